@@ -1,0 +1,1 @@
+//! Reverse-mode transformation of the forward graph: backward ops, saved tensors, recompute.

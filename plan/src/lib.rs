@@ -1,0 +1,24 @@
+//! shardlab-plan: from a scenario to a program.
+//!
+//! ```text
+//! scenario ─▶ model ─▶ autodiff ─▶ compile ─▶ tape ─┐
+//!    └────────▶ shard (mesh, groups, layouts) ──────┴▶ lower ─▶ program ─▶ check
+//! ```
+//!
+//! Nothing here reads a clock or touches a device; nothing downstream takes a scheduling decision.
+
+pub mod autodiff;
+pub mod check;
+pub mod compile;
+pub mod lower;
+pub mod memory;
+pub mod model;
+pub mod program;
+pub mod record;
+pub mod scenario;
+pub mod shard;
+pub mod units;
+
+pub use lower::plan;
+pub use program::Program;
+pub use scenario::Scenario;

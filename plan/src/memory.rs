@@ -1,0 +1,105 @@
+//! Allocators as pure state machines over allocations and frees in host order.
+//!
+//! The same state machines serve `sim` (prediction) and `exec` (real memory): equal calls give equal addresses and equal
+//! counters, whatever the clock says.
+
+use crate::program::StreamId;
+use crate::units::Bytes;
+
+/// A request for memory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Request {
+    /// Bytes wanted.
+    pub bytes: Bytes,
+    /// Stream that will use it last.
+    pub stream: StreamId,
+    /// Identity for allocators with fixed slots.
+    pub key: u32,
+}
+
+/// Granted memory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Block {
+    /// Address in the allocator's own address space.
+    pub address: u64,
+    /// Bytes counted as allocated (rounded, unsplit slack included).
+    pub bytes: Bytes,
+}
+
+/// Counters after an operation.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Counters {
+    /// Sum of the live requests.
+    pub requested: Bytes,
+    /// Sum of the live blocks.
+    pub allocated: Bytes,
+    /// Memory taken from the device.
+    pub reserved: Bytes,
+    /// Times that all cached segments had to be released before a request could be served.
+    pub retries: u32,
+}
+
+/// Why an allocation was refused.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum AllocError {
+    /// The device is full even after returning every cached segment.
+    #[error("out of memory: {requested} wanted, {allocated} allocated, {reserved} reserved, limit {limit}")]
+    OutOfMemory {
+        /// Wanted.
+        requested: Bytes,
+        /// In use.
+        allocated: Bytes,
+        /// Taken from the device.
+        reserved: Bytes,
+        /// Limit.
+        limit: Bytes,
+    },
+    /// A fixed slot is smaller than the request: the traced step had another size.
+    #[error("pool slot of key {key} holds {slot}, {requested} wanted: the size changed since the plan was made")]
+    SizeChanged {
+        /// Key.
+        key: u32,
+        /// Slot size.
+        slot: Bytes,
+        /// Wanted.
+        requested: Bytes,
+    },
+    /// A key that the plan does not know.
+    #[error("pool has no slot for key {key}: it was not seen in the traced step")]
+    UnknownKey {
+        /// Key.
+        key: u32,
+    },
+    /// Two keys that the plan lets share a slot are live at once, or one key twice.
+    #[error("pool slot of key {key} is in use by key {holder}")]
+    SlotInUse {
+        /// Wanted.
+        key: u32,
+        /// Live.
+        holder: u32,
+    },
+    /// All copies of a double buffer are in use.
+    #[error("double buffer exhausted: key {key} wants a third copy; {live} are live")]
+    DoubleBufferExhausted {
+        /// Wanted.
+        key: u32,
+        /// Live copies.
+        live: u32,
+    },
+}
+
+/// An allocator.
+pub trait Allocator {
+    /// Serves a request.
+    ///
+    /// # Errors
+    /// See [`AllocError`].
+    fn alloc(&mut self, request: Request) -> Result<Block, AllocError>;
+
+    /// Takes a block back. A block that is not live is a programming error and panics with its address.
+    fn free(&mut self, address: u64);
+
+    /// Counters now.
+    fn counters(&self) -> Counters;
+}

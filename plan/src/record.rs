@@ -1,0 +1,256 @@
+//! What interpreting a program yields: steps, spans, memory, collectives, exposed time.
+//!
+//! `sim` and `exec` both produce a [`Run`]; everything downstream reads only this. [`Run::summary`] is the JSON contract.
+
+mod summary;
+
+pub use summary::{MemorySummary, StepSummary, Summary, SUMMARY_FORMAT};
+
+use crate::program::{CollectiveKind, InstrId, Phase, Role, SectionKind, StreamId, UnitId};
+use crate::units::{Bytes, Picos};
+use serde::Serialize;
+use std::collections::BTreeMap;
+
+/// How a run came about.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub enum RunKind {
+    /// Predicted.
+    Sim,
+    /// Measured.
+    Exec,
+}
+
+/// One pass over a step section.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+pub struct StepRecord {
+    /// Step number from 0.
+    pub step: u32,
+    /// Section.
+    pub section: SectionKind,
+    /// When the host began to issue it.
+    pub start: Picos,
+    /// When its last device work ended (and the host was done).
+    pub end: Picos,
+    /// Time the host spent issuing.
+    pub host: Picos,
+    /// Peak of allocated bytes within the step.
+    pub peak_allocated: Bytes,
+    /// Peak of reserved bytes within the step.
+    pub peak_reserved: Bytes,
+}
+
+/// One device task: a kernel, collective or copy.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+pub struct Span {
+    /// Instruction.
+    pub instr: InstrId,
+    /// Stream.
+    pub stream: StreamId,
+    /// When the host issued it.
+    pub issued: Picos,
+    /// When its stream predecessors and waits were done.
+    pub ready: Picos,
+    /// When it began.
+    pub start: Picos,
+    /// When it ended.
+    pub end: Picos,
+    /// What it would have taken alone.
+    pub alone: Picos,
+    /// What its start waited for last: another span (index into [`Run::spans`]), or the host.
+    pub blocker: Blocker,
+}
+
+/// What a span's start waited for last.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Blocker {
+    /// The host had not issued it yet.
+    Host,
+    /// The span before it on its stream.
+    Stream(u32),
+    /// A span behind an event its stream waited for.
+    Event(u32),
+    /// The collective before it on its communicator.
+    Communicator(u32),
+    /// A rank that arrived later (stragglers).
+    Rank,
+    /// Nothing: it started the step.
+    None,
+}
+
+/// Memory after an allocation or a free.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+pub struct MemorySample {
+    /// Instruction.
+    pub instr: InstrId,
+    /// Host time.
+    pub time: Picos,
+    /// Allocated bytes.
+    pub allocated: Bytes,
+    /// Reserved bytes.
+    pub reserved: Bytes,
+}
+
+/// Where the peak was.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+pub struct PeakAt {
+    /// Step.
+    pub step: u32,
+    /// Instruction.
+    pub instr: InstrId,
+    /// Host time.
+    pub time: Picos,
+    /// Phase.
+    pub phase: Phase,
+    /// Unit.
+    pub unit: UnitId,
+    /// Micro-batch.
+    pub micro_batch: u16,
+}
+
+/// Memory of a run.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct MemoryReport {
+    /// Peak of allocated bytes (blocks).
+    pub peak_allocated: Bytes,
+    /// Peak of reserved bytes.
+    pub peak_reserved: Bytes,
+    /// Peak of the whole device: reserved plus context, communicators and libraries.
+    pub peak_device: Bytes,
+    /// Bytes at rest between steps.
+    pub persistent: Bytes,
+    /// Device capacity, where known.
+    pub capacity: Option<Bytes>,
+    /// Where the allocated peak was.
+    pub at: PeakAt,
+    /// What was allocated at the peak, by role, largest first.
+    pub by_role: Vec<(Role, Bytes)>,
+    /// What was allocated at the peak, by unit, largest first.
+    pub by_unit: Vec<(String, Bytes)>,
+    /// Allocator retries (each one synchronises the device).
+    pub retries: u32,
+    /// Timeline of the recorded step.
+    pub timeline: Vec<MemorySample>,
+}
+
+/// Totals of one kind of collective over the recorded step.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
+pub struct CollectiveStats {
+    /// Launches.
+    pub count: u32,
+    /// Payload bytes (full side).
+    pub bytes: Bytes,
+    /// Time in which at least one was running.
+    pub busy: Picos,
+    /// Part of it in which the compute stream ran nothing.
+    pub exposed: Picos,
+    /// Launches during which a matrix product or attention kernel ran on the compute stream.
+    pub overlapped_with_gemm: u32,
+}
+
+/// Why the compute stream had nothing to run.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Cause {
+    /// The host had not issued the next kernel.
+    Host,
+    /// The collective was issued or allowed to start late (a prefetch or reduce gate).
+    Gate,
+    /// The collective ran as early as it could; the link is the limit.
+    Wire,
+    /// The collective was slowed by other work.
+    Contention,
+    /// End of the step: nothing left to compute.
+    Tail,
+    /// Another rank was late.
+    Straggler,
+}
+
+impl Cause {
+    /// Name in tables and JSON.
+    #[must_use]
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Host => "host",
+            Self::Gate => "gate",
+            Self::Wire => "wire",
+            Self::Contention => "contention",
+            Self::Tail => "tail",
+            Self::Straggler => "straggler",
+        }
+    }
+}
+
+/// An interval in which the compute stream had nothing to run.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+pub struct ExposedGap {
+    /// Start.
+    pub start: Picos,
+    /// End.
+    pub end: Picos,
+    /// Cause.
+    pub cause: Cause,
+    /// The span that the compute stream waited for (index into [`Run::spans`]), if any.
+    pub waited_for: Option<u32>,
+}
+
+/// Which costs were measured and which were modelled, by time.
+#[derive(Clone, Debug, Default, PartialEq, Serialize)]
+pub struct CostSources {
+    /// Busy time from measured tables.
+    pub measured: Picos,
+    /// Busy time from roofline or formulas.
+    pub modelled: Picos,
+    /// Names of kernels and collectives with modelled costs, with their time, largest first.
+    pub modelled_by_name: Vec<(String, Picos)>,
+}
+
+/// The result of interpreting a program.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct Run {
+    /// Scenario name.
+    pub scenario: String,
+    /// Digest of the program.
+    pub program_digest: String,
+    /// Kind.
+    pub kind: RunKind,
+    /// Ranks.
+    pub world_size: u32,
+    /// Policy.
+    pub policy: String,
+    /// Hardware profile.
+    pub hardware: String,
+    /// Steps in order.
+    pub steps: Vec<StepRecord>,
+    /// Step times of the steady state (with jitter: one a sample).
+    pub step_samples: Vec<Picos>,
+    /// Spans of the recorded steady step, in issue order.
+    pub spans: Vec<Span>,
+    /// Start of the recorded step.
+    pub recorded_from: Picos,
+    /// End of the recorded step.
+    pub recorded_to: Picos,
+    /// Memory.
+    pub memory: MemoryReport,
+    /// Collectives of the recorded step.
+    pub collectives: BTreeMap<CollectiveKind, CollectiveStats>,
+    /// Gaps of the compute stream in the recorded step.
+    pub gaps: Vec<ExposedGap>,
+    /// Exposed time by cause.
+    pub exposed: BTreeMap<Cause, Picos>,
+    /// Host time of the recorded step.
+    pub host: Picos,
+    /// Tokens a rank and step.
+    pub tokens: u64,
+    /// Model FLOPs utilisation against the device's dense peak, 0 to 1.
+    pub mfu: f64,
+    /// Cost sources.
+    pub costs: CostSources,
+    /// Losses, one a step (`exec` only).
+    pub losses: Vec<f64>,
+    /// Gradient norms, one a step (`exec` only).
+    pub grad_norms: Vec<f64>,
+    /// Environment: versions, devices, seeds.
+    pub environment: BTreeMap<String, String>,
+}

@@ -1,0 +1,168 @@
+//! The JSON contract of a run.
+
+use super::Run;
+use serde::Serialize;
+use std::collections::BTreeMap;
+
+/// Version of [`Summary`]'s JSON; raised when a field changes meaning. Fields are added, never renamed.
+pub const SUMMARY_FORMAT: u32 = 1;
+
+/// Step times in milliseconds.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct StepSummary {
+    /// Median.
+    pub median: f64,
+    /// Mean.
+    pub mean: f64,
+    /// 95th percentile.
+    pub p95: f64,
+    /// Samples.
+    pub samples: Vec<f64>,
+}
+
+/// Memory of a run.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct MemorySummary {
+    /// Peak of allocated bytes.
+    pub peak_allocated_bytes: u64,
+    /// Peak of reserved bytes.
+    pub peak_reserved_bytes: u64,
+    /// Peak of device bytes.
+    pub peak_device_bytes: u64,
+    /// Bytes at rest between steps.
+    pub persistent_bytes: u64,
+    /// Device capacity.
+    pub capacity_bytes: Option<u64>,
+    /// Allocator retries.
+    pub retries: u32,
+    /// Where the peak was: step, phase, unit, instruction, host time in milliseconds.
+    pub at: BTreeMap<&'static str, serde_json::Value>,
+    /// Bytes by role at the peak.
+    pub by_role: BTreeMap<&'static str, u64>,
+}
+
+/// Summary of a run, as `--json` prints it.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct Summary {
+    /// Format version.
+    pub format: u32,
+    /// Scenario.
+    pub scenario: String,
+    /// Program digest.
+    pub program_digest: String,
+    /// `sim` or `exec`.
+    pub kind: super::RunKind,
+    /// Ranks.
+    pub world_size: u32,
+    /// Policy.
+    pub policy: String,
+    /// Hardware profile.
+    pub hardware: String,
+    /// Step times.
+    pub step_ms: StepSummary,
+    /// Tokens a second and GPU.
+    pub tokens_per_s_per_gpu: f64,
+    /// Model FLOPs utilisation, 0 to 1.
+    pub mfu: f64,
+    /// Host time of a step, milliseconds.
+    pub host_ms: f64,
+    /// Memory.
+    pub memory: MemorySummary,
+    /// Collectives by kind: count, bytes, busy_ms, exposed_ms, overlapped_with_gemm.
+    pub collectives: BTreeMap<&'static str, BTreeMap<&'static str, f64>>,
+    /// Exposed time: `total`, and `by_cause`.
+    pub exposed_ms: ExposedSummary,
+    /// Share of busy time with measured costs, 0 to 1.
+    pub measured_cost_share: f64,
+    /// Losses.
+    pub losses: Vec<f64>,
+    /// Gradient norms.
+    pub grad_norms: Vec<f64>,
+    /// Environment.
+    pub environment: BTreeMap<String, String>,
+}
+
+/// Exposed time in milliseconds.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct ExposedSummary {
+    /// All causes.
+    pub total: f64,
+    /// By cause.
+    pub by_cause: BTreeMap<&'static str, f64>,
+}
+
+impl Run {
+    /// The run's summary.
+    #[must_use]
+    pub fn summary(&self) -> Summary {
+        let mut sorted: Vec<f64> = self.step_samples.iter().map(|t| t.ms()).collect();
+        let samples = sorted.clone();
+        sorted.sort_by(f64::total_cmp);
+        let quantile = |q: f64| match sorted.len() {
+            0 => f64::NAN,
+            n => sorted[((q * n as f64).ceil() as usize).clamp(1, n) - 1],
+        };
+        let median = match sorted.len() {
+            0 => f64::NAN,
+            n if n % 2 == 0 => f64::midpoint(sorted[n / 2 - 1], sorted[n / 2]),
+            n => sorted[n / 2],
+        };
+        let mean = samples.iter().sum::<f64>() / samples.len().max(1) as f64;
+        let at = &self.memory.at;
+        Summary {
+            format: SUMMARY_FORMAT,
+            scenario: self.scenario.clone(),
+            program_digest: self.program_digest.clone(),
+            kind: self.kind,
+            world_size: self.world_size,
+            policy: self.policy.clone(),
+            hardware: self.hardware.clone(),
+            tokens_per_s_per_gpu: self.tokens as f64 / (median / 1e3),
+            step_ms: StepSummary { median, mean, p95: quantile(0.95), samples },
+            mfu: self.mfu,
+            host_ms: self.host.ms(),
+            memory: MemorySummary {
+                peak_allocated_bytes: self.memory.peak_allocated.0,
+                peak_reserved_bytes: self.memory.peak_reserved.0,
+                peak_device_bytes: self.memory.peak_device.0,
+                persistent_bytes: self.memory.persistent.0,
+                capacity_bytes: self.memory.capacity.map(|b| b.0),
+                retries: self.memory.retries,
+                at: BTreeMap::from([
+                    ("step", at.step.into()),
+                    ("instr", at.instr.0.into()),
+                    ("phase", at.phase.name().into()),
+                    ("unit", at.unit.0.into()),
+                    ("micro_batch", at.micro_batch.into()),
+                    ("time_ms", at.time.ms().into()),
+                ]),
+                by_role: self.memory.by_role.iter().map(|(r, b)| (r.name(), b.0)).collect(),
+            },
+            collectives: self
+                .collectives
+                .iter()
+                .map(|(k, s)| {
+                    let fields = BTreeMap::from([
+                        ("count", f64::from(s.count)),
+                        ("bytes", s.bytes.0 as f64),
+                        ("busy_ms", s.busy.ms()),
+                        ("exposed_ms", s.exposed.ms()),
+                        ("overlapped_with_gemm", f64::from(s.overlapped_with_gemm)),
+                    ]);
+                    (k.name(), fields)
+                })
+                .collect(),
+            exposed_ms: ExposedSummary {
+                total: self.exposed.values().map(|t| t.ms()).sum(),
+                by_cause: self.exposed.iter().map(|(c, t)| (c.name(), t.ms())).collect(),
+            },
+            measured_cost_share: {
+                let all = self.costs.measured.0 + self.costs.modelled.0;
+                if all == 0 { 0.0 } else { self.costs.measured.0 as f64 / all as f64 }
+            },
+            losses: self.losses.clone(),
+            grad_norms: self.grad_norms.clone(),
+            environment: self.environment.clone(),
+        }
+    }
+}

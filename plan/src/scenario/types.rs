@@ -1,0 +1,396 @@
+//! The resolved scenario: every option has a value, every combination is legal.
+//!
+//! Values of these types come from [`super::load`], which checks them; code that builds one by hand (tests) is expected
+//! to keep the rules of `scenario/validate.rs`.
+
+use crate::units::DType;
+use serde::Serialize;
+
+/// A complete, checked scenario.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct Scenario {
+    /// The file's stem, or the name given by the caller.
+    pub name: String,
+    /// First comment lines of the file: what the scenario shows.
+    pub about: String,
+    /// `[model]`
+    pub model: Model,
+    /// `[train]`
+    pub train: Train,
+    /// `[mesh]`
+    pub mesh: Mesh,
+    /// `[fsdp]`
+    pub fsdp: Fsdp,
+    /// `[precision]`
+    pub precision: Precision,
+    /// `[compile]`
+    pub compile: Compile,
+    /// `[gate]`
+    pub gate: Gate,
+}
+
+/// Model family: decides the graph that `model` builds.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Family {
+    /// RMSNorm, RoPE, grouped-query attention, SwiGLU.
+    Llama,
+    /// LayerNorm with bias, learned positions, GELU, tied head.
+    Gpt2,
+    /// Post-norm `TransformerEncoderLayer` stack.
+    Encoder,
+    /// `layers` times Linear(hidden, hidden) with ReLU.
+    Linear,
+    /// `layers` same-padded convolutions with ReLU, then a dense layer.
+    Cnn,
+}
+
+/// `[model]`: shapes. Fields that a family does not use keep their defaults.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct Model {
+    /// Name of the preset the model came from, if any.
+    pub preset: Option<String>,
+    /// Family.
+    pub family: Family,
+    /// Number of blocks (or linear layers, or convolutions).
+    pub layers: u32,
+    /// Model width in elements.
+    pub hidden: u64,
+    /// Query heads.
+    pub heads: u64,
+    /// Key and value heads; divides `heads`.
+    pub kv_heads: u64,
+    /// Elements of one head.
+    pub head_dim: u64,
+    /// Width of the feed-forward layer.
+    pub ffn: u64,
+    /// Vocabulary size.
+    pub vocab: u64,
+    /// Embedding and head share one parameter.
+    pub tie_embeddings: bool,
+    /// Epsilon of the norms.
+    pub norm_eps: f64,
+    /// Base of the rotary embedding.
+    pub rope_theta: f64,
+    /// Longest sequence (rows of the position table).
+    pub max_seq_len: u64,
+    /// Channels of the CNN.
+    pub channels: u64,
+    /// Image height.
+    pub height: u64,
+    /// Image width.
+    pub width: u64,
+    /// Convolution kernel edge (odd).
+    pub kernel: u64,
+    /// Whether linear layers carry a bias.
+    pub bias: bool,
+}
+
+/// Activation recomputation.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Recompute {
+    /// Keep every saved tensor.
+    None,
+    /// Keep block inputs only; rerun the block's forward in backward.
+    Full,
+    /// Keep the results of matrix products and attention; rerun the rest.
+    Selective,
+}
+
+/// How the cross entropy is computed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Loss {
+    /// All logits at once, as float32.
+    Materialized,
+    /// Chunk by chunk over rows, head included; no full logits tensor.
+    Chunked,
+}
+
+/// Optimizer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Optimizer {
+    /// AdamW with decoupled weight decay; two moments a parameter.
+    Adamw,
+    /// Plain SGD; no state.
+    Sgd,
+}
+
+/// `[train]`
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct Train {
+    /// Tokens a sample (rows a sample for `linear`; 1 for `cnn`).
+    pub seq_len: u64,
+    /// Samples a rank and micro-batch.
+    pub micro_batch: u64,
+    /// Micro-batches a step.
+    pub grad_accum: u32,
+    /// Recompute.
+    pub recompute: Recompute,
+    /// Loss.
+    pub loss: Loss,
+    /// Optimizer.
+    pub optimizer: Optimizer,
+    /// Peak learning rate.
+    pub lr: f64,
+    /// AdamW betas.
+    pub betas: [f64; 2],
+    /// AdamW epsilon.
+    pub eps: f64,
+    /// Decoupled weight decay.
+    pub weight_decay: f64,
+    /// Global gradient norm limit; 0 turns clipping off.
+    pub clip_norm: f64,
+    /// Steps of a run.
+    pub steps: u32,
+    /// Run a validation forward every so many steps; 0 is never.
+    pub validate_every: u32,
+}
+
+/// `[mesh]`: the ranks.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct Mesh {
+    /// Name of a shipped hardware profile, or path of a profile file.
+    pub hardware: String,
+    /// Inner (sharding) data-parallel size.
+    pub dp_shard: u32,
+    /// Outer data-parallel size (replication or outer sharding).
+    pub dp_outer: u32,
+    /// GPUs of one NVLink node.
+    pub gpus_per_node: u32,
+}
+
+impl Mesh {
+    /// Number of ranks.
+    #[must_use]
+    pub fn world(&self) -> u32 {
+        self.dp_shard * self.dp_outer
+    }
+}
+
+/// Lowering policy.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub enum PolicyKind {
+    /// This project's engine.
+    Native,
+    /// torch 2.11 `fully_shard`.
+    Fsdp2,
+    /// megatron-fsdp 0.6.1 (production).
+    Megatron,
+}
+
+/// What is sharded over the inner axis.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Strategy {
+    /// Nothing (DDP).
+    NoShard,
+    /// Optimizer state and main weights (ZeRO-1).
+    Optim,
+    /// And gradients (ZeRO-2).
+    OptimGrads,
+    /// And parameters (ZeRO-3).
+    OptimGradsParams,
+}
+
+/// What is sharded over the outer axis.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum OuterStrategy {
+    /// Replicas (HSDP).
+    NoShard,
+    /// Optimizer state and main weights (HFSDP).
+    Optim,
+}
+
+/// Which modules are gathered together.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Units {
+    /// Each block is a unit; the root owns the rest (embedding, final norm, head).
+    Block,
+    /// One unit: the whole model.
+    Root,
+    /// One unit for each match; the root owns what no pattern matches.
+    Patterns(Vec<UnitPattern>),
+}
+
+/// One entry of `units = [...]`: module globs joined with `+` make one unit; the suffix `=keep` exempts the unit from
+/// `reshard_after_forward`.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct UnitPattern {
+    /// Globs over module paths; `*` matches one path component. With one glob each match is a unit of its own, with
+    /// several (`norm+output`) all matches together are one unit.
+    pub modules: Vec<String>,
+    /// Never reshard this unit after forward.
+    pub keep: bool,
+}
+
+/// `reshard_after_forward`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Reshard {
+    /// `true`: free full parameters after forward, gather again in backward (the root never reshards).
+    Always,
+    /// `false`: keep full parameters until backward is done.
+    Never,
+    /// `auto`: every unit but the last block.
+    Auto,
+    /// Integer: reshard to groups of this many ranks.
+    Group(u32),
+}
+
+/// Gather-ahead of one direction.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Prefetch {
+    /// What the policy does on its own (`fsdp2`: the implicit overlap of its streams).
+    Implicit,
+    /// This many units ahead; 0 gathers on demand, after the computation before it.
+    Depth(u32),
+    /// Units ahead until this many elements are in flight.
+    Elements(u64),
+}
+
+/// Where transient full-size buffers come from.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum AllocatorKind {
+    /// PyTorch's caching allocator.
+    Caching,
+    /// Fixed slots planned from a traced step.
+    Pool,
+    /// Two copies of the largest unit's buffers.
+    DoubleBuffer,
+    /// Storage allocated and freed for each use (over the caching allocator).
+    Temporary,
+}
+
+/// `[fsdp]`
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct Fsdp {
+    /// Policy.
+    pub policy: PolicyKind,
+    /// Inner strategy.
+    pub strategy: Strategy,
+    /// Outer strategy (meaningful when `dp_outer > 1`).
+    pub outer_strategy: OuterStrategy,
+    /// Units.
+    pub units: Units,
+    /// Reshard after forward.
+    pub reshard_after_forward: Reshard,
+    /// Prefetch in forward.
+    pub prefetch_forward: Prefetch,
+    /// Prefetch in backward.
+    pub prefetch_backward: Prefetch,
+    /// Gradient buffers that may be in flight (at least 1).
+    pub reduce_in_flight: u32,
+    /// Reduce on a side stream.
+    pub async_reduce: bool,
+    /// All-gather and reduce-scatter use communicators of their own.
+    pub separate_communicators: bool,
+    /// One side stream for all-gather and reduce-scatter.
+    pub unify_comm_stream: bool,
+    /// Allocator of the transient buffers.
+    pub allocator: AllocatorKind,
+    /// `expandable_segments` of the caching allocator.
+    pub expandable_segments: bool,
+    /// Double buffer: units that do not fit the pattern get a persistent buffer instead of a temporary one.
+    pub persist_on_alloc_fail: bool,
+    /// Use AVG in the collective instead of scaling by 1/dp.
+    pub average_in_collective: bool,
+    /// The loss is a sum over tokens: gradients are not scaled.
+    pub per_token_loss: bool,
+    /// Check shards and gradients for NaN around every collective.
+    pub nan_check: bool,
+    /// Globs of modules whose parameters are frozen (`requires_grad = false`).
+    pub frozen: Vec<String>,
+}
+
+/// `[precision]`
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+pub struct Precision {
+    /// Dtype of gathered parameters, activations and matrix products.
+    pub compute: DType,
+    /// Dtype of the main (optimizer) weights; `None` (scenario: `"none"`): the compute weights are the optimizer's.
+    pub main_params: Option<DType>,
+    /// Dtype in which gradients are kept between micro-batches.
+    pub main_grads: DType,
+    /// Dtype in which gradients are reduced.
+    pub comm_grads: DType,
+    /// Dtype of the optimizer moments.
+    pub moments: DType,
+}
+
+/// `compile.mode`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub enum CompileMode {
+    /// One kernel an op.
+    Off,
+    /// Ops between hooks are compiled; every hook breaks the graph.
+    Regions,
+    /// Each block is compiled before sharding; hooks stay outside.
+    Blocks,
+    /// Collectives are nodes of one graph that passes bucket and reorder.
+    Full,
+}
+
+/// A CUDA-graph scope inside a block.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Scope {
+    /// The attention half of a block.
+    Attn,
+    /// The feed-forward half of a block.
+    Mlp,
+    /// The whole block.
+    Block,
+}
+
+/// `compile.cuda_graph`.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum CudaGraph {
+    /// No capture.
+    Off,
+    /// Forward and backward of a step, collectives included, as one graph.
+    FullIteration,
+    /// These scopes of every block; hooks stay outside.
+    Scopes(Vec<Scope>),
+}
+
+/// `[compile]`
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct Compile {
+    /// Mode.
+    pub mode: CompileMode,
+    /// `full`: bucket collectives up to this many bytes (0: one collective a parameter).
+    pub bucket_bytes: u64,
+    /// `full`: bytes of collectives that may be in flight.
+    pub max_inflight_bytes: u64,
+    /// `full`: extra memory that reordering may cost, as a fraction of the peak without it.
+    pub memory_budget: f64,
+    /// CUDA-graph capture.
+    pub cuda_graph: CudaGraph,
+}
+
+/// `[gate]`: limits for `shardlab gate`, checked for type here and used there. `None` is "no limit given".
+#[derive(Clone, Debug, Default, PartialEq, Serialize)]
+pub struct Gate {
+    /// Relative tolerance of the predicted step time.
+    pub step_time: Option<f64>,
+    /// Relative tolerance of peak allocated bytes.
+    pub allocated: Option<f64>,
+    /// Relative tolerance of peak reserved bytes.
+    pub reserved: Option<f64>,
+    /// Relative tolerance of device bytes.
+    pub device: Option<f64>,
+    /// Relative tolerance of each loss.
+    pub loss: Option<f64>,
+    /// Relative tolerance of each gradient norm.
+    pub grad_norm: Option<f64>,
+}

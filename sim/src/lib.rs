@@ -1,0 +1,1 @@
+//! shardlab-sim: a discrete-event simulator of FSDP programs.

@@ -1,0 +1,3 @@
+//! The `shardlab` command line.
+
+fn main() {}
