@@ -1,11 +1,20 @@
 //! Mesh, placements, parameter groups and the layouts of their buffers.
+//!
+//! [`assign_units`] turns the scenario's `units` into units of the module tree, [`build_groups`] gives every parameter
+//! to one unit and lays the groups out, [`mesh`] knows which axis shards what and how many bytes that leaves a rank.
 
+mod error;
 mod flat;
 mod groups;
+pub mod mesh;
+mod pattern;
 mod per_param;
 
-pub use flat::{FlatItem, FlatLayout};
-pub use per_param::{PerParamItem, PerParamLayout};
+pub use error::{LayoutError, ShardError};
+pub use flat::{FlatItem, FlatLayout, flat_layout};
+pub use groups::{LayoutKind, UnitSpec, assign_units, build_groups, owners};
+pub use mesh::{Placement, persistent_bytes};
+pub use per_param::{PerParamItem, PerParamLayout, per_param_layout};
 
 use crate::program::{ParamId, UnitId};
 use serde::Serialize;
@@ -47,8 +56,32 @@ impl Layout {
     #[must_use]
     pub fn shard_numel(&self) -> u64 {
         match self {
-            Self::Flat(l) => l.numel / u64::from(l.shards),
+            Self::Flat(l) => l.shard_numel(),
             Self::PerParam(l) => l.shard_numel(),
+        }
+    }
+
+    /// Elements of the group's parameters, without padding.
+    #[must_use]
+    pub fn payload_numel(&self) -> u64 {
+        match self {
+            Self::Flat(l) => l.payload_numel(),
+            Self::PerParam(l) => l.payload_numel(),
+        }
+    }
+
+    /// Elements of the group's `index`-th parameter that `rank` of the shard axis holds; 0 where it holds none.
+    ///
+    /// # Panics
+    /// If `index` is not below the number of parameters or `rank` not below the number of shards.
+    #[must_use]
+    pub fn local_numel(&self, index: usize, rank: u32) -> u64 {
+        match self {
+            Self::Flat(l) => {
+                let r = l.local(index, rank);
+                r.end - r.start
+            }
+            Self::PerParam(l) => l.local_numel(index, rank),
         }
     }
 }

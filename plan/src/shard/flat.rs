@@ -1,7 +1,15 @@
-//! Flat layout.
+//! Flat layout: all parameters of a group in one buffer that is cut into equal shards, at row boundaries only.
+//!
+//! A shard boundary is a multiple of the chunk factor, the least common multiple of the rows of all parameters, so a
+//! parameter that starts on a multiple of its own row is never cut inside one. Parameters smaller than the chunk factor
+//! ("fragments") fill the holes that the others leave, and what is left over is packed into grids of one chunk factor
+//! each, so that no fragment meets a boundary (Megatron-FSDP `dbuffer.py`/`dp_buffer.py`; the production engine appends
+//! left-over fragments back to back instead, which can cut a row).
 
+use super::LayoutError;
 use crate::program::ParamId;
 use serde::Serialize;
+use std::ops::Range;
 
 /// One parameter's interval of a flat buffer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
@@ -25,4 +33,375 @@ pub struct FlatLayout {
     pub shards: u32,
     /// Parameters in the group's order.
     pub items: Vec<FlatItem>,
+}
+
+impl FlatLayout {
+    /// Elements of one rank's shard.
+    #[must_use]
+    pub fn shard_numel(&self) -> u64 {
+        self.numel / u64::from(self.shards)
+    }
+
+    /// Elements of the parameters, without padding.
+    #[must_use]
+    pub fn payload_numel(&self) -> u64 {
+        self.items.iter().map(|i| i.numel).sum()
+    }
+
+    /// Elements that belong to no parameter.
+    #[must_use]
+    pub fn padding(&self) -> u64 {
+        self.numel - self.payload_numel()
+    }
+
+    /// Elements of the full buffer that `rank` holds.
+    #[must_use]
+    pub fn shard(&self, rank: u32) -> Range<u64> {
+        assert!(rank < self.shards, "rank {rank} of {} shards", self.shards);
+        let n = self.shard_numel();
+        u64::from(rank) * n..(u64::from(rank) + 1) * n
+    }
+
+    /// Where `rank`'s shard holds its part of the `index`-th parameter, in elements from the shard's start. Empty (and
+    /// `0..0`) where it holds none of it.
+    ///
+    /// # Panics
+    /// If `index` is not below the number of parameters or `rank` not below the number of shards.
+    #[must_use]
+    pub fn local(&self, index: usize, rank: u32) -> Range<u64> {
+        let (item, shard) = (self.items[index], self.shard(rank));
+        let start = item.offset.max(shard.start);
+        let end = (item.offset + item.numel).min(shard.end);
+        if start < end {
+            start - shard.start..end - shard.start
+        } else {
+            0..0
+        }
+    }
+}
+
+/// Sizes above this are refused, so that no sum below can overflow.
+const MAX_NUMEL: u64 = 1 << 59;
+/// Padding that is always accepted, in elements, beside as much padding as payload.
+const PADDING_SLACK: u64 = 1 << 30;
+
+/// Lays `items` (parameter, elements, elements of a row) out over `shards` ranks.
+///
+/// With `pad` the buffer is padded to a multiple of chunk factor times shards; without it (`no_shard`) nothing is cut:
+/// the layout ends with its last parameter and has one shard whatever `shards` says.
+///
+/// # Errors
+/// [`LayoutError::Padding`] when rows without common factors need more than twice the payload plus 2^30 elements (or
+/// more than 64 bits), [`LayoutError::EmptyRow`], [`LayoutError::TooLarge`], [`LayoutError::NoShards`].
+pub fn flat_layout(
+    items: &[(ParamId, u64, u64)],
+    shards: u32,
+    pad: bool,
+) -> Result<FlatLayout, LayoutError> {
+    if shards == 0 {
+        return Err(LayoutError::NoShards);
+    }
+    let shards = if pad { shards } else { 1 };
+    let mut payload = 0u64;
+    for &(_, numel, row) in items {
+        if row == 0 {
+            return Err(LayoutError::EmptyRow);
+        }
+        payload = payload
+            .checked_add(numel)
+            .filter(|&n| n <= MAX_NUMEL)
+            .ok_or(LayoutError::TooLarge)?;
+    }
+    let refuse = |padded: Option<u128>| {
+        let mut rows: Vec<u64> = items.iter().map(|i| i.2).collect();
+        rows.sort_unstable();
+        rows.dedup();
+        let padded = padded.map_or("more than 2^64 elements".to_owned(), |n| {
+            format!("{n} elements")
+        });
+        LayoutError::Padding {
+            rows,
+            payload,
+            shards,
+            padded,
+        }
+    };
+    let factor = items
+        .iter()
+        .try_fold(1, |f, i| lcm(f, i.2))
+        .ok_or_else(|| refuse(None))?;
+    let limit = u128::from(payload) * 2 + u128::from(PADDING_SLACK);
+    let grid = u128::from(factor) * u128::from(shards);
+    if (pad && payload > 0 && grid > limit) || factor > MAX_NUMEL {
+        return Err(refuse(Some(grid)));
+    }
+
+    let (offsets, used) = Packer::new(items, factor).pack();
+    // Below 2^64: `used` is at most 2^62 (see `Packer`) and `grid` at most `limit`.
+    let numel = if pad {
+        u128::from(used).next_multiple_of(grid)
+    } else {
+        u128::from(used)
+    };
+    if numel > limit {
+        return Err(refuse(Some(numel)));
+    }
+    let items = items
+        .iter()
+        .zip(offsets)
+        .map(|(&(param, numel, _), offset)| FlatItem {
+            param,
+            offset,
+            numel,
+        })
+        .collect();
+    Ok(FlatLayout {
+        numel: numel as u64,
+        chunk_factor: factor,
+        shards,
+        items,
+    })
+}
+
+/// Places parameters. Offsets stay below 2^62: regular items occupy less than twice their size, and of two neighbouring
+/// bins of fragments at least one is half full.
+struct Packer<'a> {
+    items: &'a [(ParamId, u64, u64)],
+    factor: u64,
+    offsets: Vec<u64>,
+    /// Indices of fragments without a place, largest first.
+    fragments: Vec<usize>,
+    end: u64,
+}
+
+impl<'a> Packer<'a> {
+    fn new(items: &'a [(ParamId, u64, u64)], factor: u64) -> Self {
+        let mut fragments: Vec<usize> = (0..items.len()).filter(|&i| items[i].1 < factor).collect();
+        fragments.sort_by_key(|&i| std::cmp::Reverse(items[i].1));
+        Self {
+            items,
+            factor,
+            offsets: vec![0; items.len()],
+            fragments,
+            end: 0,
+        }
+    }
+
+    fn pack(mut self) -> (Vec<u64>, u64) {
+        let f = self.factor;
+        let mut regular: Vec<usize> = (0..self.items.len())
+            .filter(|&i| self.items[i].1 >= f)
+            .collect();
+        let mut at = 0;
+        let mut next = 0;
+        while next < regular.len() {
+            let i = regular[next];
+            next += 1;
+            self.place(i, at);
+            at += self.items[i].1;
+            let rest = self.items[i].1 % f;
+            if rest == 0 {
+                continue;
+            }
+            // A later parameter whose remainder fits beside this one's shares the last grid: it starts that much before
+            // the grid's end and fills whole grids from there.
+            let gap = at;
+            at = at.next_multiple_of(f);
+            let conjugate = (next..regular.len()).find(|&k| {
+                let r = self.items[regular[k]].1 % f;
+                r > 0 && rest + r <= f
+            });
+            let mut gap_end = at;
+            if let Some(k) = conjugate {
+                let j = regular.remove(k);
+                let numel = self.items[j].1;
+                gap_end = at - numel % f;
+                self.place(j, gap_end);
+                at += numel - numel % f;
+            }
+            self.fill(gap, gap_end);
+        }
+        // First-fit decreasing into grids of their own.
+        let mut bins: Vec<u64> = Vec::new();
+        for i in std::mem::take(&mut self.fragments) {
+            let (_, numel, row) = self.items[i];
+            let fits = |used: u64| used.next_multiple_of(row) + numel <= f;
+            let bin = bins.iter().position(|&used| fits(used)).unwrap_or_else(|| {
+                bins.push(0);
+                bins.len() - 1
+            });
+            let within = bins[bin].next_multiple_of(row);
+            bins[bin] = within + numel;
+            self.place(i, at + bin as u64 * f + within);
+        }
+        (self.offsets, self.end)
+    }
+
+    fn place(&mut self, item: usize, offset: u64) {
+        self.offsets[item] = offset;
+        self.end = self.end.max(offset + self.items[item].1);
+    }
+
+    /// Puts every fragment that fits, largest first and row-aligned, into `from..to`.
+    fn fill(&mut self, mut from: u64, to: u64) {
+        let mut k = 0;
+        while k < self.fragments.len() && from < to {
+            let (_, numel, row) = self.items[self.fragments[k]];
+            let start = from.next_multiple_of(row);
+            if start + numel <= to {
+                let i = self.fragments.remove(k);
+                self.place(i, start);
+                from = start + numel;
+            } else {
+                k += 1;
+            }
+        }
+    }
+}
+
+fn lcm(a: u64, b: u64) -> Option<u64> {
+    let (mut x, mut y) = (a, b);
+    while y != 0 {
+        (x, y) = (y, x % y);
+    }
+    (a / x).checked_mul(b)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    fn items(shapes: &[(u64, u64)]) -> Vec<(ParamId, u64, u64)> {
+        shapes
+            .iter()
+            .zip(0..)
+            .map(|(&(rows, row), i)| (ParamId(i), rows * row, row))
+            .collect()
+    }
+
+    fn offsets(l: &FlatLayout) -> Vec<u64> {
+        l.items.iter().map(|i| i.offset).collect()
+    }
+
+    /// The worked example of Megatron-FSDP's layout documentation, shapes (2,6) (4,4) (4,4) (1,2) (1,6) on 5 ranks.
+    #[test]
+    fn megatron_worked_example() {
+        let l = flat_layout(&items(&[(2, 6), (4, 4), (4, 4), (1, 2), (1, 6)]), 5, true).unwrap();
+        assert_eq!((l.chunk_factor, l.numel, l.shard_numel()), (12, 60, 12));
+        assert_eq!(offsets(&l), [0, 12, 32, 28, 48]);
+        // The third tensor is elements 32..48 of the buffer: rank 2 holds 24..36, rank 3 holds 36..48.
+        assert_eq!(l.local(2, 2), 8..12);
+        assert_eq!(l.local(2, 3), 0..12);
+        assert_eq!(l.local(2, 4), 0..0);
+        assert_eq!(l.local(4, 4), 0..6);
+    }
+
+    /// The case in which appending left-over fragments back to back cuts a row: (1,3) and (2,2) on 2 ranks.
+    #[test]
+    fn left_over_fragments_stay_within_a_grid() {
+        let l = flat_layout(&items(&[(1, 3), (2, 2)]), 2, true).unwrap();
+        assert_eq!(l.chunk_factor, 6);
+        assert_eq!(offsets(&l), [6, 0]);
+        assert_eq!((l.numel, l.shard_numel()), (12, 6));
+    }
+
+    /// Sizes that megatron-fsdp 0.6.1 allocates for Llama-3.2-1B on 4 ranks (measured, see BENCHMARKS.md).
+    #[test]
+    fn measured_sizes() {
+        let l = flat_layout(&items(&[(2048, 1), (128_256, 2048)]), 4, true).unwrap();
+        assert_eq!(l.numel, 262_676_480);
+
+        let block = [
+            (2048, 2048),
+            (512, 2048),
+            (512, 2048),
+            (2048, 2048),
+            (8192, 2048),
+            (8192, 2048),
+            (2048, 8192),
+            (2048, 1),
+            (2048, 1),
+        ];
+        let l = flat_layout(&items(&block), 4, true).unwrap();
+        assert_eq!(l.chunk_factor, 8192);
+        assert_eq!(l.shard_numel() * 2, 30_425_088);
+    }
+
+    #[test]
+    fn unpadded_ends_with_its_last_parameter() {
+        let l = flat_layout(&items(&[(2, 6), (4, 4), (1, 2)]), 4, false).unwrap();
+        assert_eq!((l.numel, l.shards), (30, 1));
+        assert_eq!(l.local(1, 0), 12..28);
+    }
+
+    #[test]
+    fn incompatible_rows_are_refused_by_name() {
+        let e =
+            flat_layout(&items(&[(8, 18_432), (8, 16_384), (8, 7_169)]), 512, true).unwrap_err();
+        let LayoutError::Padding { rows, shards, .. } = &e else {
+            panic!("{e}")
+        };
+        assert_eq!(
+            (rows.as_slice(), *shards),
+            ([7_169, 16_384, 18_432].as_slice(), 512)
+        );
+        assert!(e.to_string().contains("7169, 16384, 18432"), "{e}");
+        // Three coprime rows near 2^22: their product is beyond 64 bits.
+        let e = flat_layout(
+            &items(&[(1, 4_194_301), (1, 4_194_303), (1, 4_194_305)]),
+            2,
+            true,
+        )
+        .unwrap_err();
+        assert!(e.to_string().contains("2^64"), "{e}");
+        assert_eq!(
+            flat_layout(&items(&[(3, 0)]), 2, true),
+            Err(LayoutError::EmptyRow)
+        );
+        assert_eq!(
+            flat_layout(&[(ParamId(0), u64::MAX, 1)], 2, true),
+            Err(LayoutError::TooLarge)
+        );
+        assert_eq!(flat_layout(&[], 0, true), Err(LayoutError::NoShards));
+    }
+
+    #[test]
+    fn empty_group() {
+        let l = flat_layout(&[], 4, true).unwrap();
+        assert_eq!((l.numel, l.padding()), (0, 0));
+    }
+
+    proptest! {
+        #![proptest_config(ProptestConfig::with_cases(2000))]
+        #[test]
+        fn rows_are_whole_and_elements_are_covered_once(
+            shapes in prop::collection::vec(
+                (1u64..20, prop::sample::select(vec![1u64, 2, 3, 4, 5, 6, 8, 9, 12, 16])),
+                1..10,
+            ),
+            shards in prop::sample::select(vec![1u32, 2, 3, 4, 5, 8]),
+        ) {
+            let given = items(&shapes);
+            let l = flat_layout(&given, shards, true).unwrap();
+            prop_assert_eq!(l.numel % (l.chunk_factor * u64::from(shards)), 0);
+            let mut seen = vec![false; l.numel as usize];
+            for (i, &(_, numel, row)) in given.iter().enumerate() {
+                let item = l.items[i];
+                prop_assert_eq!(item.numel, numel);
+                prop_assert_eq!(item.offset % row, 0);
+                for e in item.offset..item.offset + numel {
+                    prop_assert!(!std::mem::replace(&mut seen[e as usize], true), "element {} twice", e);
+                }
+                let mut total = 0;
+                for rank in 0..shards {
+                    let local = l.local(i, rank);
+                    prop_assert!(local.end <= l.shard_numel());
+                    prop_assert_eq!((local.end - local.start) % row, 0, "row cut at rank {}", rank);
+                    total += local.end - local.start;
+                }
+                prop_assert_eq!(total, numel);
+            }
+        }
+    }
 }

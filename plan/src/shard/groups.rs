@@ -1,1 +1,271 @@
-//! Units and parameter groups.
+//! Units of the module tree and the parameter groups they own.
+
+use super::pattern::{matches, nearest};
+use super::{Group, Layout, LayoutError, ShardError, flat_layout, per_param_layout};
+use crate::program::{Module, ModuleId, ModuleKind, Param, ParamId, UnitId};
+use crate::scenario::{UnitPattern, Units};
+
+/// A unit before its parameters are known.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct UnitSpec {
+    /// Path of its module (`root` for the root), or the joined paths of several.
+    pub name: String,
+    /// Modules, in forward order.
+    pub modules: Vec<ModuleId>,
+    /// Whether it is the root unit, which owns what no other unit does.
+    pub is_root: bool,
+    /// Never reshard it after forward.
+    pub keep: bool,
+    /// Whether it wraps a repeated block.
+    pub is_block: bool,
+}
+
+/// How the groups' buffers are laid out.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum LayoutKind {
+    /// One flat buffer a group.
+    Flat {
+        /// Ranks that share it.
+        shards: u32,
+        /// Pad to equal shards; `false` where nothing is sharded.
+        pad: bool,
+    },
+    /// Every parameter on its own.
+    PerParam {
+        /// Ranks that share it.
+        shards: u32,
+    },
+}
+
+impl LayoutKind {
+    fn layout(self, params: &[ParamId], table: &[Param]) -> Result<Layout, LayoutError> {
+        let shape = |&p: &ParamId| &table[p.index()].shape;
+        let dims = |p| {
+            let row = shape(p)
+                .iter()
+                .skip(1)
+                .try_fold(1u64, |n, &d| n.checked_mul(d))
+                .ok_or(LayoutError::TooLarge)?;
+            Ok((shape(p).first().copied().unwrap_or(1), row))
+        };
+        match self {
+            Self::Flat { shards, pad } => {
+                let items = params
+                    .iter()
+                    .map(|p| {
+                        let (dim0, row) = dims(p)?;
+                        Ok((*p, dim0.checked_mul(row).ok_or(LayoutError::TooLarge)?, row))
+                    })
+                    .collect::<Result<Vec<_>, _>>()?;
+                flat_layout(&items, shards, pad).map(Layout::Flat)
+            }
+            Self::PerParam { shards } => {
+                let items = params
+                    .iter()
+                    .map(|p| dims(p).map(|(dim0, row)| (*p, dim0, row)))
+                    .collect::<Result<Vec<_>, _>>()?;
+                per_param_layout(&items, shards).map(Layout::PerParam)
+            }
+        }
+    }
+}
+
+/// The units that `units` asks for: the root first, then the others in forward order (the order of their first module).
+///
+/// # Errors
+/// [`ShardError::NoSuchModule`] for a pattern without a match, [`ShardError::TwoUnits`] for a module that two patterns
+/// match, [`ShardError::TooManyUnits`].
+pub fn assign_units(units: &Units, modules: &[Module]) -> Result<Vec<UnitSpec>, ShardError> {
+    let mut specs = match units {
+        Units::Root => Vec::new(),
+        Units::Block => (0..)
+            .zip(modules)
+            .filter(|(_, m)| m.kind == ModuleKind::Block)
+            .map(|(i, _)| unit(vec![ModuleId(i)], false, modules))
+            .collect(),
+        Units::Patterns(patterns) => from_patterns(patterns, modules)?,
+    };
+    specs.sort_by_key(|s| s.modules[0]);
+    specs.insert(
+        0,
+        UnitSpec {
+            name: "root".into(),
+            modules: vec![ModuleId(0)],
+            is_root: true,
+            keep: false,
+            is_block: false,
+        },
+    );
+    if specs.len() > usize::from(u16::MAX) {
+        return Err(ShardError::TooManyUnits(specs.len()));
+    }
+    Ok(specs)
+}
+
+/// A unit over modules in forward order; there is at least one.
+fn unit(ids: Vec<ModuleId>, keep: bool, modules: &[Module]) -> UnitSpec {
+    let paths: Vec<&str> = ids
+        .iter()
+        .map(|m| modules[m.index()].path.as_str())
+        .collect();
+    let is_block = ids
+        .iter()
+        .any(|m| modules[m.index()].kind == ModuleKind::Block);
+    UnitSpec {
+        name: paths.join("+"),
+        modules: ids,
+        is_root: false,
+        keep,
+        is_block,
+    }
+}
+
+fn from_patterns(
+    patterns: &[UnitPattern],
+    modules: &[Module],
+) -> Result<Vec<UnitSpec>, ShardError> {
+    let mut specs = Vec::new();
+    let mut holder: Vec<Option<usize>> = vec![None; modules.len()];
+    for pattern in patterns {
+        let mut all = Vec::new();
+        for glob in &pattern.modules {
+            let before = all.len();
+            // The root module always is a unit already.
+            all.extend(
+                (1..)
+                    .zip(&modules[1.min(modules.len())..])
+                    .filter(|(_, m)| matches(glob, &m.path))
+                    .map(|(i, _)| ModuleId(i)),
+            );
+            if all.len() == before {
+                let paths = modules
+                    .iter()
+                    .map(|m| m.path.as_str())
+                    .filter(|p| !p.is_empty());
+                return Err(ShardError::NoSuchModule {
+                    pattern: glob.clone(),
+                    nearest: nearest(glob, paths).unwrap_or_default().to_owned(),
+                });
+            }
+        }
+        all.sort_unstable();
+        all.dedup();
+        let parts = if pattern.modules.len() == 1 {
+            all.into_iter().map(|m| vec![m]).collect()
+        } else {
+            vec![all]
+        };
+        for ids in parts {
+            let spec = unit(ids, pattern.keep, modules);
+            for m in &spec.modules {
+                if let Some(other) = holder[m.index()].replace(specs.len()) {
+                    let other: &UnitSpec = &specs[other];
+                    return Err(ShardError::TwoUnits {
+                        module: modules[m.index()].path.clone(),
+                        first: other.name.clone(),
+                        second: spec.name,
+                    });
+                }
+            }
+            specs.push(spec);
+        }
+    }
+    Ok(specs)
+}
+
+/// The unit that owns each parameter: the innermost one around its module, and for a tied parameter the innermost one
+/// around all its modules (it must be full for every use).
+#[must_use]
+pub fn owners(specs: &[UnitSpec], modules: &[Module], params: &[Param]) -> Vec<UnitId> {
+    let mut own: Vec<Option<u16>> = vec![None; modules.len()];
+    for (u, spec) in (0u16..).zip(specs) {
+        for m in &spec.modules {
+            own[m.index()] = Some(u);
+        }
+    }
+    // Pre-order: a parent comes before its children, so each row can inherit from an earlier one.
+    let mut inner = vec![0u16; modules.len()];
+    for (m, module) in modules.iter().enumerate() {
+        inner[m] = own[m]
+            .or(module.parent.map(|p| inner[p.index()]))
+            .unwrap_or(0);
+    }
+    let parent_unit: Vec<u16> = specs
+        .iter()
+        .map(|s| {
+            s.modules
+                .first()
+                .and_then(|m| modules.get(m.index())?.parent)
+                .map_or(0, |p| inner[p.index()])
+        })
+        .collect();
+    let chain = |unit: u16| {
+        std::iter::successors(Some(unit), |&u| {
+            (u != 0).then(|| parent_unit[usize::from(u)])
+        })
+        .collect::<Vec<_>>()
+    };
+    params
+        .iter()
+        .map(|p| {
+            let mut units = p.modules.iter().map(|m| inner[m.index()]);
+            let first = units.next().unwrap_or(0);
+            let common = units.fold(first, |a, b| {
+                if a == b {
+                    return a;
+                }
+                let around_b = chain(b);
+                chain(a)
+                    .into_iter()
+                    .find(|u| around_b.contains(u))
+                    .unwrap_or(0)
+            });
+            UnitId(common)
+        })
+        .collect()
+}
+
+/// The parameter groups of all units, laid out: units in their order, within a unit by first occurrence of
+/// `requires_grad`, parameters in registration order. Units without parameters have no group.
+///
+/// # Errors
+/// [`ShardError::Layout`] with the unit's name.
+pub fn build_groups(
+    specs: &[UnitSpec],
+    modules: &[Module],
+    params: &[Param],
+    kind: LayoutKind,
+) -> Result<Vec<Group>, ShardError> {
+    let mut members: Vec<Vec<(bool, Vec<ParamId>)>> = vec![Vec::new(); specs.len()];
+    for ((i, param), unit) in (0..).zip(params).zip(owners(specs, modules, params)) {
+        let of_unit = &mut members[unit.index()];
+        match of_unit
+            .iter_mut()
+            .find(|(grad, _)| *grad == param.requires_grad)
+        {
+            Some((_, ids)) => ids.push(ParamId(i)),
+            None => of_unit.push((param.requires_grad, vec![ParamId(i)])),
+        }
+    }
+    let mut groups = Vec::new();
+    for ((unit, of_unit), spec) in (0u16..).zip(members).zip(specs) {
+        for (requires_grad, ids) in of_unit {
+            let layout = kind
+                .layout(&ids, params)
+                .map_err(|source| ShardError::Layout {
+                    unit: spec.name.clone(),
+                    source,
+                })?;
+            groups.push(Group {
+                unit: UnitId(unit),
+                params: ids,
+                requires_grad,
+                layout,
+            });
+        }
+    }
+    Ok(groups)
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,7 +1,9 @@
-//! Per-parameter layout.
+//! Per-parameter layout: every parameter cut on dimension 0 by ceiling division, as torch `fully_shard` does.
 
+use super::LayoutError;
 use crate::program::ParamId;
 use serde::Serialize;
+use std::ops::Range;
 
 /// One parameter of a per-parameter layout.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
@@ -14,6 +16,17 @@ pub struct PerParamItem {
     pub shard_numel: u64,
     /// First element of this parameter's padded shard within a rank's packed shard.
     pub shard_offset: u64,
+}
+
+impl PerParamItem {
+    /// Elements of the whole parameter that `rank` holds; empty where the ranks before it hold everything.
+    #[must_use]
+    pub fn local(&self, rank: u32) -> Range<u64> {
+        let start = u64::from(rank)
+            .saturating_mul(self.shard_numel)
+            .min(self.numel);
+        start..start.saturating_add(self.shard_numel).min(self.numel)
+    }
 }
 
 /// Per-parameter dim-0 layout of a group over `shards` ranks.
@@ -36,5 +49,162 @@ impl PerParamLayout {
     #[must_use]
     pub fn full_numel(&self) -> u64 {
         self.shard_numel() * u64::from(self.shards)
+    }
+
+    /// Elements of the parameters, without padding.
+    #[must_use]
+    pub fn payload_numel(&self) -> u64 {
+        self.items.iter().map(|i| i.numel).sum()
+    }
+
+    /// Elements of the `index`-th parameter that `rank` holds, without padding: uneven, possibly 0.
+    ///
+    /// # Panics
+    /// If `index` is not below the number of parameters or `rank` not below the number of shards.
+    #[must_use]
+    pub fn local_numel(&self, index: usize, rank: u32) -> u64 {
+        assert!(rank < self.shards, "rank {rank} of {} shards", self.shards);
+        let r = self.items[index].local(rank);
+        r.end - r.start
+    }
+
+    /// Elements that `rank` holds of all parameters, without padding.
+    #[must_use]
+    pub fn rank_numel(&self, rank: u32) -> u64 {
+        (0..self.items.len())
+            .map(|i| self.local_numel(i, rank))
+            .sum()
+    }
+
+    /// Rows of the `index`-th parameter that `rank` holds, given its row in elements.
+    #[must_use]
+    pub fn local_rows(&self, index: usize, rank: u32, row: u64) -> u64 {
+        self.local_numel(index, rank) / row.max(1)
+    }
+}
+
+/// Elements above which a layout is refused, so that no sum overflows.
+const MAX_NUMEL: u64 = 1 << 59;
+
+/// Lays `params` (parameter, dimension 0, elements of a row) out over `shards` ranks.
+///
+/// Rank `r` holds rows `r*c .. (r+1)*c` with `c = ceil(dim0 / shards)`, fewer at the end and none beyond it; every rank
+/// stores `c` rows.
+///
+/// # Errors
+/// [`LayoutError::EmptyRow`], [`LayoutError::TooLarge`], [`LayoutError::NoShards`].
+pub fn per_param_layout(
+    params: &[(ParamId, u64, u64)],
+    shards: u32,
+) -> Result<PerParamLayout, LayoutError> {
+    if shards == 0 {
+        return Err(LayoutError::NoShards);
+    }
+    let mut shard_offset = 0u64;
+    let mut items = Vec::with_capacity(params.len());
+    for &(param, dim0, row) in params {
+        if row == 0 {
+            return Err(LayoutError::EmptyRow);
+        }
+        let shard_numel = dim0
+            .div_ceil(u64::from(shards))
+            .checked_mul(row)
+            .ok_or(LayoutError::TooLarge)?;
+        let numel = dim0.checked_mul(row).ok_or(LayoutError::TooLarge)?;
+        items.push(PerParamItem {
+            param,
+            numel,
+            shard_numel,
+            shard_offset,
+        });
+        shard_offset = shard_offset
+            .checked_add(shard_numel)
+            .filter(|n| {
+                n.checked_mul(u64::from(shards))
+                    .is_some_and(|full| full <= MAX_NUMEL)
+            })
+            .ok_or(LayoutError::TooLarge)?;
+    }
+    Ok(PerParamLayout { shards, items })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    /// torch.chunk of 5 rows over 4 ranks: 2, 2, 1, 0.
+    #[test]
+    fn uneven_and_empty_shards() {
+        let l = per_param_layout(&[(ParamId(0), 5, 3), (ParamId(1), 2, 1)], 4).unwrap();
+        let rows = |i, row| (0..4).map(|r| l.local_rows(i, r, row)).collect::<Vec<_>>();
+        assert_eq!(rows(0, 3), [2, 2, 1, 0]);
+        assert_eq!(rows(1, 1), [1, 1, 0, 0]);
+        assert_eq!(l.items[1].shard_offset, 6);
+        assert_eq!(
+            (l.shard_numel(), l.full_numel(), l.payload_numel()),
+            (7, 28, 17)
+        );
+        assert_eq!((l.rank_numel(0), l.rank_numel(3)), (7, 0));
+    }
+
+    /// Llama-3.2-1B's block over 4 ranks divides evenly: no padding at all.
+    #[test]
+    fn divisible_block_has_no_padding() {
+        let block = [
+            (2048, 2048),
+            (512, 2048),
+            (512, 2048),
+            (2048, 2048),
+            (8192, 2048),
+            (2048, 8192),
+            (2048, 1),
+        ];
+        let params: Vec<_> = block
+            .iter()
+            .zip(0..)
+            .map(|(&(d, r), i)| (ParamId(i), d, r))
+            .collect();
+        let l = per_param_layout(&params, 4).unwrap();
+        assert_eq!(l.full_numel(), l.payload_numel());
+    }
+
+    #[test]
+    fn refusals() {
+        assert_eq!(
+            per_param_layout(&[(ParamId(0), 2, 0)], 2),
+            Err(LayoutError::EmptyRow)
+        );
+        assert_eq!(
+            per_param_layout(&[(ParamId(0), u64::MAX, 2)], 2),
+            Err(LayoutError::TooLarge)
+        );
+        assert_eq!(per_param_layout(&[], 0), Err(LayoutError::NoShards));
+    }
+
+    proptest! {
+        #[test]
+        fn ranks_cover_each_parameter_once(
+            shapes in prop::collection::vec((0u64..40, 1u64..20), 1..8),
+            shards in 1u32..12,
+        ) {
+            let given: Vec<_> = shapes.iter().zip(0..).map(|(&(d, r), i)| (ParamId(i), d, r)).collect();
+            let l = per_param_layout(&given, shards).unwrap();
+            let mut end_of_shard = 0;
+            for (i, &(_, dim0, row)) in given.iter().enumerate() {
+                prop_assert_eq!(l.items[i].shard_offset, end_of_shard);
+                end_of_shard += l.items[i].shard_numel;
+                let mut next = 0;
+                for rank in 0..shards {
+                    let r = l.items[i].local(rank);
+                    prop_assert_eq!(r.start, next);
+                    prop_assert_eq!((r.end - r.start) % row, 0);
+                    prop_assert!(r.end - r.start <= l.items[i].shard_numel);
+                    next = r.end;
+                }
+                prop_assert_eq!(next, dim0 * row);
+            }
+            prop_assert_eq!(end_of_shard, l.shard_numel());
+        }
     }
 }

@@ -1,0 +1,74 @@
+//! What can be wrong with units, groups and layouts.
+
+/// Why a group cannot be laid out.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum LayoutError {
+    /// Shards must hold whole rows of every parameter, so the shard grid is the least common multiple of all rows; rows
+    /// with few common factors make it, and the padding to `grid * shards`, absurdly large.
+    #[error(
+        "rows of {} elements in one group need {padded} for {payload} elements over {shards} shards: \
+         put these parameters into units of their own",
+        list(rows)
+    )]
+    Padding {
+        /// Distinct rows of the group, in elements.
+        rows: Vec<u64>,
+        /// Elements the parameters need.
+        payload: u64,
+        /// Shards.
+        shards: u32,
+        /// Padded elements, or that they do not fit 64 bits.
+        padded: String,
+    },
+    /// A parameter with an empty inner dimension has no rows to cut at.
+    #[error("a parameter has an empty row: every dimension after the first must be positive")]
+    EmptyRow,
+    /// More elements than a buffer can address.
+    #[error("a parameter group of more than 2^59 elements")]
+    TooLarge,
+    /// A layout over no ranks.
+    #[error("a layout needs at least one shard")]
+    NoShards,
+}
+
+fn list(rows: &[u64]) -> String {
+    let shown: Vec<String> = rows.iter().take(8).map(u64::to_string).collect();
+    let more = if rows.len() > 8 { ", ..." } else { "" };
+    format!("{}{more}", shown.join(", "))
+}
+
+/// Why units or groups cannot be formed.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum ShardError {
+    /// A unit pattern matches no module.
+    #[error("unit pattern `{pattern}` matches no module; nearest: `{nearest}`")]
+    NoSuchModule {
+        /// Pattern.
+        pattern: String,
+        /// Nearest module path.
+        nearest: String,
+    },
+    /// A module that two patterns want to wrap.
+    #[error("module `{module}` is in two units: `{first}` and `{second}`")]
+    TwoUnits {
+        /// Path.
+        module: String,
+        /// Unit that has it.
+        first: String,
+        /// Unit that wants it too.
+        second: String,
+    },
+    /// More units than a program can name.
+    #[error("{0} units: a program has at most 65,535")]
+    TooManyUnits(usize),
+    /// A group that cannot be laid out.
+    #[error("unit `{unit}`: {source}")]
+    Layout {
+        /// Unit name.
+        unit: String,
+        /// Reason.
+        source: LayoutError,
+    },
+}
