@@ -1,21 +1,36 @@
 //! Policies: from tape and layouts to the program.
+//!
+//! [`plan`] is the whole way from a scenario. A policy (`policy/`) is a lifecycle over shared building blocks: the walk
+//! (`walk.rs`) runs the tape and calls the policy at its hooks; `flat.rs` and the policies emit gathers, reductions and
+//! state through the builder. Steps after the first are the first one without its one-time allocations.
 
-use crate::program::Program;
-use crate::scenario::Scenario;
+mod builder;
+mod context;
+mod flat;
+mod kernels;
+mod optimizer;
+mod policy;
+mod walk;
+
+use crate::compile;
+use crate::compile::tape::Tape;
+use crate::program::{Instr, Phase, Program, ProgramMeta, Section, SectionKind, Unit, UnitId};
+use crate::scenario::{AllocatorKind, OuterStrategy, PolicyKind, Scenario, Strategy};
+use crate::shard::{LayoutKind, ShardError, assign_units, build_groups};
+use context::Cx;
+use walk::{Lifecycle, TapeBuffers, Walk};
 
 /// Why a scenario cannot be lowered although its file is valid.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum PlanError {
-    /// A unit pattern matches no module.
-    #[error("unit pattern `{pattern}` matches no module; nearest: `{nearest}`")]
-    NoSuchModule {
-        /// Pattern.
-        pattern: String,
-        /// Nearest module path.
-        nearest: String,
-    },
-    /// Anything else, in words.
+    /// Units or layouts.
+    #[error(transparent)]
+    Shard(#[from] ShardError),
+    /// The tape cannot be built.
+    #[error("{0}")]
+    Model(String),
+    /// A combination that no policy can lower.
     #[error("{0}")]
     Unsupported(String),
 }
@@ -24,6 +39,158 @@ pub enum PlanError {
 ///
 /// # Errors
 /// See [`PlanError`].
-pub fn plan(_scenario: &Scenario) -> Result<Program, PlanError> {
-    Err(PlanError::Unsupported("not built yet".into()))
+pub fn plan(scenario: &Scenario) -> Result<Program, PlanError> {
+    let (modules, params) = compile::modules_and_params(scenario);
+    let specs = assign_units(&scenario.fsdp.units, &modules)?;
+    let kind = layout_kind(scenario);
+    let groups = build_groups(&specs, &modules, &params, kind)?;
+    let mut is_unit = vec![false; modules.len()];
+    for m in specs.iter().flat_map(|s| &s.modules) {
+        is_unit[m.index()] = true;
+    }
+    let tape = compile::tape(scenario, &|m| is_unit[m.index()]);
+    let mut cx = Cx::new(scenario, &tape, specs, groups)?;
+    walk::check_scopes(&cx)?;
+    let buffers = TapeBuffers::new(&mut cx);
+    cx.b.kernels.clone_from(&tape.kernels);
+    let sections = match scenario.fsdp.policy {
+        PolicyKind::Native => {
+            let mut life = policy::native::Native::new(&mut cx);
+            sections(&mut cx, &mut life, &buffers)
+        }
+        PolicyKind::Fsdp2 => {
+            policy::fsdp2::supports(&cx)?;
+            let mut life = policy::fsdp2::Fsdp2::new(&mut cx);
+            sections(&mut cx, &mut life, &buffers)
+        }
+        PolicyKind::Megatron => {
+            let mut life = policy::megatron::Megatron::new(&mut cx);
+            sections(&mut cx, &mut life, &buffers)
+        }
+    };
+    Ok(finish(cx, sections))
+}
+
+fn layout_kind(scenario: &Scenario) -> LayoutKind {
+    let mesh = &scenario.mesh;
+    match scenario.fsdp.policy {
+        PolicyKind::Fsdp2 => LayoutKind::PerParam {
+            shards: mesh.dp_shard,
+        },
+        PolicyKind::Native | PolicyKind::Megatron => {
+            let outer = mesh.dp_outer > 1 && scenario.fsdp.outer_strategy == OuterStrategy::Optim;
+            let shards = if outer { mesh.world() } else { mesh.dp_shard };
+            let pad = shards > 1 && scenario.fsdp.strategy != Strategy::NoShard;
+            LayoutKind::Flat {
+                shards: if pad { shards } else { 1 },
+                pad,
+            }
+        }
+    }
+}
+
+fn sections<L: Lifecycle>(cx: &mut Cx<'_>, life: &mut L, buffers: &TapeBuffers) -> Vec<Section> {
+    let mut sections = Vec::new();
+    let mut close = |cx: &mut Cx<'_>, kind, from: u32| {
+        let to = cx.b.instrs.len() as u32;
+        sections.push(Section {
+            kind,
+            instrs: from..to,
+        });
+        cx.b.new_section();
+        to
+    };
+    cx.b.at(UnitId(0), Phase::Init);
+    life.init(cx);
+    cx.b.at(UnitId(0), Phase::Init);
+    buffers.init(cx);
+    let first = close(cx, SectionKind::Init, 0);
+    Walk::new(cx, life, buffers).step();
+    let steady = close(cx, SectionKind::First, first);
+    // A steady step is the first one without what only the first allocates.
+    let mut once = std::mem::take(&mut cx.b.first_only).into_iter().peekable();
+    for i in first..steady {
+        if once.next_if_eq(&i).is_none() {
+            let instr: Instr = cx.b.instrs[i as usize];
+            cx.b.instrs.push(instr);
+        }
+    }
+    let validation = close(cx, SectionKind::Steady, steady);
+    if cx.scenario.train.validate_every > 0 {
+        Walk::new(cx, life, buffers).validation();
+        close(cx, SectionKind::Validation, validation);
+    }
+    sections
+}
+
+fn finish(cx: Cx<'_>, sections: Vec<Section>) -> Program {
+    let scenario = cx.scenario;
+    let mesh = &scenario.mesh;
+    let accum = u64::from(scenario.train.grad_accum);
+    let meta = ProgramMeta {
+        scenario: scenario.name.clone(),
+        policy: match scenario.fsdp.policy {
+            PolicyKind::Native => "native",
+            PolicyKind::Fsdp2 => "fsdp2",
+            PolicyKind::Megatron => "megatron",
+        },
+        hardware: mesh.hardware.clone(),
+        world: mesh.world(),
+        dp_shard: mesh.dp_shard,
+        dp_outer: mesh.dp_outer,
+        gpus_per_node: mesh.gpus_per_node,
+        micro_batches: scenario.train.grad_accum as u16,
+        tokens: cx.tape.tokens * accum,
+        model_flops: cx.tape.model_flops * accum,
+        expandable_segments: scenario.fsdp.expandable_segments,
+        reduce_in_flight: scenario.fsdp.reduce_in_flight,
+        validate_every: scenario.train.validate_every,
+        steps: scenario.train.steps,
+        compute: scenario.precision.compute,
+    };
+    let double_buffer = scenario.fsdp.allocator == AllocatorKind::DoubleBuffer;
+    Program {
+        meta,
+        modules: cx.tape.modules.clone(),
+        params: cx.tape.params.clone(),
+        units: cx
+            .units
+            .into_iter()
+            .map(|u| Unit {
+                name: u.spec.name,
+                modules: u.spec.modules,
+                is_root: u.spec.is_root,
+                reshards: u.reshards,
+                groups: u.groups,
+            })
+            .collect(),
+        groups: cx.groups,
+        streams: cx.b.streams,
+        communicators: cx.b.communicators,
+        kernels: cx.b.kernels,
+        buffers: cx.b.buffers,
+        accesses: cx.b.accesses,
+        collectives: cx.b.collectives,
+        copies: cx.b.copies,
+        scopes: cx.b.scopes,
+        events: cx.b.events,
+        sections,
+        instrs: cx.b.instrs,
+        double_buffer_copies: if double_buffer { 2 } else { 0 },
+        persist_on_alloc_fail: scenario.fsdp.persist_on_alloc_fail,
+    }
+}
+
+/// The tape of a scenario as `plan` uses it, for tools and tests.
+///
+/// # Errors
+/// As [`plan`].
+pub fn tape_of(scenario: &Scenario) -> Result<Tape, PlanError> {
+    let (modules, _) = compile::modules_and_params(scenario);
+    let specs = assign_units(&scenario.fsdp.units, &modules)?;
+    let mut is_unit = vec![false; modules.len()];
+    for m in specs.iter().flat_map(|s| &s.modules) {
+        is_unit[m.index()] = true;
+    }
+    Ok(compile::tape(scenario, &|m| is_unit[m.index()]))
 }

@@ -44,7 +44,9 @@ pub struct Counters {
 #[non_exhaustive]
 pub enum AllocError {
     /// The device is full even after returning every cached segment.
-    #[error("out of memory: {requested} wanted, {allocated} allocated, {reserved} reserved, limit {limit}")]
+    #[error(
+        "out of memory: {requested} wanted, {allocated} allocated, {reserved} reserved, limit {limit}"
+    )]
     OutOfMemory {
         /// Wanted.
         requested: Bytes,
@@ -56,7 +58,9 @@ pub enum AllocError {
         limit: Bytes,
     },
     /// A fixed slot is smaller than the request: the traced step had another size.
-    #[error("pool slot of key {key} holds {slot}, {requested} wanted: the size changed since the plan was made")]
+    #[error(
+        "pool slot of key {key} holds {slot}, {requested} wanted: the size changed since the plan was made"
+    )]
     SizeChanged {
         /// Key.
         key: u32,

@@ -13,8 +13,8 @@ pub mod rule;
 mod text;
 
 pub use crate::compile::tape::{
-    BodyOp, Const, ConstId, HostWorkKind, Kernel, KernelClass, KernelId, Module, ModuleId, ModuleKind, Param, ParamId,
-    Place, Shape, Slot, Source, Storage, StorageId, StorageRole,
+    BodyOp, Const, ConstId, HostWorkKind, Kernel, KernelClass, KernelId, Module, ModuleId,
+    ModuleKind, Param, ParamId, Place, Shape, Slot, Source, Storage, StorageId, StorageRole,
 };
 use crate::shard::Group;
 use crate::units::{Bytes, DType, Flops};
@@ -26,7 +26,7 @@ use std::ops::Range;
 macro_rules! id {
     ($(#[$m:meta])* $name:ident($t:ty)) => {
         $(#[$m])*
-        #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize)]
+        #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize)]
         #[serde(transparent)]
         pub struct $name(pub $t);
         impl $name {
@@ -670,6 +670,12 @@ impl Program {
     #[must_use]
     pub fn buffer_name(&self, id: BufferId) -> String {
         text::buffer_name(self, id)
+    }
+
+    /// One instruction in words, without its tag.
+    #[must_use]
+    pub fn op_text(&self, id: InstrId) -> String {
+        text::op(self, &self.instrs[id.index()])
     }
 
     /// Content digest: 16 hexadecimal digits, equal exactly for equal programs. The scenario's name and the hardware

@@ -4,7 +4,7 @@
 
 mod summary;
 
-pub use summary::{MemorySummary, StepSummary, Summary, SUMMARY_FORMAT};
+pub use summary::{MemorySummary, SUMMARY_FORMAT, StepSummary, Summary};
 
 use crate::program::{CollectiveKind, InstrId, Phase, Role, SectionKind, StreamId, UnitId};
 use crate::units::{Bytes, Picos};

@@ -9,17 +9,23 @@ use std::iter::Sum;
 use std::ops::{Add, AddAssign, Mul, Sub, SubAssign};
 
 /// A number of bytes.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[derive(
+    Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize,
+)]
 #[serde(transparent)]
 pub struct Bytes(pub u64);
 
 /// A point in time or a duration, in picoseconds.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[derive(
+    Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize,
+)]
 #[serde(transparent)]
 pub struct Picos(pub u64);
 
 /// A number of floating-point operations (a multiply-add counts as two).
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[derive(
+    Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize,
+)]
 #[serde(transparent)]
 pub struct Flops(pub u64);
 
@@ -100,7 +106,11 @@ macro_rules! quantity {
         impl Add for $t {
             type Output = Self;
             fn add(self, o: Self) -> Self {
-                Self(self.0.checked_add(o.0).expect(concat!(stringify!($t), " overflow: a sum beyond 2^64")))
+                Self(
+                    self.0
+                        .checked_add(o.0)
+                        .expect(concat!(stringify!($t), " overflow: a sum beyond 2^64")),
+                )
             }
         }
         impl AddAssign for $t {
@@ -111,7 +121,11 @@ macro_rules! quantity {
         impl Sub for $t {
             type Output = Self;
             fn sub(self, o: Self) -> Self {
-                Self(self.0.checked_sub(o.0).expect(concat!(stringify!($t), " underflow: a negative difference")))
+                Self(
+                    self.0
+                        .checked_sub(o.0)
+                        .expect(concat!(stringify!($t), " underflow: a negative difference")),
+                )
             }
         }
         impl SubAssign for $t {
@@ -122,7 +136,11 @@ macro_rules! quantity {
         impl Mul<u64> for $t {
             type Output = Self;
             fn mul(self, k: u64) -> Self {
-                Self(self.0.checked_mul(k).expect(concat!(stringify!($t), " overflow: a product beyond 2^64")))
+                Self(
+                    self.0
+                        .checked_mul(k)
+                        .expect(concat!(stringify!($t), " overflow: a product beyond 2^64")),
+                )
             }
         }
         impl Sum for $t {

@@ -2,6 +2,39 @@
 
 use super::Program;
 
-pub(super) fn digest(_program: &Program) -> String {
-    String::new()
+pub(super) fn digest(program: &Program) -> String {
+    // Labels that do not change what is executed stay out: the scenario's name and the hardware profile.
+    let mut meta = program.meta.clone();
+    meta.scenario.clear();
+    meta.hardware.clear();
+    let content = (
+        (
+            &meta,
+            &program.modules,
+            &program.params,
+            &program.units,
+            &program.groups,
+            &program.streams,
+        ),
+        (
+            &program.communicators,
+            &program.kernels,
+            &program.buffers,
+            &program.accesses,
+            &program.collectives,
+        ),
+        (
+            &program.copies,
+            &program.scopes,
+            program.events,
+            &program.sections,
+            &program.instrs,
+        ),
+        (program.double_buffer_copies, program.persist_on_alloc_fail),
+    );
+    let mut hasher = blake3::Hasher::new();
+    serde_json::to_writer(&mut hasher, &content).expect(
+        "writing to a hasher cannot fail, and the program's types serialise without custom code",
+    );
+    hasher.finalize().to_hex()[..16].to_owned()
 }

@@ -1,11 +1,251 @@
-//! The program as stable text.
+//! The program as stable text: a header with units and groups, then one instruction a line.
+//!
+//! ```text
+//! id     mb phase     unit         rule          instruction
+//! ```
 
-use super::{BufferId, Program};
+use super::{
+    Access, Axis, BufferId, GroupId, Holds, Instr, KernelClass, Op, Pool, Program, ReduceOp,
+    Section, SectionKind, StreamId,
+};
+use crate::shard::Layout;
+use std::fmt::Write;
 
-pub(super) fn buffer_name(_program: &Program, id: BufferId) -> String {
-    format!("b{}", id.0)
+pub(super) fn buffer_name(program: &Program, id: BufferId) -> String {
+    let b = &program.buffers[id.index()];
+    let of = match b.holds {
+        Holds::Param(p) => program.params[p.index()].name.clone(),
+        Holds::Group(g) => group_name(program, g),
+        Holds::Storage(s) => format!("{}#{}", program.units[b.unit.index()].name, s.0),
+        Holds::Const(c) => format!("input#{}", c.0),
+        Holds::Named(n) => n.to_owned(),
+    };
+    format!("{} {of}", b.role.name())
 }
 
-pub(super) fn render(_program: &Program) -> String {
-    String::new()
+fn group_name(program: &Program, g: GroupId) -> String {
+    let group = &program.groups[g.index()];
+    let unit = &program.units[group.unit.index()];
+    match unit.groups.iter().position(|x| *x == g) {
+        Some(0) | None => unit.name.clone(),
+        Some(i) => format!("{}/{i}", unit.name),
+    }
+}
+
+fn stream(program: &Program, s: StreamId) -> &'static str {
+    program.streams[s.index()].kind.name()
+}
+
+fn access(program: &Program, a: &Access) -> String {
+    let whole = program.buffers[a.buffer.index()].bytes.0;
+    if a.offset == 0 && a.bytes == whole {
+        format!("b{}", a.buffer.0)
+    } else {
+        format!("b{}[{}+{}]", a.buffer.0, a.offset, a.bytes)
+    }
+}
+
+fn list(program: &Program, accesses: &[Access]) -> String {
+    const SHOWN: usize = 6;
+    let mut out: Vec<String> = accesses
+        .iter()
+        .take(SHOWN)
+        .map(|a| access(program, a))
+        .collect();
+    if accesses.len() > SHOWN {
+        out.push(format!("… {} more", accesses.len() - SHOWN));
+    }
+    out.join(" ")
+}
+
+/// An instruction in words, without its tag.
+pub(super) fn op(program: &Program, instr: &Instr) -> String {
+    match instr.op {
+        Op::Alloc(id) => {
+            let b = &program.buffers[id.index()];
+            let pool = match b.pool {
+                Pool::Caching => "caching",
+                Pool::Planned => "planned",
+                Pool::DoubleBuffer => "double_buffer",
+            };
+            let at = stream(program, b.stream);
+            format!(
+                "alloc b{} {} = {} {pool} on {at}",
+                id.0,
+                buffer_name(program, id),
+                b.bytes
+            )
+        }
+        Op::Free(id) => format!("free b{} {}", id.0, buffer_name(program, id)),
+        Op::Launch {
+            kernel, stream: s, ..
+        } => {
+            let k = &program.kernels[kernel.index()];
+            let shape = match k.class {
+                KernelClass::Gemm { m, n, k, batch: 1 } => format!(" {m}x{n}x{k}"),
+                KernelClass::Gemm { m, n, k, batch } => format!(" {batch}x{m}x{n}x{k}"),
+                KernelClass::Conv { m, n, k } => format!(" {m}x{n}x{k}"),
+                _ => String::new(),
+            };
+            let (reads, writes) = (
+                list(program, program.reads(&instr.op)),
+                list(program, program.writes(&instr.op)),
+            );
+            format!(
+                "launch {}{shape} on {}: {reads} -> {writes}",
+                k.name,
+                stream(program, s)
+            )
+        }
+        Op::Collective { id, stream: s } => {
+            let c = &program.collectives[id.index()];
+            let comm = &program.communicators[c.comm.index()];
+            let reduce = match c.reduce {
+                ReduceOp::None => String::new(),
+                ReduceOp::Sum => " sum".to_owned(),
+                ReduceOp::Avg => " avg".to_owned(),
+                ReduceOp::PremulSum(f) => format!(" premul_sum({f})"),
+            };
+            let parts: Vec<String> = c
+                .parts
+                .iter()
+                .map(|p| {
+                    format!(
+                        "{} -> {}",
+                        access(program, &p.input),
+                        access(program, &p.output)
+                    )
+                })
+                .collect();
+            format!(
+                "{} {}{reduce} {} {} on {}: {}",
+                c.kind.name(),
+                c.dtype,
+                c.bytes,
+                comm.name,
+                stream(program, s),
+                parts.join(", ")
+            )
+        }
+        Op::Copy { id, stream: s } => {
+            let c = &program.copies[id.index()];
+            let (from, to) = (access(program, &c.from), access(program, &c.to));
+            format!(
+                "copy {:?} on {}: {from} -> {to}",
+                c.kind,
+                stream(program, s)
+            )
+            .to_lowercase()
+        }
+        Op::Record { event, stream: s } => format!("record e{} on {}", event.0, stream(program, s)),
+        Op::Wait { event, stream: s } => format!("wait e{} on {}", event.0, stream(program, s)),
+        Op::HostWait(event) => format!("host waits e{}", event.0),
+        Op::HostWork { kind, count } => format!("host {kind:?} x{count}").to_lowercase(),
+        Op::GraphBegin(s) => format!("graph begin {}", program.scopes[s.index()].name),
+        Op::GraphEnd(s) => {
+            let scope = &program.scopes[s.index()];
+            format!("graph end {} ({} launches)", scope.name, scope.launches)
+        }
+    }
+}
+
+fn header(program: &Program, out: &mut String) {
+    let m = &program.meta;
+    let _ = writeln!(
+        out,
+        "# program {} policy {} ranks {} = {} outer x {} shard, {} micro-batches, {} tokens a rank and step",
+        program.digest(),
+        m.policy,
+        m.world,
+        m.dp_outer,
+        m.dp_shard,
+        m.micro_batches,
+        m.tokens
+    );
+    for (i, s) in program.streams.iter().enumerate() {
+        let _ = writeln!(
+            out,
+            "# stream {i} {} priority {}",
+            s.kind.name(),
+            s.priority
+        );
+    }
+    for (i, c) in program.communicators.iter().enumerate() {
+        let axis = match c.axis {
+            Axis::Shard => "shard",
+            Axis::Outer => "outer",
+            Axis::SubShard => "sub-shard",
+            Axis::World => "world",
+        };
+        let _ = writeln!(
+            out,
+            "# communicator {i} {}: {} ranks, stride {}, axis {axis}",
+            c.name, c.size, c.stride
+        );
+    }
+    for (g, group) in program.groups.iter().enumerate() {
+        let kind = match &group.layout {
+            Layout::Flat(l) => format!("flat, rows of {}", l.chunk_factor),
+            Layout::PerParam(_) => "per parameter".to_owned(),
+        };
+        let payload: u64 = group
+            .params
+            .iter()
+            .map(|p| program.params[p.index()].numel())
+            .sum();
+        let unit = &program.units[group.unit.index()];
+        let _ = writeln!(
+            out,
+            "# group {g} {}: {} parameters, {payload} elements padded to {} ({kind}), shard {}{}{}",
+            unit.name,
+            group.params.len(),
+            group.layout.full_numel(),
+            group.layout.shard_numel(),
+            if group.requires_grad { "" } else { ", frozen" },
+            if unit.reshards {
+                ", reshards after forward"
+            } else {
+                ""
+            },
+        );
+    }
+}
+
+fn section_name(kind: SectionKind) -> &'static str {
+    match kind {
+        SectionKind::Init => "init",
+        SectionKind::First => "first step",
+        SectionKind::Steady => "steady step",
+        SectionKind::Validation => "validation",
+    }
+}
+
+fn section(program: &Program, s: &Section, out: &mut String) {
+    let _ = writeln!(
+        out,
+        "\n[{}] {} instructions",
+        section_name(s.kind),
+        s.instrs.len()
+    );
+    for i in s.instrs.clone() {
+        let instr = &program.instrs[i as usize];
+        let unit = &program.units[instr.unit.index()].name;
+        let _ = writeln!(
+            out,
+            "{i:>6} {:>2} {:<10} {unit:<12} {:<17} {}",
+            instr.micro_batch,
+            instr.phase.name(),
+            instr.rule.name(),
+            op(program, instr)
+        );
+    }
+}
+
+pub(super) fn render(program: &Program) -> String {
+    let mut out = String::new();
+    header(program, &mut out);
+    for s in &program.sections {
+        section(program, s, &mut out);
+    }
+    out
 }

@@ -118,7 +118,12 @@ impl Run {
             policy: self.policy.clone(),
             hardware: self.hardware.clone(),
             tokens_per_s_per_gpu: self.tokens as f64 / (median / 1e3),
-            step_ms: StepSummary { median, mean, p95: quantile(0.95), samples },
+            step_ms: StepSummary {
+                median,
+                mean,
+                p95: quantile(0.95),
+                samples,
+            },
             mfu: self.mfu,
             host_ms: self.host.ms(),
             memory: MemorySummary {
@@ -136,7 +141,12 @@ impl Run {
                     ("micro_batch", at.micro_batch.into()),
                     ("time_ms", at.time.ms().into()),
                 ]),
-                by_role: self.memory.by_role.iter().map(|(r, b)| (r.name(), b.0)).collect(),
+                by_role: self
+                    .memory
+                    .by_role
+                    .iter()
+                    .map(|(r, b)| (r.name(), b.0))
+                    .collect(),
             },
             collectives: self
                 .collectives
@@ -154,11 +164,19 @@ impl Run {
                 .collect(),
             exposed_ms: ExposedSummary {
                 total: self.exposed.values().map(|t| t.ms()).sum(),
-                by_cause: self.exposed.iter().map(|(c, t)| (c.name(), t.ms())).collect(),
+                by_cause: self
+                    .exposed
+                    .iter()
+                    .map(|(c, t)| (c.name(), t.ms()))
+                    .collect(),
             },
             measured_cost_share: {
                 let all = self.costs.measured.0 + self.costs.modelled.0;
-                if all == 0 { 0.0 } else { self.costs.measured.0 as f64 / all as f64 }
+                if all == 0 {
+                    0.0
+                } else {
+                    self.costs.measured.0 as f64 / all as f64
+                }
             },
             losses: self.losses.clone(),
             grad_norms: self.grad_norms.clone(),

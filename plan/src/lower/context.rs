@@ -1,0 +1,387 @@
+//! What every policy works with: scenario, tape, units, groups and the growing program.
+
+use super::PlanError;
+use super::builder::{Builder, NewBuffer};
+use super::kernels::{Kernels, Kind};
+use crate::compile::tape::{ModuleKind, Tape, TapeOp};
+use crate::program::{
+    Access, Axis, BufferId, COMPUTE, CommId, Communicator, GroupId, Holds, ModuleId, ParamId, Pool,
+    Role, Rule, StreamId, UnitId,
+};
+use crate::scenario::{AllocatorKind, PolicyKind, Prefetch, Reshard, Scenario, Strategy};
+use crate::shard::{Group, Layout, UnitSpec, mesh};
+use crate::units::DType;
+use std::collections::HashMap;
+
+/// A unit with everything a policy asks about it.
+#[derive(Clone, Debug)]
+pub(crate) struct UnitPlan {
+    pub(crate) spec: UnitSpec,
+    pub(crate) groups: Vec<GroupId>,
+    /// Full weights are freed after forward.
+    pub(crate) reshards: bool,
+    /// Elements of its full buffers.
+    pub(crate) numel: u64,
+    /// Number of parameters.
+    pub(crate) params: u16,
+}
+
+/// Where on the tape a unit's hooks fire.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Hooks {
+    /// Unit whose forward starts when this module is entered (and whose backward ends when it is left).
+    pub(crate) first_of: Option<UnitId>,
+    /// Unit whose forward ends when this module is left (and whose backward starts when it is entered).
+    pub(crate) last_of: Option<UnitId>,
+}
+
+/// State shared by the walk and the policies.
+pub(crate) struct Cx<'a> {
+    pub(crate) scenario: &'a Scenario,
+    pub(crate) tape: &'a Tape,
+    pub(crate) units: Vec<UnitPlan>,
+    pub(crate) groups: Vec<Group>,
+    /// Hooks by module.
+    pub(crate) hooks: Vec<Hooks>,
+    /// Units with parameters, by first entry in forward.
+    pub(crate) forward_order: Vec<UnitId>,
+    /// Units with parameters, by first entry in backward.
+    pub(crate) backward_order: Vec<UnitId>,
+    /// Group and index within it of every parameter.
+    pub(crate) home: Vec<(GroupId, u32)>,
+    pub(crate) b: Builder,
+    pub(crate) kernels: Kernels,
+    /// Transients of groups, one a role and stream.
+    pub(crate) made: HashMap<(Role, GroupId, StreamId), BufferId>,
+    /// Inner and outer axis sizes.
+    pub(crate) inner: u32,
+    pub(crate) outer: u32,
+    /// Strategy in effect: a sharding axis of one rank shards nothing.
+    pub(crate) strategy: Strategy,
+    /// Pool of transient full-size buffers.
+    pub(crate) transient_pool: Pool,
+    /// Pool of everything else.
+    pub(crate) rest_pool: Pool,
+}
+
+impl<'a> Cx<'a> {
+    pub(crate) fn new(
+        scenario: &'a Scenario,
+        tape: &'a Tape,
+        specs: Vec<UnitSpec>,
+        groups: Vec<Group>,
+    ) -> Result<Self, PlanError> {
+        let inner = scenario.mesh.dp_shard;
+        let strategy = if inner > 1 {
+            scenario.fsdp.strategy
+        } else {
+            Strategy::NoShard
+        };
+        let last_block = last_block(&specs);
+        let mut home = vec![(GroupId(0), 0); tape.params.len()];
+        for (g, group) in groups.iter().enumerate() {
+            for (i, p) in group.params.iter().enumerate() {
+                home[p.index()] = (GroupId(g as u16), i as u32);
+            }
+        }
+        let units: Vec<UnitPlan> = specs
+            .into_iter()
+            .enumerate()
+            .map(|(u, spec)| {
+                let own: Vec<GroupId> = groups
+                    .iter()
+                    .enumerate()
+                    .filter(|(_, g)| g.unit.index() == u)
+                    .map(|(g, _)| GroupId(g as u16))
+                    .collect();
+                let reshards = mesh::weight_sharded(strategy)
+                    && !spec.is_root
+                    && !spec.keep
+                    && match scenario.fsdp.reshard_after_forward {
+                        Reshard::Always | Reshard::Group(_) => true,
+                        Reshard::Never => false,
+                        Reshard::Auto => Some(u) != last_block,
+                    };
+                UnitPlan {
+                    reshards,
+                    numel: own
+                        .iter()
+                        .map(|g| groups[g.index()].layout.full_numel())
+                        .sum(),
+                    params: own
+                        .iter()
+                        .map(|g| groups[g.index()].params.len() as u16)
+                        .sum(),
+                    groups: own,
+                    spec,
+                }
+            })
+            .collect();
+        let hooks = hooks(&units, tape.modules.len());
+        let (transient_pool, rest_pool) = pools(scenario);
+        let mut cx = Self {
+            scenario,
+            tape,
+            forward_order: Vec::new(),
+            backward_order: Vec::new(),
+            units,
+            groups,
+            hooks,
+            home,
+            b: Builder::with_compute(),
+            kernels: Kernels::default(),
+            made: HashMap::new(),
+            inner,
+            outer: scenario.mesh.dp_outer,
+            strategy,
+            transient_pool,
+            rest_pool,
+        };
+        cx.forward_order = cx.order(&tape.forward, |h| h.first_of);
+        cx.backward_order = cx.order(&tape.backward, |h| h.last_of);
+        Ok(cx)
+    }
+
+    fn order(&self, ops: &[TapeOp], of: impl Fn(&Hooks) -> Option<UnitId>) -> Vec<UnitId> {
+        let mut seen = vec![false; self.units.len()];
+        let mut order = Vec::new();
+        for op in ops {
+            let TapeOp::Enter(m) = op else { continue };
+            if let Some(u) = of(&self.hooks[m.index()])
+                && !std::mem::replace(&mut seen[u.index()], true)
+                && !self.units[u.index()].groups.is_empty()
+            {
+                order.push(u);
+            }
+        }
+        order
+    }
+
+    pub(crate) fn unit(&self, u: UnitId) -> &UnitPlan {
+        &self.units[u.index()]
+    }
+
+    pub(crate) fn group(&self, g: GroupId) -> &Group {
+        &self.groups[g.index()]
+    }
+
+    pub(crate) fn groups_of(&self, u: UnitId) -> Vec<GroupId> {
+        self.units[u.index()].groups.clone()
+    }
+
+    pub(crate) fn trained_groups_of(&self, u: UnitId) -> Vec<GroupId> {
+        self.units[u.index()]
+            .groups
+            .iter()
+            .copied()
+            .filter(|g| self.group(*g).requires_grad)
+            .collect()
+    }
+
+    pub(crate) fn group_ids(&self) -> impl Iterator<Item = GroupId> + use<> {
+        (0..self.groups.len() as u16).map(GroupId)
+    }
+
+    /// First element of a parameter within its group's flat buffer.
+    pub(crate) fn flat_offset(&self, p: ParamId) -> u64 {
+        let (g, i) = self.home[p.index()];
+        match &self.group(g).layout {
+            Layout::Flat(l) => l.items[i as usize].offset,
+            Layout::PerParam(_) => 0,
+        }
+    }
+
+    pub(crate) fn compute_dtype(&self) -> DType {
+        self.scenario.precision.compute
+    }
+
+    /// Ranks that average a gradient.
+    pub(crate) fn world(&self) -> u32 {
+        self.inner * self.outer
+    }
+
+    pub(crate) fn module_kind(&self, m: ModuleId) -> ModuleKind {
+        self.tape.modules[m.index()].kind
+    }
+
+    pub(crate) fn transient(
+        &mut self,
+        role: Role,
+        bytes: u64,
+        dtype: DType,
+        stream: StreamId,
+        g: GroupId,
+    ) -> BufferId {
+        let unit = self.group(g).unit;
+        let pool = self.transient_pool;
+        self.b.buffer(NewBuffer {
+            role,
+            bytes,
+            dtype,
+            pool,
+            stream,
+            unit,
+            holds: Holds::Group(g),
+        })
+    }
+
+    pub(crate) fn resting(
+        &mut self,
+        role: Role,
+        bytes: u64,
+        dtype: DType,
+        unit: UnitId,
+        holds: Holds,
+    ) -> BufferId {
+        let pool = self.rest_pool;
+        self.b.buffer(NewBuffer {
+            role,
+            bytes,
+            dtype,
+            pool,
+            stream: COMPUTE,
+            unit,
+            holds,
+        })
+    }
+
+    /// Launches a sharding kernel over `elements` elements.
+    #[allow(clippy::too_many_arguments, reason = "a launch has that many parts")]
+    pub(crate) fn run(
+        &mut self,
+        rule: Rule,
+        kind: Kind,
+        elements: u64,
+        dtype: DType,
+        stream: StreamId,
+        reads: &[Access],
+        writes: &[Access],
+    ) {
+        let sum = |a: &[Access]| a.iter().map(|x| x.bytes).sum::<u64>();
+        let kernel = self
+            .kernels
+            .get(&mut self.b, kind, elements, sum(reads), sum(writes), dtype);
+        self.b.launch(
+            rule,
+            kernel,
+            stream,
+            reads.iter().copied(),
+            writes.iter().copied(),
+        );
+    }
+
+    /// Adds the communicators that the mesh needs: shard, its twin for reductions, the outer axis, a part of the shard
+    /// axis for integer reshard.
+    pub(crate) fn communicators(&mut self, separate: bool) -> Comms {
+        let (inner, outer) = (self.inner, self.outer);
+        let b = &mut self.b;
+        let mut add = |name: &str, axis, size, stride| {
+            (size > 1).then(|| {
+                b.add_communicator(Communicator {
+                    name: name.to_owned(),
+                    axis,
+                    size,
+                    stride,
+                })
+            })
+        };
+        let shard = add("shard", Axis::Shard, inner, 1);
+        let reduce = if separate {
+            add("shard_reduce", Axis::Shard, inner, 1)
+        } else {
+            shard
+        };
+        let sub = match self.scenario.fsdp.reshard_after_forward {
+            Reshard::Group(n) => add("sub_shard", Axis::SubShard, n, 1),
+            _ => None,
+        };
+        Comms {
+            shard,
+            reduce,
+            outer: add("outer", Axis::Outer, outer, inner),
+            sub,
+            world: None,
+        }
+    }
+}
+
+/// Communicators of a program; `None` where the axis has one rank.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Comms {
+    pub(crate) shard: Option<CommId>,
+    pub(crate) reduce: Option<CommId>,
+    pub(crate) outer: Option<CommId>,
+    pub(crate) sub: Option<CommId>,
+    pub(crate) world: Option<CommId>,
+}
+
+fn last_block(specs: &[UnitSpec]) -> Option<usize> {
+    specs
+        .iter()
+        .enumerate()
+        .filter(|(_, s)| s.is_block)
+        .max_by_key(|(_, s)| s.modules[0])
+        .map(|(i, _)| i)
+}
+
+fn hooks(units: &[UnitPlan], modules: usize) -> Vec<Hooks> {
+    let mut hooks = vec![Hooks::default(); modules];
+    for (u, unit) in units.iter().enumerate() {
+        let id = UnitId(u as u16);
+        if let (Some(first), Some(last)) = (unit.spec.modules.first(), unit.spec.modules.last()) {
+            hooks[first.index()].first_of = Some(id);
+            hooks[last.index()].last_of = Some(id);
+        }
+    }
+    hooks
+}
+
+fn pools(scenario: &Scenario) -> (Pool, Pool) {
+    let rest = match scenario.fsdp.policy {
+        PolicyKind::Native if scenario.fsdp.allocator == AllocatorKind::Pool => Pool::Planned,
+        _ => Pool::Caching,
+    };
+    let transient = match scenario.fsdp.allocator {
+        AllocatorKind::Pool => Pool::Planned,
+        AllocatorKind::DoubleBuffer => Pool::DoubleBuffer,
+        AllocatorKind::Caching | AllocatorKind::Temporary => Pool::Caching,
+    };
+    (transient, rest)
+}
+
+/// Units that a prefetch rule reaches from position `at` of `order`: those it returns are gathered now.
+pub(crate) fn prefetch_targets(
+    cx: &Cx<'_>,
+    order: &[UnitId],
+    at: usize,
+    rule: Prefetch,
+    implicit: u32,
+) -> Vec<UnitId> {
+    match rule {
+        Prefetch::Implicit => order
+            .iter()
+            .skip(at + 1)
+            .take(implicit as usize)
+            .copied()
+            .collect(),
+        Prefetch::Depth(d) => order
+            .iter()
+            .skip(at + 1)
+            .take(d as usize)
+            .copied()
+            .collect(),
+        Prefetch::Elements(budget) => {
+            let mut left = i128::from(budget);
+            order
+                .iter()
+                .skip(at + 1)
+                .take_while(|u| {
+                    let go = left > 0;
+                    left -= i128::from(cx.unit(**u).numel);
+                    go
+                })
+                .copied()
+                .collect()
+        }
+    }
+}

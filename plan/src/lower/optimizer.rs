@@ -1,0 +1,212 @@
+//! Clipping by global norm, and the optimizer on shards.
+
+use super::builder::NewBuffer;
+use super::context::Cx;
+use super::kernels::Kind;
+use super::walk::Lifecycle;
+use crate::program::{
+    Access, Axis, BufferId, COMPUTE, CollectiveKind, Communicator, Holds, HostWorkKind, Part,
+    Phase, ReduceOp, Role, Rule, UnitId,
+};
+use crate::scenario::{Optimizer, PolicyKind};
+use crate::units::DType;
+use smallvec::smallvec;
+
+/// One tensor the optimizer updates.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct OptimizerItem {
+    /// Weights to update.
+    pub(crate) weight: Access,
+    /// Gradients.
+    pub(crate) grad: Access,
+    /// Elements.
+    pub(crate) numel: u64,
+    /// Moments and step counter.
+    pub(crate) state: Option<Moments>,
+}
+
+/// Optimizer state of one tensor.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Moments {
+    pub(crate) first: BufferId,
+    pub(crate) second: BufferId,
+    /// Step counter, where the engine keeps one a tensor on the device.
+    pub(crate) step: Option<BufferId>,
+}
+
+/// What one optimizer launch works on.
+#[derive(Clone, Debug)]
+pub(crate) struct ShardState {
+    pub(crate) unit: UnitId,
+    pub(crate) items: Vec<OptimizerItem>,
+}
+
+/// Makes the state buffers of a tensor (they are allocated in the first step).
+pub(crate) fn moments(
+    cx: &mut Cx<'_>,
+    unit: UnitId,
+    numel: u64,
+    holds: Holds,
+    counter: bool,
+) -> Option<Moments> {
+    if cx.scenario.train.optimizer != Optimizer::Adamw || numel == 0 {
+        return None;
+    }
+    let dtype = cx.scenario.precision.moments;
+    let bytes = numel * dtype.size();
+    let step = counter.then(|| {
+        cx.resting(
+            Role::Workspace,
+            4,
+            DType::F32,
+            unit,
+            Holds::Named("adam step counter"),
+        )
+    });
+    let first = cx.resting(Role::OptimizerState, bytes, dtype, unit, holds);
+    let second = cx.resting(Role::OptimizerState, bytes, dtype, unit, holds);
+    Some(Moments {
+        first,
+        second,
+        step,
+    })
+}
+
+/// Clipping and the update; the policy has reduced all gradients.
+pub(crate) fn step<L: Lifecycle>(cx: &mut Cx<'_>, life: &mut L) {
+    cx.b.at(UnitId(0), Phase::Clip);
+    let states = life.optimizer_state(cx);
+    let norm = (cx.scenario.train.clip_norm > 0.0).then(|| clip(cx, &states));
+    cx.b.at(UnitId(0), Phase::Optimizer);
+    if cx.scenario.fsdp.policy != PolicyKind::Native {
+        cx.b.host(Rule::Optimizer, HostWorkKind::OptimizerStep, 1);
+    }
+    for item in states.iter().flat_map(|s| &s.items) {
+        if let Some(m) = item.state {
+            cx.b.first_only(|b| {
+                m.step
+                    .into_iter()
+                    .chain([m.first, m.second])
+                    .for_each(|id| b.alloc(Rule::State, id));
+            });
+        }
+    }
+    for state in &states {
+        cx.b.at(state.unit, Phase::Optimizer);
+        let mut reads = Vec::with_capacity(state.items.len() * 4 + 1);
+        let mut writes = Vec::with_capacity(state.items.len() * 3);
+        for i in &state.items {
+            reads.extend([i.weight, i.grad]);
+            writes.push(i.weight);
+            if let Some(m) = i.state {
+                let both = [cx.b.whole(m.first), cx.b.whole(m.second)];
+                reads.extend(both);
+                writes.extend(both);
+            }
+        }
+        if cx.scenario.fsdp.policy == PolicyKind::Native {
+            reads.extend(norm.map(|n| cx.b.whole(n)));
+        }
+        let kind = match cx.scenario.train.optimizer {
+            Optimizer::Adamw => Kind::AdamW,
+            Optimizer::Sgd => Kind::Sgd,
+        };
+        let elements = state.items.iter().map(|i| i.numel).sum();
+        if elements > 0 {
+            cx.run(
+                Rule::Optimizer,
+                kind,
+                elements,
+                DType::F32,
+                COMPUTE,
+                &reads,
+                &writes,
+            );
+        }
+    }
+    if let Some(norm) = norm {
+        cx.b.free(Rule::Clip, norm);
+    }
+}
+
+/// Global gradient norm: squares summed over local shards, then over the ranks that hold different ones.
+fn clip(cx: &mut Cx<'_>, states: &[ShardState]) -> BufferId {
+    let pool = cx.rest_pool;
+    let norm = cx.b.buffer(NewBuffer {
+        role: Role::Temporary,
+        bytes: 4,
+        dtype: DType::F32,
+        pool,
+        stream: COMPUTE,
+        unit: UnitId(0),
+        holds: Holds::Named("gradient norm"),
+    });
+    cx.b.alloc(Rule::Clip, norm);
+    let scalar = cx.b.whole(norm);
+    for (n, state) in states.iter().enumerate() {
+        let mut grads: Vec<Access> = state.items.iter().map(|i| i.grad).collect();
+        if n > 0 {
+            grads.push(scalar);
+        }
+        let elements = state.items.iter().map(|i| i.numel).sum();
+        cx.run(
+            Rule::Clip,
+            Kind::SumSquares,
+            elements,
+            DType::F32,
+            COMPUTE,
+            &grads,
+            &[scalar],
+        );
+    }
+    if let Some((axis, size, stride)) = norm_axis(cx) {
+        let comm = cx.b.add_communicator(Communicator {
+            name: "norm".to_owned(),
+            axis,
+            size,
+            stride,
+        });
+        let part = Part {
+            input: scalar,
+            output: scalar,
+        };
+        cx.b.collective(
+            Rule::Clip,
+            COMPUTE,
+            CollectiveKind::AllReduce,
+            comm,
+            ReduceOp::Sum,
+            DType::F32,
+            smallvec![part],
+        );
+    }
+    if cx.scenario.fsdp.policy != PolicyKind::Native {
+        for state in states {
+            let grads: Vec<Access> = state.items.iter().map(|i| i.grad).collect();
+            let reads: Vec<Access> = grads.iter().copied().chain([scalar]).collect();
+            let elements = state.items.iter().map(|i| i.numel).sum();
+            cx.run(
+                Rule::Clip,
+                Kind::ClipScale,
+                elements,
+                DType::F32,
+                COMPUTE,
+                &reads,
+                &grads,
+            );
+        }
+    }
+    norm
+}
+
+/// Ranks whose optimizer shards differ: the inner axis where anything is sharded, both axes under HFSDP.
+fn norm_axis(cx: &Cx<'_>) -> Option<(Axis, u32, u32)> {
+    use crate::scenario::{OuterStrategy, Strategy};
+    let inner = cx.strategy != Strategy::NoShard;
+    let outer = cx.outer > 1 && cx.scenario.fsdp.outer_strategy == OuterStrategy::Optim;
+    match (inner, outer) {
+        (true, true) => Some((Axis::World, cx.world(), 1)),
+        (true, false) => Some((Axis::Shard, cx.inner, 1)),
+        _ => None,
+    }
+}

@@ -1,0 +1,5 @@
+//! The three policies. Each file is one lifecycle; the difference between two of them can be read side by side.
+
+pub(crate) mod fsdp2;
+pub(crate) mod megatron;
+pub(crate) mod native;

@@ -1,0 +1,506 @@
+//! The `megatron` policy: megatron-fsdp 0.6.1, the production engine (`megatron_fsdp.py`, `param_and_grad_buffer.py`).
+//!
+//! - one flat bucket a unit and one for the root's own parameters, which stays gathered once it has been;
+//! - gathers are prefetched in bucket order until half of the suggested communication size is in flight;
+//! - autograd's gradients are copied into a full bucket that is reduced in place into the rank's slice and then added to
+//!   the shard at rest; a queue bounded in elements decides when buckets are released.
+
+use crate::lower::context::Cx;
+use crate::lower::flat::{Flat, FlatStreams};
+use crate::lower::kernels::Kind;
+use crate::lower::optimizer::ShardState;
+use crate::lower::walk::{Lifecycle, Location};
+use crate::program::{
+    Access, BufferId, COMPUTE, EventId, GroupId, Holds, HostWorkKind, ParamId, Phase, Pool, Role,
+    Rule, StreamKind, UnitId,
+};
+use crate::scenario::{AllocatorKind, Prefetch};
+use std::collections::VecDeque;
+
+/// A reduction in flight.
+#[derive(Clone, Copy, Debug)]
+struct Queued {
+    done: EventId,
+    buffer: BufferId,
+    elements: u64,
+}
+
+pub(crate) struct Megatron {
+    flat: Flat,
+    /// Units in bucket order: registration order of their first parameter.
+    buckets: Vec<UnitId>,
+    gathered: Vec<Option<EventId>>,
+    full: Vec<bool>,
+    /// Root buckets keep their storage between steps once they have one.
+    preserved: Vec<bool>,
+    /// Gradients of autograd, by parameter.
+    grads: Vec<Option<BufferId>>,
+    grad_buffers: Vec<Option<BufferId>>,
+    queue: VecDeque<Queued>,
+    /// Gradients cast to the main dtype for the optimizer.
+    casts: Vec<Option<BufferId>>,
+    done: Vec<bool>,
+    first: bool,
+    last: bool,
+    /// Elements that may wait in the reduce queue, and that prefetch aims at.
+    capacity: u64,
+    double_buffer: bool,
+}
+
+impl Megatron {
+    pub(crate) fn new(cx: &mut Cx<'_>) -> Self {
+        let fsdp = &cx.scenario.fsdp;
+        let (unify, asynchronous, separate) = (
+            fsdp.unify_comm_stream,
+            fsdp.async_reduce,
+            fsdp.separate_communicators,
+        );
+        let double_buffer = fsdp.allocator == AllocatorKind::DoubleBuffer;
+        let multi = cx.world() > 1;
+        let gather = if multi {
+            cx.b.add_stream(StreamKind::AllGather, 0)
+        } else {
+            COMPUTE
+        };
+        let reduce = match (multi && asynchronous, unify) {
+            (false, _) => COMPUTE,
+            (true, true) => gather,
+            (true, false) => cx.b.add_stream(StreamKind::ReduceScatter, 0),
+        };
+        let outer = if cx.outer > 1 {
+            cx.b.add_stream(StreamKind::Outer, 0)
+        } else {
+            COMPUTE
+        };
+        let comms = cx.communicators(separate);
+        let flat = Flat::new(
+            cx,
+            comms,
+            FlatStreams {
+                gather,
+                reduce,
+                outer,
+            },
+            true,
+        );
+        let mut buckets = cx.forward_order.clone();
+        buckets.sort_by_key(|u| {
+            let groups = &cx.unit(*u).groups;
+            // The root's own parameters form the last bucket: units are matched before the rest.
+            (
+                cx.unit(*u).spec.is_root,
+                groups
+                    .first()
+                    .and_then(|g| cx.group(*g).params.first().copied()),
+            )
+        });
+        let capacity = suggested_size(cx);
+        let units = cx.units.len();
+        Self {
+            flat,
+            buckets,
+            gathered: vec![None; units],
+            full: vec![false; units],
+            preserved: vec![false; units],
+            grads: vec![None; cx.tape.params.len()],
+            grad_buffers: vec![None; cx.tape.params.len()],
+            queue: VecDeque::new(),
+            casts: vec![None; cx.groups.len()],
+            done: vec![false; units],
+            first: true,
+            last: true,
+            capacity,
+            double_buffer,
+        }
+    }
+
+    fn unshard(&mut self, cx: &mut Cx<'_>, unit: UnitId, rule: Rule) {
+        if std::mem::replace(&mut self.full[unit.index()], true)
+            || !self.flat.gathers(cx, self.first)
+        {
+            return;
+        }
+        let (phase, at) = (cx.b.phase(), cx.b.unit());
+        cx.b.at(unit, phase);
+        cx.b.host(rule, HostWorkKind::Hook, 1);
+        cx.b.host(rule, HostWorkKind::HookParam, cx.unit(unit).params);
+        let resident = self.is_resident(cx, unit);
+        let kept = std::mem::replace(&mut self.preserved[unit.index()], resident);
+        for g in cx.groups_of(unit) {
+            if let Some(full) = self.flat.state(g).full {
+                if resident {
+                    if !kept {
+                        cx.b.first_only(|b| b.alloc(rule, full));
+                    }
+                } else {
+                    cx.b.alloc(rule, full);
+                }
+            }
+        }
+        // Every gather waits for the work already enqueued on the compute stream.
+        cx.b.join(Rule::GatherGate, COMPUTE, self.flat.streams.gather);
+        for g in cx.groups_of(unit) {
+            if let Some(rest) = self.flat.state(g).weight {
+                let shard = cx.b.whole(rest);
+                self.flat.nan_check(cx, self.flat.streams.gather, g, shard);
+            }
+            self.flat.gather(cx, rule, g, self.first, None);
+        }
+        self.gathered[unit.index()] = Some(cx.b.record(rule, self.flat.streams.gather));
+        cx.b.at(at, phase);
+    }
+
+    /// Parameters outside every unit stay gathered: their bucket keeps its storage for the whole run.
+    fn is_resident(&self, cx: &Cx<'_>, unit: UnitId) -> bool {
+        let spec = &cx.unit(unit).spec;
+        spec.is_root || spec.keep
+    }
+
+    fn require(&mut self, cx: &mut Cx<'_>, unit: UnitId) {
+        self.unshard(cx, unit, Rule::Unshard);
+        if let Some(event) = self.gathered[unit.index()]
+            && self.flat.streams.gather != COMPUTE
+        {
+            cx.b.wait(Rule::GatherDone, event, COMPUTE);
+        }
+    }
+
+    /// `AllGatherPipeline`: walk the bucket order from `unit` until the prefetched elements reach the budget.
+    fn prefetch(&mut self, cx: &mut Cx<'_>, unit: UnitId, backward: bool) {
+        let rule = if backward {
+            cx.scenario.fsdp.prefetch_backward
+        } else {
+            cx.scenario.fsdp.prefetch_forward
+        };
+        let Some(at) = self.buckets.iter().position(|u| *u == unit) else {
+            return;
+        };
+        let order: Vec<UnitId> = if backward {
+            self.buckets[..at].iter().rev().copied().collect()
+        } else {
+            self.buckets[at + 1..].to_vec()
+        };
+        let (mut elements, mut count) = (0, 0);
+        for next in order {
+            let go = match rule {
+                Prefetch::Implicit => elements < self.capacity / 2,
+                Prefetch::Elements(n) => elements < n,
+                Prefetch::Depth(d) => count < d,
+            };
+            // Under the double buffer a third unit never is in flight, and non-unit parameters are not prefetched.
+            let live = self.live_units(cx);
+            if !go || (self.double_buffer && (live >= 2 || self.is_resident(cx, next))) {
+                break;
+            }
+            elements += cx.unit(next).numel;
+            count += 1;
+            if !(backward && self.done[next.index()]) {
+                self.unshard(cx, next, Rule::Prefetch);
+            }
+        }
+    }
+
+    fn live_units(&self, cx: &Cx<'_>) -> usize {
+        (0..self.full.len())
+            .filter(|u| self.full[*u] && !self.is_resident(cx, UnitId(*u as u16)))
+            .count()
+    }
+
+    fn release(&mut self, cx: &mut Cx<'_>, unit: UnitId) {
+        if self.is_resident(cx, unit) || !self.flat.weight_sharded() {
+            return;
+        }
+        if !std::mem::replace(&mut self.full[unit.index()], false) {
+            return;
+        }
+        self.gathered[unit.index()] = None;
+        for g in cx.groups_of(unit) {
+            if let Some(full) = self.flat.state(g).full {
+                cx.b.free(Rule::Reshard, full);
+            }
+        }
+    }
+
+    fn pop(&mut self, cx: &mut Cx<'_>, rule: Rule) {
+        if let Some(q) = self.queue.pop_front() {
+            if self.flat.streams.reduce != COMPUTE {
+                cx.b.wait(rule, q.done, COMPUTE);
+            }
+            cx.b.free(Rule::ReduceRelease, q.buffer);
+        }
+    }
+
+    /// Copies autograd's gradients into the bucket and drops them.
+    fn copy_grads(&mut self, cx: &mut Cx<'_>, g: GroupId, to: Access, rule: Rule, add: bool) {
+        let params = cx.group(g).params.clone();
+        let element = if self.flat.grad_sharded() {
+            self.flat.comm_dtype()
+        } else {
+            cx.scenario.precision.main_grads
+        };
+        for p in params {
+            let Some(grad) = self.grads[p.index()].take() else {
+                continue;
+            };
+            let numel = cx.tape.params[p.index()].numel();
+            let slot = Access {
+                offset: to.offset + cx.flat_offset(p) * element.size(),
+                bytes: numel * element.size(),
+                ..to
+            };
+            let from = cx.b.whole(grad);
+            let reads = if add { vec![from, slot] } else { vec![from] };
+            let kind = if add { Kind::Accumulate } else { Kind::Cast };
+            cx.run(rule, kind, numel, element, COMPUTE, &reads, &[slot]);
+            cx.b.free(Rule::Grad, grad);
+        }
+    }
+
+    fn reduce(&mut self, cx: &mut Cx<'_>, g: GroupId) {
+        cx.b.host(Rule::Reduce, HostWorkKind::Hook, 1);
+        let n = cx.group(g).params.len() as u16;
+        cx.b.host(Rule::Reduce, HostWorkKind::HookParam, n);
+        if !self.flat.grad_sharded() {
+            let rest = self
+                .flat
+                .state(g)
+                .grad
+                .expect("only trained groups are reduced");
+            self.copy_grads(cx, g, rest, Rule::Accumulate, !self.first);
+            if self.last {
+                self.flat.reduce_full(cx, g);
+            }
+            return;
+        }
+        let numel = self.flat.state(g).numel;
+        let limit = if self.double_buffer { 1 } else { usize::MAX };
+        while self.queue.len() > limit
+            || (!self.queue.is_empty()
+                && self.queue.iter().map(|q| q.elements).sum::<u64>() > self.capacity)
+        {
+            self.pop(cx, Rule::ReduceGate);
+        }
+        let c = self.flat.comm_dtype();
+        let bucket = match cx.made.get(&(Role::FullGrad, g, COMPUTE)) {
+            Some(id) => *id,
+            None => {
+                let id = cx.transient(Role::FullGrad, numel * c.size(), c, COMPUTE, g);
+                cx.made.insert((Role::FullGrad, g, COMPUTE), id);
+                id
+            }
+        };
+        cx.b.alloc(Rule::Grad, bucket);
+        let whole = cx.b.whole(bucket);
+        crate::lower::flat::fill_padding(cx, g, bucket, c);
+        self.copy_grads(cx, g, whole, Rule::ReduceCopyIn, false);
+        let done = self
+            .flat
+            .reduce_sharded(cx, g, whole, self.first, self.last, true);
+        self.queue.push_back(Queued {
+            done,
+            buffer: bucket,
+            elements: numel,
+        });
+        if self.flat.streams.reduce == COMPUTE && self.flat.streams.outer == COMPUTE {
+            self.pop(cx, Rule::ReduceGate);
+        }
+    }
+}
+
+/// `suggested_communication_unit_size`: twice the mean unit under ZeRO-3, else the bucket size, and at least 1e9 elements
+/// (the source's comment says "cap", its code is a floor).
+fn suggested_size(cx: &Cx<'_>) -> u64 {
+    let units: Vec<u64> = cx
+        .forward_order
+        .iter()
+        .map(|u| cx.unit(*u))
+        .filter(|u| !u.spec.is_root)
+        .map(|u| u.numel)
+        .collect();
+    let mean = units
+        .iter()
+        .sum::<u64>()
+        .checked_div(units.len() as u64)
+        .unwrap_or(0);
+    (2 * mean).max(1_000_000_000)
+}
+
+impl Lifecycle for Megatron {
+    fn init(&mut self, cx: &mut Cx<'_>) {
+        self.flat.init(cx);
+    }
+
+    fn micro_batch(&mut self, index: u16, last: bool) {
+        self.first = index == 0;
+        self.last = last;
+    }
+
+    fn forward_start(&mut self, cx: &mut Cx<'_>) {
+        if self.first {
+            // The pipeline is reset: resident buckets keep their storage, their content is stale.
+            self.full.fill(false);
+            self.gathered.fill(None);
+        }
+        if self.flat.streams.gather != COMPUTE {
+            cx.b.join(Rule::StepStart, COMPUTE, self.flat.streams.gather);
+        }
+    }
+
+    fn pre_forward(&mut self, cx: &mut Cx<'_>, unit: UnitId) {
+        self.require(cx, unit);
+        self.prefetch(cx, unit, false);
+    }
+
+    fn post_forward(&mut self, cx: &mut Cx<'_>, unit: UnitId) {
+        if cx.unit(unit).reshards || cx.b.phase() == Phase::Validation {
+            self.release(cx, unit);
+        }
+    }
+
+    fn forward_end(&mut self, _cx: &mut Cx<'_>) {}
+
+    fn backward_start(&mut self, _cx: &mut Cx<'_>) {
+        self.done.fill(false);
+    }
+
+    fn pre_recompute(&mut self, cx: &mut Cx<'_>, unit: UnitId) {
+        self.require(cx, unit);
+    }
+
+    fn pre_backward(&mut self, cx: &mut Cx<'_>, unit: UnitId) {
+        self.require(cx, unit);
+        self.prefetch(cx, unit, true);
+    }
+
+    fn post_backward(&mut self, cx: &mut Cx<'_>, unit: UnitId) {
+        self.done[unit.index()] = true;
+        self.release(cx, unit);
+        for g in cx.trained_groups_of(unit) {
+            self.reduce(cx, g);
+        }
+    }
+
+    fn backward_end(&mut self, cx: &mut Cx<'_>) {
+        while !self.queue.is_empty() {
+            self.pop(cx, Rule::FinalFence);
+        }
+        cx.b.join(Rule::FinalFence, self.flat.streams.reduce, COMPUTE);
+        if self.last && cx.outer > 1 {
+            cx.b.join(Rule::FinalFence, self.flat.streams.outer, COMPUTE);
+        }
+    }
+
+    fn weight(&self, cx: &Cx<'_>, p: ParamId) -> Location {
+        self.flat.weight(cx, p)
+    }
+
+    fn grad(&mut self, cx: &mut Cx<'_>, p: ParamId) -> Location {
+        let w = cx.compute_dtype();
+        if self.grads[p.index()].is_none() {
+            let id = match self.grad_buffers[p.index()] {
+                Some(id) => id,
+                None => {
+                    let (g, _) = cx.home[p.index()];
+                    let unit = cx.group(g).unit;
+                    let bytes = cx.tape.params[p.index()].numel() * w.size();
+                    let id = cx.b.buffer(crate::lower::builder::NewBuffer {
+                        role: Role::FullGrad,
+                        bytes,
+                        dtype: w,
+                        pool: Pool::Caching,
+                        stream: COMPUTE,
+                        unit,
+                        holds: Holds::Param(p),
+                    });
+                    self.grad_buffers[p.index()] = Some(id);
+                    id
+                }
+            };
+            cx.b.alloc(Rule::Grad, id);
+            self.grads[p.index()] = Some(id);
+        }
+        let buffer = self.grads[p.index()].expect("set above");
+        Location {
+            buffer,
+            offset: 0,
+            element: w.size(),
+        }
+    }
+
+    fn optimizer_state(&mut self, cx: &mut Cx<'_>) -> Vec<ShardState> {
+        let mut states = self.flat.optimizer_state(cx);
+        let precision = cx.scenario.precision;
+        let Some(main) = precision.main_params.filter(|m| *m != precision.main_grads) else {
+            return states;
+        };
+        // `update_main_grads`: the optimizer sees gradients in the main dtype.
+        let trained: Vec<GroupId> = cx
+            .group_ids()
+            .filter(|g| cx.group(*g).requires_grad)
+            .collect();
+        for (state, g) in states.iter_mut().zip(trained) {
+            let numel = state.items.iter().map(|i| i.numel).sum::<u64>();
+            let id = match self.casts[g.index()] {
+                Some(id) => id,
+                None => {
+                    let id =
+                        cx.transient_on(Role::ReduceOutput, numel * main.size(), main, COMPUTE, g);
+                    self.casts[g.index()] = Some(id);
+                    id
+                }
+            };
+            cx.b.alloc(Rule::Optimizer, id);
+            let whole = cx.b.whole(id);
+            let grads: Vec<Access> = state.items.iter().map(|i| i.grad).collect();
+            cx.run(
+                Rule::Optimizer,
+                Kind::Cast,
+                numel,
+                main,
+                COMPUTE,
+                &grads,
+                &[whole],
+            );
+            let mut offset = 0;
+            for item in &mut state.items {
+                let bytes = item.numel * main.size();
+                item.grad = Access {
+                    buffer: id,
+                    offset,
+                    bytes,
+                };
+                offset += bytes;
+            }
+        }
+        states
+    }
+
+    fn step_end(&mut self, cx: &mut Cx<'_>) {
+        self.flat.refresh(cx, COMPUTE);
+        for g in cx.group_ids() {
+            if let Some(id) = self.casts[g.index()] {
+                cx.b.at(cx.group(g).unit, Phase::Optimizer);
+                cx.b.free(Rule::ZeroGrad, id);
+            }
+        }
+        // `zero_grad_buffer`: the gradients at rest are zeroed in one go.
+        let grads: Vec<Access> = cx
+            .group_ids()
+            .filter_map(|g| self.flat.state(g).grad)
+            .collect();
+        let bytes = grads.iter().map(|a| a.bytes).sum::<u64>();
+        if bytes > 0 {
+            let g = cx.scenario.precision.main_grads;
+            cx.b.at(UnitId(0), Phase::Optimizer);
+            cx.run(
+                Rule::ZeroGrad,
+                Kind::FillPadding,
+                bytes / g.size(),
+                g,
+                COMPUTE,
+                &[],
+                &grads,
+            );
+        }
+    }
+}

@@ -1,0 +1,410 @@
+//! The native policy: per-module lifecycle of the `fully_shard` rewrite (Megatron-LM #4435) with the discipline of the
+//! clean one on its main branch: every buffer is freed on the stream that used it last, behind a wait edge.
+//!
+//! - gather lands in the flat buffer that parameters view; weight-gradient kernels write the flat gradient buffer;
+//! - gathers run up to the prefetch depth or element budget ahead, never in recompute;
+//! - at most `reduce_in_flight` full gradient buffers are live, the one being written included;
+//! - the final callback fences, it does no hidden work.
+
+use crate::lower::context::{Cx, prefetch_targets};
+use crate::lower::flat::{Flat, FlatStreams, fill_padding};
+use crate::lower::kernels::Kind;
+use crate::lower::optimizer::ShardState;
+use crate::lower::walk::{Lifecycle, Location};
+use crate::program::{
+    Access, BufferId, COMPUTE, EventId, GroupId, ParamId, Phase, Role, Rule, StreamKind, UnitId,
+};
+use crate::scenario::{Prefetch, Reshard};
+use std::collections::VecDeque;
+
+/// A gradient buffer whose reduction is in flight.
+#[derive(Clone, Copy, Debug)]
+struct Pending {
+    done: EventId,
+    buffer: BufferId,
+}
+
+pub(crate) struct Native {
+    flat: Flat,
+    /// Event of each unit's gather while it is unsharded.
+    gathered: Vec<Option<EventId>>,
+    /// Whether the unit is full (or needs no gather in this pass).
+    full: Vec<bool>,
+    /// Units whose backward is done in this pass.
+    done: Vec<bool>,
+    /// Slices kept by integer reshard.
+    kept: Vec<Option<BufferId>>,
+    /// Full gradient buffers by group, while live.
+    grads: Vec<Option<BufferId>>,
+    pending: VecDeque<Pending>,
+    in_flight: usize,
+    first: bool,
+    last: bool,
+}
+
+impl Native {
+    pub(crate) fn new(cx: &mut Cx<'_>) -> Self {
+        let fsdp = &cx.scenario.fsdp;
+        let (unify, asynchronous, separate) = (
+            fsdp.unify_comm_stream,
+            fsdp.async_reduce,
+            fsdp.separate_communicators,
+        );
+        let in_flight = fsdp.reduce_in_flight as usize;
+        let multi = cx.world() > 1;
+        let gather = if multi {
+            cx.b.add_stream(StreamKind::AllGather, -1)
+        } else {
+            COMPUTE
+        };
+        let reduce = match (multi && asynchronous, unify) {
+            (false, _) => COMPUTE,
+            (true, true) => gather,
+            (true, false) => cx.b.add_stream(StreamKind::ReduceScatter, -1),
+        };
+        let outer = if cx.outer > 1 {
+            cx.b.add_stream(StreamKind::Outer, -1)
+        } else {
+            COMPUTE
+        };
+        let comms = cx.communicators(separate);
+        let flat = Flat::new(
+            cx,
+            comms,
+            FlatStreams {
+                gather,
+                reduce,
+                outer,
+            },
+            false,
+        );
+        let units = cx.units.len();
+        Self {
+            flat,
+            gathered: vec![None; units],
+            full: vec![false; units],
+            done: vec![false; units],
+            kept: vec![None; cx.groups.len()],
+            grads: vec![None; cx.groups.len()],
+            pending: VecDeque::new(),
+            in_flight,
+            first: true,
+            last: true,
+        }
+    }
+
+    /// Gathers a unit unless it is full already.
+    fn unshard(&mut self, cx: &mut Cx<'_>, unit: UnitId, rule: Rule) {
+        if std::mem::replace(&mut self.full[unit.index()], true)
+            || !self.flat.gathers(cx, self.first)
+        {
+            return;
+        }
+        let (phase, at) = (cx.b.phase(), cx.b.unit());
+        cx.b.at(unit, phase);
+        for g in cx.groups_of(unit) {
+            if let Some(full) = self.flat.state(g).full {
+                cx.b.alloc(rule, full);
+            }
+            let kept = self.kept[g.index()].map(|id| cx.b.whole(id));
+            if let (None, Some(rest)) = (kept, self.flat.state(g).weight) {
+                let shard = cx.b.whole(rest);
+                self.flat.nan_check(cx, self.flat.streams.gather, g, shard);
+            }
+            self.flat.gather(cx, rule, g, self.first, kept);
+        }
+        self.gathered[unit.index()] = Some(cx.b.record(rule, self.flat.streams.gather));
+        cx.b.at(at, phase);
+    }
+
+    /// Gathers a unit that is needed now and makes computation wait for it.
+    fn require(&mut self, cx: &mut Cx<'_>, unit: UnitId, direction: Prefetch, prefetched: bool) {
+        if !self.full[unit.index()] && direction == Prefetch::Depth(0) {
+            // Without prefetch a gather runs when its unit's turn has come, not while the unit before it computes.
+            cx.b.join(Rule::GatherGate, COMPUTE, self.flat.streams.gather);
+        }
+        self.unshard(
+            cx,
+            unit,
+            if prefetched {
+                Rule::Prefetch
+            } else {
+                Rule::Unshard
+            },
+        );
+        if let Some(event) = self.gathered[unit.index()]
+            && self.flat.streams.gather != COMPUTE
+        {
+            cx.b.wait(Rule::GatherDone, event, COMPUTE);
+        }
+    }
+
+    fn prefetch(&mut self, cx: &mut Cx<'_>, unit: UnitId, backward: bool) {
+        let fsdp = &cx.scenario.fsdp;
+        let (order, rule) = if backward {
+            (cx.backward_order.clone(), fsdp.prefetch_backward)
+        } else {
+            (cx.forward_order.clone(), fsdp.prefetch_forward)
+        };
+        let Some(at) = order.iter().position(|u| *u == unit) else {
+            return;
+        };
+        for next in prefetch_targets(cx, &order, at, rule, 1) {
+            if !(backward && self.done[next.index()]) {
+                self.unshard(cx, next, Rule::Prefetch);
+            }
+        }
+    }
+
+    /// Frees a unit's full weights on the gather stream, once computation is done with them.
+    fn reshard(&mut self, cx: &mut Cx<'_>, unit: UnitId) {
+        if !std::mem::replace(&mut self.full[unit.index()], false) {
+            return;
+        }
+        self.gathered[unit.index()] = None;
+        if !self.flat.weight_sharded() {
+            return;
+        }
+        cx.b.join(Rule::Reshard, COMPUTE, self.flat.streams.gather);
+        for g in cx.groups_of(unit) {
+            if let Some(full) = self.flat.state(g).full {
+                cx.b.free(Rule::Reshard, full);
+            }
+        }
+    }
+
+    /// Integer reshard: keep this rank's slice of the smaller group.
+    fn keep_slice(&mut self, cx: &mut Cx<'_>, unit: UnitId, ranks: u32) {
+        for g in cx.groups_of(unit) {
+            let Some(full) = self.flat.state(g).full else {
+                continue;
+            };
+            let whole = cx.b.whole(full);
+            let bytes = whole.bytes / u64::from(ranks);
+            let dtype = cx.compute_dtype();
+            let slice = cx.transient_on(Role::GatherInput, bytes, dtype, COMPUTE, g);
+            cx.b.alloc(Rule::ReshardGroup, slice);
+            let (from, to) = (Access { bytes, ..whole }, cx.b.whole(slice));
+            cx.run(
+                Rule::ReshardGroup,
+                Kind::Cast,
+                bytes / dtype.size(),
+                dtype,
+                COMPUTE,
+                &[from],
+                &[to],
+            );
+            self.kept[g.index()] = Some(slice);
+        }
+        // The backward gather reads the slice on another stream.
+        cx.b.join(Rule::ReshardGroup, COMPUTE, self.flat.streams.gather);
+    }
+
+    /// Waits for reductions until fewer than `limit` gradient buffers are in flight, and frees theirs.
+    fn drain(&mut self, cx: &mut Cx<'_>, limit: usize, rule: Rule) {
+        while self.pending.len() > limit {
+            let Some(p) = self.pending.pop_front() else {
+                break;
+            };
+            if self.flat.streams.reduce != COMPUTE {
+                cx.b.wait(rule, p.done, COMPUTE);
+            }
+            cx.b.free(Rule::ReduceRelease, p.buffer);
+        }
+    }
+
+    fn reduce(&mut self, cx: &mut Cx<'_>, unit: UnitId) {
+        for g in cx.trained_groups_of(unit) {
+            if self.flat.grad_sharded() {
+                let Some(buffer) = self.grads[g.index()].take() else {
+                    continue;
+                };
+                let input = cx.b.whole(buffer);
+                let done = self
+                    .flat
+                    .reduce_sharded(cx, g, input, self.first, self.last, false);
+                self.pending.push_back(Pending { done, buffer });
+                if self.flat.streams.reduce == COMPUTE && self.flat.streams.outer == COMPUTE {
+                    self.drain(cx, 0, Rule::ReduceGate);
+                }
+            } else {
+                self.accumulate(cx, g);
+                if self.last {
+                    let done = self.flat.reduce_full(cx, g);
+                    let _ = done;
+                }
+            }
+        }
+    }
+
+    /// Adds a later micro-batch's gradient to the one at rest.
+    fn accumulate(&mut self, cx: &mut Cx<'_>, g: GroupId) {
+        let Some(buffer) = self.grads[g.index()].take() else {
+            return;
+        };
+        let (Some(rest), from) = (self.flat.state(g).grad, cx.b.whole(buffer)) else {
+            return;
+        };
+        let dtype = cx.scenario.precision.main_grads;
+        let n = rest.bytes / dtype.size();
+        cx.run(
+            Rule::Accumulate,
+            Kind::Accumulate,
+            n,
+            dtype,
+            COMPUTE,
+            &[from, rest],
+            &[rest],
+        );
+        cx.b.free(Rule::Accumulate, buffer);
+    }
+}
+
+impl Lifecycle for Native {
+    fn init(&mut self, cx: &mut Cx<'_>) {
+        self.flat.init(cx);
+    }
+
+    fn micro_batch(&mut self, index: u16, last: bool) {
+        self.first = index == 0;
+        self.last = last;
+    }
+
+    fn forward_start(&mut self, cx: &mut Cx<'_>) {
+        // Gathers read what the optimizer (or the micro-batch before) wrote.
+        if self.flat.streams.gather != COMPUTE {
+            cx.b.join(Rule::StepStart, COMPUTE, self.flat.streams.gather);
+        }
+        if !self.flat.weight_sharded() {
+            self.full.fill(false);
+            self.gathered.fill(None);
+        }
+    }
+
+    fn pre_forward(&mut self, cx: &mut Cx<'_>, unit: UnitId) {
+        let rule = cx.scenario.fsdp.prefetch_forward;
+        self.require(cx, unit, rule, false);
+        self.prefetch(cx, unit, false);
+    }
+
+    fn post_forward(&mut self, cx: &mut Cx<'_>, unit: UnitId) {
+        // Validation frees every unit: no backward will.
+        let validation = cx.b.phase() == Phase::Validation;
+        if validation && self.flat.weight_sharded() {
+            self.reshard(cx, unit);
+        } else if cx.unit(unit).reshards {
+            if let Reshard::Group(n) = cx.scenario.fsdp.reshard_after_forward {
+                self.keep_slice(cx, unit, n);
+            }
+            self.reshard(cx, unit);
+        }
+    }
+
+    fn forward_end(&mut self, _cx: &mut Cx<'_>) {}
+
+    fn backward_start(&mut self, cx: &mut Cx<'_>) {
+        self.done.fill(false);
+        // A root without parameters has no hook of its own to prefetch the first unit from.
+        let first = cx.backward_order.first().copied();
+        if let Some(first) = first.filter(|u| !cx.unit(*u).spec.is_root)
+            && cx.scenario.fsdp.prefetch_backward != Prefetch::Depth(0)
+        {
+            self.unshard(cx, first, Rule::Prefetch);
+        }
+    }
+
+    fn pre_recompute(&mut self, cx: &mut Cx<'_>, unit: UnitId) {
+        let rule = cx.scenario.fsdp.prefetch_backward;
+        self.require(cx, unit, rule, false);
+    }
+
+    fn pre_backward(&mut self, cx: &mut Cx<'_>, unit: UnitId) {
+        let rule = cx.scenario.fsdp.prefetch_backward;
+        self.require(cx, unit, rule, false);
+        self.prefetch(cx, unit, true);
+    }
+
+    fn post_backward(&mut self, cx: &mut Cx<'_>, unit: UnitId) {
+        self.done[unit.index()] = true;
+        if self.flat.weight_sharded() {
+            self.reshard(cx, unit);
+        }
+        for g in cx.groups_of(unit) {
+            if let Some(slice) = self.kept[g.index()].take() {
+                cx.b.free(Rule::ReshardGroup, slice);
+            }
+        }
+        self.reduce(cx, unit);
+    }
+
+    fn backward_end(&mut self, cx: &mut Cx<'_>) {
+        self.drain(cx, 0, Rule::FinalFence);
+        cx.b.join(Rule::FinalFence, self.flat.streams.reduce, COMPUTE);
+        if self.last && cx.outer > 1 {
+            cx.b.join(Rule::FinalFence, self.flat.streams.outer, COMPUTE);
+        }
+    }
+
+    fn weight(&self, cx: &Cx<'_>, p: ParamId) -> Location {
+        self.flat.weight(cx, p)
+    }
+
+    fn grad(&mut self, cx: &mut Cx<'_>, p: ParamId) -> Location {
+        let (g, _) = cx.home[p.index()];
+        let offset = cx.flat_offset(p);
+        if !self.flat.grad_sharded() && self.first {
+            let rest = self
+                .flat
+                .state(g)
+                .grad
+                .expect("only trained parameters have gradients");
+            let element = cx.scenario.precision.main_grads.size();
+            return Location {
+                buffer: rest.buffer,
+                offset: rest.offset + offset * element,
+                element,
+            };
+        }
+        let dtype = if self.flat.grad_sharded() {
+            self.flat.comm_dtype()
+        } else {
+            cx.scenario.precision.main_grads
+        };
+        let buffer = match self.grads[g.index()] {
+            Some(buffer) => buffer,
+            None => {
+                let root = cx.unit(cx.group(g).unit).spec.is_root;
+                if self.flat.grad_sharded() && !root {
+                    self.drain(cx, self.in_flight - 1, Rule::ReduceGate);
+                }
+                let numel = self.flat.state(g).numel;
+                let buffer = match cx.made.get(&(Role::FullGrad, g, COMPUTE)) {
+                    Some(id) => *id,
+                    None => {
+                        let id =
+                            cx.transient(Role::FullGrad, numel * dtype.size(), dtype, COMPUTE, g);
+                        cx.made.insert((Role::FullGrad, g, COMPUTE), id);
+                        id
+                    }
+                };
+                cx.b.alloc(Rule::Grad, buffer);
+                fill_padding(cx, g, buffer, dtype);
+                self.grads[g.index()] = Some(buffer);
+                buffer
+            }
+        };
+        Location {
+            buffer,
+            offset: offset * dtype.size(),
+            element: dtype.size(),
+        }
+    }
+
+    fn optimizer_state(&mut self, cx: &mut Cx<'_>) -> Vec<ShardState> {
+        self.flat.optimizer_state(cx)
+    }
+
+    fn step_end(&mut self, cx: &mut Cx<'_>) {
+        self.flat.refresh(cx, COMPUTE);
+    }
+}

@@ -1,0 +1,509 @@
+//! The walk: runs the tape through a policy's hooks and emits the step.
+
+use super::builder::NewBuffer;
+use super::context::Cx;
+use super::{PlanError, optimizer};
+use crate::compile::tape::{HostWorkKind, ModuleId, ModuleKind, Source, StorageRole, TapeOp};
+use crate::program::{
+    Access, BufferId, COMPUTE, ConstId, EventId, Holds, ParamId, Phase, Role, Rule, ScopeId,
+    StorageId, UnitId,
+};
+use crate::scenario::{CompileMode, CudaGraph, PolicyKind, Scope};
+
+/// Where a parameter or gradient lies.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Location {
+    pub(crate) buffer: BufferId,
+    /// First byte of the parameter's data.
+    pub(crate) offset: u64,
+    /// Bytes of one element there.
+    pub(crate) element: u64,
+}
+
+/// A policy: what happens at the hooks of a step.
+pub(crate) trait Lifecycle {
+    /// Persistent state (section `Init`).
+    fn init(&mut self, cx: &mut Cx<'_>);
+    /// A forward pass starts (training micro-batch or validation).
+    fn forward_start(&mut self, cx: &mut Cx<'_>);
+    fn pre_forward(&mut self, cx: &mut Cx<'_>, unit: UnitId);
+    fn post_forward(&mut self, cx: &mut Cx<'_>, unit: UnitId);
+    /// The forward pass has ended (the loss comes before).
+    fn forward_end(&mut self, cx: &mut Cx<'_>);
+    fn backward_start(&mut self, cx: &mut Cx<'_>);
+    fn pre_recompute(&mut self, cx: &mut Cx<'_>, unit: UnitId);
+    fn pre_backward(&mut self, cx: &mut Cx<'_>, unit: UnitId);
+    fn post_backward(&mut self, cx: &mut Cx<'_>, unit: UnitId);
+    /// Final callback of a backward pass.
+    fn backward_end(&mut self, cx: &mut Cx<'_>);
+    /// Full weight of a parameter, which the hooks have made available.
+    fn weight(&self, cx: &Cx<'_>, p: ParamId) -> Location;
+    /// Full gradient of a parameter; allocates on first touch.
+    fn grad(&mut self, cx: &mut Cx<'_>, p: ParamId) -> Location;
+    /// What the optimizer works on, after `backward_end` of the last micro-batch.
+    fn optimizer_state(&mut self, cx: &mut Cx<'_>) -> Vec<optimizer::ShardState>;
+    /// After the optimizer: refresh compute weights, drop gradients.
+    fn step_end(&mut self, cx: &mut Cx<'_>);
+    /// Number of the current micro-batch and whether it is the last; called before `forward_start`.
+    fn micro_batch(&mut self, index: u16, last: bool);
+}
+
+/// Buffers of the tape, made once and used by every micro-batch.
+pub(crate) struct TapeBuffers {
+    storages: Vec<BufferId>,
+    /// By constant: one buffer, or one a micro-batch.
+    consts: Vec<Vec<BufferId>>,
+    /// Bases of library workspaces, allocated in the first step.
+    workspaces: Vec<BufferId>,
+}
+
+/// Size of cuBLAS's workspace, which torch takes from its caching allocator, one a thread: 32 MiB on Hopper and later,
+/// 4096 KiB x 2 + 16 KiB x 8 before (`CUBLAS_WORKSPACE_CONFIG` default, torch `CUDABlas.cpp`).
+fn cublas_workspace(hardware: &str) -> u64 {
+    match hardware {
+        "cpu" => 0,
+        h if h.starts_with("a100") => 8_519_680,
+        _ => 33_554_432,
+    }
+}
+
+impl TapeBuffers {
+    pub(crate) fn new(cx: &mut Cx<'_>) -> Self {
+        let unit_of_module = unit_of_module(cx);
+        let pool = cx.rest_pool;
+        let tape = cx.tape;
+        let storages = tape
+            .storages
+            .iter()
+            .enumerate()
+            .map(|(i, s)| {
+                cx.b.buffer(NewBuffer {
+                    role: match s.role {
+                        StorageRole::Saved => Role::Activation,
+                        StorageRole::Logits => Role::Logits,
+                        StorageRole::Temporary | StorageRole::ActivationGrad => Role::Temporary,
+                        StorageRole::Workspace => Role::Workspace,
+                    },
+                    bytes: s.bytes.0,
+                    dtype: s.dtype,
+                    pool,
+                    stream: COMPUTE,
+                    unit: unit_of_module[s.module.index()],
+                    holds: Holds::Storage(StorageId(i as u32)),
+                })
+            })
+            .collect();
+        let consts = tape
+            .consts
+            .iter()
+            .enumerate()
+            .map(|(i, c)| {
+                let copies = if c.per_micro_batch {
+                    cx.scenario.train.grad_accum
+                } else {
+                    1
+                };
+                (0..copies)
+                    .map(|_| {
+                        cx.b.buffer(NewBuffer {
+                            role: Role::Input,
+                            bytes: c.bytes.0,
+                            dtype: c.dtype,
+                            pool,
+                            stream: COMPUTE,
+                            unit: UnitId(0),
+                            holds: Holds::Const(ConstId(i as u32)),
+                        })
+                    })
+                    .collect()
+            })
+            .collect();
+        let workspace = cublas_workspace(&cx.scenario.mesh.hardware);
+        let workspaces = if workspace == 0 || cx.scenario.fsdp.policy == PolicyKind::Native {
+            Vec::new()
+        } else {
+            [
+                "cublas workspace, forward thread",
+                "cublas workspace, autograd thread",
+            ]
+            .into_iter()
+            .map(|name| {
+                cx.resting(
+                    Role::Workspace,
+                    workspace,
+                    crate::units::DType::U8,
+                    UnitId(0),
+                    Holds::Named(name),
+                )
+            })
+            .collect()
+        };
+        Self {
+            storages,
+            consts,
+            workspaces,
+        }
+    }
+
+    /// Tables that live for the whole run.
+    pub(crate) fn init(&self, cx: &mut Cx<'_>) {
+        for (c, ids) in cx.tape.consts.iter().zip(&self.consts) {
+            if !c.per_micro_batch {
+                cx.b.alloc(Rule::State, ids[0]);
+            }
+        }
+    }
+}
+
+fn unit_of_module(cx: &Cx<'_>) -> Vec<UnitId> {
+    let mut own = vec![None; cx.tape.modules.len()];
+    for (u, unit) in cx.units.iter().enumerate() {
+        for m in &unit.spec.modules {
+            own[m.index()] = Some(UnitId(u as u16));
+        }
+    }
+    let mut out = vec![UnitId(0); own.len()];
+    for (i, m) in cx.tape.modules.iter().enumerate() {
+        out[i] = own[i]
+            .or_else(|| m.parent.map(|p| out[p.index()]))
+            .unwrap_or(UnitId(0));
+    }
+    out
+}
+
+/// Which list of the tape is walked.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Pass {
+    Forward,
+    Backward,
+    Eval,
+}
+
+/// Walks a tape through a policy.
+pub(crate) struct Walk<'c, 'a, L> {
+    pub(crate) cx: &'c mut Cx<'a>,
+    pub(crate) life: &'c mut L,
+    pub(crate) buffers: &'c TapeBuffers,
+    units: Vec<UnitId>,
+    /// Framework host work applies (not for the native engine).
+    framework: bool,
+    scope: Option<(ModuleId, ScopeId)>,
+    micro: usize,
+    workspaces_made: [bool; 2],
+}
+
+impl<'c, 'a, L: Lifecycle> Walk<'c, 'a, L> {
+    pub(crate) fn new(cx: &'c mut Cx<'a>, life: &'c mut L, buffers: &'c TapeBuffers) -> Self {
+        let units = unit_of_module(cx);
+        let framework = cx.scenario.fsdp.policy != PolicyKind::Native;
+        Self {
+            cx,
+            life,
+            buffers,
+            units,
+            framework,
+            scope: None,
+            micro: 0,
+            workspaces_made: [false; 2],
+        }
+    }
+
+    /// One training step: all micro-batches, clipping, optimizer, refresh.
+    pub(crate) fn step(&mut self) {
+        let n = self.cx.scenario.train.grad_accum as u16;
+        let full_graph = self.cx.scenario.compile.cuda_graph == CudaGraph::FullIteration;
+        self.cx.b.at(UnitId(0), Phase::Start);
+        if self.framework {
+            self.cx.b.host(Rule::StepStart, HostWorkKind::Step, 1);
+        }
+        for m in 0..n {
+            self.cx.b.micro_batch(m);
+            self.inputs(m, true);
+        }
+        let scope = full_graph.then(|| self.cx.b.graph_begin("iteration".to_owned()));
+        for m in 0..n {
+            self.cx.b.micro_batch(m);
+            self.micro = usize::from(m);
+            self.life.micro_batch(m, m + 1 == n);
+            self.pass(Pass::Forward);
+            self.pass(Pass::Backward);
+        }
+        if let Some(scope) = scope {
+            self.cx.b.at(UnitId(0), Phase::Final);
+            self.cx.b.graph_end(scope);
+        }
+        self.cx.b.micro_batch(n - 1);
+        optimizer::step(self.cx, self.life);
+        self.cx.b.at(UnitId(0), Phase::Optimizer);
+        self.life.step_end(self.cx);
+        for m in 0..n {
+            self.inputs(m, false);
+        }
+    }
+
+    /// A validation forward.
+    pub(crate) fn validation(&mut self) {
+        self.cx.b.micro_batch(0);
+        self.cx.b.at(UnitId(0), Phase::Validation);
+        self.inputs(0, true);
+        self.micro = 0;
+        self.life.micro_batch(0, true);
+        self.pass(Pass::Eval);
+        self.cx.b.at(UnitId(0), Phase::Validation);
+        self.inputs(0, false);
+    }
+
+    /// Inputs of a micro-batch: written by the loader when they are allocated, at the start of the step.
+    fn inputs(&mut self, m: u16, alloc: bool) {
+        for (c, ids) in self.cx.tape.consts.iter().zip(&self.buffers.consts) {
+            if c.per_micro_batch {
+                let id = ids[usize::from(m)];
+                if alloc {
+                    self.cx.b.alloc(Rule::StepStart, id);
+                } else {
+                    self.cx.b.free(Rule::StepStart, id);
+                }
+            }
+        }
+    }
+
+    fn pass(&mut self, pass: Pass) {
+        let tape = self.cx.tape;
+        let (ops, phase) = match pass {
+            Pass::Forward => (&tape.forward, Phase::Forward),
+            Pass::Backward => (&tape.backward, Phase::Backward),
+            Pass::Eval => (&tape.eval, Phase::Validation),
+        };
+        self.cx.b.at(UnitId(0), phase);
+        if pass == Pass::Backward {
+            self.workspace(1);
+            self.life.backward_start(self.cx);
+        } else {
+            self.workspace(0);
+            self.life.forward_start(self.cx);
+        }
+        let mut recompute = 0u32;
+        for op in ops {
+            match *op {
+                TapeOp::Enter(m) => self.enter(pass, m, phase),
+                TapeOp::Exit(m) => self.exit(pass, m, phase),
+                TapeOp::EnterRecompute(m) => {
+                    recompute += 1;
+                    self.cx.b.at(self.units[m.index()], Phase::Recompute);
+                    if let Some(u) = self.cx.hooks[m.index()].first_of {
+                        self.life.pre_recompute(self.cx, u);
+                    }
+                }
+                TapeOp::ExitRecompute(m) => {
+                    recompute -= 1;
+                    if recompute == 0 {
+                        self.cx.b.at(self.units[m.index()], phase);
+                    }
+                }
+                TapeOp::Alloc(s) => self
+                    .cx
+                    .b
+                    .alloc(Rule::Model, self.buffers.storages[s.index()]),
+                TapeOp::Free(s) => self
+                    .cx
+                    .b
+                    .free(Rule::Model, self.buffers.storages[s.index()]),
+                TapeOp::Launch {
+                    kernel,
+                    reads,
+                    writes,
+                    end,
+                } => self.launch(kernel, reads, writes, end),
+                TapeOp::Host { kind, count } => {
+                    if self.framework {
+                        let rule = if kind == HostWorkKind::Guard {
+                            Rule::Compile
+                        } else {
+                            Rule::Model
+                        };
+                        self.cx.b.host(rule, kind, count);
+                    }
+                }
+                TapeOp::GradReady(_) => {}
+            }
+        }
+        self.cx.b.at(
+            UnitId(0),
+            if pass == Pass::Backward {
+                Phase::Final
+            } else {
+                phase
+            },
+        );
+        if pass == Pass::Backward {
+            self.life.backward_end(self.cx);
+        } else {
+            self.life.forward_end(self.cx);
+        }
+    }
+
+    /// The library workspace of a thread appears with its first matrix product, and stays.
+    fn workspace(&mut self, thread: usize) {
+        if let Some(&id) = self.buffers.workspaces.get(thread)
+            && !std::mem::replace(&mut self.workspaces_made[thread], true)
+        {
+            self.cx.b.first_only(|b| b.alloc(Rule::State, id));
+        }
+    }
+
+    fn enter(&mut self, pass: Pass, m: ModuleId, phase: Phase) {
+        self.cx.b.at(self.units[m.index()], phase);
+        let hooks = self.cx.hooks[m.index()];
+        let unit = if pass == Pass::Backward {
+            hooks.last_of
+        } else {
+            hooks.first_of
+        };
+        if let Some(u) = unit.filter(|u| !self.cx.unit(*u).groups.is_empty()) {
+            self.graph_break();
+            if pass == Pass::Backward {
+                self.life.pre_backward(self.cx, u);
+            } else {
+                self.life.pre_forward(self.cx, u);
+            }
+            self.cx.b.at(self.units[m.index()], phase);
+        }
+        if pass != Pass::Eval && self.scope.is_none() && self.captures(m) {
+            let module = &self.cx.tape.modules[m.index()];
+            let name = format!("{} {}", module.path, phase.name());
+            let scope = self.cx.b.graph_begin(name);
+            self.scope = Some((m, scope));
+        }
+    }
+
+    fn exit(&mut self, pass: Pass, m: ModuleId, phase: Phase) {
+        if let Some((module, scope)) = self.scope
+            && module == m
+        {
+            self.cx.b.graph_end(scope);
+            self.scope = None;
+        }
+        let hooks = self.cx.hooks[m.index()];
+        let unit = if pass == Pass::Backward {
+            hooks.first_of
+        } else {
+            hooks.last_of
+        };
+        if let Some(u) = unit.filter(|u| !self.cx.unit(*u).groups.is_empty()) {
+            self.cx.b.at(u, phase);
+            self.graph_break();
+            if pass == Pass::Backward {
+                self.life.post_backward(self.cx, u);
+            } else {
+                self.life.post_forward(self.cx, u);
+            }
+        }
+        let parent = self.cx.tape.modules[m.index()]
+            .parent
+            .unwrap_or(ModuleId(0));
+        self.cx.b.at(self.units[parent.index()], phase);
+    }
+
+    /// With `regions` every hook is opaque to the compiler: compiled code is left and entered again around it.
+    fn graph_break(&mut self) {
+        if self.framework && self.cx.scenario.compile.mode == CompileMode::Regions {
+            self.cx.b.host(Rule::Compile, HostWorkKind::GraphBreak, 1);
+        }
+    }
+
+    fn captures(&self, m: ModuleId) -> bool {
+        let CudaGraph::Scopes(scopes) = &self.cx.scenario.compile.cuda_graph else {
+            return false;
+        };
+        match self.cx.module_kind(m) {
+            ModuleKind::Attention => scopes.contains(&Scope::Attn),
+            ModuleKind::Mlp => scopes.contains(&Scope::Mlp),
+            ModuleKind::Block => scopes.contains(&Scope::Block),
+            _ => false,
+        }
+    }
+
+    fn launch(&mut self, kernel: crate::program::KernelId, reads: u32, writes: u32, end: u32) {
+        let operands = &self.cx.tape.operands;
+        // Gradients allocate on first touch, so resolve them before the launch is emitted.
+        let resolved: smallvec::SmallVec<[Access; 12]> = operands[reads as usize..end as usize]
+            .iter()
+            .map(|o| self.resolve(o))
+            .collect();
+        let split = (writes - reads) as usize;
+        self.cx.b.launch(
+            Rule::Model,
+            kernel,
+            COMPUTE,
+            resolved[..split].iter().copied(),
+            resolved[split..].iter().copied(),
+        );
+    }
+
+    fn resolve(&mut self, o: &crate::compile::tape::Operand) -> Access {
+        let at = |l: Location, size: u64| Access {
+            buffer: l.buffer,
+            offset: l.offset + o.offset / size * l.element,
+            bytes: o.bytes / size * l.element,
+        };
+        let size = self.cx.compute_dtype().size();
+        match o.source {
+            Source::Storage(s) => Access {
+                buffer: self.buffers.storages[s.index()],
+                offset: o.offset,
+                bytes: o.bytes,
+            },
+            Source::Const(c) => {
+                let ids = &self.buffers.consts[c.index()];
+                let buffer = ids[self.micro.min(ids.len() - 1)];
+                Access {
+                    buffer,
+                    offset: o.offset,
+                    bytes: o.bytes,
+                }
+            }
+            Source::Param(p) => at(self.life.weight(self.cx, p), size),
+            Source::Grad(p) => {
+                let l = self.life.grad(self.cx, p);
+                at(l, size)
+            }
+        }
+    }
+}
+
+/// Waits on the host for an event, unless the step is captured (a capture may not block).
+pub(crate) fn host_sync(cx: &mut Cx<'_>, rule: Rule, event: EventId) {
+    if cx.scenario.compile.cuda_graph == CudaGraph::Off {
+        cx.b.host_wait(rule, event);
+    }
+}
+
+/// Refuses scopes that contain a unit's hooks.
+pub(crate) fn check_scopes(cx: &Cx<'_>) -> Result<(), PlanError> {
+    let CudaGraph::Scopes(scopes) = &cx.scenario.compile.cuda_graph else {
+        return Ok(());
+    };
+    let captured = |m: &ModuleKind| match m {
+        ModuleKind::Attention => scopes.contains(&Scope::Attn),
+        ModuleKind::Mlp => scopes.contains(&Scope::Mlp),
+        ModuleKind::Block => scopes.contains(&Scope::Block),
+        _ => false,
+    };
+    for unit in &cx.units {
+        for m in &unit.spec.modules {
+            let mut up = cx.tape.modules[m.index()].parent;
+            while let Some(p) = up {
+                let module = &cx.tape.modules[p.index()];
+                if captured(&module.kind) {
+                    return Err(PlanError::Unsupported(format!(
+                        "unit `{}` lies inside the captured scope `{}`: its hooks cannot run during a replay; capture a \
+                         smaller scope or use larger units",
+                        unit.spec.name, module.path
+                    )));
+                }
+                up = module.parent;
+            }
+        }
+    }
+    Ok(())
+}
