@@ -1,5 +1,56 @@
 //! Scenario files: format, validation with positions, overrides, sweeps, presets, JSON Schema.
+//!
+//! ```text
+//! extends chain ─▶ file ─▶ --set ─▶ sweep axis      later wins, key by key; each value keeps its place
+//!        preset fills what is left ─▶ typed values with derived defaults ─▶ combinations checked
+//! ```
 
+mod check;
+mod error;
+mod keys;
+mod limits;
+mod load;
+mod merge;
+mod names;
+mod placements;
+mod presets;
+mod read;
+mod schema;
+mod shipped;
+mod sweep;
 pub mod types;
+mod units;
+mod validate;
+mod value;
 
+#[cfg(test)]
+mod tests;
+
+pub use error::{Position, ScenarioError};
+pub use keys::{Accept, HARDWARE, KeyInfo, SECTIONS, keys};
+pub use schema::schema;
+pub use shipped::shipped;
+pub use sweep::{Axis, Sweep, SweepPoint, load_sweep, sweep_of};
 pub use types::*;
+
+use std::path::Path;
+
+/// Loads a scenario file. A bare name that is no file means the shipped scenario of that name.
+///
+/// `overrides` are `section.key=VALUE`; later ones win over earlier ones and over the file. `VALUE` is TOML, and what is
+/// no TOML is a string.
+///
+/// # Errors
+/// A file that cannot be read, a syntax error, an unknown key, a value of the wrong form, or a combination that cannot
+/// be; always the first fault.
+pub fn load(path: &Path, overrides: &[String]) -> Result<Scenario, ScenarioError> {
+    read::scenario(load::document(path, overrides)?)
+}
+
+/// As [`load`], from a text. `name` is the scenario's name (or `NAME.toml`) and stands in errors; `extends` is refused.
+///
+/// # Errors
+/// As [`load`].
+pub fn parse(name: &str, text: &str, overrides: &[String]) -> Result<Scenario, ScenarioError> {
+    read::scenario(load::document_of_text(name, text, overrides)?)
+}

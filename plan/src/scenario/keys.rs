@@ -1,0 +1,281 @@
+//! Every key of a scenario file, once: the check, the suggestions, the JSON Schema and shell completion read this table.
+
+use super::presets::PRESETS;
+
+/// Sections of a scenario file that hold keys (`[sweep]` holds paths of keys instead).
+pub const SECTIONS: [&str; 7] = [
+    "model",
+    "train",
+    "mesh",
+    "fsdp",
+    "precision",
+    "compile",
+    "gate",
+];
+
+/// Names of the shipped hardware profiles.
+pub const HARDWARE: [&str; 7] = [
+    "h200-nvlink",
+    "h100-80",
+    "h100-96-500w",
+    "a100-80",
+    "a100-40",
+    "b200",
+    "cpu",
+];
+
+/// One form that a key's value may take.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum Accept {
+    /// `true` or `false`.
+    Bool,
+    /// An integer, both ends included.
+    Integer(u64, u64),
+    /// A finite number (an integer too), both ends included. `f64::MIN_POSITIVE` as the lower end means "above 0".
+    Number(f64, f64),
+    /// Bytes, both ends included: an integer, or a string with a unit such as `"25MiB"`.
+    Bytes(u64, u64),
+    /// One of these strings.
+    Choice(&'static [&'static str]),
+    /// A path that ends in `.toml`.
+    Path,
+    /// A string that is not empty.
+    Text,
+    /// A list that is not empty.
+    List(&'static Accept),
+    /// A list of exactly so many.
+    Tuple(&'static Accept, usize),
+    /// The empty list.
+    Empty,
+    /// An inline table with any of these keys, at least one.
+    Table(&'static [(&'static str, Accept)]),
+}
+
+/// What a scenario file may say under one key.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct KeyInfo {
+    /// Section, without brackets.
+    pub section: &'static str,
+    /// Key.
+    pub key: &'static str,
+    /// The forms its value may take.
+    pub accepts: &'static [Accept],
+    /// The default as a JSON (and TOML) literal, or, in parentheses, how it is derived.
+    pub default: &'static str,
+    /// One line.
+    pub doc: &'static str,
+}
+
+impl KeyInfo {
+    /// The strings that are valid values; for shell completion and suggestions.
+    pub fn values(&self) -> impl Iterator<Item = &'static str> {
+        self.accepts
+            .iter()
+            .flat_map(|a| match a {
+                Accept::Bool => &["true", "false"][..],
+                Accept::Choice(c) => c,
+                Accept::List(Accept::Choice(c)) => c,
+                _ => &[],
+            })
+            .copied()
+    }
+
+    /// All accepted forms in words, for example `an integer from 1 to 64 or "implicit"`.
+    #[must_use]
+    pub fn expected(&self) -> String {
+        expected(self.accepts)
+    }
+}
+
+/// Forms in words, joined by "or".
+pub(crate) fn expected(accepts: &[Accept]) -> String {
+    accepts
+        .iter()
+        .map(Accept::describe)
+        .collect::<Vec<_>>()
+        .join(" or ")
+}
+
+impl Accept {
+    pub(crate) fn describe(&self) -> String {
+        match *self {
+            Self::Bool => "true or false".into(),
+            Self::Integer(a, b) => format!("an integer from {a} to {b}"),
+            Self::Number(a, b) if a == f64::MIN_POSITIVE => {
+                format!("a number above 0 and up to {b}")
+            }
+            Self::Number(a, b) => format!("a number from {a} to {b}"),
+            Self::Bytes(_, b) => {
+                format!("bytes up to {b}, as an integer or as a string such as \"25MiB\"")
+            }
+            Self::Choice(c) => c
+                .iter()
+                .map(|s| format!("{s:?}"))
+                .collect::<Vec<_>>()
+                .join(" | "),
+            Self::Path => "a path that ends in .toml".into(),
+            Self::Text => "a string".into(),
+            Self::List(of) => format!("a list of {}", of.describe_many()),
+            Self::Tuple(of, n) => format!("a list of {n} {}", of.describe_many()),
+            Self::Empty => "an empty list".into(),
+            Self::Table(fields) => {
+                let f: Vec<String> = fields
+                    .iter()
+                    .map(|(k, a)| format!("{k} = {}", a.describe()))
+                    .collect();
+                format!("a table {{ {} }}", f.join(", "))
+            }
+        }
+    }
+
+    fn describe_many(&self) -> String {
+        match self {
+            Self::Text => "strings".into(),
+            Self::Number(a, b) => format!("numbers from {a} to {b}"),
+            other => other.describe(),
+        }
+    }
+}
+
+macro_rules! keys {
+    ($($id:ident: $section:literal $key:literal [$($accept:expr),+] $default:literal $doc:literal;)*) => {
+        /// A key, as index into [`KEYS`].
+        #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+        pub(crate) enum Key {
+            $($id),*
+        }
+
+        /// The table, grouped by section.
+        pub(crate) static KEYS: &[KeyInfo] = &[
+            $(KeyInfo { section: $section, key: $key, accepts: &[$($accept),+], default: $default, doc: $doc }),*
+        ];
+
+        const IDS: &[Key] = &[$(Key::$id),*];
+    };
+}
+
+impl Key {
+    pub(crate) fn info(self) -> &'static KeyInfo {
+        &KEYS[self as usize]
+    }
+
+    /// `fsdp.policy`
+    pub(crate) fn path(self) -> String {
+        let k = self.info();
+        format!("{}.{}", k.section, k.key)
+    }
+
+    pub(crate) fn find(section: &str, key: &str) -> Option<Self> {
+        IDS.iter()
+            .copied()
+            .find(|id| id.info().section == section && id.info().key == key)
+    }
+
+    /// Keys of this name in any section.
+    pub(crate) fn named(key: &str) -> Option<Self> {
+        IDS.iter().copied().find(|id| id.info().key == key)
+    }
+
+    pub(crate) fn of_section(section: &str) -> impl Iterator<Item = Self> {
+        IDS.iter()
+            .copied()
+            .filter(move |id| id.info().section == section)
+    }
+}
+
+/// All keys, section by section.
+#[must_use]
+pub fn keys() -> &'static [KeyInfo] {
+    KEYS
+}
+
+use Accept::{Bool, Bytes, Choice, Empty, Integer, List, Number, Path, Table, Text, Tuple};
+
+const ABOVE_0: f64 = f64::MIN_POSITIVE;
+const MIB: u64 = 1 << 20;
+const DTYPES: &[&str] = &["f32", "bf16", "f16", "float32", "bfloat16", "float16"];
+const DTYPES_OR_NONE: &[&str] = &[
+    "f32", "bf16", "f16", "float32", "bfloat16", "float16", "none",
+];
+const PLACEMENT: Accept = Tuple(&Choice(&["flat", "replicate"]), 3);
+const LOOKAHEAD: &[(&str, Accept)] = &[("elements", Integer(1, 1 << 50))];
+const PLACEMENTS: &[(&str, Accept)] = &[("dp_shard", PLACEMENT), ("dp_outer", PLACEMENT)];
+
+keys! {
+    Preset: "model" "preset" [Choice(PRESETS)] "(none)" "Shapes of a known model; keys beside it override it";
+    Family: "model" "family" [Choice(&["llama", "gpt2", "encoder", "linear", "cnn"])] "(the preset's)" "Model family, when no preset is given";
+    Layers: "model" "layers" [Integer(1, 4096)] "(required without preset)" "Blocks, linear layers or convolutions";
+    Hidden: "model" "hidden" [Integer(1, MIB)] "(required without preset)" "Model width in elements";
+    Heads: "model" "heads" [Integer(1, 65536)] "(required without preset)" "Query heads";
+    KvHeads: "model" "kv_heads" [Integer(1, 65536)] "(heads)" "Key and value heads of llama; divides heads";
+    HeadDim: "model" "head_dim" [Integer(1, 65536)] "(hidden / heads)" "Elements of one head of llama; even";
+    Ffn: "model" "ffn" [Integer(1, 4 * MIB)] "(4 hidden; llama: 8/3 hidden, rounded up to 256)" "Width of the feed-forward layer";
+    Vocab: "model" "vocab" [Integer(1, 16 * MIB)] "(required without preset)" "Vocabulary size of llama and gpt2";
+    TieEmbeddings: "model" "tie_embeddings" [Bool] "(gpt2: true, llama: false)" "Embedding and head share one parameter";
+    NormEps: "model" "norm_eps" [Number(ABOVE_0, 1.0)] "1e-5" "Epsilon of the norms";
+    RopeTheta: "model" "rope_theta" [Number(1.0, 1e12)] "(llama: 10000)" "Base of the rotary embedding of llama";
+    MaxSeqLen: "model" "max_seq_len" [Integer(1, 4 * MIB)] "(llama: seq_len, gpt2: at least 1024)" "Rows of the position table of llama and gpt2";
+    Channels: "model" "channels" [Integer(1, 65536)] "(required without preset)" "Channels of the cnn";
+    Height: "model" "height" [Integer(1, 16384)] "(cnn: 64)" "Image height of the cnn";
+    Width: "model" "width" [Integer(1, 16384)] "(cnn: 64)" "Image width of the cnn";
+    Kernel: "model" "kernel" [Integer(1, 255)] "(cnn: 3)" "Edge of the cnn's convolutions; odd";
+    Bias: "model" "bias" [Bool] "(llama: false, others: true)" "Linear layers and convolutions carry a bias";
+
+    SeqLen: "train" "seq_len" [Integer(1, 4 * MIB)] "(max_seq_len up to 8192; encoder: 512; linear, cnn: 1)" "Tokens a sample";
+    MicroBatch: "train" "micro_batch" [Integer(1, MIB)] "1" "Samples a rank and micro-batch";
+    GradAccum: "train" "grad_accum" [Integer(1, 4096)] "1" "Micro-batches a step";
+    Recompute: "train" "recompute" [Choice(&["none", "full", "selective"])] "\"none\"" "Activations that backward computes again";
+    Loss: "train" "loss" [Choice(&["materialized", "chunked"])] "\"materialized\"" "All logits at once, or chunk by chunk";
+    Optimizer: "train" "optimizer" [Choice(&["adamw", "sgd"])] "\"adamw\"" "Optimizer";
+    Lr: "train" "lr" [Number(0.0, 1e6)] "3e-4" "Peak learning rate";
+    Betas: "train" "betas" [Tuple(&Number(0.0, 1.0), 2)] "[0.9, 0.95]" "Decay of AdamW's moments; below 1";
+    Eps: "train" "eps" [Number(ABOVE_0, 1.0)] "1e-8" "AdamW epsilon";
+    WeightDecay: "train" "weight_decay" [Number(0.0, 1e3)] "0.1" "Decoupled weight decay";
+    ClipNorm: "train" "clip_norm" [Number(0.0, 1e9)] "0.0" "Global gradient norm limit; 0 is off";
+    Steps: "train" "steps" [Integer(1, 1_000_000)] "20" "Steps of a run";
+    ValidateEvery: "train" "validate_every" [Integer(0, 1_000_000)] "0" "A validation forward every so many steps; 0 is never";
+
+    Hardware: "mesh" "hardware" [Choice(&HARDWARE), Path] "(required)" "Hardware profile: a shipped one, or a path";
+    DpShard: "mesh" "dp_shard" [Integer(1, MIB)] "(required)" "Ranks that shard: the inner data-parallel axis";
+    DpOuter: "mesh" "dp_outer" [Integer(1, MIB)] "1" "Outer data-parallel axis: replicas, or outer shards";
+    GpusPerNode: "mesh" "gpus_per_node" [Integer(1, 1024)] "(8, or fewer when there are fewer ranks)" "GPUs of one NVLink node";
+
+    Policy: "fsdp" "policy" [Choice(&["native", "fsdp2", "megatron"])] "\"native\"" "Whose schedule: this engine's, torch fully_shard's, Megatron-FSDP's";
+    Strategy: "fsdp" "strategy" [Choice(&["no_shard", "optim", "optim_grads", "optim_grads_params"])] "\"optim_grads_params\"" "What is sharded over dp_shard (DDP, ZeRO-1, 2, 3)";
+    OuterStrategy: "fsdp" "outer_strategy" [Choice(&["no_shard", "optim"])] "\"no_shard\"" "What is sharded over dp_outer (HSDP, HFSDP)";
+    Placements: "fsdp" "placements" [Table(PLACEMENTS)] "(from the strategies)" "Placement of parameters, gradients and optimizer state for each axis, instead of the strategies";
+    Units: "fsdp" "units" [Choice(&["block", "root"]), List(&Text)] "\"block\"" "Modules gathered together: globs, joined by +, with =keep exempt from resharding";
+    Reshard: "fsdp" "reshard_after_forward" [Bool, Choice(&["auto"]), Integer(1, MIB)] "\"auto\"" "Free full parameters after forward; auto: every unit but the last block; integer: to groups of so many ranks";
+    PrefetchForward: "fsdp" "prefetch_forward" [Integer(0, 64), Choice(&["implicit"]), Table(LOOKAHEAD)] "(native: 1, others: \"implicit\")" "Units gathered ahead in forward: a depth, or an element budget";
+    PrefetchBackward: "fsdp" "prefetch_backward" [Integer(0, 64), Choice(&["implicit"]), Table(LOOKAHEAD)] "(native: 1, others: \"implicit\")" "Units gathered ahead in backward: a depth, or an element budget";
+    ReduceInFlight: "fsdp" "reduce_in_flight" [Integer(1, 64)] "(fsdp2: 1, others: 2)" "Gradient buffers that may be in flight";
+    AsyncReduce: "fsdp" "async_reduce" [Bool] "true" "Reduce on a side stream";
+    SeparateCommunicators: "fsdp" "separate_communicators" [Bool] "(native: true, others: false)" "All-gather and reduce-scatter use communicators of their own";
+    UnifyCommStream: "fsdp" "unify_comm_stream" [Bool] "false" "One side stream for all-gather and reduce-scatter";
+    Allocator: "fsdp" "allocator" [Choice(&["caching", "pool", "double_buffer", "temporary"])] "(native: \"pool\", others: \"caching\")" "Where full-size buffers come from";
+    ExpandableSegments: "fsdp" "expandable_segments" [Bool] "true" "PyTorch allocator option of that name";
+    PersistOnAllocFail: "fsdp" "persist_on_alloc_fail" [Bool] "false" "double_buffer: a unit that does not fit gets a persistent buffer";
+    AverageInCollective: "fsdp" "average_in_collective" [Bool] "false" "The collective averages, instead of scaling by 1/dp";
+    PerTokenLoss: "fsdp" "per_token_loss" [Bool] "false" "The loss is a sum over tokens: gradients are not scaled";
+    NanCheck: "fsdp" "nan_check" [Bool] "false" "Check shards and gradients for NaN around every collective";
+    Frozen: "fsdp" "frozen" [List(&Text), Empty] "[]" "Globs of modules whose parameters are not trained";
+
+    Compute: "precision" "compute" [Choice(DTYPES)] "\"bf16\"" "Gathered parameters, activations, matrix products";
+    MainParams: "precision" "main_params" [Choice(DTYPES_OR_NONE)] "\"f32\"" "Optimizer's weights; none: the compute weights are the optimizer's";
+    MainGrads: "precision" "main_grads" [Choice(DTYPES)] "(megatron: \"bf16\", others: \"f32\"; f32 with f32 compute)" "Gradients between micro-batches";
+    CommGrads: "precision" "comm_grads" [Choice(DTYPES)] "(fsdp2: \"f32\", others: main_grads)" "Gradients in the reduction";
+    Moments: "precision" "moments" [Choice(DTYPES)] "\"f32\"" "Optimizer moments";
+
+    Mode: "compile" "mode" [Choice(&["off", "regions", "blocks", "full"])] "\"off\"" "What is compiled";
+    BucketBytes: "compile" "bucket_bytes" [Bytes(0, 1 << 40)] "104857600" "full: bucket collectives up to this size; 0: one for each parameter";
+    MaxInflightBytes: "compile" "max_inflight_bytes" [Bytes(1, 1 << 50)] "5000000000" "full: bytes of collectives that may be in flight";
+    MemoryBudget: "compile" "memory_budget" [Number(0.0, 100.0)] "0.05" "full: extra memory that reordering may cost, as a fraction of the peak";
+    CudaGraph: "compile" "cuda_graph" [Choice(&["off", "full_iteration"]), List(&Choice(&["attn", "mlp", "block"]))] "\"off\"" "CUDA-graph capture: the whole iteration, or scopes of every block";
+
+    GateStepTime: "gate" "step_time" [Number(0.0, 1e6)] "(no limit)" "Relative tolerance of the step time";
+    GateAllocated: "gate" "allocated" [Number(0.0, 1e6)] "(no limit)" "Relative tolerance of peak allocated bytes";
+    GateReserved: "gate" "reserved" [Number(0.0, 1e6)] "(no limit)" "Relative tolerance of peak reserved bytes";
+    GateDevice: "gate" "device" [Number(0.0, 1e6)] "(no limit)" "Relative tolerance of device bytes";
+    GateLoss: "gate" "loss" [Number(0.0, 1e6)] "(no limit)" "Relative tolerance of each loss";
+    GateGradNorm: "gate" "grad_norm" [Number(0.0, 1e6)] "(no limit)" "Relative tolerance of each gradient norm";
+}

@@ -1,0 +1,156 @@
+//! Sizes beyond which sums of bytes, FLOPs or time would leave 64 bits, or a plan would not fit in memory.
+
+use super::error::ScenarioError;
+use super::keys::Key;
+use super::merge::Document;
+use super::types::{Family, Model, Scenario};
+
+/// Blocks times micro-batches: what a program's length grows with.
+const MOST_BLOCK_RUNS: u64 = 1 << 15;
+/// FLOPs of one rank in one step.
+const MOST_FLOPS: u128 = 1 << 60;
+/// Bytes of one rank in one step, all tensors added.
+const MOST_BYTES: u128 = 1 << 56;
+/// Bytes of a copy of the parameters on every rank.
+const MOST_BYTES_EVERYWHERE: u128 = 1 << 60;
+
+/// Refuses what is too large to be counted.
+pub(crate) fn check(s: &Scenario, d: &Document) -> Result<(), ScenarioError> {
+    let (m, t) = (&s.model, &s.train);
+    let runs = u64::from(m.layers) * u64::from(t.grad_accum);
+    if runs > MOST_BLOCK_RUNS {
+        let message = format!(
+            "{runs} block executions a step (layers * grad_accum) are more than {MOST_BLOCK_RUNS}"
+        );
+        return Err(d.conflict(&[Key::GradAccum, Key::Layers], message));
+    }
+    let sizes = [
+        Key::MicroBatch,
+        Key::SeqLen,
+        Key::GradAccum,
+        Key::Layers,
+        Key::Hidden,
+        Key::Channels,
+        Key::DpShard,
+        Key::DpOuter,
+    ];
+    let too_large = |what: &str, n: u128, most: u128| {
+        d.conflict(
+            &sizes,
+            format!(
+                "the model and its batch are too large: {:.1e} {what}, at most {:.1e}",
+                n as f64, most as f64
+            ),
+        )
+    };
+    let work = Work::of(m, u128::from(t.micro_batch), u128::from(t.seq_len));
+    let accum = u128::from(t.grad_accum);
+    // Backward is twice forward, recompute once more.
+    let flops = work.flops.saturating_mul(4 * accum);
+    if flops > MOST_FLOPS {
+        return Err(too_large("FLOPs a rank and step", flops, MOST_FLOPS));
+    }
+    // Main weights, moments, gradients, copies: below 32 bytes a parameter.
+    let bytes = work
+        .elements
+        .saturating_mul(4 * accum)
+        .saturating_add(work.parameters.saturating_mul(32));
+    if bytes > MOST_BYTES {
+        return Err(too_large("bytes a rank and step", bytes, MOST_BYTES));
+    }
+    let everywhere = work
+        .parameters
+        .saturating_mul(4 * u128::from(s.mesh.world()));
+    if everywhere > MOST_BYTES_EVERYWHERE {
+        return Err(too_large(
+            "bytes of parameters over all ranks",
+            everywhere,
+            MOST_BYTES_EVERYWHERE,
+        ));
+    }
+    Ok(())
+}
+
+/// Upper bounds of what one micro-batch does; every factor is at most 2^24, so that 128 bits hold the products.
+struct Work {
+    /// Parameters of the model.
+    parameters: u128,
+    /// Activation elements, all tensors of forward and backward added.
+    elements: u128,
+    /// Forward FLOPs.
+    flops: u128,
+}
+
+impl Work {
+    fn of(m: &Model, batch: u128, seq: u128) -> Self {
+        let [layers, hidden, heads, kv, dim, ffn, vocab] = [
+            u64::from(m.layers),
+            m.hidden,
+            m.heads,
+            m.kv_heads,
+            m.head_dim,
+            m.ffn,
+            m.vocab,
+        ]
+        .map(u128::from);
+        let [channels, height, width, kernel] =
+            [m.channels, m.height, m.width, m.kernel].map(u128::from);
+        let rows = batch * seq;
+        match m.family {
+            Family::Llama | Family::Gpt2 | Family::Encoder => {
+                let block =
+                    hidden * dim * (2 * heads + 2 * kv) + 3 * hidden * ffn + 16 * hidden + 2 * ffn;
+                let head = hidden * vocab.max(hidden);
+                let attention = 4 * batch * heads * seq * seq * dim;
+                Self {
+                    parameters: layers * block + 2 * head + hidden * u128::from(m.max_seq_len),
+                    elements: 8
+                        * (layers * rows * (8 * hidden + 4 * dim * heads + 4 * ffn)
+                            + rows * (vocab + hidden)),
+                    flops: layers * (2 * rows * block + attention) + 2 * rows * head,
+                }
+            }
+            Family::Linear => Self {
+                parameters: layers * hidden * (hidden + 1),
+                elements: 8 * (layers + 1) * rows * hidden,
+                flops: 2 * layers * rows * hidden * hidden,
+            },
+            Family::Cnn => {
+                let filter = channels * channels * kernel * kernel;
+                let pixels = rows * height * width;
+                Self {
+                    parameters: layers * (filter + channels) + channels,
+                    elements: 8 * (layers + 1) * pixels * channels,
+                    flops: layers * 2 * pixels * filter,
+                }
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::scenario::parse;
+
+    /// Parameter counts as published: 8.03e9, 70.6e9, 405.9e9, 124e6.
+    #[test]
+    fn bounds_are_above_and_near_the_published_sizes() {
+        for (preset, published) in [
+            ("llama3-8b", 8.03e9),
+            ("llama3-70b", 70.55e9),
+            ("llama3-405b", 405.85e9),
+            ("gpt2", 124.4e6),
+        ] {
+            let text = format!(
+                "[model]\npreset = \"{preset}\"\n[mesh]\nhardware = \"cpu\"\ndp_shard = 1\n"
+            );
+            let s = parse(preset, &text, &[]).unwrap();
+            let n = Work::of(&s.model, 1, 1).parameters as f64;
+            assert!(
+                n >= published * 0.999 && n < published * 1.7,
+                "{preset}: {n:e}"
+            );
+        }
+    }
+}

@@ -1,0 +1,368 @@
+//! Reading files: `extends` chains, shipped scenarios, overrides from the command line.
+
+use super::error::ScenarioError;
+use super::keys::{Key, SECTIONS};
+use super::merge::{Document, LONGEST_TEXT};
+use super::names::nearest;
+use super::shipped;
+use super::value::{Datum, Entry, Origin, Source, Value, convert, syntax_error};
+use std::io::Read;
+use std::path::{Path, PathBuf};
+use toml::de::{DeTable, DeValue};
+
+/// Where a text came from, which decides what `extends` is relative to.
+enum Place {
+    Disk(PathBuf),
+    Shipped(&'static str),
+    Text,
+}
+
+impl Place {
+    /// Equal for the same file under two names.
+    fn identity(&self) -> String {
+        match self {
+            Self::Disk(path) => path
+                .canonicalize()
+                .unwrap_or_else(|_| path.clone())
+                .display()
+                .to_string(),
+            Self::Shipped(name) => format!("shipped:{name}"),
+            Self::Text => String::new(),
+        }
+    }
+}
+
+/// The document of a file (or of a shipped scenario, when `path` is a bare name that is no file) with overrides.
+pub(crate) fn document(path: &Path, overrides: &[String]) -> Result<Document, ScenarioError> {
+    let (place, source) = open(path)?;
+    let name = match &place {
+        Place::Shipped(name) => (*name).to_owned(),
+        _ => path
+            .file_stem()
+            .map_or_else(String::new, |s| s.to_string_lossy().into_owned()),
+    };
+    finish(name, place, source, overrides)
+}
+
+/// The document of a text. `extends` is an error: there is nothing it could be relative to.
+pub(crate) fn document_of_text(
+    name: &str,
+    text: &str,
+    overrides: &[String],
+) -> Result<Document, ScenarioError> {
+    let stem = Path::new(name)
+        .file_stem()
+        .map_or_else(|| name.to_owned(), |s| s.to_string_lossy().into_owned());
+    let stem = if name.ends_with(".toml") {
+        stem
+    } else {
+        name.to_owned()
+    };
+    finish(
+        stem,
+        Place::Text,
+        Source {
+            name: name.into(),
+            text: text.into(),
+        },
+        overrides,
+    )
+}
+
+fn finish(
+    name: String,
+    place: Place,
+    source: Source,
+    overrides: &[String],
+) -> Result<Document, ScenarioError> {
+    let mut document = Document::new(name);
+    absorb(&mut document, &place, source, &mut Vec::new())?;
+    for text in overrides {
+        override_with(&mut document, text)?;
+    }
+    Ok(document)
+}
+
+fn open(path: &Path) -> Result<(Place, Source), ScenarioError> {
+    let shown = path.display().to_string();
+    if !path.exists()
+        && path.components().count() == 1
+        && let Some((name, text)) = shipped::find(&shown)
+    {
+        return Ok((Place::Shipped(name), shipped_source(name, text)));
+    }
+    match read(path) {
+        Ok(text) => Ok((
+            Place::Disk(path.to_owned()),
+            Source {
+                name: shown.into(),
+                text: text.into(),
+            },
+        )),
+        Err(reason) => {
+            let error = ScenarioError::file_only(shown, reason);
+            let stem = path
+                .file_stem()
+                .map(|s| s.to_string_lossy().into_owned())
+                .unwrap_or_default();
+            let names = shipped::shipped().iter().map(|(n, _)| *n);
+            Err(match nearest(&stem, names) {
+                Some(near) if !path.exists() => {
+                    error.with_help(format!("shipped scenario of a near name: {near}"))
+                }
+                _ => error,
+            })
+        }
+    }
+}
+
+fn shipped_source(name: &str, text: &'static str) -> Source {
+    Source {
+        name: format!("scenarios/{name}.toml").into(),
+        text: text.into(),
+    }
+}
+
+fn read(path: &Path) -> Result<String, String> {
+    let file = std::fs::File::open(path).map_err(|e| format!("cannot be opened: {e}"))?;
+    let mut bytes = Vec::new();
+    file.take(LONGEST_TEXT as u64 + 1)
+        .read_to_end(&mut bytes)
+        .map_err(|e| format!("cannot be read: {e}"))?;
+    String::from_utf8(bytes).map_err(|e| {
+        format!(
+            "is not UTF-8: the fault is at byte {}",
+            e.utf8_error().valid_up_to()
+        )
+    })
+}
+
+/// Takes in a text, after what it extends.
+fn absorb(
+    document: &mut Document,
+    place: &Place,
+    source: Source,
+    chain: &mut Vec<(String, String)>,
+) -> Result<(), ScenarioError> {
+    if source.text.len() > LONGEST_TEXT {
+        return Err(ScenarioError::file_only(
+            source.name.to_string(),
+            format!("is longer than {LONGEST_TEXT} bytes"),
+        ));
+    }
+    chain.push((place.identity(), source.name.to_string()));
+    let text = source.text.clone();
+    let parsed = DeTable::parse(&text).map_err(|e| syntax_error(&source, &e, 0))?;
+    let table = parsed.get_ref();
+    if let Some(base) = table.get("extends") {
+        let fail = |message: String| ScenarioError::at(&source, base.span(), message);
+        let Some(base_name) = base.get_ref().as_str() else {
+            return Err(fail(format!(
+                "`extends` must be a file name, not a value of type {}",
+                base.get_ref().type_str()
+            )));
+        };
+        let (base_place, base_source) = resolve(place, base_name).map_err(|(reason, near)| {
+            let error = fail(reason);
+            match near {
+                Some(n) => error.with_help(format!("did you mean `{n}.toml`?")),
+                None => error,
+            }
+        })?;
+        let identity = base_place.identity();
+        if chain.iter().any(|(seen, _)| *seen == identity) {
+            let names: Vec<&str> = chain.iter().map(|(_, n)| n.as_str()).collect();
+            return Err(fail(format!(
+                "`extends` goes in a circle: {} -> {}",
+                names.join(" -> "),
+                base_source.name
+            )));
+        }
+        if chain.len() >= 32 {
+            return Err(fail("`extends` is more than 32 files deep".into()));
+        }
+        absorb(document, &base_place, base_source, chain)?;
+    }
+    document.absorb_file(source, table)
+}
+
+/// The text that `extends = name` means, or why there is none and a name near to it.
+fn resolve(place: &Place, name: &str) -> Result<(Place, Source), (String, Option<&'static str>)> {
+    let near = || {
+        let stem = name.strip_suffix(".toml").unwrap_or(name);
+        nearest(stem, shipped::shipped().iter().map(|(n, _)| *n))
+    };
+    match place {
+        Place::Text => Err((
+            "`extends` needs a file: this text has no folder to look in".into(),
+            None,
+        )),
+        Place::Shipped(_) => match shipped::find(name) {
+            Some((n, text)) => Ok((Place::Shipped(n), shipped_source(n, text))),
+            None => Err((format!("there is no shipped scenario `{name}`"), near())),
+        },
+        Place::Disk(path) => {
+            let folder = path.parent().unwrap_or(Path::new(""));
+            let base = folder.join(name);
+            if !base.exists()
+                && let Some((n, text)) = shipped::find(name)
+            {
+                return Ok((Place::Shipped(n), shipped_source(n, text)));
+            }
+            let shown = base.display().to_string();
+            match read(&base) {
+                Ok(text) => Ok((
+                    Place::Disk(base),
+                    Source {
+                        name: shown.into(),
+                        text: text.into(),
+                    },
+                )),
+                Err(reason) => Err((format!("the file it extends, {shown}, {reason}"), near())),
+            }
+        }
+    }
+}
+
+/// `section.key=VALUE`, from `--set`.
+fn override_with(document: &mut Document, text: &str) -> Result<(), ScenarioError> {
+    let setting = setting(document, "--set", text)?;
+    let layer = document.next_layer();
+    if setting.section == "sweep" {
+        let at = setting.at;
+        let entry = Entry {
+            key: setting.key,
+            key_origin: at,
+            value: setting.value,
+        };
+        let table = Value {
+            origin: at,
+            datum: Datum::Table(vec![entry]),
+        };
+        return document.absorb_sweep(&Entry {
+            key: "sweep".into(),
+            key_origin: at,
+            value: table,
+        });
+    }
+    let key = document.key(&setting.section, &setting.key, setting.at)?;
+    document.set(key, setting.value, layer)
+}
+
+/// `section.key=[v1, v2]`, from `--axis`.
+pub(crate) fn axis_from(document: &mut Document, text: &str) -> Result<(), ScenarioError> {
+    let Setting {
+        section,
+        key,
+        value,
+        at,
+    } = setting(document, "--axis", text)?;
+    let entry = Entry {
+        key: format!("{section}.{key}"),
+        key_origin: at,
+        value,
+    };
+    let table = Value {
+        origin: at,
+        datum: Datum::Table(vec![entry]),
+    };
+    document.absorb_sweep(&Entry {
+        key: "sweep".into(),
+        key_origin: at,
+        value: table,
+    })
+}
+
+struct Setting {
+    section: String,
+    key: String,
+    value: Value,
+    at: Origin,
+}
+
+/// Parses `section.key=VALUE`; further path components make an inline table.
+fn setting(document: &mut Document, option: &str, text: &str) -> Result<Setting, ScenarioError> {
+    let source = Source {
+        name: format!("{option} {text}").into(),
+        text: text.into(),
+    };
+    let whole = 0..text.len();
+    if text.len() > LONGEST_TEXT {
+        return Err(ScenarioError::file_only(
+            option,
+            format!("is longer than {LONGEST_TEXT} bytes"),
+        ));
+    }
+    let Some((path, value_text)) = text.split_once('=') else {
+        return Err(ScenarioError::at(
+            &source,
+            whole,
+            "expected section.key=VALUE",
+        ));
+    };
+    let at = path.len() - path.trim_start().len()..path.trim_end().len().max(1);
+    let parts: Vec<&str> = path.split('.').map(str::trim).collect();
+    let ([section, key, rest @ ..], false) = (&parts[..], parts.iter().any(|p| p.is_empty()))
+    else {
+        let error = ScenarioError::at(&source, at, format!("`{}` is no key path", path.trim()));
+        return Err(match Key::named(path.trim()) {
+            Some(key) => error.with_help(format!("did you mean `{}`?", key.path())),
+            None if path.trim() == "extends" => {
+                error.with_help("`extends` can only be written in a file")
+            }
+            None => error.with_help("write section.key=VALUE, for example fsdp.prefetch_forward=0"),
+        });
+    };
+    let (section, key) = match (*section, rest) {
+        ("sweep", [last]) => ("sweep", format!("{key}.{last}")),
+        (section, _) => (section, (*key).to_owned()),
+    };
+    if section != "sweep" && !SECTIONS.contains(&section) {
+        let error = ScenarioError::at(&source, at, format!("unknown section [{section}]"));
+        return Err(match Key::named(section) {
+            Some(key) => error.with_help(format!("did you mean `{}`?", key.path())),
+            None => error.with_near(nearest(section, SECTIONS)),
+        });
+    }
+    if rest.len() > 8 {
+        return Err(ScenarioError::at(
+            &source,
+            at,
+            format!("`{}` is no key path", path.trim()),
+        ));
+    }
+
+    let shift = text.len() - value_text.trim_start().len();
+    let value_text = value_text.trim();
+    let index = document.add_source(source.clone());
+    let mut value = match DeValue::parse(value_text) {
+        Ok(v) => convert(v.get_ref(), v.span(), index, shift),
+        Err(e) if value_text.starts_with(['[', '{', '"', '\'']) => {
+            return Err(syntax_error(&source, &e, shift));
+        }
+        Err(_) => Value {
+            origin: Origin::new(index, shift..shift + value_text.len()),
+            datum: Datum::Str(value_text.to_owned()),
+        },
+    };
+    let key_origin = Origin::new(index, at);
+    if section != "sweep" {
+        for part in rest.iter().rev() {
+            let entry = Entry {
+                key: (*part).to_owned(),
+                key_origin,
+                value,
+            };
+            value = Value {
+                origin: key_origin,
+                datum: Datum::Table(vec![entry]),
+            };
+        }
+    }
+    Ok(Setting {
+        section: section.to_owned(),
+        key,
+        value,
+        at: key_origin,
+    })
+}

@@ -1,0 +1,357 @@
+//! The merged document: files along `extends`, overrides and sweep points, key by key, each value with its place.
+
+use super::check;
+use super::error::ScenarioError;
+use super::keys::{KEYS, Key, SECTIONS};
+use super::names::nearest;
+use super::value::{Datum, Entry, Origin, Source, Value, convert_table, syntax_error};
+use toml::de::DeTable;
+
+/// Longest accepted text of one file.
+pub(crate) const LONGEST_TEXT: usize = 1 << 20;
+
+/// Most points of a sweep.
+pub(crate) const MOST_POINTS: usize = 100_000;
+
+/// How strong a value is: the preset is weakest, then files in the order of inheritance, then overrides, then the
+/// axes of a sweep.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) enum Layer {
+    Preset,
+    Given(u32),
+    Axis,
+}
+
+/// A key's value in force.
+#[derive(Clone, Debug)]
+struct Given {
+    value: Value,
+    layer: Layer,
+}
+
+/// One axis of `[sweep]`.
+#[derive(Clone, Debug)]
+pub(crate) struct AxisValues {
+    pub key: Key,
+    pub values: Vec<Value>,
+}
+
+/// Everything that a scenario's texts say.
+#[derive(Clone, Debug)]
+pub(crate) struct Document {
+    sources: Vec<Source>,
+    given: Vec<Option<Given>>,
+    sections: [Option<Origin>; SECTIONS.len()],
+    layers: u32,
+    main: u32,
+    /// Axes of `[sweep]`, in order of appearance.
+    pub axes: Vec<AxisValues>,
+    /// Name of the scenario.
+    pub name: String,
+    /// Leading comment of the file.
+    pub about: String,
+}
+
+impl Document {
+    pub(crate) fn new(name: String) -> Self {
+        Self {
+            sources: Vec::new(),
+            given: vec![None; KEYS.len()],
+            sections: [None; SECTIONS.len()],
+            layers: 0,
+            main: 0,
+            axes: Vec::new(),
+            name,
+            about: String::new(),
+        }
+    }
+
+    /// Value in force.
+    pub(crate) fn value(&self, key: Key) -> Option<&Value> {
+        self.given[key as usize].as_ref().map(|g| &g.value)
+    }
+
+    /// Layer of the value in force.
+    pub(crate) fn layer(&self, key: Key) -> Option<Layer> {
+        self.given[key as usize].as_ref().map(|g| g.layer)
+    }
+
+    /// Whether the user (not the preset) gives the key.
+    pub(crate) fn says(&self, key: Key) -> bool {
+        self.layer(key).is_some_and(|l| l > Layer::Preset)
+    }
+
+    /// An error at a place.
+    pub(crate) fn error(&self, at: Origin, message: impl Into<String>) -> ScenarioError {
+        match self.sources.get(at.source as usize) {
+            Some(source) => ScenarioError::at(source, at.span(), message),
+            None => ScenarioError::file_only(self.name.clone(), message),
+        }
+    }
+
+    /// An error about a combination of keys, at the one that was set last; at the section when none was.
+    pub(crate) fn conflict(&self, keys: &[Key], message: impl Into<String>) -> ScenarioError {
+        let mut best: Option<(Layer, Origin)> = None;
+        for given in keys.iter().filter_map(|k| self.given[*k as usize].as_ref()) {
+            if best.is_none_or(|(layer, _)| given.layer > layer) {
+                best = Some((given.layer, given.value.origin));
+            }
+        }
+        match best {
+            Some((_, origin)) => self.error(origin, message),
+            None => self.missing(keys[0], message),
+        }
+    }
+
+    /// An error about a key that nobody gives.
+    pub(crate) fn missing(&self, key: Key, message: impl Into<String>) -> ScenarioError {
+        let section = SECTIONS.iter().position(|s| *s == key.info().section);
+        let header = section.and_then(|i| self.sections[i]);
+        self.error(
+            header.unwrap_or_else(|| Origin::new(self.main, 0..0)),
+            message,
+        )
+    }
+
+    pub(crate) fn add_source(&mut self, source: Source) -> u32 {
+        self.sources.push(source);
+        (self.sources.len() - 1) as u32
+    }
+
+    /// The layer above all before.
+    pub(crate) fn next_layer(&mut self) -> Layer {
+        self.layers += 1;
+        Layer::Given(self.layers)
+    }
+
+    /// Takes in a file's tables.
+    pub(crate) fn absorb_file(
+        &mut self,
+        source: Source,
+        table: &DeTable<'_>,
+    ) -> Result<(), ScenarioError> {
+        self.about = about(&source.text);
+        let index = self.add_source(source);
+        self.main = index;
+        let layer = self.next_layer();
+        for entry in convert_table(table, index, 0) {
+            match entry.key.as_str() {
+                "extends" => {}
+                "sweep" => self.absorb_sweep(&entry)?,
+                _ => self.absorb_section(entry, layer)?,
+            }
+        }
+        Ok(())
+    }
+
+    /// Takes in a preset: what it says about keys that nobody gives. Returns its family.
+    pub(crate) fn absorb_preset(
+        &mut self,
+        name: &str,
+        text: &'static str,
+    ) -> Result<Option<String>, ScenarioError> {
+        let source = Source {
+            name: name.into(),
+            text: text.into(),
+        };
+        let table = DeTable::parse(text).map_err(|e| syntax_error(&source, &e, 0))?;
+        let index = self.add_source(source);
+        let mut family = None;
+        for entry in convert_table(table.get_ref(), index, 0) {
+            if entry.key == "model" {
+                let fields = entry.value.table().unwrap_or_default();
+                family = fields
+                    .iter()
+                    .find(|f| f.key == "family")
+                    .and_then(|f| f.value.str())
+                    .map(str::to_owned);
+            }
+            self.absorb_section(entry, Layer::Preset)?;
+        }
+        Ok(family)
+    }
+
+    fn absorb_section(&mut self, entry: Entry, layer: Layer) -> Result<(), ScenarioError> {
+        let Some(index) = SECTIONS.iter().position(|s| *s == entry.key) else {
+            return Err(self.unknown_section(&entry));
+        };
+        let section = SECTIONS[index];
+        if layer > Layer::Preset {
+            self.sections[index] = Some(entry.key_origin);
+        }
+        let Datum::Table(fields) = entry.value.datum else {
+            let message = format!("`{section}` is a section, not {}", entry.value.describe());
+            return Err(self
+                .error(entry.value.origin, message)
+                .with_help(format!("write [{section}] and its keys below")));
+        };
+        for field in fields {
+            let key = self.key(section, &field.key, field.key_origin)?;
+            self.set(key, field.value, layer)?;
+        }
+        Ok(())
+    }
+
+    /// Gives a key a value, after checking its form.
+    pub(crate) fn set(
+        &mut self,
+        key: Key,
+        value: Value,
+        layer: Layer,
+    ) -> Result<(), ScenarioError> {
+        check::form(self, key, &value)?;
+        let slot = &mut self.given[key as usize];
+        if layer > Layer::Preset || slot.is_none() {
+            *slot = Some(Given { value, layer });
+        }
+        Ok(())
+    }
+
+    /// The key of this name, or an error that suggests one.
+    pub(crate) fn key(&self, section: &str, name: &str, at: Origin) -> Result<Key, ScenarioError> {
+        if let Some(key) = Key::find(section, name) {
+            return Ok(key);
+        }
+        let error = self.error(at, format!("unknown key `{name}` in [{section}]"));
+        if let Some(home) = Key::named(name) {
+            return Err(error.with_help(format!("`{name}` belongs in [{}]", home.info().section)));
+        }
+        let siblings: Vec<&str> = Key::of_section(section).map(|k| k.info().key).collect();
+        if let Some(near) = nearest(name, siblings.iter().copied()) {
+            return Err(error.with_near(Some(near)));
+        }
+        if let Some(near) = nearest(name, KEYS.iter().map(|k| k.key)).and_then(Key::named) {
+            return Err(error.with_help(format!(
+                "did you mean `{}` in [{}]?",
+                near.info().key,
+                near.info().section
+            )));
+        }
+        Err(error.with_help(format!("keys of [{section}]: {}", siblings.join(", "))))
+    }
+
+    fn unknown_section(&self, entry: &Entry) -> ScenarioError {
+        let name = &entry.key;
+        let what = if entry.value.table().is_some() {
+            format!("unknown section [{name}]")
+        } else {
+            format!("unknown key `{name}`")
+        };
+        let error = self.error(entry.key_origin, what);
+        if let Some(home) = Key::named(name) {
+            return error.with_help(format!("`{name}` belongs in [{}]", home.info().section));
+        }
+        let sections = SECTIONS.iter().copied().chain(["sweep", "extends"]);
+        match nearest(name, sections) {
+            Some(near) => error.with_near(Some(near)),
+            None => error.with_help(format!(
+                "sections: {}, sweep; and extends = \"FILE\"",
+                SECTIONS.join(", ")
+            )),
+        }
+    }
+
+    /// Takes in `[sweep]`: keys are paths (`fsdp.policy`, dotted or quoted), values lists.
+    pub(crate) fn absorb_sweep(&mut self, sweep: &Entry) -> Result<(), ScenarioError> {
+        let Some(fields) = sweep.value.table() else {
+            let message = format!("`sweep` is a section, not {}", sweep.value.describe());
+            return Err(self.error(sweep.value.origin, message));
+        };
+        for field in fields {
+            self.absorb_axis(&field.key, field)?;
+        }
+        let points = self
+            .axes
+            .iter()
+            .try_fold(1usize, |n, a| n.checked_mul(a.values.len()));
+        if points.is_none_or(|n| n > MOST_POINTS) {
+            return Err(self.error(
+                sweep.key_origin,
+                format!("the sweep has more than {MOST_POINTS} points"),
+            ));
+        }
+        Ok(())
+    }
+
+    fn absorb_axis(&mut self, path: &str, field: &Entry) -> Result<(), ScenarioError> {
+        let Some((section, name)) = path.split_once('.') else {
+            if SECTIONS.contains(&path)
+                && let Some(inner) = field.value.table()
+            {
+                return inner
+                    .iter()
+                    .try_for_each(|f| self.absorb_axis(&format!("{path}.{}", f.key), f));
+            }
+            let error = self.error(field.key_origin, format!("`{path}` is no key path"));
+            return Err(match Key::named(path) {
+                Some(key) => error.with_help(format!("did you mean `{}`?", key.path())),
+                None => error.with_help(
+                    "write section.key = [values], for example fsdp.prefetch_forward = [0, 1, 2]",
+                ),
+            });
+        };
+        if !SECTIONS.contains(&section) {
+            let error = self.error(
+                field.key_origin,
+                format!("unknown section [{section}] in axis `{path}`"),
+            );
+            return Err(error.with_near(nearest(section, SECTIONS)));
+        }
+        let key = self.key(section, name, field.key_origin)?;
+        let values = match &field.value.datum {
+            Datum::Array(values) if !values.is_empty() => values.clone(),
+            _ => {
+                let message = format!(
+                    "axis `{path}` must be a list of values, not {}",
+                    field.value.describe()
+                );
+                let message = if field.value.array().is_some() {
+                    format!("axis `{path}` has no values")
+                } else {
+                    message
+                };
+                return Err(self
+                    .error(field.value.origin, message)
+                    .with_expected(format!("a list of {}", key.info().expected())));
+            }
+        };
+        for value in &values {
+            check::form(self, key, value)?;
+        }
+        match self.axes.iter_mut().find(|a| a.key == key) {
+            Some(axis) => axis.values = values,
+            None => self.axes.push(AxisValues { key, values }),
+        }
+        Ok(())
+    }
+
+    /// The text of a value as written; strings without quotes.
+    pub(crate) fn text_of(&self, value: &Value) -> String {
+        match &value.datum {
+            Datum::Str(s) => s.clone(),
+            _ => {
+                let text = self
+                    .sources
+                    .get(value.origin.source as usize)
+                    .and_then(|s| s.text.get(value.origin.span()));
+                text.unwrap_or_default()
+                    .split_whitespace()
+                    .collect::<Vec<_>>()
+                    .join(" ")
+            }
+        }
+    }
+}
+
+/// Comment lines before anything else, without their `#`.
+fn about(text: &str) -> String {
+    let lines = text
+        .trim_start_matches('\u{feff}')
+        .lines()
+        .map(str::trim)
+        .skip_while(|l| l.is_empty());
+    let comments = lines
+        .map_while(|l| l.strip_prefix('#'))
+        .map(|l| l.trim_start_matches('#').trim());
+    comments.collect::<Vec<_>>().join("\n").trim().to_owned()
+}

@@ -1,0 +1,446 @@
+//! From the merged document to typed values, with the derived defaults.
+
+use super::error::ScenarioError;
+use super::keys::Key;
+use super::merge::Document;
+use super::placements::strategies;
+use super::presets;
+use super::types::*;
+use super::units::unit_pattern;
+use super::validate;
+use super::value::Value;
+use crate::units::DType;
+
+/// The scenario that a document says, checked.
+pub(crate) fn scenario(mut document: Document) -> Result<Scenario, ScenarioError> {
+    let preset = presets::fill(&mut document)?;
+    let d = &document;
+    let (model, train) = model_and_train(d, preset)?;
+    let mesh = mesh(d)?;
+    let scenario = Scenario {
+        name: d.name.clone(),
+        about: d.about.clone(),
+        model,
+        train,
+        fsdp: fsdp(d, &mesh)?,
+        mesh,
+        precision: precision(d),
+        compile: compile(d),
+        gate: gate(d),
+    };
+    validate::check(&scenario, d)?;
+    Ok(scenario)
+}
+
+/// The forms are checked when a document takes a value in; a getter returns `None` for an absent key.
+impl Document {
+    fn integer(&self, key: Key) -> Option<u64> {
+        self.value(key).and_then(Value::integer)
+    }
+
+    /// For keys whose table entry limits them to 32 bits.
+    fn small(&self, key: Key) -> Option<u32> {
+        self.integer(key).and_then(|n| u32::try_from(n).ok())
+    }
+
+    fn number(&self, key: Key) -> Option<f64> {
+        self.value(key).and_then(Value::number)
+    }
+
+    fn flag(&self, key: Key) -> Option<bool> {
+        match self.value(key)?.datum {
+            super::value::Datum::Bool(b) => Some(b),
+            _ => None,
+        }
+    }
+
+    fn word(&self, key: Key) -> Option<&str> {
+        self.value(key).and_then(Value::str)
+    }
+
+    pub(crate) fn pick<T: Copy>(&self, key: Key, names: &[(&str, T)]) -> Option<T> {
+        let word = self.word(key)?;
+        names.iter().find(|(n, _)| *n == word).map(|(_, t)| *t)
+    }
+
+    fn required(&self, key: Key, family: Family) -> Result<u64, ScenarioError> {
+        self.integer(key).ok_or_else(|| {
+            let what = format!(
+                "`{}` is missing: family {} needs it",
+                key.path(),
+                family_name(family)
+            );
+            self.missing(key, what)
+                .with_expected(key.info().expected())
+                .with_help("or name a `preset`")
+        })
+    }
+}
+
+const FAMILIES: &[(&str, Family)] = &[
+    ("llama", Family::Llama),
+    ("gpt2", Family::Gpt2),
+    ("encoder", Family::Encoder),
+    ("linear", Family::Linear),
+    ("cnn", Family::Cnn),
+];
+
+/// Name of a family in scenario files.
+pub(crate) fn family_name(family: Family) -> &'static str {
+    FAMILIES
+        .iter()
+        .find(|(_, f)| *f == family)
+        .map_or("", |(n, _)| n)
+}
+
+/// Longest sequence that a language model trains on by default.
+const DEFAULT_SEQ_LEN: u64 = 8192;
+
+fn model_and_train(d: &Document, preset: Option<String>) -> Result<(Model, Train), ScenarioError> {
+    let Some(family) = d.pick(Key::Family, FAMILIES) else {
+        let error = d.missing(Key::Preset, "[model] needs a `preset` or a `family`");
+        return Err(error.with_help("for example preset = \"llama3-8b\""));
+    };
+    let (llama, gpt2, cnn) = (
+        family == Family::Llama,
+        family == Family::Gpt2,
+        family == Family::Cnn,
+    );
+    let attention = llama || gpt2 || family == Family::Encoder;
+
+    let channels = if cnn {
+        d.required(Key::Channels, family)?
+    } else {
+        0
+    };
+    let hidden = if cnn {
+        channels
+    } else {
+        d.required(Key::Hidden, family)?
+    };
+    let heads = if attention {
+        d.required(Key::Heads, family)?
+    } else {
+        1
+    };
+    let head_dim = match d.integer(Key::HeadDim) {
+        Some(n) => n,
+        None if hidden % heads == 0 => hidden / heads,
+        None => {
+            let message = format!("`hidden` ({hidden}) is not divisible by `heads` ({heads})");
+            let error = d.conflict(&[Key::Heads, Key::Hidden], message);
+            return Err(if llama {
+                error.with_help("or give `head_dim`")
+            } else {
+                error
+            });
+        }
+    };
+    let ffn = match d.integer(Key::Ffn) {
+        Some(n) => n,
+        None if llama => (8 * hidden).div_ceil(3).next_multiple_of(256),
+        None if attention => 4 * hidden,
+        None => 0,
+    };
+    let asked = d.integer(Key::SeqLen);
+    let max_seq_len = match (d.integer(Key::MaxSeqLen), family) {
+        (Some(n), _) => Some(n),
+        (None, Family::Gpt2) => Some(asked.unwrap_or(0).max(1024)),
+        (None, Family::Llama) => Some(asked.unwrap_or(DEFAULT_SEQ_LEN)),
+        _ => None,
+    };
+    let seq_len = asked.unwrap_or(match family {
+        Family::Llama | Family::Gpt2 => max_seq_len.unwrap_or(DEFAULT_SEQ_LEN).min(DEFAULT_SEQ_LEN),
+        Family::Encoder => 512,
+        Family::Linear | Family::Cnn => 1,
+    });
+    let image = |key, default| {
+        if cnn {
+            d.integer(key).unwrap_or(default)
+        } else {
+            0
+        }
+    };
+
+    let model = Model {
+        preset,
+        family,
+        layers: d.required(Key::Layers, family)? as u32, // at most 4096
+        hidden,
+        heads,
+        kv_heads: d.integer(Key::KvHeads).unwrap_or(heads),
+        head_dim,
+        ffn,
+        vocab: if llama || gpt2 {
+            d.required(Key::Vocab, family)?
+        } else {
+            0
+        },
+        tie_embeddings: d.flag(Key::TieEmbeddings).unwrap_or(gpt2),
+        norm_eps: d.number(Key::NormEps).unwrap_or(1e-5),
+        rope_theta: d.number(Key::RopeTheta).unwrap_or(10_000.0),
+        max_seq_len: max_seq_len.unwrap_or(seq_len),
+        channels,
+        height: image(Key::Height, 64),
+        width: image(Key::Width, 64),
+        kernel: image(Key::Kernel, 3),
+        bias: d.flag(Key::Bias).unwrap_or(!llama),
+    };
+    Ok((model, train(d, seq_len)))
+}
+
+fn train(d: &Document, seq_len: u64) -> Train {
+    let betas = d.value(Key::Betas).and_then(Value::array);
+    let beta = |i: usize| betas.and_then(|b| b.get(i)).and_then(Value::number);
+    Train {
+        seq_len,
+        micro_batch: d.integer(Key::MicroBatch).unwrap_or(1),
+        grad_accum: d.small(Key::GradAccum).unwrap_or(1),
+        recompute: d
+            .pick(
+                Key::Recompute,
+                &[
+                    ("full", Recompute::Full),
+                    ("selective", Recompute::Selective),
+                ],
+            )
+            .unwrap_or(Recompute::None),
+        loss: d
+            .pick(Key::Loss, &[("chunked", Loss::Chunked)])
+            .unwrap_or(Loss::Materialized),
+        optimizer: d
+            .pick(Key::Optimizer, &[("sgd", Optimizer::Sgd)])
+            .unwrap_or(Optimizer::Adamw),
+        lr: d.number(Key::Lr).unwrap_or(3e-4),
+        betas: [beta(0).unwrap_or(0.9), beta(1).unwrap_or(0.95)],
+        eps: d.number(Key::Eps).unwrap_or(1e-8),
+        weight_decay: d.number(Key::WeightDecay).unwrap_or(0.1),
+        clip_norm: d.number(Key::ClipNorm).unwrap_or(0.0),
+        steps: d.small(Key::Steps).unwrap_or(20),
+        validate_every: d.small(Key::ValidateEvery).unwrap_or(0),
+    }
+}
+
+fn mesh(d: &Document) -> Result<Mesh, ScenarioError> {
+    let absent = |key: Key, help: &str| {
+        d.missing(key, format!("`{}` is missing", key.path()))
+            .with_expected(key.info().expected())
+            .with_help(help)
+    };
+    let Some(hardware) = d.word(Key::Hardware) else {
+        return Err(absent(
+            Key::Hardware,
+            "for example hardware = \"h200-nvlink\"",
+        ));
+    };
+    let Some(dp_shard) = d.small(Key::DpShard) else {
+        return Err(absent(
+            Key::DpShard,
+            "the number of ranks that share one copy, for example dp_shard = 4",
+        ));
+    };
+    let dp_outer = d.small(Key::DpOuter).unwrap_or(1);
+    let world = u64::from(dp_shard) * u64::from(dp_outer);
+    if world > validate::MOST_RANKS {
+        let message = format!(
+            "{world} ranks (dp_shard * dp_outer) are more than {}",
+            validate::MOST_RANKS
+        );
+        return Err(d.conflict(&[Key::DpOuter, Key::DpShard], message));
+    }
+    let gpus_per_node = d.small(Key::GpusPerNode).unwrap_or(world.min(8) as u32);
+    Ok(Mesh {
+        hardware: hardware.to_owned(),
+        dp_shard,
+        dp_outer,
+        gpus_per_node,
+    })
+}
+
+fn fsdp(d: &Document, mesh: &Mesh) -> Result<Fsdp, ScenarioError> {
+    let policy = d
+        .pick(
+            Key::Policy,
+            &[
+                ("fsdp2", PolicyKind::Fsdp2),
+                ("megatron", PolicyKind::Megatron),
+            ],
+        )
+        .unwrap_or(PolicyKind::Native);
+    let native = policy == PolicyKind::Native;
+    let fsdp2 = policy == PolicyKind::Fsdp2;
+    let (strategy, outer_strategy) = strategies(d, mesh)?;
+    let ahead = |key| match d.value(key) {
+        None => {
+            if native {
+                Prefetch::Depth(1)
+            } else {
+                Prefetch::Implicit
+            }
+        }
+        Some(value) => match (value.integer(), value.table()) {
+            (Some(n), _) => Prefetch::Depth(u32::try_from(n).unwrap_or(u32::MAX)),
+            (_, Some(t)) => {
+                Prefetch::Elements(t.first().and_then(|e| e.value.integer()).unwrap_or(1))
+            }
+            _ => Prefetch::Implicit,
+        },
+    };
+    let reshard_default = if fsdp2 && strategy == Strategy::OptimGrads {
+        Reshard::Never
+    } else {
+        Reshard::Auto
+    };
+    Ok(Fsdp {
+        policy,
+        strategy,
+        outer_strategy,
+        units: units(d)?,
+        reshard_after_forward: match (
+            d.flag(Key::Reshard),
+            d.small(Key::Reshard),
+            d.word(Key::Reshard),
+        ) {
+            (Some(true), ..) => Reshard::Always,
+            (Some(false), ..) => Reshard::Never,
+            (_, Some(n), _) => Reshard::Group(n),
+            (_, _, Some(_)) => Reshard::Auto,
+            _ => reshard_default,
+        },
+        prefetch_forward: ahead(Key::PrefetchForward),
+        prefetch_backward: ahead(Key::PrefetchBackward),
+        reduce_in_flight: d
+            .small(Key::ReduceInFlight)
+            .unwrap_or(if fsdp2 { 1 } else { 2 }),
+        async_reduce: d.flag(Key::AsyncReduce).unwrap_or(true),
+        separate_communicators: d.flag(Key::SeparateCommunicators).unwrap_or(native),
+        unify_comm_stream: d.flag(Key::UnifyCommStream).unwrap_or(false),
+        allocator: d
+            .pick(
+                Key::Allocator,
+                &[
+                    ("caching", AllocatorKind::Caching),
+                    ("pool", AllocatorKind::Pool),
+                    ("double_buffer", AllocatorKind::DoubleBuffer),
+                    ("temporary", AllocatorKind::Temporary),
+                ],
+            )
+            .unwrap_or(if native {
+                AllocatorKind::Pool
+            } else {
+                AllocatorKind::Caching
+            }),
+        expandable_segments: d.flag(Key::ExpandableSegments).unwrap_or(true),
+        persist_on_alloc_fail: d.flag(Key::PersistOnAllocFail).unwrap_or(false),
+        average_in_collective: d.flag(Key::AverageInCollective).unwrap_or(false),
+        per_token_loss: d.flag(Key::PerTokenLoss).unwrap_or(false),
+        nan_check: d.flag(Key::NanCheck).unwrap_or(false),
+        frozen: strings(d.value(Key::Frozen)),
+    })
+}
+
+fn strings(value: Option<&Value>) -> Vec<String> {
+    let values = value.and_then(Value::array).unwrap_or_default();
+    values
+        .iter()
+        .filter_map(Value::str)
+        .map(str::to_owned)
+        .collect()
+}
+
+fn units(d: &Document) -> Result<Units, ScenarioError> {
+    match d.value(Key::Units) {
+        Some(value) => match value.array() {
+            Some(list) => Ok(Units::Patterns(
+                list.iter()
+                    .map(|v| {
+                        unit_pattern(v.str().unwrap_or_default()).map_err(|m| d.error(v.origin, m))
+                    })
+                    .collect::<Result<_, _>>()?,
+            )),
+            None if value.str() == Some("root") => Ok(Units::Root),
+            None => Ok(Units::Block),
+        },
+        None => Ok(Units::Block),
+    }
+}
+
+fn dtype(name: &str) -> Option<DType> {
+    match name {
+        "f32" | "float32" => Some(DType::F32),
+        "bf16" | "bfloat16" => Some(DType::Bf16),
+        "f16" | "float16" => Some(DType::F16),
+        _ => None,
+    }
+}
+
+fn precision(d: &Document) -> Precision {
+    let of = |key| d.word(key).and_then(dtype);
+    let policy = d.word(Key::Policy).unwrap_or("native");
+    let compute = of(Key::Compute).unwrap_or(DType::Bf16);
+    let full = compute == DType::F32;
+    let main_grads = of(Key::MainGrads).unwrap_or(if policy == "megatron" && !full {
+        DType::Bf16
+    } else {
+        DType::F32
+    });
+    Precision {
+        compute,
+        main_params: match d.word(Key::MainParams) {
+            Some(name) => dtype(name),
+            None => Some(DType::F32),
+        },
+        main_grads,
+        comm_grads: of(Key::CommGrads).unwrap_or(if policy == "fsdp2" {
+            DType::F32
+        } else {
+            main_grads
+        }),
+        moments: of(Key::Moments).unwrap_or(DType::F32),
+    }
+}
+
+fn compile(d: &Document) -> Compile {
+    let scope = |name: &str| match name {
+        "attn" => Scope::Attn,
+        "mlp" => Scope::Mlp,
+        _ => Scope::Block,
+    };
+    let bytes = |key| d.value(key).and_then(Value::bytes);
+    Compile {
+        mode: d
+            .pick(
+                Key::Mode,
+                &[
+                    ("regions", CompileMode::Regions),
+                    ("blocks", CompileMode::Blocks),
+                    ("full", CompileMode::Full),
+                ],
+            )
+            .unwrap_or(CompileMode::Off),
+        bucket_bytes: bytes(Key::BucketBytes).unwrap_or(100 << 20),
+        max_inflight_bytes: bytes(Key::MaxInflightBytes).unwrap_or(5_000_000_000),
+        memory_budget: d.number(Key::MemoryBudget).unwrap_or(0.05),
+        cuda_graph: match d.value(Key::CudaGraph) {
+            Some(value) => match value.array() {
+                Some(list) => {
+                    CudaGraph::Scopes(list.iter().filter_map(Value::str).map(scope).collect())
+                }
+                None if value.str() == Some("full_iteration") => CudaGraph::FullIteration,
+                None => CudaGraph::Off,
+            },
+            None => CudaGraph::Off,
+        },
+    }
+}
+
+fn gate(d: &Document) -> Gate {
+    Gate {
+        step_time: d.number(Key::GateStepTime),
+        allocated: d.number(Key::GateAllocated),
+        reserved: d.number(Key::GateReserved),
+        device: d.number(Key::GateDevice),
+        loss: d.number(Key::GateLoss),
+        grad_norm: d.number(Key::GateGradNorm),
+    }
+}

@@ -1,0 +1,100 @@
+//! The JSON Schema of scenario files, from the key table.
+
+use super::keys::{Accept, KEYS, KeyInfo, SECTIONS};
+use serde_json::{Map, Value, json};
+
+/// JSON Schema (draft 2020-12) of a scenario file, for editors that complete and check TOML.
+#[must_use]
+pub fn schema() -> Value {
+    let mut properties = Map::new();
+    properties.insert(
+        "extends".into(),
+        json!({ "type": "string", "minLength": 1, "description": "Another scenario file (relative to this one) whose values hold where this one says nothing" }),
+    );
+    let mut nested = Map::new();
+    let mut dotted = Map::new();
+    for section in SECTIONS {
+        let mut keys = Map::new();
+        let mut axes = Map::new();
+        for info in KEYS.iter().filter(|k| k.section == section) {
+            keys.insert(info.key.into(), key_schema(info));
+            axes.insert(info.key.into(), axis_schema(info));
+            dotted.insert(format!("{section}.{}", info.key), axis_schema(info));
+        }
+        properties.insert(section.into(), object(keys));
+        nested.insert(section.into(), object(axes));
+    }
+    nested.extend(dotted);
+    let mut sweep = object(nested);
+    sweep["description"] =
+        "Axes over any keys, each a list of values; the sweep is their product".into();
+    properties.insert("sweep".into(), sweep);
+    json!({
+        "$schema": "https://json-schema.org/draft/2020-12/schema",
+        "title": "shardlab scenario",
+        "type": "object",
+        "properties": properties,
+        "additionalProperties": false,
+    })
+}
+
+fn object(properties: Map<String, Value>) -> Value {
+    json!({ "type": "object", "properties": properties, "additionalProperties": false })
+}
+
+fn key_schema(info: &KeyInfo) -> Value {
+    let mut schema = forms(info.accepts);
+    let mut description = info.doc.to_owned();
+    match serde_json::from_str::<Value>(info.default) {
+        Ok(default) => schema["default"] = default,
+        Err(_) => {
+            description = format!(
+                "{description}. Default: {}",
+                info.default.trim_matches(['(', ')'])
+            )
+        }
+    }
+    schema["description"] = description.into();
+    schema
+}
+
+fn axis_schema(info: &KeyInfo) -> Value {
+    json!({ "type": "array", "minItems": 1, "items": forms(info.accepts), "description": info.doc })
+}
+
+fn forms(accepts: &[Accept]) -> Value {
+    match accepts {
+        [one] => form(one),
+        many => json!({ "anyOf": many.iter().map(form).collect::<Vec<_>>() }),
+    }
+}
+
+fn form(accept: &Accept) -> Value {
+    match *accept {
+        Accept::Bool => json!({ "type": "boolean" }),
+        Accept::Integer(a, b) => json!({ "type": "integer", "minimum": a, "maximum": b }),
+        Accept::Number(a, b) if a == f64::MIN_POSITIVE => {
+            json!({ "type": "number", "exclusiveMinimum": 0, "maximum": b })
+        }
+        Accept::Number(a, b) => json!({ "type": "number", "minimum": a, "maximum": b }),
+        Accept::Bytes(a, b) => json!({ "anyOf": [
+            { "type": "integer", "minimum": a, "maximum": b },
+            { "type": "string", "pattern": "^[0-9][0-9_]*(\\.[0-9]+)? ?([kKMGT]?B|[KMGT]iB)?$" },
+        ] }),
+        Accept::Choice(names) => json!({ "type": "string", "enum": names }),
+        Accept::Path => json!({ "type": "string", "pattern": ".\\.toml$" }),
+        Accept::Text => json!({ "type": "string", "minLength": 1 }),
+        Accept::List(of) => json!({ "type": "array", "minItems": 1, "items": form(of) }),
+        Accept::Tuple(of, n) => {
+            json!({ "type": "array", "minItems": n, "maxItems": n, "items": form(of) })
+        }
+        Accept::Empty => json!({ "type": "array", "maxItems": 0 }),
+        Accept::Table(fields) => {
+            let properties: Map<String, Value> =
+                fields.iter().map(|(k, a)| ((*k).into(), form(a))).collect();
+            let mut schema = object(properties);
+            schema["minProperties"] = 1.into();
+            schema
+        }
+    }
+}

@@ -1,0 +1,52 @@
+//! Scenarios built into the program, so that a bare name works from any directory.
+
+macro_rules! shipped {
+    ($($name:literal),* $(,)?) => {
+        static SHIPPED: &[(&str, &str)] = &[
+            $(($name, include_str!(concat!("../../../scenarios/", $name, ".toml")))),*
+        ];
+    };
+}
+
+shipped![
+    "accumulation",
+    "compile-blocks",
+    "compile-full",
+    "compile-regions",
+    "cuda-graph-full",
+    "cuda-graph-scopes",
+    "llama3-405b-1024xh100",
+    "llama3-70b-64xh100",
+    "llama3-70b-hfsdp",
+    "llama3-70b-hsdp",
+    "llama3-8b-4xh200",
+    "llama3-8b-8xh100",
+    "llama3.2-3b-ddp",
+    "llama3.2-3b-zero1",
+    "llama3.2-3b-zero2",
+    "llama3.2-3b-zero3",
+    "peers-1b",
+    "peers-3b",
+    "peers-8b",
+    "peers-tiny",
+    "prefetch-0",
+    "prefetch-1",
+    "prefetch-2",
+    "recompute-selective",
+    "sweep-prefetch",
+    "toy-cnn",
+    "toy-linear",
+    "toy-transformer",
+];
+
+/// Name (file stem) and text of every shipped scenario, sorted by name.
+#[must_use]
+pub fn shipped() -> &'static [(&'static str, &'static str)] {
+    SHIPPED
+}
+
+/// Text of a shipped scenario, with or without the file ending.
+pub(crate) fn find(name: &str) -> Option<(&'static str, &'static str)> {
+    let stem = name.strip_suffix(".toml").unwrap_or(name);
+    SHIPPED.iter().copied().find(|(n, _)| *n == stem)
+}

@@ -1,0 +1,111 @@
+//! Sweeps: the product of axes over any keys.
+
+use super::error::ScenarioError;
+use super::merge::{Document, Layer};
+use super::types::Scenario;
+use super::value::Value;
+use super::{load, read};
+use std::path::Path;
+
+/// One axis of a sweep.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Axis {
+    /// Key path, for example `fsdp.prefetch_forward`.
+    pub key: String,
+    /// Values as written, strings without quotes.
+    pub values: Vec<String>,
+}
+
+/// One point of a sweep.
+#[derive(Clone, Debug, PartialEq)]
+pub struct SweepPoint {
+    /// Key path and value of every axis, in the order of the axes.
+    pub settings: Vec<(String, String)>,
+    /// The scenario, or why this combination is impossible.
+    pub scenario: Result<Scenario, ScenarioError>,
+}
+
+/// A scenario and its variations.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Sweep {
+    /// The scenario without any axis; the first possible point when it is incomplete without them.
+    pub base: Scenario,
+    /// Axes, in order of appearance. Without axes the base is the only point.
+    pub axes: Vec<Axis>,
+    /// All combinations; the last axis runs fastest.
+    pub points: Vec<SweepPoint>,
+}
+
+/// The sweep that a file's `[sweep]` describes, with overrides.
+///
+/// # Errors
+/// A file that cannot be read or has a fault; the base's error when no point is possible at all. Impossible points of
+/// a sweep that has others carry their own.
+pub fn load_sweep(path: &Path, overrides: &[String]) -> Result<Sweep, ScenarioError> {
+    sweep_of(path, overrides, &[])
+}
+
+/// As [`load_sweep`], with further axes written as `section.key=[v1, v2]`. One over a key of the file's own axes
+/// replaces it.
+///
+/// # Errors
+/// As [`load_sweep`]; and an axis with a fault.
+pub fn sweep_of(
+    path: &Path,
+    overrides: &[String],
+    axes: &[String],
+) -> Result<Sweep, ScenarioError> {
+    let mut document = load::document(path, overrides)?;
+    for axis in axes {
+        load::axis_from(&mut document, axis)?;
+    }
+    sweep(&document)
+}
+
+fn sweep(document: &Document) -> Result<Sweep, ScenarioError> {
+    let axes: Vec<Axis> = document
+        .axes
+        .iter()
+        .map(|a| Axis {
+            key: a.key.path(),
+            values: a.values.iter().map(|v| document.text_of(v)).collect(),
+        })
+        .collect();
+    let count: usize = axes.iter().map(|a| a.values.len()).product();
+    let mut points = Vec::with_capacity(count);
+    for index in 0..count {
+        points.push(point(document, &axes, index));
+    }
+    let base = match read::scenario(document.clone()) {
+        Ok(base) => base,
+        Err(error) => points
+            .iter()
+            .find_map(|p| p.scenario.as_ref().ok())
+            .cloned()
+            .ok_or(error)?,
+    };
+    Ok(Sweep { base, axes, points })
+}
+
+/// The point of this number: the mixed-radix digits of `index`, last axis fastest.
+fn point(document: &Document, axes: &[Axis], mut index: usize) -> SweepPoint {
+    let mut digits = vec![0; axes.len()];
+    for (digit, axis) in digits.iter_mut().zip(axes).rev() {
+        *digit = index % axis.values.len();
+        index /= axis.values.len();
+    }
+    let settings = axes
+        .iter()
+        .zip(&digits)
+        .map(|(a, i)| (a.key.clone(), a.values[*i].clone()))
+        .collect();
+    let mut varied = document.clone();
+    let set = document.axes.iter().zip(&digits).try_for_each(|(axis, i)| {
+        let value: &Value = &axis.values[*i];
+        varied.set(axis.key, value.clone(), Layer::Axis)
+    });
+    SweepPoint {
+        settings,
+        scenario: set.and_then(|()| read::scenario(varied)),
+    }
+}

@@ -1,0 +1,188 @@
+//! Messages for bad input, as a user sees them.
+
+use super::super::*;
+use super::{MINIMAL, minimal};
+use std::fmt::Write;
+
+/// A file whose `[fsdp]` and later parts are wrong in one way.
+fn message(text: &str) -> String {
+    match parse("x.toml", text, &[]) {
+        Ok(s) => panic!("accepted: {s:?}"),
+        Err(e) => e.to_string(),
+    }
+}
+
+#[test]
+fn faults_of_form() {
+    let after = |rest: &str| format!("{MINIMAL}{rest}");
+    let texts = [
+        after("[fsdp]\nprefetch_foward = 1\n"),
+        after("[fsdb]\npolicy = \"native\"\n"),
+        after("[fsdp]\npolicy = \"fsdp\"\n"),
+        after("[fsdp]\nhidden = 4096\n"),
+        after("[fsdp]\nreduce_in_flight = \"two\"\n"),
+        after("[fsdp]\nreduce_in_flight = 0\n"),
+        after("[fsdp]\nasync_reduce = \"false\"\n"),
+        after("[fsdp]\nprefetch_forward = { element = 10 }\n"),
+        after("[fsdp]\nunits = [\"layers.*\", \"norm=drop\"]\n"),
+        after("[compile]\ncuda_graph = [\"attn\", \"ffn\"]\n"),
+        after("[compile]\nbucket_bytes = \"25 parsecs\"\n"),
+        after("[train]\nbetas = [0.9]\n"),
+        after("[train]\nlr = nan\n"),
+        after("[train]\nlr = 1e-3\nlr = 2e-3\n"),
+        after("fsdp = [\n"),
+        after("[sweep]\nfsdp.policy = \"native\"\n"),
+        after("[sweep]\n\"fsdp.polcy\" = [\"native\"]\n"),
+        after("[sweep]\npolicy = [\"native\"]\n"),
+        "fsdp = 3\n".into(),
+        "policy = \"native\"\n".into(),
+        "extends = \"llama3-8b-4xh200.toml\"\n".into(),
+        "[model]\npreset = \"llama-8b\"\n[mesh]\nhardware = \"cpu\"\ndp_shard = 1\n".into(),
+        "[model]\npreset = \"gpt2\"\n[mesh]\nhardware = \"h200\"\ndp_shard = 1\n".into(),
+        "[model]\nfamily = \"llama\"\nlayers = 2\nhidden = 64\nheads = 4\n[mesh]\nhardware = \"cpu\"\ndp_shard = 1\n".into(),
+        "[model]\npreset = \"gpt2\"\n[mesh]\nhardware = \"cpu\"\n".into(),
+        "".into(),
+    ];
+    let mut shown = String::new();
+    for text in texts {
+        writeln!(shown, "{}\n", message(&text)).unwrap();
+    }
+    insta::assert_snapshot!(shown);
+}
+
+#[test]
+fn impossible_combinations() {
+    let sets: &[&[&str]] = &[
+        &["model.kv_heads=5"],
+        &["model.heads=48"],
+        &["model.head_dim=127"],
+        &["model.channels=3"],
+        &["model.family=gpt2"],
+        &["train.seq_len=16384"],
+        &["train.betas=[0.9, 1.0]"],
+        &["model.preset=toy-cnn", "train.loss=chunked"],
+        &["model.preset=toy-cnn", "model.kernel=4"],
+        &["model.preset=toy-cnn", "train.seq_len=8"],
+        &["model.preset=toy-linear", "train.recompute=selective"],
+        &["mesh.dp_shard=12"],
+        &["mesh.dp_shard=1048576", "mesh.dp_outer=1048576"],
+        &["fsdp.policy=fsdp2", "fsdp.strategy=optim"],
+        &[
+            "fsdp.policy=fsdp2",
+            "fsdp.strategy=optim_grads",
+            "fsdp.reshard_after_forward=auto",
+        ],
+        &["fsdp.outer_strategy=optim"],
+        &[
+            "fsdp.outer_strategy=optim",
+            "mesh.dp_outer=2",
+            "fsdp.strategy=optim_grads",
+        ],
+        &[
+            "fsdp.outer_strategy=optim",
+            "mesh.dp_outer=2",
+            "fsdp.policy=fsdp2",
+        ],
+        &["fsdp.reshard_after_forward=3"],
+        &["fsdp.reshard_after_forward=1"],
+        &["fsdp.reshard_after_forward=4"],
+        &["fsdp.reshard_after_forward=2", "fsdp.policy=megatron"],
+        &["fsdp.reshard_after_forward=2", "fsdp.strategy=optim_grads"],
+        &["fsdp.policy=fsdp2", "fsdp.allocator=pool"],
+        &["fsdp.policy=fsdp2", "fsdp.allocator=double_buffer"],
+        &["fsdp.persist_on_alloc_fail=true"],
+        &[
+            "fsdp.average_in_collective=true",
+            "fsdp.per_token_loss=true",
+        ],
+        &["fsdp.placements.dp_shard=[\"flat\", \"replicate\", \"flat\"]"],
+        &["fsdp.placements={ dp_outer = [\"flat\", \"flat\", \"flat\"] }"],
+        &["fsdp.frozen=[\"layers 1\"]"],
+        &["compile.mode=full", "fsdp.policy=megatron"],
+        &["compile.cuda_graph=[\"attn\"]", "fsdp.allocator=caching"],
+        &["compile.cuda_graph=[\"attn\"]", "fsdp.policy=megatron"],
+        &[
+            "compile.cuda_graph=[\"attn\"]",
+            "fsdp.allocator=double_buffer",
+        ],
+        &["compile.cuda_graph=[\"attn\", \"attn\"]"],
+        &["compile.cuda_graph=[\"mlp\", \"block\"]"],
+        &["compile.cuda_graph=[\"attn\"]", "model.preset=toy-linear"],
+        &["compile.cuda_graph=full_iteration", "fsdp.nan_check=true"],
+        &["model.layers=4096", "train.grad_accum=4096"],
+        &["train.micro_batch=1048576", "model.hidden=1048576"],
+        &[
+            "model.layers=128",
+            "model.hidden=65536",
+            "train.seq_len=1",
+            "mesh.dp_shard=1048576",
+        ],
+        &[
+            "train.micro_batch=1048576",
+            "train.grad_accum=512",
+            "model.layers=1",
+            "model.hidden=64",
+            "model.ffn=1",
+        ],
+    ];
+    let mut shown = String::new();
+    for set in sets {
+        match minimal(set) {
+            Ok(_) => panic!("accepted: {set:?}"),
+            Err(e) => writeln!(shown, "{e}\n").unwrap(),
+        }
+    }
+    insta::assert_snapshot!(shown);
+}
+
+#[test]
+fn faulty_overrides() {
+    let mut shown = String::new();
+    for set in [
+        "fsdp.prefetch_foward=1",
+        "prefetch_forward=1",
+        "fsdp.prefetch_forward",
+        "extends=other.toml",
+        "fdsp.policy=native",
+        "policy.x=native",
+        ".=1",
+        "fsdp.units=[\"layers.*\"",
+        "fsdp.units=layers.*",
+        " train.lr = fast ",
+        "model.norm_eps=0",
+        "fsdp.a.b.c.d.e.f.g.h.i.j=1",
+    ] {
+        writeln!(shown, "{}\n", minimal(&[set]).unwrap_err()).unwrap();
+    }
+    insta::assert_snapshot!(shown);
+}
+
+#[test]
+fn a_conflict_points_at_what_was_said_last() {
+    let text =
+        format!("{MINIMAL}[fsdp]\nallocator = \"caching\"\n[compile]\ncuda_graph = [\"attn\"]\n");
+    let e = parse("x.toml", &text, &[]).unwrap_err();
+    assert_eq!(
+        (e.file(), e.position()),
+        (
+            "x.toml",
+            Some(Position {
+                line: 9,
+                column: 14
+            })
+        )
+    );
+    let text = format!("{MINIMAL}[compile]\ncuda_graph = [\"attn\"]\n");
+    let e = parse("x.toml", &text, &["fsdp.allocator=caching".into()]).unwrap_err();
+    assert_eq!(
+        (e.file(), e.position()),
+        (
+            "--set fsdp.allocator=caching",
+            Some(Position {
+                line: 1,
+                column: 16
+            })
+        )
+    );
+    assert!(e.help().unwrap().contains("pool"));
+}

@@ -1,0 +1,362 @@
+//! Defaults and derived values.
+
+use super::super::*;
+use super::minimal;
+use crate::units::DType;
+
+#[test]
+fn defaults_of_the_native_policy() {
+    let s = minimal(&[]).unwrap();
+    assert_eq!(s.name, "minimal");
+    let t = &s.train;
+    assert_eq!(
+        (
+            t.seq_len,
+            t.micro_batch,
+            t.grad_accum,
+            t.steps,
+            t.validate_every
+        ),
+        (8192, 1, 1, 20, 0)
+    );
+    assert_eq!(
+        (t.recompute, t.loss, t.optimizer),
+        (Recompute::None, Loss::Materialized, Optimizer::Adamw)
+    );
+    assert_eq!(
+        (t.lr, t.betas, t.eps, t.weight_decay, t.clip_norm),
+        (3e-4, [0.9, 0.95], 1e-8, 0.1, 0.0)
+    );
+    assert_eq!(
+        s.mesh,
+        Mesh {
+            hardware: "h200-nvlink".into(),
+            dp_shard: 4,
+            dp_outer: 1,
+            gpus_per_node: 4
+        }
+    );
+    assert_eq!(
+        s.fsdp,
+        Fsdp {
+            policy: PolicyKind::Native,
+            strategy: Strategy::OptimGradsParams,
+            outer_strategy: OuterStrategy::NoShard,
+            units: Units::Block,
+            reshard_after_forward: Reshard::Auto,
+            prefetch_forward: Prefetch::Depth(1),
+            prefetch_backward: Prefetch::Depth(1),
+            reduce_in_flight: 2,
+            async_reduce: true,
+            separate_communicators: true,
+            unify_comm_stream: false,
+            allocator: AllocatorKind::Pool,
+            expandable_segments: true,
+            persist_on_alloc_fail: false,
+            average_in_collective: false,
+            per_token_loss: false,
+            nan_check: false,
+            frozen: vec![],
+        }
+    );
+    assert_eq!(
+        s.compile,
+        Compile {
+            mode: CompileMode::Off,
+            bucket_bytes: 104_857_600,
+            max_inflight_bytes: 5_000_000_000,
+            memory_budget: 0.05,
+            cuda_graph: CudaGraph::Off,
+        }
+    );
+    assert_eq!(s.gate, Gate::default());
+}
+
+#[test]
+fn defaults_that_a_policy_changes() {
+    let of = |policy: &str| minimal(&[&format!("fsdp.policy={policy}")]).unwrap();
+    for policy in ["fsdp2", "megatron"] {
+        let f = of(policy).fsdp;
+        assert_eq!(
+            (f.prefetch_forward, f.prefetch_backward),
+            (Prefetch::Implicit, Prefetch::Implicit)
+        );
+        assert_eq!(
+            (f.allocator, f.separate_communicators),
+            (AllocatorKind::Caching, false)
+        );
+    }
+    assert_eq!(
+        (
+            of("fsdp2").fsdp.reduce_in_flight,
+            of("megatron").fsdp.reduce_in_flight
+        ),
+        (1, 2)
+    );
+    let zero2 = minimal(&["fsdp.policy=fsdp2", "fsdp.strategy=optim_grads"]).unwrap();
+    assert_eq!(zero2.fsdp.reshard_after_forward, Reshard::Never);
+}
+
+#[test]
+fn precision_by_policy_and_compute() {
+    use DType::{Bf16, F16, F32};
+    let of = |set: &[&str]| {
+        let p = minimal(set).unwrap().precision;
+        (
+            p.compute,
+            p.main_params,
+            p.main_grads,
+            p.comm_grads,
+            p.moments,
+        )
+    };
+    assert_eq!(of(&[]), (Bf16, Some(F32), F32, F32, F32));
+    assert_eq!(of(&["fsdp.policy=fsdp2"]), (Bf16, Some(F32), F32, F32, F32));
+    assert_eq!(
+        of(&["fsdp.policy=megatron"]),
+        (Bf16, Some(F32), Bf16, Bf16, F32)
+    );
+    assert_eq!(
+        of(&["fsdp.policy=megatron", "precision.compute=float32"]),
+        (F32, Some(F32), F32, F32, F32)
+    );
+    assert_eq!(
+        of(&["precision.main_grads=bfloat16"]),
+        (Bf16, Some(F32), Bf16, Bf16, F32)
+    );
+    assert_eq!(
+        of(&["fsdp.policy=fsdp2", "precision.main_grads=bf16"]),
+        (Bf16, Some(F32), Bf16, F32, F32)
+    );
+    assert_eq!(
+        of(&["precision.main_params=none", "precision.compute=f16"]),
+        (F16, None, F32, F32, F32)
+    );
+}
+
+fn family(name: &str, keys: &str) -> Scenario {
+    let text =
+        format!("[model]\nfamily = \"{name}\"\n{keys}\n[mesh]\nhardware = \"cpu\"\ndp_shard = 2\n");
+    parse("t", &text, &[]).unwrap()
+}
+
+#[test]
+fn shapes_derived_by_family() {
+    let s = family(
+        "llama",
+        "layers = 2\nhidden = 4096\nheads = 32\nvocab = 1000",
+    );
+    let m = &s.model;
+    // 8/3 * 4096 = 10922.7, rounded up to 256: 11008, the width of Llama 2 7B.
+    assert_eq!(
+        (
+            m.kv_heads,
+            m.head_dim,
+            m.ffn,
+            m.max_seq_len,
+            s.train.seq_len
+        ),
+        (32, 128, 11008, 8192, 8192)
+    );
+    assert_eq!(
+        (m.tie_embeddings, m.bias, m.rope_theta, m.preset.as_deref()),
+        (false, false, 10_000.0, None)
+    );
+
+    let s = family("gpt2", "layers = 2\nhidden = 64\nheads = 4\nvocab = 1000");
+    let m = &s.model;
+    assert_eq!(
+        (
+            m.ffn,
+            m.max_seq_len,
+            s.train.seq_len,
+            m.tie_embeddings,
+            m.bias
+        ),
+        (256, 1024, 1024, true, true)
+    );
+
+    let s = family("encoder", "layers = 2\nhidden = 64\nheads = 4");
+    assert_eq!(
+        (s.model.ffn, s.train.seq_len, s.model.vocab, s.model.bias),
+        (256, 512, 0, true)
+    );
+
+    let s = family("linear", "layers = 2\nhidden = 64");
+    assert_eq!((s.train.seq_len, s.model.ffn, s.model.bias), (1, 0, true));
+
+    let s = family("cnn", "layers = 2\nchannels = 16\nheight = 32");
+    let m = &s.model;
+    assert_eq!(
+        (m.height, m.width, m.kernel, m.bias, s.train.seq_len),
+        (32, 64, 3, true, 1)
+    );
+    assert_eq!(s.mesh.gpus_per_node, 2);
+}
+
+#[test]
+fn presets_give_published_shapes() {
+    let of = |p: &str| minimal(&[&format!("model.preset={p}")]).unwrap();
+    let shape = |s: &Scenario| {
+        (
+            s.model.layers,
+            s.model.hidden,
+            s.model.heads,
+            s.model.kv_heads,
+            s.model.head_dim,
+            s.model.ffn,
+            s.model.vocab,
+        )
+    };
+    assert_eq!(
+        shape(&of("llama3-8b")),
+        (32, 4096, 32, 8, 128, 14336, 128_256)
+    );
+    assert_eq!(
+        shape(&of("llama3-70b")),
+        (80, 8192, 64, 8, 128, 28672, 128_256)
+    );
+    assert_eq!(
+        shape(&of("llama3-405b")),
+        (126, 16384, 128, 8, 128, 53248, 128_256)
+    );
+    assert_eq!(
+        shape(&of("llama3.2-1b")),
+        (16, 2048, 32, 8, 64, 8192, 128_256)
+    );
+    assert_eq!(
+        shape(&of("llama3.2-3b")),
+        (28, 3072, 24, 8, 128, 8192, 128_256)
+    );
+    assert_eq!(
+        shape(&of("llama2-7b")),
+        (32, 4096, 32, 32, 128, 11008, 32_000)
+    );
+    assert_eq!(shape(&of("gpt2")), (12, 768, 12, 12, 64, 3072, 50_257));
+    let seq = |p: &str| (of(p).train.micro_batch, of(p).train.seq_len);
+    assert_eq!(
+        (seq("llama3.2-1b"), seq("llama2-7b"), seq("gpt2")),
+        ((1, 8192), (1, 4096), (1, 1024))
+    );
+    assert_eq!(
+        (seq("toy-linear"), seq("toy-cnn"), seq("toy-transformer")),
+        ((1024, 1), (16, 1), (8, 512))
+    );
+    assert!(of("llama3.2-1b").model.tie_embeddings && !of("llama3-8b").model.tie_embeddings);
+    assert_eq!(of("llama3-8b").model.preset.as_deref(), Some("llama3-8b"));
+}
+
+/// The key table's literal defaults (schema, completion) are what parsing yields.
+#[test]
+fn the_table_tells_the_true_defaults() {
+    let s = serde_json::to_value(minimal(&[]).unwrap()).unwrap();
+    let mut compared = 0;
+    for info in keys() {
+        let Ok(default) = serde_json::from_str::<serde_json::Value>(info.default) else {
+            continue;
+        };
+        let got = &s[info.section][info.key];
+        match (default.as_f64(), got.as_f64()) {
+            (Some(a), Some(b)) => assert_eq!(a, b, "{}.{}", info.section, info.key),
+            _ => assert_eq!(&default, got, "{}.{}", info.section, info.key),
+        }
+        compared += 1;
+    }
+    assert!(compared >= 25, "only {compared} literal defaults");
+}
+
+#[test]
+fn forms_of_values() {
+    let f = |set: &[&str]| minimal(set).unwrap().fsdp;
+    assert_eq!(
+        f(&["fsdp.prefetch_forward=0"]).prefetch_forward,
+        Prefetch::Depth(0)
+    );
+    assert_eq!(
+        f(&["fsdp.prefetch_backward={ elements = 1_000 }"]).prefetch_backward,
+        Prefetch::Elements(1000)
+    );
+    assert_eq!(
+        f(&["fsdp.prefetch_backward.elements=7"]).prefetch_backward,
+        Prefetch::Elements(7)
+    );
+    assert_eq!(
+        f(&["fsdp.prefetch_forward=implicit"]).prefetch_forward,
+        Prefetch::Implicit
+    );
+    assert_eq!(
+        f(&["fsdp.reshard_after_forward=true"]).reshard_after_forward,
+        Reshard::Always
+    );
+    assert_eq!(
+        f(&["fsdp.reshard_after_forward=false"]).reshard_after_forward,
+        Reshard::Never
+    );
+    assert_eq!(
+        f(&["fsdp.reshard_after_forward=2"]).reshard_after_forward,
+        Reshard::Group(2)
+    );
+    assert_eq!(f(&["fsdp.units=root"]).units, Units::Root);
+    assert_eq!(f(&["fsdp.frozen=[]"]).frozen, Vec::<String>::new());
+    assert_eq!(f(&["fsdp.frozen=[\"layers.*\"]"]).frozen, ["layers.*"]);
+    let c = |set: &str| minimal(&[set]).unwrap().compile;
+    assert_eq!(c("compile.bucket_bytes=25MiB").bucket_bytes, 26_214_400);
+    assert_eq!(c("compile.bucket_bytes=0").bucket_bytes, 0);
+    assert_eq!(
+        c("compile.cuda_graph=[\"mlp\", \"attn\"]").cuda_graph,
+        CudaGraph::Scopes(vec![Scope::Mlp, Scope::Attn])
+    );
+    assert_eq!(
+        c("compile.cuda_graph=full_iteration").cuda_graph,
+        CudaGraph::FullIteration
+    );
+    let g = minimal(&["gate.step_time=0.2"]).unwrap().gate;
+    assert_eq!((g.step_time, g.loss), (Some(0.2), None));
+    assert_eq!(
+        minimal(&["mesh.hardware=my/profile.toml"])
+            .unwrap()
+            .mesh
+            .hardware,
+        "my/profile.toml"
+    );
+}
+
+#[test]
+fn placements_name_strategies() {
+    let of = |inner: [&str; 3]| {
+        let set = format!("fsdp.placements.dp_shard={inner:?}");
+        minimal(&[&set]).unwrap().fsdp.strategy
+    };
+    let (r, f) = ("replicate", "flat");
+    assert_eq!(of([r, r, r]), Strategy::NoShard);
+    assert_eq!(of([r, r, f]), Strategy::Optim);
+    assert_eq!(of([r, f, f]), Strategy::OptimGrads);
+    assert_eq!(of([f, f, f]), Strategy::OptimGradsParams);
+    let outer = minimal(&[
+        "mesh.dp_outer=2",
+        "fsdp.placements.dp_outer=[\"replicate\", \"replicate\", \"flat\"]",
+    ]);
+    assert_eq!(outer.unwrap().fsdp.outer_strategy, OuterStrategy::Optim);
+
+    let text = format!(
+        "{}[fsdp]\nstrategy = \"optim\"\nplacements = {{ dp_shard = [\"flat\", \"flat\", \"flat\"] }}\n",
+        super::MINIMAL
+    );
+    assert!(
+        parse("t", &text, &[])
+            .unwrap_err()
+            .message()
+            .contains("same thing")
+    );
+    // Said in different layers, the later counts.
+    let later = minimal(&[
+        "fsdp.strategy=optim",
+        "fsdp.placements.dp_shard=[\"flat\", \"flat\", \"flat\"]",
+    ]);
+    assert_eq!(later.unwrap().fsdp.strategy, Strategy::OptimGradsParams);
+    let later = minimal(&[
+        "fsdp.placements.dp_shard=[\"flat\", \"flat\", \"flat\"]",
+        "fsdp.strategy=optim",
+    ]);
+    assert_eq!(later.unwrap().fsdp.strategy, Strategy::Optim);
+}

@@ -1,0 +1,284 @@
+//! Which of several texts wins: extends, files, overrides, sweep axes.
+
+use super::super::*;
+use super::MINIMAL;
+use std::fs;
+use std::path::PathBuf;
+
+/// A folder of its own for one test, removed at the end.
+struct Folder(PathBuf);
+
+impl Folder {
+    fn new(test: &str, files: &[(&str, &str)]) -> Self {
+        let folder = std::env::temp_dir().join(format!("shardlab-{}-{test}", std::process::id()));
+        fs::create_dir_all(&folder).unwrap();
+        for (name, text) in files {
+            fs::write(folder.join(name), text).unwrap();
+        }
+        Self(folder)
+    }
+
+    fn file(&self, name: &str) -> PathBuf {
+        self.0.join(name)
+    }
+}
+
+impl Drop for Folder {
+    fn drop(&mut self) {
+        let _ = fs::remove_dir_all(&self.0);
+    }
+}
+
+#[test]
+fn later_layers_win_key_by_key() {
+    let base = format!("# Base.\n{MINIMAL}[train]\nmicro_batch = 2\ngrad_accum = 2\nlr = 1e-3\n");
+    let f = Folder::new(
+        "win",
+        &[
+            ("base.toml", &base),
+            (
+                "child.toml",
+                "# Child line one.\n#\n# Line three.\nextends = \"base.toml\"\n[train]\ngrad_accum = 3\nsteps = 7\n",
+            ),
+        ],
+    );
+    let s = load(
+        &f.file("child.toml"),
+        &["train.steps=8".into(), "train.steps = 9".into()],
+    )
+    .unwrap();
+    assert_eq!(
+        (
+            s.train.micro_batch,
+            s.train.grad_accum,
+            s.train.steps,
+            s.train.lr
+        ),
+        (2, 3, 9, 1e-3)
+    );
+    assert_eq!(
+        (s.name.as_str(), s.about.as_str()),
+        ("child", "Child line one.\n\nLine three.")
+    );
+    assert_eq!(load(&f.file("base.toml"), &[]).unwrap().about, "Base.");
+}
+
+#[test]
+fn a_fault_in_a_base_is_reported_there() {
+    let f = Folder::new(
+        "fault",
+        &[
+            ("base.toml", "[model]\npreset = \"gpt2\"\nheads = 7\n"),
+            (
+                "child.toml",
+                "extends = \"base.toml\"\n[mesh]\nhardware = \"cpu\"\ndp_shard = 1\n",
+            ),
+        ],
+    );
+    let e = load(&f.file("child.toml"), &[]).unwrap_err();
+    assert!(e.file().ends_with("base.toml"), "{e}");
+    assert_eq!(e.position(), Some(Position { line: 3, column: 9 }));
+}
+
+#[test]
+fn circles_are_named() {
+    let f = Folder::new(
+        "circle",
+        &[
+            ("a.toml", "extends = \"b.toml\"\n"),
+            ("b.toml", "\nextends = \"a.toml\"\n"),
+            ("self.toml", "extends = \"./self.toml\"\n"),
+        ],
+    );
+    let e = load(&f.file("a.toml"), &[]).unwrap_err();
+    let shown = e.to_string().replace(&format!("{}/", f.0.display()), "");
+    assert!(
+        shown.starts_with("b.toml:2:11: `extends` goes in a circle: a.toml -> b.toml -> a.toml\n"),
+        "{shown}"
+    );
+    assert!(
+        load(&f.file("self.toml"), &[])
+            .unwrap_err()
+            .message()
+            .contains("circle")
+    );
+}
+
+#[test]
+fn files_that_are_not_there_or_no_text() {
+    let f = Folder::new(
+        "absent",
+        &[("child.toml", "extends = \"llama3-8b-4xh20.toml\"\n")],
+    );
+    let e = load(&f.file("child.toml"), &[]).unwrap_err();
+    assert_eq!(e.help(), Some("did you mean `llama3-8b-4xh200.toml`?"));
+    fs::write(f.file("bytes.toml"), [b'#', 0xff, b'\n']).unwrap();
+    assert!(
+        load(&f.file("bytes.toml"), &[])
+            .unwrap_err()
+            .message()
+            .contains("UTF-8")
+    );
+    fs::write(f.file("long.toml"), "#".repeat((1 << 20) + 1)).unwrap();
+    assert!(
+        load(&f.file("long.toml"), &[])
+            .unwrap_err()
+            .message()
+            .contains("longer")
+    );
+    assert!(load(&f.0, &[]).is_err());
+    let e = load("llama3-8b-4xh100".as_ref(), &[]).unwrap_err();
+    assert_eq!(
+        (e.position(), e.help()),
+        (
+            None,
+            Some("shipped scenario of a near name: llama3-8b-4xh200")
+        )
+    );
+}
+
+#[test]
+fn a_file_may_extend_a_shipped_scenario() {
+    let f = Folder::new(
+        "shipped",
+        &[(
+            "mine.toml",
+            "extends = \"prefetch-2.toml\"\n[train]\nsteps = 3\n",
+        )],
+    );
+    let s = load(&f.file("mine.toml"), &[]).unwrap();
+    assert_eq!(
+        (s.train.steps, s.fsdp.prefetch_forward, s.mesh.dp_shard),
+        (3, Prefetch::Depth(2), 16)
+    );
+}
+
+fn sweep_text(rest: &str) -> String {
+    format!("{MINIMAL}[sweep]\n{rest}")
+}
+
+#[test]
+fn a_sweep_is_the_product_of_its_axes() {
+    let text = sweep_text(
+        "fsdp.prefetch_forward = [0, 2]\n\"fsdp.reshard_after_forward\" = [true, false, 3]\n",
+    );
+    let f = Folder::new("sweep", &[("s.toml", &text)]);
+    let sweep = load_sweep(&f.file("s.toml"), &["train.steps=5".into()]).unwrap();
+    assert_eq!(
+        sweep.axes,
+        [
+            Axis {
+                key: "fsdp.prefetch_forward".into(),
+                values: vec!["0".into(), "2".into()]
+            },
+            Axis {
+                key: "fsdp.reshard_after_forward".into(),
+                values: vec!["true".into(), "false".into(), "3".into()]
+            },
+        ]
+    );
+    let seen: Vec<_> = sweep
+        .points
+        .iter()
+        .map(|p| {
+            p.scenario.as_ref().ok().map(|s| {
+                (
+                    s.fsdp.prefetch_forward,
+                    s.fsdp.reshard_after_forward,
+                    s.train.steps,
+                )
+            })
+        })
+        .collect();
+    let of = |d, r| Some((Prefetch::Depth(d), r, 5));
+    let (yes, no) = (Reshard::Always, Reshard::Never);
+    assert_eq!(
+        seen,
+        [of(0, yes), of(0, no), None, of(2, yes), of(2, no), None]
+    );
+    let third = &sweep.points[2];
+    assert_eq!(
+        third.settings[1],
+        ("fsdp.reshard_after_forward".to_owned(), "3".to_owned())
+    );
+    let e = third.scenario.as_ref().unwrap_err();
+    assert_eq!(
+        e.position(),
+        Some(Position {
+            line: 8,
+            column: 46
+        })
+    );
+    assert_eq!(sweep.base.fsdp.reshard_after_forward, Reshard::Auto);
+    // The plain loader takes the base.
+    assert_eq!(
+        load(&f.file("s.toml"), &["train.steps=5".into()]).unwrap(),
+        sweep.base
+    );
+}
+
+#[test]
+fn axes_from_the_command_line() {
+    let f = Folder::new("axes", &[("s.toml", &sweep_text("train.steps = [1, 2]\n"))]);
+    let path = f.file("s.toml");
+    let axes = ["fsdp.policy=[native, fsdp2]".to_owned()];
+    assert!(
+        sweep_of(&path, &[], &axes)
+            .unwrap_err()
+            .to_string()
+            .starts_with("--axis fsdp.policy=[native, fsdp2]:1:14: ")
+    );
+    let axes = [
+        "fsdp.policy=[\"native\", \"fsdp2\"]".to_owned(),
+        "train.steps=[3]".to_owned(),
+    ];
+    let sweep = sweep_of(&path, &[], &axes).unwrap();
+    let steps: Vec<_> = sweep
+        .points
+        .iter()
+        .map(|p| p.scenario.as_ref().unwrap().train.steps)
+        .collect();
+    assert_eq!(steps, [3, 3]);
+    assert_eq!(
+        sweep.points[1].settings,
+        [
+            ("train.steps".into(), "3".into()),
+            ("fsdp.policy".into(), "fsdp2".into())
+        ]
+    );
+    // An override may change an axis too.
+    let sweep = load_sweep(&path, &["sweep.train.steps=[4, 5, 6]".into()]).unwrap();
+    assert_eq!(sweep.points.len(), 3);
+}
+
+#[test]
+fn a_base_may_need_its_axes() {
+    let text = "[model]\nfamily = \"linear\"\nhidden = 8\n[mesh]\nhardware = \"cpu\"\ndp_shard = 1\n[sweep]\nmodel.layers = [2, 3]\n";
+    let f = Folder::new(
+        "needs",
+        &[
+            ("s.toml", text),
+            (
+                "never.toml",
+                &text.replace("[2, 3]", "[2, 3]\nmodel.heads = [3]"),
+            ),
+        ],
+    );
+    let sweep = load_sweep(&f.file("s.toml"), &[]).unwrap();
+    assert_eq!((sweep.base.model.layers, sweep.points.len()), (2, 2));
+    assert!(load_sweep(&f.file("never.toml"), &[]).is_err());
+    let plain = Folder::new("plain", &[("s.toml", MINIMAL)]);
+    let sweep = load_sweep(&plain.file("s.toml"), &[]).unwrap();
+    assert_eq!((sweep.axes.len(), sweep.points.len()), (0, 1));
+}
+
+#[test]
+fn sweeps_have_a_limit() {
+    let values: Vec<String> = (1..=400).map(|n| n.to_string()).collect();
+    let list = values.join(", ");
+    let text = sweep_text(&format!(
+        "train.steps = [{list}]\ntrain.validate_every = [{list}]\n"
+    ));
+    let e = parse("x.toml", &text, &[]).unwrap_err();
+    assert!(e.message().contains("100000 points"), "{e}");
+}

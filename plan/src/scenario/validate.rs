@@ -1,0 +1,349 @@
+//! Combinations that cannot be, each with its reason and the place that caused it.
+
+use super::error::ScenarioError;
+use super::keys::Key;
+use super::limits;
+use super::merge::Document;
+use super::read::family_name;
+use super::types::*;
+use super::units::glob;
+use super::value::Value;
+
+/// Most ranks of a mesh.
+pub(crate) const MOST_RANKS: u64 = 1 << 20;
+
+type Checked = Result<(), ScenarioError>;
+
+/// Refuses the first impossible combination.
+pub(crate) fn check(s: &Scenario, d: &Document) -> Checked {
+    unused_keys(s, d)?;
+    model(s, d)?;
+    train(s, d)?;
+    mesh(s, d)?;
+    strategy(s, d)?;
+    reshard(s, d)?;
+    allocator(s, d)?;
+    reduction(s, d)?;
+    compile(s, d)?;
+    limits::check(s, d)
+}
+
+/// Keys of [model] that mean nothing for the family: silence would hide a mistake.
+fn unused_keys(s: &Scenario, d: &Document) -> Checked {
+    use Family::{Cnn, Encoder, Gpt2, Linear, Llama};
+    const USES: &[(Key, &[Family])] = &[
+        (Key::Hidden, &[Llama, Gpt2, Encoder, Linear]),
+        (Key::Heads, &[Llama, Gpt2, Encoder]),
+        (Key::KvHeads, &[Llama]),
+        (Key::HeadDim, &[Llama]),
+        (Key::Ffn, &[Llama, Gpt2, Encoder]),
+        (Key::Vocab, &[Llama, Gpt2]),
+        (Key::TieEmbeddings, &[Llama, Gpt2]),
+        (Key::NormEps, &[Llama, Gpt2, Encoder]),
+        (Key::RopeTheta, &[Llama]),
+        (Key::MaxSeqLen, &[Llama, Gpt2]),
+        (Key::Channels, &[Cnn]),
+        (Key::Height, &[Cnn]),
+        (Key::Width, &[Cnn]),
+        (Key::Kernel, &[Cnn]),
+    ];
+    for (key, families) in USES {
+        if d.says(*key) && !families.contains(&s.model.family) {
+            let of: Vec<&str> = families.iter().map(|f| family_name(*f)).collect();
+            let message = format!(
+                "`{}` means nothing for family {}",
+                key.path(),
+                family_name(s.model.family)
+            );
+            return Err(d
+                .conflict(&[*key], message)
+                .with_help(format!("it belongs to {}", of.join(", "))));
+        }
+    }
+    Ok(())
+}
+
+fn model(s: &Scenario, d: &Document) -> Checked {
+    let m = &s.model;
+    if !m.heads.is_multiple_of(m.kv_heads) {
+        let message = format!(
+            "`heads` ({}) is not divisible by `kv_heads` ({})",
+            m.heads, m.kv_heads
+        );
+        return Err(d.conflict(&[Key::KvHeads, Key::Heads], message));
+    }
+    if m.family == Family::Llama && !m.head_dim.is_multiple_of(2) {
+        let message = format!(
+            "the rotary embedding rotates pairs: the head dimension ({}) must be even",
+            m.head_dim
+        );
+        return Err(d.conflict(&[Key::HeadDim, Key::Heads, Key::Hidden], message));
+    }
+    if m.family == Family::Cnn && m.kernel.is_multiple_of(2) {
+        let message = format!(
+            "a same-padded convolution needs an odd kernel, not {}",
+            m.kernel
+        );
+        return Err(d.conflict(&[Key::Kernel], message));
+    }
+    for value in d
+        .value(Key::Frozen)
+        .and_then(Value::array)
+        .unwrap_or_default()
+    {
+        glob(value.str().unwrap_or_default()).map_err(|message| d.error(value.origin, message))?;
+    }
+    Ok(())
+}
+
+fn train(s: &Scenario, d: &Document) -> Checked {
+    let (m, t) = (&s.model, &s.train);
+    let plain = matches!(m.family, Family::Linear | Family::Cnn);
+    if t.seq_len > m.max_seq_len {
+        let message = format!(
+            "`seq_len` ({}) is longer than `max_seq_len` ({})",
+            t.seq_len, m.max_seq_len
+        );
+        let error = d.conflict(&[Key::SeqLen, Key::MaxSeqLen], message);
+        return Err(error.with_help(format!(
+            "set model.max_seq_len = {} to give the model more positions",
+            t.seq_len
+        )));
+    }
+    if m.family == Family::Cnn && t.seq_len != 1 {
+        return Err(d
+            .conflict(
+                &[Key::SeqLen],
+                "images are no sequences: `seq_len` of a cnn is 1",
+            )
+            .with_help("the number of images is `micro_batch`"));
+    }
+    if t.loss == Loss::Chunked && m.vocab == 0 {
+        let message = format!(
+            "a chunked loss needs logits over a vocabulary, which family {} has not",
+            family_name(m.family)
+        );
+        return Err(d.conflict(&[Key::Loss], message));
+    }
+    if t.recompute == Recompute::Selective && plain {
+        let message = format!(
+            "selective recompute keeps matrix products and recomputes the rest; a block of family {} has nothing else worth it",
+            family_name(m.family)
+        );
+        return Err(d
+            .conflict(&[Key::Recompute], message)
+            .with_help("use \"none\" or \"full\""));
+    }
+    if t.betas.iter().any(|b| *b >= 1.0) {
+        return Err(d.conflict(
+            &[Key::Betas],
+            "a beta of 1 or more never forgets: both must be below 1",
+        ));
+    }
+    Ok(())
+}
+
+fn mesh(s: &Scenario, d: &Document) -> Checked {
+    let (world, node) = (s.mesh.world(), s.mesh.gpus_per_node);
+    if world > node && world % node != 0 {
+        let message = format!("{world} ranks do not fill nodes of {node} GPUs");
+        return Err(d
+            .conflict(&[Key::GpusPerNode, Key::DpOuter, Key::DpShard], message)
+            .with_help("`gpus_per_node` must divide dp_shard * dp_outer"));
+    }
+    Ok(())
+}
+
+fn strategy(s: &Scenario, d: &Document) -> Checked {
+    let f = &s.fsdp;
+    if f.policy == PolicyKind::Fsdp2 {
+        if matches!(f.strategy, Strategy::NoShard | Strategy::Optim) {
+            let keys = [Key::Strategy, Key::Placements, Key::Policy];
+            return Err(d.conflict(&keys, "policy fsdp2 always shards gradients: torch `fully_shard` has no ZeRO-1 and no replication over its shard axis")
+                .with_help("use optim_grads_params, optim_grads (reshard_after_forward = false), or policy native or megatron"));
+        }
+        if f.strategy == Strategy::OptimGrads && f.reshard_after_forward != Reshard::Never {
+            let keys = [Key::Reshard, Key::Strategy, Key::Placements, Key::Policy];
+            return Err(d
+                .conflict(
+                    &keys,
+                    "under policy fsdp2, optim_grads is the name for reshard_after_forward = false",
+                )
+                .with_help(
+                    "set reshard_after_forward = false, or strategy = \"optim_grads_params\"",
+                ));
+        }
+    }
+    if f.outer_strategy == OuterStrategy::Optim {
+        let keys = [Key::OuterStrategy, Key::Placements];
+        if f.strategy != Strategy::OptimGradsParams {
+            let keys = [Key::OuterStrategy, Key::Placements, Key::Strategy];
+            return Err(d.conflict(&keys, "outer_strategy = \"optim\" splits the shards of optim_grads_params further; with another strategy there are none")
+                .with_help("set strategy = \"optim_grads_params\", or outer_strategy = \"no_shard\""));
+        }
+        if f.policy == PolicyKind::Fsdp2 {
+            return Err(d.conflict(&[Key::OuterStrategy, Key::Placements, Key::Policy], "policy fsdp2 can only replicate over dp_outer: torch `fully_shard` has HSDP, not HFSDP")
+                .with_help("use policy native or megatron, or outer_strategy = \"no_shard\""));
+        }
+        if s.mesh.dp_outer == 1 {
+            return Err(d
+                .conflict(
+                    &keys,
+                    "outer_strategy = \"optim\" has nothing to shard over: `mesh.dp_outer` is 1",
+                )
+                .with_help("set mesh.dp_outer to 2 or more"));
+        }
+    }
+    Ok(())
+}
+
+fn reshard(s: &Scenario, d: &Document) -> Checked {
+    let Reshard::Group(n) = s.fsdp.reshard_after_forward else {
+        return Ok(());
+    };
+    let ranks = s.mesh.dp_shard;
+    if s.fsdp.policy == PolicyKind::Megatron {
+        return Err(d
+            .conflict(
+                &[Key::Reshard, Key::Policy],
+                "policy megatron cannot reshard to a smaller group",
+            )
+            .with_help("use true, false or \"auto\", or policy native or fsdp2"));
+    }
+    if s.fsdp.strategy != Strategy::OptimGradsParams {
+        let keys = [Key::Reshard, Key::Strategy, Key::Placements];
+        return Err(d.conflict(
+            &keys,
+            "only optim_grads_params shards parameters: there is nothing to reshard to a group",
+        ));
+    }
+    if n == 1 {
+        return Err(d
+            .conflict(
+                &[Key::Reshard],
+                "a group of 1 rank keeps the full parameters",
+            )
+            .with_help("write false instead"));
+    }
+    if n == ranks {
+        let message = format!("a group of {n} ranks is all of `dp_shard`");
+        return Err(d
+            .conflict(&[Key::Reshard, Key::DpShard], message)
+            .with_help("write true instead"));
+    }
+    if !ranks.is_multiple_of(n) {
+        let message = format!("groups of {n} ranks do not divide `dp_shard` = {ranks}");
+        return Err(d.conflict(&[Key::Reshard, Key::DpShard], message));
+    }
+    Ok(())
+}
+
+fn allocator(s: &Scenario, d: &Document) -> Checked {
+    let f = &s.fsdp;
+    if f.policy == PolicyKind::Fsdp2
+        && matches!(
+            f.allocator,
+            AllocatorKind::Pool | AllocatorKind::DoubleBuffer
+        )
+    {
+        let message = "policy fsdp2 allocates through PyTorch's caching allocator: it has no planned pool and no double buffer";
+        return Err(d
+            .conflict(&[Key::Allocator, Key::Policy], message)
+            .with_help("use \"caching\" or \"temporary\", or policy native"));
+    }
+    if f.persist_on_alloc_fail && f.allocator != AllocatorKind::DoubleBuffer {
+        let message =
+            "`persist_on_alloc_fail` is what a double buffer does with a unit that does not fit";
+        return Err(d
+            .conflict(&[Key::PersistOnAllocFail, Key::Allocator], message)
+            .with_help("set allocator = \"double_buffer\""));
+    }
+    Ok(())
+}
+
+fn reduction(s: &Scenario, d: &Document) -> Checked {
+    let f = &s.fsdp;
+    if f.average_in_collective && f.per_token_loss {
+        let keys = [Key::AverageInCollective, Key::PerTokenLoss];
+        return Err(d.conflict(&keys, "`average_in_collective` divides gradients by the ranks, `per_token_loss` wants their sum")
+            .with_help("set one of the two to false"));
+    }
+    Ok(())
+}
+
+fn compile(s: &Scenario, d: &Document) -> Checked {
+    let (c, f) = (&s.compile, &s.fsdp);
+    if c.mode == CompileMode::Full && f.policy == PolicyKind::Megatron {
+        let message = "compile mode full makes collectives graph nodes; policy megatron issues them from hooks";
+        return Err(d
+            .conflict(&[Key::Mode, Key::Policy], message)
+            .with_help("use mode regions or blocks, or policy native or fsdp2"));
+    }
+    match &c.cuda_graph {
+        CudaGraph::Off => Ok(()),
+        CudaGraph::FullIteration if f.nan_check => {
+            let message = "`nan_check` reads results on the host, which a full-iteration CUDA graph cannot contain";
+            Err(d
+                .conflict(&[Key::NanCheck, Key::CudaGraph], message)
+                .with_help("set fsdp.nan_check = false"))
+        }
+        CudaGraph::FullIteration => Ok(()),
+        CudaGraph::Scopes(scopes) => scopes_fit(s, d, scopes),
+    }
+}
+
+fn scopes_fit(s: &Scenario, d: &Document, scopes: &[Scope]) -> Checked {
+    let f = &s.fsdp;
+    let keys = [Key::CudaGraph, Key::Allocator, Key::Policy];
+    let elsewhere = "or capture the full iteration";
+    match f.allocator {
+        AllocatorKind::Caching | AllocatorKind::Temporary => {
+            let name = if f.allocator == AllocatorKind::Caching {
+                "caching"
+            } else {
+                "temporary"
+            };
+            let help = match f.policy {
+                PolicyKind::Native => "set fsdp.allocator = \"pool\"",
+                PolicyKind::Fsdp2 => "use policy native",
+                PolicyKind::Megatron => {
+                    "set fsdp.allocator = \"double_buffer\" and persist_on_alloc_fail = true"
+                }
+            };
+            let message = format!(
+                "captured scopes replay fixed addresses; the {name} allocator moves buffers from step to step"
+            );
+            return Err(d
+                .conflict(&keys, message)
+                .with_help(format!("{help}, {elsewhere}")));
+        }
+        AllocatorKind::DoubleBuffer if !f.persist_on_alloc_fail => {
+            let keys = [Key::CudaGraph, Key::Allocator, Key::PersistOnAllocFail];
+            let message = "captured scopes replay fixed addresses; a double buffer gives a unit that does not fit a new one each time";
+            return Err(d.conflict(&keys, message).with_help(format!(
+                "set fsdp.persist_on_alloc_fail = true, {elsewhere}"
+            )));
+        }
+        AllocatorKind::DoubleBuffer | AllocatorKind::Pool => {}
+    }
+    let mut sorted = scopes.to_vec();
+    sorted.sort_unstable();
+    if sorted.windows(2).any(|w| w[0] == w[1]) {
+        return Err(d.conflict(&[Key::CudaGraph], "a scope is listed twice"));
+    }
+    if sorted.len() > 1 && sorted.contains(&Scope::Block) {
+        return Err(d
+            .conflict(&[Key::CudaGraph], "scope block contains attn and mlp")
+            .with_help("list block alone"));
+    }
+    if sorted != [Scope::Block] && matches!(s.model.family, Family::Linear | Family::Cnn) {
+        let message = format!(
+            "a block of family {} has no attention and no mlp",
+            family_name(s.model.family)
+        );
+        return Err(d
+            .conflict(&[Key::CudaGraph], message)
+            .with_help("use scope block"));
+    }
+    Ok(())
+}
