@@ -2,6 +2,25 @@
 //!
 //! The same state machines serve `sim` (prediction) and `exec` (real memory): equal calls give equal addresses and equal
 //! counters, whatever the clock says.
+//!
+//! [`Memory`] holds all memory of a program: each buffer from the allocator its [`crate::program::Pool`] names. Storage
+//! that is allocated and freed for every use ("temporary" in a scenario) is the caching allocator as well: that is where
+//! torch takes it from.
+
+mod arena;
+pub mod caching;
+pub mod double_buffer;
+#[cfg(test)]
+pub(crate) mod fixture;
+pub mod pool;
+mod replay;
+mod sorted;
+
+pub use arena::{Memory, Peak};
+pub use caching::CachingAllocator;
+pub use double_buffer::DoubleBuffer;
+pub use pool::{Lifetime, PoolAllocator, PoolPlan};
+pub use replay::{MemoryTrace, PassMemory, ReplayError, replay, replay_on};
 
 use crate::program::StreamId;
 use crate::units::Bytes;
@@ -84,12 +103,18 @@ pub enum AllocError {
         holder: u32,
     },
     /// All copies of a double buffer are in use.
-    #[error("double buffer exhausted: key {key} wants a third copy; {live} are live")]
+    #[error("double buffer exhausted: key {key} wants a copy, and all {live} are live")]
     DoubleBufferExhausted {
         /// Wanted.
         key: u32,
         /// Live copies.
         live: u32,
+    },
+    /// A buffer is allocated that is live.
+    #[error("buffer {buffer} is allocated while it is live")]
+    AlreadyLive {
+        /// Buffer.
+        buffer: u32,
     },
 }
 

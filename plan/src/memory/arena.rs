@@ -1,0 +1,280 @@
+//! All memory of a program: each buffer from the allocator that it names.
+
+use super::caching::{BlockId, CachingAllocator};
+use super::double_buffer::DoubleBuffer;
+use super::pool::{PoolAllocator, PoolPlan, trace};
+use super::{AllocError, Allocator as _, Counters};
+use crate::program::{BufferId, Pool, Program, StreamId};
+use crate::units::Bytes;
+
+/// What a buffer holds.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Held {
+    Nothing,
+    /// It is live and has no bytes: torch does not ask its allocator for empty tensors.
+    Empty,
+    Block(BlockId),
+    Slot(u32),
+    Copy(u32),
+}
+
+/// Highest counters so far. The two peaks need not coincide.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Peak {
+    /// Most bytes in live blocks.
+    pub allocated: Bytes,
+    /// Most bytes taken from the device.
+    pub reserved: Bytes,
+}
+
+/// Memory of one rank running one program: the caching allocator, and where the program wants them a planned pool and a
+/// double buffer.
+///
+/// Every method takes the program that it was made for. Counters sum over the allocators; a planned pool is reserved
+/// from the start and a double buffer's copies stay allocated once used.
+#[derive(Clone, Debug)]
+pub struct Memory {
+    caching: CachingAllocator,
+    pool: Option<PoolAllocator>,
+    /// Slot in the pool of each buffer.
+    slot: Vec<u32>,
+    /// The planned pool does not fit the device.
+    pool_too_large: Option<AllocError>,
+    double: Option<DoubleBuffer>,
+    /// Memory of the double buffer's slots.
+    copies: Vec<Option<BlockId>>,
+    held: Vec<Held>,
+    live: u32,
+    peak: Peak,
+}
+
+const NO_SLOT: u32 = u32::MAX;
+
+impl Memory {
+    /// Empty memory of a device that gives at most `capacity` bytes; plans the pool from the program's sections.
+    #[must_use]
+    pub fn new(program: &Program, capacity: Option<Bytes>) -> Self {
+        let uses = |pool| program.buffers.iter().any(|b| b.pool == pool);
+        let pool = uses(Pool::Planned).then(|| PoolAllocator::new(PoolPlan::plan(&trace(program))));
+        let mut slot = Vec::new();
+        if let Some(pool) = &pool {
+            let of = |b: &crate::program::Buffer| match b.pool {
+                Pool::Planned => pool.plan().index(b.key).map_or(NO_SLOT, |i| i as u32),
+                _ => NO_SLOT,
+            };
+            slot = program.buffers.iter().map(of).collect();
+        }
+        let pooled = pool.as_ref().map_or(Bytes::ZERO, |p| p.plan().total());
+        let pool_too_large =
+            capacity
+                .filter(|&c| c < pooled)
+                .map(|limit| AllocError::OutOfMemory {
+                    requested: pooled,
+                    allocated: Bytes::ZERO,
+                    reserved: Bytes::ZERO,
+                    limit,
+                });
+        let rest = capacity.map(|c| Bytes(c.0.saturating_sub(pooled.0)));
+        Self {
+            caching: CachingAllocator::new(program.meta.expandable_segments, rest),
+            pool,
+            slot,
+            pool_too_large,
+            double: uses(Pool::DoubleBuffer).then(|| DoubleBuffer::new(program)),
+            copies: Vec::new(),
+            held: vec![Held::Nothing; program.buffers.len()],
+            live: 0,
+            peak: Peak {
+                allocated: Bytes::ZERO,
+                reserved: pooled,
+            },
+        }
+    }
+
+    /// Takes memory for a buffer and returns its address. Empty buffers get address 0.
+    ///
+    /// # Errors
+    /// [`AllocError`], among them [`AllocError::AlreadyLive`] for a buffer that is live.
+    pub fn alloc(&mut self, program: &Program, id: BufferId) -> Result<u64, AllocError> {
+        let buffer = &program.buffers[id.index()];
+        if self.held[id.index()] != Held::Nothing {
+            return Err(AllocError::AlreadyLive { buffer: id.0 });
+        }
+        let (held, address) = match buffer.pool {
+            _ if buffer.bytes == Bytes::ZERO => (Held::Empty, 0),
+            Pool::Caching => self.take_block(buffer.bytes, buffer.stream)?,
+            Pool::Planned => {
+                if let Some(e) = &self.pool_too_large {
+                    return Err(e.clone());
+                }
+                let slot = self.slot[id.index()];
+                let pool = self.pool.as_mut().filter(|_| slot != NO_SLOT);
+                let pool = pool.ok_or(AllocError::UnknownKey { key: buffer.key })?;
+                (
+                    Held::Slot(slot),
+                    pool.take(slot as usize, buffer.bytes)?.address,
+                )
+            }
+            Pool::DoubleBuffer => self.take_copy(program, id)?,
+        };
+        self.held[id.index()] = held;
+        self.live += 1;
+        let now = self.counters();
+        self.peak.allocated = self.peak.allocated.max(now.allocated);
+        self.peak.reserved = self.peak.reserved.max(now.reserved);
+        Ok(address)
+    }
+
+    /// Gives a buffer's memory back. `false`, and nothing else, if it is not live.
+    pub fn free(&mut self, _program: &Program, id: BufferId) -> bool {
+        match std::mem::replace(&mut self.held[id.index()], Held::Nothing) {
+            Held::Nothing => return false,
+            Held::Empty => {}
+            Held::Block(block) => self.caching.release(block),
+            Held::Slot(slot) => {
+                if let Some(pool) = &mut self.pool {
+                    pool.release(slot as usize);
+                }
+            }
+            Held::Copy(slot) => {
+                if let Some(double) = &mut self.double {
+                    double.release(slot);
+                }
+            }
+        }
+        self.live -= 1;
+        true
+    }
+
+    /// Counters now, over all allocators.
+    #[must_use]
+    pub fn counters(&self) -> Counters {
+        let mut sum = self.caching.counters();
+        if let Some(pool) = &self.pool {
+            let c = pool.counters();
+            sum.requested += c.requested;
+            sum.allocated += c.allocated;
+            sum.reserved += c.reserved;
+        }
+        sum
+    }
+
+    /// Whether a buffer is live.
+    #[must_use]
+    pub fn live(&self, id: BufferId) -> bool {
+        self.held[id.index()] != Held::Nothing
+    }
+
+    /// Live buffers, ascending. Idle copies of a double buffer are allocated without being anybody's.
+    #[must_use]
+    pub fn live_buffers(&self) -> Vec<BufferId> {
+        (0..)
+            .zip(&self.held)
+            .filter(|(_, h)| **h != Held::Nothing)
+            .map(|(i, _)| BufferId(i))
+            .collect()
+    }
+
+    /// Number of live buffers.
+    #[must_use]
+    pub fn live_count(&self) -> u32 {
+        self.live
+    }
+
+    /// Bytes that a buffer counts for in `allocated`; none if it is not live.
+    #[must_use]
+    pub fn block_bytes(&self, id: BufferId) -> Bytes {
+        match self.held[id.index()] {
+            Held::Nothing | Held::Empty => Bytes::ZERO,
+            Held::Block(block) => self.caching.block(block).bytes,
+            Held::Slot(slot) => self
+                .pool
+                .as_ref()
+                .map_or(Bytes::ZERO, |p| p.plan().slots()[slot as usize].bytes),
+            Held::Copy(slot) => {
+                self.copies[slot as usize].map_or(Bytes::ZERO, |b| self.caching.block(b).bytes)
+            }
+        }
+    }
+
+    /// Bytes of double-buffer copies that no buffer uses at the moment: allocated, but nobody's.
+    #[must_use]
+    pub fn idle_copies(&self) -> Bytes {
+        let all: Bytes = self
+            .copies
+            .iter()
+            .flatten()
+            .map(|&b| self.caching.block(b).bytes)
+            .sum();
+        let used = |h: &Held| match h {
+            Held::Copy(slot) => {
+                self.copies[*slot as usize].map_or(Bytes::ZERO, |b| self.caching.block(b).bytes)
+            }
+            _ => Bytes::ZERO,
+        };
+        all - self.held.iter().map(used).sum()
+    }
+
+    /// Highest counters since the start or the last [`Memory::reset_peak`].
+    #[must_use]
+    pub fn peak(&self) -> Peak {
+        self.peak
+    }
+
+    /// Starts a new peak from the counters now.
+    pub fn reset_peak(&mut self) {
+        let now = self.counters();
+        self.peak = Peak {
+            allocated: now.allocated,
+            reserved: now.reserved,
+        };
+    }
+
+    /// The pool's plan, if the program has a planned pool.
+    #[must_use]
+    pub fn pool_plan(&self) -> Option<&PoolPlan> {
+        self.pool.as_ref().map(PoolAllocator::plan)
+    }
+
+    /// The caching allocator, for its figures by stream.
+    #[must_use]
+    pub fn caching(&self) -> &CachingAllocator {
+        &self.caching
+    }
+
+    fn take_block(&mut self, bytes: Bytes, stream: StreamId) -> Result<(Held, u64), AllocError> {
+        let block = self.caching.take(bytes, stream)?;
+        Ok((Held::Block(block), self.caching.block(block).address))
+    }
+
+    fn take_copy(&mut self, program: &Program, id: BufferId) -> Result<(Held, u64), AllocError> {
+        let buffer = &program.buffers[id.index()];
+        let taken = match &mut self.double {
+            Some(double) => double.take(buffer)?.map(|t| (t, double.slot_bytes(t.slot))),
+            None => None,
+        };
+        let Some((taken, bytes)) = taken else {
+            return self.take_block(buffer.bytes, buffer.stream);
+        };
+        let at = taken.slot as usize;
+        if taken.fresh {
+            match self.caching.take(bytes, buffer.stream) {
+                Ok(block) => {
+                    self.copies.resize(self.copies.len().max(at + 1), None);
+                    self.copies[at] = Some(block);
+                }
+                Err(e) => {
+                    if let Some(double) = &mut self.double {
+                        double.undo(taken.slot);
+                    }
+                    return Err(e);
+                }
+            }
+        }
+        let address = self.copies[at].map_or(0, |b| self.caching.block(b).address);
+        Ok((Held::Copy(taken.slot), address))
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,435 @@
+//! PyTorch's caching allocator as a state machine.
+//!
+//! Constants and rules are those of c10 `CUDACachingAllocator.cpp` (torch 2.11) with default settings: no
+//! `max_split_size`, no power-of-two rounding, no garbage collection.
+//!
+//! * A request is rounded to 512 bytes; up to 1 MiB it comes from the small pool, else from the large one.
+//! * Each (stream, pool) has its own free blocks. The smallest that suffices is taken, of equal ones the lowest address.
+//!   No block ever serves another stream.
+//! * A miss takes a new segment: 2 MiB for small requests, 20 MiB below 10 MiB, else the request rounded to 2 MiB.
+//! * The low end of a block is handed out; the rest becomes a free block if it is at least 512 bytes (small pool) or more
+//!   than 1 MiB (large pool). A smaller rest stays with the block and counts as allocated.
+//! * A freed block merges with free neighbours of its segment. The segment stays reserved.
+//! * When the device is full, every segment without a live block is returned, of all streams, and the request is tried
+//!   once more (a retry; it synchronises the device).
+//!
+//! With `expandable_segments` a (stream, pool) has one growable range instead; see [`mod@expandable`].
+
+mod expandable;
+
+use super::sorted::SortedSet;
+use super::{AllocError, Allocator, Block, Counters, Request};
+use crate::program::StreamId;
+use crate::units::Bytes;
+use std::collections::HashMap;
+use std::hash::{BuildHasherDefault, Hasher};
+
+const MIB: u64 = 1 << 20;
+/// Every block is a multiple of this.
+pub(super) const GRANULE: u64 = 512;
+/// Largest request of the small pool, and largest rest that stays with a large block.
+const SMALL: u64 = MIB;
+/// Segment (and page) of the small pool.
+const SMALL_SEGMENT: u64 = 2 * MIB;
+/// From here on a large request has a segment of its own size.
+const OWN_SEGMENT: u64 = 10 * MIB;
+/// Segment (and page) of the large pool.
+const LARGE_SEGMENT: u64 = 20 * MIB;
+/// Own segments are multiples of this.
+const SEGMENT_STEP: u64 = 2 * MIB;
+/// Where the address space starts (so that no address is 0) and ends.
+const FIRST_ADDRESS: u64 = LARGE_SEGMENT;
+const LAST_ADDRESS: u64 = 1 << 62;
+
+/// No neighbour.
+const NONE: u32 = u32::MAX;
+
+/// A block of a [`CachingAllocator`], for [`CachingAllocator::release`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct BlockId(u32);
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum State {
+    Live,
+    Free,
+    /// Address space without memory (expandable segments).
+    Unmapped,
+    /// The node is not in use.
+    Vacant,
+}
+
+/// A piece of a segment, linked with its neighbours by address.
+#[derive(Clone, Copy, Debug)]
+struct Node {
+    address: u64,
+    size: u64,
+    requested: u64,
+    prev: u32,
+    next: u32,
+    list: u32,
+    state: State,
+}
+
+/// Free blocks of one (stream, pool): size, address, node.
+type FreeKey = (u64, u64, u32);
+
+#[derive(Clone, Debug)]
+struct List {
+    free: SortedSet<FreeKey>,
+    /// Nodes of unmapped address space, by address.
+    unmapped: Vec<u32>,
+}
+
+/// PyTorch's caching allocator. See the module documentation.
+#[derive(Clone, Debug)]
+pub struct CachingAllocator {
+    expandable: bool,
+    capacity: Option<Bytes>,
+    nodes: Vec<Node>,
+    vacant: Vec<u32>,
+    /// Index: stream * 2 + (1 for the small pool).
+    lists: Vec<List>,
+    next_address: u64,
+    counters: Counters,
+    /// Blocks handed out through [`Allocator::alloc`], which knows addresses only.
+    by_address: HashMap<u64, u32, BuildHasherDefault<AddressHasher>>,
+}
+
+impl CachingAllocator {
+    /// An empty allocator over a device that gives at most `capacity` bytes (`None`: any amount).
+    #[must_use]
+    pub fn new(expandable_segments: bool, capacity: Option<Bytes>) -> Self {
+        Self {
+            expandable: expandable_segments,
+            capacity,
+            nodes: Vec::new(),
+            vacant: Vec::new(),
+            lists: Vec::new(),
+            next_address: FIRST_ADDRESS,
+            counters: Counters::default(),
+            by_address: HashMap::default(),
+        }
+    }
+
+    /// Takes a block for `bytes` on `stream`'s lists.
+    ///
+    /// # Errors
+    /// [`AllocError::OutOfMemory`] when the device is full even after returning every segment without a live block.
+    pub fn take(&mut self, bytes: Bytes, stream: StreamId) -> Result<BlockId, AllocError> {
+        let size = bytes
+            .0
+            .max(1)
+            .checked_next_multiple_of(GRANULE)
+            .filter(|&s| s < LAST_ADDRESS);
+        let Some(size) = size else {
+            return Err(self.out_of_memory(bytes));
+        };
+        let small = size <= SMALL;
+        let list = usize::from(stream.0) * 2 + usize::from(small);
+        while self.lists.len() <= list {
+            self.lists.push(List {
+                free: SortedSet::new(),
+                unmapped: Vec::new(),
+            });
+        }
+        let id = match self.best_fit(list, size).or_else(|| self.grow(list, size)) {
+            Some(id) => id,
+            None => {
+                self.release_cached();
+                self.counters.retries += 1;
+                self.grow(list, size)
+                    .ok_or_else(|| self.out_of_memory(bytes))?
+            }
+        };
+        let rest = self.node(id).size - size;
+        if if small || self.expandable {
+            rest >= GRANULE
+        } else {
+            rest > SMALL
+        } {
+            self.split(id, size);
+        }
+        let node = &mut self.nodes[id as usize];
+        node.state = State::Live;
+        node.requested = bytes.0;
+        let block = node.size;
+        self.counters.requested += bytes;
+        self.counters.allocated += Bytes(block);
+        Ok(BlockId(id))
+    }
+
+    /// Gives a block back.
+    ///
+    /// # Panics
+    /// If it is not live: a block is released twice.
+    pub fn release(&mut self, block: BlockId) {
+        let id = block.0;
+        let node = self.nodes[id as usize];
+        assert!(
+            node.state == State::Live,
+            "block at {:#x} is freed but not live",
+            node.address
+        );
+        self.counters.requested -= Bytes(node.requested);
+        self.counters.allocated -= Bytes(node.size);
+        self.nodes[id as usize].state = State::Free;
+        let id = self.merge(id);
+        self.insert_free(id);
+    }
+
+    /// Address and counted size of a live block.
+    #[must_use]
+    pub fn block(&self, block: BlockId) -> Block {
+        let node = self.node(block.0);
+        Block {
+            address: node.address,
+            bytes: Bytes(node.size),
+        }
+    }
+
+    /// Counters now.
+    #[must_use]
+    pub fn counters(&self) -> Counters {
+        self.counters
+    }
+
+    /// Bytes reserved for one stream: its segments, or the mapped part of its ranges.
+    #[must_use]
+    pub fn reserved_of(&self, stream: StreamId) -> Bytes {
+        let mine = |n: &&Node| {
+            n.list / 2 == u32::from(stream.0) && matches!(n.state, State::Live | State::Free)
+        };
+        self.nodes.iter().filter(mine).map(|n| Bytes(n.size)).sum()
+    }
+
+    /// Returns every segment without a live block (every free page of expandable segments) to the device, as
+    /// `torch.cuda.empty_cache` does.
+    pub fn release_cached(&mut self) {
+        for list in 0..self.lists.len() {
+            let free: Vec<FreeKey> = self.lists[list].free.iter().collect();
+            for key in free {
+                let id = key.2;
+                if self.expandable {
+                    self.unmap(id);
+                } else if self.node(id).prev == NONE && self.node(id).next == NONE {
+                    self.lists[list].free.remove(&key);
+                    self.counters.reserved -= Bytes(key.0);
+                    self.drop_node(id);
+                }
+            }
+        }
+    }
+
+    fn node(&self, id: u32) -> &Node {
+        &self.nodes[id as usize]
+    }
+
+    /// Removes the best free block from its list.
+    fn best_fit(&mut self, list: usize, size: u64) -> Option<u32> {
+        let free = &self.lists[list].free;
+        let mut at = free.lower_bound(&(size, 0, 0))?;
+        if self.expandable {
+            // A block that can still grow counts with the size it can grow to.
+            while let Some(next) = free.next(at) {
+                if self.reach(free.get(next).2) >= self.reach(free.get(at).2) {
+                    break;
+                }
+                at = next;
+            }
+        }
+        Some(self.lists[list].free.remove_at(at).2)
+    }
+
+    /// New memory that holds `size`, as a block outside the free list; `None` if the device is full.
+    fn grow(&mut self, list: usize, size: u64) -> Option<u32> {
+        if self.expandable {
+            return self.grow_range(list, size);
+        }
+        let segment = match size {
+            s if s <= SMALL => SMALL_SEGMENT,
+            s if s < OWN_SEGMENT => LARGE_SEGMENT,
+            s => s.next_multiple_of(SEGMENT_STEP),
+        };
+        let address = self.reserve(segment)?;
+        self.counters.reserved += Bytes(segment);
+        Some(self.new_node(address, segment, list, State::Free))
+    }
+
+    /// Address space, if the device and the space have room.
+    fn reserve(&mut self, size: u64) -> Option<u64> {
+        self.room(size)?;
+        let address = self.next_address;
+        self.next_address = address
+            .checked_add(size)
+            .filter(|&end| end <= LAST_ADDRESS)?;
+        Some(address)
+    }
+
+    /// Whether the device can give `size` more bytes.
+    fn room(&self, size: u64) -> Option<()> {
+        let after = self.counters.reserved.0.checked_add(size)?;
+        (after <= self.capacity.map_or(LAST_ADDRESS, |c| c.0)).then_some(())
+    }
+
+    /// Cuts a block at `size`; the upper part becomes a free block.
+    fn split(&mut self, id: u32, size: u64) {
+        let low = *self.node(id);
+        let rest = self.new_node(
+            low.address + size,
+            low.size - size,
+            low.list as usize,
+            State::Free,
+        );
+        self.link_after(id, rest);
+        self.nodes[id as usize].size = size;
+        self.insert_free(rest);
+    }
+
+    /// Merges a block that is not in a list with its neighbours of the same state, and takes those out of theirs.
+    fn merge(&mut self, id: u32) -> u32 {
+        let Node {
+            prev, next, state, ..
+        } = *self.node(id);
+        if next != NONE && self.node(next).state == state {
+            self.unlist(next);
+            self.absorb_next(id);
+        }
+        if prev != NONE && self.node(prev).state == state {
+            self.unlist(prev);
+            self.absorb_next(prev);
+            return prev;
+        }
+        id
+    }
+
+    fn absorb_next(&mut self, id: u32) {
+        let next = self.node(id).next;
+        let Node {
+            size, next: after, ..
+        } = *self.node(next);
+        let node = &mut self.nodes[id as usize];
+        node.size += size;
+        node.next = after;
+        if after != NONE {
+            self.nodes[after as usize].prev = id;
+        }
+        self.drop_node(next);
+    }
+
+    fn link_after(&mut self, id: u32, new: u32) {
+        let next = std::mem::replace(&mut self.nodes[id as usize].next, new);
+        self.nodes[new as usize].prev = id;
+        self.nodes[new as usize].next = next;
+        if next != NONE {
+            self.nodes[next as usize].prev = new;
+        }
+    }
+
+    fn insert_free(&mut self, id: u32) {
+        let Node {
+            size,
+            address,
+            list,
+            ..
+        } = *self.node(id);
+        self.lists[list as usize].free.insert((size, address, id));
+    }
+
+    /// Takes a free or unmapped block out of its list.
+    fn unlist(&mut self, id: u32) {
+        let Node {
+            size,
+            address,
+            list,
+            state,
+            ..
+        } = *self.node(id);
+        let list = &mut self.lists[list as usize];
+        if state == State::Free {
+            list.free.remove(&(size, address, id));
+        } else {
+            list.unmapped.retain(|&n| n != id);
+        }
+    }
+
+    fn new_node(&mut self, address: u64, size: u64, list: usize, state: State) -> u32 {
+        let node = Node {
+            address,
+            size,
+            requested: 0,
+            prev: NONE,
+            next: NONE,
+            list: list as u32,
+            state,
+        };
+        match self.vacant.pop() {
+            Some(id) => {
+                self.nodes[id as usize] = node;
+                id
+            }
+            None => {
+                self.nodes.push(node);
+                (self.nodes.len() - 1) as u32
+            }
+        }
+    }
+
+    fn drop_node(&mut self, id: u32) {
+        self.nodes[id as usize].state = State::Vacant;
+        self.vacant.push(id);
+    }
+
+    fn out_of_memory(&self, requested: Bytes) -> AllocError {
+        AllocError::OutOfMemory {
+            requested,
+            allocated: self.counters.allocated,
+            reserved: self.counters.reserved,
+            limit: self.capacity.unwrap_or(Bytes(LAST_ADDRESS)),
+        }
+    }
+}
+
+impl Allocator for CachingAllocator {
+    fn alloc(&mut self, request: Request) -> Result<Block, AllocError> {
+        let id = self.take(request.bytes, request.stream)?;
+        let block = self.block(id);
+        self.by_address.insert(block.address, id.0);
+        Ok(block)
+    }
+
+    fn free(&mut self, address: u64) {
+        match self.by_address.remove(&address) {
+            Some(id) => self.release(BlockId(id)),
+            None => panic!("block at {address:#x} is freed but not live"),
+        }
+    }
+
+    fn counters(&self) -> Counters {
+        self.counters
+    }
+}
+
+/// Multiplicative hash: addresses are multiples of 512, and nobody chooses them to collide.
+#[derive(Clone, Copy, Debug, Default)]
+struct AddressHasher(u64);
+
+impl Hasher for AddressHasher {
+    fn finish(&self) -> u64 {
+        self.0
+    }
+
+    fn write(&mut self, bytes: &[u8]) {
+        for &b in bytes {
+            self.write_u64(u64::from(b));
+        }
+    }
+
+    fn write_u64(&mut self, x: u64) {
+        self.0 = (self.0 ^ (x >> 9))
+            .wrapping_mul(0x9E37_79B9_7F4A_7C15)
+            .rotate_left(26);
+    }
+}
+
+#[cfg(test)]
+mod tests;

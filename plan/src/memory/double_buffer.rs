@@ -1,0 +1,278 @@
+//! The double buffer: a few copies of one unit's buffers, used in turn by all units that look alike.
+//!
+//! The largest set of units with identical buffers (role, element type, bytes) shares the copies; of equal sets the
+//! first in unit order wins. The other units' buffers get a persistent buffer of their own, or a temporary one from the
+//! caching allocator. A copy is taken from the caching allocator when it is first used and kept for ever, as
+//! Megatron-FSDP's global memory buffers are.
+
+use super::AllocError;
+use crate::program::{Buffer, Pool, Program, Role, UnitId};
+use crate::units::{Bytes, DType};
+use std::collections::{BTreeMap, BTreeSet};
+
+/// What makes two buffers interchangeable.
+type Class = (Role, DType, Bytes);
+
+/// Where a buffer belongs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Place {
+    /// It takes a copy of this class.
+    Class(u32),
+    /// It has a buffer of its own, kept for ever.
+    Persistent,
+    /// It is allocated and freed each time.
+    Temporary,
+}
+
+/// A slot that was taken.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Taken {
+    /// Slot.
+    pub slot: u32,
+    /// It is used for the first time and needs memory of [`DoubleBuffer::slot_bytes`].
+    pub fresh: bool,
+}
+
+#[derive(Clone, Debug)]
+struct Slot {
+    bytes: Bytes,
+    user: Option<u32>,
+    used_before: bool,
+}
+
+/// State of a double buffer.
+#[derive(Clone, Debug)]
+pub struct DoubleBuffer {
+    units: BTreeSet<UnitId>,
+    classes: BTreeMap<Class, u32>,
+    /// Slots of each class.
+    of_class: Vec<Vec<u32>>,
+    slots: Vec<Slot>,
+    /// Slots of persistent buffers, by key.
+    own: BTreeMap<u32, u32>,
+    persist: bool,
+}
+
+impl DoubleBuffer {
+    /// Slots for the program's buffers of [`Pool::DoubleBuffer`]: `double_buffer_copies` (at least 1) of each buffer of
+    /// the shared unit pattern.
+    #[must_use]
+    pub fn new(program: &Program) -> Self {
+        // Buffers with one key are one bucket of the unit, in forward and in backward.
+        let mut buckets: BTreeMap<UnitId, BTreeMap<u32, Class>> = BTreeMap::new();
+        for b in program
+            .buffers
+            .iter()
+            .filter(|b| b.pool == Pool::DoubleBuffer)
+        {
+            buckets.entry(b.unit).or_default().insert(b.key, class(b));
+        }
+        let mut patterns: Vec<(Vec<Class>, BTreeSet<UnitId>)> = Vec::new();
+        for (unit, of_unit) in buckets {
+            let mut pattern: Vec<Class> = of_unit.into_values().collect();
+            pattern.sort_unstable();
+            match patterns.iter_mut().find(|(p, _)| *p == pattern) {
+                Some((_, units)) => {
+                    units.insert(unit);
+                }
+                None => patterns.push((pattern, BTreeSet::from([unit]))),
+            }
+        }
+        let most = patterns
+            .iter()
+            .map(|(_, units)| units.len())
+            .max()
+            .unwrap_or(0);
+        let (pattern, units) = patterns
+            .into_iter()
+            .find(|(_, units)| units.len() == most)
+            .unwrap_or_default();
+        let mut this = Self {
+            units,
+            classes: BTreeMap::new(),
+            of_class: Vec::new(),
+            slots: Vec::new(),
+            own: BTreeMap::new(),
+            persist: program.persist_on_alloc_fail,
+        };
+        for class in pattern {
+            let next = this.of_class.len() as u32;
+            let index = *this.classes.entry(class).or_insert(next) as usize;
+            this.of_class
+                .resize_with(this.of_class.len().max(index + 1), Vec::new);
+            for _ in 0..program.double_buffer_copies.max(1) {
+                this.of_class[index].push(this.slots.len() as u32);
+                this.slots.push(Slot {
+                    bytes: class.2,
+                    user: None,
+                    used_before: false,
+                });
+            }
+        }
+        this
+    }
+
+    /// Where a buffer belongs.
+    #[must_use]
+    pub fn place(&self, buffer: &Buffer) -> Place {
+        match self.classes.get(&class(buffer)) {
+            Some(&c) if self.units.contains(&buffer.unit) => Place::Class(c),
+            _ if self.persist => Place::Persistent,
+            _ => Place::Temporary,
+        }
+    }
+
+    /// Takes an idle copy of the buffer's class, the lowest first, or the buffer's own persistent slot. `None` for a
+    /// buffer that is [`Place::Temporary`].
+    ///
+    /// # Errors
+    /// [`AllocError::DoubleBufferExhausted`] if all copies are in use, [`AllocError::SlotInUse`] if the key's own slot is.
+    pub fn take(&mut self, buffer: &Buffer) -> Result<Option<Taken>, AllocError> {
+        let slot = match self.place(buffer) {
+            Place::Temporary => return Ok(None),
+            Place::Persistent => {
+                let next = self.slots.len() as u32;
+                let slot = *self.own.entry(buffer.key).or_insert(next);
+                if slot == next {
+                    self.slots.push(Slot {
+                        bytes: buffer.bytes,
+                        user: None,
+                        used_before: false,
+                    });
+                }
+                let own = &self.slots[slot as usize];
+                if let Some(holder) = own.user {
+                    return Err(AllocError::SlotInUse {
+                        key: buffer.key,
+                        holder,
+                    });
+                }
+                if own.bytes < buffer.bytes {
+                    let (slot, requested) = (own.bytes, buffer.bytes);
+                    return Err(AllocError::SizeChanged {
+                        key: buffer.key,
+                        slot,
+                        requested,
+                    });
+                }
+                slot
+            }
+            Place::Class(c) => {
+                let copies = &self.of_class[c as usize];
+                *copies
+                    .iter()
+                    .find(|&&s| self.slots[s as usize].user.is_none())
+                    .ok_or(AllocError::DoubleBufferExhausted {
+                        key: buffer.key,
+                        live: copies.len() as u32,
+                    })?
+            }
+        };
+        let s = &mut self.slots[slot as usize];
+        s.user = Some(buffer.key);
+        let fresh = !std::mem::replace(&mut s.used_before, true);
+        Ok(Some(Taken { slot, fresh }))
+    }
+
+    /// Makes a slot idle. `false` if it was.
+    pub fn release(&mut self, slot: u32) -> bool {
+        self.slots[slot as usize].user.take().is_some()
+    }
+
+    /// A slot whose memory could not be had after all: idle and fresh again.
+    pub(super) fn undo(&mut self, slot: u32) {
+        let s = &mut self.slots[slot as usize];
+        s.user = None;
+        s.used_before = false;
+    }
+
+    /// Bytes of a slot.
+    #[must_use]
+    pub fn slot_bytes(&self, slot: u32) -> Bytes {
+        self.slots[slot as usize].bytes
+    }
+}
+
+fn class(b: &Buffer) -> Class {
+    (b.role, b.dtype, b.bytes)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::memory::fixture::{Fixture, buffer};
+
+    /// Root (one odd bucket), three equal layers with weight and gradient.
+    fn program(persist: bool) -> Fixture {
+        let mut f = Fixture::new();
+        f.program.double_buffer_copies = 2;
+        f.program.persist_on_alloc_fail = persist;
+        for unit in 0..4u16 {
+            let bytes = if unit == 0 { 900 } else { 400 };
+            for role in [Role::FullWeight, Role::FullGrad] {
+                f.buffer(Buffer {
+                    role,
+                    unit: UnitId(unit),
+                    ..buffer(Pool::DoubleBuffer, bytes)
+                });
+            }
+        }
+        f
+    }
+
+    #[test]
+    fn layers_take_turns() {
+        let f = program(false);
+        let b = |i: usize| &f.program.buffers[i];
+        let mut db = DoubleBuffer::new(&f.program);
+        assert_eq!(db.place(b(0)), Place::Temporary);
+        assert_eq!(db.take(b(0)), Ok(None));
+        let first = db.take(b(2)).unwrap().unwrap();
+        let second = db.take(b(4)).unwrap().unwrap();
+        assert!(first.fresh && second.fresh && first.slot != second.slot);
+        assert_eq!(
+            db.take(b(6)),
+            Err(AllocError::DoubleBufferExhausted {
+                key: b(6).key,
+                live: 2
+            })
+        );
+        // Gradients have copies of their own.
+        assert!(db.take(b(7)).unwrap().unwrap().fresh);
+        assert!(db.release(first.slot));
+        assert!(!db.release(first.slot));
+        assert_eq!(
+            db.take(b(6)),
+            Ok(Some(Taken {
+                slot: first.slot,
+                fresh: false
+            }))
+        );
+    }
+
+    #[test]
+    fn the_odd_unit_keeps_its_own() {
+        let f = program(true);
+        let b = |i: usize| &f.program.buffers[i];
+        let mut db = DoubleBuffer::new(&f.program);
+        assert_eq!(db.place(b(0)), Place::Persistent);
+        let own = db.take(b(0)).unwrap().unwrap();
+        assert!(own.fresh);
+        assert_eq!(db.slot_bytes(own.slot), Bytes(900));
+        assert_eq!(
+            db.take(b(0)),
+            Err(AllocError::SlotInUse {
+                key: b(0).key,
+                holder: b(0).key
+            })
+        );
+        db.release(own.slot);
+        assert_eq!(
+            db.take(b(0)),
+            Ok(Some(Taken {
+                slot: own.slot,
+                fresh: false
+            }))
+        );
+    }
+}

@@ -1,0 +1,149 @@
+//! The planned pool: one fixed slot a key, from the lifetimes of one traced step.
+//!
+//! A plan that gives every key one address for ever cannot break when a validation forward runs between two steps, and
+//! captured graphs may rely on it. (Megatron-FSDP's first trace pool gave a key several slots in allocation order with a
+//! cursor; forward-only passes ran the cursor out of step.)
+
+mod lifetimes;
+mod occupancy;
+mod plan;
+
+pub use lifetimes::Lifetime;
+pub(super) use lifetimes::trace;
+pub use plan::{PoolPlan, Slot};
+
+use super::sorted::SortedSet;
+use super::{AllocError, Allocator, Block, Counters, Request};
+use crate::units::Bytes;
+
+/// Where the pool's addresses start: above every address of the caching allocator.
+pub const POOL_BASE: u64 = 1 << 62;
+
+/// Serves requests from the slots of a [`PoolPlan`].
+///
+/// A slot's bytes count as allocated while its key is live; the whole pool is reserved from the start.
+#[derive(Clone, Debug)]
+pub struct PoolAllocator {
+    plan: PoolPlan,
+    /// Live slots: offset, end, index into the plan.
+    live: SortedSet<(u64, u64, u32)>,
+    /// What was requested of each live slot.
+    requested: Vec<Option<Bytes>>,
+    counters: Counters,
+}
+
+impl PoolAllocator {
+    /// An empty pool.
+    #[must_use]
+    pub fn new(plan: PoolPlan) -> Self {
+        let counters = Counters {
+            reserved: plan.total(),
+            ..Counters::default()
+        };
+        Self {
+            live: SortedSet::new(),
+            requested: vec![None; plan.slots().len()],
+            counters,
+            plan,
+        }
+    }
+
+    /// The plan.
+    #[must_use]
+    pub fn plan(&self) -> &PoolPlan {
+        &self.plan
+    }
+
+    /// Takes the slot at `index` of the plan.
+    ///
+    /// # Errors
+    /// [`AllocError::SizeChanged`] if it is smaller than `bytes`, [`AllocError::SlotInUse`] if it or a slot that shares
+    /// addresses with it is live.
+    pub fn take(&mut self, index: usize, bytes: Bytes) -> Result<Block, AllocError> {
+        let slot = self.plan.slots()[index];
+        if bytes > slot.bytes {
+            return Err(AllocError::SizeChanged {
+                key: slot.key,
+                slot: slot.bytes,
+                requested: bytes,
+            });
+        }
+        let entry = (slot.offset, slot.offset + slot.bytes.0, index as u32);
+        // An empty slot shares addresses with nobody, but its key may still be live.
+        let conflict = if self.requested[index].is_some() {
+            Some(entry)
+        } else if slot.bytes == Bytes::ZERO {
+            None
+        } else {
+            let above = self
+                .live
+                .lower_bound(&(entry.0, 0, 0))
+                .map(|at| self.live.get(at));
+            let below = self.live.before(&(entry.0, 0, 0));
+            above
+                .filter(|a| a.0 < entry.1)
+                .or(below.filter(|b| b.1 > entry.0))
+        };
+        if let Some((.., holder)) = conflict {
+            return Err(AllocError::SlotInUse {
+                key: slot.key,
+                holder: self.plan.slots()[holder as usize].key,
+            });
+        }
+        if slot.bytes > Bytes::ZERO {
+            self.live.insert(entry);
+        }
+        self.requested[index] = Some(bytes);
+        self.counters.requested += bytes;
+        self.counters.allocated += slot.bytes;
+        Ok(Block {
+            address: POOL_BASE + slot.offset,
+            bytes: slot.bytes,
+        })
+    }
+
+    /// Gives the slot at `index` back. `false`, and nothing else, if its key is not live: a key that does not hold its
+    /// slot must never release it, the addresses may be another key's by now.
+    pub fn release(&mut self, index: usize) -> bool {
+        let Some(bytes) = self.requested[index].take() else {
+            return false;
+        };
+        let slot = self.plan.slots()[index];
+        self.live
+            .remove(&(slot.offset, slot.offset + slot.bytes.0, index as u32));
+        self.counters.requested -= bytes;
+        self.counters.allocated -= slot.bytes;
+        true
+    }
+}
+
+impl Allocator for PoolAllocator {
+    fn alloc(&mut self, request: Request) -> Result<Block, AllocError> {
+        let index = self
+            .plan
+            .index(request.key)
+            .ok_or(AllocError::UnknownKey { key: request.key })?;
+        self.take(index, request.bytes)
+    }
+
+    fn free(&mut self, address: u64) {
+        let offset = address.wrapping_sub(POOL_BASE);
+        let found = self
+            .live
+            .lower_bound(&(offset, 0, 0))
+            .map(|at| self.live.get(at));
+        match found {
+            Some((start, _, index)) if start == offset => {
+                self.release(index as usize);
+            }
+            _ => panic!("slot at {address:#x} is freed but not live"),
+        }
+    }
+
+    fn counters(&self) -> Counters {
+        self.counters
+    }
+}
+
+#[cfg(test)]
+mod tests;

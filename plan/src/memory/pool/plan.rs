@@ -1,0 +1,305 @@
+//! Slots for keys: offline dynamic storage allocation.
+//!
+//! Largest first, each key at the lowest address that is free during all its lives. The lower bound of any plan is the
+//! most bytes alive at once; on traces of training steps the result is a few percent above it.
+
+use super::lifetimes::Lifetime;
+use super::occupancy::{Occupancy, lowest_gap};
+use crate::units::Bytes;
+use std::collections::BTreeMap;
+use std::ops::Range;
+
+/// Smallest alignment of a slot: what devices give and kernels expect.
+const ALIGN: u64 = 512;
+
+/// A key's place in the pool.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Slot {
+    /// Key.
+    pub key: u32,
+    /// First byte, from the pool's start.
+    pub offset: u64,
+    /// Size: the largest request that the trace saw.
+    pub bytes: Bytes,
+}
+
+/// Fixed slots for keys.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct PoolPlan {
+    /// By key.
+    slots: Vec<Slot>,
+    total: Bytes,
+    most_live: Bytes,
+}
+
+impl PoolPlan {
+    /// Plans slots for all keys of `lifetimes`: two keys that are alive at once never share an address.
+    ///
+    /// Deterministic: equal lifetimes give equal plans.
+    #[must_use]
+    pub fn plan(lifetimes: &[Lifetime]) -> Self {
+        let mut keys = Keys::collect(lifetimes);
+        let lives = Columns::of(lifetimes, &keys);
+        let mut most_live = 0;
+        let mut top = 0;
+        for key in keys.table.iter_mut().filter(|k| k.forever) {
+            key.offset = top;
+            // Persistent slots lie below all others, in order of their keys.
+            top = (key.offset + key.bytes).next_multiple_of(key.align);
+            most_live += key.bytes;
+        }
+        let bottom =
+            top.next_multiple_of(keys.table.iter().map(|k| k.align).max().unwrap_or(ALIGN));
+        if keys.table.iter().any(|k| !k.forever) {
+            top = bottom;
+        }
+
+        let mut order: Vec<(u64, u32, u32)> = (0..)
+            .zip(&keys.table)
+            .filter(|(_, k)| !k.forever && k.bytes > 0)
+            .map(|(i, k)| (u64::MAX - k.bytes, u32::MAX - lives.columns(i), i))
+            .collect();
+        order.sort_unstable();
+        let mut occupancy = Occupancy::new(lives.count);
+        let mut taken = Vec::new();
+        for (_, _, i) in order {
+            let key = &mut keys.table[i as usize];
+            taken.clear();
+            for columns in lives.of_key(i) {
+                occupancy.taken(columns.clone(), &mut taken);
+            }
+            let offset = lowest_gap(&mut taken, key.bytes, key.align);
+            for columns in lives.of_key(i) {
+                occupancy.take(columns.clone(), offset, offset + key.bytes);
+            }
+            key.offset = bottom + offset;
+            top = top.max(key.offset + key.bytes);
+        }
+        most_live += lives.most_live(&keys);
+        let slots = keys
+            .table
+            .iter()
+            .map(|k| Slot {
+                key: k.key,
+                offset: k.offset,
+                bytes: Bytes(k.bytes),
+            })
+            .collect();
+        Self {
+            slots,
+            total: Bytes(top),
+            most_live: Bytes(most_live),
+        }
+    }
+
+    /// Slots by key.
+    #[must_use]
+    pub fn slots(&self) -> &[Slot] {
+        &self.slots
+    }
+
+    /// Index of a key's slot in [`PoolPlan::slots`].
+    #[must_use]
+    pub fn index(&self, key: u32) -> Option<usize> {
+        self.slots.binary_search_by_key(&key, |s| s.key).ok()
+    }
+
+    /// Bytes of the pool.
+    #[must_use]
+    pub fn total(&self) -> Bytes {
+        self.total
+    }
+
+    /// Most bytes of slots alive at once: no plan needs fewer.
+    #[must_use]
+    pub fn most_live(&self) -> Bytes {
+        self.most_live
+    }
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Key {
+    key: u32,
+    bytes: u64,
+    align: u64,
+    forever: bool,
+    offset: u64,
+}
+
+/// Keys in ascending order, and the index of each life's key.
+struct Keys {
+    table: Vec<Key>,
+    of_life: Vec<u32>,
+}
+
+impl Keys {
+    fn collect(lifetimes: &[Lifetime]) -> Self {
+        let index = Self::index(lifetimes);
+        let mut table: Vec<Key> = Vec::new();
+        let mut of_life = Vec::with_capacity(lifetimes.len());
+        for life in lifetimes {
+            let i = index(life.key);
+            if table.len() <= i as usize {
+                table.resize(
+                    i as usize + 1,
+                    Key {
+                        key: 0,
+                        bytes: 0,
+                        align: ALIGN,
+                        forever: false,
+                        offset: 0,
+                    },
+                );
+            }
+            let key = &mut table[i as usize];
+            key.key = life.key;
+            // 16 TiB fit no device; the cap keeps every sum below 2^62.
+            key.bytes = key
+                .bytes
+                .max(life.bytes.0.min(1 << 44).next_multiple_of(ALIGN));
+            key.align = key.align.max(u64::from(life.align).next_power_of_two());
+            key.forever |= life.end == Lifetime::FOREVER;
+            of_life.push(i);
+        }
+        Self { table, of_life }
+    }
+
+    /// Rank of a key among all keys.
+    fn index(lifetimes: &[Lifetime]) -> impl Fn(u32) -> u32 + use<> {
+        let mut distinct: Vec<u32> = lifetimes.iter().map(|l| l.key).collect();
+        distinct.sort_unstable();
+        distinct.dedup();
+        // Keys usually are small numbers: a table then replaces the search.
+        let dense = distinct
+            .last()
+            .is_some_and(|&max| (max as usize) < 8 * lifetimes.len() + 1024);
+        let mut table = Vec::new();
+        if dense {
+            table = vec![0; distinct.last().map_or(0, |&max| max as usize + 1)];
+            for (rank, &key) in (0..).zip(&distinct) {
+                table[key as usize] = rank;
+            }
+        }
+        move |key| {
+            if dense {
+                table[key as usize]
+            } else {
+                distinct.partition_point(|&k| k < key) as u32
+            }
+        }
+    }
+}
+
+/// Lives on a time axis with one column for each: a life spans the columns of all lives that start within it.
+///
+/// Lives of keys that live for ever are left out. Stretches of time that repeat an earlier one (every micro-batch, the
+/// second step) are left out too: they add no conflict.
+struct Columns {
+    count: usize,
+    /// Spans grouped by key.
+    spans: Vec<Range<u32>>,
+    /// Where each key's spans begin in `spans`; one more than there are keys.
+    first: Vec<u32>,
+}
+
+impl Columns {
+    fn of(lifetimes: &[Lifetime], keys: &Keys) -> Self {
+        let mut lives: Vec<(u32, u32, u32)> = lifetimes
+            .iter()
+            .zip(&keys.of_life)
+            .filter(|(_, k)| !keys.table[**k as usize].forever)
+            .map(|(l, &k)| (l.start, l.end.max(l.start.saturating_add(1)), k))
+            .collect();
+        if !lives.is_sorted_by_key(|l| l.0) {
+            lives.sort_by_key(|l| l.0);
+        }
+        drop_repetitions(&mut lives);
+
+        let mut first = vec![0u32; keys.table.len() + 1];
+        for l in &lives {
+            first[l.2 as usize + 1] += 1;
+        }
+        for k in 1..first.len() {
+            first[k] += first[k - 1];
+        }
+        let mut fill = first.clone();
+        let mut spans = vec![0..0; lives.len()];
+        for (column, &(_, end, key)) in (0u32..).zip(&lives) {
+            let after = &lives[column as usize + 1..];
+            let until = column + 1 + after.partition_point(|l| l.0 < end) as u32;
+            let at = &mut fill[key as usize];
+            spans[*at as usize] = column..until;
+            *at += 1;
+        }
+        Self {
+            count: lives.len(),
+            spans,
+            first,
+        }
+    }
+
+    fn of_key(&self, key: u32) -> &[Range<u32>] {
+        &self.spans[self.first[key as usize] as usize..self.first[key as usize + 1] as usize]
+    }
+
+    fn columns(&self, key: u32) -> u32 {
+        self.of_key(key).iter().map(|c| c.end - c.start).sum()
+    }
+
+    /// Most bytes alive in one column.
+    fn most_live(&self, keys: &Keys) -> u64 {
+        let mut change = vec![(0u64, 0u64); self.count + 1];
+        for (i, key) in (0..).zip(&keys.table) {
+            for columns in self.of_key(i) {
+                change[columns.start as usize].0 += key.bytes;
+                change[columns.end as usize].1 += key.bytes;
+            }
+        }
+        let mut live = 0;
+        change.into_iter().fold(0, |most, (more, less)| {
+            live = live + more - less;
+            most.max(live)
+        })
+    }
+}
+
+/// Keeps one of all equal stretches of time between moments in which nothing is alive.
+fn drop_repetitions(lives: &mut Vec<(u32, u32, u32)>) {
+    let mut seen: BTreeMap<u64, Vec<Range<usize>>> = BTreeMap::new();
+    let mut keep = vec![true; lives.len()];
+    let mut from = 0;
+    while from < lives.len() {
+        let mut until = from + 1;
+        let mut end = lives[from].1;
+        while until < lives.len() && lives[until].0 < end {
+            end = end.max(lives[until].1);
+            until += 1;
+        }
+        let origin = lives[from].0;
+        let shape = |r: Range<usize>| {
+            let origin = lives[r.start].0;
+            lives[r]
+                .iter()
+                .map(move |l| (l.0 - origin, l.1 - origin, l.2))
+        };
+        let mut hash = (until - from) as u64;
+        for l in &lives[from..until] {
+            let word = u64::from(l.1 - origin) << 32 | u64::from(l.2);
+            hash = (hash ^ word)
+                .wrapping_mul(0x9E37_79B9_7F4A_7C15)
+                .rotate_left(29);
+        }
+        let alike = seen.entry(hash).or_default();
+        if alike
+            .iter()
+            .any(|r| shape(r.clone()).eq(shape(from..until)))
+        {
+            keep[from..until].fill(false);
+        } else {
+            alike.push(from..until);
+        }
+        from = until;
+    }
+    let mut kept = keep.into_iter();
+    lives.retain(|_| kept.next().unwrap_or(true));
+}
