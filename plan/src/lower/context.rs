@@ -72,11 +72,12 @@ impl<'a> Cx<'a> {
         groups: Vec<Group>,
     ) -> Result<Self, PlanError> {
         let inner = scenario.mesh.dp_shard;
-        let strategy = if inner > 1 {
-            scenario.fsdp.strategy
-        } else {
-            Strategy::NoShard
+        // torch's ZeRO-2 is its ZeRO-3 without resharding: parameters rest sharded either way.
+        let asked = match scenario.fsdp.policy {
+            PolicyKind::Fsdp2 => Strategy::OptimGradsParams,
+            PolicyKind::Native | PolicyKind::Megatron => scenario.fsdp.strategy,
         };
+        let strategy = if inner > 1 { asked } else { Strategy::NoShard };
         let last_block = last_block(&specs);
         let mut home = vec![(GroupId(0), 0); tape.params.len()];
         for (g, group) in groups.iter().enumerate() {
@@ -300,7 +301,6 @@ impl<'a> Cx<'a> {
             reduce,
             outer: add("outer", Axis::Outer, outer, inner),
             sub,
-            world: None,
         }
     }
 }
@@ -312,7 +312,6 @@ pub(crate) struct Comms {
     pub(crate) reduce: Option<CommId>,
     pub(crate) outer: Option<CommId>,
     pub(crate) sub: Option<CommId>,
-    pub(crate) world: Option<CommId>,
 }
 
 fn last_block(specs: &[UnitSpec]) -> Option<usize> {

@@ -55,7 +55,8 @@ impl Memory {
     #[must_use]
     pub fn new(program: &Program, capacity: Option<Bytes>) -> Self {
         let uses = |pool| program.buffers.iter().any(|b| b.pool == pool);
-        let pool = uses(Pool::Planned).then(|| PoolAllocator::new(PoolPlan::plan(&trace(program))));
+        let pool =
+            uses(Pool::Planned).then(|| PoolAllocator::new(PoolPlan::by_stream(trace(program))));
         let mut slot = Vec::new();
         if let Some(pool) = &pool {
             let of = |b: &crate::program::Buffer| match b.pool {

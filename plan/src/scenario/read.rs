@@ -289,7 +289,7 @@ fn fsdp(d: &Document, mesh: &Mesh) -> Result<Fsdp, ScenarioError> {
     let reshard_default = if fsdp2 && strategy == Strategy::OptimGrads {
         Reshard::Never
     } else {
-        Reshard::Auto
+        Reshard::Always
     };
     Ok(Fsdp {
         policy,

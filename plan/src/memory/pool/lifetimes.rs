@@ -24,10 +24,10 @@ impl Lifetime {
 }
 
 /// The lives of all planned buffers over one pass of every section, each in a time range of its own, in order of their
-/// starts. Whatever is alive at the end of a section lives for ever: sections follow one another in an order that the
+/// starts, one list a stream. Whatever is alive at the end of a section lives for ever: sections follow one another in an order that the
 /// program does not fix.
-pub(in crate::memory) fn trace(program: &Program) -> Vec<Lifetime> {
-    let mut lives: Vec<Lifetime> = Vec::new();
+pub(in crate::memory) fn trace(program: &Program) -> Vec<Vec<Lifetime>> {
+    let mut by_stream: Vec<Vec<Lifetime>> = Vec::new();
     // Index of the life that each buffer is in.
     let mut open: Vec<Option<u32>> = vec![None; program.buffers.len()];
     let mut opened: Vec<BufferId> = Vec::new();
@@ -41,6 +41,10 @@ pub(in crate::memory) fn trace(program: &Program) -> Vec<Lifetime> {
             if buffer.pool != Pool::Planned {
                 continue;
             }
+            if by_stream.len() <= buffer.stream.index() {
+                by_stream.resize(buffer.stream.index() + 1, Vec::new());
+            }
+            let lives = &mut by_stream[buffer.stream.index()];
             let life = &mut open[id.index()];
             match (instr.op, *life) {
                 (Op::Alloc(_), None) => {
@@ -67,5 +71,5 @@ pub(in crate::memory) fn trace(program: &Program) -> Vec<Lifetime> {
             open[id.index()] = None;
         }
     }
-    lives
+    by_stream
 }

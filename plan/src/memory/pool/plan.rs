@@ -92,6 +92,25 @@ impl PoolPlan {
         }
     }
 
+    /// Plans one region a stream and stacks the regions. Keys of different streams never share an address: a free in host
+    /// order says nothing about when another stream's kernels have run.
+    #[must_use]
+    pub fn by_stream(lifetimes: impl IntoIterator<Item = Vec<Lifetime>>) -> Self {
+        let mut all = Self::default();
+        for region in lifetimes {
+            let plan = Self::plan(&region);
+            let base = all.total.round_up(ALIGN).0;
+            all.slots.extend(plan.slots.into_iter().map(|s| Slot {
+                offset: base + s.offset,
+                ..s
+            }));
+            all.total = Bytes(base) + plan.total;
+            all.most_live += plan.most_live;
+        }
+        all.slots.sort_unstable_by_key(|s| s.key);
+        all
+    }
+
     /// Slots by key.
     #[must_use]
     pub fn slots(&self) -> &[Slot] {

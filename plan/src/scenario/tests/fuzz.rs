@@ -98,20 +98,3 @@ proptest! {
         }
     }
 }
-
-/// Parsing is fast enough to repeat for every what-if. Prints; run with `--release -- --ignored --nocapture`.
-#[test]
-#[ignore = "a measurement"]
-fn time_of_parsing() {
-    for (name, text) in shipped() {
-        let sets = ["fsdp.prefetch_forward=0".to_owned()];
-        if parse(name, text, &sets).is_err() {
-            continue;
-        }
-        let start = std::time::Instant::now();
-        for _ in 0..1000 {
-            parse(name, text, &sets).unwrap();
-        }
-        println!("{name}: {:?}", start.elapsed() / 1000);
-    }
-}

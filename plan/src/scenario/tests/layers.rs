@@ -209,7 +209,7 @@ fn a_sweep_is_the_product_of_its_axes() {
             column: 46
         })
     );
-    assert_eq!(sweep.base.fsdp.reshard_after_forward, Reshard::Auto);
+    assert_eq!(sweep.base.fsdp.reshard_after_forward, Reshard::Always);
     // The plain loader takes the base.
     assert_eq!(
         load(&f.file("s.toml"), &["train.steps=5".into()]).unwrap(),
