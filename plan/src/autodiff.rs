@@ -1,1 +1,271 @@
 //! Reverse-mode transformation of the forward graph: backward ops, saved tensors, recompute.
+//!
+//! Forward ops are visited in reverse issue order, which is the order in which PyTorch's engine runs their nodes (it prefers
+//! the node created last). Each op kind has one rule ([`rules`]); nothing is written per model. A forward value that a rule
+//! refers to is thereby saved: lifetimes follow from uses, so there is no separate list of saved tensors.
+
+mod recompute;
+mod rules;
+#[cfg(test)]
+mod tests;
+
+use crate::compile::tape::{ModuleId, ParamId};
+use crate::model::graph::{Graph, ModelGraph, Root, ValueId};
+use crate::model::ops::OpKind;
+use crate::scenario::types::Recompute;
+use smallvec::SmallVec;
+use std::ops::Range;
+
+/// A part of the backward op list that runs a module's forward again.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Section {
+    /// Module.
+    pub module: ModuleId,
+    /// Ops.
+    pub ops: Range<u32>,
+}
+
+/// What [`differentiate`] appends to a graph.
+#[derive(Clone, Debug, Default)]
+pub struct Backward {
+    /// First backward op; the forward ops lie before it.
+    pub first: u32,
+    /// `(op, parameter)`: after this op the parameter's gradient is complete.
+    pub ready: Vec<(u32, ParamId)>,
+    /// Recomputed forwards, in order.
+    pub sections: Vec<Section>,
+}
+
+/// A gradient that waits for its node.
+#[derive(Clone, Copy)]
+struct Pending {
+    value: ValueId,
+    /// Nobody else holds its memory: later contributions are added in place.
+    exclusive: bool,
+}
+
+struct Engine<'m> {
+    m: &'m mut ModelGraph,
+    pending: Vec<Option<Pending>>,
+    /// Gradient contributions that each parameter still waits for.
+    uses: Vec<u32>,
+    /// Buffer of the first value a buffer was made for.
+    out: Backward,
+    recompute: recompute::State,
+}
+
+/// Appends the backward ops of `m.loss` to `m.graph`.
+pub fn differentiate(m: &mut ModelGraph, recompute: Recompute) -> Backward {
+    let first = m.graph.ops.len() as u32;
+    let pending = vec![None; m.graph.values.len()];
+    let uses = contributions(m);
+    let state = recompute::State::new(m, recompute);
+    let mut e = Engine {
+        m,
+        pending,
+        uses,
+        out: Backward {
+            first,
+            ..Backward::default()
+        },
+        recompute: state,
+    };
+    e.m.graph.in_backward = true;
+    e.run();
+    e.m.graph.in_backward = false;
+    e.m.graph.node = None;
+    e.m.graph.module = None;
+    e.out
+}
+
+/// How many gradient contributions each parameter gets.
+fn contributions(m: &ModelGraph) -> Vec<u32> {
+    let mut uses = vec![0; m.params.len()];
+    for op in &m.graph.ops {
+        let trained = op.outputs.iter().any(|&v| m.graph.value(v).requires_grad);
+        for (i, &v) in op.inputs.iter().enumerate() {
+            let value = m.graph.value(v);
+            if let Root::Param(p) = value.root
+                && trained
+                && value.requires_grad
+                && rules::differentiable(op, i)
+            {
+                uses[p.index()] += 1;
+            }
+        }
+    }
+    uses
+}
+
+impl Engine<'_> {
+    fn g(&mut self) -> &mut Graph {
+        &mut self.m.graph
+    }
+
+    fn run(&mut self) {
+        let loss = self.m.loss;
+        if !self.m.graph.value(loss).requires_grad {
+            return;
+        }
+        let last = self.m.graph.ops.last().map(|op| op.module);
+        self.g().module = last;
+        let one = self.g().fill_like(loss, 1.0);
+        self.pending[loss.index()] = Some(Pending {
+            value: one,
+            exclusive: false,
+        });
+        for at in (0..self.out.first as usize).rev() {
+            self.visit(at);
+        }
+        // The caller of backward holds the initial gradient and the loss until it returns.
+        self.g().release(one);
+        self.g().release(loss);
+        self.finish_sections();
+    }
+
+    fn visit(&mut self, at: usize) {
+        let op = self.m.graph.ops[at].clone();
+        let grads: SmallVec<[Option<Pending>; 4]> = op
+            .outputs
+            .iter()
+            .map(|v| self.pending[v.index()].take())
+            .collect();
+        if grads.iter().all(Option::is_none) {
+            return;
+        }
+        self.g().module = Some(op.module);
+        self.enter_section(at, op.module);
+        let (mark_ops, mark_buffers) = (self.m.graph.ops.len(), self.m.graph.buffers.len() as u32);
+        self.g().nodes += 1;
+        self.m.graph.node = Some(self.m.graph.nodes);
+        let values: SmallVec<[Option<ValueId>; 4]> =
+            grads.iter().map(|p| p.map(|p| p.value)).collect();
+        let needs: SmallVec<[bool; 8]> = (0..op.inputs.len())
+            .map(|i| {
+                rules::differentiable(&op, i) && self.m.graph.value(op.inputs[i]).requires_grad
+            })
+            .collect();
+        let seen = self.recompute.substitute(&op);
+        let contributions = rules::vjp(self.g(), &seen, &values, &needs);
+        if self.m.graph.ops.len() == mark_ops {
+            self.g().pass();
+        }
+        self.m.graph.node = None;
+        for &(i, value) in &contributions {
+            let exclusive = self.exclusive(value, &contributions, &grads, mark_buffers);
+            self.accumulate(op.inputs[i], Pending { value, exclusive });
+        }
+    }
+
+    /// Whether a contribution is the only reference to its memory.
+    fn exclusive(
+        &self,
+        value: ValueId,
+        contributions: &[(usize, ValueId)],
+        grads: &[Option<Pending>],
+        mark: u32,
+    ) -> bool {
+        let g = &self.m.graph;
+        let Some(buffer) = g.buffer_of(value) else {
+            return false;
+        };
+        if contributions
+            .iter()
+            .filter(|(_, v)| g.buffer_of(*v) == Some(buffer))
+            .count()
+            > 1
+        {
+            return false;
+        }
+        buffer >= mark
+            || grads
+                .iter()
+                .flatten()
+                .any(|p| p.exclusive && g.buffer_of(p.value) == Some(buffer))
+    }
+
+    fn accumulate(&mut self, v: ValueId, new: Pending) {
+        if let Root::Param(p) = self.m.graph.value(v).root {
+            self.accumulate_param(v, p, new);
+            return;
+        }
+        let sum = match self.pending[v.index()].take() {
+            None => new,
+            Some(old) => Pending {
+                value: self.add(old, new.value),
+                exclusive: true,
+            },
+        };
+        self.pending[v.index()] = Some(sum);
+    }
+
+    /// Adds in place when only this node's input buffer holds the old gradient, else into a new tensor.
+    fn add(&mut self, old: Pending, new: ValueId) -> ValueId {
+        if old.exclusive {
+            self.g()
+                .compute_into(OpKind::Add, &[old.value, new], old.value)
+        } else {
+            self.g().binary(OpKind::Add, old.value, new)
+        }
+    }
+
+    /// The first contribution is computed straight into the gradient; later ones (tied parameters) are added to it.
+    fn accumulate_param(&mut self, v: ValueId, p: ParamId, new: Pending) {
+        match self.pending[v.index()] {
+            None => {
+                let value = if new.exclusive && self.covers(new.value) {
+                    new.value
+                } else {
+                    let (shape, dtype) = (
+                        self.m.graph.value(v).shape.clone(),
+                        self.m.graph.value(v).dtype,
+                    );
+                    self.g()
+                        .compute(OpKind::Copy, &[new.value], &[(&shape, dtype)])[0]
+                };
+                self.root_in_grad(value, p);
+                self.pending[v.index()] = Some(Pending {
+                    value,
+                    exclusive: true,
+                });
+            }
+            Some(old) => {
+                self.add(
+                    Pending {
+                        exclusive: true,
+                        ..old
+                    },
+                    new.value,
+                );
+            }
+        }
+        self.uses[p.index()] -= 1;
+        if self.uses[p.index()] == 0 {
+            self.pending[v.index()] = None;
+            self.out.ready.push((self.m.graph.ops.len() as u32 - 1, p));
+        }
+    }
+
+    /// Whether a value is all of its buffer, in order.
+    fn covers(&self, v: ValueId) -> bool {
+        let value = self.m.graph.value(v);
+        self.m.graph.buffer_of(v).is_some_and(|b| {
+            value.is_contiguous()
+                && value.numel() * value.dtype.size() == self.m.graph.buffers[b as usize].bytes
+        })
+    }
+
+    /// Moves every value of a fresh buffer into the parameter's gradient.
+    fn root_in_grad(&mut self, v: ValueId, p: ParamId) {
+        let root = self.m.graph.value(v).root;
+        // The buffer is fresh, so its values are among the newest; older ones end the search.
+        let Root::Buffer(buffer) = root else { return };
+        for value in self.m.graph.values.iter_mut().rev() {
+            match value.root {
+                r if r == root => value.root = Root::Grad(p),
+                Root::Buffer(b) if b < buffer => break,
+                _ => {}
+            }
+        }
+    }
+}

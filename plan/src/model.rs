@@ -1,9 +1,45 @@
 //! Model families: forward op graph and module tree, with exact shapes, FLOPs and bytes.
+//!
+//! A family writes its forward pass once, as eager PyTorch would run it: every op, view and copy in issue order, with the
+//! strides that decide whether a reshape copies. Everything after that (backward, saved tensors, recompute, fusion,
+//! lifetimes) is derived from the graph by `autodiff` and `compile`.
 
-/// Operation of a kernel's body.
-#[derive(Clone, Debug, PartialEq, serde::Serialize)]
-#[serde(rename_all = "snake_case")]
-pub enum OpKind {
-    /// Placeholder variant list; grows with the model families.
-    Copy,
+pub(crate) mod build;
+mod chunked;
+mod cnn;
+mod encoder;
+mod gpt2;
+pub mod graph;
+pub(crate) mod layout;
+mod linear;
+mod llama;
+mod loss;
+pub mod ops;
+#[cfg(test)]
+pub(crate) mod testing;
+pub(crate) mod tree;
+
+pub use graph::ModelGraph;
+pub use ops::{OpKind, Real};
+
+use crate::scenario::Scenario;
+use crate::scenario::types::Family;
+
+/// Builds the module tree and the forward graph of one micro-batch.
+#[must_use]
+pub fn graph(scenario: &Scenario) -> ModelGraph {
+    graph_of(scenario, tree::Tree::new(scenario, scenario.model.layers))
+}
+
+/// The same over a given tree, which may have fewer blocks than the scenario.
+pub(crate) fn graph_of(scenario: &Scenario, tree: tree::Tree) -> ModelGraph {
+    let mut b = build::Builder::new(scenario, tree);
+    match scenario.model.family {
+        Family::Llama => llama::forward(&mut b),
+        Family::Gpt2 => gpt2::forward(&mut b),
+        Family::Encoder => encoder::forward(&mut b),
+        Family::Linear => linear::forward(&mut b),
+        Family::Cnn => cnn::forward(&mut b),
+    }
+    b.finish()
 }

@@ -250,7 +250,7 @@ pub enum KernelClass {
 pub use crate::model::OpKind;
 
 /// One operation inside a kernel. Plain kernels have one, fused kernels several.
-#[derive(Clone, Debug, PartialEq, Serialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize)]
 pub struct BodyOp {
     /// What it computes.
     pub op: OpKind,
@@ -260,11 +260,13 @@ pub struct BodyOp {
     pub outputs: SmallVec<[Slot; 2]>,
 }
 
-/// A value inside a kernel's body.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+/// A value inside a kernel's body. All reads of a launch are taken before its writes (an operand may be both).
+#[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize)]
 pub struct Slot {
     /// Place.
     pub place: Place,
+    /// First element, counted from the start of the operand or register.
+    pub offset: u64,
     /// Shape.
     pub shape: Shape,
     /// Strides in elements; empty for contiguous.
@@ -286,7 +288,7 @@ pub enum Place {
 }
 
 /// A kernel descriptor, shared by all launches with the same work.
-#[derive(Clone, Debug, PartialEq, Serialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Kernel {
     /// Name, for example `mm`, `rms_norm_backward`, `fused_silu_mul`.
     pub name: String,

@@ -1,0 +1,208 @@
+//! Recompute: a block's forward is run again at the start of its backward, and the rules refer to its new values.
+
+use super::{Engine, Section};
+use crate::compile::tape::{ModuleId, ModuleKind};
+use crate::model::graph::{Act, Buffer, ModelGraph, Op, Root, Value, ValueId, View};
+use crate::model::ops::OpKind;
+use crate::scenario::types::Recompute;
+use smallvec::SmallVec;
+use std::ops::Range;
+
+/// Which ops are recomputed, and what stands for which value.
+pub(super) struct State {
+    mode: Recompute,
+    /// Block of each module.
+    block_of: Vec<Option<ModuleId>>,
+    /// Forward ops of each block, by module.
+    ops_of: Vec<Range<usize>>,
+    /// Recomputed values by forward value.
+    stands_for: Vec<Option<ValueId>>,
+    current: Option<ModuleId>,
+}
+
+impl State {
+    pub(super) fn new(m: &ModelGraph, mode: Recompute) -> Self {
+        if mode == Recompute::None {
+            return Self {
+                mode,
+                block_of: vec![],
+                ops_of: vec![],
+                stands_for: vec![],
+                current: None,
+            };
+        }
+        let modules = m.modules();
+        let mut block_of: Vec<Option<ModuleId>> = Vec::with_capacity(modules.len());
+        for (i, module) in modules.iter().enumerate() {
+            block_of.push(match module.kind {
+                ModuleKind::Block => Some(ModuleId(i as u32)),
+                _ => module.parent.and_then(|p| block_of[p.index()]),
+            });
+        }
+        let mut ops_of = vec![0..0; modules.len()];
+        for (i, op) in m.graph.ops.iter().enumerate() {
+            if let Some(block) = block_of[op.module.index()] {
+                let range = &mut ops_of[block.index()];
+                *range = if range.end == 0 {
+                    i..i + 1
+                } else {
+                    range.start..i + 1
+                };
+            }
+        }
+        Self {
+            mode,
+            block_of,
+            ops_of,
+            stands_for: vec![None; m.graph.values.len()],
+            current: None,
+        }
+    }
+
+    /// The op with recomputed operands.
+    pub(super) fn substitute(&self, op: &Op) -> Op {
+        let mut op = op.clone();
+        if self.current.is_some() {
+            for v in op.inputs.iter_mut().chain(op.outputs.iter_mut()) {
+                *v = self.get(*v);
+            }
+        }
+        op
+    }
+
+    fn get(&self, v: ValueId) -> ValueId {
+        self.stands_for
+            .get(v.index())
+            .copied()
+            .flatten()
+            .unwrap_or(v)
+    }
+
+    fn keeps(&self, op: &Op) -> bool {
+        self.mode == Recompute::Selective
+            && matches!(
+                op.act,
+                Act::Compute(OpKind::Gemm { .. } | OpKind::Attention { .. } | OpKind::Conv { .. })
+            )
+    }
+}
+
+impl Engine<'_> {
+    /// Recomputes the block that `module` belongs to, unless that is done or not asked for.
+    pub(super) fn enter_section(&mut self, at: usize, module: ModuleId) {
+        if self.recompute.mode == Recompute::None {
+            return;
+        }
+        let block = self.recompute.block_of[module.index()];
+        if block == self.recompute.current {
+            return;
+        }
+        self.recompute.current = block;
+        let Some(block) = block else { return };
+        let start = self.m.graph.ops.len() as u32;
+        let range = self.recompute.ops_of[block.index()].clone();
+        debug_assert!(range.contains(&at));
+        for i in range {
+            self.recompute_op(i);
+        }
+        self.g().module = Some(module);
+        let end = self.m.graph.ops.len() as u32;
+        self.out.sections.push(Section {
+            module: block,
+            ops: start..end,
+        });
+    }
+
+    fn recompute_op(&mut self, i: usize) {
+        let op = self.m.graph.ops[i].clone();
+        if self.recompute.keeps(&op) {
+            return;
+        }
+        let inputs: SmallVec<[ValueId; 4]> =
+            op.inputs.iter().map(|&v| self.recompute.get(v)).collect();
+        // Views of kept values stand for themselves, and what was done to a kept value in place is not done again.
+        let shares = |v: &ValueId| {
+            let root = self.m.graph.value(*v).root;
+            op.inputs
+                .iter()
+                .zip(&inputs)
+                .any(|(a, b)| a == b && self.m.graph.value(*a).root == root)
+        };
+        if op.outputs.iter().any(shares) {
+            return;
+        }
+        let producer = self.m.graph.ops.len() as u32;
+        let mut outputs: SmallVec<[ValueId; 2]> = SmallVec::new();
+        for &out in &op.outputs {
+            let root = self.recomputed_root(&op, &inputs, out);
+            let value = Value {
+                root,
+                requires_grad: false,
+                ..self.m.graph.value(out).clone()
+            };
+            let id = ValueId(self.m.graph.values.len() as u32);
+            self.m.graph.values.push(value);
+            self.m.graph.producer.push(producer);
+            self.recompute.stands_for[out.index()] = Some(id);
+            outputs.push(id);
+        }
+        let node = {
+            self.g().nodes += 1;
+            self.m.graph.nodes
+        };
+        self.g().ops.push(Op {
+            inputs,
+            outputs,
+            node,
+            ..op
+        });
+    }
+
+    /// The root of the operand that an output shares memory with, or a new buffer.
+    fn recomputed_root(&mut self, op: &Op, inputs: &[ValueId], out: ValueId) -> Root {
+        let root = self.m.graph.value(out).root;
+        if let Some(i) = op
+            .inputs
+            .iter()
+            .position(|&v| self.m.graph.value(v).root == root)
+        {
+            return self.m.graph.value(inputs[i]).root;
+        }
+        let Some(b) = self.m.graph.buffer_of(out) else {
+            return root;
+        };
+        let buffer = Buffer {
+            grad: false,
+            ..self.m.graph.buffers[b as usize]
+        };
+        self.g().buffers.push(buffer);
+        Root::Buffer(self.m.graph.buffers.len() as u32 - 1)
+    }
+
+    /// Drops recomputed ops that nothing uses: recomputation stops once every saved tensor is there.
+    pub(super) fn finish_sections(&mut self) {
+        if self.out.sections.is_empty() {
+            return;
+        }
+        let g = &mut self.m.graph;
+        let mut used = vec![false; g.values.len()];
+        let mut sections = self.out.sections.iter().rev().peekable();
+        for i in (self.out.first as usize..g.ops.len()).rev() {
+            while sections.peek().is_some_and(|s| (i as u32) < s.ops.start) {
+                sections.next();
+            }
+            let inside = sections.peek().is_some_and(|s| s.ops.contains(&(i as u32)));
+            let op = &mut g.ops[i];
+            if inside && !op.outputs.iter().any(|v| used[v.index()]) {
+                op.act = Act::View(View::Pass);
+                op.inputs.clear();
+                op.outputs.clear();
+                op.dispatches = 0;
+                continue;
+            }
+            for v in &op.inputs {
+                used[v.index()] = true;
+            }
+        }
+    }
+}

@@ -1,0 +1,51 @@
+//! Tapes against measured allocations, closed forms, and each other.
+
+use super::tape::*;
+use super::{modules_and_params, tape};
+use crate::model::testing::*;
+use crate::scenario::types::*;
+use std::collections::BTreeMap;
+
+mod liveness;
+mod measured;
+
+fn build(s: &Scenario) -> Tape {
+    tape(s, &|m| s_is_unit(s, m))
+}
+
+/// Units as under `units = "block"`: the root and the blocks.
+fn s_is_unit(s: &Scenario, m: ModuleId) -> bool {
+    matches!(
+        modules_and_params(s).0[m.index()].kind,
+        ModuleKind::Root | ModuleKind::Block
+    )
+}
+
+fn count(modules_of: &Scenario) -> u64 {
+    modules_and_params(modules_of)
+        .1
+        .iter()
+        .map(Param::numel)
+        .sum()
+}
+
+#[test]
+fn parameter_counts_are_the_published_ones() {
+    assert_eq!(count(&llama3_8b()), 8_030_261_248);
+    assert_eq!(count(&gpt2_small()), 124_439_808);
+    let mut small = llama(2048, 32, 8, 8192, 16, 128_256);
+    small.model.tie_embeddings = true;
+    assert_eq!(count(&small), 1_235_814_400);
+}
+
+/// Launches by kernel name.
+fn launches(t: &Tape, ops: &[TapeOp]) -> BTreeMap<String, usize> {
+    let mut out = BTreeMap::new();
+    for op in ops {
+        if let TapeOp::Launch { kernel, .. } = op {
+            *out.entry(t.kernels[kernel.index()].name.clone())
+                .or_insert(0) += 1;
+        }
+    }
+    out
+}

@@ -1,0 +1,100 @@
+//! What torch 2.11 had alive and launched in measured steps of the 1b model (4 H200, FSDP2, micro-batch 2).
+
+use super::*;
+
+/// Storages alive after `at` launches of the kernel `name` in backward have begun (sizes with multiplicity).
+fn alive_at(t: &Tape, name: &str) -> BTreeMap<u64, usize> {
+    let mut alive: BTreeMap<StorageId, u64> = BTreeMap::new();
+    for op in t.forward.iter().chain(&t.backward) {
+        match *op {
+            TapeOp::Alloc(s) => {
+                alive.insert(s, t.storages[s.index()].bytes.0);
+            }
+            TapeOp::Free(s) => {
+                alive.remove(&s);
+            }
+            TapeOp::Launch { kernel, .. } if t.kernels[kernel.index()].name == name => break,
+            _ => {}
+        }
+    }
+    let mut sizes = BTreeMap::new();
+    for bytes in alive.into_values() {
+        *sizes.entry(bytes).or_insert(0) += 1;
+    }
+    sizes
+}
+
+/// Blocks of the model that the allocator's trace shows alive at the peak, the backward of the cross entropy: size and number.
+/// Left out: parameters, optimizer state, library workspaces, data, and scalars of other steps.
+const EAGER: &[(u64, usize)] = &[
+    (4_202_692_608, 3),
+    (134_217_728, 48 + 16),
+    (33_554_432, 32 + 16 + 16 + 16 + 16 + 16 + 1 + 1),
+    (8_388_608, 16 + 16),
+    (1_048_576, 16),
+    (262_144, 2),
+    (32_768, 16 + 16 + 1),
+    (8, 32),
+    // The loss and its initial gradient.
+    (4, 2),
+];
+
+#[test]
+fn eager_peak_holds_what_was_measured() {
+    let t = build(&measured_1b());
+    let expected: BTreeMap<u64, usize> = EAGER.iter().copied().collect();
+    assert_eq!(alive_at(&t, "log_softmax_backward"), expected);
+}
+
+#[test]
+fn eager_step_launches_the_measured_kernels() {
+    let t = build(&measured_1b());
+    let mut all = launches(&t, &t.forward);
+    for (name, n) in launches(&t, &t.backward) {
+        *all.entry(name).or_insert(0) += n;
+    }
+    // Calls of two profiled steps, halved.
+    assert_eq!(all["mm"], 678 / 2);
+    assert_eq!(all["mul"], 608 / 2);
+    assert_eq!(all["cat"], 128 / 2);
+    assert_eq!(all["add"], (192 + 224) / 2);
+    assert_eq!(all["silu"], 32 / 2);
+    assert_eq!(all["silu_backward"], 32 / 2);
+    assert_eq!(all["rms_norm"], 66 / 2);
+    assert_eq!(all["rms_norm_backward"], 66 / 2);
+    assert_eq!(all["rms_norm_weight_backward"], 66 / 2);
+    assert_eq!(all["attention"], 32 / 2);
+    assert_eq!(all["attention_backward"], 32 / 2);
+    let class = |name: &str, class: KernelClass| {
+        let of = |ops: &[TapeOp]| {
+            ops.iter()
+                .filter(|op| match op {
+                    TapeOp::Launch { kernel, .. } => {
+                        let k = &t.kernels[kernel.index()];
+                        k.name == name && k.class == class
+                    }
+                    _ => false,
+                })
+                .count()
+        };
+        of(&t.forward) + of(&t.backward)
+    };
+    // Strided kernels of the rotary embedding, flat kernels elsewhere.
+    assert_eq!(class("mul", KernelClass::Strided), 512 / 2);
+    assert_eq!(class("mul", KernelClass::Pointwise), 96 / 2);
+    assert_eq!(
+        class("add", KernelClass::Pointwise) + class("sub", KernelClass::Pointwise),
+        480 / 2
+    );
+    // Strided bf16 copies of a layer: attention output, and the gradients of query and key.
+    let transposed = t
+        .kernels
+        .iter()
+        .filter(|k| k.name == "copy" && k.class == KernelClass::Strided && k.dtype.size() == 2);
+    assert_eq!(transposed.count(), 2, "query-sized and key-sized");
+    assert_eq!(
+        class("copy", KernelClass::Strided),
+        96 / 2 + 3,
+        "and three copies of ids and labels"
+    );
+}

@@ -1,0 +1,262 @@
+//! What the families' forward passes share: modules, parameters, layers.
+
+use super::graph::{Graph, ModelGraph, Root, ValueId};
+use super::ops::{OpKind, Real};
+use super::tree::Tree;
+use crate::compile::tape::{Const, ModuleId, ParamId};
+use crate::scenario::Scenario;
+use crate::scenario::types::Family;
+use crate::units::{Bytes, DType, Flops};
+use smallvec::SmallVec;
+
+/// A graph under construction.
+pub(crate) struct Builder<'s> {
+    pub(crate) s: &'s Scenario,
+    pub(crate) tree: Tree,
+    pub(crate) g: Graph,
+    pub(crate) params: Vec<ValueId>,
+    /// Element type of activations.
+    pub(crate) dtype: DType,
+    loss: Option<ValueId>,
+}
+
+impl<'s> Builder<'s> {
+    pub(crate) fn new(s: &'s Scenario, tree: Tree) -> Self {
+        let mut g = Graph::default();
+        let dtype = s.precision.compute;
+        let params = tree
+            .params
+            .iter()
+            .enumerate()
+            .map(|(i, p)| {
+                g.leaf(
+                    &p.shape,
+                    dtype,
+                    Root::Param(ParamId(i as u32)),
+                    p.requires_grad,
+                )
+            })
+            .collect();
+        if matches!(s.model.family, Family::Llama | Family::Gpt2) {
+            g.vocab = Some(s.model.vocab);
+        }
+        Self {
+            s,
+            tree,
+            g,
+            params,
+            dtype,
+            loss: None,
+        }
+    }
+
+    /// Samples of a micro-batch.
+    pub(crate) fn batch(&self) -> u64 {
+        self.s.train.micro_batch
+    }
+
+    /// Tokens of a sample.
+    pub(crate) fn seq(&self) -> u64 {
+        self.s.train.seq_len
+    }
+
+    /// Runs `f` with new ops belonging to `m`.
+    pub(crate) fn within<T>(&mut self, m: ModuleId, f: impl FnOnce(&mut Self) -> T) -> T {
+        let outer = self.g.module.replace(m);
+        let out = f(self);
+        self.g.module = outer;
+        out
+    }
+
+    /// An input or table with contiguous elements.
+    pub(crate) fn constant(
+        &mut self,
+        name: &'static str,
+        shape: &[u64],
+        dtype: DType,
+        per_micro_batch: bool,
+    ) -> ValueId {
+        let bytes = Bytes(shape.iter().product::<u64>() * dtype.size());
+        self.g.constant(
+            Const {
+                name,
+                bytes,
+                dtype,
+                per_micro_batch,
+            },
+            shape,
+        )
+    }
+
+    pub(crate) fn weight(&self, m: ModuleId) -> ValueId {
+        self.params[self.tree.weight_of(m).index()]
+    }
+
+    pub(crate) fn bias(&self, m: ModuleId) -> Option<ValueId> {
+        self.tree.bias_of(m).map(|p| self.params[p.index()])
+    }
+
+    /// `nn.Linear` of a module over a contiguous input of any rank.
+    pub(crate) fn linear(&mut self, m: ModuleId, x: ValueId) -> ValueId {
+        let (w, b) = (self.weight(m), self.bias(m));
+        self.within(m, |s| {
+            let out = s.g.value(w).shape[0];
+            let mut shape = s.g.value(x).shape.clone();
+            if let Some(last) = shape.last_mut() {
+                *last = out;
+            }
+            let kind = OpKind::Gemm {
+                ta: false,
+                tb: true,
+                bias: b.is_some(),
+                accumulate: false,
+            };
+            let inputs: SmallVec<[ValueId; 3]> = [x, w].into_iter().chain(b).collect();
+            let y = s.g.compute(kind, &inputs, &[(&shape, s.dtype)])[0];
+            // Transpose of the weight and, beyond two dimensions, views to and from a matrix.
+            s.g.dispatches(if shape.len() > 2 { 4 } else { 2 });
+            y
+        })
+    }
+
+    /// `nn.Linear` where PyTorch cannot fuse the bias (input of other than two dimensions and not contiguous): copies the
+    /// input to a matrix, multiplies, adds the bias in place.
+    pub(crate) fn linear_unfused(&mut self, m: ModuleId, x: ValueId) -> ValueId {
+        let (w, b) = (self.weight(m), self.bias(m));
+        self.within(m, |s| {
+            let mut shape = s.g.value(x).shape.clone();
+            let rows = s.g.value(x).rows();
+            let cols = s.g.value(x).cols();
+            let flat = s.g.reshape(x, &[rows, cols]);
+            let out = s.g.value(w).shape[0];
+            let kind = OpKind::Gemm {
+                ta: false,
+                tb: true,
+                bias: false,
+                accumulate: false,
+            };
+            let y = s.g.compute(kind, &[flat, w], &[(&[rows, out], s.dtype)])[0];
+            s.g.dispatches(2);
+            if let Some(last) = shape.last_mut() {
+                *last = out;
+            }
+            let y = s.g.reshape(y, &shape);
+            match b {
+                Some(b) => s.g.compute_into(OpKind::Add, &[y, b], y),
+                None => y,
+            }
+        })
+    }
+
+    pub(crate) fn rms_norm(&mut self, m: ModuleId, x: ValueId) -> ValueId {
+        let w = self.weight(m);
+        let eps = Real(self.s.model.norm_eps);
+        self.within(m, |s| {
+            let shape = s.g.value(x).shape.clone();
+            let rows = s.g.value(x).rows();
+            s.g.compute(
+                OpKind::RmsNorm { eps },
+                &[x, w],
+                &[(&shape, s.dtype), (&[rows, 1], DType::F32)],
+            )[0]
+        })
+    }
+
+    pub(crate) fn layer_norm(&mut self, m: ModuleId, x: ValueId) -> ValueId {
+        let (w, b) = (self.weight(m), self.bias(m));
+        let eps = Real(self.s.model.norm_eps);
+        self.within(m, |s| {
+            let shape = s.g.value(x).shape.clone();
+            let rows = [s.g.value(x).rows(), 1];
+            let inputs: SmallVec<[ValueId; 3]> = [x, w].into_iter().chain(b).collect();
+            let results = [
+                (&shape[..], s.dtype),
+                (&rows[..], DType::F32),
+                (&rows[..], DType::F32),
+            ];
+            s.g.compute(OpKind::LayerNorm { eps }, &inputs, &results)[0]
+        })
+    }
+
+    /// `nn.Embedding`: the ids are flattened first, which copies them unless they are contiguous.
+    pub(crate) fn embedding(&mut self, m: ModuleId, ids: ValueId) -> ValueId {
+        let w = self.weight(m);
+        self.within(m, |s| {
+            let mut shape = s.g.value(ids).shape.clone();
+            let rows = s.g.value(ids).numel();
+            let d = s.g.value(w).cols();
+            let flat = s.g.reshape(ids, &[rows]);
+            let y =
+                s.g.compute(OpKind::Embedding, &[flat, w], &[(&[rows, d], s.dtype)])[0];
+            shape.push(d);
+            s.g.reshape(y, &shape)
+        })
+    }
+
+    /// Scaled dot-product attention over `[batch, heads, seq, head_dim]` views.
+    pub(crate) fn attention(
+        &mut self,
+        q: ValueId,
+        k: ValueId,
+        v: ValueId,
+        causal: bool,
+    ) -> ValueId {
+        let shape = self.g.value(q).shape.clone();
+        let kind = OpKind::Attention {
+            causal,
+            scale: Real(1.0 / (shape[3] as f64).sqrt()),
+        };
+        self.g.attention(kind, q, k, v)
+    }
+
+    pub(crate) fn set_loss(&mut self, loss: ValueId) {
+        self.loss = Some(loss);
+    }
+
+    /// The finished graph.
+    ///
+    /// # Panics
+    /// When the family's forward has not set a loss.
+    pub(crate) fn finish(self) -> ModelGraph {
+        let loss = self.loss.expect("every family's forward ends with a loss");
+        let (model_flops, tokens) = model_flops(self.s, &self.tree);
+        ModelGraph {
+            tree: self.tree,
+            graph: self.g,
+            loss,
+            params: self.params,
+            model_flops,
+            tokens,
+        }
+    }
+}
+
+/// Model FLOPs of forward and backward and the tokens of one micro-batch: `6 * matmul parameters * tokens` plus causal attention at
+/// half, `6 * layers * heads * head_dim * seq^2 * batch`.
+pub(crate) fn model_flops(s: &Scenario, tree: &Tree) -> (Flops, u64) {
+    let (m, b, t) = (&s.model, s.train.micro_batch, s.train.seq_len);
+    let tokens = if m.family == Family::Cnn { b } else { b * t };
+    // A tied table multiplies once, as the head; an untied embedding table not at all.
+    let is_table = |name: &str| name.starts_with("tok_embeddings.");
+    let matmul: u64 = tree
+        .params
+        .iter()
+        .filter(|p| p.shape.len() > 1 && (!is_table(&p.name) || p.modules.len() > 1))
+        .map(|p| {
+            p.numel()
+                * if p.shape.len() == 4 || m.family == Family::Cnn {
+                    m.height * m.width
+                } else {
+                    1
+                }
+        })
+        .sum();
+    let layers = u64::from(tree.blocks.count);
+    let causal = 6 * layers * m.heads * m.head_dim * t * t * b;
+    let attention = match m.family {
+        Family::Llama | Family::Gpt2 => causal,
+        Family::Encoder => 2 * causal,
+        Family::Linear | Family::Cnn => 0,
+    };
+    (Flops(6 * matmul * tokens + attention), tokens)
+}

@@ -1,0 +1,71 @@
+//! Chunked cross entropy: head and loss together, a chunk of rows at a time (as Liger's fused linear cross entropy).
+//!
+//! Each chunk's logits are turned into their gradient in place, from which the gradients of the hidden states and of the
+//! head's weight follow at once; backward only scales these two.
+
+use super::build::Builder;
+use super::graph::ValueId;
+use super::ops::{OpKind, Real};
+use crate::compile::tape::ModuleKind;
+use crate::units::DType;
+
+/// Chunks that the rows are cut into, unless they become too short.
+const CHUNKS: u64 = 8;
+/// Fewest rows of a chunk.
+const MIN_ROWS: u64 = 1024;
+
+/// Output projection and cross entropy of hidden states `[batch, seq, hidden]`.
+pub(super) fn head_and_loss(b: &mut Builder<'_>, hidden: ValueId, labels: ValueId) {
+    let head = b.tree.outer(ModuleKind::Head);
+    let weight = b.weight(head);
+    let dtype = b.dtype;
+    let loss = b.within(head, |b| {
+        let (rows, d) = (b.g.value(hidden).rows(), b.g.value(hidden).cols());
+        let vocab = b.g.value(weight).shape[0];
+        let flat = b.g.reshape(hidden, &[rows, d]);
+        let labels = b.g.reshape(labels, &[rows]);
+        let trained = [
+            b.g.value(flat).requires_grad,
+            b.g.value(weight).requires_grad,
+        ];
+        // The chunks' own ops are not differentiated.
+        let (x, w) = (b.g.detach(flat), b.g.detach(weight));
+        let zero = OpKind::Fill { value: Real(0.0) };
+        let mut loss = b.g.compute(zero, &[], &[(&[], DType::F32)])[0];
+        let dx = b.g.empty(&[rows, d], dtype);
+        let mut dw = trained[1].then(|| b.g.compute(zero, &[], &[(&[vocab, d], dtype)])[0]);
+        let chunk = rows.div_ceil(CHUNKS).max(MIN_ROWS).min(rows);
+        let mut start = 0;
+        while start < rows {
+            let len = chunk.min(rows - start);
+            let xc = b.g.slice(x, 0, start, len);
+            let yc = b.g.slice(labels, 0, start, len);
+            let gemm = |ta, tb, accumulate| OpKind::Gemm {
+                ta,
+                tb,
+                bias: false,
+                accumulate,
+            };
+            let logits = b.g.compute(
+                gemm(false, true, false),
+                &[xc, w],
+                &[(&[len, vocab], dtype)],
+            )[0];
+            let kind = OpKind::CrossEntropy {
+                scale: Real(1.0 / rows as f64),
+            };
+            let [grad, sum] =
+                b.g.compute_into_both(kind, &[logits, yc, loss], logits, loss);
+            loss = sum;
+            let target = b.g.slice(dx, 0, start, len);
+            b.g.compute_into(gemm(false, false, false), &[grad, w], target);
+            if let Some(sum) = dw {
+                dw = Some(b.g.compute_into(gemm(true, false, true), &[grad, xc, sum], sum));
+            }
+            start += len;
+        }
+        let dw = dw.unwrap_or(w);
+        b.g.precomputed(loss, [flat, weight], [dx, dw])
+    });
+    b.set_loss(loss);
+}

@@ -1,0 +1,626 @@
+//! The op graph: values that view buffers, ops in issue order.
+
+use super::layout::{self, Strides};
+use super::ops::{OpKind, Real};
+use super::tree::Tree;
+use crate::compile::tape::{Const, ConstId, Module, ModuleId, Param, ParamId, Shape};
+use crate::units::{DType, Flops};
+use smallvec::SmallVec;
+
+/// Index into [`Graph::values`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct ValueId(pub u32);
+
+impl ValueId {
+    /// As an index.
+    #[must_use]
+    pub const fn index(self) -> usize {
+        self.0 as usize
+    }
+}
+
+/// Memory that a value lies in.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Root {
+    /// A buffer of the graph ([`Graph::buffers`]).
+    Buffer(u32),
+    /// A parameter.
+    Param(ParamId),
+    /// A parameter's gradient.
+    Grad(ParamId),
+    /// An input or table.
+    Const(ConstId),
+}
+
+/// A tensor: a strided window on its root.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Value {
+    /// Shape.
+    pub shape: Shape,
+    /// Strides in elements.
+    pub strides: SmallVec<[u64; 4]>,
+    /// First element within the root.
+    pub offset: u64,
+    /// Element type.
+    pub dtype: DType,
+    /// Memory.
+    pub root: Root,
+    /// Depends on a trained parameter.
+    pub requires_grad: bool,
+}
+
+impl Value {
+    /// Number of elements.
+    #[must_use]
+    pub fn numel(&self) -> u64 {
+        self.shape.iter().product()
+    }
+
+    /// Last dimension (1 for a scalar).
+    #[must_use]
+    pub fn cols(&self) -> u64 {
+        self.shape.last().copied().unwrap_or(1)
+    }
+
+    /// Product of all dimensions but the last.
+    #[must_use]
+    pub fn rows(&self) -> u64 {
+        self.numel() / self.cols().max(1)
+    }
+
+    /// Row-major without gaps.
+    #[must_use]
+    pub fn is_contiguous(&self) -> bool {
+        layout::is_contiguous(&self.shape, &self.strides)
+    }
+}
+
+/// A change of view: no kernel, only dispatch.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum View {
+    /// Same elements, other shape.
+    Reshape,
+    /// Two dimensions exchanged.
+    Transpose(u8, u8),
+    /// Part of one dimension.
+    Slice {
+        /// Dimension.
+        axis: u8,
+        /// First index.
+        start: u64,
+    },
+    /// Equal parts of one dimension, one output each.
+    Split {
+        /// Dimension.
+        axis: u8,
+    },
+    /// Repeats dimensions (zero strides).
+    Expand,
+    /// `loss, x, w, d_x, d_w -> loss`: ties gradients of `x` and `w` that the forward pass has computed to the loss.
+    Precomputed,
+    /// Nothing: a node of the autograd graph that passes its gradient on.
+    Pass,
+}
+
+/// What an op does.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Act {
+    /// Launches a kernel.
+    Compute(OpKind),
+    /// Makes views.
+    View(View),
+}
+
+/// One op.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Op {
+    /// What it does.
+    pub act: Act,
+    /// Operands.
+    pub inputs: SmallVec<[ValueId; 4]>,
+    /// Results. One that shares its buffer with an input is written in place.
+    pub outputs: SmallVec<[ValueId; 2]>,
+    /// Module it belongs to.
+    pub module: ModuleId,
+    /// Autograd node (backward) or op (forward): operands are held until all of a node's ops have been issued.
+    pub node: u32,
+    /// Framework calls it takes when run eagerly, itself included.
+    pub dispatches: u8,
+}
+
+/// An allocation of the graph.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Buffer {
+    /// Size in bytes.
+    pub bytes: u64,
+    /// Element type.
+    pub dtype: DType,
+    /// Module of the op that allocates it.
+    pub module: ModuleId,
+    /// Logits or a relative of theirs.
+    pub logits: bool,
+    /// A gradient of an activation.
+    pub grad: bool,
+}
+
+/// Ops over values, in issue order.
+#[derive(Clone, Debug, Default)]
+pub struct Graph {
+    /// Values.
+    pub values: Vec<Value>,
+    /// Ops.
+    pub ops: Vec<Op>,
+    /// Buffers.
+    pub buffers: Vec<Buffer>,
+    /// Inputs and tables.
+    pub consts: Vec<Const>,
+    /// Op that computes a value, by value; `u32::MAX` for leaves.
+    pub producer: Vec<u32>,
+    /// `(op, buffer)`: a local variable of the model's code holds the buffer until this op has been issued.
+    pub holds: Vec<(u32, u32)>,
+    /// Module of new ops.
+    pub(crate) module: Option<ModuleId>,
+    /// Node of new ops; `None`: each op its own.
+    pub(crate) node: Option<u32>,
+    pub(crate) nodes: u32,
+    /// Vocabulary size: tensors of this last dimension are logits.
+    pub(crate) vocab: Option<u64>,
+    /// New buffers are gradients.
+    pub(crate) in_backward: bool,
+}
+
+/// The forward graph of one micro-batch.
+#[derive(Clone, Debug)]
+pub struct ModelGraph {
+    /// Modules and parameters.
+    pub(crate) tree: Tree,
+    /// Forward ops.
+    pub graph: Graph,
+    /// The loss, a float32 scalar.
+    pub loss: ValueId,
+    /// Value of each parameter.
+    pub params: Vec<ValueId>,
+    /// Model FLOPs of forward and backward.
+    pub model_flops: Flops,
+    /// Tokens or samples.
+    pub tokens: u64,
+}
+
+impl ModelGraph {
+    /// Module tree in pre-order.
+    #[must_use]
+    pub fn modules(&self) -> &[Module] {
+        &self.tree.modules
+    }
+
+    /// Unique parameters in registration order.
+    #[must_use]
+    pub fn parameters(&self) -> &[Param] {
+        &self.tree.params
+    }
+}
+
+impl Graph {
+    /// The value behind an id.
+    #[must_use]
+    pub fn value(&self, v: ValueId) -> &Value {
+        &self.values[v.index()]
+    }
+
+    /// The buffer a value lies in, if it is one of the graph.
+    #[must_use]
+    pub fn buffer_of(&self, v: ValueId) -> Option<u32> {
+        match self.value(v).root {
+            Root::Buffer(b) => Some(b),
+            _ => None,
+        }
+    }
+
+    /// The kernel op that computes a value, if any.
+    pub(crate) fn computed_by(&self, v: ValueId) -> Option<(OpKind, &Op)> {
+        let op = self.ops.get(self.producer[v.index()] as usize)?;
+        match op.act {
+            Act::Compute(kind) => Some((kind, op)),
+            Act::View(_) => None,
+        }
+    }
+
+    pub(crate) fn leaf(
+        &mut self,
+        shape: &[u64],
+        dtype: DType,
+        root: Root,
+        requires_grad: bool,
+    ) -> ValueId {
+        let value = Value {
+            shape: layout::shape(shape),
+            strides: layout::contiguous(shape),
+            offset: 0,
+            dtype,
+            root,
+            requires_grad,
+        };
+        self.push_value(value, u32::MAX)
+    }
+
+    pub(crate) fn constant(&mut self, c: Const, shape: &[u64]) -> ValueId {
+        let id = ConstId(self.consts.len() as u32);
+        let dtype = c.dtype;
+        self.consts.push(c);
+        self.leaf(shape, dtype, Root::Const(id), false)
+    }
+
+    fn push_value(&mut self, value: Value, producer: u32) -> ValueId {
+        let id = ValueId(self.values.len() as u32);
+        self.values.push(value);
+        self.producer.push(producer);
+        id
+    }
+
+    fn module(&self) -> ModuleId {
+        self.module.unwrap_or(ModuleId(0))
+    }
+
+    fn push_op(&mut self, act: Act, inputs: &[ValueId], outputs: SmallVec<[ValueId; 2]>) {
+        let node = self.node.unwrap_or_else(|| {
+            self.nodes += 1;
+            self.nodes
+        });
+        self.ops.push(Op {
+            act,
+            inputs: SmallVec::from_slice(inputs),
+            outputs,
+            module: self.module(),
+            node,
+            dispatches: 1,
+        });
+    }
+
+    /// A fresh buffer and the value over all of it.
+    fn fresh(
+        &mut self,
+        shape: &[u64],
+        strides: Strides,
+        dtype: DType,
+        requires_grad: bool,
+    ) -> ValueId {
+        let numel: u64 = shape.iter().product();
+        let logits = shape.len() > 1 && self.vocab == shape.last().copied();
+        let buffer = self.buffers.len() as u32;
+        let (module, grad) = (self.module(), self.in_backward);
+        self.buffers.push(Buffer {
+            bytes: numel * dtype.size(),
+            dtype,
+            module,
+            logits,
+            grad,
+        });
+        let value = Value {
+            shape: layout::shape(shape),
+            strides,
+            offset: 0,
+            dtype,
+            root: Root::Buffer(buffer),
+            requires_grad,
+        };
+        let producer = self.ops.len() as u32;
+        self.push_value(value, producer)
+    }
+
+    fn any_requires_grad(&self, inputs: &[ValueId]) -> bool {
+        !self.in_backward && inputs.iter().any(|&v| self.value(v).requires_grad)
+    }
+
+    /// An op with contiguous results of these shapes and dtypes.
+    pub(crate) fn compute(
+        &mut self,
+        kind: OpKind,
+        inputs: &[ValueId],
+        results: &[(&[u64], DType)],
+    ) -> SmallVec<[ValueId; 2]> {
+        let rg = self.any_requires_grad(inputs);
+        let outputs: SmallVec<[ValueId; 2]> = results
+            .iter()
+            .map(|&(sh, dt)| self.fresh(sh, layout::contiguous(sh), dt, rg))
+            .collect();
+        self.push_op(Act::Compute(kind), inputs, outputs.clone());
+        outputs
+    }
+
+    /// An op with one result whose layout follows that of `like` (PyTorch's "preserve format").
+    pub(crate) fn compute_like(
+        &mut self,
+        kind: OpKind,
+        inputs: &[ValueId],
+        like: &[ValueId],
+    ) -> SmallVec<[ValueId; 2]> {
+        let rg = self.any_requires_grad(inputs);
+        let outputs: SmallVec<[ValueId; 2]> = like
+            .iter()
+            .map(|&l| {
+                let v = self.value(l);
+                let (shape, dtype) = (v.shape.clone(), v.dtype);
+                let strides = layout::dense_like(&shape, &v.strides);
+                self.fresh(&shape, strides, dtype, rg)
+            })
+            .collect();
+        self.push_op(Act::Compute(kind), inputs, outputs.clone());
+        outputs
+    }
+
+    /// Fused attention. The result has the layout of the query (cuDNN's kernel, 16-bit types) or `[batch, seq, heads, head_dim]`
+    /// order (the memory-efficient kernel, float32).
+    pub(crate) fn attention(
+        &mut self,
+        kind: OpKind,
+        q: ValueId,
+        k: ValueId,
+        v: ValueId,
+    ) -> ValueId {
+        let rg = self.any_requires_grad(&[q, k, v]);
+        let x = self.value(q);
+        let (shape, dtype) = (x.shape.clone(), x.dtype);
+        let strides = match dtype {
+            DType::F32 => layout::dense_like(
+                &shape,
+                &[
+                    shape[1] * shape[2] * shape[3],
+                    shape[3],
+                    shape[1] * shape[3],
+                    1,
+                ],
+            ),
+            _ => layout::dense_like(&shape, &x.strides),
+        };
+        let rows = if dtype == DType::F32 {
+            shape[2].next_multiple_of(32)
+        } else {
+            shape[2]
+        };
+        let lse = [shape[0], shape[1], rows];
+        let outputs: SmallVec<[ValueId; 2]> = SmallVec::from_slice(&[
+            self.fresh(&shape, strides, dtype, rg),
+            self.fresh(&lse, layout::contiguous(&lse), DType::F32, rg),
+            self.fresh(&[], Strides::new(), DType::I64, false),
+            self.fresh(&[], Strides::new(), DType::I64, false),
+        ]);
+        let out = outputs[0];
+        self.push_op(Act::Compute(kind), &[q, k, v], outputs);
+        out
+    }
+
+    /// An op that writes its result into `target`'s memory.
+    pub(crate) fn compute_into(
+        &mut self,
+        kind: OpKind,
+        inputs: &[ValueId],
+        target: ValueId,
+    ) -> ValueId {
+        let rg = self.any_requires_grad(inputs);
+        let mut value = self.value(target).clone();
+        value.requires_grad = rg;
+        let producer = self.ops.len() as u32;
+        let out = self.push_value(value, producer);
+        self.push_op(Act::Compute(kind), inputs, SmallVec::from_slice(&[out]));
+        out
+    }
+
+    /// An op with two results, each in an operand's memory.
+    pub(crate) fn compute_into_both(
+        &mut self,
+        kind: OpKind,
+        inputs: &[ValueId],
+        first: ValueId,
+        second: ValueId,
+    ) -> [ValueId; 2] {
+        let out = self.compute_into(kind, inputs, first);
+        let value = self.value(second).clone();
+        let second = self.push_value(value, self.ops.len() as u32 - 1);
+        if let Some(op) = self.ops.last_mut() {
+            op.outputs.push(second);
+        }
+        [out, second]
+    }
+
+    /// Memory that later ops fill.
+    pub(crate) fn empty(&mut self, shape: &[u64], dtype: DType) -> ValueId {
+        let v = self.fresh(shape, layout::contiguous(shape), dtype, false);
+        self.producer[v.index()] = u32::MAX;
+        v
+    }
+
+    /// The loss with gradients of `x` and `w` that have been computed already.
+    pub(crate) fn precomputed(
+        &mut self,
+        loss: ValueId,
+        of: [ValueId; 2],
+        grads: [ValueId; 2],
+    ) -> ValueId {
+        let inputs = [loss, of[0], of[1], grads[0], grads[1]];
+        let value = Value {
+            requires_grad: self.any_requires_grad(&of),
+            ..self.value(loss).clone()
+        };
+        let out = self.push_value(value, self.ops.len() as u32);
+        self.push_op(
+            Act::View(View::Precomputed),
+            &inputs,
+            SmallVec::from_slice(&[out]),
+        );
+        out
+    }
+
+    /// The same value, not differentiated.
+    pub(crate) fn detach(&mut self, v: ValueId) -> ValueId {
+        let value = Value {
+            requires_grad: false,
+            ..self.value(v).clone()
+        };
+        let producer = self.producer[v.index()];
+        self.push_value(value, producer)
+    }
+
+    fn view_op(
+        &mut self,
+        view: View,
+        of: ValueId,
+        shape: Shape,
+        strides: Strides,
+        offset: u64,
+    ) -> ValueId {
+        let v = self.value(of);
+        let value = Value {
+            shape,
+            strides,
+            offset,
+            dtype: v.dtype,
+            root: v.root,
+            requires_grad: v.requires_grad && !self.in_backward,
+        };
+        let producer = self.ops.len() as u32;
+        let out = self.push_value(value, producer);
+        self.push_op(Act::View(view), &[of], SmallVec::from_slice(&[out]));
+        out
+    }
+
+    /// Marks the last op as taking `n` framework calls.
+    pub(crate) fn dispatches(&mut self, n: u8) {
+        if let Some(op) = self.ops.last_mut() {
+            op.dispatches = n;
+        }
+    }
+
+    /// A node without ops (an addition's backward, for example).
+    pub(crate) fn pass(&mut self) {
+        self.push_op(Act::View(View::Pass), &[], SmallVec::new());
+    }
+
+    /// Reshape: a view where strides allow it, else a copy.
+    pub(crate) fn reshape(&mut self, v: ValueId, to: &[u64]) -> ValueId {
+        let x = self.value(v);
+        if x.shape.as_slice() == to {
+            return v;
+        }
+        match layout::view(&x.shape, &x.strides, to) {
+            Some(strides) => {
+                let offset = x.offset;
+                self.view_op(View::Reshape, v, layout::shape(to), strides, offset)
+            }
+            None => {
+                let dtype = x.dtype;
+                self.compute(OpKind::Copy, &[v], &[(to, dtype)])[0]
+            }
+        }
+    }
+
+    /// Exchanges two dimensions.
+    pub(crate) fn transpose(&mut self, v: ValueId, a: usize, b: usize) -> ValueId {
+        let x = self.value(v);
+        let (mut shape, mut strides, offset) = (x.shape.clone(), x.strides.clone(), x.offset);
+        shape.swap(a, b);
+        strides.swap(a, b);
+        self.view_op(View::Transpose(a as u8, b as u8), v, shape, strides, offset)
+    }
+
+    /// `len` entries of a dimension.
+    pub(crate) fn slice(&mut self, v: ValueId, axis: usize, start: u64, len: u64) -> ValueId {
+        let x = self.value(v);
+        let (mut shape, strides) = (x.shape.clone(), x.strides.clone());
+        let offset = x.offset + start * strides[axis];
+        shape[axis] = len;
+        self.view_op(
+            View::Slice {
+                axis: axis as u8,
+                start,
+            },
+            v,
+            shape,
+            strides,
+            offset,
+        )
+    }
+
+    /// `n` equal parts of a dimension.
+    pub(crate) fn split(&mut self, v: ValueId, axis: usize, n: u64) -> SmallVec<[ValueId; 4]> {
+        let x = self.value(v).clone();
+        let len = x.shape[axis] / n;
+        let producer = self.ops.len() as u32;
+        let parts: SmallVec<[ValueId; 4]> = (0..n)
+            .map(|i| {
+                let mut part = x.clone();
+                part.shape[axis] = len;
+                part.offset += i * len * x.strides[axis];
+                self.push_value(part, producer)
+            })
+            .collect();
+        self.push_op(
+            Act::View(View::Split { axis: axis as u8 }),
+            &[v],
+            SmallVec::from_slice(&parts),
+        );
+        parts
+    }
+
+    /// Repeats a scalar.
+    pub(crate) fn expand(&mut self, v: ValueId, to: &[u64]) -> ValueId {
+        let x = self.value(v);
+        let strides = layout::broadcast(&x.shape, &x.strides, to);
+        let offset = x.offset;
+        self.view_op(View::Expand, v, layout::shape(to), strides, offset)
+    }
+
+    /// A copy in another dtype; the value itself when it has that dtype.
+    pub(crate) fn cast(&mut self, v: ValueId, dtype: DType) -> ValueId {
+        let x = self.value(v);
+        if x.dtype == dtype {
+            return v;
+        }
+        let shape = x.shape.clone();
+        self.compute(OpKind::Copy, &[v], &[(&shape, dtype)])[0]
+    }
+
+    /// `a` itself when it is contiguous, else a contiguous copy.
+    pub(crate) fn make_contiguous(&mut self, v: ValueId) -> ValueId {
+        let x = self.value(v);
+        if x.is_contiguous() {
+            return v;
+        }
+        let (shape, dtype) = (x.shape.clone(), x.dtype);
+        self.compute(OpKind::Copy, &[v], &[(&shape, dtype)])[0]
+    }
+
+    /// Elementwise op of two operands; the smaller one is broadcast.
+    pub(crate) fn binary(&mut self, kind: OpKind, a: ValueId, b: ValueId) -> ValueId {
+        let like = if self.value(b).numel() > self.value(a).numel() {
+            b
+        } else {
+            a
+        };
+        self.compute_like(kind, &[a, b], &[like])[0]
+    }
+
+    /// Elementwise op of one operand.
+    pub(crate) fn unary(&mut self, kind: OpKind, a: ValueId) -> ValueId {
+        self.compute_like(kind, &[a], &[a])[0]
+    }
+
+    /// A filled tensor with the layout of `like`.
+    pub(crate) fn fill_like(&mut self, like: ValueId, value: f64) -> ValueId {
+        self.compute_like(OpKind::Fill { value: Real(value) }, &[], &[like])[0]
+    }
+
+    /// Concatenation.
+    pub(crate) fn cat(&mut self, parts: &[ValueId], axis: usize) -> ValueId {
+        let first = self.value(parts[0]);
+        let (mut shape, dtype) = (first.shape.clone(), first.dtype);
+        shape[axis] = parts.iter().map(|&p| self.value(p).shape[axis]).sum();
+        self.compute(OpKind::Cat { axis: axis as u8 }, parts, &[(&shape, dtype)])[0]
+    }
+
+    /// The code's local variable for this value goes out of scope, or is assigned anew, here.
+    pub(crate) fn release(&mut self, v: ValueId) {
+        if let (Some(b), Some(op)) = (self.buffer_of(v), self.ops.len().checked_sub(1)) {
+            self.holds.push((op as u32, b));
+        }
+    }
+}

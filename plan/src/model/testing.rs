@@ -1,0 +1,144 @@
+//! Scenarios for tests, built by hand.
+
+use crate::scenario::types::*;
+use crate::units::DType;
+
+/// A scenario of a family with tiny shapes and the usual defaults.
+pub(crate) fn tiny(family: Family) -> Scenario {
+    Scenario {
+        name: "test".into(),
+        about: String::new(),
+        model: Model {
+            preset: None,
+            family,
+            layers: 2,
+            hidden: 8,
+            heads: 4,
+            kv_heads: if family == Family::Llama { 2 } else { 4 },
+            head_dim: 2,
+            ffn: 12,
+            vocab: 11,
+            tie_embeddings: family == Family::Gpt2,
+            norm_eps: 1e-5,
+            rope_theta: 500_000.0,
+            max_seq_len: 6,
+            channels: 3,
+            height: 4,
+            width: 5,
+            kernel: 3,
+            bias: family != Family::Llama,
+        },
+        train: Train {
+            seq_len: if family == Family::Cnn { 1 } else { 5 },
+            micro_batch: 2,
+            grad_accum: 1,
+            recompute: Recompute::None,
+            loss: Loss::Materialized,
+            optimizer: Optimizer::Adamw,
+            lr: 3e-4,
+            betas: [0.9, 0.95],
+            eps: 1e-8,
+            weight_decay: 0.1,
+            clip_norm: 0.0,
+            steps: 3,
+            validate_every: 0,
+        },
+        mesh: Mesh {
+            hardware: "h200-nvlink".into(),
+            dp_shard: 4,
+            dp_outer: 1,
+            gpus_per_node: 8,
+        },
+        fsdp: Fsdp {
+            policy: PolicyKind::Fsdp2,
+            strategy: Strategy::OptimGradsParams,
+            outer_strategy: OuterStrategy::NoShard,
+            units: Units::Block,
+            reshard_after_forward: Reshard::Always,
+            prefetch_forward: Prefetch::Implicit,
+            prefetch_backward: Prefetch::Implicit,
+            reduce_in_flight: 1,
+            async_reduce: true,
+            separate_communicators: false,
+            unify_comm_stream: false,
+            allocator: AllocatorKind::Caching,
+            expandable_segments: true,
+            persist_on_alloc_fail: false,
+            average_in_collective: false,
+            per_token_loss: false,
+            nan_check: false,
+            frozen: vec![],
+        },
+        precision: Precision {
+            compute: DType::Bf16,
+            main_params: Some(DType::F32),
+            main_grads: DType::F32,
+            comm_grads: DType::F32,
+            moments: DType::F32,
+        },
+        compile: Compile {
+            mode: CompileMode::Off,
+            bucket_bytes: 0,
+            max_inflight_bytes: 0,
+            memory_budget: 0.0,
+            cuda_graph: CudaGraph::Off,
+        },
+        gate: Gate::default(),
+    }
+}
+
+/// A llama of given width, heads, key heads, feed-forward width, layers and vocabulary.
+pub(crate) fn llama(
+    hidden: u64,
+    heads: u64,
+    kv_heads: u64,
+    ffn: u64,
+    layers: u32,
+    vocab: u64,
+) -> Scenario {
+    let mut s = tiny(Family::Llama);
+    let head_dim = hidden / heads;
+    s.model = Model {
+        hidden,
+        heads,
+        kv_heads,
+        head_dim,
+        ffn,
+        layers,
+        vocab,
+        ..s.model
+    };
+    s
+}
+
+/// The 1.5-billion-parameter model of the measured runs: two sequences of 4,096 tokens.
+pub(crate) fn measured_1b() -> Scenario {
+    let mut s = llama(2048, 32, 8, 8192, 16, 128_256);
+    (s.train.micro_batch, s.train.seq_len) = (2, 4096);
+    s
+}
+
+/// Llama 3 8B, one sequence of 8,192 tokens.
+pub(crate) fn llama3_8b() -> Scenario {
+    let mut s = llama(4096, 32, 8, 14_336, 32, 128_256);
+    (s.train.micro_batch, s.train.seq_len) = (1, 8192);
+    s
+}
+
+/// GPT-2 small.
+pub(crate) fn gpt2_small() -> Scenario {
+    let mut s = tiny(Family::Gpt2);
+    s.model = Model {
+        layers: 12,
+        hidden: 768,
+        heads: 12,
+        kv_heads: 12,
+        head_dim: 64,
+        ffn: 3072,
+        vocab: 50_257,
+        max_seq_len: 1024,
+        ..s.model
+    };
+    (s.train.micro_batch, s.train.seq_len) = (1, 1024);
+    s
+}
