@@ -90,6 +90,29 @@ fn the_pool_survives_a_validation() {
     );
 }
 
+/// Three buffers one after another: the two of one stream share a slot, the other stream's and the one with a key on both
+/// streams have their own.
+#[test]
+fn the_pool_keeps_streams_apart() {
+    let mut f = Fixture::new();
+    for (stream, mib) in [(0, 8), (0, 6), (1, 8), (0, 4), (1, 4)] {
+        f.buffer(Buffer {
+            stream: StreamId(stream),
+            ..buffer(Pool::Planned, mib * MIB)
+        });
+    }
+    f.program.buffers[4].key = f.program.buffers[3].key;
+    f.section(SectionKind::Steady, &[1, -1, 2, -2, 3, -3, 4, -4, 5, -5]);
+    let mut memory = Memory::new(&f.program, None);
+    let mut at = Vec::new();
+    for id in (0..5).map(BufferId) {
+        at.push(memory.alloc(&f.program, id).unwrap() - crate::memory::pool::POOL_BASE);
+        memory.free(&f.program, id);
+    }
+    // Key 3 lies below what comes and goes in the first stream's region (4 + 8 MiB), then the second region.
+    assert_eq!(at, [4, 4, 12, 0, 0].map(|m| m * MIB));
+}
+
 #[test]
 fn live_set_at_the_peak() {
     let f = step(Pool::Caching);

@@ -1,7 +1,8 @@
 //! Lifetimes of keys in host order.
 
-use crate::program::{BufferId, Op, Pool, Program};
+use crate::program::{BufferId, Op, Pool, Program, StreamId};
 use crate::units::Bytes;
+use std::collections::BTreeMap;
 
 /// One life of a key. Times are positions in host order; a slot that is given back at a time can be taken again at it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -23,11 +24,20 @@ impl Lifetime {
     pub const FOREVER: u32 = u32::MAX;
 }
 
-/// The lives of all planned buffers over one pass of every section, each in a time range of its own, in order of their
-/// starts, one list a stream. Whatever is alive at the end of a section lives for ever: sections follow one another in an order that the
-/// program does not fix.
+/// The lives of all planned buffers over one pass of every section, each in a time range of its own: one list a stream,
+/// in order of their starts.
+///
+/// Whatever is alive at the end of a section lives for ever: sections follow one another in an order that the program
+/// does not fix. So does a key whose buffers belong to several streams: it shares its slot with no other key.
 pub(in crate::memory) fn trace(program: &Program) -> Vec<Vec<Lifetime>> {
-    let mut by_stream: Vec<Vec<Lifetime>> = Vec::new();
+    let streams = program
+        .buffers
+        .iter()
+        .map(|b| b.stream.index() + 1)
+        .max()
+        .unwrap_or(0);
+    let mut by_stream: Vec<Vec<Lifetime>> = vec![Vec::new(); streams];
+    let shared = keys_of_several_streams(program);
     // Index of the life that each buffer is in.
     let mut open: Vec<Option<u32>> = vec![None; program.buffers.len()];
     let mut opened: Vec<BufferId> = Vec::new();
@@ -41,10 +51,8 @@ pub(in crate::memory) fn trace(program: &Program) -> Vec<Vec<Lifetime>> {
             if buffer.pool != Pool::Planned {
                 continue;
             }
-            if by_stream.len() <= buffer.stream.index() {
-                by_stream.resize(buffer.stream.index() + 1, Vec::new());
-            }
-            let lives = &mut by_stream[buffer.stream.index()];
+            let home = shared.get(&buffer.key);
+            let lives = &mut by_stream[home.unwrap_or(&buffer.stream).index()];
             let life = &mut open[id.index()];
             match (instr.op, *life) {
                 (Op::Alloc(_), None) => {
@@ -59,7 +67,9 @@ pub(in crate::memory) fn trace(program: &Program) -> Vec<Vec<Lifetime>> {
                     });
                 }
                 (Op::Free(_), Some(index)) => {
-                    lives[index as usize].end = now;
+                    if home.is_none() {
+                        lives[index as usize].end = now;
+                    }
                     *life = None;
                 }
                 // Allocated twice or freed while not live: the replay will say so.
@@ -72,4 +82,17 @@ pub(in crate::memory) fn trace(program: &Program) -> Vec<Vec<Lifetime>> {
         }
     }
     by_stream
+}
+
+/// The first stream of every key that several streams use.
+fn keys_of_several_streams(program: &Program) -> BTreeMap<u32, StreamId> {
+    let planned = program.buffers.iter().filter(|b| b.pool == Pool::Planned);
+    let mut pairs: Vec<(u32, StreamId)> = planned.map(|b| (b.key, b.stream)).collect();
+    pairs.sort_unstable();
+    pairs.dedup();
+    let mut first = BTreeMap::new();
+    for pair in pairs.windows(2).filter(|w| w[0].0 == w[1].0) {
+        first.entry(pair[0].0).or_insert(pair[0].1);
+    }
+    first
 }

@@ -93,13 +93,14 @@ impl PoolPlan {
     }
 
     /// Plans one region a stream and stacks the regions. Keys of different streams never share an address: a free in host
-    /// order says nothing about when another stream's kernels have run.
+    /// order says nothing about when another stream's kernels have run. Every key belongs to one region.
     #[must_use]
     pub fn by_stream(lifetimes: impl IntoIterator<Item = Vec<Lifetime>>) -> Self {
         let mut all = Self::default();
         for region in lifetimes {
             let plan = Self::plan(&region);
-            let base = all.total.round_up(ALIGN).0;
+            let align = region.iter().map(alignment).max().unwrap_or(ALIGN);
+            let base = all.total.round_up(align).0;
             all.slots.extend(plan.slots.into_iter().map(|s| Slot {
                 offset: base + s.offset,
                 ..s
@@ -129,7 +130,7 @@ impl PoolPlan {
         self.total
     }
 
-    /// Most bytes of slots alive at once: no plan needs fewer.
+    /// Most bytes of slots alive at once, summed over the regions: no plan needs fewer.
     #[must_use]
     pub fn most_live(&self) -> Bytes {
         self.most_live
@@ -143,6 +144,11 @@ struct Key {
     align: u64,
     forever: bool,
     offset: u64,
+}
+
+/// Alignment of a slot that serves this life.
+fn alignment(life: &Lifetime) -> u64 {
+    u64::from(life.align).next_power_of_two().max(ALIGN)
 }
 
 /// Keys in ascending order, and the index of each life's key.
@@ -176,7 +182,7 @@ impl Keys {
             key.bytes = key
                 .bytes
                 .max(life.bytes.0.min(1 << 44).next_multiple_of(ALIGN));
-            key.align = key.align.max(u64::from(life.align).next_power_of_two());
+            key.align = key.align.max(alignment(life));
             key.forever |= life.end == Lifetime::FOREVER;
             of_life.push(i);
         }

@@ -89,6 +89,21 @@ fn repeated_micro_batches_change_nothing() {
     assert_eq!(PoolPlan::plan(&one), PoolPlan::plan(&many));
 }
 
+/// Lives on two streams: the regions are stacked, at the alignment that the second one wants.
+#[test]
+fn streams_share_no_address() {
+    let wide = Lifetime {
+        align: 1 << 22,
+        ..life(2, 4, 4, 8)
+    };
+    let plan = PoolPlan::by_stream([vec![life(0, 5, 0, 2), life(1, 3, 2, 4)], vec![wide]]);
+    assert_eq!(offsets(&plan), [0, 0, 8]);
+    assert_eq!(
+        (plan.total(), plan.most_live()),
+        (Bytes(12 * MIB), Bytes(9 * MIB))
+    );
+}
+
 #[test]
 fn allocator_refuses_what_the_plan_does_not_allow() {
     let plan = PoolPlan::plan(&[life(0, 4, 0, 4), life(1, 4, 2, 6), life(2, 4, 4, 8)]);
