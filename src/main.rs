@@ -1,3 +1,7 @@
 //! The `shardlab` command line.
 
-fn main() {}
+use std::process::ExitCode;
+
+fn main() -> ExitCode {
+    shardlab::cli::main()
+}

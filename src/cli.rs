@@ -1,0 +1,87 @@
+//! The command line: one file a verb.
+//!
+//! Results go to stdout, everything else to stderr. Exit status: 0 done, 1 a check or gate failed, 2 bad input, 3 the
+//! run itself failed. A reader that closes the pipe early (`| head`) ends the program successfully.
+
+mod args;
+mod completions;
+mod output;
+mod plan;
+mod scenarios;
+mod schema;
+mod table;
+
+use clap::{CommandFactory, Parser, Subcommand};
+use output::{Failure, Out, Status};
+use std::process::ExitCode;
+
+const EXIT_STATUS: &str = "\
+Exit status:
+  0  done
+  1  a check failed
+  2  bad input: a scenario, an option, a table
+  3  the run itself failed, or was interrupted
+
+A SCENARIO is a file, or the name of a shipped one (`shardlab scenarios` lists them).";
+
+/// Predict what a fully sharded (FSDP) training step costs, and why.
+#[derive(Parser)]
+#[command(name = "shardlab", version, about, after_help = EXIT_STATUS, max_term_width = 100)]
+struct Cli {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Subcommand)]
+enum Command {
+    /// Print the program of a scenario: every instruction of a step, with the rule that made it
+    Plan(plan::Args),
+    /// List the shipped scenarios
+    Scenarios(scenarios::Args),
+    /// Print the JSON Schema of scenario files
+    Schema(schema::Args),
+    /// Print a completion script for a shell
+    Completions(completions::Args),
+}
+
+/// Runs the command line on the process's arguments.
+#[must_use]
+pub fn main() -> ExitCode {
+    let cli = match Cli::try_parse() {
+        Ok(cli) => cli,
+        // Help and version are no errors; printing them may hit a closed pipe, which is none either.
+        Err(e) => {
+            let code = u8::try_from(e.exit_code()).unwrap_or(Status::BAD_INPUT);
+            let _ = e.print();
+            return ExitCode::from(code);
+        }
+    };
+    let mut out = Out::stdout();
+    let result = run(&cli.command, &mut out).and_then(|status| {
+        out.flush()?;
+        Ok(status)
+    });
+    match result {
+        Ok(status) => status.code(),
+        Err(failure) => failure.report(&mut out),
+    }
+}
+
+fn run(command: &Command, out: &mut Out) -> Result<Status, Failure> {
+    match command {
+        Command::Plan(args) => plan::run(args, out),
+        Command::Scenarios(args) => scenarios::run(args, out),
+        Command::Schema(args) => schema::run(args, out),
+        Command::Completions(args) => completions::run(args, Cli::command(), out),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_command_line_is_consistent() {
+        Cli::command().debug_assert();
+    }
+}

@@ -1,0 +1,44 @@
+//! Arguments that several verbs share.
+
+use super::output::Failure;
+use shardlab_plan::{Program, Scenario, scenario};
+use std::path::{Path, PathBuf};
+
+/// `--set`, as every verb that reads a scenario has it.
+#[derive(clap::Args, Clone, Debug)]
+pub(super) struct Overrides {
+    /// Override a key, for example fsdp.prefetch_forward=0 (repeatable; the last one wins)
+    ///
+    /// VALUE is TOML; what is no TOML is a string.
+    #[arg(long = "set", value_name = "SECTION.KEY=VALUE")]
+    pub(super) set: Vec<String>,
+}
+
+/// One scenario with overrides.
+#[derive(clap::Args, Clone, Debug)]
+pub(super) struct One {
+    /// Scenario file, or the name of a shipped one
+    #[arg(value_name = "SCENARIO")]
+    pub(super) scenario: PathBuf,
+    #[command(flatten)]
+    pub(super) overrides: Overrides,
+}
+
+impl One {
+    /// Loads the scenario.
+    pub(super) fn load(&self) -> Result<Scenario, Failure> {
+        load(&self.scenario, &self.overrides.set)
+    }
+}
+
+/// Loads a scenario; a fault is bad input.
+pub(super) fn load(path: &Path, set: &[String]) -> Result<Scenario, Failure> {
+    scenario::load(path, set).map_err(Failure::bad_input)
+}
+
+/// Plans a scenario; what cannot be planned is bad input.
+pub(super) fn plan(scenario: &Scenario) -> Result<Program, Failure> {
+    shardlab_plan::plan(scenario)
+        .map_err(|e| Failure::bad_input(format_args!("{}: {e}", scenario.name)))
+}
+

@@ -1,0 +1,23 @@
+//! `shardlab completions`: a script that completes verbs and options in a shell.
+
+use super::output::{Failure, Out, Status};
+use clap_complete::Shell;
+
+#[derive(clap::Args)]
+pub(super) struct Args {
+    /// Shell
+    #[arg(value_enum)]
+    shell: Shell,
+}
+
+pub(super) fn run(
+    args: &Args,
+    mut command: clap::Command,
+    out: &mut Out,
+) -> Result<Status, Failure> {
+    // The generator panics on a failing writer, so it gets one that cannot fail.
+    let mut script = Vec::new();
+    clap_complete::generate(args.shell, &mut command, "shardlab", &mut script);
+    std::io::Write::write_all(out, &script)?;
+    Ok(Status::Done)
+}

@@ -1,0 +1,172 @@
+//! Standard output, failures and exit status.
+
+use serde::Serialize;
+use std::fmt::Display;
+use std::io::{self, BufWriter, ErrorKind, IsTerminal, Write};
+use std::process::ExitCode;
+
+/// How a command ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Status {
+    /// Done.
+    Done,
+    /// A check failed.
+    CheckFailed,
+    /// The run failed or was interrupted; what there is has been printed.
+    RunFailed,
+}
+
+impl Status {
+    /// Exit status for bad input.
+    pub(super) const BAD_INPUT: u8 = 2;
+
+    pub(super) fn code(self) -> ExitCode {
+        ExitCode::from(match self {
+            Self::Done => 0,
+            Self::CheckFailed => 1,
+            Self::RunFailed => 3,
+        })
+    }
+}
+
+/// Why a command ended early.
+#[derive(Debug)]
+pub(super) enum Failure {
+    /// A scenario, option or table is at fault.
+    BadInput(String),
+    /// The run itself failed.
+    Run(String),
+    /// Output cannot be written.
+    Output(io::Error),
+}
+
+impl From<io::Error> for Failure {
+    fn from(e: io::Error) -> Self {
+        Self::Output(e)
+    }
+}
+
+impl Failure {
+    pub(super) fn bad_input(message: impl Display) -> Self {
+        Self::BadInput(message.to_string())
+    }
+
+    pub(super) fn run(message: impl Display) -> Self {
+        Self::Run(message.to_string())
+    }
+
+    /// Tells the user and gives the exit status. Results printed before the failure are kept.
+    pub(super) fn report(self, out: &mut Out) -> ExitCode {
+        let (message, code) = match self {
+            Self::Output(e) if e.kind() == ErrorKind::BrokenPipe => return ExitCode::SUCCESS,
+            Self::Output(e) => (format!("cannot write: {e}"), 3),
+            Self::BadInput(m) => (m, Status::BAD_INPUT),
+            Self::Run(m) => (m, 3),
+        };
+        let _ = out.flush();
+        // Nothing can be done when even stderr is closed.
+        let _ = writeln!(io::stderr(), "error: {message}");
+        ExitCode::from(code)
+    }
+}
+
+/// Standard output, buffered, with the decision whether to use colour.
+pub(super) struct Out {
+    writer: BufWriter<io::StdoutLock<'static>>,
+    /// Escape sequences are welcome.
+    pub(super) colour: bool,
+}
+
+impl Out {
+    pub(super) fn stdout() -> Self {
+        let stdout = io::stdout();
+        let unset = |name: &str| std::env::var_os(name).is_none_or(|v| v.is_empty());
+        let dumb = std::env::var_os("TERM").is_some_and(|t| t == "dumb");
+        let colour = stdout.is_terminal() && unset("NO_COLOR") && !dumb;
+        Self {
+            writer: BufWriter::new(stdout.lock()),
+            colour,
+        }
+    }
+
+    /// Writes text as it is.
+    pub(super) fn text(&mut self, text: impl Display) -> io::Result<()> {
+        write!(self.writer, "{text}")
+    }
+
+    /// Writes a line.
+    pub(super) fn line(&mut self, text: impl Display) -> io::Result<()> {
+        writeln!(self.writer, "{text}")
+    }
+
+    /// Writes an empty line.
+    pub(super) fn blank(&mut self) -> io::Result<()> {
+        writeln!(self.writer)
+    }
+
+    /// Writes a heading.
+    pub(super) fn heading(&mut self, text: impl Display) -> io::Result<()> {
+        let text = self.bold(text);
+        self.line(text)
+    }
+
+    /// Writes a sentence, wrapped to the width of tables, with this indent.
+    pub(super) fn paragraph(&mut self, indent: usize, text: &str) -> io::Result<()> {
+        let mut line = String::new();
+        for word in text.split_whitespace() {
+            let used = line.chars().count() + 1 + word.chars().count();
+            if !line.is_empty() && indent + used > super::table::WIDTH {
+                writeln!(self.writer, "{:indent$}{line}", "")?;
+                line.clear();
+            }
+            if !line.is_empty() {
+                line.push(' ');
+            }
+            line.push_str(word);
+        }
+        writeln!(self.writer, "{:indent$}{line}", "")
+    }
+
+    /// Writes an object as one line of JSON.
+    pub(super) fn json(&mut self, value: &impl Serialize) -> io::Result<()> {
+        serde_json::to_writer(&mut self.writer, value)?;
+        writeln!(self.writer)
+    }
+
+    pub(super) fn flush(&mut self) -> io::Result<()> {
+        self.writer.flush()
+    }
+
+    /// The text in bold, where escape sequences are welcome.
+    pub(super) fn bold(&self, text: impl Display) -> String {
+        self.escape("1", text)
+    }
+
+    /// The text in green.
+    pub(super) fn good(&self, text: impl Display) -> String {
+        self.escape("32", text)
+    }
+
+    /// The text in red.
+    pub(super) fn bad(&self, text: impl Display) -> String {
+        self.escape("31", text)
+    }
+
+    fn escape(&self, code: &str, text: impl Display) -> String {
+        if self.colour {
+            format!("\x1b[{code}m{text}\x1b[0m")
+        } else {
+            text.to_string()
+        }
+    }
+}
+
+impl Write for Out {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        self.writer.write(bytes)
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        self.writer.flush()
+    }
+}

@@ -1,0 +1,71 @@
+//! Tables that fit [`WIDTH`] columns: a header, a rule, right-aligned numbers.
+
+use comfy_table::{CellAlignment, ContentArrangement, LineStyle, Table as Inner, TableStyle};
+use std::fmt;
+
+/// Columns that a table may take, whatever the terminal's width, so that a saved output can be read anywhere.
+pub(super) const WIDTH: usize = 100;
+
+/// A table under construction.
+pub(super) struct Table(Inner);
+
+impl Table {
+    /// A table with these column titles. A title that begins with `>` makes a column of numbers, aligned to the right.
+    pub(super) fn new<'a>(titles: impl IntoIterator<Item = &'a str>) -> Self {
+        let titles: Vec<&str> = titles.into_iter().collect();
+        let mut table = Inner::new();
+        table
+            .load_style(TableStyle::new().header_separator(LineStyle::none().fill('─').junction('─')))
+            .set_content_arrangement(ContentArrangement::Dynamic)
+            .set_width(WIDTH as u16)
+            .force_no_tty()
+            .set_header(titles.iter().map(|t| t.trim_start_matches('>')));
+        for (i, title) in titles.iter().enumerate() {
+            if let Some(column) = table.column_mut(i) {
+                column.set_padding((u16::from(i > 0), 1));
+                if title.starts_with('>') {
+                    column.set_cell_alignment(CellAlignment::Right);
+                }
+            }
+        }
+        Self(table)
+    }
+
+    /// Adds a row.
+    pub(super) fn row(&mut self, cells: impl IntoIterator<Item = String>) {
+        self.0.add_row(cells.into_iter().collect::<Vec<_>>());
+    }
+
+    /// Whether it has no rows.
+    pub(super) fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
+}
+
+impl fmt::Display for Table {
+    /// The table's lines, each ended, without trailing blanks.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        for line in self.0.lines() {
+            writeln!(f, "{}", line.trim_end())?;
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn numbers_are_aligned_right_and_long_text_is_wrapped() {
+        let mut table = Table::new(["name", ">ms", "why"]);
+        table.row(["a".into(), "1.5".into(), "word ".repeat(40)]);
+        table.row(["bb".into(), "10.25".into(), String::new()]);
+        let text = table.to_string();
+        let lines: Vec<&str> = text.lines().collect();
+        assert!(lines.iter().all(|l| l.chars().count() <= WIDTH), "{text}");
+        assert!(lines[2].starts_with("a        1.5"), "{text}");
+        assert!(lines[lines.len() - 1].starts_with("bb     10.25"), "{text}");
+        assert!(lines.len() > 4, "{text}");
+    }
+}
