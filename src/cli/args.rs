@@ -41,4 +41,3 @@ pub(super) fn plan(scenario: &Scenario) -> Result<Program, Failure> {
     shardlab_plan::plan(scenario)
         .map_err(|e| Failure::bad_input(format_args!("{}: {e}", scenario.name)))
 }
-

@@ -15,7 +15,9 @@ impl Table {
         let titles: Vec<&str> = titles.into_iter().collect();
         let mut table = Inner::new();
         table
-            .load_style(TableStyle::new().header_separator(LineStyle::none().fill('─').junction('─')))
+            .load_style(
+                TableStyle::new().header_separator(LineStyle::none().fill('─').junction('─')),
+            )
             .set_content_arrangement(ContentArrangement::Dynamic)
             .set_width(WIDTH as u16)
             .force_no_tty()

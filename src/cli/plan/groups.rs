@@ -115,20 +115,34 @@ pub(super) fn print(report: &Report, out: &mut Out) -> Result<(), Failure> {
     ))?;
     out.blank()?;
     let mut table = Table::new([
-        ">group", "unit", "layout", ">elements", ">padded", ">padding", ">shard", ">gathered",
+        ">group",
+        "unit",
+        "layout",
+        ">elements",
+        ">padded",
+        ">padding",
+        ">shard",
+        ">gathered",
     ]);
     for g in &report.groups {
         let padding = g.full_numel - g.payload_numel;
         table.row([
             g.group.to_string(),
-            format!("{}{}", g.unit, if g.requires_grad { "" } else { " (frozen)" }),
+            format!(
+                "{}{}",
+                g.unit,
+                if g.requires_grad { "" } else { " (frozen)" }
+            ),
             match g.chunk_factor {
                 Some(rows) => format!("{}, rows of {rows}", g.layout),
                 None => g.layout.to_owned(),
             },
             g.payload_numel.to_string(),
             g.full_numel.to_string(),
-            format!("{:.3} %", 100.0 * padding as f64 / g.full_numel.max(1) as f64),
+            format!(
+                "{:.3} %",
+                100.0 * padding as f64 / g.full_numel.max(1) as f64
+            ),
             g.shard_numel.to_string(),
             Bytes(g.full_bytes).to_string(),
         ]);
@@ -150,7 +164,13 @@ pub(super) fn print(report: &Report, out: &mut Out) -> Result<(), Failure> {
                 twins.len()
             ))?;
         }
-        let mut table = Table::new(["parameter", "shape", ">offset", ">elements", "held by ranks"]);
+        let mut table = Table::new([
+            "parameter",
+            "shape",
+            ">offset",
+            ">elements",
+            "held by ranks",
+        ]);
         for p in &g.params {
             let shape: Vec<String> = p.shape.iter().map(u64::to_string).collect();
             table.row([
@@ -168,7 +188,10 @@ pub(super) fn print(report: &Report, out: &mut Out) -> Result<(), Failure> {
 
 /// `4 x 1024`, or `1 x 1024, 3 x 0`.
 fn held(per_rank: &[(u32, u64)]) -> String {
-    let parts: Vec<String> = per_rank.iter().map(|(n, of)| format!("{n} x {of}")).collect();
+    let parts: Vec<String> = per_rank
+        .iter()
+        .map(|(n, of)| format!("{n} x {of}"))
+        .collect();
     parts.join(", ")
 }
 
@@ -177,7 +200,8 @@ fn alike(a: &GroupReport, b: &GroupReport) -> bool {
     a.full_numel == b.full_numel
         && a.requires_grad == b.requires_grad
         && a.params.len() == b.params.len()
-        && a.params.iter().zip(&b.params).all(|(x, y)| {
-            x.shape == y.shape && x.offset == y.offset && x.per_rank == y.per_rank
-        })
+        && a.params
+            .iter()
+            .zip(&b.params)
+            .all(|(x, y)| x.shape == y.shape && x.offset == y.offset && x.per_rank == y.per_rank)
 }
