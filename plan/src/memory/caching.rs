@@ -432,4 +432,6 @@ impl Hasher for AddressHasher {
 }
 
 #[cfg(test)]
+mod fsdp2_tests;
+#[cfg(test)]
 mod tests;
