@@ -15,7 +15,7 @@ mod walk;
 use crate::compile;
 use crate::compile::tape::Tape;
 use crate::program::{Instr, Phase, Program, ProgramMeta, Section, SectionKind, Unit, UnitId};
-use crate::scenario::{AllocatorKind, OuterStrategy, PolicyKind, Scenario, Strategy};
+use crate::scenario::{AllocatorKind, CompileMode, OuterStrategy, PolicyKind, Scenario, Strategy};
 use crate::shard::{LayoutKind, ShardError, assign_units, build_groups};
 use context::Cx;
 use walk::{Lifecycle, TapeBuffers, Walk};
@@ -54,6 +54,11 @@ pub fn plan(scenario: &Scenario) -> Result<Program, PlanError> {
     let buffers = TapeBuffers::new(&mut cx);
     cx.b.kernels.clone_from(&tape.kernels);
     let sections = match scenario.fsdp.policy {
+        _ if scenario.compile.mode == CompileMode::Full => {
+            policy::fsdp2::supports(&cx)?;
+            let mut life = policy::full::Full::new(&mut cx);
+            sections(&mut cx, &mut life, &buffers)
+        }
         PolicyKind::Native => {
             let mut life = policy::native::Native::new(&mut cx);
             sections(&mut cx, &mut life, &buffers)
@@ -74,6 +79,9 @@ pub fn plan(scenario: &Scenario) -> Result<Program, PlanError> {
 fn layout_kind(scenario: &Scenario) -> LayoutKind {
     let mesh = &scenario.mesh;
     match scenario.fsdp.policy {
+        _ if scenario.compile.mode == CompileMode::Full => LayoutKind::PerParam {
+            shards: mesh.dp_shard,
+        },
         PolicyKind::Fsdp2 => LayoutKind::PerParam {
             shards: mesh.dp_shard,
         },

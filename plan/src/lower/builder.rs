@@ -171,6 +171,10 @@ impl Builder {
         }
     }
 
+    #[expect(
+        clippy::too_many_arguments,
+        reason = "a collective has that many parts"
+    )]
     pub(crate) fn collective(
         &mut self,
         rule: Rule,

@@ -247,7 +247,7 @@ impl<'a> Cx<'a> {
     }
 
     /// Launches a sharding kernel over `elements` elements.
-    #[allow(clippy::too_many_arguments, reason = "a launch has that many parts")]
+    #[expect(clippy::too_many_arguments, reason = "a launch has that many parts")]
     pub(crate) fn run(
         &mut self,
         rule: Rule,

@@ -37,13 +37,17 @@ pub(crate) trait Lifecycle {
     /// Final callback of a backward pass.
     fn backward_end(&mut self, cx: &mut Cx<'_>);
     /// Full weight of a parameter, which the hooks have made available.
-    fn weight(&self, cx: &Cx<'_>, p: ParamId) -> Location;
+    fn weight(&mut self, cx: &mut Cx<'_>, p: ParamId) -> Location;
     /// Full gradient of a parameter; allocates on first touch.
     fn grad(&mut self, cx: &mut Cx<'_>, p: ParamId) -> Location;
     /// What the optimizer works on, after `backward_end` of the last micro-batch.
     fn optimizer_state(&mut self, cx: &mut Cx<'_>) -> Vec<optimizer::ShardState>;
     /// After the optimizer: refresh compute weights, drop gradients.
     fn step_end(&mut self, cx: &mut Cx<'_>);
+    /// A model kernel has been issued; `position` is its place in the pass's list.
+    fn after_launch(&mut self, _cx: &mut Cx<'_>, _pass: Pass, _position: u32) {}
+    /// A parameter's gradient is complete.
+    fn grad_ready(&mut self, _cx: &mut Cx<'_>, _p: ParamId) {}
     /// Number of the current micro-batch and whether it is the last; called before `forward_start`.
     fn micro_batch(&mut self, index: u16, last: bool);
 }
@@ -283,7 +287,7 @@ impl<'c, 'a, L: Lifecycle> Walk<'c, 'a, L> {
             self.life.forward_start(self.cx);
         }
         let mut recompute = 0u32;
-        for op in ops {
+        for (position, op) in ops.iter().enumerate() {
             match *op {
                 TapeOp::Enter(m) => self.enter(pass, m, phase),
                 TapeOp::Exit(m) => self.exit(pass, m, phase),
@@ -313,7 +317,10 @@ impl<'c, 'a, L: Lifecycle> Walk<'c, 'a, L> {
                     reads,
                     writes,
                     end,
-                } => self.launch(kernel, reads, writes, end),
+                } => {
+                    self.launch(kernel, reads, writes, end);
+                    self.life.after_launch(self.cx, pass, position as u32);
+                }
                 TapeOp::Host { kind, count } => {
                     if self.framework {
                         let rule = if kind == HostWorkKind::Guard {
@@ -324,7 +331,7 @@ impl<'c, 'a, L: Lifecycle> Walk<'c, 'a, L> {
                         self.cx.b.host(rule, kind, count);
                     }
                 }
-                TapeOp::GradReady(_) => {}
+                TapeOp::GradReady(p) => self.life.grad_ready(self.cx, p),
             }
         }
         self.cx.b.at(

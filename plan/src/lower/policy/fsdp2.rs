@@ -666,7 +666,7 @@ impl Lifecycle for Fsdp2 {
         self.recycle(cx, 0, Rule::FinalFence);
     }
 
-    fn weight(&self, cx: &Cx<'_>, p: ParamId) -> Location {
+    fn weight(&mut self, cx: &mut Cx<'_>, p: ParamId) -> Location {
         let (g, i) = cx.home[p.index()];
         let buffer = self.groups[g.index()].full[i as usize];
         Location {

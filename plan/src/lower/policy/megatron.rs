@@ -390,7 +390,7 @@ impl Lifecycle for Megatron {
         }
     }
 
-    fn weight(&self, cx: &Cx<'_>, p: ParamId) -> Location {
+    fn weight(&mut self, cx: &mut Cx<'_>, p: ParamId) -> Location {
         self.flat.weight(cx, p)
     }
 

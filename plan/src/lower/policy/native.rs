@@ -345,7 +345,7 @@ impl Lifecycle for Native {
         }
     }
 
-    fn weight(&self, cx: &Cx<'_>, p: ParamId) -> Location {
+    fn weight(&mut self, cx: &mut Cx<'_>, p: ParamId) -> Location {
         self.flat.weight(cx, p)
     }
 
