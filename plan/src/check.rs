@@ -1,1 +1,72 @@
 //! Proofs over a program.
+//!
+//! [`check`] walks `Init`, `First`, `Steady`, `Steady`, `Validation`, `Steady` as one trace. Happens-before comes from
+//! stream order, events and host waits (vector clocks, `clock`); addresses come from replaying the program's own
+//! allocators, so that a recycled block is seen by whoever uses it next; the state that a step carries (which optimizer
+//! step weights hold, over which axes a gradient has been reduced) is followed through every instruction (`state`).
+//! [`RULES`] lists what is proven and the historical bug behind each rule; a [`Violation`] names the instruction, the
+//! buffer and what was expected.
+//!
+//! What a program cannot show is not here: numbers (scaling, accumulation order), attributes of parameters, and the
+//! state of an engine between programs.
+
+mod access;
+mod address;
+mod capture;
+mod clock;
+mod collectives;
+mod describe;
+mod form;
+mod layout;
+mod report;
+mod rules;
+mod shadow;
+mod state;
+mod step;
+#[cfg(test)]
+mod testing;
+#[cfg(test)]
+mod tests;
+mod walk;
+
+pub use collectives::check_symmetry;
+pub use report::{Report, RuleResult, Violation, WaitCount};
+pub use rules::{Kind, RULES, RuleId, RuleInfo, Severity};
+
+use crate::program::{InstrId, Op, Program};
+use report::Sink;
+
+/// Proves every rule of [`RULES`] for a program, or says where it is broken.
+///
+/// A program whose form is broken ([`RuleId::Form`]) is not looked at further.
+#[must_use]
+pub fn check(program: &Program) -> Report {
+    let mut sink = Sink::new();
+    form::check(program, &mut sink);
+    if sink.any(RuleId::Form) {
+        return sink.finish(Vec::new(), 0);
+    }
+    layout::check(program, &mut sink);
+    collectives::check(program, &mut sink);
+    let walked = walk::walk(program, &mut sink);
+    sink.finish(walked.waits, walked.instructions)
+}
+
+/// Waits that order nothing: in every pass, other edges imply what they would add.
+///
+/// Empty for a program whose form is broken.
+#[must_use]
+pub fn implied_waits(program: &Program) -> Vec<InstrId> {
+    let mut sink = Sink::new();
+    form::check(program, &mut sink);
+    if sink.any(RuleId::Form) {
+        return Vec::new();
+    }
+    let implied = walk::walk(program, &mut sink).implied;
+    (0..program.instrs.len())
+        .filter(|&i| {
+            implied[i] && matches!(program.instrs[i].op, Op::Wait { .. } | Op::HostWait(_))
+        })
+        .map(|i| InstrId(i as u32))
+        .collect()
+}

@@ -1,0 +1,374 @@
+//! Accesses: lifetimes, order of conflicting uses, recycled addresses.
+
+use super::clock::{Known, LANES, Use};
+use super::describe;
+use super::rules::RuleId;
+use super::walk::{Walk, Work};
+use crate::program::{
+    Access, Buffer, Collective, CollectiveKind, CopyDesc, CopyKind, Holds, KernelClass, Op, Phase,
+    Program, Role, Rule,
+};
+use crate::shard::Layout;
+
+/// Two accesses that nothing orders.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Conflict {
+    work: Work,
+    access: Access,
+    writes: bool,
+    earlier: Use,
+    earlier_wrote: bool,
+    /// Buffer of the earlier access, where it is a former tenant of the address.
+    tenant: Option<crate::program::BufferId>,
+}
+
+/// What an instruction's reads hand on to its writes.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Inputs {
+    /// Oldest optimizer step among the weights that were read.
+    pub(super) version: u32,
+    /// Axes over which any gradient that was read has been reduced.
+    pub(super) reduced: u8,
+}
+
+impl Inputs {
+    pub(super) const NONE: Self = Self {
+        version: u32::MAX,
+        reduced: 0,
+    };
+}
+
+/// Gradients on their way to the optimizer.
+pub(super) fn is_grad(role: Role) -> bool {
+    matches!(
+        role,
+        Role::FullGrad | Role::ReduceInput | Role::ReduceOutput | Role::MainGrad
+    )
+}
+
+/// Full-size gradient buffers.
+pub(super) fn is_full_grad(role: Role) -> bool {
+    matches!(role, Role::FullGrad | Role::ReduceInput)
+}
+
+impl Walk<'_> {
+    pub(super) fn launch(&mut self, work: &mut Work, reads: &[Access], writes: &[Access]) {
+        let mut inputs = Inputs::NONE;
+        for a in reads {
+            self.read(work, *a, &mut inputs);
+        }
+        let zeros = match work.instr.op {
+            Op::Launch { kernel, .. } => self.p.kernels[kernel.index()].class == KernelClass::Fill,
+            _ => false,
+        };
+        for a in writes {
+            self.write(work, *a, inputs, zeros);
+        }
+    }
+
+    pub(super) fn collective(&mut self, work: &mut Work, c: &Collective) {
+        match c.kind {
+            CollectiveKind::AllGather => self.before_gather(work, c),
+            CollectiveKind::ReduceScatter | CollectiveKind::AllReduce => {
+                self.before_reduce(work, c)
+            }
+            CollectiveKind::AllToAll | CollectiveKind::Broadcast => {}
+        }
+        let axes = self.axes_of(c);
+        // Parts run as one launch: all inputs are read before any output may be reused.
+        let mut inputs: smallvec::SmallVec<[Inputs; 4]> = smallvec::SmallVec::new();
+        for part in &c.parts {
+            let mut i = Inputs::NONE;
+            self.read(work, part.input, &mut i);
+            inputs.push(Inputs {
+                reduced: i.reduced | axes,
+                ..i
+            });
+        }
+        for (part, i) in c.parts.iter().zip(inputs) {
+            self.write(work, part.output, i, false);
+        }
+        if axes != 0 {
+            self.after_reduce(work, c);
+        }
+        for a in c.parts.iter().flat_map(|part| [part.input, part.output]) {
+            self.alignment(work, c, a);
+        }
+    }
+
+    pub(super) fn copy(&mut self, work: &mut Work, c: &CopyDesc) {
+        let mut inputs = Inputs::NONE;
+        if c.kind != CopyKind::H2d {
+            self.read(work, c.from, &mut inputs);
+        }
+        if c.kind != CopyKind::D2h {
+            self.write(work, c.to, inputs, false);
+        }
+    }
+
+    fn read(&mut self, work: &mut Work, a: Access, inputs: &mut Inputs) {
+        if !self.enter(work, a, false) {
+            return;
+        }
+        let p = self.p;
+        let b = &p.buffers[a.buffer.index()];
+        let rule = self.read_rule(work, b);
+        let cell = &mut self.cells[a.buffer.index()];
+        let clock = self.order.clock(work.me.lane as usize);
+        let mut holes = false;
+        let range = cell.split(a.offset, a.offset + a.bytes);
+        self.sink.fact(RuleId::Uninit, range.len() as u64);
+        self.sink.fact(rule, range.len() as u64);
+        for s in &mut cell.segments[range.clone()] {
+            if s.writer.at == 0 {
+                holes |= !s.filled && !padding(p, b, s.start, s.end);
+            } else if !clock.after(s.writer) {
+                self.conflicts.push(Conflict {
+                    work: *work,
+                    access: Access {
+                        buffer: a.buffer,
+                        offset: s.start,
+                        bytes: s.end - s.start,
+                    },
+                    writes: false,
+                    earlier: s.writer,
+                    earlier_wrote: true,
+                    tenant: None,
+                });
+            }
+        }
+        if holes {
+            self.violate(RuleId::Uninit, work.id, None, || {
+                format!(
+                    "reads {}, which nothing has written since its allocation",
+                    describe::range(p, a)
+                )
+            });
+        }
+        self.read_state(work, a, range.clone(), inputs);
+        for s in &mut self.cells[a.buffer.index()].segments[range] {
+            s.read_by(work.me);
+        }
+    }
+
+    fn write(&mut self, work: &mut Work, a: Access, inputs: Inputs, zeros: bool) {
+        if !self.enter(work, a, true) {
+            return;
+        }
+        let b = &self.p.buffers[a.buffer.index()];
+        let cell = &mut self.cells[a.buffer.index()];
+        let clock = self.order.clock(work.me.lane as usize);
+        let range = cell.split(a.offset, a.offset + a.bytes);
+        let rule = if is_full_grad(b.role) {
+            RuleId::GradReuse
+        } else {
+            RuleId::Race
+        };
+        self.sink.fact(rule, range.len() as u64);
+        for s in &cell.segments[range.clone()] {
+            let uses = s
+                .reads
+                .iter()
+                .map(|&r| (r, false))
+                .chain((s.writer.at != 0).then_some((s.writer, true)));
+            for (earlier, earlier_wrote) in uses {
+                if !clock.after(earlier) {
+                    self.conflicts.push(Conflict {
+                        work: *work,
+                        access: Access {
+                            buffer: a.buffer,
+                            offset: s.start,
+                            bytes: s.end - s.start,
+                        },
+                        writes: true,
+                        earlier,
+                        earlier_wrote,
+                        tenant: None,
+                    });
+                }
+            }
+        }
+        let (version, reduced) = self.write_state(work, a, range.clone(), inputs);
+        let zeros = zeros || (work.instr.rule == Rule::ZeroGrad && is_grad(b.role));
+        self.cells[a.buffer.index()].overwrite(range, work.me, version, reduced, zeros);
+    }
+
+    /// Lifetime, empty ranges, and earlier tenants of the address. Whether the access makes sense.
+    fn enter(&mut self, work: &mut Work, a: Access, writes: bool) -> bool {
+        let p = self.p;
+        let verb = if writes { "writes" } else { "reads" };
+        self.sink.fact(RuleId::ZeroLength, 1);
+        if a.bytes == 0 {
+            self.violate(RuleId::ZeroLength, work.id, None, || {
+                format!(
+                    "{verb} zero bytes of {}; an empty shard takes no part",
+                    describe::buffer(p, a.buffer)
+                )
+            });
+            return false;
+        }
+        self.sink.fact(RuleId::Lifetime, 1);
+        let lane = work.me.lane as usize;
+        let cell = &mut self.cells[a.buffer.index()];
+        if !cell.live {
+            let freed = cell.freed;
+            self.violate(RuleId::Lifetime, work.id, freed, || match freed {
+                Some(f) => format!(
+                    "{verb} {} after its free in #{}",
+                    describe::range(p, a),
+                    f.0
+                ),
+                None => format!(
+                    "{verb} {}, which was never allocated",
+                    describe::range(p, a)
+                ),
+            });
+            return false;
+        }
+        cell.last[lane] = work.me.at;
+        if !cell.before.is_empty() && cell.cleared & (1 << lane) == 0 {
+            self.sink.fact(RuleId::Reuse, cell.before.len() as u64);
+            let clock = self.order.clock(lane);
+            let (from, to) = (cell.address + a.offset, cell.address + a.offset + a.bytes);
+            let mut all = true;
+            for t in &cell.before {
+                let Some(earlier) = clock.missing(&t.last) else {
+                    continue;
+                };
+                all = false;
+                // A tenant of other addresses of this buffer is not in the way of this access.
+                if t.start < to && t.end > from {
+                    self.conflicts.push(Conflict {
+                        work: *work,
+                        access: a,
+                        writes,
+                        earlier,
+                        earlier_wrote: false,
+                        tenant: Some(t.buffer),
+                    });
+                }
+            }
+            if all {
+                cell.cleared |= 1 << lane;
+            }
+        }
+        self.scope_address(work, a);
+        true
+    }
+
+    /// The rule that a read falls under if it is not ordered behind the write.
+    fn read_rule(&self, work: &Work, b: &Buffer) -> RuleId {
+        let kind = match work.instr.op {
+            Op::Collective { id, .. } => Some(self.p.collectives[id.index()].kind),
+            _ => None,
+        };
+        match kind {
+            Some(CollectiveKind::AllGather) => RuleId::GatherInput,
+            Some(CollectiveKind::ReduceScatter | CollectiveKind::AllReduce) if is_grad(b.role) => {
+                RuleId::ReduceInput
+            }
+            None if matches!(b.role, Role::FullWeight | Role::GatherBuffer) => RuleId::GatherDone,
+            None if is_grad(b.role)
+                && matches!(work.instr.phase, Phase::Optimizer | Phase::Clip) =>
+            {
+                RuleId::ReduceMissing
+            }
+            _ => RuleId::Race,
+        }
+    }
+
+    fn conflict_rule(&self, c: &Conflict) -> RuleId {
+        let p = self.p;
+        let b = &p.buffers[c.access.buffer.index()];
+        let earlier = match p.instrs[self.id_at(c.earlier.at).index()].op {
+            Op::Collective { id, .. } => Some(p.collectives[id.index()].kind),
+            _ => None,
+        };
+        let reduced = matches!(
+            earlier,
+            Some(CollectiveKind::ReduceScatter | CollectiveKind::AllReduce)
+        );
+        if let Some(t) = c.tenant {
+            let grads = is_full_grad(p.buffers[t.index()].role);
+            return if reduced && grads {
+                RuleId::GradReuse
+            } else {
+                RuleId::Reuse
+            };
+        }
+        if !c.writes {
+            return self.read_rule(&c.work, b);
+        }
+        if reduced && !c.earlier_wrote && is_full_grad(b.role) {
+            RuleId::GradReuse
+        } else {
+            RuleId::Race
+        }
+    }
+
+    /// Turns unordered pairs into violations.
+    pub(super) fn report_conflicts(&mut self) {
+        let p = self.p;
+        for c in std::mem::take(&mut self.conflicts) {
+            let known = self.known(c.work.me.lane, c.earlier);
+            let rule = if known == Known::ByCommunicator {
+                RuleId::CommOrder
+            } else {
+                self.conflict_rule(&c)
+            };
+            let other = self.id_at(c.earlier.at);
+            let them = self.describe_at(c.earlier.at);
+            let (verb, what) = (
+                if c.writes { "writes" } else { "reads" },
+                describe::range(p, c.access),
+            );
+            let theirs = match c.tenant {
+                Some(t) if t == c.access.buffer => {
+                    "its use of the same address in the allocation before".to_owned()
+                }
+                Some(t) => format!(
+                    "its use of {}, the tenant before at that address",
+                    describe::buffer(p, t)
+                ),
+                None if c.earlier_wrote => "its write".to_owned(),
+                None => "its read".to_owned(),
+            };
+            let lane = p.streams[self.order.stream_of(c.work.me.lane as usize).index()]
+                .kind
+                .name();
+            let from = p.streams[self.order.stream_of(c.earlier.lane as usize).index()]
+                .kind
+                .name();
+            self.violate(rule, c.work.id, Some(other), || {
+                if known == Known::ByCommunicator {
+                    format!("{verb} {what} behind {them} only because both use one communicator")
+                } else {
+                    format!(
+                        "{verb} {what} without being ordered behind {them} ({theirs}); expected {lane} to wait for an \
+                         event recorded on {from} after #{}",
+                        other.0
+                    )
+                }
+            });
+        }
+    }
+}
+
+/// Whether a range of a group's full buffer belongs to no parameter.
+fn padding(p: &Program, b: &Buffer, start: u64, end: u64) -> bool {
+    let Holds::Group(g) = b.holds else {
+        return false;
+    };
+    let Layout::Flat(l) = &p.groups[g.index()].layout else {
+        return false;
+    };
+    let size = b.dtype.size();
+    if b.bytes.0 != l.numel * size {
+        return false;
+    }
+    l.items
+        .iter()
+        .all(|i| (i.offset + i.numel) * size <= start || i.offset * size >= end)
+}
+
+const _: () = assert!(LANES <= 32, "lanes are bits of a u32");

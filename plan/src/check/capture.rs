@@ -1,0 +1,117 @@
+//! Captured scopes: forks, joins and stable addresses.
+
+use super::describe;
+use super::rules::RuleId;
+use super::walk::{Walk, Work};
+use crate::program::{Access, InstrId, Op, Program, SectionKind};
+use std::collections::HashMap;
+
+/// Addresses that a captured scope saw.
+pub(super) struct Captured {
+    /// By operand of a launch; 0 is not seen (no allocator gives address 0 to two buffers, and `+ 1` is stored).
+    operands: Vec<u64>,
+    /// By instruction and operand, for everything else.
+    others: HashMap<(InstrId, u32), u64>,
+    open: Option<InstrId>,
+    /// The scope is a real capture (not the first, eager pass).
+    replayed: bool,
+}
+
+impl Captured {
+    pub(super) fn new(p: &Program) -> Self {
+        let operands = if p.scopes.is_empty() {
+            Vec::new()
+        } else {
+            vec![0; p.accesses.len()]
+        };
+        Self {
+            operands,
+            others: HashMap::new(),
+            open: None,
+            replayed: false,
+        }
+    }
+}
+
+impl Walk<'_> {
+    pub(super) fn begin_scope(&mut self, id: InstrId) {
+        if let Some(first) = self.captured.open {
+            self.violate(RuleId::CaptureJoin, id, Some(first), || {
+                "captured scopes do not nest".into()
+            });
+            return;
+        }
+        self.captured.open = Some(id);
+        // The first step runs eagerly; from the second on a scope is one graph launch.
+        self.captured.replayed = self.pass_now().kind != SectionKind::First;
+        if self.captured.replayed {
+            self.order.begin_scope();
+        }
+    }
+
+    pub(super) fn end_scope(&mut self, id: InstrId) {
+        self.sink.fact(RuleId::CaptureJoin, 1);
+        if self.captured.open.take().is_none() {
+            self.violate(RuleId::CaptureJoin, id, None, || {
+                "ends a scope that has not begun".into()
+            });
+            return;
+        }
+        if !std::mem::take(&mut self.captured.replayed) {
+            return;
+        }
+        for u in self.order.end_scope() {
+            let (other, them) = (self.id_at(u.at), self.describe_at(u.at));
+            let stream = self.p.streams[self.order.stream_of(u.lane as usize).index()]
+                .kind
+                .name();
+            self.violate(RuleId::CaptureJoin, id, Some(other), || {
+                format!("{stream} was forked into the scope and is not joined to compute: {them} is left open")
+            });
+        }
+    }
+
+    /// A pass ends: no scope may be open.
+    pub(super) fn close_scope(&mut self) {
+        if let Some(id) = self.captured.open.take() {
+            self.violate(RuleId::CaptureJoin, id, None, || {
+                "the scope does not end in its section".into()
+            });
+            if std::mem::take(&mut self.captured.replayed) {
+                self.order.end_scope();
+            }
+        }
+    }
+
+    /// An access within a captured scope: the address must be the one of the pass before.
+    pub(super) fn scope_address(&mut self, work: &mut Work, a: Access) {
+        if !self.captured.replayed {
+            return;
+        }
+        let n = work.operand;
+        work.operand += 1;
+        self.sink.fact(RuleId::CaptureAddress, 1);
+        let address = self.cells[a.buffer.index()].address + a.offset + 1;
+        let before = match work.instr.op {
+            Op::Launch { reads, .. } => {
+                std::mem::replace(&mut self.captured.operands[(reads + n) as usize], address)
+            }
+            _ => self
+                .captured
+                .others
+                .insert((work.id, n), address)
+                .unwrap_or(0),
+        };
+        if before != 0 && before != address {
+            let (p, alloc) = (self.p, self.cells[a.buffer.index()].allocated);
+            self.violate(RuleId::CaptureAddress, work.id, alloc, || {
+                format!(
+                    "{} is at {} now and was at {} when the scope ran before; a replay would use the old address",
+                    describe::range(p, a),
+                    address - 1,
+                    before - 1
+                )
+            });
+        }
+    }
+}

@@ -1,0 +1,232 @@
+//! Descriptors of collectives, and agreement of ranks.
+
+use super::describe;
+use super::report::{Report, Sink};
+use super::rules::RuleId;
+use crate::program::{
+    Axis, Collective, CollectiveId, CollectiveKind, InstrId, Op, Program, ReduceOp, Section,
+};
+
+/// Checks every collective's sizes, members and aliasing.
+pub(super) fn check(p: &Program, sink: &mut Sink) {
+    let launched = first_launches(p);
+    for (i, c) in p.collectives.iter().enumerate() {
+        let Some(instr) = launched[i] else { continue };
+        sizes(p, c, instr, sink);
+        members(p, c, instr, sink);
+        if c.kind == CollectiveKind::ReduceScatter {
+            aliasing(p, c, instr, sink);
+        }
+    }
+}
+
+/// The first instruction that launches each descriptor.
+fn first_launches(p: &Program) -> Vec<Option<InstrId>> {
+    let mut out = vec![None; p.collectives.len()];
+    for (i, instr) in p.instrs.iter().enumerate() {
+        if let Op::Collective { id, .. } = instr.op {
+            out[id.index()].get_or_insert(InstrId(i as u32));
+        }
+    }
+    out
+}
+
+fn bad(p: &Program, sink: &mut Sink, rule: RuleId, instr: InstrId, what: impl FnOnce() -> String) {
+    sink.violation(rule, Some(instr), None, || {
+        format!("{}: {}", describe::instr(p, instr, None), what())
+    });
+}
+
+fn sizes(p: &Program, c: &Collective, instr: InstrId, sink: &mut Sink) {
+    sink.fact(RuleId::Collective, 2 * c.parts.len() as u64 + 2);
+    let size = u64::from(p.communicators[c.comm.index()].size);
+    let mut payload = 0;
+    for part in &c.parts {
+        let (i, o) = (part.input.bytes, part.output.bytes);
+        let (full, fits) = match c.kind {
+            CollectiveKind::AllGather => (o, o == size * i),
+            CollectiveKind::ReduceScatter => (i, i == size * o),
+            CollectiveKind::AllReduce | CollectiveKind::AllToAll | CollectiveKind::Broadcast => {
+                (i.max(o), i == o)
+            }
+        };
+        payload += full;
+        if !fits {
+            bad(p, sink, RuleId::Collective, instr, || {
+                format!(
+                    "{i} bytes of {} against {o} bytes of {} over {size} ranks",
+                    describe::range(p, part.input),
+                    describe::range(p, part.output)
+                )
+            });
+        }
+        if i % c.dtype.size() != 0 || o % c.dtype.size() != 0 {
+            bad(p, sink, RuleId::Collective, instr, || {
+                format!(
+                    "{} is no whole number of {} elements",
+                    describe::range(p, part.input),
+                    c.dtype
+                )
+            });
+        }
+    }
+    if payload != c.bytes.0 {
+        bad(p, sink, RuleId::Collective, instr, || {
+            format!("payload of {} bytes, its parts have {payload}", c.bytes.0)
+        });
+    }
+    let reduces = matches!(
+        c.kind,
+        CollectiveKind::ReduceScatter | CollectiveKind::AllReduce
+    );
+    if reduces == (c.reduce == ReduceOp::None) {
+        bad(p, sink, RuleId::Collective, instr, || {
+            format!("reduction {:?}", c.reduce)
+        });
+    }
+    // Parts of one launch write apart, and lie in one deterministic order.
+    for w in c.parts.windows(2) {
+        let (a, b) = (w[0], w[1]);
+        sink.fact(RuleId::Collective, 1);
+        if (a.input.buffer, a.input.offset) >= (b.input.buffer, b.input.offset)
+            && (a.output.buffer, a.output.offset) >= (b.output.buffer, b.output.offset)
+        {
+            bad(p, sink, RuleId::Collective, instr, || {
+                format!(
+                    "parts {} and {} are out of order",
+                    describe::range(p, a.input),
+                    describe::range(p, b.input)
+                )
+            });
+        }
+    }
+}
+
+fn members(p: &Program, c: &Collective, instr: InstrId, sink: &mut Sink) {
+    sink.fact(RuleId::Collective, 1);
+    let comm = &p.communicators[c.comm.index()];
+    let m = &p.meta;
+    let fits = match comm.axis {
+        Axis::Shard => comm.size == m.dp_shard && comm.stride == 1,
+        Axis::Outer => comm.size == m.dp_outer && comm.stride == m.dp_shard,
+        Axis::SubShard => m.dp_shard % comm.size.max(1) == 0 && comm.stride == 1,
+        Axis::World => comm.size == m.world && comm.stride == 1,
+    };
+    if comm.size < 2 || !fits {
+        bad(p, sink, RuleId::Collective, instr, || {
+            format!(
+                "communicator {} has {} ranks {} apart on axis {:?} of a mesh of {} x {}",
+                comm.name, comm.size, comm.stride, comm.axis, m.dp_outer, m.dp_shard
+            )
+        });
+    }
+}
+
+fn aliasing(p: &Program, c: &Collective, instr: InstrId, sink: &mut Sink) {
+    for (n, out) in c.parts.iter().enumerate() {
+        for (m, inp) in c.parts.iter().enumerate() {
+            sink.fact(RuleId::ReduceAlias, 1);
+            let (i, o) = (inp.input, out.output);
+            let apart = i.buffer != o.buffer
+                || i.offset + i.bytes <= o.offset
+                || o.offset + o.bytes <= i.offset;
+            // Ranges are rank 0's: its own part starts where the input starts.
+            let own_part = n == m && o.offset == i.offset;
+            if !apart && !own_part {
+                bad(p, sink, RuleId::ReduceAlias, instr, || {
+                    format!(
+                        "output {} overlaps input {}; expected it apart, or at byte {} (rank 0's part)",
+                        describe::range(p, o),
+                        describe::range(p, i),
+                        i.offset
+                    )
+                });
+            }
+        }
+    }
+}
+
+/// Whether all ranks launch the same collectives in the same order on every communicator.
+///
+/// Give one program a rank, in rank order. Programs made for all ranks at once (one list stands for all) are symmetric
+/// by construction; this is for ranks that were planned apart.
+#[must_use]
+pub fn check_symmetry(programs: &[Program]) -> Report {
+    let mut sink = Sink::new();
+    let Some((first, rest)) = programs.split_first() else {
+        return sink.finish(Vec::new(), 0);
+    };
+    let mut instructions = first.instrs.len() as u64;
+    for (r, other) in rest.iter().enumerate() {
+        instructions += other.instrs.len() as u64;
+        ranks(first, other, r + 1, &mut sink);
+    }
+    sink.finish(Vec::new(), instructions)
+}
+
+/// The collectives of a section, by communicator.
+fn sequences<'a>(p: &'a Program, s: &Section) -> Vec<Vec<(InstrId, &'a Collective)>> {
+    let mut out = vec![Vec::new(); p.communicators.len()];
+    for i in s.instrs.clone() {
+        if let Op::Collective { id, .. } = p.instrs[i as usize].op {
+            let c = &p.collectives[CollectiveId::index(id)];
+            out[c.comm.index()].push((InstrId(i), c));
+        }
+    }
+    out
+}
+
+fn ranks(a: &Program, b: &Program, rank: usize, sink: &mut Sink) {
+    let sections = |p: &Program| p.sections.iter().map(|s| s.kind).collect::<Vec<_>>();
+    sink.fact(RuleId::Symmetry, 1);
+    if a.communicators != b.communicators || sections(a) != sections(b) {
+        sink.violation(RuleId::Symmetry, None, None, || {
+            format!("rank {rank} has other communicators or sections than rank 0")
+        });
+        return;
+    }
+    for (sa, sb) in a.sections.iter().zip(&b.sections) {
+        for (comm, (qa, qb)) in sequences(a, sa)
+            .into_iter()
+            .zip(sequences(b, sb))
+            .enumerate()
+        {
+            let comm = &a.communicators[comm].name;
+            sink.fact(RuleId::Symmetry, qa.len() as u64);
+            let same = |x: &Collective, y: &Collective| {
+                (x.kind, x.reduce, x.dtype, x.bytes, x.parts.len())
+                    == (y.kind, y.reduce, y.dtype, y.bytes, y.parts.len())
+            };
+            let first = qa.iter().zip(&qb).position(|((_, x), (_, y))| !same(x, y));
+            if let Some(n) = first {
+                let ((ia, x), (ib, y)) = (qa[n], qb[n]);
+                sink.violation(RuleId::Symmetry, Some(ib), Some(ia), || {
+                    format!(
+                        "rank {rank}, collective {n} of communicator {comm}: {} of {} bytes {} where rank 0 has {} of {} bytes {}",
+                        describe::instr(b, ib, None),
+                        y.bytes.0,
+                        y.dtype,
+                        describe::instr(a, ia, None),
+                        x.bytes.0,
+                        x.dtype
+                    )
+                });
+            } else if qa.len() != qb.len() {
+                let extra = qa.len().min(qb.len());
+                let (p, i) = if qa.len() > extra {
+                    (a, qa[extra].0)
+                } else {
+                    (b, qb[extra].0)
+                };
+                sink.violation(RuleId::Symmetry, Some(i), None, || {
+                    format!(
+                        "rank {rank} launches {} collectives on communicator {comm}, rank 0 {}; the first without a partner is {}",
+                        qb.len(),
+                        qa.len(),
+                        describe::instr(p, i, None)
+                    )
+                });
+            }
+        }
+    }
+}

@@ -1,0 +1,197 @@
+//! Form: everything an instruction refers to exists. The other rules rely on it.
+
+use super::clock::MAX_STREAMS;
+use super::report::Sink;
+use super::rules::RuleId;
+use crate::program::{Access, Holds, InstrId, Op, Place, Program, StreamKind};
+
+/// Checks the form of a program. Where it is broken nothing else can be said.
+pub(super) fn check(p: &Program, sink: &mut Sink) {
+    tables(p, sink);
+    if sink.any(RuleId::Form) {
+        return;
+    }
+    let operands: Vec<(usize, usize)> = p.kernels.iter().map(operand_counts).collect();
+    for (i, instr) in p.instrs.iter().enumerate() {
+        let id = InstrId(i as u32);
+        let mut bad =
+            |what: String| sink.violation(RuleId::Form, Some(id), None, || format!("#{i}: {what}"));
+        let stream_ok = |s: crate::program::StreamId| s.index() < p.streams.len();
+        if instr.unit.index() >= p.units.len() {
+            bad(format!("unit {} of {}", instr.unit.0, p.units.len()));
+            continue;
+        }
+        match instr.op {
+            Op::Alloc(b) | Op::Free(b) if b.index() >= p.buffers.len() => {
+                bad(format!("no buffer b{}", b.0))
+            }
+            Op::Launch {
+                kernel,
+                stream,
+                reads,
+                writes,
+                end,
+            } => {
+                if kernel.index() >= p.kernels.len() {
+                    bad(format!("no kernel {}", kernel.0));
+                } else if !stream_ok(stream) {
+                    bad(format!("no stream {}", stream.0));
+                } else if reads > writes || writes > end || end as usize > p.accesses.len() {
+                    bad(format!(
+                        "operands {reads}..{writes}..{end} outside of an arena of {}",
+                        p.accesses.len()
+                    ));
+                } else {
+                    let (r, w) = operands[kernel.index()];
+                    let (have_r, have_w) = ((writes - reads) as usize, (end - writes) as usize);
+                    if r > have_r || w > have_w {
+                        bad(format!(
+                            "`{}` uses {r} reads and {w} writes, the launch has {have_r} and {have_w}",
+                            p.kernels[kernel.index()].name
+                        ));
+                    }
+                }
+            }
+            Op::Collective { id: c, stream } => {
+                if c.index() >= p.collectives.len() || !stream_ok(stream) {
+                    bad(format!("no collective {} or no stream {}", c.0, stream.0));
+                }
+            }
+            Op::Copy { id: c, stream } => {
+                if c.index() >= p.copies.len() || !stream_ok(stream) {
+                    bad(format!("no copy {} or no stream {}", c.0, stream.0));
+                }
+            }
+            Op::Record { event, stream } | Op::Wait { event, stream } => {
+                if event.0 >= p.events || !stream_ok(stream) {
+                    bad(format!("no event e{} or no stream {}", event.0, stream.0));
+                }
+            }
+            Op::HostWait(event) if event.0 >= p.events => bad(format!("no event e{}", event.0)),
+            Op::GraphBegin(s) | Op::GraphEnd(s) if s.index() >= p.scopes.len() => {
+                bad(format!("no scope {}", s.0))
+            }
+            _ => {}
+        }
+    }
+    sink.fact(RuleId::Form, p.instrs.len() as u64);
+}
+
+fn tables(p: &Program, sink: &mut Sink) {
+    let mut bad = |what: String| sink.violation(RuleId::Form, None, None, || what);
+    if p.streams
+        .first()
+        .is_none_or(|s| s.kind != StreamKind::Compute)
+    {
+        bad("the first stream must be the compute stream".into());
+    }
+    if p.streams.len() > MAX_STREAMS {
+        bad(format!(
+            "{} streams, at most {MAX_STREAMS} are supported",
+            p.streams.len()
+        ));
+    }
+    let mut at = 0;
+    for s in &p.sections {
+        if s.instrs.start < at
+            || s.instrs.end < s.instrs.start
+            || s.instrs.end as usize > p.instrs.len()
+        {
+            bad(format!(
+                "section {:?} spans {:?} of {} instructions",
+                s.kind,
+                s.instrs,
+                p.instrs.len()
+            ));
+        }
+        if p.sections.iter().filter(|o| o.kind == s.kind).count() > 1 {
+            bad(format!("section {:?} exists twice", s.kind));
+        }
+        at = s.instrs.end;
+    }
+    for (i, b) in p.buffers.iter().enumerate() {
+        let holds = match b.holds {
+            Holds::Param(x) => x.index() < p.params.len(),
+            Holds::Group(x) => x.index() < p.groups.len(),
+            Holds::Storage(_) | Holds::Const(_) | Holds::Named(_) => true,
+        };
+        if b.stream.index() >= p.streams.len() || b.unit.index() >= p.units.len() || !holds {
+            bad(format!(
+                "b{i}: stream {}, unit {} or contents {:?} do not exist",
+                b.stream.0, b.unit.0, b.holds
+            ));
+        }
+    }
+    for (i, a) in p.accesses.iter().enumerate() {
+        if let Some(what) = access(p, *a) {
+            bad(format!("operand {i}: {what}"));
+        }
+    }
+    for (i, c) in p.collectives.iter().enumerate() {
+        if c.comm.index() >= p.communicators.len() || c.parts.is_empty() {
+            bad(format!(
+                "collective {i}: no communicator {} or no parts",
+                c.comm.0
+            ));
+        }
+        for part in &c.parts {
+            if let Some(what) = access(p, part.input).or_else(|| access(p, part.output)) {
+                bad(format!("collective {i}: {what}"));
+            }
+        }
+    }
+    for (i, c) in p.copies.iter().enumerate() {
+        if let Some(what) = access(p, c.from).or_else(|| access(p, c.to)) {
+            bad(format!("copy {i}: {what}"));
+        } else if c.from.bytes != c.to.bytes {
+            bad(format!(
+                "copy {i}: {} bytes into {}",
+                c.from.bytes, c.to.bytes
+            ));
+        }
+    }
+    for (i, g) in p.groups.iter().enumerate() {
+        if g.unit.index() >= p.units.len() || g.params.iter().any(|x| x.index() >= p.params.len()) {
+            bad(format!("group {i}: unit or parameters do not exist"));
+        }
+    }
+    for u in &p.units {
+        if u.groups.iter().any(|g| g.index() >= p.groups.len()) {
+            bad(format!("unit {}: group does not exist", u.name));
+        }
+    }
+    sink.fact(
+        RuleId::Form,
+        (p.buffers.len() + p.accesses.len() + p.collectives.len() + p.copies.len()) as u64,
+    );
+}
+
+fn access(p: &Program, a: Access) -> Option<String> {
+    let Some(b) = p.buffers.get(a.buffer.index()) else {
+        return Some(format!("no buffer b{}", a.buffer.0));
+    };
+    match a.offset.checked_add(a.bytes) {
+        Some(end) if end <= b.bytes.0 => None,
+        _ => Some(format!(
+            "{} bytes from {} leave b{} of {}",
+            a.bytes, a.offset, a.buffer.0, b.bytes.0
+        )),
+    }
+}
+
+/// Reads and writes that a kernel's body refers to.
+fn operand_counts(k: &crate::program::Kernel) -> (usize, usize) {
+    let (mut reads, mut writes) = (0, 0);
+    for slot in k
+        .body
+        .iter()
+        .flat_map(|op| op.inputs.iter().chain(&op.outputs))
+    {
+        match slot.place {
+            Place::Read(n) => reads = reads.max(usize::from(n) + 1),
+            Place::Write(n) => writes = writes.max(usize::from(n) + 1),
+            Place::Register(_) => {}
+        }
+    }
+    (reads, writes)
+}

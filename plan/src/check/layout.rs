@@ -1,0 +1,284 @@
+//! Parameter groups and their layouts, and who owns what.
+
+use super::describe;
+use super::report::Sink;
+use super::rules::RuleId;
+use crate::program::{BufferId, GroupId, Holds, Op, ParamId, Program, Role, SectionKind};
+use crate::shard::{FlatLayout, Group, Layout, PerParamLayout};
+
+/// Checks groups, layouts, ownership and the shape of optimizer state.
+pub(super) fn check(p: &Program, sink: &mut Sink) {
+    for (i, g) in p.groups.iter().enumerate() {
+        let id = GroupId(i as u16);
+        group(p, id, g, sink);
+        match &g.layout {
+            Layout::Flat(l) => flat(p, id, g, l, sink),
+            Layout::PerParam(l) => per_param(p, id, g, l, sink),
+        }
+    }
+    owners(p, sink);
+    state(p, sink);
+}
+
+fn name(p: &Program, id: GroupId) -> String {
+    format!(
+        "group {} of unit {}",
+        id.0,
+        p.units[p.groups[id.index()].unit.index()].name
+    )
+}
+
+fn group(p: &Program, id: GroupId, g: &Group, sink: &mut Sink) {
+    sink.fact(RuleId::Group, 1 + g.params.len() as u64);
+    let mut bad = |what: String| {
+        sink.violation(RuleId::Group, None, None, || {
+            format!("{}: {what}", name(p, id))
+        })
+    };
+    if !p.units[g.unit.index()].groups.contains(&id) {
+        bad("its unit does not list it".into());
+    }
+    for x in &g.params {
+        let param = &p.params[x.index()];
+        if param.requires_grad != g.requires_grad {
+            bad(format!(
+                "`{}` has requires_grad = {}, the group {}",
+                param.name, param.requires_grad, g.requires_grad
+            ));
+        }
+    }
+    let items: Vec<ParamId> = match &g.layout {
+        Layout::Flat(l) => l.items.iter().map(|i| i.param).collect(),
+        Layout::PerParam(l) => l.items.iter().map(|i| i.param).collect(),
+    };
+    let sorted = |mut v: Vec<ParamId>| {
+        v.sort();
+        v
+    };
+    if sorted(items) != sorted(g.params.clone()) {
+        bad("its layout places other parameters than it owns".into());
+    }
+}
+
+fn flat(p: &Program, id: GroupId, g: &Group, l: &FlatLayout, sink: &mut Sink) {
+    sink.fact(RuleId::Layout, 2 + 4 * l.items.len() as u64);
+    let mut bad = |what: String| {
+        sink.violation(RuleId::Layout, None, None, || {
+            format!("{}: {what}", name(p, id))
+        })
+    };
+    let shards = u64::from(l.shards);
+    if shards == 0 || l.numel % shards != 0 {
+        bad(format!(
+            "{} elements do not make {shards} equal shards",
+            l.numel
+        ));
+        return;
+    }
+    let shard = l.numel / shards;
+    let mut order: Vec<_> = l.items.iter().collect();
+    order.sort_by_key(|i| (i.offset, i.numel));
+    for w in order.windows(2) {
+        if w[0].offset + w[0].numel > w[1].offset {
+            bad(format!(
+                "`{}` [{}, {}) overlaps `{}` at {}",
+                p.params[w[0].param.index()].name,
+                w[0].offset,
+                w[0].offset + w[0].numel,
+                p.params[w[1].param.index()].name,
+                w[1].offset
+            ));
+        }
+    }
+    for i in &l.items {
+        let param = &p.params[i.param.index()];
+        let end = i.offset + i.numel;
+        if i.numel != param.numel() {
+            bad(format!(
+                "`{}` gets {} elements, it has {}",
+                param.name,
+                i.numel,
+                param.numel()
+            ));
+        }
+        if end > l.numel {
+            bad(format!(
+                "`{}` ends at {end}, the buffer at {}",
+                param.name, l.numel
+            ));
+        }
+        let row = param.row().max(1);
+        if shard == 0 || shards == 1 {
+            continue;
+        }
+        // Every boundary within the parameter lies a whole number of rows behind its start.
+        let mut boundary = (i.offset / shard + 1) * shard;
+        while boundary < end {
+            if (boundary - i.offset) % row != 0 {
+                bad(format!(
+                    "shard boundary {boundary} cuts row {} of `{}` (rows of {row} from {})",
+                    (boundary - i.offset) / row,
+                    param.name,
+                    i.offset
+                ));
+                break;
+            }
+            boundary += shard;
+        }
+    }
+    if g.params
+        .iter()
+        .any(|x| l.chunk_factor % p.params[x.index()].row().max(1) != 0)
+    {
+        bad(format!(
+            "chunk factor {} is no multiple of every row",
+            l.chunk_factor
+        ));
+    }
+}
+
+fn per_param(p: &Program, id: GroupId, _g: &Group, l: &PerParamLayout, sink: &mut Sink) {
+    sink.fact(RuleId::Layout, 1 + 3 * l.items.len() as u64);
+    let mut bad = |what: String| {
+        sink.violation(RuleId::Layout, None, None, || {
+            format!("{}: {what}", name(p, id))
+        })
+    };
+    if l.shards == 0 {
+        bad("no shards".into());
+        return;
+    }
+    let mut at = 0;
+    for i in &l.items {
+        let param = &p.params[i.param.index()];
+        let dim0 = param.shape.first().copied().unwrap_or(1);
+        let want = dim0.div_ceil(u64::from(l.shards)) * param.row();
+        if i.numel != param.numel() {
+            bad(format!(
+                "`{}` gets {} elements, it has {}",
+                param.name,
+                i.numel,
+                param.numel()
+            ));
+        }
+        if i.shard_numel != want {
+            bad(format!(
+                "`{}` gets shards of {}, {dim0} rows of {} over {} ranks need {want}",
+                param.name,
+                i.shard_numel,
+                param.row(),
+                l.shards
+            ));
+        }
+        if i.shard_offset != at {
+            bad(format!(
+                "`{}` starts at {} of the shard, {at} is the next free",
+                param.name, i.shard_offset
+            ));
+        }
+        at = i.shard_offset + i.shard_numel;
+    }
+}
+
+/// Every parameter has one owner and one name, whoever shares it.
+fn owners(p: &Program, sink: &mut Sink) {
+    sink.fact(RuleId::Tied, p.params.len() as u64);
+    let mut owner: Vec<Option<GroupId>> = vec![None; p.params.len()];
+    for (i, g) in p.groups.iter().enumerate() {
+        let id = GroupId(i as u16);
+        for x in &g.params {
+            if let Some(first) = owner[x.index()].replace(id) {
+                let (param, a, b) = (&p.params[x.index()].name, name(p, first), name(p, id));
+                sink.violation(RuleId::Tied, None, None, || {
+                    format!("`{param}` belongs to {a} and to {b}")
+                });
+            }
+        }
+    }
+    for (x, o) in p.params.iter().zip(&owner) {
+        if o.is_none() && !p.groups.is_empty() {
+            sink.violation(RuleId::Tied, None, None, || {
+                format!("`{}` belongs to no group", x.name)
+            });
+        }
+    }
+    // One set of optimizer weights for each parameter or group.
+    let mut main: Vec<(Holds, BufferId)> = Vec::new();
+    for b in persistent(p) {
+        let d = &p.buffers[b.index()];
+        if d.role != Role::MainWeight || !matches!(d.holds, Holds::Param(_) | Holds::Group(_)) {
+            continue;
+        }
+        sink.fact(RuleId::Tied, 1);
+        match main.iter().find(|(h, _)| *h == d.holds) {
+            Some(&(_, first)) => sink.violation(RuleId::Tied, None, None, || {
+                format!(
+                    "{} and {} store the same weights",
+                    describe::buffer(p, first),
+                    describe::buffer(p, b)
+                )
+            }),
+            None => main.push((d.holds, b)),
+        }
+    }
+}
+
+/// Optimizer state has as many elements as the weights it belongs to (twice as many where two moments share a buffer).
+fn state(p: &Program, sink: &mut Sink) {
+    let numel = |b: BufferId| {
+        let d = &p.buffers[b.index()];
+        d.bytes.0 / d.dtype.size()
+    };
+    let at_rest = persistent(p);
+    let of_role = |role: Role, holds: Holds| {
+        at_rest
+            .iter()
+            .copied()
+            .find(|b| p.buffers[b.index()].role == role && p.buffers[b.index()].holds == holds)
+    };
+    for &b in &at_rest {
+        let d = &p.buffers[b.index()];
+        if d.role != Role::OptimizerState || !matches!(d.holds, Holds::Param(_) | Holds::Group(_)) {
+            continue;
+        }
+        let Some(w) =
+            of_role(Role::MainWeight, d.holds).or_else(|| of_role(Role::ModelWeight, d.holds))
+        else {
+            continue;
+        };
+        sink.fact(RuleId::StateSharded, 1);
+        let (have, want) = (numel(b), numel(w));
+        // Step counters and the like are scalars.
+        if have > 4 && have != want && have != 2 * want {
+            sink.violation(RuleId::StateSharded, None, None, || {
+                format!(
+                    "{} has {have} elements, its weights {} have {want}",
+                    describe::buffer(p, b),
+                    describe::buffer(p, w)
+                )
+            });
+        }
+    }
+}
+
+/// Buffers that `Init` and `First` allocate and do not free.
+fn persistent(p: &Program) -> Vec<BufferId> {
+    let mut live = vec![false; p.buffers.len()];
+    for s in p
+        .sections
+        .iter()
+        .filter(|s| matches!(s.kind, SectionKind::Init | SectionKind::First))
+    {
+        for i in p.section_instrs(s) {
+            match i.op {
+                Op::Alloc(b) => live[b.index()] = true,
+                Op::Free(b) => live[b.index()] = false,
+                _ => {}
+            }
+        }
+    }
+    (0..p.buffers.len())
+        .filter(|&i| live[i])
+        .map(|i| BufferId(i as u32))
+        .collect()
+}

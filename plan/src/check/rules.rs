@@ -1,0 +1,245 @@
+//! The rules: what is proven, what goes wrong without it, and where that was learnt.
+
+use serde::{Serialize, Serializer};
+use std::fmt;
+
+/// How a rule is checked.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Kind {
+    /// Order of instructions in the happens-before graph.
+    Order,
+    /// Address intervals and lifetimes.
+    Alias,
+    /// State a step carries: what was gathered, reduced, updated.
+    State,
+    /// Layout of parameter groups.
+    Layout,
+    /// Agreement of ranks about a collective.
+    Collective,
+    /// How much is alive at once.
+    Memory,
+}
+
+impl Kind {
+    /// Name in tables and JSON.
+    #[must_use]
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Order => "order",
+            Self::Alias => "alias",
+            Self::State => "state",
+            Self::Layout => "layout",
+            Self::Collective => "collective",
+            Self::Memory => "memory",
+        }
+    }
+}
+
+/// How bad a violation is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Severity {
+    /// The program can compute something wrong, or fail.
+    Error,
+    /// The program is right, but slow, wasteful or fragile.
+    Warning,
+}
+
+/// What there is to know about a rule.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct RuleInfo {
+    /// The rule.
+    pub rule: RuleId,
+    /// Stable identifier in tables and JSON.
+    pub id: &'static str,
+    /// What holds.
+    pub title: &'static str,
+    /// The bug that taught it: invariants of the Megatron-FSDP study (`INV-n`), issues and pull requests.
+    pub source: &'static str,
+    /// How it is checked.
+    pub kind: Kind,
+    /// What a violation means.
+    pub severity: Severity,
+}
+
+macro_rules! rules {
+    ($($name:ident = $id:literal, $kind:ident, $severity:ident, $title:literal, $source:literal;)*) => {
+        /// A rule that a program keeps.
+        #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+        pub enum RuleId {
+            $(
+                #[doc = $title]
+                $name,
+            )*
+        }
+
+        /// Every rule, in the order of reports.
+        pub const RULES: &[RuleInfo] = &[$(
+            RuleInfo {
+                rule: RuleId::$name,
+                id: $id,
+                title: $title,
+                source: $source,
+                kind: Kind::$kind,
+                severity: Severity::$severity,
+            },
+        )*];
+    };
+}
+
+rules! {
+    Form = "CHK-FORM", State, Error,
+        "every index, range and operand of the program exists",
+        "a malformed program proves nothing";
+    Event = "CHK-EVENT", Order, Error,
+        "an event is recorded before it is waited for, once a pass",
+        "CUDA: waiting for an event that was never recorded does not wait";
+    Lifetime = "CHK-LIFETIME", Alias, Error,
+        "memory is touched only between its allocation and its free",
+        "INV-21, INV-53: free of a key that is not allocated releases another key's slot";
+    Alloc = "CHK-ALLOC", Memory, Error,
+        "the allocator can serve every request",
+        "INV-21, INV-34, INV-53: a slot truncated, a third unit in a double buffer, a key outside the plan";
+    Uninit = "CHK-UNINIT", Alias, Error,
+        "nothing is read before it was written",
+        "pull requests of the prototype that read a bucket nobody had filled";
+    Race = "CHK-RACE", Order, Error,
+        "two accesses of one range, one of them a write, are ordered",
+        "INV-10, INV-18";
+    Reuse = "CHK-REUSE", Alias, Error,
+        "memory gets a new tenant only after the last use by the old one",
+        "INV-01, INV-10, INV-36; Megatron-LM #6187, #6441";
+    CommOrder = "CHK-COMM-ORDER", Order, Warning,
+        "no order rests on one communicator serialising its collectives",
+        "NCCL keeps that order; a change to two communicators would lose it";
+    Leak = "CHK-LEAK", Memory, Error,
+        "a step frees what it allocates and keeps what it found",
+        "INV-20, INV-51; Megatron-LM #158 of ISEEKYAN's fork: reduction inputs kept once a layer";
+    Collective = "CHK-COLLECTIVE", Collective, Error,
+        "sizes, types and members of a collective fit one another",
+        "INV-28: unequal counts hang or corrupt";
+    Align = "CHK-ALIGN", Layout, Warning,
+        "collective payloads start and end on 16 bytes",
+        "pytorch #195450: unaligned shards fall off NCCL's fast path";
+    UnusedGather = "CHK-UNUSED-GATHER", State, Warning,
+        "what is gathered is read before it is freed",
+        "INV-13, INV-57; `set_unshard_in_backward(False)` of FSDP2";
+    GatherInput = "INV-01", Order, Error,
+        "a gather comes after every write of its shard, the optimizer's included",
+        "INV-01: gather stream did not wait for the optimizer, losses diverged";
+    GatherDone = "INV-02", Order, Error,
+        "computation reads full weights only after their gather",
+        "INV-02";
+    ReduceInput = "INV-03", Order, Error,
+        "a reduction comes after the last write of its input",
+        "INV-03: reduction stream must wait for compute per group";
+    ReduceAlias = "INV-04", Alias, Error,
+        "a reduce-scatter writes outside its input or exactly to its own rank's part",
+        "INV-04: output aliased a wrong slice of the input";
+    ReduceRelease = "INV-05", Alias, Error,
+        "a gradient buffer is freed only behind its reduction",
+        "INV-05: inverted early return released buffers in flight";
+    ReduceSerial = "INV-06", Order, Warning,
+        "a reduction is not waited for straight after its launch",
+        "INV-06: wait and release after recording removed the overlap";
+    ReduceInFlight = "INV-07", Memory, Error,
+        "at most K units' gradient buffers are in flight",
+        "INV-07, INV-51: gradient buffers piled up once a layer";
+    ReduceMissing = "INV-08", State, Error,
+        "the optimizer sees every gradient reduced, in this step, and nothing is lost on the way",
+        "INV-08, INV-62: units skipped by the final callback, optimizer before the fence";
+    ZeroLength = "INV-09", State, Error,
+        "an empty shard is not touched at all",
+        "INV-09: fused kernels on empty tensors corrupted neighbours (TransformerEngine #3207, Megatron-LM #7216)";
+    DoubleGather = "INV-11", State, Error,
+        "a unit that is already full is not gathered again",
+        "INV-11: unshard event must persist until reshard";
+    RecomputePrefetch = "INV-13", State, Error,
+        "recompute prefetches nothing",
+        "INV-13, Megatron-LM #6153: units gathered in recompute stayed full into the next step";
+    StaleGrad = "INV-19", State, Error,
+        "gradients of an earlier step do not enter this one",
+        "INV-19, INV-41: accumulation onto gradients that were not dropped";
+    Layout = "INV-26", Layout, Error,
+        "parameters lie in bounds, apart, and no shard boundary cuts a row",
+        "INV-26: left-over fragments packed across a boundary";
+    Group = "INV-27", State, Error,
+        "a parameter group is of one kind",
+        "INV-27";
+    Symmetry = "INV-28", Collective, Error,
+        "all ranks launch the same collectives in the same order",
+        "INV-28, INV-29; Megatron-LM #2218: iteration over a set";
+    GradReuse = "INV-30", Alias, Error,
+        "gradients are not written where a reduction still reads",
+        "INV-30, Megatron-LM #5222: weight-gradient kernels raced with the previous reduction";
+    PoolStream = "INV-36", Alias, Warning,
+        "the stream a block returns to is behind the last use of the block",
+        "INV-36: block freed to a stream that does not wait for its last user";
+    Tied = "INV-38", State, Error,
+        "a tied parameter has one owner, one storage and one reduction a micro-batch",
+        "INV-38, Megatron-LM #6164";
+    StaleWeight = "INV-39", State, Error,
+        "weights that are gathered or read carry the latest optimizer step",
+        "INV-39, INV-47, INV-61; Megatron-LM #6336, #6357";
+    DoubleReduce = "INV-43", State, Error,
+        "a gradient is reduced once over each axis",
+        "INV-43, Megatron-LM #6660: accumulated gradients reduced again";
+    CaptureJoin = "INV-48", Order, Error,
+        "streams used in a captured scope are forked from compute and joined to it",
+        "INV-48, Megatron-LM #2941";
+    StateSharded = "INV-50", Layout, Error,
+        "optimizer state is sharded like the weights it belongs to",
+        "INV-50, Megatron-LM #2772: fused optimizer kept full state";
+    CaptureAddress = "INV-54", Alias, Error,
+        "a captured scope finds its buffers at the same addresses every step",
+        "INV-31, INV-54, Megatron-LM #4810: replay into memory that had moved";
+    Unsharded = "INV-61", Memory, Error,
+        "no full weights outlive the step",
+        "INV-61: units gathered again after their backward stayed full";
+}
+
+impl RuleId {
+    /// What there is to know about it.
+    #[must_use]
+    pub const fn info(self) -> &'static RuleInfo {
+        &RULES[self as usize]
+    }
+
+    /// Stable identifier.
+    #[must_use]
+    pub const fn id(self) -> &'static str {
+        self.info().id
+    }
+
+    /// What a violation means.
+    #[must_use]
+    pub const fn severity(self) -> Severity {
+        self.info().severity
+    }
+}
+
+impl fmt::Display for RuleId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.id())
+    }
+}
+
+impl Serialize for RuleId {
+    fn serialize<S: Serializer>(&self, s: S) -> Result<S::Ok, S::Error> {
+        s.serialize_str(self.id())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn table_is_in_the_order_of_the_enum_and_ids_are_unique() {
+        for (i, r) in RULES.iter().enumerate() {
+            assert_eq!(r.rule as usize, i);
+            assert_eq!(RULES.iter().filter(|o| o.id == r.id).count(), 1, "{}", r.id);
+        }
+    }
+}

@@ -1,0 +1,341 @@
+//! What the walk knows about memory: the last write and the reads since of every range of every buffer, and who used an
+//! address before.
+
+use super::clock::{LANES, Times, Use};
+use crate::program::{BufferId, InstrId};
+use smallvec::SmallVec;
+use std::collections::BTreeMap;
+
+/// A range whose bytes share one history.
+#[derive(Clone, Debug)]
+pub(super) struct Segment {
+    /// First byte within the buffer.
+    pub(super) start: u64,
+    /// One past the last.
+    pub(super) end: u64,
+    /// Last write in this lifetime; position 0 is none.
+    pub(super) writer: Use,
+    /// Whether it held something before any write (inputs, state from `Init`).
+    pub(super) filled: bool,
+    /// Reads since the last write, the last of each lane.
+    pub(super) reads: SmallVec<[Use; 2]>,
+    /// Optimizer steps that these weights carry; `u32::MAX` where that means nothing.
+    pub(super) version: u32,
+    /// Axes over which this gradient has been reduced.
+    pub(super) reduced: u8,
+    /// The write made zeros, which need no reader.
+    pub(super) zeros: bool,
+}
+
+impl Segment {
+    fn new(bytes: u64, filled: bool, version: u32) -> Self {
+        Self {
+            start: 0,
+            end: bytes,
+            writer: Use::default(),
+            filled,
+            reads: SmallVec::new(),
+            version,
+            reduced: 0,
+            zeros: false,
+        }
+    }
+
+    /// Notes a read.
+    #[inline]
+    pub(super) fn read_by(&mut self, u: Use) {
+        match self.reads.iter_mut().find(|r| r.lane == u.lane) {
+            Some(r) => r.at = u.at,
+            None => self.reads.push(u),
+        }
+    }
+
+    /// Whether a written value waits for its first reader.
+    pub(super) fn unread(&self) -> bool {
+        self.writer.at != 0 && self.reads.is_empty() && !self.zeros
+    }
+}
+
+/// Uses of an address range by an earlier tenant.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Tenant {
+    /// Tenant.
+    pub(super) buffer: BufferId,
+    /// First address.
+    pub(super) start: u64,
+    /// One past the last.
+    pub(super) end: u64,
+    /// Last use of every lane.
+    pub(super) last: Times,
+}
+
+/// State of one buffer.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Cell {
+    /// Allocated now.
+    pub(super) live: bool,
+    /// Instruction that allocated it last.
+    pub(super) allocated: Option<InstrId>,
+    /// Instruction that freed it last.
+    pub(super) freed: Option<InstrId>,
+    /// Address.
+    pub(super) address: u64,
+    /// History of its ranges, in order, without gaps.
+    pub(super) segments: Vec<Segment>,
+    /// Last use of every lane in this lifetime.
+    pub(super) last: Times,
+    /// Earlier tenants of its addresses.
+    pub(super) before: SmallVec<[Tenant; 1]>,
+    /// Lanes (bits) that are known to be behind all earlier tenants.
+    pub(super) cleared: u32,
+    /// Last reduction that read it in this lifetime.
+    pub(super) reduction: Use,
+}
+
+impl Cell {
+    /// Starts a lifetime.
+    pub(super) fn start(
+        &mut self,
+        instr: InstrId,
+        address: u64,
+        bytes: u64,
+        filled: bool,
+        version: u32,
+    ) {
+        self.live = true;
+        self.allocated = Some(instr);
+        self.address = address;
+        self.segments.clear();
+        if bytes > 0 {
+            self.segments.push(Segment::new(bytes, filled, version));
+        }
+        self.last = [0; LANES];
+        self.before.clear();
+        self.cleared = 0;
+        self.reduction = Use::default();
+    }
+
+    /// Cuts the segments at `start` and `end` (`start < end <= bytes`); indices of those between.
+    pub(super) fn split(&mut self, start: u64, end: u64) -> std::ops::Range<usize> {
+        let s = &mut self.segments;
+        let mut i = if s.len() > 8 {
+            s.partition_point(|x| x.end <= start)
+        } else {
+            s.iter().position(|x| x.end > start).unwrap_or(s.len())
+        };
+        if s[i].start < start {
+            let mut right = s[i].clone();
+            s[i].end = start;
+            right.start = start;
+            i += 1;
+            s.insert(i, right);
+        }
+        let mut j = i;
+        while s[j].end < end {
+            j += 1;
+        }
+        if s[j].end > end {
+            let mut right = s[j].clone();
+            s[j].end = end;
+            right.start = end;
+            s.insert(j + 1, right);
+        }
+        i..j + 1
+    }
+
+    /// Replaces segments by one that was just written.
+    pub(super) fn overwrite(
+        &mut self,
+        range: std::ops::Range<usize>,
+        by: Use,
+        version: u32,
+        reduced: u8,
+        zeros: bool,
+    ) {
+        let end = self.segments[range.end - 1].end;
+        let first = &mut self.segments[range.start];
+        first.end = end;
+        first.writer = by;
+        first.filled = true;
+        first.reads.clear();
+        first.version = version;
+        first.reduced = reduced;
+        first.zeros = zeros;
+        if range.len() > 1 {
+            self.segments.drain(range.start + 1..range.end);
+        }
+    }
+}
+
+#[derive(Clone, Debug)]
+struct Span {
+    end: u64,
+    tenant: Tenant,
+    live: bool,
+}
+
+/// Who uses, or used last, every address of one address space.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Space {
+    spans: BTreeMap<u64, Span>,
+}
+
+impl Space {
+    /// A buffer moves in: pushes the earlier tenants of its addresses; a tenant that still lives there is returned.
+    pub(super) fn enter(
+        &mut self,
+        buffer: BufferId,
+        address: u64,
+        bytes: u64,
+        before: &mut SmallVec<[Tenant; 1]>,
+    ) -> Option<BufferId> {
+        let (start, end) = (address, address + bytes);
+        let mut holder = None;
+        for s in self.carve(start, end) {
+            if s.live {
+                holder = Some(s.tenant.buffer);
+            }
+            before.push(s.tenant);
+        }
+        if bytes > 0 {
+            let tenant = Tenant {
+                buffer,
+                start,
+                end,
+                last: [0; LANES],
+            };
+            self.spans.insert(
+                start,
+                Span {
+                    end,
+                    tenant,
+                    live: true,
+                },
+            );
+        }
+        holder
+    }
+
+    /// A buffer moves out, leaving its last uses. One that was never touched leaves those it found.
+    pub(super) fn leave(
+        &mut self,
+        buffer: BufferId,
+        address: u64,
+        bytes: u64,
+        last: &Times,
+        before: &[Tenant],
+        cleared: bool,
+    ) {
+        let (start, end) = (address, address + bytes);
+        self.carve(start, end);
+        if cleared || before.is_empty() {
+            if bytes > 0 {
+                self.spans.insert(
+                    start,
+                    Span {
+                        end,
+                        tenant: Tenant {
+                            buffer,
+                            start,
+                            end,
+                            last: *last,
+                        },
+                        live: false,
+                    },
+                );
+            }
+            return;
+        }
+        // Nobody is known to be behind the earlier tenants: what follows must wait for both.
+        let mut at = start;
+        let mut pieces: SmallVec<[Tenant; 4]> = before.iter().copied().collect();
+        pieces.sort_by_key(|t| t.start);
+        for mut t in pieces {
+            if t.start > at {
+                let gap = Tenant {
+                    buffer,
+                    start: at,
+                    end: t.start,
+                    last: *last,
+                };
+                self.spans.insert(
+                    at,
+                    Span {
+                        end: t.start,
+                        tenant: gap,
+                        live: false,
+                    },
+                );
+            }
+            for (a, b) in t.last.iter_mut().zip(last) {
+                *a = (*a).max(*b);
+            }
+            at = t.end;
+            self.spans.insert(
+                t.start,
+                Span {
+                    end: t.end,
+                    tenant: t,
+                    live: false,
+                },
+            );
+        }
+        if at < end {
+            let rest = Tenant {
+                buffer,
+                start: at,
+                end,
+                last: *last,
+            };
+            self.spans.insert(
+                at,
+                Span {
+                    end,
+                    tenant: rest,
+                    live: false,
+                },
+            );
+        }
+    }
+
+    /// Removes what is known of `[start, end)`, keeping the parts outside; the removed parts, clipped.
+    fn carve(&mut self, start: u64, end: u64) -> SmallVec<[Span; 2]> {
+        let mut out = SmallVec::new();
+        if start >= end {
+            return out;
+        }
+        let first = self
+            .spans
+            .range(..=start)
+            .next_back()
+            .map_or(start, |(&k, _)| k);
+        let keys: SmallVec<[u64; 4]> = self
+            .spans
+            .range(first..end)
+            .filter(|(_, s)| s.end > start)
+            .map(|(&k, _)| k)
+            .collect();
+        for k in keys {
+            let Some(s) = self.spans.remove(&k) else {
+                continue;
+            };
+            if k < start {
+                let mut left = s.clone();
+                left.end = start;
+                left.tenant.end = start;
+                self.spans.insert(k, left);
+            }
+            if s.end > end {
+                let mut right = s.clone();
+                right.tenant.start = end;
+                self.spans.insert(end, right);
+            }
+            let mut mid = s;
+            mid.tenant.start = k.max(start);
+            mid.end = mid.end.min(end);
+            mid.tenant.end = mid.end;
+            out.push(mid);
+        }
+        out
+    }
+}

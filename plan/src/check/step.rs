@@ -1,0 +1,468 @@
+//! Allocation, release and the bounds of a step.
+
+use super::access::{is_full_grad, is_grad};
+use super::clock::{Times, Use};
+use super::describe;
+use super::rules::RuleId;
+use super::walk::{Walk, Work};
+use crate::program::{
+    BufferId, COMPUTE, EventId, Instr, InstrId, Phase, Pool, Program, Role, Rule, Section,
+    SectionKind, StreamId, UnitId,
+};
+
+/// A reduction as an event sees it.
+#[derive(Clone, Copy)]
+struct Reduction {
+    id: InstrId,
+    lane: u8,
+    unit: UnitId,
+    micro_batch: u16,
+    /// Backward kernels that compute had been given before it.
+    kernels: u32,
+}
+
+/// A block given back before its last user was known to be done.
+struct Returned {
+    stream: StreamId,
+    buffer: BufferId,
+    free: InstrId,
+    last: Times,
+}
+
+/// What is open within a pass.
+pub(super) struct Step {
+    /// Units with gradient buffers in flight, oldest first, with their number and the buffer that came first.
+    in_flight: Vec<(UnitId, u32, BufferId)>,
+    kernels: u32,
+    /// Last reduction of every lane.
+    last: Vec<Option<Reduction>>,
+    /// Last reduction before every event.
+    before: Vec<Option<Reduction>>,
+    /// A wait straight after its reduction; a mistake if backward goes on.
+    suspect: Option<(InstrId, Instr, Reduction)>,
+    returned: Vec<Returned>,
+    live: Vec<bool>,
+}
+
+impl Step {
+    pub(super) fn new(p: &Program) -> Self {
+        Self {
+            in_flight: Vec::new(),
+            kernels: 0,
+            last: vec![None; super::clock::LANES],
+            before: vec![None; p.events as usize],
+            suspect: None,
+            returned: Vec::new(),
+            live: vec![false; p.buffers.len()],
+        }
+    }
+
+    /// An event was recorded on a lane.
+    pub(super) fn recorded(&mut self, event: EventId, lane: usize) {
+        self.before[event.index()] = self.last[lane];
+    }
+
+    /// A reduction was issued.
+    pub(super) fn reduced(&mut self, work: &Work) {
+        if work.instr.phase == Phase::Backward {
+            self.last[work.me.lane as usize] = Some(Reduction {
+                id: work.id,
+                lane: work.me.lane,
+                unit: work.instr.unit,
+                micro_batch: work.instr.micro_batch,
+                kernels: self.kernels,
+            });
+        }
+    }
+}
+
+fn gathers(role: Role) -> bool {
+    matches!(
+        role,
+        Role::FullWeight | Role::GatherBuffer | Role::GatherInput
+    )
+}
+
+impl Walk<'_> {
+    pub(super) fn start_step(&mut self) {
+        self.facts.start_pass();
+        self.step.kernels = 0;
+        self.step.last.fill(None);
+        self.step.before.fill(None);
+        self.step.suspect = None;
+        for (live, cell) in self.step.live.iter_mut().zip(&self.cells) {
+            *live = cell.live;
+        }
+    }
+
+    pub(super) fn alloc(&mut self, id: InstrId, b: BufferId) {
+        let p = self.p;
+        let d = &p.buffers[b.index()];
+        self.sink.fact(RuleId::Lifetime, 1);
+        if self.cells[b.index()].live {
+            let first = self.cells[b.index()].allocated;
+            self.violate(RuleId::Lifetime, id, first, || {
+                format!("{} is allocated already", describe::buffer(p, b))
+            });
+            return;
+        }
+        self.sink.fact(RuleId::Alloc, 1);
+        let address = match self.addresses.alloc(p, b) {
+            Ok(a) => a,
+            Err(e) => {
+                self.violate(RuleId::Alloc, id, None, || {
+                    format!("{}: {e}", describe::buffer(p, b))
+                });
+                // Somewhere apart, so that the walk can go on.
+                (1 << 62) + (u64::from(b.0) << 40)
+            }
+        };
+        let init = self.pass_now().kind == SectionKind::Init;
+        let cell = &mut self.cells[b.index()];
+        cell.start(
+            id,
+            address,
+            d.bytes.0,
+            init || d.role == Role::Input,
+            if init { 0 } else { u32::MAX },
+        );
+        let holder = self.spaces[space(d.pool)].enter(b, address, d.bytes.0, &mut cell.before);
+        cell.before.retain(|t| t.last.iter().any(|&x| x > 0));
+        if let Some(h) = holder {
+            let other = self.cells[h.index()].allocated;
+            self.violate(RuleId::Alloc, id, other, || {
+                format!(
+                    "{} gets addresses of {}, which is alive",
+                    describe::buffer(p, b),
+                    describe::buffer(p, h)
+                )
+            });
+        }
+    }
+
+    pub(super) fn free(&mut self, id: InstrId, b: BufferId) {
+        let p = self.p;
+        let d = &p.buffers[b.index()];
+        self.sink.fact(RuleId::Lifetime, 1);
+        if !self.cells[b.index()].live {
+            let first = self.cells[b.index()].freed;
+            self.violate(RuleId::Lifetime, id, first, || {
+                format!("{} is not allocated", describe::buffer(p, b))
+            });
+            return;
+        }
+        if is_grad(d.role) {
+            self.dropped(id, b);
+        }
+        if d.role == Role::FullWeight {
+            self.unused(id, b);
+        }
+        self.release(id, b);
+        let cell = &mut self.cells[b.index()];
+        if cell.reduction.at != 0 {
+            if let Some(i) = self.step.in_flight.iter().position(|(u, ..)| *u == d.unit) {
+                self.step.in_flight[i].1 -= 1;
+                if self.step.in_flight[i].1 == 0 {
+                    self.step.in_flight.remove(i);
+                }
+            }
+        }
+        cell.live = false;
+        cell.freed = Some(id);
+        let cleared = cell.cleared != 0;
+        self.spaces[space(d.pool)].leave(
+            b,
+            cell.address,
+            d.bytes.0,
+            &cell.last,
+            &cell.before,
+            cleared,
+        );
+        self.addresses.free(p, b);
+    }
+
+    /// Gradients that are freed before anything read them.
+    fn dropped(&mut self, id: InstrId, b: BufferId) {
+        self.sink.fact(RuleId::ReduceMissing, 1);
+        let Some(at) = self.cells[b.index()]
+            .segments
+            .iter()
+            .find(|s| s.unread())
+            .map(|s| s.writer.at)
+        else {
+            return;
+        };
+        let (p, other) = (self.p, self.id_at(at));
+        self.violate(RuleId::ReduceMissing, id, Some(other), || {
+            format!(
+                "#{} wrote {} and nothing has read it; expected its reduction",
+                other.0,
+                describe::buffer(p, b)
+            )
+        });
+    }
+
+    fn unused(&mut self, id: InstrId, b: BufferId) {
+        self.sink.fact(RuleId::UnusedGather, 1);
+        let segments = &self.cells[b.index()].segments;
+        let written = segments.iter().map(|s| s.writer.at).max().unwrap_or(0);
+        if written > 0 && segments.iter().all(|s| s.reads.is_empty()) {
+            let (p, other) = (self.p, self.id_at(written));
+            self.violate(RuleId::UnusedGather, id, Some(other), || {
+                format!(
+                    "#{} filled {} and nothing has read it",
+                    other.0,
+                    describe::buffer(p, b)
+                )
+            });
+        }
+    }
+
+    /// Is the stream that gets the block behind its last use?
+    fn release(&mut self, id: InstrId, b: BufferId) {
+        let p = self.p;
+        let d = &p.buffers[b.index()];
+        let cell = &self.cells[b.index()];
+        let lane = self.order.lane(d.stream);
+        let open = self.order.open(lane, &cell.last);
+        let reducing = is_full_grad(d.role) && cell.reduction.at != 0;
+        let last = cell.last;
+        let rule = if reducing {
+            RuleId::ReduceRelease
+        } else {
+            RuleId::PoolStream
+        };
+        self.sink.fact(rule, 1);
+        let Some(u) = open else { return };
+        if reducing {
+            let other = self.id_at(u.at);
+            let them = self.describe_at(u.at);
+            self.violate(RuleId::ReduceRelease, id, Some(other), || {
+                format!(
+                    "{} goes back to {} while {them} may still run; expected a wait for it before",
+                    describe::buffer(p, b),
+                    p.streams[d.stream.index()].kind.name()
+                )
+            });
+        } else if d.pool == Pool::Caching {
+            self.step.returned.push(Returned {
+                stream: d.stream,
+                buffer: b,
+                free: id,
+                last,
+            });
+        }
+    }
+
+    /// Blocks given back too early to the stream that now gets work.
+    pub(super) fn check_returned(&mut self, id: InstrId, stream: StreamId, lane: usize) {
+        if self.step.returned.is_empty() {
+            return;
+        }
+        let (mine, rest) = std::mem::take(&mut self.step.returned)
+            .into_iter()
+            .partition(|r| r.stream == stream);
+        self.step.returned = rest;
+        let mine: Vec<Returned> = mine;
+        for r in mine {
+            let Some(u) = self.order.clock(lane).missing(&r.last) else {
+                continue;
+            };
+            let (p, them, other) = (self.p, self.describe_at(u.at), self.id_at(u.at));
+            self.violate(RuleId::PoolStream, r.free, Some(other), || {
+                format!(
+                    "{} went back to {}, whose next work #{} is not ordered behind {them}",
+                    describe::buffer(p, r.buffer),
+                    p.streams[stream.index()].kind.name(),
+                    id.0
+                )
+            });
+        }
+    }
+
+    /// A gradient buffer's reduction was issued.
+    pub(super) fn in_flight(&mut self, work: &Work, b: BufferId) {
+        let p = self.p;
+        let first = self.cells[b.index()].reduction.at == 0;
+        self.cells[b.index()].reduction = Use { ..work.me };
+        if !first {
+            return;
+        }
+        let unit = p.buffers[b.index()].unit;
+        match self.step.in_flight.iter_mut().find(|(u, ..)| *u == unit) {
+            Some(x) => x.1 += 1,
+            None => self.step.in_flight.push((unit, 1, b)),
+        }
+        let limit = p.meta.reduce_in_flight as usize;
+        if limit == 0 {
+            return;
+        }
+        self.sink.fact(RuleId::ReduceInFlight, 1);
+        if self.step.in_flight.len() > limit {
+            let (_, _, oldest) = self.step.in_flight[0];
+            let (n, other) = (
+                self.step.in_flight.len(),
+                self.cells[oldest.index()].allocated,
+            );
+            self.violate(RuleId::ReduceInFlight, work.id, other, || {
+                format!(
+                    "{} is the {n}th unit's gradient buffer in flight, at most {limit} may be; {} should have been \
+                     released",
+                    describe::buffer(p, b),
+                    describe::buffer(p, oldest)
+                )
+            });
+        }
+    }
+
+    /// Compute (or the host) waits for an event.
+    pub(super) fn compute_waits(&mut self, id: InstrId, instr: Instr, event: EventId) {
+        if self.p.meta.reduce_in_flight == 0 || instr.phase != Phase::Backward {
+            return;
+        }
+        let Some(r) = self.step.before[event.index()] else {
+            return;
+        };
+        if self.order.stream_of(r.lane as usize) == COMPUTE {
+            return;
+        }
+        self.sink.fact(RuleId::ReduceSerial, 1);
+        if r.kernels == self.step.kernels && r.micro_batch == instr.micro_batch {
+            self.step.suspect = Some((id, instr, r));
+        }
+    }
+
+    /// A kernel was launched.
+    pub(super) fn launched(&mut self, work: &Work) {
+        if work.instr.phase != Phase::Backward
+            || work.instr.rule != Rule::Model
+            || work.me.lane != 0
+        {
+            return;
+        }
+        self.step.kernels += 1;
+        let Some((id, _, r)) = self.step.suspect.take() else {
+            return;
+        };
+        if r.unit != work.instr.unit && r.micro_batch == work.instr.micro_batch {
+            let (p, them) = (self.p, describe::instr(self.p, r.id, None));
+            self.violate(RuleId::ReduceSerial, id, Some(r.id), || {
+                format!(
+                    "waits for {them} before any kernel of the next unit ({}) was launched: the reduction overlaps \
+                     nothing",
+                    p.units[work.instr.unit.index()].name
+                )
+            });
+        }
+    }
+
+    pub(super) fn end_step(&mut self, section: &Section) {
+        self.close_scope();
+        if section.kind == SectionKind::Init {
+            return;
+        }
+        let p = self.p;
+        for i in 0..p.buffers.len() {
+            let b = BufferId(i as u32);
+            let d = &p.buffers[i];
+            let (was, is) = (self.step.live[i], self.cells[i].live);
+            self.sink.fact(
+                if gathers(d.role) {
+                    RuleId::Unsharded
+                } else {
+                    RuleId::Leak
+                },
+                1,
+            );
+            if is && !was && !(section.kind == SectionKind::First && may_persist(d.role)) {
+                let rule = if gathers(d.role) {
+                    RuleId::Unsharded
+                } else {
+                    RuleId::Leak
+                };
+                let id = self.cells[i]
+                    .allocated
+                    .unwrap_or(InstrId(section.instrs.start));
+                self.violate(rule, id, None, || {
+                    format!(
+                        "{} is still allocated when the step ends",
+                        describe::buffer(p, b)
+                    )
+                });
+            }
+            if was && !is {
+                let id = self.cells[i].freed.unwrap_or(InstrId(section.instrs.start));
+                self.violate(RuleId::Leak, id, None, || {
+                    format!(
+                        "{} was there before the step and is not there after it",
+                        describe::buffer(p, b)
+                    )
+                });
+            }
+            if is && d.role == Role::MainGrad {
+                self.unread_at_end(section, b);
+            }
+        }
+        let optimizes = p
+            .section_instrs(section)
+            .iter()
+            .rposition(|i| i.rule == Rule::Optimizer);
+        if let Some(n) = optimizes {
+            let id = InstrId(section.instrs.start + n as u32);
+            for g in self.not_stepped() {
+                let unit = &p.units[p.groups[g.index()].unit.index()].name;
+                self.violate(RuleId::ReduceMissing, id, None, || {
+                    format!(
+                        "the optimizer ends without a step of group {} of unit {unit}",
+                        g.0
+                    )
+                });
+            }
+            self.sink.fact(RuleId::ReduceMissing, p.groups.len() as u64);
+        }
+    }
+
+    fn unread_at_end(&mut self, section: &Section, b: BufferId) {
+        let base = self.pass_now().base;
+        let unread = |s: &&super::shadow::Segment| s.unread() && s.writer.at > base;
+        let Some(at) = self.cells[b.index()]
+            .segments
+            .iter()
+            .find(unread)
+            .map(|s| s.writer.at)
+        else {
+            return;
+        };
+        if section.kind == SectionKind::Validation {
+            return;
+        }
+        let (p, id) = (self.p, self.id_at(at));
+        self.violate(RuleId::ReduceMissing, id, None, || {
+            format!(
+                "writes {}, which nothing reads before the step ends",
+                describe::buffer(p, b)
+            )
+        });
+    }
+}
+
+fn space(pool: Pool) -> usize {
+    match pool {
+        Pool::Caching => 0,
+        Pool::Planned => 1,
+        Pool::DoubleBuffer => 2,
+    }
+}
+
+/// State that the first step may leave behind.
+fn may_persist(role: Role) -> bool {
+    matches!(
+        role,
+        Role::ModelWeight
+            | Role::MainWeight
+            | Role::MainGrad
+            | Role::OptimizerState
+            | Role::Workspace
+            | Role::Input
+    )
+}
