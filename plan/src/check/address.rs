@@ -2,12 +2,12 @@
 
 use crate::memory::AllocError;
 use crate::program::{BufferId, Program};
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 /// Stand-in for the allocators: best fit a stream and pool, blocks of 512 bytes, no splitting.
 pub(super) struct Addresses {
     next: u64,
-    free: BTreeMap<(u8, u8, u64), Vec<u64>>,
+    free: BTreeMap<(u8, u8, u64), BTreeSet<u64>>,
     live: Vec<Option<(u64, u64)>>,
 }
 
@@ -35,7 +35,7 @@ impl Addresses {
             .find(|(_, v)| !v.is_empty())
             .map(|(k, _)| *k);
         let (address, size) = match fit {
-            Some(k) => (self.free.get_mut(&k).and_then(Vec::pop).unwrap_or(0), k.2),
+            Some(k) => (self.free.get_mut(&k).and_then(BTreeSet::pop_first).unwrap_or(0), k.2),
             None => {
                 self.next += bytes;
                 (self.next - bytes, bytes)
@@ -52,7 +52,7 @@ impl Addresses {
             self.free
                 .entry((d.pool as u8, d.stream.0, size))
                 .or_default()
-                .push(address);
+                .insert(address);
         }
     }
 }

@@ -1,0 +1,79 @@
+//! Programs without a mistake.
+
+use crate::check::testing::{Shape, Toy};
+use crate::check::{RULES, check};
+use crate::program::Pool;
+
+fn variants() -> Vec<Shape> {
+    let base = Shape::default();
+    let mut out = vec![base];
+    for prefetch in [false, true] {
+        for in_flight in [1, 2, 3] {
+            for micro_batches in [1, 2] {
+                out.push(Shape {
+                    prefetch,
+                    in_flight,
+                    micro_batches,
+                    ..base
+                });
+            }
+        }
+    }
+    out.push(Shape {
+        recompute: true,
+        ..base
+    });
+    out.push(Shape {
+        validation: true,
+        ..base
+    });
+    out.push(Shape {
+        scope: true,
+        ..base
+    });
+    out.push(Shape {
+        scope: true,
+        validation: true,
+        recompute: true,
+        ..base
+    });
+    out.push(Shape {
+        one_communicator: true,
+        ..base
+    });
+    out.push(Shape {
+        pool: Pool::Planned,
+        validation: true,
+        ..base
+    });
+    out
+}
+
+#[test]
+fn correct_programs_break_no_rule() {
+    for shape in variants() {
+        let r = check(&Toy::new(shape).p);
+        assert!(r.is_ok(), "{shape:?}\n{r}");
+        assert_eq!(r.warnings(), 0, "{shape:?}\n{r}");
+    }
+}
+
+#[test]
+fn most_rules_have_facts_to_look_at() {
+    let shape = Shape {
+        scope: true,
+        validation: true,
+        micro_batches: 2,
+        ..Shape::default()
+    };
+    let r = check(&Toy::new(shape).p);
+    let idle: Vec<_> = r
+        .rules
+        .iter()
+        .filter(|x| x.checked == 0)
+        .map(|x| x.id.id())
+        .collect();
+    // Only several programs have a symmetry.
+    assert_eq!(idle, ["INV-28"]);
+    assert_eq!(r.rules.len(), RULES.len());
+}
