@@ -11,7 +11,6 @@
 //! state of an engine between programs.
 
 mod access;
-mod address;
 mod capture;
 mod clock;
 mod collectives;

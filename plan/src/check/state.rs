@@ -320,7 +320,8 @@ impl Walk<'_> {
                 continue;
             };
             self.sink.fact(RuleId::DoubleGather, 1);
-            let updated = self.facts.updated[g];
+            // A gather of an earlier pass may be repeated: the pipeline is reset between steps.
+            let updated = self.facts.updated[g].max(self.pass_now().base);
             let again = match p.buffers[part.output.buffer.index()].role {
                 // The buffer itself, or the parameters that were copied out of it.
                 Role::FullWeight | Role::ModelWeight => self.gathered(part.output, updated),

@@ -6,7 +6,7 @@ use super::describe;
 use super::rules::RuleId;
 use super::walk::{Walk, Work};
 use crate::program::{
-    BufferId, COMPUTE, EventId, Instr, InstrId, Phase, Pool, Program, Role, Rule, Section,
+    Buffer, BufferId, COMPUTE, EventId, Instr, InstrId, Phase, Pool, Program, Role, Rule, Section,
     SectionKind, StreamId, UnitId,
 };
 
@@ -107,7 +107,7 @@ impl Walk<'_> {
             return;
         }
         self.sink.fact(RuleId::Alloc, 1);
-        let address = match self.addresses.alloc(p, b) {
+        let address = match self.memory.alloc(p, b) {
             Ok(a) => a,
             Err(e) => {
                 self.violate(RuleId::Alloc, id, None, || {
@@ -123,7 +123,7 @@ impl Walk<'_> {
             id,
             address,
             d.bytes.0,
-            init || d.role == Role::Input,
+            init || matches!(d.role, Role::Input | Role::OptimizerState),
             if init { 0 } else { u32::MAX },
         );
         let holder = self.spaces[space(d.pool)].enter(b, address, d.bytes.0, &mut cell.before);
@@ -178,7 +178,7 @@ impl Walk<'_> {
             &cell.before,
             cleared,
         );
-        self.addresses.free(p, b);
+        self.memory.free(p, b);
     }
 
     /// Gradients that are freed before anything read them.
@@ -293,7 +293,7 @@ impl Walk<'_> {
             Some(x) => x.1 += 1,
             None => self.step.in_flight.push((unit, 1, b)),
         }
-        let limit = p.meta.reduce_in_flight as usize;
+        let limit = in_flight_limit(p);
         if limit == 0 {
             return;
         }
@@ -374,7 +374,7 @@ impl Walk<'_> {
                 },
                 1,
             );
-            if is && !was && !(section.kind == SectionKind::First && may_persist(d.role)) {
+            if is && !was && !(section.kind == SectionKind::First && may_persist(p, d)) {
                 let rule = if gathers(d.role) {
                     RuleId::Unsharded
                 } else {
@@ -448,21 +448,32 @@ impl Walk<'_> {
 
 fn space(pool: Pool) -> usize {
     match pool {
-        Pool::Caching => 0,
+        // The copies of a double buffer are blocks of the caching allocator.
+        Pool::Caching | Pool::DoubleBuffer => 0,
         Pool::Planned => 1,
-        Pool::DoubleBuffer => 2,
     }
 }
 
-/// State that the first step may leave behind.
-fn may_persist(role: Role) -> bool {
-    matches!(
-        role,
-        Role::ModelWeight
-            | Role::MainWeight
-            | Role::MainGrad
-            | Role::OptimizerState
-            | Role::Workspace
-            | Role::Input
-    )
+/// Units with gradient buffers in flight; 0 is any number. The production engine's queue is bounded in elements, or by
+/// its double buffer.
+fn in_flight_limit(p: &Program) -> usize {
+    match p.meta.policy {
+        "megatron" => p.double_buffer_copies as usize,
+        _ => p.meta.reduce_in_flight as usize,
+    }
+}
+
+/// What the first step may leave behind: state, and the full weights of units that never reshard.
+fn may_persist(p: &Program, b: &Buffer) -> bool {
+    let resident = b.role == Role::FullWeight && !p.units[b.unit.index()].reshards;
+    resident
+        || matches!(
+            b.role,
+            Role::ModelWeight
+                | Role::MainWeight
+                | Role::MainGrad
+                | Role::OptimizerState
+                | Role::Workspace
+                | Role::Input
+        )
 }

@@ -243,7 +243,7 @@ impl Toy {
                 .push(add(Role::MainGrad, SHARD, DType::F32, COMPUTE, caching));
             self.moments.push(add(
                 Role::OptimizerState,
-                2 * SHARD,
+                SHARD,
                 DType::F32,
                 COMPUTE,
                 caching,

@@ -2,7 +2,6 @@
 //! happens-before and shadow memory carried from pass to pass, so that hazards between steps show.
 
 use super::access::Conflict;
-use super::address::Addresses;
 use super::capture::Captured;
 use super::clock::{Known, Order, Use, Waited};
 use super::describe::{self, Place};
@@ -11,6 +10,7 @@ use super::rules::RuleId;
 use super::shadow::{Cell, Space};
 use super::state::Facts;
 use super::step::Step;
+use crate::memory::Memory;
 use crate::program::{Instr, InstrId, Op, Program, Section, SectionKind};
 
 /// One pass over a section.
@@ -60,8 +60,8 @@ pub(super) struct Walk<'a> {
     pub(super) sink: &'a mut Sink,
     pub(super) order: Order,
     pub(super) cells: Vec<Cell>,
-    pub(super) spaces: [Space; 3],
-    pub(super) addresses: Addresses,
+    pub(super) spaces: [Space; 2],
+    pub(super) memory: Memory,
     pub(super) facts: Facts,
     pub(super) step: Step,
     pub(super) captured: Captured,
@@ -90,7 +90,7 @@ pub(super) fn walk(p: &Program, sink: &mut Sink) -> Walked {
         order: Order::new(p),
         cells: vec![Cell::default(); p.buffers.len()],
         spaces: Default::default(),
-        addresses: Addresses::new(p),
+        memory: Memory::new(p, None),
         facts: Facts::new(p),
         step: Step::new(p),
         captured: Captured::new(p),
