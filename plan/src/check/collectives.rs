@@ -109,7 +109,7 @@ fn members(p: &Program, c: &Collective, instr: InstrId, sink: &mut Sink) {
     let fits = match comm.axis {
         Axis::Shard => comm.size == m.dp_shard && comm.stride == 1,
         Axis::Outer => comm.size == m.dp_outer && comm.stride == m.dp_shard,
-        Axis::SubShard => m.dp_shard % comm.size.max(1) == 0 && comm.stride == 1,
+        Axis::SubShard => m.dp_shard.is_multiple_of(comm.size.max(1)) && comm.stride == 1,
         Axis::World => comm.size == m.world && comm.stride == 1,
     };
     if comm.size < 2 || !fits {

@@ -52,20 +52,18 @@ pub(super) fn check(p: &Program, sink: &mut Sink) {
                     }
                 }
             }
-            Op::Collective { id: c, stream } => {
-                if c.index() >= p.collectives.len() || !stream_ok(stream) {
-                    bad(format!("no collective {} or no stream {}", c.0, stream.0));
-                }
+            Op::Collective { id: c, stream }
+                if (c.index() >= p.collectives.len() || !stream_ok(stream)) =>
+            {
+                bad(format!("no collective {} or no stream {}", c.0, stream.0));
             }
-            Op::Copy { id: c, stream } => {
-                if c.index() >= p.copies.len() || !stream_ok(stream) {
-                    bad(format!("no copy {} or no stream {}", c.0, stream.0));
-                }
+            Op::Copy { id: c, stream } if (c.index() >= p.copies.len() || !stream_ok(stream)) => {
+                bad(format!("no copy {} or no stream {}", c.0, stream.0));
             }
-            Op::Record { event, stream } | Op::Wait { event, stream } => {
-                if event.0 >= p.events || !stream_ok(stream) {
-                    bad(format!("no event e{} or no stream {}", event.0, stream.0));
-                }
+            Op::Record { event, stream } | Op::Wait { event, stream }
+                if (event.0 >= p.events || !stream_ok(stream)) =>
+            {
+                bad(format!("no event e{} or no stream {}", event.0, stream.0));
             }
             Op::HostWait(event) if event.0 >= p.events => bad(format!("no event e{}", event.0)),
             Op::GraphBegin(s) | Op::GraphEnd(s) if s.index() >= p.scopes.len() => {

@@ -68,7 +68,7 @@ fn flat(p: &Program, id: GroupId, g: &Group, l: &FlatLayout, sink: &mut Sink) {
         })
     };
     let shards = u64::from(l.shards);
-    if shards == 0 || l.numel % shards != 0 {
+    if shards == 0 || !l.numel.is_multiple_of(shards) {
         bad(format!(
             "{} elements do not make {shards} equal shards",
             l.numel
@@ -114,7 +114,7 @@ fn flat(p: &Program, id: GroupId, g: &Group, l: &FlatLayout, sink: &mut Sink) {
         // Every boundary within the parameter lies a whole number of rows behind its start.
         let mut boundary = (i.offset / shard + 1) * shard;
         while boundary < end {
-            if (boundary - i.offset) % row != 0 {
+            if !(boundary - i.offset).is_multiple_of(row) {
                 bad(format!(
                     "shard boundary {boundary} cuts row {} of `{}` (rows of {row} from {})",
                     (boundary - i.offset) / row,
@@ -126,10 +126,10 @@ fn flat(p: &Program, id: GroupId, g: &Group, l: &FlatLayout, sink: &mut Sink) {
             boundary += shard;
         }
     }
-    if g.params
-        .iter()
-        .any(|x| l.chunk_factor % p.params[x.index()].row().max(1) != 0)
-    {
+    if g.params.iter().any(|x| {
+        !l.chunk_factor
+            .is_multiple_of(p.params[x.index()].row().max(1))
+    }) {
         bad(format!(
             "chunk factor {} is no multiple of every row",
             l.chunk_factor

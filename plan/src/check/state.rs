@@ -432,7 +432,7 @@ impl Walk<'_> {
         }
         self.sink.fact(RuleId::Align, 1);
         let address = self.cells[a.buffer.index()].address + a.offset;
-        if address % 16 != 0 || a.bytes % 16 != 0 {
+        if !address.is_multiple_of(16) || !a.bytes.is_multiple_of(16) {
             let p = self.p;
             self.violate(RuleId::Align, work.id, None, || {
                 format!(

@@ -159,12 +159,12 @@ impl Walk<'_> {
         }
         self.release(id, b);
         let cell = &mut self.cells[b.index()];
-        if cell.reduction.at != 0 {
-            if let Some(i) = self.step.in_flight.iter().position(|(u, ..)| *u == d.unit) {
-                self.step.in_flight[i].1 -= 1;
-                if self.step.in_flight[i].1 == 0 {
-                    self.step.in_flight.remove(i);
-                }
+        if cell.reduction.at != 0
+            && let Some(i) = self.step.in_flight.iter().position(|(u, ..)| *u == d.unit)
+        {
+            self.step.in_flight[i].1 -= 1;
+            if self.step.in_flight[i].1 == 0 {
+                self.step.in_flight.remove(i);
             }
         }
         cell.live = false;

@@ -172,6 +172,13 @@ impl Toy {
         InstrId(before.0 - 1)
     }
 
+    /// Moves an instruction before an earlier one; where the others are then: one later.
+    pub(crate) fn hoist(&mut self, from: InstrId, before: InstrId) {
+        assert!(from > before);
+        let i = self.p.instrs.remove(from.index());
+        self.p.instrs.insert(before.index(), i);
+    }
+
     /// A new event.
     pub(crate) fn event(&mut self) -> EventId {
         self.p.events += 1;
@@ -216,6 +223,12 @@ impl Toy {
 
     fn buffers(&mut self) {
         let pool = self.shape.pool;
+        // A double buffer here is one of weights.
+        let grads = if pool == Pool::DoubleBuffer {
+            Pool::Caching
+        } else {
+            pool
+        };
         for u in 0..UNITS {
             let mut add = |role, numel: u64, dtype: DType, stream, pool| {
                 self.p.buffers.push(Buffer {
@@ -251,9 +264,9 @@ impl Toy {
             self.full
                 .push(add(Role::FullWeight, NUMEL, DType::Bf16, AG, pool));
             self.grad
-                .push(add(Role::FullGrad, NUMEL, DType::Bf16, COMPUTE, pool));
+                .push(add(Role::FullGrad, NUMEL, DType::Bf16, COMPUTE, grads));
             self.reduced
-                .push(add(Role::ReduceOutput, SHARD, DType::Bf16, RS, pool));
+                .push(add(Role::ReduceOutput, SHARD, DType::Bf16, RS, grads));
             self.act
                 .push(add(Role::Activation, 4096, DType::Bf16, COMPUTE, caching));
             self.dact
@@ -287,7 +300,7 @@ impl Toy {
             );
         }
         let n = self.all(self.norm);
-        self.descriptor(CollectiveKind::AllReduce, 0, n, n);
+        self.descriptor(CollectiveKind::AllReduce, 2, n, n);
     }
 
     fn emit(&mut self, op: Op) -> InstrId {
@@ -684,7 +697,7 @@ fn empty(shape: Shape) -> Program {
         ]
         .map(|(kind, priority)| Stream { kind, priority })
         .to_vec(),
-        communicators: vec![comm("shard"), comm("shard_rs")],
+        communicators: vec![comm("shard"), comm("shard_rs"), comm("norm")],
         kernels: vec![
             kernel("forward", KernelClass::Pointwise),
             kernel("loss", KernelClass::Pointwise),

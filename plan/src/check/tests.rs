@@ -1,3 +1,36 @@
 //! Every rule: a good program passes, a planted bug is named.
 
+mod capture;
+mod collectives;
+mod gathers;
 mod good;
+mod memory;
+mod order;
+mod reductions;
+mod tables;
+
+use super::testing::Toy;
+use super::{Report, RuleId, Violation, check};
+use crate::program::{BufferId, InstrId};
+
+/// The violation of a rule at an instruction, which must exist.
+fn caught(r: &Report, rule: RuleId, at: InstrId) -> &Violation {
+    r.of(rule)
+        .find(|v| v.instr == Some(at))
+        .unwrap_or_else(|| panic!("{rule} at #{} is not reported\n{r}", at.0))
+}
+
+/// Checks a broken program: the rule names the instruction, and its message the buffer.
+fn expect(t: &Toy, rule: RuleId, at: InstrId, buffer: BufferId) -> Violation {
+    let r = check(&t.p);
+    caught(&r, rule, at);
+    let name = t.p.buffer_name(buffer);
+    let named = |v: &&Violation| v.instr == Some(at) && v.message.contains(&name);
+    let v = r
+        .of(rule)
+        .find(named)
+        .unwrap_or_else(|| panic!("`{name}` is not named\n{r}"))
+        .clone();
+    assert!(v.message.contains(&format!("#{}", at.0)), "{}", v.message);
+    v
+}

@@ -1,0 +1,161 @@
+//! Layouts, groups, owners.
+
+use crate::check::testing::{Shape, Toy};
+use crate::check::{RuleId, check};
+use crate::program::*;
+use crate::shard::{FlatLayout, Layout, PerParamItem, PerParamLayout};
+
+fn flat(t: &mut Toy, group: usize) -> &mut FlatLayout {
+    match &mut t.p.groups[group].layout {
+        Layout::Flat(l) => l,
+        Layout::PerParam(_) => unreachable!(),
+    }
+}
+
+fn message(t: &Toy, rule: RuleId) -> String {
+    let r = check(&t.p);
+    r.of(rule)
+        .next()
+        .unwrap_or_else(|| panic!("{rule} is not reported\n{r}"))
+        .message
+        .clone()
+}
+
+#[test]
+fn a_shard_boundary_within_a_row() {
+    // The row that was cut in the production engine: shapes (1, 3) and (2, 2) over two ranks, back to back.
+    let mut t = Toy::new(Shape::default());
+    t.p.params[0].shape = [1, 3].as_slice().into();
+    t.p.params[1].shape = [2, 2].as_slice().into();
+    let l = flat(&mut t, 0);
+    *l = FlatLayout {
+        numel: 12,
+        chunk_factor: 6,
+        shards: 2,
+        items: l.items.clone(),
+    };
+    l.items[0] = crate::shard::FlatItem {
+        offset: 0,
+        numel: 3,
+        ..l.items[0]
+    };
+    l.items[1] = crate::shard::FlatItem {
+        offset: 3,
+        numel: 4,
+        ..l.items[1]
+    };
+    let m = message(&t, RuleId::Layout);
+    assert!(
+        m.contains("shard boundary 6 cuts row 1 of `layers.0.bias`"),
+        "{m}"
+    );
+    // With its start on the boundary no row is cut.
+    flat(&mut t, 0).items[1].offset = 6;
+    assert!(check(&t.p).of(RuleId::Layout).next().is_none());
+}
+
+#[test]
+fn parameters_that_overlap_or_leave_the_buffer() {
+    let mut t = Toy::new(Shape::default());
+    flat(&mut t, 1).items[1].offset = 1008;
+    assert!(
+        message(&t, RuleId::Layout)
+            .contains("`layers.1.weight` [0, 1024) overlaps `layers.1.bias` at 1008")
+    );
+    let mut t = Toy::new(Shape::default());
+    flat(&mut t, 1).items[1].offset = 1072;
+    assert!(message(&t, RuleId::Layout).contains("ends at 1104, the buffer at 1088"));
+}
+
+#[test]
+fn shards_are_equal_and_rows_divide_the_chunk() {
+    let mut t = Toy::new(Shape::default());
+    flat(&mut t, 1).numel = 1087;
+    assert!(message(&t, RuleId::Layout).contains("1087 elements do not make 4 equal shards"));
+    let mut t = Toy::new(Shape::default());
+    flat(&mut t, 1).chunk_factor = 24;
+    assert!(message(&t, RuleId::Layout).contains("chunk factor 24"));
+    let mut t = Toy::new(Shape::default());
+    flat(&mut t, 1).items[1].numel = 31;
+    assert!(message(&t, RuleId::Layout).contains("gets 31 elements, it has 32"));
+}
+
+#[test]
+fn per_parameter_shards_are_whole_padded_rows() {
+    let item = |param, numel, shard_numel, shard_offset| PerParamItem {
+        param: ParamId(param),
+        numel,
+        shard_numel,
+        shard_offset,
+    };
+    let mut t = Toy::new(Shape::default());
+    // 64 rows of 16 and 32 of 1, over 5 ranks: 13 rows and 7.
+    let good = vec![item(2, 1024, 208, 0), item(3, 32, 7, 208)];
+    t.p.groups[1].layout = Layout::PerParam(PerParamLayout {
+        shards: 5,
+        items: good.clone(),
+    });
+    assert!(check(&t.p).of(RuleId::Layout).next().is_none());
+    for (bad, text) in [
+        (
+            item(3, 32, 6, 208),
+            "gets shards of 6, 32 rows of 1 over 5 ranks need 7",
+        ),
+        (
+            item(3, 32, 7, 200),
+            "starts at 200 of the shard, 208 is the next free",
+        ),
+        (item(3, 33, 7, 208), "gets 33 elements, it has 32"),
+    ] {
+        let items = vec![good[0], bad];
+        t.p.groups[1].layout = Layout::PerParam(PerParamLayout { shards: 5, items });
+        let m = message(&t, RuleId::Layout);
+        assert!(m.contains(text), "{m}");
+    }
+}
+
+#[test]
+fn a_group_of_two_kinds() {
+    let mut t = Toy::new(Shape::default());
+    t.p.params[3].requires_grad = false;
+    assert!(
+        message(&t, RuleId::Group)
+            .contains("`layers.1.bias` has requires_grad = false, the group true")
+    );
+    let mut t = Toy::new(Shape::default());
+    t.p.units[1].groups.clear();
+    assert!(message(&t, RuleId::Group).contains("its unit does not list it"));
+    let mut t = Toy::new(Shape::default());
+    flat(&mut t, 1).items.pop();
+    assert!(message(&t, RuleId::Group).contains("places other parameters than it owns"));
+}
+
+#[test]
+fn a_tied_parameter_with_two_owners_or_storages() {
+    let mut t = Toy::new(Shape::default());
+    t.p.groups[2].params.push(ParamId(0));
+    assert!(
+        message(&t, RuleId::Tied)
+            .contains("`layers.0.weight` belongs to group 0 of unit layers.0 and to group 2")
+    );
+    let mut t = Toy::new(Shape::default());
+    t.p.buffers[t.main[2].index()].holds = Holds::Group(GroupId(0));
+    let m = message(&t, RuleId::Tied);
+    assert!(m.contains("store the same weights"), "{m}");
+    let mut t = Toy::new(Shape::default());
+    t.p.params.push(t.p.params[0].clone());
+    assert!(message(&t, RuleId::Tied).contains("belongs to no group"));
+}
+
+#[test]
+fn optimizer_state_of_full_size() {
+    // A fused optimizer that kept the state of all ranks.
+    let mut t = Toy::new(Shape::default());
+    let b = t.moments[1];
+    t.p.buffers[b.index()].bytes = crate::units::Bytes(4 * 1088);
+    let m = message(&t, RuleId::StateSharded);
+    assert!(
+        m.contains("has 1088 elements") && m.contains("have 272"),
+        "{m}"
+    );
+}
