@@ -1,0 +1,233 @@
+//! What each kernel, collective and copy takes when it runs alone, and how it weighs on its neighbours.
+
+mod attention;
+mod gemm;
+mod memory;
+mod table;
+
+pub(crate) use table::log_interpolate;
+
+use crate::hardware::{MemoryClass, Profile};
+use crate::network::Network;
+use shardlab_plan::program::{CopyKind, Kernel, KernelClass, Program};
+use shardlab_plan::units::Picos;
+
+/// A price: time alone, and whether it comes from measured rows.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(crate) struct Price {
+    /// Microseconds alone.
+    pub(crate) us: f64,
+    /// A measured row was hit, or measured neighbours were interpolated.
+    pub(crate) measured: bool,
+}
+
+/// What a task occupies while it runs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Load {
+    /// A kernel limited by arithmetic.
+    Compute,
+    /// A kernel limited by memory bandwidth.
+    Memory,
+    /// A collective.
+    Collective,
+    /// A copy engine.
+    Copy,
+}
+
+/// Cost of one kernel, collective or copy: what the engine needs to know about it.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Cost {
+    /// Time alone, picoseconds.
+    pub(crate) work: u64,
+    /// What it occupies.
+    pub(crate) load: Load,
+    /// Share of the reachable memory bandwidth it uses when alone, in units of [`crate::clock::ONE`].
+    pub(crate) bandwidth: u32,
+    /// Share of the NVLink bandwidth (even index) or network bandwidth it uses when alone.
+    pub(crate) nvlink: u32,
+    /// Share of the network cards' bandwidth it uses when alone.
+    pub(crate) nic: u32,
+    /// Communicator of a collective.
+    pub(crate) comm: u8,
+    /// Fills the device: later kernels find no free SM.
+    pub(crate) fills: bool,
+    /// From measured rows.
+    pub(crate) measured: bool,
+}
+
+/// Prices of a program on a profile: kernels, then collectives, then copies, by index.
+#[derive(Debug)]
+pub(crate) struct Costs {
+    /// All costs.
+    pub(crate) all: Vec<Cost>,
+    /// Index of the first collective.
+    pub(crate) collectives: usize,
+    /// Index of the first copy.
+    pub(crate) copies: usize,
+}
+
+fn share(x: f64) -> u32 {
+    (x.clamp(0.0, 1.0) * f64::from(crate::clock::ONE)).round() as u32
+}
+
+impl Costs {
+    pub(crate) fn new(program: &Program, profile: &Profile) -> Self {
+        let network = Network::new(program, profile);
+        let collectives = program.kernels.len();
+        let copies = collectives + program.collectives.len();
+        let mut all = Vec::with_capacity(copies + program.copies.len());
+        for kernel in &program.kernels {
+            all.push(kernel_cost(kernel, profile));
+        }
+        for collective in &program.collectives {
+            all.push(network.cost(collective));
+        }
+        for copy in &program.copies {
+            let d = &profile.device;
+            let bytes = copy.to.bytes.max(copy.from.bytes) as f64;
+            let (gbps, bandwidth) = match copy.kind {
+                CopyKind::H2d => (d.h2d_gbps, d.h2d_gbps / d.memory_gbps),
+                CopyKind::D2h => (d.d2h_gbps, d.d2h_gbps / d.memory_gbps),
+                CopyKind::D2d => (d.memory_gbps * 0.4, 0.8),
+            };
+            all.push(Cost {
+                work: Picos::from_us(d.copy_latency_us + bytes / gbps / 1e3).0,
+                load: Load::Copy,
+                bandwidth: share(bandwidth),
+                nvlink: 0,
+                nic: 0,
+                comm: 0,
+                fills: false,
+                measured: false,
+            });
+        }
+        Self { all, collectives, copies }
+    }
+}
+
+/// Price of a kernel alone.
+pub(crate) fn price(kernel: &Kernel, profile: &Profile) -> Price {
+    let price = match kernel.class {
+        KernelClass::Gemm { m, n, k, batch } => gemm::price(&profile.gemm, profile, kernel.dtype, [m, n, k], batch, 1.0),
+        KernelClass::Conv { m, n, k } => {
+            gemm::price(&profile.conv, profile, kernel.dtype, [m, n, k], 1, profile.efficiency.conv)
+        }
+        KernelClass::Attention { .. } => attention::price(kernel, profile),
+        _ => memory::price(kernel, profile),
+    };
+    Price { us: price.us.max(profile.device.min_kernel_us), ..price }
+}
+
+fn kernel_cost(kernel: &Kernel, profile: &Profile) -> Cost {
+    let price = price(kernel, profile);
+    let bytes = (kernel.read.0 + kernel.written.0) as f64;
+    let bound_by_memory = MemoryClass::of(&kernel.class, &kernel.name).is_some();
+    // Bandwidth relative to what a plain copy reaches: a kernel that reads its operands several times (softmax) or badly
+    // (strided) keeps the memory system as busy as one that streams.
+    let reach = profile.efficiency.memory[&MemoryClass::Copy] * profile.device.memory_gbps;
+    let bandwidth = if bound_by_memory { 1.0 } else { bytes / price.us / 1e3 / reach };
+    let fills = match kernel.class {
+        KernelClass::Gemm { m, n, batch, .. } => gemm::tiles(m, n) * batch >= u64::from(profile.device.sms),
+        KernelClass::Conv { m, n, .. } => gemm::tiles(m, n) >= u64::from(profile.device.sms),
+        _ => price.us >= profile.contention.start_wait_min_us,
+    };
+    Cost {
+        work: Picos::from_us(price.us).0,
+        load: if bound_by_memory { Load::Memory } else { Load::Compute },
+        bandwidth: share(bandwidth),
+        nvlink: 0,
+        nic: 0,
+        comm: 0,
+        fills: fills && price.us >= profile.contention.start_wait_min_us,
+        measured: price.measured,
+    }
+}
+
+/// Share in engine units, for costs made elsewhere.
+pub(crate) fn fixed_share(x: f64) -> u32 {
+    share(x)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::hardware;
+    use shardlab_plan::units::{Bytes, DType, Flops};
+
+    fn kernel(name: &str, class: KernelClass, flops: u64, read: u64, written: u64) -> Kernel {
+        Kernel {
+            name: name.into(),
+            class,
+            flops: Flops(flops),
+            read: Bytes(read),
+            written: Bytes(written),
+            dtype: DType::Bf16,
+            body: Vec::new(),
+        }
+    }
+
+    fn gemm(m: u64, n: u64, k: u64) -> Kernel {
+        let bytes = 2 * (m * k + k * n);
+        kernel("mm", KernelClass::Gemm { m, n, k, batch: 1 }, 2 * m * n * k, bytes, 2 * m * n)
+    }
+
+    #[test]
+    fn measured_rows_are_returned_exactly() {
+        let profile = hardware::load("h200-nvlink").unwrap();
+        for table in profile.gemm.iter().filter(|t| t.dtype == DType::Bf16) {
+            for row in &table.rows {
+                let price = price(&gemm(row.0, row.1, row.2), &profile);
+                assert!(price.measured);
+                assert!((price.us - row.3).abs() < 1e-9 * row.3, "{row:?} {price:?}");
+            }
+        }
+    }
+
+    /// Kernels of a 1.5 B model's step (8,192 tokens a rank) against the profile's bandwidth efficiencies: averages of
+    /// two eager steps under the profiler.
+    #[test]
+    fn memory_bound_kernels_of_a_profiled_step() {
+        let profile = hardware::load("h200-nvlink").unwrap();
+        let mb = 1_000_000;
+        for (name, class, read, written, us) in [
+            ("mul", KernelClass::Pointwise, 268 * mb, 134 * mb, 98.4),
+            ("silu", KernelClass::Pointwise, 134 * mb, 134 * mb, 70.5),
+            ("silu_backward", KernelClass::Pointwise, 268 * mb, 134 * mb, 106.4),
+            ("rms_norm", KernelClass::Norm, 33_600_000, 33_600_000, 33.4),
+            ("rms_norm_backward", KernelClass::Norm, 67_100_000, 33_600_000, 34.2),
+            ("log_softmax", KernelClass::Softmax, 4_203 * mb, 4_203 * mb, 3990.0),
+            ("log_softmax_backward", KernelClass::Softmax, 8_405 * mb, 4_203 * mb, 4242.0),
+            ("cast", KernelClass::Copy, 2_101 * mb, 4_203 * mb, 1598.0),
+            ("adamw", KernelClass::Optimizer, 5_994 * mb, 4_496 * mb, 3043.0),
+        ] {
+            let price = price(&kernel(name, class, 0, read, written), &profile);
+            let error = price.us / us - 1.0;
+            assert!(error.abs() < 0.15, "{name}: {:.1} us, measured {us}", price.us);
+        }
+    }
+
+    #[test]
+    fn no_kernel_beats_the_data_sheet() {
+        for name in hardware::shipped() {
+            let profile = hardware::load(name).unwrap();
+            for (m, n, k) in [(64, 64, 64), (8192, 4096, 4096), (1000, 3000, 500), (128_256, 4096, 8192)] {
+                let g = gemm(m, n, k);
+                let us = price(&g, &profile).us;
+                assert!(us * 1e-6 * profile.peak_flops(DType::Bf16) >= g.flops.0 as f64, "{name} {m}x{n}x{k}: {us}");
+            }
+            let k = kernel("add", KernelClass::Pointwise, 0, 1 << 30, 1 << 29);
+            assert!(price(&k, &profile).us * 1e3 * profile.device.memory_gbps >= 1.5 * f64::from(1 << 30), "{name}");
+        }
+    }
+
+    #[test]
+    fn more_work_never_costs_less() {
+        let profile = hardware::load("h200-nvlink").unwrap();
+        let mut last = 0.0;
+        for bytes in (10..34).map(|i| 1u64 << i) {
+            let us = price(&kernel("add", KernelClass::Pointwise, 0, bytes, bytes), &profile).us;
+            assert!(us >= last);
+            last = us;
+        }
+    }
+}

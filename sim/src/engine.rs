@@ -1,0 +1,702 @@
+//! The event loop of one rank.
+//!
+//! Host and device are two clocks. The host runs ahead, filling queues, until one is full or it has to wait for the
+//! device; the device follows, event by event, never past the host. Device events are starts and ends of tasks; with at
+//! most a handful of streams the next one is found by scanning them, and rates change only when the set of running tasks
+//! does. Nothing is allocated while running.
+
+use crate::SimError;
+use crate::clock::{NEVER, ONE, Progress};
+use crate::contention::{Pressure, Rules};
+use crate::cost::{Cost, Load};
+use crate::host::{Action, SectionCode};
+use crate::streams::{Cause, Entry, EntryKind, Event, NO_SPAN, State, Stream};
+use shardlab_plan::program::{InstrId, StreamId};
+use shardlab_plan::record::{Blocker, Span};
+use shardlab_plan::units::Picos;
+
+mod driver;
+mod jitter;
+mod tables;
+
+pub(crate) use jitter::Jitter;
+pub(crate) use tables::{Pass, Stall, Tables};
+
+/// Passes that may be in flight: the host starts a pass only when the one this many before it is complete.
+pub(crate) const IN_FLIGHT: usize = 2;
+
+/// Other ranks, as a collective sees them.
+pub(crate) trait Peers {
+    /// A rank is ready for a collective; true when it was the last and all start now.
+    fn arrive(&mut self, rank: u32, comm: u8) -> bool;
+    /// A rank is done with a collective; true when it was the last and all end now.
+    fn leave(&mut self, rank: u32, comm: u8) -> bool;
+}
+
+/// Equal ranks: all arrive and leave together.
+pub(crate) struct Symmetric;
+
+impl Peers for Symmetric {
+    #[inline]
+    fn arrive(&mut self, _: u32, _: u8) -> bool {
+        true
+    }
+    #[inline]
+    fn leave(&mut self, _: u32, _: u8) -> bool {
+        true
+    }
+}
+
+/// A communicator on one rank.
+#[derive(Clone, Copy, Debug, Default)]
+struct Comm {
+    /// Collectives issued.
+    issued: u32,
+    /// Collectives ended: the next that may start.
+    ended: u32,
+    /// When the last one ended.
+    free: u64,
+    /// Longest chain of dependent work up to then.
+    chain: u64,
+    /// Its span.
+    span: u32,
+}
+
+/// Progress of a pass.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct PassTimes {
+    /// When the host began to issue it.
+    pub(crate) start: u64,
+    /// When the host had issued it.
+    pub(crate) host_end: u64,
+    /// When its last task ended.
+    pub(crate) device_end: u64,
+    tasks: u32,
+    ended: u32,
+    issued: bool,
+}
+
+impl PassTimes {
+    fn complete(&self) -> bool {
+        self.issued && self.tasks == self.ended
+    }
+
+    /// When host and device were done with it.
+    pub(crate) fn end(&self) -> u64 {
+        self.host_end.max(self.device_end)
+    }
+}
+
+/// What the host waits for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Blocked {
+    No,
+    /// Room in a queue.
+    Room(u8),
+    /// An event.
+    Event(u32),
+    /// A pass.
+    Pass(u32),
+    /// The device, before it releases memory.
+    Drain,
+    /// Nothing is left to issue.
+    Finished,
+}
+
+/// One rank: its host thread, streams, events and communicators.
+pub(crate) struct Rank<'a> {
+    tables: &'a Tables<'a>,
+    id: u32,
+    // Device.
+    now: u64,
+    streams: Vec<Stream>,
+    /// Time of each stream's next event; kept apart because it is scanned for every event.
+    keys: [u64; 8],
+    /// Streams whose head has to be looked at.
+    dirty: u8,
+    /// Streams with a task on the device.
+    running: u8,
+    /// Streams waiting for an event, a communicator or SMs.
+    on_event: u8,
+    on_comm: u8,
+    on_sms: u8,
+    /// The running set has changed.
+    changed: bool,
+    events: Vec<Event>,
+    comms: Vec<Comm>,
+    // Host.
+    host: u64,
+    pass: u32,
+    code: usize,
+    stall: usize,
+    /// The cost of the code at hand is paid.
+    paid: bool,
+    blocked: Blocked,
+    /// Times of every pass.
+    pub(crate) passes: Vec<PassTimes>,
+    jitter: Option<Jitter>,
+    /// Longest chain of dependent work.
+    pub(crate) chain: u64,
+    /// Collective payload issued and ended, in units of the tables.
+    pub(crate) collectives: [u64; 2],
+    /// Program steps the host has performed.
+    pub(crate) performed: u64,
+    /// Spans of the recorded pass in issue order.
+    pub(crate) spans: Vec<Span>,
+    /// Host time after each code of the recorded pass.
+    pub(crate) host_times: Vec<u64>,
+}
+
+impl<'a> Rank<'a> {
+    pub(crate) fn new(tables: &'a Tables<'a>, id: u32, jitter: Option<Jitter>) -> Self {
+        let recorded = tables.passes.iter().find(|p| p.recorded).map(|p| &tables.sections[p.section]);
+        let mut passes = Vec::with_capacity(tables.passes.len());
+        passes.push(PassTimes::default());
+        Self {
+            tables,
+            id,
+            now: 0,
+            streams: tables.priorities.iter().map(|&p| Stream::new(tables.queue_depth, p)).collect(),
+            keys: [NEVER; 8],
+            dirty: 0,
+            running: 0,
+            on_event: 0,
+            on_comm: 0,
+            on_sms: 0,
+            changed: false,
+            events: vec![Event::FRESH; tables.events * (IN_FLIGHT + 1)],
+            comms: vec![Comm { span: NO_SPAN, ..Comm::default() }; tables.comms],
+            host: 0,
+            pass: 0,
+            code: 0,
+            stall: 0,
+            paid: false,
+            blocked: if tables.passes.is_empty() { Blocked::Finished } else { Blocked::No },
+            passes,
+            jitter,
+            chain: 0,
+            collectives: [0; 2],
+            performed: 0,
+            spans: Vec::with_capacity(recorded.map_or(0, |s| s.tasks)),
+            host_times: Vec::with_capacity(recorded.map_or(0, |s| s.codes.len())),
+        }
+    }
+
+    fn section(&self) -> (&'a Pass, &'a SectionCode) {
+        let pass = &self.tables.passes[self.pass as usize];
+        (pass, &self.tables.sections[pass.section])
+    }
+
+    /// Slot of an event in the current pass.
+    fn slot(&self, event: u32) -> u32 {
+        (self.pass % (IN_FLIGHT as u32 + 1)) * self.tables.events as u32 + event
+    }
+
+    /// Lets the host issue until it is blocked or has issued `batch` entries.
+    fn run_host(&mut self, mut batch: u32) -> Result<(), SimError> {
+        while self.blocked == Blocked::No && batch > 0 {
+            let (pass, section) = self.section();
+            let code = section.codes[self.code];
+            if !self.paid {
+                if let Some(stall) = pass.stalls.get(self.stall).filter(|s| s.code as usize == self.code) {
+                    if stall.drain && !self.drained() {
+                        self.blocked = Blocked::Drain;
+                        return Ok(());
+                    }
+                    self.host += stall.cost;
+                    self.stall += 1;
+                }
+                self.host += code.cost;
+                self.paid = true;
+            }
+            let (kind, arg, sequence, span) = match code.action {
+                Action::Task | Action::GraphTask => {
+                    if self.streams[usize::from(code.stream)].ring.is_full() {
+                        self.blocked = Blocked::Room(code.stream);
+                        return Ok(());
+                    }
+                    let span = if pass.recorded { self.open_span(code.stream, code.instr) } else { NO_SPAN };
+                    let cost = &self.tables.costs[code.arg as usize];
+                    let mut sequence = 0;
+                    if cost.load == Load::Collective {
+                        let comm = &mut self.comms[usize::from(cost.comm)];
+                        sequence = comm.issued;
+                        comm.issued += 1;
+                        self.collectives[0] += 1;
+                    }
+                    self.passes[self.pass as usize].tasks += 1;
+                    let kind = if code.action == Action::Task { EntryKind::Task } else { EntryKind::GraphTask };
+                    (kind, code.arg, sequence, span)
+                }
+                Action::Record | Action::Wait => {
+                    if self.streams[usize::from(code.stream)].ring.is_full() {
+                        self.blocked = Blocked::Room(code.stream);
+                        return Ok(());
+                    }
+                    let slot = self.slot(code.arg);
+                    if code.action == Action::Record {
+                        self.events[slot as usize] = Event { pass: self.pass + 1, ..Event::FRESH };
+                        (EntryKind::Record, slot, 0, NO_SPAN)
+                    } else {
+                        self.expect_recorded(slot, code.arg, code.instr)?;
+                        (EntryKind::Wait, slot, 0, NO_SPAN)
+                    }
+                }
+                Action::HostWait => {
+                    let slot = self.slot(code.arg);
+                    self.expect_recorded(slot, code.arg, code.instr)?;
+                    let time = self.events[slot as usize].time;
+                    if time == NEVER {
+                        self.blocked = Blocked::Event(slot);
+                        return Ok(());
+                    }
+                    if time > self.host {
+                        self.host = time;
+                    }
+                    self.host += self.tables.host_wait;
+                    self.next_code(pass, section);
+                    continue;
+                }
+                Action::Nothing => {
+                    self.next_code(pass, section);
+                    continue;
+                }
+            };
+            let bit = 1 << code.stream;
+            let pass_slot = self.pass as u8;
+            let stream = &mut self.streams[usize::from(code.stream)];
+            if stream.ring.is_empty() && stream.state == State::Idle {
+                self.dirty |= bit;
+            }
+            stream.ring.push(Entry { issue: self.host, arg, span, sequence, kind, pass: pass_slot });
+            self.next_code(pass, section);
+            batch -= 1;
+        }
+        Ok(())
+    }
+
+    fn expect_recorded(&self, slot: u32, event: u32, instr: u32) -> Result<(), SimError> {
+        let recorded = self.events[slot as usize].pass;
+        if recorded == self.pass + 1 {
+            return Ok(());
+        }
+        Err(SimError::Internal(format!("instruction {instr} waits for event {event}, which this pass has not recorded")))
+    }
+
+    fn open_span(&mut self, stream: u8, instr: u32) -> u32 {
+        self.spans.push(Span {
+            instr: InstrId(instr),
+            stream: StreamId(stream),
+            issued: Picos(self.host),
+            ready: Picos::ZERO,
+            start: Picos::ZERO,
+            end: Picos::ZERO,
+            alone: Picos::ZERO,
+            blocker: Blocker::None,
+        });
+        self.spans.len() as u32 - 1
+    }
+
+    /// The host is done with the code at hand.
+    fn next_code(&mut self, pass: &Pass, section: &SectionCode) {
+        if pass.recorded {
+            self.host_times.push(self.host);
+        }
+        self.performed += 1;
+        self.paid = false;
+        self.code += 1;
+        if self.code < section.codes.len() {
+            return;
+        }
+        let times = &mut self.passes[self.pass as usize];
+        times.host_end = self.host;
+        times.issued = true;
+        self.code = 0;
+        self.stall = 0;
+        self.pass += 1;
+        if self.pass as usize == self.tables.passes.len() {
+            self.blocked = Blocked::Finished;
+            return;
+        }
+        self.passes.push(PassTimes::default());
+        let gate = (self.pass as usize).checked_sub(IN_FLIGHT);
+        match gate {
+            Some(before) if !self.passes[before].complete() => self.blocked = Blocked::Pass(before as u32),
+            _ => self.begin_pass(),
+        }
+    }
+
+    fn begin_pass(&mut self) {
+        if let Some(before) = (self.pass as usize).checked_sub(IN_FLIGHT) {
+            self.host = self.host.max(self.passes[before].device_end);
+        }
+        self.passes[self.pass as usize].start = self.host;
+    }
+
+    fn drained(&self) -> bool {
+        self.running == 0 && self.streams.iter().all(|s| s.ring.is_empty())
+    }
+
+    /// Lets the host go on if what it waits for has come.
+    fn unblock(&mut self) {
+        match self.blocked {
+            Blocked::No | Blocked::Finished => return,
+            Blocked::Room(s) => {
+                if self.streams[usize::from(s)].ring.is_full() {
+                    return;
+                }
+                self.host = self.host.max(self.now);
+            }
+            Blocked::Event(slot) => {
+                if self.events[slot as usize].time == NEVER {
+                    return;
+                }
+            }
+            Blocked::Pass(pass) => {
+                if !self.passes[pass as usize].complete() {
+                    return;
+                }
+                self.begin_pass();
+            }
+            Blocked::Drain => {
+                if !self.drained() {
+                    return;
+                }
+                self.host = self.host.max(self.now);
+            }
+        }
+        self.blocked = Blocked::No;
+    }
+
+    /// Looks at the heads of all dirty streams: completes events, passes waits, schedules tasks.
+    fn settle(&mut self) {
+        while self.dirty != 0 {
+            let s = self.dirty.trailing_zeros() as usize;
+            self.dirty &= self.dirty - 1;
+            self.examine(s);
+        }
+    }
+
+    fn examine(&mut self, s: usize) {
+        let bit = 1u8 << s;
+        let stream = &mut self.streams[s];
+        self.on_event &= !bit;
+        self.on_comm &= !bit;
+        loop {
+            if stream.ring.is_empty() {
+                stream.state = State::Idle;
+                self.keys[s] = NEVER;
+                return;
+            }
+            let entry = stream.ring.front();
+            match entry.kind {
+                EntryKind::Wait => {
+                    let event = &self.events[entry.arg as usize];
+                    if event.time == NEVER {
+                        stream.state = State::OnEvent;
+                        self.on_event |= bit;
+                        self.keys[s] = NEVER;
+                        return;
+                    }
+                    if event.time > stream.cursor {
+                        stream.cursor = event.time;
+                        stream.cause = if event.span == NO_SPAN { Cause::Host } else { Cause::Event(event.span) };
+                    }
+                    stream.chain = stream.chain.max(event.chain);
+                    stream.ring.pop();
+                }
+                EntryKind::Record => {
+                    let event = &mut self.events[entry.arg as usize];
+                    event.chain = stream.chain;
+                    if entry.issue > stream.cursor {
+                        event.time = entry.issue;
+                    } else {
+                        event.time = stream.cursor;
+                        event.span = match stream.cause {
+                            Cause::Stream(x) | Cause::Event(x) => x,
+                            Cause::Nothing | Cause::Host => NO_SPAN,
+                        };
+                    }
+                    stream.ring.pop();
+                    self.dirty |= self.on_event;
+                }
+                EntryKind::Task | EntryKind::GraphTask => {
+                    let gap = if entry.kind == EntryKind::Task { self.tables.gap } else { self.tables.graph_gap };
+                    let mut start = (stream.cursor + gap).max(entry.issue + self.tables.latency);
+                    let cost = &self.tables.costs[entry.arg as usize];
+                    if cost.load == Load::Collective {
+                        let comm = &self.comms[usize::from(cost.comm)];
+                        if comm.ended != entry.sequence {
+                            stream.state = State::OnComm;
+                            self.on_comm |= bit;
+                            self.keys[s] = NEVER;
+                            return;
+                        }
+                        start = start.max(comm.free + gap);
+                    }
+                    stream.state = State::Pending;
+                    self.keys[s] = start;
+                    return;
+                }
+            }
+        }
+    }
+
+    /// Time of the next device event.
+    fn next_event(&self) -> u64 {
+        self.keys.iter().copied().fold(NEVER, u64::min)
+    }
+
+    /// Processes all events of time `t`: ends, then starts by priority.
+    fn process<P: Peers>(&mut self, t: u64, peers: &mut P) {
+        self.now = t;
+        let mut due = 0u8;
+        for s in 0..self.streams.len() {
+            due |= u8::from(self.keys[s] == t) << s;
+        }
+        let mut ending = due & self.running;
+        let mut ended = false;
+        while ending != 0 {
+            let s = ending.trailing_zeros() as usize;
+            ending &= ending - 1;
+            if self.streams[s].state != State::Running {
+                continue;
+            }
+            ended = true;
+            let cost = &self.tables.costs[self.streams[s].task.arg as usize];
+            if cost.load == Load::Collective && !peers.leave(self.id, cost.comm) {
+                self.streams[s].state = State::Ending;
+                self.keys[s] = NEVER;
+                self.changed = true;
+            } else {
+                self.finish(s);
+            }
+        }
+        self.settle();
+        for &s in &self.tables.by_priority {
+            let bit = 1u8 << s;
+            let s = usize::from(s);
+            let retry = ended && self.on_sms & bit != 0;
+            let waiting = matches!(self.streams[s].state, State::Pending | State::OnSms);
+            if waiting && (retry || self.keys[s] <= t) {
+                self.try_start(s, peers);
+            }
+        }
+        if self.changed {
+            self.update_rates();
+        }
+    }
+
+    /// Longest time from now in which the kernels that fill the device keep a collective of stream `s` out.
+    fn wait_for_sms(&self, s: usize) -> u64 {
+        let rules = &self.tables.rules;
+        let fraction = rules.start_wait[usize::from(self.streams[s].priority < 0)];
+        if !rules.on || fraction == 0 {
+            return 0;
+        }
+        let mut wait = 0;
+        let mut others = self.running & !(1 << s);
+        while others != 0 {
+            let o = others.trailing_zeros() as usize;
+            others &= others - 1;
+            let cost = &self.tables.costs[self.streams[o].task.arg as usize];
+            if cost.fills {
+                let left = self.keys[o].saturating_sub(self.now);
+                wait = wait.max(if fraction == ONE { left } else { left.min(cost.work / u64::from(ONE) * u64::from(fraction)) });
+            }
+        }
+        wait
+    }
+
+    fn try_start<P: Peers>(&mut self, s: usize, peers: &mut P) {
+        let bit = 1u8 << s;
+        let entry = *self.streams[s].ring.front();
+        let cost = self.tables.costs[entry.arg as usize];
+        let first = self.streams[s].state == State::Pending;
+        if first {
+            self.streams[s].wanted = self.now;
+        }
+        if cost.load == Load::Collective {
+            // Once its time has come it starts; before, it looks again whenever a kernel ends.
+            let forced = !first && self.keys[s] <= self.now;
+            let wait = if forced { 0 } else { self.wait_for_sms(s) };
+            if wait > 0 {
+                self.streams[s].state = State::OnSms;
+                self.on_sms |= bit;
+                let whole = self.tables.rules.start_wait[usize::from(self.streams[s].priority < 0)] == ONE;
+                if first {
+                    self.keys[s] = if whole { NEVER } else { self.now + wait };
+                }
+                return;
+            }
+        }
+        self.on_sms &= !bit;
+        self.running |= bit;
+        self.changed = true;
+        let stream = &mut self.streams[s];
+        stream.task = entry;
+        stream.ring.pop();
+        if cost.load == Load::Collective && !peers.arrive(self.id, cost.comm) {
+            stream.state = State::OnRanks;
+            self.keys[s] = NEVER;
+            return;
+        }
+        self.begin(s, false);
+    }
+
+    /// Starts the task of stream `s` now; `late` when another rank held it up.
+    fn begin(&mut self, s: usize, late: bool) {
+        let now = self.now;
+        let stream = &mut self.streams[s];
+        let entry = stream.task;
+        let cost = &self.tables.costs[entry.arg as usize];
+        let mut work = cost.work;
+        if let Some(jitter) = &mut self.jitter {
+            work = jitter.apply(work, cost.load);
+        }
+        let comm = (cost.load == Load::Collective).then(|| &self.comms[usize::from(cost.comm)]);
+        stream.state = State::Running;
+        stream.progress = Progress::start(work, now);
+        self.keys[s] = stream.progress.end;
+        stream.chain = stream.chain.max(comm.map_or(0, |c| c.chain)) + work;
+        stream.busy += work;
+        if entry.span != NO_SPAN {
+            let issued = entry.issue + self.tables.latency;
+            let blocker = if late {
+                Blocker::Rank
+            } else if now > stream.wanted {
+                Blocker::Sms
+            } else if comm.is_some_and(|c| c.free >= issued && c.free > stream.cursor) {
+                match comm.map_or(NO_SPAN, |c| c.span) {
+                    NO_SPAN => Blocker::None,
+                    span => Blocker::Communicator(span),
+                }
+            } else if issued > stream.cursor {
+                Blocker::Host
+            } else {
+                match stream.cause {
+                    Cause::Host => Blocker::Host,
+                    Cause::Event(x) => Blocker::Event(x),
+                    Cause::Stream(NO_SPAN) | Cause::Nothing => Blocker::None,
+                    Cause::Stream(x) => Blocker::Stream(x),
+                }
+            };
+            let span = &mut self.spans[entry.span as usize];
+            span.ready = Picos(stream.cursor);
+            span.start = Picos(now);
+            span.alone = Picos(work);
+            span.blocker = blocker;
+        }
+    }
+
+    fn finish(&mut self, s: usize) {
+        let now = self.now;
+        let bit = 1u8 << s;
+        let stream = &mut self.streams[s];
+        let entry = stream.task;
+        let cost = &self.tables.costs[entry.arg as usize];
+        stream.cursor = now;
+        stream.cause = Cause::Stream(entry.span);
+        stream.state = State::Idle;
+        self.chain = self.chain.max(stream.chain);
+        self.keys[s] = NEVER;
+        self.running &= !bit;
+        self.changed = true;
+        self.dirty |= bit;
+        if cost.load == Load::Collective {
+            let comm = &mut self.comms[usize::from(cost.comm)];
+            comm.ended += 1;
+            comm.free = now;
+            comm.chain = stream.chain;
+            comm.span = entry.span;
+            self.collectives[1] += 1;
+            self.dirty |= self.on_comm;
+        }
+        if entry.span != NO_SPAN {
+            self.spans[entry.span as usize].end = Picos(now);
+        }
+        // The slot holds the pass modulo 256; the passes in flight are the last few.
+        let pass = self.pass_of(entry.pass);
+        let times = &mut self.passes[pass];
+        times.ended += 1;
+        times.device_end = now;
+    }
+
+    fn pass_of(&self, slot: u8) -> usize {
+        let last = self.passes.len() - 1;
+        last - usize::from((last as u8).wrapping_sub(slot))
+    }
+
+    fn cost_of(&self, s: usize) -> &'a Cost {
+        &self.tables.costs[self.streams[s].task.arg as usize]
+    }
+
+    /// Gives every running task the rate that the running set allows.
+    fn update_rates(&mut self) {
+        self.changed = false;
+        let rules = &self.tables.rules;
+        if !rules.on || self.running == 0 {
+            return;
+        }
+        let alone = self.running & (self.running - 1) == 0;
+        let mut pressure = Pressure::default();
+        if !alone {
+            let mut set = self.running;
+            while set != 0 {
+                let s = set.trailing_zeros() as usize;
+                set &= set - 1;
+                pressure.add(self.cost_of(s), self.streams[s].state != State::Running);
+            }
+        }
+        let mut set = self.running;
+        while set != 0 {
+            let s = set.trailing_zeros() as usize;
+            set &= set - 1;
+            if self.streams[s].state == State::Running {
+                let rate = if alone { ONE } else { rules.rate(&pressure, self.cost_of(s)) };
+                let progress = &mut self.streams[s].progress;
+                progress.set_rate(rate, self.now);
+                self.keys[s] = progress.end;
+            }
+        }
+    }
+
+    /// Another rank has started the collective that this one waits for.
+    pub(crate) fn start_collective(&mut self, comm: u8, now: u64) {
+        if let Some(s) = self.holding(comm, State::OnRanks) {
+            self.now = now;
+            self.begin(s, true);
+            self.update_rates();
+        }
+    }
+
+    /// The last rank has ended the collective that this one is in.
+    pub(crate) fn end_collective<P: Peers>(&mut self, comm: u8, now: u64, peers: &mut P) {
+        if let Some(s) = self.holding(comm, State::Ending) {
+            self.now = now;
+            self.finish(s);
+            self.settle();
+            // Whatever may start at this very moment does so in its own event; waiters for SMs look again.
+            for &w in &self.tables.by_priority {
+                if self.on_sms & (1 << w) != 0 {
+                    self.try_start(usize::from(w), peers);
+                }
+            }
+            self.update_rates();
+        }
+    }
+
+    fn holding(&self, comm: u8, state: State) -> Option<usize> {
+        (0..self.streams.len()).find(|&s| self.streams[s].state == state && self.cost_of(s).comm == comm)
+    }
+
+    /// Busiest stream's work.
+    pub(crate) fn busiest(&self) -> u64 {
+        self.streams.iter().map(|s| s.busy).max().unwrap_or(0)
+    }
+
+    /// End of everything.
+    pub(crate) fn makespan(&self) -> u64 {
+        self.passes.iter().map(PassTimes::end).max().unwrap_or(0)
+    }
+}

@@ -1,0 +1,12 @@
+//! Hardware profiles: everything that `sim` knows about a machine, each number with its source.
+//!
+//! A profile is a TOML file. Shipped profiles are embedded in the binary; [`load`] takes their names or a path.
+
+mod load;
+mod profile;
+
+pub use load::{ProfileError, load, parse, shipped};
+pub use profile::{
+    AttentionRow, AttentionTable, CollectiveTable, Contention, Device, Efficiency, Footprint, GemmRow, GemmTable, Host,
+    HostWork, MemoryClass, MemoryTable, MemoryUse, Network, Profile,
+};

@@ -1,0 +1,188 @@
+//! Loading and checking profiles.
+
+use super::profile::{MemoryClass, Profile};
+use shardlab_plan::units::DType;
+use std::path::Path;
+
+macro_rules! shipped {
+    ($($name:literal),* $(,)?) => {
+        const SHIPPED: &[(&str, &str)] =
+            &[$(($name, include_str!(concat!("../../../scenarios/hardware/", $name, ".toml")))),*];
+    };
+}
+shipped!["a100-40", "a100-80", "b200", "cpu", "h100-80", "h100-96-500w", "h200-nvlink"];
+
+/// Why a profile cannot be used.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum ProfileError {
+    /// No shipped profile has the name and no file has the path.
+    #[error("no hardware profile `{name}`: not a file, and the shipped ones are {}", shipped().join(", "))]
+    NotFound {
+        /// Name or path asked for.
+        name: String,
+    },
+    /// The file cannot be read.
+    #[error("{path}: {message}")]
+    Io {
+        /// Path.
+        path: String,
+        /// Why.
+        message: String,
+    },
+    /// The file is not a profile.
+    #[error("{path}: {message}")]
+    Parse {
+        /// Path.
+        path: String,
+        /// Position and reason.
+        message: String,
+    },
+    /// A number is missing or impossible.
+    #[error("{path}: {message}")]
+    Invalid {
+        /// Path.
+        path: String,
+        /// Which one and why.
+        message: String,
+    },
+}
+
+/// Names of the shipped profiles, sorted.
+#[must_use]
+pub fn shipped() -> Vec<&'static str> {
+    SHIPPED.iter().map(|&(name, _)| name).collect()
+}
+
+/// Loads a shipped profile by name, or a profile file by path.
+///
+/// # Errors
+/// When there is no such profile, or when it does not parse or has impossible numbers.
+pub fn load(name_or_path: &str) -> Result<Profile, ProfileError> {
+    if let Some(&(name, text)) = SHIPPED.iter().find(|&&(name, _)| name == name_or_path) {
+        return parse(name, text);
+    }
+    let path = Path::new(name_or_path);
+    if !path.is_file() {
+        return Err(ProfileError::NotFound { name: name_or_path.to_owned() });
+    }
+    let text = std::fs::read_to_string(path)
+        .map_err(|e| ProfileError::Io { path: name_or_path.to_owned(), message: e.to_string() })?;
+    parse(name_or_path, &text)
+}
+
+/// Parses and checks a profile; `path` names it in errors.
+///
+/// # Errors
+/// When the text is no profile or has impossible numbers.
+pub fn parse(path: &str, text: &str) -> Result<Profile, ProfileError> {
+    let profile: Profile = toml::from_str(text)
+        .map_err(|e| ProfileError::Parse { path: path.to_owned(), message: e.to_string().trim_end().to_owned() })?;
+    check(&profile).map_err(|message| ProfileError::Invalid { path: path.to_owned(), message })?;
+    Ok(profile)
+}
+
+fn check(p: &Profile) -> Result<(), String> {
+    let d = &p.device;
+    let n = &p.network;
+    let positive = [
+        ("device.sms", f64::from(d.sms)),
+        ("device.memory_gbps", d.memory_gbps),
+        ("device.h2d_gbps", d.h2d_gbps),
+        ("device.d2h_gbps", d.d2h_gbps),
+        ("device.min_kernel_us", d.min_kernel_us),
+        ("network.nvlink_gbps", n.nvlink_gbps),
+        ("network.nvlink_efficiency", n.nvlink_efficiency),
+        ("network.nics_per_node", f64::from(n.nics_per_node)),
+        ("network.nic_gbps", n.nic_gbps),
+        ("network.nic_efficiency", n.nic_efficiency),
+        ("network.misaligned_factor", n.misaligned_factor),
+        ("host.queue_depth", f64::from(p.host.queue_depth)),
+        ("efficiency.conv", p.efficiency.conv),
+        ("efficiency.attention", p.efficiency.attention),
+        ("efficiency.attention_backward", p.efficiency.attention_backward),
+    ];
+    for (name, value) in positive {
+        if !(value.is_finite() && value > 0.0) {
+            return Err(format!("{name} = {value}: must be a positive number"));
+        }
+    }
+    let c = &p.contention;
+    let shares = [
+        ("contention.collective_loss_compute", c.collective_loss_compute),
+        ("contention.collective_loss_bandwidth", c.collective_loss_bandwidth),
+        ("contention.collective_bandwidth", c.collective_bandwidth),
+        ("contention.start_wait", c.start_wait),
+        ("contention.start_wait_priority", c.start_wait_priority),
+    ];
+    for (name, value) in shares {
+        if !(0.0..=1.0).contains(&value) {
+            return Err(format!("{name} = {value}: must be between 0 and 1"));
+        }
+    }
+    if c.collective_loss_compute + c.collective_loss_bandwidth >= 1.0 {
+        return Err("contention: a collective would lose its whole rate to compute".into());
+    }
+    if n.sms_per_collective >= d.sms {
+        return Err(format!("network.sms_per_collective = {}: the device has {} SMs", n.sms_per_collective, d.sms));
+    }
+    for dtype in [DType::F32, DType::Bf16] {
+        if !d.tflops.contains_key(&dtype) || !p.efficiency.gemm.contains_key(&dtype) {
+            return Err(format!("device.tflops and efficiency.gemm need an entry for {dtype}"));
+        }
+    }
+    for class in MemoryClass::ALL {
+        match p.efficiency.memory.get(&class) {
+            Some(e) if *e > 0.0 && *e <= 1.0 => {}
+            Some(e) => return Err(format!("efficiency.memory of {class:?} = {e}: must be in (0, 1]")),
+            None => return Err(format!("efficiency.memory has no entry for {class:?}")),
+        }
+    }
+    let ascending = |rows: &[(u64, f64)]| rows.windows(2).all(|w| w[0].0 < w[1].0) && rows.iter().all(|r| r.1 > 0.0);
+    if p.memory.iter().any(|t| !ascending(&t.rows)) || p.collective.iter().any(|t| !ascending(&t.rows)) {
+        return Err("rows of [[memory]] and [[collective]] must ascend in bytes and have positive times".into());
+    }
+    let sources = [&d.source, &n.source, &c.source, &p.host.source, &p.footprint.source, &p.efficiency.source];
+    let tables = p.gemm.iter().chain(&p.conv).map(|t| &t.source);
+    let more = p.attention.iter().map(|t| &t.source).chain(p.memory.iter().map(|t| &t.source));
+    let all = sources.into_iter().chain(tables).chain(more).chain(p.collective.iter().map(|t| &t.source));
+    if all.into_iter().any(|s| s.trim().is_empty()) {
+        return Err("every section needs a `source`".into());
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn shipped_profiles_load_and_carry_their_names() {
+        for name in shipped() {
+            let profile = load(name).unwrap_or_else(|e| panic!("{e}"));
+            assert_eq!(profile.name, name);
+        }
+    }
+
+    #[test]
+    fn unknown_profile_lists_the_shipped_ones() {
+        let message = load("h300").unwrap_err().to_string();
+        assert!(message.contains("h300") && message.contains("h200-nvlink"), "{message}");
+    }
+
+    #[test]
+    fn impossible_numbers_are_named() {
+        let text = SHIPPED.iter().find(|s| s.0 == "h200-nvlink").unwrap().1;
+        let broken = text.replace("memory_gbps = 4800", "memory_gbps = -1");
+        assert_ne!(text, broken);
+        let message = parse("x.toml", &broken).unwrap_err().to_string();
+        assert!(message.starts_with("x.toml: device.memory_gbps"), "{message}");
+    }
+
+    #[test]
+    fn unknown_keys_are_refused() {
+        let text = SHIPPED.iter().find(|s| s.0 == "cpu").unwrap().1;
+        let message = parse("x.toml", &format!("colour = 1\n{text}")).unwrap_err().to_string();
+        assert!(message.contains("colour"), "{message}");
+    }
+}

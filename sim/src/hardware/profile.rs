@@ -1,0 +1,394 @@
+//! The profile format. Field names carry their unit; every section names its source.
+
+use serde::Deserialize;
+use shardlab_plan::program::{CollectiveKind, KernelClass};
+use shardlab_plan::units::{Bytes, DType};
+use std::collections::BTreeMap;
+
+/// A machine: device, host, network, and tables of what was measured on it.
+#[derive(Clone, Debug, PartialEq, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Profile {
+    /// Name, equal to the file's stem for shipped profiles.
+    pub name: String,
+    /// What it describes, in a line.
+    pub about: String,
+    /// `[device]`
+    pub device: Device,
+    /// `[footprint]`
+    pub footprint: Footprint,
+    /// `[host]`
+    pub host: Host,
+    /// `[network]`
+    pub network: Network,
+    /// `[contention]`
+    pub contention: Contention,
+    /// `[efficiency]`
+    pub efficiency: Efficiency,
+    /// `[[gemm]]`: measured matrix products.
+    #[serde(default)]
+    pub gemm: Vec<GemmTable>,
+    /// `[[conv]]`: measured convolutions, as the matrix products they are.
+    #[serde(default)]
+    pub conv: Vec<GemmTable>,
+    /// `[[attention]]`: measured fused attention.
+    #[serde(default)]
+    pub attention: Vec<AttentionTable>,
+    /// `[[memory]]`: measured memory-bound kernels by class and bytes moved.
+    #[serde(default)]
+    pub memory: Vec<MemoryTable>,
+    /// `[[collective]]`: measured collectives by kind, ranks and payload.
+    #[serde(default)]
+    pub collective: Vec<CollectiveTable>,
+}
+
+/// `[device]`: one accelerator.
+#[derive(Clone, Debug, PartialEq, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Device {
+    /// Where the numbers come from.
+    pub source: String,
+    /// Streaming multiprocessors (cores of a CPU).
+    pub sms: u32,
+    /// Memory that a process can use, MiB.
+    pub memory_mib: u64,
+    /// Memory bandwidth by data sheet, GB/s.
+    pub memory_gbps: f64,
+    /// Dense peak by element type, TFLOP/s.
+    pub tflops: BTreeMap<DType, f64>,
+    /// From the end of a kernel to the start of the next one on its stream, microseconds.
+    pub kernel_gap_us: f64,
+    /// The same between nodes of a captured graph, microseconds.
+    pub graph_gap_us: f64,
+    /// From the end of a launch call to the start of the kernel on an idle device, microseconds.
+    pub launch_latency_us: f64,
+    /// Shortest kernel, microseconds.
+    pub min_kernel_us: f64,
+    /// Host to device copies, GB/s (pinned memory).
+    pub h2d_gbps: f64,
+    /// Device to host copies, GB/s (pinned memory).
+    pub d2h_gbps: f64,
+    /// Fixed part of a copy-engine copy, microseconds.
+    pub copy_latency_us: f64,
+}
+
+/// `[footprint]`: device memory outside the allocator.
+#[derive(Clone, Debug, PartialEq, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Footprint {
+    /// Where the numbers come from.
+    pub source: String,
+    /// Context, libraries and kernels' code, MiB.
+    pub context_mib: u64,
+    /// Each communicator, MiB.
+    pub communicator_mib: u64,
+}
+
+/// `[host]`: what issuing costs the host thread, in microseconds a call.
+#[derive(Clone, Debug, PartialEq, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Host {
+    /// Where the numbers come from.
+    pub source: String,
+    /// A kernel launch (the driver call alone; framework dispatch is `work.dispatch_us`).
+    pub launch_us: f64,
+    /// A collective launch.
+    pub collective_us: f64,
+    /// A copy-engine copy.
+    pub copy_us: f64,
+    /// An event record or a stream wait.
+    pub event_us: f64,
+    /// Waking up after waiting for an event.
+    pub host_wait_us: f64,
+    /// An allocation served from the allocator's cache, or a free.
+    pub alloc_us: f64,
+    /// Taking memory from the device (`cudaMalloc` or mapping), each call.
+    pub device_alloc_us: f64,
+    /// Launching a captured graph.
+    pub graph_launch_us: f64,
+    /// Launches a stream holds before the host has to wait.
+    pub queue_depth: u32,
+    /// `[host.work]`
+    pub work: HostWork,
+}
+
+/// `[host.work]`: microseconds of each [`shardlab_plan::program::HostWorkKind`].
+#[derive(Clone, Debug, PartialEq, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct HostWork {
+    /// Forward op run eagerly, launch excluded.
+    pub dispatch_us: f64,
+    /// Op run by the autograd engine, launch excluded.
+    pub autograd_dispatch_us: f64,
+    /// Guards and entry of a compiled region.
+    pub guard_us: f64,
+    /// A graph break.
+    pub graph_break_us: f64,
+    /// Body of a sharding hook.
+    pub hook_us: f64,
+    /// Per-parameter bookkeeping of a hook.
+    pub hook_param_us: f64,
+    /// Optimizer call.
+    pub optimizer_step_us: f64,
+    /// Fixed work of a step.
+    pub step_us: f64,
+}
+
+/// `[network]`: links between the devices.
+#[derive(Clone, Debug, PartialEq, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Network {
+    /// Where the numbers come from.
+    pub source: String,
+    /// NVLink bandwidth of a GPU, one direction, GB/s by data sheet (0: none, everything goes over PCIe or memory).
+    pub nvlink_gbps: f64,
+    /// Bus bandwidth that large collectives reach, as a share of `nvlink_gbps`.
+    pub nvlink_efficiency: f64,
+    /// Network cards of a node.
+    pub nics_per_node: u32,
+    /// Bandwidth of a network card, one direction, GB/s.
+    pub nic_gbps: f64,
+    /// Share of it that large collectives reach.
+    pub nic_efficiency: f64,
+    /// Extra time of one network hop, microseconds.
+    pub nic_latency_us: f64,
+    /// How many times slower a gather or scatter runs when a rank's payload is no multiple of 16 bytes.
+    pub misaligned_factor: f64,
+    /// SMs that a running collective holds.
+    pub sms_per_collective: u32,
+}
+
+/// `[contention]`: how kernels and collectives slow one another. All are rates relative to running alone.
+#[derive(Clone, Debug, PartialEq, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Contention {
+    /// Where the numbers come from.
+    pub source: String,
+    /// Share of its rate that a collective loses while any compute kernel runs.
+    pub collective_loss_compute: f64,
+    /// Share that it loses in proportion to the memory bandwidth that compute kernels use.
+    pub collective_loss_bandwidth: f64,
+    /// Memory bandwidth that a collective at full bus bandwidth uses, as a share of what kernels reach.
+    pub collective_bandwidth: f64,
+    /// Share of a filling kernel's duration after which a waiting collective of a default-priority stream gets its
+    /// SMs (1: only when the kernel ends).
+    pub start_wait: f64,
+    /// The same for high-priority streams.
+    pub start_wait_priority: f64,
+    /// Kernels shorter than this never hold a collective up, microseconds.
+    pub start_wait_min_us: f64,
+}
+
+/// `[efficiency]`: shares of the data sheet's rates that kernels reach where nothing was measured for their size.
+#[derive(Clone, Debug, PartialEq, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Efficiency {
+    /// Where the numbers come from.
+    pub source: String,
+    /// Large matrix products, by element type.
+    pub gemm: BTreeMap<DType, f64>,
+    /// Convolutions relative to the equal matrix product.
+    pub conv: f64,
+    /// Attention forward.
+    pub attention: f64,
+    /// Attention backward.
+    pub attention_backward: f64,
+    /// Memory-bound classes: share of `memory_gbps`.
+    pub memory: BTreeMap<MemoryClass, f64>,
+}
+
+/// Classes of memory-bound kernels. Backward kernels of a class may have an entry of their own.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Deserialize)]
+#[serde(rename_all = "snake_case")]
+#[expect(missing_docs, reason = "the names are those of `KernelClass`")]
+pub enum MemoryClass {
+    Pointwise,
+    Strided,
+    Norm,
+    NormBackward,
+    ColumnReduce,
+    Softmax,
+    SoftmaxBackward,
+    Embedding,
+    EmbeddingGrad,
+    Copy,
+    MultiCopy,
+    Fill,
+    Optimizer,
+    FullReduce,
+    Fused,
+}
+
+impl MemoryClass {
+    /// Every class.
+    pub const ALL: [Self; 15] = [
+        Self::Pointwise,
+        Self::Strided,
+        Self::Norm,
+        Self::NormBackward,
+        Self::ColumnReduce,
+        Self::Softmax,
+        Self::SoftmaxBackward,
+        Self::Embedding,
+        Self::EmbeddingGrad,
+        Self::Copy,
+        Self::MultiCopy,
+        Self::Fill,
+        Self::Optimizer,
+        Self::FullReduce,
+        Self::Fused,
+    ];
+
+    /// Class of a kernel; `None` for those bound by arithmetic.
+    #[must_use]
+    pub fn of(class: &KernelClass, name: &str) -> Option<Self> {
+        let backward = || name.contains("backward");
+        Some(match class {
+            KernelClass::Gemm { .. } | KernelClass::Attention { .. } | KernelClass::Conv { .. } => return None,
+            KernelClass::Pointwise => Self::Pointwise,
+            KernelClass::Strided => Self::Strided,
+            KernelClass::Norm if backward() => Self::NormBackward,
+            KernelClass::Norm => Self::Norm,
+            KernelClass::ColumnReduce => Self::ColumnReduce,
+            KernelClass::Softmax if backward() => Self::SoftmaxBackward,
+            KernelClass::Softmax => Self::Softmax,
+            KernelClass::Embedding => Self::Embedding,
+            KernelClass::EmbeddingGrad => Self::EmbeddingGrad,
+            KernelClass::Copy => Self::Copy,
+            KernelClass::MultiCopy => Self::MultiCopy,
+            KernelClass::Fill => Self::Fill,
+            KernelClass::Optimizer => Self::Optimizer,
+            KernelClass::FullReduce => Self::FullReduce,
+            KernelClass::Fused => Self::Fused,
+        })
+    }
+}
+
+/// One measured matrix product: `[m, n, k, microseconds]`.
+#[derive(Clone, Copy, Debug, PartialEq, Deserialize)]
+pub struct GemmRow(pub u64, pub u64, pub u64, pub f64);
+
+/// `[[gemm]]`, `[[conv]]`
+#[derive(Clone, Debug, PartialEq, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct GemmTable {
+    /// Where the rows come from.
+    pub source: String,
+    /// Element type.
+    pub dtype: DType,
+    /// Rows.
+    pub rows: Vec<GemmRow>,
+}
+
+/// One measured attention kernel: `[batch, heads, kv_heads, seq, head_dim, microseconds]`.
+#[derive(Clone, Copy, Debug, PartialEq, Deserialize)]
+pub struct AttentionRow(pub u64, pub u64, pub u64, pub u64, pub u64, pub f64);
+
+/// `[[attention]]`
+#[derive(Clone, Debug, PartialEq, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct AttentionTable {
+    /// Where the rows come from.
+    pub source: String,
+    /// Element type.
+    pub dtype: DType,
+    /// Causal mask.
+    pub causal: bool,
+    /// Backward kernel.
+    pub backward: bool,
+    /// Rows.
+    pub rows: Vec<AttentionRow>,
+}
+
+/// `[[memory]]`: bytes read plus written against microseconds.
+#[derive(Clone, Debug, PartialEq, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct MemoryTable {
+    /// Where the rows come from.
+    pub source: String,
+    /// Class.
+    pub class: MemoryClass,
+    /// Only kernels whose name contains this (they prefer this table to the class's).
+    pub op: Option<String>,
+    /// `[bytes, microseconds]`, ascending.
+    pub rows: Vec<(u64, f64)>,
+}
+
+/// `[[collective]]`: payload against microseconds inside one NVLink domain.
+#[derive(Clone, Debug, PartialEq, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct CollectiveTable {
+    /// Where the rows come from.
+    pub source: String,
+    /// Kind.
+    pub kind: CollectiveName,
+    /// Ranks, all in one node.
+    pub ranks: u32,
+    /// `[bytes of the full side, microseconds]`, ascending.
+    pub rows: Vec<(u64, f64)>,
+}
+
+/// [`CollectiveKind`] by name.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "snake_case")]
+#[expect(missing_docs, reason = "the names are those of `CollectiveKind`")]
+pub enum CollectiveName {
+    AllGather,
+    ReduceScatter,
+    AllReduce,
+    AllToAll,
+    Broadcast,
+}
+
+impl From<CollectiveName> for CollectiveKind {
+    fn from(name: CollectiveName) -> Self {
+        match name {
+            CollectiveName::AllGather => Self::AllGather,
+            CollectiveName::ReduceScatter => Self::ReduceScatter,
+            CollectiveName::AllReduce => Self::AllReduce,
+            CollectiveName::AllToAll => Self::AllToAll,
+            CollectiveName::Broadcast => Self::Broadcast,
+        }
+    }
+}
+
+/// Device memory of a process outside the allocator, by origin.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct MemoryUse {
+    /// Context and libraries.
+    pub context: Bytes,
+    /// All communicators.
+    pub communicators: Bytes,
+}
+
+impl MemoryUse {
+    /// Sum.
+    #[must_use]
+    pub fn total(self) -> Bytes {
+        self.context + self.communicators
+    }
+}
+
+impl Profile {
+    /// Memory that a process can use on the device.
+    #[must_use]
+    pub fn capacity(&self) -> Bytes {
+        Bytes(self.device.memory_mib << 20)
+    }
+
+    /// Device memory outside the allocator, for a number of communicators.
+    #[must_use]
+    pub fn outside_allocator(&self, communicators: usize) -> MemoryUse {
+        MemoryUse {
+            context: Bytes(self.footprint.context_mib << 20),
+            communicators: Bytes((self.footprint.communicator_mib * communicators as u64) << 20),
+        }
+    }
+
+    /// Dense peak of an element type, FLOP/s; falls back to float32's.
+    #[must_use]
+    pub fn peak_flops(&self, dtype: DType) -> f64 {
+        let tflops = self.device.tflops.get(&dtype).or_else(|| self.device.tflops.get(&DType::F32));
+        tflops.copied().unwrap_or(1.0) * 1e12
+    }
+}

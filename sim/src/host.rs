@@ -1,0 +1,179 @@
+//! The host thread's view of a program: per section, the device work to issue and the host time before each issue.
+
+use crate::cost::Costs;
+use crate::hardware::Profile;
+use shardlab_plan::program::{HostWorkKind, Instr, Op, Program, Section, SectionKind};
+use shardlab_plan::units::Picos;
+
+/// What the host does after spending `Code::cost`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Action {
+    /// Enqueue a kernel, copy or collective: index into [`Costs::all`].
+    Task,
+    /// The same as a node of a captured graph.
+    GraphTask,
+    /// Enqueue an event record.
+    Record,
+    /// Enqueue a wait for an event.
+    Wait,
+    /// Block until an event.
+    HostWait,
+    /// Nothing more: trailing host work of a section.
+    Nothing,
+}
+
+/// One step of the host thread.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Code {
+    /// Host time spent first, picoseconds.
+    pub(crate) cost: u64,
+    /// Cost index or event.
+    pub(crate) arg: u32,
+    /// Instruction.
+    pub(crate) instr: u32,
+    /// Stream.
+    pub(crate) stream: u8,
+    /// Action.
+    pub(crate) action: Action,
+}
+
+/// A section as the host runs it.
+#[derive(Debug)]
+pub(crate) struct SectionCode {
+    /// Which one.
+    pub(crate) kind: SectionKind,
+    /// Steps in order.
+    pub(crate) codes: Vec<Code>,
+    /// Device tasks among them.
+    pub(crate) tasks: usize,
+    /// Sum of all host costs.
+    pub(crate) host: u64,
+}
+
+/// Host costs in picoseconds.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct HostCosts {
+    launch: u64,
+    collective: u64,
+    copy: u64,
+    event: u64,
+    /// Waking up from a wait.
+    pub(crate) host_wait: u64,
+    alloc: u64,
+    /// Taking memory from the device.
+    pub(crate) device_alloc: u64,
+    graph_launch: u64,
+    work: [u64; 8],
+}
+
+impl HostCosts {
+    pub(crate) fn new(profile: &Profile) -> Self {
+        let us = |x: f64| Picos::from_us(x).0;
+        let h = &profile.host;
+        let w = &h.work;
+        Self {
+            launch: us(h.launch_us),
+            collective: us(h.collective_us),
+            copy: us(h.copy_us),
+            event: us(h.event_us),
+            host_wait: us(h.host_wait_us),
+            alloc: us(h.alloc_us),
+            device_alloc: us(h.device_alloc_us),
+            graph_launch: us(h.graph_launch_us),
+            work: [
+                w.dispatch_us,
+                w.autograd_dispatch_us,
+                w.guard_us,
+                w.graph_break_us,
+                w.hook_us,
+                w.hook_param_us,
+                w.optimizer_step_us,
+                w.step_us,
+            ]
+            .map(us),
+        }
+    }
+
+    /// Host time of an instruction outside captured scopes.
+    pub(crate) fn of(&self, op: &Op) -> u64 {
+        match *op {
+            Op::Alloc(_) | Op::Free(_) => self.alloc,
+            Op::Launch { .. } => self.launch,
+            Op::Collective { .. } => self.collective,
+            Op::Copy { .. } => self.copy,
+            Op::Record { .. } | Op::Wait { .. } | Op::HostWait(_) => self.event,
+            Op::HostWork { kind, count } => self.work[slot(kind)] * u64::from(count),
+            Op::GraphBegin(_) => self.graph_launch,
+            Op::GraphEnd(_) => 0,
+        }
+    }
+}
+
+const fn slot(kind: HostWorkKind) -> usize {
+    match kind {
+        HostWorkKind::Dispatch => 0,
+        HostWorkKind::AutogradDispatch => 1,
+        HostWorkKind::Guard => 2,
+        HostWorkKind::GraphBreak => 3,
+        HostWorkKind::Hook => 4,
+        HostWorkKind::HookParam => 5,
+        HostWorkKind::OptimizerStep => 6,
+        HostWorkKind::Step => 7,
+    }
+}
+
+/// Host time of each instruction of a section in order: inside a captured scope that is replayed, only its beginning
+/// costs anything. The first step captures, so it pays for everything.
+pub(crate) fn costs<'a>(
+    section: SectionKind,
+    instrs: &'a [Instr],
+    host: &'a HostCosts,
+) -> impl Iterator<Item = (u64, bool)> + 'a {
+    let replayed = matches!(section, SectionKind::Steady | SectionKind::Validation);
+    let mut inside = false;
+    instrs.iter().map(move |i| match i.op {
+        Op::GraphBegin(_) => {
+            inside = replayed;
+            (if replayed { host.of(&i.op) } else { 0 }, inside)
+        }
+        Op::GraphEnd(_) => {
+            inside = false;
+            (0, false)
+        }
+        _ if inside => (0, true),
+        _ => (host.of(&i.op), false),
+    })
+}
+
+impl SectionCode {
+    pub(crate) fn new(program: &Program, section: &Section, costs_of: &Costs, host: &HostCosts) -> Self {
+        let instrs = program.section_instrs(section);
+        let mut codes = Vec::with_capacity(instrs.len());
+        let (mut pending, mut tasks, mut total) = (0u64, 0, 0u64);
+        for (i, (instr, (cost, graph))) in instrs.iter().zip(costs(section.kind, instrs, host)).enumerate() {
+            pending += cost;
+            total += cost;
+            let task = if graph { Action::GraphTask } else { Action::Task };
+            let (action, arg, stream) = match instr.op {
+                Op::Launch { kernel, stream, .. } => (task, kernel.index(), stream.0),
+                Op::Collective { id, stream } => (task, costs_of.collectives + id.index(), stream.0),
+                Op::Copy { id, stream } => (task, costs_of.copies + id.index(), stream.0),
+                Op::Record { event, stream } => (Action::Record, event.index(), stream.0),
+                Op::Wait { event, stream } => (Action::Wait, event.index(), stream.0),
+                Op::HostWait(event) => (Action::HostWait, event.index(), 0),
+                Op::Alloc(_) | Op::Free(_) | Op::HostWork { .. } | Op::GraphBegin(_) | Op::GraphEnd(_) => continue,
+            };
+            tasks += usize::from(action == task);
+            codes.push(Code {
+                cost: pending,
+                arg: arg as u32,
+                instr: section.instrs.start + i as u32,
+                stream,
+                action,
+            });
+            pending = 0;
+        }
+        codes.push(Code { cost: pending, arg: 0, instr: section.instrs.end, stream: 0, action: Action::Nothing });
+        Self { kind: section.kind, codes, tasks, host: total }
+    }
+}

@@ -1,0 +1,175 @@
+//! Collective times by kind, payload, group and topology.
+
+mod formula;
+
+use crate::cost::{Cost, Load, Price, fixed_share, log_interpolate};
+use crate::hardware::{CollectiveTable, Profile};
+use formula::Group;
+use shardlab_plan::program::{Collective, CollectiveKind, Communicator, Program};
+use shardlab_plan::units::Picos;
+
+/// The network as the communicators of one program see it.
+#[derive(Debug)]
+pub(crate) struct Network<'a> {
+    profile: &'a Profile,
+    groups: Vec<Group>,
+}
+
+impl<'a> Network<'a> {
+    pub(crate) fn new(program: &Program, profile: &'a Profile) -> Self {
+        let per_node = program.meta.gpus_per_node.max(1);
+        let groups = program.communicators.iter().map(|c| place(c, per_node, profile)).collect();
+        Self { profile, groups }
+    }
+
+    /// Cost of a collective.
+    pub(crate) fn cost(&self, collective: &Collective) -> Cost {
+        let group = self.groups[collective.comm.index()];
+        let price = self.price(collective);
+        let seconds = price.us * 1e-6;
+        // Bus bytes over the time they take: what the links see, as a share of what they can reach.
+        let bus = formula::bus_factor(collective.kind, group.size) * collective.bytes.0 as f64 / seconds.max(1e-12);
+        let load = (bus / (group.bandwidth_gbps * 1e9)).min(1.0);
+        Cost {
+            work: Picos::from_us(price.us).0,
+            load: Load::Collective,
+            bandwidth: fixed_share(self.profile.contention.collective_bandwidth * load),
+            nvlink: if group.nodes == 1 { fixed_share(load) } else { 0 },
+            nic: if group.nodes > 1 { fixed_share(load) } else { 0 },
+            comm: collective.comm.0,
+            fills: false,
+            measured: price.measured,
+        }
+    }
+
+    /// Price of a collective alone.
+    pub(crate) fn price(&self, collective: &Collective) -> Price {
+        let group = self.groups[collective.comm.index()];
+        let (kind, bytes) = (collective.kind, collective.bytes.0);
+        if group.size <= 1 {
+            // NCCL turns it into a copy on the device.
+            let us = 2.0 * bytes as f64 / (self.profile.device.memory_gbps * 0.8) / 1e3;
+            return Price { us: self.profile.device.min_kernel_us + us, measured: false };
+        }
+        let mut price = self.measured(kind, bytes, &group).unwrap_or_else(|| {
+            let us = formula::time_us(kind, bytes as f64, &group);
+            Price { us, measured: false }
+        });
+        let share = u64::from(group.size);
+        let misaligned = matches!(kind, CollectiveKind::AllGather | CollectiveKind::ReduceScatter)
+            && collective.parts.iter().any(|p| p.input.bytes.max(p.output.bytes) / share % 16 != 0);
+        if misaligned {
+            price = Price { us: price.us * self.profile.network.misaligned_factor, measured: false };
+        }
+        price
+    }
+
+    /// From tables: the group's own size, or another size of the same kind in the same NVLink domain, scaled by what
+    /// the formula says about the two sizes.
+    fn measured(&self, kind: CollectiveKind, bytes: u64, group: &Group) -> Option<Price> {
+        if group.nodes > 1 {
+            return None;
+        }
+        let of_kind = || self.profile.collective.iter().filter(|t| CollectiveKind::from(t.kind) == kind);
+        if let Some(table) = of_kind().find(|t| t.ranks == group.size) {
+            let (us, measured) = log_interpolate(&table.rows, bytes)?;
+            return Some(Price { us, measured });
+        }
+        let ratio = |t: &&CollectiveTable| (f64::from(t.ranks) / f64::from(group.size)).log2().abs();
+        let table = of_kind().min_by(|a, b| ratio(a).total_cmp(&ratio(b)))?;
+        let (us, _) = log_interpolate(&table.rows, bytes)?;
+        let other = Group { size: table.ranks, per_node: table.ranks, ..*group };
+        let scale = formula::time_us(kind, bytes as f64, group) / formula::time_us(kind, bytes as f64, &other);
+        Some(Price { us: us * scale, measured: false })
+    }
+}
+
+/// Where a communicator's ranks sit, and what its links carry.
+fn place(comm: &Communicator, gpus_per_node: u32, profile: &Profile) -> Group {
+    let per_node = (gpus_per_node / comm.stride.max(1)).clamp(1, comm.size.max(1));
+    let nodes = comm.size.div_ceil(per_node).max(1);
+    let n = &profile.network;
+    let nvlink = n.nvlink_gbps * n.nvlink_efficiency;
+    let bandwidth_gbps = if nodes == 1 {
+        nvlink
+    } else {
+        // Every GPU has its rail; the other groups of the node use the rails of their own members.
+        let rails = (f64::from(n.nics_per_node) * f64::from(per_node) / f64::from(gpus_per_node)).max(1.0);
+        let network = rails.min(f64::from(n.nics_per_node)) * n.nic_gbps * n.nic_efficiency;
+        if per_node > 1 { nvlink.min(network) } else { network }
+    };
+    Group { size: comm.size, per_node, nodes, bandwidth_gbps, nic_latency_us: n.nic_latency_us }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{hardware, synthetic};
+    use shardlab_plan::program::Axis;
+
+    fn priced(kind: CollectiveKind, bytes: u64, size: u32, stride: u32, gpus_per_node: u32, profile: &str) -> Price {
+        let mut program = synthetic::fsdp(&synthetic::Shape::tiny());
+        program.meta.gpus_per_node = gpus_per_node;
+        program.communicators[0] = Communicator { name: "c".into(), axis: Axis::Shard, size, stride };
+        let mut c = program.collectives[0].clone();
+        c.kind = kind;
+        c.bytes.0 = bytes;
+        c.parts[0].input.bytes = bytes / u64::from(size);
+        c.parts[0].output.bytes = bytes;
+        let profile = hardware::load(profile).unwrap();
+        Network::new(&program, &profile).price(&c)
+    }
+
+    #[test]
+    fn measured_sizes_are_returned_exactly() {
+        let p = priced(CollectiveKind::AllGather, 256 << 20, 4, 1, 8, "h200-nvlink");
+        assert_eq!((p.us, p.measured), (660.03, true));
+    }
+
+    #[test]
+    fn eight_ranks_scale_from_four_by_the_bus_factor() {
+        // A large all-gather of n ranks takes (n-1)/n of the payload over the bus bandwidth: 7/8 against 3/4.
+        let p = priced(CollectiveKind::AllGather, 1 << 30, 8, 1, 8, "h200-nvlink");
+        assert!(!p.measured);
+        assert!((p.us / 2458.31 - 7.0 / 6.0).abs() < 0.02, "{p:?}");
+    }
+
+    #[test]
+    fn crossing_nodes_is_bound_by_the_cards() {
+        // 16 ranks on 2 nodes: 15/16 of 1 GiB over min(NVLink, 8 cards of 50 GB/s at the profile's efficiency).
+        let profile = hardware::load("h200-nvlink").unwrap();
+        let n = &profile.network;
+        let gbps = (n.nvlink_gbps * n.nvlink_efficiency).min(8.0 * n.nic_gbps * n.nic_efficiency);
+        let wire = f64::from(1 << 30) * 15.0 / 16.0 / gbps / 1e3;
+        let p = priced(CollectiveKind::AllGather, 1 << 30, 16, 1, 8, "h200-nvlink");
+        assert!(p.us > wire && p.us < 1.15 * wire, "{p:?} against {wire}");
+        // One rank a node (an outer axis): one card only.
+        let outer = priced(CollectiveKind::AllReduce, 1 << 30, 2, 8, 8, "h200-nvlink");
+        let wire = f64::from(1 << 30) / (n.nic_gbps * n.nic_efficiency) / 1e3;
+        assert!(outer.us > wire && outer.us < 1.15 * wire, "{outer:?} against {wire}");
+    }
+
+    #[test]
+    fn misaligned_payloads_fall_off_the_cliff() {
+        let aligned = priced(CollectiveKind::AllGather, 4 * 16 * 100_000, 4, 1, 8, "h200-nvlink");
+        let misaligned = priced(CollectiveKind::AllGather, 4 * (16 * 100_000 + 2), 4, 1, 8, "h200-nvlink");
+        let ratio = misaligned.us / aligned.us;
+        assert!((ratio - 3.0).abs() < 0.01, "{ratio}");
+    }
+
+    #[test]
+    fn time_grows_with_bytes_and_ranks() {
+        for profile in ["h100-80", "a100-40", "cpu"] {
+            for kind in [CollectiveKind::AllGather, CollectiveKind::AllReduce, CollectiveKind::AllToAll] {
+                let mut last = 0.0;
+                for bytes in (10..32).map(|i| 1u64 << i) {
+                    let us = priced(kind, bytes, 16, 1, 8, profile).us;
+                    assert!(us >= last, "{profile} {kind:?} {bytes}: {us} < {last}");
+                    last = us;
+                }
+                let small = priced(kind, 1 << 20, 16, 1, 8, profile).us;
+                assert!(priced(kind, 1 << 20, 64, 1, 8, profile).us > small);
+            }
+        }
+    }
+}
