@@ -75,6 +75,8 @@ pub enum Blocker {
     Communicator(u32),
     /// A rank that arrived later (stragglers).
     Rank,
+    /// A kernel that held all SMs when the collective was ready.
+    Sms,
     /// Nothing: it started the step.
     None,
 }

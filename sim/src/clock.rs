@@ -25,11 +25,21 @@ pub(crate) struct Progress {
 
 impl Progress {
     /// Nothing in progress.
-    pub(crate) const NONE: Self = Self { remaining: 0, since: 0, rate: 0, end: NEVER };
+    pub(crate) const NONE: Self = Self {
+        remaining: 0,
+        since: 0,
+        rate: 0,
+        end: NEVER,
+    };
 
     /// Starts `work` picoseconds at full rate. `work` is at most [`LONGEST`].
     pub(crate) fn start(work: u64, now: u64) -> Self {
-        Self { remaining: work * u64::from(ONE), since: now, rate: ONE, end: now + work }
+        Self {
+            remaining: work * u64::from(ONE),
+            since: now,
+            rate: ONE,
+            end: now + work,
+        }
     }
 
     /// Changes the rate now (`now` is not after `end`); a rate of zero stops it.
@@ -37,10 +47,16 @@ impl Progress {
         if rate == self.rate {
             return;
         }
-        self.remaining = self.remaining.saturating_sub((now - self.since) * u64::from(self.rate));
+        self.remaining = self
+            .remaining
+            .saturating_sub((now - self.since) * u64::from(self.rate));
         self.since = now;
         self.rate = rate;
-        self.end = if rate == 0 { NEVER } else { now + self.remaining.div_ceil(u64::from(rate)) };
+        self.end = if rate == 0 {
+            NEVER
+        } else {
+            now + self.remaining.div_ceil(u64::from(rate))
+        };
     }
 }
 

@@ -55,14 +55,23 @@ impl Rules {
             Load::Collective => {
                 let mut rate = ONE;
                 if p.kernels > 0 {
-                    rate -= self.loss_compute + mul(self.loss_bandwidth, p.kernel_bandwidth.min(ONE));
+                    rate -=
+                        self.loss_compute + mul(self.loss_bandwidth, p.kernel_bandwidth.min(ONE));
                 }
-                let link = if task.nic > 0 { over(p.nic) } else { over(p.nvlink) };
+                let link = if task.nic > 0 {
+                    over(p.nic)
+                } else {
+                    over(p.nvlink)
+                };
                 mul(rate, link).max(ONE / 64)
             }
             Load::Compute | Load::Memory => {
                 let free = ONE.saturating_sub(self.held * p.collectives).max(ONE / 8);
-                let sms = if p.sm_demand > free { free * ONE / p.sm_demand } else { ONE };
+                let sms = if p.sm_demand > free {
+                    free * ONE / p.sm_demand
+                } else {
+                    ONE
+                };
                 let shortage = ONE - over(mul(p.kernel_bandwidth, sms) + p.collective_bandwidth);
                 mul(sms, ONE - mul(task.bandwidth, shortage)).max(ONE / 64)
             }
@@ -85,7 +94,11 @@ impl Pressure {
             }
             Load::Compute | Load::Memory => {
                 self.kernels += 1;
-                self.sm_demand += if task.load == Load::Compute { ONE } else { ONE / 2 };
+                self.sm_demand += if task.load == Load::Compute {
+                    ONE
+                } else {
+                    ONE / 2
+                };
                 self.kernel_bandwidth += task.bandwidth;
             }
             Load::Copy => self.collective_bandwidth += task.bandwidth,
@@ -103,14 +116,26 @@ mod tests {
     use crate::hardware;
 
     fn task(load: Load, bandwidth: u32, nvlink: u32) -> Cost {
-        Cost { work: 1, load, bandwidth, nvlink, nic: 0, comm: 0, fills: true, measured: true }
+        Cost {
+            work: 1,
+            load,
+            bandwidth,
+            nvlink,
+            nic: 0,
+            comm: 0,
+            fills: true,
+            measured: true,
+        }
     }
 
     fn rates(tasks: &[Cost]) -> Vec<f64> {
         let rules = Rules::new(&hardware::load("h200-nvlink").unwrap(), true);
         let mut pressure = Pressure::default();
         tasks.iter().for_each(|t| pressure.add(t, false));
-        tasks.iter().map(|t| f64::from(rules.rate(&pressure, t)) / f64::from(ONE)).collect()
+        tasks
+            .iter()
+            .map(|t| f64::from(rules.rate(&pressure, t)) / f64::from(ONE))
+            .collect()
     }
 
     #[test]
@@ -122,14 +147,20 @@ mod tests {
 
     #[test]
     fn a_matrix_product_loses_the_sms_that_a_collective_holds() {
-        let r = rates(&[task(Load::Compute, 0, 0), task(Load::Collective, ONE / 5, ONE)]);
+        let r = rates(&[
+            task(Load::Compute, 0, 0),
+            task(Load::Collective, ONE / 5, ONE),
+        ]);
         assert!((r[0] - 108.0 / 132.0).abs() < 0.01, "{r:?}");
         assert!(r[1] < 0.9 && r[1] > 0.6, "{r:?}");
     }
 
     #[test]
     fn a_memory_bound_kernel_loses_bandwidth_only() {
-        let r = rates(&[task(Load::Memory, ONE, 0), task(Load::Collective, ONE / 5, ONE)]);
+        let r = rates(&[
+            task(Load::Memory, ONE, 0),
+            task(Load::Collective, ONE / 5, ONE),
+        ]);
         assert!((r[0] - 1.0 / 1.2).abs() < 0.01, "{r:?}");
     }
 
@@ -137,7 +168,11 @@ mod tests {
     fn two_collectives_divide_a_link_but_not_two_links() {
         let nvlink = task(Load::Collective, 0, ONE);
         assert_eq!(rates(&[nvlink, nvlink]), [0.5, 0.5]);
-        let nic = Cost { nvlink: 0, nic: ONE, ..nvlink };
+        let nic = Cost {
+            nvlink: 0,
+            nic: ONE,
+            ..nvlink
+        };
         assert_eq!(rates(&[nvlink, nic]), [1.0, 1.0]);
     }
 }

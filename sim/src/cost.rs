@@ -101,21 +101,35 @@ impl Costs {
                 measured: false,
             });
         }
-        Self { all, collectives, copies }
+        Self {
+            all,
+            collectives,
+            copies,
+        }
     }
 }
 
 /// Price of a kernel alone.
 pub(crate) fn price(kernel: &Kernel, profile: &Profile) -> Price {
     let price = match kernel.class {
-        KernelClass::Gemm { m, n, k, batch } => gemm::price(&profile.gemm, profile, kernel.dtype, [m, n, k], batch, 1.0),
-        KernelClass::Conv { m, n, k } => {
-            gemm::price(&profile.conv, profile, kernel.dtype, [m, n, k], 1, profile.efficiency.conv)
+        KernelClass::Gemm { m, n, k, batch } => {
+            gemm::price(&profile.gemm, profile, kernel.dtype, [m, n, k], batch, 1.0)
         }
+        KernelClass::Conv { m, n, k } => gemm::price(
+            &profile.conv,
+            profile,
+            kernel.dtype,
+            [m, n, k],
+            1,
+            profile.efficiency.conv,
+        ),
         KernelClass::Attention { .. } => attention::price(kernel, profile),
         _ => memory::price(kernel, profile),
     };
-    Price { us: price.us.max(profile.device.min_kernel_us), ..price }
+    Price {
+        us: price.us.max(profile.device.min_kernel_us),
+        ..price
+    }
 }
 
 fn kernel_cost(kernel: &Kernel, profile: &Profile) -> Cost {
@@ -125,15 +139,25 @@ fn kernel_cost(kernel: &Kernel, profile: &Profile) -> Cost {
     // Bandwidth relative to what a plain copy reaches: a kernel that reads its operands several times (softmax) or badly
     // (strided) keeps the memory system as busy as one that streams.
     let reach = profile.efficiency.memory[&MemoryClass::Copy] * profile.device.memory_gbps;
-    let bandwidth = if bound_by_memory { 1.0 } else { bytes / price.us / 1e3 / reach };
+    let bandwidth = if bound_by_memory {
+        1.0
+    } else {
+        bytes / price.us / 1e3 / reach
+    };
     let fills = match kernel.class {
-        KernelClass::Gemm { m, n, batch, .. } => gemm::tiles(m, n) * batch >= u64::from(profile.device.sms),
+        KernelClass::Gemm { m, n, batch, .. } => {
+            gemm::tiles(m, n) * batch >= u64::from(profile.device.sms)
+        }
         KernelClass::Conv { m, n, .. } => gemm::tiles(m, n) >= u64::from(profile.device.sms),
         _ => price.us >= profile.contention.start_wait_min_us,
     };
     Cost {
         work: Picos::from_us(price.us).0,
-        load: if bound_by_memory { Load::Memory } else { Load::Compute },
+        load: if bound_by_memory {
+            Load::Memory
+        } else {
+            Load::Compute
+        },
         bandwidth: share(bandwidth),
         nvlink: 0,
         nic: 0,
@@ -168,7 +192,13 @@ mod tests {
 
     fn gemm(m: u64, n: u64, k: u64) -> Kernel {
         let bytes = 2 * (m * k + k * n);
-        kernel("mm", KernelClass::Gemm { m, n, k, batch: 1 }, 2 * m * n * k, bytes, 2 * m * n)
+        kernel(
+            "mm",
+            KernelClass::Gemm { m, n, k, batch: 1 },
+            2 * m * n * k,
+            bytes,
+            2 * m * n,
+        )
     }
 
     #[test]
@@ -192,17 +222,51 @@ mod tests {
         for (name, class, read, written, us) in [
             ("mul", KernelClass::Pointwise, 268 * mb, 134 * mb, 98.4),
             ("silu", KernelClass::Pointwise, 134 * mb, 134 * mb, 70.5),
-            ("silu_backward", KernelClass::Pointwise, 268 * mb, 134 * mb, 106.4),
+            (
+                "silu_backward",
+                KernelClass::Pointwise,
+                268 * mb,
+                134 * mb,
+                106.4,
+            ),
             ("rms_norm", KernelClass::Norm, 33_600_000, 33_600_000, 33.4),
-            ("rms_norm_backward", KernelClass::Norm, 67_100_000, 33_600_000, 34.2),
-            ("log_softmax", KernelClass::Softmax, 4_203 * mb, 4_203 * mb, 3990.0),
-            ("log_softmax_backward", KernelClass::Softmax, 8_405 * mb, 4_203 * mb, 4242.0),
+            (
+                "rms_norm_backward",
+                KernelClass::Norm,
+                67_100_000,
+                33_600_000,
+                34.2,
+            ),
+            (
+                "log_softmax",
+                KernelClass::Softmax,
+                4_203 * mb,
+                4_203 * mb,
+                3990.0,
+            ),
+            (
+                "log_softmax_backward",
+                KernelClass::Softmax,
+                8_405 * mb,
+                4_203 * mb,
+                4242.0,
+            ),
             ("cast", KernelClass::Copy, 2_101 * mb, 4_203 * mb, 1598.0),
-            ("adamw", KernelClass::Optimizer, 5_994 * mb, 4_496 * mb, 3043.0),
+            (
+                "adamw",
+                KernelClass::Optimizer,
+                5_994 * mb,
+                4_496 * mb,
+                3043.0,
+            ),
         ] {
             let price = price(&kernel(name, class, 0, read, written), &profile);
             let error = price.us / us - 1.0;
-            assert!(error.abs() < 0.15, "{name}: {:.1} us, measured {us}", price.us);
+            assert!(
+                error.abs() < 0.15,
+                "{name}: {:.1} us, measured {us}",
+                price.us
+            );
         }
     }
 
@@ -210,13 +274,25 @@ mod tests {
     fn no_kernel_beats_the_data_sheet() {
         for name in hardware::shipped() {
             let profile = hardware::load(name).unwrap();
-            for (m, n, k) in [(64, 64, 64), (8192, 4096, 4096), (1000, 3000, 500), (128_256, 4096, 8192)] {
+            for (m, n, k) in [
+                (64, 64, 64),
+                (8192, 4096, 4096),
+                (1000, 3000, 500),
+                (128_256, 4096, 8192),
+            ] {
                 let g = gemm(m, n, k);
                 let us = price(&g, &profile).us;
-                assert!(us * 1e-6 * profile.peak_flops(DType::Bf16) >= g.flops.0 as f64, "{name} {m}x{n}x{k}: {us}");
+                assert!(
+                    us * 1e-6 * profile.peak_flops(DType::Bf16) >= g.flops.0 as f64,
+                    "{name} {m}x{n}x{k}: {us}"
+                );
             }
             let k = kernel("add", KernelClass::Pointwise, 0, 1 << 30, 1 << 29);
-            assert!(price(&k, &profile).us * 1e3 * profile.device.memory_gbps >= 1.5 * f64::from(1 << 30), "{name}");
+            assert!(
+                price(&k, &profile).us * 1e3 * profile.device.memory_gbps
+                    >= 1.5 * f64::from(1 << 30),
+                "{name}"
+            );
         }
     }
 
@@ -225,7 +301,11 @@ mod tests {
         let profile = hardware::load("h200-nvlink").unwrap();
         let mut last = 0.0;
         for bytes in (10..34).map(|i| 1u64 << i) {
-            let us = price(&kernel("add", KernelClass::Pointwise, 0, bytes, bytes), &profile).us;
+            let us = price(
+                &kernel("add", KernelClass::Pointwise, 0, bytes, bytes),
+                &profile,
+            )
+            .us;
             assert!(us >= last);
             last = us;
         }

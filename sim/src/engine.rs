@@ -7,7 +7,7 @@
 
 use crate::SimError;
 use crate::clock::{NEVER, ONE, Progress};
-use crate::contention::{Pressure, Rules};
+use crate::contention::Pressure;
 use crate::cost::{Cost, Load};
 use crate::host::{Action, SectionCode};
 use crate::streams::{Cause, Entry, EntryKind, Event, NO_SPAN, State, Stream};
@@ -16,6 +16,7 @@ use shardlab_plan::record::{Blocker, Span};
 use shardlab_plan::units::Picos;
 
 mod driver;
+pub(crate) use driver::{run_all, run_one};
 mod jitter;
 mod tables;
 
@@ -139,8 +140,6 @@ pub(crate) struct Rank<'a> {
     pub(crate) chain: u64,
     /// Collective payload issued and ended, in units of the tables.
     pub(crate) collectives: [u64; 2],
-    /// Program steps the host has performed.
-    pub(crate) performed: u64,
     /// Spans of the recorded pass in issue order.
     pub(crate) spans: Vec<Span>,
     /// Host time after each code of the recorded pass.
@@ -149,14 +148,22 @@ pub(crate) struct Rank<'a> {
 
 impl<'a> Rank<'a> {
     pub(crate) fn new(tables: &'a Tables<'a>, id: u32, jitter: Option<Jitter>) -> Self {
-        let recorded = tables.passes.iter().find(|p| p.recorded).map(|p| &tables.sections[p.section]);
+        let recorded = tables
+            .passes
+            .iter()
+            .find(|p| p.recorded)
+            .map(|p| &tables.sections[p.section]);
         let mut passes = Vec::with_capacity(tables.passes.len());
         passes.push(PassTimes::default());
         Self {
             tables,
             id,
             now: 0,
-            streams: tables.priorities.iter().map(|&p| Stream::new(tables.queue_depth, p)).collect(),
+            streams: tables
+                .priorities
+                .iter()
+                .map(|&p| Stream::new(tables.queue_depth, p))
+                .collect(),
             keys: [NEVER; 8],
             dirty: 0,
             running: 0,
@@ -165,18 +172,27 @@ impl<'a> Rank<'a> {
             on_sms: 0,
             changed: false,
             events: vec![Event::FRESH; tables.events * (IN_FLIGHT + 1)],
-            comms: vec![Comm { span: NO_SPAN, ..Comm::default() }; tables.comms],
+            comms: vec![
+                Comm {
+                    span: NO_SPAN,
+                    ..Comm::default()
+                };
+                tables.comms
+            ],
             host: 0,
             pass: 0,
             code: 0,
             stall: 0,
             paid: false,
-            blocked: if tables.passes.is_empty() { Blocked::Finished } else { Blocked::No },
+            blocked: if tables.passes.is_empty() {
+                Blocked::Finished
+            } else {
+                Blocked::No
+            },
             passes,
             jitter,
             chain: 0,
             collectives: [0; 2],
-            performed: 0,
             spans: Vec::with_capacity(recorded.map_or(0, |s| s.tasks)),
             host_times: Vec::with_capacity(recorded.map_or(0, |s| s.codes.len())),
         }
@@ -198,7 +214,11 @@ impl<'a> Rank<'a> {
             let (pass, section) = self.section();
             let code = section.codes[self.code];
             if !self.paid {
-                if let Some(stall) = pass.stalls.get(self.stall).filter(|s| s.code as usize == self.code) {
+                if let Some(stall) = pass
+                    .stalls
+                    .get(self.stall)
+                    .filter(|s| s.code as usize == self.code)
+                {
                     if stall.drain && !self.drained() {
                         self.blocked = Blocked::Drain;
                         return Ok(());
@@ -215,7 +235,11 @@ impl<'a> Rank<'a> {
                         self.blocked = Blocked::Room(code.stream);
                         return Ok(());
                     }
-                    let span = if pass.recorded { self.open_span(code.stream, code.instr) } else { NO_SPAN };
+                    let span = if pass.recorded {
+                        self.open_span(code.stream, code.instr)
+                    } else {
+                        NO_SPAN
+                    };
                     let cost = &self.tables.costs[code.arg as usize];
                     let mut sequence = 0;
                     if cost.load == Load::Collective {
@@ -225,7 +249,11 @@ impl<'a> Rank<'a> {
                         self.collectives[0] += 1;
                     }
                     self.passes[self.pass as usize].tasks += 1;
-                    let kind = if code.action == Action::Task { EntryKind::Task } else { EntryKind::GraphTask };
+                    let kind = if code.action == Action::Task {
+                        EntryKind::Task
+                    } else {
+                        EntryKind::GraphTask
+                    };
                     (kind, code.arg, sequence, span)
                 }
                 Action::Record | Action::Wait => {
@@ -235,7 +263,10 @@ impl<'a> Rank<'a> {
                     }
                     let slot = self.slot(code.arg);
                     if code.action == Action::Record {
-                        self.events[slot as usize] = Event { pass: self.pass + 1, ..Event::FRESH };
+                        self.events[slot as usize] = Event {
+                            pass: self.pass + 1,
+                            ..Event::FRESH
+                        };
                         (EntryKind::Record, slot, 0, NO_SPAN)
                     } else {
                         self.expect_recorded(slot, code.arg, code.instr)?;
@@ -268,7 +299,14 @@ impl<'a> Rank<'a> {
             if stream.ring.is_empty() && stream.state == State::Idle {
                 self.dirty |= bit;
             }
-            stream.ring.push(Entry { issue: self.host, arg, span, sequence, kind, pass: pass_slot });
+            stream.ring.push(Entry {
+                issue: self.host,
+                arg,
+                span,
+                sequence,
+                kind,
+                pass: pass_slot,
+            });
             self.next_code(pass, section);
             batch -= 1;
         }
@@ -280,7 +318,9 @@ impl<'a> Rank<'a> {
         if recorded == self.pass + 1 {
             return Ok(());
         }
-        Err(SimError::Internal(format!("instruction {instr} waits for event {event}, which this pass has not recorded")))
+        Err(SimError::Internal(format!(
+            "instruction {instr} waits for event {event}, which this pass has not recorded"
+        )))
     }
 
     fn open_span(&mut self, stream: u8, instr: u32) -> u32 {
@@ -302,7 +342,6 @@ impl<'a> Rank<'a> {
         if pass.recorded {
             self.host_times.push(self.host);
         }
-        self.performed += 1;
         self.paid = false;
         self.code += 1;
         if self.code < section.codes.len() {
@@ -321,7 +360,9 @@ impl<'a> Rank<'a> {
         self.passes.push(PassTimes::default());
         let gate = (self.pass as usize).checked_sub(IN_FLIGHT);
         match gate {
-            Some(before) if !self.passes[before].complete() => self.blocked = Blocked::Pass(before as u32),
+            Some(before) if !self.passes[before].complete() => {
+                self.blocked = Blocked::Pass(before as u32)
+            }
             _ => self.begin_pass(),
         }
     }
@@ -400,7 +441,11 @@ impl<'a> Rank<'a> {
                     }
                     if event.time > stream.cursor {
                         stream.cursor = event.time;
-                        stream.cause = if event.span == NO_SPAN { Cause::Host } else { Cause::Event(event.span) };
+                        stream.cause = if event.span == NO_SPAN {
+                            Cause::Host
+                        } else {
+                            Cause::Event(event.span)
+                        };
                     }
                     stream.chain = stream.chain.max(event.chain);
                     stream.ring.pop();
@@ -421,7 +466,11 @@ impl<'a> Rank<'a> {
                     self.dirty |= self.on_event;
                 }
                 EntryKind::Task | EntryKind::GraphTask => {
-                    let gap = if entry.kind == EntryKind::Task { self.tables.gap } else { self.tables.graph_gap };
+                    let gap = if entry.kind == EntryKind::Task {
+                        self.tables.gap
+                    } else {
+                        self.tables.graph_gap
+                    };
                     let mut start = (stream.cursor + gap).max(entry.issue + self.tables.latency);
                     let cost = &self.tables.costs[entry.arg as usize];
                     if cost.load == Load::Collective {
@@ -502,7 +551,11 @@ impl<'a> Rank<'a> {
             let cost = &self.tables.costs[self.streams[o].task.arg as usize];
             if cost.fills {
                 let left = self.keys[o].saturating_sub(self.now);
-                wait = wait.max(if fraction == ONE { left } else { left.min(cost.work / u64::from(ONE) * u64::from(fraction)) });
+                wait = wait.max(if fraction == ONE {
+                    left
+                } else {
+                    left.min(cost.work / u64::from(ONE) * u64::from(fraction))
+                });
             }
         }
         wait
@@ -523,7 +576,8 @@ impl<'a> Rank<'a> {
             if wait > 0 {
                 self.streams[s].state = State::OnSms;
                 self.on_sms |= bit;
-                let whole = self.tables.rules.start_wait[usize::from(self.streams[s].priority < 0)] == ONE;
+                let whole =
+                    self.tables.rules.start_wait[usize::from(self.streams[s].priority < 0)] == ONE;
                 if first {
                     self.keys[s] = if whole { NEVER } else { self.now + wait };
                 }
@@ -535,17 +589,18 @@ impl<'a> Rank<'a> {
         self.changed = true;
         let stream = &mut self.streams[s];
         stream.task = entry;
+        stream.arrived = self.now;
         stream.ring.pop();
         if cost.load == Load::Collective && !peers.arrive(self.id, cost.comm) {
             stream.state = State::OnRanks;
             self.keys[s] = NEVER;
             return;
         }
-        self.begin(s, false);
+        self.begin(s);
     }
 
-    /// Starts the task of stream `s` now; `late` when another rank held it up.
-    fn begin(&mut self, s: usize, late: bool) {
+    /// Starts the task of stream `s` now.
+    fn begin(&mut self, s: usize) {
         let now = self.now;
         let stream = &mut self.streams[s];
         let entry = stream.task;
@@ -562,7 +617,7 @@ impl<'a> Rank<'a> {
         stream.busy += work;
         if entry.span != NO_SPAN {
             let issued = entry.issue + self.tables.latency;
-            let blocker = if late {
+            let blocker = if comm.is_some() && now > stream.arrived {
                 Blocker::Rank
             } else if now > stream.wanted {
                 Blocker::Sms
@@ -653,7 +708,11 @@ impl<'a> Rank<'a> {
             let s = set.trailing_zeros() as usize;
             set &= set - 1;
             if self.streams[s].state == State::Running {
-                let rate = if alone { ONE } else { rules.rate(&pressure, self.cost_of(s)) };
+                let rate = if alone {
+                    ONE
+                } else {
+                    rules.rate(&pressure, self.cost_of(s))
+                };
                 let progress = &mut self.streams[s].progress;
                 progress.set_rate(rate, self.now);
                 self.keys[s] = progress.end;
@@ -665,7 +724,7 @@ impl<'a> Rank<'a> {
     pub(crate) fn start_collective(&mut self, comm: u8, now: u64) {
         if let Some(s) = self.holding(comm, State::OnRanks) {
             self.now = now;
-            self.begin(s, true);
+            self.begin(s);
             self.update_rates();
         }
     }
@@ -687,7 +746,8 @@ impl<'a> Rank<'a> {
     }
 
     fn holding(&self, comm: u8, state: State) -> Option<usize> {
-        (0..self.streams.len()).find(|&s| self.streams[s].state == state && self.cost_of(s).comm == comm)
+        (0..self.streams.len())
+            .find(|&s| self.streams[s].state == state && self.cost_of(s).comm == comm)
     }
 
     /// Busiest stream's work.

@@ -45,6 +45,13 @@ pub enum SimError {
 }
 
 fn composition(by_role: &[(Role, Bytes)]) -> String {
-    let parts: Vec<String> = by_role.iter().map(|(role, bytes)| format!("{} {bytes}", role.name())).collect();
-    if parts.is_empty() { "nothing".into() } else { parts.join(", ") }
+    let parts: Vec<String> = by_role
+        .iter()
+        .map(|(role, bytes)| format!("{} {bytes}", role.name()))
+        .collect();
+    if parts.is_empty() {
+        "nothing".into()
+    } else {
+        parts.join(", ")
+    }
 }

@@ -7,6 +7,7 @@ mod profile;
 
 pub use load::{ProfileError, load, parse, shipped};
 pub use profile::{
-    AttentionRow, AttentionTable, CollectiveTable, Contention, Device, Efficiency, Footprint, GemmRow, GemmTable, Host,
-    HostWork, MemoryClass, MemoryTable, MemoryUse, Network, Profile,
+    AttentionRow, AttentionTable, CollectiveName, CollectiveTable, Contention, Device, Efficiency,
+    Footprint, GemmRow, GemmTable, Host, HostWork, MemoryClass, MemoryTable, MemoryUse, Network,
+    Profile,
 };

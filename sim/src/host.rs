@@ -146,22 +146,41 @@ pub(crate) fn costs<'a>(
 }
 
 impl SectionCode {
-    pub(crate) fn new(program: &Program, section: &Section, costs_of: &Costs, host: &HostCosts) -> Self {
+    pub(crate) fn new(
+        program: &Program,
+        section: &Section,
+        costs_of: &Costs,
+        host: &HostCosts,
+    ) -> Self {
         let instrs = program.section_instrs(section);
         let mut codes = Vec::with_capacity(instrs.len());
         let (mut pending, mut tasks, mut total) = (0u64, 0, 0u64);
-        for (i, (instr, (cost, graph))) in instrs.iter().zip(costs(section.kind, instrs, host)).enumerate() {
+        for (i, (instr, (cost, graph))) in instrs
+            .iter()
+            .zip(costs(section.kind, instrs, host))
+            .enumerate()
+        {
             pending += cost;
             total += cost;
-            let task = if graph { Action::GraphTask } else { Action::Task };
+            let task = if graph {
+                Action::GraphTask
+            } else {
+                Action::Task
+            };
             let (action, arg, stream) = match instr.op {
                 Op::Launch { kernel, stream, .. } => (task, kernel.index(), stream.0),
-                Op::Collective { id, stream } => (task, costs_of.collectives + id.index(), stream.0),
+                Op::Collective { id, stream } => {
+                    (task, costs_of.collectives + id.index(), stream.0)
+                }
                 Op::Copy { id, stream } => (task, costs_of.copies + id.index(), stream.0),
                 Op::Record { event, stream } => (Action::Record, event.index(), stream.0),
                 Op::Wait { event, stream } => (Action::Wait, event.index(), stream.0),
                 Op::HostWait(event) => (Action::HostWait, event.index(), 0),
-                Op::Alloc(_) | Op::Free(_) | Op::HostWork { .. } | Op::GraphBegin(_) | Op::GraphEnd(_) => continue,
+                Op::Alloc(_)
+                | Op::Free(_)
+                | Op::HostWork { .. }
+                | Op::GraphBegin(_)
+                | Op::GraphEnd(_) => continue,
             };
             tasks += usize::from(action == task);
             codes.push(Code {
@@ -173,7 +192,18 @@ impl SectionCode {
             });
             pending = 0;
         }
-        codes.push(Code { cost: pending, arg: 0, instr: section.instrs.end, stream: 0, action: Action::Nothing });
-        Self { kind: section.kind, codes, tasks, host: total }
+        codes.push(Code {
+            cost: pending,
+            arg: 0,
+            instr: section.instrs.end,
+            stream: 0,
+            action: Action::Nothing,
+        });
+        Self {
+            kind: section.kind,
+            codes,
+            tasks,
+            host: total,
+        }
     }
 }

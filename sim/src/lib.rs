@@ -1,1 +1,32 @@
 //! shardlab-sim: a discrete-event simulator of FSDP programs.
+//!
+//! ```text
+//! program ─┬─▶ memory (allocators, host order) ───────────────┐
+//!          ├─▶ costs (profile: tables, roofline, network) ─┐  │
+//!          └─▶ host code per section ──────────────────────┴▶ engine ─▶ report ─▶ run
+//! ```
+//!
+//! Time is an integer number of picoseconds. The host issues in order and pays for it, streams are FIFO, events join
+//! them, communicators serialise their collectives, running tasks share SMs, bandwidth and links. The result says which
+//! costs were measured, and every run checks its own invariants.
+
+mod clock;
+mod contention;
+mod cost;
+mod engine;
+mod error;
+pub mod hardware;
+mod host;
+mod memory;
+mod network;
+mod options;
+mod report;
+mod simulate;
+mod streams;
+pub mod synthetic;
+
+pub use error::SimError;
+pub use hardware::Profile;
+pub use options::Options;
+pub use report::critical_path;
+pub use simulate::{simulate, simulate_counted, simulate_light};

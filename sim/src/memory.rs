@@ -1,11 +1,14 @@
 //! Memory over the passes of a run: allocations in host order, independent of time.
 
+mod stub;
+
 use crate::SimError;
 use crate::engine::Stall;
 use crate::host::{Action, HostCosts, SectionCode};
-use shardlab_plan::memory::{AllocError, Counters, Memory};
+use shardlab_plan::memory::{AllocError, Counters};
 use shardlab_plan::program::{InstrId, Op, Program, Role, Section, SectionKind, UnitId};
 use shardlab_plan::units::Bytes;
+use stub::Memory;
 
 /// What a pass did to memory.
 #[derive(Clone, Debug)]
@@ -68,7 +71,10 @@ impl<'a> MemoryRun<'a> {
             live_by_unit: vec![0; units],
             held: vec![0; program.buffers.len()],
             counters: Counters::default(),
-            peak: Peak { by_unit: vec![0; units], ..Peak::default() },
+            peak: Peak {
+                by_unit: vec![0; units],
+                ..Peak::default()
+            },
             fresh_peak: false,
             peak_reserved: 0,
             retries: 0,
@@ -115,7 +121,10 @@ impl<'a> MemoryRun<'a> {
             }
             let now = self.memory.counters();
             let described = &self.program.buffers[buffer.index()];
-            let (role, unit) = (described.role as usize, described.unit.index().min(self.live_by_unit.len() - 1));
+            let (role, unit) = (
+                described.role as usize,
+                described.unit.index().min(self.live_by_unit.len() - 1),
+            );
             if allocates {
                 let bytes = now.allocated.0.saturating_sub(self.counters.allocated.0);
                 self.held[buffer.index()] = bytes;
@@ -127,7 +136,9 @@ impl<'a> MemoryRun<'a> {
                 self.live_by_unit[unit] -= bytes;
             }
             if now.reserved > self.counters.reserved || now.retries > self.counters.retries {
-                while code.codes[next_code].instr < id && code.codes[next_code].action != Action::Nothing {
+                while code.codes[next_code].instr < id
+                    && code.codes[next_code].action != Action::Nothing
+                {
                     next_code += 1;
                 }
                 let drain = now.retries > self.counters.retries;
@@ -138,11 +149,17 @@ impl<'a> MemoryRun<'a> {
                         last.cost += cost;
                         last.drain |= drain;
                     }
-                    _ => pass.stalls.push(Stall { code: next_code as u32, cost, drain }),
+                    _ => pass.stalls.push(Stall {
+                        code: next_code as u32,
+                        cost,
+                        drain,
+                    }),
                 }
             }
             self.counters = now;
-            if now.allocated.0 > self.peak.allocated {
+            // An equal peak of a later pass replaces an earlier one: what repeats matters more.
+            let again = now.allocated.0 == self.peak.allocated && index > self.peak.pass;
+            if now.allocated.0 > self.peak.allocated || again {
                 self.peak.allocated = now.allocated.0;
                 self.peak.pass = index;
                 self.peak.instr = id;
@@ -151,7 +168,11 @@ impl<'a> MemoryRun<'a> {
             pass.peak_allocated = pass.peak_allocated.max(now.allocated.0);
             pass.peak_reserved = pass.peak_reserved.max(now.reserved.0);
             if timeline {
-                self.timeline.push(Sample { instr: id, allocated: now.allocated.0, reserved: now.reserved.0 });
+                self.timeline.push(Sample {
+                    instr: id,
+                    allocated: now.allocated.0,
+                    reserved: now.reserved.0,
+                });
             }
         }
         self.snapshot();
@@ -172,11 +193,25 @@ impl<'a> MemoryRun<'a> {
         }
     }
 
-    fn refused(&self, instr: InstrId, phase: shardlab_plan::program::Phase, error: AllocError) -> SimError {
+    fn refused(
+        &self,
+        instr: InstrId,
+        phase: shardlab_plan::program::Phase,
+        error: AllocError,
+    ) -> SimError {
         if matches!(error, AllocError::OutOfMemory { .. }) {
-            SimError::OutOfMemory { instr, phase, error, by_role: by_role(&self.live) }
+            SimError::OutOfMemory {
+                instr,
+                phase,
+                error,
+                by_role: by_role(&self.live),
+            }
         } else {
-            SimError::Alloc { instr, phase, error }
+            SimError::Alloc {
+                instr,
+                phase,
+                error,
+            }
         }
     }
 
@@ -201,11 +236,25 @@ impl<'a> MemoryRun<'a> {
 
     /// Composition of the peak by unit, largest first.
     pub(crate) fn peak_by_unit(&self) -> Vec<(String, Bytes)> {
-        let mut units: Vec<(usize, u64)> =
-            self.peak.by_unit.iter().copied().enumerate().filter(|u| u.1 > 0).collect();
+        let mut units: Vec<(usize, u64)> = self
+            .peak
+            .by_unit
+            .iter()
+            .copied()
+            .enumerate()
+            .filter(|u| u.1 > 0)
+            .collect();
         units.sort_by_key(|&(i, bytes)| (std::cmp::Reverse(bytes), i));
-        let name = |i: usize| self.program.units.get(i).map_or_else(|| "root".to_owned(), |u| u.name.clone());
-        units.into_iter().map(|(i, bytes)| (name(i), Bytes(bytes))).collect()
+        let name = |i: usize| {
+            self.program
+                .units
+                .get(i)
+                .map_or_else(|| "root".to_owned(), |u| u.name.clone())
+        };
+        units
+            .into_iter()
+            .map(|(i, bytes)| (name(i), Bytes(bytes)))
+            .collect()
     }
 
     /// Unit, phase and micro-batch of the peak.
@@ -213,13 +262,18 @@ impl<'a> MemoryRun<'a> {
         self.program
             .instrs
             .get(self.peak.instr as usize)
-            .map_or((shardlab_plan::program::Phase::Init, UnitId(0), 0), |i| (i.phase, i.unit, i.micro_batch))
+            .map_or((shardlab_plan::program::Phase::Init, UnitId(0), 0), |i| {
+                (i.phase, i.unit, i.micro_batch)
+            })
     }
 }
 
 fn by_role(live: &[u64; Role::ALL.len()]) -> Vec<(Role, Bytes)> {
-    let mut roles: Vec<(Role, Bytes)> =
-        Role::ALL.iter().map(|&r| (r, Bytes(live[r as usize]))).filter(|r| r.1.0 > 0).collect();
+    let mut roles: Vec<(Role, Bytes)> = Role::ALL
+        .iter()
+        .map(|&r| (r, Bytes(live[r as usize])))
+        .filter(|r| r.1.0 > 0)
+        .collect();
     roles.sort_by_key(|&(role, bytes)| (std::cmp::Reverse(bytes), role));
     roles
 }
@@ -234,7 +288,10 @@ pub(crate) fn order(program: &Program, steady: usize) -> Vec<SectionKind> {
     }
     for i in 0..steady {
         kinds.push(SectionKind::Steady);
-        if i == 0 && program.meta.validate_every > 0 && program.section(SectionKind::Validation).is_some() {
+        if i == 0
+            && program.meta.validate_every > 0
+            && program.section(SectionKind::Validation).is_some()
+        {
             kinds.push(SectionKind::Validation);
         }
     }

@@ -18,7 +18,11 @@ pub(crate) struct Network<'a> {
 impl<'a> Network<'a> {
     pub(crate) fn new(program: &Program, profile: &'a Profile) -> Self {
         let per_node = program.meta.gpus_per_node.max(1);
-        let groups = program.communicators.iter().map(|c| place(c, per_node, profile)).collect();
+        let groups = program
+            .communicators
+            .iter()
+            .map(|c| place(c, per_node, profile))
+            .collect();
         Self { profile, groups }
     }
 
@@ -28,14 +32,23 @@ impl<'a> Network<'a> {
         let price = self.price(collective);
         let seconds = price.us * 1e-6;
         // Bus bytes over the time they take: what the links see, as a share of what they can reach.
-        let bus = formula::bus_factor(collective.kind, group.size) * collective.bytes.0 as f64 / seconds.max(1e-12);
+        let bus = formula::bus_factor(collective.kind, group.size) * collective.bytes.0 as f64
+            / seconds.max(1e-12);
         let load = (bus / (group.bandwidth_gbps * 1e9)).min(1.0);
         Cost {
             work: Picos::from_us(price.us).0,
             load: Load::Collective,
             bandwidth: fixed_share(self.profile.contention.collective_bandwidth * load),
-            nvlink: if group.nodes == 1 { fixed_share(load) } else { 0 },
-            nic: if group.nodes > 1 { fixed_share(load) } else { 0 },
+            nvlink: if group.nodes == 1 {
+                fixed_share(load)
+            } else {
+                0
+            },
+            nic: if group.nodes > 1 {
+                fixed_share(load)
+            } else {
+                0
+            },
             comm: collective.comm.0,
             fills: false,
             measured: price.measured,
@@ -49,17 +62,31 @@ impl<'a> Network<'a> {
         if group.size <= 1 {
             // NCCL turns it into a copy on the device.
             let us = 2.0 * bytes as f64 / (self.profile.device.memory_gbps * 0.8) / 1e3;
-            return Price { us: self.profile.device.min_kernel_us + us, measured: false };
+            return Price {
+                us: self.profile.device.min_kernel_us + us,
+                measured: false,
+            };
         }
         let mut price = self.measured(kind, bytes, &group).unwrap_or_else(|| {
             let us = formula::time_us(kind, bytes as f64, &group);
-            Price { us, measured: false }
+            Price {
+                us,
+                measured: false,
+            }
         });
         let share = u64::from(group.size);
-        let misaligned = matches!(kind, CollectiveKind::AllGather | CollectiveKind::ReduceScatter)
-            && collective.parts.iter().any(|p| p.input.bytes.max(p.output.bytes) / share % 16 != 0);
+        let misaligned = matches!(
+            kind,
+            CollectiveKind::AllGather | CollectiveKind::ReduceScatter
+        ) && collective
+            .parts
+            .iter()
+            .any(|p| p.input.bytes.max(p.output.bytes) / share % 16 != 0);
         if misaligned {
-            price = Price { us: price.us * self.profile.network.misaligned_factor, measured: false };
+            price = Price {
+                us: price.us * self.profile.network.misaligned_factor,
+                measured: false,
+            };
         }
         price
     }
@@ -70,17 +97,31 @@ impl<'a> Network<'a> {
         if group.nodes > 1 {
             return None;
         }
-        let of_kind = || self.profile.collective.iter().filter(|t| CollectiveKind::from(t.kind) == kind);
+        let of_kind = || {
+            self.profile
+                .collective
+                .iter()
+                .filter(|t| CollectiveKind::from(t.kind) == kind)
+        };
         if let Some(table) = of_kind().find(|t| t.ranks == group.size) {
             let (us, measured) = log_interpolate(&table.rows, bytes)?;
             return Some(Price { us, measured });
         }
-        let ratio = |t: &&CollectiveTable| (f64::from(t.ranks) / f64::from(group.size)).log2().abs();
+        let ratio =
+            |t: &&CollectiveTable| (f64::from(t.ranks) / f64::from(group.size)).log2().abs();
         let table = of_kind().min_by(|a, b| ratio(a).total_cmp(&ratio(b)))?;
         let (us, _) = log_interpolate(&table.rows, bytes)?;
-        let other = Group { size: table.ranks, per_node: table.ranks, ..*group };
-        let scale = formula::time_us(kind, bytes as f64, group) / formula::time_us(kind, bytes as f64, &other);
-        Some(Price { us: us * scale, measured: false })
+        let other = Group {
+            size: table.ranks,
+            per_node: table.ranks,
+            ..*group
+        };
+        let scale = formula::time_us(kind, bytes as f64, group)
+            / formula::time_us(kind, bytes as f64, &other);
+        Some(Price {
+            us: us * scale,
+            measured: false,
+        })
     }
 }
 
@@ -94,11 +135,22 @@ fn place(comm: &Communicator, gpus_per_node: u32, profile: &Profile) -> Group {
         nvlink
     } else {
         // Every GPU has its rail; the other groups of the node use the rails of their own members.
-        let rails = (f64::from(n.nics_per_node) * f64::from(per_node) / f64::from(gpus_per_node)).max(1.0);
+        let rails =
+            (f64::from(n.nics_per_node) * f64::from(per_node) / f64::from(gpus_per_node)).max(1.0);
         let network = rails.min(f64::from(n.nics_per_node)) * n.nic_gbps * n.nic_efficiency;
-        if per_node > 1 { nvlink.min(network) } else { network }
+        if per_node > 1 {
+            nvlink.min(network)
+        } else {
+            network
+        }
     };
-    Group { size: comm.size, per_node, nodes, bandwidth_gbps, nic_latency_us: n.nic_latency_us }
+    Group {
+        size: comm.size,
+        per_node,
+        nodes,
+        bandwidth_gbps,
+        nic_latency_us: n.nic_latency_us,
+    }
 }
 
 #[cfg(test)]
@@ -107,10 +159,22 @@ mod tests {
     use crate::{hardware, synthetic};
     use shardlab_plan::program::Axis;
 
-    fn priced(kind: CollectiveKind, bytes: u64, size: u32, stride: u32, gpus_per_node: u32, profile: &str) -> Price {
+    fn priced(
+        kind: CollectiveKind,
+        bytes: u64,
+        size: u32,
+        stride: u32,
+        gpus_per_node: u32,
+        profile: &str,
+    ) -> Price {
         let mut program = synthetic::fsdp(&synthetic::Shape::tiny());
         program.meta.gpus_per_node = gpus_per_node;
-        program.communicators[0] = Communicator { name: "c".into(), axis: Axis::Shard, size, stride };
+        program.communicators[0] = Communicator {
+            name: "c".into(),
+            axis: Axis::Shard,
+            size,
+            stride,
+        };
         let mut c = program.collectives[0].clone();
         c.kind = kind;
         c.bytes.0 = bytes;
@@ -146,13 +210,30 @@ mod tests {
         // One rank a node (an outer axis): one card only.
         let outer = priced(CollectiveKind::AllReduce, 1 << 30, 2, 8, 8, "h200-nvlink");
         let wire = f64::from(1 << 30) / (n.nic_gbps * n.nic_efficiency) / 1e3;
-        assert!(outer.us > wire && outer.us < 1.15 * wire, "{outer:?} against {wire}");
+        assert!(
+            outer.us > wire && outer.us < 1.15 * wire,
+            "{outer:?} against {wire}"
+        );
     }
 
     #[test]
     fn misaligned_payloads_fall_off_the_cliff() {
-        let aligned = priced(CollectiveKind::AllGather, 4 * 16 * 100_000, 4, 1, 8, "h200-nvlink");
-        let misaligned = priced(CollectiveKind::AllGather, 4 * (16 * 100_000 + 2), 4, 1, 8, "h200-nvlink");
+        let aligned = priced(
+            CollectiveKind::AllGather,
+            4 * 16 * 100_000,
+            4,
+            1,
+            8,
+            "h200-nvlink",
+        );
+        let misaligned = priced(
+            CollectiveKind::AllGather,
+            4 * (16 * 100_000 + 2),
+            4,
+            1,
+            8,
+            "h200-nvlink",
+        );
         let ratio = misaligned.us / aligned.us;
         assert!((ratio - 3.0).abs() < 0.01, "{ratio}");
     }
@@ -160,7 +241,11 @@ mod tests {
     #[test]
     fn time_grows_with_bytes_and_ranks() {
         for profile in ["h100-80", "a100-40", "cpu"] {
-            for kind in [CollectiveKind::AllGather, CollectiveKind::AllReduce, CollectiveKind::AllToAll] {
+            for kind in [
+                CollectiveKind::AllGather,
+                CollectiveKind::AllReduce,
+                CollectiveKind::AllToAll,
+            ] {
                 let mut last = 0.0;
                 for bytes in (10..32).map(|i| 1u64 << i) {
                     let us = priced(kind, bytes, 16, 1, 8, profile).us;

@@ -45,14 +45,21 @@ impl Options {
     /// Says what is impossible.
     pub(crate) fn check(&self, world: u32) -> Result<(), String> {
         if !(0.0..=0.5).contains(&self.jitter) {
-            return Err(format!("jitter = {}: must be between 0 and 0.5", self.jitter));
+            return Err(format!(
+                "jitter = {}: must be between 0 and 0.5",
+                self.jitter
+            ));
         }
         for &(rank, factor) in &self.stragglers {
             if rank >= world {
-                return Err(format!("straggler rank {rank}: the world has {world} ranks"));
+                return Err(format!(
+                    "straggler rank {rank}: the world has {world} ranks"
+                ));
             }
             if !(0.01..=1000.0).contains(&factor) {
-                return Err(format!("straggler factor {factor} of rank {rank}: must be between 0.01 and 1000"));
+                return Err(format!(
+                    "straggler factor {factor} of rank {rank}: must be between 0.01 and 1000"
+                ));
             }
         }
         Ok(())

@@ -35,7 +35,14 @@ pub(crate) struct Entry {
     pub(crate) pass: u8,
 }
 
-const EMPTY: Entry = Entry { issue: 0, arg: 0, span: NO_SPAN, sequence: 0, kind: EntryKind::Wait, pass: 0 };
+const EMPTY: Entry = Entry {
+    issue: 0,
+    arg: 0,
+    span: NO_SPAN,
+    sequence: 0,
+    kind: EntryKind::Wait,
+    pass: 0,
+};
 
 /// A bounded queue.
 #[derive(Clone, Debug)]
@@ -51,7 +58,12 @@ impl Ring {
     pub(crate) fn new(depth: u32) -> Self {
         let depth = depth.clamp(1, 1 << 20);
         let slots = vec![EMPTY; depth.next_power_of_two() as usize].into_boxed_slice();
-        Self { slots, head: 0, tail: 0, depth }
+        Self {
+            slots,
+            head: 0,
+            tail: 0,
+            depth,
+        }
     }
 
     pub(crate) fn is_full(&self) -> bool {
@@ -133,6 +145,8 @@ pub(crate) struct Stream {
     pub(crate) task: Entry,
     /// When the running task was ready, before it waited for SMs or ranks.
     pub(crate) wanted: u64,
+    /// When the running collective was ready for the other ranks.
+    pub(crate) arrived: u64,
     /// Work done on it since the beginning.
     pub(crate) busy: u64,
     /// CUDA priority (lower is more urgent).
@@ -150,6 +164,7 @@ impl Stream {
             progress: Progress::NONE,
             task: EMPTY,
             wanted: 0,
+            arrived: 0,
             busy: 0,
             priority,
         }
@@ -170,5 +185,10 @@ pub(crate) struct Event {
 }
 
 impl Event {
-    pub(crate) const FRESH: Self = Self { time: NEVER, chain: 0, span: NO_SPAN, pass: 0 };
+    pub(crate) const FRESH: Self = Self {
+        time: NEVER,
+        chain: 0,
+        span: NO_SPAN,
+        pass: 0,
+    };
 }

@@ -7,7 +7,12 @@ use shardlab_plan::units::DType;
 
 /// Output tiles of a kernel (rows, columns) and its efficiency relative to the best one, from large to small. The
 /// largest three are those that cuBLAS picks on Hopper; relative rates follow operand traffic per multiply-add.
-const TILES: [(u64, u64, f64); 4] = [(128, 256, 1.0), (128, 128, 0.85), (64, 128, 0.65), (64, 64, 0.45)];
+const TILES: [(u64, u64, f64); 4] = [
+    (128, 256, 1.0),
+    (128, 128, 0.85),
+    (64, 128, 0.65),
+    (64, 64, 0.45),
+];
 
 /// Distance in powers of two (summed over m, n, k) within which a row counts as a measurement of its neighbour.
 const NEAR: f64 = 2.0;
@@ -50,24 +55,43 @@ pub(super) fn price(
     batch: u64,
     relative: f64,
 ) -> Price {
-    let floor = 2.0 * shape.iter().product::<u64>() as f64 * batch as f64 / profile.peak_flops(dtype) * 1e6;
-    let by_default = profile.efficiency.gemm.get(&dtype).or_else(|| profile.efficiency.gemm.get(&DType::F32));
+    let floor =
+        2.0 * shape.iter().product::<u64>() as f64 * batch as f64 / profile.peak_flops(dtype) * 1e6;
+    let by_default = profile
+        .efficiency
+        .gemm
+        .get(&dtype)
+        .or_else(|| profile.efficiency.gemm.get(&DType::F32));
     let by_default = by_default.copied().unwrap_or(0.5) * relative;
     // Weights fall with the square of the distance; the default counts like a row at distance 3, so that lone far rows
     // say little.
     let (mut weight, mut efficiency) = (1.0 / 9.0, by_default / 9.0);
     let mut nearest = f64::INFINITY;
-    for row in tables.iter().filter(|t| t.dtype == dtype).flat_map(|t| &t.rows) {
+    for row in tables
+        .iter()
+        .filter(|t| t.dtype == dtype)
+        .flat_map(|t| &t.rows)
+    {
         let at = [row.0, row.1, row.2];
         if at == shape && batch == 1 {
-            return Price { us: row.3, measured: true };
+            return Price {
+                us: row.3,
+                measured: true,
+            };
         }
-        let distance: f64 = at.iter().zip(&shape).map(|(&a, &b)| (a as f64 / b as f64).log2().abs()).sum();
+        let distance: f64 = at
+            .iter()
+            .zip(&shape)
+            .map(|(&a, &b)| (a as f64 / b as f64).log2().abs())
+            .sum();
         let w = 1.0 / (distance * distance).max(1e-3);
         nearest = nearest.min(distance + (batch as f64).log2());
         weight += w;
         efficiency += w * formula(profile, dtype, at, 1) / row.3;
     }
     let us = formula(profile, dtype, shape, batch) / (efficiency / weight);
-    Price { us: us.max(floor), measured: nearest <= NEAR }
+    Price {
+        us: us.max(floor),
+        measured: nearest <= NEAR,
+    }
 }

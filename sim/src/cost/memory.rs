@@ -7,16 +7,25 @@ use shardlab_plan::program::Kernel;
 pub(super) fn price(kernel: &Kernel, profile: &Profile) -> Price {
     let bytes = kernel.read.0 + kernel.written.0;
     let Some(class) = MemoryClass::of(&kernel.class, &kernel.name) else {
-        return Price { us: 0.0, measured: false };
+        return Price {
+            us: 0.0,
+            measured: false,
+        };
     };
     let named = |t: &&MemoryTable| t.op.as_deref().is_some_and(|op| kernel.name.contains(op));
     let of_class = || profile.memory.iter().filter(|t| t.class == class);
-    let table = of_class().find(named).or_else(|| of_class().find(|t| t.op.is_none()));
+    let table = of_class()
+        .find(named)
+        .or_else(|| of_class().find(|t| t.op.is_none()));
     if let Some((us, measured)) = table.and_then(|t| log_interpolate(&t.rows, bytes)) {
         return Price { us, measured };
     }
     let gbps = profile.device.memory_gbps * profile.efficiency.memory[&class];
-    let arithmetic = kernel.flops.0 as f64 / (profile.peak_flops(shardlab_plan::units::DType::F32) * 0.5) * 1e6;
+    let arithmetic =
+        kernel.flops.0 as f64 / (profile.peak_flops(shardlab_plan::units::DType::F32) * 0.5) * 1e6;
     let us = profile.device.min_kernel_us + (bytes as f64 / gbps / 1e3).max(arithmetic);
-    Price { us, measured: false }
+    Price {
+        us,
+        measured: false,
+    }
 }

@@ -12,6 +12,9 @@ pub(crate) fn log_interpolate(rows: &[(u64, f64)], bytes: u64) -> Option<(f64, b
     }
     let i = rows.partition_point(|r| r.0 <= bytes);
     let (a, b) = (rows[i - 1], rows[i]);
+    if a.0 == bytes {
+        return Some((a.1, true));
+    }
     let x = (bytes as f64 / a.0 as f64).ln() / (b.0 as f64 / a.0 as f64).ln();
     Some(((a.1.ln() + x * (b.1.ln() - a.1.ln())).exp(), true))
 }

@@ -18,7 +18,13 @@ pub(crate) fn run_one(rank: &mut Rank<'_>) -> Result<(), SimError> {
         rank.unblock();
         rank.run_host(BATCH)?;
         rank.settle();
-        let limit = if rank.blocked == Blocked::No { rank.host } else { NEVER };
+        // Settling alone may complete the event that the host waits for.
+        rank.unblock();
+        let limit = if rank.blocked == Blocked::No {
+            rank.host
+        } else {
+            NEVER
+        };
         let mut next = rank.next_event();
         while next != NEVER && next <= limit {
             rank.process(next, &mut peers);
@@ -37,7 +43,10 @@ pub(crate) fn run_one(rank: &mut Rank<'_>) -> Result<(), SimError> {
 }
 
 /// Runs all ranks of a world, joined by their collectives.
-pub(crate) fn run_all(ranks: &mut [Rank<'_>], communicators: &[Communicator]) -> Result<(), SimError> {
+pub(crate) fn run_all(
+    ranks: &mut [Rank<'_>],
+    communicators: &[Communicator],
+) -> Result<(), SimError> {
     let mut world = World::new(communicators, ranks.len());
     let mut next: Vec<u64> = Vec::with_capacity(ranks.len());
     let mut queue = BinaryHeap::with_capacity(4 * ranks.len());
@@ -80,6 +89,7 @@ impl Rank<'_> {
             self.unblock();
             self.run_host(BATCH)?;
             self.settle();
+            self.unblock();
             let next = self.next_event();
             if self.blocked != Blocked::No || next <= self.host {
                 return Ok(next);
@@ -89,7 +99,10 @@ impl Rank<'_> {
 
     /// Checks that everything issued has run.
     fn finished(&self) -> Result<(), SimError> {
-        let idle = self.streams.iter().all(|s| s.state == State::Idle && s.ring.is_empty());
+        let idle = self
+            .streams
+            .iter()
+            .all(|s| s.state == State::Idle && s.ring.is_empty());
         if idle && self.blocked == Blocked::Finished {
             return Ok(());
         }
@@ -98,9 +111,21 @@ impl Rank<'_> {
             .iter()
             .enumerate()
             .filter(|(_, s)| s.state != State::Idle)
-            .map(|(i, s)| format!("stream {i} is {:?} at {:?} {}", s.state, s.ring.front().kind, s.ring.front().arg))
+            .map(|(i, s)| {
+                format!(
+                    "stream {i} is {:?} at {:?} {}",
+                    s.state,
+                    s.ring.front().kind,
+                    s.ring.front().arg
+                )
+            })
             .collect();
-        Err(SimError::Deadlock(format!("rank {}: host {:?}; {}", self.id, self.blocked, stuck.join("; "))))
+        Err(SimError::Deadlock(format!(
+            "rank {}: host {:?}; {}",
+            self.id,
+            self.blocked,
+            stuck.join("; ")
+        )))
     }
 }
 
@@ -115,9 +140,17 @@ struct World {
 
 impl World {
     fn new(communicators: &[Communicator], ranks: usize) -> Self {
-        let shapes = communicators.iter().map(|c| (c.size.max(1) as usize, c.stride.max(1) as usize)).collect();
+        let shapes = communicators
+            .iter()
+            .map(|c| (c.size.max(1) as usize, c.stride.max(1) as usize))
+            .collect();
         let counts = vec![vec![0; ranks]; communicators.len()];
-        Self { shapes, arrived: counts.clone(), left: counts, pending: Vec::new() }
+        Self {
+            shapes,
+            arrived: counts.clone(),
+            left: counts,
+            pending: Vec::new(),
+        }
     }
 
     /// First member of a rank's group.
@@ -136,7 +169,11 @@ impl World {
     fn count(&mut self, rank: u32, comm: u8, starts: bool) -> bool {
         let base = self.base(comm, rank);
         let size = self.shapes[usize::from(comm)].0 as u32;
-        let counts = if starts { &mut self.arrived } else { &mut self.left };
+        let counts = if starts {
+            &mut self.arrived
+        } else {
+            &mut self.left
+        };
         let count = &mut counts[usize::from(comm)][base];
         *count += 1;
         if *count < size {

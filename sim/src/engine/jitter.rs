@@ -21,7 +21,11 @@ impl Jitter {
     pub(crate) fn new(seed: u64, rank: u32, sigma: f64, factor: f64) -> Self {
         let mut rng = ChaCha8Rng::seed_from_u64(seed);
         rng.set_stream(u64::from(rank));
-        Self { rng, sigma: (sigma * UNIT as f64) as i64, factor: (factor * UNIT as f64) as u64 }
+        Self {
+            rng,
+            sigma: (sigma * UNIT as f64) as i64,
+            factor: (factor * UNIT as f64) as u64,
+        }
     }
 
     /// Duration of a task that takes `work` on an undisturbed rank. Collectives have no jitter of their own: they wait
@@ -36,12 +40,14 @@ impl Jitter {
             let mut sum = -6 * UNIT;
             for _ in 0..3 {
                 let bits = self.rng.next_u64();
-                sum += (0..4).map(|i| ((bits >> (16 * i)) & 0xffff) as i64).sum::<i64>();
+                sum += (0..4)
+                    .map(|i| ((bits >> (16 * i)) & 0xffff) as i64)
+                    .sum::<i64>();
             }
             let deviation = (UNIT + sum * self.sigma / UNIT).max(UNIT / 10) as u64;
-            scale = scale * deviation >> 16;
+            scale = (scale * deviation) >> 16;
         }
-        ((u128::from(work) * u128::from(scale) >> 16) as u64).min(LONGEST)
+        (((u128::from(work) * u128::from(scale)) >> 16) as u64).min(LONGEST)
     }
 }
 
@@ -53,10 +59,15 @@ mod tests {
     fn mean_and_deviation_are_as_asked() {
         let mut jitter = Jitter::new(7, 3, 0.05, 2.0);
         let n = 20_000;
-        let x: Vec<f64> = (0..n).map(|_| jitter.apply(1_000_000, Load::Compute) as f64 / 2e6).collect();
+        let x: Vec<f64> = (0..n)
+            .map(|_| jitter.apply(1_000_000, Load::Compute) as f64 / 2e6)
+            .collect();
         let mean = x.iter().sum::<f64>() / f64::from(n);
         let sd = (x.iter().map(|v| (v - mean).powi(2)).sum::<f64>() / f64::from(n)).sqrt();
-        assert!((mean - 1.0).abs() < 0.002 && (sd - 0.05).abs() < 0.002, "{mean} {sd}");
+        assert!(
+            (mean - 1.0).abs() < 0.002 && (sd - 0.05).abs() < 0.002,
+            "{mean} {sd}"
+        );
         assert_eq!(jitter.apply(77, Load::Collective), 77);
     }
 

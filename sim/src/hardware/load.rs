@@ -10,7 +10,15 @@ macro_rules! shipped {
             &[$(($name, include_str!(concat!("../../../scenarios/hardware/", $name, ".toml")))),*];
     };
 }
-shipped!["a100-40", "a100-80", "b200", "cpu", "h100-80", "h100-96-500w", "h200-nvlink"];
+shipped![
+    "a100-40",
+    "a100-80",
+    "b200",
+    "cpu",
+    "h100-80",
+    "h100-96-500w",
+    "h200-nvlink"
+];
 
 /// Why a profile cannot be used.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -64,10 +72,14 @@ pub fn load(name_or_path: &str) -> Result<Profile, ProfileError> {
     }
     let path = Path::new(name_or_path);
     if !path.is_file() {
-        return Err(ProfileError::NotFound { name: name_or_path.to_owned() });
+        return Err(ProfileError::NotFound {
+            name: name_or_path.to_owned(),
+        });
     }
-    let text = std::fs::read_to_string(path)
-        .map_err(|e| ProfileError::Io { path: name_or_path.to_owned(), message: e.to_string() })?;
+    let text = std::fs::read_to_string(path).map_err(|e| ProfileError::Io {
+        path: name_or_path.to_owned(),
+        message: e.to_string(),
+    })?;
     parse(name_or_path, &text)
 }
 
@@ -76,9 +88,14 @@ pub fn load(name_or_path: &str) -> Result<Profile, ProfileError> {
 /// # Errors
 /// When the text is no profile or has impossible numbers.
 pub fn parse(path: &str, text: &str) -> Result<Profile, ProfileError> {
-    let profile: Profile = toml::from_str(text)
-        .map_err(|e| ProfileError::Parse { path: path.to_owned(), message: e.to_string().trim_end().to_owned() })?;
-    check(&profile).map_err(|message| ProfileError::Invalid { path: path.to_owned(), message })?;
+    let profile: Profile = toml::from_str(text).map_err(|e| ProfileError::Parse {
+        path: path.to_owned(),
+        message: e.to_string().trim_end().to_owned(),
+    })?;
+    check(&profile).map_err(|message| ProfileError::Invalid {
+        path: path.to_owned(),
+        message,
+    })?;
     Ok(profile)
 }
 
@@ -100,7 +117,10 @@ fn check(p: &Profile) -> Result<(), String> {
         ("host.queue_depth", f64::from(p.host.queue_depth)),
         ("efficiency.conv", p.efficiency.conv),
         ("efficiency.attention", p.efficiency.attention),
-        ("efficiency.attention_backward", p.efficiency.attention_backward),
+        (
+            "efficiency.attention_backward",
+            p.efficiency.attention_backward,
+        ),
     ];
     for (name, value) in positive {
         if !(value.is_finite() && value > 0.0) {
@@ -109,8 +129,14 @@ fn check(p: &Profile) -> Result<(), String> {
     }
     let c = &p.contention;
     let shares = [
-        ("contention.collective_loss_compute", c.collective_loss_compute),
-        ("contention.collective_loss_bandwidth", c.collective_loss_bandwidth),
+        (
+            "contention.collective_loss_compute",
+            c.collective_loss_compute,
+        ),
+        (
+            "contention.collective_loss_bandwidth",
+            c.collective_loss_bandwidth,
+        ),
         ("contention.collective_bandwidth", c.collective_bandwidth),
         ("contention.start_wait", c.start_wait),
         ("contention.start_wait_priority", c.start_wait_priority),
@@ -124,28 +150,59 @@ fn check(p: &Profile) -> Result<(), String> {
         return Err("contention: a collective would lose its whole rate to compute".into());
     }
     if n.sms_per_collective >= d.sms {
-        return Err(format!("network.sms_per_collective = {}: the device has {} SMs", n.sms_per_collective, d.sms));
+        return Err(format!(
+            "network.sms_per_collective = {}: the device has {} SMs",
+            n.sms_per_collective, d.sms
+        ));
     }
     for dtype in [DType::F32, DType::Bf16] {
         if !d.tflops.contains_key(&dtype) || !p.efficiency.gemm.contains_key(&dtype) {
-            return Err(format!("device.tflops and efficiency.gemm need an entry for {dtype}"));
+            return Err(format!(
+                "device.tflops and efficiency.gemm need an entry for {dtype}"
+            ));
         }
     }
     for class in MemoryClass::ALL {
         match p.efficiency.memory.get(&class) {
             Some(e) if *e > 0.0 && *e <= 1.0 => {}
-            Some(e) => return Err(format!("efficiency.memory of {class:?} = {e}: must be in (0, 1]")),
+            Some(e) => {
+                return Err(format!(
+                    "efficiency.memory of {class:?} = {e}: must be in (0, 1]"
+                ));
+            }
             None => return Err(format!("efficiency.memory has no entry for {class:?}")),
         }
     }
-    let ascending = |rows: &[(u64, f64)]| rows.windows(2).all(|w| w[0].0 < w[1].0) && rows.iter().all(|r| r.1 > 0.0);
-    if p.memory.iter().any(|t| !ascending(&t.rows)) || p.collective.iter().any(|t| !ascending(&t.rows)) {
-        return Err("rows of [[memory]] and [[collective]] must ascend in bytes and have positive times".into());
+    let ascending = |rows: &[(u64, f64)]| {
+        rows.windows(2).all(|w| w[0].0 < w[1].0) && rows.iter().all(|r| r.1 > 0.0)
+    };
+    if p.memory.iter().any(|t| !ascending(&t.rows))
+        || p.collective.iter().any(|t| !ascending(&t.rows))
+    {
+        return Err(
+            "rows of [[memory]] and [[collective]] must ascend in bytes and have positive times"
+                .into(),
+        );
     }
-    let sources = [&d.source, &n.source, &c.source, &p.host.source, &p.footprint.source, &p.efficiency.source];
+    let sources = [
+        &d.source,
+        &n.source,
+        &c.source,
+        &p.host.source,
+        &p.footprint.source,
+        &p.efficiency.source,
+    ];
     let tables = p.gemm.iter().chain(&p.conv).map(|t| &t.source);
-    let more = p.attention.iter().map(|t| &t.source).chain(p.memory.iter().map(|t| &t.source));
-    let all = sources.into_iter().chain(tables).chain(more).chain(p.collective.iter().map(|t| &t.source));
+    let more = p
+        .attention
+        .iter()
+        .map(|t| &t.source)
+        .chain(p.memory.iter().map(|t| &t.source));
+    let all = sources
+        .into_iter()
+        .chain(tables)
+        .chain(more)
+        .chain(p.collective.iter().map(|t| &t.source));
     if all.into_iter().any(|s| s.trim().is_empty()) {
         return Err("every section needs a `source`".into());
     }
@@ -167,7 +224,10 @@ mod tests {
     #[test]
     fn unknown_profile_lists_the_shipped_ones() {
         let message = load("h300").unwrap_err().to_string();
-        assert!(message.contains("h300") && message.contains("h200-nvlink"), "{message}");
+        assert!(
+            message.contains("h300") && message.contains("h200-nvlink"),
+            "{message}"
+        );
     }
 
     #[test]
@@ -176,13 +236,18 @@ mod tests {
         let broken = text.replace("memory_gbps = 4800", "memory_gbps = -1");
         assert_ne!(text, broken);
         let message = parse("x.toml", &broken).unwrap_err().to_string();
-        assert!(message.starts_with("x.toml: device.memory_gbps"), "{message}");
+        assert!(
+            message.starts_with("x.toml: device.memory_gbps"),
+            "{message}"
+        );
     }
 
     #[test]
     fn unknown_keys_are_refused() {
         let text = SHIPPED.iter().find(|s| s.0 == "cpu").unwrap().1;
-        let message = parse("x.toml", &format!("colour = 1\n{text}")).unwrap_err().to_string();
+        let message = parse("x.toml", &format!("colour = 1\n{text}"))
+            .unwrap_err()
+            .to_string();
         assert!(message.contains("colour"), "{message}");
     }
 }

@@ -244,7 +244,9 @@ impl MemoryClass {
     pub fn of(class: &KernelClass, name: &str) -> Option<Self> {
         let backward = || name.contains("backward");
         Some(match class {
-            KernelClass::Gemm { .. } | KernelClass::Attention { .. } | KernelClass::Conv { .. } => return None,
+            KernelClass::Gemm { .. } | KernelClass::Attention { .. } | KernelClass::Conv { .. } => {
+                return None;
+            }
             KernelClass::Pointwise => Self::Pointwise,
             KernelClass::Strided => Self::Strided,
             KernelClass::Norm if backward() => Self::NormBackward,
@@ -388,7 +390,11 @@ impl Profile {
     /// Dense peak of an element type, FLOP/s; falls back to float32's.
     #[must_use]
     pub fn peak_flops(&self, dtype: DType) -> f64 {
-        let tflops = self.device.tflops.get(&dtype).or_else(|| self.device.tflops.get(&DType::F32));
+        let tflops = self
+            .device
+            .tflops
+            .get(&dtype)
+            .or_else(|| self.device.tflops.get(&DType::F32));
         tflops.copied().unwrap_or(1.0) * 1e12
     }
 }

@@ -32,18 +32,35 @@ const TREE: usize = 1;
 
 const PROTOCOLS: [Protocol; 3] = [
     // LL: a flag beside every 4 bytes.
-    Protocol { base: [6.6, 6.8], nvlink: [0.6, 0.6], net: [2.7, 5.0], share: 0.25 },
+    Protocol {
+        base: [6.6, 6.8],
+        nvlink: [0.6, 0.6],
+        net: [2.7, 5.0],
+        share: 0.25,
+    },
     // LL128: 120 of 128 bytes are payload.
-    Protocol { base: [14.0, 14.0], nvlink: [1.9, 1.25], net: [4.0, 8.5], share: 0.92 },
+    Protocol {
+        base: [14.0, 14.0],
+        nvlink: [1.9, 1.25],
+        net: [4.0, 8.5],
+        share: 0.92,
+    },
     // Simple: full bandwidth, a fence a step.
-    Protocol { base: [8.4, 8.4], nvlink: [3.4, 4.0], net: [14.0, 14.0], share: 1.0 },
+    Protocol {
+        base: [8.4, 8.4],
+        nvlink: [3.4, 4.0],
+        net: [14.0, 14.0],
+        share: 1.0,
+    },
 ];
 
 /// Bytes over the bottleneck link relative to the payload.
 pub(super) fn bus_factor(kind: CollectiveKind, ranks: u32) -> f64 {
     let n = f64::from(ranks.max(1));
     match kind {
-        CollectiveKind::AllGather | CollectiveKind::ReduceScatter | CollectiveKind::AllToAll => (n - 1.0) / n,
+        CollectiveKind::AllGather | CollectiveKind::ReduceScatter | CollectiveKind::AllToAll => {
+            (n - 1.0) / n
+        }
         CollectiveKind::AllReduce => 2.0 * (n - 1.0) / n,
         CollectiveKind::Broadcast => 1.0,
     }
@@ -58,14 +75,27 @@ pub(super) fn time_us(kind: CollectiveKind, bytes: f64, group: &Group) -> f64 {
         // Everything but the node's own part crosses the cards; inside a node the exchange is as fast as a gather.
         let p = &PROTOCOLS[2];
         let outside = f64::from(group.size - group.per_node) / f64::from((group.size - 1).max(1));
-        let rail = group.bandwidth_gbps / f64::from(if group.nodes > 1 { group.per_node } else { 1 });
-        let wire = bus_factor(kind, group.size) * bytes * if group.nodes > 1 { outside } else { 1.0 } / rail / 1e3;
-        return p.base[RING] + p.nvlink[RING] + between.min(1.0) * group.nic_latency_us + steps * 0.3 + wire;
+        let rail =
+            group.bandwidth_gbps / f64::from(if group.nodes > 1 { group.per_node } else { 1 });
+        let wire =
+            bus_factor(kind, group.size) * bytes * if group.nodes > 1 { outside } else { 1.0 }
+                / rail
+                / 1e3;
+        return p.base[RING]
+            + p.nvlink[RING]
+            + between.min(1.0) * group.nic_latency_us
+            + steps * 0.3
+            + wire;
     }
-    let rounds = if kind == CollectiveKind::AllReduce { 2.0 } else { 1.0 };
+    let rounds = if kind == CollectiveKind::AllReduce {
+        2.0
+    } else {
+        1.0
+    };
     let mut best = f64::INFINITY;
     for p in &PROTOCOLS {
-        let hops = (steps - between) * p.nvlink[RING] + between * (p.net[RING] + group.nic_latency_us);
+        let hops =
+            (steps - between) * p.nvlink[RING] + between * (p.net[RING] + group.nic_latency_us);
         best = best.min(p.base[RING] + rounds * hops + wire / p.share);
         if kind == CollectiveKind::AllReduce && group.size > 2 {
             let depth = f64::from(group.nodes).log2().ceil();

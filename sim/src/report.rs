@@ -1,0 +1,410 @@
+//! From engine state to a run: step times, memory, collectives, exposed time, cost sources, and the run's invariants.
+
+mod gaps;
+mod intervals;
+mod path;
+
+pub use path::critical_path;
+
+use crate::SimError;
+use crate::cost::{Costs, Load};
+use crate::engine::{Rank, Tables};
+use crate::hardware::Profile;
+use crate::host::{self, HostCosts};
+use crate::memory::MemoryRun;
+use crate::options::Options;
+use shardlab_plan::program::{COMPUTE, CollectiveKind, InstrId, Op, Program, SectionKind};
+use shardlab_plan::record::{
+    CollectiveStats, CostSources, MemoryReport, MemorySample, PeakAt, Run, RunKind, Span,
+    StepRecord,
+};
+use shardlab_plan::units::{Bytes, Picos};
+use std::collections::BTreeMap;
+
+/// Everything a report is made from.
+pub(crate) struct Parts<'a> {
+    pub(crate) program: &'a Program,
+    pub(crate) profile: &'a Profile,
+    pub(crate) options: &'a Options,
+    pub(crate) costs: &'a Costs,
+    pub(crate) tables: &'a Tables<'a>,
+    pub(crate) host: &'a HostCosts,
+    pub(crate) memory: &'a MemoryRun<'a>,
+}
+
+/// End of each pass over all ranks.
+fn pass_ends(parts: &Parts<'_>, ranks: &[Rank<'_>]) -> Vec<u64> {
+    let mut latest = 0;
+    (0..parts.tables.passes.len())
+        .map(|i| {
+            latest = ranks
+                .iter()
+                .map(|r| r.passes[i].end())
+                .max()
+                .unwrap_or(0)
+                .max(latest);
+            latest
+        })
+        .collect()
+}
+
+/// Durations of the steady passes but the first, between successive ends.
+fn durations(parts: &Parts<'_>, ranks: &[Rank<'_>]) -> Vec<u64> {
+    let ends = pass_ends(parts, ranks);
+    let steady = |i: usize| {
+        parts.tables.sections[parts.tables.passes[i].section].kind == SectionKind::Steady
+    };
+    let first = (0..ends.len()).find(|&i| steady(i)).unwrap_or(0);
+    (first + 1..ends.len())
+        .filter(|&i| steady(i))
+        .map(|i| ends[i] - ends[i - 1])
+        .collect()
+}
+
+/// Whether the last two steady steps took equally long, within a thousandth.
+pub(crate) fn repeats(parts: &Parts<'_>, ranks: &[Rank<'_>]) -> bool {
+    match durations(parts, ranks).as_slice() {
+        [.., a, b] => a.abs_diff(*b) <= b / 1000,
+        _ => true,
+    }
+}
+
+/// Program instructions interpreted: by the host over all passes and ranks, and by the allocators.
+pub(crate) fn instructions(parts: &Parts<'_>, ranks: &[Rank<'_>]) -> u64 {
+    let of = |section: usize| u64::from(parts.program.sections[section].instrs.len() as u32);
+    parts
+        .tables
+        .passes
+        .iter()
+        .map(|p| of(p.section))
+        .sum::<u64>()
+        * ranks.len() as u64
+}
+
+/// Checks what must hold for every run.
+pub(crate) fn invariants(parts: &Parts<'_>, ranks: &[Rank<'_>]) -> Result<(), SimError> {
+    let fail = |message: String| Err(SimError::Internal(message));
+    for (r, rank) in ranks.iter().enumerate() {
+        let (makespan, chain, busiest) = (rank.makespan(), rank.chain, rank.busiest());
+        if makespan < chain || chain < busiest {
+            return fail(format!(
+                "rank {r}: makespan {makespan} ps, critical path {chain} ps, busiest stream {busiest} ps"
+            ));
+        }
+        let [issued, ended] = rank.collectives;
+        if issued != ended {
+            return fail(format!(
+                "rank {r}: {issued} B of collectives issued, {ended} B ended"
+            ));
+        }
+        let mut last = [0u64; 256];
+        for (i, span) in rank.spans.iter().enumerate() {
+            let s = usize::from(span.stream.0);
+            if span.start.0 < last[s]
+                || span.end.0 < span.start.0 + span.alone.0
+                || span.start < span.issued
+            {
+                return fail(format!(
+                    "rank {r}: span {i} of stream {s}: {span:?} after {} ps",
+                    last[s]
+                ));
+            }
+            last[s] = span.end.0;
+        }
+        let recorded = parts
+            .tables
+            .passes
+            .iter()
+            .find(|p| p.recorded)
+            .map(|p| &parts.tables.sections[p.section]);
+        if recorded.is_some_and(|s| s.tasks != rank.spans.len()) {
+            return fail(format!(
+                "rank {r}: {} spans of {:?} tasks",
+                rank.spans.len(),
+                recorded.map(|s| s.tasks)
+            ));
+        }
+    }
+    Ok(())
+}
+
+/// The run as rank 0 saw it; step times are those of the slowest rank.
+pub(crate) fn build(parts: &Parts<'_>, ranks: &[Rank<'_>]) -> Run {
+    let program = parts.program;
+    let rank = &ranks[0];
+    let ends = pass_ends(parts, ranks);
+    let last = ends.len() - 1;
+    let (from, to) = (last.checked_sub(1).map_or(0, |i| ends[i]), ends[last]);
+    let durations = durations(parts, ranks);
+    let every = parts.options.jitter > 0.0;
+    let step_samples: Vec<Picos> = match durations.last() {
+        Some(_) if every => durations.iter().map(|&d| Picos(d)).collect(),
+        Some(&one) => vec![Picos(one)],
+        None => vec![Picos(to - from)],
+    };
+    let step = step_samples[step_samples.len() - 1];
+    let mut spans = rank.spans.clone();
+    let gaps = gaps::find(program, &spans, Picos(from), Picos(to), parts.tables.gap);
+    let mut exposed = BTreeMap::new();
+    for gap in &gaps {
+        *exposed.entry(gap.cause).or_insert(Picos::ZERO) += gap.end - gap.start;
+    }
+    let collectives = collectives(program, &spans, parts.costs);
+    let record = parts.options.record;
+    let costs = if record {
+        sources(program, &spans, parts.costs)
+    } else {
+        CostSources::default()
+    };
+    if !record {
+        spans = Vec::new();
+    }
+    let section = &parts.tables.sections[parts.tables.passes[last].section];
+    let stalls: u64 = parts.tables.passes[last]
+        .stalls
+        .iter()
+        .map(|s| s.cost)
+        .sum();
+    let seconds = step.secs() * parts.profile.peak_flops(program.meta.compute);
+    Run {
+        scenario: program.meta.scenario.clone(),
+        program_digest: if record {
+            program.digest()
+        } else {
+            String::new()
+        },
+        kind: RunKind::Sim,
+        world_size: program.meta.world,
+        policy: program.meta.policy.to_owned(),
+        hardware: parts.profile.name.clone(),
+        steps: steps(parts, rank, &ends),
+        step_samples,
+        spans,
+        recorded_from: Picos(from),
+        recorded_to: Picos(to),
+        memory: memory(parts, rank, last),
+        collectives,
+        gaps: if record { gaps } else { Vec::new() },
+        exposed,
+        host: Picos(section.host + stalls),
+        tokens: program.meta.tokens,
+        mfu: if seconds > 0.0 {
+            program.meta.model_flops.0 as f64 / seconds
+        } else {
+            0.0
+        },
+        costs,
+        losses: Vec::new(),
+        grad_norms: Vec::new(),
+        environment: environment(parts, ranks.len()),
+    }
+}
+
+fn environment(parts: &Parts<'_>, ranks: usize) -> BTreeMap<String, String> {
+    let mut all = BTreeMap::new();
+    all.insert(
+        "simulator".to_owned(),
+        concat!("shardlab-sim ", env!("CARGO_PKG_VERSION")).to_owned(),
+    );
+    all.insert("simulated_ranks".to_owned(), ranks.to_string());
+    if parts.options.jitter > 0.0 {
+        all.insert("seed".to_owned(), parts.options.seed.to_string());
+        all.insert("jitter".to_owned(), parts.options.jitter.to_string());
+    }
+    all
+}
+
+fn steps(parts: &Parts<'_>, rank: &Rank<'_>, ends: &[u64]) -> Vec<StepRecord> {
+    let mut step = 0;
+    let mut records = Vec::with_capacity(ends.len());
+    let order = crate::memory::order(parts.program, ends.len());
+    // Light runs skip the passes before the steady ones.
+    let skipped = order
+        .iter()
+        .position(|&k| k == parts.tables.sections[parts.tables.passes[0].section].kind)
+        .unwrap_or(0);
+    for (i, pass) in parts.tables.passes.iter().enumerate() {
+        let section = &parts.tables.sections[pass.section];
+        if section.kind == SectionKind::Init {
+            continue;
+        }
+        let memory = parts
+            .memory
+            .passes
+            .get(i + skipped)
+            .or_else(|| parts.memory.passes.last());
+        records.push(StepRecord {
+            step,
+            section: section.kind,
+            start: Picos(rank.passes[i].start),
+            end: Picos(ends[i]),
+            host: Picos(section.host + pass.stalls.iter().map(|s| s.cost).sum::<u64>()),
+            peak_allocated: Bytes(memory.map_or(0, |m| m.peak_allocated)),
+            peak_reserved: Bytes(memory.map_or(0, |m| m.peak_reserved)),
+        });
+        step += u32::from(section.kind != SectionKind::Validation);
+    }
+    records
+}
+
+/// Host time after each instruction of the recorded section, from the times of the codes that were performed.
+fn host_times(parts: &Parts<'_>, rank: &Rank<'_>, last: usize) -> Vec<u64> {
+    let pass = &parts.tables.passes[last];
+    let section = &parts.program.sections[pass.section];
+    let code = &parts.tables.sections[pass.section];
+    let instrs = parts.program.section_instrs(section);
+    let mut now = rank.passes[last].start;
+    let mut next = 0;
+    host::costs(section.kind, instrs, parts.host)
+        .enumerate()
+        .map(|(i, (cost, _))| {
+            now += cost;
+            if code.codes[next].instr == section.instrs.start + i as u32 {
+                now = rank.host_times.get(next).copied().unwrap_or(now);
+                next += 1;
+            }
+            now
+        })
+        .collect()
+}
+
+fn memory(parts: &Parts<'_>, rank: &Rank<'_>, last: usize) -> MemoryReport {
+    let m = parts.memory;
+    let outside = parts
+        .profile
+        .outside_allocator(parts.program.communicators.len())
+        .total();
+    let section = &parts.program.sections[parts.tables.passes[last].section];
+    let times = if parts.options.record {
+        host_times(parts, rank, last)
+    } else {
+        Vec::new()
+    };
+    let time = |instr: u32| {
+        let i = instr.checked_sub(section.instrs.start);
+        Picos(i.and_then(|i| times.get(i as usize)).copied().unwrap_or(0))
+    };
+    let (phase, unit, micro_batch) = m.peak_instr();
+    let order = crate::memory::order(parts.program, m.passes.len());
+    let counted = |k: &&SectionKind| matches!(k, SectionKind::First | SectionKind::Steady);
+    let step = order.iter().take(m.peak.pass).filter(counted).count() as u32;
+    MemoryReport {
+        peak_allocated: Bytes(m.peak.allocated),
+        peak_reserved: Bytes(m.peak_reserved),
+        peak_device: Bytes(m.peak_reserved) + outside,
+        persistent: Bytes(m.passes.last().map_or(0, |p| p.end_allocated)),
+        capacity: Some(parts.profile.capacity()),
+        at: PeakAt {
+            step,
+            instr: InstrId(m.peak.instr),
+            time: time(m.peak.instr),
+            phase,
+            unit,
+            micro_batch,
+        },
+        by_role: m.peak_by_role(),
+        by_unit: m.peak_by_unit(),
+        retries: m.retries,
+        timeline: m
+            .timeline
+            .iter()
+            .map(|s| MemorySample {
+                instr: InstrId(s.instr),
+                time: time(s.instr),
+                allocated: Bytes(s.allocated),
+                reserved: Bytes(s.reserved),
+            })
+            .collect(),
+    }
+}
+
+/// Cost index of a span's instruction.
+fn cost_index(program: &Program, span: &Span, costs: &Costs) -> Option<usize> {
+    match program.instrs[span.instr.index()].op {
+        Op::Launch { kernel, .. } => Some(kernel.index()),
+        Op::Collective { id, .. } => Some(costs.collectives + id.index()),
+        Op::Copy { id, .. } => Some(costs.copies + id.index()),
+        _ => None,
+    }
+}
+
+fn collectives(
+    program: &Program,
+    spans: &[Span],
+    costs: &Costs,
+) -> BTreeMap<CollectiveKind, CollectiveStats> {
+    let compute: Vec<(u64, u64)> = spans
+        .iter()
+        .filter(|s| s.stream == COMPUTE)
+        .map(|s| (s.start.0, s.end.0))
+        .collect();
+    let products: Vec<(u64, u64)> = spans
+        .iter()
+        .filter(|s| s.stream == COMPUTE)
+        .filter(|s| {
+            cost_index(program, s, costs).is_some_and(|i| costs.all[i].load == Load::Compute)
+        })
+        .map(|s| (s.start.0, s.end.0))
+        .collect();
+    let mut stats: BTreeMap<CollectiveKind, CollectiveStats> = BTreeMap::new();
+    let mut running: BTreeMap<CollectiveKind, Vec<(u64, u64)>> = BTreeMap::new();
+    for span in spans {
+        let Op::Collective { id, .. } = program.instrs[span.instr.index()].op else {
+            continue;
+        };
+        let collective = &program.collectives[id.index()];
+        let entry = stats.entry(collective.kind).or_default();
+        entry.count += 1;
+        entry.bytes += collective.bytes;
+        entry.overlapped_with_gemm +=
+            u32::from(intervals::touches(&products, (span.start.0, span.end.0)));
+        running
+            .entry(collective.kind)
+            .or_default()
+            .push((span.start.0, span.end.0));
+    }
+    for (kind, list) in &mut running {
+        let merged = intervals::union(list);
+        let entry = stats.entry(*kind).or_default();
+        entry.busy = Picos(intervals::length(&merged));
+        entry.exposed = Picos(intervals::length(&merged) - intervals::overlap(&merged, &compute));
+    }
+    stats
+}
+
+fn sources(program: &Program, spans: &[Span], costs: &Costs) -> CostSources {
+    let mut sources = CostSources::default();
+    let mut busy = vec![0u64; costs.all.len()];
+    for span in spans {
+        if let Some(i) = cost_index(program, span, costs) {
+            busy[i] += span.alone.0;
+        }
+    }
+    let mut by_name: BTreeMap<&str, u64> = BTreeMap::new();
+    for (i, (&time, cost)) in busy.iter().zip(&costs.all).enumerate() {
+        if time == 0 {
+            continue;
+        }
+        if cost.measured {
+            sources.measured += Picos(time);
+            continue;
+        }
+        sources.modelled += Picos(time);
+        let name = if i < costs.collectives {
+            program.kernels[i].name.as_str()
+        } else if i < costs.copies {
+            program.collectives[i - costs.collectives].kind.name()
+        } else {
+            "copy"
+        };
+        *by_name.entry(name).or_default() += time;
+    }
+    sources.modelled_by_name = by_name
+        .into_iter()
+        .map(|(n, t)| (n.to_owned(), Picos(t)))
+        .collect();
+    sources
+        .modelled_by_name
+        .sort_by(|a, b| b.1.cmp(&a.1).then_with(|| a.0.cmp(&b.0)));
+    sources
+}

@@ -1,0 +1,159 @@
+//! Exposed time: when the compute stream had nothing to run, and why.
+//!
+//! A gap before a kernel is cut at the start of what the kernel waited for. While that had not begun, the cause is what
+//! held *it* up (host, gate, another rank, missing SMs), followed backwards; while it ran, the time that it lost to
+//! contention is contention's, the time that it could have started earlier is its gate's or the host's, the rest is the
+//! wire's.
+
+use shardlab_plan::program::{COMPUTE, Op, Phase, Program};
+use shardlab_plan::record::{Blocker, Cause, ExposedGap, Span};
+use shardlab_plan::units::Picos;
+
+/// Gaps of the compute stream between `from` and `to`, longer than `least`.
+pub(super) fn find(
+    program: &Program,
+    spans: &[Span],
+    from: Picos,
+    to: Picos,
+    least: u64,
+) -> Vec<ExposedGap> {
+    let mut finder = Finder {
+        program,
+        spans,
+        from,
+        gaps: Vec::new(),
+    };
+    let mut free = from;
+    for (i, span) in spans
+        .iter()
+        .enumerate()
+        .filter(|(_, s)| s.stream == COMPUTE)
+    {
+        if span.start.0 > free.0 + least {
+            finder.gap(free, span.start, i);
+        }
+        free = free.max(span.end);
+    }
+    if to.0 > free.0 + least {
+        finder.push(free, to, Cause::Tail, None);
+    }
+    finder.gaps
+}
+
+struct Finder<'a> {
+    program: &'a Program,
+    spans: &'a [Span],
+    from: Picos,
+    gaps: Vec<ExposedGap>,
+}
+
+impl Finder<'_> {
+    fn push(&mut self, start: Picos, end: Picos, cause: Cause, waited_for: Option<u32>) {
+        if end <= start {
+            return;
+        }
+        match self.gaps.last_mut() {
+            Some(last)
+                if last.end == start && last.cause == cause && last.waited_for == waited_for =>
+            {
+                last.end = end
+            }
+            _ => self.gaps.push(ExposedGap {
+                start,
+                end,
+                cause,
+                waited_for,
+            }),
+        }
+    }
+
+    /// The compute stream ran nothing from `a` to `b`, when span `i` started.
+    fn gap(&mut self, a: Picos, b: Picos, i: usize) {
+        let span = &self.spans[i];
+        match span.blocker {
+            Blocker::Event(x) => {
+                let closing = matches!(
+                    self.program.instrs[span.instr.index()].phase,
+                    Phase::Final | Phase::Clip | Phase::Optimizer | Phase::Refresh
+                );
+                if closing && self.is_collective(x) {
+                    self.push(a, b, Cause::Tail, Some(x));
+                } else {
+                    self.waited(a, b, x, x);
+                }
+            }
+            Blocker::Communicator(x) => self.waited(a, b, x, x),
+            Blocker::Rank => self.push(a, b, Cause::Straggler, None),
+            Blocker::Sms => self.push(a, b, Cause::Contention, None),
+            Blocker::Host | Blocker::None | Blocker::Stream(_) => {
+                self.push(a, b, Cause::Host, None)
+            }
+        }
+    }
+
+    fn is_collective(&self, i: u32) -> bool {
+        matches!(
+            self.program.instrs[self.spans[i as usize].instr.index()].op,
+            Op::Collective { .. }
+        )
+    }
+
+    /// Attributes `a..b` to span `x`, whose end was waited for; `shown` is what the gap reports. Blockers precede what
+    /// they block in issue order, so this ends.
+    fn waited(&mut self, a: Picos, b: Picos, x: u32, shown: u32) {
+        if b <= a {
+            return;
+        }
+        let span = self.spans[x as usize];
+        let begun = span.start.clamp(a, b);
+        // Before it began.
+        match span.blocker {
+            Blocker::Host => self.push(a, begun, Cause::Host, Some(shown)),
+            Blocker::Rank => self.push(a, begun, Cause::Straggler, Some(shown)),
+            Blocker::Sms => self.push(a, begun, Cause::Contention, Some(shown)),
+            Blocker::None => self.push(a, begun, Cause::Gate, Some(shown)),
+            Blocker::Stream(y) | Blocker::Event(y) | Blocker::Communicator(y) => {
+                if y < x && self.spans[y as usize].stream != COMPUTE {
+                    self.waited(a, begun, y, shown);
+                } else {
+                    self.push(a, begun, Cause::Gate, Some(shown));
+                }
+            }
+        }
+        // While it ran, earliest first: what an earlier start would have hidden, the wire, what contention added.
+        let ran = b - begun;
+        let lost = (span.end - span.start).saturating_sub(span.alone);
+        let contention = ran.min(lost);
+        let ran = ran - contention;
+        let (late, cause) = match span.blocker {
+            // An infinitely fast host would have issued it when its stream was ready.
+            Blocker::Host => (
+                ran.min(span.start.saturating_sub(span.ready.max(self.from))),
+                Cause::Host,
+            ),
+            Blocker::Rank => (
+                ran.min(span.start.saturating_sub(span.ready)),
+                Cause::Straggler,
+            ),
+            Blocker::Sms => (
+                ran.min(span.start.saturating_sub(span.ready)),
+                Cause::Contention,
+            ),
+            _ if self.is_kernel(x) => (ran, Cause::Gate),
+            Blocker::Event(y) | Blocker::Stream(y) if self.spans[y as usize].stream == COMPUTE => {
+                (ran.min(span.start.saturating_sub(span.issued)), Cause::Gate)
+            }
+            _ => (Picos::ZERO, Cause::Wire),
+        };
+        self.push(begun, begun + late, cause, Some(shown));
+        self.push(begun + late, begun + ran, Cause::Wire, Some(shown));
+        self.push(begun + ran, b, Cause::Contention, Some(shown));
+    }
+
+    fn is_kernel(&self, i: u32) -> bool {
+        matches!(
+            self.program.instrs[self.spans[i as usize].instr.index()].op,
+            Op::Launch { .. }
+        )
+    }
+}

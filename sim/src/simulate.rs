@@ -1,0 +1,261 @@
+//! From a program and a profile to a run.
+
+use crate::SimError;
+use crate::clock::LONGEST;
+use crate::contention::Rules;
+use crate::cost::Costs;
+use crate::engine::{self, Jitter, Pass, Rank, Tables};
+use crate::hardware::Profile;
+use crate::host::{HostCosts, SectionCode};
+use crate::memory::{self, MemoryRun};
+use crate::options::Options;
+use crate::report::{self, Parts};
+use shardlab_plan::program::{Program, SectionKind};
+use shardlab_plan::record::Run;
+use shardlab_plan::units::Picos;
+
+/// Streams a program may have.
+const STREAMS: usize = 8;
+/// Steady passes simulated at first, when the caller leaves the number open.
+const STEADY: usize = 3;
+/// Steady passes when that was not enough for time to repeat.
+const STEADY_MORE: usize = 7;
+/// Steady passes when every step differs.
+const SAMPLES: usize = 10;
+/// Steady passes after which memory is taken as it is.
+const MEMORY_PASSES: usize = 6;
+
+/// Simulates a program.
+///
+/// # Errors
+/// When options or program are impossible, when memory is enforced and does not suffice, when streams wait for one
+/// another in a circle, or when an invariant of the simulator does not hold.
+pub fn simulate(program: &Program, profile: &Profile, options: &Options) -> Result<Run, SimError> {
+    simulate_counted(program, profile, options).map(|(run, _)| run)
+}
+
+/// Simulates without keeping spans, gaps, timeline and cost sources: for sweeps.
+///
+/// # Errors
+/// As [`simulate`].
+pub fn simulate_light(
+    program: &Program,
+    profile: &Profile,
+    options: &Options,
+) -> Result<Run, SimError> {
+    simulate(
+        program,
+        profile,
+        &Options {
+            record: false,
+            ..options.clone()
+        },
+    )
+}
+
+/// Simulates, and counts the program instructions that were interpreted (over all passes and ranks), for benchmarks.
+///
+/// # Errors
+/// As [`simulate`].
+pub fn simulate_counted(
+    program: &Program,
+    profile: &Profile,
+    options: &Options,
+) -> Result<(Run, u64), SimError> {
+    options
+        .check(program.meta.world)
+        .map_err(SimError::Options)?;
+    check_program(program)?;
+    let host = HostCosts::new(profile);
+    let costs = Costs::new(program, profile);
+    if let Some(i) = costs.all.iter().position(|c| c.work > LONGEST) {
+        return Err(SimError::Program(format!(
+            "task {i} takes {}: beyond 1000 s",
+            Picos(costs.all[i].work)
+        )));
+    }
+    let sections: Vec<SectionCode> = program
+        .sections
+        .iter()
+        .map(|s| SectionCode::new(program, s, &costs, &host))
+        .collect();
+    let memory = run_memory(program, profile, options, &sections, &host)?;
+    let mut steady = match (options.steps, options.jitter > 0.0) {
+        (0, true) => SAMPLES,
+        (0, false) => STEADY,
+        (n, _) => n.max(2) as usize,
+    };
+    loop {
+        let tables = tables(
+            program, profile, options, &costs, &sections, &memory, &host, steady,
+        )?;
+        let mut ranks = make_ranks(&tables, program, options);
+        match ranks.as_mut_slice() {
+            [one] => engine::run_one(one)?,
+            all => engine::run_all(all, &program.communicators)?,
+        }
+        let result = Parts {
+            program,
+            profile,
+            options,
+            costs: &costs,
+            tables: &tables,
+            host: &host,
+            memory: &memory,
+        };
+        report::invariants(&result, &ranks)?;
+        if options.steps == 0
+            && steady == STEADY
+            && !options.every_rank()
+            && !report::repeats(&result, &ranks)
+        {
+            steady = STEADY_MORE;
+            continue;
+        }
+        let instrs = report::instructions(&result, &ranks);
+        return Ok((report::build(&result, &ranks), instrs));
+    }
+}
+
+fn check_program(program: &Program) -> Result<(), SimError> {
+    let fail = |message: String| Err(SimError::Program(message));
+    if program.section(SectionKind::Steady).is_none() {
+        return fail("no steady section".into());
+    }
+    if program.streams.is_empty() || program.streams.len() > STREAMS {
+        return fail(format!(
+            "{} streams; between 1 and {STREAMS} are supported",
+            program.streams.len()
+        ));
+    }
+    if program.instrs.len() > u32::MAX as usize / 2 || program.communicators.len() > 255 {
+        return fail("too many instructions or communicators".into());
+    }
+    for comm in &program.communicators {
+        let span = u64::from(comm.size) * u64::from(comm.stride);
+        if comm.size == 0 || comm.stride == 0 || u64::from(program.meta.world) % span != 0 {
+            return fail(format!(
+                "communicator {}: {} ranks {} apart do not divide a world of {}",
+                comm.name, comm.size, comm.stride, program.meta.world
+            ));
+        }
+    }
+    Ok(())
+}
+
+fn run_memory<'a>(
+    program: &'a Program,
+    profile: &Profile,
+    options: &Options,
+    sections: &[SectionCode],
+    host: &HostCosts,
+) -> Result<MemoryRun<'a>, SimError> {
+    let outside = profile
+        .outside_allocator(program.communicators.len())
+        .total();
+    let limit = options
+        .enforce_memory
+        .then(|| shardlab_plan::units::Bytes(profile.capacity().0.saturating_sub(outside.0)));
+    let mut memory = MemoryRun::new(program, limit);
+    let mut steady = 0;
+    for kind in memory::order(program, MEMORY_PASSES) {
+        let Some(i) = program.sections.iter().position(|s| s.kind == kind) else {
+            continue;
+        };
+        memory.pass(
+            &program.sections[i],
+            &sections[i],
+            host,
+            options.record && kind == SectionKind::Steady,
+        )?;
+        steady = if kind == SectionKind::Steady {
+            steady + 1
+        } else {
+            0
+        };
+        if steady >= 2 && memory.repeats() {
+            break;
+        }
+    }
+    Ok(memory)
+}
+
+#[expect(clippy::too_many_arguments, reason = "one call, all parts of one run")]
+fn tables<'a>(
+    program: &Program,
+    profile: &Profile,
+    options: &Options,
+    costs: &'a Costs,
+    sections: &'a [SectionCode],
+    memory: &MemoryRun<'_>,
+    host: &HostCosts,
+    steady: usize,
+) -> Result<Tables<'a>, SimError> {
+    let order = memory::order(program, steady);
+    let skip = |kind: SectionKind| {
+        !options.record && matches!(kind, SectionKind::Init | SectionKind::First)
+    };
+    let mut passes = Vec::with_capacity(order.len());
+    for (i, &kind) in order.iter().enumerate() {
+        if skip(kind) || (!options.record && kind == SectionKind::Validation) {
+            continue;
+        }
+        let Some(section) = sections.iter().position(|s| s.kind == kind) else {
+            continue;
+        };
+        // Beyond the passes for which memory was simulated the last one repeats.
+        let memory_pass = memory.passes.get(i).or_else(|| memory.passes.last());
+        let stalls = memory_pass.map(|p| p.stalls.clone()).unwrap_or_default();
+        passes.push(Pass {
+            section,
+            recorded: false,
+            stalls,
+        });
+    }
+    match passes.last_mut() {
+        Some(last) => last.recorded = true,
+        None => return Err(SimError::Program("nothing to run".into())),
+    }
+    let mut by_priority: Vec<u8> = (0..program.streams.len() as u8).collect();
+    // Among equals compute comes last: a collective that waited for a kernel to end precedes the next kernel.
+    by_priority.sort_by_key(|&s| (program.streams[usize::from(s)].priority, s == 0, s));
+    let us = |x: f64| Picos::from_us(x).0;
+    Ok(Tables {
+        costs: &costs.all,
+        sections,
+        passes,
+        priorities: program.streams.iter().map(|s| s.priority).collect(),
+        by_priority,
+        events: program.events as usize,
+        comms: program.communicators.len(),
+        queue_depth: profile.host.queue_depth,
+        gap: us(profile.device.kernel_gap_us),
+        graph_gap: us(profile.device.graph_gap_us),
+        latency: us(profile.device.launch_latency_us),
+        host_wait: host.host_wait,
+        rules: Rules::new(profile, options.contention),
+    })
+}
+
+fn make_ranks<'a>(tables: &'a Tables<'a>, program: &Program, options: &Options) -> Vec<Rank<'a>> {
+    if !options.every_rank() {
+        return vec![Rank::new(tables, 0, None)];
+    }
+    let factor = |rank| {
+        options
+            .stragglers
+            .iter()
+            .find(|s| s.0 == rank)
+            .map_or(1.0, |s| s.1)
+    };
+    let rank = |id| {
+        let factor = factor(id);
+        let random = options.jitter > 0.0 || factor != 1.0;
+        Rank::new(
+            tables,
+            id,
+            random.then(|| Jitter::new(options.seed, id, options.jitter, factor)),
+        )
+    };
+    (0..program.meta.world).map(rank).collect()
+}

@@ -1,0 +1,403 @@
+//! Programs small enough to schedule by hand.
+
+mod common;
+
+use common::{Machine, quiet, step_us, times};
+use shardlab_plan::program::{COMPUTE, HostWorkKind, Op, Phase, SectionKind, StreamKind, UnitId};
+use shardlab_plan::record::{Blocker, Cause};
+use shardlab_plan::units::Picos;
+use shardlab_sim::{Options, SimError, critical_path, hardware, simulate};
+
+#[test]
+fn one_stream_is_a_sum() {
+    let mut m = Machine::new(1);
+    m.run(10, COMPUTE).run(20, COMPUTE).run(5, COMPUTE);
+    let run = m.simulate(&m.profile());
+    assert_eq!(times(&run), [(0.0, 10.0), (10.0, 30.0), (30.0, 35.0)]);
+    assert_eq!(step_us(&run), 35.0);
+    assert_eq!(critical_path(&run), [0, 1, 2]);
+    assert!(run.gaps.is_empty(), "{:?}", run.gaps);
+}
+
+#[test]
+fn an_event_joins_two_streams() {
+    // compute: A(10) . . . B(7) after the side stream's C(30), which starts after A.
+    let mut m = Machine::new(1);
+    let side = m.b.stream(StreamKind::CopyIn, 0);
+    m.run(10, COMPUTE);
+    m.b.join(COMPUTE, side);
+    m.run(30, side);
+    m.b.join(side, COMPUTE);
+    m.run(7, COMPUTE);
+    let run = m.isolated(&m.profile());
+    assert_eq!(times(&run), [(0.0, 10.0), (10.0, 40.0), (40.0, 47.0)]);
+    assert_eq!(run.spans[2].blocker, Blocker::Event(1));
+    assert_eq!(run.spans[1].blocker, Blocker::Event(0));
+    assert_eq!(critical_path(&run), [0, 1, 2]);
+    assert_eq!(run.gaps.len(), 1);
+    assert_eq!((run.gaps[0].end - run.gaps[0].start).us(), 30.0);
+}
+
+#[test]
+fn an_event_covers_only_what_was_issued_before_it() {
+    let mut m = Machine::new(1);
+    let side = m.b.stream(StreamKind::CopyIn, 0);
+    m.run(10, side);
+    m.b.join(side, COMPUTE);
+    m.run(50, side);
+    m.run(1, COMPUTE);
+    let run = m.isolated(&m.profile());
+    assert_eq!(run.spans[2].start.0 - run.spans[0].start.0, 10_000_000);
+}
+
+#[test]
+fn a_slow_host_sets_the_pace() {
+    let mut m = Machine::new(1);
+    for _ in 0..4 {
+        m.run(2, COMPUTE);
+    }
+    let mut profile = m.profile();
+    profile.host.launch_us = 5.0;
+    let run = m.simulate(&profile);
+    assert_eq!(step_us(&run), 20.0);
+    assert_eq!(run.host.us(), 20.0);
+    assert!(run.spans.iter().all(|s| s.blocker == Blocker::Host));
+    // 8 us of kernels in 20 us; the rest is the host's.
+    assert_eq!(run.exposed[&Cause::Host].us(), 12.0);
+}
+
+#[test]
+fn gaps_and_latencies_add_up() {
+    let mut m = Machine::new(1);
+    m.run(10, COMPUTE).run(10, COMPUTE);
+    let mut profile = m.profile();
+    profile.device.kernel_gap_us = 1.5;
+    assert_eq!(step_us(&m.simulate(&profile)), 23.0);
+}
+
+#[test]
+fn a_communicator_serialises_streams_in_launch_order() {
+    let mut m = Machine::new(4);
+    let (a, b) = (
+        m.b.stream(StreamKind::AllGather, -1),
+        m.b.stream(StreamKind::ReduceScatter, -1),
+    );
+    let comm = m.b.communicator("shard", 4, 1);
+    // Stream b's collective is second in launch order, so it waits although its stream is free.
+    m.run(10, COMPUTE);
+    m.b.join(COMPUTE, a);
+    m.collect(20, comm, a);
+    m.collect(5, comm, b);
+    let shared = m.isolated(&m.profile());
+    assert_eq!(times(&shared)[1..], [(10.0, 30.0), (30.0, 35.0)]);
+    assert_eq!(shared.spans[2].blocker, Blocker::Communicator(1));
+
+    let mut m = Machine::new(4);
+    let (a, b) = (
+        m.b.stream(StreamKind::AllGather, -1),
+        m.b.stream(StreamKind::ReduceScatter, -1),
+    );
+    let (first, second) = (
+        m.b.communicator("shard", 4, 1),
+        m.b.communicator("shard_rs", 4, 1),
+    );
+    m.run(10, COMPUTE);
+    m.b.join(COMPUTE, a);
+    m.b.join(COMPUTE, b);
+    m.collect(20, first, a);
+    m.collect(5, second, b);
+    let separate = m.isolated(&m.profile());
+    assert_eq!(times(&separate)[1..], [(10.0, 30.0), (10.0, 15.0)]);
+}
+
+#[test]
+fn waiting_for_what_was_not_recorded_is_an_error() {
+    let mut m = Machine::new(1);
+    let event = m.b.event();
+    m.b.op(Op::Wait {
+        event,
+        stream: COMPUTE,
+    });
+    m.run(1, COMPUTE);
+    match simulate(&m.program(), &m.profile(), &quiet()) {
+        Err(SimError::Internal(message)) => assert!(message.contains("event 0"), "{message}"),
+        other => panic!("{other:?}"),
+    }
+}
+
+#[test]
+fn the_host_waits_for_an_event() {
+    let mut m = Machine::new(1);
+    m.run(10, COMPUTE);
+    let event = m.b.event();
+    m.b.op(Op::Record {
+        event,
+        stream: COMPUTE,
+    })
+    .op(Op::HostWait(event));
+    m.run(5, COMPUTE);
+    let mut profile = m.profile();
+    profile.host.launch_us = 1.0;
+    // 1 launch, 10 kernel, 1 launch, 5 kernel; the next step's first launch overlaps with the last kernel.
+    let run = m.simulate(&profile);
+    assert_eq!(times(&run).iter().map(|t| t.1 - t.0).sum::<f64>(), 15.0);
+    assert_eq!(run.spans[1].issued.0 - run.spans[0].end.0, 1_000_000);
+    assert_eq!(run.spans[1].blocker, Blocker::Host);
+    assert_eq!(step_us(&run), 16.0);
+}
+
+#[test]
+fn a_full_queue_holds_the_host_up() {
+    // Side work is issued after 8 long kernels. With 2 places the host has to see 6 of them start first.
+    let build = || {
+        let mut m = Machine::new(1);
+        let side = m.b.stream(StreamKind::CopyIn, 0);
+        let k = m.kernel(100);
+        for _ in 0..8 {
+            m.b.launch(k, COMPUTE);
+        }
+        m.run(1, side);
+        m
+    };
+    let m = build();
+    let mut profile = m.profile();
+    let deep = m.simulate(&profile);
+    let issued = |run: &shardlab_plan::record::Run| {
+        run.spans[8].issued.0.saturating_sub(run.spans[0].start.0) / 1_000_000
+    };
+    assert_eq!(issued(&deep), 0);
+    profile.host.queue_depth = 2;
+    let shallow = m.simulate(&profile);
+    // The eighth launch enters the queue when the sixth kernel starts, 500 us in.
+    assert_eq!(issued(&shallow), 500);
+    assert_eq!(step_us(&shallow), 800.0);
+}
+
+#[test]
+fn a_replayed_scope_costs_one_launch() {
+    let mut m = Machine::new(1);
+    let scope = m.b.scope("block");
+    for kind in [SectionKind::First, SectionKind::Steady] {
+        m.b.op(Op::GraphBegin(scope));
+        for _ in 0..10 {
+            m.b.op(Op::HostWork {
+                kind: HostWorkKind::Dispatch,
+                count: 1,
+            });
+            m.run(2, COMPUTE);
+        }
+        m.b.op(Op::GraphEnd(scope));
+        m.b.section(kind);
+    }
+    let mut profile = m.profile();
+    profile.host.launch_us = 3.0;
+    profile.host.work.dispatch_us = 4.0;
+    profile.host.graph_launch_us = 12.0;
+    profile.device.graph_gap_us = 0.5;
+    let run = m.simulate(&profile);
+    assert_eq!(
+        run.steps[0].host.us(),
+        70.0,
+        "the capturing step pays for every launch"
+    );
+    assert_eq!(run.host.us(), 12.0);
+    assert_eq!(step_us(&run), 25.0, "ten nodes of 2 us, 0.5 us apart");
+}
+
+#[test]
+fn the_urgent_stream_goes_first() {
+    // Two collectives are issued while a kernel holds all SMs: one waits for its end, the other for a part of it.
+    let mut m = Machine::new(4);
+    let (low, high) = (
+        m.b.stream(StreamKind::AllGather, 0),
+        m.b.stream(StreamKind::ReduceScatter, -1),
+    );
+    let (first, second) = (m.b.communicator("a", 4, 1), m.b.communicator("b", 4, 1));
+    let product = m.b.gemm(8192, 8192, 2048);
+    m.b.launch(product, COMPUTE);
+    m.collect(10, first, low);
+    m.collect(10, second, high);
+    let mut profile = m.profile();
+    profile.gemm = hardware::load("h200-nvlink").unwrap().gemm;
+    profile.contention.start_wait = 1.0;
+    profile.contention.start_wait_priority = 0.25;
+    profile.host.collective_us = 1.0;
+    let options = Options {
+        contention: true,
+        ..quiet()
+    };
+    let run = simulate(&m.program(), &profile, &options).unwrap();
+    let waits: Vec<f64> = run.spans[1..]
+        .iter()
+        .map(|s| (s.start - s.ready.max(s.issued)).us())
+        .collect();
+    assert!(waits[1] < waits[0], "{waits:?}");
+}
+
+#[test]
+fn bandwidth_of_a_link_is_divided() {
+    // Two all-gathers of 20 us on separate communicators share NVLink: 40 us for both.
+    let mut m = Machine::new(4);
+    let (a, b) = (
+        m.b.stream(StreamKind::AllGather, -1),
+        m.b.stream(StreamKind::ReduceScatter, -1),
+    );
+    let (first, second) = (m.b.communicator("a", 4, 1), m.b.communicator("b", 4, 1));
+    let bytes = 1u64 << 30;
+    let (x, y) = (
+        m.b.collective(
+            shardlab_plan::program::CollectiveKind::AllGather,
+            first,
+            bytes,
+        ),
+        m.b.collective(
+            shardlab_plan::program::CollectiveKind::AllGather,
+            second,
+            bytes,
+        ),
+    );
+    m.b.op(Op::Collective { id: x, stream: a })
+        .op(Op::Collective { id: y, stream: b });
+    let mut profile = m.profile();
+    profile.collective = shardlab_sim::hardware::load("h200-nvlink")
+        .unwrap()
+        .collective;
+    let run = simulate(
+        &m.program(),
+        &profile,
+        &Options {
+            contention: true,
+            ..quiet()
+        },
+    )
+    .unwrap();
+    let alone = run.spans[0].alone.us();
+    assert!(
+        (step_us(&run) / alone - 2.0).abs() < 0.05,
+        "{} against {alone}",
+        step_us(&run)
+    );
+}
+
+#[test]
+fn exposed_time_is_attributed() {
+    // A gather behind the kernel before it (a gate) is exposed in full; ungated it hides.
+    let build = |gated: bool| {
+        let mut m = Machine::new(4);
+        let side = m.b.stream(StreamKind::AllGather, -1);
+        let comm = m.b.communicator("shard", 4, 1);
+        m.run(100, COMPUTE);
+        if gated {
+            m.b.join(COMPUTE, side);
+        }
+        m.collect(60, comm, side);
+        m.b.join(side, COMPUTE);
+        m.run(100, COMPUTE);
+        m
+    };
+    let gated = build(true);
+    let run = gated.isolated(&gated.profile());
+    assert_eq!(step_us(&run), 260.0);
+    assert_eq!(run.exposed[&Cause::Gate].us(), 60.0);
+    let stats = &run.collectives[&shardlab_plan::program::CollectiveKind::AllGather];
+    assert_eq!(
+        (
+            stats.count,
+            stats.busy.us(),
+            stats.exposed.us(),
+            stats.overlapped_with_gemm
+        ),
+        (1, 60.0, 60.0, 0)
+    );
+    let free = build(false);
+    let run = free.isolated(&free.profile());
+    assert_eq!(step_us(&run), 200.0);
+    assert!(run.exposed.is_empty(), "{:?}", run.exposed);
+    let stats = &run.collectives[&shardlab_plan::program::CollectiveKind::AllGather];
+    assert_eq!(
+        (stats.exposed, stats.overlapped_with_gemm),
+        (Picos::ZERO, 1)
+    );
+}
+
+#[test]
+fn a_long_gather_is_bound_by_the_wire() {
+    let mut m = Machine::new(4);
+    let side = m.b.stream(StreamKind::AllGather, -1);
+    let comm = m.b.communicator("shard", 4, 1);
+    for _ in 0..3 {
+        m.collect(50, comm, side);
+        m.b.join(side, COMPUTE);
+        m.run(10, COMPUTE);
+    }
+    let run = m.isolated(&m.profile());
+    // Three gathers back to back and the last kernel; the first two kernels hide behind gathers.
+    assert_eq!(step_us(&run), 160.0);
+    assert_eq!(run.exposed[&Cause::Wire].us(), 130.0);
+}
+
+#[test]
+fn the_end_of_a_step_is_its_tail() {
+    let mut m = Machine::new(4);
+    let side = m.b.stream(StreamKind::ReduceScatter, -1);
+    let comm = m.b.communicator("shard", 4, 1);
+    m.run(100, COMPUTE);
+    m.b.join(COMPUTE, side);
+    m.collect(40, comm, side);
+    m.b.at(UnitId(0), Phase::Optimizer).join(side, COMPUTE);
+    m.run(10, COMPUTE);
+    let run = m.isolated(&m.profile());
+    assert_eq!(step_us(&run), 150.0);
+    assert_eq!(run.exposed[&Cause::Tail].us(), 40.0);
+}
+
+#[test]
+fn a_pipelined_host_hides_its_own_step() {
+    // 30 us of host work and 40 us of kernels a step: successive ends are 40 us apart, not 70.
+    let mut m = Machine::new(1);
+    m.b.op(Op::HostWork {
+        kind: HostWorkKind::Step,
+        count: 1,
+    });
+    m.run(40, COMPUTE);
+    let mut profile = m.profile();
+    profile.host.work.step_us = 30.0;
+    let run = simulate(
+        &m.program(),
+        &profile,
+        &Options {
+            steps: 5,
+            ..quiet()
+        },
+    )
+    .unwrap();
+    assert_eq!(step_us(&run), 40.0);
+}
+
+#[test]
+fn impossible_options_are_refused() {
+    let mut m = Machine::new(2);
+    m.run(1, COMPUTE);
+    for options in [
+        Options {
+            jitter: -0.1,
+            ..quiet()
+        },
+        Options {
+            stragglers: vec![(2, 1.5)],
+            ..quiet()
+        },
+        Options {
+            stragglers: vec![(0, 0.0)],
+            ..quiet()
+        },
+    ] {
+        assert!(
+            matches!(
+                simulate(&m.program(), &m.profile(), &options),
+                Err(SimError::Options(_))
+            ),
+            "{options:?}"
+        );
+    }
+}
