@@ -1,14 +1,11 @@
 //! Memory over the passes of a run: allocations in host order, independent of time.
 
-mod stub;
-
 use crate::SimError;
 use crate::engine::Stall;
 use crate::host::{Action, HostCosts, SectionCode};
-use shardlab_plan::memory::{AllocError, Counters};
+use shardlab_plan::memory::{AllocError, Counters, Memory};
 use shardlab_plan::program::{InstrId, Op, Program, Role, Section, SectionKind, UnitId};
 use shardlab_plan::units::Bytes;
-use stub::Memory;
 
 /// What a pass did to memory.
 #[derive(Clone, Debug)]
@@ -48,8 +45,6 @@ pub(crate) struct MemoryRun<'a> {
     memory: Memory,
     live: [u64; Role::ALL.len()],
     live_by_unit: Vec<u64>,
-    /// Bytes that each live buffer added.
-    held: Vec<u64>,
     counters: Counters,
     pub(crate) peak: Peak,
     /// The peak's composition is not copied yet.
@@ -69,7 +64,6 @@ impl<'a> MemoryRun<'a> {
             memory: Memory::new(program, limit),
             live: [0; Role::ALL.len()],
             live_by_unit: vec![0; units],
-            held: vec![0; program.buffers.len()],
             counters: Counters::default(),
             peak: Peak {
                 by_unit: vec![0; units],
@@ -117,7 +111,12 @@ impl<'a> MemoryRun<'a> {
                 }
             } else {
                 self.snapshot();
-                self.memory.free(self.program, buffer);
+                if !self.memory.free(self.program, buffer) {
+                    return Err(SimError::Program(format!(
+                        "instruction {id} frees buffer {}, which is not live",
+                        buffer.0
+                    )));
+                }
             }
             let now = self.memory.counters();
             let described = &self.program.buffers[buffer.index()];
@@ -125,15 +124,15 @@ impl<'a> MemoryRun<'a> {
                 described.role as usize,
                 described.unit.index().min(self.live_by_unit.len() - 1),
             );
+            // A double buffer's copies stay allocated when nobody uses them: they remain with their first user.
             if allocates {
                 let bytes = now.allocated.0.saturating_sub(self.counters.allocated.0);
-                self.held[buffer.index()] = bytes;
                 self.live[role] += bytes;
                 self.live_by_unit[unit] += bytes;
             } else {
-                let bytes = std::mem::take(&mut self.held[buffer.index()]);
-                self.live[role] -= bytes;
-                self.live_by_unit[unit] -= bytes;
+                let bytes = self.counters.allocated.0.saturating_sub(now.allocated.0);
+                self.live[role] = self.live[role].saturating_sub(bytes);
+                self.live_by_unit[unit] = self.live_by_unit[unit].saturating_sub(bytes);
             }
             if now.reserved > self.counters.reserved || now.retries > self.counters.retries {
                 while code.codes[next_code].instr < id
