@@ -219,6 +219,8 @@ impl Native {
                 let Some(buffer) = self.grads[g.index()].take() else {
                     continue;
                 };
+                // The root's buffer lives all through backward and joins the others in flight here.
+                self.drain(cx, self.in_flight - 1, Rule::ReduceGate);
                 let input = cx.b.whole(buffer);
                 let done = self
                     .flat

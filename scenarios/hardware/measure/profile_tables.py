@@ -1,0 +1,71 @@
+"""Turns the output of kernels.py into the measured tables of a hardware profile.
+
+    python3 profile_tables.py OUT.jsonl "measured alone on one H200, torch 2.11, driver 580" > tables.toml
+"""
+import collections, json, sys
+
+rows = [json.loads(l) for l in open(sys.argv[1])]
+source = sys.argv[2]
+of = lambda table: [r for r in rows if r["table"] == table]
+
+
+def head(kind, **keys):
+    print(f"\n[[{kind}]]")
+    print(f'source = "{source}"')
+    for k, v in keys.items():
+        print(f"{k} = {json.dumps(v)}")
+
+
+def emit(lines):
+    print("rows = [\n" + "\n".join(f"    {json.dumps(l)}," for l in lines) + "\n]")
+
+
+by = collections.defaultdict(list)
+for r in of("gemm"):
+    by[r["dtype"], r["m"], r["n"], r["k"]].append(r["us"])
+for dtype in ("bf16", "f32"):
+    head("gemm", dtype=dtype)
+    emit([[m, n, k, round(sum(v) / len(v), 2)] for (d, m, n, k), v in sorted(by.items()) if d == dtype])
+
+for dtype in ("bf16", "f32"):
+    for causal in (True, False):
+        some = [r for r in of("attention") if r["dtype"] == dtype and r["causal"] == causal]
+        for backward in (False, True):
+            if some:
+                head("attention", dtype=dtype, causal=causal, backward=backward)
+                key = "backward_us" if backward else "forward_us"
+                emit(sorted([r["batch"], r["heads"], r["kv_heads"], r["seq"], r["head_dim"], r[key]] for r in some))
+
+# An implicit matrix product: positions x output channels x (input channels times kernel area); the two gradients are
+# products of the same size.
+for dtype in ("f32", "bf16"):
+    some = [r for r in of("conv") if r["dtype"] == dtype]
+    if some:
+        head("conv", dtype=dtype)
+        lines = []
+        for r in some:
+            m, c, k = r["images"] * r["height"] * r["width"], r["channels"], r["channels"] * r["kernel"] ** 2
+            lines += [[m, c, k, r["forward_us"]], [m, k, c, r["dgrad_us"]], [k, c, m, r["wgrad_us"]]]
+        emit(sorted(lines))
+
+mem = collections.defaultdict(dict)
+for r in of("memory"):
+    mem[r["name"]][r["read"] + r["written"]] = r["us"]
+# Gradient of the norm's weight: what the backward of both costs above the input's alone.
+mem["norm_weight"] = {
+    r["read"] // 3 * 2: round(r["us"] - mem["rms_norm_backward_input"][r["read"]], 3) for r in of("memory") if r["name"] == "rms_norm_backward_both"
+}
+tables = [
+    ("pointwise", "silu_backward", "silu_backward"), ("pointwise", "silu", "silu"), ("pointwise", "gelu", "gelu"), ("pointwise", None, "mul"),
+    ("strided", "mul", "rope_mul"), ("strided", "cat", "cat"), ("strided", None, "transpose_copy"),
+    ("norm", "layer_norm", "layer_norm"), ("norm", None, "rms_norm"), ("norm_backward", None, "rms_norm_backward_input"),
+    ("column_reduce", "norm", "norm_weight"), ("column_reduce", None, "bias_grad"),
+    ("copy", None, "cast_down"), ("fill", None, "fill"), ("full_reduce", None, "norm"),
+    ("multi_copy", "chunk_cat", "chunk_cat"), ("multi_copy", "split_copy_out", "split_with_sizes_copy"), ("multi_copy", None, "foreach_cast_down"),
+    ("optimizer", None, "fused_adamw"), ("softmax", None, "log_softmax"), ("softmax_backward", None, "log_softmax_backward"),
+    ("embedding", None, "embedding"), ("embedding_grad", None, "embedding_backward"),
+]
+for cls, op, name in tables:
+    keys = {"class": cls} | ({"op": op} if op else {})
+    head("memory", **keys)
+    emit([[b, us] for b, us in sorted(mem[name].items())])
