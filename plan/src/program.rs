@@ -284,7 +284,22 @@ pub struct Buffer {
     pub key: u32,
 }
 
-/// A byte range of a buffer.
+/// How a range moves from rank to rank.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum PerRank {
+    /// The same on every rank.
+    #[default]
+    Same,
+    /// Rank's slice of the inner axis: the offset grows by the range's length times the inner coordinate.
+    Inner,
+    /// Rank's slice of the outer axis: likewise with the outer coordinate.
+    Outer,
+    /// Rank's slice within its part of the shard axis (integer reshard).
+    SubShard,
+}
+
+/// A byte range of a buffer, as rank 0 sees it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize)]
 pub struct Access {
     /// Buffer.
@@ -293,6 +308,8 @@ pub struct Access {
     pub offset: u64,
     /// Length.
     pub bytes: u64,
+    /// How other ranks' ranges differ.
+    pub per_rank: PerRank,
 }
 
 /// Kind of a collective.

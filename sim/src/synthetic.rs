@@ -132,6 +132,7 @@ impl Builder {
             buffer: BufferId(0),
             offset: 0,
             bytes,
+            per_rank: shardlab_plan::program::PerRank::Same,
         };
         let part = Part {
             input: side(bytes / size),

@@ -191,6 +191,7 @@ impl Toy {
             buffer: b,
             offset: 0,
             bytes: self.p.buffers[b.index()].bytes.0,
+            per_rank: crate::program::PerRank::Same,
         }
     }
 
@@ -418,6 +419,7 @@ impl Toy {
             buffer: b,
             offset,
             bytes,
+            per_rank: crate::program::PerRank::Same,
         })
     }
 
@@ -492,6 +494,7 @@ impl Toy {
                 buffer: g,
                 offset,
                 bytes,
+                per_rank: crate::program::PerRank::Same,
             });
             let (above, below) = (self.all(self.dact[u]), self.below(u));
             if u > 0 {

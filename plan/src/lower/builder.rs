@@ -3,7 +3,8 @@
 use crate::program::{
     Access, Buffer, BufferId, COMPUTE, CaptureScope, Collective, CollectiveId, CollectiveKind,
     CommId, Communicator, CopyDesc, EventId, Holds, HostWorkKind, Instr, Kernel, KernelId, Op,
-    Part, Phase, Pool, ReduceOp, Role, Rule, ScopeId, Stream, StreamId, StreamKind, UnitId,
+    Part, PerRank, Phase, Pool, ReduceOp, Role, Rule, ScopeId, Stream, StreamId, StreamKind,
+    UnitId,
 };
 use crate::units::{Bytes, DType};
 use smallvec::SmallVec;
@@ -128,6 +129,7 @@ impl Builder {
             buffer,
             offset: 0,
             bytes: self.buffers[buffer.index()].bytes.0,
+            per_rank: PerRank::Same,
         }
     }
 

@@ -10,8 +10,8 @@ use super::kernels::Kind;
 use super::optimizer::{Moments, OptimizerItem, ShardState, moments};
 use super::walk::Location;
 use crate::program::{
-    Access, BufferId, COMPUTE, CollectiveKind, EventId, GroupId, Holds, ParamId, Part, ReduceOp,
-    Role, Rule, StreamId,
+    Access, BufferId, COMPUTE, CollectiveKind, EventId, GroupId, Holds, ParamId, Part, PerRank,
+    ReduceOp, Role, Rule, StreamId,
 };
 use crate::scenario::{OuterStrategy, PolicyKind, Strategy};
 use crate::shard::{Layout, mesh};
@@ -206,6 +206,7 @@ impl Flat {
                 buffer: arena,
                 offset,
                 bytes: grad.bytes,
+                per_rank: PerRank::Same,
             };
             offset += grad.bytes;
         }
@@ -283,6 +284,7 @@ impl Flat {
         let whole = cx.b.whole(rest);
         let input = Access {
             bytes: whole.bytes / self.outer,
+            per_rank: PerRank::Outer,
             ..whole
         };
         cx.b.join(Rule::GatherGate, COMPUTE, self.streams.outer);
@@ -337,6 +339,7 @@ impl Flat {
             _ => {
                 let input = Access {
                     bytes: whole.bytes / self.inner,
+                    per_rank: PerRank::Inner,
                     ..whole
                 };
                 (
@@ -408,6 +411,7 @@ impl Flat {
             (
                 Access {
                     bytes: shard_bytes,
+                    per_rank: PerRank::Inner,
                     ..input
                 },
                 None,
@@ -497,6 +501,7 @@ impl Flat {
             if sharded {
                 Access {
                     bytes: a.bytes / self.inner,
+                    per_rank: PerRank::Inner,
                     ..a
                 }
             } else {
@@ -550,6 +555,7 @@ impl Flat {
                 CollectiveKind::ReduceScatter,
                 Access {
                     bytes: shard.bytes / self.outer,
+                    per_rank: PerRank::Outer,
                     ..shard
                 },
             )
@@ -584,12 +590,24 @@ impl Flat {
         }
     }
 
+    /// How the optimizer's part of a buffer moves from rank to rank; `sharded`: the buffer holds the inner shard already.
+    fn optimizer_slice(&self, cx: &Cx<'_>, sharded: bool) -> PerRank {
+        if self.outer_optim {
+            PerRank::Outer
+        } else if mesh::optim_sharded(cx.strategy) && !sharded {
+            PerRank::Inner
+        } else {
+            PerRank::Same
+        }
+    }
+
     /// The part of G that this rank's optimizer reads.
     fn optimizer_grad(&self, cx: &Cx<'_>, state: &GroupState) -> Option<Access> {
         let grad = state.grad?;
         let numel = self.optimizer_numel(cx, state.numel);
         Some(Access {
             bytes: numel * self.g.size(),
+            per_rank: self.optimizer_slice(cx, self.grad_sharded),
             ..grad
         })
     }
@@ -603,6 +621,7 @@ impl Flat {
                     buffer: rest,
                     offset: 0,
                     bytes,
+                    per_rank: self.optimizer_slice(cx, self.weight_sharded),
                 }]
             }
             None => state.params.iter().map(|p| cx.b.whole(*p)).collect(),
@@ -744,6 +763,7 @@ pub(crate) fn fill_padding(cx: &mut Cx<'_>, g: GroupId, buffer: BufferId, dtype:
                 buffer,
                 offset: at * element,
                 bytes: (start - at) * element,
+                per_rank: PerRank::Same,
             });
         }
         at = at.max(end);

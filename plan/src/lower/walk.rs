@@ -5,8 +5,8 @@ use super::context::Cx;
 use super::{PlanError, optimizer};
 use crate::compile::tape::{HostWorkKind, ModuleId, ModuleKind, Source, StorageRole, TapeOp};
 use crate::program::{
-    Access, BufferId, COMPUTE, ConstId, EventId, Holds, ParamId, Phase, Role, Rule, ScopeId,
-    StorageId, UnitId,
+    Access, BufferId, COMPUTE, ConstId, EventId, Holds, ParamId, PerRank, Phase, Role, Rule,
+    ScopeId, StorageId, UnitId,
 };
 use crate::scenario::{CompileMode, CudaGraph, PolicyKind, Scope};
 
@@ -452,6 +452,7 @@ impl<'c, 'a, L: Lifecycle> Walk<'c, 'a, L> {
             buffer: l.buffer,
             offset: l.offset + o.offset / size * l.element,
             bytes: o.bytes / size * l.element,
+            per_rank: PerRank::Same,
         };
         let size = self.cx.compute_dtype().size();
         match o.source {
@@ -459,6 +460,7 @@ impl<'c, 'a, L: Lifecycle> Walk<'c, 'a, L> {
                 buffer: self.buffers.storages[s.index()],
                 offset: o.offset,
                 bytes: o.bytes,
+                per_rank: PerRank::Same,
             },
             Source::Const(c) => {
                 let ids = &self.buffers.consts[c.index()];
@@ -467,6 +469,7 @@ impl<'c, 'a, L: Lifecycle> Walk<'c, 'a, L> {
                     buffer,
                     offset: o.offset,
                     bytes: o.bytes,
+                    per_rank: PerRank::Same,
                 }
             }
             Source::Param(p) => at(self.life.weight(self.cx, p), size),

@@ -13,7 +13,7 @@ use crate::lower::optimizer::{OptimizerItem, ShardState, moments};
 use crate::lower::walk::{Lifecycle, Location};
 use crate::program::{
     Access, BufferId, COMPUTE, CollectiveKind, EventId, GroupId, Holds, HostWorkKind, ParamId,
-    Part, Phase, Pool, ReduceOp, Role, Rule, StreamId, StreamKind, UnitId,
+    Part, PerRank, Phase, Pool, ReduceOp, Role, Rule, StreamId, StreamKind, UnitId,
 };
 use crate::scenario::{OuterStrategy, Prefetch, Reshard};
 use crate::shard::Layout;
@@ -166,9 +166,11 @@ impl Fsdp2 {
         cx.b.host(rule, HostWorkKind::Hook, 1);
         cx.b.host(rule, HostWorkKind::HookParam, n);
         let kept = self.groups[g.index()].kept.clone();
-        let (comm, input_numel) = match cx.scenario.fsdp.reshard_after_forward {
-            Reshard::Group(s) if !kept.is_empty() => (self.comms.sub, full / u64::from(s)),
-            _ => (self.comms.shard, shard),
+        let (comm, input_numel, per_rank) = match cx.scenario.fsdp.reshard_after_forward {
+            Reshard::Group(s) if !kept.is_empty() => {
+                (self.comms.sub, full / u64::from(s), PerRank::SubShard)
+            }
+            _ => (self.comms.shard, shard, PerRank::Inner),
         };
         let sources = if kept.is_empty() {
             self.groups[g.index()].shards.clone()
@@ -204,6 +206,7 @@ impl Fsdp2 {
         let output = cx.b.whole(buffer);
         let slice = Access {
             bytes: input_numel * w.size(),
+            per_rank,
             ..output
         };
         let from = cast.map_or(sources, |id| vec![cx.b.whole(id)]);
@@ -360,7 +363,12 @@ impl Fsdp2 {
                     holds: Holds::Param(param),
                 });
                 cx.b.alloc(Rule::ReshardGroup, slice);
-                let (from, to) = (Access { bytes, ..whole }, cx.b.whole(slice));
+                let from = Access {
+                    bytes,
+                    per_rank: PerRank::SubShard,
+                    ..whole
+                };
+                let to = cx.b.whole(slice);
                 cx.run(
                     Rule::ReshardGroup,
                     Kind::Cast,
@@ -739,11 +747,13 @@ impl Lifecycle for Fsdp2 {
                                 buffer: state.shards[i],
                                 offset: 0,
                                 bytes,
+                                per_rank: PerRank::Same,
                             },
                             grad: Access {
                                 buffer: reduced,
                                 offset: item.shard_offset * stored.size(),
                                 bytes,
+                                per_rank: PerRank::Same,
                             },
                             numel,
                             state: state.moments[i],

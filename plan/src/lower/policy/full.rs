@@ -18,8 +18,8 @@ use crate::lower::kernels::Kind;
 use crate::lower::optimizer::{Moments, OptimizerItem, ShardState, moments};
 use crate::lower::walk::{Lifecycle, Location, Pass};
 use crate::program::{
-    Access, BufferId, COMPUTE, CollectiveKind, EventId, Holds, Part, Phase, ReduceOp, Role, Rule,
-    StreamId, StreamKind, UnitId,
+    Access, BufferId, COMPUTE, CollectiveKind, EventId, Holds, Part, PerRank, Phase, ReduceOp,
+    Role, Rule, StreamId, StreamKind, UnitId,
 };
 use crate::scenario::Reshard;
 use crate::shard::Layout;
@@ -185,6 +185,7 @@ impl Full {
         let output = cx.b.whole(buffer);
         let slice = Access {
             bytes: output.bytes / u64::from(cx.inner),
+            per_rank: PerRank::Inner,
             ..output
         };
         let shards: Vec<Access> = bucket
@@ -702,11 +703,13 @@ impl Lifecycle for Full {
                     buffer: p.shard,
                     offset: 0,
                     bytes,
+                    per_rank: PerRank::Same,
                 },
                 grad: Access {
                     buffer: p.reduced,
                     offset: 0,
                     bytes,
+                    per_rank: PerRank::Same,
                 },
                 numel: p.local_numel,
                 state: p.moments,

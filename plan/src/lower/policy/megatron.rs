@@ -11,8 +11,8 @@ use crate::lower::kernels::Kind;
 use crate::lower::optimizer::ShardState;
 use crate::lower::walk::{Lifecycle, Location};
 use crate::program::{
-    Access, BufferId, COMPUTE, EventId, GroupId, Holds, HostWorkKind, ParamId, Phase, Pool, Role,
-    Rule, StreamKind, UnitId,
+    Access, BufferId, COMPUTE, EventId, GroupId, Holds, HostWorkKind, ParamId, PerRank, Phase,
+    Pool, Role, Rule, StreamKind, UnitId,
 };
 use crate::scenario::{AllocatorKind, Prefetch};
 use std::collections::VecDeque;
@@ -468,6 +468,7 @@ impl Lifecycle for Megatron {
                     buffer: id,
                     offset,
                     bytes,
+                    per_rank: PerRank::Same,
                 };
                 offset += bytes;
             }

@@ -12,7 +12,8 @@ use crate::lower::kernels::Kind;
 use crate::lower::optimizer::ShardState;
 use crate::lower::walk::{Lifecycle, Location};
 use crate::program::{
-    Access, BufferId, COMPUTE, EventId, GroupId, ParamId, Phase, Role, Rule, StreamKind, UnitId,
+    Access, BufferId, COMPUTE, EventId, GroupId, ParamId, PerRank, Phase, Role, Rule, StreamKind,
+    UnitId,
 };
 use crate::scenario::{Prefetch, Reshard};
 use std::collections::VecDeque;
@@ -184,7 +185,12 @@ impl Native {
             let dtype = cx.compute_dtype();
             let slice = cx.transient_on(Role::GatherInput, bytes, dtype, COMPUTE, g);
             cx.b.alloc(Rule::ReshardGroup, slice);
-            let (from, to) = (Access { bytes, ..whole }, cx.b.whole(slice));
+            let from = Access {
+                bytes,
+                per_rank: PerRank::SubShard,
+                ..whole
+            };
+            let to = cx.b.whole(slice);
             cx.run(
                 Rule::ReshardGroup,
                 Kind::Cast,
