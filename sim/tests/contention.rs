@@ -9,7 +9,9 @@ mod common;
 
 use shardlab_plan::program::{COMPUTE, CollectiveKind, KernelClass, Op, StreamKind};
 use shardlab_plan::units::DType;
-use shardlab_sim::hardware::{self, CollectiveName, CollectiveTable, GemmRow, GemmTable, MemoryClass, MemoryTable};
+use shardlab_sim::hardware::{
+    self, CollectiveName, CollectiveTable, GemmRow, GemmTable, MemoryClass, MemoryTable,
+};
 use shardlab_sim::synthetic::Builder;
 use shardlab_sim::{Options, Profile, simulate};
 
@@ -28,8 +30,24 @@ struct Row {
 }
 
 #[expect(clippy::too_many_arguments, reason = "a table row")]
-const fn row(m: u64, n: u64, k: u64, mib: u64, g: f64, c: f64, kernels: usize, g2: f64, c2: f64) -> Row {
-    Row { product: (m, n, k), bytes: mib << 20, alone: (g, c), kernels, together: (g2, c2) }
+const fn row(
+    m: u64,
+    n: u64,
+    k: u64,
+    mib: u64,
+    g: f64,
+    c: f64,
+    kernels: usize,
+    g2: f64,
+    c2: f64,
+) -> Row {
+    Row {
+        product: (m, n, k),
+        bytes: mib << 20,
+        alone: (g, c),
+        kernels,
+        together: (g2, c2),
+    }
 }
 
 /// m, n, k, MiB, kernel alone, collective alone, kernels, kernel overlapped, collective overlapped (microseconds).
@@ -86,7 +104,10 @@ fn pair(row: &Row, mut profile: Profile) -> (f64, f64) {
         (m, n, k) => b.gemm(m, n, k),
     };
     for _ in 0..COLLECTIVES {
-        b.op(Op::Collective { id: gather, stream: side });
+        b.op(Op::Collective {
+            id: gather,
+            stream: side,
+        });
     }
     for _ in 0..row.kernels {
         b.launch(kernel, COMPUTE);
@@ -95,10 +116,27 @@ fn pair(row: &Row, mut profile: Profile) -> (f64, f64) {
         let event = b.event();
         b.op(Op::Record { event, stream }).op(Op::HostWait(event));
     }
-    let run = simulate(&b.finish(), &profile, &Options { steps: 2, ..Options::default() }).unwrap();
-    let end = |stream| run.spans.iter().filter(|s| s.stream == stream).map(|s| s.end.us()).fold(0.0, f64::max);
+    let run = simulate(
+        &b.finish(),
+        &profile,
+        &Options {
+            steps: 2,
+            ..Options::default()
+        },
+    )
+    .unwrap();
+    let end = |stream| {
+        run.spans
+            .iter()
+            .filter(|s| s.stream == stream)
+            .map(|s| s.end.us())
+            .fold(0.0, f64::max)
+    };
     let start = run.steps.last().unwrap().start.us();
-    ((end(COMPUTE) - start) / row.kernels as f64, (end(side) - start) / COLLECTIVES as f64)
+    (
+        (end(COMPUTE) - start) / row.kernels as f64,
+        (end(side) - start) / COLLECTIVES as f64,
+    )
 }
 
 /// Mean absolute relative error of kernels and of collectives, and the worst one.
@@ -122,14 +160,26 @@ fn errors(profile: &Profile, print: bool) -> (f64, f64, f64) {
         collectives += ec.abs();
         worst = worst.max(eg.abs()).max(ec.abs());
     }
-    (kernels / ROWS.len() as f64, collectives / ROWS.len() as f64, worst)
+    (
+        kernels / ROWS.len() as f64,
+        collectives / ROWS.len() as f64,
+        worst,
+    )
 }
 
 #[test]
 fn measured_pairs_are_reproduced() {
     let (kernels, collectives, worst) = errors(&hardware::load("h200-nvlink").unwrap(), true);
-    println!("mean {:.1} % and {:.1} %, worst {:.1} %", 100.0 * kernels, 100.0 * collectives, 100.0 * worst);
-    assert!(kernels < 0.05 && collectives < 0.08 && worst < 0.20, "{kernels} {collectives} {worst}");
+    println!(
+        "mean {:.1} % and {:.1} %, worst {:.1} %",
+        100.0 * kernels,
+        100.0 * collectives,
+        100.0 * worst
+    );
+    assert!(
+        kernels < 0.05 && collectives < 0.08 && worst < 0.20,
+        "{kernels} {collectives} {worst}"
+    );
 }
 
 #[test]
@@ -151,7 +201,12 @@ fn fit() {
                         let (g, c, worst) = errors(&p, false);
                         let score = g + c + 0.2 * worst;
                         if score < best.0 {
-                            best = (score, format!("sms {sms} loss {loss} {bandwidth} used {used} wait {wait}: {g:.3} {c:.3} {worst:.3}"));
+                            best = (
+                                score,
+                                format!(
+                                    "sms {sms} loss {loss} {bandwidth} used {used} wait {wait}: {g:.3} {c:.3} {worst:.3}"
+                                ),
+                            );
                             println!("{}", best.1);
                         }
                     }
