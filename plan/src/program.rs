@@ -10,6 +10,7 @@
 
 mod digest;
 pub mod rule;
+mod shard_op;
 mod text;
 
 pub use crate::compile::tape::{
@@ -20,6 +21,7 @@ use crate::shard::Group;
 use crate::units::{Bytes, DType, Flops};
 pub use rule::Rule;
 use serde::Serialize;
+pub use shard_op::ShardOp;
 use smallvec::SmallVec;
 use std::ops::Range;
 

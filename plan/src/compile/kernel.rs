@@ -390,7 +390,11 @@ fn flops(g: &Graph, op: &Op, kind: OpKind) -> u64 {
             let (m, n, k) = conv(g, op, kind);
             2 * m * n * k
         }
-        OpKind::Embedding | OpKind::Copy | OpKind::Cat { .. } | OpKind::Fill { .. } => 0,
+        OpKind::Embedding
+        | OpKind::Copy
+        | OpKind::Cat { .. }
+        | OpKind::Fill { .. }
+        | OpKind::Shard(_) => 0,
         OpKind::EmbeddingGrad => in0,
         OpKind::Add | OpKind::Sub | OpKind::Mul | OpKind::Neg | OpKind::Relu | OpKind::ReluGrad => {
             numel

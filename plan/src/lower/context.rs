@@ -2,11 +2,11 @@
 
 use super::PlanError;
 use super::builder::{Builder, NewBuffer};
-use super::kernels::{Kernels, Kind};
+use super::kernels::Kernels;
 use crate::compile::tape::{ModuleKind, Tape, TapeOp};
 use crate::program::{
     Access, Axis, BufferId, COMPUTE, CommId, Communicator, GroupId, Holds, ModuleId, ParamId, Pool,
-    Role, Rule, StreamId, UnitId,
+    Role, Rule, ShardOp, StreamId, UnitId,
 };
 use crate::scenario::{AllocatorKind, PolicyKind, Prefetch, Reshard, Scenario, Strategy};
 use crate::shard::{Group, Layout, UnitSpec, mesh};
@@ -251,7 +251,7 @@ impl<'a> Cx<'a> {
     pub(crate) fn run(
         &mut self,
         rule: Rule,
-        kind: Kind,
+        op: ShardOp,
         elements: u64,
         dtype: DType,
         stream: StreamId,
@@ -261,7 +261,7 @@ impl<'a> Cx<'a> {
         let sum = |a: &[Access]| a.iter().map(|x| x.bytes).sum::<u64>();
         let kernel = self
             .kernels
-            .get(&mut self.b, kind, elements, sum(reads), sum(writes), dtype);
+            .get(&mut self.b, op, elements, sum(reads), sum(writes), dtype);
         self.b.launch(
             rule,
             kernel,

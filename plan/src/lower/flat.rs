@@ -6,12 +6,12 @@
 
 use super::builder::NewBuffer;
 use super::context::{Comms, Cx};
-use super::kernels::Kind;
 use super::optimizer::{Moments, OptimizerItem, ShardState, moments};
 use super::walk::Location;
+use crate::model::Real;
 use crate::program::{
     Access, BufferId, COMPUTE, CollectiveKind, EventId, GroupId, Holds, ParamId, Part, PerRank,
-    ReduceOp, Role, Rule, StreamId,
+    ReduceOp, Role, Rule, ShardOp, StreamId,
 };
 use crate::scenario::{OuterStrategy, PolicyKind, Strategy};
 use crate::shard::{Layout, mesh};
@@ -364,6 +364,12 @@ impl Flat {
         );
     }
 
+    fn scale(cx: &Cx<'_>) -> ShardOp {
+        ShardOp::Scale {
+            factor: Real(1.0 / f64::from(cx.world())),
+        }
+    }
+
     /// How the inner reduction scales, and whether its input must be multiplied first (bf16 without fused scaling:
     /// Megatron-FSDP `gradient_reduce_preprocessing`).
     pub(crate) fn scaling(&self, cx: &Cx<'_>) -> (ReduceOp, bool) {
@@ -400,7 +406,8 @@ impl Flat {
         let (op, scale_first) = self.scaling(cx);
         if scale_first {
             let n = input.bytes / self.c.size();
-            cx.run(Rule::Scale, Kind::Scale, n, self.c, rs, &[input], &[input]);
+            let scale = Self::scale(cx);
+            cx.run(Rule::Scale, scale, n, self.c, rs, &[input], &[input]);
         }
         let grad = self.state(g).grad.expect("only trained groups are reduced");
         let shard_bytes = input.bytes / self.inner;
@@ -435,9 +442,9 @@ impl Flat {
         }
         if !direct {
             let (kind, reads) = if first {
-                (Kind::Cast, vec![output])
+                (ShardOp::Copy, vec![output])
             } else {
-                (Kind::Accumulate, vec![output, grad])
+                (ShardOp::Accumulate, vec![output, grad])
             };
             cx.run(
                 Rule::ReduceAccumulate,
@@ -474,7 +481,7 @@ impl Flat {
             let whole = cx.b.whole(id);
             cx.run(
                 Rule::ReduceCopyIn,
-                Kind::Cast,
+                ShardOp::Copy,
                 numel,
                 self.c,
                 rs,
@@ -486,15 +493,8 @@ impl Flat {
         let input = cast.map_or(grad, |id| cx.b.whole(id));
         let (op, scale_first) = self.scaling(cx);
         if scale_first {
-            cx.run(
-                Rule::Scale,
-                Kind::Scale,
-                numel,
-                self.c,
-                rs,
-                &[input],
-                &[input],
-            );
+            let scale = Self::scale(cx);
+            cx.run(Rule::Scale, scale, numel, self.c, rs, &[input], &[input]);
         }
         let sharded = mesh::optim_sharded(cx.strategy);
         let part = |a: Access| {
@@ -526,7 +526,7 @@ impl Flat {
             let n = mine.bytes / self.g.size();
             cx.run(
                 Rule::ReduceAccumulate,
-                Kind::Cast,
+                ShardOp::Copy,
                 n,
                 self.g,
                 rs,
@@ -577,7 +577,7 @@ impl Flat {
             let out = cx.b.whole(flag);
             cx.run(
                 Rule::NanCheck,
-                Kind::NanCheck,
+                ShardOp::NanCheck,
                 what.bytes / 2,
                 DType::F32,
                 stream,
@@ -705,9 +705,9 @@ impl Flat {
             let to = self.own_weights(cx, &state);
             let n = self.optimizer_numel(cx, state.numel);
             let kind = if to.len() > 1 {
-                Kind::MultiCopy
+                ShardOp::MultiCopy
             } else {
-                Kind::Cast
+                ShardOp::Copy
             };
             cx.run(Rule::Refresh, kind, n, self.w, stream, &[from], &to);
         }
@@ -770,6 +770,6 @@ pub(crate) fn fill_padding(cx: &mut Cx<'_>, g: GroupId, buffer: BufferId, dtype:
     }
     if !gaps.is_empty() {
         let n = gaps.iter().map(|a| a.bytes / element).sum();
-        cx.run(Rule::Grad, Kind::FillPadding, n, dtype, COMPUTE, &[], &gaps);
+        cx.run(Rule::Grad, ShardOp::Zero, n, dtype, COMPUTE, &[], &gaps);
     }
 }

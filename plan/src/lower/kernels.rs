@@ -1,91 +1,47 @@
 //! Kernels that sharding adds to the model's own: copies, casts, scaling, optimizer.
 
 use super::builder::Builder;
-use crate::program::{Kernel, KernelClass, KernelId};
+use crate::model::OpKind;
+use crate::program::{BodyOp, Kernel, KernelClass, KernelId, ShardOp};
 use crate::units::{Bytes, DType, Flops};
+use smallvec::SmallVec;
 use std::collections::HashMap;
 
-/// What a sharding kernel does. Operands: reads and writes pair up in order unless stated.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub(crate) enum Kind {
-    /// Copy or cast, one read to one write.
-    Cast,
-    /// Many copies or casts in one kernel.
-    MultiCopy,
-    /// Gathered `[rank][param]` buffer to parameters.
-    CopyOut,
-    /// Gradients to the `[rank][param]` reduction input, with a cast.
-    ChunkCat,
-    /// Add reads to the write.
-    Accumulate,
-    /// Multiply in place by 1/dp.
-    Scale,
-    /// Zero padding ranges.
-    FillPadding,
-    /// Sum of squares of the reads into a scalar.
-    SumSquares,
-    /// Multiply gradients in place by the clip coefficient (last read is the scalar).
-    ClipScale,
-    /// Look for NaN.
-    NanCheck,
-    /// AdamW; clipping folded in when the last read is a scalar.
-    AdamW,
-    /// SGD.
-    Sgd,
+const fn class(op: ShardOp) -> KernelClass {
+    match op {
+        ShardOp::Copy => KernelClass::Copy,
+        ShardOp::MultiCopy | ShardOp::CopyOut { .. } | ShardOp::ChunkCat { .. } => {
+            KernelClass::MultiCopy
+        }
+        ShardOp::Accumulate | ShardOp::Scale { .. } | ShardOp::ClipScale => KernelClass::Pointwise,
+        ShardOp::Zero => KernelClass::Fill,
+        ShardOp::SumSquares | ShardOp::NanCheck => KernelClass::FullReduce,
+        ShardOp::AdamW | ShardOp::Sgd => KernelClass::Optimizer,
+    }
 }
 
-impl Kind {
-    const fn name(self) -> &'static str {
-        match self {
-            Self::Cast => "cast",
-            Self::MultiCopy => "multi_copy",
-            Self::CopyOut => "split_copy_out",
-            Self::ChunkCat => "chunk_cat",
-            Self::Accumulate => "accumulate",
-            Self::Scale => "scale",
-            Self::FillPadding => "fill_padding",
-            Self::SumSquares => "sum_squares",
-            Self::ClipScale => "clip_scale",
-            Self::NanCheck => "nan_check",
-            Self::AdamW => "adamw",
-            Self::Sgd => "sgd",
-        }
-    }
-
-    const fn class(self) -> KernelClass {
-        match self {
-            Self::Cast => KernelClass::Copy,
-            Self::MultiCopy | Self::CopyOut | Self::ChunkCat => KernelClass::MultiCopy,
-            Self::Accumulate | Self::Scale | Self::ClipScale => KernelClass::Pointwise,
-            Self::FillPadding => KernelClass::Fill,
-            Self::SumSquares | Self::NanCheck => KernelClass::FullReduce,
-            Self::AdamW | Self::Sgd => KernelClass::Optimizer,
-        }
-    }
-
-    /// Arithmetic of one element.
-    const fn flops(self) -> u64 {
-        match self {
-            Self::Accumulate | Self::Scale | Self::ClipScale => 1,
-            Self::SumSquares | Self::Sgd => 2,
-            Self::AdamW => 14,
-            _ => 0,
-        }
+/// Arithmetic of one element.
+const fn flops(op: ShardOp) -> u64 {
+    match op {
+        ShardOp::Accumulate | ShardOp::Scale { .. } | ShardOp::ClipScale => 1,
+        ShardOp::SumSquares | ShardOp::Sgd => 2,
+        ShardOp::AdamW => 14,
+        _ => 0,
     }
 }
 
 /// Interned sharding kernels.
 #[derive(Debug, Default)]
 pub(crate) struct Kernels {
-    known: HashMap<(Kind, u64, u64, u64, DType), KernelId>,
+    known: HashMap<(ShardOp, u64, u64, u64, DType), KernelId>,
 }
 
 impl Kernels {
-    /// The kernel of `kind` over `elements`, reading and writing so many bytes.
+    /// The kernel of `op` over `elements`, reading and writing so many bytes.
     pub(crate) fn get(
         &mut self,
         b: &mut Builder,
-        kind: Kind,
+        op: ShardOp,
         elements: u64,
         read: u64,
         written: u64,
@@ -93,16 +49,20 @@ impl Kernels {
     ) -> KernelId {
         *self
             .known
-            .entry((kind, elements, read, written, dtype))
+            .entry((op, elements, read, written, dtype))
             .or_insert_with(|| {
                 b.kernel(Kernel {
-                    name: kind.name().to_owned(),
-                    class: kind.class(),
-                    flops: Flops(kind.flops() * elements),
+                    name: op.name().to_owned(),
+                    class: class(op),
+                    flops: Flops(flops(op) * elements),
                     read: Bytes(read),
                     written: Bytes(written),
                     dtype,
-                    body: Vec::new(),
+                    body: vec![BodyOp {
+                        op: OpKind::Shard(op),
+                        inputs: SmallVec::new(),
+                        outputs: SmallVec::new(),
+                    }],
                 })
             })
     }

@@ -2,11 +2,10 @@
 
 use super::builder::NewBuffer;
 use super::context::Cx;
-use super::kernels::Kind;
 use super::walk::Lifecycle;
 use crate::program::{
     Access, Axis, BufferId, COMPUTE, CollectiveKind, Communicator, Holds, HostWorkKind, Part,
-    Phase, ReduceOp, Role, Rule, UnitId,
+    Phase, ReduceOp, Role, Rule, ShardOp, UnitId,
 };
 use crate::scenario::{Optimizer, PolicyKind};
 use crate::units::DType;
@@ -108,8 +107,8 @@ pub(crate) fn step<L: Lifecycle>(cx: &mut Cx<'_>, life: &mut L) {
             reads.extend(norm.map(|n| cx.b.whole(n)));
         }
         let kind = match cx.scenario.train.optimizer {
-            Optimizer::Adamw => Kind::AdamW,
-            Optimizer::Sgd => Kind::Sgd,
+            Optimizer::Adamw => ShardOp::AdamW,
+            Optimizer::Sgd => ShardOp::Sgd,
         };
         let elements = state.items.iter().map(|i| i.numel).sum();
         if elements > 0 {
@@ -151,7 +150,7 @@ fn clip(cx: &mut Cx<'_>, states: &[ShardState]) -> BufferId {
         let elements = state.items.iter().map(|i| i.numel).sum();
         cx.run(
             Rule::Clip,
-            Kind::SumSquares,
+            ShardOp::SumSquares,
             elements,
             DType::F32,
             COMPUTE,
@@ -187,7 +186,7 @@ fn clip(cx: &mut Cx<'_>, states: &[ShardState]) -> BufferId {
             let elements = state.items.iter().map(|i| i.numel).sum();
             cx.run(
                 Rule::Clip,
-                Kind::ClipScale,
+                ShardOp::ClipScale,
                 elements,
                 DType::F32,
                 COMPUTE,

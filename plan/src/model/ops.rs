@@ -161,6 +161,8 @@ pub enum OpKind {
         /// 1 / number of rows of all chunks.
         scale: Real,
     },
+    /// A kernel of the sharding engine, on byte ranges.
+    Shard(crate::program::ShardOp),
 }
 
 impl OpKind {
@@ -207,6 +209,7 @@ impl OpKind {
             Self::SquaredError { .. } => "squared_error",
             Self::SquaredErrorGrad { .. } => "squared_error_backward",
             Self::CrossEntropy { .. } => "cross_entropy",
+            Self::Shard(op) => op.name(),
         }
     }
 
@@ -222,7 +225,8 @@ impl OpKind {
             | Self::ConvGradWeight { .. }
             | Self::Embedding
             | Self::EmbeddingGrad
-            | Self::CrossEntropy { .. } => Fusion::Extern,
+            | Self::CrossEntropy { .. }
+            | Self::Shard(_) => Fusion::Extern,
             Self::RmsNormWeightGrad
             | Self::LayerNormParamGrad
             | Self::SumLeading

@@ -8,12 +8,11 @@
 //! - the reduction packs on the compute stream after waiting for the reduction K units before.
 
 use crate::lower::context::{Comms, Cx, prefetch_targets};
-use crate::lower::kernels::Kind;
 use crate::lower::optimizer::{OptimizerItem, ShardState, moments};
 use crate::lower::walk::{Lifecycle, Location};
 use crate::program::{
     Access, BufferId, COMPUTE, CollectiveKind, EventId, GroupId, Holds, HostWorkKind, ParamId,
-    Part, PerRank, Phase, Pool, ReduceOp, Role, Rule, StreamId, StreamKind, UnitId,
+    Part, PerRank, Phase, Pool, ReduceOp, Role, Rule, ShardOp, StreamId, StreamKind, UnitId,
 };
 use crate::scenario::{OuterStrategy, Prefetch, Reshard};
 use crate::shard::Layout;
@@ -25,6 +24,8 @@ use std::collections::VecDeque;
 struct Gather {
     buffer: BufferId,
     done: EventId,
+    /// Bytes of one rank's part.
+    slice: u64,
 }
 
 /// Buffers of one group.
@@ -192,7 +193,7 @@ impl Fsdp2 {
             let whole = cx.b.whole(id);
             cx.run(
                 Rule::CopyIn,
-                Kind::MultiCopy,
+                ShardOp::MultiCopy,
                 input_numel,
                 w,
                 self.copy_in,
@@ -212,7 +213,7 @@ impl Fsdp2 {
         let from = cast.map_or(sources, |id| vec![cx.b.whole(id)]);
         cx.run(
             Rule::CopyIn,
-            Kind::MultiCopy,
+            ShardOp::MultiCopy,
             input_numel,
             w,
             self.copy_in,
@@ -240,7 +241,11 @@ impl Fsdp2 {
         if let Some(id) = cast {
             cx.b.free(Rule::CopyIn, id);
         }
-        self.issued[g.index()] = Some(Gather { buffer, done });
+        self.issued[g.index()] = Some(Gather {
+            buffer,
+            done,
+            slice: slice.bytes,
+        });
     }
 
     fn unshard(&mut self, cx: &mut Cx<'_>, unit: UnitId, rule: Rule) {
@@ -295,7 +300,7 @@ impl Fsdp2 {
                 .collect();
             cx.run(
                 Rule::CopyOut,
-                Kind::MultiCopy,
+                ShardOp::MultiCopy,
                 numel,
                 w,
                 COMPUTE,
@@ -315,10 +320,11 @@ impl Fsdp2 {
                 cx.b.whole(*id)
             })
             .collect();
+        let ranks = (numel * w.size() / gather.slice) as u32;
         let from = cx.b.whole(gather.buffer);
         cx.run(
             Rule::CopyOut,
-            Kind::CopyOut,
+            ShardOp::CopyOut { ranks },
             numel,
             w,
             COMPUTE,
@@ -371,7 +377,7 @@ impl Fsdp2 {
                 let to = cx.b.whole(slice);
                 cx.run(
                     Rule::ReshardGroup,
-                    Kind::Cast,
+                    ShardOp::Copy,
                     bytes / w.size(),
                     w,
                     COMPUTE,
@@ -452,9 +458,10 @@ impl Fsdp2 {
             .collect();
         let from: Vec<Access> = grads.iter().map(|id| cx.b.whole(*id)).collect();
         let whole = cx.b.whole(input);
+        let ranks = cx.inner;
         cx.run(
             Rule::ReduceCopyIn,
-            Kind::ChunkCat,
+            ShardOp::ChunkCat { ranks },
             full,
             c,
             COMPUTE,
@@ -492,7 +499,7 @@ impl Fsdp2 {
                 parts,
             );
         } else {
-            cx.run(Rule::Reduce, Kind::Cast, shard, c, rs, &[whole], &[out]);
+            cx.run(Rule::Reduce, ShardOp::Copy, shard, c, rs, &[whole], &[out]);
         }
         let mut done = cx.b.record(Rule::Reduce, rs);
         let mut tail = rs;
@@ -530,9 +537,9 @@ impl Fsdp2 {
             };
             let to = cx.b.whole(grad);
             let (kind, reads) = if first {
-                (Kind::Cast, vec![out])
+                (ShardOp::Copy, vec![out])
             } else {
-                (Kind::Accumulate, vec![out, to])
+                (ShardOp::Accumulate, vec![out, to])
             };
             cx.run(
                 Rule::ReduceAccumulate,

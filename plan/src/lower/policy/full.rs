@@ -14,12 +14,11 @@
 use crate::compile::tape::{ParamId, Source, TapeOp};
 use crate::lower::builder::NewBuffer;
 use crate::lower::context::{Comms, Cx};
-use crate::lower::kernels::Kind;
 use crate::lower::optimizer::{Moments, OptimizerItem, ShardState, moments};
 use crate::lower::walk::{Lifecycle, Location, Pass};
 use crate::program::{
     Access, BufferId, COMPUTE, CollectiveKind, EventId, Holds, Part, PerRank, Phase, ReduceOp,
-    Role, Rule, StreamId, StreamKind, UnitId,
+    Role, Rule, ShardOp, StreamId, StreamKind, UnitId,
 };
 use crate::scenario::Reshard;
 use crate::shard::Layout;
@@ -195,7 +194,7 @@ impl Full {
             .collect();
         cx.run(
             Rule::CopyIn,
-            Kind::MultiCopy,
+            ShardOp::MultiCopy,
             slice.bytes / w.size(),
             w,
             COMPUTE,
@@ -282,9 +281,9 @@ impl Full {
         }
         let n = to.iter().map(|a| a.bytes).sum::<u64>() / w.size();
         let kind = if gathered.is_some() {
-            Kind::CopyOut
+            ShardOp::CopyOut { ranks: cx.inner }
         } else {
-            Kind::MultiCopy
+            ShardOp::MultiCopy
         };
         cx.run(Rule::CopyOut, kind, n, w, COMPUTE, &from, &to);
         if let Some(g) = gathered {
@@ -351,7 +350,7 @@ impl Full {
         let whole = cx.b.whole(input);
         cx.run(
             Rule::ReduceCopyIn,
-            Kind::ChunkCat,
+            ShardOp::ChunkCat { ranks: cx.inner },
             shard_numel * inner,
             c,
             COMPUTE,
@@ -393,7 +392,7 @@ impl Full {
             }
             None => cx.run(
                 Rule::Reduce,
-                Kind::Cast,
+                ShardOp::Copy,
                 shard_numel,
                 c,
                 self.reduce,
@@ -407,10 +406,10 @@ impl Full {
             .map(|p| cx.b.whole(self.params[p.index()].reduced))
             .collect();
         let (kind, reads) = if self.first {
-            (Kind::MultiCopy, vec![out])
+            (ShardOp::MultiCopy, vec![out])
         } else {
             (
-                Kind::Accumulate,
+                ShardOp::Accumulate,
                 std::iter::once(out).chain(to.iter().copied()).collect(),
             )
         };

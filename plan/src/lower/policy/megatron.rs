@@ -7,12 +7,11 @@
 
 use crate::lower::context::Cx;
 use crate::lower::flat::{Flat, FlatStreams};
-use crate::lower::kernels::Kind;
 use crate::lower::optimizer::ShardState;
 use crate::lower::walk::{Lifecycle, Location};
 use crate::program::{
     Access, BufferId, COMPUTE, EventId, GroupId, Holds, HostWorkKind, ParamId, PerRank, Phase,
-    Pool, Role, Rule, StreamKind, UnitId,
+    Pool, Role, Rule, ShardOp, StreamKind, UnitId,
 };
 use crate::scenario::{AllocatorKind, Prefetch};
 use std::collections::VecDeque;
@@ -250,7 +249,11 @@ impl Megatron {
             };
             let from = cx.b.whole(grad);
             let reads = if add { vec![from, slot] } else { vec![from] };
-            let kind = if add { Kind::Accumulate } else { Kind::Cast };
+            let kind = if add {
+                ShardOp::Accumulate
+            } else {
+                ShardOp::Copy
+            };
             cx.run(rule, kind, numel, element, COMPUTE, &reads, &[slot]);
             cx.b.free(Rule::Grad, grad);
         }
@@ -454,7 +457,7 @@ impl Lifecycle for Megatron {
             let grads: Vec<Access> = state.items.iter().map(|i| i.grad).collect();
             cx.run(
                 Rule::Optimizer,
-                Kind::Cast,
+                ShardOp::Copy,
                 numel,
                 main,
                 COMPUTE,
@@ -495,7 +498,7 @@ impl Lifecycle for Megatron {
             cx.b.at(UnitId(0), Phase::Optimizer);
             cx.run(
                 Rule::ZeroGrad,
-                Kind::FillPadding,
+                ShardOp::Zero,
                 bytes / g.size(),
                 g,
                 COMPUTE,

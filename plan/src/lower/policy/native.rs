@@ -8,12 +8,11 @@
 
 use crate::lower::context::{Cx, prefetch_targets};
 use crate::lower::flat::{Flat, FlatStreams, fill_padding};
-use crate::lower::kernels::Kind;
 use crate::lower::optimizer::ShardState;
 use crate::lower::walk::{Lifecycle, Location};
 use crate::program::{
-    Access, BufferId, COMPUTE, EventId, GroupId, ParamId, PerRank, Phase, Role, Rule, StreamKind,
-    UnitId,
+    Access, BufferId, COMPUTE, EventId, GroupId, ParamId, PerRank, Phase, Role, Rule, ShardOp,
+    StreamKind, UnitId,
 };
 use crate::scenario::{Prefetch, Reshard};
 use std::collections::VecDeque;
@@ -193,7 +192,7 @@ impl Native {
             let to = cx.b.whole(slice);
             cx.run(
                 Rule::ReshardGroup,
-                Kind::Cast,
+                ShardOp::Copy,
                 bytes / dtype.size(),
                 dtype,
                 COMPUTE,
@@ -257,7 +256,7 @@ impl Native {
         let n = rest.bytes / dtype.size();
         cx.run(
             Rule::Accumulate,
-            Kind::Accumulate,
+            ShardOp::Accumulate,
             n,
             dtype,
             COMPUTE,

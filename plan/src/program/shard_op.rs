@@ -1,0 +1,67 @@
+//! What the kernels that sharding adds compute.
+
+use crate::model::Real;
+use serde::Serialize;
+
+/// Operation of a sharding kernel. It works on the launch's byte ranges as they are, with the dtypes of their buffers;
+/// reads and writes pair up in order unless stated. The kernel's body names no slots.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum ShardOp {
+    /// Copies or casts: the reads, one after another, become the writes, one after another.
+    Copy,
+    /// Likewise, many small ranges in one kernel.
+    MultiCopy,
+    /// One read, laid out `[rank][parameter]` in padded shards, to one write a parameter.
+    CopyOut {
+        /// Ranks.
+        ranks: u32,
+    },
+    /// One read a gradient (unpadded), to one write laid out `[rank][parameter]` in shards padded with zeros; casts.
+    ChunkCat {
+        /// Ranks.
+        ranks: u32,
+    },
+    /// Adds the first read to the writes, in order.
+    Accumulate,
+    /// Multiplies the write in place.
+    Scale {
+        /// Factor.
+        factor: Real,
+    },
+    /// Zeroes the writes.
+    Zero,
+    /// Sum of squares of the reads, written to a float32 scalar; a last read that is the scalar itself is added.
+    SumSquares,
+    /// Multiplies the writes in place by `min(1, clip_norm / (sqrt(scalar) + 1e-6))`; the last read is the scalar.
+    ClipScale,
+    /// Writes 1 to a scalar if a read holds a NaN, else 0.
+    NanCheck,
+    /// AdamW on weight, gradient, first and second moment, tensor after tensor (reads), writing weight and moments. Where
+    /// a tensor names no moments, it goes on with those named before. A last read that is a scalar is the sum of squares
+    /// of the global gradient norm: clipping is folded in.
+    AdamW,
+    /// SGD on weight and gradient, tensor after tensor; a last scalar read clips as in [`ShardOp::AdamW`].
+    Sgd,
+}
+
+impl ShardOp {
+    /// Name of the kernel.
+    #[must_use]
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Copy => "cast",
+            Self::MultiCopy => "multi_copy",
+            Self::CopyOut { .. } => "split_copy_out",
+            Self::ChunkCat { .. } => "chunk_cat",
+            Self::Accumulate => "accumulate",
+            Self::Scale { .. } => "scale",
+            Self::Zero => "zero",
+            Self::SumSquares => "sum_squares",
+            Self::ClipScale => "clip_scale",
+            Self::NanCheck => "nan_check",
+            Self::AdamW => "adamw",
+            Self::Sgd => "sgd",
+        }
+    }
+}
