@@ -1,0 +1,14 @@
+//! shardlab-exec: performs the program that `sim` prices.
+//!
+//! ```text
+//! program ─▶ engine (one interpreter) ─▶ Device (cpu: streams are worker threads)
+//!                 │                          ├─ kernels (bodies of launches)
+//!                 │                          └─ comm (collectives between ranks)
+//!                 └─ train (data, initialisation, optimizer schedule, checkpoints) ─▶ run
+//! ```
+//!
+//! The engine takes no scheduling decision: what runs when, where memory lies and who waits for whom is in the program.
+
+pub mod operand;
+
+pub use operand::{Hyper, LaunchContext, RawRange};

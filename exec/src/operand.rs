@@ -1,0 +1,51 @@
+//! What a kernel gets at launch.
+
+use shardlab_plan::program::{Kernel, Shape};
+use shardlab_plan::units::DType;
+
+/// A byte range of device memory, resolved for one rank, with its buffer's element type.
+///
+/// It is a plain address: whoever makes one promises that the range stays allocated while work that uses it is in
+/// flight, and the program's waits promise that nobody else writes it meanwhile.
+#[derive(Clone, Copy, Debug)]
+pub struct RawRange {
+    /// First byte.
+    pub ptr: *mut u8,
+    /// Length in bytes.
+    pub bytes: usize,
+    /// Element type of the buffer.
+    pub dtype: DType,
+}
+
+// SAFETY: a range is an address; the promise in its documentation is what makes uses of it sound on any thread.
+unsafe impl Send for RawRange {}
+// SAFETY: as above.
+unsafe impl Sync for RawRange {}
+
+/// Optimizer settings of one step.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Hyper {
+    /// Learning rate of this step.
+    pub lr: f64,
+    /// AdamW betas.
+    pub betas: [f64; 2],
+    /// AdamW epsilon.
+    pub eps: f64,
+    /// Decoupled weight decay.
+    pub weight_decay: f64,
+    /// Global norm limit; 0 is none.
+    pub clip_norm: f64,
+    /// Optimizer steps done, this one included (for bias correction): 1 in the first step.
+    pub step: u64,
+}
+
+/// What a kernel may ask about its launch beside its operands.
+#[derive(Clone, Debug)]
+pub struct LaunchContext<'a> {
+    /// The kernel.
+    pub kernel: &'a Kernel,
+    /// Optimizer settings of the step.
+    pub hyper: Hyper,
+    /// For `CopyOut` (writes) and `ChunkCat` (reads): shape of the parameter behind each of those operands, in order.
+    pub shapes: &'a [Shape],
+}
