@@ -4,6 +4,7 @@ use criterion::{Criterion, Throughput, criterion_group, criterion_main};
 use shardlab_sim::synthetic::{Shape, fsdp};
 use shardlab_sim::{Options, hardware, simulate_counted};
 use std::hint::black_box;
+use std::path::Path;
 
 fn engine(c: &mut Criterion) {
     let profile = hardware::load("h200-nvlink").expect("shipped");
@@ -57,5 +58,29 @@ fn engine(c: &mut Criterion) {
     group.finish();
 }
 
-criterion_group!(benches, engine);
+/// Shipped scenarios, planned outside the measurement.
+fn scenarios(c: &mut Criterion) {
+    let mut group = c.benchmark_group("scenario");
+    group.sample_size(20);
+    for name in ["llama3-8b-8xh100", "llama3-405b-1024xh100"] {
+        let scenario = shardlab_plan::scenario::load(Path::new(name), &[]).expect("shipped");
+        let program = shardlab_plan::plan(&scenario).expect("plans");
+        let profile = hardware::load(&scenario.mesh.hardware).expect("shipped");
+        for (mode, record) in [("light", false), ("recorded", true)] {
+            let options = Options {
+                record,
+                ..Options::default()
+            };
+            let (_, instrs) = simulate_counted(&program, &profile, &options).expect("runs");
+            group.throughput(Throughput::Elements(instrs));
+            let id = format!("{name}_{mode}");
+            group.bench_function(id, |b| {
+                b.iter(|| simulate_counted(black_box(&program), &profile, &options))
+            });
+        }
+    }
+    group.finish();
+}
+
+criterion_group!(benches, engine, scenarios);
 criterion_main!(benches);

@@ -18,6 +18,8 @@ use shardlab_plan::units::Picos;
 const STREAMS: usize = 8;
 /// Steady passes simulated at first, when the caller leaves the number open.
 const STEADY: usize = 3;
+/// Steady passes of a light run: time repeats from the first one on in every shipped scenario.
+const STEADY_LIGHT: usize = 2;
 /// Steady passes when that was not enough for time to repeat.
 const STEADY_MORE: usize = 7;
 /// Steady passes when every step differs.
@@ -82,7 +84,8 @@ pub fn simulate_counted(
     let memory = run_memory(program, profile, options, &sections, &host)?;
     let mut steady = match (options.steps, options.jitter > 0.0) {
         (0, true) => SAMPLES,
-        (0, false) => STEADY,
+        (0, false) if options.record => STEADY,
+        (0, false) => STEADY_LIGHT,
         (n, _) => n.max(2) as usize,
     };
     loop {

@@ -85,9 +85,9 @@ impl Finder<'_> {
             Blocker::Communicator(x) => self.waited(a, b, x, x),
             Blocker::Rank => self.push(a, b, Cause::Straggler, None),
             Blocker::Sms => self.push(a, b, Cause::Contention, None),
-            Blocker::Host | Blocker::None | Blocker::Stream(_) => {
-                self.push(a, b, Cause::Host, None)
-            }
+            // What it waited for belongs to the step before.
+            Blocker::None => self.push(a, b, Cause::Gate, None),
+            Blocker::Host | Blocker::Stream(_) => self.push(a, b, Cause::Host, None),
         }
     }
 
