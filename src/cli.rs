@@ -4,12 +4,17 @@
 //! run itself failed. A reader that closes the pipe early (`| head`) ends the program successfully.
 
 mod args;
+mod check;
 mod completions;
+mod explain;
 mod output;
 mod plan;
 mod scenarios;
 mod schema;
+mod sim;
+mod sweep;
 mod table;
+mod validate;
 
 use clap::{CommandFactory, Parser, Subcommand};
 use output::{Failure, Out, Status};
@@ -34,8 +39,18 @@ struct Cli {
 
 #[derive(Subcommand)]
 enum Command {
+    /// Predict step time, overlap and memory of scenarios
+    Sim(sim::Args),
     /// Print the program of a scenario: every instruction of a step, with the rule that made it
     Plan(plan::Args),
+    /// Prove that programs are free of races, leaks and mismatched collectives
+    Check(check::Args),
+    /// Say what a step's time and memory are made of, and what each option would change
+    Explain(explain::Args),
+    /// Predict all combinations of some options
+    Sweep(sweep::Args),
+    /// Compare predictions with a table of measured runs
+    Validate(validate::Args),
     /// List the shipped scenarios
     Scenarios(scenarios::Args),
     /// Print the JSON Schema of scenario files
@@ -69,7 +84,12 @@ pub fn main() -> ExitCode {
 
 fn run(command: &Command, out: &mut Out) -> Result<Status, Failure> {
     match command {
+        Command::Sim(args) => sim::run(args, out),
         Command::Plan(args) => plan::run(args, out),
+        Command::Check(args) => check::run(args, out),
+        Command::Explain(args) => explain::run(args, out),
+        Command::Sweep(args) => sweep::run(args, out),
+        Command::Validate(args) => validate::run(args, out),
         Command::Scenarios(args) => scenarios::run(args, out),
         Command::Schema(args) => schema::run(args, out),
         Command::Completions(args) => completions::run(args, Cli::command(), out),

@@ -1,6 +1,7 @@
 //! Arguments that several verbs share.
 
 use super::output::Failure;
+use crate::predict::Profiles;
 use shardlab_plan::{Program, Scenario, scenario};
 use std::path::{Path, PathBuf};
 
@@ -40,4 +41,9 @@ pub(super) fn load(path: &Path, set: &[String]) -> Result<Scenario, Failure> {
 pub(super) fn plan(scenario: &Scenario) -> Result<Program, Failure> {
     shardlab_plan::plan(scenario)
         .map_err(|e| Failure::bad_input(format_args!("{}: {e}", scenario.name)))
+}
+
+/// The hardware profiles of a command.
+pub(super) fn profiles() -> Profiles {
+    Profiles::default()
 }

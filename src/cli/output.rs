@@ -1,9 +1,32 @@
 //! Standard output, failures and exit status.
 
+use super::table::WIDTH;
+use crate::predict::PredictError;
 use serde::Serialize;
 use std::fmt::Display;
 use std::io::{self, BufWriter, ErrorKind, IsTerminal, Write};
 use std::process::ExitCode;
+
+/// Columns of a label with the blanks behind it.
+const LABEL: usize = 10;
+
+/// Lines of at most `width` characters, broken between words; runs of blanks stay as they are.
+fn wrap(text: &str, width: usize) -> Vec<String> {
+    let mut lines = vec![String::new()];
+    for word in text.split(' ') {
+        let last = lines.len() - 1;
+        let line = &mut lines[last];
+        if !line.is_empty() && line.chars().count() + 1 + word.chars().count() > width {
+            lines.push(word.to_owned());
+            continue;
+        }
+        if !line.is_empty() {
+            line.push(' ');
+        }
+        line.push_str(word);
+    }
+    lines
+}
 
 /// How a command ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -43,6 +66,16 @@ pub(super) enum Failure {
 impl From<io::Error> for Failure {
     fn from(e: io::Error) -> Self {
         Self::Output(e)
+    }
+}
+
+impl From<PredictError> for Failure {
+    fn from(e: PredictError) -> Self {
+        if e.is_bad_input() {
+            Self::BadInput(e.to_string())
+        } else {
+            Self::Run(e.to_string())
+        }
     }
 }
 
@@ -112,19 +145,21 @@ impl Out {
 
     /// Writes a sentence, wrapped to the width of tables, with this indent.
     pub(super) fn paragraph(&mut self, indent: usize, text: &str) -> io::Result<()> {
-        let mut line = String::new();
-        for word in text.split_whitespace() {
-            let used = line.chars().count() + 1 + word.chars().count();
-            if !line.is_empty() && indent + used > super::table::WIDTH {
-                writeln!(self.writer, "{:indent$}{line}", "")?;
-                line.clear();
-            }
-            if !line.is_empty() {
-                line.push(' ');
-            }
-            line.push_str(word);
+        for line in wrap(text, WIDTH - indent) {
+            writeln!(self.writer, "{:indent$}{line}", "")?;
         }
-        writeln!(self.writer, "{:indent$}{line}", "")
+        Ok(())
+    }
+
+    /// Writes a text behind a label, its further lines below its first.
+    pub(super) fn labelled(&mut self, label: &str, text: &str) -> io::Result<()> {
+        let mut lines = wrap(text, WIDTH - LABEL).into_iter();
+        let label = self.bold(format_args!("{label:<LABEL$}"));
+        writeln!(self.writer, "{label}{}", lines.next().unwrap_or_default())?;
+        for line in lines {
+            writeln!(self.writer, "{:LABEL$}{line}", "")?;
+        }
+        Ok(())
     }
 
     /// Writes an object as one line of JSON.

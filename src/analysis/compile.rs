@@ -1,0 +1,156 @@
+//! What compile modes buy and cost: kernel time and memory saved against host time for guards and graph breaks.
+
+use crate::predict::{PredictError, Prediction, Profiles, predict};
+use serde::Serialize;
+use shardlab_plan::Scenario;
+use shardlab_plan::program::{COMPUTE, HostWorkKind, Op, SectionKind};
+use shardlab_plan::scenario::{CompileMode, ScenarioError};
+use shardlab_plan::units::{Bytes, Picos};
+use shardlab_sim::Options;
+
+/// One compile mode.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct Mode {
+    /// Mode.
+    pub mode: CompileMode,
+    /// Step time, milliseconds.
+    pub step_ms: f64,
+    /// Launches on the compute stream.
+    pub kernels: u32,
+    /// Time of those kernels, each alone.
+    pub kernel_time: Picos,
+    /// Host time of a step.
+    pub host: Picos,
+    /// Part of it in guards of compiled regions.
+    pub guards: Picos,
+    /// Part of it in graph breaks.
+    pub graph_breaks: Picos,
+    /// Exposed because the host was late.
+    pub host_exposed: Picos,
+    /// Peak of allocated memory.
+    pub peak_allocated: Bytes,
+}
+
+impl Mode {
+    /// The mode that a prediction was made in.
+    #[must_use]
+    pub fn of(p: &Prediction) -> Self {
+        let compute = p.run.spans.iter().filter(|s| s.stream == COMPUTE);
+        let work = &p.profile.host.work;
+        let count = |kind| Picos::from_us(host_work(p, kind) as f64 * match kind {
+            HostWorkKind::Guard => work.guard_us,
+            _ => work.graph_break_us,
+        });
+        Self {
+            mode: p.scenario.compile.mode,
+            step_ms: p.step_ms(),
+            kernels: compute.clone().count() as u32,
+            kernel_time: compute.map(|s| s.alone).sum(),
+            host: p.run.host,
+            guards: count(HostWorkKind::Guard),
+            graph_breaks: count(HostWorkKind::GraphBreak),
+            host_exposed: p
+                .run
+                .exposed
+                .get(&shardlab_plan::record::Cause::Host)
+                .copied()
+                .unwrap_or_default(),
+            peak_allocated: p.run.memory.peak_allocated,
+        }
+    }
+
+    /// What it gains or loses against `off`, in a sentence.
+    #[must_use]
+    pub fn against(&self, off: &Self) -> String {
+        let kernels = off.kernel_time.ms() - self.kernel_time.ms();
+        let host = self.host.ms() - off.host.ms();
+        let step = self.step_ms - off.step_ms;
+        let verdict = if step < -0.005 * off.step_ms {
+            format!("gains {:.2} ms", -step)
+        } else if step > 0.005 * off.step_ms {
+            format!("loses {step:.2} ms")
+        } else {
+            "changes nothing".into()
+        };
+        let extra = self.guards + self.graph_breaks;
+        let saves = if kernels >= 0.0 {
+            format!("saves {kernels:.2} ms of kernels")
+        } else {
+            format!("adds {:.2} ms of kernels", -kernels)
+        };
+        let hosts = if host >= 0.0 {
+            format!("adds {host:.2} ms of host time")
+        } else {
+            format!("saves {:.2} ms of host time", -host)
+        };
+        let bound = if self.host_exposed.ms() > 0.05 * self.step_ms {
+            "the host decides"
+        } else {
+            "the kernels decide"
+        };
+        format!(
+            "{} {verdict}: it {saves} ({} launches instead of {}) and {hosts} ({:.2} ms of guards and graph breaks in it); \
+             {bound}.",
+            name(self.mode),
+            self.kernels,
+            off.kernels,
+            extra.ms()
+        )
+    }
+}
+
+/// Name as in scenario files.
+#[must_use]
+pub const fn name(mode: CompileMode) -> &'static str {
+    match mode {
+        CompileMode::Off => "off",
+        CompileMode::Regions => "regions",
+        CompileMode::Blocks => "blocks",
+        CompileMode::Full => "full",
+    }
+}
+
+/// All modes in turn; those that the scenario cannot have with their reason.
+///
+/// `load` gives the scenario with a mode.
+#[must_use]
+pub fn modes(
+    base: &Prediction,
+    profiles: &Profiles,
+    load: &(dyn Fn(&str) -> Result<Scenario, ScenarioError> + Sync),
+) -> Vec<(CompileMode, Result<Mode, PredictError>)> {
+    use rayon::prelude::*;
+    [
+        CompileMode::Off,
+        CompileMode::Regions,
+        CompileMode::Blocks,
+        CompileMode::Full,
+    ]
+    .into_par_iter()
+    .map(|mode| {
+        if mode == base.scenario.compile.mode {
+            return (mode, Ok(Mode::of(base)));
+        }
+        let made = load(&format!("compile.mode={}", name(mode)))
+            .map_err(PredictError::from)
+            .and_then(|s| predict(&s, profiles, &Options::default()))
+            .map(|p| Mode::of(&p));
+        (mode, made)
+    })
+    .collect()
+}
+
+/// How often the host does this in a steady step.
+fn host_work(p: &Prediction, wanted: HostWorkKind) -> u64 {
+    let Some(steady) = p.program.section(SectionKind::Steady) else {
+        return 0;
+    };
+    p.program
+        .section_instrs(steady)
+        .iter()
+        .filter_map(|i| match i.op {
+            Op::HostWork { kind, count } if kind == wanted => Some(u64::from(count)),
+            _ => None,
+        })
+        .sum()
+}

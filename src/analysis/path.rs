@@ -1,0 +1,100 @@
+//! The critical path in words.
+
+use super::spans::{self, Work};
+use serde::Serialize;
+use shardlab_plan::Program;
+use shardlab_plan::record::Run;
+use shardlab_plan::units::Picos;
+use std::collections::BTreeMap;
+
+/// The chain of spans that decided when the step ended.
+#[derive(Clone, Debug, Default, PartialEq, Serialize)]
+pub struct CriticalPath {
+    /// Number of spans.
+    pub spans: u32,
+    /// Begin of the first to end of the last, within the recorded step.
+    pub length: Picos,
+    /// Sum of the spans by kind of work, largest first.
+    pub by_work: Vec<(Work, Picos)>,
+    /// Time between spans of the path: launch gaps and waits.
+    pub between: Picos,
+    /// Time before its first span, in which the host was what decided.
+    pub host_first: Picos,
+    /// Sum of the spans by unit, largest first.
+    pub by_unit: Vec<(String, Picos)>,
+    /// The longest pieces: consecutive spans of one kind, unit and phase.
+    pub pieces: Vec<Piece>,
+}
+
+/// Consecutive spans of the path.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct Piece {
+    /// Begin, after the step's begin.
+    pub start: Picos,
+    /// Begin to end.
+    pub length: Picos,
+    /// Spans.
+    pub spans: u32,
+    /// Kind of work.
+    pub work: Work,
+    /// Unit.
+    pub unit: String,
+    /// Phase.
+    pub phase: &'static str,
+}
+
+/// Summary of a run's critical path; empty for a run without spans.
+#[must_use]
+pub fn critical_path(program: &Program, run: &Run) -> CriticalPath {
+    let chain = shardlab_sim::critical_path(run);
+    let mut path = CriticalPath {
+        spans: chain.len() as u32,
+        ..CriticalPath::default()
+    };
+    let (Some(&first), Some(&last)) = (chain.first(), chain.last()) else {
+        return path;
+    };
+    let (from, to) = (run.spans[first].start, run.spans[last].end);
+    path.length = to.saturating_sub(from);
+    path.host_first = from.saturating_sub(run.recorded_from);
+    let mut by_work: BTreeMap<Work, Picos> = BTreeMap::new();
+    let mut by_unit: BTreeMap<&str, Picos> = BTreeMap::new();
+    let mut reached = from;
+    let mut pieces: Vec<Piece> = Vec::new();
+    for &i in &chain {
+        let span = &run.spans[i];
+        let Some(work) = Work::of(program, span.instr) else {
+            continue;
+        };
+        let time = span.end.saturating_sub(span.start.max(reached));
+        path.between += span.start.saturating_sub(reached);
+        reached = reached.max(span.end);
+        let unit = spans::unit(program, span);
+        *by_work.entry(work).or_default() += time;
+        *by_unit.entry(unit).or_default() += time;
+        let phase = program.instrs[span.instr.index()].phase.name();
+        let start = span.start.saturating_sub(run.recorded_from);
+        match pieces.last_mut() {
+            Some(p) if p.work == work && p.unit == unit && p.phase == phase => {
+                p.spans += 1;
+                p.length = span.end.saturating_sub(run.recorded_from).saturating_sub(p.start);
+            }
+            _ => pieces.push(Piece {
+                start,
+                length: span.end - span.start,
+                spans: 1,
+                work,
+                unit: unit.to_owned(),
+                phase,
+            }),
+        }
+    }
+    pieces.sort_by(|a, b| b.length.cmp(&a.length).then(a.start.cmp(&b.start)));
+    pieces.truncate(10);
+    path.pieces = pieces;
+    path.by_work = by_work.into_iter().collect();
+    path.by_work.sort_by(|a, b| b.1.cmp(&a.1));
+    path.by_unit = by_unit.into_iter().map(|(u, t)| (u.to_owned(), t)).collect();
+    path.by_unit.sort_by(|a, b| b.1.cmp(&a.1).then_with(|| a.0.cmp(&b.0)));
+    path
+}

@@ -1,0 +1,207 @@
+//! Predictions against measured runs.
+//!
+//! The table is CSV with the columns `scenario` and `overrides` (values for `--set`, separated by `;`), any of the
+//! measured columns of [`Metric`] (an empty cell was not measured), and optionally `name` and `source`.
+
+mod null;
+mod table;
+
+pub use null::{Null, null_models};
+pub use table::{Row, TableError, read};
+
+use crate::predict::{PredictError, Prediction, Profiles, predict_light};
+use rayon::prelude::*;
+use serde::Serialize;
+use shardlab_plan::program::SectionKind;
+use shardlab_plan::record::Run;
+use shardlab_plan::scenario;
+use shardlab_plan::units::Bytes;
+use std::path::{Path, PathBuf};
+
+/// A measured quantity.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Metric {
+    /// Step time, milliseconds.
+    StepMs,
+    /// Peak of allocated memory of a steady step, MiB.
+    PeakAllocatedMib,
+    /// Peak of reserved memory, MiB.
+    PeakReservedMib,
+    /// Memory in use on the device, MiB.
+    DeviceMib,
+}
+
+impl Metric {
+    /// All of them, in order of columns.
+    pub const ALL: [Self; 4] = [
+        Self::StepMs,
+        Self::PeakAllocatedMib,
+        Self::PeakReservedMib,
+        Self::DeviceMib,
+    ];
+
+    /// Column of the table, and name in JSON.
+    #[must_use]
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::StepMs => "step_ms",
+            Self::PeakAllocatedMib => "peak_allocated_mib",
+            Self::PeakReservedMib => "peak_reserved_mib",
+            Self::DeviceMib => "device_mib",
+        }
+    }
+
+    /// What a run predicts for it.
+    #[must_use]
+    pub fn predicted(self, p: &Prediction) -> f64 {
+        match self {
+            Self::StepMs => p.step_ms(),
+            Self::PeakAllocatedMib => steady(&p.run, |s| s.peak_allocated).mib(),
+            Self::PeakReservedMib => p.run.memory.peak_reserved.mib(),
+            Self::DeviceMib => p.run.memory.peak_device.mib(),
+        }
+    }
+}
+
+/// Of the last steady step: measured peaks are those of steps after the first.
+fn steady(run: &Run, of: impl Fn(&shardlab_plan::record::StepRecord) -> Bytes) -> Bytes {
+    run.steps
+        .iter()
+        .rfind(|s| s.section == SectionKind::Steady)
+        .map_or(run.memory.peak_allocated, of)
+}
+
+/// A measured value and its prediction.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
+pub struct Cell {
+    /// Predicted.
+    pub predicted: f64,
+    /// Measured.
+    pub measured: f64,
+    /// Error in percent of the measured value; positive when too much is predicted.
+    pub error_percent: f64,
+}
+
+impl Cell {
+    fn new(predicted: f64, measured: f64) -> Self {
+        Self {
+            predicted,
+            measured,
+            error_percent: 100.0 * (predicted / measured - 1.0),
+        }
+    }
+}
+
+/// A row with its predictions; a metric that was not measured is `None`.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Compared {
+    /// The row.
+    pub row: Row,
+    /// In the order of [`Metric::ALL`].
+    pub cells: [Option<Cell>; 4],
+    /// Model FLOPs a rank and step.
+    pub model_flops: f64,
+    /// Tokens a rank and step.
+    pub tokens: f64,
+}
+
+/// Errors of one metric over all rows that measured it.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct Errors {
+    /// Metric.
+    pub metric: Metric,
+    /// Rows.
+    pub rows: u32,
+    /// Mean of the absolute errors, percent.
+    pub mean_abs_percent: f64,
+    /// Mean of the signed errors, percent.
+    pub mean_signed_percent: f64,
+    /// The error of largest size, percent.
+    pub worst_percent: f64,
+    /// Label of its row.
+    pub worst_row: String,
+}
+
+/// Why a row has no prediction.
+#[derive(Debug, thiserror::Error)]
+#[error("{table}:{line}: {error}")]
+pub struct RowError {
+    /// Table.
+    pub table: String,
+    /// Line, from 1.
+    pub line: u64,
+    /// Reason.
+    pub error: PredictError,
+}
+
+/// Predicts every row, on all cores.
+///
+/// # Errors
+/// The first row, in order, without a prediction.
+pub fn compare(
+    table: &Path,
+    rows: Vec<Row>,
+    profiles: &Profiles,
+) -> Result<Vec<Compared>, RowError> {
+    rows.into_par_iter()
+        .map(|row| {
+            let predicted = scenario::load(&path_of(table, &row.scenario), &row.overrides)
+                .map_err(PredictError::from)
+                .and_then(|s| predict_light(&s, profiles));
+            let p = predicted.map_err(|error| RowError {
+                table: table.display().to_string(),
+                line: row.line,
+                error,
+            })?;
+            let cell = |(m, measured): (Metric, Option<f64>)| {
+                measured.map(|measured| Cell::new(m.predicted(&p), measured))
+            };
+            let [a, b, c, d] = Metric::ALL;
+            let [w, x, y, z] = row.measured;
+            Ok(Compared {
+                cells: [(a, w), (b, x), (c, y), (d, z)].map(cell),
+                model_flops: p.program.meta.model_flops.0 as f64,
+                tokens: p.program.meta.tokens as f64,
+                row,
+            })
+        })
+        .collect::<Vec<Result<Compared, RowError>>>()
+        .into_iter()
+        .collect()
+}
+
+/// A scenario of a table: as given, or else relative to the table's folder.
+fn path_of(table: &Path, scenario: &str) -> PathBuf {
+    let given = PathBuf::from(scenario);
+    let beside = table.parent().map(|folder| folder.join(scenario));
+    match beside {
+        Some(beside) if !given.exists() && beside.exists() => beside,
+        _ => given,
+    }
+}
+
+/// Errors of every metric that any row measured.
+#[must_use]
+pub fn errors(rows: &[Compared]) -> Vec<Errors> {
+    Metric::ALL
+        .into_iter()
+        .enumerate()
+        .filter_map(|(i, metric)| {
+            let cells: Vec<(&Compared, Cell)> =
+                rows.iter().filter_map(|r| Some((r, r.cells[i]?))).collect();
+            let n = cells.len() as f64;
+            let worst = cells
+                .iter()
+                .max_by(|a, b| a.1.error_percent.abs().total_cmp(&b.1.error_percent.abs()))?;
+            Some(Errors {
+                metric,
+                rows: cells.len() as u32,
+                mean_abs_percent: cells.iter().map(|c| c.1.error_percent.abs()).sum::<f64>() / n,
+                mean_signed_percent: cells.iter().map(|c| c.1.error_percent).sum::<f64>() / n,
+                worst_percent: worst.1.error_percent,
+                worst_row: worst.0.row.label(),
+            })
+        })
+        .collect()
+}

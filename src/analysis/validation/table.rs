@@ -1,0 +1,200 @@
+//! Reading a table of measured runs.
+
+use super::Metric;
+use std::path::Path;
+
+/// A measured run.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Row {
+    /// Line of the table, from 1.
+    pub line: u64,
+    /// What the table calls it, if it does.
+    pub name: String,
+    /// Where it was measured, if the table says.
+    pub source: String,
+    /// Scenario file or shipped name.
+    pub scenario: String,
+    /// As `--set` takes them.
+    pub overrides: Vec<String>,
+    /// In the order of [`Metric::ALL`].
+    pub measured: [Option<f64>; 4],
+}
+
+impl Row {
+    /// Name, or scenario with overrides.
+    #[must_use]
+    pub fn label(&self) -> String {
+        if self.name.is_empty() {
+            self.setting()
+        } else {
+            self.name.clone()
+        }
+    }
+
+    /// Scenario with overrides.
+    #[must_use]
+    pub fn setting(&self) -> String {
+        let mut text = self.scenario.clone();
+        for o in &self.overrides {
+            text.push(' ');
+            text.push_str(o);
+        }
+        text
+    }
+}
+
+/// Why a table cannot be read.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum TableError {
+    /// No CSV, or no file.
+    #[error("{table}: {error}")]
+    Csv {
+        /// Table.
+        table: String,
+        /// Reason.
+        error: csv::Error,
+    },
+    /// A column is missing or unknown.
+    #[error("{table}:1: {message}")]
+    Columns {
+        /// Table.
+        table: String,
+        /// Reason.
+        message: String,
+    },
+    /// A cell is no number above 0.
+    #[error("{table}:{line}: {column} = `{cell}`: a number above 0 or nothing is expected")]
+    Cell {
+        /// Table.
+        table: String,
+        /// Line.
+        line: u64,
+        /// Column.
+        column: &'static str,
+        /// What is there.
+        cell: String,
+    },
+}
+
+/// Reads a table.
+///
+/// # Errors
+/// See [`TableError`].
+pub fn read(path: &Path) -> Result<Vec<Row>, TableError> {
+    let table = || path.display().to_string();
+    let of_csv = |error| TableError::Csv {
+        table: table(),
+        error,
+    };
+    let mut reader = csv::ReaderBuilder::new()
+        .trim(csv::Trim::All)
+        .comment(Some(b'#'))
+        .from_path(path)
+        .map_err(of_csv)?;
+    let columns = reader.headers().map_err(of_csv)?.clone();
+    let column = |name: &str| columns.iter().position(|c| c == name);
+    let known = |c: &str| {
+        matches!(c, "scenario" | "overrides" | "name" | "source")
+            || Metric::ALL.iter().any(|m| m.name() == c)
+    };
+    if let Some(unknown) = columns.iter().find(|c| !known(c)) {
+        let metrics: Vec<&str> = Metric::ALL.iter().map(|m| m.name()).collect();
+        return Err(TableError::Columns {
+            table: table(),
+            message: format!(
+                "unknown column `{unknown}`; columns are scenario, overrides, name, source, {}",
+                metrics.join(", ")
+            ),
+        });
+    }
+    let Some(scenario) = column("scenario") else {
+        return Err(TableError::Columns {
+            table: table(),
+            message: "there is no column `scenario`".into(),
+        });
+    };
+    let metrics = Metric::ALL.map(|m| column(m.name()));
+    if metrics.iter().all(Option::is_none) {
+        return Err(TableError::Columns {
+            table: table(),
+            message: "there is no measured column".into(),
+        });
+    }
+    let (overrides, name, source) = (column("overrides"), column("name"), column("source"));
+    let mut rows = Vec::new();
+    for record in reader.records() {
+        let record = record.map_err(of_csv)?;
+        let line = record.position().map_or(0, csv::Position::line);
+        let text = |c: Option<usize>| c.and_then(|c| record.get(c)).unwrap_or("");
+        let mut measured = [None; 4];
+        for (i, metric) in Metric::ALL.into_iter().enumerate() {
+            let cell = text(metrics[i]);
+            if cell.is_empty() {
+                continue;
+            }
+            measured[i] = match cell.parse::<f64>() {
+                Ok(x) if x.is_finite() && x > 0.0 => Some(x),
+                _ => {
+                    return Err(TableError::Cell {
+                        table: table(),
+                        line,
+                        column: metric.name(),
+                        cell: cell.to_owned(),
+                    });
+                }
+            };
+        }
+        rows.push(Row {
+            line,
+            name: text(name).to_owned(),
+            source: text(source).to_owned(),
+            scenario: text(Some(scenario)).to_owned(),
+            overrides: split(text(overrides)),
+            measured,
+        });
+    }
+    Ok(rows)
+}
+
+/// Overrides between semicolons; one inside quotes, brackets or braces separates nothing.
+fn split(text: &str) -> Vec<String> {
+    let mut parts = vec![String::new()];
+    let mut depth = 0_i32;
+    let mut quote = None;
+    for c in text.chars() {
+        match (quote, c) {
+            (Some(q), c) if c == q => quote = None,
+            (None, '"' | '\'') => quote = Some(c),
+            (None, '[' | '{') => depth += 1,
+            (None, ']' | '}') => depth -= 1,
+            (None, ';') if depth <= 0 => {
+                parts.push(String::new());
+                continue;
+            }
+            _ => {}
+        }
+        if let Some(last) = parts.last_mut() {
+            last.push(c);
+        }
+    }
+    parts
+        .iter()
+        .map(|p| p.trim().to_owned())
+        .filter(|p| !p.is_empty())
+        .collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn semicolons_in_lists_and_strings_do_not_separate() {
+        assert_eq!(
+            split("a.b=1; c.d=[\"x;y\", 2] ;; e.f='p;q'"),
+            ["a.b=1", "c.d=[\"x;y\", 2]", "e.f='p;q'"]
+        );
+        assert!(split("").is_empty());
+    }
+}

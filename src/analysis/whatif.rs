@@ -1,0 +1,176 @@
+//! What each single option would change.
+
+use crate::predict::{Fit, PredictError, Prediction, Profiles, predict_light};
+use rayon::prelude::*;
+use shardlab_plan::Scenario;
+use shardlab_plan::scenario::{ScenarioError, keys};
+use shardlab_plan::units::Bytes;
+
+/// A change to a scenario: overrides that belong together.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Change {
+    /// How tables call it, for example `fsdp.prefetch_forward=0`.
+    pub label: String,
+    /// As `--set` takes them.
+    pub overrides: Vec<String>,
+}
+
+impl Change {
+    fn one(key: &str, value: &str) -> Self {
+        let text = format!("{key}={value}");
+        Self {
+            label: text.clone(),
+            overrides: vec![text],
+        }
+    }
+}
+
+/// Step and memory under a change.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Effect {
+    /// Step time, milliseconds.
+    pub step_ms: f64,
+    /// Tokens a second and GPU.
+    pub tokens_per_s: f64,
+    /// Peak of allocated memory.
+    pub peak_allocated: Bytes,
+    /// Peak of reserved memory.
+    pub peak_reserved: Bytes,
+    /// Whether it fits.
+    pub fit: Fit,
+}
+
+impl Effect {
+    /// Of a prediction.
+    #[must_use]
+    pub fn of(p: &Prediction) -> Self {
+        Self {
+            step_ms: p.step_ms(),
+            tokens_per_s: p.tokens_per_s(),
+            peak_allocated: p.run.memory.peak_allocated,
+            peak_reserved: p.run.memory.peak_reserved,
+            fit: p.fit.clone(),
+        }
+    }
+
+    /// Whether there is a difference worth a line: time by more than a thousandth, or memory.
+    #[must_use]
+    pub fn differs(&self, base: &Self) -> bool {
+        let time = (self.tokens_per_s / base.tokens_per_s - 1.0).abs();
+        let memory = |a: Bytes, b: Bytes| a.0.abs_diff(b.0) > b.0 / 1000;
+        time > 1e-3
+            || memory(self.peak_allocated, base.peak_allocated)
+            || memory(self.peak_reserved, base.peak_reserved)
+    }
+}
+
+/// A change and what comes of it.
+#[derive(Debug)]
+pub struct WhatIf {
+    /// Change.
+    pub change: Change,
+    /// Effect, or why it cannot be.
+    pub effect: Result<Effect, PredictError>,
+}
+
+/// Keys of which every value is tried.
+const ALL_VALUES: [&str; 9] = [
+    "fsdp.policy",
+    "fsdp.strategy",
+    "fsdp.async_reduce",
+    "fsdp.separate_communicators",
+    "fsdp.unify_comm_stream",
+    "fsdp.allocator",
+    "fsdp.expandable_segments",
+    "train.recompute",
+    "train.loss",
+];
+
+/// Keys with numbers or many spellings, and the values that are tried.
+const SOME_VALUES: [(&str, &[&str]); 7] = [
+    ("fsdp.reshard_after_forward", &["true", "false", "auto"]),
+    ("fsdp.prefetch_forward", &["0", "1", "2", "4"]),
+    ("fsdp.prefetch_backward", &["0", "1", "2", "4"]),
+    ("fsdp.reduce_in_flight", &["1", "2", "4"]),
+    ("precision.comm_grads", &["f32", "bf16"]),
+    ("compile.mode", &["off", "regions", "blocks", "full"]),
+    (
+        "compile.cuda_graph",
+        &["off", "full_iteration", "[\"block\"]", "[\"attn\", \"mlp\"]"],
+    ),
+];
+
+/// The changes that are tried on a scenario.
+#[must_use]
+pub fn candidates(base: &Scenario) -> Vec<Change> {
+    let mut all = Vec::new();
+    for path in ALL_VALUES {
+        let values = keys()
+            .iter()
+            .filter(|k| path.strip_prefix(k.section).and_then(|p| p.strip_prefix('.')) == Some(k.key))
+            .flat_map(|k| k.values());
+        all.extend(values.map(|v| Change::one(path, v)));
+    }
+    for (path, values) in SOME_VALUES {
+        all.extend(values.iter().map(|v| Change::one(path, v)));
+    }
+    for depth in [0, 1, 2] {
+        all.push(Change {
+            label: format!("prefetch both ways = {depth}"),
+            overrides: vec![
+                format!("fsdp.prefetch_forward={depth}"),
+                format!("fsdp.prefetch_backward={depth}"),
+            ],
+        });
+    }
+    let batch = base.train.micro_batch;
+    all.push(Change::one("train.micro_batch", &(batch * 2).to_string()));
+    if batch % 2 == 0 {
+        all.push(Change::one("train.micro_batch", &(batch / 2).to_string()));
+    }
+    all
+}
+
+/// Tries every candidate on all cores. Changes that leave the scenario as it is are left out.
+///
+/// `load` gives the scenario with further overrides.
+#[must_use]
+pub fn try_all(
+    base: &Scenario,
+    profiles: &Profiles,
+    load: &(dyn Fn(&[String]) -> Result<Scenario, ScenarioError> + Sync),
+) -> Vec<WhatIf> {
+    candidates(base)
+        .into_par_iter()
+        .filter_map(|change| {
+            let effect = match load(&change.overrides) {
+                Ok(scenario) if scenario == *base => return None,
+                Ok(scenario) => predict_light(&scenario, profiles).map(|p| Effect::of(&p)),
+                Err(e) => Err(e.into()),
+            };
+            Some(WhatIf { change, effect })
+        })
+        .collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::path::Path;
+
+    #[test]
+    fn every_candidate_names_a_key_and_is_legal_or_refused_with_a_reason() {
+        let load = |set: &[String]| {
+            shardlab_plan::scenario::load(Path::new("llama3-8b-4xh200"), set)
+        };
+        let base = load(&[]).unwrap();
+        let all = candidates(&base);
+        assert!(all.len() > 45, "{}", all.len());
+        for change in &all {
+            if let Err(e) = load(&change.overrides) {
+                assert!(!e.message().contains("unknown"), "{}: {e}", change.label);
+                assert!(!e.message().contains("expected"), "{}: {e}", change.label);
+            }
+        }
+    }
+}

@@ -1,0 +1,176 @@
+//! Why a step takes as long and as much memory as it does, in a few plain sentences.
+
+use super::exposed::{self, Group};
+use super::peak;
+use super::spans::Work;
+use crate::predict::{Fit, Prediction};
+use shardlab_plan::program::COMPUTE;
+use shardlab_plan::record::Cause;
+use shardlab_plan::units::{Bytes, Picos};
+use std::collections::BTreeMap;
+
+/// Share of the step below which exposed time is not worth a sentence.
+const WORTH_SAYING: f64 = 0.005;
+/// Share of the step up to which it is called bound by computation.
+const COMPUTE_BOUND: f64 = 0.10;
+
+/// The bound of the step's time, what is exposed and why, the peak of memory, and whether it fits.
+#[must_use]
+pub fn sentences(p: &Prediction) -> Vec<String> {
+    let mut all = vec![time(p)];
+    all.extend(exposed_time(p));
+    all.push(memory(p));
+    all.extend(fit(p));
+    all
+}
+
+/// Time of the compute stream by kind of work, largest first.
+#[must_use]
+pub fn busy_by_work(p: &Prediction) -> Vec<(Work, Picos)> {
+    let mut sums: BTreeMap<Work, Picos> = BTreeMap::new();
+    for span in p.run.spans.iter().filter(|s| s.stream == COMPUTE) {
+        if let Some(work) = Work::of(&p.program, span.instr) {
+            *sums.entry(work).or_default() += span.end - span.start;
+        }
+    }
+    let mut sums: Vec<(Work, Picos)> = sums.into_iter().collect();
+    sums.sort_by(|a, b| b.1.cmp(&a.1));
+    sums
+}
+
+fn percent(part: Picos, whole: Picos) -> String {
+    format!("{:.0} %", 100.0 * share(part, whole))
+}
+
+fn share(part: Picos, whole: Picos) -> f64 {
+    if whole == Picos::ZERO {
+        0.0
+    } else {
+        part.0 as f64 / whole.0 as f64
+    }
+}
+
+fn time(p: &Prediction) -> String {
+    let run = &p.run;
+    let step = run.recorded_to.saturating_sub(run.recorded_from);
+    let exposed: Picos = run.exposed.values().copied().sum();
+    let of = |cause| run.exposed.get(&cause).copied().unwrap_or_default();
+    let parts: Vec<String> = busy_by_work(p)
+        .iter()
+        .take(3)
+        .map(|&(work, t)| format!("{} {}", work.name(), percent(t, step)))
+        .collect();
+    let made_of = parts.join(", ");
+    let busy = percent(step.saturating_sub(exposed), step);
+    let host = of(Cause::Host);
+    if share(exposed, step) <= COMPUTE_BOUND {
+        format!("Bound by computation: the compute stream is busy {busy} of the step ({made_of}).")
+    } else if host.0 * 2 >= exposed.0 {
+        format!(
+            "Bound by the host: the compute stream waits {} of the step for the next launch ({} of host work a step); \
+             of the rest, {made_of}.",
+            percent(host, step),
+            run.host
+        )
+    } else {
+        format!(
+            "Bound by communication: the compute stream is idle {} of the step, busy {busy} ({made_of}).",
+            percent(exposed, step)
+        )
+    }
+}
+
+fn exposed_time(p: &Prediction) -> Option<String> {
+    let run = &p.run;
+    let step = run.recorded_to.saturating_sub(run.recorded_from);
+    let groups = exposed::groups(&exposed::gaps(&p.program, run));
+    let parts: Vec<String> = groups
+        .iter()
+        .filter(|g| share(g.total, step) >= WORTH_SAYING)
+        .take(3)
+        .map(phrase)
+        .collect();
+    (!parts.is_empty()).then(|| format!("Exposed: {}.", parts.join("; ")))
+}
+
+fn phrase(g: &Group) -> String {
+    let what = &g.awaited.name;
+    let phase = g.awaited.phase;
+    let because = match g.cause {
+        Cause::Host if what == "host" => {
+            return format!("{} in {phase} because the host issues kernels late", g.total);
+        }
+        Cause::Host => "the host issues it late",
+        Cause::Gate => "a gate lets it start late",
+        Cause::Wire => "it takes longer than the computation beside it",
+        Cause::Contention => "it is slowed by work beside it",
+        Cause::Tail => "nothing is left to compute",
+        Cause::Straggler => "another rank is late",
+    };
+    let times = if g.count > 1 {
+        format!(" in {} places", g.count)
+    } else {
+        String::new()
+    };
+    if what == "host" {
+        return format!("{} in {phase}{times} because {because}", g.total);
+    }
+    format!("{} of {what} in {phase}{times} because {because}", g.total)
+}
+
+fn memory(p: &Prediction) -> String {
+    let m = &p.run.memory;
+    let at = &m.at;
+    let unit = &p.program.units[at.unit.index()].name;
+    let roles: Vec<String> = m
+        .by_role
+        .iter()
+        .take(3)
+        .map(|(role, bytes)| format!("{} {bytes}", role.name()))
+        .collect();
+    let largest = peak::largest(&p.program, at.instr, 1)
+        .first()
+        .map(|a| match a.count {
+            1 => format!("; the largest buffer is {} {} of {}", a.dtype, a.name, a.bytes),
+            n => format!(
+                "; the largest buffers are {n} {} {} of {}",
+                a.dtype, a.role, a.bytes
+            ),
+        })
+        .unwrap_or_default();
+    format!(
+        "Memory peaks at {} in {} of {unit}: {}{largest}.",
+        m.peak_allocated,
+        at.phase.name(),
+        roles.join(", ")
+    )
+}
+
+fn fit(p: &Prediction) -> Option<String> {
+    match &p.fit {
+        Fit::Fits | Fit::Unknown => None,
+        Fit::Tight { retries } => Some(format!(
+            "It fits only because the allocator gives cached memory back {retries} times, each time stopping the device."
+        )),
+        Fit::Exceeds {
+            over,
+            out_of_memory,
+        } => {
+            let capacity = p.run.memory.capacity.unwrap_or(Bytes::ZERO);
+            let where_ = match out_of_memory {
+                Some((phase, by_role)) => {
+                    let largest = by_role
+                        .first()
+                        .map(|(role, bytes)| format!(" with {} {bytes} in use", role.name()))
+                        .unwrap_or_default();
+                    format!("; it runs out in {}{largest}", phase.name())
+                }
+                None => String::new(),
+            };
+            Some(format!(
+                "It does not fit: {over} more than the device's {capacity} are needed{where_}. The times above are those of a \
+                 device with enough memory."
+            ))
+        }
+    }
+}

@@ -1,0 +1,142 @@
+//! `shardlab check`: prove that programs are right.
+
+use super::args::{Overrides, load, plan};
+use super::output::{Failure, Out, Status};
+use super::table::Table;
+use rayon::prelude::*;
+use serde::Serialize;
+use shardlab_plan::check::{Report, Severity, check};
+use shardlab_plan::scenario::shipped;
+use std::path::PathBuf;
+
+#[derive(clap::Args)]
+pub(super) struct Args {
+    /// Scenario files, or names of shipped ones; all shipped ones when none is given
+    #[arg(value_name = "SCENARIO")]
+    scenarios: Vec<PathBuf>,
+    #[command(flatten)]
+    overrides: Overrides,
+    /// Print one JSON object a scenario
+    #[arg(long)]
+    json: bool,
+    /// Print every rule, not only broken ones
+    #[arg(long, conflicts_with = "json")]
+    rules: bool,
+}
+
+/// The verdict over one scenario.
+#[derive(Serialize)]
+struct Verdict {
+    scenario: String,
+    program_digest: String,
+    ok: bool,
+    errors: u64,
+    warnings: u64,
+    #[serde(flatten)]
+    report: Report,
+}
+
+impl Verdict {
+    fn facts(&self) -> u64 {
+        self.report.rules.iter().map(|r| r.checked).sum()
+    }
+}
+
+pub(super) fn run(args: &Args, out: &mut Out) -> Result<Status, Failure> {
+    let paths = if args.scenarios.is_empty() {
+        shipped().iter().map(|(name, _)| PathBuf::from(name)).collect()
+    } else {
+        args.scenarios.clone()
+    };
+    let scenarios = paths
+        .iter()
+        .map(|path| load(path, &args.overrides.set))
+        .collect::<Result<Vec<_>, _>>()?;
+    let verdicts = scenarios
+        .par_iter()
+        .map(|scenario| {
+            let program = plan(scenario)?;
+            let report = check(&program);
+            Ok(Verdict {
+                scenario: scenario.name.clone(),
+                program_digest: program.digest(),
+                ok: report.is_ok(),
+                errors: report.errors(),
+                warnings: report.warnings(),
+                report,
+            })
+        })
+        .collect::<Result<Vec<Verdict>, Failure>>()?;
+    if args.json {
+        for verdict in &verdicts {
+            out.json(verdict)?;
+        }
+    } else {
+        print(args, &verdicts, out)?;
+    }
+    Ok(if verdicts.iter().all(|v| v.ok) {
+        Status::Done
+    } else {
+        Status::CheckFailed
+    })
+}
+
+fn print(args: &Args, verdicts: &[Verdict], out: &mut Out) -> Result<(), Failure> {
+    for v in verdicts {
+        if args.rules {
+            out.heading(&v.scenario)?;
+            out.text(rules(&v.report))?;
+        }
+        for violation in &v.report.violations {
+            let word = match violation.rule.severity() {
+                Severity::Error => out.bad("error"),
+                Severity::Warning => "warning".into(),
+            };
+            out.line(format_args!(
+                "{}: {word} [{}] {}",
+                v.scenario, violation.rule, violation.message
+            ))?;
+        }
+        if args.rules {
+            out.blank()?;
+        }
+    }
+    let mut table = Table::new([
+        "scenario",
+        ">instructions",
+        ">facts",
+        ">errors",
+        ">warnings",
+        "verdict",
+    ]);
+    for v in verdicts {
+        table.row([
+            v.scenario.clone(),
+            v.report.instructions.to_string(),
+            v.facts().to_string(),
+            v.errors.to_string(),
+            v.warnings.to_string(),
+            if v.ok { "proven" } else { "broken" }.to_owned(),
+        ]);
+    }
+    out.text(table)?;
+    Ok(())
+}
+
+/// Every rule with what was looked at.
+fn rules(report: &Report) -> Table {
+    let mut table = Table::new(["rule", "kind", ">facts", ">broken", "what holds"]);
+    for r in &report.rules {
+        table.row([
+            r.id.id().to_owned(),
+            r.kind.name().to_owned(),
+            r.checked.to_string(),
+            match r.violations {
+                0 => String::new(),
+                n => n.to_string(),
+            },
+            r.title.to_owned(),
+        ]);
+    }
+    table
+}

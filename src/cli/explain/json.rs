@@ -1,0 +1,78 @@
+//! An explanation as one JSON object.
+
+use super::{Explanation, LISTED};
+use crate::analysis::whatif::Effect;
+use crate::analysis::{compile, exposed, peak};
+use serde_json::{Value, json};
+use shardlab_plan::units::Picos;
+
+pub(super) fn object(e: &Explanation) -> Value {
+    let p = &e.prediction;
+    let m = &p.run.memory;
+    let ms = |t: Picos| t.ms();
+    json!({
+        "scenario": p.scenario.name,
+        "program_digest": p.run.program_digest,
+        "hardware": p.run.hardware,
+        "step_ms": p.step_ms(),
+        "why": e.sentences,
+        "critical_path": {
+            "spans": e.path.spans,
+            "length_ms": ms(e.path.length),
+            "between_ms": ms(e.path.between),
+            "host_first_ms": ms(e.path.host_first),
+            "by_work_ms": e.path.by_work.iter().map(|(w, t)| (w.name().to_owned(), ms(*t).into())).collect::<serde_json::Map<_, _>>(),
+            "by_unit_ms": e.path.by_unit.iter().map(|(u, t)| (u.clone(), ms(*t).into())).collect::<serde_json::Map<_, _>>(),
+            "pieces": e.path.pieces.iter().map(|x| json!({
+                "work": x.work, "unit": x.unit, "phase": x.phase, "spans": x.spans,
+                "at_ms": ms(x.start), "ms": ms(x.length),
+            })).collect::<Vec<_>>(),
+        },
+        "exposed_ms": {
+            "total": p.run.exposed.values().map(|t| t.ms()).sum::<f64>(),
+            "by_cause": p.run.exposed.iter().map(|(c, t)| (c.name().to_owned(), t.ms().into())).collect::<serde_json::Map<_, _>>(),
+            "groups": exposed::groups(&e.gaps).iter().map(|g| json!({
+                "cause": g.cause, "waited_for": g.awaited.name, "phase": g.awaited.phase,
+                "gaps": g.count, "ms": ms(g.total),
+            })).collect::<Vec<_>>(),
+            "longest": exposed::longest(e.gaps.clone(), LISTED).iter().map(|g| json!({
+                "cause": g.cause, "waited_for": g.awaited.name, "phase": g.awaited.phase, "unit": g.unit,
+                "at_ms": ms(g.start), "ms": ms(g.length), "why": g.why,
+            })).collect::<Vec<_>>(),
+        },
+        "memory": {
+            "peak_allocated_bytes": m.peak_allocated,
+            "phase": m.at.phase.name(),
+            "unit": p.program.units[m.at.unit.index()].name,
+            "step": m.at.step,
+            "instr": m.at.instr,
+            "by_role": m.by_role.iter().map(|(r, b)| (r.name().to_owned(), b.0.into())).collect::<serde_json::Map<_, _>>(),
+            "by_unit": m.by_unit.iter().map(|(u, b)| (u.clone(), b.0.into())).collect::<serde_json::Map<_, _>>(),
+            "largest": peak::largest(&p.program, m.at.instr, LISTED),
+        },
+        "compile_modes": e.compile.iter().map(|(mode, made)| match made {
+            Ok(c) => json!({
+                "mode": compile::name(*mode), "step_ms": c.step_ms, "kernels": c.kernels,
+                "kernel_ms": ms(c.kernel_time), "host_ms": ms(c.host), "guards_ms": ms(c.guards),
+                "graph_breaks_ms": ms(c.graph_breaks), "host_exposed_ms": ms(c.host_exposed),
+                "peak_allocated_bytes": c.peak_allocated,
+            }),
+            Err(error) => json!({ "mode": compile::name(*mode), "impossible": error.reason() }),
+        }).collect::<Vec<_>>(),
+        "base": effect(&e.base),
+        "what_if": e.what_ifs.iter().map(|w| match &w.effect {
+            Ok(x) => json!({ "set": w.change.overrides, "effect": effect(x) }),
+            Err(error) => json!({ "set": w.change.overrides, "impossible": error.reason() }),
+        }).collect::<Vec<_>>(),
+    })
+}
+
+fn effect(e: &Effect) -> Value {
+    json!({
+        "step_ms": e.step_ms,
+        "tokens_per_s_per_gpu": e.tokens_per_s,
+        "peak_allocated_bytes": e.peak_allocated,
+        "peak_reserved_bytes": e.peak_reserved,
+        "fits": e.fit.word(),
+    })
+}

@@ -1,0 +1,198 @@
+//! `shardlab sim`: predict scenarios.
+
+mod report;
+
+use super::args::{Overrides, load, profiles};
+use super::output::{Failure, Out, Status};
+use super::table::Table;
+use crate::predict::{Prediction, predict};
+use crate::trace;
+use serde::Serialize;
+use shardlab_plan::Scenario;
+use shardlab_plan::record::Summary;
+use shardlab_sim::Options;
+use std::collections::BTreeMap;
+use std::fs::File;
+use std::path::PathBuf;
+
+#[derive(clap::Args)]
+pub(super) struct Args {
+    /// Scenario files, or names of shipped ones
+    #[arg(value_name = "SCENARIO", required = true)]
+    scenarios: Vec<PathBuf>,
+    #[command(flatten)]
+    overrides: Overrides,
+    /// Print one JSON object a scenario
+    #[arg(long)]
+    json: bool,
+    /// Write a timeline of the last step for Perfetto (one scenario only)
+    #[arg(long, value_name = "FILE")]
+    trace: Option<PathBuf>,
+    /// Steps to simulate after the first; default: until time and memory repeat
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=100_000))]
+    steps: Option<u32>,
+    /// Seed of the jitter
+    #[arg(long, value_name = "N", default_value_t = 0)]
+    seed: u64,
+    /// Relative standard deviation of kernel times, for example 0.02
+    #[arg(long, value_name = "FRACTION", default_value_t = 0.0)]
+    jitter: f64,
+    /// A rank whose kernels take FACTOR times as long (repeatable)
+    #[arg(long, value_name = "RANK=FACTOR", value_parser = straggler)]
+    straggler: Vec<(u32, f64)>,
+    /// Simulate every rank, even where all are alike
+    #[arg(long)]
+    full_ranks: bool,
+}
+
+fn straggler(text: &str) -> Result<(u32, f64), String> {
+    let (rank, factor) = text
+        .split_once('=')
+        .ok_or("RANK=FACTOR is expected, for example 3=1.5")?;
+    let rank = rank.trim().parse().map_err(|e| format!("rank `{rank}`: {e}"))?;
+    let factor = factor
+        .trim()
+        .parse()
+        .map_err(|e| format!("factor `{factor}`: {e}"))?;
+    Ok((rank, factor))
+}
+
+impl Args {
+    fn options(&self) -> Options {
+        Options {
+            steps: self.steps.unwrap_or(0),
+            seed: self.seed,
+            jitter: self.jitter,
+            stragglers: self.straggler.clone(),
+            full_ranks: self.full_ranks,
+            ..Options::default()
+        }
+    }
+}
+
+pub(super) fn run(args: &Args, out: &mut Out) -> Result<Status, Failure> {
+    if args.trace.is_some() && args.scenarios.len() > 1 {
+        return Err(Failure::bad_input("--trace takes one scenario"));
+    }
+    // All files are read before the first is simulated: a fault in the last shows at once.
+    let scenarios: Vec<Scenario> = args
+        .scenarios
+        .iter()
+        .map(|path| load(path, &args.overrides.set))
+        .collect::<Result<_, _>>()?;
+    let profiles = profiles();
+    let options = args.options();
+    let mut lines = Vec::new();
+    for (i, scenario) in scenarios.iter().enumerate() {
+        let prediction = predict(scenario, &profiles, &options)?;
+        if let Some(path) = &args.trace {
+            write_trace(&prediction, path)?;
+        }
+        if args.json {
+            out.json(&Object::new(&prediction))?;
+        } else {
+            if i > 0 {
+                out.blank()?;
+            }
+            report::print(&prediction, out)?;
+            lines.push(Line::of(&prediction));
+        }
+        out.flush()?;
+    }
+    if lines.len() > 1 {
+        out.blank()?;
+        out.text(comparison(&lines))?;
+    }
+    Ok(Status::Done)
+}
+
+fn write_trace(p: &Prediction, path: &PathBuf) -> Result<(), Failure> {
+    let name = path.display();
+    let file = File::create(path)
+        .map_err(|e| Failure::bad_input(format_args!("--trace {name}: {e}")))?;
+    trace::write(&p.program, &p.run, file)
+        .map_err(|e| Failure::run(format_args!("--trace {name}: {e}")))
+}
+
+/// A line of the comparison.
+struct Line {
+    name: String,
+    cells: [String; 7],
+}
+
+impl Line {
+    fn of(p: &Prediction) -> Self {
+        let exposed: f64 = p.run.exposed.values().map(|t| t.ms()).sum();
+        Self {
+            name: p.scenario.name.clone(),
+            cells: [
+                format!("{:.2}", p.step_ms()),
+                format!("{:.0}", p.tokens_per_s()),
+                format!("{:.1} %", 100.0 * p.run.mfu),
+                format!("{exposed:.2}"),
+                format!("{:.2}", p.run.memory.peak_allocated.gib()),
+                format!("{:.2}", p.run.memory.peak_reserved.gib()),
+                p.fit.word().to_owned(),
+            ],
+        }
+    }
+}
+
+fn comparison(lines: &[Line]) -> Table {
+    let mut table = Table::new([
+        "scenario",
+        ">step ms",
+        ">tokens/s/GPU",
+        ">MFU",
+        ">exposed ms",
+        ">alloc GiB",
+        ">reserved GiB",
+        "fits",
+    ]);
+    for line in lines {
+        table.row(std::iter::once(line.name.clone()).chain(line.cells.iter().cloned()));
+    }
+    table
+}
+
+/// The run's summary, with what the summary has no place for.
+#[derive(Serialize)]
+struct Object {
+    #[serde(flatten)]
+    summary: Summary,
+    /// `yes`, `tight`, `no` or `?`.
+    fits: &'static str,
+    /// Bytes by unit at the peak.
+    memory_by_unit: BTreeMap<String, u64>,
+    /// Time of kernels and collectives whose costs are modelled, milliseconds.
+    modelled_ms: BTreeMap<String, f64>,
+    /// Why, in sentences.
+    why: Vec<String>,
+}
+
+impl Object {
+    fn new(p: &Prediction) -> Self {
+        let mut summary = p.run.summary();
+        let unit = &p.program.units[p.run.memory.at.unit.index()].name;
+        summary.memory.at.insert("unit_name", unit.as_str().into());
+        Self {
+            summary,
+            fits: p.fit.word(),
+            memory_by_unit: p
+                .run
+                .memory
+                .by_unit
+                .iter()
+                .map(|(u, b)| (u.clone(), b.0))
+                .collect(),
+            modelled_ms: p
+                .run
+                .costs
+                .modelled_by_name
+                .iter()
+                .map(|(n, t)| (n.clone(), t.ms()))
+                .collect(),
+            why: crate::analysis::why::sentences(p),
+        }
+    }
+}

@@ -1,0 +1,197 @@
+//! A prediction for people.
+
+use super::super::output::{Failure, Out};
+use super::super::table::Table;
+use crate::analysis::why;
+use crate::predict::{Fit, Prediction};
+use shardlab_plan::record::Cause;
+use shardlab_plan::scenario::Strategy;
+use shardlab_plan::units::{Bytes, Picos};
+
+/// Names of modelled costs that are shown.
+const MODELLED_SHOWN: usize = 4;
+/// Roles and units of the peak that are shown.
+const COMPOSITION_SHOWN: usize = 5;
+
+pub(super) fn print(p: &Prediction, out: &mut Out) -> Result<(), Failure> {
+    title(p, out)?;
+    time(p, out)?;
+    memory(p, out)?;
+    costs(p, out)?;
+    collectives(p, out)?;
+    out.blank()?;
+    for sentence in why::sentences(p) {
+        out.paragraph(0, &sentence)?;
+    }
+    Ok(())
+}
+
+fn title(p: &Prediction, out: &mut Out) -> Result<(), Failure> {
+    let m = &p.program.meta;
+    let parameters: u64 = p.program.params.iter().map(|p| p.numel()).sum();
+    let strategy = match p.scenario.fsdp.strategy {
+        Strategy::NoShard => "no_shard",
+        Strategy::Optim => "optim",
+        Strategy::OptimGrads => "optim_grads",
+        Strategy::OptimGradsParams => "optim_grads_params",
+    };
+    let mesh = if m.dp_outer > 1 {
+        format!("{} x {}", m.dp_outer, m.dp_shard)
+    } else {
+        m.dp_shard.to_string()
+    };
+    out.heading(format_args!(
+        "{}: {} parameters, {} {strategy}, {mesh} x {}",
+        p.scenario.name,
+        count(parameters),
+        m.policy,
+        p.run.hardware
+    ))?;
+    Ok(())
+}
+
+/// `8.03 B`, `160 M`.
+fn count(n: u64) -> String {
+    match n as f64 {
+        x if x >= 1e9 => format!("{:.2} B", x / 1e9),
+        x if x >= 1e6 => format!("{:.0} M", x / 1e6),
+        x if x >= 1e3 => format!("{:.0} k", x / 1e3),
+        x => format!("{x:.0}"),
+    }
+}
+
+fn time(p: &Prediction, out: &mut Out) -> Result<(), Failure> {
+    let summary = p.run.summary();
+    let mut step = format!(
+        "{:.2} ms   {:.0} tokens/s/GPU   MFU {:.1} %   {} tokens a GPU and step",
+        summary.step_ms.median,
+        summary.tokens_per_s_per_gpu,
+        100.0 * p.run.mfu,
+        p.run.tokens
+    );
+    if summary.step_ms.samples.len() > 1 {
+        step += &format!(
+            "   mean {:.2}, p95 {:.2} of {}",
+            summary.step_ms.mean,
+            summary.step_ms.p95,
+            summary.step_ms.samples.len()
+        );
+    }
+    out.labelled("step", &step)?;
+    let total: Picos = p.run.exposed.values().copied().sum();
+    let mut causes: Vec<(&Cause, &Picos)> = p.run.exposed.iter().filter(|(_, t)| t.0 > 0).collect();
+    causes.sort_by(|a, b| b.1.cmp(a.1));
+    let causes: Vec<String> = causes
+        .iter()
+        .map(|(c, t)| format!("{} {:.2}", c.name(), t.ms()))
+        .collect();
+    let of_step = 100.0 * total.ms() / summary.step_ms.median;
+    let mut exposed = format!("{:.2} ms ({of_step:.1} %)", total.ms());
+    if !causes.is_empty() {
+        exposed += &format!(" by cause: {}", causes.join(", "));
+    }
+    out.labelled("exposed", &exposed)?;
+    let host = format!("{:.2} ms of work a step", p.run.host.ms());
+    out.labelled("host", &host)?;
+    Ok(())
+}
+
+fn memory(p: &Prediction, out: &mut Out) -> Result<(), Failure> {
+    let m = &p.run.memory;
+    let verdict = match &p.fit {
+        Fit::Fits => out.good("fits"),
+        Fit::Tight { retries } => out.bad(format_args!("fits with {retries} allocator retries")),
+        Fit::Exceeds { .. } => out.bad("does not fit"),
+        Fit::Unknown => String::new(),
+    };
+    let capacity = m
+        .capacity
+        .map(|c| format!(" of {c}: {verdict}"))
+        .unwrap_or_default();
+    out.labelled(
+        "memory",
+        &format!(
+            "allocated {}, reserved {}, device {}{capacity}",
+            m.peak_allocated, m.peak_reserved, m.peak_device
+        ),
+    )?;
+    let at = &m.at;
+    out.labelled(
+        "peak",
+        &format!(
+            "step {}, {} of {}, micro-batch {}; {} at rest between steps",
+            at.step,
+            at.phase.name(),
+            p.program.units[at.unit.index()].name,
+            at.micro_batch,
+            m.persistent
+        ),
+    )?;
+    let roles = m.by_role.iter().map(|(r, b)| (r.name(), *b));
+    out.labelled("", &composition(roles))?;
+    Ok(())
+}
+
+/// The largest parts and the rest.
+fn composition<'a>(parts: impl Iterator<Item = (&'a str, Bytes)>) -> String {
+    let parts: Vec<(&str, Bytes)> = parts.collect();
+    let (shown, rest) = parts.split_at(parts.len().min(COMPOSITION_SHOWN));
+    let mut words: Vec<String> = shown.iter().map(|(n, b)| format!("{n} {b}")).collect();
+    let rest: Bytes = rest.iter().map(|(_, b)| *b).sum();
+    if rest.0 > 0 {
+        words.push(format!("other {rest}"));
+    }
+    words.join(", ")
+}
+
+fn costs(p: &Prediction, out: &mut Out) -> Result<(), Failure> {
+    let costs = &p.run.costs;
+    let all = (costs.measured + costs.modelled).ms();
+    if all == 0.0 {
+        return Ok(());
+    }
+    let mut text = format!(
+        "{:.0} % of busy time from measured tables",
+        100.0 * costs.measured.ms() / all
+    );
+    let names: Vec<String> = costs
+        .modelled_by_name
+        .iter()
+        .take(MODELLED_SHOWN)
+        .map(|(n, t)| format!("{n} {:.2} ms", t.ms()))
+        .collect();
+    if !names.is_empty() {
+        text += &format!("; modelled: {}", names.join(", "));
+        if costs.modelled_by_name.len() > MODELLED_SHOWN {
+            text += ", …";
+        }
+    }
+    out.labelled("costs", &text)?;
+    Ok(())
+}
+
+fn collectives(p: &Prediction, out: &mut Out) -> Result<(), Failure> {
+    let mut table = Table::new([
+        "collective",
+        ">count",
+        ">bytes",
+        ">busy ms",
+        ">exposed ms",
+        ">overlapped with gemm",
+    ]);
+    for (kind, s) in &p.run.collectives {
+        table.row([
+            kind.name().to_owned(),
+            s.count.to_string(),
+            s.bytes.to_string(),
+            format!("{:.2}", s.busy.ms()),
+            format!("{:.2}", s.exposed.ms()),
+            s.overlapped_with_gemm.to_string(),
+        ]);
+    }
+    if !table.is_empty() {
+        out.blank()?;
+        out.text(table)?;
+    }
+    Ok(())
+}

@@ -1,0 +1,235 @@
+//! From a scenario to a predicted run: plan, simulate, and ask whether it fits.
+
+use shardlab_plan::program::{Phase, Role};
+use shardlab_plan::record::Run;
+use shardlab_plan::scenario::ScenarioError;
+use shardlab_plan::units::Bytes;
+use shardlab_plan::{Program, Scenario, lower::PlanError};
+use shardlab_sim::hardware::{self, ProfileError};
+use shardlab_sim::{Options, Profile, SimError};
+use std::collections::BTreeMap;
+use std::sync::{Arc, Mutex, PoisonError};
+
+/// Hardware profiles, each read once.
+#[derive(Debug, Default)]
+pub struct Profiles(Mutex<BTreeMap<String, Arc<Profile>>>);
+
+impl Profiles {
+    /// The profile of a name or path.
+    ///
+    /// # Errors
+    /// When there is no such profile, or it has a fault.
+    pub fn get(&self, name: &str) -> Result<Arc<Profile>, ProfileError> {
+        // A panic elsewhere leaves the map whole: it is only ever inserted into.
+        let mut known = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(profile) = known.get(name) {
+            return Ok(Arc::clone(profile));
+        }
+        let profile = Arc::new(hardware::load(name)?);
+        known.insert(name.to_owned(), Arc::clone(&profile));
+        Ok(profile)
+    }
+}
+
+/// Why there is no prediction.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum PredictError {
+    /// The scenario is not valid.
+    #[error(transparent)]
+    Scenario(#[from] ScenarioError),
+    /// It cannot be planned.
+    #[error("{scenario}: {error}")]
+    Plan {
+        /// Scenario.
+        scenario: String,
+        /// Reason.
+        error: PlanError,
+    },
+    /// Its hardware profile cannot be used.
+    #[error(transparent)]
+    Profile(#[from] ProfileError),
+    /// The simulation failed.
+    #[error("{scenario}: {error}")]
+    Sim {
+        /// Scenario.
+        scenario: String,
+        /// Reason.
+        error: SimError,
+    },
+}
+
+impl PredictError {
+    /// Whether the user's input is at fault, rather than the run.
+    #[must_use]
+    pub fn is_bad_input(&self) -> bool {
+        !matches!(self, Self::Sim { error, .. } if !matches!(error, SimError::Options(_)))
+    }
+
+    /// The reason in one sentence, without the scenario's name and without an excerpt of its text.
+    #[must_use]
+    pub fn reason(&self) -> String {
+        match self {
+            Self::Scenario(e) => e.message().to_owned(),
+            Self::Plan { error, .. } => error.to_string(),
+            Self::Profile(e) => e.to_string(),
+            Self::Sim { error, .. } => error.to_string(),
+        }
+    }
+}
+
+/// Whether a run fits the device's memory.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Fit {
+    /// It does.
+    Fits,
+    /// It does, but the allocator has to give cached memory back in between, which synchronises the device.
+    Tight {
+        /// Times it has to over the simulated steps.
+        retries: u32,
+    },
+    /// It does not. The run's numbers are those of a device with memory enough.
+    Exceeds {
+        /// Bytes wanted beyond the device's capacity, at the peak.
+        over: Bytes,
+        /// Where the device's memory runs out: phase and what was in use, where that was simulated.
+        out_of_memory: Option<(Phase, Vec<(Role, Bytes)>)>,
+    },
+    /// The device's capacity is not known.
+    Unknown,
+}
+
+impl Fit {
+    /// Whether the run can be done as far as is known.
+    #[must_use]
+    pub fn is_ok(&self) -> bool {
+        !matches!(self, Self::Exceeds { .. })
+    }
+
+    /// One word for tables.
+    #[must_use]
+    pub fn word(&self) -> &'static str {
+        match self {
+            Self::Fits => "yes",
+            Self::Tight { .. } => "tight",
+            Self::Exceeds { .. } => "no",
+            Self::Unknown => "?",
+        }
+    }
+}
+
+/// A scenario's program and predicted run.
+#[derive(Clone, Debug)]
+pub struct Prediction {
+    /// Scenario.
+    pub scenario: Scenario,
+    /// Program.
+    pub program: Program,
+    /// Hardware.
+    pub profile: Arc<Profile>,
+    /// Run.
+    pub run: Run,
+    /// Whether it fits.
+    pub fit: Fit,
+}
+
+impl Prediction {
+    /// Step time: the median of the samples, milliseconds.
+    #[must_use]
+    pub fn step_ms(&self) -> f64 {
+        median_ms(&self.run)
+    }
+
+    /// Tokens a second and GPU.
+    #[must_use]
+    pub fn tokens_per_s(&self) -> f64 {
+        self.run.tokens as f64 / (self.step_ms() / 1e3)
+    }
+}
+
+/// Median of a run's step times, milliseconds; NaN without samples.
+#[must_use]
+pub fn median_ms(run: &Run) -> f64 {
+    let mut samples: Vec<f64> = run.step_samples.iter().map(|t| t.ms()).collect();
+    samples.sort_by(f64::total_cmp);
+    match samples.len() {
+        0 => f64::NAN,
+        n if n % 2 == 0 => f64::midpoint(samples[n / 2 - 1], samples[n / 2]),
+        n => samples[n / 2],
+    }
+}
+
+/// Plans and simulates a scenario.
+///
+/// Memory is unlimited at first, so that a step that does not fit has a prediction too. When the peak is beyond the
+/// device's capacity, the limit is enforced in a second simulation: what is served after giving cached memory back still
+/// fits, and is what the run reports then.
+///
+/// # Errors
+/// See [`PredictError`]. Memory that does not suffice is no error; see [`Fit`].
+pub fn predict(
+    scenario: &Scenario,
+    profiles: &Profiles,
+    options: &Options,
+) -> Result<Prediction, PredictError> {
+    let profile = profiles.get(&scenario.mesh.hardware)?;
+    let program = shardlab_plan::plan(scenario).map_err(|error| PredictError::Plan {
+        scenario: scenario.name.clone(),
+        error,
+    })?;
+    let failed = |error| PredictError::Sim {
+        scenario: scenario.name.clone(),
+        error,
+    };
+    let mut run = shardlab_sim::simulate(&program, &profile, options).map_err(failed)?;
+    let fit = match run.memory.capacity {
+        None => Fit::Unknown,
+        Some(capacity) if run.memory.peak_device <= capacity => Fit::Fits,
+        Some(capacity) => {
+            let enforced = Options {
+                enforce_memory: true,
+                ..options.clone()
+            };
+            match shardlab_sim::simulate(&program, &profile, &enforced) {
+                Ok(limited) => {
+                    run = limited;
+                    Fit::Tight {
+                        retries: run.memory.retries,
+                    }
+                }
+                Err(SimError::OutOfMemory { phase, by_role, .. }) => Fit::Exceeds {
+                    over: Bytes(run.memory.peak_device.0 - capacity.0),
+                    out_of_memory: Some((phase, by_role)),
+                },
+                // A pool cannot give anything back: what it plans is what it needs.
+                Err(SimError::Alloc { .. }) => Fit::Exceeds {
+                    over: Bytes(run.memory.peak_device.0 - capacity.0),
+                    out_of_memory: None,
+                },
+                Err(error) => return Err(failed(error)),
+            }
+        }
+    };
+    Ok(Prediction {
+        scenario: scenario.clone(),
+        program,
+        profile,
+        run,
+        fit,
+    })
+}
+
+/// As [`predict`], without spans, gaps and the memory timeline: for many points.
+///
+/// # Errors
+/// As [`predict`].
+pub fn predict_light(
+    scenario: &Scenario,
+    profiles: &Profiles,
+) -> Result<Prediction, PredictError> {
+    let options = Options {
+        record: false,
+        ..Options::default()
+    };
+    predict(scenario, profiles, &options)
+}

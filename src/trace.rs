@@ -1,0 +1,196 @@
+//! Timelines for Perfetto and `chrome://tracing`.
+//!
+//! One process a rank, one thread a stream and one for the host, counters of allocated and reserved memory, and an arrow
+//! from every collective to the first work that waited for it. Written as a stream: memory does not grow with the run.
+
+mod flows;
+mod json;
+
+use crate::analysis::spans::{self, Work};
+use flows::Flow;
+use json::Writer;
+use shardlab_plan::Program;
+use shardlab_plan::program::{InstrId, Op};
+use shardlab_plan::record::{Blocker, Run, Span};
+use shardlab_plan::units::Picos;
+use std::io::{self, Write};
+
+/// Thread of the host; stream `s` is thread `s + 1`.
+const HOST: u32 = 0;
+/// Process of the recorded rank.
+const RANK: u32 = 0;
+
+/// Writes the recorded step of a run.
+///
+/// # Errors
+/// When the writer fails.
+pub fn write(program: &Program, run: &Run, writer: impl Write) -> io::Result<()> {
+    let mut trace = Trace {
+        program,
+        run,
+        json: Writer::new(writer)?,
+    };
+    trace.names()?;
+    trace.host()?;
+    trace.streams()?;
+    trace.memory()?;
+    trace.arrows()?;
+    trace.json.finish(&[
+        ("scenario", &run.scenario),
+        ("program_digest", &run.program_digest),
+        ("hardware", &run.hardware),
+        ("policy", &run.policy),
+    ])
+}
+
+struct Trace<'a, W: Write> {
+    program: &'a Program,
+    run: &'a Run,
+    json: Writer<W>,
+}
+
+impl<W: Write> Trace<'_, W> {
+    /// Microseconds after the recorded step's begin; negative before it.
+    fn us(&self, time: Picos) -> f64 {
+        let (t, from) = (time.0, self.run.recorded_from.0);
+        if t >= from {
+            (t - from) as f64 / 1e6
+        } else {
+            -((from - t) as f64 / 1e6)
+        }
+    }
+
+    fn names(&mut self) -> io::Result<()> {
+        let others = match self.run.environment.get("simulated_ranks").map(String::as_str) {
+            Some("1") if self.run.world_size > 1 => {
+                format!("rank 0 of {}, all alike", self.run.world_size)
+            }
+            _ => format!("rank 0 of {}", self.run.world_size),
+        };
+        self.json
+            .metadata("process_name", RANK, None, "name", &format!("\"{others}\""))?;
+        let mut thread = |json: &mut Writer<W>, tid: u32, name: &str| {
+            json.metadata("thread_name", RANK, Some(tid), "name", &format!("\"{name}\""))?;
+            json.metadata("thread_sort_index", RANK, Some(tid), "sort_index", &tid.to_string())
+        };
+        thread(&mut self.json, HOST, "host")?;
+        for (i, stream) in self.program.streams.iter().enumerate() {
+            thread(&mut self.json, i as u32 + 1, stream.kind.name())?;
+        }
+        Ok(())
+    }
+
+    /// One slice for each launch: from the launch before it to its own.
+    fn host(&mut self) -> io::Result<()> {
+        let mut order: Vec<&Span> = self.run.spans.iter().collect();
+        order.sort_by_key(|s| (s.issued, s.instr));
+        let mut since = (self.run.recorded_from, None::<InstrId>);
+        for span in order {
+            let start = since.0.min(span.issued);
+            let work = self.host_work(since.1, span.instr);
+            let (from, to) = (self.us(start), self.us(span.issued));
+            let name = spans::name(self.program, span.instr);
+            let unit = spans::unit(self.program, span);
+            self.json
+                .slice(HOST, RANK, "host", &format!("launch {name} {unit}"), from, to - from)?;
+            self.json.number("instr", f64::from(span.instr.0))?;
+            if !work.is_empty() {
+                self.json.string("host_work", &work)?;
+            }
+            self.json.end()?;
+            since = (span.issued.max(since.0), Some(span.instr));
+        }
+        Ok(())
+    }
+
+    /// What the host does between two launches, in words.
+    fn host_work(&self, after: Option<InstrId>, before: InstrId) -> String {
+        let first = after.map_or(before.0, |i| i.0 + 1);
+        let mut parts = Vec::new();
+        for i in first..before.0 {
+            match self.program.instrs[i as usize].op {
+                Op::HostWork { kind, count } => parts.push(format!("{kind:?} x{count}")),
+                Op::HostWait(event) => parts.push(format!("wait for e{}", event.0)),
+                _ => {}
+            }
+        }
+        parts.join(", ").to_lowercase()
+    }
+
+    fn streams(&mut self) -> io::Result<()> {
+        for span in &self.run.spans {
+            let instr = &self.program.instrs[span.instr.index()];
+            let unit = spans::unit(self.program, span);
+            let name = spans::name(self.program, span.instr);
+            let category = Work::of(self.program, span.instr).map_or("other", Work::name);
+            let (from, to) = (self.us(span.start), self.us(span.end));
+            let tid = u32::from(span.stream.0) + 1;
+            self.json
+                .slice(tid, RANK, category, &format!("{name} {unit}"), from, to - from)?;
+            let json = &mut self.json;
+            json.number("instr", f64::from(span.instr.0))?;
+            json.string("unit", unit)?;
+            json.string("phase", instr.phase.name())?;
+            json.number("micro_batch", f64::from(instr.micro_batch))?;
+            json.string("rule", instr.rule.name())?;
+            json.string("why", instr.rule.why())?;
+            json.number("bytes", spans::bytes(self.program, span.instr) as f64)?;
+            if let Op::Launch { kernel, .. } = instr.op {
+                let flops = self.program.kernels[kernel.index()].flops;
+                json.number("flops", flops.0 as f64)?;
+            }
+            json.number("alone_us", span.alone.us())?;
+            json.string("waited_for", &blocker(self.program, self.run, span.blocker))?;
+            json.end()?;
+        }
+        Ok(())
+    }
+
+    fn memory(&mut self) -> io::Result<()> {
+        let mut last = None;
+        for sample in &self.run.memory.timeline {
+            let now = (sample.allocated, sample.reserved);
+            if last.replace(now) == Some(now) {
+                continue;
+            }
+            let at = self.us(sample.time);
+            self.json.counter(RANK, "memory MiB", at)?;
+            self.json.number("allocated", sample.allocated.mib())?;
+            self.json.number("reserved", sample.reserved.mib())?;
+            self.json.end()?;
+        }
+        Ok(())
+    }
+
+    fn arrows(&mut self) -> io::Result<()> {
+        for (id, Flow { from, to }) in flows::flows(self.program, &self.run.spans).into_iter().enumerate() {
+            let (a, b) = (&self.run.spans[from], &self.run.spans[to]);
+            // The arrow leaves inside the collective's slice and arrives at the begin of the consumer's.
+            let (leaves, arrives) = (self.us(a.end), self.us(b.start));
+            let inside = leaves.min(self.us(a.start).max(leaves - 0.001));
+            let threads = [a, b].map(|s| u32::from(s.stream.0) + 1);
+            let id = id as u64;
+            let name = spans::name(self.program, a.instr);
+            self.json.flow("s", id, name, threads[0], RANK, inside)?;
+            self.json
+                .flow("f", id, name, threads[1], RANK, arrives.max(inside))?;
+        }
+        Ok(())
+    }
+}
+
+fn blocker(program: &Program, run: &Run, blocker: Blocker) -> String {
+    let span = |i: u32| {
+        let span = &run.spans[i as usize];
+        format!("{} {}", spans::name(program, span.instr), spans::unit(program, span))
+    };
+    match blocker {
+        Blocker::Host => "host".into(),
+        Blocker::Stream(i) => format!("stream: {}", span(i)),
+        Blocker::Event(i) => format!("event: {}", span(i)),
+        Blocker::Communicator(i) => format!("communicator: {}", span(i)),
+        Blocker::Rank => "another rank".into(),
+        Blocker::Sms => "free SMs".into(),
+        Blocker::None => "nothing".into(),
+    }
+}
