@@ -223,10 +223,7 @@ pub fn predict(
 ///
 /// # Errors
 /// As [`predict`].
-pub fn predict_light(
-    scenario: &Scenario,
-    profiles: &Profiles,
-) -> Result<Prediction, PredictError> {
+pub fn predict_light(scenario: &Scenario, profiles: &Profiles) -> Result<Prediction, PredictError> {
     let options = Options {
         record: false,
         ..Options::default()

@@ -61,7 +61,12 @@ impl<W: Write> Trace<'_, W> {
     }
 
     fn names(&mut self) -> io::Result<()> {
-        let others = match self.run.environment.get("simulated_ranks").map(String::as_str) {
+        let others = match self
+            .run
+            .environment
+            .get("simulated_ranks")
+            .map(String::as_str)
+        {
             Some("1") if self.run.world_size > 1 => {
                 format!("rank 0 of {}, all alike", self.run.world_size)
             }
@@ -69,9 +74,21 @@ impl<W: Write> Trace<'_, W> {
         };
         self.json
             .metadata("process_name", RANK, None, "name", &format!("\"{others}\""))?;
-        let mut thread = |json: &mut Writer<W>, tid: u32, name: &str| {
-            json.metadata("thread_name", RANK, Some(tid), "name", &format!("\"{name}\""))?;
-            json.metadata("thread_sort_index", RANK, Some(tid), "sort_index", &tid.to_string())
+        let thread = |json: &mut Writer<W>, tid: u32, name: &str| {
+            json.metadata(
+                "thread_name",
+                RANK,
+                Some(tid),
+                "name",
+                &format!("\"{name}\""),
+            )?;
+            json.metadata(
+                "thread_sort_index",
+                RANK,
+                Some(tid),
+                "sort_index",
+                &tid.to_string(),
+            )
         };
         thread(&mut self.json, HOST, "host")?;
         for (i, stream) in self.program.streams.iter().enumerate() {
@@ -91,8 +108,14 @@ impl<W: Write> Trace<'_, W> {
             let (from, to) = (self.us(start), self.us(span.issued));
             let name = spans::name(self.program, span.instr);
             let unit = spans::unit(self.program, span);
-            self.json
-                .slice(HOST, RANK, "host", &format!("launch {name} {unit}"), from, to - from)?;
+            self.json.slice(
+                HOST,
+                RANK,
+                "host",
+                &format!("launch {name} {unit}"),
+                from,
+                to - from,
+            )?;
             self.json.number("instr", f64::from(span.instr.0))?;
             if !work.is_empty() {
                 self.json.string("host_work", &work)?;
@@ -125,8 +148,14 @@ impl<W: Write> Trace<'_, W> {
             let category = Work::of(self.program, span.instr).map_or("other", Work::name);
             let (from, to) = (self.us(span.start), self.us(span.end));
             let tid = u32::from(span.stream.0) + 1;
-            self.json
-                .slice(tid, RANK, category, &format!("{name} {unit}"), from, to - from)?;
+            self.json.slice(
+                tid,
+                RANK,
+                category,
+                &format!("{name} {unit}"),
+                from,
+                to - from,
+            )?;
             let json = &mut self.json;
             json.number("instr", f64::from(span.instr.0))?;
             json.string("unit", unit)?;
@@ -163,7 +192,10 @@ impl<W: Write> Trace<'_, W> {
     }
 
     fn arrows(&mut self) -> io::Result<()> {
-        for (id, Flow { from, to }) in flows::flows(self.program, &self.run.spans).into_iter().enumerate() {
+        for (id, Flow { from, to }) in flows::flows(self.program, &self.run.spans)
+            .into_iter()
+            .enumerate()
+        {
             let (a, b) = (&self.run.spans[from], &self.run.spans[to]);
             // The arrow leaves inside the collective's slice and arrives at the begin of the consumer's.
             let (leaves, arrives) = (self.us(a.end), self.us(b.start));
@@ -182,7 +214,11 @@ impl<W: Write> Trace<'_, W> {
 fn blocker(program: &Program, run: &Run, blocker: Blocker) -> String {
     let span = |i: u32| {
         let span = &run.spans[i as usize];
-        format!("{} {}", spans::name(program, span.instr), spans::unit(program, span))
+        format!(
+            "{} {}",
+            spans::name(program, span.instr),
+            spans::unit(program, span)
+        )
     };
     match blocker {
         Blocker::Host => "host".into(),

@@ -37,10 +37,15 @@ impl Mode {
     pub fn of(p: &Prediction) -> Self {
         let compute = p.run.spans.iter().filter(|s| s.stream == COMPUTE);
         let work = &p.profile.host.work;
-        let count = |kind| Picos::from_us(host_work(p, kind) as f64 * match kind {
-            HostWorkKind::Guard => work.guard_us,
-            _ => work.graph_break_us,
-        });
+        let count = |kind| {
+            Picos::from_us(
+                host_work(p, kind) as f64
+                    * match kind {
+                        HostWorkKind::Guard => work.guard_us,
+                        _ => work.graph_break_us,
+                    },
+            )
+        };
         Self {
             mode: p.scenario.compile.mode,
             step_ms: p.step_ms(),

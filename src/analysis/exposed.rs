@@ -6,6 +6,7 @@ use shardlab_plan::Program;
 use shardlab_plan::program::{Phase, Rule};
 use shardlab_plan::record::{Blocker, Cause, Run};
 use shardlab_plan::units::Picos;
+use std::cmp::Reverse;
 use std::collections::BTreeMap;
 
 /// What a gap waited for.
@@ -57,9 +58,9 @@ pub fn gaps(program: &Program, run: &Run) -> Vec<Gap> {
             let follower = next.after(gap.end);
             let shown = gap.waited_for.or(follower).map(|i| &run.spans[i as usize]);
             let phase = shown.map_or(Phase::Final, |s| program.instrs[s.instr.index()].phase);
-            let name = gap
-                .waited_for
-                .map_or("host", |i| spans::name(program, run.spans[i as usize].instr));
+            let name = gap.waited_for.map_or("host", |i| {
+                spans::name(program, run.spans[i as usize].instr)
+            });
             Gap {
                 start: gap.start.saturating_sub(run.recorded_from),
                 length: gap.end - gap.start,
@@ -93,7 +94,7 @@ pub fn groups(gaps: &[Gap]) -> Vec<Group> {
             total,
         })
         .collect();
-    groups.sort_by(|a, b| b.total.cmp(&a.total));
+    groups.sort_by_key(|g| Reverse(g.total));
     groups
 }
 

@@ -44,8 +44,8 @@ mod tests {
                 .any(|p| p.0 <= points[i].0 && p.1 <= points[i].1 && *p != points[i])
         };
         let on = front(&points);
-        for i in 0..6 {
-            assert_eq!(on[i], !dominated(i), "{i}");
+        for (i, &on) in on.iter().enumerate().take(6) {
+            assert_eq!(on, !dominated(i), "{i}");
         }
         assert!(!on[6]);
     }

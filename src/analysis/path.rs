@@ -5,6 +5,7 @@ use serde::Serialize;
 use shardlab_plan::Program;
 use shardlab_plan::record::Run;
 use shardlab_plan::units::Picos;
+use std::cmp::Reverse;
 use std::collections::BTreeMap;
 
 /// The chain of spans that decided when the step ended.
@@ -77,7 +78,10 @@ pub fn critical_path(program: &Program, run: &Run) -> CriticalPath {
         match pieces.last_mut() {
             Some(p) if p.work == work && p.unit == unit && p.phase == phase => {
                 p.spans += 1;
-                p.length = span.end.saturating_sub(run.recorded_from).saturating_sub(p.start);
+                p.length = span
+                    .end
+                    .saturating_sub(run.recorded_from)
+                    .saturating_sub(p.start);
             }
             _ => pieces.push(Piece {
                 start,
@@ -93,8 +97,12 @@ pub fn critical_path(program: &Program, run: &Run) -> CriticalPath {
     pieces.truncate(10);
     path.pieces = pieces;
     path.by_work = by_work.into_iter().collect();
-    path.by_work.sort_by(|a, b| b.1.cmp(&a.1));
-    path.by_unit = by_unit.into_iter().map(|(u, t)| (u.to_owned(), t)).collect();
-    path.by_unit.sort_by(|a, b| b.1.cmp(&a.1).then_with(|| a.0.cmp(&b.0)));
+    path.by_work.sort_by_key(|&(_, time)| Reverse(time));
+    path.by_unit = by_unit
+        .into_iter()
+        .map(|(u, t)| (u.to_owned(), t))
+        .collect();
+    path.by_unit
+        .sort_by(|a, b| b.1.cmp(&a.1).then_with(|| a.0.cmp(&b.0)));
     path
 }

@@ -132,7 +132,7 @@ pub struct RowError {
     /// Line, from 1.
     pub line: u64,
     /// Reason.
-    pub error: PredictError,
+    pub error: Box<PredictError>,
 }
 
 /// Predicts every row, on all cores.
@@ -152,7 +152,7 @@ pub fn compare(
             let p = predicted.map_err(|error| RowError {
                 table: table.display().to_string(),
                 line: row.line,
-                error,
+                error: Box::new(error),
             })?;
             let cell = |(m, measured): (Metric, Option<f64>)| {
                 measured.map(|measured| Cell::new(m.predicted(&p), measured))

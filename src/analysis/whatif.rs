@@ -96,7 +96,12 @@ const SOME_VALUES: [(&str, &[&str]); 7] = [
     ("compile.mode", &["off", "regions", "blocks", "full"]),
     (
         "compile.cuda_graph",
-        &["off", "full_iteration", "[\"block\"]", "[\"attn\", \"mlp\"]"],
+        &[
+            "off",
+            "full_iteration",
+            "[\"block\"]",
+            "[\"attn\", \"mlp\"]",
+        ],
     ),
 ];
 
@@ -107,7 +112,11 @@ pub fn candidates(base: &Scenario) -> Vec<Change> {
     for path in ALL_VALUES {
         let values = keys()
             .iter()
-            .filter(|k| path.strip_prefix(k.section).and_then(|p| p.strip_prefix('.')) == Some(k.key))
+            .filter(|k| {
+                path.strip_prefix(k.section)
+                    .and_then(|p| p.strip_prefix('.'))
+                    == Some(k.key)
+            })
             .flat_map(|k| k.values());
         all.extend(values.map(|v| Change::one(path, v)));
     }
@@ -125,7 +134,7 @@ pub fn candidates(base: &Scenario) -> Vec<Change> {
     }
     let batch = base.train.micro_batch;
     all.push(Change::one("train.micro_batch", &(batch * 2).to_string()));
-    if batch % 2 == 0 {
+    if batch.is_multiple_of(2) {
         all.push(Change::one("train.micro_batch", &(batch / 2).to_string()));
     }
     all
@@ -160,9 +169,8 @@ mod tests {
 
     #[test]
     fn every_candidate_names_a_key_and_is_legal_or_refused_with_a_reason() {
-        let load = |set: &[String]| {
-            shardlab_plan::scenario::load(Path::new("llama3-8b-4xh200"), set)
-        };
+        let load =
+            |set: &[String]| shardlab_plan::scenario::load(Path::new("llama3-8b-4xh200"), set);
         let base = load(&[]).unwrap();
         let all = candidates(&base);
         assert!(all.len() > 45, "{}", all.len());

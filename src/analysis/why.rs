@@ -7,6 +7,7 @@ use crate::predict::{Fit, Prediction};
 use shardlab_plan::program::COMPUTE;
 use shardlab_plan::record::Cause;
 use shardlab_plan::units::{Bytes, Picos};
+use std::cmp::Reverse;
 use std::collections::BTreeMap;
 
 /// Share of the step below which exposed time is not worth a sentence.
@@ -34,7 +35,7 @@ pub fn busy_by_work(p: &Prediction) -> Vec<(Work, Picos)> {
         }
     }
     let mut sums: Vec<(Work, Picos)> = sums.into_iter().collect();
-    sums.sort_by(|a, b| b.1.cmp(&a.1));
+    sums.sort_by_key(|&(_, time)| Reverse(time));
     sums
 }
 
@@ -98,7 +99,10 @@ fn phrase(g: &Group) -> String {
     let phase = g.awaited.phase;
     let because = match g.cause {
         Cause::Host if what == "host" => {
-            return format!("{} in {phase} because the host issues kernels late", g.total);
+            return format!(
+                "{} in {phase} because the host issues kernels late",
+                g.total
+            );
         }
         Cause::Host => "the host issues it late",
         Cause::Gate => "a gate lets it start late",
@@ -131,7 +135,10 @@ fn memory(p: &Prediction) -> String {
     let largest = peak::largest(&p.program, at.instr, 1)
         .first()
         .map(|a| match a.count {
-            1 => format!("; the largest buffer is {} {} of {}", a.dtype, a.name, a.bytes),
+            1 => format!(
+                "; the largest buffer is {} {} of {}",
+                a.dtype, a.name, a.bytes
+            ),
             n => format!(
                 "; the largest buffers are {n} {} {} of {}",
                 a.dtype, a.role, a.bytes

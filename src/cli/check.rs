@@ -44,7 +44,10 @@ impl Verdict {
 
 pub(super) fn run(args: &Args, out: &mut Out) -> Result<Status, Failure> {
     let paths = if args.scenarios.is_empty() {
-        shipped().iter().map(|(name, _)| PathBuf::from(name)).collect()
+        shipped()
+            .iter()
+            .map(|(name, _)| PathBuf::from(name))
+            .collect()
     } else {
         args.scenarios.clone()
     };

@@ -110,7 +110,10 @@ fn critical_path(e: &Explanation, out: &mut Out) -> Result<(), Failure> {
         .iter()
         .map(|(w, t)| format!("{} {}", w.name(), percent(*t, path.length)))
         .collect();
-    parts.push(format!("between spans {}", percent(path.between, path.length)));
+    parts.push(format!(
+        "between spans {}",
+        percent(path.between, path.length)
+    ));
     out.paragraph(2, &format!("By kind: {}.", parts.join(", ")))?;
     let units: Vec<String> = path
         .by_unit
@@ -160,7 +163,15 @@ fn exposed_time(e: &Explanation, out: &mut Out) -> Result<(), Failure> {
     }
     out.text(table)?;
     out.blank()?;
-    let mut table = Table::new(["longest gaps", "unit", "phase", "cause", ">at ms", ">ms", "why"]);
+    let mut table = Table::new([
+        "longest gaps",
+        "unit",
+        "phase",
+        "cause",
+        ">at ms",
+        ">ms",
+        "why",
+    ]);
     for g in exposed::longest(e.gaps.clone(), LISTED) {
         table.row([
             g.awaited.name,
@@ -218,9 +229,10 @@ fn memory(p: &Prediction, out: &mut Out) -> Result<(), Failure> {
 }
 
 fn compile_modes(e: &Explanation, out: &mut Out) -> Result<(), Failure> {
-    let off = e.compile.iter().find_map(|(mode, made)| {
-        (*mode == CompileMode::Off).then_some(made.as_ref().ok())?
-    });
+    let off = e
+        .compile
+        .iter()
+        .find_map(|(mode, made)| (*mode == CompileMode::Off).then_some(made.as_ref().ok())?);
     let Some(off) = off else {
         return Ok(());
     };
@@ -258,7 +270,11 @@ fn compile_modes(e: &Explanation, out: &mut Out) -> Result<(), Failure> {
             Ok(_) => {}
             Err(error) => out.paragraph(
                 2,
-                &format!("{} is not possible: {}", compile::name(*mode), error.reason()),
+                &format!(
+                    "{} is not possible: {}",
+                    compile::name(*mode),
+                    error.reason()
+                ),
             )?,
         }
     }

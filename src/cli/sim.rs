@@ -49,7 +49,10 @@ fn straggler(text: &str) -> Result<(u32, f64), String> {
     let (rank, factor) = text
         .split_once('=')
         .ok_or("RANK=FACTOR is expected, for example 3=1.5")?;
-    let rank = rank.trim().parse().map_err(|e| format!("rank `{rank}`: {e}"))?;
+    let rank = rank
+        .trim()
+        .parse()
+        .map_err(|e| format!("rank `{rank}`: {e}"))?;
     let factor = factor
         .trim()
         .parse()
@@ -108,8 +111,8 @@ pub(super) fn run(args: &Args, out: &mut Out) -> Result<Status, Failure> {
 
 fn write_trace(p: &Prediction, path: &PathBuf) -> Result<(), Failure> {
     let name = path.display();
-    let file = File::create(path)
-        .map_err(|e| Failure::bad_input(format_args!("--trace {name}: {e}")))?;
+    let file =
+        File::create(path).map_err(|e| Failure::bad_input(format_args!("--trace {name}: {e}")))?;
     trace::write(&p.program, &p.run, file)
         .map_err(|e| Failure::run(format_args!("--trace {name}: {e}")))
 }

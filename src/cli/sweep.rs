@@ -48,12 +48,15 @@ enum Sort {
 }
 
 pub(super) fn run(args: &Args, out: &mut Out) -> Result<Status, Failure> {
-    let sweep = sweep_of(&args.scenario, &args.overrides.set, &args.axes)
-        .map_err(Failure::bad_input)?;
+    let sweep =
+        sweep_of(&args.scenario, &args.overrides.set, &args.axes).map_err(Failure::bad_input)?;
     let total = sweep.points.len();
     let axes = sweep.axes;
     let outcomes = evaluate(sweep.points, &profiles());
-    let missing = outcomes.iter().filter(|o| matches!(o, Outcome::Missing)).count();
+    let missing = outcomes
+        .iter()
+        .filter(|o| matches!(o, Outcome::Missing))
+        .count();
     let table = write::Table::new(&axes, &outcomes, args.sort);
     if let Some(path) = &args.csv {
         table

@@ -3,7 +3,9 @@
 use super::args::profiles;
 use super::output::{Failure, Out, Status};
 use super::table::Table;
-use crate::analysis::validation::{Compared, Errors, Metric, Null, compare, errors, null_models, read};
+use crate::analysis::validation::{
+    Compared, Errors, Metric, Null, compare, errors, null_models, read,
+};
 use serde::Serialize;
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -29,13 +31,19 @@ pub(super) fn run(args: &Args, out: &mut Out) -> Result<Status, Failure> {
     let mut rows = read(&args.table).map_err(Failure::bad_input)?;
     rows.retain(|row| {
         let text = format!("{} {} {}", row.name, row.source, row.setting());
-        args.rows.iter().all(|wanted| text.contains(wanted.as_str()))
+        args.rows
+            .iter()
+            .all(|wanted| text.contains(wanted.as_str()))
     });
     if rows.is_empty() {
         return Err(Failure::bad_input(format_args!(
             "{}: no row{}",
             args.table.display(),
-            if args.rows.is_empty() { "" } else { " with all of --rows" }
+            if args.rows.is_empty() {
+                ""
+            } else {
+                " with all of --rows"
+            }
         )));
     }
     let compared = compare(&args.table, rows, &profiles()).map_err(|e| {
@@ -78,7 +86,9 @@ impl<'a> RowObject<'a> {
             source: &c.row.source,
             scenario: &c.row.scenario,
             overrides: &c.row.overrides,
-            metrics: cells.filter_map(|(m, cell)| Some((m.name(), cell?))).collect(),
+            metrics: cells
+                .filter_map(|(m, cell)| Some((m.name(), cell?)))
+                .collect(),
         }
     }
 }
@@ -108,7 +118,11 @@ impl Sheet {
             out.text(table)?;
             return Ok(());
         }
-        let plain: Vec<&str> = self.titles.iter().map(|t| t.trim_start_matches('>')).collect();
+        let plain: Vec<&str> = self
+            .titles
+            .iter()
+            .map(|t| t.trim_start_matches('>'))
+            .collect();
         out.line(format_args!("| {} |", plain.join(" | ")))?;
         let rules: Vec<&str> = self
             .titles
@@ -148,7 +162,11 @@ fn print(
     for columns in sheets {
         let mut titles = vec!["row".to_owned()];
         for &i in &columns {
-            titles.extend([format!(">{}", TITLES[i]), ">predicted".into(), ">error %".into()]);
+            titles.extend([
+                format!(">{}", TITLES[i]),
+                ">predicted".into(),
+                ">error %".into(),
+            ]);
         }
         let sheet = Sheet {
             titles,
@@ -158,9 +176,16 @@ fn print(
         out.blank()?;
     }
     let sheet = Sheet {
-        titles: ["metric", ">rows", ">mean |error| %", ">mean error %", ">worst %", "worst row"]
-            .map(str::to_owned)
-            .to_vec(),
+        titles: [
+            "metric",
+            ">rows",
+            ">mean |error| %",
+            ">mean error %",
+            ">worst %",
+            "worst row",
+        ]
+        .map(str::to_owned)
+        .to_vec(),
         rows: errors.iter().map(summary).collect(),
     };
     sheet.write(markdown, out)?;
@@ -171,7 +196,10 @@ fn print(
             .map_or_else(|| "too few rows".to_owned(), |e| format!("{e:.1} %"));
         out.paragraph(
             0,
-            &format!("Null model for step time, {}: {error} ({}).", null.name, null.about),
+            &format!(
+                "Null model for step time, {}: {error} ({}).",
+                null.name, null.about
+            ),
         )?;
     }
     Ok(())

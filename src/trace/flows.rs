@@ -17,8 +17,11 @@ pub(super) struct Flow {
 /// What has to be done before the next work of a stream is followed through records and waits in issue order, so that a
 /// wait handed on by a stream without work of its own in between still ends at the work that it held up.
 pub(super) fn flows(program: &Program, spans: &[Span]) -> Vec<Flow> {
-    let by_instr: BTreeMap<InstrId, usize> =
-        spans.iter().enumerate().map(|(i, s)| (s.instr, i)).collect();
+    let by_instr: BTreeMap<InstrId, usize> = spans
+        .iter()
+        .enumerate()
+        .map(|(i, s)| (s.instr, i))
+        .collect();
     let (Some((first, _)), Some((last, _))) =
         (by_instr.first_key_value(), by_instr.last_key_value())
     else {
@@ -49,10 +52,15 @@ pub(super) fn flows(program: &Program, spans: &[Span]) -> Vec<Flow> {
                     continue;
                 };
                 let front = fronts.entry(stream).or_default();
-                for from in std::mem::take(front).into_iter().chain(std::mem::take(&mut host)) {
+                for from in std::mem::take(front)
+                    .into_iter()
+                    .chain(std::mem::take(&mut host))
+                {
                     let producer = &spans[from];
-                    let is_collective =
-                        matches!(program.instrs[producer.instr.index()].op, Op::Collective { .. });
+                    let is_collective = matches!(
+                        program.instrs[producer.instr.index()].op,
+                        Op::Collective { .. }
+                    );
                     if is_collective && producer.stream != stream && !drawn[from] {
                         drawn[from] = true;
                         flows.push(Flow { from, to });

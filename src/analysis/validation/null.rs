@@ -103,12 +103,20 @@ mod tests {
 
     #[test]
     fn a_table_of_one_mfu_is_predicted_exactly_and_an_odd_row_shows() {
-        let even = [row("a", 1e12, 2.0), row("b", 2e12, 4.0), row("c", 4e12, 8.0)];
+        let even = [
+            row("a", 1e12, 2.0),
+            row("b", 2e12, 4.0),
+            row("c", 4e12, 8.0),
+        ];
         for null in null_models(&even) {
             assert!(null.mean_abs_percent.unwrap() < 1e-9, "{null:?}");
         }
         // The third takes twice as long: half of its time is predicted, 50 % off in one of three rows.
-        let odd = [row("a", 1e12, 2.0), row("b", 2e12, 4.0), row("c", 4e12, 16.0)];
+        let odd = [
+            row("a", 1e12, 2.0),
+            row("b", 2e12, 4.0),
+            row("c", 4e12, 16.0),
+        ];
         let constant = null_models(&odd)[0].mean_abs_percent.unwrap();
         assert!((constant - 50.0 / 3.0).abs() < 1e-9, "{constant}");
     }

@@ -43,7 +43,10 @@ pub(super) fn print(base: &Effect, all: &[WhatIf], out: &mut Out) -> Result<(), 
         table.row([
             label.to_owned(),
             format!("{:+.2}", e.step_ms - base.step_ms),
-            format!("{:+.1} %", 100.0 * (e.tokens_per_s / base.tokens_per_s - 1.0)),
+            format!(
+                "{:+.1} %",
+                100.0 * (e.tokens_per_s / base.tokens_per_s - 1.0)
+            ),
             gib(e.peak_allocated, base.peak_allocated),
             gib(e.peak_reserved, base.peak_reserved),
             e.fit.word().to_owned(),
@@ -54,7 +57,10 @@ pub(super) fn print(base: &Effect, all: &[WhatIf], out: &mut Out) -> Result<(), 
         out.paragraph(2, &format!("No effect: {}.", same.join(", ")))?;
     }
     for (reason, labels) in impossible {
-        out.paragraph(2, &format!("Not possible: {} ({reason}).", labels.join(", ")))?;
+        out.paragraph(
+            2,
+            &format!("Not possible: {} ({reason}).", labels.join(", ")),
+        )?;
     }
     Ok(())
 }

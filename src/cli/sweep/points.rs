@@ -79,7 +79,8 @@ fn progress(points: u64) -> ProgressBar {
         return ProgressBar::hidden();
     }
     let bar = ProgressBar::with_draw_target(Some(points), ProgressDrawTarget::stderr());
-    match ProgressStyle::with_template("{bar:40} {pos}/{len} points, {elapsed} elapsed, {eta} left") {
+    match ProgressStyle::with_template("{bar:40} {pos}/{len} points, {elapsed} elapsed, {eta} left")
+    {
         Ok(style) => bar.with_style(style),
         // The template is a constant that the tests use; without it the default bar will do.
         Err(_) => bar,

@@ -114,7 +114,10 @@ impl<'a> Table<'a> {
             out.blank()?;
         }
         for (reason, points) in impossible {
-            out.paragraph(0, &format!("Not possible: {} ({reason}).", points.join("; ")))?;
+            out.paragraph(
+                0,
+                &format!("Not possible: {} ({reason}).", points.join("; ")),
+            )?;
         }
         Ok(())
     }
