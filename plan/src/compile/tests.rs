@@ -6,8 +6,11 @@ use crate::model::testing::*;
 use crate::scenario::types::*;
 use std::collections::BTreeMap;
 
+mod gradients;
+mod interp;
 mod liveness;
 mod measured;
+mod semantics;
 
 fn build(s: &Scenario) -> Tape {
     tape(s, &|m| s_is_unit(s, m))

@@ -452,12 +452,11 @@ impl Graph {
 
     /// The same value, not differentiated.
     pub(crate) fn detach(&mut self, v: ValueId) -> ValueId {
-        let value = Value {
-            requires_grad: false,
-            ..self.value(v).clone()
-        };
-        let producer = self.producer[v.index()];
-        self.push_value(value, producer)
+        let x = self.value(v);
+        let (shape, strides, offset) = (x.shape.clone(), x.strides.clone(), x.offset);
+        let out = self.view_op(View::Reshape, v, shape, strides, offset);
+        self.values[out.index()].requires_grad = false;
+        out
     }
 
     fn view_op(

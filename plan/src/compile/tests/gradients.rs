@@ -1,0 +1,96 @@
+//! Gradients: against finite differences, and equal however the tape was built.
+
+use super::interp::{Inputs, Rng, loss, train};
+use super::*;
+
+const FAMILIES: [Family; 5] = [
+    Family::Llama,
+    Family::Gpt2,
+    Family::Encoder,
+    Family::Linear,
+    Family::Cnn,
+];
+
+#[test]
+fn backward_equals_finite_differences() {
+    for family in FAMILIES {
+        let s = tiny(family);
+        let t = build(&s);
+        let inputs = Inputs::new(&t, s.model.vocab);
+        let out = train(&t, &inputs);
+        assert!(out.loss.is_finite());
+        assert_eq!(
+            out.loss,
+            loss(&t, &inputs, true),
+            "{family:?}: validation computes the same loss"
+        );
+        let mut rng = Rng(3);
+        for (p, param) in t.params.iter().enumerate() {
+            assert!(
+                out.grads[p].iter().all(|g| g.is_finite()),
+                "{family:?} {}",
+                param.name
+            );
+            for _ in 0..4 {
+                let i = ((rng.next() + 1.0) / 2.0 * param.numel() as f64) as usize;
+                let at = |h: f64| {
+                    let mut moved = inputs.clone();
+                    moved.params[p][i] += h;
+                    loss(&t, &moved, false)
+                };
+                let h = 1e-5;
+                let numeric = (at(h) - at(-h)) / (2.0 * h);
+                let exact = out.grads[p][i];
+                let scale = numeric.abs().max(exact.abs()).max(1e-3);
+                assert!(
+                    (numeric - exact).abs() < 1e-5 * scale,
+                    "{family:?} {}[{i}]: {numeric} {exact}",
+                    param.name
+                );
+            }
+        }
+    }
+}
+
+/// Gradients of two scenarios that differ in how, not what, they compute.
+fn assert_same(a: &Scenario, b: &Scenario) {
+    let (ta, tb) = (build(a), build(b));
+    super::liveness::check(&tb);
+    super::liveness::check_marks(&tb);
+    let inputs = Inputs::new(&ta, a.model.vocab);
+    let (ra, rb) = (train(&ta, &inputs), train(&tb, &inputs));
+    let close = |x: f64, y: f64| (x - y).abs() <= 1e-9 * x.abs().max(y.abs()).max(1e-6);
+    assert!(close(ra.loss, rb.loss), "{} {}", ra.loss, rb.loss);
+    assert!(close(ra.loss, loss(&tb, &inputs, true)), "validation");
+    for (p, param) in ta.params.iter().enumerate() {
+        for (x, y) in ra.grads[p].iter().zip(&rb.grads[p]) {
+            assert!(close(*x, *y), "{}: {x} {y}", param.name);
+        }
+    }
+}
+
+#[test]
+fn recompute_changes_no_gradient() {
+    for family in FAMILIES {
+        let base = tiny(family);
+        for recompute in [Recompute::Full, Recompute::Selective] {
+            let mut s = base.clone();
+            s.train.recompute = recompute;
+            assert_same(&base, &s);
+        }
+    }
+}
+
+#[test]
+fn chunked_loss_changes_no_gradient() {
+    for tie in [false, true] {
+        // Long enough for two chunks.
+        let mut base = tiny(Family::Llama);
+        base.model.layers = 1;
+        base.model.tie_embeddings = tie;
+        (base.train.micro_batch, base.train.seq_len) = (3, 400);
+        let mut s = base.clone();
+        s.train.loss = Loss::Chunked;
+        assert_same(&base, &s);
+    }
+}

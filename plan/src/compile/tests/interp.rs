@@ -1,0 +1,246 @@
+//! A tiny float64 interpreter of tapes: executes kernel bodies op by op, in the order and memory the tape prescribes.
+//! Fresh storages hold NaN, so that a read before a write shows.
+
+use super::*;
+use crate::model::OpKind;
+
+/// Deterministic numbers in (-1, 1).
+pub(super) struct Rng(pub(super) u64);
+
+impl Rng {
+    pub(super) fn next(&mut self) -> f64 {
+        self.0 = self
+            .0
+            .wrapping_mul(6_364_136_223_846_793_005)
+            .wrapping_add(1_442_695_040_888_963_407);
+        (self.0 >> 11) as f64 / (1u64 << 52) as f64 - 1.0
+    }
+}
+
+/// Values of parameters and inputs.
+#[derive(Clone)]
+pub(super) struct Inputs {
+    pub(super) params: Vec<Vec<f64>>,
+    consts: Vec<Vec<f64>>,
+}
+
+impl Inputs {
+    pub(super) fn new(t: &Tape, vocab: u64) -> Self {
+        let mut rng = Rng(7);
+        let params = t
+            .params
+            .iter()
+            .map(|p| (0..p.numel()).map(|_| 0.7 * rng.next()).collect())
+            .collect();
+        let consts = t
+            .consts
+            .iter()
+            .map(|c| {
+                let n = c.bytes.0 / c.dtype.size();
+                (0..n)
+                    .map(|i| match c.name {
+                        "tokens" => ((rng.next() + 1.0) / 2.0 * vocab as f64).floor(),
+                        "positions" => i as f64,
+                        _ => rng.next(),
+                    })
+                    .collect()
+            })
+            .collect();
+        Self { params, consts }
+    }
+}
+
+/// Loss and gradients.
+pub(super) struct Outcome {
+    pub(super) loss: f64,
+    pub(super) grads: Vec<Vec<f64>>,
+}
+
+struct Machine<'t> {
+    t: &'t Tape,
+    inputs: &'t Inputs,
+    storages: Vec<Vec<f64>>,
+    grads: Vec<Vec<f64>>,
+    last_scalar: f64,
+}
+
+/// Forward and backward.
+pub(super) fn train(t: &Tape, inputs: &Inputs) -> Outcome {
+    let mut m = Machine::new(t, inputs);
+    m.run(&t.forward);
+    let loss = m.last_scalar;
+    m.run(&t.backward);
+    Outcome {
+        loss,
+        grads: m.grads,
+    }
+}
+
+/// The loss of the forward list, or of the validation forward.
+pub(super) fn loss(t: &Tape, inputs: &Inputs, eval: bool) -> f64 {
+    let mut m = Machine::new(t, inputs);
+    m.run(if eval { &t.eval } else { &t.forward });
+    m.last_scalar
+}
+
+impl<'t> Machine<'t> {
+    fn new(t: &'t Tape, inputs: &'t Inputs) -> Self {
+        let grads = t
+            .params
+            .iter()
+            .map(|p| vec![f64::NAN; p.numel() as usize])
+            .collect();
+        Self {
+            t,
+            inputs,
+            storages: vec![vec![]; t.storages.len()],
+            grads,
+            last_scalar: f64::NAN,
+        }
+    }
+
+    fn run(&mut self, ops: &[TapeOp]) {
+        for op in ops {
+            match *op {
+                TapeOp::Alloc(s) => {
+                    let st = &self.t.storages[s.index()];
+                    self.storages[s.index()] =
+                        vec![f64::NAN; (st.bytes.0 / st.dtype.size()) as usize];
+                }
+                TapeOp::Free(s) => self.storages[s.index()] = vec![],
+                TapeOp::Launch {
+                    kernel,
+                    reads,
+                    writes,
+                    end,
+                } => {
+                    let kernel = &self.t.kernels[kernel.index()];
+                    let ops = &self.t.operands;
+                    self.launch(
+                        kernel,
+                        &ops[reads as usize..writes as usize],
+                        &ops[writes as usize..end as usize],
+                    );
+                }
+                _ => {}
+            }
+        }
+    }
+
+    fn memory(&mut self, s: Source) -> (&mut Vec<f64>, u64) {
+        match s {
+            Source::Storage(id) => (
+                &mut self.storages[id.index()],
+                self.t.storages[id.index()].dtype.size(),
+            ),
+            Source::Grad(p) => (&mut self.grads[p.index()], 0),
+            Source::Param(_) | Source::Const(_) => unreachable!("never written"),
+        }
+    }
+
+    fn read(&mut self, o: &Operand, size: u64) -> Vec<f64> {
+        let range = (o.offset / size) as usize..((o.offset + o.bytes) / size) as usize;
+        match o.source {
+            Source::Param(p) => self.inputs.params[p.index()][range].to_vec(),
+            Source::Const(c) => self.inputs.consts[c.index()][range].to_vec(),
+            other => self.memory(other).0[range].to_vec(),
+        }
+    }
+
+    fn launch(&mut self, k: &Kernel, reads: &[Operand], writes: &[Operand]) {
+        let size_of = |place: Place| {
+            let slots = || {
+                k.body
+                    .iter()
+                    .flat_map(|b| b.inputs.iter().chain(&b.outputs))
+            };
+            slots()
+                .find(|s| s.place == place)
+                .expect("every operand is used")
+                .dtype
+                .size()
+        };
+        let rd: Vec<Vec<f64>> = reads
+            .iter()
+            .enumerate()
+            .map(|(i, o)| self.read(o, size_of(Place::Read(i as u8))))
+            .collect();
+        let mut wr: Vec<Vec<f64>> = writes
+            .iter()
+            .enumerate()
+            .map(|(i, o)| self.read(o, size_of(Place::Write(i as u8))))
+            .collect();
+        let mut regs: Vec<Vec<f64>> = vec![];
+        for op in &k.body {
+            let ins: Vec<Vec<f64>> = op
+                .inputs
+                .iter()
+                .map(|s| {
+                    let from = match s.place {
+                        Place::Read(i) => &rd[i as usize],
+                        Place::Write(i) => &wr[i as usize],
+                        Place::Register(i) => &regs[i as usize],
+                    };
+                    index(s).into_iter().map(|i| from[i]).collect()
+                })
+                .collect();
+            for (s, values) in op.outputs.iter().zip(super::semantics::apply(op, &ins)) {
+                let at = index(s);
+                assert_eq!(at.len(), values.len(), "{:?}", op.op);
+                let to = match s.place {
+                    Place::Write(i) => &mut wr[i as usize],
+                    Place::Register(i) => {
+                        regs.resize(regs.len().max(i as usize + 1), vec![]);
+                        let need = at.iter().max().map_or(0, |m| m + 1);
+                        let reg = &mut regs[i as usize];
+                        reg.resize(reg.len().max(need), f64::NAN);
+                        reg
+                    }
+                    Place::Read(_) => unreachable!("reads are not written"),
+                };
+                for (i, v) in at.into_iter().zip(values) {
+                    to[i] = v;
+                }
+            }
+        }
+        for (i, (o, values)) in writes.iter().zip(wr).enumerate() {
+            let size = size_of(Place::Write(i as u8));
+            if values.len() == 1 {
+                self.last_scalar = values[0];
+            }
+            let at = (o.offset / size) as usize;
+            self.memory(o.source).0[at..at + values.len()].copy_from_slice(&values);
+        }
+        // The scalar that counts is the loss, which its kernel writes first.
+        if let Some(b) = k
+            .body
+            .iter()
+            .find(|b| matches!(b.op, OpKind::NllLoss | OpKind::SumAll))
+        {
+            if let Place::Write(i) = b.outputs[0].place {
+                let o = writes[i as usize];
+                if o.bytes == b.outputs[0].dtype.size() {
+                    let at = (o.offset / 4) as usize;
+                    self.last_scalar = self.memory(o.source).0[at];
+                }
+            }
+        }
+    }
+}
+
+/// Element positions of a slot in logical order.
+fn index(s: &Slot) -> Vec<usize> {
+    let strides: Vec<u64> = if s.strides.is_empty() {
+        crate::model::layout::contiguous(&s.shape).to_vec()
+    } else {
+        s.strides.to_vec()
+    };
+    let mut out = vec![s.offset as usize];
+    for (&n, &st) in s.shape.iter().zip(&strides) {
+        out = out
+            .iter()
+            .flat_map(|&b| (0..n).map(move |i| b + (i * st) as usize))
+            .collect();
+    }
+    out
+}
