@@ -32,6 +32,8 @@ pub struct Backward {
     pub first: u32,
     /// `(op, parameter)`: after this op the parameter's gradient is complete.
     pub ready: Vec<(u32, ParamId)>,
+    /// The initial gradient of the loss.
+    pub one: Option<ValueId>,
     /// Recomputed forwards, in order.
     pub sections: Vec<Section>,
 }
@@ -110,6 +112,7 @@ impl Engine<'_> {
         let last = self.m.graph.ops.last().map(|op| op.module);
         self.g().module = last;
         let one = self.g().fill_like(loss, 1.0);
+        self.out.one = Some(one);
         self.pending[loss.index()] = Some(Pending {
             value: one,
             exclusive: false,
@@ -117,9 +120,6 @@ impl Engine<'_> {
         for at in (0..self.out.first as usize).rev() {
             self.visit(at);
         }
-        // The caller of backward holds the initial gradient and the loss until it returns.
-        self.g().release(one);
-        self.g().release(loss);
         self.finish_sections();
     }
 
@@ -202,8 +202,7 @@ impl Engine<'_> {
     /// Adds in place when only this node's input buffer holds the old gradient, else into a new tensor.
     fn add(&mut self, old: Pending, new: ValueId) -> ValueId {
         if old.exclusive {
-            self.g()
-                .compute_into(OpKind::Add, &[old.value, new], old.value)
+            self.g().add_into(old.value, new)
         } else {
             self.g().binary(OpKind::Add, old.value, new)
         }
@@ -230,13 +229,8 @@ impl Engine<'_> {
                 });
             }
             Some(old) => {
-                self.add(
-                    Pending {
-                        exclusive: true,
-                        ..old
-                    },
-                    new.value,
-                );
+                let inputs = [old.value, new.value];
+                self.g().compute_into(OpKind::Add, &inputs, old.value);
             }
         }
         self.uses[p.index()] -= 1;

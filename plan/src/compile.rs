@@ -4,7 +4,10 @@
 //! the tape, `expand` repeats the steps of a middle block for all middle blocks.
 
 mod emit;
+mod fuse;
 mod kernel;
+mod lives;
+mod partition;
 mod schedule;
 pub mod tape;
 #[cfg(test)]
@@ -37,7 +40,7 @@ pub fn tape(scenario: &Scenario, is_unit: &dyn Fn(ModuleId) -> bool) -> Tape {
 fn full(scenario: &Scenario, tree: Tree, is_unit: &dyn Fn(ModuleId) -> bool) -> Tape {
     let mut m = model::graph_of(scenario, tree);
     let backward = autodiff::differentiate(&mut m, scenario.train.recompute);
-    let plan = schedule::plan(&m, &backward, scenario.compile.mode, is_unit);
+    let plan = schedule::plan(&mut m, &backward, scenario.compile.mode, is_unit);
     let mut tape = emit::emit(&m, &backward, &plan, is_unit);
     (tape.model_flops, tape.tokens) = build::model_flops(scenario, &m.tree);
     tape.modules = m.tree.modules;

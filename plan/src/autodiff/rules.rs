@@ -11,7 +11,7 @@ pub(super) type Contributions = SmallVec<[(usize, ValueId); 4]>;
 pub(super) fn differentiable(op: &Op, input: usize) -> bool {
     match op.act {
         Act::Compute(OpKind::Embedding) => input == 1,
-        Act::Compute(OpKind::NllLoss) => input == 0,
+        Act::Compute(OpKind::NllLoss | OpKind::LogProbs) => input == 0,
         Act::Compute(OpKind::SquaredError { .. }) => input == 0,
         Act::View(View::Precomputed) => input == 1 || input == 2,
         _ => true,
@@ -192,7 +192,7 @@ fn compute(g: &mut Graph, op: &Op, kind: OpKind, dy: ValueId, needs: &[bool]) ->
                 );
             }
         }
-        OpKind::LogSoftmax => give(
+        OpKind::LogSoftmax | OpKind::LogProbs => give(
             0,
             g.compute_like(OpKind::LogSoftmaxGrad, &[dy, op.outputs[0]], &[x[0]])[0],
         ),

@@ -1,21 +1,16 @@
-//! Lifetimes and the tape.
-//!
-//! A buffer is allocated by the first step that writes it and freed after the last that uses it. Run eagerly, two things
-//! hold it longer: all operands of an autograd node live until the node returns, and local variables of the model's code live
-//! until they go out of scope.
+//! Writes the tape: modules entered and left, allocations, launches, host work.
 
 use super::kernel::{Launch, Table, Touch};
+use super::lives::{Lives, NONE};
 use super::schedule::{Plan, Step};
 use super::tape::{
-    HostWorkKind, ModuleId, ModuleKind, Operand, Source, Storage, StorageId, StorageRole, Tape,
+    HostWorkKind, ModuleId, ModuleKind, Operand, ParamId, Source, Storage, StorageId, StorageRole, Tape,
     TapeOp,
 };
 use crate::autodiff::Backward;
 use crate::model::graph::{Act, Graph, ModelGraph, Root};
 use crate::units::Bytes;
 use smallvec::SmallVec;
-
-const NONE: u32 = u32::MAX;
 
 /// Writes the tape (all but the module and parameter tables).
 pub(super) fn emit(
@@ -40,22 +35,56 @@ pub(super) fn emit(
         views: 0,
     };
     let training: Vec<&Step> = plan.forward.iter().chain(&plan.backward).collect();
-    let lives = Lives::new(&m.graph, &training);
-    let (fwd, bwd) = training.split_at(plan.forward.len());
-    e.tape.forward = e.phase(fwd, 0, &lives, plan.forward.len() as u32, None);
-    e.tape.backward = e.phase(
-        bwd,
-        plan.forward.len() as u32,
-        &lives,
-        plan.forward.len() as u32,
-        Some(b),
-    );
+    let split = plan.forward.len();
+    let loss = m.graph.buffer_of(m.loss);
+    // The caller of backward holds the loss and the initial gradient until it returns.
+    let kept: SmallVec<[u32; 2]> = loss.into_iter().chain(b.one.and_then(|v| m.graph.buffer_of(v))).collect();
+    let lives = Lives::new(&m.graph, &training, &kept);
+    let ready = ready(b, plan, &lives, split as u32);
+    let sections = b.sections.iter().map(|s| s.module).collect();
+    let mut phase = Phase { steps: &training[..split], base: 0, split: split as u32, lives: &lives, ready: &[], sections, host: HostWorkKind::Dispatch };
+    e.tape.forward = e.phase(&phase, plan);
+    phase = Phase { steps: &training[split..], base: split as u32, ready: &ready, host: HostWorkKind::AutogradDispatch, ..phase };
+    e.tape.backward = e.phase(&phase, plan);
     let eval: Vec<&Step> = plan.eval.iter().collect();
-    let lives = Lives::new(&m.graph, &eval);
+    let kept: SmallVec<[u32; 2]> = loss.into_iter().collect();
+    let lives = Lives::new(&m.graph, &eval, &kept);
     e.storage_of.fill(NONE);
-    e.tape.eval = e.phase(&eval, 0, &lives, eval.len() as u32, None);
+    phase = Phase { steps: &eval, base: 0, split: eval.len() as u32, lives: &lives, ready: &[], host: HostWorkKind::Dispatch, ..phase };
+    e.tape.eval = e.phase(&phase, plan);
     e.tape.kernels = e.table.kernels;
     e.tape
+}
+
+/// A phase to write: steps `base..` of the lifetimes.
+struct Phase<'a> {
+    steps: &'a [&'a Step],
+    base: u32,
+    /// First step of backward.
+    split: u32,
+    lives: &'a Lives,
+    /// `(step, parameter)` sorted.
+    ready: &'a [(u32, ParamId)],
+    /// Recomputed modules.
+    sections: Vec<ModuleId>,
+    host: HostWorkKind,
+}
+
+/// After which step each gradient is ready: compiled code returns all of a region's gradients at its end.
+fn ready(b: &Backward, plan: &Plan, lives: &Lives, split: u32) -> Vec<(u32, ParamId)> {
+    let mut out: Vec<(u32, ParamId)> = Vec::with_capacity(b.ready.len());
+    for &(op, p) in &b.ready {
+        let mut at = (lives.step_of[op as usize] - split) as usize;
+        let region = plan.backward[at].region;
+        if region != 0 && !plan.ready_inside {
+            while plan.backward.get(at + 1).is_some_and(|s| s.region == region) {
+                at += 1;
+            }
+        }
+        out.push((at as u32 + split, p));
+    }
+    out.sort_by_key(|r| r.0);
+    out
 }
 
 /// Modules that appear on the tape: all but the leaves inside blocks, unless these are units.
@@ -69,80 +98,6 @@ fn visible(m: &ModelGraph, is_unit: &dyn Fn(ModuleId) -> bool) -> Vec<bool> {
     (0..modules.len())
         .map(|i| !inner(i) || is_unit(ModuleId(i as u32)))
         .collect()
-}
-
-/// First and last step of each buffer.
-struct Lives {
-    first: Vec<u32>,
-    last: Vec<u32>,
-    /// `(step, buffer)` sorted.
-    allocs: Vec<(u32, u32)>,
-    frees: Vec<(u32, u32)>,
-}
-
-impl Lives {
-    fn new(g: &Graph, steps: &[&Step]) -> Self {
-        let n = g.buffers.len();
-        let (mut first, mut last) = (vec![NONE; n], vec![0; n]);
-        let mut step_of = vec![NONE; g.ops.len()];
-        let mut eager = vec![false; n];
-        // Eager nodes hold their operands to their end; walk backwards to know it.
-        let mut node_end = vec![NONE; g.nodes as usize + 1];
-        for (s, step) in steps.iter().enumerate().rev() {
-            for &op in &step.ops {
-                step_of[op as usize] = s as u32;
-                let op = &g.ops[op as usize];
-                let end = &mut node_end[op.node as usize];
-                if *end == NONE {
-                    *end = s as u32;
-                }
-            }
-        }
-        for (s, step) in steps.iter().enumerate() {
-            let s = s as u32;
-            for &op in &step.ops {
-                let op = &g.ops[op as usize];
-                if matches!(op.act, Act::View(_)) {
-                    continue;
-                }
-                let end = if step.region == 0 {
-                    node_end[op.node as usize]
-                } else {
-                    s
-                };
-                for &v in op.inputs.iter().chain(&op.outputs) {
-                    if let Root::Buffer(b) = g.value(v).root {
-                        let b = b as usize;
-                        if first[b] == NONE {
-                            first[b] = s;
-                            eager[b] = step.region == 0;
-                        }
-                        last[b] = last[b].max(end);
-                    }
-                }
-            }
-        }
-        for &(op, b) in &g.holds {
-            let (s, b) = (step_of[op as usize], b as usize);
-            if s != NONE && first[b] != NONE && eager[b] {
-                last[b] = last[b].max(s);
-            }
-        }
-        let mut allocs: Vec<(u32, u32)> = (0..n)
-            .filter(|&b| first[b] != NONE)
-            .map(|b| (first[b], b as u32))
-            .collect();
-        let mut frees: Vec<(u32, u32)> =
-            allocs.iter().map(|&(_, b)| (last[b as usize], b)).collect();
-        allocs.sort_unstable();
-        frees.sort_unstable();
-        Self {
-            first,
-            last,
-            allocs,
-            frees,
-        }
-    }
 }
 
 struct Emitter<'m> {
@@ -160,61 +115,50 @@ struct Emitter<'m> {
 }
 
 impl Emitter<'_> {
-    /// One phase: steps `base..base + steps.len()` of the lifetimes.
-    fn phase(
-        &mut self,
-        steps: &[&Step],
-        base: u32,
-        lives: &Lives,
-        backward_from: u32,
-        backward: Option<&Backward>,
-    ) -> Vec<TapeOp> {
-        let mut out = Vec::with_capacity(steps.len() * 4);
-        let mut alloc = lives.allocs.partition_point(|a| a.0 < base);
-        let mut free = lives.frees.partition_point(|f| f.0 < base);
-        let mut ready = backward.map_or(&[][..], |b| &b.ready[..]);
-        let mut sections = backward.map_or(&[][..], |b| &b.sections[..]);
-        for (i, step) in steps.iter().enumerate() {
-            let s = base + i as u32;
-            while let Some((section, rest)) = sections.split_first()
-                && section.ops.end <= step.ops[0]
-            {
-                sections = rest;
-            }
-            let section = sections
-                .first()
-                .filter(|section| section.ops.contains(&step.ops[0]));
-            match section {
+    fn phase(&mut self, phase: &Phase<'_>, plan: &Plan) -> Vec<TapeOp> {
+        let lives = phase.lives;
+        let mut out = Vec::with_capacity(phase.steps.len() * 4);
+        let mut alloc = lives.allocs.partition_point(|a| a.0 < phase.base);
+        let mut free = lives.frees.partition_point(|f| f.0 < phase.base);
+        let mut ready = phase.ready;
+        let mut region = 0;
+        for (i, step) in phase.steps.iter().enumerate() {
+            let s = phase.base + i as u32;
+            match step.section {
                 Some(section) => {
-                    self.enter(Some(section.module), &mut out);
-                    self.enter_again(section.module, step.module, &mut out);
+                    let block = phase.sections[section as usize];
+                    self.enter(Some(block), &mut out);
+                    self.enter_again(block, step.module, &mut out);
                 }
                 None => {
                     self.leave_again(0, &mut out);
                     self.enter(Some(step.module), &mut out);
                 }
             }
-            self.host(step, backward.is_some() && section.is_none(), &mut out);
-            while lives.allocs.get(alloc).is_some_and(|a| a.0 == s) {
-                let b = lives.allocs[alloc].1;
-                let id = self.storage(b, lives, backward_from);
-                out.push(TapeOp::Alloc(id));
+            if step.region == 0 {
+                let kind = if step.section.is_some() { HostWorkKind::Dispatch } else { phase.host };
+                self.dispatch(step, kind, &mut out);
+            } else if step.region != region && plan.guarded[step.region as usize] {
+                out.push(TapeOp::Host { kind: HostWorkKind::Guard, count: 1 });
+            }
+            region = step.region;
+            while let Some(&(_, b)) = lives.allocs.get(alloc).filter(|a| a.0 == s) {
+                self.alloc(b, phase, &mut out);
                 alloc += 1;
             }
-            self.launch(step, &mut out);
-            while lives.frees.get(free).is_some_and(|f| f.0 == s) {
-                out.push(TapeOp::Free(StorageId(
-                    self.storage_of[lives.frees[free].1 as usize],
-                )));
+            self.launch(step, lives, &mut out);
+            while let Some(&(_, b)) = lives.frees.get(free).filter(|f| f.0 == s) {
+                if lives.taken[b as usize] == NONE {
+                    out.push(TapeOp::Free(StorageId(self.storage_of[b as usize])));
+                }
                 free += 1;
             }
-            while let Some((&(op, p), rest)) = ready.split_first()
-                && step.ops.last().is_some_and(|&last| op <= last)
-            {
+            while let Some((&(_, p), rest)) = ready.split_first().filter(|(r, _)| r.0 == s) {
                 out.push(TapeOp::GradReady(p));
                 ready = rest;
             }
         }
+        self.leave_again(0, &mut out);
         self.enter(None, &mut out);
         out
     }
@@ -268,10 +212,21 @@ impl Emitter<'_> {
         path
     }
 
-    fn storage(&mut self, b: u32, lives: &Lives, backward_from: u32) -> StorageId {
-        let buffer = self.g.buffers[b as usize];
-        let (first, last) = (lives.first[b as usize], lives.last[b as usize]);
-        let role = match (first < backward_from, last < backward_from) {
+    fn alloc(&mut self, b: u32, phase: &Phase<'_>, out: &mut Vec<TapeOp>) {
+        let bi = b as usize;
+        let taken_over = phase.lives.takes[bi];
+        if taken_over != NONE {
+            self.storage_of[bi] = self.storage_of[taken_over as usize];
+            return;
+        }
+        let buffer = self.g.buffers[bi];
+        // The lifetime of the memory, through all that take it over.
+        let mut end = b;
+        while phase.lives.taken[end as usize] != NONE {
+            end = phase.lives.taken[end as usize];
+        }
+        let (first, last) = (phase.lives.first[bi], phase.lives.last[end as usize]);
+        let role = match (first < phase.split, last < phase.split) {
             _ if buffer.logits => StorageRole::Logits,
             (true, true) => StorageRole::Temporary,
             (true, false) => StorageRole::Saved,
@@ -279,45 +234,29 @@ impl Emitter<'_> {
             (false, _) => StorageRole::Saved,
         };
         let id = StorageId(self.tape.storages.len() as u32);
-        self.tape.storages.push(Storage {
-            bytes: Bytes(buffer.bytes),
-            dtype: buffer.dtype,
-            role,
-            module: buffer.module,
-        });
-        self.storage_of[b as usize] = id.0;
-        id
+        self.tape.storages.push(Storage { bytes: Bytes(buffer.bytes), dtype: buffer.dtype, role, module: buffer.module });
+        self.storage_of[bi] = id.0;
+        out.push(TapeOp::Alloc(id));
     }
 
-    fn host(&mut self, step: &Step, backward: bool, out: &mut Vec<TapeOp>) {
-        let kind = if backward {
-            HostWorkKind::AutogradDispatch
-        } else {
-            HostWorkKind::Dispatch
-        };
+    fn dispatch(&mut self, step: &Step, kind: HostWorkKind, out: &mut Vec<TapeOp>) {
         for &op in &step.ops {
             let op = &self.g.ops[op as usize];
             self.views += u16::from(op.dispatches);
             if matches!(op.act, Act::Compute(_)) {
-                out.push(TapeOp::Host {
-                    kind,
-                    count: self.views,
-                });
+                out.push(TapeOp::Host { kind, count: self.views });
                 self.views = 0;
             }
         }
     }
 
-    fn launch(&mut self, step: &Step, out: &mut Vec<TapeOp>) {
+    fn launch(&mut self, step: &Step, lives: &Lives, out: &mut Vec<TapeOp>) {
         let kernel = |&op: &u32| matches!(self.g.ops[op as usize].act, Act::Compute(_));
         if !step.ops.iter().any(kernel) {
             return;
         }
-        let Launch {
-            kernel,
-            reads,
-            writes,
-        } = self.table.launch(self.g, &step.ops, &|_| false);
+        let internal = |b: u32| lives.internal[b as usize];
+        let Launch { kernel, reads, writes } = self.table.launch(self.g, &step.ops, &internal);
         let first = self.tape.operands.len() as u32;
         for t in reads {
             self.operand(t);
@@ -327,12 +266,7 @@ impl Emitter<'_> {
             self.operand(t);
         }
         let end = self.tape.operands.len() as u32;
-        out.push(TapeOp::Launch {
-            kernel,
-            reads: first,
-            writes: middle,
-            end,
-        });
+        out.push(TapeOp::Launch { kernel, reads: first, writes: middle, end });
     }
 
     fn operand(&mut self, t: Touch) {

@@ -399,6 +399,7 @@ fn flops(g: &Graph, op: &Op, kind: OpKind) -> u64 {
         OpKind::Add | OpKind::Sub | OpKind::Mul | OpKind::Neg | OpKind::Relu | OpKind::ReluGrad => {
             numel
         }
+        OpKind::LogProbs => numel,
         OpKind::Silu => 4 * numel,
         OpKind::SiluGrad => 8 * numel,
         OpKind::Gelu => 10 * numel,

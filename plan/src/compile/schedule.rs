@@ -1,7 +1,8 @@
-//! Steps: which ops one kernel executes, in which order.
+//! Steps: which ops one kernel executes, in which order; which ops are compiled together.
 
+use super::{fuse, partition};
 use crate::autodiff::Backward;
-use crate::compile::tape::ModuleId;
+use crate::compile::tape::{Module, ModuleId, ModuleKind};
 use crate::model::graph::{Act, Graph, ModelGraph, View};
 use crate::scenario::types::CompileMode;
 use smallvec::{SmallVec, smallvec};
@@ -16,6 +17,8 @@ pub(super) struct Step {
     pub(super) module: ModuleId,
     /// Compiled region, counted from 1; 0 when run eagerly.
     pub(super) region: u32,
+    /// Recomputed forward that the step belongs to: index into [`Backward::sections`].
+    pub(super) section: Option<u32>,
 }
 
 /// All steps.
@@ -24,31 +27,136 @@ pub(super) struct Plan {
     pub(super) forward: Vec<Step>,
     pub(super) backward: Vec<Step>,
     pub(super) eval: Vec<Step>,
+    /// Gradients become ready as soon as they are computed, inside a region too (collectives are part of the graph).
+    pub(super) ready_inside: bool,
+    /// Regions whose entry runs guards.
+    pub(super) guarded: Vec<bool>,
+}
+
+/// Ops in issue order, and the compiled region of each op (0: eager).
+pub(super) struct Orders {
+    pub(super) forward: Vec<u32>,
+    pub(super) backward: Vec<u32>,
+    pub(super) region: Vec<u32>,
+    pub(super) section: Vec<Option<u32>>,
 }
 
 pub(super) fn plan(
-    m: &ModelGraph,
+    m: &mut ModelGraph,
     b: &Backward,
-    _mode: CompileMode,
-    _is_unit: &dyn Fn(ModuleId) -> bool,
+    mode: CompileMode,
+    is_unit: &dyn Fn(ModuleId) -> bool,
 ) -> Plan {
-    let g = &m.graph;
-    let end = g.ops.len() as u32;
+    let end = m.graph.ops.len() as u32;
+    let mut o = Orders {
+        forward: (0..b.first).collect(),
+        backward: (b.first..end).collect(),
+        region: vec![0; end as usize],
+        section: sections(b, end),
+    };
+    let mut guarded = vec![false];
+    if mode != CompileMode::Off {
+        guarded = regions(m, &mut o, mode, is_unit);
+        partition::recompute_cheap(&mut m.graph, &mut o);
+    }
+    let eval = needed_for_loss(m, 0..b.first);
     Plan {
-        forward: eager(g, 0..b.first),
-        backward: eager(g, b.first..end),
-        eval: eager(g, needed_for_loss(m, 0..b.first)),
+        forward: steps(m, &o, &o.forward),
+        backward: steps(m, &o, &o.backward),
+        eval: steps(m, &o, &eval),
+        ready_inside: mode == CompileMode::Full,
+        guarded,
     }
 }
 
-fn eager(g: &Graph, ops: impl IntoIterator<Item = u32>) -> Vec<Step> {
-    ops.into_iter()
-        .map(|i| Step {
-            ops: smallvec![i],
-            module: g.ops[i as usize].module,
-            region: 0,
-        })
-        .collect()
+fn sections(b: &Backward, end: u32) -> Vec<Option<u32>> {
+    let mut out = vec![None; end as usize];
+    for (i, s) in b.sections.iter().enumerate() {
+        for op in s.ops.clone() {
+            out[op as usize] = Some(i as u32);
+        }
+    }
+    out
+}
+
+/// Assigns regions: maximal runs of ops that are compiled and not separated by a boundary. Returns which of them are guarded.
+fn regions(
+    m: &ModelGraph,
+    o: &mut Orders,
+    mode: CompileMode,
+    is_unit: &dyn Fn(ModuleId) -> bool,
+) -> Vec<bool> {
+    let place = places(m.modules(), mode, is_unit);
+    let mut guarded = vec![false];
+    for order in [&o.forward, &o.backward] {
+        let mut last = None;
+        let mut first_of_phase = true;
+        for &op in order {
+            let here = place[m.graph.ops[op as usize].module.index()];
+            let section = o.section[op as usize];
+            // The initial gradient is made by the caller of backward.
+            let made_by_caller = op == o.backward[0];
+            let key = here.filter(|_| !made_by_caller).map(|p| (p, section));
+            if key.is_some() && key != last {
+                guarded.push(mode != CompileMode::Full || first_of_phase);
+                first_of_phase = false;
+            }
+            o.region[op as usize] = if key.is_some() { guarded.len() as u32 - 1 } else { 0 };
+            last = key;
+        }
+    }
+    guarded
+}
+
+/// For each module the compiled piece that its ops belong to: the nearest unit (whose hooks break the graph), or the block.
+fn places(
+    modules: &[Module],
+    mode: CompileMode,
+    is_unit: &dyn Fn(ModuleId) -> bool,
+) -> Vec<Option<u32>> {
+    let mut out: Vec<Option<u32>> = Vec::with_capacity(modules.len());
+    for (i, module) in modules.iter().enumerate() {
+        let own = i as u32;
+        let up = module.parent.and_then(|p| out[p.index()]);
+        out.push(match mode {
+            CompileMode::Off => None,
+            CompileMode::Full => Some(0),
+            // Outside the root's hooks.
+            CompileMode::Regions if module.kind == ModuleKind::Loss => Some(own),
+            CompileMode::Regions if up.is_none() || is_unit(ModuleId(own)) => Some(own),
+            CompileMode::Regions => up,
+            CompileMode::Blocks if module.kind == ModuleKind::Block => Some(own),
+            CompileMode::Blocks if up.is_some() && is_unit(ModuleId(own)) => Some(own),
+            CompileMode::Blocks => up,
+        });
+    }
+    out
+}
+
+/// Eager ops one by one, regions through fusion.
+fn steps(m: &ModelGraph, o: &Orders, order: &[u32]) -> Vec<Step> {
+    let g = &m.graph;
+    let mut out = Vec::with_capacity(order.len());
+    let mut at = 0;
+    while at < order.len() {
+        let region = o.region[order[at] as usize];
+        if region == 0 {
+            out.push(single(g, o, order[at]));
+            at += 1;
+            continue;
+        }
+        let len = order[at..].iter().take_while(|&&op| o.region[op as usize] == region).count();
+        let ops = &order[at..at + len];
+        let section = o.section[ops[0] as usize];
+        fuse::fuse(m, ops, |ops, module| out.push(Step { ops, module, region, section }));
+        at += len;
+    }
+    out
+}
+
+fn single(g: &Graph, o: &Orders, op: u32) -> Step {
+    let module = g.ops[op as usize].module;
+    Step { ops: smallvec![op], module, region: 0, section: o.section[op as usize] }
 }
 
 /// Ops that the loss depends on: what a validation forward runs.
@@ -62,11 +170,8 @@ fn needed_for_loss(m: &ModelGraph, ops: Range<u32>) -> Vec<u32> {
             let op = &g.ops[i as usize];
             let needed = op.outputs.iter().any(|v| used[v.index()]);
             if needed {
-                let n = if op.act == Act::View(View::Precomputed) {
-                    1
-                } else {
-                    op.inputs.len()
-                };
+                let computed = op.act == Act::View(View::Precomputed);
+                let n = if computed { 1 } else { op.inputs.len() };
                 for v in &op.inputs[..n] {
                     used[v.index()] = true;
                 }

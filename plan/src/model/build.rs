@@ -3,9 +3,9 @@
 use super::graph::{Graph, ModelGraph, Root, ValueId};
 use super::ops::{OpKind, Real};
 use super::tree::Tree;
-use crate::compile::tape::{Const, ModuleId, ParamId};
+use crate::compile::tape::{Const, ModuleId, ModuleKind, ParamId};
 use crate::scenario::Scenario;
-use crate::scenario::types::Family;
+use crate::scenario::types::{CompileMode, Family};
 use crate::units::{Bytes, DType, Flops};
 use smallvec::SmallVec;
 
@@ -40,6 +40,7 @@ impl<'s> Builder<'s> {
         if matches!(s.model.family, Family::Llama | Family::Gpt2) {
             g.vocab = Some(s.model.vocab);
         }
+        g.compiled = compiled(s, &tree);
         Self {
             s,
             tree,
@@ -142,7 +143,7 @@ impl<'s> Builder<'s> {
             }
             let y = s.g.reshape(y, &shape);
             match b {
-                Some(b) => s.g.compute_into(OpKind::Add, &[y, b], y),
+                Some(b) => s.g.add_into(y, b),
                 None => y,
             }
         })
@@ -229,6 +230,19 @@ impl<'s> Builder<'s> {
             tokens,
         }
     }
+}
+
+/// Whether each module's code is compiled.
+fn compiled(s: &Scenario, tree: &Tree) -> Vec<bool> {
+    let mut out: Vec<bool> = Vec::with_capacity(tree.modules.len());
+    for m in &tree.modules {
+        out.push(match s.compile.mode {
+            CompileMode::Off => false,
+            CompileMode::Regions | CompileMode::Full => true,
+            CompileMode::Blocks => m.kind == ModuleKind::Block || m.parent.is_some_and(|p| out[p.index()]),
+        });
+    }
+    out
 }
 
 /// Model FLOPs of forward and backward and the tokens of one micro-batch: `6 * matmul parameters * tokens` plus causal attention at

@@ -47,7 +47,7 @@ fn conv(b: &mut Builder<'_>, m: ModuleId, x: ValueId) -> ValueId {
             Some(bias) => {
                 let channels = shape[1];
                 let bias = b.g.reshape(bias, &[1, channels, 1, 1]);
-                b.g.compute_into(OpKind::Add, &[y, bias], y)
+                b.g.add_into(y, bias)
             }
             None => y,
         }

@@ -165,6 +165,8 @@ pub struct Graph {
     pub(crate) nodes: u32,
     /// Vocabulary size: tensors of this last dimension are logits.
     pub(crate) vocab: Option<u64>,
+    /// Modules whose code is compiled: nothing is done in place there, the compiler decides that.
+    pub(crate) compiled: Vec<bool>,
     /// New buffers are gradients.
     pub(crate) in_backward: bool,
 }
@@ -387,6 +389,20 @@ impl Graph {
         let out = outputs[0];
         self.push_op(Act::Compute(kind), &[q, k, v], outputs);
         out
+    }
+
+    /// Whether new ops belong to compiled code.
+    pub(crate) fn functional(&self) -> bool {
+        self.compiled.get(self.module().index()).copied().unwrap_or(false)
+    }
+
+    /// Adds to `target`: in place, or, in compiled code, into a new tensor.
+    pub(crate) fn add_into(&mut self, target: ValueId, other: ValueId) -> ValueId {
+        if self.functional() {
+            self.compute_like(OpKind::Add, &[target, other], &[target])[0]
+        } else {
+            self.compute_into(OpKind::Add, &[target, other], target)
+        }
     }
 
     /// An op that writes its result into `target`'s memory.

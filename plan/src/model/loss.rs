@@ -38,7 +38,13 @@ fn cross_entropy(b: &mut Builder<'_>, logits: ValueId, labels: ValueId) {
         let flat = b.g.reshape(logits, &[rows, cols]);
         let float = b.g.cast(flat, DType::F32);
         let labels = b.g.reshape(labels, &[rows]);
-        let log_probs = b.g.unary(OpKind::LogSoftmax, float);
+        let log_probs = if b.g.functional() {
+            // Compilers split it, so that backward can start from the logits and one number a row.
+            let lse = b.g.compute(OpKind::LogSumExp, &[float], &[(&[rows, 1], DType::F32)])[0];
+            b.g.binary(OpKind::LogProbs, float, lse)
+        } else {
+            b.g.unary(OpKind::LogSoftmax, float)
+        };
         let out = b.g.compute(
             OpKind::NllLoss,
             &[log_probs, labels],

@@ -137,6 +137,8 @@ pub enum OpKind {
     SumAll,
     /// `x -> log_softmax(x)` over the last dimension.
     LogSoftmax,
+    /// `x, lse -> x - lse`: [`OpKind::LogSoftmax`] from the log-sum-exp of the rows.
+    LogProbs,
     /// `d_y, y -> d_x` of [`OpKind::LogSoftmax`], from its result.
     LogSoftmaxGrad,
     /// `x -> lse`: log-sum-exp over the last dimension, which becomes 1.
@@ -202,6 +204,7 @@ impl OpKind {
             Self::SumChannels => "sum_channels",
             Self::SumAll => "sum",
             Self::LogSoftmax => "log_softmax",
+            Self::LogProbs => "log_probs",
             Self::LogSoftmaxGrad => "log_softmax_backward",
             Self::LogSumExp => "logsumexp",
             Self::NllLoss => "nll_loss",

@@ -94,3 +94,20 @@ fn chunked_loss_changes_no_gradient() {
         assert_same(&base, &s);
     }
 }
+
+#[test]
+fn compiling_changes_no_gradient() {
+    for family in FAMILIES {
+        let base = tiny(family);
+        for mode in [CompileMode::Blocks, CompileMode::Regions, CompileMode::Full] {
+            for recompute in [Recompute::None, Recompute::Full, Recompute::Selective] {
+                for loss in [Loss::Materialized, Loss::Chunked] {
+                    let mut s = base.clone();
+                    s.compile.mode = mode;
+                    (s.train.recompute, s.train.loss) = (recompute, loss);
+                    assert_same(&base, &s);
+                }
+            }
+        }
+    }
+}

@@ -98,3 +98,14 @@ fn eager_step_launches_the_measured_kernels() {
         "and three copies of ids and labels"
     );
 }
+
+#[test]
+fn compiled_blocks_save_what_was_measured() {
+    let mut s = measured_1b();
+    s.compile.mode = CompileMode::Blocks;
+    let t = build(&s);
+    let mut expected: BTreeMap<u64, usize> = EAGER.iter().copied().collect();
+    // The trace of the compiled run differs in one entry: silu's result is computed again in backward.
+    expected.insert(134_217_728, 16 + 16 + 16);
+    assert_eq!(alive_at(&t, "log_softmax_backward"), expected);
+}

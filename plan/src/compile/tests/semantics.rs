@@ -183,7 +183,7 @@ pub(super) fn apply(op: &BodyOp, x: &[Vec<f64>]) -> Vec<Vec<f64>> {
             out
         }
         OpKind::Add => vec![zip2(op, x, |a, b| a + b)],
-        OpKind::Sub => vec![zip2(op, x, |a, b| a - b)],
+        OpKind::Sub | OpKind::LogProbs => vec![zip2(op, x, |a, b| a - b)],
         OpKind::Mul => vec![zip2(op, x, |a, b| a * b)],
         OpKind::Neg => map(&|v| -v),
         OpKind::Silu => map(&|v| v * sigmoid(v)),

@@ -1,0 +1,150 @@
+//! Lifetimes of buffers over a list of steps.
+//!
+//! A buffer is allocated by the first step that writes it and freed after the last that uses it. Run eagerly, two things
+//! hold it longer: all operands of an autograd node live until the node returns, and local variables of the model's code
+//! live until they go out of scope. Compiled code holds nothing longer, keeps what only one kernel uses in registers, and
+//! writes a result over an operand that dies in the same kernel.
+
+use super::schedule::Step;
+use crate::model::graph::{Act, Graph, Root};
+use crate::model::ops::Fusion;
+
+pub(super) const NONE: u32 = u32::MAX;
+
+/// First and last step of each buffer.
+pub(super) struct Lives {
+    pub(super) first: Vec<u32>,
+    pub(super) last: Vec<u32>,
+    /// Lives inside one fused kernel only.
+    pub(super) internal: Vec<bool>,
+    /// The buffer whose memory a buffer takes over; `NONE` if it gets its own.
+    pub(super) takes: Vec<u32>,
+    /// The buffer that takes over; `NONE` if the memory is freed.
+    pub(super) taken: Vec<u32>,
+    /// `(step, buffer)` sorted.
+    pub(super) allocs: Vec<(u32, u32)>,
+    pub(super) frees: Vec<(u32, u32)>,
+    /// Step of each op.
+    pub(super) step_of: Vec<u32>,
+}
+
+impl Lives {
+    /// Lifetimes over `steps`; the buffers in `keep` live to their end.
+    pub(super) fn new(g: &Graph, steps: &[&Step], keep: &[u32]) -> Self {
+        let n = g.buffers.len();
+        let mut l = Self {
+            first: vec![NONE; n],
+            last: vec![0; n],
+            internal: vec![false; n],
+            takes: vec![NONE; n],
+            taken: vec![NONE; n],
+            allocs: Vec::new(),
+            frees: Vec::new(),
+            step_of: vec![NONE; g.ops.len()],
+        };
+        l.spans(g, steps);
+        let end = steps.len().saturating_sub(1) as u32;
+        for &b in keep {
+            l.last[b as usize] = end;
+        }
+        l.internalize(steps, keep);
+        l.reuse(g, steps, keep);
+        let used = (0..n).filter(|&b| l.first[b] != NONE && !l.internal[b]);
+        l.allocs = used.map(|b| (l.first[b], b as u32)).collect();
+        l.frees = l.allocs.iter().map(|&(_, b)| (l.last[b as usize], b)).collect();
+        l.allocs.sort_unstable();
+        l.frees.sort_unstable();
+        l
+    }
+
+    fn spans(&mut self, g: &Graph, steps: &[&Step]) {
+        let mut eager = vec![false; self.first.len()];
+        let mut node_end = vec![0; g.nodes as usize + 1];
+        for (s, step) in steps.iter().enumerate() {
+            for &op in &step.ops {
+                self.step_of[op as usize] = s as u32;
+                node_end[g.ops[op as usize].node as usize] = s as u32;
+            }
+        }
+        for (s, step) in steps.iter().enumerate() {
+            let s = s as u32;
+            for &op in &step.ops {
+                let op = &g.ops[op as usize];
+                if matches!(op.act, Act::View(_)) {
+                    continue;
+                }
+                let end = if step.region == 0 { node_end[op.node as usize] } else { s };
+                for &v in op.inputs.iter().chain(&op.outputs) {
+                    if let Root::Buffer(b) = g.value(v).root {
+                        let b = b as usize;
+                        if self.first[b] == NONE {
+                            self.first[b] = s;
+                            eager[b] = step.region == 0;
+                        }
+                        self.last[b] = self.last[b].max(end);
+                    }
+                }
+            }
+        }
+        for &(op, b) in &g.holds {
+            let (s, b) = (self.step_of[op as usize], b as usize);
+            if s != NONE && self.first[b] != NONE && eager[b] {
+                self.last[b] = self.last[b].max(s);
+            }
+        }
+    }
+
+    fn internalize(&mut self, steps: &[&Step], keep: &[u32]) {
+        for b in 0..self.first.len() {
+            let s = self.first[b];
+            if s != NONE && s == self.last[b] && !keep.contains(&(b as u32)) {
+                let step = steps[s as usize];
+                self.internal[b] = step.region != 0 && step.ops.len() > 1;
+            }
+        }
+    }
+
+    /// In generated kernels, lets results take over operands of the same size that are read in the same order and die.
+    fn reuse(&mut self, g: &Graph, steps: &[&Step], keep: &[u32]) {
+        for (s, step) in steps.iter().enumerate() {
+            let generated = |&i: &u32| match g.ops[i as usize].act {
+                Act::Compute(kind) => matches!(kind.fusion(), Fusion::Pointwise | Fusion::Row),
+                Act::View(_) => false,
+            };
+            if step.region != 0 && step.ops.iter().all(generated) {
+                self.reuse_in(g, s as u32, step, keep);
+            }
+        }
+    }
+
+    fn reuse_in(&mut self, g: &Graph, s: u32, step: &Step, keep: &[u32]) {
+        let ops = || step.ops.iter().map(|&i| &g.ops[i as usize]);
+        let whole = |b: u32| {
+            ops().flat_map(|op| op.inputs.iter().chain(&op.outputs)).all(|&v| {
+                let x = g.value(v);
+                x.root != Root::Buffer(b)
+                    || x.is_contiguous() && x.numel() * x.dtype.size() == g.buffers[b as usize].bytes
+            })
+        };
+        for &v in ops().flat_map(|op| &op.outputs) {
+            let Some(w) = g.buffer_of(v) else { continue };
+            let wi = w as usize;
+            if self.first[wi] != s || self.internal[wi] || self.takes[wi] != NONE || keep.contains(&w) || !whole(w) {
+                continue;
+            }
+            let same = |r: u32| {
+                let (a, b) = (g.buffers[r as usize], g.buffers[wi]);
+                a.bytes == b.bytes && a.dtype == b.dtype
+            };
+            let dies = |r: u32| {
+                let ri = r as usize;
+                self.first[ri] < s && self.last[ri] == s && self.taken[ri] == NONE && !keep.contains(&r)
+            };
+            let operands = ops().flat_map(|op| &op.inputs).filter_map(|&x| g.buffer_of(x));
+            if let Some(r) = operands.into_iter().find(|&r| dies(r) && same(r) && whole(r)) {
+                self.takes[wi] = r;
+                self.taken[r as usize] = w;
+            }
+        }
+    }
+}

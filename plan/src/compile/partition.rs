@@ -1,0 +1,183 @@
+//! What compiled code saves: values that a fused backward can recompute from other saved values are dropped.
+//!
+//! A saved value is recomputed when elementwise ops make it from values that are saved anyway (or that are smaller, taken
+//! together) and every use in backward is in a fusible op. Matrix products and attention need their operands in memory, so
+//! what they read stays saved.
+
+use super::schedule::Orders;
+use crate::model::graph::{Act, Graph, Op, Root, Value, ValueId};
+use crate::model::ops::Fusion;
+use smallvec::SmallVec;
+use std::collections::BTreeMap;
+
+const NONE: u32 = u32::MAX;
+/// Most ops that are recomputed for one value.
+const MAX_OPS: usize = 16;
+
+struct Partition<'g> {
+    g: &'g mut Graph,
+    o: &'g mut Orders,
+    /// The only op that writes a buffer, if a fusible compiled one; `NONE` otherwise.
+    writer: Vec<u32>,
+    /// Backward ops that use a buffer, in order.
+    uses: Vec<SmallVec<[u32; 2]>>,
+    /// Recomputing ops by the backward op before which they go.
+    before: BTreeMap<u32, Vec<u32>>,
+}
+
+/// Rewrites backward uses of cheap saved values to recomputed ones; the recomputing ops go before their first use.
+pub(super) fn recompute_cheap(g: &mut Graph, o: &mut Orders) {
+    let buffers = g.buffers.len();
+    let mut p =
+        Partition { g, o, writer: vec![NONE; buffers], uses: vec![SmallVec::new(); buffers], before: BTreeMap::new() };
+    let candidates = p.survey();
+    for b in candidates {
+        p.consider(b);
+    }
+    if !p.before.is_empty() {
+        let Partition { o, mut before, .. } = p;
+        let old = std::mem::take(&mut o.backward);
+        for op in old {
+            o.backward.extend(before.remove(&op).unwrap_or_default());
+            o.backward.push(op);
+        }
+    }
+}
+
+impl Partition<'_> {
+    /// Writers, uses, and the saved buffers in the order they are made.
+    fn survey(&mut self) -> Vec<u32> {
+        let mut seen = vec![false; self.g.buffers.len()];
+        let mut made = Vec::new();
+        let recomputed = self.o.backward.iter().filter(|&&op| self.o.section[op as usize].is_some());
+        for &i in self.o.forward.iter().chain(recomputed) {
+            let op = &self.g.ops[i as usize];
+            let Act::Compute(kind) = op.act else { continue };
+            for &v in &op.outputs {
+                let Some(b) = self.g.buffer_of(v) else { continue };
+                let first = !std::mem::replace(&mut seen[b as usize], true);
+                let plain = first && self.o.region[i as usize] != 0 && kind.fusion() == Fusion::Pointwise;
+                let in_place = op.inputs.iter().any(|&x| self.g.buffer_of(x) == Some(b));
+                self.writer[b as usize] = if plain && !in_place { i } else { NONE };
+                if first {
+                    made.push(b);
+                }
+            }
+        }
+        for &i in &self.o.backward {
+            if self.o.section[i as usize].is_some() {
+                continue;
+            }
+            let op = &self.g.ops[i as usize];
+            if let Act::Compute(_) = op.act {
+                for &v in &op.inputs {
+                    if let Some(b) = self.g.buffer_of(v)
+                        && seen[b as usize]
+                        && self.uses[b as usize].last() != Some(&i)
+                    {
+                        self.uses[b as usize].push(i);
+                    }
+                }
+            }
+        }
+        made.retain(|&b| self.writer[b as usize] != NONE && !self.uses[b as usize].is_empty());
+        made
+    }
+
+    fn consider(&mut self, b: u32) {
+        let fusible = |&i: &u32| {
+            let op = &self.g.ops[i as usize];
+            let Act::Compute(kind) = op.act else { return false };
+            self.o.region[i as usize] != 0 && matches!(kind.fusion(), Fusion::Pointwise | Fusion::Row)
+        };
+        if !self.uses[b as usize].iter().all(fusible) {
+            return;
+        }
+        let mut cone = Vec::new();
+        let mut leaves = Vec::new();
+        if !self.grow(b, &mut cone, &mut leaves) {
+            return;
+        }
+        let new: u64 = leaves
+            .iter()
+            .filter(|&&l| self.uses[l as usize].is_empty())
+            .map(|&l| self.g.buffers[l as usize].bytes)
+            .sum();
+        if new < self.g.buffers[b as usize].bytes {
+            self.rewrite(b, &cone, &leaves);
+        }
+    }
+
+    /// Collects the ops that make `b` (in execution order) and the buffers they start from. False when it takes too many.
+    fn grow(&self, b: u32, cone: &mut Vec<u32>, leaves: &mut Vec<u32>) -> bool {
+        let w = self.writer[b as usize];
+        if cone.contains(&w) {
+            return true;
+        }
+        let region = self.o.region[w as usize];
+        for &v in &self.g.ops[w as usize].inputs {
+            let Some(x) = self.g.buffer_of(v) else { continue };
+            let xw = self.writer[x as usize];
+            let inside = xw != NONE && self.o.region[xw as usize] == region;
+            if inside && self.uses[x as usize].is_empty() {
+                if !self.grow(x, cone, leaves) {
+                    return false;
+                }
+            } else if !leaves.contains(&x) {
+                leaves.push(x);
+            }
+        }
+        cone.push(w);
+        cone.len() <= MAX_OPS
+    }
+
+    fn rewrite(&mut self, b: u32, cone: &[u32], leaves: &[u32]) {
+        let users = std::mem::take(&mut self.uses[b as usize]);
+        let first = users[0];
+        let mut renamed: SmallVec<[(u32, u32); 8]> = SmallVec::new();
+        let mut clones = Vec::with_capacity(cone.len());
+        for &i in cone {
+            let op = self.g.ops[i as usize].clone();
+            let id = self.g.ops.len() as u32;
+            for &v in &op.outputs {
+                if let Some(x) = self.g.buffer_of(v) {
+                    let buffer = self.g.buffers[x as usize];
+                    renamed.push((x, self.g.buffers.len() as u32));
+                    self.g.buffers.push(buffer);
+                    self.writer.push(NONE);
+                    self.uses.push(SmallVec::new());
+                }
+            }
+            let inputs = op.inputs.iter().map(|&v| self.rename(v, &renamed)).collect();
+            let outputs = op.outputs.iter().map(|&v| self.rename(v, &renamed)).collect();
+            self.g.nodes += 1;
+            let (node, module) = (self.g.nodes, self.g.ops[first as usize].module);
+            self.g.ops.push(Op { inputs, outputs, module, node, ..op });
+            self.o.region.push(self.o.region[first as usize]);
+            self.o.section.push(None);
+            clones.push(id);
+        }
+        for &i in &users {
+            let inputs = self.g.ops[i as usize].inputs.clone();
+            self.g.ops[i as usize].inputs = inputs.iter().map(|&v| self.rename(v, &renamed)).collect();
+        }
+        for &l in leaves {
+            // What the clones read is used by the same backward op from now on.
+            if !self.uses[l as usize].contains(&first) {
+                self.uses[l as usize].push(first);
+            }
+        }
+        self.before.entry(first).or_default().extend(clones);
+    }
+
+    /// The same window on the renamed buffer.
+    fn rename(&mut self, v: ValueId, renamed: &[(u32, u32)]) -> ValueId {
+        let Some(b) = self.g.buffer_of(v) else { return v };
+        let Some(&(_, to)) = renamed.iter().find(|r| r.0 == b) else { return v };
+        let value = Value { root: Root::Buffer(to), requires_grad: false, ..self.g.value(v).clone() };
+        let id = ValueId(self.g.values.len() as u32);
+        self.g.values.push(value);
+        self.g.producer.push(NONE);
+        id
+    }
+}
