@@ -10,7 +10,7 @@ mod rules;
 mod tests;
 
 use crate::compile::tape::{ModuleId, ParamId};
-use crate::model::graph::{Graph, ModelGraph, Root, ValueId};
+use crate::model::graph::{Act, Graph, ModelGraph, Root, ValueId};
 use crate::model::ops::OpKind;
 use crate::scenario::types::Recompute;
 use smallvec::SmallVec;
@@ -25,13 +25,24 @@ pub struct Section {
     pub ops: Range<u32>,
 }
 
+/// A gradient that is complete.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Ready {
+    /// Parameter.
+    pub param: ParamId,
+    /// The op that writes its last contribution.
+    pub writer: u32,
+    /// The last op of that op's node: the engine passes gradients on only then.
+    pub after: u32,
+}
+
 /// What [`differentiate`] appends to a graph.
 #[derive(Clone, Debug, Default)]
 pub struct Backward {
     /// First backward op; the forward ops lie before it.
     pub first: u32,
-    /// `(op, parameter)`: after this op the parameter's gradient is complete.
-    pub ready: Vec<(u32, ParamId)>,
+    /// When each parameter's gradient is complete, in that order.
+    pub ready: Vec<Ready>,
     /// The initial gradient of the loss.
     pub one: Option<ValueId>,
     /// Recomputed forwards, in order.
@@ -236,8 +247,23 @@ impl Engine<'_> {
         self.uses[p.index()] -= 1;
         if self.uses[p.index()] == 0 {
             self.pending[v.index()] = None;
-            self.out.ready.push((self.m.graph.ops.len() as u32 - 1, p));
+            let after = self.m.graph.ops.len() as u32 - 1;
+            let writer = self.last_writer(Root::Grad(p));
+            self.out.ready.push(Ready {
+                param: p,
+                writer,
+                after,
+            });
         }
+    }
+
+    fn last_writer(&self, root: Root) -> u32 {
+        let g = &self.m.graph;
+        let writes = |i: &usize| {
+            let op = &g.ops[*i];
+            matches!(op.act, Act::Compute(_)) && op.outputs.iter().any(|&v| g.value(v).root == root)
+        };
+        (0..g.ops.len()).rev().find(writes).map_or(0, |i| i as u32)
     }
 
     /// Whether a value is all of its buffer, in order.

@@ -4,8 +4,8 @@ use super::kernel::{Launch, Table, Touch};
 use super::lives::{Lives, NONE};
 use super::schedule::{Plan, Step};
 use super::tape::{
-    HostWorkKind, ModuleId, ModuleKind, Operand, ParamId, Source, Storage, StorageId, StorageRole, Tape,
-    TapeOp,
+    HostWorkKind, ModuleId, ModuleKind, Operand, ParamId, Source, Storage, StorageId, StorageRole,
+    Tape, TapeOp,
 };
 use crate::autodiff::Backward;
 use crate::model::graph::{Act, Graph, ModelGraph, Root};
@@ -33,24 +33,50 @@ pub(super) fn emit(
         open: Vec::new(),
         again: Vec::new(),
         views: 0,
+        kind: HostWorkKind::Dispatch,
     };
     let training: Vec<&Step> = plan.forward.iter().chain(&plan.backward).collect();
     let split = plan.forward.len();
     let loss = m.graph.buffer_of(m.loss);
     // The caller of backward holds the loss and the initial gradient until it returns.
-    let kept: SmallVec<[u32; 2]> = loss.into_iter().chain(b.one.and_then(|v| m.graph.buffer_of(v))).collect();
+    let kept: SmallVec<[u32; 2]> = loss
+        .into_iter()
+        .chain(b.one.and_then(|v| m.graph.buffer_of(v)))
+        .collect();
     let lives = Lives::new(&m.graph, &training, &kept);
     let ready = ready(b, plan, &lives, split as u32);
     let sections = b.sections.iter().map(|s| s.module).collect();
-    let mut phase = Phase { steps: &training[..split], base: 0, split: split as u32, lives: &lives, ready: &[], sections, host: HostWorkKind::Dispatch };
+    let mut phase = Phase {
+        steps: &training[..split],
+        base: 0,
+        split: split as u32,
+        lives: &lives,
+        ready: &[],
+        sections,
+        host: HostWorkKind::Dispatch,
+    };
     e.tape.forward = e.phase(&phase, plan);
-    phase = Phase { steps: &training[split..], base: split as u32, ready: &ready, host: HostWorkKind::AutogradDispatch, ..phase };
+    phase = Phase {
+        steps: &training[split..],
+        base: split as u32,
+        ready: &ready,
+        host: HostWorkKind::AutogradDispatch,
+        ..phase
+    };
     e.tape.backward = e.phase(&phase, plan);
     let eval: Vec<&Step> = plan.eval.iter().collect();
     let kept: SmallVec<[u32; 2]> = loss.into_iter().collect();
     let lives = Lives::new(&m.graph, &eval, &kept);
     e.storage_of.fill(NONE);
-    phase = Phase { steps: &eval, base: 0, split: eval.len() as u32, lives: &lives, ready: &[], host: HostWorkKind::Dispatch, ..phase };
+    phase = Phase {
+        steps: &eval,
+        base: 0,
+        split: eval.len() as u32,
+        lives: &lives,
+        ready: &[],
+        host: HostWorkKind::Dispatch,
+        ..phase
+    };
     e.tape.eval = e.phase(&phase, plan);
     e.tape.kernels = e.table.kernels;
     e.tape
@@ -73,15 +99,22 @@ struct Phase<'a> {
 /// After which step each gradient is ready: compiled code returns all of a region's gradients at its end.
 fn ready(b: &Backward, plan: &Plan, lives: &Lives, split: u32) -> Vec<(u32, ParamId)> {
     let mut out: Vec<(u32, ParamId)> = Vec::with_capacity(b.ready.len());
-    for &(op, p) in &b.ready {
-        let mut at = (lives.step_of[op as usize] - split) as usize;
+    for r in &b.ready {
+        let step = |op: u32| (lives.step_of[op as usize] - split) as usize;
+        let mut at = step(r.writer);
         let region = plan.backward[at].region;
-        if region != 0 && !plan.ready_inside {
-            while plan.backward.get(at + 1).is_some_and(|s| s.region == region) {
+        if region == 0 {
+            at = step(r.after);
+        } else if !plan.ready_inside {
+            while plan
+                .backward
+                .get(at + 1)
+                .is_some_and(|s| s.region == region)
+            {
                 at += 1;
             }
         }
-        out.push((at as u32 + split, p));
+        out.push((at as u32 + split, r.param));
     }
     out.sort_by_key(|r| r.0);
     out
@@ -112,6 +145,8 @@ struct Emitter<'m> {
     again: Vec<ModuleId>,
     /// Framework calls of views since the last kernel.
     views: u16,
+    /// What these count as.
+    kind: HostWorkKind,
 }
 
 impl Emitter<'_> {
@@ -136,10 +171,17 @@ impl Emitter<'_> {
                 }
             }
             if step.region == 0 {
-                let kind = if step.section.is_some() { HostWorkKind::Dispatch } else { phase.host };
+                let kind = if step.section.is_some() {
+                    HostWorkKind::Dispatch
+                } else {
+                    phase.host
+                };
                 self.dispatch(step, kind, &mut out);
             } else if step.region != region && plan.guarded[step.region as usize] {
-                out.push(TapeOp::Host { kind: HostWorkKind::Guard, count: 1 });
+                out.push(TapeOp::Host {
+                    kind: HostWorkKind::Guard,
+                    count: 1,
+                });
             }
             region = step.region;
             while let Some(&(_, b)) = lives.allocs.get(alloc).filter(|a| a.0 == s) {
@@ -234,17 +276,26 @@ impl Emitter<'_> {
             (false, _) => StorageRole::Saved,
         };
         let id = StorageId(self.tape.storages.len() as u32);
-        self.tape.storages.push(Storage { bytes: Bytes(buffer.bytes), dtype: buffer.dtype, role, module: buffer.module });
+        self.tape.storages.push(Storage {
+            bytes: Bytes(buffer.bytes),
+            dtype: buffer.dtype,
+            role,
+            module: buffer.module,
+        });
         self.storage_of[bi] = id.0;
         out.push(TapeOp::Alloc(id));
     }
 
     fn dispatch(&mut self, step: &Step, kind: HostWorkKind, out: &mut Vec<TapeOp>) {
+        self.kind = kind;
         for &op in &step.ops {
             let op = &self.g.ops[op as usize];
             self.views += u16::from(op.dispatches);
             if matches!(op.act, Act::Compute(_)) {
-                out.push(TapeOp::Host { kind, count: self.views });
+                out.push(TapeOp::Host {
+                    kind,
+                    count: self.views,
+                });
                 self.views = 0;
             }
         }
@@ -256,7 +307,11 @@ impl Emitter<'_> {
             return;
         }
         let internal = |b: u32| lives.internal[b as usize];
-        let Launch { kernel, reads, writes } = self.table.launch(self.g, &step.ops, &internal);
+        let Launch {
+            kernel,
+            reads,
+            writes,
+        } = self.table.launch(self.g, &step.ops, &internal);
         let first = self.tape.operands.len() as u32;
         for t in reads {
             self.operand(t);
@@ -266,7 +321,12 @@ impl Emitter<'_> {
             self.operand(t);
         }
         let end = self.tape.operands.len() as u32;
-        out.push(TapeOp::Launch { kernel, reads: first, writes: middle, end });
+        out.push(TapeOp::Launch {
+            kernel,
+            reads: first,
+            writes: middle,
+            end,
+        });
     }
 
     fn operand(&mut self, t: Touch) {
@@ -314,7 +374,7 @@ impl Emitter<'_> {
     fn flush_views(&mut self, out: &mut Vec<TapeOp>) {
         if self.views > 0 {
             out.push(TapeOp::Host {
-                kind: HostWorkKind::Dispatch,
+                kind: self.kind,
                 count: self.views,
             });
             self.views = 0;

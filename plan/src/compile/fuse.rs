@@ -79,8 +79,11 @@ pub(super) fn fuse(
     mut emit: impl FnMut(SmallVec<[u32; 2]>, ModuleId),
 ) {
     let g = &m.graph;
-    let order: Vec<u32> =
-        order.iter().copied().filter(|&i| matches!(g.ops[i as usize].act, Act::Compute(_))).collect();
+    let order: Vec<u32> = order
+        .iter()
+        .copied()
+        .filter(|&i| matches!(g.ops[i as usize].act, Act::Compute(_)))
+        .collect();
     let mut f = Fuser {
         g,
         order: &order,
@@ -124,7 +127,9 @@ fn domain(g: &Graph, op: &Op, kind: OpKind) -> Option<(u64, Option<u64>)> {
         Fusion::Pointwise => Some((value(op.outputs[0]).numel(), None)),
         Fusion::Row => {
             let x = match kind {
-                OpKind::RmsNormGrad | OpKind::LayerNormGrad | OpKind::LogSoftmaxGrad => op.outputs[0],
+                OpKind::RmsNormGrad | OpKind::LayerNormGrad | OpKind::LogSoftmaxGrad => {
+                    op.outputs[0]
+                }
                 _ => op.inputs[0],
             };
             Some((value(x).numel(), Some(value(x).cols())))
@@ -178,8 +183,11 @@ impl Fuser<'_> {
             .any(|&v| matches!(self.g.value(v).root, Root::Param(_) | Root::Grad(_)))
             .then(|| self.blocks[op.module.index()]);
         let operands = op.inputs.len() + op.outputs.len();
-        let mut preds: SmallVec<[u32; 8]> =
-            self.predecessors(at).iter().map(|&p| self.group_of[p as usize]).collect();
+        let mut preds: SmallVec<[u32; 8]> = self
+            .predecessors(at)
+            .iter()
+            .map(|&p| self.group_of[p as usize])
+            .collect();
         preds.sort_unstable();
         preds.dedup();
         let new = Group {
@@ -212,7 +220,10 @@ impl Fuser<'_> {
     /// The kernel that an op joins: that of its latest producer, else one that reads the same tensor.
     fn choose(&self, at: u32, kind: OpKind, new: &Group, preds: &[u32]) -> Option<u32> {
         let legal = |&t: &u32| {
-            self.fits(t, new, kind) && preds.iter().all(|&p| p == t || !self.groups[p as usize].deps.has(t as usize))
+            self.fits(t, new, kind)
+                && preds
+                    .iter()
+                    .all(|&p| p == t || !self.groups[p as usize].deps.has(t as usize))
         };
         let by_last = |&t: &u32| *self.groups[t as usize].ops.last().unwrap_or(&0);
         if let Some(t) = preds.iter().copied().filter(legal).max_by_key(by_last) {
@@ -234,11 +245,19 @@ impl Fuser<'_> {
     /// Whether two kernels run over the same elements, with rows of one length and parameters of one block.
     fn fits(&self, t: u32, new: &Group, kind: OpKind) -> bool {
         let group = &self.groups[t as usize];
-        let (Some(a), Some(b)) = (group.domain, new.domain) else { return false };
-        let parts = matches!(kind, OpKind::Cat { .. }) && a < b && group.cols.is_none() && self.feeds_only(t, new);
+        let (Some(a), Some(b)) = (group.domain, new.domain) else {
+            return false;
+        };
+        let parts = matches!(kind, OpKind::Cat { .. })
+            && a < b
+            && group.cols.is_none()
+            && self.feeds_only(t, new);
         let same = a == b && (group.cols.is_none() || new.cols.is_none() || group.cols == new.cols);
         let owners = group.owner.is_none() || new.owner.is_none() || group.owner == new.owner;
-        (same || parts) && owners && group.operands + new.operands <= 2 * MAX_OPERANDS && group.ops.len() < 64
+        (same || parts)
+            && owners
+            && group.operands + new.operands <= 2 * MAX_OPERANDS
+            && group.ops.len() < 64
     }
 
     /// Whether nothing but the op that `new` holds reads what the kernel's ops make for others so far.
@@ -247,7 +266,12 @@ impl Fuser<'_> {
         self.groups[t as usize].ops.iter().all(|&at| {
             self.op(at).outputs.iter().all(|&v| {
                 let root = self.g.value(v).root;
-                let inside = self.readers.get(&root).into_iter().flatten().all(|&r| self.group_of[r as usize] == t);
+                let inside = self
+                    .readers
+                    .get(&root)
+                    .into_iter()
+                    .flatten()
+                    .all(|&r| self.group_of[r as usize] == t);
                 let read = inputs.iter().any(|&i| self.g.value(i).root == root)
                     || self.readers.get(&root).is_some_and(|r| !r.is_empty());
                 inside && read
@@ -285,9 +309,13 @@ impl Fuser<'_> {
             };
             let between = |h: usize| {
                 let deps = &self.groups[h].deps;
-                h != t as usize && h != p as usize && !self.groups[h].ops.is_empty() && deps.has(p as usize)
+                h != t as usize
+                    && h != p as usize
+                    && !self.groups[h].ops.is_empty()
+                    && deps.has(p as usize)
             };
-            let cycle = (0..self.groups.len()).any(|h| between(h) && self.groups[t as usize].deps.has(h));
+            let cycle =
+                (0..self.groups.len()).any(|h| between(h) && self.groups[t as usize].deps.has(h));
             if !cycle && self.fits(p, &probe, kind) {
                 self.merge(t, p);
             }
@@ -314,7 +342,9 @@ impl Fuser<'_> {
         group.deps.clear(p as usize);
         let all = group.deps.clone();
         for h in 0..self.groups.len() {
-            if h != t as usize && (self.groups[h].deps.has(p as usize) || self.groups[h].deps.has(t as usize)) {
+            if h != t as usize
+                && (self.groups[h].deps.has(p as usize) || self.groups[h].deps.has(t as usize))
+            {
                 let deps = &mut self.groups[h].deps;
                 deps.add(&all);
                 deps.clear(p as usize);
@@ -347,11 +377,18 @@ impl Fuser<'_> {
                 .chain(&op.outputs)
                 .any(|&v| matches!(self.g.value(v).root, Root::Param(_) | Root::Grad(_)))
         };
-        *group.ops.iter().rev().find(uses_param).unwrap_or(&group.ops[0])
+        *group
+            .ops
+            .iter()
+            .rev()
+            .find(uses_param)
+            .unwrap_or(&group.ops[0])
     }
 
     fn topological(&self) -> Vec<u32> {
-        let live: Vec<u32> = (0..self.groups.len() as u32).filter(|&i| !self.groups[i as usize].ops.is_empty()).collect();
+        let live: Vec<u32> = (0..self.groups.len() as u32)
+            .filter(|&i| !self.groups[i as usize].ops.is_empty())
+            .collect();
         let mut waiting = vec![0u32; self.groups.len()];
         let mut next: Vec<SmallVec<[u32; 4]>> = vec![SmallVec::new(); self.groups.len()];
         for &a in &live {
@@ -363,8 +400,11 @@ impl Fuser<'_> {
             }
         }
         let key = |i: u32| Reverse((self.groups[i as usize].ops[0], i));
-        let mut heap: BinaryHeap<Reverse<(u32, u32)>> =
-            live.iter().filter(|&&i| waiting[i as usize] == 0).map(|&i| key(i)).collect();
+        let mut heap: BinaryHeap<Reverse<(u32, u32)>> = live
+            .iter()
+            .filter(|&&i| waiting[i as usize] == 0)
+            .map(|&i| key(i))
+            .collect();
         let mut out = Vec::with_capacity(live.len());
         while let Some(Reverse((_, i))) = heap.pop() {
             out.push(i);

@@ -51,7 +51,11 @@ impl Lives {
         l.reuse(g, steps, keep);
         let used = (0..n).filter(|&b| l.first[b] != NONE && !l.internal[b]);
         l.allocs = used.map(|b| (l.first[b], b as u32)).collect();
-        l.frees = l.allocs.iter().map(|&(_, b)| (l.last[b as usize], b)).collect();
+        l.frees = l
+            .allocs
+            .iter()
+            .map(|&(_, b)| (l.last[b as usize], b))
+            .collect();
         l.allocs.sort_unstable();
         l.frees.sort_unstable();
         l
@@ -73,7 +77,11 @@ impl Lives {
                 if matches!(op.act, Act::View(_)) {
                     continue;
                 }
-                let end = if step.region == 0 { node_end[op.node as usize] } else { s };
+                let end = if step.region == 0 {
+                    node_end[op.node as usize]
+                } else {
+                    s
+                };
                 for &v in op.inputs.iter().chain(&op.outputs) {
                     if let Root::Buffer(b) = g.value(v).root {
                         let b = b as usize;
@@ -120,16 +128,24 @@ impl Lives {
     fn reuse_in(&mut self, g: &Graph, s: u32, step: &Step, keep: &[u32]) {
         let ops = || step.ops.iter().map(|&i| &g.ops[i as usize]);
         let whole = |b: u32| {
-            ops().flat_map(|op| op.inputs.iter().chain(&op.outputs)).all(|&v| {
-                let x = g.value(v);
-                x.root != Root::Buffer(b)
-                    || x.is_contiguous() && x.numel() * x.dtype.size() == g.buffers[b as usize].bytes
-            })
+            ops()
+                .flat_map(|op| op.inputs.iter().chain(&op.outputs))
+                .all(|&v| {
+                    let x = g.value(v);
+                    x.root != Root::Buffer(b)
+                        || x.is_contiguous()
+                            && x.numel() * x.dtype.size() == g.buffers[b as usize].bytes
+                })
         };
         for &v in ops().flat_map(|op| &op.outputs) {
             let Some(w) = g.buffer_of(v) else { continue };
             let wi = w as usize;
-            if self.first[wi] != s || self.internal[wi] || self.takes[wi] != NONE || keep.contains(&w) || !whole(w) {
+            if self.first[wi] != s
+                || self.internal[wi]
+                || self.takes[wi] != NONE
+                || keep.contains(&w)
+                || !whole(w)
+            {
                 continue;
             }
             let same = |r: u32| {
@@ -138,10 +154,18 @@ impl Lives {
             };
             let dies = |r: u32| {
                 let ri = r as usize;
-                self.first[ri] < s && self.last[ri] == s && self.taken[ri] == NONE && !keep.contains(&r)
+                self.first[ri] < s
+                    && self.last[ri] == s
+                    && self.taken[ri] == NONE
+                    && !keep.contains(&r)
             };
-            let operands = ops().flat_map(|op| &op.inputs).filter_map(|&x| g.buffer_of(x));
-            if let Some(r) = operands.into_iter().find(|&r| dies(r) && same(r) && whole(r)) {
+            let operands = ops()
+                .flat_map(|op| &op.inputs)
+                .filter_map(|&x| g.buffer_of(x));
+            if let Some(r) = operands
+                .into_iter()
+                .find(|&r| dies(r) && same(r) && whole(r))
+            {
                 self.takes[wi] = r;
                 self.taken[r as usize] = w;
             }

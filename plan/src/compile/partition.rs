@@ -28,8 +28,13 @@ struct Partition<'g> {
 /// Rewrites backward uses of cheap saved values to recomputed ones; the recomputing ops go before their first use.
 pub(super) fn recompute_cheap(g: &mut Graph, o: &mut Orders) {
     let buffers = g.buffers.len();
-    let mut p =
-        Partition { g, o, writer: vec![NONE; buffers], uses: vec![SmallVec::new(); buffers], before: BTreeMap::new() };
+    let mut p = Partition {
+        g,
+        o,
+        writer: vec![NONE; buffers],
+        uses: vec![SmallVec::new(); buffers],
+        before: BTreeMap::new(),
+    };
     let candidates = p.survey();
     for b in candidates {
         p.consider(b);
@@ -49,14 +54,21 @@ impl Partition<'_> {
     fn survey(&mut self) -> Vec<u32> {
         let mut seen = vec![false; self.g.buffers.len()];
         let mut made = Vec::new();
-        let recomputed = self.o.backward.iter().filter(|&&op| self.o.section[op as usize].is_some());
+        let recomputed = self
+            .o
+            .backward
+            .iter()
+            .filter(|&&op| self.o.section[op as usize].is_some());
         for &i in self.o.forward.iter().chain(recomputed) {
             let op = &self.g.ops[i as usize];
             let Act::Compute(kind) = op.act else { continue };
             for &v in &op.outputs {
-                let Some(b) = self.g.buffer_of(v) else { continue };
+                let Some(b) = self.g.buffer_of(v) else {
+                    continue;
+                };
                 let first = !std::mem::replace(&mut seen[b as usize], true);
-                let plain = first && self.o.region[i as usize] != 0 && kind.fusion() == Fusion::Pointwise;
+                let plain =
+                    first && self.o.region[i as usize] != 0 && kind.fusion() == Fusion::Pointwise;
                 let in_place = op.inputs.iter().any(|&x| self.g.buffer_of(x) == Some(b));
                 self.writer[b as usize] = if plain && !in_place { i } else { NONE };
                 if first {
@@ -87,8 +99,11 @@ impl Partition<'_> {
     fn consider(&mut self, b: u32) {
         let fusible = |&i: &u32| {
             let op = &self.g.ops[i as usize];
-            let Act::Compute(kind) = op.act else { return false };
-            self.o.region[i as usize] != 0 && matches!(kind.fusion(), Fusion::Pointwise | Fusion::Row)
+            let Act::Compute(kind) = op.act else {
+                return false;
+            };
+            self.o.region[i as usize] != 0
+                && matches!(kind.fusion(), Fusion::Pointwise | Fusion::Row)
         };
         if !self.uses[b as usize].iter().all(fusible) {
             return;
@@ -96,6 +111,10 @@ impl Partition<'_> {
         let mut cone = Vec::new();
         let mut leaves = Vec::new();
         if !self.grow(b, &mut cone, &mut leaves) {
+            return;
+        }
+        // Tables and labels are made from inputs alone; nothing is gained by making them twice.
+        if leaves.is_empty() {
             return;
         }
         let new: u64 = leaves
@@ -116,7 +135,9 @@ impl Partition<'_> {
         }
         let region = self.o.region[w as usize];
         for &v in &self.g.ops[w as usize].inputs {
-            let Some(x) = self.g.buffer_of(v) else { continue };
+            let Some(x) = self.g.buffer_of(v) else {
+                continue;
+            };
             let xw = self.writer[x as usize];
             let inside = xw != NONE && self.o.region[xw as usize] == region;
             if inside && self.uses[x as usize].is_empty() {
@@ -148,18 +169,33 @@ impl Partition<'_> {
                     self.uses.push(SmallVec::new());
                 }
             }
-            let inputs = op.inputs.iter().map(|&v| self.rename(v, &renamed)).collect();
-            let outputs = op.outputs.iter().map(|&v| self.rename(v, &renamed)).collect();
+            let inputs = op
+                .inputs
+                .iter()
+                .map(|&v| self.rename(v, &renamed))
+                .collect();
+            let outputs = op
+                .outputs
+                .iter()
+                .map(|&v| self.rename(v, &renamed))
+                .collect();
             self.g.nodes += 1;
             let (node, module) = (self.g.nodes, self.g.ops[first as usize].module);
-            self.g.ops.push(Op { inputs, outputs, module, node, ..op });
+            self.g.ops.push(Op {
+                inputs,
+                outputs,
+                module,
+                node,
+                ..op
+            });
             self.o.region.push(self.o.region[first as usize]);
             self.o.section.push(None);
             clones.push(id);
         }
         for &i in &users {
             let inputs = self.g.ops[i as usize].inputs.clone();
-            self.g.ops[i as usize].inputs = inputs.iter().map(|&v| self.rename(v, &renamed)).collect();
+            self.g.ops[i as usize].inputs =
+                inputs.iter().map(|&v| self.rename(v, &renamed)).collect();
         }
         for &l in leaves {
             // What the clones read is used by the same backward op from now on.
@@ -172,9 +208,17 @@ impl Partition<'_> {
 
     /// The same window on the renamed buffer.
     fn rename(&mut self, v: ValueId, renamed: &[(u32, u32)]) -> ValueId {
-        let Some(b) = self.g.buffer_of(v) else { return v };
-        let Some(&(_, to)) = renamed.iter().find(|r| r.0 == b) else { return v };
-        let value = Value { root: Root::Buffer(to), requires_grad: false, ..self.g.value(v).clone() };
+        let Some(b) = self.g.buffer_of(v) else {
+            return v;
+        };
+        let Some(&(_, to)) = renamed.iter().find(|r| r.0 == b) else {
+            return v;
+        };
+        let value = Value {
+            root: Root::Buffer(to),
+            requires_grad: false,
+            ..self.g.value(v).clone()
+        };
         let id = ValueId(self.g.values.len() as u32);
         self.g.values.push(value);
         self.g.producer.push(NONE);

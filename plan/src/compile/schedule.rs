@@ -101,7 +101,11 @@ fn regions(
                 guarded.push(mode != CompileMode::Full || first_of_phase);
                 first_of_phase = false;
             }
-            o.region[op as usize] = if key.is_some() { guarded.len() as u32 - 1 } else { 0 };
+            o.region[op as usize] = if key.is_some() {
+                guarded.len() as u32 - 1
+            } else {
+                0
+            };
             last = key;
         }
     }
@@ -145,10 +149,20 @@ fn steps(m: &ModelGraph, o: &Orders, order: &[u32]) -> Vec<Step> {
             at += 1;
             continue;
         }
-        let len = order[at..].iter().take_while(|&&op| o.region[op as usize] == region).count();
+        let len = order[at..]
+            .iter()
+            .take_while(|&&op| o.region[op as usize] == region)
+            .count();
         let ops = &order[at..at + len];
         let section = o.section[ops[0] as usize];
-        fuse::fuse(m, ops, |ops, module| out.push(Step { ops, module, region, section }));
+        fuse::fuse(m, ops, |ops, module| {
+            out.push(Step {
+                ops,
+                module,
+                region,
+                section,
+            })
+        });
         at += len;
     }
     out
@@ -156,7 +170,12 @@ fn steps(m: &ModelGraph, o: &Orders, order: &[u32]) -> Vec<Step> {
 
 fn single(g: &Graph, o: &Orders, op: u32) -> Step {
     let module = g.ops[op as usize].module;
-    Step { ops: smallvec![op], module, region: 0, section: o.section[op as usize] }
+    Step {
+        ops: smallvec![op],
+        module,
+        region: 0,
+        section: o.section[op as usize],
+    }
 }
 
 /// Ops that the loss depends on: what a validation forward runs.

@@ -239,7 +239,9 @@ fn compiled(s: &Scenario, tree: &Tree) -> Vec<bool> {
         out.push(match s.compile.mode {
             CompileMode::Off => false,
             CompileMode::Regions | CompileMode::Full => true,
-            CompileMode::Blocks => m.kind == ModuleKind::Block || m.parent.is_some_and(|p| out[p.index()]),
+            CompileMode::Blocks => {
+                m.kind == ModuleKind::Block || m.parent.is_some_and(|p| out[p.index()])
+            }
         });
     }
     out

@@ -393,7 +393,10 @@ impl Graph {
 
     /// Whether new ops belong to compiled code.
     pub(crate) fn functional(&self) -> bool {
-        self.compiled.get(self.module().index()).copied().unwrap_or(false)
+        self.compiled
+            .get(self.module().index())
+            .copied()
+            .unwrap_or(false)
     }
 
     /// Adds to `target`: in place, or, in compiled code, into a new tensor.

@@ -40,7 +40,8 @@ fn cross_entropy(b: &mut Builder<'_>, logits: ValueId, labels: ValueId) {
         let labels = b.g.reshape(labels, &[rows]);
         let log_probs = if b.g.functional() {
             // Compilers split it, so that backward can start from the logits and one number a row.
-            let lse = b.g.compute(OpKind::LogSumExp, &[float], &[(&[rows, 1], DType::F32)])[0];
+            let lse =
+                b.g.compute(OpKind::LogSumExp, &[float], &[(&[rows, 1], DType::F32)])[0];
             b.g.binary(OpKind::LogProbs, float, lse)
         } else {
             b.g.unary(OpKind::LogSoftmax, float)
