@@ -122,6 +122,7 @@ mod tests {
             bandwidth,
             nvlink,
             nic: 0,
+            bytes: 0,
             comm: 0,
             fills: true,
             measured: true,

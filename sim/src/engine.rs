@@ -5,21 +5,19 @@
 //! most a handful of streams the next one is found by scanning them, and rates change only when the set of running tasks
 //! does. Nothing is allocated while running.
 
-use crate::SimError;
 use crate::clock::{NEVER, ONE, Progress};
 use crate::contention::Pressure;
 use crate::cost::{Cost, Load};
-use crate::host::{Action, SectionCode};
-use crate::streams::{Cause, Entry, EntryKind, Event, NO_SPAN, State, Stream};
-use shardlab_plan::program::{InstrId, StreamId};
+use crate::streams::{Cause, EntryKind, Event, NO_SPAN, State, Stream};
 use shardlab_plan::record::{Blocker, Span};
 use shardlab_plan::units::Picos;
 
 mod driver;
-pub(crate) use driver::{run_all, run_one};
+mod issue;
 mod jitter;
 mod tables;
 
+pub(crate) use driver::{run_all, run_one};
 pub(crate) use jitter::Jitter;
 pub(crate) use tables::{Pass, Stall, Tables};
 
@@ -138,7 +136,7 @@ pub(crate) struct Rank<'a> {
     jitter: Option<Jitter>,
     /// Longest chain of dependent work.
     pub(crate) chain: u64,
-    /// Collective payload issued and ended, in units of the tables.
+    /// Collective payload issued and ended, bytes.
     pub(crate) collectives: [u64; 2],
     /// Spans of the recorded pass in issue order.
     pub(crate) spans: Vec<Span>,
@@ -196,217 +194,6 @@ impl<'a> Rank<'a> {
             spans: Vec::with_capacity(recorded.map_or(0, |s| s.tasks)),
             host_times: Vec::with_capacity(recorded.map_or(0, |s| s.codes.len())),
         }
-    }
-
-    fn section(&self) -> (&'a Pass, &'a SectionCode) {
-        let pass = &self.tables.passes[self.pass as usize];
-        (pass, &self.tables.sections[pass.section])
-    }
-
-    /// Slot of an event in the current pass.
-    fn slot(&self, event: u32) -> u32 {
-        (self.pass % (IN_FLIGHT as u32 + 1)) * self.tables.events as u32 + event
-    }
-
-    /// Lets the host issue until it is blocked or has issued `batch` entries.
-    fn run_host(&mut self, mut batch: u32) -> Result<(), SimError> {
-        while self.blocked == Blocked::No && batch > 0 {
-            let (pass, section) = self.section();
-            let code = section.codes[self.code];
-            if !self.paid {
-                if let Some(stall) = pass
-                    .stalls
-                    .get(self.stall)
-                    .filter(|s| s.code as usize == self.code)
-                {
-                    if stall.drain && !self.drained() {
-                        self.blocked = Blocked::Drain;
-                        return Ok(());
-                    }
-                    self.host += stall.cost;
-                    self.stall += 1;
-                }
-                self.host += code.cost;
-                self.paid = true;
-            }
-            let (kind, arg, sequence, span) = match code.action {
-                Action::Task | Action::GraphTask => {
-                    if self.streams[usize::from(code.stream)].ring.is_full() {
-                        self.blocked = Blocked::Room(code.stream);
-                        return Ok(());
-                    }
-                    let span = if pass.recorded {
-                        self.open_span(code.stream, code.instr)
-                    } else {
-                        NO_SPAN
-                    };
-                    let cost = &self.tables.costs[code.arg as usize];
-                    let mut sequence = 0;
-                    if cost.load == Load::Collective {
-                        let comm = &mut self.comms[usize::from(cost.comm)];
-                        sequence = comm.issued;
-                        comm.issued += 1;
-                        self.collectives[0] += 1;
-                    }
-                    self.passes[self.pass as usize].tasks += 1;
-                    let kind = if code.action == Action::Task {
-                        EntryKind::Task
-                    } else {
-                        EntryKind::GraphTask
-                    };
-                    (kind, code.arg, sequence, span)
-                }
-                Action::Record | Action::Wait => {
-                    if self.streams[usize::from(code.stream)].ring.is_full() {
-                        self.blocked = Blocked::Room(code.stream);
-                        return Ok(());
-                    }
-                    let slot = self.slot(code.arg);
-                    if code.action == Action::Record {
-                        self.events[slot as usize] = Event {
-                            pass: self.pass + 1,
-                            ..Event::FRESH
-                        };
-                        (EntryKind::Record, slot, 0, NO_SPAN)
-                    } else {
-                        self.expect_recorded(slot, code.arg, code.instr)?;
-                        (EntryKind::Wait, slot, 0, NO_SPAN)
-                    }
-                }
-                Action::HostWait => {
-                    let slot = self.slot(code.arg);
-                    self.expect_recorded(slot, code.arg, code.instr)?;
-                    let time = self.events[slot as usize].time;
-                    if time == NEVER {
-                        self.blocked = Blocked::Event(slot);
-                        return Ok(());
-                    }
-                    if time > self.host {
-                        self.host = time;
-                    }
-                    self.host += self.tables.host_wait;
-                    self.next_code(pass, section);
-                    continue;
-                }
-                Action::Nothing => {
-                    self.next_code(pass, section);
-                    continue;
-                }
-            };
-            let bit = 1 << code.stream;
-            let pass_slot = self.pass as u8;
-            let stream = &mut self.streams[usize::from(code.stream)];
-            if stream.ring.is_empty() && stream.state == State::Idle {
-                self.dirty |= bit;
-            }
-            stream.ring.push(Entry {
-                issue: self.host,
-                arg,
-                span,
-                sequence,
-                kind,
-                pass: pass_slot,
-            });
-            self.next_code(pass, section);
-            batch -= 1;
-        }
-        Ok(())
-    }
-
-    fn expect_recorded(&self, slot: u32, event: u32, instr: u32) -> Result<(), SimError> {
-        let recorded = self.events[slot as usize].pass;
-        if recorded == self.pass + 1 {
-            return Ok(());
-        }
-        Err(SimError::Internal(format!(
-            "instruction {instr} waits for event {event}, which this pass has not recorded"
-        )))
-    }
-
-    fn open_span(&mut self, stream: u8, instr: u32) -> u32 {
-        self.spans.push(Span {
-            instr: InstrId(instr),
-            stream: StreamId(stream),
-            issued: Picos(self.host),
-            ready: Picos::ZERO,
-            start: Picos::ZERO,
-            end: Picos::ZERO,
-            alone: Picos::ZERO,
-            blocker: Blocker::None,
-        });
-        self.spans.len() as u32 - 1
-    }
-
-    /// The host is done with the code at hand.
-    fn next_code(&mut self, pass: &Pass, section: &SectionCode) {
-        if pass.recorded {
-            self.host_times.push(self.host);
-        }
-        self.paid = false;
-        self.code += 1;
-        if self.code < section.codes.len() {
-            return;
-        }
-        let times = &mut self.passes[self.pass as usize];
-        times.host_end = self.host;
-        times.issued = true;
-        self.code = 0;
-        self.stall = 0;
-        self.pass += 1;
-        if self.pass as usize == self.tables.passes.len() {
-            self.blocked = Blocked::Finished;
-            return;
-        }
-        self.passes.push(PassTimes::default());
-        let gate = (self.pass as usize).checked_sub(IN_FLIGHT);
-        match gate {
-            Some(before) if !self.passes[before].complete() => {
-                self.blocked = Blocked::Pass(before as u32)
-            }
-            _ => self.begin_pass(),
-        }
-    }
-
-    fn begin_pass(&mut self) {
-        if let Some(before) = (self.pass as usize).checked_sub(IN_FLIGHT) {
-            self.host = self.host.max(self.passes[before].device_end);
-        }
-        self.passes[self.pass as usize].start = self.host;
-    }
-
-    fn drained(&self) -> bool {
-        self.running == 0 && self.streams.iter().all(|s| s.ring.is_empty())
-    }
-
-    /// Lets the host go on if what it waits for has come.
-    fn unblock(&mut self) {
-        match self.blocked {
-            Blocked::No | Blocked::Finished => return,
-            Blocked::Room(s) => {
-                if self.streams[usize::from(s)].ring.is_full() {
-                    return;
-                }
-                self.host = self.host.max(self.now);
-            }
-            Blocked::Event(slot) => {
-                if self.events[slot as usize].time == NEVER {
-                    return;
-                }
-            }
-            Blocked::Pass(pass) => {
-                if !self.passes[pass as usize].complete() {
-                    return;
-                }
-                self.begin_pass();
-            }
-            Blocked::Drain => {
-                if !self.drained() {
-                    return;
-                }
-                self.host = self.host.max(self.now);
-            }
-        }
-        self.blocked = Blocked::No;
     }
 
     /// Looks at the heads of all dirty streams: completes events, passes waits, schedules tasks.
@@ -664,7 +451,7 @@ impl<'a> Rank<'a> {
             comm.free = now;
             comm.chain = stream.chain;
             comm.span = entry.span;
-            self.collectives[1] += 1;
+            self.collectives[1] += cost.bytes;
             self.dirty |= self.on_comm;
         }
         if entry.span != NO_SPAN {

@@ -49,6 +49,7 @@ impl<'a> Network<'a> {
             } else {
                 0
             },
+            bytes: collective.bytes.0,
             comm: collective.comm.0,
             fills: false,
             measured: price.measured,

@@ -18,7 +18,10 @@ pub(super) fn price(kernel: &Kernel, profile: &Profile) -> Price {
         .find(named)
         .or_else(|| of_class().find(|t| t.op.is_none()));
     if let Some((us, measured)) = table.and_then(|t| log_interpolate(&t.rows, bytes)) {
-        return Price { us, measured };
+        return Price {
+            us: us.max(cold(table, bytes, profile)),
+            measured,
+        };
     }
     let gbps = profile.device.memory_gbps * profile.efficiency.memory[&class];
     let arithmetic =
@@ -27,5 +30,16 @@ pub(super) fn price(kernel: &Kernel, profile: &Profile) -> Price {
     Price {
         us,
         measured: false,
+    }
+}
+
+/// Tables come from loops over the same operands, which small ones leave in the cache; within a step they come from
+/// memory, at the rate of the table's largest size.
+fn cold(table: Option<&MemoryTable>, bytes: u64, profile: &Profile) -> f64 {
+    match table.and_then(|t| t.rows.last()) {
+        Some(&(most, us)) if bytes <= 2 * (profile.device.l2_mib << 20) => {
+            profile.device.min_kernel_us + us * bytes as f64 / most as f64
+        }
+        _ => 0.0,
     }
 }

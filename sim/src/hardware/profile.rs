@@ -54,6 +54,8 @@ pub struct Device {
     pub memory_mib: u64,
     /// Memory bandwidth by data sheet, GB/s.
     pub memory_gbps: f64,
+    /// Last-level cache, MiB.
+    pub l2_mib: u64,
     /// Dense peak by element type, TFLOP/s.
     pub tflops: BTreeMap<DType, f64>,
     /// From the end of a kernel to the start of the next one on its stream, microseconds.
