@@ -67,6 +67,7 @@ pub(super) fn emit(
     let eval: Vec<&Step> = plan.eval.iter().collect();
     let kept: SmallVec<[u32; 2]> = loss.into_iter().collect();
     let lives = Lives::new(&m.graph, &eval, &kept);
+    e.tape.loss = loss.map(|b| StorageId(e.storage_of[b as usize]));
     e.storage_of.fill(NONE);
     phase = Phase {
         steps: &eval,
@@ -78,6 +79,7 @@ pub(super) fn emit(
         ..phase
     };
     e.tape.eval = e.phase(&phase, plan);
+    e.tape.eval_loss = loss.map(|b| StorageId(e.storage_of[b as usize]));
     e.tape.kernels = e.table.kernels;
     e.tape
 }

@@ -387,6 +387,10 @@ pub struct Tape {
     pub backward: Vec<TapeOp>,
     /// Validation forward: saves nothing.
     pub eval: Vec<TapeOp>,
+    /// The loss of [`Tape::forward`], a float32 scalar that lives to the end of backward.
+    pub loss: Option<StorageId>,
+    /// The loss of [`Tape::eval`].
+    pub eval_loss: Option<StorageId>,
     /// Model FLOPs of forward and backward of one micro-batch and rank, recompute not counted (for MFU).
     pub model_flops: Flops,
     /// Tokens (or samples, for families without tokens) of one micro-batch and rank.

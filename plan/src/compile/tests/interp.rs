@@ -2,7 +2,6 @@
 //! Fresh storages hold NaN, so that a read before a write shows.
 
 use super::*;
-use crate::model::OpKind;
 
 /// Deterministic numbers in (-1, 1).
 pub(super) struct Rng(pub(super) u64);
@@ -61,17 +60,16 @@ struct Machine<'t> {
     inputs: &'t Inputs,
     storages: Vec<Vec<f64>>,
     grads: Vec<Vec<f64>>,
-    last_scalar: f64,
+    loss: f64,
 }
 
 /// Forward and backward.
 pub(super) fn train(t: &Tape, inputs: &Inputs) -> Outcome {
     let mut m = Machine::new(t, inputs);
     m.run(&t.forward);
-    let loss = m.last_scalar;
     m.run(&t.backward);
     Outcome {
-        loss,
+        loss: m.loss,
         grads: m.grads,
     }
 }
@@ -79,8 +77,12 @@ pub(super) fn train(t: &Tape, inputs: &Inputs) -> Outcome {
 /// The loss of the forward list, or of the validation forward.
 pub(super) fn loss(t: &Tape, inputs: &Inputs, eval: bool) -> f64 {
     let mut m = Machine::new(t, inputs);
-    m.run(if eval { &t.eval } else { &t.forward });
-    m.last_scalar
+    if eval {
+        m.run(&t.eval);
+        return m.loss;
+    }
+    m.run(&t.forward);
+    m.storages[t.loss.expect("a tape has a loss").index()][0]
 }
 
 impl<'t> Machine<'t> {
@@ -95,7 +97,7 @@ impl<'t> Machine<'t> {
             inputs,
             storages: vec![vec![]; t.storages.len()],
             grads,
-            last_scalar: f64::NAN,
+            loss: f64::NAN,
         }
     }
 
@@ -107,7 +109,12 @@ impl<'t> Machine<'t> {
                     self.storages[s.index()] =
                         vec![f64::NAN; (st.bytes.0 / st.dtype.size()) as usize];
                 }
-                TapeOp::Free(s) => self.storages[s.index()] = vec![],
+                TapeOp::Free(s) => {
+                    let values = std::mem::take(&mut self.storages[s.index()]);
+                    if [self.t.loss, self.t.eval_loss].contains(&Some(s)) {
+                        self.loss = values[0];
+                    }
+                }
                 TapeOp::Launch {
                     kernel,
                     reads,
@@ -205,25 +212,8 @@ impl<'t> Machine<'t> {
         }
         for (i, (o, values)) in writes.iter().zip(wr).enumerate() {
             let size = size_of(Place::Write(i as u8));
-            if values.len() == 1 {
-                self.last_scalar = values[0];
-            }
             let at = (o.offset / size) as usize;
             self.memory(o.source).0[at..at + values.len()].copy_from_slice(&values);
-        }
-        // The scalar that counts is the loss, which its kernel writes first.
-        if let Some(b) = k
-            .body
-            .iter()
-            .find(|b| matches!(b.op, OpKind::NllLoss | OpKind::SumAll))
-        {
-            if let Place::Write(i) = b.outputs[0].place {
-                let o = writes[i as usize];
-                if o.bytes == b.outputs[0].dtype.size() {
-                    let at = (o.offset / 4) as usize;
-                    self.last_scalar = self.memory(o.source).0[at];
-                }
-            }
         }
     }
 }

@@ -255,6 +255,7 @@ pub(super) fn apply(op: &BodyOp, x: &[Vec<f64>]) -> Vec<Vec<f64>> {
                     .collect(),
             ]
         }
+        OpKind::Shard(_) => unreachable!("tapes hold no sharding kernels"),
         OpKind::CrossEntropy { scale } => {
             let d = dims(&ins[0]).1;
             let (mut grad, mut loss) = (x[0].clone(), x[2][0]);
