@@ -357,7 +357,7 @@ impl Walk<'_> {
 }
 
 /// Whether a range of a group's full buffer belongs to no parameter.
-fn padding(p: &Program, b: &Buffer, start: u64, end: u64) -> bool {
+pub(super) fn padding(p: &Program, b: &Buffer, start: u64, end: u64) -> bool {
     let Holds::Group(g) = b.holds else {
         return false;
     };

@@ -1,6 +1,6 @@
 //! State that a step carries: which optimizer step weights hold, over which axes gradients are reduced.
 
-use super::access::{Inputs, is_full_grad, is_grad};
+use super::access::{Inputs, is_full_grad, is_grad, padding};
 use super::describe;
 use super::rules::RuleId;
 use super::walk::{Walk, Work};
@@ -28,6 +28,8 @@ pub(super) struct Facts {
     stepped: Vec<usize>,
     /// Position of the last change of a group's weights at rest.
     updated: Vec<u32>,
+    /// Position of the last read of a group's full weights.
+    used: Vec<u32>,
     /// Axes every gradient is to be reduced over.
     need: u8,
     /// Reductions of this pass by what they reduce: contents, first byte, axes, micro-batch.
@@ -90,9 +92,21 @@ impl Facts {
             steps: vec![0; n],
             stepped: vec![0; n],
             updated: vec![0; n],
+            used: vec![0; n],
             need,
             reductions: HashMap::new(),
         }
+    }
+
+    /// Whether a group's full weights, filled at `written`, have not been read since; says so once.
+    pub(super) fn first_unread(&mut self, b: BufferId, written: u32) -> bool {
+        let Some(g) = self.group_of[b.index()] else {
+            return false;
+        };
+        let used = &mut self.used[g.index()];
+        let unread = *used < written;
+        *used = (*used).max(written);
+        unread
     }
 
     /// A pass starts.
@@ -143,6 +157,12 @@ impl Walk<'_> {
     }
 
     fn read_weight(&mut self, work: &Work, a: Access, range: Range<usize>, inputs: &mut Inputs) {
+        if let (Role::FullWeight, Some(g)) = (
+            self.p.buffers[a.buffer.index()].role,
+            self.facts.group_of[a.buffer.index()],
+        ) {
+            self.facts.used[g.index()] = work.me.at;
+        }
         if self.frozen(a.buffer) {
             return;
         }
@@ -194,7 +214,9 @@ impl Walk<'_> {
                 if at_end && s.reduced & self.facts.need != self.facts.need {
                     unreduced = Some((s.writer.at, s.reduced));
                 }
-            } else if at_end || (s.writer.at != 0 && !s.zeros) {
+            } else if (at_end || (s.writer.at != 0 && !s.zeros))
+                && !padding(p, &p.buffers[a.buffer.index()], s.start, s.end)
+            {
                 stale = Some(s.writer.at);
             }
         }
@@ -305,8 +327,10 @@ impl Walk<'_> {
             return;
         }
         self.sink.fact(RuleId::RecomputePrefetch, 1);
-        if work.instr.phase == Phase::Recompute && work.instr.rule == Rule::Prefetch {
-            let out = c.parts[0].output;
+        let out = c.parts[0].output;
+        // Buckets are placed by passes over the whole backward graph, recompute included: each is read in it.
+        let bucket = matches!(p.buffers[out.buffer.index()].holds, Holds::Named(_));
+        if work.instr.phase == Phase::Recompute && work.instr.rule == Rule::Prefetch && !bucket {
             self.violate(RuleId::RecomputePrefetch, work.id, None, || {
                 format!(
                     "gathers {} early during recompute; nobody frees it there",

@@ -6,8 +6,8 @@ use super::describe;
 use super::rules::RuleId;
 use super::walk::{Walk, Work};
 use crate::program::{
-    Buffer, BufferId, COMPUTE, EventId, Instr, InstrId, Phase, Pool, Program, Role, Rule, Section,
-    SectionKind, StreamId, UnitId,
+    Buffer, BufferId, COMPUTE, EventId, Holds, Instr, InstrId, Phase, Pool, Program, Role, Rule,
+    Section, SectionKind, StreamId, UnitId,
 };
 
 /// A reduction as an event sees it.
@@ -202,15 +202,20 @@ impl Walk<'_> {
         });
     }
 
+    /// Full weights of which nothing was read. A bias or a norm alone may go unread: the unit is gathered as a whole.
     fn unused(&mut self, id: InstrId, b: BufferId) {
         self.sink.fact(RuleId::UnusedGather, 1);
-        let segments = &self.cells[b.index()].segments;
-        let written = segments.iter().map(|s| s.writer.at).max().unwrap_or(0);
-        if written > 0 && segments.iter().all(|s| s.reads.is_empty()) {
+        let written = self.cells[b.index()]
+            .segments
+            .iter()
+            .map(|s| s.writer.at)
+            .max()
+            .unwrap_or(0);
+        if written > 0 && self.facts.first_unread(b, written) {
             let (p, other) = (self.p, self.id_at(written));
             self.violate(RuleId::UnusedGather, id, Some(other), || {
                 format!(
-                    "#{} filled {} and nothing has read it",
+                    "#{} filled {} and nothing has read any of its unit",
                     other.0,
                     describe::buffer(p, b)
                 )
@@ -285,10 +290,13 @@ impl Walk<'_> {
         let p = self.p;
         let first = self.cells[b.index()].reduction.at == 0;
         self.cells[b.index()].reduction = Use { ..work.me };
-        if !first {
+        let unit = p.buffers[b.index()].unit;
+        // The root's own buffer is written from the first backward kernel on and lives beside the pipeline of the others;
+        // buckets are bounded in bytes by the pass that made them.
+        let bucket = matches!(p.buffers[b.index()].holds, Holds::Named(_));
+        if !first || bucket || p.units[unit.index()].is_root {
             return;
         }
-        let unit = p.buffers[b.index()].unit;
         match self.step.in_flight.iter_mut().find(|(u, ..)| *u == unit) {
             Some(x) => x.1 += 1,
             None => self.step.in_flight.push((unit, 1, b)),
