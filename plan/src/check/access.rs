@@ -3,6 +3,7 @@
 use super::clock::{Known, LANES, Use};
 use super::describe;
 use super::rules::RuleId;
+use super::state::at_rest;
 use super::walk::{Walk, Work};
 use crate::program::{
     Access, Buffer, Collective, CollectiveKind, CopyDesc, CopyKind, Holds, KernelClass, Op, Phase,
@@ -126,10 +127,9 @@ impl Walk<'_> {
                 self.conflicts.push(Conflict {
                     work: *work,
                     access: Access {
-                        buffer: a.buffer,
                         offset: s.start,
                         bytes: s.end - s.start,
-                        per_rank: crate::program::PerRank::Same,
+                        ..a
                     },
                     writes: false,
                     earlier: s.writer,
@@ -177,10 +177,9 @@ impl Walk<'_> {
                     self.conflicts.push(Conflict {
                         work: *work,
                         access: Access {
-                            buffer: a.buffer,
                             offset: s.start,
                             bytes: s.end - s.start,
-                            per_rank: crate::program::PerRank::Same,
+                            ..a
                         },
                         writes: true,
                         earlier,
@@ -266,9 +265,13 @@ impl Walk<'_> {
         };
         match kind {
             Some(CollectiveKind::AllGather) => RuleId::GatherInput,
+            // Packing the shard is the gather's first part.
+            None if work.instr.rule == Rule::CopyIn && at_rest(b.role) => RuleId::GatherInput,
             Some(CollectiveKind::ReduceScatter | CollectiveKind::AllReduce) if is_grad(b.role) => {
                 RuleId::ReduceInput
             }
+            // Scaling is the reduction's first part.
+            None if work.instr.rule == Rule::Scale && is_full_grad(b.role) => RuleId::ReduceInput,
             None if matches!(b.role, Role::FullWeight | Role::GatherBuffer) => RuleId::GatherDone,
             None if is_grad(b.role)
                 && matches!(work.instr.phase, Phase::Optimizer | Phase::Clip) =>

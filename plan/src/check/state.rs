@@ -47,7 +47,8 @@ fn is_weight(role: Role) -> bool {
     )
 }
 
-fn at_rest(role: Role) -> bool {
+/// Weights that outlive the step.
+pub(super) fn at_rest(role: Role) -> bool {
     matches!(role, Role::MainWeight | Role::ModelWeight)
 }
 

@@ -291,10 +291,9 @@ impl Walk<'_> {
         let first = self.cells[b.index()].reduction.at == 0;
         self.cells[b.index()].reduction = Use { ..work.me };
         let unit = p.buffers[b.index()].unit;
-        // The root's own buffer is written from the first backward kernel on and lives beside the pipeline of the others;
-        // buckets are bounded in bytes by the pass that made them.
+        // Buckets are bounded in bytes, by the pass that made them.
         let bucket = matches!(p.buffers[b.index()].holds, Holds::Named(_));
-        if !first || bucket || p.units[unit.index()].is_root {
+        if !first || bucket {
             return;
         }
         match self.step.in_flight.iter_mut().find(|(u, ..)| *u == unit) {

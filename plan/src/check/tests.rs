@@ -4,6 +4,7 @@ mod capture;
 mod collectives;
 mod gathers;
 mod good;
+mod lowered;
 mod memory;
 mod order;
 mod reductions;

@@ -70,6 +70,8 @@ pub(super) struct Walk<'a> {
     pub(super) at: u32,
     waits: Vec<WaitCount>,
     implied: Vec<bool>,
+    #[cfg(test)]
+    clocks: Vec<super::clock::Clock>,
 }
 
 /// What a walk leaves.
@@ -80,6 +82,9 @@ pub(super) struct Walked {
     pub(super) implied: Vec<bool>,
     /// Instructions walked.
     pub(super) instructions: u64,
+    /// What every piece of work knows to be over when it starts.
+    #[cfg(test)]
+    pub(super) clocks: Vec<super::clock::Clock>,
 }
 
 /// Walks a program whose form is right.
@@ -99,6 +104,8 @@ pub(super) fn walk(p: &Program, sink: &mut Sink) -> Walked {
         at: 0,
         waits: Vec::new(),
         implied: vec![true; p.instrs.len()],
+        #[cfg(test)]
+        clocks: Vec::new(),
     };
     let mut order = vec![
         SectionKind::Init,
@@ -117,6 +124,8 @@ pub(super) fn walk(p: &Program, sink: &mut Sink) -> Walked {
     Walked {
         waits: w.waits,
         implied: w.implied,
+        #[cfg(test)]
+        clocks: w.clocks,
         instructions: u64::from(w.at),
     }
 }
@@ -216,6 +225,8 @@ impl Walk<'_> {
         }
         let lane = self.order.issue(stream, self.at);
         self.check_returned(id, stream, lane);
+        #[cfg(test)]
+        self.clocks.push(*self.order.clock(lane));
         Work {
             me: Use {
                 at: self.at,

@@ -1,0 +1,146 @@
+//! Programs as the policies lower them: they pass, and what is planted in them is found.
+
+mod mutations;
+mod waits;
+
+use crate::check::{Report, check};
+use crate::program::*;
+use crate::{plan, scenario};
+use std::path::{Path, PathBuf};
+
+const POLICIES: [&str; 3] = ["native", "fsdp2", "megatron"];
+
+/// A shipped scenario's file.
+fn file(name: &str) -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR"))
+        .join("../scenarios")
+        .join(format!("{name}.toml"))
+}
+
+/// A shipped scenario with overrides; `None` where the policy refuses them.
+fn try_lower(name: &str, set: &[&str]) -> Option<Program> {
+    let set: Vec<String> = set.iter().map(|s| (*s).to_owned()).collect();
+    let s = scenario::load(&file(name), &set).ok()?;
+    Some(plan(&s).unwrap_or_else(|e| panic!("{set:?}: {e}")))
+}
+
+/// A small transformer under a policy.
+fn small(policy: &str, set: &[&str]) -> Option<Program> {
+    let policy = format!("fsdp.policy={policy}");
+    let mut all = vec!["model.layers=4", "train.clip_norm=1.0", policy.as_str()];
+    all.extend(set);
+    try_lower("toy-transformer", &all)
+}
+
+fn drop(p: &mut Program, i: InstrId) {
+    p.instrs[i.index()].op = Op::HostWork {
+        kind: HostWorkKind::Hook,
+        count: 0,
+    };
+}
+
+/// Steady instructions that match.
+fn find(p: &Program, f: impl Fn(&Instr) -> bool) -> Vec<InstrId> {
+    let r = p
+        .section(SectionKind::Steady)
+        .expect("steady")
+        .instrs
+        .clone();
+    r.filter(|&i| f(&p.instrs[i as usize]))
+        .map(InstrId)
+        .collect()
+}
+
+fn passes(r: &Report, what: &str) {
+    assert!(r.is_ok(), "{what}\n{r}");
+    // Gathers nobody reads, small payloads and waits that the options ask for are the only things to warn about.
+    for v in &r.violations {
+        assert!(
+            ["CHK-UNUSED-GATHER", "CHK-ALIGN", "INV-06"].contains(&v.rule.id()),
+            "{what}\n{r}"
+        );
+    }
+}
+
+#[test]
+fn every_shipped_scenario_passes() {
+    for (name, _) in scenario::shipped() {
+        let p = try_lower(name, &[]).unwrap_or_else(|| panic!("{name} is refused"));
+        passes(&check(&p), name);
+    }
+}
+
+#[test]
+fn every_option_passes() {
+    const OPTIONS: [&[&str]; 34] = [
+        &[],
+        &["fsdp.reshard_after_forward=false"],
+        &["fsdp.reshard_after_forward=true"],
+        &["fsdp.reshard_after_forward=2"],
+        &["train.grad_accum=3"],
+        &["train.recompute=full", "train.grad_accum=2"],
+        &["train.recompute=selective"],
+        &["train.validate_every=2", "train.grad_accum=2"],
+        &["train.validate_every=1", "fsdp.reshard_after_forward=false"],
+        &["fsdp.allocator=caching"],
+        &["fsdp.allocator=caching", "fsdp.expandable_segments=true"],
+        &[
+            "fsdp.allocator=double_buffer",
+            "fsdp.persist_on_alloc_fail=true",
+        ],
+        &["fsdp.separate_communicators=false"],
+        &["fsdp.separate_communicators=true"],
+        &["fsdp.unify_comm_stream=true", "train.grad_accum=2"],
+        &["fsdp.async_reduce=false"],
+        &["fsdp.prefetch_forward=2", "fsdp.prefetch_backward=3"],
+        &["fsdp.prefetch_forward=0", "fsdp.prefetch_backward=0"],
+        &["fsdp.reduce_in_flight=1"],
+        &["fsdp.reduce_in_flight=4", "train.grad_accum=2"],
+        &["fsdp.strategy=no_shard", "train.grad_accum=2"],
+        &["fsdp.strategy=optim", "train.grad_accum=2"],
+        &["fsdp.strategy=optim_grads", "train.grad_accum=2"],
+        &["mesh.dp_outer=2", "train.grad_accum=2"],
+        &[
+            "mesh.dp_outer=2",
+            "fsdp.outer_strategy=optim",
+            "train.grad_accum=2",
+        ],
+        &["mesh.dp_shard=1"],
+        &["mesh.dp_shard=1", "mesh.dp_outer=4"],
+        &["fsdp.nan_check=true"],
+        &[
+            "precision.main_params=f32",
+            "precision.main_grads=f32",
+            "precision.comm_grads=bf16",
+            "train.grad_accum=2",
+        ],
+        &["compile.mode=regions"],
+        &["compile.mode=blocks"],
+        &[
+            "compile.mode=full",
+            "train.grad_accum=2",
+            "train.recompute=full",
+        ],
+        &[
+            "compile.cuda_graph=full_iteration",
+            "fsdp.allocator=pool",
+            "train.grad_accum=2",
+        ],
+        &["fsdp.units=root", "train.optimizer=sgd"],
+    ];
+    let mut lowered = 0;
+    for policy in POLICIES {
+        for set in OPTIONS {
+            let Some(p) = small(policy, set) else {
+                continue;
+            };
+            lowered += 1;
+            passes(&check(&p), &format!("{policy} {set:?}"));
+        }
+    }
+    assert!(
+        lowered > 80,
+        "{lowered} of {} are lowered",
+        3 * OPTIONS.len()
+    );
+}

@@ -1,0 +1,491 @@
+//! The historical bugs, planted in programs of all three policies.
+
+use super::{POLICIES, drop, find, small};
+use crate::check::{Report, RuleId, Violation, check};
+use crate::program::*;
+
+fn good(policy: &str, set: &[&str]) -> Program {
+    let p = small(policy, set).unwrap_or_else(|| panic!("{policy} {set:?} is refused"));
+    let r = check(&p);
+    assert!(r.is_ok(), "{policy} {set:?}\n{r}");
+    p
+}
+
+/// The first violation of a rule, which names its instruction and a buffer.
+fn first<'r>(p: &Program, r: &'r Report, rule: RuleId, what: &str) -> &'r Violation {
+    let v = r
+        .of(rule)
+        .next()
+        .unwrap_or_else(|| panic!("{what}: {rule} is not reported\n{r}"));
+    let i = v.instr.expect("an instruction");
+    assert!(
+        v.message.contains(&format!("#{}", i.0)),
+        "{what}: {}",
+        v.message
+    );
+    let names = |b: usize| v.message.contains(&p.buffer_name(BufferId(b as u32)));
+    assert!(
+        (0..p.buffers.len()).any(names),
+        "{what}: no buffer is named: {}",
+        v.message
+    );
+    v
+}
+
+fn collective(p: &Program, i: &Instr) -> Option<CollectiveKind> {
+    match i.op {
+        Op::Collective { id, .. } => Some(p.collectives[id.index()].kind),
+        _ => None,
+    }
+}
+
+fn gathers(p: &Program, phase: Phase) -> Vec<InstrId> {
+    find(p, |i| {
+        i.phase == phase && collective(p, i) == Some(CollectiveKind::AllGather)
+    })
+}
+
+fn reductions(p: &Program) -> Vec<InstrId> {
+    find(p, |i| {
+        i.phase == Phase::Backward && collective(p, i) == Some(CollectiveKind::ReduceScatter)
+    })
+}
+
+fn is_wait(i: &Instr) -> bool {
+    matches!(i.op, Op::Wait { .. })
+}
+
+fn is_launch(i: &Instr) -> bool {
+    matches!(i.op, Op::Launch { .. })
+}
+
+#[test]
+fn computation_before_its_gather() {
+    for policy in POLICIES {
+        let p = good(policy, &[]);
+        let waits = find(&p, |i| {
+            i.rule == Rule::GatherDone && i.phase == Phase::Forward
+        });
+        let wait = waits[waits.len() / 2];
+        let mut q = p.clone();
+        drop(&mut q, wait);
+        let r = check(&q);
+        let v = first(&q, &r, RuleId::GatherDone, policy);
+        // The first kernel behind the dropped wait that reads what was gathered.
+        let gathered = |a: &Access| {
+            matches!(
+                q.buffers[a.buffer.index()].role,
+                Role::FullWeight | Role::GatherBuffer
+            )
+        };
+        let next = find(&q, |i| q.reads(&i.op).iter().any(gathered))
+            .into_iter()
+            .find(|x| *x > wait);
+        assert_eq!(v.instr, next, "{policy}: {}", v.message);
+        assert_eq!(
+            collective(&q, &q.instrs[v.other.expect("gather").index()]),
+            Some(CollectiveKind::AllGather)
+        );
+    }
+}
+
+#[test]
+fn gathers_that_do_not_wait_for_the_optimizer() {
+    for policy in POLICIES {
+        let p = good(policy, &[]);
+        let gather = gathers(&p, Phase::Forward)[0];
+        let mut q = p.clone();
+        for w in find(&p, is_wait).into_iter().filter(|w| *w < gather) {
+            if !matches!(p.instrs[w.index()].rule, Rule::CopyIn) {
+                drop(&mut q, w);
+            }
+        }
+        let r = check(&q);
+        let v = first(&q, &r, RuleId::GatherInput, policy);
+        assert!(v.instr <= Some(gather), "{policy}: {}", v.message);
+        let other = q.instrs[v.other.expect("a write").index()];
+        assert!(
+            matches!(other.phase, Phase::Optimizer | Phase::Refresh),
+            "{policy}: {}",
+            v.message
+        );
+    }
+}
+
+#[test]
+fn reductions_that_do_not_wait_for_gradients() {
+    for policy in POLICIES {
+        let p = good(policy, &[]);
+        let reduce = reductions(&p)[1];
+        let fork = *find(&p, |i| i.rule == Rule::ReduceFork && is_wait(i))
+            .iter()
+            .rfind(|w| **w < reduce)
+            .expect("fork");
+        let mut q = p.clone();
+        drop(&mut q, fork);
+        let r = check(&q);
+        let v = first(&q, &r, RuleId::ReduceInput, policy);
+        assert!(
+            v.instr.is_some_and(|i| i > fork && i <= reduce),
+            "{policy}: {}",
+            v.message
+        );
+    }
+}
+
+#[test]
+fn a_skipped_reduction() {
+    for policy in POLICIES {
+        let p = good(policy, &["train.grad_accum=2"]);
+        for reduce in [reductions(&p)[0], reductions(&p)[6]] {
+            let mut q = p.clone();
+            drop(&mut q, reduce);
+            let r = check(&q);
+            let input = match p.instrs[reduce.index()].op {
+                Op::Collective { id, .. } => p.collectives[id.index()].parts[0].input.buffer,
+                _ => unreachable!(),
+            };
+            // The input is freed unread, or the optimizer gets a gradient that is not this step's sum.
+            let v = first(&q, &r, RuleId::ReduceMissing, policy);
+            assert!(
+                v.message.contains(&p.buffer_name(input)) || v.message.contains("main_grad"),
+                "{policy}: {}",
+                v.message
+            );
+        }
+    }
+}
+
+#[test]
+fn an_output_over_the_wrong_part_of_the_input() {
+    for policy in POLICIES {
+        let p = good(policy, &[]);
+        let reduce = reductions(&p)[1];
+        let Op::Collective { id, .. } = p.instrs[reduce.index()].op else {
+            unreachable!()
+        };
+        let mut q = p.clone();
+        let part = &mut q.collectives[id.index()].parts[0];
+        let bytes = part.output.bytes;
+        part.output = Access {
+            offset: part.input.offset + bytes,
+            bytes,
+            ..part.input
+        };
+        let r = check(&q);
+        let v = first(&q, &r, RuleId::ReduceAlias, policy);
+        // Descriptors are made once: the first step launches another one with the same shape.
+        assert_eq!(
+            v.instr.map(|i| q.instrs[i.index()].op),
+            Some(q.instrs[reduce.index()].op),
+            "{policy}"
+        );
+    }
+}
+
+#[test]
+fn buffers_freed_under_their_reduction() {
+    for policy in POLICIES {
+        let p = good(policy, &[]);
+        let release = find(&p, |i| {
+            matches!(i.rule, Rule::ReduceGate | Rule::FinalFence)
+                && matches!(
+                    i.op,
+                    Op::Wait {
+                        stream: COMPUTE,
+                        ..
+                    }
+                )
+        });
+        let mut q = p.clone();
+        drop(&mut q, release[0]);
+        if policy == "fsdp2" || policy == "native" || policy == "megatron" {
+            let r = check(&q);
+            let v = first(&q, &r, RuleId::ReduceRelease, policy);
+            assert!(v.instr > Some(release[0]), "{policy}: {}", v.message);
+            assert!(matches!(
+                q.instrs[v.instr.expect("free").index()].op,
+                Op::Free(_)
+            ));
+        }
+    }
+}
+
+#[test]
+fn a_unit_gathered_twice() {
+    for policy in POLICIES {
+        let p = good(policy, &[]);
+        let gather = gathers(&p, Phase::Forward)[2];
+        let mut q = p.clone();
+        // In place of the event recorded behind it, which the first gather does not need any more.
+        let op = q.instrs[gather.index()].op;
+        let at = gather.index() + 1;
+        assert!(matches!(q.instrs[at].op, Op::Record { .. }), "{policy}");
+        q.instrs.insert(
+            at,
+            Instr {
+                op,
+                ..q.instrs[gather.index()]
+            },
+        );
+        for s in &mut q.sections {
+            if s.kind == SectionKind::Steady {
+                s.instrs.end += 1;
+            } else if s.kind == SectionKind::Validation {
+                s.instrs = s.instrs.start + 1..s.instrs.end + 1;
+            }
+        }
+        let r = check(&q);
+        if policy == "fsdp2" {
+            // The gather lands in a buffer of its own; it is a second gather only when the unit is full already.
+            assert!(r.of(RuleId::DoubleGather).next().is_none() || r.errors() > 0);
+            continue;
+        }
+        let v = first(&q, &r, RuleId::DoubleGather, policy);
+        assert_eq!(
+            (v.instr, v.other),
+            (Some(InstrId(at as u32)), Some(gather)),
+            "{policy}"
+        );
+    }
+}
+
+#[test]
+fn a_prefetch_in_recompute() {
+    for policy in POLICIES {
+        let p = good(policy, &["train.recompute=full"]);
+        let prefetched = find(&p, |i| {
+            i.rule == Rule::Prefetch && collective(&p, i) == Some(CollectiveKind::AllGather)
+        });
+        let gather = prefetched[prefetched.len() - 1];
+        let mut q = p.clone();
+        q.instrs[gather.index()].phase = Phase::Recompute;
+        let r = check(&q);
+        assert_eq!(
+            first(&q, &r, RuleId::RecomputePrefetch, policy).instr,
+            Some(gather),
+            "{policy}"
+        );
+    }
+}
+
+#[test]
+fn the_optimizer_before_the_fence() {
+    for policy in POLICIES {
+        let p = good(policy, &[]);
+        let mut q = p.clone();
+        for w in find(&p, |i| i.phase == Phase::Final && is_wait(i)) {
+            drop(&mut q, w);
+        }
+        let r = check(&q);
+        let norm = find(&p, |i| i.phase == Phase::Clip && is_launch(i));
+        let racing = r
+            .of(RuleId::ReduceMissing)
+            .find(|v| v.message.contains("without being ordered behind"));
+        let v = racing.unwrap_or_else(|| panic!("{policy}\n{r}"));
+        assert!(
+            v.instr.is_some_and(|i| norm.contains(&i)) && v.message.contains("main_grad"),
+            "{policy}: {}",
+            v.message
+        );
+    }
+}
+
+#[test]
+fn weights_that_were_not_refreshed() {
+    for policy in ["native", "megatron"] {
+        let p = good(
+            policy,
+            &["precision.main_params=f32", "precision.compute=bf16"],
+        );
+        let refresh = find(&p, |i| i.phase == Phase::Refresh && is_launch(i));
+        let mut q = p.clone();
+        drop(&mut q, refresh[1]);
+        let r = check(&q);
+        let v = first(&q, &r, RuleId::StaleWeight, policy);
+        assert!(
+            gathers(&p, Phase::Forward).contains(&v.instr.expect("gather")),
+            "{policy}: {}",
+            v.message
+        );
+    }
+}
+
+#[test]
+fn an_optimizer_that_forgets_a_unit() {
+    for policy in POLICIES {
+        let p = good(policy, &[]);
+        let steps = find(&p, |i| i.rule == Rule::Optimizer && is_launch(i));
+        let mut q = p.clone();
+        drop(&mut q, steps[0]);
+        let r = check(&q);
+        let unit = &p.units[p.instrs[steps[0].index()].unit.index()].name;
+        assert!(
+            r.of(RuleId::ReduceMissing)
+                .any(|v| v.message.contains("without a step") && v.message.contains(unit.as_str())),
+            "{policy}\n{r}"
+        );
+    }
+}
+
+#[test]
+fn weights_freed_before_their_last_use() {
+    for policy in POLICIES {
+        let p = good(policy, &[]);
+        let full = |i: &Instr| matches!(i.op, Op::Free(b) if p.buffers[b.index()].role == Role::FullWeight);
+        let free = find(&p, |i| i.phase == Phase::Forward && full(i))[0];
+        let unit = p.instrs[free.index()].unit;
+        let kernel = *find(&p, |i| {
+            i.rule == Rule::Model && is_launch(i) && i.unit == unit
+        })
+        .first()
+        .expect("a kernel");
+        assert!(kernel < free, "{policy}");
+        let mut q = p.clone();
+        let i = q.instrs.remove(free.index());
+        q.instrs.insert(kernel.index(), i);
+        let r = check(&q);
+        let v = first(&q, &r, RuleId::Lifetime, policy);
+        assert!(
+            v.instr > Some(kernel) && v.other == Some(kernel),
+            "{policy}: {}",
+            v.message
+        );
+    }
+}
+
+#[test]
+fn weights_that_stay_full() {
+    for policy in POLICIES {
+        let p = good(policy, &[]);
+        let full = |i: &Instr| matches!(i.op, Op::Free(b) if p.buffers[b.index()].role == Role::FullWeight);
+        let free = *find(&p, full).last().expect("a free");
+        let mut q = p.clone();
+        drop(&mut q, free);
+        let r = check(&q);
+        let v = first(&q, &r, RuleId::Unsharded, policy);
+        assert!(
+            matches!(q.instrs[v.instr.expect("alloc").index()].op, Op::Alloc(_)),
+            "{policy}: {}",
+            v.message
+        );
+    }
+}
+
+#[test]
+fn activations_that_stay() {
+    for policy in POLICIES {
+        let p = good(policy, &[]);
+        let act = |i: &Instr| matches!(i.op, Op::Free(b) if p.buffers[b.index()].role == Role::Activation);
+        let free = *find(&p, act).last().expect("a free");
+        let mut q = p.clone();
+        drop(&mut q, free);
+        first(&q, &check(&q), RuleId::Leak, policy);
+    }
+}
+
+#[test]
+fn a_kernel_that_did_not_run() {
+    for policy in POLICIES {
+        let p = good(policy, &[]);
+        // One that does not work in place: its output then is what was never written.
+        let apart = |i: &Instr| {
+            let reads = p.reads(&i.op);
+            p.writes(&i.op)
+                .iter()
+                .all(|w| reads.iter().all(|r| r.buffer != w.buffer))
+        };
+        let kernels = find(&p, |i| {
+            i.phase == Phase::Forward && i.rule == Rule::Model && is_launch(i) && apart(i)
+        });
+        for kernel in [kernels[0], kernels[kernels.len() / 2]] {
+            let mut q = p.clone();
+            drop(&mut q, kernel);
+            let r = check(&q);
+            let v = first(&q, &r, RuleId::Uninit, policy);
+            let output = p.buffer_name(p.writes(&p.instrs[kernel.index()].op)[0].buffer);
+            assert!(
+                v.instr > Some(kernel) && v.message.contains(&output),
+                "{policy}: {}",
+                v.message
+            );
+        }
+    }
+}
+
+#[test]
+fn a_micro_batch_that_is_not_added() {
+    // The second micro-batch's accumulation loses its second operand.
+    for policy in POLICIES {
+        let p = good(policy, &["train.grad_accum=2"]);
+        let add = find(&p, |i| {
+            i.micro_batch == 1 && i.rule == Rule::ReduceAccumulate && is_launch(i)
+        })[0];
+        let mut q = p.clone();
+        let Op::Launch { writes, .. } = &mut q.instrs[add.index()].op else {
+            unreachable!()
+        };
+        let target = q.accesses[*writes as usize];
+        let Op::Launch { reads, .. } = p.instrs[add.index()].op else {
+            unreachable!()
+        };
+        let other = (reads..*writes)
+            .find(|r| q.accesses[*r as usize].buffer != target.buffer)
+            .expect("a reduced shard");
+        let own = (reads..*writes)
+            .find(|r| q.accesses[*r as usize] == target)
+            .expect("the gradient at rest");
+        q.accesses[own as usize] = q.accesses[other as usize];
+        let r = check(&q);
+        let v = first(&q, &r, RuleId::ReduceMissing, policy);
+        assert!(v.message.contains("overwrites"), "{policy}: {}", v.message);
+    }
+}
+
+#[test]
+fn a_reduction_over_one_axis_of_two() {
+    for policy in POLICIES {
+        let p = good(policy, &["mesh.dp_outer=2"]);
+        let outer = find(&p, |i| {
+            i.rule == Rule::OuterReduce && matches!(i.op, Op::Collective { .. })
+        });
+        let mut q = p.clone();
+        drop(&mut q, outer[0]);
+        let r = check(&q);
+        let v = first(&q, &r, RuleId::ReduceMissing, policy);
+        assert!(
+            v.message
+                .contains("reduced over the shard axis; expected both axes"),
+            "{policy}: {}",
+            v.message
+        );
+    }
+}
+
+#[test]
+fn a_captured_step_with_an_unjoined_stream() {
+    let p = good(
+        "native",
+        &["compile.cuda_graph=full_iteration", "fsdp.allocator=pool"],
+    );
+    let end = find(&p, |i| matches!(i.op, Op::GraphEnd(_)))[0];
+    let mut q = p.clone();
+    for w in find(&p, |i| i.phase == Phase::Final && is_wait(i))
+        .into_iter()
+        .filter(|w| *w < end)
+    {
+        drop(&mut q, w);
+    }
+    let r = check(&q);
+    let v = r
+        .of(RuleId::CaptureJoin)
+        .next()
+        .unwrap_or_else(|| panic!("{r}"));
+    assert_eq!(v.instr, Some(end));
+    assert!(
+        v.message
+            .contains("reduce_scatter was forked into the scope"),
+        "{}",
+        v.message
+    );
+}

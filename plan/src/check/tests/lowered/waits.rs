@@ -1,0 +1,102 @@
+//! Without any one of its waits a program is reported, or nothing it does has changed.
+
+use super::{POLICIES, drop, small};
+use crate::check::clock::Clock;
+use crate::check::report::Sink;
+use crate::check::{check, implied_waits, walk};
+use crate::program::*;
+use proptest::prelude::*;
+
+/// What every piece of work knows to be over when it starts.
+fn clocks(p: &Program) -> Vec<Clock> {
+    walk::walk(p, &mut Sink::new()).clocks
+}
+
+fn waits(p: &Program) -> Vec<InstrId> {
+    super::find(p, |i| matches!(i.op, Op::Wait { .. } | Op::HostWait(_)))
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Outcome {
+    /// Reported: an error, or a warning that was not there before.
+    Reported,
+    /// Every piece of work starts behind exactly the same other work: other edges imply the wait.
+    Redundant,
+    /// Some work may start earlier, and `check` proves that nothing minds.
+    Unneeded,
+}
+
+fn without(p: &Program, wait: InstrId) -> Outcome {
+    let good = check(p);
+    let mut q = p.clone();
+    drop(&mut q, wait);
+    let r = check(&q);
+    if !r.is_ok() || r.warnings() > good.warnings() {
+        Outcome::Reported
+    } else if clocks(&q) == clocks(p) {
+        Outcome::Redundant
+    } else {
+        Outcome::Unneeded
+    }
+}
+
+#[test]
+fn every_wait_of_a_step_is_needed_or_implied() {
+    for policy in POLICIES {
+        let p = small(policy, &[]).expect("lowered");
+        let all = waits(&p);
+        let outcomes: Vec<Outcome> = all.iter().map(|&w| without(&p, w)).collect();
+        let count = |o| outcomes.iter().filter(|x| **x == o).count();
+        println!(
+            "{policy}: {} waits, {} reported, {} redundant",
+            all.len(),
+            count(Outcome::Reported),
+            count(Outcome::Redundant)
+        );
+        assert_eq!(
+            count(Outcome::Unneeded),
+            0,
+            "{policy}: {all:?} {outcomes:?}"
+        );
+        assert!(count(Outcome::Reported) > all.len() / 3, "{policy}");
+        // What `implied_waits` lists is redundant; a wait may also be overtaken by a later one before any work.
+        for w in implied_waits(&p) {
+            if let Some(n) = all.iter().position(|x| *x == w) {
+                assert_eq!(outcomes[n], Outcome::Redundant, "{policy} #{}", w.0);
+            }
+        }
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 48, ..ProptestConfig::default() })]
+
+    /// Over micro-batches and hybrid meshes two kinds are not needed although they order something: the gate at the start of a
+    /// later micro-batch (weights have not changed), and the fork of the root's reduction (it follows the fork before).
+    #[test]
+    fn no_wait_is_dropped_unseen(
+        policy in 0..3usize,
+        accum in 1..3u32,
+        outer in 1..3u32,
+        recompute in prop::sample::select(vec!["none", "full"]),
+        reshard in prop::sample::select(vec!["true", "false", "\"auto\""]),
+        separate in any::<bool>(),
+        pick in any::<prop::sample::Index>(),
+    ) {
+        let set = [
+            format!("train.grad_accum={accum}"),
+            format!("mesh.dp_outer={outer}"),
+            format!("train.recompute={recompute}"),
+            format!("fsdp.reshard_after_forward={reshard}"),
+            format!("fsdp.separate_communicators={separate}"),
+        ];
+        let set: Vec<&str> = set.iter().map(String::as_str).collect();
+        let p = small(POLICIES[policy], &set).expect("lowered");
+        let wait = *pick.get(&waits(&p));
+        let i = p.instrs[wait.index()];
+        let outcome = without(&p, wait);
+        let known = i.rule == Rule::StepStart && i.micro_batch > 0
+            || i.rule == Rule::ReduceFork && p.units[i.unit.index()].is_root;
+        prop_assert!(outcome != Outcome::Unneeded || known, "#{} {:?}", wait.0, i);
+    }
+}
