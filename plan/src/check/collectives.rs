@@ -4,7 +4,8 @@ use super::describe;
 use super::report::{Report, Sink};
 use super::rules::RuleId;
 use crate::program::{
-    Axis, Collective, CollectiveId, CollectiveKind, InstrId, Op, Program, ReduceOp, Section,
+    Access, Axis, Collective, CollectiveId, CollectiveKind, InstrId, Op, PerRank, Program,
+    ReduceOp, Section,
 };
 
 /// Checks every collective's sizes, members and aliasing.
@@ -14,9 +15,7 @@ pub(super) fn check(p: &Program, sink: &mut Sink) {
         let Some(instr) = launched[i] else { continue };
         sizes(p, c, instr, sink);
         members(p, c, instr, sink);
-        if c.kind == CollectiveKind::ReduceScatter {
-            aliasing(p, c, instr, sink);
-        }
+        aliasing(p, c, instr, sink);
     }
 }
 
@@ -122,23 +121,47 @@ fn members(p: &Program, c: &Collective, instr: InstrId, sink: &mut Sink) {
     }
 }
 
+/// How the part of a buffer moves that each member of a communicator owns.
+fn own_part(axis: Axis) -> Option<PerRank> {
+    match axis {
+        Axis::Shard => Some(PerRank::Inner),
+        Axis::Outer => Some(PerRank::Outer),
+        Axis::SubShard => Some(PerRank::SubShard),
+        Axis::World => None,
+    }
+}
+
+fn apart(a: Access, b: Access) -> bool {
+    a.buffer != b.buffer || a.offset + a.bytes <= b.offset || b.offset + b.bytes <= a.offset
+}
+
+/// A shard may lie within the full range of its own launch only where its rank's part is: rank 0's at the start.
 fn aliasing(p: &Program, c: &Collective, instr: InstrId, sink: &mut Sink) {
-    for (n, out) in c.parts.iter().enumerate() {
-        for (m, inp) in c.parts.iter().enumerate() {
-            sink.fact(RuleId::ReduceAlias, 1);
-            let (i, o) = (inp.input, out.output);
-            let apart = i.buffer != o.buffer
-                || i.offset + i.bytes <= o.offset
-                || o.offset + o.bytes <= i.offset;
-            // Ranges are rank 0's: its own part starts where the input starts.
-            let own_part = n == m && o.offset == i.offset;
-            if !apart && !own_part {
-                bad(p, sink, RuleId::ReduceAlias, instr, || {
+    let (rule, reduces) = match c.kind {
+        CollectiveKind::ReduceScatter => (RuleId::ReduceAlias, true),
+        CollectiveKind::AllGather => (RuleId::Collective, false),
+        CollectiveKind::AllReduce | CollectiveKind::AllToAll | CollectiveKind::Broadcast => return,
+    };
+    let moves = own_part(p.communicators[c.comm.index()].axis);
+    for (n, a) in c.parts.iter().enumerate() {
+        for (m, b) in c.parts.iter().enumerate() {
+            sink.fact(rule, 1);
+            let (shard, full) = if reduces {
+                (a.output, b.input)
+            } else {
+                (a.input, b.output)
+            };
+            let own =
+                n == m && shard.offset == full.offset && moves.is_none_or(|x| shard.per_rank == x);
+            if !own && !apart(shard, full) {
+                bad(p, sink, rule, instr, || {
                     format!(
-                        "output {} overlaps input {}; expected it apart, or at byte {} (rank 0's part)",
-                        describe::range(p, o),
-                        describe::range(p, i),
-                        i.offset
+                        "shard {} ({:?}) overlaps {}; expected it apart, or each rank's own part ({:?} from byte {})",
+                        describe::range(p, shard),
+                        shard.per_rank,
+                        describe::range(p, full),
+                        moves,
+                        full.offset
                     )
                 });
             }

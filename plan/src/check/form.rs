@@ -3,7 +3,7 @@
 use super::clock::MAX_STREAMS;
 use super::report::Sink;
 use super::rules::RuleId;
-use crate::program::{Access, Holds, InstrId, Op, Place, Program, StreamKind};
+use crate::program::{Access, Axis, Holds, InstrId, Op, PerRank, Place, Program, StreamKind};
 
 /// Checks the form of a program. Where it is broken nothing else can be said.
 pub(super) fn check(p: &Program, sink: &mut Sink) {
@@ -168,10 +168,27 @@ fn access(p: &Program, a: Access) -> Option<String> {
     let Some(b) = p.buffers.get(a.buffer.index()) else {
         return Some(format!("no buffer b{}", a.buffer.0));
     };
-    match a.offset.checked_add(a.bytes) {
+    // Where the last rank's range ends.
+    let ranks = match a.per_rank {
+        PerRank::Same => 1,
+        PerRank::Inner => p.meta.dp_shard,
+        PerRank::Outer => p.meta.dp_outer,
+        PerRank::SubShard => p
+            .communicators
+            .iter()
+            .filter(|c| c.axis == Axis::SubShard)
+            .map(|c| c.size)
+            .max()
+            .unwrap_or(1),
+    };
+    match a
+        .bytes
+        .checked_mul(u64::from(ranks))
+        .and_then(|x| a.offset.checked_add(x))
+    {
         Some(end) if end <= b.bytes.0 => None,
         _ => Some(format!(
-            "{} bytes from {} leave b{} of {}",
+            "{ranks} times {} bytes from {} leave b{} of {}",
             a.bytes, a.offset, a.buffer.0, b.bytes.0
         )),
     }

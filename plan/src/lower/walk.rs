@@ -283,7 +283,10 @@ impl<'c, 'a, L: Lifecycle> Walk<'c, 'a, L> {
             self.workspace(1);
             self.life.backward_start(self.cx);
         } else {
-            self.workspace(0);
+            // Validation comes after the first step, which has made it.
+            if pass == Pass::Forward {
+                self.workspace(0);
+            }
             self.life.forward_start(self.cx);
         }
         let mut recompute = 0u32;

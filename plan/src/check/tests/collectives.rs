@@ -174,3 +174,28 @@ fn unequal_sizes_on_one_rank() {
             .all(|v| v.message.contains("2160 bytes"))
     );
 }
+
+#[test]
+fn an_in_place_gather_from_the_wrong_part() {
+    // A replicated weight of which each rank refreshed its own slice.
+    let mut t = Toy::new(Shape::default());
+    let full = t.all(t.full[1]);
+    let mut gather = |offset, per_rank| {
+        t.p.collectives[2].parts[0].input = Access {
+            offset,
+            bytes: full.bytes / 4,
+            per_rank,
+            ..full
+        };
+        check(&t.p)
+            .of(RuleId::Collective)
+            .next()
+            .map(|v| v.message.clone())
+    };
+    assert_eq!(gather(0, PerRank::Inner), None);
+    assert!(gather(544, PerRank::Same).is_some_and(|m| m.contains("overlaps")));
+    assert!(
+        gather(0, PerRank::Same)
+            .is_some_and(|m| m.contains("each rank's own part (Some(Inner) from byte 0)"))
+    );
+}

@@ -164,3 +164,36 @@ fn a_malformed_program_is_not_walked() {
             .any(|v| v.message.contains("operand 0"))
     );
 }
+
+#[test]
+fn a_range_that_leaves_its_buffer_on_the_last_rank() {
+    let mut t = Toy::new(Shape::default());
+    let Op::Collective { id, .. } = t.p.instrs[t
+        .at(1, Phase::Backward, 0, |o| {
+            matches!(
+                o,
+                Op::Collective {
+                    stream: StreamId(2),
+                    ..
+                }
+            )
+        })
+        .index()]
+    .op
+    else {
+        unreachable!()
+    };
+    let part = &mut t.p.collectives[id.index()].parts[0];
+    // Rank 0's half fits; the second of four ranks has none left.
+    part.output = Access {
+        bytes: part.input.bytes / 2,
+        per_rank: PerRank::Inner,
+        ..part.input
+    };
+    let r = check(&t.p);
+    assert!(
+        r.of(RuleId::Form)
+            .any(|v| v.message.contains("4 times 1088 bytes from 0 leave")),
+        "{r}"
+    );
+}
