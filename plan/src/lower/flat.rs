@@ -701,15 +701,45 @@ impl Flat {
             let state = self.state(g).clone();
             let Some(main) = state.main else { continue };
             cx.b.at(cx.group(g).unit, crate::program::Phase::Refresh);
-            let from = cx.b.whole(main);
+            let whole = cx.b.whole(main);
             let to = self.own_weights(cx, &state);
             let n = self.optimizer_numel(cx, state.numel);
-            let kind = if to.len() > 1 {
-                ShardOp::MultiCopy
-            } else {
-                ShardOp::Copy
+            let Layout::Flat(layout) = &cx.group(g).layout else {
+                continue;
             };
-            cx.run(Rule::Refresh, kind, n, self.w, stream, &[from], &to);
+            if state.weight.is_some() {
+                cx.run(
+                    Rule::Refresh,
+                    ShardOp::Copy,
+                    n,
+                    self.w,
+                    stream,
+                    &[whole],
+                    &to,
+                );
+                continue;
+            }
+            // Parameters with buffers of their own: the layout's order need not be theirs, and it may have holes.
+            let element = whole.bytes / state.numel.max(1);
+            let from: Vec<Access> = layout
+                .items
+                .iter()
+                .map(|i| Access {
+                    offset: i.offset * element,
+                    bytes: i.numel * element,
+                    ..whole
+                })
+                .collect();
+            let n = layout.payload_numel();
+            cx.run(
+                Rule::Refresh,
+                ShardOp::MultiCopy,
+                n,
+                self.w,
+                stream,
+                &from,
+                &to,
+            );
         }
     }
 }

@@ -75,7 +75,8 @@ pub(crate) fn moments(
 pub(crate) fn step<L: Lifecycle>(cx: &mut Cx<'_>, life: &mut L) {
     cx.b.at(UnitId(0), Phase::Clip);
     let states = life.optimizer_state(cx);
-    let norm = (cx.scenario.train.clip_norm > 0.0).then(|| clip(cx, &states));
+    let clips = cx.scenario.train.clip_norm > 0.0;
+    let norm = (clips || cx.scenario.train.grad_norm).then(|| norm(cx, &states, clips));
     cx.b.at(UnitId(0), Phase::Optimizer);
     if cx.scenario.fsdp.policy != PolicyKind::Native {
         cx.b.host(Rule::Optimizer, HostWorkKind::OptimizerStep, 1);
@@ -103,7 +104,7 @@ pub(crate) fn step<L: Lifecycle>(cx: &mut Cx<'_>, life: &mut L) {
                 writes.extend(both);
             }
         }
-        if cx.scenario.fsdp.policy == PolicyKind::Native {
+        if clips && cx.scenario.fsdp.policy == PolicyKind::Native {
             reads.extend(norm.map(|n| cx.b.whole(n)));
         }
         let kind = match cx.scenario.train.optimizer {
@@ -128,8 +129,9 @@ pub(crate) fn step<L: Lifecycle>(cx: &mut Cx<'_>, life: &mut L) {
     }
 }
 
-/// Global gradient norm: squares summed over local shards, then over the ranks that hold different ones.
-fn clip(cx: &mut Cx<'_>, states: &[ShardState]) -> BufferId {
+/// Global gradient norm: squares summed over local shards, then over the ranks that hold different ones. With `clips` the
+/// gradients are scaled by it, except where the optimizer's kernel does that.
+fn norm(cx: &mut Cx<'_>, states: &[ShardState], clips: bool) -> BufferId {
     let pool = cx.rest_pool;
     let norm = cx.b.buffer(NewBuffer {
         role: Role::Temporary,
@@ -179,7 +181,7 @@ fn clip(cx: &mut Cx<'_>, states: &[ShardState]) -> BufferId {
             smallvec![part],
         );
     }
-    if cx.scenario.fsdp.policy != PolicyKind::Native {
+    if clips && cx.scenario.fsdp.policy != PolicyKind::Native {
         for state in states {
             let grads: Vec<Access> = state.items.iter().map(|i| i.grad).collect();
             let reads: Vec<Access> = grads.iter().copied().chain([scalar]).collect();

@@ -228,10 +228,14 @@ keys! {
     Loss: "train" "loss" [Choice(&["materialized", "chunked"])] "\"materialized\"" "All logits at once, or chunk by chunk";
     Optimizer: "train" "optimizer" [Choice(&["adamw", "sgd"])] "\"adamw\"" "Optimizer";
     Lr: "train" "lr" [Number(0.0, 1e6)] "3e-4" "Peak learning rate";
+    WarmupSteps: "train" "warmup_steps" [Integer(0, 1_000_000)] "0" "Steps over which the learning rate rises linearly to `lr`; 0 is none";
+    LrSchedule: "train" "lr_schedule" [Choice(&["constant", "cosine"])] "\"constant\"" "Learning rate after the warm-up: `lr` to the end, or a half cosine down to `min_lr`";
+    MinLr: "train" "min_lr" [Number(0.0, 1e6)] "0.0" "Learning rate of the last step of a cosine schedule";
     Betas: "train" "betas" [Tuple(&Number(0.0, 1.0), 2)] "[0.9, 0.95]" "Decay of AdamW's moments; below 1";
     Eps: "train" "eps" [Number(ABOVE_0, 1.0)] "1e-8" "AdamW epsilon";
     WeightDecay: "train" "weight_decay" [Number(0.0, 1e3)] "0.1" "Decoupled weight decay";
     ClipNorm: "train" "clip_norm" [Number(0.0, 1e9)] "0.0" "Global gradient norm limit; 0 is off";
+    GradNorm: "train" "grad_norm" [Bool] "false" "Compute the global gradient norm every step, clipping or not";
     Steps: "train" "steps" [Integer(1, 1_000_000)] "20" "Steps of a run";
     ValidateEvery: "train" "validate_every" [Integer(0, 1_000_000)] "0" "A validation forward every so many steps; 0 is never";
 

@@ -212,10 +212,16 @@ fn train(d: &Document, seq_len: u64) -> Train {
             .pick(Key::Optimizer, &[("sgd", Optimizer::Sgd)])
             .unwrap_or(Optimizer::Adamw),
         lr: d.number(Key::Lr).unwrap_or(3e-4),
+        warmup_steps: d.small(Key::WarmupSteps).unwrap_or(0),
+        lr_schedule: d
+            .pick(Key::LrSchedule, &[("cosine", LrSchedule::Cosine)])
+            .unwrap_or(LrSchedule::Constant),
+        min_lr: d.number(Key::MinLr).unwrap_or(0.0),
         betas: [beta(0).unwrap_or(0.9), beta(1).unwrap_or(0.95)],
         eps: d.number(Key::Eps).unwrap_or(1e-8),
         weight_decay: d.number(Key::WeightDecay).unwrap_or(0.1),
         clip_norm: d.number(Key::ClipNorm).unwrap_or(0.0),
+        grad_norm: d.flag(Key::GradNorm).unwrap_or(false),
         steps: d.small(Key::Steps).unwrap_or(20),
         validate_every: d.small(Key::ValidateEvery).unwrap_or(0),
     }

@@ -118,6 +118,16 @@ pub enum Optimizer {
     Sgd,
 }
 
+/// Learning rate after the warm-up.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub enum LrSchedule {
+    /// `lr` to the end.
+    Constant,
+    /// Half a cosine from `lr` at the end of the warm-up to `min_lr` at the last step.
+    Cosine,
+}
+
 /// `[train]`
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Train {
@@ -135,6 +145,12 @@ pub struct Train {
     pub optimizer: Optimizer,
     /// Peak learning rate.
     pub lr: f64,
+    /// Steps over which the learning rate rises linearly to `lr`; 0 is none.
+    pub warmup_steps: u32,
+    /// Learning rate after the warm-up.
+    pub lr_schedule: LrSchedule,
+    /// Learning rate at the end of a cosine schedule.
+    pub min_lr: f64,
     /// AdamW betas.
     pub betas: [f64; 2],
     /// AdamW epsilon.
@@ -143,6 +159,8 @@ pub struct Train {
     pub weight_decay: f64,
     /// Global gradient norm limit; 0 turns clipping off.
     pub clip_norm: f64,
+    /// Compute the global gradient norm even when nothing is clipped.
+    pub grad_norm: bool,
     /// Steps of a run.
     pub steps: u32,
     /// Run a validation forward every so many steps; 0 is never.

@@ -134,6 +134,21 @@ fn train(s: &Scenario, d: &Document) -> Checked {
             .conflict(&[Key::Recompute], message)
             .with_help("use \"none\" or \"full\""));
     }
+    if t.lr_schedule == LrSchedule::Constant && d.says(Key::MinLr) {
+        return Err(d
+            .conflict(
+                &[Key::MinLr, Key::LrSchedule],
+                "`min_lr` is where a cosine schedule ends; a constant one never gets there",
+            )
+            .with_help("set lr_schedule = \"cosine\""));
+    }
+    if t.min_lr > t.lr {
+        let message = format!(
+            "`min_lr` ({}) is above `lr` ({}): the schedule would rise",
+            t.min_lr, t.lr
+        );
+        return Err(d.conflict(&[Key::MinLr, Key::Lr], message));
+    }
     if t.betas.iter().any(|b| *b >= 1.0) {
         return Err(d.conflict(
             &[Key::Betas],

@@ -60,6 +60,8 @@ fn impossible_combinations() {
         &["model.family=gpt2"],
         &["train.seq_len=16384"],
         &["train.betas=[0.9, 1.0]"],
+        &["train.min_lr=1e-5"],
+        &["train.lr_schedule=cosine", "train.min_lr=1.0"],
         &["model.preset=toy-cnn", "train.loss=chunked"],
         &["model.preset=toy-cnn", "model.kernel=4"],
         &["model.preset=toy-cnn", "train.seq_len=8"],

@@ -28,6 +28,10 @@ fn defaults_of_the_native_policy() {
         (3e-4, [0.9, 0.95], 1e-8, 0.1, 0.0)
     );
     assert_eq!(
+        (t.warmup_steps, t.lr_schedule, t.min_lr, t.grad_norm),
+        (0, LrSchedule::Constant, 0.0, false)
+    );
+    assert_eq!(
         s.mesh,
         Mesh {
             hardware: "h200-nvlink".into(),
@@ -363,4 +367,20 @@ fn placements_name_strategies() {
         "fsdp.strategy=optim",
     ]);
     assert_eq!(later.unwrap().fsdp.strategy, Strategy::Optim);
+}
+
+#[test]
+fn learning_rate_schedule_and_gradient_norm() {
+    let s = minimal(&[
+        "train.warmup_steps=5",
+        "train.lr_schedule=cosine",
+        "train.min_lr=1e-5",
+        "train.grad_norm=true",
+    ])
+    .unwrap();
+    let t = &s.train;
+    assert_eq!(
+        (t.warmup_steps, t.lr_schedule, t.min_lr, t.grad_norm),
+        (5, LrSchedule::Cosine, 1e-5, true)
+    );
 }
