@@ -28,6 +28,7 @@ pub fn write(program: &Program, run: &Run, writer: impl Write) -> io::Result<()>
     let mut trace = Trace {
         program,
         run,
+        origin: origin(run),
         json: Writer::new(writer)?,
     };
     trace.names()?;
@@ -46,18 +47,15 @@ pub fn write(program: &Program, run: &Run, writer: impl Write) -> io::Result<()>
 struct Trace<'a, W: Write> {
     program: &'a Program,
     run: &'a Run,
+    /// Where time begins: the host may issue a step while the device is at the one before.
+    origin: Picos,
     json: Writer<W>,
 }
 
 impl<W: Write> Trace<'_, W> {
-    /// Microseconds after the recorded step's begin; negative before it.
+    /// Microseconds after the origin.
     fn us(&self, time: Picos) -> f64 {
-        let (t, from) = (time.0, self.run.recorded_from.0);
-        if t >= from {
-            (t - from) as f64 / 1e6
-        } else {
-            -((from - t) as f64 / 1e6)
-        }
+        time.saturating_sub(self.origin).us()
     }
 
     fn names(&mut self) -> io::Result<()> {
@@ -101,10 +99,10 @@ impl<W: Write> Trace<'_, W> {
     fn host(&mut self) -> io::Result<()> {
         let mut order: Vec<&Span> = self.run.spans.iter().collect();
         order.sort_by_key(|s| (s.issued, s.instr));
-        let mut since = (self.run.recorded_from, None::<InstrId>);
+        let mut before: Option<&Span> = None;
         for span in order {
-            let start = since.0.min(span.issued);
-            let work = self.host_work(since.1, span.instr);
+            let start = before.map_or(span.issued, |b| b.issued);
+            let work = self.host_work(before.map(|b| b.instr), span.instr);
             let (from, to) = (self.us(start), self.us(span.issued));
             let name = spans::name(self.program, span.instr);
             let unit = spans::unit(self.program, span);
@@ -121,7 +119,7 @@ impl<W: Write> Trace<'_, W> {
                 self.json.string("host_work", &work)?;
             }
             self.json.end()?;
-            since = (span.issued.max(since.0), Some(span.instr));
+            before = Some(span);
         }
         Ok(())
     }
@@ -209,6 +207,15 @@ impl<W: Write> Trace<'_, W> {
         }
         Ok(())
     }
+}
+
+fn origin(run: &Run) -> Picos {
+    let issued = run.spans.iter().map(|s| s.issued);
+    let sampled = run.memory.timeline.iter().map(|s| s.time);
+    issued
+        .chain(sampled)
+        .min()
+        .map_or(run.recorded_from, |t| t.min(run.recorded_from))
 }
 
 fn blocker(program: &Program, run: &Run, blocker: Blocker) -> String {

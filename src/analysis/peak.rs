@@ -42,6 +42,15 @@ pub fn alive_at(program: &Program, at: InstrId) -> Vec<BufferId> {
     Vec::new()
 }
 
+/// Name of the first kernel or collective launched after an instruction, within its section.
+#[must_use]
+pub fn launched_after(program: &Program, at: InstrId) -> Option<&str> {
+    let section = program.sections.iter().find(|s| s.instrs.contains(&at.0))?;
+    (at.0..section.instrs.end)
+        .map(|i| super::spans::name(program, InstrId(i)))
+        .find(|name| !name.is_empty())
+}
+
 /// Equal buffers alive at the peak.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Alive {

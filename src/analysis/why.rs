@@ -145,8 +145,11 @@ fn memory(p: &Prediction) -> String {
             ),
         })
         .unwrap_or_default();
+    let kernel = peak::launched_after(&p.program, at.instr)
+        .map(|name| format!(" (at {name})"))
+        .unwrap_or_default();
     format!(
-        "Memory peaks at {} in {} of {unit}: {}{largest}.",
+        "Memory peaks at {} in {} of {unit}{kernel}: {}{largest}.",
         m.peak_allocated,
         at.phase.name(),
         roles.join(", ")

@@ -5,8 +5,9 @@ use super::output::{Failure, Out, Status};
 use super::table::Table;
 use rayon::prelude::*;
 use serde::Serialize;
-use shardlab_plan::check::{Report, Severity, check};
+use shardlab_plan::check::{Report, RuleResult, Severity, check};
 use shardlab_plan::scenario::shipped;
+use std::collections::BTreeMap;
 use std::path::PathBuf;
 
 #[derive(clap::Args)]
@@ -22,6 +23,9 @@ pub(super) struct Args {
     /// Print every rule, not only broken ones
     #[arg(long, conflicts_with = "json")]
     rules: bool,
+    /// Print every warning, not only how many there are of a rule
+    #[arg(long, conflicts_with = "json")]
+    warnings: bool,
 }
 
 /// The verdict over one scenario.
@@ -93,7 +97,8 @@ fn print(args: &Args, verdicts: &[Verdict], out: &mut Out) -> Result<(), Failure
         for violation in &v.report.violations {
             let word = match violation.rule.severity() {
                 Severity::Error => out.bad("error"),
-                Severity::Warning => "warning".into(),
+                Severity::Warning if args.warnings => "warning".into(),
+                Severity::Warning => continue,
             };
             out.line(format_args!(
                 "{}: {word} [{}] {}",
@@ -103,6 +108,9 @@ fn print(args: &Args, verdicts: &[Verdict], out: &mut Out) -> Result<(), Failure
         if args.rules {
             out.blank()?;
         }
+    }
+    if !args.warnings {
+        warnings(verdicts, out)?;
     }
     let mut table = Table::new([
         "scenario",
@@ -123,6 +131,31 @@ fn print(args: &Args, verdicts: &[Verdict], out: &mut Out) -> Result<(), Failure
         ]);
     }
     out.text(table)?;
+    Ok(())
+}
+
+/// One line a rule that warns, with how often it does where.
+fn warnings(verdicts: &[Verdict], out: &mut Out) -> Result<(), Failure> {
+    let mut by_rule: BTreeMap<(&str, &str), Vec<String>> = BTreeMap::new();
+    for v in verdicts {
+        let warned = |r: &&RuleResult| r.severity == Severity::Warning && r.violations > 0;
+        for r in v.report.rules.iter().filter(warned) {
+            by_rule
+                .entry((r.id.id(), r.title))
+                .or_default()
+                .push(format!("{} ({})", v.scenario, r.violations));
+        }
+    }
+    for ((id, title), places) in &by_rule {
+        out.paragraph(
+            0,
+            &format!("warning [{id}] broken: {title}: {}", places.join(", ")),
+        )?;
+    }
+    if !by_rule.is_empty() {
+        out.line("(--warnings prints each)")?;
+        out.blank()?;
+    }
     Ok(())
 }
 

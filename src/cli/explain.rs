@@ -122,7 +122,7 @@ fn critical_path(e: &Explanation, out: &mut Out) -> Result<(), Failure> {
         .map(|(u, t)| format!("{u} {}", percent(*t, path.length)))
         .collect();
     out.paragraph(2, &format!("By unit: {}.", units.join(", ")))?;
-    if path.host_first.0 > 0 {
+    if path.host_first.0 > path.length.0 / 1000 {
         out.paragraph(
             2,
             &format!("Before it the host alone decides for {}.", path.host_first),
@@ -201,7 +201,7 @@ fn memory(p: &Prediction, out: &mut Out) -> Result<(), Failure> {
     ))?;
     let all = m.peak_allocated.0.max(1) as f64;
     let share = |bytes: u64| format!("{:.1} %", 100.0 * bytes as f64 / all);
-    let mut table = Table::new([">role", ">bytes", ">share", ">unit", ">bytes", ">share"]);
+    let mut table = Table::new(["role", ">bytes", ">share", "unit", ">bytes", ">share"]);
     let rows = m.by_role.len().max(m.by_unit.len()).min(LISTED);
     for i in 0..rows {
         let role = m.by_role.get(i).map(|(r, b)| (r.name().to_owned(), *b));
@@ -246,7 +246,7 @@ fn compile_modes(e: &Explanation, out: &mut Out) -> Result<(), Failure> {
         ">host ms",
         ">guards ms",
         ">breaks ms",
-        ">host late ms",
+        ">late ms",
         ">alloc GiB",
     ]);
     for (_, made) in &e.compile {

@@ -145,11 +145,11 @@ fn comparison(lines: &[Line]) -> Table {
     let mut table = Table::new([
         "scenario",
         ">step ms",
-        ">tokens/s/GPU",
+        ">tok/s/GPU",
         ">MFU",
         ">exposed ms",
         ">alloc GiB",
-        ">reserved GiB",
+        ">resv GiB",
         "fits",
     ]);
     for line in lines {

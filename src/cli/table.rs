@@ -24,7 +24,7 @@ impl Table {
             .set_header(titles.iter().map(|t| t.trim_start_matches('>')));
         for (i, title) in titles.iter().enumerate() {
             if let Some(column) = table.column_mut(i) {
-                column.set_padding((u16::from(i > 0), 1));
+                column.set_padding((if i > 0 { 2 } else { 0 }, 0));
                 if title.starts_with('>') {
                     column.set_cell_alignment(CellAlignment::Right);
                 }

@@ -49,7 +49,6 @@ impl Point {
 
 /// Predicts the points, in their order, until done or interrupted.
 pub(super) fn evaluate(points: Vec<SweepPoint>, profiles: &Profiles) -> Vec<Outcome> {
-    interrupt::watch();
     let progress = progress(points.len() as u64);
     let outcomes = points
         .into_par_iter()

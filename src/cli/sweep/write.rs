@@ -22,6 +22,16 @@ pub(super) struct Table<'a> {
 
 const GIB: f64 = (1u64 << 30) as f64;
 
+/// Title of an axis: its key without the section, which is clear, in lines when it is long.
+fn title(path: &str) -> String {
+    let key = path.split_once('.').map_or(path, |(_, key)| key);
+    if key.len() > 9 {
+        key.replace('_', "_\n")
+    } else {
+        key.to_owned()
+    }
+}
+
 impl<'a> Table<'a> {
     pub(super) fn new(axes: &'a [Axis], outcomes: &'a [Outcome], sort: Sort) -> Self {
         let front: Vec<(f64, f64)> = outcomes
@@ -73,18 +83,14 @@ impl<'a> Table<'a> {
     }
 
     pub(super) fn print(&self, out: &mut Out) -> Result<(), Failure> {
-        // The section is clear from the key; the full path would not fit.
-        let mut titles: Vec<&str> = self
-            .axes
-            .iter()
-            .map(|a| a.key.split_once('.').map_or(a.key.as_str(), |(_, key)| key))
-            .collect();
+        let axes: Vec<String> = self.axes.iter().map(|a| title(&a.key)).collect();
+        let mut titles: Vec<&str> = axes.iter().map(String::as_str).collect();
         titles.extend([
-            ">step ms",
-            ">tok/s/GPU",
-            ">exposed ms",
-            ">alloc GiB",
-            ">resv GiB",
+            ">step\nms",
+            ">tok/s\n/GPU",
+            ">exposed\nms",
+            ">alloc\nGiB",
+            ">resv\nGiB",
             "fits",
             "front",
         ]);

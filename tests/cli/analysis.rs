@@ -1,0 +1,125 @@
+//! `shardlab explain`.
+
+use crate::{assert_narrow, json, stdout};
+use serde_json::Value;
+
+fn explain(args: &[&str]) -> Value {
+    let mut all = vec!["explain", "--json"];
+    all.extend_from_slice(args);
+    json(&all).remove(0)
+}
+
+#[test]
+fn the_parts_of_an_explanation_add_up() {
+    let e = explain(&["peers-tiny", "--no-what-if"]);
+    let sum = |object: &Value| -> f64 {
+        object
+            .as_object()
+            .unwrap()
+            .values()
+            .map(|v| v.as_f64().unwrap())
+            .sum()
+    };
+    let path = &e["critical_path"];
+    let length = path["length_ms"].as_f64().unwrap();
+    let parts = sum(&path["by_work_ms"]) + path["between_ms"].as_f64().unwrap();
+    assert!(
+        (parts - length).abs() < 1e-6 * length,
+        "{parts} of {length}"
+    );
+    assert!((sum(&path["by_unit_ms"]) - sum(&path["by_work_ms"])).abs() < 1e-6);
+    assert!(length <= e["step_ms"].as_f64().unwrap() * 1.001);
+    let exposed = &e["exposed_ms"];
+    let groups: f64 = exposed["groups"]
+        .as_array()
+        .unwrap()
+        .iter()
+        .map(|g| g["ms"].as_f64().unwrap())
+        .sum();
+    assert!((groups - exposed["total"].as_f64().unwrap()).abs() < 1e-6);
+    let memory = &e["memory"];
+    assert_eq!(
+        sum(&memory["by_role"]),
+        memory["peak_allocated_bytes"].as_f64().unwrap()
+    );
+    assert_eq!(
+        sum(&memory["by_unit"]),
+        memory["peak_allocated_bytes"].as_f64().unwrap()
+    );
+}
+
+#[test]
+fn the_peak_of_a_materialized_loss_is_three_float32_logits_in_backward() {
+    let e = explain(&["peers-1b", "--no-what-if"]);
+    assert_eq!(e["memory"]["phase"], "backward");
+    let logits = &e["memory"]["largest"][0];
+    assert_eq!(logits["role"], "logits");
+    assert_eq!(logits["dtype"], "f32");
+    assert_eq!(logits["count"], 3);
+    // Rows x vocabulary x 4 bytes.
+    assert_eq!(logits["bytes"].as_u64(), Some(2 * 4096 * 128_256 * 4));
+}
+
+#[test]
+fn what_ifs_say_what_sim_says() {
+    let e = explain(&["peers-tiny"]);
+    let changes = e["what_if"].as_array().unwrap();
+    assert!(changes.len() > 30);
+    for set in ["fsdp.reshard_after_forward=false", "train.loss=chunked"] {
+        let change = changes.iter().find(|c| c["set"][0] == set).unwrap();
+        let run = &json(&["sim", "peers-tiny", "--json", "--set", set])[0];
+        assert_eq!(
+            change["effect"]["step_ms"], run["step_ms"]["median"],
+            "{set}"
+        );
+        assert_eq!(
+            change["effect"]["peak_allocated_bytes"], run["memory"]["peak_allocated_bytes"],
+            "{set}"
+        );
+    }
+    // What the scenario has already is no change, and what cannot be has a reason.
+    assert!(
+        !changes
+            .iter()
+            .any(|c| c["set"][0] == "fsdp.reshard_after_forward=true")
+    );
+    let refused = changes.iter().filter_map(|c| c["impossible"].as_str());
+    assert!(refused.clone().count() > 2);
+    assert!(refused.clone().all(|reason| reason.len() > 20));
+}
+
+#[test]
+fn prefetch_matters_where_communication_does() {
+    let step = |scenario: &str, depth: u32| {
+        let run = json(&[
+            "sim",
+            scenario,
+            "--json",
+            "--set",
+            &format!("fsdp.prefetch_forward={depth}"),
+            "--set",
+            &format!("fsdp.prefetch_backward={depth}"),
+        ]);
+        run[0]["step_ms"]["median"].as_f64().unwrap()
+    };
+    assert!(step("llama3.2-3b-zero3", 0) > 1.02 * step("llama3.2-3b-zero3", 1));
+    // Nothing is gathered where nothing is sharded.
+    assert_eq!(step("llama3.2-3b-ddp", 0), step("llama3.2-3b-ddp", 1));
+}
+
+#[test]
+fn the_text_names_bounds_modes_and_changes() {
+    let text = stdout(&["explain", "peers-tiny"]);
+    assert_narrow(&text);
+    for part in [
+        "Critical path",
+        "Exposed time",
+        "Memory:",
+        "largest buffers alive",
+        "Compile modes",
+        "What one change would do",
+        "Not possible:",
+    ] {
+        assert!(text.contains(part), "{part} in {text}");
+    }
+}

@@ -1,0 +1,107 @@
+//! What all verbs have in common: schema, completions, pipes, colour.
+
+use crate::{json, shardlab, stdout};
+use serde_json::Value;
+
+#[test]
+fn the_schema_knows_every_key() {
+    let schema: Value = serde_json::from_str(&stdout(&["schema"])).unwrap();
+    assert!(schema["$schema"].is_string());
+    for key in shardlab_plan::scenario::keys() {
+        let property = &schema["properties"][key.section]["properties"][key.key];
+        assert!(property.is_object(), "{}.{}", key.section, key.key);
+    }
+}
+
+#[test]
+fn completions_name_verbs_and_options() {
+    for shell in ["bash", "zsh", "fish", "powershell", "elvish"] {
+        let script = stdout(&["completions", shell]);
+        for word in ["sweep", "validate", "--straggler"] {
+            // Fish writes long options without dashes.
+            let word = word.trim_start_matches("--");
+            assert!(script.contains(word), "{word} in {shell}");
+        }
+    }
+    shardlab(&["completions", "csh"]).assert().code(2);
+}
+
+#[test]
+fn every_shipped_scenario_is_listed_with_what_it_shows_and_can_be_printed() {
+    let listed = json(&["scenarios", "--json"]);
+    assert!(listed.len() >= 14);
+    for entry in &listed {
+        assert!(entry["about"].as_array().unwrap().len() >= 2, "{entry}");
+    }
+    let text = stdout(&["scenarios", "peers-tiny"]);
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("peers-tiny.toml");
+    std::fs::write(&path, text).unwrap();
+    let digest = |scenario: &str| {
+        json(&["plan", scenario, "--section", "init", "--json"])[0]["program_digest"].clone()
+    };
+    assert_eq!(digest(path.to_str().unwrap()), digest("peers-tiny"));
+}
+
+#[test]
+fn every_shipped_scenario_is_proven() {
+    let verdicts = json(&["check", "--json"]);
+    assert_eq!(verdicts.len(), shardlab_plan::scenario::shipped().len());
+    for v in &verdicts {
+        assert_eq!(v["ok"], true, "{}", v["scenario"]);
+        assert!(
+            v["rules"]
+                .as_array()
+                .unwrap()
+                .iter()
+                .any(|r| r["checked"].as_u64() > Some(0))
+        );
+    }
+    let text = stdout(&["check", "toy-cnn", "--rules"]);
+    crate::assert_narrow(&text);
+    assert!(text.contains("proven"), "{text}");
+}
+
+#[cfg(unix)]
+#[test]
+fn a_reader_that_leaves_early_is_no_failure() {
+    use std::io::Read;
+    use std::process::{Command, Stdio};
+    for args in [
+        &["plan", "llama3-8b-4xh200"][..],
+        &["plan", "llama3-8b-4xh200", "--json"],
+        &["schema"],
+        &["scenarios"],
+    ] {
+        let mut child = Command::new(env!("CARGO_BIN_EXE_shardlab"))
+            .args(args)
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped())
+            .spawn()
+            .unwrap();
+        let mut pipe = child.stdout.take().unwrap();
+        pipe.read_exact(&mut [0; 16]).unwrap();
+        drop(pipe);
+        let output = child.wait_with_output().unwrap();
+        let log = String::from_utf8_lossy(&output.stderr);
+        assert!(output.status.success(), "{args:?}: {log}");
+        assert!(log.is_empty(), "{args:?}: {log}");
+    }
+}
+
+#[cfg(target_os = "linux")]
+#[test]
+fn a_full_disk_is_a_failure() {
+    use std::process::{Command, Stdio};
+    let full = std::fs::File::options()
+        .write(true)
+        .open("/dev/full")
+        .unwrap();
+    let output = Command::new(env!("CARGO_BIN_EXE_shardlab"))
+        .args(["schema"])
+        .stdout(Stdio::from(full))
+        .output()
+        .unwrap();
+    assert_eq!(output.status.code(), Some(3));
+    assert!(String::from_utf8_lossy(&output.stderr).contains("cannot write"));
+}

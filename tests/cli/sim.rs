@@ -1,0 +1,191 @@
+//! `shardlab sim`.
+
+use crate::{assert_narrow, json, shardlab, stdout};
+use serde_json::Value;
+
+/// Every field that design.md promises, as paths.
+const FIELDS: [&str; 24] = [
+    "scenario",
+    "program_digest",
+    "kind",
+    "world_size",
+    "policy",
+    "hardware",
+    "step_ms.median",
+    "step_ms.mean",
+    "step_ms.p95",
+    "step_ms.samples",
+    "tokens_per_s_per_gpu",
+    "mfu",
+    "host_ms",
+    "memory.peak_allocated_bytes",
+    "memory.peak_reserved_bytes",
+    "memory.peak_device_bytes",
+    "memory.at",
+    "memory.by_role",
+    "collectives.all_gather",
+    "collectives.reduce_scatter",
+    "exposed_ms.total",
+    "exposed_ms.by_cause",
+    "losses",
+    "grad_norms",
+];
+
+fn at<'a>(value: &'a Value, path: &str) -> Option<&'a Value> {
+    path.split('.').try_fold(value, |v, key| v.get(key))
+}
+
+#[test]
+fn json_is_one_object_a_run_with_every_promised_field() {
+    let runs = json(&["sim", "peers-tiny", "toy-linear", "--json"]);
+    assert_eq!(runs.len(), 2);
+    for run in &runs {
+        for field in FIELDS {
+            assert!(at(run, field).is_some(), "{field} is missing");
+        }
+        for (kind, stats) in run["collectives"].as_object().unwrap() {
+            for field in [
+                "count",
+                "bytes",
+                "busy_ms",
+                "exposed_ms",
+                "overlapped_with_gemm",
+            ] {
+                assert!(stats[field].is_number(), "{kind}.{field}");
+            }
+        }
+        assert_eq!(run["kind"], "sim");
+        assert_eq!(run["world_size"], 4);
+        let roles: u64 = run["memory"]["by_role"]
+            .as_object()
+            .unwrap()
+            .values()
+            .map(|b| b.as_u64().unwrap())
+            .sum();
+        assert_eq!(Some(roles), run["memory"]["peak_allocated_bytes"].as_u64());
+        let causes: f64 = run["exposed_ms"]["by_cause"]
+            .as_object()
+            .unwrap()
+            .values()
+            .map(|t| t.as_f64().unwrap())
+            .sum();
+        assert!((causes - run["exposed_ms"]["total"].as_f64().unwrap()).abs() < 1e-9);
+    }
+    assert_eq!(runs[0]["scenario"], "peers-tiny");
+    assert_eq!(runs[1]["scenario"], "toy-linear");
+}
+
+#[test]
+fn the_report_fits_its_width_and_says_what_json_says() {
+    let text = stdout(&["sim", "peers-tiny", "toy-cnn"]);
+    assert_narrow(&text);
+    assert!(
+        !text.contains('\x1b'),
+        "escape sequences outside a terminal"
+    );
+    let run = &json(&["sim", "peers-tiny", "--json"])[0];
+    let step = format!("{:.2} ms", run["step_ms"]["median"].as_f64().unwrap());
+    assert!(text.contains(&step), "{step} in {text}");
+    for word in [
+        "exposed",
+        "memory",
+        "peak",
+        "all_gather",
+        "fits",
+        "logits",
+        "Memory peaks at",
+    ] {
+        assert!(text.contains(word), "{word} in {text}");
+    }
+    // Both scenarios stand in the comparison.
+    let comparison: Vec<&str> = text.lines().rev().take(2).collect();
+    assert!(comparison[1].starts_with("peers-tiny"), "{text}");
+    assert!(comparison[0].starts_with("toy-cnn"), "{text}");
+}
+
+#[test]
+fn later_overrides_win_over_earlier_ones_and_over_the_file() {
+    let policy = |set: &[&str]| {
+        let mut args = vec!["sim", "peers-tiny", "--json"];
+        for s in set {
+            args.extend(["--set", s]);
+        }
+        json(&args)[0]["policy"].clone()
+    };
+    assert_eq!(policy(&[]), "fsdp2");
+    assert_eq!(policy(&["fsdp.policy=native"]), "native");
+    assert_eq!(
+        policy(&["fsdp.policy=native", "fsdp.policy=megatron"]),
+        "megatron"
+    );
+    assert_eq!(
+        policy(&["fsdp.policy=megatron", "fsdp.policy=\"native\""]),
+        "native"
+    );
+}
+
+#[test]
+fn equal_input_gives_equal_output_and_seeds_matter_only_with_jitter() {
+    let run = |args: &[&str]| {
+        let mut all = vec!["sim", "peers-tiny", "--json"];
+        all.extend_from_slice(args);
+        stdout(&all)
+    };
+    assert_eq!(run(&[]), run(&[]));
+    assert_eq!(run(&["--seed", "1"]), run(&["--seed", "2"]));
+    let one = run(&["--jitter", "0.05", "--seed", "1"]);
+    assert_eq!(one, run(&["--jitter", "0.05", "--seed", "1"]));
+    assert_ne!(one, run(&["--jitter", "0.05", "--seed", "2"]));
+}
+
+#[test]
+fn a_straggler_slows_the_step_by_no_more_than_its_factor() {
+    let step = |args: &[&str]| {
+        let mut all = vec!["sim", "peers-tiny", "--json"];
+        all.extend_from_slice(args);
+        json(&all)[0]["step_ms"]["median"].as_f64().unwrap()
+    };
+    let even = step(&["--full-ranks"]);
+    let slow = step(&["--straggler", "2=1.5"]);
+    assert!(
+        slow > 1.2 * even && slow < 1.5 * even + 1.0,
+        "{even} {slow}"
+    );
+    let one = step(&[]);
+    assert!(
+        (even - one).abs() < 1e-6 * one,
+        "all ranks {even}, one {one}"
+    );
+}
+
+#[test]
+fn what_does_not_fit_is_said_and_is_no_failure() {
+    let args = ["sim", "llama3-8b-4xh200", "--set", "train.micro_batch=64"];
+    let text = stdout(&args);
+    assert_narrow(&text);
+    assert!(text.contains("does not fit"), "{text}");
+    let mut with_json = args.to_vec();
+    with_json.push("--json");
+    assert_eq!(json(&with_json)[0]["fits"], "no");
+}
+
+#[test]
+fn scenarios_can_be_files_and_profiles_too() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("mine.toml");
+    std::fs::write(
+        &path,
+        "extends = \"peers-tiny.toml\"\n[train]\nmicro_batch = 2\n",
+    )
+    .unwrap();
+    let run = &json(&["sim", path.to_str().unwrap(), "--json"])[0];
+    assert_eq!(run["scenario"], "mine");
+    shardlab(&[
+        "sim",
+        path.to_str().unwrap(),
+        "--set",
+        "mesh.hardware=h100-80",
+    ])
+    .assert()
+    .success();
+}

@@ -1,0 +1,155 @@
+//! `shardlab sweep`.
+
+use crate::{assert_narrow, json, shardlab, stdout};
+use std::collections::BTreeSet;
+
+const AXES: [&str; 4] = [
+    "--axis",
+    "fsdp.prefetch_forward=[0, 1]",
+    "--axis",
+    "fsdp.reshard_after_forward=[true, false, 3]",
+];
+
+fn args<'a>(more: &[&'a str]) -> Vec<&'a str> {
+    let mut all = vec!["sweep", "peers-tiny"];
+    all.extend_from_slice(&AXES);
+    all.extend_from_slice(more);
+    all
+}
+
+#[test]
+fn csv_has_a_line_a_point_impossible_ones_included() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("points.csv");
+    stdout(&args(&["--csv", path.to_str().unwrap()]));
+    let mut reader = csv::Reader::from_path(&path).unwrap();
+    let header = reader.headers().unwrap().clone();
+    assert_eq!(&header[0], "fsdp.prefetch_forward");
+    assert_eq!(&header[1], "fsdp.reshard_after_forward");
+    let column = |name: &str| header.iter().position(|c| c == name).unwrap();
+    let rows: Vec<csv::StringRecord> = reader.records().map(Result::unwrap).collect();
+    let settings: Vec<(&str, &str)> = rows.iter().map(|r| (&r[0], &r[1])).collect();
+    assert_eq!(
+        settings,
+        [
+            ("0", "true"),
+            ("0", "false"),
+            ("0", "3"),
+            ("1", "true"),
+            ("1", "false"),
+            ("1", "3")
+        ]
+    );
+    for row in &rows {
+        let impossible = &row[column("impossible")];
+        assert_eq!(&row[1] == "3", impossible.contains("divide"), "{row:?}");
+        assert_eq!(&row[1] == "3", row[column("step_ms")].is_empty());
+    }
+}
+
+#[test]
+fn a_point_is_what_sim_predicts_for_it() {
+    let points = json(&args(&["--json"]));
+    assert_eq!(points.len(), 6);
+    let point = points
+        .iter()
+        .find(|p| {
+            p["settings"]["fsdp.prefetch_forward"] == "0"
+                && p["settings"]["fsdp.reshard_after_forward"] == "false"
+        })
+        .unwrap();
+    let run = &json(&[
+        "sim",
+        "peers-tiny",
+        "--json",
+        "--set",
+        "fsdp.prefetch_forward=0",
+        "--set",
+        "fsdp.reshard_after_forward=false",
+    ])[0];
+    assert_eq!(point["step_ms"], run["step_ms"]["median"]);
+    for field in [
+        "peak_allocated_bytes",
+        "peak_reserved_bytes",
+        "peak_device_bytes",
+    ] {
+        assert_eq!(point["memory"][field], run["memory"][field], "{field}");
+    }
+    assert_eq!(point["exposed_ms"], run["exposed_ms"]["total"]);
+}
+
+#[test]
+fn the_front_is_marked_and_the_table_sorted() {
+    let points = json(&args(&["--json", "--sort", "reserved"]));
+    let done: Vec<(f64, f64, bool)> = points
+        .iter()
+        .filter(|p| p["impossible"].is_null())
+        .map(|p| {
+            (
+                p["step_ms"].as_f64().unwrap(),
+                p["memory"]["peak_reserved_bytes"].as_f64().unwrap(),
+                p["pareto"].as_bool().unwrap(),
+            )
+        })
+        .collect();
+    assert_eq!(done.len(), 4);
+    assert!(done.windows(2).all(|w| w[0].1 <= w[1].1), "{done:?}");
+    for a in &done {
+        let beaten = done
+            .iter()
+            .any(|b| b.0 <= a.0 && b.1 <= a.1 && (b.0 < a.0 || b.1 < a.1));
+        assert_eq!(a.2, !beaten, "{a:?} among {done:?}");
+    }
+    let text = stdout(&args(&["--sort", "step"]));
+    assert_narrow(&text);
+    assert!(text.contains("Not possible: 0 3; 1 3"), "{text}");
+}
+
+#[test]
+fn the_file_of_a_sweep_gives_its_axes() {
+    let points = json(&["sweep", "sweep-prefetch", "--json"]);
+    let settings: BTreeSet<String> = points.iter().map(|p| p["settings"].to_string()).collect();
+    assert_eq!(settings.len(), points.len());
+    assert!(points.len() >= 12);
+}
+
+#[cfg(unix)]
+#[test]
+fn an_interrupt_keeps_what_is_done() {
+    use std::process::{Command, Stdio};
+    use std::time::Duration;
+    // Enough points to be interrupted in the midst of, however fast the machine.
+    let values: Vec<String> = (1..=2000).map(|n| n.to_string()).collect();
+    let axis = format!("train.micro_batch=[{}]", values.join(", "));
+    let child = Command::new(env!("CARGO_BIN_EXE_shardlab"))
+        .args(["sweep", "llama3-8b-4xh200", "--json", "--axis", &axis])
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .unwrap();
+    std::thread::sleep(Duration::from_millis(1500));
+    let kill = Command::new("kill")
+        .args(["-INT", &child.id().to_string()])
+        .status()
+        .unwrap();
+    assert!(kill.success());
+    let output = child.wait_with_output().unwrap();
+    let lines = String::from_utf8(output.stdout).unwrap();
+    let log = String::from_utf8(output.stderr).unwrap();
+    assert_eq!(output.status.code(), Some(3), "{log}");
+    let done = lines.lines().count();
+    assert!(done > 0 && done < 2000, "{done} points");
+    assert!(
+        log.contains(&format!("{} of 2000 points are missing", 2000 - done)),
+        "{log}"
+    );
+    for line in lines.lines() {
+        serde_json::from_str::<serde_json::Value>(line).unwrap();
+    }
+}
+
+#[test]
+fn progress_stays_off_where_nobody_looks() {
+    let assert = shardlab(&args(&["--json"])).assert().success();
+    assert!(assert.get_output().stderr.is_empty());
+}

@@ -1,0 +1,97 @@
+//! `shardlab sim --trace`.
+
+use crate::shardlab;
+use serde_json::Value;
+use std::collections::{BTreeMap, BTreeSet};
+
+fn trace(scenario: &str) -> Value {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("trace.json");
+    shardlab(&["sim", scenario, "--trace", path.to_str().unwrap()])
+        .assert()
+        .success();
+    serde_json::from_str(&std::fs::read_to_string(path).unwrap()).unwrap()
+}
+
+fn of<'a>(trace: &'a Value, ph: &str) -> Vec<&'a Value> {
+    let events = trace["traceEvents"].as_array().unwrap();
+    events.iter().filter(|e| e["ph"] == ph).collect()
+}
+
+#[test]
+fn a_trace_has_streams_slices_counters_and_arrows() {
+    let trace = trace("peers-tiny");
+    let names: BTreeSet<&str> = of(&trace, "M")
+        .iter()
+        .filter_map(|e| e["args"]["name"].as_str())
+        .collect();
+    for thread in ["host", "compute", "all_gather", "reduce_scatter"] {
+        assert!(names.contains(thread), "{thread} in {names:?}");
+    }
+    let slices = of(&trace, "X");
+    for slice in slices.iter().filter(|s| s["tid"] != 0) {
+        for arg in ["instr", "unit", "phase", "rule", "bytes"] {
+            assert!(!slice["args"][arg].is_null(), "{arg} in {slice}");
+        }
+    }
+    assert!(slices.iter().all(|s| s["ts"].as_f64().unwrap() >= 0.0));
+    let peak = of(&trace, "C")
+        .iter()
+        .map(|c| c["args"]["allocated"].as_f64().unwrap())
+        .fold(0.0, f64::max);
+    // The measured peak of this scenario is 6053.45 MiB, see tests/data.
+    assert!((peak - 6053.45).abs() < 0.01 * 6053.45, "{peak}");
+    assert!(
+        of(&trace, "C")
+            .iter()
+            .all(|c| c["args"]["reserved"].is_number())
+    );
+}
+
+#[test]
+fn slices_of_a_stream_follow_one_another() {
+    let trace = trace("peers-tiny");
+    let mut threads: BTreeMap<u64, Vec<(f64, f64)>> = BTreeMap::new();
+    for slice in of(&trace, "X") {
+        let (start, length) = (
+            slice["ts"].as_f64().unwrap(),
+            slice["dur"].as_f64().unwrap(),
+        );
+        let thread = slice["tid"].as_u64().unwrap();
+        threads
+            .entry(thread)
+            .or_default()
+            .push((start, start + length));
+    }
+    assert!(threads.len() >= 4);
+    for slices in threads.values_mut() {
+        slices.sort_by(|a, b| a.0.total_cmp(&b.0));
+        for pair in slices.windows(2) {
+            assert!(pair[1].0 >= pair[0].1 - 1e-3, "{pair:?}");
+        }
+    }
+}
+
+#[test]
+fn an_arrow_leads_from_every_collective_to_what_waited_for_it() {
+    let trace = trace("peers-tiny");
+    let slices = of(&trace, "X");
+    let is_collective = |s: &&&Value| {
+        s["tid"] != 0 && matches!(s["cat"].as_str(), Some("all_gather" | "reduce_scatter"))
+    };
+    let collectives = slices.iter().filter(is_collective).count();
+    let (starts, ends) = (of(&trace, "s"), of(&trace, "f"));
+    assert_eq!(starts.len(), collectives);
+    assert_eq!(ends.len(), starts.len());
+    for (start, end) in starts.iter().zip(&ends) {
+        assert_eq!(start["id"], end["id"]);
+        assert!(start["ts"].as_f64() <= end["ts"].as_f64(), "{start} {end}");
+        assert_ne!(start["tid"], end["tid"]);
+        // Arrows hang on slices: the start lies within a collective, the end at the begin of something.
+        let inside = slices.iter().filter(is_collective).any(|s| {
+            let (from, at) = (s["ts"].as_f64().unwrap(), start["ts"].as_f64().unwrap());
+            s["tid"] == start["tid"] && from <= at && at <= from + s["dur"].as_f64().unwrap()
+        });
+        assert!(inside, "{start}");
+    }
+}

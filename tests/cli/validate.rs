@@ -1,0 +1,86 @@
+//! `shardlab validate`, on the measured tables that are shipped with the tests.
+
+use crate::{assert_narrow, json, stdout};
+use serde_json::Value;
+
+const TABLE: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/data/h200x4.csv");
+const HELD_OUT: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/data/h200x4_heldout.csv");
+
+fn error(totals: &Value, metric: &str, field: &str) -> f64 {
+    let of = totals["errors"].as_array().unwrap().iter();
+    let found = of.clone().find(|e| e["metric"] == metric);
+    found.unwrap()[field].as_f64().unwrap()
+}
+
+#[test]
+fn eager_rows_agree_with_the_measured_ones() {
+    for table in [TABLE, HELD_OUT] {
+        let mut lines = json(&["validate", table, "--json"]);
+        let totals = lines.pop().unwrap();
+        assert!(lines.len() >= 20);
+        assert!(
+            error(&totals, "step_ms", "mean_abs_percent") < 20.0,
+            "{totals}"
+        );
+        let eager = lines.iter().filter(|l| {
+            let set = l["overrides"].as_array().unwrap();
+            !set.iter().any(|o| o == "compile.mode=blocks")
+        });
+        for row in eager {
+            if let Some(e) = row["peak_allocated_mib"]["error_percent"].as_f64() {
+                assert!(e.abs() < 1.0, "{row}");
+            }
+        }
+    }
+}
+
+#[test]
+fn means_and_worst_are_those_of_the_rows() {
+    let mut lines = json(&["validate", TABLE, "--json"]);
+    let totals = lines.pop().unwrap();
+    for metric in [
+        "step_ms",
+        "peak_allocated_mib",
+        "peak_reserved_mib",
+        "device_mib",
+    ] {
+        let errors: Vec<f64> = lines
+            .iter()
+            .filter_map(|l| {
+                let cell = l.get(metric)?;
+                let (p, m) = (cell["predicted"].as_f64()?, cell["measured"].as_f64()?);
+                Some(100.0 * (p - m) / m)
+            })
+            .collect();
+        let n = errors.len() as f64;
+        let mean = errors.iter().map(|e| e.abs()).sum::<f64>() / n;
+        let signed = errors.iter().sum::<f64>() / n;
+        let worst = errors.iter().fold(0.0_f64, |w, e| w.max(e.abs()));
+        assert!((error(&totals, metric, "mean_abs_percent") - mean).abs() < 1e-6);
+        assert!((error(&totals, metric, "mean_signed_percent") - signed).abs() < 1e-6);
+        assert!((error(&totals, metric, "worst_percent").abs() - worst).abs() < 1e-6);
+    }
+    let nulls = totals["null_models"].as_array().unwrap();
+    assert_eq!(nulls.len(), 2);
+    assert!(nulls.iter().all(|n| n["mean_abs_percent"].is_number()));
+}
+
+#[test]
+fn tables_are_readable_and_markdown_is_markdown() {
+    let text = stdout(&["validate", TABLE]);
+    assert_narrow(&text);
+    assert!(
+        text.contains("Null model for step time, constant MFU"),
+        "{text}"
+    );
+    let markdown = stdout(&["validate", HELD_OUT, "--markdown", "--rows", "megatron"]);
+    let rows: Vec<&str> = markdown.lines().filter(|l| l.starts_with("| ")).collect();
+    let cells = rows[0].matches('|').count();
+    let first: Vec<&&str> = rows.iter().take_while(|r| !r.contains("metric")).collect();
+    assert!(first.len() > 5);
+    assert!(
+        first.iter().all(|r| r.matches('|').count() == cells),
+        "{markdown}"
+    );
+    assert!(!markdown.contains("fsdp2"), "--rows lets others through");
+}
