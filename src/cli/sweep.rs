@@ -48,6 +48,7 @@ enum Sort {
 }
 
 pub(super) fn run(args: &Args, out: &mut Out) -> Result<Status, Failure> {
+    interrupt::watch();
     let sweep =
         sweep_of(&args.scenario, &args.overrides.set, &args.axes).map_err(Failure::bad_input)?;
     let total = sweep.points.len();
