@@ -202,3 +202,6 @@ pub fn tape_of(scenario: &Scenario) -> Result<Tape, PlanError> {
     }
     Ok(compile::tape(scenario, &|m| is_unit[m.index()]))
 }
+
+#[cfg(test)]
+mod tests;

@@ -423,6 +423,9 @@ impl Full {
             &to,
         );
         if let Some(comm) = self.comms.outer.filter(|_| self.last) {
+            // Parameter order, so that the parts of a launch follow one rule on every rank.
+            let mut to = to;
+            to.sort_unstable_by_key(|a| a.buffer);
             let parts = to
                 .iter()
                 .map(|a| Part {

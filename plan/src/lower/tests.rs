@@ -1,0 +1,360 @@
+//! Programs against closed forms, counts and text.
+
+use super::plan;
+use crate::program::{CollectiveKind, Op, Phase, Program, Role, SectionKind};
+use crate::scenario::{OuterStrategy, PolicyKind, Scenario, Strategy, parse};
+use crate::shard::{Layout, persistent_bytes};
+use crate::units::Bytes;
+use std::collections::BTreeMap;
+
+const LINEAR: &str = "[model]\nfamily = \"linear\"\nlayers = 4\nhidden = 64\n\
+    [train]\nmicro_batch = 16\n[mesh]\nhardware = \"h200-nvlink\"\ndp_shard = 4\n";
+
+const LLAMA: &str = "[model]\nfamily = \"llama\"\nlayers = 2\nhidden = 64\nheads = 4\nkv_heads = 2\n\
+    ffn = 176\nvocab = 250\nmax_seq_len = 32\n[train]\nseq_len = 32\nmicro_batch = 2\n\
+    [mesh]\nhardware = \"h200-nvlink\"\ndp_shard = 4\n";
+
+fn scenario(text: &str, sets: &[&str]) -> Scenario {
+    let sets: Vec<String> = sets.iter().map(|&s| s.to_owned()).collect();
+    parse("test", text, &sets).unwrap_or_else(|e| panic!("{e}"))
+}
+
+fn program(text: &str, sets: &[&str]) -> Program {
+    plan(&scenario(text, sets)).unwrap_or_else(|e| panic!("{sets:?}: {e}"))
+}
+
+/// Requested bytes of the buffers that are never freed, by role.
+fn at_rest(p: &Program) -> BTreeMap<Role, Bytes> {
+    let mut live = vec![false; p.buffers.len()];
+    for section in &p.sections {
+        for instr in p.section_instrs(section) {
+            match instr.op {
+                Op::Alloc(b) => live[b.index()] = true,
+                Op::Free(b) => live[b.index()] = false,
+                _ => {}
+            }
+        }
+    }
+    let mut by_role = BTreeMap::new();
+    for (b, _) in p.buffers.iter().zip(live).filter(|(_, live)| *live) {
+        *by_role.entry(b.role).or_insert(Bytes::ZERO) += b.bytes;
+    }
+    by_role
+}
+
+fn compare(text: &str, sets: &[&str]) {
+    let s = scenario(text, sets);
+    let p = plan(&s).unwrap_or_else(|e| panic!("{sets:?}: {e}"));
+    let mut want = BTreeMap::new();
+    for group in &p.groups {
+        let Layout::Flat(layout) = &group.layout else {
+            panic!("flat policies lay groups out flat")
+        };
+        let mut precision = s.precision;
+        // The native engine lets the compute weights be the main ones when their types agree.
+        if s.fsdp.policy == PolicyKind::Native && precision.main_params == Some(precision.compute) {
+            precision.main_params = None;
+        }
+        let forms = persistent_bytes(
+            layout.numel,
+            layout.payload_numel(),
+            &s.mesh,
+            // An axis of one rank shards nothing.
+            if s.mesh.dp_shard > 1 {
+                s.fsdp.strategy
+            } else {
+                Strategy::NoShard
+            },
+            s.fsdp.outer_strategy,
+            &precision,
+            2,
+        );
+        for (role, bytes) in [
+            (Role::ModelWeight, forms.model_weight),
+            (Role::MainWeight, forms.main_weight),
+            (Role::MainGrad, forms.main_grad),
+            (Role::OptimizerState, forms.optimizer),
+        ] {
+            *want.entry(role).or_insert(Bytes::ZERO) += bytes;
+        }
+    }
+    let got = at_rest(&p);
+    for (role, bytes) in want {
+        let have = got.get(&role).copied().unwrap_or_default();
+        assert_eq!(have, bytes, "{role:?} with {sets:?}");
+    }
+}
+
+/// Megatron-FSDP's closed forms (section 2.5 of its DDP buffers), exactly.
+#[test]
+fn persistent_bytes_are_the_closed_forms() {
+    for policy in ["native", "megatron"] {
+        for strategy in ["no_shard", "optim", "optim_grads", "optim_grads_params"] {
+            for precision in [
+                ["bf16", "f32", "f32"],
+                ["bf16", "f32", "bf16"],
+                ["bf16", "none", "bf16"],
+                ["f32", "f32", "f32"],
+            ] {
+                for (shard, outer) in [(4, 1), (3, 1), (4, 2), (1, 4)] {
+                    let sets = [
+                        format!("fsdp.policy={policy}"),
+                        format!("fsdp.strategy={strategy}"),
+                        format!("precision.compute={}", precision[0]),
+                        format!("precision.main_params={}", precision[1]),
+                        format!("precision.main_grads={}", precision[2]),
+                        format!("mesh.dp_shard={shard}"),
+                        format!("mesh.dp_outer={outer}"),
+                    ];
+                    let sets: Vec<&str> = sets.iter().map(String::as_str).collect();
+                    compare(LLAMA, &sets);
+                }
+            }
+        }
+        for precision in ["f32", "bf16"] {
+            let grads = format!("precision.main_grads={precision}");
+            let policy = format!("fsdp.policy={policy}");
+            compare(
+                LLAMA,
+                &[
+                    &policy,
+                    &grads,
+                    "mesh.dp_outer=2",
+                    "fsdp.outer_strategy=optim",
+                ],
+            );
+        }
+    }
+}
+
+/// FSDP2 at rest: every parameter's padded shard in the stored dtype, and two moments of the unpadded shard.
+#[test]
+fn persistent_bytes_of_fsdp2() {
+    for shard in [1u64, 3, 4] {
+        let p = program(
+            LLAMA,
+            &["fsdp.policy=fsdp2", &format!("mesh.dp_shard={shard}")],
+        );
+        let mut padded = 0;
+        let mut local = 0;
+        for param in &p.params {
+            let rows = param.shape[0].div_ceil(shard);
+            padded += rows * param.row() * 4;
+            local += rows.min(param.shape[0]) * param.row() * 8;
+        }
+        let got = at_rest(&p);
+        assert_eq!(got[&Role::MainWeight], Bytes(padded), "{shard} ranks");
+        assert_eq!(got[&Role::OptimizerState], Bytes(local), "{shard} ranks");
+    }
+}
+
+fn count(p: &Program, kind: CollectiveKind) -> usize {
+    let steady = p
+        .section(SectionKind::Steady)
+        .expect("every program has steady steps");
+    p.section_instrs(steady)
+        .iter()
+        .filter(
+            |i| matches!(i.op, Op::Collective { id, .. } if p.collectives[id.index()].kind == kind),
+        )
+        .count()
+}
+
+/// Collectives of N linear children and two micro-batches (Megatron-LM `test_overlap.py`): all-gathers N, N, 4N and
+/// reduce-scatters N, 2N, 2N for ZeRO-1, 2, 3.
+#[test]
+fn collectives_of_linear_children() {
+    for policy in ["native", "megatron"] {
+        for (strategy, gathers, reductions) in [
+            ("optim", 4, 4),
+            ("optim_grads", 4, 8),
+            ("optim_grads_params", 16, 8),
+        ] {
+            let p = program(
+                LINEAR,
+                &[
+                    &format!("fsdp.policy={policy}"),
+                    &format!("fsdp.strategy={strategy}"),
+                    "train.grad_accum=2",
+                ],
+            );
+            let got = (
+                count(&p, CollectiveKind::AllGather),
+                count(&p, CollectiveKind::ReduceScatter),
+            );
+            assert_eq!(got, (gathers, reductions), "{policy} {strategy}");
+        }
+    }
+}
+
+/// Every combination of options lowers to a program that the checker accepts.
+#[test]
+fn every_combination_checks() {
+    let axes: [(&str, &[&str]); 6] = [
+        ("fsdp.policy", &["native", "fsdp2", "megatron"]),
+        ("fsdp.reshard_after_forward", &["true", "false", "auto"]),
+        ("train.recompute", &["none", "full", "selective"]),
+        ("train.grad_accum", &["1", "2"]),
+        ("mesh.dp_outer", &["1", "2"]),
+        ("compile.mode", &["off", "regions", "blocks", "full"]),
+    ];
+    let mut checked = 0;
+    let total: usize = axes.iter().map(|(_, v)| v.len()).product();
+    for mut n in 0..total {
+        let mut sets: Vec<String> = vec![
+            "train.clip_norm=1.0".into(),
+            "train.validate_every=3".into(),
+        ];
+        for (key, values) in axes {
+            sets.push(format!("{key}={}", values[n % values.len()]));
+            n /= values.len();
+        }
+        let Ok(s) = parse("test", LLAMA, &sets) else {
+            continue;
+        };
+        let p = plan(&s).unwrap_or_else(|e| panic!("{sets:?}: {e}"));
+        let report = crate::check::check(&p);
+        assert!(report.is_ok(), "{sets:?}\n{report}");
+        checked += 1;
+    }
+    assert!(checked > 300, "only {checked} combinations are legal");
+}
+
+/// Options of one policy at a time.
+#[test]
+fn further_options_check() {
+    for sets in [
+        &["fsdp.prefetch_forward=0", "fsdp.prefetch_backward=0"][..],
+        &["fsdp.prefetch_forward=2", "fsdp.prefetch_backward=3"],
+        &["fsdp.prefetch_forward={ elements = 60000 }"],
+        &["fsdp.reduce_in_flight=1"],
+        &["fsdp.reduce_in_flight=4", "train.grad_accum=3"],
+        &["fsdp.async_reduce=false"],
+        &["fsdp.unify_comm_stream=true"],
+        &["fsdp.separate_communicators=false"],
+        &["fsdp.reshard_after_forward=2"],
+        &["fsdp.reshard_after_forward=2", "fsdp.policy=fsdp2"],
+        &["fsdp.nan_check=true"],
+        &["fsdp.average_in_collective=true"],
+        &["fsdp.per_token_loss=true"],
+        &["fsdp.allocator=caching"],
+        &["fsdp.allocator=double_buffer"],
+        &["fsdp.allocator=double_buffer", "fsdp.policy=megatron"],
+        &["fsdp.policy=fsdp2", "fsdp.prefetch_forward=2"],
+        &["fsdp.policy=fsdp2", "fsdp.prefetch_backward=2"],
+        &["fsdp.policy=fsdp2", "fsdp.reduce_in_flight=3"],
+        &["fsdp.policy=fsdp2", "precision.comm_grads=bf16"],
+        &["fsdp.policy=megatron", "precision.main_grads=f32"],
+        &["fsdp.units=root"],
+        &["fsdp.units=[\"layers.*\", \"tok_embeddings\", \"norm+output=keep\"]"],
+        &["fsdp.units=[\"layers.*.attention\", \"layers.*.mlp\"]"],
+        &["fsdp.frozen=[\"tok_embeddings\", \"layers.0\"]"],
+        &["model.tie_embeddings=true"],
+        &["train.optimizer=sgd"],
+        &["train.loss=chunked"],
+        &["compile.cuda_graph=[\"attn\", \"mlp\"]"],
+        &["compile.cuda_graph=[\"block\"]", "train.grad_accum=2"],
+        &["compile.cuda_graph=full_iteration"],
+        &[
+            "mesh.dp_outer=2",
+            "fsdp.outer_strategy=optim",
+            "train.grad_accum=2",
+        ],
+        &["mesh.dp_outer=2", "fsdp.strategy=no_shard"],
+        &[
+            "mesh.dp_outer=2",
+            "fsdp.strategy=optim",
+            "train.grad_accum=2",
+        ],
+        &["mesh.dp_shard=1"],
+        &["mesh.dp_shard=1", "fsdp.policy=fsdp2"],
+        &["mesh.dp_shard=1", "fsdp.policy=megatron"],
+        &["mesh.dp_shard=3"],
+        &["precision.compute=f32"],
+        &["precision.main_params=none", "precision.main_grads=bf16"],
+    ] {
+        let p = program(LLAMA, sets);
+        let report = crate::check::check(&p);
+        assert!(report.is_ok(), "{sets:?}\n{report}");
+    }
+}
+
+/// Prefetch never runs in recompute, and validation leaves nothing behind.
+#[test]
+fn recompute_gathers_on_demand() {
+    for policy in ["native", "fsdp2", "megatron"] {
+        let p = program(
+            LLAMA,
+            &[
+                &format!("fsdp.policy={policy}"),
+                "train.recompute=full",
+                "fsdp.prefetch_forward=2",
+            ],
+        );
+        assert!(
+            p.instrs
+                .iter()
+                .filter(|i| i.phase == Phase::Recompute)
+                .all(|i| i.rule != crate::program::Rule::Prefetch)
+        );
+    }
+}
+
+/// One unit through a steady step of each policy: what a reader of `shardlab plan` sees.
+#[test]
+fn program_text() {
+    for policy in ["native", "fsdp2", "megatron"] {
+        let p = program(
+            LINEAR,
+            &[&format!("fsdp.policy={policy}"), "model.layers=2"],
+        );
+        insta::assert_snapshot!(format!("program_{policy}"), p.to_text());
+    }
+}
+
+/// Equal scenarios give equal digests; a changed schedule does not; names do not matter.
+#[test]
+fn digests_identify_programs() {
+    let a = program(LLAMA, &[]);
+    assert_eq!(a.digest(), program(LLAMA, &[]).digest());
+    assert_eq!(
+        a.digest(),
+        program(LLAMA, &["mesh.hardware=h100-80"]).digest()
+    );
+    assert_ne!(
+        a.digest(),
+        program(LLAMA, &["fsdp.prefetch_forward=0"]).digest()
+    );
+    assert_ne!(a.digest(), program(LLAMA, &["train.seq_len=16"]).digest());
+}
+
+/// HFSDP needs ZeRO-3 and replicas; the forms above cover it, this covers the refusals of lowering.
+#[test]
+fn refusals() {
+    let nested = scenario(
+        LLAMA,
+        &[
+            "fsdp.units=[\"layers.*.mlp\"]",
+            "compile.cuda_graph=[\"block\"]",
+        ],
+    );
+    let error = plan(&nested).expect_err("hooks inside a scope").to_string();
+    assert!(
+        error.contains("layers.0.mlp") && error.contains("captured scope"),
+        "{error}"
+    );
+    let missing = scenario(LLAMA, &["fsdp.units=[\"layer.*\"]"]);
+    let error = plan(&missing).expect_err("no such module").to_string();
+    assert!(error.contains("layer.*"), "{error}");
+    assert_eq!(
+        (
+            Strategy::OptimGradsParams,
+            OuterStrategy::NoShard,
+            PolicyKind::Native
+        ),
+        {
+            let f = scenario(LLAMA, &[]).fsdp;
+            (f.strategy, f.outer_strategy, f.policy)
+        }
+    );
+}
