@@ -101,11 +101,7 @@ impl Report {
 impl fmt::Display for Report {
     /// A table of the rules, then the violations.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        writeln!(
-            f,
-            "{:<18} {:<10} {:>9} {:>7}  rule",
-            "id", "kind", "checked", "broken"
-        )?;
+        writeln!(f, "{:<17} {:>9} {:>7}  rule", "id", "facts", "broken")?;
         for r in &self.rules {
             let mark = match (r.violations, r.severity) {
                 (0, _) => String::new(),
@@ -114,9 +110,8 @@ impl fmt::Display for Report {
             };
             writeln!(
                 f,
-                "{:<18} {:<10} {:>9} {:>7}  {}",
+                "{:<17} {:>9} {:>7}  {}",
                 r.id.id(),
-                r.kind.name(),
                 r.checked,
                 mark,
                 r.title

@@ -93,7 +93,7 @@ rules! {
         "every index, range and operand of the program exists",
         "a malformed program proves nothing";
     Event = "CHK-EVENT", Order, Error,
-        "an event is recorded before it is waited for, once a pass",
+        "an event is recorded once, before it is waited for",
         "CUDA: waiting for an event that was never recorded does not wait";
     Lifetime = "CHK-LIFETIME", Alias, Error,
         "memory is touched only between its allocation and its free",
@@ -105,10 +105,10 @@ rules! {
         "nothing is read before it was written",
         "pull requests of the prototype that read a bucket nobody had filled";
     Race = "CHK-RACE", Order, Error,
-        "two accesses of one range, one of them a write, are ordered",
+        "accesses of one range, one of them a write, are ordered",
         "INV-10, INV-18";
     Reuse = "CHK-REUSE", Alias, Error,
-        "memory gets a new tenant only after the last use by the old one",
+        "memory is reused only after its last use is over",
         "INV-01, INV-10, INV-36; Megatron-LM #6187, #6441";
     CommOrder = "CHK-COMM-ORDER", Order, Warning,
         "no order rests on one communicator serialising its collectives",
@@ -126,7 +126,7 @@ rules! {
         "what is gathered is read before it is freed",
         "INV-13, INV-57; `set_unshard_in_backward(False)` of FSDP2";
     GatherInput = "INV-01", Order, Error,
-        "a gather comes after every write of its shard, the optimizer's included",
+        "a gather comes after every write of its shard",
         "INV-01: gather stream did not wait for the optimizer, losses diverged";
     GatherDone = "INV-02", Order, Error,
         "computation reads full weights only after their gather",
@@ -135,7 +135,7 @@ rules! {
         "a reduction comes after the last write of its input",
         "INV-03: reduction stream must wait for compute per group";
     ReduceAlias = "INV-04", Alias, Error,
-        "a reduce-scatter writes outside its input or exactly to its own rank's part",
+        "reduce-scatter output: apart from the input, or own part",
         "INV-04: output aliased a wrong slice of the input";
     ReduceRelease = "INV-05", Alias, Error,
         "a gradient buffer is freed only behind its reduction",
@@ -147,7 +147,7 @@ rules! {
         "at most K units' gradient buffers are in flight",
         "INV-07, INV-51: gradient buffers piled up once a layer";
     ReduceMissing = "INV-08", State, Error,
-        "the optimizer sees every gradient reduced, in this step, and nothing is lost on the way",
+        "every gradient reaches the optimizer, reduced, in its step",
         "INV-08, INV-62: units skipped by the final callback, optimizer before the fence";
     ZeroLength = "INV-09", State, Error,
         "an empty shard is not touched at all",
@@ -162,7 +162,7 @@ rules! {
         "gradients of an earlier step do not enter this one",
         "INV-19, INV-41: accumulation onto gradients that were not dropped";
     Layout = "INV-26", Layout, Error,
-        "parameters lie in bounds, apart, and no shard boundary cuts a row",
+        "parameters in bounds and apart, no row cut by a shard",
         "INV-26: left-over fragments packed across a boundary";
     Group = "INV-27", State, Error,
         "a parameter group is of one kind",
@@ -174,25 +174,25 @@ rules! {
         "gradients are not written where a reduction still reads",
         "INV-30, Megatron-LM #5222: weight-gradient kernels raced with the previous reduction";
     PoolStream = "INV-36", Alias, Warning,
-        "the stream a block returns to is behind the last use of the block",
+        "a block's pool stream is behind the block's last use",
         "INV-36: block freed to a stream that does not wait for its last user";
     Tied = "INV-38", State, Error,
-        "a tied parameter has one owner, one storage and one reduction a micro-batch",
+        "a tied parameter has one owner, one storage, one reduction",
         "INV-38, Megatron-LM #6164";
     StaleWeight = "INV-39", State, Error,
-        "weights that are gathered or read carry the latest optimizer step",
+        "weights in use carry the latest optimizer step",
         "INV-39, INV-47, INV-61; Megatron-LM #6336, #6357";
     DoubleReduce = "INV-43", State, Error,
         "a gradient is reduced once over each axis",
         "INV-43, Megatron-LM #6660: accumulated gradients reduced again";
     CaptureJoin = "INV-48", Order, Error,
-        "streams used in a captured scope are forked from compute and joined to it",
+        "streams of a captured scope are forked and joined",
         "INV-48, Megatron-LM #2941";
     StateSharded = "INV-50", Layout, Error,
         "optimizer state is sharded like the weights it belongs to",
         "INV-50, Megatron-LM #2772: fused optimizer kept full state";
     CaptureAddress = "INV-54", Alias, Error,
-        "a captured scope finds its buffers at the same addresses every step",
+        "a captured scope finds its buffers where they were",
         "INV-31, INV-54, Megatron-LM #4810: replay into memory that had moved";
     Unsharded = "INV-61", Memory, Error,
         "no full weights outlive the step",

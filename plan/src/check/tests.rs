@@ -8,6 +8,7 @@ mod lowered;
 mod memory;
 mod order;
 mod reductions;
+mod report;
 mod tables;
 
 use super::testing::Toy;
