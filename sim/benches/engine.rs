@@ -66,9 +66,14 @@ fn scenarios(c: &mut Criterion) {
         let scenario = shardlab_plan::scenario::load(Path::new(name), &[]).expect("shipped");
         let program = shardlab_plan::plan(&scenario).expect("plans");
         let profile = hardware::load(&scenario.mesh.hardware).expect("shipped");
-        for (mode, record) in [("light", false), ("recorded", true)] {
+        for (mode, record, steps) in [
+            ("light", false, 0),
+            ("ten_steps", false, 10),
+            ("recorded", true, 0),
+        ] {
             let options = Options {
                 record,
+                steps,
                 ..Options::default()
             };
             let (_, instrs) = simulate_counted(&program, &profile, &options).expect("runs");

@@ -69,7 +69,8 @@ pub(crate) fn repeats(parts: &Parts<'_>, ranks: &[Rank<'_>]) -> bool {
     }
 }
 
-/// Program instructions interpreted: by the host over all passes and ranks, and by the allocators.
+/// Program instructions interpreted by the host over all timed passes and ranks; passes that only the allocators saw do
+/// not count.
 pub(crate) fn instructions(parts: &Parts<'_>, ranks: &[Rank<'_>]) -> u64 {
     let of = |section: usize| u64::from(parts.program.sections[section].instrs.len() as u32);
     parts

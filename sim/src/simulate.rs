@@ -55,7 +55,8 @@ pub fn simulate_light(
     )
 }
 
-/// Simulates, and counts the program instructions that were interpreted (over all passes and ranks), for benchmarks.
+/// Simulates, and counts the program instructions that the host interpreted (over all timed passes and ranks), for
+/// benchmarks.
 ///
 /// # Errors
 /// As [`simulate`].

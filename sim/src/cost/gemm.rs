@@ -2,7 +2,7 @@
 //! between the nearest measured rows.
 
 use super::Price;
-use crate::hardware::{GemmTable, Profile};
+use crate::hardware::{GemmRow, GemmTable, Profile};
 use shardlab_plan::units::DType;
 
 /// Output tiles of a kernel (rows, columns) and its efficiency relative to the best one, from large to small. The
@@ -16,6 +16,9 @@ const TILES: [(u64, u64, f64); 4] = [
 
 /// Distance in powers of two (summed over m, n, k) within which a row counts as a measurement of its neighbour.
 const NEAR: f64 = 2.0;
+
+/// Rows that an interpolation takes into account.
+const NEIGHBOURS: usize = 8;
 
 /// Number of large tiles of a result.
 pub(super) fn tiles(m: u64, n: u64) -> u64 {
@@ -55,8 +58,29 @@ pub(super) fn price(
     batch: u64,
     relative: f64,
 ) -> Price {
-    let floor =
-        2.0 * shape.iter().product::<u64>() as f64 * batch as f64 / profile.peak_flops(dtype) * 1e6;
+    let rows = || {
+        tables
+            .iter()
+            .filter(|t| t.dtype == dtype)
+            .flat_map(|t| &t.rows)
+    };
+    if let Some(row) = rows().find(|r| batch == 1 && [r.0, r.1, r.2] == shape) {
+        return Price {
+            us: row.3,
+            measured: true,
+        };
+    }
+    let logs = shape.map(|x| (x as f64).log2());
+    let mut near: [(f64, Option<&GemmRow>); NEIGHBOURS] = [(f64::INFINITY, None); NEIGHBOURS];
+    for row in rows() {
+        let at = [row.0, row.1, row.2].map(|x| (x as f64).log2());
+        let distance: f64 = at.iter().zip(&logs).map(|(a, b)| (a - b).abs()).sum();
+        let place = near.partition_point(|n| n.0 <= distance);
+        if place < NEIGHBOURS {
+            near[place..].rotate_right(1);
+            near[place] = (distance, Some(row));
+        }
+    }
     let by_default = profile
         .efficiency
         .gemm
@@ -66,30 +90,15 @@ pub(super) fn price(
     // Weights fall with the square of the distance; the default counts like a row at distance 3, so that lone far rows
     // say little.
     let (mut weight, mut efficiency) = (1.0 / 9.0, by_default / 9.0);
-    let mut nearest = f64::INFINITY;
-    for row in tables
-        .iter()
-        .filter(|t| t.dtype == dtype)
-        .flat_map(|t| &t.rows)
-    {
-        let at = [row.0, row.1, row.2];
-        if at == shape && batch == 1 {
-            return Price {
-                us: row.3,
-                measured: true,
-            };
-        }
-        let distance: f64 = at
-            .iter()
-            .zip(&shape)
-            .map(|(&a, &b)| (a as f64 / b as f64).log2().abs())
-            .sum();
+    for (distance, row) in near.iter().filter_map(|&(d, row)| Some((d, row?))) {
         let w = 1.0 / (distance * distance).max(1e-3);
-        nearest = nearest.min(distance + (batch as f64).log2());
         weight += w;
-        efficiency += w * formula(profile, dtype, at, 1) / row.3;
+        efficiency += w * formula(profile, dtype, [row.0, row.1, row.2], 1) / row.3;
     }
+    let floor =
+        2.0 * shape.iter().product::<u64>() as f64 * batch as f64 / profile.peak_flops(dtype) * 1e6;
     let us = formula(profile, dtype, shape, batch) / (efficiency / weight);
+    let nearest = near[0].0 + (batch as f64).log2();
     Price {
         us: us.max(floor),
         measured: nearest <= NEAR,
