@@ -6,8 +6,6 @@
 
 mod recompute;
 mod rules;
-#[cfg(test)]
-mod tests;
 
 use crate::compile::tape::{ModuleId, ParamId};
 use crate::model::graph::{Act, Graph, ModelGraph, Root, ValueId};

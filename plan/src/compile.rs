@@ -4,6 +4,7 @@
 //! the tape, `expand` repeats the steps of a middle block for all middle blocks.
 
 mod emit;
+mod expand;
 mod fuse;
 mod kernel;
 mod lives;
@@ -33,7 +34,39 @@ pub fn modules_and_params(scenario: &Scenario) -> (Vec<Module>, Vec<Param>) {
 #[must_use]
 pub fn tape(scenario: &Scenario, is_unit: &dyn Fn(ModuleId) -> bool) -> Tape {
     let tree = Tree::new(scenario, scenario.model.layers);
-    full(scenario, tree, is_unit)
+    match repeat(scenario, &tree, is_unit) {
+        Some(tape) => finish(scenario, tree, tape),
+        None => full(scenario, tree, is_unit),
+    }
+}
+
+/// The tape of a deep model from that of a shallow one, if its blocks are alike.
+fn repeat(scenario: &Scenario, tree: &Tree, is_unit: &dyn Fn(ModuleId) -> bool) -> Option<Tape> {
+    let layers = tree.blocks.count;
+    if layers <= expand::SHALLOW || !alike(scenario, tree, is_unit) {
+        return None;
+    }
+    let shallow = Tree::new(scenario, expand::SHALLOW);
+    let blocks = shallow.blocks;
+    let after = blocks.module + expand::SHALLOW * blocks.modules;
+    // Blocks are alike, so the first five of the deep model answer for those of the shallow one.
+    let in_deep = |m: ModuleId| {
+        if m.0 < after {
+            m
+        } else {
+            ModuleId(m.0 + (layers - expand::SHALLOW) * blocks.modules)
+        }
+    };
+    let small = full(scenario, shallow, &|m| is_unit(in_deep(m)));
+    expand::expand(&small, blocks, layers)
+}
+
+/// Whether all blocks are built alike: none frozen, and the same modules of each are units.
+fn alike(scenario: &Scenario, tree: &Tree, is_unit: &dyn Fn(ModuleId) -> bool) -> bool {
+    let b = tree.blocks;
+    let at = |layer: u32, local: u32| is_unit(ModuleId(b.module + layer * b.modules + local));
+    scenario.fsdp.frozen.is_empty()
+        && (0..b.modules).all(|m| (1..b.count).all(|l| at(l, m) == at(0, m)))
 }
 
 /// The tape of a tree, built op by op.
@@ -41,9 +74,18 @@ fn full(scenario: &Scenario, tree: Tree, is_unit: &dyn Fn(ModuleId) -> bool) -> 
     let mut m = model::graph_of(scenario, tree);
     let backward = autodiff::differentiate(&mut m, scenario.train.recompute);
     let plan = schedule::plan(&mut m, &backward, scenario.compile.mode, is_unit);
-    let mut tape = emit::emit(&m, &backward, &plan, is_unit);
-    (tape.model_flops, tape.tokens) = build::model_flops(scenario, &m.tree);
-    tape.modules = m.tree.modules;
-    tape.params = m.tree.params;
-    tape
+    let tape = emit::emit(&m, &backward, &plan, is_unit);
+    finish(scenario, m.tree, tape)
+}
+
+/// Adds the tables and figures of the whole model.
+fn finish(scenario: &Scenario, tree: Tree, tape: Tape) -> Tape {
+    let (model_flops, tokens) = build::model_flops(scenario, &tree);
+    Tape {
+        modules: tree.modules,
+        params: tree.params,
+        model_flops,
+        tokens,
+        ..tape
+    }
 }

@@ -3,11 +3,13 @@
 //! A buffer is allocated by the first step that writes it and freed after the last that uses it. Run eagerly, two things
 //! hold it longer: all operands of an autograd node live until the node returns, and local variables of the model's code
 //! live until they go out of scope. Compiled code holds nothing longer, keeps what only one kernel uses in registers, and
-//! writes a result over an operand that dies in the same kernel.
+//! writes a result over an operand that dies in the same kernel and belongs to the same graph (made by it, or saved by
+//! its forward; not an input of it).
 
 use super::schedule::Step;
 use crate::model::graph::{Act, Graph, Root};
 use crate::model::ops::Fusion;
+use crate::model::tree::Blocks;
 
 pub(super) const NONE: u32 = u32::MAX;
 
@@ -29,8 +31,14 @@ pub(super) struct Lives {
 }
 
 impl Lives {
-    /// Lifetimes over `steps`; the buffers in `keep` live to their end.
-    pub(super) fn new(g: &Graph, steps: &[&Step], keep: &[u32]) -> Self {
+    /// Lifetimes over `steps`, of which backward starts at `split`; the buffers in `keep` live to their end.
+    pub(super) fn new(
+        g: &Graph,
+        blocks: Blocks,
+        steps: &[&Step],
+        split: usize,
+        keep: &[u32],
+    ) -> Self {
         let n = g.buffers.len();
         let mut l = Self {
             first: vec![NONE; n],
@@ -42,13 +50,20 @@ impl Lives {
             frees: Vec::new(),
             step_of: vec![NONE; g.ops.len()],
         };
-        l.spans(g, steps);
+        let shared = l.spans(g, steps, split);
         let end = steps.len().saturating_sub(1) as u32;
         for &b in keep {
             l.last[b as usize] = end;
         }
         l.internalize(steps, keep);
-        l.reuse(g, steps, keep);
+        l.reuse(&Reuse {
+            g,
+            blocks,
+            steps,
+            split,
+            keep,
+            shared,
+        });
         let used = (0..n).filter(|&b| l.first[b] != NONE && !l.internal[b]);
         l.allocs = used.map(|b| (l.first[b], b as u32)).collect();
         l.frees = l
@@ -61,7 +76,9 @@ impl Lives {
         l
     }
 
-    fn spans(&mut self, g: &Graph, steps: &[&Step]) {
+    /// Fills `first` and `last`; returns which buffers several regions of forward use.
+    fn spans(&mut self, g: &Graph, steps: &[&Step], split: usize) -> Vec<bool> {
+        let mut shared = vec![false; self.first.len()];
         let mut eager = vec![false; self.first.len()];
         let mut node_end = vec![0; g.nodes as usize + 1];
         for (s, step) in steps.iter().enumerate() {
@@ -90,6 +107,8 @@ impl Lives {
                             eager[b] = step.region == 0;
                         }
                         self.last[b] = self.last[b].max(end);
+                        let made_in = steps[self.first[b] as usize].region;
+                        shared[b] |= (s as usize) < split && step.region != made_in;
                     }
                 }
             }
@@ -100,6 +119,7 @@ impl Lives {
                 self.last[b] = self.last[b].max(s);
             }
         }
+        shared
     }
 
     fn internalize(&mut self, steps: &[&Step], keep: &[u32]) {
@@ -113,19 +133,20 @@ impl Lives {
     }
 
     /// In generated kernels, lets results take over operands of the same size that are read in the same order and die.
-    fn reuse(&mut self, g: &Graph, steps: &[&Step], keep: &[u32]) {
-        for (s, step) in steps.iter().enumerate() {
-            let generated = |&i: &u32| match g.ops[i as usize].act {
+    fn reuse(&mut self, r: &Reuse<'_>) {
+        for (s, step) in r.steps.iter().enumerate() {
+            let generated = |&i: &u32| match r.g.ops[i as usize].act {
                 Act::Compute(kind) => matches!(kind.fusion(), Fusion::Pointwise | Fusion::Row),
                 Act::View(_) => false,
             };
             if step.region != 0 && step.ops.iter().all(generated) {
-                self.reuse_in(g, s as u32, step, keep);
+                self.reuse_in(r, s as u32, step);
             }
         }
     }
 
-    fn reuse_in(&mut self, g: &Graph, s: u32, step: &Step, keep: &[u32]) {
+    fn reuse_in(&mut self, r: &Reuse<'_>, s: u32, step: &Step) {
+        let g = r.g;
         let ops = || step.ops.iter().map(|&i| &g.ops[i as usize]);
         let whole = |b: u32| {
             ops()
@@ -140,35 +161,55 @@ impl Lives {
         for &v in ops().flat_map(|op| &op.outputs) {
             let Some(w) = g.buffer_of(v) else { continue };
             let wi = w as usize;
-            if self.first[wi] != s
-                || self.internal[wi]
-                || self.takes[wi] != NONE
-                || keep.contains(&w)
-                || !whole(w)
-            {
+            let fresh = self.first[wi] == s && !self.internal[wi] && self.takes[wi] == NONE;
+            if !fresh || r.keep.contains(&w) || !whole(w) {
                 continue;
             }
-            let same = |r: u32| {
-                let (a, b) = (g.buffers[r as usize], g.buffers[wi]);
-                a.bytes == b.bytes && a.dtype == b.dtype
-            };
-            let dies = |r: u32| {
-                let ri = r as usize;
-                self.first[ri] < s
-                    && self.last[ri] == s
-                    && self.taken[ri] == NONE
-                    && !keep.contains(&r)
+            let fits = |old: u32| {
+                let oi = old as usize;
+                let dies = self.first[oi] < s && self.last[oi] == s && self.taken[oi] == NONE;
+                dies && !r.keep.contains(&old)
+                    && r.compatible(old, w)
+                    && r.donated(self.first[oi], s, old)
             };
             let operands = ops()
                 .flat_map(|op| &op.inputs)
                 .filter_map(|&x| g.buffer_of(x));
-            if let Some(r) = operands
-                .into_iter()
-                .find(|&r| dies(r) && same(r) && whole(r))
-            {
-                self.takes[wi] = r;
-                self.taken[r as usize] = w;
+            if let Some(old) = operands.into_iter().find(|&old| fits(old) && whole(old)) {
+                self.takes[wi] = old;
+                self.taken[old as usize] = w;
             }
         }
+    }
+}
+
+/// What decides whether memory may be taken over.
+struct Reuse<'a> {
+    g: &'a Graph,
+    blocks: Blocks,
+    steps: &'a [&'a Step],
+    split: usize,
+    keep: &'a [u32],
+    /// Used by several regions of forward.
+    shared: Vec<bool>,
+}
+
+impl Reuse<'_> {
+    /// Same size and type; not of two different blocks, so that blocks stay alike.
+    fn compatible(&self, old: u32, new: u32) -> bool {
+        let (a, b) = (self.g.buffers[old as usize], self.g.buffers[new as usize]);
+        let blocks = (
+            self.blocks.block_of(a.module),
+            self.blocks.block_of(b.module),
+        );
+        a.bytes == b.bytes && a.dtype == b.dtype && !matches!(blocks, (Some(x), Some(y)) if x != y)
+    }
+
+    /// Whether the graph of step `s` owns the buffer: it made it, or its forward (or recomputed forward) saved it.
+    fn donated(&self, made_at: u32, s: u32, buffer: u32) -> bool {
+        let (made, here) = (self.steps[made_at as usize], self.steps[s as usize]);
+        let saved =
+            made.section.is_some() || (made_at as usize) < self.split && s as usize >= self.split;
+        made.region == here.region || made.region != 0 && saved && !self.shared[buffer as usize]
     }
 }

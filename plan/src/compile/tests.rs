@@ -6,11 +6,20 @@ use crate::model::testing::*;
 use crate::scenario::types::*;
 use std::collections::BTreeMap;
 
+mod deep;
 mod gradients;
 mod interp;
 mod liveness;
 mod measured;
 mod semantics;
+
+const FAMILIES: [Family; 5] = [
+    Family::Llama,
+    Family::Gpt2,
+    Family::Encoder,
+    Family::Linear,
+    Family::Cnn,
+];
 
 fn build(s: &Scenario) -> Tape {
     tape(s, &|m| s_is_unit(s, m))

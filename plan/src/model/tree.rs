@@ -20,6 +20,16 @@ pub(crate) struct Blocks {
     pub(crate) params: u32,
 }
 
+impl Blocks {
+    /// The block a module lies in.
+    pub(crate) fn block_of(&self, m: ModuleId) -> Option<u32> {
+        let inside = self.module..self.module + self.count * self.modules;
+        inside
+            .contains(&m.0)
+            .then(|| (m.0 - self.module) / self.modules)
+    }
+}
+
 /// Modules in pre-order, parameters in registration order.
 #[derive(Clone, Debug)]
 pub(crate) struct Tree {

@@ -3,14 +3,6 @@
 use super::interp::{Inputs, Rng, loss, train};
 use super::*;
 
-const FAMILIES: [Family; 5] = [
-    Family::Llama,
-    Family::Gpt2,
-    Family::Encoder,
-    Family::Linear,
-    Family::Cnn,
-];
-
 #[test]
 fn backward_equals_finite_differences() {
     for family in FAMILIES {

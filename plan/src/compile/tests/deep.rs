@@ -1,0 +1,49 @@
+//! A deep tape made by repeating a block is the one built op by op.
+
+use super::*;
+use crate::compile::full;
+use crate::model::tree::Tree;
+
+#[test]
+fn repeating_a_block_equals_building_it() {
+    for family in FAMILIES {
+        for mode in [
+            CompileMode::Off,
+            CompileMode::Blocks,
+            CompileMode::Regions,
+            CompileMode::Full,
+        ] {
+            for recompute in [Recompute::None, Recompute::Full, Recompute::Selective] {
+                for layers in [6, 9] {
+                    let mut s = tiny(family);
+                    s.compile.mode = mode;
+                    s.train.recompute = recompute;
+                    s.model.layers = layers;
+                    let kinds: Vec<ModuleKind> =
+                        modules_and_params(&s).0.iter().map(|m| m.kind).collect();
+                    let unit = |m: ModuleId| {
+                        matches!(
+                            kinds[m.index()],
+                            ModuleKind::Root | ModuleKind::Block | ModuleKind::Mlp
+                        )
+                    };
+                    let tree = || Tree::new(&s, layers);
+                    let repeated =
+                        crate::compile::repeat(&s, &tree(), &unit).unwrap_or_else(|| {
+                            panic!("no repeat {family:?} {mode:?} {recompute:?} {layers}")
+                        });
+                    let repeated = crate::compile::finish(&s, tree(), repeated);
+                    let built = full(&s, tree(), &unit);
+                    assert_eq!(
+                        repeated.forward, built.forward,
+                        "{family:?} {mode:?} {recompute:?} {layers}"
+                    );
+                    assert_eq!(
+                        repeated, built,
+                        "{family:?} {mode:?} {recompute:?} {layers}"
+                    );
+                }
+            }
+        }
+    }
+}
