@@ -8,6 +8,9 @@ use shardlab_plan::scenario::{CompileMode, ScenarioError};
 use shardlab_plan::units::{Bytes, Picos};
 use shardlab_sim::Options;
 
+/// Share of the step below which a difference is none.
+const CHANGE: f64 = 0.001;
+
 /// One compile mode.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Mode {
@@ -70,9 +73,9 @@ impl Mode {
         let kernels = off.kernel_time.ms() - self.kernel_time.ms();
         let host = self.host.ms() - off.host.ms();
         let step = self.step_ms - off.step_ms;
-        let verdict = if step < -0.005 * off.step_ms {
+        let verdict = if step < -CHANGE * off.step_ms {
             format!("gains {:.2} ms", -step)
-        } else if step > 0.005 * off.step_ms {
+        } else if step > CHANGE * off.step_ms {
             format!("loses {step:.2} ms")
         } else {
             "changes nothing".into()

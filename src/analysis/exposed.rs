@@ -16,6 +16,8 @@ pub struct Awaited {
     pub name: String,
     /// Its phase; the phase of what came next where nothing was waited for.
     pub phase: &'static str,
+    /// Whether it is a collective.
+    pub collective: bool,
 }
 
 /// A gap in words.
@@ -68,6 +70,10 @@ pub fn gaps(program: &Program, run: &Run) -> Vec<Gap> {
                 awaited: Awaited {
                     name: name.to_owned(),
                     phase: phase.name(),
+                    collective: gap.waited_for.is_some_and(|i| {
+                        Work::of(program, run.spans[i as usize].instr)
+                            .is_some_and(Work::is_collective)
+                    }),
                 },
                 unit: shown.map_or_else(String::new, |s| spans::unit(program, s).to_owned()),
                 why: why(program, run, gap.cause, gap.waited_for),

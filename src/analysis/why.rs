@@ -106,6 +106,7 @@ fn phrase(g: &Group) -> String {
         }
         Cause::Host => "the host issues it late",
         Cause::Gate => "a gate lets it start late",
+        Cause::Wire if !g.awaited.collective => "it has to be done first",
         Cause::Wire => "it takes longer than the computation beside it",
         Cause::Contention => "it is slowed by work beside it",
         Cause::Tail => "nothing is left to compute",

@@ -10,20 +10,37 @@ use std::process::ExitCode;
 /// Columns of a label with the blanks behind it.
 const LABEL: usize = 10;
 
-/// Lines of at most `width` characters, broken between words; runs of blanks stay as they are.
+/// Units that stay on the line of their number.
+const UNITS: [&str; 9] = ["B", "KiB", "MiB", "GiB", "ns", "us", "ms", "s", "%"];
+
+/// Lines of at most `width` characters, broken between words but not between a number and its unit; runs of blanks stay
+/// as they are.
 fn wrap(text: &str, width: usize) -> Vec<String> {
-    let mut lines = vec![String::new()];
+    let mut words: Vec<String> = Vec::new();
     for word in text.split(' ') {
+        let bare = word.trim_end_matches([',', ';', '.', ')', ':']);
+        match words.last_mut() {
+            Some(number)
+                if UNITS.contains(&bare) && number.ends_with(|c: char| c.is_ascii_digit()) =>
+            {
+                number.push(' ');
+                number.push_str(word);
+            }
+            _ => words.push(word.to_owned()),
+        }
+    }
+    let mut lines = vec![String::new()];
+    for word in words {
         let last = lines.len() - 1;
         let line = &mut lines[last];
         if !line.is_empty() && line.chars().count() + 1 + word.chars().count() > width {
-            lines.push(word.to_owned());
+            lines.push(word);
             continue;
         }
         if !line.is_empty() {
             line.push(' ');
         }
-        line.push_str(word);
+        line.push_str(&word);
     }
     lines
 }
@@ -203,5 +220,21 @@ impl Write for Out {
 
     fn flush(&mut self) -> io::Result<()> {
         self.writer.flush()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn lines_break_between_words_but_not_before_a_unit() {
+        assert_eq!(wrap("one two three", 7), ["one two", "three"]);
+        assert_eq!(
+            wrap("peak 12.5 GiB, more", 10),
+            ["peak", "12.5 GiB,", "more"]
+        );
+        assert_eq!(wrap("a b   c", 20), ["a b   c"]);
+        assert_eq!(wrap("", 20), [""]);
     }
 }

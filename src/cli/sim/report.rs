@@ -5,7 +5,7 @@ use super::super::table::Table;
 use crate::analysis::why;
 use crate::predict::{Fit, Prediction};
 use shardlab_plan::record::Cause;
-use shardlab_plan::scenario::Strategy;
+use shardlab_plan::scenario::{Family, Strategy};
 use shardlab_plan::units::{Bytes, Picos};
 
 /// Names of modelled costs that are shown.
@@ -62,8 +62,13 @@ fn count(n: u64) -> String {
 
 fn time(p: &Prediction, out: &mut Out) -> Result<(), Failure> {
     let summary = p.run.summary();
+    let tokens = match p.scenario.model.family {
+        Family::Linear => "rows",
+        Family::Cnn => "images",
+        Family::Llama | Family::Gpt2 | Family::Encoder => "tokens",
+    };
     let mut step = format!(
-        "{:.2} ms   {:.0} tokens/s/GPU   MFU {:.1} %   {} tokens a GPU and step",
+        "{:.2} ms   {:.0} {tokens}/s/GPU   MFU {:.1} %   {} {tokens} a GPU and step",
         summary.step_ms.median,
         summary.tokens_per_s_per_gpu,
         100.0 * p.run.mfu,
