@@ -6,6 +6,7 @@ use crate::model::testing::*;
 use crate::scenario::types::*;
 use std::collections::BTreeMap;
 
+mod closed_forms;
 mod deep;
 mod gradients;
 mod interp;

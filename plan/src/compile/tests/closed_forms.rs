@@ -1,0 +1,241 @@
+//! FLOPs, bytes and memory as functions of shapes.
+
+use super::*;
+
+/// FLOPs of launches whose class `f` accepts.
+fn flops(t: &Tape, ops: &[TapeOp], f: impl Fn(KernelClass) -> bool) -> u64 {
+    let of = |op: &TapeOp| match op {
+        TapeOp::Launch { kernel, .. } => {
+            let k = &t.kernels[kernel.index()];
+            if f(k.class) { k.flops.0 } else { 0 }
+        }
+        _ => 0,
+    };
+    ops.iter().map(of).sum()
+}
+
+fn is_gemm(c: KernelClass) -> bool {
+    matches!(c, KernelClass::Gemm { .. })
+}
+
+fn is_attention(c: KernelClass) -> bool {
+    matches!(c, KernelClass::Attention { .. })
+}
+
+/// Highest sum of the storages that `f` accepts.
+fn peak(t: &Tape, f: impl Fn(&Storage) -> bool) -> u64 {
+    let (mut now, mut most) = (0, 0);
+    for op in t.forward.iter().chain(&t.backward) {
+        match *op {
+            TapeOp::Alloc(s) if f(&t.storages[s.index()]) => {
+                now += t.storages[s.index()].bytes.0;
+                most = most.max(now);
+            }
+            TapeOp::Free(s) if f(&t.storages[s.index()]) => now -= t.storages[s.index()].bytes.0,
+            _ => {}
+        }
+    }
+    most
+}
+
+#[test]
+fn llama_flops() {
+    let (s, t) = (measured_1b(), build(&measured_1b()));
+    let (b, seq, d, v, l, h, hd) = (2, 4096, 2048u64, 128_256, 16, 32, 64);
+    let weights = l * (d * (h + 2 * 8) * hd + h * hd * d + 3 * d * 8192) + d * v;
+    assert_eq!(flops(&t, &t.forward, is_gemm), 2 * weights * b * seq);
+    assert_eq!(flops(&t, &t.backward, is_gemm), 4 * weights * b * seq);
+    assert_eq!(
+        flops(&t, &t.forward, is_attention),
+        l * 2 * b * h * seq * seq * hd
+    );
+    assert_eq!(
+        flops(&t, &t.backward, is_attention),
+        l * 5 * b * h * seq * seq * hd
+    );
+    assert_eq!(
+        t.model_flops.0,
+        6 * weights * b * seq + 6 * l * h * hd * seq * seq * b
+    );
+    assert_eq!(t.tokens, b * seq);
+    let mut full = s;
+    full.train.recompute = Recompute::Full;
+    let r = build(&full);
+    let without_w2 = weights - d * v - l * d * 8192;
+    // The block's last product is not needed again.
+    assert_eq!(
+        flops(&r, &r.backward, is_gemm),
+        (4 * weights + 2 * without_w2) * b * seq
+    );
+    assert_eq!(r.model_flops, t.model_flops, "recompute does not count");
+}
+
+#[test]
+fn toy_flops() {
+    let mut s = tiny(Family::Linear);
+    (
+        s.model.layers,
+        s.model.hidden,
+        s.train.micro_batch,
+        s.train.seq_len,
+    ) = (10, 4096, 1024, 1);
+    let t = build(&s);
+    let layer = 2 * 1024 * 4096 * 4096u64;
+    let bias = 1024 * 4096;
+    assert_eq!(flops(&t, &t.forward, is_gemm), 10 * (layer + bias));
+    assert_eq!(
+        flops(&t, &t.backward, is_gemm),
+        19 * layer,
+        "the input needs no gradient"
+    );
+    assert_eq!(t.model_flops.0, 3 * 10 * layer);
+
+    let mut s = tiny(Family::Cnn);
+    let m = &mut s.model;
+    (m.layers, m.channels, m.height, m.width) = (10, 64, 64, 64);
+    s.train.micro_batch = 16;
+    let t = build(&s);
+    let conv = 2 * 16 * 64 * 64 * 64 * 64 * 9u64;
+    let is_conv = |c| matches!(c, KernelClass::Conv { .. });
+    assert_eq!(flops(&t, &t.forward, is_conv), 10 * conv);
+    assert_eq!(flops(&t, &t.backward, is_conv), 19 * conv);
+    assert_eq!(t.model_flops.0, 3 * (10 * conv + 2 * 16 * 64 * 64 * 64));
+    assert_eq!(t.tokens, 16);
+}
+
+#[test]
+fn bytes_of_single_kernels() {
+    let t = build(&measured_1b());
+    let of = |name: &str| -> Vec<(u64, u64)> {
+        t.kernels
+            .iter()
+            .filter(|k| k.name == name)
+            .map(|k| (k.read.0, k.written.0))
+            .collect()
+    };
+    let (rows, d, ff, v) = (8192u64, 2048, 8192, 128_256);
+    assert_eq!(of("silu"), [(rows * ff * 2, rows * ff * 2)]);
+    assert_eq!(
+        of("rms_norm"),
+        [(rows * d * 2 + d * 2, rows * d * 2 + rows * 4)]
+    );
+    assert_eq!(
+        of("log_softmax_backward"),
+        [(2 * rows * v * 4, rows * v * 4)]
+    );
+    // One table row an id.
+    assert_eq!(of("embedding"), [(rows * 8 + rows * d * 2, rows * d * 2)]);
+    // Half of the query heads and a table of half heads.
+    assert!(of("mul").contains(&(rows * d + 4096 * 32 * 2, rows * d)));
+}
+
+#[test]
+fn the_loss_decides_how_many_logits_live() {
+    let rows_v = 8192 * 128_256u64;
+    let logits = |s: &Storage| s.role == StorageRole::Logits;
+    let materialized = build(&measured_1b());
+    assert_eq!(peak(&materialized, logits), 3 * rows_v * 4);
+    let mut s = measured_1b();
+    s.train.loss = Loss::Chunked;
+    let chunked = build(&s);
+    assert_eq!(
+        peak(&chunked, logits),
+        rows_v / 8 * 2,
+        "one chunk in the compute type"
+    );
+    let saved = peak(&materialized, |_| true) - peak(&chunked, |_| true);
+    assert!(saved > 8 << 30, "{saved}");
+    // Compiled with the model, the loss keeps the logits and one float a row.
+    s = measured_1b();
+    s.compile.mode = CompileMode::Full;
+    assert_eq!(peak(&build(&s), logits), rows_v * 2);
+}
+
+#[test]
+fn full_recompute_keeps_block_inputs() {
+    let mut s = measured_1b();
+    s.train.recompute = Recompute::Full;
+    let t = build(&s);
+    let in_blocks = |x: &Storage| {
+        x.role == StorageRole::Saved && t.modules[x.module.index()].path.starts_with("layers.")
+    };
+    let forward = Tape {
+        backward: vec![],
+        ..t.clone()
+    };
+    let (hidden, product) = (8192 * 2048 * 2u64, 8192 * 8192 * 2u64);
+    // At the end of forward: outputs of the blocks.
+    let mut alive = 0;
+    for op in &forward.forward {
+        match *op {
+            TapeOp::Alloc(x) if in_blocks(&t.storages[x.index()]) => {
+                alive += t.storages[x.index()].bytes.0
+            }
+            TapeOp::Free(x) if in_blocks(&t.storages[x.index()]) => {
+                alive -= t.storages[x.index()].bytes.0
+            }
+            _ => {}
+        }
+    }
+    assert_eq!(alive, 16 * hidden);
+    // In backward one block's tensors come on top, far fewer than all blocks'.
+    assert!(peak(&t, in_blocks) < 16 * hidden + 5 * product + 8 * hidden);
+    let recomputed = |op: &&TapeOp| matches!(op, TapeOp::EnterRecompute(m) if t.modules[m.index()].kind == ModuleKind::Block);
+    assert_eq!(t.backward.iter().filter(recomputed).count(), 16);
+}
+
+#[test]
+fn frozen_modules_get_no_gradient_and_stop_backward() {
+    let mut s = tiny(Family::Llama);
+    s.fsdp.frozen = vec!["tok_embeddings".into(), "layers.0".into()];
+    let t = build(&s);
+    super::liveness::check(&t);
+    super::liveness::check_marks(&t);
+    let entered = |path: &str| {
+        t.backward
+            .iter()
+            .any(|op| matches!(op, TapeOp::Enter(m) if t.modules[m.index()].path == path))
+    };
+    assert!(entered("layers.1"));
+    assert!(!entered("layers.0"), "nothing below needs a gradient");
+    s.fsdp.frozen = vec!["layers.*.mlp".into()];
+    let t = build(&s);
+    super::liveness::check_marks(&t);
+    let all = build(&tiny(Family::Llama));
+    let mm = |t: &Tape| launches(t, &t.backward)["mm"];
+    assert_eq!(
+        mm(&all) - mm(&t),
+        2 * 3,
+        "no weight gradients in two feed-forward halves"
+    );
+}
+
+#[test]
+fn leaves_appear_when_they_are_units() {
+    let s = tiny(Family::Llama);
+    let modules = modules_and_params(&s).0;
+    let unit = |m: ModuleId| modules[m.index()].path.ends_with("attention.q");
+    let paths = |t: &Tape| -> Vec<String> {
+        t.forward
+            .iter()
+            .filter_map(|op| match op {
+                TapeOp::Enter(m) => Some(t.modules[m.index()].path.clone()),
+                _ => None,
+            })
+            .collect()
+    };
+    let outer = [
+        "",
+        "tok_embeddings",
+        "layers.0",
+        "layers.0.attention",
+        "layers.0.mlp",
+    ];
+    assert_eq!(paths(&build(&s))[..5], outer);
+    let t = tape(&s, &unit);
+    assert_eq!(
+        paths(&t)[3..6],
+        ["layers.0.attention", "layers.0.attention.q", "layers.0.mlp"]
+    );
+    super::liveness::check_marks(&t);
+}

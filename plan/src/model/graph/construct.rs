@@ -1,0 +1,425 @@
+//! Making values and ops: shapes, layouts and aliasing of results.
+
+use super::{Act, Buffer, Graph, Op, Root, Value, ValueId, View};
+use crate::compile::tape::{Const, ConstId, ModuleId, Shape};
+use crate::model::layout::{self, Strides};
+use crate::model::ops::{OpKind, Real};
+use crate::units::DType;
+use smallvec::SmallVec;
+
+impl Graph {
+    pub(crate) fn leaf(
+        &mut self,
+        shape: &[u64],
+        dtype: DType,
+        root: Root,
+        requires_grad: bool,
+    ) -> ValueId {
+        let value = Value {
+            shape: layout::shape(shape),
+            strides: layout::contiguous(shape),
+            offset: 0,
+            dtype,
+            root,
+            requires_grad,
+        };
+        self.push_value(value, u32::MAX)
+    }
+
+    pub(crate) fn constant(&mut self, c: Const, shape: &[u64]) -> ValueId {
+        let id = ConstId(self.consts.len() as u32);
+        let dtype = c.dtype;
+        self.consts.push(c);
+        self.leaf(shape, dtype, Root::Const(id), false)
+    }
+
+    fn push_value(&mut self, value: Value, producer: u32) -> ValueId {
+        let id = ValueId(self.values.len() as u32);
+        self.values.push(value);
+        self.producer.push(producer);
+        id
+    }
+
+    fn module(&self) -> ModuleId {
+        self.module.unwrap_or(ModuleId(0))
+    }
+
+    fn push_op(&mut self, act: Act, inputs: &[ValueId], outputs: SmallVec<[ValueId; 2]>) {
+        let node = self.node.unwrap_or_else(|| {
+            self.nodes += 1;
+            self.nodes
+        });
+        self.ops.push(Op {
+            act,
+            inputs: SmallVec::from_slice(inputs),
+            outputs,
+            module: self.module(),
+            node,
+            dispatches: 1,
+        });
+    }
+
+    /// A fresh buffer and the value over all of it.
+    fn fresh(
+        &mut self,
+        shape: &[u64],
+        strides: Strides,
+        dtype: DType,
+        requires_grad: bool,
+    ) -> ValueId {
+        let numel: u64 = shape.iter().product();
+        let logits = shape.len() > 1 && self.vocab == shape.last().copied();
+        let buffer = self.buffers.len() as u32;
+        let (module, grad) = (self.module(), self.in_backward);
+        self.buffers.push(Buffer {
+            bytes: numel * dtype.size(),
+            dtype,
+            module,
+            logits,
+            grad,
+        });
+        let value = Value {
+            shape: layout::shape(shape),
+            strides,
+            offset: 0,
+            dtype,
+            root: Root::Buffer(buffer),
+            requires_grad,
+        };
+        let producer = self.ops.len() as u32;
+        self.push_value(value, producer)
+    }
+
+    fn any_requires_grad(&self, inputs: &[ValueId]) -> bool {
+        !self.in_backward && inputs.iter().any(|&v| self.value(v).requires_grad)
+    }
+
+    /// An op with contiguous results of these shapes and dtypes.
+    pub(crate) fn compute(
+        &mut self,
+        kind: OpKind,
+        inputs: &[ValueId],
+        results: &[(&[u64], DType)],
+    ) -> SmallVec<[ValueId; 2]> {
+        let rg = self.any_requires_grad(inputs);
+        let outputs: SmallVec<[ValueId; 2]> = results
+            .iter()
+            .map(|&(sh, dt)| self.fresh(sh, layout::contiguous(sh), dt, rg))
+            .collect();
+        self.push_op(Act::Compute(kind), inputs, outputs.clone());
+        outputs
+    }
+
+    /// An op with one result whose layout follows that of `like` (PyTorch's "preserve format").
+    pub(crate) fn compute_like(
+        &mut self,
+        kind: OpKind,
+        inputs: &[ValueId],
+        like: &[ValueId],
+    ) -> SmallVec<[ValueId; 2]> {
+        let rg = self.any_requires_grad(inputs);
+        let outputs: SmallVec<[ValueId; 2]> = like
+            .iter()
+            .map(|&l| {
+                let v = self.value(l);
+                let (shape, dtype) = (v.shape.clone(), v.dtype);
+                let strides = layout::dense_like(&shape, &v.strides);
+                self.fresh(&shape, strides, dtype, rg)
+            })
+            .collect();
+        self.push_op(Act::Compute(kind), inputs, outputs.clone());
+        outputs
+    }
+
+    /// Fused attention. The result has the layout of the query (cuDNN's kernel, 16-bit types) or `[batch, seq, heads, head_dim]`
+    /// order (the memory-efficient kernel, float32).
+    pub(crate) fn attention(
+        &mut self,
+        kind: OpKind,
+        q: ValueId,
+        k: ValueId,
+        v: ValueId,
+    ) -> ValueId {
+        let rg = self.any_requires_grad(&[q, k, v]);
+        let x = self.value(q);
+        let (shape, dtype) = (x.shape.clone(), x.dtype);
+        let strides = match dtype {
+            DType::F32 => layout::dense_like(
+                &shape,
+                &[
+                    shape[1] * shape[2] * shape[3],
+                    shape[3],
+                    shape[1] * shape[3],
+                    1,
+                ],
+            ),
+            _ => layout::dense_like(&shape, &x.strides),
+        };
+        let rows = if dtype == DType::F32 {
+            shape[2].next_multiple_of(32)
+        } else {
+            shape[2]
+        };
+        let lse = [shape[0], shape[1], rows];
+        let outputs: SmallVec<[ValueId; 2]> = SmallVec::from_slice(&[
+            self.fresh(&shape, strides, dtype, rg),
+            self.fresh(&lse, layout::contiguous(&lse), DType::F32, rg),
+            self.fresh(&[], Strides::new(), DType::I64, false),
+            self.fresh(&[], Strides::new(), DType::I64, false),
+        ]);
+        let out = outputs[0];
+        self.push_op(Act::Compute(kind), &[q, k, v], outputs);
+        out
+    }
+
+    /// Whether new ops belong to compiled code.
+    pub(crate) fn functional(&self) -> bool {
+        self.compiled
+            .get(self.module().index())
+            .copied()
+            .unwrap_or(false)
+    }
+
+    /// Adds to `target`: in place, or, in compiled code, into a new tensor.
+    pub(crate) fn add_into(&mut self, target: ValueId, other: ValueId) -> ValueId {
+        if self.functional() {
+            self.compute_like(OpKind::Add, &[target, other], &[target])[0]
+        } else {
+            self.compute_into(OpKind::Add, &[target, other], target)
+        }
+    }
+
+    /// An op that writes its result into `target`'s memory.
+    pub(crate) fn compute_into(
+        &mut self,
+        kind: OpKind,
+        inputs: &[ValueId],
+        target: ValueId,
+    ) -> ValueId {
+        let rg = self.any_requires_grad(inputs);
+        let mut value = self.value(target).clone();
+        value.requires_grad = rg;
+        let producer = self.ops.len() as u32;
+        let out = self.push_value(value, producer);
+        self.push_op(Act::Compute(kind), inputs, SmallVec::from_slice(&[out]));
+        out
+    }
+
+    /// An op with two results, each in an operand's memory.
+    pub(crate) fn compute_into_both(
+        &mut self,
+        kind: OpKind,
+        inputs: &[ValueId],
+        first: ValueId,
+        second: ValueId,
+    ) -> [ValueId; 2] {
+        let out = self.compute_into(kind, inputs, first);
+        let value = self.value(second).clone();
+        let second = self.push_value(value, self.ops.len() as u32 - 1);
+        if let Some(op) = self.ops.last_mut() {
+            op.outputs.push(second);
+        }
+        [out, second]
+    }
+
+    /// Memory that later ops fill.
+    pub(crate) fn empty(&mut self, shape: &[u64], dtype: DType) -> ValueId {
+        let v = self.fresh(shape, layout::contiguous(shape), dtype, false);
+        self.producer[v.index()] = u32::MAX;
+        v
+    }
+
+    /// The loss with gradients of `x` and `w` that have been computed already.
+    pub(crate) fn precomputed(
+        &mut self,
+        loss: ValueId,
+        of: [ValueId; 2],
+        grads: [ValueId; 2],
+    ) -> ValueId {
+        let inputs = [loss, of[0], of[1], grads[0], grads[1]];
+        let value = Value {
+            requires_grad: self.any_requires_grad(&of),
+            ..self.value(loss).clone()
+        };
+        let out = self.push_value(value, self.ops.len() as u32);
+        self.push_op(
+            Act::View(View::Precomputed),
+            &inputs,
+            SmallVec::from_slice(&[out]),
+        );
+        out
+    }
+
+    /// The same value, not differentiated.
+    pub(crate) fn detach(&mut self, v: ValueId) -> ValueId {
+        let x = self.value(v);
+        let (shape, strides, offset) = (x.shape.clone(), x.strides.clone(), x.offset);
+        let out = self.view_op(View::Reshape, v, shape, strides, offset);
+        self.values[out.index()].requires_grad = false;
+        out
+    }
+
+    fn view_op(
+        &mut self,
+        view: View,
+        of: ValueId,
+        shape: Shape,
+        strides: Strides,
+        offset: u64,
+    ) -> ValueId {
+        let v = self.value(of);
+        let value = Value {
+            shape,
+            strides,
+            offset,
+            dtype: v.dtype,
+            root: v.root,
+            requires_grad: v.requires_grad && !self.in_backward,
+        };
+        let producer = self.ops.len() as u32;
+        let out = self.push_value(value, producer);
+        self.push_op(Act::View(view), &[of], SmallVec::from_slice(&[out]));
+        out
+    }
+
+    /// Marks the last op as taking `n` framework calls.
+    pub(crate) fn dispatches(&mut self, n: u8) {
+        if let Some(op) = self.ops.last_mut() {
+            op.dispatches = n;
+        }
+    }
+
+    /// A node without ops (an addition's backward, for example).
+    pub(crate) fn pass(&mut self) {
+        self.push_op(Act::View(View::Pass), &[], SmallVec::new());
+    }
+
+    /// Reshape: a view where strides allow it, else a copy.
+    pub(crate) fn reshape(&mut self, v: ValueId, to: &[u64]) -> ValueId {
+        let x = self.value(v);
+        if x.shape.as_slice() == to {
+            return v;
+        }
+        match layout::view(&x.shape, &x.strides, to) {
+            Some(strides) => {
+                let offset = x.offset;
+                self.view_op(View::Reshape, v, layout::shape(to), strides, offset)
+            }
+            None => {
+                let dtype = x.dtype;
+                self.compute(OpKind::Copy, &[v], &[(to, dtype)])[0]
+            }
+        }
+    }
+
+    /// Exchanges two dimensions.
+    pub(crate) fn transpose(&mut self, v: ValueId, a: usize, b: usize) -> ValueId {
+        let x = self.value(v);
+        let (mut shape, mut strides, offset) = (x.shape.clone(), x.strides.clone(), x.offset);
+        shape.swap(a, b);
+        strides.swap(a, b);
+        self.view_op(View::Transpose(a as u8, b as u8), v, shape, strides, offset)
+    }
+
+    /// `len` entries of a dimension.
+    pub(crate) fn slice(&mut self, v: ValueId, axis: usize, start: u64, len: u64) -> ValueId {
+        let x = self.value(v);
+        let (mut shape, strides) = (x.shape.clone(), x.strides.clone());
+        let offset = x.offset + start * strides[axis];
+        shape[axis] = len;
+        self.view_op(
+            View::Slice {
+                axis: axis as u8,
+                start,
+            },
+            v,
+            shape,
+            strides,
+            offset,
+        )
+    }
+
+    /// `n` equal parts of a dimension.
+    pub(crate) fn split(&mut self, v: ValueId, axis: usize, n: u64) -> SmallVec<[ValueId; 4]> {
+        let x = self.value(v).clone();
+        let len = x.shape[axis] / n;
+        let producer = self.ops.len() as u32;
+        let parts: SmallVec<[ValueId; 4]> = (0..n)
+            .map(|i| {
+                let mut part = x.clone();
+                part.shape[axis] = len;
+                part.offset += i * len * x.strides[axis];
+                self.push_value(part, producer)
+            })
+            .collect();
+        self.push_op(
+            Act::View(View::Split { axis: axis as u8 }),
+            &[v],
+            SmallVec::from_slice(&parts),
+        );
+        parts
+    }
+
+    /// Repeats a scalar.
+    pub(crate) fn expand(&mut self, v: ValueId, to: &[u64]) -> ValueId {
+        let x = self.value(v);
+        let strides = layout::broadcast(&x.shape, &x.strides, to);
+        let offset = x.offset;
+        self.view_op(View::Expand, v, layout::shape(to), strides, offset)
+    }
+
+    /// A copy in another dtype; the value itself when it has that dtype.
+    pub(crate) fn cast(&mut self, v: ValueId, dtype: DType) -> ValueId {
+        let x = self.value(v);
+        if x.dtype == dtype {
+            return v;
+        }
+        let shape = x.shape.clone();
+        self.compute(OpKind::Copy, &[v], &[(&shape, dtype)])[0]
+    }
+
+    /// `a` itself when it is contiguous, else a contiguous copy.
+    pub(crate) fn make_contiguous(&mut self, v: ValueId) -> ValueId {
+        let x = self.value(v);
+        if x.is_contiguous() {
+            return v;
+        }
+        let (shape, dtype) = (x.shape.clone(), x.dtype);
+        self.compute(OpKind::Copy, &[v], &[(&shape, dtype)])[0]
+    }
+
+    /// Elementwise op of two operands; the smaller one is broadcast.
+    pub(crate) fn binary(&mut self, kind: OpKind, a: ValueId, b: ValueId) -> ValueId {
+        let like = if self.value(b).numel() > self.value(a).numel() {
+            b
+        } else {
+            a
+        };
+        self.compute_like(kind, &[a, b], &[like])[0]
+    }
+
+    /// Elementwise op of one operand.
+    pub(crate) fn unary(&mut self, kind: OpKind, a: ValueId) -> ValueId {
+        self.compute_like(kind, &[a], &[a])[0]
+    }
+
+    /// A filled tensor with the layout of `like`.
+    pub(crate) fn fill_like(&mut self, like: ValueId, value: f64) -> ValueId {
+        self.compute_like(OpKind::Fill { value: Real(value) }, &[], &[like])[0]
+    }
+
+    /// Concatenation.
+    pub(crate) fn cat(&mut self, parts: &[ValueId], axis: usize) -> ValueId {
+        let first = self.value(parts[0]);
+        let (mut shape, dtype) = (first.shape.clone(), first.dtype);
+        shape[axis] = parts.iter().map(|&p| self.value(p).shape[axis]).sum();
+        self.compute(OpKind::Cat { axis: axis as u8 }, parts, &[(&shape, dtype)])[0]
+    }
+
+    /// The code's local variable for this value goes out of scope, or is assigned anew, here.
+    pub(crate) fn release(&mut self, v: ValueId) {
+        if let (Some(b), Some(op)) = (self.buffer_of(v), self.ops.len().checked_sub(1)) {
+            self.holds.push((op as u32, b));
+        }
+    }
+}
