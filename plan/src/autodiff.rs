@@ -1,7 +1,7 @@
 //! Reverse-mode transformation of the forward graph: backward ops, saved tensors, recompute.
 //!
 //! Forward ops are visited in reverse issue order, which is the order in which PyTorch's engine runs their nodes (it prefers
-//! the node created last). Each op kind has one rule ([`rules`]); nothing is written per model. A forward value that a rule
+//! the node created last). Each op kind has one rule (`rules`); nothing is written per model. A forward value that a rule
 //! refers to is thereby saved: lifetimes follow from uses, so there is no separate list of saved tensors.
 
 mod recompute;
