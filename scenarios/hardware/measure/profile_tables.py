@@ -1,11 +1,15 @@
 """Turns the output of kernels.py into the measured tables of a hardware profile.
 
-    python3 profile_tables.py OUT.jsonl "measured alone on one H200, torch 2.11, driver 580" > tables.toml
+    python3 profile_tables.py LAYER.jsonl KERNELS.jsonl "one H200, torch 2.11, driver 580" > tables.toml
+
+LAYER.jsonl is layer.py's output; its rows come first, and the first row of a shape wins.
 """
 import collections, json, sys
 
-rows = [json.loads(l) for l in open(sys.argv[1])]
-source = sys.argv[2]
+load = lambda path: [json.loads(l) for l in open(path)]
+layer, rows = load(sys.argv[1]), load(sys.argv[2])
+where = sys.argv[3]
+source = f"measured alone, between copies, on {where} (measure/kernels.py)"
 of = lambda table: [r for r in rows if r["table"] == table]
 
 
@@ -20,6 +24,17 @@ def emit(lines):
     print("rows = [\n" + "\n".join(f"    {json.dumps(l)}," for l in lines) + "\n]")
 
 
+grid, source = source, f"measured in running layers on {where} (measure/layer.py)"
+by = collections.defaultdict(list)
+for r in layer:
+    if r["table"] == "gemm":
+        by[r["m"], r["n"], r["k"]].append((r["us"], r["count"]))
+head("gemm", dtype="bf16")
+emit([[*k, round(sum(us * n for us, n in v) / sum(n for _, n in v), 2)] for k, v in sorted(by.items())])
+for key in ("forward_us", "backward_us"):
+    head("attention", dtype="bf16", causal=True, backward=key == "backward_us")
+    emit(sorted([r["batch"], r["heads"], r["kv_heads"], r["seq"], r["head_dim"], r[key]] for r in layer if key in r))
+source = grid
 by = collections.defaultdict(list)
 for r in of("gemm"):
     by[r["dtype"], r["m"], r["n"], r["k"]].append(r["us"])
@@ -60,7 +75,7 @@ tables = [
     ("strided", "mul", "rope_mul"), ("strided", "cat", "cat"), ("strided", None, "transpose_copy"),
     ("norm", "layer_norm", "layer_norm"), ("norm", None, "rms_norm"), ("norm_backward", None, "rms_norm_backward_input"),
     ("column_reduce", "norm", "norm_weight"), ("column_reduce", None, "bias_grad"),
-    ("copy", None, "cast_down"), ("fill", None, "fill"), ("full_reduce", None, "norm"),
+    ("copy", "cast_up", "cast_up"), ("copy", None, "cast_down"), ("fill", None, "fill"), ("full_reduce", None, "norm"),
     ("multi_copy", "chunk_cat", "chunk_cat"), ("multi_copy", "split_copy_out", "split_with_sizes_copy"), ("multi_copy", None, "foreach_cast_down"),
     ("optimizer", None, "fused_adamw"), ("softmax", None, "log_softmax"), ("softmax_backward", None, "log_softmax_backward"),
     ("embedding", None, "embedding"), ("embedding_grad", None, "embedding_backward"),

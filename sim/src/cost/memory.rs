@@ -12,7 +12,10 @@ pub(super) fn price(kernel: &Kernel, profile: &Profile) -> Price {
             measured: false,
         };
     };
-    let named = |t: &&MemoryTable| t.op.as_deref().is_some_and(|op| kernel.name.contains(op));
+    // A widening cast stores more than it loads and runs at half the rate of a narrowing one.
+    let widens = class == MemoryClass::Copy && kernel.written > kernel.read;
+    let name = if widens { "cast_up" } else { &kernel.name };
+    let named = |t: &&MemoryTable| t.op.as_deref().is_some_and(|op| name.contains(op));
     let of_class = || profile.memory.iter().filter(|t| t.class == class);
     let table = of_class()
         .find(named)
