@@ -10,5 +10,6 @@
 //! The engine takes no scheduling decision: what runs when, where memory lies and who waits for whom is in the program.
 
 pub mod operand;
+pub mod train;
 
 pub use operand::{Hyper, LaunchContext, RawRange};

@@ -1,0 +1,301 @@
+//! What a step is fed: token streams, random regression data, tables.
+//!
+//! The global batch of a step is a function of the step alone: with B the samples of all ranks and micro-batches, sample i
+//! of step s takes the tokens from `(s*B + i) * T mod (len - T - 1)` on, T + 1 of them. Ranks and micro-batches only split
+//! it, in the order micro-batch, rank, sample. Families without tokens get normal inputs that depend on the seed and the
+//! sample's number, and a fixed function of them as target.
+
+mod source;
+
+pub use source::{DataError, TokenWidth, Tokens};
+
+use super::random::Sequence;
+use half::{bf16, f16};
+use shardlab_plan::compile::tape::Const;
+use shardlab_plan::program::{BufferId, Holds, Program};
+use shardlab_plan::scenario::{Family, Model, Scenario};
+use shardlab_plan::units::DType;
+use std::collections::BTreeMap;
+
+/// Contents of one rank's input buffers for a step.
+pub type RankInputs = BTreeMap<BufferId, Vec<u8>>;
+
+/// Where samples come from.
+#[derive(Clone, Debug)]
+enum Samples {
+    Tokens(Tokens),
+    Random { seed: u64 },
+}
+
+/// Feeds the steps of a program.
+#[derive(Clone, Debug)]
+pub struct Feed {
+    family: Family,
+    model: Model,
+    world: u64,
+    micro_batches: u64,
+    micro_batch: u64,
+    seq_len: u64,
+    /// Buffers of every input: constant, micro-batch.
+    inputs: Vec<(Const, u64, BufferId)>,
+    /// Contents of the tables that live for the whole run.
+    tables: Vec<(BufferId, Vec<u8>)>,
+    samples: Samples,
+}
+
+impl Feed {
+    /// A feed for a program of this scenario. Without `tokens` a synthetic language is made from the seed.
+    ///
+    /// # Errors
+    /// [`DataError`] when the tokens do not suit the model, or a constant of the model is not known here.
+    pub fn new(
+        scenario: &Scenario,
+        program: &Program,
+        consts: &[Const],
+        tokens: Option<Tokens>,
+        seed: u64,
+    ) -> Result<Self, DataError> {
+        let model = scenario.model.clone();
+        let seq_len = scenario.train.seq_len;
+        let samples = if model.vocab > 0 {
+            let tokens = match tokens {
+                Some(t) => t,
+                None => Tokens::synthetic(model.vocab, seq_len, seed),
+            };
+            tokens.suits(model.vocab, seq_len)?;
+            Samples::Tokens(tokens)
+        } else if tokens.is_some() {
+            return Err(DataError::NoTokens);
+        } else {
+            Samples::Random { seed }
+        };
+        let mut feed = Self {
+            family: model.family,
+            world: u64::from(scenario.mesh.world()),
+            micro_batches: u64::from(scenario.train.grad_accum),
+            micro_batch: scenario.train.micro_batch,
+            seq_len,
+            inputs: Vec::new(),
+            tables: Vec::new(),
+            samples,
+            model,
+        };
+        let mut copies = vec![0u64; consts.len()];
+        for (i, buffer) in (0u32..).zip(&program.buffers) {
+            let Holds::Const(c) = buffer.holds else {
+                continue;
+            };
+            let Some(known) = consts.get(c.index()) else {
+                return Err(DataError::UnknownConst(format!("number {}", c.0)));
+            };
+            if known.per_micro_batch {
+                feed.inputs
+                    .push((known.clone(), copies[c.index()], BufferId(i)));
+                copies[c.index()] += 1;
+            } else {
+                let table = feed.table(known)?;
+                feed.tables.push((BufferId(i), table));
+            }
+        }
+        Ok(feed)
+    }
+
+    /// Samples of a step over all ranks and micro-batches.
+    #[must_use]
+    pub fn global_batch(&self) -> u64 {
+        self.world * self.micro_batches * self.micro_batch
+    }
+
+    /// Buffers and contents of the tables that live for the whole run, the same on every rank.
+    #[must_use]
+    pub fn tables(&self) -> &[(BufferId, Vec<u8>)] {
+        &self.tables
+    }
+
+    /// Inputs of step `step` (from 0), by rank.
+    #[must_use]
+    pub fn step(&self, step: u64) -> Vec<RankInputs> {
+        let b = self.global_batch();
+        self.ranks(|micro, rank, j| {
+            let i = (micro * self.world + rank) * self.micro_batch + j;
+            step * b + i
+        })
+    }
+
+    /// Inputs of the `index`-th validation, by rank: for token streams windows counted from the stream's end (which
+    /// training reaches last), else samples that training never asks for. Only the first micro-batch's buffers are used.
+    #[must_use]
+    pub fn validation(&self, index: u64) -> Vec<RankInputs> {
+        let b = self.world * self.micro_batch;
+        let mut ranks = self.ranks(|_, rank, j| {
+            let n = index * b + rank * self.micro_batch + j;
+            match &self.samples {
+                Samples::Tokens(t) => {
+                    let windows = t.windows(self.seq_len).max(1);
+                    windows - 1 - n % windows
+                }
+                Samples::Random { .. } => (1 << 40) + n,
+            }
+        });
+        for inputs in &mut ranks {
+            inputs.retain(|id, _| self.inputs.iter().any(|(_, m, b)| b == id && *m == 0));
+        }
+        ranks
+    }
+
+    fn ranks(&self, sample: impl Fn(u64, u64, u64) -> u64) -> Vec<RankInputs> {
+        (0..self.world)
+            .map(|rank| {
+                self.inputs
+                    .iter()
+                    .map(|(known, micro, buffer)| {
+                        let mut bytes = Vec::with_capacity(known.bytes.0 as usize);
+                        for j in 0..self.micro_batch {
+                            self.write(known, sample(*micro, rank, j), &mut bytes);
+                        }
+                        (*buffer, bytes)
+                    })
+                    .collect()
+            })
+            .collect()
+    }
+
+    /// Appends one sample of an input.
+    fn write(&self, known: &Const, sample: u64, out: &mut Vec<u8>) {
+        let per_sample = known.bytes.0 / known.dtype.size() / self.micro_batch;
+        match &self.samples {
+            Samples::Tokens(tokens) => {
+                for t in tokens.window(sample, self.seq_len) {
+                    out.extend_from_slice(&i64::from(t).to_le_bytes());
+                }
+            }
+            Samples::Random { seed } => {
+                let mut x = self.random_input(*seed, sample);
+                if known.name == "target" {
+                    x = self.target(&x, per_sample);
+                }
+                for v in x {
+                    push(out, known.dtype, v);
+                }
+            }
+        }
+    }
+
+    fn random_input(&self, seed: u64, sample: u64) -> Vec<f32> {
+        let m = &self.model;
+        let n = match self.family {
+            Family::Cnn => m.channels * m.height * m.width,
+            _ => self.seq_len * m.hidden,
+        };
+        let mut s = Sequence::new(seed, &format!("sample {sample}"));
+        (0..n).map(|_| s.normal() as f32).collect()
+    }
+
+    /// Half of the positive part of the input; for images its mean over channels.
+    fn target(&self, x: &[f32], len: u64) -> Vec<f32> {
+        let half = |v: f32| 0.5 * v.max(0.0);
+        if x.len() as u64 == len {
+            return x.iter().map(|v| half(*v)).collect();
+        }
+        let len = len as usize;
+        let channels = (x.len() / len).max(1);
+        (0..len)
+            .map(|p| {
+                let sum: f32 = (0..channels).map(|c| half(x[c * len + p])).sum();
+                sum / channels as f32
+            })
+            .collect()
+    }
+
+    /// Contents of a table.
+    fn table(&self, known: &Const) -> Result<Vec<u8>, DataError> {
+        let m = &self.model;
+        let mut out = Vec::with_capacity(known.bytes.0 as usize);
+        match known.name {
+            "rope_cos" | "rope_sin" => {
+                // In float32 throughout, as the usual implementations compute it.
+                for position in 0..self.seq_len {
+                    for i in 0..m.head_dim / 2 {
+                        let exponent = (2 * i) as f32 / m.head_dim as f32;
+                        let frequency = 1.0 / (m.rope_theta as f32).powf(exponent);
+                        let angle = position as f32 * frequency;
+                        let v = if known.name == "rope_cos" {
+                            angle.cos()
+                        } else {
+                            angle.sin()
+                        };
+                        push(&mut out, known.dtype, v);
+                    }
+                }
+            }
+            "positions" => {
+                for position in 0..self.seq_len as i64 {
+                    out.extend_from_slice(&position.to_le_bytes());
+                }
+            }
+            other => return Err(DataError::UnknownConst(other.to_owned())),
+        }
+        debug_assert_eq!(out.len() as u64, known.bytes.0);
+        Ok(out)
+    }
+
+    /// Name of what is fed, for the run's environment and for checkpoints.
+    #[must_use]
+    pub fn name(&self) -> String {
+        match &self.samples {
+            Samples::Tokens(t) => t.name().to_owned(),
+            Samples::Random { .. } => "random".to_owned(),
+        }
+    }
+}
+
+/// Appends a number in an element type.
+pub(crate) fn push(out: &mut Vec<u8>, dtype: DType, v: f32) {
+    match dtype {
+        DType::F32 => out.extend_from_slice(&v.to_le_bytes()),
+        DType::Bf16 => out.extend_from_slice(&bf16::from_f32(v).to_le_bytes()),
+        DType::F16 => out.extend_from_slice(&f16::from_f32(v).to_le_bytes()),
+        DType::I64 => out.extend_from_slice(&(v as i64).to_le_bytes()),
+        DType::U8 => out.push(v as u8),
+    }
+}
+
+/// Decodes numbers of a float type.
+///
+/// # Panics
+/// For integer types: no state is made of integers.
+pub(crate) fn floats(bytes: &[u8], dtype: DType) -> Vec<f32> {
+    match dtype {
+        DType::F32 => bytes
+            .as_chunks::<4>()
+            .0
+            .iter()
+            .map(|b| f32::from_le_bytes(*b))
+            .collect(),
+        DType::Bf16 => bytes
+            .as_chunks::<2>()
+            .0
+            .iter()
+            .map(|b| bf16::from_le_bytes(*b).to_f32())
+            .collect(),
+        DType::F16 => bytes
+            .as_chunks::<2>()
+            .0
+            .iter()
+            .map(|b| f16::from_le_bytes(*b).to_f32())
+            .collect(),
+        DType::I64 | DType::U8 => panic!("weights, moments and gradients are floats"),
+    }
+}
+
+/// Encodes numbers in a float type.
+pub(crate) fn encode(values: &[f32], dtype: DType) -> Vec<u8> {
+    let mut out = Vec::with_capacity(values.len() * dtype.size() as usize);
+    for v in values {
+        push(&mut out, dtype, *v);
+    }
+    out
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,226 @@
+//! Token streams.
+
+use super::Sequence;
+use std::path::{Path, PathBuf};
+
+/// Shortest synthetic stream, tokens.
+const SYNTHETIC: u64 = 1 << 18;
+/// Candidates that may follow a pair of tokens.
+const SUCCESSORS: u64 = 4;
+/// Classes of the token before the last that the next one depends on.
+const CLASSES: u64 = 2;
+
+/// Why data cannot be used.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum DataError {
+    /// The file cannot be read.
+    #[error("{}: {error}", path.display())]
+    Read {
+        /// File.
+        path: PathBuf,
+        /// Reason.
+        error: std::io::Error,
+    },
+    /// The file's size is no multiple of a token's.
+    #[error("{}: {bytes} bytes are no whole number of {width}-byte tokens", path.display())]
+    Torn {
+        /// File.
+        path: PathBuf,
+        /// Size.
+        bytes: usize,
+        /// Bytes of a token.
+        width: usize,
+    },
+    /// Too few tokens for one window.
+    #[error("{name}: {len} tokens are too few for windows of {seq_len} + 1; at least {} are needed", seq_len + 2)]
+    Short {
+        /// Name of the stream.
+        name: String,
+        /// Tokens.
+        len: u64,
+        /// Tokens a sample.
+        seq_len: u64,
+    },
+    /// A token is beyond the vocabulary.
+    #[error(
+        "{name}: token {token} at position {position} is not below the vocabulary's {vocab}; is the width of the tokens right?"
+    )]
+    Vocabulary {
+        /// Name of the stream.
+        name: String,
+        /// Token.
+        token: u32,
+        /// Position.
+        position: usize,
+        /// Vocabulary.
+        vocab: u64,
+    },
+    /// The model has no vocabulary.
+    #[error("this model family has no tokens: data comes from the seed alone")]
+    NoTokens,
+    /// The model has a constant that nothing here can fill.
+    #[error("constant `{0}` of the model is not known")]
+    UnknownConst(String),
+}
+
+/// How tokens are stored in a file.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum TokenWidth {
+    /// Every byte is a token (a text file).
+    U8,
+    /// 16-bit little endian.
+    U16,
+    /// 32-bit little endian.
+    U32,
+}
+
+impl TokenWidth {
+    const fn bytes(self) -> usize {
+        match self {
+            Self::U8 => 1,
+            Self::U16 => 2,
+            Self::U32 => 4,
+        }
+    }
+
+    /// What a file of this name holds unless said otherwise: `.bin` and `.u16` 16-bit tokens, everything else text.
+    #[must_use]
+    pub fn of_file(path: &Path) -> Self {
+        match path.extension().and_then(|e| e.to_str()) {
+            Some("bin" | "u16") => Self::U16,
+            Some("u32") => Self::U32,
+            _ => Self::U8,
+        }
+    }
+}
+
+/// A stream of tokens, as stored.
+#[derive(Clone, Debug)]
+pub struct Tokens {
+    name: String,
+    pub(super) bytes: std::sync::Arc<[u8]>,
+    width: TokenWidth,
+}
+
+impl Tokens {
+    /// Reads a file.
+    ///
+    /// # Errors
+    /// [`DataError::Read`], [`DataError::Torn`].
+    pub fn read(path: &Path, width: TokenWidth) -> Result<Self, DataError> {
+        let bytes = std::fs::read(path).map_err(|error| DataError::Read {
+            path: path.to_owned(),
+            error,
+        })?;
+        if bytes.len() % width.bytes() != 0 {
+            return Err(DataError::Torn {
+                path: path.to_owned(),
+                bytes: bytes.len(),
+                width: width.bytes(),
+            });
+        }
+        Ok(Self {
+            name: path.display().to_string(),
+            bytes: bytes.into(),
+            width,
+        })
+    }
+
+    /// A language with structure to learn: few tokens are frequent, and what follows depends on the token before and on
+    /// the class of the one before that, with [`SUCCESSORS`] candidates of falling probability.
+    #[must_use]
+    pub fn synthetic(vocab: u64, seq_len: u64, seed: u64) -> Self {
+        let len = SYNTHETIC.max(64 * (seq_len + 1));
+        let mut grammar = Sequence::new(seed, "grammar");
+        let mut draws = Sequence::new(seed, "stream");
+        let (mut before, mut last) = (0u64, 0u64);
+        let mut bytes = Vec::with_capacity(4 * len as usize);
+        for _ in 0..len {
+            let pick = match draws.uniform() {
+                u if u < 0.6 => 0,
+                u if u < 0.8 => 1,
+                u if u < 0.92 => 2,
+                _ => 3,
+            };
+            grammar.seek((last * CLASSES + before % CLASSES) * SUCCESSORS + pick);
+            // The cube makes low tokens frequent.
+            let next = (grammar.uniform().powi(3) * vocab as f64) as u64;
+            (before, last) = (last, next.min(vocab - 1));
+            bytes.extend_from_slice(&(last as u32).to_le_bytes());
+        }
+        Self {
+            name: "synthetic".to_owned(),
+            bytes: bytes.into(),
+            width: TokenWidth::U32,
+        }
+    }
+
+    /// Where the stream comes from.
+    #[must_use]
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// Number of tokens.
+    #[must_use]
+    pub fn len(&self) -> u64 {
+        (self.bytes.len() / self.width.bytes()) as u64
+    }
+
+    /// Whether there are none.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.bytes.is_empty()
+    }
+
+    pub(super) fn token(&self, i: usize) -> u32 {
+        match self.width {
+            TokenWidth::U8 => u32::from(self.bytes[i]),
+            TokenWidth::U16 => u32::from(u16::from_le_bytes([
+                self.bytes[2 * i],
+                self.bytes[2 * i + 1],
+            ])),
+            TokenWidth::U32 => {
+                let b = &self.bytes[4 * i..4 * i + 4];
+                u32::from_le_bytes([b[0], b[1], b[2], b[3]])
+            }
+        }
+    }
+
+    /// Checks length and vocabulary.
+    ///
+    /// # Errors
+    /// [`DataError::Short`], [`DataError::Vocabulary`].
+    pub fn suits(&self, vocab: u64, seq_len: u64) -> Result<(), DataError> {
+        if self.len() < seq_len + 2 {
+            return Err(DataError::Short {
+                name: self.name.clone(),
+                len: self.len(),
+                seq_len,
+            });
+        }
+        match (0..self.len() as usize).find(|i| u64::from(self.token(*i)) >= vocab) {
+            None => Ok(()),
+            Some(position) => Err(DataError::Vocabulary {
+                name: self.name.clone(),
+                token: self.token(position),
+                position,
+                vocab,
+            }),
+        }
+    }
+
+    /// Windows of the stream that do not overlap in their inputs.
+    #[must_use]
+    pub fn windows(&self, seq_len: u64) -> u64 {
+        (self.len() - 1) / seq_len
+    }
+
+    /// The `T + 1` tokens of a sample.
+    pub fn window(&self, sample: u64, seq_len: u64) -> impl Iterator<Item = u32> + '_ {
+        let span = u128::from(self.len() - seq_len - 1);
+        let start = (u128::from(sample) * u128::from(seq_len) % span) as usize;
+        (start..=start + seq_len as usize).map(|i| self.token(i))
+    }
+}

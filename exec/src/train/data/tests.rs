@@ -1,0 +1,181 @@
+use super::*;
+use crate::train::testing::{BASE, scenario_of};
+use shardlab_plan::lower::tape_of;
+
+fn feed(text: &str, set: &[&str], tokens: Option<Tokens>) -> Feed {
+    let set: Vec<String> = set.iter().map(|s| (*s).to_owned()).collect();
+    let scenario = scenario_of(text, &set);
+    let program = shardlab_plan::plan(&scenario).unwrap();
+    let tape = tape_of(&scenario).unwrap();
+    Feed::new(&scenario, &program, &tape.consts, tokens, 3).unwrap()
+}
+
+fn ids(bytes: &[u8]) -> Vec<i64> {
+    bytes
+        .as_chunks::<8>()
+        .0
+        .iter()
+        .map(|b| i64::from_le_bytes(*b))
+        .collect()
+}
+
+/// All samples of a step, in the order of their numbers.
+fn global(feed: &Feed, step: u64) -> Vec<Vec<i64>> {
+    let ranks = feed.step(step);
+    let mut out = Vec::new();
+    let micros = feed.micro_batches;
+    for m in 0..micros {
+        for inputs in &ranks {
+            let (_, bytes) = inputs.iter().nth(m as usize).unwrap();
+            out.extend(
+                ids(bytes)
+                    .chunks(feed.seq_len as usize + 1)
+                    .map(<[i64]>::to_vec),
+            );
+        }
+    }
+    out
+}
+
+#[test]
+fn the_global_batch_does_not_depend_on_its_split() {
+    let splits: [&[&str]; 5] = [
+        &["mesh.dp_shard=1", "train.micro_batch=8"],
+        &["mesh.dp_shard=2", "train.micro_batch=4"],
+        &[
+            "mesh.dp_shard=2",
+            "train.micro_batch=1",
+            "train.grad_accum=4",
+        ],
+        &["mesh.dp_shard=4", "mesh.dp_outer=2"],
+        &["mesh.dp_shard=4", "train.grad_accum=2"],
+    ];
+    let reference = feed(BASE[0], splits[0], None);
+    for split in splits {
+        let f = feed(BASE[0], split, None);
+        assert_eq!(f.global_batch(), 8);
+        for step in [0, 1, 77] {
+            assert_eq!(global(&f, step), global(&reference, step), "{split:?}");
+        }
+    }
+}
+
+/// The rule `tokens[(s*B + i)*T mod (len - T - 1)] .. +T+1`, worked by hand for 20 tokens, T = 7, B = 2: starts 0, 7, 2
+/// (14 mod 12), 9, 4.
+#[test]
+fn windows_follow_the_sampling_rule() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("tokens.bin");
+    let bytes: Vec<u8> = (10..30u16).flat_map(u16::to_le_bytes).collect();
+    std::fs::write(&path, bytes).unwrap();
+    let tokens = Tokens::read(&path, TokenWidth::of_file(&path)).unwrap();
+    let f = feed(BASE[0], &["mesh.dp_shard=2"], Some(tokens));
+    let starts: Vec<i64> = (0..3).flat_map(|s| global(&f, s)).map(|w| w[0]).collect();
+    assert_eq!(starts, [10, 17, 12, 19, 14, 21]);
+    assert_eq!(global(&f, 0)[1], [17, 18, 19, 20, 21, 22, 23, 24]);
+}
+
+#[test]
+fn faulty_data_is_named() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("t.bin");
+    std::fs::write(&path, [0u8; 5]).unwrap();
+    let torn = Tokens::read(&path, TokenWidth::U16)
+        .unwrap_err()
+        .to_string();
+    assert!(
+        torn.ends_with("5 bytes are no whole number of 2-byte tokens"),
+        "{torn}"
+    );
+    let text = Tokens::read(&path, TokenWidth::U8).unwrap();
+    assert!(text.suits(256, 3).is_ok());
+    assert!(matches!(
+        text.suits(256, 4),
+        Err(DataError::Short { len: 5, .. })
+    ));
+    std::fs::write(&path, "aaZaa").unwrap();
+    let text = Tokens::read(&path, TokenWidth::U8).unwrap();
+    let e = text.suits(97, 3).unwrap_err();
+    assert!(
+        matches!(
+            e,
+            DataError::Vocabulary {
+                token: 97,
+                position: 0,
+                ..
+            }
+        ),
+        "{e}"
+    );
+    assert!(Tokens::read(&dir.path().join("absent"), TokenWidth::U8).is_err());
+}
+
+/// The entropy of what follows a token and the class before it is far below that of the tokens themselves.
+#[test]
+fn the_synthetic_language_can_be_learned() {
+    let t = Tokens::synthetic(256, 64, 0);
+    assert!(t.suits(256, 64).is_ok());
+    let stream: Vec<u32> = (0..t.len() as usize).map(|i| t.token(i)).collect();
+    let entropy = |counts: &BTreeMap<(u32, u32, u32), f64>| {
+        let mut of: BTreeMap<(u32, u32), f64> = BTreeMap::new();
+        for ((a, b, _), n) in counts {
+            *of.entry((*a, *b)).or_default() += n;
+        }
+        let total: f64 = counts.values().sum();
+        counts
+            .iter()
+            .map(|((a, b, _), n)| -n / total * (n / of[&(*a, *b)]).ln())
+            .sum::<f64>()
+    };
+    let mut alone = BTreeMap::new();
+    let mut after = BTreeMap::new();
+    for w in stream.windows(3) {
+        *alone.entry((0, 0, w[2])).or_insert(0.0) += 1.0;
+        *after.entry((w[0] % 2, w[1], w[2])).or_insert(0.0) += 1.0;
+    }
+    let (alone, after) = (entropy(&alone), entropy(&after));
+    // Of the probabilities 0.6, 0.2, 0.12, 0.08: 1.085 nats.
+    assert!(after < 1.1, "{after}");
+    assert!(alone > 2.5, "{alone}");
+    let again = Tokens::synthetic(256, 64, 0);
+    let other = Tokens::synthetic(256, 64, 1);
+    assert_eq!(t.bytes, again.bytes);
+    assert_ne!(t.bytes, other.bytes);
+}
+
+#[test]
+fn tables() {
+    let f = feed(BASE[0], &[], None);
+    let head = f.model.head_dim as usize;
+    let cos = floats(&f.tables()[0].1, DType::F32);
+    let sin = floats(&f.tables()[1].1, DType::F32);
+    assert_eq!(cos.len(), 7 * head / 2);
+    // Position 3, pair 1: 3 * 10000^(-2/6).
+    let angle = 3.0 * 10000f64.powf(-2.0 / head as f64);
+    let at = 3 * head / 2 + 1;
+    assert!((f64::from(cos[at]) - angle.cos()).abs() < 1e-6);
+    assert!((f64::from(sin[at]) - angle.sin()).abs() < 1e-6);
+    let f = feed(BASE[1], &[], None);
+    assert_eq!(ids(&f.tables()[0].1), (0..7).collect::<Vec<_>>());
+}
+
+#[test]
+fn regression_data_splits_alike() {
+    let text = "[model]\nfamily = \"linear\"\nlayers = 2\nhidden = 6\n[train]\nseq_len = 3\n\
+                [mesh]\nhardware = \"cpu\"\ndp_shard = 1\n[precision]\ncompute = \"f32\"\n";
+    let one = feed(text, &["train.micro_batch=4"], None);
+    let two = feed(text, &["train.micro_batch=2", "mesh.dp_shard=2"], None);
+    let flat = |f: &Feed, nth: usize| -> Vec<u8> {
+        f.step(5)
+            .iter()
+            .flat_map(|r| r.values().nth(nth).unwrap().clone())
+            .collect()
+    };
+    let (x, y) = (flat(&one, 0), flat(&one, 1));
+    assert_eq!((x.len(), y.len()), (4 * 18 * 4, 4 * 18 * 4));
+    assert_eq!((flat(&two, 0), flat(&two, 1)), (x.clone(), y.clone()));
+    for (x, y) in floats(&x, DType::F32).iter().zip(floats(&y, DType::F32)) {
+        assert_eq!(y, 0.5 * x.max(0.0));
+    }
+    assert_ne!(one.validation(0), one.step(0));
+}
