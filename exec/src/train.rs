@@ -1,11 +1,18 @@
 //! Training around the engine: where state lies, how it begins, what it is fed, how it is kept.
 
 pub mod data;
+mod error;
+pub mod hf;
+pub mod init;
 pub mod layout;
 mod random;
+mod safe;
 pub mod schedule;
+pub mod state;
 #[cfg(test)]
 mod testing;
 
 pub use data::{DataError, Feed, TokenWidth, Tokens};
+pub use error::TrainError;
 pub use layout::{Kind, Span, StateLayout};
+pub use state::StateIo;

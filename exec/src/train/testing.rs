@@ -1,6 +1,10 @@
 //! Small scenarios for this crate's tests.
 
+use super::TrainError;
+use super::state::StateIo;
+use shardlab_plan::program::BufferId;
 use shardlab_plan::{Program, Scenario, scenario};
+use std::collections::BTreeMap;
 
 /// A llama and a gpt2 of odd sizes, in float32 on two ranks.
 pub(crate) const BASE: [&str; 2] = [
@@ -16,4 +20,49 @@ pub(crate) fn scenario_of(text: &str, set: &[String]) -> Scenario {
 
 pub(crate) fn plan_of(text: &str, set: &[String]) -> Program {
     shardlab_plan::plan(&scenario_of(text, set)).unwrap_or_else(|e| panic!("{set:?}: {e}"))
+}
+
+/// Persistent memory without an engine: zeroed buffers that remember what was written.
+pub(crate) struct Memory {
+    sizes: Vec<u64>,
+    bytes: BTreeMap<(u32, BufferId), Vec<u8>>,
+}
+
+impl Memory {
+    pub(crate) fn new(program: &Program) -> Self {
+        Self {
+            sizes: program.buffers.iter().map(|b| b.bytes.0).collect(),
+            bytes: BTreeMap::new(),
+        }
+    }
+}
+
+impl StateIo for Memory {
+    fn read(
+        &self,
+        rank: u32,
+        buffer: BufferId,
+        offset: u64,
+        bytes: u64,
+    ) -> Result<Vec<u8>, TrainError> {
+        let zeros = vec![0; self.sizes[buffer.index()] as usize];
+        let all = self.bytes.get(&(rank, buffer)).unwrap_or(&zeros);
+        Ok(all[offset as usize..(offset + bytes) as usize].to_vec())
+    }
+
+    fn write(
+        &mut self,
+        rank: u32,
+        buffer: BufferId,
+        offset: u64,
+        data: &[u8],
+    ) -> Result<(), TrainError> {
+        let size = self.sizes[buffer.index()] as usize;
+        let all = self
+            .bytes
+            .entry((rank, buffer))
+            .or_insert_with(|| vec![0; size]);
+        all[offset as usize..offset as usize + data.len()].copy_from_slice(data);
+        Ok(())
+    }
 }

@@ -1,0 +1,194 @@
+use super::*;
+use crate::train::init;
+use crate::train::testing::{BASE, Memory, scenario_of};
+use shardlab_plan::Scenario;
+
+fn golden(name: &str) -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR"))
+        .join("../tests/goldens")
+        .join(name)
+}
+
+const GPT2: &str = "[model]\nfamily = \"gpt2\"\nlayers = 3\nhidden = 64\nheads = 4\nvocab = 256\nmax_seq_len = 64\n\
+    [train]\nseq_len = 64\n[mesh]\nhardware = \"cpu\"\ndp_shard = 2\n[precision]\ncompute = \"f32\"\n";
+const LLAMA: &str = "[model]\nfamily = \"llama\"\nlayers = 4\nhidden = 64\nheads = 4\nkv_heads = 2\nffn = 176\nvocab = 256\n\
+    [train]\nseq_len = 64\n[mesh]\nhardware = \"cpu\"\ndp_shard = 2\n[precision]\ncompute = \"f32\"\n";
+
+struct Loaded {
+    scenario: Scenario,
+    program: Program,
+    layout: StateLayout,
+    memory: Memory,
+}
+
+impl Loaded {
+    fn new(text: &str, set: &[&str]) -> Self {
+        let set: Vec<String> = set.iter().map(|s| (*s).to_owned()).collect();
+        let scenario = scenario_of(text, &set);
+        let program = shardlab_plan::plan(&scenario).unwrap();
+        let layout = StateLayout::new(&program).unwrap();
+        let memory = Memory::new(&program);
+        Self {
+            scenario,
+            program,
+            layout,
+            memory,
+        }
+    }
+
+    fn load(&mut self, dir: &Path) -> Result<(), TrainError> {
+        let (model, seq_len) = (&self.scenario.model, self.scenario.train.seq_len);
+        load(
+            dir,
+            &self.program,
+            model,
+            seq_len,
+            &self.layout,
+            &mut self.memory,
+        )
+    }
+}
+
+/// The files as the safetensors crate reads them.
+fn tensors(dir: &Path) -> BTreeMap<String, (Vec<usize>, Vec<u8>)> {
+    let bytes = std::fs::read(dir.join("model.safetensors")).unwrap();
+    let file = safetensors::SafeTensors::deserialize(&bytes).unwrap();
+    file.iter()
+        .map(|(n, t)| (n.to_owned(), (t.shape().to_vec(), t.data().to_vec())))
+        .collect()
+}
+
+#[test]
+fn goldens_survive_loading_and_export_on_any_mesh() {
+    for (text, name) in [(LLAMA, "llama-tiny"), (GPT2, "gpt2-tiny")] {
+        let original = tensors(&golden(name));
+        for set in [
+            &["mesh.dp_shard=1"][..],
+            &["mesh.dp_shard=3", "mesh.gpus_per_node=3"],
+            &["fsdp.policy=fsdp2"],
+            &["fsdp.policy=megatron", "fsdp.strategy=optim"],
+        ] {
+            let mut l = Loaded::new(text, set);
+            l.load(&golden(name)).unwrap();
+            let dir = tempfile::tempdir().unwrap();
+            export(
+                dir.path(),
+                &l.program,
+                &l.scenario.model,
+                &l.layout,
+                &l.memory,
+            )
+            .unwrap();
+            assert_eq!(tensors(dir.path()), original, "{name} {set:?}");
+            // What was exported can be loaded.
+            l.load(dir.path()).unwrap();
+        }
+    }
+}
+
+/// gpt2's `c_fc` is stored `[64, 256]`: element (out 3, in 5) of the parameter is element (5, 3) of the file.
+#[test]
+fn conv1d_weights_are_transposed() {
+    let mut l = Loaded::new(GPT2, &[]);
+    l.load(&golden("gpt2-tiny")).unwrap();
+    let p = l
+        .program
+        .params
+        .iter()
+        .position(|p| p.name == "layers.1.mlp.c_fc.weight")
+        .unwrap();
+    assert_eq!(l.program.params[p].shape.as_slice(), [256, 64]);
+    let ours = l.layout.weights(&l.memory, ParamId(p as u32)).unwrap();
+    let (shape, bytes) = &tensors(&golden("gpt2-tiny"))["transformer.h.1.mlp.c_fc.weight"];
+    assert_eq!(shape, &[64, 256]);
+    let theirs = crate::train::data::floats(bytes, DType::F32);
+    assert_eq!(ours[3 * 64 + 5], theirs[5 * 256 + 3]);
+}
+
+#[test]
+fn faults_are_named_in_full() {
+    let mut l = Loaded::new(LLAMA, &["model.hidden=128", "model.tie_embeddings=true"]);
+    let e = l.load(&golden("llama-tiny")).unwrap_err().to_string();
+    for part in [
+        "`hidden_size` is 64, model.hidden 128",
+        "`head_dim` is 16, model.head_dim 32",
+        "`tie_word_embeddings` is not",
+    ] {
+        assert!(e.contains(part), "{e}");
+    }
+    let e = Loaded::new(GPT2, &[])
+        .load(&golden("llama-tiny"))
+        .unwrap_err()
+        .to_string();
+    assert!(
+        e.contains("`model_type` is \"llama\"; known is gpt2"),
+        "{e}"
+    );
+
+    // A file without two of the tensors.
+    let dir = tempfile::tempdir().unwrap();
+    let mut l = Loaded::new(BASE[0], &[]);
+    init::from_seed(
+        &l.program,
+        &l.layout,
+        l.scenario.model.family,
+        0,
+        &mut l.memory,
+    )
+    .unwrap();
+    export(
+        dir.path(),
+        &l.program,
+        &l.scenario.model,
+        &l.layout,
+        &l.memory,
+    )
+    .unwrap();
+    let all = tensors(dir.path());
+    let write = |tensors: &BTreeMap<String, (Vec<usize>, Vec<u8>)>| {
+        let list: Vec<_> = tensors
+            .iter()
+            .map(|(n, (s, _))| (n.clone(), DType::F32, s.iter().map(|d| *d as u64).collect()))
+            .collect();
+        let mut bytes = safe::header(&list);
+        tensors.values().for_each(|(_, d)| bytes.extend(d));
+        std::fs::write(dir.path().join("model.safetensors"), bytes).unwrap();
+    };
+    let mut some = all.clone();
+    some.remove("model.norm.weight");
+    some.remove("model.layers.1.mlp.up_proj.weight");
+    write(&some);
+    let e = l.load(dir.path()).unwrap_err();
+    let TrainError::Missing { names, .. } = &e else {
+        panic!("{e}")
+    };
+    assert_eq!(
+        names,
+        &["model.layers.1.mlp.up_proj.weight", "model.norm.weight"]
+    );
+
+    let mut more = all.clone();
+    more.insert(
+        "model.layers.0.self_attn.q_proj.bias".into(),
+        (vec![24], vec![0; 96]),
+    );
+    more.insert(
+        "model.layers.0.self_attn.rotary_emb.inv_freq".into(),
+        (vec![1], vec![0; 4]),
+    );
+    write(&more);
+    let e = l.load(dir.path()).unwrap_err().to_string();
+    assert!(
+        e.ends_with("the model has not: model.layers.0.self_attn.q_proj.bias"),
+        "{e}"
+    );
+
+    let mut other = all;
+    other.get_mut("model.norm.weight").unwrap().0 = vec![4, 6];
+    write(&other);
+    let e = l.load(dir.path()).unwrap_err().to_string();
+    assert!(
+        e.contains("`model.norm.weight` has shape [4, 6], the model's is [24]"),
+        "{e}"
+    );
+}

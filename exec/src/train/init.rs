@@ -1,0 +1,167 @@
+//! Weights from a seed: the same for every mesh, strategy, policy and precision.
+//!
+//! Element e of a parameter is the e-th value of the parameter's own sequence, so that every shard is made on its own and
+//! nothing larger than a shard exists at any time. Transformers of tokens begin as GPT-2 does: matrices normal with
+//! standard deviation 0.02, norm weights 1, biases 0. The regression families begin as torch's `nn.Linear` and
+//! `nn.Conv2d`: uniform within 1 / sqrt(fan in), biases too.
+
+use super::TrainError;
+use super::layout::StateLayout;
+use super::random::Sequence;
+use super::state::StateIo;
+use shardlab_plan::Program;
+use shardlab_plan::program::{ModuleKind, Param, ParamId};
+use shardlab_plan::scenario::Family;
+use std::ops::Range;
+
+/// Standard deviation of matrices.
+const STD: f64 = 0.02;
+
+/// How a parameter begins.
+#[derive(Clone, Copy, Debug, PartialEq)]
+enum Start {
+    Constant(f32),
+    Normal(f64),
+    Uniform(f64),
+}
+
+/// Writes initial weights of all parameters on all ranks.
+///
+/// # Errors
+/// What the memory reports.
+pub fn from_seed(
+    program: &Program,
+    layout: &StateLayout,
+    family: Family,
+    seed: u64,
+    io: &mut dyn StateIo,
+) -> Result<(), TrainError> {
+    for (p, param) in (0u32..).zip(&program.params) {
+        let start = start(program, param, family);
+        let mut sequence = Sequence::new(seed, &param.name);
+        layout.set_weights(io, ParamId(p), &mut |elements| {
+            Ok(values(start, &mut sequence, elements))
+        })?;
+    }
+    Ok(())
+}
+
+fn start(program: &Program, param: &Param, family: Family) -> Start {
+    let bias = param.name.ends_with(".bias");
+    let norm = param
+        .modules
+        .iter()
+        .any(|m| program.modules[m.index()].kind == ModuleKind::Norm);
+    match family {
+        _ if norm => Start::Constant(if bias { 0.0 } else { 1.0 }),
+        Family::Llama | Family::Gpt2 if bias => Start::Constant(0.0),
+        Family::Llama | Family::Gpt2 => Start::Normal(STD),
+        Family::Encoder | Family::Linear | Family::Cnn => {
+            // A bias is bounded by its layer's fan-in, which is that of the weight registered before it.
+            let weight = param
+                .name
+                .strip_suffix("bias")
+                .map(|s| format!("{s}weight"));
+            let fan_in = program
+                .params
+                .iter()
+                .find(|p| weight.as_ref() == Some(&p.name))
+                .unwrap_or(param)
+                .row();
+            Start::Uniform(1.0 / (fan_in.max(1) as f64).sqrt())
+        }
+    }
+}
+
+fn values(start: Start, sequence: &mut Sequence, elements: Range<u64>) -> Vec<f32> {
+    let n = (elements.end - elements.start) as usize;
+    match start {
+        Start::Constant(v) => vec![v; n],
+        Start::Normal(std) => {
+            sequence.seek(2 * elements.start);
+            (0..n).map(|_| (std * sequence.normal()) as f32).collect()
+        }
+        Start::Uniform(bound) => {
+            sequence.seek(elements.start);
+            (0..n)
+                .map(|_| (bound * (2.0 * sequence.uniform() - 1.0)) as f32)
+                .collect()
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::train::testing::{BASE, Memory, scenario_of};
+
+    /// All weights of a program after initialisation, by parameter.
+    fn weights(set: &[&str], seed: u64) -> Vec<Vec<f32>> {
+        let set: Vec<String> = set.iter().map(|s| (*s).to_owned()).collect();
+        let scenario = scenario_of(BASE[1], &set);
+        let program = shardlab_plan::plan(&scenario).unwrap();
+        let layout = StateLayout::new(&program).unwrap();
+        let mut memory = Memory::new(&program);
+        from_seed(&program, &layout, Family::Gpt2, seed, &mut memory).unwrap();
+        (0..program.params.len() as u32)
+            .map(|p| layout.weights(&memory, ParamId(p)).unwrap())
+            .collect()
+    }
+
+    #[test]
+    fn weights_do_not_depend_on_the_mesh() {
+        let reference = weights(&["mesh.dp_shard=1"], 5);
+        for set in [
+            &["mesh.dp_shard=3", "mesh.gpus_per_node=3"][..],
+            &[
+                "mesh.dp_shard=2",
+                "mesh.dp_outer=2",
+                "fsdp.outer_strategy=optim",
+            ],
+            &["mesh.dp_shard=4", "fsdp.policy=fsdp2"],
+            &[
+                "mesh.dp_shard=4",
+                "fsdp.policy=megatron",
+                "fsdp.strategy=optim",
+            ],
+            &["fsdp.strategy=no_shard", "precision.compute=bf16"],
+        ] {
+            assert_eq!(weights(set, 5), reference, "{set:?}");
+        }
+        assert_ne!(weights(&[], 6), reference);
+        let bf16 = weights(&["precision.compute=bf16", "precision.main_params=none"], 5);
+        for (a, b) in reference.iter().flatten().zip(bf16.iter().flatten()) {
+            assert_eq!(half::bf16::from_f32(*a).to_f32(), *b);
+        }
+    }
+
+    #[test]
+    fn kinds_of_parameters() {
+        let scenario = scenario_of(BASE[1], &[]);
+        let program = shardlab_plan::plan(&scenario).unwrap();
+        let all = weights(&[], 1);
+        let of = |name: &str| &all[program.params.iter().position(|p| p.name == name).unwrap()];
+        assert!(
+            of("layers.0.attention.ln_1.weight")
+                .iter()
+                .all(|v| *v == 1.0)
+        );
+        assert!(of("norm.bias").iter().all(|v| *v == 0.0));
+        assert!(of("layers.1.mlp.c_fc.bias").iter().all(|v| *v == 0.0));
+        let matrices: Vec<f64> = program
+            .params
+            .iter()
+            .zip(&all)
+            .filter(|(p, _)| p.shape.len() == 2)
+            .flat_map(|(_, w)| w.iter().map(|v| f64::from(*v)))
+            .collect();
+        let n = matrices.len() as f64;
+        let std = (matrices.iter().map(|v| v * v).sum::<f64>() / n).sqrt();
+        // Four standard errors.
+        assert!((std / STD - 1.0).abs() < 4.0 / (2.0 * n).sqrt(), "{std}");
+        assert_ne!(
+            of("layers.0.mlp.c_fc.weight"),
+            of("layers.1.mlp.c_fc.weight")
+        );
+    }
+}
