@@ -79,7 +79,15 @@ impl Costs {
         let copies = collectives + program.collectives.len();
         let mut all = Vec::with_capacity(copies + program.copies.len());
         for kernel in &program.kernels {
-            all.push(kernel_cost(kernel, profile));
+            let mut cost = kernel_cost(kernel, profile);
+            let arithmetic = matches!(
+                kernel.class,
+                KernelClass::Gemm { .. } | KernelClass::Attention { .. } | KernelClass::Conv { .. }
+            );
+            if arithmetic && program.meta.world > 1 {
+                cost.work = (cost.work as f64 / profile.device.loaded_rate) as u64;
+            }
+            all.push(cost);
         }
         for collective in &program.collectives {
             all.push(network.cost(collective));

@@ -60,12 +60,15 @@ fn a_straggler_slows_everyone() {
         steps: 4,
         ..Options::default()
     };
-    let even = simulate(&program, &h200(), &base).unwrap();
+    // The device, not the host, sets the pace of this small program.
+    let mut profile = h200();
+    profile.host.work.hook_us = 50.0;
+    let even = simulate(&program, &profile, &base).unwrap();
     let uneven = Options {
         stragglers: vec![(2, 1.5)],
         ..base
     };
-    let run = simulate(&program, &h200(), &uneven).unwrap();
+    let run = simulate(&program, &profile, &uneven).unwrap();
     assert!(
         step_us(&run) > 1.2 * step_us(&even),
         "{} {}",

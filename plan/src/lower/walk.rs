@@ -240,6 +240,10 @@ impl<'c, 'a, L: Lifecycle> Walk<'c, 'a, L> {
         optimizer::step(self.cx, self.life);
         self.cx.b.at(UnitId(0), Phase::Optimizer);
         self.life.step_end(self.cx);
+        if self.cx.scenario.train.sync {
+            let done = self.cx.b.record(Rule::StepEnd, COMPUTE);
+            self.cx.b.host_wait(Rule::StepEnd, done);
+        }
         for m in 0..n {
             self.inputs(m, false);
         }
@@ -334,7 +338,15 @@ impl<'c, 'a, L: Lifecycle> Walk<'c, 'a, L> {
                         self.cx.b.host(rule, kind, count);
                     }
                 }
-                TapeOp::GradReady(p) => self.life.grad_ready(self.cx, p),
+                TapeOp::GradReady(p) => {
+                    // Compiled or not, autograd visits every parameter's accumulation node.
+                    if self.framework && self.cx.scenario.compile.mode != CompileMode::Off {
+                        self.cx
+                            .b
+                            .host(Rule::Compile, HostWorkKind::AutogradDispatch, 2);
+                    }
+                    self.life.grad_ready(self.cx, p);
+                }
             }
         }
         self.cx.b.at(

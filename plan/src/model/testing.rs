@@ -44,6 +44,7 @@ pub(crate) fn tiny(family: Family) -> Scenario {
             weight_decay: 0.1,
             clip_norm: 0.0,
             grad_norm: false,
+            sync: false,
             steps: 3,
             validate_every: 0,
         },

@@ -235,6 +235,7 @@ keys! {
     Eps: "train" "eps" [Number(ABOVE_0, 1.0)] "1e-8" "AdamW epsilon";
     WeightDecay: "train" "weight_decay" [Number(0.0, 1e3)] "0.1" "Decoupled weight decay";
     ClipNorm: "train" "clip_norm" [Number(0.0, 1e9)] "0.0" "Global gradient norm limit; 0 is off";
+    Sync: "train" "sync" [Bool] "false" "The host waits for the device at the end of every step, as a loop that reads its loss does";
     GradNorm: "train" "grad_norm" [Bool] "false" "Compute the global gradient norm every step, clipping or not";
     Steps: "train" "steps" [Integer(1, 1_000_000)] "20" "Steps of a run";
     ValidateEvery: "train" "validate_every" [Integer(0, 1_000_000)] "0" "A validation forward every so many steps; 0 is never";

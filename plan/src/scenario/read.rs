@@ -221,6 +221,7 @@ fn train(d: &Document, seq_len: u64) -> Train {
         eps: d.number(Key::Eps).unwrap_or(1e-8),
         weight_decay: d.number(Key::WeightDecay).unwrap_or(0.1),
         clip_norm: d.number(Key::ClipNorm).unwrap_or(0.0),
+        sync: d.flag(Key::Sync).unwrap_or(false),
         grad_norm: d.flag(Key::GradNorm).unwrap_or(false),
         steps: d.small(Key::Steps).unwrap_or(20),
         validate_every: d.small(Key::ValidateEvery).unwrap_or(0),

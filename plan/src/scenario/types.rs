@@ -161,6 +161,8 @@ pub struct Train {
     pub clip_norm: f64,
     /// Compute the global gradient norm even when nothing is clipped.
     pub grad_norm: bool,
+    /// The host waits for the device at the end of every step.
+    pub sync: bool,
     /// Steps of a run.
     pub steps: u32,
     /// Run a validation forward every so many steps; 0 is never.

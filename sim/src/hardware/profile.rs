@@ -42,6 +42,10 @@ pub struct Profile {
     pub collective: Vec<CollectiveTable>,
 }
 
+const fn one() -> f64 {
+    1.0
+}
+
 /// `[device]`: one accelerator.
 #[derive(Clone, Debug, PartialEq, Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -58,6 +62,10 @@ pub struct Device {
     pub l2_mib: u64,
     /// Dense peak by element type, TFLOP/s.
     pub tflops: BTreeMap<DType, f64>,
+    /// Rate of arithmetic-bound kernels while several GPUs of a node train, relative to one GPU on its own: power and
+    /// clocks (0 to 1).
+    #[serde(default = "one")]
+    pub loaded_rate: f64,
     /// From the end of a kernel to the start of the next one on its stream, microseconds.
     pub kernel_gap_us: f64,
     /// The same between nodes of a captured graph, microseconds.

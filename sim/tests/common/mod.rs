@@ -64,6 +64,7 @@ impl Machine {
     pub fn profile(&self) -> Profile {
         let mut p = hardware::load("h200-nvlink").unwrap();
         p.device.kernel_gap_us = 0.0;
+        p.device.loaded_rate = 1.0;
         p.device.graph_gap_us = 0.0;
         p.device.launch_latency_us = 0.0;
         p.device.min_kernel_us = 0.000_001;

@@ -27,7 +27,13 @@ fn try_lower(name: &str, set: &[&str]) -> Option<Program> {
 /// A small transformer under a policy.
 fn small(policy: &str, set: &[&str]) -> Option<Program> {
     let policy = format!("fsdp.policy={policy}");
-    let mut all = vec!["model.layers=4", "train.clip_norm=1.0", policy.as_str()];
+    // Without the wait at the end of the step, which would hide missing waits at its start.
+    let mut all = vec![
+        "model.layers=4",
+        "train.clip_norm=1.0",
+        "train.sync=false",
+        policy.as_str(),
+    ];
     all.extend(set);
     try_lower("toy-transformer", &all)
 }
