@@ -9,6 +9,7 @@
 //!
 //! The engine takes no scheduling decision: what runs when, where memory lies and who waits for whom is in the program.
 
+pub mod kernels;
 pub mod operand;
 pub mod train;
 

@@ -1,0 +1,302 @@
+//! Softmax attention, by blocks of query rows.
+//!
+//! A block's scores are a small matrix product over the keys it may see; nothing of the size of the whole score matrix is
+//! kept. Backward makes the scores again from the saved log-sum-exp.
+
+use super::error::Fault;
+use super::gemm::{Mat, product};
+use super::math::sum2;
+use super::scratch::Scratch;
+use super::softmax;
+use super::view::{self, View};
+use super::wide::wide;
+use super::{Operands, dims, same};
+use shardlab_plan::units::DType;
+
+/// Query rows of a block.
+const ROWS: usize = 64;
+
+wide! {
+    /// Dot products of the rows of two matrices of `d` columns.
+    fn row_dots(a: &[f32], b: &[f32], d: usize, out: &mut [f32]) {
+        for ((a, b), o) in a.chunks_exact(d).zip(b.chunks_exact(d)).zip(out) {
+            *o = sum2(a, b, |x, y| x * y);
+        }
+    }
+
+    /// Multiplies each row of `d` columns by a factor.
+    fn scale_rows(x: &mut [f32], d: usize, factors: &[f32]) {
+        for (x, &f) in x.chunks_exact_mut(d).zip(factors) {
+            for v in x {
+                *v *= f;
+            }
+        }
+    }
+}
+
+/// A `[batch, heads, seq, head_dim]` operand.
+struct Heads {
+    view: View,
+    shape: [usize; 4],
+    strides: [usize; 4],
+}
+
+impl Heads {
+    fn new(o: &Operands<'_>, outputs: bool, i: usize) -> Result<Self, Fault> {
+        let slot = o.slot(outputs, i)?;
+        let shape = dims::<4>(slot)?;
+        let st = view::strides(slot);
+        let view = if outputs { o.output(i)? } else { o.input(i)? };
+        Ok(Self {
+            view,
+            shape,
+            strides: [st[0], st[1], st[2], st[3]],
+        })
+    }
+
+    fn like(&self, other: &Self) -> Result<(), Fault> {
+        if self.shape == other.shape {
+            return Ok(());
+        }
+        Err(Fault::Shape(format!(
+            "{:?} and {:?} in one attention",
+            self.shape, other.shape
+        )))
+    }
+
+    /// Rows `from..from + n` of a head as a matrix of floats: in memory, or copied into `to`.
+    fn matrix(&self, b: usize, h: usize, from: usize, n: usize, to: &mut [f32]) -> Mat {
+        let [_, heads, seq, d] = self.shape;
+        if self.view.dtype == DType::F32 {
+            let at = b * self.strides[0] + h * self.strides[1] + from * self.strides[2];
+            let ptr = self.view.ptr.cast::<f32>().wrapping_add(at);
+            return Mat {
+                ptr,
+                row: self.strides[2],
+                col: self.strides[3],
+            };
+        }
+        let to = &mut to[..n * d];
+        self.view.load(((b * heads + h) * seq + from) * d, to);
+        Mat::rows(to, d)
+    }
+
+    /// Rows of a head, copied.
+    fn load(&self, b: usize, h: usize, from: usize, to: &mut [f32]) {
+        let [_, heads, seq, d] = self.shape;
+        self.view.load(((b * heads + h) * seq + from) * d, to);
+    }
+
+    fn store(&self, b: usize, h: usize, from: usize, rows: &[f32]) {
+        let [_, heads, seq, d] = self.shape;
+        self.view.store(((b * heads + h) * seq + from) * d, rows);
+    }
+}
+
+/// Shapes of one attention.
+#[derive(Clone, Copy)]
+struct Geometry {
+    batch: usize,
+    heads: usize,
+    kv: usize,
+    seq: usize,
+    d: usize,
+    causal: bool,
+}
+
+impl Geometry {
+    fn new(q: &Heads, k: &Heads, v: &Heads, causal: bool) -> Result<Self, Fault> {
+        let [batch, heads, seq, d] = q.shape;
+        let kv = k.shape[1];
+        v.like(k)?;
+        if k.shape != [batch, kv, seq, d] || kv == 0 || !heads.is_multiple_of(kv) {
+            return Err(Fault::Shape(format!(
+                "queries {:?} with keys {:?}",
+                q.shape, k.shape
+            )));
+        }
+        Ok(Self {
+            batch,
+            heads,
+            kv,
+            seq,
+            d,
+            causal,
+        })
+    }
+
+    /// Blocks of query rows: first row, rows, and how many keys the last of them sees.
+    fn blocks(self) -> impl Iterator<Item = (usize, usize, usize)> {
+        (0..self.seq).step_by(ROWS).map(move |from| {
+            let n = ROWS.min(self.seq - from);
+            (from, n, if self.causal { from + n } else { self.seq })
+        })
+    }
+
+    /// Keys that the `i`-th row of a block sees.
+    fn seen(self, row: usize) -> usize {
+        if self.causal { row + 1 } else { self.seq }
+    }
+}
+
+/// The log-sum-exp, its rows possibly padded.
+fn statistics(view: &View, shape: [usize; 3], g: Geometry) -> Result<usize, Fault> {
+    let [batch, heads, rows] = shape;
+    same("the log-sum-exp", g.batch * g.heads, batch * heads)?;
+    if rows < g.seq {
+        return Err(Fault::Size {
+            what: "a row of the log-sum-exp",
+            needed: g.seq,
+            found: rows,
+        });
+    }
+    debug_assert_eq!(view.numel, batch * heads * rows);
+    Ok(rows)
+}
+
+/// `q, k, v -> out, lse[, seed, offset]`.
+pub(super) fn forward(o: &Operands<'_>, causal: bool, scale: f32) -> Result<(), Fault> {
+    o.expect(3, 2)?;
+    let [q, k, v] = [
+        Heads::new(o, false, 0)?,
+        Heads::new(o, false, 1)?,
+        Heads::new(o, false, 2)?,
+    ];
+    let out = Heads::new(o, true, 0)?;
+    let g = Geometry::new(&q, &k, &v, causal)?;
+    out.like(&q)?;
+    let lse = o.output(1)?;
+    let rows = statistics(&lse, dims::<3>(o.slot(true, 1)?)?, g)?;
+    for x in [&q, &k, &v] {
+        if o.written(&x.view)? {
+            return Err(Fault::Shape("attention cannot work in place".to_owned()));
+        }
+    }
+    let (seq, d) = (g.seq, g.d);
+    let [mut keys, mut values, mut queries, mut result] =
+        [seq * d, seq * d, ROWS * d, ROWS * d].map(Scratch::take);
+    let mut scores = Scratch::take(ROWS * seq);
+    let mut stats = [0.0; ROWS];
+    let mut factors = [0.0; ROWS];
+    for bk in 0..g.batch * g.kv {
+        let (b, kh) = (bk / g.kv, bk % g.kv);
+        let km = k.matrix(b, kh, 0, seq, &mut keys);
+        let vm = v.matrix(b, kh, 0, seq, &mut values);
+        for h in kh * (g.heads / g.kv)..(kh + 1) * (g.heads / g.kv) {
+            for (from, n, keys) in g.blocks() {
+                let qm = q.matrix(b, h, from, n, &mut queries);
+                // SAFETY: the matrices lie inside checked views or in scratch that is long enough.
+                unsafe {
+                    product(
+                        n,
+                        keys,
+                        d,
+                        qm,
+                        km.t(),
+                        Mat::target(&mut scores, keys),
+                        false,
+                    )
+                };
+                for (i, row) in scores[..n * keys].chunks_exact_mut(keys).enumerate() {
+                    let (seen, unseen) = row.split_at_mut(g.seen(from + i).min(keys));
+                    let (total, z) = softmax::attention_row(seen, scale);
+                    unseen.fill(0.0);
+                    (factors[i], stats[i]) = (1.0 / total, z);
+                }
+                // SAFETY: as above.
+                unsafe {
+                    product(
+                        n,
+                        d,
+                        keys,
+                        Mat::rows(&scores, keys),
+                        vm,
+                        Mat::target(&mut result, d),
+                        false,
+                    )
+                };
+                scale_rows(&mut result[..n * d], d, &factors[..n]);
+                out.store(b, h, from, &result[..n * d]);
+                lse.store((b * g.heads + h) * rows + from, &stats[..n]);
+            }
+            for pad in seq..rows {
+                lse.store((b * g.heads + h) * rows + pad, &[0.0]);
+            }
+        }
+    }
+    for i in 2..o.op.outputs.len() {
+        o.output(i)?.fill(0.0);
+    }
+    Ok(())
+}
+
+/// `d_out, q, k, v, out, lse, .. -> d_q, d_k, d_v`.
+pub(super) fn backward(o: &Operands<'_>, causal: bool, scale: f32) -> Result<(), Fault> {
+    o.expect(6, 3)?;
+    let heads = |i| Heads::new(o, false, i);
+    let [dy, q, k, v, y] = [heads(0)?, heads(1)?, heads(2)?, heads(3)?, heads(4)?];
+    let [dq, dk, dv] = [
+        Heads::new(o, true, 0)?,
+        Heads::new(o, true, 1)?,
+        Heads::new(o, true, 2)?,
+    ];
+    let g = Geometry::new(&q, &k, &v, causal)?;
+    for (a, b) in [(&dy, &q), (&y, &q), (&dq, &q), (&dk, &k), (&dv, &k)] {
+        a.like(b)?;
+    }
+    let lse = o.input(5)?;
+    let rows = statistics(&lse, dims::<3>(o.slot(false, 5)?)?, g)?;
+    for x in [&dy, &q, &k, &v, &y] {
+        if o.written(&x.view)? {
+            return Err(Fault::Shape("attention cannot work in place".to_owned()));
+        }
+    }
+    let (seq, d) = (g.seq, g.d);
+    let [mut keys, mut values, mut queries] = [seq * d, seq * d, ROWS * d].map(Scratch::take);
+    let [mut douts, mut outs, mut dqs] = [ROWS * d, ROWS * d, ROWS * d].map(Scratch::take);
+    let [mut dks, mut dvs] = [seq * d, seq * d].map(Scratch::take);
+    let [mut p, mut dp] = [ROWS * seq, ROWS * seq].map(Scratch::take);
+    let (mut stats, mut delta) = ([0.0; ROWS], [0.0; ROWS]);
+    for bk in 0..g.batch * g.kv {
+        let (b, kh) = (bk / g.kv, bk % g.kv);
+        let km = k.matrix(b, kh, 0, seq, &mut keys);
+        let vm = v.matrix(b, kh, 0, seq, &mut values);
+        dks.fill(0.0);
+        dvs.fill(0.0);
+        for h in kh * (g.heads / g.kv)..(kh + 1) * (g.heads / g.kv) {
+            for (from, n, keys) in g.blocks() {
+                let qm = q.matrix(b, h, from, n, &mut queries);
+                dy.load(b, h, from, &mut douts[..n * d]);
+                y.load(b, h, from, &mut outs[..n * d]);
+                lse.load((b * g.heads + h) * rows + from, &mut stats[..n]);
+                row_dots(&douts[..n * d], &outs[..n * d], d, &mut delta[..n]);
+                let dym = Mat::rows(&douts, d);
+                let (pm, dpm) = (Mat::target(&mut p, keys), Mat::target(&mut dp, keys));
+                // SAFETY: the matrices lie inside checked views or in scratch that is long enough.
+                unsafe {
+                    product(n, keys, d, qm, km.t(), pm, false);
+                    product(n, keys, d, dym, vm.t(), dpm, false);
+                }
+                for i in 0..n {
+                    let seen = g.seen(from + i).min(keys);
+                    let (p, dp) = (&mut p[i * keys..][..keys], &mut dp[i * keys..][..keys]);
+                    softmax::attention_row_again(&mut p[..seen], scale, stats[i]);
+                    softmax::attention_row_grad(&p[..seen], &mut dp[..seen], delta[i], scale);
+                    p[seen..].fill(0.0);
+                    dp[seen..].fill(0.0);
+                }
+                // SAFETY: as above.
+                unsafe {
+                    let (pm, dpm) = (Mat::rows(&p, keys), Mat::rows(&dp, keys));
+                    product(keys, d, n, pm.t(), dym, Mat::target(&mut dvs, d), true);
+                    product(n, d, keys, dpm, km, Mat::target(&mut dqs, d), false);
+                    product(keys, d, n, dpm.t(), qm, Mat::target(&mut dks, d), true);
+                }
+                dq.store(b, h, from, &dqs[..n * d]);
+            }
+        }
+        dk.store(b, kh, 0, &dks);
+        dv.store(b, kh, 0, &dvs);
+    }
+    Ok(())
+}

@@ -1,0 +1,66 @@
+//! Gather and scatter-add of table rows.
+
+use super::error::Fault;
+use super::scratch::Scratch;
+use super::view::{self, View};
+use super::{Operands, same};
+use smallvec::SmallVec;
+
+/// Ids of all rows, checked against the table.
+fn ids(view: &View, limit: usize) -> Result<SmallVec<[i64; 256]>, Fault> {
+    let mut ids: SmallVec<[i64; 256]> = SmallVec::from_elem(0, view.numel);
+    view.load_ids(0, &mut ids)?;
+    for (row, &value) in ids.iter().enumerate() {
+        if value < 0 || value as usize >= limit {
+            return Err(Fault::Label { row, value, limit });
+        }
+    }
+    Ok(ids)
+}
+
+/// `ids, table -> rows`.
+pub(super) fn gather(o: &Operands<'_>) -> Result<(), Fault> {
+    o.expect(2, 1)?;
+    let (table, out) = (o.input(1)?, o.output(0)?);
+    let (vocab, d) = view::matrix(o.slot(false, 1)?);
+    let ids = ids(&o.input(0)?, vocab)?;
+    same("the gathered rows", ids.len() * d, out.numel)?;
+    let mut row = Scratch::take(d);
+    for (r, &id) in ids.iter().enumerate() {
+        table.load(id as usize * d, &mut row);
+        out.store(r * d, &row);
+    }
+    Ok(())
+}
+
+/// `d_rows, ids, d_table -> d_table`: rows of one id are added in their order, in float32, and rounded once.
+pub(super) fn scatter_add(o: &Operands<'_>) -> Result<(), Fault> {
+    o.expect(3, 1)?;
+    let (rows, before, table) = (o.input(0)?, o.input(2)?, o.output(0)?);
+    let (vocab, d) = view::matrix(o.slot(true, 0)?);
+    let ids = ids(&o.input(1)?, vocab)?;
+    same("the gradients of the rows", ids.len() * d, rows.numel)?;
+    same("the table before", table.numel, before.numel)?;
+    let mut sum = Scratch::take(d);
+    let mut row = Scratch::take(d);
+    if before != table {
+        for r in 0..vocab {
+            before.load(r * d, &mut row);
+            table.store(r * d, &row);
+        }
+    }
+    let mut order: SmallVec<[u32; 256]> = (0..ids.len() as u32).collect();
+    order.sort_by_key(|&r| ids[r as usize]);
+    for same in order.chunk_by(|&a, &b| ids[a as usize] == ids[b as usize]) {
+        let at = ids[same[0] as usize] as usize * d;
+        table.load(at, &mut sum);
+        for &r in same {
+            rows.load(r as usize * d, &mut row);
+            for (s, v) in sum.iter_mut().zip(row.iter()) {
+                *s += v;
+            }
+        }
+        table.store(at, &sum);
+    }
+    Ok(())
+}

@@ -1,0 +1,72 @@
+//! What can be wrong with a launch.
+
+use shardlab_plan::program::Place;
+use shardlab_plan::units::DType;
+
+/// A launch that could not be performed. Nothing or part of its results has been written.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("kernel `{kernel}`, op `{op}`: {fault}")]
+pub struct KernelError {
+    /// Name of the kernel.
+    pub kernel: String,
+    /// Name of the operation of its body.
+    pub op: &'static str,
+    /// What was wrong.
+    pub fault: Fault,
+}
+
+/// What was wrong with a launch.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum Fault {
+    /// A slot names an operand that the launch does not have.
+    #[error("the body names {place:?}, but the launch has {count} of these")]
+    UnknownSlot {
+        /// The slot's place.
+        place: Place,
+        /// Operands of that kind.
+        count: usize,
+    },
+    /// An operand is too short, or two that must match do not.
+    #[error("{what} has {found} elements where {needed} are needed")]
+    Size {
+        /// Which operand.
+        what: &'static str,
+        /// Elements needed.
+        needed: usize,
+        /// Elements found.
+        found: usize,
+    },
+    /// The operation has another number of operands.
+    #[error("{found} {what} where {needed} are needed")]
+    Count {
+        /// Inputs, outputs, reads or writes.
+        what: &'static str,
+        /// Number needed.
+        needed: usize,
+        /// Number found.
+        found: usize,
+    },
+    /// Shapes do not fit together.
+    #[error("shapes do not fit: {0}")]
+    Shape(String),
+    /// A token id or label outside its range.
+    #[error("row {row} has id {value}, outside 0..{limit}")]
+    Label {
+        /// Row.
+        row: usize,
+        /// Value found.
+        value: i64,
+        /// Number of classes or rows.
+        limit: usize,
+    },
+    /// Elements of this type cannot be computed with.
+    #[error("cannot compute with elements of type {0}")]
+    Type(DType),
+    /// An address that is no multiple of the element size.
+    #[error("an operand of type {0} lies at an address that is no multiple of its size")]
+    Misaligned(DType),
+    /// An operation that this device does not have.
+    #[error("no kernel for this operation")]
+    Unsupported,
+}

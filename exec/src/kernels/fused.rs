@@ -1,0 +1,343 @@
+//! Bodies of row-local operations: one loop over blocks of rows, through a few float temporaries.
+//!
+//! Every operation's result is rounded to its slot's type before another one uses it, so that a fused body computes what
+//! its operations would compute one by one, bit for bit. Integers inside a fused body go through floats, exact to 2^24.
+
+mod apply;
+mod plan;
+
+use super::convert;
+use super::error::Fault;
+use super::scratch::Scratch;
+use super::view::overlap;
+use crate::operand::RawRange;
+use plan::{Step, Touch, Use};
+use shardlab_plan::model::OpKind;
+use shardlab_plan::program::{BodyOp, Place};
+use smallvec::SmallVec;
+
+pub(super) use plan::handles;
+
+/// Elements of the largest operand that a block covers.
+const BLOCK: usize = 4096;
+
+/// Where a block of an operand is found.
+#[derive(Clone, Copy)]
+enum At {
+    /// Contiguous floats in memory, from row 0 on.
+    Memory(*mut f32),
+    /// A register's block, at this place of the arena.
+    Local(usize),
+    /// A register's block of `per` elements a row, through the operand's view, to a temporary.
+    LocalView {
+        start: usize,
+        per: usize,
+        temp: usize,
+    },
+    /// A register's block, copied to a temporary because the same operation writes it.
+    Copied { start: usize, temp: usize },
+    /// Memory through the operand's view, to or from a temporary.
+    Through { temp: usize },
+    /// All of it, loaded before the first block to this place of the arena.
+    Loaded(usize),
+    /// Nowhere.
+    None,
+}
+
+/// Performs a body.
+///
+/// # Errors
+/// With the index of the operation at fault.
+pub(super) fn run(
+    body: &[BodyOp],
+    reads: &[RawRange],
+    writes: &[RawRange],
+) -> Result<(), (usize, Fault)> {
+    let mut steps: SmallVec<[Step<'_>; 1]> = SmallVec::with_capacity(body.len());
+    for (i, op) in body.iter().enumerate() {
+        steps.push(plan::step(op, reads, writes).map_err(|f| (i, f))?);
+    }
+    let mut kept: SmallVec<[Scratch; 2]> = SmallVec::new();
+    for place in plan::endangered(&steps) {
+        let Place::Read(i) = place else { continue };
+        let range = reads[usize::from(i)];
+        let mut copy = Scratch::take(range.bytes.div_ceil(size_of::<f32>()));
+        let to = copy.as_mut_ptr().cast::<u8>();
+        // SAFETY: the range is live and the copy as long, rounded up.
+        unsafe { std::ptr::copy_nonoverlapping(range.ptr, to, range.bytes) };
+        plan::relocate(&mut steps, place, range.ptr, to);
+        kept.push(copy);
+    }
+    let stages = plan::stages(&steps).map_err(|f| (0, f))?;
+    if stages.len() > 1 {
+        for register in registers(&steps) {
+            let (first, last) = plan::span(&steps, &stages, register);
+            if first != last {
+                let mut whole = Scratch::take(plan::extent_of(&steps, register));
+                plan::relocate(
+                    &mut steps,
+                    register,
+                    std::ptr::null_mut(),
+                    whole.as_mut_ptr().cast(),
+                );
+                kept.push(whole);
+            }
+        }
+    }
+    for stage in &stages {
+        perform(&steps[stage.steps.clone()], stage.rows)
+            .map_err(|(i, f)| (stage.steps.start + i, f))?;
+    }
+    Ok(())
+}
+
+fn registers(steps: &[Step<'_>]) -> SmallVec<[Place; 16]> {
+    let mut out: SmallVec<[Place; 16]> = SmallVec::new();
+    for t in steps.iter().flat_map(|s| &s.outs) {
+        if matches!(t.place, Place::Register(_)) && !out.contains(&t.place) {
+            out.push(t.place);
+        }
+    }
+    out
+}
+
+/// Operands of a step, located.
+struct Located {
+    ins: SmallVec<[At; 4]>,
+    outs: SmallVec<[At; 2]>,
+}
+
+/// Places of a stage's operands in its arena.
+struct Layout {
+    located: SmallVec<[Located; 1]>,
+    /// Where each temporary starts; the steps share them.
+    temps: SmallVec<[usize; 8]>,
+    floats: usize,
+}
+
+/// Whether a step writes what an operand of it reads.
+fn overwritten(step: &Step<'_>, t: &Touch) -> bool {
+    step.outs.iter().any(|o| match (t.local, o.local) {
+        (false, false) => overlap(&o.view.extent(), &t.view.extent()),
+        _ => o.place == t.place,
+    })
+}
+
+/// Gives registers, whole operands and temporaries their places for blocks of `block` of `rows` rows.
+fn lay_out(steps: &[Step<'_>], rows: usize, block: usize) -> Layout {
+    let mut floats = 0;
+    let mut take = |n: usize| {
+        floats += n.next_multiple_of(16);
+        floats - n.next_multiple_of(16)
+    };
+    let size = |t: &Touch| block * (t.view.numel / rows);
+    let mut locals: SmallVec<[(&Touch, usize); 8]> = SmallVec::new();
+    for t in steps.iter().flat_map(|s| &s.outs).filter(|t| t.local) {
+        if !locals.iter().any(|l| l.0.place == t.place) {
+            locals.push((t, take(size(t))));
+        }
+    }
+    let mut sizes: SmallVec<[usize; 8]> = SmallVec::new();
+    let mut located = SmallVec::with_capacity(steps.len());
+    for step in steps {
+        let mut used = 0;
+        let mut temp = |t: &Touch| {
+            if used == sizes.len() {
+                sizes.push(0);
+            }
+            sizes[used] = sizes[used].max(size(t));
+            used += 1;
+            used - 1
+        };
+        let local = |t: &Touch| locals.iter().find(|l| t.local && l.0.place == t.place);
+        let mut ins = SmallVec::with_capacity(step.ins.len());
+        for t in &step.ins {
+            let floats = t.view.as_floats().filter(|_| !overwritten(step, t));
+            ins.push(match (t.usage, local(t)) {
+                (Use::Ignored, _) => At::None,
+                (Use::Whole, _) => {
+                    floats.map_or_else(|| At::Loaded(take(t.view.numel)), At::Memory)
+                }
+                (Use::Rows, Some(&(w, start))) if w.view != t.view => At::LocalView {
+                    start,
+                    per: w.view.numel / rows,
+                    temp: temp(t),
+                },
+                (Use::Rows, Some(&(_, start))) if overwritten(step, t) => At::Copied {
+                    start,
+                    temp: temp(t),
+                },
+                (Use::Rows, Some(&(_, start))) => At::Local(start),
+                (Use::Rows, None) => {
+                    floats.map_or_else(|| At::Through { temp: temp(t) }, At::Memory)
+                }
+            });
+        }
+        let mut outs = SmallVec::with_capacity(step.outs.len());
+        for t in &step.outs {
+            outs.push(match (t.usage, local(t)) {
+                (Use::Whole | Use::Ignored, _) => At::None,
+                (Use::Rows, Some(&(_, start))) => At::Local(start),
+                (Use::Rows, None) => {
+                    let floats = t.view.as_floats();
+                    floats.map_or_else(|| At::Through { temp: temp(t) }, At::Memory)
+                }
+            });
+        }
+        located.push(Located { ins, outs });
+    }
+    let temps = sizes.iter().map(|&n| take(n)).collect();
+    Layout {
+        located,
+        temps,
+        floats,
+    }
+}
+
+/// Runs a stage, block by block.
+fn perform(steps: &[Step<'_>], rows: usize) -> Result<(), (usize, Fault)> {
+    if rows == 0 {
+        return Ok(());
+    }
+    let touches = || steps.iter().flat_map(|s| s.ins.iter().chain(&s.outs));
+    let largest = touches()
+        .filter(|t| t.usage == Use::Rows)
+        .map(|t| t.view.numel / rows)
+        .max();
+    let block = (BLOCK / largest.unwrap_or(1).max(1)).clamp(1, rows);
+    let layout = lay_out(steps, rows, block);
+    let mut arena = Scratch::take(layout.floats);
+    let arena = arena.as_mut_ptr();
+    for (step, located) in steps.iter().zip(&layout.located) {
+        for (t, at) in step.ins.iter().zip(&located.ins) {
+            if let At::Loaded(start) = *at {
+                // SAFETY: the layout has put this many floats there, for this operand alone.
+                t.view.load(0, unsafe {
+                    std::slice::from_raw_parts_mut(arena.add(start), t.view.numel)
+                });
+            }
+        }
+    }
+    let mut sums: SmallVec<[f64; 4]> = SmallVec::from_elem(0.0, steps.len());
+    for row in (0..rows).step_by(block) {
+        let b = Block {
+            arena,
+            layout: &layout,
+            rows,
+            row,
+            count: block.min(rows - row),
+        };
+        for (i, step) in steps.iter().enumerate() {
+            // SAFETY: the arena was laid out for these steps and blocks of at most this many rows.
+            unsafe { b.perform(step, &layout.located[i], &mut sums[i]) }.map_err(|f| (i, f))?;
+        }
+    }
+    for (step, sum) in steps.iter().zip(sums) {
+        if step.op.op == OpKind::NllLoss {
+            let n = step.ins[1].view.numel;
+            step.outs[0].view.store(0, &[(sum / n as f64) as f32]);
+            step.outs[1].view.store(0, &[n as f32]);
+        }
+    }
+    Ok(())
+}
+
+/// Some rows of a stage.
+struct Block<'l> {
+    arena: *mut f32,
+    layout: &'l Layout,
+    /// Rows of the stage.
+    rows: usize,
+    /// First row of the block.
+    row: usize,
+    /// Rows of the block.
+    count: usize,
+}
+
+impl Block<'_> {
+    /// Performs a step on the block.
+    ///
+    /// # Safety
+    /// The arena has been laid out for the step.
+    unsafe fn perform(
+        &self,
+        step: &Step<'_>,
+        located: &Located,
+        sum: &mut f64,
+    ) -> Result<(), Fault> {
+        // SAFETY: either memory inside a checked view, or a place of the arena that is as long as the blocks put there.
+        let read = |p: *const f32, n: usize| unsafe { std::slice::from_raw_parts(p, n) };
+        // SAFETY: as above; what a step writes is disjoint from all else it touches, since `lay_out` has routed operands that
+        // are both read and written through a temporary.
+        let write = |p: *mut f32, n: usize| unsafe { std::slice::from_raw_parts_mut(p, n) };
+        let local = |start: usize| self.arena.wrapping_add(start);
+        let temp = |i: usize| self.arena.wrapping_add(self.layout.temps[i]);
+        let extent = |t: &Touch| {
+            let per = t.view.numel / self.rows;
+            (self.row * per, self.count * per)
+        };
+        if let (OpKind::Copy, [At::Through { .. }], [At::Memory(p)]) =
+            (step.op.op, &located.ins[..], &located.outs[..])
+            && !step.outs[0].rounds()
+            && !overwritten(step, &step.ins[0])
+        {
+            let (first, len) = extent(&step.outs[0]);
+            step.ins[0]
+                .view
+                .load(first, write(p.wrapping_add(first), len));
+            return Ok(());
+        }
+        let mut ins: SmallVec<[&[f32]; 6]> = SmallVec::with_capacity(step.ins.len());
+        for (t, at) in step.ins.iter().zip(&located.ins) {
+            let (first, len) = extent(t);
+            ins.push(match *at {
+                At::None => &[],
+                At::Memory(p) if t.usage == Use::Whole => read(p, t.view.numel),
+                At::Memory(p) => read(p.wrapping_add(first), len),
+                At::Loaded(start) => read(local(start), t.view.numel),
+                At::Local(start) => read(local(start), len),
+                At::Copied { start, temp: to } => {
+                    let to = write(temp(to), len);
+                    to.copy_from_slice(read(local(start), len));
+                    to
+                }
+                At::LocalView {
+                    start,
+                    per,
+                    temp: to,
+                } => {
+                    let to = write(temp(to), len);
+                    let origin = local(start).wrapping_sub(self.row * per);
+                    // SAFETY: these rows of the operand lie in the register's block.
+                    unsafe { t.view.load_at(origin.cast(), first, to) };
+                    to
+                }
+                At::Through { temp: to } => {
+                    let to = write(temp(to), len);
+                    t.view.load(first, to);
+                    to
+                }
+            });
+        }
+        let mut outs: SmallVec<[&mut [f32]; 3]> = SmallVec::with_capacity(step.outs.len());
+        for (t, at) in step.outs.iter().zip(&located.outs) {
+            let (first, len) = extent(t);
+            outs.push(match *at {
+                At::Memory(p) => write(p.wrapping_add(first), len),
+                At::Local(start) => write(local(start), len),
+                At::Through { temp: to } => write(temp(to), len),
+                _ => &mut [],
+            });
+        }
+        apply::apply(step, &ins, &mut outs, self.row, self.rows, sum)?;
+        for ((t, at), out) in step.outs.iter().zip(&located.outs).zip(&mut outs) {
+            if t.rounds() {
+                convert::round(t.dtype, out);
+            }
+            if let At::Through { .. } = at {
+                t.view.store(extent(t).0, out);
+            }
+        }
+        Ok(())
+    }
+}

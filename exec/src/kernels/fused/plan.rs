@@ -1,0 +1,439 @@
+//! What a body of row-local operations touches, and which operations can share a loop.
+//!
+//! Every operation here can be cut into rows that do not depend on each other: elementwise ones anywhere, norms and
+//! softmaxes by their rows, concatenations by what lies before their axis. A stage is a run of operations over the same
+//! number of rows, each of which needs, of what an earlier one of the stage has made, only the same row. Between stages
+//! values go through memory.
+
+use super::super::error::Fault;
+use super::super::view::{View, matrix, numel, overlap};
+use crate::operand::RawRange;
+use shardlab_plan::model::OpKind;
+use shardlab_plan::program::{BodyOp, Place, Slot};
+use shardlab_plan::units::DType;
+use smallvec::SmallVec;
+use std::ops::Range;
+
+/// Most elements a row of a stage may have before an operation gets a stage of its own.
+const LARGE_ROW: usize = 1 << 18;
+
+/// How an operation uses an operand.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Use {
+    /// Row by row.
+    Rows,
+    /// All of it for every row (inputs), or once after the last row (outputs).
+    Whole,
+    /// Not at all.
+    Ignored,
+}
+
+/// An operand of an operation.
+#[derive(Clone, Debug)]
+pub(super) struct Touch {
+    pub(super) place: Place,
+    pub(super) view: View,
+    pub(super) usage: Use,
+    /// Type that a register's value is rounded to before it is used again.
+    pub(super) dtype: DType,
+    /// A register that has no memory: each block of it is used up before the next one is made.
+    pub(super) local: bool,
+}
+
+impl Touch {
+    /// Whether a value written here must be rounded by hand: registers are floats whatever their type.
+    pub(super) fn rounds(&self) -> bool {
+        matches!(self.place, Place::Register(_)) && self.dtype != DType::F32
+    }
+}
+
+/// An operation with its operands.
+#[derive(Clone, Debug)]
+pub(super) struct Step<'k> {
+    pub(super) op: &'k BodyOp,
+    pub(super) ins: SmallVec<[Touch; 4]>,
+    pub(super) outs: SmallVec<[Touch; 2]>,
+    /// Rows it can be cut into.
+    rows: usize,
+    /// Length of the rows it reduces.
+    pub(super) cols: usize,
+}
+
+/// Operations that share a loop over `rows` rows.
+#[derive(Clone, Debug)]
+pub(super) struct Stage {
+    pub(super) steps: Range<usize>,
+    pub(super) rows: usize,
+}
+
+/// Whether an operation is row-local.
+pub(in crate::kernels) fn handles(op: OpKind) -> bool {
+    signature(op).is_some()
+}
+
+/// Fewest inputs, most inputs and outputs of a row-local operation.
+fn signature(op: OpKind) -> Option<(usize, usize, usize)> {
+    Some(match op {
+        OpKind::Fill { .. } => (0, 0, 1),
+        OpKind::Neg | OpKind::Silu | OpKind::Gelu | OpKind::Relu | OpKind::Copy => (1, 1, 1),
+        OpKind::LogSoftmax | OpKind::LogSumExp => (1, 1, 1),
+        OpKind::Add | OpKind::Sub | OpKind::LogProbs | OpKind::Mul => (2, 2, 1),
+        OpKind::SiluGrad | OpKind::GeluGrad | OpKind::ReluGrad => (2, 2, 1),
+        OpKind::SquaredError { .. } | OpKind::LogSoftmaxGrad => (2, 2, 1),
+        OpKind::SquaredErrorGrad { .. } => (3, 4, 1),
+        OpKind::NllLoss => (2, 2, 2),
+        OpKind::NllLossGrad => (4, 4, 1),
+        OpKind::RmsNorm { .. } => (2, 2, 2),
+        OpKind::RmsNormGrad => (4, 4, 1),
+        OpKind::LayerNorm { .. } => (2, 3, 3),
+        OpKind::LayerNormGrad => (5, 5, 1),
+        OpKind::Cat { .. } => (1, usize::MAX, 1),
+        _ => return None,
+    })
+}
+
+/// Resolves the operands of an operation.
+pub(super) fn step<'k>(
+    op: &'k BodyOp,
+    reads: &[RawRange],
+    writes: &[RawRange],
+) -> Result<Step<'k>, Fault> {
+    let (least, most, outputs) = signature(op.op).ok_or(Fault::Unsupported)?;
+    let count = |what, needed, found| Fault::Count {
+        what,
+        needed,
+        found,
+    };
+    if op.inputs.len() < least || op.inputs.len() > most {
+        return Err(count("inputs", least, op.inputs.len()));
+    }
+    if op.outputs.len() != outputs {
+        return Err(count("outputs", outputs, op.outputs.len()));
+    }
+    let out = &op.outputs[0];
+    let resolve = |slot: &Slot, usage, to: Option<&[u64]>| -> Result<Touch, Fault> {
+        let range = range(slot, reads, writes)?;
+        let view = match to {
+            Some(shape) => View::broadcast(range, slot, shape)?,
+            None => View::new(range, slot)?,
+        };
+        let local = matches!(slot.place, Place::Register(_));
+        Ok(Touch {
+            place: slot.place,
+            view,
+            usage,
+            dtype: slot.dtype,
+            local,
+        })
+    };
+    let reference = reduced_operand(op);
+    let (rows, cols) = match (op.op, reference) {
+        (OpKind::Cat { axis }, _) => {
+            let axis = usize::from(axis);
+            let lead = out
+                .shape
+                .get(..axis)
+                .ok_or_else(|| Fault::Shape(format!("no axis {axis} in {:?}", out.shape)))?;
+            (lead.iter().product::<u64>() as usize, 1)
+        }
+        (_, Some(slot)) => matrix(slot),
+        _ => (numel(out), 1),
+    };
+    let full = rows * cols;
+    let check = |what, touch: Touch, needed: usize| {
+        let found = touch.view.numel;
+        if found == needed {
+            Ok(touch)
+        } else {
+            Err(Fault::Size {
+                what,
+                needed,
+                found,
+            })
+        }
+    };
+    let mut ins = SmallVec::new();
+    for (i, slot) in op.inputs.iter().enumerate() {
+        ins.push(match (op.op, reference, i) {
+            (OpKind::Cat { .. }, ..) => resolve(slot, Use::Rows, None)?,
+            (OpKind::SquaredErrorGrad { .. }, _, 3) => resolve(slot, Use::Ignored, None)?,
+            (OpKind::NllLossGrad, _, 0 | 2) => {
+                check("the loss", resolve(slot, Use::Whole, None)?, 1)?
+            }
+            (OpKind::NllLossGrad | OpKind::NllLoss, _, 1) => {
+                check("the labels", resolve(slot, Use::Rows, None)?, rows)?
+            }
+            (OpKind::RmsNorm { .. } | OpKind::LayerNorm { .. }, _, 1 | 2)
+            | (OpKind::RmsNormGrad | OpKind::LayerNormGrad, _, 2) => {
+                check("a norm's parameter", resolve(slot, Use::Whole, None)?, cols)?
+            }
+            (OpKind::RmsNormGrad | OpKind::LayerNormGrad, _, 3 | 4) => {
+                check("a norm's statistic", resolve(slot, Use::Rows, None)?, rows)?
+            }
+            (_, Some(_), _) => check("an input", resolve(slot, Use::Rows, None)?, full)?,
+            (_, None, _) if numel(slot) == full => resolve(slot, Use::Rows, None)?,
+            (OpKind::Copy, ..) => {
+                return Err(Fault::Size {
+                    what: "the copy's source",
+                    needed: full,
+                    found: numel(slot),
+                });
+            }
+            (_, None, _) => resolve(slot, Use::Rows, Some(&out.shape))?,
+        });
+    }
+    let mut outs = SmallVec::new();
+    for (i, slot) in op.outputs.iter().enumerate() {
+        outs.push(match (op.op, i) {
+            (OpKind::NllLoss, _) => check("the loss", resolve(slot, Use::Whole, None)?, 1)?,
+            (OpKind::LogSumExp, _) | (OpKind::RmsNorm { .. } | OpKind::LayerNorm { .. }, 1 | 2) => {
+                check("a norm's statistic", resolve(slot, Use::Rows, None)?, rows)?
+            }
+            (OpKind::Cat { .. }, _) => {
+                let total = op.inputs.iter().map(numel).sum();
+                check("the concatenation", resolve(slot, Use::Rows, None)?, total)?
+            }
+            _ => check("the output", resolve(slot, Use::Rows, None)?, full)?,
+        });
+    }
+    if let OpKind::Cat { .. } = op.op
+        && rows > 0
+        && let Some(odd) = op
+            .inputs
+            .iter()
+            .map(numel)
+            .find(|n| !n.is_multiple_of(rows))
+    {
+        return Err(Fault::Shape(format!(
+            "a part of {odd} elements is no multiple of {rows} rows"
+        )));
+    }
+    Ok(Step {
+        op,
+        ins,
+        outs,
+        rows,
+        cols,
+    })
+}
+
+/// The operand whose last dimension an operation reduces or indexes.
+fn reduced_operand(op: &BodyOp) -> Option<&Slot> {
+    match op.op {
+        OpKind::RmsNorm { .. }
+        | OpKind::LayerNorm { .. }
+        | OpKind::LogSoftmax
+        | OpKind::LogSumExp
+        | OpKind::NllLoss => op.inputs.first(),
+        OpKind::RmsNormGrad
+        | OpKind::LayerNormGrad
+        | OpKind::LogSoftmaxGrad
+        | OpKind::NllLossGrad => op.outputs.first(),
+        _ => None,
+    }
+}
+
+/// The memory behind a slot; a register gets addresses from 0 on, to be moved to where it is put.
+fn range(slot: &Slot, reads: &[RawRange], writes: &[RawRange]) -> Result<RawRange, Fault> {
+    let unknown = |count| Fault::UnknownSlot {
+        place: slot.place,
+        count,
+    };
+    match slot.place {
+        Place::Read(i) => reads
+            .get(usize::from(i))
+            .copied()
+            .ok_or_else(|| unknown(reads.len())),
+        Place::Write(i) => writes
+            .get(usize::from(i))
+            .copied()
+            .ok_or_else(|| unknown(writes.len())),
+        Place::Register(_) => Ok(RawRange {
+            ptr: std::ptr::null_mut(),
+            bytes: isize::MAX as usize,
+            dtype: DType::F32,
+        }),
+    }
+}
+
+/// Reads that must be copied before anything is written, because a write would change what a later operation, or another row,
+/// reads from them.
+pub(super) fn endangered(steps: &[Step<'_>]) -> SmallVec<[Place; 4]> {
+    let mut out: SmallVec<[Place; 4]> = SmallVec::new();
+    for (w, writer) in steps.iter().enumerate() {
+        for target in writer
+            .outs
+            .iter()
+            .filter(|t| matches!(t.place, Place::Write(_)))
+        {
+            for reader in &steps[w..] {
+                for source in reader
+                    .ins
+                    .iter()
+                    .filter(|t| matches!(t.place, Place::Read(_)))
+                {
+                    let same_row = std::ptr::eq(reader, writer)
+                        && source.view == target.view
+                        && source.usage == Use::Rows;
+                    if source.usage != Use::Ignored
+                        && !same_row
+                        && overlap(&source.view.extent(), &target.view.extent())
+                        && !out.contains(&source.place)
+                    {
+                        out.push(source.place);
+                    }
+                }
+            }
+        }
+    }
+    out
+}
+
+/// Cuts a body into stages.
+pub(super) fn stages(steps: &[Step<'_>]) -> Result<SmallVec<[Stage; 2]>, Fault> {
+    let mut out: SmallVec<[Stage; 2]> = SmallVec::new();
+    let mut start = 0;
+    let mut rows = 0;
+    for (i, step) in steps.iter().enumerate() {
+        written_before(steps, i)?;
+        let joined = if i == start {
+            Some(step.rows)
+        } else {
+            join(&steps[start..i], rows, step)
+        };
+        rows = joined.unwrap_or_else(|| {
+            out.push(Stage {
+                steps: start..i,
+                rows,
+            });
+            start = i;
+            step.rows
+        });
+    }
+    if !steps.is_empty() {
+        out.push(Stage {
+            steps: start..steps.len(),
+            rows,
+        });
+    }
+    Ok(out)
+}
+
+/// A register is written before it is read.
+fn written_before(steps: &[Step<'_>], at: usize) -> Result<(), Fault> {
+    for t in steps[at].ins.iter().filter(|t| t.usage != Use::Ignored) {
+        let written = || {
+            steps[..at]
+                .iter()
+                .flat_map(|s| &s.outs)
+                .any(|o| o.place == t.place)
+        };
+        if matches!(t.place, Place::Register(_)) && !written() {
+            return Err(Fault::Shape(format!(
+                "{:?} is read before it is written",
+                t.place
+            )));
+        }
+    }
+    Ok(())
+}
+
+/// Rows of the stage once `step` has joined it; `None` if it cannot.
+fn join(stage: &[Step<'_>], rows: usize, step: &Step<'_>) -> Option<usize> {
+    let mut joined = gcd(rows, step.rows);
+    for earlier in stage {
+        for (a, a_writes) in touches(earlier) {
+            for (b, b_writes) in touches(step) {
+                if a_writes || b_writes {
+                    joined = gcd(joined, meet(a, a_writes, b)?);
+                }
+            }
+        }
+    }
+    let row = |s: &Step<'_>, rows: usize| {
+        let sizes = s
+            .ins
+            .iter()
+            .chain(&s.outs)
+            .filter(|t| t.usage == Use::Rows)
+            .map(|t| t.view.numel);
+        sizes.max().unwrap_or(0) / rows.max(1)
+    };
+    let large = stage
+        .iter()
+        .chain([step])
+        .any(|s| row(s, joined) > LARGE_ROW);
+    (!large || joined == rows && joined == step.rows).then_some(joined)
+}
+
+fn touches<'s>(s: &'s Step<'_>) -> impl Iterator<Item = (&'s Touch, bool)> {
+    let used = s.ins.iter().filter(|t| t.usage != Use::Ignored);
+    used.map(|t| (t, false))
+        .chain(s.outs.iter().map(|t| (t, true)))
+}
+
+/// Into how many rows two uses of memory, one of them a write, may be cut; `None` if they must not share a loop, 0 if they do
+/// not limit it.
+fn meet(a: &Touch, a_writes: bool, b: &Touch) -> Option<usize> {
+    let registers = matches!((a.place, b.place), (Place::Register(_), Place::Register(_)));
+    if registers && a.place != b.place {
+        return Some(0);
+    }
+    let mixed = matches!(a.place, Place::Register(_)) != matches!(b.place, Place::Register(_));
+    if mixed || !registers && !overlap(&a.view.extent(), &b.view.extent()) {
+        return Some(0);
+    }
+    if a.usage == Use::Whole || b.usage == Use::Whole {
+        return None;
+    }
+    if a.view == b.view {
+        return Some(0);
+    }
+    // A statistic of each row that is repeated over the row: the reader's outermost dimension walks what was written.
+    let [first, ..] = b.view.dims[..] else {
+        return None;
+    };
+    let walks = a_writes
+        && a.view.is_contiguous()
+        && a.view.ptr == b.view.ptr
+        && first.n * first.stride == a.view.numel;
+    walks.then_some(first.n)
+}
+
+/// Greatest common divisor; 0 is neutral.
+fn gcd(a: usize, b: usize) -> usize {
+    if b == 0 { a } else { gcd(b, a % b) }
+}
+
+/// Elements a register needs when all of it is kept.
+pub(super) fn extent_of(steps: &[Step<'_>], register: Place) -> usize {
+    let all = steps.iter().flat_map(|s| s.ins.iter().chain(&s.outs));
+    all.filter(|t| t.place == register)
+        .map(|t| t.view.extent().end / size_of::<f32>())
+        .max()
+        .unwrap_or(0)
+}
+
+/// Moves the operands at a place to other memory.
+pub(super) fn relocate(steps: &mut [Step<'_>], place: Place, from: *mut u8, to: *mut u8) {
+    for t in steps
+        .iter_mut()
+        .flat_map(|s| s.ins.iter_mut().chain(&mut s.outs))
+    {
+        if t.place == place {
+            t.view.ptr = to.wrapping_add(t.view.ptr as usize - from as usize);
+            t.local = false;
+        }
+    }
+}
+
+/// The stages that touch a register lie between these two, both included.
+pub(super) fn span(steps: &[Step<'_>], stages: &[Stage], register: Place) -> (usize, usize) {
+    let touching = |s: &Stage| {
+        let ops = steps[s.steps.clone()].iter();
+        ops.flat_map(|s| s.ins.iter().chain(&s.outs))
+            .any(|t| t.place == register)
+    };
+    let first = stages.iter().position(touching).unwrap_or(0);
+    (first, stages.iter().rposition(touching).unwrap_or(first))
+}

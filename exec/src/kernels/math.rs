@@ -1,0 +1,134 @@
+//! Float32 functions that vectorise, and reductions with a fixed order.
+//!
+//! Everything here is marked for inlining, so that it is compiled for the vector level of its caller.
+
+/// Lanes of a reduction.
+pub(super) const LANES: usize = 16;
+
+/// `e^x` to about two units in the last place; 0 below the range of normal floats, infinity above.
+#[inline(always)]
+pub(super) fn exp(x: f32) -> f32 {
+    const LO: f32 = -87.336_54;
+    const HI: f32 = 88.376_26;
+    // Adding it leaves the nearest integer in the low bits.
+    const MAGIC: f32 = 12_582_912.0;
+    // ln 2 in two parts, so that the remainder is exact.
+    const LN2_HI: f32 = 0.693_359_4;
+    const LN2_LO: f32 = -2.121_944_4e-4;
+    let c = if x > HI { HI } else { x };
+    let c = if c < LO { LO } else { c };
+    let t = c * std::f32::consts::LOG2_E + MAGIC;
+    let n = t - MAGIC;
+    let r = c - n * LN2_HI - n * LN2_LO;
+    let p = 1.987_569_1e-4;
+    let p = p * r + 1.398_199_9e-3;
+    let p = p * r + 8.333_452e-3;
+    let p = p * r + 4.166_579_6e-2;
+    let p = p * r + 1.666_666_5e-1;
+    let p = p * r + 5.000_000_3e-1;
+    let p = p * (r * r) + r + 1.0;
+    let power = t.to_bits().wrapping_sub(MAGIC.to_bits()).wrapping_add(127) << 23;
+    let y = p * f32::from_bits(power);
+    let y = if x > HI { f32::INFINITY } else { y };
+    if x < LO { 0.0 } else { y }
+}
+
+/// `1 / (1 + e^-x)`.
+#[inline(always)]
+pub(super) fn sigmoid(x: f32) -> f32 {
+    1.0 / (1.0 + exp(-x))
+}
+
+/// Hyperbolic tangent, to about 1e-7.
+#[inline(always)]
+pub(super) fn tanh(x: f32) -> f32 {
+    1.0 - 2.0 / (exp(2.0 * x) + 1.0)
+}
+
+/// Adds up the lanes pairwise.
+#[inline(always)]
+fn fold(mut acc: [f32; LANES], f: impl Fn(f32, f32) -> f32) -> f32 {
+    let mut half = LANES / 2;
+    while half > 0 {
+        for i in 0..half {
+            acc[i] = f(acc[i], acc[i + half]);
+        }
+        half /= 2;
+    }
+    acc[0]
+}
+
+/// Sum of `f` over elements.
+#[inline(always)]
+pub(super) fn sum1(a: &[f32], f: impl Fn(f32) -> f32) -> f32 {
+    let mut acc = [0.0; LANES];
+    let mut chunks = a.chunks_exact(LANES);
+    for c in &mut chunks {
+        for (s, &v) in acc.iter_mut().zip(c) {
+            *s += f(v);
+        }
+    }
+    for (s, &v) in acc.iter_mut().zip(chunks.remainder()) {
+        *s += f(v);
+    }
+    fold(acc, |x, y| x + y)
+}
+
+/// Sum of `f` over pairs.
+#[inline(always)]
+pub(super) fn sum2(a: &[f32], b: &[f32], f: impl Fn(f32, f32) -> f32) -> f32 {
+    let mut acc = [0.0; LANES];
+    let (mut ca, mut cb) = (a.chunks_exact(LANES), b.chunks_exact(LANES));
+    for (x, y) in (&mut ca).zip(&mut cb) {
+        for ((s, &v), &w) in acc.iter_mut().zip(x).zip(y) {
+            *s += f(v, w);
+        }
+    }
+    for ((s, &v), &w) in acc.iter_mut().zip(ca.remainder()).zip(cb.remainder()) {
+        *s += f(v, w);
+    }
+    fold(acc, |x, y| x + y)
+}
+
+/// Sum of `f` over triples.
+#[inline(always)]
+pub(super) fn sum3(a: &[f32], b: &[f32], c: &[f32], f: impl Fn(f32, f32, f32) -> f32) -> f32 {
+    let mut acc = [0.0; LANES];
+    let (mut ca, mut cb, mut cc) = (
+        a.chunks_exact(LANES),
+        b.chunks_exact(LANES),
+        c.chunks_exact(LANES),
+    );
+    for ((x, y), z) in (&mut ca).zip(&mut cb).zip(&mut cc) {
+        for (((s, &u), &v), &w) in acc.iter_mut().zip(x).zip(y).zip(z) {
+            *s += f(u, v, w);
+        }
+    }
+    let rest = ca
+        .remainder()
+        .iter()
+        .zip(cb.remainder())
+        .zip(cc.remainder());
+    for (s, ((&u, &v), &w)) in acc.iter_mut().zip(rest) {
+        *s += f(u, v, w);
+    }
+    fold(acc, |x, y| x + y)
+}
+
+/// Largest element; NaN if there is one.
+#[inline(always)]
+pub(super) fn max(a: &[f32]) -> f32 {
+    // A NaN is taken, and then kept: no comparison with it holds.
+    let pick = |x: f32, y: f32| if x.is_nan() || x > y { x } else { y };
+    let mut acc = [f32::NEG_INFINITY; LANES];
+    let mut chunks = a.chunks_exact(LANES);
+    for c in &mut chunks {
+        for (s, &v) in acc.iter_mut().zip(c) {
+            *s = pick(v, *s);
+        }
+    }
+    for (s, &v) in acc.iter_mut().zip(chunks.remainder()) {
+        *s = pick(v, *s);
+    }
+    fold(acc, pick)
+}

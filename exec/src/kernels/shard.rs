@@ -1,0 +1,253 @@
+//! Kernels of the sharding engine, on byte ranges.
+
+mod layout;
+mod optimizer;
+
+use super::error::Fault;
+use super::math::LANES;
+use super::same;
+use super::scratch::Scratch;
+use super::view::{View, overlap};
+use super::wide::wide;
+use crate::operand::{LaunchContext, RawRange};
+use shardlab_plan::program::ShardOp;
+use shardlab_plan::units::DType;
+use smallvec::SmallVec;
+
+/// Elements of a block.
+const BLOCK: usize = 2048;
+
+wide! {
+    /// `x += y`.
+    fn add_to(x: &mut [f32], y: &[f32]) {
+        for (x, y) in x.iter_mut().zip(y) {
+            *x += y;
+        }
+    }
+
+    /// `x *= factor`.
+    fn scale(x: &mut [f32], factor: f32) {
+        for x in x {
+            *x *= factor;
+        }
+    }
+
+    /// Sum of squares in float64, by lanes.
+    fn squares(x: &[f32]) -> f64 {
+        let mut acc = [0.0f64; LANES];
+        let mut chunks = x.chunks_exact(LANES);
+        for c in &mut chunks {
+            for (a, &v) in acc.iter_mut().zip(c) {
+                *a += f64::from(v) * f64::from(v);
+            }
+        }
+        for (a, &v) in acc.iter_mut().zip(chunks.remainder()) {
+            *a += f64::from(v) * f64::from(v);
+        }
+        acc.iter().sum()
+    }
+
+    /// Whether there is a NaN.
+    fn any_nan(x: &[f32]) -> bool {
+        x.iter().fold(false, |found, v| found | v.is_nan())
+    }
+}
+
+/// Ranges one after another, as one sequence of elements.
+struct Sequence {
+    views: SmallVec<[View; 8]>,
+    numel: usize,
+}
+
+impl Sequence {
+    fn new(ranges: &[RawRange]) -> Result<Self, Fault> {
+        let mut views = SmallVec::with_capacity(ranges.len());
+        for r in ranges {
+            views.push(View::flat(*r)?);
+        }
+        let numel = views.iter().map(|v: &View| v.numel).sum();
+        Ok(Self { views, numel })
+    }
+
+    /// Calls `f(view, first element within it, length, position within the sequence)` for blocks of at most `BLOCK` elements that lie
+    /// in one range of this sequence and, where `other` is given, also in one of that: then its view and position come along.
+    fn blocks(&self, mut f: impl FnMut(&View, usize, usize)) {
+        for v in &self.views {
+            for start in (0..v.numel).step_by(BLOCK) {
+                f(v, start, BLOCK.min(v.numel - start));
+            }
+        }
+    }
+
+    /// Calls `f(view, first, other's view, other's first, length)` for pieces that lie in one range of each of two sequences of the
+    /// same length.
+    fn pieces(&self, other: &Self, mut f: impl FnMut(&View, usize, &View, usize, usize)) {
+        let (mut i, mut j, mut at, mut from) = (0, 0, 0, 0);
+        while let (Some(a), Some(b)) = (self.views.get(i), other.views.get(j)) {
+            let n = (a.numel - at).min(b.numel - from);
+            if n > 0 {
+                f(a, at, b, from, n);
+            }
+            at += n;
+            from += n;
+            if at == a.numel {
+                (i, at) = (i + 1, 0);
+            }
+            if from == b.numel {
+                (j, from) = (j + 1, 0);
+            }
+        }
+    }
+}
+
+/// Copies elements from one range to another, converting; equal types are copied as bytes.
+fn copy(from: &View, first: usize, to: &View, start: usize, n: usize, block: &mut [f32]) {
+    if from.dtype == to.dtype {
+        let size = from.dtype.size() as usize;
+        // SAFETY: both pieces lie inside their ranges, which the launch's caller promised to be live; they may overlap.
+        unsafe {
+            std::ptr::copy(
+                from.ptr.add(first * size),
+                to.ptr.add(start * size),
+                n * size,
+            )
+        };
+        return;
+    }
+    for done in (0..n).step_by(BLOCK) {
+        let len = BLOCK.min(n - done);
+        from.load(first + done, &mut block[..len]);
+        to.store(start + done, &block[..len]);
+    }
+}
+
+/// A float32 scalar.
+fn scalar(range: Option<&RawRange>) -> Result<View, Fault> {
+    let view = View::flat(*range.ok_or(Fault::Count {
+        what: "scalars",
+        needed: 1,
+        found: 0,
+    })?)?;
+    same("the scalar", 1, view.numel)?;
+    if view.dtype != DType::F32 {
+        return Err(Fault::Type(view.dtype));
+    }
+    Ok(view)
+}
+
+/// What gradients are multiplied by so that their norm, given its square, is at most `limit` (0 is no limit).
+fn clip_factor(square: f32, limit: f64) -> f32 {
+    if limit <= 0.0 {
+        return 1.0;
+    }
+    let factor = limit as f32 / (square.sqrt() + 1e-6);
+    // Written so that a NaN norm spreads, as it does in torch.
+    if factor > 1.0 { 1.0 } else { factor }
+}
+
+/// Performs a sharding kernel.
+pub(super) fn run(
+    op: ShardOp,
+    ctx: &LaunchContext<'_>,
+    reads: &[RawRange],
+    writes: &[RawRange],
+) -> Result<(), Fault> {
+    match op {
+        ShardOp::Copy | ShardOp::MultiCopy => copies(reads, writes),
+        ShardOp::CopyOut { ranks } => layout::copy_out(ranks as usize, ctx.shapes, reads, writes),
+        ShardOp::ChunkCat { ranks } => layout::chunk_cat(ranks as usize, ctx.shapes, reads, writes),
+        ShardOp::Accumulate => accumulate(reads, writes),
+        ShardOp::Scale { factor } => multiply(writes, factor.0 as f32),
+        ShardOp::Zero => zero(writes),
+        ShardOp::SumSquares => sum_squares(reads, writes),
+        ShardOp::ClipScale => {
+            let square = scalar(reads.last())?.get(0);
+            multiply(writes, clip_factor(square, ctx.hyper.clip_norm))
+        }
+        ShardOp::NanCheck => nan_check(reads, writes),
+        ShardOp::AdamW => optimizer::adamw(&ctx.hyper, reads, writes),
+        ShardOp::Sgd => optimizer::sgd(&ctx.hyper, reads, writes),
+    }
+}
+
+fn copies(reads: &[RawRange], writes: &[RawRange]) -> Result<(), Fault> {
+    let (from, to) = (Sequence::new(reads)?, Sequence::new(writes)?);
+    same("the copy's source", to.numel, from.numel)?;
+    let mut block = Scratch::take(BLOCK);
+    to.pieces(&from, |w, start, r, first, n| {
+        copy(r, first, w, start, n, &mut block)
+    });
+    Ok(())
+}
+
+fn accumulate(reads: &[RawRange], writes: &[RawRange]) -> Result<(), Fault> {
+    let (from, to) = (
+        Sequence::new(reads.get(..1).unwrap_or(&[]))?,
+        Sequence::new(writes)?,
+    );
+    same("what is added", to.numel, from.numel)?;
+    if let [r] = &from.views[..]
+        && to.views.iter().any(|w| overlap(&w.extent(), &r.extent()))
+    {
+        return Err(Fault::Shape("what is added overlaps the sum".to_owned()));
+    }
+    let [mut x, mut y] = [BLOCK, BLOCK].map(Scratch::take);
+    to.pieces(&from, |w, start, r, first, n| {
+        for done in (0..n).step_by(BLOCK) {
+            let len = BLOCK.min(n - done);
+            r.load(first + done, &mut y[..len]);
+            w.load(start + done, &mut x[..len]);
+            add_to(&mut x[..len], &y[..len]);
+            w.store(start + done, &x[..len]);
+        }
+    });
+    Ok(())
+}
+
+fn multiply(writes: &[RawRange], factor: f32) -> Result<(), Fault> {
+    if factor == 1.0 {
+        return Ok(());
+    }
+    let mut x = Scratch::take(BLOCK);
+    Sequence::new(writes)?.blocks(|v, start, n| {
+        v.load(start, &mut x[..n]);
+        scale(&mut x[..n], factor);
+        v.store(start, &x[..n]);
+    });
+    Ok(())
+}
+
+fn zero(writes: &[RawRange]) -> Result<(), Fault> {
+    for w in writes {
+        // SAFETY: the launch's caller promised the range; all types' zeros are zero bytes.
+        unsafe { std::ptr::write_bytes(w.ptr, 0, w.bytes) };
+    }
+    Ok(())
+}
+
+fn sum_squares(reads: &[RawRange], writes: &[RawRange]) -> Result<(), Fault> {
+    let out = scalar(writes.first())?;
+    let (reads, mut total) = match reads.split_last() {
+        Some((last, rest)) if last.ptr == out.ptr => (rest, f64::from(out.get(0))),
+        _ => (reads, 0.0),
+    };
+    let mut x = Scratch::take(BLOCK);
+    Sequence::new(reads)?.blocks(|v, start, n| {
+        v.load(start, &mut x[..n]);
+        total += squares(&x[..n]);
+    });
+    out.store(0, &[total as f32]);
+    Ok(())
+}
+
+fn nan_check(reads: &[RawRange], writes: &[RawRange]) -> Result<(), Fault> {
+    let out = scalar(writes.first())?;
+    let mut found = false;
+    let mut x = Scratch::take(BLOCK);
+    Sequence::new(reads)?.blocks(|v, start, n| {
+        v.load(start, &mut x[..n]);
+        found |= any_nan(&x[..n]);
+    });
+    out.store(0, &[if found { 1.0 } else { 0.0 }]);
+    Ok(())
+}

@@ -1,0 +1,92 @@
+//! Between parameters and buffers laid out `[rank][parameter]` in padded shards of whole rows.
+
+use super::super::error::Fault;
+use super::super::same;
+use super::super::scratch::Scratch;
+use super::super::view::View;
+use super::{BLOCK, copy};
+use crate::operand::RawRange;
+use shardlab_plan::program::Shape;
+
+/// Elements of each parameter's padded shard: `ceil(rows / ranks)` rows.
+fn shard(shape: &Shape, ranks: usize) -> usize {
+    let rows = shape.first().copied().unwrap_or(1) as usize;
+    let row: u64 = shape.iter().skip(1).product();
+    rows.div_ceil(ranks.max(1)) * row as usize
+}
+
+fn one(ranges: &[RawRange], what: &'static str) -> Result<View, Fault> {
+    match ranges {
+        [r] => View::flat(*r),
+        _ => Err(Fault::Count {
+            what,
+            needed: 1,
+            found: ranges.len(),
+        }),
+    }
+}
+
+/// Calls `f(parameter, its first element, position in the packed buffer, elements, padding after them)` for every shard.
+fn shards(
+    ranks: usize,
+    shapes: &[Shape],
+    params: &[RawRange],
+    packed: &View,
+    mut f: impl FnMut(&View, usize, usize, usize, usize),
+) -> Result<(), Fault> {
+    if shapes.len() != params.len() {
+        return Err(Fault::Count {
+            what: "shapes",
+            needed: params.len(),
+            found: shapes.len(),
+        });
+    }
+    let stride: usize = shapes.iter().map(|s| shard(s, ranks)).sum();
+    same("the packed buffer", stride * ranks, packed.numel)?;
+    let mut offset = 0;
+    for (shape, range) in shapes.iter().zip(params) {
+        let view = View::flat(*range)?;
+        let (numel, len) = (shape.iter().product::<u64>() as usize, shard(shape, ranks));
+        same("a parameter", numel, view.numel)?;
+        for rank in 0..ranks {
+            let first = (rank * len).min(numel);
+            let n = len.min(numel - first);
+            f(&view, first, rank * stride + offset, n, len - n);
+        }
+        offset += len;
+    }
+    Ok(())
+}
+
+/// Packed shards to parameters.
+pub(super) fn copy_out(
+    ranks: usize,
+    shapes: &[Shape],
+    reads: &[RawRange],
+    writes: &[RawRange],
+) -> Result<(), Fault> {
+    let packed = one(reads, "reads")?;
+    let mut block = Scratch::take(BLOCK);
+    shards(ranks, shapes, writes, &packed, |param, first, at, n, _| {
+        copy(&packed, at, param, first, n, &mut block);
+    })
+}
+
+/// Gradients to packed shards; padding becomes zero.
+pub(super) fn chunk_cat(
+    ranks: usize,
+    shapes: &[Shape],
+    reads: &[RawRange],
+    writes: &[RawRange],
+) -> Result<(), Fault> {
+    let packed = one(writes, "writes")?;
+    let mut block = Scratch::take(BLOCK);
+    shards(ranks, shapes, reads, &packed, |grad, first, at, n, pad| {
+        copy(grad, first, &packed, at, n, &mut block);
+        if pad > 0 {
+            let size = packed.dtype.size() as usize;
+            // SAFETY: the packed buffer is as long as all shards with their padding; zero bytes are zeros of every type.
+            unsafe { std::ptr::write_bytes(packed.ptr.add((at + n) * size), 0, pad * size) };
+        }
+    })
+}

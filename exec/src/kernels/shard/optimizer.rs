@@ -1,0 +1,184 @@
+//! AdamW and SGD as `torch.optim` has them, on whatever ranges the program gives.
+
+use super::super::error::Fault;
+use super::super::same;
+use super::super::scratch::Scratch;
+use super::super::view::View;
+use super::super::wide::wide;
+use super::{BLOCK, clip_factor, scalar};
+use crate::operand::{Hyper, RawRange};
+
+/// Factors of an AdamW step.
+#[derive(Clone, Copy)]
+pub(super) struct Factors {
+    /// Gradients are multiplied by it.
+    clip: f32,
+    /// `1 - lr * weight_decay`.
+    decay: f32,
+    /// `1 - beta1`.
+    blend: f32,
+    beta2: f32,
+    /// `1 - beta2`.
+    rest2: f32,
+    /// `lr / (1 - beta1^step)`.
+    step: f32,
+    /// `sqrt(1 - beta2^step)`.
+    root: f32,
+    eps: f32,
+}
+
+wide! {
+    /// One block of AdamW: weights, gradients, moments.
+    fn adamw_block(w: &mut [f32], g: &[f32], m: &mut [f32], v: &mut [f32], f: Factors) {
+        for (((w, g), m), v) in w.iter_mut().zip(g).zip(m).zip(v) {
+            let g = g * f.clip;
+            let decayed = *w * f.decay;
+            let first = *m + f.blend * (g - *m);
+            let second = *v * f.beta2 + f.rest2 * (g * g);
+            let denominator = second.sqrt() / f.root + f.eps;
+            (*m, *v) = (first, second);
+            *w = decayed - f.step * (first / denominator);
+        }
+    }
+
+    /// One block of SGD; the decay is added to the gradient.
+    fn sgd_block(w: &mut [f32], g: &[f32], clip: f32, lr: f32, decay: f32) {
+        for (w, g) in w.iter_mut().zip(g) {
+            *w -= lr * (g * clip + decay * *w);
+        }
+    }
+}
+
+fn factors(h: &Hyper, clip: f32) -> Factors {
+    let [b1, b2] = h.betas;
+    let steps = i32::try_from(h.step.max(1)).unwrap_or(i32::MAX);
+    Factors {
+        clip,
+        decay: (1.0 - h.lr * h.weight_decay) as f32,
+        blend: (1.0 - b1) as f32,
+        beta2: b2 as f32,
+        rest2: (1.0 - b2) as f32,
+        step: (h.lr / (1.0 - b1.powi(steps))) as f32,
+        root: (1.0 - b2.powi(steps)).sqrt() as f32,
+        eps: h.eps as f32,
+    }
+}
+
+/// The clip factor of a last scalar read, if the reads before it come in pairs.
+fn clip(h: &Hyper, reads: &[RawRange]) -> Result<f32, Fault> {
+    if reads.len().is_multiple_of(2) {
+        return Ok(1.0);
+    }
+    Ok(clip_factor(scalar(reads.last())?.get(0), h.clip_norm))
+}
+
+/// `weight, gradient[, first moment, second moment], ..[, square of the norm]`; a tensor whose moments are not named goes on
+/// where the one before ended.
+pub(super) fn adamw(h: &Hyper, reads: &[RawRange], writes: &[RawRange]) -> Result<(), Fault> {
+    let f = factors(h, clip(h, reads)?);
+    let mut block = [BLOCK; 4].map(Scratch::take);
+    let (mut r, mut w) = (0, 0);
+    let mut moments: Option<(View, View, usize)> = None;
+    while r + 1 < reads.len() {
+        let missing = Fault::Count {
+            what: "writes",
+            needed: w + 1,
+            found: writes.len(),
+        };
+        let target = View::flat(*writes.get(w).ok_or(missing)?)?;
+        let (weight, grad) = (View::flat(reads[r])?, View::flat(reads[r + 1])?);
+        updates(&weight, &grad, &target)?;
+        (r, w) = (r + 2, w + 1);
+        // Moments are what is read and written next; a next weight would be followed by a gradient, which is not written.
+        if let (Some([m, v]), Some([wm, wv])) = (reads.get(r..r + 2), writes.get(w..w + 2))
+            && m.ptr == wm.ptr
+            && v.ptr == wv.ptr
+            && m.bytes > 0
+            && m.bytes == wm.bytes
+            && v.bytes == wv.bytes
+        {
+            moments = Some((View::flat(*m)?, View::flat(*v)?, 0));
+            (r, w) = (r + 2, w + 2);
+        }
+        if weight.numel == 0 {
+            continue;
+        }
+        let Some((m, v, at)) = &mut moments else {
+            return Err(Fault::Count {
+                what: "moments",
+                needed: 2,
+                found: 0,
+            });
+        };
+        for x in [&*m, &*v] {
+            if *at + weight.numel > x.numel {
+                return Err(Fault::Size {
+                    what: "a moment",
+                    needed: *at + weight.numel,
+                    found: x.numel,
+                });
+            }
+        }
+        for start in (0..weight.numel).step_by(BLOCK) {
+            let n = BLOCK.min(weight.numel - start);
+            let [bw, bg, bm, bv] = &mut block;
+            weight.load(start, &mut bw[..n]);
+            grad.load(start, &mut bg[..n]);
+            m.load(*at + start, &mut bm[..n]);
+            v.load(*at + start, &mut bv[..n]);
+            adamw_block(&mut bw[..n], &bg[..n], &mut bm[..n], &mut bv[..n], f);
+            weight.store(start, &bw[..n]);
+            m.store(*at + start, &bm[..n]);
+            v.store(*at + start, &bv[..n]);
+        }
+        *at += weight.numel;
+    }
+    all_written(w, writes)
+}
+
+/// `weight, gradient, ..[, square of the norm]`.
+pub(super) fn sgd(h: &Hyper, reads: &[RawRange], writes: &[RawRange]) -> Result<(), Fault> {
+    let clip = clip(h, reads)?;
+    let [mut bw, mut bg] = [BLOCK; 2].map(Scratch::take);
+    let mut w = 0;
+    for pair in reads.chunks_exact(2) {
+        let missing = Fault::Count {
+            what: "writes",
+            needed: w + 1,
+            found: writes.len(),
+        };
+        let target = View::flat(*writes.get(w).ok_or(missing)?)?;
+        let (weight, grad) = (View::flat(pair[0])?, View::flat(pair[1])?);
+        updates(&weight, &grad, &target)?;
+        w += 1;
+        for start in (0..weight.numel).step_by(BLOCK) {
+            let n = BLOCK.min(weight.numel - start);
+            weight.load(start, &mut bw[..n]);
+            grad.load(start, &mut bg[..n]);
+            sgd_block(
+                &mut bw[..n],
+                &bg[..n],
+                clip,
+                h.lr as f32,
+                h.weight_decay as f32,
+            );
+            weight.store(start, &bw[..n]);
+        }
+    }
+    all_written(w, writes)
+}
+
+/// A weight is updated in place by a gradient of its length.
+fn updates(weight: &View, grad: &View, target: &View) -> Result<(), Fault> {
+    same("a gradient", weight.numel, grad.numel)?;
+    if weight.numel > 0 && weight != target {
+        return Err(Fault::Shape(
+            "a weight is not written where it is read".to_owned(),
+        ));
+    }
+    Ok(())
+}
+
+fn all_written(used: usize, writes: &[RawRange]) -> Result<(), Fault> {
+    same("the list of writes", writes.len(), used)
+}

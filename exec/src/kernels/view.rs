@@ -1,0 +1,299 @@
+//! Strided windows on a launch's operands.
+
+use super::convert;
+use super::error::Fault;
+use crate::operand::RawRange;
+use shardlab_plan::program::Slot;
+use shardlab_plan::units::DType;
+use smallvec::SmallVec;
+
+/// A dimension: entries and the distance between them in elements.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Dim {
+    pub(super) n: usize,
+    pub(super) stride: usize,
+}
+
+/// Dimensions, outermost first.
+pub(super) type Dims = SmallVec<[Dim; 4]>;
+
+/// Elements in logical (row-major) order, somewhere in memory.
+///
+/// Whoever makes one promises that the range it was made of stays live while the view is used, and that nothing but the
+/// launch at hand touches it. All elements lie inside that range.
+#[derive(Clone, Debug, PartialEq)]
+pub(super) struct View {
+    pub(super) ptr: *mut u8,
+    pub(super) dtype: DType,
+    /// Merged: no two neighbours could be one, none has one entry.
+    pub(super) dims: Dims,
+    pub(super) numel: usize,
+}
+
+/// Strides of a slot, one a dimension.
+pub(super) fn strides(slot: &Slot) -> SmallVec<[usize; 4]> {
+    if slot.strides.is_empty() {
+        let mut out: SmallVec<[usize; 4]> = SmallVec::from_elem(1, slot.shape.len());
+        for i in (1..slot.shape.len()).rev() {
+            out[i - 1] = out[i] * slot.shape[i] as usize;
+        }
+        out
+    } else {
+        slot.strides.iter().map(|&s| s as usize).collect()
+    }
+}
+
+/// Elements of a slot.
+pub(super) fn numel(slot: &Slot) -> usize {
+    slot.shape.iter().product::<u64>() as usize
+}
+
+/// Rows and length of the last dimension.
+pub(super) fn matrix(slot: &Slot) -> (usize, usize) {
+    let cols = slot.shape.last().map_or(1, |&c| c as usize);
+    (numel(slot) / cols.max(1), cols)
+}
+
+/// Merges dimensions that one loop can run over.
+pub(super) fn merge(dims: impl Iterator<Item = Dim>) -> Dims {
+    let mut out = Dims::new();
+    for d in dims {
+        if d.n == 1 {
+            continue;
+        }
+        match out.last_mut() {
+            Some(last) if last.stride == d.stride * d.n => {
+                last.n *= d.n;
+                last.stride = d.stride;
+            }
+            _ => out.push(d),
+        }
+    }
+    out
+}
+
+impl View {
+    /// The window that a slot describes, in the element type of the range.
+    pub(super) fn new(range: RawRange, slot: &Slot) -> Result<Self, Fault> {
+        let st = strides(slot);
+        let dims = slot.shape.iter().zip(&st);
+        Self::build(
+            range,
+            slot,
+            dims.map(|(&n, &stride)| Dim {
+                n: n as usize,
+                stride,
+            }),
+        )
+    }
+
+    /// The same, repeated over a larger shape whose last dimensions match.
+    pub(super) fn broadcast(range: RawRange, slot: &Slot, to: &[u64]) -> Result<Self, Fault> {
+        let st = strides(slot);
+        let misfit = || Fault::Shape(format!("{:?} does not broadcast to {to:?}", slot.shape));
+        let lead = to.len().checked_sub(slot.shape.len()).ok_or_else(misfit)?;
+        let mut dims: SmallVec<[Dim; 4]> = SmallVec::with_capacity(to.len());
+        for (i, &n) in to.iter().enumerate() {
+            let stride = match i.checked_sub(lead).map(|j| (slot.shape[j], st[j])) {
+                None => 0,
+                Some((m, s)) if m == n => s,
+                Some((1, _)) => 0,
+                Some(_) => return Err(misfit()),
+            };
+            dims.push(Dim {
+                n: n as usize,
+                stride,
+            });
+        }
+        Self::build(range, slot, dims.into_iter())
+    }
+
+    fn build(
+        range: RawRange,
+        slot: &Slot,
+        dims: impl Iterator<Item = Dim> + Clone,
+    ) -> Result<Self, Fault> {
+        let numel = dims.clone().map(|d| d.n).product();
+        let size = range.dtype.size() as usize;
+        let offset = slot.offset as usize;
+        if numel > 0 {
+            let last: usize = dims.clone().map(|d| (d.n - 1) * d.stride).sum();
+            let (needed, found) = (offset + last + 1, range.bytes / size);
+            if needed > found {
+                return Err(Fault::Size {
+                    what: "an operand",
+                    needed,
+                    found,
+                });
+            }
+        }
+        aligned(range.ptr, range.dtype)?;
+        Ok(Self {
+            ptr: range.ptr.wrapping_add(offset * size),
+            dtype: range.dtype,
+            dims: merge(dims),
+            numel,
+        })
+    }
+
+    /// All elements of a range, one after another.
+    pub(super) fn flat(range: RawRange) -> Result<Self, Fault> {
+        aligned(range.ptr, range.dtype)?;
+        let numel = range.bytes / range.dtype.size() as usize;
+        let dims = merge(std::iter::once(Dim {
+            n: numel,
+            stride: 1,
+        }));
+        Ok(Self {
+            ptr: range.ptr,
+            dtype: range.dtype,
+            dims,
+            numel,
+        })
+    }
+
+    /// Whether the elements lie one after another.
+    pub(super) fn is_contiguous(&self) -> bool {
+        self.numel <= 1 || matches!(self.dims[..], [Dim { stride: 1, .. }])
+    }
+
+    /// Address of the first element, if all are contiguous floats.
+    pub(super) fn as_floats(&self) -> Option<*mut f32> {
+        (self.dtype == DType::F32 && self.is_contiguous()).then_some(self.ptr.cast())
+    }
+
+    /// Bytes from the first to the end of the last element.
+    pub(super) fn extent(&self) -> std::ops::Range<usize> {
+        let start = self.ptr as usize;
+        if self.numel == 0 {
+            return start..start;
+        }
+        let last: usize = self.dims.iter().map(|d| (d.n - 1) * d.stride).sum();
+        start..start + (last + 1) * self.dtype.size() as usize
+    }
+
+    /// Calls `f(element, stride, from, len)` for runs of `len` equally spaced elements that cover `start..start + count`.
+    #[inline]
+    fn runs(&self, start: usize, count: usize, mut f: impl FnMut(usize, usize, usize, usize)) {
+        debug_assert!(start + count <= self.numel);
+        if count == 0 {
+            return;
+        }
+        let (inner, outer) = match self.dims.split_last() {
+            None => return f(0, 1, 0, count),
+            Some((d, [])) => return f(start * d.stride, d.stride, 0, count),
+            Some((d, outer)) => (*d, outer),
+        };
+        let mut index: SmallVec<[usize; 4]> = SmallVec::from_elem(0, outer.len());
+        let mut rest = start / inner.n;
+        let mut offset = 0;
+        for (i, d) in outer.iter().enumerate().rev() {
+            index[i] = rest % d.n;
+            rest /= d.n;
+            offset += index[i] * d.stride;
+        }
+        let mut first = start % inner.n;
+        let mut done = 0;
+        while done < count {
+            let len = (inner.n - first).min(count - done);
+            f(offset + first * inner.stride, inner.stride, done, len);
+            done += len;
+            first = 0;
+            for (i, d) in outer.iter().enumerate().rev() {
+                index[i] += 1;
+                offset += d.stride;
+                if index[i] < d.n {
+                    break;
+                }
+                offset -= d.n * d.stride;
+                index[i] = 0;
+            }
+        }
+    }
+
+    /// Elements `start..start + dst.len()` as floats.
+    #[inline]
+    pub(super) fn load(&self, start: usize, dst: &mut [f32]) {
+        // SAFETY: the view's maker promised that it may be read.
+        unsafe { self.load_at(self.ptr, start, dst) }
+    }
+
+    /// As [`View::load`], with the view's first element at `ptr`.
+    ///
+    /// # Safety
+    /// The elements asked for lie in live memory that nobody writes meanwhile.
+    #[inline]
+    pub(super) unsafe fn load_at(&self, ptr: *const u8, start: usize, dst: &mut [f32]) {
+        let size = self.dtype.size() as usize;
+        self.runs(start, dst.len(), |at, stride, from, len| {
+            let src = ptr.wrapping_add(at * size);
+            // SAFETY: these are among the elements asked for.
+            unsafe { convert::read(self.dtype, src, stride, &mut dst[from..from + len]) }
+        });
+    }
+
+    /// Writes elements `start..start + src.len()`, rounded.
+    #[inline]
+    pub(super) fn store(&self, start: usize, src: &[f32]) {
+        let size = self.dtype.size() as usize;
+        self.runs(start, src.len(), |at, stride, from, len| {
+            let dst = self.ptr.wrapping_add(at * size);
+            // SAFETY: the run lies inside the view, whose maker promised that it may be written.
+            unsafe { convert::write(self.dtype, dst, stride, &src[from..from + len]) }
+        });
+    }
+
+    /// The element at a position, as float.
+    pub(super) fn get(&self, at: usize) -> f32 {
+        let mut v = [0.0];
+        self.load(at, &mut v);
+        v[0]
+    }
+
+    /// Writes the same value everywhere.
+    pub(super) fn fill(&self, value: f32) {
+        let block = [value; 256];
+        for start in (0..self.numel).step_by(block.len()) {
+            self.store(start, &block[..block.len().min(self.numel - start)]);
+        }
+    }
+
+    /// Integers `start..`, exactly.
+    pub(super) fn load_ids(&self, start: usize, dst: &mut [i64]) -> Result<(), Fault> {
+        if self.dtype != DType::I64 {
+            return Err(Fault::Type(self.dtype));
+        }
+        let ptr = self.ptr.cast::<i64>();
+        self.runs(start, dst.len(), |at, stride, from, len| {
+            for i in 0..len {
+                // SAFETY: the element lies inside the view.
+                dst[from + i] = unsafe { ptr.add(at + i * stride).read_unaligned() };
+            }
+        });
+        Ok(())
+    }
+
+    /// Writes integers exactly.
+    pub(super) fn store_ids(&self, start: usize, src: &[i64]) {
+        let ptr = self.ptr.cast::<i64>();
+        self.runs(start, src.len(), |at, stride, from, len| {
+            for i in 0..len {
+                // SAFETY: the element lies inside the view.
+                unsafe { ptr.add(at + i * stride).write_unaligned(src[from + i]) };
+            }
+        });
+    }
+}
+
+/// Whether two byte ranges share a byte.
+pub(super) fn overlap(a: &std::ops::Range<usize>, b: &std::ops::Range<usize>) -> bool {
+    a.start < b.end && b.start < a.end
+}
+
+fn aligned(ptr: *mut u8, dtype: DType) -> Result<(), Fault> {
+    // Integers are read and written unaligned.
+    if dtype != DType::I64 && !(ptr as usize).is_multiple_of(dtype.size() as usize) {
+        return Err(Fault::Misaligned(dtype));
+    }
+    Ok(())
+}
