@@ -1,1 +1,3 @@
+//! Throughput of kernels.
+
 fn main() {}

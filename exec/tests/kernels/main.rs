@@ -1,0 +1,7 @@
+//! Kernels against float64 references: op by op, on shards, and over whole tapes.
+
+mod memory;
+mod ops;
+mod semantics;
+mod shard;
+mod tapes;

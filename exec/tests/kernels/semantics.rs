@@ -1,0 +1,479 @@
+//! What each op kind computes, in float64, over dense operands in logical order. Written for clarity: plain loops, no blocks.
+
+use shardlab_plan::model::OpKind;
+use shardlab_plan::program::{BodyOp, Slot};
+
+/// Row-major strides.
+pub(super) fn contiguous(shape: &[u64]) -> Vec<u64> {
+    let mut st = vec![1; shape.len()];
+    for i in (1..shape.len()).rev() {
+        st[i - 1] = st[i] * shape[i];
+    }
+    st
+}
+
+/// Strides that repeat `shape` over `to`.
+fn broadcast(shape: &[u64], strides: &[u64], to: &[u64]) -> Vec<u64> {
+    let lead = to.len() - shape.len();
+    let stride = |i: usize| if shape[i] == 1 { 0 } else { strides[i] };
+    (0..to.len())
+        .map(|i| i.checked_sub(lead).map_or(0, stride))
+        .collect()
+}
+
+fn dims(s: &Slot) -> (usize, usize) {
+    let cols = s.shape.last().copied().unwrap_or(1) as usize;
+    (s.shape.iter().product::<u64>() as usize / cols, cols)
+}
+
+fn sigmoid(x: f64) -> f64 {
+    1.0 / (1.0 + (-x).exp())
+}
+
+/// GELU by the tanh approximation, and its derivative.
+fn gelu(x: f64) -> (f64, f64) {
+    let c = (2.0 / std::f64::consts::PI).sqrt();
+    let t = (c * (x + 0.044_715 * x * x * x)).tanh();
+    let dt = (1.0 - t * t) * c * (1.0 + 3.0 * 0.044_715 * x * x);
+    (0.5 * x * (1.0 + t), 0.5 * (1.0 + t) + 0.5 * x * dt)
+}
+
+fn lse(row: &[f64]) -> f64 {
+    let m = row.iter().copied().fold(f64::NEG_INFINITY, f64::max);
+    m + row.iter().map(|x| (x - m).exp()).sum::<f64>().ln()
+}
+
+/// Elementwise over two operands, the smaller one broadcast from the right.
+fn zip2(op: &BodyOp, x: &[Vec<f64>], f: impl Fn(f64, f64) -> f64) -> Vec<f64> {
+    let out = &op.outputs[0].shape;
+    let get = |i: usize| {
+        let s = &op.inputs[i];
+        let strides = contiguous(&s.shape);
+        let wide = if s.shape.iter().product::<u64>() == out.iter().product::<u64>() {
+            None
+        } else {
+            Some(broadcast(&s.shape, &strides, out))
+        };
+        move |flat: usize| match &wide {
+            None => flat,
+            Some(st) => {
+                let (mut rest, mut at) = (flat as u64, 0);
+                for d in (0..out.len()).rev() {
+                    at += rest % out[d] * st[d];
+                    rest /= out[d];
+                }
+                at as usize
+            }
+        }
+    };
+    let (a, b) = (get(0), get(1));
+    (0..out.iter().product::<u64>() as usize)
+        .map(|i| f(x[0][a(i)], x[1][b(i)]))
+        .collect()
+}
+
+pub(super) fn apply(op: &BodyOp, x: &[Vec<f64>]) -> Vec<Vec<f64>> {
+    let ins = &op.inputs;
+    let map = |f: &dyn Fn(f64) -> f64| vec![x[0].iter().map(|&v| f(v)).collect::<Vec<f64>>()];
+    let pair = |f: &dyn Fn(f64, f64) -> f64| {
+        vec![
+            x[0].iter()
+                .zip(&x[1])
+                .map(|(&a, &b)| f(a, b))
+                .collect::<Vec<f64>>(),
+        ]
+    };
+    match op.op {
+        OpKind::Gemm {
+            ta,
+            tb,
+            bias,
+            accumulate,
+        } => vec![gemm(op, x, ta, tb, bias, accumulate)],
+        OpKind::Attention { causal, scale } => attention(op, x, causal, scale.0),
+        OpKind::AttentionGrad { causal, scale } => attention_grad(op, x, causal, scale.0),
+        OpKind::Conv { kernel } => vec![conv(op, x, kernel, 0)],
+        OpKind::ConvGradInput { kernel } => vec![conv(op, x, kernel, 1)],
+        OpKind::ConvGradWeight { kernel } => vec![conv(op, x, kernel, 2)],
+        OpKind::Embedding => {
+            let d = dims(&ins[1]).1;
+            vec![
+                x[0].iter()
+                    .flat_map(|&i| x[1][i as usize * d..][..d].to_vec())
+                    .collect(),
+            ]
+        }
+        OpKind::EmbeddingGrad => {
+            let (d, mut table) = (dims(&ins[2]).1, x[2].clone());
+            for (r, &i) in x[1].iter().enumerate() {
+                for c in 0..d {
+                    table[i as usize * d + c] += x[0][r * d + c];
+                }
+            }
+            vec![table]
+        }
+        OpKind::RmsNorm { eps } => {
+            let (rows, d) = dims(&ins[0]);
+            let rstd: Vec<f64> = (0..rows)
+                .map(|r| {
+                    let ss: f64 = x[0][r * d..][..d].iter().map(|v| v * v).sum();
+                    1.0 / (ss / d as f64 + eps.0).sqrt()
+                })
+                .collect();
+            let y = (0..rows * d)
+                .map(|i| x[0][i] * rstd[i / d] * x[1][i % d])
+                .collect();
+            vec![y, rstd]
+        }
+        OpKind::RmsNormGrad => {
+            let (rows, d) = dims(&ins[1]);
+            let mut out = vec![0.0; rows * d];
+            for r in 0..rows {
+                let s = x[3][r];
+                let dot: f64 = (0..d)
+                    .map(|c| x[0][r * d + c] * x[2][c] * x[1][r * d + c])
+                    .sum::<f64>()
+                    / d as f64;
+                for c in 0..d {
+                    let i = r * d + c;
+                    out[i] = s * x[0][i] * x[2][c] - s * s * s * dot * x[1][i];
+                }
+            }
+            vec![out]
+        }
+        OpKind::RmsNormWeightGrad => {
+            let (rows, d) = dims(&ins[1]);
+            vec![
+                (0..d)
+                    .map(|c| {
+                        (0..rows)
+                            .map(|r| x[0][r * d + c] * x[1][r * d + c] * x[2][r])
+                            .sum()
+                    })
+                    .collect(),
+            ]
+        }
+        OpKind::LayerNorm { eps } => {
+            let (rows, d) = dims(&ins[0]);
+            let mean: Vec<f64> = (0..rows)
+                .map(|r| x[0][r * d..][..d].iter().sum::<f64>() / d as f64)
+                .collect();
+            let rstd: Vec<f64> = (0..rows)
+                .map(|r| {
+                    let ss: f64 = x[0][r * d..][..d]
+                        .iter()
+                        .map(|v| (v - mean[r]).powi(2))
+                        .sum();
+                    1.0 / (ss / d as f64 + eps.0).sqrt()
+                })
+                .collect();
+            let b = |c: usize| x.get(2).map_or(0.0, |b| b[c]);
+            let y = (0..rows * d)
+                .map(|i| (x[0][i] - mean[i / d]) * rstd[i / d] * x[1][i % d] + b(i % d))
+                .collect();
+            vec![y, mean, rstd]
+        }
+        OpKind::LayerNormGrad => {
+            let (rows, d) = dims(&ins[1]);
+            let mut out = vec![0.0; rows * d];
+            for r in 0..rows {
+                let hat = |c: usize| (x[1][r * d + c] - x[3][r]) * x[4][r];
+                let g = |c: usize| x[0][r * d + c] * x[2][c];
+                let m1 = (0..d).map(g).sum::<f64>() / d as f64;
+                let m2 = (0..d).map(|c| g(c) * hat(c)).sum::<f64>() / d as f64;
+                for c in 0..d {
+                    out[r * d + c] = x[4][r] * (g(c) - m1 - hat(c) * m2);
+                }
+            }
+            vec![out]
+        }
+        OpKind::LayerNormParamGrad => {
+            let (rows, d) = dims(&ins[1]);
+            let hat = |r: usize, c: usize| (x[1][r * d + c] - x[2][r]) * x[3][r];
+            let dw = (0..d)
+                .map(|c| (0..rows).map(|r| x[0][r * d + c] * hat(r, c)).sum())
+                .collect();
+            let db = (0..d)
+                .map(|c| (0..rows).map(|r| x[0][r * d + c]).sum())
+                .collect();
+            let mut out = vec![dw, db];
+            out.truncate(op.outputs.len());
+            out
+        }
+        OpKind::Add => vec![zip2(op, x, |a, b| a + b)],
+        OpKind::Sub | OpKind::LogProbs => vec![zip2(op, x, |a, b| a - b)],
+        OpKind::Mul => vec![zip2(op, x, |a, b| a * b)],
+        OpKind::Neg => map(&|v| -v),
+        OpKind::Silu => map(&|v| v * sigmoid(v)),
+        OpKind::SiluGrad => pair(&|g, v| g * (sigmoid(v) + v * sigmoid(v) * (1.0 - sigmoid(v)))),
+        OpKind::Gelu => map(&|v| gelu(v).0),
+        OpKind::GeluGrad => pair(&|g, v| g * gelu(v).1),
+        OpKind::Relu => map(&|v| v.max(0.0)),
+        OpKind::ReluGrad => pair(&|g, y| if y > 0.0 { g } else { 0.0 }),
+        OpKind::Copy => map(&|v| v),
+        OpKind::Cat { axis } => vec![cat(op, x, usize::from(axis))],
+        OpKind::Fill { value } => vec![vec![
+            value.0;
+            op.outputs[0].shape.iter().product::<u64>() as usize
+        ]],
+        OpKind::SumLeading => {
+            let n = op.outputs[0].shape.iter().product::<u64>() as usize;
+            vec![
+                (0..n)
+                    .map(|c| x[0].iter().skip(c).step_by(n).sum())
+                    .collect(),
+            ]
+        }
+        OpKind::SumChannels => {
+            let s = &ins[0].shape;
+            let (c, hw) = (s[1] as usize, (s[2] * s[3]) as usize);
+            let mut out = vec![0.0; c];
+            for (i, v) in x[0].iter().enumerate() {
+                out[i / hw % c] += v;
+            }
+            vec![out]
+        }
+        OpKind::SumAll => vec![vec![x[0].iter().sum()]],
+        OpKind::LogSoftmax => {
+            let d = dims(&ins[0]).1;
+            vec![
+                x[0].chunks(d)
+                    .flat_map(|r| r.iter().map(|v| v - lse(r)).collect::<Vec<_>>())
+                    .collect(),
+            ]
+        }
+        OpKind::LogSumExp => vec![x[0].chunks(dims(&ins[0]).1).map(lse).collect()],
+        OpKind::LogSoftmaxGrad => {
+            let (rows, d) = dims(&ins[1]);
+            let sum: Vec<f64> = (0..rows).map(|r| x[0][r * d..][..d].iter().sum()).collect();
+            vec![
+                (0..rows * d)
+                    .map(|i| x[0][i] - x[1][i].exp() * sum[i / d])
+                    .collect(),
+            ]
+        }
+        OpKind::NllLoss => {
+            let (rows, d) = dims(&ins[0]);
+            let sum: f64 = (0..rows).map(|r| -x[0][r * d + x[1][r] as usize]).sum();
+            vec![vec![sum / rows as f64], vec![rows as f64]]
+        }
+        OpKind::NllLossGrad => {
+            let d = dims(&ins[3]).1;
+            let mut out = x[3].clone();
+            for (r, &l) in x[1].iter().enumerate() {
+                out[r * d + l as usize] = -x[0][0] / x[2][0];
+            }
+            vec![out]
+        }
+        OpKind::SquaredError { scale } => pair(&|a, b| scale.0 * (a - b) * (a - b)),
+        OpKind::SquaredErrorGrad { scale } => {
+            vec![
+                (0..x[1].len())
+                    .map(|i| x[0][i] * 2.0 * scale.0 * (x[1][i] - x[2][i]))
+                    .collect(),
+            ]
+        }
+        OpKind::Shard(_) => unreachable!("tapes hold no sharding kernels"),
+        OpKind::CrossEntropy { scale } => {
+            let d = dims(&ins[0]).1;
+            let (mut grad, mut loss) = (x[0].clone(), x[2][0]);
+            for (row, &l) in grad.chunks_mut(d).zip(&x[1]) {
+                let z = lse(row);
+                loss += scale.0 * (z - row[l as usize]);
+                for v in row.iter_mut() {
+                    *v = scale.0 * (*v - z).exp();
+                }
+                row[l as usize] -= scale.0;
+            }
+            vec![grad, vec![loss]]
+        }
+    }
+}
+
+fn gemm(op: &BodyOp, x: &[Vec<f64>], ta: bool, tb: bool, bias: bool, accumulate: bool) -> Vec<f64> {
+    let ((ar, ac), (br, bc)) = (dims(&op.inputs[0]), dims(&op.inputs[1]));
+    let (m, k) = if ta { (ac, ar) } else { (ar, ac) };
+    let n = if tb { br } else { bc };
+    assert_eq!(k, if tb { bc } else { br });
+    let mut out = if accumulate {
+        x[x.len() - 1].clone()
+    } else {
+        vec![0.0; m * n]
+    };
+    for i in 0..m {
+        for j in 0..n {
+            let dot: f64 = (0..k)
+                .map(|l| {
+                    let a = if ta {
+                        x[0][l * ac + i]
+                    } else {
+                        x[0][i * ac + l]
+                    };
+                    let b = if tb {
+                        x[1][j * bc + l]
+                    } else {
+                        x[1][l * bc + j]
+                    };
+                    a * b
+                })
+                .sum();
+            out[i * n + j] += dot + if bias { x[2][j] } else { 0.0 };
+        }
+    }
+    out
+}
+
+/// Probabilities of each query row, `[batch, heads, seq, seq]`.
+fn probabilities(
+    q: &Slot,
+    k: &Slot,
+    xq: &[f64],
+    xk: &[f64],
+    causal: bool,
+    scale: f64,
+) -> (Vec<f64>, Vec<f64>) {
+    let [b, h, t, d] = [0, 1, 2, 3].map(|i| q.shape[i] as usize);
+    let group = h / k.shape[1] as usize;
+    let kv = h / group;
+    let (mut p, mut z) = (vec![0.0; b * h * t * t], vec![0.0; b * h * t]);
+    for bh in 0..b * h {
+        let kh = bh / h * kv + bh % h / group;
+        for i in 0..t {
+            let seen = if causal { i + 1 } else { t };
+            let row: Vec<f64> = (0..seen)
+                .map(|j| {
+                    scale
+                        * (0..d)
+                            .map(|c| xq[(bh * t + i) * d + c] * xk[(kh * t + j) * d + c])
+                            .sum::<f64>()
+                })
+                .collect();
+            let l = lse(&row);
+            z[bh * t + i] = l;
+            for (j, s) in row.iter().enumerate() {
+                p[(bh * t + i) * t + j] = (s - l).exp();
+            }
+        }
+    }
+    (p, z)
+}
+
+fn attention(op: &BodyOp, x: &[Vec<f64>], causal: bool, scale: f64) -> Vec<Vec<f64>> {
+    let (q, k) = (&op.inputs[0], &op.inputs[1]);
+    let [b, h, t, d] = [0, 1, 2, 3].map(|i| q.shape[i] as usize);
+    let (p, z) = probabilities(q, k, &x[0], &x[1], causal, scale);
+    let kv = k.shape[1] as usize;
+    let mut out = vec![0.0; b * h * t * d];
+    for bh in 0..b * h {
+        let kh = bh / h * kv + bh % h / (h / kv);
+        for i in 0..t {
+            for c in 0..d {
+                out[(bh * t + i) * d + c] = (0..t)
+                    .map(|j| p[(bh * t + i) * t + j] * x[2][(kh * t + j) * d + c])
+                    .sum();
+            }
+        }
+    }
+    // Rows of the log-sum-exp may be padded.
+    let rows = op.outputs[1].shape[2] as usize;
+    let mut padded = vec![0.0; b * h * rows];
+    for (i, v) in z.iter().enumerate() {
+        padded[i / t * rows + i % t] = *v;
+    }
+    vec![out, padded, vec![0.0], vec![0.0]]
+}
+
+fn attention_grad(op: &BodyOp, x: &[Vec<f64>], causal: bool, scale: f64) -> Vec<Vec<f64>> {
+    let (q, k) = (&op.inputs[1], &op.inputs[2]);
+    let [b, h, t, d] = [0, 1, 2, 3].map(|i| q.shape[i] as usize);
+    let kv = k.shape[1] as usize;
+    let (p, z) = probabilities(q, k, &x[1], &x[2], causal, scale);
+    let rows = op.inputs[5].shape[2] as usize;
+    for (i, v) in z.iter().enumerate() {
+        assert!(
+            (v - x[5][i / t * rows + i % t]).abs() < 1e-9,
+            "the saved log-sum-exp is the forward's"
+        );
+    }
+    let (mut dq, mut dk, mut dv) = (
+        vec![0.0; x[1].len()],
+        vec![0.0; x[2].len()],
+        vec![0.0; x[3].len()],
+    );
+    for bh in 0..b * h {
+        let kh = bh / h * kv + bh % h / (h / kv);
+        for i in 0..t {
+            let at = (bh * t + i) * d;
+            let delta: f64 = (0..d).map(|c| x[0][at + c] * x[4][at + c]).sum();
+            for j in 0..t {
+                let pij = p[(bh * t + i) * t + j];
+                let kt = (kh * t + j) * d;
+                let dp: f64 = (0..d).map(|c| x[0][at + c] * x[3][kt + c]).sum();
+                let ds = pij * (dp - delta) * scale;
+                for c in 0..d {
+                    dv[kt + c] += pij * x[0][at + c];
+                    dq[at + c] += ds * x[2][kt + c];
+                    dk[kt + c] += ds * x[1][at + c];
+                }
+            }
+        }
+    }
+    vec![dq, dk, dv]
+}
+
+/// Convolution (`which` 0), its input gradient (1), its weight gradient (2).
+fn conv(op: &BodyOp, x: &[Vec<f64>], kernel: u64, which: u8) -> Vec<f64> {
+    let image = &op.inputs[0].shape;
+    let w = if which == 2 {
+        &op.outputs[0].shape
+    } else {
+        &op.inputs[1].shape
+    };
+    let [n, h, wd] = [image[0], image[2], image[3]].map(|v| v as usize);
+    let (co, ci, kk, pad) = (
+        w[0] as usize,
+        w[1] as usize,
+        kernel as usize,
+        kernel as usize / 2,
+    );
+    let mut out = vec![0.0; op.outputs[0].shape.iter().product::<u64>() as usize];
+    for b in 0..n {
+        for o in 0..co {
+            for c in 0..ci {
+                for y in 0..h {
+                    for z in 0..wd {
+                        for dy in 0..kk {
+                            for dz in 0..kk {
+                                let (sy, sz) = (y + dy, z + dz);
+                                if sy < pad || sz < pad || sy - pad >= h || sz - pad >= wd {
+                                    continue;
+                                }
+                                let yi = ((b * co + o) * h + y) * wd + z;
+                                let xi = ((b * ci + c) * h + sy - pad) * wd + sz - pad;
+                                let wi = ((o * ci + c) * kk + dy) * kk + dz;
+                                match which {
+                                    0 => out[yi] += x[0][xi] * x[1][wi],
+                                    1 => out[xi] += x[0][yi] * x[1][wi],
+                                    _ => out[wi] += x[0][yi] * x[1][xi],
+                                }
+                            }
+                        }
+                    }
+                }
+            }
+        }
+    }
+    out
+}
+
+fn cat(op: &BodyOp, x: &[Vec<f64>], axis: usize) -> Vec<f64> {
+    let outer: u64 = op.outputs[0].shape[..axis].iter().product();
+    let mut out = vec![];
+    for o in 0..outer as usize {
+        for (s, v) in op.inputs.iter().zip(x) {
+            let n = s.shape[axis..].iter().product::<u64>() as usize;
+            out.extend_from_slice(&v[o * n..][..n]);
+        }
+    }
+    out
+}
