@@ -9,6 +9,9 @@
 //!
 //! The engine takes no scheduling decision: what runs when, where memory lies and who waits for whom is in the program.
 
+pub mod comm;
+pub mod device;
+pub mod engine;
 pub mod kernels;
 pub mod operand;
 pub mod train;

@@ -1,0 +1,69 @@
+//! Collectives between ranks that are threads of one process.
+//!
+//! A communicator instance ([`Group`]) runs its collectives one after another in host launch order: each rank numbers its
+//! launches, and a rank may enter number `n` only when `n - 1` is over. Every rank brings its ranges; when all have
+//! arrived their descriptors are compared, and then each rank moves its own share of the data, straight from its peers'
+//! memory, in rank order with float32 accumulation: the result does not depend on who came when.
+
+mod agree;
+mod group;
+mod moves;
+mod reduce;
+
+pub use group::{Arrival, Call, CommError, Group};
+
+use crate::device::abort::{Abort, Wake};
+use shardlab_plan::program::{CommId, Program};
+use shardlab_plan::shard::mesh::{members, position};
+use std::collections::BTreeMap;
+use std::sync::{Arc, Weak};
+
+/// All communicator instances of a session.
+#[derive(Debug)]
+pub struct Communicators {
+    /// By communicator: instances by their first member.
+    groups: Vec<BTreeMap<u32, Arc<Group>>>,
+    /// By communicator and rank: first member of the instance, and position in it.
+    seats: Vec<Vec<(u32, u32)>>,
+}
+
+impl Communicators {
+    /// Instances of every communicator of a program.
+    #[must_use]
+    pub fn new(program: &Program, abort: &Arc<Abort>) -> Self {
+        let world = program.meta.world;
+        let mut all = Self {
+            groups: Vec::new(),
+            seats: Vec::new(),
+        };
+        for comm in &program.communicators {
+            let mut groups = BTreeMap::new();
+            let mut seats = Vec::new();
+            for rank in 0..world {
+                let ranks: Vec<u32> = members(comm, rank).collect();
+                let first = ranks[0];
+                groups.entry(first).or_insert_with(|| {
+                    let group = Arc::new(Group::new(&comm.name, ranks, Arc::clone(abort)));
+                    let waker: Weak<Group> = Arc::downgrade(&group);
+                    let waker: Weak<dyn Wake> = waker;
+                    abort.register(waker);
+                    group
+                });
+                seats.push((first, position(comm, rank)));
+            }
+            all.groups.push(groups);
+            all.seats.push(seats);
+        }
+        all
+    }
+
+    /// The instance that a rank belongs to, and its position there.
+    #[must_use]
+    pub fn seat(&self, comm: CommId, rank: u32) -> Option<(&Arc<Group>, u32)> {
+        let &(first, position) = self.seats.get(comm.index())?.get(rank as usize)?;
+        Some((self.groups[comm.index()].get(&first)?, position))
+    }
+}
+
+#[cfg(test)]
+mod tests;

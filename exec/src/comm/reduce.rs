@@ -1,0 +1,115 @@
+//! Reductions in rank order with float32 accumulation.
+
+use half::{bf16, f16};
+use shardlab_plan::program::ReduceOp;
+use shardlab_plan::units::DType;
+
+/// Elements accumulated at a time: the accumulator stays in the first-level cache.
+const BLOCK: usize = 1024;
+
+/// An element that is widened to float32 for arithmetic.
+trait Element: Copy {
+    fn widen(self) -> f32;
+    fn round(x: f32) -> Self;
+}
+
+impl Element for f32 {
+    fn widen(self) -> f32 {
+        self
+    }
+    fn round(x: f32) -> Self {
+        x
+    }
+}
+
+impl Element for bf16 {
+    fn widen(self) -> f32 {
+        self.to_f32()
+    }
+    fn round(x: f32) -> Self {
+        Self::from_f32(x)
+    }
+}
+
+impl Element for f16 {
+    fn widen(self) -> f32 {
+        self.to_f32()
+    }
+    fn round(x: f32) -> Self {
+        Self::from_f32(x)
+    }
+}
+
+/// Reduces `bytes` bytes of every source, in the order of the sources, into every output.
+///
+/// An average is a sum of inputs multiplied by `1 / n` (as NCCL does for floating point), so that average, premultiplied
+/// sum and scaling before a plain sum agree bit for bit in float32.
+///
+/// # Safety
+/// Sources are valid for reads and outputs for writes of `bytes` bytes, aligned to the element; an output may be a source,
+/// other overlaps are not allowed; nobody else writes them meanwhile.
+pub(super) unsafe fn reduce(
+    dtype: DType,
+    op: ReduceOp,
+    sources: &[*const u8],
+    outputs: &[*mut u8],
+    bytes: usize,
+) {
+    let factor = match op {
+        ReduceOp::None | ReduceOp::Sum => None,
+        ReduceOp::Avg => Some(1.0 / sources.len() as f32),
+        ReduceOp::PremulSum(f) => Some(f as f32),
+    };
+    let n = bytes / dtype.size() as usize;
+    // SAFETY: the caller's promise, element by element.
+    unsafe {
+        match dtype {
+            DType::F32 => run::<f32>(factor, sources, outputs, n),
+            DType::Bf16 => run::<bf16>(factor, sources, outputs, n),
+            DType::F16 => run::<f16>(factor, sources, outputs, n),
+            DType::I64 | DType::U8 => {
+                unreachable!("calls that reduce integers are refused before data moves")
+            }
+        }
+    }
+}
+
+/// # Safety
+/// As [`reduce`], for `n` elements.
+unsafe fn run<T: Element>(
+    factor: Option<f32>,
+    sources: &[*const u8],
+    outputs: &[*mut u8],
+    n: usize,
+) {
+    let mut acc = [0f32; BLOCK];
+    let mut at = 0;
+    while at < n {
+        let len = BLOCK.min(n - at);
+        for (i, source) in sources.iter().enumerate() {
+            // SAFETY: `at + len <= n` elements of the source are valid; it is written only after this loop, below.
+            let from = unsafe { std::slice::from_raw_parts(source.cast::<T>().add(at), len) };
+            let acc = &mut acc[..len];
+            match (i, factor) {
+                (0, None) => acc.iter_mut().zip(from).for_each(|(a, x)| *a = x.widen()),
+                (0, Some(f)) => acc
+                    .iter_mut()
+                    .zip(from)
+                    .for_each(|(a, x)| *a = x.widen() * f),
+                (_, None) => acc.iter_mut().zip(from).for_each(|(a, x)| *a += x.widen()),
+                (_, Some(f)) => acc
+                    .iter_mut()
+                    .zip(from)
+                    .for_each(|(a, x)| *a += x.widen() * f),
+            }
+        }
+        for output in outputs {
+            // SAFETY: likewise for the output; the slices over the sources are gone.
+            let to = unsafe { std::slice::from_raw_parts_mut(output.cast::<T>().add(at), len) };
+            to.iter_mut()
+                .zip(&acc)
+                .for_each(|(o, &a)| *o = T::round(a));
+        }
+        at += len;
+    }
+}

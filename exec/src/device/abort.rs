@@ -1,0 +1,290 @@
+//! The first failure of a session, and how everybody hears of it.
+//!
+//! Ranks, streams and collectives wait for one another; when one of them fails, all waits must end. Every blocking wait of
+//! this crate goes through [`Abort::wait`], which ends on the condition, on a failure anywhere, or when nothing in the
+//! whole session has moved for the watchdog's time.
+
+use shardlab_plan::program::InstrId;
+use std::fmt;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Condvar, Mutex, MutexGuard, PoisonError, Weak};
+use std::time::{Duration, Instant};
+
+/// Why a wait ended without its condition.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Stop {
+    /// Somebody failed; the cause is in the session's [`Abort`].
+    Aborted,
+    /// Nothing moved anywhere for the watchdog's time.
+    TimedOut,
+}
+
+/// What went wrong.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum FailureKind {
+    /// A thread panicked.
+    Panic,
+    /// A kernel refused its operands.
+    Kernel,
+    /// Ranks launched collectives that do not fit together.
+    Mismatch,
+    /// A wait took longer than the watchdog allows.
+    Timeout,
+    /// The arena's limit was reached.
+    OutOfMemory,
+    /// An allocation was refused for another reason.
+    Alloc,
+    /// A NaN was found.
+    Nan,
+    /// The program asks for something impossible.
+    Program,
+    /// A fault injected by a test.
+    Injected,
+}
+
+impl FailureKind {
+    /// Name in messages.
+    #[must_use]
+    pub const fn name(&self) -> &'static str {
+        match self {
+            Self::Panic => "panic",
+            Self::Kernel => "kernel error",
+            Self::Mismatch => "collective mismatch",
+            Self::Timeout => "timeout",
+            Self::OutOfMemory => "out of memory",
+            Self::Alloc => "allocation refused",
+            Self::Nan => "NaN",
+            Self::Program => "bad program",
+            Self::Injected => "injected fault",
+        }
+    }
+}
+
+/// A failure and where it happened.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Failure {
+    /// Kind.
+    pub kind: FailureKind,
+    /// Rank.
+    pub rank: u32,
+    /// Stream, where a stream's worker failed; `None` is the host thread.
+    pub stream: Option<&'static str>,
+    /// Instruction, where one was being performed.
+    pub instr: Option<InstrId>,
+    /// The instruction in words; empty where there was none.
+    pub text: String,
+    /// What happened.
+    pub message: String,
+}
+
+impl fmt::Display for Failure {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "rank {}", self.rank)?;
+        match self.stream {
+            Some(s) => write!(f, ", stream {s}")?,
+            None => f.write_str(", host")?,
+        }
+        if let Some(i) = self.instr {
+            write!(f, ", instruction {} `{}`", i.0, self.text)?;
+        }
+        write!(f, ": {}: {}", self.kind.name(), self.message)
+    }
+}
+
+/// Something whose waiters must look again when a failure occurs.
+pub(crate) trait Wake: Send + Sync {
+    /// Wakes every waiter. Takes the lock that the waiters sleep with, so that none misses it.
+    fn wake(&self);
+}
+
+/// See the module documentation.
+pub struct Abort {
+    flag: AtomicBool,
+    /// Every failure, in the order in which they came.
+    failures: Mutex<Vec<Failure>>,
+    wakers: Mutex<Vec<Weak<dyn Wake>>>,
+    /// Commands finished anywhere: what the watchdog looks at.
+    progress: AtomicU64,
+    timeout: Duration,
+}
+
+impl fmt::Debug for Abort {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Abort")
+            .field("failures", &self.failures)
+            .finish_non_exhaustive()
+    }
+}
+
+/// Locks a mutex whose data cannot be left half-changed: panics inside kernels happen outside of every lock.
+pub(crate) fn lock<T>(m: &Mutex<T>) -> MutexGuard<'_, T> {
+    m.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+impl Abort {
+    /// Nothing has failed yet; waits end after `timeout` without progress.
+    #[must_use]
+    pub fn new(timeout: Duration) -> Self {
+        Self {
+            flag: AtomicBool::new(false),
+            failures: Mutex::new(Vec::new()),
+            wakers: Mutex::new(Vec::new()),
+            progress: AtomicU64::new(0),
+            timeout,
+        }
+    }
+
+    /// Watchdog time.
+    #[must_use]
+    pub fn timeout(&self) -> Duration {
+        self.timeout
+    }
+
+    pub(crate) fn register(&self, waker: Weak<dyn Wake>) {
+        lock(&self.wakers).push(waker);
+    }
+
+    /// Reports a failure and ends every wait.
+    pub fn fail(&self, failure: Failure) {
+        lock(&self.failures).push(failure);
+        self.stop();
+    }
+
+    /// Ends every wait without a failure (the session is dropped).
+    pub(crate) fn stop(&self) {
+        if !self.flag.swap(true, Ordering::SeqCst) {
+            let wakers = std::mem::take(&mut *lock(&self.wakers));
+            for w in wakers.iter().filter_map(Weak::upgrade) {
+                w.wake();
+            }
+        }
+    }
+
+    /// Whether somebody failed.
+    #[must_use]
+    pub fn aborted(&self) -> bool {
+        self.flag.load(Ordering::SeqCst)
+    }
+
+    /// Failures so far, the first one first.
+    #[must_use]
+    pub fn failures(&self) -> Vec<Failure> {
+        lock(&self.failures).clone()
+    }
+
+    /// Something moved.
+    pub(crate) fn progressed(&self) {
+        self.progress.fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// Waits on `cv` until `ready` gives a value. `timed` waits end when nothing in the session moves.
+    pub(crate) fn wait<'a, T, R>(
+        &self,
+        cv: &Condvar,
+        mut guard: MutexGuard<'a, T>,
+        timed: bool,
+        mut ready: impl FnMut(&mut T) -> Option<R>,
+    ) -> (MutexGuard<'a, T>, Result<R, Stop>) {
+        let mut seen = self.progress.load(Ordering::Relaxed);
+        let mut since: Option<Instant> = None;
+        loop {
+            if let Some(r) = ready(&mut guard) {
+                return (guard, Ok(r));
+            }
+            if self.aborted() {
+                return (guard, Err(Stop::Aborted));
+            }
+            if !timed {
+                guard = cv.wait(guard).unwrap_or_else(PoisonError::into_inner);
+                continue;
+            }
+            let start = *since.get_or_insert_with(Instant::now);
+            let Some(left) = self.timeout.checked_sub(start.elapsed()) else {
+                let now = self.progress.load(Ordering::Relaxed);
+                if now == seen {
+                    return (guard, Err(Stop::TimedOut));
+                }
+                seen = now;
+                since = None;
+                continue;
+            };
+            guard = cv
+                .wait_timeout(guard, left)
+                .unwrap_or_else(PoisonError::into_inner)
+                .0;
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::sync::Arc;
+
+    struct Flag(Mutex<bool>, Condvar);
+    impl Wake for Flag {
+        fn wake(&self) {
+            let _held = lock(&self.0);
+            self.1.notify_all();
+        }
+    }
+
+    #[test]
+    fn waits_end_on_the_condition_a_failure_or_the_watchdog() {
+        let abort = Arc::new(Abort::new(Duration::from_millis(40)));
+        let flag = Arc::new(Flag(Mutex::new(true), Condvar::new()));
+        let ready = |b: &mut bool| b.then_some(7);
+        assert_eq!(abort.wait(&flag.1, lock(&flag.0), true, ready).1, Ok(7));
+
+        *lock(&flag.0) = false;
+        let begin = Instant::now();
+        assert_eq!(
+            abort.wait(&flag.1, lock(&flag.0), true, ready).1,
+            Err(Stop::TimedOut)
+        );
+        assert!(begin.elapsed() >= Duration::from_millis(40));
+
+        let weak = Arc::downgrade(&flag);
+        abort.register(weak);
+        let other = Arc::clone(&abort);
+        let failing = std::thread::spawn(move || {
+            std::thread::sleep(Duration::from_millis(10));
+            other.fail(Failure {
+                kind: FailureKind::Panic,
+                rank: 3,
+                stream: Some("compute"),
+                instr: Some(InstrId(12)),
+                text: "launch mm".into(),
+                message: "boom".into(),
+            });
+        });
+        // An untimed wait: only the failure can end it.
+        assert_eq!(
+            abort.wait(&flag.1, lock(&flag.0), false, ready).1,
+            Err(Stop::Aborted)
+        );
+        failing.join().unwrap();
+        assert_eq!(
+            abort.failures()[0].to_string(),
+            "rank 3, stream compute, instruction 12 `launch mm`: panic: boom"
+        );
+    }
+
+    #[test]
+    fn progress_elsewhere_restarts_the_watchdog() {
+        let abort = Arc::new(Abort::new(Duration::from_millis(30)));
+        let flag = Flag(Mutex::new(false), Condvar::new());
+        let other = Arc::clone(&abort);
+        let moving = std::thread::spawn(move || {
+            for _ in 0..8 {
+                std::thread::sleep(Duration::from_millis(10));
+                other.progressed();
+            }
+        });
+        let begin = Instant::now();
+        let (_, r) = abort.wait(&flag.1, lock(&flag.0), true, |b: &mut bool| b.then_some(()));
+        assert_eq!(r, Err(Stop::TimedOut));
+        assert!(begin.elapsed() >= Duration::from_millis(60));
+        moving.join().unwrap();
+    }
+}

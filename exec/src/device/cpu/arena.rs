@@ -1,0 +1,116 @@
+//! Real memory behind allocator addresses.
+//!
+//! Equal allocator addresses are equal real addresses, so that a block that is handed out again while work on its former
+//! contents is in flight is a real hazard, as on a GPU. Pages that nobody touches cost nothing (the system maps zeroed
+//! pages on first touch), which leaves room for regions to grow.
+
+use crate::device::Region;
+use std::alloc::{Layout, alloc_zeroed, dealloc};
+use std::ops::Range;
+
+/// Alignment of every region, a page: offsets from an allocator's granule stay aligned.
+const ALIGN: usize = 4096;
+
+struct Mapped {
+    addresses: Range<u64>,
+    start: *mut u8,
+    layout: Layout,
+}
+
+/// The memory of one rank.
+#[derive(Default)]
+pub(crate) struct Arena {
+    /// By address.
+    regions: Vec<Mapped>,
+}
+
+// SAFETY: an arena hands out addresses and owns what lies there until it is dropped; uses of the addresses are the
+// business of whoever enqueues work on them.
+unsafe impl Send for Arena {}
+// SAFETY: as above; nothing in it changes after construction.
+unsafe impl Sync for Arena {}
+
+impl Arena {
+    /// Backs the regions, which are disjoint and ascending.
+    pub(crate) fn new(regions: &[Region]) -> Result<Self, String> {
+        let mut arena = Self::default();
+        for region in regions {
+            let bytes = region.addresses.end - region.addresses.start;
+            let layout = usize::try_from(bytes)
+                .ok()
+                .and_then(|n| Layout::from_size_align(n, ALIGN).ok())
+                .filter(|l| l.size() > 0)
+                .ok_or_else(|| format!("a region of {bytes} bytes"))?;
+            // SAFETY: the layout is not empty.
+            let start = unsafe { alloc_zeroed(layout) };
+            if start.is_null() {
+                return Err(format!("the system refuses {bytes} bytes of memory"));
+            }
+            arena.regions.push(Mapped {
+                addresses: region.addresses.clone(),
+                start,
+                layout,
+            });
+        }
+        Ok(arena)
+    }
+
+    /// Real address of an allocator address with `bytes` behind it.
+    pub(crate) fn pointer(&self, address: u64, bytes: u64) -> Option<*mut u8> {
+        let at = self
+            .regions
+            .partition_point(|r| r.addresses.end <= address);
+        let region = self.regions.get(at)?;
+        let offset = address.checked_sub(region.addresses.start)?;
+        (address.checked_add(bytes)? <= region.addresses.end)
+            .then(|| region.start.wrapping_add(offset as usize))
+    }
+}
+
+impl Drop for Arena {
+    fn drop(&mut self) {
+        for r in &self.regions {
+            // SAFETY: allocated with this layout, and freed once.
+            unsafe { dealloc(r.start, r.layout) };
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn region(addresses: Range<u64>) -> Region {
+        let used = addresses.end - addresses.start;
+        Region { addresses, used }
+    }
+
+    #[test]
+    fn equal_addresses_are_equal_memory() {
+        let pool = 1 << 62;
+        let arena = Arena::new(&[
+            region(4096..12288),
+            region(pool..pool + 4096),
+        ])
+        .unwrap();
+        let a = arena.pointer(4096, 8192).unwrap();
+        assert_eq!(a.addr() % ALIGN, 0);
+        assert_eq!(arena.pointer(4096 + 512, 16).unwrap().addr(), a.addr() + 512);
+        assert_eq!(
+            arena.pointer(pool + 512, 16).unwrap().addr(),
+            arena.pointer(pool, 1).unwrap().addr() + 512
+        );
+        // SAFETY: eight bytes of backed memory that nobody else uses.
+        let fresh = unsafe { arena.pointer(12280, 8).unwrap().cast::<u64>().read() };
+        assert_eq!(fresh, 0);
+    }
+
+    #[test]
+    fn what_is_not_backed_has_no_pointer() {
+        let arena = Arena::new(&[region(4096..8192)]).unwrap();
+        assert_eq!(arena.pointer(4096, 4097), None);
+        assert_eq!(arena.pointer(8192, 1), None);
+        assert_eq!(arena.pointer(0, 1), None);
+        assert_eq!(arena.pointer(8000, u64::MAX), None);
+    }
+}

@@ -1,0 +1,80 @@
+//! Random sleeps, to shake the order in which streams and ranks get to run.
+
+use std::time::Duration;
+
+/// How a session is disturbed.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct DelaySpec {
+    /// Seed; each stream of each rank has its own sequence.
+    pub seed: u64,
+    /// Probability of a sleep before a command, 0 to 1.
+    pub probability: f64,
+    /// Longest sleep.
+    pub max: Duration,
+}
+
+/// A sequence of sleeps.
+#[derive(Clone, Debug)]
+pub(crate) struct Delays {
+    spec: DelaySpec,
+    state: u64,
+}
+
+impl Delays {
+    /// The sequence of one thread.
+    pub(crate) fn new(spec: DelaySpec, rank: u32, stream: u32) -> Self {
+        let mut delays = Self {
+            spec,
+            state: spec.seed ^ (u64::from(rank) << 40) ^ (u64::from(stream) << 32),
+        };
+        delays.next();
+        delays
+    }
+
+    /// splitmix64.
+    fn next(&mut self) -> u64 {
+        self.state = self.state.wrapping_add(0x9E37_79B9_7F4A_7C15);
+        let z = (self.state ^ (self.state >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
+        let z = (z ^ (z >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
+        z ^ (z >> 31)
+    }
+
+    /// How long to sleep now, if at all.
+    fn draw(&mut self) -> Option<Duration> {
+        let unit = |x: u64| (x >> 11) as f64 / (1u64 << 53) as f64;
+        let (a, b) = (self.next(), self.next());
+        (unit(a) < self.spec.probability).then(|| self.spec.max.mul_f64(unit(b)))
+    }
+
+    pub(crate) fn maybe_sleep(&mut self) {
+        if let Some(time) = self.draw() {
+            std::thread::sleep(time);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn draws_follow_probability_and_differ_by_stream() {
+        let spec = DelaySpec {
+            seed: 5,
+            probability: 0.25,
+            max: Duration::from_micros(100),
+        };
+        let draws = |stream| {
+            let mut d = Delays::new(spec, 1, stream);
+            (0..4000).map(|_| d.draw()).collect::<Vec<_>>()
+        };
+        let one = draws(0);
+        let slept: Vec<Duration> = one.iter().flatten().copied().collect();
+        // 4000 draws of 1/4: 1000 with a standard deviation of 27.
+        assert!((850..1150).contains(&slept.len()), "{}", slept.len());
+        assert!(slept.iter().all(|t| *t <= spec.max));
+        assert!(slept.iter().max() > Some(&Duration::from_micros(90)));
+        assert_eq!(one, draws(0));
+        assert_ne!(one, draws(1));
+    }
+}

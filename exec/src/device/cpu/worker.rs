@@ -1,0 +1,282 @@
+//! The thread behind a stream.
+
+use super::delay::Delays;
+use super::queue::Entry;
+use super::{Launcher, Shared};
+use crate::comm::{Call, CommError};
+use crate::device::abort::{Failure, FailureKind, Stop, lock};
+use crate::device::{Command, TaskTimes};
+use crate::operand::{LaunchContext, RawRange};
+use shardlab_plan::program::{EventId, InstrId, KernelId, StreamId};
+use shardlab_plan::units::DType;
+use std::collections::VecDeque;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+/// Executes a stream's commands in order.
+pub(super) struct Worker {
+    pub(super) shared: Arc<Shared>,
+    pub(super) stream: StreamId,
+    pub(super) launcher: Launcher,
+    pub(super) delays: Option<Delays>,
+    /// The last wait since the task before.
+    waited: Option<(EventId, u64)>,
+}
+
+/// What ended a command early.
+enum Trouble {
+    /// The cause is known elsewhere.
+    Stopped,
+    Failed(FailureKind, String),
+}
+
+impl Worker {
+    pub(super) fn new(
+        shared: Arc<Shared>,
+        stream: StreamId,
+        launcher: Launcher,
+        delays: Option<Delays>,
+    ) -> Self {
+        Self {
+            shared,
+            stream,
+            launcher,
+            delays,
+            waited: None,
+        }
+    }
+
+    /// Runs until the queue is closed. After a failure anywhere commands are dropped unseen.
+    pub(super) fn run(mut self) {
+        let shared = Arc::clone(&self.shared);
+        let mut batch = VecDeque::new();
+        while shared.queues[self.stream.index()].take(&mut batch) {
+            for entry in batch.drain(..) {
+                if shared.abort.aborted() {
+                    continue;
+                }
+                let instr = entry.command.instr();
+                let trouble = match catch_unwind(AssertUnwindSafe(|| self.execute(entry))) {
+                    Ok(Ok(())) => {
+                        shared.abort.progressed();
+                        continue;
+                    }
+                    Ok(Err(trouble)) => trouble,
+                    Err(panic) => Trouble::Failed(FailureKind::Panic, panic_text(&*panic)),
+                };
+                if let Trouble::Failed(kind, message) = trouble {
+                    self.fail(kind, instr, message);
+                }
+            }
+        }
+    }
+
+    fn fail(&self, kind: FailureKind, instr: InstrId, message: String) {
+        self.shared.abort.fail(Failure {
+            kind,
+            rank: self.shared.rank,
+            stream: Some(self.stream_name()),
+            instr: Some(instr),
+            text: self.shared.program.op_text(instr),
+            message,
+        });
+    }
+
+    fn stream_name(&self) -> &'static str {
+        self.shared.program.streams[self.stream.index()].kind.name()
+    }
+
+    fn execute(&mut self, entry: Entry) -> Result<(), Trouble> {
+        if let Some(delays) = &mut self.delays {
+            delays.maybe_sleep();
+        }
+        let shared = Arc::clone(&self.shared);
+        let crash = shared.crash == Some(entry.command.instr()) && entry.command.is_task();
+        match entry.command {
+            Command::Record { event, .. } => shared.events.set(event),
+            Command::Wait { instr, event } => {
+                let stopped = shared.events.wait(event);
+                stopped.map_err(|s| self.event_trouble(s, instr, event))?;
+                if shared.recording.load(Ordering::Relaxed) {
+                    self.waited = Some((event, shared.now()));
+                }
+            }
+            Command::Fill { to, byte, .. } => {
+                // SAFETY: the interpreter's promise on ranges that it submits.
+                unsafe { to.ptr.write_bytes(byte, to.bytes) };
+            }
+            Command::Upload { to, ref data, .. } => {
+                let bytes = to.bytes.min(data.len());
+                // SAFETY: likewise; the data are the host's and apart from device memory.
+                unsafe { to.ptr.copy_from_nonoverlapping(data.as_ptr(), bytes) };
+            }
+            Command::Read { from, slot, .. } => {
+                // SAFETY: likewise, four bytes of float32.
+                let bits = unsafe { from.ptr.cast::<u32>().read_unaligned() };
+                shared.slots[slot as usize].store(bits, Ordering::Release);
+            }
+            Command::Copy { from, to, .. } => {
+                let ready = shared.now();
+                assert!(!crash, "injected panic in a copy");
+                // SAFETY: likewise; `copy` allows overlap.
+                unsafe { from.ptr.cast_const().copy_to(to.ptr, to.bytes) };
+                self.log(entry.task, entry.issued, ready, None);
+            }
+            Command::Launch {
+                instr,
+                kernel,
+                reads,
+                ref ranges,
+            } => {
+                let ready = shared.now();
+                assert!(!crash, "injected panic in a kernel");
+                let (reads, writes) = ranges.split_at(reads as usize);
+                self.launch(instr, kernel, reads, writes)?;
+                self.log(entry.task, entry.issued, ready, None);
+            }
+            Command::Collective {
+                instr,
+                id,
+                ref parts,
+            } => {
+                let ready = shared.now();
+                let c = &shared.program.collectives[id.index()];
+                let Some((group, position)) = shared.comms.seat(c.comm, shared.rank) else {
+                    return Err(Trouble::Failed(
+                        FailureKind::Program,
+                        format!("no communicator {}", c.comm.0),
+                    ));
+                };
+                let call = Call {
+                    kind: c.kind,
+                    reduce: c.reduce,
+                    dtype: c.dtype,
+                    parts: parts.clone(),
+                    crash,
+                };
+                // SAFETY: the interpreter's promise on ranges, for all of its ranks.
+                let arrival = unsafe { group.run(position as usize, entry.ticket, call) };
+                let arrival = arrival.map_err(comm_trouble)?;
+                if shared.nan_check {
+                    for (_, output) in parts {
+                        self.no_nan(instr, output)?;
+                    }
+                }
+                let times = (shared.since(arrival.free), shared.since(arrival.start));
+                self.log(entry.task, entry.issued, ready, Some(times));
+            }
+        }
+        Ok(())
+    }
+
+    fn launch(
+        &self,
+        instr: InstrId,
+        kernel: KernelId,
+        reads: &[RawRange],
+        writes: &[RawRange],
+    ) -> Result<(), Trouble> {
+        let shared = &self.shared;
+        let context = LaunchContext {
+            kernel: &shared.program.kernels[kernel.index()],
+            hyper: *lock(&shared.hyper),
+            shapes: shared.shapes.of(instr),
+        };
+        // SAFETY: the interpreter's promise on ranges that it submits.
+        unsafe { (self.launcher)(&context, reads, writes) }
+            .map_err(|e| Trouble::Failed(FailureKind::Kernel, e))?;
+        if shared.nan_check {
+            for w in writes {
+                self.no_nan(instr, w)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Fails on the first NaN of a range of floating-point numbers.
+    fn no_nan(&self, instr: InstrId, range: &RawRange) -> Result<(), Trouble> {
+        // SAFETY: the command that has just run owned this range.
+        let bytes = unsafe { std::slice::from_raw_parts(range.ptr.cast_const(), range.bytes) };
+        let Some(at) = first_nan(bytes, range.dtype) else {
+            return Ok(());
+        };
+        let program = &self.shared.program;
+        let buffer = super::written_buffer(program, instr);
+        let name = buffer.map_or_else(String::new, |b| format!(" ({})", program.buffer_name(b)));
+        Err(Trouble::Failed(
+            FailureKind::Nan,
+            format!(
+                "element {at} of {} of an output is NaN{name}",
+                range.bytes as u64 / range.dtype.size()
+            ),
+        ))
+    }
+
+    fn event_trouble(&self, stop: Stop, instr: InstrId, event: EventId) -> Trouble {
+        match stop {
+            Stop::Aborted => Trouble::Stopped,
+            Stop::TimedOut => {
+                let text = super::recorder(&self.shared.program, instr, event);
+                Trouble::Failed(
+                    FailureKind::Timeout,
+                    format!(
+                        "event e{} has not completed after {:.1?}; {text}",
+                        event.0,
+                        self.shared.abort.timeout()
+                    ),
+                )
+            }
+        }
+    }
+
+    fn log(&mut self, task: u32, issued: u64, ready: u64, collective: Option<(u64, u64)>) {
+        if self.shared.recording.load(Ordering::Relaxed) {
+            let (free, start) = collective.unwrap_or((ready, ready));
+            let times = TaskTimes {
+                task,
+                issued,
+                ready,
+                free: free.max(ready),
+                start: start.max(ready),
+                end: self.shared.now(),
+                waited: self.waited.take(),
+            };
+            lock(&self.shared.times[self.stream.index()]).push(times);
+        }
+    }
+}
+
+fn comm_trouble(e: CommError) -> Trouble {
+    match e {
+        CommError::Aborted => Trouble::Stopped,
+        CommError::Timeout(m) => Trouble::Failed(FailureKind::Timeout, m),
+        CommError::Mismatch(m) => Trouble::Failed(FailureKind::Mismatch, m),
+    }
+}
+
+/// The message of a panic.
+pub(crate) fn panic_text(panic: &(dyn std::any::Any + Send)) -> String {
+    panic
+        .downcast_ref::<&str>()
+        .map(|s| (*s).to_owned())
+        .or_else(|| panic.downcast_ref::<String>().cloned())
+        .unwrap_or_else(|| "a panic without a message".to_owned())
+}
+
+/// Index of the first NaN.
+pub(crate) fn first_nan(bytes: &[u8], dtype: DType) -> Option<usize> {
+    let half = |quiet: u16| {
+        bytes
+            .chunks_exact(2)
+            .position(|b| u16::from_le_bytes([b[0], b[1]]) & 0x7fff > quiet)
+    };
+    match dtype {
+        DType::F32 => bytes
+            .chunks_exact(4)
+            .position(|b| f32::from_le_bytes([b[0], b[1], b[2], b[3]]).is_nan()),
+        DType::Bf16 => half(0x7f80),
+        DType::F16 => half(0x7c00),
+        DType::I64 | DType::U8 => None,
+    }
+}

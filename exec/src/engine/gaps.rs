@@ -1,0 +1,129 @@
+//! Exposed time of a measured step: when the compute stream had nothing to run, and why.
+
+use shardlab_plan::program::COMPUTE;
+use shardlab_plan::record::{Blocker, Cause, ExposedGap, Span};
+use shardlab_plan::units::Picos;
+
+/// Shorter gaps are the queue's own cost.
+const LEAST: u64 = 5_000_000;
+
+/// Gaps of the compute stream between `from` and `to`.
+pub(super) fn find(spans: &[Span], from: Picos, to: Picos) -> Vec<ExposedGap> {
+    let mut gaps = Vec::new();
+    let mut free = from;
+    for span in spans.iter().filter(|s| s.stream == COMPUTE) {
+        if span.start.0 > free.0 + LEAST {
+            gaps.push(explain(spans, span, free));
+        }
+        free = free.max(span.end);
+    }
+    if !spans.is_empty() && to.0 > free.0 + LEAST {
+        gaps.push(ExposedGap {
+            start: free,
+            end: to,
+            cause: Cause::Tail,
+            waited_for: None,
+        });
+    }
+    gaps
+}
+
+/// Why `span` did not start at `free`.
+fn explain(spans: &[Span], span: &Span, free: Picos) -> ExposedGap {
+    let gap = |cause, waited_for| ExposedGap {
+        start: free,
+        end: span.start,
+        cause,
+        waited_for,
+    };
+    match span.blocker {
+        Blocker::Event(i) => match spans.get(i as usize) {
+            Some(w) if w.blocker == Blocker::Rank => gap(Cause::Straggler, Some(i)),
+            Some(w) if w.start > free => gap(Cause::Gate, Some(i)),
+            _ => gap(Cause::Wire, Some(i)),
+        },
+        Blocker::Rank => gap(Cause::Straggler, None),
+        _ => gap(Cause::Host, None),
+    }
+}
+
+/// Sorts and merges intervals.
+pub(super) fn union(mut list: Vec<(u64, u64)>) -> Vec<(u64, u64)> {
+    list.sort_unstable();
+    let mut merged: Vec<(u64, u64)> = Vec::with_capacity(list.len());
+    for (start, end) in list {
+        match merged.last_mut() {
+            Some(last) if start <= last.1 => last.1 = last.1.max(end),
+            _ => merged.push((start, end)),
+        }
+    }
+    merged
+}
+
+/// Length common to two sets of disjoint ascending intervals.
+pub(super) fn overlap(a: &[(u64, u64)], b: &[(u64, u64)]) -> u64 {
+    let (mut i, mut j, mut total) = (0, 0, 0);
+    while i < a.len() && j < b.len() {
+        let (start, end) = (a[i].0.max(b[j].0), a[i].1.min(b[j].1));
+        total += end.saturating_sub(start);
+        if a[i].1 < b[j].1 {
+            i += 1;
+        } else {
+            j += 1;
+        }
+    }
+    total
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use shardlab_plan::program::{InstrId, StreamId};
+
+    fn span(stream: u8, start: u64, end: u64, blocker: Blocker) -> Span {
+        let us = |x: u64| Picos(x * 1_000_000);
+        Span {
+            instr: InstrId(0),
+            stream: StreamId(stream),
+            issued: Picos::ZERO,
+            ready: us(start),
+            start: us(start),
+            end: us(end),
+            alone: us(end - start),
+            blocker,
+        }
+    }
+
+    #[test]
+    fn gaps_are_explained_by_what_the_kernel_waited_for() {
+        let spans = [
+            span(0, 0, 10, Blocker::None),
+            span(1, 5, 40, Blocker::Host),
+            span(0, 40, 50, Blocker::Event(1)),
+            span(1, 60, 80, Blocker::Stream(1)),
+            span(0, 80, 90, Blocker::Event(3)),
+            span(0, 100, 110, Blocker::Host),
+        ];
+        let us = |x: u64| Picos(x * 1_000_000);
+        let found: Vec<_> = find(&spans, Picos::ZERO, us(130))
+            .into_iter()
+            .map(|g| (g.start, g.end, g.cause, g.waited_for))
+            .collect();
+        assert_eq!(
+            found,
+            [
+                (us(10), us(40), Cause::Wire, Some(1)),
+                (us(50), us(80), Cause::Gate, Some(3)),
+                (us(90), us(100), Cause::Host, None),
+                (us(110), us(130), Cause::Tail, None),
+            ]
+        );
+    }
+
+    #[test]
+    fn set_operations() {
+        let a = union(vec![(5, 9), (0, 3), (2, 4), (9, 10)]);
+        assert_eq!(a, [(0, 4), (5, 10)]);
+        assert_eq!(overlap(&a, &[(3, 6), (8, 20)]), 1 + 1 + 2);
+    }
+}

@@ -1,0 +1,178 @@
+//! Memory of a rank over the passes of a run, with the figures that a run reports.
+//!
+//! The allocators are those of `sim`, and so is the accounting: figures must agree to the byte.
+
+use shardlab_plan::memory::{AllocError, Counters, Memory};
+use shardlab_plan::program::{BufferId, InstrId, Program, Role};
+use shardlab_plan::units::Bytes;
+
+/// What a pass did to memory.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct PassMemory {
+    pub(crate) peak_allocated: Bytes,
+    pub(crate) peak_reserved: Bytes,
+    pub(crate) end_allocated: Bytes,
+}
+
+/// The peak of a run and what was allocated then.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct RunPeak {
+    pub(crate) allocated: u64,
+    /// Pass, step and instruction.
+    pub(crate) pass: usize,
+    pub(crate) step: u32,
+    pub(crate) instr: InstrId,
+    pub(crate) time: u64,
+    pub(crate) by_role: [u64; Role::ALL.len()],
+    pub(crate) by_unit: Vec<u64>,
+}
+
+/// See the module documentation.
+#[derive(Debug)]
+pub(crate) struct RankMemory {
+    memory: Memory,
+    live: [u64; Role::ALL.len()],
+    by_unit: Vec<u64>,
+    counters: Counters,
+    pub(crate) peak: RunPeak,
+    /// The peak's composition is not copied yet.
+    fresh: bool,
+    pub(crate) peak_reserved: Bytes,
+    pass: PassMemory,
+    passes: usize,
+    step: u32,
+}
+
+impl RankMemory {
+    pub(crate) fn new(program: &Program, capacity: Option<Bytes>) -> Self {
+        let units = program.units.len().max(1);
+        Self {
+            memory: Memory::new(program, capacity),
+            live: [0; Role::ALL.len()],
+            by_unit: vec![0; units],
+            counters: Counters::default(),
+            peak: RunPeak {
+                by_unit: vec![0; units],
+                ..RunPeak::default()
+            },
+            fresh: false,
+            peak_reserved: Bytes::ZERO,
+            pass: PassMemory::default(),
+            passes: 0,
+            step: 0,
+        }
+    }
+
+    /// A pass starts; `step` counts finished training steps.
+    pub(crate) fn begin(&mut self, step: u32) {
+        self.step = step;
+        self.pass = PassMemory {
+            peak_allocated: self.counters.allocated,
+            peak_reserved: self.counters.reserved,
+            end_allocated: Bytes::ZERO,
+        };
+    }
+
+    /// It ends.
+    pub(crate) fn end(&mut self) -> PassMemory {
+        self.snapshot();
+        self.peak_reserved = self.peak_reserved.max(self.pass.peak_reserved);
+        self.pass.end_allocated = self.counters.allocated;
+        self.passes += 1;
+        self.pass
+    }
+
+    /// Takes memory for a buffer; its address.
+    pub(crate) fn alloc(
+        &mut self,
+        program: &Program,
+        id: BufferId,
+        instr: InstrId,
+        time: u64,
+    ) -> Result<u64, AllocError> {
+        let address = self.memory.alloc(program, id)?;
+        let now = self.memory.counters();
+        let (role, unit) = self.owner(program, id);
+        // A double buffer's copies stay allocated when nobody uses them: they remain with their first user.
+        let bytes = now.allocated.0.saturating_sub(self.counters.allocated.0);
+        self.live[role] += bytes;
+        self.by_unit[unit] += bytes;
+        self.counters = now;
+        self.update(instr, time);
+        Ok(address)
+    }
+
+    /// Gives a buffer back. False if it is not live.
+    pub(crate) fn free(
+        &mut self,
+        program: &Program,
+        id: BufferId,
+        instr: InstrId,
+        time: u64,
+    ) -> bool {
+        self.snapshot();
+        if !self.memory.free(program, id) {
+            return false;
+        }
+        let now = self.memory.counters();
+        let (role, unit) = self.owner(program, id);
+        let bytes = self.counters.allocated.0.saturating_sub(now.allocated.0);
+        self.live[role] = self.live[role].saturating_sub(bytes);
+        self.by_unit[unit] = self.by_unit[unit].saturating_sub(bytes);
+        self.counters = now;
+        self.update(instr, time);
+        true
+    }
+
+    fn owner(&self, program: &Program, id: BufferId) -> (usize, usize) {
+        let b = &program.buffers[id.index()];
+        (
+            b.role as usize,
+            b.unit.index().min(self.by_unit.len() - 1),
+        )
+    }
+
+    fn update(&mut self, instr: InstrId, time: u64) {
+        let now = self.counters;
+        // An equal peak of a later pass replaces an earlier one: what repeats matters more.
+        let again = now.allocated.0 == self.peak.allocated && self.passes > self.peak.pass;
+        if now.allocated.0 > self.peak.allocated || again {
+            self.peak.allocated = now.allocated.0;
+            self.peak.pass = self.passes;
+            self.peak.step = self.step;
+            self.peak.instr = instr;
+            self.peak.time = time;
+            self.fresh = true;
+        }
+        self.pass.peak_allocated = self.pass.peak_allocated.max(now.allocated);
+        self.pass.peak_reserved = self.pass.peak_reserved.max(now.reserved);
+    }
+
+    /// Keeps the composition of a peak before memory shrinks again.
+    fn snapshot(&mut self) {
+        if std::mem::take(&mut self.fresh) {
+            self.peak.by_role = self.live;
+            self.peak.by_unit.copy_from_slice(&self.by_unit);
+        }
+    }
+
+    pub(crate) fn counters(&self) -> Counters {
+        self.counters
+    }
+
+    /// What is alive now, by role, largest first.
+    pub(crate) fn by_role(&self) -> Vec<(Role, Bytes)> {
+        by_role(&self.live)
+    }
+}
+
+/// Roles with bytes, largest first.
+pub(crate) fn by_role(live: &[u64; Role::ALL.len()]) -> Vec<(Role, Bytes)> {
+    let mut roles: Vec<(Role, Bytes)> = Role::ALL
+        .iter()
+        .map(|&r| (r, Bytes(live[r as usize])))
+        .filter(|r| r.1.0 > 0)
+        .collect();
+    roles.sort_by_key(|&(role, bytes)| (std::cmp::Reverse(bytes), role));
+    roles
+}

@@ -1,0 +1,59 @@
+//! Options of a session.
+
+use super::fault::{Fault, FaultKind};
+use crate::device::cpu::{CpuOptions, DelaySpec, WATCHDOG};
+use shardlab_plan::units::Bytes;
+use std::time::Duration;
+
+/// How a session runs. The default is a plain run.
+#[derive(Clone, Debug)]
+pub struct ExecOptions {
+    /// Longest time in which nothing moves before waits are given up.
+    pub timeout: Duration,
+    /// Random sleeps before commands of every stream and instructions of every host; results must not change.
+    pub delay: Option<DelaySpec>,
+    /// A fault to inject.
+    pub fault: Option<Fault>,
+    /// Fill memory with NaN at its first use after an allocation, so that reads of what nobody wrote show.
+    pub poison: bool,
+    /// Look for NaN in the outputs of every kernel and collective.
+    pub nan_check: bool,
+    /// Memory of a rank's device; allocations beyond it fail.
+    pub capacity: Option<Bytes>,
+    /// Replay captured scopes instead of issuing them anew in every step.
+    pub graphs: bool,
+    /// Keep spans and memory samples of every step (the last ones go into the run).
+    pub record: bool,
+    /// Commands that a stream's queue holds.
+    pub queue_depth: usize,
+}
+
+impl Default for ExecOptions {
+    fn default() -> Self {
+        Self {
+            timeout: WATCHDOG,
+            delay: None,
+            fault: None,
+            poison: false,
+            nan_check: false,
+            capacity: None,
+            graphs: true,
+            record: false,
+            queue_depth: CpuOptions::default().queue_depth,
+        }
+    }
+}
+
+impl ExecOptions {
+    pub(crate) fn cpu(&self) -> CpuOptions {
+        CpuOptions {
+            queue_depth: self.queue_depth,
+            delay: self.delay,
+            nan_check: self.nan_check,
+            crash: self
+                .fault
+                .filter(|f| f.kind == FaultKind::DevicePanic)
+                .map(|f| (f.rank, f.instr)),
+        }
+    }
+}

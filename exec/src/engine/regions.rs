@@ -1,0 +1,115 @@
+//! Which allocator addresses need memory behind them.
+//!
+//! Allocations follow from the program alone, so a dry run tells every address that a run will use. Allocators spread
+//! their regions over a huge address space; each region becomes one piece of real memory with room to grow.
+
+use crate::device::Region;
+use shardlab_plan::memory::Memory;
+use shardlab_plan::program::{Op, Program, SectionKind};
+use shardlab_plan::units::Bytes;
+
+const MIB: u64 = 1 << 20;
+/// Ranges closer than this share a region.
+const JOIN: u64 = 32 * MIB;
+/// Room at a region's end, beside a quarter of its size. Untouched pages cost nothing.
+const ROOM: u64 = 64 * MIB;
+const PAGE: u64 = 4096;
+
+/// Passes of the dry run: until steady steps repeat, with validation in several places.
+const PASSES: [SectionKind; 13] = {
+    use SectionKind::{First, Init, Steady, Validation};
+    [
+        Init, First, Steady, Steady, Steady, Validation, Steady, Steady, Validation, Validation,
+        Steady, Steady, Steady,
+    ]
+};
+
+/// Regions of a program, ascending and disjoint. With a capacity that does not suffice they end where it was reached.
+pub(crate) fn regions(program: &Program, capacity: Option<Bytes>) -> Vec<Region> {
+    let mut ranges = Vec::new();
+    let mut memory = Memory::new(program, capacity);
+    'run: for kind in PASSES {
+        let Some(section) = program.section(kind) else {
+            continue;
+        };
+        for instr in program.section_instrs(section) {
+            match instr.op {
+                Op::Alloc(id) => {
+                    let Ok(address) = memory.alloc(program, id) else {
+                        break 'run;
+                    };
+                    let bytes = program.buffers[id.index()].bytes.max(memory.block_bytes(id)).0;
+                    if program.buffers[id.index()].bytes > Bytes::ZERO {
+                        ranges.push((address, address + bytes));
+                    }
+                }
+                Op::Free(id) => {
+                    memory.free(program, id);
+                }
+                _ => {}
+            }
+        }
+    }
+    merge(ranges)
+}
+
+fn merge(mut ranges: Vec<(u64, u64)>) -> Vec<Region> {
+    ranges.sort_unstable();
+    let mut merged: Vec<(u64, u64, u64)> = Vec::new();
+    for (start, end) in ranges {
+        match merged.last_mut() {
+            Some((_, last, used)) if start <= last.saturating_add(JOIN) => {
+                *used += end.max(*last) - start.max(*last);
+                *last = end.max(*last);
+            }
+            _ => merged.push((start, end, end - start)),
+        }
+    }
+    let mut regions: Vec<Region> = Vec::with_capacity(merged.len());
+    for (i, &(start, end, used)) in merged.iter().enumerate() {
+        let limit = merged.get(i + 1).map_or(u64::MAX, |next| next.0 / PAGE * PAGE);
+        let start = start / PAGE * PAGE;
+        let wanted = end.saturating_add((end - start) / 4).saturating_add(ROOM);
+        regions.push(Region {
+            addresses: start..wanted.min(limit),
+            used,
+        });
+    }
+    regions
+}
+
+/// Memory that the system can still give, where it says so.
+pub(crate) fn available() -> Option<Bytes> {
+    let text = std::fs::read_to_string("/proc/meminfo").ok()?;
+    let line = text.lines().find(|l| l.starts_with("MemAvailable:"))?;
+    let kib: u64 = line.split_whitespace().nth(1)?.parse().ok()?;
+    Some(Bytes(kib * 1024))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn close_ranges_share_a_region_and_far_ones_do_not() {
+        let far = 1 << 62;
+        let r = merge(vec![
+            (20 * MIB, 21 * MIB),
+            (far, far + 512),
+            (20 * MIB + 512, 20 * MIB + 1024),
+            (23 * MIB, 24 * MIB),
+        ]);
+        assert_eq!(r.len(), 2);
+        // Two mebibytes are touched: the second range lies within the first, and the gap is nobody's.
+        assert_eq!((r[0].addresses.start, r[0].used), (20 * MIB, 2 * MIB));
+        assert_eq!(r[0].addresses.end, 24 * MIB + MIB + ROOM);
+        assert_eq!((r[1].addresses.start, r[1].used), (far, 512));
+    }
+
+    #[test]
+    fn room_to_grow_stops_at_the_next_region() {
+        let r = merge(vec![(0, 100 * MIB), (140 * MIB, 141 * MIB)]);
+        assert_eq!(r.len(), 2);
+        assert_eq!(r[0].addresses, 0..140 * MIB);
+    }
+}

@@ -1,0 +1,279 @@
+//! From pass reports to step results and the run.
+
+use super::gaps;
+use super::memory::{RankMemory, by_role};
+use super::options::ExecOptions;
+use super::rank::PassReport;
+use super::session::StepResult;
+use shardlab_plan::program::{
+    COMPUTE, CollectiveKind, InstrId, KernelClass, Op, Program, SectionKind,
+};
+use shardlab_plan::record::{
+    Blocker, CollectiveStats, CostSources, MemoryReport, MemorySample, PeakAt, Run, RunKind, Span,
+    StepRecord,
+};
+use shardlab_plan::units::{Bytes, Picos};
+use std::collections::BTreeMap;
+
+/// A wait for other ranks shorter than this is the rendezvous itself.
+const RANK_WAIT: u64 = 20_000;
+
+/// What a session remembers.
+#[derive(Debug, Default)]
+pub(crate) struct Log {
+    steps: Vec<StepRecord>,
+    /// Durations of steady steps.
+    samples: Vec<Picos>,
+    losses: Vec<f64>,
+    grad_norms: Vec<f64>,
+    /// The last recorded step.
+    spans: Vec<Span>,
+    timeline: Vec<MemorySample>,
+    recorded: Option<StepRecord>,
+    persistent: Bytes,
+}
+
+impl Log {
+    /// Adds a pass; reports are in rank order.
+    pub(crate) fn add(
+        &mut self,
+        step: u32,
+        reports: Vec<PassReport>,
+    ) -> StepResult {
+        let losses: Vec<Vec<f32>> = reports.iter().map(|r| r.losses.clone()).collect();
+        let all: Vec<f64> = losses.iter().flatten().map(|&l| f64::from(l)).collect();
+        let loss = all.iter().sum::<f64>() / all.len().max(1) as f64;
+        let start = reports.iter().map(|r| r.start).min().unwrap_or(0);
+        let end = reports.iter().map(|r| r.end).max().unwrap_or(0);
+        let first = &reports[0];
+        let grad_norm = first.square.map(|s| f64::from(s).sqrt());
+        let record = StepRecord {
+            step,
+            section: first.section,
+            start: Picos::from_ns(start),
+            end: Picos::from_ns(end),
+            host: Picos::from_ns((first.issued_at - first.start).saturating_sub(first.waited)),
+            peak_allocated: first.memory.peak_allocated,
+            peak_reserved: first.memory.peak_reserved,
+        };
+        let spans = spans(first);
+        let samples = first.samples.clone();
+        self.persistent = first.memory.end_allocated;
+        let trains = matches!(record.section, SectionKind::First | SectionKind::Steady);
+        if record.section != SectionKind::Init {
+            self.steps.push(record);
+        }
+        if record.section == SectionKind::Steady {
+            self.samples.push(record.end - record.start);
+        }
+        if trains {
+            self.losses.push(loss);
+            self.grad_norms.extend(grad_norm);
+            if !spans.is_empty() || !samples.is_empty() {
+                self.spans.clone_from(&spans);
+                self.timeline.clone_from(&samples);
+                self.recorded = Some(record);
+            }
+        }
+        StepResult {
+            losses,
+            loss,
+            grad_norm,
+            record,
+            spans,
+            samples,
+        }
+    }
+}
+
+/// Spans in issue order.
+fn spans(report: &PassReport) -> Vec<Span> {
+    let mut times = report.times.clone();
+    times.sort_unstable_by_key(|t| t.task);
+    let mut last_of_stream: BTreeMap<u8, u32> = BTreeMap::new();
+    let mut out: Vec<Span> = Vec::with_capacity(times.len());
+    for (task, t) in report.tasks.iter().zip(&times) {
+        debug_assert_eq!(task.number, t.task);
+        let before = last_of_stream.insert(task.stream.0, t.task);
+        let blocker = if t.start > t.free + RANK_WAIT {
+            Blocker::Rank
+        } else {
+            // The latest of: issue, the end of the stream's last task, the wait for an event.
+            let stream = before.map(|b| (out[b as usize].end.0 / 1000, Blocker::Stream(b)));
+            let event = t.waited.and_then(|(e, at)| {
+                let behind = *report.behind.get(&e)?;
+                Some((at, Blocker::Event(behind)))
+            });
+            [Some((t.issued, Blocker::Host)), stream, event]
+                .into_iter()
+                .flatten()
+                .max_by_key(|c| c.0)
+                .map_or(Blocker::None, |c| c.1)
+        };
+        out.push(Span {
+            instr: task.instr,
+            stream: task.stream,
+            issued: Picos::from_ns(t.issued),
+            ready: Picos::from_ns(t.ready),
+            start: Picos::from_ns(t.start),
+            end: Picos::from_ns(t.end),
+            alone: Picos::from_ns(t.end - t.start),
+            blocker,
+        });
+    }
+    out
+}
+
+/// The run of a session.
+pub(crate) fn run(
+    program: &Program,
+    options: &ExecOptions,
+    device: &str,
+    memory: Option<&RankMemory>,
+    host_work: Option<&BTreeMap<&'static str, u64>>,
+    log: Log,
+) -> Run {
+    let (from, to) = log
+        .recorded
+        .or(log.steps.last().copied())
+        .map_or((Picos::ZERO, Picos::ZERO), |r| (r.start, r.end));
+    let gaps = gaps::find(&log.spans, from, to);
+    let mut exposed = BTreeMap::new();
+    for g in &gaps {
+        *exposed.entry(g.cause).or_insert(Picos::ZERO) += g.end - g.start;
+    }
+    let mut environment = BTreeMap::new();
+    let mut fact = |k: &str, v: String| environment.insert(k.to_owned(), v);
+    fact(
+        "engine",
+        concat!("shardlab-exec ", env!("CARGO_PKG_VERSION")).to_owned(),
+    );
+    fact("device", device.to_owned());
+    let threads = std::thread::available_parallelism().map_or(1, usize::from);
+    fact("cpus", threads.to_string());
+    for (kind, count) in host_work.into_iter().flatten() {
+        fact(&format!("host_work.{kind}"), count.to_string());
+    }
+    let busy: Picos = log.spans.iter().map(|s| s.end - s.start).sum();
+    Run {
+        scenario: program.meta.scenario.clone(),
+        program_digest: program.digest(),
+        kind: RunKind::Exec,
+        world_size: program.meta.world,
+        policy: program.meta.policy.to_owned(),
+        hardware: device.to_owned(),
+        memory: memory.map_or_else(|| empty_memory(options), |m| report(program, options, m, &log)),
+        collectives: collectives(program, &log.spans),
+        host: log.recorded.map_or(Picos::ZERO, |r| r.host),
+        steps: log.steps,
+        step_samples: log.samples,
+        spans: log.spans,
+        recorded_from: from,
+        recorded_to: to,
+        gaps,
+        exposed,
+        tokens: program.meta.tokens,
+        mfu: 0.0,
+        costs: CostSources {
+            measured: busy,
+            ..CostSources::default()
+        },
+        losses: log.losses,
+        grad_norms: log.grad_norms,
+        environment,
+    }
+}
+
+fn empty_memory(options: &ExecOptions) -> MemoryReport {
+    MemoryReport {
+        peak_allocated: Bytes::ZERO,
+        peak_reserved: Bytes::ZERO,
+        peak_device: Bytes::ZERO,
+        persistent: Bytes::ZERO,
+        capacity: options.capacity,
+        at: PeakAt {
+            step: 0,
+            instr: InstrId(0),
+            time: Picos::ZERO,
+            phase: shardlab_plan::program::Phase::Init,
+            unit: shardlab_plan::program::UnitId(0),
+            micro_batch: 0,
+        },
+        by_role: Vec::new(),
+        by_unit: Vec::new(),
+        retries: 0,
+        timeline: Vec::new(),
+    }
+}
+
+fn report(program: &Program, options: &ExecOptions, m: &RankMemory, log: &Log) -> MemoryReport {
+    let mut r = empty_memory(options);
+    r.peak_allocated = Bytes(m.peak.allocated);
+    r.peak_reserved = m.peak_reserved;
+    r.peak_device = m.peak_reserved;
+    r.persistent = log.persistent;
+    if let Some(i) = program.instrs.get(m.peak.instr.index()) {
+        r.at = PeakAt {
+            step: m.peak.step,
+            instr: m.peak.instr,
+            time: Picos::from_ns(m.peak.time),
+            phase: i.phase,
+            unit: i.unit,
+            micro_batch: i.micro_batch,
+        };
+    }
+    r.by_role = by_role(&m.peak.by_role);
+    let mut units: Vec<(usize, u64)> = m.peak.by_unit.iter().copied().enumerate().collect();
+    units.retain(|u| u.1 > 0);
+    units.sort_by_key(|&(i, bytes)| (std::cmp::Reverse(bytes), i));
+    let name = |i: usize| {
+        program
+            .units
+            .get(i)
+            .map_or_else(|| "root".to_owned(), |u| u.name.clone())
+    };
+    r.by_unit = units.into_iter().map(|(i, b)| (name(i), Bytes(b))).collect();
+    r.retries = m.counters().retries;
+    r.timeline.clone_from(&log.timeline);
+    r
+}
+
+fn collectives(program: &Program, spans: &[Span]) -> BTreeMap<CollectiveKind, CollectiveStats> {
+    let product = |i: InstrId| match program.instrs[i.index()].op {
+        Op::Launch { kernel, .. } => matches!(
+            program.kernels[kernel.index()].class,
+            KernelClass::Gemm { .. } | KernelClass::Attention { .. } | KernelClass::Conv { .. }
+        ),
+        _ => false,
+    };
+    let interval = |s: &Span| (s.start.0, s.end.0);
+    let on_compute = || spans.iter().filter(|s| s.stream == COMPUTE);
+    let compute = gaps::union(on_compute().map(interval).collect());
+    let products: Vec<(u64, u64)> = on_compute()
+        .filter(|s| product(s.instr))
+        .map(interval)
+        .collect();
+    let products = gaps::union(products);
+    let mut stats: BTreeMap<CollectiveKind, CollectiveStats> = BTreeMap::new();
+    let mut running: BTreeMap<CollectiveKind, Vec<(u64, u64)>> = BTreeMap::new();
+    for span in spans {
+        let Op::Collective { id, .. } = program.instrs[span.instr.index()].op else {
+            continue;
+        };
+        let c = &program.collectives[id.index()];
+        let entry = stats.entry(c.kind).or_default();
+        entry.count += 1;
+        entry.bytes += c.bytes;
+        let it = vec![interval(span)];
+        entry.overlapped_with_gemm += u32::from(gaps::overlap(&products, &it) > 0);
+        running.entry(c.kind).or_default().push(interval(span));
+    }
+    for (kind, list) in running {
+        let merged = gaps::union(list);
+        let busy: u64 = merged.iter().map(|i| i.1 - i.0).sum();
+        let entry = stats.entry(kind).or_default();
+        entry.busy = Picos(busy);
+        entry.exposed = Picos(busy - gaps::overlap(&merged, &compute));
+    }
+    stats
+}

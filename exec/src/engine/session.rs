@@ -1,0 +1,389 @@
+//! All ranks of a program, step by step.
+
+use super::rank::{PassInputs, PassReport, Rank, plan_regions};
+use super::report::{self, Log};
+use super::{ExecError, ExecOptions, regions};
+use crate::device::cpu::{CpuDevice, CpuWorld, Launcher, panic_text};
+use crate::device::{Abort, Device, Failure, FailureKind, NO_HYPER};
+use crate::operand::{Hyper, RawRange};
+use shardlab_plan::memory::Counters;
+use shardlab_plan::program::{BufferId, ConstId, Program, Section, SectionKind};
+use shardlab_plan::record::{MemorySample, Run, Span, StepRecord};
+use shardlab_plan::units::Bytes;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::Arc;
+
+/// Inputs of one rank: by micro-batch, the bytes of each constant that is new in every micro-batch.
+#[derive(Clone, Debug, Default)]
+pub struct RankInputs {
+    /// By micro-batch.
+    pub micro_batches: Vec<Vec<(ConstId, Arc<[u8]>)>>,
+}
+
+impl RankInputs {
+    pub(crate) fn get(&self, micro_batch: u16, id: ConstId) -> Option<&Arc<[u8]>> {
+        let list = self.micro_batches.get(usize::from(micro_batch))?;
+        list.iter().find(|(c, _)| *c == id).map(|(_, data)| data)
+    }
+}
+
+/// Inputs of a step, by rank.
+#[derive(Clone, Debug, Default)]
+pub struct StepInputs {
+    /// By rank.
+    pub ranks: Vec<RankInputs>,
+}
+
+/// What a step (or a validation pass) yields.
+#[derive(Clone, Debug)]
+pub struct StepResult {
+    /// By rank and micro-batch.
+    pub losses: Vec<Vec<f32>>,
+    /// Mean over ranks and micro-batches.
+    pub loss: f64,
+    /// Global gradient norm before clipping, where the program computes it.
+    pub grad_norm: Option<f64>,
+    /// Times (of the slowest rank) and memory peaks.
+    pub record: StepRecord,
+    /// Rank 0's spans, if asked for.
+    pub spans: Vec<Span>,
+    /// Rank 0's memory after every allocation and free, if asked for.
+    pub samples: Vec<MemorySample>,
+}
+
+/// A program on devices, one a rank. Dropping it ends all threads.
+pub struct Session<D: Device = CpuDevice> {
+    program: Arc<Program>,
+    options: Arc<ExecOptions>,
+    abort: Arc<Abort>,
+    ranks: Vec<Rank<D>>,
+    /// Training steps done in this session.
+    done: u32,
+    /// Number of the session's first step in the training run.
+    first_step: u32,
+    log: Log,
+}
+
+impl Session<CpuDevice> {
+    /// Sets up all ranks on the CPU and runs `Init`. Persistent buffers hold zeros.
+    ///
+    /// # Errors
+    /// [`ExecError`].
+    pub fn new(program: Arc<Program>, options: ExecOptions) -> Result<Self, ExecError> {
+        Self::with_launcher(program, options, crate::device::cpu::launch)
+    }
+
+    /// Likewise, with kernels from elsewhere.
+    ///
+    /// # Errors
+    /// [`ExecError`].
+    pub fn with_launcher(
+        program: Arc<Program>,
+        options: ExecOptions,
+        launcher: Launcher,
+    ) -> Result<Self, ExecError> {
+        check(&program)?;
+        let abort = Arc::new(Abort::new(options.timeout));
+        let world = CpuWorld::new(Arc::clone(&program), Arc::clone(&abort));
+        let cpu = options.cpu();
+        let devices = (0..program.meta.world)
+            .map(|r| world.device(r, &cpu, launcher).map_err(ExecError::Device))
+            .collect::<Result<Vec<_>, _>>()?;
+        Self::with_devices(program, options, abort, devices)
+    }
+}
+
+impl<D: Device> Session<D> {
+    /// Runs `Init` on given devices, one a rank in rank order, which report failures to `abort`.
+    ///
+    /// # Errors
+    /// [`ExecError`].
+    pub fn with_devices(
+        program: Arc<Program>,
+        options: ExecOptions,
+        abort: Arc<Abort>,
+        devices: Vec<D>,
+    ) -> Result<Self, ExecError> {
+        check(&program)?;
+        let regions = plan_regions(&program, &options);
+        let needed = regions.iter().map(|r| Bytes(r.used)).sum::<Bytes>() * devices.len() as u64;
+        if let Some(available) = regions::available().filter(|a| needed > *a) {
+            return Err(ExecError::HostMemory {
+                ranks: devices.len() as u32,
+                needed,
+                available,
+            });
+        }
+        let options = Arc::new(options);
+        let ranks = (0..)
+            .zip(devices)
+            .map(|(id, device)| Rank::new(id, &program, &options, &abort, device, &regions))
+            .collect::<Result<Vec<_>, _>>()?;
+        let mut session = Self {
+            log: Log::default(),
+            program,
+            options,
+            abort,
+            ranks,
+            done: 0,
+            first_step: 0,
+        };
+        let none = StepInputs::default();
+        session.pass(SectionKind::Init, &none, NO_HYPER)?;
+        Ok(session)
+    }
+
+    /// The program.
+    #[must_use]
+    pub fn program(&self) -> &Arc<Program> {
+        &self.program
+    }
+
+    /// Training steps done in this session.
+    #[must_use]
+    pub fn steps_done(&self) -> u32 {
+        self.done
+    }
+
+    /// Numbers the session's first step, for records of a resumed run.
+    pub fn set_first_step(&mut self, step: u32) {
+        self.first_step = step;
+    }
+
+    /// Runs one training step on all ranks and waits for it.
+    ///
+    /// # Errors
+    /// [`ExecError::Failed`] if any rank fails; the session cannot go on then.
+    pub fn step(&mut self, inputs: &StepInputs, hyper: Hyper) -> Result<StepResult, ExecError> {
+        let kind = if self.done == 0 {
+            SectionKind::First
+        } else {
+            SectionKind::Steady
+        };
+        let result = self.pass(kind, inputs, hyper)?;
+        self.done += 1;
+        Ok(result)
+    }
+
+    /// Runs a validation pass on all ranks: one micro-batch of inputs each.
+    ///
+    /// # Errors
+    /// As [`Session::step`]; also if the program has no validation.
+    pub fn validate(&mut self, inputs: &StepInputs) -> Result<StepResult, ExecError> {
+        self.pass(SectionKind::Validation, inputs, NO_HYPER)
+    }
+
+    fn pass(
+        &mut self,
+        kind: SectionKind,
+        inputs: &StepInputs,
+        hyper: Hyper,
+    ) -> Result<StepResult, ExecError> {
+        if self.abort.aborted() {
+            return Err(self.failed());
+        }
+        let program = Arc::clone(&self.program);
+        let section = program
+            .section(kind)
+            .ok_or_else(|| ExecError::Input(format!("the program has no {kind:?} section")))?;
+        let none = RankInputs::default();
+        let step = self.first_step + self.done;
+        let record = self.options.record && kind != SectionKind::Init;
+        let of = |rank: usize| PassInputs {
+            step,
+            hyper,
+            inputs: inputs.ranks.get(rank).unwrap_or(&none),
+            record: record && rank == 0,
+        };
+        let abort = &self.abort;
+        let mut reports: Vec<Option<PassReport>> = match self.ranks.as_mut_slice() {
+            [one] => vec![run_rank(one, section, of(0), abort)],
+            many => std::thread::scope(|scope| {
+                let threads: Vec<_> = many
+                    .iter_mut()
+                    .enumerate()
+                    .map(|(r, rank)| {
+                        let with = of(r);
+                        scope.spawn(move || run_rank(rank, section, with, abort))
+                    })
+                    .collect();
+                threads
+                    .into_iter()
+                    .map(|t| t.join().ok().flatten())
+                    .collect()
+            }),
+        };
+        if self.abort.aborted() || reports.iter().any(Option::is_none) {
+            return Err(self.failed());
+        }
+        let reports: Vec<PassReport> = reports.drain(..).flatten().collect();
+        Ok(self.log.add(step, reports))
+    }
+
+    fn failed(&self) -> ExecError {
+        ExecError::from_failures(self.abort.failures(), self.ranks.len() as u32)
+    }
+
+    /// Whether a buffer is allocated now (between steps: whether it is persistent).
+    #[must_use]
+    pub fn is_live(&self, rank: u32, buffer: BufferId) -> bool {
+        self.ranks
+            .get(rank as usize)
+            .is_some_and(|r| r.live_range(buffer, 0, 0).is_some())
+    }
+
+    /// Reads bytes of a persistent buffer.
+    ///
+    /// # Errors
+    /// [`ExecError::Input`] if the buffer is not allocated or the range is not within it.
+    pub fn read_buffer(
+        &mut self,
+        rank: u32,
+        buffer: BufferId,
+        offset: u64,
+        bytes: u64,
+    ) -> Result<Vec<u8>, ExecError> {
+        let (device, range) = self.access(rank, buffer, offset, bytes)?;
+        Ok(device.read(range))
+    }
+
+    /// Writes bytes of a persistent buffer.
+    ///
+    /// # Errors
+    /// As [`Session::read_buffer`].
+    pub fn write_buffer(
+        &mut self,
+        rank: u32,
+        buffer: BufferId,
+        offset: u64,
+        data: &[u8],
+    ) -> Result<(), ExecError> {
+        let (device, range) = self.access(rank, buffer, offset, data.len() as u64)?;
+        device.write(range, data);
+        Ok(())
+    }
+
+    /// Contents that a buffer gets instead of zeros when it is allocated next: for state that the first step allocates
+    /// (optimizer moments of a resumed run).
+    ///
+    /// # Errors
+    /// [`ExecError::Input`] for an unknown rank or buffer, or data of another size.
+    pub fn preset_buffer(
+        &mut self,
+        rank: u32,
+        buffer: BufferId,
+        data: Arc<[u8]>,
+    ) -> Result<(), ExecError> {
+        let size = self.program.buffers.get(buffer.index()).map(|b| b.bytes.0);
+        let ranks = self.ranks.len();
+        match self.ranks.get_mut(rank as usize) {
+            Some(r) if size == Some(data.len() as u64) => {
+                r.preset(buffer, data);
+                Ok(())
+            }
+            _ => Err(ExecError::Input(format!(
+                "{} bytes for buffer {} of rank {rank}: it has {size:?} bytes, and there are {ranks} ranks",
+                data.len(),
+                buffer.0
+            ))),
+        }
+    }
+
+    fn access(
+        &mut self,
+        rank: u32,
+        buffer: BufferId,
+        offset: u64,
+        bytes: u64,
+    ) -> Result<(&mut D, RawRange), ExecError> {
+        let wrong = || {
+            ExecError::Input(format!(
+                "bytes {offset}+{bytes} of buffer {} are not in the memory of rank {rank}",
+                buffer.0
+            ))
+        };
+        let r = self.ranks.get_mut(rank as usize).ok_or_else(wrong)?;
+        if buffer.index() >= self.program.buffers.len() {
+            return Err(wrong());
+        }
+        r.settle(buffer);
+        let range = r.live_range(buffer, offset, bytes).ok_or_else(wrong)?;
+        Ok((&mut r.device, range))
+    }
+
+    /// Memory of a rank now.
+    #[must_use]
+    pub fn rank_memory(&self, rank: u32) -> Option<Counters> {
+        self.ranks.get(rank as usize).map(|r| r.memory.counters())
+    }
+
+    /// The record of everything so far. `scenario` and the environment's facts beyond the engine's are the caller's to
+    /// add.
+    #[must_use]
+    pub fn into_run(mut self) -> Run {
+        let device = self
+            .ranks
+            .first()
+            .map_or_else(String::new, |r| r.device.name());
+        let log = std::mem::take(&mut self.log);
+        let rank = self.ranks.first();
+        report::run(
+            &self.program,
+            &self.options,
+            &device,
+            rank.map(|r| &r.memory),
+            rank.map(|r| &r.host_work),
+            log,
+        )
+    }
+}
+
+impl<D: Device> Drop for Session<D> {
+    fn drop(&mut self) {
+        // Ranks are dropped one by one; none may wait for one that is gone.
+        if self.ranks.iter_mut().any(|r| r.device.is_busy()) {
+            self.abort.stop();
+        }
+    }
+}
+
+fn run_rank<D: Device>(
+    rank: &mut Rank<D>,
+    section: &Section,
+    with: PassInputs<'_>,
+    abort: &Abort,
+) -> Option<PassReport> {
+    let id = rank.id;
+    match catch_unwind(AssertUnwindSafe(|| rank.run(section, with))) {
+        Ok(result) => result.ok(),
+        Err(panic) => {
+            abort.fail(Failure {
+                kind: FailureKind::Panic,
+                rank: id,
+                stream: None,
+                instr: None,
+                text: String::new(),
+                message: panic_text(&*panic),
+            });
+            None
+        }
+    }
+}
+
+/// What no interpreter can work with.
+fn check(program: &Program) -> Result<(), ExecError> {
+    let fail = |m: String| Err(ExecError::Program(m));
+    if program.streams.is_empty() || program.meta.world == 0 {
+        return fail("it has no streams or no ranks".to_owned());
+    }
+    for comm in &program.communicators {
+        let span = u64::from(comm.size) * u64::from(comm.stride);
+        if span == 0 || u64::from(program.meta.world) % span != 0 {
+            return fail(format!(
+                "communicator {}: {} ranks {} apart do not divide a world of {}",
+                comm.name, comm.size, comm.stride, program.meta.world
+            ));
+        }
+    }
+    Ok(())
+}

@@ -1,0 +1,146 @@
+//! Scalars that the host wants from a pass: losses, the gradient norm, NaN flags.
+
+use shardlab_plan::compile::tape::OpKind;
+use shardlab_plan::program::{
+    Access, BufferId, Holds, InstrId, Instr, Op, Phase, Program, Section, ShardOp, StreamId,
+};
+use shardlab_plan::units::DType;
+
+/// A read that follows an instruction on its stream.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Tap {
+    pub(crate) after: InstrId,
+    pub(crate) stream: StreamId,
+    /// The scalar.
+    pub(crate) buffer: BufferId,
+    pub(crate) offset: u64,
+    pub(crate) slot: u32,
+}
+
+/// All taps of a section.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Taps {
+    /// Ascending by instruction.
+    pub(crate) taps: Vec<Tap>,
+    /// Slots of the losses, by micro-batch.
+    pub(crate) losses: Vec<u32>,
+    /// Slot of the sum of squares of the gradient.
+    pub(crate) norm: Option<u32>,
+    /// Instruction and slot of each NaN flag.
+    pub(crate) flags: Vec<(InstrId, u32)>,
+    pub(crate) slots: u32,
+}
+
+impl Taps {
+    pub(crate) fn new(program: &Program, section: &Section) -> Self {
+        let mut all = Self::default();
+        let ids = || section.instrs.clone().map(InstrId);
+        let instr = |i: InstrId| &program.instrs[i.index()];
+        let mut losses: Vec<(u16, Tap)> = Vec::new();
+        let mut norm = None;
+        for id in ids() {
+            let it = instr(id);
+            if let Some(tap) = loss(program, id, it) {
+                match losses.last_mut() {
+                    Some((m, last)) if *m == it.micro_batch => *last = tap,
+                    _ => losses.push((it.micro_batch, tap)),
+                }
+            }
+            if let Some(tap) = square(program, id, it) {
+                norm = Some(tap);
+            }
+            if let Some(tap) = flag(program, id, it) {
+                all.push(tap);
+                let slot = all.slots - 1;
+                all.flags.push((id, slot));
+            }
+        }
+        for (_, tap) in losses {
+            all.push(tap);
+            let slot = all.slots - 1;
+            all.losses.push(slot);
+        }
+        if let Some(tap) = norm {
+            all.push(tap);
+            all.norm = Some(all.slots - 1);
+        }
+        all.taps.sort_by_key(|t| (t.after, t.slot));
+        all
+    }
+
+    fn push(&mut self, tap: Tap) {
+        self.taps.push(Tap {
+            slot: self.slots,
+            ..tap
+        });
+        self.slots += 1;
+    }
+}
+
+fn tap(after: InstrId, stream: StreamId, a: &Access) -> Tap {
+    Tap {
+        after,
+        stream,
+        buffer: a.buffer,
+        offset: a.offset,
+        slot: 0,
+    }
+}
+
+/// A launch that leaves the loss: the last one of a forward that writes the tape's loss.
+fn loss(program: &Program, id: InstrId, instr: &Instr) -> Option<Tap> {
+    let Op::Launch { stream, .. } = instr.op else {
+        return None;
+    };
+    if !matches!(instr.phase, Phase::Forward | Phase::Validation) {
+        return None;
+    }
+    let writes = program.writes(&instr.op).iter();
+    let found = writes.into_iter().find(|a| is_loss(program, a))?;
+    Some(tap(id, stream, found))
+}
+
+/// A float32 scalar of the tape: the last one that a forward writes is its loss.
+fn is_loss(program: &Program, a: &Access) -> bool {
+    let b = &program.buffers[a.buffer.index()];
+    a.bytes == 4 && b.bytes.0 == 4 && b.dtype == DType::F32 && matches!(b.holds, Holds::Storage(_))
+}
+
+/// The last step of the gradient norm: the scalar is complete.
+fn square(program: &Program, id: InstrId, instr: &Instr) -> Option<Tap> {
+    let is_norm = |a: &&Access| {
+        program.buffers[a.buffer.index()].holds == Holds::Named("gradient norm")
+    };
+    if instr.phase != Phase::Clip {
+        return None;
+    }
+    match instr.op {
+        Op::Launch { stream, .. } => program
+            .writes(&instr.op)
+            .iter()
+            .find(is_norm)
+            .map(|a| tap(id, stream, a)),
+        Op::Collective { id: c, stream } => program.collectives[c.index()]
+            .parts
+            .iter()
+            .map(|p| &p.output)
+            .find(is_norm)
+            .map(|a| tap(id, stream, a)),
+        _ => None,
+    }
+}
+
+fn flag(program: &Program, id: InstrId, instr: &Instr) -> Option<Tap> {
+    let Op::Launch { kernel, stream, .. } = instr.op else {
+        return None;
+    };
+    let body = &program.kernels[kernel.index()].body;
+    let checks = matches!(
+        body.first().map(|b| b.op),
+        Some(OpKind::Shard(ShardOp::NanCheck))
+    );
+    checks
+        .then(|| program.writes(&instr.op).first())
+        .flatten()
+        .map(|a| tap(id, stream, a))
+}
