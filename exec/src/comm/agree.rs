@@ -16,7 +16,10 @@ pub(super) fn check(name: &str, ranks: &[u32], ticket: u64, calls: &[Call]) -> R
     let first = &calls[0];
     for (i, call) in calls.iter().enumerate() {
         if let Some(difference) = difference(first, call) {
-            return at(i, format!("{difference}, rank {} {}", ranks[0], words(first)));
+            return at(
+                i,
+                format!("{difference}, rank {} {}", ranks[0], words(first)),
+            );
         }
         if let Some(wrong) = wrong(call, i, ranks.len()) {
             return at(i, wrong);

@@ -1,7 +1,7 @@
 //! Rendezvous of one communicator instance.
 
 use super::{agree, moves};
-use crate::device::abort::{Abort, Stop, Wake, lock};
+use crate::device::abort::{Abort, Patience, Stop, Wake, lock};
 use crate::operand::RawRange;
 use shardlab_plan::program::{CollectiveKind, ReduceOp};
 use shardlab_plan::units::DType;
@@ -123,7 +123,7 @@ impl Group {
         let (kind, crash) = (call.kind, call.crash);
         let guard = lock(&self.state);
         // Earlier collectives of this communicator first.
-        let (mut guard, turn) = self.abort.wait(&self.changed, guard, true, |s| {
+        let (mut guard, turn) = self.abort.wait(&self.changed, guard, Patience::Cause, |s| {
             (s.sequence == ticket && s.arrived[position].is_none()).then(Instant::now)
         });
         let free = self.check(turn, &guard, position, ticket, kind)?;
@@ -131,11 +131,12 @@ impl Group {
         guard.count += 1;
         if guard.count == self.ranks.len() {
             let calls: Vec<Call> = guard.arrived.iter().flatten().cloned().collect();
-            guard.verdict = Some(agree::check(&self.name, &self.ranks, ticket, &calls).map(|()| calls.into()));
+            guard.verdict =
+                Some(agree::check(&self.name, &self.ranks, ticket, &calls).map(|()| calls.into()));
             guard.started = Some(Instant::now());
             self.changed.notify_all();
         }
-        let (guard, verdict) = self.abort.wait(&self.changed, guard, true, |s| {
+        let (guard, verdict) = self.abort.wait(&self.changed, guard, Patience::Cause, |s| {
             let start = s.started.unwrap_or(free);
             s.verdict.clone().map(|v| (v, start))
         });
@@ -168,7 +169,7 @@ impl Group {
             self.changed.notify_all();
         }
         let n = self.ranks.len();
-        let (guard, r) = self.abort.wait(&self.changed, guard, true, |s| {
+        let (guard, r) = self.abort.wait(&self.changed, guard, Patience::Cause, |s| {
             (s.sequence > ticket || s.staged == n).then_some(())
         });
         self.check(r, &guard, position, ticket, kind)
@@ -186,7 +187,7 @@ impl Group {
             self.changed.notify_all();
             return Ok(());
         }
-        let (guard, r) = self.abort.wait(&self.changed, guard, true, |s| {
+        let (guard, r) = self.abort.wait(&self.changed, guard, Patience::Cause, |s| {
             (s.sequence > ticket).then_some(())
         });
         self.check(r, &guard, position, ticket, kind)

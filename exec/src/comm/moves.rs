@@ -28,13 +28,7 @@ pub(super) unsafe fn perform(me: usize, calls: &[Call]) -> Option<Vec<Vec<u8>>> 
                 CollectiveKind::ReduceScatter => {
                     let at = me * output.bytes;
                     let from: Vec<*const u8> = inputs.map(|r| r.ptr.add(at).cast_const()).collect();
-                    reduce::reduce(
-                        mine.dtype,
-                        mine.reduce,
-                        &from,
-                        &[output.ptr],
-                        output.bytes,
-                    );
+                    reduce::reduce(mine.dtype, mine.reduce, &from, &[output.ptr], output.bytes);
                 }
                 CollectiveKind::AllReduce => {
                     let element = mine.dtype.size() as usize;

@@ -106,9 +106,7 @@ unsafe fn run<T: Element>(
         for output in outputs {
             // SAFETY: likewise for the output; the slices over the sources are gone.
             let to = unsafe { std::slice::from_raw_parts_mut(output.cast::<T>().add(at), len) };
-            to.iter_mut()
-                .zip(&acc)
-                .for_each(|(o, &a)| *o = T::round(a));
+            to.iter_mut().zip(&acc).for_each(|(o, &a)| *o = T::round(a));
         }
         at += len;
     }

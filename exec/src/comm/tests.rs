@@ -172,7 +172,11 @@ fn every_kind_equals_its_reference_in_every_world_and_form() {
                     kind,
                     CollectiveKind::ReduceScatter | CollectiveKind::AllReduce
                 );
-                let ops: &[ReduceOp] = if reduces { &REDUCTIONS } else { &[ReduceOp::None] };
+                let ops: &[ReduceOp] = if reduces {
+                    &REDUCTIONS
+                } else {
+                    &[ReduceOp::None]
+                };
                 for &op in ops {
                     // An odd number of elements a piece, and more than one block of the accumulator.
                     let len = n * 1031;
@@ -288,11 +292,27 @@ fn leaked(kind: CollectiveKind, reduce: ReduceOp, dtype: DType, i: usize, o: usi
 
 #[test]
 fn mismatches_are_errors_on_every_rank() {
-    let fine = || leaked(CollectiveKind::AllGather, ReduceOp::None, DType::F32, 64, 256);
+    let fine = || {
+        leaked(
+            CollectiveKind::AllGather,
+            ReduceOp::None,
+            DType::F32,
+            64,
+            256,
+        )
+    };
     type Odd = fn() -> Call;
     let odd: [(Odd, &str); 5] = [
         (
-            || leaked(CollectiveKind::AllGather, ReduceOp::None, DType::F32, 32, 128),
+            || {
+                leaked(
+                    CollectiveKind::AllGather,
+                    ReduceOp::None,
+                    DType::F32,
+                    32,
+                    128,
+                )
+            },
             "launches all_gather of 128 bytes",
         ),
         (
@@ -300,16 +320,38 @@ fn mismatches_are_errors_on_every_rank() {
             "launches all_reduce",
         ),
         (
-            || leaked(CollectiveKind::AllGather, ReduceOp::None, DType::Bf16, 64, 256),
+            || {
+                leaked(
+                    CollectiveKind::AllGather,
+                    ReduceOp::None,
+                    DType::Bf16,
+                    64,
+                    256,
+                )
+            },
             "bf16",
         ),
         (
-            || leaked(CollectiveKind::AllGather, ReduceOp::None, DType::F32, 64, 64),
+            || {
+                leaked(
+                    CollectiveKind::AllGather,
+                    ReduceOp::None,
+                    DType::F32,
+                    64,
+                    64,
+                )
+            },
             "64 bytes",
         ),
         (
             || {
-                let mut c = leaked(CollectiveKind::AllGather, ReduceOp::None, DType::F32, 64, 256);
+                let mut c = leaked(
+                    CollectiveKind::AllGather,
+                    ReduceOp::None,
+                    DType::F32,
+                    64,
+                    256,
+                );
                 c.parts.push(c.parts[0]);
                 c
             },
@@ -348,8 +390,24 @@ fn impossible_calls_are_errors_on_every_rank() {
         }
     };
     let integers = || leaked(CollectiveKind::AllReduce, ReduceOp::Sum, DType::I64, 64, 64);
-    let no_reduction = || leaked(CollectiveKind::AllReduce, ReduceOp::None, DType::F32, 64, 64);
-    let sizes = || leaked(CollectiveKind::ReduceScatter, ReduceOp::Sum, DType::F32, 64, 64);
+    let no_reduction = || {
+        leaked(
+            CollectiveKind::AllReduce,
+            ReduceOp::None,
+            DType::F32,
+            64,
+            64,
+        )
+    };
+    let sizes = || {
+        leaked(
+            CollectiveKind::ReduceScatter,
+            ReduceOp::Sum,
+            DType::F32,
+            64,
+            64,
+        )
+    };
     type Make = fn() -> Call;
     let all: [(Make, &str); 4] = [
         (overlap, "other than in place"),
@@ -369,7 +427,15 @@ fn impossible_calls_are_errors_on_every_rank() {
 
 #[test]
 fn a_timeout_names_who_is_missing() {
-    let call = || leaked(CollectiveKind::AllGather, ReduceOp::None, DType::F32, 64, 256);
+    let call = || {
+        leaked(
+            CollectiveKind::AllGather,
+            ReduceOp::None,
+            DType::F32,
+            64,
+            256,
+        )
+    };
     let results = calls(Duration::from_millis(100), 4, |me| {
         (me != 1).then(|| (0, call()))
     });
@@ -390,7 +456,15 @@ fn a_timeout_names_who_is_missing() {
 
 #[test]
 fn a_collective_waits_for_the_one_launched_before_it() {
-    let call = || leaked(CollectiveKind::AllGather, ReduceOp::None, DType::F32, 64, 128);
+    let call = || {
+        leaked(
+            CollectiveKind::AllGather,
+            ReduceOp::None,
+            DType::F32,
+            64,
+            128,
+        )
+    };
     let results = calls(Duration::from_millis(100), 2, |_| Some((1, call())));
     for r in results {
         let Some(Err(CommError::Timeout(m))) = r else {
@@ -410,7 +484,13 @@ fn a_failure_elsewhere_ends_the_wait() {
     std::thread::scope(|s| {
         let (group, position) = all.seat(CommId(0), 2).unwrap();
         let waiting = s.spawn(move || {
-            let call = leaked(CollectiveKind::AllGather, ReduceOp::None, DType::F32, 64, 256);
+            let call = leaked(
+                CollectiveKind::AllGather,
+                ReduceOp::None,
+                DType::F32,
+                64,
+                256,
+            );
             // SAFETY: leaked ranges.
             unsafe { group.run(position as usize, 0, call) }
         });

@@ -103,9 +103,21 @@ pub struct Abort {
     /// Every failure, in the order in which they came.
     failures: Mutex<Vec<Failure>>,
     wakers: Mutex<Vec<Weak<dyn Wake>>>,
-    /// Commands finished anywhere: what the watchdog looks at.
+    epoch: Instant,
+    /// When a command was last finished anywhere, in nanoseconds: what the watchdog looks at.
     progress: AtomicU64,
     timeout: Duration,
+}
+
+/// How long a wait may last without anything moving.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Patience {
+    /// The watchdog's time: a rank is missing from a rendezvous.
+    Cause,
+    /// A little longer: the wait is probably a consequence of one that ends first and knows more.
+    Consequence,
+    /// For ever (until a failure).
+    Endless,
 }
 
 impl fmt::Debug for Abort {
@@ -129,6 +141,7 @@ impl Abort {
             flag: AtomicBool::new(false),
             failures: Mutex::new(Vec::new()),
             wakers: Mutex::new(Vec::new()),
+            epoch: Instant::now(),
             progress: AtomicU64::new(0),
             timeout,
         }
@@ -174,19 +187,19 @@ impl Abort {
 
     /// Something moved.
     pub(crate) fn progressed(&self) {
-        self.progress.fetch_add(1, Ordering::Relaxed);
+        let now = self.epoch.elapsed().as_nanos() as u64;
+        self.progress.store(now, Ordering::Relaxed);
     }
 
-    /// Waits on `cv` until `ready` gives a value. `timed` waits end when nothing in the session moves.
+    /// Waits on `cv` until `ready` gives a value, a failure occurs or patience ends.
     pub(crate) fn wait<'a, T, R>(
         &self,
         cv: &Condvar,
         mut guard: MutexGuard<'a, T>,
-        timed: bool,
+        patience: Patience,
         mut ready: impl FnMut(&mut T) -> Option<R>,
     ) -> (MutexGuard<'a, T>, Result<R, Stop>) {
-        let mut seen = self.progress.load(Ordering::Relaxed);
-        let mut since: Option<Instant> = None;
+        let mut since: Option<Duration> = None;
         loop {
             if let Some(r) = ready(&mut guard) {
                 return (guard, Ok(r));
@@ -194,19 +207,19 @@ impl Abort {
             if self.aborted() {
                 return (guard, Err(Stop::Aborted));
             }
-            if !timed {
-                guard = cv.wait(guard).unwrap_or_else(PoisonError::into_inner);
-                continue;
-            }
-            let start = *since.get_or_insert_with(Instant::now);
-            let Some(left) = self.timeout.checked_sub(start.elapsed()) else {
-                let now = self.progress.load(Ordering::Relaxed);
-                if now == seen {
-                    return (guard, Err(Stop::TimedOut));
+            let patience = match patience {
+                Patience::Cause => self.timeout,
+                Patience::Consequence => self.timeout + self.timeout / 4,
+                Patience::Endless => {
+                    guard = cv.wait(guard).unwrap_or_else(PoisonError::into_inner);
+                    continue;
                 }
-                seen = now;
-                since = None;
-                continue;
+            };
+            let now = self.epoch.elapsed();
+            let moved = Duration::from_nanos(self.progress.load(Ordering::Relaxed));
+            let idle = now.saturating_sub(moved.max(*since.get_or_insert(now)));
+            let Some(left) = patience.checked_sub(idle).filter(|l| !l.is_zero()) else {
+                return (guard, Err(Stop::TimedOut));
             };
             guard = cv
                 .wait_timeout(guard, left)
@@ -234,12 +247,15 @@ mod tests {
         let abort = Arc::new(Abort::new(Duration::from_millis(40)));
         let flag = Arc::new(Flag(Mutex::new(true), Condvar::new()));
         let ready = |b: &mut bool| b.then_some(7);
-        assert_eq!(abort.wait(&flag.1, lock(&flag.0), true, ready).1, Ok(7));
+        assert_eq!(
+            abort.wait(&flag.1, lock(&flag.0), Patience::Cause, ready).1,
+            Ok(7)
+        );
 
         *lock(&flag.0) = false;
         let begin = Instant::now();
         assert_eq!(
-            abort.wait(&flag.1, lock(&flag.0), true, ready).1,
+            abort.wait(&flag.1, lock(&flag.0), Patience::Cause, ready).1,
             Err(Stop::TimedOut)
         );
         assert!(begin.elapsed() >= Duration::from_millis(40));
@@ -260,7 +276,9 @@ mod tests {
         });
         // An untimed wait: only the failure can end it.
         assert_eq!(
-            abort.wait(&flag.1, lock(&flag.0), false, ready).1,
+            abort
+                .wait(&flag.1, lock(&flag.0), Patience::Endless, ready)
+                .1,
             Err(Stop::Aborted)
         );
         failing.join().unwrap();
@@ -282,9 +300,13 @@ mod tests {
             }
         });
         let begin = Instant::now();
-        let (_, r) = abort.wait(&flag.1, lock(&flag.0), true, |b: &mut bool| b.then_some(()));
+        let (guard, r) = abort.wait(&flag.1, lock(&flag.0), Patience::Cause, |b: &mut bool| {
+            b.then_some(())
+        });
+        drop(guard);
         assert_eq!(r, Err(Stop::TimedOut));
-        assert!(begin.elapsed() >= Duration::from_millis(60));
+        // The last move was at 80 ms.
+        assert!(begin.elapsed() >= Duration::from_millis(105));
         moving.join().unwrap();
     }
 }

@@ -32,8 +32,7 @@ use std::time::{Duration, Instant};
 ///
 /// # Safety
 /// The promise of [`RawRange`]: ranges are valid and nobody else uses them meanwhile, other than the program allows.
-pub type Launcher =
-    unsafe fn(&LaunchContext<'_>, &[RawRange], &[RawRange]) -> Result<(), String>;
+pub type Launcher = unsafe fn(&LaunchContext<'_>, &[RawRange], &[RawRange]) -> Result<(), String>;
 
 /// The crate's own kernels.
 ///
@@ -179,15 +178,9 @@ impl CpuWorld {
             tickets: vec![0; program.communicators.len()],
         };
         for (s, stream) in program.streams.iter().enumerate() {
-            let delays = options
-                .delay
-                .map(|d| Delays::new(d, rank, s as u32));
-            let worker = worker::Worker::new(
-                Arc::clone(&shared),
-                StreamId(s as u8),
-                launcher,
-                delays,
-            );
+            let delays = options.delay.map(|d| Delays::new(d, rank, s as u32));
+            let worker =
+                worker::Worker::new(Arc::clone(&shared), StreamId(s as u8), launcher, delays);
             // The worker keeps every rank's memory alive.
             let memory = Arc::clone(&self.arenas);
             let handle = std::thread::Builder::new()
@@ -240,9 +233,14 @@ impl CpuDevice {
         self.shared.queues[stream.index()]
             .push(entry)
             .map(|_| ())
-            .map_err(|s| self.timed_out(s, instr, || {
-                format!("no room in the queue of stream {}", self.shared.program.streams[stream.index()].kind.name())
-            }))
+            .map_err(|s| {
+                self.timed_out(s, instr, || {
+                    format!(
+                        "no room in the queue of stream {}",
+                        self.shared.program.streams[stream.index()].kind.name()
+                    )
+                })
+            })
     }
 
     /// Reports a watchdog's end of a host wait.
@@ -376,7 +374,11 @@ impl Device for CpuDevice {
     fn write(&mut self, range: RawRange, data: &[u8]) {
         assert_eq!(range.bytes, data.len(), "host data have the range's length");
         // SAFETY: the caller's promise: backed memory that nothing in flight uses.
-        unsafe { range.ptr.copy_from_nonoverlapping(data.as_ptr(), data.len()) };
+        unsafe {
+            range
+                .ptr
+                .copy_from_nonoverlapping(data.as_ptr(), data.len())
+        };
     }
 }
 
@@ -404,10 +406,9 @@ fn recorder(program: &Program, waiting: InstrId, event: EventId) -> String {
         .iter()
         .find(|s| s.instrs.contains(&waiting.0));
     let found = section.and_then(|s| {
-        s.instrs
-            .clone()
-            .map(InstrId)
-            .find(|i| matches!(program.instrs[i.index()].op, Op::Record { event: e, .. } if e == event))
+        s.instrs.clone().map(InstrId).find(
+            |i| matches!(program.instrs[i.index()].op, Op::Record { event: e, .. } if e == event),
+        )
     });
     found.map_or_else(
         || "nothing records it".to_owned(),

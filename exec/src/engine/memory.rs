@@ -126,10 +126,7 @@ impl RankMemory {
 
     fn owner(&self, program: &Program, id: BufferId) -> (usize, usize) {
         let b = &program.buffers[id.index()];
-        (
-            b.role as usize,
-            b.unit.index().min(self.by_unit.len() - 1),
-        )
+        (b.role as usize, b.unit.index().min(self.by_unit.len() - 1))
     }
 
     fn update(&mut self, instr: InstrId, time: u64) {

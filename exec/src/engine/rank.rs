@@ -207,7 +207,10 @@ impl<D: Device> Rank<D> {
             {
                 at = self.replay(&program, scope, at, section.instrs.end, &with)?;
                 let passed = |t: &super::taps::Tap| t.after.0 < at;
-                next_tap += taps.taps[next_tap..].iter().take_while(|t| passed(t)).count();
+                next_tap += taps.taps[next_tap..]
+                    .iter()
+                    .take_while(|t| passed(t))
+                    .count();
                 continue;
             }
             self.perform(&program, section.kind, id, instr, &with)?;
@@ -319,7 +322,14 @@ impl<D: Device> Rank<D> {
                     let what = format!("{} bytes into {}", from.bytes, to.bytes);
                     return Err(self.fail(FailureKind::Program, id, what));
                 }
-                self.task(stream, Command::Copy { instr: id, from, to })
+                self.task(
+                    stream,
+                    Command::Copy {
+                        instr: id,
+                        from,
+                        to,
+                    },
+                )
             }
             Op::Record { event, stream } => {
                 self.recorded[event.index()] = self.pass;
@@ -420,7 +430,14 @@ impl<D: Device> Rank<D> {
             let data = Arc::clone(data);
             self.pending[buffer.index()] = Pending::Nothing;
             let to = self.range(id, buffer, 0, b.bytes.0)?;
-            self.submit(b.stream, Command::Upload { instr: id, to, data })?;
+            self.submit(
+                b.stream,
+                Command::Upload {
+                    instr: id,
+                    to,
+                    data,
+                },
+            )?;
         }
         Ok(())
     }
@@ -622,7 +639,9 @@ impl<D: Device> Rank<D> {
         let mut number = first;
         for i in begin..end {
             match program.instrs[i as usize].op {
-                Op::Launch { stream, .. } | Op::Collective { stream, .. } | Op::Copy { stream, .. } => {
+                Op::Launch { stream, .. }
+                | Op::Collective { stream, .. }
+                | Op::Copy { stream, .. } => {
                     last[stream.index()] = Some(number);
                     number += 1;
                 }
@@ -671,7 +690,11 @@ impl<D: Device> Rank<D> {
             first_nan(&self.device.read(range), b.dtype)
         });
         let full = group.layout.full_numel() * b.dtype.size() == b.bytes.0;
-        let shard = if full { 0 } else { self.shard_start(program, group) };
+        let shard = if full {
+            0
+        } else {
+            self.shard_start(program, group)
+        };
         if let (Some(Some(at)), shardlab_plan::shard::Layout::Flat(layout)) = (at, &group.layout) {
             let at = at as u64 + shard;
             let item = layout

@@ -38,7 +38,10 @@ pub(crate) fn regions(program: &Program, capacity: Option<Bytes>) -> Vec<Region>
                     let Ok(address) = memory.alloc(program, id) else {
                         break 'run;
                     };
-                    let bytes = program.buffers[id.index()].bytes.max(memory.block_bytes(id)).0;
+                    let bytes = program.buffers[id.index()]
+                        .bytes
+                        .max(memory.block_bytes(id))
+                        .0;
                     if program.buffers[id.index()].bytes > Bytes::ZERO {
                         ranges.push((address, address + bytes));
                     }
@@ -67,7 +70,9 @@ fn merge(mut ranges: Vec<(u64, u64)>) -> Vec<Region> {
     }
     let mut regions: Vec<Region> = Vec::with_capacity(merged.len());
     for (i, &(start, end, used)) in merged.iter().enumerate() {
-        let limit = merged.get(i + 1).map_or(u64::MAX, |next| next.0 / PAGE * PAGE);
+        let limit = merged
+            .get(i + 1)
+            .map_or(u64::MAX, |next| next.0 / PAGE * PAGE);
         let start = start / PAGE * PAGE;
         let wanted = end.saturating_add((end - start) / 4).saturating_add(ROOM);
         regions.push(Region {

@@ -35,11 +35,7 @@ pub(crate) struct Log {
 
 impl Log {
     /// Adds a pass; reports are in rank order.
-    pub(crate) fn add(
-        &mut self,
-        step: u32,
-        reports: Vec<PassReport>,
-    ) -> StepResult {
+    pub(crate) fn add(&mut self, step: u32, reports: Vec<PassReport>) -> StepResult {
         let losses: Vec<Vec<f32>> = reports.iter().map(|r| r.losses.clone()).collect();
         let all: Vec<f64> = losses.iter().flatten().map(|&l| f64::from(l)).collect();
         let loss = all.iter().sum::<f64>() / all.len().max(1) as f64;
@@ -162,7 +158,10 @@ pub(crate) fn run(
         world_size: program.meta.world,
         policy: program.meta.policy.to_owned(),
         hardware: device.to_owned(),
-        memory: memory.map_or_else(|| empty_memory(options), |m| report(program, options, m, &log)),
+        memory: memory.map_or_else(
+            || empty_memory(options),
+            |m| report(program, options, m, &log),
+        ),
         collectives: collectives(program, &log.spans),
         host: log.recorded.map_or(Picos::ZERO, |r| r.host),
         steps: log.steps,
@@ -232,7 +231,10 @@ fn report(program: &Program, options: &ExecOptions, m: &RankMemory, log: &Log) -
             .get(i)
             .map_or_else(|| "root".to_owned(), |u| u.name.clone())
     };
-    r.by_unit = units.into_iter().map(|(i, b)| (name(i), Bytes(b))).collect();
+    r.by_unit = units
+        .into_iter()
+        .map(|(i, b)| (name(i), Bytes(b)))
+        .collect();
     r.retries = m.counters().retries;
     r.timeline.clone_from(&log.timeline);
     r

@@ -2,7 +2,7 @@
 
 use shardlab_plan::compile::tape::OpKind;
 use shardlab_plan::program::{
-    Access, BufferId, Holds, InstrId, Instr, Op, Phase, Program, Section, ShardOp, StreamId,
+    Access, BufferId, Holds, Instr, InstrId, Op, Phase, Program, Section, ShardOp, StreamId,
 };
 use shardlab_plan::units::DType;
 
@@ -108,9 +108,8 @@ fn is_loss(program: &Program, a: &Access) -> bool {
 
 /// The last step of the gradient norm: the scalar is complete.
 fn square(program: &Program, id: InstrId, instr: &Instr) -> Option<Tap> {
-    let is_norm = |a: &&Access| {
-        program.buffers[a.buffer.index()].holds == Holds::Named("gradient norm")
-    };
+    let is_norm =
+        |a: &&Access| program.buffers[a.buffer.index()].holds == Holds::Named("gradient norm");
     if instr.phase != Phase::Clip {
         return None;
     }

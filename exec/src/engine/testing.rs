@@ -52,7 +52,13 @@ impl Build {
                 },
                 modules: vec![],
                 params: vec![],
-                units: vec![],
+                units: vec![Unit {
+                    name: "block".to_owned(),
+                    modules: vec![],
+                    is_root: true,
+                    reshards: true,
+                    groups: vec![],
+                }],
                 groups: vec![],
                 streams: vec![
                     stream(StreamKind::Compute),
@@ -301,7 +307,9 @@ pub(crate) unsafe fn shard_ops(
                     ShardOp::Accumulate => get(w, i) + get(&reads[0], i),
                     ShardOp::Scale { factor } => get(w, i) * factor.0 as f32,
                     ShardOp::Zero => 0.0,
-                    ShardOp::SumSquares => (0..n(&reads[0])).map(|j| get(&reads[0], j).powi(2)).sum(),
+                    ShardOp::SumSquares => {
+                        (0..n(&reads[0])).map(|j| get(&reads[0], j).powi(2)).sum()
+                    }
                     ShardOp::NanCheck => {
                         f32::from((0..n(&reads[0])).any(|j| get(&reads[0], j).is_nan()))
                     }

@@ -10,11 +10,17 @@ use std::ops::Range;
 
 /// Alignment of every region, a page: offsets from an allocator's granule stay aligned.
 const ALIGN: usize = 4096;
+/// Alignment that is asked for: up to here the system's zeroed pages are used as they are; a larger alignment would have
+/// every page written.
+const ASKED: usize = 16;
 
 struct Mapped {
     addresses: Range<u64>,
-    start: *mut u8,
+    /// What the system gave.
+    memory: *mut u8,
     layout: Layout,
+    /// The first aligned address of it.
+    start: *mut u8,
 }
 
 /// The memory of one rank.
@@ -38,18 +44,20 @@ impl Arena {
             let bytes = region.addresses.end - region.addresses.start;
             let layout = usize::try_from(bytes)
                 .ok()
-                .and_then(|n| Layout::from_size_align(n, ALIGN).ok())
-                .filter(|l| l.size() > 0)
+                .and_then(|n| n.checked_add(ALIGN))
+                .and_then(|n| Layout::from_size_align(n, ASKED).ok())
                 .ok_or_else(|| format!("a region of {bytes} bytes"))?;
             // SAFETY: the layout is not empty.
-            let start = unsafe { alloc_zeroed(layout) };
-            if start.is_null() {
+            let memory = unsafe { alloc_zeroed(layout) };
+            if memory.is_null() {
                 return Err(format!("the system refuses {bytes} bytes of memory"));
             }
+            let start = memory.wrapping_add(memory.align_offset(ALIGN));
             arena.regions.push(Mapped {
                 addresses: region.addresses.clone(),
-                start,
+                memory,
                 layout,
+                start,
             });
         }
         Ok(arena)
@@ -57,9 +65,7 @@ impl Arena {
 
     /// Real address of an allocator address with `bytes` behind it.
     pub(crate) fn pointer(&self, address: u64, bytes: u64) -> Option<*mut u8> {
-        let at = self
-            .regions
-            .partition_point(|r| r.addresses.end <= address);
+        let at = self.regions.partition_point(|r| r.addresses.end <= address);
         let region = self.regions.get(at)?;
         let offset = address.checked_sub(region.addresses.start)?;
         (address.checked_add(bytes)? <= region.addresses.end)
@@ -71,7 +77,7 @@ impl Drop for Arena {
     fn drop(&mut self) {
         for r in &self.regions {
             // SAFETY: allocated with this layout, and freed once.
-            unsafe { dealloc(r.start, r.layout) };
+            unsafe { dealloc(r.memory, r.layout) };
         }
     }
 }
@@ -88,14 +94,13 @@ mod tests {
     #[test]
     fn equal_addresses_are_equal_memory() {
         let pool = 1 << 62;
-        let arena = Arena::new(&[
-            region(4096..12288),
-            region(pool..pool + 4096),
-        ])
-        .unwrap();
+        let arena = Arena::new(&[region(4096..12288), region(pool..pool + 4096)]).unwrap();
         let a = arena.pointer(4096, 8192).unwrap();
         assert_eq!(a.addr() % ALIGN, 0);
-        assert_eq!(arena.pointer(4096 + 512, 16).unwrap().addr(), a.addr() + 512);
+        assert_eq!(
+            arena.pointer(4096 + 512, 16).unwrap().addr(),
+            a.addr() + 512
+        );
         assert_eq!(
             arena.pointer(pool + 512, 16).unwrap().addr(),
             arena.pointer(pool, 1).unwrap().addr() + 512

@@ -1,6 +1,6 @@
 //! Events of one rank: set once a pass, waited for by streams and the host.
 
-use crate::device::abort::{Abort, Stop, Wake, lock};
+use crate::device::abort::{Abort, Patience, Stop, Wake, lock};
 use shardlab_plan::program::EventId;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::{Arc, Condvar, Mutex};
@@ -58,9 +58,11 @@ impl Events {
         }
         let guard = lock(&self.sleep);
         self.sleepers.fetch_add(1, Ordering::SeqCst);
-        let (guard, r) = self.abort.wait(&self.changed, guard, true, |()| {
-            done.load(Ordering::SeqCst).then_some(())
-        });
+        let (guard, r) = self
+            .abort
+            .wait(&self.changed, guard, Patience::Consequence, |()| {
+                done.load(Ordering::SeqCst).then_some(())
+            });
         self.sleepers.fetch_sub(1, Ordering::SeqCst);
         drop(guard);
         r.map(|()| true)

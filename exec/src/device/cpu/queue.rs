@@ -1,7 +1,7 @@
 //! A stream's queue: bounded, first in first out, one producer (the host), one consumer (the worker).
 
-use crate::device::abort::{Abort, Stop, Wake, lock};
 use crate::device::Command;
+use crate::device::abort::{Abort, Patience, Stop, Wake, lock};
 use std::collections::VecDeque;
 use std::sync::{Arc, Condvar, Mutex};
 
@@ -64,9 +64,11 @@ impl Queue {
         if guard.items.len() >= self.depth {
             blocked = true;
             guard.host_sleeps = true;
-            let (g, r) = self.abort.wait(&self.room, guard, true, |s| {
-                (s.items.len() < self.depth).then_some(())
-            });
+            let (g, r) = self
+                .abort
+                .wait(&self.room, guard, Patience::Consequence, |s| {
+                    (s.items.len() < self.depth).then_some(())
+                });
             guard = g;
             guard.host_sleeps = false;
             r?;
@@ -114,14 +116,17 @@ impl Queue {
     /// Blocks until the worker has done everything.
     pub(crate) fn idle(&self) -> Result<(), Stop> {
         let mut guard = lock(&self.state);
-        if guard.items.is_empty() && !guard.busy {
-            return Ok(());
-        }
         guard.host_sleeps = true;
-        let (mut guard, r) = self.abort.wait(&self.room, guard, true, |s| {
-            (s.items.is_empty() && !s.busy).then_some(())
-        });
+        let (mut guard, r) = self
+            .abort
+            .wait(&self.room, guard, Patience::Consequence, |s| {
+                (s.items.is_empty() && !s.busy).then_some(())
+            });
         guard.host_sleeps = false;
+        // After a failure the queue is empty because its commands were dropped.
+        if self.abort.aborted() {
+            return Err(Stop::Aborted);
+        }
         r
     }
 

@@ -1,9 +1,7 @@
 //! Shapes of the parameters behind operands, for kernels that cut by parameter.
 
-use shardlab_plan::program::{
-    Access, Holds, InstrId, Op, Program, Shape, ShardOp,
-};
 use shardlab_plan::compile::tape::OpKind;
+use shardlab_plan::program::{Access, Holds, InstrId, Op, Program, Shape, ShardOp};
 
 /// By launch: the shapes of the parameters that a `CopyOut` writes or a `ChunkCat` reads.
 pub(super) struct Shapes {
