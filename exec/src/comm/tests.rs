@@ -19,15 +19,6 @@ const KINDS: [CollectiveKind; 5] = [
 ];
 const REDUCTIONS: [ReduceOp; 3] = [ReduceOp::Sum, ReduceOp::Avg, ReduceOp::PremulSum(0.3)];
 
-/// Buffers of one rank.
-#[derive(Clone, Debug, PartialEq)]
-struct Data {
-    input: Vec<u8>,
-    output: Vec<u8>,
-    /// Input and output share memory: the larger one, and byte offsets of both within it.
-    shared: Option<(Vec<u8>, usize, usize)>,
-}
-
 fn words(bytes: &[u8], dtype: DType) -> Vec<f32> {
     match dtype {
         DType::F32 => bytes

@@ -116,8 +116,6 @@ pub(crate) enum Patience {
     Cause,
     /// A little longer: the wait is probably a consequence of one that ends first and knows more.
     Consequence,
-    /// For ever (until a failure).
-    Endless,
 }
 
 impl fmt::Debug for Abort {
@@ -210,10 +208,6 @@ impl Abort {
             let patience = match patience {
                 Patience::Cause => self.timeout,
                 Patience::Consequence => self.timeout + self.timeout / 4,
-                Patience::Endless => {
-                    guard = cv.wait(guard).unwrap_or_else(PoisonError::into_inner);
-                    continue;
-                }
             };
             let now = self.epoch.elapsed();
             let moved = Duration::from_nanos(self.progress.load(Ordering::Relaxed));
@@ -274,10 +268,9 @@ mod tests {
                 message: "boom".into(),
             });
         });
-        // An untimed wait: only the failure can end it.
         assert_eq!(
             abort
-                .wait(&flag.1, lock(&flag.0), Patience::Endless, ready)
+                .wait(&flag.1, lock(&flag.0), Patience::Consequence, ready)
                 .1,
             Err(Stop::Aborted)
         );

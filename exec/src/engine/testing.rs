@@ -11,7 +11,6 @@ pub(crate) const AG: StreamId = StreamId(1);
 pub(crate) const RS: StreamId = StreamId(2);
 pub(crate) const SHARD: CommId = CommId(0);
 pub(crate) const OUTER: CommId = CommId(1);
-pub(crate) const ALL: CommId = CommId(2);
 
 /// A growing program: streams compute, all-gather, reduce-scatter; communicators shard, outer, world.
 pub(crate) struct Build {
