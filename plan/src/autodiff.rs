@@ -63,10 +63,13 @@ struct Engine<'m> {
     /// Buffer of the first value a buffer was made for.
     out: Backward,
     recompute: recompute::State,
+    /// Gradient of the loss.
+    seed: f64,
 }
 
-/// Appends the backward ops of `m.loss` to `m.graph`.
-pub fn differentiate(m: &mut ModelGraph, recompute: Recompute) -> Backward {
+/// Appends the backward ops of `m.loss` to `m.graph`, starting from a gradient of `seed` (1 over the micro-batches of a step
+/// makes their gradients add up to that of the step's mean loss).
+pub fn differentiate(m: &mut ModelGraph, recompute: Recompute, seed: f64) -> Backward {
     let first = m.graph.ops.len() as u32;
     let pending = vec![None; m.graph.values.len()];
     let uses = contributions(m);
@@ -80,6 +83,7 @@ pub fn differentiate(m: &mut ModelGraph, recompute: Recompute) -> Backward {
             ..Backward::default()
         },
         recompute: state,
+        seed,
     };
     e.m.graph.in_backward = true;
     e.run();
@@ -120,7 +124,8 @@ impl Engine<'_> {
         }
         let last = self.m.graph.ops.last().map(|op| op.module);
         self.g().module = last;
-        let one = self.g().fill_like(loss, 1.0);
+        let seed = self.seed;
+        let one = self.g().fill_like(loss, seed);
         self.out.one = Some(one);
         self.pending[loss.index()] = Some(Pending {
             value: one,

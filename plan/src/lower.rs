@@ -73,7 +73,7 @@ pub fn plan(scenario: &Scenario) -> Result<Program, PlanError> {
             sections(&mut cx, &mut life, &buffers)
         }
     };
-    Ok(finish(cx, sections))
+    Ok(finish(cx, &buffers, sections))
 }
 
 fn layout_kind(scenario: &Scenario) -> LayoutKind {
@@ -131,7 +131,7 @@ fn sections<L: Lifecycle>(cx: &mut Cx<'_>, life: &mut L, buffers: &TapeBuffers) 
     sections
 }
 
-fn finish(cx: Cx<'_>, sections: Vec<Section>) -> Program {
+fn finish(cx: Cx<'_>, buffers: &TapeBuffers, sections: Vec<Section>) -> Program {
     let scenario = cx.scenario;
     let mesh = &scenario.mesh;
     let accum = u64::from(scenario.train.grad_accum);
@@ -181,6 +181,8 @@ fn finish(cx: Cx<'_>, sections: Vec<Section>) -> Program {
         collectives: cx.b.collectives,
         copies: cx.b.copies,
         scopes: cx.b.scopes,
+        loss: cx.tape.loss.map(|s| buffers.storage(s)),
+        eval_loss: cx.tape.eval_loss.map(|s| buffers.storage(s)),
         events: cx.b.events,
         sections,
         instrs: cx.b.instrs,

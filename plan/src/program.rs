@@ -642,6 +642,11 @@ pub struct Program {
     pub copies: Vec<CopyDesc>,
     /// Captured scopes.
     pub scopes: Vec<CaptureScope>,
+    /// The loss of a training micro-batch: a float32 scalar, readable from the end of its forward until its backward is
+    /// done.
+    pub loss: Option<BufferId>,
+    /// The loss of a validation forward.
+    pub eval_loss: Option<BufferId>,
     /// Number of events.
     pub events: u32,
     /// Sections in program order.

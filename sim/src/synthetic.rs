@@ -67,6 +67,8 @@ impl Builder {
             collectives: Vec::new(),
             copies: Vec::new(),
             scopes: Vec::new(),
+            loss: None,
+            eval_loss: None,
             events: 0,
             sections: Vec::new(),
             instrs: Vec::new(),

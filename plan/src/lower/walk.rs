@@ -149,6 +149,11 @@ impl TapeBuffers {
         }
     }
 
+    /// Buffer of a storage.
+    pub(crate) fn storage(&self, s: StorageId) -> BufferId {
+        self.storages[s.index()]
+    }
+
     /// Tables that live for the whole run.
     pub(crate) fn init(&self, cx: &mut Cx<'_>) {
         for (c, ids) in cx.tape.consts.iter().zip(&self.consts) {

@@ -58,6 +58,8 @@ impl Fixture {
             collectives: vec![],
             copies: vec![],
             scopes: vec![],
+            loss: None,
+            eval_loss: None,
             events: 0,
             sections: vec![],
             instrs: vec![],

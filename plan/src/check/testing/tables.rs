@@ -199,6 +199,8 @@ pub(super) fn program(shape: Shape) -> Program {
             name: "layers.1 forward".into(),
             launches: 1,
         }],
+        loss: None,
+        eval_loss: None,
         events: 0,
         sections: vec![],
         instrs: vec![],
