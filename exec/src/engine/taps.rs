@@ -4,7 +4,6 @@ use shardlab_plan::compile::tape::OpKind;
 use shardlab_plan::program::{
     Access, BufferId, Holds, Instr, InstrId, Op, Phase, Program, Section, ShardOp, StreamId,
 };
-use shardlab_plan::units::DType;
 
 /// A read that follows an instruction on its stream.
 #[derive(Clone, Copy, Debug)]
@@ -87,23 +86,21 @@ fn tap(after: InstrId, stream: StreamId, a: &Access) -> Tap {
     }
 }
 
-/// A launch that leaves the loss: the last one of a forward that writes the tape's loss.
+/// A launch of a forward that writes the loss; the last one of a micro-batch leaves it complete.
 fn loss(program: &Program, id: InstrId, instr: &Instr) -> Option<Tap> {
     let Op::Launch { stream, .. } = instr.op else {
         return None;
     };
-    if !matches!(instr.phase, Phase::Forward | Phase::Validation) {
-        return None;
-    }
-    let writes = program.writes(&instr.op).iter();
-    let found = writes.into_iter().find(|a| is_loss(program, a))?;
+    let wanted = match instr.phase {
+        Phase::Forward => program.loss?,
+        Phase::Validation => program.eval_loss?,
+        _ => return None,
+    };
+    let found = program
+        .writes(&instr.op)
+        .iter()
+        .find(|a| a.buffer == wanted)?;
     Some(tap(id, stream, found))
-}
-
-/// A float32 scalar of the tape: the last one that a forward writes is its loss.
-fn is_loss(program: &Program, a: &Access) -> bool {
-    let b = &program.buffers[a.buffer.index()];
-    a.bytes == 4 && b.bytes.0 == 4 && b.dtype == DType::F32 && matches!(b.holds, Holds::Storage(_))
 }
 
 /// The last step of the gradient norm: the scalar is complete.

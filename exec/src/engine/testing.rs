@@ -75,6 +75,8 @@ impl Build {
                 collectives: vec![],
                 copies: vec![],
                 scopes: vec![],
+                loss: None,
+                eval_loss: None,
                 events: 0,
                 sections: vec![],
                 instrs: vec![],

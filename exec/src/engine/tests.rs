@@ -39,7 +39,7 @@ pub(super) fn toy(ranks: u32, pool: Pool, scope: bool) -> Toy {
     let grad = b.buffer_on(Role::FullGrad, bytes * n, RS, pool);
     let sum = b.buffer_on(Role::ReduceOutput, bytes, RS, pool);
     let loss = b.buffer(Role::Temporary, 4);
-    b.p.buffers[loss.index()].holds = Holds::Storage(StorageId(0));
+    b.p.loss = Some(loss);
     b.phase = Phase::Init;
     b.alloc(weight);
     b.section(SectionKind::Init);

@@ -98,7 +98,7 @@ fn inputs_reach_their_buffers_and_are_checked() {
     let input = b.buffer(Role::Input, 8);
     b.p.buffers[input.index()].holds = Holds::Const(ConstId(0));
     let loss = b.buffer(Role::Temporary, 4);
-    b.p.buffers[loss.index()].holds = Holds::Storage(StorageId(0));
+    b.p.loss = Some(loss);
     b.section(SectionKind::Init);
     b.p.meta.micro_batches = 2;
     for m in 0..2 {
