@@ -491,7 +491,11 @@ impl Flat {
             id
         });
         let input = cast.map_or(grad, |id| cx.b.whole(id));
-        let (op, scale_first) = self.scaling(cx);
+        // One rank on the inner axis: the outer reduction averages.
+        let (op, scale_first) = match self.comms.reduce {
+            Some(_) => self.scaling(cx),
+            None => (ReduceOp::None, false),
+        };
         if scale_first {
             let scale = Self::scale(cx);
             cx.run(Rule::Scale, scale, numel, self.c, rs, &[input], &[input]);
