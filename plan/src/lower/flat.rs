@@ -778,7 +778,7 @@ impl Cx<'_> {
 }
 
 /// Zeroes the ranges of a fresh full-size gradient buffer that no parameter covers: the reduction reads them.
-pub(crate) fn fill_padding(cx: &mut Cx<'_>, g: GroupId, buffer: BufferId, dtype: DType) {
+pub(crate) fn fill_padding(cx: &mut Cx<'_>, g: GroupId, full: Access, dtype: DType) {
     let Layout::Flat(layout) = &cx.group(g).layout else {
         return;
     };
@@ -794,10 +794,9 @@ pub(crate) fn fill_padding(cx: &mut Cx<'_>, g: GroupId, buffer: BufferId, dtype:
     for (start, end) in items.into_iter().chain([(layout.numel, layout.numel)]) {
         if start > at {
             gaps.push(Access {
-                buffer,
-                offset: at * element,
+                offset: full.offset + at * element,
                 bytes: (start - at) * element,
-                per_rank: PerRank::Same,
+                ..full
             });
         }
         at = at.max(end);

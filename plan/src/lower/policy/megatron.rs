@@ -6,7 +6,7 @@
 //!   the shard at rest; a queue bounded in elements decides when buckets are released.
 
 use crate::lower::context::Cx;
-use crate::lower::flat::{Flat, FlatStreams};
+use crate::lower::flat::{Flat, FlatStreams, fill_padding};
 use crate::lower::optimizer::ShardState;
 use crate::lower::walk::{Lifecycle, Location};
 use crate::program::{
@@ -269,6 +269,10 @@ impl Megatron {
                 .state(g)
                 .grad
                 .expect("only trained groups are reduced");
+            if self.first {
+                let dtype = cx.scenario.precision.main_grads;
+                fill_padding(cx, g, rest, dtype);
+            }
             self.copy_grads(cx, g, rest, Rule::Accumulate, !self.first);
             if self.last {
                 self.flat.reduce_full(cx, g);
@@ -294,7 +298,7 @@ impl Megatron {
         };
         cx.b.alloc(Rule::Grad, bucket);
         let whole = cx.b.whole(bucket);
-        crate::lower::flat::fill_padding(cx, g, bucket, c);
+        fill_padding(cx, g, whole, c);
         self.copy_grads(cx, g, whole, Rule::ReduceCopyIn, false);
         let done = self
             .flat

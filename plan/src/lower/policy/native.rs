@@ -395,7 +395,8 @@ impl Lifecycle for Native {
                     }
                 };
                 cx.b.alloc(Rule::Grad, buffer);
-                fill_padding(cx, g, buffer, dtype);
+                let whole = cx.b.whole(buffer);
+                fill_padding(cx, g, whole, dtype);
                 self.grads[g.index()] = Some(buffer);
                 buffer
             }
