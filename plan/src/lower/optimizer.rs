@@ -4,8 +4,8 @@ use super::builder::NewBuffer;
 use super::context::Cx;
 use super::walk::Lifecycle;
 use crate::program::{
-    Access, Axis, BufferId, COMPUTE, CollectiveKind, Communicator, Holds, HostWorkKind, Part,
-    Phase, ReduceOp, Role, Rule, ShardOp, UnitId,
+    Access, Axis, BufferId, COMPUTE, CollectiveKind, CommId, Communicator, Holds, HostWorkKind,
+    Part, Phase, ReduceOp, Role, Rule, ShardOp, UnitId,
 };
 use crate::scenario::{Optimizer, PolicyKind};
 use crate::units::DType;
@@ -161,12 +161,18 @@ fn norm(cx: &mut Cx<'_>, states: &[ShardState], clips: bool) -> BufferId {
         );
     }
     if let Some((axis, size, stride)) = norm_axis(cx) {
-        let comm = cx.b.add_communicator(Communicator {
-            name: "norm".to_owned(),
-            axis,
-            size,
-            stride,
-        });
+        // The ranks often have a communicator already; another would cost device memory.
+        let same = |c: &Communicator| (c.axis, c.size, c.stride) == (axis, size, stride);
+        let known = cx.b.communicators.iter().rposition(same);
+        let comm = match known {
+            Some(i) => CommId(i as u8),
+            None => cx.b.add_communicator(Communicator {
+                name: "norm".to_owned(),
+                axis,
+                size,
+                stride,
+            }),
+        };
         let part = Part {
             input: scalar,
             output: scalar,
