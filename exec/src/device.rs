@@ -6,6 +6,7 @@
 
 pub mod abort;
 pub mod cpu;
+pub mod null;
 
 use crate::operand::{Hyper, RawRange};
 pub use abort::{Abort, Failure, FailureKind, Stop};

@@ -23,6 +23,7 @@ use events::Events;
 use queue::{Entry, Queue};
 use shapes::Shapes;
 use shardlab_plan::program::{BufferId, EventId, InstrId, Op, Program, StreamId};
+use shardlab_plan::units::Bytes;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, Weak};
 use std::thread::JoinHandle;
@@ -266,6 +267,14 @@ impl Device for CpuDevice {
     }
 
     fn map(&mut self, regions: &[Region]) -> Result<(), String> {
+        let touched: Bytes = regions.iter().map(|r| Bytes(r.used)).sum();
+        let needed = touched * u64::from(self.shared.program.meta.world);
+        if let Some(available) = available().filter(|a| needed > *a) {
+            return Err(format!(
+                "{} ranks need {needed} of memory, {available} are available",
+                self.shared.program.meta.world
+            ));
+        }
         self.arena = Arc::new(Arena::new(regions)?);
         lock(&self.arenas).push(Arc::clone(&self.arena));
         Ok(())
@@ -399,6 +408,14 @@ impl Drop for CpuDevice {
 
 /// How long a wait may last by default.
 pub const WATCHDOG: Duration = Duration::from_secs(60);
+
+/// Memory that the system can still give, where it says so.
+fn available() -> Option<Bytes> {
+    let text = std::fs::read_to_string("/proc/meminfo").ok()?;
+    let line = text.lines().find(|l| l.starts_with("MemAvailable:"))?;
+    let kib: u64 = line.split_whitespace().nth(1)?.parse().ok()?;
+    Some(Bytes(kib * 1024))
+}
 
 /// Words on who records an event that an instruction waits for.
 fn recorder(program: &Program, waiting: InstrId, event: EventId) -> String {

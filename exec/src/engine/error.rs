@@ -1,7 +1,6 @@
 //! Errors of a session.
 
 use crate::device::Failure;
-use shardlab_plan::units::Bytes;
 use std::fmt::Write as _;
 
 /// Why a session could not be made or a step not be performed.
@@ -14,16 +13,6 @@ pub enum ExecError {
     /// Inputs or accesses to buffers that do not fit the program.
     #[error("{0}")]
     Input(String),
-    /// The machine has not enough memory for all ranks.
-    #[error("{ranks} ranks need {needed} of memory, {available} are available")]
-    HostMemory {
-        /// Ranks.
-        ranks: u32,
-        /// What their arenas will touch.
-        needed: Bytes,
-        /// What the system has.
-        available: Bytes,
-    },
     /// Threads or memory of the device.
     #[error("device: {0}")]
     Device(String),

@@ -795,23 +795,33 @@ impl<D: Device> Rank<D> {
         })
     }
 
-    /// Whether a buffer is waiting for its first use; it is settled for host access.
-    pub(crate) fn settle(&mut self, buffer: BufferId) {
-        let pending = std::mem::replace(&mut self.pending[buffer.index()], Pending::Nothing);
-        let bytes = self.program.buffers[buffer.index()].bytes.0;
-        let Some(range) = self.live_range(buffer, 0, bytes) else {
-            return;
-        };
-        match pending {
-            Pending::Nothing => {}
-            Pending::Zero => self.device.write(range, &vec![0; bytes as usize]),
-            Pending::Poison => self.device.write(range, &vec![POISON; bytes as usize]),
+    /// Bytes of a live buffer while the device is idle: what its first use would see, if that is still to come.
+    pub(crate) fn read(&self, buffer: BufferId, offset: u64, bytes: u64) -> Option<Vec<u8>> {
+        let range = self.live_range(buffer, offset, bytes)?;
+        Some(match self.pending[buffer.index()] {
+            Pending::Nothing => self.device.read(range),
+            Pending::Zero => vec![0; range.bytes],
+            Pending::Poison => vec![POISON; range.bytes],
             Pending::Preset => {
-                if let Some(data) = self.presets.remove(&buffer) {
-                    self.device.write(range, &data);
-                }
+                let from = offset as usize;
+                self.presets.get(&buffer)?[from..from + range.bytes].to_vec()
             }
+        })
+    }
+
+    /// Writes bytes of a live buffer while the device is idle.
+    pub(crate) fn write(&mut self, buffer: BufferId, offset: u64, data: &[u8]) -> Option<()> {
+        let range = self.live_range(buffer, offset, data.len() as u64)?;
+        if self.pending[buffer.index()] != Pending::Nothing {
+            let size = self.program.buffers[buffer.index()].bytes.0;
+            let whole = self.live_range(buffer, 0, size)?;
+            let now = self.read(buffer, 0, size)?;
+            self.device.write(whole, &now);
+            self.pending[buffer.index()] = Pending::Nothing;
+            self.presets.remove(&buffer);
         }
+        self.device.write(range, data);
+        Some(())
     }
 }
 

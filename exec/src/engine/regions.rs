@@ -83,14 +83,6 @@ fn merge(mut ranges: Vec<(u64, u64)>) -> Vec<Region> {
     regions
 }
 
-/// Memory that the system can still give, where it says so.
-pub(crate) fn available() -> Option<Bytes> {
-    let text = std::fs::read_to_string("/proc/meminfo").ok()?;
-    let line = text.lines().find(|l| l.starts_with("MemAvailable:"))?;
-    let kib: u64 = line.split_whitespace().nth(1)?.parse().ok()?;
-    Some(Bytes(kib * 1024))
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -2,14 +2,13 @@
 
 use super::rank::{PassInputs, PassReport, Rank, plan_regions};
 use super::report::{self, Log};
-use super::{ExecError, ExecOptions, regions};
+use super::{ExecError, ExecOptions};
 use crate::device::cpu::{CpuDevice, CpuWorld, Launcher, panic_text};
 use crate::device::{Abort, Device, Failure, FailureKind, NO_HYPER};
-use crate::operand::{Hyper, RawRange};
+use crate::operand::Hyper;
 use shardlab_plan::memory::Counters;
 use shardlab_plan::program::{BufferId, ConstId, Program, Section, SectionKind};
 use shardlab_plan::record::{MemorySample, Run, Span, StepRecord};
-use shardlab_plan::units::Bytes;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 
@@ -106,14 +105,6 @@ impl<D: Device> Session<D> {
     ) -> Result<Self, ExecError> {
         check(&program)?;
         let regions = plan_regions(&program, &options);
-        let needed = regions.iter().map(|r| Bytes(r.used)).sum::<Bytes>() * devices.len() as u64;
-        if let Some(available) = regions::available().filter(|a| needed > *a) {
-            return Err(ExecError::HostMemory {
-                ranks: devices.len() as u32,
-                needed,
-                available,
-            });
-        }
         let options = Arc::new(options);
         let ranks = (0..)
             .zip(devices)
@@ -237,14 +228,16 @@ impl<D: Device> Session<D> {
     /// # Errors
     /// [`ExecError::Input`] if the buffer is not allocated or the range is not within it.
     pub fn read_buffer(
-        &mut self,
+        &self,
         rank: u32,
         buffer: BufferId,
         offset: u64,
         bytes: u64,
     ) -> Result<Vec<u8>, ExecError> {
-        let (device, range) = self.access(rank, buffer, offset, bytes)?;
-        Ok(device.read(range))
+        self.ranks
+            .get(rank as usize)
+            .and_then(|r| r.read(buffer, offset, bytes))
+            .ok_or_else(|| outside(rank, buffer, offset, bytes))
     }
 
     /// Writes bytes of a persistent buffer.
@@ -258,9 +251,10 @@ impl<D: Device> Session<D> {
         offset: u64,
         data: &[u8],
     ) -> Result<(), ExecError> {
-        let (device, range) = self.access(rank, buffer, offset, data.len() as u64)?;
-        device.write(range, data);
-        Ok(())
+        self.ranks
+            .get_mut(rank as usize)
+            .and_then(|r| r.write(buffer, offset, data))
+            .ok_or_else(|| outside(rank, buffer, offset, data.len() as u64))
     }
 
     /// Contents that a buffer gets instead of zeros when it is allocated next: for state that the first step allocates
@@ -287,28 +281,6 @@ impl<D: Device> Session<D> {
                 buffer.0
             ))),
         }
-    }
-
-    fn access(
-        &mut self,
-        rank: u32,
-        buffer: BufferId,
-        offset: u64,
-        bytes: u64,
-    ) -> Result<(&mut D, RawRange), ExecError> {
-        let wrong = || {
-            ExecError::Input(format!(
-                "bytes {offset}+{bytes} of buffer {} are not in the memory of rank {rank}",
-                buffer.0
-            ))
-        };
-        let r = self.ranks.get_mut(rank as usize).ok_or_else(wrong)?;
-        if buffer.index() >= self.program.buffers.len() {
-            return Err(wrong());
-        }
-        r.settle(buffer);
-        let range = r.live_range(buffer, offset, bytes).ok_or_else(wrong)?;
-        Ok((&mut r.device, range))
     }
 
     /// Memory of a rank now.
@@ -345,6 +317,13 @@ impl<D: Device> Drop for Session<D> {
             self.abort.stop();
         }
     }
+}
+
+fn outside(rank: u32, buffer: BufferId, offset: u64, bytes: u64) -> ExecError {
+    ExecError::Input(format!(
+        "bytes {offset}+{bytes} of buffer {} are not in the memory of rank {rank}",
+        buffer.0
+    ))
 }
 
 fn run_rank<D: Device>(

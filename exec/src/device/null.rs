@@ -1,0 +1,90 @@
+//! A device that does nothing: what remains is the interpreter's own cost.
+
+use super::{Command, Device, GraphId, Pass, Region, Stop, TaskTimes};
+use crate::operand::RawRange;
+use shardlab_plan::program::{EventId, InstrId, StreamId};
+use std::time::Instant;
+
+/// Takes every command and performs none; counts them.
+#[derive(Debug)]
+pub struct NullDevice {
+    epoch: Instant,
+    graphs: Vec<usize>,
+    /// Commands submitted so far.
+    pub commands: u64,
+}
+
+impl Default for NullDevice {
+    fn default() -> Self {
+        Self {
+            epoch: Instant::now(),
+            graphs: Vec::new(),
+            commands: 0,
+        }
+    }
+}
+
+impl Device for NullDevice {
+    fn name(&self) -> String {
+        "null".to_owned()
+    }
+
+    fn map(&mut self, _: &[Region]) -> Result<(), String> {
+        Ok(())
+    }
+
+    fn pointer(&self, address: u64, _: u64) -> Option<*mut u8> {
+        // Nobody looks behind it.
+        Some(std::ptr::without_provenance_mut(address as usize))
+    }
+
+    fn begin(&mut self, _: Pass) -> Result<(), Stop> {
+        Ok(())
+    }
+
+    fn submit(&mut self, _: StreamId, command: Command, _: u32) -> Result<(), Stop> {
+        std::hint::black_box(&command);
+        self.commands += 1;
+        Ok(())
+    }
+
+    fn capture(&mut self, commands: Vec<(StreamId, Command)>) -> Result<GraphId, Stop> {
+        self.graphs.push(commands.len());
+        Ok(GraphId(self.graphs.len() - 1))
+    }
+
+    fn replay(&mut self, graph: GraphId, _: u32) -> Result<(), Stop> {
+        self.commands += self.graphs[graph.0] as u64;
+        Ok(())
+    }
+
+    fn host_wait(&mut self, _: InstrId, _: EventId) -> Result<(), Stop> {
+        Ok(())
+    }
+
+    fn idle(&mut self) -> Result<(), Stop> {
+        Ok(())
+    }
+
+    fn is_busy(&mut self) -> bool {
+        false
+    }
+
+    fn slot(&self, _: u32) -> f32 {
+        0.0
+    }
+
+    fn now(&self) -> u64 {
+        self.epoch.elapsed().as_nanos() as u64
+    }
+
+    fn times(&mut self) -> Vec<TaskTimes> {
+        Vec::new()
+    }
+
+    fn read(&self, range: RawRange) -> Vec<u8> {
+        vec![0; range.bytes]
+    }
+
+    fn write(&mut self, _: RawRange, _: &[u8]) {}
+}
