@@ -6,7 +6,7 @@
 
 use shardlab_plan::program::InstrId;
 use std::fmt;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::{Duration, Instant};
 
@@ -106,8 +106,22 @@ pub struct Abort {
     epoch: Instant,
     /// When a command was last finished anywhere, in nanoseconds: what the watchdog looks at.
     progress: AtomicU64,
+    /// Kernels that are running now, anywhere.
+    running: AtomicU32,
     timeout: Duration,
 }
+
+/// While it lives a kernel is running.
+pub(crate) struct Running<'a>(&'a Abort);
+
+impl Drop for Running<'_> {
+    fn drop(&mut self) {
+        self.0.running.fetch_sub(1, Ordering::Relaxed);
+    }
+}
+
+/// How much longer waits may last while kernels are running.
+const BUSY: u32 = 10;
 
 /// How long a wait may last without anything moving.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -141,6 +155,7 @@ impl Abort {
             wakers: Mutex::new(Vec::new()),
             epoch: Instant::now(),
             progress: AtomicU64::new(0),
+            running: AtomicU32::new(0),
             timeout,
         }
     }
@@ -189,6 +204,12 @@ impl Abort {
         self.progress.store(now, Ordering::Relaxed);
     }
 
+    /// A kernel runs until the result is dropped: nobody is missing as long as somebody computes.
+    pub(crate) fn running(&self) -> Running<'_> {
+        self.running.fetch_add(1, Ordering::Relaxed);
+        Running(self)
+    }
+
     /// Waits on `cv` until `ready` gives a value, a failure occurs or patience ends.
     pub(crate) fn wait<'a, T, R>(
         &self,
@@ -212,9 +233,15 @@ impl Abort {
             let now = self.epoch.elapsed();
             let moved = Duration::from_nanos(self.progress.load(Ordering::Relaxed));
             let idle = now.saturating_sub(moved.max(*since.get_or_insert(now)));
+            let patience = match self.running.load(Ordering::Relaxed) {
+                0 => patience,
+                _ => patience * BUSY,
+            };
             let Some(left) = patience.checked_sub(idle).filter(|l| !l.is_zero()) else {
                 return (guard, Err(Stop::TimedOut));
             };
+            // Kernels may end meanwhile, which shortens patience.
+            let left = left.min(self.timeout);
             guard = cv
                 .wait_timeout(guard, left)
                 .unwrap_or_else(PoisonError::into_inner)
@@ -279,6 +306,20 @@ mod tests {
             abort.failures()[0].to_string(),
             "rank 3, stream compute, instruction 12 `launch mm`: panic: boom"
         );
+    }
+
+    #[test]
+    fn a_running_kernel_is_not_a_missing_rank() {
+        let abort = Abort::new(Duration::from_millis(20));
+        let flag = Flag(Mutex::new(false), Condvar::new());
+        let begin = Instant::now();
+        let running = abort.running();
+        let (guard, r) = abort.wait(&flag.1, lock(&flag.0), Patience::Cause, |b: &mut bool| {
+            b.then_some(())
+        });
+        drop((guard, running));
+        assert_eq!(r, Err(Stop::TimedOut));
+        assert!(begin.elapsed() >= Duration::from_millis(200));
     }
 
     #[test]

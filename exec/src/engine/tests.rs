@@ -1,5 +1,6 @@
 //! The engine on hand-built programs whose results are known.
 
+mod cost;
 mod faults;
 mod graphs;
 mod memory;

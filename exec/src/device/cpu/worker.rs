@@ -183,9 +183,11 @@ impl Worker {
             hyper: *lock(&shared.hyper),
             shapes: shared.shapes.of(instr),
         };
+        let running = shared.abort.running();
         // SAFETY: the interpreter's promise on ranges that it submits.
         unsafe { (self.launcher)(&context, reads, writes) }
             .map_err(|e| Trouble::Failed(FailureKind::Kernel, e))?;
+        drop(running);
         if shared.nan_check {
             for w in writes {
                 self.no_nan(instr, w)?;
