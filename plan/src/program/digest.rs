@@ -1,6 +1,9 @@
 //! Content digest of a program.
 
+mod bytes;
+
 use super::Program;
+use serde::Serialize;
 
 pub(super) fn digest(program: &Program) -> String {
     // Labels that do not change what is executed stay out: the scenario's name and the hardware profile.
@@ -32,9 +35,9 @@ pub(super) fn digest(program: &Program) -> String {
         ),
         (program.double_buffer_copies, program.persist_on_alloc_fail),
     );
-    let mut hasher = blake3::Hasher::new();
-    serde_json::to_writer(&mut hasher, &content).expect(
-        "writing to a hasher cannot fail, and the program's types serialise without custom code",
-    );
-    hasher.finalize().to_hex()[..16].to_owned()
+    let mut hash = bytes::Hash::default();
+    content
+        .serialize(&mut hash)
+        .expect("the program's types serialise without custom code, and know their lengths");
+    hash.finish().to_hex()[..16].to_owned()
 }
