@@ -25,7 +25,13 @@ fn every_shipped_scenario_runs_and_adds_up() {
         let program = planned(name, &[]);
         let r = run(&program, &Options::default());
         let step = r.step_samples[0];
-        assert!(r.mfu > 0.01 && r.mfu < 0.9, "{name}: mfu {}", r.mfu);
+        // Models of a few thousand parameters leave no device busy.
+        let least = if program.meta.hardware == "cpu" {
+            0.0
+        } else {
+            0.01
+        };
+        assert!(r.mfu > least && r.mfu < 0.9, "{name}: mfu {}", r.mfu);
         assert_eq!(r.recorded_to - r.recorded_from, step, "{name}");
         // Compute and exposed time fill the step, up to launch gaps and work that reaches over its ends.
         let compute: u64 = r
