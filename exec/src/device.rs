@@ -79,6 +79,15 @@ pub enum Command {
         /// Data of the same length.
         data: Arc<[u8]>,
     },
+    /// Sum of squares of floats into a host slot.
+    Squares {
+        /// Instruction that they belong to.
+        instr: InstrId,
+        /// Numbers.
+        from: SmallVec<[RawRange; 1]>,
+        /// Slot.
+        slot: u32,
+    },
     /// A float32 scalar into a host slot.
     Read {
         /// Instruction that produced it.
@@ -102,6 +111,7 @@ impl Command {
             | Self::Wait { instr, .. }
             | Self::Fill { instr, .. }
             | Self::Upload { instr, .. }
+            | Self::Squares { instr, .. }
             | Self::Read { instr, .. } => instr,
         }
     }

@@ -22,6 +22,8 @@ pub struct ExecOptions {
     pub capacity: Option<Bytes>,
     /// Replay captured scopes instead of issuing them anew in every step.
     pub graphs: bool,
+    /// Sum the squares of the gradients that each optimizer launch is given, where the program computes no norm.
+    pub grad_squares: bool,
     /// Keep spans and memory samples of every step (the last ones go into the run).
     pub record: bool,
     /// Commands that a stream's queue holds.
@@ -38,6 +40,7 @@ impl Default for ExecOptions {
             nan_check: false,
             capacity: None,
             graphs: true,
+            grad_squares: false,
             record: false,
             queue_depth: CpuOptions::default().queue_depth,
         }

@@ -58,6 +58,8 @@ pub(crate) struct PassReport {
     pub(crate) memory: PassMemory,
     pub(crate) losses: Vec<f32>,
     pub(crate) square: Option<f32>,
+    /// Sum of squares of the gradients that the optimizer was given, where asked for.
+    pub(crate) squares: f64,
     pub(crate) tasks: Vec<Issued>,
     pub(crate) times: Vec<TaskTimes>,
     /// By event: the last task issued before it on its stream.
@@ -134,7 +136,15 @@ impl<D: Device> Rank<D> {
         let taps = program
             .sections
             .iter()
-            .map(|s| (s.kind, Arc::new(Taps::new(program, s))))
+            .map(|s| {
+                let taps = Taps::new(program, s);
+                let taps = if options.grad_squares {
+                    taps.with_squares(program, s)
+                } else {
+                    taps
+                };
+                (s.kind, Arc::new(taps))
+            })
             .collect();
         Ok(Self {
             id,
@@ -193,6 +203,7 @@ impl<D: Device> Rank<D> {
         })?;
         let start = self.device.now();
         let mut next_tap = 0;
+        let mut next_square = 0;
         let mut at = section.instrs.start;
         while at < section.instrs.end {
             let id = InstrId(at);
@@ -227,6 +238,28 @@ impl<D: Device> Rank<D> {
                     },
                 )?;
             }
+            if let Some((_, stream, slot, grads)) =
+                taps.squares.get(next_square).filter(|s| s.0 == id)
+            {
+                next_square += 1;
+                let from = grads
+                    .iter()
+                    .map(|&a| {
+                        let access = &program.accesses[a as usize];
+                        let offset = self.offsets.accesses[a as usize];
+                        self.range(id, access.buffer, offset, access.bytes)
+                    })
+                    .collect::<Result<_, _>>()?;
+                let slot = *slot;
+                self.submit(
+                    *stream,
+                    Command::Squares {
+                        instr: id,
+                        from,
+                        slot,
+                    },
+                )?;
+            }
             if matches!(instr.op, Op::HostWait(_)) {
                 self.check_flags(&taps, id)?;
             }
@@ -245,6 +278,11 @@ impl<D: Device> Rank<D> {
             memory: self.memory.end(),
             losses: taps.losses.iter().map(|&s| self.device.slot(s)).collect(),
             square: taps.norm.map(|s| self.device.slot(s)),
+            squares: taps
+                .squares
+                .iter()
+                .map(|s| f64::from(self.device.slot(s.2)))
+                .sum(),
             tasks: std::mem::take(&mut self.issued),
             times: if with.record {
                 self.device.times()

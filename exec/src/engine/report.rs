@@ -75,6 +75,7 @@ impl Log {
             losses,
             loss,
             grad_norm,
+            grad_squares: reports.iter().map(|r| r.squares).collect(),
             record,
             spans,
             samples,

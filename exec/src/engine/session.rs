@@ -42,6 +42,9 @@ pub struct StepResult {
     pub loss: f64,
     /// Global gradient norm before clipping, where the program computes it.
     pub grad_norm: Option<f64>,
+    /// By rank: sum of squares of the gradients that its optimizer was given (see [`ExecOptions::grad_squares`]). Ranks
+    /// may hold copies of one another's.
+    pub grad_squares: Vec<f64>,
     /// Times (of the slowest rank) and memory peaks.
     pub record: StepRecord,
     /// Rank 0's spans, if asked for.

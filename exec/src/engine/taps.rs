@@ -2,7 +2,7 @@
 
 use shardlab_plan::compile::tape::OpKind;
 use shardlab_plan::program::{
-    Access, BufferId, Holds, Instr, InstrId, Op, Phase, Program, Section, ShardOp, StreamId,
+    Access, BufferId, Holds, Instr, InstrId, Op, Phase, Program, Role, Section, ShardOp, StreamId,
 };
 
 /// A read that follows an instruction on its stream.
@@ -27,6 +27,8 @@ pub(crate) struct Taps {
     pub(crate) norm: Option<u32>,
     /// Instruction and slot of each NaN flag.
     pub(crate) flags: Vec<(InstrId, u32)>,
+    /// Optimizer launches with the slots of their gradients' squares.
+    pub(crate) squares: Vec<(InstrId, StreamId, u32, Vec<u32>)>,
     pub(crate) slots: u32,
 }
 
@@ -65,6 +67,24 @@ impl Taps {
         }
         all.taps.sort_by_key(|t| (t.after, t.slot));
         all
+    }
+
+    /// Adds slots for the squares of all gradients, where the program has no norm of its own.
+    pub(crate) fn with_squares(mut self, program: &Program, section: &Section) -> Self {
+        if self.norm.is_none() {
+            for id in section.instrs.clone().map(InstrId) {
+                let op = &program.instrs[id.index()].op;
+                let Op::Launch { stream, .. } = *op else {
+                    continue;
+                };
+                let grads = gradients(program, op);
+                if !grads.is_empty() {
+                    self.squares.push((id, stream, self.slots, grads));
+                    self.slots += 1;
+                }
+            }
+        }
+        self
     }
 
     fn push(&mut self, tap: Tap) {
@@ -139,4 +159,30 @@ fn flag(program: &Program, id: InstrId, instr: &Instr) -> Option<Tap> {
         .then(|| program.writes(&instr.op).first())
         .flatten()
         .map(|a| tap(id, stream, a))
+}
+
+/// Accesses of the gradients of an optimizer launch: each follows its weight, and moments may follow it.
+fn gradients(program: &Program, op: &Op) -> Vec<u32> {
+    let Op::Launch { kernel, reads, .. } = *op else {
+        return Vec::new();
+    };
+    let body = &program.kernels[kernel.index()].body;
+    if !matches!(
+        body.first().map(|b| b.op),
+        Some(OpKind::Shard(ShardOp::AdamW | ShardOp::Sgd))
+    ) {
+        return Vec::new();
+    }
+    let role = |a: &Access| program.buffers[a.buffer.index()].role;
+    let list = program.reads(op);
+    let mut found = Vec::new();
+    let mut i = 0;
+    while i + 1 < list.len() {
+        found.push(reads + i as u32 + 1);
+        i += 2;
+        if list.get(i).is_some_and(|a| role(a) == Role::OptimizerState) {
+            i += 2;
+        }
+    }
+    found
 }

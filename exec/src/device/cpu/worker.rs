@@ -116,6 +116,11 @@ impl Worker {
                 let bits = unsafe { from.ptr.cast::<u32>().read_unaligned() };
                 shared.slots[slot as usize].store(bits, Ordering::Release);
             }
+            Command::Squares { ref from, slot, .. } => {
+                // SAFETY: likewise; nothing writes what an optimizer has read before the next backward pass.
+                let sum = from.iter().map(|r| unsafe { squares(r) }).sum::<f64>() as f32;
+                shared.slots[slot as usize].store(sum.to_bits(), Ordering::Release);
+            }
             Command::Copy { from, to, .. } => {
                 let ready = shared.now();
                 assert!(!crash, "injected panic in a copy");
@@ -281,4 +286,25 @@ pub(crate) fn first_nan(bytes: &[u8], dtype: DType) -> Option<usize> {
         DType::F16 => half(0x7c00),
         DType::I64 | DType::U8 => None,
     }
+}
+
+/// Sum of squares, in float64.
+///
+/// # Safety
+/// The range is live memory that nothing writes meanwhile.
+unsafe fn squares(r: &RawRange) -> f64 {
+    let n = r.bytes / r.dtype.size() as usize;
+    let square = |i: usize| {
+        // SAFETY: the element is within the range.
+        let v = unsafe {
+            match r.dtype {
+                DType::F32 => r.ptr.cast::<f32>().add(i).read_unaligned(),
+                DType::Bf16 => r.ptr.cast::<half::bf16>().add(i).read_unaligned().to_f32(),
+                DType::F16 => r.ptr.cast::<half::f16>().add(i).read_unaligned().to_f32(),
+                DType::I64 | DType::U8 => 0.0,
+            }
+        };
+        f64::from(v) * f64::from(v)
+    };
+    (0..n).map(square).sum()
 }
