@@ -1,11 +1,13 @@
 //! Training around the engine: where state lies, how it begins, what it is fed, how it is kept.
 
+pub mod checkpoint;
 pub mod data;
 mod error;
 pub mod hf;
 pub mod init;
 pub mod layout;
 mod random;
+pub mod run;
 mod safe;
 pub mod schedule;
 pub mod state;
@@ -15,4 +17,7 @@ mod testing;
 pub use data::{DataError, Feed, TokenWidth, Tokens};
 pub use error::TrainError;
 pub use layout::{Kind, Span, StateLayout};
+pub use run::{
+    CheckpointOptions, Flow, Observer, Outcome, Resume, RunOptions, Silent, StepReport, train,
+};
 pub use state::StateIo;

@@ -12,13 +12,12 @@ pub use source::{DataError, TokenWidth, Tokens};
 use super::random::Sequence;
 use half::{bf16, f16};
 use shardlab_plan::compile::tape::Const;
-use shardlab_plan::program::{BufferId, Holds, Program};
+use shardlab_plan::program::{BufferId, ConstId, Holds, Program};
 use shardlab_plan::scenario::{Family, Model, Scenario};
 use shardlab_plan::units::DType;
-use std::collections::BTreeMap;
 
-/// Contents of one rank's input buffers for a step.
-pub type RankInputs = BTreeMap<BufferId, Vec<u8>>;
+/// Contents of one rank's inputs: by micro-batch, the bytes of every constant that is new in each.
+pub type RankFeed = Vec<Vec<(ConstId, Vec<u8>)>>;
 
 /// Where samples come from.
 #[derive(Clone, Debug)]
@@ -36,11 +35,13 @@ pub struct Feed {
     micro_batches: u64,
     micro_batch: u64,
     seq_len: u64,
-    /// Buffers of every input: constant, micro-batch.
-    inputs: Vec<(Const, u64, BufferId)>,
+    /// Constants that are new in every micro-batch.
+    inputs: Vec<(ConstId, Const)>,
     /// Contents of the tables that live for the whole run.
     tables: Vec<(BufferId, Vec<u8>)>,
     samples: Samples,
+    /// A step and the number of its first sample.
+    base: (u64, u64),
 }
 
 impl Feed {
@@ -78,23 +79,19 @@ impl Feed {
             inputs: Vec::new(),
             tables: Vec::new(),
             samples,
+            base: (0, 0),
             model,
         };
-        let mut copies = vec![0u64; consts.len()];
-        for (i, buffer) in (0u32..).zip(&program.buffers) {
-            let Holds::Const(c) = buffer.holds else {
-                continue;
-            };
-            let Some(known) = consts.get(c.index()) else {
-                return Err(DataError::UnknownConst(format!("number {}", c.0)));
-            };
+        for (c, known) in (0u32..).zip(consts) {
+            let id = ConstId(c);
             if known.per_micro_batch {
-                feed.inputs
-                    .push((known.clone(), copies[c.index()], BufferId(i)));
-                copies[c.index()] += 1;
-            } else {
-                let table = feed.table(known)?;
-                feed.tables.push((BufferId(i), table));
+                feed.inputs.push((id, known.clone()));
+                continue;
+            }
+            let table = feed.table(known)?;
+            let buffers = (0u32..).zip(&program.buffers);
+            for (b, _) in buffers.filter(|(_, b)| b.holds == Holds::Const(id)) {
+                feed.tables.push((BufferId(b), table.clone()));
             }
         }
         Ok(feed)
@@ -112,51 +109,59 @@ impl Feed {
         &self.tables
     }
 
+    /// From step `step` on samples are counted from `samples`: a run may have had another batch size before.
+    pub fn resume(&mut self, step: u64, samples: u64) {
+        self.base = (step, samples);
+    }
+
+    /// Number of the first sample of a step.
+    #[must_use]
+    pub fn position(&self, step: u64) -> u64 {
+        let (base, samples) = self.base;
+        samples + step.saturating_sub(base) * self.global_batch()
+    }
+
     /// Inputs of step `step` (from 0), by rank.
     #[must_use]
-    pub fn step(&self, step: u64) -> Vec<RankInputs> {
-        let b = self.global_batch();
-        self.ranks(|micro, rank, j| {
-            let i = (micro * self.world + rank) * self.micro_batch + j;
-            step * b + i
+    pub fn step(&self, step: u64) -> Vec<RankFeed> {
+        let first = self.position(step);
+        self.ranks(self.micro_batches, |micro, rank, j| {
+            first + (micro * self.world + rank) * self.micro_batch + j
         })
     }
 
-    /// Inputs of the `index`-th validation, by rank: for token streams windows counted from the stream's end (which
-    /// training reaches last), else samples that training never asks for. Only the first micro-batch's buffers are used.
+    /// Inputs of the `index`-th validation, by rank, one micro-batch each: for token streams windows counted from the
+    /// stream's end (which training reaches last), else samples that training asks for last.
     #[must_use]
-    pub fn validation(&self, index: u64) -> Vec<RankInputs> {
-        let b = self.world * self.micro_batch;
-        let mut ranks = self.ranks(|_, rank, j| {
-            let n = index * b + rank * self.micro_batch + j;
+    pub fn validation(&self, index: u64) -> Vec<RankFeed> {
+        self.ranks(1, |_, rank, j| {
+            let n = (index * self.world + rank) * self.micro_batch + j;
             match &self.samples {
                 Samples::Tokens(t) => {
                     let windows = t.windows(self.seq_len).max(1);
                     windows - 1 - n % windows
                 }
-                Samples::Random { .. } => (1 << 40) + n,
+                Samples::Random { .. } => u64::MAX - n,
             }
-        });
-        for inputs in &mut ranks {
-            inputs.retain(|id, _| self.inputs.iter().any(|(_, m, b)| b == id && *m == 0));
-        }
-        ranks
+        })
     }
 
-    fn ranks(&self, sample: impl Fn(u64, u64, u64) -> u64) -> Vec<RankInputs> {
+    fn ranks(&self, micros: u64, sample: impl Fn(u64, u64, u64) -> u64) -> Vec<RankFeed> {
+        let one = |micro, rank| {
+            let bytes = |known: &Const| {
+                let mut bytes = Vec::with_capacity(known.bytes.0 as usize);
+                for j in 0..self.micro_batch {
+                    self.write(known, sample(micro, rank, j), &mut bytes);
+                }
+                bytes
+            };
+            self.inputs
+                .iter()
+                .map(|(id, known)| (*id, bytes(known)))
+                .collect()
+        };
         (0..self.world)
-            .map(|rank| {
-                self.inputs
-                    .iter()
-                    .map(|(known, micro, buffer)| {
-                        let mut bytes = Vec::with_capacity(known.bytes.0 as usize);
-                        for j in 0..self.micro_batch {
-                            self.write(known, sample(*micro, rank, j), &mut bytes);
-                        }
-                        (*buffer, bytes)
-                    })
-                    .collect()
-            })
+            .map(|rank| (0..micros).map(|micro| one(micro, rank)).collect())
             .collect()
     }
 
@@ -239,12 +244,21 @@ impl Feed {
         Ok(out)
     }
 
-    /// Name of what is fed, for the run's environment and for checkpoints.
+    /// What is fed, for the run's environment.
     #[must_use]
     pub fn name(&self) -> String {
         match &self.samples {
             Samples::Tokens(t) => t.name().to_owned(),
             Samples::Random { .. } => "random".to_owned(),
+        }
+    }
+
+    /// Equal for equal data.
+    #[must_use]
+    pub fn fingerprint(&self) -> String {
+        match &self.samples {
+            Samples::Tokens(t) => t.fingerprint(),
+            Samples::Random { seed } => format!("random {seed}"),
         }
     }
 }

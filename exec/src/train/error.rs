@@ -2,6 +2,7 @@
 
 use super::data::DataError;
 use super::layout::LayoutError;
+use crate::engine::ExecError;
 use std::path::{Path, PathBuf};
 
 /// Why training cannot begin or go on.
@@ -49,12 +50,54 @@ pub enum TrainError {
     /// The program's state cannot be mapped.
     #[error(transparent)]
     Layout(#[from] LayoutError),
-    /// The engine failed.
+    /// The scenario cannot be planned.
     #[error("{0}")]
-    Engine(String),
+    Plan(String),
+    /// There is no checkpoint of this step.
+    #[error("{}: there is no such checkpoint; there are {}", path.display(), list(steps))]
+    NoCheckpoint {
+        /// Where it would be.
+        path: PathBuf,
+        /// Steps that have one.
+        steps: Vec<u64>,
+    },
+    /// A loss is no number.
+    #[error(
+        "step {step}: the loss of micro-batch {micro_batch} on rank {rank} is {loss}{}",
+        bad(params)
+    )]
+    Diverged {
+        /// Step, from 0.
+        step: u64,
+        /// Rank.
+        rank: usize,
+        /// Micro-batch.
+        micro_batch: usize,
+        /// Loss.
+        loss: f32,
+        /// Parameters that are no numbers any more.
+        params: Vec<String>,
+    },
+    /// The engine failed.
+    #[error(transparent)]
+    Engine(#[from] ExecError),
 }
 
 impl TrainError {
+    /// Whether the user's input is at fault, rather than the run.
+    #[must_use]
+    pub fn is_bad_input(&self) -> bool {
+        matches!(
+            self,
+            Self::OtherModel { .. }
+                | Self::Missing { .. }
+                | Self::NoNames
+                | Self::Data(_)
+                | Self::Plan(_)
+                | Self::NoCheckpoint { .. }
+        )
+    }
+
     pub(crate) fn io(path: &Path) -> impl FnOnce(std::io::Error) -> Self + '_ {
         move |error| Self::Io {
             path: path.to_owned(),
@@ -67,5 +110,20 @@ impl TrainError {
             path: path.to_owned(),
             what: what.into(),
         }
+    }
+}
+
+fn list(steps: &[u64]) -> String {
+    if steps.is_empty() {
+        return "none".to_owned();
+    }
+    let steps: Vec<String> = steps.iter().map(u64::to_string).collect();
+    steps.join(", ")
+}
+
+fn bad(params: &[String]) -> String {
+    match params {
+        [] => String::new(),
+        [first, rest @ ..] => format!("; not finite: {first} and {} more parameters", rest.len()),
     }
 }

@@ -167,7 +167,7 @@ pub fn export(
     program: &Program,
     model: &Model,
     layout: &StateLayout,
-    io: &dyn StateIo,
+    io: &mut dyn StateIo,
 ) -> Result<(), TrainError> {
     let names = names::of(program, model.family).ok_or(TrainError::NoNames)?;
     std::fs::create_dir_all(dir).map_err(TrainError::io(dir))?;

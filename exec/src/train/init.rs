@@ -104,7 +104,7 @@ mod tests {
         let mut memory = Memory::new(&program);
         from_seed(&program, &layout, Family::Gpt2, seed, &mut memory).unwrap();
         (0..program.params.len() as u32)
-            .map(|p| layout.weights(&memory, ParamId(p)).unwrap())
+            .map(|p| layout.weights(&mut memory, ParamId(p)).unwrap())
             .collect()
     }
 

@@ -14,7 +14,7 @@ pub trait StateIo {
     /// # Errors
     /// When the buffer is not allocated or the range is not inside it.
     fn read(
-        &self,
+        &mut self,
         rank: u32,
         buffer: BufferId,
         offset: u64,
@@ -32,6 +32,12 @@ pub trait StateIo {
         offset: u64,
         data: &[u8],
     ) -> Result<(), TrainError>;
+
+    /// Sets what a rank's buffer holds as soon as it is allocated (optimizer state, which the first step allocates).
+    ///
+    /// # Errors
+    /// When the buffer does not exist or is of another size.
+    fn preset(&mut self, rank: u32, buffer: BufferId, data: Vec<u8>) -> Result<(), TrainError>;
 }
 
 impl StateLayout {
@@ -74,7 +80,7 @@ impl StateLayout {
     ///
     /// # Errors
     /// What the memory reports.
-    pub fn weights(&self, io: &dyn StateIo, param: ParamId) -> Result<Vec<f32>, TrainError> {
+    pub fn weights(&self, io: &mut dyn StateIo, param: ParamId) -> Result<Vec<f32>, TrainError> {
         let mut out = Vec::new();
         for (rank, span) in self.primaries(Kind::Master) {
             if span.param == param {
@@ -88,7 +94,11 @@ impl StateLayout {
     ///
     /// # Errors
     /// What the memory reports.
-    pub fn weight_norms(&self, io: &dyn StateIo, params: usize) -> Result<Vec<f64>, TrainError> {
+    pub fn weight_norms(
+        &self,
+        io: &mut dyn StateIo,
+        params: usize,
+    ) -> Result<Vec<f64>, TrainError> {
         norms(io, &self.primaries(Kind::Master), params)
     }
 
@@ -98,7 +108,7 @@ impl StateLayout {
     /// What the memory reports.
     pub fn grad_norms(
         &self,
-        io: &dyn StateIo,
+        io: &mut dyn StateIo,
         params: usize,
     ) -> Result<Option<Vec<f64>>, TrainError> {
         let spans = self.primary_grads();
@@ -109,7 +119,11 @@ impl StateLayout {
     }
 }
 
-fn norms(io: &dyn StateIo, spans: &[(u32, &Span)], params: usize) -> Result<Vec<f64>, TrainError> {
+fn norms(
+    io: &mut dyn StateIo,
+    spans: &[(u32, &Span)],
+    params: usize,
+) -> Result<Vec<f64>, TrainError> {
     let mut squares = vec![0.0; params];
     for (rank, span) in spans {
         let values = read_span(io, *rank, span)?;
@@ -118,7 +132,7 @@ fn norms(io: &dyn StateIo, spans: &[(u32, &Span)], params: usize) -> Result<Vec<
     Ok(squares.into_iter().map(f64::sqrt).collect())
 }
 
-fn read_span(io: &dyn StateIo, rank: u32, span: &Span) -> Result<Vec<f32>, TrainError> {
+fn read_span(io: &mut dyn StateIo, rank: u32, span: &Span) -> Result<Vec<f32>, TrainError> {
     let bytes = io.read(rank, span.buffer, span.offset, span.bytes())?;
     Ok(floats(&bytes, span.dtype))
 }

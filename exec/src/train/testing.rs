@@ -39,7 +39,7 @@ impl Memory {
 
 impl StateIo for Memory {
     fn read(
-        &self,
+        &mut self,
         rank: u32,
         buffer: BufferId,
         offset: u64,
@@ -64,5 +64,9 @@ impl StateIo for Memory {
             .or_insert_with(|| vec![0; size]);
         all[offset as usize..offset as usize + data.len()].copy_from_slice(data);
         Ok(())
+    }
+
+    fn preset(&mut self, rank: u32, buffer: BufferId, data: Vec<u8>) -> Result<(), TrainError> {
+        self.write(rank, buffer, 0, &data)
     }
 }

@@ -162,6 +162,12 @@ impl Tokens {
         &self.name
     }
 
+    /// Equal for equal tokens in equal files.
+    #[must_use]
+    pub fn fingerprint(&self) -> String {
+        format!("blake3 {}", blake3::hash(&self.bytes).to_hex())
+    }
+
     /// Number of tokens.
     #[must_use]
     pub fn len(&self) -> u64 {

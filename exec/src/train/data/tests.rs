@@ -1,6 +1,7 @@
 use super::*;
 use crate::train::testing::{BASE, scenario_of};
 use shardlab_plan::lower::tape_of;
+use std::collections::BTreeMap;
 
 fn feed(text: &str, set: &[&str], tokens: Option<Tokens>) -> Feed {
     let set: Vec<String> = set.iter().map(|s| (*s).to_owned()).collect();
@@ -26,7 +27,7 @@ fn global(feed: &Feed, step: u64) -> Vec<Vec<i64>> {
     let micros = feed.micro_batches;
     for m in 0..micros {
         for inputs in &ranks {
-            let (_, bytes) = inputs.iter().nth(m as usize).unwrap();
+            let (_, bytes) = &inputs[m as usize][0];
             out.extend(
                 ids(bytes)
                     .chunks(feed.seq_len as usize + 1)
@@ -166,10 +167,7 @@ fn regression_data_splits_alike() {
     let one = feed(text, &["train.micro_batch=4"], None);
     let two = feed(text, &["train.micro_batch=2", "mesh.dp_shard=2"], None);
     let flat = |f: &Feed, nth: usize| -> Vec<u8> {
-        f.step(5)
-            .iter()
-            .flat_map(|r| r.values().nth(nth).unwrap().clone())
-            .collect()
+        f.step(5).iter().flat_map(|r| r[0][nth].1.clone()).collect()
     };
     let (x, y) = (flat(&one, 0), flat(&one, 1));
     assert_eq!((x.len(), y.len()), (4 * 18 * 4, 4 * 18 * 4));
@@ -178,4 +176,15 @@ fn regression_data_splits_alike() {
         assert_eq!(y, 0.5 * x.max(0.0));
     }
     assert_ne!(one.validation(0), one.step(0));
+}
+
+#[test]
+fn a_resumed_feed_goes_on_where_another_batch_size_stopped() {
+    let mut small = feed(BASE[0], &["mesh.dp_shard=2"], None);
+    let large = feed(BASE[0], &["mesh.dp_shard=4"], None);
+    // Six steps of two samples are three of four.
+    small.resume(3, large.position(3));
+    assert_eq!(small.position(3), 12);
+    assert_eq!(global(&small, 3), global(&large, 3)[..2]);
+    assert_eq!(global(&small, 4), global(&large, 3)[2..]);
 }

@@ -76,7 +76,7 @@ fn goldens_survive_loading_and_export_on_any_mesh() {
                 &l.program,
                 &l.scenario.model,
                 &l.layout,
-                &l.memory,
+                &mut l.memory,
             )
             .unwrap();
             assert_eq!(tensors(dir.path()), original, "{name} {set:?}");
@@ -98,7 +98,7 @@ fn conv1d_weights_are_transposed() {
         .position(|p| p.name == "layers.1.mlp.c_fc.weight")
         .unwrap();
     assert_eq!(l.program.params[p].shape.as_slice(), [256, 64]);
-    let ours = l.layout.weights(&l.memory, ParamId(p as u32)).unwrap();
+    let ours = l.layout.weights(&mut l.memory, ParamId(p as u32)).unwrap();
     let (shape, bytes) = &tensors(&golden("gpt2-tiny"))["transformer.h.1.mlp.c_fc.weight"];
     assert_eq!(shape, &[64, 256]);
     let theirs = crate::train::data::floats(bytes, DType::F32);
@@ -141,7 +141,7 @@ fn faults_are_named_in_full() {
         &l.program,
         &l.scenario.model,
         &l.layout,
-        &l.memory,
+        &mut l.memory,
     )
     .unwrap();
     let all = tensors(dir.path());

@@ -1,0 +1,278 @@
+//! Loading into any program of the same model.
+
+use super::index::{FORMAT, Index, Piece, Progress};
+use crate::train::TrainError;
+use crate::train::data::encode;
+use crate::train::layout::{Kind, Span, StateLayout};
+use crate::train::safe::SafeFile;
+use crate::train::state::StateIo;
+use shardlab_plan::Program;
+use shardlab_plan::program::{BufferId, ParamId};
+use std::collections::{BTreeMap, BTreeSet};
+use std::io::Read;
+use std::ops::Range;
+use std::path::{Path, PathBuf};
+
+/// A checkpoint whose checksums have been found right.
+#[derive(Debug)]
+pub struct Checkpoint {
+    path: PathBuf,
+    index: Index,
+    files: BTreeMap<String, SafeFile>,
+    /// Pieces of a parameter and kind, ascending.
+    pieces: BTreeMap<(usize, Kind), Vec<Piece>>,
+}
+
+impl Checkpoint {
+    /// Opens a checkpoint and verifies all of it.
+    ///
+    /// # Errors
+    /// Files that are missing, truncated or altered, by name.
+    pub fn open(path: &Path) -> Result<Self, TrainError> {
+        let index_path = path.join("index.json");
+        let text = std::fs::read(&index_path).map_err(TrainError::io(&index_path))?;
+        let sum_path = path.join("index.blake3");
+        let sum = std::fs::read_to_string(&sum_path).map_err(TrainError::io(&sum_path))?;
+        if blake3::hash(&text).to_hex().as_str() != sum.trim() {
+            return Err(TrainError::format(
+                &index_path,
+                "corrupt: the checksum differs",
+            ));
+        }
+        let index: Index = serde_json::from_slice(&text)
+            .map_err(|e| TrainError::format(&index_path, e.to_string()))?;
+        if index.format != FORMAT {
+            let what = format!(
+                "format {} is not known; this program reads {FORMAT}",
+                index.format
+            );
+            return Err(TrainError::format(&index_path, what));
+        }
+        let mut files = BTreeMap::new();
+        for (name, file) in &index.files {
+            let at = path.join(name);
+            let (bytes, sum) = checksum(&at)?;
+            if bytes != file.bytes {
+                let what = format!("corrupt: {bytes} bytes of {}", file.bytes);
+                return Err(TrainError::format(&at, what));
+            }
+            if sum != file.blake3 {
+                return Err(TrainError::format(&at, "corrupt: the checksum differs"));
+            }
+            files.insert(name.clone(), SafeFile::open(&at)?);
+        }
+        let mut pieces: BTreeMap<(usize, Kind), Vec<Piece>> = BTreeMap::new();
+        for piece in &index.pieces {
+            let Some(kind) = Kind::ALL.into_iter().find(|k| piece.is(*k)) else {
+                let what = format!("state `{}` is not known", piece.kind);
+                return Err(TrainError::format(&index_path, what));
+            };
+            pieces
+                .entry((piece.param, kind))
+                .or_default()
+                .push(piece.clone());
+        }
+        for list in pieces.values_mut() {
+            list.sort_by_key(|p| p.start);
+        }
+        Ok(Self {
+            path: path.to_owned(),
+            index,
+            files,
+            pieces,
+        })
+    }
+
+    /// Where the run stood.
+    #[must_use]
+    pub fn progress(&self) -> &Progress {
+        &self.index.progress
+    }
+
+    /// What the checkpoint says about itself.
+    #[must_use]
+    pub fn index(&self) -> &Index {
+        &self.index
+    }
+
+    /// Puts weights and moments into the memory of all ranks, before their first step.
+    ///
+    /// # Errors
+    /// When a weight or moment is missing or has another shape (all of them are named), and what files and memory report.
+    pub fn load(
+        &mut self,
+        program: &Program,
+        layout: &StateLayout,
+        io: &mut dyn StateIo,
+    ) -> Result<(), TrainError> {
+        let of = self.find(program)?;
+        self.require(program, layout, &of)?;
+        for (p, from) in of.iter().enumerate() {
+            let param = ParamId(p as u32);
+            layout.set_weights(io, param, &mut |elements| {
+                self.elements(*from, Kind::Master, elements)
+            })?;
+        }
+        if self.index.progress.step == 0 {
+            return Ok(());
+        }
+        for (rank, state) in (0u32..).zip(&layout.ranks) {
+            for kind in [Kind::First, Kind::Second] {
+                let mut by_buffer: BTreeMap<BufferId, Vec<&Span>> = BTreeMap::new();
+                for span in state.of(kind) {
+                    by_buffer.entry(span.buffer).or_default().push(span);
+                }
+                for (buffer, spans) in by_buffer {
+                    let mut bytes = vec![0; program.buffers[buffer.index()].bytes.0 as usize];
+                    for span in spans {
+                        let values =
+                            self.elements(of[span.param.index()], kind, span.elements.clone())?;
+                        let at = span.offset as usize;
+                        bytes[at..at + span.bytes() as usize]
+                            .copy_from_slice(&encode(&values, span.dtype));
+                    }
+                    io.preset(rank, buffer, bytes)?;
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Index of every parameter of the program in this checkpoint.
+    fn find(&self, program: &Program) -> Result<Vec<usize>, TrainError> {
+        let known: BTreeMap<&str, usize> = self
+            .index
+            .params
+            .iter()
+            .enumerate()
+            .map(|(i, p)| (p.name.as_str(), i))
+            .collect();
+        let mut missing = Vec::new();
+        let mut of = Vec::new();
+        for param in &program.params {
+            match known.get(param.name.as_str()) {
+                None => missing.push(param.name.clone()),
+                Some(&i) if self.index.params[i].shape != param.shape.as_slice() => {
+                    let what = format!(
+                        "`{}` has shape {:?}, the model's is {:?}",
+                        param.name, self.index.params[i].shape, param.shape
+                    );
+                    return Err(TrainError::format(&self.path, what));
+                }
+                Some(&i) => of.push(i),
+            }
+        }
+        if !missing.is_empty() {
+            return Err(TrainError::Missing {
+                path: self.path.clone(),
+                names: missing,
+            });
+        }
+        let used: BTreeSet<usize> = of.iter().copied().collect();
+        let left: Vec<&str> = (0..self.index.params.len())
+            .filter(|i| !used.contains(i))
+            .map(|i| self.index.params[i].name.as_str())
+            .collect();
+        if !left.is_empty() {
+            let what = format!(
+                "holds parameters that the model has not: {}",
+                left.join(", ")
+            );
+            return Err(TrainError::format(&self.path, what));
+        }
+        Ok(of)
+    }
+
+    /// Every element that the program needs is there.
+    fn require(
+        &self,
+        program: &Program,
+        layout: &StateLayout,
+        of: &[usize],
+    ) -> Result<(), TrainError> {
+        let mut missing = BTreeSet::new();
+        for kind in Kind::ALL {
+            if kind != Kind::Master && self.index.progress.step == 0 {
+                continue;
+            }
+            for (_, span) in layout.primaries(kind) {
+                let p = span.param.index();
+                if !self.holds(of[p], kind, &span.elements) {
+                    missing.insert(format!("{} of {}", kind.name(), program.params[p].name));
+                }
+            }
+        }
+        if missing.is_empty() {
+            return Ok(());
+        }
+        Err(TrainError::Missing {
+            path: self.path.clone(),
+            names: missing.into_iter().collect(),
+        })
+    }
+
+    fn pieces(&self, param: usize, kind: Kind) -> &[Piece] {
+        self.pieces.get(&(param, kind)).map_or(&[], Vec::as_slice)
+    }
+
+    fn holds(&self, param: usize, kind: Kind, elements: &Range<u64>) -> bool {
+        let mut at = elements.start;
+        for piece in self.pieces(param, kind) {
+            if piece.start <= at {
+                at = at.max(piece.start + piece.numel);
+            }
+        }
+        at >= elements.end
+    }
+
+    /// Elements of a state, put together from the pieces that hold them.
+    fn elements(
+        &mut self,
+        param: usize,
+        kind: Kind,
+        elements: Range<u64>,
+    ) -> Result<Vec<f32>, TrainError> {
+        let mut out = vec![0.0; (elements.end - elements.start) as usize];
+        let list = self
+            .pieces
+            .get(&(param, kind))
+            .map_or(&[][..], Vec::as_slice);
+        for piece in list {
+            let from = piece.start.max(elements.start);
+            let to = (piece.start + piece.numel).min(elements.end);
+            if from >= to {
+                continue;
+            }
+            let file = self.files.get_mut(&piece.file);
+            let found = file.and_then(|f| {
+                let entry = f.entries.get(&piece.tensor)?.clone();
+                (entry.numel() == piece.numel).then_some((f, entry))
+            });
+            let Some((file, entry)) = found else {
+                let what = format!("the index names `{}`, which its file has not", piece.tensor);
+                return Err(TrainError::format(&self.path, what));
+            };
+            let values = file.read(&entry, from - piece.start..to - piece.start)?;
+            let at = (from - elements.start) as usize;
+            out[at..at + values.len()].copy_from_slice(&values);
+        }
+        Ok(out)
+    }
+}
+
+/// Size and BLAKE3 of a file.
+fn checksum(path: &Path) -> Result<(u64, String), TrainError> {
+    let mut file = std::fs::File::open(path).map_err(TrainError::io(path))?;
+    let mut hasher = blake3::Hasher::new();
+    let mut buffer = vec![0; 1 << 20];
+    let mut bytes = 0;
+    loop {
+        let n = file.read(&mut buffer).map_err(TrainError::io(path))?;
+        if n == 0 {
+            break;
+        }
+        hasher.update(&buffer[..n]);
+        bytes += n as u64;
+    }
+    Ok((bytes, hasher.finalize().to_hex().to_string()))
+}

@@ -1,0 +1,431 @@
+//! Training runs: steps, validation, checkpoints, until the end or an interruption.
+
+use super::checkpoint::{Checkpoint, Progress, Saver, Snapshot, Store};
+use super::data::{Feed, RankFeed, Tokens};
+use super::layout::StateLayout;
+use super::state::StateIo;
+use super::{TrainError, hf, init, schedule};
+use crate::engine::{ExecOptions, RankInputs, Session, StepInputs, StepResult};
+use shardlab_plan::lower::tape_of;
+use shardlab_plan::program::BufferId;
+use shardlab_plan::record::Run;
+use shardlab_plan::{Program, Scenario};
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+/// Where a run with checkpoints begins.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Resume {
+    /// At the newest checkpoint that is whole, or from the start when there is none.
+    #[default]
+    Auto,
+    /// From the start.
+    Never,
+    /// At this step's checkpoint.
+    Step(u64),
+}
+
+/// Checkpoints of a run.
+#[derive(Clone, Debug)]
+pub struct CheckpointOptions {
+    /// Folder.
+    pub dir: PathBuf,
+    /// Save after every so many steps; 0 is never.
+    pub every: u64,
+    /// How many stay.
+    pub keep: usize,
+    /// Where to begin.
+    pub resume: Resume,
+}
+
+/// Options of a run.
+#[derive(Clone, Debug, Default)]
+pub struct RunOptions {
+    /// Steps in all, those before a resumption included; the scenario's if not given.
+    pub steps: Option<u64>,
+    /// Seed of weights and data; a resumed run's own if not given, else 0.
+    pub seed: Option<u64>,
+    /// Hugging Face folder of the initial weights.
+    pub init: Option<PathBuf>,
+    /// Folder for the final weights in Hugging Face form.
+    pub export: Option<PathBuf>,
+    /// Tokens; a synthetic language if not given.
+    pub tokens: Option<Tokens>,
+    /// Checkpoints.
+    pub checkpoints: Option<CheckpointOptions>,
+    /// The engine's options.
+    pub exec: ExecOptions,
+}
+
+/// A finished step.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct StepReport {
+    /// Steps done.
+    pub step: u64,
+    /// Steps of the run.
+    pub steps: u64,
+    /// Loss: the mean over ranks and micro-batches.
+    pub loss: f64,
+    /// Global gradient norm before clipping.
+    pub grad_norm: f64,
+    /// Learning rate.
+    pub lr: f64,
+    /// How long the step took.
+    pub time: Duration,
+    /// Tokens (or samples) of all ranks.
+    pub tokens: u64,
+}
+
+/// What to do after a step.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Flow {
+    /// Go on.
+    Continue,
+    /// End the run here, in good order.
+    Stop,
+}
+
+/// Watches a run.
+pub trait Observer {
+    /// A step is done.
+    fn step(&mut self, _report: &StepReport) -> Flow {
+        Flow::Continue
+    }
+
+    /// A validation after this many steps is done.
+    fn validation(&mut self, _step: u64, _loss: f64) {}
+
+    /// Something that the user should know.
+    fn note(&mut self, _text: &str) {}
+}
+
+/// Watches nothing.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Silent;
+impl Observer for Silent {}
+
+/// What a run yields.
+#[derive(Clone, Debug)]
+pub struct Outcome {
+    /// The record, with losses and gradient norms of all steps, those before a resumption included.
+    pub run: Run,
+    /// Steps that were done before this process.
+    pub resumed_from: u64,
+    /// The observer stopped it.
+    pub interrupted: bool,
+    /// Validation losses with the number of steps before each.
+    pub validations: Vec<(u64, f64)>,
+    /// Final norm of every parameter.
+    pub weight_norms: Vec<f64>,
+    /// Norm of every parameter's last gradient, where gradients outlive the step.
+    pub grad_norms: Option<Vec<f64>>,
+}
+
+impl StateIo for Session {
+    fn read(
+        &mut self,
+        rank: u32,
+        buffer: BufferId,
+        offset: u64,
+        bytes: u64,
+    ) -> Result<Vec<u8>, TrainError> {
+        Ok(self.read_buffer(rank, buffer, offset, bytes)?)
+    }
+
+    fn write(
+        &mut self,
+        rank: u32,
+        buffer: BufferId,
+        offset: u64,
+        data: &[u8],
+    ) -> Result<(), TrainError> {
+        Ok(self.write_buffer(rank, buffer, offset, data)?)
+    }
+
+    fn preset(&mut self, rank: u32, buffer: BufferId, data: Vec<u8>) -> Result<(), TrainError> {
+        Ok(self.preset_buffer(rank, buffer, data.into())?)
+    }
+}
+
+/// Trains a scenario whose program this is.
+///
+/// # Errors
+/// [`TrainError`]. Checkpoints that were complete before stay usable.
+pub fn train(
+    scenario: &Scenario,
+    program: &Arc<Program>,
+    options: RunOptions,
+    observer: &mut dyn Observer,
+) -> Result<Outcome, TrainError> {
+    let mut trainer = Trainer::new(scenario, program, options, observer)?;
+    let interrupted = trainer.run(observer)?;
+    trainer.finish(interrupted)
+}
+
+struct Trainer<'a> {
+    scenario: &'a Scenario,
+    program: Arc<Program>,
+    session: Session,
+    layout: StateLayout,
+    feed: Feed,
+    saver: Option<Saver>,
+    every: u64,
+    steps: u64,
+    progress: Progress,
+    resumed_from: u64,
+    /// Ranks whose gradients are not copies of another rank's.
+    distinct: Vec<bool>,
+    validations: Vec<(u64, f64)>,
+    export: Option<PathBuf>,
+}
+
+impl<'a> Trainer<'a> {
+    fn new(
+        scenario: &'a Scenario,
+        program: &Arc<Program>,
+        options: RunOptions,
+        observer: &mut dyn Observer,
+    ) -> Result<Self, TrainError> {
+        let layout = StateLayout::new(program)?;
+        let (store, mut checkpoint) = match &options.checkpoints {
+            None => (None, None),
+            Some(c) => {
+                let store = Store::open(&c.dir, c.keep)?;
+                let found = find(&store, c.resume, observer)?;
+                (Some(store), found)
+            }
+        };
+        let before = checkpoint.as_ref().map(|c| c.progress().clone());
+        let seed = options
+            .seed
+            .or(before.as_ref().map(|p| p.seed))
+            .unwrap_or(0);
+        let tape = tape_of(scenario).map_err(|e| TrainError::Plan(e.to_string()))?;
+        let mut feed = Feed::new(scenario, program, &tape.consts, options.tokens, seed)?;
+        let exec = ExecOptions {
+            grad_squares: true,
+            ..options.exec
+        };
+        let mut session = Session::new(Arc::clone(program), exec)?;
+        for rank in 0..program.meta.world {
+            for (buffer, table) in feed.tables() {
+                session.write_buffer(rank, *buffer, 0, table)?;
+            }
+        }
+        let mut progress = Progress {
+            seed,
+            data: feed.fingerprint(),
+            ..Progress::default()
+        };
+        if let (Some(checkpoint), Some(before)) = (&mut checkpoint, before) {
+            checkpoint.load(program, &layout, &mut session)?;
+            if before.data != progress.data || before.seed != seed {
+                observer.note("the checkpoint was made with other data: what follows is not what would have been");
+            }
+            feed.resume(before.step, before.samples);
+            session.set_first_step(u32::try_from(before.step).unwrap_or(u32::MAX));
+            progress = Progress {
+                seed,
+                data: progress.data,
+                ..before
+            };
+        } else if let Some(dir) = &options.init {
+            let (model, seq_len) = (&scenario.model, scenario.train.seq_len);
+            hf::load(dir, program, model, seq_len, &layout, &mut session)?;
+        } else {
+            init::from_seed(program, &layout, scenario.model.family, seed, &mut session)?;
+        }
+        let mut distinct = vec![false; program.meta.world as usize];
+        for (rank, _) in layout.primaries(super::Kind::Master) {
+            distinct[rank as usize] = true;
+        }
+        Ok(Self {
+            scenario,
+            program: Arc::clone(program),
+            session,
+            layout,
+            feed,
+            saver: store.map(Saver::new),
+            every: options.checkpoints.as_ref().map_or(0, |c| c.every),
+            steps: options.steps.unwrap_or(u64::from(scenario.train.steps)),
+            resumed_from: progress.step,
+            progress,
+            distinct,
+            validations: Vec::new(),
+            export: options.export,
+        })
+    }
+
+    /// Steps until the end; whether the observer ended it.
+    fn run(&mut self, observer: &mut dyn Observer) -> Result<bool, TrainError> {
+        let validate = u64::from(self.scenario.train.validate_every);
+        let meta = &self.program.meta;
+        let tokens = meta.tokens * u64::from(meta.world);
+        while self.progress.step < self.steps {
+            let step = self.progress.step;
+            let inputs = self.inputs(self.feed.step(step));
+            let hyper = schedule::hyper(&self.scenario.train, step);
+            let start = Instant::now();
+            let result = self.session.step(&inputs, hyper)?;
+            let time = start.elapsed();
+            let grad_norm = self.grad_norm(&result);
+            self.diverged(step, &result)?;
+            self.progress.step = step + 1;
+            self.progress.samples = self.feed.position(step + 1);
+            self.progress.losses.push(finite(result.loss));
+            self.progress.grad_norms.push(finite(grad_norm));
+            let flow = observer.step(&StepReport {
+                step: step + 1,
+                steps: self.steps,
+                loss: result.loss,
+                grad_norm,
+                lr: hyper.lr,
+                time,
+                tokens,
+            });
+            if validate > 0 && (step + 1).is_multiple_of(validate) {
+                let inputs = self.inputs(self.feed.validation((step + 1) / validate - 1));
+                let loss = self.session.validate(&inputs)?.loss;
+                self.validations.push((step + 1, loss));
+                observer.validation(step + 1, loss);
+            }
+            let last = flow == Flow::Stop || step + 1 == self.steps;
+            if self.every > 0 && ((step + 1).is_multiple_of(self.every) || last) {
+                self.save()?;
+            }
+            if flow == Flow::Stop {
+                return Ok(step + 1 < self.steps);
+            }
+        }
+        Ok(false)
+    }
+
+    fn inputs(&self, ranks: Vec<RankFeed>) -> StepInputs {
+        let of = |feed: RankFeed| RankInputs {
+            micro_batches: feed
+                .into_iter()
+                .map(|m| m.into_iter().map(|(id, data)| (id, data.into())).collect())
+                .collect(),
+        };
+        StepInputs {
+            ranks: ranks.into_iter().map(of).collect(),
+        }
+    }
+
+    /// The program's own norm, or the one of the gradients that the optimizer was given.
+    fn grad_norm(&self, result: &StepResult) -> f64 {
+        result.grad_norm.unwrap_or_else(|| {
+            let ranks = result.grad_squares.iter().zip(&self.distinct);
+            ranks
+                .filter(|(_, distinct)| **distinct)
+                .map(|(s, _)| s)
+                .sum::<f64>()
+                .sqrt()
+        })
+    }
+
+    /// A loss that is no number ends the run: everything after it would be none either.
+    fn diverged(&mut self, step: u64, result: &StepResult) -> Result<(), TrainError> {
+        let bad = |l: &&f32| !l.is_finite();
+        let found = result.losses.iter().enumerate().find_map(|(rank, micros)| {
+            let micro = micros.iter().position(|l| bad(&l))?;
+            Some((rank, micro, micros[micro]))
+        });
+        let Some((rank, micro_batch, loss)) = found else {
+            return Ok(());
+        };
+        let norms = self
+            .layout
+            .weight_norms(&mut self.session, self.program.params.len())?;
+        let params = self
+            .program
+            .params
+            .iter()
+            .zip(norms)
+            .filter(|(_, n)| !n.is_finite())
+            .map(|(p, _)| p.name.clone())
+            .collect();
+        Err(TrainError::Diverged {
+            step,
+            rank,
+            micro_batch,
+            loss,
+            params,
+        })
+    }
+
+    fn save(&mut self) -> Result<(), TrainError> {
+        let Some(saver) = &mut self.saver else {
+            return Ok(());
+        };
+        let progress = self.progress.clone();
+        let snapshot = Snapshot::take(&self.program, &self.layout, &mut self.session, progress)?;
+        saver.save(snapshot)
+    }
+
+    fn finish(mut self, interrupted: bool) -> Result<Outcome, TrainError> {
+        if let Some(saver) = &mut self.saver {
+            saver.finish()?;
+        }
+        let params = self.program.params.len();
+        let weight_norms = self.layout.weight_norms(&mut self.session, params)?;
+        let grad_norms = self.layout.grad_norms(&mut self.session, params)?;
+        if let Some(dir) = &self.export {
+            let model = &self.scenario.model;
+            hf::export(dir, &self.program, model, &self.layout, &mut self.session)?;
+        }
+        let mut run = self.session.into_run();
+        let numbers = |list: &[Option<f64>]| list.iter().map(|x| x.unwrap_or(f64::NAN)).collect();
+        run.losses = numbers(&self.progress.losses);
+        run.grad_norms = numbers(&self.progress.grad_norms);
+        run.environment
+            .insert("seed".to_owned(), self.progress.seed.to_string());
+        run.environment.insert("data".to_owned(), self.feed.name());
+        Ok(Outcome {
+            run,
+            resumed_from: self.resumed_from,
+            interrupted,
+            validations: self.validations,
+            weight_norms,
+            grad_norms,
+        })
+    }
+}
+
+fn finite(x: f64) -> Option<f64> {
+    x.is_finite().then_some(x)
+}
+
+/// The checkpoint to begin with.
+fn find(
+    store: &Store,
+    resume: Resume,
+    observer: &mut dyn Observer,
+) -> Result<Option<Checkpoint>, TrainError> {
+    let steps = store.steps()?;
+    match resume {
+        Resume::Never => Ok(None),
+        Resume::Step(step) if steps.contains(&step) => {
+            Checkpoint::open(&store.path(step)).map(Some)
+        }
+        Resume::Step(step) => Err(TrainError::NoCheckpoint {
+            path: store.path(step),
+            steps,
+        }),
+        Resume::Auto => {
+            let mut first = None;
+            for step in steps.iter().rev() {
+                match Checkpoint::open(&store.path(*step)) {
+                    Ok(found) => return Ok(Some(found)),
+                    Err(e) => {
+                        observer.note(&format!("{e}; trying the checkpoint before"));
+                        first.get_or_insert(e);
+                    }
+                }
+            }
+            // To begin anew over damaged checkpoints would be a surprise.
+            first.map_or(Ok(None), Err)
+        }
+    }
+}

@@ -1,0 +1,114 @@
+//! The golden runs as scenarios.
+
+#![allow(dead_code, reason = "each test binary uses its part")]
+
+use shardlab_exec::engine::ExecOptions;
+use shardlab_exec::train::{self, Outcome, RunOptions, Silent, TokenWidth, Tokens};
+use shardlab_plan::{Program, Scenario, scenario};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+/// A golden model with the scenario that repeats its run.
+pub(crate) struct Golden {
+    pub(crate) name: &'static str,
+}
+
+pub(crate) static LLAMA: Golden = Golden { name: "llama-tiny" };
+pub(crate) static GPT2: Golden = Golden { name: "gpt2-tiny" };
+
+/// Largest relative difference of losses and gradient norms.
+pub(crate) const TOLERANCE: f64 = 1e-4;
+
+impl Golden {
+    pub(crate) fn dir(&self) -> PathBuf {
+        Path::new(env!("CARGO_MANIFEST_DIR"))
+            .join("../tests/goldens")
+            .join(self.name)
+    }
+
+    pub(crate) fn reference(&self) -> serde_json::Value {
+        serde_json::from_slice(&std::fs::read(self.dir().join("reference.json")).unwrap()).unwrap()
+    }
+
+    pub(crate) fn tokens(&self) -> Tokens {
+        Tokens::read(&self.dir().join("tokens.bin"), TokenWidth::U16).unwrap()
+    }
+
+    pub(crate) fn scenario(&self, set: &[&str]) -> Scenario {
+        load(self.name, set)
+    }
+
+    /// Trains from the golden weights.
+    pub(crate) fn train(&self, set: &[&str], steps: Option<u64>, exec: ExecOptions) -> Outcome {
+        let scenario = self.scenario(set);
+        let options = RunOptions {
+            steps,
+            init: Some(self.dir()),
+            tokens: Some(self.tokens()),
+            exec,
+            ..RunOptions::default()
+        };
+        run(&scenario, options)
+    }
+
+    /// Trains and compares with torch's run: losses, gradient norms and, after all steps, parameter norms.
+    ///
+    /// # Panics
+    /// When something differs.
+    pub(crate) fn matches(&self, set: &[&str], steps: Option<u64>) {
+        let outcome = self.train(set, steps, ExecOptions::default());
+        let reference = self.reference();
+        let list = |key: &str| -> Vec<f64> {
+            reference[key]
+                .as_array()
+                .unwrap()
+                .iter()
+                .map(|v| v.as_f64().unwrap())
+                .collect()
+        };
+        let close = |what: &str, ours: f64, theirs: f64| {
+            let off = (ours - theirs).abs() / theirs.abs().max(1e-12);
+            assert!(
+                off < TOLERANCE,
+                "{} {set:?}: {what} is {ours}, not {theirs} (off {off:.1e})",
+                self.name
+            );
+        };
+        let n = steps.unwrap_or(40) as usize;
+        assert_eq!(outcome.run.losses.len(), n);
+        for (what, ours) in [
+            ("losses", &outcome.run.losses),
+            ("grad_norms", &outcome.run.grad_norms),
+        ] {
+            for (step, (ours, theirs)) in ours.iter().zip(list(what)).enumerate() {
+                close(&format!("{what}[{step}]"), *ours, theirs);
+            }
+        }
+        if steps.is_none() {
+            let scenario = self.scenario(set);
+            let program = shardlab_plan::plan(&scenario).unwrap();
+            let names = train::hf::published_names(&program, &scenario.model).unwrap();
+            for (name, ours) in names.iter().zip(&outcome.weight_norms) {
+                close(
+                    name,
+                    *ours,
+                    reference["final_norms"][name].as_f64().unwrap(),
+                );
+            }
+        }
+    }
+}
+
+pub(crate) fn load(name: &str, set: &[&str]) -> Scenario {
+    let set: Vec<String> = set.iter().map(|s| (*s).to_owned()).collect();
+    scenario::load(Path::new(name), &set).unwrap_or_else(|e| panic!("{name} {set:?}: {e}"))
+}
+
+pub(crate) fn plan(scenario: &Scenario) -> Arc<Program> {
+    Arc::new(shardlab_plan::plan(scenario).unwrap_or_else(|e| panic!("{}: {e}", scenario.name)))
+}
+
+pub(crate) fn run(scenario: &Scenario, options: RunOptions) -> Outcome {
+    train::train(scenario, &plan(scenario), options, &mut Silent)
+        .unwrap_or_else(|e| panic!("{}: {e}", scenario.name))
+}

@@ -1,0 +1,184 @@
+//! Training runs that torch made before (see `tests/goldens/README.md`), over ranks, strategies and policies.
+//!
+//! Forty steps where the whole run counts, six where only the combination does: a wrong reduction, scale or layout shows in
+//! the first or second step.
+
+mod common;
+
+use common::{GPT2, Golden, LLAMA};
+
+/// Steps of a run that looks at a combination only.
+const FEW: Option<u64> = Some(6);
+
+/// Splits of the batch of 8 over ranks and micro-batches.
+const SPLITS: [&[&str]; 7] = [
+    &["mesh.dp_shard=1", "train.micro_batch=8"],
+    &[
+        "mesh.dp_shard=1",
+        "train.micro_batch=2",
+        "train.grad_accum=4",
+    ],
+    &["mesh.dp_shard=2", "train.micro_batch=4"],
+    &[
+        "mesh.dp_shard=2",
+        "train.micro_batch=1",
+        "train.grad_accum=4",
+    ],
+    &["mesh.dp_shard=4", "train.micro_batch=2"],
+    &[
+        "mesh.dp_shard=4",
+        "train.micro_batch=1",
+        "train.grad_accum=2",
+    ],
+    &["mesh.dp_shard=8", "train.micro_batch=1"],
+];
+
+/// Policies and strategies.
+const SHARDING: [&[&str]; 11] = [
+    &["fsdp.strategy=no_shard"],
+    &["fsdp.strategy=optim"],
+    &["fsdp.strategy=optim_grads"],
+    &["fsdp.strategy=optim_grads_params"],
+    &["fsdp.policy=fsdp2"],
+    &[
+        "fsdp.policy=fsdp2",
+        "fsdp.strategy=optim_grads",
+        "fsdp.reshard_after_forward=false",
+    ],
+    &["fsdp.policy=megatron", "fsdp.strategy=no_shard"],
+    &["fsdp.policy=megatron", "fsdp.strategy=optim"],
+    &["fsdp.policy=megatron", "fsdp.strategy=optim_grads"],
+    &["fsdp.policy=megatron", "fsdp.strategy=optim_grads_params"],
+    &["compile.mode=full", "compile.bucket_bytes=64KiB"],
+];
+
+/// What else may change without changing the result.
+const EXTRAS: [&[&str]; 6] = [
+    &[],
+    &["train.recompute=full"],
+    &["train.recompute=selective"],
+    &["train.loss=chunked"],
+    &["train.clip_norm=1e9"],
+    &["fsdp.units=root", "train.grad_norm=false"],
+];
+
+fn joined<'a>(parts: &[&[&'a str]]) -> Vec<&'a str> {
+    parts.concat()
+}
+
+fn both(set: &[&str], steps: Option<u64>) {
+    for golden in [&LLAMA, &GPT2] {
+        golden.matches(set, steps);
+    }
+}
+
+#[test]
+fn whole_runs() {
+    let run = |golden: &Golden, parts: &[&[&str]]| golden.matches(&joined(parts), None);
+    run(&LLAMA, &[SPLITS[0], SHARDING[0]]);
+    run(&GPT2, &[SPLITS[2], SHARDING[3]]);
+    run(&LLAMA, &[SPLITS[4], SHARDING[4]]);
+    run(&GPT2, &[SPLITS[6], SHARDING[9]]);
+}
+
+/// Every split with every sharding; the extras take turns.
+#[test]
+fn every_split_of_every_sharding() {
+    let mut turn = 0;
+    let mut failed = Vec::new();
+    for split in SPLITS {
+        for sharding in SHARDING {
+            let golden = [&LLAMA, &GPT2][turn % 2];
+            let set = joined(&[split, sharding, EXTRAS[turn % EXTRAS.len()]]);
+            if std::panic::catch_unwind(|| golden.matches(&set, FEW)).is_err() {
+                failed.push(format!("{} {set:?}", golden.name));
+            }
+            turn += 1;
+        }
+        // Eleven shardings: each extra meets another sharding with the next split.
+        turn += 1;
+    }
+    assert!(failed.is_empty(), "{failed:#?}");
+}
+
+#[test]
+fn replicas_and_outer_shards() {
+    let mesh = &["mesh.dp_shard=2", "mesh.dp_outer=2", "train.micro_batch=2"][..];
+    both(mesh, FEW);
+    for set in [
+        &["fsdp.outer_strategy=optim"][..],
+        &["fsdp.outer_strategy=optim", "fsdp.policy=megatron"],
+        &["fsdp.policy=fsdp2"],
+        &["fsdp.strategy=no_shard"],
+        &["fsdp.strategy=optim", "fsdp.policy=megatron"],
+        &[
+            "fsdp.outer_strategy=optim",
+            "train.micro_batch=1",
+            "train.grad_accum=2",
+        ],
+        &[
+            "fsdp.policy=fsdp2",
+            "train.micro_batch=1",
+            "train.grad_accum=2",
+        ],
+    ] {
+        LLAMA.matches(&joined(&[mesh, set]), FEW);
+    }
+    GPT2.matches(
+        &["mesh.dp_shard=1", "mesh.dp_outer=4", "train.micro_batch=2"],
+        FEW,
+    );
+    LLAMA.matches(
+        &[
+            "mesh.dp_shard=4",
+            "mesh.dp_outer=2",
+            "train.micro_batch=1",
+            "fsdp.reshard_after_forward=2",
+        ],
+        FEW,
+    );
+}
+
+#[test]
+fn compiled_and_captured() {
+    for set in [
+        &["compile.mode=blocks"][..],
+        &["compile.mode=regions", "fsdp.policy=megatron"],
+        &["compile.mode=blocks", "fsdp.policy=fsdp2"],
+        &["compile.cuda_graph=[\"attn\", \"mlp\"]"],
+        &["compile.cuda_graph=[\"block\"]", "compile.mode=blocks"],
+        &["compile.cuda_graph=full_iteration"],
+    ] {
+        both(set, FEW);
+    }
+}
+
+/// Three ranks share a batch of six, which one rank can take alone: within float32 rounding the same run.
+#[test]
+fn three_ranks() {
+    for golden in [&LLAMA, &GPT2] {
+        let run = |set: &[&str]| golden.train(set, FEW, Default::default()).run;
+        let alone = run(&["mesh.dp_shard=1", "train.micro_batch=6"]);
+        for set in [
+            &["mesh.dp_shard=3", "train.micro_batch=2"][..],
+            &[
+                "mesh.dp_shard=3",
+                "train.micro_batch=1",
+                "train.grad_accum=2",
+                "fsdp.policy=fsdp2",
+            ],
+            &[
+                "mesh.dp_shard=3",
+                "train.micro_batch=2",
+                "fsdp.policy=megatron",
+                "fsdp.strategy=optim",
+            ],
+        ] {
+            let three = run(set);
+            let pairs = alone.losses.iter().zip(&three.losses);
+            for (a, b) in pairs.chain(alone.grad_norms.iter().zip(&three.grad_norms)) {
+                assert!((a - b).abs() < common::TOLERANCE * a, "{set:?}: {a} {b}");
+            }
+        }
+    }
+}
