@@ -1,0 +1,381 @@
+//! The engine on real programs: every small scenario runs with poisoned memory, uses the memory that the plan says, and
+//! gives the same bits whatever the timing, and whatever only schedules.
+
+mod common;
+
+use common::{load, plan, run};
+use shardlab_exec::Hyper;
+use shardlab_exec::device::FailureKind;
+use shardlab_exec::device::cpu::DelaySpec;
+use shardlab_exec::engine::{ExecOptions, Fault, FaultKind, RankInputs, Session, StepInputs};
+use shardlab_exec::train::{self, Outcome, RunOptions, StateLayout};
+use shardlab_plan::Program;
+use shardlab_plan::memory::{Memory, replay, replay_on};
+use shardlab_plan::program::{Holds, InstrId, Op, SectionKind};
+use shardlab_plan::scenario::shipped;
+use std::collections::BTreeSet;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+/// Shipped scenarios for small machines.
+fn small() -> impl Iterator<Item = &'static str> {
+    let names = shipped().iter().map(|s| s.0);
+    names.filter(|n| n.starts_with("small-") || ["llama-tiny", "gpt2-tiny"].contains(n))
+}
+
+fn exec() -> ExecOptions {
+    ExecOptions {
+        timeout: Duration::from_secs(120),
+        poison: true,
+        ..ExecOptions::default()
+    }
+}
+
+fn train_small(name: &str, set: &[&str], steps: u64, exec: ExecOptions) -> Outcome {
+    let options = RunOptions {
+        steps: Some(steps),
+        exec,
+        ..RunOptions::default()
+    };
+    run(&load(name, set), options)
+}
+
+/// Everything that training computes, as bits.
+fn bits(o: &Outcome) -> Vec<u64> {
+    let all = o.run.losses.iter().chain(&o.run.grad_norms);
+    all.chain(&o.weight_norms).map(|x| x.to_bits()).collect()
+}
+
+#[test]
+fn every_small_scenario_runs_without_nan_in_the_planned_memory() {
+    for name in small() {
+        let options = ExecOptions {
+            record: true,
+            ..exec()
+        };
+        let scenario = load(name, &[]);
+        let program = plan(&scenario);
+        let steps = 4;
+        let o = train_small(name, &[], steps, options);
+        assert_eq!(o.run.losses.len(), steps as usize, "{name}");
+        assert!(
+            o.run.losses.iter().all(|l| l.is_finite() && *l > 0.0),
+            "{name}: {:?}",
+            o.run.losses
+        );
+        assert!(
+            o.run.grad_norms.iter().all(|l| l.is_finite() && *l > 0.0),
+            "{name}"
+        );
+        assert_eq!(o.run.program_digest, program.digest(), "{name}");
+
+        let trace = replay(&program, steps as u32).unwrap();
+        let wanted: Vec<_> = trace
+            .passes
+            .iter()
+            .filter(|p| matches!(p.section, SectionKind::First | SectionKind::Steady))
+            .map(|p| (p.step, p.peak_allocated, p.peak_reserved))
+            .collect();
+        let got: Vec<_> = o
+            .run
+            .steps
+            .iter()
+            .filter(|s| s.section != SectionKind::Validation)
+            .map(|s| (s.step, s.peak_allocated, s.peak_reserved))
+            .collect();
+        assert_eq!(got, wanted, "{name}");
+        let mut timeline = Vec::new();
+        let mut memory = Memory::new(&program, None);
+        replay_on(&program, steps as u32, &mut memory, |pass, instr, m| {
+            if pass.step + 1 == steps as u32 && pass.section == SectionKind::Steady {
+                timeline.push((instr, m.counters().allocated, m.counters().reserved));
+            }
+        })
+        .unwrap();
+        // Without poison, which a gathered parameter may keep in its padding, nothing writes a NaN.
+        let checked = ExecOptions {
+            nan_check: true,
+            poison: false,
+            ..exec()
+        };
+        assert_eq!(
+            bits(&train_small(name, &[], steps, checked)),
+            bits(&o),
+            "{name}"
+        );
+        let m = &o.run.memory;
+        let got: Vec<_> = m
+            .timeline
+            .iter()
+            .map(|s| (s.instr, s.allocated, s.reserved))
+            .collect();
+        assert_eq!(got, timeline, "{name}");
+        assert_eq!(m.peak_allocated, trace.peak_allocated(), "{name}");
+        assert_eq!(m.peak_reserved, trace.peak_reserved(), "{name}");
+
+        // One span a task of the recorded step, in order on each stream.
+        let section = program.section(SectionKind::Steady).unwrap();
+        let tasks = program
+            .section_instrs(section)
+            .iter()
+            .filter(|i| {
+                matches!(
+                    i.op,
+                    Op::Launch { .. } | Op::Collective { .. } | Op::Copy { .. }
+                )
+            })
+            .count();
+        assert_eq!(o.run.spans.len(), tasks, "{name}");
+        let mut ends = [0; 8];
+        for s in &o.run.spans {
+            let end = &mut ends[s.stream.index()];
+            assert!(
+                s.issued <= s.start && s.start <= s.end && s.start.0 >= *end,
+                "{name}"
+            );
+            *end = s.end.0;
+        }
+    }
+}
+
+/// Names, with a share of the seeds each.
+#[test]
+fn delays_change_no_bit() {
+    let delayed = |seed| ExecOptions {
+        delay: Some(DelaySpec {
+            seed,
+            probability: 0.02,
+            max: Duration::from_micros(500),
+        }),
+        ..exec()
+    };
+    for name in small() {
+        let calm = bits(&train_small(name, &[], 3, exec()));
+        for seed in 0..4 {
+            assert_eq!(
+                bits(&train_small(name, &[], 3, delayed(seed))),
+                calm,
+                "{name}, seed {seed}"
+            );
+        }
+    }
+}
+
+/// What only schedules changes no bit of losses, gradient norms and weights.
+#[test]
+fn schedules_do_not_change_results() {
+    let of = |set: &[&str]| bits(&train_small("small-native", set, 4, exec()));
+    let wanted = of(&[]);
+    for set in [
+        &["fsdp.prefetch_forward=0", "fsdp.prefetch_backward=0"][..],
+        &["fsdp.prefetch_forward=2", "fsdp.prefetch_backward=2"],
+        &["fsdp.reduce_in_flight=1"],
+        &["fsdp.reduce_in_flight=3"],
+        &["fsdp.allocator=caching"],
+        &["fsdp.allocator=double_buffer"],
+        &["fsdp.reshard_after_forward=false"],
+        &["fsdp.reshard_after_forward=2"],
+        &["fsdp.strategy=optim_grads"],
+        &["compile.mode=blocks"],
+        &["compile.mode=regions"],
+        &["compile.cuda_graph=full_iteration"],
+        &["compile.cuda_graph=[\"attn\", \"mlp\"]"],
+        &["train.recompute=full"],
+        &["train.recompute=selective"],
+    ] {
+        assert_eq!(of(set), wanted, "{set:?}");
+    }
+}
+
+/// Nor does who holds what: losses (and so weights) of all policies and strategies agree in float32. Norms are summed shard
+/// by shard, so with clipping they may differ in the last bit.
+#[test]
+fn policies_and_strategies_do_not_change_losses() {
+    let base: &[&str] = &["precision.compute=f32", "train.clip_norm=0"];
+    let of = |set: &[&str]| {
+        let o = train_small("small-native", &[base, set].concat(), 6, exec());
+        o.run.losses.iter().map(|l| l.to_bits()).collect::<Vec<_>>()
+    };
+    let wanted = of(&[]);
+    for set in [
+        &["fsdp.strategy=no_shard"][..],
+        &["fsdp.strategy=optim"],
+        &["fsdp.strategy=optim_grads"],
+        &["fsdp.policy=fsdp2"],
+        &[
+            "fsdp.policy=fsdp2",
+            "fsdp.strategy=optim_grads",
+            "fsdp.reshard_after_forward=false",
+        ],
+        &["fsdp.policy=megatron"],
+        &["fsdp.policy=megatron", "fsdp.strategy=optim_grads"],
+        &["fsdp.policy=megatron", "fsdp.strategy=optim"],
+        &["fsdp.policy=megatron", "fsdp.strategy=no_shard"],
+        &["compile.mode=full"],
+        &["compile.mode=full", "compile.bucket_bytes=16KiB"],
+    ] {
+        assert_eq!(of(set), wanted, "{set:?}");
+    }
+}
+
+/// A wait that a test removes from a real program is caught by `check`, and the same stress that the whole program passes
+/// shows most of them, or the watchdog and the engine's own checks do.
+#[test]
+fn removed_waits_are_caught() {
+    use shardlab_plan::program::{Phase, Rule};
+    let scenario = load("small-native", &[]);
+    let whole = plan(&scenario);
+    let calm = bits(&train_small("small-native", &[], 3, exec()));
+    let steady = whole.section(SectionKind::Steady).unwrap().instrs.clone();
+    // One wait of compute for a gather in forward, one of a reduction for the gradients.
+    let find = |rule, phase| {
+        steady
+            .clone()
+            .find(|&i| {
+                let instr = whole.instrs[i as usize];
+                matches!(instr.op, Op::Wait { .. }) && (instr.rule, instr.phase) == (rule, phase)
+            })
+            .unwrap()
+    };
+    for wait in [
+        find(Rule::GatherDone, Phase::Forward),
+        find(Rule::ReduceFork, Phase::Backward),
+    ] {
+        let mut program = (*whole).clone();
+        program.instrs[wait as usize].op = Op::HostWork {
+            kind: shardlab_plan::program::HostWorkKind::Hook,
+            count: 0,
+        };
+        assert!(
+            !shardlab_plan::check::check(&program).is_ok(),
+            "check misses wait {wait}"
+        );
+        let program = Arc::new(program);
+        let caught = (0..30).any(|seed| {
+            let options = RunOptions {
+                steps: Some(3),
+                exec: ExecOptions {
+                    delay: Some(DelaySpec {
+                        seed,
+                        probability: 0.1,
+                        max: Duration::from_millis(2),
+                    }),
+                    ..exec()
+                },
+                ..RunOptions::default()
+            };
+            match train::train(&scenario, &program, options, &mut train::Silent) {
+                Ok(o) => bits(&o) != calm,
+                Err(_) => true,
+            }
+        });
+        assert!(
+            caught,
+            "thirty disturbed runs miss {}",
+            whole.op_text(InstrId(wait))
+        );
+    }
+}
+
+/// Faults in the middle of a real step: every rank stops within seconds and names the cause.
+#[test]
+fn a_fault_in_a_real_step_ends_every_rank() {
+    let scenario = load("small-native", &[]);
+    let program = plan(&scenario);
+    let steady = program.section(SectionKind::Steady).unwrap().instrs.clone();
+    let collective = steady
+        .clone()
+        .find(|&i| matches!(program.instrs[i as usize].op, Op::Collective { .. }))
+        .unwrap();
+    for (kind, words) in [
+        (FaultKind::Panic, "injected panic on the host"),
+        (
+            FaultKind::DevicePanic,
+            "injected panic in the middle of a collective",
+        ),
+        (FaultKind::Error, "injected fault"),
+        (FaultKind::Stall, "rank 3 missing"),
+    ] {
+        let options = RunOptions {
+            steps: Some(3),
+            exec: ExecOptions {
+                timeout: Duration::from_secs(2),
+                fault: Some(Fault {
+                    rank: 3,
+                    instr: InstrId(collective),
+                    kind,
+                }),
+                ..exec()
+            },
+            ..RunOptions::default()
+        };
+        let begin = Instant::now();
+        let e = train::train(&scenario, &program, options, &mut train::Silent).unwrap_err();
+        assert!(begin.elapsed() < Duration::from_secs(20), "{kind:?}");
+        let text = e.to_string();
+        assert!(text.contains(words), "{text}");
+        for rank in 0..4 {
+            assert!(text.contains(&format!("\n  rank {rank}: ")), "{text}");
+        }
+    }
+}
+
+/// With `fsdp.nan_check` a NaN in one rank's shard is found before its gather, and the parameter is named.
+#[test]
+fn a_nan_in_a_shard_is_found_with_the_parameters_name() {
+    let set = ["fsdp.nan_check=true", "precision.compute=f32"];
+    let program = plan(&load("small-native", &set));
+    let layout = StateLayout::new(&program).unwrap();
+    let zeros = zero_inputs(&program);
+    let hyper = |step| Hyper {
+        lr: 1e-3,
+        betas: [0.9, 0.95],
+        eps: 1e-8,
+        weight_decay: 0.0,
+        clip_norm: 1.0,
+        step,
+    };
+    let mut named = BTreeSet::new();
+    for rank in [0, 2] {
+        let spans = layout.ranks[rank as usize].weights.iter();
+        for span in spans.filter(|s| s.numel() > 1).step_by(5) {
+            let mut s = Session::new(Arc::clone(&program), exec()).unwrap();
+            s.step(&zeros, hyper(1)).unwrap();
+            let at = span.offset + (span.numel() - 1) * 4;
+            s.write_buffer(rank, span.buffer, at, &f32::NAN.to_le_bytes())
+                .unwrap();
+            let e = s.step(&zeros, hyper(2)).unwrap_err();
+            let first = e.first().unwrap();
+            assert_eq!(
+                (first.kind.clone(), first.rank),
+                (FailureKind::Nan, rank),
+                "{e}"
+            );
+            let name = &program.params[span.param.index()].name;
+            assert!(
+                first.message.ends_with(&format!("parameter {name}")),
+                "{name}: {e}"
+            );
+            named.insert(name.clone());
+        }
+    }
+    assert!(named.len() > 3, "{named:?}");
+}
+
+/// Zeros for every input.
+fn zero_inputs(program: &Program) -> StepInputs {
+    let mut rank = RankInputs::default();
+    let first = program.section(SectionKind::First).unwrap();
+    for instr in program.section_instrs(first) {
+        let Op::Alloc(id) = instr.op else { continue };
+        let b = &program.buffers[id.index()];
+        if let Holds::Const(c) = b.holds {
+            let m = usize::from(instr.micro_batch);
+            rank.micro_batches.resize(m + 1, Vec::new());
+            rank.micro_batches[m].push((c, vec![0; b.bytes.0 as usize].into()));
+        }
+    }
+    StepInputs {
+        ranks: vec![rank; program.meta.world as usize],
+    }
+}
