@@ -1,0 +1,339 @@
+//! Instructions, one by one.
+
+use super::{POISON, PassInputs, Pending, Rank};
+use crate::device::{Command, Device, FailureKind, Stop};
+use crate::engine::rank::Issued;
+use crate::operand::RawRange;
+use shardlab_plan::program::{
+    BufferId, EventId, Holds, HostWorkKind, Instr, InstrId, Op, Program, Role, SectionKind,
+    StreamId,
+};
+use shardlab_plan::record::MemorySample;
+use shardlab_plan::units::Picos;
+use smallvec::SmallVec;
+use std::sync::Arc;
+
+impl<D: Device> Rank<D> {
+    pub(super) fn perform(
+        &mut self,
+        program: &Program,
+        section: SectionKind,
+        id: InstrId,
+        instr: &Instr,
+        with: &PassInputs<'_>,
+    ) -> Result<(), Stop> {
+        match instr.op {
+            Op::Launch {
+                kernel,
+                stream,
+                reads,
+                writes,
+                end,
+            } => {
+                let mut ranges = SmallVec::with_capacity((end - reads) as usize);
+                for a in reads..end {
+                    let access = &program.accesses[a as usize];
+                    let offset = self.offsets.accesses[a as usize];
+                    self.first_use(id, access.buffer, stream)?;
+                    ranges.push(self.range(id, access.buffer, offset, access.bytes)?);
+                }
+                let reads = writes - reads;
+                self.task(
+                    stream,
+                    Command::Launch {
+                        instr: id,
+                        kernel,
+                        reads,
+                        ranges,
+                    },
+                )
+            }
+            Op::Collective { id: c, stream } => {
+                let collective = &program.collectives[c.index()];
+                let mut parts = SmallVec::with_capacity(collective.parts.len());
+                for (n, part) in collective.parts.iter().enumerate() {
+                    let (from, to) = self.offsets.parts[c.index()][n];
+                    self.first_use(id, part.input.buffer, stream)?;
+                    self.first_use(id, part.output.buffer, stream)?;
+                    parts.push((
+                        self.range(id, part.input.buffer, from, part.input.bytes)?,
+                        self.range(id, part.output.buffer, to, part.output.bytes)?,
+                    ));
+                }
+                self.task(
+                    stream,
+                    Command::Collective {
+                        instr: id,
+                        id: c,
+                        parts,
+                    },
+                )
+            }
+            Op::Copy { id: c, stream } => {
+                let copy = &program.copies[c.index()];
+                let (from, to) = self.offsets.copies[c.index()];
+                self.first_use(id, copy.from.buffer, stream)?;
+                self.first_use(id, copy.to.buffer, stream)?;
+                let from = self.range(id, copy.from.buffer, from, copy.from.bytes)?;
+                let to = self.range(id, copy.to.buffer, to, copy.to.bytes)?;
+                if from.bytes != to.bytes {
+                    let what = format!("{} bytes into {}", from.bytes, to.bytes);
+                    return Err(self.fail(FailureKind::Program, id, what));
+                }
+                self.task(
+                    stream,
+                    Command::Copy {
+                        instr: id,
+                        from,
+                        to,
+                    },
+                )
+            }
+            Op::Record { event, stream } => {
+                self.recorded[event.index()] = self.pass;
+                if self.record
+                    && let Some(task) = self.last_task[stream.index()]
+                {
+                    self.behind.insert(event, task);
+                }
+                self.submit(stream, Command::Record { instr: id, event })
+            }
+            Op::Wait { event, stream } => {
+                self.expect_recorded(id, event)?;
+                self.submit(stream, Command::Wait { instr: id, event })
+            }
+            Op::HostWait(event) => {
+                self.expect_recorded(id, event)?;
+                if self.capture.is_some() {
+                    let what = "the host waits within a captured scope".to_owned();
+                    return Err(self.fail(FailureKind::Program, id, what));
+                }
+                let before = self.device.now();
+                self.device.host_wait(id, event)?;
+                self.waited += self.device.now() - before;
+                Ok(())
+            }
+            Op::HostWork { kind, count } => {
+                *self.host_work.entry(host_work_name(kind)).or_default() += u64::from(count);
+                Ok(())
+            }
+            Op::Alloc(buffer) => self.alloc(program, section, id, instr, buffer, with),
+            Op::Free(buffer) => self.free(program, id, buffer),
+            Op::GraphBegin(scope) => {
+                if self.options.graphs && section != SectionKind::First {
+                    self.capture = Some((scope, Vec::new()));
+                    self.captured_tasks.clear();
+                    self.captured_bases.clear();
+                }
+                Ok(())
+            }
+            Op::GraphEnd(scope) => self.end_capture(id, scope),
+        }
+    }
+
+    pub(super) fn alloc(
+        &mut self,
+        program: &Program,
+        section: SectionKind,
+        id: InstrId,
+        instr: &Instr,
+        buffer: BufferId,
+        with: &PassInputs<'_>,
+    ) -> Result<(), Stop> {
+        let time = if self.record { self.device.now() } else { 0 };
+        let address = match self.memory.alloc(program, buffer, id, time) {
+            Ok(address) => address,
+            Err(e) => return Err(self.refused(program, id, buffer, &e)),
+        };
+        self.sample(id, time);
+        let b = &program.buffers[buffer.index()];
+        self.base[buffer.index()] = if b.bytes.0 == 0 {
+            // Nobody looks behind an address of nothing.
+            b.align.max(1) as usize
+        } else {
+            match self.device.pointer(address, b.bytes.0) {
+                Some(p) => p.expose_provenance(),
+                None => {
+                    let what = format!(
+                        "address {address:#x} of {} is outside of every planned region",
+                        program.buffer_name(buffer)
+                    );
+                    return Err(self.fail(FailureKind::Alloc, id, what));
+                }
+            }
+        };
+        let preset = self.presets.contains_key(&buffer);
+        self.pending[buffer.index()] = match section {
+            _ if preset => Pending::Preset,
+            // Fresh memory holds zeros.
+            SectionKind::Init => Pending::Nothing,
+            _ if self.persistent[buffer.index()] => Pending::Zero,
+            _ if self.options.poison => Pending::Poison,
+            _ => Pending::Nothing,
+        };
+        if let (Role::Input, Holds::Const(c)) = (b.role, b.holds)
+            && section != SectionKind::Init
+        {
+            let found = with.inputs.get(instr.micro_batch, c);
+            let Some(data) = found.filter(|d| d.len() as u64 == b.bytes.0) else {
+                let what = format!(
+                    "input {} of micro-batch {}: {} bytes given, {} needed",
+                    c.0,
+                    instr.micro_batch,
+                    found.map_or(0, |d| d.len()),
+                    b.bytes.0
+                );
+                return Err(self.fail(FailureKind::Program, id, what));
+            };
+            let data = Arc::clone(data);
+            self.pending[buffer.index()] = Pending::Nothing;
+            let to = self.range(id, buffer, 0, b.bytes.0)?;
+            self.submit(
+                b.stream,
+                Command::Upload {
+                    instr: id,
+                    to,
+                    data,
+                },
+            )?;
+        }
+        Ok(())
+    }
+
+    pub(super) fn free(
+        &mut self,
+        program: &Program,
+        id: InstrId,
+        buffer: BufferId,
+    ) -> Result<(), Stop> {
+        let time = if self.record { self.device.now() } else { 0 };
+        if !self.memory.free(program, buffer, id, time) {
+            let what = format!("{} is not live", program.buffer_name(buffer));
+            return Err(self.fail(FailureKind::Program, id, what));
+        }
+        self.base[buffer.index()] = 0;
+        self.pending[buffer.index()] = Pending::Nothing;
+        self.sample(id, time);
+        Ok(())
+    }
+
+    pub(super) fn sample(&mut self, instr: InstrId, time: u64) {
+        if self.record {
+            let now = self.memory.counters();
+            self.samples.push(MemorySample {
+                instr,
+                time: Picos::from_ns(time),
+                allocated: now.allocated,
+                reserved: now.reserved,
+            });
+        }
+    }
+
+    /// A range of a live buffer.
+    pub(super) fn range(
+        &self,
+        id: InstrId,
+        buffer: BufferId,
+        offset: u64,
+        bytes: u64,
+    ) -> Result<RawRange, Stop> {
+        let base = self.base[buffer.index()];
+        if base == 0 {
+            let what = format!("{} is not live", self.program.buffer_name(buffer));
+            return Err(self.fail(FailureKind::Program, id, what));
+        }
+        Ok(RawRange {
+            ptr: std::ptr::with_exposed_provenance_mut(base + offset as usize),
+            bytes: bytes as usize,
+            dtype: self.program.buffers[buffer.index()].dtype,
+        })
+    }
+
+    /// Writes what a fresh buffer must hold, on the stream that uses it first: whatever makes that use safe makes this
+    /// safe.
+    pub(super) fn first_use(
+        &mut self,
+        id: InstrId,
+        buffer: BufferId,
+        stream: StreamId,
+    ) -> Result<(), Stop> {
+        if self.capture.is_some() {
+            self.captured_bases.push(self.base[buffer.index()]);
+        }
+        let pending = std::mem::replace(&mut self.pending[buffer.index()], Pending::Nothing);
+        if pending == Pending::Nothing || self.base[buffer.index()] == 0 {
+            return Ok(());
+        }
+        let bytes = self.program.buffers[buffer.index()].bytes.0;
+        let to = self.range(id, buffer, 0, bytes)?;
+        let fill = |byte| Command::Fill {
+            instr: id,
+            to,
+            byte,
+        };
+        let command = match pending {
+            Pending::Nothing => return Ok(()),
+            Pending::Zero => fill(0),
+            Pending::Poison => fill(POISON),
+            Pending::Preset => match self.presets.remove(&buffer) {
+                Some(data) => Command::Upload {
+                    instr: id,
+                    to,
+                    data,
+                },
+                None => return Ok(()),
+            },
+        };
+        self.submit(stream, command)
+    }
+
+    pub(super) fn task(&mut self, stream: StreamId, command: Command) -> Result<(), Stop> {
+        let number = self.tasks;
+        self.note_task(command.instr(), stream);
+        if let Some((_, list)) = &mut self.capture {
+            list.push((stream, command.clone()));
+            self.captured_tasks.push((command.instr(), stream));
+        }
+        self.device.submit(stream, command, number)
+    }
+
+    pub(super) fn note_task(&mut self, instr: InstrId, stream: StreamId) {
+        if self.record {
+            self.issued.push(Issued {
+                instr,
+                stream,
+                number: self.tasks,
+            });
+            self.last_task[stream.index()] = Some(self.tasks);
+        }
+        self.tasks += 1;
+    }
+
+    pub(super) fn submit(&mut self, stream: StreamId, command: Command) -> Result<(), Stop> {
+        if let Some((_, list)) = &mut self.capture {
+            list.push((stream, command.clone()));
+        }
+        self.device.submit(stream, command, 0)
+    }
+
+    pub(super) fn expect_recorded(&mut self, id: InstrId, event: EventId) -> Result<(), Stop> {
+        if self.recorded[event.index()] == self.pass {
+            return Ok(());
+        }
+        let what = format!("event e{} has not been recorded in this pass", event.0);
+        Err(self.fail(FailureKind::Program, id, what))
+    }
+}
+
+const fn host_work_name(kind: HostWorkKind) -> &'static str {
+    match kind {
+        HostWorkKind::Dispatch => "dispatch",
+        HostWorkKind::AutogradDispatch => "autograd_dispatch",
+        HostWorkKind::Guard => "guard",
+        HostWorkKind::GraphBreak => "graph_break",
+        HostWorkKind::Hook => "hook",
+        HostWorkKind::HookParam => "hook_param",
+        HostWorkKind::OptimizerStep => "optimizer_step",
+        HostWorkKind::Step => "step",
+    }
+}

@@ -1,0 +1,136 @@
+//! Captured scopes: recorded once, replayed afterwards.
+
+use super::{PassInputs, Pending, Rank};
+use crate::device::{Device, FailureKind, GraphId, Stop};
+use shardlab_plan::program::{BufferId, InstrId, Op, Program, ScopeId, SectionKind, StreamId};
+
+/// A captured scope.
+pub(super) struct Graph {
+    id: GraphId,
+    /// Addresses of the buffers that it touches, use by use.
+    bases: Vec<usize>,
+    /// Tasks inside, in order.
+    tasks: Vec<(InstrId, StreamId)>,
+}
+
+impl<D: Device> Rank<D> {
+    pub(super) fn end_capture(&mut self, id: InstrId, scope: ScopeId) -> Result<(), Stop> {
+        let Some((open, commands)) = self.capture.take() else {
+            return Ok(());
+        };
+        if open != scope {
+            let what = "ends another scope than the one that is open".to_owned();
+            return Err(self.fail(FailureKind::Program, id, what));
+        }
+        let bases = std::mem::take(&mut self.captured_bases);
+        let tasks = std::mem::take(&mut self.captured_tasks);
+        let graph = self.device.capture(commands)?;
+        self.graphs[scope.index()] = Some(Graph {
+            id: graph,
+            bases,
+            tasks,
+        });
+        Ok(())
+    }
+
+    /// Replays a scope: memory is managed as the program says, everything else comes from the captured list. Returns the
+    /// instruction behind the scope.
+    pub(super) fn replay(
+        &mut self,
+        program: &Program,
+        scope: ScopeId,
+        begin: u32,
+        section_end: u32,
+        with: &PassInputs<'_>,
+    ) -> Result<u32, Stop> {
+        let Some(graph) = self.graphs[scope.index()].take() else {
+            return Ok(begin + 1);
+        };
+        let mut end = begin;
+        let mut uses = graph.bases.iter();
+        for i in begin..section_end {
+            let id = InstrId(i);
+            let instr = &program.instrs[id.index()];
+            match instr.op {
+                Op::Alloc(_) | Op::Free(_) | Op::HostWork { .. } => {
+                    self.perform(program, SectionKind::Steady, id, instr, with)?;
+                }
+                Op::Record { event, .. } => self.recorded[event.index()] = self.pass,
+                Op::GraphEnd(s) if s == scope => {
+                    end = i;
+                    break;
+                }
+                _ => {}
+            }
+            let mut moved = None;
+            each_buffer(program, &instr.op, |b| {
+                // The list holds the first fill of a buffer as well.
+                self.pending[b.index()] = Pending::Nothing;
+                let (now, before) = (self.base[b.index()], uses.next().copied());
+                if before != Some(now) {
+                    moved = moved.or(Some((b, now, before.unwrap_or(0))));
+                }
+            });
+            if let Some((b, now, before)) = moved {
+                let what = format!(
+                    "{} is at {now:#x} now and was at {before:#x} when the scope was captured",
+                    program.buffer_name(b)
+                );
+                return Err(self.fail(FailureKind::Program, id, what));
+            }
+        }
+        let first = self.tasks;
+        for &(instr, stream) in &graph.tasks {
+            self.note_task(instr, stream);
+        }
+        self.device.replay(graph.id, first)?;
+        if self.record {
+            self.behind_of_scope(program, begin, end, first);
+        }
+        self.graphs[scope.index()] = Some(graph);
+        Ok(end + 1)
+    }
+
+    /// Events recorded within a replayed scope, for the blockers of spans.
+    pub(super) fn behind_of_scope(&mut self, program: &Program, begin: u32, end: u32, first: u32) {
+        let mut last: Vec<Option<u32>> = vec![None; program.streams.len()];
+        let mut number = first;
+        for i in begin..end {
+            match program.instrs[i as usize].op {
+                Op::Launch { stream, .. }
+                | Op::Collective { stream, .. }
+                | Op::Copy { stream, .. } => {
+                    last[stream.index()] = Some(number);
+                    number += 1;
+                }
+                Op::Record { event, stream } => {
+                    if let Some(task) = last[stream.index()] {
+                        self.behind.insert(event, task);
+                    }
+                }
+                _ => {}
+            }
+        }
+    }
+}
+
+/// Calls `f` for every buffer that an operation's device work touches.
+fn each_buffer(program: &Program, op: &Op, mut f: impl FnMut(BufferId)) {
+    match *op {
+        Op::Launch { reads, end, .. } => program.accesses[reads as usize..end as usize]
+            .iter()
+            .for_each(|a| f(a.buffer)),
+        Op::Collective { id, .. } => {
+            for p in &program.collectives[id.index()].parts {
+                f(p.input.buffer);
+                f(p.output.buffer);
+            }
+        }
+        Op::Copy { id, .. } => {
+            let c = &program.copies[id.index()];
+            f(c.from.buffer);
+            f(c.to.buffer);
+        }
+        _ => {}
+    }
+}
