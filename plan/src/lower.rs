@@ -8,6 +8,7 @@ mod builder;
 mod context;
 mod flat;
 mod kernels;
+mod offload;
 mod optimizer;
 mod policy;
 mod walk;

@@ -16,7 +16,7 @@ pub mod pool;
 mod replay;
 mod sorted;
 
-pub use arena::{Memory, Peak};
+pub use arena::{HOST_BASE, Memory, Peak};
 pub use caching::CachingAllocator;
 pub use double_buffer::DoubleBuffer;
 pub use pool::{Lifetime, PoolAllocator, PoolPlan};

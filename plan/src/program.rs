@@ -245,6 +245,8 @@ pub enum Pool {
     Planned,
     /// Double buffer: `size` copies of the largest unit's buffers.
     DoubleBuffer,
+    /// Host memory: no device bytes.
+    Host,
 }
 
 /// What a buffer holds, for its name.

@@ -6,8 +6,8 @@ use super::rules::RuleId;
 use super::state::at_rest;
 use super::walk::{Walk, Work};
 use crate::program::{
-    Access, Buffer, Collective, CollectiveKind, CopyDesc, CopyKind, Holds, KernelClass, Op, Phase,
-    Program, Role, Rule,
+    Access, Buffer, Collective, CollectiveKind, CopyDesc, Holds, KernelClass, Op, Phase, Program,
+    Role, Rule,
 };
 use crate::shard::Layout;
 
@@ -99,12 +99,8 @@ impl Walk<'_> {
 
     pub(super) fn copy(&mut self, work: &mut Work, c: &CopyDesc) {
         let mut inputs = Inputs::NONE;
-        if c.kind != CopyKind::H2d {
-            self.read(work, c.from, &mut inputs);
-        }
-        if c.kind != CopyKind::D2h {
-            self.write(work, c.to, inputs, false);
-        }
+        self.read(work, c.from, &mut inputs);
+        self.write(work, c.to, inputs, false);
     }
 
     fn read(&mut self, work: &mut Work, a: Access, inputs: &mut Inputs) {

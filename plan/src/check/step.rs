@@ -458,6 +458,7 @@ fn space(pool: Pool) -> usize {
         // The copies of a double buffer are blocks of the caching allocator.
         Pool::Caching | Pool::DoubleBuffer => 0,
         Pool::Planned => 1,
+        Pool::Host => 2,
     }
 }
 

@@ -60,7 +60,7 @@ pub(super) struct Walk<'a> {
     pub(super) sink: &'a mut Sink,
     pub(super) order: Order,
     pub(super) cells: Vec<Cell>,
-    pub(super) spaces: [Space; 2],
+    pub(super) spaces: [Space; 3],
     pub(super) memory: Memory,
     pub(super) facts: Facts,
     pub(super) step: Step,

@@ -2,9 +2,9 @@
 
 use crate::program::{
     Access, Buffer, BufferId, COMPUTE, CaptureScope, Collective, CollectiveId, CollectiveKind,
-    CommId, Communicator, CopyDesc, EventId, Holds, HostWorkKind, Instr, Kernel, KernelId, Op,
-    Part, PerRank, Phase, Pool, ReduceOp, Role, Rule, ScopeId, Stream, StreamId, StreamKind,
-    UnitId,
+    CommId, Communicator, CopyDesc, CopyId, CopyKind, EventId, Holds, HostWorkKind, Instr, Kernel,
+    KernelId, Op, Part, PerRank, Phase, Pool, ReduceOp, Role, Rule, ScopeId, Stream, StreamId,
+    StreamKind, UnitId,
 };
 use crate::units::{Bytes, DType};
 use smallvec::SmallVec;
@@ -202,6 +202,23 @@ impl Builder {
         });
         self.fresh[stream.index()] = None;
         self.emit(rule, Op::Collective { id, stream });
+        self.count_in_scope();
+    }
+
+    /// Copies the whole of one buffer to another of the same size by copy engine.
+    pub(crate) fn copy(
+        &mut self,
+        rule: Rule,
+        kind: CopyKind,
+        from: BufferId,
+        to: BufferId,
+        stream: StreamId,
+    ) {
+        let id = CopyId(self.copies.len() as u32);
+        let (from, to) = (self.whole(from), self.whole(to));
+        self.copies.push(CopyDesc { kind, from, to });
+        self.fresh[stream.index()] = None;
+        self.emit(rule, Op::Copy { id, stream });
         self.count_in_scope();
     }
 

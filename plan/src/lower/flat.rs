@@ -17,6 +17,7 @@ use crate::scenario::{OuterStrategy, PolicyKind, Strategy};
 use crate::shard::{Layout, mesh};
 use crate::units::DType;
 use smallvec::smallvec;
+use std::collections::BTreeMap;
 
 /// Streams of a flat policy; equal ids where streams are shared.
 #[derive(Clone, Copy, Debug)]
@@ -50,6 +51,10 @@ pub(crate) struct Flat {
     pub(crate) comms: Comms,
     pub(crate) streams: FlatStreams,
     pub(crate) groups: Vec<GroupState>,
+    /// Host twins of the buffers that rest in host memory, by device buffer.
+    pub(super) twins: BTreeMap<BufferId, BufferId>,
+    /// Streams to and from the host.
+    pub(super) host: Option<(StreamId, StreamId)>,
     /// Buffer behind the groups' G, where one allocation holds them all.
     grad_arena: Option<BufferId>,
     w: DType,
@@ -74,6 +79,8 @@ impl Flat {
             comms,
             streams,
             groups: Vec::new(),
+            twins: BTreeMap::new(),
+            host: None,
             grad_arena: None,
             w: precision.compute,
             g: precision.main_grads,
@@ -95,6 +102,7 @@ impl Flat {
         if one_grad_arena {
             flat.merge_grads(cx);
         }
+        flat.offload(cx);
         flat
     }
 
@@ -217,11 +225,15 @@ impl Flat {
     pub(crate) fn init(&self, cx: &mut Cx<'_>) {
         for (i, state) in self.groups.iter().enumerate() {
             cx.b.at(cx.groups[i].unit, crate::program::Phase::Init);
-            for id in state.weight.iter().chain(&state.params).chain(&state.main) {
-                cx.b.alloc(Rule::State, *id);
+            let moments = state.moments.filter(|m| m.offloaded);
+            let moments = moments.iter().flat_map(|m| [&m.first, &m.second]);
+            let resting = state.weight.iter().chain(&state.params).chain(&state.main);
+            for id in resting.chain(moments) {
+                cx.b.alloc(Rule::State, self.twins.get(id).copied().unwrap_or(*id));
             }
             if let (None, Some(grad)) = (self.grad_arena, state.grad) {
-                cx.b.alloc(Rule::State, grad.buffer);
+                let id = grad.buffer;
+                cx.b.alloc(Rule::State, self.twins.get(&id).copied().unwrap_or(id));
             }
         }
         if let Some(arena) = self.grad_arena {
@@ -411,6 +423,7 @@ impl Flat {
         }
         let grad = self.state(g).grad.expect("only trained groups are reduced");
         let shard_bytes = input.bytes / self.inner;
+        self.visit_for(cx, grad.buffer, !first, rs);
         let direct = first && self.c == self.g && !in_place;
         let (output, temp) = if direct {
             (grad, None)
@@ -461,11 +474,18 @@ impl Flat {
         }
         self.nan_check(cx, rs, g, grad);
         let done = cx.b.record(Rule::Reduce, rs);
-        if last {
-            self.reduce_outer(cx, grad, rs).unwrap_or(done)
+        let outer = if last {
+            self.reduce_outer(cx, grad, rs)
         } else {
-            done
-        }
+            None
+        };
+        let tail = if outer.is_some() {
+            self.streams.outer
+        } else {
+            rs
+        };
+        self.leave(cx, grad.buffer, true, tail);
+        outer.unwrap_or(done)
     }
 
     /// Reduces a gradient that rests in full (DDP, ZeRO-1), once a step.
@@ -702,14 +722,21 @@ impl Flat {
     pub(crate) fn refresh(&self, cx: &mut Cx<'_>, stream: StreamId) {
         cx.b.join(Rule::Refresh, COMPUTE, stream);
         for g in cx.group_ids() {
+            self.refresh_group(cx, g, stream);
+        }
+    }
+
+    /// One group's compute weights from its main weights.
+    pub(crate) fn refresh_group(&self, cx: &mut Cx<'_>, g: GroupId, stream: StreamId) {
+        {
             let state = self.state(g).clone();
-            let Some(main) = state.main else { continue };
+            let Some(main) = state.main else { return };
             cx.b.at(cx.group(g).unit, crate::program::Phase::Refresh);
             let whole = cx.b.whole(main);
             let to = self.own_weights(cx, &state);
             let n = self.optimizer_numel(cx, state.numel);
             let Layout::Flat(layout) = &cx.group(g).layout else {
-                continue;
+                return;
             };
             if state.weight.is_some() {
                 cx.run(
@@ -721,7 +748,7 @@ impl Flat {
                     &[whole],
                     &to,
                 );
-                continue;
+                return;
             }
             // Parameters with buffers of their own: the layout's order need not be theirs, and it may have holes.
             let element = whole.bytes / state.numel.max(1);

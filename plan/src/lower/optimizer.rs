@@ -31,6 +31,8 @@ pub(crate) struct Moments {
     pub(crate) second: BufferId,
     /// Step counter, where the engine keeps one a tensor on the device.
     pub(crate) step: Option<BufferId>,
+    /// It rests in host memory: the policy brings it to the device.
+    pub(crate) offloaded: bool,
 }
 
 /// What one optimizer launch works on.
@@ -68,6 +70,7 @@ pub(crate) fn moments(
         first,
         second,
         step,
+        offloaded: false,
     })
 }
 
@@ -76,13 +79,13 @@ pub(crate) fn step<L: Lifecycle>(cx: &mut Cx<'_>, life: &mut L) {
     cx.b.at(UnitId(0), Phase::Clip);
     let states = life.optimizer_state(cx);
     let clips = cx.scenario.train.clip_norm > 0.0;
-    let norm = (clips || cx.scenario.train.grad_norm).then(|| norm(cx, &states, clips));
+    let norm = (clips || cx.scenario.train.grad_norm).then(|| norm(cx, life, &states, clips));
     cx.b.at(UnitId(0), Phase::Optimizer);
     if cx.scenario.fsdp.policy != PolicyKind::Native {
         cx.b.host(Rule::Optimizer, HostWorkKind::OptimizerStep, 1);
     }
     for item in states.iter().flat_map(|s| &s.items) {
-        if let Some(m) = item.state {
+        if let Some(m) = item.state.filter(|m| !m.offloaded) {
             cx.b.first_only(|b| {
                 m.step
                     .into_iter()
@@ -91,8 +94,9 @@ pub(crate) fn step<L: Lifecycle>(cx: &mut Cx<'_>, life: &mut L) {
             });
         }
     }
-    for state in &states {
+    for (index, state) in states.iter().enumerate() {
         cx.b.at(state.unit, Phase::Optimizer);
+        life.before_state(cx, index, false);
         let mut reads = Vec::with_capacity(state.items.len() * 4 + 1);
         let mut writes = Vec::with_capacity(state.items.len() * 3);
         for i in &state.items {
@@ -123,6 +127,7 @@ pub(crate) fn step<L: Lifecycle>(cx: &mut Cx<'_>, life: &mut L) {
                 &writes,
             );
         }
+        life.after_state(cx, index, false);
     }
     if let Some(norm) = norm {
         cx.b.free(Rule::Clip, norm);
@@ -131,7 +136,12 @@ pub(crate) fn step<L: Lifecycle>(cx: &mut Cx<'_>, life: &mut L) {
 
 /// Global gradient norm: squares summed over local shards, then over the ranks that hold different ones. With `clips` the
 /// gradients are scaled by it, except where the optimizer's kernel does that.
-fn norm(cx: &mut Cx<'_>, states: &[ShardState], clips: bool) -> BufferId {
+fn norm<L: Lifecycle>(
+    cx: &mut Cx<'_>,
+    life: &mut L,
+    states: &[ShardState],
+    clips: bool,
+) -> BufferId {
     let pool = cx.rest_pool;
     let norm = cx.b.buffer(NewBuffer {
         role: Role::Temporary,
@@ -150,6 +160,7 @@ fn norm(cx: &mut Cx<'_>, states: &[ShardState], clips: bool) -> BufferId {
             grads.push(scalar);
         }
         let elements = state.items.iter().map(|i| i.numel).sum();
+        life.before_state(cx, n, true);
         cx.run(
             Rule::Clip,
             ShardOp::SumSquares,
@@ -159,6 +170,7 @@ fn norm(cx: &mut Cx<'_>, states: &[ShardState], clips: bool) -> BufferId {
             &grads,
             &[scalar],
         );
+        life.after_state(cx, n, true);
     }
     if let Some((axis, size, stride)) = norm_axis(cx) {
         // The ranks often have a communicator already; another would cost device memory.

@@ -271,6 +271,24 @@ fn further_options_check() {
         &["mesh.dp_shard=1", "fsdp.policy=megatron"],
         &["mesh.dp_shard=3"],
         &["precision.compute=f32"],
+        &["fsdp.offload=[\"optimizer\"]"],
+        &["fsdp.offload=[\"params\"]", "train.validate_every=2"],
+        &["fsdp.offload=[\"grads\"]", "train.grad_accum=3"],
+        &[
+            "fsdp.offload=[\"params\", \"grads\", \"optimizer\"]",
+            "train.clip_norm=1.0",
+            "train.grad_accum=2",
+        ],
+        &[
+            "fsdp.offload=[\"params\", \"grads\", \"optimizer\"]",
+            "mesh.dp_outer=2",
+            "fsdp.allocator=caching",
+        ],
+        &[
+            "fsdp.offload=[\"params\", \"optimizer\"]",
+            "precision.compute=f32",
+            "fsdp.reshard_after_forward=2",
+        ],
         &["precision.main_params=none", "precision.main_grads=bf16"],
     ] {
         let p = program(LLAMA, sets);

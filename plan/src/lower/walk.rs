@@ -42,6 +42,10 @@ pub(crate) trait Lifecycle {
     fn grad(&mut self, cx: &mut Cx<'_>, p: ParamId) -> Location;
     /// What the optimizer works on, after `backward_end` of the last micro-batch.
     fn optimizer_state(&mut self, cx: &mut Cx<'_>) -> Vec<optimizer::ShardState>;
+    /// The launch over state `index` of `optimizer_state` comes next (its norm when `norm`): make the state available.
+    fn before_state(&mut self, _cx: &mut Cx<'_>, _index: usize, _norm: bool) {}
+    /// It has been issued.
+    fn after_state(&mut self, _cx: &mut Cx<'_>, _index: usize, _norm: bool) {}
     /// After the optimizer: refresh compute weights, drop gradients.
     fn step_end(&mut self, cx: &mut Cx<'_>);
     /// A model kernel has been issued; `position` is its place in the pass's list.

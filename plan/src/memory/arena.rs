@@ -16,6 +16,8 @@ enum Held {
     Block(BlockId),
     Slot(u32),
     Copy(u32),
+    /// In host memory: no device bytes.
+    Host,
 }
 
 /// Highest counters so far. The two peaks need not coincide.
@@ -49,6 +51,19 @@ pub struct Memory {
 }
 
 const NO_SLOT: u32 = u32::MAX;
+
+/// Where addresses of host buffers start: above the caching allocator's, below the pool's.
+pub const HOST_BASE: u64 = 1 << 61;
+
+/// A host buffer's address: buffers lie one after another in the program's order, for ever.
+fn host_address(program: &Program, id: BufferId) -> u64 {
+    let before: u64 = program.buffers[..id.index()]
+        .iter()
+        .filter(|b| b.pool == Pool::Host)
+        .map(|b| b.bytes.round_up(512).0)
+        .sum();
+    HOST_BASE + before
+}
 
 impl Memory {
     /// Empty memory of a device that gives at most `capacity` bytes; plans the pool from the program's sections.
@@ -117,6 +132,7 @@ impl Memory {
                 )
             }
             Pool::DoubleBuffer => self.take_copy(program, id)?,
+            Pool::Host => (Held::Host, host_address(program, id)),
         };
         self.held[id.index()] = held;
         self.live += 1;
@@ -130,7 +146,7 @@ impl Memory {
     pub fn free(&mut self, _program: &Program, id: BufferId) -> bool {
         match std::mem::replace(&mut self.held[id.index()], Held::Nothing) {
             Held::Nothing => return false,
-            Held::Empty => {}
+            Held::Empty | Held::Host => {}
             Held::Block(block) => self.caching.release(block),
             Held::Slot(slot) => {
                 if let Some(pool) = &mut self.pool {
@@ -186,7 +202,7 @@ impl Memory {
     #[must_use]
     pub fn block_bytes(&self, id: BufferId) -> Bytes {
         match self.held[id.index()] {
-            Held::Nothing | Held::Empty => Bytes::ZERO,
+            Held::Nothing | Held::Empty | Held::Host => Bytes::ZERO,
             Held::Block(block) => self.caching.block(block).bytes,
             Held::Slot(slot) => self
                 .pool

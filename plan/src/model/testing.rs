@@ -72,6 +72,7 @@ pub(crate) fn tiny(family: Family) -> Scenario {
             average_in_collective: false,
             per_token_loss: false,
             nan_check: false,
+            offload: Default::default(),
             frozen: vec![],
         },
         precision: Precision {

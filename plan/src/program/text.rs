@@ -67,6 +67,7 @@ pub(super) fn op(program: &Program, instr: &Instr) -> String {
                 Pool::Caching => "caching",
                 Pool::Planned => "planned",
                 Pool::DoubleBuffer => "double_buffer",
+                Pool::Host => "host",
             };
             let at = stream(program, b.stream);
             format!(

@@ -263,6 +263,7 @@ keys! {
     AverageInCollective: "fsdp" "average_in_collective" [Bool] "false" "The collective averages, instead of scaling by 1/dp";
     PerTokenLoss: "fsdp" "per_token_loss" [Bool] "false" "The loss is a sum over tokens: gradients are not scaled";
     NanCheck: "fsdp" "nan_check" [Bool] "false" "Check shards and gradients for NaN around every collective";
+    Offload: "fsdp" "offload" [List(&Choice(&["params", "grads", "optimizer"])), Empty] "[]" "State that rests in host memory and visits the device when it is used";
     Frozen: "fsdp" "frozen" [List(&Text), Empty] "[]" "Globs of modules whose parameters are not trained";
 
     Compute: "precision" "compute" [Choice(DTYPES)] "\"bf16\"" "Gathered parameters, activations, matrix products";

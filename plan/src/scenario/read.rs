@@ -342,6 +342,15 @@ fn fsdp(d: &Document, mesh: &Mesh) -> Result<Fsdp, ScenarioError> {
         average_in_collective: d.flag(Key::AverageInCollective).unwrap_or(false),
         per_token_loss: d.flag(Key::PerTokenLoss).unwrap_or(false),
         nan_check: d.flag(Key::NanCheck).unwrap_or(false),
+        offload: {
+            let names = strings(d.value(Key::Offload));
+            let has = |name: &str| names.iter().any(|n| n == name);
+            Offload {
+                params: has("params"),
+                grads: has("grads"),
+                optimizer: has("optimizer"),
+            }
+        },
         frozen: strings(d.value(Key::Frozen)),
     })
 }

@@ -326,8 +326,30 @@ pub struct Fsdp {
     pub per_token_loss: bool,
     /// Check shards and gradients for NaN around every collective.
     pub nan_check: bool,
+    /// State that rests in host memory.
+    pub offload: Offload,
     /// Globs of modules whose parameters are frozen (`requires_grad = false`).
     pub frozen: Vec<String>,
+}
+
+/// `fsdp.offload`: what rests in host memory between uses. Each piece keeps its identity and its device address: bytes move,
+/// objects do not.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
+pub struct Offload {
+    /// Compute weights at rest.
+    pub params: bool,
+    /// Gradients at rest.
+    pub grads: bool,
+    /// Main weights and moments.
+    pub optimizer: bool,
+}
+
+impl Offload {
+    /// Whether anything is offloaded.
+    #[must_use]
+    pub const fn any(self) -> bool {
+        self.params || self.grads || self.optimizer
+    }
 }
 
 /// `[precision]`

@@ -266,6 +266,27 @@ fn allocator(s: &Scenario, d: &Document) -> Checked {
             .conflict(&[Key::Allocator, Key::Policy], message)
             .with_help("use \"caching\" or \"temporary\", or policy native"));
     }
+    if f.offload.any() {
+        let message = if f.policy != PolicyKind::Native || s.compile.mode == CompileMode::Full {
+            "host offload is a part of the native policy's unit lifecycle"
+        } else if f.strategy != Strategy::OptimGradsParams || s.mesh.dp_shard < 2 {
+            "host offload moves shards: it needs strategy optim_grads_params over at least two ranks"
+        } else if f.outer_strategy == OuterStrategy::Optim {
+            "host offload keeps inner shards; outer_strategy = \"optim\" cuts them again"
+        } else {
+            ""
+        };
+        if !message.is_empty() {
+            let keys = [
+                Key::Offload,
+                Key::Policy,
+                Key::Strategy,
+                Key::OuterStrategy,
+                Key::Mode,
+            ];
+            return Err(d.conflict(&keys, message));
+        }
+    }
     if f.persist_on_alloc_fail && f.allocator != AllocatorKind::DoubleBuffer {
         let message =
             "`persist_on_alloc_fail` is what a double buffer does with a unit that does not fit";

@@ -37,6 +37,8 @@ pub(crate) struct Native {
     /// Full gradient buffers by group, while live.
     grads: Vec<Option<BufferId>>,
     pending: VecDeque<Pending>,
+    /// Events of offloaded optimizer state on its way to the device.
+    coming: VecDeque<EventId>,
     in_flight: usize,
     first: bool,
     last: bool,
@@ -87,6 +89,7 @@ impl Native {
             kept: vec![None; cx.groups.len()],
             grads: vec![None; cx.groups.len()],
             pending: VecDeque::new(),
+            coming: VecDeque::new(),
             in_flight,
             first: true,
             last: true,
@@ -107,11 +110,16 @@ impl Native {
                 cx.b.alloc(rule, full);
             }
             let kept = self.kept[g.index()].map(|id| cx.b.whole(id));
+            let gather = self.flat.streams.gather;
             if let (None, Some(rest)) = (kept, self.flat.state(g).weight) {
+                self.flat.visit_for(cx, rest, true, gather);
                 let shard = cx.b.whole(rest);
                 self.flat.nan_check(cx, self.flat.streams.gather, g, shard);
             }
             self.flat.gather(cx, rule, g, self.first, kept);
+            if let (None, Some(rest)) = (kept, self.flat.state(g).weight) {
+                self.flat.leave(cx, rest, false, gather);
+            }
         }
         self.gathered[unit.index()] = Some(cx.b.record(rule, self.flat.streams.gather));
         cx.b.at(at, phase);
@@ -267,6 +275,35 @@ impl Native {
     }
 }
 
+impl Native {
+    /// Trained groups, in the order of the optimizer's launches.
+    fn trained(&self, cx: &Cx<'_>) -> impl Iterator<Item = GroupId> + use<> {
+        let trained: Vec<GroupId> = cx
+            .group_ids()
+            .filter(|g| cx.group(*g).requires_grad)
+            .collect();
+        trained.into_iter()
+    }
+
+    /// Brings a group's offloaded optimizer state to the device; only its gradient for the norm.
+    fn bring(&self, cx: &mut Cx<'_>, index: usize, norm: bool) -> Option<EventId> {
+        let g = self.trained(cx).nth(index)?;
+        let state = self.flat.state(g).clone();
+        if let Some(grad) = state.grad {
+            self.flat.visit(cx, grad.buffer, true);
+        }
+        if !norm {
+            let moments = state.moments.iter().flat_map(|m| [m.first, m.second]);
+            // Without main weights the optimizer updates the compute weights themselves.
+            let weights = state.main.or(state.weight);
+            for id in weights.into_iter().chain(moments) {
+                self.flat.visit(cx, id, true);
+            }
+        }
+        self.flat.visited(cx)
+    }
+}
+
 impl Lifecycle for Native {
     fn init(&mut self, cx: &mut Cx<'_>) {
         self.flat.init(cx);
@@ -412,7 +449,56 @@ impl Lifecycle for Native {
         self.flat.optimizer_state(cx)
     }
 
+    fn before_state(&mut self, cx: &mut Cx<'_>, index: usize, norm: bool) {
+        if !self.flat.offloads() {
+            return;
+        }
+        // One group ahead: its state comes in while this one is updated.
+        let ahead = if index == 0 {
+            0..2
+        } else {
+            index + 1..index + 2
+        };
+        for i in ahead {
+            let event = self.bring(cx, i, norm);
+            self.coming.extend(event);
+        }
+        if let Some(event) = self.coming.pop_front() {
+            cx.b.wait(Rule::Offload, event, COMPUTE);
+        }
+    }
+
+    fn after_state(&mut self, cx: &mut Cx<'_>, index: usize, norm: bool) {
+        if !self.flat.offloads() {
+            return;
+        }
+        let Some(g) = self.trained(cx).nth(index) else {
+            return;
+        };
+        let state = self.flat.state(g).clone();
+        if let Some(grad) = state.grad {
+            self.flat.leave(cx, grad.buffer, false, COMPUTE);
+        }
+        if norm {
+            return;
+        }
+        if let Some(weight) = state.weight {
+            if state.main.is_some() {
+                self.flat.visit_for(cx, weight, false, COMPUTE);
+                self.flat.refresh_group(cx, g, COMPUTE);
+                cx.b.at(cx.group(g).unit, Phase::Optimizer);
+            }
+            self.flat.leave(cx, weight, true, COMPUTE);
+        }
+        let moments = state.moments.iter().flat_map(|m| [m.first, m.second]);
+        for id in state.main.into_iter().chain(moments) {
+            self.flat.leave(cx, id, true, COMPUTE);
+        }
+    }
+
     fn step_end(&mut self, cx: &mut Cx<'_>) {
-        self.flat.refresh(cx, COMPUTE);
+        if !self.flat.offloads() {
+            self.flat.refresh(cx, COMPUTE);
+        }
     }
 }
