@@ -161,7 +161,7 @@ fn delays_change_no_bit() {
     }
 }
 
-/// What only schedules changes no bit of losses, gradient norms and weights.
+/// What only schedules or moves data changes no bit of losses, gradient norms and weights.
 #[test]
 fn schedules_do_not_change_results() {
     let of = |set: &[&str]| bits(&train_small("small-native", set, 4, exec()));
@@ -182,6 +182,9 @@ fn schedules_do_not_change_results() {
         &["compile.cuda_graph=[\"attn\", \"mlp\"]"],
         &["train.recompute=full"],
         &["train.recompute=selective"],
+        &["fsdp.offload=[\"params\"]"],
+        &["fsdp.offload=[\"optimizer\"]"],
+        &["fsdp.offload=[\"params\", \"grads\", \"optimizer\"]"],
     ] {
         assert_eq!(of(set), wanted, "{set:?}");
     }

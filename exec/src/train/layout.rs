@@ -7,7 +7,7 @@
 use shardlab_plan::Program;
 use shardlab_plan::model::OpKind;
 use shardlab_plan::program::{
-    Access, BufferId, Holds, Op, ParamId, PerRank, Role, SectionKind, ShardOp,
+    Access, BufferId, CopyKind, Holds, Op, ParamId, PerRank, Role, SectionKind, ShardOp,
 };
 use shardlab_plan::shard::{Layout, mesh};
 use shardlab_plan::units::DType;
@@ -213,7 +213,7 @@ struct Map<'a> {
 
 impl<'a> Map<'a> {
     fn new(program: &'a Program) -> Self {
-        let persistent = program
+        let persistent: BTreeSet<BufferId> = program
             .section(SectionKind::Init)
             .map(|s| program.section_instrs(s))
             .unwrap_or_default()
@@ -235,8 +235,20 @@ impl<'a> Map<'a> {
                     .map(move |(i, p)| (*p, (g, i)))
             })
             .collect();
+        let mut tensors = tensors(program);
+        let twins = host_twins(program);
+        let rest = |id: &mut BufferId| {
+            if let Some(host) = twins.get(id).filter(|h| persistent.contains(h)) {
+                *id = *host;
+            }
+        };
+        for t in &mut tensors {
+            rest(&mut t.weight.buffer);
+            rest(&mut t.grad.buffer);
+            t.moments.iter_mut().flat_map(|(m, _)| m).for_each(rest);
+        }
         Self {
-            tensors: tensors(program),
+            tensors,
             program,
             persistent,
             home,
@@ -387,6 +399,15 @@ impl<'a> Map<'a> {
         };
         Ok(start..start + numel)
     }
+}
+
+/// Where buffers that only visit the device rest: the host buffers that they are copied to.
+fn host_twins(program: &Program) -> BTreeMap<BufferId, BufferId> {
+    let copies = program.copies.iter();
+    copies
+        .filter(|c| c.kind == CopyKind::D2h)
+        .map(|c| (c.from.buffer, c.to.buffer))
+        .collect()
 }
 
 /// The tensors of the first step's optimizer launches.

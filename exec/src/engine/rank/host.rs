@@ -7,9 +7,12 @@ use shardlab_plan::program::BufferId;
 use std::sync::Arc;
 
 impl<D: Device> Rank<D> {
-    /// Contents that a buffer gets when it is allocated next.
+    /// Contents that a buffer gets when it is allocated next; at once where it is allocated already (state that rests in
+    /// host memory).
     pub(crate) fn preset(&mut self, buffer: BufferId, data: Arc<[u8]>) {
-        self.presets.insert(buffer, data);
+        if self.write(buffer, 0, &data).is_none() {
+            self.presets.insert(buffer, data);
+        }
     }
 
     /// A range of a live buffer while the device is idle.
