@@ -6,7 +6,9 @@
 mod args;
 mod check;
 mod completions;
+mod exec;
 mod explain;
+mod interrupt;
 mod output;
 mod plan;
 mod scenarios;
@@ -41,6 +43,8 @@ struct Cli {
 enum Command {
     /// Predict step time, overlap and memory of scenarios
     Sim(sim::Args),
+    /// Train for real: perform the program on this machine, ranks as threads
+    Exec(exec::Args),
     /// Print the program of a scenario: every instruction of a step, with the rule that made it
     Plan(plan::Args),
     /// Prove that programs are free of races, leaks and mismatched collectives
@@ -85,6 +89,7 @@ pub fn main() -> ExitCode {
 fn run(command: &Command, out: &mut Out) -> Result<Status, Failure> {
     match command {
         Command::Sim(args) => sim::run(args, out),
+        Command::Exec(args) => exec::run(args, out),
         Command::Plan(args) => plan::run(args, out),
         Command::Check(args) => check::run(args, out),
         Command::Explain(args) => explain::run(args, out),

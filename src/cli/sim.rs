@@ -1,6 +1,6 @@
 //! `shardlab sim`: predict scenarios.
 
-mod report;
+pub(super) mod report;
 
 use super::args::{Overrides, load, profiles};
 use super::output::{Failure, Out, Status};

@@ -1,10 +1,10 @@
 //! `shardlab sweep`: all combinations of some options.
 
-mod interrupt;
 mod points;
 mod write;
 
 use super::args::{Overrides, profiles};
+use super::interrupt;
 use super::output::{Failure, Out, Status};
 use points::{Outcome, evaluate};
 use shardlab_plan::scenario::sweep_of;

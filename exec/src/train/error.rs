@@ -50,6 +50,9 @@ pub enum TrainError {
     /// The program's state cannot be mapped.
     #[error(transparent)]
     Layout(#[from] LayoutError),
+    /// The weights to begin with cannot be used.
+    #[error(transparent)]
+    Init(Box<Self>),
     /// The scenario cannot be planned.
     #[error("{0}")]
     Plan(String),
@@ -89,8 +92,7 @@ impl TrainError {
     pub fn is_bad_input(&self) -> bool {
         matches!(
             self,
-            Self::OtherModel { .. }
-                | Self::Missing { .. }
+            Self::Init(_)
                 | Self::NoNames
                 | Self::Data(_)
                 | Self::Plan(_)

@@ -31,7 +31,7 @@ pub enum Resume {
 pub struct CheckpointOptions {
     /// Folder.
     pub dir: PathBuf,
-    /// Save after every so many steps; 0 is never.
+    /// Save after every so many steps, and after the last; 0 is after the last only.
     pub every: u64,
     /// How many stay.
     pub keep: usize,
@@ -232,7 +232,8 @@ impl<'a> Trainer<'a> {
             };
         } else if let Some(dir) = &options.init {
             let (model, seq_len) = (&scenario.model, scenario.train.seq_len);
-            hf::load(dir, program, model, seq_len, &layout, &mut session)?;
+            hf::load(dir, program, model, seq_len, &layout, &mut session)
+                .map_err(|e| TrainError::Init(Box::new(e)))?;
         } else {
             init::from_seed(program, &layout, scenario.model.family, seed, &mut session)?;
         }
@@ -291,7 +292,7 @@ impl<'a> Trainer<'a> {
                 observer.validation(step + 1, loss);
             }
             let last = flow == Flow::Stop || step + 1 == self.steps;
-            if self.every > 0 && ((step + 1).is_multiple_of(self.every) || last) {
+            if last || self.every > 0 && (step + 1).is_multiple_of(self.every) {
                 self.save()?;
             }
             if flow == Flow::Stop {

@@ -4,9 +4,10 @@ use super::super::output::{Failure, Out};
 use super::super::table::Table;
 use crate::analysis::why;
 use crate::predict::{Fit, Prediction};
-use shardlab_plan::record::Cause;
+use shardlab_plan::record::{Cause, Run};
 use shardlab_plan::scenario::{Family, Strategy};
 use shardlab_plan::units::{Bytes, Picos};
+use shardlab_plan::{Program, Scenario};
 
 /// Names of modelled costs that are shown.
 const MODELLED_SHOWN: usize = 4;
@@ -18,7 +19,7 @@ pub(super) fn print(p: &Prediction, out: &mut Out) -> Result<(), Failure> {
     time(p, out)?;
     memory(p, out)?;
     costs(p, out)?;
-    collectives(p, out)?;
+    collectives(&p.run, out)?;
     out.blank()?;
     for sentence in why::sentences(p) {
         out.paragraph(0, &sentence)?;
@@ -27,9 +28,15 @@ pub(super) fn print(p: &Prediction, out: &mut Out) -> Result<(), Failure> {
 }
 
 fn title(p: &Prediction, out: &mut Out) -> Result<(), Failure> {
-    let m = &p.program.meta;
-    let parameters: u64 = p.program.params.iter().map(|p| p.numel()).sum();
-    let strategy = match p.scenario.fsdp.strategy {
+    out.heading(heading(&p.scenario, &p.program, &p.run.hardware))?;
+    Ok(())
+}
+
+/// What is run: model, policy, strategy, ranks.
+pub(in crate::cli) fn heading(scenario: &Scenario, program: &Program, hardware: &str) -> String {
+    let m = &program.meta;
+    let parameters: u64 = program.params.iter().map(|p| p.numel()).sum();
+    let strategy = match scenario.fsdp.strategy {
         Strategy::NoShard => "no_shard",
         Strategy::Optim => "optim",
         Strategy::OptimGrads => "optim_grads",
@@ -40,14 +47,12 @@ fn title(p: &Prediction, out: &mut Out) -> Result<(), Failure> {
     } else {
         m.dp_shard.to_string()
     };
-    out.heading(format_args!(
-        "{}: {} parameters, {} {strategy}, {mesh} x {}",
-        p.scenario.name,
+    format!(
+        "{}: {} parameters, {} {strategy}, {mesh} x {hardware}",
+        scenario.name,
         count(parameters),
         m.policy,
-        p.run.hardware
-    ))?;
-    Ok(())
+    )
 }
 
 /// `8.03 B`, `160 M`.
@@ -138,7 +143,7 @@ fn memory(p: &Prediction, out: &mut Out) -> Result<(), Failure> {
 }
 
 /// The largest parts and the rest.
-fn composition<'a>(parts: impl Iterator<Item = (&'a str, Bytes)>) -> String {
+pub(in crate::cli) fn composition<'a>(parts: impl Iterator<Item = (&'a str, Bytes)>) -> String {
     let parts: Vec<(&str, Bytes)> = parts.collect();
     let (shown, rest) = parts.split_at(parts.len().min(COMPOSITION_SHOWN));
     let mut words: Vec<String> = shown.iter().map(|(n, b)| format!("{n} {b}")).collect();
@@ -175,7 +180,7 @@ fn costs(p: &Prediction, out: &mut Out) -> Result<(), Failure> {
     Ok(())
 }
 
-fn collectives(p: &Prediction, out: &mut Out) -> Result<(), Failure> {
+pub(in crate::cli) fn collectives(run: &Run, out: &mut Out) -> Result<(), Failure> {
     let mut table = Table::new([
         "collective",
         ">count",
@@ -184,7 +189,7 @@ fn collectives(p: &Prediction, out: &mut Out) -> Result<(), Failure> {
         ">exposed ms",
         ">overlapped with gemm",
     ]);
-    for (kind, s) in &p.run.collectives {
+    for (kind, s) in &run.collectives {
         table.row([
             kind.name().to_owned(),
             s.count.to_string(),

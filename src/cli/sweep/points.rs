@@ -1,6 +1,6 @@
 //! The points of a sweep, predicted on all cores.
 
-use super::interrupt;
+use crate::cli::interrupt;
 use crate::predict::{Fit, PredictError, Prediction, Profiles, predict_light};
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use rayon::prelude::*;

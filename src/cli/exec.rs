@@ -1,0 +1,242 @@
+//! `shardlab exec`: perform a scenario's program and train.
+
+mod progress;
+mod report;
+
+use super::args::{One, plan};
+use super::interrupt;
+use super::output::{Failure, Out, Status};
+use crate::trace;
+use progress::Progress;
+use serde::Serialize;
+use shardlab_exec::engine::ExecOptions;
+use shardlab_exec::train::{
+    CheckpointOptions, Outcome, Resume, RunOptions, TokenWidth, Tokens, TrainError, hf, train,
+};
+use shardlab_plan::record::Summary;
+use shardlab_plan::{Program, Scenario};
+use std::collections::BTreeMap;
+use std::fs::File;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::Duration;
+
+#[derive(clap::Args)]
+pub(super) struct Args {
+    #[command(flatten)]
+    scenario: One,
+    /// Steps in all, those before a resumption included; default: train.steps
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..=1_000_000_000))]
+    steps: Option<u64>,
+    /// Seed of weights and synthetic data; default: a resumed run's own, else 0
+    #[arg(long, value_name = "N")]
+    seed: Option<u64>,
+    /// Begin with the weights of a Hugging Face folder (config.json and safetensors; llama and gpt2)
+    #[arg(long, value_name = "DIR")]
+    init: Option<PathBuf>,
+    /// Write the final weights as a Hugging Face folder
+    #[arg(long, value_name = "DIR")]
+    export: Option<PathBuf>,
+    /// Train on a file of tokens (.bin: uint16), or on the bytes of a text; default: a synthetic language
+    #[arg(long, value_name = "FILE")]
+    data: Option<PathBuf>,
+    /// How the tokens of --data are stored
+    #[arg(long, value_enum, requires = "data")]
+    data_dtype: Option<DataType>,
+    /// Folder of checkpoints; default, where one is needed: checkpoints/SCENARIO
+    #[arg(long, value_name = "DIR")]
+    checkpoint_dir: Option<PathBuf>,
+    /// Save after every N steps, and at the end; default with --checkpoint-dir: at the end only
+    #[arg(long, value_name = "N")]
+    checkpoint_every: Option<u64>,
+    /// Keep the newest K checkpoints
+    #[arg(long, value_name = "K", default_value_t = 3, value_parser = clap::value_parser!(u32).range(1..))]
+    keep: u32,
+    /// Where to begin when there are checkpoints: auto (the newest that is whole), never, or a step
+    #[arg(long, value_name = "auto|never|STEP", value_parser = resume)]
+    resume: Option<Resume>,
+    /// Print one JSON object
+    #[arg(long)]
+    json: bool,
+    /// Write a timeline of the last step for Perfetto
+    #[arg(long, value_name = "FILE")]
+    trace: Option<PathBuf>,
+    /// Give up when nothing moves for so many seconds
+    #[arg(long, value_name = "SECONDS", default_value_t = 60, value_parser = clap::value_parser!(u32).range(1..))]
+    timeout: u32,
+    /// Look for NaN in the output of every kernel and collective
+    #[arg(long)]
+    check_nan: bool,
+}
+
+#[derive(clap::ValueEnum, Clone, Copy, Debug)]
+enum DataType {
+    /// Every byte a token
+    Uint8,
+    /// 16 bits, little endian
+    Uint16,
+    /// 32 bits, little endian
+    Uint32,
+}
+
+fn resume(text: &str) -> Result<Resume, String> {
+    match text {
+        "auto" => Ok(Resume::Auto),
+        "never" => Ok(Resume::Never),
+        step => step
+            .parse()
+            .map(Resume::Step)
+            .map_err(|_| "auto, never or a step is expected".to_owned()),
+    }
+}
+
+impl Args {
+    fn tokens(&self) -> Result<Option<Tokens>, Failure> {
+        let Some(path) = &self.data else {
+            return Ok(None);
+        };
+        let width = match self.data_dtype {
+            None => TokenWidth::of_file(path),
+            Some(DataType::Uint8) => TokenWidth::U8,
+            Some(DataType::Uint16) => TokenWidth::U16,
+            Some(DataType::Uint32) => TokenWidth::U32,
+        };
+        let tokens = Tokens::read(path, width)
+            .map_err(|e| Failure::bad_input(format_args!("--data {e}")))?;
+        Ok(Some(tokens))
+    }
+
+    fn checkpoints(&self, scenario: &Scenario) -> Option<CheckpointOptions> {
+        let asked = self.checkpoint_dir.is_some()
+            || self.checkpoint_every.is_some()
+            || self.resume.is_some();
+        asked.then(|| CheckpointOptions {
+            dir: self
+                .checkpoint_dir
+                .clone()
+                .unwrap_or_else(|| PathBuf::from("checkpoints").join(&scenario.name)),
+            every: self.checkpoint_every.unwrap_or(0),
+            keep: self.keep as usize,
+            resume: self.resume.unwrap_or_default(),
+        })
+    }
+
+    fn options(&self, scenario: &Scenario) -> Result<RunOptions, Failure> {
+        Ok(RunOptions {
+            steps: self.steps,
+            seed: self.seed,
+            init: self.init.clone(),
+            export: self.export.clone(),
+            tokens: self.tokens()?,
+            checkpoints: self.checkpoints(scenario),
+            exec: ExecOptions {
+                timeout: Duration::from_secs(u64::from(self.timeout)),
+                nan_check: self.check_nan,
+                record: true,
+                ..ExecOptions::default()
+            },
+        })
+    }
+}
+
+impl From<TrainError> for Failure {
+    fn from(e: TrainError) -> Self {
+        if e.is_bad_input() {
+            Self::bad_input(e)
+        } else {
+            Self::run(e)
+        }
+    }
+}
+
+pub(super) fn run(args: &Args, out: &mut Out) -> Result<Status, Failure> {
+    let scenario = args.scenario.load()?;
+    let program = Arc::new(plan(&scenario)?);
+    let options = args.options(&scenario)?;
+    interrupt::watch();
+    let mut progress = Progress::new(&scenario);
+    let result = train(&scenario, &program, options, &mut progress);
+    progress.end();
+    let outcome = result.map_err(|e| match Failure::from(e) {
+        Failure::Run(m) => Failure::run(format_args!("{}: {m}", scenario.name)),
+        other => other,
+    })?;
+    if let Some(path) = &args.trace {
+        let name = path.display();
+        let file = File::create(path)
+            .map_err(|e| Failure::bad_input(format_args!("--trace {name}: {e}")))?;
+        trace::write(&program, &outcome.run, file)
+            .map_err(|e| Failure::run(format_args!("--trace {name}: {e}")))?;
+    }
+    if args.json {
+        out.json(&Object::new(&scenario, &program, &outcome))?;
+    } else {
+        report::print(&scenario, &program, &outcome, out)?;
+    }
+    if outcome.interrupted {
+        out.flush()?;
+        let done = outcome.run.losses.len();
+        eprintln!("interrupted after step {done}");
+        return Ok(Status::RunFailed);
+    }
+    Ok(Status::Done)
+}
+
+/// The run's summary, with what the summary has no place for.
+#[derive(Serialize)]
+struct Object {
+    #[serde(flatten)]
+    summary: Summary,
+    /// Steps that an earlier process has done; their losses are in `losses`.
+    resumed_from: u64,
+    /// Whether the run was stopped early.
+    interrupted: bool,
+    /// Steps before each validation, and its loss.
+    validation_losses: Vec<(u64, f64)>,
+    /// Norm of every parameter after the last step, by its published name where it has one.
+    final_norms: BTreeMap<String, f64>,
+    /// Norm of every parameter's gradient in the last step, where gradients outlive the step.
+    final_grad_norms: Option<BTreeMap<String, f64>>,
+    /// Bytes by unit at the memory peak.
+    memory_by_unit: BTreeMap<String, u64>,
+}
+
+impl Object {
+    fn new(scenario: &Scenario, program: &Program, o: &Outcome) -> Self {
+        let mut summary = o.run.summary();
+        let unit = &program.units[o.run.memory.at.unit.index()].name;
+        summary.memory.at.insert("unit_name", unit.as_str().into());
+        let named = |norms: &[f64]| named(scenario, program, norms);
+        Self {
+            summary,
+            resumed_from: o.resumed_from,
+            interrupted: o.interrupted,
+            validation_losses: o.validations.clone(),
+            final_norms: named(&o.weight_norms),
+            final_grad_norms: o.grad_norms.as_deref().map(named),
+            memory_by_unit: o
+                .run
+                .memory
+                .by_unit
+                .iter()
+                .map(|(u, b)| (u.clone(), b.0))
+                .collect(),
+        }
+    }
+}
+
+/// Values by parameter name. A tied head appears under its own name too, as it does in a published model.
+fn named(scenario: &Scenario, program: &Program, values: &[f64]) -> BTreeMap<String, f64> {
+    let own = || program.params.iter().map(|p| p.name.clone()).collect();
+    let published = hf::published_names(program, &scenario.model);
+    let is_published = published.is_some();
+    let names: Vec<String> = published.unwrap_or_else(own);
+    let mut all: BTreeMap<String, f64> = names.into_iter().zip(values.iter().copied()).collect();
+    if is_published
+        && scenario.model.tie_embeddings
+        && let Some(first) = values.first()
+    {
+        all.insert("lm_head.weight".to_owned(), *first);
+    }
+    all
+}

@@ -1,0 +1,128 @@
+//! A measured run for people.
+
+use crate::cli::output::{Failure, Out};
+use crate::cli::sim::report::{collectives, composition, heading};
+use crate::cli::table::Table;
+use shardlab_exec::train::{Outcome, schedule};
+use shardlab_plan::program::SectionKind;
+use shardlab_plan::scenario::Family;
+use shardlab_plan::{Program, Scenario};
+
+/// Steps that the table shows.
+const STEPS_SHOWN: usize = 10;
+
+pub(super) fn print(
+    scenario: &Scenario,
+    program: &Program,
+    o: &Outcome,
+    out: &mut Out,
+) -> Result<(), Failure> {
+    out.heading(heading(scenario, program, &o.run.hardware))?;
+    summary(scenario, o, out)?;
+    memory(program, o, out)?;
+    collectives(&o.run, out)?;
+    out.blank()?;
+    out.text(steps(scenario, o))?;
+    for (step, loss) in &o.validations {
+        out.line(format_args!("validation after step {step}: loss {loss:.4}"))?;
+    }
+    Ok(())
+}
+
+fn summary(scenario: &Scenario, o: &Outcome, out: &mut Out) -> Result<(), Failure> {
+    let s = o.run.summary();
+    let unit = match scenario.model.family {
+        Family::Linear => "rows",
+        Family::Cnn => "images",
+        Family::Llama | Family::Gpt2 | Family::Encoder => "tokens",
+    };
+    let samples = s.step_ms.samples.len();
+    let step = if samples == 0 {
+        "one step, which makes what later ones reuse: no time".to_owned()
+    } else {
+        format!(
+            "{:.2} ms   {:.0} {unit}/s a rank   mean {:.2}, p95 {:.2} of {samples}",
+            s.step_ms.median, s.tokens_per_s_per_gpu, s.step_ms.mean, s.step_ms.p95
+        )
+    };
+    out.labelled("step", &step)?;
+    if let (Some(first), Some(last)) = (o.run.losses.first(), o.run.losses.last()) {
+        let resumed = match o.resumed_from {
+            0 => String::new(),
+            n => format!(", resumed after step {n}"),
+        };
+        let text = format!(
+            "{first:.4} to {last:.4} in {} steps{resumed}",
+            o.run.losses.len()
+        );
+        out.labelled("loss", &text)?;
+    }
+    let data = o.run.environment.get("data").map_or("", String::as_str);
+    out.labelled("data", data)?;
+    Ok(())
+}
+
+fn memory(program: &Program, o: &Outcome, out: &mut Out) -> Result<(), Failure> {
+    let m = &o.run.memory;
+    out.labelled(
+        "memory",
+        &format!(
+            "allocated {}, reserved {} a rank; {} at rest between steps",
+            m.peak_allocated, m.peak_reserved, m.persistent
+        ),
+    )?;
+    let at = &m.at;
+    out.labelled(
+        "peak",
+        &format!(
+            "step {}, {} of {}, micro-batch {}",
+            at.step,
+            at.phase.name(),
+            program.units[at.unit.index()].name,
+            at.micro_batch
+        ),
+    )?;
+    let roles = m.by_role.iter().map(|(r, b)| (r.name(), *b));
+    out.labelled("", &composition(roles))?;
+    Ok(())
+}
+
+/// First, last and evenly spread steps.
+fn steps(scenario: &Scenario, o: &Outcome) -> Table {
+    let mut table = Table::new([">step", ">loss", ">gradient norm", ">learning rate", ">ms"]);
+    let n = o.run.losses.len();
+    let shown = n.min(STEPS_SHOWN);
+    let trained = |s: SectionKind| matches!(s, SectionKind::First | SectionKind::Steady);
+    let times: Vec<String> = o
+        .run
+        .steps
+        .iter()
+        .filter(|s| trained(s.section))
+        .map(|s| format!("{:.2}", (s.end - s.start).ms()))
+        .collect();
+    for i in 0..shown {
+        let step = if shown < 2 {
+            0
+        } else {
+            i * (n - 1) / (shown - 1)
+        };
+        // Steps before a resumption have no time in this run.
+        let time = step
+            .checked_sub(n - times.len().min(n))
+            .and_then(|t| times.get(t).cloned());
+        table.row([
+            (step + 1).to_string(),
+            format!("{:.4}", o.run.losses[step]),
+            o.run
+                .grad_norms
+                .get(step)
+                .map_or_else(String::new, |g| format!("{g:.4}")),
+            format!(
+                "{:.3e}",
+                schedule::learning_rate(&scenario.train, step as u64)
+            ),
+            time.unwrap_or_default(),
+        ]);
+    }
+    table
+}

@@ -1,0 +1,441 @@
+//! `shardlab exec`.
+
+use crate::{assert_narrow, json, shardlab, stdout};
+use serde_json::Value;
+use std::path::Path;
+use std::time::{Duration, Instant};
+
+fn exec(args: &[&str]) -> Value {
+    let mut all = vec!["exec", "--json"];
+    all.extend_from_slice(args);
+    json(&all).remove(0)
+}
+
+fn numbers(v: &Value) -> Vec<f64> {
+    v.as_array()
+        .unwrap()
+        .iter()
+        .map(|x| x.as_f64().unwrap())
+        .collect()
+}
+
+/// The words of a failed call, and its exit status.
+fn failure(args: &[&str]) -> (i32, String) {
+    let output = shardlab(args).output().unwrap();
+    let code = output.status.code().unwrap();
+    (code, String::from_utf8(output.stderr).unwrap())
+}
+
+#[test]
+fn a_fresh_machine_trains_and_shows_it() {
+    let text = stdout(&["exec", "llama-tiny"]);
+    assert_narrow(&text);
+    for part in [
+        "218 k parameters",
+        "tokens/s a rank",
+        "reduce_scatter",
+        "gradient norm",
+        "synthetic",
+    ] {
+        assert!(text.contains(part), "{part}: {text}");
+    }
+    let run = exec(&["llama-tiny"]);
+    let losses = numbers(&run["losses"]);
+    assert_eq!(losses.len(), 40);
+    // Uniform guesses over 256 tokens cost 5.545.
+    assert!((losses[0] - 256f64.ln()).abs() < 0.1, "{}", losses[0]);
+    assert!(losses[39] < losses[0] - 1.0, "{}", losses[39]);
+    assert!(numbers(&run["grad_norms"]).iter().all(|g| *g > 0.0));
+    assert_eq!(run["kind"], "exec");
+    assert_eq!(run["step_ms"]["samples"].as_array().unwrap().len(), 39);
+}
+
+/// Acceptance: a golden run through the command line. Its scenario asks for no gradient norms; they are reported anyway.
+#[test]
+fn a_golden_run() {
+    for (name, tied) in [("llama-tiny", false), ("gpt2-tiny", true)] {
+        let dir = Path::new(env!("CARGO_MANIFEST_DIR"))
+            .join("tests/goldens")
+            .join(name);
+        let reference: Value =
+            serde_json::from_slice(&std::fs::read(dir.join("reference.json")).unwrap()).unwrap();
+        let (dir, tokens) = (
+            dir.display().to_string(),
+            dir.join("tokens.bin").display().to_string(),
+        );
+        let run = exec(&[
+            name,
+            "--init",
+            &dir,
+            "--data",
+            &tokens,
+            "--set",
+            "train.grad_norm=false",
+        ]);
+        for key in ["losses", "grad_norms"] {
+            let (ours, theirs) = (numbers(&run[key]), numbers(&reference[key]));
+            assert_eq!(ours.len(), theirs.len());
+            for (a, b) in ours.iter().zip(theirs) {
+                assert!((a - b).abs() < 1e-4 * b, "{name} {key}: {a} {b}");
+            }
+        }
+        let norms = reference["final_norms"].as_object().unwrap();
+        for (param, theirs) in norms {
+            let (a, b) = (
+                run["final_norms"][param].as_f64().unwrap(),
+                theirs.as_f64().unwrap(),
+            );
+            assert!(
+                (a - b).abs() < 1e-4 * b.max(1e-3),
+                "{name} {param}: {a} {b}"
+            );
+        }
+        assert_eq!(
+            run["final_norms"].get("lm_head.weight").is_some(),
+            tied || name == "llama-tiny"
+        );
+    }
+}
+
+/// Prediction and measurement are of one program, and agree on memory to the byte.
+#[test]
+fn sim_and_exec_agree_on_program_and_memory() {
+    let mut compared = 0;
+    for (name, _) in shardlab_plan::scenario::shipped() {
+        if !name.starts_with("small-") && !["llama-tiny", "gpt2-tiny"].contains(name) {
+            continue;
+        }
+        let sim = json(&["sim", name, "--json"]).remove(0);
+        let exec = exec(&[name, "--steps", "4"]);
+        assert_eq!(sim["program_digest"], exec["program_digest"], "{name}");
+        assert_eq!(sim["world_size"], exec["world_size"], "{name}");
+        for key in [
+            "peak_allocated_bytes",
+            "peak_reserved_bytes",
+            "peak_device_bytes",
+            "persistent_bytes",
+            "by_role",
+        ] {
+            assert_eq!(sim["memory"][key], exec["memory"][key], "{name}: {key}");
+        }
+        assert_eq!(sim["memory_by_unit"], exec["memory_by_unit"], "{name}");
+        for (kind, stats) in sim["collectives"].as_object().unwrap() {
+            for key in ["count", "bytes"] {
+                assert_eq!(
+                    stats[key], exec["collectives"][kind][key],
+                    "{name}: {kind} {key}"
+                );
+            }
+        }
+        compared += 1;
+    }
+    assert!(compared >= 25, "{compared}");
+}
+
+/// Killed without warning, once while the second checkpoint is there or being written, the resumed run has the losses and the
+/// final weights of one that nobody disturbed.
+#[test]
+fn a_killed_run_goes_on_bit_for_bit() {
+    let dir = tempfile::tempdir().unwrap();
+    let checkpoints = dir.path().join("c").display().to_string();
+    let scenario = [
+        "small-accumulation",
+        "--set",
+        "train.lr_schedule=cosine",
+        "--set",
+        "train.warmup_steps=10",
+    ];
+    let long = ["--steps", "400", "--set", "train.steps=400"];
+    let whole = exec(&[&scenario[..], &long].concat());
+    let saved = ["--checkpoint-dir", &checkpoints, "--checkpoint-every", "5"];
+    let args = [&["exec", "--json"], &scenario[..], &long, &saved].concat();
+    let mut kills = 0;
+    for wanted in [2, 5] {
+        let mut child = std::process::Command::new(env!("CARGO_BIN_EXE_shardlab"))
+            .args(&args)
+            .stdout(std::process::Stdio::null())
+            .stderr(std::process::Stdio::null())
+            .spawn()
+            .unwrap();
+        let begun = Instant::now();
+        let newest = || {
+            let list = std::fs::read_dir(&checkpoints)
+                .into_iter()
+                .flatten()
+                .flatten();
+            list.filter_map(|e| {
+                e.file_name()
+                    .to_str()?
+                    .strip_prefix("step-")?
+                    .parse::<u64>()
+                    .ok()
+            })
+            .max()
+        };
+        while newest().unwrap_or(0) < 5 * wanted && child.try_wait().unwrap().is_none() {
+            assert!(begun.elapsed() < Duration::from_secs(60));
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        // SIGKILL.
+        kills += usize::from(child.kill().is_ok() && !child.wait().unwrap().success());
+    }
+    assert_eq!(kills, 2, "the run ended before it could be killed");
+    let resumed = exec(&args[2..]);
+    assert!(resumed["resumed_from"].as_u64().unwrap() >= 25);
+    assert_eq!(resumed["losses"], whole["losses"]);
+    assert_eq!(resumed["grad_norms"], whole["grad_norms"]);
+    assert_eq!(resumed["final_norms"], whole["final_norms"]);
+    // Another world and policy goes on from there as well.
+    let other = exec(
+        &[
+            &[
+                "small-fsdp2",
+                "--set",
+                "mesh.dp_shard=2",
+                "--steps",
+                "401",
+                "--checkpoint-dir",
+                &checkpoints,
+            ][..],
+            &["--resume", "400"],
+        ]
+        .concat(),
+    );
+    assert_eq!(other["resumed_from"], 400);
+    let losses = numbers(&other["losses"]);
+    assert_eq!(losses.len(), 401);
+    assert!((losses[400] - losses[399]).abs() < 0.5, "{losses:?}");
+}
+
+#[test]
+fn exported_weights_begin_another_run() {
+    let dir = tempfile::tempdir().unwrap();
+    let out = dir.path().join("hf").display().to_string();
+    let first = exec(&["small-native", "--steps", "3", "--export", &out]);
+    let second = exec(&[
+        "small-zero1",
+        "--steps",
+        "1",
+        "--init",
+        &out,
+        "--set",
+        "train.lr=0",
+        "--set",
+        "train.weight_decay=0",
+    ]);
+    assert_eq!(first["final_norms"], second["final_norms"]);
+    // The other seed begins elsewhere.
+    let other = exec(&["small-native", "--steps", "1", "--seed", "1"]);
+    assert_ne!(other["losses"][0], first["losses"][0]);
+}
+
+#[test]
+fn text_and_wide_tokens() {
+    let dir = tempfile::tempdir().unwrap();
+    let text = dir.path().join("a.txt");
+    std::fs::write(
+        &text,
+        "to be or not to be, that is the question: ".repeat(20),
+    )
+    .unwrap();
+    let wide = dir.path().join("a.bin");
+    let bytes: Vec<u8> = std::fs::read(&text)
+        .unwrap()
+        .iter()
+        .flat_map(|b| u32::from(*b).to_le_bytes())
+        .collect();
+    std::fs::write(&wide, bytes).unwrap();
+    let (text, wide) = (text.display().to_string(), wide.display().to_string());
+    let base = ["small-gpt2", "--set", "model.vocab=128", "--data"];
+    let a = exec(&[&base[..], &[&text]].concat());
+    let b = exec(&[&base[..], &[&wide, "--data-dtype", "uint32"]].concat());
+    assert_eq!(a["losses"], b["losses"]);
+    let (code, words) = failure(&["exec", "small-gpt2", "--data", &text]);
+    assert_eq!(code, 2, "{words}");
+    assert!(
+        words.contains("is not below the vocabulary's 101"),
+        "{words}"
+    );
+}
+
+#[test]
+fn bad_input_is_told_apart_from_failed_runs() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().display().to_string();
+    for (args, part) in [
+        (
+            &["exec", "small-native", "--init", &path][..],
+            "config.json",
+        ),
+        (
+            &["exec", "small-native", "--data", "/no/such/file"],
+            "--data /no/such/file",
+        ),
+        (
+            &["exec", "small-native", "--resume", "soon"],
+            "auto, never or a step",
+        ),
+        (
+            &[
+                "exec",
+                "small-native",
+                "--checkpoint-dir",
+                &path,
+                "--resume",
+                "7",
+            ],
+            "there are none",
+        ),
+        (&["exec", "small-linear", "--export", &path], "Hugging Face"),
+        (
+            &["exec", "small-linear", "--data", "Cargo.toml"],
+            "no tokens",
+        ),
+    ] {
+        let (code, words) = failure(args);
+        assert_eq!(code, 2, "{args:?}: {words}");
+        assert!(words.contains(part), "{args:?}: {words}");
+    }
+}
+
+/// A checkpoint that was damaged is named; `auto` takes the one before, and gives up when none is whole.
+#[test]
+fn damaged_checkpoints() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().display().to_string();
+    let base = [
+        "small-zero2",
+        "--checkpoint-dir",
+        &path,
+        "--checkpoint-every",
+        "2",
+    ];
+    let whole = exec(&base);
+    let cut = |step: u32| {
+        let file = dir
+            .path()
+            .join(format!("step-{step:08}/rank-00001-of-00004.safetensors"));
+        let bytes = std::fs::read(&file).unwrap();
+        std::fs::write(&file, &bytes[..bytes.len() - 9]).unwrap();
+    };
+    cut(6);
+    let (code, words) = failure(&[&["exec"], &base[..], &["--resume", "6"]].concat());
+    assert_eq!(code, 3, "{words}");
+    assert!(
+        words.contains("rank-00001-of-00004.safetensors: corrupt"),
+        "{words}"
+    );
+    let again = exec(&base);
+    assert_eq!(
+        (&again["resumed_from"], &again["losses"]),
+        (&4.into(), &whole["losses"])
+    );
+    for step in [2, 4, 6] {
+        cut(step);
+    }
+    let (code, words) = failure(&[&["exec"], &base[..]].concat());
+    assert_eq!(code, 3, "{words}");
+    assert!(words.contains("corrupt"), "{words}");
+    let fresh = exec(&[&base[..], &["--resume", "never"]].concat());
+    assert_eq!(
+        (&fresh["resumed_from"], &fresh["losses"]),
+        (&0.into(), &whole["losses"])
+    );
+}
+
+/// A file system that takes no more: the run ends with the reason, and the checkpoint before stays usable.
+#[cfg(unix)]
+#[test]
+fn a_full_disk_while_saving() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().display().to_string();
+    let base = [
+        "exec",
+        "small-ddp",
+        "--checkpoint-dir",
+        &path,
+        "--checkpoint-every",
+        "2",
+    ];
+    shardlab(&[&base[..], &["--steps", "2"]].concat())
+        .assert()
+        .success();
+    // No file may grow beyond 32 blocks of 1024 bytes; the signal that says so is ignored, as a full disk sends none.
+    let script = format!(
+        "trap '' XFSZ; ulimit -f 32; exec {} {}",
+        env!("CARGO_BIN_EXE_shardlab"),
+        base.join(" ")
+    );
+    let output = std::process::Command::new("bash")
+        .args(["-c", &script])
+        .output()
+        .unwrap();
+    let words = String::from_utf8(output.stderr).unwrap();
+    assert_eq!(output.status.code(), Some(3), "{words}");
+    assert!(
+        words.contains("rank-00000-of-00004.safetensors: File too large"),
+        "{words}"
+    );
+    let on = exec(&["small-ddp", "--checkpoint-dir", &path]);
+    assert_eq!(on["resumed_from"], 2);
+}
+
+/// Ctrl-C: the step is finished, what there is is printed and saved.
+#[cfg(unix)]
+#[test]
+fn an_interruption() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().display().to_string();
+    let mut child = std::process::Command::new(env!("CARGO_BIN_EXE_shardlab"))
+        .args([
+            "exec",
+            "small-native",
+            "--json",
+            "--steps",
+            "1000000",
+            "--checkpoint-dir",
+            &path,
+        ])
+        .stdout(std::process::Stdio::piped())
+        .stderr(std::process::Stdio::piped())
+        .spawn()
+        .unwrap();
+    let mut line = String::new();
+    let mut errors = std::io::BufReader::new(child.stderr.take().unwrap());
+    std::io::BufRead::read_line(&mut errors, &mut line).unwrap();
+    assert!(line.starts_with("step 1/1000000"), "{line}");
+    let signal = std::process::Command::new("bash")
+        .args(["-c", &format!("kill -INT {}", child.id())])
+        .status();
+    assert!(signal.unwrap().success());
+    let output = child.wait_with_output().unwrap();
+    assert_eq!(output.status.code(), Some(3));
+    let run: Value = serde_json::from_slice(&output.stdout).unwrap();
+    assert_eq!(run["interrupted"], true);
+    let done = run["losses"].as_array().unwrap().len();
+    let resumed = exec(&[
+        "small-native",
+        "--steps",
+        &(done + 1).to_string(),
+        "--checkpoint-dir",
+        &path,
+    ]);
+    assert_eq!(resumed["resumed_from"], done);
+}
+
+#[test]
+fn a_trace_of_a_measured_step() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("t.json").display().to_string();
+    let run = exec(&["small-hsdp", "--steps", "3", "--trace", &path]);
+    let trace: Value = serde_json::from_slice(&std::fs::read(&path).unwrap()).unwrap();
+    let events = trace["traceEvents"].as_array().unwrap();
+    let names: Vec<&str> = events.iter().filter_map(|e| e["name"].as_str()).collect();
+    assert!(names.iter().any(|n| n.contains("all_gather")), "{names:?}");
+    assert!(
+        run["collectives"]["all_gather"]["busy_ms"]
+            .as_f64()
+            .unwrap()
+            > 0.0
+    );
+}
