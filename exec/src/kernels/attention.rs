@@ -5,7 +5,7 @@
 
 use super::error::Fault;
 use super::gemm::{Mat, product};
-use super::math::sum2;
+use super::math::{LANES, sum2};
 use super::scratch::Scratch;
 use super::softmax;
 use super::view::{self, View};
@@ -175,7 +175,7 @@ pub(super) fn forward(o: &Operands<'_>, causal: bool, scale: f32) -> Result<(), 
     let (seq, d) = (g.seq, g.d);
     let [mut keys, mut values, mut queries, mut result] =
         [seq * d, seq * d, ROWS * d, ROWS * d].map(Scratch::take);
-    let mut scores = Scratch::take(ROWS * seq);
+    let mut scores = Scratch::take(ROWS * seq.next_multiple_of(LANES));
     let mut stats = [0.0; ROWS];
     let mut factors = [0.0; ROWS];
     for bk in 0..g.batch * g.kv {
@@ -184,6 +184,7 @@ pub(super) fn forward(o: &Operands<'_>, causal: bool, scale: f32) -> Result<(), 
         let vm = v.matrix(b, kh, 0, seq, &mut values);
         for h in kh * (g.heads / g.kv)..(kh + 1) * (g.heads / g.kv) {
             for (from, n, keys) in g.blocks() {
+                let pitch = keys.next_multiple_of(LANES);
                 let qm = q.matrix(b, h, from, n, &mut queries);
                 // SAFETY: the matrices lie inside checked views or in scratch that is long enough.
                 unsafe {
@@ -193,14 +194,12 @@ pub(super) fn forward(o: &Operands<'_>, causal: bool, scale: f32) -> Result<(), 
                         d,
                         qm,
                         km.t(),
-                        Mat::target(&mut scores, keys),
+                        Mat::target(&mut scores, pitch),
                         false,
                     )
                 };
-                for (i, row) in scores[..n * keys].chunks_exact_mut(keys).enumerate() {
-                    let (seen, unseen) = row.split_at_mut(g.seen(from + i).min(keys));
-                    let (total, z) = softmax::attention_row(seen, scale);
-                    unseen.fill(0.0);
+                for (i, row) in scores[..n * pitch].chunks_exact_mut(pitch).enumerate() {
+                    let (total, z) = softmax::attention_row(row, g.seen(from + i), scale);
                     (factors[i], stats[i]) = (1.0 / total, z);
                 }
                 // SAFETY: as above.
@@ -209,7 +208,7 @@ pub(super) fn forward(o: &Operands<'_>, causal: bool, scale: f32) -> Result<(), 
                         n,
                         d,
                         keys,
-                        Mat::rows(&scores, keys),
+                        Mat::rows(&scores, pitch),
                         vm,
                         Mat::target(&mut result, d),
                         false,
@@ -255,7 +254,7 @@ pub(super) fn backward(o: &Operands<'_>, causal: bool, scale: f32) -> Result<(),
     let [mut keys, mut values, mut queries] = [seq * d, seq * d, ROWS * d].map(Scratch::take);
     let [mut douts, mut outs, mut dqs] = [ROWS * d, ROWS * d, ROWS * d].map(Scratch::take);
     let [mut dks, mut dvs] = [seq * d, seq * d].map(Scratch::take);
-    let [mut p, mut dp] = [ROWS * seq, ROWS * seq].map(Scratch::take);
+    let [mut p, mut dp] = [ROWS * seq.next_multiple_of(LANES); 2].map(Scratch::take);
     let (mut stats, mut delta) = ([0.0; ROWS], [0.0; ROWS]);
     for bk in 0..g.batch * g.kv {
         let (b, kh) = (bk / g.kv, bk % g.kv);
@@ -265,29 +264,30 @@ pub(super) fn backward(o: &Operands<'_>, causal: bool, scale: f32) -> Result<(),
         dvs.fill(0.0);
         for h in kh * (g.heads / g.kv)..(kh + 1) * (g.heads / g.kv) {
             for (from, n, keys) in g.blocks() {
+                let pitch = keys.next_multiple_of(LANES);
                 let qm = q.matrix(b, h, from, n, &mut queries);
                 dy.load(b, h, from, &mut douts[..n * d]);
                 y.load(b, h, from, &mut outs[..n * d]);
                 lse.load((b * g.heads + h) * rows + from, &mut stats[..n]);
                 row_dots(&douts[..n * d], &outs[..n * d], d, &mut delta[..n]);
                 let dym = Mat::rows(&douts, d);
-                let (pm, dpm) = (Mat::target(&mut p, keys), Mat::target(&mut dp, keys));
+                let (pm, dpm) = (Mat::target(&mut p, pitch), Mat::target(&mut dp, pitch));
                 // SAFETY: the matrices lie inside checked views or in scratch that is long enough.
                 unsafe {
                     product(n, keys, d, qm, km.t(), pm, false);
                     product(n, keys, d, dym, vm.t(), dpm, false);
                 }
-                for i in 0..n {
-                    let seen = g.seen(from + i).min(keys);
-                    let (p, dp) = (&mut p[i * keys..][..keys], &mut dp[i * keys..][..keys]);
-                    softmax::attention_row_again(&mut p[..seen], scale, stats[i]);
-                    softmax::attention_row_grad(&p[..seen], &mut dp[..seen], delta[i], scale);
-                    p[seen..].fill(0.0);
-                    dp[seen..].fill(0.0);
+                let rows = p
+                    .chunks_exact_mut(pitch)
+                    .zip(dp.chunks_exact_mut(pitch))
+                    .take(n);
+                for (i, (p, dp)) in rows.enumerate() {
+                    let seen = g.seen(from + i);
+                    softmax::attention_row_grad(p, dp, seen, scale, stats[i], delta[i]);
                 }
                 // SAFETY: as above.
                 unsafe {
-                    let (pm, dpm) = (Mat::rows(&p, keys), Mat::rows(&dp, keys));
+                    let (pm, dpm) = (Mat::rows(&p, pitch), Mat::rows(&dp, pitch));
                     product(keys, d, n, pm.t(), dym, Mat::target(&mut dvs, d), true);
                     product(n, d, keys, dpm, km, Mat::target(&mut dqs, d), false);
                     product(keys, d, n, dpm.t(), qm, Mat::target(&mut dks, d), true);

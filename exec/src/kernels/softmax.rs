@@ -1,6 +1,6 @@
 //! Softmax and its relatives on rows of floats.
 
-use super::math::{exp, max, sum1};
+use super::math::{LANES, exp, max, sum1};
 use super::wide::wide;
 
 wide! {
@@ -44,27 +44,36 @@ wide! {
         z
     }
 
-    /// Replaces a row of scores by `exp(scale * (score - max))`; returns the sum of these and the log-sum-exp of the scaled scores.
-    fn attention_row(row: &mut [f32], scale: f32) -> (f32, f32) {
-        let m = scale * max(row);
-        for v in row.iter_mut() {
-            *v = exp(scale * *v - m);
+    /// Replaces the first `seen` scores of a row by `exp(scale * (score - max))` and the others by 0; returns the sum of these and
+    /// the log-sum-exp of the scaled scores. The row is a multiple of [`LANES`] long.
+    fn attention_row(row: &mut [f32], seen: usize, scale: f32) -> (f32, f32) {
+        let (used, rest) = row.split_at_mut(seen.next_multiple_of(LANES));
+        used[seen..].fill(f32::NEG_INFINITY);
+        rest.fill(0.0);
+        let m = scale * max(used);
+        let mut acc = [0.0; LANES];
+        for c in used.chunks_exact_mut(LANES) {
+            for (s, v) in acc.iter_mut().zip(c) {
+                *v = exp(scale * *v - m);
+                *s += *v;
+            }
         }
-        let total = sum1(row, |v| v);
+        let total = sum1(&acc, |v| v);
         (total, m + total.ln())
     }
 
-    /// Replaces a row of scores by its probabilities, given the log-sum-exp of the scaled scores.
-    fn attention_row_again(row: &mut [f32], scale: f32, lse: f32) {
-        for v in row {
-            *v = exp(scale * *v - lse);
+    /// Replaces the first `seen` scores of a row by their probabilities, given the log-sum-exp of the scaled scores, and the others
+    /// by 0; `dp` becomes `p * (dp - delta) * scale`. Both are a multiple of [`LANES`] long.
+    fn attention_row_grad(row: &mut [f32], dp: &mut [f32], seen: usize, scale: f32, lse: f32, delta: f32) {
+        let used = seen.next_multiple_of(LANES);
+        row[seen..].fill(f32::NEG_INFINITY);
+        dp[seen..].fill(0.0);
+        for (p, d) in row[..used].chunks_exact_mut(LANES).zip(dp[..used].chunks_exact_mut(LANES)) {
+            for (p, d) in p.iter_mut().zip(d) {
+                *p = exp(scale * *p - lse);
+                *d = *p * (*d - delta) * scale;
+            }
         }
-    }
-
-    /// `p * (dp - delta) * scale`, in place of `dp`.
-    fn attention_row_grad(p: &[f32], dp: &mut [f32], delta: f32, scale: f32) {
-        for (d, &p) in dp.iter_mut().zip(p) {
-            *d = p * (*d - delta) * scale;
-        }
+        row[used..].fill(0.0);
     }
 }

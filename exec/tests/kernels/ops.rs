@@ -1,1 +1,847 @@
-//! Single operations.
+//! Single operations on operands of random shapes, strides and types, against float64.
+
+use super::memory::{Buffer, HYPER, Rng, kernel, launch, positions};
+use super::semantics;
+use shardlab_exec::RawRange;
+use shardlab_exec::kernels::{Fault, KernelError};
+use shardlab_plan::model::{OpKind, Real};
+use shardlab_plan::program::{BodyOp, Place, Slot};
+use shardlab_plan::units::DType;
+use smallvec::SmallVec;
+
+/// How an operand lies in its buffer.
+#[derive(Clone, Copy, Debug, PartialEq)]
+enum Lay {
+    /// Without gaps, from the first element.
+    Dense,
+    /// Dimensions in another order, with an offset and gaps between rows.
+    Scattered,
+    /// One element for all.
+    Repeated,
+}
+
+/// An operand of a case.
+#[derive(Clone, Debug)]
+struct Arg {
+    shape: Vec<u64>,
+    dtype: DType,
+    lay: Lay,
+    /// Ids below this instead of numbers.
+    ids: Option<u64>,
+    /// Values instead of random ones.
+    values: Option<Vec<f64>>,
+    /// Input that this output is.
+    same_as: Option<usize>,
+}
+
+fn arg(shape: &[u64], dtype: DType) -> Arg {
+    Arg {
+        shape: shape.to_vec(),
+        dtype,
+        lay: Lay::Dense,
+        ids: None,
+        values: None,
+        same_as: None,
+    }
+}
+
+impl Arg {
+    fn lay(mut self, lay: Lay) -> Self {
+        self.lay = lay;
+        self
+    }
+
+    fn ids(mut self, below: u64) -> Self {
+        (self.ids, self.dtype) = (Some(below), DType::I64);
+        self
+    }
+
+    fn same_as(mut self, input: usize) -> Self {
+        self.same_as = Some(input);
+        self
+    }
+
+    fn values(mut self, v: &[f64]) -> Self {
+        self.values = Some(v.to_vec());
+        self
+    }
+
+    /// Strides and offset, and the elements of a buffer for it.
+    fn place(&self, rng: &mut Rng) -> (SmallVec<[u64; 4]>, u64, usize) {
+        let n: u64 = self.shape.iter().product();
+        match self.lay {
+            Lay::Dense => (SmallVec::new(), 0, n as usize),
+            Lay::Repeated => (self.shape.iter().map(|_| 0).collect(), 0, 1),
+            Lay::Scattered => {
+                let mut order: Vec<usize> = (0..self.shape.len()).collect();
+                for i in (1..order.len()).rev() {
+                    order.swap(i, rng.below(i as u64 + 1) as usize);
+                }
+                let mut strides: SmallVec<[u64; 4]> = SmallVec::from_elem(1, order.len());
+                let (mut step, offset) = (1 + rng.below(2), rng.below(3));
+                let mut last = 0;
+                for &d in &order {
+                    strides[d] = step;
+                    last += (self.shape[d] - 1) * step;
+                    step = step * self.shape[d] + rng.below(3);
+                }
+                (strides, offset, (offset + last + 1) as usize)
+            }
+        }
+    }
+}
+
+/// An operation on buffers.
+struct Case {
+    op: BodyOp,
+    ins: Vec<Buffer>,
+    outs: Vec<Option<Buffer>>,
+    same_as: Vec<Option<usize>>,
+}
+
+impl Case {
+    fn new(op: OpKind, ins: &[Arg], outs: &[Arg], rng: &mut Rng) -> Self {
+        let mut body = BodyOp {
+            op,
+            inputs: SmallVec::new(),
+            outputs: SmallVec::new(),
+        };
+        let mut case = Self {
+            op: body.clone(),
+            ins: vec![],
+            outs: vec![],
+            same_as: vec![],
+        };
+        for (i, a) in ins.iter().enumerate() {
+            let (strides, offset, numel) = a.place(rng);
+            let mut b = Buffer::new(a.dtype, numel);
+            let values: Vec<f64> = (0..numel)
+                .map(|i| match (&a.values, a.ids) {
+                    (Some(v), _) => v[i],
+                    (None, Some(n)) => rng.below(n) as f64,
+                    _ => rng.next() * 2.0,
+                })
+                .collect();
+            b.write(0, &values);
+            body.inputs.push(Slot {
+                place: Place::Read(i as u8),
+                offset,
+                shape: a.shape[..].into(),
+                strides,
+                dtype: a.dtype,
+            });
+            case.ins.push(b);
+        }
+        for (i, a) in outs.iter().enumerate() {
+            let place = Place::Write(i as u8);
+            body.outputs.push(match a.same_as {
+                Some(j) => Slot {
+                    place,
+                    ..body.inputs[j].clone()
+                },
+                None => {
+                    let (strides, offset, numel) = a.place(rng);
+                    case.outs.resize(i + 1, None);
+                    case.outs[i] = Some(Buffer::new(a.dtype, numel));
+                    Slot {
+                        place,
+                        offset,
+                        shape: a.shape[..].into(),
+                        strides,
+                        dtype: a.dtype,
+                    }
+                }
+            });
+            case.outs.resize(i + 1, None);
+            case.same_as.push(a.same_as);
+        }
+        case.op = body;
+        case
+    }
+
+    fn run(&mut self) -> Result<(), KernelError> {
+        let reads: Vec<RawRange> = self.ins.iter_mut().map(Buffer::range).collect();
+        let writes: Vec<RawRange> = self
+            .outs
+            .iter_mut()
+            .zip(&self.same_as)
+            .map(|(b, same)| {
+                b.as_mut()
+                    .map_or_else(|| reads[same.unwrap()], Buffer::range)
+            })
+            .collect();
+        launch(&kernel(vec![self.op.clone()]), HYPER, &[], &reads, &writes)
+    }
+
+    /// Runs it and compares every element of every output's buffer, gaps included.
+    fn check(mut self) {
+        let label = format!("{:?}", self.op);
+        let ins: Vec<Vec<f64>> = self
+            .op
+            .inputs
+            .iter()
+            .zip(&self.ins)
+            .map(|(s, b)| positions(s).into_iter().map(|i| b.get(i)).collect())
+            .collect();
+        let before: Vec<Vec<f64>> = self.buffers().iter().map(|b| b.values()).collect();
+        let want = semantics::apply(&self.op, &ins);
+        self.run().unwrap_or_else(|e| panic!("{e}: {label}"));
+        for (o, slot) in self.op.outputs.iter().enumerate() {
+            let (got, mut expected) = (self.buffers()[o], before[o].clone());
+            for (i, v) in positions(slot).into_iter().zip(&want[o]) {
+                expected[i] = *v;
+            }
+            let scale = want[o].iter().fold(0.0f64, |m, v| m.max(v.abs()));
+            for (i, &e) in expected.iter().enumerate() {
+                let g = got.get(i);
+                let rounding = if got.dtype == DType::Bf16 {
+                    e.abs() / 250.0
+                } else {
+                    0.0
+                };
+                let ok =
+                    g.is_nan() && e.is_nan() || (g - e).abs() <= rounding + 2e-5 * scale.max(1e-3);
+                assert!(ok, "output {o} element {i}: {g} instead of {e}: {label}");
+            }
+        }
+    }
+
+    fn buffers(&self) -> Vec<&Buffer> {
+        let own = self.outs.iter().zip(&self.same_as);
+        own.map(|(b, same)| b.as_ref().unwrap_or_else(|| &self.ins[same.unwrap()]))
+            .collect()
+    }
+}
+
+const TYPES: [DType; 2] = [DType::F32, DType::Bf16];
+const LAYS: [Lay; 2] = [Lay::Dense, Lay::Scattered];
+
+/// Every combination of types and layouts of inputs and outputs, some random shapes each.
+fn each(mut f: impl FnMut(DType, Lay, Lay, &mut Rng)) {
+    let mut rng = Rng(11);
+    for t in TYPES {
+        for a in LAYS {
+            for b in LAYS {
+                for _ in 0..6 {
+                    f(t, a, b, &mut rng);
+                }
+            }
+        }
+    }
+}
+
+fn shape(rng: &mut Rng) -> Vec<u64> {
+    let rank = 1 + rng.below(4);
+    (0..rank)
+        .map(|_| 1 + rng.below([600, 60, 12, 9][rank as usize - 1]))
+        .collect()
+}
+
+#[test]
+fn elementwise() {
+    each(|t, a, b, rng| {
+        let s = shape(rng);
+        let x = |rng: &mut Rng| {
+            if rng.below(5) == 0 {
+                arg(&s, t).lay(Lay::Repeated)
+            } else {
+                arg(&s, t).lay(a)
+            }
+        };
+        let y = arg(&s, t).lay(b);
+        for op in [
+            OpKind::Neg,
+            OpKind::Silu,
+            OpKind::Gelu,
+            OpKind::Relu,
+            OpKind::Copy,
+        ] {
+            Case::new(op, &[x(rng)], &[y.clone()], rng).check();
+        }
+        let binary = [
+            OpKind::Add,
+            OpKind::Sub,
+            OpKind::Mul,
+            OpKind::LogProbs,
+            OpKind::SiluGrad,
+            OpKind::GeluGrad,
+            OpKind::ReluGrad,
+        ];
+        for op in binary
+            .into_iter()
+            .chain([OpKind::SquaredError { scale: Real(0.3) }])
+        {
+            Case::new(op, &[x(rng), x(rng)], &[y.clone()], rng).check();
+            // In place of the first or the second operand.
+            if a == b {
+                Case::new(
+                    op,
+                    &[arg(&s, t).lay(a), x(rng)],
+                    &[y.clone().same_as(0)],
+                    rng,
+                )
+                .check();
+                Case::new(
+                    op,
+                    &[x(rng), arg(&s, t).lay(a)],
+                    &[y.clone().same_as(1)],
+                    rng,
+                )
+                .check();
+            }
+        }
+        Case::new(OpKind::Fill { value: Real(0.25) }, &[], &[y.clone()], rng).check();
+        let grad = OpKind::SquaredErrorGrad { scale: Real(0.3) };
+        let ins = [
+            arg(&s, t).lay(Lay::Repeated),
+            x(rng),
+            x(rng),
+            arg(&s, t).lay(a),
+        ];
+        Case::new(grad, &ins, &[y.same_as(3)], rng).check();
+    });
+}
+
+#[test]
+fn broadcasts_and_casts() {
+    each(|t, a, b, rng| {
+        let s: Vec<u64> = (0..3).map(|_| 2 + rng.below(20)).collect();
+        let other = if t == DType::F32 {
+            DType::Bf16
+        } else {
+            DType::F32
+        };
+        for small in [
+            vec![s[2]],
+            vec![s[1], s[2]],
+            vec![1, s[1], 1],
+            vec![s[0], s[1], 1],
+            vec![1],
+            vec![],
+        ] {
+            let (x, y) = (arg(&s, t).lay(a), arg(&small, other).lay(Lay::Dense));
+            Case::new(
+                OpKind::Add,
+                &[x.clone(), y.clone()],
+                &[arg(&s, t).lay(b)],
+                rng,
+            )
+            .check();
+            Case::new(OpKind::Mul, &[y, x], &[arg(&s, other).lay(b)], rng).check();
+        }
+        // A copy into another shape and type.
+        let flat = [s[0] * s[2], s[1]];
+        Case::new(
+            OpKind::Copy,
+            &[arg(&s, t).lay(a)],
+            &[arg(&flat, other).lay(b)],
+            rng,
+        )
+        .check();
+        let ids = arg(&s, DType::I64).lay(a).ids(1 << 52);
+        let mut case = Case::new(OpKind::Copy, &[ids], &[arg(&flat, DType::I64).lay(b)], rng);
+        case.run().unwrap();
+        let from: Vec<f64> = positions(&case.op.inputs[0])
+            .into_iter()
+            .map(|i| case.ins[0].get(i))
+            .collect();
+        let to: Vec<f64> = positions(&case.op.outputs[0])
+            .into_iter()
+            .map(|i| case.buffers()[0].get(i))
+            .collect();
+        assert_eq!(from, to, "integers are copied exactly");
+    });
+}
+
+#[test]
+fn concatenations() {
+    each(|t, a, b, rng| {
+        let s: Vec<u64> = (0..4).map(|_| 1 + rng.below(7)).collect();
+        for axis in 0..4usize {
+            let mut total = s.clone();
+            total[axis] = 0;
+            let parts: Vec<Arg> = (0..1 + rng.below(4))
+                .map(|_| {
+                    let mut part = s.clone();
+                    part[axis] = 1 + rng.below(6);
+                    total[axis] += part[axis];
+                    arg(&part, t).lay(a)
+                })
+                .collect();
+            Case::new(
+                OpKind::Cat { axis: axis as u8 },
+                &parts,
+                &[arg(&total, t).lay(b)],
+                rng,
+            )
+            .check();
+        }
+    });
+}
+
+#[test]
+fn norms() {
+    each(|t, a, b, rng| {
+        let (r, d) = (1 + rng.below(40), 1 + rng.below(70));
+        let eps = Real(1e-5);
+        let (x, y, w) = (
+            arg(&[r, d], t).lay(a),
+            arg(&[r, d], t).lay(b),
+            arg(&[d], t).lay(a),
+        );
+        let stat = arg(&[r, 1], DType::F32);
+        let rms = OpKind::RmsNorm { eps };
+        Case::new(
+            rms,
+            &[x.clone(), w.clone()],
+            &[y.clone(), stat.clone()],
+            rng,
+        )
+        .check();
+        let layer = OpKind::LayerNorm { eps };
+        let stats = [y.clone(), stat.clone(), stat.clone()];
+        if d > 4 {
+            Case::new(layer, &[x.clone(), w.clone(), w.clone()], &stats, rng).check();
+            Case::new(layer, &[x.clone(), w.clone()], &stats, rng).check();
+        }
+        let two = [x.clone(), x.clone()];
+        let ins = |more: &[&Arg]| {
+            two.iter()
+                .chain(more.iter().copied())
+                .cloned()
+                .collect::<Vec<_>>()
+        };
+        Case::new(OpKind::RmsNormGrad, &ins(&[&w, &stat]), &[y.clone()], rng).check();
+        Case::new(OpKind::RmsNormWeightGrad, &ins(&[&stat]), &[w.clone()], rng).check();
+        Case::new(
+            OpKind::LayerNormGrad,
+            &ins(&[&w, &stat, &stat]),
+            &[y.clone()],
+            rng,
+        )
+        .check();
+        let params = OpKind::LayerNormParamGrad;
+        Case::new(params, &ins(&[&stat, &stat]), &[w.clone(), w.clone()], rng).check();
+        Case::new(params, &ins(&[&stat, &stat]), &[w.clone()], rng).check();
+        if a == b {
+            // In place of the gradient.
+            Case::new(
+                OpKind::RmsNormGrad,
+                &ins(&[&w, &stat]),
+                &[y.same_as(0)],
+                rng,
+            )
+            .check();
+        }
+    });
+}
+
+#[test]
+fn sums() {
+    each(|t, a, b, rng| {
+        let s: Vec<u64> = (0..4).map(|_| 1 + rng.below(11)).collect();
+        let x = arg(&s, t).lay(a);
+        for tail in 1..4 {
+            let out = arg(&s[tail..], t).lay(b);
+            Case::new(OpKind::SumLeading, &[x.clone()], &[out], rng).check();
+        }
+        Case::new(
+            OpKind::SumLeading,
+            &[arg(&s, t).lay(Lay::Repeated)],
+            &[arg(&s[3..], t)],
+            rng,
+        )
+        .check();
+        Case::new(
+            OpKind::SumChannels,
+            &[x.clone()],
+            &[arg(&s[1..2], t).lay(b)],
+            rng,
+        )
+        .check();
+        Case::new(OpKind::SumAll, &[x], &[arg(&[], DType::F32)], rng).check();
+    });
+}
+
+#[test]
+fn softmaxes_and_losses() {
+    each(|t, a, b, rng| {
+        let (r, d) = (1 + rng.below(50), 2 + rng.below(90));
+        let (x, y) = (arg(&[r, d], t).lay(a), arg(&[r, d], t).lay(b));
+        Case::new(OpKind::LogSoftmax, &[x.clone()], &[y.clone()], rng).check();
+        Case::new(
+            OpKind::LogSoftmaxGrad,
+            &[x.clone(), x.clone()],
+            &[y.clone()],
+            rng,
+        )
+        .check();
+        Case::new(
+            OpKind::LogSumExp,
+            &[x.clone()],
+            &[arg(&[r, 1], DType::F32)],
+            rng,
+        )
+        .check();
+        let labels = arg(&[r], DType::I64).lay(a).ids(d);
+        let one = arg(&[], DType::F32);
+        Case::new(
+            OpKind::NllLoss,
+            &[x.clone(), labels.clone()],
+            &[one.clone(), one.clone()],
+            rng,
+        )
+        .check();
+        let rows = one.clone().values(&[r as f64]);
+        let ins = [one.clone(), labels.clone(), rows, x.clone()];
+        Case::new(OpKind::NllLossGrad, &ins, &[y.clone()], rng).check();
+        Case::new(OpKind::NllLossGrad, &ins, &[x.clone().same_as(3)], rng).check();
+        let chunk = OpKind::CrossEntropy {
+            scale: Real(1.0 / 77.0),
+        };
+        let outs = [x.clone().same_as(0), one.clone().same_as(2)];
+        Case::new(chunk, &[x, labels, one], &outs, rng).check();
+    });
+}
+
+#[test]
+fn gathers_and_scatters() {
+    each(|t, a, b, rng| {
+        let (n, v, d) = (1 + rng.below(60), 1 + rng.below(20), 1 + rng.below(40));
+        let (ids, table) = (arg(&[n], DType::I64).lay(a).ids(v), arg(&[v, d], t).lay(a));
+        Case::new(
+            OpKind::Embedding,
+            &[ids.clone(), table.clone()],
+            &[arg(&[n, d], t).lay(b)],
+            rng,
+        )
+        .check();
+        let grads = arg(&[n, d], t).lay(b);
+        let ins = [grads, ids, table.clone()];
+        Case::new(
+            OpKind::EmbeddingGrad,
+            &ins,
+            &[table.clone().same_as(2)],
+            rng,
+        )
+        .check();
+        Case::new(OpKind::EmbeddingGrad, &ins, &[table.lay(b)], rng).check();
+    });
+}
+
+#[test]
+fn products() {
+    each(|t, a, b, rng| {
+        let [m, n, k] = [0; 3].map(|_| 1 + rng.below(70));
+        let batch = 1 + rng.below(3);
+        for (ta, tb) in [(false, false), (false, true), (true, false), (true, true)] {
+            let x = if ta {
+                vec![batch, k, m]
+            } else {
+                vec![batch, m, k]
+            };
+            // Leading dimensions are rows.
+            let (m, k) = if ta { (m, k * batch) } else { (m * batch, k) };
+            let y = if tb { [n, k] } else { [k, n] };
+            let (x, y) = (arg(&x, t).lay(a), arg(&y, t).lay(b));
+            let c = arg(&[m, n], t).lay(b);
+            let gemm = |bias, accumulate| OpKind::Gemm {
+                ta,
+                tb,
+                bias,
+                accumulate,
+            };
+            let bias = arg(&[n], t).lay(a);
+            Case::new(
+                gemm(false, false),
+                &[x.clone(), y.clone()],
+                &[c.clone()],
+                rng,
+            )
+            .check();
+            Case::new(
+                gemm(true, false),
+                &[x.clone(), y.clone(), bias.clone()],
+                &[c.clone()],
+                rng,
+            )
+            .check();
+            let wide = arg(&[m, n], DType::F32);
+            Case::new(
+                gemm(false, true),
+                &[x.clone(), y.clone(), c.clone()],
+                &[c.clone().same_as(2)],
+                rng,
+            )
+            .check();
+            Case::new(
+                gemm(false, true),
+                &[x.clone(), y.clone(), c.clone()],
+                &[wide.clone()],
+                rng,
+            )
+            .check();
+            Case::new(
+                gemm(true, true),
+                &[x, y, bias, wide.clone()],
+                &[wide.same_as(3)],
+                rng,
+            )
+            .check();
+        }
+    });
+}
+
+#[test]
+fn attentions() {
+    each(|t, a, b, rng| {
+        let (batch, kv, group) = (1 + rng.below(2), 1 + rng.below(3), 1 + rng.below(3));
+        let (seq, d) = (1 + rng.below(150), 1 + rng.below(20));
+        let pad = seq.next_multiple_of(32);
+        let heads = kv * group;
+        for causal in [true, false] {
+            let scale = Real(1.0 / (d as f64).sqrt());
+            let (q, k) = (
+                arg(&[batch, heads, seq, d], t).lay(a),
+                arg(&[batch, kv, seq, d], t).lay(a),
+            );
+            let out = arg(&[batch, heads, seq, d], t).lay(b);
+            let lse = arg(
+                &[batch, heads, if rng.below(2) == 0 { pad } else { seq }],
+                DType::F32,
+            );
+            let state = arg(&[], DType::I64);
+            let op = OpKind::Attention { causal, scale };
+            let outs = [out.clone(), lse.clone(), state.clone(), state.clone()];
+            let mut forward = Case::new(op, &[q.clone(), k.clone(), k.clone()], &outs, rng);
+            forward.run().unwrap();
+            let values: Vec<Vec<f64>> = forward.buffers().iter().map(|b| b.values()).collect();
+            let inputs: Vec<Vec<f64>> = forward.ins.iter().map(Buffer::values).collect();
+            let slots = forward.op.clone();
+            forward.check();
+            // Backward of exactly these values: the reference insists on the saved statistics.
+            let mut ins = vec![arg(&[batch, heads, seq, d], t).lay(b)];
+            ins.extend([&q, &k, &k].map(Clone::clone));
+            ins.extend([out, lse, state.clone(), state.clone()]);
+            let outs = [q.clone().lay(b), k.clone().lay(b), k.clone().lay(b)];
+            let mut case = Case::new(OpKind::AttentionGrad { causal, scale }, &ins, &outs, rng);
+            for i in 0..3 {
+                case.op.inputs[1 + i] = Slot {
+                    place: Place::Read(1 + i as u8),
+                    ..slots.inputs[i].clone()
+                };
+                case.ins[1 + i] = Buffer::of(t, &inputs[i]);
+            }
+            for i in 0..2 {
+                case.op.inputs[4 + i] = Slot {
+                    place: Place::Read(4 + i as u8),
+                    ..slots.outputs[i].clone()
+                };
+                case.ins[4 + i] = Buffer::of(if i == 0 { t } else { DType::F32 }, &values[i]);
+            }
+            case.check();
+        }
+    });
+}
+
+#[test]
+fn convolutions() {
+    each(|t, a, b, rng| {
+        let [n, ci, co] = [0; 3].map(|_| 1 + rng.below(4));
+        let [h, w] = [0; 2].map(|_| 1 + rng.below(7));
+        for kernel in [1, 3, 5] {
+            let x = arg(&[n, ci, h, w], t).lay(a);
+            let wt = arg(&[co, ci, kernel, kernel], t).lay(a);
+            let y = arg(&[n, co, h, w], t).lay(b);
+            Case::new(
+                OpKind::Conv { kernel },
+                &[x.clone(), wt.clone()],
+                &[y.clone()],
+                rng,
+            )
+            .check();
+            Case::new(
+                OpKind::ConvGradInput { kernel },
+                &[y.clone(), wt.clone()],
+                &[x.clone()],
+                rng,
+            )
+            .check();
+            Case::new(OpKind::ConvGradWeight { kernel }, &[y, x], &[wt], rng).check();
+        }
+    });
+}
+
+#[test]
+fn a_buffer_of_another_type_wins() {
+    // A bfloat16 product whose result and bias lie in float32 buffers: nothing is rounded.
+    let mut rng = Rng(5);
+    let op = OpKind::Gemm {
+        ta: true,
+        tb: false,
+        bias: false,
+        accumulate: false,
+    };
+    let x = arg(&[33, 17], DType::Bf16);
+    let mut case = Case::new(
+        op,
+        &[x.clone(), x.clone()],
+        &[arg(&[17, 17], DType::F32)],
+        &mut rng,
+    );
+    case.op.outputs[0].dtype = DType::Bf16;
+    let exact = semantics::apply(&case.op, &[case.ins[0].values(), case.ins[1].values()]);
+    case.run().unwrap();
+    for (g, w) in case.buffers()[0].values().iter().zip(&exact[0]) {
+        assert!((g - w).abs() < 1e-5, "{g} {w}");
+    }
+    // And one between.
+    let mut case = Case::new(
+        OpKind::Mul,
+        &[x.clone(), x.clone()],
+        &[arg(&[33, 17], DType::F32)],
+        &mut rng,
+    );
+    case.op.outputs[0].dtype = DType::Bf16;
+    case.run().unwrap();
+    let product = case.ins[0].get(7) * case.ins[1].get(7);
+    assert_eq!(case.buffers()[0].get(7), f64::from(product as f32));
+}
+
+#[test]
+fn extreme_values() {
+    let run = |op, x: &[f64]| {
+        let n = x.len() as u64;
+        let a = arg(&[1, n], DType::F32).values(x);
+        let mut case = Case::new(op, &[a], &[arg(&[1, n], DType::F32)], &mut Rng(1));
+        case.run().unwrap();
+        case.buffers()[0].values()
+    };
+    let far = [-1e30, -200.0, -1e-30, 0.0, 1e-30, 200.0, 1e30];
+    for (op, right) in [
+        (OpKind::Silu, 1e30),
+        (OpKind::Gelu, 1e30),
+        (OpKind::Relu, 1e30),
+    ] {
+        let y = run(op, &far);
+        assert!(y.iter().all(|v| v.is_finite()), "{op:?} {y:?}");
+        assert!(
+            y[0].abs() < 1e-6 && y[1].abs() < 1e-6 && (y[6] / right - 1.0).abs() < 1e-6,
+            "{op:?} {y:?}"
+        );
+    }
+    // A dominant logit takes all; equal ones share, whatever their size.
+    let y = run(OpKind::LogSoftmax, &[1e4, 0.0, -1e4]);
+    assert_eq!(y, [0.0, -1e4, -2e4]);
+    let y = run(OpKind::LogSoftmax, &[-1e3; 4]);
+    assert!(y.iter().all(|v| (v + 4f64.ln()).abs() < 1e-4), "{y:?}");
+    // NaN stays visible.
+    for op in [
+        OpKind::Silu,
+        OpKind::Gelu,
+        OpKind::Relu,
+        OpKind::LogSoftmax,
+        OpKind::LogSumExp,
+    ] {
+        let mut x = vec![0.5; 40];
+        x[21] = f64::NAN;
+        let n = if op == OpKind::LogSumExp { 1 } else { 40 };
+        let a = arg(&[1, 40], DType::F32).values(&x);
+        let mut case = Case::new(op, &[a], &[arg(&[1, n], DType::F32)], &mut Rng(1));
+        case.run().unwrap();
+        assert!(
+            case.buffers()[0].values().iter().any(|v| v.is_nan()),
+            "{op:?}"
+        );
+    }
+}
+
+/// The fault of a launch that must fail.
+fn fault(op: OpKind, ins: &[Arg], outs: &[Arg]) -> Fault {
+    let error = Case::new(op, ins, outs, &mut Rng(2)).run().unwrap_err();
+    assert_eq!((error.kernel.as_str(), error.op), ("test", op.name()));
+    error.fault
+}
+
+#[test]
+fn errors_say_what_is_wrong() {
+    let f = DType::F32;
+    let ids = |v: &[f64]| arg(&[v.len() as u64], DType::I64).values(v);
+    let table = arg(&[5, 3], f);
+    let label = |row, value, limit| Fault::Label { row, value, limit };
+    let out = [arg(&[3, 3], f)];
+    assert_eq!(
+        fault(
+            OpKind::Embedding,
+            &[ids(&[0.0, 4.0, 5.0]), table.clone()],
+            &out
+        ),
+        label(2, 5, 5)
+    );
+    assert_eq!(
+        fault(
+            OpKind::Embedding,
+            &[ids(&[0.0, -1.0, 5.0]), table.clone()],
+            &out
+        ),
+        label(1, -1, 5)
+    );
+    let one = arg(&[], f);
+    let outs = [one.clone(), one.clone()];
+    assert_eq!(
+        fault(
+            OpKind::NllLoss,
+            &[arg(&[3, 4], f), ids(&[0.0, 1.0, 4.0])],
+            &outs
+        ),
+        label(2, 4, 4)
+    );
+    let chunk = OpKind::CrossEntropy { scale: Real(1.0) };
+    let ins = [arg(&[2, 4], f), ids(&[3.0, 7.0]), one.clone()];
+    assert_eq!(
+        fault(chunk, &ins, &[arg(&[2, 4], f).same_as(0), one.same_as(2)]),
+        label(1, 7, 4)
+    );
+    let size = |needed, found| move |f: &Fault| matches!(f, Fault::Size { needed: n, found: g, .. } if (*n, *g) == (needed, found));
+    let gemm = OpKind::Gemm {
+        ta: false,
+        tb: false,
+        bias: false,
+        accumulate: false,
+    };
+    let got = fault(
+        gemm,
+        &[arg(&[2, 3], f), arg(&[4, 2], f)],
+        &[arg(&[2, 2], f)],
+    );
+    assert!(size(3, 4)(&got), "{got}");
+    let got = fault(OpKind::Copy, &[arg(&[5], f)], &[arg(&[6], f)]);
+    assert!(size(6, 5)(&got), "{got}");
+    assert!(matches!(
+        fault(OpKind::Add, &[arg(&[5], f), arg(&[2], f)], &[arg(&[5], f)]),
+        Fault::Shape(_)
+    ));
+    assert!(matches!(
+        fault(OpKind::Add, &[arg(&[5], f)], &[arg(&[5], f)]),
+        Fault::Count { .. }
+    ));
+    // Operands outside what the launch gives.
+    let mut case = Case::new(OpKind::Neg, &[arg(&[5], f)], &[arg(&[5], f)], &mut Rng(1));
+    case.op.inputs[0].place = Place::Read(3);
+    let unknown = Fault::UnknownSlot {
+        place: Place::Read(3),
+        count: 1,
+    };
+    assert_eq!(case.run().unwrap_err().fault, unknown);
+    case.op.inputs[0] = Slot {
+        place: Place::Read(0),
+        offset: 1,
+        ..case.op.inputs[0].clone()
+    };
+    assert!(size(6, 5)(&case.run().unwrap_err().fault));
+    let message = case.run().unwrap_err().to_string();
+    assert_eq!(
+        message,
+        "kernel `test`, op `neg`: an operand has 5 elements where 6 are needed"
+    );
+}

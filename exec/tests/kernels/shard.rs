@@ -1,1 +1,478 @@
-//! Kernels of the sharding engine.
+//! Kernels of the sharding engine: layouts, sums, optimizers, and the operands of whole programs.
+
+use super::memory::{Buffer, HYPER, Rng, kernel, launch};
+use shardlab_exec::kernels::{Fault, KernelError};
+use shardlab_exec::{Hyper, RawRange};
+use shardlab_plan::model::{OpKind, Real};
+use shardlab_plan::program::{BodyOp, Holds, Op, Program, Shape, ShardOp};
+use shardlab_plan::scenario;
+use shardlab_plan::units::DType;
+
+const F32: DType = DType::F32;
+const BF16: DType = DType::Bf16;
+
+fn run(
+    op: ShardOp,
+    hyper: Hyper,
+    shapes: &[Shape],
+    reads: &[RawRange],
+    writes: &[RawRange],
+) -> Result<(), KernelError> {
+    let body = BodyOp {
+        op: OpKind::Shard(op),
+        inputs: Default::default(),
+        outputs: Default::default(),
+    };
+    launch(&kernel(vec![body]), hyper, shapes, reads, writes)
+}
+
+fn random(rng: &mut Rng, dtype: DType, n: usize) -> Buffer {
+    let values: Vec<f64> = (0..n).map(|_| rng.next()).collect();
+    Buffer::of(dtype, &values)
+}
+
+/// What a float becomes in a buffer of a type.
+fn rounded(dtype: DType, v: f64) -> f64 {
+    Buffer::of(dtype, &[v]).get(0)
+}
+
+#[test]
+fn copies_cut_ranges_differently() {
+    let mut rng = Rng(3);
+    for op in [ShardOp::Copy, ShardOp::MultiCopy] {
+        for (from, to) in [(F32, F32), (F32, BF16), (BF16, F32), (BF16, BF16)] {
+            // 7000 elements: 5000 + 0 + 2000 become 1 + 2999 + 4000.
+            let mut a = random(&mut rng, from, 7000);
+            let mut b = Buffer::new(to, 7000);
+            let reads = [a.part(2000, 5000), a.part(0, 0), a.part(0, 2000)];
+            let writes = [b.part(6999, 1), b.part(0, 2999), b.part(2999, 4000)];
+            run(op, HYPER, &[], &reads, &writes).unwrap();
+            let sequence: Vec<f64> = (2000..7000)
+                .chain(0..2000)
+                .map(|i| rounded(to, a.get(i)))
+                .collect();
+            let order = std::iter::once(6999).chain(0..6999);
+            assert_eq!(sequence, order.map(|i| b.get(i)).collect::<Vec<_>>());
+            let short = run(op, HYPER, &[], &reads[..1], &writes).unwrap_err();
+            assert!(
+                matches!(
+                    short.fault,
+                    Fault::Size {
+                        needed: 7000,
+                        found: 5000,
+                        ..
+                    }
+                ),
+                "{short}"
+            );
+        }
+    }
+}
+
+/// Parameters whose rows do not divide, and one with fewer rows than ranks.
+fn shapes() -> Vec<Shape> {
+    [&[5u64, 3][..], &[7], &[2, 2, 2], &[8, 1]]
+        .iter()
+        .map(|s| Shape::from_slice(s))
+        .collect()
+}
+
+#[test]
+fn packed_shards_hold_whole_rows() {
+    let mut rng = Rng(4);
+    let (ranks, shapes) = (3usize, shapes());
+    // Rows of a shard: ceil(5/3), ceil(7/3), ceil(2/3), ceil(8/3).
+    let shard = [2 * 3, 3, 4, 3];
+    let stride: usize = shard.iter().sum();
+    for (from, to) in [(F32, F32), (F32, BF16), (BF16, F32)] {
+        let numel: Vec<usize> = shapes
+            .iter()
+            .map(|s| s.iter().product::<u64>() as usize)
+            .collect();
+        let mut grads: Vec<Buffer> = numel.iter().map(|&n| random(&mut rng, from, n)).collect();
+        let mut packed = Buffer::new(to, stride * ranks);
+        let reads: Vec<RawRange> = grads.iter_mut().map(Buffer::range).collect();
+        let op = ShardOp::ChunkCat { ranks: 3 };
+        run(op, HYPER, &shapes, &reads, &[packed.range()]).unwrap();
+        for rank in 0..ranks {
+            let mut offset = rank * stride;
+            for (p, g) in grads.iter().enumerate() {
+                for i in 0..shard[p] {
+                    let at = rank * shard[p] + i;
+                    let want = if at < numel[p] {
+                        rounded(to, g.get(at))
+                    } else {
+                        0.0
+                    };
+                    assert_eq!(
+                        packed.get(offset + i),
+                        want,
+                        "rank {rank} parameter {p} element {i}"
+                    );
+                }
+                offset += shard[p];
+            }
+        }
+        // And back.
+        let mut full: Vec<Buffer> = numel.iter().map(|&n| Buffer::new(to, n)).collect();
+        let writes: Vec<RawRange> = full.iter_mut().map(Buffer::range).collect();
+        let op = ShardOp::CopyOut { ranks: 3 };
+        run(op, HYPER, &shapes, &[packed.range()], &writes).unwrap();
+        for (f, g) in full.iter().zip(&grads) {
+            let want: Vec<f64> = g.values().into_iter().map(|v| rounded(to, v)).collect();
+            assert_eq!(f.values(), want);
+        }
+        // A full parameter with its padding.
+        let mut padded = Buffer::new(to, shard[0] * ranks);
+        let with = [&[padded.range()], &writes[1..]].concat();
+        run(op, HYPER, &shapes, &[packed.range()], &with).unwrap();
+        assert_eq!(&padded.values()[..15], full[0].values());
+        assert_eq!(&padded.values()[15..], [0.0; 3]);
+        let e = run(op, HYPER, &shapes[..2], &[packed.range()], &writes).unwrap_err();
+        assert!(
+            matches!(e.fault, Fault::Count { what: "shapes", .. }),
+            "{e}"
+        );
+    }
+}
+
+#[test]
+fn sums_scale_and_zero() {
+    let mut rng = Rng(5);
+    for t in [F32, BF16] {
+        let mut add = random(&mut rng, F32, 5000);
+        let mut sums = [random(&mut rng, t, 3000), random(&mut rng, t, 2000)];
+        let before: Vec<f64> = sums.iter().flat_map(Buffer::values).collect();
+        let [a, b] = &mut sums;
+        let reads = [add.range(), a.range(), b.range()];
+        run(ShardOp::Accumulate, HYPER, &[], &reads, &reads[1..]).unwrap();
+        let after: Vec<f64> = sums.iter().flat_map(Buffer::values).collect();
+        for i in 0..5000 {
+            let sum = f64::from(before[i] as f32 + add.get(i) as f32);
+            assert_eq!(after[i], rounded(t, sum));
+        }
+        let [a, b] = &mut sums;
+        let both = [a.range(), b.range()];
+        let third = Real(1.0 / 3.0);
+        run(ShardOp::Scale { factor: third }, HYPER, &[], &both, &both).unwrap();
+        let scaled: Vec<f64> = sums.iter().flat_map(Buffer::values).collect();
+        for i in 0..5000 {
+            let product = f64::from(after[i] as f32 * third.0 as f32);
+            assert_eq!(scaled[i], rounded(t, product));
+        }
+        let [a, _] = &mut sums;
+        let part = a.part(10, 20);
+        run(ShardOp::Zero, HYPER, &[], &[], &[part]).unwrap();
+        for i in 0..40 {
+            assert_eq!(
+                sums[0].get(i),
+                if (10..30).contains(&i) {
+                    0.0
+                } else {
+                    scaled[i]
+                }
+            );
+        }
+    }
+}
+
+#[test]
+fn norms_and_clipping() {
+    let mut rng = Rng(6);
+    let mut grads = [random(&mut rng, F32, 4100), random(&mut rng, BF16, 37)];
+    let before: Vec<f64> = grads.iter().flat_map(Buffer::values).collect();
+    let mut scalar = Buffer::new(F32, 1);
+    let [a, b] = &mut grads;
+    let (a, b, s) = (a.range(), b.range(), scalar.range());
+    run(ShardOp::SumSquares, HYPER, &[], &[a], &[s]).unwrap();
+    // The second launch goes on.
+    run(ShardOp::SumSquares, HYPER, &[], &[b, s], &[s]).unwrap();
+    let square: f64 = before.iter().map(|v| v * v).sum();
+    assert!((scalar.get(0) / square - 1.0).abs() < 1e-6);
+    // A limit above the norm changes nothing, one below scales to it.
+    let loose = Hyper {
+        clip_norm: 1e3,
+        ..HYPER
+    };
+    run(ShardOp::ClipScale, loose, &[], &[a, b, s], &[a, b]).unwrap();
+    assert_eq!(
+        grads.iter().flat_map(Buffer::values).collect::<Vec<_>>(),
+        before
+    );
+    let tight = Hyper {
+        clip_norm: 0.5,
+        ..HYPER
+    };
+    run(ShardOp::ClipScale, tight, &[], &[a, b, s], &[a, b]).unwrap();
+    let norm: f64 = grads
+        .iter()
+        .flat_map(Buffer::values)
+        .map(|v| v * v)
+        .sum::<f64>()
+        .sqrt();
+    assert!((norm - 0.5).abs() < 1e-4, "{norm}");
+}
+
+#[test]
+fn nan_is_found() {
+    for t in [F32, BF16] {
+        let mut x = Buffer::of(t, &vec![1.0; 5000]);
+        let mut flag = Buffer::new(F32, 1);
+        for (value, found) in [(1.0, 0.0), (f64::INFINITY, 0.0), (f64::NAN, 1.0)] {
+            x.write(4321, &[value]);
+            run(ShardOp::NanCheck, HYPER, &[], &[x.range()], &[flag.range()]).unwrap();
+            assert_eq!(flag.get(0), found, "{value} as {t}");
+        }
+    }
+}
+
+/// `torch.optim.AdamW`'s rule in float64.
+fn adamw(h: &Hyper, clip: f64, w: &mut [f64], g: &[f64], m: &mut [f64], v: &mut [f64]) {
+    let [b1, b2] = h.betas;
+    let (c1, c2) = (1.0 - b1.powi(h.step as i32), 1.0 - b2.powi(h.step as i32));
+    for i in 0..w.len() {
+        let g = g[i] * clip;
+        w[i] -= h.lr * h.weight_decay * w[i];
+        m[i] = b1 * m[i] + (1.0 - b1) * g;
+        v[i] = b2 * v[i] + (1.0 - b2) * g * g;
+        w[i] -= h.lr / c1 * m[i] / (v[i].sqrt() / c2.sqrt() + h.eps);
+    }
+}
+
+fn near(a: &[f64], b: &[f64], tolerance: f64) {
+    assert_eq!(a.len(), b.len());
+    for (i, (x, y)) in a.iter().zip(b).enumerate() {
+        assert!(
+            (x - y).abs() <= tolerance * y.abs().max(1e-2),
+            "element {i}: {x} {y}"
+        );
+    }
+}
+
+#[test]
+fn adamw_follows_torch() {
+    // Weight 1, gradient 1, one step of torch.optim.AdamW(lr=0.1, betas=(0.9, 0.999), eps=1e-8, weight_decay=0.01): 0.899.
+    let h = Hyper {
+        lr: 0.1,
+        betas: [0.9, 0.999],
+        eps: 1e-8,
+        weight_decay: 0.01,
+        clip_norm: 0.0,
+        step: 1,
+    };
+    let [mut w, mut g, mut m, mut v] = [1.0, 1.0, 0.0, 0.0].map(|x| Buffer::of(F32, &[x]));
+    let r = [w.range(), g.range(), m.range(), v.range()];
+    run(ShardOp::AdamW, h, &[], &r, &[r[0], r[2], r[3]]).unwrap();
+    assert!((w.get(0) - 0.899).abs() < 1e-6, "{}", w.get(0));
+    assert!((m.get(0) - 0.1).abs() < 1e-7 && (v.get(0) - 0.001).abs() < 1e-9);
+}
+
+#[test]
+fn adamw_over_several_tensors_and_steps() {
+    let mut rng = Rng(8);
+    for (weights, moments, tolerance) in [(F32, F32, 1e-5), (BF16, F32, 1e-2), (BF16, BF16, 3e-2)] {
+        for clip in [0.0, 0.3] {
+            let sizes = [3000usize, 0, 17];
+            let mut w: Vec<Buffer> = sizes
+                .iter()
+                .map(|&n| random(&mut rng, weights, n))
+                .collect();
+            let mut g: Vec<Buffer> = sizes.iter().map(|&n| random(&mut rng, F32, n)).collect();
+            let zeros = |n| Buffer::of(moments, &vec![0.0; n]);
+            let mut m: Vec<Buffer> = sizes.iter().map(|&n| zeros(n)).collect();
+            let mut v: Vec<Buffer> = sizes.iter().map(|&n| zeros(n)).collect();
+            let mut square = Buffer::of(F32, &[2.25]);
+            let mut want: Vec<[Vec<f64>; 3]> = (0..3)
+                .map(|i| [w[i].values(), m[i].values(), v[i].values()])
+                .collect();
+            for step in 1..=3 {
+                let h = Hyper {
+                    step,
+                    clip_norm: clip,
+                    ..HYPER
+                };
+                let (mut reads, mut writes) = (vec![], vec![]);
+                for i in 0..3 {
+                    let [a, b] = [w[i].range(), g[i].range()];
+                    reads.extend([a, b]);
+                    writes.push(a);
+                    // An empty shard has no moments.
+                    if sizes[i] > 0 {
+                        let both = [m[i].range(), v[i].range()];
+                        reads.extend(both);
+                        writes.extend(both);
+                    }
+                }
+                if clip > 0.0 {
+                    reads.push(square.range());
+                }
+                run(ShardOp::AdamW, h, &[], &reads, &writes).unwrap();
+                let factor = if clip > 0.0 { clip / (1.5 + 1e-6) } else { 1.0 };
+                for (i, [w, m, v]) in want.iter_mut().enumerate() {
+                    adamw(&h, factor, w, &g[i].values(), m, v);
+                }
+            }
+            for i in 0..3 {
+                near(&w[i].values(), &want[i][0], tolerance);
+                near(&m[i].values(), &want[i][1], tolerance);
+            }
+        }
+    }
+}
+
+#[test]
+fn flat_moments_go_on_from_tensor_to_tensor() {
+    let mut rng = Rng(9);
+    let sizes = [40usize, 60];
+    let mut w: Vec<Buffer> = sizes.iter().map(|&n| random(&mut rng, F32, n)).collect();
+    let mut g: Vec<Buffer> = sizes.iter().map(|&n| random(&mut rng, F32, n)).collect();
+    let (mut m, mut v) = (Buffer::of(F32, &[0.0; 100]), Buffer::of(F32, &[0.0; 100]));
+    let mut want: Vec<Vec<f64>> = w.iter().map(Buffer::values).collect();
+    for (want, g) in want.iter_mut().zip(&g) {
+        let n = want.len();
+        adamw(
+            &HYPER,
+            1.0,
+            want,
+            &g.values(),
+            &mut vec![0.0; n],
+            &mut vec![0.0; n],
+        );
+    }
+    let [w0, w1] = [0, 1].map(|i| w[i].range());
+    let [g0, g1] = [0, 1].map(|i| g[i].range());
+    let (mr, vr) = (m.range(), v.range());
+    run(
+        ShardOp::AdamW,
+        HYPER,
+        &[],
+        &[w0, g0, mr, vr, w1, g1],
+        &[w0, mr, vr, w1],
+    )
+    .unwrap();
+    for i in 0..2 {
+        near(&w[i].values(), &want[i], 1e-5);
+    }
+    let second: Vec<f64> = g[1].values().iter().map(|g| 0.1 * g).collect();
+    near(&m.values()[40..], &second, 1e-5);
+    // More weights than moments.
+    let e = run(
+        ShardOp::AdamW,
+        HYPER,
+        &[],
+        &[w1, g1, mr, vr, w0, g0, w1, g1],
+        &[w1, mr, vr, w0, w1],
+    );
+    assert!(matches!(
+        e.unwrap_err().fault,
+        Fault::Size {
+            needed: 160,
+            found: 100,
+            ..
+        }
+    ));
+}
+
+#[test]
+fn sgd_follows_torch() {
+    let mut rng = Rng(10);
+    let (mut w, mut g) = (random(&mut rng, F32, 3000), random(&mut rng, BF16, 3000));
+    let want: Vec<f64> = w
+        .values()
+        .iter()
+        .zip(g.values())
+        .map(|(w, g)| w - HYPER.lr * (g + HYPER.weight_decay * w))
+        .collect();
+    let (wr, gr) = (w.range(), g.range());
+    run(ShardOp::Sgd, HYPER, &[], &[wr, gr], &[wr]).unwrap();
+    near(&w.values(), &want, 1e-5);
+}
+
+/// Launches every kernel of a program on rank 0's ranges, on zeros.
+fn rehearse(p: &Program) -> usize {
+    let mut buffers: Vec<Buffer> = p
+        .buffers
+        .iter()
+        .map(|b| {
+            let n = b.bytes.0.div_ceil(b.dtype.size()) as usize;
+            Buffer::of(b.dtype, &vec![0.0; n])
+        })
+        .collect();
+    let mut count = 0;
+    for (id, i) in (0..).zip(&p.instrs) {
+        let Op::Launch { kernel, .. } = i.op else {
+            continue;
+        };
+        let k = &p.kernels[kernel.index()];
+        let mut ranges = |list: &[shardlab_plan::program::Access]| -> Vec<RawRange> {
+            list.iter()
+                .map(|a| {
+                    let b = &mut buffers[a.buffer.index()];
+                    let size = b.dtype.size();
+                    b.part((a.offset / size) as usize, (a.bytes / size) as usize)
+                })
+                .collect()
+        };
+        let (reads, writes) = (ranges(p.reads(&i.op)), ranges(p.writes(&i.op)));
+        let behind = match k.body.first().map(|b| b.op) {
+            Some(OpKind::Shard(ShardOp::CopyOut { .. })) => p.writes(&i.op),
+            Some(OpKind::Shard(ShardOp::ChunkCat { .. })) => p.reads(&i.op),
+            _ => &[],
+        };
+        let shapes: Vec<Shape> = behind
+            .iter()
+            .map(|a| match p.buffers[a.buffer.index()].holds {
+                Holds::Param(id) => p.params[id.index()].shape.clone(),
+                other => panic!("{other:?} is no parameter"),
+            })
+            .collect();
+        launch(k, HYPER, &shapes, &reads, &writes)
+            .unwrap_or_else(|e| panic!("{}: {e}", p.op_text(shardlab_plan::program::InstrId(id))));
+        count += 1;
+    }
+    count
+}
+
+#[test]
+fn operands_of_whole_programs_fit() {
+    let model = "[model]\nfamily = \"llama\"\nlayers = 3\nhidden = 12\nheads = 6\nkv_heads = 2\nhead_dim = 4\nffn = 20\nvocab = 13\n\
+                 [train]\nseq_len = 7\nmicro_batch = 2\ngrad_accum = 2\nclip_norm = 1.0\nvalidate_every = 2\n\
+                 [mesh]\nhardware = \"h200-nvlink\"\n";
+    let mut programs = 0;
+    for policy in ["native", "fsdp2", "megatron"] {
+        for strategy in ["no_shard", "optim", "optim_grads", "optim_grads_params"] {
+            for mode in ["off", "blocks", "regions", "full"] {
+                for (shard, outer) in [(1, 1), (3, 1), (4, 1), (2, 2)] {
+                    for precision in [
+                        "compute = \"f32\"",
+                        "compute = \"bf16\"",
+                        "compute = \"bf16\"\nmain_params = \"none\"",
+                    ] {
+                        for more in [
+                            "",
+                            "nan_check = true\n",
+                            "outer_strategy = \"optim\"\n",
+                            "reshard_after_forward = 2\n",
+                        ] {
+                            let text = format!(
+                                "{model}dp_shard = {shard}\ndp_outer = {outer}\n[fsdp]\npolicy = \"{policy}\"\nstrategy = \"{strategy}\"\n{more}\
+                                 [compile]\nmode = \"{mode}\"\n[precision]\n{precision}\n"
+                            );
+                            // Not every combination exists.
+                            let Ok(s) = scenario::parse("test", &text, &[]) else {
+                                continue;
+                            };
+                            let Ok(p) = shardlab_plan::plan(&s) else {
+                                continue;
+                            };
+                            println!("{text}");
+                            assert!(rehearse(&p) > 100, "{text}");
+                            programs += 1;
+                        }
+                    }
+                }
+            }
+        }
+    }
+    assert!(programs > 200, "{programs}");
+}

@@ -381,6 +381,13 @@ fn float32_tapes_agree_with_float64() {
         let want = exact(&t, &inputs);
         let got = real(&t, &inputs, DType::F32, DType::F32);
         assert_close(&name, &t, &got, &want, 2e-5);
+        // The validation forward computes the same loss, bit for bit.
+        let mut d = Real::new(&t, &inputs, DType::F32, DType::F32);
+        let at = t.eval_loss.unwrap();
+        let freed = t.eval.iter().position(|op| *op == TapeOp::Free(at));
+        walk(&t, &t.eval[..freed.unwrap_or(t.eval.len())], &mut d);
+        let loss = d.storages[at.index()].as_ref().unwrap();
+        assert_eq!(Some(&loss.bits()), got.bits.last(), "{name}: validation");
     }
 }
 

@@ -47,10 +47,11 @@ fn shards(
     for (shape, range) in shapes.iter().zip(params) {
         let view = View::flat(*range)?;
         let (numel, len) = (shape.iter().product::<u64>() as usize, shard(shape, ranks));
-        // A gathered parameter keeps its padding; a gradient has none.
+        // A gathered parameter may keep the padding of the last shards behind it.
         if view.numel != len * ranks {
             same("a parameter", numel, view.numel)?;
         }
+        let numel = view.numel;
         for rank in 0..ranks {
             let first = (rank * len).min(numel);
             let n = len.min(numel - first);

@@ -1,3 +1,0 @@
-//! Throughput of kernels.
-
-fn main() {}
