@@ -1,5 +1,10 @@
 //! Single operations on operands of random shapes, strides and types, against float64.
 
+#![expect(
+    clippy::cloned_ref_to_slice_refs,
+    reason = "operand lists read better when all are built alike"
+)]
+
 use super::memory::{Buffer, HYPER, Rng, kernel, launch, positions};
 use super::semantics;
 use shardlab_exec::RawRange;
