@@ -630,19 +630,21 @@ fn attentions() {
             ins.extend([out, lse, state.clone(), state.clone()]);
             let outs = [q.clone().lay(b), k.clone().lay(b), k.clone().lay(b)];
             let mut case = Case::new(OpKind::AttentionGrad { causal, scale }, &ins, &outs, rng);
-            for i in 0..3 {
+            for (i, x) in inputs.iter().enumerate() {
+                let place = Place::Read(1 + i as u8);
                 case.op.inputs[1 + i] = Slot {
-                    place: Place::Read(1 + i as u8),
+                    place,
                     ..slots.inputs[i].clone()
                 };
-                case.ins[1 + i] = Buffer::of(t, &inputs[i]);
+                case.ins[1 + i] = Buffer::of(t, x);
             }
-            for i in 0..2 {
+            for (i, x) in values.iter().take(2).enumerate() {
+                let place = Place::Read(4 + i as u8);
                 case.op.inputs[4 + i] = Slot {
-                    place: Place::Read(4 + i as u8),
+                    place,
                     ..slots.outputs[i].clone()
                 };
-                case.ins[4 + i] = Buffer::of(if i == 0 { t } else { DType::F32 }, &values[i]);
+                case.ins[4 + i] = Buffer::of([t, DType::F32][i], x);
             }
             case.check();
         }

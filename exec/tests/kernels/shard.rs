@@ -163,15 +163,9 @@ fn sums_scale_and_zero() {
         let [a, _] = &mut sums;
         let part = a.part(10, 20);
         run(ShardOp::Zero, HYPER, &[], &[], &[part]).unwrap();
-        for i in 0..40 {
-            assert_eq!(
-                sums[0].get(i),
-                if (10..30).contains(&i) {
-                    0.0
-                } else {
-                    scaled[i]
-                }
-            );
+        for (i, before) in scaled.iter().enumerate().take(40) {
+            let want = if (10..30).contains(&i) { 0.0 } else { *before };
+            assert_eq!(sums[0].get(i), want);
         }
     }
 }
