@@ -1,0 +1,153 @@
+//! Final weights bit for bit: over policies, strategies, meshes' schedules, and over an interruption with a checkpoint.
+
+mod common;
+
+use common::{load, run};
+use shardlab_exec::train::{CheckpointOptions, Outcome, Resume, RunOptions};
+use shardlab_plan::scenario::shipped;
+
+/// Losses as bits, and the exported weights as bytes.
+fn results(name: &str, set: &[&str]) -> (Vec<u64>, Vec<u8>) {
+    let dir = tempfile::tempdir().unwrap();
+    let options = RunOptions {
+        steps: Some(4),
+        export: Some(dir.path().to_owned()),
+        ..RunOptions::default()
+    };
+    let o = run(&load(name, set), options);
+    let losses = o.run.losses.iter().map(|l| l.to_bits()).collect();
+    (
+        losses,
+        std::fs::read(dir.path().join("model.safetensors")).unwrap(),
+    )
+}
+
+fn same(name: &str, base: &[&str], sets: &[&[&str]]) {
+    let wanted = results(name, base);
+    for set in sets {
+        assert!(
+            results(name, &[base, set].concat()) == wanted,
+            "{name} {set:?}"
+        );
+    }
+}
+
+/// Reduce every micro-batch.
+const EACH: [&[&str]; 5] = [
+    &[],
+    &["fsdp.strategy=optim_grads"],
+    &["fsdp.policy=fsdp2"],
+    &["fsdp.policy=megatron"],
+    &["compile.mode=full"],
+];
+/// Add micro-batches up and reduce once a step.
+const ONCE: [&[&str]; 4] = [
+    &["fsdp.strategy=no_shard"],
+    &["fsdp.strategy=optim"],
+    &["fsdp.policy=megatron", "fsdp.strategy=optim"],
+    &["fsdp.policy=megatron", "fsdp.strategy=no_shard"],
+];
+
+/// Who holds what changes nothing in float32: reductions add ranks in one order everywhere. With several micro-batches the
+/// two ways to accumulate add the same numbers in another order, which the golden runs bound.
+#[test]
+fn policies_and_strategies_end_with_the_same_weights() {
+    let four = &["mesh.dp_shard=4", "train.micro_batch=1"];
+    same("llama-tiny", four, &[&EACH[..], &ONCE].concat());
+    let two = &["train.grad_accum=2", "train.micro_batch=2"][..];
+    same("gpt2-tiny", two, &EACH);
+    same("gpt2-tiny", &[two, ONCE[0]].concat(), &ONCE);
+}
+
+/// Streams, communicators and units, and what the other tests of schedules do not turn.
+#[test]
+fn schedules_end_with_the_same_weights() {
+    same(
+        "small-native",
+        &[],
+        &[
+            &["fsdp.async_reduce=false"],
+            &["fsdp.separate_communicators=false"],
+            &["fsdp.unify_comm_stream=true"],
+            &["fsdp.reshard_after_forward=auto"],
+            &["fsdp.reshard_after_forward=2"],
+            &[
+                "fsdp.prefetch_forward={ elements = 20000 }",
+                "fsdp.prefetch_backward={ elements = 1 }",
+            ],
+            &["fsdp.allocator=temporary"],
+            &["fsdp.nan_check=true"],
+            &["train.validate_every=1"],
+        ],
+    );
+    same(
+        "small-fsdp2",
+        &[],
+        &[
+            &["fsdp.prefetch_forward=2", "fsdp.prefetch_backward=2"],
+            &["fsdp.prefetch_forward=0", "fsdp.prefetch_backward=0"],
+            &["fsdp.reduce_in_flight=2"],
+            &["fsdp.async_reduce=false"],
+            &["fsdp.expandable_segments=false"],
+            &["fsdp.reshard_after_forward=false"],
+            &["fsdp.reshard_after_forward=2"],
+            &["fsdp.separate_communicators=true"],
+            &["compile.mode=blocks"],
+        ],
+    );
+    same(
+        "small-megatron",
+        &[],
+        &[
+            &["fsdp.async_reduce=false"],
+            &["fsdp.unify_comm_stream=true"],
+            &["fsdp.allocator=double_buffer"],
+            &["fsdp.prefetch_forward=0", "fsdp.prefetch_backward=0"],
+            &["compile.mode=regions"],
+        ],
+    );
+    // Without clipping no norm is taken, whose order of summation would be that of the units.
+    same(
+        "small-native",
+        &["train.clip_norm=0"],
+        &[
+            &["fsdp.units=root"],
+            &["fsdp.units=[\"layers.*.attention\", \"layers.*.mlp\"]"],
+            &["train.grad_norm=true"],
+        ],
+    );
+}
+
+fn steps(name: &str, steps: u64, checkpoints: Option<CheckpointOptions>) -> Outcome {
+    let options = RunOptions {
+        steps: Some(steps),
+        checkpoints,
+        ..RunOptions::default()
+    };
+    run(&load(name, &[]), options)
+}
+
+/// Every small scenario, stopped after its third step and resumed, ends as if it had not been.
+#[test]
+fn a_resumed_run_ends_with_the_same_bits() {
+    let bits = |o: &Outcome| -> Vec<u64> {
+        let all = o.run.losses.iter().chain(&o.run.grad_norms);
+        all.chain(&o.weight_norms).map(|x| x.to_bits()).collect()
+    };
+    for (name, _) in shipped().iter().filter(|s| s.0.starts_with("small-")) {
+        let dir = tempfile::tempdir().unwrap();
+        let checkpoints = || {
+            Some(CheckpointOptions {
+                dir: dir.path().to_owned(),
+                every: 0,
+                keep: 1,
+                resume: Resume::Auto,
+            })
+        };
+        let whole = steps(name, 5, None);
+        steps(name, 3, checkpoints());
+        let resumed = steps(name, 5, checkpoints());
+        assert_eq!(resumed.resumed_from, 3);
+        assert_eq!(bits(&resumed), bits(&whole), "{name}");
+    }
+}
