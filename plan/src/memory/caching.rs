@@ -13,7 +13,7 @@
 //! * When the device is full, every segment without a live block is returned, of all streams, and the request is tried
 //!   once more (a retry; it synchronises the device).
 //!
-//! With `expandable_segments` a (stream, pool) has one growable range instead; see [`mod@expandable`].
+//! With `expandable_segments` a (stream, pool) has one growable range instead; see `expandable`.
 
 mod expandable;
 

@@ -128,7 +128,7 @@ impl Tokens {
     }
 
     /// A language with structure to learn: few tokens are frequent, and what follows depends on the token before and on
-    /// the class of the one before that, with [`SUCCESSORS`] candidates of falling probability.
+    /// the class of the one before that, with `SUCCESSORS` candidates of falling probability.
     #[must_use]
     pub fn synthetic(vocab: u64, seq_len: u64, seed: u64) -> Self {
         let len = SYNTHETIC.max(64 * (seq_len + 1));
