@@ -8,10 +8,10 @@
 //! An operand's element type is that of the buffer it lies in, which may differ from its slot's: a weight gradient may go
 //! straight to a float32 buffer, a weight may be read from its float32 original.
 //!
-//! - [`fused`]: elementwise operations, norms, softmaxes, concatenations: alone or fused, by blocks of rows;
-//! - [`gemm`], [`attention`], [`conv`]: matrix products by the `gemm` crate, on floats (other types are widened first);
-//! - [`reduce`], [`embedding`]: sums over columns, gathers, scatters;
-//! - [`shard`]: copies, accumulation, clipping, optimizers on byte ranges.
+//! - `fused`: elementwise operations, norms, softmaxes, concatenations: alone or fused, by blocks of rows;
+//! - `gemm`, `attention`, `conv`: matrix products by the `gemm` crate, on floats (other types are widened first);
+//! - `reduce`, `embedding`: sums over columns, gathers, scatters;
+//! - `shard`: copies, accumulation, clipping, optimizers on byte ranges.
 
 mod attention;
 mod conv;

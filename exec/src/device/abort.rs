@@ -1,7 +1,7 @@
 //! The first failure of a session, and how everybody hears of it.
 //!
 //! Ranks, streams and collectives wait for one another; when one of them fails, all waits must end. Every blocking wait of
-//! this crate goes through [`Abort::wait`], which ends on the condition, on a failure anywhere, or when nothing in the
+//! this crate goes through `Abort::wait`, which ends on the condition, on a failure anywhere, or when nothing in the
 //! whole session has moved for the watchdog's time.
 
 use shardlab_plan::program::InstrId;
