@@ -281,13 +281,11 @@ impl Engine<'_> {
     /// Moves every value of a fresh buffer into the parameter's gradient.
     fn root_in_grad(&mut self, v: ValueId, p: ParamId) {
         let root = self.m.graph.value(v).root;
-        // The buffer is fresh, so its values are among the newest; older ones end the search.
         let Root::Buffer(buffer) = root else { return };
-        for value in self.m.graph.values.iter_mut().rev() {
-            match value.root {
-                r if r == root => value.root = Root::Grad(p),
-                Root::Buffer(b) if b < buffer => break,
-                _ => {}
+        let first = self.m.graph.buffers[buffer as usize].first;
+        for value in &mut self.m.graph.values[first.index()..] {
+            if value.root == root {
+                value.root = Root::Grad(p);
             }
         }
     }

@@ -173,6 +173,7 @@ impl Engine<'_> {
         };
         let buffer = Buffer {
             grad: false,
+            first: ValueId(self.m.graph.values.len() as u32),
             ..self.m.graph.buffers[b as usize]
         };
         self.g().buffers.push(buffer);

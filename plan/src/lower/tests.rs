@@ -250,6 +250,12 @@ fn further_options_check() {
         &["fsdp.units=[\"layers.*.attention\", \"layers.*.mlp\"]"],
         &["fsdp.frozen=[\"tok_embeddings\", \"layers.0\"]"],
         &["model.tie_embeddings=true"],
+        &["model.bias=true"],
+        &[
+            "model.bias=true",
+            "compile.mode=full",
+            "train.recompute=full",
+        ],
         &["train.optimizer=sgd"],
         &["train.loss=chunked"],
         &["compile.cuda_graph=[\"attn\", \"mlp\"]"],

@@ -143,6 +143,8 @@ pub struct Buffer {
     pub logits: bool,
     /// A gradient of an activation.
     pub grad: bool,
+    /// The value it was made for: every other value in it is newer.
+    pub first: ValueId,
 }
 
 /// Ops over values, in issue order.

@@ -208,6 +208,14 @@ fn strategy(s: &Scenario, d: &Document) -> Checked {
                 )
                 .with_help("set mesh.dp_outer to 2 or more"));
         }
+        if s.mesh.dp_shard == 1 {
+            return Err(d
+                .conflict(
+                    &[Key::OuterStrategy, Key::Placements, Key::DpShard],
+                    "outer_strategy = \"optim\" splits the shards of dp_shard further, and one rank has none: parameters stay whole",
+                )
+                .with_help("shard over the inner axis instead: set mesh.dp_shard to the number of ranks and mesh.dp_outer to 1"));
+        }
     }
     Ok(())
 }

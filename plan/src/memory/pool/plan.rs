@@ -162,6 +162,9 @@ impl Keys {
         let index = Self::index(lifetimes);
         let mut table: Vec<Key> = Vec::new();
         let mut of_life = Vec::with_capacity(lifetimes.len());
+        // Keeps every sum below 2^62. No scenario's buffers reach that; 16 TiB apiece fit no device either.
+        let sum: u128 = lifetimes.iter().map(|l| u128::from(l.bytes.0)).sum();
+        let most = if sum < 1 << 61 { 1 << 61 } else { 1 << 44 };
         for life in lifetimes {
             let i = index(life.key);
             if table.len() <= i as usize {
@@ -178,10 +181,9 @@ impl Keys {
             }
             let key = &mut table[i as usize];
             key.key = life.key;
-            // 16 TiB fit no device; the cap keeps every sum below 2^62.
             key.bytes = key
                 .bytes
-                .max(life.bytes.0.min(1 << 44).next_multiple_of(ALIGN));
+                .max(life.bytes.0.min(most).next_multiple_of(ALIGN));
             key.align = key.align.max(alignment(life));
             key.forever |= life.end == Lifetime::FOREVER;
             of_life.push(i);

@@ -77,6 +77,7 @@ impl Graph {
             module,
             logits,
             grad,
+            first: ValueId(self.values.len() as u32),
         });
         let value = Value {
             shape: layout::shape(shape),

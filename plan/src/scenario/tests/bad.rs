@@ -85,6 +85,11 @@ fn impossible_combinations() {
             "mesh.dp_outer=2",
             "fsdp.policy=fsdp2",
         ],
+        &[
+            "fsdp.outer_strategy=optim",
+            "mesh.dp_outer=2",
+            "mesh.dp_shard=1",
+        ],
         &["fsdp.reshard_after_forward=3"],
         &["fsdp.reshard_after_forward=1"],
         &["fsdp.reshard_after_forward=4"],
