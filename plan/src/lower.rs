@@ -15,6 +15,7 @@ mod walk;
 
 use crate::compile;
 use crate::compile::tape::Tape;
+use crate::memory::{self, AllocError, ReplayError};
 use crate::program::{Instr, Phase, Program, ProgramMeta, Section, SectionKind, Unit, UnitId};
 use crate::scenario::{AllocatorKind, CompileMode, OuterStrategy, PolicyKind, Scenario, Strategy};
 use crate::shard::{LayoutKind, ShardError, assign_units, build_groups};
@@ -42,6 +43,11 @@ pub enum PlanError {
 /// See [`PlanError`].
 pub fn plan(scenario: &Scenario) -> Result<Program, PlanError> {
     let (modules, params) = compile::modules_and_params(scenario);
+    if !params.iter().any(|p| p.requires_grad) {
+        return Err(PlanError::Unsupported(
+            "no parameter is trained: `fsdp.frozen` names every module that has any".to_owned(),
+        ));
+    }
     let specs = assign_units(&scenario.fsdp.units, &modules)?;
     let kind = layout_kind(scenario);
     let groups = build_groups(&specs, &modules, &params, kind)?;
@@ -74,7 +80,32 @@ pub fn plan(scenario: &Scenario) -> Result<Program, PlanError> {
             sections(&mut cx, &mut life, &buffers)
         }
     };
-    Ok(finish(cx, &buffers, sections))
+    let program = finish(cx, &buffers, sections);
+    check_double_buffer(&program)?;
+    Ok(program)
+}
+
+/// Refuses a schedule that keeps more units full at once than a double buffer has copies.
+fn check_double_buffer(program: &Program) -> Result<(), PlanError> {
+    if program.double_buffer_copies == 0 {
+        return Ok(());
+    }
+    match memory::replay(program, 2) {
+        Err(ReplayError::Alloc {
+            instr,
+            source: AllocError::DoubleBufferExhausted { live, .. },
+        }) => {
+            let at = &program.instrs[instr.index()];
+            Err(PlanError::Unsupported(format!(
+                "allocator double_buffer has {live} copies, all in use when {} of unit `{}` wants one: reshard after \
+                 forward, prefetch less, or use another allocator",
+                at.phase.name(),
+                program.units[at.unit.index()].name
+            )))
+        }
+        // Anything else is a fault of the program, which `check` explains.
+        _ => Ok(()),
+    }
 }
 
 fn layout_kind(scenario: &Scenario) -> LayoutKind {

@@ -5,6 +5,7 @@ use super::report::Sink;
 use super::rules::RuleId;
 use crate::program::{BufferId, GroupId, Holds, Op, ParamId, Program, Role, SectionKind};
 use crate::shard::{FlatLayout, Group, Layout, PerParamLayout};
+use std::ops::Range;
 
 /// Checks groups, layouts, ownership and the shape of optimizer state.
 pub(super) fn check(p: &Program, sink: &mut Sink) {
@@ -18,6 +19,23 @@ pub(super) fn check(p: &Program, sink: &mut Sink) {
     }
     owners(p, sink);
     state(p, sink);
+}
+
+/// Whether a byte range of a group's full flat buffer holds no parameter: nobody has to read it.
+pub(super) fn is_padding(p: &Program, buffer: BufferId, range: Range<u64>) -> bool {
+    let b = &p.buffers[buffer.index()];
+    let Holds::Group(g) = b.holds else {
+        return false;
+    };
+    let Layout::Flat(layout) = &p.groups[g.index()].layout else {
+        return false;
+    };
+    let size = b.dtype.size();
+    b.bytes.0 == layout.numel * size
+        && layout
+            .items
+            .iter()
+            .all(|i| range.end <= i.offset * size || (i.offset + i.numel) * size <= range.start)
 }
 
 fn name(p: &Program, id: GroupId) -> String {

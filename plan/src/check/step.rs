@@ -3,7 +3,9 @@
 use super::access::{is_full_grad, is_grad};
 use super::clock::{Times, Use};
 use super::describe;
+use super::layout;
 use super::rules::RuleId;
+use super::shadow::Segment;
 use super::walk::{Walk, Work};
 use crate::program::{
     Buffer, BufferId, COMPUTE, EventId, Holds, Instr, InstrId, Phase, Pool, Program, Role, Rule,
@@ -431,7 +433,9 @@ impl Walk<'_> {
 
     fn unread_at_end(&mut self, section: &Section, b: BufferId) {
         let base = self.pass_now().base;
-        let unread = |s: &&super::shadow::Segment| s.unread() && s.writer.at > base;
+        let unread = |s: &&Segment| {
+            s.unread() && s.writer.at > base && !layout::is_padding(self.p, b, s.start..s.end)
+        };
         let Some(at) = self.cells[b.index()]
             .segments
             .iter()

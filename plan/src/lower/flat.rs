@@ -365,6 +365,10 @@ impl Flat {
         };
         let Some(comm) = comm else { return };
         let stream = self.streams.gather;
+        if from.is_none() {
+            // Its own part only: the outer axis has refreshed that, the others' parts are as old as the last step.
+            self.nan_check(cx, stream, g, part.input);
+        }
         cx.b.collective(
             rule,
             stream,

@@ -235,6 +235,12 @@ fn further_options_check() {
         &["fsdp.reshard_after_forward=2"],
         &["fsdp.reshard_after_forward=2", "fsdp.policy=fsdp2"],
         &["fsdp.nan_check=true"],
+        &["fsdp.nan_check=true", "fsdp.strategy=optim_grads"],
+        &[
+            "fsdp.nan_check=true",
+            "mesh.dp_outer=2",
+            "fsdp.outer_strategy=optim",
+        ],
         &["fsdp.average_in_collective=true"],
         &["fsdp.per_token_loss=true"],
         &["fsdp.allocator=caching"],
@@ -250,7 +256,14 @@ fn further_options_check() {
         &["fsdp.units=[\"layers.*.attention\", \"layers.*.mlp\"]"],
         &["fsdp.frozen=[\"tok_embeddings\", \"layers.0\"]"],
         &["model.tie_embeddings=true"],
+        &["fsdp.frozen=[\"tok_embeddings\"]", "fsdp.policy=megatron"],
         &["model.bias=true"],
+        &[
+            "model.hidden=24",
+            "model.head_dim=8",
+            "fsdp.strategy=no_shard",
+            "precision.compute=f32",
+        ],
         &[
             "model.bias=true",
             "compile.mode=full",
@@ -370,6 +383,21 @@ fn refusals() {
     let missing = scenario(LLAMA, &["fsdp.units=[\"layer.*\"]"]);
     let error = plan(&missing).expect_err("no such module").to_string();
     assert!(error.contains("layer.*"), "{error}");
+    let frozen = scenario(LLAMA, &["fsdp.frozen=[\"*\"]"]);
+    let error = plan(&frozen).expect_err("nothing to train").to_string();
+    assert!(error.contains("no parameter is trained"), "{error}");
+    let resident = &[
+        "fsdp.allocator=double_buffer",
+        "fsdp.reshard_after_forward=false",
+        "model.layers=4",
+    ];
+    let error = plan(&scenario(LLAMA, resident))
+        .expect_err("four blocks stay full")
+        .to_string();
+    assert!(
+        error.contains("2 copies") && error.contains("layers.2"),
+        "{error}"
+    );
     assert_eq!(
         (
             Strategy::OptimGradsParams,

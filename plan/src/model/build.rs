@@ -268,10 +268,10 @@ pub(crate) fn model_flops(s: &Scenario, tree: &Tree) -> (Flops, u64) {
         })
         .sum();
     let layers = u64::from(tree.blocks.count);
-    let causal = 6 * layers * m.heads * m.head_dim * t * t * b;
+    let causal = || 6 * layers * m.heads * m.head_dim * t * t * b;
     let attention = match m.family {
-        Family::Llama | Family::Gpt2 => causal,
-        Family::Encoder => 2 * causal,
+        Family::Llama | Family::Gpt2 => causal(),
+        Family::Encoder => 2 * causal(),
         Family::Linear | Family::Cnn => 0,
     };
     (Flops(6 * matmul * tokens + attention), tokens)

@@ -331,6 +331,12 @@ fn compile(s: &Scenario, d: &Document) -> Checked {
                 .conflict(&[Key::NanCheck, Key::CudaGraph], message)
                 .with_help("set fsdp.nan_check = false"))
         }
+        CudaGraph::FullIteration if f.offload.any() => {
+            let message = "`offload` waits on the host for its copies, which a full-iteration CUDA graph cannot contain";
+            Err(d
+                .conflict(&[Key::Offload, Key::CudaGraph], message)
+                .with_help("set fsdp.offload = [], or capture scopes"))
+        }
         CudaGraph::FullIteration => Ok(()),
         CudaGraph::Scopes(scopes) => scopes_fit(s, d, scopes),
     }
@@ -340,6 +346,12 @@ fn scopes_fit(s: &Scenario, d: &Document, scopes: &[Scope]) -> Checked {
     let f = &s.fsdp;
     let keys = [Key::CudaGraph, Key::Allocator, Key::Policy];
     let elsewhere = "or capture the full iteration";
+    if s.compile.mode == CompileMode::Full {
+        let message = "compile mode full makes collectives graph nodes, which run across the borders of captured scopes";
+        return Err(d
+            .conflict(&[Key::CudaGraph, Key::Mode], message)
+            .with_help(format!("use mode regions or blocks, {elsewhere}")));
+    }
     match f.allocator {
         AllocatorKind::Caching | AllocatorKind::Temporary => {
             let name = if f.allocator == AllocatorKind::Caching {

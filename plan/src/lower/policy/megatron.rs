@@ -150,10 +150,6 @@ impl Megatron {
         // Every gather waits for the work already enqueued on the compute stream.
         cx.b.join(Rule::GatherGate, COMPUTE, self.flat.streams.gather);
         for g in cx.groups_of(unit) {
-            if let Some(rest) = self.flat.state(g).weight {
-                let shard = cx.b.whole(rest);
-                self.flat.nan_check(cx, self.flat.streams.gather, g, shard);
-            }
             self.flat.gather(cx, rule, g, self.first, None);
         }
         self.gathered[unit.index()] = Some(cx.b.record(rule, self.flat.streams.gather));
@@ -204,7 +200,10 @@ impl Megatron {
             }
             elements += cx.unit(next).numel;
             count += 1;
-            if !(backward && self.done[next.index()]) {
+            // A unit that backward does not reach (frozen, before anything trained) would never be released.
+            let useless =
+                backward && (self.done[next.index()] || !cx.backward_order.contains(&next));
+            if !useless {
                 self.unshard(cx, next, Rule::Prefetch);
             }
         }

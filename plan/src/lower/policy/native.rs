@@ -113,8 +113,6 @@ impl Native {
             let gather = self.flat.streams.gather;
             if let (None, Some(rest)) = (kept, self.flat.state(g).weight) {
                 self.flat.visit_for(cx, rest, true, gather);
-                let shard = cx.b.whole(rest);
-                self.flat.nan_check(cx, self.flat.streams.gather, g, shard);
             }
             self.flat.gather(cx, rule, g, self.first, kept);
             if let (None, Some(rest)) = (kept, self.flat.state(g).weight) {

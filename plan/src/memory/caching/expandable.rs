@@ -7,8 +7,8 @@
 
 use super::{Bytes, CachingAllocator, LARGE_SEGMENT, NONE, Node, SMALL_SEGMENT, State};
 
-/// Length of a range when the device's size is unknown: 16 TiB.
-const RANGE: u64 = 1 << 44;
+/// Length of a range when the device's size is unknown: more than a scenario's tensors may take together.
+const RANGE: u64 = 1 << 56;
 
 impl CachingAllocator {
     /// Size that a free block can grow to.

@@ -90,6 +90,11 @@ fn impossible_combinations() {
             "mesh.dp_outer=2",
             "mesh.dp_shard=1",
         ],
+        &[
+            "fsdp.offload=[\"params\"]",
+            "compile.cuda_graph=full_iteration",
+        ],
+        &["compile.mode=full", "compile.cuda_graph=[\"attn\"]"],
         &["fsdp.reshard_after_forward=3"],
         &["fsdp.reshard_after_forward=1"],
         &["fsdp.reshard_after_forward=4"],
