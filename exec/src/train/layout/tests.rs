@@ -85,7 +85,7 @@ proptest! {
     ) {
         let (inner, outer) = [(1, 1), (2, 1), (3, 1), (4, 1), (2, 2), (1, 2), (3, 2)][mesh];
         let (policy, mode) = [("native", "off"), ("megatron", "off"), ("fsdp2", "off"), ("native", "full")][policy];
-        let hfsdp = hfsdp && outer > 1 && policy != "fsdp2" && mode == "off";
+        let hfsdp = hfsdp && inner > 1 && outer > 1 && policy != "fsdp2" && mode == "off";
         let per_param = policy == "fsdp2" || mode == "full";
         let strategy = if per_param || hfsdp { 3 } else { strategy };
         let strategy = ["no_shard", "optim", "optim_grads", "optim_grads_params"][strategy];
