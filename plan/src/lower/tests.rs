@@ -255,6 +255,10 @@ fn further_options_check() {
         &["fsdp.units=[\"layers.*\", \"tok_embeddings\", \"norm+output=keep\"]"],
         &["fsdp.units=[\"layers.*.attention\", \"layers.*.mlp\"]"],
         &["fsdp.frozen=[\"tok_embeddings\", \"layers.0\"]"],
+        &[
+            "fsdp.frozen=[\"tok_embeddings\", \"layers.0\"]",
+            "fsdp.reshard_after_forward=false",
+        ],
         &["model.tie_embeddings=true"],
         &["fsdp.frozen=[\"tok_embeddings\"]", "fsdp.policy=megatron"],
         &["model.bias=true"],

@@ -381,6 +381,12 @@ impl Lifecycle for Native {
 
     fn backward_end(&mut self, cx: &mut Cx<'_>) {
         self.drain(cx, 0, Rule::FinalFence);
+        // Frozen units before the first trained one have no backward to reshard in.
+        if self.flat.weight_sharded() {
+            for unit in cx.forward_order.clone() {
+                self.reshard(cx, unit);
+            }
+        }
         cx.b.join(Rule::FinalFence, self.flat.streams.reduce, COMPUTE);
         if self.last && cx.outer > 1 {
             cx.b.join(Rule::FinalFence, self.flat.streams.outer, COMPUTE);
