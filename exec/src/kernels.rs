@@ -8,6 +8,8 @@
 //! An operand's element type is that of the buffer it lies in, which may differ from its slot's: a weight gradient may go
 //! straight to a float32 buffer, a weight may be read from its float32 original.
 //!
+//! A launch runs on the calling thread; [`use_threads`] lets it use more, with the same bits.
+//!
 //! - `fused`: elementwise operations, norms, softmaxes, concatenations: alone or fused, by blocks of rows;
 //! - `gemm`, `attention`, `conv`: matrix products by the `gemm` crate, on floats (other types are widened first);
 //! - `reduce`, `embedding`: sums over columns, gathers, scatters;
@@ -22,6 +24,7 @@ mod fused;
 mod gemm;
 mod math;
 mod norm;
+mod parallel;
 mod pointwise;
 mod reduce;
 mod scratch;
@@ -31,6 +34,7 @@ mod view;
 mod wide;
 
 pub use error::{Fault, KernelError};
+pub use parallel::{threads, use_threads};
 
 use crate::operand::{LaunchContext, RawRange};
 use scratch::Scratch;

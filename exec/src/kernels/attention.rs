@@ -10,8 +10,9 @@ use super::scratch::Scratch;
 use super::softmax;
 use super::view::{self, View};
 use super::wide::wide;
-use super::{Operands, dims, same};
+use super::{Operands, dims, parallel, same};
 use shardlab_plan::units::DType;
+use std::ops::Range;
 
 /// Query rows of a block.
 const ROWS: usize = 64;
@@ -172,13 +173,32 @@ pub(super) fn forward(o: &Operands<'_>, causal: bool, scale: f32) -> Result<(), 
             return Err(Fault::Shape("attention cannot work in place".to_owned()));
         }
     }
+    parallel::split(g.batch * g.kv, 1, |part| {
+        forward_heads(g, part, [&q, &k, &v], &out, (&lse, rows), scale);
+        Ok::<(), Fault>(())
+    })?;
+    for i in 2..o.op.outputs.len() {
+        o.output(i)?.fill(0.0);
+    }
+    Ok(())
+}
+
+/// Forward of some pairs of sample and key head.
+fn forward_heads(
+    g: Geometry,
+    part: Range<usize>,
+    [q, k, v]: [&Heads; 3],
+    out: &Heads,
+    (lse, rows): (&View, usize),
+    scale: f32,
+) {
     let (seq, d) = (g.seq, g.d);
     let [mut keys, mut values, mut queries, mut result] =
         [seq * d, seq * d, ROWS * d, ROWS * d].map(Scratch::take);
     let mut scores = Scratch::take(ROWS * seq.next_multiple_of(LANES));
     let mut stats = [0.0; ROWS];
     let mut factors = [0.0; ROWS];
-    for bk in 0..g.batch * g.kv {
+    for bk in part {
         let (b, kh) = (bk / g.kv, bk % g.kv);
         let km = k.matrix(b, kh, 0, seq, &mut keys);
         let vm = v.matrix(b, kh, 0, seq, &mut values);
@@ -223,10 +243,6 @@ pub(super) fn forward(o: &Operands<'_>, causal: bool, scale: f32) -> Result<(), 
             }
         }
     }
-    for i in 2..o.op.outputs.len() {
-        o.output(i)?.fill(0.0);
-    }
-    Ok(())
 }
 
 /// `d_out, q, k, v, out, lse, .. -> d_q, d_k, d_v`.
@@ -250,13 +266,35 @@ pub(super) fn backward(o: &Operands<'_>, causal: bool, scale: f32) -> Result<(),
             return Err(Fault::Shape("attention cannot work in place".to_owned()));
         }
     }
+    parallel::split(g.batch * g.kv, 1, |part| {
+        backward_heads(
+            g,
+            part,
+            [&dy, &q, &k, &v, &y],
+            [&dq, &dk, &dv],
+            (&lse, rows),
+            scale,
+        );
+        Ok(())
+    })
+}
+
+/// Backward of some pairs of sample and key head.
+fn backward_heads(
+    g: Geometry,
+    part: Range<usize>,
+    [dy, q, k, v, y]: [&Heads; 5],
+    [dq, dk, dv]: [&Heads; 3],
+    (lse, rows): (&View, usize),
+    scale: f32,
+) {
     let (seq, d) = (g.seq, g.d);
     let [mut keys, mut values, mut queries] = [seq * d, seq * d, ROWS * d].map(Scratch::take);
     let [mut douts, mut outs, mut dqs] = [ROWS * d, ROWS * d, ROWS * d].map(Scratch::take);
     let [mut dks, mut dvs] = [seq * d, seq * d].map(Scratch::take);
     let [mut p, mut dp] = [ROWS * seq.next_multiple_of(LANES); 2].map(Scratch::take);
     let (mut stats, mut delta) = ([0.0; ROWS], [0.0; ROWS]);
-    for bk in 0..g.batch * g.kv {
+    for bk in part {
         let (b, kh) = (bk / g.kv, bk % g.kv);
         let km = k.matrix(b, kh, 0, seq, &mut keys);
         let vm = v.matrix(b, kh, 0, seq, &mut values);
@@ -298,5 +336,4 @@ pub(super) fn backward(o: &Operands<'_>, causal: bool, scale: f32) -> Result<(),
         dk.store(b, kh, 0, &dks);
         dv.store(b, kh, 0, &dvs);
     }
-    Ok(())
 }

@@ -135,3 +135,27 @@ pub(super) unsafe fn write(dtype: DType, ptr: *mut u8, stride: usize, src: &[f32
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use half::bf16;
+
+    #[test]
+    fn bfloat16_rounds_as_half_does() {
+        // Every upper half with the lower halves around ties.
+        for high in 0..=u16::MAX {
+            for low in [0, 1, 0x7fff, 0x8000, 0x8001, 0xffff] {
+                let x = f32::from_bits(u32::from(high) << 16 | low);
+                let (got, want) = (bf16::from_bits(to_bf16(x)), bf16::from_f32(x));
+                assert!(
+                    got == want || got.is_nan() && want.is_nan(),
+                    "{x:?}: {got} {want}"
+                );
+            }
+            let back = from_bf16(high);
+            let want = bf16::from_bits(high).to_f32();
+            assert!(back == want || back.is_nan() && want.is_nan());
+        }
+    }
+}

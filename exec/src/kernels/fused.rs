@@ -8,6 +8,7 @@ mod plan;
 
 use super::convert;
 use super::error::Fault;
+use super::parallel;
 use super::scratch::Scratch;
 use super::view::overlap;
 use crate::operand::RawRange;
@@ -18,6 +19,8 @@ use smallvec::SmallVec;
 
 pub(super) use plan::handles;
 
+/// Elements from which a stage is worth several threads.
+const PARALLEL: usize = 1 << 15;
 /// Elements of the largest operand that a block covers.
 const BLOCK: usize = 4096;
 
@@ -100,6 +103,12 @@ fn registers(steps: &[Step<'_>]) -> SmallVec<[Place; 16]> {
     }
     out
 }
+
+// SAFETY: these are addresses inside checked views, whose makers' promise covers all threads that work for the launch; the
+// threads of a stage write different rows.
+unsafe impl Send for At {}
+// SAFETY: as above.
+unsafe impl Sync for At {}
 
 /// Operands of a step, located.
 struct Located {
@@ -206,31 +215,16 @@ fn perform(steps: &[Step<'_>], rows: usize) -> Result<(), (usize, Fault)> {
         .max();
     let block = (BLOCK / largest.unwrap_or(1).max(1)).clamp(1, rows);
     let layout = lay_out(steps, rows, block);
-    let mut arena = Scratch::take(layout.floats);
-    let arena = arena.as_mut_ptr();
-    for (step, located) in steps.iter().zip(&layout.located) {
-        for (t, at) in step.ins.iter().zip(&located.ins) {
-            if let At::Loaded(start) = *at {
-                // SAFETY: the layout has put this many floats there, for this operand alone.
-                t.view.load(0, unsafe {
-                    std::slice::from_raw_parts_mut(arena.add(start), t.view.numel)
-                });
-            }
-        }
-    }
+    let serial = steps.iter().any(|s| s.op.op == OpKind::NllLoss);
     let mut sums: SmallVec<[f64; 4]> = SmallVec::from_elem(0.0, steps.len());
-    for row in (0..rows).step_by(block) {
-        let b = Block {
-            arena,
-            layout: &layout,
-            rows,
-            row,
-            count: block.min(rows - row),
-        };
-        for (i, step) in steps.iter().enumerate() {
-            // SAFETY: the arena was laid out for these steps and blocks of at most this many rows.
-            unsafe { b.perform(step, &layout.located[i], &mut sums[i]) }.map_err(|f| (i, f))?;
-        }
+    let elements = largest.unwrap_or(1) * rows;
+    if serial || elements < PARALLEL || parallel::threads() == 1 {
+        some_rows(steps, &layout, rows, block, 0..rows, &mut sums)?;
+    } else {
+        parallel::split(rows, block, |part| {
+            let mut none: SmallVec<[f64; 4]> = SmallVec::from_elem(0.0, steps.len());
+            some_rows(steps, &layout, rows, block, part, &mut none)
+        })?;
     }
     for (step, sum) in steps.iter().zip(sums) {
         if step.op.op == OpKind::NllLoss {
@@ -241,6 +235,43 @@ fn perform(steps: &[Step<'_>], rows: usize) -> Result<(), (usize, Fault)> {
                     t.view.store(0, &[value as f32]);
                 }
             }
+        }
+    }
+    Ok(())
+}
+
+/// Runs a stage over some of its rows; `sums` collects the losses.
+fn some_rows(
+    steps: &[Step<'_>],
+    layout: &Layout,
+    rows: usize,
+    block: usize,
+    part: std::ops::Range<usize>,
+    sums: &mut [f64],
+) -> Result<(), (usize, Fault)> {
+    let mut arena = Scratch::take(layout.floats);
+    let arena = arena.as_mut_ptr();
+    for (step, located) in steps.iter().zip(&layout.located) {
+        for (t, at) in step.ins.iter().zip(&located.ins) {
+            if let At::Loaded(start) = *at {
+                // SAFETY: the layout has put this many floats there, for this operand alone.
+                let to = unsafe { std::slice::from_raw_parts_mut(arena.add(start), t.view.numel) };
+                t.view.load(0, to);
+            }
+        }
+    }
+    for row in part.clone().step_by(block) {
+        let count = block.min(part.end - row);
+        let b = Block {
+            arena,
+            layout,
+            rows,
+            row,
+            count,
+        };
+        for (i, step) in steps.iter().enumerate() {
+            // SAFETY: the arena was laid out for these steps and blocks of at most this many rows.
+            unsafe { b.perform(step, &layout.located[i], &mut sums[i]) }.map_err(|f| (i, f))?;
         }
     }
     Ok(())

@@ -3,7 +3,7 @@
 use super::error::Fault;
 use super::scratch::Scratch;
 use super::view::{self, Dim, View};
-use super::{Floats, Operands, same};
+use super::{Floats, Operands, parallel, same};
 use shardlab_plan::program::Slot;
 use shardlab_plan::units::DType;
 
@@ -49,6 +49,10 @@ impl Mat {
 /// # Safety
 /// All elements of `a` and `b` may be read, those of `c` written; `c` shares memory with neither.
 pub(super) unsafe fn product(m: usize, n: usize, k: usize, a: Mat, b: Mat, c: Mat, add: bool) {
+    let threads = match parallel::threads() {
+        1 => gemm::Parallelism::None,
+        n => gemm::Parallelism::Rayon(n),
+    };
     // SAFETY: the caller's promise is what `gemm` asks for.
     unsafe {
         gemm::gemm(
@@ -70,7 +74,7 @@ pub(super) unsafe fn product(m: usize, n: usize, k: usize, a: Mat, b: Mat, c: Ma
             false,
             false,
             false,
-            gemm::Parallelism::None,
+            threads,
         );
     }
 }

@@ -132,3 +132,58 @@ pub(super) fn max(a: &[f32]) -> f32 {
     }
     fold(acc, pick)
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn exp_is_good_to_two_units() {
+        let mut worst = 0.0f64;
+        for i in 0..200_000 {
+            let x = -87.3 + 175.6 * (i as f32) / 200_000.0;
+            let want = f64::from(x).exp();
+            worst = worst.max((f64::from(exp(x)) / want - 1.0).abs());
+        }
+        // A unit in the last place is at most 1.2e-7.
+        assert!(worst < 2.4e-7, "{worst:e}");
+        assert_eq!(exp(0.0), 1.0);
+        assert_eq!((exp(f32::NEG_INFINITY), exp(-90.0)), (0.0, 0.0));
+        assert_eq!(
+            (exp(f32::INFINITY), exp(89.0)),
+            (f32::INFINITY, f32::INFINITY)
+        );
+        assert!(exp(f32::NAN).is_nan());
+    }
+
+    #[test]
+    fn tanh_and_sigmoid_are_close() {
+        for i in -4000..4000 {
+            let x = i as f32 / 200.0;
+            assert!(
+                (f64::from(tanh(x)) - f64::from(x).tanh()).abs() < 3e-7,
+                "{x}"
+            );
+            let s = 1.0 / (1.0 + (-f64::from(x)).exp());
+            assert!((f64::from(sigmoid(x)) / s - 1.0).abs() < 5e-7, "{x}");
+        }
+    }
+
+    #[test]
+    fn reductions_see_every_element() {
+        for n in 0..70 {
+            let x: Vec<f32> = (0..n).map(|i| i as f32 - 3.0).collect();
+            let ones = vec![1.0; n];
+            let total: f32 = x.iter().sum();
+            assert_eq!(sum1(&x, |v| v), total);
+            assert_eq!(sum2(&x, &ones, |a, b| a * b), total);
+            assert_eq!(sum3(&ones, &x, &ones, |a, b, c| a * b * c), total);
+            assert_eq!(max(&x), x.last().copied().unwrap_or(f32::NEG_INFINITY));
+            for i in 0..n {
+                let mut y = x.clone();
+                y[i] = f32::NAN;
+                assert!(max(&y).is_nan(), "{n} {i}");
+            }
+        }
+    }
+}

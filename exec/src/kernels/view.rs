@@ -30,6 +30,12 @@ pub(super) struct View {
     pub(super) numel: usize,
 }
 
+// SAFETY: a view is an address with a shape; its maker's promise is what makes uses of it sound, on any thread that works for
+// the launch.
+unsafe impl Send for View {}
+// SAFETY: as above.
+unsafe impl Sync for View {}
+
 /// Strides of a slot, one a dimension.
 pub(super) fn strides(slot: &Slot) -> SmallVec<[usize; 4]> {
     if slot.strides.is_empty() {

@@ -1,7 +1,7 @@
 //! Kernels of the sharding engine: layouts, sums, optimizers, and the operands of whole programs.
 
 use super::memory::{Buffer, HYPER, Rng, kernel, launch};
-use shardlab_exec::kernels::{Fault, KernelError};
+use shardlab_exec::kernels::{self, Fault, KernelError};
 use shardlab_exec::{Hyper, RawRange};
 use shardlab_plan::model::{OpKind, Real};
 use shardlab_plan::program::{BodyOp, Holds, Op, Program, Shape, ShardOp};
@@ -365,6 +365,27 @@ fn flat_moments_go_on_from_tensor_to_tensor() {
             ..
         }
     ));
+}
+
+#[test]
+fn threads_change_no_bit_of_adamw() {
+    let n = 100_001;
+    let run_with = |threads| {
+        let mut rng = Rng(12);
+        let mut all = [0; 4].map(|_| random(&mut rng, F32, n));
+        let squares: Vec<f64> = all[3].values().iter().map(|v| v * v).collect();
+        all[3].write(0, &squares);
+        let r: Vec<RawRange> = all.iter_mut().map(Buffer::range).collect();
+        kernels::use_threads(threads);
+        let done = run(ShardOp::AdamW, HYPER, &[], &r, &[r[0], r[2], r[3]]);
+        kernels::use_threads(1);
+        done.unwrap();
+        all.map(|b| b.bits())
+    };
+    let want = run_with(1);
+    for threads in [2, 5] {
+        assert!(run_with(threads) == want, "{threads} threads");
+    }
 }
 
 #[test]

@@ -2,6 +2,7 @@
 
 use super::memory::{Buffer, HYPER, Rng, launch, positions};
 use super::semantics;
+use shardlab_exec::kernels;
 use shardlab_plan::compile::tape::{Operand, Source, Tape, TapeOp};
 use shardlab_plan::lower::tape_of;
 use shardlab_plan::program::{Kernel, Place};
@@ -447,6 +448,27 @@ fn compiling_and_recomputing_change_no_bit() {
                         assert!(g == w, "{name} {compute} {v:?}: {what}");
                     }
                 }
+            }
+        }
+    }
+}
+
+#[test]
+fn threads_change_no_bit() {
+    // Large enough for products, attention and elementwise kernels to be split.
+    let model = "family = \"llama\"\nlayers = 1\nhidden = 192\nheads = 6\nkv_heads = 3\nhead_dim = 32\nffn = 611\nvocab = 701\n";
+    for compute in ["precision.compute=\"f32\"", "precision.compute=\"bf16\""] {
+        for mode in ["compile.mode=\"off\"", "compile.mode=\"blocks\""] {
+            let s = scenario(model, "seq_len = 133\nmicro_batch = 3\n", &[compute, mode]);
+            let t = tape_of(&s).unwrap();
+            let inputs = Inputs::new(&t, s.model.vocab);
+            let run = || real(&t, &inputs, s.precision.compute, DType::F32).bits;
+            let want = run();
+            for threads in [2, 3, 8] {
+                kernels::use_threads(threads);
+                let got = run();
+                kernels::use_threads(1);
+                assert!(got == want, "{compute} {mode}: {threads} threads");
             }
         }
     }

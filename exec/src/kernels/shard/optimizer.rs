@@ -1,12 +1,16 @@
 //! AdamW and SGD as `torch.optim` has them, on whatever ranges the program gives.
 
 use super::super::error::Fault;
+use super::super::parallel;
 use super::super::same;
 use super::super::scratch::Scratch;
 use super::super::view::View;
 use super::super::wide::wide;
 use super::{BLOCK, clip_factor, scalar};
 use crate::operand::{Hyper, RawRange};
+
+/// Weights from which an update is worth several threads.
+const PARALLEL: usize = 1 << 15;
 
 /// Factors of an AdamW step.
 #[derive(Clone, Copy)]
@@ -76,7 +80,6 @@ fn clip(h: &Hyper, reads: &[RawRange]) -> Result<f32, Fault> {
 /// where the one before ended.
 pub(super) fn adamw(h: &Hyper, reads: &[RawRange], writes: &[RawRange]) -> Result<(), Fault> {
     let f = factors(h, clip(h, reads)?);
-    let mut block = [BLOCK; 4].map(Scratch::take);
     let (mut r, mut w) = (0, 0);
     let mut moments: Option<(View, View, usize)> = None;
     while r + 1 < reads.len() {
@@ -119,18 +122,28 @@ pub(super) fn adamw(h: &Hyper, reads: &[RawRange], writes: &[RawRange]) -> Resul
                 });
             }
         }
-        for start in (0..weight.numel).step_by(BLOCK) {
-            let n = BLOCK.min(weight.numel - start);
-            let [bw, bg, bm, bv] = &mut block;
-            weight.load(start, &mut bw[..n]);
-            grad.load(start, &mut bg[..n]);
-            m.load(*at + start, &mut bm[..n]);
-            v.load(*at + start, &mut bv[..n]);
-            adamw_block(&mut bw[..n], &bg[..n], &mut bm[..n], &mut bv[..n], f);
-            weight.store(start, &bw[..n]);
-            m.store(*at + start, &bm[..n]);
-            v.store(*at + start, &bv[..n]);
-        }
+        let (m, v, at_first) = (&*m, &*v, *at);
+        let step = if weight.numel < PARALLEL {
+            weight.numel
+        } else {
+            BLOCK
+        };
+        parallel::split(weight.numel, step, |part| {
+            let mut block = [BLOCK; 4].map(Scratch::take);
+            for start in part.clone().step_by(BLOCK) {
+                let n = BLOCK.min(part.end - start);
+                let [bw, bg, bm, bv] = &mut block;
+                weight.load(start, &mut bw[..n]);
+                grad.load(start, &mut bg[..n]);
+                m.load(at_first + start, &mut bm[..n]);
+                v.load(at_first + start, &mut bv[..n]);
+                adamw_block(&mut bw[..n], &bg[..n], &mut bm[..n], &mut bv[..n], f);
+                weight.store(start, &bw[..n]);
+                m.store(at_first + start, &bm[..n]);
+                v.store(at_first + start, &bv[..n]);
+            }
+            Ok::<(), Fault>(())
+        })?;
         *at += weight.numel;
     }
     all_written(w, writes)
