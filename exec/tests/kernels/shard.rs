@@ -512,7 +512,6 @@ fn operands_of_whole_programs_fit() {
 }
 
 #[test]
-#[ignore = "compile mode full: a validation forward copies shards to full parameters without a gather"]
 fn operands_of_fully_compiled_validation_fit() {
     assert!(rehearse_all("full", "validate_every = 2\n", &[(F32_COMPUTE, THREE, "")]) > 1);
 }

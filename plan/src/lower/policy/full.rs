@@ -643,6 +643,10 @@ impl Lifecycle for Full {
     }
 
     fn after_launch(&mut self, cx: &mut Cx<'_>, pass: Pass, position: u32) {
+        // Validation has another list of launches: its parameters stay full until it ends.
+        if pass == Pass::Eval {
+            return;
+        }
         let keeps =
             pass == Pass::Forward && cx.scenario.fsdp.reshard_after_forward == Reshard::Never;
         while let Some(&(at, p)) = self.direction().last_uses.get(self.uses) {
