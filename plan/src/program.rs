@@ -20,7 +20,7 @@ pub use crate::compile::tape::{
 use crate::shard::Group;
 use crate::units::{Bytes, DType, Flops};
 pub use rule::Rule;
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 pub use shard_op::ShardOp;
 use smallvec::SmallVec;
 use std::ops::Range;
@@ -28,7 +28,9 @@ use std::ops::Range;
 macro_rules! id {
     ($(#[$m:meta])* $name:ident($t:ty)) => {
         $(#[$m])*
-        #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize)]
+        #[derive(
+            Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize,
+        )]
         #[serde(transparent)]
         pub struct $name(pub $t);
         impl $name {
@@ -85,7 +87,7 @@ id!(
 pub const COMPUTE: StreamId = StreamId(0);
 
 /// What a stream carries.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum StreamKind {
     /// Model kernels.
@@ -157,7 +159,7 @@ pub struct Communicator {
 }
 
 /// What a buffer is for. Peaks are broken down by role.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Role {
     /// Compute-dtype weights at rest (a shard, or full where parameters are not sharded).
@@ -317,7 +319,7 @@ pub struct Access {
 }
 
 /// Kind of a collective.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum CollectiveKind {
     /// Gathers equal shards.
@@ -474,7 +476,7 @@ pub enum Op {
 }
 
 /// Part of a step.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Phase {
     /// Persistent state is created.
@@ -534,7 +536,7 @@ pub struct Instr {
 }
 
 /// Kind of a section.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum SectionKind {
     /// Persistent state.

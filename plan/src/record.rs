@@ -2,17 +2,18 @@
 //!
 //! `sim` and `exec` both produce a [`Run`]; everything downstream reads only this. [`Run::summary`] is the JSON contract.
 
+pub mod float;
 mod summary;
 
 pub use summary::{MemorySummary, SUMMARY_FORMAT, StepSummary, Summary};
 
 use crate::program::{CollectiveKind, InstrId, Phase, Role, SectionKind, StreamId, UnitId};
 use crate::units::{Bytes, Picos};
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 
 /// How a run came about.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum RunKind {
     /// Predicted.
@@ -22,7 +23,7 @@ pub enum RunKind {
 }
 
 /// One pass over a step section.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct StepRecord {
     /// Step number from 0.
     pub step: u32,
@@ -41,7 +42,7 @@ pub struct StepRecord {
 }
 
 /// One device task: a kernel, collective or copy.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Span {
     /// Instruction.
     pub instr: InstrId,
@@ -62,7 +63,7 @@ pub struct Span {
 }
 
 /// What a span's start waited for last.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Blocker {
     /// The host had not issued it yet.
@@ -82,7 +83,7 @@ pub enum Blocker {
 }
 
 /// Memory after an allocation or a free.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct MemorySample {
     /// Instruction.
     pub instr: InstrId,
@@ -95,7 +96,7 @@ pub struct MemorySample {
 }
 
 /// Where the peak was.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct PeakAt {
     /// Step.
     pub step: u32,
@@ -112,7 +113,7 @@ pub struct PeakAt {
 }
 
 /// Memory of a run.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct MemoryReport {
     /// Peak of allocated bytes (blocks).
     pub peak_allocated: Bytes,
@@ -137,7 +138,7 @@ pub struct MemoryReport {
 }
 
 /// Totals of one kind of collective over the recorded step.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct CollectiveStats {
     /// Launches.
     pub count: u32,
@@ -152,7 +153,7 @@ pub struct CollectiveStats {
 }
 
 /// Why the compute stream had nothing to run.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Cause {
     /// The host had not issued the next kernel.
@@ -185,7 +186,7 @@ impl Cause {
 }
 
 /// An interval in which the compute stream had nothing to run.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ExposedGap {
     /// Start.
     pub start: Picos,
@@ -198,7 +199,7 @@ pub struct ExposedGap {
 }
 
 /// Which costs were measured and which were modelled, by time.
-#[derive(Clone, Debug, Default, PartialEq, Serialize)]
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct CostSources {
     /// Busy time from measured tables.
     pub measured: Picos,
@@ -209,7 +210,7 @@ pub struct CostSources {
 }
 
 /// The result of interpreting a program.
-#[derive(Clone, Debug, PartialEq, Serialize)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Run {
     /// Scenario name.
     pub scenario: String,
@@ -246,12 +247,15 @@ pub struct Run {
     /// Tokens a rank and step.
     pub tokens: u64,
     /// Model FLOPs utilisation against the device's dense peak, 0 to 1.
+    #[serde(with = "float")]
     pub mfu: f64,
     /// Cost sources.
     pub costs: CostSources,
     /// Losses, one a step (`exec` only).
+    #[serde(with = "float::list")]
     pub losses: Vec<f64>,
     /// Gradient norms, one a step (`exec` only).
+    #[serde(with = "float::list")]
     pub grad_norms: Vec<f64>,
     /// Environment: versions, devices, seeds.
     pub environment: BTreeMap<String, String>,

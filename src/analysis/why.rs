@@ -142,7 +142,9 @@ fn memory(p: &Prediction) -> String {
             ),
             n => format!(
                 "; the largest buffers are {n} {} {} of {}",
-                a.dtype, a.role, a.bytes
+                a.dtype,
+                a.role.name(),
+                a.bytes
             ),
         })
         .unwrap_or_default();

@@ -1,0 +1,16 @@
+//! shardlab-reports: what is done with runs once there are any.
+//!
+//! ```text
+//! (run, program, scenario) ─▶ view ─┬─▶ store    kept in a folder, read back
+//!                                   ├─▶ compare  differences and what they come from
+//!                                   └─▶ stats    whether a difference is one
+//! ```
+//!
+//! A [`RunView`] is everything a reader of a run needs without its program at hand; nothing here plans, simulates or
+//! executes.
+
+#[doc(hidden)]
+pub mod testing;
+pub mod view;
+
+pub use view::RunView;

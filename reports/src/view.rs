@@ -1,0 +1,281 @@
+//! A run with the names of everything in it: readable without the program that it came from.
+
+mod alive;
+mod instr;
+mod settings;
+mod work;
+
+pub use alive::{Alive, alive_at, largest, launched_after};
+pub use instr::InstrView;
+pub use settings::{Difference, ScenarioView, differences};
+pub use work::{Work, bytes, flops, name};
+
+use serde::{Deserialize, Serialize};
+use shardlab_plan::program::{Op, SectionKind, UnitId};
+use shardlab_plan::record::{ExposedGap, Run, RunKind, Span};
+use shardlab_plan::units::Picos;
+use shardlab_plan::{Program, Scenario};
+use std::collections::BTreeMap;
+
+/// Version of [`RunView`]'s JSON. Fields are added with a default, never renamed.
+pub const VIEW_FORMAT: u32 = 1;
+
+/// Buffers alive at the peak that a view lists.
+const ALIVE_LISTED: usize = 24;
+
+/// A run and what its numbers refer to.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct RunView {
+    /// Format version.
+    pub format: u32,
+    /// The run itself: steps, spans, memory, losses, environment.
+    pub run: Run,
+    /// What was asked for.
+    pub scenario: ScenarioView,
+    /// What was run.
+    pub program: ProgramView,
+    /// Instructions that spans and memory samples refer to, by increasing id.
+    pub instrs: Vec<InstrView>,
+    /// Names that [`InstrView::name`] and [`InstrView::rule`] index.
+    pub names: Vec<String>,
+    /// Groups of equal buffers alive at the memory peak, largest total first.
+    pub alive: Vec<Alive>,
+    /// Validation losses (`exec` only).
+    #[serde(default)]
+    pub validations: Vec<Validation>,
+    /// Whether the run was stopped before its end.
+    #[serde(default)]
+    pub interrupted: bool,
+}
+
+/// One validation.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Validation {
+    /// Training steps before it.
+    pub steps: u64,
+    /// Loss.
+    #[serde(with = "shardlab_plan::record::float")]
+    pub loss: f64,
+}
+
+/// A program in numbers.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct ProgramView {
+    /// Content digest, see [`Program::digest`].
+    pub digest: String,
+    /// Unit names by id.
+    pub units: Vec<String>,
+    /// Stream names by id; the first is the compute stream.
+    pub streams: Vec<String>,
+    /// Instructions by section, then by kind (`launch`, `all_gather`, `alloc`, …).
+    pub counts: BTreeMap<SectionKind, BTreeMap<String, u32>>,
+    /// Trainable and frozen parameters.
+    pub parameters: u64,
+    /// Inner axis.
+    pub dp_shard: u32,
+    /// Outer axis.
+    pub dp_outer: u32,
+    /// Micro-batches a step.
+    pub micro_batches: u16,
+    /// Model FLOPs a rank and step.
+    pub model_flops: u64,
+}
+
+impl ProgramView {
+    /// The numbers of a program.
+    #[must_use]
+    pub fn new(program: &Program) -> Self {
+        let mut counts: BTreeMap<SectionKind, BTreeMap<String, u32>> = BTreeMap::new();
+        for section in &program.sections {
+            let of = counts.entry(section.kind).or_default();
+            for instr in program.section_instrs(section) {
+                *of.entry(kind(program, &instr.op).to_owned()).or_default() += 1;
+            }
+        }
+        Self {
+            digest: program.digest(),
+            units: program.units.iter().map(|u| u.name.clone()).collect(),
+            streams: program
+                .streams
+                .iter()
+                .map(|s| s.kind.name().to_owned())
+                .collect(),
+            counts,
+            parameters: program.params.iter().map(|p| p.numel()).sum(),
+            dp_shard: program.meta.dp_shard,
+            dp_outer: program.meta.dp_outer,
+            micro_batches: program.meta.micro_batches,
+            model_flops: program.meta.model_flops.0,
+        }
+    }
+}
+
+/// Kind of an instruction, as counts name it.
+fn kind(program: &Program, op: &Op) -> &'static str {
+    match op {
+        Op::Alloc(_) => "alloc",
+        Op::Free(_) => "free",
+        Op::Launch { .. } => "launch",
+        Op::Collective { id, .. } => program.collectives[id.index()].kind.name(),
+        Op::Copy { .. } => "copy",
+        Op::Record { .. } => "record",
+        Op::Wait { .. } => "wait",
+        Op::HostWait(_) => "host_wait",
+        Op::HostWork { .. } => "host_work",
+        Op::GraphBegin(_) => "graph_begin",
+        Op::GraphEnd(_) => "graph_end",
+    }
+}
+
+impl RunView {
+    /// The view of a run of this program, made for this scenario.
+    #[must_use]
+    pub fn new(run: &Run, program: &Program, scenario: &Scenario) -> Self {
+        Self::of(run.clone(), program, scenario)
+    }
+
+    /// As [`RunView::new`], taking the run.
+    #[must_use]
+    pub fn of(run: Run, program: &Program, scenario: &Scenario) -> Self {
+        let mut program_view = ProgramView::new(program);
+        if !run.program_digest.is_empty() {
+            program_view.digest.clone_from(&run.program_digest);
+        }
+        let (instrs, names) = instr::table(&run, program);
+        Self {
+            format: VIEW_FORMAT,
+            scenario: ScenarioView::new(scenario),
+            alive: largest(program, run.memory.at.instr, ALIVE_LISTED),
+            program: program_view,
+            instrs,
+            names,
+            validations: Vec::new(),
+            interrupted: false,
+            run,
+        }
+    }
+
+    /// The instruction of a span or memory sample. Every one that the run refers to is there.
+    #[must_use]
+    pub fn instr(&self, id: shardlab_plan::program::InstrId) -> Option<&InstrView> {
+        let at = self.instrs.binary_search_by_key(&id, |i| i.id).ok()?;
+        self.instrs.get(at)
+    }
+
+    /// Name of an instruction: its kernel, collective or copy; `alloc` or `free`.
+    #[must_use]
+    pub fn name_of(&self, instr: &InstrView) -> &str {
+        self.names.get(instr.name as usize).map_or("", |n| n)
+    }
+
+    /// Rule of the policy that emitted an instruction.
+    #[must_use]
+    pub fn rule_of(&self, instr: &InstrView) -> &str {
+        self.names.get(instr.rule as usize).map_or("", |n| n)
+    }
+
+    /// Name of a unit; empty for one that the program does not have.
+    #[must_use]
+    pub fn unit(&self, id: UnitId) -> &str {
+        self.program.units.get(id.index()).map_or("", |n| n)
+    }
+
+    /// Name of a span's stream.
+    #[must_use]
+    pub fn stream(&self, span: &Span) -> &str {
+        let streams = &self.program.streams;
+        streams.get(span.stream.index()).map_or("", |n| n)
+    }
+
+    /// Name and unit of a span, for example `mm layers.3`.
+    #[must_use]
+    pub fn span_label(&self, span: &Span) -> String {
+        self.instr(span.instr).map_or_else(
+            || format!("#{}", span.instr.0),
+            |i| format!("{} {}", self.name_of(i), self.unit(i.unit)),
+        )
+    }
+
+    /// The span that a gap waited for.
+    #[must_use]
+    pub fn awaited(&self, gap: &ExposedGap) -> Option<&Span> {
+        self.run.spans.get(gap.waited_for? as usize)
+    }
+
+    /// Length of the recorded step.
+    #[must_use]
+    pub fn recorded(&self) -> Picos {
+        let run = &self.run;
+        run.recorded_to.saturating_sub(run.recorded_from)
+    }
+
+    /// Steady step times in milliseconds, in order.
+    #[must_use]
+    pub fn samples_ms(&self) -> Vec<f64> {
+        self.run.step_samples.iter().map(|t| t.ms()).collect()
+    }
+
+    /// Median step time, milliseconds; NaN without samples.
+    #[must_use]
+    pub fn step_ms(&self) -> f64 {
+        let mut samples = self.samples_ms();
+        samples.sort_by(f64::total_cmp);
+        match samples.len() {
+            0 => f64::NAN,
+            n if n % 2 == 0 => f64::midpoint(samples[n / 2 - 1], samples[n / 2]),
+            n => samples[n / 2],
+        }
+    }
+
+    /// Exposed time of the recorded step, milliseconds.
+    #[must_use]
+    pub fn exposed_ms(&self) -> f64 {
+        self.run.exposed.values().map(|t| t.ms()).sum()
+    }
+
+    /// Whether the peak is within the device's memory; `None` where that is not known.
+    #[must_use]
+    pub fn fits(&self) -> Option<bool> {
+        let memory = &self.run.memory;
+        memory.capacity.map(|c| memory.peak_device <= c)
+    }
+
+    /// `sim` or `exec`.
+    #[must_use]
+    pub fn kind(&self) -> &'static str {
+        match self.run.kind {
+            RunKind::Sim => "sim",
+            RunKind::Exec => "exec",
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::testing;
+
+    #[test]
+    fn a_view_survives_json_to_the_byte() {
+        let view = testing::view(100);
+        let text = serde_json::to_string(&view).unwrap();
+        let back: RunView = serde_json::from_str(&text).unwrap();
+        // NaN is unequal to itself, so texts are compared.
+        assert_eq!(serde_json::to_string(&back).unwrap(), text);
+        assert!(back.run.losses[1].is_nan());
+        assert_eq!(back.run.spans, view.run.spans);
+    }
+
+    #[test]
+    fn spans_and_samples_have_their_instructions() {
+        let view = testing::view(100);
+        let spans = view.run.spans.iter().map(|s| s.instr);
+        let samples = view.run.memory.timeline.iter().map(|s| s.instr);
+        for id in spans.chain(samples) {
+            assert_eq!(view.instr(id).map(|i| i.id), Some(id));
+        }
+        assert_eq!(view.span_label(&view.run.spans[0]), "all_gather layers.0");
+        let awaited = view.awaited(&view.run.gaps[1]).unwrap();
+        assert_eq!(awaited.instr, view.run.spans[10].instr);
+    }
+}

@@ -1,0 +1,101 @@
+//! What is alive at the peak of memory.
+
+use serde::{Deserialize, Serialize};
+use shardlab_plan::Program;
+use shardlab_plan::program::{BufferId, InstrId, Op, Role, SectionKind};
+use shardlab_plan::units::{Bytes, DType};
+use std::collections::BTreeMap;
+
+/// Buffers alive after an instruction, in order of allocation, when the program has run its sections up to it.
+///
+/// The instruction's own allocation counts; its own free does too, as done.
+#[must_use]
+pub fn alive_at(program: &Program, at: InstrId) -> Vec<BufferId> {
+    let mut since: BTreeMap<BufferId, usize> = BTreeMap::new();
+    let order = [
+        SectionKind::Init,
+        SectionKind::First,
+        SectionKind::Steady,
+        SectionKind::Validation,
+    ];
+    let mut clock = 0;
+    for section in order.iter().filter_map(|&kind| program.section(kind)) {
+        for i in section.instrs.clone() {
+            match program.instrs[i as usize].op {
+                Op::Alloc(b) => {
+                    since.insert(b, clock);
+                    clock += 1;
+                }
+                Op::Free(b) => {
+                    since.remove(&b);
+                }
+                _ => {}
+            }
+            if i == at.0 {
+                let mut alive: Vec<(usize, BufferId)> =
+                    since.into_iter().map(|(b, t)| (t, b)).collect();
+                alive.sort_unstable();
+                return alive.into_iter().map(|(_, b)| b).collect();
+            }
+        }
+    }
+    Vec::new()
+}
+
+/// Name of the first kernel or collective launched after an instruction, within its section.
+#[must_use]
+pub fn launched_after(program: &Program, at: InstrId) -> Option<&str> {
+    let section = program.sections.iter().find(|s| s.instrs.contains(&at.0))?;
+    (at.0..section.instrs.end)
+        .map(|i| super::work::name(program, InstrId(i)))
+        .find(|name| !name.is_empty())
+}
+
+/// Equal buffers alive at the peak.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Alive {
+    /// Name of the first of them, for example `logits root#812`.
+    pub name: String,
+    /// Role.
+    pub role: Role,
+    /// Unit of the first.
+    pub unit: String,
+    /// Element type.
+    pub dtype: DType,
+    /// Requested bytes of one.
+    pub bytes: Bytes,
+    /// How many.
+    pub count: u32,
+}
+
+impl Alive {
+    /// Requested bytes of all of them.
+    #[must_use]
+    pub fn total(&self) -> Bytes {
+        self.bytes * u64::from(self.count)
+    }
+}
+
+/// The largest groups of equal buffers (role, size, type) alive after an instruction, largest total first.
+#[must_use]
+pub fn largest(program: &Program, at: InstrId, limit: usize) -> Vec<Alive> {
+    let mut groups: BTreeMap<(Role, Bytes, DType), Alive> = BTreeMap::new();
+    for id in alive_at(program, at) {
+        let b = &program.buffers[id.index()];
+        groups
+            .entry((b.role, b.bytes, b.dtype))
+            .and_modify(|g| g.count += 1)
+            .or_insert_with(|| Alive {
+                name: program.buffer_name(id),
+                role: b.role,
+                unit: program.units[b.unit.index()].name.clone(),
+                dtype: b.dtype,
+                bytes: b.bytes,
+                count: 1,
+            });
+    }
+    let mut all: Vec<Alive> = groups.into_values().collect();
+    all.sort_by(|a, b| b.total().cmp(&a.total()).then_with(|| a.name.cmp(&b.name)));
+    all.truncate(limit);
+    all
+}

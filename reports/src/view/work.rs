@@ -1,0 +1,125 @@
+//! What an instruction is: its kind, its name, its size.
+
+use serde::{Deserialize, Serialize};
+use shardlab_plan::Program;
+use shardlab_plan::program::{CollectiveKind, InstrId, KernelClass, Op};
+
+/// Kind of device work, as breakdowns group it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Work {
+    /// Matrix products and convolutions.
+    Gemm,
+    /// Fused attention.
+    Attention,
+    /// Norms, pointwise, softmax, embeddings: bound by memory bandwidth.
+    Memory,
+    /// Copies into and out of communication buffers, casts, fills.
+    Copy,
+    /// Optimizer and gradient norm.
+    Optimizer,
+    /// All-gathers.
+    AllGather,
+    /// Reduce-scatters.
+    ReduceScatter,
+    /// All-reduces.
+    AllReduce,
+    /// Other collectives.
+    OtherCollective,
+}
+
+impl Work {
+    /// Kind of an instruction; `None` for what runs on no device stream.
+    #[must_use]
+    pub fn of(program: &Program, instr: InstrId) -> Option<Self> {
+        Some(match program.instrs[instr.index()].op {
+            Op::Launch { kernel, .. } => match program.kernels[kernel.index()].class {
+                KernelClass::Gemm { .. } | KernelClass::Conv { .. } => Self::Gemm,
+                KernelClass::Attention { .. } => Self::Attention,
+                KernelClass::Copy | KernelClass::MultiCopy | KernelClass::Fill => Self::Copy,
+                KernelClass::Optimizer | KernelClass::FullReduce => Self::Optimizer,
+                _ => Self::Memory,
+            },
+            Op::Collective { id, .. } => match program.collectives[id.index()].kind {
+                CollectiveKind::AllGather => Self::AllGather,
+                CollectiveKind::ReduceScatter => Self::ReduceScatter,
+                CollectiveKind::AllReduce => Self::AllReduce,
+                _ => Self::OtherCollective,
+            },
+            Op::Copy { .. } => Self::Copy,
+            _ => return None,
+        })
+    }
+
+    /// Name in tables and JSON.
+    #[must_use]
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Gemm => "gemm",
+            Self::Attention => "attention",
+            Self::Memory => "memory_bound",
+            Self::Copy => "copy",
+            Self::Optimizer => "optimizer",
+            Self::AllGather => "all_gather",
+            Self::ReduceScatter => "reduce_scatter",
+            Self::AllReduce => "all_reduce",
+            Self::OtherCollective => "other_collective",
+        }
+    }
+
+    /// Every kind, in display order.
+    pub const ALL: [Self; 9] = [
+        Self::Gemm,
+        Self::Attention,
+        Self::Memory,
+        Self::Copy,
+        Self::Optimizer,
+        Self::AllGather,
+        Self::ReduceScatter,
+        Self::AllReduce,
+        Self::OtherCollective,
+    ];
+
+    /// Whether it is communication.
+    #[must_use]
+    pub const fn is_collective(self) -> bool {
+        matches!(
+            self,
+            Self::AllGather | Self::ReduceScatter | Self::AllReduce | Self::OtherCollective
+        )
+    }
+}
+
+/// Name of the kernel, collective or copy of an instruction; empty for what runs on no device stream.
+#[must_use]
+pub fn name(program: &Program, instr: InstrId) -> &str {
+    match program.instrs[instr.index()].op {
+        Op::Launch { kernel, .. } => &program.kernels[kernel.index()].name,
+        Op::Collective { id, .. } => program.collectives[id.index()].kind.name(),
+        Op::Copy { .. } => "copy",
+        _ => "",
+    }
+}
+
+/// Bytes that an instruction moves: payload of a collective, traffic of a kernel.
+#[must_use]
+pub fn bytes(program: &Program, instr: InstrId) -> u64 {
+    match program.instrs[instr.index()].op {
+        Op::Launch { kernel, .. } => {
+            let k = &program.kernels[kernel.index()];
+            k.read.0 + k.written.0
+        }
+        Op::Collective { id, .. } => program.collectives[id.index()].bytes.0,
+        Op::Copy { id, .. } => program.copies[id.index()].from.bytes,
+        _ => 0,
+    }
+}
+
+/// Floating-point operations of an instruction.
+#[must_use]
+pub fn flops(program: &Program, instr: InstrId) -> u64 {
+    match program.instrs[instr.index()].op {
+        Op::Launch { kernel, .. } => program.kernels[kernel.index()].flops.0,
+        _ => 0,
+    }
+}
