@@ -6,6 +6,8 @@
 
 pub mod abort;
 pub mod cpu;
+#[cfg(feature = "cuda")]
+pub mod cuda;
 pub mod null;
 
 use crate::operand::{Hyper, RawRange};

@@ -1,0 +1,350 @@
+//! Finding and loading NVIDIA's libraries.
+//!
+//! They come from four places, in this order: folders named on the command line, the environment, pip's `nvidia`
+//! packages, the system. What is found is loaded by its absolute path with its symbols global. A later `dlopen` of the
+//! bare name (the bindings' own) then finds the library that is loaded already, because names inside libraries match.
+//! The bindings panic when a library is missing, so nothing of theirs may be called before [`Libraries::load`] succeeded,
+//! and nothing of an optional library unless [`Libraries::has`] says that it is there.
+
+mod folders;
+
+pub use folders::{Folder, Origin, Surroundings, folders};
+
+use libloading::os::unix::{Library as Handle, RTLD_GLOBAL, RTLD_LAZY, RTLD_NOW};
+use std::fmt;
+use std::path::{Path, PathBuf};
+use std::sync::OnceLock;
+
+/// A library of NVIDIA's that the device uses.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Library {
+    /// `libcuda`, which comes with the driver.
+    Driver,
+    /// Run-time compiler.
+    Nvrtc,
+    /// Matrix products.
+    CublasLt,
+    /// Matrix products, older interface; cuDNN uses it.
+    Cublas,
+    /// Attention and convolutions.
+    Cudnn,
+    /// Activity records: exact times of what ran.
+    Cupti,
+}
+
+impl Library {
+    /// All of them, in the order in which they are loaded: each finds what it needs already there.
+    pub const ALL: [Self; 6] = [
+        Self::Driver,
+        Self::Nvrtc,
+        Self::CublasLt,
+        Self::Cublas,
+        Self::Cudnn,
+        Self::Cupti,
+    ];
+
+    /// Name of its file.
+    #[must_use]
+    pub const fn file(self) -> &'static str {
+        match self {
+            Self::Driver => "libcuda.so.1",
+            Self::Nvrtc => "libnvrtc.so.13",
+            Self::CublasLt => "libcublasLt.so.13",
+            Self::Cublas => "libcublas.so.13",
+            Self::Cudnn => "libcudnn.so.9",
+            Self::Cupti => "libcupti.so.13",
+        }
+    }
+
+    /// Files beside it that it opens by name when it needs them; loaded before it, where they are there.
+    const fn parts(self) -> &'static [&'static str] {
+        match self {
+            // The compiler has no search path of its own.
+            Self::Nvrtc => &["libnvrtc-builtins.so.13.0", "libnvrtc-builtins.so.13"],
+            Self::Cudnn => &[
+                "libcudnn_graph.so.9",
+                "libcudnn_ops.so.9",
+                "libcudnn_adv.so.9",
+                "libcudnn_cnn.so.9",
+                "libcudnn_heuristic.so.9",
+                "libcudnn_engines_runtime_compiled.so.9",
+                "libcudnn_engines_precompiled.so.9",
+            ],
+            _ => &[],
+        }
+    }
+
+    /// What it is, and which package of pip's brings it.
+    const fn words(self) -> (&'static str, &'static str) {
+        match self {
+            Self::Driver => ("the GPU's driver", "comes with the NVIDIA driver"),
+            Self::Nvrtc => ("run-time compiler", "pip install nvidia-cuda-nvrtc"),
+            Self::CublasLt | Self::Cublas => ("matrix products", "pip install nvidia-cublas"),
+            Self::Cudnn => ("attention, convolutions", "pip install nvidia-cudnn-cu13"),
+            Self::Cupti => ("activity records", "pip install nvidia-cuda-cupti"),
+        }
+    }
+
+    /// Whether there is no way without it.
+    #[must_use]
+    pub const fn is_required(self) -> bool {
+        matches!(self, Self::Driver | Self::Nvrtc | Self::CublasLt)
+    }
+}
+
+impl fmt::Display for Library {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.file())
+    }
+}
+
+/// A required library that could not be loaded, and everything that was tried.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub struct MissingLibraries {
+    /// What is missing: each with the reason, where a file was there and did not load.
+    pub missing: Vec<(Library, Option<String>)>,
+    /// Where it was looked for.
+    pub searched: Vec<Folder>,
+}
+
+impl fmt::Display for MissingLibraries {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("no GPU can be used: NVIDIA libraries are missing")?;
+        for (library, reason) in &self.missing {
+            let (what, from) = library.words();
+            write!(f, "\n  {library} ({what}): ")?;
+            match reason {
+                Some(reason) => write!(f, "{reason}")?,
+                None => write!(f, "not found; {from}")?,
+            }
+        }
+        f.write_str("\nsearched, in this order:")?;
+        for origin in Origin::ALL {
+            let here: Vec<String> = self
+                .searched
+                .iter()
+                .filter(|s| s.origin == origin)
+                .map(|s| s.path.display().to_string())
+                .collect();
+            let here = if here.is_empty() {
+                origin.nothing().to_owned()
+            } else {
+                here.join(", ")
+            };
+            write!(f, "\n  {}: {here}", origin.name())?;
+        }
+        f.write_str("\n  loader: its own paths, by name")
+    }
+}
+
+/// A library that is loaded.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Loaded {
+    /// Which.
+    pub library: Library,
+    /// Its file; the bare name where the system's loader found it.
+    pub path: PathBuf,
+}
+
+/// What is loaded. Libraries stay loaded until the process ends.
+#[derive(Clone, Debug)]
+pub struct Libraries {
+    loaded: Vec<Loaded>,
+    /// Why an optional library is not there, where a file was.
+    refused: Vec<(Library, String)>,
+    folders: Vec<Folder>,
+}
+
+impl Libraries {
+    /// Finds and loads everything; `extra` are folders to look in first. The first success holds for the process: later
+    /// calls return it, whatever they name.
+    ///
+    /// # Errors
+    /// [`MissingLibraries`] if a required library cannot be loaded.
+    pub fn load(extra: &[PathBuf]) -> Result<&'static Self, MissingLibraries> {
+        static LOADED: OnceLock<Libraries> = OnceLock::new();
+        if let Some(loaded) = LOADED.get() {
+            return Ok(loaded);
+        }
+        let loaded = Self::from_folders(folders(&Surroundings::of_process(), extra))?;
+        Ok(LOADED.get_or_init(|| loaded))
+    }
+
+    fn from_folders(folders: Vec<Folder>) -> Result<Self, MissingLibraries> {
+        let mut it = Self {
+            loaded: Vec::new(),
+            refused: Vec::new(),
+            folders,
+        };
+        let mut missing = Vec::new();
+        for library in Library::ALL {
+            let opened = open(library, &it.folders).and_then(|path| {
+                let known = is_known(library);
+                let hidden = || format!("{}: loaded, but not under its name", path.display());
+                if known { Ok(path) } else { Err(Some(hidden())) }
+            });
+            match opened {
+                Ok(path) => it.loaded.push(Loaded { library, path }),
+                Err(reason) if library.is_required() => missing.push((library, reason)),
+                Err(reason) => it.refused.extend(reason.map(|r| (library, r))),
+            }
+        }
+        if missing.is_empty() {
+            Ok(it)
+        } else {
+            Err(MissingLibraries {
+                missing,
+                searched: it.folders,
+            })
+        }
+    }
+
+    /// Whether a library is there.
+    #[must_use]
+    pub fn has(&self, library: Library) -> bool {
+        self.path(library).is_some()
+    }
+
+    /// The file of a library that is there.
+    #[must_use]
+    pub fn path(&self, library: Library) -> Option<&Path> {
+        let found = self.loaded.iter().find(|l| l.library == library)?;
+        Some(&found.path)
+    }
+
+    /// Everything that is loaded.
+    #[must_use]
+    pub fn loaded(&self) -> &[Loaded] {
+        &self.loaded
+    }
+
+    /// Why optional libraries that lie there did not load.
+    #[must_use]
+    pub fn refused(&self) -> &[(Library, String)] {
+        &self.refused
+    }
+
+    /// Folders that were searched, first one first; NCCL's loader searches the same.
+    #[must_use]
+    pub fn folders(&self) -> &[Folder] {
+        &self.folders
+    }
+}
+
+/// Loads a library from the first folder that has it, then by the system's loader. The error is why the last file that
+/// was there did not load.
+fn open(library: Library, folders: &[Folder]) -> Result<PathBuf, Option<String>> {
+    let mut reason = None;
+    // The driver must fit the kernel's module: only the system knows it, except where the user names another.
+    let (before, after): (Vec<_>, Vec<_>) = folders
+        .iter()
+        .filter(|f| library != Library::Driver || f.origin != Origin::Pip)
+        .partition(|f| library != Library::Driver || f.origin == Origin::Flag);
+    let mut attempt = |folder: &Folder| {
+        let path = folder.path.join(library.file());
+        if !path.exists() {
+            return None;
+        }
+        for part in library.parts() {
+            let part = folder.path.join(part);
+            if part.exists() {
+                // A part that does not load is the library's own business: it says more when it needs it.
+                let _ = keep(&part, RTLD_LAZY | RTLD_GLOBAL);
+            }
+        }
+        match keep(&path, RTLD_NOW | RTLD_GLOBAL) {
+            Ok(()) => Some(path),
+            Err(e) => {
+                reason = Some(format!("{}: {e}", path.display()));
+                None
+            }
+        }
+    };
+    if let Some(path) = before.into_iter().find_map(&mut attempt) {
+        return Ok(path);
+    }
+    for part in library.parts() {
+        let _ = keep(Path::new(part), RTLD_LAZY | RTLD_GLOBAL);
+    }
+    let name = Path::new(library.file());
+    if keep(name, RTLD_NOW | RTLD_GLOBAL).is_ok() {
+        return Ok(name.to_owned());
+    }
+    match after.into_iter().find_map(attempt) {
+        Some(path) => Ok(path),
+        None => Err(reason),
+    }
+}
+
+/// Whether the bindings will find a library; they panic where they do not.
+fn is_known(library: Library) -> bool {
+    use cudarc::{cublas, cublaslt, cudnn, cupti, driver, nvrtc};
+    // SAFETY: it opens and closes a library that is loaded already.
+    unsafe {
+        match library {
+            Library::Driver => driver::sys::is_culib_present(),
+            Library::Nvrtc => nvrtc::sys::is_culib_present(),
+            Library::CublasLt => cublaslt::sys::is_culib_present(),
+            Library::Cublas => cublas::sys::is_culib_present(),
+            Library::Cudnn => cudnn::sys::is_culib_present(),
+            Library::Cupti => cupti::sys::is_culib_present(),
+        }
+    }
+}
+
+/// Loads a file and never unloads it.
+fn keep(path: &Path, flags: i32) -> Result<(), String> {
+    // SAFETY: NVIDIA's libraries run no code at loading that depends on ours; they are never unloaded, so no pointer into
+    // them can dangle.
+    match unsafe { Handle::open(Some(path), flags) } {
+        Ok(handle) => {
+            std::mem::forget(handle);
+            Ok(())
+        }
+        Err(e) => Err(e.to_string()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn folder(path: &Path, origin: Origin) -> Folder {
+        Folder {
+            path: path.to_owned(),
+            origin,
+        }
+    }
+
+    #[test]
+    fn what_is_missing_is_named_with_every_place() {
+        let dir = tempfile::tempdir().unwrap();
+        let error = MissingLibraries {
+            missing: vec![
+                (Library::Driver, None),
+                (Library::Nvrtc, Some("x/libnvrtc.so.13: too short".into())),
+            ],
+            searched: vec![folder(dir.path(), Origin::Flag)],
+        };
+        let text = error.to_string();
+        assert!(
+            text.contains("libcuda.so.1 (the GPU's driver): not found; comes with"),
+            "{text}"
+        );
+        assert!(text.contains("x/libnvrtc.so.13: too short"), "{text}");
+        let flag = format!("--library-path: {}", dir.path().display());
+        assert!(text.contains(&flag), "{text}");
+        assert!(text.contains("pip: no nvidia packages"), "{text}");
+    }
+
+    #[test]
+    fn a_file_that_is_no_library_is_a_reason() {
+        let dir = tempfile::tempdir().unwrap();
+        std::fs::write(dir.path().join("libcublasLt.so.13"), b"nothing").unwrap();
+        let reason = open(Library::CublasLt, &[folder(dir.path(), Origin::Flag)]);
+        if let Err(reason) = reason {
+            let reason = reason.unwrap();
+            assert!(reason.contains("libcublasLt.so.13"), "{reason}");
+        }
+    }
+}

@@ -1,0 +1,317 @@
+//! Folders that may hold NVIDIA's libraries.
+
+use std::collections::BTreeSet;
+use std::ffi::OsString;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+/// Who named a folder.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Origin {
+    /// The command line.
+    Flag,
+    /// An environment variable.
+    Environment,
+    /// A Python installation with `nvidia` packages.
+    Pip,
+    /// Usual places.
+    System,
+}
+
+impl Origin {
+    /// In the order in which they are searched.
+    pub const ALL: [Self; 4] = [Self::Flag, Self::Environment, Self::Pip, Self::System];
+
+    /// Name in messages.
+    #[must_use]
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Flag => "--library-path",
+            Self::Environment => "SHARDLAB_NVIDIA_LIBS, LD_LIBRARY_PATH, CUDA_HOME, CUDA_PATH",
+            Self::Pip => "pip",
+            Self::System => "system",
+        }
+    }
+
+    /// In messages, where it named none.
+    pub(super) const fn nothing(self) -> &'static str {
+        match self {
+            Self::Flag => "not given",
+            Self::Environment => "not set, or no such folders",
+            Self::Pip => {
+                "no nvidia packages in VIRTUAL_ENV, CONDA_PREFIX or the python3 on the PATH"
+            }
+            Self::System => "no CUDA folder",
+        }
+    }
+}
+
+/// A folder and who named it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Folder {
+    /// Path.
+    pub path: PathBuf,
+    /// Who named it.
+    pub origin: Origin,
+}
+
+/// What of the process's surroundings decides where libraries are looked for.
+#[derive(Clone, Debug, Default)]
+pub struct Surroundings {
+    /// Environment variables.
+    pub variables: Vec<(String, OsString)>,
+    /// May start `python3` to ask for its packages, where no folder of its own tells.
+    pub ask_python: bool,
+    /// Usual places.
+    pub system: Vec<PathBuf>,
+}
+
+/// Variables that matter.
+const VARIABLES: [&str; 7] = [
+    "SHARDLAB_NVIDIA_LIBS",
+    "LD_LIBRARY_PATH",
+    "CUDA_HOME",
+    "CUDA_PATH",
+    "VIRTUAL_ENV",
+    "CONDA_PREFIX",
+    "PATH",
+];
+
+impl Surroundings {
+    /// Those of this process.
+    #[must_use]
+    pub fn of_process() -> Self {
+        Self {
+            variables: VARIABLES
+                .iter()
+                .filter_map(|&n| Some((n.to_owned(), std::env::var_os(n)?)))
+                .collect(),
+            ask_python: true,
+            system: [
+                "/usr/local/cuda/lib64",
+                "/usr/local/cuda-13/lib64",
+                "/usr/local/cuda/extras/CUPTI/lib64",
+                "/opt/cuda/lib64",
+                "/usr/local/nvidia/lib64",
+                "/usr/lib/x86_64-linux-gnu",
+                "/usr/lib64",
+                "/usr/lib/wsl/lib",
+            ]
+            .map(PathBuf::from)
+            .into(),
+        }
+    }
+
+    fn get(&self, name: &str) -> Option<&OsString> {
+        let found = self.variables.iter().find(|v| v.0 == name)?;
+        Some(&found.1).filter(|v| !v.is_empty())
+    }
+
+    fn paths(&self, name: &str) -> Vec<PathBuf> {
+        self.get(name)
+            .map(|v| std::env::split_paths(v).collect())
+            .unwrap_or_default()
+    }
+}
+
+/// Existing folders, in the order of the search, each once. `extra` may name folders of libraries, roots of CUDA toolkits
+/// and folders of pip's `nvidia` packages.
+#[must_use]
+pub fn folders(around: &Surroundings, extra: &[PathBuf]) -> Vec<Folder> {
+    let mut all: Vec<Folder> = Vec::new();
+    let mut seen = BTreeSet::new();
+    let mut add = |origin, paths: Vec<PathBuf>| {
+        for path in paths {
+            if path.is_dir() && seen.insert(path.clone()) {
+                all.push(Folder { path, origin });
+            }
+        }
+    };
+    add(Origin::Flag, extra.iter().flat_map(|p| within(p)).collect());
+    let environment = [
+        "SHARDLAB_NVIDIA_LIBS",
+        "LD_LIBRARY_PATH",
+        "CUDA_HOME",
+        "CUDA_PATH",
+    ];
+    let named = environment.iter().flat_map(|v| around.paths(v));
+    add(
+        Origin::Environment,
+        named.flat_map(|p| within(&p)).collect(),
+    );
+    add(Origin::Pip, pip(around));
+    add(Origin::System, around.system.clone());
+    all
+}
+
+/// A folder, the library folders of a toolkit whose root it is, and those of packages in it.
+fn within(path: &Path) -> Vec<PathBuf> {
+    let mut all = vec![path.to_owned()];
+    all.extend(["lib64", "lib", "extras/CUPTI/lib64"].map(|d| path.join(d)));
+    all.extend(packages(path));
+    all.extend(packages(&path.join("nvidia")));
+    all
+}
+
+/// `*/lib` under a folder of packages, in the order of their names.
+fn packages(nvidia: &Path) -> Vec<PathBuf> {
+    let is_packages = nvidia.file_name().is_some_and(|n| n == "nvidia");
+    let Ok(entries) = std::fs::read_dir(nvidia) else {
+        return Vec::new();
+    };
+    if !is_packages {
+        return Vec::new();
+    }
+    let mut all: Vec<PathBuf> = entries
+        .flatten()
+        .map(|e| e.path().join("lib"))
+        .filter(|p| p.is_dir())
+        .collect();
+    all.sort();
+    all
+}
+
+/// Folders of `nvidia` packages: of active environments, then of the python3 on the PATH.
+fn pip(around: &Surroundings) -> Vec<PathBuf> {
+    let mut prefixes: Vec<PathBuf> = ["VIRTUAL_ENV", "CONDA_PREFIX"]
+        .iter()
+        .filter_map(|v| around.get(v).map(PathBuf::from))
+        .collect();
+    let python = around
+        .paths("PATH")
+        .into_iter()
+        .map(|d| d.join("python3"))
+        .find(|p| p.is_file());
+    if let Some(python) = &python {
+        // An environment's python3 is a link: its packages lie beside the link, those of the system behind it.
+        let real = python.canonicalize().ok();
+        let bins = [python.parent(), real.as_deref().and_then(Path::parent)];
+        prefixes.extend(
+            bins.into_iter()
+                .flatten()
+                .filter_map(Path::parent)
+                .map(Path::to_owned),
+        );
+    }
+    let found: Vec<PathBuf> = prefixes
+        .iter()
+        .flat_map(|p| sites(p))
+        .flat_map(|s| packages(&s.join("nvidia")))
+        .collect();
+    match python {
+        Some(python) if found.is_empty() && around.ask_python => asked(&python),
+        _ => found,
+    }
+}
+
+/// Folders of packages of a Python installation.
+fn sites(prefix: &Path) -> Vec<PathBuf> {
+    let Ok(entries) = std::fs::read_dir(prefix.join("lib")) else {
+        return Vec::new();
+    };
+    let mut versions: Vec<PathBuf> = entries
+        .flatten()
+        .filter(|e| e.file_name().to_string_lossy().starts_with("python3"))
+        .map(|e| e.path())
+        .collect();
+    versions.sort();
+    versions
+        .iter()
+        .flat_map(|v| ["site-packages", "dist-packages"].map(|d| v.join(d)))
+        .collect()
+}
+
+/// What Python itself says (a launcher script hides where it lives).
+fn asked(python: &Path) -> Vec<PathBuf> {
+    const CODE: &str = "import sys; print(*[p for p in sys.path if p], sep='\\n')";
+    let Ok(output) = Command::new(python).args(["-c", CODE]).output() else {
+        return Vec::new();
+    };
+    String::from_utf8_lossy(&output.stdout)
+        .lines()
+        .flat_map(|p| packages(&Path::new(p).join("nvidia")))
+        .collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::fs::create_dir_all;
+
+    fn around(variables: &[(&str, &Path)], system: &[PathBuf]) -> Surroundings {
+        Surroundings {
+            variables: variables
+                .iter()
+                .map(|(n, v)| ((*n).to_owned(), v.as_os_str().to_owned()))
+                .collect(),
+            ask_python: false,
+            system: system.to_vec(),
+        }
+    }
+
+    #[test]
+    fn flag_environment_packages_system_in_this_order() {
+        let dir = tempfile::tempdir().unwrap();
+        let root = dir.path();
+        let env = root.join("env");
+        let site = env.join("lib/python3.12/site-packages/nvidia");
+        let (cu, dnn) = (site.join("cu13/lib"), site.join("cudnn/lib"));
+        let toolkit = root.join("toolkit/lib64");
+        let (mine, usual) = (root.join("mine"), root.join("usual"));
+        for d in [&cu, &dnn, &toolkit, &mine, &usual] {
+            create_dir_all(d).unwrap();
+        }
+        // A package without libraries is none.
+        create_dir_all(site.join("empty")).unwrap();
+        let variables = [
+            ("VIRTUAL_ENV", env.as_path()),
+            ("CUDA_HOME", toolkit.parent().unwrap()),
+            ("LD_LIBRARY_PATH", &root.join("gone")),
+        ];
+        let around = around(&variables, std::slice::from_ref(&usual));
+        let found: Vec<(Origin, PathBuf)> = folders(&around, std::slice::from_ref(&mine))
+            .into_iter()
+            .map(|f| (f.origin, f.path))
+            .collect();
+        assert_eq!(
+            found,
+            [
+                (Origin::Flag, mine),
+                (Origin::Environment, root.join("toolkit")),
+                (Origin::Environment, toolkit),
+                (Origin::Pip, cu.clone()),
+                (Origin::Pip, dnn.clone()),
+                (Origin::System, usual),
+            ]
+        );
+        // The folder of packages itself can be named.
+        let named = folders(&Surroundings::default(), std::slice::from_ref(&site));
+        let named: Vec<PathBuf> = named.into_iter().map(|f| f.path).collect();
+        assert_eq!(named, [site, cu, dnn]);
+    }
+
+    #[cfg(unix)]
+    #[test]
+    fn packages_lie_beside_the_link_to_python_or_behind_it() {
+        let dir = tempfile::tempdir().unwrap();
+        let root = dir.path();
+        let lib = |prefix: &str| {
+            let p = root
+                .join(prefix)
+                .join("lib/python3.12/site-packages/nvidia/x/lib");
+            create_dir_all(&p).unwrap();
+            p
+        };
+        let (own, base) = (lib("venv"), lib("base"));
+        for d in ["venv/bin", "base/bin"] {
+            create_dir_all(root.join(d)).unwrap();
+        }
+        let real = root.join("base/bin/python3");
+        std::fs::write(&real, b"").unwrap();
+        std::os::unix::fs::symlink(&real, root.join("venv/bin/python3")).unwrap();
+        let path = root.join("venv/bin");
+        let found = folders(&around(&[("PATH", &path)], &[]), &[]);
+        let found: Vec<PathBuf> = found.into_iter().map(|f| f.path).collect();
+        assert_eq!(found, [own, base.canonicalize().unwrap()]);
+    }
+}
