@@ -8,10 +8,12 @@ pub mod abort;
 pub mod cpu;
 #[cfg(feature = "cuda")]
 pub mod cuda;
+mod factory;
 pub mod null;
 
 use crate::operand::{Hyper, RawRange};
 pub use abort::{Abort, Failure, FailureKind, Stop};
+pub use factory::{CpuFactory, DeviceFactory, Setup};
 use shardlab_plan::program::{CollectiveId, EventId, InstrId, KernelId, StreamId};
 use smallvec::SmallVec;
 use std::ops::Range;

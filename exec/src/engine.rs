@@ -1,11 +1,12 @@
 //! The interpreter: performs a program on devices, rank by rank, in host order.
 //!
-//! [`Session`] holds all ranks of a program. Each has an own host thread during a step, an own [`crate::device::Device`],
+//! [`Session`] holds the ranks of a program that this process performs: all of them, or a part of a [`World`]. Each has an own host thread during a step, an own [`crate::device::Device`],
 //! and the allocators that `sim` uses. The interpreter takes no scheduling decision: it resolves addresses, shifts ranges
 //! to its rank and tells the device what the program says.
 
 mod access;
 mod error;
+mod exchange;
 mod fault;
 mod gaps;
 mod memory;
@@ -15,11 +16,13 @@ mod regions;
 mod report;
 mod session;
 mod taps;
+mod world;
 
 pub use error::ExecError;
 pub use fault::{Fault, FaultKind};
 pub use options::ExecOptions;
 pub use session::{RankInputs, Session, StepInputs, StepResult};
+pub use world::World;
 
 #[cfg(test)]
 pub(crate) mod testing;

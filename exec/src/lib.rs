@@ -4,6 +4,7 @@
 //! program ─▶ engine (one interpreter) ─▶ Device (cpu: streams are worker threads)
 //!                 │                          ├─ kernels (bodies of launches)
 //!                 │                          └─ comm (collectives between ranks)
+//!                 ├─ process (ranks as processes: launcher, rendezvous, watchdog)
 //!                 └─ train (data, initialisation, optimizer schedule, checkpoints) ─▶ run
 //! ```
 //!
@@ -14,6 +15,7 @@ pub mod device;
 pub mod engine;
 pub mod kernels;
 pub mod operand;
+pub mod process;
 pub mod train;
 
 pub use operand::{Hyper, LaunchContext, RawRange};

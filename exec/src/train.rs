@@ -13,11 +13,13 @@ pub mod schedule;
 pub mod state;
 #[cfg(test)]
 mod testing;
+mod together;
 
 pub use data::{DataError, Feed, TokenWidth, Tokens};
 pub use error::TrainError;
 pub use layout::{Kind, Span, StateLayout};
 pub use run::{
     CheckpointOptions, Flow, Observer, Outcome, Resume, RunOptions, Silent, StepReport, train,
+    train_on,
 };
-pub use state::StateIo;
+pub use state::{StateIo, With};

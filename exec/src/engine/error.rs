@@ -16,6 +16,9 @@ pub enum ExecError {
     /// Threads or memory of the device.
     #[error("device: {0}")]
     Device(String),
+    /// The processes of the run did not come together.
+    #[error(transparent)]
+    Peers(crate::process::PeerError),
     /// A rank failed; every rank has stopped.
     #[error("{}", failed(.first, .ranks))]
     Failed {

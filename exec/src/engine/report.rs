@@ -1,5 +1,6 @@
 //! From pass reports to step results and the run.
 
+use super::exchange::RankPass;
 use super::gaps;
 use super::memory::{RankMemory, by_role};
 use super::options::ExecOptions;
@@ -34,15 +35,23 @@ pub(crate) struct Log {
 }
 
 impl Log {
-    /// Adds a pass; reports are in rank order.
-    pub(crate) fn add(&mut self, step: u32, reports: Vec<PassReport>) -> StepResult {
-        let losses: Vec<Vec<f32>> = reports.iter().map(|r| r.losses.clone()).collect();
+    /// Adds a pass: reports of this process's ranks, and what is known of all ranks, both in rank order.
+    pub(crate) fn add(
+        &mut self,
+        step: u32,
+        reports: &[PassReport],
+        world: &[RankPass],
+    ) -> StepResult {
+        let losses: Vec<Vec<f32>> = world.iter().map(|r| r.losses.clone()).collect();
         let all: Vec<f64> = losses.iter().flatten().map(|&l| f64::from(l)).collect();
         let loss = all.iter().sum::<f64>() / all.len().max(1) as f64;
         let start = reports.iter().map(|r| r.start).min().unwrap_or(0);
         let end = reports.iter().map(|r| r.end).max().unwrap_or(0);
+        // Other processes have other clocks: of theirs only durations are known.
+        let slowest = world.iter().map(|r| r.duration).max().unwrap_or(0);
+        let end = end.max(start + slowest);
         let first = &reports[0];
-        let grad_norm = first.square.map(|s| f64::from(s).sqrt());
+        let grad_norm = world[0].square.map(|s| f64::from(s).sqrt());
         let record = StepRecord {
             step,
             section: first.section,
@@ -75,7 +84,7 @@ impl Log {
             losses,
             loss,
             grad_norm,
-            grad_squares: reports.iter().map(|r| r.squares).collect(),
+            grad_squares: world.iter().map(|r| r.squares).collect(),
             record,
             spans,
             samples,

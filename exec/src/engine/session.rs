@@ -1,10 +1,13 @@
 //! All ranks of a program, step by step.
 
+use super::exchange::exchange;
 use super::rank::{PassInputs, PassReport, Rank, plan_regions};
 use super::report::{self, Log};
-use super::{ExecError, ExecOptions};
-use crate::device::cpu::{CpuDevice, CpuWorld, Launcher, panic_text};
-use crate::device::{Abort, Device, Failure, FailureKind, NO_HYPER};
+use super::{ExecError, ExecOptions, World};
+use crate::device::cpu::{CpuDevice, Launcher, panic_text};
+use crate::device::{
+    Abort, CpuFactory, Device, DeviceFactory, Failure, FailureKind, NO_HYPER, Setup,
+};
 use crate::operand::Hyper;
 use shardlab_plan::memory::Counters;
 use shardlab_plan::program::{BufferId, ConstId, Program, Section, SectionKind};
@@ -29,7 +32,7 @@ impl RankInputs {
 /// Inputs of a step, by rank.
 #[derive(Clone, Debug, Default)]
 pub struct StepInputs {
-    /// By rank.
+    /// By rank of the world; those of other processes' ranks are not looked at.
     pub ranks: Vec<RankInputs>,
 }
 
@@ -47,17 +50,19 @@ pub struct StepResult {
     pub grad_squares: Vec<f64>,
     /// Times (of the slowest rank) and memory peaks.
     pub record: StepRecord,
-    /// Rank 0's spans, if asked for.
+    /// Spans of this process's first rank, if asked for.
     pub spans: Vec<Span>,
-    /// Rank 0's memory after every allocation and free, if asked for.
+    /// That rank's memory after every allocation and free, if asked for.
     pub samples: Vec<MemorySample>,
 }
 
-/// A program on devices, one a rank. Dropping it ends all threads.
+/// A program on devices, one for each rank of this process. Dropping it ends all threads.
 pub struct Session<D: Device = CpuDevice> {
     program: Arc<Program>,
     options: Arc<ExecOptions>,
     abort: Arc<Abort>,
+    world: World,
+    /// By place in [`World::local`].
     ranks: Vec<Rank<D>>,
     /// Training steps done in this session.
     done: u32,
@@ -67,12 +72,13 @@ pub struct Session<D: Device = CpuDevice> {
 }
 
 impl Session<CpuDevice> {
-    /// Sets up all ranks on the CPU and runs `Init`. Persistent buffers hold zeros.
+    /// Sets up all ranks on the CPU, in this process, and runs `Init`. Persistent buffers hold zeros.
     ///
     /// # Errors
     /// [`ExecError`].
     pub fn new(program: Arc<Program>, options: ExecOptions) -> Result<Self, ExecError> {
-        Self::with_launcher(program, options, crate::device::cpu::launch)
+        let world = World::alone(&program);
+        Self::open(program, options, world, &CpuFactory::default())
     }
 
     /// Likewise, with kernels from elsewhere.
@@ -84,19 +90,44 @@ impl Session<CpuDevice> {
         options: ExecOptions,
         launcher: Launcher,
     ) -> Result<Self, ExecError> {
-        check(&program)?;
-        let abort = Arc::new(Abort::new(options.timeout));
-        let world = CpuWorld::new(Arc::clone(&program), Arc::clone(&abort));
-        let cpu = options.cpu();
-        let devices = (0..program.meta.world)
-            .map(|r| world.device(r, &cpu, launcher).map_err(ExecError::Device))
-            .collect::<Result<Vec<_>, _>>()?;
-        Self::with_devices(program, options, abort, devices)
+        let world = World::alone(&program);
+        Self::open(
+            program,
+            options,
+            world,
+            &CpuFactory::with_launcher(launcher),
+        )
     }
 }
 
 impl<D: Device> Session<D> {
-    /// Runs `Init` on given devices, one a rank in rank order, which report failures to `abort`.
+    /// Sets up this process's ranks of a world on devices of a kind, and runs `Init`. Persistent buffers hold zeros.
+    ///
+    /// # Errors
+    /// [`ExecError`].
+    pub fn open<F: DeviceFactory<Device = D>>(
+        program: Arc<Program>,
+        options: ExecOptions,
+        world: World,
+        factory: &F,
+    ) -> Result<Self, ExecError> {
+        check(&program)?;
+        let abort = Arc::new(Abort::new(options.timeout));
+        let setup = Setup {
+            program,
+            options: Arc::new(options),
+            abort,
+            world,
+        };
+        setup.world.peers().watch(&setup.abort);
+        let devices = factory.devices(&setup).map_err(|e| {
+            setup.world.peers().fail(&e);
+            ExecError::Device(e)
+        })?;
+        Self::begin(setup, devices)
+    }
+
+    /// Runs `Init` on given devices, one a rank in rank order, all in this process, which report failures to `abort`.
     ///
     /// # Errors
     /// [`ExecError`].
@@ -107,9 +138,25 @@ impl<D: Device> Session<D> {
         devices: Vec<D>,
     ) -> Result<Self, ExecError> {
         check(&program)?;
+        let setup = Setup {
+            world: World::alone(&program),
+            program,
+            options: Arc::new(options),
+            abort,
+        };
+        Self::begin(setup, devices)
+    }
+
+    fn begin(setup: Setup, devices: Vec<D>) -> Result<Self, ExecError> {
+        let Setup {
+            program,
+            options,
+            abort,
+            world,
+        } = setup;
         let regions = plan_regions(&program, &options);
-        let options = Arc::new(options);
-        let ranks = (0..)
+        let ranks = world
+            .local()
             .zip(devices)
             .map(|(id, device)| Rank::new(id, &program, &options, &abort, device, &regions))
             .collect::<Result<Vec<_>, _>>()?;
@@ -118,6 +165,7 @@ impl<D: Device> Session<D> {
             program,
             options,
             abort,
+            world,
             ranks,
             done: 0,
             first_step: 0,
@@ -125,6 +173,12 @@ impl<D: Device> Session<D> {
         let none = StepInputs::default();
         session.pass(SectionKind::Init, &none, NO_HYPER)?;
         Ok(session)
+    }
+
+    /// All ranks, those of this process, and the way to the others.
+    #[must_use]
+    pub fn world(&self) -> &World {
+        &self.world
     }
 
     /// The program.
@@ -183,11 +237,12 @@ impl<D: Device> Session<D> {
         let none = RankInputs::default();
         let step = self.first_step + self.done;
         let record = self.options.record && kind != SectionKind::Init;
-        let of = |rank: usize| PassInputs {
+        let first = self.world.local().start as usize;
+        let of = |index: usize| PassInputs {
             step,
             hyper,
-            inputs: inputs.ranks.get(rank).unwrap_or(&none),
-            record: record && rank == 0,
+            inputs: inputs.ranks.get(first + index).unwrap_or(&none),
+            record: record && index == 0,
         };
         let abort = &self.abort;
         let mut reports: Vec<Option<PassReport>> = match self.ranks.as_mut_slice() {
@@ -211,25 +266,38 @@ impl<D: Device> Session<D> {
             return Err(self.failed());
         }
         let reports: Vec<PassReport> = reports.drain(..).flatten().collect();
-        Ok(self.log.add(step, reports))
+        let all = exchange(&self.world, &reports)?;
+        Ok(self.log.add(step, &reports, &all))
     }
 
+    /// What went wrong, which the other processes are told as well.
     fn failed(&self) -> ExecError {
-        ExecError::from_failures(self.abort.failures(), self.ranks.len() as u32)
+        let error = ExecError::from_failures(self.abort.failures(), self.world.size());
+        if let Some(first) = error.first() {
+            self.world.peers().fail(&first.to_string());
+        }
+        error
+    }
+
+    fn rank(&self, rank: u32) -> Option<&Rank<D>> {
+        self.ranks.get(self.world.index(rank)?)
+    }
+
+    fn rank_mut(&mut self, rank: u32) -> Option<&mut Rank<D>> {
+        self.ranks.get_mut(self.world.index(rank)?)
     }
 
     /// Whether a buffer is allocated now (between steps: whether it is persistent).
     #[must_use]
     pub fn is_live(&self, rank: u32, buffer: BufferId) -> bool {
-        self.ranks
-            .get(rank as usize)
+        self.rank(rank)
             .is_some_and(|r| r.live_range(buffer, 0, 0).is_some())
     }
 
     /// Reads bytes of a persistent buffer.
     ///
     /// # Errors
-    /// [`ExecError::Input`] if the buffer is not allocated or the range is not within it.
+    /// [`ExecError::Input`] if the rank is not of this process, the buffer is not allocated or the range is not within it.
     pub fn read_buffer(
         &self,
         rank: u32,
@@ -237,8 +305,7 @@ impl<D: Device> Session<D> {
         offset: u64,
         bytes: u64,
     ) -> Result<Vec<u8>, ExecError> {
-        self.ranks
-            .get(rank as usize)
+        self.rank(rank)
             .and_then(|r| r.read(buffer, offset, bytes))
             .ok_or_else(|| outside(rank, buffer, offset, bytes))
     }
@@ -254,8 +321,7 @@ impl<D: Device> Session<D> {
         offset: u64,
         data: &[u8],
     ) -> Result<(), ExecError> {
-        self.ranks
-            .get_mut(rank as usize)
+        self.rank_mut(rank)
             .and_then(|r| r.write(buffer, offset, data))
             .ok_or_else(|| outside(rank, buffer, offset, data.len() as u64))
     }
@@ -272,14 +338,14 @@ impl<D: Device> Session<D> {
         data: Arc<[u8]>,
     ) -> Result<(), ExecError> {
         let size = self.program.buffers.get(buffer.index()).map(|b| b.bytes.0);
-        let ranks = self.ranks.len();
-        match self.ranks.get_mut(rank as usize) {
+        let ranks = self.world.local();
+        match self.rank_mut(rank) {
             Some(r) if size == Some(data.len() as u64) => {
                 r.preset(buffer, data);
                 Ok(())
             }
             _ => Err(ExecError::Input(format!(
-                "{} bytes for buffer {} of rank {rank}: it has {size:?} bytes, and there are {ranks} ranks",
+                "{} bytes for buffer {} of rank {rank}: it has {size:?} bytes, and the ranks here are {ranks:?}",
                 data.len(),
                 buffer.0
             ))),
@@ -289,7 +355,7 @@ impl<D: Device> Session<D> {
     /// Memory of a rank now.
     #[must_use]
     pub fn rank_memory(&self, rank: u32) -> Option<Counters> {
-        self.ranks.get(rank as usize).map(|r| r.memory.counters())
+        self.rank(rank).map(|r| r.memory.counters())
     }
 
     /// The record of everything so far. `scenario` and the environment's facts beyond the engine's are the caller's to

@@ -61,6 +61,15 @@ impl Store {
         Ok(store)
     }
 
+    /// The folder that another process has opened.
+    #[must_use]
+    pub fn attach(dir: &Path, keep: usize) -> Self {
+        Self {
+            dir: dir.to_owned(),
+            keep: keep.max(1),
+        }
+    }
+
     fn entries(&self) -> Result<Vec<(PathBuf, String)>, TrainError> {
         let list = std::fs::read_dir(&self.dir).map_err(TrainError::io(&self.dir))?;
         let mut out = Vec::new();

@@ -15,6 +15,7 @@ use shardlab_plan::compile::tape::Const;
 use shardlab_plan::program::{BufferId, ConstId, Holds, Program};
 use shardlab_plan::scenario::{Family, Model, Scenario};
 use shardlab_plan::units::DType;
+use std::ops::Range;
 
 /// Contents of one rank's inputs: by micro-batch, the bytes of every constant that is new in each.
 pub type RankFeed = Vec<Vec<(ConstId, Vec<u8>)>>;
@@ -42,6 +43,8 @@ pub struct Feed {
     samples: Samples,
     /// A step and the number of its first sample.
     base: (u64, u64),
+    /// Ranks whose inputs are made; those of others stay empty.
+    only: Range<u32>,
 }
 
 impl Feed {
@@ -80,6 +83,7 @@ impl Feed {
             tables: Vec::new(),
             samples,
             base: (0, 0),
+            only: 0..scenario.mesh.world(),
             model,
         };
         for (c, known) in (0u32..).zip(consts) {
@@ -95,6 +99,11 @@ impl Feed {
             }
         }
         Ok(feed)
+    }
+
+    /// Makes inputs of these ranks only; those of others stay empty.
+    pub fn only(&mut self, ranks: Range<u32>) {
+        self.only = ranks;
     }
 
     /// Samples of a step over all ranks and micro-batches.
@@ -160,9 +169,12 @@ impl Feed {
                 .map(|(id, known)| (*id, bytes(known)))
                 .collect()
         };
-        (0..self.world)
-            .map(|rank| (0..micros).map(|micro| one(micro, rank)).collect())
-            .collect()
+        let of = |rank: u64| {
+            let here = u32::try_from(rank).is_ok_and(|r| self.only.contains(&r));
+            let micros = if here { micros } else { 0 };
+            (0..micros).map(|micro| one(micro, rank)).collect()
+        };
+        (0..self.world).map(of).collect()
     }
 
     /// Appends one sample of an input.

@@ -81,6 +81,12 @@ pub enum TrainError {
         /// Parameters that are no numbers any more.
         params: Vec<String>,
     },
+    /// The processes of the run did not come together.
+    #[error(transparent)]
+    Peers(#[from] crate::process::PeerError),
+    /// A process sent less state than its ranks have.
+    #[error("a process has another layout of the state than rank 0: it performs another program")]
+    OtherLayout,
     /// The engine failed.
     #[error(transparent)]
     Engine(#[from] ExecError),

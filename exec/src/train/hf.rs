@@ -158,7 +158,8 @@ fn transpose(x: &[f32], rows: usize, cols: usize) -> Vec<f32> {
     out
 }
 
-/// Writes the optimizer's weights as a Hugging Face folder, float32, one tensor at a time.
+/// Writes the optimizer's weights as a Hugging Face folder, float32, one tensor at a time. All processes call it; the one
+/// that leads writes.
 ///
 /// # Errors
 /// For families without published names, and what files and memory report.
@@ -170,6 +171,12 @@ pub fn export(
     io: &mut dyn StateIo,
 ) -> Result<(), TrainError> {
     let names = names::of(program, model.family).ok_or(TrainError::NoNames)?;
+    if io.local().start != 0 {
+        for p in 0..program.params.len() as u32 {
+            layout.weights(io, ParamId(p))?;
+        }
+        return Ok(());
+    }
     std::fs::create_dir_all(dir).map_err(TrainError::io(dir))?;
     let config = config::of(model).ok_or(TrainError::NoNames)?;
     let path = dir.join("config.json");

@@ -1,15 +1,17 @@
 //! Training runs: steps, validation, checkpoints, until the end or an interruption.
 
-use super::checkpoint::{Checkpoint, Progress, Saver, Snapshot, Store};
+use super::checkpoint::{Progress, Saver, Snapshot};
 use super::data::{Feed, RankFeed, Tokens};
 use super::layout::StateLayout;
-use super::state::StateIo;
-use super::{TrainError, hf, init, schedule};
-use crate::engine::{ExecOptions, RankInputs, Session, StepInputs, StepResult};
+use super::state::{StateIo, With};
+use super::{TrainError, hf, init, schedule, together};
+use crate::device::{CpuFactory, Device, DeviceFactory};
+use crate::engine::{ExecOptions, RankInputs, Session, StepInputs, StepResult, World};
 use shardlab_plan::lower::tape_of;
 use shardlab_plan::program::BufferId;
 use shardlab_plan::record::Run;
 use shardlab_plan::{Program, Scenario};
+use std::ops::Range;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -122,7 +124,19 @@ pub struct Outcome {
     pub grad_norms: Option<Vec<f64>>,
 }
 
-impl StateIo for Session {
+impl<D: Device> StateIo for Session<D> {
+    fn local(&self) -> Range<u32> {
+        self.world().local()
+    }
+
+    fn share(&mut self, mine: Vec<u8>, with: With) -> Result<Vec<Vec<u8>>, TrainError> {
+        let peers = self.world().peers();
+        Ok(match with {
+            With::All => peers.all_gather("state", mine)?,
+            With::Leader => peers.gather("state", mine)?.unwrap_or_default(),
+        })
+    }
+
     fn read(
         &mut self,
         rank: u32,
@@ -148,7 +162,7 @@ impl StateIo for Session {
     }
 }
 
-/// Trains a scenario whose program this is.
+/// Trains a scenario whose program this is, all ranks in this process on the CPU.
 ///
 /// # Errors
 /// [`TrainError`]. Checkpoints that were complete before stay usable.
@@ -158,15 +172,47 @@ pub fn train(
     options: RunOptions,
     observer: &mut dyn Observer,
 ) -> Result<Outcome, TrainError> {
-    let mut trainer = Trainer::new(scenario, program, options, observer)?;
-    let interrupted = trainer.run(observer)?;
-    trainer.finish(interrupted)
+    let world = World::alone(program);
+    train_on(
+        scenario,
+        program,
+        options,
+        world,
+        &CpuFactory::default(),
+        observer,
+    )
 }
 
-struct Trainer<'a> {
+/// Likewise, with this process's ranks of a world, on devices of any kind. Every process of the world calls it with the
+/// same scenario and options; only the one that leads watches with an observer that does anything, and may stop the run.
+///
+/// # Errors
+/// [`TrainError`].
+pub fn train_on<F: DeviceFactory>(
+    scenario: &Scenario,
+    program: &Arc<Program>,
+    options: RunOptions,
+    world: World,
+    factory: &F,
+    observer: &mut dyn Observer,
+) -> Result<Outcome, TrainError> {
+    let peers = Arc::clone(world.peers());
+    let result = Trainer::new(scenario, program, options, world, factory, observer).and_then(
+        |mut trainer| {
+            let interrupted = trainer.run(observer)?;
+            trainer.finish(interrupted)
+        },
+    );
+    if let Err(e) = &result {
+        peers.fail(&e.to_string());
+    }
+    result
+}
+
+struct Trainer<'a, D: Device> {
     scenario: &'a Scenario,
     program: Arc<Program>,
-    session: Session,
+    session: Session<D>,
     layout: StateLayout,
     feed: Feed,
     saver: Option<Saver>,
@@ -180,19 +226,21 @@ struct Trainer<'a> {
     export: Option<PathBuf>,
 }
 
-impl<'a> Trainer<'a> {
-    fn new(
+impl<'a, D: Device> Trainer<'a, D> {
+    fn new<F: DeviceFactory<Device = D>>(
         scenario: &'a Scenario,
         program: &Arc<Program>,
         options: RunOptions,
+        world: World,
+        factory: &F,
         observer: &mut dyn Observer,
     ) -> Result<Self, TrainError> {
         let layout = StateLayout::new(program)?;
+        let peers = Arc::clone(world.peers());
         let (store, mut checkpoint) = match &options.checkpoints {
             None => (None, None),
             Some(c) => {
-                let store = Store::open(&c.dir, c.keep)?;
-                let found = find(&store, c.resume, observer)?;
+                let (store, found) = together::find(&peers, c, observer)?;
                 (Some(store), found)
             }
         };
@@ -207,8 +255,10 @@ impl<'a> Trainer<'a> {
             grad_squares: true,
             ..options.exec
         };
-        let mut session = Session::new(Arc::clone(program), exec)?;
-        for rank in 0..program.meta.world {
+        let local = world.local();
+        feed.only(local.clone());
+        let mut session = Session::open(Arc::clone(program), exec, world, factory)?;
+        for rank in local {
             for (buffer, table) in feed.tables() {
                 session.write_buffer(rank, *buffer, 0, table)?;
             }
@@ -247,7 +297,7 @@ impl<'a> Trainer<'a> {
             session,
             layout,
             feed,
-            saver: store.map(Saver::new),
+            saver: store.map(|s| Saver::new(s, peers)),
             every: options.checkpoints.as_ref().map_or(0, |c| c.every),
             steps: options.steps.unwrap_or(u64::from(scenario.train.steps)),
             resumed_from: progress.step,
@@ -276,7 +326,7 @@ impl<'a> Trainer<'a> {
             self.progress.samples = self.feed.position(step + 1);
             self.progress.losses.push(finite(result.loss));
             self.progress.grad_norms.push(finite(grad_norm));
-            let flow = observer.step(&StepReport {
+            let flow = self.agree(observer.step(&StepReport {
                 step: step + 1,
                 steps: self.steps,
                 loss: result.loss,
@@ -284,7 +334,7 @@ impl<'a> Trainer<'a> {
                 lr: hyper.lr,
                 time,
                 tokens,
-            });
+            }))?;
             if validate > 0 && (step + 1).is_multiple_of(validate) {
                 let inputs = self.inputs(self.feed.validation((step + 1) / validate - 1));
                 let loss = self.session.validate(&inputs)?.loss;
@@ -300,6 +350,17 @@ impl<'a> Trainer<'a> {
             }
         }
         Ok(false)
+    }
+
+    /// All processes stop after the same step: the one that leads decides.
+    fn agree(&self, flow: Flow) -> Result<Flow, TrainError> {
+        let mine = vec![u8::from(flow == Flow::Stop)];
+        let decision = self.session.world().peers().broadcast("flow", mine)?;
+        Ok(if decision == [1] {
+            Flow::Stop
+        } else {
+            Flow::Continue
+        })
     }
 
     fn inputs(&self, ranks: Vec<RankFeed>) -> StepInputs {
@@ -396,37 +457,4 @@ impl<'a> Trainer<'a> {
 
 fn finite(x: f64) -> Option<f64> {
     x.is_finite().then_some(x)
-}
-
-/// The checkpoint to begin with.
-fn find(
-    store: &Store,
-    resume: Resume,
-    observer: &mut dyn Observer,
-) -> Result<Option<Checkpoint>, TrainError> {
-    let steps = store.steps()?;
-    match resume {
-        Resume::Never => Ok(None),
-        Resume::Step(step) if steps.contains(&step) => {
-            Checkpoint::open(&store.path(step)).map(Some)
-        }
-        Resume::Step(step) => Err(TrainError::NoCheckpoint {
-            path: store.path(step),
-            steps,
-        }),
-        Resume::Auto => {
-            let mut first = None;
-            for step in steps.iter().rev() {
-                match Checkpoint::open(&store.path(*step)) {
-                    Ok(found) => return Ok(Some(found)),
-                    Err(e) => {
-                        observer.note(&format!("{e}; trying the checkpoint before"));
-                        first.get_or_insert(e);
-                    }
-                }
-            }
-            // To begin anew over damaged checkpoints would be a surprise.
-            first.map_or(Ok(None), Err)
-        }
-    }
 }

@@ -3,12 +3,25 @@
 use super::TrainError;
 use super::data::{encode, floats};
 use super::layout::{Kind, Span, StateLayout};
+use crate::process::{Reader, Writer};
 use shardlab_plan::program::{BufferId, ParamId};
 use shardlab_plan::units::DType;
 use std::ops::Range;
 
-/// The persistent memory of all ranks, between two steps.
+/// The persistent memory of ranks, between two steps. Where a run has several processes, each has a share of the ranks,
+/// and all of them call the same functions in the same order.
 pub trait StateIo {
+    /// Ranks whose memory this is.
+    fn local(&self) -> Range<u32>;
+
+    /// What every process brings, by process: for everybody, or for the one that leads only (the others get nothing).
+    ///
+    /// # Errors
+    /// When a process does not come, or has failed.
+    fn share(&mut self, mine: Vec<u8>, _with: With) -> Result<Vec<Vec<u8>>, TrainError> {
+        Ok(vec![mine])
+    }
+
     /// Reads bytes of a rank's buffer.
     ///
     /// # Errors
@@ -40,6 +53,15 @@ pub trait StateIo {
     fn preset(&mut self, rank: u32, buffer: BufferId, data: Vec<u8>) -> Result<(), TrainError>;
 }
 
+/// Who gets what processes bring.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum With {
+    /// Every process.
+    All,
+    /// The process of rank 0.
+    Leader,
+}
+
 impl StateLayout {
     /// Element type of a parameter's optimizer weights.
     fn master_dtype(&self, param: ParamId) -> Option<DType> {
@@ -50,7 +72,7 @@ impl StateLayout {
             .map(|s| s.dtype)
     }
 
-    /// Sets a parameter's weights, main and compute weights both, on every rank. `values` yields elements of the
+    /// Sets a parameter's weights, main and compute weights both, on every rank whose memory this is. `values` yields elements of the
     /// parameter; compute weights are those of the main weights, rounded as a refresh rounds them.
     ///
     /// # Errors
@@ -64,7 +86,9 @@ impl StateLayout {
         let Some(master) = self.master_dtype(param) else {
             return Ok(());
         };
-        for (rank, state) in (0u32..).zip(&self.ranks) {
+        let local = io.local();
+        let ranks = (0u32..).zip(&self.ranks);
+        for (rank, state) in ranks.filter(|(r, _)| local.contains(r)) {
             for span in state.weights.iter().filter(|s| s.param == param) {
                 let mut data = encode(&values(span.elements.clone())?, master);
                 if span.dtype != master {
@@ -76,18 +100,17 @@ impl StateLayout {
         Ok(())
     }
 
-    /// A parameter's optimizer weights, whole.
+    /// A parameter's optimizer weights, whole, on the process that leads; the others get none.
     ///
     /// # Errors
-    /// What the memory reports.
+    /// What the memory reports, and what keeps processes apart.
     pub fn weights(&self, io: &mut dyn StateIo, param: ParamId) -> Result<Vec<f32>, TrainError> {
-        let mut out = Vec::new();
-        for (rank, span) in self.primaries(Kind::Master) {
-            if span.param == param {
-                out.extend(read_span(io, rank, span)?);
-            }
-        }
-        Ok(out)
+        let mut spans = self.primaries(Kind::Master);
+        spans.retain(|(_, s)| s.param == param);
+        let parts = from_owners(io, &spans, With::Leader, |values| {
+            encode(values, DType::F32)
+        })?;
+        Ok(parts.iter().flat_map(|p| floats(p, DType::F32)).collect())
     }
 
     /// Euclidean norm of every parameter's optimizer weights, reduced over ranks in float64.
@@ -124,12 +147,43 @@ fn norms(
     spans: &[(u32, &Span)],
     params: usize,
 ) -> Result<Vec<f64>, TrainError> {
+    // Summed in the order of the spans, whoever has them: the same bits for any number of processes.
+    let parts = from_owners(io, spans, With::All, |values| {
+        let sum: f64 = values.iter().map(|v| f64::from(*v).powi(2)).sum();
+        sum.to_le_bytes().to_vec()
+    })?;
     let mut squares = vec![0.0; params];
-    for (rank, span) in spans {
-        let values = read_span(io, *rank, span)?;
-        squares[span.param.index()] += values.iter().map(|v| f64::from(*v).powi(2)).sum::<f64>();
+    for ((_, span), part) in spans.iter().zip(parts) {
+        squares[span.param.index()] += Reader(&part).f64().unwrap_or(f64::NAN);
     }
     Ok(squares.into_iter().map(f64::sqrt).collect())
+}
+
+/// What `make` makes of the elements of every span on the process that has them, in the order of the spans; nothing on
+/// processes that do not get it.
+fn from_owners(
+    io: &mut dyn StateIo,
+    spans: &[(u32, &Span)],
+    with: With,
+    make: impl Fn(&[f32]) -> Vec<u8>,
+) -> Result<Vec<Vec<u8>>, TrainError> {
+    let local = io.local();
+    let mut mine = Writer::default();
+    for (rank, span) in spans.iter().filter(|(r, _)| local.contains(r)) {
+        mine.bytes(&make(&read_span(io, *rank, span)?));
+    }
+    let all = io.share(mine.0, with)?;
+    if all.is_empty() {
+        return Ok(Vec::new());
+    }
+    let share = (local.len() as u32).max(1);
+    let mut parts: Vec<Reader<'_>> = all.iter().map(|d| Reader(d)).collect();
+    let one = |(rank, _): &(u32, &Span)| {
+        let part = parts.get_mut((rank / share) as usize)?.bytes()?;
+        Some(part.to_vec())
+    };
+    let found: Option<Vec<_>> = spans.iter().map(one).collect();
+    found.ok_or(TrainError::OtherLayout)
 }
 
 fn read_span(io: &mut dyn StateIo, rank: u32, span: &Span) -> Result<Vec<f32>, TrainError> {

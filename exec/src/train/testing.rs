@@ -5,6 +5,7 @@ use super::state::StateIo;
 use shardlab_plan::program::BufferId;
 use shardlab_plan::{Program, Scenario, scenario};
 use std::collections::BTreeMap;
+use std::ops::Range;
 
 /// A llama and a gpt2 of odd sizes, in float32 on two ranks.
 pub(crate) const BASE: [&str; 2] = [
@@ -25,6 +26,7 @@ pub(crate) fn plan_of(text: &str, set: &[String]) -> Program {
 /// Persistent memory without an engine: zeroed buffers that remember what was written.
 pub(crate) struct Memory {
     sizes: Vec<u64>,
+    world: u32,
     bytes: BTreeMap<(u32, BufferId), Vec<u8>>,
 }
 
@@ -32,12 +34,17 @@ impl Memory {
     pub(crate) fn new(program: &Program) -> Self {
         Self {
             sizes: program.buffers.iter().map(|b| b.bytes.0).collect(),
+            world: program.meta.world,
             bytes: BTreeMap::new(),
         }
     }
 }
 
 impl StateIo for Memory {
+    fn local(&self) -> Range<u32> {
+        0..self.world
+    }
+
     fn read(
         &mut self,
         rank: u32,

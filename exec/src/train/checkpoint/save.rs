@@ -1,9 +1,13 @@
 //! Saving: a snapshot between two steps, written to disk by a thread of its own while training goes on.
+//!
+//! Several processes make one checkpoint: each writes the files of its ranks, and the one that leads makes the folder, the
+//! index, and the name by which the whole becomes valid.
 
 use super::index::{
     FORMAT, Index, IndexFile, IndexParam, Piece, PieceType, Progress, file_of, tensor_of,
 };
 use super::{Store, name_of, sync_dir};
+use crate::process::Peers;
 use crate::train::layout::{Kind, StateLayout};
 use crate::train::state::StateIo;
 use crate::train::{TrainError, safe};
@@ -12,14 +16,18 @@ use std::collections::BTreeMap;
 use std::fs::File;
 use std::io::{BufWriter, Write};
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::thread::JoinHandle;
 
-/// State of all ranks at one moment, in host memory.
+/// Pieces of a rank with their types and bytes.
+type Contents = Vec<(Piece, PieceType, Vec<u8>)>;
+
+/// State of this process's ranks at one moment, in host memory.
 #[derive(Clone, Debug)]
 pub struct Snapshot {
     index: Index,
-    /// By rank: type and bytes of the pieces, in the index's order.
-    ranks: Vec<Vec<(Piece, PieceType, Vec<u8>)>>,
+    /// By rank of this process: its number, and what it holds in the index's order.
+    ranks: Vec<(u32, Contents)>,
 }
 
 impl Snapshot {
@@ -34,14 +42,15 @@ impl Snapshot {
         progress: Progress,
     ) -> Result<Self, TrainError> {
         let world = program.meta.world;
-        let mut ranks: Vec<Vec<(Piece, PieceType, Vec<u8>)>> = vec![Vec::new(); world as usize];
+        let local = io.local();
+        let mut ranks: Vec<(u32, Contents)> = local.clone().map(|r| (r, Vec::new())).collect();
+        let mut pieces: Vec<Vec<Piece>> = vec![Vec::new(); world as usize];
         let with_moments = progress.step > 0;
         let kinds = Kind::ALL
             .iter()
             .filter(|k| **k == Kind::Master || with_moments);
         for &kind in kinds {
             for (rank, span) in layout.primaries(kind) {
-                let bytes = io.read(rank, span.buffer, span.offset, span.bytes())?;
                 let param = span.param.index();
                 let piece = Piece {
                     param,
@@ -51,7 +60,12 @@ impl Snapshot {
                     tensor: tensor_of(&program.params[param].name, kind, span.elements.start),
                     file: file_of(rank, world),
                 };
-                ranks[rank as usize].push((piece, span.dtype, bytes));
+                if local.contains(&rank) {
+                    let bytes = io.read(rank, span.buffer, span.offset, span.bytes())?;
+                    let place = (rank - local.start) as usize;
+                    ranks[place].1.push((piece.clone(), span.dtype, bytes));
+                }
+                pieces[rank as usize].push(piece);
             }
         }
         let params = program
@@ -70,42 +84,64 @@ impl Snapshot {
             progress,
             params,
             files: BTreeMap::new(),
-            pieces: ranks.iter().flatten().map(|(p, _, _)| p.clone()).collect(),
+            pieces: pieces.concat(),
         };
         Ok(Self { index, ranks })
     }
 
-    /// Writes the checkpoint and makes it durable; then drops the oldest ones.
+    /// Writes the checkpoint together with the other processes and makes it durable; then drops the oldest ones.
     ///
     /// # Errors
-    /// What the file system reports. The folder then holds what it held before.
-    pub fn write(mut self, store: &Store) -> Result<(), TrainError> {
+    /// What the file system reports, here or to another process. The folder then holds what it held before.
+    pub fn write(self, store: &Store, peers: &Peers) -> Result<(), TrainError> {
         let name = name_of(self.index.progress.step);
         let temporary = store.dir.join(format!(".tmp-{name}"));
-        let done = self.write_files(&temporary).and_then(|()| {
-            place(
-                &temporary,
-                &store.dir.join(&name),
-                &store.dir.join(format!(".old-{name}")),
-            )?;
-            sync_dir(&store.dir)
-        });
-        if done.is_err() {
+        let leads = peers.process() == 0;
+        let done = self.write_parts(store, &temporary, peers);
+        if done.is_err() && leads {
             // The first error is the one to report; a leftover is removed when the folder is opened again.
             let _ = std::fs::remove_dir_all(&temporary);
         }
         done?;
-        store.prune()
+        if leads { store.prune() } else { Ok(()) }
     }
 
-    fn write_files(&mut self, dir: &Path) -> Result<(), TrainError> {
-        if dir.exists() {
-            std::fs::remove_dir_all(dir).map_err(TrainError::io(dir))?;
+    /// Each part is done everywhere before the next one begins; an error of one process is an error of all.
+    fn write_parts(
+        mut self,
+        store: &Store,
+        temporary: &Path,
+        peers: &Peers,
+    ) -> Result<(), TrainError> {
+        let leads = peers.process() == 0;
+        let made = if leads { make(temporary) } else { Ok(()) };
+        together(peers, temporary, made.map(|()| Vec::new()))?;
+        let files = self.write_files(temporary);
+        for files in together(peers, temporary, files)? {
+            self.index.files.extend(files);
         }
-        std::fs::create_dir(dir).map_err(TrainError::io(dir))?;
-        let world = self.index.world_size;
-        for (rank, pieces) in (0u32..).zip(&self.ranks) {
-            let name = file_of(rank, world);
+        let placed = if leads {
+            self.write_index(temporary).and_then(|()| {
+                let name = name_of(self.index.progress.step);
+                let (new, old) = (
+                    store.dir.join(&name),
+                    store.dir.join(format!(".old-{name}")),
+                );
+                place(temporary, &new, &old)?;
+                sync_dir(&store.dir)
+            })
+        } else {
+            Ok(())
+        };
+        together(peers, temporary, placed.map(|()| Vec::new()))?;
+        Ok(())
+    }
+
+    /// Writes the files of this process's ranks.
+    fn write_files(&self, dir: &Path) -> Result<Vec<(String, IndexFile)>, TrainError> {
+        let mut files = Vec::new();
+        for (rank, pieces) in &self.ranks {
+            let name = file_of(*rank, self.index.world_size);
             let tensors: Vec<_> = pieces
                 .iter()
                 .map(|(p, dtype, _)| (p.tensor.clone(), *dtype, vec![p.numel]))
@@ -114,14 +150,51 @@ impl Snapshot {
             let parts =
                 std::iter::once(header.as_slice()).chain(pieces.iter().map(|p| p.2.as_slice()));
             let file = write_synced(&dir.join(&name), parts)?;
-            self.index.files.insert(name, file);
+            files.push((name, file));
         }
+        Ok(files)
+    }
+
+    fn write_index(&self, dir: &Path) -> Result<(), TrainError> {
         let text = serde_json::to_vec(&self.index)
             .map_err(|e| TrainError::format(dir, format!("index: {e}")))?;
         let sum = write_synced(&dir.join("index.json"), [text.as_slice()])?.blake3;
         write_synced(&dir.join("index.blake3"), [sum.as_bytes()])?;
         sync_dir(dir)
     }
+}
+
+/// An empty folder.
+fn make(dir: &Path) -> Result<(), TrainError> {
+    if dir.exists() {
+        std::fs::remove_dir_all(dir).map_err(TrainError::io(dir))?;
+    }
+    std::fs::create_dir(dir).map_err(TrainError::io(dir))
+}
+
+type Files = Vec<(String, IndexFile)>;
+
+/// Tells the others how a part went, and hears how it went there.
+fn together(
+    peers: &Peers,
+    dir: &Path,
+    mine: Result<Files, TrainError>,
+) -> Result<Vec<Files>, TrainError> {
+    if peers.processes() == 1 {
+        return Ok(vec![mine?]);
+    }
+    let told: Result<&Files, String> = mine.as_ref().map_err(ToString::to_string);
+    let text =
+        serde_json::to_vec(&told).map_err(|e| TrainError::format(dir, format!("index: {e}")))?;
+    let all = peers.all_gather_patiently("checkpoint", text)?;
+    mine?;
+    let mut parts = Vec::new();
+    for (process, text) in all.iter().enumerate() {
+        let heard: Result<Files, String> =
+            serde_json::from_slice(text).unwrap_or_else(|e| Err(e.to_string()));
+        parts.push(heard.map_err(|e| TrainError::format(dir, format!("rank {process}: {e}")))?);
+    }
+    Ok(parts)
 }
 
 /// Gives a finished folder its name, in place of an older one of that name.
@@ -163,15 +236,17 @@ fn write_synced<'a>(
 #[derive(Debug)]
 pub struct Saver {
     store: Store,
+    peers: Arc<Peers>,
     running: Option<JoinHandle<Result<(), TrainError>>>,
 }
 
 impl Saver {
-    /// Saves into this folder.
+    /// Saves into this folder, together with these processes.
     #[must_use]
-    pub fn new(store: Store) -> Self {
+    pub fn new(store: Store, peers: Arc<Peers>) -> Self {
         Self {
             store,
+            peers,
             running: None,
         }
     }
@@ -182,10 +257,10 @@ impl Saver {
     /// Those of the save before.
     pub fn save(&mut self, snapshot: Snapshot) -> Result<(), TrainError> {
         self.finish()?;
-        let store = self.store.clone();
+        let (store, peers) = (self.store.clone(), Arc::clone(&self.peers));
         let spawned = std::thread::Builder::new()
             .name("checkpoint".to_owned())
-            .spawn(move || snapshot.write(&store));
+            .spawn(move || snapshot.write(&store, &peers));
         self.running = Some(spawned.map_err(TrainError::io(&self.store.dir))?);
         Ok(())
     }

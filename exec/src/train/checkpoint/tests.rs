@@ -53,7 +53,7 @@ impl Setup {
         };
         Snapshot::take(&self.program, &self.layout, &mut self.memory, progress)
             .unwrap()
-            .write(store)
+            .write(store, &crate::process::Peers::alone())
             .unwrap();
     }
 
@@ -279,7 +279,10 @@ fn saving_in_the_background_reports_its_errors() {
         };
         Snapshot::take(&s.program, &s.layout, &mut s.memory, progress).unwrap()
     };
-    let mut saver = Saver::new(store.clone());
+    let mut saver = Saver::new(
+        store.clone(),
+        std::sync::Arc::new(crate::process::Peers::alone()),
+    );
     saver.save(snapshot(1)).unwrap();
     saver.save(snapshot(2)).unwrap();
     saver.finish().unwrap();

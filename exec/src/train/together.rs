@@ -1,0 +1,65 @@
+//! Where the processes of a run begin together.
+
+use super::TrainError;
+use super::checkpoint::{Checkpoint, Store};
+use super::run::{CheckpointOptions, Observer, Resume};
+use crate::process::{Peers, Reader, Writer};
+
+/// Opens the folder of checkpoints and finds the one to begin with. The process that leads decides and verifies; the
+/// others open what it has found.
+pub(super) fn find(
+    peers: &Peers,
+    options: &CheckpointOptions,
+    observer: &mut dyn Observer,
+) -> Result<(Store, Option<Checkpoint>), TrainError> {
+    if peers.process() == 0 {
+        let store = Store::open(&options.dir, options.keep)?;
+        let found = choose(&store, options.resume, observer)?;
+        let mut w = Writer::default();
+        w.u8(u8::from(found.is_some()));
+        w.u64(found.as_ref().map_or(0, |c| c.progress().step));
+        peers.broadcast("resume", w.0)?;
+        return Ok((store, found));
+    }
+    let decision = peers.broadcast("resume", Vec::new())?;
+    let mut r = Reader(&decision);
+    let store = Store::attach(&options.dir, options.keep);
+    let found = match (r.u8(), r.u64()) {
+        (Some(1), Some(step)) => Some(Checkpoint::open_verified(&store.path(step))?),
+        _ => None,
+    };
+    Ok((store, found))
+}
+
+/// The checkpoint to begin with.
+fn choose(
+    store: &Store,
+    resume: Resume,
+    observer: &mut dyn Observer,
+) -> Result<Option<Checkpoint>, TrainError> {
+    let steps = store.steps()?;
+    match resume {
+        Resume::Never => Ok(None),
+        Resume::Step(step) if steps.contains(&step) => {
+            Checkpoint::open(&store.path(step)).map(Some)
+        }
+        Resume::Step(step) => Err(TrainError::NoCheckpoint {
+            path: store.path(step),
+            steps,
+        }),
+        Resume::Auto => {
+            let mut first = None;
+            for step in steps.iter().rev() {
+                match Checkpoint::open(&store.path(*step)) {
+                    Ok(found) => return Ok(Some(found)),
+                    Err(e) => {
+                        observer.note(&format!("{e}; trying the checkpoint before"));
+                        first.get_or_insert(e);
+                    }
+                }
+            }
+            // To begin anew over damaged checkpoints would be a surprise.
+            first.map_or(Ok(None), Err)
+        }
+    }
+}
