@@ -9,6 +9,7 @@
 //! A [`RunView`] is everything a reader of a run needs without its program at hand; nothing here plans, simulates or
 //! executes.
 
+pub mod stats;
 #[doc(hidden)]
 pub mod testing;
 pub mod view;

@@ -93,7 +93,7 @@ mod tests {
         let text = serde_json::to_string(&Losses(all.to_vec())).unwrap();
         assert_eq!(
             text,
-            r#"[0.30000000000000004,-0.0,1e300,"NaN","inf","-inf"]"#
+            r#"[0.30000000000000004,-0.0,1e+300,"NaN","inf","-inf"]"#
         );
         let back: Losses = serde_json::from_str(&text).unwrap();
         let bits = |all: &[f64]| all.iter().map(|x| x.to_bits()).collect::<Vec<_>>();

@@ -1,0 +1,342 @@
+//! Whether two sets of samples differ, by how much, and whether they can tell at all.
+//!
+//! The verdict is that of the interval of the ratio of medians against a threshold; rank and t tests are second opinions
+//! that are shown with it and decide nothing. Randomness is a fixed ChaCha stream: one input, one verdict.
+//!
+//! Steps of one run are not independent of one another (clocks drift, neighbours come and go). Where several runs of a
+//! side exist, give one median a run; otherwise resample blocks ([`Options::block`]).
+
+mod bootstrap;
+mod power;
+mod rank;
+mod welch;
+
+pub use bootstrap::{Interval, ratio_of_medians};
+pub use power::{detectable, power};
+pub use rank::{Magnitude, RankTest, cliffs_delta, mann_whitney};
+pub use welch::{WelchTest, hedges_g, welch};
+
+use serde::Serialize;
+
+/// How to compare.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
+pub struct Options {
+    /// Relative change that matters, for example 0.02.
+    pub threshold: f64,
+    /// Confidence level of intervals and (as its complement) significance of tests.
+    pub level: f64,
+    /// Bootstrap resamples.
+    pub resamples: u32,
+    /// Consecutive samples that are drawn together; 1 draws each on its own.
+    pub block: usize,
+    /// Seed of the resampling.
+    pub seed: u64,
+}
+
+impl Default for Options {
+    fn default() -> Self {
+        Self {
+            threshold: 0.02,
+            level: 0.95,
+            resamples: 10_000,
+            block: 1,
+            seed: 0,
+        }
+    }
+}
+
+impl Options {
+    /// Block length for step times of a single run: the cube root of their number, which lets blocks grow with the
+    /// series, but slower.
+    #[must_use]
+    pub fn block_of(samples: usize) -> usize {
+        ((samples as f64).cbrt().ceil() as usize).max(1)
+    }
+}
+
+/// Why samples cannot be compared.
+#[derive(Clone, Debug, PartialEq, thiserror::Error)]
+#[non_exhaustive]
+pub enum StatsError {
+    /// A side has none.
+    #[error("{0} has no samples")]
+    Empty(&'static str),
+    /// A sample is not a positive finite number.
+    #[error("sample {index} of {side} is {value}; a positive number is expected")]
+    Sample {
+        /// Which side.
+        side: &'static str,
+        /// Position.
+        index: usize,
+        /// Value.
+        value: f64,
+    },
+    /// An option is out of range.
+    #[error("{0}")]
+    Options(&'static str),
+}
+
+/// Samples of one side.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum Samples<'a> {
+    /// A number without noise: a prediction.
+    Exact(f64),
+    /// Measurements in order of time.
+    Measured(&'a [f64]),
+}
+
+impl<'a> Samples<'a> {
+    fn as_slice(&'a self) -> &'a [f64] {
+        match self {
+            Self::Exact(x) => std::slice::from_ref(x),
+            Self::Measured(all) => all,
+        }
+    }
+
+    /// Measurements that may be tested: two at least.
+    fn measured(self) -> Option<&'a [f64]> {
+        match self {
+            Self::Measured(all) if all.len() >= 2 => Some(all),
+            _ => None,
+        }
+    }
+}
+
+/// What the samples say, smaller being better.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Verdict {
+    /// Larger by more than the threshold.
+    Regressed,
+    /// Smaller by more than the threshold.
+    Improved,
+    /// Within the threshold.
+    Equal,
+    /// The samples cannot tell.
+    Inconclusive,
+}
+
+impl Verdict {
+    /// Name in tables and JSON.
+    #[must_use]
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Regressed => "regressed",
+            Self::Improved => "improved",
+            Self::Equal => "equal",
+            Self::Inconclusive => "inconclusive",
+        }
+    }
+}
+
+/// A comparison of samples of B with samples of A.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct Comparison {
+    /// Samples of A and B.
+    pub n: [usize; 2],
+    /// Medians of A and B.
+    pub medians: [f64; 2],
+    /// Means of A and B.
+    pub means: [f64; 2],
+    /// Ratio of the medians, B to A, with its interval. Of two exact numbers the interval is the ratio itself.
+    pub ratio: Interval,
+    /// Second opinion by ranks; for two measured sides.
+    pub mann_whitney: Option<RankTest>,
+    /// Second opinion by means; for two measured sides with any spread.
+    pub welch: Option<WelchTest>,
+    /// Share of pairs in which B is larger minus the share in which it is smaller, -1 to 1.
+    pub cliffs_delta: f64,
+    /// Cliff's delta in a word.
+    pub magnitude: Magnitude,
+    /// Standardised difference of the means (Hedges), where there is any spread.
+    pub hedges_g: Option<f64>,
+    /// Chance that a change of [`Options::threshold`] would be seen by Welch's test, given this spread and these numbers.
+    pub power: Option<f64>,
+    /// Smallest relative change that would be seen with a chance of 80 %.
+    pub detectable: Option<f64>,
+    /// What follows.
+    pub verdict: Verdict,
+    /// With what it was judged.
+    pub options: Options,
+}
+
+/// Compares B with A.
+///
+/// # Errors
+/// A side without samples, a sample that is not positive, or an option out of range.
+pub fn compare(
+    a: Samples<'_>,
+    b: Samples<'_>,
+    options: &Options,
+) -> Result<Comparison, StatsError> {
+    check(options)?;
+    let (x, y) = (a.as_slice(), b.as_slice());
+    checked("A", x)?;
+    checked("B", y)?;
+    let tested = a.measured().zip(b.measured());
+    let ratio = ratio_of_medians(x, y, options);
+    let delta = cliffs_delta(x, y);
+    let mut c = Comparison {
+        n: [x.len(), y.len()],
+        medians: [median(x), median(y)],
+        means: [mean(x), mean(y)],
+        mann_whitney: tested.map(|(x, y)| mann_whitney(x, y)),
+        welch: tested.and_then(|(x, y)| welch(x, y)),
+        cliffs_delta: delta,
+        magnitude: Magnitude::of(delta),
+        hedges_g: tested.and_then(|(x, y)| hedges_g(x, y)),
+        power: tested.and_then(|(x, y)| power(x, y, options)),
+        detectable: tested.and_then(|(x, y)| detectable(x, y, options)),
+        verdict: Verdict::Inconclusive,
+        ratio,
+        options: *options,
+    };
+    // One measurement has no spread to judge by, however tight its "interval" is.
+    let single = |s: Samples<'_>| matches!(s, Samples::Measured(all) if all.len() < 2);
+    if !single(a) && !single(b) {
+        c.verdict = verdict(&c.ratio, options.threshold);
+    }
+    Ok(c)
+}
+
+fn verdict(ratio: &Interval, threshold: f64) -> Verdict {
+    let (above, below) = (1.0 + threshold, 1.0 - threshold);
+    if ratio.low > above {
+        Verdict::Regressed
+    } else if ratio.high < below {
+        Verdict::Improved
+    } else if ratio.low >= below && ratio.high <= above {
+        Verdict::Equal
+    } else {
+        Verdict::Inconclusive
+    }
+}
+
+fn check(options: &Options) -> Result<(), StatsError> {
+    let unit = |x: f64| x > 0.0 && x < 1.0;
+    if !(options.threshold >= 0.0 && options.threshold < 1.0) {
+        return Err(StatsError::Options("the threshold is not in [0, 1)"));
+    }
+    if !unit(options.level) {
+        return Err(StatsError::Options("the level is not between 0 and 1"));
+    }
+    if options.resamples == 0 || options.block == 0 {
+        return Err(StatsError::Options("resamples and block are at least 1"));
+    }
+    Ok(())
+}
+
+fn checked(side: &'static str, all: &[f64]) -> Result<(), StatsError> {
+    if all.is_empty() {
+        return Err(StatsError::Empty(side));
+    }
+    match all.iter().position(|x| !(x.is_finite() && *x > 0.0)) {
+        Some(index) => Err(StatsError::Sample {
+            side,
+            index,
+            value: all[index],
+        }),
+        None => Ok(()),
+    }
+}
+
+/// Median; NaN of nothing.
+#[must_use]
+pub fn median(all: &[f64]) -> f64 {
+    let mut sorted = all.to_vec();
+    sorted.sort_by(f64::total_cmp);
+    bootstrap::median_of_sorted(&sorted)
+}
+
+/// Mean; NaN of nothing.
+#[must_use]
+pub fn mean(all: &[f64]) -> f64 {
+    all.iter().sum::<f64>() / all.len() as f64
+}
+
+/// Variance with `n - 1`; NaN of fewer than two.
+#[must_use]
+pub fn variance(all: &[f64]) -> f64 {
+    let mean = mean(all);
+    all.iter().map(|x| (x - mean).powi(2)).sum::<f64>() / (all.len() as f64 - 1.0)
+}
+
+/// Adjusts p-values for being many (Benjamini and Hochberg): those at most `q` are discoveries of which a share of `q`
+/// at most is expected to be false.
+#[must_use]
+pub fn adjusted(p: &[f64]) -> Vec<f64> {
+    let mut order: Vec<usize> = (0..p.len()).collect();
+    order.sort_by(|&a, &b| p[b].total_cmp(&p[a]));
+    let mut out = vec![1.0; p.len()];
+    let mut least = 1.0f64;
+    for (i, &at) in order.iter().enumerate() {
+        let rank = p.len() - i;
+        least = least.min(p[at] * p.len() as f64 / rank as f64);
+        out[at] = least;
+    }
+    out
+}
+
+impl Comparison {
+    /// Relative change of the median, for example -0.03.
+    #[must_use]
+    pub fn change(&self) -> f64 {
+        self.ratio.estimate - 1.0
+    }
+
+    /// The verdict in one or two sentences, with A and B named, for a quantity such as `step time`.
+    #[must_use]
+    pub fn sentence(&self, quantity: &str, a: &str, b: &str) -> String {
+        let percent = |x: f64| format!("{:.1} %", 100.0 * x.abs());
+        let threshold = percent(self.options.threshold);
+        let change = self.change();
+        let signed = |x: f64| format!("{:+.1} %", 100.0 * x);
+        let exact = self.n == [1, 1] && self.verdict != Verdict::Inconclusive;
+        let interval = if exact {
+            String::new()
+        } else {
+            format!(
+                " ({:.0} % interval {} to {})",
+                100.0 * self.ratio.level,
+                signed(self.ratio.low - 1.0),
+                signed(self.ratio.high - 1.0)
+            )
+        };
+        let direction = if change < 0.0 { "less" } else { "more" };
+        match self.verdict {
+            Verdict::Regressed | Verdict::Improved => {
+                format!(
+                    "{b} takes {} {direction} {quantity} than {a}{interval}.",
+                    percent(change)
+                )
+            }
+            Verdict::Equal if exact && change == 0.0 => {
+                format!("The {quantity} of {a} and {b} are the same.")
+            }
+            Verdict::Equal => format!(
+                "The {quantity} of {a} and {b} are equal within {threshold}: {}{interval}.",
+                signed(change)
+            ),
+            Verdict::Inconclusive if self.n[0] < 2 || self.n[1] < 2 => format!(
+                "The samples cannot tell: {} of {a} and {} of {b}, and a single measurement has no spread to judge by. The \
+                 medians differ by {}.",
+                self.n[0],
+                self.n[1],
+                signed(change)
+            ),
+            Verdict::Inconclusive => {
+                let need = self.detectable.map_or_else(String::new, |d| {
+                    format!(
+                        " These samples would show a change of {} four times in five.",
+                        percent(d)
+                    )
+                });
+                format!(
+                    "The samples cannot tell whether the {quantity} of {b} differs from that of {a} by more than {threshold}: \
+                     {}{interval}.{need}",
+                    signed(change)
+                )
+            }
+        }
+    }
+}

@@ -1,0 +1,128 @@
+//! Tests and effect sizes by rank: they do not ask how times are distributed.
+
+use serde::Serialize;
+use statrs::stats_tests::Alternative;
+use statrs::stats_tests::mannwhitneyu::{MannWhitneyUMethod, mannwhitneyu};
+
+/// Samples of both sides up to which the exact distribution is used.
+const EXACT_UP_TO: usize = 40;
+
+/// Result of the Mann-Whitney U test, two-sided.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
+pub struct RankTest {
+    /// Pairs in which B is larger; ties count half.
+    pub u: f64,
+    /// Chance of such a U, or one further from the middle, when both come from one distribution.
+    pub p: f64,
+    /// Whether `p` is exact: few samples, none equal. Otherwise it is the normal approximation with corrections for
+    /// continuity and ties.
+    pub exact: bool,
+}
+
+/// Mann-Whitney U of `b` against `a`; both have to have samples, without NaN.
+#[must_use]
+pub fn mann_whitney(a: &[f64], b: &[f64]) -> RankTest {
+    let method = MannWhitneyUMethod::AsymptoticInclContinuityCorrection;
+    // It refuses what has no order and what is empty, and gives NaN where all are equal: nothing speaks for a
+    // difference then.
+    let (u, p) = mannwhitneyu(b, a, method, Alternative::TwoSided)
+        .unwrap_or((a.len() as f64 * b.len() as f64 / 2.0, 1.0));
+    let p = if p.is_nan() { 1.0 } else { p };
+    let mut all: Vec<f64> = a.iter().chain(b).copied().collect();
+    all.sort_by(f64::total_cmp);
+    let ties = all.windows(2).any(|w| w[0] == w[1]);
+    if ties || all.len() > EXACT_UP_TO || a.is_empty() || b.is_empty() {
+        return RankTest { u, p, exact: false };
+    }
+    RankTest {
+        u,
+        p: exact_p(u as usize, a.len(), b.len()),
+        exact: true,
+    }
+}
+
+/// Two-sided p-value from the number of orders that yield each U.
+///
+/// statrs has an exact method too, but 0.19.1 returns the other tail unless the first sample is the larger one, and
+/// enumerates every combination.
+fn exact_p(u: usize, n: usize, m: usize) -> f64 {
+    // ways[k][u]: orders of k of one side among i of the other with this U; one more of the other side at a time.
+    let most = n * m;
+    let mut ways = vec![vec![0.0f64; most + 1]; n + 1];
+    for row in &mut ways {
+        row[0] = 1.0;
+    }
+    for i in 1..=m {
+        let mut next = vec![vec![0.0f64; most + 1]; n + 1];
+        next[0][0] = 1.0;
+        for k in 1..=n {
+            let (before, row) = next.split_at_mut(k);
+            for (u, ways_here) in row[0].iter_mut().enumerate().take(k * i + 1) {
+                // The largest is of the first side (it beats nobody of the other, U stays) or of the other side (it
+                // beats all k).
+                let first = before[k - 1][u];
+                let other = u.checked_sub(k).map_or(0.0, |u| ways[k][u]);
+                *ways_here = first + other;
+            }
+        }
+        ways = next;
+    }
+    let all: f64 = ways[n].iter().sum();
+    let extreme = u.max(most - u);
+    let tail: f64 = ways[n][extreme..].iter().sum();
+    (2.0 * tail / all).min(1.0)
+}
+
+/// Share of pairs in which a sample of `b` is larger than one of `a`, minus the share in which it is smaller.
+#[must_use]
+pub fn cliffs_delta(a: &[f64], b: &[f64]) -> f64 {
+    let mut sorted = a.to_vec();
+    sorted.sort_by(f64::total_cmp);
+    let sum: i64 = b
+        .iter()
+        .map(|x| {
+            let smaller = sorted.partition_point(|y| y < x);
+            let not_larger = sorted.partition_point(|y| y <= x);
+            smaller as i64 - (sorted.len() - not_larger) as i64
+        })
+        .sum();
+    sum as f64 / (a.len() as f64 * b.len() as f64)
+}
+
+/// Cliff's delta in a word, by the usual limits 0.147, 0.33 and 0.474 (Romano et al. 2006).
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Magnitude {
+    /// Hardly any.
+    Negligible,
+    /// Small.
+    Small,
+    /// Medium.
+    Medium,
+    /// Large.
+    Large,
+}
+
+impl Magnitude {
+    /// The word for a delta.
+    #[must_use]
+    pub fn of(delta: f64) -> Self {
+        match delta.abs() {
+            d if d < 0.147 => Self::Negligible,
+            d if d < 0.33 => Self::Small,
+            d if d < 0.474 => Self::Medium,
+            _ => Self::Large,
+        }
+    }
+
+    /// Name in tables.
+    #[must_use]
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Negligible => "negligible",
+            Self::Small => "small",
+            Self::Medium => "medium",
+            Self::Large => "large",
+        }
+    }
+}

@@ -1,0 +1,56 @@
+//! Welch's t test on Student's distribution, and the standardised difference.
+
+use super::{mean, variance};
+use serde::Serialize;
+use statrs::distribution::{ContinuousCDF, StudentsT};
+
+/// Result of Welch's test, two-sided.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
+pub struct WelchTest {
+    /// Difference of the means, B minus A, over its standard error.
+    pub t: f64,
+    /// Degrees of freedom (Welch and Satterthwaite).
+    pub df: f64,
+    /// Chance of such a t, or one further from 0, when the means are equal.
+    pub p: f64,
+}
+
+/// Standard error of the difference of means and its degrees of freedom; `None` with fewer than two samples on a side or
+/// without any spread.
+pub(super) fn standard_error(a: &[f64], b: &[f64]) -> Option<(f64, f64)> {
+    if a.len() < 2 || b.len() < 2 {
+        return None;
+    }
+    let (n, m) = (a.len() as f64, b.len() as f64);
+    let (va, vb) = (variance(a) / n, variance(b) / m);
+    let total = va + vb;
+    if !(total.is_finite() && total > 0.0) {
+        return None;
+    }
+    let df = total.powi(2) / (va.powi(2) / (n - 1.0) + vb.powi(2) / (m - 1.0));
+    df.is_finite().then_some((total.sqrt(), df))
+}
+
+/// Welch's test of `b` against `a`; `None` where there is nothing to estimate spread from.
+#[must_use]
+pub fn welch(a: &[f64], b: &[f64]) -> Option<WelchTest> {
+    let (error, df) = standard_error(a, b)?;
+    let t = (mean(b) - mean(a)) / error;
+    let student = StudentsT::new(0.0, 1.0, df).ok()?;
+    Some(WelchTest {
+        t,
+        df,
+        p: (2.0 * student.sf(t.abs())).min(1.0),
+    })
+}
+
+/// Difference of the means over the pooled standard deviation, corrected for small samples; `None` where there is nothing
+/// to estimate spread from.
+#[must_use]
+pub fn hedges_g(a: &[f64], b: &[f64]) -> Option<f64> {
+    standard_error(a, b)?;
+    let (n, m) = (a.len() as f64, b.len() as f64);
+    let pooled = ((n - 1.0) * variance(a) + (m - 1.0) * variance(b)) / (n + m - 2.0);
+    let correction = 1.0 - 3.0 / (4.0 * (n + m) - 9.0);
+    Some((mean(b) - mean(a)) / pooled.sqrt() * correction)
+}
