@@ -3,6 +3,7 @@
 use super::clock::{Known, LANES, Use};
 use super::describe;
 use super::rules::RuleId;
+use super::shadow::Zeros;
 use super::state::at_rest;
 use super::walk::{Walk, Work};
 use crate::program::{
@@ -58,11 +59,18 @@ impl Walk<'_> {
         for a in reads {
             self.read(work, *a, &mut inputs);
         }
-        let zeros = match work.instr.op {
+        let fills = match work.instr.op {
             Op::Launch { kernel, .. } => self.p.kernels[kernel.index()].class == KernelClass::Fill,
             _ => false,
         };
         for a in writes {
+            let zeros = if fills {
+                Zeros::Made
+            } else if work.instr.rule == Rule::Scale && reads.contains(a) {
+                Zeros::Kept
+            } else {
+                Zeros::Gone
+            };
             self.write(work, *a, inputs, zeros);
         }
     }
@@ -87,7 +95,12 @@ impl Walk<'_> {
             });
         }
         for (part, i) in c.parts.iter().zip(inputs) {
-            self.write(work, part.output, i, false);
+            let zeros = if axes != 0 && part.input == part.output {
+                Zeros::Kept
+            } else {
+                Zeros::Gone
+            };
+            self.write(work, part.output, i, zeros);
         }
         if axes != 0 {
             self.after_reduce(work, c);
@@ -100,7 +113,7 @@ impl Walk<'_> {
     pub(super) fn copy(&mut self, work: &mut Work, c: &CopyDesc) {
         let mut inputs = Inputs::NONE;
         self.read(work, c.from, &mut inputs);
-        self.write(work, c.to, inputs, false);
+        self.write(work, c.to, inputs, Zeros::Gone);
     }
 
     fn read(&mut self, work: &mut Work, a: Access, inputs: &mut Inputs) {
@@ -148,7 +161,7 @@ impl Walk<'_> {
         }
     }
 
-    fn write(&mut self, work: &mut Work, a: Access, inputs: Inputs, zeros: bool) {
+    fn write(&mut self, work: &mut Work, a: Access, inputs: Inputs, zeros: Zeros) {
         if !self.enter(work, a, true) {
             return;
         }
@@ -186,7 +199,11 @@ impl Walk<'_> {
             }
         }
         let (version, reduced) = self.write_state(work, a, range.clone(), inputs);
-        let zeros = zeros || (work.instr.rule == Rule::ZeroGrad && is_grad(b.role));
+        let zeros = if work.instr.rule == Rule::ZeroGrad && is_grad(b.role) {
+            Zeros::Made
+        } else {
+            zeros
+        };
         self.cells[a.buffer.index()].overwrite(range, work.me, version, reduced, zeros);
     }
 

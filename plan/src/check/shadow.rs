@@ -56,6 +56,17 @@ impl Segment {
     }
 }
 
+/// What a write does to zeros, which need no reader.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Zeros {
+    /// Writes nothing else.
+    Made,
+    /// Leaves them where they were: scaling and summing in place.
+    Kept,
+    /// Overwrites them.
+    Gone,
+}
+
 /// Uses of an address range by an earlier tenant.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Tenant {
@@ -143,26 +154,31 @@ impl Cell {
         i..j + 1
     }
 
-    /// Replaces segments by one that was just written.
+    /// Replaces segments by what was just written: one, but for zeros that stay zeros.
     pub(super) fn overwrite(
         &mut self,
         range: std::ops::Range<usize>,
         by: Use,
         version: u32,
         reduced: u8,
-        zeros: bool,
+        zeros: Zeros,
     ) {
-        let end = self.segments[range.end - 1].end;
-        let first = &mut self.segments[range.start];
-        first.end = end;
-        first.writer = by;
-        first.filled = true;
-        first.reads.clear();
-        first.version = version;
-        first.reduced = reduced;
-        first.zeros = zeros;
-        if range.len() > 1 {
-            self.segments.drain(range.start + 1..range.end);
+        let before = &self.segments[range.clone()];
+        let was = before[0].zeros;
+        let split = zeros == Zeros::Kept && before.iter().any(|s| s.zeros != was);
+        let last = if split { range.end } else { range.start + 1 };
+        let end = before[before.len() - 1].end;
+        for s in &mut self.segments[range.start..last] {
+            s.writer = by;
+            s.filled = true;
+            s.reads.clear();
+            s.version = version;
+            s.reduced = reduced;
+            s.zeros = zeros == Zeros::Made || (zeros == Zeros::Kept && s.zeros);
+        }
+        if !split {
+            self.segments[range.start].end = end;
+            self.segments.drain(last..range.end);
         }
     }
 }

@@ -76,6 +76,48 @@ fn every_shipped_scenario_passes() {
     }
 }
 
+/// What a captured iteration allocates lies still, under allocators that know no plan too.
+#[test]
+fn captured_iterations_pass_with_any_allocator() {
+    let full = "compile.cuda_graph=full_iteration";
+    for policy in POLICIES {
+        for segments in [
+            "fsdp.expandable_segments=false",
+            "fsdp.expandable_segments=true",
+        ] {
+            let set = [full, "fsdp.allocator=caching", segments];
+            let p = small(policy, &set).unwrap_or_else(|| panic!("{policy} {segments}"));
+            passes(&check(&p), policy);
+        }
+    }
+    // Found by fuzzing: two blocks of unequal neighbours, whose activations changed places every other step.
+    let set = [
+        full,
+        "fsdp.allocator=caching",
+        "fsdp.expandable_segments=false",
+        "model.layers=2",
+    ];
+    let p = try_lower("cuda-graph-full", &set).expect("accepted");
+    passes(&check(&p), "cuda-graph-full");
+}
+
+/// Gaps between the parameters of a buffer that all groups share are reduced with them and read by nobody.
+#[test]
+fn padding_of_shared_gradients_needs_no_reader() {
+    let set = [
+        "model.preset=llama3-8b",
+        "model.layers=1",
+        "fsdp.strategy=no_shard",
+        "precision.main_params=none",
+        "precision.main_grads=bf16",
+        "precision.comm_grads=bf16",
+        "train.recompute=none",
+        "train.loss=materialized",
+    ];
+    let p = try_lower("compile-regions", &set).expect("accepted");
+    passes(&check(&p), "megatron no_shard");
+}
+
 #[test]
 fn every_option_passes() {
     const OPTIONS: [&[&str]; 34] = [
