@@ -5,6 +5,7 @@
 //! state through the builder. Steps after the first are the first one without its one-time allocations.
 
 mod builder;
+mod capture;
 mod context;
 mod flat;
 mod kernels;
@@ -17,7 +18,9 @@ use crate::compile;
 use crate::compile::tape::Tape;
 use crate::memory::{self, AllocError, ReplayError};
 use crate::program::{Instr, Phase, Program, ProgramMeta, Section, SectionKind, Unit, UnitId};
-use crate::scenario::{AllocatorKind, CompileMode, OuterStrategy, PolicyKind, Scenario, Strategy};
+use crate::scenario::{
+    AllocatorKind, CompileMode, CudaGraph, OuterStrategy, PolicyKind, Scenario, Strategy,
+};
 use crate::shard::{LayoutKind, ShardError, assign_units, build_groups};
 use context::Cx;
 use walk::{Lifecycle, TapeBuffers, Walk};
@@ -80,7 +83,10 @@ pub fn plan(scenario: &Scenario) -> Result<Program, PlanError> {
             sections(&mut cx, &mut life, &buffers)
         }
     };
-    let program = finish(cx, &buffers, sections);
+    let mut program = finish(cx, &buffers, sections);
+    if scenario.compile.cuda_graph == CudaGraph::FullIteration {
+        capture::fix_addresses(&mut program);
+    }
     check_double_buffer(&program)?;
     Ok(program)
 }

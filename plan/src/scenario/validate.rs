@@ -337,9 +337,22 @@ fn compile(s: &Scenario, d: &Document) -> Checked {
                 .conflict(&[Key::Offload, Key::CudaGraph], message)
                 .with_help("set fsdp.offload = [], or capture scopes"))
         }
-        CudaGraph::FullIteration => Ok(()),
+        CudaGraph::FullIteration => persistent_copies(s, d),
         CudaGraph::Scopes(scopes) => scopes_fit(s, d, scopes),
     }
+}
+
+/// A double buffer has to find room for every unit once and for all.
+fn persistent_copies(s: &Scenario, d: &Document) -> Checked {
+    let f = &s.fsdp;
+    if f.allocator != AllocatorKind::DoubleBuffer || f.persist_on_alloc_fail {
+        return Ok(());
+    }
+    let keys = [Key::CudaGraph, Key::Allocator, Key::PersistOnAllocFail];
+    let message = "a replay finds memory where it was at capture; a double buffer gives a unit that does not fit a new address each time";
+    Err(d
+        .conflict(&keys, message)
+        .with_help("set fsdp.persist_on_alloc_fail = true"))
 }
 
 fn scopes_fit(s: &Scenario, d: &Document, scopes: &[Scope]) -> Checked {
@@ -373,14 +386,7 @@ fn scopes_fit(s: &Scenario, d: &Document, scopes: &[Scope]) -> Checked {
                 .conflict(&keys, message)
                 .with_help(format!("{help}, {elsewhere}")));
         }
-        AllocatorKind::DoubleBuffer if !f.persist_on_alloc_fail => {
-            let keys = [Key::CudaGraph, Key::Allocator, Key::PersistOnAllocFail];
-            let message = "captured scopes replay fixed addresses; a double buffer gives a unit that does not fit a new one each time";
-            return Err(d.conflict(&keys, message).with_help(format!(
-                "set fsdp.persist_on_alloc_fail = true, {elsewhere}"
-            )));
-        }
-        AllocatorKind::DoubleBuffer | AllocatorKind::Pool => {}
+        AllocatorKind::DoubleBuffer | AllocatorKind::Pool => persistent_copies(s, d)?,
     }
     let mut sorted = scopes.to_vec();
     sorted.sort_unstable();
