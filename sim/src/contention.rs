@@ -5,6 +5,9 @@
 //! - Kernels whose joint demand exceeds the memory bandwidth slow down in proportion to how much they depend on it.
 //! - A collective loses a fixed share of its rate while any kernel runs, and more the more bandwidth the kernels use.
 //! - Collectives on the same links divide them.
+//!
+//! Ranks that share cores instead of having a device each are simpler: whatever runs takes a core, and ranks do the same
+//! things at the same time.
 
 use crate::clock::ONE;
 use crate::cost::{Cost, Load};
@@ -19,6 +22,11 @@ pub(crate) struct Rules {
     loss_bandwidth: u32,
     /// Share of a filling kernel's duration a collective waits for SMs, default and high priority.
     pub(crate) start_wait: [u32; 2],
+    /// Cores that the ranks of a node share, in units of [`ONE`]; 0: each has a device of its own.
+    cores: u32,
+    /// Ranks that share them.
+    ranks: u32,
+    shared_loss: u32,
     /// Off: every task runs as if alone.
     pub(crate) on: bool,
 }
@@ -27,6 +35,8 @@ pub(crate) struct Rules {
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Pressure {
     collectives: u32,
+    /// Collectives that move data, and copies: each keeps a core busy.
+    moves: u32,
     kernels: u32,
     sm_demand: u32,
     kernel_bandwidth: u32,
@@ -36,7 +46,8 @@ pub(crate) struct Pressure {
 }
 
 impl Rules {
-    pub(crate) fn new(profile: &Profile, on: bool) -> Self {
+    /// For a node with this many ranks.
+    pub(crate) fn new(profile: &Profile, on: bool, ranks: u32) -> Self {
         let c = &profile.contention;
         let fixed = crate::cost::fixed_share;
         Self {
@@ -44,12 +55,18 @@ impl Rules {
             loss_compute: fixed(c.collective_loss_compute),
             loss_bandwidth: fixed(c.collective_loss_bandwidth),
             start_wait: [fixed(c.start_wait), fixed(c.start_wait_priority)],
+            cores: profile.device.shared_cores.unwrap_or(0).min(1 << 16) * ONE,
+            ranks,
+            shared_loss: fixed(c.shared_loss),
             on,
         }
     }
 
     /// Rate of a task under a pressure that includes it.
     pub(crate) fn rate(&self, p: &Pressure, task: &Cost) -> u32 {
+        if self.cores > 0 {
+            return self.core_rate(p, task);
+        }
         let over = |total: u32| if total > ONE { ONE * ONE / total } else { ONE };
         match task.load {
             Load::Collective => {
@@ -78,6 +95,31 @@ impl Rules {
             Load::Copy => ONE,
         }
     }
+
+    /// Rate of a task on a core of a shared pool.
+    fn core_rate(&self, p: &Pressure, task: &Cost) -> u32 {
+        let share = |tasks: u32| {
+            let busy = tasks.saturating_mul(self.ranks).saturating_mul(ONE);
+            let turn = if busy > self.cores {
+                (u64::from(self.cores) * u64::from(ONE) / u64::from(busy)) as u32
+            } else {
+                ONE
+            };
+            let others = busy.min(self.cores) - ONE.min(busy);
+            let most = self.cores - ONE;
+            let crowd = if most == 0 {
+                0
+            } else {
+                (u64::from(others) * u64::from(ONE) / u64::from(most)) as u32
+            };
+            mul(turn, ONE - mul(self.shared_loss, crowd))
+        };
+        let now = share(p.kernels + p.moves);
+        // A collective was measured with all of its ranks at it.
+        let measured = if task.load == Load::Collective { share(1) } else { ONE };
+        (u64::from(now) * u64::from(ONE) / u64::from(measured))
+            .clamp(u64::from(ONE / 64), u64::from(ONE)) as u32
+    }
 }
 
 impl Pressure {
@@ -87,6 +129,7 @@ impl Pressure {
             Load::Collective => {
                 self.collectives += 1;
                 if !idle {
+                    self.moves += 1;
                     self.nvlink += task.nvlink;
                     self.nic += task.nic;
                     self.collective_bandwidth += task.bandwidth;
@@ -101,7 +144,10 @@ impl Pressure {
                 };
                 self.kernel_bandwidth += task.bandwidth;
             }
-            Load::Copy => self.collective_bandwidth += task.bandwidth,
+            Load::Copy => {
+                self.moves += 1;
+                self.collective_bandwidth += task.bandwidth;
+            }
         }
     }
 }
@@ -130,7 +176,7 @@ mod tests {
     }
 
     fn rates(tasks: &[Cost]) -> Vec<f64> {
-        let rules = Rules::new(&hardware::load("h200-nvlink").unwrap(), true);
+        let rules = Rules::new(&hardware::load("h200-nvlink").unwrap(), true, 1);
         let mut pressure = Pressure::default();
         tasks.iter().for_each(|t| pressure.add(t, false));
         tasks
@@ -163,6 +209,30 @@ mod tests {
             task(Load::Collective, ONE / 5, ONE),
         ]);
         assert!((r[0] - 1.0 / 1.2).abs() < 0.01, "{r:?}");
+    }
+
+    #[test]
+    fn ranks_that_share_cores_take_turns() {
+        let mut profile = hardware::load("h200-nvlink").unwrap();
+        profile.device.shared_cores = Some(2);
+        profile.contention.shared_loss = 0.1;
+        let rate = |ranks: u32, tasks: &[Cost], i: usize| {
+            let rules = Rules::new(&profile, true, ranks);
+            let mut pressure = Pressure::default();
+            tasks.iter().for_each(|t| pressure.add(t, false));
+            f64::from(rules.rate(&pressure, &tasks[i])) / f64::from(ONE)
+        };
+        let near = |a: f64, b: f64| assert!((a - b).abs() < 1e-3, "{a} instead of {b}");
+        let kernel = task(Load::Compute, 0, 0);
+        let collective = task(Load::Collective, 0, ONE);
+        near(rate(1, &[kernel], 0), 1.0);
+        // The second core costs what caches and memory cost; beyond it cores are divided.
+        near(rate(2, &[kernel], 0), 0.9);
+        near(rate(4, &[kernel], 0), 0.9 / 2.0);
+        near(rate(2, &[kernel, collective], 0), 0.9 / 2.0);
+        // Collectives are measured with all ranks running theirs.
+        near(rate(4, &[collective], 0), 1.0);
+        near(rate(2, &[kernel, collective], 1), 0.5);
     }
 
     #[test]

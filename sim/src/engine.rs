@@ -21,7 +21,7 @@ pub(crate) use driver::{run_all, run_one};
 pub(crate) use jitter::Jitter;
 pub(crate) use tables::{Pass, Stall, Tables};
 
-/// Passes that may be in flight: the host starts a pass only when the one this many before it is complete.
+/// Most passes that may be in flight: the host starts a pass only when the one this many before it is complete.
 pub(crate) const IN_FLIGHT: usize = 2;
 
 /// Other ranks, as a collective sees them.
@@ -227,7 +227,7 @@ impl<'a> Rank<'a> {
                         return;
                     }
                     if event.time > stream.cursor {
-                        stream.cursor = event.time;
+                        stream.cursor = event.time + self.tables.event_latency;
                         stream.cause = if event.span == NO_SPAN {
                             Cause::Host
                         } else {

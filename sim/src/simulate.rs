@@ -224,6 +224,7 @@ fn tables<'a>(
     // Among equals compute comes last: a collective that waited for a kernel to end precedes the next kernel.
     by_priority.sort_by_key(|&s| (program.streams[usize::from(s)].priority, s == 0, s));
     let us = |x: f64| Picos::from_us(x).0;
+    let node = program.meta.world.min(program.meta.gpus_per_node).max(1);
     Ok(Tables {
         costs: &costs.all,
         sections,
@@ -236,8 +237,10 @@ fn tables<'a>(
         gap: us(profile.device.kernel_gap_us),
         graph_gap: us(profile.device.graph_gap_us),
         latency: us(profile.device.launch_latency_us),
+        event_latency: us(profile.device.event_latency_us),
+        in_flight: (profile.host.steps_in_flight as usize).min(engine::IN_FLIGHT),
         host_wait: host.host_wait,
-        rules: Rules::new(profile, options.contention),
+        rules: Rules::new(profile, options.contention, node),
     })
 }
 

@@ -86,6 +86,8 @@ fn pair(row: &Row, mut profile: Profile) -> (f64, f64) {
         source: "pair".into(),
         class: MemoryClass::Pointwise,
         op: None,
+        dtype: None,
+        in_step: false,
         rows: vec![(moved, row.alone.0)],
     }];
     profile.collective = vec![CollectiveTable {

@@ -30,7 +30,8 @@ fn formula(profile: &Profile, dtype: DType, [m, n, k]: [u64; 3], batch: u64) -> 
     let sms = u64::from(profile.device.sms);
     let per_sm = profile.peak_flops(dtype) / sms as f64;
     let mut best = f64::INFINITY;
-    for (tm, tn, efficiency) in TILES {
+    let tiles = &profile.efficiency.gemm_tiles[..];
+    for &(tm, tn, efficiency) in if tiles.is_empty() { &TILES } else { tiles } {
         let tiles = m.div_ceil(tm) * n.div_ceil(tn) * batch;
         // A long inner dimension is split over idle SMs, at the price of a reduction.
         for split in [1, 2, 4, 8, 16] {

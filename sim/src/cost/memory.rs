@@ -15,11 +15,16 @@ pub(super) fn price(kernel: &Kernel, profile: &Profile) -> Price {
     // A widening cast stores more than it loads and runs at half the rate of a narrowing one.
     let widens = class == MemoryClass::Copy && kernel.written > kernel.read;
     let name = if widens { "cast_up" } else { &kernel.name };
-    let named = |t: &&MemoryTable| t.op.as_deref().is_some_and(|op| name.contains(op));
-    let of_class = || profile.memory.iter().filter(|t| t.class == class);
-    let table = of_class()
-        .find(named)
-        .or_else(|| of_class().find(|t| t.op.is_none()));
+    let fits = |t: &&MemoryTable| {
+        t.class == class
+            && t.op.as_deref().is_none_or(|op| name.contains(op))
+            && t.dtype.is_none_or(|d| d == kernel.dtype)
+    };
+    // The most specific one; the first of equals.
+    let rank = |t: &MemoryTable| (t.op.as_ref().map_or(0, String::len), t.dtype.is_some());
+    let table = profile.memory.iter().filter(fits).reduce(|best, t| {
+        if rank(t) > rank(best) { t } else { best }
+    });
     if let Some((us, measured)) = table.and_then(|t| log_interpolate(&t.rows, bytes)) {
         return Price {
             us: us.max(cold(table, bytes, profile)),
@@ -39,8 +44,9 @@ pub(super) fn price(kernel: &Kernel, profile: &Profile) -> Price {
 /// Tables come from loops over the same operands, which small ones leave in the cache; within a step they come from
 /// memory, at the rate of the table's largest size.
 fn cold(table: Option<&MemoryTable>, bytes: u64, profile: &Profile) -> f64 {
+    let in_step = table.is_some_and(|t| t.in_step);
     match table.and_then(|t| t.rows.last()) {
-        Some(&(most, us)) if bytes <= 2 * (profile.device.l2_mib << 20) => {
+        Some(&(most, us)) if !in_step && bytes <= 2 * (profile.device.l2_mib << 20) => {
             profile.device.min_kernel_us + us * bytes as f64 / most as f64
         }
         _ => 0.0,

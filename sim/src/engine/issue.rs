@@ -171,7 +171,7 @@ impl<'a> Rank<'a> {
             return;
         }
         self.passes.push(PassTimes::default());
-        let gate = (self.pass as usize).checked_sub(IN_FLIGHT);
+        let gate = (self.pass as usize).checked_sub(self.tables.in_flight);
         match gate {
             Some(before) if !self.passes[before].complete() => {
                 self.blocked = Blocked::Pass(before as u32)
@@ -181,7 +181,7 @@ impl<'a> Rank<'a> {
     }
 
     fn begin_pass(&mut self) {
-        if let Some(before) = (self.pass as usize).checked_sub(IN_FLIGHT) {
+        if let Some(before) = (self.pass as usize).checked_sub(self.tables.in_flight) {
             self.host = self.host.max(self.passes[before].device_end);
         }
         self.passes[self.pass as usize].start = self.host;

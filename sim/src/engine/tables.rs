@@ -50,6 +50,10 @@ pub(crate) struct Tables<'a> {
     pub(crate) graph_gap: u64,
     /// From issue to start.
     pub(crate) latency: u64,
+    /// From an event to the start of what waited for it on another stream, beyond `gap`.
+    pub(crate) event_latency: u64,
+    /// Passes that may be in flight, at most [`super::IN_FLIGHT`].
+    pub(crate) in_flight: usize,
     /// Waking up the host.
     pub(crate) host_wait: u64,
     /// Contention.

@@ -140,6 +140,7 @@ fn check(p: &Profile) -> Result<(), String> {
         ("contention.collective_bandwidth", c.collective_bandwidth),
         ("contention.start_wait", c.start_wait),
         ("contention.start_wait_priority", c.start_wait_priority),
+        ("contention.shared_loss", c.shared_loss),
     ];
     for (name, value) in shares {
         if !(0.0..=1.0).contains(&value) {
@@ -148,6 +149,16 @@ fn check(p: &Profile) -> Result<(), String> {
     }
     if c.collective_loss_compute + c.collective_loss_bandwidth >= 1.0 {
         return Err("contention: a collective would lose its whole rate to compute".into());
+    }
+    if d.shared_cores == Some(0) || !(1..=2).contains(&p.host.steps_in_flight) {
+        return Err("device.shared_cores must be positive, host.steps_in_flight 1 or 2".into());
+    }
+    if !(d.event_latency_us.is_finite() && d.event_latency_us >= 0.0) {
+        return Err("device.event_latency_us must not be negative".into());
+    }
+    let whole = |t: &(u64, u64, f64)| t.0 > 0 && t.1 > 0 && t.2 > 0.0 && t.2 <= 1.0;
+    if !p.efficiency.gemm_tiles.iter().all(whole) {
+        return Err("efficiency.gemm_tiles: sizes are positive, rates in (0, 1]".into());
     }
     if n.sms_per_collective >= d.sms {
         return Err(format!(

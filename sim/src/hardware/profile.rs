@@ -46,6 +46,10 @@ const fn one() -> f64 {
     1.0
 }
 
+const fn two() -> u32 {
+    2
+}
+
 /// `[device]`: one accelerator.
 #[derive(Clone, Debug, PartialEq, Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -72,6 +76,13 @@ pub struct Device {
     pub graph_gap_us: f64,
     /// From the end of a launch call to the start of the kernel on an idle device, microseconds.
     pub launch_latency_us: f64,
+    /// From an event to the start of the work of another stream that waited for it, beyond `kernel_gap_us`,
+    /// microseconds.
+    #[serde(default)]
+    pub event_latency_us: f64,
+    /// Where the ranks of a node have no device each, but share these cores: every running kernel, collective and copy
+    /// of any rank takes one of them, and all slow down when there are more.
+    pub shared_cores: Option<u32>,
     /// Shortest kernel, microseconds.
     pub min_kernel_us: f64,
     /// Host to device copies, GB/s (pinned memory).
@@ -118,6 +129,9 @@ pub struct Host {
     pub graph_launch_us: f64,
     /// Launches a stream holds before the host has to wait.
     pub queue_depth: u32,
+    /// Steps that may be in flight: with 1 the host begins a step when the device has finished the one before.
+    #[serde(default = "two")]
+    pub steps_in_flight: u32,
     /// `[host.work]`
     pub work: HostWork,
 }
@@ -187,6 +201,9 @@ pub struct Contention {
     pub start_wait_priority: f64,
     /// Kernels shorter than this never hold a collective up, microseconds.
     pub start_wait_min_us: f64,
+    /// Share of its rate that work on one of `device.shared_cores` loses to caches and memory when all cores are busy.
+    #[serde(default)]
+    pub shared_loss: f64,
 }
 
 /// `[efficiency]`: shares of the data sheet's rates that kernels reach where nothing was measured for their size.
@@ -197,6 +214,10 @@ pub struct Efficiency {
     pub source: String,
     /// Large matrix products, by element type.
     pub gemm: BTreeMap<DType, f64>,
+    /// Output tiles of matrix products, `[rows, columns, rate relative to the best one]`; those of Hopper's libraries
+    /// if not given.
+    #[serde(default)]
+    pub gemm_tiles: Vec<(u64, u64, f64)>,
     /// Convolutions relative to the equal matrix product.
     pub conv: f64,
     /// Attention forward.
@@ -320,8 +341,13 @@ pub struct MemoryTable {
     pub source: String,
     /// Class.
     pub class: MemoryClass,
-    /// Only kernels whose name contains this (they prefer this table to the class's).
+    /// Only kernels whose name contains this (they prefer the longest name to a shorter one, and that to the class's).
     pub op: Option<String>,
+    /// Only kernels on this element type (they prefer this table to one for all types).
+    pub dtype: Option<DType>,
+    /// The rows were measured within steps, where operands lie in the caches or not as they do there.
+    #[serde(default)]
+    pub in_step: bool,
     /// `[bytes, microseconds]`, ascending.
     pub rows: Vec<(u64, f64)>,
 }
