@@ -10,6 +10,7 @@
 //!
 //! The engine takes no scheduling decision: what runs when, where memory lies and who waits for whom is in the program.
 
+pub mod calibrate;
 pub mod comm;
 pub mod device;
 pub mod engine;

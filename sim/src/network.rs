@@ -68,7 +68,7 @@ impl<'a> Network<'a> {
                 measured: false,
             };
         }
-        let mut price = self.measured(kind, bytes, &group).unwrap_or_else(|| {
+        let mut price = self.measured(collective, &group).unwrap_or_else(|| {
             let us = formula::time_us(kind, bytes as f64, &group);
             Price {
                 us,
@@ -94,15 +94,18 @@ impl<'a> Network<'a> {
 
     /// From tables: the group's own size, or another size of the same kind in the same NVLink domain, scaled by what
     /// the formula says about the two sizes.
-    fn measured(&self, kind: CollectiveKind, bytes: u64, group: &Group) -> Option<Price> {
+    fn measured(&self, collective: &Collective, group: &Group) -> Option<Price> {
+        let (kind, bytes) = (collective.kind, collective.bytes.0);
         if group.nodes > 1 {
             return None;
         }
+        let own = Some(collective.dtype);
+        let fits = |t: &&CollectiveTable| CollectiveKind::from(t.kind) == kind;
+        let typed = self.profile.collective.iter().any(|t| fits(&t) && t.dtype == own);
+        let wanted = if typed { own } else { None };
         let of_kind = || {
-            self.profile
-                .collective
-                .iter()
-                .filter(|t| CollectiveKind::from(t.kind) == kind)
+            let tables = self.profile.collective.iter().filter(fits);
+            tables.filter(|t| t.dtype == wanted)
         };
         if let Some(table) = of_kind().find(|t| t.ranks == group.size) {
             let (us, measured) = log_interpolate(&table.rows, bytes)?;

@@ -94,6 +94,7 @@ fn pair(row: &Row, mut profile: Profile) -> (f64, f64) {
         source: "pair".into(),
         kind: CollectiveName::AllGather,
         ranks: 4,
+        dtype: None,
         rows: vec![(row.bytes, row.alone.1)],
     }];
     (profile.host.collective_us, profile.host.launch_us) = HOST_US;

@@ -362,6 +362,8 @@ pub struct CollectiveTable {
     pub kind: CollectiveName,
     /// Ranks, all in one node.
     pub ranks: u32,
+    /// Only payloads of this element type (they prefer this table to one for all types).
+    pub dtype: Option<DType>,
     /// `[bytes of the full side, microseconds]`, ascending.
     pub rows: Vec<(u64, f64)>,
 }

@@ -102,6 +102,7 @@ impl Machine {
             source: "test".into(),
             kind,
             ranks: self.ranks,
+            dtype: None,
             rows,
         }];
         p

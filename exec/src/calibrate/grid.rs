@@ -1,0 +1,259 @@
+//! Matrix products and attention on a grid of sizes, alone.
+
+use super::shortest;
+use crate::device::NO_HYPER;
+use crate::kernels;
+use crate::operand::{LaunchContext, RawRange};
+use shardlab_plan::model::{OpKind, Real};
+use shardlab_plan::program::{BodyOp, Kernel, KernelClass, Place, Shape, Slot};
+use shardlab_plan::units::{Bytes, DType, Flops};
+use smallvec::SmallVec;
+use std::time::{Duration, Instant};
+
+/// Element types that models compute in.
+pub(super) const DTYPES: [DType; 2] = [DType::F32, DType::Bf16];
+
+/// Edges of matrix products.
+const EDGES: [u64; 7] = [16, 32, 64, 128, 256, 512, 1024];
+
+/// `([batch, heads, kv_heads, seq, head_dim], microseconds)`.
+type AttentionRow = ([u64; 5], f64);
+
+/// Rows of one kind of attention kernel.
+#[derive(Clone, Debug)]
+pub(super) struct AttentionRows {
+    pub(super) dtype: DType,
+    pub(super) causal: bool,
+    pub(super) backward: bool,
+    pub(super) rows: Vec<AttentionRow>,
+}
+
+/// Memory of an operand, aligned, with harmless values.
+struct Operand {
+    words: Vec<u64>,
+    bytes: usize,
+    dtype: DType,
+}
+
+impl Operand {
+    fn new(elements: u64, dtype: DType) -> Self {
+        let bytes = (elements * dtype.size()) as usize;
+        let mut words = vec![0u64; bytes.div_ceil(8)];
+        // Between 0.25 and 0.5 in both float types, and not all alike.
+        for (i, w) in words.iter_mut().enumerate() {
+            let x = 0x3e80 + (i as u64 * 37 % 128);
+            *w = match dtype {
+                DType::F32 => (x << 16) | (x << 48),
+                _ => x | (x << 16) | (x << 32) | (x << 48),
+            };
+        }
+        Self {
+            words,
+            bytes,
+            dtype,
+        }
+    }
+
+    fn range(&mut self) -> RawRange {
+        RawRange {
+            ptr: self.words.as_mut_ptr().cast(),
+            bytes: self.bytes,
+            dtype: self.dtype,
+        }
+    }
+}
+
+fn slot(place: Place, shape: &[u64], dtype: DType) -> Slot {
+    Slot {
+        place,
+        offset: 0,
+        shape: Shape::from_slice(shape),
+        strides: SmallVec::new(),
+        dtype,
+    }
+}
+
+/// Shortest time of an operation alone, on operands of these shapes.
+fn time(
+    op: OpKind,
+    class: KernelClass,
+    dtype: DType,
+    ins: &[(&[u64], DType)],
+    outs: &[(&[u64], DType)],
+    least: Duration,
+) -> f64 {
+    let elements = |s: &[u64]| s.iter().product::<u64>();
+    let make = |list: &[(&[u64], DType)]| -> Vec<Operand> {
+        let operand = |o: &(&[u64], DType)| Operand::new(elements(o.0), o.1);
+        list.iter().map(operand).collect()
+    };
+    let (mut reads, mut writes) = (make(ins), make(outs));
+    let slots = |list: &[(&[u64], DType)], place: fn(u8) -> Place| -> Vec<Slot> {
+        let one = |(i, o): (u8, &(&[u64], DType))| slot(place(i), o.0, o.1);
+        (0u8..).zip(list).map(one).collect()
+    };
+    let kernel = Kernel {
+        name: op.name().to_owned(),
+        class,
+        flops: Flops(0),
+        read: Bytes(0),
+        written: Bytes(0),
+        dtype,
+        body: vec![BodyOp {
+            op,
+            inputs: slots(ins, Place::Read).into_iter().collect(),
+            outputs: slots(outs, Place::Write).into_iter().collect(),
+        }],
+    };
+    let context = LaunchContext {
+        kernel: &kernel,
+        hyper: NO_HYPER,
+        shapes: &[],
+    };
+    let reads: Vec<RawRange> = reads.iter_mut().map(Operand::range).collect();
+    let writes: Vec<RawRange> = writes.iter_mut().map(Operand::range).collect();
+    shortest(least, || {
+        // SAFETY: every range is an operand of its own that lives until after the last call.
+        let done = unsafe { kernels::launch(&context, &reads, &writes) };
+        assert!(done.is_ok(), "the kernel's own operands fit it: {done:?}");
+    })
+}
+
+/// Matrix products by element type: `[m, n, k]` against the mean over the operands' layouts in a training step.
+pub(super) fn gemm(budget: Duration) -> Vec<(DType, Vec<([u64; 3], f64)>)> {
+    let mut shapes = Vec::new();
+    for m in EDGES {
+        for n in EDGES {
+            for k in EDGES {
+                shapes.push([m, n, k]);
+            }
+        }
+    }
+    let begin = Instant::now();
+    let one = budget / (2 * 3 * shapes.len() as u32);
+    DTYPES
+        .into_iter()
+        .map(|dtype| {
+            let mut rows = Vec::new();
+            for &[m, n, k] in &shapes {
+                // Over time the large ones of the rest are left out.
+                if begin.elapsed() > budget * 2 && m * n * k > 1 << 24 {
+                    continue;
+                }
+                let us: f64 = [(false, true), (false, false), (true, false)]
+                    .into_iter()
+                    .map(|(ta, tb)| {
+                        let a: [u64; 2] = if ta { [k, m] } else { [m, k] };
+                        let b: [u64; 2] = if tb { [n, k] } else { [k, n] };
+                        let op = OpKind::Gemm {
+                            ta,
+                            tb,
+                            bias: false,
+                            accumulate: false,
+                        };
+                        let class = KernelClass::Gemm { m, n, k, batch: 1 };
+                        let ins: [(&[u64], DType); 2] = [(&a, dtype), (&b, dtype)];
+                        time(op, class, dtype, &ins, &[(&[m, n], dtype)], one)
+                    })
+                    .sum();
+                rows.push(([m, n, k], us / 3.0));
+            }
+            (dtype, rows)
+        })
+        .collect()
+}
+
+/// Attention kernels.
+pub(super) fn attention(budget: Duration) -> Vec<AttentionRows> {
+    let mut shapes: Vec<[u64; 5]> = Vec::new();
+    for (batch, heads) in [(1, 4), (4, 4), (4, 8)] {
+        for seq in [16, 32, 64, 128, 256] {
+            for head_dim in [8, 16, 32, 64] {
+                shapes.push([batch, heads, heads / 2, seq, head_dim]);
+            }
+        }
+    }
+    let one = budget / (8 * shapes.len() as u32);
+    let mut tables = Vec::new();
+    for dtype in DTYPES {
+        for causal in [true, false] {
+            for backward in [false, true] {
+                let rows = shapes
+                    .iter()
+                    .map(|&s| (s, attend(s, dtype, causal, backward, one)))
+                    .collect();
+                tables.push(AttentionRows {
+                    dtype,
+                    causal,
+                    backward,
+                    rows,
+                });
+            }
+        }
+    }
+    tables
+}
+
+fn attend(shape: [u64; 5], dtype: DType, causal: bool, backward: bool, least: Duration) -> f64 {
+    let [batch, heads, kv_heads, seq, head_dim] = shape;
+    let q: &[u64] = &[batch, heads, seq, head_dim];
+    let kv: &[u64] = &[batch, kv_heads, seq, head_dim];
+    let lse: &[u64] = &[batch, heads, seq];
+    let scale = Real(1.0 / (head_dim as f64).sqrt());
+    let class = KernelClass::Attention {
+        batch,
+        heads,
+        kv_heads,
+        seq,
+        head_dim,
+        causal,
+        backward,
+    };
+    if backward {
+        let op = OpKind::AttentionGrad { causal, scale };
+        let state: (&[u64], DType) = (&[1], DType::I64);
+        let ins = [
+            (q, dtype),
+            (q, dtype),
+            (kv, dtype),
+            (kv, dtype),
+            (q, dtype),
+            (lse, DType::F32),
+            state,
+            state,
+        ];
+        let outs = [(q, dtype), (kv, dtype), (kv, dtype)];
+        time(op, class, dtype, &ins, &outs, least)
+    } else {
+        let op = OpKind::Attention { causal, scale };
+        let ins = [(q, dtype), (kv, dtype), (kv, dtype)];
+        let outs = [(q, dtype), (lse, DType::F32)];
+        time(op, class, dtype, &ins, &outs, least)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn grids_run_and_grow_with_their_work() {
+        let us = |s: [u64; 5], backward| attend(s, DType::F32, true, backward, Duration::ZERO);
+        assert!(us([1, 4, 2, 128, 32], false) > us([1, 4, 2, 16, 8], false));
+        assert!(us([1, 4, 2, 128, 32], true) > us([1, 4, 2, 128, 32], false));
+        let class = KernelClass::Gemm {
+            m: 8,
+            n: 8,
+            k: 8,
+            batch: 1,
+        };
+        let op = OpKind::Gemm {
+            ta: true,
+            tb: false,
+            bias: false,
+            accumulate: false,
+        };
+        let a: (&[u64], DType) = (&[8, 8], DType::Bf16);
+        assert!(time(op, class, DType::Bf16, &[a, a], &[a], Duration::ZERO) > 0.0);
+    }
+}

@@ -1,0 +1,85 @@
+//! What the machine is, and how fast it copies.
+
+use super::shortest;
+use std::time::Duration;
+
+/// Bytes of the copies that give the memory bandwidth: beyond caches.
+const COPY: usize = 64 << 20;
+
+/// See the module documentation.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Machine {
+    /// Processor.
+    pub(super) model: String,
+    /// Cores that threads may use.
+    pub(super) cores: u32,
+    /// Memory, MiB.
+    pub(super) memory_mib: u64,
+    /// Last-level cache, MiB.
+    pub(super) cache_mib: u64,
+    /// Bytes of a large copy over its time, GB/s (read and written bytes are one).
+    pub(super) copy_gbps: f64,
+    /// Time of a copy of a kilobyte, microseconds.
+    pub(super) copy_latency_us: f64,
+}
+
+impl Machine {
+    pub(super) fn measure() -> Self {
+        let cpu = std::fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
+        let memory = std::fs::read_to_string("/proc/meminfo").unwrap_or_default();
+        let cache = |i: u32| {
+            let path = format!("/sys/devices/system/cpu/cpu0/cache/index{i}/size");
+            let text = std::fs::read_to_string(path).ok()?;
+            let kib: u64 = text.trim().strip_suffix('K')?.parse().ok()?;
+            Some(kib / 1024)
+        };
+        let mut from = vec![1u8; COPY];
+        let mut to = vec![0u8; COPY];
+        let us = shortest(Duration::from_millis(200), || {
+            to.copy_from_slice(&from);
+            from[0] = std::hint::black_box(to[COPY - 1]);
+        });
+        let latency = shortest(Duration::from_millis(2), || {
+            to[..1024].copy_from_slice(&from[..1024]);
+            from[0] = std::hint::black_box(to[1023]);
+        });
+        Self {
+            model: field(&cpu, "model name").unwrap_or_else(|| "a CPU".to_owned()),
+            cores: std::thread::available_parallelism().map_or(1, |n| n.get() as u32),
+            memory_mib: field(&memory, "MemTotal")
+                .and_then(|t| t.split(' ').next()?.parse::<u64>().ok())
+                .map_or(1024, |kib| kib / 1024),
+            cache_mib: (0..5).rev().find_map(cache).filter(|&c| c > 0).unwrap_or(8),
+            copy_gbps: COPY as f64 / us / 1e3,
+            copy_latency_us: latency,
+        }
+    }
+
+    /// The `source` of what was measured here.
+    pub(super) fn source(&self, what: &str) -> String {
+        let cores = if self.cores == 1 { "core" } else { "cores" };
+        format!(
+            "{what}: measured on {}, {} {cores}, by shardlab calibrate --device cpu",
+            self.model, self.cores
+        )
+        .replace(['"', '\\'], "'")
+    }
+}
+
+/// Value of the first line with this key in a list of `key : value`.
+fn field(text: &str, key: &str) -> Option<String> {
+    let line = text.lines().find(|l| l.starts_with(key))?;
+    Some(line.split_once(':')?.1.trim().to_owned())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn fields_of_proc_files() {
+        let text = "MemTotal:       1048576 kB\nMemFree: 1 kB\n";
+        assert_eq!(field(text, "MemTotal").unwrap(), "1048576 kB");
+        assert_eq!(field(text, "Swap"), None);
+    }
+}

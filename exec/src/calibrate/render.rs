@@ -1,0 +1,378 @@
+//! The profile as text.
+
+use super::Measured;
+use super::grid::DTYPES;
+use shardlab_plan::program::CollectiveKind;
+use shardlab_plan::units::DType;
+use std::collections::BTreeMap;
+use std::fmt::Write;
+
+/// Classes of memory-bound kernels, in the profile's order.
+const CLASSES: [&str; 15] = [
+    "pointwise",
+    "strided",
+    "norm",
+    "norm_backward",
+    "column_reduce",
+    "softmax",
+    "softmax_backward",
+    "embedding",
+    "embedding_grad",
+    "copy",
+    "multi_copy",
+    "fill",
+    "optimizer",
+    "full_reduce",
+    "fused",
+];
+
+/// Four significant digits.
+fn num(x: f64) -> String {
+    let digits = 3 - x.abs().max(1e-9).log10().floor() as i32;
+    let text = format!("{x:.*}", digits.clamp(0, 6) as usize);
+    if text.contains('.') {
+        let short = text.trim_end_matches('0').trim_end_matches('.');
+        if short.contains('.') {
+            short.to_owned()
+        } else {
+            format!("{short}.0")
+        }
+    } else {
+        format!("{text}.0")
+    }
+}
+
+/// A table of rows, one a line.
+fn rows(out: &mut String, rows: impl IntoIterator<Item = String>) {
+    out.push_str("rows = [\n");
+    for row in rows {
+        let _ = writeln!(out, "    [{row}],");
+    }
+    out.push_str("]\n");
+}
+
+fn by_bytes(list: &[(u64, f64)]) -> String {
+    let list: Vec<String> = list
+        .iter()
+        .map(|(b, us)| format!("[{b}, {}]", num(*us)))
+        .collect();
+    format!("rows = [{}]\n", list.join(", "))
+}
+
+/// GFLOP/s of a product.
+fn rate([m, n, k]: [u64; 3], us: f64) -> f64 {
+    2.0 * (m * n * k) as f64 / us / 1e3
+}
+
+/// Rows of one kind of kernel, averaged where bytes are equal.
+type Rows = BTreeMap<u64, (f64, f64)>;
+
+/// By class: rows of all its kernels of one type.
+fn classes(m: &Measured) -> BTreeMap<(&'static str, DType), Vec<(u64, f64)>> {
+    let mut all: BTreeMap<(&'static str, DType), Rows> = BTreeMap::new();
+    for ((class, _, dtype), table) in &m.steps.memory {
+        let rows = all.entry((class, *dtype)).or_default();
+        for (&bytes, mean) in table {
+            let row = rows.entry(bytes).or_default();
+            *row = (row.0 + mean.us(), row.1 + 1.0);
+        }
+    }
+    let mean = |rows: Rows| rows.into_iter().map(|(b, (s, n))| (b, s / n)).collect();
+    all.into_iter().map(|(k, rows)| (k, mean(rows))).collect()
+}
+
+/// The profile's text.
+pub(super) fn profile(name: &str, m: &Measured) -> String {
+    let s = &m.steps;
+    let machine = &m.machine;
+    let mut out = String::new();
+    let peak = |dtype: DType| {
+        let table = m.gemm.iter().find(|t| t.0 == dtype);
+        let rates = table.into_iter().flat_map(|t| &t.1).map(|r| rate(r.0, r.1));
+        rates.fold(1.0, f64::max)
+    };
+    let (f32_peak, bf16_peak) = (peak(DType::F32), peak(DType::Bf16));
+    let tflops = |gflops: f64| num(gflops / 1e3);
+    let (f32s, bf16s) = (tflops(f32_peak), tflops(bf16_peak));
+    // Read and written bytes.
+    let memory_gbps = 2.0 * machine.copy_gbps;
+    let [launch, event, alloc] = s.issue_us;
+    let source = |what: &str| machine.source(what);
+    let _ = write!(
+        out,
+        r#"name = "{name}"
+about = "{cores} cores of {model}, ranks as threads, for the embedded CPU device"
+
+[device]
+source = "{device}"
+sms = 1
+shared_cores = {cores}
+memory_mib = {memory}
+memory_gbps = {gbps}
+l2_mib = {cache}
+tflops = {{ f32 = {f32s}, bf16 = {bf16s}, f16 = {bf16s} }}
+kernel_gap_us = {gap}
+graph_gap_us = {gap}
+launch_latency_us = {latency}
+event_latency_us = {event_latency}
+min_kernel_us = {shortest}
+h2d_gbps = {copy}
+d2h_gbps = {copy}
+copy_latency_us = {copy_latency}
+
+[footprint]
+source = "no device outside the process"
+context_mib = 0
+communicator_mib = 0
+
+[host]
+source = "{host}"
+launch_us = {launch}
+collective_us = {launch}
+copy_us = {launch}
+event_us = {event}
+host_wait_us = {latency}
+alloc_us = {alloc}
+device_alloc_us = {alloc}
+graph_launch_us = {launch}
+queue_depth = 1024
+steps_in_flight = 1
+
+# Host work costs nothing here; the end of a step is noticed this much later than its last task ends.
+[host.work]
+dispatch_us = 0.0
+autograd_dispatch_us = 0.0
+guard_us = 0.0
+graph_break_us = 0.0
+hook_us = 0.0
+hook_param_us = 0.0
+optimizer_step_us = 0.0
+step_us = {tail}
+
+[network]
+source = "{network}"
+nvlink_gbps = {copy}
+nvlink_efficiency = 1.0
+nics_per_node = 1
+nic_gbps = 1.25
+nic_efficiency = 0.85
+nic_latency_us = 30.0
+misaligned_factor = 1.0
+sms_per_collective = 0
+
+[contention]
+source = "{contention}"
+collective_loss_compute = 0.0
+collective_loss_bandwidth = 0.0
+collective_bandwidth = 0.0
+start_wait = 0.0
+start_wait_priority = 0.0
+start_wait_min_us = 20.0
+shared_loss = {loss}
+"#,
+        model = machine.model.replace(['"', '\\'], "'"),
+        cores = machine.cores,
+        device = source("gaps, latencies, rates of products and copies"),
+        memory = machine.memory_mib,
+        gbps = num(memory_gbps),
+        cache = machine.cache_mib,
+        gap = num(s.gap_us),
+        latency = num(s.latency_us),
+        event_latency = num(s.event_us),
+        shortest = num(s.shortest_us.max(0.01)),
+        copy = num(machine.copy_gbps),
+        copy_latency = num(machine.copy_latency_us.max(0.01)),
+        host = source("issue times of recorded steps"),
+        launch = num(launch),
+        event = num(event),
+        alloc = num(alloc),
+        tail = num(s.tail_us),
+        network = source("copies between rank threads; cards are assumed, none is used"),
+        contention = source("kernels of steps with all cores busy against one core"),
+        loss = num((1.0 - 1.0 / s.crowded.max(1.0)).min(0.9)),
+    );
+    efficiency(&mut out, m, memory_gbps);
+    products(&mut out, m);
+    attention(&mut out, m);
+    memory(&mut out, m);
+    collectives(&mut out, m);
+    out
+}
+
+fn efficiency(out: &mut String, m: &Measured, memory_gbps: f64) {
+    let middle = |mut x: Vec<f64>| -> Option<f64> {
+        x.sort_by(f64::total_cmp);
+        x.get(x.len() / 2).copied()
+    };
+    let peak = |dtype: DType| {
+        let rows = m.gemm.iter().filter(|t| t.0 == dtype).flat_map(|t| &t.1);
+        rows.map(|r| rate(r.0, r.1)).fold(1.0, f64::max)
+    };
+    let large = |dtype: DType| {
+        let rows = m.gemm.iter().filter(|t| t.0 == dtype).flat_map(|t| &t.1);
+        let rates = rows
+            .filter(|r| r.0.iter().product::<u64>() >= 1 << 20)
+            .map(|r| rate(r.0, r.1) / peak(dtype));
+        middle(rates.collect()).unwrap_or(0.5)
+    };
+    let attention = |backward: bool| {
+        let rates = m
+            .attention
+            .iter()
+            .filter(|t| t.dtype == DType::F32 && t.backward == backward)
+            .flat_map(|t| t.rows.iter().map(move |r| (t.causal, r)))
+            .map(|(causal, ([b, h, _, s, d], us))| {
+                let products = if backward { 5.0 } else { 2.0 };
+                let all = products * 2.0 * (b * h * s * s * d) as f64;
+                all / if causal { 2.0 } else { 1.0 } / us / 1e3 / peak(DType::F32)
+            });
+        middle(rates.collect()).unwrap_or(0.3)
+    };
+    let conv = m
+        .steps
+        .conv
+        .iter()
+        .map(|((dtype, shape), t)| rate(*shape, t.us()) / peak(*dtype) / large(*dtype));
+    let conv = middle(conv.collect()).unwrap_or(0.5).min(1.0);
+    let _ = write!(
+        out,
+        r#"
+# A small tile has little of a product's edge to waste.
+[efficiency]
+source = "{}"
+gemm = {{ f32 = {}, bf16 = {}, f16 = {} }}
+gemm_tiles = [[8, 8, 1.0]]
+conv = {}
+attention = {}
+attention_backward = {}
+
+[efficiency.memory]
+"#,
+        m.machine.source("middles of the tables below"),
+        num(large(DType::F32)),
+        num(large(DType::Bf16)),
+        num(large(DType::Bf16)),
+        num(conv),
+        num(attention(false).min(1.0)),
+        num(attention(true).min(1.0)),
+    );
+    let classes = classes(m);
+    for class in CLASSES {
+        let rates = DTYPES
+            .into_iter()
+            .filter_map(|d| classes.get(&(class, d)))
+            .flatten()
+            .map(|(bytes, us)| *bytes as f64 / us / 1e3 / memory_gbps)
+            .filter(|r| *r > 0.0);
+        let share = middle(rates.collect()).unwrap_or(0.2).clamp(1e-3, 1.0);
+        let _ = writeln!(out, "{class} = {}", num(share));
+    }
+}
+
+fn products(out: &mut String, m: &Measured) {
+    let shape = |[a, b, c]: [u64; 3], us: f64| format!("{a}, {b}, {c}, {}", num(us));
+    let header = |out: &mut String, table: &str, what: &str, dtype: DType| {
+        let source = m.machine.source(what);
+        let _ = write!(
+            out,
+            "\n[[{table}]]\nsource = \"{source}\"\ndtype = \"{dtype}\"\n"
+        );
+    };
+    for (table, measured) in [("gemm", &m.steps.gemm), ("conv", &m.steps.conv)] {
+        for dtype in DTYPES {
+            let of = || measured.iter().filter(|r| r.0.0 == dtype);
+            if of().next().is_some() {
+                header(out, table, "within steps", dtype);
+                rows(out, of().map(|((_, s), t)| shape(*s, t.us())));
+            }
+        }
+    }
+    for (dtype, list) in &m.gemm {
+        header(out, "gemm", "alone, mean over operand layouts", *dtype);
+        rows(out, list.iter().map(|(s, us)| shape(*s, *us)));
+    }
+}
+
+fn attention(out: &mut String, m: &Measured) {
+    let mut table = |what: &str, dtype: DType, causal: bool, backward: bool, list: Vec<String>| {
+        let source = m.machine.source(what);
+        let _ = write!(
+            out,
+            "\n[[attention]]\nsource = \"{source}\"\ndtype = \"{dtype}\"\ncausal = {causal}\nbackward = {backward}\n"
+        );
+        rows(out, list);
+    };
+    let row = |s: &[u64; 5], us: f64| {
+        let [a, b, c, d, e] = s;
+        format!("{a}, {b}, {c}, {d}, {e}, {}", num(us))
+    };
+    for ((dtype, causal, backward), list) in &m.steps.attention {
+        let list = list.iter().map(|(s, t)| row(s, t.us())).collect();
+        table("within steps", *dtype, *causal, *backward, list);
+    }
+    for t in &m.attention {
+        let list = t.rows.iter().map(|(s, us)| row(s, *us)).collect();
+        table("alone", t.dtype, t.causal, t.backward, list);
+    }
+}
+
+fn memory(out: &mut String, m: &Measured) {
+    let source = m.machine.source("within steps");
+    let mut table = |class: &str, op: Option<&str>, dtype: DType, rows: &[(u64, f64)]| {
+        let _ = write!(
+            out,
+            "\n[[memory]]\nsource = \"{source}\"\nclass = \"{class}\"\n"
+        );
+        if let Some(op) = op {
+            let _ = writeln!(out, "op = \"{op}\"");
+        }
+        let _ = write!(
+            out,
+            "dtype = \"{dtype}\"\nin_step = true\n{}",
+            by_bytes(rows)
+        );
+    };
+    for ((class, dtype), rows) in classes(m) {
+        table(class, None, dtype, &rows);
+    }
+    for ((class, op, dtype), rows) in &m.steps.memory {
+        let rows: Vec<(u64, f64)> = rows.iter().map(|(b, t)| (*b, t.us())).collect();
+        table(class, Some(op), *dtype, &rows);
+    }
+}
+
+fn collectives(out: &mut String, m: &Measured) {
+    for t in &m.collectives {
+        let kind = match t.kind {
+            CollectiveKind::AllGather => "all_gather",
+            CollectiveKind::ReduceScatter => "reduce_scatter",
+            CollectiveKind::AllReduce => "all_reduce",
+            CollectiveKind::AllToAll => "all_to_all",
+            CollectiveKind::Broadcast => "broadcast",
+        };
+        let source = m.machine.source("between rank threads");
+        let _ = write!(
+            out,
+            "\n[[collective]]\nsource = \"{source}\"\nkind = \"{kind}\"\nranks = {}\n",
+            t.ranks
+        );
+        if let Some(dtype) = t.dtype {
+            let _ = writeln!(out, "dtype = \"{dtype}\"");
+        }
+        out.push_str(&by_bytes(&t.rows));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::num;
+
+    #[test]
+    fn numbers_keep_four_digits_and_are_floats() {
+        assert_eq!(num(0.0), "0.0");
+        assert_eq!(num(0.012_345), "0.01234");
+        assert_eq!(num(12.0), "12.0");
+        assert_eq!(num(123_456.0), "123456.0");
+        assert_eq!(num(3.100), "3.1");
+    }
+}

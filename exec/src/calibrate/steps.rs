@@ -1,0 +1,512 @@
+//! Training steps of small models, as they run here: times of kernels by what they are, and what happens between them.
+
+use super::quantile;
+use crate::engine::{ExecOptions, RankInputs, Session, StepInputs, StepResult};
+use crate::train::{Feed, StateLayout, TrainError, init, schedule};
+use shardlab_plan::lower::tape_of;
+use shardlab_plan::program::{COMPUTE, Kernel, KernelClass, KernelId, Op, Program};
+use shardlab_plan::record::{Blocker, Span};
+use shardlab_plan::scenario;
+use shardlab_plan::units::DType;
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+/// A model to run: its name, its section, and what else it needs.
+struct Model {
+    text: String,
+    /// Element types and compile modes to run it in.
+    variants: &'static [(&'static str, &'static str)],
+}
+
+/// Types and modes of models with everything.
+const ALL: &[(&str, &str)] = &[
+    ("f32", "off"),
+    ("bf16", "off"),
+    ("f32", "regions"),
+    ("bf16", "regions"),
+];
+const EAGER: &[(&str, &str)] = &[("f32", "off"), ("bf16", "off")];
+
+/// Steps of a run at least, the first one not counted.
+const LEAST: usize = 4;
+/// And at most.
+const MOST: usize = 60;
+
+fn models() -> Vec<Model> {
+    let model = |text: String, variants| Model { text, variants };
+    // Hidden size, heads, feed-forward, vocabulary, sequence length, micro-batch.
+    let sizes: [[u64; 6]; 5] = [
+        [24, 3, 64, 120, 16, 1],
+        [48, 4, 128, 200, 40, 2],
+        [96, 6, 256, 384, 48, 4],
+        [256, 8, 704, 1024, 128, 2],
+        [448, 7, 1216, 2048, 192, 2],
+    ];
+    let mut all = Vec::new();
+    for [hidden, heads, ffn, vocab, seq, batch] in sizes {
+        let kv = if heads % 2 == 0 { heads / 2 } else { 1 };
+        let train = format!("max_seq_len = {seq}\n[train]\nseq_len = {seq}\nmicro_batch = {batch}\n");
+        all.push(model(
+            format!(
+                "[model]\nfamily = \"llama\"\nlayers = 2\nhidden = {hidden}\nheads = {heads}\n\
+                 kv_heads = {kv}\nffn = {ffn}\nvocab = {vocab}\n{train}clip_norm = 1.0\n"
+            ),
+            ALL,
+        ));
+        all.push(model(
+            format!(
+                "[model]\nfamily = \"gpt2\"\nlayers = 2\nhidden = {hidden}\nheads = {heads}\n\
+                 vocab = {vocab}\n{train}clip_norm = 1.0\n"
+            ),
+            EAGER,
+        ));
+    }
+    for [hidden, heads, ffn, _, seq, batch] in [sizes[0], sizes[2], sizes[3]] {
+        let train = format!(
+            "[train]\nseq_len = {seq}\nmicro_batch = {batch}\noptimizer = \"sgd\"\nweight_decay = 0\n"
+        );
+        all.push(model(
+            format!(
+                "[model]\nfamily = \"encoder\"\nlayers = 2\nhidden = {hidden}\nheads = {heads}\n\
+                 ffn = {ffn}\n{train}"
+            ),
+            EAGER,
+        ));
+        all.push(model(
+            format!("[model]\nfamily = \"linear\"\nlayers = 3\nhidden = {hidden}\n{train}"),
+            EAGER,
+        ));
+    }
+    for (channels, edge, batch) in [(8, 6, 2), (16, 16, 4), (32, 24, 4)] {
+        all.push(model(
+            format!(
+                "[model]\nfamily = \"cnn\"\nlayers = 3\nchannels = {channels}\nheight = {edge}\n\
+                 width = {edge}\n[train]\nseq_len = 1\nmicro_batch = {batch}\n\
+                 optimizer = \"sgd\"\nweight_decay = 0\n"
+            ),
+            EAGER,
+        ));
+    }
+    all
+}
+
+/// Sharding of runs with several ranks: for the kernels of sharding, and how much ranks slow one another.
+const SHARDED: [(&str, &str); 3] = [
+    ("native", "policy = \"native\""),
+    ("fsdp2", "policy = \"fsdp2\""),
+    ("megatron", "policy = \"megatron\""),
+];
+
+/// Times of one kind of kernel.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub(super) struct Mean {
+    sum: f64,
+    count: f64,
+}
+
+impl Mean {
+    fn add(&mut self, us: f64) {
+        self.sum += us;
+        self.count += 1.0;
+    }
+
+    /// Microseconds.
+    pub(super) fn us(self) -> f64 {
+        self.sum / self.count.max(1.0)
+    }
+}
+
+/// What names a table of memory-bound kernels: class, kernel, element type.
+type MemoryKey = (&'static str, String, DType);
+
+/// Everything that the steps showed.
+#[derive(Debug, Default)]
+pub(super) struct Totals {
+    /// Memory-bound kernels: bytes moved against time.
+    pub(super) memory: BTreeMap<MemoryKey, BTreeMap<u64, Mean>>,
+    /// Matrix products.
+    pub(super) gemm: BTreeMap<(DType, [u64; 3]), Mean>,
+    /// Convolutions.
+    pub(super) conv: BTreeMap<(DType, [u64; 3]), Mean>,
+    /// Attention: element type, causal, backward; sizes.
+    pub(super) attention: BTreeMap<(DType, bool, bool), BTreeMap<[u64; 5], Mean>>,
+    /// From the end of a kernel to the start of the next one on its stream.
+    pub(super) gap_us: f64,
+    /// From the issue of a kernel to its start when its stream is idle.
+    pub(super) latency_us: f64,
+    /// From the end of a kernel to the start of another stream's that waited for it.
+    pub(super) event_us: f64,
+    /// Issuing a kernel; an event's record or wait; an allocation or a free.
+    pub(super) issue_us: [f64; 3],
+    /// From the last task's end to the end of the step.
+    pub(super) tail_us: f64,
+    /// How much longer kernels take when every core is busy, as a factor.
+    pub(super) crowded: f64,
+    /// Shortest kernel.
+    pub(super) shortest_us: f64,
+}
+
+/// Observations that become medians.
+#[derive(Debug, Default)]
+struct Between {
+    gaps: Vec<f64>,
+    latencies: Vec<f64>,
+    events: Vec<f64>,
+    launches: Vec<f64>,
+    /// Time between two launches with so many of them between.
+    records: Vec<(f64, usize)>,
+    allocs: Vec<(f64, usize)>,
+    tails: Vec<f64>,
+}
+
+/// One run: the shortest time of each task of the steady step, and the fastest step.
+struct Observed {
+    program: Arc<Program>,
+    /// By task in issue order: kernel where it is one, and time.
+    tasks: Vec<(Option<KernelId>, f64)>,
+    fastest: StepResult,
+}
+
+/// Runs all models.
+pub(super) fn measure(
+    budget: Duration,
+    cores: u32,
+    note: &mut dyn FnMut(&str),
+) -> Result<Totals, TrainError> {
+    let models = models();
+    let alone: usize = models.iter().map(|m| m.variants.len()).sum();
+    let ranks = cores.clamp(2, 8);
+    let sharded: Vec<&Model> = models.iter().filter(|m| m.text.contains("llama")).collect();
+    let runs = alone + sharded.len() * SHARDED.len() * EAGER.len();
+    let one = budget / runs as u32;
+    let mut totals = Totals::default();
+    let mut between = Between::default();
+    for m in &models {
+        for variant in m.variants {
+            let observed = run(&m.text, *variant, SHARDED[0].1, 1, one)?;
+            between.add(&observed);
+            for (kernel, us) in means(&observed) {
+                totals.add(&observed.program.kernels[kernel.index()], us);
+            }
+        }
+    }
+    note("sharded steps");
+    let mut factors = Vec::new();
+    let mut sharding = Vec::new();
+    for m in sharded {
+        for variant in EAGER {
+            for (_, policy) in SHARDED {
+                let observed = run(&m.text, *variant, policy, ranks, one)?;
+                between.add_events(&observed);
+                for (kernel, us) in means(&observed) {
+                    let kernel = &observed.program.kernels[kernel.index()];
+                    match totals.find(kernel) {
+                        Some(alone) => factors.push((us / alone, alone)),
+                        None => sharding.push((kernel.clone(), us)),
+                    }
+                }
+            }
+        }
+    }
+    totals.crowded = crowded(factors);
+    for (kernel, us) in sharding {
+        totals.add(&kernel, us / totals.crowded);
+    }
+    between.settle(&mut totals);
+    Ok(totals)
+}
+
+/// The factor by which half of the work (by time) is slowed less.
+fn crowded(mut factors: Vec<(f64, f64)>) -> f64 {
+    factors.sort_by(|a, b| a.0.total_cmp(&b.0));
+    let half: f64 = factors.iter().map(|f| f.1).sum::<f64>() / 2.0;
+    let mut sum = 0.0;
+    for (factor, weight) in factors {
+        sum += weight;
+        if sum >= half {
+            return factor.max(1.0);
+        }
+    }
+    1.0
+}
+
+/// Mean time of each kernel of a run.
+fn means(observed: &Observed) -> BTreeMap<KernelId, f64> {
+    let mut by: BTreeMap<KernelId, Mean> = BTreeMap::new();
+    for &(kernel, us) in &observed.tasks {
+        if let Some(kernel) = kernel {
+            by.entry(kernel).or_default().add(us);
+        }
+    }
+    by.into_iter().map(|(k, m)| (k, m.us())).collect()
+}
+
+fn run(
+    model: &str,
+    (dtype, mode): (&str, &str),
+    policy: &str,
+    ranks: u32,
+    time: Duration,
+) -> Result<Observed, TrainError> {
+    let text = format!(
+        "{model}[mesh]\nhardware = \"cpu\"\ndp_shard = {ranks}\n[precision]\ncompute = \"{dtype}\"\n\
+         [compile]\nmode = \"{mode}\"\n[fsdp]\n{policy}\n"
+    );
+    let fault = |e: String| TrainError::Plan(e);
+    let scenario = scenario::parse("calibration", &text, &[]).map_err(|e| fault(e.to_string()))?;
+    let program = Arc::new(shardlab_plan::plan(&scenario).map_err(|e| fault(e.to_string()))?);
+    let tape = tape_of(&scenario).map_err(|e| fault(e.to_string()))?;
+    let layout = StateLayout::new(&program)?;
+    let feed = Feed::new(&scenario, &program, &tape.consts, None, 1)?;
+    let options = ExecOptions {
+        record: true,
+        ..ExecOptions::default()
+    };
+    let mut session = Session::new(Arc::clone(&program), options)?;
+    for rank in 0..ranks {
+        for (buffer, table) in feed.tables() {
+            session.write_buffer(rank, *buffer, 0, table)?;
+        }
+    }
+    init::from_seed(&program, &layout, scenario.model.family, 1, &mut session)?;
+    let inputs = StepInputs {
+        ranks: feed
+            .step(0)
+            .into_iter()
+            .map(|rank| RankInputs {
+                micro_batches: rank
+                    .into_iter()
+                    .map(|m| m.into_iter().map(|(id, data)| (id, data.into())).collect())
+                    .collect(),
+            })
+            .collect(),
+    };
+    session.step(&inputs, schedule::hyper(&scenario.train, 0))?;
+    let begin = Instant::now();
+    let mut tasks: Vec<(Option<KernelId>, f64)> = Vec::new();
+    let mut fastest: Option<StepResult> = None;
+    for n in 0..MOST {
+        let step = session.step(&inputs, schedule::hyper(&scenario.train, 1 + n as u64))?;
+        if tasks.is_empty() {
+            tasks = step
+                .spans
+                .iter()
+                .map(|s| (kernel_of(&program, s), f64::INFINITY))
+                .collect();
+        }
+        for (task, span) in tasks.iter_mut().zip(&step.spans) {
+            task.1 = task.1.min(us(span.end.0 - span.start.0));
+        }
+        let length = |s: &StepResult| s.record.end - s.record.start;
+        if fastest.as_ref().is_none_or(|f| length(&step) < length(f)) {
+            fastest = Some(step);
+        }
+        if n >= LEAST && begin.elapsed() >= time {
+            break;
+        }
+    }
+    let Some(fastest) = fastest else {
+        return Err(fault("no step was run".to_owned()));
+    };
+    Ok(Observed {
+        program,
+        tasks,
+        fastest,
+    })
+}
+
+fn kernel_of(program: &Program, span: &Span) -> Option<KernelId> {
+    match program.instrs[span.instr.index()].op {
+        Op::Launch { kernel, .. } => Some(kernel),
+        _ => None,
+    }
+}
+
+fn us(picos: u64) -> f64 {
+    picos as f64 / 1e6
+}
+
+impl Totals {
+    fn add(&mut self, kernel: &Kernel, us: f64) {
+        self.shortest_us = if self.shortest_us == 0.0 {
+            us
+        } else {
+            self.shortest_us.min(us)
+        };
+        let dtype = kernel.dtype;
+        let mean = match kernel.class {
+            KernelClass::Gemm { m, n, k, batch: 1 } => {
+                self.gemm.entry((dtype, [m, n, k])).or_default()
+            }
+            KernelClass::Gemm { .. } => return,
+            KernelClass::Conv { m, n, k } => self.conv.entry((dtype, [m, n, k])).or_default(),
+            KernelClass::Attention {
+                batch,
+                heads,
+                kv_heads,
+                seq,
+                head_dim,
+                causal,
+                backward,
+            } => self
+                .attention
+                .entry((dtype, causal, backward))
+                .or_default()
+                .entry([batch, heads, kv_heads, seq, head_dim])
+                .or_default(),
+            _ => {
+                let key = (class_name(kernel), kernel.name.clone(), dtype);
+                let bytes = kernel.read.0 + kernel.written.0;
+                self.memory.entry(key).or_default().entry(bytes).or_default()
+            }
+        };
+        mean.add(us);
+    }
+
+    /// Time of a kernel that ran alone before.
+    fn find(&self, kernel: &Kernel) -> Option<f64> {
+        let mean = match kernel.class {
+            KernelClass::Gemm { m, n, k, .. } => self.gemm.get(&(kernel.dtype, [m, n, k])),
+            KernelClass::Conv { .. } | KernelClass::Attention { .. } => None,
+            _ => {
+                let key = (class_name(kernel), kernel.name.clone(), kernel.dtype);
+                let bytes = kernel.read.0 + kernel.written.0;
+                self.memory.get(&key).and_then(|rows| rows.get(&bytes))
+            }
+        };
+        mean.map(|m| m.us())
+    }
+}
+
+/// The profile's name of a memory-bound kernel's class.
+fn class_name(kernel: &Kernel) -> &'static str {
+    let backward = kernel.name.contains("backward");
+    match kernel.class {
+        KernelClass::Gemm { .. } | KernelClass::Attention { .. } | KernelClass::Conv { .. } => "",
+        KernelClass::Pointwise => "pointwise",
+        KernelClass::Strided => "strided",
+        KernelClass::Norm if backward => "norm_backward",
+        KernelClass::Norm => "norm",
+        KernelClass::ColumnReduce => "column_reduce",
+        KernelClass::Softmax if backward => "softmax_backward",
+        KernelClass::Softmax => "softmax",
+        KernelClass::Embedding => "embedding",
+        KernelClass::EmbeddingGrad => "embedding_grad",
+        KernelClass::Copy => "copy",
+        KernelClass::MultiCopy => "multi_copy",
+        KernelClass::Fill => "fill",
+        KernelClass::Optimizer => "optimizer",
+        KernelClass::FullReduce => "full_reduce",
+        KernelClass::Fused => "fused",
+    }
+}
+
+impl Between {
+    /// What a run of one rank shows.
+    fn add(&mut self, observed: &Observed) {
+        let spans = &observed.fastest.spans;
+        let program = &observed.program;
+        let mut last: Option<&Span> = None;
+        for span in spans.iter().filter(|s| s.stream == COMPUTE) {
+            match (span.blocker, last) {
+                (Blocker::Stream(_), Some(last)) => {
+                    self.gaps.push(us(span.start.0.saturating_sub(last.end.0)));
+                }
+                (Blocker::Host, _) => {
+                    self.latencies
+                        .push(us(span.start.0.saturating_sub(span.issued.0)));
+                }
+                _ => {}
+            }
+            last = Some(span);
+        }
+        for pair in spans.windows(2) {
+            self.issue(program, &pair[0], &pair[1]);
+        }
+        let end = spans.iter().map(|s| s.end.0).max().unwrap_or(0);
+        self.tails
+            .push(us(observed.fastest.record.end.0.saturating_sub(end)));
+    }
+
+    /// Issue times of what lies between two tasks, where it is of one kind.
+    fn issue(&mut self, program: &Program, a: &Span, b: &Span) {
+        if b.instr <= a.instr {
+            return;
+        }
+        let between = &program.instrs[a.instr.index() + 1..b.instr.index()];
+        let took = us(b.issued.0.saturating_sub(a.issued.0));
+        let count = |f: fn(&Op) -> bool| between.iter().filter(|i| f(&i.op)).count();
+        let allocs = count(|o| matches!(o, Op::Alloc(_) | Op::Free(_)));
+        let records = count(|o| matches!(o, Op::Record { .. } | Op::Wait { .. }));
+        let others = between.len() - allocs - records
+            - count(|o| matches!(o, Op::HostWork { .. }));
+        match (others, allocs, records) {
+            (0, 0, 0) => self.launches.push(took),
+            (0, n, 0) => self.allocs.push((took, n)),
+            (0, 0, n) => self.records.push((took, n)),
+            _ => {}
+        }
+    }
+
+    /// What a run of several ranks shows.
+    fn add_events(&mut self, observed: &Observed) {
+        let spans = &observed.fastest.spans;
+        for span in spans {
+            if let Blocker::Event(by) = span.blocker
+                && let Some(by) = spans.get(by as usize)
+                && by.stream != span.stream
+            {
+                self.events.push(us(span.start.0.saturating_sub(by.end.0)));
+            }
+        }
+    }
+
+    fn settle(self, totals: &mut Totals) {
+        totals.gap_us = quantile(self.gaps, 0.5);
+        totals.latency_us = quantile(self.latencies, 0.5);
+        totals.event_us = (quantile(self.events, 0.5) - totals.gap_us).max(0.0);
+        let launch = quantile(self.launches, 0.5);
+        // What lies between two tasks is issued beside the second of them.
+        let beside = |x: Vec<(f64, usize)>| {
+            let each = x.into_iter().map(|(took, n)| (took - launch) / n as f64);
+            quantile(each.collect(), 0.5).max(0.02)
+        };
+        totals.issue_us = [launch, beside(self.records), beside(self.allocs)];
+        totals.tail_us = quantile(self.tails, 0.5);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use shardlab_plan::program::SectionKind;
+
+    #[test]
+    fn a_run_times_every_kernel_of_the_step() {
+        let m = &models()[0];
+        let observed = run(&m.text, m.variants[1], SHARDED[1].1, 2, Duration::ZERO).unwrap();
+        let steady = observed.program.section(SectionKind::Steady).unwrap();
+        let launches = observed
+            .program
+            .section_instrs(steady)
+            .iter()
+            .filter(|i| matches!(i.op, Op::Launch { .. }))
+            .count();
+        let timed: Vec<f64> = observed
+            .tasks
+            .iter()
+            .filter(|t| t.0.is_some())
+            .map(|t| t.1)
+            .collect();
+        assert_eq!(timed.len(), launches);
+        assert!(timed.iter().all(|t| *t > 0.0 && t.is_finite()));
+    }
+
+    #[test]
+    fn half_of_the_time_decides_about_crowding() {
+        assert_eq!(crowded(vec![(1.5, 1.0), (1.1, 3.0), (9.0, 1.0)]), 1.1);
+        assert_eq!(crowded(vec![(0.7, 1.0)]), 1.0);
+        assert_eq!(crowded(Vec::new()), 1.0);
+    }
+}

@@ -1,0 +1,50 @@
+//! `shardlab calibrate`: measure this machine, as a hardware profile.
+
+use super::output::{Failure, Out, Status};
+use clap::ValueEnum;
+use shardlab_exec::calibrate::{Options, calibrate};
+use shardlab_sim::hardware;
+use std::path::PathBuf;
+use std::time::Duration;
+
+#[derive(clap::Args)]
+pub(super) struct Args {
+    /// Device to measure
+    #[arg(long, value_enum, default_value_t = Device::Cpu)]
+    device: Device,
+    /// Write the profile here instead of printing it; the file's stem becomes its name
+    #[arg(long, value_name = "FILE")]
+    out: Option<PathBuf>,
+    /// Measure collectives of up to so many ranks
+    #[arg(long, value_name = "N", default_value_t = 4, value_parser = clap::value_parser!(u32).range(2..=64))]
+    ranks: u32,
+    /// Roughly how many seconds to measure
+    #[arg(long, value_name = "N", default_value_t = 90, value_parser = clap::value_parser!(u64).range(5..=3600))]
+    seconds: u64,
+}
+
+#[derive(Clone, Copy, Debug, ValueEnum)]
+enum Device {
+    /// The embedded CPU device
+    Cpu,
+}
+
+pub(super) fn run(args: &Args, out: &mut Out) -> Result<Status, Failure> {
+    let Device::Cpu = args.device;
+    let stem = args.out.as_ref().and_then(|p| p.file_stem()?.to_str());
+    let options = Options {
+        name: stem.unwrap_or("cpu").to_owned(),
+        ranks: args.ranks,
+        budget: Duration::from_secs(args.seconds),
+    };
+    let mut note = |text: &str| eprintln!("calibrate: {text}");
+    let text = calibrate(&options, &mut note).map_err(Failure::run)?;
+    // What cannot be loaded must not be written.
+    hardware::parse("the measured profile", &text).map_err(Failure::run)?;
+    match &args.out {
+        Some(path) => std::fs::write(path, text)
+            .map_err(|e| Failure::bad_input(format_args!("--out {}: {e}", path.display())))?,
+        None => out.text(text)?,
+    }
+    Ok(Status::Done)
+}
