@@ -4,6 +4,7 @@
 //! run itself failed. A reader that closes the pipe early (`| head`) ends the program successfully.
 
 mod args;
+mod calibrate;
 mod check;
 mod completions;
 mod exec;
@@ -55,6 +56,8 @@ enum Command {
     Sweep(sweep::Args),
     /// Compare predictions with a table of measured runs
     Validate(validate::Args),
+    /// Measure this machine, as a hardware profile for predictions
+    Calibrate(calibrate::Args),
     /// List the shipped scenarios
     Scenarios(scenarios::Args),
     /// Print the JSON Schema of scenario files
@@ -95,6 +98,7 @@ fn run(command: &Command, out: &mut Out) -> Result<Status, Failure> {
         Command::Explain(args) => explain::run(args, out),
         Command::Sweep(args) => sweep::run(args, out),
         Command::Validate(args) => validate::run(args, out),
+        Command::Calibrate(args) => calibrate::run(args, out),
         Command::Scenarios(args) => scenarios::run(args, out),
         Command::Schema(args) => schema::run(args, out),
         Command::Completions(args) => completions::run(args, Cli::command(), out),

@@ -62,6 +62,11 @@ impl Rules {
         }
     }
 
+    /// Whether ranks slow one another: then no task is alone.
+    pub(crate) fn shares(&self) -> bool {
+        self.cores > 0 && self.ranks > 1
+    }
+
     /// Rate of a task under a pressure that includes it.
     pub(crate) fn rate(&self, p: &Pressure, task: &Cost) -> u32 {
         if self.cores > 0 {

@@ -480,7 +480,7 @@ impl<'a> Rank<'a> {
         if !rules.on || self.running == 0 {
             return;
         }
-        let alone = self.running & (self.running - 1) == 0;
+        let alone = self.running & (self.running - 1) == 0 && !rules.shares();
         let mut pressure = Pressure::default();
         if !alone {
             let mut set = self.running;
