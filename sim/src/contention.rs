@@ -121,7 +121,11 @@ impl Rules {
         };
         let now = share(p.kernels + p.moves);
         // A collective was measured with all of its ranks at it.
-        let measured = if task.load == Load::Collective { share(1) } else { ONE };
+        let measured = if task.load == Load::Collective {
+            share(1)
+        } else {
+            ONE
+        };
         (u64::from(now) * u64::from(ONE) / u64::from(measured))
             .clamp(u64::from(ONE / 64), u64::from(ONE)) as u32
     }

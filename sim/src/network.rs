@@ -101,7 +101,11 @@ impl<'a> Network<'a> {
         }
         let own = Some(collective.dtype);
         let fits = |t: &&CollectiveTable| CollectiveKind::from(t.kind) == kind;
-        let typed = self.profile.collective.iter().any(|t| fits(&t) && t.dtype == own);
+        let typed = self
+            .profile
+            .collective
+            .iter()
+            .any(|t| fits(&t) && t.dtype == own);
         let wanted = if typed { own } else { None };
         let of_kind = || {
             let tables = self.profile.collective.iter().filter(fits);

@@ -26,6 +26,9 @@ const CLASSES: [&str; 15] = [
     "fused",
 ];
 
+/// Rows of a table on a line.
+const ON_A_LINE: usize = 5;
+
 /// Four significant digits.
 fn num(x: f64) -> String {
     let digits = 3 - x.abs().max(1e-9).log10().floor() as i32;
@@ -42,11 +45,12 @@ fn num(x: f64) -> String {
     }
 }
 
-/// A table of rows, one a line.
+/// A table of rows, a few on a line.
 fn rows(out: &mut String, rows: impl IntoIterator<Item = String>) {
+    let rows: Vec<String> = rows.into_iter().map(|r| format!("[{r}],")).collect();
     out.push_str("rows = [\n");
-    for row in rows {
-        let _ = writeln!(out, "    [{row}],");
+    for line in rows.chunks(ON_A_LINE) {
+        let _ = writeln!(out, "    {}", line.join(" "));
     }
     out.push_str("]\n");
 }

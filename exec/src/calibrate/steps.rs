@@ -46,7 +46,8 @@ fn models() -> Vec<Model> {
     let mut all = Vec::new();
     for [hidden, heads, ffn, vocab, seq, batch] in sizes {
         let kv = if heads % 2 == 0 { heads / 2 } else { 1 };
-        let train = format!("max_seq_len = {seq}\n[train]\nseq_len = {seq}\nmicro_batch = {batch}\n");
+        let train =
+            format!("max_seq_len = {seq}\n[train]\nseq_len = {seq}\nmicro_batch = {batch}\n");
         all.push(model(
             format!(
                 "[model]\nfamily = \"llama\"\nlayers = 2\nhidden = {hidden}\nheads = {heads}\n\
@@ -358,7 +359,11 @@ impl Totals {
             _ => {
                 let key = (class_name(kernel), kernel.name.clone(), dtype);
                 let bytes = kernel.read.0 + kernel.written.0;
-                self.memory.entry(key).or_default().entry(bytes).or_default()
+                self.memory
+                    .entry(key)
+                    .or_default()
+                    .entry(bytes)
+                    .or_default()
             }
         };
         mean.add(us);
@@ -439,8 +444,7 @@ impl Between {
         let count = |f: fn(&Op) -> bool| between.iter().filter(|i| f(&i.op)).count();
         let allocs = count(|o| matches!(o, Op::Alloc(_) | Op::Free(_)));
         let records = count(|o| matches!(o, Op::Record { .. } | Op::Wait { .. }));
-        let others = between.len() - allocs - records
-            - count(|o| matches!(o, Op::HostWork { .. }));
+        let others = between.len() - allocs - records - count(|o| matches!(o, Op::HostWork { .. }));
         match (others, allocs, records) {
             (0, 0, 0) => self.launches.push(took),
             (0, n, 0) => self.allocs.push((took, n)),

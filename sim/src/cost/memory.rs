@@ -22,9 +22,11 @@ pub(super) fn price(kernel: &Kernel, profile: &Profile) -> Price {
     };
     // The most specific one; the first of equals.
     let rank = |t: &MemoryTable| (t.op.as_ref().map_or(0, String::len), t.dtype.is_some());
-    let table = profile.memory.iter().filter(fits).reduce(|best, t| {
-        if rank(t) > rank(best) { t } else { best }
-    });
+    let table = profile
+        .memory
+        .iter()
+        .filter(fits)
+        .reduce(|best, t| if rank(t) > rank(best) { t } else { best });
     if let Some((us, measured)) = table.and_then(|t| log_interpolate(&t.rows, bytes)) {
         return Price {
             us: us.max(cold(table, bytes, profile)),
