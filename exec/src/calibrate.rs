@@ -12,7 +12,6 @@ mod render;
 mod steps;
 
 use crate::train::TrainError;
-use shardlab_plan::units::DType;
 use std::time::{Duration, Instant};
 
 /// What to measure, and how long.

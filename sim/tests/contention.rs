@@ -184,37 +184,3 @@ fn measured_pairs_are_reproduced() {
         "{kernels} {collectives} {worst}"
     );
 }
-
-#[test]
-#[ignore = "prints the fit"]
-fn fit() {
-    let base = hardware::load("h200-nvlink").unwrap();
-    let mut best = (f64::INFINITY, String::new());
-    for sms in [16, 20, 24, 28] {
-        for loss in [0.0, 0.05, 0.1, 0.15, 0.2, 0.25, 0.3] {
-            for bandwidth in [0.1, 0.2, 0.3, 0.4] {
-                for used in [0.1, 0.2, 0.3] {
-                    for wait in [0.3, 0.5, 0.75, 1.0] {
-                        let mut p = base.clone();
-                        p.network.sms_per_collective = sms;
-                        p.contention.collective_loss_compute = loss;
-                        p.contention.collective_loss_bandwidth = bandwidth;
-                        p.contention.collective_bandwidth = used;
-                        p.contention.start_wait = wait;
-                        let (g, c, worst) = errors(&p, false);
-                        let score = g + c + 0.2 * worst;
-                        if score < best.0 {
-                            best = (
-                                score,
-                                format!(
-                                    "sms {sms} loss {loss} {bandwidth} used {used} wait {wait}: {g:.3} {c:.3} {worst:.3}"
-                                ),
-                            );
-                            println!("{}", best.1);
-                        }
-                    }
-                }
-            }
-        }
-    }
-}

@@ -3,7 +3,7 @@
 //! ```text
 //! cargo build --release
 //! target/release/shardlab calibrate --device cpu --out scenarios/hardware/cpu.toml
-//! cargo test --release --test cpu_table -- --ignored --nocapture
+//! cargo run --release --example cpu_table
 //! ```
 //!
 //! writes the measured times to `tests/data/cpu_small.csv` (for `shardlab validate`) and prints the comparison. Other work
@@ -115,10 +115,8 @@ fn measure(scenario: &shardlab_plan::Scenario, program: &Arc<Program>) -> (f64, 
     best
 }
 
-#[test]
-#[ignore = "measures: needs a quiet machine, a release build and a fresh profile"]
-fn predicted_and_measured_steps() {
-    let root = Path::new(env!("CARGO_MANIFEST_DIR"));
+fn main() {
+    let root = Path::new(".");
     // Read now, not when this was built.
     let path = root.join("scenarios/hardware/cpu.toml");
     let profile = hardware::load(path.to_str().expect("a path in UTF-8")).expect("a profile");
