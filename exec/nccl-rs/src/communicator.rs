@@ -1,0 +1,307 @@
+//! Communicators: how they begin, are watched, and end.
+
+use crate::error::Error;
+use crate::ffi::{IN_PROGRESS, NO_COLOR, RawComm, RawResult, SUCCESS};
+use crate::group;
+use crate::library::Nccl;
+use crate::shared::{Entered, Inner, PAUSE, State, Watch};
+use crate::types::{Config, UniqueId};
+use std::cell::Cell;
+use std::ffi::c_int;
+use std::fmt;
+use std::marker::PhantomData;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::{Duration, Instant};
+
+/// How long calls of communicators that do not block wait by default.
+pub const PATIENCE: Duration = Duration::from_secs(600);
+
+/// One rank's end of a communicator.
+///
+/// All ranks make the same calls in the same order; calls name the stream on which the work runs, and streams may differ
+/// from call to call. A communicator may be sent to another thread, but NCCL allows no two threads in it at a time, so it
+/// is not shared; a [`Watch`] is what another thread may have.
+///
+/// Dropping it destroys it in good order, which all ranks have to do; after a failure, or while a thread panics, it is
+/// aborted instead, which waits for nobody.
+pub struct Communicator {
+    pub(crate) inner: Arc<Inner>,
+    size: u32,
+    rank: u32,
+    patience: Duration,
+    one_thread: PhantomData<Cell<()>>,
+}
+
+impl fmt::Debug for Communicator {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Communicator(rank {} of {})", self.rank, self.size)
+    }
+}
+
+impl Communicator {
+    /// Joins the communicator of this identity as rank `rank` of `size`, with the calling thread's current CUDA device.
+    /// Waits for the other ranks, unless it is configured not to block. One thread that joins as several ranks does so
+    /// within [`Nccl::group`].
+    ///
+    /// # Errors
+    /// What NCCL reports; a rank that is not below the size.
+    pub fn init(
+        nccl: &Nccl,
+        id: &UniqueId,
+        size: u32,
+        rank: u32,
+        config: Config,
+    ) -> Result<Self, Error> {
+        const CALL: &str = "ncclCommInitRankConfig";
+        let (n, r) = (number(CALL, "size", size)?, number(CALL, "rank", rank)?);
+        if rank >= size {
+            return Err(Error::Argument {
+                call: CALL,
+                what: format!("there is no rank {rank} of {size}"),
+            });
+        }
+        let mut raw = config.raw();
+        let comm = Self::new(nccl, size, rank, config);
+        // SAFETY: the place for the handle stays where it is for as long as `inner` lives; the configuration points to
+        // strings that `inner` owns.
+        let result = unsafe {
+            (nccl.functions().comm_init_rank_config)(
+                comm.inner.place(),
+                n,
+                id.raw(),
+                r,
+                &raw mut raw,
+            )
+        };
+        comm.begun(CALL, result)
+    }
+
+    fn new(nccl: &Nccl, size: u32, rank: u32, config: Config) -> Self {
+        Self {
+            inner: Arc::new(Inner::new(nccl, config)),
+            size,
+            rank,
+            patience: PATIENCE,
+            one_thread: PhantomData,
+        }
+    }
+
+    /// A communicator that does not block may still be under way.
+    fn begun(self, call: &'static str, result: RawResult) -> Result<Self, Error> {
+        match result {
+            SUCCESS | IN_PROGRESS => Ok(self),
+            error => {
+                self.inner.failed.store(true, Ordering::Relaxed);
+                self.inner
+                    .nccl
+                    .check(call, error, std::ptr::null_mut())
+                    .map(|()| self)
+            }
+        }
+    }
+
+    /// A communicator of those ranks of this one that name the same colour, ordered by key; `None` for a rank that names
+    /// no colour. All ranks call it. Without a configuration the parent's is inherited.
+    ///
+    /// # Errors
+    /// What NCCL reports; within a group.
+    pub fn split(
+        &self,
+        color: Option<u32>,
+        key: u32,
+        config: Option<Config>,
+    ) -> Result<Option<Self>, Error> {
+        const CALL: &str = "ncclCommSplit";
+        let nccl = &self.inner.nccl;
+        let f = nccl.optional(nccl.functions().comm_split, CALL)?;
+        group::refuse(CALL)?;
+        let key = number(CALL, "key", key)?;
+        let raw_color = color.map_or(Ok(NO_COLOR), |c| number(CALL, "color", c))?;
+        let mut raw = config.as_ref().map(Config::raw);
+        let raw = raw.as_mut().map_or(std::ptr::null_mut(), |r| &raw mut *r);
+        let mut child = Self::new(nccl, 0, 0, config.clone().unwrap_or_default());
+        {
+            let parent = self.inner.enter(CALL)?;
+            // SAFETY: the parent is live while entered; the rest as for `init`.
+            let result = unsafe { f(parent.handle, raw_color, key, child.inner.place(), raw) };
+            self.finish(CALL, result, &parent)?;
+        }
+        if color.is_none() {
+            return Ok(None);
+        }
+        child.patience = self.patience;
+        child.wait_ready(child.patience, || false)?;
+        child.size = child.count()?;
+        child.rank = child.user_rank()?;
+        Ok(Some(child))
+    }
+
+    /// How long calls of a communicator that does not block wait.
+    pub fn set_patience(&mut self, patience: Duration) {
+        self.patience = patience;
+    }
+
+    /// Waits until a communicator that does not block is ready, `give_up` says so, or time is over.
+    ///
+    /// # Errors
+    /// The operation's error; [`Error::NotReady`].
+    pub fn wait_ready(&self, patience: Duration, give_up: impl Fn() -> bool) -> Result<(), Error> {
+        let begin = Instant::now();
+        loop {
+            if self.inner.poll()? == State::Ready {
+                return Ok(());
+            }
+            if give_up() || begin.elapsed() >= patience {
+                self.inner.failed.store(true, Ordering::Relaxed);
+                return Err(Error::NotReady {
+                    call: "ncclCommGetAsyncError",
+                });
+            }
+            std::thread::sleep(PAUSE);
+        }
+    }
+
+    /// Ranks.
+    #[must_use]
+    pub fn size(&self) -> u32 {
+        self.size
+    }
+
+    /// This end's rank.
+    #[must_use]
+    pub fn rank(&self) -> u32 {
+        self.rank
+    }
+
+    /// The library.
+    #[must_use]
+    pub fn nccl(&self) -> &Nccl {
+        &self.inner.nccl
+    }
+
+    /// Number of ranks as NCCL knows it.
+    ///
+    /// # Errors
+    /// What NCCL reports.
+    pub fn count(&self) -> Result<u32, Error> {
+        self.ask("ncclCommCount", self.inner.nccl.functions().comm_count)
+    }
+
+    /// This end's rank as NCCL knows it.
+    ///
+    /// # Errors
+    /// What NCCL reports.
+    pub fn user_rank(&self) -> Result<u32, Error> {
+        let f = self.inner.nccl.functions().comm_user_rank;
+        self.ask("ncclCommUserRank", f)
+    }
+
+    /// The CUDA device of this end.
+    ///
+    /// # Errors
+    /// What NCCL reports.
+    pub fn device(&self) -> Result<u32, Error> {
+        let f = self.inner.nccl.functions().comm_cu_device;
+        self.ask("ncclCommCuDevice", f)
+    }
+
+    fn ask(
+        &self,
+        call: &'static str,
+        f: unsafe extern "C" fn(RawComm, *mut c_int) -> RawResult,
+    ) -> Result<u32, Error> {
+        let entered = self.inner.enter(call)?;
+        let mut x = 0;
+        // SAFETY: the communicator is live while entered, and the pointer is valid for a write.
+        let result = unsafe { f(entered.handle, &raw mut x) };
+        self.finish(call, result, &entered)?;
+        u32::try_from(x).map_err(|_| Error::Argument {
+            call,
+            what: format!("it answered {x}"),
+        })
+    }
+
+    /// Errors that came up on their own: of the network, or of another rank.
+    ///
+    /// # Errors
+    /// Such an error.
+    pub fn poll(&self) -> Result<State, Error> {
+        self.inner.poll()
+    }
+
+    /// What another thread may do: look for errors, and abort.
+    #[must_use]
+    pub fn watch(&self) -> Watch {
+        Watch::new(Arc::clone(&self.inner))
+    }
+
+    /// Waits until everything that was launched is done, on all ranks; only [`Communicator::destroy`] may follow.
+    ///
+    /// # Errors
+    /// What NCCL reports.
+    pub fn finalize(&self) -> Result<(), Error> {
+        const CALL: &str = "ncclCommFinalize";
+        let entered = self.inner.enter(CALL)?;
+        // SAFETY: the communicator is live while entered.
+        let result = unsafe { (self.inner.nccl.functions().comm_finalize)(entered.handle) };
+        self.finish(CALL, result, &entered)
+    }
+
+    /// Frees it in good order; all ranks do so.
+    ///
+    /// # Errors
+    /// What NCCL reports.
+    pub fn destroy(self) -> Result<(), Error> {
+        let f = self.inner.nccl.functions().comm_destroy;
+        self.inner.free(None, "ncclCommDestroy", f)
+    }
+
+    /// Stops what runs on the device and frees it, without the other ranks.
+    ///
+    /// # Errors
+    /// What NCCL reports.
+    pub fn abort(self) -> Result<(), Error> {
+        self.inner.abort(Duration::from_secs(1))
+    }
+
+    /// A call's result. A communicator that does not block is waited for, except within a group, which is over later.
+    pub(crate) fn finish(
+        &self,
+        call: &'static str,
+        result: RawResult,
+        entered: &Entered<'_>,
+    ) -> Result<(), Error> {
+        match result {
+            SUCCESS => Ok(()),
+            IN_PROGRESS if group::is_open() => Ok(()),
+            IN_PROGRESS => self.wait_ready(self.patience, || false),
+            error => {
+                self.inner.failed.store(true, Ordering::Relaxed);
+                self.inner.nccl.check(call, error, entered.handle)
+            }
+        }
+    }
+}
+
+impl Drop for Communicator {
+    fn drop(&mut self) {
+        let functions = self.inner.nccl.functions();
+        let bad = self.inner.failed.load(Ordering::Relaxed) || std::thread::panicking();
+        // Nobody is left to tell; the owner of a communicator that matters calls `destroy`.
+        let _ = if bad {
+            self.inner.free(None, "ncclCommAbort", functions.comm_abort)
+        } else {
+            self.inner
+                .free(None, "ncclCommDestroy", functions.comm_destroy)
+        };
+    }
+}
+
+/// A number that C's `int` can hold.
+pub(crate) fn number(call: &'static str, name: &str, x: u32) -> Result<c_int, Error> {
+    c_int::try_from(x).map_err(|_| Error::Argument {
+        call,
+        what: format!("{name} {x} is too large"),
+    })
+}

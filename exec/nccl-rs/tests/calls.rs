@@ -1,0 +1,370 @@
+//! What reaches NCCL, and what comes back: over fake functions, so no GPU and no library is needed.
+
+#[allow(
+    clippy::undocumented_unsafe_blocks,
+    reason = "pointers of the calls that it plays"
+)]
+mod fake;
+
+use fake::{answer, calls, functions, library};
+use nccl_rs::ffi::IN_PROGRESS;
+use nccl_rs::{
+    Code, Communicator, Config, CtaPolicy, DataType, Error, Nccl, RedOp, Scalar, State, Stream,
+    UniqueId, WindowKind,
+};
+use std::ffi::c_void;
+use std::time::Duration;
+
+const STREAM: Stream = Stream(std::ptr::without_provenance_mut(0x99));
+
+fn at(address: usize) -> *mut c_void {
+    std::ptr::without_provenance_mut(address)
+}
+
+fn id() -> UniqueId {
+    UniqueId::from_bytes([7; 128])
+}
+
+fn comm(nccl: &Nccl, size: u32, rank: u32) -> Communicator {
+    let comm = Communicator::init(nccl, &id(), size, rank, Config::default()).unwrap();
+    calls();
+    comm
+}
+
+#[test]
+fn a_life_in_good_order() {
+    let nccl = library(functions());
+    assert_eq!(nccl.version().to_string(), "2.28.9");
+    assert_eq!(nccl.unique_id().unwrap(), id());
+    let config = Config {
+        max_ctas: Some(8),
+        cta_policy: Some(CtaPolicy::Zero),
+        ..Config::default()
+    };
+    let comm = Communicator::init(&nccl, &id(), 4, 2, config).unwrap();
+    let raw = fake::CONFIG.get().unwrap();
+    assert_eq!((raw.size, raw.magic, raw.version), (80, 0xcafe_beef, 22809));
+    assert_eq!((raw.max_ctas, raw.cta_policy), (8, 2));
+    assert_eq!((comm.size(), comm.rank()), (4, 2));
+    assert_eq!(
+        (comm.count(), comm.user_rank(), comm.device()),
+        (Ok(4), Ok(2), Ok(3))
+    );
+    assert_eq!(comm.poll(), Ok(State::Ready));
+    comm.finalize().unwrap();
+    comm.destroy().unwrap();
+    assert_eq!(
+        calls(),
+        ["unique id", "init 2/4 id 7", "finalize", "destroy"]
+    );
+    drop(self::comm(&nccl, 2, 0));
+    assert_eq!(calls(), ["destroy"]);
+}
+
+#[test]
+fn arguments_arrive_in_their_places() {
+    let nccl = library(functions());
+    let c = comm(&nccl, 4, 1);
+    let (s, r, n) = (at(0xa0).cast_const(), at(0xb0), 5);
+    let (f32, op) = (DataType::F32, RedOp::AVG);
+    // SAFETY: nobody looks behind the pointers.
+    unsafe {
+        c.all_gather(s, r, n, DataType::BF16, STREAM).unwrap();
+        c.reduce_scatter(s, r, n, f32, op, STREAM).unwrap();
+        c.all_reduce(s, r, n, f32, RedOp::MAX, STREAM).unwrap();
+        c.reduce(s, r, n, f32, op, 3, STREAM).unwrap();
+        c.broadcast(s, r, n, f32, 2, STREAM).unwrap();
+        c.gather(s, r, n, f32, 0, STREAM).unwrap();
+        c.scatter(s, r, n, f32, 1, STREAM).unwrap();
+        c.all_to_all(s, r, n, f32, STREAM).unwrap();
+        c.send(s, n, f32, 3, STREAM).unwrap();
+        c.recv(r, n, f32, 0, STREAM).unwrap();
+    }
+    assert_eq!(
+        calls(),
+        [
+            "all gather 0xa0 0xb0 5 type 9 stream 0x99",
+            "reduce scatter 0xa0 0xb0 5 type 7 op 4 stream 0x99",
+            "all reduce 0xa0 0xb0 5 type 7 op 2 stream 0x99",
+            "reduce 0xa0 0xb0 5 type 7 op 4 root 3 stream 0x99",
+            "broadcast 0xa0 0xb0 5 type 7 root 2 stream 0x99",
+            "gather 0xa0 0xb0 5 type 7 root 0 stream 0x99",
+            "scatter 0xa0 0xb0 5 type 7 root 1 stream 0x99",
+            "all to all 0xa0 0xb0 5 type 7 stream 0x99",
+            "send 0xa0 5 type 7 to 3 stream 0x99",
+            "recv 0xb0 5 type 7 from 0 stream 0x99",
+        ]
+    );
+    // SAFETY: likewise.
+    let wrong = unsafe { c.broadcast(s, r, n, f32, 4, STREAM) }.unwrap_err();
+    assert_eq!(wrong.to_string(), "ncclBroadcast: there is no rank 4 of 4");
+    let wrong = Communicator::init(&nccl, &id(), 4, 4, Config::default()).unwrap_err();
+    assert_eq!(
+        wrong.to_string(),
+        "ncclCommInitRankConfig: there is no rank 4 of 4"
+    );
+    assert!(calls().is_empty());
+}
+
+#[test]
+fn an_all_to_all_of_older_libraries_is_a_group() {
+    let mut older = functions();
+    older.all_to_all = None;
+    let nccl = library(older);
+    let c = comm(&nccl, 2, 0);
+    // SAFETY: nobody looks behind the pointers.
+    unsafe { c.all_to_all(at(0x100), at(0x200), 3, DataType::F32, STREAM) }.unwrap();
+    assert_eq!(
+        calls(),
+        [
+            "group start",
+            "send 0x100 3 type 7 to 0 stream 0x99",
+            "recv 0x200 3 type 7 from 0 stream 0x99",
+            "send 0x10c 3 type 7 to 1 stream 0x99",
+            "recv 0x20c 3 type 7 from 1 stream 0x99",
+            "group end"
+        ]
+    );
+}
+
+#[test]
+fn missing_functions_are_errors_when_they_are_called() {
+    let mut older = functions();
+    older.comm_window_register = None;
+    older.group_simulate_end = None;
+    older.comm_split = None;
+    let nccl = library(older);
+    assert!(nccl.has("ncclAllGather") && !nccl.has("ncclCommSplit") && !nccl.has("ncclNonsense"));
+    let c = comm(&nccl, 2, 0);
+    // SAFETY: nothing is registered.
+    let error = unsafe { c.window(at(0), 0, WindowKind::Plain) }.unwrap_err();
+    assert_eq!(
+        error.to_string(),
+        "ncclCommWindowRegister is not in the loaded NCCL 2.28.9"
+    );
+    assert!(matches!(
+        nccl.simulate(|| Ok::<(), Error>(())),
+        Err(Error::Unsupported { .. })
+    ));
+    assert!(c.split(Some(0), 0, None).is_err());
+    assert!(calls().is_empty());
+}
+
+#[test]
+fn errors_have_all_of_ncclss_words_and_end_in_an_abort() {
+    let nccl = library(functions());
+    let c = comm(&nccl, 2, 0);
+    answer(5);
+    // SAFETY: nobody looks behind the pointers.
+    let error = unsafe { c.all_gather(at(1), at(2), 3, DataType::F32, STREAM) }.unwrap_err();
+    assert_eq!(
+        error.to_string(),
+        "ncclAllGather: ncclInvalidUsage (5): invalid usage; line 1 of its reason"
+    );
+    assert_eq!(error.code(), Some(Code::INVALID_USAGE));
+    calls();
+    // The other ranks may not come to destroy it.
+    drop(c);
+    assert_eq!(calls(), ["abort"]);
+    answer(3);
+    let error = Communicator::init(&nccl, &id(), 2, 0, Config::default()).unwrap_err();
+    assert!(error.to_string().contains("ncclInternalError"), "{error}");
+    // There was nothing to free.
+    assert_eq!(calls(), ["init 0/2 id 7"]);
+    // Results that this crate does not know stay what they are.
+    answer(42);
+    let error = nccl.unique_id().unwrap_err();
+    assert_eq!(error.code(), Some(Code(42)));
+}
+
+#[test]
+fn groups_end_whatever_happens() {
+    let nccl = library(functions());
+    let c = comm(&nccl, 2, 0);
+    // SAFETY: nobody looks behind the pointers.
+    let send = || unsafe { c.send(at(1), 1, DataType::U8, 1, STREAM) };
+    nccl.group(send).unwrap();
+    assert_eq!(
+        calls(),
+        [
+            "group start",
+            "send 0x1 1 type 1 to 1 stream 0x99",
+            "group end"
+        ]
+    );
+    // The closure's error is the one to know.
+    let other = |_: Error| "mine".to_owned();
+    #[derive(Debug, PartialEq)]
+    struct Mine(String);
+    impl From<Error> for Mine {
+        fn from(e: Error) -> Self {
+            Self(e.to_string())
+        }
+    }
+    fake::GROUP_END.set(3);
+    let result: Result<(), Mine> = nccl.group(|| Err(Mine(other(Error::Busy))));
+    assert_eq!(result, Err(Mine("mine".into())));
+    // An error at the end is no success.
+    fake::GROUP_END.set(3);
+    let error = nccl.group(send).unwrap_err();
+    assert!(
+        error
+            .to_string()
+            .starts_with("ncclGroupEnd: ncclInternalError"),
+        "{error}"
+    );
+    calls();
+    let panicked = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
+        nccl.group(|| -> Result<(), Error> { panic!("in the middle") })
+    }));
+    assert!(panicked.is_err());
+    assert_eq!(calls(), ["group start", "group end"]);
+    // None is open now: calls with an immediate result are allowed again.
+    assert!(c.split(Some(0), 0, None).is_ok());
+    calls();
+    let refused = nccl.group(|| c.split(Some(0), 0, None)).unwrap_err();
+    assert!(refused.to_string().contains("within a group"), "{refused}");
+    assert_eq!(calls(), ["group start", "group end"]);
+}
+
+#[test]
+fn an_estimate_launches_nothing() {
+    let nccl = library(functions());
+    let c = comm(&nccl, 2, 0);
+    let time = nccl.simulate(|| {
+        // SAFETY: nobody looks behind the pointers.
+        unsafe { c.all_gather(at(1), at(2), 3, DataType::F32, STREAM) }
+    });
+    assert_eq!(time, Ok(Some(Duration::from_nanos(12_500))));
+    assert_eq!(
+        calls(),
+        [
+            "group start",
+            "all gather 0x1 0x2 3 type 7 stream 0x99",
+            "simulate end"
+        ]
+    );
+}
+
+#[test]
+fn reductions_with_a_factor_keep_their_number() {
+    let nccl = library(functions());
+    let c = comm(&nccl, 4, 0);
+    let sum = c.pre_mul_sum(Scalar::bf16(0.25)).unwrap();
+    assert_eq!(fake::SCALAR.get(), (0x3e80, 9, 1));
+    assert_eq!(sum.op(), RedOp(0x7eed_0001));
+    // SAFETY: nobody looks behind the pointers.
+    unsafe { c.all_reduce(at(1), at(1), 1, DataType::BF16, sum.op(), STREAM) }.unwrap();
+    assert!(
+        calls()[1].contains("op 2129461249"),
+        "the number that it was given"
+    );
+    drop(sum);
+    assert_eq!(calls(), ["op gone 0x7eed0001"]);
+    let sum = c.pre_mul_sum(Scalar::F32(0.5)).unwrap();
+    assert_eq!(fake::SCALAR.get(), (0x3f00_0000, 7, 1));
+    calls();
+    // Gone with its communicator.
+    drop(c);
+    drop(sum);
+    assert_eq!(calls(), ["destroy"]);
+}
+
+#[test]
+fn memory_is_given_back() {
+    let nccl = library(functions());
+    let c = comm(&nccl, 2, 0);
+    let memory = nccl.mem_alloc(64).unwrap();
+    assert_eq!((memory.as_ptr(), memory.bytes()), (at(0x1000), 64));
+    // SAFETY: the memory outlives what is registered.
+    unsafe {
+        let a = c.register(memory.as_ptr(), 64).unwrap();
+        let b = c
+            .window(memory.as_ptr(), 64, WindowKind::Symmetric)
+            .unwrap();
+        assert!(b.is_some());
+        let none = c.window(memory.as_ptr(), 63, WindowKind::Plain).unwrap();
+        assert!(none.is_none());
+        drop((b, a));
+    }
+    drop(memory);
+    assert_eq!(
+        calls(),
+        [
+            "mem alloc 64",
+            "register 0x1000 64",
+            "window 0x1000 64 flags 1",
+            "window 0x1000 63 flags 0",
+            "window gone 0x52",
+            "deregister 0x51",
+            "mem free 0x1000"
+        ]
+    );
+}
+
+#[test]
+fn splits_know_their_place() {
+    let nccl = library(functions());
+    let c = comm(&nccl, 8, 5);
+    let half = c.split(Some(1), 3, None).unwrap().unwrap();
+    assert_eq!((half.size(), half.rank()), (4, 3));
+    assert!(c.split(None, 0, Some(Config::default())).unwrap().is_none());
+    assert_eq!(
+        calls(),
+        [
+            "split colour 1 key 3 inherits true",
+            "split colour -1 key 0 inherits false"
+        ]
+    );
+}
+
+#[test]
+fn what_does_not_block_is_waited_for() {
+    let nccl = library(functions());
+    let config = Config {
+        blocking: Some(false),
+        ..Config::default()
+    };
+    answer(IN_PROGRESS);
+    let c = Communicator::init(&nccl, &id(), 2, 0, config).unwrap();
+    assert_eq!(fake::CONFIG.get().unwrap().blocking, 0);
+    c.wait_ready(Duration::from_secs(60), || false).unwrap();
+    answer(IN_PROGRESS);
+    c.finalize().unwrap();
+    // A group is over later: nothing is waited for inside.
+    fake::GROUP_END.set(IN_PROGRESS);
+    nccl.group(|| {
+        answer(IN_PROGRESS);
+        // SAFETY: nobody looks behind the pointers.
+        unsafe { c.send(at(1), 1, DataType::U8, 1, STREAM) }
+    })
+    .unwrap();
+}
+
+#[test]
+fn another_thread_sees_errors_and_aborts() {
+    let nccl = library(functions());
+    let c = comm(&nccl, 2, 0);
+    let watch = c.watch();
+    assert_eq!(watch.poll(), Ok(State::Ready));
+    let other = std::thread::spawn({
+        let watch = watch.clone();
+        move || {
+            watch.abort(Duration::from_secs(60)).unwrap();
+            calls()
+        }
+    });
+    assert_eq!(other.join().unwrap(), ["abort"]);
+    assert!(watch.is_aborted());
+    // SAFETY: nobody looks behind the pointers.
+    let error = unsafe { c.send(at(1), 1, DataType::U8, 1, STREAM) }.unwrap_err();
+    assert_eq!(
+        error.to_string(),
+        "ncclSend: the communicator has been aborted"
+    );
+    assert!(matches!(watch.poll(), Err(Error::Aborted { .. })));
+    // Freed once.
+    watch.abort(Duration::ZERO).unwrap();
+    drop(c);
+    assert!(calls().is_empty());
+}
