@@ -9,6 +9,7 @@ mod error;
 mod exchange;
 mod fault;
 mod gaps;
+mod live;
 mod memory;
 mod options;
 mod rank;
@@ -20,8 +21,9 @@ mod world;
 
 pub use error::ExecError;
 pub use fault::{Fault, FaultKind};
+pub use live::{Live, RankLive};
 pub use options::ExecOptions;
-pub use session::{RankInputs, Session, StepInputs, StepResult};
+pub use session::{RankInputs, RankTimes, Session, StepInputs, StepResult};
 pub use world::World;
 
 #[cfg(test)]

@@ -1,8 +1,10 @@
 //! Options of a session.
 
 use super::fault::{Fault, FaultKind};
+use super::live::Live;
 use crate::device::cpu::{CpuOptions, DelaySpec, WATCHDOG};
 use shardlab_plan::units::Bytes;
+use std::sync::Arc;
 use std::time::Duration;
 
 /// How a session runs. The default is a plain run.
@@ -26,6 +28,8 @@ pub struct ExecOptions {
     pub grad_squares: bool,
     /// Keep spans and memory samples of every step (the last ones go into the run).
     pub record: bool,
+    /// Where ranks say what they are at, for whoever watches.
+    pub live: Option<Arc<Live>>,
     /// Commands that a stream's queue holds.
     pub queue_depth: usize,
 }
@@ -42,6 +46,7 @@ impl Default for ExecOptions {
             graphs: true,
             grad_squares: false,
             record: false,
+            live: None,
             queue_depth: CpuOptions::default().queue_depth,
         }
     }

@@ -8,7 +8,7 @@ mod trouble;
 use super::access::Offsets;
 use super::memory::{PassMemory, RankMemory};
 use super::options::ExecOptions;
-use super::session::RankInputs;
+use super::session::{RankInputs, RankTimes};
 use super::taps::Taps;
 use super::{ExecError, regions};
 use crate::device::cpu::Delays;
@@ -21,6 +21,7 @@ use shardlab_plan::program::{
 use shardlab_plan::record::MemorySample;
 use std::collections::BTreeMap;
 use std::sync::Arc;
+use std::time::Duration;
 
 /// Byte that makes NaN of every floating-point type, and no valid index.
 const POISON: u8 = 0xff;
@@ -64,6 +65,20 @@ pub(crate) struct PassReport {
     /// By event: the last task issued before it on its stream.
     pub(crate) behind: BTreeMap<EventId, u32>,
     pub(crate) samples: Vec<MemorySample>,
+}
+
+impl PassReport {
+    /// The pass in numbers.
+    pub(crate) fn times(&self, rank: u32) -> RankTimes {
+        let issuing = self.issued_at.saturating_sub(self.start);
+        RankTimes {
+            rank,
+            time: Duration::from_nanos(self.end.saturating_sub(self.start)),
+            host: Duration::from_nanos(issuing.saturating_sub(self.waited)),
+            peak_allocated: self.memory.peak_allocated,
+            peak_reserved: self.memory.peak_reserved,
+        }
+    }
 }
 
 /// What a pass is given.
@@ -198,6 +213,9 @@ impl<D: Device> Rank<D> {
         while at < section.instrs.end {
             let id = InstrId(at);
             let instr = &program.instrs[id.index()];
+            if let Some(live) = &self.options.live {
+                live.issues(self.id, id);
+            }
             if self.options.fault.is_some() || self.delays.is_some() {
                 self.disturb(id)?;
             }

@@ -86,6 +86,7 @@ impl Log {
             grad_norm,
             grad_squares: world.iter().map(|r| r.squares).collect(),
             record,
+            ranks: Vec::new(),
             spans,
             samples,
         }

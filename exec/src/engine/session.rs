@@ -12,8 +12,10 @@ use crate::operand::Hyper;
 use shardlab_plan::memory::Counters;
 use shardlab_plan::program::{BufferId, ConstId, Program, Section, SectionKind};
 use shardlab_plan::record::{MemorySample, Run, Span, StepRecord};
+use shardlab_plan::units::Bytes;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
+use std::time::Duration;
 
 /// Inputs of one rank: by micro-batch, the bytes of each constant that is new in every micro-batch.
 #[derive(Clone, Debug, Default)]
@@ -36,6 +38,21 @@ pub struct StepInputs {
     pub ranks: Vec<RankInputs>,
 }
 
+/// One rank's part in a step.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct RankTimes {
+    /// Rank.
+    pub rank: u32,
+    /// Begin to end.
+    pub time: Duration,
+    /// Part of it in which the host issued, waits left out.
+    pub host: Duration,
+    /// Peak of allocated bytes.
+    pub peak_allocated: Bytes,
+    /// Peak of reserved bytes.
+    pub peak_reserved: Bytes,
+}
+
 /// What a step (or a validation pass) yields.
 #[derive(Clone, Debug)]
 pub struct StepResult {
@@ -50,6 +67,8 @@ pub struct StepResult {
     pub grad_squares: Vec<f64>,
     /// Times (of the slowest rank) and memory peaks.
     pub record: StepRecord,
+    /// This process's ranks, in rank order.
+    pub ranks: Vec<RankTimes>,
     /// Spans of this process's first rank, if asked for.
     pub spans: Vec<Span>,
     /// That rank's memory after every allocation and free, if asked for.
@@ -267,7 +286,10 @@ impl<D: Device> Session<D> {
         }
         let reports: Vec<PassReport> = reports.drain(..).flatten().collect();
         let all = exchange(&self.world, &reports)?;
-        Ok(self.log.add(step, &reports, &all))
+        let mut result = self.log.add(step, &reports, &all);
+        let local = self.world.local();
+        result.ranks = local.zip(&reports).map(|(r, p)| p.times(r)).collect();
+        Ok(result)
     }
 
     /// What went wrong, which the other processes are told as well.

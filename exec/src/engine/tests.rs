@@ -8,7 +8,7 @@ mod steps;
 mod stress;
 
 use super::testing::*;
-use super::{ExecError, ExecOptions, RankInputs, Session, StepInputs, StepResult};
+use super::{ExecError, ExecOptions, Live, RankInputs, Session, StepInputs, StepResult};
 use crate::device::NO_HYPER;
 use shardlab_plan::program::*;
 use std::sync::Arc;

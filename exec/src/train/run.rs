@@ -6,7 +6,7 @@ use super::layout::StateLayout;
 use super::state::{StateIo, With};
 use super::{TrainError, hf, init, schedule, together};
 use crate::device::{CpuFactory, Device, DeviceFactory};
-use crate::engine::{ExecOptions, RankInputs, Session, StepInputs, StepResult, World};
+use crate::engine::{ExecOptions, RankInputs, RankTimes, Session, StepInputs, StepResult, World};
 use shardlab_plan::lower::tape_of;
 use shardlab_plan::program::BufferId;
 use shardlab_plan::record::Run;
@@ -90,6 +90,9 @@ pub enum Flow {
 
 /// Watches a run.
 pub trait Observer {
+    /// What the ranks of this process did in the step that is reported next.
+    fn ranks(&mut self, _ranks: &[RankTimes]) {}
+
     /// A step is done.
     fn step(&mut self, _report: &StepReport) -> Flow {
         Flow::Continue
@@ -326,6 +329,7 @@ impl<'a, D: Device> Trainer<'a, D> {
             self.progress.samples = self.feed.position(step + 1);
             self.progress.losses.push(finite(result.loss));
             self.progress.grad_norms.push(finite(grad_norm));
+            observer.ranks(&result.ranks);
             let flow = self.agree(observer.step(&StepReport {
                 step: step + 1,
                 steps: self.steps,

@@ -28,6 +28,33 @@ fn weights_follow_the_closed_form_in_every_world() {
 }
 
 #[test]
+fn a_watcher_sees_where_ranks_are_and_what_each_did() {
+    let toy = toy(2, Pool::Caching, false);
+    let live = Arc::new(Live::new(2));
+    let options = ExecOptions {
+        live: Some(Arc::clone(&live)),
+        ..quick()
+    };
+    let mut s = session(&toy.p, toy.weight, options);
+    let results = steps(&mut s, 2).unwrap();
+    let steady = toy.p.section(SectionKind::Steady).unwrap();
+    for (rank, now) in (0..).zip(live.ranks()) {
+        assert_eq!(now.at, Some(InstrId(steady.instrs.end - 1)));
+        let memory = s.rank_memory(rank).unwrap();
+        assert_eq!(
+            (now.allocated, now.reserved),
+            (memory.allocated, memory.reserved)
+        );
+    }
+    let ranks = &results[1].ranks;
+    assert_eq!(ranks.iter().map(|r| r.rank).collect::<Vec<_>>(), [0, 1]);
+    for r in ranks {
+        assert!(r.host <= r.time);
+        assert_eq!(r.peak_allocated, results[1].record.peak_allocated);
+    }
+}
+
+#[test]
 fn every_allocator_gives_the_same_bits() {
     let run = |pool| {
         let toy = toy(4, pool, false);
