@@ -15,7 +15,9 @@ use crate::operand::{Hyper, RawRange};
 pub use abort::{Abort, Failure, FailureKind, Stop};
 pub use factory::{CpuFactory, DeviceFactory, Setup};
 use shardlab_plan::program::{CollectiveId, EventId, InstrId, KernelId, StreamId};
+use shardlab_plan::units::Bytes;
 use smallvec::SmallVec;
+use std::collections::BTreeMap;
 use std::ops::Range;
 use std::sync::Arc;
 
@@ -151,6 +153,8 @@ pub struct Region {
     pub addresses: Range<u64>,
     /// Bytes of it that are expected to be touched (the rest is room to grow).
     pub used: u64,
+    /// End of the addresses that are expected to be touched.
+    pub touched: u64,
 }
 
 /// What a pass over a section needs to know.
@@ -250,4 +254,19 @@ pub trait Device: Send {
 
     /// Copies host memory to the device, likewise. `data` has the range's length.
     fn write(&mut self, range: RawRange, data: &[u8]);
+
+    /// Whether recording times changes them so little that every step may be recorded.
+    fn records_freely(&self) -> bool {
+        true
+    }
+
+    /// Facts for the run's environment: hardware, libraries, settings.
+    fn facts(&mut self) -> BTreeMap<String, String> {
+        BTreeMap::new()
+    }
+
+    /// Bytes in use on the whole device, where it can tell: the engine's memory, and that of contexts and libraries.
+    fn device_bytes(&mut self) -> Option<Bytes> {
+        None
+    }
 }

@@ -1,5 +1,6 @@
 //! `shardlab exec`: perform a scenario's program and train.
 
+mod device;
 mod progress;
 mod report;
 
@@ -11,7 +12,7 @@ use progress::Progress;
 use serde::Serialize;
 use shardlab_exec::engine::ExecOptions;
 use shardlab_exec::train::{
-    CheckpointOptions, Outcome, Resume, RunOptions, TokenWidth, Tokens, TrainError, hf, train,
+    CheckpointOptions, Outcome, Resume, RunOptions, TokenWidth, Tokens, TrainError, hf,
 };
 use shardlab_plan::record::Summary;
 use shardlab_plan::{Program, Scenario};
@@ -67,6 +68,8 @@ pub(super) struct Args {
     /// Look for NaN in the output of every kernel and collective
     #[arg(long)]
     check_nan: bool,
+    #[command(flatten)]
+    device: device::DeviceArgs,
 }
 
 #[derive(clap::ValueEnum, Clone, Copy, Debug)]
@@ -122,6 +125,13 @@ impl Args {
     }
 
     fn options(&self, scenario: &Scenario) -> Result<RunOptions, Failure> {
+        let mut exec = ExecOptions {
+            timeout: Duration::from_secs(u64::from(self.timeout)),
+            nan_check: self.check_nan,
+            record: true,
+            ..ExecOptions::default()
+        };
+        self.device.apply(&mut exec);
         Ok(RunOptions {
             steps: self.steps,
             seed: self.seed,
@@ -129,12 +139,7 @@ impl Args {
             export: self.export.clone(),
             tokens: self.tokens()?,
             checkpoints: self.checkpoints(scenario),
-            exec: ExecOptions {
-                timeout: Duration::from_secs(u64::from(self.timeout)),
-                nan_check: self.check_nan,
-                record: true,
-                ..ExecOptions::default()
-            },
+            exec,
         })
     }
 }
@@ -155,9 +160,11 @@ pub(super) fn run(args: &Args, out: &mut Out) -> Result<Status, Failure> {
     let options = args.options(&scenario)?;
     interrupt::watch();
     let mut progress = Progress::new(&scenario);
-    let result = train(&scenario, &program, options, &mut progress);
+    let result = args
+        .device
+        .train(&scenario, &program, options, &mut progress);
     progress.end();
-    let outcome = result.map_err(|e| match Failure::from(e) {
+    let outcome = result.map_err(|e| match e {
         Failure::Run(m) => Failure::run(format_args!("{}: {m}", scenario.name)),
         other => other,
     })?;

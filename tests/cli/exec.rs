@@ -439,3 +439,31 @@ fn a_trace_of_a_measured_step() {
             > 0.0
     );
 }
+
+/// Acceptance: without a GPU the same binary says what is missing and where it was looked for.
+#[test]
+fn a_gpu_that_is_not_there_is_explained() {
+    // A machine with a GPU performs the run instead, which is another test's business.
+    if Path::new("/dev/nvidia0").exists() {
+        return;
+    }
+    let dir = tempfile::tempdir().unwrap();
+    let folder = dir.path().to_str().unwrap();
+    let (code, text) = failure(&[
+        "exec",
+        "llama-tiny",
+        "--device",
+        "cuda",
+        "--library-path",
+        folder,
+    ]);
+    assert_eq!(code, 3, "{text}");
+    for part in [
+        "no GPU can be used",
+        "libcuda.so.1 (the GPU's driver): not found",
+        folder,
+        "pip",
+    ] {
+        assert!(text.contains(part), "{part}: {text}");
+    }
+}

@@ -1,8 +1,344 @@
 //! The CUDA device: streams, events, memory and graphs of an NVIDIA GPU behind the [`crate::device::Device`] seam.
 //!
 //! Nothing of CUDA is linked: [`Libraries`] finds and loads what is there when a GPU is asked for, so the same binary
-//! starts anywhere.
+//! starts anywhere. A rank has one GPU; its streams, events and memory are made once and used for the whole run, so that a
+//! step enqueues work and does nothing else.
 
+mod bodies;
+mod collectives;
+mod context;
+mod driver;
+mod factory;
+mod graph;
 pub mod libraries;
+mod memory;
+mod record;
+mod staging;
+mod submit;
+mod support;
+mod wait;
 
+pub use context::{Context, NoGpu, gpus};
+pub use driver::CudaError;
+pub use factory::{CudaFactory, CudaOptions};
 pub use libraries::{Libraries, Library, MissingLibraries};
+
+use super::abort::{Abort, Failure, FailureKind, Stop};
+use super::cpu::Delays;
+use super::{Command, Device, GraphId, Pass, Region, TaskTimes};
+use crate::operand::{Hyper, RawRange};
+use bodies::Bodies;
+use collectives::Collectives;
+use cudarc::driver::sys;
+use driver::{CudaError as Error, Event, RawStream, check};
+use memory::{Arena, Pinned};
+use record::Recorder;
+use shardlab_plan::program::{EventId, InstrId, Program, StreamId};
+use shardlab_plan::units::Bytes;
+use staging::Staging;
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::time::Instant;
+use support::{SUMS, Support};
+
+/// Device memory of the device's own: settings of the step, words of the NaN check, partial sums by stream.
+const NAN_AT: u64 = 256;
+const SUMS_AT: u64 = 512;
+
+/// A captured scope.
+struct Captured {
+    shape: graph::Shape,
+    exec: graph::Exec,
+    /// Where a pass records times, the commands are enqueued one by one.
+    commands: Vec<(StreamId, Command)>,
+    /// By other stream: what was issued there before; then the graph itself.
+    before: Vec<Event>,
+    after: Event,
+}
+
+/// One rank on one GPU. See the module documentation.
+pub struct CudaDevice {
+    rank: u32,
+    program: Arc<Program>,
+    abort: Arc<Abort>,
+    epoch: Instant,
+    /// Synchronise after every command, to learn which one fails.
+    sync: bool,
+    nan_check: bool,
+    crash: Option<InstrId>,
+    delays: Vec<Option<Delays>>,
+    /// The pass records times.
+    recording: bool,
+    recorder: Option<Recorder>,
+    /// Events in the order in which they were recorded in this pass, and how many of them are known to be done.
+    marks: Vec<EventId>,
+    passed: usize,
+    // What follows is dropped in this order: what uses the context before it.
+    graphs: Vec<Option<Captured>>,
+    collectives: Box<dyn Collectives>,
+    bodies: Box<dyn Bodies>,
+    support: Support,
+    events: Vec<Event>,
+    streams: Vec<RawStream>,
+    slots: Pinned,
+    staging: Staging,
+    own: sys::CUdeviceptr,
+    arena: Option<Arena>,
+    context: Arc<Context>,
+}
+
+impl CudaDevice {
+    fn fail(
+        &self,
+        kind: FailureKind,
+        stream: Option<StreamId>,
+        instr: InstrId,
+        message: String,
+    ) -> Stop {
+        let known = instr.index() < self.program.instrs.len();
+        self.abort.fail(Failure {
+            kind,
+            rank: self.rank,
+            stream: stream.map(|s| self.program.streams[s.index()].kind.name()),
+            instr: known.then_some(instr),
+            text: if known {
+                self.program.op_text(instr)
+            } else {
+                String::new()
+            },
+            message,
+        });
+        Stop::Aborted
+    }
+
+    /// A driver's error outside of any instruction.
+    fn broken(&self, e: &Error) -> Stop {
+        let hint = if self.sync {
+            ""
+        } else {
+            " (errors of kernels come late: SHARDLAB_CUDA_SYNC=1 names the instruction)"
+        };
+        let nowhere = InstrId(u32::MAX);
+        self.fail(FailureKind::Kernel, None, nowhere, format!("{e}{hint}"))
+    }
+
+    fn slot_ptr(&self, slot: u32) -> *mut u32 {
+        self.slots.ptr().cast::<u32>().wrapping_add(slot as usize)
+    }
+
+    fn write_hyper(&mut self, hyper: &Hyper) -> Result<(), Error> {
+        // SAFETY: a plain C value of so many bytes; the device is idle, so nothing reads the destination.
+        check("cuMemcpyHtoD", unsafe {
+            sys::cuMemcpyHtoD_v2(
+                self.own,
+                std::ptr::from_ref(hyper).cast(),
+                size_of::<Hyper>(),
+            )
+        })
+    }
+
+    fn start_pass(&mut self, pass: &Pass) -> Result<(), Error> {
+        self.context.bind()?;
+        self.write_hyper(&pass.hyper)?;
+        self.staging.reset();
+        self.marks.clear();
+        self.passed = 0;
+        for slot in 0..pass.slots {
+            // SAFETY: a slot of pinned memory; the device is idle.
+            unsafe { self.slot_ptr(slot).write_volatile(0) };
+        }
+        if self.nan_check {
+            // SAFETY: two words of the device's own memory; the device is idle.
+            check("cuMemsetD8", unsafe {
+                sys::cuMemsetD8_v2(self.own + NAN_AT, 0, 8)
+            })?;
+            // SAFETY: likewise.
+            check("cuMemsetD8", unsafe {
+                sys::cuMemsetD8_v2(self.own + NAN_AT + 8, 0xff, 8)
+            })?;
+        }
+        self.recording = pass.record;
+        if pass.record {
+            if self.recorder.is_none() {
+                self.recorder = Some(Recorder::new(self.streams.len(), self.events.len())?);
+            }
+            let (epoch, stream) = (self.epoch, self.streams[0]);
+            if let Some(recorder) = &mut self.recorder {
+                recorder.begin(stream, || epoch.elapsed().as_nanos() as u64)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// What kernels left in the device's own memory.
+    fn look_for_trouble(&mut self) -> Result<(), Stop> {
+        if let Some(what) = self.bodies.fault() {
+            return Err(self.fail(FailureKind::Kernel, None, InstrId(u32::MAX), what));
+        }
+        if self.nan_check {
+            let mut found = [0u64; 2];
+            // SAFETY: two words; the device is idle.
+            check("cuMemcpyDtoH", unsafe {
+                sys::cuMemcpyDtoH_v2(found.as_mut_ptr().cast(), self.own + NAN_AT, 16)
+            })
+            .map_err(|e| self.broken(&e))?;
+            if found[0] != 0 {
+                let instr = InstrId((found[0] - 1) as u32);
+                let what = format!("element {} of an output is NaN", found[1]);
+                return Err(self.fail(FailureKind::Nan, None, instr, what));
+            }
+        }
+        Ok(())
+    }
+}
+
+impl Device for CudaDevice {
+    fn name(&self) -> String {
+        self.context.name.clone()
+    }
+
+    fn map(&mut self, regions: &[Region]) -> Result<(), String> {
+        self.context.bind().map_err(|e| e.to_string())?;
+        let arena = Arena::new(&self.context, regions)?;
+        self.collectives.register(&arena.ranges())?;
+        self.arena = Some(arena);
+        Ok(())
+    }
+
+    fn pointer(&self, address: u64, bytes: u64) -> Option<*mut u8> {
+        self.arena.as_ref()?.pointer(address, bytes)
+    }
+
+    fn begin(&mut self, pass: Pass) -> Result<(), Stop> {
+        self.context.bind().map_err(|e| self.broken(&e))?;
+        self.idle()?;
+        self.start_pass(&pass).map_err(|e| self.broken(&e))
+    }
+
+    fn submit(&mut self, stream: StreamId, command: Command, task: u32) -> Result<(), Stop> {
+        self.enqueue(stream, &command, task)
+    }
+
+    fn capture(&mut self, commands: Vec<(StreamId, Command)>) -> Result<GraphId, Stop> {
+        self.graphs.push(None);
+        let id = GraphId(self.graphs.len() - 1);
+        self.graphs[id.0] = self.make_graph(commands)?;
+        Ok(id)
+    }
+
+    fn replay(&mut self, graph: GraphId, first: u32) -> Result<(), Stop> {
+        let Some(mut captured) = self.graphs[graph.0].take() else {
+            return Ok(());
+        };
+        let result = self.launch_graph(&mut captured, first);
+        self.graphs[graph.0] = Some(captured);
+        result
+    }
+
+    fn host_wait(&mut self, instr: InstrId, event: EventId) -> Result<(), Stop> {
+        self.wait_for_event(instr, event)
+    }
+
+    fn idle(&mut self) -> Result<(), Stop> {
+        self.wait_for_streams()?;
+        self.look_for_trouble()
+    }
+
+    fn is_busy(&mut self) -> bool {
+        self.busy_stream().is_ok_and(|s| s.is_some())
+    }
+
+    fn slot(&self, slot: u32) -> f32 {
+        // SAFETY: a word of pinned memory, which the device writes and the host reads; both are whole words.
+        let word = unsafe { AtomicU32::from_ptr(self.slot_ptr(slot)) };
+        f32::from_bits(word.load(Ordering::Acquire))
+    }
+
+    fn now(&self) -> u64 {
+        self.epoch.elapsed().as_nanos() as u64
+    }
+
+    fn times(&mut self) -> Vec<TaskTimes> {
+        let Some(recorder) = &mut self.recorder else {
+            return Vec::new();
+        };
+        match recorder.times() {
+            Ok(times) => times,
+            Err(e) => {
+                self.broken(&e);
+                Vec::new()
+            }
+        }
+    }
+
+    fn read(&self, range: RawRange) -> Vec<u8> {
+        let mut data = vec![0; range.bytes];
+        let done = self.context.bind().and_then(|()| {
+            // SAFETY: the range is backed memory by the caller's promise; the buffer has its length.
+            check("cuMemcpyDtoH", unsafe {
+                sys::cuMemcpyDtoH_v2(
+                    data.as_mut_ptr().cast(),
+                    range.ptr.addr() as u64,
+                    range.bytes,
+                )
+            })
+        });
+        if let Err(e) = done {
+            self.broken(&e);
+        }
+        data
+    }
+
+    fn write(&mut self, range: RawRange, data: &[u8]) {
+        assert_eq!(range.bytes, data.len(), "host data have the range's length");
+        let done = self.context.bind().and_then(|()| {
+            // SAFETY: the range is backed memory by the caller's promise; the data have its length.
+            check("cuMemcpyHtoD", unsafe {
+                sys::cuMemcpyHtoD_v2(range.ptr.addr() as u64, data.as_ptr().cast(), range.bytes)
+            })
+        });
+        if let Err(e) = done {
+            self.broken(&e);
+        }
+    }
+
+    fn records_freely(&self) -> bool {
+        false
+    }
+
+    fn facts(&mut self) -> BTreeMap<String, String> {
+        let mut facts = self.bodies.facts();
+        facts.extend(self.collectives.facts());
+        facts.extend(factory::facts(&self.context));
+        if let Some(arena) = &self.arena {
+            facts.insert("arena_bytes".to_owned(), arena.bytes().0.to_string());
+        }
+        facts
+    }
+
+    fn device_bytes(&mut self) -> Option<Bytes> {
+        let (free, total) = self.context.memory().ok()?;
+        Some(Bytes(total - free))
+    }
+}
+
+impl Drop for CudaDevice {
+    fn drop(&mut self) {
+        // Nothing can be done about errors here.
+        let _ = self.context.bind();
+        if self.is_busy() {
+            // Work in flight may wait for ranks that are gone.
+            self.abort.stop();
+            self.collectives.abort();
+            self.wait_briefly();
+        }
+        self.graphs.clear();
+        for s in &self.streams {
+            // SAFETY: made for this device, used no more.
+            let _ = unsafe { sys::cuStreamDestroy_v2(s.0) };
+        }
+        // SAFETY: allocated when the device was made, used no more.
+        let _ = unsafe { sys::cuMemFree_v2(self.own) };
+    }
+}

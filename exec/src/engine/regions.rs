@@ -78,6 +78,7 @@ fn merge(mut ranges: Vec<(u64, u64)>) -> Vec<Region> {
         regions.push(Region {
             addresses: start..wanted.min(limit),
             used,
+            touched: end,
         });
     }
     regions

@@ -25,6 +25,8 @@ pub(crate) struct Log {
     steps: Vec<StepRecord>,
     /// Durations of steady steps.
     samples: Vec<Picos>,
+    /// Likewise, of those that were recorded.
+    recorded_samples: Vec<Picos>,
     losses: Vec<f64>,
     grad_norms: Vec<f64>,
     /// The last recorded step.
@@ -69,7 +71,12 @@ impl Log {
             self.steps.push(record);
         }
         if record.section == SectionKind::Steady {
-            self.samples.push(record.end - record.start);
+            let list = if first.times.is_empty() {
+                &mut self.samples
+            } else {
+                &mut self.recorded_samples
+            };
+            list.push(record.end - record.start);
         }
         if trains {
             self.losses.push(loss);
@@ -90,6 +97,17 @@ impl Log {
             spans,
             samples,
         }
+    }
+}
+
+impl Log {
+    /// Leaves the durations that a run reports: recorded steps count where recording costs nothing, or where there are no
+    /// others.
+    pub(crate) fn timed(mut self, freely: bool) -> Self {
+        if freely || self.samples.is_empty() {
+            self.samples.append(&mut self.recorded_samples);
+        }
+        self
     }
 }
 

@@ -87,6 +87,8 @@ pub struct Session<D: Device = CpuDevice> {
     done: u32,
     /// Number of the session's first step in the training run.
     first_step: u32,
+    /// Whether passes are recorded now, where the options ask for it.
+    recording: bool,
     log: Log,
 }
 
@@ -188,6 +190,7 @@ impl<D: Device> Session<D> {
             ranks,
             done: 0,
             first_step: 0,
+            recording: true,
         };
         let none = StepInputs::default();
         session.pass(SectionKind::Init, &none, NO_HYPER)?;
@@ -215,6 +218,17 @@ impl<D: Device> Session<D> {
     /// Numbers the session's first step, for records of a resumed run.
     pub fn set_first_step(&mut self, step: u32) {
         self.first_step = step;
+    }
+
+    /// Whether recording changes times so little that every step may be recorded.
+    #[must_use]
+    pub fn records_freely(&self) -> bool {
+        self.ranks.iter().all(|r| r.device.records_freely())
+    }
+
+    /// Records passes from now on, or does not, where the options ask for records at all.
+    pub fn set_recording(&mut self, on: bool) {
+        self.recording = on;
     }
 
     /// Runs one training step on all ranks and waits for it.
@@ -255,7 +269,7 @@ impl<D: Device> Session<D> {
             .ok_or_else(|| ExecError::Input(format!("the program has no {kind:?} section")))?;
         let none = RankInputs::default();
         let step = self.first_step + self.done;
-        let record = self.options.record && kind != SectionKind::Init;
+        let record = self.options.record && self.recording && kind != SectionKind::Init;
         let first = self.world.local().start as usize;
         let of = |index: usize| PassInputs {
             step,
@@ -388,16 +402,23 @@ impl<D: Device> Session<D> {
             .ranks
             .first()
             .map_or_else(String::new, |r| r.device.name());
-        let log = std::mem::take(&mut self.log);
+        let freely = self.records_freely();
+        let log = std::mem::take(&mut self.log).timed(freely);
+        let (facts, bytes) = self.ranks.first_mut().map_or_else(Default::default, |r| {
+            (r.device.facts(), r.device.device_bytes())
+        });
         let rank = self.ranks.first();
-        report::run(
+        let mut run = report::run(
             &self.program,
             &self.options,
             &device,
             rank.map(|r| &r.memory),
             rank.map(|r| &r.host_work),
             log,
-        )
+        );
+        run.environment.extend(facts);
+        run.memory.peak_device = bytes.unwrap_or(run.memory.peak_device);
+        run
     }
 }
 

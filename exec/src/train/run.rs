@@ -314,12 +314,14 @@ impl<'a, D: Device> Trainer<'a, D> {
     /// Steps until the end; whether the observer ended it.
     fn run(&mut self, observer: &mut dyn Observer) -> Result<bool, TrainError> {
         let validate = u64::from(self.scenario.train.validate_every);
+        let freely = self.session.records_freely();
         let meta = &self.program.meta;
         let tokens = meta.tokens * u64::from(meta.world);
         while self.progress.step < self.steps {
             let step = self.progress.step;
             let inputs = self.inputs(self.feed.step(step));
             let hyper = schedule::hyper(&self.scenario.train, step);
+            self.session.set_recording(freely || step + 1 == self.steps);
             let start = Instant::now();
             let result = self.session.step(&inputs, hyper)?;
             let time = start.elapsed();

@@ -87,8 +87,11 @@ mod tests {
     use super::*;
 
     fn region(addresses: Range<u64>) -> Region {
-        let used = addresses.end - addresses.start;
-        Region { addresses, used }
+        Region {
+            used: addresses.end - addresses.start,
+            touched: addresses.end,
+            addresses,
+        }
     }
 
     #[test]

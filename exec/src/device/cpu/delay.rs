@@ -40,7 +40,7 @@ impl Delays {
     }
 
     /// How long to sleep now, if at all.
-    fn draw(&mut self) -> Option<Duration> {
+    pub(crate) fn draw(&mut self) -> Option<Duration> {
         let unit = |x: u64| (x >> 11) as f64 / (1u64 << 53) as f64;
         let (a, b) = (self.next(), self.next());
         (unit(a) < self.spec.probability).then(|| self.spec.max.mul_f64(unit(b)))

@@ -11,6 +11,7 @@ mod folders;
 pub use folders::{Folder, Origin, Surroundings, folders};
 
 use libloading::os::unix::{Library as Handle, RTLD_GLOBAL, RTLD_LAZY, RTLD_NOW};
+use std::collections::BTreeMap;
 use std::fmt;
 use std::path::{Path, PathBuf};
 use std::sync::OnceLock;
@@ -71,6 +72,18 @@ impl Library {
                 "libcudnn_engines_precompiled.so.9",
             ],
             _ => &[],
+        }
+    }
+
+    /// Name in run records.
+    const fn name(self) -> &'static str {
+        match self {
+            Self::Driver => "cuda",
+            Self::Nvrtc => "nvrtc",
+            Self::CublasLt => "cublaslt",
+            Self::Cublas => "cublas",
+            Self::Cudnn => "cudnn",
+            Self::Cupti => "cupti",
         }
     }
 
@@ -228,6 +241,44 @@ impl Libraries {
     #[must_use]
     pub fn folders(&self) -> &[Folder] {
         &self.folders
+    }
+}
+
+/// Versions of the loaded libraries, for a run's environment.
+pub(super) fn versions() -> BTreeMap<String, String> {
+    let mut all = BTreeMap::new();
+    let Ok(libraries) = Libraries::load(&[]) else {
+        return all;
+    };
+    for l in libraries.loaded() {
+        if let Some(version) = version(l.library) {
+            all.insert(l.library.name().to_owned(), version);
+        }
+    }
+    all
+}
+
+/// What a loaded library says of itself.
+fn version(library: Library) -> Option<String> {
+    use cudarc::{cublaslt, cudnn, cupti, nvrtc};
+    let dotted = |v: usize| format!("{}.{}.{}", v / 10_000, v % 10_000 / 100, v % 100);
+    // SAFETY: the library is loaded; versions are written where we say.
+    unsafe {
+        match library {
+            Library::Driver | Library::Cublas => None,
+            Library::Nvrtc => {
+                let (mut major, mut minor) = (0, 0);
+                let r = nvrtc::sys::nvrtcVersion(&raw mut major, &raw mut minor);
+                r.result().ok().map(|()| format!("{major}.{minor}"))
+            }
+            Library::CublasLt => Some(dotted(cublaslt::sys::cublasLtGetVersion())),
+            Library::Cudnn => Some(dotted(cudnn::sys::cudnnGetVersion())),
+            Library::Cupti => {
+                let mut version = 0;
+                let r = cupti::sys::cuptiGetVersion(&raw mut version);
+                r.result().ok().map(|()| version.to_string())
+            }
+        }
     }
 }
 

@@ -1,0 +1,144 @@
+//! Devices for the ranks of a session.
+
+use super::bodies::Bodies;
+use super::collectives::{Alone, Collectives};
+use super::context::{Context, gpus};
+use super::driver::{Event, check};
+use super::memory::Pinned;
+use super::staging::Staging;
+use super::support::{SUMS, Support};
+use super::{CudaDevice, SUMS_AT};
+use crate::device::cpu::Delays;
+use crate::device::{DeviceFactory, Setup};
+use crate::engine::FaultKind;
+use cudarc::driver::sys;
+use shardlab_plan::program::Op;
+use std::collections::BTreeMap;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::Instant;
+
+/// How CUDA devices are made.
+#[derive(Clone, Debug, Default)]
+pub struct CudaOptions {
+    /// Folders to look for NVIDIA's libraries in before all others.
+    pub library_path: Vec<PathBuf>,
+    /// GPU of this process's first rank; its others follow. `None`: the first GPU.
+    pub first_gpu: Option<u32>,
+}
+
+/// Makes CUDA devices.
+#[derive(Clone, Debug, Default)]
+pub struct CudaFactory {
+    options: CudaOptions,
+}
+
+impl CudaFactory {
+    /// With options.
+    #[must_use]
+    pub fn new(options: CudaOptions) -> Self {
+        Self { options }
+    }
+
+    fn device(&self, setup: &Setup, rank: u32, gpu: u32) -> Result<CudaDevice, String> {
+        let words = |e: super::Error| e.to_string();
+        let context = Context::new(gpu, &self.options.library_path).map_err(|e| e.to_string())?;
+        let program = &setup.program;
+        let streams = program
+            .streams
+            .iter()
+            .map(|s| context.stream(s.priority))
+            .collect::<Result<Vec<_>, _>>()
+            .map_err(words)?;
+        let events = (0..program.events)
+            .map(|_| Event::new(false))
+            .collect::<Result<Vec<_>, _>>()
+            .map_err(words)?;
+        let launches = program
+            .instrs
+            .iter()
+            .filter(|i| matches!(i.op, Op::Launch { .. }))
+            .count();
+        // A slot for each launch at most, as on the CPU.
+        let slots = launches + usize::from(program.meta.micro_batches) + 2;
+        let mut own = 0;
+        let bytes = SUMS_AT as usize + streams.len() * SUMS as usize * 8;
+        // SAFETY: the driver writes an address where it is told to.
+        check("cuMemAlloc", unsafe {
+            sys::cuMemAlloc_v2(&raw mut own, bytes)
+        })
+        .map_err(words)?;
+        let options = &setup.options;
+        let bodies: Box<dyn Bodies> = super::bodies::of(&context, program)?;
+        let collectives: Box<dyn Collectives> = Box::new(Alone::new(&context, program)?);
+        Ok(CudaDevice {
+            rank,
+            program: Arc::clone(program),
+            abort: Arc::clone(&setup.abort),
+            epoch: Instant::now(),
+            sync: std::env::var_os("SHARDLAB_CUDA_SYNC").is_some_and(|v| v != "0"),
+            nan_check: options.nan_check,
+            crash: options
+                .fault
+                .filter(|f| f.kind == FaultKind::DevicePanic && f.rank == rank)
+                .map(|f| f.instr),
+            delays: (0..streams.len())
+                .map(|s| options.delay.map(|d| Delays::new(d, rank, s as u32)))
+                .collect(),
+            recording: false,
+            recorder: None,
+            marks: Vec::new(),
+            passed: 0,
+            graphs: Vec::new(),
+            collectives,
+            bodies,
+            support: Support::new(&context)?,
+            events,
+            streams,
+            slots: Pinned::new(&context, slots * 4).map_err(words)?,
+            staging: Staging::new(&context),
+            own,
+            arena: None,
+            context,
+        })
+    }
+}
+
+impl DeviceFactory for CudaFactory {
+    type Device = CudaDevice;
+
+    fn devices(&self, setup: &Setup) -> Result<Vec<CudaDevice>, String> {
+        let first = self.options.first_gpu.unwrap_or(0);
+        let local = setup.world.local();
+        let wanted = local.len() as u32;
+        let count = gpus(&self.options.library_path).map_err(|e| e.to_string())?;
+        if first + wanted > count {
+            return Err(format!(
+                "{wanted} ranks of this process need GPUs {first} to {}, and the driver shows {count}",
+                first + wanted - 1
+            ));
+        }
+        (first..)
+            .zip(local)
+            .map(|(gpu, rank)| self.device(setup, rank, gpu))
+            .collect()
+    }
+}
+
+/// Facts about a GPU and the libraries for a run's environment.
+pub(super) fn facts(context: &Context) -> BTreeMap<String, String> {
+    let mut facts = BTreeMap::new();
+    let mut fact = |k: &str, v: String| facts.insert(k.to_owned(), v);
+    fact("gpu", context.name.clone());
+    let (major, minor) = context.capability;
+    fact("gpu.capability", format!("{major}.{minor}"));
+    fact("gpu.multiprocessors", context.multiprocessors.to_string());
+    let version = |v: i32| format!("{}.{}", v / 1000, v % 1000 / 10);
+    fact("cuda.driver", version(context.driver));
+    if let Ok((free, total)) = context.memory() {
+        fact("gpu.memory_bytes", total.to_string());
+        fact("gpu.memory_used_bytes", (total - free).to_string());
+    }
+    facts.extend(super::libraries::versions());
+    facts
+}

@@ -1,0 +1,295 @@
+//! Device memory behind allocator addresses, and pinned host memory.
+//!
+//! A region of allocator addresses becomes one range of virtual addresses. Physical memory lies behind the part that the
+//! plan says will be used; should an allocation go beyond, more is put behind it where it ends, so addresses never move.
+//! The memory can be exported to other processes, which is what NCCL needs to register it.
+
+use super::context::Context;
+use super::driver::{CudaError, check};
+use crate::device::Region;
+use crate::device::abort::lock;
+use cudarc::driver::sys;
+use shardlab_plan::memory::HOST_BASE;
+use shardlab_plan::memory::pool::POOL_BASE;
+use shardlab_plan::units::Bytes;
+use std::ops::Range;
+use std::sync::{Arc, Mutex};
+
+/// Pinned host memory, which the GPU can address.
+#[derive(Debug)]
+pub(crate) struct Pinned {
+    start: *mut u8,
+    _context: Arc<Context>,
+}
+
+// SAFETY: it owns memory; uses of it are the business of whoever enqueues work on it.
+unsafe impl Send for Pinned {}
+// SAFETY: as above.
+unsafe impl Sync for Pinned {}
+
+impl Pinned {
+    /// Memory that holds zeros.
+    pub(crate) fn new(context: &Arc<Context>, bytes: usize) -> Result<Self, CudaError> {
+        let bytes = bytes.max(16);
+        let mut start = std::ptr::null_mut();
+        let flags = sys::CU_MEMHOSTALLOC_PORTABLE | sys::CU_MEMHOSTALLOC_DEVICEMAP;
+        // SAFETY: the driver writes an address where it is told to.
+        check("cuMemHostAlloc", unsafe {
+            sys::cuMemHostAlloc(&raw mut start, bytes, flags)
+        })?;
+        let start = start.cast::<u8>();
+        // SAFETY: so many bytes were allocated.
+        unsafe { start.write_bytes(0, bytes) };
+        Ok(Self {
+            start,
+            _context: Arc::clone(context),
+        })
+    }
+
+    pub(crate) fn ptr(&self) -> *mut u8 {
+        self.start
+    }
+}
+
+impl Drop for Pinned {
+    fn drop(&mut self) {
+        // SAFETY: allocated by this driver and freed once; the device has come to rest.
+        let _ = unsafe { sys::cuMemFreeHost(self.start.cast()) };
+    }
+}
+
+/// Physical memory behind a part of a region.
+#[derive(Debug)]
+struct Piece {
+    start: u64,
+    bytes: usize,
+    handle: sys::CUmemGenericAllocationHandle,
+}
+
+/// A range of the device's virtual addresses.
+#[derive(Debug)]
+struct Mapped {
+    addresses: Range<u64>,
+    /// Device address of `base`.
+    start: u64,
+    /// The first allocator address of the range, at a granule.
+    base: u64,
+    reserved: usize,
+    pieces: Vec<Piece>,
+    /// Allocator address up to which there is memory.
+    backed: u64,
+}
+
+/// Host memory behind host addresses.
+#[derive(Debug)]
+struct HostRegion {
+    addresses: Range<u64>,
+    memory: Pinned,
+}
+
+/// All memory of a rank. See the module documentation.
+#[derive(Debug)]
+pub(crate) struct Arena {
+    context: Arc<Context>,
+    granule: u64,
+    /// By address.
+    regions: Vec<Mutex<Mapped>>,
+    host: Vec<HostRegion>,
+}
+
+fn property(device: sys::CUdevice) -> sys::CUmemAllocationProp {
+    // SAFETY: all-zero bytes are a valid value of this C structure.
+    let mut p: sys::CUmemAllocationProp = unsafe { std::mem::zeroed() };
+    p.type_ = sys::CUmemAllocationType::CU_MEM_ALLOCATION_TYPE_PINNED;
+    p.requestedHandleTypes =
+        sys::CUmemAllocationHandleType::CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR;
+    p.location.type_ = sys::CUmemLocationType::CU_MEM_LOCATION_TYPE_DEVICE;
+    p.location.id = device;
+    p
+}
+
+impl Arena {
+    /// Backs the regions, which are disjoint and ascending, with zeros.
+    pub(crate) fn new(context: &Arc<Context>, regions: &[Region]) -> Result<Self, String> {
+        let mut granule = 0;
+        let p = property(context.device());
+        let flags = sys::CUmemAllocationGranularity_flags::CU_MEM_ALLOC_GRANULARITY_RECOMMENDED;
+        // SAFETY: the driver reads the property and writes a number where it is told to.
+        check("cuMemGetAllocationGranularity", unsafe {
+            sys::cuMemGetAllocationGranularity(&raw mut granule, &raw const p, flags)
+        })
+        .map_err(|e| e.to_string())?;
+        let mut arena = Self {
+            context: Arc::clone(context),
+            granule: granule as u64,
+            regions: Vec::new(),
+            host: Vec::new(),
+        };
+        let wanted = |r: &Region| Bytes(r.touched - r.addresses.start);
+        let all: Bytes = regions.iter().filter(|r| !is_host(r)).map(wanted).sum();
+        for region in regions {
+            let done = if is_host(region) {
+                arena.add_host(region)
+            } else {
+                arena.add(region)
+            };
+            done.map_err(|e| arena.refusal(&e, all))?;
+        }
+        Ok(arena)
+    }
+
+    fn refusal(&self, e: &CudaError, wanted: Bytes) -> String {
+        let room = self.context.memory().map_or_else(
+            |_| String::new(),
+            |(free, total)| {
+                format!(
+                    "; the program needs {wanted}, {} of {} are still free on {:?}",
+                    Bytes(free),
+                    Bytes(total),
+                    self.context
+                )
+            },
+        );
+        format!("{e}{room}")
+    }
+
+    fn add(&mut self, region: &Region) -> Result<(), CudaError> {
+        let base = region.addresses.start / self.granule * self.granule;
+        let end = region.addresses.end.next_multiple_of(self.granule);
+        let reserved = (end - base) as usize;
+        let mut start = 0;
+        // SAFETY: the driver writes an address where it is told to.
+        check("cuMemAddressReserve", unsafe {
+            sys::cuMemAddressReserve(&raw mut start, reserved, self.granule as usize, 0, 0)
+        })?;
+        let mut mapped = Mapped {
+            addresses: region.addresses.clone(),
+            start,
+            base,
+            reserved,
+            pieces: Vec::new(),
+            backed: base,
+        };
+        let done = self.back(&mut mapped, region.touched);
+        self.regions.push(Mutex::new(mapped));
+        done
+    }
+
+    /// Puts memory behind a region up to an allocator address.
+    fn back(&self, region: &mut Mapped, to: u64) -> Result<(), CudaError> {
+        let to = to.next_multiple_of(self.granule);
+        if to <= region.backed {
+            return Ok(());
+        }
+        let bytes = (to - region.backed) as usize;
+        let start = region.start + (region.backed - region.base);
+        let p = property(self.context.device());
+        let mut handle = 0;
+        // SAFETY: the driver reads the property and writes a handle where it is told to.
+        check("cuMemCreate", unsafe {
+            sys::cuMemCreate(&raw mut handle, bytes, &raw const p, 0)
+        })?;
+        // SAFETY: the addresses were reserved, and nothing lies there yet.
+        let mapped = check("cuMemMap", unsafe {
+            sys::cuMemMap(start, bytes, 0, handle, 0)
+        });
+        if let Err(e) = mapped {
+            // SAFETY: the handle is ours and unused.
+            let _ = unsafe { sys::cuMemRelease(handle) };
+            return Err(e);
+        }
+        region.pieces.push(Piece {
+            start,
+            bytes,
+            handle,
+        });
+        region.backed = to;
+        // SAFETY: all-zero bytes are a valid value of this C structure.
+        let mut access: sys::CUmemAccessDesc = unsafe { std::mem::zeroed() };
+        access.location = p.location;
+        access.flags = sys::CUmemAccess_flags::CU_MEM_ACCESS_FLAGS_PROT_READWRITE;
+        // SAFETY: the range is mapped.
+        check("cuMemSetAccess", unsafe {
+            sys::cuMemSetAccess(start, bytes, &raw const access, 1)
+        })?;
+        // SAFETY: the range is mapped and nobody knows it yet.
+        check("cuMemsetD8", unsafe { sys::cuMemsetD8_v2(start, 0, bytes) })?;
+        // SAFETY: no conditions. The fill runs on a stream that others do not wait for.
+        check("cuCtxSynchronize", unsafe { sys::cuCtxSynchronize() })
+    }
+
+    fn add_host(&mut self, region: &Region) -> Result<(), CudaError> {
+        // Host buffers never move, so there is no room to grow.
+        let bytes = region.touched - region.addresses.start;
+        self.host.push(HostRegion {
+            addresses: region.addresses.start..region.touched,
+            memory: Pinned::new(&self.context, bytes as usize)?,
+        });
+        Ok(())
+    }
+
+    /// Device (or pinned host) address of an allocator address with `bytes` behind it.
+    pub(crate) fn pointer(&self, address: u64, bytes: u64) -> Option<*mut u8> {
+        let end = address.checked_add(bytes)?;
+        if let Some(h) = self.host.iter().find(|h| h.addresses.contains(&address)) {
+            let offset = (address - h.addresses.start) as usize;
+            return (end <= h.addresses.end).then(|| h.memory.ptr().wrapping_add(offset));
+        }
+        // Few regions: a run has one or two.
+        for region in &self.regions {
+            let mut region = lock(region);
+            if !region.addresses.contains(&address) {
+                continue;
+            }
+            if end > region.addresses.end {
+                return None;
+            }
+            if end > region.backed {
+                self.back(&mut region, end).ok()?;
+            }
+            let at = region.start + (address - region.base);
+            return Some(std::ptr::with_exposed_provenance_mut(at as usize));
+        }
+        None
+    }
+
+    /// Device addresses and bytes that have memory behind them: what NCCL may register.
+    pub(crate) fn ranges(&self) -> Vec<(u64, usize)> {
+        self.regions
+            .iter()
+            .map(|r| {
+                let r = lock(r);
+                (r.start, (r.backed - r.base) as usize)
+            })
+            .collect()
+    }
+
+    /// Bytes of device memory.
+    pub(crate) fn bytes(&self) -> Bytes {
+        self.ranges().iter().map(|r| Bytes(r.1 as u64)).sum()
+    }
+}
+
+impl Drop for Arena {
+    fn drop(&mut self) {
+        // Nothing can be done about errors here.
+        let _ = self.context.bind();
+        for region in &self.regions {
+            let region = lock(region);
+            for piece in &region.pieces {
+                // SAFETY: mapped by `back`; the device has come to rest.
+                unsafe {
+                    let _ = sys::cuMemUnmap(piece.start, piece.bytes);
+                    let _ = sys::cuMemRelease(piece.handle);
+                }
+            }
+            // SAFETY: reserved by `add`, and nothing is mapped any more.
+            let _ = unsafe { sys::cuMemAddressFree(region.start, region.reserved) };
+        }
+    }
+}
+
+/// Whether a region's addresses are the host's.
+fn is_host(region: &Region) -> bool {
+    (HOST_BASE..POOL_BASE).contains(&region.addresses.start)
+}

@@ -1,0 +1,254 @@
+//! When tasks ran: what the host knows of them, joined with what the device's clocks say.
+
+use super::driver::{CudaError, Event, RawStream};
+use crate::device::TaskTimes;
+use shardlab_plan::program::{CommId, EventId};
+use smallvec::SmallVec;
+
+/// A task of a recorded pass.
+#[derive(Debug)]
+struct Task {
+    number: u32,
+    stream: usize,
+    comm: Option<CommId>,
+    issued: u64,
+    /// Events that its stream waited for since the task before.
+    waits: SmallVec<[EventId; 2]>,
+}
+
+/// Where a task's times come from.
+#[derive(Debug)]
+enum Clock {
+    /// Events around each task.
+    Events {
+        /// Recorded when the pass began.
+        base: Event,
+        /// What the host's clock said then.
+        base_ns: u64,
+        /// Pairs, by task.
+        pairs: Vec<(Event, Event)>,
+        /// Of former passes.
+        spare: Vec<(Event, Event)>,
+    },
+}
+
+/// Records the tasks of passes.
+#[derive(Debug)]
+pub(crate) struct Recorder {
+    tasks: Vec<Task>,
+    clock: Clock,
+    /// By stream: events waited for since the last task.
+    waits: Vec<SmallVec<[EventId; 2]>>,
+    /// By stream: the last task.
+    last: Vec<Option<usize>>,
+    /// By event: the task behind which it was recorded.
+    behind: Vec<Option<usize>>,
+}
+
+impl Recorder {
+    pub(crate) fn new(streams: usize, events: usize) -> Result<Self, CudaError> {
+        Ok(Self {
+            tasks: Vec::new(),
+            clock: Clock::Events {
+                base: Event::new(true)?,
+                base_ns: 0,
+                pairs: Vec::new(),
+                spare: Vec::new(),
+            },
+            waits: vec![SmallVec::new(); streams],
+            last: vec![None; streams],
+            behind: vec![None; events],
+        })
+    }
+
+    /// A pass begins on an idle device.
+    pub(crate) fn begin(
+        &mut self,
+        stream: RawStream,
+        now: impl Fn() -> u64,
+    ) -> Result<(), CudaError> {
+        self.tasks.clear();
+        self.waits.iter_mut().for_each(SmallVec::clear);
+        self.last.fill(None);
+        self.behind.fill(None);
+        match &mut self.clock {
+            Clock::Events {
+                base,
+                base_ns,
+                pairs,
+                spare,
+            } => {
+                spare.append(pairs);
+                base.record(stream)?;
+                while !base.is_done()? {
+                    std::hint::spin_loop();
+                }
+                *base_ns = now();
+            }
+        }
+        Ok(())
+    }
+
+    /// A task is about to be enqueued.
+    pub(crate) fn start(
+        &mut self,
+        number: u32,
+        stream: (usize, RawStream),
+        comm: Option<CommId>,
+        issued: u64,
+    ) -> Result<(), CudaError> {
+        let (index, raw) = stream;
+        self.tasks.push(Task {
+            number,
+            stream: index,
+            comm,
+            issued,
+            waits: std::mem::take(&mut self.waits[index]),
+        });
+        self.last[index] = Some(self.tasks.len() - 1);
+        match &mut self.clock {
+            Clock::Events { pairs, spare, .. } => {
+                let pair = match spare.pop() {
+                    Some(pair) => pair,
+                    None => (Event::new(true)?, Event::new(true)?),
+                };
+                pair.0.record(raw)?;
+                pairs.push(pair);
+            }
+        }
+        Ok(())
+    }
+
+    /// It has been enqueued.
+    pub(crate) fn end(&mut self, stream: RawStream) -> Result<(), CudaError> {
+        match &mut self.clock {
+            Clock::Events { pairs, .. } => match pairs.last() {
+                Some(pair) => pair.1.record(stream),
+                None => Ok(()),
+            },
+        }
+    }
+
+    /// An event was recorded on a stream.
+    pub(crate) fn recorded(&mut self, event: EventId, stream: usize) {
+        self.behind[event.index()] = self.last[stream];
+    }
+
+    /// A stream waits for an event.
+    pub(crate) fn waited(&mut self, event: EventId, stream: usize) {
+        self.waits[stream].push(event);
+    }
+
+    /// Start and end of every task, in issue order, nanoseconds of the host's clock.
+    fn spans(&self) -> Result<Vec<(u64, u64)>, CudaError> {
+        match &self.clock {
+            Clock::Events {
+                base,
+                base_ns,
+                pairs,
+                ..
+            } => {
+                let at = |e: &Event| {
+                    let ms = e.ms_since(base)?;
+                    Ok::<_, CudaError>(base_ns + (f64::from(ms) * 1e6).max(0.0) as u64)
+                };
+                pairs.iter().map(|(s, e)| Ok((at(s)?, at(e)?))).collect()
+            }
+        }
+    }
+
+    /// Times of the pass; the device is idle.
+    pub(crate) fn times(&mut self) -> Result<Vec<TaskTimes>, CudaError> {
+        let spans = self.spans()?;
+        Ok(join(&self.tasks, &spans, &self.behind))
+    }
+}
+
+/// Puts together what the host knows of tasks and when they ran.
+fn join(tasks: &[Task], spans: &[(u64, u64)], behind: &[Option<usize>]) -> Vec<TaskTimes> {
+    let streams = tasks.iter().map(|t| t.stream + 1).max().unwrap_or(0);
+    let comms = tasks
+        .iter()
+        .filter_map(|t| t.comm)
+        .map(|c| c.index() + 1)
+        .max()
+        .unwrap_or(0);
+    let mut stream_end = vec![0; streams];
+    let mut comm_end = vec![0; comms];
+    let mut out = Vec::with_capacity(tasks.len());
+    for (task, &(start, end)) in tasks.iter().zip(spans) {
+        let waited = task
+            .waits
+            .iter()
+            .filter_map(|&e| Some((e, spans.get(behind[e.index()]?)?.1)))
+            .max_by_key(|w| w.1);
+        let ready = task
+            .issued
+            .max(stream_end[task.stream])
+            .max(waited.map_or(0, |w| w.1));
+        // The device's clock and the host's differ by a little: a task does not start before it could.
+        let ready = ready.min(start);
+        let free = task.comm.map_or(ready, |c| comm_end[c.index()].max(ready));
+        stream_end[task.stream] = end;
+        if let Some(c) = task.comm {
+            comm_end[c.index()] = end;
+        }
+        out.push(TaskTimes {
+            task: task.number,
+            issued: task.issued.min(start),
+            ready,
+            free: free.min(start),
+            start,
+            end: end.max(start),
+            waited,
+        });
+    }
+    out
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn task(number: u32, stream: usize, issued: u64, waits: &[u32]) -> Task {
+        Task {
+            number,
+            stream,
+            comm: None,
+            issued,
+            waits: waits.iter().map(|&e| EventId(e)).collect(),
+        }
+    }
+
+    #[test]
+    fn a_task_is_ready_when_it_is_issued_its_stream_is_free_and_its_events_are_done() {
+        let tasks = [
+            task(0, 0, 10, &[]),
+            task(1, 1, 20, &[]),
+            // Waits for both; the later one counts.
+            task(2, 0, 30, &[0, 1]),
+            task(3, 0, 500, &[]),
+        ];
+        let spans = [(15, 100), (25, 200), (210, 300), (510, 520)];
+        let times = join(&tasks, &spans, &[Some(0), Some(1)]);
+        let ready: Vec<u64> = times.iter().map(|t| t.ready).collect();
+        assert_eq!(ready, [10, 20, 200, 500]);
+        assert_eq!(times[2].waited, Some((EventId(1), 200)));
+        assert_eq!(times[3].waited, None);
+    }
+
+    #[test]
+    fn a_collective_waits_for_its_communicator() {
+        let mut tasks = [task(0, 0, 0, &[]), task(1, 1, 5, &[])];
+        tasks.iter_mut().for_each(|t| t.comm = Some(CommId(0)));
+        let times = join(&tasks, &[(1, 50), (60, 70)], &[]);
+        assert_eq!((times[1].ready, times[1].free, times[1].start), (5, 50, 60));
+    }
+
+    #[test]
+    fn clocks_that_differ_a_little_do_no_harm() {
+        let times = join(&[task(0, 0, 12, &[])], &[(10, 9)], &[]);
+        assert_eq!((times[0].issued, times[0].ready), (10, 10));
+        assert_eq!((times[0].start, times[0].end), (10, 10));
+    }
+}

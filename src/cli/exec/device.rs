@@ -1,0 +1,102 @@
+//! Which device a run is performed on.
+
+use super::super::output::Failure;
+use shardlab_exec::train::{Observer, Outcome, RunOptions, train};
+use shardlab_plan::{Program, Scenario};
+use std::path::PathBuf;
+use std::sync::Arc;
+
+#[derive(clap::Args)]
+pub(super) struct DeviceArgs {
+    /// What performs the program
+    #[arg(long, value_enum, default_value_t = Kind::Cpu)]
+    device: Kind,
+    /// Look for NVIDIA's libraries here first: a folder of them, or one of pip's nvidia packages (repeatable)
+    #[arg(long, value_name = "DIR")]
+    library_path: Vec<PathBuf>,
+    /// First GPU to use; default: 0
+    #[arg(long, value_name = "N")]
+    gpu: Option<u32>,
+    /// Issue captured scopes instruction by instruction
+    #[arg(long)]
+    no_graphs: bool,
+    /// Hold up random instructions of every stream, by this seed; results must not change
+    #[arg(long, value_name = "SEED", hide_short_help = true)]
+    delays: Option<u64>,
+}
+
+#[derive(clap::ValueEnum, Clone, Copy, Debug, PartialEq, Eq)]
+enum Kind {
+    /// This machine's processor: ranks are threads
+    Cpu,
+    /// NVIDIA GPUs, one a rank
+    Cuda,
+}
+
+impl DeviceArgs {
+    /// Options of the engine that belong to the device.
+    pub(super) fn apply(&self, exec: &mut shardlab_exec::engine::ExecOptions) {
+        exec.graphs = !self.no_graphs;
+        exec.delay = self
+            .delays
+            .map(|seed| shardlab_exec::device::cpu::DelaySpec {
+                seed,
+                probability: 0.05,
+                max: std::time::Duration::from_micros(500),
+            });
+    }
+
+    /// Trains on the device.
+    pub(super) fn train(
+        &self,
+        scenario: &Scenario,
+        program: &Arc<Program>,
+        options: RunOptions,
+        observer: &mut dyn Observer,
+    ) -> Result<Outcome, Failure> {
+        match self.device {
+            Kind::Cpu => Ok(train(scenario, program, options, observer)?),
+            Kind::Cuda => self.cuda(scenario, program, options, observer),
+        }
+    }
+
+    #[cfg(feature = "cuda")]
+    fn cuda(
+        &self,
+        scenario: &Scenario,
+        program: &Arc<Program>,
+        options: RunOptions,
+        observer: &mut dyn Observer,
+    ) -> Result<Outcome, Failure> {
+        use shardlab_exec::device::cuda::{CudaFactory, CudaOptions, gpus};
+        use shardlab_exec::engine::World;
+        use shardlab_exec::train::train_on;
+        // Before anything is made: without a GPU nothing else matters.
+        let count = gpus(&self.library_path).map_err(Failure::run)?;
+        if count == 0 {
+            return Err(Failure::run("no GPU can be used: the driver shows none"));
+        }
+        let factory = CudaFactory::new(CudaOptions {
+            library_path: self.library_path.clone(),
+            first_gpu: self.gpu,
+        });
+        let world = World::alone(program);
+        Ok(train_on(
+            scenario, program, options, world, &factory, observer,
+        )?)
+    }
+
+    #[cfg(not(feature = "cuda"))]
+    fn cuda(
+        &self,
+        _: &Scenario,
+        _: &Arc<Program>,
+        _: RunOptions,
+        _: &mut dyn Observer,
+    ) -> Result<Outcome, Failure> {
+        let _ = (&self.library_path, self.gpu);
+        Err(Failure::run(
+            "no GPU can be used: this program was built without feature `cuda`",
+        ))
+    }
+}
