@@ -18,6 +18,8 @@
 mod attention;
 mod conv;
 mod convert;
+#[cfg(feature = "cuda")]
+pub mod cuda;
 mod embedding;
 mod error;
 mod fused;

@@ -1,0 +1,226 @@
+//! Kernels on NVIDIA GPUs, with the meaning of the CPU's.
+//!
+//! [`Kernels`] makes ready what a program launches and launches it: matrix products by cuBLASLt (`blas`), attention by cuDNN
+//! where it is there (`dnn`), everything else by generated code (`codegen`, compiled by `nvrtc`, kept on disk by
+//! `cache`). Nothing is compiled, chosen or allocated between [`Kernels::prepare`] and the last launch of the program's own
+//! instructions, so that launches can be captured in graphs.
+
+mod blas;
+mod cache;
+mod code;
+pub(crate) mod codegen;
+mod error;
+mod gemm;
+mod memory;
+mod nvrtc;
+mod perform;
+mod prepare;
+mod ranges;
+mod variant;
+
+pub use error::{Error, Trouble};
+
+use crate::operand::{Hyper, RawRange};
+use blas::Blas;
+use cache::Cache;
+use code::Loader;
+use cudarc::driver::CudaContext;
+use cudarc::driver::sys::{CUdeviceptr, CUstream};
+use shardlab_plan::program::{InstrId, KernelId, Program, Shape};
+use std::collections::BTreeMap;
+use std::path::PathBuf;
+use std::sync::Arc;
+use variant::Variant;
+
+/// How kernels are made.
+#[derive(Clone, Debug)]
+pub struct Options {
+    /// Where compiled code and choices are kept; `None`: nowhere.
+    pub cache: Option<PathBuf>,
+    /// Folders with NVIDIA's libraries, first one first; the loader's own paths come last.
+    pub libraries: Vec<PathBuf>,
+    /// Multiply float32 matrices with TF32 tensor cores (about three decimal digits).
+    pub tf32: bool,
+    /// Use cuDNN's attention where it fits.
+    pub cudnn: bool,
+    /// Time candidates for matrix products; otherwise the library's first one is taken.
+    pub measure: bool,
+}
+
+impl Default for Options {
+    /// Everything on but TF32; the cache is `$SHARDLAB_KERNEL_CACHE` or lies in the user's cache directory.
+    fn default() -> Self {
+        Self {
+            cache: Cache::of_user().folder().map(PathBuf::from),
+            libraries: Vec::new(),
+            tf32: false,
+            cudnn: true,
+            measure: true,
+        }
+    }
+}
+
+/// Optimizer settings as kernels read them from device memory: the learning rate, `1 - lr * weight_decay`, `1 - beta1`, `beta2`,
+/// `1 - beta2`, `lr / (1 - beta1^step)`, `sqrt(1 - beta2^step)`, epsilon, the norm's limit, the weight decay. They lie in
+/// memory so that captured launches see a new step's.
+pub type HyperBlock = [f32; 10];
+
+/// The block of a step's settings.
+#[must_use]
+pub fn hyper_block(h: &Hyper) -> HyperBlock {
+    let [b1, b2] = h.betas;
+    let steps = i32::try_from(h.step.max(1)).unwrap_or(i32::MAX);
+    [
+        h.lr as f32,
+        (1.0 - h.lr * h.weight_decay) as f32,
+        (1.0 - b1) as f32,
+        b2 as f32,
+        (1.0 - b2) as f32,
+        (h.lr / (1.0 - b1.powi(steps))) as f32,
+        (1.0 - b2.powi(steps)).sqrt() as f32,
+        h.eps as f32,
+        h.clip_norm as f32,
+        h.weight_decay as f32,
+    ]
+}
+
+/// Everything that a program launches on one GPU. Belongs to one host thread at a time.
+///
+/// The order of calls: [`Kernels::new`], [`Kernels::prepare`], [`Kernels::set_workspace`], then launches. The context is current
+/// on the calling thread throughout.
+pub struct Kernels {
+    program: Arc<Program>,
+    /// Keeps the context alive.
+    _context: Arc<CudaContext>,
+    loader: Loader,
+    cache: Cache,
+    blas: Blas,
+    plans: BTreeMap<Variant, prepare::Plan>,
+    ranges: prepare::RangeKernels,
+    /// Shapes of the parameters behind the operands of packing launches.
+    shapes: BTreeMap<InstrId, Vec<Shape>>,
+    /// Bytes of scratch memory by stream.
+    scratch: Vec<u64>,
+    /// Its addresses, once given; then the word for faults.
+    workspace: Vec<CUdeviceptr>,
+    fault: CUdeviceptr,
+}
+
+impl Kernels {
+    /// Opens what kernels need on a context that is current on this thread. NVIDIA's libraries are loaded.
+    ///
+    /// # Errors
+    /// [`Error`], if a library refuses.
+    pub fn new(
+        context: Arc<CudaContext>,
+        program: Arc<Program>,
+        options: &Options,
+    ) -> Result<Self, Error> {
+        let gpu = context.name().unwrap_or_default();
+        let cache = Cache::new(options.cache.clone());
+        let blas = Blas::new(&gpu, options.tf32, options.measure)
+            .map_err(|t| Error::new("cublasLt", t))?;
+        Ok(Self {
+            shapes: prepare::shapes(&program),
+            scratch: vec![0; program.streams.len()],
+            workspace: Vec::new(),
+            fault: 0,
+            loader: Loader::new(cache.clone(), options.libraries.clone()),
+            cache,
+            blas,
+            plans: BTreeMap::new(),
+            ranges: prepare::RangeKernels::default(),
+            program,
+            _context: context,
+        })
+    }
+
+    /// Compiles and chooses everything that the program launches. Needs free device memory for trying matrix products out.
+    ///
+    /// # Errors
+    /// [`Error`] for the first kernel that cannot be made.
+    pub fn prepare(&mut self) -> Result<(), Error> {
+        prepare::everything(self)
+    }
+
+    /// Bytes of device memory that launches use beside their operands; valid after [`Kernels::prepare`].
+    #[must_use]
+    pub fn workspace_bytes(&self) -> u64 {
+        self.scratch
+            .iter()
+            .map(|b| prepare::rounded(*b))
+            .sum::<u64>()
+            + prepare::rounded(8)
+    }
+
+    /// Gives that memory, at an address that is a multiple of 256.
+    ///
+    /// # Errors
+    /// [`Error`], if the driver refuses to clear it.
+    ///
+    /// # Safety
+    /// It has [`Kernels::workspace_bytes`] bytes that nobody else uses until the kernels are dropped.
+    pub unsafe fn set_workspace(&mut self, at: CUdeviceptr) -> Result<(), Error> {
+        // SAFETY: the caller's promise.
+        unsafe { prepare::set_workspace(self, at) }
+    }
+
+    /// Enqueues the launch of an instruction.
+    ///
+    /// # Errors
+    /// [`Error`], if the operands are not those that the program has, or the driver refuses.
+    ///
+    /// # Safety
+    /// Every range lies in live device memory until the stream has done the work; other streams neither write the reads nor
+    /// touch the writes meanwhile; `hyper` holds a [`HyperBlock`]; `stream` is the one that stands for the instruction's
+    /// stream in all launches.
+    pub unsafe fn launch(
+        &mut self,
+        instr: InstrId,
+        reads: &[RawRange],
+        writes: &[RawRange],
+        hyper: CUdeviceptr,
+        stream: CUstream,
+    ) -> Result<(), Error> {
+        // SAFETY: the caller's promise.
+        unsafe { perform::launch(self, instr, reads, writes, hyper, stream) }
+    }
+
+    /// Enqueues the sum of squares of float ranges, into a float32 scalar.
+    ///
+    /// # Errors
+    /// As [`Kernels::launch`].
+    ///
+    /// # Safety
+    /// As [`Kernels::launch`]; the stream is that of the program's first stream, [`shardlab_plan::program::COMPUTE`].
+    pub unsafe fn squares(
+        &mut self,
+        from: &[RawRange],
+        out: CUdeviceptr,
+        stream: CUstream,
+    ) -> Result<(), Error> {
+        // SAFETY: the caller's promise.
+        unsafe { perform::squares(self, from, out, stream) }
+    }
+
+    /// An id outside its range that a kernel has met, in words. The device is idle.
+    ///
+    /// # Errors
+    /// [`Error`], if the driver refuses to read it.
+    pub fn fault(&mut self) -> Result<Option<String>, Error> {
+        perform::fault(self)
+    }
+
+    /// How a kernel is performed, for reports: one line for each way in which the program launches it.
+    #[must_use]
+    pub fn describe(&self, kernel: KernelId) -> String {
+        let mut lines = Vec::new();
+        for (variant, plan) in &self.plans {
+            if variant.kernel == kernel {
+                lines.push(plan.describe());
+            }
+        }
+        lines.dedup();
+        lines.join("\n")
+    }
+}

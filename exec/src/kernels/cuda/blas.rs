@@ -1,0 +1,425 @@
+//! cuBLASLt: descriptors, candidates, and the choice among them by time.
+
+use super::cache::Cache;
+use super::error::Trouble;
+use super::gemm::Product;
+use super::memory::{Scratch, Stopwatch};
+use cudarc::cublaslt::sys;
+use cudarc::driver::sys::{CUdeviceptr, CUstream};
+use shardlab_plan::units::DType;
+use std::ffi::c_void;
+
+/// Bytes that a product may use beside its operands.
+pub(super) const WORKSPACE: usize = 32 << 20;
+/// Candidates that are timed.
+const CANDIDATES: usize = 8;
+/// A candidate wins over an earlier one only if it takes this part of its time: the order of candidates is the library's,
+/// and noise should not decide.
+const BETTER: f32 = 0.985;
+
+/// The library's handle and what choices depend on.
+pub(super) struct Blas {
+    handle: sys::cublasLtHandle_t,
+    /// GPU and library version: choices are kept for these.
+    machine: String,
+    tf32: bool,
+    measure: bool,
+}
+
+// SAFETY: the handle may be used from any thread (cuBLASLt's documentation); descriptors are used by their owner alone.
+unsafe impl Send for Blas {}
+// SAFETY: as above.
+unsafe impl Send for Plan {}
+
+/// A product that is ready to be launched.
+pub(super) struct Plan {
+    desc: sys::cublasLtMatmulDesc_t,
+    /// In the library's order: its `A` is our `b`.
+    layouts: [sys::cublasLtMatrixLayout_t; 4],
+    algo: sys::cublasLtMatmulAlgo_t,
+    beta: f32,
+    /// What was chosen, for reports.
+    pub(super) choice: String,
+}
+
+fn check(call: &'static str, status: sys::cublasStatus_t) -> Result<(), Trouble> {
+    match status {
+        sys::cublasStatus_t::CUBLAS_STATUS_SUCCESS => Ok(()),
+        other => Err(Trouble::Driver {
+            call,
+            reason: format!("{other:?}"),
+        }),
+    }
+}
+
+fn data_type(ty: DType) -> Result<sys::cudaDataType, Trouble> {
+    match ty {
+        DType::F32 => Ok(sys::cudaDataType::CUDA_R_32F),
+        DType::Bf16 => Ok(sys::cudaDataType::CUDA_R_16BF),
+        DType::F16 => Ok(sys::cudaDataType::CUDA_R_16F),
+        other => Err(Trouble::Unsupported(format!(
+            "matrix products of elements of type {other}"
+        ))),
+    }
+}
+
+/// Addresses of a product's operands.
+#[derive(Clone, Copy)]
+pub(super) struct Addresses {
+    pub(super) a: CUdeviceptr,
+    pub(super) b: CUdeviceptr,
+    pub(super) bias: CUdeviceptr,
+    pub(super) before: CUdeviceptr,
+    pub(super) c: CUdeviceptr,
+    pub(super) workspace: CUdeviceptr,
+}
+
+impl Blas {
+    /// Opens the library for the current context.
+    pub(super) fn new(gpu: &str, tf32: bool, measure: bool) -> Result<Self, Trouble> {
+        let mut handle = std::ptr::null_mut();
+        // SAFETY: the library is loaded; the handle is written before it is read.
+        let (status, version) = unsafe {
+            (
+                sys::cublasLtCreate(&raw mut handle),
+                sys::cublasLtGetVersion(),
+            )
+        };
+        check("cublasLtCreate", status)?;
+        Ok(Self {
+            handle,
+            machine: format!("{gpu} cublasLt {version}"),
+            tf32,
+            measure,
+        })
+    }
+
+    /// Makes a product ready: by the choice on disk, or by timing candidates.
+    pub(super) fn plan(&self, p: &Product, cache: &Cache) -> Result<Plan, Trouble> {
+        let mut plan = self.describe(p)?;
+        let tf32 = if self.tf32 { "tf32" } else { "" };
+        let key = Cache::key(&["gemm 1", &self.machine, tf32, &format!("{p:?}")]);
+        if let Some(kept) = cache.get(&key, "algo")
+            && let Some((algo, choice)) = unpack(&kept)
+            && self.fits(&plan, &algo)
+        {
+            plan.algo = algo;
+            plan.choice = choice;
+            return Ok(plan);
+        }
+        let found = self.candidates(&plan, p)?;
+        let (best, micros) = if self.measure && found.len() > 1 {
+            self.fastest(&plan, p, &found)?
+        } else {
+            (0, None)
+        };
+        plan.algo = found[best];
+        let time = micros.map_or(String::new(), |t| format!(", {t:.1} us alone"));
+        plan.choice = format!("cuBLASLt candidate {} of {}{time}", best + 1, found.len());
+        if self.measure {
+            cache.put(&key, "algo", &pack(&plan.algo, &plan.choice));
+        }
+        Ok(plan)
+    }
+
+    fn describe(&self, p: &Product) -> Result<Plan, Trouble> {
+        let compute = match (p.factors, self.tf32) {
+            (DType::F32, true) => sys::cublasComputeType_t::CUBLAS_COMPUTE_32F_FAST_TF32,
+            _ => sys::cublasComputeType_t::CUBLAS_COMPUTE_32F,
+        };
+        let factors = data_type(p.factors)?;
+        let result = data_type(p.result)?;
+        let mut plan = Plan {
+            desc: std::ptr::null_mut(),
+            layouts: [std::ptr::null_mut(); 4],
+            algo: sys::cublasLtMatmulAlgo_t { data: [0; 8] },
+            beta: if p.accumulate { 1.0 } else { 0.0 },
+            choice: String::new(),
+        };
+        // `cublasOperation_t`: as stored, or transposed.
+        let op = |t: bool| -> i32 { i32::from(t) };
+        use sys::cublasLtMatmulDescAttributes_t as Attr;
+        // SAFETY: descriptors are created before their attributes are set, with values of the attributes' types and sizes.
+        unsafe {
+            check(
+                "cublasLtMatmulDescCreate",
+                sys::cublasLtMatmulDescCreate(
+                    &raw mut plan.desc,
+                    compute,
+                    sys::cudaDataType::CUDA_R_32F,
+                ),
+            )?;
+            set(plan.desc, Attr::CUBLASLT_MATMUL_DESC_TRANSA, &op(p.tb))?;
+            set(plan.desc, Attr::CUBLASLT_MATMUL_DESC_TRANSB, &op(p.ta))?;
+            if let Some(bias) = p.bias {
+                let epilogue = sys::cublasLtEpilogue_t::CUBLASLT_EPILOGUE_BIAS;
+                set(plan.desc, Attr::CUBLASLT_MATMUL_DESC_EPILOGUE, &epilogue)?;
+                let ty = data_type(bias)?;
+                set(plan.desc, Attr::CUBLASLT_MATMUL_DESC_BIAS_DATA_TYPE, &ty)?;
+            }
+            // Stored row-major, a matrix is its transpose column-major.
+            let stored =
+                |t: bool, rows: u64, cols: u64| if t { (rows, cols) } else { (cols, rows) };
+            let (b, a) = (stored(p.tb, p.k, p.n), stored(p.ta, p.m, p.k));
+            let shapes = [
+                (factors, b, p.pitch[1]),
+                (factors, a, p.pitch[0]),
+                (result, (p.n, p.m), p.pitch[2]),
+                (result, (p.n, p.m), p.pitch[3]),
+            ];
+            for (layout, (ty, (rows, cols), pitch)) in plan.layouts.iter_mut().zip(shapes) {
+                check(
+                    "cublasLtMatrixLayoutCreate",
+                    sys::cublasLtMatrixLayoutCreate(layout, ty, rows, cols, pitch as i64),
+                )?;
+            }
+        }
+        Ok(plan)
+    }
+
+    /// Whether a kept choice still works.
+    fn fits(&self, plan: &Plan, algo: &sys::cublasLtMatmulAlgo_t) -> bool {
+        let [a, b, c, d] = plan.layouts;
+        // SAFETY: all descriptors are live; the result is written before it is read.
+        unsafe {
+            let mut result = std::mem::zeroed::<sys::cublasLtMatmulHeuristicResult_t>();
+            let status = sys::cublasLtMatmulAlgoCheck(
+                self.handle,
+                plan.desc,
+                a,
+                b,
+                c,
+                d,
+                algo,
+                &raw mut result,
+            );
+            status == sys::cublasStatus_t::CUBLAS_STATUS_SUCCESS
+                && result.workspaceSize <= WORKSPACE
+        }
+    }
+
+    fn candidates(
+        &self,
+        plan: &Plan,
+        p: &Product,
+    ) -> Result<Vec<sys::cublasLtMatmulAlgo_t>, Trouble> {
+        use sys::cublasLtMatmulPreferenceAttributes_t as Attr;
+        let [a, b, c, d] = plan.layouts;
+        let mut pref = std::ptr::null_mut();
+        let mut count = 0;
+        // SAFETY: zeros are a valid value of the result's fields; descriptors are live.
+        let mut found: [sys::cublasLtMatmulHeuristicResult_t; CANDIDATES] =
+            unsafe { std::mem::zeroed() };
+        // SAFETY: the preference is created before it is used and destroyed once; values have the attributes' types and
+        // sizes; as many results are asked for as there is room.
+        let status = unsafe {
+            check(
+                "cublasLtMatmulPreferenceCreate",
+                sys::cublasLtMatmulPreferenceCreate(&raw mut pref),
+            )?;
+            let put = |attr, value: *const c_void, size| {
+                sys::cublasLtMatmulPreferenceSetAttribute(pref, attr, value, size)
+            };
+            let workspace = WORKSPACE as u64;
+            put(
+                Attr::CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES,
+                (&raw const workspace).cast(),
+                8,
+            );
+            // Parts of the inner dimension may be added up from the workspace, in order, but not by atomics.
+            let schemes = 2u32;
+            put(
+                Attr::CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK,
+                (&raw const schemes).cast(),
+                4,
+            );
+            let alignments = [p.align[1], p.align[0], p.align[2], p.align[3]];
+            let attrs = [
+                Attr::CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES,
+                Attr::CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES,
+                Attr::CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES,
+                Attr::CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES,
+            ];
+            for (attr, align) in attrs.into_iter().zip(alignments) {
+                let align = u32::from(align);
+                put(attr, (&raw const align).cast(), 4);
+            }
+            let status = sys::cublasLtMatmulAlgoGetHeuristic(
+                self.handle,
+                plan.desc,
+                a,
+                b,
+                c,
+                d,
+                pref,
+                CANDIDATES as i32,
+                found.as_mut_ptr(),
+                &raw mut count,
+            );
+            sys::cublasLtMatmulPreferenceDestroy(pref);
+            status
+        };
+        check("cublasLtMatmulAlgoGetHeuristic", status)?;
+        let good = found[..count as usize]
+            .iter()
+            .filter(|r| r.state == sys::cublasStatus_t::CUBLAS_STATUS_SUCCESS);
+        let found: Vec<_> = good.map(|r| r.algo).collect();
+        if found.is_empty() {
+            return Err(Trouble::Unsupported(format!(
+                "cuBLASLt has no algorithm for {p:?}"
+            )));
+        }
+        Ok(found)
+    }
+
+    /// The fastest candidate and its time.
+    fn fastest(
+        &self,
+        plan: &Plan,
+        p: &Product,
+        found: &[sys::cublasLtMatmulAlgo_t],
+    ) -> Result<(usize, Option<f32>), Trouble> {
+        let (fs, rs) = (p.factors.size(), p.result.size());
+        let rows = |t: bool, a: u64, b: u64| if t { b } else { a };
+        let sizes = [
+            rows(p.ta, p.m, p.k) * p.pitch[0] * fs,
+            rows(p.tb, p.k, p.n) * p.pitch[1] * fs,
+            p.m * p.pitch[3].max(p.pitch[2]) * rs,
+            p.n * 4,
+            WORKSPACE as u64,
+        ];
+        let mut memory = Vec::new();
+        for bytes in sizes {
+            memory.push(Scratch::new(bytes.next_multiple_of(256), 0x3c)?);
+        }
+        let at = Addresses {
+            a: memory[0].at,
+            b: memory[1].at,
+            bias: memory[3].at,
+            before: memory[2].at,
+            c: memory[2].at,
+            workspace: memory[4].at,
+        };
+        let watch = Stopwatch::new()?;
+        let (mut best, mut time) = (0, f32::INFINITY);
+        for (i, algo) in found.iter().enumerate() {
+            // SAFETY: the operands are as long as the product's shapes, and nobody else uses them.
+            let micros = watch.micros(3, || unsafe { self.run(plan, algo, at, watch.stream()) });
+            // One that does not run is no candidate.
+            let Ok(micros) = micros else { continue };
+            if micros < time * BETTER {
+                (best, time) = (i, micros);
+            }
+        }
+        Ok((best, time.is_finite().then_some(time)))
+    }
+
+    /// Launches a product.
+    ///
+    /// # Safety
+    /// The operands are as long as the plan's shapes say and live until the stream has done the work; the workspace has
+    /// [`WORKSPACE`] bytes that only this stream uses.
+    pub(super) unsafe fn launch(
+        &self,
+        plan: &Plan,
+        at: Addresses,
+        stream: CUstream,
+    ) -> Result<(), Trouble> {
+        // SAFETY: the caller's promise.
+        unsafe { self.run(plan, &plan.algo, at, stream) }
+    }
+
+    unsafe fn run(
+        &self,
+        plan: &Plan,
+        algo: &sys::cublasLtMatmulAlgo_t,
+        at: Addresses,
+        stream: CUstream,
+    ) -> Result<(), Trouble> {
+        let one = 1.0f32;
+        let [a, b, c, d] = plan.layouts;
+        // SAFETY: the caller promised the operands; descriptors are live.
+        unsafe {
+            if at.bias != 0 {
+                let bias = at.bias as *const c_void;
+                set(
+                    plan.desc,
+                    sys::cublasLtMatmulDescAttributes_t::CUBLASLT_MATMUL_DESC_BIAS_POINTER,
+                    &bias,
+                )?;
+            }
+            let status = sys::cublasLtMatmul(
+                self.handle,
+                plan.desc,
+                (&raw const one).cast(),
+                at.b as *const c_void,
+                a,
+                at.a as *const c_void,
+                b,
+                (&raw const plan.beta).cast(),
+                at.before as *const c_void,
+                c,
+                at.c as *mut c_void,
+                d,
+                algo,
+                at.workspace as *mut c_void,
+                WORKSPACE,
+                stream.cast(),
+            );
+            check("cublasLtMatmul", status)
+        }
+    }
+}
+
+/// Sets an attribute of a product's descriptor.
+///
+/// # Safety
+/// The descriptor is live and `T` is the attribute's type.
+unsafe fn set<T>(
+    desc: sys::cublasLtMatmulDesc_t,
+    attr: sys::cublasLtMatmulDescAttributes_t,
+    value: &T,
+) -> Result<(), Trouble> {
+    let value: *const T = value;
+    // SAFETY: the caller's promise; the value lives through the call, which copies it.
+    let status =
+        unsafe { sys::cublasLtMatmulDescSetAttribute(desc, attr, value.cast(), size_of::<T>()) };
+    check("cublasLtMatmulDescSetAttribute", status)
+}
+
+fn pack(algo: &sys::cublasLtMatmulAlgo_t, choice: &str) -> Vec<u8> {
+    let mut out: Vec<u8> = algo.data.iter().flat_map(|w| w.to_le_bytes()).collect();
+    out.extend(choice.as_bytes());
+    out
+}
+
+fn unpack(bytes: &[u8]) -> Option<(sys::cublasLtMatmulAlgo_t, String)> {
+    let mut algo = sys::cublasLtMatmulAlgo_t { data: [0; 8] };
+    for (w, b) in algo.data.iter_mut().zip(bytes.get(..64)?.chunks_exact(8)) {
+        *w = u64::from_le_bytes(b.try_into().ok()?);
+    }
+    Some((algo, String::from_utf8(bytes[64..].to_vec()).ok()?))
+}
+
+impl Drop for Blas {
+    fn drop(&mut self) {
+        // SAFETY: the handle was created and is destroyed once.
+        unsafe { sys::cublasLtDestroy(self.handle) };
+    }
+}
+
+impl Drop for Plan {
+    fn drop(&mut self) {
+        // SAFETY: what was created is destroyed once.
+        unsafe {
+            for l in self.layouts {
+                if !l.is_null() {
+                    sys::cublasLtMatrixLayoutDestroy(l);
+                }
+            }
+            if !self.desc.is_null() {
+                sys::cublasLtMatmulDescDestroy(self.desc);
+            }
+        }
+    }
+}

@@ -1,0 +1,266 @@
+//! CUDA C++ for kernel bodies.
+//!
+//! A body is turned into a few entry points (usually one) whose shapes are constants. Values are generated on demand from
+//! the outputs backwards (`expr`), so that views, concatenations and broadcasts are index arithmetic (`index`) and nothing
+//! but outputs reaches memory. `pointwise` runs over elements, `rows` over rows whose statistics later operations need,
+//! `columns` sums over rows; `tables` holds gathers, scatters and the chunked cross entropy, `convolution` and `attention`
+//! the fallbacks of library kernels, `shard` the kernels of the sharding engine.
+//!
+//! Reductions have an order that depends on shapes alone. Every operation's result is rounded to its slot's type, fused or
+//! not, as on the CPU.
+
+mod attention;
+mod columns;
+mod convolution;
+mod expr;
+mod index;
+mod kept;
+mod ops;
+mod pointwise;
+mod rows;
+pub(crate) mod shard;
+mod tables;
+#[cfg(test)]
+mod tests;
+
+use crate::kernels::view;
+use shardlab_plan::model::OpKind;
+use shardlab_plan::program::{BodyOp, Place, Slot};
+use shardlab_plan::units::DType;
+
+/// What every source starts with.
+pub(super) const PREAMBLE: &str = include_str!("codegen/preamble.cuh");
+
+/// An operand as the generator sees it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub(crate) struct Arg {
+    /// Element type of the buffer.
+    pub(crate) dtype: DType,
+    /// Alignment of its address in bytes, at most 16.
+    pub(crate) align: u8,
+}
+
+/// A kernel body with the operands of a launch.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Request<'a> {
+    /// Operations.
+    pub(crate) body: &'a [BodyOp],
+    /// Operands that are read.
+    pub(crate) reads: &'a [Arg],
+    /// Operands that are written.
+    pub(crate) writes: &'a [Arg],
+    /// The write that has the same memory as a read, for each read; [`CLASH`] if it shares only some with one.
+    pub(crate) same: &'a [Option<u8>],
+}
+
+/// Stands for a write that shares some memory with a read without being the same.
+pub(crate) const CLASH: u8 = u8::MAX;
+
+/// Something that is handed to an entry point.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Param {
+    /// Address of a read.
+    Read(u8),
+    /// Address of a write.
+    Write(u8),
+    /// Address this many bytes into the launch's scratch memory.
+    Scratch(u64),
+    /// Address of the word that takes ids outside their range.
+    Fault,
+    /// The kernel's number, for that word.
+    Kernel,
+}
+
+/// One launch of an entry point.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Entry {
+    /// Name.
+    pub(crate) name: String,
+    /// Blocks.
+    pub(crate) grid: [u32; 3],
+    /// Threads of a block.
+    pub(crate) block: u32,
+    /// Dynamic shared memory of a block, bytes.
+    pub(crate) shared: u32,
+    /// Arguments.
+    pub(crate) params: Vec<Param>,
+}
+
+/// A generated source and how it is run: its entries one after another.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Module {
+    /// CUDA C++.
+    pub(crate) source: String,
+    /// Launches, in order.
+    pub(crate) entries: Vec<Entry>,
+    /// Bytes of scratch memory.
+    pub(crate) scratch: u64,
+}
+
+/// Why the generator does not make a kernel.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{reason}")]
+pub(crate) struct Refusal {
+    reason: String,
+    /// Fewer lanes might do.
+    lanes: bool,
+}
+
+impl Refusal {
+    pub(super) fn new(reason: impl Into<String>) -> Self {
+        Self {
+            reason: reason.into(),
+            lanes: false,
+        }
+    }
+
+    fn lanes() -> Self {
+        Self {
+            reason: "neighbouring elements do not stay together".to_owned(),
+            lanes: true,
+        }
+    }
+}
+
+/// Generates the kernel of a body.
+pub(crate) fn generate(req: &Request<'_>) -> Result<Module, Refusal> {
+    let mut module = match req.body {
+        [only] => alone(req, only)?,
+        _ => fused(req)?,
+    };
+    module.source = format!("{PREAMBLE}\n{}", module.source);
+    Ok(module)
+}
+
+fn alone(req: &Request<'_>, op: &BodyOp) -> Result<Module, Refusal> {
+    match op.op {
+        OpKind::RmsNormWeightGrad
+        | OpKind::LayerNormParamGrad
+        | OpKind::SumLeading
+        | OpKind::SumChannels
+        | OpKind::SumAll => columns::generate(req, op),
+        OpKind::Embedding => tables::gather(req, op),
+        OpKind::EmbeddingGrad => tables::scatter(req, op),
+        OpKind::CrossEntropy { scale } => tables::cross_entropy(req, op, scale.0),
+        OpKind::NllLossGrad if tables::fills_labels_only(req, op) => tables::nll_labels(req, op),
+        OpKind::Attention { causal, scale } => attention::forward(req, op, causal, scale.0),
+        OpKind::AttentionGrad { causal, scale } => attention::backward(req, op, causal, scale.0),
+        OpKind::Conv { .. } => convolution::forward(req, op),
+        OpKind::ConvGradInput { .. } => convolution::grad_input(req, op),
+        OpKind::ConvGradWeight { .. } => convolution::grad_weight(req, op),
+        OpKind::Gemm { .. } => Err(Refusal::new("matrix products are library kernels")),
+        OpKind::Shard(_) => Err(Refusal::new("sharding kernels have no body")),
+        _ => fused(req),
+    }
+}
+
+/// Bodies of elementwise and row operations: with as many lanes as possible.
+fn fused(req: &Request<'_>) -> Result<Module, Refusal> {
+    let narrow = req
+        .reads
+        .iter()
+        .chain(req.writes)
+        .any(|a| a.dtype.size() <= 2);
+    let mut lanes = if narrow { 8 } else { 4 };
+    loop {
+        let made = if rows::applies(req) {
+            rows::generate(req, lanes)
+        } else {
+            pointwise::generate(req, lanes)
+        };
+        match made {
+            Err(refusal) if refusal.lanes && lanes > 1 => lanes /= 2,
+            other => return Ok(kept::guard(req, other?)),
+        }
+    }
+}
+
+/// Name of an element type in the generated code.
+pub(super) const fn ctype(dtype: DType) -> &'static str {
+    match dtype {
+        DType::F32 => "float",
+        DType::Bf16 => "bf16",
+        DType::F16 => "f16",
+        DType::I64 => "i64",
+        DType::U8 => "u8",
+    }
+}
+
+impl Request<'_> {
+    pub(super) fn arg(&self, place: Place) -> Result<Arg, Refusal> {
+        let found = match place {
+            Place::Read(i) => self.reads.get(usize::from(i)),
+            Place::Write(i) => self.writes.get(usize::from(i)),
+            Place::Register(_) => None,
+        };
+        let missing = || Refusal::new(format!("the body names {place:?}, which the launch lacks"));
+        found.copied().ok_or_else(missing)
+    }
+
+    /// A slot's address as C code, `at` elements further.
+    fn address(&self, slot: &Slot) -> Result<String, Refusal> {
+        self.arg(slot.place)?;
+        let name = pointer(slot.place);
+        Ok(if slot.offset == 0 {
+            name
+        } else {
+            format!("({name} + {}ull)", slot.offset)
+        })
+    }
+
+    /// C type of a slot's memory.
+    fn memory(&self, slot: &Slot) -> Result<&'static str, Refusal> {
+        Ok(ctype(self.arg(slot.place)?.dtype))
+    }
+
+    /// Parameters of an entry that gets all operands, and their declaration.
+    fn operands(&self) -> (Vec<Param>, Vec<String>) {
+        let mut params = Vec::new();
+        let mut declared = Vec::new();
+        for (i, arg) in self.reads.iter().enumerate() {
+            params.push(Param::Read(i as u8));
+            declared.push(format!("const {}* r{i}", ctype(arg.dtype)));
+        }
+        for (i, arg) in self.writes.iter().enumerate() {
+            params.push(Param::Write(i as u8));
+            declared.push(format!("{}* w{i}", ctype(arg.dtype)));
+        }
+        (params, declared)
+    }
+}
+
+/// Name of an operand's address.
+fn pointer(place: Place) -> String {
+    match place {
+        Place::Read(i) => format!("r{i}"),
+        Place::Write(i) => format!("w{i}"),
+        Place::Register(i) => format!("reg{i}"),
+    }
+}
+
+/// Whether a slot's elements lie one after another.
+pub(super) fn is_dense(slot: &Slot) -> bool {
+    index::is_contiguous(&index::dims(slot))
+}
+
+/// Elements of a slot.
+fn numel(slot: &Slot) -> usize {
+    view::numel(slot)
+}
+
+/// A float literal with all its bits.
+fn float(x: f32) -> String {
+    if x.is_finite() {
+        format!("{x:?}f")
+    } else {
+        format!("__uint_as_float({}u)", x.to_bits())
+    }
+}
+
+/// Blocks that cover `n` things `per` at a time.
+fn blocks(n: usize, per: usize) -> Result<u32, Refusal> {
+    u32::try_from(n.div_ceil(per))
+        .ok()
+        .filter(|&b| b < 1 << 31)
+        .ok_or_else(|| Refusal::new("too many blocks for one launch"))
+}

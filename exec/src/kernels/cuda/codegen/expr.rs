@@ -1,0 +1,459 @@
+//! Values of a body, generated on demand at an index.
+
+use super::index::{self, Domain, Index, Own};
+use super::{Arg, Refusal, Request, ctype, numel, ops, pointer};
+use shardlab_plan::model::OpKind;
+use shardlab_plan::program::{BodyOp, Place, Slot};
+use shardlab_plan::units::DType;
+use std::collections::BTreeMap;
+use std::fmt::Write as _;
+
+/// A generated value: one for each lane, or the same for all.
+#[derive(Clone, Debug)]
+pub(super) enum Var {
+    Each(String),
+    Same(String),
+}
+
+impl Var {
+    /// The value of lane `v`, as C.
+    pub(super) fn lane(&self) -> String {
+        match self {
+            Self::Each(name) => format!("{name}[v]"),
+            Self::Same(name) => name.clone(),
+        }
+    }
+}
+
+/// A vector of the own row that is kept in registers from one pass to the next.
+#[derive(Clone, Debug)]
+pub(super) struct Cached {
+    pub(super) name: String,
+    pub(super) ctype: &'static str,
+    /// Address of the vector at `i`.
+    pub(super) address: String,
+    /// Registers it takes, in bytes.
+    pub(super) bytes: usize,
+}
+
+/// Where a slot's value comes from.
+enum Origin {
+    Memory,
+    Op(usize, usize),
+}
+
+/// The generator of one entry's code.
+pub(super) struct Gen<'a> {
+    pub(super) req: &'a Request<'a>,
+    pub(super) lanes: usize,
+    pub(super) domain: Option<Domain>,
+    pub(super) code: String,
+    depth: usize,
+    next: usize,
+    memo: Vec<BTreeMap<String, Var>>,
+    /// Statistics of row operations computed so far: variables by operation.
+    pub(super) stats: BTreeMap<usize, Vec<String>>,
+    /// Vectors to keep, if any are.
+    pub(super) cache: Option<Vec<Cached>>,
+}
+
+impl<'a> Gen<'a> {
+    pub(super) fn new(req: &'a Request<'a>, lanes: usize, domain: Option<Domain>) -> Self {
+        Self {
+            req,
+            lanes,
+            domain,
+            code: String::new(),
+            depth: 1,
+            next: 0,
+            memo: vec![BTreeMap::new()],
+            stats: BTreeMap::new(),
+            cache: None,
+        }
+    }
+
+    pub(super) fn line(&mut self, text: impl AsRef<str>) {
+        for part in text.as_ref().lines() {
+            let _ = writeln!(self.code, "{}{part}", "  ".repeat(self.depth));
+        }
+    }
+
+    /// Opens a block; values made inside are forgotten at its end.
+    pub(super) fn open(&mut self, head: impl AsRef<str>) {
+        self.line(format!("{} {{", head.as_ref()).trim_start());
+        self.depth += 1;
+        self.memo.push(BTreeMap::new());
+    }
+
+    pub(super) fn close(&mut self) {
+        self.memo.pop();
+        self.depth -= 1;
+        self.line("}");
+    }
+
+    pub(super) fn fresh(&mut self) -> String {
+        self.next += 1;
+        format!("t{}", self.next)
+    }
+
+    fn known(&self, key: &str) -> Option<Var> {
+        self.memo.iter().rev().find_map(|m| m.get(key)).cloned()
+    }
+
+    fn remember(&mut self, key: String, var: Var) -> Var {
+        if let Some(m) = self.memo.last_mut() {
+            m.insert(key, var.clone());
+        }
+        var
+    }
+
+    fn op(&self, i: usize) -> &'a BodyOp {
+        &self.req.body[i]
+    }
+
+    /// The last operation before `before` that writes the slot's place.
+    fn origin(&self, slot: &Slot, before: usize) -> Result<Origin, Refusal> {
+        for i in (0..before).rev() {
+            for (o, out) in self.op(i).outputs.iter().enumerate() {
+                if out.place == slot.place {
+                    return Ok(Origin::Op(i, o));
+                }
+            }
+        }
+        match slot.place {
+            Place::Register(_) => Err(Refusal::new(format!(
+                "{:?} is read before it is written",
+                slot.place
+            ))),
+            _ => Ok(Origin::Memory),
+        }
+    }
+
+    /// Type that a value is rounded to: its memory's, or its slot's.
+    pub(super) fn rounding(&self, slot: &Slot) -> Result<DType, Refusal> {
+        match slot.place {
+            Place::Register(_) => Ok(slot.dtype),
+            place => Ok(self.req.arg(place)?.dtype),
+        }
+    }
+
+    /// Input `n` of operation `i` at a position of its output (or of another shape that it is repeated over).
+    pub(super) fn input(
+        &mut self,
+        i: usize,
+        n: usize,
+        to: &[u64],
+        at: &Index,
+    ) -> Result<Var, Refusal> {
+        let op = self.op(i);
+        let slot = op
+            .inputs
+            .get(n)
+            .ok_or_else(|| Refusal::new(format!("`{}` lacks input {n}", op.op.name())))?;
+        let dims = if numel(slot) as u64 == to.iter().product::<u64>() {
+            index::dims(slot)
+        } else {
+            index::broadcast(slot, to)?
+        };
+        self.read(slot, i, &dims, at)
+    }
+
+    /// A slot's value at a position of a view of it.
+    pub(super) fn read(
+        &mut self,
+        slot: &Slot,
+        before: usize,
+        dims: &crate::kernels::view::Dims,
+        at: &Index,
+    ) -> Result<Var, Refusal> {
+        match self.origin(slot, before)? {
+            Origin::Memory => {
+                let at = index::offset(at, dims, self.lanes, self.domain)?;
+                self.memory(slot, &at)
+            }
+            Origin::Op(w, o) => {
+                let written = &self.op(w).outputs[o];
+                let theirs = index::dims(written);
+                if written.offset == slot.offset && theirs == *dims {
+                    return self.output(w, o, at);
+                }
+                if slot.offset < written.offset {
+                    return Err(Refusal::new("a value is read before its first element"));
+                }
+                let at = index::offset(at, dims, self.lanes, self.domain)?
+                    .plus((slot.offset - written.offset) as usize);
+                let at = index::position(&at, &theirs, self.lanes)?;
+                self.output(w, o, &at)
+            }
+        }
+    }
+
+    fn is_aligned(&self, arg: Arg, at: &Index, offset: u64) -> bool {
+        let size = arg.dtype.size() as usize;
+        let wide = (self.lanes * size).min(16);
+        usize::from(arg.align) >= wide
+            && (at.multiple * size).is_multiple_of(wide)
+            && (offset as usize * size).is_multiple_of(wide)
+    }
+
+    /// Elements of memory at an offset from the slot's first.
+    fn memory(&mut self, slot: &Slot, at: &Index) -> Result<Var, Refusal> {
+        let key = format!(
+            "{}+{}@{}/{}",
+            pointer(slot.place),
+            slot.offset,
+            at.code,
+            at.step
+        );
+        if let Some(var) = self.known(&key) {
+            return Ok(var);
+        }
+        let arg = self.req.arg(slot.place)?;
+        let base = self.req.address(slot)?;
+        let t = self.fresh();
+        let (ty, lanes) = (ctype(arg.dtype), self.lanes);
+        if at.step == 0 {
+            self.line(format!("const float {t} = up({base}[{}]);", at.code));
+            return Ok(self.remember(key, Var::Same(t)));
+        }
+        self.line(format!("float {t}[{lanes}];"));
+        if at.step == 1 && self.is_aligned(arg, at, slot.offset) {
+            let address = format!("{base} + {}", at.code);
+            match &mut self.cache {
+                Some(kept) if at.code != "c" => {
+                    let name = match kept.iter().find(|c| c.address == address) {
+                        Some(c) => c.name.clone(),
+                        None => {
+                            let name = format!("kept{}", kept.len());
+                            kept.push(Cached {
+                                name: name.clone(),
+                                ctype: ty,
+                                address,
+                                bytes: (lanes * arg.dtype.size() as usize).max(4),
+                            });
+                            name
+                        }
+                    };
+                    self.line(format!("unpack<{ty}, {lanes}>({name}[k], {t});"));
+                }
+                _ => self.line(format!("load<{ty}, {lanes}>({address}, {t});")),
+            }
+        } else {
+            self.line(format!(
+                "load_each<{ty}, {lanes}>({base} + {}, {}u, {t});",
+                at.code, at.step
+            ));
+        }
+        Ok(self.remember(key, Var::Each(t)))
+    }
+
+    /// Output `o` of operation `i` at a logical position.
+    pub(super) fn output(&mut self, i: usize, o: usize, at: &Index) -> Result<Var, Refusal> {
+        let key = format!("op{i}.{o}@{}/{}", at.code, at.step);
+        if let Some(var) = self.known(&key) {
+            return Ok(var);
+        }
+        let op = self.op(i);
+        let slot = &op.outputs[o];
+        let var = match op.op {
+            OpKind::Cat { axis } => return self.cat(i, usize::from(axis), at, key),
+            OpKind::NllLossGrad => self.label_gradient(i, at)?,
+            kind if ops::is_elementwise(kind) => {
+                let mut inputs = Vec::new();
+                for n in 0..ops::used_inputs(kind)? {
+                    inputs.push(self.input(i, n, &slot.shape, at)?);
+                }
+                let lanes: Vec<String> = inputs.iter().map(Var::lane).collect();
+                let each = inputs.iter().any(|v| matches!(v, Var::Each(_)));
+                self.define(&ops::lane(op, &lanes)?, each)
+            }
+            _ => self.row_value(i, o, at)?,
+        };
+        let ty = self.rounding(slot)?;
+        if ty != DType::F32 {
+            match &var {
+                Var::Each(t) => {
+                    self.line(format!("round_all<{}, {}>({t});", ctype(ty), self.lanes))
+                }
+                Var::Same(t) => self.line(format!("{t} = rounded<{}>({t});", ctype(ty))),
+            }
+        }
+        Ok(self.remember(key, var))
+    }
+
+    /// Where the copy `i` puts the element at a position of what it copies, and its value, if it copies a value of the body
+    /// into another order: rows are complete where they are made, not where they go.
+    pub(super) fn pushed(&mut self, i: usize, at: &Index) -> Result<Option<(Index, Var)>, Refusal> {
+        let op = self.op(i);
+        let (OpKind::Copy, [from], [to]) = (op.op, &op.inputs[..], &op.outputs[..]) else {
+            return Ok(None);
+        };
+        let Origin::Op(w, o) = self.origin(from, i)? else {
+            return Ok(None);
+        };
+        let written = &self.op(w).outputs[o];
+        let (theirs, dims) = (index::dims(written), index::dims(from));
+        if theirs == dims || written.offset != from.offset || numel(written) != numel(to) {
+            return Ok(None);
+        }
+        let value = self.output(w, o, at)?;
+        let place = index::offset(at, &theirs, self.lanes, self.domain)?;
+        let place = index::position(&place, &dims, self.lanes)?;
+        let var = self.define(&value.lane(), true);
+        let ty = self.rounding(to)?;
+        if let (Var::Each(t), true) = (&var, ty != DType::F32) {
+            self.line(format!("round_all<{}, {}>({t});", ctype(ty), self.lanes));
+        }
+        Ok(Some((Index { own: None, ..place }, var)))
+    }
+
+    /// A new value from a lane's expression.
+    pub(super) fn define(&mut self, lane: &str, each: bool) -> Var {
+        let t = self.fresh();
+        if !each {
+            self.line(format!("float {t} = {lane};"));
+            return Var::Same(t);
+        }
+        let lanes = self.lanes;
+        self.line(format!(
+            "float {t}[{lanes}];\n#pragma unroll\nfor (int v = 0; v < {lanes}; v++) {t}[v] = {lane};"
+        ));
+        Var::Each(t)
+    }
+
+    /// Concatenation: the part that the position falls into.
+    fn cat(&mut self, i: usize, axis: usize, at: &Index, key: String) -> Result<Var, Refusal> {
+        let op = self.op(i);
+        let tail = |shape: &[u64]| shape[axis..].iter().product::<u64>() as usize;
+        let out = &op.outputs[0];
+        if axis >= out.shape.len() || op.inputs.iter().any(|s| s.shape.len() != out.shape.len()) {
+            return Err(Refusal::new(format!("no axis {axis} in {:?}", out.shape)));
+        }
+        let whole = tail(&out.shape);
+        let lanes = self.lanes;
+        let (t, w) = (self.fresh(), self.fresh());
+        let each = at.step != 0;
+        let together = at.step == 0
+            || at.step == 1
+                && at.multiple.is_multiple_of(lanes)
+                && op
+                    .inputs
+                    .iter()
+                    .all(|s| tail(&s.shape).is_multiple_of(lanes));
+        if lanes > 1 && !together {
+            return Err(Refusal::lanes());
+        }
+        self.line(if each {
+            format!("float {t}[{lanes}];")
+        } else {
+            format!("float {t};")
+        });
+        self.line(format!("const u64 {w} = ({}) % {whole}u;", at.code));
+        let mut from = 0;
+        for (n, slot) in op.inputs.iter().enumerate() {
+            let part = tail(&slot.shape);
+            let head = match n {
+                0 => format!("if ({w} < {part}u)"),
+                _ if from + part == whole => "else".to_owned(),
+                _ => format!("else if ({w} < {}u)", from + part),
+            };
+            self.open(head);
+            let inner = Index {
+                code: format!("(({}) / {whole}u * {part}u + ({w} - {from}u))", at.code),
+                step: at.step,
+                multiple: if lanes > 1 { lanes } else { 1 },
+                own: None,
+            };
+            let value = self.input(i, n, &slot.shape, &inner)?;
+            let value = value.lane();
+            self.line(if each {
+                format!("#pragma unroll\nfor (int v = 0; v < {lanes}; v++) {t}[v] = {value};")
+            } else {
+                format!("{t} = {value};")
+            });
+            self.close();
+            from += part;
+        }
+        if from != whole {
+            return Err(Refusal::new("the parts do not make up the concatenation"));
+        }
+        let var = if each { Var::Each(t) } else { Var::Same(t) };
+        // Parts were rounded to what their slots hold; the concatenation may be coarser.
+        let ty = self.rounding(out)?;
+        if ty != DType::F32 {
+            match &var {
+                Var::Each(t) => self.line(format!("round_all<{}, {lanes}>({t});", ctype(ty))),
+                Var::Same(t) => self.line(format!("{t} = rounded<{}>({t});", ctype(ty))),
+            }
+        }
+        Ok(self.remember(key, var))
+    }
+
+    /// The label of the own row, as an integer variable.
+    pub(super) fn label(&mut self, i: usize, n: usize) -> Result<String, Refusal> {
+        let key = format!("label{i}.{n}");
+        if let Some(Var::Same(name)) = self.known(&key) {
+            return Ok(name);
+        }
+        let slot = &self.op(i).inputs[n];
+        let rows = self.domain.map_or(0, |d| d.rows);
+        if numel(slot) != rows || self.req.arg(slot.place)?.dtype != DType::I64 {
+            return Err(Refusal::new("labels are one integer a row"));
+        }
+        let at = index::offset(&Index::row(), &index::dims(slot), 1, None)?;
+        let t = self.fresh();
+        let base = self.req.address(slot)?;
+        self.line(format!("const i64 {t} = {base}[{}];", at.code));
+        self.remember(key, Var::Same(t.clone()));
+        Ok(t)
+    }
+
+    /// `-d_loss / weight` at the row's label, what was there before elsewhere.
+    fn label_gradient(&mut self, i: usize, at: &Index) -> Result<Var, Refusal> {
+        if at.own != Some(Own::Elem) {
+            return Err(Refusal::new("a row's labels are used in another row"));
+        }
+        let shape = self.op(i).outputs[0].shape.clone();
+        let label = self.label(i, 1)?;
+        let loss = self.input(i, 0, &[1], &Index::zero())?;
+        let weight = self.input(i, 2, &[1], &Index::zero())?;
+        let before = self.input(i, 3, &shape, at)?;
+        let lane = format!(
+            "(i64)(c + v) == {label} ? -{} / {} : {}",
+            loss.lane(),
+            weight.lane(),
+            before.lane()
+        );
+        Ok(self.define(&lane, true))
+    }
+
+    /// Writes a value to memory.
+    pub(super) fn store(&mut self, slot: &Slot, at: &Index, var: &Var) -> Result<(), Refusal> {
+        let arg = self.req.arg(slot.place)?;
+        let (ty, lanes) = (ctype(arg.dtype), self.lanes);
+        let at = index::offset(at, &index::dims(slot), lanes, self.domain)?;
+        let base = self.req.address(slot)?;
+        if at.step == 0 {
+            self.line(format!("down({}, {base}[{}]);", var.lane(), at.code));
+            return Ok(());
+        }
+        let array = match var {
+            Var::Each(t) => t.clone(),
+            Var::Same(_) => match self.define(&var.lane(), true) {
+                Var::Each(t) | Var::Same(t) => t,
+            },
+        };
+        if at.step == 1 && self.is_aligned(arg, &at, slot.offset) {
+            self.line(format!(
+                "store<{ty}, {lanes}>({base} + {}, {array});",
+                at.code
+            ));
+        } else {
+            self.line(format!(
+                "store_each<{ty}, {lanes}>({base} + {}, {}u, {array});",
+                at.code, at.step
+            ));
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,95 @@
+//! Reads that a kernel would spoil before it has used them.
+//!
+//! An operand that is updated in place is safe where each thread writes only what it alone has read. Where a body reorders
+//! elements, or operands overlap in another way, the read is copied to scratch memory first.
+
+use super::index::dims;
+use super::{CLASH, Entry, Module, Param, Request, blocks};
+use crate::kernels::view;
+use shardlab_plan::model::OpKind;
+use shardlab_plan::program::{Place, Slot};
+
+fn slots<'a>(req: &Request<'a>) -> impl Iterator<Item = &'a Slot> {
+    let body = req.body;
+    body.iter()
+        .flat_map(|op| op.inputs.iter().chain(&op.outputs))
+}
+
+/// Whether some operation reads a value of the body, or of memory, in another order than that in which it was made.
+fn reorders(req: &Request<'_>) -> bool {
+    let mut made: Vec<&Slot> = Vec::new();
+    for op in req.body {
+        if matches!(op.op, OpKind::Cat { .. }) {
+            return true;
+        }
+        for slot in &op.inputs {
+            if let Some(by) = made.iter().rev().find(|m| m.place == slot.place)
+                && (by.offset != slot.offset || dims(by) != dims(slot))
+                && view::numel(by) == view::numel(slot)
+            {
+                return true;
+            }
+        }
+        made.extend(&op.outputs);
+    }
+    false
+}
+
+fn is_safe(req: &Request<'_>, read: u8, write: u8, reorders: bool) -> bool {
+    if write == CLASH || reorders {
+        return false;
+    }
+    let Some(to) = slots(req).find(|s| s.place == Place::Write(write)) else {
+        return true;
+    };
+    let mut sources = slots(req).filter(|s| s.place == Place::Read(read));
+    sources.all(|s| s.offset == to.offset && dims(s) == dims(to))
+}
+
+/// Elements from the operand's first to the last that the body touches.
+fn extent(req: &Request<'_>, read: u8) -> u64 {
+    let end = |s: &Slot| {
+        let last: usize = dims(s).iter().map(|d| (d.n - 1) * d.stride).sum();
+        s.offset + last as u64 + 1
+    };
+    let all = slots(req).filter(|s| s.place == Place::Read(read) && view::numel(s) > 0);
+    all.map(end).max().unwrap_or(0)
+}
+
+/// Makes a module keep what it would spoil.
+pub(super) fn guard(req: &Request<'_>, mut module: Module) -> Module {
+    let reorders = reorders(req);
+    let spoiled: Vec<u8> = (0..req.reads.len() as u8)
+        .filter(|&r| {
+            let same = req.same.get(usize::from(r)).copied().flatten();
+            same.is_some_and(|w| !is_safe(req, r, w, reorders))
+        })
+        .collect();
+    for r in spoiled {
+        let bytes = extent(req, r) * req.reads[usize::from(r)].dtype.size();
+        let at = module.scratch.next_multiple_of(16);
+        module.scratch = at + bytes;
+        for p in module.entries.iter_mut().flat_map(|e| &mut e.params) {
+            if *p == Param::Read(r) {
+                *p = Param::Scratch(at);
+            }
+        }
+        let name = format!("keep{r}");
+        module.source += &format!(
+            "KERNEL(256) {name}(const u8* from, u8* to) {{\n  const u64 i = blockIdx.x * 256ull + threadIdx.x;\n  if (i < {bytes}ull) to[i] = from[i];\n}}\n"
+        );
+        if let Ok(grid) = blocks(bytes as usize, 256) {
+            module.entries.insert(
+                0,
+                Entry {
+                    name,
+                    grid: [grid, 1, 1],
+                    block: 256,
+                    shared: 0,
+                    params: vec![Param::Read(r), Param::Scratch(at)],
+                },
+            );
+        }
+    }
+    module
+}

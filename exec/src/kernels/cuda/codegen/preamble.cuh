@@ -1,0 +1,139 @@
+// Element types, conversions, vector loads and stores, reductions: what every generated kernel starts with.
+// Nothing here is contracted into fused multiply-adds unless it says so (--fmad=false), so that fused and separate
+// operations give the same bits.
+typedef unsigned int u32;
+typedef unsigned long long u64;
+typedef long long i64;
+typedef unsigned char u8;
+struct bf16 { unsigned short x; };
+struct f16 { unsigned short x; };
+#define DEV __device__ __forceinline__
+#define KERNEL(threads) extern "C" __global__ void __launch_bounds__(threads)
+#define INF __int_as_float(0x7f800000)
+
+DEV float up(float x) { return x; }
+DEV float up(bf16 x) { return __uint_as_float((u32)x.x << 16); }
+DEV float up(f16 x) { float y; asm("cvt.f32.f16 %0, %1;" : "=f"(y) : "h"(x.x)); return y; }
+DEV float up(i64 x) { return (float)x; }
+DEV float up(u8 x) { return (float)x; }
+DEV void down(float x, float& y) { y = x; }
+DEV void down(float x, bf16& y) { asm("cvt.rn.bf16.f32 %0, %1;" : "=h"(y.x) : "f"(x)); }
+DEV void down(float x, f16& y) { asm("cvt.rn.f16.f32 %0, %1;" : "=h"(y.x) : "f"(x)); }
+DEV void down(float x, i64& y) { y = (i64)x; }
+DEV void down(float x, u8& y) { y = (u8)fminf(fmaxf(x, 0.0f), 255.0f); }
+template <class T> DEV float rounded(float x) { T y; down(x, y); return up(y); }
+template <> DEV float rounded<float>(float x) { return x; }
+template <> DEV float rounded<i64>(float x) { return x; }
+template <> DEV float rounded<u8>(float x) { return x; }
+
+template <class T, int V> struct alignas(sizeof(T) * V < 16 ? sizeof(T) * V : 16) Pack { T e[V]; };
+template <class T, int V> DEV void unpack(const Pack<T, V>& p, float (&a)[V]) {
+#pragma unroll
+  for (int v = 0; v < V; v++) a[v] = up(p.e[v]);
+}
+template <class T, int V> DEV void load(const T* p, float (&a)[V]) {
+  Pack<T, V> t = *reinterpret_cast<const Pack<T, V>*>(p);
+  unpack<T, V>(t, a);
+}
+template <class T, int V> DEV void load_each(const T* p, u64 step, float (&a)[V]) {
+#pragma unroll
+  for (int v = 0; v < V; v++) a[v] = up(p[v * step]);
+}
+template <int V> DEV void pack(const float (&a)[V], Pack<bf16, V>& t) {
+  if (V % 2 == 0) {
+    u32* w = reinterpret_cast<u32*>(&t);
+#pragma unroll
+    for (int v = 0; v + 1 < V; v += 2) asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(w[v / 2]) : "f"(a[v + 1]), "f"(a[v]));
+  } else {
+#pragma unroll
+    for (int v = 0; v < V; v++) down(a[v], t.e[v]);
+  }
+}
+template <class T, int V> DEV void pack(const float (&a)[V], Pack<T, V>& t) {
+#pragma unroll
+  for (int v = 0; v < V; v++) down(a[v], t.e[v]);
+}
+template <class T, int V> DEV void store(T* p, const float (&a)[V]) {
+  Pack<T, V> t;
+  pack(a, t);
+  *reinterpret_cast<Pack<T, V>*>(p) = t;
+}
+template <class T, int V> DEV void store_each(T* p, u64 step, const float (&a)[V]) {
+#pragma unroll
+  for (int v = 0; v < V; v++) down(a[v], p[v * step]);
+}
+template <class T, int V> DEV void round_all(float (&a)[V]) {
+#pragma unroll
+  for (int v = 0; v < V; v++) a[v] = rounded<T>(a[v]);
+}
+
+// The fast forms are for results that are rounded to 16 bits.
+template <bool F> DEV float exp_(float x) { return F ? __expf(x) : expf(x); }
+template <bool F> DEV float div_(float a, float b) { return F ? __fdividef(a, b) : a / b; }
+template <bool F> DEV float sigmoid_(float x) { return div_<F>(1.0f, 1.0f + exp_<F>(-x)); }
+// `__fdividef` is zero beyond 2^126, where the quotient by `1 + e^-x` vanishes anyway, but not for the largest x.
+template <bool F> DEV float silu_(float x) { return F ? x * sigmoid_<F>(x) : x / (1.0f + expf(-x)); }
+template <bool F> DEV float tanh_(float x) { return F ? 1.0f - div_<F>(2.0f, exp_<F>(fminf(2.0f * x, 80.0f)) + 1.0f) : tanhf(x); }
+template <bool F> DEV float silu_grad_(float g, float x) {
+  float s = sigmoid_<F>(x);
+  return g * (s * (1.0f + x * (1.0f - s)));
+}
+#define GELU_C 0.7978846f
+#define GELU_A 0.044715f
+template <bool F> DEV float gelu_(float x) { return 0.5f * x * (1.0f + tanh_<F>(GELU_C * (x + GELU_A * x * x * x))); }
+template <bool F> DEV float gelu_grad_(float g, float x) {
+  float t = tanh_<F>(GELU_C * (x + GELU_A * x * x * x));
+  float dt = (1.0f - t * t) * GELU_C * (1.0f + 3.0f * GELU_A * x * x);
+  return g * (0.5f * (1.0f + t) + 0.5f * x * dt);
+}
+DEV float relu_(float x) { return x < 0.0f ? 0.0f : x; }
+DEV float relu_grad_(float g, float y) { return y <= 0.0f ? 0.0f : g; }
+
+// A NaN is taken, and then kept.
+DEV float max_(float a, float b) { return (b != b || b > a) ? b : a; }
+struct Sum { static DEV float of(float a, float b) { return a + b; } static DEV float none() { return 0.0f; } };
+struct Max { static DEV float of(float a, float b) { return max_(a, b); } static DEV float none() { return -INF; } };
+template <class O> DEV float warp_all(float x) {
+#pragma unroll
+  for (int d = 16; d > 0; d /= 2) x = O::of(x, __shfl_xor_sync(0xffffffffu, x, d));
+  return x;
+}
+// All threads of a row of T threads get the result; the order depends on T alone. `s` holds 32 floats.
+template <class O, int T> DEV float row_all(float x, float* s) {
+  x = warp_all<O>(x);
+  if (T > 32) {
+    __syncthreads();
+    if (threadIdx.x % 32 == 0) s[threadIdx.x / 32] = x;
+    __syncthreads();
+    x = (threadIdx.x % 32 < T / 32) ? s[threadIdx.x % 32] : O::none();
+    x = warp_all<O>(x);
+  }
+  return x;
+}
+DEV double warp_sum(double x) {
+#pragma unroll
+  for (int d = 16; d > 0; d /= 2) x += __shfl_down_sync(0xffffffffu, x, d);
+  return x;
+}
+// Thread 0 of a block of T threads gets the sum.
+template <int T> DEV double block_sum(double x) {
+  __shared__ double s[32];
+  x = warp_sum(x);
+  if (threadIdx.x % 32 == 0) s[threadIdx.x / 32] = x;
+  __syncthreads();
+  x = threadIdx.x < T / 32 ? s[threadIdx.x] : 0.0;
+  if (threadIdx.x < 32) x = warp_sum(x);
+  return x;
+}
+// Joins a running maximum and a sum of exponentials relative to it with another such pair.
+DEV void join(float& m, float& s, float m2, float s2) {
+  float n = max_(m, m2);
+  s = (m == -INF ? 0.0f : s * expf(m - n)) + (m2 == -INF ? 0.0f : s2 * expf(m2 - n));
+  m = n;
+}
+// Notes an id outside its range, once, for the host to find.
+DEV bool bad_id(i64 id, i64 limit, u64* fault, u32 kernel) {
+  if (id >= 0 && id < limit) return false;
+  atomicCAS(fault, 0ull, ((u64)(kernel + 1) << 40) | ((u64)id & 0xffffffffffull));
+  return true;
+}

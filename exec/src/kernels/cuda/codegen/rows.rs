@@ -1,0 +1,325 @@
+//! Kernels over rows: a block (or a warp) for each, with the statistics that later operations need.
+//!
+//! Statistics are computed in passes over the row; the last pass makes what is written. Rows that fit are read once and kept
+//! in registers as they came from memory; of longer ones (a vocabulary) each pass reads them again, mostly from the
+//! second-level cache.
+
+mod statistics;
+
+use super::expr::Gen;
+use super::index::{Domain, Index};
+use super::{Entry, Module, Param, Refusal, Request, blocks, ctype, numel};
+use shardlab_plan::model::OpKind;
+use shardlab_plan::program::{BodyOp, Place, Slot};
+use statistics::statistics;
+
+/// Bytes of registers that a thread may spend on its part of the row.
+const KEPT: usize = 160;
+/// Threads of a block whose rows are a warp each.
+const WARPS: usize = 128;
+
+/// Whether a body needs whole rows.
+pub(super) fn applies(req: &Request<'_>) -> bool {
+    req.body.iter().any(|op| reduced(op).is_some())
+}
+
+/// The operand whose last dimension an operation reduces or indexes.
+fn reduced(op: &BodyOp) -> Option<&Slot> {
+    match op.op {
+        OpKind::RmsNorm { .. }
+        | OpKind::LayerNorm { .. }
+        | OpKind::LogSoftmax
+        | OpKind::LogSumExp
+        | OpKind::NllLoss => op.inputs.first(),
+        OpKind::RmsNormGrad
+        | OpKind::LayerNormGrad
+        | OpKind::LogSoftmaxGrad
+        | OpKind::NllLossGrad => op.outputs.first(),
+        _ => None,
+    }
+}
+
+/// How rows are dealt out.
+#[derive(Clone, Copy, Debug)]
+struct Shape {
+    domain: Domain,
+    lanes: usize,
+    /// Threads a row.
+    threads: usize,
+    /// Rows a block.
+    rows: usize,
+    /// Vectors a thread.
+    steps: usize,
+    /// Some threads have fewer.
+    ragged: bool,
+    /// The row stays in registers.
+    kept: bool,
+}
+
+impl Shape {
+    fn new(domain: Domain, lanes: usize, kept: bool) -> Self {
+        let vectors = domain.cols.div_ceil(lanes);
+        let threads = match vectors {
+            0..=128 => 32,
+            n if kept => (n / 2).next_multiple_of(32).min(1024),
+            _ => 1024,
+        };
+        Self {
+            domain,
+            lanes,
+            threads,
+            rows: if threads == 32 { WARPS / 32 } else { 1 },
+            steps: vectors.div_ceil(threads),
+            ragged: !vectors.is_multiple_of(threads),
+            kept,
+        }
+    }
+
+    /// Head of a loop over the row's vectors.
+    fn walk(&self) -> String {
+        let unroll = if self.kept { "" } else { " 2" };
+        format!(
+            "#pragma unroll{unroll}\nfor (int k = 0; k < {}; k++)",
+            self.steps
+        )
+    }
+
+    /// Definitions of the column and the element, and the test whether the row has them.
+    fn place(&self) -> String {
+        let guard = if self.ragged {
+            format!("\nif (c >= {}u) break;", self.domain.cols)
+        } else {
+            String::new()
+        };
+        format!(
+            "const u32 c = (k * {}u + tid) * {}u;{guard}\nconst IDX i = base + c;",
+            self.threads, self.lanes
+        )
+    }
+}
+
+/// Generates a body with row operations.
+pub(super) fn generate(req: &Request<'_>, lanes: usize) -> Result<Module, Refusal> {
+    let slot = req
+        .body
+        .iter()
+        .find_map(reduced)
+        .ok_or_else(|| Refusal::new("no row operation"))?;
+    let cols = slot.shape.last().map_or(1, |&c| c as usize).max(1);
+    let domain = Domain {
+        rows: numel(slot) / cols,
+        cols,
+    };
+    for op in req.body {
+        if let Some(s) = reduced(op)
+            && (numel(s) != domain.rows * cols || s.shape.last().map_or(1, |&c| c as usize) != cols)
+        {
+            return Err(Refusal::new("rows of different lengths in one kernel"));
+        }
+    }
+    if !cols.is_multiple_of(lanes) {
+        return Err(Refusal::lanes());
+    }
+    match build(req, Shape::new(domain, lanes, true))? {
+        Some(module) => Ok(module),
+        None => build(req, Shape::new(domain, lanes, false))?
+            .ok_or_else(|| Refusal::new("no shape for the rows")),
+    }
+}
+
+/// The module, or nothing if the row does not fit into registers.
+fn build(req: &Request<'_>, shape: Shape) -> Result<Option<Module>, Refusal> {
+    let d = shape.domain;
+    let mut g = Gen::new(req, shape.lanes, Some(d));
+    if shape.kept {
+        g.cache = Some(Vec::new());
+    }
+    let mut finish = Vec::new();
+    for (i, op) in req.body.iter().enumerate() {
+        statistics(&mut g, shape, i, op)?;
+        if op.op == OpKind::NllLoss {
+            finish.push((i, op));
+        }
+    }
+    outputs(&mut g, shape)?;
+    let mut params = req.operands();
+    for (n, (i, _)) in finish.iter().enumerate() {
+        picked(&mut g, *i, n)?;
+        params.0.push(Param::Scratch((n * d.rows * 8) as u64));
+        params.1.push(format!("double* part{n}"));
+    }
+    if !finish.is_empty() {
+        params.0.extend([Param::Fault, Param::Kernel]);
+        params
+            .1
+            .extend(["u64* fault".to_owned(), "u32 kernel".to_owned()]);
+    }
+    let kept = g.cache.take().unwrap_or_default();
+    let bytes: usize = kept.iter().map(|c| c.bytes * shape.steps).sum();
+    // A warp's row is as long as a warp can hold, whatever that takes.
+    if shape.kept && shape.threads > 32 && bytes > KEPT {
+        return Ok(None);
+    }
+    if shape.kept && shape.threads == 32 && bytes > 4 * KEPT {
+        return Ok(None);
+    }
+    let block = shape.threads * shape.rows;
+    let mut head = String::new();
+    if !kept.is_empty() {
+        for c in &kept {
+            head += &format!(
+                "  Pack<{}, {}> {}[{}];\n",
+                c.ctype, shape.lanes, c.name, shape.steps
+            );
+        }
+        head += &format!("  {} {{\n  {}\n", shape.walk(), shape.place());
+        for c in &kept {
+            head += &format!(
+                "  {}[k] = *reinterpret_cast<const Pack<{}, {}>*>({});\n",
+                c.name, c.ctype, shape.lanes, c.address
+            );
+        }
+        head += "  }\n";
+    }
+    let index = if d.rows * d.cols < 1 << 31 {
+        "u32"
+    } else {
+        "u64"
+    };
+    let mut source = format!(
+        "typedef {index} IDX;\nKERNEL({block}) k0({}) {{\n  __shared__ float sh[32];\n  const u32 tid = threadIdx.x % {t}u;\n  const IDX r = (IDX)blockIdx.x * {rows}u + threadIdx.x / {t}u;\n  if (r >= {n}u) return;\n  const IDX base = r * {cols}u;\n{head}{}}}\n",
+        params.1.join(", "),
+        g.code,
+        t = shape.threads,
+        rows = shape.rows,
+        n = d.rows,
+        cols = d.cols,
+    );
+    let mut entries = Vec::new();
+    if d.rows > 0 {
+        entries.push(Entry {
+            name: "k0".to_owned(),
+            grid: [blocks(d.rows, shape.rows)?, 1, 1],
+            block: block as u32,
+            shared: 0,
+            params: params.0,
+        });
+    }
+    for (n, (_, op)) in finish.iter().enumerate() {
+        let (text, entry) = mean(req, op, n, d.rows)?;
+        source += &text;
+        entries.push(entry);
+    }
+    Ok(Some(Module {
+        source,
+        entries,
+        scratch: (finish.len() * d.rows * 8) as u64,
+    }))
+}
+
+/// Writes everything that goes to memory.
+fn outputs(g: &mut Gen<'_>, shape: Shape) -> Result<(), Refusal> {
+    let d = shape.domain;
+    let (mut wide, mut narrow) = (Vec::new(), Vec::new());
+    for (i, op) in g.req.body.iter().enumerate() {
+        for (o, slot) in op.outputs.iter().enumerate() {
+            let again = g.req.body[i + 1..].iter();
+            let last = !again
+                .flat_map(|l| &l.outputs)
+                .any(|s| s.place == slot.place);
+            if !matches!(slot.place, Place::Write(_)) || op.op == OpKind::NllLoss || !last {
+                continue;
+            }
+            match numel(slot) {
+                n if n == d.rows * d.cols && !is_statistic(op, o) => wide.push((i, o, slot)),
+                n if n == d.rows => narrow.push((i, o, slot)),
+                _ => {
+                    return Err(Refusal::new(
+                        "an output has neither elements nor rows of the kernel",
+                    ));
+                }
+            }
+        }
+    }
+    if !wide.is_empty() {
+        let at = Index::elem(shape.lanes);
+        g.open(shape.walk());
+        g.line(shape.place());
+        let mut values = Vec::new();
+        for &(i, o, slot) in &wide {
+            values.push(match g.pushed(i, &at)? {
+                Some((to, var)) => (slot, to, var),
+                None => (slot, at.clone(), g.output(i, o, &at)?),
+            });
+        }
+        for (slot, to, var) in values {
+            g.store(slot, &to, &var)?;
+        }
+        g.close();
+    }
+    if !narrow.is_empty() {
+        g.open("if (tid == 0)");
+        for (i, o, slot) in narrow {
+            let var = g.output(i, o, &Index::row())?;
+            g.store(slot, &Index::row(), &var)?;
+        }
+        g.close();
+    }
+    Ok(())
+}
+
+/// Whether an output is one value a row.
+fn is_statistic(op: &BodyOp, o: usize) -> bool {
+    match op.op {
+        OpKind::RmsNorm { .. } | OpKind::LayerNorm { .. } => o > 0,
+        OpKind::LogSumExp => true,
+        _ => false,
+    }
+}
+
+/// The row's share of a loss: the entry of its label.
+fn picked(g: &mut Gen<'_>, i: usize, n: usize) -> Result<(), Refusal> {
+    g.open("if (tid == 0)");
+    let label = g.label(i, 1)?;
+    let d = g.domain.unwrap_or(Domain { rows: 1, cols: 1 });
+    g.line(format!(
+        "const bool bad = bad_id({label}, {}, fault, kernel);\nconst u32 pick = bad ? 0u : (u32){label};",
+        d.cols
+    ));
+    let shape = g.req.body[i].inputs[0].shape.clone();
+    let value = g.input(i, 0, &shape, &Index::pick())?.lane();
+    g.line(format!(
+        "part{n}[r] = bad ? (double)__int_as_float(0x7fffffff) : -(double){value};"
+    ));
+    g.close();
+    Ok(())
+}
+
+/// The mean of the rows' shares, by one block.
+fn mean(req: &Request<'_>, op: &BodyOp, n: usize, rows: usize) -> Result<(String, Entry), Refusal> {
+    let mut params = vec![Param::Scratch((n * rows * 8) as u64)];
+    let mut declared = vec!["const double* part".to_owned()];
+    let mut stores = String::new();
+    for (o, value) in ["sum / ROWS", "ROWS"].iter().enumerate() {
+        let slot = &op.outputs[o];
+        let Place::Write(w) = slot.place else {
+            continue;
+        };
+        params.push(Param::Write(w));
+        declared.push(format!("{}* w{w}", ctype(req.arg(slot.place)?.dtype)));
+        stores += &format!("  down((float)({value}), {}[0]);\n", req.address(slot)?);
+    }
+    let name = format!("mean{n}");
+    let source = format!(
+        "KERNEL(1024) {name}({}) {{\n  const double ROWS = {rows}.0;\n  double sum = 0.0;\n  for (u64 i = threadIdx.x; i < {rows}u; i += 1024) sum += part[i];\n  sum = block_sum<1024>(sum);\n  if (threadIdx.x) return;\n{stores}}}\n",
+        declared.join(", ")
+    );
+    let entry = Entry {
+        name,
+        grid: [1, 1, 1],
+        block: 1024,
+        shared: 0,
+        params,
+    };
+    Ok((source, entry))
+}

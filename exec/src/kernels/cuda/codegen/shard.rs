@@ -1,0 +1,257 @@
+//! Kernels of the sharding engine: copies, casts, accumulation, sums of squares, optimizers, over lists of ranges.
+
+use super::{PREAMBLE, ctype};
+use shardlab_plan::units::DType;
+
+const COMMON: &str = include_str!("shard.cuh");
+
+/// Operands a launch may have: few, so that its arguments are short, or as many as a launch can take.
+pub(crate) const CAPACITIES: [usize; 2] = [24, 640];
+
+/// What a kernel does with each range of its list.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub(crate) enum Ranges {
+    /// `to, from`: the same bytes, or zeros without a source. Its elements are bytes.
+    Raw,
+    /// `to, from`: converted.
+    Cast {
+        /// Source type.
+        from: DType,
+        /// Target type.
+        to: DType,
+    },
+    /// `to, from`: added.
+    Accumulate {
+        /// Type of what is added.
+        from: DType,
+        /// Type of the sum.
+        to: DType,
+    },
+    /// `to`: multiplied by a factor, or by the clip factor.
+    Scale {
+        /// Type.
+        of: DType,
+    },
+    /// `from`: a float64 sum of squares a block.
+    Squares {
+        /// Type.
+        of: DType,
+    },
+    /// `from`: 1 a block that has a NaN, else 0.
+    Nan {
+        /// Type.
+        of: DType,
+    },
+    /// `weight, gradient, first, second moment`.
+    AdamW {
+        /// Weight.
+        weight: DType,
+        /// Gradient.
+        grad: DType,
+        /// Moments.
+        moments: DType,
+    },
+    /// `weight, gradient`.
+    Sgd {
+        /// Weight.
+        weight: DType,
+        /// Gradient.
+        grad: DType,
+    },
+}
+
+impl Ranges {
+    /// Operands a range.
+    pub(crate) const fn width(self) -> usize {
+        match self {
+            Self::Raw | Self::Cast { .. } | Self::Accumulate { .. } | Self::Sgd { .. } => 2,
+            Self::Scale { .. } | Self::Squares { .. } | Self::Nan { .. } => 1,
+            Self::AdamW { .. } => 4,
+        }
+    }
+
+    /// Elements of a range that one block works on.
+    pub(crate) const fn chunk(self) -> u64 {
+        match self {
+            Self::Raw => 65536,
+            _ => 8192,
+        }
+    }
+
+    /// What a launch gets beside its table, in order.
+    pub(crate) const fn extra(self) -> &'static [Extra] {
+        match self {
+            Self::Raw | Self::Cast { .. } | Self::Accumulate { .. } => &[],
+            Self::Scale { .. } => &[Extra::Factor, Extra::Hyper, Extra::Square],
+            Self::Squares { .. } | Self::Nan { .. } => &[Extra::Part],
+            Self::AdamW { .. } | Self::Sgd { .. } => &[Extra::Hyper, Extra::Square],
+        }
+    }
+
+    /// CUDA C++ of the kernel `k0` for lists of at most `capacity` ranges.
+    pub(crate) fn source(self, capacity: usize) -> String {
+        let (declared, body) = self.body();
+        let declared = declared.join(", ");
+        let comma = if declared.is_empty() { "" } else { ", " };
+        format!(
+            "#define CAP {capacity}\n#define WIDTH {}\n#define CHUNK {}u\n{PREAMBLE}\n{COMMON}\nKERNEL(256) k0(const __grid_constant__ Table t{comma}{declared}) {{\n  const Part p = part_of(t);\n{body}}}\n",
+            self.width(),
+            self.chunk()
+        )
+    }
+
+    fn body(self) -> (Vec<&'static str>, String) {
+        let hyper = "const Hyper* h";
+        let square = "const float* square";
+        let apply = |s: DType, t: DType, f: &str| {
+            format!(
+                "  each<{s}, {t}, true>(operand<const {s}>(t, p, 1), operand<{t}>(t, p, 0), p.n, {f});\n",
+                s = ctype(s),
+                t = ctype(t)
+            )
+        };
+        match self {
+            Self::Raw => {
+                let body = "  raw(t.at[p.e][1] ? operand<const u8>(t, p, 1) : nullptr, operand<u8>(t, p, 0), p.n);\n";
+                (vec![], body.to_owned())
+            }
+            Self::Cast { from, to } => (vec![], apply(from, to, "Take()")),
+            Self::Accumulate { from, to } => (vec![], apply(from, to, "Plus()")),
+            Self::Scale { of } => (
+                vec!["float factor", hyper, square],
+                format!(
+                    "  Times f;\n  f.factor = square ? clip_factor(h, square) : factor;\n  if (f.factor != 1.0f) each<{t}, {t}, false>(nullptr, operand<{t}>(t, p, 0), p.n, f);\n",
+                    t = ctype(of)
+                ),
+            ),
+            Self::Squares { of } => (
+                vec!["double* part"],
+                reduce(of, "sum += (double)a[v] * (double)a[v];", "sum"),
+            ),
+            Self::Nan { of } => (
+                vec!["double* part"],
+                reduce(of, "if (a[v] != a[v]) sum = 1.0;", "sum > 0.0 ? 1.0 : 0.0"),
+            ),
+            Self::AdamW {
+                weight,
+                grad,
+                moments,
+            } => (vec![hyper, square], adamw(weight, grad, moments)),
+            Self::Sgd { weight, grad } => (vec![hyper, square], sgd(weight, grad)),
+        }
+    }
+}
+
+/// What a launch gets beside its table.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Extra {
+    /// A factor by value.
+    Factor,
+    /// Address of the step's settings.
+    Hyper,
+    /// Address of the squared norm, or null.
+    Square,
+    /// Scratch: a float64 a block.
+    Part,
+}
+
+/// The kernel that adds up the blocks' parts: `k0(part, count, out, before)`; with `any` it tells whether one is not 0.
+pub(crate) fn fold(any: bool) -> String {
+    let result = if any {
+        "sum > 0.0 ? 1.0f : 0.0f"
+    } else {
+        "(float)(sum + (before ? (double)*before : 0.0))"
+    };
+    format!(
+        "{PREAMBLE}\nKERNEL(1024) k0(const double* part, u64 count, float* out, const float* before) {{\n  double sum = 0.0;\n  for (u64 k = threadIdx.x; k < count; k += 1024) sum += part[k];\n  sum = block_sum<1024>(sum);\n  if (threadIdx.x == 0) *out = {result};\n}}\n"
+    )
+}
+
+fn reduce(of: DType, step: &str, result: &str) -> String {
+    let ty = ctype(of);
+    format!(
+        "  const {ty}* s = operand<const {ty}>(t, p, 0);
+  double sum = 0.0;
+  u64 done = 0;
+  if (aligned(s)) {{
+    done = p.n / 8 * 8;
+#pragma unroll 4
+    for (u64 k = threadIdx.x * 8; k < done; k += 2048) {{
+      float a[8];
+      load<{ty}, 8>(s + k, a);
+#pragma unroll
+      for (int v = 0; v < 8; v++) {{ {step} }}
+    }}
+  }}
+  for (u64 k = done + threadIdx.x; k < p.n; k += 256) {{
+    const int v = 0;
+    float a[1] = {{up(s[k])}};
+    {step}
+  }}
+  sum = block_sum<256>(sum);
+  if (threadIdx.x == 0) part[blockIdx.x] = {result};
+"
+    )
+}
+
+/// A loop over the chunk's elements, four at a time where all operands are aligned.
+fn update(types: &[(&str, &str, bool)], step: &str) -> String {
+    let mut out = String::new();
+    let mut aligned = Vec::new();
+    for (i, (name, ty, _)) in types.iter().enumerate() {
+        out += &format!("  {ty}* p{name} = operand<{ty}>(t, p, {i});\n");
+        aligned.push(format!("aligned(p{name})"));
+    }
+    out += &format!(
+        "  u64 done = 0;\n  if ({}) {{\n    done = p.n / 4 * 4;\n#pragma unroll 2\n    for (u64 k = threadIdx.x * 4; k < done; k += 1024) {{\n",
+        aligned.join(" && ")
+    );
+    for (name, ty, _) in types {
+        out += &format!("      float {name}[4];\n      load<{ty}, 4>(p{name} + k, {name});\n");
+    }
+    out += &format!("#pragma unroll\n      for (int v = 0; v < 4; v++) {{ {step} }}\n");
+    for (name, ty, written) in types {
+        if *written {
+            out += &format!("      store<{ty}, 4>(p{name} + k, {name});\n");
+        }
+    }
+    out += "    }\n  }\n  for (u64 k = done + threadIdx.x; k < p.n; k += 256) {\n    const int v = 0;\n";
+    for (name, _, _) in types {
+        out += &format!("    float {name}[1] = {{up(p{name}[k])}};\n");
+    }
+    out += &format!("    {step}\n");
+    for (name, _, written) in types {
+        if *written {
+            out += &format!("    down({name}[0], p{name}[k]);\n");
+        }
+    }
+    out += "  }\n";
+    out
+}
+
+fn adamw(weight: DType, grad: DType, moments: DType) -> String {
+    let step = "const float g_ = g[v] * clip; const float decayed = w[v] * f.decay; const float first = m[v] + f.blend * (g_ - m[v]); const float second = s[v] * f.beta2 + f.rest2 * (g_ * g_); const float denominator = sqrtf(second) / f.root + f.eps; m[v] = first; s[v] = second; w[v] = decayed - f.step * (first / denominator);";
+    format!(
+        "  const Hyper f = *h;\n  const float clip = clip_factor(h, square);\n{}",
+        update(
+            &[
+                ("w", ctype(weight), true),
+                ("g", ctype(grad), false),
+                ("m", ctype(moments), true),
+                ("s", ctype(moments), true),
+            ],
+            step
+        )
+    )
+}
+
+fn sgd(weight: DType, grad: DType) -> String {
+    let step = "w[v] -= f.lr * (g[v] * clip + f.weight_decay * w[v]);";
+    format!(
+        "  const Hyper f = *h;\n  const float clip = clip_factor(h, square);\n{}",
+        update(
+            &[("w", ctype(weight), true), ("g", ctype(grad), false)],
+            step
+        )
+    )
+}

@@ -1,0 +1,64 @@
+//! What can go wrong with kernels on a GPU.
+
+use super::codegen::Refusal;
+use cudarc::driver::DriverError;
+
+/// A kernel that could not be made or launched.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("kernel `{kernel}`: {trouble}")]
+pub struct Error {
+    /// Name of the kernel, or what was being prepared.
+    pub kernel: String,
+    /// What was wrong.
+    pub trouble: Trouble,
+}
+
+/// What was wrong.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum Trouble {
+    /// There is no kernel for such a body or such operands.
+    #[error("{0}")]
+    Unsupported(String),
+    /// A library is missing.
+    #[error("{0}")]
+    Library(String),
+    /// The run-time compiler refused a source.
+    #[error("the run-time compiler said: {0}")]
+    Compiler(String),
+    /// The driver refused a call.
+    #[error("{call} failed: {reason}")]
+    Driver {
+        /// Call.
+        call: &'static str,
+        /// Reason.
+        reason: String,
+    },
+    /// Something that must hold for a launch does not.
+    #[error("{0}")]
+    Launch(String),
+}
+
+impl Error {
+    pub(super) fn new(kernel: impl Into<String>, trouble: Trouble) -> Self {
+        Self {
+            kernel: kernel.into(),
+            trouble,
+        }
+    }
+}
+
+impl Trouble {
+    pub(super) fn driver(call: &'static str) -> impl FnOnce(DriverError) -> Self {
+        move |e| Self::Driver {
+            call,
+            reason: e.to_string(),
+        }
+    }
+}
+
+impl From<Refusal> for Trouble {
+    fn from(r: Refusal) -> Self {
+        Self::Unsupported(r.to_string())
+    }
+}

@@ -1,0 +1,189 @@
+//! Matrix products as cuBLASLt sees them: column-major, so that everything is transposed.
+
+use super::codegen::{Refusal, Request};
+use crate::kernels::view::{self, Dim};
+use shardlab_plan::model::OpKind;
+use shardlab_plan::program::{BodyOp, Place, Slot};
+use shardlab_plan::units::DType;
+
+/// A stored matrix: how its rows lie.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Stored {
+    rows: u64,
+    cols: u64,
+    /// Distance of rows in elements.
+    pitch: u64,
+    /// Stored column after column instead.
+    flipped: bool,
+}
+
+/// A matrix product in row-major terms: `c[m, n] (+)= a[m, k] b[k, n] (+ bias[n])`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) struct Product {
+    pub(super) m: u64,
+    pub(super) n: u64,
+    pub(super) k: u64,
+    /// `a` lies as `[k, m]`.
+    pub(super) ta: bool,
+    /// `b` lies as `[n, k]`.
+    pub(super) tb: bool,
+    /// Distances of stored rows in elements: `a`, `b`, what is added, `c`.
+    pub(super) pitch: [u64; 4],
+    /// Element type of both factors.
+    pub(super) factors: DType,
+    /// Of the result.
+    pub(super) result: DType,
+    /// Of the bias.
+    pub(super) bias: Option<DType>,
+    /// Something is added.
+    pub(super) accumulate: bool,
+    /// Alignments of `a`, `b`, what is added, `c`.
+    pub(super) align: [u8; 4],
+}
+
+/// Places of a product's operands, and their first elements.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Operands {
+    pub(super) a: (Place, u64),
+    pub(super) b: (Place, u64),
+    pub(super) bias: Option<(Place, u64)>,
+    /// What is added; the result's own place where nothing is.
+    pub(super) before: (Place, u64),
+    pub(super) c: (Place, u64),
+}
+
+fn stored(slot: &Slot) -> Result<Stored, Refusal> {
+    let (rows, cols) = view::matrix(slot);
+    let strides = view::strides(slot);
+    let (col, lead) = match strides.split_last() {
+        Some((&col, lead)) => (col, lead),
+        None => (1, &strides[..]),
+    };
+    let dims = view::merge(lead.iter().zip(&slot.shape).map(|(&stride, &n)| Dim {
+        n: n as usize,
+        stride,
+    }));
+    let row = match dims[..] {
+        [] => cols * col,
+        [d] => d.stride,
+        _ => return Err(Refusal::new("a factor's rows are not equally spaced")),
+    };
+    let (rows, cols, row, col) = (rows as u64, cols as u64, row as u64, col as u64);
+    if col == 1 || cols == 1 {
+        Ok(Stored {
+            rows,
+            cols,
+            pitch: row.max(cols),
+            flipped: false,
+        })
+    } else if row == 1 || rows == 1 {
+        Ok(Stored {
+            rows: cols,
+            cols: rows,
+            pitch: col.max(rows),
+            flipped: true,
+        })
+    } else {
+        Err(Refusal::new("a factor has gaps between neighbours"))
+    }
+}
+
+/// Reads a product off a body.
+pub(super) fn product(req: &Request<'_>, op: &BodyOp) -> Result<(Product, Operands), Refusal> {
+    let OpKind::Gemm {
+        ta,
+        tb,
+        bias,
+        accumulate,
+    } = op.op
+    else {
+        return Err(Refusal::new("no matrix product"));
+    };
+    let input = |i: usize| {
+        op.inputs
+            .get(i)
+            .ok_or_else(|| Refusal::new("a matrix product lacks operands"))
+    };
+    let (a, b) = (input(0)?, input(1)?);
+    let c = op
+        .outputs
+        .first()
+        .ok_or_else(|| Refusal::new("a matrix product lacks its result"))?;
+    let before = if accumulate {
+        input(op.inputs.len() - 1)?
+    } else {
+        c
+    };
+    let (sa, sb) = (stored(a)?, stored(b)?);
+    let (ta, tb) = (ta != sa.flipped, tb != sb.flipped);
+    let (m, k) = if ta {
+        (sa.cols, sa.rows)
+    } else {
+        (sa.rows, sa.cols)
+    };
+    let (k2, n) = if tb {
+        (sb.cols, sb.rows)
+    } else {
+        (sb.rows, sb.cols)
+    };
+    let whole = |s: &Slot| view::numel(s) as u64;
+    if k != k2 || whole(c) != m * n || whole(before) != m * n {
+        return Err(Refusal::new(format!(
+            "{:?} times {:?} is not {:?}",
+            a.shape, b.shape, c.shape
+        )));
+    }
+    let out = |s: &Slot| -> Result<u64, Refusal> {
+        if super::codegen::is_dense(s) {
+            return Ok(n);
+        }
+        let s = stored(s)?;
+        if s.flipped || s.cols != n {
+            return Err(Refusal::new("a product's result is strided"));
+        }
+        Ok(s.pitch)
+    };
+    let arg = |s: &Slot| req.arg(s.place);
+    let (fa, fb, fc) = (arg(a)?, arg(b)?, arg(c)?);
+    if fa.dtype != fb.dtype {
+        return Err(Refusal::new(format!(
+            "factors of types {} and {}",
+            fa.dtype, fb.dtype
+        )));
+    }
+    if arg(before)?.dtype != fc.dtype {
+        return Err(Refusal::new("a product is added to another type"));
+    }
+    let aligned = |s: &Slot| -> Result<u8, Refusal> {
+        let arg = req.arg(s.place)?;
+        Ok(super::variant::alignment([
+            u64::from(arg.align),
+            s.offset * arg.dtype.size(),
+        ]))
+    };
+    let bias = if bias { Some(input(2)?) } else { None };
+    let product = Product {
+        m,
+        n,
+        k,
+        ta,
+        tb,
+        pitch: [sa.pitch, sb.pitch, out(before)?, out(c)?],
+        factors: fa.dtype,
+        result: fc.dtype,
+        bias: bias.map(arg).transpose()?.map(|a| a.dtype),
+        accumulate,
+        align: [aligned(a)?, aligned(b)?, aligned(before)?, aligned(c)?],
+    };
+    let place = |s: &Slot| (s.place, s.offset);
+    Ok((
+        product,
+        Operands {
+            a: place(a),
+            b: place(b),
+            bias: bias.map(place),
+            before: place(before),
+            c: place(c),
+        },
+    ))
+}

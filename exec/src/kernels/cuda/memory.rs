@@ -1,0 +1,96 @@
+//! Device memory and times for what is tried out while kernels are prepared.
+
+use super::error::Trouble;
+use cudarc::driver::result;
+use cudarc::driver::sys::{self, CUdeviceptr, CUstream};
+
+/// Device memory that is given back when it is dropped.
+pub(super) struct Scratch {
+    pub(super) at: CUdeviceptr,
+}
+
+impl Scratch {
+    /// Memory of the current context, every byte set.
+    pub(super) fn new(bytes: u64, byte: u8) -> Result<Self, Trouble> {
+        // SAFETY: the context is current; what was allocated is set before anyone reads it.
+        unsafe {
+            let at = result::malloc_sync(bytes.max(256) as usize)
+                .map_err(Trouble::driver("cuMemAlloc"))?;
+            let it = Self { at };
+            result::memset_d8_sync(at, byte, bytes as usize)
+                .map_err(Trouble::driver("cuMemsetD8"))?;
+            Ok(it)
+        }
+    }
+}
+
+impl Drop for Scratch {
+    fn drop(&mut self) {
+        // SAFETY: allocated once, freed once; whoever used it has waited for its stream.
+        let _ = unsafe { result::free_sync(self.at) };
+    }
+}
+
+/// A stream with two events on it.
+pub(super) struct Stopwatch {
+    stream: CUstream,
+    events: [sys::CUevent; 2],
+}
+
+impl Stopwatch {
+    pub(super) fn new() -> Result<Self, Trouble> {
+        use result::{event, stream};
+        let kind = stream::StreamKind::NonBlocking;
+        let stream = stream::create(kind).map_err(Trouble::driver("cuStreamCreate"))?;
+        let make = || {
+            event::create(sys::CUevent_flags::CU_EVENT_DEFAULT)
+                .map_err(Trouble::driver("cuEventCreate"))
+        };
+        Ok(Self {
+            stream,
+            events: [make()?, make()?],
+        })
+    }
+
+    pub(super) fn stream(&self) -> CUstream {
+        self.stream
+    }
+
+    /// Shortest time of some runs after one that is not counted, microseconds.
+    pub(super) fn micros(
+        &self,
+        runs: usize,
+        mut f: impl FnMut() -> Result<(), Trouble>,
+    ) -> Result<f32, Trouble> {
+        use result::{event, stream};
+        let mut best = f32::INFINITY;
+        f()?;
+        for _ in 0..runs {
+            // SAFETY: stream and events are live.
+            unsafe {
+                event::record(self.events[0], self.stream)
+                    .map_err(Trouble::driver("cuEventRecord"))?;
+                f()?;
+                event::record(self.events[1], self.stream)
+                    .map_err(Trouble::driver("cuEventRecord"))?;
+                stream::synchronize(self.stream).map_err(Trouble::driver("cuStreamSynchronize"))?;
+                let ms = event::elapsed(self.events[0], self.events[1])
+                    .map_err(Trouble::driver("cuEventElapsedTime"))?;
+                best = best.min(ms * 1000.0);
+            }
+        }
+        Ok(best)
+    }
+}
+
+impl Drop for Stopwatch {
+    fn drop(&mut self) {
+        // SAFETY: created once, destroyed once.
+        unsafe {
+            let _ = result::stream::destroy(self.stream);
+            for e in self.events {
+                let _ = result::event::destroy(e);
+            }
+        }
+    }
+}

@@ -1,0 +1,330 @@
+//! Launches.
+
+use super::Kernels;
+use super::blas::Addresses;
+use super::codegen::Param;
+use super::codegen::shard::{CAPACITIES, Extra, Ranges};
+use super::error::{Error, Trouble};
+use super::prepare::{self, Plan};
+use super::ranges::{self, Batch, Fold, Work};
+use super::variant::{self, Variant};
+use crate::operand::RawRange;
+use cudarc::driver::result;
+use cudarc::driver::sys::{CUdeviceptr, CUfunction, CUstream};
+use shardlab_plan::program::{COMPUTE, InstrId, Op, Place, ShardOp};
+use shardlab_plan::units::DType;
+use std::ffi::c_void;
+
+fn address(r: &RawRange) -> CUdeviceptr {
+    r.ptr as CUdeviceptr
+}
+
+/// The variant that these operands make.
+fn variant_of(
+    kernel: shardlab_plan::program::KernelId,
+    reads: &[RawRange],
+    writes: &[RawRange],
+) -> Variant {
+    let arg = |r: &RawRange| super::codegen::Arg {
+        dtype: r.dtype,
+        align: variant::alignment([address(r)]),
+    };
+    let same = reads.iter().map(|r| {
+        let equal = writes
+            .iter()
+            .position(|w| (w.ptr, w.bytes) == (r.ptr, r.bytes));
+        let clash = || {
+            let share = |w: &RawRange| {
+                address(w) < address(r) + r.bytes as u64 && address(r) < address(w) + w.bytes as u64
+            };
+            writes.iter().any(share).then_some(super::codegen::CLASH)
+        };
+        equal.map(|w| w as u8).or_else(clash)
+    });
+    Variant {
+        kernel,
+        reads: reads.iter().map(arg).collect(),
+        writes: writes.iter().map(arg).collect(),
+        same: same.collect(),
+    }
+}
+
+/// Enqueues a launch.
+///
+/// # Safety
+/// As [`Kernels::launch`].
+pub(super) unsafe fn launch(
+    k: &mut Kernels,
+    instr: InstrId,
+    reads: &[RawRange],
+    writes: &[RawRange],
+    hyper: CUdeviceptr,
+    stream: CUstream,
+) -> Result<(), Error> {
+    let program = std::sync::Arc::clone(&k.program);
+    let op = program.instrs[instr.index()].op;
+    let Op::Launch {
+        kernel, stream: on, ..
+    } = op
+    else {
+        return Err(Error::new(
+            program.op_text(instr),
+            Trouble::Launch("no kernel is launched here".to_owned()),
+        ));
+    };
+    let named = |t: Trouble| Error::new(program.kernels[kernel.index()].name.clone(), t);
+    let scratch = k.workspace.get(on.index()).copied().unwrap_or(0);
+    let body = &program.kernels[kernel.index()].body;
+    if let [only] = &body[..]
+        && let shardlab_plan::model::OpKind::Shard(op) = only.op
+    {
+        let shapes = k.shapes.get(&instr).map_or(&[][..], |s| s);
+        let work = ranges::work(op, shapes, reads, writes)
+            .map_err(|f| named(Trouble::Launch(f.to_string())))?;
+        // SAFETY: the caller's promise.
+        return unsafe { lists(k, &work, hyper, scratch, stream) }.map_err(named);
+    }
+    // What was prepared for the program's alignment fits the addresses, unless these are aligned worse than it says.
+    let prepared = variant::of_launch(&program, &op).map(|v| v.0);
+    let actual = variant_of(kernel, reads, writes);
+    let fits = |p: &Variant| {
+        let args = |v: &Variant| v.reads.iter().chain(&v.writes).copied().collect::<Vec<_>>();
+        p.same == actual.same
+            && args(p)
+                .iter()
+                .zip(args(&actual))
+                .all(|(p, a)| p.dtype == a.dtype && p.align <= a.align)
+    };
+    let variant = match prepared {
+        Some(p) if fits(&p) => p,
+        _ => actual,
+    };
+    if !k.plans.contains_key(&variant) {
+        let bytes =
+            prepare::one(k, variant.clone(), &program.kernels[kernel.index()]).map_err(named)?;
+        if bytes > k.scratch.get(on.index()).copied().unwrap_or(0) {
+            return Err(named(Trouble::Launch(
+                "its operands are not those that it was prepared for".to_owned(),
+            )));
+        }
+    }
+    match &k.plans[&variant] {
+        Plan::Generated(entries, _) => {
+            for (entry, f) in entries {
+                let mut values: Vec<u64> = Vec::with_capacity(entry.params.len());
+                for p in &entry.params {
+                    values.push(match *p {
+                        Param::Read(i) => address(&reads[usize::from(i)]),
+                        Param::Write(i) => address(&writes[usize::from(i)]),
+                        Param::Scratch(at) => scratch + at,
+                        Param::Fault => k.fault,
+                        Param::Kernel => u64::from(kernel.0),
+                    });
+                }
+                // SAFETY: the generator wrote the entry for these parameters; the caller promised the memory.
+                unsafe {
+                    start(
+                        *f,
+                        entry.grid,
+                        entry.block,
+                        entry.shared,
+                        &mut values,
+                        stream,
+                    )
+                }
+                .map_err(named)?;
+            }
+            Ok(())
+        }
+        Plan::Product(plan, o) => {
+            let at = |(place, first): (Place, u64)| {
+                let r = match place {
+                    Place::Read(i) => &reads[usize::from(i)],
+                    Place::Write(i) => &writes[usize::from(i)],
+                    Place::Register(_) => return 0,
+                };
+                address(r) + first * r.dtype.size()
+            };
+            let at = Addresses {
+                a: at(o.a),
+                b: at(o.b),
+                bias: o.bias.map_or(0, at),
+                before: at(o.before),
+                c: at(o.c),
+                workspace: scratch,
+            };
+            // SAFETY: the plan was made for operands of these shapes; the caller promised the memory.
+            unsafe { k.blas.launch(plan, at, stream) }.map_err(named)
+        }
+        Plan::Ranges(_) | Plan::Nothing => Ok(()),
+    }
+}
+
+/// Launches a function whose arguments are 8 bytes each (32-bit ones in their low half).
+///
+/// # Safety
+/// The function takes these arguments, and the memory they name is live.
+unsafe fn start(
+    f: CUfunction,
+    grid: [u32; 3],
+    block: u32,
+    shared: u32,
+    values: &mut [u64],
+    stream: CUstream,
+) -> Result<(), Trouble> {
+    let mut params: Vec<*mut c_void> = values.iter_mut().map(|v| (v as *mut u64).cast()).collect();
+    // SAFETY: the caller's promise; the arguments outlive the call, which copies them.
+    unsafe {
+        result::launch_kernel(
+            f,
+            (grid[0], grid[1], grid[2]),
+            (block, 1, 1),
+            shared,
+            stream,
+            &mut params,
+        )
+    }
+    .map_err(Trouble::driver("cuLaunchKernel"))
+}
+
+/// Runs lists of ranges.
+///
+/// # Safety
+/// As [`Kernels::launch`].
+unsafe fn lists(
+    k: &mut Kernels,
+    work: &Work,
+    hyper: CUdeviceptr,
+    scratch: CUdeviceptr,
+    stream: CUstream,
+) -> Result<(), Trouble> {
+    let mut parts = 0u64;
+    for batch in &work.batches {
+        let functions = prepare::list(k, batch.kind)?;
+        let [short, long] = CAPACITIES;
+        for pieces in batch.pieces.chunks(long) {
+            let wide = pieces.len() > short;
+            let capacity = if wide { long } else { short };
+            let (table, blocks) = table(batch, pieces, capacity)?;
+            let mut values: Vec<u64> = Vec::new();
+            for extra in batch.kind.extra() {
+                values.push(match extra {
+                    Extra::Factor => u64::from(work.factor.to_bits()),
+                    Extra::Hyper => hyper,
+                    Extra::Square => work.square,
+                    Extra::Part => scratch + parts * 8,
+                });
+            }
+            let mut params: Vec<*mut c_void> = vec![table.as_ptr().cast_mut().cast()];
+            params.extend(values.iter_mut().map(|v| (v as *mut u64).cast::<c_void>()));
+            // SAFETY: the table has the layout of the kernel's first parameter; the caller promised the memory it names.
+            unsafe {
+                result::launch_kernel(
+                    functions[usize::from(wide)],
+                    (blocks, 1, 1),
+                    (256, 1, 1),
+                    0,
+                    stream,
+                    &mut params,
+                )
+            }
+            .map_err(Trouble::driver("cuLaunchKernel"))?;
+            parts += u64::from(blocks);
+        }
+    }
+    if let Some(Fold { any, out, before }) = work.fold {
+        let f = prepare::fold_kernel(k, any)?;
+        let mut values = [scratch, parts, out, before];
+        // SAFETY: as above; the parts were written by launches before on the same stream.
+        unsafe { start(f, [1, 1, 1], 1024, 0, &mut values, stream) }?;
+    }
+    Ok(())
+}
+
+/// A list as the kernels read it: addresses, lengths, first blocks, their number. In words of 8 bytes.
+fn table(
+    batch: &Batch,
+    pieces: &[ranges::Piece],
+    capacity: usize,
+) -> Result<(Vec<u64>, u32), Trouble> {
+    let width = batch.kind.width();
+    let mut out = vec![0u64; capacity * (width + 1) + (capacity + 2) / 2];
+    let mut blocks = 0u64;
+    let mut first: Vec<u32> = Vec::with_capacity(capacity + 2);
+    for (i, p) in pieces.iter().enumerate() {
+        out[i * width..][..width].copy_from_slice(&p.at[..width]);
+        out[capacity * width + i] = p.n;
+        first.push(blocks as u32);
+        blocks += p.n.div_ceil(batch.kind.chunk());
+    }
+    let total = u32::try_from(blocks)
+        .ok()
+        .filter(|b| *b < 1 << 31)
+        .ok_or_else(|| Trouble::Launch("a list is too long for one launch".to_owned()))?;
+    first.resize(capacity + 1, total);
+    first.push(pieces.len() as u32);
+    for (word, pair) in out[capacity * (width + 1)..]
+        .iter_mut()
+        .zip(first.chunks(2))
+    {
+        *word = u64::from(pair[0]) | u64::from(pair[1]) << 32;
+    }
+    Ok((out, total))
+}
+
+/// Sum of squares of float ranges.
+///
+/// # Safety
+/// As [`Kernels::squares`].
+pub(super) unsafe fn squares(
+    k: &mut Kernels,
+    from: &[RawRange],
+    out: CUdeviceptr,
+    stream: CUstream,
+) -> Result<(), Error> {
+    let named = |t: Trouble| Error::new("squares", t);
+    let to = RawRange {
+        ptr: out as *mut u8,
+        bytes: 4,
+        dtype: DType::F32,
+    };
+    let work = ranges::work(ShardOp::SumSquares, &[], from, &[to])
+        .map_err(|f| named(Trouble::Launch(f.to_string())))?;
+    let known = |b: &Batch| matches!(b.kind, Ranges::Squares { .. });
+    let room = k.scratch.get(COMPUTE.index()).copied().unwrap_or(0);
+    if !work.batches.iter().all(known) || work.parts() * 8 > room {
+        return Err(named(Trouble::Launch(format!(
+            "{} blocks leave their sums in {room} bytes",
+            work.parts()
+        ))));
+    }
+    let scratch = k.workspace.first().copied().unwrap_or(0);
+    // SAFETY: the caller's promise.
+    unsafe { lists(k, &work, 0, scratch, stream) }.map_err(named)
+}
+
+/// An id outside its range, if a kernel has met one.
+pub(super) fn fault(k: &mut Kernels) -> Result<Option<String>, Error> {
+    let named = |t: Trouble| Error::new("faults", t);
+    if k.fault == 0 {
+        return Ok(None);
+    }
+    let mut word = [0u64; 1];
+    // SAFETY: the word lies in the workspace.
+    unsafe {
+        result::memcpy_dtoh_sync(&mut word, k.fault)
+            .map_err(|e| named(Trouble::driver("cuMemcpyDtoH")(e)))?;
+        if word[0] == 0 {
+            return Ok(None);
+        }
+        result::memset_d8_sync(k.fault, 0, 8)
+            .map_err(|e| named(Trouble::driver("cuMemsetD8")(e)))?;
+    }
+    let kernel = (word[0] >> 40) as usize - 1;
+    // The low 40 bits, with their sign.
+    let id = ((word[0] << 24) as i64) >> 24;
+    let name = k.program.kernels.get(kernel).map_or("?", |k| &k.name);
+    Ok(Some(format!(
+        "kernel `{name}` met the id {id}, outside its table"
+    )))
+}

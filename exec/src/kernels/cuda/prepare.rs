@@ -1,0 +1,244 @@
+//! What is made ready before the first launch.
+
+use super::Kernels;
+use super::blas::{self, WORKSPACE};
+use super::code;
+use super::codegen::shard::{CAPACITIES, Ranges, fold};
+use super::codegen::{self, Entry};
+use super::error::{Error, Trouble};
+use super::gemm::{self, Operands};
+use super::ranges;
+use super::variant::{self, Variant};
+use crate::operand::RawRange;
+use cudarc::driver::result;
+use cudarc::driver::sys::{CUdeviceptr, CUfunction};
+use shardlab_plan::model::OpKind;
+use shardlab_plan::program::{
+    Access, COMPUTE, Holds, InstrId, Kernel, Op, Program, Shape, ShardOp,
+};
+use shardlab_plan::units::DType;
+use std::collections::BTreeMap;
+
+/// How a variant is launched.
+pub(super) enum Plan {
+    /// Generated entries, one after another, and their bytes of scratch memory.
+    Generated(Vec<(Entry, CUfunction)>, u64),
+    /// A matrix product.
+    Product(blas::Plan, Operands),
+    /// A list of ranges.
+    Ranges(ShardOp),
+    /// Nothing: there are no elements.
+    Nothing,
+}
+
+impl Plan {
+    pub(super) fn describe(&self) -> String {
+        match self {
+            Self::Generated(entries, _) => {
+                let each = entries.iter().map(|(e, f)| {
+                    let [x, y, z] = e.grid;
+                    format!(
+                        "{} of {} x {} threads, {}",
+                        e.name,
+                        u64::from(x) * u64::from(y) * u64::from(z),
+                        e.block,
+                        code::resources(*f)
+                    )
+                });
+                format!("generated: {}", each.collect::<Vec<_>>().join("; "))
+            }
+            Self::Product(plan, _) => plan.choice.clone(),
+            Self::Ranges(op) => format!("generated: list of ranges for {}", op.name()),
+            Self::Nothing => "nothing to do".to_owned(),
+        }
+    }
+}
+
+/// Functions over lists of ranges: for short lists and for long ones.
+#[derive(Default)]
+pub(super) struct RangeKernels {
+    pub(super) lists: BTreeMap<Ranges, [CUfunction; 2]>,
+    /// For sums, and for whether any is not 0.
+    pub(super) folds: [Option<CUfunction>; 2],
+}
+
+// SAFETY: functions belong to the context, not to a thread.
+unsafe impl Send for RangeKernels {}
+// SAFETY: as above.
+unsafe impl Send for Plan {}
+
+/// Space that a part of the workspace takes.
+pub(super) const fn rounded(bytes: u64) -> u64 {
+    bytes.next_multiple_of(256)
+}
+
+/// By launch: the shapes of the parameters that a `CopyOut` writes or a `ChunkCat` reads; a buffer of something else counts
+/// as a vector.
+pub(super) fn shapes(program: &Program) -> BTreeMap<InstrId, Vec<Shape>> {
+    let shape = |access: &Access| {
+        let buffer = &program.buffers[access.buffer.index()];
+        match buffer.holds {
+            Holds::Param(p) => program.params[p.index()].shape.clone(),
+            _ => Shape::from_slice(&[access.bytes / buffer.dtype.size()]),
+        }
+    };
+    let mut out = BTreeMap::new();
+    for (i, instr) in program.instrs.iter().enumerate() {
+        let Op::Launch { kernel, .. } = instr.op else {
+            continue;
+        };
+        let operands = match program.kernels[kernel.index()].body.first().map(|b| b.op) {
+            Some(OpKind::Shard(ShardOp::CopyOut { .. })) => program.writes(&instr.op),
+            Some(OpKind::Shard(ShardOp::ChunkCat { .. })) => program.reads(&instr.op),
+            _ => continue,
+        };
+        out.insert(InstrId(i as u32), operands.iter().map(shape).collect());
+    }
+    out
+}
+
+/// Ranges with made-up addresses, as long and as aligned as a launch's.
+pub(super) fn stand_ins(program: &Program, accesses: &[Access]) -> Vec<RawRange> {
+    let make = |a: &Access| RawRange {
+        ptr: std::ptr::without_provenance_mut(((a.buffer.index() + 1) << 40) + a.offset as usize),
+        bytes: a.bytes as usize,
+        dtype: program.buffers[a.buffer.index()].dtype,
+    };
+    accesses.iter().map(make).collect()
+}
+
+/// Makes every variant of the program ready.
+pub(super) fn everything(k: &mut Kernels) -> Result<(), Error> {
+    let program = std::sync::Arc::clone(&k.program);
+    list(k, Ranges::Squares { of: DType::F32 }).map_err(|t| Error::new("squares", t))?;
+    fold_kernel(k, false).map_err(|t| Error::new("squares", t))?;
+    need(k, COMPUTE.index(), 1 << 20);
+    for (i, instr) in program.instrs.iter().enumerate() {
+        let Some((variant, stream)) = variant::of_launch(&program, &instr.op) else {
+            continue;
+        };
+        let kernel = &program.kernels[variant.kernel.index()];
+        let named = |t: Trouble| Error::new(kernel.name.clone(), t);
+        let id = InstrId(i as u32);
+        let bytes = if let [only] = &kernel.body[..]
+            && let OpKind::Shard(op) = only.op
+        {
+            k.plans.entry(variant).or_insert(Plan::Ranges(op));
+            list_launch(k, &program, id, op).map_err(named)?
+        } else {
+            one(k, variant, kernel).map_err(named)?
+        };
+        need(k, stream.index(), bytes);
+    }
+    Ok(())
+}
+
+fn need(k: &mut Kernels, stream: usize, bytes: u64) {
+    if let Some(most) = k.scratch.get_mut(stream) {
+        *most = bytes.max(*most);
+    }
+}
+
+/// Makes a variant ready if it is not yet; returns its scratch bytes.
+pub(super) fn one(k: &mut Kernels, variant: Variant, kernel: &Kernel) -> Result<u64, Trouble> {
+    if let Some(plan) = k.plans.get(&variant) {
+        return Ok(scratch_of(plan));
+    }
+    let req = variant.request(&kernel.body);
+    let plan = match &kernel.body[..] {
+        [only] if matches!(only.op, OpKind::Gemm { .. }) => {
+            let (product, operands) = gemm::product(&req, only)?;
+            if product.m * product.n * product.k == 0 {
+                Plan::Nothing
+            } else {
+                Plan::Product(k.blas.plan(&product, &k.cache)?, operands)
+            }
+        }
+        _ => {
+            let module = codegen::generate(&req)?;
+            let mut entries = Vec::new();
+            for e in module.entries {
+                let f = k.loader.function(&module.source, &e.name, e.shared)?;
+                entries.push((e, f));
+            }
+            if entries.is_empty() {
+                Plan::Nothing
+            } else {
+                Plan::Generated(entries, module.scratch)
+            }
+        }
+    };
+    let bytes = scratch_of(&plan);
+    k.plans.insert(variant, plan);
+    Ok(bytes)
+}
+
+fn scratch_of(plan: &Plan) -> u64 {
+    match plan {
+        Plan::Generated(_, bytes) => *bytes,
+        Plan::Product(..) => WORKSPACE as u64,
+        Plan::Ranges(_) | Plan::Nothing => 0,
+    }
+}
+
+/// The functions of a kind of list.
+pub(super) fn list(k: &mut Kernels, kind: Ranges) -> Result<[CUfunction; 2], Trouble> {
+    if let Some(f) = k.ranges.lists.get(&kind) {
+        return Ok(*f);
+    }
+    let [short, long] = CAPACITIES;
+    let f = [
+        k.loader.function(&kind.source(short), "k0", 0)?,
+        k.loader.function(&kind.source(long), "k0", 0)?,
+    ];
+    k.ranges.lists.insert(kind, f);
+    Ok(f)
+}
+
+pub(super) fn fold_kernel(k: &mut Kernels, any: bool) -> Result<CUfunction, Trouble> {
+    if let Some(f) = k.ranges.folds[usize::from(any)] {
+        return Ok(f);
+    }
+    let f = k.loader.function(&fold(any), "k0", 0)?;
+    k.ranges.folds[usize::from(any)] = Some(f);
+    Ok(f)
+}
+
+/// Makes the lists of a sharding launch ready; returns its scratch bytes.
+fn list_launch(
+    k: &mut Kernels,
+    program: &Program,
+    id: InstrId,
+    op: ShardOp,
+) -> Result<u64, Trouble> {
+    let instr = &program.instrs[id.index()];
+    let reads = stand_ins(program, program.reads(&instr.op));
+    let writes = stand_ins(program, program.writes(&instr.op));
+    let shapes = k.shapes.get(&id).map_or(&[][..], |s| s);
+    let work = ranges::work(op, shapes, &reads, &writes)
+        .map_err(|f| Trouble::Unsupported(f.to_string()))?;
+    for batch in &work.batches {
+        list(k, batch.kind)?;
+    }
+    if let Some(f) = work.fold {
+        fold_kernel(k, f.any)?;
+    }
+    Ok(work.parts() * 8)
+}
+
+/// Divides the workspace among streams and clears the word for faults.
+///
+/// # Safety
+/// As [`Kernels::set_workspace`].
+pub(super) unsafe fn set_workspace(k: &mut Kernels, at: CUdeviceptr) -> Result<(), Error> {
+    let mut next = at;
+    k.workspace.clear();
+    for bytes in &k.scratch {
+        k.workspace.push(next);
+        next += rounded(*bytes);
+    }
+    k.fault = next;
+    // SAFETY: the caller promised memory up to here and a word more.
+    unsafe { result::memset_d8_sync(k.fault, 0, 8) }
+        .map_err(|e| Error::new("workspace", Trouble::driver("cuMemsetD8")(e)))
+}

@@ -1,0 +1,430 @@
+//! Launches of the sharding engine as lists of ranges.
+//!
+//! Pure address arithmetic: which kernels, over which pieces. Pieces that follow one another on every side are joined.
+
+use super::codegen::shard::Ranges;
+use crate::kernels::error::Fault;
+use crate::operand::RawRange;
+use shardlab_plan::program::{Shape, ShardOp};
+use shardlab_plan::units::DType;
+use smallvec::SmallVec;
+
+/// A range that a block list covers: addresses of its operands, elements (bytes for raw copies).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Piece {
+    pub(super) at: [u64; 4],
+    pub(super) n: u64,
+}
+
+/// Pieces of one kind, in order.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Batch {
+    pub(super) kind: Ranges,
+    pub(super) pieces: SmallVec<[Piece; 8]>,
+}
+
+/// How blocks' parts become one number.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Fold {
+    /// Whether one is not 0, instead of their sum.
+    pub(super) any: bool,
+    /// Address of the result.
+    pub(super) out: u64,
+    /// Address of what is added, or 0.
+    pub(super) before: u64,
+}
+
+/// What a launch does.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub(super) struct Work {
+    pub(super) batches: SmallVec<[Batch; 2]>,
+    /// Factor of scalings.
+    pub(super) factor: f32,
+    /// Address of the squared norm for clipping, or 0.
+    pub(super) square: u64,
+    pub(super) fold: Option<Fold>,
+}
+
+impl Work {
+    fn add(&mut self, kind: Ranges, piece: Piece) {
+        if piece.n == 0 {
+            return;
+        }
+        let batch = match self.batches.iter().position(|b| b.kind == kind) {
+            Some(i) => &mut self.batches[i],
+            None => {
+                self.batches.push(Batch {
+                    kind,
+                    pieces: SmallVec::new(),
+                });
+                let last = self.batches.len() - 1;
+                &mut self.batches[last]
+            }
+        };
+        if let Some(last) = batch.pieces.last_mut()
+            && follows(kind, last, &piece)
+        {
+            last.n += piece.n;
+            return;
+        }
+        batch.pieces.push(piece);
+    }
+
+    /// Copies `n` elements; `from` is `None` for zeros.
+    fn copy(&mut self, to: (u64, DType), from: Option<(u64, DType)>, n: u64) {
+        let at = |from: u64| [to.0, from, 0, 0];
+        match from {
+            Some((from, ty)) if ty != to.1 => {
+                self.add(
+                    Ranges::Cast { from: ty, to: to.1 },
+                    Piece { at: at(from), n },
+                );
+            }
+            _ => {
+                let bytes = n * to.1.size();
+                let at = at(from.map_or(0, |f| f.0));
+                self.add(Ranges::Raw, Piece { at, n: bytes });
+            }
+        }
+    }
+
+    /// Blocks of all batches that leave a part each.
+    pub(super) fn parts(&self) -> u64 {
+        let blocks = |b: &Batch| {
+            b.pieces
+                .iter()
+                .map(|p| p.n.div_ceil(b.kind.chunk()))
+                .sum::<u64>()
+        };
+        if self.fold.is_some() {
+            self.batches.iter().map(blocks).sum()
+        } else {
+            0
+        }
+    }
+}
+
+/// Bytes of an element of each operand of a kind.
+fn sizes(kind: Ranges) -> [u64; 4] {
+    match kind {
+        Ranges::Raw => [1, 1, 0, 0],
+        Ranges::Cast { from, to } | Ranges::Accumulate { from, to } => {
+            [to.size(), from.size(), 0, 0]
+        }
+        Ranges::Scale { of } | Ranges::Squares { of } | Ranges::Nan { of } => [of.size(), 0, 0, 0],
+        Ranges::AdamW {
+            weight,
+            grad,
+            moments,
+        } => [weight.size(), grad.size(), moments.size(), moments.size()],
+        Ranges::Sgd { weight, grad } => [weight.size(), grad.size(), 0, 0],
+    }
+}
+
+fn follows(kind: Ranges, a: &Piece, b: &Piece) -> bool {
+    // Zeros have no source to follow.
+    let zeros = kind == Ranges::Raw && (a.at[1] == 0 || b.at[1] == 0);
+    if zeros && a.at[1] != b.at[1] {
+        return false;
+    }
+    let sizes = sizes(kind);
+    (0..4).all(|i| i == 1 && zeros || a.at[i] + a.n * sizes[i] == b.at[i])
+}
+
+fn numel(r: &RawRange) -> u64 {
+    r.bytes as u64 / r.dtype.size()
+}
+
+fn at(r: &RawRange) -> u64 {
+    r.ptr as u64
+}
+
+fn size(what: &'static str, needed: u64, found: u64) -> Result<(), Fault> {
+    if needed == found {
+        return Ok(());
+    }
+    Err(Fault::Size {
+        what,
+        needed: needed as usize,
+        found: found as usize,
+    })
+}
+
+fn count(what: &'static str, needed: usize, found: usize) -> Fault {
+    Fault::Count {
+        what,
+        needed,
+        found,
+    }
+}
+
+fn scalar(range: Option<&RawRange>) -> Result<u64, Fault> {
+    let r = range.ok_or(count("scalars", 1, 0))?;
+    size("the scalar", 1, numel(r))?;
+    if r.dtype != DType::F32 {
+        return Err(Fault::Type(r.dtype));
+    }
+    Ok(at(r))
+}
+
+/// Calls `f(target, source, elements)` for pieces that lie in one range of each of two sequences of equal length.
+fn pairs(
+    to: &[RawRange],
+    from: &[RawRange],
+    mut f: impl FnMut((u64, DType), (u64, DType), u64),
+) -> Result<(), Fault> {
+    let total = |rs: &[RawRange]| rs.iter().map(numel).sum();
+    size("the source", total(to), total(from))?;
+    let (mut i, mut j, mut a, mut b) = (0, 0, 0, 0);
+    while let (Some(t), Some(s)) = (to.get(i), from.get(j)) {
+        let n = (numel(t) - a).min(numel(s) - b);
+        let place = |r: &RawRange, first: u64| (at(r) + first * r.dtype.size(), r.dtype);
+        f(place(t, a), place(s, b), n);
+        (a, b) = (a + n, b + n);
+        if a == numel(t) {
+            (i, a) = (i + 1, 0);
+        }
+        if b == numel(s) {
+            (j, b) = (j + 1, 0);
+        }
+    }
+    Ok(())
+}
+
+/// Plans a sharding kernel's launch; `shapes` are those of the parameters behind the operands of `CopyOut` and `ChunkCat`.
+pub(super) fn work(
+    op: ShardOp,
+    shapes: &[Shape],
+    reads: &[RawRange],
+    writes: &[RawRange],
+) -> Result<Work, Fault> {
+    let mut w = Work {
+        factor: 1.0,
+        ..Work::default()
+    };
+    let single = |r: &RawRange| Piece {
+        at: [at(r), 0, 0, 0],
+        n: numel(r),
+    };
+    match op {
+        ShardOp::Copy | ShardOp::MultiCopy => {
+            pairs(writes, reads, |to, from, n| w.copy(to, Some(from), n))?;
+        }
+        ShardOp::CopyOut { ranks } => shards(ranks, shapes, writes, reads, |p| {
+            w.copy(p.param, Some(p.packed), p.n);
+        })?,
+        ShardOp::ChunkCat { ranks } => shards(ranks, shapes, reads, writes, |p| {
+            w.copy(p.packed, Some(p.param), p.n);
+            let (packed, ty) = p.packed;
+            w.copy((packed + p.n * ty.size(), ty), None, p.pad);
+        })?,
+        ShardOp::Accumulate => {
+            pairs(writes, reads.get(..1).unwrap_or(&[]), |to, from, n| {
+                let kind = Ranges::Accumulate {
+                    from: from.1,
+                    to: to.1,
+                };
+                w.add(
+                    kind,
+                    Piece {
+                        at: [to.0, from.0, 0, 0],
+                        n,
+                    },
+                );
+            })?;
+        }
+        ShardOp::Scale { factor } => {
+            w.factor = factor.0 as f32;
+            for r in writes {
+                w.add(Ranges::Scale { of: r.dtype }, single(r));
+            }
+        }
+        ShardOp::ClipScale => {
+            w.square = scalar(reads.last())?;
+            for r in writes {
+                w.add(Ranges::Scale { of: r.dtype }, single(r));
+            }
+        }
+        ShardOp::Zero => {
+            for r in writes {
+                w.copy((at(r), r.dtype), None, numel(r));
+            }
+        }
+        ShardOp::SumSquares => {
+            let out = scalar(writes.first())?;
+            let (reads, before) = match reads.split_last() {
+                Some((last, rest)) if at(last) == out => (rest, out),
+                _ => (reads, 0),
+            };
+            for r in reads {
+                w.add(Ranges::Squares { of: r.dtype }, single(r));
+            }
+            w.fold = Some(Fold {
+                any: false,
+                out,
+                before,
+            });
+        }
+        ShardOp::NanCheck => {
+            for r in reads {
+                w.add(Ranges::Nan { of: r.dtype }, single(r));
+            }
+            w.fold = Some(Fold {
+                any: true,
+                out: scalar(writes.first())?,
+                before: 0,
+            });
+        }
+        ShardOp::AdamW => adamw(&mut w, reads, writes)?,
+        ShardOp::Sgd => sgd(&mut w, reads, writes)?,
+    }
+    Ok(w)
+}
+
+/// A parameter's part in one rank's shard.
+struct Packed {
+    param: (u64, DType),
+    packed: (u64, DType),
+    n: u64,
+    pad: u64,
+}
+
+/// Calls `f` for every shard of every parameter of a buffer laid out `[rank][parameter]`.
+fn shards(
+    ranks: u32,
+    shapes: &[Shape],
+    params: &[RawRange],
+    packed: &[RawRange],
+    mut f: impl FnMut(Packed),
+) -> Result<(), Fault> {
+    let [packed] = packed else {
+        return Err(count("packed buffers", 1, packed.len()));
+    };
+    if shapes.len() != params.len() {
+        return Err(count("shapes", params.len(), shapes.len()));
+    }
+    let ranks = u64::from(ranks.max(1));
+    let shard = |s: &Shape| {
+        let rows = s.first().copied().unwrap_or(1);
+        rows.div_ceil(ranks) * s.iter().skip(1).product::<u64>()
+    };
+    let stride: u64 = shapes.iter().map(shard).sum();
+    size("the packed buffer", stride * ranks, numel(packed))?;
+    for rank in 0..ranks {
+        let mut offset = 0;
+        for (shape, range) in shapes.iter().zip(params) {
+            let len = shard(shape);
+            // A gathered parameter may keep the padding of the last shards behind it.
+            let n = numel(range);
+            if n != len * ranks {
+                size("a parameter", shape.iter().product(), n)?;
+            }
+            let first = (rank * len).min(n);
+            let here = len.min(n - first);
+            f(Packed {
+                param: (at(range) + first * range.dtype.size(), range.dtype),
+                packed: (
+                    at(packed) + (rank * stride + offset) * packed.dtype.size(),
+                    packed.dtype,
+                ),
+                n: here,
+                pad: len - here,
+            });
+            offset += len;
+        }
+    }
+    Ok(())
+}
+
+/// A weight is updated in place by a gradient of its length.
+fn updates(weight: &RawRange, grad: &RawRange, target: Option<&RawRange>) -> Result<(), Fault> {
+    let target = target.ok_or(count("writes", 1, 0))?;
+    size("a gradient", numel(weight), numel(grad))?;
+    if (weight.ptr, weight.bytes) != (target.ptr, target.bytes) && weight.bytes > 0 {
+        return Err(Fault::Shape(
+            "a weight is not written where it is read".to_owned(),
+        ));
+    }
+    Ok(())
+}
+
+/// `weight, gradient[, first, second moment], ..[, square of the norm]`; a tensor whose moments are not named goes on where
+/// the one before ended.
+fn adamw(w: &mut Work, reads: &[RawRange], writes: &[RawRange]) -> Result<(), Fault> {
+    if !reads.len().is_multiple_of(2) {
+        w.square = scalar(reads.last())?;
+    }
+    let (mut r, mut k) = (0, 0);
+    let mut moments: Option<(RawRange, RawRange, u64)> = None;
+    while r + 1 < reads.len() {
+        let (weight, grad) = (&reads[r], &reads[r + 1]);
+        updates(weight, grad, writes.get(k))?;
+        (r, k) = (r + 2, k + 1);
+        if let (Some([m, v]), Some([wm, wv])) = (reads.get(r..r + 2), writes.get(k..k + 2))
+            && m.ptr == wm.ptr
+            && v.ptr == wv.ptr
+            && m.bytes > 0
+            && m.bytes == wm.bytes
+            && v.bytes == wv.bytes
+        {
+            moments = Some((*m, *v, 0));
+            (r, k) = (r + 2, k + 2);
+        }
+        let n = numel(weight);
+        if n == 0 {
+            continue;
+        }
+        let (m, v, done) = moments.as_mut().ok_or(count("moments", 2, 0))?;
+        for x in [&*m, &*v] {
+            if *done + n > numel(x) {
+                size("a moment", *done + n, numel(x))?;
+            }
+        }
+        if m.dtype != v.dtype {
+            return Err(Fault::Type(v.dtype));
+        }
+        let skip = *done * m.dtype.size();
+        let piece = Piece {
+            at: [at(weight), at(grad), at(m) + skip, at(v) + skip],
+            n,
+        };
+        let kind = Ranges::AdamW {
+            weight: weight.dtype,
+            grad: grad.dtype,
+            moments: m.dtype,
+        };
+        *done += n;
+        w.add(kind, piece);
+    }
+    if k == writes.len() {
+        Ok(())
+    } else {
+        Err(count("writes", k, writes.len()))
+    }
+}
+
+/// `weight, gradient, ..[, square of the norm]`.
+fn sgd(w: &mut Work, reads: &[RawRange], writes: &[RawRange]) -> Result<(), Fault> {
+    if !reads.len().is_multiple_of(2) {
+        w.square = scalar(reads.last())?;
+    }
+    for (i, pair) in reads.chunks_exact(2).enumerate() {
+        updates(&pair[0], &pair[1], writes.get(i))?;
+        let kind = Ranges::Sgd {
+            weight: pair[0].dtype,
+            grad: pair[1].dtype,
+        };
+        w.add(
+            kind,
+            Piece {
+                at: [at(&pair[0]), at(&pair[1]), 0, 0],
+                n: numel(&pair[0]),
+            },
+        );
+    }
+    if reads.len() / 2 == writes.len() {
+        Ok(())
+    } else {
+        Err(count("writes", reads.len() / 2, writes.len()))
+    }
+}
