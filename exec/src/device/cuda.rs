@@ -4,6 +4,7 @@
 //! starts anywhere. A rank has one GPU; its streams, events and memory are made once and used for the whole run, so that a
 //! step enqueues work and does nothing else.
 
+mod activity;
 mod bodies;
 mod collectives;
 mod context;
@@ -71,6 +72,8 @@ pub struct CudaDevice {
     /// The pass records times.
     recording: bool,
     recorder: Option<Recorder>,
+    /// What the last recorded pass took its times with.
+    times_from: Option<&'static str>,
     /// Events in the order in which they were recorded in this pass, and how many of them are known to be done.
     marks: Vec<EventId>,
     passed: usize,
@@ -161,11 +164,14 @@ impl CudaDevice {
         self.recording = pass.record;
         if pass.record {
             if self.recorder.is_none() {
-                self.recorder = Some(Recorder::new(self.streams.len(), self.events.len())?);
+                let records = Libraries::load(&[]).is_ok_and(|l| l.has(Library::Cupti));
+                let (streams, events) = (self.streams.len(), self.events.len());
+                self.recorder = Some(Recorder::new(streams, events, records));
             }
             let (epoch, stream) = (self.epoch, self.streams[0]);
             if let Some(recorder) = &mut self.recorder {
                 recorder.begin(stream, || epoch.elapsed().as_nanos() as u64)?;
+                self.times_from = Some(recorder.source());
             }
         }
         Ok(())
@@ -265,8 +271,8 @@ impl Device for CudaDevice {
         };
         match recorder.times() {
             Ok(times) => times,
-            Err(e) => {
-                self.broken(&e);
+            Err(what) => {
+                self.fail(FailureKind::Kernel, None, InstrId(u32::MAX), what);
                 Vec::new()
             }
         }
@@ -311,6 +317,7 @@ impl Device for CudaDevice {
         let mut facts = self.bodies.facts();
         facts.extend(self.collectives.facts());
         facts.extend(factory::facts(&self.context));
+        facts.extend(self.times_from.map(|s| ("times".to_owned(), s.to_owned())));
         if let Some(arena) = &self.arena {
             facts.insert("arena_bytes".to_owned(), arena.bytes().0.to_string());
         }

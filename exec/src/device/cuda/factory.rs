@@ -87,6 +87,7 @@ impl CudaFactory {
                 .collect(),
             recording: false,
             recorder: None,
+            times_from: None,
             marks: Vec::new(),
             passed: 0,
             graphs: Vec::new(),

@@ -1,5 +1,6 @@
 //! When tasks ran: what the host knows of them, joined with what the device's clocks say.
 
+use super::activity::Activity;
 use super::driver::{CudaError, Event, RawStream};
 use crate::device::TaskTimes;
 use shardlab_plan::program::{CommId, EventId};
@@ -19,7 +20,9 @@ struct Task {
 /// Where a task's times come from.
 #[derive(Debug)]
 enum Clock {
-    /// Events around each task.
+    /// CUPTI's records; tasks are labelled with their place plus one.
+    Records(Activity),
+    /// Events around each task, where CUPTI is not there.
     Events {
         /// Recorded when the pass began.
         base: Event,
@@ -27,16 +30,20 @@ enum Clock {
         base_ns: u64,
         /// Pairs, by task.
         pairs: Vec<(Event, Event)>,
-        /// Of former passes.
-        spare: Vec<(Event, Event)>,
     },
 }
+
+/// Why times could not be taken, in words.
+pub(super) type Trouble = String;
 
 /// Records the tasks of passes.
 #[derive(Debug)]
 pub(crate) struct Recorder {
     tasks: Vec<Task>,
-    clock: Clock,
+    /// Of the pass at hand.
+    clock: Option<Clock>,
+    /// CUPTI is there.
+    records: bool,
     /// By stream: events waited for since the last task.
     waits: Vec<SmallVec<[EventId; 2]>>,
     /// By stream: the last task.
@@ -46,19 +53,15 @@ pub(crate) struct Recorder {
 }
 
 impl Recorder {
-    pub(crate) fn new(streams: usize, events: usize) -> Result<Self, CudaError> {
-        Ok(Self {
+    pub(crate) fn new(streams: usize, events: usize, records: bool) -> Self {
+        Self {
             tasks: Vec::new(),
-            clock: Clock::Events {
-                base: Event::new(true)?,
-                base_ns: 0,
-                pairs: Vec::new(),
-                spare: Vec::new(),
-            },
+            clock: None,
+            records,
             waits: vec![SmallVec::new(); streams],
             last: vec![None; streams],
             behind: vec![None; events],
-        })
+        }
     }
 
     /// A pass begins on an idle device.
@@ -71,22 +74,32 @@ impl Recorder {
         self.waits.iter_mut().for_each(SmallVec::clear);
         self.last.fill(None);
         self.behind.fill(None);
-        match &mut self.clock {
-            Clock::Events {
-                base,
-                base_ns,
-                pairs,
-                spare,
-            } => {
-                spare.append(pairs);
-                base.record(stream)?;
-                while !base.is_done()? {
-                    std::hint::spin_loop();
-                }
-                *base_ns = now();
+        self.clock = None;
+        if self.records {
+            // Another profiler may hold CUPTI: events do as well.
+            self.clock = Activity::start(&now).ok().map(Clock::Records);
+        }
+        if self.clock.is_none() {
+            let base = Event::new(true)?;
+            base.record(stream)?;
+            while !base.is_done()? {
+                std::hint::spin_loop();
             }
+            self.clock = Some(Clock::Events {
+                base,
+                base_ns: now(),
+                pairs: Vec::new(),
+            });
         }
         Ok(())
+    }
+
+    /// What times are taken with.
+    pub(crate) fn source(&self) -> &'static str {
+        match self.clock {
+            Some(Clock::Records(_)) => "CUPTI activity records",
+            _ => "events around every instruction",
+        }
     }
 
     /// A task is about to be enqueued.
@@ -96,7 +109,7 @@ impl Recorder {
         stream: (usize, RawStream),
         comm: Option<CommId>,
         issued: u64,
-    ) -> Result<(), CudaError> {
+    ) -> Result<(), Trouble> {
         let (index, raw) = stream;
         self.tasks.push(Task {
             number,
@@ -106,26 +119,28 @@ impl Recorder {
             waits: std::mem::take(&mut self.waits[index]),
         });
         self.last[index] = Some(self.tasks.len() - 1);
+        let label = self.tasks.len() as u64;
         match &mut self.clock {
-            Clock::Events { pairs, spare, .. } => {
-                let pair = match spare.pop() {
-                    Some(pair) => pair,
-                    None => (Event::new(true)?, Event::new(true)?),
-                };
-                pair.0.record(raw)?;
+            Some(Clock::Records(activity)) => activity.enter(label)?,
+            Some(Clock::Events { pairs, .. }) => {
+                let pair = (words(Event::new(true))?, words(Event::new(true))?);
+                words(pair.0.record(raw))?;
                 pairs.push(pair);
             }
+            None => {}
         }
         Ok(())
     }
 
     /// It has been enqueued.
-    pub(crate) fn end(&mut self, stream: RawStream) -> Result<(), CudaError> {
+    pub(crate) fn end(&mut self, stream: RawStream) -> Result<(), Trouble> {
         match &mut self.clock {
-            Clock::Events { pairs, .. } => match pairs.last() {
-                Some(pair) => pair.1.record(stream),
+            Some(Clock::Records(activity)) => activity.leave(),
+            Some(Clock::Events { pairs, .. }) => match pairs.last() {
+                Some(pair) => words(pair.1.record(stream)),
                 None => Ok(()),
             },
+            None => Ok(()),
         }
     }
 
@@ -139,33 +154,47 @@ impl Recorder {
         self.waits[stream].push(event);
     }
 
-    /// Start and end of every task, in issue order, nanoseconds of the host's clock.
-    fn spans(&self) -> Result<Vec<(u64, u64)>, CudaError> {
+    /// Start and end of every task, in issue order, nanoseconds of the host's clock; nothing for tasks that left no trace.
+    fn spans(&self) -> Result<Vec<Option<(u64, u64)>>, Trouble> {
         match &self.clock {
-            Clock::Events {
+            None => Ok(vec![None; self.tasks.len()]),
+            Some(Clock::Records(activity)) => {
+                let spans = activity.spans()?;
+                Ok((1..=self.tasks.len() as u64)
+                    .map(|label| spans.get(&label).copied())
+                    .collect())
+            }
+            Some(Clock::Events {
                 base,
                 base_ns,
                 pairs,
-                ..
-            } => {
+            }) => {
                 let at = |e: &Event| {
-                    let ms = e.ms_since(base)?;
-                    Ok::<_, CudaError>(base_ns + (f64::from(ms) * 1e6).max(0.0) as u64)
+                    let ms = words(e.ms_since(base))?;
+                    Ok::<_, Trouble>(base_ns + (f64::from(ms) * 1e6).max(0.0) as u64)
                 };
-                pairs.iter().map(|(s, e)| Ok((at(s)?, at(e)?))).collect()
+                pairs
+                    .iter()
+                    .map(|(s, e)| Ok(Some((at(s)?, at(e)?))))
+                    .collect()
             }
         }
     }
 
-    /// Times of the pass; the device is idle.
-    pub(crate) fn times(&mut self) -> Result<Vec<TaskTimes>, CudaError> {
+    /// Times of the pass; the device is idle. Ends the recording.
+    pub(crate) fn times(&mut self) -> Result<Vec<TaskTimes>, Trouble> {
         let spans = self.spans()?;
+        self.clock = None;
         Ok(join(&self.tasks, &spans, &self.behind))
     }
 }
 
+fn words<T>(r: Result<T, CudaError>) -> Result<T, Trouble> {
+    r.map_err(|e| e.to_string())
+}
+
 /// Puts together what the host knows of tasks and when they ran.
-fn join(tasks: &[Task], spans: &[(u64, u64)], behind: &[Option<usize>]) -> Vec<TaskTimes> {
+fn join(tasks: &[Task], spans: &[Option<(u64, u64)>], behind: &[Option<usize>]) -> Vec<TaskTimes> {
     let streams = tasks.iter().map(|t| t.stream + 1).max().unwrap_or(0);
     let comms = tasks
         .iter()
@@ -175,20 +204,23 @@ fn join(tasks: &[Task], spans: &[(u64, u64)], behind: &[Option<usize>]) -> Vec<T
         .unwrap_or(0);
     let mut stream_end = vec![0; streams];
     let mut comm_end = vec![0; comms];
-    let mut out = Vec::with_capacity(tasks.len());
-    for (task, &(start, end)) in tasks.iter().zip(spans) {
+    let mut out: Vec<TaskTimes> = Vec::with_capacity(tasks.len());
+    for (task, span) in tasks.iter().zip(spans) {
         let waited = task
             .waits
             .iter()
-            .filter_map(|&e| Some((e, spans.get(behind[e.index()]?)?.1)))
+            .filter_map(|&e| Some((e, out.get(behind[e.index()]?)?.end)))
             .max_by_key(|w| w.1);
         let ready = task
             .issued
             .max(stream_end[task.stream])
             .max(waited.map_or(0, |w| w.1));
+        // A task without a trace had nothing to do.
+        let (start, end) = span.unwrap_or((ready, ready));
         // The device's clock and the host's differ by a little: a task does not start before it could.
         let ready = ready.min(start);
         let free = task.comm.map_or(ready, |c| comm_end[c.index()].max(ready));
+        let end = end.max(start);
         stream_end[task.stream] = end;
         if let Some(c) = task.comm {
             comm_end[c.index()] = end;
@@ -199,7 +231,7 @@ fn join(tasks: &[Task], spans: &[(u64, u64)], behind: &[Option<usize>]) -> Vec<T
             ready,
             free: free.min(start),
             start,
-            end: end.max(start),
+            end,
             waited,
         });
     }
@@ -229,7 +261,7 @@ mod tests {
             task(2, 0, 30, &[0, 1]),
             task(3, 0, 500, &[]),
         ];
-        let spans = [(15, 100), (25, 200), (210, 300), (510, 520)];
+        let spans = [(15, 100), (25, 200), (210, 300), (510, 520)].map(Some);
         let times = join(&tasks, &spans, &[Some(0), Some(1)]);
         let ready: Vec<u64> = times.iter().map(|t| t.ready).collect();
         assert_eq!(ready, [10, 20, 200, 500]);
@@ -241,14 +273,16 @@ mod tests {
     fn a_collective_waits_for_its_communicator() {
         let mut tasks = [task(0, 0, 0, &[]), task(1, 1, 5, &[])];
         tasks.iter_mut().for_each(|t| t.comm = Some(CommId(0)));
-        let times = join(&tasks, &[(1, 50), (60, 70)], &[]);
+        let times = join(&tasks, &[Some((1, 50)), Some((60, 70))], &[]);
         assert_eq!((times[1].ready, times[1].free, times[1].start), (5, 50, 60));
     }
 
     #[test]
     fn clocks_that_differ_a_little_do_no_harm() {
-        let times = join(&[task(0, 0, 12, &[])], &[(10, 9)], &[]);
+        let times = join(&[task(0, 0, 12, &[])], &[Some((10, 9))], &[]);
         assert_eq!((times[0].issued, times[0].ready), (10, 10));
         assert_eq!((times[0].start, times[0].end), (10, 10));
+        let times = join(&[task(0, 0, 12, &[])], &[None], &[]);
+        assert_eq!((times[0].start, times[0].end), (12, 12));
     }
 }

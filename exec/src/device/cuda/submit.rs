@@ -16,6 +16,11 @@ pub(super) enum Refused {
     Words(FailureKind, String),
 }
 
+/// Times could not be taken.
+fn clock(what: String) -> Refused {
+    Refused::Words(FailureKind::Kernel, what)
+}
+
 impl From<Error> for Refused {
     fn from(e: Error) -> Self {
         Self::Driver(e)
@@ -92,12 +97,14 @@ impl CudaDevice {
             Command::Record { event, .. } => recorder.recorded(event, index),
             Command::Wait { event, .. } => recorder.waited(event, index),
             _ if command.is_task() => {
-                recorder.start(task, (index, raw), comm, issued)?;
-                self.issue(stream, command)?;
+                recorder
+                    .start(task, (index, raw), comm, issued)
+                    .map_err(clock)?;
+                let issued = self.issue(stream, command);
                 if let Some(recorder) = &mut self.recorder {
-                    recorder.end(raw)?;
+                    recorder.end(raw).map_err(clock)?;
                 }
-                return Ok(());
+                return issued;
             }
             _ => {}
         }

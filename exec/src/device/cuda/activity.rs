@@ -1,0 +1,205 @@
+//! CUPTI's activity records: when each kernel and copy of a pass ran, by the GPU's own clock and without anything between
+//! them on their stream.
+//!
+//! Work is told apart by correlation ids. A task's commands are issued within an external region that carries the task's
+//! label; CUPTI relates the label to the calls made in it, and those to what ran.
+
+use crate::device::abort::lock;
+use cudarc::cupti::result::{self as cupti, CuptiError, activity};
+use cudarc::cupti::sys::{
+    self, CUpti_ActivityExternalCorrelation, CUpti_ActivityKernel9, CUpti_ActivityKind as Kind,
+    CUpti_ActivityMemcpy6, CUpti_ActivityMemset4, CUpti_ExternalCorrelationKind as External,
+};
+use cudarc::driver::sys::CUcontext;
+use std::alloc::{Layout, alloc, dealloc};
+use std::collections::BTreeMap;
+use std::sync::{Mutex, OnceLock};
+
+/// Bytes of a buffer of records.
+const BUFFER: usize = 4 << 20;
+const LAYOUT: Layout = match Layout::from_size_align(BUFFER, 8) {
+    Ok(layout) => layout,
+    Err(_) => panic!("a power of two is an alignment"),
+};
+
+/// What is recorded: work, and the calls that relate it to labels.
+const KINDS: [Kind; 6] = [
+    Kind::CUPTI_ACTIVITY_KIND_CONCURRENT_KERNEL,
+    Kind::CUPTI_ACTIVITY_KIND_MEMCPY,
+    Kind::CUPTI_ACTIVITY_KIND_MEMSET,
+    Kind::CUPTI_ACTIVITY_KIND_DRIVER,
+    Kind::CUPTI_ACTIVITY_KIND_RUNTIME,
+    Kind::CUPTI_ACTIVITY_KIND_EXTERNAL_CORRELATION,
+];
+
+/// What buffers held. CUPTI serves the whole process, so this does too.
+static COLLECTED: Mutex<Collected> = Mutex::new(Collected {
+    labels: Vec::new(),
+    work: Vec::new(),
+});
+
+#[derive(Debug)]
+struct Collected {
+    /// Correlation and label.
+    labels: Vec<(u32, u64)>,
+    /// Correlation, start and end.
+    work: Vec<(u32, u64, u64)>,
+}
+
+/// Activity records of this process, while it lives. There is one at a time.
+#[derive(Debug)]
+pub(super) struct Activity {
+    /// Host clock minus CUPTI's, nanoseconds.
+    offset: i128,
+}
+
+fn words(e: CuptiError) -> String {
+    format!("CUPTI: {e:?}")
+}
+
+impl Activity {
+    /// Starts recording. `now` is the host's clock.
+    pub(super) fn start(now: impl Fn() -> u64) -> Result<Self, String> {
+        static REGISTERED: OnceLock<Result<(), String>> = OnceLock::new();
+        REGISTERED
+            .get_or_init(|| {
+                activity::register_callbacks(Some(request), Some(complete)).map_err(words)
+            })
+            .clone()?;
+        let mut collected = lock(&COLLECTED);
+        collected.labels.clear();
+        collected.work.clear();
+        drop(collected);
+        for kind in KINDS {
+            activity::enable(kind).map_err(words)?;
+        }
+        let mut theirs = 0;
+        // SAFETY: a number is written where we say.
+        unsafe { cupti::get_timestamp(&raw mut theirs) }.map_err(words)?;
+        Ok(Self {
+            offset: i128::from(now()) - i128::from(theirs),
+        })
+    }
+
+    /// What this thread enqueues from now on belongs to a label.
+    pub(super) fn enter(&self, label: u64) -> Result<(), String> {
+        let kind = External::CUPTI_EXTERNAL_CORRELATION_KIND_CUSTOM0;
+        activity::push_external_correlation_id(kind, label).map_err(words)
+    }
+
+    /// Until here.
+    pub(super) fn leave(&self) -> Result<(), String> {
+        let kind = External::CUPTI_EXTERNAL_CORRELATION_KIND_CUSTOM0;
+        let mut last = 0;
+        // SAFETY: a number is written where we say.
+        unsafe { activity::pop_external_correlation_id(kind, &raw mut last) }.map_err(words)
+    }
+
+    /// Start and end of each label's work, nanoseconds of the host's clock. The device is idle.
+    pub(super) fn spans(&self) -> Result<BTreeMap<u64, (u64, u64)>, String> {
+        const FORCED: u32 = 1;
+        activity::flush_all(FORCED).map_err(words)?;
+        let collected = lock(&COLLECTED);
+        let here = |t: u64| u64::try_from(i128::from(t) + self.offset).unwrap_or(0);
+        Ok(join(&collected)
+            .into_iter()
+            .map(|(label, (start, end))| (label, (here(start), here(end))))
+            .collect())
+    }
+}
+
+impl Drop for Activity {
+    fn drop(&mut self) {
+        for kind in KINDS {
+            // Nothing can be done about errors here.
+            let _ = activity::disable(kind);
+        }
+    }
+}
+
+/// First start and last end by label.
+fn join(collected: &Collected) -> BTreeMap<u64, (u64, u64)> {
+    let labels: BTreeMap<u32, u64> = collected.labels.iter().copied().collect();
+    let mut spans: BTreeMap<u64, (u64, u64)> = BTreeMap::new();
+    for &(correlation, start, end) in &collected.work {
+        let Some(&label) = labels.get(&correlation) else {
+            continue;
+        };
+        let span = spans.entry(label).or_insert((start, end));
+        *span = (span.0.min(start), span.1.max(end));
+    }
+    spans
+}
+
+/// CUPTI wants a buffer.
+unsafe extern "C" fn request(buffer: *mut *mut u8, size: *mut usize, records: *mut usize) {
+    // SAFETY: the layout has a size; CUPTI passes places for its three results. A null buffer drops records.
+    unsafe {
+        buffer.write(alloc(LAYOUT));
+        size.write(BUFFER);
+        records.write(0);
+    }
+}
+
+/// CUPTI returns one.
+unsafe extern "C" fn complete(_: CUcontext, _: u32, buffer: *mut u8, _: usize, valid: usize) {
+    if buffer.is_null() {
+        return;
+    }
+    let mut collected = lock(&COLLECTED);
+    let mut record: *mut sys::CUpti_Activity = std::ptr::null_mut();
+    // SAFETY: `valid` bytes of the buffer hold records; CUPTI walks them.
+    while unsafe { activity::get_next_record(buffer, valid, &raw mut record) }.is_ok() {
+        // SAFETY: a record starts with its kind, which is read as a number because there may be kinds that we do not know.
+        let kind = unsafe { record.cast::<u32>().read_unaligned() };
+        // SAFETY: the record has this kind's form; newer versions only append to it.
+        unsafe { collected.take(kind, record.cast()) };
+    }
+    drop(collected);
+    // SAFETY: allocated by `request`.
+    unsafe { dealloc(buffer, LAYOUT) };
+}
+
+impl Collected {
+    /// # Safety
+    /// A record of this kind.
+    unsafe fn take(&mut self, kind: u32, record: *const u8) {
+        /// Reads fields of a packed structure of C.
+        macro_rules! fields {
+            ($type:ty, $($field:ident),+) => {{
+                let it = record.cast::<$type>();
+                // SAFETY: the record is of this type.
+                unsafe { ($((&raw const (*it).$field).read_unaligned()),+) }
+            }};
+        }
+        let is = |k: Kind| kind == k as u32;
+        if is(Kind::CUPTI_ACTIVITY_KIND_CONCURRENT_KERNEL) {
+            let work = fields!(CUpti_ActivityKernel9, correlationId, start, end);
+            self.work.push(work);
+        } else if is(Kind::CUPTI_ACTIVITY_KIND_MEMCPY) {
+            let work = fields!(CUpti_ActivityMemcpy6, correlationId, start, end);
+            self.work.push(work);
+        } else if is(Kind::CUPTI_ACTIVITY_KIND_MEMSET) {
+            let work = fields!(CUpti_ActivityMemset4, correlationId, start, end);
+            self.work.push(work);
+        } else if is(Kind::CUPTI_ACTIVITY_KIND_EXTERNAL_CORRELATION) {
+            let label = fields!(CUpti_ActivityExternalCorrelation, correlationId, externalId);
+            self.labels.push(label);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_label_covers_all_of_its_work() {
+        let collected = Collected {
+            labels: vec![(1, 10), (2, 10), (3, 11)],
+            work: vec![(2, 50, 60), (1, 20, 30), (9, 0, 99), (3, 70, 80)],
+        };
+        let spans: Vec<_> = join(&collected).into_iter().collect();
+        assert_eq!(spans, [(10, (20, 60)), (11, (70, 80))]);
+    }
+}
