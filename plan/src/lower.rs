@@ -226,6 +226,7 @@ fn finish(cx: Cx<'_>, buffers: &TapeBuffers, sections: Vec<Section>) -> Program 
         instrs: cx.b.instrs,
         double_buffer_copies: if double_buffer { 2 } else { 0 },
         persist_on_alloc_fail: scenario.fsdp.persist_on_alloc_fail,
+        placement: Default::default(),
     }
 }
 

@@ -661,6 +661,9 @@ pub struct Program {
     pub double_buffer_copies: u32,
     /// Double buffer: keys that do not fit get a persistent buffer of their own.
     pub persist_on_alloc_fail: bool,
+    /// Where planned buffers lie; follows from the rest.
+    #[serde(skip)]
+    pub placement: crate::memory::Placement,
 }
 
 impl Program {

@@ -62,7 +62,11 @@ fn engine(c: &mut Criterion) {
 fn scenarios(c: &mut Criterion) {
     let mut group = c.benchmark_group("scenario");
     group.sample_size(20);
-    for name in ["llama3-8b-8xh100", "llama3-405b-1024xh100"] {
+    for name in [
+        "llama3-8b-4xh200",
+        "llama3-8b-8xh100",
+        "llama3-405b-1024xh100",
+    ] {
         let scenario = shardlab_plan::scenario::load(Path::new(name), &[]).expect("shipped");
         let program = shardlab_plan::plan(&scenario).expect("plans");
         let profile = hardware::load(&scenario.mesh.hardware).expect("shipped");

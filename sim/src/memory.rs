@@ -4,7 +4,7 @@ use crate::SimError;
 use crate::engine::Stall;
 use crate::host::{Action, HostCosts, SectionCode};
 use shardlab_plan::memory::{AllocError, Counters, Memory};
-use shardlab_plan::program::{InstrId, Op, Program, Role, Section, SectionKind, UnitId};
+use shardlab_plan::program::{InstrId, Op, Pool, Program, Role, Section, SectionKind, UnitId};
 use shardlab_plan::units::Bytes;
 
 /// What a pass did to memory.
@@ -18,6 +18,8 @@ pub(crate) struct PassMemory {
     /// Interruptions of the host.
     pub(crate) stalls: Vec<Stall>,
     retries: u32,
+    /// Everything that it allocated has one address for ever.
+    fixed: bool,
 }
 
 /// The peak of a run and what was allocated then.
@@ -61,7 +63,7 @@ impl<'a> MemoryRun<'a> {
         let units = program.units.len().max(1);
         Self {
             program,
-            memory: Memory::new(program, limit),
+            memory: Memory::of_whole_sections(program, limit),
             live: [0; Role::ALL.len()],
             live_by_unit: vec![0; units],
             counters: Counters::default(),
@@ -92,6 +94,7 @@ impl<'a> MemoryRun<'a> {
             end_allocated: 0,
             stalls: Vec::new(),
             retries: 0,
+            fixed: true,
         };
         if timeline {
             self.timeline.clear();
@@ -120,6 +123,7 @@ impl<'a> MemoryRun<'a> {
             }
             let now = self.memory.counters();
             let described = &self.program.buffers[buffer.index()];
+            pass.fixed &= matches!(described.pool, Pool::Planned | Pool::Host);
             let (role, unit) = (
                 described.role as usize,
                 described.unit.index().min(self.live_by_unit.len() - 1),
@@ -181,6 +185,26 @@ impl<'a> MemoryRun<'a> {
         self.retries = self.counters.retries;
         self.passes.push(pass);
         Ok(())
+    }
+
+    /// Adds a steady pass that does what the last one did, without performing it. `false` where that is not certain:
+    /// where an allocator decides anew each time.
+    pub(crate) fn repeat(&mut self, kinds: &[SectionKind]) -> bool {
+        let before = kinds[..self.passes.len()]
+            .iter()
+            .rposition(|k| *k == SectionKind::Steady);
+        let Some(before) = before.filter(|&i| self.passes[i..].iter().all(|p| p.fixed)) else {
+            return false;
+        };
+        if self.peak.pass == before {
+            self.peak.pass = self.passes.len();
+        }
+        self.passes.push(PassMemory {
+            stalls: Vec::new(),
+            retries: 0,
+            ..self.passes[before].clone()
+        });
+        true
     }
 
     /// Keeps the composition of a peak before memory shrinks again.

@@ -162,16 +162,19 @@ fn run_memory<'a>(
         .then(|| shardlab_plan::units::Bytes(profile.capacity().0.saturating_sub(outside.0)));
     let mut memory = MemoryRun::new(program, limit);
     let mut steady = 0;
-    for kind in memory::order(program, MEMORY_PASSES) {
+    let order = memory::order(program, MEMORY_PASSES);
+    for &kind in &order {
         let Some(i) = program.sections.iter().position(|s| s.kind == kind) else {
             continue;
         };
-        memory.pass(
-            &program.sections[i],
-            &sections[i],
-            host,
-            options.record && kind == SectionKind::Steady,
-        )?;
+        if kind != SectionKind::Steady || !memory.repeat(&order) {
+            memory.pass(
+                &program.sections[i],
+                &sections[i],
+                host,
+                options.record && kind == SectionKind::Steady,
+            )?;
+        }
         steady = if kind == SectionKind::Steady {
             steady + 1
         } else {

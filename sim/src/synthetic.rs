@@ -74,6 +74,7 @@ impl Builder {
             instrs: Vec::new(),
             double_buffer_copies: 0,
             persist_on_alloc_fail: false,
+            placement: Default::default(),
         };
         Self {
             program,

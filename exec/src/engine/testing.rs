@@ -82,6 +82,7 @@ impl Build {
                 instrs: vec![],
                 double_buffer_copies: 0,
                 persist_on_alloc_fail: false,
+                placement: Default::default(),
             },
             phase: Phase::Forward,
             micro_batch: 0,

@@ -2,10 +2,12 @@
 
 use super::caching::{BlockId, CachingAllocator};
 use super::double_buffer::DoubleBuffer;
-use super::pool::{PoolAllocator, PoolPlan, trace};
+use super::placement::Placement;
+use super::pool::{PoolAllocator, PoolPlan};
 use super::{AllocError, Allocator as _, Counters};
 use crate::program::{BufferId, Pool, Program, StreamId};
 use crate::units::Bytes;
+use std::sync::Arc;
 
 /// What a buffer holds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -45,6 +47,8 @@ pub struct Memory {
     double: Option<DoubleBuffer>,
     /// Memory of the double buffer's slots.
     copies: Vec<Option<BlockId>>,
+    /// Where each host buffer lies.
+    host: Vec<u64>,
     held: Vec<Held>,
     live: u32,
     peak: Peak,
@@ -55,23 +59,42 @@ const NO_SLOT: u32 = u32::MAX;
 /// Where addresses of host buffers start: above the caching allocator's, below the pool's.
 pub const HOST_BASE: u64 = 1 << 61;
 
-/// A host buffer's address: buffers lie one after another in the program's order, for ever.
-fn host_address(program: &Program, id: BufferId) -> u64 {
-    let before: u64 = program.buffers[..id.index()]
-        .iter()
-        .filter(|b| b.pool == Pool::Host)
-        .map(|b| b.bytes.round_up(512).0)
-        .sum();
-    HOST_BASE + before
+/// Addresses of host buffers: they lie one after another in the program's order, for ever. Empty if there are none.
+fn host_addresses(program: &Program) -> Vec<u64> {
+    if program.buffers.iter().all(|b| b.pool != Pool::Host) {
+        return Vec::new();
+    }
+    let mut next = HOST_BASE;
+    let address = |b: &crate::program::Buffer| {
+        let at = next;
+        if b.pool == Pool::Host {
+            next += b.bytes.round_up(512).0;
+        }
+        at
+    };
+    program.buffers.iter().map(address).collect()
 }
 
 impl Memory {
     /// Empty memory of a device that gives at most `capacity` bytes; plans the pool from the program's sections.
     #[must_use]
     pub fn new(program: &Program, capacity: Option<Bytes>) -> Self {
-        let uses = |pool| program.buffers.iter().any(|b| b.pool == pool);
-        let pool =
-            uses(Pool::Planned).then(|| PoolAllocator::new(PoolPlan::by_stream(trace(program))));
+        Self::with(program, capacity, PoolAllocator::new)
+    }
+
+    /// [`Memory::new`] for a caller that performs whole sections in the program's order, and nothing else: the planned
+    /// pool then need not look for conflicts, which its plan rules out.
+    #[must_use]
+    pub fn of_whole_sections(program: &Program, capacity: Option<Bytes>) -> Self {
+        Self::with(program, capacity, PoolAllocator::unguarded)
+    }
+
+    fn with(
+        program: &Program,
+        capacity: Option<Bytes>,
+        pool: impl FnOnce(Arc<PoolPlan>) -> PoolAllocator,
+    ) -> Self {
+        let pool = Placement::of(program).map(pool);
         let mut slot = Vec::new();
         if let Some(pool) = &pool {
             let of = |b: &crate::program::Buffer| match b.pool {
@@ -96,8 +119,13 @@ impl Memory {
             pool,
             slot,
             pool_too_large,
-            double: uses(Pool::DoubleBuffer).then(|| DoubleBuffer::new(program)),
+            double: program
+                .buffers
+                .iter()
+                .any(|b| b.pool == Pool::DoubleBuffer)
+                .then(|| DoubleBuffer::new(program)),
             copies: Vec::new(),
+            host: host_addresses(program),
             held: vec![Held::Nothing; program.buffers.len()],
             live: 0,
             peak: Peak {
@@ -132,7 +160,7 @@ impl Memory {
                 )
             }
             Pool::DoubleBuffer => self.take_copy(program, id)?,
-            Pool::Host => (Held::Host, host_address(program, id)),
+            Pool::Host => (Held::Host, self.host[id.index()]),
         };
         self.held[id.index()] = held;
         self.live += 1;

@@ -65,6 +65,7 @@ impl Fixture {
             instrs: vec![],
             double_buffer_copies: 0,
             persist_on_alloc_fail: false,
+            placement: Default::default(),
         };
         Self { program }
     }

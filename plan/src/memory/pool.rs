@@ -15,6 +15,7 @@ pub use plan::{PoolPlan, Slot};
 use super::sorted::SortedSet;
 use super::{AllocError, Allocator, Block, Counters, Request};
 use crate::units::Bytes;
+use std::sync::Arc;
 
 /// Where the pool's addresses start: above every address of the caching allocator.
 pub const POOL_BASE: u64 = 1 << 62;
@@ -24,18 +25,21 @@ pub const POOL_BASE: u64 = 1 << 62;
 /// A slot's bytes count as allocated while its key is live; the whole pool is reserved from the start.
 #[derive(Clone, Debug)]
 pub struct PoolAllocator {
-    plan: PoolPlan,
+    plan: Arc<PoolPlan>,
     /// Live slots: offset, end, index into the plan.
     live: SortedSet<(u64, u64, u32)>,
     /// What was requested of each live slot.
     requested: Vec<Option<Bytes>>,
     counters: Counters,
+    /// Whether calls may come in another order than in the trace, so that slots have to be compared.
+    guarded: bool,
 }
 
 impl PoolAllocator {
     /// An empty pool.
     #[must_use]
-    pub fn new(plan: PoolPlan) -> Self {
+    pub fn new(plan: impl Into<Arc<PoolPlan>>) -> Self {
+        let plan = plan.into();
         let counters = Counters {
             reserved: plan.total(),
             ..Counters::default()
@@ -45,6 +49,17 @@ impl PoolAllocator {
             requested: vec![None; plan.slots().len()],
             counters,
             plan,
+            guarded: true,
+        }
+    }
+
+    /// An empty pool for callers that do exactly what the plan's trace did: that no two live slots overlap then follows
+    /// from the plan, and only sizes and keys are looked at. [`Allocator::free`] finds nothing in it.
+    #[must_use]
+    pub(super) fn unguarded(plan: Arc<PoolPlan>) -> Self {
+        Self {
+            guarded: false,
+            ..Self::new(plan)
         }
     }
 
@@ -72,7 +87,7 @@ impl PoolAllocator {
         // An empty slot shares addresses with nobody, but its key may still be live.
         let conflict = if self.requested[index].is_some() {
             Some(entry)
-        } else if slot.bytes == Bytes::ZERO {
+        } else if slot.bytes == Bytes::ZERO || !self.guarded {
             None
         } else {
             let above = self
@@ -90,7 +105,7 @@ impl PoolAllocator {
                 holder: self.plan.slots()[holder as usize].key,
             });
         }
-        if slot.bytes > Bytes::ZERO {
+        if self.guarded && slot.bytes > Bytes::ZERO {
             self.live.insert(entry);
         }
         self.requested[index] = Some(bytes);
@@ -109,8 +124,10 @@ impl PoolAllocator {
             return false;
         };
         let slot = self.plan.slots()[index];
-        self.live
-            .remove(&(slot.offset, slot.offset + slot.bytes.0, index as u32));
+        if self.guarded {
+            self.live
+                .remove(&(slot.offset, slot.offset + slot.bytes.0, index as u32));
+        }
         self.counters.requested -= bytes;
         self.counters.allocated -= slot.bytes;
         true

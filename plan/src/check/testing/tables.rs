@@ -206,5 +206,6 @@ pub(super) fn program(shape: Shape) -> Program {
         instrs: vec![],
         double_buffer_copies: 0,
         persist_on_alloc_fail: false,
+        placement: Default::default(),
     }
 }
