@@ -10,8 +10,10 @@ mod completions;
 mod exec;
 mod explain;
 mod interrupt;
+mod keep;
 mod output;
 mod plan;
+mod runs;
 mod scenarios;
 mod schema;
 mod sim;
@@ -54,6 +56,8 @@ enum Command {
     Explain(explain::Args),
     /// Predict all combinations of some options
     Sweep(sweep::Args),
+    /// List, show, name and remove kept runs
+    Runs(runs::Args),
     /// Compare predictions with a table of measured runs
     Validate(validate::Args),
     /// Measure this machine, as a hardware profile for predictions
@@ -97,6 +101,7 @@ fn run(command: &Command, out: &mut Out) -> Result<Status, Failure> {
         Command::Check(args) => check::run(args, out),
         Command::Explain(args) => explain::run(args, out),
         Command::Sweep(args) => sweep::run(args, out),
+        Command::Runs(args) => runs::run(args, out),
         Command::Validate(args) => validate::run(args, out),
         Command::Calibrate(args) => calibrate::run(args, out),
         Command::Scenarios(args) => scenarios::run(args, out),

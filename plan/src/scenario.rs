@@ -28,6 +28,7 @@ mod tests;
 
 pub use error::{Position, ScenarioError};
 pub use keys::{Accept, HARDWARE, KeyInfo, SECTIONS, keys};
+pub use names::nearest;
 pub use schema::schema;
 pub use shipped::shipped;
 pub use sweep::{Axis, Sweep, SweepPoint, load_sweep, sweep_of};

@@ -9,9 +9,12 @@
 //! A [`RunView`] is everything a reader of a run needs without its program at hand; nothing here plans, simulates or
 //! executes.
 
+pub mod environment;
 pub mod stats;
+pub mod store;
 #[doc(hidden)]
 pub mod testing;
 pub mod view;
 
+pub use store::Store;
 pub use view::RunView;

@@ -7,6 +7,7 @@ mod work;
 
 pub use alive::{Alive, alive_at, largest, launched_after};
 pub use instr::InstrView;
+pub(crate) use instr::Names;
 pub use settings::{Difference, ScenarioView, differences};
 pub use work::{Work, bytes, flops, name};
 

@@ -6,6 +6,7 @@ mod report;
 
 use super::args::{One, plan};
 use super::interrupt;
+use super::keep::{Keep, with_source};
 use super::output::{Failure, Out, Status};
 use crate::trace;
 use progress::Progress;
@@ -16,6 +17,8 @@ use shardlab_exec::train::{
 };
 use shardlab_plan::record::Summary;
 use shardlab_plan::{Program, Scenario};
+use shardlab_reports::store::Id;
+use shardlab_reports::view::{RunView, Validation};
 use std::collections::BTreeMap;
 use std::fs::File;
 use std::path::PathBuf;
@@ -70,6 +73,8 @@ pub(super) struct Args {
     check_nan: bool,
     #[command(flatten)]
     device: device::DeviceArgs,
+    #[command(flatten)]
+    store: Keep,
 }
 
 #[derive(clap::ValueEnum, Clone, Copy, Debug)]
@@ -175,8 +180,11 @@ pub(super) fn run(args: &Args, out: &mut Out) -> Result<Status, Failure> {
         trace::write(&program, &outcome.run, file)
             .map_err(|e| Failure::run(format_args!("--trace {name}: {e}")))?;
     }
+    let kept = args
+        .store
+        .save(|| view_of(args, &scenario, &program, &outcome))?;
     if args.json {
-        out.json(&Object::new(&scenario, &program, &outcome))?;
+        out.json(&Object::new(&scenario, &program, &outcome, kept.as_ref()))?;
     } else {
         report::print(&scenario, &program, &outcome, out)?;
     }
@@ -187,6 +195,19 @@ pub(super) fn run(args: &Args, out: &mut Out) -> Result<Status, Failure> {
         return Ok(Status::RunFailed);
     }
     Ok(Status::Done)
+}
+
+fn view_of(args: &Args, scenario: &Scenario, program: &Program, outcome: &Outcome) -> RunView {
+    let view = RunView {
+        validations: outcome
+            .validations
+            .iter()
+            .map(|&(steps, loss)| Validation { steps, loss })
+            .collect(),
+        interrupted: outcome.interrupted,
+        ..RunView::new(&outcome.run, program, scenario)
+    };
+    with_source(view, &args.scenario.scenario, &args.scenario.overrides.set)
 }
 
 /// The run's summary, with what the summary has no place for.
@@ -206,15 +227,19 @@ struct Object {
     final_grad_norms: Option<BTreeMap<String, f64>>,
     /// Bytes by unit at the memory peak.
     memory_by_unit: BTreeMap<String, u64>,
+    /// Id of the kept run.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    run_id: Option<String>,
 }
 
 impl Object {
-    fn new(scenario: &Scenario, program: &Program, o: &Outcome) -> Self {
+    fn new(scenario: &Scenario, program: &Program, o: &Outcome, kept: Option<&Id>) -> Self {
         let mut summary = o.run.summary();
         let unit = &program.units[o.run.memory.at.unit.index()].name;
         summary.memory.at.insert("unit_name", unit.as_str().into());
         let named = |norms: &[f64]| named(scenario, program, norms);
         Self {
+            run_id: kept.map(Id::to_string),
             summary,
             resumed_from: o.resumed_from,
             interrupted: o.interrupted,

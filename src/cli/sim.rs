@@ -3,6 +3,7 @@
 pub(super) mod report;
 
 use super::args::{Overrides, load, profiles};
+use super::keep::{Keep, view_of};
 use super::output::{Failure, Out, Status};
 use super::table::Table;
 use crate::predict::{Prediction, predict};
@@ -10,6 +11,7 @@ use crate::trace;
 use serde::Serialize;
 use shardlab_plan::Scenario;
 use shardlab_plan::record::Summary;
+use shardlab_reports::store::Id;
 use shardlab_sim::Options;
 use std::collections::BTreeMap;
 use std::fs::File;
@@ -43,6 +45,8 @@ pub(super) struct Args {
     /// Simulate every rank, even where all are alike
     #[arg(long)]
     full_ranks: bool,
+    #[command(flatten)]
+    keep: Keep,
 }
 
 fn straggler(text: &str) -> Result<(u32, f64), String> {
@@ -91,8 +95,11 @@ pub(super) fn run(args: &Args, out: &mut Out) -> Result<Status, Failure> {
         if let Some(path) = &args.trace {
             write_trace(&prediction, path)?;
         }
+        let kept = args
+            .keep
+            .save(|| view_of(&prediction, &args.scenarios[i], &args.overrides.set))?;
         if args.json {
-            out.json(&Object::new(&prediction))?;
+            out.json(&Object::new(&prediction, kept.as_ref()))?;
         } else {
             if i > 0 {
                 out.blank()?;
@@ -171,10 +178,13 @@ struct Object {
     modelled_ms: BTreeMap<String, f64>,
     /// Why, in sentences.
     why: Vec<String>,
+    /// Id of the kept run.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    run_id: Option<String>,
 }
 
 impl Object {
-    fn new(p: &Prediction) -> Self {
+    fn new(p: &Prediction, kept: Option<&Id>) -> Self {
         let mut summary = p.run.summary();
         let unit = &p.program.units[p.run.memory.at.unit.index()].name;
         summary.memory.at.insert("unit_name", unit.as_str().into());
@@ -196,6 +206,7 @@ impl Object {
                 .map(|(n, t)| (n.clone(), t.ms()))
                 .collect(),
             why: crate::analysis::why::sentences(p),
+            run_id: kept.map(Id::to_string),
         }
     }
 }

@@ -5,10 +5,15 @@ mod write;
 
 use super::args::{Overrides, profiles};
 use super::interrupt;
+use super::keep::view_of;
 use super::output::{Failure, Out, Status};
+use crate::predict::Prediction;
 use points::{Outcome, evaluate};
 use shardlab_plan::scenario::sweep_of;
+use shardlab_reports::store::{Store, StoreError};
 use std::path::PathBuf;
+use std::sync::OnceLock;
+use std::sync::atomic::{AtomicUsize, Ordering};
 
 #[derive(clap::Args)]
 pub(super) struct Args {
@@ -29,6 +34,9 @@ pub(super) struct Args {
     /// Order of the table
     #[arg(long, value_enum, default_value_t = Sort::Axes)]
     sort: Sort,
+    /// Keep every point in this folder, without timelines; default: none is kept
+    #[arg(long, value_name = "DIR")]
+    store: Option<PathBuf>,
 }
 
 #[derive(clap::ValueEnum, Clone, Copy, Debug, PartialEq, Eq)]
@@ -47,13 +55,59 @@ enum Sort {
     Reserved,
 }
 
+/// Keeps the points of a sweep where that is asked for.
+struct Keeper<'a> {
+    args: &'a Args,
+    store: Option<Store>,
+    kept: AtomicUsize,
+    failed: OnceLock<StoreError>,
+}
+
+impl<'a> Keeper<'a> {
+    fn new(args: &'a Args) -> Self {
+        Self {
+            args,
+            store: args.store.as_ref().map(Store::at),
+            kept: AtomicUsize::new(0),
+            failed: OnceLock::new(),
+        }
+    }
+
+    fn keep(&self, p: &Prediction, settings: &[(String, String)]) {
+        let Some(store) = &self.store else { return };
+        let mut overrides = self.args.overrides.set.clone();
+        overrides.extend(settings.iter().map(|(key, value)| format!("{key}={value}")));
+        match store.save(&view_of(p, &self.args.scenario, &overrides)) {
+            Ok(_) => _ = self.kept.fetch_add(1, Ordering::Relaxed),
+            // The first reason is enough.
+            Err(e) => _ = self.failed.set(e),
+        }
+    }
+
+    fn end(self) -> Result<(), Failure> {
+        let Some(store) = &self.store else {
+            return Ok(());
+        };
+        if let Some(e) = self.failed.into_inner() {
+            return Err(Failure::bad_input(format_args!("--store {e}")));
+        }
+        let kept = self.kept.into_inner();
+        eprintln!("kept {kept} points in {}", store.dir().display());
+        Ok(())
+    }
+}
+
 pub(super) fn run(args: &Args, out: &mut Out) -> Result<Status, Failure> {
     interrupt::watch();
     let sweep =
         sweep_of(&args.scenario, &args.overrides.set, &args.axes).map_err(Failure::bad_input)?;
     let total = sweep.points.len();
     let axes = sweep.axes;
-    let outcomes = evaluate(sweep.points, &profiles());
+    let keeper = Keeper::new(args);
+    let outcomes = evaluate(sweep.points, &profiles(), &|p, settings| {
+        keeper.keep(p, settings);
+    });
+    keeper.end()?;
     let missing = outcomes
         .iter()
         .filter(|o| matches!(o, Outcome::Missing))

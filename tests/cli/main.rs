@@ -6,6 +6,7 @@ mod calibrate;
 mod exec;
 mod output;
 mod plan;
+mod runs;
 mod sim;
 mod sweep;
 mod trace;
@@ -17,7 +18,11 @@ use serde_json::Value;
 /// The binary, without the caller's colour settings.
 fn shardlab(args: &[&str]) -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_shardlab"));
-    command.args(args).env_remove("NO_COLOR");
+    // Runs are kept only by the tests about that.
+    command
+        .args(args)
+        .env_remove("NO_COLOR")
+        .env("SHARDLAB_STORE", "off");
     command
 }
 

@@ -4,10 +4,7 @@
 const LONGEST: usize = 64;
 
 /// The candidate nearest to `word`: by edit distance up to a third of its length, or else one that contains it.
-pub(crate) fn nearest<'c>(
-    word: &str,
-    candidates: impl IntoIterator<Item = &'c str>,
-) -> Option<&'c str> {
+pub fn nearest<'c>(word: &str, candidates: impl IntoIterator<Item = &'c str>) -> Option<&'c str> {
     let word = word.to_lowercase();
     let length = word.chars().count();
     if length == 0 || length > LONGEST {

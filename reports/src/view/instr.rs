@@ -42,6 +42,15 @@ pub(crate) struct Names {
 }
 
 impl Names {
+    /// Names by their index. Of equal ones the first is meant.
+    pub(crate) fn of(all: Vec<String>) -> Self {
+        let mut known = BTreeMap::new();
+        for (i, name) in all.iter().enumerate() {
+            known.entry(name.clone()).or_insert(i as u32);
+        }
+        Self { known, all }
+    }
+
     /// Index of a name.
     pub(crate) fn index(&mut self, name: &str) -> u32 {
         if let Some(&i) = self.known.get(name) {

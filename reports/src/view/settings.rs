@@ -55,6 +55,10 @@ impl ScenarioView {
 }
 
 fn flatten(path: &str, value: Value, into: &mut BTreeMap<String, String>) {
+    if let Some(text) = choice(path, &value) {
+        into.insert(path.to_owned(), text);
+        return;
+    }
     match value {
         Value::Null => {}
         Value::Object(fields) => {
@@ -69,6 +73,37 @@ fn flatten(path: &str, value: Value, into: &mut BTreeMap<String, String>) {
             into.insert(path.to_owned(), other.to_string());
         }
     }
+}
+
+/// Options that are words or numbers or lists, as a scenario file writes them.
+fn choice(path: &str, value: &Value) -> Option<String> {
+    let text = match path {
+        "fsdp.prefetch_forward" | "fsdp.prefetch_backward" => match value.get("depth") {
+            Some(depth) => depth.to_string(),
+            None => format!("{{ elements = {} }}", value.get("elements")?),
+        },
+        "fsdp.reshard_after_forward" => match value.as_str() {
+            Some("always") => "true".into(),
+            Some("never") => "false".into(),
+            Some(_) => return None,
+            None => value.get("group")?.to_string(),
+        },
+        "fsdp.units" => {
+            let patterns = value.get("patterns")?.as_array()?.iter().map(pattern);
+            Value::from(patterns.collect::<Option<Vec<_>>>()?).to_string()
+        }
+        "compile.cuda_graph" => value.get("scopes")?.to_string(),
+        _ => return None,
+    };
+    Some(text)
+}
+
+/// Globs joined by `+`, with `=keep` where the unit is not resharded.
+fn pattern(value: &Value) -> Option<String> {
+    let modules = value.get("modules")?.as_array()?;
+    let globs: Vec<&str> = modules.iter().filter_map(Value::as_str).collect();
+    let keep = value.get("keep")?.as_bool()?;
+    Some(globs.join("+") + if keep { "=keep" } else { "" })
 }
 
 /// An option that is not the same in all of several scenarios.
@@ -91,4 +126,53 @@ pub fn differences(all: &[&ScenarioView]) -> Vec<Difference> {
         })
         .filter(|d| d.values.windows(2).any(|w| w[0] != w[1]))
         .collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use shardlab_plan::scenario::parse;
+
+    fn view(options: &str) -> ScenarioView {
+        let text = format!(
+            "[model]\npreset = \"llama3-8b\"\n[mesh]\nhardware = \"h200-nvlink\"\ndp_shard = 4\n{options}"
+        );
+        ScenarioView::new(&parse("made", &text, &[]).unwrap())
+    }
+
+    #[test]
+    fn options_are_written_as_a_file_writes_them() {
+        let v = view(
+            "[fsdp]\nprefetch_forward = 0\nprefetch_backward = { elements = 5000 }\nreshard_after_forward = 2\n\
+             units = [\"layers.*\", \"norm+output=keep\"]\n",
+        );
+        for (key, value) in [
+            ("fsdp.prefetch_forward", "0"),
+            ("fsdp.prefetch_backward", "{ elements = 5000 }"),
+            ("fsdp.reshard_after_forward", "2"),
+            ("fsdp.units", r#"["layers.*","norm+output=keep"]"#),
+            ("mesh.dp_shard", "4"),
+        ] {
+            assert_eq!(
+                v.settings.get(key).map(String::as_str),
+                Some(value),
+                "{key}"
+            );
+        }
+    }
+
+    #[test]
+    fn differences_and_digests_agree() {
+        let (a, b) = (view(""), view("[fsdp]\nprefetch_forward = 0\n"));
+        assert_eq!(differences(&[&a, &a]), []);
+        let found = differences(&[&a, &b]);
+        assert_eq!(found.len(), 1);
+        assert_eq!(found[0].key, "fsdp.prefetch_forward");
+        assert_eq!(
+            found[0].values,
+            [Some("1".to_owned()), Some("0".to_owned())]
+        );
+        assert_eq!(a.digest, view("").digest);
+        assert_ne!(a.digest, b.digest);
+    }
 }

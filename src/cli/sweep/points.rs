@@ -47,8 +47,16 @@ impl Point {
     }
 }
 
-/// Predicts the points, in their order, until done or interrupted.
-pub(super) fn evaluate(points: Vec<SweepPoint>, profiles: &Profiles) -> Vec<Outcome> {
+/// What is called for each point that there is, with its settings.
+type Done<'a> = &'a (dyn Fn(&Prediction, &[(String, String)]) + Sync);
+
+/// Predicts the points, in their order, until done or interrupted; `done` is called for each that there is, with its
+/// settings.
+pub(super) fn evaluate(
+    points: Vec<SweepPoint>,
+    profiles: &Profiles,
+    done: Done<'_>,
+) -> Vec<Outcome> {
     let progress = progress(points.len() as u64);
     let outcomes = points
         .into_par_iter()
@@ -56,13 +64,15 @@ pub(super) fn evaluate(points: Vec<SweepPoint>, profiles: &Profiles) -> Vec<Outc
             if interrupt::requested() {
                 return Outcome::Missing;
             }
-            let settings = point.settings.into_iter().map(|(_, value)| value).collect();
+            let settings = point.settings;
             let outcome = point
                 .scenario
                 .map_err(PredictError::from)
                 .and_then(|scenario| predict_light(&scenario, profiles))
                 .map_or_else(Outcome::Failed, |p| {
-                    Outcome::Done(Box::new(Point::of(settings, &p)))
+                    done(&p, &settings);
+                    let values = settings.into_iter().map(|(_, value)| value).collect();
+                    Outcome::Done(Box::new(Point::of(values, &p)))
                 });
             progress.inc(1);
             outcome

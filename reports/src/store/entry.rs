@@ -1,0 +1,243 @@
+//! What lists, filters and queries know of a run: its summary file.
+
+use super::error::StoreError;
+use super::id::Id;
+use super::write::{GAPS, MEMORY, RUN, SPANS, SUMMARY};
+use crate::view::RunView;
+use serde::{Deserialize, Serialize};
+use serde_json::{Map, Value};
+use std::collections::BTreeMap;
+use std::fs;
+use std::path::Path;
+
+/// A run without its tables.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct Entry {
+    /// Id.
+    #[serde(serialize_with = "as_text")]
+    pub id: Id,
+    /// When it was kept: `YYYY-MM-DDTHH:MM:SSZ`.
+    pub created: String,
+    /// `sim` or `exec`.
+    pub kind: String,
+    /// Scenario.
+    pub scenario: String,
+    /// Policy.
+    pub policy: String,
+    /// Hardware profile or device.
+    pub hardware: String,
+    /// Ranks.
+    pub world_size: u64,
+    /// Digest of the program.
+    pub program_digest: String,
+    /// Digest of the options.
+    pub scenario_digest: String,
+    /// `section.key=VALUE` from the command line.
+    pub overrides: Vec<String>,
+    /// Options by `section.key`.
+    pub settings: BTreeMap<String, String>,
+    /// Environment.
+    pub environment: BTreeMap<String, String>,
+    /// Every number of the summary by its path in the JSON, for example `step_ms.median` or
+    /// `memory.peak_allocated_bytes`, and `loss.first`, `loss.last`, `spans`.
+    pub metrics: BTreeMap<String, f64>,
+}
+
+fn as_text<S: serde::Serializer>(id: &Id, to: S) -> Result<S::Ok, S::Error> {
+    to.serialize_str(id.as_str())
+}
+
+/// What the summary file adds to the JSON contract.
+#[derive(Serialize)]
+struct Added<'a> {
+    id: &'a str,
+    created: String,
+    scenario_digest: &'a str,
+    overrides: &'a [String],
+    settings: &'a BTreeMap<String, String>,
+    spans: usize,
+    interrupted: bool,
+}
+
+/// Content of the summary file: the JSON contract of a run, and what a list needs besides.
+pub(super) fn summary(id: &Id, view: &RunView) -> impl Serialize {
+    let added = Added {
+        id: id.as_str(),
+        created: id.created(),
+        scenario_digest: &view.scenario.digest,
+        overrides: &view.scenario.overrides,
+        settings: &view.scenario.settings,
+        spans: view.run.spans.len(),
+        interrupted: view.interrupted,
+    };
+    let mut all = Map::new();
+    let contract = serde_json::to_value(view.run.summary());
+    for part in [serde_json::to_value(added), contract] {
+        // Both are structs of plain values: they always become objects.
+        if let Ok(Value::Object(fields)) = part {
+            all.extend(fields);
+        }
+    }
+    all
+}
+
+/// The summary file as far as it is read back.
+#[derive(Deserialize)]
+struct File {
+    kind: String,
+    scenario: String,
+    policy: String,
+    hardware: String,
+    world_size: u64,
+    program_digest: String,
+    scenario_digest: String,
+    overrides: Vec<String>,
+    settings: BTreeMap<String, String>,
+    environment: BTreeMap<String, String>,
+    #[serde(flatten)]
+    rest: Map<String, Value>,
+}
+
+impl Entry {
+    pub(super) fn read(dir: &Path) -> Result<Self, StoreError> {
+        for name in [RUN, SPANS, MEMORY, GAPS] {
+            let path = dir.join(name);
+            fs::metadata(&path).map_err(|e| StoreError::io(&path, e))?;
+        }
+        let path = dir.join(SUMMARY);
+        let text = fs::read(&path).map_err(|e| StoreError::io(&path, e))?;
+        let file: File =
+            serde_json::from_slice(&text).map_err(|e| StoreError::invalid(&path, e))?;
+        let id = dir
+            .file_name()
+            .and_then(|n| Id::parse(n.to_str()?))
+            .ok_or_else(|| StoreError::invalid(dir, "the folder's name is no run id"))?;
+        let mut metrics = BTreeMap::new();
+        let losses = file.rest.get("losses").and_then(Value::as_array);
+        for (name, loss) in losses
+            .into_iter()
+            .flat_map(|l| [("loss.first", l.first()), ("loss.last", l.last())])
+        {
+            if let Some(x) = loss.and_then(Value::as_f64) {
+                metrics.insert(name.to_owned(), x);
+            }
+        }
+        for (key, value) in &file.rest {
+            numbers(key, value, &mut metrics);
+        }
+        metrics.remove("format");
+        Ok(Self {
+            created: id.created(),
+            id,
+            kind: file.kind,
+            scenario: file.scenario,
+            policy: file.policy,
+            hardware: file.hardware,
+            world_size: file.world_size,
+            program_digest: file.program_digest,
+            scenario_digest: file.scenario_digest,
+            overrides: file.overrides,
+            settings: file.settings,
+            environment: file.environment,
+            metrics,
+        })
+    }
+
+    /// A metric; NaN where the run has none of that name.
+    #[must_use]
+    pub fn metric(&self, name: &str) -> f64 {
+        self.metrics.get(name).copied().unwrap_or(f64::NAN)
+    }
+
+    /// What a filter or a grouping may ask for: a field, an option or a fact of the environment.
+    #[must_use]
+    pub fn field(&self, key: &str) -> Option<String> {
+        Some(match key {
+            "id" => self.id.to_string(),
+            "created" => self.created.clone(),
+            "kind" => self.kind.clone(),
+            "scenario" => self.scenario.clone(),
+            "policy" => self.policy.clone(),
+            "hardware" => self.hardware.clone(),
+            "world_size" => self.world_size.to_string(),
+            "digest" | "program_digest" => self.program_digest.clone(),
+            "scenario_digest" => self.scenario_digest.clone(),
+            _ => {
+                let own = self.settings.get(key).or_else(|| self.environment.get(key));
+                return own.cloned();
+            }
+        })
+    }
+
+    /// Fields that every run has.
+    pub const FIELDS: [&'static str; 9] = [
+        "id",
+        "created",
+        "kind",
+        "scenario",
+        "policy",
+        "hardware",
+        "world_size",
+        "program_digest",
+        "scenario_digest",
+    ];
+}
+
+/// The numbers in a value by their paths. Lists are series, not metrics.
+fn numbers(path: &str, value: &Value, into: &mut BTreeMap<String, f64>) {
+    match value {
+        Value::Number(n) => {
+            if let Some(x) = n.as_f64() {
+                into.insert(path.to_owned(), x);
+            }
+        }
+        Value::Object(fields) => {
+            for (key, value) in fields {
+                numbers(&format!("{path}.{key}"), value, into);
+            }
+        }
+        _ => {}
+    }
+}
+
+/// `KEY=VALUE` or `KEY!=VALUE`.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Term {
+    /// A field, an option or a fact of the environment.
+    pub key: String,
+    /// What it should be; for digests the beginning is enough.
+    pub value: String,
+    /// Whether it should be so.
+    pub equal: bool,
+}
+
+impl Term {
+    /// Reads a term.
+    ///
+    /// # Errors
+    /// When the text has no `=`.
+    pub fn parse(text: &str) -> Result<Self, String> {
+        let (key, value, equal) = match (text.split_once("!="), text.split_once('=')) {
+            (Some((k, v)), _) => (k, v, false),
+            (None, Some((k, v))) => (k, v, true),
+            (None, None) => {
+                return Err("KEY=VALUE or KEY!=VALUE is expected, for example kind=sim".into());
+            }
+        };
+        Ok(Self {
+            key: key.trim().to_owned(),
+            value: value.trim().to_owned(),
+            equal,
+        })
+    }
+
+    /// Whether a run is as the term asks. A key that the run does not have has no value.
+    #[must_use]
+    pub fn matches(&self, entry: &Entry) -> bool {
+        let digest = self.key.ends_with("digest") && !self.value.is_empty();
+        let same = entry
+            .field(&self.key)
+            .is_some_and(|found| found == self.value || digest && found.starts_with(&self.value));
+        same == self.equal
+    }
+}

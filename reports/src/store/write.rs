@@ -1,0 +1,202 @@
+//! Writing a run so that it is there in full or not at all.
+
+use super::entry::summary;
+use super::error::StoreError;
+use super::id::Id;
+use super::{Store, UNFINISHED, tables};
+use crate::environment;
+use crate::view::RunView;
+use serde::{Deserialize, Serialize};
+use std::fs::{self, File, TryLockError};
+use std::io::{BufWriter, ErrorKind, Write};
+use std::path::Path;
+use std::time::Duration;
+
+/// The rest of a run's view.
+pub(super) const RUN: &str = "run.json";
+/// What lists show.
+pub(super) const SUMMARY: &str = "summary.json";
+/// Spans.
+pub(super) const SPANS: &str = "spans.csv";
+/// Memory samples.
+pub(super) const MEMORY: &str = "memory.csv";
+/// Gaps of the compute stream.
+pub(super) const GAPS: &str = "gaps.csv";
+/// The scenario's text.
+const SCENARIO: &str = "scenario.toml";
+
+/// Names that are tried before giving up; two runs in one second share random digits once in 16 million times.
+const TRIES: u32 = 16;
+/// Age from which a folder whose writer has not even begun is taken for abandoned.
+const PATIENCE: Duration = Duration::from_secs(60);
+
+/// What `run.json` holds.
+#[derive(Serialize, Deserialize)]
+pub(super) struct Head<V> {
+    /// Sizes of the tables in bytes: a run whose tables have others is not whole.
+    pub(super) spans_bytes: u64,
+    /// Likewise.
+    pub(super) memory_bytes: u64,
+    /// Likewise.
+    pub(super) gaps_bytes: u64,
+    /// The view without what the tables hold.
+    pub(super) view: V,
+}
+
+pub(super) fn save(store: &Store, view: &RunView) -> Result<Id, StoreError> {
+    create_dir(&store.dir)?;
+    let mut view = view.clone();
+    for (key, value) in environment::facts() {
+        view.run.environment.entry(key).or_insert(value);
+    }
+    for _ in 0..TRIES {
+        let id = Id::now();
+        let unfinished = store.dir.join(format!("{UNFINISHED}{id}"));
+        match fs::create_dir(&unfinished) {
+            Ok(()) => {}
+            // Another writer chose the same name.
+            Err(e) if e.kind() == ErrorKind::AlreadyExists => continue,
+            Err(e) => return Err(StoreError::io(&unfinished, e)),
+        }
+        let result = write(&unfinished, &id, &view).and_then(|lock| {
+            let to = store.path(&id);
+            match fs::rename(&unfinished, &to) {
+                Ok(()) => {
+                    sync(&store.dir)?;
+                    drop(lock);
+                    Ok(Some(id))
+                }
+                Err(_) if to.exists() => Ok(None),
+                Err(e) => Err(StoreError::io(&to, e)),
+            }
+        });
+        match result {
+            Ok(Some(id)) => return Ok(id),
+            Ok(None) => _ = fs::remove_dir_all(&unfinished),
+            Err(e) => {
+                let _ = fs::remove_dir_all(&unfinished);
+                return Err(e);
+            }
+        }
+    }
+    Err(StoreError::invalid(&store.dir, "no free name was found"))
+}
+
+/// Writes and flushes everything; the returned file is locked, which tells others that its writer lives.
+fn write(dir: &Path, id: &Id, view: &RunView) -> Result<File, StoreError> {
+    let path = dir.join(RUN);
+    let failed = |e| StoreError::io(&path, e);
+    let head_file = File::create_new(&path).map_err(failed)?;
+    head_file.lock().map_err(failed)?;
+    let spans_bytes = table(dir, SPANS, |to| tables::write_spans(view, to))?;
+    let memory_bytes = table(dir, MEMORY, |to| tables::write_memory(view, to))?;
+    let gaps_bytes = table(dir, GAPS, |to| tables::write_gaps(view, to))?;
+    if !view.scenario.text.is_empty() {
+        file(dir, SCENARIO, view.scenario.text.as_bytes())?;
+    }
+    let json = |value: serde_json::Result<Vec<u8>>| {
+        value.map_err(|e| StoreError::invalid(dir, format!("JSON: {e}")))
+    };
+    let text = json(serde_json::to_vec_pretty(&summary(id, view)))?;
+    file(dir, SUMMARY, &text)?;
+    let head = Head {
+        spans_bytes,
+        memory_bytes,
+        gaps_bytes,
+        view: small(view),
+    };
+    let mut writer = BufWriter::new(&head_file);
+    writer
+        .write_all(&json(serde_json::to_vec(&head))?)
+        .and_then(|()| writer.flush())
+        .map_err(failed)?;
+    drop(writer);
+    head_file.sync_all().map_err(failed)?;
+    sync(dir)?;
+    Ok(head_file)
+}
+
+/// The view without what the tables hold.
+fn small(view: &RunView) -> RunView {
+    let mut in_tables: Vec<_> = view.run.spans.iter().map(|s| s.instr).collect();
+    in_tables.extend(view.run.memory.timeline.iter().map(|s| s.instr));
+    in_tables.sort_unstable();
+    let mut small = RunView {
+        instrs: view
+            .instrs
+            .iter()
+            .filter(|i| in_tables.binary_search(&i.id).is_err())
+            .copied()
+            .collect(),
+        ..view.clone()
+    };
+    small.run.spans.clear();
+    small.run.gaps.clear();
+    small.run.memory.timeline.clear();
+    small
+}
+
+fn table(
+    dir: &Path,
+    name: &str,
+    fill: impl FnOnce(&mut BufWriter<&File>) -> Result<(), csv::Error>,
+) -> Result<u64, StoreError> {
+    let path = dir.join(name);
+    let failed = |e| StoreError::io(&path, e);
+    let file = File::create_new(&path).map_err(failed)?;
+    let mut writer = BufWriter::with_capacity(1 << 18, &file);
+    fill(&mut writer).map_err(|e| failed(e.into()))?;
+    writer.flush().map_err(failed)?;
+    drop(writer);
+    file.sync_all().map_err(failed)?;
+    file.metadata().map(|m| m.len()).map_err(failed)
+}
+
+fn file(dir: &Path, name: &str, content: &[u8]) -> Result<(), StoreError> {
+    let path = dir.join(name);
+    let mut file = File::create_new(&path).map_err(|e| StoreError::io(&path, e))?;
+    file.write_all(content)
+        .and_then(|()| file.sync_all())
+        .map_err(|e| StoreError::io(&path, e))
+}
+
+/// Writes a small file in place of the one of that name, in one step.
+pub(super) fn replace(dir: &Path, name: &str, content: &[u8]) -> Result<(), StoreError> {
+    let unfinished = format!("{UNFINISHED}{}", Id::now());
+    file(dir, &unfinished, content)?;
+    let (from, to) = (dir.join(unfinished), dir.join(name));
+    fs::rename(&from, &to).map_err(|e| {
+        let _ = fs::remove_file(&from);
+        StoreError::io(&to, e)
+    })?;
+    sync(dir)
+}
+
+/// Makes a folder and those above it.
+pub(super) fn create_dir(dir: &Path) -> Result<(), StoreError> {
+    fs::create_dir_all(dir).map_err(|e| StoreError::io(dir, e))
+}
+
+/// Flushes a folder: the names in it survive a loss of power from here on.
+fn sync(dir: &Path) -> Result<(), StoreError> {
+    // Not every system lets a folder be opened; there the flush of the files has to do.
+    match File::open(dir) {
+        Ok(file) => file.sync_all().map_err(|e| StoreError::io(dir, e)),
+        Err(_) => Ok(()),
+    }
+}
+
+/// Whether an unfinished run's writer is gone: nobody holds the lock on its first file.
+pub(super) fn abandoned(dir: &Path) -> bool {
+    match File::open(dir.join(RUN)) {
+        Ok(file) => match file.try_lock() {
+            Ok(()) => true,
+            Err(TryLockError::WouldBlock | TryLockError::Error(_)) => false,
+        },
+        Err(_) => fs::metadata(dir)
+            .and_then(|m| m.modified())
+            .ok()
+            .and_then(|t| t.elapsed().ok())
+            .is_some_and(|age| age > PATIENCE),
+    }
+}

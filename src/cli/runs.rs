@@ -1,0 +1,62 @@
+//! `shardlab runs`: what is kept.
+
+mod filter;
+mod list;
+mod prune;
+mod query;
+mod show;
+
+use super::keep::From;
+use super::output::{Failure, Out, Status};
+use filter::Filter;
+use shardlab_reports::store::StoreError;
+
+#[derive(clap::Args)]
+pub(super) struct Args {
+    #[command(subcommand)]
+    verb: Option<Verb>,
+    #[command(flatten)]
+    filter: Filter,
+    #[command(flatten)]
+    from: From,
+    /// Newest first, and no more than N
+    #[arg(long, value_name = "N")]
+    last: Option<usize>,
+    /// Print one JSON object a run
+    #[arg(long, global = true)]
+    json: bool,
+}
+
+#[derive(clap::Subcommand)]
+enum Verb {
+    /// Show one run in full
+    Show(show::Args),
+    /// Give a run a name that stands for its id (again: the name moves to the new run)
+    Name(show::NameArgs),
+    /// Remove runs: by age, by number, by what they are
+    Prune(prune::Args),
+    /// Ask over many runs: group, join, quantiles, history of a metric, Parquet and CSV
+    Query(query::Args),
+}
+
+impl std::convert::From<StoreError> for Failure {
+    fn from(e: StoreError) -> Self {
+        Self::bad_input(e)
+    }
+}
+
+pub(super) fn run(args: &Args, out: &mut Out) -> Result<Status, Failure> {
+    if args.verb.is_some() && (!args.filter.is_empty() || args.last.is_some()) {
+        return Err(Failure::bad_input(
+            "filters stand behind the verb they are for, for example `shardlab runs prune --scenario NAME`",
+        ));
+    }
+    let store = args.from.store();
+    match &args.verb {
+        None => list::run(args, &store, out),
+        Some(Verb::Show(of)) => show::run(of, &store, args.json, out),
+        Some(Verb::Name(of)) => show::name(of, &store, out),
+        Some(Verb::Prune(of)) => prune::run(of, &store, args.json, out),
+        Some(Verb::Query(of)) => query::run(of, &store, args.json, out),
+    }
+}

@@ -1,0 +1,138 @@
+//! One run in full, and names for runs.
+
+use super::super::output::{Failure, Out, Status};
+use super::super::table::Table;
+use shardlab_plan::record::Cause;
+use shardlab_plan::units::Bytes;
+use shardlab_reports::RunView;
+use shardlab_reports::store::{Entry, Store};
+
+/// Rows of a breakdown.
+const SHOWN: usize = 8;
+
+#[derive(clap::Args)]
+pub(super) struct Args {
+    /// An id or its beginning, last, last~N, or a name
+    #[arg(value_name = "RUN")]
+    run: String,
+    /// Print the view of the run with its spans and memory samples as JSON
+    #[arg(long)]
+    full: bool,
+}
+
+#[derive(clap::Args)]
+pub(super) struct NameArgs {
+    /// An id or its beginning, last, last~N, or another name
+    #[arg(value_name = "RUN")]
+    run: String,
+    /// The name: letters, digits, `-`, `_`, `.`
+    #[arg(value_name = "NAME")]
+    name: String,
+}
+
+pub(super) fn name(args: &NameArgs, store: &Store, out: &mut Out) -> Result<Status, Failure> {
+    let id = store.resolve(&args.run)?;
+    store.name(&args.name, &id)?;
+    out.line(format_args!("{} = {id}", args.name))?;
+    Ok(Status::Done)
+}
+
+pub(super) fn run(
+    args: &Args,
+    store: &Store,
+    json: bool,
+    out: &mut Out,
+) -> Result<Status, Failure> {
+    let id = store.resolve(&args.run)?;
+    let entry = store.entry(&id)?;
+    if args.full {
+        out.json(&store.open(&id)?)?;
+        return Ok(Status::Done);
+    }
+    if json {
+        out.json(&entry)?;
+        return Ok(Status::Done);
+    }
+    let view = store.open(&id)?;
+    print(&entry, &view, store, out)?;
+    Ok(Status::Done)
+}
+
+fn print(entry: &Entry, view: &RunView, store: &Store, out: &mut Out) -> Result<(), Failure> {
+    let run = &view.run;
+    out.heading(format_args!(
+        "{} of {}: {} {} on {} x {}",
+        entry.id, entry.created, entry.kind, entry.scenario, entry.world_size, entry.hardware
+    ))?;
+    if !view.scenario.about.is_empty() {
+        out.paragraph(0, &view.scenario.about)?;
+    }
+    if !entry.overrides.is_empty() {
+        out.labelled("options", &entry.overrides.join(" "))?;
+    }
+    let ended = if view.interrupted {
+        ", stopped early"
+    } else {
+        ""
+    };
+    out.labelled(
+        "step",
+        &format!(
+            "{:.2} ms of {} samples   {:.0} tokens/s/GPU   MFU {:.1} %{ended}",
+            view.step_ms(),
+            run.step_samples.len(),
+            entry.metric("tokens_per_s_per_gpu"),
+            100.0 * run.mfu,
+        ),
+    )?;
+    let causes: Vec<String> = run
+        .exposed
+        .iter()
+        .filter(|(_, t)| t.0 > 0)
+        .map(|(c, t): (&Cause, _)| format!("{} {:.2}", c.name(), t.ms()))
+        .collect();
+    out.labelled(
+        "exposed",
+        &format!("{:.2} ms ({})", view.exposed_ms(), causes.join(", ")),
+    )?;
+    let m = &run.memory;
+    out.labelled(
+        "memory",
+        &format!(
+            "allocated {}, reserved {}, device {}; at the peak: {}",
+            m.peak_allocated,
+            m.peak_reserved,
+            m.peak_device,
+            roles(&m.by_role).join(", ")
+        ),
+    )?;
+    if let (Some(first), Some(last)) = (run.losses.first(), run.losses.last()) {
+        let steps = run.losses.len();
+        out.labelled("loss", &format!("{first:.6} to {last:.6} in {steps} steps"))?;
+    }
+    out.labelled(
+        "program",
+        &format!(
+            "{} ({} spans recorded), options {}",
+            view.program.digest,
+            run.spans.len(),
+            view.scenario.digest
+        ),
+    )?;
+    out.labelled("files", &store.path(&entry.id).display().to_string())?;
+    out.blank()?;
+    let mut table = Table::new(["environment", "value"]);
+    for (key, value) in &run.environment {
+        table.row([key.clone(), value.clone()]);
+    }
+    out.text(table)?;
+    Ok(())
+}
+
+fn roles(by_role: &[(shardlab_plan::program::Role, Bytes)]) -> Vec<String> {
+    by_role
+        .iter()
+        .take(SHOWN)
+        .map(|(role, bytes)| format!("{} {bytes}", role.name()))
+        .collect()
+}

@@ -1,0 +1,223 @@
+//! `shardlab runs`, and keeping runs.
+
+use crate::{assert_narrow, json, shardlab, stdout};
+use serde_json::Value;
+use std::fs;
+use std::path::Path;
+use std::process::{Command, Stdio};
+use std::time::Duration;
+use tempfile::TempDir;
+
+/// A store with a predicted run, one with another prefetch, a measured one and a named one.
+fn filled() -> (TempDir, String) {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("runs").to_str().unwrap().to_owned();
+    let sim = ["sim", "peers-tiny", "--store", &path];
+    shardlab(&sim).assert().success();
+    shardlab(&[&sim[..], &["--set", "fsdp.prefetch_forward=0"]].concat())
+        .assert()
+        .success();
+    let exec = ["exec", "llama-tiny", "--steps", "2", "--store", &path];
+    shardlab(&exec).assert().success();
+    (dir, path)
+}
+
+fn ids(path: &str, more: &[&str]) -> Vec<String> {
+    let args = [&["runs", "--json", "--store", path], more].concat();
+    let id = |v: &Value| v["id"].as_str().unwrap().to_owned();
+    json(&args).iter().map(id).collect()
+}
+
+fn refused(args: &[&str]) -> String {
+    let output = shardlab(args).assert().code(2);
+    String::from_utf8(output.get_output().stderr.clone()).unwrap()
+}
+
+#[test]
+fn runs_are_kept_listed_and_selected() {
+    let (_dir, path) = filled();
+    let list = stdout(&["runs", "--store", &path]);
+    assert_narrow(&list);
+    assert!(list.contains("prefetch"), "{list}");
+    let all = ids(&path, &[]);
+    assert_eq!(all.len(), 3);
+    let one = |more: &[&str]| {
+        let found = ids(&path, more);
+        assert_eq!(found.len(), 1, "{more:?}");
+        all.iter().position(|id| *id == found[0]).unwrap()
+    };
+    assert_eq!(one(&["--kind", "exec"]), 2);
+    assert_eq!(one(&["--scenario", "llama-tiny"]), 2);
+    assert_eq!(one(&["--where", "fsdp.prefetch_forward=0"]), 1);
+    assert_eq!(one(&["--last", "1"]), 2);
+    let digest = json(&["runs", "--store", &path, "--json"])[0]["program_digest"].clone();
+    assert_eq!(one(&["--digest", &digest.as_str().unwrap()[..6]]), 0);
+    assert_eq!(ids(&path, &["--until", "2020-01-01"]).len(), 0);
+    assert_eq!(ids(&path, &["--since", "2020-01-01"]).len(), 3);
+    let measured = &json(&["runs", "--store", &path, "--json", "--kind", "exec"])[0];
+    assert_eq!(
+        measured["metrics"]["loss.last"]
+            .as_f64()
+            .map(f64::is_finite),
+        Some(true)
+    );
+    assert!(measured["environment"]["cpus"].is_string());
+}
+
+#[test]
+fn a_kept_run_has_its_id_in_json_and_is_shown_by_any_beginning_of_it() {
+    let (_dir, path) = filled();
+    let run = &json(&["sim", "peers-tiny", "--json", "--store", &path])[0];
+    let id = run["run_id"].as_str().unwrap();
+    for name in [id, &id[19..], &id[19..24], "last"] {
+        let shown = &json(&["runs", "show", name, "--json", "--store", &path])[0];
+        assert_eq!(shown["id"], id);
+        assert_eq!(shown["metrics"]["step_ms.median"], run["step_ms"]["median"]);
+    }
+    let full = &json(&["runs", "show", id, "--full", "--store", &path])[0];
+    let spans = full["run"]["spans"].as_array().unwrap().len();
+    assert!(spans > 10);
+    let csv = fs::read_to_string(Path::new(&path).join(id).join("spans.csv")).unwrap();
+    assert_eq!(csv.lines().count(), spans + 1);
+    let text = stdout(&["runs", "show", "last", "--store", &path]);
+    assert_narrow(&text);
+    assert!(
+        text.contains("environment") && text.contains("exposed"),
+        "{text}"
+    );
+    stdout(&["runs", "name", "last", "main", "--store", &path]);
+    assert!(stdout(&["runs", "show", "main", "--store", &path]).contains(id));
+}
+
+#[test]
+fn mistyped_names_get_the_nearest_valid_one() {
+    let (_dir, path) = filled();
+    stdout(&["runs", "name", "last", "baseline", "--store", &path]);
+    let at = |args: &[&str]| refused(&[args, &["--store", &path]].concat());
+    let error = at(&["runs", "show", "baselin"]);
+    assert!(error.contains("nearest is `baseline`"), "{error}");
+    let error = at(&["runs", "--where", "fsdp.prefetch_foward=0"]);
+    assert!(
+        error.contains("nearest is `fsdp.prefetch_forward`"),
+        "{error}"
+    );
+    let error = at(&["runs", "--scenario", "peers-tny"]);
+    assert!(error.contains("nearest is `peers-tiny`"), "{error}");
+    let error = at(&["runs", "--since", "yesterday"]);
+    assert!(error.contains("2026-11-20"), "{error}");
+    let error = at(&["runs", "prune"]);
+    assert!(error.contains("--older-than"), "{error}");
+    let error = at(&["runs", "--kind", "sim", "prune", "--keep", "1"]);
+    assert!(error.contains("behind the verb"), "{error}");
+}
+
+#[test]
+fn pruning_says_first_and_spares_names() {
+    let (_dir, path) = filled();
+    let all = ids(&path, &[]);
+    stdout(&["runs", "name", &all[0], "main", "--store", &path]);
+    let prune = ["runs", "prune", "--json", "--store", &path];
+    let said = &json(&[&prune[..], &["--keep", "1", "--dry-run"]].concat())[0];
+    assert_eq!(said["removed"], serde_json::json!([all[1]]));
+    assert_eq!(said["named_and_kept"], 1);
+    assert_eq!(ids(&path, &[]).len(), 3);
+    let done = &json(&[&prune[..], &["--keep", "1"]].concat())[0];
+    assert_eq!(done["removed"], said["removed"]);
+    assert_eq!(ids(&path, &[]), [all[0].clone(), all[2].clone()]);
+    let none = &json(&[&prune[..], &["--older-than", "1"]].concat())[0];
+    assert_eq!(none["removed"], serde_json::json!([]));
+    let kind = &json(&[&prune[..], &["--kind", "exec"]].concat())[0];
+    assert_eq!(kind["removed"], serde_json::json!([all[2]]));
+}
+
+#[test]
+fn nothing_is_kept_without_wish_or_place() {
+    let dir = tempfile::tempdir().unwrap();
+    let here = |args: &[&str], variable: Option<&str>| {
+        let mut command = shardlab(args);
+        command.current_dir(dir.path()).env_remove("SHARDLAB_STORE");
+        if let Some(value) = variable {
+            command.env("SHARDLAB_STORE", value);
+        }
+        command.assert().success();
+    };
+    let sim = ["sim", "toy-linear"];
+    here(&["sim", "toy-linear", "--no-store"], None);
+    here(&sim, Some("off"));
+    here(
+        &[
+            "sweep",
+            "toy-linear",
+            "--axis",
+            "fsdp.prefetch_forward=[0, 1]",
+        ],
+        None,
+    );
+    assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 0);
+    here(&sim, None);
+    here(&sim, Some("elsewhere"));
+    for name in ["runs", "elsewhere"] {
+        let path = dir.path().join(name);
+        assert_eq!(ids(path.to_str().unwrap(), &[]).len(), 1);
+    }
+    // A file in the way: a warning, or an error where that very folder was asked for.
+    let file = dir.path().join("file");
+    fs::write(&file, "").unwrap();
+    let mut command = shardlab(&sim);
+    command.env("SHARDLAB_STORE", &file).assert().success();
+    let error = refused(&["sim", "toy-linear", "--store", file.to_str().unwrap()]);
+    assert!(error.contains("--store"), "{error}");
+}
+
+#[test]
+fn a_sweep_keeps_its_points_where_asked() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().to_str().unwrap();
+    let axis = "fsdp.prefetch_forward=[0, 1, 2]";
+    stdout(&["sweep", "peers-tiny", "--axis", axis, "--store", path]);
+    let runs = json(&["runs", "--json", "--store", path]);
+    let mut depths: Vec<&str> = runs
+        .iter()
+        .map(|r| r["settings"]["fsdp.prefetch_forward"].as_str().unwrap())
+        .collect();
+    depths.sort_unstable();
+    assert_eq!(depths, ["0", "1", "2"]);
+    assert!(
+        runs[0]["overrides"][0]
+            .as_str()
+            .unwrap()
+            .starts_with("fsdp.prefetch_forward=")
+    );
+}
+
+/// Writers that are killed at any instant leave whole runs and litter, nothing else.
+#[test]
+fn a_killed_writer_leaves_nothing_half() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().to_str().unwrap();
+    let names = ["peers-tiny"; 40];
+    for pause in [5, 20, 45, 80, 120] {
+        let mut child = Command::new(env!("CARGO_BIN_EXE_shardlab"))
+            .arg("sim")
+            .args(names)
+            .args(["--store", path])
+            .stdout(Stdio::null())
+            .stderr(Stdio::null())
+            .spawn()
+            .unwrap();
+        std::thread::sleep(Duration::from_millis(pause));
+        child.kill().unwrap();
+        child.wait().unwrap();
+        for id in ids(path, &[]) {
+            stdout(&["runs", "show", &id, "--full", "--store", path]);
+        }
+    }
+    // A folder without its first file may belong to a writer that has just begun, for a minute.
+    stdout(&["runs", "prune", "--unfinished", "--store", path]);
+    for entry in fs::read_dir(path).unwrap() {
+        let entry = entry.unwrap();
+        let name = entry.file_name().into_string().unwrap();
+        let begun = entry.path().join("run.json").exists();
+        assert!(!name.starts_with(".unfinished-") || !begun, "{name}");
+    }
+}
