@@ -80,7 +80,7 @@ pub struct CudaDevice {
     // What follows is dropped in this order: what uses the context before it.
     graphs: Vec<Option<Captured>>,
     collectives: Box<dyn Collectives>,
-    bodies: Box<dyn Bodies>,
+    bodies: Bodies,
     support: Support,
     events: Vec<Event>,
     streams: Vec<RawStream>,
@@ -131,13 +131,10 @@ impl CudaDevice {
     }
 
     fn write_hyper(&mut self, hyper: &Hyper) -> Result<(), Error> {
-        // SAFETY: a plain C value of so many bytes; the device is idle, so nothing reads the destination.
+        let block = bodies::settings_block(hyper);
+        // SAFETY: so many bytes of numbers; the device is idle, so nothing reads the destination.
         check("cuMemcpyHtoD", unsafe {
-            sys::cuMemcpyHtoD_v2(
-                self.own,
-                std::ptr::from_ref(hyper).cast(),
-                size_of::<Hyper>(),
-            )
+            sys::cuMemcpyHtoD_v2(self.own, block.as_ptr().cast(), size_of_val(&block))
         })
     }
 

@@ -9,6 +9,8 @@ use super::TrainError;
 use super::layout::StateLayout;
 use super::random::Sequence;
 use super::state::StateIo;
+use rayon::iter::{IndexedParallelIterator, ParallelIterator};
+use rayon::slice::ParallelSliceMut;
 use shardlab_plan::Program;
 use shardlab_plan::program::{ModuleKind, Param, ParamId};
 use shardlab_plan::scenario::Family;
@@ -38,9 +40,9 @@ pub fn from_seed(
 ) -> Result<(), TrainError> {
     for (p, param) in (0u32..).zip(&program.params) {
         let start = start(program, param, family);
-        let mut sequence = Sequence::new(seed, &param.name);
+        let sequence = Sequence::new(seed, &param.name);
         layout.set_weights(io, ParamId(p), &mut |elements| {
-            Ok(values(start, &mut sequence, elements))
+            Ok(values(start, &sequence, elements))
         })?;
     }
     Ok(())
@@ -73,19 +75,39 @@ fn start(program: &Program, param: &Param, family: Family) -> Start {
     }
 }
 
-fn values(start: Start, sequence: &mut Sequence, elements: Range<u64>) -> Vec<f32> {
+/// Elements that one thread makes at a time.
+const PIECE: u64 = 1 << 16;
+
+fn values(start: Start, sequence: &Sequence, elements: Range<u64>) -> Vec<f32> {
     let n = (elements.end - elements.start) as usize;
+    if let Start::Constant(v) = start {
+        return vec![v; n];
+    }
+    let mut all = vec![0.0; n];
+    // Values depend on their place alone, so pieces may be made in any order.
+    all.par_chunks_mut(PIECE as usize)
+        .enumerate()
+        .for_each(|(i, piece)| {
+            let from = elements.start + i as u64 * PIECE;
+            fill(start, sequence.clone(), from, piece);
+        });
+    all
+}
+
+fn fill(start: Start, mut sequence: Sequence, from: u64, piece: &mut [f32]) {
     match start {
-        Start::Constant(v) => vec![v; n],
+        Start::Constant(v) => piece.fill(v),
         Start::Normal(std) => {
-            sequence.seek(2 * elements.start);
-            (0..n).map(|_| (std * sequence.normal()) as f32).collect()
+            sequence.seek(2 * from);
+            piece
+                .iter_mut()
+                .for_each(|x| *x = (std * sequence.normal()) as f32);
         }
         Start::Uniform(bound) => {
-            sequence.seek(elements.start);
-            (0..n)
-                .map(|_| (bound * (2.0 * sequence.uniform() - 1.0)) as f32)
-                .collect()
+            sequence.seek(from);
+            piece
+                .iter_mut()
+                .for_each(|x| *x = (bound * (2.0 * sequence.uniform() - 1.0)) as f32);
         }
     }
 }

@@ -17,6 +17,12 @@ pub(super) struct DeviceArgs {
     /// First GPU to use; default: 0
     #[arg(long, value_name = "N")]
     gpu: Option<u32>,
+    /// Multiply float32 matrices on tensor cores, with about three decimal digits (GPUs)
+    #[arg(long)]
+    tf32: bool,
+    /// Do without cuDNN, even where it is there (GPUs)
+    #[arg(long)]
+    no_cudnn: bool,
     /// Issue captured scopes instruction by instruction
     #[arg(long)]
     no_graphs: bool,
@@ -79,6 +85,8 @@ impl DeviceArgs {
         let factory = CudaFactory::new(CudaOptions {
             library_path: self.library_path.clone(),
             first_gpu: self.gpu,
+            tf32: self.tf32,
+            no_cudnn: self.no_cudnn,
         });
         let world = World::alone(program);
         Ok(train_on(
@@ -94,7 +102,7 @@ impl DeviceArgs {
         _: RunOptions,
         _: &mut dyn Observer,
     ) -> Result<Outcome, Failure> {
-        let _ = (&self.library_path, self.gpu);
+        let _ = (&self.library_path, self.gpu, self.tf32, self.no_cudnn);
         Err(Failure::run(
             "no GPU can be used: this program was built without feature `cuda`",
         ))

@@ -1,38 +1,127 @@
-//! What the device asks of whoever has the kernels.
+//! The kernels of a rank's program, ready to launch.
 
 use super::context::Context;
-use super::driver::RawStream;
-use crate::operand::RawRange;
-use shardlab_plan::program::{InstrId, KernelId, Program};
+use super::driver::{RawStream, check};
+use super::libraries::Libraries;
+use crate::kernels::cuda::{Error, HyperBlock, Kernels, Options, hyper_block};
+use crate::operand::{Hyper, RawRange};
+use cudarc::driver::{CudaContext, sys};
+use shardlab_plan::program::{InstrId, Program};
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-/// Kernels of one rank's program.
-pub(crate) trait Bodies: Send {
-    /// Enqueues a kernel; capturable. `hyper` is the device address of the step's [`crate::Hyper`].
+/// How a rank's kernels compute.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) struct Settings {
+    /// Multiply float32 matrices on tensor cores with TF32.
+    pub(super) tf32: bool,
+    /// Without cuDNN, even where it is there.
+    pub(super) no_cudnn: bool,
+}
+
+/// See the module documentation. Workspaces are allocated when it is made, and nothing afterwards.
+pub(super) struct Bodies {
+    kernels: Kernels,
+    workspace: sys::CUdeviceptr,
+    workspace_bytes: u64,
+    settings: Settings,
+    context: Arc<Context>,
+}
+
+// SAFETY: handles of libraries that any one thread may use at a time; they are used by `&mut` only, with the context made
+// current before.
+unsafe impl Send for Bodies {}
+
+impl Bodies {
+    /// Compiles and chooses everything that the program launches.
+    pub(super) fn new(
+        context: &Arc<Context>,
+        program: &Arc<Program>,
+        settings: Settings,
+    ) -> Result<Self, String> {
+        let words = |e: Error| e.to_string();
+        let theirs = CudaContext::new(context.ordinal as usize).map_err(|e| format!("{e:?}"))?;
+        // SAFETY: no event of theirs has been recorded; streams are ours, and so is their order.
+        unsafe { theirs.disable_event_tracking() };
+        let libraries = Libraries::load(&[]).map_err(|e| e.to_string())?;
+        let options = Options {
+            libraries: libraries.folders().iter().map(|f| f.path.clone()).collect(),
+            tf32: settings.tf32,
+            cudnn: !settings.no_cudnn && libraries.has(super::Library::Cudnn),
+            ..Options::default()
+        };
+        let mut kernels = Kernels::new(theirs, Arc::clone(program), &options).map_err(words)?;
+        kernels.prepare().map_err(words)?;
+        let workspace_bytes = kernels.workspace_bytes();
+        let mut workspace = 0;
+        // SAFETY: the driver writes an address where it is told to; it is a multiple of 256.
+        check("cuMemAlloc", unsafe {
+            sys::cuMemAlloc_v2(&raw mut workspace, workspace_bytes.max(1) as usize)
+        })
+        .map_err(|e| format!("workspace of {workspace_bytes} bytes: {e}"))?;
+        // SAFETY: so many bytes were allocated, for these kernels alone.
+        unsafe { kernels.set_workspace(workspace) }.map_err(words)?;
+        Ok(Self {
+            kernels,
+            workspace,
+            workspace_bytes,
+            settings,
+            context: Arc::clone(context),
+        })
+    }
+
+    /// Enqueues a kernel; capturable. `hyper` is the device address of the step's settings.
     ///
     /// # Safety
     /// The promise of [`RawRange`], for device memory.
-    unsafe fn launch(
+    #[inline]
+    pub(super) unsafe fn launch(
         &mut self,
         instr: InstrId,
-        kernel: KernelId,
-        operands: (&[RawRange], &[RawRange]),
-        hyper: u64,
+        (reads, writes): (&[RawRange], &[RawRange]),
+        hyper: sys::CUdeviceptr,
         stream: RawStream,
-    ) -> Result<(), String>;
+    ) -> Result<(), String> {
+        // SAFETY: the caller's promise; one stream stands for each of the program's; the settings are written before the
+        // pass begins.
+        unsafe { self.kernels.launch(instr, reads, writes, hyper, stream.0) }
+            .map_err(|e| e.to_string())
+    }
 
     /// What kernels found wrong with their inputs (ids out of range); the device is idle.
-    fn fault(&mut self) -> Option<String>;
+    pub(super) fn fault(&mut self) -> Option<String> {
+        self.kernels.fault().unwrap_or_else(|e| Some(e.to_string()))
+    }
 
     /// Facts for the run's environment.
-    fn facts(&self) -> BTreeMap<String, String>;
+    pub(super) fn facts(&self) -> BTreeMap<String, String> {
+        let on = |b: bool| if b { "on" } else { "off" }.to_owned();
+        [
+            ("kernels.tf32", on(self.settings.tf32)),
+            ("kernels.cudnn", on(!self.settings.no_cudnn)),
+            ("kernels.workspace_bytes", self.workspace_bytes.to_string()),
+            (
+                "kernels.order",
+                "every sum has an order that depends on shapes alone".to_owned(),
+            ),
+        ]
+        .into_iter()
+        .map(|(k, v)| (k.to_owned(), v))
+        .collect()
+    }
 }
 
-/// Kernels of a program.
-pub(super) fn of(
-    _context: &Arc<Context>,
-    _program: &Arc<Program>,
-) -> Result<Box<dyn Bodies>, String> {
-    Err("this build has no kernels for GPUs".to_owned())
+/// A step's settings as kernels read them.
+pub(super) fn settings_block(hyper: &Hyper) -> HyperBlock {
+    hyper_block(hyper)
+}
+
+impl Drop for Bodies {
+    fn drop(&mut self) {
+        // SAFETY: allocated in `new`; nothing runs any more. Nothing can be done about errors here.
+        unsafe {
+            let _ = self.context.bind();
+            let _ = sys::cuMemFree_v2(self.workspace);
+        }
+    }
 }

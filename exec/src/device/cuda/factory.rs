@@ -1,6 +1,6 @@
 //! Devices for the ranks of a session.
 
-use super::bodies::Bodies;
+use super::bodies::{Bodies, Settings};
 use super::collectives::{Alone, Collectives};
 use super::context::{Context, gpus};
 use super::driver::{Event, check};
@@ -25,6 +25,10 @@ pub struct CudaOptions {
     pub library_path: Vec<PathBuf>,
     /// GPU of this process's first rank; its others follow. `None`: the first GPU.
     pub first_gpu: Option<u32>,
+    /// Multiply float32 matrices on tensor cores, with about three decimal digits.
+    pub tf32: bool,
+    /// Do without cuDNN, even where it is there.
+    pub no_cudnn: bool,
 }
 
 /// Makes CUDA devices.
@@ -69,7 +73,11 @@ impl CudaFactory {
         })
         .map_err(words)?;
         let options = &setup.options;
-        let bodies: Box<dyn Bodies> = super::bodies::of(&context, program)?;
+        let settings = Settings {
+            tf32: self.options.tf32,
+            no_cudnn: self.options.no_cudnn,
+        };
+        let bodies = Bodies::new(&context, program, settings)?;
         let collectives: Box<dyn Collectives> = Box::new(Alone::new(&context, program)?);
         Ok(CudaDevice {
             rank,

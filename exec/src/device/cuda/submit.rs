@@ -117,13 +117,13 @@ impl CudaDevice {
         match *command {
             Command::Launch {
                 instr,
-                kernel,
                 reads,
                 ref ranges,
+                ..
             } => {
                 let operands = ranges.split_at(reads as usize);
                 // SAFETY: the interpreter's promise on ranges that it submits.
-                unsafe { self.bodies.launch(instr, kernel, operands, self.own, raw) }
+                unsafe { self.bodies.launch(instr, operands, self.own, raw) }
                     .map_err(|e| Refused::Words(FailureKind::Kernel, e))?;
                 if self.nan_check {
                     self.check_nan(instr, operands.1, stream)?;
