@@ -156,6 +156,18 @@ pub struct Communicator {
     pub size: u32,
     /// Distance between neighbouring members in world rank.
     pub stride: u32,
+    /// Its collectives run on copy engines and hold no SMs.
+    #[serde(skip_serializing_if = "is_false")]
+    pub copy_engine: bool,
+}
+
+/// What is not so is not written: a program keeps the digest that it had before there was the choice.
+#[allow(
+    clippy::trivially_copy_pass_by_ref,
+    reason = "serde asks for a reference"
+)]
+fn is_false(x: &bool) -> bool {
+    !*x
 }
 
 /// What a buffer is for. Peaks are broken down by role.

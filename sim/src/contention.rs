@@ -76,7 +76,7 @@ impl Rules {
         match task.load {
             Load::Collective => {
                 let mut rate = ONE;
-                if p.kernels > 0 {
+                if p.kernels > 0 && !task.on_engines {
                     rate -=
                         self.loss_compute + mul(self.loss_bandwidth, p.kernel_bandwidth.min(ONE));
                 }
@@ -136,7 +136,7 @@ impl Pressure {
     pub(crate) fn add(&mut self, task: &Cost, idle: bool) {
         match task.load {
             Load::Collective => {
-                self.collectives += 1;
+                self.collectives += u32::from(!task.on_engines);
                 if !idle {
                     self.moves += 1;
                     self.nvlink += task.nvlink;
@@ -180,6 +180,7 @@ mod tests {
             bytes: 0,
             comm: 0,
             fills: true,
+            on_engines: false,
             measured: true,
         }
     }
@@ -209,6 +210,16 @@ mod tests {
         ]);
         assert!((r[0] - 108.0 / 132.0).abs() < 0.01, "{r:?}");
         assert!(r[1] < 0.9 && r[1] > 0.6, "{r:?}");
+    }
+
+    #[test]
+    fn copy_engines_take_no_sms() {
+        let product = task(Load::Compute, 0, 0);
+        let engines = Cost {
+            on_engines: true,
+            ..task(Load::Collective, ONE / 5, ONE)
+        };
+        assert_eq!(rates(&[product, engines]), [1.0, 1.0]);
     }
 
     #[test]

@@ -53,6 +53,8 @@ pub(crate) struct Cost {
     pub(crate) comm: u8,
     /// Fills the device: later kernels find no free SM.
     pub(crate) fills: bool,
+    /// A collective on copy engines: it holds no SMs and waits for none.
+    pub(crate) on_engines: bool,
     /// From measured rows.
     pub(crate) measured: bool,
 }
@@ -109,6 +111,7 @@ impl Costs {
                 bytes: 0,
                 comm: 0,
                 fills: false,
+                on_engines: false,
                 measured: false,
             });
         }
@@ -174,6 +177,7 @@ fn kernel_cost(kernel: &Kernel, profile: &Profile) -> Cost {
         nic: 0,
         bytes: 0,
         comm: 0,
+        on_engines: false,
         fills: fills && price.us >= profile.contention.start_wait_min_us,
         measured: price.measured,
     }

@@ -356,7 +356,7 @@ impl<'a> Rank<'a> {
         if first {
             self.streams[s].wanted = self.now;
         }
-        if cost.load == Load::Collective {
+        if cost.load == Load::Collective && !cost.on_engines {
             // Once its time has come it starts; before, it looks again whenever a kernel ends.
             let forced = !first && self.keys[s] <= self.now;
             let wait = if forced { 0 } else { self.wait_for_sms(s) };

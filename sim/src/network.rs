@@ -13,6 +13,8 @@ use shardlab_plan::units::Picos;
 pub(crate) struct Network<'a> {
     profile: &'a Profile,
     groups: Vec<Group>,
+    /// By communicator: its collectives run on copy engines.
+    engines: Vec<bool>,
 }
 
 impl<'a> Network<'a> {
@@ -23,7 +25,12 @@ impl<'a> Network<'a> {
             .iter()
             .map(|c| place(c, per_node, profile))
             .collect();
-        Self { profile, groups }
+        let engines = program.communicators.iter().map(|c| c.copy_engine);
+        Self {
+            profile,
+            groups,
+            engines: engines.collect(),
+        }
     }
 
     /// Cost of a collective.
@@ -52,6 +59,7 @@ impl<'a> Network<'a> {
             bytes: collective.bytes.0,
             comm: collective.comm.0,
             fills: false,
+            on_engines: self.engines[collective.comm.index()],
             measured: price.measured,
         }
     }
@@ -182,6 +190,7 @@ mod tests {
             axis: Axis::Shard,
             size,
             stride,
+            copy_engine: false,
         };
         let mut c = program.collectives[0].clone();
         c.kind = kind;

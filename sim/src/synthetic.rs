@@ -96,6 +96,7 @@ impl Builder {
             axis: Axis::Shard,
             size,
             stride,
+            copy_engine: false,
         };
         self.program.communicators.push(comm);
         CommId(self.program.communicators.len() as u8 - 1)

@@ -13,6 +13,7 @@ mod factory;
 mod graph;
 pub mod libraries;
 mod memory;
+pub mod nccl;
 mod record;
 mod staging;
 mod submit;

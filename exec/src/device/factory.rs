@@ -18,6 +18,9 @@ pub struct Setup {
     pub abort: Arc<Abort>,
     /// Ranks of this process and the way to the others, by which devices agree on communicators.
     pub world: World,
+    /// Number of the session among those of the run: equal on all processes, and part of the keys by which devices find
+    /// one another.
+    pub session: u32,
 }
 
 /// Makes the devices of the ranks that a process performs.

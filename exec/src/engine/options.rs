@@ -7,6 +7,33 @@ use shardlab_plan::units::Bytes;
 use std::sync::Arc;
 use std::time::Duration;
 
+/// How memory is made known to the library of collectives.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Registration {
+    /// Not at all.
+    #[default]
+    Off,
+    /// As buffers: collectives use them without copies through the library's own.
+    Buffer,
+    /// As symmetric windows.
+    Window,
+}
+
+impl Registration {
+    /// All of them.
+    pub const ALL: [Self; 3] = [Self::Off, Self::Buffer, Self::Window];
+
+    /// Name on the command line and in run records.
+    #[must_use]
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Off => "off",
+            Self::Buffer => "buffer",
+            Self::Window => "window",
+        }
+    }
+}
+
 /// How a session runs. The default is a plain run.
 #[derive(Clone, Debug)]
 pub struct ExecOptions {
@@ -30,6 +57,8 @@ pub struct ExecOptions {
     pub record: bool,
     /// Where ranks say what they are at, for whoever watches.
     pub live: Option<Arc<Live>>,
+    /// How devices make memory known to the library of collectives.
+    pub registration: Registration,
     /// Commands that a stream's queue holds.
     pub queue_depth: usize,
 }
@@ -47,6 +76,7 @@ impl Default for ExecOptions {
             grad_squares: false,
             record: false,
             live: None,
+            registration: Registration::default(),
             queue_depth: CpuOptions::default().queue_depth,
         }
     }

@@ -138,6 +138,7 @@ impl<D: Device> Session<D> {
             program,
             options: Arc::new(options),
             abort,
+            session: world.peers().next_session(),
             world,
         };
         setup.world.peers().watch(&setup.abort);
@@ -164,6 +165,7 @@ impl<D: Device> Session<D> {
             program,
             options: Arc::new(options),
             abort,
+            session: 0,
         };
         Self::begin(setup, devices)
     }
@@ -174,6 +176,7 @@ impl<D: Device> Session<D> {
             options,
             abort,
             world,
+            ..
         } = setup;
         let regions = plan_regions(&program, &options);
         let ranks = world

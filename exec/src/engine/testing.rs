@@ -28,6 +28,7 @@ impl Build {
             axis,
             size,
             stride,
+            copy_engine: false,
         };
         let stream = |kind| Stream { kind, priority: 0 };
         Self {
@@ -96,6 +97,7 @@ impl Build {
             axis: Axis::SubShard,
             size,
             stride: 1,
+            copy_engine: false,
         });
         CommId(self.p.communicators.len() as u8 - 1)
     }

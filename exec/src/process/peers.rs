@@ -2,6 +2,7 @@
 
 use crate::device::abort::{Abort, lock};
 use std::collections::BTreeMap;
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -22,6 +23,7 @@ pub enum PeerError {
 pub struct Peers {
     local: Mutex<BTreeMap<String, Vec<u8>>>,
     changed: Condvar,
+    sessions: AtomicU32,
     timeout: Duration,
 }
 
@@ -32,6 +34,7 @@ impl Peers {
         Self {
             local: Mutex::default(),
             changed: Condvar::new(),
+            sessions: AtomicU32::new(0),
             timeout: Duration::from_secs(60),
         }
     }
@@ -46,6 +49,11 @@ impl Peers {
     #[must_use]
     pub fn processes(&self) -> u32 {
         1
+    }
+
+    /// Numbers sessions: processes open the same ones in the same order.
+    pub(crate) fn next_session(&self) -> u32 {
+        self.sessions.fetch_add(1, Ordering::Relaxed)
     }
 
     /// Leaves `data` under `key` for whoever asks. A key is used once in a run.

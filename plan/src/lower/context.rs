@@ -276,6 +276,7 @@ impl<'a> Cx<'a> {
     pub(crate) fn communicators(&mut self, separate: bool) -> Comms {
         let (inner, outer) = (self.inner, self.outer);
         let b = &mut self.b;
+        let engines = self.scenario.fsdp.copy_engine_gather;
         let mut add = |name: &str, axis, size, stride| {
             (size > 1).then(|| {
                 b.add_communicator(Communicator {
@@ -283,6 +284,7 @@ impl<'a> Cx<'a> {
                     axis,
                     size,
                     stride,
+                    copy_engine: engines && matches!(name, "shard" | "sub_shard"),
                 })
             })
         };

@@ -183,6 +183,7 @@ fn norm<L: Lifecycle>(
                 axis,
                 size,
                 stride,
+                copy_engine: false,
             }),
         };
         let part = Part {

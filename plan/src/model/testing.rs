@@ -64,6 +64,7 @@ pub(crate) fn tiny(family: Family) -> Scenario {
             prefetch_backward: Prefetch::Implicit,
             reduce_in_flight: 1,
             async_reduce: true,
+            copy_engine_gather: false,
             separate_communicators: false,
             unify_comm_stream: false,
             allocator: AllocatorKind::Caching,

@@ -180,8 +180,11 @@ fn header(program: &Program, out: &mut String) {
         };
         let _ = writeln!(
             out,
-            "# communicator {i} {}: {} ranks, stride {}, axis {axis}",
-            c.name, c.size, c.stride
+            "# communicator {i} {}: {} ranks, stride {}, axis {axis}{}",
+            c.name,
+            c.size,
+            c.stride,
+            if c.copy_engine { ", copy engines" } else { "" }
         );
     }
     for (g, group) in program.groups.iter().enumerate() {

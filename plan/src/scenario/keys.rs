@@ -256,6 +256,7 @@ keys! {
     ReduceInFlight: "fsdp" "reduce_in_flight" [Integer(1, 64)] "(fsdp2: 1, others: 2)" "Gradient buffers that may be in flight";
     AsyncReduce: "fsdp" "async_reduce" [Bool] "true" "Reduce on a side stream";
     SeparateCommunicators: "fsdp" "separate_communicators" [Bool] "(native: true, others: false)" "All-gather and reduce-scatter use communicators of their own";
+    CopyEngineGather: "fsdp" "copy_engine_gather" [Bool] "false" "All-gathers run on copy engines and hold no SMs (NCCL 2.28: zero-CTA policy over symmetric windows)";
     UnifyCommStream: "fsdp" "unify_comm_stream" [Bool] "false" "One side stream for all-gather and reduce-scatter";
     Allocator: "fsdp" "allocator" [Choice(&["caching", "pool", "double_buffer", "temporary"])] "(native: \"pool\", others: \"caching\")" "Where full-size buffers come from";
     ExpandableSegments: "fsdp" "expandable_segments" [Bool] "true" "PyTorch allocator option of that name";

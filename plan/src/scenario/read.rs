@@ -321,6 +321,7 @@ fn fsdp(d: &Document, mesh: &Mesh) -> Result<Fsdp, ScenarioError> {
             .unwrap_or(if fsdp2 { 1 } else { 2 }),
         async_reduce: d.flag(Key::AsyncReduce).unwrap_or(true),
         separate_communicators: d.flag(Key::SeparateCommunicators).unwrap_or(native),
+        copy_engine_gather: d.flag(Key::CopyEngineGather).unwrap_or(false),
         unify_comm_stream: d.flag(Key::UnifyCommStream).unwrap_or(false),
         allocator: d
             .pick(

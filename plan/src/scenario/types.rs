@@ -312,6 +312,8 @@ pub struct Fsdp {
     pub async_reduce: bool,
     /// All-gather and reduce-scatter use communicators of their own.
     pub separate_communicators: bool,
+    /// All-gathers run on copy engines and hold no SMs.
+    pub copy_engine_gather: bool,
     /// One side stream for all-gather and reduce-scatter.
     pub unify_comm_stream: bool,
     /// Allocator of the transient buffers.

@@ -312,6 +312,32 @@ fn reduction(s: &Scenario, d: &Document) -> Checked {
         return Err(d.conflict(&keys, "`average_in_collective` divides gradients by the ranks, `per_token_loss` wants their sum")
             .with_help("set one of the two to false"));
     }
+    copy_engines(s, d)
+}
+
+fn copy_engines(s: &Scenario, d: &Document) -> Checked {
+    let (f, m) = (&s.fsdp, &s.mesh);
+    if !f.copy_engine_gather {
+        return Ok(());
+    }
+    if !f.separate_communicators {
+        let message = "`copy_engine_gather` is for a communicator that reduces nothing: copy engines cannot add";
+        return Err(d
+            .conflict(
+                &[Key::CopyEngineGather, Key::SeparateCommunicators],
+                message,
+            )
+            .with_help("set fsdp.separate_communicators = true"));
+    }
+    if m.dp_shard > m.gpus_per_node {
+        let message = format!(
+            "`copy_engine_gather` works within a node: dp_shard is {}, a node has {} GPUs",
+            m.dp_shard, m.gpus_per_node
+        );
+        return Err(d
+            .conflict(&[Key::CopyEngineGather, Key::DpShard], message)
+            .with_help("shard within the node (dp_outer over nodes), or leave it off"));
+    }
     Ok(())
 }
 

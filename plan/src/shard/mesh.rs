@@ -231,6 +231,7 @@ mod tests {
             axis,
             size,
             stride,
+            copy_engine: false,
         }
     }
 

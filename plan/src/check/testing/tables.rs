@@ -142,6 +142,7 @@ pub(super) fn program(shape: Shape) -> Program {
         axis: Axis::Shard,
         size: RANKS as u32,
         stride: 1,
+        copy_engine: false,
     };
     Program {
         meta: ProgramMeta {

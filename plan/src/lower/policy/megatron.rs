@@ -81,6 +81,7 @@ impl Megatron {
                 axis: Axis::World,
                 size,
                 stride: 1,
+                copy_engine: false,
             });
         }
         let flat = Flat::new(

@@ -107,6 +107,15 @@ fn impossible_combinations() {
             "fsdp.average_in_collective=true",
             "fsdp.per_token_loss=true",
         ],
+        &[
+            "fsdp.copy_engine_gather=true",
+            "fsdp.separate_communicators=false",
+        ],
+        &[
+            "fsdp.copy_engine_gather=true",
+            "mesh.dp_shard=16",
+            "mesh.gpus_per_node=8",
+        ],
         &["fsdp.placements.dp_shard=[\"flat\", \"replicate\", \"flat\"]"],
         &["fsdp.placements={ dp_outer = [\"flat\", \"flat\", \"flat\"] }"],
         &["fsdp.frozen=[\"layers 1\"]"],

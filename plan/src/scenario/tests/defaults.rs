@@ -53,6 +53,7 @@ fn defaults_of_the_native_policy() {
             reduce_in_flight: 2,
             async_reduce: true,
             separate_communicators: true,
+            copy_engine_gather: false,
             unify_comm_stream: false,
             allocator: AllocatorKind::Pool,
             expandable_segments: true,

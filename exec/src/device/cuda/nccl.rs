@@ -1,0 +1,457 @@
+//! Collectives of one rank through NCCL.
+//!
+//! Each communicator of the program that some collective uses becomes one of NCCL's, made in the program's order on every
+//! rank; several streams may use it. Everything that NCCL would make at a first use is made when ranks join, so that
+//! nothing but launches happens while a graph is captured.
+
+mod check;
+
+use crate::device::abort::{Abort, lock};
+use crate::engine::Registration as Mode;
+use crate::operand::RawRange;
+use crate::process::Peers;
+use half::f16;
+use nccl_rs::{
+    Communicator, Config, CtaPolicy, DataType, Nccl, PreMulSum, RedOp, Registration, Scalar,
+    Search, Stream, UniqueId, Watch, Window, WindowKind,
+};
+use shardlab_plan::Program;
+use shardlab_plan::program::{
+    Collective, CollectiveId, CollectiveKind, CommId, Communicator as PlanComm, ReduceOp,
+};
+use shardlab_plan::shard::mesh::{members, position};
+use shardlab_plan::units::DType;
+use std::collections::{BTreeMap, BTreeSet};
+use std::ffi::{CString, c_void};
+use std::path::PathBuf;
+use std::sync::{Arc, Mutex, OnceLock};
+use std::time::Duration;
+
+/// How long a thread inside a call may take to leave it when everything is aborted.
+const GRACE: Duration = Duration::from_secs(2);
+
+/// Finds and loads NCCL, once for the process. `folders` may hold the library itself.
+///
+/// # Errors
+/// In words: everything that was tried.
+pub fn library(folders: &[PathBuf]) -> Result<Nccl, String> {
+    static LOADED: OnceLock<Nccl> = OnceLock::new();
+    static LOADING: Mutex<()> = Mutex::new(());
+    let _one = lock(&LOADING);
+    if let Some(nccl) = LOADED.get() {
+        return Ok(nccl.clone());
+    }
+    let search = Search {
+        folders: folders.to_vec(),
+        ..Search::default()
+    };
+    let nccl = Nccl::load(&search).map_err(|e| e.to_string())?;
+    Ok(LOADED.get_or_init(|| nccl).clone())
+}
+
+/// What ranks need to join.
+#[derive(Clone, Debug)]
+pub struct Join<'a> {
+    /// The program.
+    pub program: &'a Arc<Program>,
+    /// This rank.
+    pub rank: u32,
+    /// Distinguishes the sessions of a run.
+    pub session: u32,
+    /// The way to the other ranks.
+    pub peers: &'a Peers,
+    /// Says when everything is to end.
+    pub abort: &'a Arc<Abort>,
+    /// How memory is made known to NCCL.
+    pub registration: Mode,
+}
+
+/// A communicator that this rank is a member of.
+struct Member {
+    comm: Communicator,
+    /// Place in it.
+    position: usize,
+    size: usize,
+    /// Whether all-gathers run on copy engines.
+    copy_engine: bool,
+    /// Sums with a factor, by element type and the factor's bits.
+    sums: BTreeMap<(i32, u64), PreMulSum>,
+    registrations: Vec<Registration>,
+    windows: Vec<Window>,
+}
+
+/// Collectives of one rank. See the module documentation.
+pub struct NcclCollectives {
+    nccl: Nccl,
+    program: Arc<Program>,
+    rank: u32,
+    /// By [`CommId`]; `None` where no collective uses the communicator.
+    members: Vec<Option<Member>>,
+    /// Descriptors whose first launch has been checked.
+    checked: Vec<bool>,
+    abort: Arc<Abort>,
+    registration: Mode,
+}
+
+impl NcclCollectives {
+    /// Joins the communicators of the program. The rank's CUDA context is current; all ranks call it at the same time,
+    /// each on a thread of its own.
+    ///
+    /// # Errors
+    /// In words.
+    pub fn join(nccl: &Nccl, join: &Join<'_>) -> Result<Self, String> {
+        let program = join.program;
+        let used: BTreeSet<usize> = program.collectives.iter().map(|c| c.comm.index()).collect();
+        let mut all = Vec::new();
+        for (i, comm) in program.communicators.iter().enumerate() {
+            if !used.contains(&i) {
+                all.push(None);
+                continue;
+            }
+            let member = Member::join(nccl, join, comm)
+                .map_err(|e| format!("communicator {}: {e}", comm.name))?;
+            all.push(Some(member));
+        }
+        let mut it = Self {
+            nccl: nccl.clone(),
+            checked: vec![false; program.collectives.len()],
+            program: Arc::clone(program),
+            rank: join.rank,
+            members: all,
+            abort: Arc::clone(join.abort),
+            registration: join.registration,
+        };
+        it.make_sums()?;
+        Ok(it)
+    }
+
+    fn make_sums(&mut self) -> Result<(), String> {
+        for c in &self.program.collectives {
+            let (ReduceOp::PremulSum(factor), Some(member)) =
+                (c.reduce, &mut self.members[c.comm.index()])
+            else {
+                continue;
+            };
+            let dtype = data_type(c.dtype);
+            let key = (dtype.0, factor.to_bits());
+            if member.sums.contains_key(&key) {
+                continue;
+            }
+            // The factor of the CPU's reductions is a float32 as well.
+            let factor = factor as f32;
+            let scalar = match c.dtype {
+                DType::F32 => Scalar::F32(factor),
+                DType::Bf16 => Scalar::bf16(factor),
+                DType::F16 => Scalar::F16(f16::from_f32(factor).to_bits()),
+                DType::I64 | DType::U8 => {
+                    return Err(format!("a sum of {} with a factor", c.dtype));
+                }
+            };
+            let sum = member.comm.pre_mul_sum(scalar).map_err(|e| e.to_string())?;
+            member.sums.insert(key, sum);
+        }
+        Ok(())
+    }
+
+    /// Makes memory known to NCCL, as the options say: device addresses and lengths, equal on all ranks.
+    ///
+    /// # Safety
+    /// The memory stays allocated as long as `self` lives.
+    ///
+    /// # Errors
+    /// In words.
+    pub unsafe fn register(&mut self, ranges: &[(u64, usize)]) -> Result<(), String> {
+        for member in self.members.iter_mut().flatten() {
+            let mode = if member.copy_engine {
+                Mode::Window
+            } else {
+                self.registration
+            };
+            for &(address, bytes) in ranges.iter().filter(|r| r.1 > 0) {
+                let ptr = std::ptr::without_provenance_mut::<c_void>(address as usize);
+                let words = |e: nccl_rs::Error| format!("{bytes} bytes at {address:#x}: {e}");
+                // SAFETY: the caller's promise; members go before the memory does.
+                unsafe {
+                    match mode {
+                        Mode::Off => {}
+                        Mode::Buffer => {
+                            let one = member.comm.register(ptr, bytes).map_err(words)?;
+                            member.registrations.push(one);
+                        }
+                        Mode::Window => {
+                            let one = member.comm.window(ptr, bytes, WindowKind::Symmetric);
+                            match one.map_err(words)? {
+                                Some(window) => member.windows.push(window),
+                                None if member.copy_engine => {
+                                    return Err(format!(
+                                        "NCCL makes no symmetric window of {bytes} bytes at {address:#x}, which all-gathers on copy engines need (CUDA virtual memory and peer access are prerequisites)"
+                                    ));
+                                }
+                                None => {}
+                            }
+                        }
+                    }
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Enqueues a collective. Several parts are one launch.
+    ///
+    /// # Safety
+    /// Ranges are live memory of the rank's device that nothing else touches until the work is done; the stream (a
+    /// `CUstream`) is the device's.
+    ///
+    /// # Errors
+    /// In words.
+    pub unsafe fn launch(
+        &mut self,
+        id: CollectiveId,
+        parts: &[(RawRange, RawRange)],
+        stream: *mut c_void,
+    ) -> Result<(), String> {
+        let c = &self.program.collectives[id.index()];
+        let Some(member) = &self.members[c.comm.index()] else {
+            return Err(format!("communicator {} was not joined", c.comm.index()));
+        };
+        if !self.checked[id.index()] {
+            check::parts(c.kind, c.dtype, member.position, member.size, parts)?;
+            self.checked[id.index()] = true;
+        }
+        let stream = Stream(stream);
+        let one = |part: &(RawRange, RawRange)| {
+            // SAFETY: the caller's promise; lengths have been checked against the kind.
+            unsafe { member.part(c, part, stream) }
+        };
+        let done = match parts {
+            [part] => one(part),
+            many => self.nccl.group(|| many.iter().try_for_each(one)),
+        };
+        done.map_err(|e| {
+            format!(
+                "rank {}, communicator {}: {e}",
+                self.rank,
+                self.program.communicators[c.comm.index()].name
+            )
+        })
+    }
+
+    /// Whether NCCL has met with an error on its own since.
+    ///
+    /// # Errors
+    /// In words.
+    pub fn poll(&self) -> Result<(), String> {
+        self.watch().poll()
+    }
+
+    /// What another thread may do meanwhile.
+    #[must_use]
+    pub fn watch(&self) -> NcclWatch {
+        let named = self.members.iter().zip(&self.program.communicators);
+        NcclWatch(
+            named
+                .filter_map(|(m, c)| Some((c.name.clone(), m.as_ref()?.comm.watch())))
+                .collect(),
+        )
+    }
+
+    /// NCCL's own estimate of a collective's time, where it has one; nothing is launched.
+    ///
+    /// # Safety
+    /// As [`NcclCollectives::launch`].
+    ///
+    /// # Errors
+    /// In words.
+    pub unsafe fn estimate(
+        &self,
+        id: CollectiveId,
+        parts: &[(RawRange, RawRange)],
+        stream: *mut c_void,
+    ) -> Result<Option<Duration>, String> {
+        let c = &self.program.collectives[id.index()];
+        let Some(member) = &self.members[c.comm.index()] else {
+            return Ok(None);
+        };
+        let all = || {
+            parts.iter().try_for_each(|part| {
+                // SAFETY: the caller's promise.
+                unsafe { member.part(c, part, Stream(stream)) }
+            })
+        };
+        self.nccl.simulate(all).map_err(|e| e.to_string())
+    }
+
+    /// Facts for the run's environment.
+    #[must_use]
+    pub fn facts(&self) -> BTreeMap<String, String> {
+        let mut facts = BTreeMap::from([
+            ("nccl".to_owned(), self.nccl.version().to_string()),
+            (
+                "nccl.library".to_owned(),
+                self.nccl.path().display().to_string(),
+            ),
+            (
+                "nccl.communicators".to_owned(),
+                self.members.iter().flatten().count().to_string(),
+            ),
+            (
+                "nccl.registration".to_owned(),
+                self.registration.name().to_owned(),
+            ),
+        ]);
+        // What changes NCCL's choices changes times and, across algorithms, the order of additions.
+        for (name, value) in std::env::vars().filter(|(n, _)| n.starts_with("NCCL_")) {
+            facts.insert(format!("env.{name}"), value);
+        }
+        facts
+    }
+}
+
+impl Drop for NcclCollectives {
+    fn drop(&mut self) {
+        if self.abort.aborted() {
+            // The other ranks will not come to take leave.
+            self.watch().abort();
+        }
+        // Registrations go before their communicators.
+        for member in self.members.iter_mut().flatten() {
+            member.registrations.clear();
+            member.windows.clear();
+            member.sums.clear();
+        }
+    }
+}
+
+/// The communicators of a rank, as another thread may see them.
+#[derive(Clone, Debug)]
+pub struct NcclWatch(Vec<(String, Watch)>);
+
+impl NcclWatch {
+    /// Whether NCCL has met with an error on its own.
+    ///
+    /// # Errors
+    /// In words, with the communicator's name.
+    pub fn poll(&self) -> Result<(), String> {
+        for (name, watch) in &self.0 {
+            watch
+                .poll()
+                .map_err(|e| format!("communicator {name}: {e}"))?;
+        }
+        Ok(())
+    }
+
+    /// Ends everything in flight. A communicator that a thread is stuck inside of is closed, and freed with the process.
+    pub fn abort(&self) {
+        for (_, watch) in &self.0 {
+            // There is nobody left to tell.
+            let _ = watch.abort(GRACE);
+        }
+    }
+}
+
+impl Member {
+    fn join(nccl: &Nccl, join: &Join<'_>, comm: &PlanComm) -> Result<Self, String> {
+        let ranks: Vec<u32> = members(comm, join.rank).collect();
+        let position = position(comm, join.rank);
+        let key = format!("nccl {} {} {}", join.session, comm.name, ranks[0]);
+        let id = if position == 0 {
+            let id = nccl.unique_id().map_err(|e| e.to_string())?;
+            let put = join.peers.put(&key, id.as_bytes().to_vec());
+            put.map_err(|e| e.to_string())?;
+            id
+        } else {
+            let bytes = join.peers.get(&key).map_err(|e| e.to_string())?;
+            let bytes = bytes.try_into().map_err(|b: Vec<u8>| {
+                format!("rank {} left {} bytes for an identity", ranks[0], b.len())
+            })?;
+            UniqueId::from_bytes(bytes)
+        };
+        let config = Config {
+            comm_name: CString::new(comm.name.as_str()).ok(),
+            cta_policy: comm.copy_engine.then_some(CtaPolicy::Zero),
+            ..Config::default()
+        };
+        let joined = Communicator::init(nccl, &id, ranks.len() as u32, position, config);
+        Ok(Self {
+            comm: joined.map_err(|e| e.to_string())?,
+            position: position as usize,
+            size: ranks.len(),
+            copy_engine: comm.copy_engine,
+            sums: BTreeMap::new(),
+            registrations: Vec::new(),
+            windows: Vec::new(),
+        })
+    }
+
+    fn op(&self, c: &Collective) -> Result<RedOp, nccl_rs::Error> {
+        Ok(match c.reduce {
+            ReduceOp::None | ReduceOp::Sum => RedOp::SUM,
+            ReduceOp::Avg => RedOp::AVG,
+            ReduceOp::PremulSum(factor) => {
+                let key = (data_type(c.dtype).0, factor.to_bits());
+                let sum = self.sums.get(&key).ok_or(nccl_rs::Error::Argument {
+                    call: "ncclRedOpCreatePreMulSum",
+                    what: format!("no sum with the factor {factor} was made"),
+                })?;
+                sum.op()
+            }
+        })
+    }
+
+    /// # Safety
+    /// As [`NcclCollectives::launch`]; the part has been checked.
+    unsafe fn part(
+        &self,
+        c: &Collective,
+        (input, output): &(RawRange, RawRange),
+        stream: Stream,
+    ) -> Result<(), nccl_rs::Error> {
+        let (dtype, element) = (data_type(c.dtype), c.dtype.size() as usize);
+        let (from, to) = (input.ptr.cast::<c_void>().cast_const(), output.ptr.cast());
+        if input.bytes == 0 && output.bytes == 0 {
+            return Ok(());
+        }
+        let comm = &self.comm;
+        // SAFETY: the caller's promise; counts are those of the checked lengths.
+        unsafe {
+            match c.kind {
+                CollectiveKind::AllGather => {
+                    comm.all_gather(from, to, input.bytes / element, dtype, stream)
+                }
+                CollectiveKind::ReduceScatter => {
+                    let count = output.bytes / element;
+                    comm.reduce_scatter(from, to, count, dtype, self.op(c)?, stream)
+                }
+                CollectiveKind::AllReduce => {
+                    let count = input.bytes / element;
+                    comm.all_reduce(from, to, count, dtype, self.op(c)?, stream)
+                }
+                CollectiveKind::Broadcast => {
+                    comm.broadcast(from, to, input.bytes / element, dtype, 0, stream)
+                }
+                CollectiveKind::AllToAll => {
+                    let count = input.bytes / element / self.size;
+                    comm.all_to_all(from, to, count, dtype, stream)
+                }
+            }
+        }
+    }
+}
+
+/// Which communicators of a program NCCL would have to make.
+#[must_use]
+pub fn needed(program: &Program) -> bool {
+    let size = |c: CommId| program.communicators[c.index()].size;
+    program.collectives.iter().any(|c| size(c.comm) > 1)
+}
+
+fn data_type(dtype: DType) -> DataType {
+    match dtype {
+        DType::F32 => DataType::F32,
+        DType::Bf16 => DataType::BF16,
+        DType::F16 => DataType::F16,
+        DType::I64 => DataType::I64,
+        DType::U8 => DataType::U8,
+    }
+}

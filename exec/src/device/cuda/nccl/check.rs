@@ -1,0 +1,89 @@
+//! Whether a collective's ranges are what its kind needs: NCCL is given one length and trusts it.
+
+use crate::operand::RawRange;
+use shardlab_plan::program::CollectiveKind;
+use shardlab_plan::units::DType;
+
+/// Checks the parts of the member at `position` of `n`.
+pub(super) fn parts(
+    kind: CollectiveKind,
+    dtype: DType,
+    position: usize,
+    n: usize,
+    parts: &[(RawRange, RawRange)],
+) -> Result<(), String> {
+    let element = dtype.size() as usize;
+    for (p, (input, output)) in parts.iter().enumerate() {
+        let (i, o) = (input.bytes, output.bytes);
+        let fits = match kind {
+            CollectiveKind::AllGather => o == n * i,
+            CollectiveKind::ReduceScatter => i == n * o,
+            CollectiveKind::AllReduce | CollectiveKind::Broadcast => i == o,
+            CollectiveKind::AllToAll => i == o && i.is_multiple_of(n * element),
+        };
+        if !fits || !i.is_multiple_of(element) || !o.is_multiple_of(element) {
+            return Err(format!(
+                "part {p} of {}: {i} bytes in and {o} bytes out of {dtype} do not fit {n} ranks",
+                kind.name()
+            ));
+        }
+        if overlap(input, output) && !in_place(kind, position, input, output) {
+            return Err(format!(
+                "part {p} of {}: input and output overlap other than in place",
+                kind.name()
+            ));
+        }
+    }
+    Ok(())
+}
+
+fn overlap(a: &RawRange, b: &RawRange) -> bool {
+    let (x, y) = (a.ptr.addr(), b.ptr.addr());
+    a.bytes > 0 && b.bytes > 0 && x < y + b.bytes && y < x + a.bytes
+}
+
+fn in_place(kind: CollectiveKind, position: usize, input: &RawRange, output: &RawRange) -> bool {
+    let (i, o) = (input.ptr.addr(), output.ptr.addr());
+    match kind {
+        CollectiveKind::AllGather => i == o + position * input.bytes,
+        CollectiveKind::ReduceScatter => o == i + position * output.bytes,
+        // NCCL's exchange has no staging copy.
+        CollectiveKind::AllToAll => false,
+        CollectiveKind::AllReduce | CollectiveKind::Broadcast => i == o,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use CollectiveKind::{AllGather, AllReduce, AllToAll, ReduceScatter};
+
+    fn at(address: usize, bytes: usize) -> RawRange {
+        RawRange {
+            ptr: std::ptr::without_provenance_mut(address),
+            bytes,
+            dtype: DType::F32,
+        }
+    }
+
+    #[test]
+    fn lengths_and_places() {
+        let ok = |kind, position, input, output| {
+            parts(kind, DType::F32, position, 4, &[(input, output)]).is_ok()
+        };
+        assert!(ok(AllGather, 2, at(0x1000, 16), at(0x2000, 64)));
+        assert!(!ok(AllGather, 2, at(0x1000, 16), at(0x2000, 60)));
+        // In place is one address, and it is the rank's.
+        assert!(ok(AllGather, 2, at(0x1020, 16), at(0x1000, 64)));
+        assert!(!ok(AllGather, 1, at(0x1020, 16), at(0x1000, 64)));
+        assert!(ok(ReduceScatter, 3, at(0x1000, 64), at(0x1030, 16)));
+        assert!(!ok(ReduceScatter, 3, at(0x1000, 64), at(0x1000, 16)));
+        assert!(ok(AllReduce, 0, at(0x1000, 64), at(0x1000, 64)));
+        assert!(!ok(AllReduce, 0, at(0x1000, 64), at(0x1004, 64)));
+        assert!(ok(AllToAll, 0, at(0x1000, 64), at(0x1040, 64)));
+        assert!(!ok(AllToAll, 0, at(0x1000, 64), at(0x1000, 64)));
+        assert!(!ok(AllToAll, 0, at(0x1000, 72), at(0x2000, 72)));
+        // Not whole elements.
+        assert!(!ok(AllReduce, 0, at(0x1000, 6), at(0x2000, 6)));
+    }
+}
