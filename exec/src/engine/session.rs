@@ -179,11 +179,21 @@ impl<D: Device> Session<D> {
             ..
         } = setup;
         let regions = plan_regions(&program, &options);
-        let ranks = world
-            .local()
-            .zip(devices)
-            .map(|(id, device)| Rank::new(id, &program, &options, &abort, device, &regions))
-            .collect::<Result<Vec<_>, _>>()?;
+        let new = |id, device| Rank::new(id, &program, &options, &abort, device, &regions);
+        let new = &new;
+        // Devices of different ranks may have to meet when they make their memory known.
+        let ranks = std::thread::scope(|scope| {
+            let made: Vec<_> = world
+                .local()
+                .zip(devices)
+                .map(|(id, device)| scope.spawn(move || new(id, device)))
+                .collect();
+            let joined = made.into_iter().map(|t| match t.join() {
+                Ok(rank) => rank,
+                Err(panic) => Err(ExecError::Device(panic_text(&*panic))),
+            });
+            joined.collect::<Result<Vec<_>, _>>()
+        })?;
         let mut session = Self {
             log: Log::default(),
             program,

@@ -2,6 +2,7 @@
 
 use super::context::Context;
 use super::driver::{RawStream, check};
+use super::nccl::NcclCollectives;
 use super::support::Support;
 use crate::operand::RawRange;
 use cudarc::driver::sys;
@@ -11,7 +12,8 @@ use std::sync::Arc;
 
 /// Collectives of one rank.
 pub(crate) trait Collectives: Send {
-    /// Tells which memory collectives will use: device addresses and lengths. Called once, before anything else.
+    /// Tells which memory collectives will use: device addresses and lengths, which stay allocated until this is dropped.
+    /// Called once, before anything else, on all ranks at the same time.
     ///
     /// # Errors
     /// In words.
@@ -48,15 +50,8 @@ pub(crate) struct Alone {
 }
 
 impl Alone {
-    /// Fails for a program with larger communicators.
+    /// For a program none of whose collectives needs another rank.
     pub(crate) fn new(context: &Arc<Context>, program: &Arc<Program>) -> Result<Self, String> {
-        let large = program.communicators.iter().find(|c| c.size > 1);
-        if let Some(c) = large {
-            return Err(format!(
-                "communicator {} has {} ranks, and this device knows no others",
-                c.name, c.size
-            ));
-        }
         Ok(Self {
             program: Arc::clone(program),
             support: Support::new(context)?,
@@ -112,5 +107,34 @@ impl Collectives for Alone {
 
     fn facts(&self) -> BTreeMap<String, String> {
         BTreeMap::new()
+    }
+}
+
+impl Collectives for NcclCollectives {
+    fn register(&mut self, ranges: &[(u64, usize)]) -> Result<(), String> {
+        // SAFETY: the device drops its collectives before its arena.
+        unsafe { Self::register(self, ranges) }
+    }
+
+    fn launch(
+        &mut self,
+        id: CollectiveId,
+        parts: &[(RawRange, RawRange)],
+        stream: RawStream,
+    ) -> Result<(), String> {
+        // SAFETY: the interpreter's promise on ranges that it submits; the stream is the device's.
+        unsafe { Self::launch(self, id, parts, stream.0.cast()) }
+    }
+
+    fn poll(&mut self) -> Result<(), String> {
+        Self::poll(self)
+    }
+
+    fn abort(&mut self) {
+        self.watch().abort();
+    }
+
+    fn facts(&self) -> BTreeMap<String, String> {
+        Self::facts(self)
     }
 }

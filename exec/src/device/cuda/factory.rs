@@ -4,7 +4,9 @@ use super::bodies::{Bodies, Settings};
 use super::collectives::{Alone, Collectives};
 use super::context::{Context, gpus};
 use super::driver::{Event, check};
+use super::libraries::Libraries;
 use super::memory::Pinned;
+use super::nccl::{self, NcclCollectives};
 use super::staging::Staging;
 use super::support::{SUMS, Support};
 use super::{CudaDevice, SUMS_AT};
@@ -78,7 +80,7 @@ impl CudaFactory {
             no_cudnn: self.options.no_cudnn,
         };
         let bodies = Bodies::new(&context, program, settings)?;
-        let collectives: Box<dyn Collectives> = Box::new(Alone::new(&context, program)?);
+        let collectives = self.collectives(setup, rank, &context)?;
         Ok(CudaDevice {
             rank,
             program: Arc::clone(program),
@@ -113,6 +115,31 @@ impl CudaFactory {
     }
 }
 
+impl CudaFactory {
+    fn collectives(
+        &self,
+        setup: &Setup,
+        rank: u32,
+        context: &Arc<Context>,
+    ) -> Result<Box<dyn Collectives>, String> {
+        if !nccl::needed(&setup.program) {
+            return Ok(Box::new(Alone::new(context, &setup.program)?));
+        }
+        let libraries = Libraries::load(&self.options.library_path).map_err(|e| e.to_string())?;
+        let folders: Vec<PathBuf> = libraries.folders().iter().map(|f| f.path.clone()).collect();
+        let nccl = nccl::library(&folders)?;
+        let join = nccl::Join {
+            program: &setup.program,
+            rank,
+            session: setup.session,
+            peers: setup.world.peers(),
+            abort: &setup.abort,
+            registration: setup.options.registration,
+        };
+        Ok(Box::new(NcclCollectives::join(&nccl, &join)?))
+    }
+}
+
 impl DeviceFactory for CudaFactory {
     type Device = CudaDevice;
 
@@ -127,10 +154,19 @@ impl DeviceFactory for CudaFactory {
                 first + wanted - 1
             ));
         }
-        (first..)
-            .zip(local)
-            .map(|(gpu, rank)| self.device(setup, rank, gpu))
-            .collect()
+        // Ranks wait for one another when they join their communicators.
+        std::thread::scope(|scope| {
+            let made: Vec<_> = (first..)
+                .zip(local)
+                .map(|(gpu, rank)| scope.spawn(move || self.device(setup, rank, gpu)))
+                .collect();
+            made.into_iter()
+                .map(|t| {
+                    t.join()
+                        .unwrap_or_else(|panic| Err(crate::device::cpu::panic_text(&*panic)))
+                })
+                .collect()
+        })
     }
 }
 
