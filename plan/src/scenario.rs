@@ -34,6 +34,7 @@ pub use shipped::shipped;
 pub use sweep::{Axis, Sweep, SweepPoint, load_sweep, sweep_of};
 pub use types::*;
 
+use std::collections::BTreeMap;
 use std::path::Path;
 
 /// Loads a scenario file. A bare name that is no file means the shipped scenario of that name.
@@ -46,6 +47,18 @@ use std::path::Path;
 /// be; always the first fault.
 pub fn load(path: &Path, overrides: &[String]) -> Result<Scenario, ScenarioError> {
     read::scenario(load::document(path, overrides)?)
+}
+
+/// Where each key that a scenario gives was written, by path (`gate.loss`): the file along `extends`, or `--set KEY=VALUE`,
+/// and the position there. Presets and defaults have no place.
+///
+/// # Errors
+/// As [`load`], without the check of combinations.
+pub fn places(
+    path: &Path,
+    overrides: &[String],
+) -> Result<BTreeMap<String, (String, Position)>, ScenarioError> {
+    Ok(load::document(path, overrides)?.places())
 }
 
 /// As [`load`], from a text. `name` is the scenario's name (or `NAME.toml`) and stands in errors; `extends` is refused.

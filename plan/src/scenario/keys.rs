@@ -279,10 +279,16 @@ keys! {
     MemoryBudget: "compile" "memory_budget" [Number(0.0, 100.0)] "0.05" "full: extra memory that reordering may cost, as a fraction of the peak";
     CudaGraph: "compile" "cuda_graph" [Choice(&["off", "full_iteration"]), List(&Choice(&["attn", "mlp", "block"]))] "\"off\"" "CUDA-graph capture: the whole iteration, or scopes of every block";
 
-    GateStepTime: "gate" "step_time" [Number(0.0, 1e6)] "(no limit)" "Relative tolerance of the step time";
-    GateAllocated: "gate" "allocated" [Number(0.0, 1e6)] "(no limit)" "Relative tolerance of peak allocated bytes";
-    GateReserved: "gate" "reserved" [Number(0.0, 1e6)] "(no limit)" "Relative tolerance of peak reserved bytes";
-    GateDevice: "gate" "device" [Number(0.0, 1e6)] "(no limit)" "Relative tolerance of device bytes";
-    GateLoss: "gate" "loss" [Number(0.0, 1e6)] "(no limit)" "Relative tolerance of each loss";
-    GateGradNorm: "gate" "grad_norm" [Number(0.0, 1e6)] "(no limit)" "Relative tolerance of each gradient norm";
+    GateStepTime: "gate" "step_time" [Number(0.0, 1e6)] "0.005" "Relative tolerance of the predicted step time";
+    GateMeasuredStepTime: "gate" "measured_step_time" [Number(0.0, 1e6)] "0.05" "Relative tolerance of the measured step time, old against new in one call";
+    GateAllocated: "gate" "allocated" [Number(0.0, 1e6)] "0.0" "Relative tolerance of peak allocated bytes; 0: equal to the byte";
+    GateReserved: "gate" "reserved" [Number(0.0, 1e6)] "0.01" "Relative tolerance of peak reserved bytes";
+    GateDevice: "gate" "device" [Number(0.0, 1e6)] "0.01" "Relative tolerance of device bytes";
+    GateLoss: "gate" "loss" [Number(0.0, 1e6)] "1e-3" "Relative tolerance of each loss; 0 with loss_absolute 0: equal to the bit";
+    GateLossAbsolute: "gate" "loss_absolute" [Number(0.0, 1e6)] "0.0" "Absolute tolerance of each loss, added to the relative one";
+    GateLossArea: "gate" "loss_area" [Number(0.0, 1e6)] "5e-4" "Area between the loss curves, relative to the area under the baseline's";
+    GateFinalLoss: "gate" "final_loss" [Number(0.0, 1e6)] "1e-3" "How much worse the final loss may be, relative";
+    GateGradNorm: "gate" "grad_norm" [Number(0.0, 1e6)] "0.01" "Relative tolerance of each gradient norm; 0: equal to the bit";
+    GateSeeds: "gate" "seeds" [Integer(1, 64)] "1" "Runs with seeds 0, 1, …; from 3 on their final losses are tested instead of a single curve";
+    GateProgram: "gate" "program" [Choice(&["exact", "counts", "off"])] "\"exact\"" "What of the program may not change: anything, instruction counts, nothing";
 }

@@ -1,10 +1,11 @@
 //! The merged document: files along `extends`, overrides and sweep points, key by key, each value with its place.
 
 use super::check;
-use super::error::ScenarioError;
+use super::error::{Position, ScenarioError};
 use super::keys::{KEYS, Key, SECTIONS};
 use super::names::nearest;
 use super::value::{Datum, Entry, Origin, Source, Value, convert_table, syntax_error};
+use std::collections::BTreeMap;
 use toml::de::DeTable;
 
 /// Longest accepted text of one file.
@@ -79,6 +80,18 @@ impl Document {
     /// Whether the user (not the preset) gives the key.
     pub(crate) fn says(&self, key: Key) -> bool {
         self.layer(key).is_some_and(|l| l > Layer::Preset)
+    }
+
+    /// Where each key that the user gives was written, by path (`gate.loss`): the file or override, and the position.
+    pub(crate) fn places(&self) -> BTreeMap<String, (String, Position)> {
+        let keys = KEYS.iter().zip(&self.given);
+        keys.filter_map(|(info, given)| {
+            let given = given.as_ref().filter(|g| g.layer > Layer::Preset)?;
+            let at = self.error(given.value.origin, "");
+            let path = format!("{}.{}", info.section, info.key);
+            Some((path, (at.file().to_owned(), at.position()?)))
+        })
+        .collect()
     }
 
     /// An error at a place.

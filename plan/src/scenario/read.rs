@@ -452,12 +452,27 @@ fn compile(d: &Document) -> Compile {
 }
 
 fn gate(d: &Document) -> Gate {
+    let default = Gate::default();
     Gate {
-        step_time: d.number(Key::GateStepTime),
-        allocated: d.number(Key::GateAllocated),
-        reserved: d.number(Key::GateReserved),
-        device: d.number(Key::GateDevice),
-        loss: d.number(Key::GateLoss),
-        grad_norm: d.number(Key::GateGradNorm),
+        step_time: d.number(Key::GateStepTime).unwrap_or(default.step_time),
+        measured_step_time: d
+            .number(Key::GateMeasuredStepTime)
+            .unwrap_or(default.measured_step_time),
+        allocated: d.number(Key::GateAllocated).unwrap_or(default.allocated),
+        reserved: d.number(Key::GateReserved).unwrap_or(default.reserved),
+        device: d.number(Key::GateDevice).unwrap_or(default.device),
+        loss: d.number(Key::GateLoss).unwrap_or(default.loss),
+        loss_absolute: d
+            .number(Key::GateLossAbsolute)
+            .unwrap_or(default.loss_absolute),
+        loss_area: d.number(Key::GateLossArea).unwrap_or(default.loss_area),
+        final_loss: d.number(Key::GateFinalLoss).unwrap_or(default.final_loss),
+        grad_norm: d.number(Key::GateGradNorm).unwrap_or(default.grad_norm),
+        seeds: d.small(Key::GateSeeds).unwrap_or(default.seeds),
+        program: match d.word(Key::GateProgram) {
+            Some("counts") => GateProgram::Counts,
+            Some("off") => GateProgram::Off,
+            _ => GateProgram::Exact,
+        },
     }
 }

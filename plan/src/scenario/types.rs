@@ -422,19 +422,63 @@ pub struct Compile {
     pub cuda_graph: CudaGraph,
 }
 
-/// `[gate]`: limits for `shardlab gate`, checked for type here and used there. `None` is "no limit given".
-#[derive(Clone, Debug, Default, PartialEq, Serialize)]
+/// What of the program `shardlab gate` holds fast.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum GateProgram {
+    /// Its digest.
+    #[default]
+    Exact,
+    /// How many instructions of each kind there are.
+    Counts,
+    /// Nothing.
+    Off,
+}
+
+/// `[gate]`: limits for `shardlab gate`, checked for form here and used there.
+#[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Gate {
     /// Relative tolerance of the predicted step time.
-    pub step_time: Option<f64>,
+    pub step_time: f64,
+    /// Relative tolerance of the ratio of measured step times, old against new.
+    pub measured_step_time: f64,
     /// Relative tolerance of peak allocated bytes.
-    pub allocated: Option<f64>,
+    pub allocated: f64,
     /// Relative tolerance of peak reserved bytes.
-    pub reserved: Option<f64>,
+    pub reserved: f64,
     /// Relative tolerance of device bytes.
-    pub device: Option<f64>,
+    pub device: f64,
     /// Relative tolerance of each loss.
-    pub loss: Option<f64>,
+    pub loss: f64,
+    /// Absolute tolerance of each loss, added to the relative one.
+    pub loss_absolute: f64,
+    /// Area between the loss curves over the area under the baseline's.
+    pub loss_area: f64,
+    /// How much worse the final loss may be, relative.
+    pub final_loss: f64,
     /// Relative tolerance of each gradient norm.
-    pub grad_norm: Option<f64>,
+    pub grad_norm: f64,
+    /// Runs with different seeds.
+    pub seeds: u32,
+    /// What of the program may not change.
+    pub program: GateProgram,
+}
+
+impl Default for Gate {
+    fn default() -> Self {
+        Self {
+            step_time: 0.005,
+            measured_step_time: 0.05,
+            allocated: 0.0,
+            reserved: 0.01,
+            device: 0.01,
+            loss: 1e-3,
+            loss_absolute: 0.0,
+            loss_area: 5e-4,
+            final_loss: 1e-3,
+            grad_norm: 0.01,
+            seeds: 1,
+            program: GateProgram::Exact,
+        }
+    }
 }

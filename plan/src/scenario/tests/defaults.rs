@@ -326,7 +326,7 @@ fn forms_of_values() {
         CudaGraph::FullIteration
     );
     let g = minimal(&["gate.step_time=0.2"]).unwrap().gate;
-    assert_eq!((g.step_time, g.loss), (Some(0.2), None));
+    assert_eq!((g.step_time, g.loss, g.seeds), (0.2, 1e-3, 1));
     assert_eq!(
         minimal(&["mesh.hardware=my/profile.toml"])
             .unwrap()
