@@ -9,6 +9,7 @@ mod check;
 mod completions;
 mod exec;
 mod explain;
+mod gate;
 mod interrupt;
 mod keep;
 mod output;
@@ -58,6 +59,8 @@ enum Command {
     Sweep(sweep::Args),
     /// List, show, name and remove kept runs
     Runs(runs::Args),
+    /// Compare with a baseline, for CI: memory, convergence, time, program, proofs
+    Gate(Box<gate::Args>),
     /// Compare predictions with a table of measured runs
     Validate(validate::Args),
     /// Measure this machine, as a hardware profile for predictions
@@ -102,6 +105,7 @@ fn run(command: &Command, out: &mut Out) -> Result<Status, Failure> {
         Command::Explain(args) => explain::run(args, out),
         Command::Sweep(args) => sweep::run(args, out),
         Command::Runs(args) => runs::run(args, out),
+        Command::Gate(args) => gate::run(args, out),
         Command::Validate(args) => validate::run(args, out),
         Command::Calibrate(args) => calibrate::run(args, out),
         Command::Scenarios(args) => scenarios::run(args, out),

@@ -5,5 +5,6 @@
 
 pub mod analysis;
 pub mod cli;
+pub mod gate;
 pub mod predict;
 pub mod trace;

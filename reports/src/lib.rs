@@ -10,6 +10,7 @@
 //! executes.
 
 pub mod environment;
+pub mod gate;
 pub mod stats;
 pub mod store;
 #[doc(hidden)]

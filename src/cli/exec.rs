@@ -8,6 +8,7 @@ use super::args::{One, plan};
 use super::interrupt;
 use super::keep::{Keep, with_source};
 use super::output::{Failure, Out, Status};
+use crate::gate::Plant;
 use crate::trace;
 use progress::Progress;
 use serde::Serialize;
@@ -75,6 +76,9 @@ pub(super) struct Args {
     device: device::DeviceArgs,
     #[command(flatten)]
     store: Keep,
+    /// Plant a known fault, as `gate --plant` does
+    #[arg(long, value_enum, value_name = "FAULT", hide = true)]
+    plant: Option<Plant>,
 }
 
 #[derive(clap::ValueEnum, Clone, Copy, Debug)]
@@ -161,7 +165,11 @@ impl From<TrainError> for Failure {
 
 pub(super) fn run(args: &Args, out: &mut Out) -> Result<Status, Failure> {
     let scenario = args.scenario.load()?;
-    let program = Arc::new(plan(&scenario)?);
+    let mut program = plan(&scenario)?;
+    if let Some(plant) = args.plant {
+        program = plant.into(program).map_err(Failure::bad_input)?;
+    }
+    let program = Arc::new(program);
     let options = args.options(&scenario)?;
     interrupt::watch();
     let mut progress = Progress::new(&scenario);

@@ -4,6 +4,7 @@ mod analysis;
 mod bad_input;
 mod calibrate;
 mod exec;
+mod gate;
 mod output;
 mod plan;
 mod runs;

@@ -1,0 +1,26 @@
+//! Gates: is this tree as good as the one that the baseline was made with?
+//!
+//! ```text
+//! program, prediction, check, measured runs ─▶ Facts ─┬─▶ Baseline (a text file)        `--bless`
+//!                                  Baseline, Limits ──┴─▶ judge ─▶ Verdict ─▶ formats    `gate`
+//! ```
+//!
+//! Everything deterministic is compared as it is. What is noisy (measured time) is only ever a ratio of runs that one
+//! invocation interleaved, see [`ratio`].
+
+pub mod baseline;
+pub mod facts;
+pub mod finding;
+pub mod format;
+pub mod judge;
+pub mod limits;
+pub mod outline;
+pub mod ratio;
+#[cfg(test)]
+mod testing;
+
+pub use baseline::{Baseline, BaselineError};
+pub use facts::{CheckFacts, Curve, Facts, Measured, MemoryFacts, ProgramFacts, TimeFacts};
+pub use finding::{Class, Finding, Status, Verdict};
+pub use judge::judge;
+pub use limits::{Limit, Limits, Place};

@@ -1,0 +1,216 @@
+//! Baselines: one text file a scenario, made to be read and diffed.
+
+mod write;
+
+use super::facts::Facts;
+use super::limits::Place;
+use serde::Deserialize;
+use std::path::{Path, PathBuf};
+
+/// Version of the file format; raised when a field changes meaning.
+pub const BASELINE_FORMAT: u32 = 1;
+
+/// Largest file that is read.
+const LONGEST: u64 = 64 << 20;
+
+/// Why there is no baseline.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum BaselineError {
+    /// There is none.
+    #[error("{}: there is no baseline of `{scenario}`; `shardlab gate --bless` writes one", path.display())]
+    Missing {
+        /// Where it was looked for.
+        path: PathBuf,
+        /// Scenario.
+        scenario: String,
+    },
+    /// The file cannot be read or written.
+    #[error("{}: {error}", path.display())]
+    Io {
+        /// Path.
+        path: PathBuf,
+        /// Reason.
+        error: std::io::Error,
+    },
+    /// It is no baseline.
+    #[error("{}: {message}", path.display())]
+    Format {
+        /// Path.
+        path: PathBuf,
+        /// Reason.
+        message: String,
+    },
+}
+
+/// A baseline and the file it was read from.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Baseline {
+    /// Facts at the time.
+    pub facts: Facts,
+    /// File name, for annotations; empty when it is not from a file.
+    pub file: String,
+    /// Its text.
+    text: String,
+}
+
+/// The file's outer form.
+#[derive(Deserialize)]
+struct Outer {
+    format: u32,
+    #[serde(flatten)]
+    facts: toml::Table,
+}
+
+impl Baseline {
+    /// A baseline that no file holds.
+    #[must_use]
+    pub fn of(facts: Facts) -> Self {
+        Self {
+            text: write::text(&facts),
+            facts,
+            file: String::new(),
+        }
+    }
+
+    /// The text of a baseline file with these facts.
+    #[must_use]
+    pub fn text(facts: &Facts) -> String {
+        write::text(facts)
+    }
+
+    /// Reads a file.
+    ///
+    /// # Errors
+    /// When there is none, or it is no baseline of a known format. `scenario` is what the caller wants it for.
+    pub fn read(path: &Path, scenario: &str) -> Result<Self, BaselineError> {
+        let io = |error| BaselineError::Io {
+            path: path.to_owned(),
+            error,
+        };
+        let size = match std::fs::metadata(path) {
+            Err(e) if e.kind() == std::io::ErrorKind::NotFound => {
+                return Err(BaselineError::Missing {
+                    path: path.to_owned(),
+                    scenario: scenario.to_owned(),
+                });
+            }
+            other => other.map_err(io)?.len(),
+        };
+        let fault = |message: String| BaselineError::Format {
+            path: path.to_owned(),
+            message,
+        };
+        if size > LONGEST {
+            return Err(fault(format!("is longer than {LONGEST} bytes")));
+        }
+        let text = std::fs::read_to_string(path).map_err(io)?;
+        Self::parse(text, &path.display().to_string()).map_err(fault)
+    }
+
+    /// Reads a text; `file` stands in annotations.
+    ///
+    /// # Errors
+    /// In words, when it is no baseline of a known format.
+    pub fn parse(text: String, file: &str) -> Result<Self, String> {
+        let outer: Outer = toml::from_str(&text).map_err(|e| format!("is no baseline: {e}"))?;
+        if outer.format != BASELINE_FORMAT {
+            return Err(format!(
+                "has format {}, this version reads format {BASELINE_FORMAT}; `shardlab gate --bless` writes it anew",
+                outer.format
+            ));
+        }
+        let facts: Facts = outer
+            .facts
+            .try_into()
+            .map_err(|e| format!("is no baseline: {e}"))?;
+        Ok(Self {
+            facts,
+            file: file.to_owned(),
+            text,
+        })
+    }
+
+    /// The line of a key of a section (`""` is the head), for example `memory` and `allocated`.
+    #[must_use]
+    pub fn place(&self, section: &str, key: &str) -> Option<Place> {
+        if self.file.is_empty() {
+            return None;
+        }
+        let mut now = "";
+        for (i, line) in self.text.lines().enumerate() {
+            if let Some(title) = line.strip_prefix('[') {
+                now = title
+                    .trim_start_matches('[')
+                    .split(']')
+                    .next()
+                    .unwrap_or("");
+            }
+            let found = line
+                .split_once('=')
+                .is_some_and(|(k, _)| k.trim() == key && now == section);
+            if found {
+                return Some(Place {
+                    file: self.file.clone(),
+                    line: u32::try_from(i + 1).unwrap_or(u32::MAX),
+                    column: 1,
+                });
+            }
+        }
+        Some(Place::start(self.file.clone()))
+    }
+}
+
+/// Where a scenario's baseline lies: `at` itself when it is a file (or ends in `.toml`), else `NAME.toml` in it.
+#[must_use]
+pub fn path_of(at: &Path, scenario: &str) -> PathBuf {
+    if at.extension().is_some_and(|e| e == "toml") && !at.is_dir() {
+        at.to_owned()
+    } else {
+        at.join(format!("{scenario}.toml"))
+    }
+}
+
+/// What blessing did.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Blessed {
+    /// There was none.
+    Created,
+    /// It says something else now.
+    Updated,
+    /// It said so already.
+    Unchanged,
+}
+
+/// Writes a baseline, whole or not at all.
+///
+/// # Errors
+/// When it cannot be written.
+pub fn bless(path: &Path, facts: &Facts) -> Result<Blessed, BaselineError> {
+    let io = |error| BaselineError::Io {
+        path: path.to_owned(),
+        error,
+    };
+    let text = Baseline::text(facts);
+    let before = std::fs::read_to_string(path).ok();
+    if before.as_deref() == Some(text.as_str()) {
+        return Ok(Blessed::Unchanged);
+    }
+    if let Some(parent) = path.parent().filter(|p| !p.as_os_str().is_empty()) {
+        std::fs::create_dir_all(parent).map_err(io)?;
+    }
+    let part = path.with_extension(format!("toml.{}", std::process::id()));
+    std::fs::write(&part, &text).map_err(io)?;
+    if let Err(error) = std::fs::rename(&part, path) {
+        let _ = std::fs::remove_file(&part);
+        return Err(io(error));
+    }
+    Ok(if before.is_some() {
+        Blessed::Updated
+    } else {
+        Blessed::Created
+    })
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,293 @@
+//! What a gate compares: exact numbers of one scenario, and the curves of runs.
+
+use super::outline;
+use crate::view::{ProgramView, RunView};
+use serde::{Deserialize, Serialize};
+use shardlab_plan::check::{Report, Severity};
+use shardlab_plan::program::{SectionKind, UnitId};
+use shardlab_plan::record::Run;
+use shardlab_plan::{Program, Scenario};
+use std::collections::BTreeMap;
+
+/// Units that a peak's composition lists.
+const UNITS_LISTED: usize = 8;
+/// Violations that are listed.
+const VIOLATIONS_LISTED: usize = 8;
+
+/// Everything that a gate looks at, for one scenario.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Facts {
+    /// Scenario name.
+    pub scenario: String,
+    /// Overrides of the command line.
+    #[serde(default)]
+    pub set: Vec<String>,
+    /// Policy.
+    pub policy: String,
+    /// Hardware profile.
+    pub hardware: String,
+    /// Ranks.
+    pub world_size: u32,
+    /// Program.
+    pub program: ProgramFacts,
+    /// Predicted memory.
+    pub memory: MemoryFacts,
+    /// Predicted time.
+    pub time: TimeFacts,
+    /// `shardlab check`.
+    pub check: CheckFacts,
+    /// Measured runs, where there are any.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub measured: Option<Measured>,
+}
+
+/// A program.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct ProgramFacts {
+    /// Digest.
+    pub digest: String,
+    /// Instructions by section and kind.
+    #[serde(default)]
+    pub instructions: BTreeMap<String, BTreeMap<String, u32>>,
+    /// See [`outline::outline`].
+    pub outline: String,
+}
+
+/// Memory of a run.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct MemoryFacts {
+    /// Peak of allocated bytes: the engine's own.
+    pub allocated: u64,
+    /// Peak of reserved bytes.
+    pub reserved: u64,
+    /// Peak of the whole device.
+    pub device: u64,
+    /// Bytes at rest between steps.
+    pub persistent: u64,
+    /// Where the allocated peak is, for example `backward layers.1`.
+    pub at: String,
+    /// Bytes by role at the peak.
+    #[serde(default)]
+    pub by_role: BTreeMap<String, u64>,
+    /// Bytes by unit at the peak: the largest.
+    #[serde(default)]
+    pub by_unit: BTreeMap<String, u64>,
+}
+
+/// Predicted time, picoseconds.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct TimeFacts {
+    /// Median step.
+    pub step_ps: u64,
+    /// Host time of a step.
+    pub host_ps: u64,
+    /// Time in which the compute stream has nothing to run, by cause.
+    #[serde(default)]
+    pub exposed_ps: BTreeMap<String, u64>,
+}
+
+/// What `shardlab check` says.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct CheckFacts {
+    /// Broken rules.
+    pub errors: u64,
+    /// Warnings.
+    pub warnings: u64,
+    /// The first broken rules, in words.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub violations: Vec<String>,
+}
+
+/// Measured runs of one scenario.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Measured {
+    /// Device and versions, for the reader.
+    #[serde(default)]
+    pub environment: BTreeMap<String, String>,
+    /// Digest of the program that ran.
+    pub digest: String,
+    /// Memory; a run that ended early has none.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub memory: Option<MemoryFacts>,
+    /// One curve a seed.
+    pub curves: Vec<Curve>,
+}
+
+/// Training curve of one seed.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Curve {
+    /// Seed.
+    pub seed: u64,
+    /// Losses, one a step.
+    pub losses: Vec<f64>,
+    /// Gradient norms, one a step.
+    #[serde(default)]
+    pub grad_norms: Vec<f64>,
+    /// Why the run ended before its last step, in words.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub ended: Option<String>,
+}
+
+impl Facts {
+    /// The facts of a scenario, without measured runs.
+    #[must_use]
+    pub fn new(
+        scenario: &Scenario,
+        set: &[String],
+        program: &Program,
+        predicted: &Run,
+        check: &Report,
+    ) -> Self {
+        Self {
+            scenario: scenario.name.clone(),
+            set: set.to_vec(),
+            policy: program.meta.policy.to_owned(),
+            hardware: scenario.mesh.hardware.clone(),
+            world_size: program.meta.world,
+            program: ProgramFacts::new(program),
+            memory: MemoryFacts::new(predicted, |u| {
+                program.units.get(u.index()).map_or("", |u| &u.name)
+            }),
+            time: TimeFacts::new(predicted),
+            check: CheckFacts::new(check),
+            measured: None,
+        }
+    }
+}
+
+impl ProgramFacts {
+    /// The facts of a program.
+    #[must_use]
+    pub fn new(program: &Program) -> Self {
+        let view = ProgramView::new(program);
+        Self {
+            instructions: view
+                .counts
+                .into_iter()
+                .map(|(section, counts)| (section_name(section).to_owned(), counts))
+                .collect(),
+            digest: view.digest,
+            outline: outline::outline(program),
+        }
+    }
+}
+
+const fn section_name(kind: SectionKind) -> &'static str {
+    match kind {
+        SectionKind::Init => "init",
+        SectionKind::First => "first",
+        SectionKind::Steady => "steady",
+        SectionKind::Validation => "validation",
+    }
+}
+
+impl MemoryFacts {
+    /// The memory of a run whose units have these names.
+    #[must_use]
+    pub fn new<'a>(run: &Run, unit: impl Fn(UnitId) -> &'a str) -> Self {
+        let m = &run.memory;
+        Self {
+            allocated: m.peak_allocated.0,
+            reserved: m.peak_reserved.0,
+            device: m.peak_device.0,
+            persistent: m.persistent.0,
+            at: format!("{} {}", m.at.phase.name(), unit(m.at.unit)),
+            by_role: m
+                .by_role
+                .iter()
+                .map(|(r, b)| (r.name().to_owned(), b.0))
+                .collect(),
+            by_unit: m
+                .by_unit
+                .iter()
+                .take(UNITS_LISTED)
+                .map(|(u, b)| (u.clone(), b.0))
+                .collect(),
+        }
+    }
+}
+
+impl TimeFacts {
+    fn new(run: &Run) -> Self {
+        let mut samples: Vec<u64> = run.step_samples.iter().map(|t| t.0).collect();
+        samples.sort_unstable();
+        Self {
+            step_ps: samples.get(samples.len() / 2).copied().unwrap_or(0),
+            host_ps: run.host.0,
+            exposed_ps: run
+                .exposed
+                .iter()
+                .map(|(c, t)| (c.name().to_owned(), t.0))
+                .collect(),
+        }
+    }
+}
+
+impl CheckFacts {
+    fn new(report: &Report) -> Self {
+        let errors = report
+            .violations
+            .iter()
+            .filter(|v| v.rule.severity() == Severity::Error);
+        Self {
+            errors: report.errors(),
+            warnings: report.warnings(),
+            violations: errors
+                .take(VIOLATIONS_LISTED)
+                .map(|v| format!("[{}] {}", v.rule, v.message))
+                .collect(),
+        }
+    }
+}
+
+impl Measured {
+    /// The facts of measured runs of one scenario, one a seed; `None` without runs.
+    #[must_use]
+    pub fn new(views: &[RunView]) -> Option<Self> {
+        let first = views.first()?;
+        Some(Self {
+            environment: lasting(&first.run.environment),
+            digest: first.program.digest.clone(),
+            memory: Some(MemoryFacts::new(&first.run, |u| first.unit(u))),
+            curves: views.iter().map(Curve::new).collect(),
+        })
+    }
+}
+
+/// What of a run's environment a baseline tells: no seed (each curve has its own), nothing that differs from call to
+/// call.
+#[must_use]
+pub fn lasting(environment: &BTreeMap<String, String>) -> BTreeMap<String, String> {
+    let kept = [
+        "device", "data", "driver", "cuda", "nccl", "cudnn", "kernels",
+    ];
+    environment
+        .iter()
+        .filter(|(k, _)| kept.contains(&k.as_str()))
+        .map(|(k, v)| (k.clone(), v.clone()))
+        .collect()
+}
+
+impl Curve {
+    /// The curve of a run.
+    #[must_use]
+    pub fn new(view: &RunView) -> Self {
+        let run = &view.run;
+        let seed = run.environment.get("seed").and_then(|s| s.parse().ok());
+        Self {
+            seed: seed.unwrap_or(0),
+            losses: run.losses.clone(),
+            grad_norms: run.grad_norms.clone(),
+            ended: view
+                .interrupted
+                .then(|| "the run was interrupted".to_owned()),
+        }
+    }
+}

@@ -1,0 +1,25 @@
+//! Verdicts for machines: JUnit XML, Markdown, annotations of GitHub Actions.
+
+mod github;
+mod junit;
+mod markdown;
+
+pub use github::github;
+pub use junit::junit;
+pub use markdown::markdown;
+
+/// A sentence for a finding that fails or was not judged: metric, values, limit, reason.
+#[must_use]
+pub fn sentence(f: &super::Finding) -> String {
+    let mut out = f.metric.clone();
+    if !f.baseline.is_empty() && !f.now.is_empty() {
+        out.push_str(&format!(": {} to {}", f.baseline, f.now));
+    }
+    if !f.limit.is_empty() {
+        out.push_str(&format!(" (limit {})", f.limit));
+    }
+    if !f.message.is_empty() {
+        out.push_str(&format!(": {}", f.message));
+    }
+    out
+}

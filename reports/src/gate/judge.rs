@@ -1,0 +1,123 @@
+//! The comparison of facts with a baseline.
+
+mod convergence;
+mod memory;
+mod program;
+mod seeds;
+mod time;
+
+use super::baseline::Baseline;
+use super::facts::Facts;
+use super::finding::{Class, Finding, Status, Verdict};
+use super::limits::{Limit, Limits, Place};
+
+/// What one comparison is about: everything of a [`Finding`] but its outcome.
+struct Subject<'a> {
+    class: Class,
+    metric: &'a str,
+    limit: String,
+    place: Option<Place>,
+}
+
+impl<'a> Subject<'a> {
+    /// About a number with a relative limit. An annotation points at the limit where the user gave one, else at the
+    /// baseline's value, else at the scenario.
+    fn limited(
+        class: Class,
+        metric: &'a str,
+        limit: &Limit,
+        otherwise: Option<Place>,
+        limits: &Limits,
+    ) -> Self {
+        Self {
+            class,
+            metric,
+            limit: limit.relative(),
+            place: place(limit.place.as_ref(), otherwise, limits),
+        }
+    }
+
+    fn finding(self, status: Status, baseline: String, now: String, message: String) -> Finding {
+        Finding {
+            class: self.class,
+            metric: self.metric.to_owned(),
+            status,
+            baseline,
+            now,
+            limit: self.limit,
+            message,
+            detail: String::new(),
+            place: self.place,
+        }
+    }
+}
+
+fn place(limit: Option<&Place>, otherwise: Option<Place>, limits: &Limits) -> Option<Place> {
+    limit
+        .cloned()
+        .or(otherwise)
+        .or_else(|| limits.scenario.clone())
+}
+
+/// Compares a scenario's facts with its baseline.
+///
+/// Measured runs are judged when both sides have them; a side that lacks them is told, not failed.
+#[must_use]
+pub fn judge(baseline: &Baseline, now: &Facts, limits: &Limits) -> Verdict {
+    let old = &baseline.facts;
+    let mut findings = Vec::new();
+    findings.push(program::judge(baseline, now, limits));
+    findings.push(program::checks(baseline, now, limits));
+    let changes = program::buffers(old, now);
+    findings.extend(memory::predicted(baseline, now, limits, &changes));
+    findings.push(time::predicted(baseline, now, limits));
+    match (&old.measured, &now.measured) {
+        (Some(before), Some(after)) => {
+            findings.extend(memory::measured(baseline, before, after, limits));
+            findings.extend(convergence::judge(baseline, before, after, now, limits));
+        }
+        (None, None) => {}
+        (before, _) => {
+            let (has, lacks) = if before.is_some() {
+                (
+                    "the baseline has",
+                    "this call has none: give --run, or leave out --no-exec",
+                )
+            } else {
+                ("this call has", "the baseline has none: bless it anew")
+            };
+            findings.push(Finding {
+                class: Class::Convergence,
+                metric: "loss curve".to_owned(),
+                status: Status::Skipped,
+                baseline: String::new(),
+                now: String::new(),
+                limit: String::new(),
+                message: format!("{has} measured runs, {lacks}"),
+                detail: String::new(),
+                place: limits.scenario.clone(),
+            });
+        }
+    }
+    if old.set != now.set {
+        let words = |set: &[String]| match set {
+            [] => "no overrides".to_owned(),
+            set => set.join(" "),
+        };
+        findings.push(Finding {
+            class: Class::Program,
+            metric: "overrides".to_owned(),
+            status: Status::Skipped,
+            baseline: words(&old.set),
+            now: words(&now.set),
+            limit: String::new(),
+            message: "the baseline was made with other overrides".to_owned(),
+            detail: String::new(),
+            place: baseline.place("", "set"),
+        });
+    }
+    Verdict::new(&now.scenario, findings)
+}
+
+#[cfg(test)]
+mod tests;

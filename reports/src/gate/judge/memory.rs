@@ -1,0 +1,229 @@
+//! Bytes.
+
+use super::Subject;
+use crate::gate::baseline::Baseline;
+use crate::gate::facts::{Facts, Measured, MemoryFacts};
+use crate::gate::finding::{Class, Finding, Status};
+use crate::gate::limits::{Limits, percent};
+use std::collections::{BTreeMap, BTreeSet};
+
+/// Parts of a change that are named.
+const NAMED: usize = 3;
+
+/// `1,234,567`.
+pub(super) fn grouped(n: u64) -> String {
+    let digits = n.to_string();
+    let mut out = String::new();
+    for (i, c) in digits.chars().enumerate() {
+        if i > 0 && (digits.len() - i).is_multiple_of(3) {
+            out.push(',');
+        }
+        out.push(c);
+    }
+    out
+}
+
+fn signed(from: u64, to: u64) -> String {
+    let sign = if to >= from { '+' } else { '-' };
+    format!("{sign}{} B", grouped(to.abs_diff(from)))
+}
+
+/// `12.5 MiB (13,107,200 B)`; small numbers as bytes only.
+fn bytes(n: u64) -> String {
+    format!("{} B", grouped(n))
+}
+
+/// The predicted peaks. `changes` are buffers that came or went, in words.
+pub(super) fn predicted(
+    baseline: &Baseline,
+    now: &Facts,
+    limits: &Limits,
+    changes: &[String],
+) -> Vec<Finding> {
+    let why = if changes.is_empty() {
+        String::new()
+    } else {
+        let more = changes.len().saturating_sub(NAMED);
+        let mut text = changes[..changes.len().min(NAMED)].join(", ");
+        if more > 0 {
+            text.push_str(&format!(" and {more} more kinds"));
+        }
+        text
+    };
+    peaks(
+        baseline,
+        "memory",
+        ["allocated", "reserved", "device"],
+        &baseline.facts.memory,
+        &now.memory,
+        limits,
+        &why,
+    )
+}
+
+/// The measured peaks.
+pub(super) fn measured(
+    baseline: &Baseline,
+    before: &Measured,
+    after: &Measured,
+    limits: &Limits,
+) -> Vec<Finding> {
+    let (Some(before), Some(after)) = (&before.memory, &after.memory) else {
+        return Vec::new();
+    };
+    let names = [
+        "allocated, measured",
+        "reserved, measured",
+        "device, measured",
+    ];
+    peaks(
+        baseline,
+        "measured.memory",
+        names,
+        before,
+        after,
+        limits,
+        "",
+    )
+}
+
+fn peaks(
+    baseline: &Baseline,
+    section: &str,
+    names: [&str; 3],
+    old: &MemoryFacts,
+    new: &MemoryFacts,
+    limits: &Limits,
+    why: &str,
+) -> Vec<Finding> {
+    let rows = [
+        (
+            names[0],
+            "allocated",
+            old.allocated,
+            new.allocated,
+            &limits.allocated,
+        ),
+        (
+            names[1],
+            "reserved",
+            old.reserved,
+            new.reserved,
+            &limits.reserved,
+        ),
+        (names[2], "device", old.device, new.device, &limits.device),
+    ];
+    rows.into_iter()
+        .map(|(name, key, a, b, limit)| {
+            let subject = Subject::limited(
+                Class::Memory,
+                name,
+                limit,
+                baseline.place(section, key),
+                limits,
+            );
+            let status = status(a, b, limit.value);
+            let mut message = String::new();
+            if a != b {
+                message = format!("{} ({})", signed(a, b), relative(a, b));
+            }
+            if status.fails() {
+                if key == "allocated" {
+                    let parts = composition(old, new);
+                    if !parts.is_empty() {
+                        message.push_str(&format!(": {parts}"));
+                    }
+                    if old.at == new.at {
+                        message.push_str(&format!("; peak in {}", new.at));
+                    } else {
+                        message.push_str(&format!("; peak moved from {} to {}", old.at, new.at));
+                    }
+                }
+                if !why.is_empty() {
+                    message.push_str(&format!("; {why}"));
+                }
+            }
+            subject.finding(status, bytes(a), bytes(b), message)
+        })
+        .collect()
+}
+
+fn status(old: u64, new: u64, limit: f64) -> Status {
+    // Exact limits compare integers: f64 cannot tell bytes apart beyond 2^53.
+    if limit == 0.0 {
+        return match new.cmp(&old) {
+            std::cmp::Ordering::Equal => Status::Pass,
+            std::cmp::Ordering::Greater => Status::Regression,
+            std::cmp::Ordering::Less => Status::Improvement,
+        };
+    }
+    let (a, b) = (old as f64, new as f64);
+    if b > a * (1.0 + limit) {
+        Status::Regression
+    } else if b < a * (1.0 - limit) {
+        Status::Improvement
+    } else {
+        Status::Pass
+    }
+}
+
+/// `+1.25 %`.
+pub(super) fn relative(old: u64, new: u64) -> String {
+    if old == 0 {
+        return "from nothing".to_owned();
+    }
+    let change = (new as f64 - old as f64) / old as f64;
+    let text = percent(change);
+    if change >= 0.0 {
+        format!("+{text}")
+    } else {
+        text
+    }
+}
+
+/// What changed in the peak's composition: by role, or, where roles say nothing, by unit.
+fn composition(old: &MemoryFacts, new: &MemoryFacts) -> String {
+    let parts = |a: &BTreeMap<String, u64>, b: &BTreeMap<String, u64>| {
+        let keys: BTreeSet<&String> = a.keys().chain(b.keys()).collect();
+        let value = |m: &BTreeMap<String, u64>, k: &str| m.get(k).copied().unwrap_or(0);
+        let mut all: Vec<(&String, u64, u64)> = keys
+            .into_iter()
+            .map(|k| (k, value(a, k), value(b, k)))
+            .filter(|(_, x, y)| x != y)
+            .collect();
+        all.sort_by_key(|(_, x, y)| std::cmp::Reverse(x.abs_diff(*y)));
+        let words: Vec<String> = all
+            .iter()
+            .take(NAMED)
+            .map(|(k, x, y)| format!("{k} {}", signed(*x, *y)))
+            .collect();
+        words.join(", ")
+    };
+    parts(&old.by_role, &new.by_role)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn bytes_are_compared_exactly_unless_a_tolerance_is_given() {
+        let big = 1u64 << 60;
+        assert_eq!(status(big, big + 1, 0.0), Status::Regression);
+        assert_eq!(status(big, big - 1, 0.0), Status::Improvement);
+        assert_eq!(status(big, big, 0.0), Status::Pass);
+        assert_eq!(status(1000, 1010, 0.01), Status::Pass);
+        assert_eq!(status(1000, 1011, 0.01), Status::Regression);
+        assert_eq!(status(1000, 989, 0.01), Status::Improvement);
+        assert_eq!(status(0, 1, 0.01), Status::Regression);
+    }
+
+    #[test]
+    fn numbers_are_grouped() {
+        assert_eq!(grouped(0), "0");
+        assert_eq!(grouped(999), "999");
+        assert_eq!(grouped(1_000), "1,000");
+        assert_eq!(grouped(1_234_567), "1,234,567");
+        assert_eq!(signed(10, 7), "-3 B");
+    }
+}

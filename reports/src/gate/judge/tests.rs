@@ -1,0 +1,328 @@
+//! Verdicts over changed facts.
+
+use super::*;
+use crate::gate::facts::Curve;
+use crate::gate::testing::facts;
+use shardlab_plan::scenario::{Gate, GateProgram, Position};
+use std::collections::BTreeMap;
+
+fn limits(change: impl Fn(&mut Gate)) -> Limits {
+    let mut gate = Gate::default();
+    change(&mut gate);
+    Limits::new(&gate, &BTreeMap::new(), Some("s.toml"))
+}
+
+/// The verdict after a change, under the default limits.
+fn after(change: impl Fn(&mut Facts)) -> Verdict {
+    let mut now = facts();
+    change(&mut now);
+    let base = Baseline::parse(Baseline::text(&facts()), "b.toml").unwrap();
+    judge(&base, &now, &limits(|_| {}))
+}
+
+fn curve(f: &mut Facts) -> &mut Curve {
+    &mut f.measured.as_mut().unwrap().curves[0]
+}
+
+/// The failures, as `metric: STATUS`.
+fn failures(v: &Verdict) -> Vec<String> {
+    v.failures()
+        .map(|f| format!("{}: {}", f.metric, f.status.word()))
+        .collect()
+}
+
+fn message(v: &Verdict, metric: &str) -> String {
+    let f = v.findings.iter().find(|f| f.metric == metric).unwrap();
+    f.message.clone()
+}
+
+#[test]
+fn nothing_changed_passes() {
+    let v = after(|_| {});
+    assert!(v.pass, "{:?}", failures(&v));
+    assert_eq!(message(&v, "loss curve"), "identical to the bit");
+}
+
+#[test]
+fn a_byte_more_and_a_byte_less_fail() {
+    let v = after(|f| {
+        f.memory.allocated += 1;
+        f.memory.by_role.insert("temporary".into(), 1);
+    });
+    assert_eq!(failures(&v), ["allocated: REGRESSION"]);
+    assert_eq!(
+        message(&v, "allocated"),
+        "+1 B (+0.1 %): temporary +1 B; peak in backward layers.1"
+    );
+    let v = after(|f| f.memory.allocated -= 1);
+    assert_eq!(failures(&v), ["allocated: IMPROVED"]);
+    // Reserved and device bytes have one percent.
+    assert!(after(|f| f.memory.reserved += 12).pass);
+    assert_eq!(
+        failures(&after(|f| f.memory.reserved += 13)),
+        ["reserved: REGRESSION"]
+    );
+    assert_eq!(
+        failures(&after(|f| f.memory.device -= 21)),
+        ["device: IMPROVED"]
+    );
+}
+
+#[test]
+fn measured_memory_is_judged_too() {
+    let v = after(|f| {
+        if let Some(m) = f.measured.as_mut().and_then(|m| m.memory.as_mut()) {
+            m.allocated += 64;
+        }
+    });
+    assert_eq!(failures(&v), ["allocated, measured: REGRESSION"]);
+}
+
+#[test]
+fn predicted_time_names_its_causes() {
+    let v = after(|f| {
+        f.time.step_ps += 30_000_000;
+        f.time.exposed_ps.insert("gate".into(), 20_000_000);
+    });
+    assert_eq!(failures(&v), ["step, predicted: REGRESSION"]);
+    assert_eq!(
+        message(&v, "step, predicted"),
+        "+0.0300 ms (+1.5 %): compute stream busy +0.0100 ms, exposed by gate +0.0200 ms"
+    );
+    assert!(after(|f| f.time.step_ps += 9_000_000).pass);
+    assert_eq!(
+        failures(&after(|f| f.time.step_ps -= 11_000_000)),
+        ["step, predicted: IMPROVED"]
+    );
+}
+
+#[test]
+fn a_changed_program_shows_its_diff() {
+    let change = |f: &mut Facts| {
+        f.program.digest = "fedcba9876543210".into();
+        f.program.outline = f
+            .program
+            .outline
+            .replace("mm: ", "alloc temporary 64\nmm: ");
+        let counts = f.program.instructions.get_mut("steady").unwrap();
+        counts.insert("alloc".into(), 3);
+    };
+    let v = after(change);
+    assert_eq!(failures(&v), ["digest: CHANGED"]);
+    let f = v.failures().next().unwrap();
+    assert_eq!(f.message, "steady: +1 alloc (5 to 6 instructions)");
+    assert!(f.detail.contains("\n+alloc temporary 64\n"), "{}", f.detail);
+    // A regression names the buffer.
+    let v = after(|f| {
+        change(f);
+        f.memory.allocated += 64;
+    });
+    assert!(message(&v, "allocated").ends_with("one temporary buffer of 64 B more"));
+    let base = Baseline::of(facts());
+    let mut now = facts();
+    change(&mut now);
+    let with = |p| limits(move |g| g.program = p);
+    assert!(judge(&base, &now, &with(GateProgram::Off)).pass);
+    assert!(!judge(&base, &now, &with(GateProgram::Counts)).pass);
+    now.program.instructions = facts().program.instructions;
+    assert!(judge(&base, &now, &with(GateProgram::Counts)).pass);
+    assert!(!judge(&base, &now, &with(GateProgram::Exact)).pass);
+}
+
+#[test]
+fn broken_proofs_fail_even_when_the_baseline_has_them() {
+    let mut broken = facts();
+    broken.check.errors = 1;
+    broken.check.violations = vec!["[CHK-X] a race".into()];
+    let v = judge(&Baseline::of(broken.clone()), &broken, &limits(|_| {}));
+    assert_eq!(failures(&v), ["check: REGRESSION"]);
+    assert_eq!(message(&v, "check"), "[CHK-X] a race");
+}
+
+#[test]
+fn curves_leave_their_band() {
+    // 0.1 % of 5.0 is 0.005.
+    assert!(after(|f| curve(f).losses[1] += 0.004).pass);
+    let v = after(|f| curve(f).losses[1] += 0.006);
+    assert_eq!(failures(&v), ["loss curve: REGRESSION"]);
+    assert_eq!(
+        message(&v, "loss curve"),
+        "outside at 1 of 4 steps, first at step 1; furthest at step 1: 5.006000 instead of 5.000000 (+0.120 %)"
+    );
+    // Each step within its band, but all on one side: 0.0009 of every loss is more than 0.0005 of the area.
+    let v = after(|f| curve(f).losses.iter_mut().for_each(|x| *x *= 1.0009));
+    assert_eq!(failures(&v), ["area between losses: REGRESSION"]);
+    // A better end is a change of the curve, but not a worse end.
+    let v = after(|f| curve(f).losses[3] -= 0.01);
+    assert!(!failures(&v).iter().any(|f| f.starts_with("final loss")));
+    let v = after(|f| curve(f).losses[3] += 0.01);
+    assert!(failures(&v).contains(&"final loss: REGRESSION".to_owned()));
+}
+
+#[test]
+fn an_absolute_tolerance_adds_to_the_relative_one_and_zero_means_bits() {
+    let base = Baseline::of(facts());
+    let mut now = facts();
+    curve(&mut now).losses[1] += 0.1;
+    let wide = limits(|g| {
+        g.loss_absolute = 0.1;
+        g.loss_area = 1.0;
+    });
+    assert!(judge(&base, &now, &wide).pass);
+    let bits = limits(|g| g.loss = 0.0);
+    assert!(judge(&base, &facts(), &bits).pass);
+    let mut now = facts();
+    now.measured.as_mut().unwrap().curves[0].losses[1] = 5.0f64.next_up();
+    let v = judge(&base, &now, &bits);
+    assert_eq!(failures(&v), ["loss curve: REGRESSION"]);
+    assert_eq!(v.failures().next().unwrap().limit, "bit-exact");
+}
+
+#[test]
+fn nan_and_missing_steps_never_pass() {
+    let v = after(|f| curve(f).losses[2] = f64::NAN);
+    let all = failures(&v);
+    for metric in ["finite", "loss curve", "area between losses"] {
+        assert!(all.contains(&format!("{metric}: REGRESSION")), "{all:?}");
+    }
+    assert_eq!(message(&v, "finite"), "seed 0: the loss of step 2 is NaN");
+    let v = after(|f| curve(f).grad_norms[0] = f64::INFINITY);
+    assert!(failures(&v).contains(&"gradient norm: REGRESSION".to_owned()));
+    let v = after(|f| {
+        curve(f).losses.truncate(2);
+        curve(f).ended = Some("the loss is NaN".into());
+    });
+    assert_eq!(message(&v, "loss curve"), "2 steps instead of 4");
+    assert_eq!(message(&v, "finite"), "seed 0: the loss is NaN");
+    let v = after(|f| curve(f).losses.clear());
+    assert!(!v.pass);
+    // A baseline with a NaN excuses none.
+    let mut nan = facts();
+    curve(&mut nan).losses[2] = f64::NAN;
+    assert!(!judge(&Baseline::of(nan.clone()), &nan, &limits(|_| {})).pass);
+}
+
+#[test]
+fn a_gradient_scale_off_by_the_world_size_is_called_so() {
+    let v = after(|f| curve(f).grad_norms.iter_mut().for_each(|x| *x *= 2.0));
+    assert_eq!(failures(&v), ["gradient norm: REGRESSION"]);
+    assert_eq!(
+        message(&v, "gradient norm"),
+        "outside at 4 of 4 steps, first at step 0: 2.00000 instead of 1.00000, 2.0000 times: off by the world size (2), a sum where a mean belongs"
+    );
+    let v = after(|f| curve(f).grad_norms.iter_mut().for_each(|x| *x *= 0.5));
+    assert!(message(&v, "gradient norm").ends_with("a mean taken twice"));
+    let v = after(|f| curve(f).grad_norms[1] *= 1.7);
+    assert!(!message(&v, "gradient norm").contains("world size"));
+}
+
+/// Five seeds: noise of the seeds does not hide a shift that all of them have.
+#[test]
+fn several_seeds_are_tested_together() {
+    let seeds = |shift: f64, noise: f64| {
+        let mut f = facts();
+        let m = f.measured.as_mut().unwrap();
+        let one = m.curves[0].clone();
+        m.curves = (0..5u64)
+            .map(|seed| {
+                let mut c = one.clone();
+                c.seed = seed;
+                let wobble = noise * [0.0, 1.0, -1.0, 0.5, -0.5][seed as usize];
+                c.losses = vec![5.5, 5.0, 4.5, 4.0 + 0.3 * seed as f64 + shift + wobble];
+                c
+            })
+            .collect();
+        f
+    };
+    let base = Baseline::of(seeds(0.0, 0.0));
+    let l = limits(|_| {});
+    assert!(judge(&base, &seeds(0.0, 0.0), &l).pass);
+    let v = judge(&base, &seeds(0.05, 0.01), &l);
+    assert_eq!(failures(&v), ["final loss over seeds: REGRESSION"]);
+    let text = message(&v, "final loss over seeds");
+    assert!(
+        text.starts_with("+0.050000 (+1.087 %), paired t test p = 0.000"),
+        "{text}"
+    );
+    assert!(
+        text.contains("5 seeds would show a difference of "),
+        "{text}"
+    );
+    // A shift within the noise is not held against it, and said to be so.
+    let v = judge(&base, &seeds(0.01, 0.2), &l);
+    let f = v
+        .findings
+        .iter()
+        .find(|f| f.metric == "final loss over seeds")
+        .unwrap();
+    assert_eq!(f.status, Status::Inconclusive);
+    assert!(judge(&base, &seeds(-0.05, 0.01), &l).pass);
+}
+
+#[test]
+fn what_is_not_compared_is_told() {
+    let v = after(|f| f.measured = None);
+    assert!(v.pass);
+    let f = v
+        .findings
+        .iter()
+        .find(|f| f.status == Status::Skipped)
+        .unwrap();
+    assert_eq!(
+        f.message,
+        "the baseline has measured runs, this call has none: give --run, or leave out --no-exec"
+    );
+    let v = after(|f| f.set.clear());
+    assert_eq!(
+        message(&v, "overrides"),
+        "the baseline was made with other overrides"
+    );
+}
+
+#[test]
+fn annotations_point_at_the_limit_or_at_the_baseline() {
+    let base = Baseline::parse(Baseline::text(&facts()), "b.toml").unwrap();
+    let mut now = facts();
+    now.memory.allocated *= 2;
+    now.memory.device *= 2;
+    let at = Position {
+        line: 9,
+        column: 10,
+    };
+    let places = BTreeMap::from([("gate.device".to_owned(), ("s.toml".to_owned(), at))]);
+    let l = Limits::new(&Gate::default(), &places, Some("s.toml"));
+    let v = judge(&base, &now, &l);
+    let place = |metric: &str| {
+        let f = v.findings.iter().find(|f| f.metric == metric).unwrap();
+        f.place.as_ref().unwrap().to_string()
+    };
+    assert_eq!(place("device"), "s.toml:9:10");
+    let line = Baseline::text(&facts())
+        .lines()
+        .position(|l| l == "allocated = 1000")
+        .unwrap();
+    assert_eq!(place("allocated"), format!("b.toml:{}:1", line + 1));
+    // Without a file, the scenario itself.
+    let v = judge(&Baseline::of(facts()), &now, &l);
+    let f = v.findings.iter().find(|f| f.metric == "allocated").unwrap();
+    assert_eq!(f.place.as_ref().unwrap().to_string(), "s.toml:1:1");
+}
+
+/// The three formats, over one failing and one passing scenario.
+#[test]
+fn formats() {
+    let mut v = after(|f| {
+        f.memory.allocated += 1;
+        f.program.digest = "<fed>".into();
+        f.program.outline = f
+            .program
+            .outline
+            .replace("mm: ", "alloc temporary 64\nmm: ");
+        curve(f).grad_norms.iter_mut().for_each(|x| *x *= 2.0);
+    });
+    v.scenario = "a|b".into();
+    let all = [v, after(|_| {})];
+    insta::assert_snapshot!("junit", crate::gate::format::junit(&all));
+    insta::assert_snapshot!("markdown", crate::gate::format::markdown(&all));
+    insta::assert_snapshot!("github", crate::gate::format::github(&all));
+}

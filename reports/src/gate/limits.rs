@@ -1,0 +1,168 @@
+//! Limits in force, and where each was written.
+
+use serde::Serialize;
+use shardlab_plan::scenario::{Gate, GateProgram, Position};
+use std::collections::BTreeMap;
+use std::fmt;
+
+/// A line of a file.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct Place {
+    /// File, as the user named it.
+    pub file: String,
+    /// Line, from 1.
+    pub line: u32,
+    /// Column, from 1.
+    pub column: u32,
+}
+
+impl Place {
+    /// The first line of a file.
+    #[must_use]
+    pub fn start(file: impl Into<String>) -> Self {
+        Self {
+            file: file.into(),
+            line: 1,
+            column: 1,
+        }
+    }
+}
+
+impl fmt::Display for Place {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}:{}:{}", self.file, self.line, self.column)
+    }
+}
+
+/// One limit.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct Limit {
+    /// Value; relative ones are fractions.
+    pub value: f64,
+    /// Where the user gave it; `None` for the default.
+    pub place: Option<Place>,
+}
+
+impl Limit {
+    /// `exact`, or `±1 %`.
+    #[must_use]
+    pub fn relative(&self) -> String {
+        if self.value == 0.0 {
+            "exact".to_owned()
+        } else {
+            format!("±{}", percent(self.value))
+        }
+    }
+}
+
+/// A fraction as percentage, without trailing zeros.
+#[must_use]
+pub fn percent(fraction: f64) -> String {
+    let p = 100.0 * fraction;
+    let digits = if p.abs() >= 10.0 { 1 } else { 3 };
+    let text = format!("{p:.digits$}");
+    let text = text.trim_end_matches('0').trim_end_matches('.');
+    format!("{text} %")
+}
+
+/// The limits of one scenario.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct Limits {
+    /// Predicted step time.
+    pub step_time: Limit,
+    /// Ratio of measured step times.
+    pub measured_step_time: Limit,
+    /// Allocated bytes.
+    pub allocated: Limit,
+    /// Reserved bytes.
+    pub reserved: Limit,
+    /// Device bytes.
+    pub device: Limit,
+    /// Each loss, relative.
+    pub loss: Limit,
+    /// Each loss, absolute.
+    pub loss_absolute: Limit,
+    /// Area between loss curves.
+    pub loss_area: Limit,
+    /// Final loss.
+    pub final_loss: Limit,
+    /// Gradient norms.
+    pub grad_norm: Limit,
+    /// What of the program may not change.
+    #[serde(skip)]
+    pub program: GateProgram,
+    /// Where `gate.program` was given.
+    pub program_place: Option<Place>,
+    /// The scenario's file: what an annotation points at when nothing else is known.
+    pub scenario: Option<Place>,
+}
+
+impl Limits {
+    /// The limits that a scenario gives; `places` are those of its keys, `file` is the scenario's own.
+    #[must_use]
+    pub fn new(
+        gate: &Gate,
+        places: &BTreeMap<String, (String, Position)>,
+        file: Option<&str>,
+    ) -> Self {
+        // An override has no line that an annotation could point at.
+        let place = |key: &str| {
+            let (file, at) = places.get(&format!("gate.{key}"))?;
+            (!file.starts_with("--")).then(|| Place {
+                file: file.clone(),
+                line: at.line,
+                column: at.column,
+            })
+        };
+        let limit = |key: &str, value: f64| Limit {
+            value,
+            place: place(key),
+        };
+        Self {
+            step_time: limit("step_time", gate.step_time),
+            measured_step_time: limit("measured_step_time", gate.measured_step_time),
+            allocated: limit("allocated", gate.allocated),
+            reserved: limit("reserved", gate.reserved),
+            device: limit("device", gate.device),
+            loss: limit("loss", gate.loss),
+            loss_absolute: limit("loss_absolute", gate.loss_absolute),
+            loss_area: limit("loss_area", gate.loss_area),
+            final_loss: limit("final_loss", gate.final_loss),
+            grad_norm: limit("grad_norm", gate.grad_norm),
+            program: gate.program,
+            program_place: place("program"),
+            scenario: file.map(Place::start),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn percentages_read_well() {
+        assert_eq!(percent(0.005), "0.5 %");
+        assert_eq!(percent(0.0), "0 %");
+        assert_eq!(percent(0.1), "10 %");
+        assert_eq!(percent(3.0), "300 %");
+        assert_eq!(percent(-0.01234), "-1.234 %");
+    }
+
+    #[test]
+    fn limits_know_their_line_and_overrides_have_none() {
+        let at = |line| Position { line, column: 8 };
+        let places = BTreeMap::from([
+            ("gate.loss".to_owned(), ("a.toml".to_owned(), at(7))),
+            (
+                "gate.device".to_owned(),
+                ("--set gate.device=1".to_owned(), at(1)),
+            ),
+        ]);
+        let limits = Limits::new(&Gate::default(), &places, Some("a.toml"));
+        assert_eq!(limits.loss.place.unwrap().to_string(), "a.toml:7:8");
+        assert_eq!(limits.device.place, None);
+        assert_eq!(limits.allocated.relative(), "exact");
+        assert_eq!(limits.device.relative(), "±1 %");
+    }
+}

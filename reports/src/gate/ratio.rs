@@ -1,0 +1,141 @@
+//! Measured time: old against new, interleaved in one call.
+//!
+//! A stored time says as much about the machine's mood as about the program, so measured time is never compared with a
+//! baseline file. Runs of both sides alternate (A B B A …), so that drift hits both; each run counts with its median, since
+//! steps within a run are not independent.
+
+use super::finding::{Class, Finding, Status};
+use super::limits::{Limits, percent};
+use crate::stats::{Comparison, Options, Samples, StatsError, Verdict, compare};
+
+/// Fewest runs a side.
+pub const FEWEST: usize = 3;
+
+/// Whose turn it is: of each pair, the side that comes first alternates.
+#[must_use]
+pub fn order(pairs: usize) -> Vec<Side> {
+    (0..pairs)
+        .flat_map(|i| {
+            if i % 2 == 0 {
+                [Side::Old, Side::New]
+            } else {
+                [Side::New, Side::Old]
+            }
+        })
+        .collect()
+}
+
+/// A side of the comparison.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Side {
+    /// What was.
+    Old,
+    /// What is.
+    New,
+}
+
+/// The finding over interleaved runs: each number is the median step time of one run, milliseconds.
+///
+/// # Errors
+/// When a side has fewer than [`FEWEST`] runs or a time that is not positive.
+pub fn judge(old: &[f64], new: &[f64], limits: &Limits) -> Result<Finding, StatsError> {
+    if old.len().min(new.len()) < FEWEST {
+        return Err(StatsError::Options(
+            "measured time needs three runs of each side",
+        ));
+    }
+    let limit = &limits.measured_step_time;
+    let options = Options {
+        threshold: limit.value.min(0.999),
+        ..Options::default()
+    };
+    let c = compare(Samples::Measured(old), Samples::Measured(new), &options)?;
+    let status = match c.verdict {
+        Verdict::Regressed => Status::Regression,
+        // A faster program needs no new baseline: there is none for measured time.
+        Verdict::Improved | Verdict::Equal => Status::Pass,
+        Verdict::Inconclusive => Status::Inconclusive,
+    };
+    Ok(Finding {
+        class: Class::Time,
+        metric: "step, measured".to_owned(),
+        status,
+        baseline: format!("{:.3} ms", c.medians[0]),
+        now: format!("{:.3} ms", c.medians[1]),
+        limit: format!("≤ +{}", percent(limit.value)),
+        message: sentence(&c),
+        detail: String::new(),
+        place: limit.place.clone().or_else(|| limits.scenario.clone()),
+    })
+}
+
+fn sentence(c: &Comparison) -> String {
+    let signed = |x: f64| format!("{:+.1} %", 100.0 * x);
+    let power = match (c.power, c.detectable) {
+        (Some(power), Some(least)) => format!(
+            "; a change of {} would be seen with a chance of {:.0} %, one of {} with 80 %",
+            percent(c.options.threshold),
+            100.0 * power,
+            percent((1000.0 * least).ceil() / 1000.0)
+        ),
+        _ => String::new(),
+    };
+    format!(
+        "{} ({:.0} % interval {} to {}) over {} interleaved pairs{power}",
+        signed(c.change()),
+        100.0 * c.ratio.level,
+        signed(c.ratio.low - 1.0),
+        signed(c.ratio.high - 1.0),
+        c.n[0].min(c.n[1]),
+    )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use shardlab_plan::scenario::Gate;
+    use std::collections::BTreeMap;
+
+    fn limits() -> Limits {
+        Limits::new(&Gate::default(), &BTreeMap::new(), Some("s.toml"))
+    }
+
+    #[test]
+    fn both_sides_come_first_equally_often() {
+        use Side::{New, Old};
+        assert_eq!(order(2), [Old, New, New, Old]);
+        assert_eq!(order(5).iter().filter(|s| **s == Old).count(), 5);
+    }
+
+    #[test]
+    fn a_slow_down_fails_and_says_by_how_much() {
+        let old = [10.0, 10.1, 9.9, 10.05, 9.95];
+        let new = old.map(|x| 1.2 * x);
+        let f = judge(&old, &new, &limits()).unwrap();
+        assert_eq!(f.status, Status::Regression);
+        assert!(
+            f.message.starts_with("+20.0 % (95 % interval "),
+            "{}",
+            f.message
+        );
+        assert!(
+            f.message
+                .contains("5 interleaved pairs; a change of 5 % would be seen"),
+            "{}",
+            f.message
+        );
+        let f = judge(&new, &old, &limits()).unwrap();
+        assert_eq!(f.status, Status::Pass);
+        assert_eq!(judge(&old, &old, &limits()).unwrap().status, Status::Pass);
+    }
+
+    #[test]
+    fn noise_is_told_apart_and_few_runs_are_refused() {
+        let old = [10.0, 14.0, 9.0, 12.0];
+        let new = [11.0, 13.5, 9.5, 12.5];
+        let f = judge(&old, &new, &limits()).unwrap();
+        assert_eq!(f.status, Status::Inconclusive, "{}", f.message);
+        assert!(judge(&old[..2], &new, &limits()).is_err());
+        assert!(judge(&[1.0, 0.0, 1.0], &new, &limits()).is_err());
+    }
+}

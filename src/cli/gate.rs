@@ -1,0 +1,389 @@
+//! `shardlab gate`: is this tree as good as the baseline?
+
+mod measured;
+mod print;
+mod selftest;
+
+use super::args::{Overrides, load, profiles};
+use super::interrupt;
+use super::keep::From;
+use super::output::{Failure, Out, Status};
+use crate::gate::against::{AgainstError, Binary, Revision, Scratch};
+use crate::gate::collect::{Collect, GateError, on_cpu};
+use crate::gate::plant::Plant;
+use shardlab_plan::{Scenario, scenario};
+use shardlab_reports::gate::baseline::{self, Baseline, BaselineError, Blessed};
+use shardlab_reports::gate::{Facts, Finding, Limits, Verdict, format, judge};
+use std::collections::BTreeMap;
+use std::io::Write;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+const NOTES: &str = "\
+What is compared, and with what tolerance, is in the scenario's [gate] section, or in --set gate.KEY=VALUE
+(`shardlab schema` lists the keys). A better value beyond its tolerance fails too: baselines stay tight.
+
+Exit status:
+  0  nothing is worse, nothing asks for a new baseline
+  1  a regression, an improvement or a change beyond its limit
+  2  bad input: a scenario, an option, a missing baseline
+  3  a run failed, or the old binary or revision could not be run";
+
+#[derive(clap::Args)]
+#[command(after_help = NOTES)]
+pub(super) struct Args {
+    /// Scenario files, or names of shipped ones
+    #[arg(value_name = "SCENARIO", required = true)]
+    scenarios: Vec<PathBuf>,
+    #[command(flatten)]
+    overrides: Overrides,
+    /// Folder of baselines (SCENARIO.toml each), or the file of one
+    #[arg(long, value_name = "DIR|FILE", required_unless_present_any = ["against", "against_rev", "selftest"])]
+    baseline: Option<PathBuf>,
+    /// Write the baselines instead of comparing
+    #[arg(long, requires = "baseline", conflicts_with_all = ["against", "against_rev", "selftest"])]
+    bless: bool,
+    /// Compare with another shardlab binary: its baselines, and interleaved measured runs
+    #[arg(long, value_name = "BINARY", conflicts_with_all = ["baseline", "against_rev"])]
+    against: Option<PathBuf>,
+    /// Likewise with a git revision of this repository, which is built first
+    #[arg(long, value_name = "REV", conflicts_with = "baseline")]
+    against_rev: Option<String>,
+    /// Interleaved pairs of measured runs, old and new; 0: none
+    #[arg(long, value_name = "N", default_value_t = 5, value_parser = pairs)]
+    pairs: usize,
+    /// A further argument of `exec` in both sides of the measured pairs (repeatable)
+    #[arg(long, value_name = "ARG", allow_hyphen_values = true)]
+    exec_arg: Vec<String>,
+    /// A measured run: a file that `exec --json` printed, a kept run's id, name or folder; several of one scenario are
+    /// seeds (repeatable)
+    #[arg(long, value_name = "FILE|RUN")]
+    run: Vec<PathBuf>,
+    #[command(flatten)]
+    from: From,
+    /// Do not train scenarios whose hardware is the CPU
+    #[arg(long)]
+    no_exec: bool,
+    /// Give a training run up when nothing moves for so many seconds
+    #[arg(long, value_name = "SECONDS", default_value_t = 60, value_parser = clap::value_parser!(u32).range(1..))]
+    timeout: u32,
+    /// Plant a known fault first, to see the gate fail
+    #[arg(long, value_enum, value_name = "FAULT", conflicts_with = "bless")]
+    plant: Option<Plant>,
+    /// Plant every known fault in turn and fail unless the gate sees each
+    #[arg(long, conflicts_with_all = ["baseline", "against", "against_rev", "plant", "run"])]
+    selftest: bool,
+    /// Print every comparison, not only those that fail
+    #[arg(long, conflicts_with = "json")]
+    all: bool,
+    /// Print one JSON object a scenario
+    #[arg(long)]
+    json: bool,
+    /// Write a JUnit report
+    #[arg(long, value_name = "FILE")]
+    junit: Option<PathBuf>,
+    /// Write a summary in Markdown
+    #[arg(long, value_name = "FILE")]
+    markdown: Option<PathBuf>,
+    /// Annotations and job summary for GitHub Actions; on by itself where GITHUB_ACTIONS is true
+    #[arg(long)]
+    github: bool,
+}
+
+fn pairs(text: &str) -> Result<usize, String> {
+    let fewest = shardlab_reports::gate::ratio::FEWEST;
+    match text.parse() {
+        Ok(n) if n == 0 || (fewest..=1000).contains(&n) => Ok(n),
+        _ => Err(format!("0, or a number from {fewest} to 1000 is expected")),
+    }
+}
+
+impl std::convert::From<GateError> for Failure {
+    fn from(e: GateError) -> Self {
+        if e.is_bad_input() {
+            Self::bad_input(e)
+        } else {
+            Self::run(e)
+        }
+    }
+}
+
+impl std::convert::From<BaselineError> for Failure {
+    fn from(e: BaselineError) -> Self {
+        Self::bad_input(e)
+    }
+}
+
+impl std::convert::From<AgainstError> for Failure {
+    fn from(e: AgainstError) -> Self {
+        Self::run(e)
+    }
+}
+
+/// A scenario under the gate.
+struct Job {
+    path: PathBuf,
+    scenario: Scenario,
+    limits: Limits,
+}
+
+impl Job {
+    fn load(path: &Path, set: &[String]) -> Result<Self, Failure> {
+        let scenario = load(path, set)?;
+        let places = scenario::places(path, set).map_err(Failure::bad_input)?;
+        // A bare name means a shipped scenario, whose file lies in this repository.
+        let file = if path.exists() {
+            path.display().to_string()
+        } else {
+            format!("scenarios/{}.toml", scenario.name)
+        };
+        Ok(Self {
+            path: path.to_owned(),
+            limits: Limits::new(&scenario.gate, &places, Some(&file)),
+            scenario,
+        })
+    }
+}
+
+pub(super) fn run(args: &Args, out: &mut Out) -> Result<Status, Failure> {
+    // Everything that can be wrong with the input is found before the first run.
+    let jobs: Vec<Job> = args
+        .scenarios
+        .iter()
+        .map(|path| Job::load(path, &args.overrides.set))
+        .collect::<Result<_, _>>()?;
+    distinct(&jobs)?;
+    let profiles = profiles();
+    let collect = Collect {
+        profiles: &profiles,
+        exec: !args.no_exec,
+        timeout: Duration::from_secs(u64::from(args.timeout)),
+        plant: args.plant,
+        stop: &interrupt::requested,
+    };
+    interrupt::watch();
+    if args.selftest {
+        return selftest::run(args, &jobs, &collect, out);
+    }
+    let given = measured::read(&args.run, &jobs, &args.from.store())?;
+    let facts = |job: &Job| -> Result<Facts, Failure> {
+        let runs = given.get(&job.scenario.name);
+        let collect = Collect {
+            exec: collect.exec && runs.is_none(),
+            ..collect
+        };
+        let mut facts = collect.facts(&job.scenario, &args.overrides.set)?;
+        if let Some(runs) = runs {
+            facts.measured = Some(runs.clone());
+        }
+        Ok(facts)
+    };
+    if args.bless {
+        return bless(args, &jobs, &facts, out);
+    }
+    let verdicts = compare(args, &jobs, &facts)?;
+    report(args, &verdicts, out)?;
+    Ok(if verdicts.iter().all(|v| v.pass) {
+        Status::Done
+    } else {
+        Status::CheckFailed
+    })
+}
+
+/// Baselines are found by name: two scenarios of one name would share one.
+fn distinct(jobs: &[Job]) -> Result<(), Failure> {
+    let mut seen: BTreeMap<&str, &Path> = BTreeMap::new();
+    for job in jobs {
+        if let Some(other) = seen.insert(&job.scenario.name, &job.path) {
+            return Err(Failure::bad_input(format_args!(
+                "{} and {} are both named `{}`; a baseline is found by that name",
+                other.display(),
+                job.path.display(),
+                job.scenario.name
+            )));
+        }
+    }
+    Ok(())
+}
+
+fn compare(
+    args: &Args,
+    jobs: &[Job],
+    facts: &dyn Fn(&Job) -> Result<Facts, Failure>,
+) -> Result<Vec<Verdict>, Failure> {
+    let revision = match &args.against_rev {
+        Some(rev) => Some(Revision::build(Path::new("."), rev)?),
+        None => None,
+    };
+    let old = revision
+        .as_ref()
+        .map(Revision::binary)
+        .or_else(|| args.against.clone().map(Binary));
+    let scratch;
+    let at = match (&old, &args.baseline) {
+        (Some(old), _) => {
+            scratch = Scratch::new("gate-baselines")?;
+            old.bless(
+                &args.scenarios,
+                &args.overrides.set,
+                !args.no_exec,
+                scratch.path(),
+            )?;
+            scratch.path()
+        }
+        (None, Some(at)) => at.as_path(),
+        // clap asks for one of them.
+        (None, None) => return Err(Failure::bad_input("--baseline or --against is needed")),
+    };
+    if jobs.len() > 1 && at.is_file() {
+        return Err(Failure::bad_input(format_args!(
+            "{}: one file is the baseline of one scenario, not of {}",
+            at.display(),
+            jobs.len()
+        )));
+    }
+    let baselines = jobs
+        .iter()
+        .map(|job| {
+            let name = &job.scenario.name;
+            let read = Baseline::read(&baseline::path_of(at, name), name)?;
+            if read.facts.scenario != *name {
+                return Err(Failure::bad_input(format_args!(
+                    "{}: is the baseline of `{}`, not of `{name}`",
+                    read.file, read.facts.scenario
+                )));
+            }
+            Ok(read)
+        })
+        .collect::<Result<Vec<_>, Failure>>()?;
+    let mut verdicts = Vec::new();
+    for (job, mut baseline) in jobs.iter().zip(baselines) {
+        if old.is_some() {
+            // The old side's files are gone when the user looks for them.
+            baseline.file.clear();
+        }
+        let mut verdict = judge(&baseline, &facts(job)?, &job.limits);
+        let runs = args.pairs > 0 && !args.no_exec;
+        let runs = runs && (on_cpu(&job.scenario) || !args.exec_arg.is_empty());
+        if let Some(old) = old.as_ref().filter(|_| runs) {
+            let finding = interleaved(args, job, old)?;
+            let findings = verdict.findings.into_iter().chain([finding]).collect();
+            verdict = Verdict::new(verdict.scenario, findings);
+        }
+        verdicts.push(verdict);
+    }
+    Ok(verdicts)
+}
+
+/// Measured time, old against new.
+fn interleaved(args: &Args, job: &Job, old: &Binary) -> Result<Finding, Failure> {
+    use shardlab_reports::gate::ratio::{self, Side};
+    let new = std::env::current_exe()
+        .map(Binary)
+        .map_err(|e| Failure::run(format_args!("cannot find this binary: {e}")))?;
+    let mut planted = args.exec_arg.clone();
+    if let Some(plant) = args.plant {
+        planted.extend(["--plant".to_owned(), plant.name().to_owned()]);
+    }
+    let (mut before, mut after) = (Vec::new(), Vec::new());
+    for side in ratio::order(args.pairs) {
+        if interrupt::requested() {
+            return Err(Failure::run("interrupted"));
+        }
+        let set = &args.overrides.set;
+        match side {
+            Side::Old => before.push(old.step_ms(&job.path, set, &args.exec_arg)?),
+            Side::New => after.push(new.step_ms(&job.path, set, &planted)?),
+        }
+    }
+    ratio::judge(&before, &after, &job.limits)
+        .map_err(|e| Failure::run(format_args!("{}: {e}", job.scenario.name)))
+}
+
+fn bless(
+    args: &Args,
+    jobs: &[Job],
+    facts: &dyn Fn(&Job) -> Result<Facts, Failure>,
+    out: &mut Out,
+) -> Result<Status, Failure> {
+    // clap asks for it.
+    let Some(at) = &args.baseline else {
+        return Err(Failure::bad_input("--bless needs --baseline"));
+    };
+    let single = baseline::path_of(at, "x") == *at;
+    if single && jobs.len() > 1 {
+        return Err(Failure::bad_input(format_args!(
+            "--baseline {}: one file is the baseline of one scenario, not of {}",
+            at.display(),
+            jobs.len()
+        )));
+    }
+    for job in jobs {
+        let name = &job.scenario.name;
+        let now = facts(job)?;
+        let path = baseline::path_of(at, name);
+        let before = Baseline::read(&path, name).ok();
+        let done = baseline::bless(&path, &now)?;
+        let word = match done {
+            Blessed::Created => "created",
+            Blessed::Updated => "updated",
+            Blessed::Unchanged => "unchanged",
+        };
+        let changes = before
+            .filter(|_| done == Blessed::Updated)
+            .map(|b| judge(&b, &now, &job.limits));
+        if args.json {
+            out.json(&serde_json::json!({
+                "scenario": name,
+                "baseline": path.display().to_string(),
+                "done": word,
+                "changes": changes.as_ref().map(|v| v.failures().collect::<Vec<_>>()),
+            }))?;
+            continue;
+        }
+        out.line(format_args!("{}: {word}", path.display()))?;
+        for f in changes.iter().flat_map(Verdict::failures) {
+            out.paragraph(2, &format::sentence(f))?;
+        }
+    }
+    Ok(Status::Done)
+}
+
+/// Writes everything that was asked for.
+fn report(args: &Args, verdicts: &[Verdict], out: &mut Out) -> Result<(), Failure> {
+    let write = |path: &PathBuf, text: String| {
+        std::fs::write(path, text)
+            .map_err(|e| Failure::bad_input(format_args!("{}: {e}", path.display())))
+    };
+    if let Some(path) = &args.junit {
+        write(path, format::junit(verdicts))?;
+    }
+    if let Some(path) = &args.markdown {
+        write(path, format::markdown(verdicts))?;
+    }
+    if args.json {
+        for verdict in verdicts {
+            out.json(verdict)?;
+        }
+    } else {
+        print::verdicts(args.all, verdicts, out)?;
+    }
+    let on_github = std::env::var_os("GITHUB_ACTIONS").is_some_and(|v| v == "true");
+    if args.github || on_github {
+        let annotations = format::github(verdicts);
+        // Standard output is the objects' alone; the runner reads both.
+        if args.json {
+            eprint!("{annotations}");
+        } else {
+            out.text(annotations)?;
+        }
+        if let Some(path) = std::env::var_os("GITHUB_STEP_SUMMARY").filter(|p| !p.is_empty()) {
+            let mut file = std::fs::OpenOptions::new()
+                .append(true)
+                .create(true)
+                .open(&path)?;
+            file.write_all(format::markdown(verdicts).as_bytes())?;
+        }
+    }
+    Ok(())
+}

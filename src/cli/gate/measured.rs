@@ -1,0 +1,139 @@
+//! Measured runs that the user gives.
+
+use super::Job;
+use crate::cli::output::Failure;
+use serde_json::Value;
+use shardlab_plan::record::RunKind;
+use shardlab_reports::gate::{Curve, Measured, MemoryFacts};
+use shardlab_reports::store::{Store, open_dir};
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+
+/// Reads the runs and sorts them to their scenarios.
+pub(super) fn read(
+    paths: &[PathBuf],
+    jobs: &[Job],
+    store: &Store,
+) -> Result<BTreeMap<String, Measured>, Failure> {
+    let mut all: BTreeMap<String, Measured> = BTreeMap::new();
+    for path in paths {
+        let shown = path.display();
+        let bad =
+            |m: &dyn std::fmt::Display| Failure::bad_input(format_args!("--run {shown}: {m}"));
+        let (name, run) = one(path, store).map_err(|e| bad(&e))?;
+        if !jobs.iter().any(|j| j.scenario.name == name) {
+            let known: Vec<&str> = jobs.iter().map(|j| j.scenario.name.as_str()).collect();
+            return Err(bad(&format_args!(
+                "is a run of `{name}`; the gate is asked about {}",
+                known.join(", ")
+            )));
+        }
+        match all.get_mut(&name) {
+            None => {
+                all.insert(name, run);
+            }
+            Some(known) if known.digest != run.digest => {
+                return Err(bad(&"ran another program than the run given before it"));
+            }
+            Some(known) => {
+                let taken = |s: u64| known.curves.iter().any(|c| c.seed == s);
+                if run.curves.iter().any(|c| taken(c.seed)) {
+                    return Err(bad(&"has the seed of a run given before it"));
+                }
+                known.curves.extend(run.curves);
+            }
+        }
+    }
+    Ok(all)
+}
+
+/// A file that `exec --json` printed, the folder of a kept run, or its id or name.
+fn one(path: &Path, store: &Store) -> Result<(String, Measured), String> {
+    if path.is_file() {
+        let text = std::fs::read_to_string(path).map_err(|e| e.to_string())?;
+        let value: Value = serde_json::from_str(text.trim()).map_err(|e| e.to_string())?;
+        return of(&value);
+    }
+    let view = if path.is_dir() {
+        open_dir(path)
+    } else {
+        let id = store.resolve(&path.to_string_lossy());
+        id.and_then(|id| store.open(&id))
+    }
+    .map_err(|e| e.to_string())?;
+    if view.run.kind != RunKind::Exec {
+        return Err("is a prediction: a measured run is expected".to_owned());
+    }
+    let name = view.scenario.name.clone();
+    let run = Measured::new(&[view]).ok_or("holds no run")?;
+    Ok((name, run))
+}
+
+/// The facts of a summary, and its scenario's name.
+fn of(v: &Value) -> Result<(String, Measured), String> {
+    let text = |key: &str| {
+        v[key].as_str().map(str::to_owned).ok_or_else(|| {
+            format!("has no `{key}`: the output of `shardlab exec --json` is expected")
+        })
+    };
+    if text("kind")? != "exec" {
+        return Err("is a prediction: a measured run is expected".to_owned());
+    }
+    let numbers = |key: &str| -> Vec<f64> {
+        let list = v[key].as_array().map_or(&[][..], Vec::as_slice);
+        // JSON has no NaN: null stands for it.
+        list.iter()
+            .map(|x| x.as_f64().unwrap_or(f64::NAN))
+            .collect()
+    };
+    let map = |value: &Value| -> BTreeMap<String, u64> {
+        let fields = value.as_object().into_iter().flatten();
+        fields
+            .filter_map(|(k, v)| Some((k.clone(), v.as_u64()?)))
+            .collect()
+    };
+    let m = &v["memory"];
+    let bytes = |key: &str| {
+        m[key]
+            .as_u64()
+            .ok_or_else(|| format!("has no `memory.{key}`"))
+    };
+    let at = &m["at"];
+    let memory = MemoryFacts {
+        allocated: bytes("peak_allocated_bytes")?,
+        reserved: bytes("peak_reserved_bytes")?,
+        device: bytes("peak_device_bytes")?,
+        persistent: bytes("persistent_bytes")?,
+        at: format!(
+            "{} {}",
+            at["phase"].as_str().unwrap_or_default(),
+            at["unit_name"].as_str().unwrap_or_default()
+        ),
+        by_role: map(&m["by_role"]),
+        by_unit: map(&v["memory_by_unit"]),
+    };
+    let environment: BTreeMap<String, String> = v["environment"]
+        .as_object()
+        .into_iter()
+        .flatten()
+        .filter_map(|(k, v)| Some((k.clone(), v.as_str()?.to_owned())))
+        .collect();
+    let curve = Curve {
+        seed: environment
+            .get("seed")
+            .and_then(|s| s.parse().ok())
+            .unwrap_or(0),
+        losses: numbers("losses"),
+        grad_norms: numbers("grad_norms"),
+        ended: (v["interrupted"] == true).then(|| "the run was interrupted".to_owned()),
+    };
+    Ok((
+        text("scenario")?,
+        Measured {
+            environment: shardlab_reports::gate::facts::lasting(&environment),
+            digest: text("program_digest")?,
+            memory: Some(memory),
+            curves: vec![curve],
+        },
+    ))
+}

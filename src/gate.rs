@@ -1,0 +1,8 @@
+//! What `shardlab gate` does around [`shardlab_reports::gate`]: it makes the facts.
+
+pub mod against;
+pub mod collect;
+pub mod plant;
+
+pub use collect::{Collect, GateError};
+pub use plant::Plant;

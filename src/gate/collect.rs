@@ -1,0 +1,188 @@
+//! From a scenario to the facts that a gate compares: plan, check, simulate, and on the CPU train.
+
+use super::plant::Plant;
+use crate::predict::{PredictError, Profiles};
+use shardlab_exec::engine::ExecOptions;
+use shardlab_exec::train::{Flow, Observer, RunOptions, StepReport, TrainError, train};
+use shardlab_plan::check::check;
+use shardlab_plan::{Program, Scenario};
+use shardlab_reports::RunView;
+use shardlab_reports::gate::{Curve, Facts, Measured};
+use shardlab_sim::Options;
+use std::sync::Arc;
+use std::time::Duration;
+
+/// Why there are no facts.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum GateError {
+    /// No plan or no prediction.
+    #[error(transparent)]
+    Predict(#[from] PredictError),
+    /// The fault cannot be planted in this program.
+    #[error("{scenario}: --plant {plant}: {reason}")]
+    Plant {
+        /// Scenario.
+        scenario: String,
+        /// Name of the fault.
+        plant: &'static str,
+        /// Reason.
+        reason: &'static str,
+    },
+    /// The training run failed (a loss that is no number is no failure but a finding).
+    #[error("{scenario}: {error}")]
+    Train {
+        /// Scenario.
+        scenario: String,
+        /// Reason.
+        error: TrainError,
+    },
+    /// Stopped by the user.
+    #[error("interrupted")]
+    Interrupted,
+}
+
+impl GateError {
+    /// Whether the user's input is at fault, rather than the run.
+    #[must_use]
+    pub fn is_bad_input(&self) -> bool {
+        match self {
+            Self::Predict(e) => e.is_bad_input(),
+            Self::Plant { .. } => true,
+            Self::Train { error, .. } => error.is_bad_input(),
+            Self::Interrupted => false,
+        }
+    }
+}
+
+/// How facts are made.
+pub struct Collect<'a> {
+    /// Hardware profiles.
+    pub profiles: &'a Profiles,
+    /// Train scenarios whose hardware is the CPU.
+    pub exec: bool,
+    /// Seconds in which nothing moves before a run is given up.
+    pub timeout: Duration,
+    /// A fault to plant in every program.
+    pub plant: Option<Plant>,
+    /// Asked after every step whether to stop.
+    pub stop: &'a dyn Fn() -> bool,
+}
+
+impl Collect<'_> {
+    /// The program of a scenario, with the planted fault.
+    ///
+    /// # Errors
+    /// [`GateError`].
+    pub fn program(&self, scenario: &Scenario) -> Result<Program, GateError> {
+        let program = shardlab_plan::plan(scenario).map_err(|error| PredictError::Plan {
+            scenario: scenario.name.clone(),
+            error,
+        })?;
+        match self.plant {
+            None => Ok(program),
+            Some(plant) => plant.into(program).map_err(|reason| GateError::Plant {
+                scenario: scenario.name.clone(),
+                plant: plant.name(),
+                reason,
+            }),
+        }
+    }
+
+    /// The facts of a scenario.
+    ///
+    /// # Errors
+    /// [`GateError`].
+    pub fn facts(&self, scenario: &Scenario, set: &[String]) -> Result<Facts, GateError> {
+        let profile = self
+            .profiles
+            .get(&scenario.mesh.hardware)
+            .map_err(PredictError::from)?;
+        let program = Arc::new(self.program(scenario)?);
+        let report = check(&program);
+        let predicted =
+            shardlab_sim::simulate(&program, &profile, &Options::default()).map_err(|error| {
+                PredictError::Sim {
+                    scenario: scenario.name.clone(),
+                    error,
+                }
+            })?;
+        let mut facts = Facts::new(scenario, set, &program, &predicted, &report);
+        if self.exec && on_cpu(scenario) {
+            facts.measured = Some(self.measure(scenario, &program)?);
+        }
+        Ok(facts)
+    }
+
+    /// One training run a seed.
+    fn measure(&self, scenario: &Scenario, program: &Arc<Program>) -> Result<Measured, GateError> {
+        let mut views = Vec::new();
+        let mut ended = Vec::new();
+        for seed in 0..u64::from(scenario.gate.seeds) {
+            let options = RunOptions {
+                seed: Some(seed),
+                exec: ExecOptions {
+                    timeout: self.timeout,
+                    ..ExecOptions::default()
+                },
+                ..RunOptions::default()
+            };
+            let mut steps = Steps {
+                losses: Vec::new(),
+                grad_norms: Vec::new(),
+                stop: self.stop,
+            };
+            match train(scenario, program, options, &mut steps) {
+                Ok(outcome) if outcome.interrupted => return Err(GateError::Interrupted),
+                Ok(outcome) => views.push(RunView::of(outcome.run, program, scenario)),
+                // A fact about convergence, not a fault of the machine.
+                Err(error @ TrainError::Diverged { .. }) => ended.push(Curve {
+                    seed,
+                    losses: steps.losses,
+                    grad_norms: steps.grad_norms,
+                    ended: Some(error.to_string()),
+                }),
+                Err(error) => {
+                    return Err(GateError::Train {
+                        scenario: scenario.name.clone(),
+                        error,
+                    });
+                }
+            }
+        }
+        let mut measured = Measured::new(&views).unwrap_or_else(|| Measured {
+            environment: std::collections::BTreeMap::new(),
+            digest: program.digest(),
+            memory: None,
+            curves: Vec::new(),
+        });
+        measured.curves.extend(ended);
+        measured.curves.sort_by_key(|c| c.seed);
+        Ok(measured)
+    }
+}
+
+/// Whether `exec` can run a scenario on the machine it is written for: any machine.
+#[must_use]
+pub fn on_cpu(scenario: &Scenario) -> bool {
+    scenario.mesh.hardware == "cpu"
+}
+
+/// Keeps what a run that ends early leaves.
+struct Steps<'a> {
+    losses: Vec<f64>,
+    grad_norms: Vec<f64>,
+    stop: &'a dyn Fn() -> bool,
+}
+
+impl Observer for Steps<'_> {
+    fn step(&mut self, report: &StepReport) -> Flow {
+        self.losses.push(report.loss);
+        self.grad_norms.push(report.grad_norm);
+        if (self.stop)() {
+            Flow::Stop
+        } else {
+            Flow::Continue
+        }
+    }
+}

@@ -1,0 +1,381 @@
+//! `shardlab gate`.
+
+use crate::{assert_narrow, shardlab};
+use serde_json::Value;
+use std::path::Path;
+
+/// A call with its exit status, output and errors; nothing of a CI system that the tests run in.
+fn call(args: &[&str]) -> (i32, String, String) {
+    let output = shardlab(args)
+        .env_remove("GITHUB_ACTIONS")
+        .env_remove("GITHUB_STEP_SUMMARY")
+        .output()
+        .unwrap();
+    (
+        output.status.code().unwrap(),
+        String::from_utf8(output.stdout).unwrap(),
+        String::from_utf8(output.stderr).unwrap(),
+    )
+}
+
+fn gate(baseline: &Path, args: &[&str]) -> (i32, String, String) {
+    let at = baseline.display().to_string();
+    call(&[&["gate", "--baseline", &at], args].concat())
+}
+
+/// A folder with the baselines of these scenarios.
+fn blessed(scenarios: &[&str]) -> tempfile::TempDir {
+    let dir = tempfile::tempdir().unwrap();
+    let (code, out, err) = gate(dir.path(), &[&["--bless"], scenarios].concat());
+    assert_eq!(code, 0, "{err}");
+    assert_eq!(out.matches(": created").count(), scenarios.len(), "{out}");
+    dir
+}
+
+/// Acceptance: the unchanged tree passes, every time.
+#[test]
+fn the_unchanged_tree_passes_twenty_times() {
+    let dir = blessed(&["small-native", "small-fsdp2"]);
+    for i in 0..20 {
+        let (code, out, err) = gate(dir.path(), &["small-native", "small-fsdp2"]);
+        assert_eq!(code, 0, "call {i}: {out}{err}");
+        assert!(out.contains("2 scenarios passed"), "{out}");
+    }
+    // What blessing would write is what is there.
+    let (_, out, _) = gate(dir.path(), &["--bless", "small-native", "small-fsdp2"]);
+    assert_eq!(out.matches(": unchanged").count(), 2, "{out}");
+}
+
+/// Acceptance: each planted fault fails the gate, and the gate says what and by how much.
+#[test]
+fn planted_faults_fail_and_are_named() {
+    let dir = blessed(&["small-native"]);
+    let cases: [(&str, &[&str]); 4] = [
+        (
+            "memory",
+            &[
+                "allocated",
+                "REGRESSION",
+                "+25,600 B (+4.613 %): full_weight +25,600 B",
+                "one full_weight buffer of 25,344 B more",
+                "steady: +1 alloc, +1 free",
+            ],
+        ),
+        (
+            "scale",
+            &[
+                "gradient norm: outside at 6 of 6 steps, first at step 0",
+                "4.0000 times: off by the world size (4), a sum where a mean belongs",
+                "+reduce: reduce_scatter sum f32 50688",
+            ],
+        ),
+        (
+            "stale",
+            &[
+                "loss curve: outside at 5 of 6 steps, first at step 1",
+                "[CHK-UNINIT]",
+                "-prefetch: all_gather bf16 25344 shard",
+                "steady: -1 all_gather",
+            ],
+        ),
+        (
+            "slow",
+            &[
+                "step, predicted",
+                "compute stream busy +4.35",
+                "steady: +97 launch",
+            ],
+        ),
+    ];
+    for (fault, words) in cases {
+        let (code, out, err) = gate(dir.path(), &["small-native", "--plant", fault]);
+        assert_eq!(code, 1, "{fault}: {out}{err}");
+        assert_narrow(&out);
+        // Sentences are wrapped.
+        let flat = out.split_whitespace().collect::<Vec<_>>().join(" ");
+        for word in words {
+            let word = word.split_whitespace().collect::<Vec<_>>().join(" ");
+            assert!(flat.contains(&word), "{fault}: {word}\n{out}");
+        }
+    }
+}
+
+/// A measured slow-down fails by the ratio of interleaved runs alone; the unchanged tree does not.
+#[test]
+fn old_against_new_in_one_call() {
+    let me = env!("CARGO_BIN_EXE_shardlab");
+    // The program may change here: what is left to see it is time.
+    let base = [
+        "gate",
+        "--against",
+        me,
+        "small-linear",
+        "--set",
+        "gate.program=off",
+        "--set",
+        "gate.step_time=1000",
+    ];
+    let (code, out, err) = call(&[&base[..], &["--pairs", "0"]].concat());
+    assert_eq!(code, 0, "{out}{err}");
+    assert!(!out.contains("step, measured"), "{out}");
+    let (code, out, err) = call(
+        &[
+            &base[..],
+            &[
+                "--pairs",
+                "3",
+                "--all",
+                "--set",
+                "gate.measured_step_time=1000",
+            ],
+        ]
+        .concat(),
+    );
+    assert_eq!(code, 0, "{out}{err}");
+    let flat = out.split_whitespace().collect::<Vec<_>>().join(" ");
+    assert!(flat.contains("over 3 interleaved pairs"), "{out}");
+}
+
+#[test]
+fn improvements_ask_for_a_new_baseline() {
+    let dir = blessed(&["small-linear"]);
+    let path = dir.path().join("small-linear.toml");
+    let text = std::fs::read_to_string(&path).unwrap();
+    let worse = text.replacen("allocated = 27648", "allocated = 30000", 1);
+    assert_ne!(text, worse);
+    std::fs::write(&path, worse).unwrap();
+    let (code, out, _) = gate(dir.path(), &["small-linear"]);
+    assert_eq!(code, 1, "{out}");
+    assert!(out.contains("IMPROVED"), "{out}");
+    assert!(out.contains("-2,352 B (-7.84 %)"), "{out}");
+    let (code, out, _) = gate(dir.path(), &["--bless", "small-linear"]);
+    assert_eq!(code, 0);
+    assert!(out.contains("small-linear.toml: updated"), "{out}");
+    assert!(out.contains("-2,352 B (-7.84 %)"), "{out}");
+    assert_eq!(std::fs::read_to_string(&path).unwrap(), text);
+    assert_eq!(gate(dir.path(), &["small-linear"]).0, 0);
+}
+
+#[test]
+fn every_output_is_written() {
+    let dir = blessed(&["small-linear"]);
+    let file = |name: &str| dir.path().join(name).display().to_string();
+    let summary = file("summary.md");
+    let at = dir.path().display().to_string();
+    let output = shardlab(&[
+        "gate",
+        "--baseline",
+        &at,
+        "small-linear",
+        "--plant",
+        "memory",
+        "--json",
+        "--junit",
+        &file("junit.xml"),
+        "--markdown",
+        &file("gate.md"),
+    ])
+    .env("GITHUB_ACTIONS", "true")
+    .env("GITHUB_STEP_SUMMARY", &summary)
+    .output()
+    .unwrap();
+    assert_eq!(output.status.code(), Some(1));
+    let verdict: Value = serde_json::from_slice(&output.stdout).unwrap();
+    assert_eq!(verdict["scenario"], "small-linear");
+    assert_eq!(verdict["pass"], false);
+    let allocated = verdict["findings"]
+        .as_array()
+        .unwrap()
+        .iter()
+        .find(|f| f["metric"] == "allocated")
+        .unwrap();
+    assert_eq!(allocated["status"], "regression");
+    assert_eq!(allocated["class"], "memory");
+    // The annotation points at the value in the baseline.
+    let line = allocated["place"]["line"].as_u64().unwrap() as usize;
+    let baseline = std::fs::read_to_string(dir.path().join("small-linear.toml")).unwrap();
+    assert!(
+        baseline
+            .lines()
+            .nth(line - 1)
+            .unwrap()
+            .starts_with("allocated = ")
+    );
+    let annotations = String::from_utf8(output.stderr).unwrap();
+    assert!(annotations.contains("::error file="), "{annotations}");
+    let junit = std::fs::read_to_string(file("junit.xml")).unwrap();
+    assert!(
+        junit.contains("<failure type=\"regression\" message=\"allocated: "),
+        "{junit}"
+    );
+    for path in [summary, file("gate.md")] {
+        let text = std::fs::read_to_string(&path).unwrap();
+        assert!(
+            text.starts_with("## Gate: 1 of 1 scenarios failed"),
+            "{path}: {text}"
+        );
+    }
+}
+
+#[test]
+fn limits_come_from_the_scenario_and_point_there() {
+    let dir = blessed(&["small-linear"]);
+    let scenario = dir.path().join("mine.toml");
+    let base = Path::new(env!("CARGO_MANIFEST_DIR")).join("scenarios/small-linear.toml");
+    std::fs::write(
+        &scenario,
+        format!(
+            "extends = {:?}\n\n[gate]\nallocated = 0.5\ndevice = 0.001\nprogram = \"off\"\n",
+            base.display().to_string()
+        ),
+    )
+    .unwrap();
+    std::fs::copy(
+        dir.path().join("small-linear.toml"),
+        dir.path().join("b.toml"),
+    )
+    .unwrap();
+    let text = std::fs::read_to_string(dir.path().join("b.toml")).unwrap();
+    let mine = dir.path().join("mine-baseline.toml");
+    std::fs::write(
+        &mine,
+        text.replace("scenario = \"small-linear\"", "scenario = \"mine\""),
+    )
+    .unwrap();
+    let (code, out, err) = gate(
+        &mine,
+        &[
+            &scenario.display().to_string(),
+            "--plant",
+            "memory",
+            "--github",
+        ],
+    );
+    assert_eq!(code, 1, "{out}{err}");
+    // 11 % more allocated bytes are within 50 %, device bytes are not within 0.1 %: the annotation is at line 5.
+    assert!(!out.contains("allocated REGRESSION"), "{out}");
+    assert!(out.contains("mine.toml,line=5,col="), "{out}");
+    assert!(out.contains("device REGRESSION"), "{out}");
+}
+
+#[test]
+fn measured_runs_can_be_given() {
+    let dir = blessed(&["small-linear"]);
+    let run = dir.path().join("run.json");
+    let path = run.display().to_string();
+    let (_, json, _) = call(&["exec", "small-linear", "--json"]);
+    std::fs::write(&run, &json).unwrap();
+    let (code, out, err) = gate(dir.path(), &["small-linear", "--run", &path]);
+    assert_eq!(code, 0, "{out}{err}");
+    let (_, json, _) = call(&["exec", "small-linear", "--json", "--set", "train.lr=0.05"]);
+    std::fs::write(&run, &json).unwrap();
+    let (code, out, _) = gate(dir.path(), &["small-linear", "--run", &path]);
+    assert_eq!(code, 1, "{out}");
+    assert!(out.contains("loss curve"), "{out}");
+    // A kept run by its name.
+    let store = dir.path().join("kept").display().to_string();
+    let (code, _, err) = call(&["exec", "small-linear", "--store", &store]);
+    assert_eq!(code, 0, "{err}");
+    let (_, rest) = err.split_once("kept as ").unwrap();
+    let id = rest.split_whitespace().next().unwrap();
+    let (code, out, err) = gate(
+        dir.path(),
+        &["small-linear", "--run", id, "--store", &store],
+    );
+    assert_eq!(code, 0, "{out}{err}");
+    // Runs of what is not under the gate, and twice the same seed.
+    let (code, _, err) = gate(
+        dir.path(),
+        &["small-linear", "--run", &path, "--run", &path],
+    );
+    assert_eq!(code, 2);
+    assert!(
+        err.contains("has the seed of a run given before it"),
+        "{err}"
+    );
+    let (code, _, err) = gate(dir.path(), &["small-native", "--run", &path]);
+    assert_eq!(code, 2);
+    assert!(err.contains("is a run of `small-linear`"), "{err}");
+}
+
+#[test]
+fn several_seeds_are_run_and_tested() {
+    let dir = tempfile::tempdir().unwrap();
+    let seeds = ["small-native", "--set", "gate.seeds=3"];
+    let (code, _, err) = gate(dir.path(), &[&["--bless"], &seeds[..]].concat());
+    assert_eq!(code, 0, "{err}");
+    let (code, out, _) = gate(dir.path(), &[&["--all"], &seeds[..]].concat());
+    assert_eq!(code, 0, "{out}");
+    assert!(out.contains("final loss over seeds"), "{out}");
+    assert!(out.contains("gradient norm, seed 2"), "{out}");
+    // Nothing is learnt: every seed ends worse.
+    let idle = ["--set", "train.lr=1e-9"];
+    let (code, out, _) = gate(dir.path(), &[&seeds[..], &idle].concat());
+    assert_eq!(code, 1, "{out}");
+    let flat = out.split_whitespace().collect::<Vec<_>>().join(" ");
+    assert!(flat.contains("final loss over seeds: +"), "{out}");
+    assert!(flat.contains("paired t test p = 0.0"), "{out}");
+}
+
+#[test]
+fn the_gate_tests_itself() {
+    let (code, out, err) = call(&["gate", "--selftest", "small-native", "llama3-8b-4xh200"]);
+    assert_eq!(code, 0, "{out}{err}");
+    assert_narrow(&out);
+    assert_eq!(out.matches(" fails ").count(), 8, "{out}");
+    assert!(!out.contains("MISSED") && !out.contains("FALSE"), "{out}");
+}
+
+#[test]
+fn bad_input_is_named() {
+    let dir = blessed(&["small-linear"]);
+    let at = dir.path().display().to_string();
+    let broken = dir.path().join("broken.toml");
+    std::fs::write(&broken, "format = 7\n").unwrap();
+    let broken = broken.display().to_string();
+    let cases: [(&[&str], i32, &str); 8] = [
+        (
+            &["small-native", "--baseline", &at],
+            2,
+            "there is no baseline of `small-native`",
+        ),
+        (&["small-linear", "--baseline", &broken], 2, "has format 7"),
+        (&["small-linear"], 2, "--baseline"),
+        (&["no-such", "--baseline", &at], 2, "cannot be opened"),
+        (
+            &["small-linear", "--baseline", &at, "--set", "gate.los=1"],
+            2,
+            "did you mean `loss`?",
+        ),
+        (
+            &["small-linear", "small-linear", "--baseline", &at],
+            2,
+            "both named",
+        ),
+        (
+            &[
+                "small-ddp",
+                "--plant",
+                "stale",
+                "--against",
+                env!("CARGO_BIN_EXE_shardlab"),
+            ],
+            2,
+            "small-ddp: --plant stale: nothing is gathered in forward",
+        ),
+        (
+            &["small-linear", "--against", "/no/such/binary"],
+            3,
+            "cannot start /no/such/binary",
+        ),
+    ];
+    for (args, expected, words) in cases {
+        let (code, _, err) = call(&[&["gate"], args].concat());
+        assert_eq!(code, expected, "{args:?}: {err}");
+        assert!(err.contains(words), "{args:?}: {err}");
+    }
+    // A binary that is no shardlab.
+    let (code, _, err) = call(&["gate", "small-linear", "--against", "false"]);
+    assert_eq!(code, 3, "{err}");
+    assert!(err.contains("false gate --bless"), "{err}");
+}
