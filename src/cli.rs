@@ -6,6 +6,7 @@
 mod args;
 mod calibrate;
 mod check;
+mod compare;
 mod completions;
 mod exec;
 mod explain;
@@ -57,6 +58,8 @@ enum Command {
     Explain(explain::Args),
     /// Predict all combinations of some options
     Sweep(sweep::Args),
+    /// Compare runs: what is different, and what the difference comes from
+    Compare(compare::Args),
     /// List, show, name and remove kept runs
     Runs(runs::Args),
     /// Compare with a baseline, for CI: memory, convergence, time, program, proofs
@@ -104,6 +107,7 @@ fn run(command: &Command, out: &mut Out) -> Result<Status, Failure> {
         Command::Check(args) => check::run(args, out),
         Command::Explain(args) => explain::run(args, out),
         Command::Sweep(args) => sweep::run(args, out),
+        Command::Compare(args) => compare::run(args, out),
         Command::Runs(args) => runs::run(args, out),
         Command::Gate(args) => gate::run(args, out),
         Command::Validate(args) => validate::run(args, out),

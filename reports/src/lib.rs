@@ -9,6 +9,7 @@
 //! A [`RunView`] is everything a reader of a run needs without its program at hand; nothing here plans, simulates or
 //! executes.
 
+pub mod compare;
 pub mod environment;
 pub mod gate;
 pub mod stats;

@@ -306,7 +306,7 @@ impl Comparison {
         match self.verdict {
             Verdict::Regressed | Verdict::Improved => {
                 format!(
-                    "{b} takes {} {direction} {quantity} than {a}{interval}.",
+                    "The {quantity} of {b} is {} {direction} than that of {a}{interval}.",
                     percent(change)
                 )
             }

@@ -120,7 +120,7 @@ fn verdicts_say_when_the_samples_cannot_tell() {
     assert_eq!(c.verdict, Verdict::Regressed);
     assert_eq!(
         c.sentence("step time", "A", "B"),
-        "B takes 5.0 % more step time than A."
+        "The step time of B is 5.0 % more than that of A."
     );
     let c = compare(
         Samples::Measured(&wild),

@@ -1,6 +1,6 @@
 //! `shardlab exec`: perform a scenario's program and train.
 
-mod device;
+pub(super) mod device;
 mod progress;
 mod report;
 
@@ -188,9 +188,10 @@ pub(super) fn run(args: &Args, out: &mut Out) -> Result<Status, Failure> {
         trace::write(&program, &outcome.run, file)
             .map_err(|e| Failure::run(format_args!("--trace {name}: {e}")))?;
     }
-    let kept = args
-        .store
-        .save(|| view_of(args, &scenario, &program, &outcome))?;
+    let kept = args.store.save(|| {
+        let view = view_of_outcome(&scenario, &program, &outcome);
+        with_source(view, &args.scenario.scenario, &args.scenario.overrides.set)
+    })?;
     if args.json {
         out.json(&Object::new(&scenario, &program, &outcome, kept.as_ref()))?;
     } else {
@@ -205,8 +206,13 @@ pub(super) fn run(args: &Args, out: &mut Out) -> Result<Status, Failure> {
     Ok(Status::Done)
 }
 
-fn view_of(args: &Args, scenario: &Scenario, program: &Program, outcome: &Outcome) -> RunView {
-    let view = RunView {
+/// The view of what a training has done.
+pub(super) fn view_of_outcome(
+    scenario: &Scenario,
+    program: &Program,
+    outcome: &Outcome,
+) -> RunView {
+    RunView {
         validations: outcome
             .validations
             .iter()
@@ -214,8 +220,7 @@ fn view_of(args: &Args, scenario: &Scenario, program: &Program, outcome: &Outcom
             .collect(),
         interrupted: outcome.interrupted,
         ..RunView::new(&outcome.run, program, scenario)
-    };
-    with_source(view, &args.scenario.scenario, &args.scenario.overrides.set)
+    }
 }
 
 /// The run's summary, with what the summary has no place for.

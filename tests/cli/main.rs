@@ -3,6 +3,7 @@
 mod analysis;
 mod bad_input;
 mod calibrate;
+mod compare;
 mod exec;
 mod gate;
 mod output;

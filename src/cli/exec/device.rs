@@ -7,7 +7,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 #[derive(clap::Args)]
-pub(super) struct DeviceArgs {
+pub(in crate::cli) struct DeviceArgs {
     /// What performs the program
     #[arg(long, value_enum, default_value_t = Kind::Cpu)]
     device: Kind,
@@ -41,7 +41,7 @@ enum Kind {
 
 impl DeviceArgs {
     /// Options of the engine that belong to the device.
-    pub(super) fn apply(&self, exec: &mut shardlab_exec::engine::ExecOptions) {
+    pub(in crate::cli) fn apply(&self, exec: &mut shardlab_exec::engine::ExecOptions) {
         exec.graphs = !self.no_graphs;
         exec.delay = self
             .delays
@@ -53,7 +53,7 @@ impl DeviceArgs {
     }
 
     /// Trains on the device.
-    pub(super) fn train(
+    pub(in crate::cli) fn train(
         &self,
         scenario: &Scenario,
         program: &Arc<Program>,

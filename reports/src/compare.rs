@@ -1,0 +1,194 @@
+//! What is different between runs, and what the difference comes from.
+//!
+//! Two runs of one program are aligned instruction by instruction; runs of different programs by unit, phase,
+//! micro-batch and kernel, in order of their launch. Many runs make a [`Matrix`].
+
+mod align;
+mod breakdown;
+mod curves;
+mod matrix;
+mod memory;
+mod places;
+mod waits;
+mod why;
+
+pub use align::{Aligned, Alignment, Change, KindError, Prediction};
+pub use breakdown::{Breakdown, Part};
+pub use curves::{CurvePair, Difference as CurveDifference};
+pub use matrix::{Matrix, Metric, Row, front};
+pub use memory::{MemoryPair, PlacePeak, Sized};
+pub use waits::{CauseTime, Wait, WaitKey};
+
+use crate::stats::{self, Options, Samples};
+use crate::view::{Difference, RunView, differences};
+use serde::Serialize;
+use shardlab_plan::record::RunKind;
+use std::collections::BTreeMap;
+
+/// A run with a short name for tables and sentences.
+#[derive(Clone, Copy, Debug)]
+pub struct Side<'a> {
+    /// Name, for example `A`.
+    pub label: &'a str,
+    /// Run.
+    pub run: &'a RunView,
+    /// Step times to judge by instead of the run's own: medians of several runs, milliseconds.
+    pub medians: &'a [f64],
+}
+
+impl<'a> Side<'a> {
+    /// A run that is judged by its own step times.
+    #[must_use]
+    pub fn new(label: &'a str, run: &'a RunView) -> Self {
+        Self {
+            label,
+            run,
+            medians: &[],
+        }
+    }
+
+    /// Step times in milliseconds, and whether they are free of noise.
+    fn samples(&self) -> (Vec<f64>, bool) {
+        if !self.medians.is_empty() {
+            return (self.medians.to_vec(), false);
+        }
+        let noisy =
+            self.run.run.kind == RunKind::Exec || self.run.run.environment.contains_key("jitter");
+        if noisy {
+            (self.run.samples_ms(), false)
+        } else {
+            (vec![self.run.step_ms()], true)
+        }
+    }
+}
+
+/// What a run is, for the head of a comparison.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct Head {
+    /// Name in this comparison.
+    pub label: String,
+    /// Scenario.
+    pub scenario: String,
+    /// `sim` or `exec`.
+    pub kind: &'static str,
+    /// Policy.
+    pub policy: String,
+    /// Hardware.
+    pub hardware: String,
+    /// Ranks.
+    pub world_size: u32,
+    /// Digest of the program.
+    pub program_digest: String,
+}
+
+impl Head {
+    fn of(side: Side<'_>) -> Self {
+        let run = &side.run.run;
+        Self {
+            label: side.label.to_owned(),
+            scenario: side.run.scenario.name.clone(),
+            kind: side.run.kind(),
+            policy: run.policy.clone(),
+            hardware: run.hardware.clone(),
+            world_size: run.world_size,
+            program_digest: side.run.program.digest.clone(),
+        }
+    }
+}
+
+/// A comparison of two runs. Pairs are of A and B; times are picoseconds where their type says so.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct Pair {
+    /// The runs.
+    pub runs: [Head; 2],
+    /// Options that differ.
+    pub options: Vec<Difference>,
+    /// Facts of the environments that differ: machine, versions, revision, seeds.
+    pub environment: BTreeMap<String, [Option<String>; 2]>,
+    /// How instructions were aligned.
+    pub alignment: Alignment,
+    /// Step time; `None` where a run has no steady steps.
+    pub step: Option<stats::Comparison>,
+    /// Main numbers.
+    pub metrics: Vec<Metric>,
+    /// Where the step's time goes.
+    pub breakdown: Breakdown,
+    /// Instructions or groups whose time changed most.
+    pub changes: Vec<Change>,
+    /// Predicted against measured, where one is predicted and the other measured.
+    pub prediction: Option<Prediction>,
+    /// Exposed time by cause.
+    pub exposed: Vec<CauseTime>,
+    /// Exposed time by what was waited for, largest change first.
+    pub waits: Vec<Wait>,
+    /// Memory.
+    pub memory: MemoryPair,
+    /// Losses; `None` unless both runs have some.
+    pub losses: Option<CurvePair>,
+    /// Gradient norms; likewise.
+    pub grad_norms: Option<CurvePair>,
+    /// What follows, in sentences.
+    pub why: Vec<String>,
+}
+
+/// Compares two runs.
+#[must_use]
+pub fn pair(a: Side<'_>, b: Side<'_>, options: &Options) -> Pair {
+    let sides = [a.run, b.run];
+    let aligned = Aligned::new(a.run, b.run);
+    let mut pair = Pair {
+        runs: [Head::of(a), Head::of(b)],
+        options: differences(&[&a.run.scenario, &b.run.scenario]),
+        environment: environment(sides),
+        step: step(a, b, options),
+        metrics: matrix::metrics(&sides),
+        breakdown: Breakdown::new(sides),
+        changes: aligned.changes(),
+        prediction: aligned.prediction(),
+        alignment: aligned.into_alignment(),
+        exposed: waits::causes(sides),
+        waits: waits::waits(sides),
+        memory: MemoryPair::new(sides),
+        losses: CurvePair::new(&a.run.run.losses, &b.run.run.losses),
+        grad_norms: CurvePair::new(&a.run.run.grad_norms, &b.run.run.grad_norms),
+        why: Vec::new(),
+    };
+    pair.why = why::sentences(&pair, sides);
+    pair
+}
+
+fn step(a: Side<'_>, b: Side<'_>, options: &Options) -> Option<stats::Comparison> {
+    let ((x, x_exact), (y, y_exact)) = (a.samples(), b.samples());
+    // Medians of runs are independent of one another, steps of a run are not.
+    let block = |side: Side<'_>, n| {
+        if side.medians.is_empty() {
+            Options::block_of(n)
+        } else {
+            1
+        }
+    };
+    let options = Options {
+        block: block(a, x.len()).max(block(b, y.len())),
+        ..*options
+    };
+    let x = if x_exact {
+        Samples::Exact(x[0])
+    } else {
+        Samples::Measured(&x)
+    };
+    let y = if y_exact {
+        Samples::Exact(y[0])
+    } else {
+        Samples::Measured(&y)
+    };
+    stats::compare(x, y, &options).ok()
+}
+
+fn environment(sides: [&RunView; 2]) -> BTreeMap<String, [Option<String>; 2]> {
+    let [a, b] = sides.map(|s| &s.run.environment);
+    a.keys()
+        .chain(b.keys())
+        .filter(|key| a.get(*key) != b.get(*key))
+        .map(|key| (key.clone(), [a.get(key).cloned(), b.get(key).cloned()]))
+        .collect()
+}

@@ -1,0 +1,105 @@
+//! Where the recorded step's time goes: by phase, unit, stream and kind of work.
+
+use super::places::Sums;
+use crate::view::{InstrView, RunView};
+use serde::Serialize;
+use shardlab_plan::program::COMPUTE;
+use shardlab_plan::record::Span;
+use shardlab_plan::units::Picos;
+
+/// A part of the step in both runs.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct Part {
+    /// What it is.
+    pub name: String,
+    /// Time in A and B.
+    pub time: [Picos; 2],
+}
+
+/// Time by several cuts, the largest change first in each.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct Breakdown {
+    /// Wall time by phase: kernels of the compute stream with the waits before them. Adds up to the step.
+    pub by_phase: Vec<Part>,
+    /// Likewise by unit.
+    pub by_unit: Vec<Part>,
+    /// Busy time by stream.
+    pub by_stream: Vec<Part>,
+    /// Busy time by kind of work, on whatever stream.
+    pub by_kind: Vec<Part>,
+    /// Busy time of the compute stream.
+    pub compute: [Picos; 2],
+}
+
+/// Name of what follows the last kernel.
+const END: &str = "end of step";
+
+impl Breakdown {
+    pub(super) fn new(sides: [&RunView; 2]) -> Self {
+        let mut phase = Sums::new();
+        let mut unit = Sums::new();
+        let mut stream = Sums::new();
+        let mut kind = Sums::new();
+        let mut compute = [Picos::ZERO; 2];
+        for (side, view) in sides.into_iter().enumerate() {
+            for span in &view.run.spans {
+                let (from, to) = clipped(view, span);
+                let time = to.saturating_sub(from).0;
+                stream.add(view.stream(span), side, time);
+                if let Some(work) = view.instr(span.instr).and_then(|i| i.work) {
+                    kind.add(work.name(), side, time);
+                }
+            }
+            for (instr, wall, busy) in walls(view) {
+                compute[side] += busy;
+                let names = instr.map_or((END, END), |i| (i.phase.name(), view.unit(i.unit)));
+                phase.add(names.0, side, wall.0);
+                unit.add(names.1, side, wall.0);
+            }
+        }
+        Self {
+            by_phase: parts(phase),
+            by_unit: parts(unit),
+            by_stream: parts(stream),
+            by_kind: parts(kind),
+            compute,
+        }
+    }
+}
+
+fn parts(sums: Sums<&str>) -> Vec<Part> {
+    sums.by_change()
+        .into_iter()
+        .filter(|(_, time)| *time != [0, 0])
+        .map(|(name, time)| Part {
+            name: name.to_owned(),
+            time: time.map(Picos),
+        })
+        .collect()
+}
+
+/// The part of a span within the recorded step.
+fn clipped(view: &RunView, span: &Span) -> (Picos, Picos) {
+    let run = &view.run;
+    (
+        span.start.max(run.recorded_from),
+        span.end.min(run.recorded_to).max(run.recorded_from),
+    )
+}
+
+/// Wall time of each kernel of the compute stream with the wait before it, and its busy time; at the end what follows the
+/// last one. Walls add up to the recorded step.
+fn walls(view: &RunView) -> Vec<(Option<&InstrView>, Picos, Picos)> {
+    let mut reached = view.run.recorded_from;
+    let mut all = Vec::new();
+    for span in view.run.spans.iter().filter(|s| s.stream == COMPUTE) {
+        let (from, to) = clipped(view, span);
+        let wall = to.saturating_sub(reached);
+        let busy = to.saturating_sub(from.max(reached));
+        all.push((view.instr(span.instr), wall, busy));
+        reached = reached.max(to);
+    }
+    let rest = view.run.recorded_to.saturating_sub(reached);
+    all.push((None, rest, Picos::ZERO));
+    all
+}

@@ -1,0 +1,207 @@
+//! Many runs: options by metrics, the best of each marked, the front of time and memory.
+
+use crate::view::{Difference, RunView, ScenarioView, differences};
+use serde::Serialize;
+use shardlab_plan::record::float;
+
+/// A number that runs are judged by.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct Metric {
+    /// Name with its unit, as JSON has it.
+    pub name: &'static str,
+    /// Title of a column.
+    pub title: &'static str,
+    /// Whether smaller is better.
+    pub smaller_is_better: bool,
+    /// Decimals that are worth showing.
+    pub decimals: usize,
+    /// Value in every run; NaN where a run has none.
+    #[serde(with = "float::list")]
+    pub values: Vec<f64>,
+}
+
+impl Metric {
+    /// Runs with the best value: all that share it.
+    #[must_use]
+    pub fn best(&self) -> Vec<bool> {
+        let sign = if self.smaller_is_better { 1.0 } else { -1.0 };
+        let best = self
+            .values
+            .iter()
+            .map(|v| v * sign)
+            .filter(|v| !v.is_nan())
+            .fold(f64::INFINITY, f64::min);
+        self.values.iter().map(|v| v * sign == best).collect()
+    }
+
+    /// A value as it is shown.
+    #[must_use]
+    pub fn show(&self, run: usize) -> String {
+        match self.values.get(run) {
+            Some(v) if !v.is_nan() => format!("{v:.*}", self.decimals),
+            _ => "-".into(),
+        }
+    }
+}
+
+const GIB: f64 = (1u64 << 30) as f64;
+
+/// Name, title, whether smaller is better, decimals, and how it is had.
+type Column = (&'static str, &'static str, bool, usize, fn(&RunView) -> f64);
+
+const COLUMNS: [Column; 10] = [
+    ("step_ms", "step ms", true, 2, RunView::step_ms),
+    ("tokens_per_s_per_gpu", "tok/s/GPU", false, 0, |v| {
+        v.run.tokens as f64 / (v.step_ms() / 1e3)
+    }),
+    ("mfu_percent", "MFU %", false, 1, |v| match v.run.mfu {
+        0.0 => f64::NAN,
+        mfu => 100.0 * mfu,
+    }),
+    ("exposed_ms", "exposed ms", true, 2, RunView::exposed_ms),
+    ("host_ms", "host ms", true, 2, |v| v.run.host.ms()),
+    ("allocated_gib", "alloc GiB", true, 2, |v| {
+        v.run.memory.peak_allocated.0 as f64 / GIB
+    }),
+    ("reserved_gib", "resv GiB", true, 2, |v| {
+        v.run.memory.peak_reserved.0 as f64 / GIB
+    }),
+    ("device_gib", "device GiB", true, 2, |v| {
+        v.run.memory.peak_device.0 as f64 / GIB
+    }),
+    ("allocator_retries", "retries", true, 0, |v| {
+        f64::from(v.run.memory.retries)
+    }),
+    ("final_loss", "loss", true, 4, |v| {
+        v.run.losses.last().copied().unwrap_or(f64::NAN)
+    }),
+];
+
+/// The main numbers of some runs; those that none of them has are left out, and retries where there are none.
+pub(super) fn metrics(runs: &[&RunView]) -> Vec<Metric> {
+    COLUMNS
+        .iter()
+        .map(|(name, title, smaller_is_better, decimals, of)| Metric {
+            name,
+            title,
+            smaller_is_better: *smaller_is_better,
+            decimals: *decimals,
+            values: runs.iter().map(|run| of(run)).collect(),
+        })
+        .filter(|m| m.values.iter().any(|v| !v.is_nan()))
+        .filter(|m| m.name != "allocator_retries" || m.values.iter().any(|v| *v > 0.0))
+        .collect()
+}
+
+/// One run of a matrix.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct Row {
+    /// Name in this comparison.
+    pub label: String,
+    /// Scenario.
+    pub scenario: String,
+    /// `sim` or `exec`.
+    pub kind: &'static str,
+    /// Whether it fits the device, where that is known.
+    pub fits: Option<bool>,
+    /// Whether no other run that fits is at least as good in time for a token and in reserved memory, and better in one.
+    pub on_front: bool,
+}
+
+/// Several runs side by side.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct Matrix {
+    /// The runs.
+    pub rows: Vec<Row>,
+    /// Options that are not the same in all, with their values.
+    pub options: Vec<Difference>,
+    /// Metrics.
+    pub metrics: Vec<Metric>,
+}
+
+impl Matrix {
+    /// The matrix of some runs with their names.
+    #[must_use]
+    pub fn new(runs: &[(&str, &RunView)]) -> Self {
+        let views: Vec<&RunView> = runs.iter().map(|(_, v)| *v).collect();
+        let scenarios: Vec<&ScenarioView> = views.iter().map(|v| &v.scenario).collect();
+        let points: Vec<(f64, f64)> = views
+            .iter()
+            .map(|v| match v.fits() {
+                Some(false) => (f64::NAN, f64::NAN),
+                // Time for one token, so that runs of different batches compare.
+                _ => (
+                    v.step_ms() / v.run.tokens.max(1) as f64,
+                    v.run.memory.peak_reserved.0 as f64,
+                ),
+            })
+            .collect();
+        let front = front(&points);
+        Self {
+            rows: runs
+                .iter()
+                .zip(front)
+                .map(|((label, view), on_front)| Row {
+                    label: (*label).to_owned(),
+                    scenario: view.scenario.name.clone(),
+                    kind: view.kind(),
+                    fits: view.fits(),
+                    on_front,
+                })
+                .collect(),
+            options: differences(&scenarios),
+            metrics: metrics(&views),
+        }
+    }
+}
+
+/// For each point `(time, memory)` whether it is on the front: no other point is at least as good in both and better in
+/// one. Of equal points all are on it. Points with a NaN are not.
+#[must_use]
+pub fn front(points: &[(f64, f64)]) -> Vec<bool> {
+    let mut order: Vec<usize> = (0..points.len())
+        .filter(|&i| !points[i].0.is_nan() && !points[i].1.is_nan())
+        .collect();
+    order.sort_by(|&a, &b| {
+        let (a, b) = (points[a], points[b]);
+        a.0.total_cmp(&b.0).then(a.1.total_cmp(&b.1))
+    });
+    let mut on = vec![false; points.len()];
+    let mut best: Option<(f64, f64)> = None;
+    for i in order {
+        let point = points[i];
+        if best.is_none_or(|b| point.1 < b.1 || point == b) {
+            on[i] = true;
+            best = Some(point);
+        }
+    }
+    on
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_front_has_exactly_the_undominated_points() {
+        let points = [
+            (3.0, 1.0),
+            (1.0, 3.0),
+            (2.0, 2.0),
+            (2.0, 2.0),
+            (2.0, 2.5),
+            (3.0, 1.5),
+            (f64::NAN, 0.0),
+        ];
+        let dominated = |i: usize| {
+            points
+                .iter()
+                .any(|p| p.0 <= points[i].0 && p.1 <= points[i].1 && *p != points[i])
+        };
+        let on = front(&points);
+        for (i, &on) in on.iter().enumerate().take(6) {
+            assert_eq!(on, !dominated(i), "{i}");
+        }
+        assert!(!on[6]);
+    }
+}

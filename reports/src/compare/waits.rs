@@ -1,0 +1,148 @@
+//! Exposed time: by cause, and by what was waited for.
+
+use super::places::{Sums, change};
+use crate::view::RunView;
+use serde::Serialize;
+use shardlab_plan::record::{Cause, ExposedGap};
+use shardlab_plan::units::Picos;
+use std::collections::BTreeMap;
+
+/// Exposed time of one cause.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct CauseTime {
+    /// Cause.
+    pub cause: Cause,
+    /// Time in A and B.
+    pub time: [Picos; 2],
+}
+
+/// What the compute stream waited for.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
+pub struct WaitKey {
+    /// Kernel or collective; `host` where nothing on the device was waited for.
+    pub name: String,
+    /// Its phase; empty for the host.
+    pub phase: String,
+}
+
+/// Exposed time of one thing that was waited for.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct Wait {
+    /// What was waited for.
+    pub of: WaitKey,
+    /// Time in A and B.
+    pub time: [Picos; 2],
+    /// Gaps in A and B.
+    pub count: [u32; 2],
+    /// Largest cause in A and in B, where there are gaps.
+    pub cause: [Option<Cause>; 2],
+    /// Instructions of this name and phase by the rule that emitted them: how many in A and B. Empty for the host.
+    pub rules: BTreeMap<String, [u32; 2]>,
+    /// Mean time between the instruction's issue and its start, for those waited for.
+    pub held: [Picos; 2],
+}
+
+/// Exposed time by cause, all causes that occur.
+pub(super) fn causes(sides: [&RunView; 2]) -> Vec<CauseTime> {
+    let mut sums = Sums::new();
+    for (side, view) in sides.into_iter().enumerate() {
+        for (cause, time) in &view.run.exposed {
+            sums.add(*cause, side, time.0);
+        }
+    }
+    let all = sums.0.into_iter().filter(|(_, time)| *time != [0, 0]);
+    all.map(|(cause, time)| CauseTime {
+        cause,
+        time: time.map(Picos),
+    })
+    .collect()
+}
+
+/// By name and phase number of what was waited for, the largest change first.
+pub(super) fn waits(sides: [&RunView; 2]) -> Vec<Wait> {
+    let mut time = Sums::new();
+    let mut count = Sums::new();
+    let mut held = Sums::new();
+    let mut cause: BTreeMap<WaitKey, [BTreeMap<Cause, Picos>; 2]> = BTreeMap::new();
+    for (side, view) in sides.into_iter().enumerate() {
+        for gap in &view.run.gaps {
+            let of = key(view, gap);
+            let length = gap.end.saturating_sub(gap.start);
+            *cause.entry(of.clone()).or_default()[side]
+                .entry(gap.cause)
+                .or_default() += length;
+            let late = view
+                .awaited(gap)
+                .map_or(0, |s| s.start.saturating_sub(s.issued).0);
+            held.add(of.clone(), side, late);
+            count.add(of.clone(), side, 1);
+            time.add(of, side, length.0);
+        }
+    }
+    let mut rules = rules(sides);
+    time.by_change()
+        .into_iter()
+        .map(|(of, time)| {
+            let times = count.0.get(&of).copied().unwrap_or_default();
+            let held = held.0.get(&of).copied().unwrap_or_default();
+            let largest = |all: &BTreeMap<Cause, Picos>| {
+                let best = all.iter().max_by(|x, y| x.1.cmp(y.1).then(y.0.cmp(x.0)));
+                best.map(|(cause, _)| *cause)
+            };
+            Wait {
+                time: time.map(Picos),
+                count: times.map(|n| n as u32),
+                cause: cause.get(&of).map_or([None, None], |sides| {
+                    [largest(&sides[0]), largest(&sides[1])]
+                }),
+                rules: rules.remove(&of).unwrap_or_default(),
+                held: [0, 1].map(|side| Picos(held[side] / times[side].max(1))),
+                of,
+            }
+        })
+        .filter(|wait| change(wait.time.map(|t| t.0)) > 0 || wait.time[0].0 > 0)
+        .collect()
+}
+
+fn key(view: &RunView, gap: &ExposedGap) -> WaitKey {
+    match view.awaited(gap).and_then(|span| view.instr(span.instr)) {
+        Some(instr) => WaitKey {
+            name: view.name_of(instr).to_owned(),
+            phase: instr.phase.name().to_owned(),
+        },
+        None => WaitKey {
+            name: "host".into(),
+            phase: String::new(),
+        },
+    }
+}
+
+/// Spans by name, phase and the rule that emitted them.
+fn rules(sides: [&RunView; 2]) -> BTreeMap<WaitKey, BTreeMap<String, [u32; 2]>> {
+    let mut by_number = Sums::new();
+    for (side, view) in sides.into_iter().enumerate() {
+        let mut own: BTreeMap<(u32, _, u32), u64> = BTreeMap::new();
+        let collectives = view
+            .run
+            .spans
+            .iter()
+            .filter_map(|s| view.instr(s.instr))
+            .filter(|i| i.work.is_some_and(crate::view::Work::is_collective));
+        for i in collectives {
+            *own.entry((i.name, i.phase, i.rule)).or_default() += 1;
+        }
+        for ((name, phase, rule), n) in own {
+            let text = |i: u32| view.names.get(i as usize).cloned().unwrap_or_default();
+            let of = WaitKey {
+                name: text(name),
+                phase: phase.name().to_owned(),
+            };
+            by_number.add((of, text(rule)), side, n);
+        }
+    }
+    let mut all: BTreeMap<WaitKey, BTreeMap<String, [u32; 2]>> = BTreeMap::new();
+    for ((of, rule), n) in by_number.0 {
+        all.entry(of).or_default().insert(rule, n.map(|n| n as u32));
+    }
+    all
+}

@@ -1,0 +1,236 @@
+//! A comparison in sentences: what changed, what it comes from, which option did it.
+
+use super::waits::Wait;
+use super::{Pair, Part};
+use crate::view::RunView;
+use shardlab_plan::program::Rule;
+use shardlab_plan::record::Cause;
+use shardlab_plan::units::{Bytes, Picos};
+
+/// Share of the step below which a change is not worth a sentence.
+const WORTH_SAYING: f64 = 0.002;
+/// Sentences about waits.
+const WAITS: usize = 3;
+/// Options that are spelled out.
+const OPTIONS: usize = 3;
+
+pub(super) fn sentences(pair: &Pair, sides: [&RunView; 2]) -> Vec<String> {
+    let [a, b] = [&pair.runs[0].label, &pair.runs[1].label];
+    let mut all = Vec::new();
+    if let Some(step) = &pair.step {
+        all.push(step.sentence("step time", a, b));
+    }
+    all.extend(options(pair));
+    let step = sides[0].recorded().max(sides[1].recorded());
+    let worth = |change: i128| change.unsigned_abs() as f64 >= WORTH_SAYING * step.0 as f64;
+    all.extend(made_of(pair, sides, worth));
+    let waits = pair
+        .waits
+        .iter()
+        .filter(|w| worth(signed(w.time)))
+        .take(WAITS);
+    all.extend(waits.map(|w| wait(w, a, b)));
+    if let Some(kind) = compute(pair, sides)
+        && worth(signed(kind.time))
+    {
+        all.push(format!(
+            "Computation that changed most: {} takes {} in {a} and {} in {b}.",
+            kind.name, kind.time[0], kind.time[1]
+        ));
+    }
+    all.push(memory(pair, sides));
+    if let Some(losses) = &pair.losses {
+        all.push(losses.sentence("loss"));
+    }
+    if let Some(p) = &pair.prediction {
+        all.push(prediction(p));
+    }
+    all
+}
+
+fn signed(pair: [Picos; 2]) -> i128 {
+    i128::from(pair[1].0) - i128::from(pair[0].0)
+}
+
+/// `+3.20 ms`.
+fn delta(pair: [Picos; 2]) -> String {
+    let sign = if pair[1] < pair[0] { '-' } else { '+' };
+    format!("{sign}{}", Picos(pair[0].0.abs_diff(pair[1].0)))
+}
+
+fn options(pair: &Pair) -> Option<String> {
+    let value = |v: &Option<String>| v.clone().unwrap_or_else(|| "unset".into());
+    let shown: Vec<String> = pair
+        .options
+        .iter()
+        .take(OPTIONS)
+        .map(|d| {
+            format!(
+                "{} is {} and {}",
+                d.key,
+                value(&d.values[0]),
+                value(&d.values[1])
+            )
+        })
+        .collect();
+    match pair.options.len() {
+        0 => (pair.runs[0].kind == pair.runs[1].kind).then(|| "No option differs.".to_owned()),
+        1 => Some(format!("One option differs: {}.", shown[0])),
+        n if n > OPTIONS => Some(format!(
+            "{n} options differ, among them: {}.",
+            shown.join("; ")
+        )),
+        n => Some(format!("{n} options differ: {}.", shown.join("; "))),
+    }
+}
+
+/// How much of the change is computation and how much is waiting.
+fn made_of(pair: &Pair, sides: [&RunView; 2], worth: impl Fn(i128) -> bool) -> Option<String> {
+    let exposed = [0, 1].map(|i| pair.exposed.iter().map(|c| c.time[i]).sum::<Picos>());
+    let step = sides.map(RunView::recorded);
+    if !worth(signed(step)) && !worth(signed(exposed)) {
+        return None;
+    }
+    let causes: Vec<String> = pair
+        .exposed
+        .iter()
+        .filter(|c| worth(signed(c.time)))
+        .map(|c| format!("{} {}", c.cause.name(), delta(c.time)))
+        .collect();
+    let by = if causes.is_empty() {
+        String::new()
+    } else {
+        format!(" (by cause: {})", causes.join(", "))
+    };
+    Some(format!(
+        "Of {} in the recorded step, {} is exposed time{by} and {} is computation.",
+        delta(step),
+        delta(exposed),
+        delta(pair.breakdown.compute)
+    ))
+}
+
+fn wait(w: &Wait, a: &str, b: &str) -> String {
+    let what = if w.of.phase.is_empty() {
+        "the host".to_owned()
+    } else {
+        format!("{} in {}", w.of.name, w.of.phase)
+    };
+    // The side that waits longer is the one with something to explain.
+    let worse = usize::from(w.time[1] > w.time[0]);
+    let names = [a, b];
+    let ahead = w
+        .rules
+        .get(Rule::Prefetch.name())
+        .copied()
+        .unwrap_or_default();
+    let because = match w.cause[worse] {
+        Some(Cause::Gate) if ahead[worse] < ahead[1 - worse] => {
+            "it is not gathered ahead and so starts late"
+        }
+        Some(cause) => reason(cause, w.of.phase.is_empty()),
+        None => "",
+    };
+    let places = match w.count[worse] {
+        1 => "once".to_owned(),
+        n => format!("{n} times"),
+    };
+    let mut text = format!(
+        "Waiting for {what}: {} in {a}, {} in {b}. {} waits for it {places} because {because}",
+        w.time[0], w.time[1], names[worse]
+    );
+    let changed: Vec<String> = w
+        .rules
+        .iter()
+        .filter(|(_, n)| n[0] != n[1])
+        .map(|(rule, n)| {
+            let why = Rule::ALL.iter().find(|r| r.name() == rule);
+            let why = why.map_or_else(String::new, |r| {
+                format!(" ({})", r.why().trim_end_matches('.'))
+            });
+            format!("by rule {rule}{why} {} in {a} and {} in {b}", n[0], n[1])
+        })
+        .collect();
+    if !changed.is_empty() {
+        text += &format!("; of these, issued {}", changed.join(", "));
+    }
+    text + "."
+}
+
+fn reason(cause: Cause, host: bool) -> &'static str {
+    match cause {
+        Cause::Host if host => "kernels are issued late",
+        Cause::Host => "the host issues it late",
+        Cause::Gate => "it starts late: something held it back",
+        Cause::Wire => "nothing hides it: it takes longer than the computation beside it",
+        Cause::Contention => "other work slows it",
+        Cause::Tail => "nothing is left to compute beside it",
+        Cause::Straggler => "another rank is late",
+    }
+}
+
+/// The kind of computation whose time changed most.
+fn compute<'a>(pair: &'a Pair, sides: [&RunView; 2]) -> Option<&'a Part> {
+    let collective = |name: &str| {
+        crate::view::Work::ALL
+            .iter()
+            .any(|w| w.name() == name && w.is_collective())
+    };
+    let spans = sides.iter().all(|s| !s.run.spans.is_empty());
+    let parts = &pair.breakdown.by_kind;
+    parts.iter().find(|p| spans && !collective(&p.name))
+}
+
+fn memory(pair: &Pair, sides: [&RunView; 2]) -> String {
+    let peaks = sides.map(|s| s.run.memory.peak_allocated);
+    let reserved = sides.map(|s| s.run.memory.peak_reserved);
+    if peaks[0] == peaks[1] && reserved[0] == reserved[1] {
+        return format!(
+            "Memory is the same: {} allocated, {} reserved at the peak.",
+            peaks[0], reserved[0]
+        );
+    }
+    let difference = |pair: [Bytes; 2]| {
+        let sign = if pair[1] < pair[0] { '-' } else { '+' };
+        format!("{sign}{}", Bytes(pair[0].0.abs_diff(pair[1].0)))
+    };
+    let roles: Vec<String> = pair
+        .memory
+        .by_role
+        .iter()
+        .filter(|r| r.bytes[0] != r.bytes[1])
+        .take(3)
+        .map(|r| format!("{} {}", r.name, difference(r.bytes)))
+        .collect();
+    let roles = if roles.is_empty() {
+        String::new()
+    } else {
+        format!(", at the peak {}", roles.join(", "))
+    };
+    format!(
+        "Memory: allocated {} ({} and {}), reserved {}{roles}.",
+        difference(peaks),
+        peaks[0],
+        peaks[1],
+        difference(reserved)
+    )
+}
+
+fn prediction(p: &super::Prediction) -> String {
+    let worst = p
+        .by_kind
+        .iter()
+        .max_by_key(|k| k.predicted.0.abs_diff(k.measured.0))
+        .map_or_else(String::new, |k| {
+            format!(
+                "; most of the error is in {}: {} predicted, {} measured",
+                k.work.name(),
+                k.predicted,
+                k.measured
+            )
+        });
+    format!(
+        "The prediction of the step is {:+.1} % off{worst}.",
+        100.0 * p.step_error
+    )
+}

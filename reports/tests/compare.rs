@@ -1,0 +1,271 @@
+//! Comparisons of synthetic runs whose differences are known.
+
+use proptest::prelude::*;
+use shardlab_plan::program::{COMPUTE, Role};
+use shardlab_plan::record::{Cause, RunKind};
+use shardlab_plan::units::{Bytes, Picos};
+use shardlab_reports::compare::{Matrix, Pair, Part, Side, pair};
+use shardlab_reports::stats::{Options, Verdict};
+use shardlab_reports::{RunView, testing};
+
+fn compared(a: &RunView, b: &RunView) -> Pair {
+    pair(Side::new("A", a), Side::new("B", b), &Options::default())
+}
+
+fn total(parts: &[Part], side: usize) -> Picos {
+    parts.iter().map(|p| p.time[side]).sum()
+}
+
+#[test]
+fn a_run_does_not_differ_from_itself() {
+    let view = testing::view(500);
+    let p = compared(&view, &view);
+    assert_eq!(p.alignment.by, "instruction");
+    assert_eq!((p.alignment.matched, p.alignment.unmatched), (500, [0, 0]));
+    assert_eq!(
+        (p.changes.len(), p.options.len(), p.environment.len()),
+        (0, 0, 0)
+    );
+    let step = p.step.unwrap();
+    assert_eq!((step.verdict, step.change()), (Verdict::Equal, 0.0));
+    assert_eq!(p.losses.unwrap().diverges, None);
+    assert_eq!(p.prediction, None);
+    assert!(
+        p.why.iter().any(|s| s.contains("are the same")),
+        "{:?}",
+        p.why
+    );
+    assert!(
+        p.why.iter().any(|s| s == "No option differs."),
+        "{:?}",
+        p.why
+    );
+}
+
+/// Wall times are a partition of the step, whatever waits there are.
+#[test]
+fn wall_times_add_up_to_the_step() {
+    let (a, b) = (testing::view(300), testing::view(457));
+    let p = compared(&a, &b);
+    for (side, view) in [&a, &b].into_iter().enumerate() {
+        assert_eq!(total(&p.breakdown.by_phase, side), view.recorded());
+        assert_eq!(total(&p.breakdown.by_unit, side), view.recorded());
+        let compute: Picos = view
+            .run
+            .spans
+            .iter()
+            .filter(|s| s.stream == COMPUTE)
+            .map(|s| s.end - s.start)
+            .sum();
+        assert_eq!(p.breakdown.compute[side], compute);
+    }
+}
+
+#[test]
+fn the_instruction_that_changed_is_found_under_another_digest_too() {
+    let a = testing::view(200);
+    let mut b = a.clone();
+    // Two kernels later and longer, one gone; instruction numbers shifted as another program would have them.
+    for i in 100..200 {
+        b.run.spans[i].start += Picos(9_000_000);
+        b.run.spans[i].end += Picos(9_000_000);
+    }
+    b.run.spans[57].end += Picos(8_000_000);
+    b.run.spans[58].end += Picos(1_000_000);
+    for (same, by) in [(true, "instruction"), (false, "unit and phase")] {
+        if !same {
+            b.program.digest = "another".into();
+            for instr in &mut b.instrs {
+                instr.id.0 += 1000;
+            }
+            for span in &mut b.run.spans {
+                span.instr.0 += 1000;
+            }
+            let samples = b.run.memory.timeline.iter_mut();
+            samples.for_each(|s| s.instr.0 += 1000);
+        }
+        let p = compared(&a, &b);
+        assert_eq!(p.alignment.by, by);
+        assert_eq!((p.alignment.matched, p.alignment.unmatched), (200, [0, 0]));
+        let found: Vec<(u32, u64)> = p
+            .changes
+            .iter()
+            .map(|c| (c.instr[0].0, c.time[1].0 - c.time[0].0))
+            .collect();
+        assert_eq!(found, [(3 * 57, 8_000_000), (3 * 58, 1_000_000)]);
+        assert_eq!(p.changes[0].unit, "layers.5");
+    }
+    b.run.spans.truncate(150);
+    let p = compared(&a, &b);
+    assert_eq!((p.alignment.matched, p.alignment.unmatched), (150, [50, 0]));
+}
+
+#[test]
+fn predictions_are_judged_by_kind() {
+    let predicted = testing::view(100);
+    let mut measured = predicted.clone();
+    measured.run.kind = RunKind::Exec;
+    // Every gather takes twice as long: predicted is half of measured.
+    for i in (0..100).step_by(10) {
+        let span = &mut measured.run.spans[i];
+        span.end = span.end + (span.end - span.start);
+    }
+    for (p, side) in [
+        (compared(&predicted, &measured), 1),
+        (compared(&measured, &predicted), 0),
+    ] {
+        let prediction = p.prediction.unwrap();
+        assert_eq!(prediction.measured, side);
+        let gather = prediction
+            .by_kind
+            .iter()
+            .find(|k| k.work.name() == "all_gather")
+            .unwrap();
+        assert_eq!(
+            (gather.count, gather.error, gather.mean_error),
+            (10, -0.5, 0.5)
+        );
+        assert_eq!(prediction.worst.len(), 10);
+        let others = prediction
+            .by_kind
+            .iter()
+            .filter(|k| k.work.name() != "all_gather");
+        assert!(others.into_iter().all(|k| k.error == 0.0));
+    }
+}
+
+#[test]
+fn waits_are_told_by_cause_and_by_what_was_waited_for() {
+    let a = testing::view(100);
+    let mut b = a.clone();
+    for gap in &mut b.run.gaps {
+        gap.end += Picos(2_000_000);
+        gap.cause = Cause::Gate;
+    }
+    b.run.exposed = [(Cause::Gate, Picos(30_000_000))].into();
+    let p = compared(&a, &b);
+    let wait = &p.waits[0];
+    assert_eq!(wait.of.name, "all_gather");
+    // Of ten gaps five are in each phase.
+    assert_eq!(
+        (wait.count, wait.time),
+        ([5, 5], [Picos(5_000_000), Picos(15_000_000)])
+    );
+    assert_eq!(wait.cause, [Some(Cause::Wire), Some(Cause::Gate)]);
+    let causes: Vec<_> = p.exposed.iter().map(|c| (c.cause, c.time)).collect();
+    assert_eq!(
+        causes,
+        [
+            (Cause::Gate, [Picos(0), Picos(30_000_000)]),
+            (Cause::Wire, [Picos(10_000_000), Picos(0)])
+        ]
+    );
+    let sentence = p
+        .why
+        .iter()
+        .find(|s| s.starts_with("Waiting for all_gather"));
+    assert!(
+        sentence.is_some_and(|s| s.contains("held it back")),
+        "{:?}",
+        p.why
+    );
+}
+
+#[test]
+fn memory_is_compared_by_role_and_place() {
+    let a = testing::view(100);
+    let mut b = a.clone();
+    b.run.memory.peak_allocated += Bytes(3 << 20);
+    b.run.memory.by_role.push((Role::Workspace, Bytes(3 << 20)));
+    let grown = b
+        .run
+        .memory
+        .timeline
+        .iter_mut()
+        .filter(|s| s.instr.0 == 3 * 96 + 1);
+    grown.for_each(|s| s.allocated += Bytes(3 << 20));
+    let p = compared(&a, &b);
+    assert_eq!(p.memory.by_role[0].name, "workspace");
+    assert_eq!(p.memory.by_role[0].bytes, [Bytes(0), Bytes(3 << 20)]);
+    assert_eq!(p.memory.places.len(), 1);
+    assert_eq!(
+        (p.memory.places[0].unit.as_str(), p.memory.places[0].phase),
+        ("layers.9", "backward")
+    );
+    let memory = p.why.iter().find(|s| s.starts_with("Memory"));
+    assert!(
+        memory.is_some_and(|s| s.contains("workspace +3.0 MiB")),
+        "{:?}",
+        p.why
+    );
+    let [x, y] = &p.memory.curves;
+    assert_eq!(x.len(), y.len());
+    assert_eq!(x.iter().zip(y).filter(|(x, y)| x != y).count(), 1);
+}
+
+#[test]
+fn losses_say_where_they_part() {
+    let mut a = testing::view(0);
+    let mut b = a.clone();
+    a.run.losses = vec![4.0, 3.0, f64::NAN, 2.0, 1.0];
+    b.run.losses = vec![4.0, 3.0, f64::NAN, 2.5, 1.25, 1.0];
+    let losses = compared(&a, &b).losses.unwrap();
+    assert_eq!(losses.steps, [5, 6]);
+    assert_eq!(losses.diverges.unwrap().step, 4);
+    let largest = losses.largest.unwrap();
+    assert_eq!((largest.step, largest.a, largest.b), (4, 2.0, 2.5));
+    assert_eq!((losses.last.step, losses.shown.len()), (5, 5));
+    // A NaN on one side is the largest difference there can be.
+    b.run.losses[4] = f64::NAN;
+    let losses = compared(&a, &b).losses.unwrap();
+    assert_eq!(losses.largest.unwrap().step, 5);
+    b.run.losses.clear();
+    assert_eq!(compared(&a, &b).losses, None);
+}
+
+#[test]
+fn a_matrix_marks_the_best_and_the_front() {
+    let mut runs = [testing::view(10), testing::view(10), testing::view(10)];
+    for (i, (ms, gib)) in [(10, 3), (20, 1), (20, 2)].into_iter().enumerate() {
+        runs[i].run.step_samples = vec![Picos(ms * 1_000_000_000)];
+        runs[i].run.memory.peak_reserved = Bytes(gib << 30);
+        runs[i].run.memory.capacity = None;
+        let key = "fsdp.prefetch_forward".to_owned();
+        runs[i].scenario.settings.insert(key, i.to_string());
+    }
+    let named: Vec<(&str, &RunView)> = ["a", "b", "c"].into_iter().zip(&runs).collect();
+    let m = Matrix::new(&named);
+    let front: Vec<bool> = m.rows.iter().map(|r| r.on_front).collect();
+    assert_eq!(front, [true, true, false]);
+    assert_eq!(m.options.len(), 1);
+    let best = |name: &str| m.metrics.iter().find(|m| m.name == name).unwrap().best();
+    assert_eq!(best("step_ms"), [true, false, false]);
+    assert_eq!(best("tokens_per_s_per_gpu"), [true, false, false]);
+    assert_eq!(best("reserved_gib"), [false, true, false]);
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(48))]
+
+    /// Exchanging the runs exchanges every pair of numbers.
+    #[test]
+    fn sides_are_symmetric(n in 0u32..120, m in 0u32..120, same: bool) {
+        let (a, mut b) = (testing::view(n), testing::view(m));
+        if !same {
+            b.program.digest = "another".into();
+        }
+        let (ab, ba) = (compared(&a, &b), compared(&b, &a));
+        prop_assert_eq!(ab.alignment.matched, ba.alignment.matched);
+        prop_assert_eq!(ab.alignment.unmatched[0], ba.alignment.unmatched[1]);
+        prop_assert_eq!(ab.alignment.matched + ab.alignment.unmatched[0], n as usize);
+        let flip = |parts: &[Part]| -> Vec<(String, [Picos; 2])> {
+            parts.iter().map(|p| (p.name.clone(), [p.time[1], p.time[0]])).collect()
+        };
+        let plain = |parts: &[Part]| -> Vec<(String, [Picos; 2])> {
+            parts.iter().map(|p| (p.name.clone(), p.time)).collect()
+        };
+        prop_assert_eq!(plain(&ab.breakdown.by_phase), flip(&ba.breakdown.by_phase));
+        prop_assert_eq!(plain(&ab.breakdown.by_kind), flip(&ba.breakdown.by_kind));
+        prop_assert_eq!(total(&ab.breakdown.by_phase, 0), a.recorded());
+    }
+}

@@ -1,0 +1,216 @@
+//! What is compared: kept runs are read, scenarios predicted or measured.
+
+use super::super::args::{load, plan, profiles};
+use super::super::exec::view_of_outcome;
+use super::super::interrupt;
+use super::super::keep::{view_of, with_source};
+use super::super::output::Failure;
+use super::{Args, binary};
+use crate::predict::{Profiles, predict};
+use shardlab_exec::engine::ExecOptions;
+use shardlab_exec::train::{Flow, Observer, RunOptions, StepReport};
+use shardlab_plan::Scenario;
+use shardlab_plan::scenario::{nearest, shipped};
+use shardlab_reports::RunView;
+use shardlab_reports::compare::Side;
+use shardlab_reports::store::{Id, Store, StoreError, is_run_dir, open_dir};
+use shardlab_sim::Options;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+/// Rounds from which the medians of runs are judged rather than the steps of one.
+const MEDIANS_FROM: u32 = 3;
+
+/// One of the things to compare.
+pub(super) enum Plan {
+    /// A run in a folder.
+    Folder(PathBuf),
+    /// A kept run.
+    Kept(Store, Id),
+    /// A scenario.
+    Scenario(Box<Ask>),
+}
+
+/// A run to be made.
+pub(super) struct Ask {
+    pub(super) path: PathBuf,
+    pub(super) set: Vec<String>,
+    pub(super) exec: bool,
+    /// The program that makes it; this one where there is none.
+    pub(super) binary: Option<PathBuf>,
+    scenario: Scenario,
+}
+
+/// A run that is there.
+pub(super) struct Made {
+    pub(super) view: RunView,
+    /// Medians of the step times of several rounds, milliseconds.
+    pub(super) medians: Vec<f64>,
+    /// Where it comes from.
+    pub(super) origin: String,
+}
+
+impl Made {
+    /// The run under a name.
+    pub(super) fn side<'a>(&'a self, label: &'a str) -> Side<'a> {
+        Side {
+            label,
+            run: &self.view,
+            medians: &self.medians,
+        }
+    }
+}
+
+impl Plan {
+    pub(super) fn new(
+        path: PathBuf,
+        set: Vec<String>,
+        exec: bool,
+        binary: Option<PathBuf>,
+        store: &Store,
+    ) -> Result<Self, Failure> {
+        let name = path.to_string_lossy().into_owned();
+        let kept = if path.is_dir() {
+            if !is_run_dir(&path) {
+                return Err(Failure::bad_input(format_args!(
+                    "{name} is a folder, but not that of a kept run (it has no run.json)"
+                )));
+            }
+            Some(Self::Folder(path.clone()))
+        } else if !path.is_file() && !is_shipped(&name) {
+            match store.resolve(&name) {
+                Ok(id) => Some(Self::Kept(store.clone(), id)),
+                Err(e) => return Err(unknown(&name, &path, &set, &e)),
+            }
+        } else {
+            None
+        };
+        let Some(kept) = kept else {
+            let scenario = load(&path, &set)?;
+            return Ok(Self::Scenario(Box::new(Ask {
+                path,
+                set,
+                exec,
+                binary,
+                scenario,
+            })));
+        };
+        if !set.is_empty() || exec || binary.is_some() {
+            return Err(Failure::bad_input(format_args!(
+                "{name} is a kept run: options (--set), --exec and --binary are for scenarios"
+            )));
+        }
+        Ok(kept)
+    }
+}
+
+fn is_shipped(name: &str) -> bool {
+    let stem = name.strip_suffix(".toml").unwrap_or(name);
+    shipped().iter().any(|(n, _)| *n == stem)
+}
+
+/// Neither a scenario nor a run: what comes nearest.
+fn unknown(name: &str, path: &Path, set: &[String], error: &StoreError) -> Failure {
+    let looks_like_file = path.extension().is_some() || path.components().count() > 1;
+    if looks_like_file && let Err(e) = load(path, set) {
+        return e;
+    }
+    match nearest(name, shipped().iter().map(|(n, _)| *n)) {
+        Some(near) => Failure::bad_input(format_args!(
+            "`{name}` is no scenario (the nearest is `{near}`), and {error}"
+        )),
+        None => Failure::bad_input(format_args!("`{name}` is no scenario, and {error}")),
+    }
+}
+
+/// Makes or reads every run. Measured ones take turns, round by round.
+pub(super) fn make(args: &Args, plans: &[Plan]) -> Result<Vec<Made>, Failure> {
+    let profiles = profiles();
+    let mut made: Vec<Option<Made>> = plans.iter().map(|_| None).collect();
+    for round in 0..args.rounds {
+        for (plan, made) in plans.iter().zip(&mut made) {
+            let repeated = matches!(plan, Plan::Scenario(ask) if ask.exec);
+            if round > 0 && !repeated {
+                continue;
+            }
+            if interrupt::requested() {
+                return Err(Failure::run("interrupted"));
+            }
+            let next = one(args, plan, &profiles)?;
+            let median = next.view.step_ms();
+            let so_far = made.get_or_insert(next);
+            if repeated && args.rounds >= MEDIANS_FROM && median.is_finite() {
+                so_far.medians.push(median);
+            }
+        }
+    }
+    // There is a first round, and it makes every run.
+    Ok(made.into_iter().flatten().collect())
+}
+
+fn one(args: &Args, plan: &Plan, profiles: &Profiles) -> Result<Made, Failure> {
+    let (view, origin) = match plan {
+        Plan::Folder(dir) => (
+            open_dir(dir).map_err(Failure::bad_input)?,
+            dir.display().to_string(),
+        ),
+        Plan::Kept(store, id) => (
+            store.open(id).map_err(Failure::bad_input)?,
+            format!("kept {id}"),
+        ),
+        Plan::Scenario(ask) => {
+            let what = if ask.exec { "measured" } else { "predicted" };
+            match &ask.binary {
+                Some(program) => (
+                    binary::run(program, ask, args.steps)?,
+                    format!("{what} by {}", program.display()),
+                ),
+                None if ask.exec => (measured(args, ask)?, "measured now".into()),
+                None => {
+                    let p = predict(&ask.scenario, profiles, &Options::default())?;
+                    (view_of(&p, &ask.path, &ask.set), "predicted".into())
+                }
+            }
+        }
+    };
+    Ok(Made {
+        view,
+        medians: Vec::new(),
+        origin,
+    })
+}
+
+/// Stops a training at Ctrl-C.
+struct Quiet;
+
+impl Observer for Quiet {
+    fn step(&mut self, _: &StepReport) -> Flow {
+        if interrupt::requested() {
+            Flow::Stop
+        } else {
+            Flow::Continue
+        }
+    }
+}
+
+fn measured(args: &Args, ask: &Ask) -> Result<RunView, Failure> {
+    let program = Arc::new(plan(&ask.scenario)?);
+    let mut exec = ExecOptions {
+        record: true,
+        ..ExecOptions::default()
+    };
+    args.device.apply(&mut exec);
+    let options = RunOptions {
+        steps: args.steps,
+        exec,
+        ..RunOptions::default()
+    };
+    let outcome = args
+        .device
+        .train(&ask.scenario, &program, options, &mut Quiet)?;
+    if outcome.interrupted {
+        return Err(Failure::run("interrupted"));
+    }
+    let view = view_of_outcome(&ask.scenario, &program, &outcome);
+    Ok(with_source(view, &ask.path, &ask.set))
+}

@@ -1,0 +1,383 @@
+//! Two runs, side by side.
+
+use super::super::output::{Failure, Out};
+use super::super::table::Table;
+use super::input::Made;
+use shardlab_plan::record::Cause;
+use shardlab_plan::units::Picos;
+use shardlab_reports::compare::{Change, CurvePair, Pair, Part, Prediction};
+use shardlab_reports::stats::Comparison;
+
+/// Rows of a breakdown.
+const SHOWN: usize = 8;
+/// Levels of a curve drawn in characters.
+const LEVELS: [char; 8] = ['▁', '▂', '▃', '▄', '▅', '▆', '▇', '█'];
+
+pub(super) fn print(pair: &Pair, made: [&Made; 2], out: &mut Out) -> Result<(), Failure> {
+    for (head, made) in pair.runs.iter().zip(made) {
+        let set = made.view.scenario.overrides.join(" ");
+        let text = format!(
+            "{} {} on {} x {}, program {} ({}) {set}",
+            head.policy,
+            head.scenario,
+            head.world_size,
+            head.hardware,
+            head.program_digest,
+            made.origin,
+        );
+        out.labelled(&head.label, text.trim_end())?;
+    }
+    out.blank()?;
+    for sentence in &pair.why {
+        out.paragraph(0, sentence)?;
+    }
+    out.blank()?;
+    metrics(pair, out)?;
+    if let Some(step) = &pair.step {
+        statistics(step, out)?;
+    }
+    exposed(pair, out)?;
+    for (title, parts) in [
+        ("wall time by phase", &pair.breakdown.by_phase),
+        ("wall time by unit", &pair.breakdown.by_unit),
+        ("busy time by stream", &pair.breakdown.by_stream),
+        ("busy time by kind", &pair.breakdown.by_kind),
+    ] {
+        breakdown(title, parts, out)?;
+    }
+    match &pair.prediction {
+        Some(p) => prediction(p, out)?,
+        None => changes("single instructions", &pair.changes, out)?,
+    }
+    memory(pair, out)?;
+    for (quantity, curve) in [("loss", &pair.losses), ("gradient norm", &pair.grad_norms)] {
+        if let Some(curve) = curve {
+            overlay(quantity, curve, out)?;
+        }
+    }
+    provenance(pair, out)
+}
+
+fn metrics(pair: &Pair, out: &mut Out) -> Result<(), Failure> {
+    let mut table = Table::new(["metric", ">A", ">B", ">change", ">%"]);
+    for m in &pair.metrics {
+        let (a, b) = (m.values[0], m.values[1]);
+        let known = !a.is_nan() && !b.is_nan();
+        table.row([
+            m.title.to_owned(),
+            m.show(0),
+            m.show(1),
+            if known {
+                format!("{:+.*}", m.decimals, b - a)
+            } else {
+                "-".into()
+            },
+            if known && a != 0.0 {
+                format!("{:+.1}", 100.0 * (b / a - 1.0))
+            } else {
+                "-".into()
+            },
+        ]);
+    }
+    out.text(table)?;
+    Ok(())
+}
+
+/// The tests behind the verdict, where anything was measured.
+fn statistics(c: &Comparison, out: &mut Out) -> Result<(), Failure> {
+    if c.n == [1, 1] {
+        return Ok(());
+    }
+    let mut parts = vec![
+        format!(
+            "{}: ratio {:.4}, {:.0} % interval {:.4} to {:.4}, threshold {:.1} %, {} and {} samples",
+            c.verdict.name(),
+            c.ratio.estimate,
+            100.0 * c.ratio.level,
+            c.ratio.low,
+            c.ratio.high,
+            100.0 * c.options.threshold,
+            c.n[0],
+            c.n[1],
+        ),
+        format!(
+            "Cliff's delta {:+.2} ({})",
+            c.cliffs_delta,
+            c.magnitude.name()
+        ),
+    ];
+    if let Some(test) = c.mann_whitney {
+        let kind = if test.exact { "exact" } else { "approximate" };
+        parts.push(format!(
+            "Mann-Whitney U {:.1}, p {:.2e} ({kind})",
+            test.u, test.p
+        ));
+    }
+    if let Some(w) = c.welch {
+        parts.push(format!(
+            "Welch t {:+.2}, {:.1} degrees, p {:.2e}",
+            w.t, w.df, w.p
+        ));
+    }
+    if let (Some(power), Some(least)) = (c.power, c.detectable) {
+        parts.push(format!(
+            "power {power:.2} for the threshold, {:.1} % would be seen four times in five",
+            100.0 * least
+        ));
+    }
+    out.blank()?;
+    out.labelled("tests", &parts.join("; "))?;
+    Ok(())
+}
+
+fn ms(t: Picos) -> String {
+    format!("{:.3}", t.ms())
+}
+
+fn change_ms(pair: [Picos; 2]) -> String {
+    format!("{:+.3}", pair[1].ms() - pair[0].ms())
+}
+
+fn exposed(pair: &Pair, out: &mut Out) -> Result<(), Failure> {
+    if pair.exposed.is_empty() {
+        return Ok(());
+    }
+    out.blank()?;
+    let mut table = Table::new(["exposed by cause", ">A ms", ">B ms", ">change"]);
+    for c in &pair.exposed {
+        table.row([
+            c.cause.name().into(),
+            ms(c.time[0]),
+            ms(c.time[1]),
+            change_ms(c.time),
+        ]);
+    }
+    out.text(table)?;
+    out.blank()?;
+    let mut table = Table::new([
+        "waited for",
+        "phase",
+        ">A ms",
+        "times",
+        "cause",
+        ">B ms",
+        "times",
+        "cause",
+        ">change",
+    ]);
+    let name = |c: Option<Cause>| c.map_or("", Cause::name).to_owned();
+    for w in pair.waits.iter().take(SHOWN) {
+        table.row([
+            w.of.name.clone(),
+            w.of.phase.clone(),
+            ms(w.time[0]),
+            w.count[0].to_string(),
+            name(w.cause[0]),
+            ms(w.time[1]),
+            w.count[1].to_string(),
+            name(w.cause[1]),
+            change_ms(w.time),
+        ]);
+    }
+    out.text(table)?;
+    Ok(())
+}
+
+fn breakdown(title: &str, parts: &[Part], out: &mut Out) -> Result<(), Failure> {
+    if parts.is_empty() {
+        return Ok(());
+    }
+    out.blank()?;
+    let mut table = Table::new([title, ">A ms", ">B ms", ">change"]);
+    for p in parts.iter().take(SHOWN) {
+        table.row([
+            p.name.clone(),
+            ms(p.time[0]),
+            ms(p.time[1]),
+            change_ms(p.time),
+        ]);
+    }
+    if let Some(rest) = parts.get(SHOWN..).filter(|r| !r.is_empty()) {
+        let sum = [0, 1].map(|i| rest.iter().map(|p| p.time[i]).sum());
+        let name = format!("{} more", rest.len());
+        table.row([name, ms(sum[0]), ms(sum[1]), change_ms(sum)]);
+    }
+    out.text(table)?;
+    Ok(())
+}
+
+fn prediction(p: &Prediction, out: &mut Out) -> Result<(), Failure> {
+    out.blank()?;
+    let mut table = Table::new([
+        "kind",
+        ">count",
+        ">predicted ms",
+        ">measured ms",
+        ">error %",
+        ">mean |error| %",
+    ]);
+    for k in &p.by_kind {
+        table.row([
+            k.work.name().into(),
+            k.count.to_string(),
+            ms(k.predicted),
+            ms(k.measured),
+            format!("{:+.1}", 100.0 * k.error),
+            format!("{:.1}", 100.0 * k.mean_error),
+        ]);
+    }
+    out.text(table)?;
+    changes("worst predictions", &p.worst, out)
+}
+
+fn changes(title: &str, all: &[Change], out: &mut Out) -> Result<(), Failure> {
+    if all.is_empty() {
+        return Ok(());
+    }
+    out.blank()?;
+    let mut table = Table::new([
+        title,
+        "unit",
+        "phase",
+        ">instr",
+        ">A us",
+        ">B us",
+        ">change us",
+    ]);
+    for c in all {
+        let [a, b] = c.time.map(Picos::us);
+        table.row([
+            c.name.clone(),
+            c.unit.clone(),
+            c.phase.to_owned(),
+            c.instr[0].0.to_string(),
+            format!("{a:.1}"),
+            format!("{b:.1}"),
+            format!("{:+.1}", b - a),
+        ]);
+    }
+    out.text(table)?;
+    Ok(())
+}
+
+fn memory(pair: &Pair, out: &mut Out) -> Result<(), Failure> {
+    let m = &pair.memory;
+    out.blank()?;
+    let mut table = Table::new(["at the peak", ">A", ">B", ">change MiB"]);
+    let mib = |b: [shardlab_plan::units::Bytes; 2]| format!("{:+.1}", b[1].mib() - b[0].mib());
+    let units = m.by_unit.iter().filter(|u| u.bytes[0] != u.bytes[1]);
+    for part in m.by_role.iter().chain(units.take(3)).take(2 * SHOWN) {
+        table.row([
+            part.name.clone(),
+            part.bytes[0].to_string(),
+            part.bytes[1].to_string(),
+            mib(part.bytes),
+        ]);
+    }
+    out.text(table)?;
+    out.line(format_args!("A peaks in {}, B in {}", m.at[0], m.at[1]))?;
+    let most = m.curves.iter().flatten().copied().max().unwrap_or(0);
+    if most > 0 {
+        out.blank()?;
+        let scale = shardlab_plan::units::Bytes(most);
+        out.line(format_args!(
+            "allocated over the step, host time, full height {scale}"
+        ))?;
+        for (head, curve) in pair.runs.iter().zip(&m.curves) {
+            let points: Vec<f64> = curve.iter().map(|b| *b as f64).collect();
+            out.line(format_args!(
+                "{}  {}",
+                head.label,
+                bars(&points, 0.0, most as f64)
+            ))?;
+        }
+    }
+    if !m.places.is_empty() {
+        out.blank()?;
+        let mut table = Table::new(["peak in", "phase", ">A", ">B", ">change MiB"]);
+        for p in m.places.iter().take(SHOWN) {
+            table.row([
+                p.unit.clone(),
+                p.phase.to_owned(),
+                p.bytes[0].to_string(),
+                p.bytes[1].to_string(),
+                mib(p.bytes),
+            ]);
+        }
+        out.text(table)?;
+    }
+    Ok(())
+}
+
+/// Values as bars of eight heights.
+fn bars(values: &[f64], low: f64, high: f64) -> String {
+    let top = (LEVELS.len() - 1) as f64;
+    let bar = |v: &f64| {
+        if v.is_nan() {
+            return '?';
+        }
+        let share = ((v - low) / (high - low)).clamp(0.0, 1.0);
+        // A range without extent is all bottom.
+        LEVELS[(share * top).round().max(0.0) as usize]
+    };
+    values.iter().map(bar).collect()
+}
+
+fn overlay(quantity: &str, curve: &CurvePair, out: &mut Out) -> Result<(), Failure> {
+    out.blank()?;
+    let title = format!("{quantity} at step");
+    let mut table = Table::new([title.as_str(), ">A", ">B", ">difference"]);
+    for d in &curve.shown {
+        table.row([
+            d.step.to_string(),
+            format!("{:.6}", d.a),
+            format!("{:.6}", d.b),
+            format!("{:+.3e}", d.b - d.a),
+        ]);
+    }
+    out.text(table)?;
+    out.paragraph(0, &curve.sentence(quantity))?;
+    Ok(())
+}
+
+fn provenance(pair: &Pair, out: &mut Out) -> Result<(), Failure> {
+    let a = &pair.alignment;
+    out.blank()?;
+    out.paragraph(
+        0,
+        &format!(
+            "Aligned by {}: {} spans have a counterpart, {} of A and {} of B have none.",
+            a.by, a.matched, a.unmatched[0], a.unmatched[1]
+        ),
+    )?;
+    if !pair.options.is_empty() {
+        out.blank()?;
+        let mut table = Table::new(["option", "A", "B"]);
+        let text = |v: &Option<String>| v.clone().unwrap_or_else(|| "-".into());
+        for d in &pair.options {
+            table.row([d.key.clone(), text(&d.values[0]), text(&d.values[1])]);
+        }
+        out.text(table)?;
+    }
+    if !pair.environment.is_empty() {
+        out.blank()?;
+        let mut table = Table::new(["environment", "A", "B"]);
+        let text = |v: &Option<String>| v.clone().unwrap_or_else(|| "-".into());
+        for (key, [a, b]) in &pair.environment {
+            table.row([key.clone(), text(a), text(b)]);
+        }
+        out.text(table)?;
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::bars;
+
+    #[test]
+    fn bars_span_the_range() {
+        assert_eq!(bars(&[0.0, 3.5, 7.0, f64::NAN], 0.0, 7.0), "▁▅█?");
+        assert_eq!(bars(&[1.0, 1.0], 1.0, 1.0), "▁▁");
+    }
+}

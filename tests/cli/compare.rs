@@ -1,0 +1,175 @@
+//! `shardlab compare`.
+
+use crate::{assert_narrow, json, shardlab, stdout};
+use serde_json::Value;
+
+fn refused(args: &[&str]) -> String {
+    let output = shardlab(args).assert().code(2);
+    String::from_utf8(output.get_output().stderr.clone()).unwrap()
+}
+
+fn metric(pair: &Value, name: &str) -> [f64; 2] {
+    let metrics = pair["metrics"].as_array().unwrap();
+    let found = metrics.iter().find(|m| m["name"] == name).unwrap();
+    [0, 1].map(|i| found["values"][i].as_f64().unwrap())
+}
+
+/// The acceptance of the run comparison: what forward prefetch is worth, and why.
+#[test]
+fn the_gain_of_prefetch_and_its_cause() {
+    let path = "scenarios/llama3-8b-4xh200.toml";
+    let text = stdout(&["compare", path, path, "--set-b", "fsdp.prefetch_forward=0"]);
+    assert_narrow(&text);
+    let words: Vec<&str> = text.split_whitespace().collect();
+    let prose = words.join(" ");
+    for part in [
+        "The step time of B is",
+        "more than that of A.",
+        "One option differs: fsdp.prefetch_forward is 1 and 0.",
+        "Waiting for all_gather in forward",
+        "because it is not gathered ahead and so starts late",
+        "by rule prefetch",
+    ] {
+        assert!(prose.contains(part), "{part}: {text}");
+    }
+    let pair = &json(&[
+        "compare",
+        path,
+        "--set-b",
+        "fsdp.prefetch_forward=0",
+        "--json",
+    ])[0];
+    let [with, without] = metric(pair, "step_ms");
+    // The numbers are those of `sim`.
+    for (expected, set) in [(with, "1"), (without, "0")] {
+        let set = format!("fsdp.prefetch_forward={set}");
+        let sim = &json(&["sim", path, "--set", &set, "--json"])[0];
+        assert_eq!(sim["step_ms"]["median"].as_f64(), Some(expected));
+    }
+    assert!(without > with);
+    assert_eq!(pair["step"]["verdict"], "regressed");
+    assert_eq!(pair["waits"][0]["of"]["name"], "all_gather");
+    assert_eq!(pair["waits"][0]["of"]["phase"], "forward");
+    assert_eq!(pair["waits"][0]["cause"][1], "gate");
+}
+
+#[test]
+fn predicted_against_measured() {
+    let args = ["compare", "llama-tiny", "--exec-b", "--steps", "6"];
+    let pair = &json(&[&args[..], &["--json"]].concat())[0];
+    assert_eq!(pair["alignment"]["by"], "instruction");
+    assert_eq!(pair["alignment"]["unmatched"], serde_json::json!([0, 0]));
+    assert_eq!(pair["prediction"]["measured"], 1);
+    assert!(pair["prediction"]["by_kind"].as_array().unwrap().len() > 3);
+    assert_eq!(pair["prediction"]["worst"].as_array().unwrap().len(), 10);
+    // Sim and exec agree on the engine's memory to the byte.
+    let [sim, exec] = metric(pair, "allocated_gib");
+    assert_eq!(sim, exec);
+    let text = stdout(&args);
+    assert_narrow(&text);
+    assert!(
+        text.contains("worst predictions") && text.contains("tests"),
+        "{text}"
+    );
+}
+
+#[test]
+fn losses_are_overlaid_and_equal_for_schedules_that_do_not_matter() {
+    let args = ["compare", "llama-tiny", "--exec", "--steps", "4", "--set-b"];
+    let same = &json(&[&args[..], &["fsdp.prefetch_forward=0", "--json"]].concat())[0];
+    assert_eq!(same["losses"]["diverges"], Value::Null);
+    assert_eq!(same["losses"]["steps"], serde_json::json!([4, 4]));
+    let other = &json(&[&args[..], &["train.lr=0.01", "--json"]].concat())[0];
+    // The first loss is before any update.
+    assert_eq!(other["losses"]["diverges"]["step"], 2);
+    let text = stdout(&[&args[..], &["train.lr=0.01"]].concat());
+    assert!(text.contains("The loss differs from step 2 on"), "{text}");
+}
+
+#[test]
+fn kept_runs_folders_and_names_are_compared() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().to_str().unwrap();
+    stdout(&["sim", "peers-tiny", "--store", path]);
+    stdout(&[
+        "sim",
+        "peers-tiny",
+        "--set",
+        "fsdp.prefetch_forward=0",
+        "--store",
+        path,
+    ]);
+    stdout(&["runs", "name", "last~1", "baseline", "--store", path]);
+    let runs = json(&["runs", "--json", "--store", path]);
+    let id = |i: usize| runs[i]["id"].as_str().unwrap();
+    let folder = format!("{path}/{}", id(0));
+    let step = |args: &[&str]| {
+        let all = [&["compare"], args, &["--store", path, "--json"]].concat();
+        metric(&json(&all)[0], "step_ms")
+    };
+    let expected = step(&["peers-tiny", "--set-b", "fsdp.prefetch_forward=0"]);
+    assert_eq!(step(&["baseline", "last"]), expected);
+    assert_eq!(step(&[&folder, &id(1)[19..]]), expected);
+    assert_eq!(step(&["peers-tiny", "last"]), expected);
+    // A kept run lacks nothing that a fresh one has.
+    let whole = |run: &str| {
+        let args = ["compare", run, "prefetch-0", "--store", path, "--json"];
+        let mut pair = json(&args).remove(0);
+        let fields = pair.as_object_mut().unwrap();
+        // The machine's facts are known of kept runs only.
+        fields.remove("environment");
+        pair
+    };
+    assert_eq!(whole("baseline"), whole("peers-tiny"));
+}
+
+#[test]
+fn many_runs_make_a_table() {
+    let args = ["compare", "prefetch-0", "prefetch-1", "prefetch-2"];
+    let text = stdout(&args);
+    assert_narrow(&text);
+    assert!(text.lines().next().unwrap().contains("prefetch"), "{text}");
+    let matrix = &json(&[&args[..], &["--json"]].concat())[0];
+    assert_eq!(matrix["rows"].as_array().unwrap().len(), 3);
+    let keys: Vec<&str> = matrix["options"]
+        .as_array()
+        .unwrap()
+        .iter()
+        .map(|o| o["key"].as_str().unwrap())
+        .collect();
+    assert!(keys.iter().any(|k| k.contains("prefetch")), "{keys:?}");
+    assert!(
+        matrix["rows"]
+            .as_array()
+            .unwrap()
+            .iter()
+            .any(|r| r["on_front"] == true)
+    );
+}
+
+#[test]
+fn another_binary_makes_the_same_run() {
+    let this = env!("CARGO_BIN_EXE_shardlab");
+    let args = ["compare", "peers-tiny", "--binary-a", this, "--json"];
+    let pair = &json(&args)[0];
+    assert_eq!(pair["step"]["verdict"], "equal");
+    assert_eq!(pair["changes"].as_array().unwrap().len(), 0);
+    let error = refused(&["compare", "peers-tiny", "--binary-a", "/no/such/shardlab"]);
+    assert!(error.contains("/no/such/shardlab"), "{error}");
+}
+
+#[test]
+fn what_cannot_be_compared_is_said() {
+    let error = refused(&["compare", "peers-tiny"]);
+    assert!(error.contains("--set-b"), "{error}");
+    let error = refused(&["compare", "peers-tny", "peers-tiny"]);
+    assert!(error.contains("nearest is `peers-tiny`"), "{error}");
+    let error = refused(&["compare", "a", "b", "c", "--set-b", "x.y=1"]);
+    assert!(error.contains("two runs"), "{error}");
+    let error = refused(&["compare", "scenarios", "peers-tiny"]);
+    assert!(error.contains("no run.json"), "{error}");
+    let error = refused(&["compare", "no/such.toml", "peers-tiny"]);
+    assert!(error.contains("no/such.toml"), "{error}");
+    let error = refused(&["compare", "peers-tiny", "--set-b", "fsdp.prefetch_foward=0"]);
+    assert!(error.contains("prefetch_forward"), "{error}");
+}
