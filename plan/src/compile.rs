@@ -16,7 +16,7 @@ mod tests;
 
 use crate::autodiff;
 use crate::model::{self, build, tree::Tree};
-use crate::scenario::Scenario;
+use crate::scenario::{CompileMode, Family, Scenario};
 use tape::{Module, ModuleId, Param, Tape};
 
 /// Modules in pre-order and parameters in registration order, without building any graph.
@@ -34,10 +34,42 @@ pub fn modules_and_params(scenario: &Scenario) -> (Vec<Module>, Vec<Param>) {
 #[must_use]
 pub fn tape(scenario: &Scenario, is_unit: &dyn Fn(ModuleId) -> bool) -> Tape {
     let tree = Tree::new(scenario, scenario.model.layers);
+    let eager;
+    let scenario = if frames_are_skipped(scenario, &tree, is_unit) {
+        eager = with_mode(scenario, CompileMode::Off);
+        &eager
+    } else {
+        scenario
+    };
     match repeat(scenario, &tree, is_unit) {
         Some(tape) => finish(scenario, tree, tape),
         None => full(scenario, tree, is_unit),
     }
+}
+
+/// Whether mode `regions` finds nothing to compile.
+///
+/// A hook in the model's loop over its layers breaks the graph there, and a frame whose graph breaks within a loop is
+/// skipped as a whole; the layers' own frames are then compiled one by one, unless they are the library's (torch 2.11,
+/// "Skipped functions": `torch.nn` is among what is never compiled as a frame of its own). So a stack of library layers
+/// runs eagerly, and pays for the breaks. Measured on 4 H200: 52.09 ms eager and 52.03 ms compiled for six encoder layers.
+fn frames_are_skipped(
+    scenario: &Scenario,
+    tree: &Tree,
+    is_unit: &dyn Fn(ModuleId) -> bool,
+) -> bool {
+    let library = matches!(
+        scenario.model.family,
+        Family::Encoder | Family::Linear | Family::Cnn
+    );
+    let hooks = || (1..tree.modules.len() as u32).any(|m| is_unit(ModuleId(m)));
+    scenario.compile.mode == CompileMode::Regions && library && hooks()
+}
+
+fn with_mode(scenario: &Scenario, mode: CompileMode) -> Scenario {
+    let mut changed = scenario.clone();
+    changed.compile.mode = mode;
+    changed
 }
 
 /// The tape of a deep model from that of a shallow one, if its blocks are alike.

@@ -81,6 +81,16 @@ impl Mode {
             "changes nothing".into()
         };
         let extra = self.guards + self.graph_breaks;
+        if self.mode == CompileMode::Regions
+            && self.guards == Picos(0)
+            && self.graph_breaks > Picos(0)
+        {
+            return format!(
+                "regions {verdict}: nothing is compiled, because hooks break the graph within the loop over layers and \
+                 the layers' own code is the library's; the breaks add {:.2} ms of host time.",
+                self.graph_breaks.ms()
+            );
+        }
         let saves = if kernels >= 0.0 {
             format!("saves {kernels:.2} ms of kernels")
         } else {

@@ -123,3 +123,23 @@ fn the_text_names_bounds_modes_and_changes() {
         assert!(text.contains(part), "{part} in {text}");
     }
 }
+
+/// `regions` loses on the small toys, whose layers are the library's, and gains on large blocks; `explain` says why.
+#[test]
+fn compiled_regions_lose_on_toys_and_gain_on_large_blocks() {
+    let step = |name: &str, mode: &str| {
+        let set = format!("compile.mode={mode}");
+        json(&["sim", name, "--json", "--set", &set])[0]["step_ms"]["median"]
+            .as_f64()
+            .unwrap()
+    };
+    for toy in ["toy-linear", "toy-cnn", "toy-transformer"] {
+        assert!(step(toy, "regions") > step(toy, "off"), "{toy}");
+        let text = stdout(&["explain", toy, "--set", "compile.mode=regions"]);
+        assert!(text.contains("regions loses"), "{text}");
+        assert!(text.contains("nothing is compiled"), "{text}");
+    }
+    assert!(step("peers-3b", "regions") < 0.95 * step("peers-3b", "off"));
+    let text = stdout(&["explain", "peers-3b"]);
+    assert!(text.contains("regions gains"), "{text}");
+}
