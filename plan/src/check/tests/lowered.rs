@@ -101,6 +101,31 @@ fn captured_iterations_pass_with_any_allocator() {
     passes(&check(&p), "cuda-graph-full");
 }
 
+/// Found by fuzzing: units below the first trained one stay full until backward ends, and no longer.
+#[test]
+fn frozen_units_without_a_backward_are_released() {
+    for policy in POLICIES {
+        for more in [
+            &["mesh.dp_shard=1"][..],
+            &["fsdp.reshard_after_forward=false"],
+            &["fsdp.reshard_after_forward=2"],
+            &["fsdp.prefetch_backward=2"],
+        ] {
+            let mut set = vec![
+                "model.preset=llama3.2-1b",
+                "train.grad_accum=2",
+                "fsdp.frozen=[\"layers.*\", \"layers.**\", \"tok_embeddings\"]",
+            ];
+            set.extend(more);
+            let policy = format!("fsdp.policy={policy}");
+            set.push(&policy);
+            if let Some(p) = try_lower("peers-1b", &set) {
+                passes(&check(&p), &format!("{set:?}"));
+            }
+        }
+    }
+}
+
 /// Gaps between the parameters of a buffer that all groups share are reduced with them and read by nobody.
 #[test]
 fn padding_of_shared_gradients_needs_no_reader() {

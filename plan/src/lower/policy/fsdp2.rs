@@ -349,6 +349,16 @@ impl Fsdp2 {
         }
     }
 
+    /// Frees what a unit holds beyond its shards, the slices of an integer reshard included.
+    fn release(&mut self, cx: &mut Cx<'_>, unit: UnitId) {
+        self.reshard(cx, unit);
+        for g in cx.groups_of(unit) {
+            for slice in std::mem::take(&mut self.groups[g.index()].kept) {
+                cx.b.free(Rule::ReshardGroup, slice);
+            }
+        }
+    }
+
     /// Integer reshard: clone this rank's slice of every parameter for the smaller group.
     fn keep_slices(&mut self, cx: &mut Cx<'_>, unit: UnitId, ranks: u32) {
         let w = cx.compute_dtype();
@@ -661,18 +671,17 @@ impl Lifecycle for Fsdp2 {
     }
 
     fn post_backward(&mut self, cx: &mut Cx<'_>, unit: UnitId) {
-        self.reshard(cx, unit);
-        for g in cx.groups_of(unit) {
-            for slice in std::mem::take(&mut self.groups[g.index()].kept) {
-                cx.b.free(Rule::ReshardGroup, slice);
-            }
-        }
+        self.release(cx, unit);
         for g in cx.trained_groups_of(unit) {
             self.reduce(cx, g);
         }
     }
 
     fn backward_end(&mut self, cx: &mut Cx<'_>) {
+        // Frozen units before the first trained one have no backward; torch's root callback runs their post-backward.
+        for unit in cx.forward_order.clone() {
+            self.release(cx, unit);
+        }
         if let Some(event) = self.last_reduce.take()
             && self.reduce != COMPUTE
         {

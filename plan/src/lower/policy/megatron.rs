@@ -402,6 +402,10 @@ impl Lifecycle for Megatron {
         while !self.queue.is_empty() {
             self.pop(cx, Rule::FinalFence);
         }
+        // Frozen units before the first trained one have no backward to be released in.
+        for unit in cx.forward_order.clone() {
+            self.release(cx, unit);
+        }
         cx.b.join(Rule::FinalFence, self.flat.streams.reduce, COMPUTE);
         if self.last && cx.outer > 1 {
             cx.b.join(Rule::FinalFence, self.flat.streams.outer, COMPUTE);

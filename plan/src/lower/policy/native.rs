@@ -179,6 +179,18 @@ impl Native {
         }
     }
 
+    /// Frees what a unit holds beyond its shards, the slice of an integer reshard included.
+    fn release(&mut self, cx: &mut Cx<'_>, unit: UnitId) {
+        if self.flat.weight_sharded() {
+            self.reshard(cx, unit);
+        }
+        for g in cx.groups_of(unit) {
+            if let Some(slice) = self.kept[g.index()].take() {
+                cx.b.free(Rule::ReshardGroup, slice);
+            }
+        }
+    }
+
     /// Integer reshard: keep this rank's slice of the smaller group.
     fn keep_slice(&mut self, cx: &mut Cx<'_>, unit: UnitId, ranks: u32) {
         for g in cx.groups_of(unit) {
@@ -368,24 +380,15 @@ impl Lifecycle for Native {
 
     fn post_backward(&mut self, cx: &mut Cx<'_>, unit: UnitId) {
         self.done[unit.index()] = true;
-        if self.flat.weight_sharded() {
-            self.reshard(cx, unit);
-        }
-        for g in cx.groups_of(unit) {
-            if let Some(slice) = self.kept[g.index()].take() {
-                cx.b.free(Rule::ReshardGroup, slice);
-            }
-        }
+        self.release(cx, unit);
         self.reduce(cx, unit);
     }
 
     fn backward_end(&mut self, cx: &mut Cx<'_>) {
         self.drain(cx, 0, Rule::FinalFence);
         // Frozen units before the first trained one have no backward to reshard in.
-        if self.flat.weight_sharded() {
-            for unit in cx.forward_order.clone() {
-                self.reshard(cx, unit);
-            }
+        for unit in cx.forward_order.clone() {
+            self.release(cx, unit);
         }
         cx.b.join(Rule::FinalFence, self.flat.streams.reduce, COMPUTE);
         if self.last && cx.outer > 1 {
