@@ -74,10 +74,14 @@ impl DeviceArgs {
         options: RunOptions,
         observer: &mut dyn Observer,
     ) -> Result<Outcome, Failure> {
-        use shardlab_exec::device::cuda::{CudaFactory, CudaOptions, gpus};
+        use shardlab_exec::device::cuda::{CudaFactory, CudaOptions, Libraries, gpus};
         use shardlab_exec::engine::World;
         use shardlab_exec::train::train_on;
         // Before anything is made: without a GPU nothing else matters.
+        let libraries = Libraries::load(&self.library_path).map_err(Failure::run)?;
+        if let Some(path) = libraries.better_path().map_err(Failure::run)? {
+            again_with(&path)?;
+        }
         let count = gpus(&self.library_path).map_err(Failure::run)?;
         if count == 0 {
             return Err(Failure::run("no GPU can be used: the driver shows none"));
@@ -107,4 +111,22 @@ impl DeviceArgs {
             "no GPU can be used: this program was built without feature `cuda`",
         ))
     }
+}
+
+/// Starts this process anew with another `LD_LIBRARY_PATH`: the loader reads it only then. Returns in the new process, which
+/// has tried once.
+#[cfg(all(feature = "cuda", unix))]
+fn again_with(path: &std::ffi::OsStr) -> Result<(), Failure> {
+    use std::os::unix::process::CommandExt;
+    const TRIED: &str = "SHARDLAB_LIBRARIES_SET";
+    if std::env::var_os(TRIED).is_some() {
+        return Ok(());
+    }
+    let program = std::env::current_exe().map_err(Failure::run)?;
+    let error = std::process::Command::new(program)
+        .args(std::env::args_os().skip(1))
+        .env("LD_LIBRARY_PATH", path)
+        .env(TRIED, "1")
+        .exec();
+    Err(Failure::run(error))
 }

@@ -7,11 +7,13 @@
 //! and nothing of an optional library unless [`Libraries::has`] says that it is there.
 
 mod folders;
+mod hidden;
 
 pub use folders::{Folder, Origin, Surroundings, folders};
 
 use libloading::os::unix::{Library as Handle, RTLD_GLOBAL, RTLD_LAZY, RTLD_NOW};
 use std::collections::BTreeMap;
+use std::ffi::CStr;
 use std::fmt;
 use std::path::{Path, PathBuf};
 use std::sync::OnceLock;
@@ -84,6 +86,18 @@ impl Library {
             Self::Cublas => "cublas",
             Self::Cudnn => "cudnn",
             Self::Cupti => "cupti",
+        }
+    }
+
+    /// Name that the bindings look for, and a function of the library's.
+    pub(super) const fn stem(self) -> (&'static str, &'static CStr) {
+        match self {
+            Self::Driver => ("cuda", c"cuInit"),
+            Self::Nvrtc => ("nvrtc", c"nvrtcVersion"),
+            Self::CublasLt => ("cublasLt", c"cublasLtGetVersion"),
+            Self::Cublas => ("cublas", c"cublasCreate_v2"),
+            Self::Cudnn => ("cudnn", c"cudnnGetVersion"),
+            Self::Cupti => ("cupti", c"cuptiGetVersion"),
         }
     }
 
@@ -254,6 +268,8 @@ pub(super) fn versions() -> BTreeMap<String, String> {
         if let Some(version) = version(l.library) {
             all.insert(l.library.name().to_owned(), version);
         }
+        let key = format!("{}.library", l.library.name());
+        all.insert(key, l.path.display().to_string());
     }
     all
 }

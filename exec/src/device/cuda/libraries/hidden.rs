@@ -1,0 +1,83 @@
+//! Libraries that the bindings would not use although they are loaded.
+//!
+//! The bindings try a library's shortest name first (`libcudnn.so` before `libcudnn.so.9`). pip's packages have none of that
+//! name, so where the system has one, it wins. The loader's search path is read when a process starts and at no other time:
+//! a process can only be started anew with a better one.
+
+use super::{Libraries, Library};
+use libloading::os::unix::{Library as Handle, RTLD_LAZY};
+use std::ffi::{CStr, OsString};
+use std::path::{Path, PathBuf};
+
+impl Libraries {
+    /// The `LD_LIBRARY_PATH` with which a new process would use the libraries that are loaded here; `None` if this one does.
+    ///
+    /// It begins with a folder in the user's cache that has those libraries under their shortest names.
+    ///
+    /// # Errors
+    /// In words, if there is no place for that folder.
+    pub fn better_path(&self) -> Result<Option<OsString>, String> {
+        let hidden: Vec<_> = self
+            .loaded
+            .iter()
+            .filter(|l| l.path.is_absolute() && is_hidden(l.library, &l.path))
+            .collect();
+        if hidden.is_empty() {
+            return Ok(None);
+        }
+        let mut key = blake3::Hasher::new();
+        for l in &hidden {
+            key.update(l.path.as_os_str().as_encoded_bytes());
+            key.update(b"\n");
+        }
+        let name = format!("libraries-{}", &key.finalize().to_hex()[..16]);
+        let links = cache().join("shardlab").join(name);
+        std::fs::create_dir_all(&links).map_err(|e| format!("{}: {e}", links.display()))?;
+        for l in &hidden {
+            let link = links.join(format!("lib{}.so", l.library.stem().0));
+            if !link.exists() {
+                // Another process may make it at the same time, which is as good.
+                let _ = std::os::unix::fs::symlink(&l.path, &link);
+            }
+        }
+        let mut folders = vec![links];
+        for folder in self.loaded.iter().filter_map(|l| l.path.parent()) {
+            if folder.is_absolute() && !folders.iter().any(|f| f == folder) {
+                folders.push(folder.to_owned());
+            }
+        }
+        let before = std::env::var_os("LD_LIBRARY_PATH").unwrap_or_default();
+        folders.extend(std::env::split_paths(&before).filter(|p| !p.as_os_str().is_empty()));
+        let path = std::env::join_paths(folders).map_err(|e| e.to_string())?;
+        Ok(Some(path))
+    }
+}
+
+/// The user's cache folder.
+fn cache() -> PathBuf {
+    let set = |name| std::env::var_os(name).filter(|v: &OsString| !v.is_empty());
+    set("XDG_CACHE_HOME")
+        .map(PathBuf::from)
+        .or_else(|| Some(Path::new(&set("HOME")?).join(".cache")))
+        .unwrap_or_else(std::env::temp_dir)
+}
+
+/// Whether the bindings would use another file than the one that was loaded.
+fn is_hidden(library: Library, path: &Path) -> bool {
+    let (stem, function) = library.stem();
+    let found = cudarc::get_lib_name_candidates(stem)
+        .into_iter()
+        .find_map(|name| address(Path::new(&name), function));
+    let ours = address(path, function);
+    ours.is_some() && found != ours
+}
+
+/// Where a library has a function.
+fn address(path: &Path, function: &CStr) -> Option<usize> {
+    // SAFETY: NVIDIA's libraries run no code at loading that depends on ours; the function is not called.
+    unsafe {
+        let library = Handle::open(Some(path), RTLD_LAZY).ok()?;
+        let symbol = library.get::<*const ()>(function).ok()?;
+        Some(symbol.into_raw().addr())
+    }
+}
