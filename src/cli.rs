@@ -8,6 +8,8 @@ mod calibrate;
 mod check;
 mod compare;
 mod completions;
+#[cfg(feature = "dash")]
+mod dash;
 mod exec;
 mod explain;
 mod gate;
@@ -22,6 +24,9 @@ mod sim;
 mod sweep;
 mod table;
 mod validate;
+
+#[cfg(feature = "dash")]
+pub(crate) use keep::with_source;
 
 use clap::{CommandFactory, Parser, Subcommand};
 use output::{Failure, Out, Status};
@@ -68,6 +73,9 @@ enum Command {
     Validate(validate::Args),
     /// Measure this machine, as a hardware profile for predictions
     Calibrate(calibrate::Args),
+    /// Everything in the terminal: options, timelines, live training, sweeps, comparisons
+    #[cfg(feature = "dash")]
+    Dash(dash::Args),
     /// List the shipped scenarios
     Scenarios(scenarios::Args),
     /// Print the JSON Schema of scenario files
@@ -112,6 +120,8 @@ fn run(command: &Command, out: &mut Out) -> Result<Status, Failure> {
         Command::Gate(args) => gate::run(args, out),
         Command::Validate(args) => validate::run(args, out),
         Command::Calibrate(args) => calibrate::run(args, out),
+        #[cfg(feature = "dash")]
+        Command::Dash(args) => dash::run(args, out),
         Command::Scenarios(args) => scenarios::run(args, out),
         Command::Schema(args) => schema::run(args, out),
         Command::Completions(args) => completions::run(args, Cli::command(), out),

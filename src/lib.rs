@@ -5,6 +5,8 @@
 
 pub mod analysis;
 pub mod cli;
+#[cfg(feature = "dash")]
+pub mod dash;
 pub mod gate;
 pub mod predict;
 pub mod trace;

@@ -28,7 +28,8 @@ impl Keep {
         self.store.is_some()
     }
 
-    fn place(&self) -> Option<Store> {
+    /// The store, unless none is wanted.
+    pub(super) fn place(&self) -> Option<Store> {
         if self.no_store {
             return None;
         }
@@ -98,7 +99,7 @@ pub(super) fn view_of(p: &Prediction, path: &Path, overrides: &[String]) -> RunV
 }
 
 /// A view with the text of its scenario.
-pub(super) fn with_source(mut run: RunView, path: &Path, overrides: &[String]) -> RunView {
+pub(crate) fn with_source(mut run: RunView, path: &Path, overrides: &[String]) -> RunView {
     run.scenario = view::ScenarioView {
         text: text(path),
         overrides: overrides.to_vec(),

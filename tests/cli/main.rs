@@ -4,6 +4,8 @@ mod analysis;
 mod bad_input;
 mod calibrate;
 mod compare;
+#[cfg(feature = "dash")]
+mod dash;
 mod exec;
 mod gate;
 mod output;

@@ -1,0 +1,115 @@
+//! `shardlab dash`: the terminal dashboard.
+
+use super::output::{Failure, Out, Status};
+use crate::dash::theme::Name;
+use crate::dash::{Options, Source, run as show, state};
+use shardlab_plan::scenario::shipped;
+use std::io::{IsTerminal, stdin, stdout};
+use std::path::{Path, PathBuf};
+
+#[derive(clap::Args)]
+pub(super) struct Args {
+    /// Scenario files, folders of them, or names of shipped ones; all shipped ones are listed behind them
+    #[arg(value_name = "SCENARIO")]
+    scenarios: Vec<PathBuf>,
+    /// Colours; default: those of last time, else dark. NO_COLOR is respected
+    #[arg(long, value_name = "dark|light|safe|mono", value_parser = theme)]
+    theme: Option<Name>,
+    /// Leave the mouse to the terminal
+    #[arg(long)]
+    no_mouse: bool,
+    /// Neither read nor keep what was selected and changed
+    #[arg(long)]
+    no_state: bool,
+    #[command(flatten)]
+    keep: super::keep::Keep,
+}
+
+fn theme(text: &str) -> Result<Name, String> {
+    Name::find(text).ok_or_else(|| "dark, light, safe or mono is expected".to_owned())
+}
+
+pub(super) fn run(args: &Args, _: &mut Out) -> Result<Status, Failure> {
+    let dumb = std::env::var_os("TERM").is_some_and(|t| t == "dumb");
+    if !stdin().is_terminal() || !stdout().is_terminal() || dumb {
+        return Err(Failure::bad_input(
+            "dash needs a terminal; `shardlab sim`, `sweep` and `compare` print what it shows",
+        ));
+    }
+    let (sources, select) = sources(&args.scenarios)?;
+    let options = Options {
+        sources,
+        select,
+        theme: args.theme,
+        store: args.keep.place().map(|s| s.dir().to_owned()),
+        state: if args.no_state {
+            None
+        } else {
+            state::path(|name| std::env::var(name).ok())
+        },
+        mouse: !args.no_mouse,
+    };
+    show(options).map_err(|e| Failure::run(format_args!("the terminal failed: {e}")))?;
+    Ok(Status::Done)
+}
+
+/// Scenarios of the list, those asked for first; and the first of them.
+fn sources(asked: &[PathBuf]) -> Result<(Vec<Source>, Option<String>), Failure> {
+    let mut all: Vec<Source> = Vec::new();
+    for path in asked {
+        for file in files(path)? {
+            let scenario = super::args::load(&file, &[])?;
+            let about = scenario.about.clone();
+            all.push(source(scenario.name, file, about));
+        }
+    }
+    let first = all.first().map(|s| s.name.clone());
+    for (name, text) in shipped() {
+        if all.iter().any(|s| s.name == *name) {
+            continue;
+        }
+        let about: Vec<&str> = text
+            .lines()
+            .map_while(|l| l.strip_prefix('#'))
+            .map(str::trim)
+            .collect();
+        all.push(source(
+            (*name).to_owned(),
+            PathBuf::from(name),
+            about.join(" "),
+        ));
+    }
+    Ok((all, first))
+}
+
+fn source(name: String, path: PathBuf, about: String) -> Source {
+    Source {
+        name,
+        path,
+        about,
+        brief: None,
+    }
+}
+
+/// The file itself, or a folder's scenario files by name.
+fn files(path: &Path) -> Result<Vec<PathBuf>, Failure> {
+    if !path.is_dir() {
+        return Ok(vec![path.to_owned()]);
+    }
+    let failed = |e| Failure::bad_input(format_args!("{}: {e}", path.display()));
+    let mut files = Vec::new();
+    for entry in std::fs::read_dir(path).map_err(failed)? {
+        let file = entry.map_err(failed)?.path();
+        if file.extension().is_some_and(|e| e == "toml") {
+            files.push(file);
+        }
+    }
+    files.sort();
+    if files.is_empty() {
+        return Err(Failure::bad_input(format_args!(
+            "{} has no scenario files (.toml)",
+            path.display()
+        )));
+    }
+    Ok(files)
+}

@@ -1,0 +1,99 @@
+//! The terminal dashboard: scenarios and their options with the prediction beside them, timelines, live training, sweeps,
+//! comparisons, gates.
+//!
+//! ```text
+//! keys, mouse, clock ─┐                     ┌─▶ draw(&App, frame)
+//!                     ├─▶ update(&mut App) ─┤
+//! reports of work ────┘                     └─▶ effects ─▶ worker threads ─▶ reports
+//! ```
+//!
+//! State changes in [`update`] only, which waits for nothing and touches nothing; drawing only reads. What takes time runs
+//! on threads ([`worker`]) and can be cancelled. The key table ([`keys`]) is what dispatches, what the footer shows and
+//! what the help prints.
+
+pub mod app;
+pub mod compare;
+pub mod cursor;
+mod draw;
+pub mod event;
+pub mod gate;
+pub mod glance;
+pub mod help;
+mod judge;
+pub mod keys;
+pub mod lanes;
+pub mod line;
+pub mod options;
+pub mod prompt;
+pub mod query;
+pub mod runs;
+pub mod scenarios;
+pub mod state;
+pub mod sweep;
+pub mod tables;
+mod terminal;
+pub mod theme;
+pub mod timeline;
+pub mod train;
+mod update;
+mod worker;
+
+#[cfg(test)]
+mod testing;
+#[cfg(test)]
+mod tests;
+
+pub use app::App;
+pub use draw::draw;
+pub use event::{Effect, Event};
+pub use scenarios::Source;
+pub use update::update;
+
+use state::Saved;
+use std::path::PathBuf;
+use std::sync::mpsc::channel;
+use theme::{Depth, Name, Theme};
+
+/// How the dashboard begins.
+#[derive(Clone, Debug, Default)]
+pub struct Options {
+    /// Scenarios in the order of the list.
+    pub sources: Vec<Source>,
+    /// The one that is selected, rather than the one of last time.
+    pub select: Option<String>,
+    /// Theme, rather than the one of last time.
+    pub theme: Option<Name>,
+    /// Folder of stored runs.
+    pub store: Option<PathBuf>,
+    /// The file that keeps the state; none keeps nothing.
+    pub state: Option<PathBuf>,
+    /// Whether the mouse is reported.
+    pub mouse: bool,
+}
+
+/// Shows the dashboard until the user leaves it. The caller has made sure that there is a terminal.
+///
+/// # Errors
+/// When the terminal cannot be read or written.
+pub fn run(options: Options) -> std::io::Result<()> {
+    let var = |name: &str| std::env::var(name).ok();
+    let mut saved = options
+        .state
+        .as_deref()
+        .map_or_else(Saved::default, state::read);
+    saved.mouse &= options.mouse;
+    if options.select.is_some() {
+        saved.scenario.clone_from(&options.select);
+        saved.filter.clear();
+    }
+    let name = options
+        .theme
+        .or_else(|| Name::find(saved.theme.as_deref()?))
+        .unwrap_or(Name::Dark);
+    let theme = Theme::new(name, Depth::of(var));
+    let (mut app, begin) = App::new(options.sources, theme, &saved);
+    app.keep = options.store.is_some();
+    let (events, inbox) = channel();
+    let mut worker = worker::Worker::new(events.clone(), options.store, options.state);
+    terminal::run(&mut app, begin, &mut worker, &events, &inbox)
+}

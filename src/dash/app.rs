@@ -1,0 +1,381 @@
+//! The dashboard's state. It changes in [`super::update`] only, and drawing reads it.
+
+use super::compare::CompareView;
+use super::event::{Effect, JobId, RankNow, Runs, Setup, Task};
+use super::gate::GateView;
+use super::help::Help;
+use super::keys::Place;
+use super::prompt::Prompt;
+use super::runs::RunsView;
+use super::scenarios::{Pane, Scenarios, Source};
+use super::state::Saved;
+use super::sweep::SweepView;
+use super::theme::Theme;
+use super::timeline::Timeline;
+use super::train::Training;
+use ratatui::layout::{Position, Rect};
+use std::cell::{Cell, RefCell};
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+/// A view.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum View {
+    /// Scenarios, their options, the prediction.
+    Scenarios,
+    /// The timeline of a step.
+    Timeline,
+    /// Live training.
+    Train,
+    /// A sweep.
+    Sweep,
+    /// Runs of this session and of the store.
+    Runs,
+    /// A comparison.
+    Compare,
+    /// A gate.
+    Gate,
+}
+
+impl View {
+    /// All, in the order of their numbers.
+    pub const ALL: [Self; 7] = [
+        Self::Scenarios,
+        Self::Timeline,
+        Self::Train,
+        Self::Sweep,
+        Self::Runs,
+        Self::Compare,
+        Self::Gate,
+    ];
+
+    /// Name.
+    #[must_use]
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Scenarios => "Scenarios",
+            Self::Timeline => "Timeline",
+            Self::Train => "Train",
+            Self::Sweep => "Sweep",
+            Self::Runs => "Runs",
+            Self::Compare => "Compare",
+            Self::Gate => "Gate",
+        }
+    }
+}
+
+/// How a line at the bottom is meant.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Tone {
+    /// For information.
+    Plain,
+    /// Something was done.
+    Good,
+    /// Something went wrong.
+    Bad,
+}
+
+/// A line for the user.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Notice {
+    /// Text.
+    pub text: String,
+    /// Tone.
+    pub tone: Tone,
+    /// When it was said.
+    pub since: Duration,
+}
+
+/// What a job is for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Purpose {
+    /// The timeline.
+    Simulate,
+    /// Training.
+    Train,
+    /// The sweep.
+    Sweep,
+    /// The list of stored runs.
+    Store,
+    /// A stored run that is being opened.
+    Open,
+    /// A run that is being kept.
+    Keep,
+    /// The comparison.
+    Compare,
+    /// The gate.
+    Gate,
+}
+
+impl Purpose {
+    /// A word for the status line.
+    #[must_use]
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Simulate => "simulating",
+            Self::Train => "training",
+            Self::Sweep => "sweeping",
+            Self::Store => "listing the store",
+            Self::Open => "opening",
+            Self::Keep => "keeping",
+            Self::Compare => "comparing",
+            Self::Gate => "gating",
+        }
+    }
+}
+
+/// A job that runs.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Job {
+    /// What for.
+    pub purpose: Purpose,
+    /// Of what.
+    pub of: String,
+    /// Begin.
+    pub since: Duration,
+    /// It has been asked to end.
+    pub cancelled: bool,
+}
+
+/// What a click on a place of the screen means.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum Hit {
+    /// A tab.
+    Tab(View),
+    /// A row of the scenario list.
+    Scenario(usize),
+    /// A row of the options.
+    Option(usize),
+    /// A row of the sweep.
+    Point(usize),
+    /// A row of the runs.
+    Run(usize),
+    /// A lane of the timeline: its row. The column says when.
+    Lane(usize),
+    /// The rest of the timeline, where only the column counts.
+    Time,
+}
+
+/// The dashboard.
+pub struct App {
+    /// Columns and rows of the terminal.
+    pub size: (u16, u16),
+    /// Time since the begin, as the last tick said.
+    pub now: Duration,
+    /// Looks.
+    pub theme: Theme,
+    /// Whether the mouse is reported.
+    pub mouse: bool,
+    /// The view that is shown.
+    pub view: View,
+    /// Scenarios and options.
+    pub scenarios: Scenarios,
+    /// Timeline.
+    pub timeline: Timeline,
+    /// Training.
+    pub train: Training,
+    /// Sweep.
+    pub sweep: SweepView,
+    /// Runs.
+    pub runs: RunsView,
+    /// Comparison.
+    pub compare: CompareView,
+    /// Gate.
+    pub gate: GateView,
+    /// The help, when it is shown.
+    pub help: Option<Help>,
+    /// The line that is being typed.
+    pub prompt: Option<Prompt>,
+    /// Whether trainings are kept in the store.
+    pub keep: bool,
+    /// The line at the bottom.
+    pub notice: Option<Notice>,
+    /// Jobs that run.
+    pub jobs: BTreeMap<JobId, Job>,
+    next_job: JobId,
+    /// Clickable places, by the last drawing.
+    pub(crate) hits: RefCell<Vec<(Rect, Hit)>>,
+    /// Where the cursor of a value being edited was drawn.
+    pub(crate) text_cursor: Cell<Option<Position>>,
+}
+
+impl App {
+    /// A dashboard over scenarios, and what is to be done at its begin.
+    #[must_use]
+    pub fn new(sources: Vec<Source>, theme: Theme, saved: &Saved) -> (Self, Vec<Effect>) {
+        let mut app = Self {
+            size: (80, 24),
+            now: Duration::ZERO,
+            theme,
+            mouse: saved.mouse,
+            view: View::Scenarios,
+            scenarios: Scenarios::new(sources),
+            timeline: Timeline::default(),
+            train: Training::default(),
+            sweep: SweepView::default(),
+            runs: RunsView::default(),
+            compare: CompareView::default(),
+            gate: GateView::default(),
+            help: None,
+            prompt: None,
+            keep: false,
+            notice: None,
+            jobs: BTreeMap::new(),
+            next_job: 1,
+            hits: RefCell::default(),
+            text_cursor: Cell::new(None),
+        };
+        app.restore(saved);
+        let mut effects = app.predict();
+        let paths = app.scenarios.sources.iter().map(|s| s.path.clone());
+        effects.push(Effect::Survey(paths.collect()));
+        effects.extend(app.start(Task::ListStore));
+        (app, effects)
+    }
+
+    fn restore(&mut self, saved: &Saved) {
+        self.scenarios.restore(saved);
+        self.sweep.sort = saved.sweep_sort;
+        self.sweep.reversed = saved.sweep_reversed;
+        self.sweep.axes.clone_from(&saved.axes);
+        self.timeline.critical = saved.critical;
+    }
+
+    /// What is kept for the next time.
+    #[must_use]
+    pub fn save(&self) -> Saved {
+        Saved {
+            theme: Some(self.theme.name.text().to_owned()),
+            mouse: self.mouse,
+            scenario: self.scenarios.current().map(|s| s.name.clone()),
+            overrides: self.scenarios.overrides.clone(),
+            filter: self.scenarios.filter.clone(),
+            sweep_sort: self.sweep.sort,
+            sweep_reversed: self.sweep.reversed,
+            axes: self.sweep.axes.clone(),
+            critical: self.timeline.critical,
+        }
+    }
+
+    /// Where keys go.
+    #[must_use]
+    pub fn place(&self) -> Place {
+        if self.prompt.is_some() {
+            return Place::Typing;
+        }
+        if self.help.is_some() {
+            return Place::Help;
+        }
+        match self.view {
+            View::Scenarios => match self.scenarios.pane {
+                Pane::List => Place::Scenarios,
+                Pane::Options => Place::Options,
+            },
+            View::Timeline => Place::Timeline,
+            View::Train => Place::Training,
+            View::Sweep => Place::Sweep,
+            View::Runs => Place::Runs,
+            View::Compare => Place::Compare,
+            View::Gate => Place::Gate,
+        }
+    }
+
+    /// Says something.
+    pub fn say(&mut self, tone: Tone, text: impl Into<String>) {
+        self.notice = Some(Notice {
+            text: text.into(),
+            tone,
+            since: self.now,
+        });
+    }
+
+    /// Asks for the prediction of the selected scenario with its changes and what is being typed.
+    pub fn predict(&mut self) -> Vec<Effect> {
+        let edited = self.prompt.as_ref().and_then(Prompt::edited);
+        let Some(setup) = self.scenarios.setup_with(edited) else {
+            return Vec::new();
+        };
+        self.scenarios.ticket += 1;
+        self.scenarios.pending = true;
+        vec![Effect::Predict {
+            ticket: self.scenarios.ticket,
+            setup,
+        }]
+    }
+
+    /// The selected scenario with its changes.
+    #[must_use]
+    pub fn setup(&self) -> Option<Setup> {
+        self.scenarios.setup_with(None)
+    }
+
+    /// Starts a job. One of a kind runs at a time: the one before is cancelled.
+    pub fn start(&mut self, task: Task) -> Vec<Effect> {
+        let name = |setup: &Setup| {
+            setup
+                .path
+                .file_stem()
+                .map_or_else(String::new, |s| s.to_string_lossy().into_owned())
+        };
+        let (purpose, of) = match &task {
+            Task::Simulate(setup) => (Purpose::Simulate, name(setup)),
+            Task::Train { setup, .. } => (Purpose::Train, name(setup)),
+            Task::Sweep { setup, .. } => (Purpose::Sweep, name(setup)),
+            Task::ListStore => (Purpose::Store, String::new()),
+            Task::Open(id) => (Purpose::Open, id.clone()),
+            Task::Keep(number, _) => (Purpose::Keep, format!("#{number}")),
+            Task::Compare(Runs(runs)) => (Purpose::Compare, format!("{} runs", runs.len())),
+            Task::Gate(setup) => (Purpose::Gate, name(setup)),
+        };
+        let mut effects = self.cancel(purpose);
+        let id = self.next_job;
+        self.next_job += 1;
+        self.jobs.insert(
+            id,
+            Job {
+                purpose,
+                of,
+                since: self.now,
+                cancelled: false,
+            },
+        );
+        effects.push(Effect::Start(id, task));
+        effects
+    }
+
+    /// Asks all jobs of a purpose to end.
+    pub fn cancel(&mut self, purpose: Purpose) -> Vec<Effect> {
+        self.jobs
+            .iter_mut()
+            .filter(|(_, j)| j.purpose == purpose && !j.cancelled)
+            .map(|(id, job)| {
+                job.cancelled = true;
+                Effect::Cancel(*id)
+            })
+            .collect()
+    }
+
+    /// The newest job of a purpose that has not been asked to end.
+    #[must_use]
+    pub fn running(&self, purpose: Purpose) -> Option<(JobId, &Job)> {
+        let mut all = self.jobs.iter().rev();
+        all.find(|(_, j)| j.purpose == purpose && !j.cancelled)
+            .map(|(id, job)| (*id, job))
+    }
+
+    /// What the mouse points at.
+    pub(crate) fn hit(&self, column: u16, row: u16) -> Option<(Rect, Hit)> {
+        let hits = self.hits.borrow();
+        // What was drawn last lies on top.
+        hits.iter()
+            .rev()
+            .find(|(area, _)| area.contains((column, row).into()))
+            .copied()
+    }
+
+    /// Ranks of the training as last reported.
+    #[must_use]
+    pub fn ranks(&self) -> &[RankNow] {
+        &self.train.ranks
+    }
+}

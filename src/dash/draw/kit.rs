@@ -1,0 +1,195 @@
+//! Small things that all views draw with.
+
+use crate::dash::theme::Theme;
+use ratatui::buffer::Buffer;
+use ratatui::layout::Rect;
+use ratatui::style::Style;
+use ratatui::widgets::{Block, BorderType, Clear, Widget};
+use shardlab_plan::units::Bytes;
+use std::time::Duration;
+
+/// Writes a text, cut to a width so that it shows; the column behind it.
+pub(super) fn put(buf: &mut Buffer, x: u16, y: u16, width: u16, text: &str, style: Style) -> u16 {
+    if width == 0 || !buf.area.contains((x, y).into()) {
+        return x;
+    }
+    let room = usize::from(width);
+    if text.chars().count() > room {
+        return buf.set_stringn(x, y, cut(text, room), room, style).0;
+    }
+    buf.set_stringn(x, y, text, room, style).0
+}
+
+/// Writes a text against the right end of a width.
+pub(super) fn put_right(buf: &mut Buffer, x: u16, y: u16, width: u16, text: &str, style: Style) {
+    let len = text.chars().count().min(usize::from(width)) as u16;
+    put(buf, x + width - len, y, len, text, style);
+}
+
+/// Writes pieces one after another; the column behind them.
+pub(super) fn pieces(buf: &mut Buffer, x: u16, y: u16, width: u16, all: &[(String, Style)]) -> u16 {
+    let end = x + width;
+    let mut at = x;
+    for (text, style) in all {
+        at = put(buf, at, y, end.saturating_sub(at), text, *style);
+    }
+    at
+}
+
+/// A framed pane; what is inside. The one that has the keys is marked beyond its colour.
+pub(super) fn pane(buf: &mut Buffer, area: Rect, title: &str, focused: bool, theme: Theme) -> Rect {
+    let mark = if focused { "▸ " } else { "" };
+    let style = if focused {
+        theme.accent()
+    } else {
+        theme.strong()
+    };
+    let width = usize::from(area.width.saturating_sub(4));
+    let title = cut(&format!("{mark}{title}"), width.saturating_sub(1));
+    let block = Block::bordered()
+        .border_type(BorderType::Rounded)
+        .border_style(theme.border(focused))
+        .title(ratatui::text::Span::styled(format!(" {title} "), style));
+    let inner = block.inner(area);
+    block.render(area, buf);
+    inner
+}
+
+/// As a pane, over what is there.
+pub(super) fn popup(buf: &mut Buffer, area: Rect, title: &str, theme: Theme) -> Rect {
+    Clear.render(area, buf);
+    pane(buf, area, title, true, theme)
+}
+
+/// A text of at most so many characters; what is cut off shows.
+pub(super) fn cut(text: &str, width: usize) -> String {
+    if text.chars().count() <= width {
+        return text.to_owned();
+    }
+    let mut short: String = text.chars().take(width.saturating_sub(1)).collect();
+    short.push('…');
+    short
+}
+
+/// Lines of at most so many characters, broken between words; words that are longer are broken too.
+pub(super) fn wrap(text: &str, width: usize) -> Vec<String> {
+    let width = width.max(1);
+    let mut lines = vec![String::new()];
+    let mut used = 0;
+    for word in text.split_whitespace() {
+        let mut rest: Vec<char> = word.chars().collect();
+        loop {
+            let space = usize::from(used > 0);
+            if used + space + rest.len() <= width {
+                let last = lines.len() - 1;
+                if space == 1 {
+                    lines[last].push(' ');
+                }
+                lines[last].extend(&rest);
+                used += space + rest.len();
+                break;
+            }
+            if used > 0 {
+                lines.push(String::new());
+                used = 0;
+                continue;
+            }
+            let last = lines.len() - 1;
+            lines[last].extend(rest.drain(..width));
+            lines.push(String::new());
+        }
+    }
+    lines
+}
+
+/// A number with its thousands set apart.
+pub(super) fn thousands(n: f64) -> String {
+    if !n.is_finite() {
+        return "-".into();
+    }
+    let digits = format!("{n:.0}");
+    let mut out = String::new();
+    for (i, c) in digits.chars().enumerate() {
+        if i > 0 && (digits.len() - i) % 3 == 0 && out != "-" {
+            out.push(' ');
+        }
+        out.push(c);
+    }
+    out
+}
+
+/// Bytes in few characters.
+pub(super) fn bytes(n: u64) -> String {
+    let b = Bytes(n);
+    match n {
+        0..1024 => format!("{n} B"),
+        n if n < 1 << 20 => format!("{:.1} KiB", n as f64 / 1024.0),
+        n if n < 1 << 30 => format!("{:.1} MiB", b.mib()),
+        _ => format!("{:.2} GiB", b.gib()),
+    }
+}
+
+/// A duration in few characters.
+pub(super) fn duration(d: Duration) -> String {
+    let s = d.as_secs();
+    match s {
+        0 => format!("{} ms", d.as_millis()),
+        1..10 => format!("{:.1} s", d.as_secs_f64()),
+        10..60 => format!("{s} s"),
+        60..3600 => format!("{} min {:02} s", s / 60, s % 60),
+        _ => format!("{} h {:02} min", s / 3600, s % 3600 / 60),
+    }
+}
+
+/// Milliseconds in a width of 9.
+pub(super) fn ms(x: f64) -> String {
+    match x.abs() {
+        _ if !x.is_finite() => "-".into(),
+        a if a >= 10_000.0 => format!("{x:.0}"),
+        a if a >= 100.0 => format!("{x:.1}"),
+        a if a >= 1.0 => format!("{x:.2}"),
+        _ => format!("{x:.3}"),
+    }
+}
+
+/// How a value stands to a base: `-3.1 % ▼`, empty where there is no difference.
+pub(super) fn change(now: f64, base: f64) -> Option<(String, bool)> {
+    let share = 100.0 * (now / base - 1.0);
+    if !share.is_finite() || share.abs() < 0.005 {
+        return None;
+    }
+    let arrow = if share < 0.0 { '▼' } else { '▲' };
+    Some((format!("{share:+.2} % {arrow}"), share < 0.0))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn texts_are_cut_and_wrapped_to_their_width() {
+        assert_eq!(cut("abcdef", 4), "abc…");
+        assert_eq!(cut("abcd", 4), "abcd");
+        assert_eq!(wrap("one two three", 7), ["one two", "three"]);
+        assert_eq!(wrap("abcdefgh ij", 3), ["abc", "def", "gh", "ij"]);
+        assert_eq!(wrap("", 3), [""]);
+        for width in 1..12 {
+            for line in wrap("a lengthy sentence of words", width) {
+                assert!(line.chars().count() <= width, "{width}: {line}");
+            }
+        }
+    }
+
+    #[test]
+    fn numbers_are_short() {
+        assert_eq!(thousands(1_234_567.0), "1 234 567");
+        assert_eq!(thousands(-1234.0), "-1 234");
+        assert_eq!(thousands(f64::NAN), "-");
+        assert_eq!(bytes(1536), "1.5 KiB");
+        assert_eq!(bytes(3 << 30), "3.00 GiB");
+        assert_eq!(duration(Duration::from_secs(125)), "2 min 05 s");
+        assert_eq!(change(97.0, 100.0), Some(("-3.00 % ▼".into(), true)));
+        assert_eq!(change(1.0, 1.0), None);
+        assert_eq!(change(1.0, 0.0), None);
+    }
+}

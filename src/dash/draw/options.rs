@@ -1,0 +1,237 @@
+//! The option editor.
+
+use super::kit::{cut, pane, put, wrap};
+use super::prompt;
+use crate::dash::app::{App, Hit};
+use crate::dash::options;
+use crate::dash::prompt::Asks;
+use crate::dash::scenarios::Pane;
+use ratatui::buffer::Buffer;
+use ratatui::layout::Rect;
+
+/// Columns of a key and of a value.
+const KEY: u16 = 22;
+
+enum Line {
+    Section(&'static str),
+    /// Row among those shown, and index into all.
+    Option(usize, usize),
+}
+
+pub(super) fn draw(app: &App, buf: &mut Buffer, area: Rect) {
+    app.text_cursor.set(None);
+    let theme = app.theme;
+    let s = &app.scenarios;
+    let focused = s.pane == Pane::Options;
+    let rows = s.option_rows();
+    let title = match s.option_filter.as_str() {
+        "" => "Options".to_owned(),
+        filter => format!("Options {}: {filter}", rows.len()),
+    };
+    let inner = pane(buf, area, &title, focused, theme);
+    let lines = lines(&rows);
+    let about: u16 = if inner.height >= 12 { 3 } else { 2 };
+    let body = Rect {
+        height: inner.height.saturating_sub(about),
+        ..inner
+    };
+    let at = lines
+        .iter()
+        .position(|l| matches!(l, Line::Option(row, _) if *row == s.option.at))
+        .unwrap_or(0);
+    let shown = s
+        .option
+        .window_at(at, lines.len(), usize::from(body.height));
+    let mut edited = None;
+    for (i, line) in lines[shown].iter().enumerate() {
+        let place = Rect {
+            y: body.y + i as u16,
+            height: 1,
+            ..body
+        };
+        match line {
+            Line::Section(name) => {
+                put(
+                    buf,
+                    place.x + 1,
+                    place.y,
+                    place.width - 1,
+                    name,
+                    theme.accent(),
+                );
+            }
+            Line::Option(row, option) => {
+                let selected = *row == s.option.at;
+                if row_of(app, buf, place, *option, selected, focused) {
+                    edited = Some(place);
+                }
+                app.hits.borrow_mut().push((place, Hit::Option(*row)));
+            }
+        }
+    }
+    describe(
+        app,
+        buf,
+        Rect {
+            y: body.bottom(),
+            height: about,
+            ..inner
+        },
+    );
+    if let (Some(place), Some(p)) = (edited, &app.prompt) {
+        prompt::list(
+            app,
+            p,
+            buf,
+            Rect {
+                x: place.x + KEY + 4,
+                width: place.width.saturating_sub(KEY + 4),
+                ..place
+            },
+        );
+    }
+}
+
+fn lines(rows: &[usize]) -> Vec<Line> {
+    let mut lines = Vec::with_capacity(rows.len() + 7);
+    let mut section = "";
+    for (row, &option) in rows.iter().enumerate() {
+        let info = options::all()[option];
+        if info.section != section {
+            section = info.section;
+            lines.push(Line::Section(section));
+        }
+        lines.push(Line::Option(row, option));
+    }
+    lines
+}
+
+/// Draws an option; whether it is the one being edited.
+fn row_of(
+    app: &App,
+    buf: &mut Buffer,
+    place: Rect,
+    option: usize,
+    selected: bool,
+    focused: bool,
+) -> bool {
+    let theme = app.theme;
+    let s = &app.scenarios;
+    let info = options::all()[option];
+    let path = options::path(info);
+    let style = match (selected, focused) {
+        (true, true) => theme.selected(),
+        (true, false) => theme.selected_elsewhere(),
+        _ => theme.text(),
+    };
+    let changed = s.changes().is_some_and(|c| c.contains_key(&path));
+    let blank = " ".repeat(usize::from(place.width));
+    put(buf, place.x, place.y, place.width, &blank, style);
+    let mark = if selected { "▸" } else { " " };
+    put(buf, place.x, place.y, 1, mark, style);
+    if changed {
+        put(buf, place.x + 1, place.y, 1, "●", style.patch(theme.warn()));
+    }
+    put(
+        buf,
+        place.x + 2,
+        place.y,
+        KEY,
+        &cut(info.key, usize::from(KEY)),
+        style,
+    );
+    let x = place.x + KEY + 3;
+    let room = place.right().saturating_sub(x);
+    let editing = app
+        .prompt
+        .as_ref()
+        .filter(|p| p.asks == Asks::Option(option));
+    if let Some(p) = editing {
+        let cursor = prompt::line(app, p, buf, x, place.y, room.min(40));
+        app.text_cursor.set(Some(cursor));
+        return true;
+    }
+    let value = s.value(option);
+    let shown = match (value, changed) {
+        (Some(v), true) => match s.base_value(option) {
+            Some(old) if old != v => format!("{v}  (was {old})"),
+            _ => v.to_owned(),
+        },
+        (Some(v), false) => v.to_owned(),
+        (None, _) => info.default.to_owned(),
+    };
+    let tone = match (value, changed) {
+        (_, true) => theme.warn(),
+        (Some(_), _) => theme.text(),
+        (None, _) => theme.dim(),
+    };
+    const VALUE: u16 = 24;
+    let narrow = room < VALUE + 24 || changed;
+    let width = if narrow { room } else { VALUE };
+    let end = put(
+        buf,
+        x,
+        place.y,
+        width,
+        &cut(&shown, usize::from(width)),
+        style.patch(tone),
+    );
+    if !narrow {
+        let doc = place.right().saturating_sub(x + VALUE + 1);
+        put(
+            buf,
+            (x + VALUE).max(end) + 1,
+            place.y,
+            doc,
+            &cut(info.doc, usize::from(doc)),
+            style.patch(theme.dim()),
+        );
+    }
+    false
+}
+
+/// What the selected option is, and what it takes.
+fn describe(app: &App, buf: &mut Buffer, area: Rect) {
+    let theme = app.theme;
+    let Some(option) = app.scenarios.option() else {
+        put(
+            buf,
+            area.x + 1,
+            area.y,
+            area.width - 1,
+            "nothing of that kind",
+            theme.dim(),
+        );
+        return;
+    };
+    let info = options::all()[option];
+    let width = usize::from(area.width.saturating_sub(2));
+    put(
+        buf,
+        area.x + 1,
+        area.y,
+        area.width - 1,
+        &cut(info.doc, width),
+        theme.text(),
+    );
+    let default = info.default.trim_matches(['(', ')']);
+    let takes = format!("takes {}; default {default}", info.expected());
+    let room = usize::from(area.height.saturating_sub(1));
+    let mut rest = wrap(&takes, width);
+    if rest.len() > room {
+        rest.truncate(room);
+        if let Some(last) = rest.last_mut() {
+            *last = cut(&format!("{last} ……"), width);
+        }
+    }
+    for (i, line) in rest.iter().enumerate() {
+        put(
+            buf,
+            area.x + 1,
+            area.y + 1 + i as u16,
+            area.width - 1,
+            line,
+            theme.dim(),
+        );
+    }
+}

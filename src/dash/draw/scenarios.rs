@@ -1,0 +1,333 @@
+//! Scenario list and prediction.
+
+use super::charts::{Part, stacked};
+use super::kit::{bytes, change, cut, ms, pane, pieces, put, put_right, thousands, wrap};
+use crate::dash::app::{App, Hit};
+use crate::dash::glance::{Brief, Glance};
+use crate::dash::lanes::memory::Family;
+use crate::dash::scenarios::Pane;
+use crate::dash::theme::letter;
+use ratatui::buffer::Buffer;
+use ratatui::layout::Rect;
+use ratatui::style::Style;
+
+pub(super) fn draw(app: &App, buf: &mut Buffer, body: Rect) {
+    let left = (body.width * 36 / 100).clamp(30, 58);
+    let list_area = Rect {
+        width: left,
+        ..body
+    };
+    let right = Rect {
+        x: body.x + left,
+        width: body.width - left,
+        ..body
+    };
+    list(app, buf, list_area);
+    let height = if body.height >= 36 { 16 } else { 8 };
+    prediction(app, buf, Rect { height, ..right });
+    super::options::draw(
+        app,
+        buf,
+        Rect {
+            y: right.y + height,
+            height: right.height - height,
+            ..right
+        },
+    );
+}
+
+fn list(app: &App, buf: &mut Buffer, area: Rect) {
+    let theme = app.theme;
+    let s = &app.scenarios;
+    let rows = s.rows();
+    let focused = s.pane == Pane::List;
+    let title = match s.filter.as_str() {
+        "" => format!("Scenarios {}", s.sources.len()),
+        filter => format!("Scenarios {} of {}: {filter}", rows.len(), s.sources.len()),
+    };
+    let inner = pane(buf, area, &title, focused, theme);
+    let wide = inner.width >= 44;
+    let numbers: u16 = if wide { 28 } else { 9 };
+    let head = Rect { height: 1, ..inner };
+    let text = if wide {
+        "step ms   GiB  fits"
+    } else {
+        "step ms"
+    };
+    put(buf, head.x + 2, head.y, 10, "name", theme.dim());
+    put_right(buf, head.x, head.y, head.width - 1, text, theme.dim());
+    let about = if inner.height >= 30 { 6 } else { 0 };
+    let body = Rect {
+        y: inner.y + 1,
+        height: inner.height - 1 - about,
+        ..inner
+    };
+    if about > 0
+        && let Some(source) = s.current()
+    {
+        let lines = wrap(&source.about, usize::from(inner.width) - 2);
+        for (i, line) in lines.iter().take(usize::from(about) - 1).enumerate() {
+            let y = body.bottom() + 1 + i as u16;
+            put(buf, inner.x + 1, y, inner.width - 1, line, theme.dim());
+        }
+    }
+    if rows.is_empty() {
+        put(
+            buf,
+            body.x + 1,
+            body.y,
+            body.width - 1,
+            "nothing of that kind; Esc shows all",
+            theme.dim(),
+        );
+    }
+    for (line, row) in s
+        .cursor
+        .window(rows.len(), usize::from(body.height))
+        .enumerate()
+    {
+        let source = &s.sources[rows[row]];
+        let y = body.y + line as u16;
+        let changed = s.overrides.contains_key(&source.name);
+        let selected = row == s.cursor.at;
+        let style = match (selected, focused) {
+            (true, true) => theme.selected(),
+            (true, false) => theme.selected_elsewhere(),
+            _ => theme.text(),
+        };
+        let mark = if selected { "▸" } else { " " };
+        let blank = " ".repeat(usize::from(body.width));
+        put(buf, body.x, y, body.width, &blank, style);
+        let star = if changed { "●" } else { " " };
+        put(buf, body.x, y, 1, mark, style);
+        put(buf, body.x + 1, y, 1, star, style.patch(theme.warn()));
+        let room = body.width.saturating_sub(numbers + 3);
+        put(
+            buf,
+            body.x + 2,
+            y,
+            room,
+            &cut(&source.name, usize::from(room)),
+            style,
+        );
+        let (text, tone) = match &source.brief {
+            None => ("…".to_owned(), theme.dim()),
+            Some(Err(_)) => ("cannot be".to_owned(), theme.bad()),
+            Some(Ok(b)) if wide => (wide_numbers(b), fit_style(app, b)),
+            Some(Ok(b)) => (ms(b.step_ms), Style::new()),
+        };
+        put_right(buf, body.x, y, body.width - 1, &text, style.patch(tone));
+        let place = Rect {
+            y,
+            height: 1,
+            ..body
+        };
+        app.hits.borrow_mut().push((place, Hit::Scenario(row)));
+    }
+}
+
+fn wide_numbers(b: &Brief) -> String {
+    format!(
+        "{:>9} {:>6.1}  {:>4}",
+        ms(b.step_ms),
+        b.device.gib(),
+        b.fits
+    )
+}
+
+fn fit_style(app: &App, b: &Brief) -> Style {
+    match b.fits {
+        "no" => app.theme.bad(),
+        "tight" => app.theme.warn(),
+        _ => Style::new(),
+    }
+}
+
+fn prediction(app: &App, buf: &mut Buffer, area: Rect) {
+    let theme = app.theme;
+    let s = &app.scenarios;
+    let name = s.current().map_or("", |c| c.name.as_str());
+    let changes = s.changes().map_or(0, std::collections::BTreeMap::len);
+    let mut title = format!("Prediction {name}");
+    if changes > 0 {
+        title = format!("{title} ●{changes} changed");
+    }
+    if s.pending {
+        title.push_str(" …");
+    }
+    let inner = pane(buf, area, &title, false, theme);
+    let mut y = inner.y;
+    let width = inner.width.saturating_sub(2);
+    let x = inner.x + 1;
+    if let Some(error) = &s.error {
+        let rows = wrap(&format!("✗ {error}"), usize::from(width));
+        let most = if inner.height > 8 { 4 } else { 2 };
+        for line in rows.iter().take(most) {
+            put(buf, x, y, width, line, theme.bad());
+            y += 1;
+        }
+    }
+    let Some(glance) = &s.glance else {
+        if s.error.is_none() {
+            let text = if s.current().is_some() {
+                "predicting …"
+            } else {
+                "no scenario is selected"
+            };
+            put(buf, x, y, width, text, theme.dim());
+        }
+        return;
+    };
+    let base = s.base.as_deref();
+    let rows = lines(app, glance, base);
+    for line in rows {
+        if y >= inner.bottom() {
+            return;
+        }
+        match line {
+            Row::Text(parts) => {
+                pieces(buf, x, y, width, &parts);
+            }
+            Row::Memory => memory_bar(
+                app,
+                buf,
+                Rect {
+                    x,
+                    y,
+                    width,
+                    height: 1,
+                },
+                glance,
+            ),
+        }
+        y += 1;
+    }
+}
+
+enum Row {
+    Text(Vec<(String, Style)>),
+    Memory,
+}
+
+fn lines(app: &App, g: &Glance, base: Option<&Glance>) -> Vec<Row> {
+    let theme = app.theme;
+    let b = &g.brief;
+    let label = |text: &str| (format!("{text:<9}"), theme.dim());
+    let plain = |text: String| (text, theme.text());
+    let against = |now: f64, old: Option<f64>, less_is_better: bool| {
+        let (text, less) = old.and_then(|o| change(now, o)).unwrap_or_default();
+        let style = if less == less_is_better {
+            theme.good()
+        } else {
+            theme.bad()
+        };
+        (
+            if text.is_empty() {
+                text
+            } else {
+                format!("  {text}")
+            },
+            style,
+        )
+    };
+    let old = base.map(|x| &x.brief);
+    let mut rows = vec![
+        Row::Text(vec![
+            label("step"),
+            (format!("{} ms", ms(b.step_ms)), theme.strong()),
+            against(b.step_ms, old.map(|o| o.step_ms), true),
+            plain(format!("   MFU {:.1} %", 100.0 * b.mfu)),
+        ]),
+        Row::Text(vec![
+            label("tokens"),
+            plain(format!("{} /s/GPU", thousands(b.tokens_per_s))),
+            against(b.tokens_per_s, old.map(|o| o.tokens_per_s), false),
+            (
+                format!("   {} x {} {}", b.world, b.hardware, b.policy),
+                theme.dim(),
+            ),
+        ]),
+    ];
+    let mut exposed = vec![
+        label("exposed"),
+        plain(format!("{} ms", ms(b.exposed_ms))),
+        against(b.exposed_ms, old.map(|o| o.exposed_ms), true),
+        plain("  ".into()),
+    ];
+    for (cause, time) in g.exposed.iter().filter(|(_, t)| *t >= 0.01) {
+        exposed.push((format!("{}", letter(*cause)), theme.cause(*cause)));
+        exposed.push((format!(" {} {}  ", cause.name(), ms(*time)), theme.dim()));
+    }
+    rows.push(Row::Text(exposed));
+    let fits = match b.fits {
+        "yes" => ("✓ fits".to_owned(), theme.good()),
+        "tight" => (
+            "! tight: the allocator has to retry".to_owned(),
+            theme.warn(),
+        ),
+        "no" => ("✗ does not fit".to_owned(), theme.bad()),
+        _ => ("? capacity unknown".to_owned(), theme.dim()),
+    };
+    let capacity = b
+        .capacity
+        .map_or_else(String::new, |c| format!(" of {}", bytes(c.0)));
+    rows.push(Row::Text(vec![
+        label("memory"),
+        (format!("{}{capacity}", bytes(b.device.0)), theme.strong()),
+        against(b.device.0 as f64, old.map(|o| o.device.0 as f64), true),
+        plain("  ".into()),
+        fits,
+    ]));
+    rows.push(Row::Memory);
+    let largest: Vec<String> = g
+        .roles
+        .iter()
+        .take(3)
+        .map(|(role, n)| format!("{} {}", role.name(), bytes(n.0)))
+        .collect();
+    rows.push(Row::Text(vec![
+        label("peak"),
+        plain(format!("{}: ", g.peak)),
+        (largest.join(", "), theme.dim()),
+    ]));
+    rows.push(Row::Text(Vec::new()));
+    for sentence in &g.why {
+        for line in wrap(sentence, why_width(app)) {
+            rows.push(Row::Text(vec![plain(line)]));
+        }
+    }
+    rows
+}
+
+/// Width of the sentences: of the pane, as [`draw`] lays it out.
+fn why_width(app: &App) -> usize {
+    let left = (app.size.0 * 36 / 100).clamp(30, 58);
+    usize::from(app.size.0.saturating_sub(left + 4)).max(20)
+}
+
+fn memory_bar(app: &App, buf: &mut Buffer, area: Rect, g: &Glance) {
+    let mut sums = [0u64; Family::ALL.len()];
+    for (role, n) in &g.roles {
+        sums[Family::of(*role) as usize] += n.0;
+    }
+    let parts: Vec<Part> = Family::ALL
+        .iter()
+        .zip(sums)
+        .filter(|(_, n)| *n > 0)
+        .map(|(family, n)| Part::of(app.theme, *family, n))
+        .collect();
+    let allocated: u64 = sums.iter().sum();
+    let whole = g.brief.capacity.map_or(allocated, |c| c.0).max(allocated);
+    put(buf, area.x, area.y, 9, "", app.theme.dim());
+    stacked(
+        buf,
+        Rect {
+            x: area.x + 9,
+            width: area.width.saturating_sub(9),
+            ..area
+        },
+        &parts,
+        whole,
+        app.theme,
+    );
+}

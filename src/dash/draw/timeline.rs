@@ -1,0 +1,369 @@
+//! The timeline.
+
+mod details;
+mod lane;
+mod memory;
+
+use super::kit::{cut, pieces, put, put_right};
+use crate::dash::app::{App, Hit};
+use crate::dash::lanes::Lanes;
+use crate::dash::lanes::bins::{Window, bins};
+use crate::dash::theme::{Theme, letter};
+use crate::dash::timeline::{Exposed, Timeline};
+use ratatui::buffer::Buffer;
+use ratatui::layout::Rect;
+use shardlab_plan::record::{Cause, RunKind};
+use shardlab_plan::units::Picos;
+
+/// Columns of the names on the left.
+const GUTTER: u16 = 16;
+
+/// What may have an exposed row above or below: the streams' heights depend on the room.
+struct Plan {
+    details: u16,
+    memory: u16,
+    /// Rows of a lane.
+    lane: u16,
+}
+
+pub(super) fn draw(app: &App, buf: &mut Buffer, body: Rect) {
+    let t = &app.timeline;
+    let theme = app.theme;
+    let Some(main) = &t.main else {
+        empty(app, buf, body);
+        return;
+    };
+    let plan = plan(t, body.height);
+    let mut y = body.y;
+    let row = |y: u16| Rect {
+        y,
+        height: 1,
+        ..body
+    };
+    heading(app, main, buf, row(y));
+    y += 1;
+    let plot = |y: u16, height: u16| Rect {
+        x: body.x + GUTTER,
+        y,
+        width: body.width.saturating_sub(GUTTER + 1),
+        height,
+    };
+    t.bin(plot(y, 1).width);
+    minimap(app, main, buf, row(y), plot(y, 1));
+    y += 1;
+    axis(t, buf, plot(y, 1), theme);
+    put(buf, body.x + 1, y, GUTTER - 1, "time", theme.dim());
+    y += 1;
+    lane::units(app, main, buf, row(y), plot(y, 1));
+    y += 1;
+    let bottom = body.bottom() - plan.details - plan.memory;
+    y = lanes(app, buf, body, &plan, y, bottom);
+    let memory_height = (body.bottom() - plan.details).saturating_sub(y);
+    if memory_height > 1 {
+        let area = Rect {
+            y,
+            height: memory_height,
+            ..body
+        };
+        memory::draw(app, buf, area, plot(y, memory_height));
+    }
+    details::draw(
+        app,
+        buf,
+        Rect {
+            y: body.bottom() - plan.details,
+            height: plan.details,
+            ..body
+        },
+    );
+}
+
+/// Lanes get up to three rows, the memory a dozen; what is left goes to lists below the details.
+fn plan(t: &Timeline, height: u16) -> Plan {
+    const DETAILS: u16 = 6;
+    let lanes = (t.rows().len() as u16).max(1);
+    let exposed = 1 + u16::from(t.other.is_some());
+    let room = height.saturating_sub(4 + DETAILS + exposed);
+    let tall = height >= 36;
+    let least_memory = if tall { 8 } else { 4.min(room / 3) };
+    let lane = (room.saturating_sub(least_memory) / lanes).clamp(1, if tall { 3 } else { 2 });
+    let rest = room.saturating_sub(lane * lanes);
+    let memory = rest.min(if tall { 12 } else { 7 });
+    Plan {
+        details: DETAILS + rest.saturating_sub(memory),
+        memory,
+        lane,
+    }
+}
+
+fn empty(app: &App, buf: &mut Buffer, body: Rect) {
+    let lines = [
+        "No run is open.",
+        "",
+        "1, r   simulate the selected scenario and open its timeline",
+        "3, x   train it on this machine: its last step is a timeline as well",
+        "5      open a run of this session or of the store",
+    ];
+    for (i, line) in lines.iter().enumerate() {
+        let style = if i == 0 {
+            app.theme.strong()
+        } else {
+            app.theme.dim()
+        };
+        put(
+            buf,
+            body.x + 4,
+            body.y + 3 + i as u16,
+            body.width - 4,
+            line,
+            style,
+        );
+    }
+}
+
+/// What is shown: of a pair, what differs.
+fn title(main: &Lanes, other: Option<&Lanes>) -> String {
+    let kind = |l: &Lanes| match l.view.run.kind {
+        RunKind::Sim => "predicted",
+        RunKind::Exec => "measured",
+    };
+    let name = |l: &Lanes| l.view.scenario.name.clone();
+    let mut text = format!("{}: {} {}", name(main), kind(main), Picos(main.length));
+    let changes = |l: &Lanes| match l.view.scenario.overrides.join(" ") {
+        none if none.is_empty() => none,
+        some => format!(" [{some}]"),
+    };
+    let Some(other) = other else {
+        return text + &changes(main);
+    };
+    text.push_str(" │ ");
+    if name(other) != name(main) {
+        text = format!("{text}{}: ", name(other));
+    }
+    text = format!("{text}{} {}", kind(other), Picos(other.length));
+    if changes(other) == changes(main) {
+        return text + &changes(main);
+    }
+    format!("{text}{} │{}", changes(main), changes(other))
+}
+
+fn heading(app: &App, main: &Lanes, buf: &mut Buffer, area: Rect) {
+    let theme = app.theme;
+    let t = &app.timeline;
+    let view = t.view();
+    let zoom = t.length() as f64 / view.length() as f64;
+    let mut right = format!("{} in view, {zoom:.0} x ", Picos(view.length()));
+    if t.critical {
+        right = format!("critical path  {right}");
+    }
+    if t.stretch && t.other.is_some() {
+        right = format!("stretched  {right}");
+    }
+    let room = usize::from(area.width).saturating_sub(right.chars().count() + 2);
+    let text = title(main, t.other.as_deref());
+    put(
+        buf,
+        area.x + 1,
+        area.y,
+        area.width,
+        &cut(&text, room),
+        theme.strong(),
+    );
+    put_right(buf, area.x, area.y, area.width, &right, theme.accent());
+}
+
+/// The whole step in one row, with the part in view marked.
+fn minimap(app: &App, main: &Lanes, buf: &mut Buffer, row: Rect, plot: Rect) {
+    let t = &app.timeline;
+    let theme = app.theme;
+    put(buf, row.x + 1, row.y, GUTTER - 1, "whole step", theme.dim());
+    let whole = Window {
+        from: 0,
+        to: t.length(),
+    };
+    let Some(lane) = main.lanes.first() else {
+        return;
+    };
+    for (i, bin) in bins(lane, &[], whole, plot.width).iter().enumerate() {
+        let (glyph, style) = match bin.work {
+            Some(work) if bin.cover >= 0.25 => ("▄".to_owned(), theme.work(work)),
+            Some(work) => ("▁".to_owned(), theme.work(work)),
+            None => (" ".to_owned(), theme.dim()),
+        };
+        put(buf, plot.x + i as u16, plot.y, 1, &glyph, style);
+    }
+    if t.window.is_some() {
+        let view = t.view();
+        let from = whole.column(view.from, plot.width) as u16;
+        let to = (whole.column(view.to, plot.width).ceil() as u16).min(plot.width - 1);
+        put(
+            buf,
+            plot.x + from.min(plot.width - 1),
+            plot.y,
+            1,
+            "[",
+            theme.accent(),
+        );
+        put(
+            buf,
+            plot.x + to.max(from + 1).min(plot.width - 1),
+            plot.y,
+            1,
+            "]",
+            theme.accent(),
+        );
+    }
+}
+
+/// Ticks at round times.
+fn axis(t: &Timeline, buf: &mut Buffer, plot: Rect, theme: Theme) {
+    const APART: u64 = 11;
+    let view = t.view();
+    let wanted = view.length() * APART / u64::from(plot.width.max(1));
+    let mut step = 1u64;
+    while step < wanted {
+        let lead = step.checked_ilog10().map_or(1, |p| step / 10u64.pow(p));
+        step = if lead == 2 { step / 2 * 5 } else { step * 2 };
+    }
+    let mut tick = view.from.div_ceil(step) * step;
+    while tick < view.to {
+        let x = view.column(tick, plot.width) as u16;
+        let mut label = format!("╷{}", tick_label(tick, step));
+        if x + label.chars().count() as u16 > plot.width {
+            "╷".clone_into(&mut label);
+        }
+        put(
+            buf,
+            plot.x + x,
+            plot.y,
+            plot.width.saturating_sub(x),
+            &label,
+            theme.dim(),
+        );
+        tick += step;
+    }
+}
+
+fn tick_label(time: u64, step: u64) -> String {
+    let (unit, size) = match step {
+        s if s >= 100_000_000 => ("ms", 1e9),
+        s if s >= 100_000 => ("us", 1e6),
+        _ => ("ns", 1e3),
+    };
+    let digits = if (step as f64) < size { 1 } else { 0 };
+    format!("{:.digits$} {unit}", time as f64 / size)
+}
+
+/// All lanes with the exposed time of each run; the next free row.
+fn lanes(app: &App, buf: &mut Buffer, body: Rect, plan: &Plan, from: u16, bottom: u16) -> u16 {
+    let t = &app.timeline;
+    let binned = t.binned.borrow();
+    let Some(binned) = binned.as_ref() else {
+        return from;
+    };
+    let selected = t.selected_row();
+    let mut y = from;
+    for (i, (row, bins)) in t.rows().iter().zip(&binned.lanes).enumerate() {
+        if y >= bottom {
+            break;
+        }
+        let Some(run) = t.run(row.run) else { continue };
+        let height = plan.lane.min(bottom - y);
+        let area = Rect { y, height, ..body };
+        let name = lane_name(t, row.run, &run.lanes[row.lane].name);
+        lane::lane(
+            app,
+            run,
+            bins,
+            buf,
+            area,
+            &name,
+            selected == Some(i),
+            row.run,
+        );
+        let plot = Rect {
+            x: body.x + GUTTER,
+            width: body.width.saturating_sub(GUTTER + 1),
+            ..area
+        };
+        app.hits.borrow_mut().push((plot, Hit::Lane(i)));
+        y += height;
+        if row.lane == 0 && y < bottom {
+            exposed(
+                app,
+                &binned.gaps[row.run],
+                buf,
+                Rect {
+                    y,
+                    height: 1,
+                    ..body
+                },
+            );
+            y += 1;
+        }
+    }
+    y
+}
+
+/// The stream's name; below it the kind of the other run.
+fn lane_name(t: &Timeline, run: usize, name: &str) -> String {
+    match (run, t.run(run).map(|r| r.view.run.kind)) {
+        (0, _) => name.to_owned(),
+        (_, Some(RunKind::Exec)) => " measured".to_owned(),
+        _ => " other run".to_owned(),
+    }
+}
+
+/// Where the compute stream had nothing to run, by cause.
+fn exposed(app: &App, gaps: &[Exposed], buf: &mut Buffer, area: Rect) {
+    let theme = app.theme;
+    put(
+        buf,
+        area.x + 2,
+        area.y,
+        GUTTER - 2,
+        "└ exposed",
+        theme.dim(),
+    );
+    for (i, gap) in gaps.iter().enumerate() {
+        let Some((cause, share)) = gap else { continue };
+        let style = theme.cause(*cause);
+        let x = area.x + GUTTER + i as u16;
+        let text = if *share >= 0.3 {
+            letter(*cause).to_string()
+        } else {
+            "·".to_owned()
+        };
+        put(buf, x, area.y, 1, &text, style);
+    }
+}
+
+/// Letters of the causes that there are.
+pub(super) fn legend(app: &App, run: &Lanes) -> Vec<(String, ratatui::style::Style)> {
+    const ALL: [Cause; 6] = [
+        Cause::Host,
+        Cause::Gate,
+        Cause::Wire,
+        Cause::Contention,
+        Cause::Tail,
+        Cause::Straggler,
+    ];
+    let mut parts = Vec::new();
+    for cause in ALL {
+        let Some(time) = run.view.run.exposed.get(&cause).filter(|t| t.0 > 0) else {
+            continue;
+        };
+        parts.push((letter(cause).to_string(), app.theme.cause(cause)));
+        parts.push((format!(" {} {time}  ", cause.name()), app.theme.dim()));
+    }
+    parts
+}
+
+/// Writes the legend of the exposed time.
+pub(super) fn put_legend(app: &App, run: &Lanes, buf: &mut Buffer, area: Rect) {
+    let parts = legend(app, run);
+    let total: Picos = run.view.run.exposed.values().copied().sum();
+    let mut all = vec![(format!("exposed {total}: "), app.theme.text())];
+    all.extend(parts);
+    pieces(buf, area.x, area.y, area.width, &all);
+}

@@ -1,0 +1,320 @@
+//! Live training.
+
+use super::charts::{Curve, curves};
+use super::kit::{bytes, cut, duration, pane, pieces, put, put_right, thousands};
+use crate::dash::app::{App, Purpose};
+use crate::dash::train::End;
+use ratatui::buffer::Buffer;
+use ratatui::layout::Rect;
+use ratatui::style::Style;
+
+pub(super) fn draw(app: &App, buf: &mut Buffer, body: Rect) {
+    let ranks = app
+        .train
+        .steps
+        .last()
+        .map_or(0, |s| s.ranks.len())
+        .max(app.train.ranks.len());
+    let rank_rows = (ranks as u16 + 3).clamp(5, (body.height / 3).max(5));
+    let top = Rect { height: 7, ..body };
+    summary(app, buf, top);
+    let middle = Rect {
+        y: top.bottom(),
+        height: body.height - 7 - rank_rows,
+        ..body
+    };
+    let wide = body.width >= 120;
+    let half = if wide { body.width * 2 / 3 } else { body.width };
+    losses(
+        app,
+        buf,
+        Rect {
+            width: half,
+            ..middle
+        },
+    );
+    if wide {
+        let right = Rect {
+            x: middle.x + half,
+            width: middle.width - half,
+            ..middle
+        };
+        times(app, buf, right);
+    }
+    rank_table(
+        app,
+        buf,
+        Rect {
+            y: middle.bottom(),
+            height: rank_rows,
+            ..body
+        },
+    );
+}
+
+fn summary(app: &App, buf: &mut Buffer, area: Rect) {
+    let theme = app.theme;
+    let t = &app.train;
+    let running = app.jobs.values().find(|j| j.purpose == Purpose::Train);
+    let name = t
+        .setup
+        .as_ref()
+        .map_or("", |s| s.path.to_str().unwrap_or_default());
+    let inner = pane(
+        buf,
+        area,
+        format!("Train {name}").trim_end(),
+        running.is_some(),
+        theme,
+    );
+    let x = inner.x + 1;
+    let width = inner.width.saturating_sub(2);
+    if t.setup.is_none() {
+        put(
+            buf,
+            x,
+            inner.y,
+            width,
+            "Nothing has been trained yet.",
+            theme.strong(),
+        );
+        let name = app.scenarios.current().map_or("…", |s| s.name.as_str());
+        let text = format!("x trains {name} here: its ranks are threads, its collectives are real");
+        put(buf, x, inner.y + 1, width, &text, theme.dim());
+        return;
+    }
+    let dim = |t: &str| (t.to_owned(), theme.dim());
+    let strong = |t: String| (t, theme.strong());
+    let last = t.steps.last();
+    let (done, all) = last.map_or((0, 0), |s| (s.step, s.steps));
+    let state = match (running, &t.end) {
+        (Some(j), _) if j.cancelled => ("stopping".to_owned(), theme.warn()),
+        (Some(_), _) if last.is_none() => ("setting up".to_owned(), theme.accent()),
+        (Some(_), _) => ("training".to_owned(), theme.accent()),
+        (None, Some(End::Done)) => ("✓ done".to_owned(), theme.good()),
+        (None, Some(End::Stopped)) => ("■ stopped".to_owned(), theme.warn()),
+        (None, Some(End::Failed(_))) => ("✗ failed".to_owned(), theme.bad()),
+        (None, None) => (String::new(), theme.dim()),
+    };
+    let mut first = vec![state, dim("   step "), strong(format!("{done} of {all}"))];
+    if running.is_some()
+        && let Some(left) = t.left()
+    {
+        first.extend([dim("   left "), strong(duration(left))]);
+    }
+    if let Some(step) = last {
+        first.extend([dim("   lr "), strong(format!("{:.3e}", step.lr))]);
+    }
+    pieces(buf, x, inner.y, width, &first);
+    bar(
+        app,
+        buf,
+        Rect {
+            x,
+            y: inner.y + 1,
+            width,
+            height: 1,
+        },
+        done,
+        all,
+    );
+    if let Some(s) = last {
+        let mut second = vec![
+            dim("loss "),
+            strong(format!("{:.4}", s.loss)),
+            dim("   gradient norm "),
+            strong(format!("{:.4}", s.grad_norm)),
+        ];
+        if let Some((step, loss)) = t.validations.last() {
+            second.extend([
+                dim("   validation "),
+                strong(format!("{loss:.4}")),
+                dim(&format!(" at {step}")),
+            ]);
+        }
+        pieces(buf, x, inner.y + 2, width, &second);
+        let memory = s.ranks.iter().map(|r| r.allocated).max();
+        let mut third = vec![
+            dim("step "),
+            strong(duration(s.time)),
+            dim("   tokens/s "),
+            strong(t.tokens_per_s().map_or_else(|| "-".into(), thousands)),
+        ];
+        if let Some(memory) = memory {
+            third.extend([dim("   peak of a rank "), strong(bytes(memory))]);
+        }
+        pieces(buf, x, inner.y + 3, width, &third);
+    }
+    let line = match &t.end {
+        Some(End::Failed(reason)) => Some((
+            reason.lines().next().unwrap_or_default().to_owned(),
+            theme.bad(),
+        )),
+        _ => t.notes.last().map(|n| (n.clone(), theme.warn())),
+    };
+    if let Some((text, style)) = line {
+        put(
+            buf,
+            x,
+            inner.y + 4,
+            width,
+            &cut(&text, usize::from(width)),
+            style,
+        );
+    } else if t.end.is_some() {
+        let text = "2 shows its last step, beside the prediction if there is one; 5 lists all runs";
+        put(buf, x, inner.y + 4, width, text, theme.dim());
+    }
+}
+
+fn bar(app: &App, buf: &mut Buffer, area: Rect, done: u64, all: u64) {
+    const EIGHTHS: [char; 8] = [' ', '▏', '▎', '▍', '▌', '▋', '▊', '▉'];
+    let share = if all == 0 {
+        0.0
+    } else {
+        done as f64 / all as f64
+    };
+    let cells = share.min(1.0) * f64::from(area.width);
+    let full = cells.floor() as usize;
+    let mut text = "█".repeat(full);
+    if full < usize::from(area.width) {
+        text.push(EIGHTHS[((cells - cells.floor()) * 8.0) as usize % 8]);
+    }
+    let dots = "·".repeat(usize::from(area.width));
+    put(buf, area.x, area.y, area.width, &dots, app.theme.dim());
+    put(
+        buf,
+        area.x,
+        area.y,
+        area.width,
+        text.trim_end(),
+        app.theme.good(),
+    );
+}
+
+fn losses(app: &App, buf: &mut Buffer, area: Rect) {
+    let theme = app.theme;
+    let inner = pane(buf, area, "Loss", false, theme);
+    let points: Vec<(f64, f64)> = app
+        .train
+        .steps
+        .iter()
+        .map(|s| (s.step as f64, s.loss))
+        .collect();
+    let checks: Vec<(f64, f64)> = app
+        .train
+        .validations
+        .iter()
+        .map(|(s, l)| (*s as f64, *l))
+        .collect();
+    if points.is_empty() {
+        put(
+            buf,
+            inner.x + 1,
+            inner.y,
+            inner.width - 1,
+            "no step is done yet",
+            theme.dim(),
+        );
+        return;
+    }
+    let mut all = vec![Curve {
+        name: if checks.is_empty() { "" } else { "train" },
+        points: &points,
+        style: theme.accent(),
+        scatter: false,
+    }];
+    if !checks.is_empty() {
+        all.push(Curve {
+            name: "validation",
+            points: &checks,
+            style: theme.warn(),
+            scatter: true,
+        });
+    }
+    curves(buf, inner, &all, theme);
+}
+
+fn times(app: &App, buf: &mut Buffer, area: Rect) {
+    let theme = app.theme;
+    let inner = pane(buf, area, "Step time, ms", false, theme);
+    let points: Vec<(f64, f64)> = app
+        .train
+        .steps
+        .iter()
+        .map(|s| (s.step as f64, s.time.as_secs_f64() * 1e3))
+        .collect();
+    if points.is_empty() {
+        return;
+    }
+    let curve = Curve {
+        name: "",
+        points: &points,
+        style: theme.series(1),
+        scatter: false,
+    };
+    curves(buf, inner, &[curve], theme);
+}
+
+fn rank_table(app: &App, buf: &mut Buffer, area: Rect) {
+    let theme = app.theme;
+    let inner = pane(buf, area, "Ranks", false, theme);
+    let last = app.train.steps.last();
+    let steps = last.map_or(&[][..], |s| &s.ranks);
+    let now = app.ranks();
+    let rows = steps.len().max(now.len());
+    if rows == 0 {
+        return;
+    }
+    let head = "rank  issued  last step      host  memory       peak";
+    put(
+        buf,
+        inner.x + 1,
+        inner.y,
+        inner.width - 1,
+        head,
+        theme.dim(),
+    );
+    put_right(buf, inner.x, inner.y, inner.width - 1, "now", theme.dim());
+    let room = usize::from(inner.height.saturating_sub(1));
+    let shown = if rows > room {
+        room.saturating_sub(1)
+    } else {
+        rows
+    };
+    let slowest = steps.iter().map(|s| s.time).max();
+    for rank in 0..shown {
+        let y = inner.y + 1 + rank as u16;
+        let part = steps.get(rank);
+        let place = now.get(rank);
+        let late = part.is_some_and(|p| rows > 1 && Some(p.time) == slowest);
+        let text = format!(
+            "{rank:>4}  {:>5}  {:>9} {:>9}  {:<11}  {:<11}",
+            place.map_or_else(|| "-".into(), |p| format!("{} %", p.percent)),
+            part.map_or_else(|| "-".into(), |p| duration(p.time)),
+            part.map_or_else(|| "-".into(), |p| duration(p.host)),
+            place.map_or_else(|| "-".into(), |p| bytes(p.allocated)),
+            part.map_or_else(|| "-".into(), |p| bytes(p.allocated)),
+        );
+        let end = put(buf, inner.x + 1, y, inner.width - 1, &text, theme.text());
+        let mark: (&str, Style) = if late {
+            ("slowest", theme.warn())
+        } else {
+            ("", theme.dim())
+        };
+        put(buf, end + 1, y, 8, mark.0, mark.1);
+        let at = place.map_or("idle", |p| p.at.as_str());
+        put_right(buf, inner.x, y, inner.width - 1, at, theme.accent());
+    }
+    if shown < rows {
+        let text = format!("and {} more", rows - shown);
+        put(
+            buf,
+            inner.x + 1,
+            inner.bottom() - 1,
+            inner.width,
+            &text,
+            theme.dim(),
+        );
+    }
+}

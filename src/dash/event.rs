@@ -1,0 +1,222 @@
+//! What comes in, and what is asked for: the only ways between the dashboard's state and the world.
+
+use super::glance::{Brief, Glance};
+use super::lanes::Lanes;
+use super::state::Saved;
+use ratatui::crossterm::event::{KeyEvent, MouseEvent};
+use shardlab_reports::RunView;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::Duration;
+
+/// Something happened.
+#[derive(Clone, Debug)]
+pub enum Event {
+    /// A key.
+    Key(KeyEvent),
+    /// The mouse.
+    Mouse(MouseEvent),
+    /// The terminal has another size: columns, rows.
+    Resize(u16, u16),
+    /// Time since the dashboard began.
+    Tick(Duration),
+    /// Work in the background reports.
+    Message(Message),
+}
+
+/// A job's number; they are not used again.
+pub type JobId = u32;
+
+/// A report from the background.
+#[derive(Clone, Debug)]
+pub enum Message {
+    /// The prediction that was asked for with this ticket.
+    Predicted {
+        /// Ticket.
+        ticket: u64,
+        /// The scenario without changes.
+        base: Option<Arc<Glance>>,
+        /// The scenario with them, or why it cannot be.
+        now: Result<Arc<Glance>, String>,
+    },
+    /// The numbers of the n-th scenario without changes.
+    Surveyed(usize, Result<Brief, String>),
+    /// A job reports.
+    Job(JobId, News),
+}
+
+/// What a job has to say.
+#[derive(Clone, Debug)]
+pub enum News {
+    /// Something the user should know.
+    Note(String),
+    /// A run is there.
+    Run(Arc<Lanes>),
+    /// A training step is done.
+    Step(StepNews),
+    /// A validation after so many steps is done.
+    Validation(u64, f64),
+    /// Where the ranks are now.
+    Ranks(Vec<RankNow>),
+    /// How many points a sweep has, and the keys of its axes.
+    Axes(Vec<String>, usize),
+    /// A point of a sweep: its number, its settings, its numbers or why there are none.
+    Point(usize, Vec<String>, Result<Brief, String>),
+    /// Runs of the store.
+    Stored(Vec<StoredRun>),
+    /// The run of this number is in the store now, under this id.
+    Kept(u32, String),
+    /// A comparison.
+    Compared(Arc<super::tables::Page>),
+    /// A gate's verdict.
+    Gated(Arc<super::tables::Page>),
+    /// It is done.
+    Done,
+    /// It was cancelled.
+    Cancelled,
+    /// It failed.
+    Failed(String),
+}
+
+/// A finished training step.
+#[derive(Clone, Debug, PartialEq)]
+pub struct StepNews {
+    /// Steps done.
+    pub step: u64,
+    /// Steps of the run.
+    pub steps: u64,
+    /// Loss.
+    pub loss: f64,
+    /// Gradient norm.
+    pub grad_norm: f64,
+    /// Learning rate.
+    pub lr: f64,
+    /// How long it took.
+    pub time: Duration,
+    /// Tokens of all ranks.
+    pub tokens: u64,
+    /// By rank: how long its part took and its memory peak.
+    pub ranks: Vec<RankStep>,
+}
+
+/// A rank's part in a step.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct RankStep {
+    /// Begin to end.
+    pub time: Duration,
+    /// Part of it in which the host issued.
+    pub host: Duration,
+    /// Peak of allocated bytes.
+    pub allocated: u64,
+    /// Peak of reserved bytes.
+    pub reserved: u64,
+}
+
+/// Where a rank is.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct RankNow {
+    /// Instruction in words: phase, unit.
+    pub at: String,
+    /// Share of the step's instructions issued, in percent.
+    pub percent: u8,
+    /// Allocated bytes.
+    pub allocated: u64,
+}
+
+/// A run in the store.
+#[derive(Clone, Debug, PartialEq)]
+pub struct StoredRun {
+    /// Its id.
+    pub id: String,
+    /// Scenario.
+    pub scenario: String,
+    /// `sim` or `exec`.
+    pub kind: String,
+    /// When it was made, as text.
+    pub made: String,
+    /// Median step, milliseconds.
+    pub step_ms: f64,
+    /// Peak of allocated bytes.
+    pub allocated: u64,
+    /// Last loss.
+    pub loss: Option<f64>,
+    /// Changes to its scenario.
+    pub changes: String,
+}
+
+/// What a job does.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Task {
+    /// Simulate.
+    Simulate(Setup),
+    /// Train on this machine.
+    Train {
+        /// What.
+        setup: Setup,
+        /// Steps, if not the scenario's.
+        steps: Option<u64>,
+        /// Even if it needs more memory than there is.
+        anyway: bool,
+    },
+    /// Predict all combinations.
+    Sweep {
+        /// What.
+        setup: Setup,
+        /// Further axes, `section.key=[v1, v2]`.
+        axes: Vec<String>,
+    },
+    /// List the store.
+    ListStore,
+    /// Open a stored run.
+    Open(String),
+    /// Keep a run, of this number, in the store.
+    Keep(u32, Runs),
+    /// Compare runs; the first is the base.
+    Compare(Runs),
+    /// Gate a scenario.
+    Gate(Setup),
+}
+
+/// Two runs or more.
+#[derive(Clone, Debug)]
+pub struct Runs(pub Vec<Arc<RunView>>);
+
+impl PartialEq for Runs {
+    /// The same runs, not equal ones.
+    fn eq(&self, other: &Self) -> bool {
+        self.0.len() == other.0.len() && self.0.iter().zip(&other.0).all(|(a, b)| Arc::ptr_eq(a, b))
+    }
+}
+
+/// A scenario with changes.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Setup {
+    /// File, or name of a shipped one.
+    pub path: PathBuf,
+    /// `section.key=VALUE`.
+    pub overrides: Vec<String>,
+}
+
+/// Something the state asks the world for.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Effect {
+    /// Predict; only the newest ticket matters.
+    Predict {
+        /// Ticket.
+        ticket: u64,
+        /// What.
+        setup: Setup,
+    },
+    /// Predict all scenarios without changes, in the background.
+    Survey(Vec<PathBuf>),
+    /// Start a job.
+    Start(JobId, Task),
+    /// End a job as soon as it can be.
+    Cancel(JobId),
+    /// Turn mouse reports on or off.
+    Mouse(bool),
+    /// Keep this for the next time.
+    Save(Saved),
+    /// Leave.
+    Quit,
+}

@@ -1,0 +1,149 @@
+//! What the dashboard shows of a prediction: small, and free of the program it came from.
+
+use super::options;
+use super::query::Fields;
+use crate::analysis::why;
+use crate::predict::Prediction;
+use shardlab_plan::program::Role;
+use shardlab_plan::record::Cause;
+use shardlab_plan::units::Bytes;
+
+/// The numbers of a prediction.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Brief {
+    /// Step time, milliseconds.
+    pub step_ms: f64,
+    /// Tokens a second and GPU.
+    pub tokens_per_s: f64,
+    /// Model FLOPs utilisation, 0 to 1.
+    pub mfu: f64,
+    /// Exposed time, milliseconds.
+    pub exposed_ms: f64,
+    /// Host time of a step, milliseconds.
+    pub host_ms: f64,
+    /// Peak of allocated memory.
+    pub allocated: Bytes,
+    /// Peak of reserved memory.
+    pub reserved: Bytes,
+    /// Peak of the device's memory.
+    pub device: Bytes,
+    /// Device memory, where known.
+    pub capacity: Option<Bytes>,
+    /// `yes`, `tight`, `no` or `?`.
+    pub fits: &'static str,
+    /// Policy.
+    pub policy: String,
+    /// Ranks.
+    pub world: u32,
+    /// Hardware profile.
+    pub hardware: String,
+}
+
+impl Brief {
+    /// The numbers of a prediction.
+    #[must_use]
+    pub fn of(p: &Prediction) -> Self {
+        let memory = &p.run.memory;
+        Self {
+            step_ms: p.step_ms(),
+            tokens_per_s: p.tokens_per_s(),
+            mfu: p.run.mfu,
+            exposed_ms: p.run.exposed.values().map(|t| t.ms()).sum(),
+            host_ms: p.run.host.ms(),
+            allocated: memory.peak_allocated,
+            reserved: memory.peak_reserved,
+            device: memory.peak_device,
+            capacity: memory.capacity,
+            fits: p.fit.word(),
+            policy: p.run.policy.clone(),
+            world: p.run.world_size,
+            hardware: p.run.hardware.clone(),
+        }
+    }
+
+    /// A field that filters and sorting know, as text.
+    #[must_use]
+    pub fn field(&self, name: &str) -> Option<String> {
+        Some(match name {
+            "step" => self.step_ms.to_string(),
+            "tokens" => self.tokens_per_s.to_string(),
+            "mfu" => (100.0 * self.mfu).to_string(),
+            "exposed" => self.exposed_ms.to_string(),
+            "host" => self.host_ms.to_string(),
+            "alloc" => self.allocated.gib().to_string(),
+            "resv" => self.reserved.gib().to_string(),
+            "device" => self.device.gib().to_string(),
+            "fits" => self.fits.to_owned(),
+            "policy" => self.policy.clone(),
+            "world" => self.world.to_string(),
+            "hardware" => self.hardware.clone(),
+            _ => return None,
+        })
+    }
+}
+
+/// Names of the fields of a [`Brief`], for help and messages.
+pub const FIELDS: [&str; 12] = [
+    "step", "tokens", "mfu", "exposed", "host", "alloc", "resv", "device", "fits", "policy",
+    "world", "hardware",
+];
+
+/// A prediction and the options it was made with.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Glance {
+    /// Numbers.
+    pub brief: Brief,
+    /// Exposed milliseconds by cause, largest first.
+    pub exposed: Vec<(Cause, f64)>,
+    /// What was allocated at the peak, by role, largest first.
+    pub roles: Vec<(Role, Bytes)>,
+    /// Where the peak was, in words.
+    pub peak: String,
+    /// Why, in sentences.
+    pub why: Vec<String>,
+    /// Values of all options, in the order of [`options::all`].
+    pub values: Vec<Option<String>>,
+    /// Digest of the program.
+    pub digest: String,
+}
+
+impl Glance {
+    /// Of a prediction that was made with its spans.
+    #[must_use]
+    pub fn of(p: &Prediction) -> Self {
+        let mut exposed: Vec<(Cause, f64)> =
+            p.run.exposed.iter().map(|(c, t)| (*c, t.ms())).collect();
+        exposed.sort_by(|a, b| b.1.total_cmp(&a.1));
+        let at = &p.run.memory.at;
+        let unit = &p.program.units[at.unit.index()].name;
+        Self {
+            brief: Brief::of(p),
+            exposed,
+            roles: p.run.memory.by_role.clone(),
+            peak: format!("{} of {unit}", at.phase.name()),
+            why: why::sentences(p),
+            values: options::values(&p.scenario),
+            digest: p.run.program_digest.clone(),
+        }
+    }
+}
+
+/// A named thing with a brief, as lists filter it.
+pub struct Named<'a> {
+    /// All its words.
+    pub text: String,
+    /// Its numbers, where known.
+    pub brief: Option<&'a Brief>,
+    /// Further fields.
+    pub more: &'a dyn Fn(&str) -> Option<String>,
+}
+
+impl Fields for Named<'_> {
+    fn text(&self) -> String {
+        self.text.clone()
+    }
+
+    fn field(&self, name: &str) -> Option<String> {
+        (self.more)(name).or_else(|| self.brief?.field(name))
+    }
+}

@@ -1,0 +1,89 @@
+//! The help: the key table, place by place.
+
+use super::keys::{Binding, Place, TABLE};
+
+/// The help as it is shown.
+#[derive(Clone, Debug, Default)]
+pub struct Help {
+    /// First line shown.
+    pub top: usize,
+    /// Only what contains this.
+    pub search: String,
+    /// The place whose keys come first.
+    pub here: Option<Place>,
+}
+
+/// A line of the help.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum HelpLine {
+    /// A heading.
+    Title(&'static str),
+    /// Keys and what they do.
+    Keys(String, &'static str),
+    /// Nothing.
+    Blank,
+}
+
+impl Help {
+    /// All lines that match the search: the present place first, then everywhere, then the rest.
+    #[must_use]
+    pub fn lines(&self) -> Vec<HelpLine> {
+        let mut places: Vec<Place> = self.here.into_iter().collect();
+        places.extend(Place::ALL.into_iter().filter(|p| Some(*p) != self.here));
+        let search = self.search.to_lowercase();
+        let fits = |b: &&Binding| {
+            search.is_empty()
+                || keys(b).to_lowercase().contains(&search)
+                || b.help.to_lowercase().contains(&search)
+                || b.place.title().to_lowercase().contains(&search)
+        };
+        let mut lines = Vec::new();
+        for place in places {
+            let of: Vec<&Binding> = TABLE
+                .iter()
+                .filter(|b| b.place == place)
+                .filter(fits)
+                .collect();
+            if of.is_empty() {
+                continue;
+            }
+            if !lines.is_empty() {
+                lines.push(HelpLine::Blank);
+            }
+            lines.push(HelpLine::Title(place.title()));
+            lines.extend(of.iter().map(|b| HelpLine::Keys(keys(b), b.help)));
+        }
+        lines
+    }
+}
+
+fn keys(binding: &Binding) -> String {
+    let all: Vec<String> = binding.chords.iter().map(|c| c.text()).collect();
+    all.join(" ")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_present_place_comes_first_and_the_search_narrows() {
+        let mut help = Help {
+            here: Some(Place::Sweep),
+            ..Help::default()
+        };
+        assert_eq!(help.lines()[0], HelpLine::Title("Sweep"));
+        let all = help.lines().len();
+        assert!(all > TABLE.len());
+        help.search = "critical".into();
+        let found = help.lines();
+        assert!(
+            found.len() < 5
+                && found
+                    .iter()
+                    .any(|l| matches!(l, HelpLine::Keys(k, _) if k == "c"))
+        );
+        help.search = "zzz".into();
+        assert!(help.lines().is_empty());
+    }
+}

@@ -1,0 +1,443 @@
+//! The key table: dispatch, the footer and the help all read it, so that none can lie about another.
+
+use ratatui::crossterm::event::{KeyCode, KeyEvent, KeyModifiers};
+
+/// What a key means.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Command {
+    /// Leave.
+    Quit,
+    /// Show or hide the help.
+    Help,
+    /// Go to the n-th view.
+    View(u8),
+    /// Next theme.
+    Theme,
+    /// Mouse on or off.
+    Mouse,
+    /// Close, cancel, clear: whatever is innermost.
+    Back,
+    /// Row up.
+    Up,
+    /// Row down.
+    Down,
+    /// Left, or the value before.
+    Left,
+    /// Right, or the value after.
+    Right,
+    /// Page up.
+    PageUp,
+    /// Page down.
+    PageDown,
+    /// First row.
+    First,
+    /// Last row.
+    Last,
+    /// Do the obvious thing.
+    Enter,
+    /// The other pane.
+    Switch,
+    /// Type a filter.
+    Filter,
+    /// Simulate and open the timeline.
+    Simulate,
+    /// Train on this machine.
+    Train,
+    /// Sweep.
+    Sweep,
+    /// Gate.
+    Gate,
+    /// Take a change back.
+    Reset,
+    /// Take all changes back.
+    ResetAll,
+    /// Complete what is typed.
+    Complete,
+    /// The completion before.
+    CompleteBack,
+    /// End a job.
+    Stop,
+    /// Add an axis, a run…
+    Add,
+    /// Remove it.
+    Remove,
+    /// Sort by the next column.
+    Sort,
+    /// Sort by the column before.
+    SortBack,
+    /// Sort the other way.
+    Reverse,
+    /// Only the Pareto front.
+    Front,
+    /// Mark for comparison.
+    Mark,
+    /// Compare what is marked.
+    Compare,
+    /// Keep a run.
+    Keep,
+    /// Look again.
+    Reload,
+    /// Zoom in.
+    ZoomIn,
+    /// Zoom out.
+    ZoomOut,
+    /// The whole step.
+    Whole,
+    /// Zoom to the selected span.
+    ZoomSpan,
+    /// Zoom to the unit and phase of the selected span.
+    ZoomUnit,
+    /// Move the window left.
+    PanLeft,
+    /// Move the window right.
+    PanRight,
+    /// The next exposed interval.
+    NextGap,
+    /// The one before.
+    PreviousGap,
+    /// The critical path on or off.
+    Critical,
+    /// Jump to what the selected span waited for.
+    Blocker,
+    /// Jump to a unit.
+    JumpUnit,
+    /// Jump to an instruction.
+    JumpInstr,
+    /// Jump to the memory peak.
+    Peak,
+    /// Show another run below.
+    Pair,
+    /// Stretch the other run to the same length.
+    Stretch,
+}
+
+/// Where a key means something. What the place itself does not bind, [`Place::Everywhere`] may.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Place {
+    /// In all views, unless something is being typed.
+    Everywhere,
+    /// The scenario list.
+    Scenarios,
+    /// The option editor.
+    Options,
+    /// A line is being typed.
+    Typing,
+    /// The timeline.
+    Timeline,
+    /// Live training.
+    Training,
+    /// The sweep table.
+    Sweep,
+    /// The runs.
+    Runs,
+    /// The comparison.
+    Compare,
+    /// The gate.
+    Gate,
+    /// The help.
+    Help,
+}
+
+impl Place {
+    /// All, in the order of the help.
+    pub const ALL: [Self; 11] = [
+        Self::Everywhere,
+        Self::Scenarios,
+        Self::Options,
+        Self::Typing,
+        Self::Timeline,
+        Self::Training,
+        Self::Sweep,
+        Self::Runs,
+        Self::Compare,
+        Self::Gate,
+        Self::Help,
+    ];
+
+    /// Heading in the help.
+    #[must_use]
+    pub const fn title(self) -> &'static str {
+        match self {
+            Self::Everywhere => "Everywhere",
+            Self::Scenarios => "Scenario list",
+            Self::Options => "Options",
+            Self::Typing => "While typing",
+            Self::Timeline => "Timeline",
+            Self::Training => "Train",
+            Self::Sweep => "Sweep",
+            Self::Runs => "Runs",
+            Self::Compare => "Compare",
+            Self::Gate => "Gate",
+            Self::Help => "Help",
+        }
+    }
+}
+
+/// A key with its modifiers; shift is part of a character.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Chord(KeyCode, KeyModifiers);
+
+impl Chord {
+    /// The key that was pressed.
+    #[must_use]
+    pub fn of(key: KeyEvent) -> Self {
+        let mut modifiers =
+            key.modifiers & (KeyModifiers::CONTROL | KeyModifiers::ALT | KeyModifiers::SHIFT);
+        if matches!(key.code, KeyCode::Char(_) | KeyCode::BackTab) {
+            modifiers -= KeyModifiers::SHIFT;
+        }
+        Self(key.code, modifiers)
+    }
+
+    /// As the help and the footer write it.
+    #[must_use]
+    pub fn text(self) -> String {
+        let name = match self.0 {
+            KeyCode::Char(' ') => "space".to_owned(),
+            KeyCode::Char(c) => c.to_string(),
+            KeyCode::Up => "↑".into(),
+            KeyCode::Down => "↓".into(),
+            KeyCode::Left => "←".into(),
+            KeyCode::Right => "→".into(),
+            KeyCode::PageUp => "PgUp".into(),
+            KeyCode::PageDown => "PgDn".into(),
+            KeyCode::Enter => "Enter".into(),
+            KeyCode::Esc => "Esc".into(),
+            KeyCode::Tab => "Tab".into(),
+            KeyCode::F(n) => format!("F{n}"),
+            KeyCode::BackTab => "Shift-Tab".into(),
+            other => format!("{other:?}"),
+        };
+        match self.1 {
+            KeyModifiers::CONTROL => format!("Ctrl-{name}"),
+            KeyModifiers::SHIFT => format!("Shift-{name}"),
+            _ => name,
+        }
+    }
+}
+
+const fn k(code: KeyCode) -> Chord {
+    Chord(code, KeyModifiers::NONE)
+}
+
+const fn c(char: char) -> Chord {
+    k(KeyCode::Char(char))
+}
+
+const fn ctrl(char: char) -> Chord {
+    Chord(KeyCode::Char(char), KeyModifiers::CONTROL)
+}
+
+const fn shift(code: KeyCode) -> Chord {
+    Chord(code, KeyModifiers::SHIFT)
+}
+
+/// A line of the table.
+#[derive(Clone, Copy, Debug)]
+pub struct Binding {
+    /// Where.
+    pub place: Place,
+    /// Any of these keys.
+    pub chords: &'static [Chord],
+    /// What it means.
+    pub command: Command,
+    /// One or two words for the footer; empty where it does not belong there.
+    pub short: &'static str,
+    /// One line for the help.
+    pub help: &'static str,
+}
+
+macro_rules! table {
+    ($($place:ident: [$($chord:expr),+] $command:expr, $short:literal, $help:literal;)*) => {
+        /// All bindings.
+        pub static TABLE: &[Binding] = &[
+            $(Binding {
+                place: Place::$place,
+                chords: &[$($chord),+],
+                command: $command,
+                short: $short,
+                help: $help,
+            }),*
+        ];
+    };
+}
+
+use Command as C;
+
+table! {
+    Everywhere: [c('q'), ctrl('c')] C::Quit, "", "quit; jobs that still run are ended";
+    Everywhere: [c('?'), k(KeyCode::F(1))] C::Help, "", "this help";
+    Everywhere: [c('1')] C::View(0), "", "scenarios";
+    Everywhere: [c('2')] C::View(1), "", "timeline";
+    Everywhere: [c('3')] C::View(2), "", "train";
+    Everywhere: [c('4')] C::View(3), "", "sweep";
+    Everywhere: [c('5')] C::View(4), "", "runs";
+    Everywhere: [c('6')] C::View(5), "", "compare";
+    Everywhere: [c('7')] C::View(6), "", "gate";
+    Everywhere: [c('t')] C::Theme, "", "next theme: dark, light, safe (colour-blind), mono";
+    Everywhere: [ctrl('t')] C::Mouse, "", "mouse on or off; off, the terminal selects text";
+    Everywhere: [k(KeyCode::Esc)] C::Back, "", "close, clear the filter, or cancel: whatever is innermost";
+    Everywhere: [k(KeyCode::Up), c('k')] C::Up, "", "up";
+    Everywhere: [k(KeyCode::Down), c('j')] C::Down, "", "down";
+    Everywhere: [k(KeyCode::Left), c('h')] C::Left, "", "left";
+    Everywhere: [k(KeyCode::Right), c('l')] C::Right, "", "right";
+    Everywhere: [k(KeyCode::PageUp), ctrl('u')] C::PageUp, "", "page up";
+    Everywhere: [k(KeyCode::PageDown), ctrl('d')] C::PageDown, "", "page down";
+    Everywhere: [k(KeyCode::Home), c('g')] C::First, "", "first";
+    Everywhere: [k(KeyCode::End), c('G')] C::Last, "", "last";
+
+    Scenarios: [k(KeyCode::Enter), k(KeyCode::Tab)] C::Switch, "options", "to the options of the selected scenario";
+    Scenarios: [c('r')] C::Simulate, "sim", "simulate and open the timeline";
+    Scenarios: [c('x')] C::Train, "train", "train it on this machine, live";
+    Scenarios: [c('w')] C::Sweep, "sweep", "sweep it: its own axes, or those you add";
+    Scenarios: [c('b')] C::Gate, "gate", "gate it against its baseline";
+    Scenarios: [c('/')] C::Filter, "search", "search: words, !word, and fields as in `step<100 fits=yes policy=fsdp2`";
+    Scenarios: [c('D')] C::ResetAll, "", "take all changes back";
+
+    Options: [k(KeyCode::Enter)] C::Enter, "edit", "edit the value; the prediction follows as you type";
+    Options: [k(KeyCode::Left), c('h')] C::Left, "", "the value before";
+    Options: [k(KeyCode::Right), c('l')] C::Right, "±value", "the value after";
+    Options: [k(KeyCode::Tab), k(KeyCode::Esc)] C::Switch, "list", "back to the list";
+    Options: [c('r')] C::Simulate, "sim", "simulate and open the timeline";
+    Options: [c('x')] C::Train, "train", "train it on this machine, live";
+    Options: [c('w')] C::Sweep, "", "sweep it";
+    Options: [c('b')] C::Gate, "", "gate it against its baseline";
+    Options: [c('a')] C::Add, "+axis", "make the selected option an axis of the sweep";
+    Options: [c('/')] C::Filter, "search", "search among the options";
+    Options: [c('d'), k(KeyCode::Backspace), k(KeyCode::Delete)] C::Reset, "", "take the change of the selected option back";
+    Options: [c('D')] C::ResetAll, "", "take all changes back";
+
+    Typing: [k(KeyCode::Enter)] C::Enter, "accept", "accept";
+    Typing: [k(KeyCode::Esc), ctrl('c')] C::Back, "cancel", "leave it as it was";
+    Typing: [k(KeyCode::Tab), k(KeyCode::Down)] C::Complete, "complete", "the next completion";
+    Typing: [k(KeyCode::BackTab), k(KeyCode::Up)] C::CompleteBack, "", "the completion before";
+
+    Timeline: [k(KeyCode::Left), c('h')] C::Left, "", "the span before, on the same stream";
+    Timeline: [k(KeyCode::Right), c('l')] C::Right, "", "the next span";
+    Timeline: [k(KeyCode::Up), c('k')] C::Up, "", "the stream above, at about the same time";
+    Timeline: [k(KeyCode::Down), c('j')] C::Down, "", "the stream below";
+    Timeline: [c('+'), c('=')] C::ZoomIn, "zoom", "zoom in about the selected span";
+    Timeline: [c('-'), c('_')] C::ZoomOut, "", "zoom out";
+    Timeline: [c('0')] C::Whole, "all", "the whole step";
+    Timeline: [c('z'), k(KeyCode::Enter)] C::ZoomSpan, "", "zoom to the selected span";
+    Timeline: [c('Z')] C::ZoomUnit, "", "zoom to the unit and phase of the selected span";
+    Timeline: [c('H'), shift(KeyCode::Left), k(KeyCode::PageUp)] C::PanLeft, "", "move the window left";
+    Timeline: [c('L'), shift(KeyCode::Right), k(KeyCode::PageDown)] C::PanRight, "", "move the window right";
+    Timeline: [c('n')] C::NextGap, "exposed", "the next exposed interval";
+    Timeline: [c('N')] C::PreviousGap, "", "the exposed interval before";
+    Timeline: [c('c')] C::Critical, "critical", "the critical path on or off";
+    Timeline: [c('b')] C::Blocker, "why", "jump to what the selected span waited for";
+    Timeline: [c('u'), c('/')] C::JumpUnit, "unit", "jump to a unit, as in `layers.3 backward`";
+    Timeline: [c('i')] C::JumpInstr, "", "jump to an instruction: its number, or a part of its name";
+    Timeline: [c('p')] C::Peak, "", "jump to the memory peak";
+    Timeline: [c('m')] C::Pair, "2nd run", "show another run below: the measured beside the predicted";
+    Timeline: [c('s')] C::Stretch, "", "stretch the other run to the same length";
+
+    Training: [c('x')] C::Train, "train", "train the selected scenario";
+    Training: [c('s'), k(KeyCode::Esc)] C::Stop, "stop", "stop in good order after the current step";
+
+    Sweep: [c('w'), c('r')] C::Sweep, "run", "run the sweep";
+    Sweep: [c('a')] C::Add, "+axis", "add an axis, as in `fsdp.prefetch_forward=[0, 1, 2]`";
+    Sweep: [c('d')] C::Remove, "", "remove the axis added last";
+    Sweep: [c('s'), c('>')] C::Sort, "sort", "sort by the next column";
+    Sweep: [c('S'), c('<')] C::SortBack, "", "sort by the column before";
+    Sweep: [c('o')] C::Reverse, "reverse", "sort the other way";
+    Sweep: [c('f')] C::Front, "front", "only the Pareto front of time and memory";
+    Sweep: [c('/')] C::Filter, "filter", "filter: words, and fields as in `step<100 fits=yes`";
+    Sweep: [k(KeyCode::Enter)] C::Enter, "apply", "take the settings of the selected point over into the options";
+    Sweep: [k(KeyCode::Esc)] C::Back, "", "cancel the sweep, or clear the filter";
+
+    Runs: [k(KeyCode::Enter)] C::Enter, "open", "open its timeline";
+    Runs: [c(' ')] C::Mark, "mark", "mark for comparison; the first marked is the base";
+    Runs: [c('c')] C::Compare, "compare", "compare what is marked, or the selected with the one before";
+    Runs: [c('/')] C::Filter, "filter", "filter: words, and fields as in `kind=exec step<100`";
+    Runs: [c('s')] C::Keep, "keep", "keep it in the store; trainings are kept on their own";
+    Runs: [c('R')] C::Reload, "reload", "look into the store again";
+
+    Compare: [c('c')] C::Compare, "again", "compare the marked runs, or the last two";
+    Compare: [c('m')] C::Pair, "timelines", "both timelines, one above the other";
+
+    Gate: [c('b'), c('r')] C::Gate, "gate", "gate the selected scenario against its baseline";
+    Gate: [k(KeyCode::Esc)] C::Back, "", "cancel";
+
+    Help: [k(KeyCode::Esc), c('?'), c('q'), k(KeyCode::F(1))] C::Back, "close", "close the help";
+    Help: [c('/')] C::Filter, "search", "search in the help";
+}
+
+/// What a key means in a place, where anything.
+#[must_use]
+pub fn find(place: Place, key: KeyEvent) -> Option<Command> {
+    let chord = Chord::of(key);
+    let bound = |in_: Place| {
+        TABLE
+            .iter()
+            .find(|b| b.place == in_ && b.chords.contains(&chord))
+            .map(|b| b.command)
+    };
+    bound(place).or_else(|| {
+        // What is typed is text; and a dialogue is left before anything else is done.
+        (place != Place::Typing).then(|| bound(Place::Everywhere))?
+    })
+}
+
+/// The bindings that the footer shows in a place.
+pub fn footer(place: Place) -> impl Iterator<Item = &'static Binding> {
+    TABLE
+        .iter()
+        .filter(move |b| b.place == place && !b.short.is_empty())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn no_key_means_two_things_in_one_place() {
+        for place in Place::ALL {
+            let mut seen: Vec<Chord> = Vec::new();
+            for binding in TABLE.iter().filter(|b| b.place == place) {
+                for chord in binding.chords {
+                    assert!(!seen.contains(chord), "{place:?} {}", chord.text());
+                    seen.push(*chord);
+                }
+            }
+            assert!(!seen.is_empty(), "{place:?}");
+        }
+    }
+
+    #[test]
+    fn shift_is_part_of_a_character_but_not_of_an_arrow() {
+        let key = |code, modifiers| KeyEvent::new(code, modifiers);
+        let find = |k| find(Place::Timeline, k);
+        let shift = KeyModifiers::SHIFT;
+        assert_eq!(find(key(KeyCode::Char('H'), shift)), Some(Command::PanLeft));
+        assert_eq!(find(key(KeyCode::Left, shift)), Some(Command::PanLeft));
+        assert_eq!(
+            find(key(KeyCode::Left, KeyModifiers::NONE)),
+            Some(Command::Left)
+        );
+        assert_eq!(
+            find(key(KeyCode::Char('q'), KeyModifiers::NONE)),
+            Some(Command::Quit)
+        );
+        assert_eq!(find(key(KeyCode::Char('y'), KeyModifiers::NONE)), None);
+    }
+
+    #[test]
+    fn typed_text_is_text() {
+        let key = |c| KeyEvent::new(KeyCode::Char(c), KeyModifiers::NONE);
+        assert_eq!(super::find(Place::Typing, key('q')), None);
+        assert_eq!(super::find(Place::Typing, key('1')), None);
+    }
+
+    /// A footer fits a narrow terminal: what has no room belongs into the help only.
+    #[test]
+    fn footers_fit_80_columns() {
+        for place in Place::ALL {
+            let width: usize = footer(place)
+                .map(|b| b.chords[0].text().chars().count() + 1 + b.short.chars().count() + 2)
+                .sum();
+            assert!(width <= 72, "{place:?}: {width}");
+        }
+    }
+}

@@ -1,0 +1,369 @@
+//! A run's recorded step as lanes: made once when a run is opened, then only read.
+
+pub mod bins;
+pub mod memory;
+mod walk;
+
+use memory::Curve;
+use shardlab_plan::program::{Phase, StreamId, UnitId};
+use shardlab_plan::record::{Blocker, Cause};
+use shardlab_reports::RunView;
+use shardlab_reports::view::{InstrView, Work};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+static NEXT: AtomicU64 = AtomicU64::new(1);
+
+/// A span on its lane; times are picoseconds after the step's begin.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Item {
+    /// Begin.
+    pub start: u64,
+    /// End.
+    pub end: u64,
+    /// Index into the run's spans.
+    pub span: u32,
+    /// Kind.
+    pub work: Work,
+}
+
+/// A stream over time: spans one after another.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Lane {
+    /// Stream.
+    pub stream: StreamId,
+    /// Its name.
+    pub name: String,
+    /// By begin.
+    pub items: Vec<Item>,
+}
+
+impl Lane {
+    /// Items that are at least partly within an interval.
+    #[must_use]
+    pub fn within(&self, from: u64, to: u64) -> &[Item] {
+        let first = self.items.partition_point(|i| i.end <= from);
+        let last = self.items.partition_point(|i| i.start < to);
+        self.items.get(first..last).unwrap_or_default()
+    }
+
+    /// The item nearest to a time.
+    #[must_use]
+    pub fn nearest(&self, time: u64) -> Option<usize> {
+        let after = self.items.partition_point(|i| i.start <= time);
+        let before = after.checked_sub(1);
+        let distance = |i: usize| {
+            let item = &self.items[i];
+            item.start
+                .saturating_sub(time)
+                .max(time.saturating_sub(item.end))
+        };
+        [before, Some(after).filter(|a| *a < self.items.len())]
+            .into_iter()
+            .flatten()
+            .min_by_key(|&i| distance(i))
+    }
+}
+
+/// An interval in which the compute stream had nothing to run.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Gap {
+    /// Begin.
+    pub start: u64,
+    /// End.
+    pub end: u64,
+    /// Cause.
+    pub cause: Cause,
+    /// The span that was waited for.
+    pub waited_for: Option<u32>,
+}
+
+/// Consecutive work of one unit in one phase on the compute stream.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Segment {
+    /// Begin.
+    pub start: u64,
+    /// End.
+    pub end: u64,
+    /// Unit.
+    pub unit: UnitId,
+    /// Phase.
+    pub phase: Phase,
+    /// Micro-batch.
+    pub micro_batch: u16,
+}
+
+/// The recorded step of a run.
+#[derive(Debug)]
+pub struct Lanes {
+    /// Another one for each: what was made for one is never taken for another's.
+    pub id: u64,
+    /// The run.
+    pub view: Arc<RunView>,
+    /// Length of the step, picoseconds; at least 1.
+    pub length: u64,
+    /// Streams that ran something.
+    pub lanes: Vec<Lane>,
+    /// By span: whether it is on the critical path.
+    pub critical: Vec<bool>,
+    /// By begin.
+    pub gaps: Vec<Gap>,
+    /// By begin.
+    pub segments: Vec<Segment>,
+    /// Memory.
+    pub memory: Curve,
+    /// By span: its lane and place there.
+    places: Vec<(u32, u32)>,
+}
+
+impl Lanes {
+    /// The lanes of a run.
+    #[must_use]
+    pub fn new(view: Arc<RunView>) -> Self {
+        let run = &view.run;
+        let from = run.recorded_from.0;
+        let streams = view.program.streams.len();
+        let mut lanes: Vec<Lane> = (0..streams)
+            .map(|i| Lane {
+                stream: StreamId(i as u8),
+                name: view.program.streams[i].clone(),
+                items: Vec::new(),
+            })
+            .collect();
+        let mut length = run.recorded_to.0.saturating_sub(from).max(1);
+        for (i, span) in run.spans.iter().enumerate() {
+            let work = view.instr(span.instr).and_then(|i| i.work);
+            let item = Item {
+                start: span.start.0.saturating_sub(from),
+                end: span.end.0.saturating_sub(from),
+                span: i as u32,
+                work: work.unwrap_or(Work::Memory),
+            };
+            length = length.max(item.end);
+            if let Some(lane) = lanes.get_mut(span.stream.index()) {
+                lane.items.push(item);
+            }
+        }
+        lanes.retain(|l| !l.items.is_empty());
+        let mut places = vec![(0, 0); run.spans.len()];
+        for (l, lane) in lanes.iter_mut().enumerate() {
+            lane.items.sort_by_key(|i| (i.start, i.end, i.span));
+            for (p, item) in lane.items.iter().enumerate() {
+                places[item.span as usize] = (l as u32, p as u32);
+            }
+        }
+        let mut gaps: Vec<Gap> = run
+            .gaps
+            .iter()
+            .map(|g| Gap {
+                start: g.start.0.saturating_sub(from),
+                end: g.end.0.saturating_sub(from),
+                cause: g.cause,
+                waited_for: g.waited_for.filter(|i| (*i as usize) < run.spans.len()),
+            })
+            .collect();
+        gaps.sort_by_key(|g| (g.start, g.end));
+        Self {
+            id: NEXT.fetch_add(1, Ordering::Relaxed),
+            length,
+            critical: critical(&view),
+            gaps,
+            segments: segments(&view, &lanes),
+            memory: Curve::new(&view),
+            places,
+            lanes,
+            view,
+        }
+    }
+
+    /// The lane and place of a span.
+    #[must_use]
+    pub fn place(&self, span: u32) -> Option<(usize, usize)> {
+        let &(lane, place) = self.places.get(span as usize)?;
+        Some((lane as usize, place as usize))
+    }
+
+    /// The item of a span.
+    #[must_use]
+    pub fn item(&self, span: u32) -> Option<&Item> {
+        let (lane, place) = self.place(span)?;
+        self.lanes.get(lane)?.items.get(place)
+    }
+
+    /// The instruction of a span.
+    #[must_use]
+    pub fn instr(&self, span: u32) -> Option<&InstrView> {
+        self.view
+            .instr(self.view.run.spans.get(span as usize)?.instr)
+    }
+
+    /// Name and unit of a span.
+    #[must_use]
+    pub fn label(&self, span: u32) -> String {
+        self.view
+            .run
+            .spans
+            .get(span as usize)
+            .map_or_else(String::new, |s| self.view.span_label(s))
+    }
+
+    /// Name of a span.
+    #[must_use]
+    pub fn name(&self, span: u32) -> &str {
+        self.instr(span).map_or("", |i| self.view.name_of(i))
+    }
+
+    /// What a span's start waited for last: in words, and the span, if it was one.
+    #[must_use]
+    pub fn why(&self, span: u32) -> (String, Option<u32>) {
+        let Some(s) = self.view.run.spans.get(span as usize) else {
+            return (String::new(), None);
+        };
+        let stream_of = |i: u32| {
+            let other = self.view.run.spans.get(i as usize);
+            other.map_or("", |o| self.view.stream(o))
+        };
+        match s.blocker {
+            Blocker::Host => {
+                let when = s.issued.saturating_sub(self.view.run.recorded_from);
+                (format!("the host issued it no earlier than {when}"), None)
+            }
+            Blocker::Stream(i) => (
+                format!("it follows {} on its stream", self.label(i)),
+                Some(i),
+            ),
+            Blocker::Event(i) => (
+                format!("it waited for {} on {}", self.label(i), stream_of(i)),
+                Some(i),
+            ),
+            Blocker::Communicator(i) => (
+                format!("its communicator was busy with {}", self.label(i)),
+                Some(i),
+            ),
+            Blocker::Rank => ("another rank joined late".into(), None),
+            Blocker::Sms => ("a kernel held all SMs".into(), self.ended_at(s.start.0)),
+            Blocker::None => ("nothing: it begins the step".into(), None),
+        }
+    }
+
+    /// A span that ended at this time of the run's clock.
+    fn ended_at(&self, time: u64) -> Option<u32> {
+        let spans = &self.view.run.spans;
+        spans.iter().position(|s| s.end.0 == time).map(|i| i as u32)
+    }
+
+    /// The gap that a span made the compute stream wait, longest first.
+    #[must_use]
+    pub fn exposes(&self, span: u32) -> Option<&Gap> {
+        self.gaps
+            .iter()
+            .filter(|g| g.waited_for == Some(span))
+            .max_by_key(|g| g.end - g.start)
+    }
+}
+
+/// The chain of spans that decided when the step ended.
+fn critical(view: &RunView) -> Vec<bool> {
+    let spans = &view.run.spans;
+    let mut on = vec![false; spans.len()];
+    let mut at = (0..spans.len()).max_by_key(|&i| spans[i].end);
+    while let Some(i) = at {
+        // A circle can only come from a damaged file.
+        if std::mem::replace(&mut on[i], true) {
+            break;
+        }
+        at = match spans[i].blocker {
+            Blocker::Stream(x) | Blocker::Event(x) | Blocker::Communicator(x) => Some(x as usize),
+            Blocker::Sms => (0..spans.len()).find(|&x| x != i && spans[x].end == spans[i].start),
+            Blocker::Host | Blocker::Rank | Blocker::None => None,
+        }
+        .filter(|x| *x < spans.len());
+    }
+    on
+}
+
+fn segments(view: &RunView, lanes: &[Lane]) -> Vec<Segment> {
+    let mut all: Vec<Segment> = Vec::new();
+    let items = lanes
+        .first()
+        .map(|l| l.items.as_slice())
+        .unwrap_or_default();
+    for item in items {
+        let span = &view.run.spans[item.span as usize];
+        let Some(instr) = view.instr(span.instr) else {
+            continue;
+        };
+        match all.last_mut() {
+            Some(s)
+                if (s.unit, s.phase, s.micro_batch)
+                    == (instr.unit, instr.phase, instr.micro_batch) =>
+            {
+                s.end = item.end;
+            }
+            _ => all.push(Segment {
+                start: item.start,
+                end: item.end,
+                unit: instr.unit,
+                phase: instr.phase,
+                micro_batch: instr.micro_batch,
+            }),
+        }
+    }
+    all
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::dash::testing::view;
+
+    #[test]
+    fn every_span_is_on_its_lane_in_order() {
+        let lanes = Lanes::new(view("llama-tiny", &[]));
+        let mut seen = 0;
+        for lane in &lanes.lanes {
+            assert!(
+                lane.items.windows(2).all(|w| w[0].end <= w[1].start),
+                "{}",
+                lane.name
+            );
+            seen += lane.items.len();
+        }
+        assert_eq!(seen, lanes.view.run.spans.len());
+        for span in 0..seen as u32 {
+            assert_eq!(lanes.item(span).map(|i| i.span), Some(span));
+        }
+        assert_eq!(lanes.lanes[0].name, "compute");
+    }
+
+    #[test]
+    fn the_critical_path_is_the_simulators() {
+        let lanes = Lanes::new(view("llama3-8b-4xh200", &[]));
+        let mut on = vec![false; lanes.view.run.spans.len()];
+        for i in shardlab_sim::critical_path(&lanes.view.run) {
+            on[i] = true;
+        }
+        assert_eq!(lanes.critical, on);
+    }
+
+    #[test]
+    fn nearest_and_within_agree_with_a_search_over_all() {
+        let lanes = Lanes::new(view("llama-tiny", &[]));
+        for lane in &lanes.lanes {
+            for k in 0..50 {
+                let time = lanes.length * k / 49;
+                let distance =
+                    |i: &Item| i.start.saturating_sub(time).max(time.saturating_sub(i.end));
+                let best = lane.items.iter().map(distance).min();
+                assert_eq!(lane.nearest(time).map(|i| distance(&lane.items[i])), best);
+                let to = time + lanes.length / 20;
+                let count = lane
+                    .items
+                    .iter()
+                    .filter(|i| i.end > time && i.start < to)
+                    .count();
+                assert_eq!(lane.within(time, to).len(), count);
+            }
+        }
+    }
+}

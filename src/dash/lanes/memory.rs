@@ -1,0 +1,236 @@
+//! Memory over the recorded step, and what it was made of.
+
+use super::bins::Window;
+use shardlab_plan::program::Role;
+use shardlab_reports::RunView;
+
+/// Roles as the curve stacks them.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Family {
+    /// Weights at rest.
+    Weights,
+    /// Optimizer state.
+    Optimizer,
+    /// Gradients at rest.
+    Gradients,
+    /// Gathered weights and their buffers.
+    Gathered,
+    /// Gradients on their way to a reduction.
+    Reduction,
+    /// Activations and logits.
+    Activations,
+    /// Everything else.
+    Other,
+}
+
+impl Family {
+    /// From the bottom of the stack up.
+    pub const ALL: [Self; 7] = [
+        Self::Weights,
+        Self::Optimizer,
+        Self::Gradients,
+        Self::Gathered,
+        Self::Reduction,
+        Self::Activations,
+        Self::Other,
+    ];
+
+    /// Of a role.
+    #[must_use]
+    pub const fn of(role: Role) -> Self {
+        match role {
+            Role::ModelWeight | Role::MainWeight => Self::Weights,
+            Role::OptimizerState => Self::Optimizer,
+            Role::MainGrad => Self::Gradients,
+            Role::FullWeight | Role::GatherBuffer | Role::GatherInput => Self::Gathered,
+            Role::FullGrad | Role::ReduceInput | Role::ReduceOutput => Self::Reduction,
+            Role::Activation | Role::Logits | Role::Temporary => Self::Activations,
+            Role::Workspace | Role::Input => Self::Other,
+        }
+    }
+
+    /// Name in legends.
+    #[must_use]
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Weights => "weights",
+            Self::Optimizer => "optimizer",
+            Self::Gradients => "gradients",
+            Self::Gathered => "gathered",
+            Self::Reduction => "reduction",
+            Self::Activations => "activations",
+            Self::Other => "other",
+        }
+    }
+}
+
+/// Bytes by family, in the order of [`Family::ALL`].
+pub type Stack = [u64; Family::ALL.len()];
+
+/// Memory from one instant to the next.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Sample {
+    /// Picoseconds after the step's begin.
+    pub time: u64,
+    /// Allocated bytes.
+    pub allocated: u64,
+    /// Reserved bytes.
+    pub reserved: u64,
+}
+
+/// Memory over the recorded step.
+#[derive(Clone, Debug, Default)]
+pub struct Curve {
+    /// By time.
+    pub samples: Vec<Sample>,
+    /// What each sample is made of; empty where that is not known.
+    pub stacks: Vec<Stack>,
+    /// The sample with the most allocated.
+    pub peak: Option<usize>,
+}
+
+/// What a column shows: the largest sample in it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Column {
+    /// The sample, as index.
+    pub sample: usize,
+    /// Allocated bytes.
+    pub allocated: u64,
+    /// Most reserved bytes.
+    pub reserved: u64,
+}
+
+impl Curve {
+    /// The curve of a run.
+    #[must_use]
+    pub fn new(view: &RunView) -> Self {
+        let from = view.run.recorded_from.0;
+        let timeline = &view.run.memory.timeline;
+        let samples: Vec<Sample> = timeline
+            .iter()
+            .map(|s| Sample {
+                time: s.time.0.saturating_sub(from),
+                allocated: s.allocated.0,
+                reserved: s.reserved.0,
+            })
+            .collect();
+        // Of equal ones the first.
+        let peak = (0..samples.len())
+            .rev()
+            .max_by_key(|&i| samples[i].allocated);
+        Self {
+            stacks: stacks(view),
+            peak,
+            samples,
+        }
+    }
+
+    /// Columns of a window; `None` before the first sample.
+    #[must_use]
+    pub fn columns(&self, window: Window, columns: u16) -> Vec<Option<Column>> {
+        let mut out = Vec::with_capacity(usize::from(columns));
+        let mut at = self.samples.partition_point(|s| s.time < window.from);
+        for column in 0..columns {
+            let end = window.time(column + 1, columns);
+            // What was allocated when the column begins counts too.
+            let mut best = at.checked_sub(1);
+            let mut reserved = best.map_or(0, |b| self.samples[b].reserved);
+            while let Some(sample) = self.samples.get(at).filter(|s| s.time < end) {
+                if best.is_none_or(|b| sample.allocated > self.samples[b].allocated) {
+                    best = Some(at);
+                }
+                reserved = reserved.max(sample.reserved);
+                at += 1;
+            }
+            out.push(best.map(|sample| Column {
+                sample,
+                allocated: self.samples[sample].allocated,
+                reserved,
+            }));
+        }
+        out
+    }
+}
+
+/// Composition of every sample, from the one at the peak on: each sample after or before differs by one buffer, whose role
+/// is known.
+fn stacks(view: &RunView) -> Vec<Stack> {
+    let memory = &view.run.memory;
+    let timeline = &memory.timeline;
+    let known = timeline
+        .iter()
+        .position(|s| s.instr == memory.at.instr && s.allocated == memory.peak_allocated);
+    let Some(known) = known else {
+        return Vec::new();
+    };
+    let mut stack = Stack::default();
+    for (role, bytes) in &memory.by_role {
+        stack[Family::of(*role) as usize] += bytes.0;
+    }
+    if stack.iter().sum::<u64>() != memory.peak_allocated.0 {
+        return Vec::new();
+    }
+    let mut all = vec![Stack::default(); timeline.len()];
+    all[known] = stack;
+    let family = |i: usize| {
+        let role = view.instr(timeline[i].instr).and_then(|x| x.role);
+        role.map_or(Family::Other, Family::of) as usize
+    };
+    for i in known + 1..timeline.len() {
+        let mut next = all[i - 1];
+        let slot = &mut next[family(i)];
+        *slot = (*slot + timeline[i].allocated.0).saturating_sub(timeline[i - 1].allocated.0);
+        all[i] = next;
+    }
+    for i in (0..known).rev() {
+        let mut before = all[i + 1];
+        let slot = &mut before[family(i + 1)];
+        *slot = (*slot + timeline[i].allocated.0).saturating_sub(timeline[i + 1].allocated.0);
+        all[i] = before;
+    }
+    all
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::dash::testing::view;
+
+    #[test]
+    fn stacks_sum_to_what_is_allocated() {
+        for name in [
+            "llama3-8b-4xh200",
+            "llama-tiny",
+            "small-megatron",
+            "small-fsdp2",
+        ] {
+            let view = view(name, &[]);
+            let curve = Curve::new(&view);
+            assert_eq!(curve.stacks.len(), curve.samples.len(), "{name}");
+            for (sample, stack) in curve.samples.iter().zip(&curve.stacks) {
+                assert_eq!(stack.iter().sum::<u64>(), sample.allocated, "{name}");
+            }
+            let peak = curve.samples[curve.peak.unwrap()].allocated;
+            assert_eq!(peak, view.run.memory.peak_allocated.0, "{name}");
+        }
+    }
+
+    #[test]
+    fn a_column_shows_its_largest_sample() {
+        let sample = |time, allocated| Sample {
+            time,
+            allocated,
+            reserved: 2 * allocated,
+        };
+        let curve = Curve {
+            samples: vec![sample(5, 1), sample(11, 7), sample(12, 3), sample(35, 4)],
+            ..Curve::default()
+        };
+        let shown = curve.columns(Window { from: 0, to: 40 }, 4);
+        let allocated: Vec<Option<u64>> = shown.iter().map(|c| c.map(|c| c.allocated)).collect();
+        assert_eq!(allocated, [Some(1), Some(7), Some(3), Some(4)]);
+        assert_eq!(shown[2].map(|c| c.reserved), Some(6));
+        let before = curve.columns(Window { from: 0, to: 4 }, 2);
+        assert_eq!(before, [None, None]);
+    }
+}

@@ -1,0 +1,173 @@
+//! Filters, as typed into every list: words, and comparisons of named fields.
+//!
+//! `llama step<100 fits=yes !fsdp2` keeps what contains `llama`, has a `step` below 100, `fits` equal to `yes`, and does
+//! not contain `fsdp2`. Case does not matter.
+
+/// Something that a filter can look at.
+pub trait Fields {
+    /// All text in which words are searched.
+    fn text(&self) -> String;
+    /// The value of a named field; `None` where there is no such field.
+    fn field(&self, name: &str) -> Option<String>;
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Compare {
+    Equal,
+    NotEqual,
+    Less,
+    LessOrEqual,
+    More,
+    MoreOrEqual,
+}
+
+/// Longest first: `<=` is not `<` and `=`.
+const OPERATORS: [(&str, Compare); 6] = [
+    ("<=", Compare::LessOrEqual),
+    (">=", Compare::MoreOrEqual),
+    ("!=", Compare::NotEqual),
+    ("<", Compare::Less),
+    (">", Compare::More),
+    ("=", Compare::Equal),
+];
+
+#[derive(Clone, Debug, PartialEq)]
+enum Term {
+    Has(String),
+    HasNot(String),
+    Field {
+        name: String,
+        compare: Compare,
+        value: String,
+    },
+}
+
+/// A parsed filter. Every text is one; unfinished comparisons count as absent, so that nothing flickers while typing.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Query(Vec<Term>);
+
+impl Query {
+    /// Parses a filter.
+    #[must_use]
+    pub fn parse(text: &str) -> Self {
+        Self(text.split_whitespace().filter_map(term).collect())
+    }
+
+    /// Whether something passes.
+    #[must_use]
+    pub fn keeps(&self, item: &impl Fields) -> bool {
+        if self.0.is_empty() {
+            return true;
+        }
+        let text = item.text().to_lowercase();
+        self.0.iter().all(|term| match term {
+            Term::Has(word) => text.contains(word),
+            Term::HasNot(word) => !text.contains(word),
+            Term::Field {
+                name,
+                compare,
+                value,
+            } => item
+                .field(name)
+                .is_some_and(|found| holds(&found.to_lowercase(), *compare, value)),
+        })
+    }
+}
+
+fn term(word: &str) -> Option<Term> {
+    let word = word.to_lowercase();
+    let split = OPERATORS.iter().find_map(|(sign, compare)| {
+        let (name, value) = word.split_once(sign)?;
+        (!name.is_empty()).then(|| (name.to_owned(), *compare, value.to_owned()))
+    });
+    if let Some((name, compare, value)) = split {
+        return (!value.is_empty()).then_some(Term::Field {
+            name,
+            compare,
+            value,
+        });
+    }
+    match word.strip_prefix('!') {
+        Some("") => None,
+        Some(rest) => Some(Term::HasNot(rest.to_owned())),
+        None => Some(Term::Has(word)),
+    }
+}
+
+fn holds(found: &str, compare: Compare, value: &str) -> bool {
+    let number = |text: &str| text.trim().parse::<f64>().ok();
+    if let (Some(a), Some(b)) = (number(found), number(value)) {
+        return match compare {
+            Compare::Equal => a == b,
+            Compare::NotEqual => a != b,
+            Compare::Less => a < b,
+            Compare::LessOrEqual => a <= b,
+            Compare::More => a > b,
+            Compare::MoreOrEqual => a >= b,
+        };
+    }
+    match compare {
+        Compare::Equal => found == value,
+        Compare::NotEqual => found != value,
+        // Text has no order that a user would expect.
+        _ => false,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    struct Item;
+
+    impl Fields for Item {
+        fn text(&self) -> String {
+            "Llama3-8B native".into()
+        }
+
+        fn field(&self, name: &str) -> Option<String> {
+            match name {
+                "step" => Some("99.5".into()),
+                "fits" => Some("yes".into()),
+                _ => None,
+            }
+        }
+    }
+
+    fn keeps(text: &str) -> bool {
+        Query::parse(text).keeps(&Item)
+    }
+
+    #[test]
+    fn words_and_comparisons_are_joined_by_and() {
+        for yes in [
+            "",
+            "llama",
+            "LLAMA 8b",
+            "step<100",
+            "step<=99.5",
+            "step>=99.5",
+            "fits=yes",
+            "fits!=no",
+            "!fsdp2",
+            "llama step>99 !gpt",
+            "step<",
+            "!",
+            "step!=3",
+        ] {
+            assert!(keeps(yes), "{yes}");
+        }
+        for no in [
+            "gpt",
+            "step<99.5",
+            "step>99.5",
+            "fits=no",
+            "!llama",
+            "llama step>100",
+            "unknown=3",
+            "fits<zz",
+        ] {
+            assert!(!keeps(no), "{no}");
+        }
+    }
+}

@@ -1,0 +1,349 @@
+//! The scenario list, the option editor and the prediction beside them.
+
+use super::app::{App, View};
+use super::cursor::Cursor;
+use super::event::{Effect, Setup, Task};
+use super::glance::{Brief, Glance, Named};
+use super::keys::Command;
+use super::options;
+use super::prompt::{Asks, Prompt};
+use super::query::Query;
+use super::state::Saved;
+use std::collections::BTreeMap;
+use std::path::PathBuf;
+use std::sync::Arc;
+
+/// A scenario that can be selected.
+#[derive(Clone, Debug)]
+pub struct Source {
+    /// Name.
+    pub name: String,
+    /// File, or the name of a shipped one.
+    pub path: PathBuf,
+    /// What it shows.
+    pub about: String,
+    /// Its numbers without changes, once they are there.
+    pub brief: Option<Result<Brief, String>>,
+}
+
+/// The pane that has the keys.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Pane {
+    /// The list.
+    #[default]
+    List,
+    /// The options.
+    Options,
+}
+
+/// State of the scenario view.
+#[derive(Debug, Default)]
+pub struct Scenarios {
+    /// All scenarios.
+    pub sources: Vec<Source>,
+    /// Selected row among those that the filter keeps.
+    pub cursor: Cursor,
+    /// Filter.
+    pub filter: String,
+    /// The pane that has the keys.
+    pub pane: Pane,
+    /// Selected option among those that the search keeps.
+    pub option: Cursor,
+    /// Search among the options.
+    pub option_filter: String,
+    /// Changes by scenario, then by key.
+    pub overrides: BTreeMap<String, BTreeMap<String, String>>,
+    /// The selected scenario without changes.
+    pub base: Option<Arc<Glance>>,
+    /// The selected scenario with them: the last that could be.
+    pub glance: Option<Arc<Glance>>,
+    /// Why the scenario cannot be as it is now.
+    pub error: Option<String>,
+    /// Ticket of the newest prediction asked for.
+    pub ticket: u64,
+    /// It has not come yet.
+    pub pending: bool,
+    /// What was selected when the filter was begun: it is selected again as soon as the filter lets it through.
+    pub(super) anchor: Option<String>,
+}
+
+impl Scenarios {
+    pub(super) fn new(sources: Vec<Source>) -> Self {
+        Self {
+            sources,
+            ..Self::default()
+        }
+    }
+
+    pub(super) fn restore(&mut self, saved: &Saved) {
+        self.overrides.clone_from(&saved.overrides);
+        self.filter.clone_from(&saved.filter);
+        let name = saved.scenario.as_deref().unwrap_or_default();
+        if !self.select(name) {
+            self.filter.clear();
+            self.select(name);
+        }
+    }
+
+    /// Selects a scenario of this name, if the filter keeps it.
+    pub fn select(&mut self, name: &str) -> bool {
+        let row = self
+            .rows()
+            .iter()
+            .position(|&i| self.sources[i].name == name);
+        self.cursor.at = row.unwrap_or(0);
+        row.is_some()
+    }
+
+    /// Scenarios that the filter keeps, as indices.
+    #[must_use]
+    pub fn rows(&self) -> Vec<usize> {
+        let query = Query::parse(&self.filter);
+        let keeps = |s: &Source| {
+            query.keeps(&Named {
+                text: format!("{} {}", s.name, s.about),
+                brief: s.brief.as_ref().and_then(|b| b.as_ref().ok()),
+                more: &|field| (field == "name").then(|| s.name.clone()),
+            })
+        };
+        (0..self.sources.len())
+            .filter(|&i| keeps(&self.sources[i]))
+            .collect()
+    }
+
+    /// The selected scenario.
+    #[must_use]
+    pub fn current(&self) -> Option<&Source> {
+        let rows = self.rows();
+        rows.get(self.cursor.at).map(|&i| &self.sources[i])
+    }
+
+    /// Changes of the selected scenario.
+    #[must_use]
+    pub fn changes(&self) -> Option<&BTreeMap<String, String>> {
+        self.overrides
+            .get(&self.current()?.name)
+            .filter(|c| !c.is_empty())
+    }
+
+    /// The selected scenario with its changes, of which one may be another.
+    pub(super) fn setup_with(&self, edited: Option<(usize, &str)>) -> Option<Setup> {
+        let source = self.current()?;
+        let mut changes = self.changes().cloned().unwrap_or_default();
+        if let Some((option, text)) = edited {
+            changes.insert(
+                options::path(options::all()[option]),
+                text.trim().to_owned(),
+            );
+        }
+        Some(Setup {
+            path: source.path.clone(),
+            overrides: changes.iter().map(|(k, v)| format!("{k}={v}")).collect(),
+        })
+    }
+
+    /// Options that the search keeps, as indices into [`options::all`].
+    #[must_use]
+    pub fn option_rows(&self) -> Vec<usize> {
+        let words = self.option_filter.to_lowercase();
+        let words: Vec<&str> = words.split_whitespace().collect();
+        let changed = |path: &String| self.changes().is_some_and(|c| c.contains_key(path));
+        (0..options::all().len())
+            .filter(|&i| {
+                let info = options::all()[i];
+                let path = options::path(info);
+                let text = format!("{path} {}", info.doc).to_lowercase();
+                words.iter().all(|w| match *w {
+                    "changed" => changed(&path),
+                    w => text.contains(w),
+                })
+            })
+            .collect()
+    }
+
+    /// The selected option.
+    #[must_use]
+    pub fn option(&self) -> Option<usize> {
+        self.option_rows().get(self.option.at).copied()
+    }
+
+    /// The value of an option: changed, or the scenario's.
+    #[must_use]
+    pub fn value(&self, option: usize) -> Option<&str> {
+        let path = options::path(options::all()[option]);
+        let changed = self.changes().and_then(|c| c.get(&path));
+        changed
+            .or_else(|| self.glance.as_ref()?.values.get(option)?.as_ref())
+            .map(String::as_str)
+    }
+
+    /// The value of an option without changes.
+    #[must_use]
+    pub fn base_value(&self, option: usize) -> Option<&str> {
+        self.base.as_ref()?.values.get(option)?.as_deref()
+    }
+
+    /// Changes an option, or takes the change back where it says what the scenario says anyway.
+    fn set(&mut self, option: usize, value: Option<String>) {
+        let Some(name) = self.current().map(|s| s.name.clone()) else {
+            return;
+        };
+        let path = options::path(options::all()[option]);
+        let same = value.as_deref() == self.base_value(option);
+        let changes = self.overrides.entry(name.clone()).or_default();
+        match value {
+            Some(value) if !same => {
+                changes.insert(path, value);
+            }
+            _ => {
+                changes.remove(&path);
+            }
+        }
+        if changes.is_empty() {
+            self.overrides.remove(&name);
+        }
+    }
+
+    /// Replaces changes by others too.
+    pub(super) fn set_all(&mut self, settings: impl IntoIterator<Item = (String, String)>) {
+        let Some(name) = self.current().map(|s| s.name.clone()) else {
+            return;
+        };
+        self.overrides.entry(name).or_default().extend(settings);
+    }
+}
+
+/// A key in the scenario list or the option editor.
+pub(super) fn command(app: &mut App, command: Command) -> Vec<Effect> {
+    let options_have_keys = app.scenarios.pane == Pane::Options;
+    match command {
+        Command::Switch => {
+            app.scenarios.pane = match app.scenarios.pane {
+                Pane::List => Pane::Options,
+                Pane::Options => Pane::List,
+            };
+        }
+        Command::Simulate => return simulate(app),
+        Command::Train => return super::train::train(app),
+        Command::Sweep => return super::sweep::run(app),
+        Command::Gate => return super::gate::gate(app),
+        Command::Filter => {
+            let (asks, text) = if options_have_keys {
+                (Asks::FilterOptions, app.scenarios.option_filter.clone())
+            } else {
+                (Asks::FilterScenarios, app.scenarios.filter.clone())
+            };
+            app.prompt = Some(Prompt::anew(asks, text));
+            app.scenarios.anchor = app.scenarios.current().map(|c| c.name.clone());
+            return super::update::filter(app, asks, "");
+        }
+        Command::Back => return clear(app),
+        Command::ResetAll => {
+            if let Some(name) = app.scenarios.current().map(|s| s.name.clone()) {
+                app.scenarios.overrides.remove(&name);
+            }
+            return app.predict();
+        }
+        Command::Enter => edit(app),
+        Command::Add => super::sweep::add_option(app),
+        Command::Reset => {
+            if let Some(option) = app.scenarios.option() {
+                app.scenarios.set(option, None);
+                return app.predict();
+            }
+        }
+        Command::Left | Command::Right if options_have_keys => {
+            return step(app, command == Command::Right);
+        }
+        other if options_have_keys => {
+            let len = app.scenarios.option_rows().len();
+            app.scenarios.option.go(other, len);
+        }
+        other => {
+            let before = app.scenarios.cursor.at;
+            let len = app.scenarios.rows().len();
+            if app.scenarios.cursor.go(other, len) && app.scenarios.cursor.at != before {
+                return selected(app);
+            }
+        }
+    }
+    Vec::new()
+}
+
+/// Another scenario has been selected.
+pub(super) fn selected(app: &mut App) -> Vec<Effect> {
+    app.scenarios.base = None;
+    app.scenarios.glance = None;
+    app.scenarios.error = None;
+    app.predict()
+}
+
+fn clear(app: &mut App) -> Vec<Effect> {
+    let s = &mut app.scenarios;
+    if s.filter.is_empty() {
+        return Vec::new();
+    }
+    let name = s.current().map(|c| c.name.clone());
+    s.filter.clear();
+    if !name.is_some_and(|n| s.select(&n)) {
+        return selected(app);
+    }
+    Vec::new()
+}
+
+/// The filter of the list is another one: the selection goes back to where it was as soon as the filter lets it.
+pub(super) fn filter(app: &mut App, text: &str) -> Vec<Effect> {
+    let s = &mut app.scenarios;
+    let before = s.current().map(|c| c.name.clone());
+    s.filter = text.to_owned();
+    let stays = s.anchor.clone().is_some_and(|n| s.select(&n))
+        || before.clone().is_some_and(|n| s.select(&n));
+    if !stays {
+        s.cursor.at = 0;
+    }
+    if s.current().map(|c| &c.name) == before.as_ref() {
+        return Vec::new();
+    }
+    selected(app)
+}
+
+fn edit(app: &mut App) {
+    let Some(option) = app.scenarios.option() else {
+        return;
+    };
+    let value = app.scenarios.value(option).unwrap_or_default().to_owned();
+    let mut prompt = Prompt::new(Asks::Option(option), value);
+    // Untouched, everything is on offer.
+    prompt.completions = options::candidates(options::all()[option], Some(&prompt.before));
+    app.prompt = Some(prompt);
+}
+
+/// The edited value is accepted.
+pub(super) fn accept(app: &mut App, option: usize, text: &str) -> Vec<Effect> {
+    let text = text.trim();
+    let value = (!text.is_empty()).then(|| text.to_owned());
+    app.scenarios.set(option, value);
+    app.predict()
+}
+
+/// The value before or after.
+fn step(app: &mut App, forward: bool) -> Vec<Effect> {
+    let Some(option) = app.scenarios.option() else {
+        return Vec::new();
+    };
+    let info = options::all()[option];
+    let Some(next) = options::neighbour(info, app.scenarios.value(option), forward) else {
+        return Vec::new();
+    };
+    app.scenarios.set(option, Some(next));
+    app.predict()
+}
+
+/// Simulates the selected scenario and goes to the timeline.
+pub(super) fn simulate(app: &mut App) -> Vec<Effect> {
+    let Some(setup) = app.setup() else {
+        return Vec::new();
+    };
+    app.view = View::Timeline;
+    app.start(Task::Simulate(setup))
+}

@@ -1,0 +1,149 @@
+//! What is kept from one session to the next: a small file in the user's state folder.
+
+use serde::{Deserialize, Serialize};
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+
+/// Version of the file; one of another version is left alone and not read.
+const FORMAT: u32 = 1;
+
+/// Kept state.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct Saved {
+    /// Theme.
+    pub theme: Option<String>,
+    /// Mouse.
+    pub mouse: bool,
+    /// Selected scenario.
+    pub scenario: Option<String>,
+    /// Changes by scenario, then by key.
+    pub overrides: BTreeMap<String, BTreeMap<String, String>>,
+    /// Filter of the scenario list.
+    pub filter: String,
+    /// Column by which the sweep is sorted.
+    pub sweep_sort: usize,
+    /// The other way.
+    pub sweep_reversed: bool,
+    /// Axes added to the sweep.
+    pub axes: Vec<String>,
+    /// Critical path shown.
+    pub critical: bool,
+}
+
+impl Default for Saved {
+    fn default() -> Self {
+        Self {
+            theme: None,
+            mouse: true,
+            scenario: None,
+            overrides: BTreeMap::new(),
+            filter: String::new(),
+            sweep_sort: 0,
+            sweep_reversed: false,
+            axes: Vec::new(),
+            critical: false,
+        }
+    }
+}
+
+#[derive(Serialize, Deserialize)]
+struct File {
+    format: u32,
+    state: Saved,
+}
+
+/// The file's place: `$XDG_STATE_HOME/shardlab/dash.json`, or the same under `~/.local/state`.
+#[must_use]
+pub fn path(var: impl Fn(&str) -> Option<String>) -> Option<PathBuf> {
+    let set = |name| var(name).filter(|v| !v.is_empty()).map(PathBuf::from);
+    // Relative folders are invalid by the XDG specification.
+    let base = set("XDG_STATE_HOME")
+        .filter(|p| p.is_absolute())
+        .or_else(|| set("HOME").map(|home| home.join(".local/state")))?;
+    Some(base.join("shardlab/dash.json"))
+}
+
+/// Reads the file. One that is missing, damaged or of another version is as none: it holds nothing that matters.
+#[must_use]
+pub fn read(path: &Path) -> Saved {
+    std::fs::read_to_string(path)
+        .ok()
+        .and_then(|text| serde_json::from_str::<File>(&text).ok())
+        .filter(|f| f.format == FORMAT)
+        .map(|f| f.state)
+        .unwrap_or_default()
+}
+
+/// Writes the file; whole or not at all.
+///
+/// # Errors
+/// When the folder or the file cannot be written.
+pub fn write(path: &Path, state: &Saved) -> std::io::Result<()> {
+    if let Some(folder) = path.parent() {
+        std::fs::create_dir_all(folder)?;
+    }
+    let file = File {
+        format: FORMAT,
+        state: state.clone(),
+    };
+    let text = serde_json::to_string_pretty(&file)?;
+    let part = path.with_extension(format!("json.{}", std::process::id()));
+    std::fs::write(&part, text)?;
+    std::fs::rename(&part, path)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_written_is_read_and_damage_is_nothing() {
+        let folder = tempfile::tempdir().unwrap();
+        let file = folder.path().join("a/b/dash.json");
+        assert_eq!(read(&file), Saved::default());
+        let mut saved = Saved {
+            theme: Some("safe".into()),
+            mouse: false,
+            ..Saved::default()
+        };
+        let changes = BTreeMap::from([("fsdp.policy".to_owned(), "fsdp2".to_owned())]);
+        saved.overrides.insert("llama-tiny".into(), changes);
+        write(&file, &saved).unwrap();
+        assert_eq!(read(&file), saved);
+        assert_eq!(
+            std::fs::read_dir(file.parent().unwrap()).unwrap().count(),
+            1
+        );
+        for damage in ["", "{", r#"{"format": 2, "state": {}}"#] {
+            std::fs::write(&file, damage).unwrap();
+            assert_eq!(read(&file), Saved::default(), "{damage}");
+        }
+        std::fs::write(
+            &file,
+            r#"{"format": 1, "state": {"theme": "mono", "new": 1}}"#,
+        )
+        .unwrap();
+        assert_eq!(read(&file).theme.as_deref(), Some("mono"));
+    }
+
+    #[test]
+    fn the_place_follows_the_specification() {
+        let at = |vars: &[(&str, &str)]| {
+            path(|name| {
+                vars.iter()
+                    .find(|(n, _)| *n == name)
+                    .map(|(_, v)| (*v).to_owned())
+            })
+        };
+        assert_eq!(
+            at(&[("XDG_STATE_HOME", "/s"), ("HOME", "/h")]),
+            Some("/s/shardlab/dash.json".into())
+        );
+        assert_eq!(
+            at(&[("XDG_STATE_HOME", "relative"), ("HOME", "/h")]),
+            Some("/h/.local/state/shardlab/dash.json".into())
+        );
+        assert_eq!(at(&[]), None);
+    }
+}

@@ -1,0 +1,283 @@
+//! The sweep: a table that fills while points are predicted.
+
+use super::app::{App, Purpose, Tone, View};
+use super::cursor::Cursor;
+use super::event::{Effect, Setup, Task};
+use super::glance::{Brief, Named};
+use super::keys::Command;
+use super::options;
+use super::prompt::{Asks, Prompt};
+use super::query::Query;
+use crate::analysis::pareto;
+
+/// Columns after the axes, and the field of a [`Brief`] that each is sorted by.
+pub const COLUMNS: [(&str, &str); 8] = [
+    ("step ms", "step"),
+    ("tok/s/GPU", "tokens"),
+    ("MFU %", "mfu"),
+    ("exposed", "exposed"),
+    ("alloc GiB", "alloc"),
+    ("resv GiB", "resv"),
+    ("dev GiB", "device"),
+    ("fits", "fits"),
+];
+
+/// A point.
+#[derive(Clone, Debug)]
+pub struct Point {
+    /// Place in the order of the axes.
+    pub index: usize,
+    /// Value of each axis.
+    pub settings: Vec<String>,
+    /// Numbers, or why there are none.
+    pub result: Result<Brief, String>,
+}
+
+/// State of the sweep view.
+#[derive(Debug, Default)]
+pub struct SweepView {
+    /// What is swept.
+    pub setup: Option<Setup>,
+    /// Axes added here, `section.key=[v1, v2]`.
+    pub axes: Vec<String>,
+    /// Keys of all axes of the sweep at hand.
+    pub keys: Vec<String>,
+    /// Points it has.
+    pub total: usize,
+    /// Points that are there, by index.
+    pub points: Vec<Point>,
+    /// Selected row.
+    pub cursor: Cursor,
+    /// Filter.
+    pub filter: String,
+    /// Column that it is sorted by: 0 is the order of the axes, then the axes, then [`COLUMNS`].
+    pub sort: usize,
+    /// The other way.
+    pub reversed: bool,
+    /// Only the front.
+    pub front_only: bool,
+}
+
+/// A row of the table.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Row {
+    /// Index into the points that are there.
+    pub point: usize,
+    /// On the Pareto front of time and memory.
+    pub front: bool,
+}
+
+impl SweepView {
+    /// Number of sortable columns.
+    #[must_use]
+    pub fn columns(&self) -> usize {
+        1 + self.keys.len() + COLUMNS.len()
+    }
+
+    /// Points on the front of step time (per token) and device memory, among those that fit.
+    fn front(&self) -> Vec<bool> {
+        let pairs: Vec<(f64, f64)> = self
+            .points
+            .iter()
+            .map(|p| match &p.result {
+                // Time a token, so that points of different batches can be on one front.
+                Ok(b) if b.fits != "no" => (1.0 / b.tokens_per_s, b.device.0 as f64),
+                _ => (f64::NAN, f64::NAN),
+            })
+            .collect();
+        pareto::front(&pairs)
+    }
+
+    /// Rows as they are shown.
+    #[must_use]
+    pub fn rows(&self) -> Vec<Row> {
+        let query = Query::parse(&self.filter);
+        let front = self.front();
+        let mut rows: Vec<Row> = (0..self.points.len())
+            .map(|point| Row {
+                point,
+                front: front[point],
+            })
+            .filter(|r| !self.front_only || r.front)
+            .filter(|r| self.keeps(&query, *r))
+            .collect();
+        if let Some(column) = self.sort.checked_sub(1) {
+            // Sorted once by a key that is made once: tables of thousands are sorted in every frame.
+            rows.sort_by_cached_key(|r| self.sort_key(&self.points[r.point], column));
+        }
+        if self.reversed {
+            rows.reverse();
+        }
+        rows
+    }
+
+    fn keeps(&self, query: &Query, row: Row) -> bool {
+        let point = &self.points[row.point];
+        let setting = |field: &str| {
+            let named = |key: &str| key == field || key.rsplit('.').next() == Some(field);
+            let at = self.keys.iter().position(|k| named(k))?;
+            point.settings.get(at).cloned()
+        };
+        query.keeps(&Named {
+            text: point.settings.join(" "),
+            brief: point.result.as_ref().ok(),
+            more: &|field| match field {
+                "front" => Some(if row.front { "yes" } else { "no" }.to_owned()),
+                field => setting(field),
+            },
+        })
+    }
+
+    /// Failed points come last; numbers before text, by size.
+    fn sort_key(&self, point: &Point, column: usize) -> (u8, u64, String) {
+        let text = match column.checked_sub(self.keys.len()) {
+            None => point.settings.get(column).cloned(),
+            Some(c) => match &point.result {
+                Ok(brief) => COLUMNS.get(c).and_then(|(_, field)| brief.field(field)),
+                Err(_) => return (2, 0, String::new()),
+            },
+        }
+        .unwrap_or_default();
+        match text.parse::<f64>() {
+            // The bits of a non-negative number are in its order.
+            Ok(n) if n >= 0.0 => (0, n.to_bits(), String::new()),
+            _ => (1, 0, text),
+        }
+    }
+
+    pub(super) fn point(
+        &mut self,
+        index: usize,
+        settings: Vec<String>,
+        result: Result<Brief, String>,
+    ) {
+        let at = self.points.partition_point(|p| p.index < index);
+        self.points.insert(
+            at,
+            Point {
+                index,
+                settings,
+                result,
+            },
+        );
+    }
+}
+
+/// A key in the sweep view.
+pub(super) fn command(app: &mut App, command: Command) -> Vec<Effect> {
+    let columns = app.sweep.columns();
+    let s = &mut app.sweep;
+    match command {
+        Command::Sweep => return run(app),
+        Command::Add => app.prompt = Some(Prompt::new(Asks::Axis, "")),
+        Command::Remove => {
+            if let Some(axis) = s.axes.pop() {
+                app.say(Tone::Plain, format!("removed {axis}; w sweeps again"));
+            }
+        }
+        Command::Sort => s.sort = (s.sort + 1) % columns,
+        Command::SortBack => s.sort = (s.sort + columns - 1) % columns,
+        Command::Reverse => s.reversed = !s.reversed,
+        Command::Front => s.front_only = !s.front_only,
+        Command::Filter => {
+            let text = s.filter.clone();
+            app.prompt = Some(Prompt::anew(Asks::FilterSweep, text));
+            return super::update::filter(app, Asks::FilterSweep, "");
+        }
+        Command::Back => {
+            if app.running(Purpose::Sweep).is_some() {
+                return app.cancel(Purpose::Sweep);
+            }
+            app.sweep.filter.clear();
+        }
+        Command::Enter => return apply(app),
+        other => {
+            let len = s.rows().len();
+            s.cursor.go(other, len);
+        }
+    }
+    Vec::new()
+}
+
+/// Sweeps the selected scenario.
+pub(super) fn run(app: &mut App) -> Vec<Effect> {
+    let Some(setup) = app.setup() else {
+        return Vec::new();
+    };
+    app.view = View::Sweep;
+    let s = &mut app.sweep;
+    s.setup = Some(setup.clone());
+    s.points.clear();
+    s.keys.clear();
+    s.total = 0;
+    s.cursor.at = 0;
+    let axes = s.axes.clone();
+    app.start(Task::Sweep { setup, axes })
+}
+
+/// Makes the selected option an axis over the values worth offering.
+pub(super) fn add_option(app: &mut App) {
+    let Some(option) = app.scenarios.option() else {
+        return;
+    };
+    let info = options::all()[option];
+    let path = options::path(info);
+    let literal = |v: &String| {
+        let plain =
+            v.parse::<f64>().is_ok() || v == "true" || v == "false" || v.starts_with(['[', '{']);
+        if plain { v.clone() } else { format!("{v:?}") }
+    };
+    const MOST: usize = 5;
+    let values: Vec<String> = options::candidates(info, app.scenarios.value(option))
+        .iter()
+        .filter(|v| !v.starts_with('{'))
+        .take(MOST)
+        .map(literal)
+        .collect();
+    app.prompt = Some(Prompt::new(
+        Asks::Axis,
+        format!("{path}=[{}]", values.join(", ")),
+    ));
+}
+
+/// An axis has been typed.
+pub(super) fn accept(app: &mut App, text: &str) {
+    let key = |axis: &str| axis.split('=').next().unwrap_or_default().trim().to_owned();
+    let text = text.trim();
+    if text.is_empty() {
+        return;
+    }
+    app.sweep.axes.retain(|a| key(a) != key(text));
+    app.sweep.axes.push(text.to_owned());
+    app.say(
+        Tone::Plain,
+        format!("{} axes added; w sweeps", app.sweep.axes.len()),
+    );
+}
+
+/// Takes the settings of the selected point over into the options of the scenario.
+fn apply(app: &mut App) -> Vec<Effect> {
+    let rows = app.sweep.rows();
+    let (Some(row), Some(setup)) = (rows.get(app.sweep.cursor.at), app.sweep.setup.clone()) else {
+        return Vec::new();
+    };
+    let point = &app.sweep.points[row.point];
+    let settings: Vec<(String, String)> = app
+        .sweep
+        .keys
+        .iter()
+        .cloned()
+        .zip(point.settings.iter().cloned())
+        .collect();
+    let source = app.scenarios.sources.iter().find(|s| s.path == setup.path);
+    let Some(name) = source.map(|s| s.name.clone()) else {
+        return Vec::new();
+    };
+    app.scenarios.filter.clear();
+    app.scenarios.select(&name);
+    app.scenarios.set_all(settings);
+    app.view = View::Scenarios;
+    app.scenarios.pane = super::scenarios::Pane::Options;
+    app.say(Tone::Good, "settings taken over");
+    super::scenarios::selected(app)
+}

@@ -1,0 +1,67 @@
+//! Pages of tables: what comparisons and gates show.
+
+use super::app::Tone;
+
+/// A row of a table.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Row {
+    /// Cells.
+    pub cells: Vec<String>,
+    /// How it is meant.
+    pub tone: Tone,
+}
+
+/// A table.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Table {
+    /// Heading.
+    pub title: String,
+    /// Names of the columns; a `>` before one aligns it to the right.
+    pub header: Vec<String>,
+    /// Rows.
+    pub rows: Vec<Row>,
+    /// Sentences below it.
+    pub notes: Vec<String>,
+}
+
+impl Table {
+    /// An empty table.
+    #[must_use]
+    pub fn new(title: impl Into<String>, header: &[&str]) -> Self {
+        Self {
+            title: title.into(),
+            header: header.iter().map(|h| (*h).to_owned()).collect(),
+            ..Self::default()
+        }
+    }
+
+    /// Adds a row.
+    pub fn row(&mut self, tone: Tone, cells: impl IntoIterator<Item = String>) {
+        self.rows.push(Row {
+            cells: cells.into_iter().collect(),
+            tone,
+        });
+    }
+}
+
+/// Values over steps.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Series {
+    /// Name.
+    pub name: String,
+    /// Values.
+    pub values: Vec<f64>,
+}
+
+/// A page.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Page {
+    /// What it is about.
+    pub title: String,
+    /// The verdict in one line, and how it is meant.
+    pub verdict: Option<(Tone, String)>,
+    /// Tables.
+    pub tables: Vec<Table>,
+    /// Curves, overlaid.
+    pub losses: Vec<Series>,
+}

@@ -1,0 +1,162 @@
+//! The terminal: taken over at the begin, given back however the dashboard ends.
+
+use super::app::App;
+use super::draw::draw;
+use super::event::{Effect, Event};
+use super::update::update;
+use super::worker::Worker;
+use ratatui::Terminal;
+use ratatui::backend::CrosstermBackend;
+use ratatui::crossterm::event::{self as input, DisableMouseCapture, EnableMouseCapture};
+use ratatui::crossterm::execute;
+use ratatui::crossterm::terminal::{
+    EnterAlternateScreen, LeaveAlternateScreen, disable_raw_mode, enable_raw_mode,
+};
+use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
+use std::io::{self, Stdout, stdout};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender};
+use std::thread::ThreadId;
+use std::time::{Duration, Instant};
+
+/// How often the clock ticks while nothing else happens.
+const TICK: Duration = Duration::from_millis(250);
+/// The shortest time between two drawings: reports may come by the thousand.
+const FRAME: Duration = Duration::from_millis(30);
+
+/// While it lives the terminal is the dashboard's.
+struct Guard;
+
+impl Guard {
+    fn new(mouse: bool) -> io::Result<Self> {
+        hook(std::thread::current().id());
+        enable_raw_mode()?;
+        // From here on there is something to give back.
+        let guard = Self;
+        execute!(stdout(), EnterAlternateScreen)?;
+        if mouse {
+            execute!(stdout(), EnableMouseCapture)?;
+        }
+        Ok(guard)
+    }
+}
+
+impl Drop for Guard {
+    fn drop(&mut self) {
+        give_back();
+    }
+}
+
+/// Gives the terminal back; twice does no harm. Nothing can be done about a terminal that is gone.
+fn give_back() {
+    let _ = execute!(stdout(), DisableMouseCapture, LeaveAlternateScreen);
+    let _ = execute!(stdout(), ratatui::crossterm::cursor::Show);
+    let _ = disable_raw_mode();
+}
+
+/// A panic of the drawing thread gives the terminal back before it is reported. Others become failed jobs: what they
+/// would print would only spoil the screen.
+fn hook(own: ThreadId) {
+    let before = std::panic::take_hook();
+    std::panic::set_hook(Box::new(move |info| {
+        if std::thread::current().id() == own {
+            give_back();
+            before(info);
+        }
+    }));
+}
+
+/// Runs until the user leaves or a signal ends it.
+pub(super) fn run(
+    app: &mut App,
+    begin: Vec<Effect>,
+    worker: &mut Worker,
+    events: &Sender<Event>,
+    inbox: &Receiver<Event>,
+) -> io::Result<()> {
+    let ended = Arc::new(AtomicBool::new(false));
+    for signal in [SIGINT, SIGTERM, SIGHUP] {
+        signal_hook::flag::register(signal, Arc::clone(&ended))?;
+    }
+    let guard = Guard::new(app.mouse)?;
+    let mut terminal = Terminal::new(CrosstermBackend::new(stdout()))?;
+    terminal.clear()?;
+    let size = terminal.size()?;
+    let _ = update(app, Event::Resize(size.width, size.height));
+    listen(events.clone());
+    begin.into_iter().for_each(|e| worker.carry_out(e));
+    let result = turn(app, worker, inbox, &mut terminal, &ended);
+    worker.stop_all();
+    drop(guard);
+    // What was reported by the panic hook in between belongs to the default one again.
+    drop(std::panic::take_hook());
+    result
+}
+
+/// Reads keys and the mouse on a thread of its own.
+fn listen(events: Sender<Event>) {
+    let body = move || {
+        while let Ok(event) = input::read() {
+            let event = match event {
+                input::Event::Key(k) => Event::Key(k),
+                input::Event::Mouse(m) => Event::Mouse(m),
+                input::Event::Resize(columns, rows) => Event::Resize(columns, rows),
+                _ => continue,
+            };
+            if events.send(event).is_err() {
+                return;
+            }
+        }
+    };
+    // Without it there are no keys; signals still end the dashboard.
+    let _ = std::thread::Builder::new().name("input".into()).spawn(body);
+}
+
+fn turn(
+    app: &mut App,
+    worker: &mut Worker,
+    inbox: &Receiver<Event>,
+    terminal: &mut Terminal<CrosstermBackend<Stdout>>,
+    ended: &AtomicBool,
+) -> io::Result<()> {
+    let begin = Instant::now();
+    let mut drawn = begin.checked_sub(FRAME).unwrap_or(begin);
+    let mut changed = true;
+    loop {
+        if ended.load(Ordering::Relaxed) {
+            worker.carry_out(Effect::Save(app.save()));
+            return Ok(());
+        }
+        // Drawing comes first when it is due: reports that never cease must not keep the screen from moving.
+        if changed && drawn.elapsed() >= FRAME {
+            let _ = update(app, Event::Tick(begin.elapsed()));
+            terminal.draw(|frame| draw(app, frame))?;
+            drawn = Instant::now();
+            changed = false;
+        }
+        let wait = if changed {
+            FRAME.saturating_sub(drawn.elapsed())
+        } else {
+            TICK
+        };
+        let event = match inbox.recv_timeout(wait) {
+            Ok(event) => event,
+            Err(RecvTimeoutError::Timeout) => {
+                changed = true;
+                continue;
+            }
+            // The worker holds a sender as long as this loop runs.
+            Err(RecvTimeoutError::Disconnected) => return Ok(()),
+        };
+        changed = true;
+        for effect in update(app, event) {
+            match effect {
+                Effect::Quit => return Ok(()),
+                Effect::Mouse(true) => execute!(stdout(), EnableMouseCapture)?,
+                Effect::Mouse(false) => execute!(stdout(), DisableMouseCapture)?,
+                other => worker.carry_out(other),
+            }
+        }
+    }
+}

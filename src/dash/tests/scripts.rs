@@ -1,0 +1,393 @@
+//! Scripts of events: what each leads to, and what the world is asked to do.
+
+use crate::dash::app::{Purpose, View};
+use crate::dash::event::{Effect, Event, Message, News, Task};
+use crate::dash::scenarios::Pane;
+use crate::dash::state::Saved;
+use crate::dash::testing::{Stage, brief, step};
+use ratatui::crossterm::event::{KeyModifiers, MouseButton, MouseEvent, MouseEventKind};
+use shardlab_plan::record::RunKind;
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+fn last_prediction(stage: &Stage) -> (u64, Vec<String>) {
+    let found = stage.effects.iter().rev().find_map(|e| match e {
+        Effect::Predict { ticket, setup } => Some((*ticket, setup.overrides.clone())),
+        _ => None,
+    });
+    found.expect("a prediction was asked for")
+}
+
+fn started(stage: &Stage) -> Vec<&Task> {
+    stage
+        .effects
+        .iter()
+        .filter_map(|e| match e {
+            Effect::Start(_, task) => Some(task),
+            _ => None,
+        })
+        .collect()
+}
+
+#[test]
+fn the_begin_asks_for_a_prediction_numbers_and_the_store() {
+    let stage = Stage::new();
+    assert!(
+        stage
+            .effects
+            .iter()
+            .any(|e| matches!(e, Effect::Survey(paths) if paths.len() == 5))
+    );
+    assert_eq!(last_prediction(&stage), (1, Vec::new()));
+    assert_eq!(started(&stage), [&Task::ListStore]);
+}
+
+#[test]
+fn editing_predicts_with_every_key_and_cancelling_goes_back() {
+    let mut stage = Stage::new();
+    stage.keys("<tab>/prefetch_f<enter><enter><backspace>2");
+    let (ticket, set) = last_prediction(&stage);
+    assert_eq!(set, ["fsdp.prefetch_forward=2"]);
+    // The empty text between is no value: it was asked for too, and its answer comes late.
+    stage.tell(Message::Predicted {
+        ticket: ticket - 1,
+        base: None,
+        now: Err("late".into()),
+    });
+    assert_eq!(stage.app.scenarios.error, None);
+    assert!(stage.app.scenarios.pending);
+    stage.keys("<esc>");
+    assert_eq!(last_prediction(&stage).1, Vec::<String>::new());
+    assert_eq!(stage.app.scenarios.changes(), None);
+    stage.keys("<enter><ctrl-u>2<enter>");
+    assert_eq!(last_prediction(&stage).1, ["fsdp.prefetch_forward=2"]);
+    assert_eq!(stage.app.scenarios.changes().map(BTreeMap::len), Some(1));
+    // The scenario's own value is no change.
+    stage.predicted(1000.0);
+    stage.keys("<left>");
+    assert_eq!(stage.app.scenarios.changes(), None);
+    stage.keys("<right><right>d");
+    assert_eq!(stage.app.scenarios.changes(), None);
+}
+
+#[test]
+fn completion_goes_round() {
+    let mut stage = Stage::new();
+    stage.keys("<tab>/policy<enter><enter>");
+    let text = |stage: &Stage| stage.app.prompt.as_ref().map(|p| p.line.text().to_owned());
+    let mut seen = Vec::new();
+    for _ in 0..4 {
+        stage.keys("<tab>");
+        seen.extend(text(&stage));
+    }
+    assert_eq!(seen, ["native", "fsdp2", "megatron", "native"]);
+    stage.keys("<up><enter>");
+    assert_eq!(last_prediction(&stage).1, ["fsdp.policy=megatron"]);
+}
+
+#[test]
+fn the_filter_keeps_the_selection_and_finds_by_numbers() {
+    let mut stage = Stage::new();
+    stage.keys("jj/step>1000");
+    let names = |stage: &Stage| -> Vec<String> {
+        let s = &stage.app.scenarios;
+        s.rows()
+            .iter()
+            .map(|&i| s.sources[i].name.clone())
+            .collect()
+    };
+    assert_eq!(
+        names(&stage),
+        ["llama3-70b-64xh100", "llama3-8b-4xh200", "prefetch-0"]
+    );
+    assert_eq!(
+        stage.app.scenarios.current().map(|s| s.name.as_str()),
+        Some("llama3-8b-4xh200")
+    );
+    stage.keys(" fits=no<enter>");
+    assert_eq!(names(&stage), ["prefetch-0"]);
+    stage.keys("<esc>");
+    assert_eq!(names(&stage).len(), 5);
+    assert_eq!(
+        stage.app.scenarios.current().map(|s| s.name.as_str()),
+        Some("prefetch-0")
+    );
+    // Nothing is left: nothing breaks.
+    stage.keys("/zzz<enter>rxwb<tab><enter><left>d");
+    assert_eq!(stage.app.scenarios.current().map(|s| s.name.clone()), None);
+}
+
+#[test]
+fn a_newer_job_of_a_kind_ends_the_older_and_late_news_are_ignored() {
+    let mut stage = Stage::new();
+    stage.keys("r1r");
+    let ids: Vec<u32> = stage.app.jobs.keys().copied().collect();
+    let [old, new] = ids[..] else {
+        panic!("{ids:?}")
+    };
+    assert!(stage.effects.contains(&Effect::Cancel(old)));
+    let run = || {
+        News::Run(std::sync::Arc::new(crate::dash::lanes::Lanes::new(step(
+            RunKind::Sim,
+            0,
+        ))))
+    };
+    stage.tell(Message::Job(old, run()));
+    assert!(stage.app.runs.kept.is_empty());
+    stage.tell(Message::Job(new, run()));
+    assert_eq!(stage.app.runs.kept.len(), 1);
+    stage.tell(Message::Job(old, News::Cancelled));
+    stage.tell(Message::Job(new, News::Done));
+    assert!(stage.app.jobs.is_empty());
+    stage.tell(Message::Job(99, News::Failed("nobody".into())));
+}
+
+#[test]
+fn a_training_is_stopped_once_and_its_run_is_kept() {
+    let mut stage = Stage::new();
+    stage.keys("x");
+    assert!(matches!(
+        started(&stage).last(),
+        Some(Task::Train { anyway: false, .. })
+    ));
+    stage.keys("xss");
+    let cancels = stage
+        .effects
+        .iter()
+        .filter(|e| matches!(e, Effect::Cancel(_)))
+        .count();
+    assert_eq!(cancels, 1);
+    stage.run(step(RunKind::Exec, 0));
+    assert_eq!(stage.app.runs.kept.len(), 1);
+    assert_eq!(stage.app.running(Purpose::Train), None);
+    // Refused for memory: the second time it is meant.
+    stage.keys("x");
+    stage.news(News::Note("refused: too large".into()));
+    stage.news(News::Cancelled);
+    stage.keys("x");
+    assert!(matches!(
+        started(&stage).last(),
+        Some(Task::Train { anyway: true, .. })
+    ));
+}
+
+#[test]
+fn the_timeline_walks_zooms_and_stays_within_the_step() {
+    let mut stage = Stage::new();
+    stage.keys("r");
+    stage.run(step(RunKind::Sim, 0));
+    let t = |stage: &Stage| (stage.app.timeline.view(), stage.app.timeline.length());
+    let (view, length) = t(&stage);
+    assert_eq!((view.from, view.to), (0, length));
+    for keys in [
+        "++++",
+        "LLLLLLLLLL",
+        "----",
+        "HHHH",
+        "z",
+        "Z",
+        "GG",
+        "g",
+        "ncNp",
+        "+++++++++++++++++++++++++++++",
+        "b",
+        "j",
+        "kh",
+    ] {
+        stage.keys(keys);
+        let (view, length) = t(&stage);
+        assert!(view.from < view.to && view.to <= length, "{keys}: {view:?}");
+        assert!(stage.app.timeline.selected_time().is_some(), "{keys}");
+    }
+    stage.keys("0ulayers.2 backward<enter>");
+    let main = stage.app.timeline.main.clone().unwrap();
+    let (unit, span) = main.find_unit("layers.2 backward").unwrap();
+    let (view, _) = t(&stage);
+    assert!(view.from <= unit.from && view.to >= unit.to && view.length() < 2 * unit.length());
+    assert_eq!(stage.app.timeline.selected.map(|s| s.span), Some(span));
+    stage.keys("unowhere<enter>");
+    assert_eq!(
+        stage.app.notice.as_ref().map(|n| n.text.as_str()),
+        Some("no unit `nowhere` in this step")
+    );
+    stage.keys("0iadamw<enter>");
+    let selected = stage.app.timeline.selected.unwrap().span;
+    assert_eq!(main.name(selected), "adamw");
+    // What it waited for.
+    stage.keys("b");
+    let blocker = stage.app.timeline.selected.unwrap().span;
+    assert_eq!(main.label(blocker), "reduce_scatter layers.0");
+}
+
+#[test]
+fn predicted_and_measured_lie_above_one_another() {
+    let mut stage = Stage::new();
+    stage.keys("r");
+    stage.run(step(RunKind::Sim, 0));
+    stage.keys("3x");
+    stage.run(step(RunKind::Exec, 30));
+    assert_eq!(stage.app.view, View::Train);
+    let kind =
+        |l: &Option<std::sync::Arc<crate::dash::lanes::Lanes>>| l.as_ref().map(|l| l.view.run.kind);
+    assert_eq!(kind(&stage.app.timeline.main), Some(RunKind::Sim));
+    assert_eq!(kind(&stage.app.timeline.other), Some(RunKind::Exec));
+    let rows: Vec<usize> = stage.app.timeline.rows().iter().map(|r| r.run).collect();
+    assert_eq!(rows, [0, 1, 0, 1, 0, 1]);
+    stage.keys("2");
+    let sim = stage.app.timeline.main.as_ref().unwrap().length;
+    assert!(stage.app.timeline.length() > sim);
+    stage.keys("s");
+    assert_eq!(stage.app.timeline.length(), sim);
+    // The next of the other runs is none.
+    stage.keys("sm");
+    assert_eq!(kind(&stage.app.timeline.other), None);
+}
+
+#[test]
+fn a_point_of_the_sweep_becomes_the_options() {
+    let mut stage = Stage::new();
+    stage.keys("jj");
+    stage.predicted(1000.0);
+    stage.keys("wafsdp.prefetch_forward=[0, 2]<enter>");
+    stage.news(News::Axes(vec!["fsdp.prefetch_forward".into()], 2));
+    stage.news(News::Point(
+        1,
+        vec!["2".into()],
+        Ok(brief(900.0, 50.0, "yes")),
+    ));
+    stage.news(News::Point(
+        0,
+        vec!["0".into()],
+        Ok(brief(950.0, 49.0, "yes")),
+    ));
+    stage.news(News::Done);
+    let order: Vec<usize> = stage.app.sweep.points.iter().map(|p| p.index).collect();
+    assert_eq!(order, [0, 1]);
+    assert!(stage.app.sweep.rows().iter().all(|r| r.front));
+    stage.keys("ss");
+    assert_eq!(stage.app.sweep.rows()[0].point, 1);
+    stage.keys("<enter>");
+    assert_eq!(
+        (stage.app.view, stage.app.scenarios.pane),
+        (View::Scenarios, Pane::Options)
+    );
+    assert_eq!(last_prediction(&stage).1, ["fsdp.prefetch_forward=2"]);
+}
+
+#[test]
+fn marked_runs_are_compared_in_order_of_marking() {
+    let mut stage = Stage::new();
+    stage.keys("6c");
+    assert!(
+        started(&stage)
+            .iter()
+            .all(|t| !matches!(t, Task::Compare(_)))
+    );
+    for slow in [0, 10, 20] {
+        stage.keys("1r");
+        stage.run(step(RunKind::Sim, slow));
+    }
+    // Newest first: the third is marked as the base, then the first.
+    stage.keys("5 j c");
+    let Some(Task::Compare(runs)) = started(&stage).last().copied() else {
+        panic!("a comparison was asked for");
+    };
+    let order: Vec<bool> = [2, 0]
+        .iter()
+        .zip(&runs.0)
+        .map(|(i, run)| std::sync::Arc::ptr_eq(&stage.app.runs.kept[*i].lanes.view, run))
+        .collect();
+    assert_eq!(order, [true, true]);
+}
+
+#[test]
+fn the_mouse_selects_zooms_and_can_be_turned_off() {
+    let mut stage = Stage::new();
+    stage.screen(80, 24);
+    let mouse = |kind, column, row| {
+        Event::Mouse(MouseEvent {
+            kind,
+            column,
+            row,
+            modifiers: KeyModifiers::NONE,
+        })
+    };
+    let down = MouseEventKind::Down(MouseButton::Left);
+    stage.event(mouse(down, 5, 5));
+    assert_eq!(stage.app.scenarios.cursor.at, 2);
+    stage.event(mouse(MouseEventKind::ScrollUp, 5, 5));
+    assert_eq!(stage.app.scenarios.cursor.at, 1);
+    stage.event(mouse(down, 16, 0));
+    assert_eq!(stage.app.view, View::Timeline);
+    stage.keys("1r");
+    stage.run(step(RunKind::Sim, 0));
+    stage.screen(80, 24);
+    let (all, row) = (stage.app.timeline.length(), 6);
+    stage.event(mouse(MouseEventKind::ScrollUp, 40, row));
+    let zoomed = stage.app.timeline.view();
+    assert!(zoomed.length() < all && zoomed.from > 0);
+    stage.event(mouse(down, 40, row));
+    stage.event(mouse(MouseEventKind::Drag(MouseButton::Left), 50, row));
+    assert!(stage.app.timeline.view().from < zoomed.from);
+    stage.event(mouse(MouseEventKind::Up(MouseButton::Left), 50, row));
+    let (theme, view) = (stage.app.theme, stage.app.timeline.view());
+    stage.keys("t");
+    assert_ne!(stage.app.theme, theme);
+    stage.event(Event::Key(ratatui::crossterm::event::KeyEvent::new(
+        ratatui::crossterm::event::KeyCode::Char('t'),
+        KeyModifiers::CONTROL,
+    )));
+    assert_eq!(stage.effects.last(), Some(&Effect::Mouse(false)));
+    stage.event(mouse(MouseEventKind::ScrollUp, 40, row));
+    assert_eq!(stage.app.timeline.view(), view);
+}
+
+#[test]
+fn leaving_keeps_the_state_and_coming_back_restores_it() {
+    let mut stage = Stage::new();
+    stage.keys("jj");
+    stage.predicted(1000.0);
+    stage.keys("<tab>/prefetch_f<enter><right><tab>tq");
+    let [.., Effect::Save(saved), Effect::Quit] = &stage.effects[..] else {
+        panic!("{:?}", stage.effects.last());
+    };
+    assert_eq!(saved.theme.as_deref(), Some("light"));
+    let again = Stage::with(saved);
+    assert_eq!(
+        again.app.scenarios.current().map(|s| s.name.as_str()),
+        Some("llama3-8b-4xh200")
+    );
+    assert_eq!(last_prediction(&again).1, ["fsdp.prefetch_forward=2"]);
+    // What was selected may be gone.
+    let gone = Saved {
+        scenario: Some("gone".into()),
+        filter: "zzz".into(),
+        sweep_sort: 900,
+        ..Saved::default()
+    };
+    let mut stage = Stage::with(&gone);
+    assert_eq!(stage.app.scenarios.cursor.at, 0);
+    stage.keys("4");
+    stage.screen(80, 24);
+}
+
+#[test]
+fn ctrl_c_leaves_but_only_ends_what_is_being_typed() {
+    let mut stage = Stage::new();
+    stage.keys("/abc<ctrl-c>");
+    assert_eq!(stage.app.prompt, None);
+    assert_eq!(stage.app.scenarios.filter, "");
+    assert!(!stage.effects.contains(&Effect::Quit));
+    stage.keys("?<ctrl-c>");
+    assert_eq!(stage.effects.last(), Some(&Effect::Quit));
+}
+
+#[test]
+fn notices_go_with_time() {
+    let mut stage = Stage::new();
+    stage.keys("t");
+    stage.event(Event::Tick(Duration::from_secs(5)));
+    assert!(stage.app.notice.is_some());
+    stage.event(Event::Tick(Duration::from_secs(9)));
+    assert!(stage.app.notice.is_none());
+}

@@ -1,0 +1,242 @@
+//! Every view at the smallest and at a large size. The numbers are made: no change of the simulator moves them.
+
+use crate::dash::event::{News, RankNow, RankStep, StepNews};
+use crate::dash::judge;
+use crate::dash::testing::{Stage, brief, step};
+use crate::dash::theme::{Depth, Name, Theme};
+use insta::assert_snapshot;
+use ratatui::style::Color;
+use shardlab_plan::record::RunKind;
+use std::sync::Arc;
+use std::time::Duration;
+
+const SIZES: [(u16, u16); 2] = [(80, 24), (160, 50)];
+
+fn both(name: &str, stage: &mut Stage) {
+    for (width, height) in SIZES {
+        assert_snapshot!(
+            format!("{name}_{width}x{height}"),
+            stage.screen(width, height)
+        );
+    }
+}
+
+#[test]
+fn scenarios() {
+    let mut stage = Stage::new();
+    assert_snapshot!("scenarios_80x24", stage.screen(80, 24));
+    // Only some of the options: the large screen is not to change with every new key.
+    stage.app.scenarios.option_filter = "prefetch".into();
+    assert_snapshot!("scenarios_160x50", stage.screen(160, 50));
+    stage.app.scenarios.option_filter.clear();
+    // A changed option, in the editor.
+    stage.keys("/8b<enter><enter>");
+    stage.predicted(1076.7);
+    stage.keys("/prefetch<enter><right>");
+    stage.predicted(1043.2);
+    both("options_changed", &mut stage);
+    stage.keys("<enter>");
+    both("options_editing", &mut stage);
+    stage.keys("<ctrl-u>x");
+    stage.tell(crate::dash::event::Message::Predicted {
+        ticket: stage.app.scenarios.ticket,
+        base: None,
+        now: Err(
+            "`fsdp.prefetch_forward` must be an integer from 0 to 64 or \"implicit\", not a string"
+                .into(),
+        ),
+    });
+    both("options_refused", &mut stage);
+}
+
+#[test]
+fn timeline() {
+    let mut stage = Stage::new();
+    stage.keys("2");
+    both("timeline_empty", &mut stage);
+    stage.keys("1r");
+    stage.run(step(RunKind::Sim, 0));
+    both("timeline_whole", &mut stage);
+    stage.keys("ulayers.2 back");
+    both("timeline_jumping", &mut stage);
+    stage.keys("<enter>c");
+    both("timeline_unit", &mut stage);
+    stage.keys("0n");
+    assert_snapshot!("timeline_exposed_80x24", stage.screen(80, 24));
+    stage.app.theme = Theme::new(Name::Mono, Depth::None);
+    both("timeline_mono", &mut stage);
+}
+
+#[test]
+fn timeline_of_prediction_and_measurement() {
+    let mut stage = Stage::new();
+    stage.keys("r");
+    stage.run(step(RunKind::Sim, 0));
+    stage.keys("3x");
+    stage.run(step(RunKind::Exec, 30));
+    stage.keys("2j");
+    both("timeline_pair", &mut stage);
+}
+
+fn news(step: u64) -> News {
+    let ranks = (0..4).map(|r| RankStep {
+        time: Duration::from_millis(118 + r),
+        host: Duration::from_millis(40),
+        allocated: 150 << 20,
+        reserved: 180 << 20,
+    });
+    News::Step(StepNews {
+        step,
+        steps: 40,
+        loss: 4.0 / step as f64 + 2.5,
+        grad_norm: 0.75,
+        lr: 3e-4,
+        time: Duration::from_millis(120 + step % 3),
+        tokens: 4096,
+        ranks: ranks.collect(),
+    })
+}
+
+#[test]
+fn training() {
+    let mut stage = Stage::new();
+    stage.keys("3");
+    both("train_empty", &mut stage);
+    stage.keys("x");
+    for i in 1..=25 {
+        stage.news(news(i));
+        if i % 10 == 0 {
+            stage.news(News::Validation(i, 3.0));
+        }
+    }
+    let now = |i: u8| RankNow {
+        at: format!("backward layers.{i}"),
+        percent: 60 + i,
+        allocated: 123 << 20,
+    };
+    stage.news(News::Ranks((0..4).map(now).collect()));
+    both("train_running", &mut stage);
+    stage.keys("s");
+    stage.run(step(RunKind::Exec, 0));
+    assert_snapshot!("train_stopped_80x24", stage.screen(80, 24));
+    stage.keys("x");
+    stage.news(News::Failed(
+        "rank 1, stream compute: kernel error: made up".into(),
+    ));
+    assert_snapshot!("train_failed_80x24", stage.screen(80, 24));
+}
+
+#[test]
+fn sweep() {
+    let mut stage = Stage::new();
+    stage.keys("4");
+    both("sweep_empty", &mut stage);
+    stage.keys("afsdp.prefetch_forward=[0, 1, 2]<enter>w");
+    let keys = ["fsdp.prefetch_forward", "train.recompute"].map(str::to_owned);
+    stage.news(News::Axes(keys.to_vec(), 6));
+    let points = [
+        (0, "0", "none", Ok(brief(1200.0, 60.0, "yes"))),
+        (1, "0", "full", Ok(brief(1400.0, 40.0, "yes"))),
+        (4, "2", "none", Ok(brief(1040.0, 62.0, "yes"))),
+        (2, "1", "none", Ok(brief(1050.0, 61.0, "tight"))),
+        (3, "1", "full", Ok(brief(1300.0, 145.0, "no"))),
+    ];
+    for (i, a, b, result) in points {
+        stage.news(News::Point(i, vec![a.into(), b.into()], result));
+    }
+    let refused = Err("prefetch cannot be that".to_owned());
+    stage.news(News::Point(5, vec!["2".into(), "full".into()], refused));
+    both("sweep_running", &mut stage);
+    stage.news(News::Done);
+    // By step time: the third column behind the order, one axis and the other.
+    stage.keys("sssj");
+    stage.keys("/fits=yes<enter>");
+    both("sweep_sorted", &mut stage);
+}
+
+#[test]
+fn runs_compare_and_gate() {
+    let mut stage = Stage::new();
+    stage.keys("5");
+    both("runs_empty", &mut stage);
+    stage.keys("1r");
+    stage.run(step(RunKind::Sim, 0));
+    stage.keys("1r");
+    stage.run(step(RunKind::Sim, 20));
+    stage.keys("5 ");
+    both("runs", &mut stage);
+    stage.keys("6");
+    both("compare_empty", &mut stage);
+    stage.keys("c");
+    let page = judge::compare(&[step(RunKind::Sim, 0), step(RunKind::Exec, 20)]);
+    stage.news(News::Compared(Arc::new(page)));
+    stage.news(News::Done);
+    both("compare", &mut stage);
+    stage.keys("7");
+    both("gate_empty", &mut stage);
+}
+
+#[test]
+fn help_and_small_terminals() {
+    let mut stage = Stage::new();
+    stage.keys("?");
+    both("help", &mut stage);
+    stage.keys("/critical");
+    assert_snapshot!("help_search_80x24", stage.screen(80, 24));
+    stage.keys("<enter><esc>");
+    assert_snapshot!("too_small_60x10", stage.screen(60, 10));
+    // Nothing is so small that drawing fails.
+    for width in 1..30 {
+        for height in 1..6 {
+            stage.screen(width, height);
+        }
+    }
+}
+
+/// Without colours nothing on any screen has one.
+#[test]
+fn mono_has_no_colour() {
+    let mut stage = Stage::new();
+    stage.app.theme = Theme::new(Name::Safe, Depth::None);
+    stage.keys("r");
+    stage.run(step(RunKind::Sim, 0));
+    for view in "1234567?".chars() {
+        stage.keys(&view.to_string());
+        let terminal = stage.terminal(120, 40);
+        for cell in terminal.backend().buffer().content() {
+            assert_eq!(
+                (cell.fg, cell.bg),
+                (Color::Reset, Color::Reset),
+                "view {view}"
+            );
+        }
+    }
+}
+
+/// Every view can be drawn at every size, with every theme.
+#[test]
+fn every_size_and_theme_is_drawn() {
+    let mut stage = Stage::new();
+    stage.keys("r");
+    stage.run(step(RunKind::Sim, 0));
+    stage.keys("3x");
+    stage.run(step(RunKind::Exec, 30));
+    for name in Name::ALL {
+        stage.app.theme = Theme::new(name, Depth::Palette);
+        for (width, height) in [
+            (80, 24),
+            (81, 25),
+            (99, 30),
+            (100, 31),
+            (120, 36),
+            (200, 60),
+            (400, 100),
+        ] {
+            for view in "1234567".chars() {
+                stage.keys(&view.to_string());
+                let screen = stage.screen(width, height);
+                assert_eq!(screen.lines().count(), usize::from(height));
+            }
+        }
+    }
+}

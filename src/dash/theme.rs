@@ -1,0 +1,363 @@
+//! Colours and glyphs. Colour never carries meaning alone: kinds of work have textures, states have marks.
+
+mod palette;
+
+use crate::analysis::spans::Work;
+use palette::{DARK, LIGHT, Palette, Rgb, SAFE, indexed, luminance, sixteen};
+use ratatui::style::{Color, Modifier, Style};
+use shardlab_plan::record::Cause;
+
+/// How many colours the terminal has.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Depth {
+    /// None, or the user asked for none.
+    None,
+    /// The sixteen of old.
+    Sixteen,
+    /// A palette of 256.
+    Palette,
+    /// All.
+    True,
+}
+
+impl Depth {
+    /// What the environment says, given as a look-up of variables.
+    #[must_use]
+    pub fn of(var: impl Fn(&str) -> Option<String>) -> Self {
+        let set = |name| var(name).filter(|v| !v.is_empty());
+        if set("NO_COLOR").is_some() {
+            return Self::None;
+        }
+        if set("COLORTERM").is_some_and(|v| v == "truecolor" || v == "24bit") {
+            return Self::True;
+        }
+        match set("TERM") {
+            Some(t) if t.contains("256") || t.contains("kitty") || t.contains("alacritty") => {
+                Self::Palette
+            }
+            Some(t) if t == "dumb" || t.ends_with("-m") || t.starts_with("vt") => Self::None,
+            _ => Self::Sixteen,
+        }
+    }
+}
+
+/// A theme's name.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Name {
+    /// For dark terminals.
+    Dark,
+    /// For light terminals.
+    Light,
+    /// Colours that colour-blind people tell apart (Okabe and Ito), with textures.
+    Safe,
+    /// No colour.
+    Mono,
+}
+
+impl Name {
+    /// All, in the order in which the key goes through them.
+    pub const ALL: [Self; 4] = [Self::Dark, Self::Light, Self::Safe, Self::Mono];
+
+    /// As options and the saved state spell it.
+    #[must_use]
+    pub const fn text(self) -> &'static str {
+        match self {
+            Self::Dark => "dark",
+            Self::Light => "light",
+            Self::Safe => "safe",
+            Self::Mono => "mono",
+        }
+    }
+
+    /// The theme of a name.
+    #[must_use]
+    pub fn find(text: &str) -> Option<Self> {
+        Self::ALL.into_iter().find(|n| n.text() == text)
+    }
+}
+
+/// How everything looks.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Theme {
+    /// Name.
+    pub name: Name,
+    /// Colours of the terminal.
+    pub depth: Depth,
+}
+
+impl Theme {
+    /// A theme; without colours there is only one.
+    #[must_use]
+    pub fn new(name: Name, depth: Depth) -> Self {
+        let name = if depth == Depth::None {
+            Name::Mono
+        } else {
+            name
+        };
+        Self { name, depth }
+    }
+
+    /// The next one.
+    #[must_use]
+    pub fn next(self) -> Self {
+        let at = Name::ALL.iter().position(|n| *n == self.name).unwrap_or(0);
+        Self::new(Name::ALL[(at + 1) % Name::ALL.len()], self.depth)
+    }
+
+    fn palette(self) -> Option<&'static Palette> {
+        match self.name {
+            Name::Dark => Some(&DARK),
+            Name::Light => Some(&LIGHT),
+            Name::Safe => Some(&SAFE),
+            Name::Mono => None,
+        }
+    }
+
+    fn colour(self, rgb: Rgb) -> Color {
+        match self.depth {
+            Depth::None => Color::Reset,
+            Depth::Sixteen => sixteen(rgb),
+            Depth::Palette => Color::Indexed(indexed(rgb)),
+            Depth::True => Color::Rgb(rgb.0, rgb.1, rgb.2),
+        }
+    }
+
+    fn fg(self, pick: impl Fn(&Palette) -> Rgb) -> Style {
+        self.palette()
+            .map_or_else(Style::new, |p| Style::new().fg(self.colour(pick(p))))
+    }
+
+    /// Whether kinds of work are drawn with textures as well.
+    #[must_use]
+    pub fn textures(self) -> bool {
+        matches!(self.name, Name::Safe | Name::Mono)
+    }
+
+    /// Plain text.
+    #[must_use]
+    pub fn text(self) -> Style {
+        self.fg(|p| p.text)
+    }
+
+    /// What matters less.
+    #[must_use]
+    pub fn dim(self) -> Style {
+        match self.palette() {
+            Some(_) => self.fg(|p| p.dim),
+            None => Style::new().add_modifier(Modifier::DIM),
+        }
+    }
+
+    /// Headings, focus, keys.
+    #[must_use]
+    pub fn accent(self) -> Style {
+        self.fg(|p| p.accent).add_modifier(Modifier::BOLD)
+    }
+
+    /// Bold text.
+    #[must_use]
+    pub fn strong(self) -> Style {
+        self.text().add_modifier(Modifier::BOLD)
+    }
+
+    /// Better, valid.
+    #[must_use]
+    pub fn good(self) -> Style {
+        self.fg(|p| p.good)
+    }
+
+    /// Worse, failed.
+    #[must_use]
+    pub fn bad(self) -> Style {
+        self.fg(|p| p.bad).add_modifier(Modifier::BOLD)
+    }
+
+    /// Changed, careful.
+    #[must_use]
+    pub fn warn(self) -> Style {
+        self.fg(|p| p.warn)
+    }
+
+    /// The selected row of the pane that has the keys.
+    #[must_use]
+    pub fn selected(self) -> Style {
+        match self.palette() {
+            Some(p) if self.depth > Depth::Sixteen => Style::new()
+                .bg(self.colour(p.select))
+                .add_modifier(Modifier::BOLD),
+            _ => Style::new().add_modifier(Modifier::REVERSED),
+        }
+    }
+
+    /// The selected row of another pane.
+    #[must_use]
+    pub fn selected_elsewhere(self) -> Style {
+        Style::new().add_modifier(Modifier::UNDERLINED)
+    }
+
+    /// A border, of the pane that has the keys or another.
+    #[must_use]
+    pub fn border(self, focused: bool) -> Style {
+        if focused {
+            self.fg(|p| p.accent)
+        } else {
+            self.dim()
+        }
+    }
+
+    /// A kind of work, as foreground.
+    #[must_use]
+    pub fn work(self, work: Work) -> Style {
+        self.fg(|p| p.work[work_index(work)])
+    }
+
+    /// Text on a bar of a kind of work.
+    #[must_use]
+    pub fn on_work(self, work: Work) -> Style {
+        match self.palette() {
+            Some(p) => {
+                let rgb = p.work[work_index(work)];
+                let ink = if luminance(rgb) > 110.0 {
+                    (16, 18, 22)
+                } else {
+                    (245, 245, 245)
+                };
+                Style::new().bg(self.colour(rgb)).fg(self.colour(ink))
+            }
+            None => Style::new().add_modifier(Modifier::REVERSED),
+        }
+    }
+
+    /// The glyph that fills a bar.
+    #[must_use]
+    pub fn texture(self, work: Work) -> char {
+        if self.textures() {
+            texture(work)
+        } else {
+            '█'
+        }
+    }
+
+    /// A cause of exposed time.
+    #[must_use]
+    pub fn cause(self, cause: Cause) -> Style {
+        self.fg(|p| p.cause[cause as usize])
+            .add_modifier(Modifier::BOLD)
+    }
+
+    /// The n-th of many series.
+    #[must_use]
+    pub fn series(self, n: usize) -> Style {
+        self.fg(|p| p.work[n % p.work.len()])
+    }
+}
+
+fn work_index(work: Work) -> usize {
+    match work {
+        Work::Gemm => 0,
+        Work::Attention => 1,
+        Work::Memory => 2,
+        Work::Copy => 3,
+        Work::Optimizer => 4,
+        Work::AllGather => 5,
+        Work::ReduceScatter => 6,
+        Work::AllReduce => 7,
+        Work::OtherCollective => 8,
+    }
+}
+
+/// Fill of a bar where colour does not suffice.
+#[must_use]
+pub const fn texture(work: Work) -> char {
+    match work {
+        Work::Gemm => '█',
+        Work::Attention => '▓',
+        Work::Memory => '▒',
+        Work::Copy => '░',
+        Work::Optimizer => '▚',
+        Work::AllGather => '=',
+        Work::ReduceScatter => '#',
+        Work::AllReduce => '%',
+        Work::OtherCollective => '+',
+    }
+}
+
+/// The letter of a cause of exposed time.
+#[must_use]
+pub const fn letter(cause: Cause) -> char {
+    match cause {
+        Cause::Host => 'H',
+        Cause::Gate => 'G',
+        Cause::Wire => 'W',
+        Cause::Contention => 'C',
+        Cause::Tail => 'T',
+        Cause::Straggler => 'S',
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::collections::BTreeSet;
+
+    const WORK: [Work; 9] = [
+        Work::Gemm,
+        Work::Attention,
+        Work::Memory,
+        Work::Copy,
+        Work::Optimizer,
+        Work::AllGather,
+        Work::ReduceScatter,
+        Work::AllReduce,
+        Work::OtherCollective,
+    ];
+
+    #[test]
+    fn the_ladder_goes_by_the_environment() {
+        let depth = |vars: &[(&str, &str)]| {
+            Depth::of(|name| {
+                vars.iter()
+                    .find(|(n, _)| *n == name)
+                    .map(|(_, v)| (*v).to_owned())
+            })
+        };
+        assert_eq!(depth(&[("COLORTERM", "truecolor")]), Depth::True);
+        assert_eq!(
+            depth(&[("COLORTERM", "truecolor"), ("NO_COLOR", "1")]),
+            Depth::None
+        );
+        assert_eq!(
+            depth(&[("NO_COLOR", ""), ("TERM", "xterm-256color")]),
+            Depth::Palette
+        );
+        assert_eq!(depth(&[("TERM", "xterm")]), Depth::Sixteen);
+        assert_eq!(depth(&[("TERM", "vt100")]), Depth::None);
+    }
+
+    #[test]
+    fn without_colour_there_is_one_theme_and_it_has_no_colour() {
+        for name in Name::ALL {
+            let theme = Theme::new(name, Depth::None);
+            assert_eq!(theme.name, Name::Mono);
+            assert_eq!(theme.next().name, Name::Mono);
+            for work in WORK {
+                assert_eq!(theme.work(work).fg, None);
+                assert_eq!(theme.on_work(work).bg, None);
+            }
+        }
+    }
+
+    #[test]
+    fn kinds_differ_in_texture_and_in_colour() {
+        let textures: BTreeSet<char> = WORK.iter().map(|w| texture(*w)).collect();
+        assert_eq!(textures.len(), WORK.len());
+        for name in [Name::Dark, Name::Light, Name::Safe] {
+            let theme = Theme::new(name, Depth::True);
+            let colours: BTreeSet<String> = WORK
+                .iter()
+                .map(|w| format!("{:?}", theme.work(*w).fg))
+                .collect();
+            assert_eq!(colours.len(), WORK.len(), "{name:?}");
+        }
+    }
+}

@@ -1,0 +1,380 @@
+//! The timeline: which part of a step is in view, and which span is selected.
+
+mod commands;
+
+pub(super) use commands::{command, jump};
+
+use super::lanes::Lanes;
+use super::lanes::bins::{Bin, Window};
+use super::lanes::memory::Column;
+use shardlab_plan::record::Cause;
+use std::cell::RefCell;
+use std::sync::Arc;
+
+/// The shortest window, picoseconds: far below any kernel.
+const SHORTEST: u64 = 10_000;
+
+/// A span of one of the two runs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Selected {
+    /// 0 for the run above, 1 for the one below.
+    pub run: usize,
+    /// Index into the run's spans.
+    pub span: u32,
+}
+
+/// A lane on the screen.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct LaneRow {
+    /// 0 for the run above, 1 for the one below.
+    pub run: usize,
+    /// Its lane.
+    pub lane: usize,
+}
+
+/// What a column shows of the exposed time: its cause, and its share of the column.
+pub type Exposed = Option<(Cause, f32)>;
+
+/// What was binned last, and for what.
+#[derive(Debug)]
+pub(crate) struct Binned {
+    key: (u64, u64, Window, u64, u16),
+    pub(crate) lanes: Vec<Vec<Bin>>,
+    pub(crate) gaps: [Vec<Exposed>; 2],
+    pub(crate) memory: [Vec<Option<Column>>; 2],
+}
+
+/// State of the timeline.
+#[derive(Debug, Default)]
+pub struct Timeline {
+    /// The run above.
+    pub main: Option<Arc<Lanes>>,
+    /// The run below.
+    pub other: Option<Arc<Lanes>>,
+    /// Both are shown at the same length.
+    pub stretch: bool,
+    /// What is in view; `None` is everything.
+    pub window: Option<Window>,
+    /// Selected span.
+    pub selected: Option<Selected>,
+    /// The critical path is shown.
+    pub critical: bool,
+    /// Where a drag began: its column, and what was in view.
+    pub(crate) drag: Option<(u16, Window)>,
+    pub(crate) binned: RefCell<Option<Binned>>,
+}
+
+impl Timeline {
+    /// Shows a run.
+    pub fn open(&mut self, lanes: Arc<Lanes>) {
+        let first = lanes.lanes.first().and_then(|l| l.items.first());
+        self.selected = first.map(|i| Selected {
+            run: 0,
+            span: i.span,
+        });
+        self.main = Some(lanes);
+        self.other = None;
+        self.window = None;
+    }
+
+    /// The run above or below.
+    #[must_use]
+    pub fn run(&self, run: usize) -> Option<&Arc<Lanes>> {
+        match run {
+            0 => self.main.as_ref(),
+            _ => self.other.as_ref(),
+        }
+    }
+
+    /// The longest of the shown runs, picoseconds of the screen's clock.
+    #[must_use]
+    pub fn length(&self) -> u64 {
+        let main = self.main.as_ref().map_or(1, |l| l.length);
+        match &self.other {
+            Some(other) if !self.stretch => main.max(other.length),
+            _ => main,
+        }
+    }
+
+    /// What is in view.
+    #[must_use]
+    pub fn view(&self) -> Window {
+        let length = self.length();
+        match self.window {
+            Some(w) if w.from < w.to && w.from < length => w,
+            _ => Window {
+                from: 0,
+                to: length,
+            },
+        }
+    }
+
+    /// What is in view of a run, in its own time.
+    #[must_use]
+    pub fn view_of(&self, run: usize) -> Window {
+        let view = self.view();
+        let scale = self.scale(run);
+        Window {
+            from: (view.from as f64 * scale) as u64,
+            to: ((view.to as f64 * scale) as u64).max((view.from as f64 * scale) as u64 + 1),
+        }
+    }
+
+    /// A run's picoseconds for one of the screen's.
+    fn scale(&self, run: usize) -> f64 {
+        match (&self.main, &self.other) {
+            (Some(main), Some(other)) if run == 1 && self.stretch => {
+                other.length as f64 / main.length as f64
+            }
+            _ => 1.0,
+        }
+    }
+
+    /// A time of a run on the screen's clock.
+    fn on_screen(&self, run: usize, time: u64) -> u64 {
+        (time as f64 / self.scale(run)) as u64
+    }
+
+    /// Lanes as they lie on the screen: streams of the run above, each with its fellow of the run below.
+    #[must_use]
+    pub fn rows(&self) -> Vec<LaneRow> {
+        let Some(main) = &self.main else {
+            return Vec::new();
+        };
+        let below = self.other.as_ref().map_or(&[][..], |o| &o.lanes);
+        let mut rows = Vec::new();
+        for (lane, l) in main.lanes.iter().enumerate() {
+            rows.push(LaneRow { run: 0, lane });
+            let fellow = below.iter().position(|b| b.name == l.name);
+            rows.extend(fellow.map(|lane| LaneRow { run: 1, lane }));
+        }
+        for (lane, l) in below.iter().enumerate() {
+            if !main.lanes.iter().any(|m| m.name == l.name) {
+                rows.push(LaneRow { run: 1, lane });
+            }
+        }
+        rows
+    }
+
+    /// Bins for so many columns: those of last time if nothing has changed since.
+    pub(crate) fn bin(&self, columns: u16) {
+        let id = |l: &Option<Arc<Lanes>>| l.as_ref().map_or(0, |l| l.id);
+        let view = self.view();
+        let key = (
+            id(&self.main),
+            id(&self.other),
+            view,
+            self.view_of(1).to,
+            columns,
+        );
+        if self.binned.borrow().as_ref().is_some_and(|b| b.key == key) {
+            return;
+        }
+        let lanes = self
+            .rows()
+            .iter()
+            .filter_map(|row| {
+                let run = self.run(row.run)?;
+                let window = self.view_of(row.run);
+                Some(super::lanes::bins::bins(
+                    &run.lanes[row.lane],
+                    &run.critical,
+                    window,
+                    columns,
+                ))
+            })
+            .collect();
+        let gaps = [0, 1].map(|r| {
+            self.run(r).map_or_else(Vec::new, |run| {
+                super::lanes::bins::gap_bins(&run.gaps, self.view_of(r), columns)
+            })
+        });
+        let memory = [0, 1].map(|r| {
+            self.run(r)
+                .map_or_else(Vec::new, |run| run.memory.columns(self.view_of(r), columns))
+        });
+        *self.binned.borrow_mut() = Some(Binned {
+            key,
+            lanes,
+            gaps,
+            memory,
+        });
+    }
+
+    /// The row of the selected span.
+    #[must_use]
+    pub fn selected_row(&self) -> Option<usize> {
+        let s = self.selected?;
+        let (lane, _) = self.run(s.run)?.place(s.span)?;
+        self.rows()
+            .iter()
+            .position(|r| *r == LaneRow { run: s.run, lane })
+    }
+
+    /// Begin and end of the selected span on the screen's clock.
+    #[must_use]
+    pub fn selected_time(&self) -> Option<Window> {
+        let s = self.selected?;
+        let item = self.run(s.run)?.item(s.span)?;
+        Some(Window {
+            from: self.on_screen(s.run, item.start),
+            to: self.on_screen(s.run, item.end),
+        })
+    }
+
+    fn centre(&self) -> u64 {
+        self.selected_time().map_or_else(
+            || self.view().from + self.view().length() / 2,
+            |t| t.from + t.length() / 2,
+        )
+    }
+
+    /// Selects a span and brings it into view.
+    pub fn select(&mut self, run: usize, span: u32) {
+        if self.run(run).and_then(|r| r.item(span)).is_none() {
+            return;
+        }
+        self.selected = Some(Selected { run, span });
+        let (Some(time), view) = (self.selected_time(), self.view()) else {
+            return;
+        };
+        if self.window.is_some() && (time.to <= view.from || time.from >= view.to) {
+            let length = view.length();
+            let middle = time.from + time.length() / 2;
+            // A span longer than the window is shown from its begin.
+            let from = if time.length() > length {
+                time.from
+            } else {
+                middle.saturating_sub(length / 2)
+            };
+            self.look(from, length);
+        }
+    }
+
+    /// Shows a part, within the step.
+    fn look(&mut self, from: u64, length: u64) {
+        let all = self.length();
+        let length = length.clamp(SHORTEST.min(all), all);
+        if length >= all {
+            self.window = None;
+            return;
+        }
+        let from = from.min(all - length);
+        self.window = Some(Window {
+            from,
+            to: from + length,
+        });
+    }
+
+    /// Zooms about a time by a factor above 1 (in) or below (out).
+    pub fn zoom(&mut self, about: u64, factor: f64) {
+        let view = self.view();
+        let about = about.clamp(view.from, view.to);
+        let length = (view.length() as f64 / factor).max(1.0);
+        let before = (about - view.from) as f64 / factor;
+        self.look(about.saturating_sub(before as u64), length as u64);
+    }
+
+    /// The mouse has been dragged to a column of so many.
+    pub(crate) fn dragged(&mut self, column: u16, columns: u16) {
+        let Some((from, view)) = self.drag else {
+            return;
+        };
+        let by = (f64::from(from) - f64::from(column)) / f64::from(columns.max(1));
+        let start = view.from as f64 + by * view.length() as f64;
+        if self.window.is_some() {
+            self.look(start.max(0.0) as u64, view.length());
+        }
+    }
+
+    /// Shows an interval of the screen's clock with a little around it.
+    fn show(&mut self, window: Window) {
+        let margin = window.length() / 20 + 1;
+        self.look(
+            window.from.saturating_sub(margin),
+            window.length() + 2 * margin,
+        );
+    }
+
+    fn pan(&mut self, share: f64) {
+        let view = self.view();
+        let by = (view.length() as f64 * share.abs()) as u64;
+        let from = if share < 0.0 {
+            view.from.saturating_sub(by)
+        } else {
+            view.from + by
+        };
+        self.look(from, view.length());
+    }
+
+    /// The next or the previous span of the lane.
+    fn along(&mut self, forward: bool) {
+        let Some(s) = self.selected else { return };
+        let Some(run) = self.run(s.run) else { return };
+        let Some((lane, place)) = run.place(s.span) else {
+            return;
+        };
+        let next = if forward {
+            Some(place + 1)
+        } else {
+            place.checked_sub(1)
+        };
+        let item = next.and_then(|n| run.lanes[lane].items.get(n));
+        if let Some(span) = item.map(|i| i.span) {
+            self.select(s.run, span);
+        }
+    }
+
+    /// The lane above or below, at about the same time.
+    fn across(&mut self, down: bool) {
+        let (Some(row), Some(time)) = (self.selected_row(), self.selected_time()) else {
+            return;
+        };
+        let rows = self.rows();
+        let next = if down {
+            Some(row + 1)
+        } else {
+            row.checked_sub(1)
+        };
+        if let Some(row) = next.and_then(|n| rows.get(n)) {
+            self.select_at(*row, time.from + time.length() / 2);
+        }
+    }
+
+    /// Selects the span of a lane nearest to a time of the screen's clock.
+    pub fn select_at(&mut self, row: LaneRow, time: u64) {
+        let scaled = (time as f64 * self.scale(row.run)) as u64;
+        let Some(run) = self.run(row.run) else { return };
+        let lane = &run.lanes[row.lane];
+        if let Some(i) = lane.nearest(scaled) {
+            let span = lane.items[i].span;
+            self.select(row.run, span);
+        }
+    }
+
+    /// The next or previous gap worth seeing: of a thousandth of the step at least, or any when there is none.
+    fn go_to_gap(&mut self, forward: bool) -> Option<String> {
+        let run_index = self.selected.map_or(0, |s| s.run);
+        let run = Arc::clone(self.run(run_index)?);
+        let at = self
+            .selected
+            .and_then(|s| run.item(s.span))
+            .map_or(0, |i| i.start);
+        let gap = *run
+            .gap(at, forward, run.length / 1000)
+            .or_else(|| run.gap(at, forward, 0))?;
+        // What comes right behind the gap on the compute stream is what waited.
+        let lane = run.lanes.first()?;
+        let behind = lane.items.partition_point(|i| i.start < gap.end);
+        let item = lane.items.get(behind).or_else(|| lane.items.last())?;
+        self.select(run_index, item.span);
+        let length = shardlab_plan::units::Picos(gap.end - gap.start);
+        let what = gap
+            .waited_for
+            .map_or_else(|| "nothing on the device".to_owned(), |s| run.label(s));
+        Some(format!(
+            "{length} exposed ({}), waiting for {what}",
+            gap.cause.name()
+        ))
+    }
+}

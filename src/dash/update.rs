@@ -1,0 +1,459 @@
+//! From an event to the next state, and what the world is asked to do. Nothing here waits for anything.
+
+use super::app::{App, Hit, Purpose, Tone, View};
+use super::event::{Effect, Event, JobId, Message, News};
+use super::help::Help;
+use super::keys::{self, Command, Place};
+use super::lanes::bins::Window;
+use super::options;
+use super::prompt::Asks;
+use super::train::End;
+use super::{compare, gate, runs, scenarios, sweep, timeline, train};
+use ratatui::crossterm::event::{KeyEvent, KeyEventKind, MouseButton, MouseEvent, MouseEventKind};
+use std::time::Duration;
+
+/// How long a notice stays.
+const NOTICE: Duration = Duration::from_secs(8);
+
+/// Takes an event in.
+#[must_use = "effects are to be carried out"]
+pub fn update(app: &mut App, event: Event) -> Vec<Effect> {
+    match event {
+        Event::Key(k) if k.kind == KeyEventKind::Release => Vec::new(),
+        Event::Key(k) => key(app, k),
+        Event::Mouse(m) if app.mouse => mouse(app, m),
+        Event::Mouse(_) => Vec::new(),
+        Event::Resize(columns, rows) => {
+            app.size = (columns, rows);
+            Vec::new()
+        }
+        Event::Tick(now) => {
+            app.now = now;
+            let old = |n: &super::app::Notice| now.saturating_sub(n.since) > NOTICE;
+            if app.notice.as_ref().is_some_and(old) {
+                app.notice = None;
+            }
+            Vec::new()
+        }
+        Event::Message(message) => self::message(app, message),
+    }
+}
+
+fn key(app: &mut App, key: KeyEvent) -> Vec<Effect> {
+    let place = app.place();
+    let command = keys::find(place, key);
+    if place == Place::Typing {
+        return typing(app, key, command);
+    }
+    let Some(command) = command else {
+        return Vec::new();
+    };
+    app.notice = None;
+    if place == Place::Help {
+        return in_help(app, command);
+    }
+    match command {
+        Command::Quit => return vec![Effect::Save(app.save()), Effect::Quit],
+        Command::Help => {
+            app.help = Some(Help {
+                here: Some(place),
+                ..Help::default()
+            });
+            return Vec::new();
+        }
+        Command::View(n) => {
+            app.view = View::ALL[usize::from(n).min(View::ALL.len() - 1)];
+            return Vec::new();
+        }
+        Command::Theme => {
+            app.theme = app.theme.next();
+            app.say(Tone::Plain, format!("theme: {}", app.theme.name.text()));
+            return Vec::new();
+        }
+        Command::Mouse => {
+            app.mouse = !app.mouse;
+            let state = if app.mouse {
+                "on"
+            } else {
+                "off: the terminal selects text"
+            };
+            app.say(Tone::Plain, format!("mouse {state}"));
+            return vec![Effect::Mouse(app.mouse)];
+        }
+        _ => {}
+    }
+    match app.view {
+        View::Scenarios => scenarios::command(app, command),
+        View::Timeline => timeline::command(app, command),
+        View::Train => train::command(app, command),
+        View::Sweep => sweep::command(app, command),
+        View::Runs => runs::command(app, command),
+        View::Compare => compare::command(app, command),
+        View::Gate => gate::command(app, command),
+    }
+}
+
+fn in_help(app: &mut App, command: Command) -> Vec<Effect> {
+    let Some(help) = &mut app.help else {
+        return Vec::new();
+    };
+    let page = usize::from(app.size.1).saturating_sub(6).max(1);
+    let last = help.lines().len().saturating_sub(page);
+    help.top = match command {
+        Command::Back => {
+            app.help = None;
+            return Vec::new();
+        }
+        Command::Quit => return vec![Effect::Save(app.save()), Effect::Quit],
+        Command::Filter => {
+            let text = help.search.clone();
+            app.prompt = Some(super::prompt::Prompt::anew(Asks::FilterHelp, text));
+            help.search.clear();
+            return Vec::new();
+        }
+        Command::Up => help.top.saturating_sub(1),
+        Command::Down => help.top + 1,
+        Command::PageUp => help.top.saturating_sub(page),
+        Command::PageDown => help.top + page,
+        Command::First => 0,
+        Command::Last => last,
+        _ => help.top,
+    }
+    .min(last);
+    Vec::new()
+}
+
+fn typing(app: &mut App, key: KeyEvent, command: Option<Command>) -> Vec<Effect> {
+    let Some(mut prompt) = app.prompt.take() else {
+        return Vec::new();
+    };
+    let asks = prompt.asks;
+    match command {
+        Some(Command::Back) => {
+            let before = prompt.before.clone();
+            return match asks {
+                // The prediction followed what was typed: back to what is.
+                Asks::Option(_) if prompt.touched => app.predict(),
+                asks if asks.is_filter() => filter(app, asks, &before),
+                _ => Vec::new(),
+            };
+        }
+        Some(Command::Enter) => {
+            let text = prompt.line.text().to_owned();
+            return match asks {
+                Asks::Option(option) => scenarios::accept(app, option, &text),
+                Asks::Unit | Asks::Instr => {
+                    timeline::jump(app, asks, &text);
+                    Vec::new()
+                }
+                Asks::Axis => {
+                    sweep::accept(app, &text);
+                    Vec::new()
+                }
+                _ => Vec::new(),
+            };
+        }
+        Some(Command::Complete | Command::CompleteBack) => {
+            prompt.complete(command == Some(Command::Complete));
+        }
+        _ if prompt.line.key(key) => {
+            prompt.touched = true;
+            prompt.chosen = None;
+            prompt.completions = completions(app, asks, prompt.line.text());
+        }
+        _ => {}
+    }
+    let text = prompt.line.text().to_owned();
+    app.prompt = Some(prompt);
+    match asks {
+        Asks::Option(_) => app.predict(),
+        asks if asks.is_filter() => filter(app, asks, &text),
+        _ => Vec::new(),
+    }
+}
+
+/// What could be meant by what has been typed.
+fn completions(app: &App, asks: Asks, text: &str) -> Vec<String> {
+    let containing = |all: Vec<String>| -> Vec<String> {
+        let (first, second): (Vec<String>, Vec<String>) = all
+            .into_iter()
+            .filter(|c| text.split_whitespace().all(|w| c.contains(w)))
+            .partition(|c| c.starts_with(text));
+        first.into_iter().chain(second).collect()
+    };
+    match asks {
+        Asks::Option(option) => {
+            let current = app.scenarios.value(option);
+            options::completions(options::all()[option], current, text)
+        }
+        Asks::Unit => app
+            .timeline
+            .main
+            .as_ref()
+            .map_or_else(Vec::new, |m| containing(m.unit_names())),
+        Asks::Axis if !text.contains('=') => containing(
+            options::all()
+                .iter()
+                .map(|i| format!("{}=[]", options::path(i)))
+                .collect(),
+        ),
+        _ => Vec::new(),
+    }
+}
+
+/// What is typed into a filter takes effect at once.
+pub(super) fn filter(app: &mut App, asks: Asks, text: &str) -> Vec<Effect> {
+    match asks {
+        Asks::FilterScenarios => return scenarios::filter(app, text),
+        Asks::FilterOptions => {
+            app.scenarios.option_filter = text.to_owned();
+            let len = app.scenarios.option_rows().len();
+            app.scenarios.option.clamp(len);
+        }
+        Asks::FilterSweep => {
+            app.sweep.filter = text.to_owned();
+            let len = app.sweep.rows().len();
+            app.sweep.cursor.clamp(len);
+        }
+        Asks::FilterRuns => {
+            app.runs.filter = text.to_owned();
+            let len = app.runs.rows().len();
+            app.runs.cursor.clamp(len);
+        }
+        Asks::FilterHelp => {
+            if let Some(help) = &mut app.help {
+                help.search = text.to_owned();
+                help.top = 0;
+            }
+        }
+        Asks::Option(_) | Asks::Unit | Asks::Instr | Asks::Axis => {}
+    }
+    Vec::new()
+}
+
+fn mouse(app: &mut App, event: MouseEvent) -> Vec<Effect> {
+    let hit = app.hit(event.column, event.row);
+    let wheel = |up: bool| if up { Command::Up } else { Command::Down };
+    match event.kind {
+        MouseEventKind::Down(MouseButton::Left) => hit.map_or_else(Vec::new, |(area, hit)| {
+            click(app, hit, event.column.saturating_sub(area.x), area.width)
+        }),
+        MouseEventKind::Drag(MouseButton::Left) => {
+            if let Some((area, Hit::Lane(_) | Hit::Time)) = hit {
+                let column = event.column.saturating_sub(area.x);
+                app.timeline.dragged(column, area.width);
+            }
+            Vec::new()
+        }
+        MouseEventKind::Up(_) => {
+            app.timeline.drag = None;
+            Vec::new()
+        }
+        MouseEventKind::ScrollUp | MouseEventKind::ScrollDown => {
+            let up = event.kind == MouseEventKind::ScrollUp;
+            if app.help.is_some() {
+                return in_help(app, wheel(up));
+            }
+            if app.prompt.is_some() {
+                return Vec::new();
+            }
+            if app.view == View::Timeline {
+                if let Some((area, Hit::Lane(_) | Hit::Time)) = hit {
+                    let view: Window = app.timeline.view();
+                    let about = view.time(event.column.saturating_sub(area.x), area.width);
+                    app.timeline.zoom(about, if up { 1.5 } else { 1.0 / 1.5 });
+                }
+                return Vec::new();
+            }
+            key_command(app, wheel(up))
+        }
+        _ => Vec::new(),
+    }
+}
+
+fn key_command(app: &mut App, command: Command) -> Vec<Effect> {
+    match app.view {
+        View::Scenarios => scenarios::command(app, command),
+        View::Timeline => timeline::command(app, command),
+        View::Train => train::command(app, command),
+        View::Sweep => sweep::command(app, command),
+        View::Runs => runs::command(app, command),
+        View::Compare => compare::command(app, command),
+        View::Gate => gate::command(app, command),
+    }
+}
+
+fn click(app: &mut App, hit: Hit, column: u16, width: u16) -> Vec<Effect> {
+    if app.prompt.is_some() || app.help.is_some() {
+        return Vec::new();
+    }
+    match hit {
+        Hit::Tab(view) => app.view = view,
+        Hit::Scenario(row) => {
+            app.scenarios.pane = scenarios::Pane::List;
+            if app.scenarios.cursor.at != row {
+                app.scenarios.cursor.at = row;
+                return scenarios::selected(app);
+            }
+        }
+        Hit::Option(row) => {
+            app.scenarios.pane = scenarios::Pane::Options;
+            // A click on the selected option edits it.
+            if app.scenarios.option.at == row {
+                return scenarios::command(app, Command::Enter);
+            }
+            app.scenarios.option.at = row;
+        }
+        Hit::Point(row) => app.sweep.cursor.at = row,
+        Hit::Run(row) => {
+            if app.runs.cursor.at == row {
+                return runs::command(app, Command::Enter);
+            }
+            app.runs.cursor.at = row;
+        }
+        Hit::Lane(row) => {
+            app.timeline.drag = Some((column, app.timeline.view()));
+            let time = app.timeline.view().time(column, width);
+            if let Some(lane) = app.timeline.rows().get(row) {
+                app.timeline.select_at(*lane, time);
+            }
+        }
+        Hit::Time => app.timeline.drag = Some((column, app.timeline.view())),
+    }
+    Vec::new()
+}
+
+fn message(app: &mut App, message: Message) -> Vec<Effect> {
+    match message {
+        Message::Predicted { ticket, base, now } => {
+            let s = &mut app.scenarios;
+            // An older ticket's answer is to a question that nobody asks any more.
+            if ticket != s.ticket {
+                return Vec::new();
+            }
+            s.pending = false;
+            s.base = base;
+            match now {
+                Ok(glance) => {
+                    s.glance = Some(glance);
+                    s.error = None;
+                }
+                Err(e) => s.error = Some(e),
+            }
+        }
+        Message::Surveyed(index, brief) => {
+            let name = app.scenarios.current().map(|s| s.name.clone());
+            if let Some(source) = app.scenarios.sources.get_mut(index) {
+                source.brief = Some(brief);
+            }
+            // A filter by number may let another row through: the selection stays where it was.
+            if let Some(name) = name.filter(|_| !app.scenarios.filter.is_empty()) {
+                app.scenarios.select(&name);
+            }
+        }
+        Message::Job(id, news) => return self::news(app, id, news),
+    }
+    Vec::new()
+}
+
+fn news(app: &mut App, id: JobId, news: News) -> Vec<Effect> {
+    let Some(job) = app.jobs.get(&id).cloned() else {
+        return Vec::new();
+    };
+    // What a cancelled job still has to say is not for the view that has gone on; a training's run is kept all the same.
+    let stale = job.cancelled && job.purpose != Purpose::Train;
+    match news {
+        News::Done | News::Cancelled => {
+            app.jobs.remove(&id);
+            if job.purpose == Purpose::Train {
+                let stopped = job.cancelled || matches!(news, News::Cancelled);
+                app.train.end = Some(if stopped { End::Stopped } else { End::Done });
+                app.train.ranks.clear();
+            }
+            if job.cancelled && job.purpose != Purpose::Train {
+                app.say(Tone::Plain, format!("{} cancelled", job.purpose.name()));
+            }
+        }
+        News::Failed(reason) => {
+            app.jobs.remove(&id);
+            if stale {
+                return Vec::new();
+            }
+            match job.purpose {
+                Purpose::Train => {
+                    app.train.end = Some(End::Failed(reason.clone()));
+                    app.train.ranks.clear();
+                }
+                Purpose::Store => {
+                    app.runs.store_error = Some(reason);
+                    return Vec::new();
+                }
+                _ => {}
+            }
+            let first = reason.lines().next().unwrap_or_default();
+            app.say(Tone::Bad, format!("{}: {first}", job.purpose.name()));
+        }
+        _ if stale => {}
+        News::Note(text) => {
+            if job.purpose == Purpose::Train {
+                app.train.insist = text.starts_with("refused");
+                app.train.notes.push(text.clone());
+            }
+            app.say(Tone::Plain, text);
+        }
+        News::Run(lanes) => match job.purpose {
+            Purpose::Open if app.runs.mark_next => {
+                runs::arrived(app, lanes, Some(job.of), false);
+                let number = app.runs.kept.last().map(|k| k.number);
+                app.runs.marked.extend(number);
+            }
+            Purpose::Open => runs::arrived(app, lanes, Some(job.of), true),
+            // A training's own view stays until one asks for the timeline.
+            Purpose::Train => {
+                let sim = app.runs.counterpart(&lanes);
+                runs::arrived(app, std::sync::Arc::clone(&lanes), None, false);
+                if let Some(sim) = sim {
+                    app.timeline.open(sim);
+                    app.timeline.other = Some(lanes);
+                } else {
+                    app.timeline.open(lanes);
+                }
+                // What took time is kept; a simulation is as soon made again.
+                if app.keep
+                    && let Some(number) = app.runs.kept.last().map(|k| k.number)
+                {
+                    return runs::keep(app, number);
+                }
+            }
+            _ => runs::arrived(app, lanes, None, true),
+        },
+        News::Step(step) => app.train.steps.push(step),
+        News::Validation(step, loss) => app.train.validations.push((step, loss)),
+        News::Ranks(ranks) => app.train.ranks = ranks,
+        News::Axes(keys, total) => {
+            app.sweep.keys = keys;
+            app.sweep.total = total;
+            app.sweep.sort = app.sweep.sort.min(app.sweep.columns() - 1);
+        }
+        News::Point(index, settings, result) => app.sweep.point(index, settings, result),
+        News::Stored(runs) => {
+            app.runs.stored = runs;
+            app.runs.store_error = None;
+        }
+        News::Kept(number, id) => {
+            if let Some(kept) = app.runs.kept.iter_mut().find(|k| k.number == number) {
+                kept.stored = Some(id.clone());
+            }
+            app.say(Tone::Good, format!("run #{number} is kept as {id}"));
+        }
+        News::Compared(page) => {
+            app.compare.page = Some(page);
+            app.compare.cursor.at = 0;
+        }
+        News::Gated(page) => {
+            app.gate.page = Some(page);
+            app.gate.cursor.at = 0;
+        }
+    }
+    Vec::new()
+}

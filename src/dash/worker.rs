@@ -1,0 +1,236 @@
+//! The world behind the dashboard: threads that carry effects out and report back.
+//!
+//! Predictions have one thread, which only ever answers the newest question; every job has its own. A panic in any of
+//! them is a failed job and nothing else.
+
+mod predict;
+mod sweep;
+mod train;
+
+use super::event::{Effect, Event, JobId, Message, News, Runs, Task};
+use super::lanes::Lanes;
+use super::{judge, state};
+use crate::cli::with_source;
+use crate::predict::{Profiles, predict};
+use shardlab_plan::scenario;
+use shardlab_reports::RunView;
+use shardlab_sim::Options;
+use std::collections::BTreeMap;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::path::PathBuf;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::mpsc::Sender;
+use std::sync::{Arc, Mutex, PoisonError};
+
+/// Asks a job to end.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Stop(Arc<AtomicBool>);
+
+impl Stop {
+    fn ask(&self) {
+        self.0.store(true, Ordering::Relaxed);
+    }
+
+    pub(crate) fn asked(&self) -> bool {
+        self.0.load(Ordering::Relaxed)
+    }
+}
+
+/// Where a job reports.
+#[derive(Clone)]
+pub(crate) struct Reporter {
+    id: JobId,
+    events: Sender<Event>,
+}
+
+impl Reporter {
+    /// Reports; when nobody listens any more, the dashboard has ended.
+    pub(crate) fn say(&self, news: News) {
+        let _ = self
+            .events
+            .send(Event::Message(Message::Job(self.id, news)));
+    }
+}
+
+/// How a job ended.
+pub(crate) enum Ended {
+    Done,
+    Cancelled,
+}
+
+/// Threads and what they share.
+pub(crate) struct Worker {
+    events: Sender<Event>,
+    profiles: Arc<Profiles>,
+    predictor: predict::Predictor,
+    survey: Stop,
+    jobs: BTreeMap<JobId, Stop>,
+    store: Option<PathBuf>,
+    state: Option<PathBuf>,
+}
+
+impl Worker {
+    /// Reports go to `events`; runs are kept in `store`, the state in `state`, where given.
+    pub(crate) fn new(
+        events: Sender<Event>,
+        store: Option<PathBuf>,
+        state: Option<PathBuf>,
+    ) -> Self {
+        let profiles = Arc::new(Profiles::default());
+        Self {
+            predictor: predict::Predictor::start(events.clone(), Arc::clone(&profiles)),
+            events,
+            profiles,
+            survey: Stop::default(),
+            jobs: BTreeMap::new(),
+            store,
+            state,
+        }
+    }
+
+    /// Carries an effect out, in the background. The terminal's own effects are the caller's.
+    pub(crate) fn carry_out(&mut self, effect: Effect) {
+        match effect {
+            Effect::Predict { ticket, setup } => self.predictor.ask(ticket, setup),
+            Effect::Survey(paths) => {
+                self.survey.ask();
+                self.survey = Stop::default();
+                predict::survey(
+                    paths,
+                    self.events.clone(),
+                    Arc::clone(&self.profiles),
+                    self.survey.clone(),
+                );
+            }
+            Effect::Start(id, task) => self.start(id, task),
+            Effect::Cancel(id) => {
+                if let Some(stop) = self.jobs.get(&id) {
+                    stop.ask();
+                }
+            }
+            Effect::Save(saved) => {
+                // A state that cannot be kept is no reason to stay.
+                if let Some(path) = &self.state {
+                    let _ = state::write(path, &saved);
+                }
+            }
+            Effect::Mouse(_) | Effect::Quit => {}
+        }
+    }
+
+    /// Asks everything to end.
+    pub(crate) fn stop_all(&self) {
+        self.survey.ask();
+        self.jobs.values().for_each(Stop::ask);
+    }
+
+    fn start(&mut self, id: JobId, task: Task) {
+        let stop = Stop::default();
+        self.jobs.insert(id, stop.clone());
+        let reporter = Reporter {
+            id,
+            events: self.events.clone(),
+        };
+        let profiles = Arc::clone(&self.profiles);
+        let store = self.store.clone();
+        let body = {
+            let reporter = reporter.clone();
+            move || {
+                let result = catch_unwind(AssertUnwindSafe(|| {
+                    perform(task, &profiles, store, &reporter, &stop)
+                }));
+                reporter.say(match result {
+                    Ok(Ok(Ended::Done)) => News::Done,
+                    Ok(Ok(Ended::Cancelled)) => News::Cancelled,
+                    Ok(Err(reason)) => News::Failed(reason),
+                    Err(panic) => {
+                        News::Failed(format!("a fault of this program: {}", panic_text(&*panic)))
+                    }
+                });
+            }
+        };
+        let thread = std::thread::Builder::new().name(format!("job-{id}"));
+        if let Err(e) = thread.spawn(body) {
+            reporter.say(News::Failed(format!("no thread: {e}")));
+        }
+    }
+}
+
+fn perform(
+    task: Task,
+    profiles: &Profiles,
+    store: Option<PathBuf>,
+    reporter: &Reporter,
+    stop: &Stop,
+) -> Result<Ended, String> {
+    match task {
+        Task::Simulate(setup) => {
+            let scenario =
+                scenario::load(&setup.path, &setup.overrides).map_err(|e| e.to_string())?;
+            let p = predict(&scenario, profiles, &Options::default()).map_err(|e| e.to_string())?;
+            let view = with_source(
+                RunView::of(p.run, &p.program, &p.scenario),
+                &setup.path,
+                &setup.overrides,
+            );
+            reporter.say(News::Run(Arc::new(Lanes::new(Arc::new(view)))));
+            Ok(Ended::Done)
+        }
+        Task::Train {
+            setup,
+            steps,
+            anyway,
+        } => train::train(&setup, steps, anyway, reporter, stop),
+        Task::Sweep { setup, axes } => sweep::sweep(&setup, &axes, profiles, reporter, stop),
+        Task::ListStore => {
+            let runs = judge::stored(store.as_deref())?;
+            reporter.say(News::Stored(runs));
+            Ok(Ended::Done)
+        }
+        Task::Open(id) => {
+            let view = judge::open(store.as_deref(), &id)?;
+            reporter.say(News::Run(Arc::new(Lanes::new(Arc::new(view)))));
+            Ok(Ended::Done)
+        }
+        Task::Keep(number, Runs(runs)) => {
+            for run in &runs {
+                let id = judge::keep(store.as_deref(), run)?;
+                reporter.say(News::Kept(number, id));
+            }
+            Ok(Ended::Done)
+        }
+        Task::Compare(Runs(runs)) => {
+            reporter.say(News::Compared(Arc::new(judge::compare(&runs))));
+            Ok(Ended::Done)
+        }
+        Task::Gate(setup) => {
+            reporter.say(News::Gated(Arc::new(judge::gate(&setup, profiles, stop)?)));
+            Ok(Ended::Done)
+        }
+    }
+}
+
+fn panic_text(panic: &(dyn std::any::Any + Send)) -> &str {
+    panic
+        .downcast_ref::<String>()
+        .map(String::as_str)
+        .or_else(|| panic.downcast_ref::<&str>().copied())
+        .unwrap_or("it panicked")
+}
+
+/// A value that one thread leaves for another; a newer one replaces an older.
+pub(crate) struct Latest<T>(Mutex<Option<T>>);
+
+impl<T> Latest<T> {
+    pub(crate) fn empty() -> Self {
+        Self(Mutex::new(None))
+    }
+
+    pub(crate) fn put(&self, value: T) {
+        *self.0.lock().unwrap_or_else(PoisonError::into_inner) = Some(value);
+    }
+
+    pub(crate) fn take(&self) -> Option<T> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).take()
+    }
+}

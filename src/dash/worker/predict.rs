@@ -1,0 +1,165 @@
+//! Predictions while options change.
+
+use super::{Latest, Stop, panic_text};
+use crate::dash::event::{Event, Message, Setup};
+use crate::dash::glance::{Brief, Glance};
+use crate::predict::{Profiles, predict, predict_light};
+use shardlab_plan::scenario;
+use shardlab_sim::Options;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::mpsc::{Sender, SyncSender, TrySendError, sync_channel};
+
+/// The thread that answers the newest question.
+pub(super) struct Predictor {
+    question: Arc<Latest<(u64, Setup)>>,
+    wake: SyncSender<()>,
+}
+
+impl Predictor {
+    pub(super) fn start(events: Sender<Event>, profiles: Arc<Profiles>) -> Self {
+        let question = Arc::new(Latest::empty());
+        let (wake, woken) = sync_channel::<()>(1);
+        let asked = Arc::clone(&question);
+        // Without the thread there are no predictions, and the dashboard says "…" for ever: the system is out of threads.
+        let _ = std::thread::Builder::new()
+            .name("predict".into())
+            .spawn(move || {
+                let mut base: Option<(PathBuf, Arc<Glance>)> = None;
+                while woken.recv().is_ok() {
+                    while let Some((ticket, setup)) = asked.take() {
+                        let message = answer(ticket, &setup, &profiles, &mut base);
+                        if events.send(Event::Message(message)).is_err() {
+                            return;
+                        }
+                    }
+                }
+            });
+        Self { question, wake }
+    }
+
+    pub(super) fn ask(&self, ticket: u64, setup: Setup) {
+        self.question.put((ticket, setup));
+        match self.wake.try_send(()) {
+            // A full channel wakes the thread as well.
+            Ok(()) | Err(TrySendError::Full(()) | TrySendError::Disconnected(())) => {}
+        }
+    }
+}
+
+fn answer(
+    ticket: u64,
+    setup: &Setup,
+    profiles: &Profiles,
+    base: &mut Option<(PathBuf, Arc<Glance>)>,
+) -> Message {
+    if base.as_ref().is_none_or(|(path, _)| *path != setup.path) {
+        *base = glance(&setup.path, &[], profiles)
+            .ok()
+            .map(|g| (setup.path.clone(), Arc::new(g)));
+    }
+    let without = base.as_ref().map(|(_, g)| Arc::clone(g));
+    let now = match (&without, setup.overrides.is_empty()) {
+        (Some(base), true) => Ok(Arc::clone(base)),
+        _ => glance(&setup.path, &setup.overrides, profiles).map(Arc::new),
+    };
+    Message::Predicted {
+        ticket,
+        base: without,
+        now,
+    }
+}
+
+fn glance(path: &Path, overrides: &[String], profiles: &Profiles) -> Result<Glance, String> {
+    let work = || {
+        let scenario = scenario::load(path, overrides).map_err(|e| {
+            let mut text = e.message().to_owned();
+            if let Some(expected) = e.expected() {
+                text = format!("{text}; expected {expected}");
+            }
+            if let Some(help) = e.help() {
+                text = format!("{text}; {help}");
+            }
+            text
+        })?;
+        let prediction =
+            predict(&scenario, profiles, &Options::default()).map_err(|e| e.reason())?;
+        Ok(Glance::of(&prediction))
+    };
+    catch_unwind(AssertUnwindSafe(work))
+        .unwrap_or_else(|panic| Err(format!("a fault of this program: {}", panic_text(&*panic))))
+}
+
+/// Predicts scenarios one after another, without spans.
+pub(super) fn survey(
+    paths: Vec<PathBuf>,
+    events: Sender<Event>,
+    profiles: Arc<Profiles>,
+    stop: Stop,
+) {
+    let body = move || {
+        for (index, path) in paths.iter().enumerate() {
+            if stop.asked() {
+                return;
+            }
+            let work = || {
+                let scenario = scenario::load(path, &[]).map_err(|e| e.message().to_owned())?;
+                let prediction = predict_light(&scenario, &profiles).map_err(|e| e.reason())?;
+                Ok(Brief::of(&prediction))
+            };
+            let brief = catch_unwind(AssertUnwindSafe(work))
+                .unwrap_or_else(|p| Err(panic_text(&*p).to_owned()));
+            if events
+                .send(Event::Message(Message::Surveyed(index, brief)))
+                .is_err()
+            {
+                return;
+            }
+        }
+    };
+    // Without it the list has no numbers, which is all that it has them for.
+    let _ = std::thread::Builder::new()
+        .name("survey".into())
+        .spawn(body);
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::sync::mpsc::channel;
+    use std::time::Duration;
+
+    #[test]
+    fn the_newest_question_is_answered_and_faults_are_texts() {
+        let (events, inbox) = channel();
+        let predictor = Predictor::start(events, Arc::new(Profiles::default()));
+        let setup = |set: &[&str]| Setup {
+            path: "small-native".into(),
+            overrides: set.iter().map(|s| (*s).to_owned()).collect(),
+        };
+        for (ticket, set) in [
+            (1, &[][..]),
+            (2, &["fsdp.prefetch_forward=0"][..]),
+            (3, &["fsdp.prefetch_forward=x"][..]),
+        ] {
+            predictor.ask(ticket, setup(set));
+        }
+        loop {
+            let event = inbox.recv_timeout(Duration::from_secs(60)).unwrap();
+            let Event::Message(Message::Predicted { ticket, base, now }) = event else {
+                panic!("another message");
+            };
+            assert!(base.is_some());
+            if ticket == 3 {
+                let reason = now.unwrap_err();
+                assert!(
+                    reason.contains("expected an integer from 0 to 64"),
+                    "{reason}"
+                );
+                return;
+            }
+            assert!(now.is_ok());
+        }
+    }
+}

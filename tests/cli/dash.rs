@@ -1,0 +1,239 @@
+//! The dashboard in a real terminal, driven through tmux: keys in, screen out.
+
+use crate::shardlab;
+use std::process::{Command, Output};
+use std::time::{Duration, Instant};
+
+#[test]
+fn without_a_terminal_it_says_so() {
+    let output = shardlab(&["dash", "llama-tiny"]).output().unwrap();
+    assert_eq!(output.status.code(), Some(2));
+    assert!(output.stdout.is_empty());
+    let text = String::from_utf8_lossy(&output.stderr);
+    assert!(text.starts_with("error: dash needs a terminal"), "{text}");
+}
+
+/// A terminal with a shell in it; gone when dropped.
+struct Tmux {
+    socket: String,
+    folder: tempfile::TempDir,
+}
+
+impl Tmux {
+    /// `None`, loudly, where there is no tmux.
+    fn start(name: &str, columns: u16, rows: u16) -> Option<Self> {
+        if Command::new("tmux").arg("-V").output().is_err() {
+            eprintln!(
+                "SKIPPED: {name} needs tmux, which is not installed; the dashboard was NOT tested in a terminal"
+            );
+            return None;
+        }
+        let tmux = Self {
+            socket: format!("shardlab-{name}-{}", std::process::id()),
+            folder: tempfile::tempdir().unwrap(),
+        };
+        let (columns, rows) = (columns.to_string(), rows.to_string());
+        // A bare shell: no prompt of a user's own, no history.
+        tmux.call(&[
+            "-f",
+            "/dev/null",
+            "new-session",
+            "-d",
+            "-s",
+            "main",
+            "-x",
+            &columns,
+            "-y",
+            &rows,
+            "env PS1='ready> ' HISTFILE= bash --norc --noprofile",
+        ]);
+        tmux.wait_for("ready>");
+        Some(tmux)
+    }
+
+    fn call(&self, args: &[&str]) -> Output {
+        Command::new("tmux")
+            .args(["-L", &self.socket])
+            .args(args)
+            .env("XDG_STATE_HOME", self.folder.path())
+            .env("SHARDLAB_STORE", self.folder.path().join("runs"))
+            .env_remove("TMUX")
+            .env_remove("NO_COLOR")
+            .output()
+            .unwrap()
+    }
+
+    /// Types text, then presses named keys.
+    fn type_text(&self, text: &str) {
+        self.call(&["send-keys", "-t", "main", "-l", text]);
+    }
+
+    fn press(&self, keys: &[&str]) {
+        for key in keys {
+            self.call(&["send-keys", "-t", "main", key]);
+        }
+    }
+
+    fn screen(&self) -> String {
+        let output = self.call(&["capture-pane", "-t", "main", "-p"]);
+        String::from_utf8_lossy(&output.stdout).into_owned()
+    }
+
+    /// Waits until the screen is as wanted. The limit is for machines that hang, not for slow ones.
+    #[track_caller]
+    fn wait(&self, what: &str, done: impl Fn(&str) -> bool) -> String {
+        let begin = Instant::now();
+        loop {
+            let screen = self.screen();
+            if done(&screen) {
+                return screen;
+            }
+            assert!(
+                begin.elapsed() < Duration::from_secs(180),
+                "never saw {what}; the screen:\n{screen}"
+            );
+            std::thread::sleep(Duration::from_millis(50));
+        }
+    }
+
+    #[track_caller]
+    fn wait_for(&self, text: &str) -> String {
+        self.wait(&format!("`{text}`"), |screen| screen.contains(text))
+    }
+
+    /// What the shell says about its terminal.
+    fn settings(&self, mark: &str) -> String {
+        let file = self.folder.path().join(mark);
+        self.type_text(&format!(
+            "stty -a > {} && echo done-{mark}\n",
+            file.display()
+        ));
+        self.wait(mark, |s| {
+            s.lines().any(|l| l.trim() == format!("done-{mark}"))
+        });
+        std::fs::read_to_string(file).unwrap()
+    }
+
+    fn dash(&self, more: &str) {
+        let binary = env!("CARGO_BIN_EXE_shardlab");
+        self.type_text(&format!(
+            "clear; {binary} dash {more}; echo ended with $?\n"
+        ));
+    }
+}
+
+impl Drop for Tmux {
+    fn drop(&mut self) {
+        self.call(&["kill-server"]);
+    }
+}
+
+/// The step time that the prediction pane shows.
+fn step(screen: &str) -> Option<String> {
+    let line = screen
+        .lines()
+        .find(|l| l.contains("step ") && l.contains(" ms") && l.contains("MFU"))?;
+    let (_, behind) = line.split_once("step ")?;
+    behind.split_whitespace().next().map(str::to_owned)
+}
+
+/// Change prefetch, simulate, zoom into the backward of one block, train live, compare, quit; the terminal is as before.
+#[test]
+fn a_session_from_a_changed_option_to_a_comparison() {
+    let Some(tmux) = Tmux::start("session", 120, 40) else {
+        return;
+    };
+    let before = tmux.settings("before");
+    tmux.dash("llama-tiny");
+    tmux.wait("the prediction", |s| {
+        s.contains("▸ llama-tiny") && step(s).is_some()
+    });
+    // Without prefetch in both directions the tiny model waits for its gathers.
+    tmux.press(&["Tab"]);
+    tmux.type_text("/prefetch");
+    tmux.press(&["Enter", "Left"]);
+    tmux.wait_for("0  (was 1)");
+    tmux.press(&["Down", "Left"]);
+    let screen = tmux.wait("the changed prediction", |s| {
+        s.contains("●2 changed") && step(s).is_some() && s.contains("% ▲")
+    });
+    assert_eq!(screen.matches("0  (was 1)").count(), 2, "{screen}");
+    // Simulate: the timeline opens.
+    tmux.type_text("r");
+    tmux.wait("the timeline", |s| {
+        s.contains("llama-tiny: predicted") && s.contains("all_gather")
+    });
+    // Into the backward of one block.
+    tmux.type_text("u");
+    tmux.type_text("layers.1 backward");
+    tmux.press(&["Enter"]);
+    let screen = tmux.wait("the block's backward", |s| {
+        s.contains("╎layers.1 backward") && !s.contains(", 1 x")
+    });
+    assert!(screen.contains("started then:"), "{screen}");
+    // Train it, live.
+    tmux.type_text("3");
+    tmux.type_text("x");
+    tmux.wait("training", |s| {
+        s.contains("training   step") || s.contains("✓ done")
+    });
+    tmux.wait("the end of the training", |s| s.contains("✓ done"));
+    tmux.wait_for("is kept as");
+    // Both lie above one another.
+    tmux.type_text("2");
+    let screen = tmux.wait("both runs", |s| {
+        s.contains("llama-tiny: predicted") && s.contains("│ measured")
+    });
+    assert!(
+        screen.lines().any(|l| l.starts_with("  measured")),
+        "{screen}"
+    );
+    // Compare them.
+    tmux.type_text("6");
+    tmux.type_text("c");
+    tmux.wait("the comparison", |s| {
+        s.contains("sim") && s.contains("exec") && s.contains("step")
+    });
+    tmux.type_text("q");
+    let screen = tmux.wait_for("ended with 0");
+    assert!(
+        !screen.contains("Compare"),
+        "the screen is the shell's again:\n{screen}"
+    );
+    assert_eq!(tmux.settings("after"), before);
+    // What was changed is there again.
+    tmux.dash("");
+    tmux.wait_for("●2 changed");
+    tmux.press(&["C-c"]);
+    tmux.wait_for("ended with 0");
+    assert_eq!(tmux.settings("last"), before);
+}
+
+/// Another size while it runs, one that is too small, and the end by a signal.
+#[test]
+fn it_follows_the_terminals_size_and_gives_it_back_on_a_signal() {
+    let Some(tmux) = Tmux::start("size", 100, 30) else {
+        return;
+    };
+    let before = tmux.settings("before");
+    tmux.dash("--no-state small-native");
+    tmux.wait_for("▸ small-native");
+    tmux.call(&["resize-window", "-t", "main", "-x", "60", "-y", "15"]);
+    tmux.wait_for("is too small");
+    tmux.call(&["resize-window", "-t", "main", "-x", "160", "-y", "50"]);
+    tmux.wait_for("shardlab │");
+    tmux.call(&["resize-window", "-t", "main", "-x", "100", "-y", "30"]);
+    let pane = tmux.call(&["display-message", "-p", "-t", "main", "#{pane_pid}"]);
+    let shell = String::from_utf8_lossy(&pane.stdout).trim().to_owned();
+    // The dashboard is the shell's only child.
+    let children = std::fs::read_to_string(format!("/proc/{shell}/task/{shell}/children")).unwrap();
+    let status = Command::new("kill")
+        .args(["-TERM", children.trim()])
+        .status()
+        .unwrap();
+    assert!(status.success());
+    tmux.wait_for("ended with 0");
+    // The first line has the size, which is another one now.
+    let rest = |text: String| text.lines().skip(1).map(str::to_owned).collect::<Vec<_>>();
+    assert_eq!(rest(tmux.settings("after")), rest(before));
+}
