@@ -191,7 +191,135 @@ def band():
     say("band", "llama-tiny bf16", difference < 0.02, f"{difference:.2%}, last {gpu['losses'][-1]:.4f} and {cpu['losses'][-1]:.4f}, {s:.1f} s")
 
 
-STAGES = {f.__name__: f for f in (goldens, small, bits, delays, sanitize, checkpoint, band)}
+# Rows of the comparison: size of peer.py, micro-batch, sequence length; our scenario and what makes it the same work.
+ROWS = {
+    "1b": (2, 4096, "peers-1b", []),
+    "3b": (2, 4096, "peers-3b", ["train.micro_batch=2"]),
+    "8b": (1, 8192, "peers-8b", ['train.recompute="none"']),
+}
+NATIVE = ['fsdp.policy="native"']
+OURS = {
+    "ours eager": NATIVE,
+    "ours compiled": [*NATIVE, 'compile.mode="regions"'],
+    "ours compiled, chunked loss": [*NATIVE, 'compile.mode="regions"', 'train.loss="chunked"'],
+    "ours captured": [*NATIVE, 'compile.mode="regions"', 'train.loss="chunked"', 'compile.cuda_graph="full_iteration"'],
+}
+PEERS = {
+    "fsdp2 eager": {"engine": "fsdp2"},
+    "fsdp2 compiled": {"engine": "fsdp2", "compile": "layer"},
+    "megatron-fsdp eager": {"engine": "mfsdp"},
+    "megatron-fsdp compiled": {"engine": "mfsdp", "compile": "layer"},
+}
+
+
+def peer(world, size, batch, length, config):
+    """One configuration of peer.py in processes of its own."""
+    file = OUT / "peer.json"
+    file.write_text(json.dumps([{"size": size, "B": batch, "T": length, **config}]))
+    command = ["torchrun", f"--nproc-per-node={world}", "--master-port", str(20000 + os.getpid() % 20000),
+               str(HERE / "peers/peer.py"), str(file)]
+    env = dict(os.environ)
+    if os.environ.get("PEER_PYTHONPATH"):
+        env["PYTHONPATH"] = os.environ["PEER_PYTHONPATH"]
+    try:
+        r = subprocess.run(command, capture_output=True, text=True, timeout=240, env=env, cwd=ROOT)
+    except subprocess.TimeoutExpired:
+        return None, "no end after 240 s"
+    with open(OUT / "log.txt", "a") as log:
+        log.write(f"$ {' '.join(command)}\n{r.stdout}\n{r.stderr[-4000:]}\n")
+    found = [l.split("RESULT ", 1)[1] for l in r.stdout.splitlines() if "RESULT " in l]
+    return (json.loads(found[0]), "") if found else (None, last_line(r.stderr))
+
+
+def speed():
+    """Ours beside the peers: step time and memory of the same work on the same machine."""
+    world = gpus()
+    rows = os.environ.get("ROWS", ",".join(ROWS)).split(",")
+    out = open(OUT / "speed.jsonl", "a")
+    for size in rows:
+        batch, length, scenario, extra = ROWS[size]
+        best = math.inf
+        table = {}
+        if os.environ.get("PEERS", "1") != "0":
+            for name, config in PEERS.items():
+                r, why = peer(world, size, batch, length, config)
+                if r is None:
+                    print(f"speed      {size} {name:<32} {why[:120]}", flush=True)
+                    continue
+                table[name] = (r["step_ms"], r["peak_alloc_mib"], r["device_used_mib"])
+                best = min(best, r["step_ms"])
+        for name, sets in OURS.items():
+            trace = OUT / f"trace-{size}-{name.split()[-1]}.json"
+            code, run, err, s = train(scenario, "--steps", 12, "--no-grad-norms", "--trace", trace,
+                                      sets=[*fit(world), *extra, *sets], timeout=240)
+            if code:
+                print(f"speed      {size} {name:<32} {last_line(err)[:160]}", flush=True)
+                continue
+            m = run["memory"]
+            table[name] = (run["step_ms"]["median"], m["peak_allocated_bytes"] / 2**20, m["peak_device_bytes"] / 2**20)
+            (OUT / f"run-{size}-{name.replace(' ', '-').replace(',', '')}.json").write_text(json.dumps(run))
+        for name, (ms, allocated, device) in table.items():
+            ratio = f"{ms / best:.3f}" if best < math.inf else ""
+            print(f"speed      {size} {name:<32} {ms:9.2f} ms  {allocated:10.1f} MiB allocated {device:10.1f} MiB device  {ratio}", flush=True)
+            out.write(json.dumps({"size": size, "gpus": world, "name": name, "step_ms": ms, "allocated_mib": allocated, "device_mib": device}) + "\n")
+
+
+def variants():
+    """Scenarios that nothing was calibrated on: models, lengths, strategies, prefetch, compile, graphs."""
+    small = ["train.steps=8"]
+    tiny = [*small, *NATIVE]
+    for base in ("peers-tiny", "peers-1b"):
+        for sets in ([], ["fsdp.prefetch_forward=0", "fsdp.prefetch_backward=0"], ["fsdp.prefetch_forward=2", "fsdp.prefetch_backward=2"],
+                     ["fsdp.reshard_after_forward=false"], ['compile.mode="regions"'], ['compile.mode="regions"', 'train.loss="chunked"'],
+                     ['train.recompute="full"'], ['compile.mode="regions"', 'compile.cuda_graph="full_iteration"']):
+            yield base, [*tiny, *sets]
+    for length in (1024, 3072):
+        yield "peers-1b", [*tiny, f"train.seq_len={length}", f"model.max_seq_len={length}"]
+    for strategy in ("optim", "optim_grads"):
+        yield "peers-tiny", [*tiny, f'fsdp.strategy="{strategy}"']
+    yield "peers-1b", [*tiny, "model.layers=24", "model.hidden=1536", "model.heads=12", "model.kv_heads=4", "model.ffn=4096"]
+    yield "peers-1b", [*tiny, "train.grad_accum=2"]
+    for policy in ("fsdp2", "megatron"):
+        yield "peers-tiny", [*small, f'fsdp.policy="{policy}"']
+        yield "peers-1b", [*small, f'fsdp.policy="{policy}"']
+
+
+def fidelity():
+    """Predictions against measurements of the same programs, on 2 GPUs and on all."""
+    profile = os.environ.get("PROFILE", "h200-nvlink")
+    errors, memory, exposed = [], [], []
+    rows = open(OUT / "fidelity.jsonl", "a")
+    worlds = [w for w in (2, 4, 8) if w <= gpus()] or [1]
+    for world in worlds:
+        for scenario, sets in variants():
+            sets = [*fit(world), f'mesh.hardware="{profile}"', *sets]
+            flags = [x for s in sets for x in ("--set", s)]
+            code, sim, err, _ = shardlab("sim", scenario, "--json", *flags)
+            code2, run, err2, s = train(scenario, "--no-grad-norms", sets=sets, timeout=120) if code == 0 else (code, None, err, 0)
+            case = f"{scenario} {world}: " + ", ".join(x.split(".", 1)[-1] for x in sets[3:] if "steps" not in x)
+            if code or code2:
+                print(f"fidelity   {case[:70]:<70} {last_line(err if code else err2)[:120]}", flush=True)
+                continue
+            a, b = sim["step_ms"]["median"], run["step_ms"]["median"]
+            ea = abs(sim["exposed_ms"]["total"] - run["exposed_ms"]["total"]) / b
+            ma = sim["memory"]["peak_allocated_bytes"] == run["memory"]["peak_allocated_bytes"]
+            md = sim["memory"]["peak_device_bytes"] / run["memory"]["peak_device_bytes"] - 1
+            errors.append(abs(a / b - 1)); memory.append(abs(md)); exposed.append(ea)
+            print(f"fidelity   {case[:70]:<70} {b:8.2f} ms, predicted {a:8.2f} ({a / b - 1:+.1%}), exposed off by {ea:.1%} of the step, engine memory {'equal' if ma else 'DIFFERS'}, device {md:+.1%}", flush=True)
+            rows.write(json.dumps({"scenario": scenario, "sets": sets, "world": world, "measured_ms": b, "predicted_ms": a, "exposed": ea, "engine_equal": ma, "device": md}) + "\n")
+    if errors:
+        mid = lambda l: sorted(l)[len(l) // 2]
+        print(f"fidelity   {len(errors)} variants: step time off by {mid(errors):.1%} (median), {max(errors):.1%} (worst); exposed {mid(exposed):.1%}, {max(exposed):.1%}; device memory {mid(memory):.1%}, {max(memory):.1%}")
+
+
+def calibrate():
+    """The hardware profile of this machine."""
+    file = OUT / "calibrated.toml"
+    code, _, err, s = shardlab("calibrate", "--device", "cuda", "--ranks", gpus(), "--seconds", os.environ.get("SECONDS_", "240"), "--out", file, timeout=560)
+    say("calibrate", str(file), code == 0, f"{s:.0f} s" if code == 0 else last_line(err))
+
+
+STAGES = {f.__name__: f for f in (goldens, small, bits, delays, sanitize, checkpoint, band, calibrate, speed, fidelity)}
 
 
 def main():

@@ -6,10 +6,15 @@
 //! that other work on the machine disturbs little.
 
 mod collectives;
+#[cfg(feature = "cuda")]
+mod cuda;
 mod grid;
 mod machine;
 mod render;
 mod steps;
+
+#[cfg(feature = "cuda")]
+pub use cuda::calibrate_cuda;
 
 use crate::train::TrainError;
 use std::time::{Duration, Instant};

@@ -12,6 +12,9 @@ pub(super) struct Args {
     /// Device to measure
     #[arg(long, value_enum, default_value_t = Device::Cpu)]
     device: Device,
+    /// Look for NVIDIA's libraries here first (repeatable)
+    #[arg(long, value_name = "DIR")]
+    library_path: Vec<PathBuf>,
     /// Write the profile here instead of printing it; the file's stem becomes its name
     #[arg(long, value_name = "FILE")]
     out: Option<PathBuf>,
@@ -27,18 +30,47 @@ pub(super) struct Args {
 enum Device {
     /// The embedded CPU device
     Cpu,
+    /// NVIDIA GPUs
+    Cuda,
+}
+
+impl Device {
+    /// Name of a profile that is not named.
+    const fn name(self) -> &'static str {
+        match self {
+            Self::Cpu => "cpu",
+            Self::Cuda => "cuda",
+        }
+    }
+}
+
+#[cfg(feature = "cuda")]
+fn cuda(args: &Args, options: &Options, note: &mut dyn FnMut(&str)) -> Result<String, Failure> {
+    super::exec::use_libraries(&args.library_path)?;
+    shardlab_exec::calibrate::calibrate_cuda(options, &args.library_path, note)
+        .map_err(Failure::run)
+}
+
+#[cfg(not(feature = "cuda"))]
+fn cuda(args: &Args, _: &Options, _: &mut dyn FnMut(&str)) -> Result<String, Failure> {
+    let _ = &args.library_path;
+    Err(Failure::run(
+        "no GPU can be used: this program was built without feature `cuda`",
+    ))
 }
 
 pub(super) fn run(args: &Args, out: &mut Out) -> Result<Status, Failure> {
-    let Device::Cpu = args.device;
     let stem = args.out.as_ref().and_then(|p| p.file_stem()?.to_str());
     let options = Options {
-        name: stem.unwrap_or("cpu").to_owned(),
+        name: stem.unwrap_or(args.device.name()).to_owned(),
         ranks: args.ranks,
         budget: Duration::from_secs(args.seconds),
     };
     let mut note = |text: &str| eprintln!("calibrate: {text}");
-    let text = calibrate(&options, &mut note).map_err(Failure::run)?;
+    let text = match args.device {
+        Device::Cpu => calibrate(&options, &mut note).map_err(Failure::run)?,
+        Device::Cuda => cuda(args, &options, &mut note)?,
+    };
     // What cannot be loaded must not be written.
     hardware::parse("the measured profile", &text).map_err(Failure::run)?;
     match &args.out {

@@ -4,6 +4,9 @@ pub(super) mod device;
 mod progress;
 mod report;
 
+#[cfg(feature = "cuda")]
+pub(super) use device::use_libraries;
+
 use super::args::{One, plan};
 use super::interrupt;
 use super::keep::{Keep, with_source};
@@ -72,6 +75,9 @@ pub(super) struct Args {
     /// Look for NaN in the output of every kernel and collective
     #[arg(long)]
     check_nan: bool,
+    /// Report gradient norms only where the scenario computes them
+    #[arg(long)]
+    no_grad_norms: bool,
     #[command(flatten)]
     device: device::DeviceArgs,
     #[command(flatten)]
@@ -148,6 +154,7 @@ impl Args {
             export: self.export.clone(),
             tokens: self.tokens()?,
             checkpoints: self.checkpoints(scenario),
+            skip_grad_norms: self.no_grad_norms,
             exec,
         })
     }

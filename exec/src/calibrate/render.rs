@@ -1,14 +1,16 @@
 //! The profile as text.
 
 use super::Measured;
-use super::grid::DTYPES;
+use super::collectives::Table;
+use super::grid::{AttentionRows, DTYPES, GemmTable};
+use super::steps::Totals;
 use shardlab_plan::program::CollectiveKind;
 use shardlab_plan::units::DType;
 use std::collections::BTreeMap;
 use std::fmt::Write;
 
 /// Classes of memory-bound kernels, in the profile's order.
-const CLASSES: [&str; 15] = [
+pub(super) const CLASSES: [&str; 15] = [
     "pointwise",
     "strided",
     "norm",
@@ -30,7 +32,7 @@ const CLASSES: [&str; 15] = [
 const ON_A_LINE: usize = 5;
 
 /// Four significant digits.
-fn num(x: f64) -> String {
+pub(super) fn num(x: f64) -> String {
     let digits = 3 - x.abs().max(1e-9).log10().floor() as i32;
     let text = format!("{x:.*}", digits.clamp(0, 6) as usize);
     if text.contains('.') {
@@ -64,17 +66,29 @@ fn by_bytes(list: &[(u64, f64)]) -> String {
 }
 
 /// GFLOP/s of a product.
-fn rate([m, n, k]: [u64; 3], us: f64) -> f64 {
+pub(super) fn rate([m, n, k]: [u64; 3], us: f64) -> f64 {
     2.0 * (m * n * k) as f64 / us / 1e3
+}
+
+/// What the measured tables are made of.
+pub(super) struct Tables<'a> {
+    /// Says where something was measured.
+    pub(super) source: &'a dyn Fn(&str) -> String,
+    pub(super) steps: &'a Totals,
+    pub(super) gemm: &'a [GemmTable],
+    pub(super) attention: &'a [AttentionRows],
+    pub(super) collectives: &'a [Table],
+    /// Between what collectives ran.
+    pub(super) between: &'static str,
 }
 
 /// Rows of one kind of kernel, averaged where bytes are equal.
 type Rows = BTreeMap<u64, (f64, f64)>;
 
 /// By class: rows of all its kernels of one type.
-fn classes(m: &Measured) -> BTreeMap<(&'static str, DType), Vec<(u64, f64)>> {
+pub(super) fn classes(steps: &Totals) -> BTreeMap<(&'static str, DType), Vec<(u64, f64)>> {
     let mut all: BTreeMap<(&'static str, DType), Rows> = BTreeMap::new();
-    for ((class, _, dtype), table) in &m.steps.memory {
+    for ((class, _, dtype), table) in &steps.memory {
         let rows = all.entry((class, *dtype)).or_default();
         for (&bytes, mean) in table {
             let row = rows.entry(bytes).or_default();
@@ -196,11 +210,26 @@ shared_loss = {loss}
         loss = num((1.0 - 1.0 / s.crowded.max(1.0)).min(0.9)),
     );
     efficiency(&mut out, m, memory_gbps);
-    products(&mut out, m);
-    attention(&mut out, m);
-    memory(&mut out, m);
-    collectives(&mut out, m);
+    tables(
+        &mut out,
+        &Tables {
+            source: &|what| machine.source(what),
+            steps: &m.steps,
+            gemm: &m.gemm,
+            attention: &m.attention,
+            collectives: &m.collectives,
+            between: "between rank threads",
+        },
+    );
     out
+}
+
+/// All measured tables.
+pub(super) fn tables(out: &mut String, t: &Tables<'_>) {
+    products(out, t);
+    attention(out, t);
+    memory(out, t);
+    collectives(out, t);
 }
 
 fn efficiency(out: &mut String, m: &Measured, memory_gbps: f64) {
@@ -260,7 +289,7 @@ attention_backward = {}
         num(attention(false).min(1.0)),
         num(attention(true).min(1.0)),
     );
-    let classes = classes(m);
+    let classes = classes(&m.steps);
     for class in CLASSES {
         let rates = DTYPES
             .into_iter()
@@ -273,10 +302,10 @@ attention_backward = {}
     }
 }
 
-fn products(out: &mut String, m: &Measured) {
+fn products(out: &mut String, m: &Tables<'_>) {
     let shape = |[a, b, c]: [u64; 3], us: f64| format!("{a}, {b}, {c}, {}", num(us));
     let header = |out: &mut String, table: &str, what: &str, dtype: DType| {
-        let source = m.machine.source(what);
+        let source = (m.source)(what);
         let _ = write!(
             out,
             "\n[[{table}]]\nsource = \"{source}\"\ndtype = \"{dtype}\"\n"
@@ -291,15 +320,15 @@ fn products(out: &mut String, m: &Measured) {
             }
         }
     }
-    for (dtype, list) in &m.gemm {
+    for (dtype, list) in m.gemm {
         header(out, "gemm", "alone, mean over operand layouts", *dtype);
         rows(out, list.iter().map(|(s, us)| shape(*s, *us)));
     }
 }
 
-fn attention(out: &mut String, m: &Measured) {
+fn attention(out: &mut String, m: &Tables<'_>) {
     let mut table = |what: &str, dtype: DType, causal: bool, backward: bool, list: Vec<String>| {
-        let source = m.machine.source(what);
+        let source = (m.source)(what);
         let _ = write!(
             out,
             "\n[[attention]]\nsource = \"{source}\"\ndtype = \"{dtype}\"\ncausal = {causal}\nbackward = {backward}\n"
@@ -314,14 +343,14 @@ fn attention(out: &mut String, m: &Measured) {
         let list = list.iter().map(|(s, t)| row(s, t.us())).collect();
         table("within steps", *dtype, *causal, *backward, list);
     }
-    for t in &m.attention {
+    for t in m.attention {
         let list = t.rows.iter().map(|(s, us)| row(s, *us)).collect();
         table("alone", t.dtype, t.causal, t.backward, list);
     }
 }
 
-fn memory(out: &mut String, m: &Measured) {
-    let source = m.machine.source("within steps");
+fn memory(out: &mut String, m: &Tables<'_>) {
+    let source = (m.source)("within steps");
     let mut table = |class: &str, op: Option<&str>, dtype: DType, rows: &[(u64, f64)]| {
         let _ = write!(
             out,
@@ -336,7 +365,7 @@ fn memory(out: &mut String, m: &Measured) {
             by_bytes(rows)
         );
     };
-    for ((class, dtype), rows) in classes(m) {
+    for ((class, dtype), rows) in classes(m.steps) {
         table(class, None, dtype, &rows);
     }
     for ((class, op, dtype), rows) in &m.steps.memory {
@@ -345,8 +374,8 @@ fn memory(out: &mut String, m: &Measured) {
     }
 }
 
-fn collectives(out: &mut String, m: &Measured) {
-    for t in &m.collectives {
+fn collectives(out: &mut String, m: &Tables<'_>) {
+    for t in m.collectives {
         let kind = match t.kind {
             CollectiveKind::AllGather => "all_gather",
             CollectiveKind::ReduceScatter => "reduce_scatter",
@@ -354,7 +383,7 @@ fn collectives(out: &mut String, m: &Measured) {
             CollectiveKind::AllToAll => "all_to_all",
             CollectiveKind::Broadcast => "broadcast",
         };
-        let source = m.machine.source("between rank threads");
+        let source = (m.source)(m.between);
         let _ = write!(
             out,
             "\n[[collective]]\nsource = \"{source}\"\nkind = \"{kind}\"\nranks = {}\n",

@@ -1,7 +1,8 @@
 //! Training steps of small models, as they run here: times of kernels by what they are, and what happens between them.
 
 use super::quantile;
-use crate::engine::{ExecOptions, RankInputs, Session, StepInputs, StepResult};
+use crate::device::{CpuFactory, DeviceFactory};
+use crate::engine::{ExecOptions, RankInputs, Session, StepInputs, StepResult, World};
 use crate::train::{Feed, StateLayout, TrainError, init, schedule};
 use shardlab_plan::lower::tape_of;
 use shardlab_plan::program::{COMPUTE, Kernel, KernelClass, KernelId, Op, Program};
@@ -9,14 +10,43 @@ use shardlab_plan::record::{Blocker, Span};
 use shardlab_plan::scenario;
 use shardlab_plan::units::DType;
 use std::collections::BTreeMap;
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
-/// A model to run: its name, its section, and what else it needs.
-struct Model {
-    text: String,
-    /// Element types and compile modes to run it in.
-    variants: &'static [(&'static str, &'static str)],
+/// Element type and compile mode.
+pub(super) type Variant = (&'static str, &'static str);
+
+/// A model to run: its section, and what else it needs.
+pub(super) struct Model {
+    pub(super) text: String,
+    /// Ways to run it in.
+    pub(super) variants: &'static [Variant],
+}
+
+/// Where steps run, and how their times are taken together.
+pub(super) struct On<'a, F> {
+    pub(super) factory: &'a F,
+    /// Name of the scenarios' hardware.
+    pub(super) hardware: &'static str,
+    /// Steps of a run: at least, and at most. The first one is not counted.
+    pub(super) steps: (usize, usize),
+    /// One time of a task's times: the shortest where other work disturbs, the middle where nothing does.
+    pub(super) pick: fn(&mut [f64]) -> f64,
+    /// Steps that are not recorded afterwards, where recording changes times.
+    pub(super) plain: usize,
+}
+
+impl On<'static, CpuFactory> {
+    fn cpu() -> Self {
+        static FACTORY: OnceLock<CpuFactory> = OnceLock::new();
+        Self {
+            factory: FACTORY.get_or_init(CpuFactory::default),
+            hardware: "cpu",
+            steps: (LEAST, MOST),
+            pick: |times| times.iter().copied().fold(f64::INFINITY, f64::min),
+            plain: 0,
+        }
+    }
 }
 
 /// Types and modes of models with everything.
@@ -150,7 +180,7 @@ pub(super) struct Totals {
 
 /// Observations that become medians.
 #[derive(Debug, Default)]
-struct Between {
+pub(super) struct Between {
     gaps: Vec<f64>,
     latencies: Vec<f64>,
     events: Vec<f64>,
@@ -162,11 +192,15 @@ struct Between {
 }
 
 /// One run: the shortest time of each task of the steady step, and the fastest step.
-struct Observed {
-    program: Arc<Program>,
+pub(super) struct Observed {
+    pub(super) program: Arc<Program>,
     /// By task in issue order: kernel where it is one, and time.
-    tasks: Vec<(Option<KernelId>, f64)>,
-    fastest: StepResult,
+    pub(super) tasks: Vec<(Option<KernelId>, f64)>,
+    pub(super) fastest: StepResult,
+    /// Steps that were not recorded: whole, and the host's part, microseconds.
+    pub(super) plain: Vec<(f64, f64)>,
+    /// Bytes in use on the device beside the engine's own, after the last step, where it tells.
+    pub(super) foreign: Option<u64>,
 }
 
 /// Runs all models.
@@ -176,6 +210,7 @@ pub(super) fn measure(
     note: &mut dyn FnMut(&str),
 ) -> Result<Totals, TrainError> {
     let models = models();
+    let on = On::cpu();
     let alone: usize = models.iter().map(|m| m.variants.len()).sum();
     let ranks = cores.clamp(2, 8);
     let sharded: Vec<&Model> = models.iter().filter(|m| m.text.contains("llama")).collect();
@@ -185,7 +220,7 @@ pub(super) fn measure(
     let mut between = Between::default();
     for m in &models {
         for variant in m.variants {
-            let observed = run(&m.text, *variant, SHARDED[0].1, 1, one)?;
+            let observed = run(&on, &m.text, *variant, SHARDED[0].1, 1, one)?;
             between.add(&observed);
             for (kernel, us) in means(&observed) {
                 totals.add(&observed.program.kernels[kernel.index()], us);
@@ -198,7 +233,7 @@ pub(super) fn measure(
     for m in sharded {
         for variant in EAGER {
             for (_, policy) in SHARDED {
-                let observed = run(&m.text, *variant, policy, ranks, one)?;
+                let observed = run(&on, &m.text, *variant, policy, ranks, one)?;
                 between.add_events(&observed);
                 for (kernel, us) in means(&observed) {
                     let kernel = &observed.program.kernels[kernel.index()];
@@ -233,7 +268,7 @@ fn crowded(mut factors: Vec<(f64, f64)>) -> f64 {
 }
 
 /// Mean time of each kernel of a run.
-fn means(observed: &Observed) -> BTreeMap<KernelId, f64> {
+pub(super) fn means(observed: &Observed) -> BTreeMap<KernelId, f64> {
     let mut by: BTreeMap<KernelId, Mean> = BTreeMap::new();
     for &(kernel, us) in &observed.tasks {
         if let Some(kernel) = kernel {
@@ -243,15 +278,17 @@ fn means(observed: &Observed) -> BTreeMap<KernelId, f64> {
     by.into_iter().map(|(k, m)| (k, m.us())).collect()
 }
 
-fn run(
+pub(super) fn run<F: DeviceFactory>(
+    on: &On<'_, F>,
     model: &str,
-    (dtype, mode): (&str, &str),
+    (dtype, mode): Variant,
     policy: &str,
     ranks: u32,
     time: Duration,
 ) -> Result<Observed, TrainError> {
+    let hardware = on.hardware;
     let text = format!(
-        "{model}[mesh]\nhardware = \"cpu\"\ndp_shard = {ranks}\n[precision]\ncompute = \"{dtype}\"\n\
+        "{model}[mesh]\nhardware = \"{hardware}\"\ndp_shard = {ranks}\n[precision]\ncompute = \"{dtype}\"\n\
          [compile]\nmode = \"{mode}\"\n[fsdp]\n{policy}\n"
     );
     let fault = |e: String| TrainError::Plan(e);
@@ -264,7 +301,8 @@ fn run(
         record: true,
         ..ExecOptions::default()
     };
-    let mut session = Session::new(Arc::clone(&program), options)?;
+    let world = World::alone(&program);
+    let mut session = Session::open(Arc::clone(&program), options, world, on.factory)?;
     for rank in 0..ranks {
         for (buffer, table) in feed.tables() {
             session.write_buffer(rank, *buffer, 0, table)?;
@@ -285,35 +323,56 @@ fn run(
     };
     session.step(&inputs, schedule::hyper(&scenario.train, 0))?;
     let begin = Instant::now();
-    let mut tasks: Vec<(Option<KernelId>, f64)> = Vec::new();
+    let mut times: Vec<Vec<f64>> = Vec::new();
+    let mut kernels: Vec<Option<KernelId>> = Vec::new();
     let mut fastest: Option<StepResult> = None;
-    for n in 0..MOST {
-        let step = session.step(&inputs, schedule::hyper(&scenario.train, 1 + n as u64))?;
-        if tasks.is_empty() {
-            tasks = step
-                .spans
-                .iter()
-                .map(|s| (kernel_of(&program, s), f64::INFINITY))
-                .collect();
+    let mut done = 1;
+    let (least, most) = on.steps;
+    for n in 0..most {
+        let step = session.step(&inputs, schedule::hyper(&scenario.train, done))?;
+        done += 1;
+        if times.is_empty() {
+            times = vec![Vec::new(); step.spans.len()];
+            kernels = step.spans.iter().map(|s| kernel_of(&program, s)).collect();
         }
-        for (task, span) in tasks.iter_mut().zip(&step.spans) {
-            task.1 = task.1.min(us(span.end.0 - span.start.0));
+        for (task, span) in times.iter_mut().zip(&step.spans) {
+            task.push(us(span.end.0 - span.start.0));
         }
         let length = |s: &StepResult| s.record.end - s.record.start;
         if fastest.as_ref().is_none_or(|f| length(&step) < length(f)) {
             fastest = Some(step);
         }
-        if n >= LEAST && begin.elapsed() >= time {
+        if n >= least && begin.elapsed() >= time {
             break;
         }
+    }
+    session.set_recording(false);
+    let mut plain = Vec::new();
+    for _ in 0..on.plain {
+        let step = session.step(&inputs, schedule::hyper(&scenario.train, done))?;
+        done += 1;
+        let whole = step.record.end - step.record.start;
+        plain.push((us(whole.0), us(step.record.host.0)));
     }
     let Some(fastest) = fastest else {
         return Err(fault("no step was run".to_owned()));
     };
+    let run = session.into_run();
+    let foreign = run
+        .memory
+        .peak_device
+        .0
+        .checked_sub(run.memory.peak_reserved.0);
     Ok(Observed {
         program,
-        tasks,
+        tasks: kernels
+            .into_iter()
+            .zip(times)
+            .map(|(k, mut t)| (k, (on.pick)(&mut t)))
+            .collect(),
         fastest,
+        plain,
+        foreign,
     })
 }
 
@@ -324,12 +383,12 @@ fn kernel_of(program: &Program, span: &Span) -> Option<KernelId> {
     }
 }
 
-fn us(picos: u64) -> f64 {
+pub(super) fn us(picos: u64) -> f64 {
     picos as f64 / 1e6
 }
 
 impl Totals {
-    fn add(&mut self, kernel: &Kernel, us: f64) {
+    pub(super) fn add(&mut self, kernel: &Kernel, us: f64) {
         self.shortest_us = if self.shortest_us == 0.0 {
             us
         } else {
@@ -370,7 +429,7 @@ impl Totals {
     }
 
     /// Time of a kernel that ran alone before.
-    fn find(&self, kernel: &Kernel) -> Option<f64> {
+    pub(super) fn find(&self, kernel: &Kernel) -> Option<f64> {
         let mean = match kernel.class {
             KernelClass::Gemm { m, n, k, .. } => self.gemm.get(&(kernel.dtype, [m, n, k])),
             KernelClass::Conv { .. } | KernelClass::Attention { .. } => None,
@@ -409,7 +468,7 @@ fn class_name(kernel: &Kernel) -> &'static str {
 
 impl Between {
     /// What a run of one rank shows.
-    fn add(&mut self, observed: &Observed) {
+    pub(super) fn add(&mut self, observed: &Observed) {
         let spans = &observed.fastest.spans;
         let program = &observed.program;
         let mut last: Option<&Span> = None;
@@ -454,7 +513,7 @@ impl Between {
     }
 
     /// What a run of several ranks shows.
-    fn add_events(&mut self, observed: &Observed) {
+    pub(super) fn add_events(&mut self, observed: &Observed) {
         let spans = &observed.fastest.spans;
         for span in spans {
             if let Blocker::Event(by) = span.blocker
@@ -466,7 +525,7 @@ impl Between {
         }
     }
 
-    fn settle(self, totals: &mut Totals) {
+    pub(super) fn settle(self, totals: &mut Totals) {
         totals.gap_us = quantile(self.gaps, 0.5);
         totals.latency_us = quantile(self.latencies, 0.5);
         totals.event_us = (quantile(self.events, 0.5) - totals.gap_us).max(0.0);
@@ -489,7 +548,8 @@ mod tests {
     #[test]
     fn a_run_times_every_kernel_of_the_step() {
         let m = &models()[0];
-        let observed = run(&m.text, m.variants[1], SHARDED[1].1, 2, Duration::ZERO).unwrap();
+        let on = On::cpu();
+        let observed = run(&on, &m.text, m.variants[1], SHARDED[1].1, 2, Duration::ZERO).unwrap();
         let steady = observed.program.section(SectionKind::Steady).unwrap();
         let launches = observed
             .program

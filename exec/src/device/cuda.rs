@@ -36,7 +36,7 @@ use driver::{CudaError as Error, Event, RawStream, check};
 use memory::{Arena, Pinned};
 use record::Recorder;
 use shardlab_plan::program::{EventId, InstrId, Program, StreamId};
-use shardlab_plan::units::Bytes;
+use shardlab_plan::units::{Bytes, DType};
 use staging::Staging;
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -194,6 +194,30 @@ impl CudaDevice {
             }
         }
         Ok(())
+    }
+}
+
+/// Pinned host memory for measurements.
+#[derive(Debug)]
+pub(crate) struct HostMemory(Pinned, usize);
+
+impl HostMemory {
+    pub(crate) fn range(&self) -> RawRange {
+        RawRange {
+            ptr: self.0.ptr(),
+            bytes: self.1,
+            dtype: DType::U8,
+        }
+    }
+}
+
+impl CudaDevice {
+    /// Pinned memory beside the arena; none if the system refuses it.
+    pub(crate) fn pinned(&self, bytes: usize) -> Option<HostMemory> {
+        self.context.bind().ok()?;
+        Pinned::new(&self.context, bytes)
+            .ok()
+            .map(|p| HostMemory(p, bytes))
     }
 }
 

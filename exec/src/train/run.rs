@@ -56,6 +56,8 @@ pub struct RunOptions {
     pub tokens: Option<Tokens>,
     /// Checkpoints.
     pub checkpoints: Option<CheckpointOptions>,
+    /// Do not compute gradient norms beyond what the scenario asks for: they are reported as no number.
+    pub skip_grad_norms: bool,
     /// The engine's options.
     pub exec: ExecOptions,
 }
@@ -227,6 +229,7 @@ struct Trainer<'a, D: Device> {
     distinct: Vec<bool>,
     validations: Vec<(u64, f64)>,
     export: Option<PathBuf>,
+    skip_grad_norms: bool,
 }
 
 impl<'a, D: Device> Trainer<'a, D> {
@@ -255,7 +258,7 @@ impl<'a, D: Device> Trainer<'a, D> {
         let tape = tape_of(scenario).map_err(|e| TrainError::Plan(e.to_string()))?;
         let mut feed = Feed::new(scenario, program, &tape.consts, options.tokens, seed)?;
         let exec = ExecOptions {
-            grad_squares: true,
+            grad_squares: !options.skip_grad_norms,
             ..options.exec
         };
         let local = world.local();
@@ -308,6 +311,7 @@ impl<'a, D: Device> Trainer<'a, D> {
             distinct,
             validations: Vec::new(),
             export: options.export,
+            skip_grad_norms: options.skip_grad_norms,
         })
     }
 
@@ -384,6 +388,9 @@ impl<'a, D: Device> Trainer<'a, D> {
     /// The program's own norm, or the one of the gradients that the optimizer was given.
     fn grad_norm(&self, result: &StepResult) -> f64 {
         result.grad_norm.unwrap_or_else(|| {
+            if self.skip_grad_norms {
+                return f64::NAN;
+            }
             let ranks = result.grad_squares.iter().zip(&self.distinct);
             ranks
                 .filter(|(_, distinct)| **distinct)

@@ -74,14 +74,11 @@ impl DeviceArgs {
         options: RunOptions,
         observer: &mut dyn Observer,
     ) -> Result<Outcome, Failure> {
-        use shardlab_exec::device::cuda::{CudaFactory, CudaOptions, Libraries, gpus};
+        use shardlab_exec::device::cuda::{CudaFactory, CudaOptions, gpus};
         use shardlab_exec::engine::World;
         use shardlab_exec::train::train_on;
         // Before anything is made: without a GPU nothing else matters.
-        let libraries = Libraries::load(&self.library_path).map_err(Failure::run)?;
-        if let Some(path) = libraries.better_path().map_err(Failure::run)? {
-            again_with(&path)?;
-        }
+        use_libraries(&self.library_path)?;
         let count = gpus(&self.library_path).map_err(Failure::run)?;
         if count == 0 {
             return Err(Failure::run("no GPU can be used: the driver shows none"));
@@ -110,6 +107,16 @@ impl DeviceArgs {
         Err(Failure::run(
             "no GPU can be used: this program was built without feature `cuda`",
         ))
+    }
+}
+
+/// Loads NVIDIA's libraries; where the loader would use others than those, in a process that it does not do that in.
+#[cfg(feature = "cuda")]
+pub(in crate::cli) fn use_libraries(folders: &[PathBuf]) -> Result<(), Failure> {
+    let libraries = shardlab_exec::device::cuda::Libraries::load(folders).map_err(Failure::run)?;
+    match libraries.better_path().map_err(Failure::run)? {
+        Some(path) => again_with(&path),
+        None => Ok(()),
     }
 }
 

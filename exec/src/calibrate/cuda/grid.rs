@@ -1,0 +1,215 @@
+//! Matrix products and attention on a grid of sizes, back to back.
+
+use super::bench::{Bench, COMPUTE_STREAM, Operand, Recipe, Single};
+use super::{Measured, middle};
+use crate::calibrate::grid::AttentionRows;
+use shardlab_plan::model::{OpKind, Real};
+use shardlab_plan::program::KernelClass;
+use shardlab_plan::units::DType;
+use std::collections::BTreeMap;
+
+/// Tokens of a rank.
+const TOKENS: [u64; 4] = [2048, 4096, 8192, 16_384];
+/// Widths of layers.
+const WIDTHS: [u64; 5] = [1024, 2048, 4096, 8192, 14_336];
+/// Vocabularies with their hidden sizes.
+const HEADS: [(u64, u64); 3] = [(128_256, 2048), (128_256, 4096), (32_000, 1024)];
+/// Batch, heads, key heads, sequence, head dimension.
+const ATTENTION: [[u64; 5]; 10] = [
+    [1, 32, 8, 2048, 64],
+    [2, 32, 8, 4096, 64],
+    [4, 32, 8, 4096, 64],
+    [1, 32, 8, 8192, 64],
+    [4, 16, 8, 2048, 64],
+    [1, 32, 8, 2048, 128],
+    [1, 32, 8, 4096, 128],
+    [2, 24, 8, 4096, 128],
+    [1, 32, 8, 8192, 128],
+    [1, 32, 8, 16_384, 128],
+];
+/// Launches of each kernel, the first ones not counted.
+const REPEATS: usize = 6;
+const WARM: usize = 2;
+/// Bytes of operands that a bench has room for.
+const ROOM: u64 = 5 << 30;
+
+/// What a kernel of the grid is.
+enum Cell {
+    Product(DType, [u64; 3]),
+    Attention(bool, [u64; 5]),
+}
+
+/// Measures both grids.
+pub(super) fn measure(bench: &Bench<'_>, m: &mut Measured) -> Result<(), String> {
+    let times = bench.run(
+        |recipe| {
+            let mut cells = products(recipe);
+            cells.extend(attention(recipe));
+            cells
+        },
+        |rank, cells| {
+            let mut times = Vec::new();
+            for (_, single) in cells {
+                rank.begin(true)?;
+                for n in 0..REPEATS {
+                    let command = rank.command(single);
+                    rank.issue(COMPUTE_STREAM, command, n as u32)?;
+                }
+                let mut all: Vec<f64> = rank
+                    .end()?
+                    .iter()
+                    .skip(WARM)
+                    .map(|t| (t.end - t.start) as f64 / 1e3)
+                    .collect();
+                times.push(middle(&mut all));
+            }
+            let cells = cells.iter().map(|c| match c.0 {
+                Cell::Product(d, s) => Cell::Product(d, s),
+                Cell::Attention(b, s) => Cell::Attention(b, s),
+            });
+            Ok(cells.zip(times).collect::<Vec<_>>())
+        },
+    );
+    sort(times?, m);
+    Ok(())
+}
+
+fn sort(times: Vec<(Cell, f64)>, m: &mut Measured) {
+    let mut products: BTreeMap<(DType, [u64; 3]), Vec<f64>> = BTreeMap::new();
+    let mut rows: BTreeMap<bool, Vec<([u64; 5], f64)>> = BTreeMap::new();
+    for (cell, us) in times.into_iter().filter(|t| t.1.is_finite()) {
+        match cell {
+            Cell::Product(dtype, shape) => products.entry((dtype, shape)).or_default().push(us),
+            Cell::Attention(backward, shape) => rows.entry(backward).or_default().push((shape, us)),
+        }
+    }
+    for ((dtype, shape), all) in products {
+        // The mean over operand layouts, which a step has all of.
+        let us = all.iter().sum::<f64>() / all.len() as f64;
+        match m.gemm.iter_mut().find(|t| t.0 == dtype) {
+            Some(table) => table.1.push((shape, us)),
+            None => m.gemm.push((dtype, vec![(shape, us)])),
+        }
+    }
+    m.attention = rows
+        .into_iter()
+        .map(|(backward, rows)| AttentionRows {
+            dtype: DType::Bf16,
+            causal: true,
+            backward,
+            rows,
+        })
+        .collect();
+}
+
+fn products(recipe: &mut Recipe) -> Vec<(Cell, Single)> {
+    let mut layers: Vec<(u64, u64)> = Vec::new();
+    for n in WIDTHS {
+        for k in WIDTHS {
+            if n * k <= 8192 * 14_336 && (n <= 4096 || k <= 4096) {
+                layers.push((n, k));
+            }
+        }
+    }
+    layers.extend(HEADS);
+    let mut cells = Vec::new();
+    for tokens in TOKENS {
+        for &(n, k) in &layers {
+            let size = 2 * (tokens * n + tokens * k + n * k);
+            if size > ROOM || (n > 20_000 && tokens > 8192) {
+                continue;
+            }
+            // Forward, and the gradient of the weight; that of the input is a forward of another layer.
+            for (shape, ta, tb) in [([tokens, n, k], false, true), ([n, k, tokens], true, false)] {
+                cells.push(product(recipe, DType::Bf16, shape, ta, tb));
+            }
+            if n > 20_000 {
+                cells.push(product(recipe, DType::Bf16, [tokens, k, n], false, false));
+            }
+        }
+    }
+    for (n, k) in [(1024, 1024), (4096, 1024), (1024, 4096), (4096, 4096)] {
+        for tokens in [1024, 4096] {
+            cells.push(product(recipe, DType::F32, [tokens, n, k], false, true));
+            cells.push(product(recipe, DType::F32, [n, k, tokens], true, false));
+        }
+    }
+    cells
+}
+
+fn product(
+    recipe: &mut Recipe,
+    dtype: DType,
+    [m, n, k]: [u64; 3],
+    ta: bool,
+    tb: bool,
+) -> (Cell, Single) {
+    let a = if ta { vec![k, m] } else { vec![m, k] };
+    let b = if tb { vec![n, k] } else { vec![k, n] };
+    let op = OpKind::Gemm {
+        ta,
+        tb,
+        bias: false,
+        accumulate: false,
+    };
+    let class = KernelClass::Gemm { m, n, k, batch: 1 };
+    let single = recipe.kernel(
+        op,
+        class,
+        dtype,
+        &[(a, dtype), (b, dtype)],
+        &[(vec![m, n], dtype)],
+    );
+    (Cell::Product(dtype, [m, n, k]), single)
+}
+
+fn attention(recipe: &mut Recipe) -> Vec<(Cell, Single)> {
+    let mut cells = Vec::new();
+    for shape in ATTENTION {
+        for backward in [false, true] {
+            cells.push((
+                Cell::Attention(backward, shape),
+                attend(recipe, shape, backward),
+            ));
+        }
+    }
+    cells
+}
+
+/// Causal attention in bf16.
+pub(super) fn attend(recipe: &mut Recipe, shape: [u64; 5], backward: bool) -> Single {
+    let [batch, heads, kv_heads, seq, head_dim] = shape;
+    let dtype = DType::Bf16;
+    let q: Operand = (vec![batch, heads, seq, head_dim], dtype);
+    let kv: Operand = (vec![batch, kv_heads, seq, head_dim], dtype);
+    let lse: Operand = (vec![batch, heads, seq], DType::F32);
+    let state: Operand = (vec![1], DType::I64);
+    let scale = Real(1.0 / (head_dim as f64).sqrt());
+    let causal = true;
+    let class = KernelClass::Attention {
+        batch,
+        heads,
+        kv_heads,
+        seq,
+        head_dim,
+        causal,
+        backward,
+    };
+    if backward {
+        let op = OpKind::AttentionGrad { causal, scale };
+        let ins = [
+            q.clone(),
+            q.clone(),
+            kv.clone(),
+            kv.clone(),
+            q.clone(),
+            lse,
+            state.clone(),
+            state,
+        ];
+        recipe.kernel(op, class, dtype, &ins, &[q, kv.clone(), kv])
+    } else {
+        let op = OpKind::Attention { causal, scale };
+        recipe.kernel(op, class, dtype, &[q.clone(), kv.clone(), kv], &[q, lse])
+    }
+}

@@ -1,0 +1,197 @@
+//! What issuing costs the host, and copies.
+
+use super::bench::{Bench, COMPUTE_STREAM, SIDE};
+use super::middle;
+use crate::device::Device;
+use shardlab_plan::model::OpKind;
+use shardlab_plan::program::KernelClass;
+use shardlab_plan::units::DType;
+
+/// Commands of a measurement; fewer than a stream's queue holds.
+const MANY: u32 = 400;
+/// Launches of a captured graph.
+const GRAPH: u32 = 500;
+/// Bytes of large copies, and of small ones.
+const COPIES: [usize; 2] = [256 << 20, 4096];
+
+/// Microseconds, and GB/s for copies.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Host {
+    pub(super) launch_us: f64,
+    pub(super) event_us: f64,
+    pub(super) copy_us: f64,
+    pub(super) host_wait_us: f64,
+    pub(super) alloc_us: f64,
+    pub(super) graph_launch_us: f64,
+    pub(super) graph_gap_us: f64,
+    pub(super) h2d_gbps: f64,
+    pub(super) d2h_gbps: f64,
+    pub(super) copy_latency_us: f64,
+    /// What steps take beyond their tasks.
+    pub(super) tails: Vec<f64>,
+}
+
+/// Measures on one rank.
+pub(super) fn measure(bench: &Bench<'_>, host: &mut Host) -> Result<(), String> {
+    let small = (vec![1024u64], DType::F32);
+    let measured = bench.run(
+        |recipe| {
+            let two = [small.clone(), small.clone()];
+            recipe.kernel(
+                OpKind::Add,
+                KernelClass::Pointwise,
+                DType::F32,
+                &two,
+                &two[..1],
+            )
+        },
+        |rank, single| {
+            let mut h = Host::default();
+            let command = rank.command(single);
+            let us = |ns: u64, n: u32| ns as f64 / 1e3 / f64::from(n);
+            // Issue: the shortest of several, since nothing can make it shorter.
+            let mut launch = f64::INFINITY;
+            let mut events = f64::INFINITY;
+            for _ in 0..5 {
+                rank.begin(false)?;
+                let start = rank.now();
+                for _ in 0..MANY {
+                    rank.issue(COMPUTE_STREAM, command.clone(), 0)?;
+                }
+                launch = launch.min(us(rank.now() - start, MANY));
+                rank.end()?;
+                rank.begin(false)?;
+                let start = rank.now();
+                for e in 0..MANY / 2 {
+                    rank.event(COMPUTE_STREAM, e, false)?;
+                    rank.event(SIDE, e, true)?;
+                }
+                events = events.min(us(rank.now() - start, MANY));
+                rank.end()?;
+            }
+            (h.launch_us, h.event_us) = (launch, events);
+            // A wait's end: from the kernel's end to the host's going on, issue excluded.
+            rank.begin(true)?;
+            let mut waits = Vec::new();
+            for n in 0..8 {
+                rank.issue(COMPUTE_STREAM, command.clone(), n)?;
+                rank.event(COMPUTE_STREAM, n, false)?;
+                rank.host_wait(n)?;
+                waits.push(rank.now());
+            }
+            let times = rank.end()?;
+            let mut late: Vec<f64> = times
+                .iter()
+                .zip(&waits)
+                .map(|(t, &w)| w.saturating_sub(t.end) as f64 / 1e3)
+                .collect();
+            h.host_wait_us = middle(&mut late);
+            // What a graph's launches take beyond their kernels.
+            rank.begin(true)?;
+            for n in 0..MANY {
+                rank.issue(COMPUTE_STREAM, command.clone(), n)?;
+            }
+            let times = rank.end()?;
+            let mut kernels: Vec<f64> = times
+                .iter()
+                .map(|t| (t.end - t.start) as f64 / 1e3)
+                .collect();
+            let kernel = middle(&mut kernels);
+            let commands = (0..GRAPH)
+                .map(|_| (COMPUTE_STREAM, command.clone()))
+                .collect();
+            rank.begin(false)?;
+            let graph = rank.device().capture(commands)?;
+            rank.end()?;
+            let (mut issue, mut whole) = (f64::INFINITY, f64::INFINITY);
+            for _ in 0..5 {
+                rank.begin(false)?;
+                let start = rank.now();
+                rank.device().replay(graph, 0)?;
+                issue = issue.min(us(rank.now() - start, 1));
+                rank.device().idle()?;
+                whole = whole.min(us(rank.now() - start, 1));
+                rank.end()?;
+            }
+            h.graph_launch_us = issue;
+            h.graph_gap_us = ((whole - issue) / f64::from(GRAPH) - kernel).max(0.1);
+            // Copies between pinned memory and the device.
+            let pinned = rank.device().pinned(COPIES[0]);
+            if let Some(pinned) = pinned {
+                let mut rates = [0.0; 2];
+                let mut small = Vec::new();
+                for (i, bytes) in COPIES.into_iter().enumerate() {
+                    rank.begin(true)?;
+                    for n in 0..6 {
+                        let device = rank.scratch(bytes);
+                        let host = crate::operand::RawRange {
+                            bytes,
+                            ..pinned.range()
+                        };
+                        let (from, to) = if n % 2 == 0 {
+                            (host, device)
+                        } else {
+                            (device, host)
+                        };
+                        rank.copy(from, to, n)?;
+                    }
+                    for (n, t) in rank.end()?.iter().enumerate() {
+                        let us = (t.end - t.start) as f64 / 1e3;
+                        if i == 0 {
+                            let rate = bytes as f64 / us / 1e3;
+                            rates[n % 2] = f64::max(rates[n % 2], rate);
+                        } else {
+                            small.push(us);
+                        }
+                    }
+                }
+                [h.h2d_gbps, h.d2h_gbps] = rates;
+                h.copy_latency_us = middle(&mut small);
+                rank.begin(false)?;
+                let start = rank.now();
+                for _ in 0..MANY / 4 {
+                    let to = rank.scratch(COPIES[1]);
+                    let from = crate::operand::RawRange {
+                        bytes: COPIES[1],
+                        ..pinned.range()
+                    };
+                    rank.copy(from, to, 0)?;
+                }
+                h.copy_us = us(rank.now() - start, MANY / 4);
+                rank.end()?;
+            }
+            Ok(h)
+        },
+    )?;
+    *host = Host {
+        alloc_us: allocation(),
+        ..measured
+    };
+    Ok(())
+}
+
+/// Microseconds of an allocation or a free, which need no device.
+fn allocation() -> f64 {
+    let text = "[model]\nfamily = \"llama\"\nlayers = 4\nhidden = 64\nheads = 4\nffn = 128\nvocab = 128\n\
+                [train]\nseq_len = 16\n[mesh]\nhardware = \"h200-nvlink\"\ndp_shard = 2\n";
+    let Ok(scenario) = shardlab_plan::scenario::parse("bench", text, &[]) else {
+        return 0.1;
+    };
+    let Ok(program) = shardlab_plan::plan(&scenario) else {
+        return 0.1;
+    };
+    let start = std::time::Instant::now();
+    let mut count = 0u32;
+    for _ in 0..20 {
+        let mut memory = shardlab_plan::memory::Memory::new(&program, None);
+        for instr in &program.instrs {
+            use shardlab_plan::program::Op;
+            match instr.op {
+                Op::Alloc(b) => count += u32::from(memory.alloc(&program, b).is_ok()),
+                Op::Free(b) => count += u32::from(memory.free(&program, b)),
+                _ => {}
+            }
+        }
+    }
+    start.elapsed().as_secs_f64() * 1e6 / f64::from(count.max(1))
+}

@@ -1,0 +1,75 @@
+//! Steps that a calibration runs: shapes of common models, a few layers of each.
+
+use crate::calibrate::steps::Variant;
+
+/// Hidden size, heads, key heads, feed-forward, vocabulary, sequence length, micro-batch.
+const SHAPES: [(&str, [u64; 7]); 6] = [
+    ("1b", [2048, 32, 8, 8192, 128_256, 4096, 2]),
+    ("8b", [4096, 32, 8, 14_336, 128_256, 8192, 1]),
+    ("3b", [3072, 24, 8, 8192, 128_256, 4096, 2]),
+    ("tiny", [1024, 16, 8, 2816, 32_000, 2048, 4]),
+    ("1b short", [2048, 32, 8, 8192, 128_256, 2048, 1]),
+    ("8b short", [4096, 32, 8, 14_336, 128_256, 4096, 1]),
+];
+
+const NATIVE: &str = "policy = \"native\"";
+const FSDP2: &str = "policy = \"fsdp2\"";
+const MEGATRON: &str = "policy = \"megatron\"";
+
+/// Name, model, variant, policy, and whether it runs on all ranks; what matters most comes first.
+pub(super) fn runs() -> Vec<(String, String, Variant, &'static str, bool)> {
+    let mut all = Vec::new();
+    let mut add = |shape: usize,
+                   mode: &'static str,
+                   policy: &'static str,
+                   sharded: bool,
+                   loss: &str| {
+        let (name, [hidden, heads, kv, ffn, vocab, seq, batch]) = SHAPES[shape];
+        let model = format!(
+            "[model]\nfamily = \"llama\"\nlayers = 2\nhidden = {hidden}\nheads = {heads}\nkv_heads = {kv}\n\
+             ffn = {ffn}\nvocab = {vocab}\nmax_seq_len = {seq}\ntie_embeddings = false\n\
+             [train]\nseq_len = {seq}\nmicro_batch = {batch}\nloss = \"{loss}\"\n"
+        );
+        let ranks = if sharded { "all ranks" } else { "one rank" };
+        let kind = policy.split('"').nth(1).unwrap_or_default();
+        all.push((
+            format!("{name}, {mode}, {kind}, {loss} loss, {ranks}"),
+            model,
+            ("bf16", mode),
+            policy,
+            sharded,
+        ));
+    };
+    for shape in 0..SHAPES.len() {
+        add(shape, "off", NATIVE, false, "materialized");
+        add(shape, "regions", NATIVE, false, "materialized");
+    }
+    for shape in [0, 3, 1] {
+        add(shape, "off", NATIVE, true, "materialized");
+        add(shape, "off", FSDP2, true, "materialized");
+        add(shape, "off", MEGATRON, true, "materialized");
+    }
+    for shape in [0, 1, 2] {
+        add(shape, "regions", NATIVE, false, "chunked");
+        add(shape, "full", NATIVE, false, "materialized");
+    }
+    all
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_run_can_be_planned() {
+        for (name, model, (dtype, mode), policy, sharded) in runs() {
+            let ranks = if sharded { 4 } else { 1 };
+            let text = format!(
+                "{model}[mesh]\nhardware = \"h200-nvlink\"\ndp_shard = {ranks}\n[precision]\ncompute = \"{dtype}\"\n\
+                 [compile]\nmode = \"{mode}\"\n[fsdp]\n{policy}\n"
+            );
+            let scenario = shardlab_plan::scenario::parse("calibration", &text, &[]).expect(&name);
+            shardlab_plan::plan(&scenario).expect(&name);
+        }
+    }
+}
