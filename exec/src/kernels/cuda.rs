@@ -9,6 +9,7 @@ mod blas;
 mod cache;
 mod code;
 pub(crate) mod codegen;
+mod dnn;
 mod error;
 mod gemm;
 mod memory;
@@ -26,6 +27,7 @@ use cache::Cache;
 use code::Loader;
 use cudarc::driver::CudaContext;
 use cudarc::driver::sys::{CUdeviceptr, CUstream};
+use dnn::Dnn;
 use shardlab_plan::program::{InstrId, KernelId, Program, Shape};
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -43,18 +45,22 @@ pub struct Options {
     pub tf32: bool,
     /// Use cuDNN's attention where it fits.
     pub cudnn: bool,
+    /// Attention's backward adds up in a fixed order: the same bits every time. cuDNN's kernel for that is a tenth to a fifth
+    /// slower and takes a workspace of the size of the scores (2.1 GiB for 2 x 32 heads of 4,096 tokens).
+    pub deterministic: bool,
     /// Time candidates for matrix products; otherwise the library's first one is taken.
     pub measure: bool,
 }
 
 impl Default for Options {
-    /// Everything on but TF32; the cache is `$SHARDLAB_KERNEL_CACHE` or lies in the user's cache directory.
+    /// Everything on but TF32; `SHARDLAB_ATTENTION_ANY_ORDER` turns `deterministic` off; the cache is `$SHARDLAB_KERNEL_CACHE` or lies in the user's cache directory.
     fn default() -> Self {
         Self {
             cache: Cache::of_user().folder().map(PathBuf::from),
             libraries: Vec::new(),
             tf32: false,
             cudnn: true,
+            deterministic: std::env::var_os("SHARDLAB_ATTENTION_ANY_ORDER").is_none(),
             measure: true,
         }
     }
@@ -95,6 +101,7 @@ pub struct Kernels {
     loader: Loader,
     cache: Cache,
     blas: Blas,
+    dnn: Option<Dnn>,
     plans: BTreeMap<Variant, prepare::Plan>,
     ranges: prepare::RangeKernels,
     /// Shapes of the parameters behind the operands of packing launches.
@@ -104,6 +111,8 @@ pub struct Kernels {
     /// Its addresses, once given; then the word for faults.
     workspace: Vec<CUdeviceptr>,
     fault: CUdeviceptr,
+    /// Why library kernels were passed over.
+    refused: Vec<String>,
 }
 
 impl Kernels {
@@ -120,11 +129,14 @@ impl Kernels {
         let cache = Cache::new(options.cache.clone());
         let blas = Blas::new(&gpu, options.tf32, options.measure)
             .map_err(|t| Error::new("cublasLt", t))?;
+        let dnn = options.cudnn.then(|| Dnn::open(options.deterministic));
         Ok(Self {
+            dnn: dnn.flatten(),
             shapes: prepare::shapes(&program),
             scratch: vec![0; program.streams.len()],
             workspace: Vec::new(),
             fault: 0,
+            refused: Vec::new(),
             loader: Loader::new(cache.clone(), options.libraries.clone()),
             cache,
             blas,
@@ -209,6 +221,12 @@ impl Kernels {
     /// [`Error`], if the driver refuses to read it.
     pub fn fault(&mut self) -> Result<Option<String>, Error> {
         perform::fault(self)
+    }
+
+    /// Attentions that cuDNN does not take, and why: generated code performs them.
+    #[must_use]
+    pub fn refused(&self) -> &[String] {
+        &self.refused
     }
 
     /// How a kernel is performed, for reports: one line for each way in which the program launches it.

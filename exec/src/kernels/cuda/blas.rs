@@ -295,23 +295,28 @@ impl Blas {
         let at = Addresses {
             a: memory[0].at,
             b: memory[1].at,
-            bias: memory[3].at,
+            bias: if p.bias.is_some() { memory[3].at } else { 0 },
             before: memory[2].at,
             c: memory[2].at,
             workspace: memory[4].at,
         };
         let watch = Stopwatch::new()?;
-        let (mut best, mut time) = (0, f32::INFINITY);
+        let (mut best, mut time, mut trouble) = (0, f32::INFINITY, None);
         for (i, algo) in found.iter().enumerate() {
             // SAFETY: the operands are as long as the product's shapes, and nobody else uses them.
             let micros = watch.micros(3, || unsafe { self.run(plan, algo, at, watch.stream()) });
             // One that does not run is no candidate.
-            let Ok(micros) = micros else { continue };
+            let Ok(micros) = micros.inspect_err(|e| trouble = Some(e.clone())) else {
+                continue;
+            };
             if micros < time * BETTER {
                 (best, time) = (i, micros);
             }
         }
-        Ok((best, time.is_finite().then_some(time)))
+        match trouble {
+            Some(e) if time.is_infinite() => Err(e),
+            _ => Ok((best, time.is_finite().then_some(time))),
+        }
     }
 
     /// Launches a product.

@@ -156,6 +156,24 @@ pub(super) unsafe fn launch(
             // SAFETY: the plan was made for operands of these shapes; the caller promised the memory.
             unsafe { k.blas.launch(plan, at, stream) }.map_err(named)
         }
+        Plan::Attention(a) => {
+            let Some(dnn) = &k.dnn else {
+                return Err(named(Trouble::Launch("cuDNN is closed".to_owned())));
+            };
+            let range = |place: Place| match place {
+                Place::Read(i) => Some(&reads[usize::from(i)]),
+                Place::Write(i) => Some(&writes[usize::from(i)]),
+                Place::Register(_) => None,
+            };
+            let at = |place: Place| range(place).map_or((0, DType::F32), |r| (address(r), r.dtype));
+            for &(place, first, bytes) in &a.zeros {
+                // SAFETY: the scalar lies inside its operand.
+                unsafe { result::memset_d8_async(at(place).0 + first, 0, bytes as usize, stream) }
+                    .map_err(|e| named(Trouble::driver("cuMemsetD8Async")(e)))?;
+            }
+            // SAFETY: the plan was made for operands of these shapes; the caller promised the memory.
+            unsafe { dnn.launch(a, at, scratch, stream) }.map_err(named)
+        }
         Plan::Ranges(_) | Plan::Nothing => Ok(()),
     }
 }

@@ -5,6 +5,7 @@ use super::blas::{self, WORKSPACE};
 use super::code;
 use super::codegen::shard::{CAPACITIES, Ranges, fold};
 use super::codegen::{self, Entry};
+use super::dnn;
 use super::error::{Error, Trouble};
 use super::gemm::{self, Operands};
 use super::ranges;
@@ -25,6 +26,8 @@ pub(super) enum Plan {
     Generated(Vec<(Entry, CUfunction)>, u64),
     /// A matrix product.
     Product(blas::Plan, Operands),
+    /// Attention by cuDNN.
+    Attention(Box<dnn::Attention>),
     /// A list of ranges.
     Ranges(ShardOp),
     /// Nothing: there are no elements.
@@ -48,6 +51,7 @@ impl Plan {
                 format!("generated: {}", each.collect::<Vec<_>>().join("; "))
             }
             Self::Product(plan, _) => plan.choice.clone(),
+            Self::Attention(a) => a.describe.clone(),
             Self::Ranges(op) => format!("generated: list of ranges for {}", op.name()),
             Self::Nothing => "nothing to do".to_owned(),
         }
@@ -154,7 +158,20 @@ pub(super) fn one(k: &mut Kernels, variant: Variant, kernel: &Kernel) -> Result<
                 Plan::Product(k.blas.plan(&product, &k.cache)?, operands)
             }
         }
-        _ => {
+        body => {
+            let fused = match (&k.dnn, body) {
+                (Some(dnn), [only]) if is_attention(only.op) => Some(dnn.attention(&req, only)),
+                _ => None,
+            };
+            if let Some(Ok(attention)) = fused {
+                let bytes = attention.scratch();
+                k.plans
+                    .insert(variant, Plan::Attention(Box::new(attention)));
+                return Ok(bytes);
+            }
+            if let Some(Err(why)) = fused {
+                k.refused.push(format!("{}: {why}", kernel.name));
+            }
             let module = codegen::generate(&req)?;
             let mut entries = Vec::new();
             for e in module.entries {
@@ -173,10 +190,15 @@ pub(super) fn one(k: &mut Kernels, variant: Variant, kernel: &Kernel) -> Result<
     Ok(bytes)
 }
 
+fn is_attention(op: OpKind) -> bool {
+    matches!(op, OpKind::Attention { .. } | OpKind::AttentionGrad { .. })
+}
+
 fn scratch_of(plan: &Plan) -> u64 {
     match plan {
         Plan::Generated(_, bytes) => *bytes,
         Plan::Product(..) => WORKSPACE as u64,
+        Plan::Attention(a) => a.scratch(),
         Plan::Ranges(_) | Plan::Nothing => 0,
     }
 }

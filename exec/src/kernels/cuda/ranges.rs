@@ -2,6 +2,9 @@
 //!
 //! Pure address arithmetic: which kernels, over which pieces. Pieces that follow one another on every side are joined.
 
+#[cfg(test)]
+mod tests;
+
 use super::codegen::shard::Ranges;
 use crate::kernels::error::Fault;
 use crate::operand::RawRange;

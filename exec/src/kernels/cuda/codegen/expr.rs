@@ -307,6 +307,17 @@ impl<'a> Gen<'a> {
         Ok(Some((Index { own: None, ..place }, var)))
     }
 
+    /// Rounds a value to what a type holds.
+    pub(super) fn round(&mut self, var: &Var, ty: DType) {
+        if ty == DType::F32 {
+            return;
+        }
+        match var {
+            Var::Each(t) => self.line(format!("round_all<{}, {}>({t});", ctype(ty), self.lanes)),
+            Var::Same(t) => self.line(format!("{t} = rounded<{}>({t});", ctype(ty))),
+        }
+    }
+
     /// A new value from a lane's expression.
     pub(super) fn define(&mut self, lane: &str, each: bool) -> Var {
         let t = self.fresh();

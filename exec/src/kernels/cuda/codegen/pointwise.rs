@@ -1,25 +1,84 @@
 //! Kernels over elements: one thread for a few neighbouring ones.
 
-use super::expr::Gen;
-use super::index::Index;
+use super::expr::{Gen, Var};
+use super::index::{self, Index};
 use super::{Entry, Module, Refusal, Request, blocks, numel};
 use shardlab_plan::model::OpKind;
-use shardlab_plan::program::Place;
+use shardlab_plan::program::{Place, Slot};
 use shardlab_plan::units::DType;
 
 /// Threads of a block.
 const THREADS: usize = 256;
 
-/// Generates a body of elementwise operations: an entry for all outputs of the same number of elements.
+/// An output in memory, and how its elements are made.
+#[derive(Clone, Copy)]
+enum Job {
+    /// Each from what it depends on: output `o` of operation `i`.
+    Pull(usize, usize),
+    /// From the parts of a concatenation of equal ones, element by element of a part, so that what the parts share is read
+    /// once; through a copy into another order, where there is one.
+    Push { cat: usize, copy: Option<usize> },
+}
+
+impl Job {
+    fn new(req: &Request<'_>, i: usize, o: usize) -> Self {
+        let body = req.body;
+        let equal = |at: usize| {
+            let op = &body[at];
+            matches!(op.op, OpKind::Cat { .. })
+                && op.inputs.iter().all(|s| s.shape == op.inputs[0].shape)
+                && super::is_dense(&op.outputs[0])
+        };
+        if equal(i) {
+            return Self::Push { cat: i, copy: None };
+        }
+        if let (OpKind::Copy, [from]) = (body[i].op, &body[i].inputs[..])
+            && matches!(from.place, Place::Register(_))
+            && let Some(w) = (0..i)
+                .rev()
+                .find(|&w| body[w].outputs.iter().any(|s| s.place == from.place))
+            && equal(w)
+            && from.offset == body[w].outputs[0].offset
+            && numel(from) == numel(&body[w].outputs[0])
+        {
+            return Self::Push {
+                cat: w,
+                copy: Some(i),
+            };
+        }
+        Self::Pull(i, o)
+    }
+
+    /// Elements that threads walk over.
+    fn elements(self, req: &Request<'_>) -> usize {
+        match self {
+            Self::Pull(i, o) => numel(&req.body[i].outputs[o]),
+            Self::Push { cat, .. } => numel(&req.body[cat].inputs[0]),
+        }
+    }
+}
+
+/// Generates a body of elementwise operations: an entry for all outputs over the same number of elements.
 pub(super) fn generate(req: &Request<'_>, lanes: usize) -> Result<Module, Refusal> {
     if let Some(module) = integers(req)? {
         return Ok(module);
     }
-    let mut sizes: Vec<usize> = Vec::new();
-    for slot in req.body.iter().flat_map(|op| &op.outputs) {
-        let n = numel(slot);
-        if matches!(slot.place, Place::Write(_)) && n > 0 && !sizes.contains(&n) {
-            sizes.push(n);
+    let mut jobs: Vec<(usize, Vec<Job>)> = Vec::new();
+    for (i, op) in req.body.iter().enumerate() {
+        for (o, slot) in op.outputs.iter().enumerate() {
+            let again = req.body[i + 1..].iter();
+            let last = !again
+                .flat_map(|l| &l.outputs)
+                .any(|s| s.place == slot.place);
+            if !matches!(slot.place, Place::Write(_)) || numel(slot) == 0 || !last {
+                continue;
+            }
+            let job = Job::new(req, i, o);
+            let n = job.elements(req);
+            match jobs.iter_mut().find(|j| j.0 == n) {
+                Some(j) => j.1.push(job),
+                None => jobs.push((n, vec![job])),
+            }
         }
     }
     let mut module = Module {
@@ -27,29 +86,18 @@ pub(super) fn generate(req: &Request<'_>, lanes: usize) -> Result<Module, Refusa
         entries: Vec::new(),
         scratch: 0,
     };
-    let lanes_that_divide = |n: usize| {
-        let mut l = lanes;
-        while !n.is_multiple_of(l) {
-            l /= 2;
+    for (k, (n, jobs)) in jobs.iter().enumerate() {
+        let n = *n;
+        let mut lanes = lanes;
+        while !n.is_multiple_of(lanes) {
+            lanes /= 2;
         }
-        l
-    };
-    for (k, &n) in sizes.iter().enumerate() {
-        let lanes = lanes_that_divide(n);
         let mut g = Gen::new(req, lanes, None);
-        let at = Index::elem(lanes);
         let mut values = Vec::new();
-        for (i, op) in req.body.iter().enumerate() {
-            for (o, slot) in op.outputs.iter().enumerate() {
-                let last = !req.body[i + 1..]
-                    .iter()
-                    .any(|later| later.outputs.iter().any(|s| s.place == slot.place));
-                if matches!(slot.place, Place::Write(_)) && numel(slot) == n && last {
-                    values.push((slot, g.output(i, o, &at)?));
-                }
-            }
+        for job in jobs {
+            make(&mut g, *job, lanes, &mut values)?;
         }
-        for (slot, var) in values {
+        for (slot, at, var) in values {
             g.store(slot, &at, &var)?;
         }
         let name = format!("k{k}");
@@ -69,6 +117,62 @@ pub(super) fn generate(req: &Request<'_>, lanes: usize) -> Result<Module, Refusa
         });
     }
     Ok(module)
+}
+
+/// Generates the values of a job: for each, where it goes.
+fn make<'a>(
+    g: &mut Gen<'a>,
+    job: Job,
+    lanes: usize,
+    values: &mut Vec<(&'a Slot, Index, Var)>,
+) -> Result<(), Refusal> {
+    let at = Index::elem(lanes);
+    let body = g.req.body;
+    let (cat, copy) = match job {
+        Job::Pull(i, o) => {
+            let var = g.output(i, o, &at)?;
+            values.push((&body[i].outputs[o], at, var));
+            return Ok(());
+        }
+        Job::Push { cat, copy } => (&body[cat], copy.map(|c| &body[c])),
+    };
+    let OpKind::Cat { axis } = cat.op else {
+        return Err(Refusal::new("no concatenation"));
+    };
+    let index = body.iter().position(|o| std::ptr::eq(o, cat)).unwrap_or(0);
+    let tail = |s: &Slot| -> Result<usize, Refusal> {
+        let rest = s.shape.get(usize::from(axis)..);
+        let rest = rest.ok_or_else(|| Refusal::new(format!("no axis {axis} in {:?}", s.shape)))?;
+        Ok(rest.iter().product::<u64>() as usize)
+    };
+    let (whole, part) = (tail(&cat.outputs[0])?, tail(&cat.inputs[0])?);
+    if part * cat.inputs.len() != whole {
+        return Err(Refusal::new("the parts do not make up the concatenation"));
+    }
+    if !part.is_multiple_of(lanes) {
+        return Err(Refusal::lanes());
+    }
+    for (p, slot) in cat.inputs.iter().enumerate() {
+        let value = g.input(index, p, &slot.shape, &at)?;
+        let var = g.define(&value.lane(), true);
+        let mut to = Index {
+            code: format!("(i / {part}u * {whole}u + {}u + i % {part}u)", p * part),
+            step: 1,
+            multiple: lanes,
+            own: None,
+        };
+        g.round(&var, g.rounding(&cat.outputs[0])?);
+        let out = match copy {
+            None => &cat.outputs[0],
+            Some(copy) => {
+                to = index::position(&to, &index::dims(&copy.inputs[0]), lanes)?;
+                g.round(&var, g.rounding(&copy.outputs[0])?);
+                &copy.outputs[0]
+            }
+        };
+        values.push((out, to, var));
+    }
+    Ok(())
 }
 
 /// A copy of integers, which floats could not carry.
@@ -91,8 +195,8 @@ fn integers(req: &Request<'_>) -> Result<Option<Module>, Refusal> {
         ));
     }
     let at = Index::elem(1);
-    let source = super::index::offset(&at, &super::index::dims(from), 1, None)?;
-    let target = super::index::offset(&at, &super::index::dims(to), 1, None)?;
+    let source = index::offset(&at, &index::dims(from), 1, None)?;
+    let target = index::offset(&at, &index::dims(to), 1, None)?;
     let (params, declared) = req.operands();
     let index = if n < 1 << 31 { "u32" } else { "u64" };
     Ok(Some(Module {

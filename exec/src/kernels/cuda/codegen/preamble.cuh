@@ -86,6 +86,22 @@ template <bool F> DEV float gelu_grad_(float g, float x) {
   float dt = (1.0f - t * t) * GELU_C * (1.0f + 3.0f * GELU_A * x * x);
   return g * (0.5f * (1.0f + t) + 0.5f * x * dt);
 }
+// 2^x to about two units in the last place.
+DEV float ex2(float x) { float y; asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x)); return y; }
+#define LOG2E 1.44269504f
+// Takes a vector into a running maximum `m` and the sum `s` of exponentials relative to it. A NaN is passed over by the
+// maximum and lands in the sum.
+template <int V> DEV void running(float& m, float& s, const float (&a)[V]) {
+  float n = m;
+#pragma unroll
+  for (int v = 0; v < V; v++) n = fmaxf(n, a[v]);
+  const float z = (n == -INF ? 0.0f : n) * LOG2E;
+  float e = 0.0f;
+#pragma unroll
+  for (int v = 0; v < V; v++) e += ex2(fmaf(a[v], LOG2E, -z));
+  s = fmaf(s, ex2(fmaf(m, LOG2E, -z)), e);
+  m = n;
+}
 DEV float relu_(float x) { return x < 0.0f ? 0.0f : x; }
 DEV float relu_grad_(float g, float y) { return y <= 0.0f ? 0.0f : g; }
 
@@ -124,12 +140,6 @@ template <int T> DEV double block_sum(double x) {
   x = threadIdx.x < T / 32 ? s[threadIdx.x] : 0.0;
   if (threadIdx.x < 32) x = warp_sum(x);
   return x;
-}
-// Joins a running maximum and a sum of exponentials relative to it with another such pair.
-DEV void join(float& m, float& s, float m2, float s2) {
-  float n = max_(m, m2);
-  s = (m == -INF ? 0.0f : s * expf(m - n)) + (m2 == -INF ? 0.0f : s2 * expf(m2 - n));
-  m = n;
 }
 // Notes an id outside its range, once, for the host to find.
 DEV bool bad_id(i64 id, i64 limit, u64* fault, u32 kernel) {

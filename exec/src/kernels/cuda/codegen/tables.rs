@@ -256,8 +256,10 @@ pub(super) fn nll_labels(req: &Request<'_>, op: &BodyOp) -> Result<Module, Refus
     })
 }
 
-/// `logits, labels, loss -> logits, loss`: one block a row reads the logits once from memory (the second pass finds them in
-/// the cache) and leaves their gradient.
+/// Bytes of a row that a block keeps in shared memory: what an H200 gives a block, less a little for sums.
+const ROW_BYTES: usize = 224 << 10;
+
+/// `logits, labels, loss -> logits, loss`: one block a row reads the logits once from memory and leaves their gradient.
 pub(super) fn cross_entropy(req: &Request<'_>, op: &BodyOp, scale: f64) -> Result<Module, Refusal> {
     let ([logits, labels, before], [grad, loss]) = slots::<3, 2>(op)?;
     let (rows, d) = view::matrix(logits);
@@ -266,49 +268,76 @@ pub(super) fn cross_entropy(req: &Request<'_>, op: &BodyOp, scale: f64) -> Resul
     }
     let l = lanes(req, d, &[logits, grad])?;
     let threads = (d / l).next_multiple_of(32).clamp(32, 1024);
+    let (lt, gt, bt) = (req.memory(logits)?, req.memory(grad)?, req.memory(before)?);
+    let steps = (d / l).div_ceil(threads);
+    // The row is kept: most of it in shared memory, the rest in registers. A row that does not fit is read twice.
+    let vector = l * req.arg(logits.place)?.dtype.size() as usize;
+    let in_shared = steps.min(ROW_BYTES / (threads * vector));
+    let kept = vector == 16 && steps - in_shared <= 4;
     let (mut params, mut declared) = req.operands();
     params.extend([Param::Scratch(0), Param::Fault, Param::Kernel]);
     declared.extend(["double* part", "u64* fault", "u32 kernel"].map(str::to_owned));
     let Place::Write(w) = loss.place else {
         return Err(Refusal::new("the loss goes to memory"));
     };
-    let (lt, gt, bt) = (req.memory(logits)?, req.memory(grad)?, req.memory(before)?);
+    // The factor becomes a part of the exponent where the gradient is rounded to 16 bits.
+    let fast = gt != "float" && scale > 0.0;
+    let walk = format!(
+        "for (int k = 0; k < {steps}; k++) {{\n    const u32 c = (k * {threads}u + threadIdx.x) * {l}u;\n    if (c >= {d}u) break;"
+    );
+    let pack = format!("Pack<{lt}, {l}>");
+    let (keep, first, again) = if kept {
+        (
+            format!(
+                "  extern __shared__ uint4 shared[];\n  {pack}* row = reinterpret_cast<{pack}*>(shared);\n  {pack} rest[{}];\n",
+                (steps - in_shared).max(1)
+            ),
+            format!(
+                "const {pack} p = *reinterpret_cast<const {pack}*>(x + c);\n    if (k < {in_shared}) row[k * {threads} + threadIdx.x] = p; else rest[k < {in_shared} ? 0 : k - {in_shared}] = p;\n    unpack<{lt}, {l}>(p, a);"
+            ),
+            format!(
+                "unpack<{lt}, {l}>(k < {in_shared} ? row[k * {threads} + threadIdx.x] : rest[k < {in_shared} ? 0 : k - {in_shared}], a);"
+            ),
+        )
+    } else {
+        let load = format!("load<{lt}, {l}>(x + c, a);");
+        (String::new(), load.clone(), load)
+    };
+    let unroll = if kept { "" } else { " 4" };
     let source = format!(
         "KERNEL({threads}) k0({args}) {{
   __shared__ float sh[32];
-  const u32 r = blockIdx.x;
+{keep}  const u32 r = blockIdx.x;
   const {lt}* x = {x} + (u64)r * {d}u;
   {gt}* y = {y} + (u64)r * {d}u;
+  const i64 label = {id};
+  const bool bad = bad_id(label, {d}, fault, kernel);
+  const float target = bad ? 0.0f : up(x[label]);
   float m = -INF, s = 0.0f;
-#pragma unroll 4
-  for (u32 c = threadIdx.x * {l}u; c < {d}u; c += {step}u) {{
+#pragma unroll{unroll}
+  {walk}
     float a[{l}];
-    load<{lt}, {l}>(x + c, a);
-    float n = m;
-    for (int v = 0; v < {l}; v++) n = max_(n, a[v]);
-    const float z = n == -INF ? 0.0f : n;
-    float e = 0.0f;
-    for (int v = 0; v < {l}; v++) e += __expf(a[v] - z);
-    s = s * __expf(m - z) + e;
-    m = n;
+    {first}
+    running<{l}>(m, s, a);
   }}
   const float top = row_all<Max, {threads}>(m, sh);
   s = m == -INF ? 0.0f : s * expf(m - top);
   s = row_all<Sum, {threads}>(s, sh);
   const float z = top + logf(s);
-  const i64 label = {id};
-  const bool bad = bad_id(label, {d}, fault, kernel);
-  if (threadIdx.x == 0) part[r] = bad ? (double){NAN} : (double)z - (double)up(x[label]);
+  {shift}
+  if (threadIdx.x == 0) part[r] = bad ? (double){NAN} : (double)z - (double)target;
   __syncthreads();
   const u32 hit = bad ? 0xffffffffu : (u32)label;
-#pragma unroll 4
-  for (u32 c = threadIdx.x * {l}u; c < {d}u; c += {step}u) {{
+#pragma unroll{unroll}
+  {walk}
     float a[{l}];
-    load<{lt}, {l}>(x + c, a);
-    for (int v = 0; v < {l}; v++) {{
-      a[v] = {scale} * {exp}(a[v] - z);
-      if (c + v == hit) a[v] -= {scale};
-    }}
+    {again}
+#pragma unroll
+    for (int v = 0; v < {l}; v++) a[v] = {gradient};
+    if (hit - c < {l}u)
+#pragma unroll
+      for (int v = 0; v < {l}; v++)
+        if (c + v == hit) a[v] -= {scale};
     store<{gt}, {l}>(y + c, a);
   }}
 }}
@@ -322,10 +351,21 @@ KERNEL(1024) k1(const double* part, const {bt}* {bname}, {ot}* w{w}) {{
         args = declared.join(", "),
         x = contiguous(req, logits)?,
         y = contiguous(req, grad)?,
-        step = threads * l,
         id = id(req, labels, "r")?,
         scale = float(scale as f32),
-        exp = if gt == "float" { "expf" } else { "__expf" },
+        gradient = if fast {
+            "ex2(fmaf(a[v], LOG2E, shift))".to_owned()
+        } else {
+            format!("{} * expf(a[v] - z)", float(scale as f32))
+        },
+        shift = if fast {
+            format!(
+                "const float shift = fmaf(-z, LOG2E, {});",
+                float(scale.log2() as f32)
+            )
+        } else {
+            String::new()
+        },
         bname = super::pointer(before.place),
         b = req.address(before)?,
         ot = ctype(req.arg(loss.place)?.dtype),
@@ -343,7 +383,14 @@ KERNEL(1024) k1(const double* part, const {bt}* {bname}, {ot}* w{w}) {{
     Ok(Module {
         source,
         entries: vec![
-            entry("k0", [rows as u32, 1, 1], threads as u32, &params),
+            Entry {
+                shared: if kept {
+                    (in_shared * threads * vector) as u32
+                } else {
+                    0
+                },
+                ..entry("k0", [rows as u32, 1, 1], threads as u32, &params)
+            },
             entry(
                 "k1",
                 [1, 1, 1],

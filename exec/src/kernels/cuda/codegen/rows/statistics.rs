@@ -205,12 +205,11 @@ fn log_sum_exp(g: &mut Gen<'_>, shape: Shape, i: usize, full: &[u64]) -> Result<
         // One pass: a running maximum, and the sum relative to it.
         g.open(shape.walk());
         g.line(shape.place());
-        let x = g.input(i, 0, full, &at)?.lane();
-        let (n, e) = (g.fresh(), g.fresh());
-        g.line(format!(
-            "float {n} = {m}, {e} = 0.0f;\n#pragma unroll\nfor (int v = 0; v < {lanes}; v++) {n} = max_({n}, {x});\nconst float {n}z = {n} == -INF ? 0.0f : {n};\n#pragma unroll\nfor (int v = 0; v < {lanes}; v++) {e} += __expf({x} - {n}z);\n{s} = {s} * __expf({m} - {n}z) + {e};\n{m} = {n};",
-            lanes = shape.lanes
-        ));
+        let x = g.input(i, 0, full, &at)?;
+        let x = match g.define(&x.lane(), true) {
+            Var::Each(x) | Var::Same(x) => x,
+        };
+        g.line(format!("running<{}>({m}, {s}, {x});", shape.lanes));
         g.close();
         g.line(format!(
             "const float {s}m = row_all<Max, {t}>({m}, sh);\n{s} = {m} == -INF ? 0.0f : {s} * expf({m} - {s}m);\n{s} = row_all<Sum, {t}>({s}, sh);\n{m} = {s}m;",

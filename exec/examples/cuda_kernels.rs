@@ -1,0 +1,601 @@
+//! Every kernel of some scenarios on a GPU: compared with the CPU's (`check`), or timed (`time`).
+//!
+//! ```text
+//! cuda_kernels check small-native small-cnn --set compile.mode=blocks
+//! cuda_kernels time peers-1b --set fsdp.policy=native --set compile.mode=blocks
+//! ```
+//!
+//! `check` launches each distinct kernel once with random operands on both and prints the largest difference, relative to the
+//! result's size; it fails where one is beyond the type's resolution. `time` prints bandwidth against a plain copy of
+//! a gibibyte, and arithmetic rates. Needs a GPU.
+
+#[cfg(not(feature = "cuda"))]
+fn main() {
+    eprintln!("built without the feature `cuda`");
+    std::process::exit(3);
+}
+
+#[cfg(feature = "cuda")]
+fn main() {
+    let code = match bench::run() {
+        Ok(true) => 0,
+        Ok(false) => 1,
+        Err(e) => {
+            eprintln!("{e}");
+            3
+        }
+    };
+    std::process::exit(code);
+}
+
+#[cfg(feature = "cuda")]
+mod bench {
+    use cudarc::driver::sys::{CUdeviceptr, CUstream};
+    use cudarc::driver::{CudaContext, result, sys};
+    use half::{bf16, f16};
+    use shardlab_exec::device::cuda::Libraries;
+    use shardlab_exec::kernels::cuda::{Kernels, Options, hyper_block};
+    use shardlab_exec::operand::{Hyper, LaunchContext, RawRange};
+    use shardlab_plan::model::OpKind;
+    use shardlab_plan::program::{Access, Holds, InstrId, Kernel, Op, Program, Shape, ShardOp};
+    use shardlab_plan::scenario;
+    use shardlab_plan::units::DType;
+    use std::collections::{BTreeMap, BTreeSet};
+    use std::path::Path;
+    use std::sync::Arc;
+    use std::time::Instant;
+
+    type Failure = Box<dyn std::error::Error>;
+
+    pub(super) fn run() -> Result<bool, Failure> {
+        let mut args = std::env::args().skip(1);
+        let mode = args.next().unwrap_or_default();
+        let (mut names, mut sets, mut only) = (Vec::new(), Vec::new(), String::new());
+        let (mut tf32, mut cudnn, mut deterministic) = (false, true, true);
+        while let Some(a) = args.next() {
+            match a.as_str() {
+                "--set" => sets.extend(args.next()),
+                "--tf32" => tf32 = true,
+                "--no-cudnn" => cudnn = false,
+                "--any-order" => deterministic = false,
+                "--only" => only = args.next().unwrap_or_default(),
+                _ => names.push(a),
+            }
+        }
+        if !["check", "time"].contains(&mode.as_str()) || names.is_empty() {
+            return Err("usage: cuda_kernels check|time SCENARIO.. [--set KEY=VALUE].. [--tf32] [--no-cudnn] [--any-order] [--only NAME]".into());
+        }
+        let libraries = Libraries::load(&[])?;
+        let options = Options {
+            libraries: libraries.folders().iter().map(|f| f.path.clone()).collect(),
+            tf32,
+            cudnn,
+            deterministic,
+            ..Options::default()
+        };
+        let context = CudaContext::new(0)?;
+        // SAFETY: this program owns its streams and orders its work itself.
+        unsafe { context.disable_event_tracking() };
+        shardlab_exec::kernels::use_threads(std::thread::available_parallelism()?.get());
+        let mut good = true;
+        for name in names {
+            let s = scenario::load(Path::new(&name), &sets)?;
+            let program = Arc::new(shardlab_plan::plan(&s)?);
+            let started = Instant::now();
+            let mut kernels = Kernels::new(Arc::clone(&context), Arc::clone(&program), &options)?;
+            kernels.prepare()?;
+            println!(
+                "== {name} {sets:?}: {} kernels, prepared in {:.2} s, workspace {:.1} MiB",
+                program.kernels.len(),
+                started.elapsed().as_secs_f64(),
+                kernels.workspace_bytes() as f64 / 1048576.0
+            );
+            for why in kernels.refused() {
+                println!("passed over: {why}");
+            }
+            let workspace = Memory::new(kernels.workspace_bytes())?;
+            // SAFETY: as many bytes as it asks for, used by nobody else.
+            unsafe { kernels.set_workspace(workspace.at)? };
+            let mut bench = Bench {
+                stream: result::stream::create(result::stream::StreamKind::NonBlocking)?,
+                hyper: Memory::new(64)?,
+                kernels,
+                program,
+                copy: 0.0,
+            };
+            bench.set_hyper()?;
+            good &= bench.all(mode == "check", &only)?;
+        }
+        Ok(good)
+    }
+
+    const HYPER: Hyper = Hyper {
+        lr: 1e-3,
+        betas: [0.9, 0.95],
+        eps: 1e-8,
+        weight_decay: 0.1,
+        clip_norm: 1.0,
+        step: 3,
+    };
+
+    struct Memory {
+        at: CUdeviceptr,
+    }
+
+    impl Memory {
+        fn new(bytes: u64) -> Result<Self, Failure> {
+            // SAFETY: the context is current; nobody reads what is not written.
+            let at = unsafe { result::malloc_sync(bytes.max(256) as usize)? };
+            Ok(Self { at })
+        }
+    }
+
+    impl Drop for Memory {
+        fn drop(&mut self) {
+            // SAFETY: allocated once, freed once, after the stream was waited for.
+            let _ = unsafe { result::free_sync(self.at) };
+        }
+    }
+
+    struct Bench {
+        kernels: Kernels,
+        program: Arc<Program>,
+        stream: CUstream,
+        hyper: Memory,
+        /// Bandwidth of a copy, bytes read and written a second.
+        copy: f64,
+    }
+
+    /// A small generator of numbers; quality does not matter.
+    struct Random(u64);
+
+    impl Random {
+        fn next(&mut self) -> u64 {
+            self.0 = self
+                .0
+                .wrapping_mul(6364136223846793005)
+                .wrapping_add(1442695040888963407);
+            self.0 >> 33
+        }
+        fn float(&mut self) -> f32 {
+            let mut sum = 0.0;
+            for _ in 0..4 {
+                sum += self.next() as f32 / (1u64 << 31) as f32 - 0.5;
+            }
+            sum
+        }
+    }
+
+    /// Elements of a kind of buffer: random floats, ids below a limit.
+    fn fill(dtype: DType, bytes: &mut [u8], limit: i64, positive: bool, random: &mut Random) {
+        let mut float = || {
+            let x = random.float();
+            if positive { x.abs() + 0.1 } else { x }
+        };
+        match dtype {
+            DType::F32 => bytes
+                .chunks_exact_mut(4)
+                .for_each(|b| b.copy_from_slice(&float().to_le_bytes())),
+            DType::Bf16 => bytes
+                .chunks_exact_mut(2)
+                .for_each(|b| b.copy_from_slice(&bf16::from_f32(float()).to_le_bytes())),
+            DType::F16 => bytes
+                .chunks_exact_mut(2)
+                .for_each(|b| b.copy_from_slice(&f16::from_f32(float()).to_le_bytes())),
+            DType::I64 => bytes.chunks_exact_mut(8).for_each(|b| {
+                let id = (random.next() % limit.max(1) as u64) as i64;
+                b.copy_from_slice(&id.to_le_bytes());
+            }),
+            DType::U8 => bytes.iter_mut().for_each(|b| *b = random.next() as u8),
+        }
+    }
+
+    fn floats(dtype: DType, bytes: &[u8]) -> Vec<f64> {
+        match dtype {
+            DType::F32 => bytes
+                .chunks_exact(4)
+                .map(|b| f64::from(f32::from_le_bytes(b.try_into().unwrap_or_default())))
+                .collect(),
+            DType::Bf16 => bytes
+                .chunks_exact(2)
+                .map(|b| f64::from(bf16::from_le_bytes(b.try_into().unwrap_or_default())))
+                .collect(),
+            DType::F16 => bytes
+                .chunks_exact(2)
+                .map(|b| f64::from(f16::from_le_bytes(b.try_into().unwrap_or_default())))
+                .collect(),
+            DType::I64 => bytes
+                .chunks_exact(8)
+                .map(|b| i64::from_le_bytes(b.try_into().unwrap_or_default()) as f64)
+                .collect(),
+            DType::U8 => bytes.iter().map(|b| f64::from(*b)).collect(),
+        }
+    }
+
+    /// Ids that all operations of a kernel can take.
+    fn id_limit(kernel: &Kernel) -> i64 {
+        let of = |op: &shardlab_plan::program::BodyOp| match op.op {
+            OpKind::Embedding => op.inputs[1].shape.first().copied(),
+            OpKind::EmbeddingGrad => op.outputs[0].shape.first().copied(),
+            OpKind::NllLoss | OpKind::CrossEntropy { .. } => op.inputs[0].shape.last().copied(),
+            OpKind::NllLossGrad => op.outputs[0].shape.last().copied(),
+            _ => None,
+        };
+        kernel.body.iter().filter_map(of).min().unwrap_or(1 << 20) as i64
+    }
+
+    impl Bench {
+        fn set_hyper(&mut self) -> Result<(), Failure> {
+            // SAFETY: the block is 40 bytes, the memory 64.
+            unsafe { result::memcpy_htod_sync(self.hyper.at, &hyper_block(&HYPER))? };
+            Ok(())
+        }
+
+        /// The first launch of each kernel with each combination of element types.
+        fn launches(&self) -> Vec<InstrId> {
+            let mut seen = BTreeSet::new();
+            let mut out = Vec::new();
+            for (i, instr) in self.program.instrs.iter().enumerate() {
+                let Op::Launch { kernel, .. } = instr.op else {
+                    continue;
+                };
+                let all = self
+                    .program
+                    .reads(&instr.op)
+                    .iter()
+                    .chain(self.program.writes(&instr.op));
+                let types: Vec<_> = all
+                    .map(|a| (self.program.buffers[a.buffer.index()].dtype, a.offset % 16))
+                    .collect();
+                if seen.insert((kernel, types)) {
+                    out.push(InstrId(i as u32));
+                }
+            }
+            out
+        }
+
+        fn all(&mut self, check: bool, only: &str) -> Result<bool, Failure> {
+            let mut good = true;
+            if !check {
+                self.copy = self.copy_rate()?;
+                println!(
+                    "copy of 1 GiB: {:.0} GB/s read and written",
+                    self.copy / 1e9
+                );
+            }
+            for id in self.launches() {
+                let Op::Launch { kernel, .. } = self.program.instrs[id.index()].op else {
+                    continue;
+                };
+                if !self.program.kernels[kernel.index()].name.contains(only) {
+                    continue;
+                }
+                if check {
+                    good &= self.check(id)?;
+                } else {
+                    self.time(id)?;
+                }
+            }
+            if let Some(fault) = self.kernels.fault()? {
+                println!("FAULT {fault}");
+                good = false;
+            }
+            Ok(good)
+        }
+
+        fn copy_rate(&self) -> Result<f64, Failure> {
+            let bytes = 1u64 << 30;
+            let (a, b) = (Memory::new(bytes)?, Memory::new(bytes)?);
+            let stream = self.stream;
+            // SAFETY: both hold as many bytes.
+            let t = self.seconds(10, || unsafe {
+                sys::cuMemcpyDtoDAsync_v2(b.at, a.at, bytes as usize, stream).result()?;
+                Ok(())
+            })?;
+            Ok(2.0 * bytes as f64 / t)
+        }
+
+        /// Median seconds of a launch.
+        fn seconds(
+            &self,
+            runs: usize,
+            mut f: impl FnMut() -> Result<(), Failure>,
+        ) -> Result<f64, Failure> {
+            let event = || result::event::create(sys::CUevent_flags::CU_EVENT_DEFAULT);
+            f()?;
+            f()?;
+            let mut times = Vec::new();
+            for _ in 0..runs {
+                let (a, b) = (event()?, event()?);
+                // SAFETY: events and stream are live.
+                unsafe {
+                    result::event::record(a, self.stream)?;
+                    f()?;
+                    result::event::record(b, self.stream)?;
+                    result::stream::synchronize(self.stream)?;
+                    times.push(f64::from(result::event::elapsed(a, b)?) / 1e3);
+                    result::event::destroy(a)?;
+                    result::event::destroy(b)?;
+                }
+            }
+            times.sort_by(f64::total_cmp);
+            Ok(times[times.len() / 2])
+        }
+
+        fn shapes(&self, id: InstrId) -> Vec<Shape> {
+            let op = &self.program.instrs[id.index()].op;
+            let Op::Launch { kernel, .. } = *op else {
+                return Vec::new();
+            };
+            let operands = match self.program.kernels[kernel.index()].body[0].op {
+                OpKind::Shard(ShardOp::CopyOut { .. }) => self.program.writes(op),
+                OpKind::Shard(ShardOp::ChunkCat { .. }) => self.program.reads(op),
+                _ => return Vec::new(),
+            };
+            let shape = |a: &Access| match self.program.buffers[a.buffer.index()].holds {
+                Holds::Param(p) => self.program.params[p.index()].shape.clone(),
+                _ => Shape::from_slice(&[
+                    a.bytes / self.program.buffers[a.buffer.index()].dtype.size()
+                ]),
+            };
+            operands.iter().map(shape).collect()
+        }
+
+        /// Ranges of the accesses within buffers that lie at these addresses.
+        fn ranges(&self, accesses: &[Access], at: &BTreeMap<u32, u64>) -> Vec<RawRange> {
+            let range = |a: &Access| RawRange {
+                ptr: (at[&a.buffer.0] + a.offset) as *mut u8,
+                bytes: a.bytes as usize,
+                dtype: self.program.buffers[a.buffer.index()].dtype,
+            };
+            accesses.iter().map(range).collect()
+        }
+
+        fn check(&mut self, id: InstrId) -> Result<bool, Failure> {
+            let program = Arc::clone(&self.program);
+            let op = program.instrs[id.index()].op;
+            let Op::Launch { kernel, .. } = op else {
+                return Ok(true);
+            };
+            let kernel = &program.kernels[kernel.index()];
+            let (reads, writes) = (program.reads(&op), program.writes(&op));
+            let mut random = Random(u64::from(id.0) + 1);
+            let limit = id_limit(kernel);
+            let optimizer = matches!(
+                kernel.body[0].op,
+                OpKind::Shard(ShardOp::AdamW | ShardOp::Sgd | ShardOp::ClipScale)
+            );
+            let mut host: BTreeMap<u32, Vec<u64>> = BTreeMap::new();
+            let mut device: BTreeMap<u32, Memory> = BTreeMap::new();
+            for (i, a) in reads.iter().chain(writes).enumerate() {
+                let buffer = &program.buffers[a.buffer.index()];
+                if host.contains_key(&a.buffer.0) {
+                    continue;
+                }
+                let mut words = vec![0u64; buffer.bytes.0.div_ceil(8) as usize];
+                let bytes: &mut [u8] = bytemuck::cast_slice_mut(&mut words);
+                let scalar = a.bytes == 4;
+                fill(
+                    buffer.dtype,
+                    bytes,
+                    limit,
+                    scalar || optimizer && i != 1,
+                    &mut random,
+                );
+                host.insert(a.buffer.0, words);
+                device.insert(a.buffer.0, Memory::new(buffer.bytes.0)?);
+            }
+            let on_host: BTreeMap<u32, u64> = host
+                .iter_mut()
+                .map(|(k, v)| (*k, v.as_mut_ptr() as u64))
+                .collect();
+            let on_device: BTreeMap<u32, u64> = device.iter().map(|(k, v)| (*k, v.at)).collect();
+            let (hr, hw) = (self.ranges(reads, &on_host), self.ranges(writes, &on_host));
+            let (dr, dw) = (
+                self.ranges(reads, &on_device),
+                self.ranges(writes, &on_device),
+            );
+            if let OpKind::AttentionGrad { causal, scale } = kernel.body[0].op {
+                self.forward_first(kernel, causal, scale, &hr)?;
+            }
+            for (k, v) in &host {
+                // SAFETY: both hold the buffer's bytes.
+                unsafe {
+                    result::memcpy_htod_sync(
+                        on_device[k],
+                        &bytemuck::cast_slice::<u64, u8>(v)
+                            [..program.buffers[*k as usize].bytes.0 as usize],
+                    )?
+                };
+            }
+            let shapes = self.shapes(id);
+            let context = LaunchContext {
+                kernel,
+                hyper: HYPER,
+                shapes: &shapes,
+            };
+            // SAFETY: the ranges lie in buffers of their own.
+            unsafe { shardlab_exec::kernels::launch(&context, &hr, &hw)? };
+            let mut bits: Vec<Vec<u8>> = Vec::new();
+            for pass in 0..2 {
+                // SAFETY: as above, on the device.
+                unsafe {
+                    if pass == 0 {
+                        self.kernels
+                            .launch(id, &dr, &dw, self.hyper.at, self.stream)?;
+                    }
+                    result::stream::synchronize(self.stream)?;
+                }
+                if pass == 0 {
+                    for w in &dw {
+                        let mut bytes = vec![0u8; w.bytes];
+                        // SAFETY: the range lies in device memory.
+                        unsafe { result::memcpy_dtoh_sync(&mut bytes, w.ptr as u64)? };
+                        bits.push(bytes);
+                    }
+                }
+            }
+            let (mut worst, mut at) = (0.0f64, 0);
+            let mut resolution = f64::INFINITY;
+            for (i, (h, d)) in hw.iter().zip(&bits).enumerate() {
+                // SAFETY: the range lies in the host's buffer.
+                let want = floats(h.dtype, unsafe {
+                    std::slice::from_raw_parts(h.ptr, h.bytes)
+                });
+                let got = floats(h.dtype, d);
+                let size =
+                    (want.iter().map(|x| x * x).sum::<f64>() / want.len().max(1) as f64).sqrt();
+                let unit = match h.dtype {
+                    DType::Bf16 => 1.0 / 128.0,
+                    DType::F16 => 1.0 / 1024.0,
+                    _ => 2e-5,
+                };
+                for (w, g) in want.iter().zip(&got) {
+                    let e = if w == g || w.is_nan() && g.is_nan() {
+                        0.0
+                    } else {
+                        (w - g).abs() / (w.abs() + size + 1e-30)
+                    };
+                    let e = if e.is_nan() { f64::INFINITY } else { e };
+                    if e / unit > worst / resolution.min(1.0) && e / unit > worst {
+                        (worst, at) = (e / unit, i);
+                    }
+                }
+                resolution = resolution.min(unit);
+            }
+            // Attention rounds its probabilities to 16 bits: torch 2.11's kernels are up to 14 units from float64 here.
+            let attention = matches!(
+                kernel.class,
+                shardlab_plan::program::KernelClass::Attention { .. }
+            );
+            let limit = if attention { 16.0 } else { 2.0 };
+            let good = worst <= limit;
+            println!(
+                "{} {:44} {:.3} units (write {at}) {:?}",
+                if good { "ok  " } else { "BAD " },
+                kernel.name,
+                worst,
+                kernel.class
+            );
+            Ok(good)
+        }
+
+        /// Puts the results of the forward where the backward reads them.
+        fn forward_first(
+            &self,
+            kernel: &Kernel,
+            causal: bool,
+            scale: shardlab_plan::model::Real,
+            hr: &[RawRange],
+        ) -> Result<(), Failure> {
+            let body = &kernel.body[0];
+            let mut forward = kernel.clone();
+            forward.body[0].op = OpKind::Attention { causal, scale };
+            let slot = |i: usize| body.inputs[i].clone();
+            forward.body[0].inputs = [slot(1), slot(2), slot(3)].into_iter().collect();
+            let mut outs = [slot(4), slot(5)];
+            let place = |s: &shardlab_plan::program::Slot| match s.place {
+                shardlab_plan::program::Place::Read(i) => usize::from(i),
+                _ => 0,
+            };
+            let writes: Vec<RawRange> = outs.iter().map(|s| hr[place(s)]).collect();
+            for (i, s) in outs.iter_mut().enumerate() {
+                s.place = shardlab_plan::program::Place::Write(i as u8);
+            }
+            forward.body[0].outputs = outs.into_iter().collect();
+            let context = LaunchContext {
+                kernel: &forward,
+                hyper: HYPER,
+                shapes: &[],
+            };
+            // SAFETY: the ranges lie in buffers of their own.
+            unsafe { shardlab_exec::kernels::launch(&context, hr, &writes)? };
+            Ok(())
+        }
+
+        fn time(&mut self, id: InstrId) -> Result<(), Failure> {
+            let program = Arc::clone(&self.program);
+            let op = program.instrs[id.index()].op;
+            let Op::Launch { kernel: kid, .. } = op else {
+                return Ok(());
+            };
+            let kernel = &program.kernels[kid.index()];
+            let (reads, writes) = (program.reads(&op), program.writes(&op));
+            let mut random = Random(7);
+            let mut device: BTreeMap<u32, Memory> = BTreeMap::new();
+            for a in reads.iter().chain(writes) {
+                let buffer = &program.buffers[a.buffer.index()];
+                if device.contains_key(&a.buffer.0) {
+                    continue;
+                }
+                let memory = Memory::new(buffer.bytes.0)?;
+                let few = buffer.bytes.0.min(32 << 20);
+                let mut bytes = vec![0u8; few as usize];
+                fill(
+                    buffer.dtype,
+                    &mut bytes,
+                    id_limit(kernel),
+                    false,
+                    &mut random,
+                );
+                // Random numbers cost power as real ones do; repeated every 32 MiB.
+                let mut done = 0;
+                while done < buffer.bytes.0 {
+                    let n = few.min(buffer.bytes.0 - done) as usize;
+                    // SAFETY: the memory is as long as the buffer.
+                    unsafe { result::memcpy_htod_sync(memory.at + done, &bytes[..n])? };
+                    done += n as u64;
+                }
+                device.insert(a.buffer.0, memory);
+            }
+            let at: BTreeMap<u32, u64> = device.iter().map(|(k, v)| (*k, v.at)).collect();
+            let (dr, dw) = (self.ranges(reads, &at), self.ranges(writes, &at));
+            let (hyper, stream) = (self.hyper.at, self.stream);
+            let kernels = std::cell::RefCell::new(&mut self.kernels);
+            let copy = self.copy;
+            let event = || result::event::create(sys::CUevent_flags::CU_EVENT_DEFAULT);
+            // SAFETY: the ranges lie in buffers of their own; events and stream are live.
+            let go = || unsafe { kernels.borrow_mut().launch(id, &dr, &dw, hyper, stream) };
+            go()?;
+            go()?;
+            let mut times = Vec::new();
+            // Several launches between two events: a launch's own cost is hidden, as it is in a step.
+            const BATCH: u32 = 4;
+            for _ in 0..7 {
+                let (a, b) = (event()?, event()?);
+                // SAFETY: as above.
+                unsafe {
+                    result::event::record(a, stream)?;
+                    for _ in 0..BATCH {
+                        go()?;
+                    }
+                    result::event::record(b, stream)?;
+                    result::stream::synchronize(stream)?;
+                    times.push(f64::from(result::event::elapsed(a, b)?) / 1e3 / f64::from(BATCH));
+                    result::event::destroy(a)?;
+                    result::event::destroy(b)?;
+                }
+            }
+            times.sort_by(f64::total_cmp);
+            let t = times[times.len() / 2];
+            // Operands may be wider than the kernel's slots: a gradient in a float32 buffer.
+            let widened: f64 = reads.iter().chain(writes).map(|a| a.bytes as f64).sum();
+            let bytes = ((kernel.read.0 + kernel.written.0) as f64).max(match kernel.class {
+                shardlab_plan::program::KernelClass::Pointwise
+                | shardlab_plan::program::KernelClass::Fill => widened,
+                _ => 0.0,
+            });
+            println!(
+                "{:44} {:9.1} us {:6.0} GB/s {:5.1} % of copy {:6.1} TFLOP/s  {:?}\n      {}",
+                kernel.name,
+                t * 1e6,
+                bytes / t / 1e9,
+                100.0 * bytes / t / copy,
+                kernel.flops.0 as f64 / t / 1e12,
+                kernel.class,
+                kernels.borrow().describe(kid).replace('\n', "\n      "),
+            );
+            Ok(())
+        }
+    }
+}

@@ -1,0 +1,223 @@
+//! Attention by cuDNN's fused kernels.
+
+mod backend;
+mod graph;
+mod library;
+#[cfg(test)]
+mod tests;
+
+use super::codegen::Request;
+use super::error::Trouble;
+use crate::kernels::view;
+use backend::{Machine, Plan};
+use cudarc::cudnn::sys;
+use cudarc::driver::sys::CUstream;
+use graph::{Graph, Kind, Operand, Shape};
+use shardlab_plan::model::OpKind;
+use shardlab_plan::program::{BodyOp, Place, Slot};
+use shardlab_plan::units::DType;
+
+/// Where operands lie: place and first element.
+type Places = Vec<(Operand, Place, u64)>;
+
+/// The library, open on a context.
+pub(super) struct Dnn {
+    api: &'static library::Api,
+    handle: sys::cudnnHandle_t,
+    version: usize,
+    ordered: bool,
+}
+
+// SAFETY: the handle may move between threads; one uses it at a time.
+unsafe impl Send for Dnn {}
+
+/// Attention that is ready to be launched.
+pub(super) struct Attention {
+    graph: Graph,
+    plan: Plan,
+    places: Places,
+    /// Constants, by tensor: the library reads them from host memory.
+    values: Vec<f32>,
+    /// Scalars (the random state of dropout) that are written as zeros.
+    pub(super) zeros: Vec<(Place, u64, u64)>,
+    pub(super) describe: String,
+}
+
+impl Dnn {
+    /// Opens the library for the current context, if it is there.
+    pub(super) fn open(ordered: bool) -> Option<Self> {
+        let api = library::api()?;
+        let mut handle = std::ptr::null_mut();
+        // SAFETY: the library is there; the handle is written before it is read.
+        let (status, version) = unsafe { ((api.create)(&raw mut handle), (api.version)()) };
+        (status == 0).then_some(Self {
+            api,
+            handle,
+            version,
+            ordered,
+        })
+    }
+
+    /// Makes a body's attention ready, if the library has a kernel for it.
+    pub(super) fn attention(&self, req: &Request<'_>, op: &BodyOp) -> Result<Attention, Trouble> {
+        let (graph, places) = graph_of(req, op, self.ordered)?;
+        let plan = backend::plan(&graph, Machine::Handle(self.handle), self.ordered)?;
+        let values = graph.tensors.iter().map(|t| match t.kind {
+            Kind::Value(x) => x,
+            _ => 0.0,
+        });
+        let mut zeros = Vec::new();
+        if let OpKind::Attention { .. } = op.op {
+            for s in op.outputs.iter().skip(2) {
+                let size = req.arg(s.place)?.dtype.size();
+                zeros.push((s.place, s.offset * size, view::numel(s) as u64 * size));
+            }
+        }
+        Ok(Attention {
+            values: values.collect(),
+            places,
+            zeros,
+            describe: format!(
+                "cuDNN {} attention, {:.1} MiB of workspace",
+                self.version,
+                (graph.scratch + plan.workspace) as f64 / 1_048_576.0
+            ),
+            graph,
+            plan,
+        })
+    }
+
+    /// Launches attention.
+    ///
+    /// # Safety
+    /// `address` gives the live device memory of the operands, `scratch` has [`Attention::scratch`] bytes.
+    pub(super) unsafe fn launch(
+        &self,
+        a: &Attention,
+        address: impl Fn(Place) -> (u64, DType),
+        scratch: u64,
+        stream: CUstream,
+    ) -> Result<(), Trouble> {
+        // SAFETY: the stream is live.
+        let status = unsafe { (self.api.set_stream)(self.handle, stream.cast()) };
+        if status != 0 {
+            return Err(Trouble::Driver {
+                call: "cudnnSetStream",
+                reason: format!("status {status}"),
+            });
+        }
+        let first = a.graph.tensors.as_ptr();
+        let at = |t: &graph::Tensor| match t.kind {
+            Kind::Virtual => 0,
+            Kind::Scratch(n) => scratch + n,
+            Kind::Value(_) => {
+                // SAFETY: `t` is an element of the graph's tensors.
+                let i = unsafe { std::ptr::from_ref(t).offset_from(first) } as usize;
+                (&raw const a.values[i]) as u64
+            }
+            Kind::Operand(o) => {
+                let found = a.places.iter().find(|p| p.0 == o);
+                found.map_or(0, |&(_, place, first)| {
+                    let (at, dtype) = address(place);
+                    at + first * dtype.size()
+                })
+            }
+        };
+        let workspace = scratch + a.graph.scratch;
+        // SAFETY: the caller's promise.
+        unsafe { a.plan.execute(self.handle, &a.graph, at, workspace) }
+    }
+}
+
+impl Drop for Dnn {
+    fn drop(&mut self) {
+        // SAFETY: created once, destroyed once.
+        unsafe { (self.api.destroy)(self.handle) };
+    }
+}
+
+impl Attention {
+    /// Bytes of scratch memory.
+    pub(super) fn scratch(&self) -> u64 {
+        self.graph.scratch + self.plan.workspace
+    }
+}
+
+/// The graph of a body's attention, and where its operands lie.
+fn graph_of(req: &Request<'_>, op: &BodyOp, ordered: bool) -> Result<(Graph, Places), Trouble> {
+    use Operand as O;
+    let no = |why: &str| Trouble::Unsupported(why.to_owned());
+    let (ins, outs): (&[O], &[O]) = match op.op {
+        OpKind::Attention { .. } => (&[O::Q, O::K, O::V], &[O::O, O::Stats]),
+        OpKind::AttentionGrad { .. } => (
+            &[O::DO, O::Q, O::K, O::V, O::O, O::Stats],
+            &[O::DQ, O::DK, O::DV],
+        ),
+        _ => return Err(no("no attention")),
+    };
+    if op.inputs.len() < ins.len() || op.outputs.len() < outs.len() {
+        return Err(no("attention lacks operands"));
+    }
+    let all: Vec<(O, &Slot)> = ins
+        .iter()
+        .zip(&op.inputs)
+        .chain(outs.iter().zip(&op.outputs))
+        .map(|(&o, s)| (o, s))
+        .collect();
+    let slot = |o: O| all.iter().find(|a| a.0 == o).map(|a| a.1);
+    let (Some(q), Some(k), Some(lse)) = (slot(O::Q), slot(O::K), slot(O::Stats)) else {
+        return Err(no("attention lacks operands"));
+    };
+    let (OpKind::Attention { causal, scale } | OpKind::AttentionGrad { causal, scale }) = op.op
+    else {
+        return Err(no("no attention"));
+    };
+    let (&[batch, heads, seq, d], &[_, kv, _, _], &[.., stat]) =
+        (&q.shape[..], &k.shape[..], &lse.shape[..])
+    else {
+        return Err(no("attention works on four dimensions"));
+    };
+    let dtype = req.arg(q.place)?.dtype;
+    for (o, s) in &all {
+        let arg = req.arg(s.place)?;
+        let want = if *o == O::Stats { DType::F32 } else { dtype };
+        if arg.dtype != want {
+            return Err(no("attention's operands have different types"));
+        }
+        let aligned = arg.align >= 16 && (s.offset * arg.dtype.size()).is_multiple_of(16);
+        if *o != O::Stats && (!aligned || view::strides(s).last() != Some(&1)) {
+            return Err(no("attention's operands are not aligned to 16 bytes"));
+        }
+    }
+    if dtype.size() != 2 || d % 8 != 0 || d > 128 || heads % kv.max(1) != 0 {
+        return Err(no(
+            "cuDNN's attention takes 16-bit types and heads of up to 128",
+        ));
+    }
+    let shape = Shape {
+        batch: batch as i64,
+        heads: heads as i64,
+        kv: kv as i64,
+        seq: seq as i64,
+        d: d as i64,
+        stat: stat as i64,
+        causal,
+        scale: scale.0 as f32,
+        dtype,
+    };
+    let strides = |o: O| {
+        let st = slot(o).map(view::strides).unwrap_or_default();
+        let mut out = [0; 4];
+        for (o, s) in out.iter_mut().zip(st) {
+            *o = s as i64;
+        }
+        out
+    };
+    let graph = match op.op {
+        OpKind::Attention { .. } => graph::forward(&shape, &strides),
+        _ => graph::backward(&shape, &strides, ordered),
+    };
+    let graph = graph.ok_or_else(|| no("cuDNN does not take this type"))?;
+    let places = all.iter().map(|(o, s)| (*o, s.place, s.offset)).collect();
+    Ok((graph, places))
+}

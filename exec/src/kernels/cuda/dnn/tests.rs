@@ -1,0 +1,166 @@
+//! cuDNN finds its fused kernels for our graphs, on the saved properties of a GPU: no GPU is needed, only the library.
+
+use super::backend::{Desc, Machine, verdict};
+use super::graph::{Graph, Kind, Node, Operand, Shape, backward, forward};
+use crate::device::cuda::libraries::{Surroundings, folders};
+use cudarc::cudnn::sys::{
+    cudnnBackendAttributeName_t as Name, cudnnBackendAttributeType_t as Type,
+    cudnnBackendDescriptorType_t as Descriptor,
+};
+use libloading::os::unix::{Library, RTLD_GLOBAL, RTLD_LAZY};
+use shardlab_plan::units::DType;
+use std::io::Write as _;
+use std::path::PathBuf;
+
+/// Properties of an NVIDIA H200 as cuDNN 9.19 writes them.
+const H200: &str = include_str!("h200.json");
+
+/// Loads cuDNN and what it opens by name, if all of it is there.
+fn is_loaded() -> bool {
+    let named = |name| std::env::var_os(name).map(PathBuf::from);
+    let mut all: Vec<PathBuf> = ["SHARDLAB_CUDNN", "SHARDLAB_NVRTC"]
+        .into_iter()
+        .filter_map(named)
+        .collect();
+    all.extend(
+        folders(&Surroundings::of_process(), &[])
+            .into_iter()
+            .map(|f| f.path),
+    );
+    let load = |name: &str| {
+        let found = all.iter().map(|f| f.join(name)).find(|p| p.exists());
+        // SAFETY: NVIDIA's libraries run no code at loading that depends on ours; they are never unloaded.
+        let handle =
+            found.and_then(|p| unsafe { Library::open(Some(p), RTLD_LAZY | RTLD_GLOBAL) }.ok());
+        handle.map(std::mem::forget).is_some()
+    };
+    for name in [
+        "libnvrtc-builtins.so.13.0",
+        "libnvrtc.so.13",
+        "libcublasLt.so.13",
+        "libcublas.so.13",
+        "libcudnn_graph.so.9",
+        "libcudnn_ops.so.9",
+        "libcudnn_heuristic.so.9",
+        "libcudnn_engines_runtime_compiled.so.9",
+        "libcudnn_engines_precompiled.so.9",
+        "libcudnn_adv.so.9",
+        "libcudnn_cnn.so.9",
+    ] {
+        load(name);
+    }
+    load("libcudnn.so.9")
+}
+
+fn saved() -> Option<Desc> {
+    if !is_loaded() || super::library::api().is_none() {
+        let _ = writeln!(
+            std::io::stderr(),
+            "SKIPPED: no attention graph was shown to cuDNN: it is not there; `pip install nvidia-cudnn-cu13==9.19.0.56 nvidia-cuda-nvrtc==13.0.88` and name its lib folder in SHARDLAB_CUDNN"
+        );
+        return None;
+    }
+    let d = Desc::new(Descriptor::CUDNN_BACKEND_DEVICEPROP_DESCRIPTOR).unwrap();
+    d.set(
+        Name::CUDNN_ATTR_DEVICEPROP_JSON_REPRESENTATION,
+        Type::CUDNN_TYPE_CHAR,
+        H200.trim().as_bytes(),
+    )
+    .unwrap();
+    d.finish().unwrap();
+    Some(d)
+}
+
+fn shape(batch: i64, heads: i64, kv: i64, seq: i64, d: i64, causal: bool) -> Shape {
+    Shape {
+        batch,
+        heads,
+        kv,
+        seq,
+        d,
+        stat: seq,
+        causal,
+        scale: (d as f32).sqrt().recip(),
+        dtype: DType::Bf16,
+    }
+}
+
+/// Strides of `[batch, seq, heads, d]` memory seen as `[batch, heads, seq, d]`, and of `[batch, heads, seq, d]` itself.
+fn strides(s: &Shape, o: Operand) -> [i64; 4] {
+    let heads = match o {
+        Operand::K | Operand::V | Operand::DK | Operand::DV => s.kv,
+        _ => s.heads,
+    };
+    match o {
+        Operand::V | Operand::DV | Operand::DO => [s.seq * heads * s.d, s.d, heads * s.d, 1],
+        _ => [heads * s.seq * s.d, s.seq * s.d, s.d, 1],
+    }
+}
+
+#[test]
+fn there_is_an_engine_for_every_attention_of_the_models() {
+    let Some(properties) = saved() else { return };
+    let on = Machine::Saved(&properties);
+    for s in [
+        shape(2, 32, 8, 4096, 64, true),
+        shape(2, 24, 8, 4096, 128, true),
+        shape(1, 32, 8, 8192, 128, true),
+        shape(4, 4, 4, 256, 64, true),
+        shape(1, 12, 12, 512, 64, false),
+    ] {
+        let engines = |graph: Graph| fits(&verdict(&graph, on).unwrap());
+        let graph = forward(&s, &|o| strides(&s, o)).unwrap();
+        let said = verdict(&graph, on).unwrap();
+        assert!(fits(&said), "{s:?} forward: {said:?}");
+        for ordered in [false, true] {
+            let graph = backward(&s, &|o| strides(&s, o), ordered).unwrap();
+            assert!(engines(graph), "{s:?} backward, ordered: {ordered}");
+        }
+    }
+    // The pattern counts, not its parts: with a sum instead of the maximum there is none.
+    let s = shape(2, 8, 2, 128, 64, true);
+    let mut graph = forward(&s, &|o| strides(&s, o)).unwrap();
+    for node in &mut graph.nodes {
+        if let Node::Reduce { max, .. } = node {
+            *max = false;
+        }
+    }
+    let wrong = verdict(&graph, on).unwrap();
+    assert!(!fits(&wrong), "{wrong:?}");
+}
+
+/// Whether a configuration is ready, or would be on a machine with a driver: what is missing is asked for last.
+fn fits(verdict: &str) -> bool {
+    verdict == "ready" || verdict.contains("RUNTIME_PREREQUISITE_MISSING")
+}
+
+#[test]
+fn graphs_touch_each_operand_and_make_each_value_once() {
+    let s = shape(2, 8, 2, 128, 64, true);
+    let operands = |g: &Graph| {
+        let mut all: Vec<Operand> = g
+            .tensors
+            .iter()
+            .filter_map(|t| match t.kind {
+                Kind::Operand(o) => Some(o),
+                _ => None,
+            })
+            .collect();
+        all.sort_unstable();
+        all
+    };
+    use Operand as O;
+    let g = forward(&s, &|o| strides(&s, o)).unwrap();
+    assert_eq!(operands(&g), [O::Q, O::K, O::V, O::O, O::Stats]);
+    for ordered in [false, true] {
+        let g = backward(&s, &|o| strides(&s, o), ordered).unwrap();
+        assert_eq!(
+            operands(&g),
+            [O::Q, O::K, O::V, O::O, O::Stats, O::DO, O::DQ, O::DK, O::DV]
+        );
+        assert_eq!(
+            g.scratch,
+            2 * 8 * 128 * 4 + if ordered { 0 } else { 2 * 8 * 128 * 64 * 4 }
+        );
+    }
+}

@@ -1,0 +1,244 @@
+//! Lists of ranges, performed on the host, do what the CPU's kernels do.
+
+use super::{Piece, Work, work};
+use crate::device::NO_HYPER;
+use crate::kernels;
+use crate::kernels::cuda::codegen::shard::Ranges;
+use crate::operand::{LaunchContext, RawRange};
+use proptest::prelude::*;
+use shardlab_plan::model::{OpKind, Real};
+use shardlab_plan::program::{BodyOp, Kernel, KernelClass, Shape, ShardOp};
+use shardlab_plan::units::{Bytes, DType, Flops};
+
+fn kernel(op: ShardOp) -> Kernel {
+    Kernel {
+        name: op.name().to_owned(),
+        class: KernelClass::MultiCopy,
+        flops: Flops(0),
+        read: Bytes(0),
+        written: Bytes(0),
+        dtype: DType::F32,
+        body: vec![BodyOp {
+            op: OpKind::Shard(op),
+            inputs: [].into_iter().collect(),
+            outputs: [].into_iter().collect(),
+        }],
+    }
+}
+
+/// Memory with ranges one after another.
+struct Memory {
+    words: Vec<u64>,
+    ranges: Vec<(usize, usize, DType)>,
+}
+
+impl Memory {
+    fn new(parts: &[(usize, DType)], seed: u64) -> Self {
+        let mut ranges = Vec::new();
+        let mut at = 0usize;
+        for &(n, ty) in parts {
+            let size = ty.size() as usize;
+            at = at.next_multiple_of(size);
+            ranges.push((at, n * size, ty));
+            at += n * size;
+        }
+        let mut words = vec![0u64; at.div_ceil(8) + 1];
+        let mut x = seed | 1;
+        let bytes: &mut [u8] = bytemuck::cast_slice_mut(&mut words);
+        for &(at, len, ty) in &ranges {
+            for chunk in bytes[at..at + len].chunks_exact_mut(ty.size() as usize) {
+                x = x.wrapping_mul(6364136223846793005).wrapping_add(1);
+                let v = ((x >> 40) as i64 - (1 << 23)) as f32 / 65536.0;
+                match ty {
+                    DType::Bf16 => chunk.copy_from_slice(&half::bf16::from_f32(v).to_le_bytes()),
+                    _ => chunk.copy_from_slice(&v.to_le_bytes()),
+                }
+            }
+        }
+        Self { words, ranges }
+    }
+
+    fn range(&mut self, i: usize) -> RawRange {
+        let (at, bytes, dtype) = self.ranges[i];
+        let base = self.words.as_mut_ptr().cast::<u8>();
+        RawRange {
+            ptr: base.wrapping_add(at),
+            bytes,
+            dtype,
+        }
+    }
+}
+
+fn flat(at: u64, n: u64, dtype: DType) -> RawRange {
+    RawRange {
+        ptr: at as *mut u8,
+        bytes: (n * dtype.size()) as usize,
+        dtype,
+    }
+}
+
+/// Runs a piece with the CPU's kernels, as the GPU's list kernel would.
+fn perform(kind: Ranges, p: &Piece, w: &Work) {
+    let run = |op, reads: &[RawRange], writes: &[RawRange]| {
+        let kernel = kernel(op);
+        let context = LaunchContext {
+            kernel: &kernel,
+            hyper: NO_HYPER,
+            shapes: &[],
+        };
+        // SAFETY: the pieces lie in the test's memory.
+        unsafe { kernels::launch(&context, reads, writes) }.unwrap();
+    };
+    match kind {
+        Ranges::Raw if p.at[1] == 0 => {
+            run(ShardOp::Zero, &[], &[flat(p.at[0], p.n, DType::U8)]);
+        }
+        Ranges::Raw => run(
+            ShardOp::Copy,
+            &[flat(p.at[1], p.n, DType::U8)],
+            &[flat(p.at[0], p.n, DType::U8)],
+        ),
+        Ranges::Cast { from, to } => run(
+            ShardOp::Copy,
+            &[flat(p.at[1], p.n, from)],
+            &[flat(p.at[0], p.n, to)],
+        ),
+        Ranges::Accumulate { from, to } => run(
+            ShardOp::Accumulate,
+            &[flat(p.at[1], p.n, from)],
+            &[flat(p.at[0], p.n, to)],
+        ),
+        Ranges::Scale { of } => run(
+            ShardOp::Scale {
+                factor: Real(f64::from(w.factor)),
+            },
+            &[],
+            &[flat(p.at[0], p.n, of)],
+        ),
+        other => panic!("{other:?} is not compared here"),
+    }
+}
+
+/// Both ways on the same memory; the number of pieces.
+fn agree(
+    op: ShardOp,
+    shapes: &[Shape],
+    parts: &[(usize, DType)],
+    reads: &[usize],
+    writes: &[usize],
+) -> usize {
+    let mut cpu = Memory::new(parts, 7);
+    let mut gpu = Memory::new(parts, 7);
+    let of = |m: &mut Memory, which: &[usize]| -> Vec<RawRange> {
+        which.iter().map(|&i| m.range(i)).collect()
+    };
+    let (r, w) = (of(&mut cpu, reads), of(&mut cpu, writes));
+    let kernel = kernel(op);
+    let context = LaunchContext {
+        kernel: &kernel,
+        hyper: NO_HYPER,
+        shapes,
+    };
+    // SAFETY: the ranges lie in the test's memory.
+    unsafe { kernels::launch(&context, &r, &w) }.unwrap();
+    let (r, w) = (of(&mut gpu, reads), of(&mut gpu, writes));
+    let work = work(op, shapes, &r, &w).unwrap();
+    let mut pieces = 0;
+    for batch in &work.batches {
+        for p in &batch.pieces {
+            perform(batch.kind, p, &work);
+            pieces += 1;
+        }
+    }
+    assert_eq!(cpu.words, gpu.words);
+    pieces
+}
+
+fn dtypes() -> impl Strategy<Value = DType> {
+    prop::sample::select(vec![DType::F32, DType::Bf16])
+}
+
+proptest! {
+    #[test]
+    fn copies_between_sequences(
+        cuts in prop::collection::vec(0usize..40, 1..5),
+        others in prop::collection::vec(0usize..40, 1..5),
+        types in prop::collection::vec(dtypes(), 10),
+    ) {
+        let total: usize = cuts.iter().sum();
+        // The other side is cut elsewhere, to the same length.
+        let mut rest = total;
+        let mut sizes = Vec::new();
+        for o in others {
+            let n = o.min(rest);
+            sizes.push(n);
+            rest -= n;
+        }
+        sizes.push(rest);
+        let parts: Vec<(usize, DType)> = cuts.iter().chain(&sizes).copied().zip(types.iter().copied().cycle()).collect();
+        let reads: Vec<usize> = (0..cuts.len()).collect();
+        let writes: Vec<usize> = (cuts.len()..parts.len()).collect();
+        agree(ShardOp::MultiCopy, &[], &parts, &reads, &writes);
+    }
+
+    #[test]
+    fn packing_and_unpacking(
+        shapes in prop::collection::vec((1u64..7, 1u64..5), 1..4),
+        ranks in 1u32..5,
+        packed in dtypes(),
+        param in dtypes(),
+        padded in any::<bool>(),
+    ) {
+        let shapes: Vec<Shape> = shapes.iter().map(|&(r, c)| Shape::from_slice(&[r, c])).collect();
+        let shard = |s: &Shape| (s[0].div_ceil(u64::from(ranks)) * s[1]) as usize;
+        let whole: usize = shapes.iter().map(|s| shard(s) * ranks as usize).sum();
+        let mut parts = vec![(whole, packed)];
+        let numel = |s: &Shape| if padded { shard(s) * ranks as usize } else { (s[0] * s[1]) as usize };
+        parts.extend(shapes.iter().map(|s| (numel(s), param)));
+        let params: Vec<usize> = (1..parts.len()).collect();
+        agree(ShardOp::CopyOut { ranks }, &shapes, &parts, &[0], &params);
+        agree(ShardOp::ChunkCat { ranks }, &shapes, &parts, &params, &[0]);
+    }
+
+    #[test]
+    fn sums_and_factors(n in 1usize..50, m in 0usize..20, from in dtypes(), to in dtypes()) {
+        agree(ShardOp::Accumulate, &[], &[(n + m, from), (n, to), (m, to)], &[0], &[1, 2]);
+        agree(ShardOp::Scale { factor: Real(0.37) }, &[], &[(n, from), (m, to)], &[], &[0, 1]);
+        agree(ShardOp::Zero, &[], &[(n, from), (m, to)], &[], &[0, 1]);
+    }
+}
+
+#[test]
+fn neighbours_become_one_piece() {
+    let f = DType::F32;
+    assert_eq!(
+        agree(
+            ShardOp::MultiCopy,
+            &[],
+            &[(8, f), (4, f), (12, f)],
+            &[0, 1],
+            &[2]
+        ),
+        1
+    );
+    assert_eq!(
+        agree(ShardOp::Zero, &[], &[(8, f), (4, f)], &[], &[0, 1]),
+        1
+    );
+}
+
+#[test]
+fn moments_go_on_where_they_are_not_named() {
+    let f = DType::F32;
+    let mut m = Memory::new(&[(4, f), (4, f), (6, f), (6, f), (2, f), (2, f), (1, f)], 3);
+    let r: Vec<RawRange> = (0..7).map(|i| m.range(i)).collect();
+    let reads = [r[0], r[1], r[2], r[3], r[4], r[5], r[6]];
+    let w = work(ShardOp::AdamW, &[], &reads, &[r[0], r[2], r[3], r[4]]).unwrap();
+    assert_eq!(w.square, r[6].ptr as u64);
+    let pieces = &w.batches[0].pieces;
+    assert_eq!(pieces.len(), 2);
+    assert_eq!(pieces[1].at[2], r[2].ptr as u64 + 16);
+    assert_eq!((pieces[0].n, pieces[1].n), (4, 2));
+    let short = work(ShardOp::AdamW, &[], &reads[..6], &[r[0], r[4]]);
+    assert!(short.is_err());
+}
