@@ -146,7 +146,7 @@ impl Args {
             record: true,
             ..ExecOptions::default()
         };
-        self.device.apply(&mut exec);
+        self.device.apply(&mut exec, scenario.mesh.world());
         Ok(RunOptions {
             steps: self.steps,
             seed: self.seed,

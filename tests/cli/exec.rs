@@ -467,3 +467,30 @@ fn a_gpu_that_is_not_there_is_explained() {
         assert!(text.contains(part), "{part}: {text}");
     }
 }
+
+/// More threads a kernel change no bit.
+#[test]
+fn threads_change_nothing() {
+    let losses = |threads: &str| {
+        let set = "model.hidden=128";
+        let args = [
+            "exec",
+            "llama-tiny",
+            "--no-store",
+            "--json",
+            "--steps",
+            "3",
+            "--set",
+            "mesh.dp_shard=1",
+            "--set",
+            set,
+            "--set",
+            "model.ffn=256",
+            "--threads",
+            threads,
+        ];
+        json(&args)[0]["losses"].clone()
+    };
+    assert_eq!(losses("1"), losses("3"));
+    assert_eq!(losses("1"), losses("0"));
+}

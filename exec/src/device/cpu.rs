@@ -17,12 +17,13 @@ pub(crate) use worker::{first_nan, panic_text};
 use super::abort::{Abort, Failure, FailureKind, Stop, Wake, lock};
 use super::{Command, Device, GraphId, NO_HYPER, Pass, Region, TaskTimes};
 use crate::comm::Communicators;
+use crate::kernels;
 use crate::operand::{Hyper, LaunchContext, RawRange};
 use arena::Arena;
 use events::Events;
 use queue::{Entry, Queue};
 use shapes::Shapes;
-use shardlab_plan::program::{BufferId, EventId, InstrId, Op, Program, StreamId};
+use shardlab_plan::program::{BufferId, COMPUTE, EventId, InstrId, Op, Program, StreamId};
 use shardlab_plan::units::Bytes;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, Weak};
@@ -57,6 +58,8 @@ pub struct CpuOptions {
     pub delay: Option<DelaySpec>,
     /// Look for NaN in every output.
     pub nan_check: bool,
+    /// Threads that a kernel of the compute stream may use.
+    pub threads: usize,
     /// A test's worker panics when it comes to this instruction on this rank.
     pub crash: Option<(u32, InstrId)>,
 }
@@ -67,6 +70,7 @@ impl Default for CpuOptions {
             queue_depth: 1024,
             delay: None,
             nan_check: false,
+            threads: 1,
             crash: None,
         }
     }
@@ -185,9 +189,15 @@ impl CpuWorld {
                 worker::Worker::new(Arc::clone(&shared), StreamId(s as u8), launcher, delays);
             // The worker keeps every rank's memory alive.
             let memory = Arc::clone(&self.arenas);
+            let threads = if s == COMPUTE.index() {
+                options.threads
+            } else {
+                1
+            };
             let handle = std::thread::Builder::new()
                 .name(format!("r{rank} {}", stream.kind.name()))
                 .spawn(move || {
+                    kernels::use_threads(threads);
                     worker.run();
                     drop(memory);
                 })

@@ -57,6 +57,8 @@ pub struct ExecOptions {
     pub record: bool,
     /// Where ranks say what they are at, for whoever watches.
     pub live: Option<Arc<Live>>,
+    /// Threads that a kernel may use on the CPU device; results have the same bits with any number.
+    pub threads: usize,
     /// How devices make memory known to the library of collectives.
     pub registration: Registration,
     /// Commands that a stream's queue holds.
@@ -76,6 +78,7 @@ impl Default for ExecOptions {
             grad_squares: false,
             record: false,
             live: None,
+            threads: 1,
             registration: Registration::default(),
             queue_depth: CpuOptions::default().queue_depth,
         }
@@ -88,6 +91,7 @@ impl ExecOptions {
             queue_depth: self.queue_depth,
             delay: self.delay,
             nan_check: self.nan_check,
+            threads: self.threads,
             crash: self
                 .fault
                 .filter(|f| f.kind == FaultKind::DevicePanic)

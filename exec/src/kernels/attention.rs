@@ -105,7 +105,17 @@ struct Geometry {
     causal: bool,
 }
 
+/// Multiplications below which more threads do not pay.
+const PARALLEL: usize = 1 << 20;
+
 impl Geometry {
+    /// Groups of heads that a thread takes at least.
+    fn step(self) -> usize {
+        let groups = (self.batch * self.kv).max(1);
+        let all = self.batch * self.heads * self.seq * self.seq * self.d;
+        if all < PARALLEL { groups } else { 1 }
+    }
+
     fn new(q: &Heads, k: &Heads, v: &Heads, causal: bool) -> Result<Self, Fault> {
         let [batch, heads, seq, d] = q.shape;
         let kv = k.shape[1];
@@ -173,7 +183,7 @@ pub(super) fn forward(o: &Operands<'_>, causal: bool, scale: f32) -> Result<(), 
             return Err(Fault::Shape("attention cannot work in place".to_owned()));
         }
     }
-    parallel::split(g.batch * g.kv, 1, |part| {
+    parallel::split(g.batch * g.kv, g.step(), |part| {
         forward_heads(g, part, [&q, &k, &v], &out, (&lse, rows), scale);
         Ok::<(), Fault>(())
     })?;
@@ -266,7 +276,7 @@ pub(super) fn backward(o: &Operands<'_>, causal: bool, scale: f32) -> Result<(),
             return Err(Fault::Shape("attention cannot work in place".to_owned()));
         }
     }
-    parallel::split(g.batch * g.kv, 1, |part| {
+    parallel::split(g.batch * g.kv, g.step(), |part| {
         backward_heads(
             g,
             part,

@@ -3,6 +3,15 @@
 mod case;
 mod memory;
 mod ops;
+#[path = "../../../plan/src/compile/tests/semantics.rs"]
 mod semantics;
 mod shard;
 mod tapes;
+
+/// Names for `semantics`, the reference that the planner's tests use as well.
+mod terms {
+    pub(super) use shardlab_plan::model::OpKind;
+    pub(super) use shardlab_plan::program::{BodyOp, Slot};
+    /// How close a log-sum-exp in float32 that forward saved has to be.
+    pub(super) const SAVED: f64 = 1e-4;
+}

@@ -14,6 +14,14 @@ mod liveness;
 mod measured;
 mod semantics;
 
+/// Names for `semantics`.
+mod terms {
+    pub(super) use crate::compile::tape::{BodyOp, Slot};
+    pub(super) use crate::model::OpKind;
+    /// How close a log-sum-exp that forward saved has to be.
+    pub(super) const SAVED: f64 = 1e-9;
+}
+
 const FAMILIES: [Family; 5] = [
     Family::Llama,
     Family::Gpt2,

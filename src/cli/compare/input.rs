@@ -199,7 +199,7 @@ fn measured(args: &Args, ask: &Ask) -> Result<RunView, Failure> {
         record: true,
         ..ExecOptions::default()
     };
-    args.device.apply(&mut exec);
+    args.device.apply(&mut exec, ask.scenario.mesh.world());
     let options = RunOptions {
         steps: args.steps,
         exec,

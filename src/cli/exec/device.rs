@@ -14,6 +14,9 @@ pub(in crate::cli) struct DeviceArgs {
     /// Look for NVIDIA's libraries here first: a folder of them, or one of pip's nvidia packages (repeatable)
     #[arg(long, value_name = "DIR")]
     library_path: Vec<PathBuf>,
+    /// Threads that a kernel may use (CPU); 0: all processors divided among the ranks
+    #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u32).range(0..=1024))]
+    threads: u32,
     /// First GPU to use; default: 0
     #[arg(long, value_name = "N")]
     gpu: Option<u32>,
@@ -41,7 +44,14 @@ enum Kind {
 
 impl DeviceArgs {
     /// Options of the engine that belong to the device.
-    pub(in crate::cli) fn apply(&self, exec: &mut shardlab_exec::engine::ExecOptions) {
+    pub(in crate::cli) fn apply(&self, exec: &mut shardlab_exec::engine::ExecOptions, ranks: u32) {
+        exec.threads = match self.threads {
+            0 => {
+                let cores = std::thread::available_parallelism().map_or(1, usize::from);
+                (cores / ranks.max(1) as usize).max(1)
+            }
+            n => n as usize,
+        };
         exec.graphs = !self.no_graphs;
         exec.delay = self
             .delays

@@ -1,7 +1,26 @@
-//! What each op kind computes, over dense operands in logical order.
+//! What each op kind computes, in float64, over dense operands in logical order. Written for clarity: plain loops, no blocks.
+//!
+//! The tests of the CPU kernels use it too; `terms` is what the two crates call differently.
 
-use super::*;
-use crate::model::OpKind;
+use super::terms::{BodyOp, OpKind, SAVED, Slot};
+
+/// Row-major strides.
+pub(super) fn contiguous(shape: &[u64]) -> Vec<u64> {
+    let mut st = vec![1; shape.len()];
+    for i in (1..shape.len()).rev() {
+        st[i - 1] = st[i] * shape[i];
+    }
+    st
+}
+
+/// Strides that repeat `shape` over `to`.
+fn broadcast(shape: &[u64], strides: &[u64], to: &[u64]) -> Vec<u64> {
+    let lead = to.len() - shape.len();
+    let stride = |i: usize| if shape[i] == 1 { 0 } else { strides[i] };
+    (0..to.len())
+        .map(|i| i.checked_sub(lead).map_or(0, stride))
+        .collect()
+}
 
 fn dims(s: &Slot) -> (usize, usize) {
     let cols = s.shape.last().copied().unwrap_or(1) as usize;
@@ -30,11 +49,11 @@ fn zip2(op: &BodyOp, x: &[Vec<f64>], f: impl Fn(f64, f64) -> f64) -> Vec<f64> {
     let out = &op.outputs[0].shape;
     let get = |i: usize| {
         let s = &op.inputs[i];
-        let strides = crate::model::layout::contiguous(&s.shape);
+        let strides = contiguous(&s.shape);
         let wide = if s.shape.iter().product::<u64>() == out.iter().product::<u64>() {
             None
         } else {
-            Some(crate::model::layout::broadcast(&s.shape, &strides, out))
+            Some(broadcast(&s.shape, &strides, out))
         };
         move |flat: usize| match &wide {
             None => flat,
@@ -373,7 +392,7 @@ fn attention_grad(op: &BodyOp, x: &[Vec<f64>], causal: bool, scale: f64) -> Vec<
     let rows = op.inputs[5].shape[2] as usize;
     for (i, v) in z.iter().enumerate() {
         assert!(
-            (v - x[5][i / t * rows + i % t]).abs() < 1e-9,
+            (v - x[5][i / t * rows + i % t]).abs() < SAVED,
             "the saved log-sum-exp is the forward's"
         );
     }
