@@ -14,6 +14,7 @@ mod graph;
 pub mod libraries;
 mod memory;
 pub mod nccl;
+mod nvtx;
 mod record;
 mod staging;
 mod submit;
@@ -70,6 +71,7 @@ pub struct CudaDevice {
     nan_check: bool,
     crash: Option<InstrId>,
     delays: Vec<Option<Delays>>,
+    ranges: Option<nvtx::Ranges>,
     /// The pass records times.
     recording: bool,
     recorder: Option<Recorder>,
@@ -269,6 +271,9 @@ impl Device for CudaDevice {
     }
 
     fn idle(&mut self) -> Result<(), Stop> {
+        if let Some(ranges) = &mut self.ranges {
+            ranges.close();
+        }
         self.wait_for_streams()?;
         self.look_for_trouble()
     }

@@ -163,6 +163,37 @@ impl RankMemory {
     }
 }
 
+/// What is alive at the peak of a program's steps, in words, by a dry run.
+pub(crate) fn composition(program: &Program) -> String {
+    use shardlab_plan::program::{Op, SectionKind};
+    let mut memory = RankMemory::new(program, None);
+    for kind in [SectionKind::Init, SectionKind::First, SectionKind::Steady] {
+        let Some(section) = program.section(kind) else {
+            continue;
+        };
+        memory.begin(0);
+        for id in section.instrs.clone().map(InstrId) {
+            match program.instrs[id.index()].op {
+                // A dry run without a limit is refused nothing.
+                Op::Alloc(b) => {
+                    let _ = memory.alloc(program, b, id, 0);
+                }
+                Op::Free(b) => {
+                    memory.free(program, b, id, 0);
+                }
+                _ => {}
+            }
+        }
+        memory.end();
+    }
+    let roles = by_role(&memory.peak.by_role);
+    let words: Vec<String> = roles
+        .iter()
+        .map(|(role, bytes)| format!("{} {bytes}", role.name()))
+        .collect();
+    words.join(", ")
+}
+
 /// Roles with bytes, largest first.
 pub(crate) fn by_role(live: &[u64; Role::ALL.len()]) -> Vec<(Role, Bytes)> {
     let mut roles: Vec<(Role, Bytes)> = Role::ALL

@@ -136,7 +136,10 @@ impl<D: Device> Rank<D> {
         mut device: D,
         regions: &[Region],
     ) -> Result<Self, ExecError> {
-        device.map(regions).map_err(ExecError::Device)?;
+        device.map(regions).map_err(|e| {
+            let at_peak = super::memory::composition(program);
+            ExecError::Device(format!("{e}; alive at the plan's peak: {at_peak}"))
+        })?;
         let buffers = program.buffers.len();
         let taps = program
             .sections

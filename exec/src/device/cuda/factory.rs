@@ -95,6 +95,7 @@ impl CudaFactory {
             delays: (0..streams.len())
                 .map(|s| options.delay.map(|d| Delays::new(d, rank, s as u32)))
                 .collect(),
+            ranges: super::nvtx::Ranges::new(),
             recording: false,
             recorder: None,
             times_from: None,

@@ -35,6 +35,9 @@ impl CudaDevice {
         command: &Command,
         task: u32,
     ) -> Result<(), Stop> {
+        if let Some(ranges) = &mut self.ranges {
+            ranges.at(&self.program, command.instr());
+        }
         let done = self.disturb(stream, command).and_then(|()| {
             if self.recording {
                 self.enqueue_recorded(stream, command, task)
