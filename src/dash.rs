@@ -65,6 +65,8 @@ pub struct Options {
     pub theme: Option<Name>,
     /// Folder of stored runs.
     pub store: Option<PathBuf>,
+    /// Folder of baselines.
+    pub baselines: PathBuf,
     /// The file that keeps the state; none keeps nothing.
     pub state: Option<PathBuf>,
     /// Whether the mouse is reported.
@@ -93,7 +95,11 @@ pub fn run(options: Options) -> std::io::Result<()> {
     let theme = Theme::new(name, Depth::of(var));
     let (mut app, begin) = App::new(options.sources, theme, &saved);
     app.keep = options.store.is_some();
+    let folders = worker::Folders {
+        store: options.store,
+        baselines: options.baselines,
+    };
     let (events, inbox) = channel();
-    let mut worker = worker::Worker::new(events.clone(), options.store, options.state);
+    let mut worker = worker::Worker::new(events.clone(), folders, options.state);
     terminal::run(&mut app, begin, &mut worker, &events, &inbox)
 }

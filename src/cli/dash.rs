@@ -21,6 +21,9 @@ pub(super) struct Args {
     /// Neither read nor keep what was selected and changed
     #[arg(long)]
     no_state: bool,
+    /// Folder of the gate's baselines
+    #[arg(long, value_name = "DIR", default_value = "baselines")]
+    baseline: PathBuf,
     #[command(flatten)]
     keep: super::keep::Keep,
 }
@@ -42,6 +45,7 @@ pub(super) fn run(args: &Args, _: &mut Out) -> Result<Status, Failure> {
         select,
         theme: args.theme,
         store: args.keep.place().map(|s| s.dir().to_owned()),
+        baselines: args.baseline.clone(),
         state: if args.no_state {
             None
         } else {

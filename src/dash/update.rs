@@ -1,15 +1,17 @@
 //! From an event to the next state, and what the world is asked to do. Nothing here waits for anything.
 
-use super::app::{App, Hit, Purpose, Tone, View};
+mod mouse;
+
+use super::app::{App, Purpose, Tone, View};
 use super::event::{Effect, Event, JobId, Message, News};
 use super::help::Help;
 use super::keys::{self, Command, Place};
-use super::lanes::bins::Window;
 use super::options;
 use super::prompt::Asks;
 use super::train::End;
 use super::{compare, gate, runs, scenarios, sweep, timeline, train};
-use ratatui::crossterm::event::{KeyEvent, KeyEventKind, MouseButton, MouseEvent, MouseEventKind};
+use mouse::mouse;
+use ratatui::crossterm::event::{KeyEvent, KeyEventKind};
 use std::time::Duration;
 
 /// How long a notice stays.
@@ -82,6 +84,11 @@ fn key(app: &mut App, key: KeyEvent) -> Vec<Effect> {
         }
         _ => {}
     }
+    in_view(app, command)
+}
+
+/// A command for the view that is shown.
+fn in_view(app: &mut App, command: Command) -> Vec<Effect> {
     match app.view {
         View::Scenarios => scenarios::command(app, command),
         View::Timeline => timeline::command(app, command),
@@ -227,98 +234,6 @@ pub(super) fn filter(app: &mut App, asks: Asks, text: &str) -> Vec<Effect> {
             }
         }
         Asks::Option(_) | Asks::Unit | Asks::Instr | Asks::Axis => {}
-    }
-    Vec::new()
-}
-
-fn mouse(app: &mut App, event: MouseEvent) -> Vec<Effect> {
-    let hit = app.hit(event.column, event.row);
-    let wheel = |up: bool| if up { Command::Up } else { Command::Down };
-    match event.kind {
-        MouseEventKind::Down(MouseButton::Left) => hit.map_or_else(Vec::new, |(area, hit)| {
-            click(app, hit, event.column.saturating_sub(area.x), area.width)
-        }),
-        MouseEventKind::Drag(MouseButton::Left) => {
-            if let Some((area, Hit::Lane(_) | Hit::Time)) = hit {
-                let column = event.column.saturating_sub(area.x);
-                app.timeline.dragged(column, area.width);
-            }
-            Vec::new()
-        }
-        MouseEventKind::Up(_) => {
-            app.timeline.drag = None;
-            Vec::new()
-        }
-        MouseEventKind::ScrollUp | MouseEventKind::ScrollDown => {
-            let up = event.kind == MouseEventKind::ScrollUp;
-            if app.help.is_some() {
-                return in_help(app, wheel(up));
-            }
-            if app.prompt.is_some() {
-                return Vec::new();
-            }
-            if app.view == View::Timeline {
-                if let Some((area, Hit::Lane(_) | Hit::Time)) = hit {
-                    let view: Window = app.timeline.view();
-                    let about = view.time(event.column.saturating_sub(area.x), area.width);
-                    app.timeline.zoom(about, if up { 1.5 } else { 1.0 / 1.5 });
-                }
-                return Vec::new();
-            }
-            key_command(app, wheel(up))
-        }
-        _ => Vec::new(),
-    }
-}
-
-fn key_command(app: &mut App, command: Command) -> Vec<Effect> {
-    match app.view {
-        View::Scenarios => scenarios::command(app, command),
-        View::Timeline => timeline::command(app, command),
-        View::Train => train::command(app, command),
-        View::Sweep => sweep::command(app, command),
-        View::Runs => runs::command(app, command),
-        View::Compare => compare::command(app, command),
-        View::Gate => gate::command(app, command),
-    }
-}
-
-fn click(app: &mut App, hit: Hit, column: u16, width: u16) -> Vec<Effect> {
-    if app.prompt.is_some() || app.help.is_some() {
-        return Vec::new();
-    }
-    match hit {
-        Hit::Tab(view) => app.view = view,
-        Hit::Scenario(row) => {
-            app.scenarios.pane = scenarios::Pane::List;
-            if app.scenarios.cursor.at != row {
-                app.scenarios.cursor.at = row;
-                return scenarios::selected(app);
-            }
-        }
-        Hit::Option(row) => {
-            app.scenarios.pane = scenarios::Pane::Options;
-            // A click on the selected option edits it.
-            if app.scenarios.option.at == row {
-                return scenarios::command(app, Command::Enter);
-            }
-            app.scenarios.option.at = row;
-        }
-        Hit::Point(row) => app.sweep.cursor.at = row,
-        Hit::Run(row) => {
-            if app.runs.cursor.at == row {
-                return runs::command(app, Command::Enter);
-            }
-            app.runs.cursor.at = row;
-        }
-        Hit::Lane(row) => {
-            app.timeline.drag = Some((column, app.timeline.view()));
-            let time = app.timeline.view().time(column, width);
-            if let Some(lane) = app.timeline.rows().get(row) {
-                app.timeline.select_at(*lane, time);
-            }
-        }
-        Hit::Time => app.timeline.drag = Some((column, app.timeline.view())),
     }
     Vec::new()
 }

@@ -65,17 +65,22 @@ pub(crate) struct Worker {
     predictor: predict::Predictor,
     survey: Stop,
     jobs: BTreeMap<JobId, Stop>,
-    store: Option<PathBuf>,
+    folders: Folders,
     state: Option<PathBuf>,
 }
 
+/// Folders that jobs read and write.
+#[derive(Clone, Debug)]
+pub(crate) struct Folders {
+    /// Stored runs, unless nothing is kept.
+    pub(crate) store: Option<PathBuf>,
+    /// Baselines of gates.
+    pub(crate) baselines: PathBuf,
+}
+
 impl Worker {
-    /// Reports go to `events`; runs are kept in `store`, the state in `state`, where given.
-    pub(crate) fn new(
-        events: Sender<Event>,
-        store: Option<PathBuf>,
-        state: Option<PathBuf>,
-    ) -> Self {
+    /// Reports go to `events`; the state is kept in `state`, where given.
+    pub(crate) fn new(events: Sender<Event>, folders: Folders, state: Option<PathBuf>) -> Self {
         let profiles = Arc::new(Profiles::default());
         Self {
             predictor: predict::Predictor::start(events.clone(), Arc::clone(&profiles)),
@@ -83,7 +88,7 @@ impl Worker {
             profiles,
             survey: Stop::default(),
             jobs: BTreeMap::new(),
-            store,
+            folders,
             state,
         }
     }
@@ -132,12 +137,12 @@ impl Worker {
             events: self.events.clone(),
         };
         let profiles = Arc::clone(&self.profiles);
-        let store = self.store.clone();
+        let folders = self.folders.clone();
         let body = {
             let reporter = reporter.clone();
             move || {
                 let result = catch_unwind(AssertUnwindSafe(|| {
-                    perform(task, &profiles, store, &reporter, &stop)
+                    perform(task, &profiles, &folders, &reporter, &stop)
                 }));
                 reporter.say(match result {
                     Ok(Ok(Ended::Done)) => News::Done,
@@ -159,7 +164,7 @@ impl Worker {
 fn perform(
     task: Task,
     profiles: &Profiles,
-    store: Option<PathBuf>,
+    folders: &Folders,
     reporter: &Reporter,
     stop: &Stop,
 ) -> Result<Ended, String> {
@@ -183,18 +188,18 @@ fn perform(
         } => train::train(&setup, steps, anyway, reporter, stop),
         Task::Sweep { setup, axes } => sweep::sweep(&setup, &axes, profiles, reporter, stop),
         Task::ListStore => {
-            let runs = judge::stored(store.as_deref())?;
+            let runs = judge::stored(folders.store.as_deref())?;
             reporter.say(News::Stored(runs));
             Ok(Ended::Done)
         }
         Task::Open(id) => {
-            let view = judge::open(store.as_deref(), &id)?;
+            let view = judge::open(folders.store.as_deref(), &id)?;
             reporter.say(News::Run(Arc::new(Lanes::new(Arc::new(view)))));
             Ok(Ended::Done)
         }
         Task::Keep(number, Runs(runs)) => {
             for run in &runs {
-                let id = judge::keep(store.as_deref(), run)?;
+                let id = judge::keep(folders.store.as_deref(), run)?;
                 reporter.say(News::Kept(number, id));
             }
             Ok(Ended::Done)
@@ -204,7 +209,10 @@ fn perform(
             Ok(Ended::Done)
         }
         Task::Gate(setup) => {
-            reporter.say(News::Gated(Arc::new(judge::gate(&setup, profiles, stop)?)));
+            let Some(page) = judge::gate(&setup, &folders.baselines, profiles, stop)? else {
+                return Ok(Ended::Cancelled);
+            };
+            reporter.say(News::Gated(Arc::new(page)));
             Ok(Ended::Done)
         }
     }

@@ -1,7 +1,9 @@
 //! Every view at the smallest and at a large size. The numbers are made: no change of the simulator moves them.
 
+use crate::dash::app::Tone;
 use crate::dash::event::{News, RankNow, RankStep, StepNews};
 use crate::dash::judge;
+use crate::dash::tables::{Page, Series, Table};
 use crate::dash::testing::{Stage, brief, step};
 use crate::dash::theme::{Depth, Name, Theme};
 use insta::assert_snapshot;
@@ -154,6 +156,64 @@ fn sweep() {
     both("sweep_sorted", &mut stage);
 }
 
+/// Only its form is made: the words of real ones belong to the reports.
+fn comparison() -> Page {
+    let cells = |cells: [&str; 4]| cells.map(str::to_owned);
+    let mut why = Table::new("Why", &[]);
+    why.notes.push(
+        "Waiting for all_gather in backward: 12.1 ms in A, 3.0 ms in B, because nothing hid it."
+            .into(),
+    );
+    let mut metrics = Table::new("Metrics", &["metric", ">A", ">B", ">change"]);
+    metrics.row(Tone::Good, cells(["step ms", "1137.5", "1076.7", "-60.8"]));
+    metrics.row(Tone::Bad, cells(["device GiB", "51.85", "52.25", "+0.40"]));
+    metrics.row(Tone::Plain, cells(["MFU %", "37.5", "39.6", "+2.1"]));
+    let mut long = Table::new("Wall time by unit, ms", &["of", ">A", ">B", ">change"]);
+    for i in 0..32 {
+        let name = format!("layers.{i}");
+        long.row(Tone::Plain, cells([&name, "33.5", "31.7", "-1.8"]));
+    }
+    let series = |name: &str, by: f64| Series {
+        name: name.into(),
+        values: (1..=20).map(|i| by / f64::from(i) + 2.0).collect(),
+    };
+    Page {
+        title: "A sim llama-tiny │ B exec llama-tiny".into(),
+        verdict: Some((
+            Tone::Good,
+            "The step time of B is 5.3 % less than that of A.".into(),
+        )),
+        tables: vec![why, metrics, long],
+        losses: vec![series("A llama-tiny", 4.0), series("B llama-tiny", 3.0)],
+    }
+}
+
+#[test]
+fn comparisons_of_two_runs_and_of_many_have_their_tables() {
+    let (a, b) = (step(RunKind::Sim, 0), step(RunKind::Exec, 20));
+    let titles =
+        |page: &Page| -> Vec<String> { page.tables.iter().map(|t| t.title.clone()).collect() };
+    let two = judge::compare(&[Arc::clone(&a), Arc::clone(&b)]);
+    for title in [
+        "Why",
+        "Metrics",
+        "Exposed time by cause, ms",
+        "Predicted against measured",
+        "Worst predictions",
+    ] {
+        assert!(
+            titles(&two).iter().any(|t| t == title),
+            "{title}: {:?}",
+            titles(&two)
+        );
+    }
+    assert_eq!(two.losses.len(), 1);
+    assert_eq!(two.verdict.as_ref().map(|(tone, _)| *tone), Some(Tone::Bad));
+    let many = judge::compare(&[a, b, step(RunKind::Sim, 10)]);
+    assert_eq!(titles(&many)[..2], ["Runs", "Metrics (* best)"]);
+    assert_eq!(many.tables[0].rows.len(), 3);
+}
+
 #[test]
 fn runs_compare_and_gate() {
     let mut stage = Stage::new();
@@ -168,12 +228,32 @@ fn runs_compare_and_gate() {
     stage.keys("6");
     both("compare_empty", &mut stage);
     stage.keys("c");
-    let page = judge::compare(&[step(RunKind::Sim, 0), step(RunKind::Exec, 20)]);
-    stage.news(News::Compared(Arc::new(page)));
+    stage.news(News::Compared(Arc::new(comparison())));
     stage.news(News::Done);
     both("compare", &mut stage);
     stage.keys("7");
     both("gate_empty", &mut stage);
+    stage.keys("b");
+    let mut table = Table::new("Comparisons", &["metric", "outcome", ">baseline", ">now"]);
+    let cells = |cells: [&str; 4]| cells.map(str::to_owned);
+    table.row(
+        Tone::Good,
+        cells(["peak allocated", "pass", "52.1 GiB", "52.1 GiB"]),
+    );
+    table.row(
+        Tone::Bad,
+        cells(["step time", "REGRESSION", "1.077 s", "1.138 s"]),
+    );
+    table
+        .notes
+        .push("The step takes longer than its limit allows.".into());
+    stage.news(News::Gated(Arc::new(Page {
+        title: "llama-tiny".into(),
+        verdict: Some((Tone::Bad, "✗ 1 of 2 comparisons fails".into())),
+        tables: vec![table],
+        ..Page::default()
+    })));
+    both("gate_failed", &mut stage);
 }
 
 #[test]

@@ -1,0 +1,337 @@
+//! Comparisons as pages.
+
+use crate::dash::app::Tone;
+use crate::dash::tables::{Page, Series, Table};
+use shardlab_plan::record::Cause;
+use shardlab_plan::units::{Bytes, Picos};
+use shardlab_reports::RunView;
+use shardlab_reports::compare::{Change, Matrix, Pair, Part, Side, pair};
+use shardlab_reports::stats::{Comparison, Options, Verdict};
+use std::sync::Arc;
+
+/// Rows of a table that has an end to its interest.
+const SHOWN: usize = 10;
+
+/// Two runs in full, or several as a matrix; the first is the base.
+pub(crate) fn compare(runs: &[Arc<RunView>]) -> Page {
+    let mut page = match runs {
+        [a, b] => of_pair(&pair(
+            Side::new("A", a),
+            Side::new("B", b),
+            &Options::default(),
+        )),
+        _ => of_many(runs),
+    };
+    page.losses = runs
+        .iter()
+        .enumerate()
+        .filter(|(_, r)| !r.run.losses.is_empty())
+        .map(|(i, r)| Series {
+            name: format!("{} {}", letter(i), r.scenario.name),
+            values: r.run.losses.clone(),
+        })
+        .collect();
+    page
+}
+
+/// A, B, … Z, 26, …
+fn letter(i: usize) -> String {
+    u8::try_from(i)
+        .ok()
+        .filter(|i| *i < 26)
+        .map_or_else(|| i.to_string(), |i| char::from(b'A' + i).to_string())
+}
+
+fn of_pair(p: &Pair) -> Page {
+    let [a, b] = &p.runs;
+    let tone = match p.step.as_ref().map(|s| s.verdict) {
+        Some(Verdict::Improved) => Tone::Good,
+        Some(Verdict::Regressed) => Tone::Bad,
+        _ => Tone::Plain,
+    };
+    let mut tables = vec![why(p), metrics(p)];
+    tables.push(options(p));
+    tables.push(exposed(p));
+    tables.push(waits(p));
+    for (title, parts) in [
+        ("Wall time by phase, ms", &p.breakdown.by_phase),
+        ("Busy time by kind, ms", &p.breakdown.by_kind),
+        ("Busy time by stream, ms", &p.breakdown.by_stream),
+        ("Wall time by unit, ms", &p.breakdown.by_unit),
+    ] {
+        tables.push(breakdown(title, parts));
+    }
+    match &p.prediction {
+        Some(prediction) => {
+            let mut table = Table::new(
+                "Predicted against measured",
+                &[
+                    "kind",
+                    ">count",
+                    ">predicted ms",
+                    ">measured ms",
+                    ">error %",
+                    ">mean |error| %",
+                ],
+            );
+            for k in &prediction.by_kind {
+                let cells = [
+                    k.work.name().to_owned(),
+                    k.count.to_string(),
+                    ms(k.predicted),
+                    ms(k.measured),
+                    format!("{:+.1}", 100.0 * k.error),
+                    format!("{:.1}", 100.0 * k.mean_error),
+                ];
+                table.row(Tone::Plain, cells);
+            }
+            tables.push(table);
+            tables.push(changes("Worst predictions", &prediction.worst));
+        }
+        None => tables.push(changes("Single instructions", &p.changes)),
+    }
+    tables.push(memory(p));
+    tables.retain(|t| !t.rows.is_empty() || !t.notes.is_empty());
+    let verdict = p.why.first().cloned().unwrap_or_default();
+    Page {
+        title: format!("A {} {} │ B {} {}", a.kind, a.scenario, b.kind, b.scenario),
+        verdict: (!verdict.is_empty()).then_some((tone, verdict)),
+        tables,
+        losses: Vec::new(),
+    }
+}
+
+/// What follows, and the tests behind it.
+fn why(p: &Pair) -> Table {
+    let mut table = Table::new("Why", &[]);
+    table.notes.extend(p.why.iter().skip(1).cloned());
+    table.notes.extend(p.step.as_ref().and_then(tests));
+    let curves = [("loss", &p.losses), ("gradient norm", &p.grad_norms)];
+    table.notes.extend(
+        curves
+            .iter()
+            .filter_map(|(name, c)| Some(c.as_ref()?.sentence(name))),
+    );
+    let a = &p.alignment;
+    table.notes.push(format!(
+        "Aligned by {}: {} spans have a counterpart, {} of A and {} of B have none.",
+        a.by, a.matched, a.unmatched[0], a.unmatched[1]
+    ));
+    table
+}
+
+fn tests(c: &Comparison) -> Option<String> {
+    (c.n != [1, 1]).then(|| {
+        format!(
+            "Step time {}: ratio {:.4}, {:.0} % interval {:.4} to {:.4}, {} and {} samples, Cliff's delta {:+.2} ({}).",
+            c.verdict.name(),
+            c.ratio.estimate,
+            100.0 * c.ratio.level,
+            c.ratio.low,
+            c.ratio.high,
+            c.n[0],
+            c.n[1],
+            c.cliffs_delta,
+            c.magnitude.name()
+        )
+    })
+}
+
+fn ms(t: Picos) -> String {
+    format!("{:.3}", t.ms())
+}
+
+fn change_ms(pair: [Picos; 2]) -> String {
+    format!("{:+.3}", pair[1].ms() - pair[0].ms())
+}
+
+fn metrics(p: &Pair) -> Table {
+    let mut table = Table::new("Metrics", &["metric", ">A", ">B", ">change", ">%"]);
+    for m in &p.metrics {
+        let (a, b) = (m.values[0], m.values[1]);
+        let known = a.is_finite() && b.is_finite();
+        let best = m.best();
+        let tone = match (known && a != b, best.get(1)) {
+            (true, Some(true)) => Tone::Good,
+            (true, _) => Tone::Bad,
+            _ => Tone::Plain,
+        };
+        let when = |yes: bool, text: String| if yes { text } else { "-".to_owned() };
+        let cells = [
+            m.title.to_owned(),
+            m.show(0),
+            m.show(1),
+            when(known, format!("{:+.*}", m.decimals, b - a)),
+            when(known && a != 0.0, format!("{:+.1}", 100.0 * (b / a - 1.0))),
+        ];
+        table.row(tone, cells);
+    }
+    table
+}
+
+fn options(p: &Pair) -> Table {
+    let mut table = Table::new("Options that differ", &["option", "A", "B"]);
+    for d in &p.options {
+        let value = |i: usize| d.values[i].clone().unwrap_or_else(|| "-".into());
+        table.row(Tone::Plain, [d.key.clone(), value(0), value(1)]);
+    }
+    table
+}
+
+fn exposed(p: &Pair) -> Table {
+    let mut table = Table::new(
+        "Exposed time by cause, ms",
+        &["cause", ">A", ">B", ">change"],
+    );
+    for c in &p.exposed {
+        let cells = [
+            c.cause.name().to_owned(),
+            ms(c.time[0]),
+            ms(c.time[1]),
+            change_ms(c.time),
+        ];
+        table.row(Tone::Plain, cells);
+    }
+    table
+}
+
+fn waits(p: &Pair) -> Table {
+    let header = ["for", "phase", ">A", "cause", ">B", "cause", ">change"];
+    let mut table = Table::new("Waited, ms", &header);
+    let cause = |c: Option<Cause>| c.map_or("", Cause::name).to_owned();
+    for w in p.waits.iter().take(SHOWN) {
+        let cells = [
+            w.of.name.clone(),
+            w.of.phase.clone(),
+            ms(w.time[0]),
+            cause(w.cause[0]),
+            ms(w.time[1]),
+            cause(w.cause[1]),
+            change_ms(w.time),
+        ];
+        table.row(Tone::Plain, cells);
+    }
+    table
+}
+
+fn breakdown(title: &str, parts: &[Part]) -> Table {
+    let mut table = Table::new(title, &["of", ">A", ">B", ">change"]);
+    for p in parts.iter().take(SHOWN) {
+        let cells = [
+            p.name.clone(),
+            ms(p.time[0]),
+            ms(p.time[1]),
+            change_ms(p.time),
+        ];
+        table.row(Tone::Plain, cells);
+    }
+    table
+}
+
+fn changes(title: &str, all: &[Change]) -> Table {
+    let header = [
+        "name",
+        "unit",
+        "phase",
+        ">instr",
+        ">A us",
+        ">B us",
+        ">change us",
+    ];
+    let mut table = Table::new(title, &header);
+    for c in all.iter().take(SHOWN) {
+        let [a, b] = c.time.map(Picos::us);
+        let cells = [
+            c.name.clone(),
+            c.unit.clone(),
+            c.phase.to_owned(),
+            c.instr[0].0.to_string(),
+            format!("{a:.1}"),
+            format!("{b:.1}"),
+            format!("{:+.1}", b - a),
+        ];
+        table.row(Tone::Plain, cells);
+    }
+    table
+}
+
+fn memory(p: &Pair) -> Table {
+    let m = &p.memory;
+    let mut table = Table::new(
+        "At the peak of memory",
+        &["role", ">A", ">B", ">change MiB"],
+    );
+    let mib = |b: [Bytes; 2]| format!("{:+.1}", b[1].mib() - b[0].mib());
+    for part in &m.by_role {
+        let [a, b] = part.bytes;
+        let cells = [
+            part.name.clone(),
+            a.to_string(),
+            b.to_string(),
+            mib(part.bytes),
+        ];
+        table.row(Tone::Plain, cells);
+    }
+    table
+        .notes
+        .push(format!("A peaks in {}, B in {}.", m.at[0], m.at[1]));
+    table
+}
+
+/// Options and metrics of many runs, the best of each metric marked.
+fn of_many(runs: &[Arc<RunView>]) -> Page {
+    let labels: Vec<String> = (0..runs.len()).map(letter).collect();
+    let sides: Vec<(&str, &RunView)> = labels
+        .iter()
+        .zip(runs)
+        .map(|(l, r)| (l.as_str(), r.as_ref()))
+        .collect();
+    let matrix = Matrix::new(&sides);
+    let runs_across = |title: &str| {
+        let mut table = Table::new(title, &[""]);
+        table.header.extend(labels.iter().map(|l| format!(">{l}")));
+        table
+    };
+    let mut metrics = runs_across("Metrics (* best)");
+    for m in &matrix.metrics {
+        let best = m.best();
+        let cells = (0..runs.len()).map(|i| {
+            let mark = if best[i] { "*" } else { "" };
+            format!("{mark}{}", m.show(i))
+        });
+        metrics.row(
+            Tone::Plain,
+            std::iter::once(m.title.to_owned()).chain(cells),
+        );
+    }
+    let front = matrix
+        .rows
+        .iter()
+        .map(|r| if r.on_front { "◆" } else { "" }.to_owned());
+    metrics.row(
+        Tone::Good,
+        std::iter::once("front of time and memory".to_owned()).chain(front),
+    );
+    let mut options = runs_across("Options that differ");
+    for d in &matrix.options {
+        let values = d
+            .values
+            .iter()
+            .map(|v| v.clone().unwrap_or_else(|| "-".into()));
+        options.row(Tone::Plain, std::iter::once(d.key.clone()).chain(values));
+    }
+    let mut names = Table::new("Runs", &["", "kind", "scenario"]);
+    for row in &matrix.rows {
+        names.row(
+            Tone::Plain,
+            [row.label.clone(), row.kind.to_owned(), row.scenario.clone()],
+        );
+    }
+    let mut tables = vec![names, metrics, options];
+    tables.retain(|t| !t.rows.is_empty());
+    Page {
+        title: format!("{} runs", runs.len()),
+        tables,
+        ..Page::default()
+    }
+}
