@@ -17,6 +17,7 @@ mod interrupt;
 mod keep;
 mod output;
 mod plan;
+mod report;
 mod runs;
 mod scenarios;
 mod schema;
@@ -67,6 +68,8 @@ enum Command {
     Compare(compare::Args),
     /// List, show, name and remove kept runs
     Runs(runs::Args),
+    /// Write a page (HTML) or Markdown over scenarios and kept runs
+    Report(report::Args),
     /// Compare with a baseline, for CI: memory, convergence, time, program, proofs
     Gate(Box<gate::Args>),
     /// Compare predictions with a table of measured runs
@@ -117,6 +120,7 @@ fn run(command: &Command, out: &mut Out) -> Result<Status, Failure> {
         Command::Sweep(args) => sweep::run(args, out),
         Command::Compare(args) => compare::run(args, out),
         Command::Runs(args) => runs::run(args, out),
+        Command::Report(args) => report::run(args, out),
         Command::Gate(args) => gate::run(args, out),
         Command::Validate(args) => validate::run(args, out),
         Command::Calibrate(args) => calibrate::run(args, out),

@@ -12,6 +12,8 @@
 pub mod compare;
 pub mod environment;
 pub mod gate;
+pub mod plots;
+pub mod report;
 pub mod stats;
 pub mod store;
 #[doc(hidden)]

@@ -10,6 +10,7 @@ mod exec;
 mod gate;
 mod output;
 mod plan;
+mod report;
 mod runs;
 mod sim;
 mod sweep;

@@ -1,0 +1,45 @@
+//! Plots as SVG, in colours that the page chooses.
+//!
+//! Colours in an SVG are variables (`var(--c1)`), so that one drawing serves light and dark pages and paper;
+//! [`Plot::standalone`] fills them in for a file of its own.
+
+mod draw;
+mod heat;
+mod losses;
+mod memory;
+pub mod palette;
+mod scatter;
+mod steps;
+pub mod timeline;
+
+pub(crate) use draw::escape;
+pub use heat::heat;
+pub use losses::{Curve, curves};
+pub use memory::memory;
+pub use palette::{Palette, SERIES};
+pub use scatter::scatter;
+pub use steps::{StepBar, steps};
+pub use timeline::{Timeline, timeline};
+
+/// A drawing.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Plot {
+    /// Name for files and anchors: lower case, no blanks.
+    pub name: String,
+    /// What it shows, in a few words.
+    pub title: String,
+    /// What one sees in it, for those who cannot.
+    pub description: String,
+    /// An `<svg>` element with colour variables.
+    pub svg: String,
+    /// What the colours mean: index of the colour and words.
+    pub legend: Vec<(usize, String)>,
+}
+
+impl Plot {
+    /// The drawing as a file of its own, in the colours of paper.
+    #[must_use]
+    pub fn standalone(&self) -> String {
+        Palette::LIGHT.fill_in(&self.svg)
+    }
+}

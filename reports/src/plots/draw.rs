@@ -1,0 +1,204 @@
+//! Around plotters: axes with labels, colours as variables, a title for readers.
+
+use super::{Plot, SERIES};
+use plotters::coord::Shift;
+use plotters::prelude::*;
+
+/// Width of every plot, in its own units; the page scales it.
+pub(super) const WIDTH: u32 = 1520;
+
+/// Where a plot is drawn.
+pub(super) type Area<'a> = DrawingArea<SVGBackend<'a>, Shift>;
+/// What drawing may yield; writing to a string does not fail.
+pub(super) type Drawn = Result<(), Box<dyn std::error::Error>>;
+
+/// Stand-ins for variables: colours that nothing else uses.
+pub(super) const INK: RGBColor = RGBColor(1, 1, 1);
+/// Axes and less important text.
+pub(super) const FAINT: RGBColor = RGBColor(2, 2, 2);
+/// Grid.
+pub(super) const GRID: RGBColor = RGBColor(3, 3, 3);
+/// Ground.
+pub(super) const GROUND: RGBColor = RGBColor(4, 4, 4);
+/// Limits.
+pub(super) const BAD: RGBColor = RGBColor(5, 5, 5);
+
+/// Colour of a series; they begin anew after the last.
+pub(super) fn series(i: usize) -> RGBColor {
+    RGBColor(9, 9, (i % SERIES) as u8)
+}
+
+/// Style of text.
+pub(super) fn text(size: u32, colour: &RGBColor) -> TextStyle<'_> {
+    ("sans-serif", size).into_font().color(colour)
+}
+
+/// Draws a plot of this height.
+pub(super) fn plot(
+    name: &str,
+    title: &str,
+    description: String,
+    height: u32,
+    legend: Vec<(usize, String)>,
+    body: impl FnOnce(&Area<'_>) -> Drawn,
+) -> Plot {
+    let mut svg = String::new();
+    let drawn = {
+        let area = SVGBackend::with_string(&mut svg, (WIDTH, height)).into_drawing_area();
+        let drawn = body(&area);
+        drawn.and_then(|()| area.present().map_err(Into::into))
+    };
+    if let Err(e) = drawn {
+        // An axis that cannot be drawn is told, not hidden.
+        svg = format!(
+            "<svg width=\"{WIDTH}\" height=\"60\" viewBox=\"0 0 {WIDTH} 60\" xmlns=\"http://www.w3.org/2000/svg\">\n\
+             <text x=\"20\" y=\"36\" font-size=\"24\" fill=\"var(--ink)\">{}</text></svg>",
+            escape(&format!("{title} cannot be drawn: {e}"))
+        );
+    }
+    Plot {
+        name: name.to_owned(),
+        title: title.to_owned(),
+        svg: titled(&variables(&svg), name, title, &description),
+        description,
+        legend,
+    }
+}
+
+fn variables(svg: &str) -> String {
+    let named = [
+        ("#010101", "ink"),
+        ("#020202", "faint"),
+        ("#030303", "grid"),
+        ("#040404", "ground"),
+        ("#050505", "bad"),
+    ];
+    let mut out = svg.to_owned();
+    for (colour, name) in named {
+        out = out.replace(&format!("\"{colour}\""), &format!("\"var(--{name})\""));
+    }
+    for i in 0..SERIES {
+        out = out.replace(&format!("\"#09090{i}\""), &format!("\"var(--c{i})\""));
+    }
+    // What says nothing and comes a thousand times.
+    out.replace(" opacity=\"1\"", "")
+}
+
+/// The root element with a title and a description that assistive technology reads.
+pub(super) fn titled(svg: &str, name: &str, title: &str, description: &str) -> String {
+    let body = svg
+        .find("<svg")
+        .and_then(|at| svg[at..].find('>').map(|end| &svg[at + end + 1..]))
+        .unwrap_or_default();
+    let size = |what: &str| {
+        let from = svg.find(&format!(" {what}=\""))? + what.len() + 3;
+        svg[from..].split('"').next()?.parse::<u32>().ok()
+    };
+    let (w, h) = (
+        size("width").unwrap_or(WIDTH),
+        size("height").unwrap_or(100),
+    );
+    format!(
+        "<svg viewBox=\"0 0 {w} {h}\" xmlns=\"http://www.w3.org/2000/svg\" role=\"img\" aria-labelledby=\"{name}-t {name}-d\">\
+         <title id=\"{name}-t\">{}</title><desc id=\"{name}-d\">{}</desc>{}",
+        escape(title),
+        escape(description),
+        body.trim_start()
+    )
+}
+
+/// Text for HTML and SVG.
+pub(crate) fn escape(text: &str) -> String {
+    let mut out = String::with_capacity(text.len());
+    for c in text.chars() {
+        match c {
+            '&' => out.push_str("&amp;"),
+            '<' => out.push_str("&lt;"),
+            '>' => out.push_str("&gt;"),
+            '"' => out.push_str("&quot;"),
+            '\'' => out.push_str("&#39;"),
+            c if c.is_control() && c != '\n' && c != '\t' => out.push('\u{fffd}'),
+            c => out.push(c),
+        }
+    }
+    out
+}
+
+/// A number with as many digits as tell something.
+pub(super) fn short(x: f64) -> String {
+    let a = x.abs();
+    let text = match a {
+        0.0 => return "0".to_owned(),
+        a if a >= 1000.0 => format!("{x:.0}"),
+        a if a >= 100.0 => format!("{x:.1}"),
+        a if a >= 1.0 => format!("{x:.2}"),
+        a if a >= 0.001 => format!("{x:.4}"),
+        _ => return format!("{x:.1e}"),
+    };
+    if text.contains('.') {
+        text.trim_end_matches('0').trim_end_matches('.').to_owned()
+    } else {
+        text
+    }
+}
+
+/// Text of at most so many characters.
+pub(super) fn cut(text: &str, most: usize) -> String {
+    if text.chars().count() <= most {
+        return text.to_owned();
+    }
+    text.chars().take(most - 1).chain(['…']).collect()
+}
+
+/// A range that holds these values with a little room, never empty.
+pub(super) fn range(values: impl Iterator<Item = f64>) -> std::ops::Range<f64> {
+    let (mut low, mut high) = (f64::INFINITY, f64::NEG_INFINITY);
+    for x in values.filter(|x| x.is_finite()) {
+        low = low.min(x);
+        high = high.max(x);
+    }
+    if low > high {
+        return 0.0..1.0;
+    }
+    let room = if high > low {
+        0.05 * (high - low)
+    } else {
+        0.05 * high.abs().max(1e-12)
+    };
+    low - room..high + room
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn text_cannot_end_its_element() {
+        assert_eq!(
+            escape("<a b='c'>&\"\u{1}"),
+            "&lt;a b=&#39;c&#39;&gt;&amp;&quot;\u{fffd}"
+        );
+    }
+
+    #[test]
+    fn numbers_are_short() {
+        for (x, s) in [
+            (0.0, "0"),
+            (1.5, "1.5"),
+            (2.0, "2"),
+            (1234.5, "1234"),
+            (0.01, "0.01"),
+            (1e-7, "1.0e-7"),
+            (100.0, "100"),
+        ] {
+            assert_eq!(short(x), s);
+        }
+    }
+
+    #[test]
+    fn ranges_are_never_empty() {
+        assert_eq!(range(std::iter::empty()), 0.0..1.0);
+        let r = range([3.0, f64::NAN, 3.0].into_iter());
+        assert!(r.start < 3.0 && r.end > 3.0);
+    }
+}

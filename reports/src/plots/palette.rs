@@ -1,0 +1,202 @@
+//! Colours: readable on their ground, told apart by colour-blind eyes.
+
+/// Colours of series in each palette.
+pub const SERIES: usize = 8;
+
+/// The colours of one theme.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Palette {
+    /// Page.
+    pub ground: &'static str,
+    /// Cards and table stripes.
+    pub panel: &'static str,
+    /// Text.
+    pub ink: &'static str,
+    /// Text of less weight, axes.
+    pub faint: &'static str,
+    /// Lines of a grid: decoration, without contrast of its own.
+    pub grid: &'static str,
+    /// Good news.
+    pub good: &'static str,
+    /// Bad news.
+    pub bad: &'static str,
+    /// Links, focus.
+    pub link: &'static str,
+    /// Series, in the order of use.
+    pub series: [&'static str; SERIES],
+}
+
+impl Palette {
+    /// Dark on light, also for paper.
+    pub const LIGHT: Self = Self {
+        ground: "#ffffff",
+        panel: "#f3f5f7",
+        ink: "#16191d",
+        faint: "#555d66",
+        grid: "#d9dee3",
+        good: "#00663d",
+        bad: "#a8200d",
+        link: "#0a55a0",
+        series: [
+            "#0a5569", "#cd460f", "#370587", "#237d91", "#5a0f05", "#b405fa", "#962805", "#8705b9",
+        ],
+    };
+
+    /// Light on dark.
+    pub const DARK: Self = Self {
+        ground: "#15181c",
+        panel: "#1e2328",
+        ink: "#e8ebee",
+        faint: "#a3adb8",
+        grid: "#353c44",
+        good: "#5fd39b",
+        bad: "#ff9a8a",
+        link: "#8ec5ff",
+        series: [
+            "#4bb4fa", "#faf023", "#eb379b", "#8cf0ff", "#f08791", "#aacd0a", "#7b80ff", "#a39e0c",
+        ],
+    };
+
+    /// The variables' names with this palette's values.
+    pub fn variables(&self) -> impl Iterator<Item = (String, &'static str)> {
+        let named = [
+            ("ground", self.ground),
+            ("panel", self.panel),
+            ("ink", self.ink),
+            ("faint", self.faint),
+            ("grid", self.grid),
+            ("good", self.good),
+            ("bad", self.bad),
+            ("link", self.link),
+        ];
+        let named = named.into_iter().map(|(n, c)| (n.to_owned(), c));
+        let series = self.series.into_iter().enumerate();
+        named.chain(series.map(|(i, c)| (format!("c{i}"), c)))
+    }
+
+    /// A drawing with every variable replaced by its value.
+    #[must_use]
+    pub fn fill_in(&self, svg: &str) -> String {
+        self.variables()
+            .fold(svg.to_owned(), |svg, (name, colour)| {
+                svg.replace(&format!("var(--{name})"), colour)
+            })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn linear(colour: &str) -> [f64; 3] {
+        let part = |i: usize| {
+            let c = f64::from(u8::from_str_radix(&colour[i..i + 2], 16).unwrap()) / 255.0;
+            if c <= 0.04045 {
+                c / 12.92
+            } else {
+                ((c + 0.055) / 1.055).powf(2.4)
+            }
+        };
+        assert!(colour.len() == 7 && colour.starts_with('#'));
+        [part(1), part(3), part(5)]
+    }
+
+    /// Contrast ratio of WCAG 2.2.
+    fn contrast(a: &str, b: &str) -> f64 {
+        let luminance = |c: &str| {
+            let [r, g, b] = linear(c);
+            0.2126 * r + 0.7152 * g + 0.0722 * b
+        };
+        let (x, y) = (luminance(a), luminance(b));
+        (x.max(y) + 0.05) / (x.min(y) + 0.05)
+    }
+
+    #[test]
+    fn contrast_is_that_of_wcag() {
+        assert!((contrast("#000000", "#ffffff") - 21.0).abs() < 1e-9);
+        // The usual example of a grey that is just dark enough.
+        assert!((contrast("#767676", "#ffffff") - 4.54).abs() < 0.005);
+    }
+
+    #[test]
+    fn everything_that_carries_meaning_stands_out_from_its_ground() {
+        for p in [Palette::LIGHT, Palette::DARK] {
+            let text = [p.ink, p.faint, p.good, p.bad, p.link];
+            for colour in text.into_iter().chain(p.series) {
+                let ratio = contrast(colour, p.ground);
+                assert!(ratio >= 4.5, "{colour} on {}: {ratio:.2}", p.ground);
+            }
+            for colour in text {
+                let ratio = contrast(colour, p.panel);
+                assert!(ratio >= 4.5, "{colour} on {}: {ratio:.2}", p.panel);
+            }
+        }
+    }
+
+    /// Simulations of full protanopia, deuteranopia and tritanopia by Machado, Oliveira and Fernandes (2009).
+    const BLIND: [[[f64; 3]; 3]; 3] = [
+        [
+            [0.152_286, 1.052_583, -0.204_868],
+            [0.114_503, 0.786_281, 0.099_216],
+            [-0.003_882, -0.048_116, 1.051_998],
+        ],
+        [
+            [0.367_322, 0.860_646, -0.227_968],
+            [0.280_085, 0.672_501, 0.047_413],
+            [-0.011_820, 0.042_940, 0.968_881],
+        ],
+        [
+            [1.255_528, -0.076_749, -0.178_779],
+            [-0.078_411, 0.930_809, 0.147_602],
+            [0.004_733, 0.691_367, 0.303_900],
+        ],
+    ];
+
+    /// Ottosson's Oklab, in which distance is about difference.
+    fn oklab(rgb: [f64; 3]) -> [f64; 3] {
+        let [r, g, b] = rgb.map(|x| x.clamp(0.0, 1.0));
+        let l = (0.412_221_470_8 * r + 0.536_332_536_3 * g + 0.051_445_992_9 * b).cbrt();
+        let m = (0.211_903_498_2 * r + 0.680_699_545_1 * g + 0.107_396_956_6 * b).cbrt();
+        let s = (0.088_302_461_9 * r + 0.281_718_837_6 * g + 0.629_978_700_5 * b).cbrt();
+        [
+            0.210_454_255_3 * l + 0.793_617_785_0 * m - 0.004_072_046_8 * s,
+            1.977_998_495_1 * l - 2.428_592_205_0 * m + 0.450_593_709_9 * s,
+            0.025_904_037_1 * l + 0.782_771_766_2 * m - 0.808_675_766_0 * s,
+        ]
+    }
+
+    fn distance(a: [f64; 3], b: [f64; 3]) -> f64 {
+        a.iter()
+            .zip(b)
+            .map(|(x, y)| (x - y).powi(2))
+            .sum::<f64>()
+            .sqrt()
+    }
+
+    /// A difference of 0.02 is just seen; series are five times as far apart for everybody.
+    #[test]
+    fn series_are_told_apart_by_colour_blind_eyes() {
+        for p in [Palette::LIGHT, Palette::DARK] {
+            for (i, a) in p.series.iter().enumerate() {
+                for b in &p.series[i + 1..] {
+                    let (x, y) = (linear(a), linear(b));
+                    assert!(distance(oklab(x), oklab(y)) > 0.1, "{a} {b}");
+                    for m in BLIND {
+                        let seen = |c: [f64; 3]| {
+                            oklab(m.map(|row| row.iter().zip(c).map(|(k, v)| k * v).sum()))
+                        };
+                        let d = distance(seen(x), seen(y));
+                        assert!(d > 0.1, "{a} {b}: {d:.3}");
+                    }
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn a_file_of_its_own_has_no_variables() {
+        let svg = "<path fill=\"var(--c1)\" stroke=\"var(--ink)\"/>";
+        let out = Palette::LIGHT.fill_in(svg);
+        assert_eq!(out, "<path fill=\"#cd460f\" stroke=\"#16191d\"/>");
+    }
+}

@@ -1,0 +1,110 @@
+//! What a report says.
+
+mod compare;
+mod overview;
+mod provenance;
+mod sweep;
+
+use super::{Block, Item, Report, Section};
+use crate::plots;
+
+/// Runs whose streams and memory are drawn; the rest is in the tables.
+const DRAWN: usize = 12;
+
+pub(super) fn report(title: Option<&str>, items: &[Item]) -> Report {
+    let items = &numbered(items);
+    let title = title.map_or_else(|| default_title(items), str::to_owned);
+    let mut sections = vec![overview::summary(items)];
+    sections.extend(overview::step_times(items));
+    sections.extend(sweep::heat(items));
+    sections.push(streams(items));
+    sections.extend(compare::exposed(items));
+    sections.extend(memory(items));
+    sections.extend(compare::prediction(items));
+    sections.extend(compare::losses(items));
+    sections.extend(provenance::differences(items));
+    sections.push(provenance::origin(items));
+    sections.retain(|s| !s.blocks.is_empty());
+    Report { title, sections }
+}
+
+fn default_title(items: &[Item]) -> String {
+    match items {
+        [one] => one.label.clone(),
+        [a, b] => format!("{} and {}", a.label, b.label),
+        [a, rest @ ..] => format!("{} and {} others", a.label, rest.len()),
+        [] => "No runs".to_owned(),
+    }
+}
+
+/// Labels that are told apart.
+fn numbered(items: &[Item]) -> Vec<Item> {
+    let mut out: Vec<Item> = items.to_vec();
+    for i in 0..out.len() {
+        let same = items[..i]
+            .iter()
+            .filter(|x| x.label == items[i].label)
+            .count();
+        if same > 0 {
+            out[i].label = format!("{} ({})", items[i].label, same + 1);
+        }
+    }
+    out
+}
+
+fn streams(items: &[Item]) -> Section {
+    let drawn = items.iter().filter(|i| !i.view.run.spans.is_empty());
+    let mut blocks = Vec::new();
+    for (i, item) in drawn.take(DRAWN).enumerate() {
+        let title = format!("Streams of one step: {}", item.label);
+        let t = plots::timeline(&format!("streams-{i}"), &title, &item.view);
+        blocks.push(Block::Timeline(t));
+    }
+    Section {
+        id: "streams",
+        title: "Streams".to_owned(),
+        blocks,
+    }
+}
+
+fn memory(items: &[Item]) -> Option<Section> {
+    let mut blocks: Vec<Block> = items
+        .iter()
+        .take(DRAWN)
+        .enumerate()
+        .filter_map(|(i, item)| {
+            let title = format!("Memory over one step: {}", item.label);
+            plots::memory(&format!("memory-{i}"), &title, &item.view).map(Block::Plot)
+        })
+        .collect();
+    blocks.extend(compare::composition(items));
+    (!blocks.is_empty()).then(|| Section {
+        id: "memory",
+        title: "Memory".to_owned(),
+        blocks,
+    })
+}
+
+/// A number with so many digits, `–` for none.
+fn number(x: f64, digits: usize) -> String {
+    if x.is_finite() {
+        format!("{x:.digits$}")
+    } else {
+        "–".to_owned()
+    }
+}
+
+/// Bytes in the unit that suits them.
+fn bytes(n: u64) -> String {
+    const KIB: f64 = 1024.0;
+    let x = n as f64;
+    if x >= KIB.powi(3) {
+        format!("{:.2} GiB", x / KIB.powi(3))
+    } else if x >= KIB.powi(2) {
+        format!("{:.2} MiB", x / KIB.powi(2))
+    } else if x >= KIB {
+        format!("{:.1} KiB", x / KIB)
+    } else {
+        format!("{n} B")
+    }
+}

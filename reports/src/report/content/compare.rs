@@ -1,0 +1,290 @@
+//! Exposed time, peaks, predictions, curves: side by side.
+
+use super::{bytes, number};
+use crate::plots::{self, Curve};
+use crate::report::{Block, Item, Section, Table};
+use crate::view::Work;
+use shardlab_plan::program::Role;
+use shardlab_plan::record::{Cause, RunKind};
+use std::collections::{BTreeMap, BTreeSet};
+
+/// Instructions with the largest errors that are listed.
+const WORST: usize = 10;
+/// Curves that are compared with the first in a sentence each.
+const CURVES_TOLD: usize = 6;
+
+fn titles(first: &str, items: &[Item]) -> Vec<String> {
+    std::iter::once(first.to_owned())
+        .chain(items.iter().map(|i| format!(">{}", i.label)))
+        .collect()
+}
+
+pub(super) fn exposed(items: &[Item]) -> Option<Section> {
+    let causes: BTreeSet<Cause> = items
+        .iter()
+        .flat_map(|i| i.view.run.exposed.keys().copied())
+        .collect();
+    if causes.is_empty() {
+        return None;
+    }
+    let of = |i: &Item, c: Cause| i.view.run.exposed.get(&c).map_or(0.0, |t| t.ms());
+    let mut rows: Vec<Vec<String>> = causes
+        .iter()
+        .map(|&c| {
+            let cells = items.iter().map(|i| number(of(i, c), 3));
+            std::iter::once(c.name().to_owned()).chain(cells).collect()
+        })
+        .collect();
+    let total = items.iter().map(|i| number(i.view.exposed_ms(), 3));
+    rows.push(std::iter::once("all".to_owned()).chain(total).collect());
+    let kinds: BTreeSet<_> = items
+        .iter()
+        .flat_map(|i| i.view.run.collectives.keys().copied())
+        .collect();
+    let busy = kinds.iter().map(|k| {
+        let cells = items.iter().map(|i| {
+            i.view.run.collectives.get(k).map_or_else(
+                || "–".to_owned(),
+                |s| {
+                    format!(
+                        "{} × {}, {} ms busy, {} ms exposed",
+                        s.count,
+                        bytes(s.bytes.0 / u64::from(s.count.max(1))),
+                        number(s.busy.ms(), 3),
+                        number(s.exposed.ms(), 3)
+                    )
+                },
+            )
+        });
+        std::iter::once(k.name().to_owned()).chain(cells).collect()
+    });
+    let collectives: Vec<Vec<String>> = busy.collect();
+    let mut blocks = vec![Block::Table(Table {
+        caption: "Time in which the compute stream has nothing to run, milliseconds a step"
+            .to_owned(),
+        head: titles("cause", items),
+        rows,
+    })];
+    if !collectives.is_empty() {
+        blocks.push(Block::Table(Table {
+            caption: "Collectives of a step".to_owned(),
+            head: titles("kind", items),
+            rows: collectives,
+        }));
+    }
+    Some(Section {
+        id: "exposed",
+        title: "Exposed time".to_owned(),
+        blocks,
+    })
+}
+
+/// The composition of every run's peak.
+pub(super) fn composition(items: &[Item]) -> Option<Block> {
+    let of = |i: &Item, role: Role| {
+        let found = i.view.run.memory.by_role.iter().find(|(r, _)| *r == role);
+        found.map_or(0, |(_, b)| b.0)
+    };
+    let rows: Vec<Vec<String>> = Role::ALL
+        .into_iter()
+        .filter(|r| items.iter().any(|i| of(i, *r) > 0))
+        .map(|r| {
+            let cells = items.iter().map(|i| bytes(of(i, r)));
+            std::iter::once(r.name().to_owned()).chain(cells).collect()
+        })
+        .collect();
+    if rows.is_empty() {
+        return None;
+    }
+    let place = |i: &Item| {
+        let at = &i.view.run.memory.at;
+        format!("{} {}", at.phase.name(), i.view.unit(at.unit))
+    };
+    let wheres = std::iter::once("where".to_owned()).chain(items.iter().map(place));
+    let total = items
+        .iter()
+        .map(|i| bytes(i.view.run.memory.peak_allocated.0));
+    let total = std::iter::once("all".to_owned()).chain(total);
+    let rows = rows.into_iter().chain([total.collect(), wheres.collect()]);
+    Some(Block::Table(Table {
+        caption: "What is allocated at the peak".to_owned(),
+        head: titles("role", items),
+        rows: rows.collect(),
+    }))
+}
+
+/// Instructions of one name, size and phase, with their times in both runs.
+struct Group {
+    name: String,
+    work: Work,
+    count: u32,
+    predicted: f64,
+    measured: f64,
+}
+
+pub(super) fn prediction(items: &[Item]) -> Option<Section> {
+    let measured = items.iter().filter(|i| i.view.run.kind == RunKind::Exec);
+    let mut blocks = Vec::new();
+    for (i, exec) in measured.enumerate() {
+        let digest = &exec.view.program.digest;
+        let sim = items
+            .iter()
+            .find(|s| s.view.run.kind == RunKind::Sim && s.view.program.digest == *digest);
+        let Some(sim) = sim else { continue };
+        let groups = groups(sim, exec);
+        if groups.is_empty() {
+            continue;
+        }
+        let mut kinds: BTreeMap<Work, Vec<(f64, f64)>> = BTreeMap::new();
+        for g in &groups {
+            kinds
+                .entry(g.work)
+                .or_default()
+                .push((g.predicted, g.measured));
+        }
+        let kinds: Vec<(String, Vec<(f64, f64)>)> = kinds
+            .into_iter()
+            .map(|(k, p)| (k.name().to_owned(), p))
+            .collect();
+        let title = format!("{} predicted, {} measured", sim.label, exec.label);
+        blocks.push(Block::Plot(plots::scatter(
+            &format!("prediction-{i}"),
+            &title,
+            &kinds,
+        )));
+        blocks.push(Block::Table(worst(&title, groups)));
+    }
+    (!blocks.is_empty()).then(|| Section {
+        id: "prediction",
+        title: "Prediction against measurement".to_owned(),
+        blocks,
+    })
+}
+
+/// Spans of both runs by instruction, joined where name, kind and size are the same.
+fn groups(sim: &Item, exec: &Item) -> Vec<Group> {
+    let times = |item: &Item| -> BTreeMap<u32, f64> {
+        let spans = item.view.run.spans.iter();
+        spans
+            .map(|s| (s.instr.0, (s.end.0.saturating_sub(s.start.0)) as f64 / 1e6))
+            .collect()
+    };
+    let (predicted, measured) = (times(sim), times(exec));
+    let mut all: BTreeMap<(u32, Work, u64, u64), Group> = BTreeMap::new();
+    for (id, us) in &measured {
+        let instr = exec.view.instr(shardlab_plan::program::InstrId(*id));
+        let (Some(p), Some(instr)) = (predicted.get(id), instr) else {
+            continue;
+        };
+        let Some(work) = instr.work else { continue };
+        let g = all
+            .entry((instr.name, work, instr.bytes, instr.flops))
+            .or_insert_with(|| Group {
+                name: format!("{} ({})", exec.view.name_of(instr), bytes(instr.bytes)),
+                work,
+                count: 0,
+                predicted: 0.0,
+                measured: 0.0,
+            });
+        g.count += 1;
+        g.predicted += p;
+        g.measured += us;
+    }
+    let mut out: Vec<Group> = all.into_values().collect();
+    for g in &mut out {
+        g.predicted /= f64::from(g.count);
+        g.measured /= f64::from(g.count);
+    }
+    out
+}
+
+fn worst(title: &str, mut groups: Vec<Group>) -> Table {
+    let off = |g: &Group| (g.measured - g.predicted) * f64::from(g.count);
+    groups.sort_by(|a, b| off(b).abs().total_cmp(&off(a).abs()));
+    let rows = groups
+        .iter()
+        .take(WORST)
+        .map(|g| {
+            vec![
+                g.name.clone(),
+                g.work.name().to_owned(),
+                g.count.to_string(),
+                number(g.predicted, 1),
+                number(g.measured, 1),
+                format!("{:+.3}", off(g) / 1e3),
+            ]
+        })
+        .collect();
+    let head = [
+        "instruction",
+        "kind",
+        ">times",
+        ">predicted us",
+        ">measured us",
+        ">off by ms a step",
+    ];
+    Table {
+        caption: format!("{title}: the largest differences"),
+        head: head.map(str::to_owned).into(),
+        rows,
+    }
+}
+
+pub(super) fn losses(items: &[Item]) -> Option<Section> {
+    let of = |values: fn(&Item) -> &Vec<f64>| -> Vec<Curve> {
+        let some = items.iter().filter(|i| !values(i).is_empty());
+        some.map(|i| Curve {
+            label: i.label.clone(),
+            values: values(i).clone(),
+        })
+        .collect()
+    };
+    let losses = of(|i| &i.view.run.losses);
+    let norms = of(|i| &i.view.run.grad_norms);
+    let mut blocks = Vec::new();
+    if !losses.is_empty() {
+        blocks.push(Block::Plot(plots::curves(
+            "losses", "Losses", "loss", &losses,
+        )));
+    }
+    if let Some((first, rest)) = losses.split_first() {
+        for other in rest.iter().take(CURVES_TOLD) {
+            blocks.push(Block::Text(apart(first, other)));
+        }
+    }
+    if norms.iter().any(|c| c.values.iter().any(|x| x.is_finite())) {
+        let title = "Gradient norms";
+        blocks.push(Block::Plot(plots::curves(
+            "grad-norms",
+            title,
+            "norm",
+            &norms,
+        )));
+    }
+    (!blocks.is_empty()).then(|| Section {
+        id: "convergence",
+        title: "Convergence".to_owned(),
+        blocks,
+    })
+}
+
+/// Where two curves part, in a sentence.
+fn apart(a: &Curve, b: &Curve) -> String {
+    let steps = a.values.len().min(b.values.len());
+    let pairs = || a.values.iter().zip(&b.values).enumerate();
+    let first = pairs().find(|(_, (x, y))| x.to_bits() != y.to_bits());
+    let Some((first, _)) = first else {
+        return format!(
+            "The losses of {} and {} are equal to the bit over {steps} steps.",
+            a.label, b.label
+        );
+    };
+    let most = pairs()
+        .map(|(i, (x, y))| (i, (y - x).abs()))
+        .max_by(|p, q| p.1.total_cmp(&q.1));
+    let (at, most) = most.unwrap_or((first, f64::NAN));
+    format!(
+        "The losses of {} and {} part at step {first}; the largest difference is {:.3e} at step {at} of {steps}.",
+        a.label, b.label, most
+    )
+}

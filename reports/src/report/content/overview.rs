@@ -1,0 +1,214 @@
+//! Cards, the table of all runs, step times.
+
+use super::{bytes, number};
+use crate::plots::{self, StepBar};
+use crate::report::{Block, Card, Item, Section, Table};
+use crate::stats::{self, Options, Samples, compare, ratio_of_medians};
+use shardlab_plan::record::RunKind;
+
+/// Runs that are compared with the first in a sentence each.
+const SENTENCES: usize = 4;
+/// Runs that get a card each.
+const CARDS: usize = 6;
+
+fn kind(item: &Item) -> &'static str {
+    match item.view.run.kind {
+        RunKind::Sim => "predicted",
+        RunKind::Exec => "measured",
+    }
+}
+
+fn tokens_per_s(item: &Item) -> f64 {
+    item.view.run.tokens as f64 / (item.view.step_ms() / 1e3)
+}
+
+fn fits(item: &Item) -> &'static str {
+    match item.view.fits() {
+        Some(true) => "yes",
+        Some(false) => "no",
+        None => "unknown",
+    }
+}
+
+pub(super) fn summary(items: &[Item]) -> Section {
+    let cards = items.iter().take(CARDS).map(|item| {
+        let run = &item.view.run;
+        Card {
+            title: item.label.clone(),
+            about: format!(
+                "{}, {} on {} × {}",
+                kind(item),
+                run.policy,
+                run.world_size,
+                run.hardware
+            ),
+            head: format!("{} ms a step", number(item.view.step_ms(), 2)),
+            facts: vec![
+                ("tokens/s a rank".to_owned(), number(tokens_per_s(item), 0)),
+                (
+                    "MFU".to_owned(),
+                    format!("{} %", number(100.0 * run.mfu, 1)),
+                ),
+                (
+                    "exposed".to_owned(),
+                    format!("{} ms", number(item.view.exposed_ms(), 2)),
+                ),
+                (
+                    "peak allocated".to_owned(),
+                    bytes(run.memory.peak_allocated.0),
+                ),
+                ("fits".to_owned(), fits(item).to_owned()),
+            ],
+        }
+    });
+    let mut blocks = vec![Block::Cards(cards.collect())];
+    if items.len() > 1 {
+        blocks.push(Block::Table(table(items)));
+    }
+    Section {
+        id: "summary",
+        title: "Summary".to_owned(),
+        blocks,
+    }
+}
+
+fn table(items: &[Item]) -> Table {
+    // The best of each column is marked: the lowest, or the highest of those where more is better.
+    struct Column {
+        title: &'static str,
+        of: fn(&Item) -> f64,
+        text: fn(f64) -> String,
+        more: bool,
+    }
+    let column = |title, of, text, more| Column {
+        title,
+        of,
+        text,
+        more,
+    };
+    let size = |x: f64| bytes(x as u64);
+    let columns = [
+        column(">step ms", |i| i.view.step_ms(), |x| number(x, 2), false),
+        column(">tokens/s a rank", tokens_per_s, |x| number(x, 0), true),
+        column(">MFU %", |i| 100.0 * i.view.run.mfu, |x| number(x, 1), true),
+        column(
+            ">exposed ms",
+            |i| i.view.exposed_ms(),
+            |x| number(x, 2),
+            false,
+        ),
+        column(
+            ">allocated",
+            |i| i.view.run.memory.peak_allocated.0 as f64,
+            size,
+            false,
+        ),
+        column(
+            ">reserved",
+            |i| i.view.run.memory.peak_reserved.0 as f64,
+            size,
+            false,
+        ),
+        column(
+            ">device",
+            |i| i.view.run.memory.peak_device.0 as f64,
+            size,
+            false,
+        ),
+    ];
+    let best = |c: &Column| {
+        let values = items.iter().map(c.of).filter(|x| x.is_finite());
+        let pick = if c.more { f64::max } else { f64::min };
+        values.reduce(pick).map(c.text)
+    };
+    let best: Vec<Option<String>> = columns.iter().map(best).collect();
+    let rows = items
+        .iter()
+        .map(|item| {
+            let mut row = vec![item.label.clone(), kind(item).to_owned()];
+            for (c, best) in columns.iter().zip(&best) {
+                let text = (c.text)((c.of)(item));
+                let mark = if best.as_ref() == Some(&text) {
+                    " ★"
+                } else {
+                    ""
+                };
+                row.push(format!("{text}{mark}"));
+            }
+            row.push(fits(item).to_owned());
+            row
+        })
+        .collect();
+    let titles = ["run", "kind"]
+        .into_iter()
+        .chain(columns.iter().map(|c| c.title))
+        .chain(["fits"]);
+    Table {
+        caption: "All runs; ★ marks the best of a column".to_owned(),
+        head: titles.map(str::to_owned).collect(),
+        rows,
+    }
+}
+
+fn samples(item: &Item) -> Vec<f64> {
+    let all = item.view.samples_ms();
+    all.into_iter()
+        .filter(|x| x.is_finite() && *x > 0.0)
+        .collect()
+}
+
+pub(super) fn step_times(items: &[Item]) -> Option<Section> {
+    let bars: Vec<StepBar> = items
+        .iter()
+        .filter(|i| i.view.step_ms().is_finite())
+        .map(|item| {
+            let samples = samples(item);
+            let measured = item.view.run.kind == RunKind::Exec && samples.len() >= 2;
+            let options = options(samples.len());
+            // A median's interval is that of its ratio to 1.
+            let interval = measured.then(|| ratio_of_medians(&[1.0], &samples, &options));
+            StepBar {
+                label: item.label.clone(),
+                median: item.view.step_ms(),
+                interval: interval.map(|i| (i.low, i.high)),
+                samples: if measured { samples } else { vec![] },
+            }
+        })
+        .collect();
+    if bars.is_empty() {
+        return None;
+    }
+    let mut blocks = vec![Block::Plot(plots::steps(&bars))];
+    let (first, rest) = items.split_first()?;
+    // Beyond, the drawing and the table tell more than a page of sentences.
+    for other in rest.iter().take(SENTENCES) {
+        if let Some(text) = verdict(first, other) {
+            blocks.push(Block::Text(text));
+        }
+    }
+    Some(Section {
+        id: "step-time",
+        title: "Step time".to_owned(),
+        blocks,
+    })
+}
+
+fn options(samples: usize) -> Options {
+    Options {
+        block: Options::block_of(samples),
+        ..Options::default()
+    }
+}
+
+/// Whether two runs differ, in a sentence.
+fn verdict(a: &Item, b: &Item) -> Option<String> {
+    let (x, y) = (samples(a), samples(b));
+    fn side<'s>(item: &Item, samples: &'s [f64]) -> Samples<'s> {
+        match item.view.run.kind {
+            RunKind::Sim => Samples::Exact(stats::median(samples)),
+            RunKind::Exec => Samples::Measured(samples),
+        }
+    }
+    let c = compare(side(a, &x), side(b, &y), &options(x.len().min(y.len()))).ok()?;
+    Some(c.sentence("step time", &a.label, &b.label))
+}

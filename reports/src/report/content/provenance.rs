@@ -1,0 +1,136 @@
+//! Where numbers come from: options, programs, environments.
+
+use super::number;
+use crate::report::{Block, Item, Section, Table};
+use crate::view::{self, ScenarioView};
+use std::collections::BTreeSet;
+
+fn differences_of(items: &[Item]) -> Vec<Vec<String>> {
+    let scenarios: Vec<&ScenarioView> = items.iter().map(|i| &i.view.scenario).collect();
+    view::differences(&scenarios)
+        .into_iter()
+        .map(|d| {
+            let values = d
+                .values
+                .into_iter()
+                .map(|v| v.unwrap_or_else(|| "–".to_owned()));
+            std::iter::once(d.key).chain(values).collect()
+        })
+        .collect()
+}
+
+pub(super) fn differences(items: &[Item]) -> Option<Section> {
+    if items.len() < 2 {
+        return None;
+    }
+    let rows = differences_of(items);
+    let block = if rows.is_empty() {
+        Block::Text("All runs have the same options.".to_owned())
+    } else {
+        let labels = items.iter().map(|i| i.label.clone());
+        Block::Table(Table {
+            caption: "Options that are not the same in all runs".to_owned(),
+            head: std::iter::once("option".to_owned()).chain(labels).collect(),
+            rows,
+        })
+    };
+    Some(Section {
+        id: "differences",
+        title: "Differences of the scenarios".to_owned(),
+        blocks: vec![block],
+    })
+}
+
+pub(super) fn origin(items: &[Item]) -> Section {
+    let rows = items
+        .iter()
+        .map(|i| {
+            let v = &i.view;
+            let costs = &v.run.costs;
+            let all = costs.measured.0 + costs.modelled.0;
+            let share = if all == 0 {
+                "–".to_owned()
+            } else {
+                format!(
+                    "{} %",
+                    number(100.0 * costs.measured.0 as f64 / all as f64, 1)
+                )
+            };
+            vec![
+                i.label.clone(),
+                v.scenario.name.clone(),
+                v.kind().to_owned(),
+                v.program.digest.clone(),
+                v.scenario.digest.clone(),
+                v.scenario.overrides.join(" "),
+                share,
+            ]
+        })
+        .collect();
+    let head = [
+        "run",
+        "scenario",
+        "kind",
+        "program",
+        "options",
+        "overrides",
+        ">measured costs",
+    ];
+    let mut blocks = vec![Block::Table(Table {
+        caption: "Equal programs have equal digests; costs that no table of measurements covers are modelled".to_owned(),
+        head: head.map(str::to_owned).into(),
+        rows,
+    })];
+    let keys: BTreeSet<&String> = items
+        .iter()
+        .flat_map(|i| i.view.run.environment.keys())
+        .collect();
+    if !keys.is_empty() {
+        let labels = items.iter().map(|i| i.label.clone());
+        let rows = keys
+            .into_iter()
+            .map(|k| {
+                let cells = items.iter().map(|i| {
+                    let value = i.view.run.environment.get(k);
+                    value.cloned().unwrap_or_else(|| "–".to_owned())
+                });
+                std::iter::once(k.clone()).chain(cells).collect()
+            })
+            .collect();
+        blocks.push(Block::Table(Table {
+            caption: "Environment".to_owned(),
+            head: std::iter::once("what".to_owned()).chain(labels).collect(),
+            rows,
+        }));
+    }
+    for i in items {
+        let s = &i.view.scenario;
+        if !s.text.is_empty() {
+            blocks.push(Block::Long(
+                format!("Scenario of {}", i.label),
+                s.text.clone(),
+            ));
+        }
+    }
+    let commands: Vec<String> = items
+        .iter()
+        .map(|i| {
+            let s = &i.view.scenario;
+            let set: String = s
+                .overrides
+                .iter()
+                .map(|o| format!(" --set '{o}'"))
+                .collect();
+            format!("shardlab {} {}{set}", i.view.kind(), s.name)
+        })
+        .collect();
+    blocks.push(Block::Long(
+        "Commands that make these runs again".to_owned(),
+        commands.join("\n"),
+    ));
+    Section {
+        id: "provenance",
+        title: "Provenance".to_owned(),
+        blocks,
+    }
+}

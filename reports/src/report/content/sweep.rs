@@ -1,0 +1,99 @@
+//! Runs that differ in two options: a heat map.
+
+use crate::plots;
+use crate::report::{Block, Item, Section};
+use crate::view::{Difference, ScenarioView, differences};
+
+/// Runs from which on a map says more than a table.
+const FEWEST: usize = 3;
+/// Values of an option that fit.
+const MOST: usize = 24;
+
+/// Options that merely name things: they vary with the file, not with the question.
+fn is_axis(key: &str) -> bool {
+    !key.starts_with("gate.")
+}
+
+/// The axes that the runs name, or else the options in which they differ.
+fn axes(items: &[Item]) -> Vec<Difference> {
+    let names = |i: &Item| i.axes.iter().map(|(k, _)| k.clone()).collect::<Vec<_>>();
+    let first = names(&items[0]);
+    if !first.is_empty() && items.iter().all(|i| names(i) == first) {
+        let values = |at: usize| items.iter().map(|i| Some(i.axes[at].1.clone())).collect();
+        return first
+            .into_iter()
+            .enumerate()
+            .map(|(at, key)| Difference {
+                key,
+                values: values(at),
+            })
+            .collect();
+    }
+    let scenarios: Vec<&ScenarioView> = items.iter().map(|i| &i.view.scenario).collect();
+    let mut axes = differences(&scenarios);
+    axes.retain(|d| is_axis(&d.key));
+    axes
+}
+
+pub(super) fn heat(items: &[Item]) -> Option<Section> {
+    if items.len() < FEWEST {
+        return None;
+    }
+    let kind = items[0].view.run.kind;
+    if items.iter().any(|i| i.view.run.kind != kind) {
+        return None;
+    }
+    let axes = axes(items);
+    let (x, y) = match axes.as_slice() {
+        [x] => (x, None),
+        [x, y] => (x, Some(y)),
+        _ => return None,
+    };
+    let values = |d: &Difference| -> Vec<String> {
+        let mut all: Vec<String> = d
+            .values
+            .iter()
+            .map(|v| v.clone().unwrap_or_default())
+            .collect();
+        // Numbers by size, the rest by name.
+        all.sort_by(|a, b| match (a.parse::<f64>(), b.parse::<f64>()) {
+            (Ok(x), Ok(y)) => x.total_cmp(&y),
+            _ => a.cmp(b),
+        });
+        all.dedup();
+        all
+    };
+    let columns = values(x);
+    let rows = y.map_or_else(|| vec![String::new()], values);
+    if columns.len() > MOST || rows.len() > MOST {
+        return None;
+    }
+    let cell = |row: &String, column: &String| {
+        let same =
+            |d: &Difference, i: usize, v: &String| d.values[i].clone().unwrap_or_default() == *v;
+        (0..items.len())
+            .find(|&i| same(x, i, column) && y.is_none_or(|y| same(y, i, row)))
+            .map(|i| items[i].view.step_ms())
+            .filter(|ms| ms.is_finite())
+    };
+    let cells: Vec<Vec<Option<f64>>> = rows
+        .iter()
+        .map(|r| columns.iter().map(|c| cell(r, c)).collect())
+        .collect();
+    let title = match y {
+        Some(y) => format!("Step time by {} and {}", x.key, y.key),
+        None => format!("Step time by {}", x.key),
+    };
+    let plot = plots::heat(
+        &title,
+        "ms",
+        (&x.key, &columns),
+        (y.map_or("", |y| &y.key), &rows),
+        &cells,
+    );
+    Some(Section {
+        id: "sweep",
+        title: "Sweep".to_owned(),
+        blocks: vec![Block::Plot(plot)],
+    })
+}

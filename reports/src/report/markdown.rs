@@ -1,0 +1,115 @@
+//! The same report as Markdown: tables and sentences, and drawings as links to files.
+
+use super::{Block, Report, Table};
+use crate::plots::Plot;
+use std::fmt::Write;
+
+/// The report as Markdown. `image` gives the address of a drawing, where it has been written to a file.
+#[must_use]
+pub fn markdown(report: &Report, image: impl Fn(&Plot) -> Option<String>) -> String {
+    let mut out = format!("# {}\n", line(&report.title));
+    for section in &report.sections {
+        let _ = write!(out, "\n## {}\n", line(&section.title));
+        for block in &section.blocks {
+            put(&mut out, block, &image);
+        }
+    }
+    out
+}
+
+fn put(out: &mut String, block: &Block, image: &impl Fn(&Plot) -> Option<String>) {
+    match block {
+        Block::Text(text) => {
+            let _ = write!(out, "\n{}\n", line(text));
+        }
+        Block::Cards(cards) => {
+            for card in cards {
+                let _ = write!(
+                    out,
+                    "\n**{}** ({}): {}\n\n",
+                    line(&card.title),
+                    line(&card.about),
+                    line(&card.head)
+                );
+                for (name, value) in &card.facts {
+                    let _ = writeln!(out, "- {}: {}", line(name), line(value));
+                }
+            }
+        }
+        Block::Table(table) => put_table(out, table),
+        Block::Plot(plot) => put_plot(out, plot, image),
+        Block::Timeline(t) => put_plot(out, &t.plot, image),
+        Block::Long(title, text) => {
+            let fence = fence(text);
+            let _ = write!(
+                out,
+                "\n<details><summary>{}</summary>\n\n{fence}text\n{}\n{fence}\n\n</details>\n",
+                line(title),
+                text.trim_end()
+            );
+        }
+    }
+}
+
+fn put_plot(out: &mut String, plot: &Plot, image: &impl Fn(&Plot) -> Option<String>) {
+    let _ = write!(
+        out,
+        "\n**{}.** {}\n",
+        line(&plot.title),
+        line(&plot.description)
+    );
+    if let Some(address) = image(plot) {
+        let _ = write!(out, "\n![{}](<{address}>)\n", line(&plot.title));
+    }
+}
+
+fn put_table(out: &mut String, table: &Table) {
+    let _ = write!(out, "\n{}:\n\n|", line(&table.caption));
+    for title in &table.head {
+        let _ = write!(out, " {} |", line(title.trim_start_matches('>')));
+    }
+    out.push_str("\n|");
+    for title in &table.head {
+        out.push_str(if title.starts_with('>') {
+            "---:|"
+        } else {
+            "---|"
+        });
+    }
+    out.push('\n');
+    for row in &table.rows {
+        out.push('|');
+        for cell in row {
+            let _ = write!(out, " {} |", line(cell));
+        }
+        out.push('\n');
+    }
+}
+
+/// Text that stays one line, in a table as elsewhere, and starts nothing.
+fn line(text: &str) -> String {
+    let mut out = String::with_capacity(text.len());
+    for c in text.chars() {
+        match c {
+            '\n' | '\r' => out.push(' '),
+            '|' | '*' | '`' | '[' | ']' | '\\' => {
+                out.push('\\');
+                out.push(c);
+            }
+            '_' => out.push_str("\\_"),
+            '<' => out.push_str("&lt;"),
+            '>' => out.push_str("&gt;"),
+            c => out.push(c),
+        }
+    }
+    out
+}
+
+/// A fence that the text does not hold.
+fn fence(text: &str) -> String {
+    let mut fence = "```".to_owned();
+    while text.contains(&fence) {
+        fence.push('`');
+    }
+    fence
+}

@@ -1,0 +1,209 @@
+//! Reports over synthetic runs.
+
+use super::*;
+use crate::testing;
+use shardlab_plan::record::RunKind;
+
+fn item(label: &str, spans: u32) -> Item {
+    Item {
+        label: label.to_owned(),
+        view: testing::view(spans),
+        axes: vec![],
+    }
+}
+
+/// A prediction and a measurement of one program, and a third run with another option.
+fn items() -> Vec<Item> {
+    let mut sim = item("predicted", 400);
+    sim.view.run.kind = RunKind::Sim;
+    sim.view.run.losses.clear();
+    let mut exec = item("<measured> & kept", 400);
+    exec.view.run.kind = RunKind::Exec;
+    let mut other = item("predicted", 400);
+    other.view.run.kind = RunKind::Sim;
+    other
+        .view
+        .scenario
+        .settings
+        .insert("fsdp.prefetch_forward".into(), "7".into());
+    vec![sim, exec, other]
+}
+
+#[test]
+fn every_part_is_there() {
+    let report = Report::new(None, &items());
+    let ids: Vec<&str> = report.sections.iter().map(|s| s.id).collect();
+    for id in [
+        "summary",
+        "step-time",
+        "streams",
+        "exposed",
+        "memory",
+        "prediction",
+        "convergence",
+        "differences",
+        "provenance",
+    ] {
+        assert!(ids.contains(&id), "{id}: {ids:?}");
+    }
+    assert_eq!(report.title, "predicted and 2 others");
+    // Equal labels are told apart.
+    let text = markdown(&report, |_| None);
+    assert!(text.contains("predicted (2)"), "{text}");
+}
+
+#[test]
+fn html_is_whole_and_fetches_nothing() {
+    let report = Report::new(Some("A <report>"), &items());
+    let page = html(&report);
+    assert_eq!(page, html(&Report::new(Some("A <report>"), &items())));
+    assert!(page.contains("<title>A &lt;report&gt;</title>"));
+    assert!(page.contains("&lt;measured&gt; &amp; kept") && !page.contains("<measured>"));
+    // Addresses occur as names of vocabularies only.
+    let rest = page.replace("http://www.w3.org/2000/svg", "");
+    for word in ["http:", "https:", "src=", "@import", "url("] {
+        assert!(!rest.contains(word), "{word}");
+    }
+    // Every drawing says what it is, under a name of its own.
+    let drawings = page.matches("<svg ").count();
+    assert_eq!(drawings, report.plots().len());
+    assert_eq!(
+        page.matches("role=\"img\" aria-labelledby=").count(),
+        drawings
+    );
+    assert_eq!(page.matches("<title id=").count(), drawings);
+    let mut ids: Vec<&str> = page
+        .split(" id=\"")
+        .skip(1)
+        .filter_map(|t| t.split('"').next())
+        .collect();
+    let all = ids.len();
+    ids.sort_unstable();
+    ids.dedup();
+    assert_eq!(ids.len(), all);
+    // Colours are the page's.
+    for svg in report.plots().iter().map(|p| &p.svg) {
+        assert!(!svg.contains("=\"#"), "{svg}");
+    }
+    // What opens is closed, in order.
+    balanced(&page);
+}
+
+/// Elements of a page that the renderer writes are closed in the order they were opened.
+fn balanced(page: &str) {
+    let mut open: Vec<&str> = Vec::new();
+    let mut rest = page;
+    while let Some(at) = rest.find('<') {
+        rest = &rest[at + 1..];
+        if rest.starts_with("!DOCTYPE") {
+            continue;
+        }
+        let end = rest.find('>').unwrap();
+        let tag = &rest[..end];
+        let name = tag
+            .trim_start_matches('/')
+            .split([' ', '\n', '/'])
+            .next()
+            .unwrap();
+        if tag.starts_with('/') {
+            assert_eq!(open.pop(), Some(name), "{tag}");
+        } else if !tag.ends_with('/') && !["meta", "br"].contains(&name) {
+            open.push(name);
+        }
+        rest = &rest[end..];
+        if ["script", "style"].contains(&name) && !tag.starts_with('/') {
+            rest = &rest[rest.find(&format!("</{name}>")).unwrap()..];
+        }
+    }
+    assert!(open.is_empty(), "{open:?}");
+}
+
+#[test]
+fn markdown_has_the_tables_and_links_of_drawings() {
+    let report = Report::new(None, &items());
+    let text = markdown(&report, |p| Some(format!("plots/{}.png", p.name)));
+    assert!(text.contains("![Step time](<plots/steps.png>)"), "{text}");
+    assert!(text.contains("| fsdp.prefetch\\_forward |"), "{text}");
+    assert!(text.contains("&lt;measured&gt; & kept"), "{text}");
+}
+
+#[test]
+fn drawings_stand_alone_without_variables() {
+    for plot in Report::new(None, &items()).plots() {
+        let svg = plot.standalone();
+        assert!(!svg.contains("var("), "{}", plot.name);
+        assert!(svg.contains("xmlns="), "{}", plot.name);
+    }
+}
+
+/// Ten runs of a full-size step stay below five megabytes.
+#[test]
+fn ten_large_runs_fit_a_mail() {
+    let items: Vec<Item> = (0..10).map(|i| item(&format!("run {i}"), 10_000)).collect();
+    let page = html(&Report::new(None, &items));
+    assert!(page.len() < 5_000_000, "{}", page.len());
+}
+
+#[test]
+fn runs_that_lack_things_are_reported_without_them() {
+    let mut bare = item("bare", 0);
+    let run = &mut bare.view.run;
+    run.step_samples.clear();
+    run.losses = vec![f64::NAN];
+    run.grad_norms.clear();
+    run.gaps.clear();
+    run.exposed.clear();
+    run.collectives.clear();
+    run.memory.timeline.clear();
+    run.memory.by_role.clear();
+    run.environment.clear();
+    let page = html(&Report::new(None, &[bare]));
+    balanced(&page);
+    assert!(page.contains("– ms a step"));
+}
+
+#[test]
+fn a_sweep_becomes_a_map() {
+    let items: Vec<Item> = [(0, 1), (0, 2), (1, 1), (1, 2)]
+        .into_iter()
+        .map(|(a, b)| {
+            let mut i = item(&format!("{a}/{b}"), 10);
+            let settings = &mut i.view.scenario.settings;
+            settings.insert("fsdp.prefetch_forward".into(), a.to_string());
+            settings.insert("train.micro_batch".into(), b.to_string());
+            i
+        })
+        .collect();
+    let report = Report::new(None, &items);
+    let sweep = report.sections.iter().find(|s| s.id == "sweep").unwrap();
+    let Block::Plot(plot) = &sweep.blocks[0] else {
+        panic!("a drawing")
+    };
+    assert_eq!(
+        plot.title,
+        "Step time by fsdp.prefetch_forward and train.micro_batch"
+    );
+}
+
+/// The axes that a sweep was made of win over what else its options changed.
+#[test]
+fn a_map_follows_the_axes_it_is_given() {
+    let items: Vec<Item> = ["native", "fsdp2", "megatron"]
+        .into_iter()
+        .map(|policy| {
+            let mut i = item(policy, 10);
+            for key in ["fsdp.policy", "fsdp.allocator", "fsdp.units"] {
+                i.view.scenario.settings.insert(key.into(), policy.into());
+            }
+            i.axes = vec![("fsdp.policy".into(), policy.into())];
+            i
+        })
+        .collect();
+    let report = Report::new(None, &items);
+    let plot = report
+        .plots()
+        .into_iter()
+        .find(|p| p.name == "heat")
+        .unwrap();
+    assert_eq!(plot.title, "Step time by fsdp.policy");
+}

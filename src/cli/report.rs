@@ -1,0 +1,197 @@
+//! `shardlab report`: runs as a page or as Markdown.
+
+mod png;
+
+use super::args::{Overrides, load, profiles};
+use super::keep::{From, view_of};
+use super::output::{Failure, Out, Status};
+use crate::predict::{PredictError, predict};
+use shardlab_reports::RunView;
+use shardlab_reports::report::{Item, Report, html, markdown};
+use shardlab_reports::store::{Store, is_run_dir, open_dir};
+use shardlab_sim::Options;
+use std::path::{Path, PathBuf};
+
+/// Runs in one report, at most: beyond, a page is no overview.
+const MOST: usize = 200;
+
+#[derive(clap::Args)]
+pub(super) struct Args {
+    /// Scenario files or names (they are predicted), kept runs by id, name or folder; the first is what the others are
+    /// compared with
+    #[arg(value_name = "SCENARIO|RUN", required = true)]
+    runs: Vec<String>,
+    #[command(flatten)]
+    overrides: Overrides,
+    /// A further override for every run but the first (repeatable): the same scenario twice shows what an option does
+    #[arg(long = "set-b", value_name = "SECTION.KEY=VALUE")]
+    set_b: Vec<String>,
+    #[command(flatten)]
+    from: From,
+    /// File to write: .html or .md
+    #[arg(long, value_name = "FILE")]
+    out: PathBuf,
+    /// Title; default: what the runs are called
+    #[arg(long)]
+    title: Option<String>,
+    /// A further axis over the scenarios, for example 'fsdp.prefetch_forward=[0, 1, 2]' (repeatable)
+    #[arg(long = "axis", value_name = "SECTION.KEY=[V1, V2]")]
+    axes: Vec<String>,
+    /// Write every drawing as a PNG too, into a folder beside the file
+    #[arg(long)]
+    png: bool,
+}
+
+pub(super) fn run(args: &Args, out: &mut Out) -> Result<Status, Failure> {
+    let kind = args.out.extension().and_then(|e| e.to_str());
+    if !matches!(kind, Some("html" | "md")) {
+        return Err(Failure::bad_input(format_args!(
+            "--out {}: a name that ends in .html or .md is expected",
+            args.out.display()
+        )));
+    }
+    let items = items(args)?;
+    let report = Report::new(args.title.as_deref(), &items);
+    let pictures = args.png.then(|| pictures(&args.out)).flatten();
+    if let Some((folder, _)) = &pictures {
+        std::fs::create_dir_all(folder).map_err(|e| written(folder, &e))?;
+        for plot in report.plots() {
+            let path = folder.join(format!("{}.png", plot.name));
+            let png = png::render(&plot.standalone())
+                .map_err(|e| Failure::run(format_args!("{}: {e}", path.display())))?;
+            std::fs::write(&path, png).map_err(|e| written(&path, &e))?;
+        }
+    }
+    let text = if kind == Some("html") {
+        html(&report)
+    } else {
+        markdown(&report, |plot| {
+            let (_, name) = pictures.as_ref()?;
+            Some(format!("{name}/{}.png", plot.name))
+        })
+    };
+    std::fs::write(&args.out, &text).map_err(|e| written(&args.out, &e))?;
+    let runs = match items.len() {
+        1 => "1 run".to_owned(),
+        n => format!("{n} runs"),
+    };
+    out.line(format_args!(
+        "{}: {runs}, {} KiB",
+        args.out.display(),
+        text.len().div_ceil(1024)
+    ))?;
+    Ok(Status::Done)
+}
+
+fn written(path: &Path, e: &std::io::Error) -> Failure {
+    Failure::bad_input(format_args!("{}: {e}", path.display()))
+}
+
+/// The folder of the drawings and its name as seen from the report.
+fn pictures(out: &Path) -> Option<(PathBuf, String)> {
+    let name = format!("{}-plots", out.file_stem()?.to_string_lossy());
+    Some((out.with_file_name(&name), name))
+}
+
+fn items(args: &Args) -> Result<Vec<Item>, Failure> {
+    let store = args.from.store();
+    let mut items = Vec::new();
+    for (i, name) in args.runs.iter().enumerate() {
+        let mut set = args.overrides.set.clone();
+        if i > 0 {
+            set.extend(args.set_b.iter().cloned());
+        }
+        items.extend(resolve(args, &set, &store, name)?);
+        if items.len() > MOST {
+            return Err(Failure::bad_input(format_args!(
+                "more than {MOST} runs; `shardlab sweep --csv` and `shardlab runs` are for so many"
+            )));
+        }
+    }
+    Ok(items)
+}
+
+/// A scenario, or each point of its axes, predicted; or a kept run.
+fn resolve(args: &Args, set: &[String], store: &Store, name: &str) -> Result<Vec<Item>, Failure> {
+    let path = Path::new(name);
+    if is_run_dir(path) {
+        let view = open_dir(path).map_err(Failure::bad_input)?;
+        let folder = path
+            .file_name()
+            .map_or_else(|| name.into(), |n| n.to_string_lossy());
+        return Ok(vec![kept(&folder, view)]);
+    }
+    let scenario = match load(path, set) {
+        Ok(scenario) => scenario,
+        // A fault in a scenario that is there is told; else it may be a run.
+        Err(e) if path.exists() || name.ends_with(".toml") => return Err(e),
+        Err(e) => {
+            let Ok(id) = store.resolve(name) else {
+                return Err(e);
+            };
+            let view = store.open(&id).map_err(Failure::bad_input)?;
+            // A name says more than an id, and an id's end is enough to tell runs apart.
+            let called = if name.contains(id.tail()) {
+                id.tail()
+            } else {
+                name
+            };
+            return Ok(vec![kept(called, view)]);
+        }
+    };
+    let profiles = profiles();
+    if args.axes.is_empty() {
+        let p = predict(&scenario, &profiles, &Options::default())?;
+        let own: Vec<&str> = set[args.overrides.set.len()..]
+            .iter()
+            .map(String::as_str)
+            .collect();
+        let label = match own.as_slice() {
+            [] => p.scenario.name.clone(),
+            own => format!("{} {}", p.scenario.name, own.join(" ")),
+        };
+        let view = view_of(&p, path, set);
+        let axes = vec![];
+        return Ok(vec![Item { label, view, axes }]);
+    }
+    let sweep =
+        shardlab_plan::scenario::sweep_of(path, set, &args.axes).map_err(Failure::bad_input)?;
+    if sweep.points.len() > MOST {
+        return Err(Failure::bad_input(format_args!(
+            "{} points; a report holds {MOST} at most",
+            sweep.points.len()
+        )));
+    }
+    let mut items = Vec::new();
+    for point in sweep.points {
+        let label = point
+            .settings
+            .iter()
+            .map(|(k, v)| format!("{}={v}", k.rsplit('.').next().unwrap_or(k)))
+            .collect::<Vec<_>>()
+            .join(" ");
+        // Some combinations cannot be; the others are what was asked for.
+        let predicted = point
+            .scenario
+            .map_err(PredictError::from)
+            .and_then(|s| predict(&s, &profiles, &Options::default()));
+        match predicted {
+            Ok(p) => items.push(Item {
+                label,
+                view: RunView::of(p.run, &p.program, &p.scenario),
+                axes: point.settings,
+            }),
+            Err(e) if e.is_bad_input() => eprintln!("left out: {label}: {}", e.reason()),
+            Err(e) => return Err(e.into()),
+        }
+    }
+    Ok(items)
+}
+
+fn kept(name: &str, view: RunView) -> Item {
+    Item {
+        label: format!("{} ({name})", view.scenario.name),
+        view,
+        axes: vec![],
+    }
+}

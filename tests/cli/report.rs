@@ -1,0 +1,210 @@
+//! `shardlab report`, and its pages in a browser.
+
+use crate::{shardlab, stdout};
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+/// A page of a prediction and a measurement of one program, with a third run beside them.
+fn page(dir: &Path) -> PathBuf {
+    let store = dir.join("store").display().to_string();
+    shardlab(&["exec", "llama-tiny", "--steps", "12", "--store", &store])
+        .assert()
+        .success();
+    let id = run_id(&store);
+    let out = dir.join("page.html");
+    let text = stdout(&[
+        "report",
+        "llama-tiny",
+        &id,
+        "llama3-8b-4xh200",
+        "--store",
+        &store,
+        "--title",
+        "A & B <c>",
+        "--out",
+        &out.display().to_string(),
+    ]);
+    assert!(text.contains("page.html: 3 runs, "), "{text}");
+    out
+}
+
+/// The id of the only run of a store.
+fn run_id(store: &str) -> String {
+    let line = stdout(&["runs", "--json", "--store", store]);
+    let run: serde_json::Value = serde_json::from_str(line.lines().next().unwrap()).unwrap();
+    run["id"].as_str().unwrap().to_owned()
+}
+
+/// A browser, or a loud word that there is none.
+fn chromium() -> Option<&'static str> {
+    let known = ["chromium", "chromium-browser", "google-chrome"];
+    let found = known.into_iter().find(|name| {
+        let version = Command::new(name).arg("--version").output();
+        version.is_ok_and(|o| o.status.success())
+    });
+    if found.is_none() {
+        eprintln!("SKIPPED: no Chromium is installed; the page was not opened in a browser");
+    }
+    found
+}
+
+/// The page's elements after its scripts have run, and what the browser complained about.
+fn open(browser: &str, page: &Path, profile: &Path) -> (String, Vec<String>) {
+    let output = Command::new(browser)
+        .args([
+            "--headless",
+            "--no-sandbox",
+            "--disable-gpu",
+            "--enable-logging=stderr",
+        ])
+        .args(["--virtual-time-budget=3000", "--dump-dom"])
+        .arg(format!("--user-data-dir={}", profile.display()))
+        .arg(format!("file://{}", page.display()))
+        .output()
+        .unwrap();
+    let complaints = String::from_utf8_lossy(&output.stderr);
+    let complaints = complaints.lines().filter(|l| l.contains("CONSOLE"));
+    (
+        String::from_utf8_lossy(&output.stdout).into_owned(),
+        complaints.map(str::to_owned).collect(),
+    )
+}
+
+/// Buttons, keys and pointer of a timeline, tried by a script in the page; it writes what it saw into an attribute.
+const PROBE: &str = r#"<script>
+const seen = [];
+const f = document.querySelector(".timeline");
+const bars = () => f.querySelector(".bars").innerHTML;
+const axis = () => f.querySelector(".axis").textContent;
+const whole = [bars(), axis()];
+const click = (act) => f.querySelector('[data-act="' + act + '"]').click();
+const is = (what, ok) => seen.push(what + "=" + ok);
+click("in"); is("zoomed", bars() !== whole[0] && axis() !== whole[1]);
+click("gap"); is("gap", f.querySelector(".hover").textContent.startsWith("exposed by "));
+click("all"); is("reset", bars() === whole[0] && axis() === whole[1]);
+const svg = f.querySelector("svg"), box = svg.getBoundingClientRect();
+for (let i = 0; i < 100; i++)
+  svg.dispatchEvent(new PointerEvent("pointermove", { clientX: box.left + box.width * (0.2 + i / 200), clientY: box.top + (box.width * 30) / 1520, bubbles: true }));
+is("hover", / on compute: .* its start waited for /.test(f.querySelector(".hover").textContent));
+f.querySelector(".plot").dispatchEvent(new KeyboardEvent("keydown", { key: "+", bubbles: true }));
+is("key", axis() !== whole[1]);
+const ground = () => getComputedStyle(document.documentElement).backgroundColor;
+const before = ground();
+document.getElementById("theme").click(); is("theme", ground() !== before);
+is("wide", document.documentElement.scrollWidth <= innerWidth);
+document.documentElement.setAttribute("data-seen", seen.join(" "));
+</script></body>"#;
+
+/// Acceptance: the page opens in Chromium without errors and shows the timeline, which can be zoomed into.
+#[test]
+fn a_page_works_in_a_browser() {
+    let dir = tempfile::tempdir().unwrap();
+    let page = page(dir.path());
+    let text = std::fs::read_to_string(&page).unwrap();
+    assert!(text.contains("<title>A &amp; B &lt;c&gt;</title>"));
+    let Some(browser) = chromium() else { return };
+    let profile = dir.path().join("profile");
+    let (dom, complaints) = open(browser, &page, &profile);
+    assert!(complaints.is_empty(), "{complaints:?}");
+    assert_eq!(dom.matches("class=\"timeline live\"").count(), 3);
+    let probed = dir.path().join("probed.html");
+    std::fs::write(&probed, text.replace("</body>", PROBE)).unwrap();
+    let (dom, complaints) = open(browser, &probed, &profile);
+    assert!(complaints.is_empty(), "{complaints:?}");
+    let seen = dom
+        .split("data-seen=\"")
+        .nth(1)
+        .and_then(|t| t.split('"').next());
+    assert_eq!(
+        seen,
+        Some("zoomed=true gap=true reset=true hover=true key=true theme=true wide=true")
+    );
+}
+
+#[test]
+fn an_option_against_itself_as_markdown_with_pictures() {
+    let dir = tempfile::tempdir().unwrap();
+    let out = dir.path().join("both.md");
+    stdout(&[
+        "report",
+        "small-native",
+        "small-native",
+        "--set-b",
+        "fsdp.prefetch_forward=0",
+        "--png",
+        "--out",
+        &out.display().to_string(),
+    ]);
+    let text = std::fs::read_to_string(&out).unwrap();
+    assert!(
+        text.contains("small-native fsdp.prefetch\\_forward=0"),
+        "{text}"
+    );
+    assert!(
+        text.contains("| fsdp.prefetch\\_forward | 1 | 0 |"),
+        "{text}"
+    );
+    for name in ["steps", "streams-0", "streams-1", "memory-0"] {
+        assert!(
+            text.contains(&format!("(<both-plots/{name}.png>)")),
+            "{name}: {text}"
+        );
+        let png = std::fs::read(dir.path().join(format!("both-plots/{name}.png"))).unwrap();
+        assert!(png.starts_with(b"\x89PNG\r\n\x1a\n"), "{name}");
+        // Width and height: as wide as every drawing.
+        assert_eq!(png[16..20], 1520u32.to_be_bytes(), "{name}");
+    }
+}
+
+#[test]
+fn a_sweep_has_a_map() {
+    let dir = tempfile::tempdir().unwrap();
+    let out = dir.path().join("sweep.html").display().to_string();
+    stdout(&[
+        "report",
+        "small-native",
+        "--axis",
+        "fsdp.policy=[\"native\", \"fsdp2\"]",
+        "--axis",
+        "fsdp.prefetch_forward=[0, 1]",
+        "--out",
+        &out,
+    ]);
+    let text = std::fs::read_to_string(&out).unwrap();
+    assert!(text.contains("Step time by fsdp.policy and fsdp.prefetch_forward"));
+    assert!(text.contains("; the best is "));
+}
+
+#[test]
+fn bad_input_is_named() {
+    let dir = tempfile::tempdir().unwrap();
+    let out = dir.path().join("x.html").display().to_string();
+    let store = dir.path().join("none").display().to_string();
+    let cases: [(&[&str], &str); 5] = [
+        (&["small-native", "--out", "x.pdf"], "ends in .html or .md"),
+        (
+            &["small-nativ", "--out", &out, "--store", &store],
+            "small-nativ",
+        ),
+        (
+            &["small-native", "--out", "/no/such/dir/x.html"],
+            "/no/such/dir/x.html",
+        ),
+        (
+            &["small-native", "--out", &out, "--axis", "train.steps=[1,2"],
+            "train.steps",
+        ),
+        (
+            &["small-native", "--out", &out, "--set", "fsdp.polcy=native"],
+            "did you mean",
+        ),
+    ];
+    for (args, words) in cases {
+        let output = shardlab(&[&["report"], args].concat()).output().unwrap();
+        let err = String::from_utf8(output.stderr).unwrap();
+        assert_eq!(output.status.code(), Some(2), "{args:?}: {err}");
+        assert!(err.contains(words), "{args:?}: {err}");
+    }
+    // Nothing is left of what failed.
+    assert!(!Path::new(&out).exists());
+}
