@@ -67,7 +67,7 @@ enum Command {
     /// Compare runs: what is different, and what the difference comes from
     Compare(compare::Args),
     /// List, show, name and remove kept runs
-    Runs(runs::Args),
+    Runs(Box<runs::Args>),
     /// Write a page (HTML) or Markdown over scenarios and kept runs
     Report(report::Args),
     /// Compare with a baseline, for CI: memory, convergence, time, program, proofs

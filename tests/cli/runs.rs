@@ -221,3 +221,77 @@ fn a_killed_writer_leaves_nothing_half() {
         assert!(!name.starts_with(".unfinished-") || !begun, "{name}");
     }
 }
+
+#[cfg(not(feature = "frames"))]
+#[test]
+fn queries_say_how_to_get_them() {
+    let error = refused(&["runs", "query", "--by", "kind"]);
+    assert!(error.contains("--features frames"), "{error}");
+}
+
+#[cfg(feature = "frames")]
+#[test]
+fn queries_group_join_and_export() {
+    let (dir, path) = filled();
+    let ask =
+        |more: &[&str]| json(&[&["runs", "query", "--json", "--store", &path], more].concat());
+    let kinds = ask(&[
+        "--by",
+        "kind",
+        "--metric",
+        "step_ms.median",
+        "--agg",
+        "count",
+    ]);
+    let counts: Vec<(&str, f64)> = kinds
+        .iter()
+        .map(|r| {
+            (
+                r["kind"].as_str().unwrap(),
+                r["step_ms.median count"].as_f64().unwrap(),
+            )
+        })
+        .collect();
+    assert_eq!(counts, [("sim", 2.0), ("exec", 1.0)]);
+    stdout(&["sim", "llama-tiny", "--store", &path]);
+    let joined = ask(&[
+        "--versus",
+        "kind=sim,exec",
+        "--metric",
+        "memory.peak_allocated_bytes",
+    ]);
+    // One program was predicted and measured; the engine's memory agrees to the byte.
+    assert_eq!(joined.len(), 1);
+    assert_eq!(joined[0]["exec / sim"], 1.0);
+    let history = ask(&["--history", "step_ms.median", "--scenario", "peers-tiny"]);
+    assert!(history[0]["change %"].is_null() && history[1]["change %"].as_f64().unwrap() > 0.0);
+    let spans = ask(&[
+        "--spans",
+        "--by",
+        "work",
+        "--metric",
+        "duration_us",
+        "--agg",
+        "p50",
+    ]);
+    assert!(spans.iter().any(|r| r["work"] == "gemm"));
+    let csv = dir.path().join("t.csv");
+    let parquet = dir.path().join("t.parquet");
+    let paths = [&csv, &parquet].map(|p| p.to_str().unwrap());
+    let args = [
+        "runs",
+        "query",
+        "--store",
+        &path,
+        "--csv",
+        paths[0],
+        "--parquet",
+        paths[1],
+    ];
+    assert_eq!(stdout(&args), "");
+    assert_eq!(fs::read_to_string(csv).unwrap().lines().count(), 5);
+    assert!(fs::read(parquet).unwrap().starts_with(b"PAR1"));
+    assert_narrow(&stdout(&["runs", "query", "--store", &path]));
+    let error = refused(&["runs", "query", "--store", &path, "--by", "scenari"]);
+    assert!(error.contains("nearest is `scenario`"), "{error}");
+}

@@ -1,27 +1,84 @@
-//! Questions over many runs; answered by the crate over polars where it is built in.
+//! Questions over many runs; answered by polars where it is built in.
 
 use super::super::output::{Failure, Out, Status};
+use super::filter::Filter;
 use shardlab_reports::store::Store;
+use std::path::PathBuf;
 
+#[cfg(feature = "frames")]
+mod answer;
+
+const EXAMPLES: &str = "\
+METRIC and KEY are names in `shardlab runs show RUN --json`: metrics such as step_ms.median or memory.peak_reserved_bytes (the
+end of a name is enough where only one ends so), fields such as kind or program_digest, options such as fsdp.policy, facts
+such as git_revision. With --spans the rows are kernels and collectives (name, work, unit_name, phase, duration_us).
+
+  shardlab runs query --by scenario --by fsdp.prefetch_forward --metric step_ms.median
+  shardlab runs query --spans --by name --metric duration_us --agg count --agg p50 --agg p99
+  shardlab runs query --history step_ms.median --by scenario --scenario llama-tiny
+  shardlab runs query --versus kind=sim,exec --on program_digest --metric step_ms.median
+  shardlab runs query --parquet runs.parquet";
+
+/// Arguments.
 #[derive(clap::Args)]
+#[command(after_help = EXAMPLES)]
 pub(super) struct Args {
-    /// What to ask
-    #[arg(
-        value_name = "ARGUMENTS",
-        trailing_var_arg = true,
-        allow_hyphen_values = true
-    )]
-    arguments: Vec<String>,
+    #[command(flatten)]
+    filter: Filter,
+    /// Ask about spans instead of runs
+    #[arg(long)]
+    spans: bool,
+    /// Group by this (repeatable)
+    #[arg(long, value_name = "KEY")]
+    by: Vec<String>,
+    /// Numbers that are asked for (repeatable); default: step time, peak of reserved memory, last loss; with --spans
+    /// duration_us
+    #[arg(long, value_name = "METRIC")]
+    metric: Vec<String>,
+    /// What is made of a group's numbers: count, mean, std, min, max, sum, median, or a quantile such as p95 (repeatable);
+    /// default: median
+    #[arg(long, value_name = "WHAT")]
+    agg: Vec<String>,
+    /// The runs in order of time with this metric and its change from run to run
+    #[arg(long, value_name = "METRIC", conflicts_with_all = ["spans", "metric", "agg"])]
+    history: Option<String>,
+    /// Join the runs where KEY is A with those where it is B: medians and their ratio
+    #[arg(long, value_name = "KEY=A,B", conflicts_with_all = ["spans", "history", "by", "agg"])]
+    versus: Option<String>,
+    /// What joined runs have to share (repeatable); default: program_digest
+    #[arg(long, value_name = "KEY", requires = "versus")]
+    on: Vec<String>,
+    /// Order of the rows
+    #[arg(long, value_name = "COLUMN")]
+    sort: Option<String>,
+    /// Largest first
+    #[arg(long, requires = "sort")]
+    descending: bool,
+    /// No more than N rows
+    #[arg(long, value_name = "N")]
+    limit: Option<usize>,
+    /// Write the answer as CSV (without a question: all columns of all runs)
+    #[arg(long, value_name = "FILE")]
+    csv: Option<PathBuf>,
+    /// Write the answer as Parquet
+    #[arg(long, value_name = "FILE")]
+    parquet: Option<PathBuf>,
 }
 
+#[cfg(feature = "frames")]
 pub(super) fn run(
     args: &Args,
-    _store: &Store,
-    _json: bool,
-    _out: &mut Out,
+    store: &Store,
+    json: bool,
+    out: &mut Out,
 ) -> Result<Status, Failure> {
-    let _ = &args.arguments;
+    answer::run(args, store, json, out)
+}
+
+#[cfg(not(feature = "frames"))]
+pub(super) fn run(_: &Args, _: &Store, _: bool, _: &mut Out) -> Result<Status, Failure> {
     Err(Failure::bad_input(
-        "this binary is built without queries: build it with `cargo build --release --features frames` (polars takes minutes)",
+        "this shardlab is built without queries (polars takes minutes to build); `cargo build --release --features frames` \
+         makes one with them",
     ))
 }

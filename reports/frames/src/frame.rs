@@ -1,0 +1,193 @@
+//! A table.
+
+use super::FrameError;
+use polars::prelude::{
+    AnyValue, Column, CsvWriter, DataFrame, DataType, NamedFrom, ParquetWriter, PlSmallStr,
+    SerWriter, Series, SortMultipleOptions,
+};
+use shardlab_plan::scenario::nearest;
+use std::collections::BTreeSet;
+use std::fs::File;
+use std::path::Path;
+
+/// A table of runs, spans or answers.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Frame(pub(crate) DataFrame);
+
+/// A value of a table.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Cell {
+    /// A text.
+    Text(String),
+    /// A number.
+    Number(f64),
+    /// Nothing.
+    Missing,
+}
+
+impl Frame {
+    /// A table of these columns, all of one length.
+    pub(crate) fn of(columns: Vec<Column>) -> Result<Self, FrameError> {
+        Ok(Self(DataFrame::new_infer_height(columns)?))
+    }
+
+    /// Names of the columns.
+    #[must_use]
+    pub fn columns(&self) -> Vec<String> {
+        let names = self.0.get_column_names();
+        names.into_iter().map(|n| n.to_string()).collect()
+    }
+
+    /// Number of rows.
+    #[must_use]
+    pub fn rows(&self) -> usize {
+        self.0.height()
+    }
+
+    /// The full name of the column that a name means: its own, or the only one that ends with it behind a dot.
+    ///
+    /// # Errors
+    /// When there is none; the nearest is part of the message.
+    pub fn name(&self, name: &str) -> Result<String, FrameError> {
+        let all = self.columns();
+        if all.iter().any(|c| c == name) {
+            return Ok(name.to_owned());
+        }
+        let tail = format!(".{name}");
+        let ending: Vec<&String> = all.iter().filter(|c| c.ends_with(&tail)).collect();
+        if let [one] = ending.as_slice() {
+            return Ok((*one).clone());
+        }
+        let help = match (
+            ending.as_slice(),
+            nearest(name, all.iter().map(String::as_str)),
+        ) {
+            ([a, b, ..], _) => format!("; `{a}` and `{b}` end so"),
+            (_, Some(near)) => format!("; the nearest is `{near}`"),
+            _ => String::new(),
+        };
+        Err(FrameError::Column {
+            name: name.to_owned(),
+            help,
+        })
+    }
+
+    /// Full names of several columns.
+    ///
+    /// # Errors
+    /// As [`Frame::name`]; and when one is asked for twice.
+    pub fn names(&self, all: &[String]) -> Result<Vec<String>, FrameError> {
+        let mut seen = BTreeSet::new();
+        let mut names = Vec::new();
+        for name in all {
+            let name = self.name(name)?;
+            if !seen.insert(name.clone()) {
+                return Err(FrameError::Twice(name));
+            }
+            names.push(name);
+        }
+        Ok(names)
+    }
+
+    /// Only these columns, in this order.
+    ///
+    /// # Errors
+    /// As [`Frame::names`].
+    pub fn select(&self, columns: &[String]) -> Result<Self, FrameError> {
+        let names = self.names(columns)?;
+        Ok(Self(self.0.select(names)?))
+    }
+
+    /// In the order of a column, smallest first unless `descending`; rows without a value come last.
+    ///
+    /// # Errors
+    /// As [`Frame::name`].
+    pub fn sorted(&self, by: &str, descending: bool) -> Result<Self, FrameError> {
+        let name = self.name(by)?;
+        let options = SortMultipleOptions::new()
+            .with_order_descending(descending)
+            .with_nulls_last(true)
+            .with_maintain_order(true);
+        Ok(Self(self.0.sort([name], options)?))
+    }
+
+    /// The first rows.
+    #[must_use]
+    pub fn first(&self, rows: usize) -> Self {
+        Self(self.0.head(Some(rows)))
+    }
+
+    /// Numbers of a column; nothing where a row has none.
+    pub(crate) fn numbers(&self, name: &str) -> Result<Vec<Option<f64>>, FrameError> {
+        let column = self.0.column(name)?;
+        if !column.dtype().is_numeric() {
+            return Err(FrameError::NoNumbers(name.to_owned()));
+        }
+        let floats = column.cast(&DataType::Float64)?;
+        Ok(floats.f64()?.iter().collect())
+    }
+
+    /// A value.
+    ///
+    /// # Errors
+    /// When there is no such row or column.
+    pub fn cell(&self, column: usize, row: usize) -> Result<Cell, FrameError> {
+        let columns = self.0.columns();
+        let value = columns.get(column).map(|c| c.get(row)).transpose()?;
+        Ok(match value {
+            None | Some(AnyValue::Null) => Cell::Missing,
+            Some(AnyValue::String(text)) => Cell::Text(text.to_owned()),
+            Some(AnyValue::StringOwned(text)) => Cell::Text(text.to_string()),
+            Some(value) => value
+                .extract::<f64>()
+                .map_or_else(|| Cell::Text(value.to_string()), Cell::Number),
+        })
+    }
+
+    /// Writes CSV.
+    ///
+    /// # Errors
+    /// When the file cannot be written.
+    pub fn csv(&self, path: &Path) -> Result<(), FrameError> {
+        let mut table = self.0.clone();
+        CsvWriter::new(create(path)?)
+            .finish(&mut table)
+            .map_err(|error| at(path, error))
+    }
+
+    /// Writes Parquet.
+    ///
+    /// # Errors
+    /// When the file cannot be written.
+    pub fn parquet(&self, path: &Path) -> Result<(), FrameError> {
+        let mut table = self.0.clone();
+        ParquetWriter::new(create(path)?)
+            .finish(&mut table)
+            .map(|_| ())
+            .map_err(|error| at(path, error))
+    }
+}
+
+fn create(path: &Path) -> Result<File, FrameError> {
+    File::create(path).map_err(|error| FrameError::Io {
+        path: path.to_owned(),
+        error,
+    })
+}
+
+pub(crate) fn at(path: &Path, error: polars::error::PolarsError) -> FrameError {
+    FrameError::Polars {
+        path: Some(path.to_owned()),
+        error,
+    }
+}
+
+/// A column of texts.
+pub(crate) fn texts(name: &str, all: Vec<Option<String>>) -> Column {
+    Series::new(PlSmallStr::from_str(name), all).into()
+}
+
+/// A column of numbers.
+pub(crate) fn floats(name: &str, all: Vec<Option<f64>>) -> Column {
+    Series::new(PlSmallStr::from_str(name), all).into()
+}
