@@ -1,4 +1,4 @@
-//! Collectives between ranks that are threads of one process.
+//! Collectives between ranks that are threads of one process (and, for trying things out, processes of one run: `remote`).
 //!
 //! A communicator instance ([`Group`]) runs its collectives one after another in host launch order: each rank numbers its
 //! launches, and a rank may enter number `n` only when `n - 1` is over. Every rank brings its ranges; when all have
@@ -9,10 +9,12 @@ mod agree;
 mod group;
 mod moves;
 mod reduce;
+mod remote;
 
 pub use group::{Arrival, Call, CommError, Group};
 
 use crate::device::abort::{Abort, Wake};
+use crate::process::Peers;
 use shardlab_plan::program::{CommId, Program};
 use shardlab_plan::shard::mesh::{members, position};
 use std::collections::BTreeMap;
@@ -31,6 +33,16 @@ impl Communicators {
     /// Instances of every communicator of a program.
     #[must_use]
     pub fn new(program: &Program, abort: &Arc<Abort>) -> Self {
+        Self::with(program, abort, None)
+    }
+
+    /// Likewise, where every rank is a process.
+    #[must_use]
+    pub fn between_processes(program: &Program, abort: &Arc<Abort>, peers: &Arc<Peers>) -> Self {
+        Self::with(program, abort, Some(peers))
+    }
+
+    fn with(program: &Program, abort: &Arc<Abort>, peers: Option<&Arc<Peers>>) -> Self {
         let world = program.meta.world;
         let mut all = Self {
             groups: Vec::new(),
@@ -43,7 +55,11 @@ impl Communicators {
                 let ranks: Vec<u32> = members(comm, rank).collect();
                 let first = ranks[0];
                 groups.entry(first).or_insert_with(|| {
-                    let group = Arc::new(Group::new(&comm.name, ranks, Arc::clone(abort)));
+                    let mut group = Group::new(&comm.name, ranks, Arc::clone(abort));
+                    if let Some(peers) = peers {
+                        group = group.between_processes(Arc::clone(peers));
+                    }
+                    let group = Arc::new(group);
                     let waker: Weak<Group> = Arc::downgrade(&group);
                     let waker: Weak<dyn Wake> = waker;
                     abort.register(waker);

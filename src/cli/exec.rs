@@ -1,6 +1,7 @@
 //! `shardlab exec`: perform a scenario's program and train.
 
 pub(super) mod device;
+mod processes;
 mod progress;
 mod report;
 
@@ -15,9 +16,9 @@ use crate::gate::Plant;
 use crate::trace;
 use progress::Progress;
 use serde::Serialize;
-use shardlab_exec::engine::ExecOptions;
+use shardlab_exec::engine::{ExecOptions, World};
 use shardlab_exec::train::{
-    CheckpointOptions, Outcome, Resume, RunOptions, TokenWidth, Tokens, TrainError, hf,
+    CheckpointOptions, Outcome, Resume, RunOptions, Silent, TokenWidth, Tokens, TrainError, hf,
 };
 use shardlab_plan::record::Summary;
 use shardlab_plan::{Program, Scenario};
@@ -139,6 +140,31 @@ impl Args {
         })
     }
 
+    /// What has to be the same on all ranks.
+    fn facts(&self, program: &Program, o: &RunOptions) -> Vec<(&'static str, String)> {
+        vec![
+            ("version", env!("CARGO_PKG_VERSION").to_owned()),
+            ("program", program.digest()),
+            ("device", self.device.name().to_owned()),
+            ("steps", format!("{:?}", o.steps)),
+            ("seed", format!("{:?}", o.seed)),
+            ("init", o.init.is_some().to_string()),
+            ("export", o.export.is_some().to_string()),
+            (
+                "data",
+                o.tokens
+                    .as_ref()
+                    .map_or_else(String::new, Tokens::fingerprint),
+            ),
+            (
+                "checkpoints",
+                o.checkpoints
+                    .as_ref()
+                    .map_or_else(String::new, |c| format!("every {}", c.every)),
+            ),
+        ]
+    }
+
     fn options(&self, scenario: &Scenario) -> Result<RunOptions, Failure> {
         let mut exec = ExecOptions {
             timeout: Duration::from_secs(u64::from(self.timeout)),
@@ -178,11 +204,37 @@ pub(super) fn run(args: &Args, out: &mut Out) -> Result<Status, Failure> {
     }
     let program = Arc::new(program);
     let options = args.options(&scenario)?;
-    interrupt::watch();
+    let timeout = options.exec.timeout;
+    args.device.prepare()?;
+    let place = processes::place()?;
+    let (world, local_rank) = match &place {
+        Some(place) => {
+            interrupt::watch();
+            let facts = args.facts(&program, &options);
+            let world = processes::join(place, &program, timeout, &facts)?;
+            (world, place.local_rank)
+        }
+        None if program.meta.world > 1 && args.device.wants_processes(&program) => {
+            return processes::start(program.meta.world, timeout);
+        }
+        None => {
+            interrupt::watch();
+            (World::alone(&program), 0)
+        }
+    };
+    if !world.leads() {
+        return follow(args, &scenario, &program, options, world, local_rank);
+    }
     let mut progress = Progress::new(&scenario);
-    let result = args
-        .device
-        .train(&scenario, &program, options, &mut progress);
+    let device = &args.device;
+    let result = device.train_as(
+        &scenario,
+        &program,
+        options,
+        world,
+        local_rank,
+        &mut progress,
+    );
     progress.end();
     let outcome = result.map_err(|e| match e {
         Failure::Run(m) => Failure::run(format_args!("{}: {m}", scenario.name)),
@@ -211,6 +263,26 @@ pub(super) fn run(args: &Args, out: &mut Out) -> Result<Status, Failure> {
         return Ok(Status::RunFailed);
     }
     Ok(Status::Done)
+}
+
+/// A rank that does not speak for the run.
+fn follow(
+    args: &Args,
+    scenario: &Scenario,
+    program: &Arc<Program>,
+    options: RunOptions,
+    world: World,
+    local_rank: u32,
+) -> Result<Status, Failure> {
+    let peers = Arc::clone(world.peers());
+    let device = &args.device;
+    match device.train_as(scenario, program, options, world, local_rank, &mut Silent) {
+        Ok(outcome) if outcome.interrupted => Ok(Status::RunFailed),
+        Ok(_) => Ok(Status::Done),
+        // Rank 0 has heard of it, and says it.
+        Err(_) if peers.failure().is_some() => Ok(Status::RunFailed),
+        Err(e) => Err(e),
+    }
 }
 
 /// The view of what a training has done.

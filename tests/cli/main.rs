@@ -11,6 +11,7 @@ mod gate;
 mod output;
 mod plan;
 mod report;
+mod processes;
 mod runs;
 mod sim;
 mod sweep;

@@ -1,8 +1,9 @@
 //! Rendezvous of one communicator instance.
 
-use super::{agree, moves};
+use super::{agree, moves, remote};
 use crate::device::abort::{Abort, Patience, Stop, Wake, lock};
 use crate::operand::RawRange;
+use crate::process::{PeerError, Peers};
 use shardlab_plan::program::{CollectiveKind, ReduceOp};
 use shardlab_plan::units::DType;
 use smallvec::SmallVec;
@@ -67,6 +68,8 @@ pub struct Group {
     /// World ranks in order of position.
     ranks: Vec<u32>,
     abort: Arc<Abort>,
+    /// The way to the other members, where each is a process.
+    peers: Option<Arc<Peers>>,
     state: Mutex<State>,
     changed: Condvar,
 }
@@ -87,6 +90,7 @@ impl Group {
             name: name.to_owned(),
             ranks,
             abort,
+            peers: None,
             state: Mutex::new(State {
                 sequence: 0,
                 arrived: vec![None; n],
@@ -97,6 +101,15 @@ impl Group {
                 left: vec![false; n],
             }),
             changed: Condvar::new(),
+        }
+    }
+
+    /// Its members are processes that find one another this way.
+    #[must_use]
+    pub fn between_processes(self, peers: Arc<Peers>) -> Self {
+        Self {
+            peers: Some(peers),
+            ..self
         }
     }
 
@@ -120,6 +133,10 @@ impl Group {
         ticket: u64,
         call: Call,
     ) -> Result<Arrival, CommError> {
+        if let Some(peers) = &self.peers {
+            // SAFETY: the caller's promise.
+            return unsafe { self.run_between(peers, position, ticket, &call) };
+        }
         let (kind, crash) = (call.kind, call.crash);
         let guard = lock(&self.state);
         // Earlier collectives of this communicator first.
@@ -153,6 +170,36 @@ impl Group {
             }
         }
         self.leave(position, ticket, kind)?;
+        Ok(Arrival { free, start })
+    }
+
+    /// A collective whose members are processes.
+    ///
+    /// # Safety
+    /// As [`Group::run`].
+    unsafe fn run_between(
+        &self,
+        peers: &Peers,
+        position: usize,
+        ticket: u64,
+        call: &Call,
+    ) -> Result<Arrival, CommError> {
+        let free = Instant::now();
+        // SAFETY: the caller's promise.
+        let met = unsafe { remote::meet(peers, &self.name, &self.ranks, position, ticket, call) };
+        let (calls, copies) = met.map_err(|e| match e {
+            PeerError::Timeout(what) => CommError::Timeout(format!(
+                "communicator {} (ranks {:?}): {what}",
+                self.name, self.ranks
+            )),
+            PeerError::Failed(_) => CommError::Aborted,
+        })?;
+        let start = Instant::now();
+        agree::check(&self.name, &self.ranks, ticket, &calls).map_err(CommError::Mismatch)?;
+        assert!(!call.crash, "injected panic in the middle of a collective");
+        // SAFETY: the caller's promise for this member; the others' memory are copies, which outlive the call.
+        unsafe { remote::perform(position, &calls) };
+        drop(copies);
         Ok(Arrival { free, start })
     }
 

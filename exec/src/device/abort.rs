@@ -40,6 +40,8 @@ pub enum FailureKind {
     Program,
     /// A fault injected by a test.
     Injected,
+    /// Another process failed; the message is its own.
+    Remote,
 }
 
 impl FailureKind {
@@ -56,6 +58,7 @@ impl FailureKind {
             Self::Nan => "NaN",
             Self::Program => "bad program",
             Self::Injected => "injected fault",
+            Self::Remote => "another process",
         }
     }
 }
@@ -79,6 +82,9 @@ pub struct Failure {
 
 impl fmt::Display for Failure {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if self.kind == FailureKind::Remote {
+            return f.write_str(&self.message);
+        }
         write!(f, "rank {}", self.rank)?;
         match self.stream {
             Some(s) => write!(f, ", stream {s}")?,
@@ -202,6 +208,14 @@ impl Abort {
     pub(crate) fn progressed(&self) {
         let now = self.epoch.elapsed().as_nanos() as u64;
         self.progress.store(now, Ordering::Relaxed);
+    }
+
+    /// What changes as long as something moves, and how many kernels are running.
+    pub(crate) fn pulse(&self) -> (u64, u32) {
+        (
+            self.progress.load(Ordering::Relaxed),
+            self.running.load(Ordering::Relaxed),
+        )
     }
 
     /// A kernel runs until the result is dropped: nobody is missing as long as somebody computes.

@@ -19,6 +19,7 @@ use super::{Command, Device, GraphId, NO_HYPER, Pass, Region, TaskTimes};
 use crate::comm::Communicators;
 use crate::kernels;
 use crate::operand::{Hyper, LaunchContext, RawRange};
+use crate::process::Peers;
 use arena::Arena;
 use events::Events;
 use queue::{Entry, Queue};
@@ -126,9 +127,21 @@ impl CpuWorld {
     /// For all ranks of a program.
     #[must_use]
     pub fn new(program: Arc<Program>, abort: Arc<Abort>) -> Self {
+        let comms = Communicators::new(&program, &abort);
+        Self::with(program, abort, comms)
+    }
+
+    /// For one of several processes, each of which performs one rank.
+    #[must_use]
+    pub fn of_process(program: Arc<Program>, abort: Arc<Abort>, peers: &Arc<Peers>) -> Self {
+        let comms = Communicators::between_processes(&program, &abort, peers);
+        Self::with(program, abort, comms)
+    }
+
+    fn with(program: Arc<Program>, abort: Arc<Abort>, comms: Communicators) -> Self {
         Self {
             shapes: Arc::new(Shapes::new(&program)),
-            comms: Arc::new(Communicators::new(&program, &abort)),
+            comms: Arc::new(comms),
             program,
             abort,
             arenas: Arc::default(),

@@ -36,7 +36,7 @@ pub trait DeviceFactory {
     fn devices(&self, setup: &Setup) -> Result<Vec<Self::Device>, String>;
 }
 
-/// The CPU: ranks are threads, streams are threads of theirs.
+/// The CPU: ranks are threads (or, slowly, processes), streams are threads of theirs.
 #[derive(Clone, Copy, Debug)]
 pub struct CpuFactory {
     launcher: Launcher,
@@ -60,7 +60,12 @@ impl DeviceFactory for CpuFactory {
     type Device = CpuDevice;
 
     fn devices(&self, setup: &Setup) -> Result<Vec<CpuDevice>, String> {
-        let world = CpuWorld::new(Arc::clone(&setup.program), Arc::clone(&setup.abort));
+        let (program, abort) = (Arc::clone(&setup.program), Arc::clone(&setup.abort));
+        let world = if setup.world.local().len() as u32 == setup.world.size() {
+            CpuWorld::new(program, abort)
+        } else {
+            CpuWorld::of_process(program, abort, setup.world.peers())
+        };
         let cpu = setup.options.cpu();
         setup
             .world

@@ -1,7 +1,11 @@
 //! What the processes of a run tell one another.
 
+use super::client::{Client, LAST_RESORT, LastResort, Meeting};
+use super::server::{Server, StoreOptions};
+use super::wire::Mode;
 use crate::device::abort::{Abort, lock};
 use std::collections::BTreeMap;
+use std::net::TcpListener;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::time::{Duration, Instant};
@@ -21,34 +25,96 @@ pub enum PeerError {
 /// as those of several processes do.
 #[derive(Debug)]
 pub struct Peers {
-    local: Mutex<BTreeMap<String, Vec<u8>>>,
-    changed: Condvar,
+    process: u32,
+    processes: u32,
+    link: Link,
     sessions: AtomicU32,
-    timeout: Duration,
+    /// How often each name was used: processes use names equally often.
+    names: Mutex<BTreeMap<String, u64>>,
 }
+
+#[derive(Debug)]
+enum Link {
+    Alone(Alone),
+    /// The client goes before the server.
+    Store(Client, Option<Server>),
+}
+
+#[derive(Debug, Default)]
+struct Alone {
+    kept: Mutex<BTreeMap<String, Vec<u8>>>,
+    changed: Condvar,
+}
+
+/// How long rank threads of one process wait for one another.
+const ALONE: Duration = Duration::from_secs(60);
 
 impl Peers {
     /// One process.
     #[must_use]
     pub fn alone() -> Self {
+        Self::of(0, 1, Link::Alone(Alone::default()))
+    }
+
+    /// Joins the store that another process keeps.
+    ///
+    /// # Errors
+    /// When it is not found in time, or refuses this process.
+    pub fn connect(meeting: &Meeting) -> Result<Self, PeerError> {
+        let client = Client::connect(meeting)?;
+        let link = Link::Store(client, None);
+        Ok(Self::of(meeting.process, meeting.processes, link))
+    }
+
+    /// Keeps the store at the first of the meeting's ports that is free, and joins it.
+    ///
+    /// # Errors
+    /// When none of the ports is free.
+    pub fn host(meeting: &Meeting, options: StoreOptions) -> Result<Self, PeerError> {
+        let mut last = "there is none".to_owned();
+        for port in &meeting.ports {
+            let server = TcpListener::bind(("0.0.0.0", *port))
+                .and_then(|listener| Server::start(listener, options.clone()));
+            match server {
+                Ok(server) => {
+                    let here = Meeting {
+                        host: "127.0.0.1".to_owned(),
+                        ports: vec![server.address().port()],
+                        ..meeting.clone()
+                    };
+                    let client = Client::connect(&here)?;
+                    let link = Link::Store(client, Some(server));
+                    return Ok(Self::of(meeting.process, meeting.processes, link));
+                }
+                Err(e) => last = format!("port {port}: {e}"),
+            }
+        }
+        Err(PeerError::Failed(format!(
+            "rank {} cannot open the store at any of the ports {:?}: {last}",
+            meeting.process, meeting.ports
+        )))
+    }
+
+    fn of(process: u32, processes: u32, link: Link) -> Self {
         Self {
-            local: Mutex::default(),
-            changed: Condvar::new(),
+            process,
+            processes,
+            link,
             sessions: AtomicU32::new(0),
-            timeout: Duration::from_secs(60),
+            names: Mutex::default(),
         }
     }
 
     /// Number of this process.
     #[must_use]
     pub fn process(&self) -> u32 {
-        0
+        self.process
     }
 
     /// How many processes there are.
     #[must_use]
     pub fn processes(&self) -> u32 {
-        1
+        self.processes
     }
 
     /// Numbers sessions: processes open the same ones in the same order.
@@ -56,14 +122,32 @@ impl Peers {
         self.sessions.fetch_add(1, Ordering::Relaxed)
     }
 
+    /// What to do when another process has failed and this one has not ended a while later, because some call of a
+    /// library cannot be interrupted. Without it such a process stays.
+    pub fn set_last_resort(&self, f: LastResort) {
+        if let Link::Store(client, _) = &self.link {
+            client.set_last_resort(f);
+        }
+    }
+
     /// Leaves `data` under `key` for whoever asks. A key is used once in a run.
     ///
     /// # Errors
     /// [`PeerError`].
     pub fn put(&self, key: &str, data: Vec<u8>) -> Result<(), PeerError> {
-        lock(&self.local).insert(key.to_owned(), data);
-        self.changed.notify_all();
-        Ok(())
+        self.put_for(key, 0, data)
+    }
+
+    /// Likewise, for so many who ask; then it is forgotten. For 0 it stays.
+    pub(crate) fn put_for(&self, key: &str, uses: u32, data: Vec<u8>) -> Result<(), PeerError> {
+        match &self.link {
+            Link::Alone(alone) => {
+                lock(&alone.kept).insert(key.to_owned(), data);
+                alone.changed.notify_all();
+                Ok(())
+            }
+            Link::Store(client, _) => client.put(key, uses, data),
+        }
     }
 
     /// What somebody leaves under `key`; waits for it.
@@ -71,33 +155,19 @@ impl Peers {
     /// # Errors
     /// [`PeerError`].
     pub fn get(&self, key: &str) -> Result<Vec<u8>, PeerError> {
-        let end = Instant::now() + self.timeout;
-        let mut held = lock(&self.local);
-        loop {
-            if let Some(data) = held.get(key) {
-                return Ok(data.clone());
-            }
-            let left = end.saturating_duration_since(Instant::now());
-            if left.is_zero() {
-                return Err(PeerError::Timeout(format!(
-                    "nobody has left `{key}` after {:.1?}",
-                    self.timeout
-                )));
-            }
-            held = self
-                .changed
-                .wait_timeout(held, left)
-                .unwrap_or_else(PoisonError::into_inner)
-                .0;
+        match &self.link {
+            Link::Alone(alone) => alone.get(key),
+            Link::Store(client, _) => client.get(key),
         }
     }
 
-    /// Everybody's data, by process. Every process calls it equally often with each name.
+    /// Everybody's data, by process. Every process calls it equally often with each name. Waits as long as those who are
+    /// missing move.
     ///
     /// # Errors
     /// [`PeerError`].
-    pub fn all_gather(&self, _name: &str, data: Vec<u8>) -> Result<Vec<Vec<u8>>, PeerError> {
-        Ok(vec![data])
+    pub fn all_gather(&self, name: &str, data: Vec<u8>) -> Result<Vec<Vec<u8>>, PeerError> {
+        self.bring(name, false, true, data)
     }
 
     /// Likewise, and nobody is given up for being late: as long as the others live, they are waited for (files).
@@ -106,31 +176,136 @@ impl Peers {
     /// [`PeerError::Failed`].
     pub fn all_gather_patiently(
         &self,
-        _name: &str,
+        name: &str,
         data: Vec<u8>,
     ) -> Result<Vec<Vec<u8>>, PeerError> {
-        Ok(vec![data])
+        self.bring(name, true, true, data)
     }
 
     /// Everybody's data, by process, for the process that leads; nothing for the others.
     ///
     /// # Errors
     /// [`PeerError`].
-    pub fn gather(&self, _name: &str, data: Vec<u8>) -> Result<Option<Vec<Vec<u8>>>, PeerError> {
-        Ok(Some(vec![data]))
+    pub fn gather(&self, name: &str, data: Vec<u8>) -> Result<Option<Vec<Vec<u8>>>, PeerError> {
+        let parts = self.bring(name, true, false, data)?;
+        Ok((self.process == 0).then_some(parts))
     }
 
     /// The data of the process that leads, which is waited for as long as it lives.
     ///
     /// # Errors
     /// [`PeerError`].
-    pub fn broadcast(&self, _name: &str, data: Vec<u8>) -> Result<Vec<u8>, PeerError> {
-        Ok(data)
+    pub fn broadcast(&self, name: &str, data: Vec<u8>) -> Result<Vec<u8>, PeerError> {
+        if let Link::Alone(_) = self.link {
+            return Ok(data);
+        }
+        let mine = if self.process == 0 { data } else { Vec::new() };
+        let parts = self.bring(name, true, true, mine)?;
+        Ok(parts.into_iter().next().unwrap_or_default())
     }
 
-    /// From now on a failure of another process ends the waits of this one's ranks.
-    pub fn watch(&self, _abort: &Arc<Abort>) {}
+    /// Everybody must have the same facts, for example the digest of the program.
+    ///
+    /// # Errors
+    /// [`PeerError::Failed`] names the rank and the fact that differ; [`PeerError`].
+    pub fn agree(&self, facts: &[(&str, String)]) -> Result<(), PeerError> {
+        let mut text = String::new();
+        for (name, value) in facts {
+            text.push_str(&format!("{name}={}\n", value.replace('\n', " ")));
+        }
+        let all = self.all_gather("configuration", text.into_bytes())?;
+        let texts: Vec<String> = all
+            .iter()
+            .map(|t| String::from_utf8_lossy(t).into_owned())
+            .collect();
+        for (rank, text) in texts.iter().enumerate().skip(1) {
+            let differs = texts[0].lines().zip(text.lines()).find(|(a, b)| a != b);
+            if let Some((a, b)) = differs {
+                let what = format!(
+                    "rank {rank} has {b}, rank 0 has {a}: all ranks need the same scenario, options and program"
+                );
+                self.fail(&what);
+                return Err(PeerError::Failed(what));
+            }
+        }
+        Ok(())
+    }
+
+    fn bring(
+        &self,
+        name: &str,
+        patient: bool,
+        all: bool,
+        data: Vec<u8>,
+    ) -> Result<Vec<Vec<u8>>, PeerError> {
+        let Link::Store(client, _) = &self.link else {
+            return Ok(vec![data]);
+        };
+        let number = {
+            let mut names = lock(&self.names);
+            let next = names.entry(name.to_owned()).or_insert(0);
+            *next += 1;
+            *next
+        };
+        client.gather(format!("{name}#{number}"), Mode { patient, all }, data)
+    }
+
+    /// From now on a failure of another process ends the waits of this one's ranks, and its progress is seen.
+    pub fn watch(&self, abort: &Arc<Abort>) {
+        if let Link::Store(client, _) = &self.link {
+            client.watch(abort);
+        }
+    }
 
     /// Tells every other process that this one cannot go on, and why.
-    pub fn fail(&self, _cause: &str) {}
+    pub fn fail(&self, cause: &str) {
+        if let Link::Store(client, _) = &self.link {
+            client.fail(cause);
+        }
+    }
+
+    /// Why the run has failed, once it has.
+    #[must_use]
+    pub fn failure(&self) -> Option<String> {
+        match &self.link {
+            Link::Alone(_) => None,
+            Link::Store(client, _) => client.failure(),
+        }
+    }
+}
+
+impl Drop for Peers {
+    fn drop(&mut self) {
+        let Link::Store(client, server) = &self.link else {
+            return;
+        };
+        client.leave();
+        if let Some(server) = server {
+            // The others may still want something, if only to hear why the run has failed.
+            let _ = server.wait_for_leave(LAST_RESORT);
+        }
+    }
+}
+
+impl Alone {
+    fn get(&self, key: &str) -> Result<Vec<u8>, PeerError> {
+        let end = Instant::now() + ALONE;
+        let mut kept = lock(&self.kept);
+        loop {
+            if let Some(data) = kept.get(key) {
+                return Ok(data.clone());
+            }
+            let left = end.saturating_duration_since(Instant::now());
+            if left.is_zero() {
+                return Err(PeerError::Timeout(format!(
+                    "nobody has left `{key}` within {ALONE:.1?}"
+                )));
+            }
+            kept = self
+                .changed
+                .wait_timeout(kept, left)
+                .unwrap_or_else(PoisonError::into_inner)
+                .0;
+        }
+    }
 }

@@ -1,7 +1,9 @@
 //! Which device a run is performed on.
 
 use super::super::output::Failure;
-use shardlab_exec::train::{Observer, Outcome, RunOptions, train};
+use shardlab_exec::device::CpuFactory;
+use shardlab_exec::engine::{Registration, World};
+use shardlab_exec::train::{Observer, Outcome, RunOptions, train_on};
 use shardlab_plan::{Program, Scenario};
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -26,6 +28,15 @@ pub(in crate::cli) struct DeviceArgs {
     /// Do without cuDNN, even where it is there (GPUs)
     #[arg(long)]
     no_cudnn: bool,
+    /// One process a rank; always so for several GPUs (torchrun, srun and mpirun start the processes themselves)
+    #[arg(long)]
+    processes: bool,
+    /// Ranks as threads of one process on several GPUs too
+    #[arg(long, conflicts_with = "processes")]
+    threads: bool,
+    /// How device memory is made known to NCCL
+    #[arg(long, value_enum, default_value_t = Register::Off)]
+    register: Register,
     /// Issue captured scopes instruction by instruction
     #[arg(long)]
     no_graphs: bool,
@@ -42,7 +53,47 @@ enum Kind {
     Cuda,
 }
 
+/// As [`Registration`].
+#[derive(clap::ValueEnum, Clone, Copy, Debug, PartialEq, Eq)]
+enum Register {
+    /// Not at all
+    Off,
+    /// As buffers of every communicator
+    Buffer,
+    /// As symmetric windows of every communicator
+    Window,
+}
+
 impl DeviceArgs {
+    /// Whether each rank is to be a process.
+    pub(super) fn wants_processes(&self, program: &Program) -> bool {
+        let several_gpus = self.device == Kind::Cuda && program.meta.world > 1;
+        self.processes || several_gpus && !self.threads
+    }
+
+    /// Which device, in a word.
+    pub(super) fn name(&self) -> &'static str {
+        match self.device {
+            Kind::Cpu => "cpu",
+            Kind::Cuda => "cuda",
+        }
+    }
+
+    /// Finds the device's libraries. This may begin the process anew, so it comes before ranks meet.
+    #[cfg(feature = "cuda")]
+    pub(super) fn prepare(&self) -> Result<(), Failure> {
+        if self.device == Kind::Cuda {
+            use_libraries(&self.library_path)?;
+        }
+        Ok(())
+    }
+
+    /// There is nothing to find.
+    #[cfg(not(feature = "cuda"))]
+    pub(super) fn prepare(&self) -> Result<(), Failure> {
+        Ok(())
+    }
+
     /// Options of the engine that belong to the device.
     pub(in crate::cli) fn apply(&self, exec: &mut shardlab_exec::engine::ExecOptions, ranks: u32) {
         exec.threads = match self.threads {
@@ -53,6 +104,11 @@ impl DeviceArgs {
             n => n as usize,
         };
         exec.graphs = !self.no_graphs;
+        exec.registration = match self.register {
+            Register::Off => Registration::Off,
+            Register::Buffer => Registration::Buffer,
+            Register::Window => Registration::Window,
+        };
         exec.delay = self
             .delays
             .map(|seed| shardlab_exec::device::cpu::DelaySpec {
@@ -62,7 +118,7 @@ impl DeviceArgs {
             });
     }
 
-    /// Trains on the device.
+    /// Trains on the device, all ranks in this process.
     pub(in crate::cli) fn train(
         &self,
         scenario: &Scenario,
@@ -70,9 +126,25 @@ impl DeviceArgs {
         options: RunOptions,
         observer: &mut dyn Observer,
     ) -> Result<Outcome, Failure> {
+        self.prepare()?;
+        let world = World::alone(program);
+        self.train_as(scenario, program, options, world, 0, observer)
+    }
+
+    /// Trains this process's ranks of a world; `local_rank` counts the processes of the host.
+    pub(super) fn train_as(
+        &self,
+        scenario: &Scenario,
+        program: &Arc<Program>,
+        options: RunOptions,
+        world: World,
+        local_rank: u32,
+        observer: &mut dyn Observer,
+    ) -> Result<Outcome, Failure> {
+        let cpu = CpuFactory::default();
         match self.device {
-            Kind::Cpu => Ok(train(scenario, program, options, observer)?),
-            Kind::Cuda => self.cuda(scenario, program, options, observer),
+            Kind::Cpu => Ok(train_on(scenario, program, options, world, &cpu, observer)?),
+            Kind::Cuda => self.cuda(scenario, program, options, world, local_rank, observer),
         }
     }
 
@@ -82,24 +154,22 @@ impl DeviceArgs {
         scenario: &Scenario,
         program: &Arc<Program>,
         options: RunOptions,
+        world: World,
+        local_rank: u32,
         observer: &mut dyn Observer,
     ) -> Result<Outcome, Failure> {
         use shardlab_exec::device::cuda::{CudaFactory, CudaOptions, gpus};
-        use shardlab_exec::engine::World;
-        use shardlab_exec::train::train_on;
         // Before anything is made: without a GPU nothing else matters.
-        use_libraries(&self.library_path)?;
         let count = gpus(&self.library_path).map_err(Failure::run)?;
         if count == 0 {
             return Err(Failure::run("no GPU can be used: the driver shows none"));
         }
         let factory = CudaFactory::new(CudaOptions {
             library_path: self.library_path.clone(),
-            first_gpu: self.gpu,
+            first_gpu: Some(self.gpu.unwrap_or(0) + local_rank),
             tf32: self.tf32,
             no_cudnn: self.no_cudnn,
         });
-        let world = World::alone(program);
         Ok(train_on(
             scenario, program, options, world, &factory, observer,
         )?)
@@ -111,6 +181,8 @@ impl DeviceArgs {
         _: &Scenario,
         _: &Arc<Program>,
         _: RunOptions,
+        _: World,
+        _: u32,
         _: &mut dyn Observer,
     ) -> Result<Outcome, Failure> {
         let _ = (&self.library_path, self.gpu, self.tf32, self.no_cudnn);

@@ -1,0 +1,372 @@
+//! A process's connection to the store.
+
+use super::peers::PeerError;
+use super::wire::{self, Ask, MAGIC, Mode, Tell};
+use crate::device::abort::{Abort, Failure, FailureKind, lock};
+use std::collections::BTreeMap;
+use std::io::{self, Write};
+use std::net::{Shutdown, TcpStream, ToSocketAddrs};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Condvar, Mutex, PoisonError, Weak};
+use std::time::{Duration, Instant};
+
+/// Between two heartbeats.
+const BEAT: Duration = Duration::from_millis(200);
+/// Between two attempts to find the store.
+const AGAIN: Duration = Duration::from_millis(50);
+/// How long a server may take to answer a greeting before it counts as somebody else's.
+const ANSWER: Duration = Duration::from_secs(5);
+/// How long a process may take to end in good order after another one has failed.
+pub(super) const LAST_RESORT: Duration = Duration::from_secs(10);
+
+/// Where and as whom to look for the store.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Meeting {
+    /// Host of the store.
+    pub host: String,
+    /// Ports, in the order in which they are tried: the first ones may be somebody else's.
+    pub ports: Vec<u16>,
+    /// This process.
+    pub process: u32,
+    /// How many there are.
+    pub processes: u32,
+    /// Distinguishes runs.
+    pub run: String,
+    /// How long to look for the store.
+    pub timeout: Duration,
+}
+
+/// Called when a process has failed and this one is still there a while later: some call cannot be interrupted.
+pub type LastResort = Arc<dyn Fn(&str) + Send + Sync>;
+
+type Parts = Vec<Vec<u8>>;
+
+struct Shared {
+    process: u32,
+    /// By request: an answer that nobody has fetched yet.
+    answers: Mutex<BTreeMap<u64, Result<Parts, PeerError>>>,
+    changed: Condvar,
+    heard_failure: AtomicBool,
+    failure: Mutex<Option<String>>,
+    abort: Mutex<Weak<Abort>>,
+    closed: AtomicBool,
+    last_resort: Mutex<Option<LastResort>>,
+}
+
+/// See the module documentation.
+pub(super) struct Client {
+    shared: Arc<Shared>,
+    out: Arc<Mutex<TcpStream>>,
+    requests: AtomicU64,
+}
+
+impl std::fmt::Debug for Client {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "Client(process {})", self.shared.process)
+    }
+}
+
+impl Client {
+    /// Looks for the store until it is found or time is over.
+    pub(super) fn connect(meeting: &Meeting) -> Result<Self, PeerError> {
+        let end = Instant::now() + meeting.timeout;
+        let mut last = "nothing was tried".to_owned();
+        loop {
+            for port in &meeting.ports {
+                match greet(meeting, *port) {
+                    Ok(stream) => return Self::start(meeting, stream),
+                    Err(Greeting::Refused(why)) => return Err(PeerError::Failed(why)),
+                    Err(Greeting::Elsewhere(why)) => last = format!("port {port}: {why}"),
+                }
+            }
+            if Instant::now() >= end {
+                return Err(PeerError::Timeout(format!(
+                    "rank {} found no store of this run at {} within {:.1?} ({last}); rank 0 opens it",
+                    meeting.process, meeting.host, meeting.timeout
+                )));
+            }
+            std::thread::sleep(AGAIN);
+        }
+    }
+
+    fn start(meeting: &Meeting, stream: TcpStream) -> Result<Self, PeerError> {
+        let words = |e: io::Error| PeerError::Failed(format!("the connection to the store: {e}"));
+        let shared = Arc::new(Shared {
+            process: meeting.process,
+            answers: Mutex::default(),
+            changed: Condvar::new(),
+            heard_failure: AtomicBool::new(false),
+            failure: Mutex::default(),
+            abort: Mutex::default(),
+            closed: AtomicBool::new(false),
+            last_resort: Mutex::default(),
+        });
+        let mut from = stream.try_clone().map_err(words)?;
+        let out = Arc::new(Mutex::new(stream));
+        let reading = Arc::clone(&shared);
+        std::thread::Builder::new()
+            .name("store answers".to_owned())
+            .spawn(move || {
+                while let Some(tell) = wire::read(&mut from).ok().and_then(|f| Tell::decode(&f)) {
+                    reading.hear(tell);
+                }
+                reading.lost();
+            })
+            .map_err(words)?;
+        let (beating, heart) = (Arc::clone(&shared), Arc::clone(&out));
+        std::thread::Builder::new()
+            .name("heart".to_owned())
+            .spawn(move || {
+                while !beating.closed.load(Ordering::SeqCst) {
+                    let (progress, running) =
+                        lock(&beating.abort).upgrade().map_or((0, 0), |a| a.pulse());
+                    let beat = Ask::Beat { progress, running };
+                    if wire::write(&mut *lock(&heart), &beat.encode()).is_err() {
+                        break;
+                    }
+                    std::thread::sleep(BEAT);
+                }
+            })
+            .map_err(words)?;
+        Ok(Self {
+            shared,
+            out,
+            requests: AtomicU64::new(0),
+        })
+    }
+
+    pub(super) fn watch(&self, abort: &Arc<Abort>) {
+        *lock(&self.shared.abort) = Arc::downgrade(abort);
+        // It may have happened before.
+        if let Some(cause) = self.failure() {
+            self.shared.end_waits(u32::MAX, &cause);
+        }
+    }
+
+    pub(super) fn set_last_resort(&self, f: LastResort) {
+        *lock(&self.shared.last_resort) = Some(f);
+    }
+
+    pub(super) fn failure(&self) -> Option<String> {
+        lock(&self.shared.failure).clone()
+    }
+
+    pub(super) fn put(&self, key: &str, uses: u32, data: Vec<u8>) -> Result<(), PeerError> {
+        let key = key.to_owned();
+        self.send(&Ask::Put { key, uses, data })
+    }
+
+    pub(super) fn get(&self, key: &str) -> Result<Vec<u8>, PeerError> {
+        let key = key.to_owned();
+        let parts = self.request(|request| Ask::Get { request, key })?;
+        Ok(parts.into_iter().next().unwrap_or_default())
+    }
+
+    pub(super) fn gather(
+        &self,
+        key: String,
+        mode: Mode,
+        data: Vec<u8>,
+    ) -> Result<Parts, PeerError> {
+        self.request(|request| Ask::Gather {
+            request,
+            key,
+            mode,
+            data,
+        })
+    }
+
+    pub(super) fn fail(&self, cause: &str) {
+        if self.failure().is_none() {
+            let cause = cause.to_owned();
+            // Without a connection everybody knows already.
+            let _ = self.send(&Ask::Fail { cause });
+        }
+    }
+
+    fn send(&self, ask: &Ask) -> Result<(), PeerError> {
+        if let Some(cause) = self.failure() {
+            return Err(PeerError::Failed(cause));
+        }
+        let sent = wire::write(&mut *lock(&self.out), &ask.encode());
+        sent.map_err(|e| {
+            PeerError::Failed(self.failure().unwrap_or_else(|| lost_words(&e.to_string())))
+        })
+    }
+
+    fn request(&self, ask: impl FnOnce(u64) -> Ask) -> Result<Parts, PeerError> {
+        let request = self.requests.fetch_add(1, Ordering::Relaxed);
+        self.send(&ask(request))?;
+        let mut answers = lock(&self.shared.answers);
+        loop {
+            if let Some(answer) = answers.remove(&request) {
+                return answer;
+            }
+            if let Some(cause) = self.failure() {
+                return Err(PeerError::Failed(cause));
+            }
+            // A failure of this process's other threads has no other way to be heard of.
+            if let Some(abort) = lock(&self.shared.abort).upgrade()
+                && let Some(first) = abort.failures().first()
+            {
+                return Err(PeerError::Failed(first.to_string()));
+            }
+            answers = self
+                .shared
+                .changed
+                .wait_timeout(answers, BEAT)
+                .unwrap_or_else(PoisonError::into_inner)
+                .0;
+        }
+    }
+
+    /// Takes leave of the store.
+    pub(super) fn leave(&self) {
+        if self.shared.closed.swap(true, Ordering::SeqCst) {
+            return;
+        }
+        let out = &mut *lock(&self.out);
+        // A store that is gone needs no goodbye.
+        let _ = wire::write(out, &Ask::Bye.encode());
+        let _ = out.shutdown(Shutdown::Write);
+    }
+}
+
+impl Drop for Client {
+    fn drop(&mut self) {
+        self.leave();
+        let _ = lock(&self.out).shutdown(Shutdown::Both);
+    }
+}
+
+impl Shared {
+    fn hear(self: &Arc<Self>, tell: Tell) {
+        let (request, answer) = match tell {
+            Tell::Answer { request, parts } => (request, Ok(parts)),
+            Tell::Late { request, why } => (request, Err(PeerError::Timeout(why))),
+            Tell::Failed { process, cause } => return self.failed(process, &cause),
+            Tell::Welcome { .. } | Tell::Refused { .. } => return,
+        };
+        lock(&self.answers).insert(request, answer);
+        self.changed.notify_all();
+    }
+
+    fn lost(self: &Arc<Self>) {
+        if !self.closed.load(Ordering::SeqCst) {
+            self.failed(0, &lost_words("it ended"));
+        }
+    }
+
+    fn failed(self: &Arc<Self>, process: u32, cause: &str) {
+        if self.heard_failure.swap(true, Ordering::SeqCst) {
+            return;
+        }
+        // Whoever is woken by the failure finds the cause in the session already.
+        self.end_waits(process, cause);
+        *lock(&self.failure) = Some(cause.to_owned());
+        {
+            let _held = lock(&self.answers);
+            self.changed.notify_all();
+        }
+        let shared = Arc::clone(self);
+        let cause = cause.to_owned();
+        // Without a thread nothing is forced to end.
+        let _ = std::thread::Builder::new()
+            .name("last resort".to_owned())
+            .spawn(move || {
+                std::thread::sleep(LAST_RESORT);
+                let act = lock(&shared.last_resort).clone();
+                if let Some(act) = act
+                    && !shared.closed.load(Ordering::SeqCst)
+                {
+                    act(&cause);
+                }
+            });
+    }
+
+    /// A failure elsewhere ends the waits of this process's ranks.
+    fn end_waits(&self, process: u32, cause: &str) {
+        if process == self.process {
+            return;
+        }
+        if let Some(abort) = lock(&self.abort).upgrade()
+            && !abort.aborted()
+        {
+            abort.fail(Failure {
+                kind: FailureKind::Remote,
+                rank: process,
+                stream: None,
+                instr: None,
+                text: String::new(),
+                message: cause.to_owned(),
+            });
+        }
+    }
+}
+
+fn lost_words(why: &str) -> String {
+    format!(
+        "the connection to the store was lost: {why}; whoever keeps it (rank 0 or the launcher) has died"
+    )
+}
+
+enum Greeting {
+    /// No store of this run is there, or not yet.
+    Elsewhere(String),
+    /// It is there, and does not want this process.
+    Refused(String),
+}
+
+fn greet(meeting: &Meeting, port: u16) -> Result<TcpStream, Greeting> {
+    let elsewhere = |e: io::Error| Greeting::Elsewhere(e.to_string());
+    let addresses = (meeting.host.as_str(), port)
+        .to_socket_addrs()
+        .map_err(elsewhere)?;
+    let mut stream = None;
+    let mut last = Greeting::Elsewhere("the host has no address".to_owned());
+    for address in addresses {
+        match TcpStream::connect_timeout(&address, ANSWER) {
+            Ok(s) => {
+                stream = Some(s);
+                break;
+            }
+            Err(e) => last = elsewhere(e),
+        }
+    }
+    let Some(mut stream) = stream else {
+        return Err(last);
+    };
+    stream.set_nodelay(true).map_err(elsewhere)?;
+    stream.set_read_timeout(Some(ANSWER)).map_err(elsewhere)?;
+    let hello = Ask::Hello {
+        process: meeting.process,
+        processes: meeting.processes,
+        run: meeting.run.clone(),
+        place: place(),
+    };
+    stream.write_all(MAGIC).map_err(elsewhere)?;
+    wire::write(&mut stream, &hello.encode()).map_err(elsewhere)?;
+    let answer = wire::read(&mut stream).map_err(elsewhere)?;
+    match Tell::decode(&answer) {
+        Some(Tell::Welcome { .. }) => {
+            stream.set_read_timeout(None).map_err(elsewhere)?;
+            Ok(stream)
+        }
+        // Another run may keep its store at this port.
+        Some(Tell::Refused { why }) if why.contains("not of `") => Err(Greeting::Elsewhere(why)),
+        Some(Tell::Refused { why }) => Err(Greeting::Refused(why)),
+        _ => Err(Greeting::Elsewhere(
+            "somebody else listens there".to_owned(),
+        )),
+    }
+}
+
+/// Where this process runs, for messages.
+fn place() -> String {
+    let host = std::fs::read_to_string("/proc/sys/kernel/hostname").unwrap_or_default();
+    let host = match host.trim() {
+        "" => "this host",
+        name => name,
+    };
+    format!("{host}, process {}", std::process::id())
+}

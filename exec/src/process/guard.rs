@@ -1,0 +1,42 @@
+//! Ranks that end with their launcher.
+
+use rustix::process::{Pid, Signal, getppid, kill_process, set_parent_process_death_signal};
+use std::io::Read;
+use std::process::Child;
+
+/// The launcher's process number.
+pub(super) const PARENT: &str = "SHARDLAB_PARENT";
+
+/// Ends this process when the launcher that started it ends, however that happens; `farewell` is called where there is
+/// time for it. Does nothing in a process that no launcher of shardlab's has started.
+///
+/// The system sends a signal (Linux); and standard input, which the launcher holds, ends.
+pub fn end_with_launcher(farewell: impl FnOnce() + Send + 'static) {
+    let parent = std::env::var(PARENT).ok().and_then(|p| p.parse().ok());
+    let Some(parent) = parent.and_then(Pid::from_raw) else {
+        return;
+    };
+    // Where the system knows no such thing, standard input remains.
+    let _ = set_parent_process_death_signal(Some(Signal::KILL));
+    if getppid() != Some(parent) {
+        // It ended before the signal was asked for.
+        std::process::exit(3);
+    }
+    // Without the thread the signal remains.
+    let _ = std::thread::Builder::new()
+        .name("launcher".to_owned())
+        .spawn(move || {
+            let mut nothing = [0; 64];
+            while std::io::stdin().read(&mut nothing).is_ok_and(|n| n > 0) {}
+            farewell();
+            std::process::exit(3);
+        });
+}
+
+/// Sends a child what Ctrl-C sends.
+pub(super) fn interrupt(child: &Child) {
+    if let Some(pid) = i32::try_from(child.id()).ok().and_then(Pid::from_raw) {
+        // It may have ended.
+        let _ = kill_process(pid, Signal::INT);
+    }
+}

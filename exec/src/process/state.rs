@@ -1,0 +1,363 @@
+//! What the store knows, without sockets: who has joined, what was left, who waits for what, who is missing.
+
+use super::server::StoreOptions;
+use super::wire::{Ask, Mode, Tell};
+use std::collections::BTreeMap;
+use std::time::{Duration, Instant};
+
+/// What follows from a change: words for processes.
+pub(super) type Changes = Vec<(u32, Tell)>;
+
+/// How much longer a process is waited for while it says that it computes.
+const BUSY: u32 = 10;
+
+#[derive(Debug)]
+struct Process {
+    joined: bool,
+    left: bool,
+    /// Its connection ended without a word.
+    cut: Option<Instant>,
+    heard: Instant,
+    /// When its progress changed last.
+    moved: Instant,
+    progress: u64,
+    running: u32,
+    /// Where it runs.
+    place: String,
+}
+
+#[derive(Debug)]
+struct Gathering {
+    since: Instant,
+    mode: Mode,
+    /// By process: its data, and the request to answer.
+    brought: Vec<Option<(u64, Vec<u8>)>>,
+}
+
+#[derive(Debug)]
+struct Wait {
+    process: u32,
+    request: u64,
+    since: Instant,
+}
+
+/// See the module documentation.
+#[derive(Debug)]
+pub(super) struct State {
+    timeout: Duration,
+    silence: Duration,
+    grace: Duration,
+    began: Instant,
+    processes: Vec<Process>,
+    /// By key: data, and how many more answers it is kept for (`None`: any number).
+    kept: BTreeMap<String, (Vec<u8>, Option<u32>)>,
+    waits: BTreeMap<String, Vec<Wait>>,
+    gatherings: BTreeMap<String, Gathering>,
+    failure: Option<(u32, String)>,
+}
+
+impl State {
+    pub(super) fn new(options: &StoreOptions, now: Instant) -> Self {
+        let process = || Process {
+            joined: false,
+            left: false,
+            cut: None,
+            heard: now,
+            moved: now,
+            progress: 0,
+            running: 0,
+            place: String::new(),
+        };
+        Self {
+            timeout: options.timeout,
+            silence: options.silence,
+            grace: options.grace,
+            began: now,
+            processes: (0..options.processes).map(|_| process()).collect(),
+            kept: BTreeMap::new(),
+            waits: BTreeMap::new(),
+            gatherings: BTreeMap::new(),
+            failure: None,
+        }
+    }
+
+    pub(super) fn failure(&self) -> Option<&(u32, String)> {
+        self.failure.as_ref()
+    }
+
+    /// Whether nobody will say anything any more.
+    pub(super) fn is_over(&self) -> bool {
+        self.processes.iter().all(|p| p.left || p.cut.is_some())
+    }
+
+    /// A process wants to take part.
+    pub(super) fn join(&mut self, process: u32, place: &str, now: Instant) -> Result<(), String> {
+        let count = self.processes.len();
+        let Some(p) = self.processes.get_mut(process as usize) else {
+            return Err(format!("there is no rank {process} of {count}"));
+        };
+        if p.joined {
+            return Err(format!(
+                "two processes say that they are rank {process}: one on {}, one on {place}",
+                p.place
+            ));
+        }
+        p.joined = true;
+        (p.heard, p.moved) = (now, now);
+        p.place = place.to_owned();
+        Ok(())
+    }
+
+    pub(super) fn welcome(&self, process: u32) -> Changes {
+        let failed = self.failure.clone();
+        failed
+            .map(|(failed, cause)| {
+                let tell = Tell::Failed {
+                    process: failed,
+                    cause,
+                };
+                vec![(process, tell)]
+            })
+            .unwrap_or_default()
+    }
+
+    pub(super) fn hear(&mut self, process: u32, ask: Ask, now: Instant) -> Changes {
+        let Some(p) = self.processes.get_mut(process as usize) else {
+            return Vec::new();
+        };
+        p.heard = now;
+        match ask {
+            Ask::Hello { .. } => Vec::new(),
+            Ask::Beat { progress, running } => {
+                if p.progress != progress {
+                    p.moved = now;
+                }
+                (p.progress, p.running) = (progress, running);
+                Vec::new()
+            }
+            Ask::Bye => {
+                p.left = true;
+                Vec::new()
+            }
+            Ask::Fail { cause } => self.fail(process, &cause),
+            Ask::Put { key, uses, data } => {
+                let waits = self.waits.remove(&key).unwrap_or_default();
+                self.kept
+                    .insert(key.clone(), (data, (uses > 0).then_some(uses)));
+                waits
+                    .iter()
+                    .filter_map(|w| self.fetch(&key, w.process, w.request))
+                    .collect()
+            }
+            Ask::Get { request, key } => match self.fetch(&key, process, request) {
+                Some(change) => vec![change],
+                None => {
+                    self.waits.entry(key).or_default().push(Wait {
+                        process,
+                        request,
+                        since: now,
+                    });
+                    Vec::new()
+                }
+            },
+            Ask::Gather {
+                request,
+                key,
+                mode,
+                data,
+            } => self.gather(process, request, key, mode, data, now),
+        }
+    }
+
+    /// An answer with a key's data, if it is there.
+    fn fetch(&mut self, key: &str, process: u32, request: u64) -> Option<(u32, Tell)> {
+        let (data, left) = self.kept.get_mut(key)?;
+        let tell = answer(request, vec![data.clone()]);
+        if let Some(left) = left {
+            *left -= 1;
+            if *left == 0 {
+                self.kept.remove(key);
+            }
+        }
+        Some((process, tell))
+    }
+
+    fn gather(
+        &mut self,
+        process: u32,
+        request: u64,
+        key: String,
+        mode: Mode,
+        data: Vec<u8>,
+        now: Instant,
+    ) -> Changes {
+        let count = self.processes.len();
+        let g = self
+            .gatherings
+            .entry(key.clone())
+            .or_insert_with(|| Gathering {
+                since: now,
+                mode,
+                brought: vec![None; count],
+            });
+        g.brought[process as usize] = Some((request, data));
+        if g.brought.iter().any(Option::is_none) {
+            return Vec::new();
+        }
+        let Some(done) = self.gatherings.remove(&key) else {
+            return Vec::new();
+        };
+        let (requests, parts): (Vec<u64>, Vec<Vec<u8>>) =
+            done.brought.into_iter().flatten().unzip();
+        let of = |process: usize| {
+            if done.mode.all || process == 0 {
+                parts.clone()
+            } else {
+                Vec::new()
+            }
+        };
+        requests
+            .iter()
+            .enumerate()
+            .map(|(p, request)| (p as u32, answer(*request, of(p))))
+            .collect()
+    }
+
+    /// A process cannot go on; everybody hears of it.
+    pub(super) fn fail(&mut self, process: u32, cause: &str) -> Changes {
+        if self.failure.is_some() {
+            return Vec::new();
+        }
+        self.failure = Some((process, cause.to_owned()));
+        self.waits.clear();
+        self.gatherings.clear();
+        (0..self.processes.len() as u32)
+            .map(|p| {
+                let cause = cause.to_owned();
+                (p, Tell::Failed { process, cause })
+            })
+            .collect()
+    }
+
+    /// A connection ended.
+    pub(super) fn disconnected(&mut self, process: u32, now: Instant) -> Changes {
+        if let Some(p) = self.processes.get_mut(process as usize) {
+            p.cut = Some(now);
+        }
+        self.tick(now)
+    }
+
+    /// Time has passed.
+    pub(super) fn tick(&mut self, now: Instant) -> Changes {
+        if self.failure.is_some() {
+            return Vec::new();
+        }
+        let since = |t: Instant| now.saturating_duration_since(t);
+        for (i, p) in (0u32..).zip(&self.processes) {
+            if !p.left && p.cut.is_some_and(|cut| since(cut) >= self.grace) {
+                let what = format!("rank {i} ({}) has died: its connection ended", p.place);
+                return self.fail(i, &what);
+            }
+            if p.joined && !p.left && since(p.heard) >= self.silence {
+                let what = format!(
+                    "rank {i} ({}) has been silent for {:.1?}",
+                    p.place,
+                    since(p.heard)
+                );
+                return self.fail(i, &what);
+            }
+        }
+        let late = self
+            .missing_at_the_start(now)
+            .or_else(|| self.late_gathering(now));
+        match late {
+            Some((process, what)) => self.fail(process, &what),
+            None => self.late_waits(now),
+        }
+    }
+
+    fn missing_at_the_start(&self, now: Instant) -> Option<(u32, String)> {
+        let waited = now.saturating_duration_since(self.began);
+        let missing = self.who(|_, p| !p.joined);
+        let (&first, _) = missing.split_first()?;
+        (waited >= self.timeout).then(|| {
+            let n = self.processes.len();
+            let what = format!(
+                "{} of {n} did not come to the start within {:.1?}",
+                ranks(&missing),
+                self.timeout
+            );
+            (first, what)
+        })
+    }
+
+    /// A gathering whose missing processes have not moved for too long.
+    fn late_gathering(&self, now: Instant) -> Option<(u32, String)> {
+        self.gatherings.iter().find_map(|(key, g)| {
+            let missing = self.who(|i, _| g.brought[i].is_none());
+            let late = missing.iter().all(|i| {
+                let p = &self.processes[*i as usize];
+                let patience = match p.running {
+                    0 => self.timeout,
+                    _ => self.timeout * BUSY,
+                };
+                now.saturating_duration_since(p.moved.max(g.since)) >= patience
+            });
+            (!g.mode.patient && late).then(|| {
+                let what = format!(
+                    "{} did not come to `{}` and {} not moved for {:.1?}",
+                    ranks(&missing),
+                    name(key),
+                    if missing.len() == 1 { "has" } else { "have" },
+                    self.timeout
+                );
+                (missing[0], what)
+            })
+        })
+    }
+
+    /// Waits for keys that nobody has left: the one who waits decides what it means.
+    fn late_waits(&mut self, now: Instant) -> Changes {
+        let timeout = self.timeout;
+        let mut changes = Vec::new();
+        for (key, waits) in &mut self.waits {
+            waits.retain(|w| {
+                let late = now.saturating_duration_since(w.since) >= timeout;
+                if late {
+                    let why = format!("nobody has left `{key}` within {timeout:.1?}");
+                    let request = w.request;
+                    changes.push((w.process, Tell::Late { request, why }));
+                }
+                !late
+            });
+        }
+        self.waits.retain(|_, w| !w.is_empty());
+        changes
+    }
+
+    fn who(&self, is: impl Fn(usize, &Process) -> bool) -> Vec<u32> {
+        let all = self.processes.iter().enumerate();
+        all.filter(|(i, p)| is(*i, p))
+            .map(|(i, _)| i as u32)
+            .collect()
+    }
+}
+
+fn answer(request: u64, parts: Vec<Vec<u8>>) -> Tell {
+    Tell::Answer { request, parts }
+}
+
+/// A gathering's name without its number.
+fn name(key: &str) -> &str {
+    key.rsplit_once('#').map_or(key, |(name, _)| name)
+}
+
+/// `rank 3`, `ranks 1, 2`.
+fn ranks(list: &[u32]) -> String {
+    let names: Vec<String> = list.iter().map(u32::to_string).collect();
+    let s = if list.len() == 1 { "" } else { "s" };
+    format!("rank{s} {}", names.join(", "))
+}
+
+#[cfg(test)]
+mod tests;

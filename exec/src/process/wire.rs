@@ -1,0 +1,320 @@
+//! Frames between a process and the store.
+
+use super::codec::{Reader, Writer};
+use std::io::{self, Read, Write};
+
+/// First bytes of every connection: whoever listens on a port may be somebody else's server.
+pub(super) const MAGIC: &[u8; 8] = b"shardl01";
+/// Longest frame. The largest are parameters that are gathered for an export.
+const LONGEST: u64 = 1 << 40;
+
+/// What a process says.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) enum Ask {
+    /// The first word: which process of how many, of which run, and where it runs.
+    Hello {
+        process: u32,
+        processes: u32,
+        run: String,
+        place: String,
+    },
+    /// Keep data under a key.
+    Put {
+        key: String,
+        /// After so many answers it is forgotten; for 0 it stays.
+        uses: u32,
+        data: Vec<u8>,
+    },
+    /// Answer with a key's data, once it is there.
+    Get { request: u64, key: String },
+    /// Answer with everybody's data, once all have brought theirs.
+    Gather {
+        request: u64,
+        key: String,
+        mode: Mode,
+        data: Vec<u8>,
+    },
+    /// Still alive, and how far it has come: numbers that change as long as something moves.
+    Beat { progress: u64, running: u32 },
+    /// It cannot go on.
+    Fail { cause: String },
+    /// It is done with the store.
+    Bye,
+}
+
+/// How a gathering is waited for, and who gets it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Mode {
+    /// As long as the others live, instead of as long as they move.
+    pub(super) patient: bool,
+    /// Everybody gets it, not only process 0.
+    pub(super) all: bool,
+}
+
+/// What the store says.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) enum Tell {
+    /// The process is part of the run. Its waits last this many milliseconds.
+    Welcome { timeout_ms: u64 },
+    /// It is not.
+    Refused { why: String },
+    /// An answer.
+    Answer { request: u64, parts: Vec<Vec<u8>> },
+    /// A wait was given up.
+    Late { request: u64, why: String },
+    /// A process failed, or is gone.
+    Failed { process: u32, cause: String },
+}
+
+impl Ask {
+    pub(super) fn encode(&self) -> Vec<u8> {
+        let mut w = Writer::default();
+        match self {
+            Self::Hello {
+                process,
+                processes,
+                run,
+                place,
+            } => {
+                w.u8(0);
+                w.u32(*process);
+                w.u32(*processes);
+                w.bytes(run.as_bytes());
+                w.bytes(place.as_bytes());
+            }
+            Self::Put { key, uses, data } => {
+                w.u8(1);
+                w.bytes(key.as_bytes());
+                w.u32(*uses);
+                w.bytes(data);
+            }
+            Self::Get { request, key } => {
+                w.u8(2);
+                w.u64(*request);
+                w.bytes(key.as_bytes());
+            }
+            Self::Gather {
+                request,
+                key,
+                mode,
+                data,
+            } => {
+                w.u8(3);
+                w.u64(*request);
+                w.bytes(key.as_bytes());
+                w.u8(u8::from(mode.patient) | u8::from(mode.all) << 1);
+                w.bytes(data);
+            }
+            Self::Beat { progress, running } => {
+                w.u8(4);
+                w.u64(*progress);
+                w.u32(*running);
+            }
+            Self::Fail { cause } => {
+                w.u8(5);
+                w.bytes(cause.as_bytes());
+            }
+            Self::Bye => w.u8(6),
+        }
+        w.0
+    }
+
+    pub(super) fn decode(data: &[u8]) -> Option<Self> {
+        let mut r = Reader(data);
+        let it = match r.u8()? {
+            0 => Self::Hello {
+                process: r.u32()?,
+                processes: r.u32()?,
+                run: text(&mut r)?,
+                place: text(&mut r)?,
+            },
+            1 => Self::Put {
+                key: text(&mut r)?,
+                uses: r.u32()?,
+                data: r.bytes()?.to_vec(),
+            },
+            2 => Self::Get {
+                request: r.u64()?,
+                key: text(&mut r)?,
+            },
+            3 => Self::Gather {
+                request: r.u64()?,
+                key: text(&mut r)?,
+                mode: {
+                    let bits = r.u8()?;
+                    Mode {
+                        patient: bits & 1 != 0,
+                        all: bits & 2 != 0,
+                    }
+                },
+                data: r.bytes()?.to_vec(),
+            },
+            4 => Self::Beat {
+                progress: r.u64()?,
+                running: r.u32()?,
+            },
+            5 => Self::Fail {
+                cause: text(&mut r)?,
+            },
+            6 => Self::Bye,
+            _ => return None,
+        };
+        r.done().then_some(it)
+    }
+}
+
+impl Tell {
+    pub(super) fn encode(&self) -> Vec<u8> {
+        let mut w = Writer::default();
+        match self {
+            Self::Welcome { timeout_ms } => {
+                w.u8(0);
+                w.u64(*timeout_ms);
+            }
+            Self::Refused { why } => {
+                w.u8(1);
+                w.bytes(why.as_bytes());
+            }
+            Self::Answer { request, parts } => {
+                w.u8(2);
+                w.u64(*request);
+                w.u32(parts.len() as u32);
+                parts.iter().for_each(|p| w.bytes(p));
+            }
+            Self::Late { request, why } => {
+                w.u8(3);
+                w.u64(*request);
+                w.bytes(why.as_bytes());
+            }
+            Self::Failed { process, cause } => {
+                w.u8(4);
+                w.u32(*process);
+                w.bytes(cause.as_bytes());
+            }
+        }
+        w.0
+    }
+
+    pub(super) fn decode(data: &[u8]) -> Option<Self> {
+        let mut r = Reader(data);
+        let it = match r.u8()? {
+            0 => Self::Welcome {
+                timeout_ms: r.u64()?,
+            },
+            1 => Self::Refused { why: text(&mut r)? },
+            2 => Self::Answer {
+                request: r.u64()?,
+                parts: r.list(|r| r.bytes().map(<[u8]>::to_vec))?,
+            },
+            3 => Self::Late {
+                request: r.u64()?,
+                why: text(&mut r)?,
+            },
+            4 => Self::Failed {
+                process: r.u32()?,
+                cause: text(&mut r)?,
+            },
+            _ => return None,
+        };
+        r.done().then_some(it)
+    }
+}
+
+fn text(r: &mut Reader<'_>) -> Option<String> {
+    String::from_utf8(r.bytes()?.to_vec()).ok()
+}
+
+/// Writes a frame: its length, then its bytes.
+pub(super) fn write(out: &mut impl Write, frame: &[u8]) -> io::Result<()> {
+    out.write_all(&(frame.len() as u64).to_le_bytes())?;
+    out.write_all(frame)?;
+    out.flush()
+}
+
+/// Reads a frame. Room grows as bytes arrive: a length is only a claim.
+pub(super) fn read(from: &mut impl Read) -> io::Result<Vec<u8>> {
+    let mut length = [0; 8];
+    from.read_exact(&mut length)?;
+    let length = u64::from_le_bytes(length);
+    if length > LONGEST {
+        return Err(io::Error::other("a frame of impossible length"));
+    }
+    let mut frame = Vec::new();
+    from.take(length).read_to_end(&mut frame)?;
+    if (frame.len() as u64) < length {
+        return Err(io::ErrorKind::UnexpectedEof.into());
+    }
+    Ok(frame)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    #[test]
+    fn words_come_back() {
+        let mode = Mode {
+            patient: false,
+            all: true,
+        };
+        for ask in [
+            Ask::Hello {
+                process: 3,
+                processes: 4,
+                run: "r".into(),
+                place: "host, process 7".into(),
+            },
+            Ask::Put {
+                key: "k".into(),
+                uses: 3,
+                data: vec![1, 2],
+            },
+            Ask::Get {
+                request: 9,
+                key: "k".into(),
+            },
+            Ask::Gather {
+                request: 1,
+                key: String::new(),
+                mode,
+                data: vec![0; 300],
+            },
+            Ask::Beat {
+                progress: 1,
+                running: 2,
+            },
+            Ask::Fail { cause: "ü".into() },
+            Ask::Bye,
+        ] {
+            assert_eq!(Ask::decode(&ask.encode()), Some(ask));
+        }
+        for tell in [
+            Tell::Welcome { timeout_ms: 5 },
+            Tell::Refused { why: "no".into() },
+            Tell::Answer {
+                request: 2,
+                parts: vec![vec![], vec![1]],
+            },
+            Tell::Late {
+                request: 2,
+                why: "rank 1".into(),
+            },
+            Tell::Failed {
+                process: 1,
+                cause: "dead".into(),
+            },
+        ] {
+            assert_eq!(Tell::decode(&tell.encode()), Some(tell));
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn no_bytes_are_trusted(bytes in proptest::collection::vec(any::<u8>(), 0..80)) {
+            let _ = Ask::decode(&bytes);
+            let _ = Tell::decode(&bytes);
+            let _ = read(&mut bytes.as_slice());
+        }
+    }
+}

@@ -1,0 +1,85 @@
+//! Ranks as processes: started here, or by torchrun, srun or mpirun.
+
+use super::Failure;
+use crate::cli::interrupt;
+use crate::cli::output::Status;
+use shardlab_exec::engine::World;
+use shardlab_exec::process::{
+    Launch, Launcher, Peers, Placement, StoreOptions, end_with_launcher, launch, placement,
+};
+use shardlab_plan::Program;
+use std::sync::Arc;
+use std::time::Duration;
+
+/// How long ranks may take to end in good order after one has failed.
+const FAREWELL: Duration = Duration::from_secs(15);
+
+/// The place of this process among several; `None` if nobody has started it as one of several.
+pub(super) fn place() -> Result<Option<Placement>, Failure> {
+    let place = placement().map_err(Failure::bad_input)?;
+    if place.is_some() {
+        end_with_launcher(|| {});
+    }
+    Ok(place)
+}
+
+/// Meets the other processes. `facts` have to be the same everywhere.
+pub(super) fn join(
+    place: &Placement,
+    program: &Program,
+    timeout: Duration,
+    facts: &[(&str, String)],
+) -> Result<World, Failure> {
+    if program.meta.world != place.world {
+        return Err(Failure::bad_input(format_args!(
+            "the scenario's mesh has {} ranks, {} started {} processes",
+            program.meta.world,
+            place.launcher.name(),
+            place.world
+        )));
+    }
+    let meeting = place.meeting(timeout);
+    let hosts = place.rank == 0 && place.launcher != Launcher::Own;
+    let peers = if hosts {
+        let options = StoreOptions::new(place.world, &place.run, timeout);
+        Peers::host(&meeting, options)
+    } else {
+        Peers::connect(&meeting)
+    };
+    let peers = Arc::new(peers.map_err(Failure::run)?);
+    let rank = place.rank;
+    peers.set_last_resort(Arc::new(move |cause| {
+        eprintln!("rank {rank} cannot end in good order ({cause})");
+        std::process::exit(3);
+    }));
+    peers.agree(facts).map_err(Failure::run)?;
+    World::shared(program, peers).map_err(Failure::bad_input)
+}
+
+/// Starts this command once for every rank and waits.
+pub(super) fn start(ranks: u32, timeout: Duration) -> Result<Status, Failure> {
+    let program = std::env::current_exe()
+        .map_err(|e| Failure::run(format_args!("cannot find this program's file: {e}")))?;
+    let what = Launch {
+        ranks,
+        program,
+        args: std::env::args_os().skip(1).collect(),
+        timeout,
+        farewell: FAREWELL,
+    };
+    interrupt::watch();
+    let ended = launch(&what, &interrupt::requested)
+        .map_err(|e| Failure::run(format_args!("cannot start {ranks} ranks: {e}")))?;
+    match (ended.first(), &ended.failure) {
+        (None, _) => Ok(Status::Done),
+        // Rank 0 has said why.
+        (Some(_), _) if ended.status[0] == i32::from(Status::BAD_INPUT) => {
+            std::process::exit(i32::from(Status::BAD_INPUT))
+        }
+        (Some(_), _) if ended.status[0] > 0 => Ok(Status::RunFailed),
+        (Some(_), Some((_, cause))) => Err(Failure::run(cause)),
+        (Some((rank, status)), None) => Err(Failure::run(format_args!(
+            "rank {rank} ended with status {status}"
+        ))),
+    }
+}

@@ -1,0 +1,262 @@
+//! Ranks as processes: the same bits as ranks as threads, and nothing left when one of them ends.
+
+use crate::{json, shardlab};
+use serde_json::Value;
+use std::io::{BufRead, BufReader, Read};
+use std::net::TcpListener;
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+
+fn exec(args: &[&str]) -> Value {
+    let mut all = vec!["exec", "--json", "--no-store"];
+    all.extend_from_slice(args);
+    json(&all).remove(0)
+}
+
+fn same(a: &Value, b: &Value) {
+    for key in ["losses", "grad_norms", "final_norms", "program_digest"] {
+        assert_eq!(a[key], b[key], "{key}");
+    }
+}
+
+#[test]
+fn processes_and_threads_have_the_same_bits() {
+    for scenario in ["small-native", "small-hsdp"] {
+        let base = [scenario, "--steps", "3"];
+        same(&exec(&base), &exec(&[&base[..], &["--processes"]].concat()));
+    }
+}
+
+/// One checkpoint of many processes; threads go on with it, and the other way round.
+#[test]
+fn checkpoints_and_exports_are_whole() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = |name: &str| dir.path().join(name).display().to_string();
+    let whole = exec(&["small-zero2", "--steps", "6"]);
+    for (name, first, second) in [
+        ("a", &["--processes"][..], &[][..]),
+        ("b", &[], &["--processes"]),
+    ] {
+        let at = path(name);
+        let base = ["small-zero2", "--checkpoint-dir", &at, "--steps"];
+        exec(&[&base[..], &["3"], first].concat());
+        let rest = exec(&[&base[..], &["6"], second].concat());
+        assert_eq!(rest["resumed_from"], 3);
+        same(&whole, &rest);
+    }
+    let (one, two) = (path("one"), path("two"));
+    exec(&["small-native", "--steps", "1", "--export", &one]);
+    exec(&[
+        "small-native",
+        "--steps",
+        "1",
+        "--export",
+        &two,
+        "--processes",
+    ]);
+    let weights = |d: &str| std::fs::read(format!("{d}/model.safetensors")).unwrap();
+    assert!(weights(&one) == weights(&two));
+}
+
+fn ranks(
+    world: u32,
+    args: &[&str],
+    vars: impl Fn(u32) -> Vec<(&'static str, String)>,
+) -> Vec<Child> {
+    (0..world)
+        .map(|rank| {
+            Command::new(env!("CARGO_BIN_EXE_shardlab"))
+                .args(["exec", "--json", "--no-store"])
+                .args(args)
+                .envs(vars(rank))
+                .stdout(Stdio::piped())
+                .stderr(Stdio::piped())
+                .spawn()
+                .unwrap()
+        })
+        .collect()
+}
+
+fn free_port() -> u16 {
+    let listener = TcpListener::bind(("127.0.0.1", 0)).unwrap();
+    listener.local_addr().unwrap().port()
+}
+
+#[test]
+fn torchrun_and_mpirun_start_ranks_too() {
+    let threads = exec(&["small-native", "--steps", "2"]);
+    let world = threads["world_size"].as_u64().unwrap() as u32;
+    let args = ["small-native", "--steps", "2"];
+    let port = free_port().to_string();
+    let torchrun = |rank: u32| {
+        vec![
+            ("RANK", rank.to_string()),
+            ("LOCAL_RANK", rank.to_string()),
+            ("WORLD_SIZE", world.to_string()),
+            ("MASTER_ADDR", "127.0.0.1".to_owned()),
+            ("MASTER_PORT", port.clone()),
+        ]
+    };
+    let other = free_port().to_string();
+    let mpirun = |rank: u32| {
+        vec![
+            ("OMPI_COMM_WORLD_RANK", rank.to_string()),
+            ("OMPI_COMM_WORLD_SIZE", world.to_string()),
+            ("OMPI_COMM_WORLD_LOCAL_RANK", rank.to_string()),
+            ("OMPI_COMM_WORLD_LOCAL_SIZE", world.to_string()),
+            ("SHARDLAB_PORT", other.clone()),
+        ]
+    };
+    let starts = [ranks(world, &args, torchrun), ranks(world, &args, mpirun)];
+    for children in starts {
+        for (rank, child) in children.into_iter().enumerate() {
+            let output = child.wait_with_output().unwrap();
+            let words = String::from_utf8_lossy(&output.stderr);
+            assert!(output.status.success(), "rank {rank}: {words}");
+            // One of them speaks.
+            assert_eq!(output.stdout.is_empty(), rank > 0);
+            if rank == 0 {
+                same(&threads, &serde_json::from_slice(&output.stdout).unwrap());
+            }
+        }
+    }
+}
+
+#[test]
+fn ranks_that_disagree_are_told_so() {
+    let port = free_port().to_string();
+    let mut children: Vec<Child> = Vec::new();
+    for (rank, steps) in [(0, "2"), (1, "2"), (2, "3"), (3, "2")] {
+        let args = ["small-native", "--steps", steps];
+        let vars = |_| {
+            vec![
+                ("RANK", rank.to_string()),
+                ("WORLD_SIZE", "4".to_owned()),
+                ("MASTER_ADDR", "127.0.0.1".to_owned()),
+                ("MASTER_PORT", port.clone()),
+            ]
+        };
+        children.extend(ranks(1, &args, vars));
+    }
+    for (rank, child) in children.into_iter().enumerate() {
+        let output = child.wait_with_output().unwrap();
+        let words = String::from_utf8_lossy(&output.stderr);
+        assert_eq!(output.status.code(), Some(3), "rank {rank}: {words}");
+        if rank == 0 {
+            let part = "rank 2 has steps=Some(3), rank 0 has steps=Some(2)";
+            assert!(words.contains(part), "{words}");
+        }
+    }
+}
+
+#[test]
+fn an_environment_that_makes_no_sense() {
+    for (vars, part) in [
+        (&[("RANK", "1")][..], "RANK is set and WORLD_SIZE is not"),
+        (
+            &[
+                ("RANK", "0"),
+                ("WORLD_SIZE", "3"),
+                ("MASTER_ADDR", "127.0.0.1"),
+            ],
+            "the scenario's mesh has 4 ranks",
+        ),
+    ] {
+        let mut command = shardlab(&["exec", "small-native"]);
+        command.envs(vars.iter().copied());
+        let output = command.output().unwrap();
+        let words = String::from_utf8_lossy(&output.stderr).into_owned();
+        assert_eq!(output.status.code(), Some(2), "{words}");
+        assert!(words.contains(part), "{words}");
+    }
+}
+
+/// A long run of several processes: its launcher, and the process numbers of its ranks.
+fn long_run() -> (Child, BufReader<std::process::ChildStderr>, Vec<u32>) {
+    let mut child = Command::new(env!("CARGO_BIN_EXE_shardlab"))
+        .args([
+            "exec",
+            "small-native",
+            "--processes",
+            "--json",
+            "--no-store",
+        ])
+        .args(["--steps", "1000000"])
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let mut errors = BufReader::new(child.stderr.take().unwrap());
+    let mut line = String::new();
+    errors.read_line(&mut line).unwrap();
+    assert!(line.starts_with("step 1/1000000"), "{line}");
+    let id = child.id();
+    let list = std::fs::read_to_string(format!("/proc/{id}/task/{id}/children")).unwrap();
+    let ranks: Vec<u32> = list
+        .split_whitespace()
+        .map(|p| p.parse().unwrap())
+        .collect();
+    assert_eq!(ranks.len(), 4);
+    (child, errors, ranks)
+}
+
+fn signal(name: &str, process: u32) {
+    let status = Command::new("bash")
+        .args(["-c", &format!("kill -{name} {process}")])
+        .status();
+    assert!(status.unwrap().success());
+}
+
+/// Whether a process runs; one that has ended and waits to be asked about does not.
+fn runs(process: u32) -> bool {
+    std::fs::read_to_string(format!("/proc/{process}/stat"))
+        .is_ok_and(|s| !s.rsplit_once(')').is_some_and(|(_, s)| s.starts_with(" Z")))
+}
+
+fn all_end(ranks: &[u32]) {
+    let begin = Instant::now();
+    while ranks.iter().any(|r| runs(*r)) {
+        assert!(begin.elapsed() < Duration::from_secs(60), "ranks are left");
+        std::thread::sleep(Duration::from_millis(20));
+    }
+}
+
+#[test]
+fn a_rank_that_dies_ends_all() {
+    for (victim, name) in [(2, "rank 2"), (0, "rank 0")] {
+        let (mut child, mut errors, ranks) = long_run();
+        signal("KILL", ranks[victim]);
+        let mut words = String::new();
+        errors.read_to_string(&mut words).unwrap();
+        assert_eq!(child.wait().unwrap().code(), Some(3), "{words}");
+        let part = format!("{name} was killed (signal 9");
+        assert!(words.contains(&part), "{words}");
+        assert!(ranks.iter().all(|r| !runs(*r)));
+    }
+}
+
+#[test]
+fn ranks_end_with_their_launcher() {
+    let (mut child, _errors, ranks) = long_run();
+    signal("KILL", child.id());
+    child.wait().unwrap();
+    all_end(&ranks);
+}
+
+#[test]
+fn an_interruption_of_all_ranks() {
+    let (child, mut errors, ranks) = long_run();
+    signal("INT", child.id());
+    // The pipe may not fill up while the last step is done.
+    let words = std::thread::spawn(move || {
+        let mut words = String::new();
+        errors.read_to_string(&mut words).unwrap();
+        words
+    });
+    let output = child.wait_with_output().unwrap();
+    let words = words.join().unwrap();
+    assert_eq!(output.status.code(), Some(3), "{words}");
+    let run: Value = serde_json::from_slice(&output.stdout).unwrap();
+    assert_eq!(run["interrupted"], true);
+    assert!(ranks.iter().all(|r| !runs(*r)));
+}
