@@ -33,7 +33,7 @@ pub(in crate::cli) struct DeviceArgs {
     processes: bool,
     /// Ranks as threads of one process on several GPUs too
     #[arg(long, conflicts_with = "processes")]
-    threads: bool,
+    one_process: bool,
     /// How device memory is made known to NCCL
     #[arg(long, value_enum, default_value_t = Register::Off)]
     register: Register,
@@ -68,7 +68,7 @@ impl DeviceArgs {
     /// Whether each rank is to be a process.
     pub(super) fn wants_processes(&self, program: &Program) -> bool {
         let several_gpus = self.device == Kind::Cuda && program.meta.world > 1;
-        self.processes || several_gpus && !self.threads
+        self.processes || several_gpus && !self.one_process
     }
 
     /// Which device, in a word.
