@@ -8,7 +8,7 @@
 //! ```
 //!
 //! State changes in [`update`] only, which waits for nothing and touches nothing; drawing only reads. What takes time runs
-//! on threads ([`worker`]) and can be cancelled. The key table ([`keys`]) is what dispatches, what the footer shows and
+//! on threads (`worker`) and can be cancelled. The key table ([`keys`]) is what dispatches, what the footer shows and
 //! what the help prints.
 
 pub mod app;
