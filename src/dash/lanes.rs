@@ -108,6 +108,8 @@ pub struct Lanes {
     pub critical: Vec<bool>,
     /// By begin.
     pub gaps: Vec<Gap>,
+    /// The longest gaps, longest first.
+    pub longest: Vec<Gap>,
     /// By begin.
     pub segments: Vec<Segment>,
     /// Memory.
@@ -162,12 +164,17 @@ impl Lanes {
                 waited_for: g.waited_for.filter(|i| (*i as usize) < run.spans.len()),
             })
             .collect();
+        const LONGEST: usize = 50;
+        let mut longest = gaps.clone();
+        longest.sort_by_key(|g| (std::cmp::Reverse(g.end - g.start), g.start));
+        longest.truncate(LONGEST);
         gaps.sort_by_key(|g| (g.start, g.end));
         Self {
             id: NEXT.fetch_add(1, Ordering::Relaxed),
             length,
             critical: critical(&view),
             gaps,
+            longest,
             segments: segments(&view, &lanes),
             memory: Curve::new(&view),
             places,

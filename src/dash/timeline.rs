@@ -42,6 +42,8 @@ pub(crate) struct Binned {
     pub(crate) lanes: Vec<Vec<Bin>>,
     pub(crate) gaps: [Vec<Exposed>; 2],
     pub(crate) memory: [Vec<Option<Column>>; 2],
+    /// The compute stream of the run above over the whole step.
+    pub(crate) whole: Vec<Bin>,
 }
 
 /// State of the timeline.
@@ -193,7 +195,16 @@ impl Timeline {
             self.run(r)
                 .map_or_else(Vec::new, |run| run.memory.columns(self.view_of(r), columns))
         });
+        let all = Window {
+            from: 0,
+            to: self.length(),
+        };
+        let first = self.main.as_ref().and_then(|m| m.lanes.first());
+        let whole = first.map_or_else(Vec::new, |lane| {
+            super::lanes::bins::bins(lane, &[], all, columns)
+        });
         *self.binned.borrow_mut() = Some(Binned {
+            whole,
             key,
             lanes,
             gaps,

@@ -7,7 +7,7 @@ mod memory;
 use super::kit::{cut, pieces, put, put_right};
 use crate::dash::app::{App, Hit};
 use crate::dash::lanes::Lanes;
-use crate::dash::lanes::bins::{Window, bins};
+use crate::dash::lanes::bins::Window;
 use crate::dash::theme::{Theme, letter};
 use crate::dash::timeline::{Exposed, Timeline};
 use ratatui::buffer::Buffer;
@@ -49,7 +49,7 @@ pub(super) fn draw(app: &App, buf: &mut Buffer, body: Rect) {
         height,
     };
     t.bin(plot(y, 1).width);
-    minimap(app, main, buf, row(y), plot(y, 1));
+    minimap(app, buf, row(y), plot(y, 1));
     y += 1;
     axis(t, buf, plot(y, 1), theme);
     put(buf, body.x + 1, y, GUTTER - 1, "time", theme.dim());
@@ -173,7 +173,7 @@ fn heading(app: &App, main: &Lanes, buf: &mut Buffer, area: Rect) {
 }
 
 /// The whole step in one row, with the part in view marked.
-fn minimap(app: &App, main: &Lanes, buf: &mut Buffer, row: Rect, plot: Rect) {
+fn minimap(app: &App, buf: &mut Buffer, row: Rect, plot: Rect) {
     let t = &app.timeline;
     let theme = app.theme;
     put(buf, row.x + 1, row.y, GUTTER - 1, "whole step", theme.dim());
@@ -181,10 +181,9 @@ fn minimap(app: &App, main: &Lanes, buf: &mut Buffer, row: Rect, plot: Rect) {
         from: 0,
         to: t.length(),
     };
-    let Some(lane) = main.lanes.first() else {
-        return;
-    };
-    for (i, bin) in bins(lane, &[], whole, plot.width).iter().enumerate() {
+    let binned = t.binned.borrow();
+    let bins = binned.as_ref().map_or(&[][..], |b| &b.whole);
+    for (i, bin) in bins.iter().enumerate() {
         let (glyph, style) = match bin.work {
             Some(work) if bin.cover >= 0.25 => ("▄".to_owned(), theme.work(work)),
             Some(work) => ("▁".to_owned(), theme.work(work)),

@@ -89,9 +89,12 @@ fn longest(app: &App, run: &Lanes, buf: &mut Buffer, area: Rect) {
         "Longest exposed (n, N go through them)",
         theme.strong(),
     );
-    let mut gaps: Vec<_> = run.gaps.iter().collect();
-    gaps.sort_by_key(|g| (std::cmp::Reverse(g.end - g.start), g.start));
-    for (i, gap) in gaps.iter().take(usize::from(area.height - 1)).enumerate() {
+    for (i, gap) in run
+        .longest
+        .iter()
+        .take(usize::from(area.height - 1))
+        .enumerate()
+    {
         let length = Picos(gap.end - gap.start).to_string();
         let start = Picos(gap.start).to_string();
         let waits = gap
