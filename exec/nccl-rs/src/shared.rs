@@ -170,7 +170,7 @@ impl Watch {
         Self(inner)
     }
 
-    /// As [`Communicator::poll`].
+    /// As [`crate::Communicator::poll`].
     ///
     /// # Errors
     /// As there; [`Error::Aborted`] once the communicator is gone.
