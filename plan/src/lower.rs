@@ -4,6 +4,7 @@
 //! (`walk.rs`) runs the tape and calls the policy at its hooks; `flat.rs` and the policies emit gathers, reductions and
 //! state through the builder. Steps after the first are the first one without its one-time allocations.
 
+mod autograd;
 mod builder;
 mod capture;
 mod context;
@@ -12,6 +13,7 @@ mod kernels;
 mod offload;
 mod optimizer;
 mod policy;
+mod streams;
 mod walk;
 
 use crate::compile;

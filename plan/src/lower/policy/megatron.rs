@@ -5,13 +5,15 @@
 //! - autograd's gradients are copied into a full bucket that is reduced in place into the rank's slice and then added to
 //!   the shard at rest; a queue bounded in elements decides when buckets are released.
 
+use crate::lower::autograd::AutogradGrads;
 use crate::lower::context::Cx;
-use crate::lower::flat::{Flat, FlatStreams, fill_padding};
+use crate::lower::flat::{Flat, fill_padding};
 use crate::lower::optimizer::ShardState;
+use crate::lower::streams::CommStreams;
 use crate::lower::walk::{Lifecycle, Location};
 use crate::program::{
-    Access, Axis, BufferId, COMPUTE, Communicator, EventId, GroupId, Holds, HostWorkKind, ParamId,
-    PerRank, Phase, Pool, Role, Rule, ShardOp, StreamKind, UnitId,
+    Access, Axis, BufferId, COMPUTE, Communicator, EventId, GroupId, HostWorkKind, ParamId,
+    PerRank, Phase, Role, Rule, ShardOp, UnitId,
 };
 use crate::scenario::{AllocatorKind, Prefetch};
 use std::collections::VecDeque;
@@ -32,9 +34,7 @@ pub(crate) struct Megatron {
     full: Vec<bool>,
     /// Root buckets keep their storage between steps once they have one.
     preserved: Vec<bool>,
-    /// Gradients of autograd, by parameter.
-    grads: Vec<Option<BufferId>>,
-    grad_buffers: Vec<Option<BufferId>>,
+    grads: AutogradGrads,
     queue: VecDeque<Queued>,
     /// Gradients cast to the main dtype for the optimizer.
     casts: Vec<Option<BufferId>>,
@@ -49,30 +49,12 @@ pub(crate) struct Megatron {
 impl Megatron {
     pub(crate) fn new(cx: &mut Cx<'_>) -> Self {
         let fsdp = &cx.scenario.fsdp;
-        let (unify, asynchronous, separate) = (
-            fsdp.unify_comm_stream,
-            fsdp.async_reduce,
-            fsdp.separate_communicators,
-        );
+        let separate = fsdp.separate_communicators;
         let double_buffer = fsdp.allocator == AllocatorKind::DoubleBuffer;
         let multi = cx.world() > 1;
-        let gather = if multi {
-            cx.b.add_stream(StreamKind::AllGather, 0)
-        } else {
-            COMPUTE
-        };
-        let reduce = match (multi && asynchronous, unify) {
-            (false, _) => COMPUTE,
-            (true, true) => gather,
-            (true, false) => cx.b.add_stream(StreamKind::ReduceScatter, 0),
-        };
-        let outer = if cx.outer > 1 {
-            cx.b.add_stream(StreamKind::Outer, 0)
-        } else {
-            COMPUTE
-        };
+        let streams = CommStreams::new(cx, multi, 0, 0);
         let comms = cx.communicators(separate);
-        if cx.world() > 1 {
+        if multi {
             // The device mesh broadcasts initial parameters over a group of its own, which stays: 384 MiB of device memory
             // beside the sharding group's, measured on 4 H200.
             let size = cx.world();
@@ -84,16 +66,7 @@ impl Megatron {
                 copy_engine: false,
             });
         }
-        let flat = Flat::new(
-            cx,
-            comms,
-            FlatStreams {
-                gather,
-                reduce,
-                outer,
-            },
-            true,
-        );
+        let flat = Flat::new(cx, comms, streams, true);
         let mut buckets = cx.forward_order.clone();
         buckets.sort_by_key(|u| {
             let groups = &cx.unit(*u).groups;
@@ -113,8 +86,7 @@ impl Megatron {
             gathered: vec![None; units],
             full: vec![false; units],
             preserved: vec![false; units],
-            grads: vec![None; cx.tape.params.len()],
-            grad_buffers: vec![None; cx.tape.params.len()],
+            grads: AutogradGrads::new(cx.tape.params.len()),
             queue: VecDeque::new(),
             casts: vec![None; cx.groups.len()],
             done: vec![false; units],
@@ -249,7 +221,7 @@ impl Megatron {
             cx.scenario.precision.main_grads
         };
         for p in params {
-            let Some(grad) = self.grads[p.index()].take() else {
+            let Some(grad) = self.grads.take(p) else {
                 continue;
             };
             let numel = cx.tape.params[p.index()].numel();
@@ -417,36 +389,7 @@ impl Lifecycle for Megatron {
     }
 
     fn grad(&mut self, cx: &mut Cx<'_>, p: ParamId) -> Location {
-        let w = cx.compute_dtype();
-        if self.grads[p.index()].is_none() {
-            let id = match self.grad_buffers[p.index()] {
-                Some(id) => id,
-                None => {
-                    let (g, _) = cx.home[p.index()];
-                    let unit = cx.group(g).unit;
-                    let bytes = cx.tape.params[p.index()].numel() * w.size();
-                    let id = cx.b.buffer(crate::lower::builder::NewBuffer {
-                        role: Role::FullGrad,
-                        bytes,
-                        dtype: w,
-                        pool: Pool::Caching,
-                        stream: COMPUTE,
-                        unit,
-                        holds: Holds::Param(p),
-                    });
-                    self.grad_buffers[p.index()] = Some(id);
-                    id
-                }
-            };
-            cx.b.alloc(Rule::Grad, id);
-            self.grads[p.index()] = Some(id);
-        }
-        let buffer = self.grads[p.index()].expect("set above");
-        Location {
-            buffer,
-            offset: 0,
-            element: w.size(),
-        }
+        self.grads.location(cx, p)
     }
 
     fn optimizer_state(&mut self, cx: &mut Cx<'_>) -> Vec<ShardState> {

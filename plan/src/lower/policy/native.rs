@@ -7,12 +7,13 @@
 //! - the final callback fences, it does no hidden work.
 
 use crate::lower::context::{Cx, prefetch_targets};
-use crate::lower::flat::{Flat, FlatStreams, fill_padding};
+use crate::lower::flat::{Flat, fill_padding};
 use crate::lower::optimizer::ShardState;
+use crate::lower::streams::CommStreams;
 use crate::lower::walk::{Lifecycle, Location};
 use crate::program::{
     Access, BufferId, COMPUTE, EventId, GroupId, ParamId, PerRank, Phase, Role, Rule, ShardOp,
-    StreamKind, UnitId,
+    UnitId,
 };
 use crate::scenario::{Prefetch, Reshard};
 use std::collections::VecDeque;
@@ -47,39 +48,12 @@ pub(crate) struct Native {
 impl Native {
     pub(crate) fn new(cx: &mut Cx<'_>) -> Self {
         let fsdp = &cx.scenario.fsdp;
-        let (unify, asynchronous, separate) = (
-            fsdp.unify_comm_stream,
-            fsdp.async_reduce,
-            fsdp.separate_communicators,
-        );
+        let separate = fsdp.separate_communicators;
         let in_flight = fsdp.reduce_in_flight as usize;
         let multi = cx.world() > 1;
-        let gather = if multi {
-            cx.b.add_stream(StreamKind::AllGather, -1)
-        } else {
-            COMPUTE
-        };
-        let reduce = match (multi && asynchronous, unify) {
-            (false, _) => COMPUTE,
-            (true, true) => gather,
-            (true, false) => cx.b.add_stream(StreamKind::ReduceScatter, -1),
-        };
-        let outer = if cx.outer > 1 {
-            cx.b.add_stream(StreamKind::Outer, -1)
-        } else {
-            COMPUTE
-        };
+        let streams = CommStreams::new(cx, multi, -1, -1);
         let comms = cx.communicators(separate);
-        let flat = Flat::new(
-            cx,
-            comms,
-            FlatStreams {
-                gather,
-                reduce,
-                outer,
-            },
-            false,
-        );
+        let flat = Flat::new(cx, comms, streams, false);
         let units = cx.units.len();
         Self {
             flat,
@@ -124,20 +98,12 @@ impl Native {
     }
 
     /// Gathers a unit that is needed now and makes computation wait for it.
-    fn require(&mut self, cx: &mut Cx<'_>, unit: UnitId, direction: Prefetch, prefetched: bool) {
+    fn require(&mut self, cx: &mut Cx<'_>, unit: UnitId, direction: Prefetch) {
         if !self.full[unit.index()] && direction == Prefetch::Depth(0) {
             // Without prefetch a gather runs when its unit's turn has come, not while the unit before it computes.
             cx.b.join(Rule::GatherGate, COMPUTE, self.flat.streams.gather);
         }
-        self.unshard(
-            cx,
-            unit,
-            if prefetched {
-                Rule::Prefetch
-            } else {
-                Rule::Unshard
-            },
-        );
+        self.unshard(cx, unit, Rule::Unshard);
         if let Some(event) = self.gathered[unit.index()]
             && self.flat.streams.gather != COMPUTE
         {
@@ -337,7 +303,7 @@ impl Lifecycle for Native {
 
     fn pre_forward(&mut self, cx: &mut Cx<'_>, unit: UnitId) {
         let rule = cx.scenario.fsdp.prefetch_forward;
-        self.require(cx, unit, rule, false);
+        self.require(cx, unit, rule);
         self.prefetch(cx, unit, false);
     }
 
@@ -369,12 +335,12 @@ impl Lifecycle for Native {
 
     fn pre_recompute(&mut self, cx: &mut Cx<'_>, unit: UnitId) {
         let rule = cx.scenario.fsdp.prefetch_backward;
-        self.require(cx, unit, rule, false);
+        self.require(cx, unit, rule);
     }
 
     fn pre_backward(&mut self, cx: &mut Cx<'_>, unit: UnitId) {
         let rule = cx.scenario.fsdp.prefetch_backward;
-        self.require(cx, unit, rule, false);
+        self.require(cx, unit, rule);
         self.prefetch(cx, unit, true);
     }
 

@@ -1,0 +1,169 @@
+//! What the optimizer of the flat policies updates, and the refresh of compute weights after it.
+
+use super::{Flat, GroupState};
+use crate::lower::context::Cx;
+use crate::lower::optimizer::{OptimizerItem, ShardState};
+use crate::program::{Access, COMPUTE, GroupId, PerRank, Rule, ShardOp, StreamId};
+use crate::shard::{Layout, mesh};
+
+impl Flat {
+    /// How the optimizer's part of a buffer moves from rank to rank; `sharded`: the buffer holds the inner shard already.
+    fn optimizer_slice(&self, cx: &Cx<'_>, sharded: bool) -> PerRank {
+        if self.outer_optim {
+            PerRank::Outer
+        } else if mesh::optim_sharded(cx.strategy) && !sharded {
+            PerRank::Inner
+        } else {
+            PerRank::Same
+        }
+    }
+
+    /// The part of G that this rank's optimizer reads.
+    fn optimizer_grad(&self, cx: &Cx<'_>, state: &GroupState) -> Option<Access> {
+        let grad = state.grad?;
+        let numel = self.optimizer_numel(cx, state.numel);
+        Some(Access {
+            bytes: numel * self.g.size(),
+            per_rank: self.optimizer_slice(cx, self.grad_sharded),
+            ..grad
+        })
+    }
+
+    /// The part of W that this rank's optimizer owns, as ranges (several where parameters have buffers of their own).
+    fn own_weights(&self, cx: &Cx<'_>, state: &GroupState) -> Vec<Access> {
+        match state.weight {
+            Some(rest) => {
+                let bytes = self.optimizer_numel(cx, state.numel) * self.w.size();
+                vec![Access {
+                    buffer: rest,
+                    offset: 0,
+                    bytes,
+                    per_rank: self.optimizer_slice(cx, self.weight_sharded),
+                }]
+            }
+            None => state.params.iter().map(|p| cx.b.whole(*p)).collect(),
+        }
+    }
+
+    /// One optimizer launch a group.
+    pub(crate) fn optimizer_state(&self, cx: &Cx<'_>) -> Vec<ShardState> {
+        cx.group_ids()
+            .filter_map(|g| {
+                let state = self.state(g);
+                let grad = self.optimizer_grad(cx, state)?;
+                let numel = self.optimizer_numel(cx, state.numel);
+                let item = |weight, grad, numel, moments| OptimizerItem {
+                    weight,
+                    grad,
+                    numel,
+                    state: moments,
+                };
+                let items = match state.main {
+                    Some(main) => vec![item(cx.b.whole(main), grad, numel, state.moments)],
+                    None => self.items_of_weights(cx, g, grad, numel),
+                };
+                Some(ShardState {
+                    unit: cx.group(g).unit,
+                    items,
+                })
+            })
+            .collect()
+    }
+
+    /// Without M the optimizer updates W itself; native parameters are separate buffers over one flat gradient.
+    fn items_of_weights(
+        &self,
+        cx: &Cx<'_>,
+        g: GroupId,
+        grad: Access,
+        numel: u64,
+    ) -> Vec<OptimizerItem> {
+        let state = self.state(g);
+        let weights = self.own_weights(cx, state);
+        if weights.len() == 1 && state.weight.is_some() {
+            return vec![OptimizerItem {
+                weight: weights[0],
+                grad,
+                numel,
+                state: state.moments,
+            }];
+        }
+        let group = cx.group(g);
+        let Layout::Flat(layout) = &group.layout else {
+            return Vec::new();
+        };
+        layout
+            .items
+            .iter()
+            .zip(weights)
+            .enumerate()
+            .map(|(i, (item, weight))| OptimizerItem {
+                weight,
+                grad: Access {
+                    offset: grad.offset + item.offset * self.g.size(),
+                    bytes: item.numel * self.g.size(),
+                    ..grad
+                },
+                numel: item.numel,
+                // The moments are one flat buffer a group; the launch names them once.
+                state: state.moments.filter(|_| i == 0),
+            })
+            .collect()
+    }
+
+    /// Compute weights from main weights, group by group.
+    pub(crate) fn refresh(&self, cx: &mut Cx<'_>, stream: StreamId) {
+        cx.b.join(Rule::Refresh, COMPUTE, stream);
+        for g in cx.group_ids() {
+            self.refresh_group(cx, g, stream);
+        }
+    }
+
+    /// One group's compute weights from its main weights.
+    pub(crate) fn refresh_group(&self, cx: &mut Cx<'_>, g: GroupId, stream: StreamId) {
+        {
+            let state = self.state(g).clone();
+            let Some(main) = state.main else { return };
+            cx.b.at(cx.group(g).unit, crate::program::Phase::Refresh);
+            let whole = cx.b.whole(main);
+            let to = self.own_weights(cx, &state);
+            let n = self.optimizer_numel(cx, state.numel);
+            let Layout::Flat(layout) = &cx.group(g).layout else {
+                return;
+            };
+            if state.weight.is_some() {
+                cx.run(
+                    Rule::Refresh,
+                    ShardOp::Copy,
+                    n,
+                    self.w,
+                    stream,
+                    &[whole],
+                    &to,
+                );
+                return;
+            }
+            // Parameters with buffers of their own: the layout's order need not be theirs, and it may have holes.
+            let element = whole.bytes / state.numel.max(1);
+            let from: Vec<Access> = layout
+                .items
+                .iter()
+                .map(|i| Access {
+                    offset: i.offset * element,
+                    bytes: i.numel * element,
+                    ..whole
+                })
+                .collect();
+            let n = layout.payload_numel();
+            cx.run(
+                Rule::Refresh,
+                ShardOp::MultiCopy,
+                n,
+                self.w,
+                stream,
+                &from,
+                &to,
+            );
+        }
+    }
+}

@@ -1,0 +1,253 @@
+//! Reductions of the flat policies: gradients sharded at rest, or resting in full.
+
+use super::Flat;
+use crate::lower::context::Cx;
+use crate::model::Real;
+use crate::program::{
+    Access, COMPUTE, CollectiveKind, EventId, GroupId, Part, PerRank, ReduceOp, Role, Rule,
+    ShardOp, StreamId,
+};
+use crate::scenario::PolicyKind;
+use crate::shard::mesh;
+use crate::units::DType;
+use smallvec::smallvec;
+
+impl Flat {
+    fn scale(cx: &Cx<'_>) -> ShardOp {
+        ShardOp::Scale {
+            factor: Real(1.0 / f64::from(cx.world())),
+        }
+    }
+
+    /// How the inner reduction scales, and whether its input must be multiplied first (bf16 without fused scaling:
+    /// Megatron-FSDP `gradient_reduce_preprocessing`).
+    pub(crate) fn scaling(&self, cx: &Cx<'_>) -> (ReduceOp, bool) {
+        let fsdp = &cx.scenario.fsdp;
+        let factor = 1.0 / f64::from(cx.world());
+        if fsdp.per_token_loss {
+            (ReduceOp::Sum, false)
+        } else if fsdp.average_in_collective {
+            (ReduceOp::Avg, false)
+        } else if self.c == DType::F32 {
+            (ReduceOp::PremulSum(factor), false)
+        } else if fsdp.policy == PolicyKind::Native && cx.outer == 1 {
+            (ReduceOp::Avg, false)
+        } else {
+            (ReduceOp::Sum, true)
+        }
+    }
+
+    /// Reduces a full gradient that is sharded at rest. `input` holds S elements in the communication dtype. With
+    /// `in_place` the result lands in rank's slice of the input, else in G itself or in a buffer of its own. Returns the
+    /// event after which `input` may be released and G holds the sum.
+    pub(crate) fn reduce_sharded(
+        &self,
+        cx: &mut Cx<'_>,
+        g: GroupId,
+        input: Access,
+        first: bool,
+        last: bool,
+        in_place: bool,
+    ) -> EventId {
+        let rs = self.streams.reduce;
+        cx.b.join(Rule::ReduceFork, COMPUTE, rs);
+        self.nan_check(cx, rs, g, input);
+        let (op, scale_first) = self.scaling(cx);
+        if scale_first {
+            let n = input.bytes / self.c.size();
+            let scale = Self::scale(cx);
+            cx.run(Rule::Scale, scale, n, self.c, rs, &[input], &[input]);
+        }
+        let grad = self.state(g).grad.expect("only trained groups are reduced");
+        let shard_bytes = input.bytes / self.inner;
+        self.visit_for(cx, grad.buffer, !first, rs);
+        let direct = first && self.c == self.g && !in_place;
+        let (output, temp) = if direct {
+            (grad, None)
+        } else if in_place {
+            (
+                Access {
+                    bytes: shard_bytes,
+                    per_rank: PerRank::Inner,
+                    ..input
+                },
+                None,
+            )
+        } else {
+            let id = cx.transient_on(Role::ReduceOutput, shard_bytes, self.c, rs, g);
+            cx.b.alloc(Rule::Reduce, id);
+            (cx.b.whole(id), Some(id))
+        };
+        if let Some(comm) = self.comms.reduce {
+            let parts = smallvec![Part { input, output }];
+            cx.b.collective(
+                Rule::Reduce,
+                rs,
+                CollectiveKind::ReduceScatter,
+                comm,
+                op,
+                self.c,
+                parts,
+            );
+        }
+        if !direct {
+            let (kind, reads) = if first {
+                (ShardOp::Copy, vec![output])
+            } else {
+                (ShardOp::Accumulate, vec![output, grad])
+            };
+            cx.run(
+                Rule::ReduceAccumulate,
+                kind,
+                grad.bytes / self.g.size(),
+                self.g,
+                rs,
+                &reads,
+                &[grad],
+            );
+        }
+        if let Some(id) = temp {
+            cx.b.free(Rule::Reduce, id);
+        }
+        self.nan_check(cx, rs, g, grad);
+        let done = cx.b.record(Rule::Reduce, rs);
+        let outer = if last {
+            self.reduce_outer(cx, grad, rs)
+        } else {
+            None
+        };
+        let tail = if outer.is_some() {
+            self.streams.outer
+        } else {
+            rs
+        };
+        self.leave(cx, grad.buffer, true, tail);
+        outer.unwrap_or(done)
+    }
+
+    /// Reduces a gradient that rests in full (DDP, ZeRO-1), once a step.
+    pub(crate) fn reduce_full(&self, cx: &mut Cx<'_>, g: GroupId) -> EventId {
+        let rs = self.streams.reduce;
+        let grad = self.state(g).grad.expect("only trained groups are reduced");
+        let numel = self.state(g).numel;
+        cx.b.join(Rule::ReduceFork, COMPUTE, rs);
+        self.nan_check(cx, rs, g, grad);
+        let cast = (self.c != self.g).then(|| {
+            let id = cx.transient_on(Role::ReduceInput, numel * self.c.size(), self.c, rs, g);
+            cx.b.alloc(Rule::ReduceCopyIn, id);
+            let whole = cx.b.whole(id);
+            cx.run(
+                Rule::ReduceCopyIn,
+                ShardOp::Copy,
+                numel,
+                self.c,
+                rs,
+                &[grad],
+                &[whole],
+            );
+            id
+        });
+        let input = cast.map_or(grad, |id| cx.b.whole(id));
+        // One rank on the inner axis: the outer reduction averages.
+        let (op, scale_first) = match self.comms.reduce {
+            Some(_) => self.scaling(cx),
+            None => (ReduceOp::None, false),
+        };
+        if scale_first {
+            let scale = Self::scale(cx);
+            cx.run(Rule::Scale, scale, numel, self.c, rs, &[input], &[input]);
+        }
+        let sharded = mesh::optim_sharded(cx.strategy);
+        let part = |a: Access| {
+            if sharded {
+                Access {
+                    bytes: a.bytes / self.inner,
+                    per_rank: PerRank::Inner,
+                    ..a
+                }
+            } else {
+                a
+            }
+        };
+        if let Some(comm) = self.comms.reduce {
+            let kind = if sharded {
+                CollectiveKind::ReduceScatter
+            } else {
+                CollectiveKind::AllReduce
+            };
+            // ZeRO-1 reduces into the rank's own slice of its input: the in-place form NCCL documents.
+            let parts = smallvec![Part {
+                input,
+                output: part(input)
+            }];
+            cx.b.collective(Rule::Reduce, rs, kind, comm, op, self.c, parts);
+        }
+        let mine = part(grad);
+        if let Some(id) = cast {
+            let n = mine.bytes / self.g.size();
+            cx.run(
+                Rule::ReduceAccumulate,
+                ShardOp::Copy,
+                n,
+                self.g,
+                rs,
+                &[part(input)],
+                &[mine],
+            );
+            cx.b.free(Rule::ReduceRelease, id);
+        }
+        let done = cx.b.record(Rule::Reduce, rs);
+        self.reduce_outer(cx, mine, rs).unwrap_or(done)
+    }
+
+    fn reduce_outer(&self, cx: &mut Cx<'_>, shard: Access, after: StreamId) -> Option<EventId> {
+        let comm = self.comms.outer?;
+        let stream = self.streams.outer;
+        cx.b.join(Rule::OuterReduce, after, stream);
+        let op = if cx.scenario.fsdp.average_in_collective
+            || self.inner == 1 && !cx.scenario.fsdp.per_token_loss
+        {
+            ReduceOp::Avg
+        } else {
+            ReduceOp::Sum
+        };
+        let (kind, output) = if self.outer_optim {
+            (
+                CollectiveKind::ReduceScatter,
+                Access {
+                    bytes: shard.bytes / self.outer,
+                    per_rank: PerRank::Outer,
+                    ..shard
+                },
+            )
+        } else {
+            (CollectiveKind::AllReduce, shard)
+        };
+        let parts = smallvec![Part {
+            input: shard,
+            output
+        }];
+        cx.b.collective(Rule::OuterReduce, stream, kind, comm, op, self.g, parts);
+        Some(cx.b.record(Rule::OuterReduce, stream))
+    }
+
+    pub(crate) fn nan_check(&self, cx: &mut Cx<'_>, stream: StreamId, g: GroupId, what: Access) {
+        if cx.scenario.fsdp.nan_check {
+            let flag = cx.transient_on(Role::Temporary, 4, DType::F32, stream, g);
+            cx.b.alloc(Rule::NanCheck, flag);
+            let out = cx.b.whole(flag);
+            cx.run(
+                Rule::NanCheck,
+                ShardOp::NanCheck,
+                what.bytes / 2,
+                DType::F32,
+                stream,
+                &[what],
+                &[out],
+            );
+            let event = cx.b.record(Rule::NanCheck, stream);
+            crate::lower::walk::host_sync(cx, Rule::NanCheck, event);
+            cx.b.free(Rule::NanCheck, flag);
+        }
+    }
+}

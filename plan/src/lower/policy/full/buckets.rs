@@ -1,0 +1,112 @@
+//! What one collective carries, decided from the graph alone.
+
+use crate::compile::tape::{ParamId, Source, TapeOp};
+use crate::lower::context::Cx;
+use crate::shard::Layout;
+
+/// Parameters gathered, or gradients reduced, by one collective.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Bucket {
+    pub(super) params: Vec<ParamId>,
+    /// Full bytes in the compute dtype.
+    pub(super) bytes: u64,
+}
+
+/// Gathers of one direction: buckets in order of first use, and what each position of the tape ends.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Direction {
+    pub(super) buckets: Vec<Bucket>,
+    /// Bucket of each parameter.
+    pub(super) of: Vec<Option<u32>>,
+    /// Parameters whose last use is the launch at this position of the tape, ascending by position.
+    pub(super) last_uses: Vec<(u32, ParamId)>,
+}
+
+/// Merges parameters in order of first use into buckets of at most `cap` bytes, and finds last uses.
+pub(super) fn direction(cx: &Cx<'_>, ops: &[TapeOp], cap: u64) -> Direction {
+    let mut out = Direction {
+        of: vec![None; cx.tape.params.len()],
+        ..Direction::default()
+    };
+    let mut last = vec![None; cx.tape.params.len()];
+    for (at, op) in ops.iter().enumerate() {
+        let TapeOp::Launch { reads, end, .. } = *op else {
+            continue;
+        };
+        for o in &cx.tape.operands[reads as usize..end as usize] {
+            let Source::Param(p) = o.source else { continue };
+            last[p.index()] = Some(at as u32);
+            if out.of[p.index()].is_none() {
+                let bytes = padded_bytes(cx, p);
+                match out.buckets.last_mut().filter(|b| b.bytes + bytes <= cap) {
+                    Some(b) => {
+                        b.params.push(p);
+                        b.bytes += bytes;
+                    }
+                    None => out.buckets.push(Bucket {
+                        params: vec![p],
+                        bytes,
+                    }),
+                }
+                out.of[p.index()] = Some(out.buckets.len() as u32 - 1);
+            }
+        }
+    }
+    out.last_uses = last
+        .iter()
+        .enumerate()
+        .filter_map(|(p, at)| Some(((*at)?, ParamId(p as u32))))
+        .collect();
+    out.last_uses.sort_unstable();
+    out
+}
+
+fn padded_bytes(cx: &Cx<'_>, p: ParamId) -> u64 {
+    let (g, i) = cx.home[p.index()];
+    let numel = match &cx.group(g).layout {
+        Layout::PerParam(l) => l.items[i as usize].shard_numel * u64::from(l.shards),
+        Layout::Flat(_) => cx.tape.params[p.index()].numel(),
+    };
+    numel * cx.compute_dtype().size()
+}
+
+/// Merges gradients in the order in which they complete.
+pub(super) fn reductions(cx: &Cx<'_>, cap: u64) -> (Vec<Bucket>, Vec<Option<u32>>) {
+    let mut buckets: Vec<Bucket> = Vec::new();
+    let mut of = vec![None; cx.tape.params.len()];
+    for op in &cx.tape.backward {
+        let TapeOp::GradReady(p) = *op else { continue };
+        let bytes = padded_bytes(cx, p);
+        match buckets.last_mut().filter(|b| b.bytes + bytes <= cap) {
+            Some(b) => {
+                b.params.push(p);
+                b.bytes += bytes;
+            }
+            None => buckets.push(Bucket {
+                params: vec![p],
+                bytes,
+            }),
+        }
+        of[p.index()] = Some(buckets.len() as u32 - 1);
+    }
+    (buckets, of)
+}
+
+/// Bytes that may be gathered ahead: the in-flight limit, and at most `max(1 GB, budget x peak of the tape)` of extra
+/// memory (defaults of `overlap_scheduling.py`).
+pub(super) fn window(cx: &Cx<'_>) -> u64 {
+    let (mut live, mut peak) = (0u64, 0u64);
+    for op in cx.tape.forward.iter().chain(&cx.tape.backward) {
+        match *op {
+            TapeOp::Alloc(s) => live += cx.tape.storages[s.index()].bytes.0,
+            TapeOp::Free(s) => live -= cx.tape.storages[s.index()].bytes.0,
+            _ => {}
+        }
+        peak = peak.max(live);
+    }
+    let budget = (cx.scenario.compile.memory_budget * peak as f64) as u64;
+    cx.scenario
+        .compile
+        .max_inflight_bytes
+        .min(budget.max(1_000_000_000))
+}

@@ -1,0 +1,150 @@
+//! Gathers: issued ahead of their use within the window, waited for at the first use.
+
+use super::{Full, InFlight};
+use crate::compile::tape::ParamId;
+use crate::lower::builder::NewBuffer;
+use crate::lower::context::Cx;
+use crate::program::{
+    Access, COMPUTE, CollectiveKind, Holds, Part, PerRank, ReduceOp, Role, Rule, ShardOp,
+};
+use smallvec::smallvec;
+
+impl Full {
+    /// Copy-in and all-gather of a bucket.
+    pub(super) fn issue(&mut self, cx: &mut Cx<'_>, index: usize, rule: Rule) {
+        let bucket = self.direction().buckets[index].clone();
+        let todo: Vec<ParamId> = bucket
+            .params
+            .iter()
+            .copied()
+            .filter(|p| !self.full[p.index()])
+            .collect();
+        let Some(comm) = self.comms.shard.filter(|_| !todo.is_empty()) else {
+            return;
+        };
+        let w = cx.compute_dtype();
+        let unit = self.params[todo[0].index()].unit;
+        let slot = &mut self.gather_buffers[usize::from(self.in_backward)][index];
+        let buffer = *slot.get_or_insert_with(|| {
+            let pool = cx.transient_pool;
+            cx.b.buffer(NewBuffer {
+                role: Role::GatherBuffer,
+                bytes: bucket.bytes,
+                dtype: w,
+                pool,
+                stream: COMPUTE,
+                unit,
+                holds: Holds::Named("gather bucket"),
+            })
+        });
+        cx.b.alloc(rule, buffer);
+        let output = cx.b.whole(buffer);
+        let slice = Access {
+            bytes: output.bytes / u64::from(cx.inner),
+            per_rank: PerRank::Inner,
+            ..output
+        };
+        let shards: Vec<Access> = bucket
+            .params
+            .iter()
+            .map(|p| cx.b.whole(self.params[p.index()].shard))
+            .collect();
+        cx.run(
+            Rule::CopyIn,
+            ShardOp::MultiCopy,
+            slice.bytes / w.size(),
+            w,
+            COMPUTE,
+            &shards,
+            &[slice],
+        );
+        cx.b.join(Rule::CopyIn, COMPUTE, self.gather);
+        let parts = smallvec![Part {
+            input: slice,
+            output
+        }];
+        cx.b.collective(
+            rule,
+            self.gather,
+            CollectiveKind::AllGather,
+            comm,
+            ReduceOp::None,
+            w,
+            parts,
+        );
+        let done = cx.b.record(rule, self.gather);
+        self.in_flight += bucket.bytes;
+        self.issued[index] = Some(InFlight {
+            buffer,
+            done,
+            bytes: bucket.bytes,
+        });
+    }
+
+    /// Starts buckets ahead of their use: at least one, more while the window has room.
+    pub(super) fn run_ahead(&mut self, cx: &mut Cx<'_>, used: usize) {
+        while self.next < self.direction().buckets.len() {
+            let bytes = self.direction().buckets[self.next].bytes;
+            let needed = self.next <= used + 1;
+            if !needed && self.in_flight + bytes > self.window {
+                break;
+            }
+            let rule = if self.next <= used {
+                Rule::Unshard
+            } else {
+                Rule::Prefetch
+            };
+            let index = self.next;
+            self.next += 1;
+            self.issue(cx, index, rule);
+        }
+    }
+
+    /// Makes a parameter full: waits for its bucket and copies the bucket out.
+    pub(super) fn require(&mut self, cx: &mut Cx<'_>, p: ParamId) {
+        if self.full[p.index()] {
+            return;
+        }
+        let Some(index) = self.direction().of[p.index()].map(|b| b as usize) else {
+            return;
+        };
+        self.run_ahead(cx, index);
+        let bucket = self.direction().buckets[index].clone();
+        let w = cx.compute_dtype();
+        let todo: Vec<ParamId> = bucket
+            .params
+            .iter()
+            .copied()
+            .filter(|p| !self.full[p.index()])
+            .collect();
+        let gathered = self.issued[index].take();
+        let from = match gathered {
+            Some(g) => {
+                self.in_flight -= g.bytes;
+                cx.b.wait(Rule::GatherDone, g.done, COMPUTE);
+                vec![cx.b.whole(g.buffer)]
+            }
+            None => todo
+                .iter()
+                .map(|p| cx.b.whole(self.params[p.index()].shard))
+                .collect(),
+        };
+        let mut to = Vec::new();
+        for p in &todo {
+            let full = self.params[p.index()].full;
+            cx.b.alloc(Rule::CopyOut, full);
+            to.push(cx.b.whole(full));
+            self.full[p.index()] = true;
+        }
+        let n = to.iter().map(|a| a.bytes).sum::<u64>() / w.size();
+        let kind = if gathered.is_some() {
+            ShardOp::CopyOut { ranks: cx.inner }
+        } else {
+            ShardOp::MultiCopy
+        };
+        cx.run(Rule::CopyOut, kind, n, w, COMPUTE, &from, &to);
+        if let Some(g) = gathered {
+            cx.b.free(Rule::CopyOut, g.buffer);
+        }
+    }
+}

@@ -1,0 +1,41 @@
+//! Streams of the collectives, by policy.
+
+use super::context::Cx;
+use crate::program::{COMPUTE, StreamId, StreamKind};
+
+/// Where a policy issues its collectives: equal ids where streams are shared, the compute stream where none is needed.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct CommStreams {
+    pub(crate) gather: StreamId,
+    pub(crate) reduce: StreamId,
+    pub(crate) outer: StreamId,
+}
+
+impl CommStreams {
+    /// `collective`: whether the inner axis (or, for a policy that gathers over both, any axis) has collectives at all.
+    /// Priorities are those of the source that the policy follows.
+    pub(crate) fn new(cx: &mut Cx<'_>, collective: bool, inner: i8, outer: i8) -> Self {
+        let fsdp = &cx.scenario.fsdp;
+        let (asynchronous, unify) = (fsdp.async_reduce, fsdp.unify_comm_stream);
+        let gather = if collective {
+            cx.b.add_stream(StreamKind::AllGather, inner)
+        } else {
+            COMPUTE
+        };
+        let reduce = match (collective && asynchronous, unify) {
+            (false, _) => COMPUTE,
+            (true, true) => gather,
+            (true, false) => cx.b.add_stream(StreamKind::ReduceScatter, inner),
+        };
+        let outer = if cx.outer > 1 {
+            cx.b.add_stream(StreamKind::Outer, outer)
+        } else {
+            COMPUTE
+        };
+        Self {
+            gather,
+            reduce,
+            outer,
+        }
+    }
+}

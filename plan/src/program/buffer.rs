@@ -1,0 +1,165 @@
+//! Buffers and byte ranges of them.
+
+use super::{BufferId, ConstId, GroupId, ParamId, StorageId, StreamId, UnitId};
+use crate::units::{Bytes, DType};
+use serde::{Deserialize, Serialize};
+
+/// What a buffer is for. Peaks are broken down by role.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Role {
+    /// Compute-dtype weights at rest (a shard, or full where parameters are not sharded).
+    ModelWeight,
+    /// Optimizer's weights at rest.
+    MainWeight,
+    /// Gradients at rest between reduction and optimizer.
+    MainGrad,
+    /// Optimizer moments and step counters.
+    OptimizerState,
+    /// Gathered (full) weights.
+    FullWeight,
+    /// Output of an all-gather that is copied out afterwards.
+    GatherBuffer,
+    /// Cast or packed input of an all-gather.
+    GatherInput,
+    /// Full gradients as autograd or a wgrad GEMM produces them.
+    FullGrad,
+    /// Packed full gradients, input of a reduce-scatter.
+    ReduceInput,
+    /// Output of a reduce-scatter before it is accumulated.
+    ReduceOutput,
+    /// Saved activations.
+    Activation,
+    /// Logits and their relatives.
+    Logits,
+    /// Activations and activation gradients that live within one direction.
+    Temporary,
+    /// Library scratch.
+    Workspace,
+    /// Tokens, labels, tables.
+    Input,
+}
+
+impl Role {
+    /// All roles, in display order.
+    pub const ALL: [Self; 15] = [
+        Self::ModelWeight,
+        Self::MainWeight,
+        Self::MainGrad,
+        Self::OptimizerState,
+        Self::FullWeight,
+        Self::GatherBuffer,
+        Self::GatherInput,
+        Self::FullGrad,
+        Self::ReduceInput,
+        Self::ReduceOutput,
+        Self::Activation,
+        Self::Logits,
+        Self::Temporary,
+        Self::Workspace,
+        Self::Input,
+    ];
+
+    /// Name in program text, tables and JSON.
+    #[must_use]
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::ModelWeight => "model_weight",
+            Self::MainWeight => "main_weight",
+            Self::MainGrad => "main_grad",
+            Self::OptimizerState => "optimizer_state",
+            Self::FullWeight => "full_weight",
+            Self::GatherBuffer => "gather_buffer",
+            Self::GatherInput => "gather_input",
+            Self::FullGrad => "full_grad",
+            Self::ReduceInput => "reduce_input",
+            Self::ReduceOutput => "reduce_output",
+            Self::Activation => "activation",
+            Self::Logits => "logits",
+            Self::Temporary => "temporary",
+            Self::Workspace => "workspace",
+            Self::Input => "input",
+        }
+    }
+}
+
+/// Allocator a buffer comes from.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Pool {
+    /// PyTorch-like caching allocator, one free list a stream.
+    Caching,
+    /// Planned pool: one fixed slot a key.
+    Planned,
+    /// Double buffer: `size` copies of the largest unit's buffers.
+    DoubleBuffer,
+    /// Host memory: no device bytes.
+    Host,
+}
+
+/// What a buffer holds, for its name.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Holds {
+    /// One parameter's data.
+    Param(ParamId),
+    /// A parameter group's flat data.
+    Group(GroupId),
+    /// A storage of the tape.
+    Storage(StorageId),
+    /// An input or table.
+    Const(ConstId),
+    /// Something else.
+    Named(&'static str),
+}
+
+/// A buffer: one allocation (possibly repeated every step, never live twice at once).
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+pub struct Buffer {
+    /// Role.
+    pub role: Role,
+    /// Requested bytes (rank 0's; other ranks' shards of a padded layout are equal).
+    pub bytes: Bytes,
+    /// Element type.
+    pub dtype: DType,
+    /// Required alignment of its address, bytes.
+    pub align: u32,
+    /// Allocator.
+    pub pool: Pool,
+    /// Stream whose free list it comes from: the stream that uses it last.
+    pub stream: StreamId,
+    /// Unit that owns it.
+    pub unit: UnitId,
+    /// Contents.
+    pub holds: Holds,
+    /// Identity for pools: buffers of different micro-batches and steps with one key share a slot.
+    pub key: u32,
+}
+
+/// How a range moves from rank to rank.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum PerRank {
+    /// The same on every rank.
+    #[default]
+    Same,
+    /// Rank's slice of the inner axis: the offset grows by the range's length times the inner coordinate.
+    Inner,
+    /// Rank's slice of the outer axis: likewise with the outer coordinate.
+    Outer,
+    /// Rank's slice within its part of the shard axis (integer reshard).
+    SubShard,
+}
+
+/// A byte range of a buffer, as rank 0 sees it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize)]
+pub struct Access {
+    /// Buffer.
+    pub buffer: BufferId,
+    /// First byte.
+    pub offset: u64,
+    /// Length.
+    pub bytes: u64,
+    /// How other ranks' ranges differ.
+    pub per_rank: PerRank,
+}

@@ -1,0 +1,64 @@
+//! Indices into the tables of a program.
+
+use serde::{Deserialize, Serialize};
+
+macro_rules! id {
+    ($(#[$m:meta])* $name:ident($t:ty)) => {
+        $(#[$m])*
+        #[derive(
+            Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize,
+        )]
+        #[serde(transparent)]
+        pub struct $name(pub $t);
+        impl $name {
+            /// As an index into the table it belongs to.
+            #[must_use]
+            pub const fn index(self) -> usize {
+                self.0 as usize
+            }
+        }
+    };
+}
+id!(
+    /// Index into [`super::Program::buffers`].
+    BufferId(u32)
+);
+id!(
+    /// An event; recorded at most once a pass over its section.
+    EventId(u32)
+);
+id!(
+    /// Index into [`super::Program::streams`].
+    StreamId(u8)
+);
+id!(
+    /// Index into [`super::Program::communicators`].
+    CommId(u8)
+);
+id!(
+    /// Index into [`super::Program::collectives`].
+    CollectiveId(u32)
+);
+id!(
+    /// Index into [`super::Program::copies`].
+    CopyId(u32)
+);
+id!(
+    /// Index into [`super::Program::units`].
+    UnitId(u16)
+);
+id!(
+    /// Index into [`super::Program::groups`].
+    GroupId(u16)
+);
+id!(
+    /// Index into [`super::Program::scopes`].
+    ScopeId(u16)
+);
+id!(
+    /// Position in [`super::Program::instrs`]: stable for one scenario, and what spans refer to.
+    InstrId(u32)
+);
+
+/// The stream every program has, where model kernels run.
+pub const COMPUTE: StreamId = StreamId(0);

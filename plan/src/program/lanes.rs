@@ -1,0 +1,87 @@
+//! Streams and communicators: what carries work in order.
+
+use serde::{Deserialize, Serialize};
+
+/// What a stream carries.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum StreamKind {
+    /// Model kernels.
+    Compute,
+    /// All-gathers of the inner axis.
+    AllGather,
+    /// Reduce-scatters of the inner axis.
+    ReduceScatter,
+    /// Collectives of the outer axis.
+    Outer,
+    /// Casts and copies into gather buffers.
+    CopyIn,
+    /// Host to device.
+    H2d,
+    /// Device to host.
+    D2h,
+}
+
+impl StreamKind {
+    /// Name in program text and traces.
+    #[must_use]
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Compute => "compute",
+            Self::AllGather => "all_gather",
+            Self::ReduceScatter => "reduce_scatter",
+            Self::Outer => "outer",
+            Self::CopyIn => "copy_in",
+            Self::H2d => "h2d",
+            Self::D2h => "d2h",
+        }
+    }
+}
+
+/// A FIFO queue of device work.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+pub struct Stream {
+    /// Kind.
+    pub kind: StreamKind,
+    /// CUDA convention: lower is more urgent; 0 is the default, -1 high.
+    pub priority: i8,
+}
+
+/// Mesh axis of a communicator.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Axis {
+    /// Inner (sharding) axis: consecutive ranks.
+    Shard,
+    /// Outer axis: ranks `dp_shard` apart.
+    Outer,
+    /// A part of the shard axis (integer reshard): consecutive ranks.
+    SubShard,
+    /// All ranks.
+    World,
+}
+
+/// A communicator. It runs its collectives one after another in host launch order, whatever their streams.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct Communicator {
+    /// Name, for example `shard`, `shard_rs`, `outer`.
+    pub name: String,
+    /// Axis.
+    pub axis: Axis,
+    /// Ranks in it.
+    pub size: u32,
+    /// Distance between neighbouring members in world rank.
+    pub stride: u32,
+    /// Its collectives run on copy engines and hold no SMs.
+    #[serde(skip_serializing_if = "is_false")]
+    pub copy_engine: bool,
+}
+
+/// What is not so is not written: a program keeps the digest that it had before there was the choice.
+#[allow(
+    clippy::trivially_copy_pass_by_ref,
+    reason = "serde asks for a reference"
+)]
+fn is_false(x: &bool) -> bool {
+    !*x
+}

@@ -1,0 +1,99 @@
+//! Collectives and copies.
+
+use super::{Access, CommId};
+use crate::units::{Bytes, DType};
+use serde::{Deserialize, Serialize};
+use smallvec::SmallVec;
+
+/// Kind of a collective.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum CollectiveKind {
+    /// Gathers equal shards.
+    AllGather,
+    /// Reduces and scatters equal shards.
+    ReduceScatter,
+    /// Reduces to all.
+    AllReduce,
+    /// Exchanges equal parts.
+    AllToAll,
+    /// Copies from one to all.
+    Broadcast,
+}
+
+impl CollectiveKind {
+    /// Name in program text and JSON.
+    #[must_use]
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::AllGather => "all_gather",
+            Self::ReduceScatter => "reduce_scatter",
+            Self::AllReduce => "all_reduce",
+            Self::AllToAll => "all_to_all",
+            Self::Broadcast => "broadcast",
+        }
+    }
+}
+
+/// Reduction of a collective.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum ReduceOp {
+    /// Nothing to reduce (gather, broadcast).
+    None,
+    /// Sum.
+    Sum,
+    /// Average.
+    Avg,
+    /// Sum of inputs multiplied by a factor.
+    PremulSum(f64),
+}
+
+/// One input/output pair of a collective; coalesced launches have several.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+pub struct Part {
+    /// Input range (rank 0's).
+    pub input: Access,
+    /// Output range (rank 0's).
+    pub output: Access,
+}
+
+/// A collective launch.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct Collective {
+    /// Kind.
+    pub kind: CollectiveKind,
+    /// Communicator.
+    pub comm: CommId,
+    /// Reduction.
+    pub reduce: ReduceOp,
+    /// Element type on the wire.
+    pub dtype: DType,
+    /// Payload: bytes of the full (largest) side over all parts.
+    pub bytes: Bytes,
+    /// Parts.
+    pub parts: SmallVec<[Part; 1]>,
+}
+
+/// Direction of a copy.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum CopyKind {
+    /// Host to device.
+    H2d,
+    /// Device to host.
+    D2h,
+    /// Device to device by copy engine.
+    D2d,
+}
+
+/// A copy by a copy engine.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+pub struct CopyDesc {
+    /// Direction.
+    pub kind: CopyKind,
+    /// Source.
+    pub from: Access,
+    /// Destination.
+    pub to: Access,
+}
