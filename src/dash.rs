@@ -95,9 +95,9 @@ pub fn run(options: Options) -> std::io::Result<()> {
     let theme = Theme::new(name, Depth::of(var));
     let (mut app, begin) = App::new(options.sources, theme, &saved);
     app.keep = options.store.is_some();
+    app.gate.folder = options.baselines;
     let folders = worker::Folders {
         store: options.store,
-        baselines: options.baselines,
     };
     let (events, inbox) = channel();
     let mut worker = worker::Worker::new(events.clone(), folders, options.state);

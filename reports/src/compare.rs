@@ -185,9 +185,12 @@ fn step(a: Side<'_>, b: Side<'_>, options: &Options) -> Option<stats::Comparison
 }
 
 fn environment(sides: [&RunView; 2]) -> BTreeMap<String, [Option<String>; 2]> {
+    // A baseline keeps few facts: those that it lacks do not differ.
+    let all = !sides.iter().any(|s| s.is_baseline());
     let [a, b] = sides.map(|s| &s.run.environment);
     a.keys()
         .chain(b.keys())
+        .filter(|key| all || a.contains_key(*key) && b.contains_key(*key))
         .filter(|key| a.get(*key) != b.get(*key))
         .map(|key| (key.clone(), [a.get(key).cloned(), b.get(key).cloned()]))
         .collect()

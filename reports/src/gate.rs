@@ -18,6 +18,7 @@ pub mod outline;
 pub mod ratio;
 #[cfg(test)]
 mod testing;
+mod view;
 
 pub use baseline::{Baseline, BaselineError};
 pub use facts::{CheckFacts, Curve, Facts, Measured, MemoryFacts, ProgramFacts, TimeFacts};

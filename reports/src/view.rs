@@ -1,11 +1,13 @@
 //! A run with the names of everything in it: readable without the program that it came from.
 
 mod alive;
+mod counts;
 mod instr;
 mod settings;
 mod work;
 
 pub use alive::{Alive, alive_at, largest, launched_after};
+pub(crate) use counts::{changed_counts, deltas};
 pub use instr::InstrView;
 pub(crate) use instr::Names;
 pub use settings::{Difference, ScenarioView, differences};
@@ -195,6 +197,18 @@ impl RunView {
             || format!("#{}", span.instr.0),
             |i| format!("{} {}", self.name_of(i), self.unit(i.unit)),
         )
+    }
+
+    /// Whether single instructions were recorded. A gate's baseline has none, and neither has a run that was not recorded.
+    #[must_use]
+    pub fn is_recorded(&self) -> bool {
+        !self.run.spans.is_empty()
+    }
+
+    /// Whether this is what a gate's baseline holds: numbers, without options and instructions.
+    #[must_use]
+    pub fn is_baseline(&self) -> bool {
+        self.scenario.settings.is_empty() && self.instrs.is_empty()
     }
 
     /// The span that a gap waited for.

@@ -1,5 +1,6 @@
 //! `shardlab compare`: scenarios, kept runs and revisions against one another.
 
+mod baseline;
 mod binary;
 mod input;
 mod matrix;
@@ -10,27 +11,31 @@ use super::exec::device::DeviceArgs;
 use super::interrupt;
 use super::keep::From;
 use super::output::{Failure, Out, Status};
-use input::Plan;
+use crate::gate::against::Revision;
+use input::{Maker, Plan};
 use shardlab_reports::compare::Matrix;
 use shardlab_reports::stats;
 use std::path::PathBuf;
 
 const EXAMPLES: &str = "\
-RUN is a scenario (file, or name of a shipped one), the folder of a kept run, its id or the beginning of it, last, last~N, or
-a name given with `shardlab runs name`. Two runs are explained, more are put into a table. One scenario alone is compared
-with itself under what --set-b, --exec-b or --binary-b say.
+RUN is a scenario (file, or name of a shipped one), the folder of a kept run, its id or the beginning of it, last, last~N, a
+name given with `shardlab runs name`, or a baseline of the gate: its file, or baseline:SCENARIO. Two runs are explained, more
+are put into a table. One scenario alone is compared with itself under what --set-b, --exec-b, --binary-b or --rev-b say, one
+baseline alone with its scenario as it is now.
 
   shardlab compare scenarios/llama3-8b-4xh200.toml --set-b fsdp.prefetch_forward=0
   shardlab compare llama-tiny --exec-b                        # predicted against measured
   shardlab compare baseline scenarios/small-native.toml       # against a kept run of that name
   shardlab compare prefetch-0 prefetch-1 prefetch-2           # a table, the best marked
-  shardlab compare small-native --binary-a ../old/target/release/shardlab   # revision against revision";
+  shardlab compare baseline:llama-tiny                        # the gate's baseline against today's prediction
+  shardlab compare small-native --rev-a origin/main           # revision against revision, built beside
+  shardlab compare small-native --exec --rounds 5 --binary-a ../old/target/release/shardlab   # likewise, measured in turns";
 
 /// Arguments.
 #[derive(clap::Args)]
 #[command(after_help = EXAMPLES)]
 pub(super) struct Args {
-    /// Scenarios or kept runs
+    /// Scenarios, kept runs or baselines
     #[arg(value_name = "RUN", required = true)]
     runs: Vec<PathBuf>,
     #[command(flatten)]
@@ -56,6 +61,15 @@ pub(super) struct Args {
     /// Let this shardlab make the second run
     #[arg(long, value_name = "PROGRAM")]
     binary_b: Option<PathBuf>,
+    /// Let this git revision's shardlab make the first run; it is built first
+    #[arg(long, value_name = "REV", conflicts_with = "binary_a")]
+    rev_a: Option<String>,
+    /// Let this git revision's shardlab make the second run
+    #[arg(long, value_name = "REV", conflicts_with = "binary_b")]
+    rev_b: Option<String>,
+    /// Folder of the gate's baselines, for baseline:SCENARIO; default: tests/baselines or baselines
+    #[arg(long, value_name = "DIR")]
+    baseline: Option<PathBuf>,
     /// Steps of measured runs; default: train.steps
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..=1_000_000))]
     steps: Option<u64>,
@@ -83,7 +97,9 @@ fn threshold(text: &str) -> Result<f64, String> {
 
 pub(super) fn run(args: &Args, out: &mut Out) -> Result<Status, Failure> {
     interrupt::watch();
-    let plans = plans(args)?;
+    let mut plans = plans(args)?;
+    // The folders of revisions go when the comparison is done.
+    let _revisions = revisions(args, &mut plans)?;
     let made = input::make(args, &plans)?;
     if let [a, b] = made.as_slice() {
         let options = stats::Options {
@@ -121,44 +137,83 @@ fn label(i: usize) -> String {
     }
 }
 
+/// Builds the revisions that are to make runs.
+fn revisions(args: &Args, plans: &mut [Plan]) -> Result<Vec<Revision>, Failure> {
+    let mut built = Vec::new();
+    for (plan, rev) in plans.iter_mut().zip([&args.rev_a, &args.rev_b]) {
+        if let (Plan::Scenario(ask), Some(rev)) = (plan, rev) {
+            let revision = super::gate::build(rev)?;
+            ask.maker = Some(Maker {
+                name: format!("revision {rev}"),
+                program: revision.binary().0,
+            });
+            built.push(revision);
+        }
+    }
+    Ok(built)
+}
+
 /// What is to be compared, in order.
 fn plans(args: &Args) -> Result<Vec<Plan>, Failure> {
     let own = |side: usize| match side {
-        0 => (&args.set_a, args.exec_a, &args.binary_a),
-        _ => (&args.set_b, args.exec_b, &args.binary_b),
+        0 => (&args.set_a, args.exec_a, &args.binary_a, &args.rev_a),
+        _ => (&args.set_b, args.exec_b, &args.binary_b, &args.rev_b),
     };
     let differs = |side: usize| {
-        let (set, exec, binary) = own(side);
-        !set.is_empty() || exec || binary.is_some()
+        let (set, exec, binary, revision) = own(side);
+        !set.is_empty() || exec || binary.is_some() || revision.is_some()
     };
+    let store = args.from.store();
     let mut paths = args.runs.clone();
+    let mut further = None;
     if paths.len() == 1 {
-        if !differs(0) && !differs(1) {
-            return Err(Failure::bad_input(
-                "one run alone is compared with nothing: give a second one, or --set-b, --exec-b or --binary-b",
-            ));
+        match baseline::of(&paths[0], args.baseline.as_deref())? {
+            // Against what its scenario is now.
+            Some(kept) => {
+                further = Some(kept.facts.set.clone());
+                paths.push(PathBuf::from(&kept.facts.scenario));
+            }
+            None if differs(0) || differs(1) => paths.push(paths[0].clone()),
+            None => {
+                return Err(Failure::bad_input(
+                    "one run alone is compared with nothing: give a second one, or --set-b, --exec-b, --binary-b or --rev-b",
+                ));
+            }
         }
-        paths.push(paths[0].clone());
     }
     if paths.len() > 2 && (differs(0) || differs(1)) {
         return Err(Failure::bad_input(
             "the options of one side (--set-a, --exec-b, …) are for two runs",
         ));
     }
-    let store = args.from.store();
-    paths
-        .into_iter()
-        .enumerate()
-        .map(|(i, path)| {
-            let mut set = args.overrides.set.clone();
-            let (mut exec, mut binary) = (args.exec, None);
-            if i < 2 {
-                let (own_set, own_exec, own_binary) = own(i);
-                set.extend(own_set.iter().cloned());
-                exec |= own_exec;
-                binary.clone_from(own_binary);
+    let plan = |(i, path): (usize, PathBuf)| {
+        if let Some(kept) = baseline::of(&path, args.baseline.as_deref())? {
+            let (set, _, binary, revision) = own(i);
+            if i < 2 && (!set.is_empty() || binary.is_some() || revision.is_some()) {
+                return Err(Failure::bad_input(format_args!(
+                    "{} is a baseline: options, --binary and --rev are for scenarios",
+                    path.display()
+                )));
             }
-            Plan::new(path, set, exec, binary, &store)
-        })
-        .collect()
+            return Ok(Plan::Baseline(Box::new(kept)));
+        }
+        let mut set = args.overrides.set.clone();
+        let (mut exec, mut maker) = (args.exec, None);
+        if i < 2 {
+            let (own_set, own_exec, own_binary, own_revision) = own(i);
+            set.extend(further.iter().flatten().filter(|_| i == 1).cloned());
+            set.extend(own_set.iter().cloned());
+            exec |= own_exec;
+            let program = own_binary.clone().or_else(|| {
+                // What it is will be known when it has been built.
+                own_revision.as_ref().map(PathBuf::from)
+            });
+            maker = program.map(|program| Maker {
+                name: program.display().to_string(),
+                program,
+            });
+        }
+        Plan::new(path, set, exec, maker, &store)
+    };
+    paths.into_iter().enumerate().map(plan).collect()
 }

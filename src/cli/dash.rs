@@ -4,6 +4,7 @@ use super::output::{Failure, Out, Status};
 use crate::dash::theme::Name;
 use crate::dash::{Options, Source, run as show, state};
 use shardlab_plan::scenario::shipped;
+use shardlab_reports::gate::baseline;
 use std::io::{IsTerminal, stdin, stdout};
 use std::path::{Path, PathBuf};
 
@@ -21,9 +22,9 @@ pub(super) struct Args {
     /// Neither read nor keep what was selected and changed
     #[arg(long)]
     no_state: bool,
-    /// Folder of the gate's baselines
-    #[arg(long, value_name = "DIR", default_value = "baselines")]
-    baseline: PathBuf,
+    /// Folder of the gate's baselines; default: tests/baselines or baselines, whichever is there
+    #[arg(long, value_name = "DIR")]
+    baseline: Option<PathBuf>,
     #[command(flatten)]
     keep: super::keep::Keep,
 }
@@ -45,7 +46,11 @@ pub(super) fn run(args: &Args, _: &mut Out) -> Result<Status, Failure> {
         select,
         theme: args.theme,
         store: args.keep.place().map(|s| s.dir().to_owned()),
-        baselines: args.baseline.clone(),
+        baselines: args
+            .baseline
+            .clone()
+            .or_else(baseline::folder)
+            .unwrap_or_else(|| PathBuf::from("baselines")),
         state: if args.no_state {
             None
         } else {

@@ -116,8 +116,22 @@ impl std::convert::From<BaselineError> for Failure {
 
 impl std::convert::From<AgainstError> for Failure {
     fn from(e: AgainstError) -> Self {
-        Self::run(e)
+        if e.is_bad_input() {
+            Self::bad_input(e)
+        } else {
+            Self::run(e)
+        }
     }
+}
+
+/// Builds a revision of the repository that the call is made in.
+pub(super) fn build(revision: &str) -> Result<Revision, Failure> {
+    // It takes minutes the first time.
+    let _ = writeln!(
+        std::io::stderr(),
+        "building {revision} (cargo build --release, kept in target/gate-old)"
+    );
+    Ok(Revision::build(Path::new("."), revision)?)
 }
 
 /// A scenario under the gate.
@@ -212,29 +226,27 @@ fn compare(
     facts: &dyn Fn(&Job) -> Result<Facts, Failure>,
 ) -> Result<Vec<Verdict>, Failure> {
     let revision = match &args.against_rev {
-        Some(rev) => Some(Revision::build(Path::new("."), rev)?),
+        Some(rev) => Some(build(rev)?),
         None => None,
     };
     let old = revision
         .as_ref()
         .map(Revision::binary)
         .or_else(|| args.against.clone().map(Binary));
-    let scratch;
-    let at = match (&old, &args.baseline) {
-        (Some(old), _) => {
-            scratch = Scratch::new("gate-baselines")?;
-            old.bless(
-                &args.scenarios,
-                &args.overrides.set,
-                !args.no_exec,
-                scratch.path(),
-            )?;
-            scratch.path()
-        }
-        (None, Some(at)) => at.as_path(),
+    match (&old, &args.baseline) {
+        (Some(old), _) => against(args, jobs, old, facts),
+        (None, Some(at)) => with_files(jobs, at, facts),
         // clap asks for one of them.
-        (None, None) => return Err(Failure::bad_input("--baseline or --against is needed")),
-    };
+        (None, None) => Err(Failure::bad_input("--baseline or --against is needed")),
+    }
+}
+
+/// With baselines that lie in files.
+fn with_files(
+    jobs: &[Job],
+    at: &Path,
+    facts: &dyn Fn(&Job) -> Result<Facts, Failure>,
+) -> Result<Vec<Verdict>, Failure> {
     if jobs.len() > 1 && at.is_file() {
         return Err(Failure::bad_input(format_args!(
             "{}: one file is the baseline of one scenario, not of {}",
@@ -242,30 +254,65 @@ fn compare(
             jobs.len()
         )));
     }
-    let baselines = jobs
-        .iter()
-        .map(|job| {
-            let name = &job.scenario.name;
-            let read = Baseline::read(&baseline::path_of(at, name), name)?;
-            if read.facts.scenario != *name {
-                return Err(Failure::bad_input(format_args!(
-                    "{}: is the baseline of `{}`, not of `{name}`",
-                    read.file, read.facts.scenario
-                )));
-            }
-            Ok(read)
-        })
-        .collect::<Result<Vec<_>, Failure>>()?;
-    let mut verdicts = Vec::new();
-    for (job, mut baseline) in jobs.iter().zip(baselines) {
-        if old.is_some() {
-            // The old side's files are gone when the user looks for them.
-            baseline.file.clear();
+    let read = |job: &Job| {
+        let name = &job.scenario.name;
+        let read = Baseline::read(&baseline::path_of(at, name), name)?;
+        if read.facts.scenario != *name {
+            return Err(Failure::bad_input(format_args!(
+                "{}: is the baseline of `{}`, not of `{name}`",
+                read.file, read.facts.scenario
+            )));
         }
-        let mut verdict = judge(&baseline, &facts(job)?, &job.limits);
+        Ok(read)
+    };
+    // Before the first run: whatever is missing is told at once.
+    let baselines = jobs.iter().map(read).collect::<Result<Vec<_>, _>>()?;
+    let pairs = jobs.iter().zip(&baselines);
+    pairs
+        .map(|(job, baseline)| Ok(judge(baseline, &facts(job)?, &job.limits)))
+        .collect()
+}
+
+/// With what another binary says in the same call.
+fn against(
+    args: &Args,
+    jobs: &[Job],
+    old: &Binary,
+    facts: &dyn Fn(&Job) -> Result<Facts, Failure>,
+) -> Result<Vec<Verdict>, Failure> {
+    old.knows_gates()?;
+    let scratch = Scratch::new("gate-baselines")?;
+    let set = &args.overrides.set;
+    let mut verdicts = Vec::new();
+    for job in jobs {
+        if interrupt::requested() {
+            return Err(Failure::run("interrupted"));
+        }
+        let made = old.bless(&job.path, set, !args.no_exec, scratch.path())?;
+        let name = &job.scenario.name;
+        let read = made.and_then(|()| {
+            let read = Baseline::read(&baseline::path_of(scratch.path(), name), name);
+            read.map_err(|e| e.to_string())
+        });
+        let now = facts(job)?;
+        let baseline = match read {
+            // The old side's files are gone when the user looks for them.
+            Ok(mut read) => {
+                read.file.clear();
+                read
+            }
+            Err(reason) => {
+                verdicts.push(judge::alone(
+                    now,
+                    &job.limits,
+                    &format!("the old side has nothing to compare with: {reason}"),
+                ));
+                continue;
+            }
+        };
+        let mut verdict = judge(&baseline, &now, &job.limits);
         let runs = args.pairs > 0 && !args.no_exec;
-        let runs = runs && (on_cpu(&job.scenario) || !args.exec_arg.is_empty());
-        if let Some(old) = old.as_ref().filter(|_| runs) {
+        if runs && (on_cpu(&job.scenario) || !args.exec_arg.is_empty()) {
             let finding = interleaved(args, job, old)?;
             let findings = verdict.findings.into_iter().chain([finding]).collect();
             verdict = Verdict::new(verdict.scenario, findings);

@@ -105,6 +105,8 @@ pub enum Purpose {
     Compare,
     /// The gate.
     Gate,
+    /// A baseline that is being written.
+    Bless,
 }
 
 impl Purpose {
@@ -120,6 +122,7 @@ impl Purpose {
             Self::Keep => "keeping",
             Self::Compare => "comparing",
             Self::Gate => "gating",
+            Self::Bless => "blessing",
         }
     }
 }
@@ -266,6 +269,9 @@ impl App {
         if self.help.is_some() {
             return Place::Help;
         }
+        if self.view == View::Gate && self.gate.confirm {
+            return Place::Confirm;
+        }
         match self.view {
             View::Scenarios => match self.scenarios.pane {
                 Pane::List => Place::Scenarios,
@@ -325,7 +331,8 @@ impl App {
             Task::Open(id) => (Purpose::Open, id.clone()),
             Task::Keep(number, _) => (Purpose::Keep, format!("#{number}")),
             Task::Compare(Runs(runs)) => (Purpose::Compare, format!("{} runs", runs.len())),
-            Task::Gate(setup) => (Purpose::Gate, name(setup)),
+            Task::Gate(setup, _) => (Purpose::Gate, name(setup)),
+            Task::Bless(judged) => (Purpose::Bless, judged.facts.scenario.clone()),
         };
         let mut effects = self.cancel(purpose);
         let id = self.next_job;

@@ -5,6 +5,7 @@ use super::lanes::Lanes;
 use super::state::Saved;
 use ratatui::crossterm::event::{KeyEvent, MouseEvent};
 use shardlab_reports::RunView;
+use shardlab_reports::gate::{Facts, Limits};
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
@@ -68,8 +69,8 @@ pub enum News {
     Kept(u32, String),
     /// A comparison.
     Compared(Arc<super::tables::Page>),
-    /// A gate's verdict.
-    Gated(Arc<super::tables::Page>),
+    /// A gate's verdict, and what it was made of.
+    Gated(Arc<super::tables::Page>, Arc<Judged>),
     /// It is done.
     Done,
     /// It was cancelled.
@@ -173,8 +174,25 @@ pub enum Task {
     Keep(u32, Runs),
     /// Compare runs; the first is the base.
     Compare(Runs),
-    /// Gate a scenario.
-    Gate(Setup),
+    /// Gate a scenario with the baselines of a folder.
+    Gate(Setup, PathBuf),
+    /// Make what a gate found the baseline.
+    Bless(Arc<Judged>),
+}
+
+/// What a gate has found: it can become the baseline.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Judged {
+    /// Facts of the scenario as it is now.
+    pub facts: Facts,
+    /// Its limits.
+    pub limits: Limits,
+    /// Where its baseline lies, or would lie.
+    pub path: PathBuf,
+    /// Whether there is one.
+    pub exists: bool,
+    /// What a new baseline would change, a sentence each.
+    pub changes: Vec<String>,
 }
 
 /// Two runs or more.

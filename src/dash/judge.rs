@@ -5,17 +5,19 @@ mod compare;
 pub(crate) use compare::compare;
 
 use super::app::Tone;
-use super::event::{Setup, StoredRun};
+use super::event::{Judged, Setup, StoredRun};
 use super::tables::{Page, Table};
 use super::worker::Stop;
 use crate::gate::{Collect, GateError};
 use crate::predict::Profiles;
 use shardlab_plan::scenario;
+use shardlab_plan::units::{Bytes, Picos};
 use shardlab_reports::RunView;
-use shardlab_reports::gate::baseline::{Baseline, path_of};
-use shardlab_reports::gate::{Limits, Status, judge};
+use shardlab_reports::gate::baseline::{self, Baseline, BaselineError, path_of};
+use shardlab_reports::gate::format::sentence;
+use shardlab_reports::gate::{Facts, Limits, Status, judge};
 use shardlab_reports::store::{Entry, Store};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 /// Time in which nothing moves before a gate's training is given up.
@@ -59,25 +61,26 @@ pub(crate) fn keep(store: Option<&Path>, view: &RunView) -> Result<String, Strin
     Ok(id.as_str().to_owned())
 }
 
-/// What `shardlab gate` says about a scenario and its baseline.
+/// What `shardlab gate` says about a scenario and its baseline; `None` when it was stopped.
 ///
 /// # Errors
-/// In words: a fault of the scenario, no baseline, a run that failed.
+/// In words: a fault of the scenario or the baseline, a run that failed.
 pub(crate) fn gate(
     setup: &Setup,
     baselines: &Path,
     profiles: &Profiles,
     stop: &Stop,
-) -> Result<Option<Page>, String> {
+) -> Result<Option<(Page, Judged)>, String> {
     let text = |e: &dyn std::fmt::Display| e.to_string();
     let scenario = scenario::load(&setup.path, &setup.overrides).map_err(|e| text(&e))?;
     let places = scenario::places(&setup.path, &setup.overrides).map_err(|e| text(&e))?;
     let limits = Limits::new(&scenario.gate, &places, None);
-    let file = path_of(baselines, &scenario.name);
-    if !file.exists() {
-        return Ok(Some(no_baseline(setup, &scenario.name, baselines)));
-    }
-    let baseline = Baseline::read(&file, &scenario.name).map_err(|e| text(&e))?;
+    let path = path_of(baselines, &scenario.name);
+    let baseline = match Baseline::read(&path, &scenario.name) {
+        Ok(baseline) => Some(baseline),
+        Err(BaselineError::Missing { .. }) => None,
+        Err(e) => return Err(text(&e)),
+    };
     let collect = Collect {
         profiles,
         exec: true,
@@ -90,26 +93,79 @@ pub(crate) fn gate(
         Err(GateError::Interrupted) => return Ok(None),
         Err(e) => return Err(text(&e)),
     };
-    Ok(Some(page(&judge(&baseline, &facts, &limits), &file)))
+    Ok(Some(against(baseline.as_ref(), facts, limits, path)))
 }
 
-fn no_baseline(setup: &Setup, name: &str, baselines: &Path) -> Page {
-    let path = setup.path.display();
-    let set: String = setup
-        .overrides
-        .iter()
-        .map(|o| format!(" --set '{o}'"))
-        .collect();
-    let mut table = Table::new("How to make one", &[]);
-    table.notes.push(format!(
-        "shardlab gate {path}{set} --baseline {} --bless",
-        baselines.display()
-    ));
+/// Makes what a gate found the baseline, and judges by it.
+///
+/// # Errors
+/// In words, when it cannot be written or read again.
+pub(crate) fn bless(judged: &Judged) -> Result<(Page, Judged), String> {
+    let (path, facts) = (judged.path.clone(), judged.facts.clone());
+    baseline::bless(&path, &facts).map_err(|e| e.to_string())?;
+    let written = Baseline::read(&path, &facts.scenario).map_err(|e| e.to_string())?;
+    Ok(against(Some(&written), facts, judged.limits.clone(), path))
+}
+
+fn against(
+    baseline: Option<&Baseline>,
+    facts: Facts,
+    limits: Limits,
+    path: PathBuf,
+) -> (Page, Judged) {
+    let verdict = baseline.map(|b| judge(b, &facts, &limits));
+    let changes = verdict.iter().flat_map(|v| v.failures().map(sentence));
+    let changes = changes.collect();
+    let page = match &verdict {
+        Some(verdict) => page(verdict, &path),
+        None => no_baseline(&facts, &path),
+    };
+    let judged = Judged {
+        exists: baseline.is_some(),
+        facts,
+        limits,
+        path,
+        changes,
+    };
+    (page, judged)
+}
+
+/// What a baseline would hold, where there is none yet.
+fn no_baseline(facts: &Facts, path: &Path) -> Page {
+    let mut table = Table::new("It would hold", &["metric", ">value"]);
+    let m = &facts.memory;
+    let loss = facts
+        .measured
+        .as_ref()
+        .and_then(|m| m.curves.first()?.losses.last());
+    let rows = [
+        ("allocated", Some(Bytes(m.allocated).to_string())),
+        ("reserved", Some(Bytes(m.reserved).to_string())),
+        ("device", Some(Bytes(m.device).to_string())),
+        (
+            "step, predicted",
+            Some(Picos(facts.time.step_ps).to_string()),
+        ),
+        ("last loss", loss.map(|l| format!("{l:.6}"))),
+        ("program", Some(facts.program.digest.clone())),
+    ];
+    for (name, value) in rows {
+        if let Some(value) = value {
+            table.row(Tone::Plain, [name.to_owned(), value]);
+        }
+    }
+    table
+        .notes
+        .push("B writes it, f looks in another folder.".to_owned());
     Page {
-        title: name.to_owned(),
+        title: facts.scenario.clone(),
         verdict: Some((
             Tone::Plain,
-            format!("{name} has no baseline in {}", baselines.display()),
+            format!(
+                "{} has no baseline: {} is not there",
+                facts.scenario,
+                path.display()
+            ),
         )),
         tables: vec![table],
         ..Page::default()

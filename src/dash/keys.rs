@@ -47,6 +47,10 @@ pub enum Command {
     Sweep,
     /// Gate.
     Gate,
+    /// Make what the gate found the baseline.
+    Bless,
+    /// Another folder.
+    Folder,
     /// Take a change back.
     Reset,
     /// Take all changes back.
@@ -134,13 +138,15 @@ pub enum Place {
     Compare,
     /// The gate.
     Gate,
+    /// Something is to be confirmed.
+    Confirm,
     /// The help.
     Help,
 }
 
 impl Place {
     /// All, in the order of the help.
-    pub const ALL: [Self; 11] = [
+    pub const ALL: [Self; 12] = [
         Self::Everywhere,
         Self::Scenarios,
         Self::Options,
@@ -151,6 +157,7 @@ impl Place {
         Self::Runs,
         Self::Compare,
         Self::Gate,
+        Self::Confirm,
         Self::Help,
     ];
 
@@ -168,6 +175,7 @@ impl Place {
             Self::Runs => "Runs",
             Self::Compare => "Compare",
             Self::Gate => "Gate",
+            Self::Confirm => "When asked to confirm",
             Self::Help => "Help",
         }
     }
@@ -358,7 +366,12 @@ table! {
     Compare: [c('m')] C::Pair, "timelines", "both timelines, one above the other";
 
     Gate: [c('b'), c('r')] C::Gate, "gate", "gate the selected scenario against its baseline";
+    Gate: [c('B')] C::Bless, "bless", "make what it found the new baseline; asks first";
+    Gate: [c('f')] C::Folder, "folder", "another folder of baselines";
     Gate: [k(KeyCode::Esc)] C::Back, "", "cancel";
+
+    Confirm: [c('y'), k(KeyCode::Enter)] C::Enter, "yes", "yes, do it";
+    Confirm: [c('n'), k(KeyCode::Esc), ctrl('c')] C::Back, "no", "no, leave it";
 
     Help: [k(KeyCode::Esc), c('?'), c('q'), k(KeyCode::F(1))] C::Back, "close", "close the help";
     Help: [c('/')] C::Filter, "search", "search in the help";
@@ -375,8 +388,8 @@ pub fn find(place: Place, key: KeyEvent) -> Option<Command> {
             .map(|b| b.command)
     };
     bound(place).or_else(|| {
-        // What is typed is text; and a dialogue is left before anything else is done.
-        (place != Place::Typing).then(|| bound(Place::Everywhere))?
+        // What is typed is text; and a question is answered before anything else is done.
+        (!matches!(place, Place::Typing | Place::Confirm)).then(|| bound(Place::Everywhere))?
     })
 }
 

@@ -23,6 +23,8 @@ pub enum Asks {
     Instr,
     /// An axis of the sweep.
     Axis,
+    /// A folder of baselines.
+    Baselines,
 }
 
 impl Asks {
@@ -36,6 +38,7 @@ impl Asks {
             Self::Unit => "unit",
             Self::Instr => "instruction",
             Self::Axis => "axis",
+            Self::Baselines => "folder of baselines",
         }
     }
 

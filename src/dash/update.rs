@@ -12,6 +12,7 @@ use super::train::End;
 use super::{compare, gate, runs, scenarios, sweep, timeline, train};
 use mouse::mouse;
 use ratatui::crossterm::event::{KeyEvent, KeyEventKind};
+use shardlab_reports::gate::baseline::FOLDERS;
 use std::time::Duration;
 
 /// How long a notice stays.
@@ -157,6 +158,7 @@ fn typing(app: &mut App, key: KeyEvent, command: Option<Command>) -> Vec<Effect>
                     sweep::accept(app, &text);
                     Vec::new()
                 }
+                Asks::Baselines => gate::accept(app, &text),
                 _ => Vec::new(),
             };
         }
@@ -198,6 +200,7 @@ fn completions(app: &App, asks: Asks, text: &str) -> Vec<String> {
             .main
             .as_ref()
             .map_or_else(Vec::new, |m| containing(m.unit_names())),
+        Asks::Baselines => containing(FOLDERS.map(str::to_owned).to_vec()),
         Asks::Axis if !text.contains('=') => containing(
             options::all()
                 .iter()
@@ -233,7 +236,7 @@ pub(super) fn filter(app: &mut App, asks: Asks, text: &str) -> Vec<Effect> {
                 help.top = 0;
             }
         }
-        Asks::Option(_) | Asks::Unit | Asks::Instr | Asks::Axis => {}
+        Asks::Option(_) | Asks::Unit | Asks::Instr | Asks::Axis | Asks::Baselines => {}
     }
     Vec::new()
 }
@@ -365,8 +368,12 @@ fn news(app: &mut App, id: JobId, news: News) -> Vec<Effect> {
             app.compare.page = Some(page);
             app.compare.cursor.at = 0;
         }
-        News::Gated(page) => {
+        News::Gated(page, judged) => {
+            if job.purpose == Purpose::Bless {
+                app.say(Tone::Good, format!("{} is written", judged.path.display()));
+            }
             app.gate.page = Some(page);
+            app.gate.judged = Some(judged);
             app.gate.cursor.at = 0;
         }
     }

@@ -74,8 +74,6 @@ pub(crate) struct Worker {
 pub(crate) struct Folders {
     /// Stored runs, unless nothing is kept.
     pub(crate) store: Option<PathBuf>,
-    /// Baselines of gates.
-    pub(crate) baselines: PathBuf,
 }
 
 impl Worker {
@@ -208,11 +206,16 @@ fn perform(
             reporter.say(News::Compared(Arc::new(judge::compare(&runs))));
             Ok(Ended::Done)
         }
-        Task::Gate(setup) => {
-            let Some(page) = judge::gate(&setup, &folders.baselines, profiles, stop)? else {
+        Task::Gate(setup, folder) => {
+            let Some((page, judged)) = judge::gate(&setup, &folder, profiles, stop)? else {
                 return Ok(Ended::Cancelled);
             };
-            reporter.say(News::Gated(Arc::new(page)));
+            reporter.say(News::Gated(Arc::new(page), Arc::new(judged)));
+            Ok(Ended::Done)
+        }
+        Task::Bless(judged) => {
+            let (page, judged) = judge::bless(&judged)?;
+            reporter.say(News::Gated(Arc::new(page), Arc::new(judged)));
             Ok(Ended::Done)
         }
     }

@@ -3,6 +3,7 @@
 use std::ffi::OsStr;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
+use std::sync::atomic::{AtomicU32, Ordering};
 
 /// Why the old side cannot be had.
 #[derive(Debug, thiserror::Error)]
@@ -26,7 +27,18 @@ pub enum AgainstError {
         /// What it wrote to stderr.
         stderr: String,
     },
-    /// A folder for it cannot be made.
+    /// Git has no such revision.
+    #[error(
+        "git knows no revision `{revision}`{}",
+        if *.shallow { "; this clone is shallow: fetch more of it (actions/checkout: fetch-depth: 0)" } else { "" }
+    )]
+    Revision {
+        /// As asked for.
+        revision: String,
+        /// Whether the clone lacks history.
+        shallow: bool,
+    },
+    /// A folder for it cannot be made, or a file not copied.
     #[error("{}: {error}", path.display())]
     Folder {
         /// Path.
@@ -42,6 +54,14 @@ pub enum AgainstError {
         /// Reason.
         message: String,
     },
+}
+
+impl AgainstError {
+    /// Whether the user's input is at fault, rather than the old side.
+    #[must_use]
+    pub fn is_bad_input(&self) -> bool {
+        matches!(self, Self::Revision { .. })
+    }
 }
 
 /// The last lines of an error output.
@@ -91,12 +111,18 @@ impl Scratch {
     /// # Errors
     /// When it cannot be made.
     pub fn new(name: &str) -> Result<Self, AgainstError> {
-        let path = std::env::temp_dir().join(format!("shardlab-{name}-{}", std::process::id()));
-        std::fs::create_dir_all(&path).map_err(|error| AgainstError::Folder {
-            path: path.clone(),
-            error,
-        })?;
-        Ok(Self(path))
+        static MADE: AtomicU32 = AtomicU32::new(0);
+        loop {
+            let n = MADE.fetch_add(1, Ordering::Relaxed);
+            let name = format!("shardlab-{name}-{}-{n}", std::process::id());
+            let path = std::env::temp_dir().join(name);
+            match std::fs::create_dir(&path) {
+                Ok(()) => return Ok(Self(path)),
+                // Left behind by a process of this number, or somebody's trap: never used.
+                Err(e) if e.kind() == std::io::ErrorKind::AlreadyExists => {}
+                Err(error) => return Err(AgainstError::Folder { path, error }),
+            }
+        }
     }
 
     /// Its path.
@@ -117,25 +143,43 @@ impl Drop for Scratch {
 pub struct Binary(pub PathBuf);
 
 impl Binary {
-    /// Writes its baselines of these scenarios into a folder.
+    /// Makes sure that it is a shardlab that knows gates.
     ///
     /// # Errors
-    /// When it cannot be started or fails, for example because it knows no gate or no such scenario key.
+    /// When it cannot be started, or does not.
+    pub fn knows_gates(&self) -> Result<(), AgainstError> {
+        output(Command::new(&self.0).args(["gate", "--help"])).map(|_| ())
+    }
+
+    /// Writes its baseline of a scenario into a folder; or why it has none, when it does not know the scenario or an option
+    /// of it yet.
+    ///
+    /// # Errors
+    /// When it cannot be started, or the run fails.
     pub fn bless(
         &self,
-        scenarios: &[PathBuf],
+        scenario: &Path,
         set: &[String],
         exec: bool,
         folder: &Path,
-    ) -> Result<(), AgainstError> {
+    ) -> Result<Result<(), String>, AgainstError> {
         let mut command = Command::new(&self.0);
         command.args(["gate", "--bless", "--baseline"]).arg(folder);
         if !exec {
             command.arg("--no-exec");
         }
         command.args(set.iter().flat_map(|s| ["--set", s.as_str()]));
-        command.arg("--").args(scenarios);
-        output(&mut command).map(|_| ())
+        command.arg("--").arg(scenario);
+        match output(&mut command) {
+            Ok(_) => Ok(Ok(())),
+            Err(AgainstError::Failed { status, stderr, .. }) if status.code() == Some(2) => {
+                let first = stderr.lines().find(|l| !l.trim().is_empty());
+                let reason = first.unwrap_or("it says nothing").trim();
+                let reason = reason.strip_prefix("error: ").unwrap_or(reason);
+                Ok(Err(reason.to_owned()))
+            }
+            Err(e) => Err(e),
+        }
     }
 
     /// Median step time of one training run, milliseconds.
@@ -194,7 +238,17 @@ impl Revision {
             "--quiet".as_ref(),
             "--end-of-options".as_ref(),
             format!("{revision}^{{commit}}").as_ref(),
-        ])?;
+        ])
+        .map_err(|e| match e {
+            AgainstError::Failed { status, .. } if status.code() == Some(1) => {
+                let shallow = git(&["rev-parse".as_ref(), "--is-shallow-repository".as_ref()]);
+                AgainstError::Revision {
+                    revision: revision.to_owned(),
+                    shallow: shallow.is_ok_and(|s| s.trim() == "true"),
+                }
+            }
+            other => other,
+        })?;
         let root = git(&["rev-parse".as_ref(), "--show-toplevel".as_ref()])?;
         let root = PathBuf::from(root.trim_end());
         let scratch = Scratch::new("gate-revision")?;
@@ -208,8 +262,9 @@ impl Revision {
             commit.trim().as_ref(),
         ])?;
         let target = root.join("target").join("gate-old");
+        let name = format!("shardlab{}", std::env::consts::EXE_SUFFIX);
         let made = Self {
-            binary: target.join("release").join("shardlab"),
+            binary: scratch.path().join(&name),
             tree,
             repository: root,
             _scratch: scratch,
@@ -221,6 +276,10 @@ impl Revision {
             .args(["build", "--release", "--quiet", "--target-dir"])
             .arg(&target);
         output(&mut command)?;
+        // Another revision would be built into the same place.
+        let built = target.join("release").join(&name);
+        std::fs::copy(&built, &made.binary)
+            .map_err(|error| AgainstError::Folder { path: built, error })?;
         Ok(made)
     }
 

@@ -173,3 +173,97 @@ fn what_cannot_be_compared_is_said() {
     let error = refused(&["compare", "peers-tiny", "--set-b", "fsdp.prefetch_foward=0"]);
     assert!(error.contains("prefetch_forward"), "{error}");
 }
+
+/// A baseline of the gate beside runs: its prediction beside predictions, its training beside trainings.
+#[test]
+fn baselines_are_compared() {
+    let dir = tempfile::tempdir().unwrap();
+    let at = dir.path().display().to_string();
+    let set = ["--set", "train.steps=4"];
+    stdout(
+        &[
+            &["gate", "--bless", "--baseline", &at, "small-native"],
+            &set[..],
+        ]
+        .concat(),
+    );
+    let name = "baseline:small-native";
+    // Alone: its scenario with its options, as it is now.
+    let args = ["compare", name, "--baseline", &at];
+    let text = stdout(&args);
+    assert_narrow(&text);
+    for part in [
+        "The programs are the same.",
+        "Memory is the same",
+        "A has no single instructions",
+    ] {
+        assert!(text.contains(part), "{part}: {text}");
+    }
+    let pair = &json(&[&args[..], &["--json"]].concat())[0];
+    let [a, b] = metric(pair, "step_ms");
+    assert_eq!((a, pair["step"]["verdict"].as_str()), (b, Some("equal")));
+    assert_eq!(pair["options"].as_array().unwrap().len(), 0);
+    assert_eq!(pair["breakdown"]["by_phase"].as_array().unwrap().len(), 0);
+    // An option changed since.
+    let changed = stdout(&[&args[..], &["--set-b", "fsdp.prefetch_forward=0"]].concat());
+    assert!(changed.contains("The programs differ: "), "{changed}");
+    // Its file, against a training: the same losses to the bit, and no stored time.
+    let file = format!("{at}/small-native.toml");
+    let args = [&["compare", &file, "small-native", "--exec-b"], &set[..]].concat();
+    let pair = &json(&[&args[..], &["--json"]].concat())[0];
+    assert_eq!(pair["runs"][0]["kind"], "exec");
+    assert_eq!(pair["losses"]["steps"], serde_json::json!([4, 4]));
+    assert_eq!(pair["losses"]["diverges"], Value::Null);
+    assert_eq!(pair["step"], Value::Null);
+    let [a, b] = metric(pair, "allocated_gib");
+    assert_eq!(a, b);
+    let text = stdout(&args);
+    assert!(text.contains("Memory is the same"), "{text}");
+    // Several: a table.
+    let text = stdout(&["compare", &file, "small-native", "small-fsdp2"]);
+    assert!(text.contains("front"), "{text}");
+    for (args, words) in [
+        (
+            &["baseline:small-nativ"][..],
+            "did you mean `small-native`?",
+        ),
+        (
+            &["baseline:small-native", "--set-a", "train.lr=1"],
+            "are for scenarios",
+        ),
+    ] {
+        let error = refused(&[&["compare", "--baseline", &at], args].concat());
+        assert!(error.contains(words), "{error}");
+    }
+}
+
+/// What `exec` is asked for here is what another binary's is asked for.
+#[test]
+fn another_binary_gets_the_device() {
+    use std::os::unix::fs::PermissionsExt;
+    let dir = tempfile::tempdir().unwrap();
+    let (other, said) = (dir.path().join("other"), dir.path().join("said"));
+    let me = env!("CARGO_BIN_EXE_shardlab");
+    let text = format!(
+        "#!/bin/sh\necho \"$@\" > {}\nexec {me} \"$@\"\n",
+        said.display()
+    );
+    std::fs::write(&other, text).unwrap();
+    std::fs::set_permissions(&other, std::fs::Permissions::from_mode(0o755)).unwrap();
+    let other = other.display().to_string();
+    stdout(&[
+        "compare",
+        "small-linear",
+        "--exec",
+        "--binary-b",
+        &other,
+        "--steps",
+        "3",
+        "--threads",
+        "2",
+        "--delays",
+        "5",
+    ]);
+    let said = std::fs::read_to_string(said).unwrap();
+    assert!(said.contains("--threads 2 --delays 5 --steps 3"), "{said}");
+}

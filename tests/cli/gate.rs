@@ -377,5 +377,128 @@ fn bad_input_is_named() {
     // A binary that is no shardlab.
     let (code, _, err) = call(&["gate", "small-linear", "--against", "false"]);
     assert_eq!(code, 3, "{err}");
-    assert!(err.contains("false gate --bless"), "{err}");
+    assert!(err.contains("false gate --help"), "{err}");
+}
+
+/// A program in a folder.
+fn script(dir: &Path, name: &str, text: &str) -> String {
+    use std::os::unix::fs::PermissionsExt;
+    let path = dir.join(name);
+    std::fs::write(&path, format!("#!/bin/sh\n{text}\n")).unwrap();
+    std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o755)).unwrap();
+    path.display().to_string()
+}
+
+/// A scenario that the old side does not know blocks nothing; what it proves wrong about itself does.
+#[test]
+fn what_the_old_side_does_not_know_is_skipped() {
+    let dir = tempfile::tempdir().unwrap();
+    let me = env!("CARGO_BIN_EXE_shardlab");
+    let old = script(
+        dir.path(),
+        "old",
+        &format!(
+            "case \"$*\" in *small-native) echo 'error: no small-native' >&2; exit 2;; esac\nexec {me} \"$@\""
+        ),
+    );
+    let args = [
+        "gate",
+        "--against",
+        &old,
+        "--pairs",
+        "0",
+        "small-linear",
+        "small-native",
+    ];
+    let (code, out, err) = call(&args);
+    assert_eq!(code, 0, "{out}{err}");
+    let flat = out.split_whitespace().collect::<Vec<_>>().join(" ");
+    assert!(
+        flat.contains("nothing to compare with: no small-native"),
+        "{out}"
+    );
+    assert!(flat.contains("2 scenarios passed"), "{out}");
+    let args = [
+        "gate",
+        "--against",
+        &old,
+        "--pairs",
+        "0",
+        "small-native",
+        "--plant",
+        "stale",
+    ];
+    let (code, out, _) = call(&args);
+    assert_eq!(code, 1, "{out}");
+    assert!(out.contains("[CHK-UNINIT]"), "{out}");
+}
+
+/// A revision is checked out beside, built, asked, and removed. The build is a copy here: what cargo does is cargo's.
+#[test]
+fn old_against_new_by_revision() {
+    let dir = tempfile::tempdir().unwrap();
+    let repository = dir.path().join("repository");
+    std::fs::create_dir(&repository).unwrap();
+    let git = |args: &[&str]| {
+        let output = std::process::Command::new("git")
+            .current_dir(&repository)
+            .args(["-c", "user.name=t", "-c", "user.email=t@t"])
+            .args(args)
+            .output()
+            .unwrap();
+        assert!(output.status.success(), "{args:?}: {output:?}");
+        String::from_utf8(output.stdout).unwrap()
+    };
+    git(&["init", "--quiet"]);
+    for text in ["old", "new"] {
+        std::fs::write(repository.join("which"), text).unwrap();
+        git(&["add", "which"]);
+        git(&["commit", "--quiet", "-m", text]);
+    }
+    let me = env!("CARGO_BIN_EXE_shardlab");
+    let cargo = script(
+        dir.path(),
+        "cargo",
+        &format!(
+            "grep -q old which || exit 9\nwhile [ $# -gt 1 ]; do shift; done\nmkdir -p $1/release && cp {me} $1/release/"
+        ),
+    );
+    let gate = |args: &[&str]| {
+        let output = shardlab(args)
+            .current_dir(&repository)
+            .env("CARGO", &cargo)
+            .env_remove("GITHUB_ACTIONS")
+            .output()
+            .unwrap();
+        let text = |bytes| String::from_utf8(bytes).unwrap();
+        let out = text(output.stdout) + &text(output.stderr);
+        (output.status.code().unwrap(), out)
+    };
+    let base = [
+        "gate",
+        "small-linear",
+        "--pairs",
+        "3",
+        "--all",
+        "--set",
+        "gate.measured_step_time=1000",
+        "--against-rev",
+    ];
+    let (code, out) = gate(&[&base[..], &["HEAD~1"]].concat());
+    assert_eq!(code, 0, "{out}");
+    assert!(out.contains("step, measured"), "{out}");
+    // No work tree stays behind, and the next call finds its way again.
+    assert_eq!(git(&["worktree", "list"]).lines().count(), 1);
+    let (code, out) = gate(&[&base[..], &["HEAD~1", "--plant", "memory"]].concat());
+    assert_eq!(code, 1, "{out}");
+    let (code, out) = gate(&[&base[..], &["HEAD"]].concat());
+    assert_eq!(code, 3, "the new revision does not build here: {out}");
+    assert_eq!(git(&["worktree", "list"]).lines().count(), 1);
+    let (code, out) = gate(&[&base[..], &["no-such"]].concat());
+    assert_eq!(code, 2, "{out}");
+    assert!(out.contains("git knows no revision `no-such`"), "{out}");
+    // The same for a comparison.
+    let (code, out) = gate(&["compare", "small-linear", "--rev-a", "HEAD~1"]);
+    assert_eq!(code, 0, "{out}");
+    assert!(out.contains("predicted by revision HEAD~1"), "{out}");
 }

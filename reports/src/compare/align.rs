@@ -21,6 +21,24 @@ pub struct Alignment {
     pub unmatched: [usize; 2],
 }
 
+impl Alignment {
+    /// In a sentence; `a` and `b` are the names of the runs.
+    #[must_use]
+    pub fn sentence(&self, a: &str, b: &str) -> String {
+        let lack = |n: usize| self.matched + n == 0;
+        let [of_a, of_b] = self.unmatched;
+        match (lack(of_a), lack(of_b)) {
+            (false, false) => format!(
+                "Aligned by {}: {} spans have a counterpart, {of_a} of {a} and {of_b} of {b} have none.",
+                self.by, self.matched
+            ),
+            (true, true) => "Neither run has single instructions to align.".to_owned(),
+            (true, false) => format!("{a} has no single instructions to align."),
+            (false, true) => format!("{b} has no single instructions to align."),
+        }
+    }
+}
+
 /// Spans of two runs, matched.
 pub struct Aligned<'a> {
     sides: [&'a RunView; 2],

@@ -35,7 +35,17 @@ pub struct Breakdown {
 const END: &str = "end of step";
 
 impl Breakdown {
+    /// Empty where one of the runs has no spans: nothing can be said about the parts of its step.
     pub(super) fn new(sides: [&RunView; 2]) -> Self {
+        if !sides.iter().all(|s| s.is_recorded()) {
+            return Self {
+                by_phase: Vec::new(),
+                by_unit: Vec::new(),
+                by_stream: Vec::new(),
+                by_kind: Vec::new(),
+                compute: [Picos::ZERO; 2],
+            };
+        }
         let mut phase = Sums::new();
         let mut unit = Sums::new();
         let mut stream = Sums::new();

@@ -52,14 +52,23 @@ type Column = (&'static str, &'static str, bool, usize, fn(&RunView) -> f64);
 const COLUMNS: [Column; 10] = [
     ("step_ms", "step ms", true, 2, RunView::step_ms),
     ("tokens_per_s_per_gpu", "tok/s/GPU", false, 0, |v| {
-        v.run.tokens as f64 / (v.step_ms() / 1e3)
+        match v.run.tokens {
+            0 => f64::NAN,
+            tokens => tokens as f64 / (v.step_ms() / 1e3),
+        }
     }),
     ("mfu_percent", "MFU %", false, 1, |v| match v.run.mfu {
         0.0 => f64::NAN,
         mfu => 100.0 * mfu,
     }),
-    ("exposed_ms", "exposed ms", true, 2, RunView::exposed_ms),
-    ("host_ms", "host ms", true, 2, |v| v.run.host.ms()),
+    ("exposed_ms", "exposed ms", true, 2, |v| {
+        let known = v.is_recorded() || !v.run.exposed.is_empty();
+        if known { v.exposed_ms() } else { f64::NAN }
+    }),
+    ("host_ms", "host ms", true, 2, |v| match v.run.host.ms() {
+        0.0 => f64::NAN,
+        ms => ms,
+    }),
     ("allocated_gib", "alloc GiB", true, 2, |v| {
         v.run.memory.peak_allocated.0 as f64 / GIB
     }),

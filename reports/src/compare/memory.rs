@@ -57,6 +57,10 @@ impl MemoryPair {
                 units.add(unit.as_str(), side, bytes.0);
             }
         }
+        // A baseline names the largest units only: what it does not name is not gone.
+        if sides.iter().any(|s| s.is_baseline()) {
+            units.0.retain(|_, bytes| !bytes.contains(&0));
+        }
         Self {
             at: sides.map(|view| {
                 let at = &view.run.memory.at;

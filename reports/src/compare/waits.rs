@@ -43,7 +43,13 @@ pub struct Wait {
 }
 
 /// Exposed time by cause, all causes that occur.
+///
+/// None where a run was not looked at so closely.
 pub(super) fn causes(sides: [&RunView; 2]) -> Vec<CauseTime> {
+    let unknown = |s: &&RunView| !s.is_recorded() && s.run.exposed.is_empty();
+    if sides.iter().any(unknown) {
+        return Vec::new();
+    }
     let mut sums = Sums::new();
     for (side, view) in sides.into_iter().enumerate() {
         for (cause, time) in &view.run.exposed {
@@ -58,8 +64,11 @@ pub(super) fn causes(sides: [&RunView; 2]) -> Vec<CauseTime> {
     .collect()
 }
 
-/// By name and phase number of what was waited for, the largest change first.
+/// By name and phase number of what was waited for, the largest change first. None where a run has no spans.
 pub(super) fn waits(sides: [&RunView; 2]) -> Vec<Wait> {
+    if !sides.iter().all(|s| s.is_recorded()) {
+        return Vec::new();
+    }
     let mut time = Sums::new();
     let mut count = Sums::new();
     let mut held = Sums::new();

@@ -2,7 +2,8 @@
 
 use super::waits::Wait;
 use super::{Pair, Part};
-use crate::view::RunView;
+use crate::gate::facts::section_name;
+use crate::view::{RunView, changed_counts};
 use shardlab_plan::program::Rule;
 use shardlab_plan::record::Cause;
 use shardlab_plan::units::{Bytes, Picos};
@@ -20,7 +21,10 @@ pub(super) fn sentences(pair: &Pair, sides: [&RunView; 2]) -> Vec<String> {
     if let Some(step) = &pair.step {
         all.push(step.sentence("step time", a, b));
     }
-    all.extend(options(pair));
+    if !sides.iter().any(|s| s.is_baseline()) {
+        all.extend(options(pair));
+    }
+    all.extend(instructions(sides));
     let step = sides[0].recorded().max(sides[1].recorded());
     let worth = |change: i128| change.unsigned_abs() as f64 >= WORTH_SAYING * step.0 as f64;
     all.extend(made_of(pair, sides, worth));
@@ -84,6 +88,22 @@ fn options(pair: &Pair) -> Option<String> {
     }
 }
 
+/// How many instructions of which kind there are more: where single ones cannot be aligned.
+fn instructions(sides: [&RunView; 2]) -> Option<String> {
+    if sides.iter().all(|s| s.is_recorded()) {
+        return None;
+    }
+    let [a, b] = sides.map(|s| &s.program);
+    if a.digest == b.digest {
+        return Some("The programs are the same.".to_owned());
+    }
+    let changed = changed_counts(&a.counts, &b.counts, |s| section_name(*s));
+    Some(match changed.as_str() {
+        "" => "The programs differ, with as many instructions of each kind.".to_owned(),
+        changed => format!("The programs differ: {changed}."),
+    })
+}
+
 /// How much of the change is computation and how much is waiting.
 fn made_of(pair: &Pair, sides: [&RunView; 2], worth: impl Fn(i128) -> bool) -> Option<String> {
     let exposed = [0, 1].map(|i| pair.exposed.iter().map(|c| c.time[i]).sum::<Picos>());
@@ -102,6 +122,15 @@ fn made_of(pair: &Pair, sides: [&RunView; 2], worth: impl Fn(i128) -> bool) -> O
     } else {
         format!(" (by cause: {})", causes.join(", "))
     };
+    if !sides.iter().all(|s| s.is_recorded()) {
+        return sides.iter().all(|s| !s.run.exposed.is_empty()).then(|| {
+            format!(
+                "Of {}, {} is exposed time{by}.",
+                delta(step),
+                delta(exposed)
+            )
+        });
+    }
     Some(format!(
         "Of {} in the recorded step, {} is exposed time{by} and {} is computation.",
         delta(step),

@@ -5,6 +5,7 @@ mod write;
 use super::facts::Facts;
 use super::limits::Place;
 use serde::Deserialize;
+use shardlab_plan::scenario::nearest;
 use std::path::{Path, PathBuf};
 
 /// Version of the file format; raised when a field changes meaning.
@@ -18,8 +19,14 @@ const LONGEST: u64 = 64 << 20;
 #[non_exhaustive]
 pub enum BaselineError {
     /// There is none.
-    #[error("{}: there is no baseline of `{scenario}`; `shardlab gate --bless` writes one", path.display())]
+    #[error(
+        "{}: there is no baseline of `{scenario}`{}; `shardlab gate --bless` writes one",
+        path.display(),
+        near.as_ref().map_or_else(String::new, |n| format!(", did you mean `{n}`?"))
+    )]
     Missing {
+        /// The nearest name that has one.
+        near: Option<String>,
         /// Where it was looked for.
         path: PathBuf,
         /// Scenario.
@@ -91,6 +98,7 @@ impl Baseline {
         let size = match std::fs::metadata(path) {
             Err(e) if e.kind() == std::io::ErrorKind::NotFound => {
                 return Err(BaselineError::Missing {
+                    near: near(path, scenario),
                     path: path.to_owned(),
                     scenario: scenario.to_owned(),
                 });
@@ -159,6 +167,36 @@ impl Baseline {
         }
         Some(Place::start(self.file.clone()))
     }
+}
+
+/// The name beside a path that is nearest to one that is not there.
+fn near(path: &Path, scenario: &str) -> Option<String> {
+    let entries = std::fs::read_dir(path.parent()?).ok()?;
+    let names: Vec<String> = entries
+        .filter_map(|e| Some(e.ok()?.path()))
+        .filter(|p| p.extension().is_some_and(|e| e == "toml"))
+        .filter_map(|p| Some(p.file_stem()?.to_str()?.to_owned()))
+        .collect();
+    nearest(scenario, names.iter().map(String::as_str)).map(str::to_owned)
+}
+
+/// Whether a text is meant as a baseline, well or ill: its head says a format, which no scenario has.
+#[must_use]
+pub fn is_baseline(text: &str) -> bool {
+    let mut head = text.lines().take_while(|line| !line.starts_with('['));
+    head.any(|line| {
+        line.split_once('=')
+            .is_some_and(|(key, _)| key.trim() == "format")
+    })
+}
+
+/// Folders in which baselines are looked for where none is named, in this order.
+pub const FOLDERS: [&str; 2] = ["tests/baselines", "baselines"];
+
+/// The first of [`FOLDERS`] that is there.
+#[must_use]
+pub fn folder() -> Option<PathBuf> {
+    FOLDERS.iter().map(PathBuf::from).find(|p| p.is_dir())
 }
 
 /// Where a scenario's baseline lies: `at` itself when it is a file (or ends in `.toml`), else `NAME.toml` in it.

@@ -179,7 +179,7 @@ impl ProgramFacts {
     }
 }
 
-const fn section_name(kind: SectionKind) -> &'static str {
+pub(crate) const fn section_name(kind: SectionKind) -> &'static str {
     match kind {
         SectionKind::Init => "init",
         SectionKind::First => "first",

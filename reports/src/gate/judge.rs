@@ -119,5 +119,26 @@ pub fn judge(baseline: &Baseline, now: &Facts, limits: &Limits) -> Verdict {
     Verdict::new(&now.scenario, findings)
 }
 
+/// What can be said about a scenario that has no counterpart, for the reason given: its proofs, and that its numbers are
+/// numbers.
+#[must_use]
+pub fn alone(now: Facts, limits: &Limits, reason: &str) -> Verdict {
+    let itself = Baseline::of(now);
+    let mut findings = judge(&itself, &itself.facts, limits).findings;
+    findings.retain(|f| f.class == Class::Checks || f.metric == convergence::FINITE);
+    findings.push(Finding {
+        class: Class::Program,
+        metric: "baseline".to_owned(),
+        status: Status::Skipped,
+        baseline: "none".to_owned(),
+        now: itself.facts.program.digest.clone(),
+        limit: String::new(),
+        message: reason.to_owned(),
+        detail: String::new(),
+        place: limits.scenario.clone(),
+    });
+    Verdict::new(&itself.facts.scenario, findings)
+}
+
 #[cfg(test)]
 mod tests;

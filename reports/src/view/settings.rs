@@ -115,7 +115,8 @@ pub struct Difference {
     pub values: Vec<Option<String>>,
 }
 
-/// Options that are not the same in all of these scenarios, by key.
+/// Options that are not the same in all of these scenarios, by key. One without any option is not known in full (that of a
+/// gate's baseline): it differs from none.
 #[must_use]
 pub fn differences(all: &[&ScenarioView]) -> Vec<Difference> {
     let keys: BTreeSet<&String> = all.iter().flat_map(|s| s.settings.keys()).collect();
@@ -124,7 +125,14 @@ pub fn differences(all: &[&ScenarioView]) -> Vec<Difference> {
             key: key.clone(),
             values: all.iter().map(|s| s.settings.get(key).cloned()).collect(),
         })
-        .filter(|d| d.values.windows(2).any(|w| w[0] != w[1]))
+        .filter(|d| {
+            let known = all.iter().zip(&d.values);
+            let mut known = known
+                .filter(|(s, _)| !s.settings.is_empty())
+                .map(|(_, v)| v);
+            let first = known.next();
+            known.any(|v| Some(v) != first)
+        })
         .collect()
 }
 
@@ -172,6 +180,11 @@ mod tests {
             found[0].values,
             [Some("1".to_owned()), Some("0".to_owned())]
         );
+        let unknown = ScenarioView::default();
+        assert_eq!(differences(&[&a, &unknown]), []);
+        let found = differences(&[&a, &unknown, &b]);
+        assert_eq!(found[0].values[1], None);
+        assert_eq!(found.len(), 1);
         assert_eq!(a.digest, view("").digest);
         assert_ne!(a.digest, b.digest);
     }

@@ -5,11 +5,13 @@ use super::super::exec::view_of_outcome;
 use super::super::interrupt;
 use super::super::keep::{view_of, with_source};
 use super::super::output::Failure;
+use super::baseline::Kept;
 use super::{Args, binary};
 use crate::predict::{Profiles, predict};
 use shardlab_exec::engine::ExecOptions;
 use shardlab_exec::train::{Flow, Observer, RunOptions, StepReport};
 use shardlab_plan::Scenario;
+use shardlab_plan::record::RunKind;
 use shardlab_plan::scenario::{nearest, shipped};
 use shardlab_reports::RunView;
 use shardlab_reports::compare::Side;
@@ -27,8 +29,17 @@ pub(super) enum Plan {
     Folder(PathBuf),
     /// A kept run.
     Kept(Store, Id),
+    /// A baseline of the gate.
+    Baseline(Box<Kept>),
     /// A scenario.
     Scenario(Box<Ask>),
+}
+
+/// Another shardlab, which makes a run.
+pub(super) struct Maker {
+    /// What the user calls it.
+    pub(super) name: String,
+    pub(super) program: PathBuf,
 }
 
 /// A run to be made.
@@ -36,8 +47,8 @@ pub(super) struct Ask {
     pub(super) path: PathBuf,
     pub(super) set: Vec<String>,
     pub(super) exec: bool,
-    /// The program that makes it; this one where there is none.
-    pub(super) binary: Option<PathBuf>,
+    /// What makes it; this program where there is none.
+    pub(super) maker: Option<Maker>,
     scenario: Scenario,
 }
 
@@ -66,7 +77,7 @@ impl Plan {
         path: PathBuf,
         set: Vec<String>,
         exec: bool,
-        binary: Option<PathBuf>,
+        maker: Option<Maker>,
         store: &Store,
     ) -> Result<Self, Failure> {
         let name = path.to_string_lossy().into_owned();
@@ -91,13 +102,13 @@ impl Plan {
                 path,
                 set,
                 exec,
-                binary,
+                maker,
                 scenario,
             })));
         };
-        if !set.is_empty() || exec || binary.is_some() {
+        if !set.is_empty() || exec || maker.is_some() {
             return Err(Failure::bad_input(format_args!(
-                "{name} is a kept run: options (--set), --exec and --binary are for scenarios"
+                "{name} is a kept run: options (--set), --exec, --binary and --rev are for scenarios"
             )));
         }
         Ok(kept)
@@ -130,7 +141,7 @@ pub(super) fn make(args: &Args, plans: &[Plan]) -> Result<Vec<Made>, Failure> {
     for round in 0..args.rounds {
         for (plan, made) in plans.iter().zip(&mut made) {
             let repeated = matches!(plan, Plan::Scenario(ask) if ask.exec);
-            if round > 0 && !repeated {
+            if round > 0 && !repeated || matches!(plan, Plan::Baseline(_)) {
                 continue;
             }
             if interrupt::requested() {
@@ -142,6 +153,19 @@ pub(super) fn make(args: &Args, plans: &[Plan]) -> Result<Vec<Made>, Failure> {
             if repeated && args.rounds >= MEDIANS_FROM && median.is_finite() {
                 so_far.medians.push(median);
             }
+        }
+    }
+    // A baseline shows its training beside trainings, and its prediction beside predictions.
+    let trained = made.iter().flatten();
+    let trained = args.exec || trained.clone().any(|m| m.view.run.kind == RunKind::Exec);
+    for (plan, made) in plans.iter().zip(&mut made) {
+        if let Plan::Baseline(kept) = plan {
+            let (view, origin) = kept.view(trained)?;
+            *made = Some(Made {
+                view,
+                medians: Vec::new(),
+                origin,
+            });
         }
     }
     // There is a first round, and it makes every run.
@@ -158,12 +182,13 @@ fn one(args: &Args, plan: &Plan, profiles: &Profiles) -> Result<Made, Failure> {
             store.open(id).map_err(Failure::bad_input)?,
             format!("kept {id}"),
         ),
+        Plan::Baseline(kept) => kept.view(args.exec)?,
         Plan::Scenario(ask) => {
             let what = if ask.exec { "measured" } else { "predicted" };
-            match &ask.binary {
-                Some(program) => (
-                    binary::run(program, ask, args.steps)?,
-                    format!("{what} by {}", program.display()),
+            match &ask.maker {
+                Some(maker) => (
+                    binary::run(maker, ask, args.steps, &args.device)?,
+                    format!("{what} by {}", maker.name),
                 ),
                 None if ask.exec => (measured(args, ask)?, "measured now".into()),
                 None => {

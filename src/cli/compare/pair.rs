@@ -341,15 +341,8 @@ fn overlay(quantity: &str, curve: &CurvePair, out: &mut Out) -> Result<(), Failu
 }
 
 fn provenance(pair: &Pair, out: &mut Out) -> Result<(), Failure> {
-    let a = &pair.alignment;
     out.blank()?;
-    out.paragraph(
-        0,
-        &format!(
-            "Aligned by {}: {} spans have a counterpart, {} of A and {} of B have none.",
-            a.by, a.matched, a.unmatched[0], a.unmatched[1]
-        ),
-    )?;
+    out.paragraph(0, &pair.alignment.sentence("A", "B"))?;
     if !pair.options.is_empty() {
         out.blank()?;
         let mut table = Table::new(["option", "A", "B"]);

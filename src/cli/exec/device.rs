@@ -5,6 +5,7 @@ use shardlab_exec::device::CpuFactory;
 use shardlab_exec::engine::{Registration, World};
 use shardlab_exec::train::{Observer, Outcome, RunOptions, train_on};
 use shardlab_plan::{Program, Scenario};
+use std::ffi::OsString;
 use std::path::PathBuf;
 use std::sync::Arc;
 
@@ -65,6 +66,45 @@ enum Register {
 }
 
 impl DeviceArgs {
+    /// These arguments as another shardlab takes them; those that say nothing new are left out, so that one that does not
+    /// know them yet can be asked too.
+    pub(in crate::cli) fn words(&self) -> Vec<OsString> {
+        let mut words: Vec<OsString> = Vec::new();
+        let mut say = |option: &str, value: &dyn AsRef<std::ffi::OsStr>| {
+            words.extend([OsString::from(option), value.as_ref().to_owned()]);
+        };
+        if self.device != Kind::Cpu {
+            say("--device", &self.name());
+        }
+        for folder in &self.library_path {
+            say("--library-path", folder);
+        }
+        if self.threads != 1 {
+            say("--threads", &self.threads.to_string());
+        }
+        if let Some(gpu) = self.gpu {
+            say("--gpu", &gpu.to_string());
+        }
+        match self.register {
+            Register::Off => {}
+            Register::Buffer => say("--register", &"buffer"),
+            Register::Window => say("--register", &"window"),
+        }
+        if let Some(seed) = self.delays {
+            say("--delays", &seed.to_string());
+        }
+        let switches = [
+            (self.tf32, "--tf32"),
+            (self.no_cudnn, "--no-cudnn"),
+            (self.processes, "--processes"),
+            (self.one_process, "--one-process"),
+            (self.no_graphs, "--no-graphs"),
+        ];
+        let on = switches.into_iter().filter(|(on, _)| *on);
+        words.extend(on.map(|(_, word)| word.into()));
+        words
+    }
+
     /// Whether each rank is to be a process.
     pub(super) fn wants_processes(&self, program: &Program) -> bool {
         let several_gpus = self.device == Kind::Cuda && program.meta.world > 1;
@@ -218,4 +258,47 @@ fn again_with(path: &std::ffi::OsStr) -> Result<(), Failure> {
         .env(TRIED, "1")
         .exec();
     Err(Failure::run(error))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::DeviceArgs;
+    use clap::Parser;
+
+    #[derive(Parser)]
+    struct Cli {
+        #[command(flatten)]
+        device: DeviceArgs,
+    }
+
+    #[test]
+    fn words_are_what_was_said() {
+        let said = [
+            "--device",
+            "cuda",
+            "--library-path",
+            "a",
+            "--library-path",
+            "b",
+            "--threads",
+            "0",
+            "--gpu",
+            "2",
+            "--register",
+            "window",
+            "--delays",
+            "7",
+            "--tf32",
+            "--no-cudnn",
+            "--one-process",
+            "--no-graphs",
+        ];
+        let words = |said: &[&str]| {
+            let all = ["x"].iter().chain(said).copied();
+            Cli::try_parse_from(all).unwrap().device.words()
+        };
+        assert_eq!(words(&said), said);
+        assert_eq!(words(&["--processes"]), ["--processes"]);
+        assert!(words(&["--device", "cpu", "--threads", "1"]).is_empty());
+    }
 }

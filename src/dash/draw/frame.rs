@@ -3,7 +3,7 @@
 use super::SMALLEST;
 use super::kit::{cut, duration, pieces, put, put_right};
 use crate::dash::app::{App, Hit, Tone, View};
-use crate::dash::keys;
+use crate::dash::keys::{self, Place};
 use ratatui::buffer::Buffer;
 use ratatui::layout::Rect;
 use ratatui::style::Modifier;
@@ -115,6 +115,10 @@ pub(super) fn footer(app: &App, buf: &mut Buffer, area: Rect) {
             (format!(" {}  ", binding.short), theme.dim()),
         ];
         x = pieces(buf, x, area.y, area.right().saturating_sub(x), &text);
+    }
+    // Where q is a letter or an answer, it does not leave.
+    if matches!(app.place(), Place::Typing | Place::Confirm | Place::Help) {
+        return;
     }
     put_right(
         buf,

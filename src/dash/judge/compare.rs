@@ -112,11 +112,7 @@ fn why(p: &Pair) -> Table {
             .iter()
             .filter_map(|(name, c)| Some(c.as_ref()?.sentence(name))),
     );
-    let a = &p.alignment;
-    table.notes.push(format!(
-        "Aligned by {}: {} spans have a counterpart, {} of A and {} of B have none.",
-        a.by, a.matched, a.unmatched[0], a.unmatched[1]
-    ));
+    table.notes.push(p.alignment.sentence("A", "B"));
     table
 }
 

@@ -1,14 +1,19 @@
 //! Every view at the smallest and at a large size. The numbers are made: no change of the simulator moves them.
 
 use crate::dash::app::Tone;
-use crate::dash::event::{News, RankNow, RankStep, StepNews};
+use crate::dash::event::{Effect, Judged, News, RankNow, RankStep, Setup, StepNews, Task};
 use crate::dash::judge;
 use crate::dash::tables::{Page, Series, Table};
 use crate::dash::testing::{Stage, brief, step};
 use crate::dash::theme::{Depth, Name, Theme};
+use crate::dash::worker::Stop;
+use crate::predict::Profiles;
 use insta::assert_snapshot;
 use ratatui::style::Color;
 use shardlab_plan::record::RunKind;
+use shardlab_plan::scenario::Gate;
+use shardlab_reports::gate::{Baseline, Limits};
+use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -214,9 +219,84 @@ fn comparisons_of_two_runs_and_of_many_have_their_tables() {
     assert_eq!(many.tables[0].rows.len(), 3);
 }
 
+/// What a gate found: it has no program.
+fn judged() -> Judged {
+    let text = "scenario = 'llama-tiny'\nset = ['fsdp.prefetch_forward=0']\npolicy = 'native'\nhardware = 'cpu'\n\
+        world_size = 2\nprogram = { digest = '', outline = '' }\n\
+        memory = { allocated = 1, reserved = 1, device = 1, persistent = 1, at = 'forward root' }\n\
+        time = { step_ps = 1, host_ps = 1 }\ncheck = { errors = 0, warnings = 0 }\n";
+    let baseline = Baseline::parse(format!("format = 1\n{text}"), "").unwrap();
+    Judged {
+        facts: baseline.facts,
+        limits: Limits::new(&Gate::default(), &BTreeMap::new(), None),
+        path: "baselines/llama-tiny.toml".into(),
+        exists: true,
+        changes: vec!["step time: 1.077 s to 1.138 s (limit ±0.5 %)".into()],
+    }
+}
+
+/// A baseline is written when it has been asked for twice, and by nothing else.
+#[test]
+fn a_baseline_is_confirmed() {
+    let mut stage = Stage::new();
+    stage.app.gate.folder = "baselines".into();
+    stage.keys("7B");
+    assert!(!stage.app.gate.confirm, "there is nothing to write");
+    stage.keys("b");
+    let asked = |stage: &Stage| stage.effects.last().cloned();
+    let Some(Effect::Start(_, Task::Gate(_, folder))) = asked(&stage) else {
+        panic!("{:?}", asked(&stage));
+    };
+    assert_eq!(folder.to_str(), Some("baselines"));
+    let found = Arc::new(judged());
+    stage.news(News::Gated(Arc::default(), Arc::clone(&found)));
+    stage.news(News::Done);
+    let before = stage.effects.len();
+    // Keys that mean something elsewhere mean nothing now.
+    stage.keys("B1qb<esc>Bn");
+    assert_eq!(stage.effects.len(), before);
+    assert!(!stage.app.gate.confirm);
+    stage.keys("By");
+    let Some(Effect::Start(_, Task::Bless(task))) = asked(&stage) else {
+        panic!("{:?}", asked(&stage));
+    };
+    assert!(Arc::ptr_eq(&task, &found));
+    // Another folder gates again.
+    stage.keys("f<ctrl-u>other<enter>");
+    let Some(Effect::Start(_, Task::Gate(_, folder))) = asked(&stage) else {
+        panic!("{:?}", asked(&stage));
+    };
+    assert_eq!(folder.to_str(), Some("other"));
+}
+
+/// A gate without a baseline, the baseline it becomes, and what passes by it: in the real world, without a terminal.
+#[test]
+fn a_gate_becomes_a_baseline() {
+    let folder = tempfile::tempdir().unwrap();
+    let setup = Setup {
+        path: "small-linear".into(),
+        overrides: vec!["train.steps=3".into()],
+    };
+    let profiles = Profiles::default();
+    let gate = || {
+        judge::gate(&setup, folder.path(), &profiles, &Stop::default())
+            .unwrap()
+            .unwrap()
+    };
+    let (page, first) = gate();
+    assert!(page.verdict.as_ref().unwrap().1.contains("no baseline"));
+    assert!(!first.exists);
+    let (page, second) = judge::bless(&first).unwrap();
+    assert_eq!(page.verdict.as_ref().unwrap().0, Tone::Good);
+    assert!(second.exists && second.changes.is_empty());
+    let (page, _) = gate();
+    assert!(page.verdict.as_ref().unwrap().1.starts_with("✓ passes"));
+}
+
 #[test]
 fn runs_compare_and_gate() {
     let mut stage = Stage::new();
+    stage.app.gate.folder = "baselines".into();
     stage.keys("5");
     both("runs_empty", &mut stage);
     stage.keys("1r");
@@ -247,13 +327,16 @@ fn runs_compare_and_gate() {
     table
         .notes
         .push("The step takes longer than its limit allows.".into());
-    stage.news(News::Gated(Arc::new(Page {
+    let page = Page {
         title: "llama-tiny".into(),
         verdict: Some((Tone::Bad, "✗ 1 of 2 comparisons fails".into())),
         tables: vec![table],
         ..Page::default()
-    })));
+    };
+    stage.news(News::Gated(Arc::new(page), Arc::new(judged())));
     both("gate_failed", &mut stage);
+    stage.keys("B");
+    both("gate_confirm", &mut stage);
 }
 
 #[test]

@@ -8,6 +8,8 @@ use crate::gate::limits::{Limits, Place, percent};
 
 /// Seeds from which on final losses are tested instead of a single curve.
 const ENOUGH_SEEDS: usize = 3;
+/// Name of the comparison that needs no baseline.
+pub(super) const FINITE: &str = "finite";
 
 pub(super) fn judge(
     baseline: &Baseline,
@@ -70,7 +72,7 @@ fn finite(baseline: &Baseline, after: &Measured, limits: &Limits) -> Finding {
     let steps: usize = after.curves.iter().map(|c| c.losses.len()).sum();
     Finding {
         class: Class::Convergence,
-        metric: "finite".to_owned(),
+        metric: FINITE.to_owned(),
         status: if fault.is_some() {
             Status::Regression
         } else {

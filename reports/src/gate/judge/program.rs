@@ -6,6 +6,7 @@ use crate::gate::facts::Facts;
 use crate::gate::finding::{Class, Finding, Status};
 use crate::gate::limits::Limits;
 use crate::gate::outline::{changes, expand};
+use crate::view::{changed_counts, deltas};
 use shardlab_plan::scenario::GateProgram;
 use std::collections::BTreeMap;
 
@@ -26,7 +27,7 @@ pub(super) fn judge(baseline: &Baseline, now: &Facts, limits: &Limits) -> Findin
     let message = match (differs, same_counts) {
         (false, _) => String::new(),
         (true, true) => "other instructions, as many of each kind".to_owned(),
-        (true, false) => counts(&old.instructions, &new.instructions),
+        (true, false) => changed_counts(&old.instructions, &new.instructions, String::as_str),
     };
     let detail = if status == Status::Changed {
         match changes(&old.outline, &new.outline, DIFF_LINES) {
@@ -54,47 +55,6 @@ pub(super) fn judge(baseline: &Baseline, now: &Facts, limits: &Limits) -> Findin
             limits,
         ),
     }
-}
-
-type Counts = BTreeMap<String, BTreeMap<String, u32>>;
-
-/// `steady step: +1 alloc, +1 free (771 → 773)`.
-fn counts(old: &Counts, new: &Counts) -> String {
-    let mut parts = Vec::new();
-    let sections: std::collections::BTreeSet<&String> = old.keys().chain(new.keys()).collect();
-    let none = BTreeMap::new();
-    for section in sections {
-        let (a, b) = (
-            old.get(section).unwrap_or(&none),
-            new.get(section).unwrap_or(&none),
-        );
-        let deltas = deltas(a, b);
-        if deltas.is_empty() {
-            continue;
-        }
-        let words: Vec<String> = deltas.iter().map(|(k, d)| format!("{d:+} {k}")).collect();
-        let total = |m: &BTreeMap<String, u32>| m.values().map(|n| u64::from(*n)).sum::<u64>();
-        parts.push(format!(
-            "{section}: {} ({} to {} instructions)",
-            words.join(", "),
-            total(a),
-            total(b)
-        ));
-    }
-    parts.join("; ")
-}
-
-/// What of `b` is more than in `a`, by key, without zeros.
-fn deltas<K: Ord + Clone>(a: &BTreeMap<K, u32>, b: &BTreeMap<K, u32>) -> BTreeMap<K, i64> {
-    let mut out: BTreeMap<K, i64> = BTreeMap::new();
-    for (k, n) in b {
-        *out.entry(k.clone()).or_default() += i64::from(*n);
-    }
-    for (k, n) in a {
-        *out.entry(k.clone()).or_default() -= i64::from(*n);
-    }
-    out.retain(|_, d| *d != 0);
-    out
 }
 
 /// Buffers that a steady step allocates more or fewer times, in words: `one temporary of 25,344 B more`.

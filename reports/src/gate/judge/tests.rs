@@ -326,3 +326,17 @@ fn formats() {
     insta::assert_snapshot!("markdown", crate::gate::format::markdown(&all));
     insta::assert_snapshot!("github", crate::gate::format::github(&all));
 }
+
+#[test]
+fn without_a_counterpart_only_what_is_broken_fails() {
+    let v = alone(facts(), &limits(|_| {}), "no such scenario there");
+    assert!(v.pass, "{:?}", failures(&v));
+    assert_eq!(v.findings.len(), 3);
+    assert_eq!(message(&v, "baseline"), "no such scenario there");
+    let mut broken = facts();
+    broken.check.errors = 1;
+    curve(&mut broken).losses[2] = f64::NAN;
+    let v = alone(broken, &limits(|_| {}), "no such scenario there");
+    let found = failures(&v);
+    assert_eq!(found, ["check: REGRESSION", "finite: REGRESSION"]);
+}

@@ -1,0 +1,59 @@
+//! Baselines of the gate beside runs.
+
+use super::super::output::Failure;
+use shardlab_plan::record::RunKind;
+use shardlab_reports::RunView;
+use shardlab_reports::gate::baseline::{FOLDERS, folder, is_baseline, path_of};
+use shardlab_reports::gate::{Baseline, Facts};
+use std::path::{Path, PathBuf};
+
+/// What stands before a scenario's name to mean its baseline.
+const PREFIX: &str = "baseline:";
+
+/// A baseline that is there.
+pub(super) struct Kept {
+    pub(super) facts: Facts,
+    pub(super) path: PathBuf,
+}
+
+/// The baseline that an argument means, if it means one: `baseline:SCENARIO`, or a baseline's file.
+pub(super) fn of(argument: &Path, at: Option<&Path>) -> Result<Option<Kept>, Failure> {
+    let (path, name) = match argument.to_str().and_then(|a| a.strip_prefix(PREFIX)) {
+        Some(name) => {
+            let folder = at.map(Path::to_owned).or_else(folder).ok_or_else(|| {
+                Failure::bad_input(format_args!(
+                    "{PREFIX}{name}: there is no folder {}; --baseline names another one",
+                    FOLDERS.join(" or ")
+                ))
+            })?;
+            (path_of(&folder, name), name.to_owned())
+        }
+        None => {
+            let text = argument
+                .extension()
+                .filter(|e| *e == "toml")
+                .and_then(|_| std::fs::read_to_string(argument).ok());
+            if !text.as_deref().is_some_and(is_baseline) {
+                return Ok(None);
+            }
+            (argument.to_owned(), String::new())
+        }
+    };
+    let facts = Baseline::read(&path, &name)?.facts;
+    Ok(Some(Kept { facts, path }))
+}
+
+impl Kept {
+    /// What it holds: a training where one is wanted and there is one, else a prediction; with where it comes from.
+    pub(super) fn view(&self, measured: bool) -> Result<(RunView, String), Failure> {
+        let wanted = if measured {
+            RunKind::Exec
+        } else {
+            RunKind::Sim
+        };
+        let kinds = [wanted, RunKind::Sim];
+        let view = kinds.into_iter().find_map(|k| self.facts.run_view(k));
+        let view = view.ok_or_else(|| Failure::run("a baseline holds a prediction"))?;
+        Ok((view, format!("baseline {}", self.path.display())))
+    }
+}
