@@ -9,6 +9,7 @@ mod error;
 mod exchange;
 mod fault;
 mod gaps;
+mod gate;
 mod live;
 mod memory;
 mod options;

@@ -6,6 +6,7 @@ mod scope;
 mod trouble;
 
 use super::access::Offsets;
+use super::gate::Gate;
 use super::memory::{PassMemory, RankMemory};
 use super::options::ExecOptions;
 use super::session::{RankInputs, RankTimes};
@@ -88,6 +89,8 @@ pub(crate) struct PassInputs<'a> {
     pub(crate) hyper: Hyper,
     pub(crate) inputs: &'a RankInputs,
     pub(crate) record: bool,
+    /// Where ranks of this process wait for one another once their devices have begun the pass.
+    pub(crate) gate: Option<&'a Gate>,
 }
 
 /// One rank on one device.
@@ -209,6 +212,9 @@ impl<D: Device> Rank<D> {
             slots: taps.slots,
             record: with.record,
         })?;
+        if let Some(gate) = with.gate {
+            gate.pass(self.id, &self.abort)?;
+        }
         let start = self.device.now();
         let mut next_tap = 0;
         let mut next_square = 0;

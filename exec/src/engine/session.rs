@@ -1,6 +1,7 @@
 //! All ranks of a program, step by step.
 
 use super::exchange::exchange;
+use super::gate::Gate;
 use super::rank::{PassInputs, PassReport, Rank, plan_regions};
 use super::report::{self, Log};
 use super::{ExecError, ExecOptions, World};
@@ -284,11 +285,14 @@ impl<D: Device> Session<D> {
         let step = self.first_step + self.done;
         let record = self.options.record && self.recording && kind != SectionKind::Init;
         let first = self.world.local().start as usize;
+        let gate =
+            (record && self.ranks.len() > 1).then(|| Gate::new(self.ranks.len(), &self.abort));
         let of = |index: usize| PassInputs {
             step,
             hyper,
             inputs: inputs.ranks.get(first + index).unwrap_or(&none),
             record: record && index == 0,
+            gate: gate.as_deref(),
         };
         let abort = &self.abort;
         let mut reports: Vec<Option<PassReport>> = match self.ranks.as_mut_slice() {
