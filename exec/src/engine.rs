@@ -23,7 +23,7 @@ mod world;
 pub use error::ExecError;
 pub use fault::{Fault, FaultKind};
 pub use live::{Live, RankLive};
-pub use options::{ExecOptions, Registration};
+pub use options::{ExecOptions, Registration, Times};
 pub use session::{RankInputs, RankTimes, Session, StepInputs, StepResult};
 pub use world::World;
 

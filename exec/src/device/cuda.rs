@@ -74,6 +74,10 @@ pub struct CudaDevice {
     ranges: Option<nvtx::Ranges>,
     /// The pass records times.
     recording: bool,
+    /// They are CUPTI's.
+    records: bool,
+    /// Bytes in use on the GPU before the first pass that was recorded: what records need is not the program's.
+    before_records: Option<u64>,
     recorder: Option<Recorder>,
     /// What the last recorded pass took its times with.
     times_from: Option<&'static str>,
@@ -164,9 +168,9 @@ impl CudaDevice {
         self.recording = pass.record;
         if pass.record {
             if self.recorder.is_none() {
-                let records = Libraries::load(&[]).is_ok_and(|l| l.has(Library::Cupti));
+                self.before_records = self.context.memory().ok().map(|(free, total)| total - free);
                 let (streams, events) = (self.streams.len(), self.events.len());
-                self.recorder = Some(Recorder::new(streams, events, records));
+                self.recorder = Some(Recorder::new(streams, events, self.records));
             }
             let (epoch, stream) = (self.epoch, self.streams[0]);
             if let Some(recorder) = &mut self.recorder {
@@ -352,8 +356,8 @@ impl Device for CudaDevice {
     }
 
     fn device_bytes(&mut self) -> Option<Bytes> {
-        let (free, total) = self.context.memory().ok()?;
-        Some(Bytes(total - free))
+        let used = || self.context.memory().ok().map(|(free, total)| total - free);
+        self.before_records.or_else(used).map(Bytes)
     }
 }
 

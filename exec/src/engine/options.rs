@@ -34,6 +34,50 @@ impl Registration {
     }
 }
 
+/// What times of a recorded pass are taken with, where a device has a choice.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Times {
+    /// Activity records where a process drives one GPU, else events. Taking records may make the driver wait for every
+    /// GPU of the process, and a GPU whose collective waits for another rank of the same process never ends it.
+    #[default]
+    Auto,
+    /// CUPTI's activity records: nothing lies between instructions.
+    Cupti,
+    /// Events around every instruction: each costs its stream about a microsecond.
+    Events,
+}
+
+impl Times {
+    /// All of them.
+    pub const ALL: [Self; 3] = [Self::Auto, Self::Cupti, Self::Events];
+
+    /// Name on the command line.
+    #[must_use]
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Auto => "auto",
+            Self::Cupti => "cupti",
+            Self::Events => "events",
+        }
+    }
+
+    /// Whether records are to be taken in a process of so many ranks; `are_there` says whether the library is.
+    ///
+    /// # Errors
+    /// In words, if records are asked for and cannot be had.
+    pub fn records(self, ranks: usize, are_there: bool) -> Result<bool, String> {
+        match self {
+            Self::Auto => Ok(are_there && ranks == 1),
+            Self::Cupti if are_there => Ok(true),
+            Self::Cupti => {
+                let what = "times by CUPTI are asked for, and libcupti.so.13 is not there (pip install nvidia-cuda-cupti; or take times by events)";
+                Err(what.to_owned())
+            }
+            Self::Events => Ok(false),
+        }
+    }
+}
+
 /// How a session runs. The default is a plain run.
 #[derive(Clone, Debug)]
 pub struct ExecOptions {
@@ -55,6 +99,8 @@ pub struct ExecOptions {
     pub grad_squares: bool,
     /// Keep spans and memory samples of every step (the last ones go into the run).
     pub record: bool,
+    /// What times of recorded passes are taken with.
+    pub times: Times,
     /// Where ranks say what they are at, for whoever watches.
     pub live: Option<Arc<Live>>,
     /// Threads that a kernel may use on the CPU device; results have the same bits with any number.
@@ -77,6 +123,7 @@ impl Default for ExecOptions {
             graphs: true,
             grad_squares: false,
             record: false,
+            times: Times::default(),
             live: None,
             threads: 1,
             registration: Registration::default(),
@@ -97,5 +144,22 @@ impl ExecOptions {
                 .filter(|f| f.kind == FaultKind::DevicePanic)
                 .map(|f| (f.rank, f.instr)),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn records_are_taken_unasked_only_where_a_process_has_one_gpu() {
+        let auto = |ranks, there| Times::Auto.records(ranks, there);
+        assert_eq!(auto(1, true), Ok(true));
+        assert_eq!(auto(4, true), Ok(false));
+        assert_eq!(auto(1, false), Ok(false));
+        assert_eq!(Times::Cupti.records(4, true), Ok(true));
+        assert_eq!(Times::Events.records(1, true), Ok(false));
+        let why = Times::Cupti.records(1, false).unwrap_err();
+        assert!(why.contains("nvidia-cuda-cupti"), "{why}");
     }
 }

@@ -89,7 +89,7 @@ pub(crate) struct PassInputs<'a> {
     pub(crate) hyper: Hyper,
     pub(crate) inputs: &'a RankInputs,
     pub(crate) record: bool,
-    /// Where ranks of this process wait for one another once their devices have begun the pass.
+    /// Where all ranks wait for one another once their devices have begun the pass, and before times are taken.
     pub(crate) gate: Option<&'a Gate>,
 }
 
@@ -213,7 +213,7 @@ impl<D: Device> Rank<D> {
             record: with.record,
         })?;
         if let Some(gate) = with.gate {
-            gate.pass(self.id, &self.abort)?;
+            gate.pass(self.id, &self.abort, "begun the recorded pass")?;
         }
         let start = self.device.now();
         let mut next_tap = 0;
@@ -286,6 +286,9 @@ impl<D: Device> Rank<D> {
         self.device.idle()?;
         let end = self.device.now();
         self.check_flags(&taps, InstrId(section.instrs.end))?;
+        if let Some(gate) = with.gate {
+            gate.pass(self.id, &self.abort, "ended the recorded pass")?;
+        }
         Ok(PassReport {
             section: section.kind,
             start,

@@ -285,8 +285,8 @@ impl<D: Device> Session<D> {
         let step = self.first_step + self.done;
         let record = self.options.record && self.recording && kind != SectionKind::Init;
         let first = self.world.local().start as usize;
-        let gate =
-            (record && self.ranks.len() > 1).then(|| Gate::new(self.ranks.len(), &self.abort));
+        let gate = (record && !self.records_freely())
+            .then(|| Gate::new(self.ranks.len(), self.world.peers(), &self.abort));
         let of = |index: usize| PassInputs {
             step,
             hyper,

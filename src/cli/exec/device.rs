@@ -2,7 +2,7 @@
 
 use super::super::output::Failure;
 use shardlab_exec::device::CpuFactory;
-use shardlab_exec::engine::{Registration, World};
+use shardlab_exec::engine::{Registration, Times, World};
 use shardlab_exec::train::{Observer, Outcome, RunOptions, train_on};
 use shardlab_plan::{Program, Scenario};
 use std::ffi::OsString;
@@ -38,6 +38,9 @@ pub(in crate::cli) struct DeviceArgs {
     /// How device memory is made known to NCCL
     #[arg(long, value_enum, default_value_t = Register::Off)]
     register: Register,
+    /// What times of the recorded step are taken with (GPUs); auto: cupti with one GPU a process, else events
+    #[arg(long, value_enum, default_value_t = Clock::Auto)]
+    times: Clock,
     /// Issue captured scopes instruction by instruction
     #[arg(long)]
     no_graphs: bool,
@@ -63,6 +66,17 @@ enum Register {
     Buffer,
     /// As symmetric windows of every communicator
     Window,
+}
+
+/// As [`Times`].
+#[derive(clap::ValueEnum, Clone, Copy, Debug, PartialEq, Eq)]
+enum Clock {
+    /// Whatever does no harm
+    Auto,
+    /// Activity records: nothing lies between instructions
+    Cupti,
+    /// Events around every instruction
+    Events,
 }
 
 impl DeviceArgs {
@@ -148,6 +162,11 @@ impl DeviceArgs {
             Register::Off => Registration::Off,
             Register::Buffer => Registration::Buffer,
             Register::Window => Registration::Window,
+        };
+        exec.times = match self.times {
+            Clock::Auto => Times::Auto,
+            Clock::Cupti => Times::Cupti,
+            Clock::Events => Times::Events,
         };
         exec.delay = self
             .delays

@@ -4,7 +4,7 @@ use super::bodies::{Bodies, Settings};
 use super::collectives::{Alone, Collectives};
 use super::context::{Context, gpus};
 use super::driver::{Event, check};
-use super::libraries::Libraries;
+use super::libraries::{Libraries, Library};
 use super::memory::Pinned;
 use super::nccl::{self, NcclCollectives};
 use super::staging::Staging;
@@ -97,6 +97,8 @@ impl CudaFactory {
                 .collect(),
             ranges: super::nvtx::Ranges::new(),
             recording: false,
+            records: self.records(setup)?,
+            before_records: None,
             recorder: None,
             times_from: None,
             marks: Vec::new(),
@@ -117,6 +119,16 @@ impl CudaFactory {
 }
 
 impl CudaFactory {
+    /// Whether times are to be CUPTI's.
+    fn records(&self, setup: &Setup) -> Result<bool, String> {
+        let libraries = Libraries::load(&self.options.library_path).map_err(|e| e.to_string())?;
+        let ranks = setup.world.local().len();
+        setup
+            .options
+            .times
+            .records(ranks, libraries.has(Library::Cupti))
+    }
+
     fn collectives(
         &self,
         setup: &Setup,

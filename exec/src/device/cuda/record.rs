@@ -42,7 +42,7 @@ pub(crate) struct Recorder {
     tasks: Vec<Task>,
     /// Of the pass at hand.
     clock: Option<Clock>,
-    /// CUPTI is there.
+    /// Take CUPTI's records.
     records: bool,
     /// By stream: events waited for since the last task.
     waits: Vec<SmallVec<[EventId; 2]>>,
