@@ -27,6 +27,33 @@ fn processes_and_threads_have_the_same_bits() {
     }
 }
 
+/// Rank 0 writes what a run writes, once: its object, the timeline, the kept run.
+#[test]
+fn traces_and_kept_runs_are_those_of_rank_0() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = |name: &str| dir.path().join(name).display().to_string();
+    let (trace, store) = (path("trace.json"), path("store"));
+    let base = [
+        "exec",
+        "small-native",
+        "--steps",
+        "2",
+        "--processes",
+        "--json",
+    ];
+    let more = ["--trace", &trace, "--store", &store];
+    let objects = json(&[&base[..], &more].concat());
+    assert_eq!(objects.len(), 1);
+    let kept = json(&["runs", "--json", "--store", &store]);
+    assert_eq!(kept.len(), 1);
+    assert_eq!(kept[0]["id"], objects[0]["run_id"]);
+    let trace: Value = serde_json::from_slice(&std::fs::read(trace).unwrap()).unwrap();
+    let events = trace["traceEvents"].as_array().unwrap();
+    let gathers = events.iter().filter(|e| e["cat"] == "all_gather");
+    let counted = objects[0]["collectives"]["all_gather"]["count"].as_f64();
+    assert_eq!(Some(gathers.count() as f64), counted);
+}
+
 /// One checkpoint of many processes; threads go on with it, and the other way round.
 #[test]
 fn checkpoints_and_exports_are_whole() {

@@ -225,7 +225,8 @@ impl DeviceArgs {
         }
         let factory = CudaFactory::new(CudaOptions {
             library_path: self.library_path.clone(),
-            first_gpu: Some(self.gpu.unwrap_or(0) + local_rank),
+            first_gpu: self.gpu.unwrap_or(0),
+            local_rank,
             tf32: self.tf32,
             no_cudnn: self.no_cudnn,
         });

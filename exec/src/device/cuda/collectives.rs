@@ -2,7 +2,6 @@
 
 use super::context::Context;
 use super::driver::{RawStream, check};
-use super::nccl::NcclCollectives;
 use super::support::Support;
 use crate::operand::RawRange;
 use cudarc::driver::sys;
@@ -107,34 +106,5 @@ impl Collectives for Alone {
 
     fn facts(&self) -> BTreeMap<String, String> {
         BTreeMap::new()
-    }
-}
-
-impl Collectives for NcclCollectives {
-    fn register(&mut self, ranges: &[(u64, usize)]) -> Result<(), String> {
-        // SAFETY: the device drops its collectives before its arena.
-        unsafe { Self::register(self, ranges) }
-    }
-
-    fn launch(
-        &mut self,
-        id: CollectiveId,
-        parts: &[(RawRange, RawRange)],
-        stream: RawStream,
-    ) -> Result<(), String> {
-        // SAFETY: the interpreter's promise on ranges that it submits; the stream is the device's.
-        unsafe { Self::launch(self, id, parts, stream.0.cast()) }
-    }
-
-    fn poll(&mut self) -> Result<(), String> {
-        Self::poll(self)
-    }
-
-    fn abort(&mut self) {
-        self.watch().abort();
-    }
-
-    fn facts(&self) -> BTreeMap<String, String> {
-        Self::facts(self)
     }
 }

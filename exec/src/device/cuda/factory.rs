@@ -7,6 +7,7 @@ use super::driver::{Event, check};
 use super::libraries::{Libraries, Library};
 use super::memory::Pinned;
 use super::nccl::{self, NcclCollectives};
+use super::places;
 use super::staging::Staging;
 use super::support::{SUMS, Support};
 use super::{CudaDevice, SUMS_AT};
@@ -25,8 +26,10 @@ use std::time::Instant;
 pub struct CudaOptions {
     /// Folders to look for NVIDIA's libraries in before all others.
     pub library_path: Vec<PathBuf>,
-    /// GPU of this process's first rank; its others follow. `None`: the first GPU.
-    pub first_gpu: Option<u32>,
+    /// The first GPU to use among those that the driver shows.
+    pub first_gpu: u32,
+    /// Place of this process among those of its host: it takes as many GPUs further on.
+    pub local_rank: u32,
     /// Multiply float32 matrices on tensor cores, with about three decimal digits.
     pub tf32: bool,
     /// Do without cuDNN, even where it is there.
@@ -157,16 +160,12 @@ impl DeviceFactory for CudaFactory {
     type Device = CudaDevice;
 
     fn devices(&self, setup: &Setup) -> Result<Vec<CudaDevice>, String> {
-        let first = self.options.first_gpu.unwrap_or(0);
         let local = setup.world.local();
-        let wanted = local.len() as u32;
         let count = gpus(&self.options.library_path).map_err(|e| e.to_string())?;
-        if first + wanted > count {
-            return Err(format!(
-                "{wanted} ranks of this process need GPUs {first} to {}, and the driver shows {count}",
-                first + wanted - 1
-            ));
-        }
+        let (base, place) = (self.options.first_gpu, self.options.local_rank);
+        let peers = setup.world.peers();
+        let first = places::first(base, place, local.len() as u32, count, peers.processes())?;
+        places::apart(peers, first..first + local.len() as u32)?;
         // Ranks wait for one another when they join their communicators.
         std::thread::scope(|scope| {
             let made: Vec<_> = (first..)

@@ -6,6 +6,8 @@
 
 mod check;
 
+use super::collectives::Collectives;
+use super::driver::RawStream;
 use crate::device::abort::{Abort, lock};
 use crate::engine::Registration as Mode;
 use crate::operand::RawRange;
@@ -34,7 +36,7 @@ const GRACE: Duration = Duration::from_secs(2);
 ///
 /// # Errors
 /// In words: everything that was tried.
-pub fn library(folders: &[PathBuf]) -> Result<Nccl, String> {
+pub(super) fn library(folders: &[PathBuf]) -> Result<Nccl, String> {
     static LOADED: OnceLock<Nccl> = OnceLock::new();
     static LOADING: Mutex<()> = Mutex::new(());
     let _one = lock(&LOADING);
@@ -51,19 +53,19 @@ pub fn library(folders: &[PathBuf]) -> Result<Nccl, String> {
 
 /// What ranks need to join.
 #[derive(Clone, Debug)]
-pub struct Join<'a> {
+pub(super) struct Join<'a> {
     /// The program.
-    pub program: &'a Arc<Program>,
+    pub(super) program: &'a Arc<Program>,
     /// This rank.
-    pub rank: u32,
+    pub(super) rank: u32,
     /// Distinguishes the sessions of a run.
-    pub session: u32,
+    pub(super) session: u32,
     /// The way to the other ranks.
-    pub peers: &'a Peers,
+    pub(super) peers: &'a Peers,
     /// Says when everything is to end.
-    pub abort: &'a Arc<Abort>,
+    pub(super) abort: &'a Arc<Abort>,
     /// How memory is made known to NCCL.
-    pub registration: Mode,
+    pub(super) registration: Mode,
 }
 
 /// A communicator that this rank is a member of.
@@ -81,7 +83,7 @@ struct Member {
 }
 
 /// Collectives of one rank. See the module documentation.
-pub struct NcclCollectives {
+pub(super) struct NcclCollectives {
     nccl: Nccl,
     program: Arc<Program>,
     rank: u32,
@@ -99,7 +101,7 @@ impl NcclCollectives {
     ///
     /// # Errors
     /// In words.
-    pub fn join(nccl: &Nccl, join: &Join<'_>) -> Result<Self, String> {
+    pub(super) fn join(nccl: &Nccl, join: &Join<'_>) -> Result<Self, String> {
         let program = join.program;
         let used: BTreeSet<usize> = program.collectives.iter().map(|c| c.comm.index()).collect();
         let mut all = Vec::new();
@@ -153,14 +155,20 @@ impl NcclCollectives {
         Ok(())
     }
 
-    /// Makes memory known to NCCL, as the options say: device addresses and lengths, equal on all ranks.
-    ///
-    /// # Safety
-    /// The memory stays allocated as long as `self` lives.
-    ///
-    /// # Errors
-    /// In words.
-    pub unsafe fn register(&mut self, ranges: &[(u64, usize)]) -> Result<(), String> {
+    /// What another thread may do meanwhile.
+    #[must_use]
+    pub(super) fn watch(&self) -> NcclWatch {
+        let named = self.members.iter().zip(&self.program.communicators);
+        NcclWatch(
+            named
+                .filter_map(|(m, c)| Some((c.name.clone(), m.as_ref()?.comm.watch())))
+                .collect(),
+        )
+    }
+}
+
+impl Collectives for NcclCollectives {
+    fn register(&mut self, ranges: &[(u64, usize)]) -> Result<(), String> {
         for member in self.members.iter_mut().flatten() {
             let mode = if member.copy_engine {
                 Mode::Window
@@ -170,7 +178,7 @@ impl NcclCollectives {
             for &(address, bytes) in ranges.iter().filter(|r| r.1 > 0) {
                 let ptr = std::ptr::without_provenance_mut::<c_void>(address as usize);
                 let words = |e: nccl_rs::Error| format!("{bytes} bytes at {address:#x}: {e}");
-                // SAFETY: the caller's promise; members go before the memory does.
+                // SAFETY: the device drops its collectives before its arena, whose memory this is.
                 unsafe {
                     match mode {
                         Mode::Off => {}
@@ -197,19 +205,11 @@ impl NcclCollectives {
         Ok(())
     }
 
-    /// Enqueues a collective. Several parts are one launch.
-    ///
-    /// # Safety
-    /// Ranges are live memory of the rank's device that nothing else touches until the work is done; the stream (a
-    /// `CUstream`) is the device's.
-    ///
-    /// # Errors
-    /// In words.
-    pub unsafe fn launch(
+    fn launch(
         &mut self,
         id: CollectiveId,
         parts: &[(RawRange, RawRange)],
-        stream: *mut c_void,
+        stream: RawStream,
     ) -> Result<(), String> {
         let c = &self.program.collectives[id.index()];
         let Some(member) = &self.members[c.comm.index()] else {
@@ -219,9 +219,10 @@ impl NcclCollectives {
             check::parts(c.kind, c.dtype, member.position, member.size, parts)?;
             self.checked[id.index()] = true;
         }
-        let stream = Stream(stream);
+        let stream = Stream(stream.0.cast());
         let one = |part: &(RawRange, RawRange)| {
-            // SAFETY: the caller's promise; lengths have been checked against the kind.
+            // SAFETY: the interpreter's promise on ranges that it submits; the stream is the device's; lengths have been
+            // checked against the kind.
             unsafe { member.part(c, part, stream) }
         };
         let done = match parts {
@@ -237,54 +238,15 @@ impl NcclCollectives {
         })
     }
 
-    /// Whether NCCL has met with an error on its own since.
-    ///
-    /// # Errors
-    /// In words.
-    pub fn poll(&self) -> Result<(), String> {
+    fn poll(&mut self) -> Result<(), String> {
         self.watch().poll()
     }
 
-    /// What another thread may do meanwhile.
-    #[must_use]
-    pub fn watch(&self) -> NcclWatch {
-        let named = self.members.iter().zip(&self.program.communicators);
-        NcclWatch(
-            named
-                .filter_map(|(m, c)| Some((c.name.clone(), m.as_ref()?.comm.watch())))
-                .collect(),
-        )
+    fn abort(&mut self) {
+        self.watch().abort();
     }
 
-    /// NCCL's own estimate of a collective's time, where it has one; nothing is launched.
-    ///
-    /// # Safety
-    /// As [`NcclCollectives::launch`].
-    ///
-    /// # Errors
-    /// In words.
-    pub unsafe fn estimate(
-        &self,
-        id: CollectiveId,
-        parts: &[(RawRange, RawRange)],
-        stream: *mut c_void,
-    ) -> Result<Option<Duration>, String> {
-        let c = &self.program.collectives[id.index()];
-        let Some(member) = &self.members[c.comm.index()] else {
-            return Ok(None);
-        };
-        let all = || {
-            parts.iter().try_for_each(|part| {
-                // SAFETY: the caller's promise.
-                unsafe { member.part(c, part, Stream(stream)) }
-            })
-        };
-        self.nccl.simulate(all).map_err(|e| e.to_string())
-    }
-
-    /// Facts for the run's environment.
-    #[must_use]
-    pub fn facts(&self) -> BTreeMap<String, String> {
+    fn facts(&self) -> BTreeMap<String, String> {
         let mut facts = BTreeMap::from([
             ("nccl".to_owned(), self.nccl.version().to_string()),
             (
@@ -325,14 +287,14 @@ impl Drop for NcclCollectives {
 
 /// The communicators of a rank, as another thread may see them.
 #[derive(Clone, Debug)]
-pub struct NcclWatch(Vec<(String, Watch)>);
+pub(super) struct NcclWatch(Vec<(String, Watch)>);
 
 impl NcclWatch {
     /// Whether NCCL has met with an error on its own.
     ///
     /// # Errors
     /// In words, with the communicator's name.
-    pub fn poll(&self) -> Result<(), String> {
+    pub(super) fn poll(&self) -> Result<(), String> {
         for (name, watch) in &self.0 {
             watch
                 .poll()
@@ -342,7 +304,7 @@ impl NcclWatch {
     }
 
     /// Ends everything in flight. A communicator that a thread is stuck inside of is closed, and freed with the process.
-    pub fn abort(&self) {
+    pub(super) fn abort(&self) {
         for (_, watch) in &self.0 {
             // There is nobody left to tell.
             let _ = watch.abort(GRACE);
@@ -400,7 +362,8 @@ impl Member {
     }
 
     /// # Safety
-    /// As [`NcclCollectives::launch`]; the part has been checked.
+    /// Ranges are live memory of the rank's device that nothing else touches until the work is done; the stream (a
+    /// `CUstream`) is the device's; the part has been checked.
     unsafe fn part(
         &self,
         c: &Collective,
@@ -441,7 +404,7 @@ impl Member {
 
 /// Which communicators of a program NCCL would have to make.
 #[must_use]
-pub fn needed(program: &Program) -> bool {
+pub(super) fn needed(program: &Program) -> bool {
     let size = |c: CommId| program.communicators[c.index()].size;
     program.collectives.iter().any(|c| size(c.comm) > 1)
 }

@@ -1,0 +1,113 @@
+//! Which GPU a process takes, and that no two take the same.
+
+use super::driver::check;
+use crate::process::Peers;
+use cudarc::driver::sys;
+use std::collections::BTreeMap;
+use std::ops::Range;
+
+/// First GPU of a process with `ranks` ranks, where `count` are shown to it: the host's processes share them in order of
+/// their `place`, from `base` on. A launcher that shows each of several processes only what is its own (Slurm's
+/// `--gpus-per-task`) has shared them already.
+pub(super) fn first(
+    base: u32,
+    place: u32,
+    ranks: u32,
+    count: u32,
+    processes: u32,
+) -> Result<u32, String> {
+    let first = base + place * ranks;
+    if first + ranks <= count {
+        return Ok(first);
+    }
+    if processes > 1 && base == 0 && count == ranks {
+        return Ok(0);
+    }
+    let wanted = match ranks {
+        1 => format!("GPU {first}"),
+        n => format!("GPUs {first} to {}", first + n - 1),
+    };
+    let visible = std::env::var("CUDA_VISIBLE_DEVICES")
+        .map(|v| format!(" (CUDA_VISIBLE_DEVICES={v})"))
+        .unwrap_or_default();
+    Err(format!(
+        "{wanted} is needed for process {place} of this host, one GPU a rank, and the driver shows {count}{visible}: use fewer ranks (mesh.dp_shard) or more GPUs"
+    ))
+}
+
+/// Makes sure that no two processes have the same GPU: NCCL would say so later, and less clearly.
+pub(super) fn apart(peers: &Peers, gpus: Range<u32>) -> Result<(), String> {
+    if peers.processes() == 1 {
+        return Ok(());
+    }
+    let mine = gpus.map(identity).collect::<Result<Vec<_>, _>>()?;
+    let all = peers
+        .all_gather("gpus", mine.concat())
+        .map_err(|e| e.to_string())?;
+    shared(&all)
+}
+
+/// The 16 bytes that tell a GPU from all others.
+fn identity(gpu: u32) -> Result<Vec<u8>, String> {
+    let mut device = 0;
+    // SAFETY: the driver writes a number where it is told to.
+    check("cuDeviceGet", unsafe {
+        sys::cuDeviceGet(&raw mut device, gpu as i32)
+    })
+    .map_err(|e| e.to_string())?;
+    let mut id = sys::CUuuid { bytes: [0; 16] };
+    // SAFETY: the driver writes 16 bytes where it is told to.
+    check("cuDeviceGetUuid", unsafe {
+        sys::cuDeviceGetUuid_v2(&raw mut id, device)
+    })
+    .map_err(|e| e.to_string())?;
+    Ok(id.bytes.iter().map(|b| *b as u8).collect())
+}
+
+/// Refuses two processes with one GPU. `all` has the identities of each process's GPUs.
+fn shared(all: &[Vec<u8>]) -> Result<(), String> {
+    let mut owners: BTreeMap<&[u8], usize> = BTreeMap::new();
+    for (process, gpus) in all.iter().enumerate() {
+        for gpu in gpus.chunks(16) {
+            if let Some(other) = owners.insert(gpu, process) {
+                return Err(format!(
+                    "processes {other} and {process} would use the same GPU, and each rank needs one of its own: there are too few GPUs, or the launcher shows several processes the same one (CUDA_VISIBLE_DEVICES)"
+                ));
+            }
+        }
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn processes_take_gpus_in_order_or_what_their_launcher_shows_them() {
+        // Own launcher, torchrun: everybody sees all.
+        assert_eq!(first(0, 3, 1, 4, 4), Ok(3));
+        assert_eq!(first(4, 3, 1, 8, 4), Ok(7));
+        // All ranks in one process.
+        assert_eq!(first(0, 0, 4, 4, 1), Ok(0));
+        // Slurm with --gpus-per-task 1.
+        assert_eq!(first(0, 3, 1, 1, 8), Ok(0));
+        let why = first(0, 3, 1, 2, 4).unwrap_err();
+        assert!(
+            why.starts_with("GPU 3 is needed") && why.contains("shows 2"),
+            "{why}"
+        );
+        let why = first(0, 0, 4, 2, 1).unwrap_err();
+        assert!(why.starts_with("GPUs 0 to 3"), "{why}");
+        // A GPU that was asked for is not replaced by another.
+        assert!(first(1, 0, 1, 1, 2).is_err());
+    }
+
+    #[test]
+    fn one_gpu_for_two_processes_is_refused() {
+        let gpu = |n: u8| vec![n; 16];
+        assert_eq!(shared(&[gpu(1), [gpu(2), gpu(3)].concat()]), Ok(()));
+        let why = shared(&[gpu(1), gpu(2), gpu(1)]).unwrap_err();
+        assert!(why.starts_with("processes 0 and 2 "), "{why}");
+    }
+}
