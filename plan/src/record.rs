@@ -2,9 +2,12 @@
 //!
 //! `sim` and `exec` both produce a [`Run`]; everything downstream reads only this. [`Run::summary`] is the JSON contract.
 
+mod collectives;
 pub mod float;
+mod intervals;
 mod summary;
 
+pub use collectives::collective_stats;
 pub use summary::{MemorySummary, SUMMARY_FORMAT, StepSummary, Summary};
 
 use crate::program::{CollectiveKind, InstrId, Phase, Role, SectionKind, StreamId, UnitId};

@@ -1,22 +1,21 @@
 //! From engine state to a run: step times, memory, collectives, exposed time, cost sources, and the run's invariants.
 
 mod gaps;
-mod intervals;
 mod path;
 
 pub use path::critical_path;
 
 use crate::SimError;
-use crate::cost::{Costs, Load};
+use crate::cost::Costs;
 use crate::engine::{Rank, Tables};
 use crate::hardware::Profile;
 use crate::host::{self, HostCosts};
 use crate::memory::MemoryRun;
 use crate::options::Options;
-use shardlab_plan::program::{COMPUTE, CollectiveKind, InstrId, Op, Program, SectionKind};
+use shardlab_plan::program::{InstrId, Op, Program, SectionKind};
 use shardlab_plan::record::{
-    CollectiveStats, CostSources, MemoryReport, MemorySample, PeakAt, Run, RunKind, Span,
-    StepRecord,
+    CostSources, MemoryReport, MemorySample, PeakAt, Run, RunKind, Span, StepRecord,
+    collective_stats,
 };
 use shardlab_plan::units::{Bytes, Picos};
 use std::collections::BTreeMap;
@@ -150,7 +149,7 @@ pub(crate) fn build(parts: &Parts<'_>, ranks: &[Rank<'_>]) -> Run {
     for gap in &gaps {
         *exposed.entry(gap.cause).or_insert(Picos::ZERO) += gap.end - gap.start;
     }
-    let collectives = collectives(program, &spans, parts.costs);
+    let collectives = collective_stats(program, &spans);
     let record = parts.options.record;
     let costs = if record {
         sources(program, &spans, parts.costs)
@@ -327,50 +326,6 @@ fn cost_index(program: &Program, span: &Span, costs: &Costs) -> Option<usize> {
         Op::Copy { id, .. } => Some(costs.copies + id.index()),
         _ => None,
     }
-}
-
-fn collectives(
-    program: &Program,
-    spans: &[Span],
-    costs: &Costs,
-) -> BTreeMap<CollectiveKind, CollectiveStats> {
-    let compute: Vec<(u64, u64)> = spans
-        .iter()
-        .filter(|s| s.stream == COMPUTE)
-        .map(|s| (s.start.0, s.end.0))
-        .collect();
-    let products: Vec<(u64, u64)> = spans
-        .iter()
-        .filter(|s| s.stream == COMPUTE)
-        .filter(|s| {
-            cost_index(program, s, costs).is_some_and(|i| costs.all[i].load == Load::Compute)
-        })
-        .map(|s| (s.start.0, s.end.0))
-        .collect();
-    let mut stats: BTreeMap<CollectiveKind, CollectiveStats> = BTreeMap::new();
-    let mut running: BTreeMap<CollectiveKind, Vec<(u64, u64)>> = BTreeMap::new();
-    for span in spans {
-        let Op::Collective { id, .. } = program.instrs[span.instr.index()].op else {
-            continue;
-        };
-        let collective = &program.collectives[id.index()];
-        let entry = stats.entry(collective.kind).or_default();
-        entry.count += 1;
-        entry.bytes += collective.bytes;
-        entry.overlapped_with_gemm +=
-            u32::from(intervals::touches(&products, (span.start.0, span.end.0)));
-        running
-            .entry(collective.kind)
-            .or_default()
-            .push((span.start.0, span.end.0));
-    }
-    for (kind, list) in &mut running {
-        let merged = intervals::union(list);
-        let entry = stats.entry(*kind).or_default();
-        entry.busy = Picos(intervals::length(&merged));
-        entry.exposed = Picos(intervals::length(&merged) - intervals::overlap(&merged, &compute));
-    }
-    stats
 }
 
 fn sources(program: &Program, spans: &[Span], costs: &Costs) -> CostSources {

@@ -4,7 +4,7 @@ use super::output::{Failure, Out, Status};
 use clap::ValueEnum;
 use shardlab_exec::calibrate::{Options, calibrate};
 use shardlab_sim::hardware;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 #[derive(clap::Args)]
@@ -59,7 +59,26 @@ fn cuda(args: &Args, _: &Options, _: &mut dyn FnMut(&str)) -> Result<String, Fai
     ))
 }
 
+/// Whether a file can be written there, found out before minutes of measuring: it is made and removed again.
+fn writable(path: &Path) -> std::io::Result<()> {
+    let existed = path.exists();
+    std::fs::OpenOptions::new()
+        .append(true)
+        .create(true)
+        .open(path)?;
+    if existed {
+        Ok(())
+    } else {
+        std::fs::remove_file(path)
+    }
+}
+
 pub(super) fn run(args: &Args, out: &mut Out) -> Result<Status, Failure> {
+    let unwritable =
+        |path: &Path, e| Failure::bad_input(format_args!("--out {}: {e}", path.display()));
+    if let Some(path) = &args.out {
+        writable(path).map_err(|e| unwritable(path, e))?;
+    }
     let stem = args.out.as_ref().and_then(|p| p.file_stem()?.to_str());
     let options = Options {
         name: stem.unwrap_or(args.device.name()).to_owned(),
@@ -74,8 +93,7 @@ pub(super) fn run(args: &Args, out: &mut Out) -> Result<Status, Failure> {
     // What cannot be loaded must not be written.
     hardware::parse("the measured profile", &text).map_err(Failure::run)?;
     match &args.out {
-        Some(path) => std::fs::write(path, text)
-            .map_err(|e| Failure::bad_input(format_args!("--out {}: {e}", path.display())))?,
+        Some(path) => std::fs::write(path, text).map_err(|e| unwritable(path, e))?,
         None => out.text(text)?,
     }
     Ok(Status::Done)

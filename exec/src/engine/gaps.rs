@@ -47,34 +47,6 @@ fn explain(spans: &[Span], span: &Span, free: Picos) -> ExposedGap {
     }
 }
 
-/// Sorts and merges intervals.
-pub(super) fn union(mut list: Vec<(u64, u64)>) -> Vec<(u64, u64)> {
-    list.sort_unstable();
-    let mut merged: Vec<(u64, u64)> = Vec::with_capacity(list.len());
-    for (start, end) in list {
-        match merged.last_mut() {
-            Some(last) if start <= last.1 => last.1 = last.1.max(end),
-            _ => merged.push((start, end)),
-        }
-    }
-    merged
-}
-
-/// Length common to two sets of disjoint ascending intervals.
-pub(super) fn overlap(a: &[(u64, u64)], b: &[(u64, u64)]) -> u64 {
-    let (mut i, mut j, mut total) = (0, 0, 0);
-    while i < a.len() && j < b.len() {
-        let (start, end) = (a[i].0.max(b[j].0), a[i].1.min(b[j].1));
-        total += end.saturating_sub(start);
-        if a[i].1 < b[j].1 {
-            i += 1;
-        } else {
-            j += 1;
-        }
-    }
-    total
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -118,12 +90,5 @@ mod tests {
                 (us(110), us(130), Cause::Tail, None),
             ]
         );
-    }
-
-    #[test]
-    fn set_operations() {
-        let a = union(vec![(5, 9), (0, 3), (2, 4), (9, 10)]);
-        assert_eq!(a, [(0, 4), (5, 10)]);
-        assert_eq!(overlap(&a, &[(3, 6), (8, 20)]), 1 + 1 + 2);
     }
 }

@@ -6,12 +6,10 @@ use super::memory::{RankMemory, by_role};
 use super::options::ExecOptions;
 use super::rank::PassReport;
 use super::session::StepResult;
-use shardlab_plan::program::{
-    COMPUTE, CollectiveKind, InstrId, KernelClass, Op, Program, SectionKind,
-};
+use shardlab_plan::program::{InstrId, Program, SectionKind};
 use shardlab_plan::record::{
-    Blocker, CollectiveStats, CostSources, MemoryReport, MemorySample, PeakAt, Run, RunKind, Span,
-    StepRecord,
+    Blocker, CostSources, MemoryReport, MemorySample, PeakAt, Run, RunKind, Span, StepRecord,
+    collective_stats,
 };
 use shardlab_plan::units::{Bytes, Picos};
 use std::collections::BTreeMap;
@@ -191,7 +189,7 @@ pub(crate) fn run(
             || empty_memory(options),
             |m| report(program, options, m, &log),
         ),
-        collectives: collectives(program, &log.spans),
+        collectives: collective_stats(program, &log.spans),
         host: log.recorded.map_or(Picos::ZERO, |r| r.host),
         steps: log.steps,
         step_samples: log.samples,
@@ -267,44 +265,4 @@ fn report(program: &Program, options: &ExecOptions, m: &RankMemory, log: &Log) -
     r.retries = m.counters().retries;
     r.timeline.clone_from(&log.timeline);
     r
-}
-
-fn collectives(program: &Program, spans: &[Span]) -> BTreeMap<CollectiveKind, CollectiveStats> {
-    let product = |i: InstrId| match program.instrs[i.index()].op {
-        Op::Launch { kernel, .. } => matches!(
-            program.kernels[kernel.index()].class,
-            KernelClass::Gemm { .. } | KernelClass::Attention { .. } | KernelClass::Conv { .. }
-        ),
-        _ => false,
-    };
-    let interval = |s: &Span| (s.start.0, s.end.0);
-    let on_compute = || spans.iter().filter(|s| s.stream == COMPUTE);
-    let compute = gaps::union(on_compute().map(interval).collect());
-    let products: Vec<(u64, u64)> = on_compute()
-        .filter(|s| product(s.instr))
-        .map(interval)
-        .collect();
-    let products = gaps::union(products);
-    let mut stats: BTreeMap<CollectiveKind, CollectiveStats> = BTreeMap::new();
-    let mut running: BTreeMap<CollectiveKind, Vec<(u64, u64)>> = BTreeMap::new();
-    for span in spans {
-        let Op::Collective { id, .. } = program.instrs[span.instr.index()].op else {
-            continue;
-        };
-        let c = &program.collectives[id.index()];
-        let entry = stats.entry(c.kind).or_default();
-        entry.count += 1;
-        entry.bytes += c.bytes;
-        let it = vec![interval(span)];
-        entry.overlapped_with_gemm += u32::from(gaps::overlap(&products, &it) > 0);
-        running.entry(c.kind).or_default().push(interval(span));
-    }
-    for (kind, list) in running {
-        let merged = gaps::union(list);
-        let busy: u64 = merged.iter().map(|i| i.1 - i.0).sum();
-        let entry = stats.entry(kind).or_default();
-        entry.busy = Picos(busy);
-        entry.exposed = Picos(busy - gaps::overlap(&merged, &compute));
-    }
-    stats
 }

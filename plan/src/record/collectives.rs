@@ -1,0 +1,56 @@
+//! What a step's collectives cost, from its spans: the same for predicted and measured ones.
+
+use super::intervals::{length, overlap, touches, union};
+use super::{CollectiveStats, Span};
+use crate::program::{COMPUTE, CollectiveKind, InstrId, KernelClass, Op, Program};
+use crate::units::Picos;
+use std::collections::BTreeMap;
+
+/// Time of a kind of collective is counted once where several run at the same time; what the compute stream does not
+/// cover is exposed. A collective overlaps a product when any matrix product, attention or convolution shares time with it.
+#[must_use]
+pub fn collective_stats(
+    program: &Program,
+    spans: &[Span],
+) -> BTreeMap<CollectiveKind, CollectiveStats> {
+    let product = |i: InstrId| match program.instrs[i.index()].op {
+        Op::Launch { kernel, .. } => matches!(
+            program.kernels[kernel.index()].class,
+            KernelClass::Gemm { .. } | KernelClass::Attention { .. } | KernelClass::Conv { .. }
+        ),
+        _ => false,
+    };
+    let interval = |s: &Span| (s.start.0, s.end.0);
+    let on_compute = || spans.iter().filter(|s| s.stream == COMPUTE);
+    let compute = union(&mut on_compute().map(interval).collect::<Vec<_>>());
+    let products = union(
+        &mut on_compute()
+            .filter(|s| product(s.instr))
+            .map(interval)
+            .collect::<Vec<_>>(),
+    );
+    let mut stats: BTreeMap<CollectiveKind, CollectiveStats> = BTreeMap::new();
+    let mut running: BTreeMap<CollectiveKind, Vec<(u64, u64)>> = BTreeMap::new();
+    for span in spans {
+        let Op::Collective { id, .. } = program.instrs[span.instr.index()].op else {
+            continue;
+        };
+        let collective = &program.collectives[id.index()];
+        let entry = stats.entry(collective.kind).or_default();
+        entry.count += 1;
+        entry.bytes += collective.bytes;
+        entry.overlapped_with_gemm += u32::from(touches(&products, interval(span)));
+        running
+            .entry(collective.kind)
+            .or_default()
+            .push(interval(span));
+    }
+    for (kind, mut list) in running {
+        let merged = union(&mut list);
+        let busy = length(&merged);
+        let entry = stats.entry(kind).or_default();
+        entry.busy = Picos(busy);
+        entry.exposed = Picos(busy - overlap(&merged, &compute));
+    }
+    stats
+}
