@@ -64,7 +64,7 @@ fn planted_faults_fail_and_are_named() {
         (
             "scale",
             &[
-                "gradient norm: outside at 6 of 6 steps, first at step 0",
+                "gradient norm: outside at 6 of 6 steps, first at step 1",
                 "4.0000 times: off by the world size (4), a sum where a mean belongs",
                 "+reduce: reduce_scatter sum f32 50688",
             ],
@@ -72,7 +72,7 @@ fn planted_faults_fail_and_are_named() {
         (
             "stale",
             &[
-                "loss curve: outside at 5 of 6 steps, first at step 1",
+                "loss curve: outside at 5 of 6 steps, first at step 2",
                 "[CHK-UNINIT]",
                 "-prefetch: all_gather bf16 25344 shard",
                 "steady: -1 all_gather",

@@ -16,7 +16,11 @@ pub struct Curve {
     pub values: Vec<f64>,
 }
 
-/// Curves on one pair of axes. Those beyond the first eight are dashed.
+/// Dashes of the second, third… curve: equal curves are seen to lie on one another, and colour is not all that tells them
+/// apart.
+const DASHES: [&str; 4] = ["16 10", "5 8", "24 8 5 8", "2 6"];
+
+/// Curves on one pair of axes. The first is solid, those beyond the first eight are thin.
 #[must_use]
 pub fn curves(name: &str, title: &str, unit: &str, all: &[Curve]) -> Plot {
     let steps = all.iter().map(|c| c.values.len()).max().unwrap_or(0);
@@ -34,7 +38,7 @@ pub fn curves(name: &str, title: &str, unit: &str, all: &[Curve]) -> Plot {
         .enumerate()
         .map(|(i, c)| (i % SERIES, c.label.clone()))
         .collect();
-    draw::plot(name, title, description, 560, legend, |area| {
+    let mut plot = draw::plot(name, title, description, 560, legend, |area| {
         let mut chart = ChartBuilder::on(area)
             .margin(16)
             .set_label_area_size(LabelAreaPosition::Bottom, 80)
@@ -75,5 +79,12 @@ pub fn curves(name: &str, title: &str, unit: &str, all: &[Curve]) -> Plot {
             }
         }
         Ok(())
-    })
+    });
+    for i in 1..SERIES {
+        let stroke = format!("stroke=\"var(--c{i})\"");
+        let dashes = DASHES[(i - 1) % DASHES.len()];
+        let dashed = format!("{stroke} stroke-dasharray=\"{dashes}\"");
+        plot.svg = plot.svg.replace(&stroke, &dashed);
+    }
+    plot
 }

@@ -5,10 +5,13 @@ use super::{Plot, SERIES};
 use crate::view::RunView;
 use plotters::prelude::*;
 use shardlab_plan::program::Role;
+use shardlab_plan::units::Bytes;
 use std::collections::BTreeMap;
 
 /// Points of the curve; each is the highest of its part of the step.
 const POINTS: usize = 500;
+/// Part of the step from which a pause between two samples is drawn level.
+const LEVEL: f64 = 0.004;
 const GIB: f64 = (1u64 << 30) as f64;
 const MIB: f64 = (1u64 << 20) as f64;
 
@@ -18,7 +21,7 @@ type Sample = (f64, BTreeMap<&'static str, i64>);
 /// The memory of a run's recorded step; `None` without samples.
 #[must_use]
 pub fn memory(name: &str, title: &str, view: &RunView) -> Option<Plot> {
-    let samples = thinned(samples(view)?);
+    let samples = levels(thinned(samples(view)?));
     let mut peaks: BTreeMap<&str, i64> = BTreeMap::new();
     for (_, roles) in &samples {
         for (role, bytes) in roles {
@@ -64,18 +67,18 @@ pub fn memory(name: &str, title: &str, view: &RunView) -> Option<Plot> {
     };
     let top = 1.05 * drawn.unwrap_or(0.0).max(peak) / scale;
     let end = samples.last().map_or(1.0, |(t, _)| *t).max(1e-9);
-    let limit_words = match limit {
-        Some(l) => format!("; the device has {} {unit}", short(l / scale)),
+    let limit_words = match m.capacity {
+        Some(limit) => format!("; the device has {limit}"),
         None => String::new(),
     };
     let description = format!(
-        "peak of {} {unit} allocated, {} {unit} of the device{limit_words}; largest: {}",
-        short(m.peak_allocated.0 as f64 / scale),
-        short(m.peak_device.0 as f64 / scale),
+        "peak of {} allocated, {} of the device{limit_words}; largest at any time: {}",
+        m.peak_allocated,
+        m.peak_device,
         roles
             .iter()
             .take(3)
-            .map(|(r, b)| format!("{r} {} {unit}", short(*b as f64 / scale)))
+            .map(|(r, b)| format!("{r} {}", Bytes(b.unsigned_abs())))
             .collect::<Vec<_>>()
             .join(", ")
     );
@@ -179,17 +182,42 @@ fn samples(view: &RunView) -> Option<Vec<Sample>> {
     Some(out)
 }
 
-/// The highest sample of each part of the step.
+/// The highest sample of each part of the step, from the begin of the first to the end of the last.
 fn thinned(samples: Vec<Sample>) -> Vec<Sample> {
     if samples.len() <= POINTS {
         return samples;
     }
-    let size = samples.len().div_ceil(POINTS);
+    let size = samples.len().div_ceil(POINTS - 2);
     let total = |s: &Sample| s.1.values().sum::<i64>();
-    samples
+    let highest = samples
         .chunks(size)
-        .filter_map(|part| part.iter().max_by_key(|s| total(s)).cloned())
-        .collect()
+        .filter_map(|part| part.iter().max_by_key(|s| total(s)).cloned());
+    let mut out: Vec<Sample> = samples.first().cloned().into_iter().collect();
+    out.extend(highest.filter(|s| s.0 > samples[0].0));
+    out.extend(
+        samples
+            .last()
+            .filter(|s| out.last() != Some(*s))
+            .cloned()
+            .into_iter()
+            .collect::<Vec<_>>(),
+    );
+    out
+}
+
+/// What is allocated stays so until the next sample: long pauses are level, not slopes.
+fn levels(samples: Vec<Sample>) -> Vec<Sample> {
+    let end = samples.last().map_or(0.0, |s| s.0);
+    let mut out: Vec<Sample> = Vec::with_capacity(samples.len());
+    for sample in samples {
+        let pause = out
+            .last()
+            .filter(|before| sample.0 - before.0 > end * LEVEL)
+            .map(|before| (sample.0, before.1.clone()));
+        out.extend(pause);
+        out.push(sample);
+    }
+    out
 }
 
 #[cfg(test)]
@@ -212,6 +240,21 @@ mod tests {
     }
 
     #[test]
+    fn pauses_are_level() {
+        let at = |ms: f64, bytes: i64| (ms, BTreeMap::from([("a", bytes)]));
+        let drawn = levels(vec![at(0.0, 1), at(50.0, 2), at(50.1, 3), at(100.0, 4)]);
+        let expected = [
+            at(0.0, 1),
+            at(50.0, 1),
+            at(50.0, 2),
+            at(50.1, 3),
+            at(100.0, 3),
+            at(100.0, 4),
+        ];
+        assert_eq!(drawn, expected);
+    }
+
+    #[test]
     fn thinning_keeps_the_peak() {
         let many: Vec<Sample> = (0..10_000)
             .map(|i| {
@@ -222,8 +265,11 @@ mod tests {
             })
             .collect();
         let peak = many.iter().map(|s| s.1["a"]).max();
+        let ends = [many[0].clone(), many[9999].clone()];
         let few = thinned(many);
         assert!(few.len() <= POINTS);
         assert_eq!(few.iter().map(|s| s.1["a"]).max(), peak);
+        assert_eq!([few[0].clone(), few[few.len() - 1].clone()], ends);
+        assert!(few.windows(2).all(|w| w[0].0 < w[1].0));
     }
 }

@@ -16,6 +16,8 @@ const GAP: f64 = 12.0;
 /// Room above the lanes and, for the axis, below them.
 const TOP: f64 = 10.0;
 const AXIS: f64 = 44.0;
+/// Distance from the ends within which a tick's words are not centred.
+const EDGE: f64 = 60.0;
 /// Spans nearer than this are drawn as one, and none is drawn narrower.
 const FINEST: f64 = 0.7;
 /// Spans that can be zoomed into, at most: the longest.
@@ -251,6 +253,19 @@ const fn waited(b: Blocker) -> u64 {
     }
 }
 
+/// Round numbers from 0 to a length: four to ten of them.
+fn ticks(length: f64) -> Vec<f64> {
+    let rough = (length / 8.0).max(f64::MIN_POSITIVE);
+    let power = 10f64.powf(rough.log10().floor());
+    let step = [1.0, 2.0, 5.0, 10.0]
+        .into_iter()
+        .map(|s| s * power)
+        .find(|s| *s >= rough)
+        .unwrap_or(rough);
+    let last = (length / step + 1e-9).floor() as u32;
+    (0..=last).map(|k| f64::from(k) * step).collect()
+}
+
 /// The whole step as an SVG.
 fn drawing(lanes: &[(String, Vec<Bar>)], length: u64) -> String {
     let scale = (f64::from(WIDTH) - GUTTER) / length as f64;
@@ -282,12 +297,11 @@ fn drawing(lanes: &[(String, Vec<Bar>)], length: u64) -> String {
         }
     }
     out.push_str("</g><g class=\"axis\">");
-    for k in 0..=6 {
-        let x = GUTTER + (f64::from(WIDTH) - GUTTER) * f64::from(k) / 6.0;
-        let ms = length as f64 / 1e6 * f64::from(k) / 6.0;
-        let anchor = match k {
-            0 => "start",
-            6 => "end",
+    for ms in ticks(length as f64 / 1e6) {
+        let x = GUTTER + ms * 1e6 * scale;
+        let anchor = match x {
+            x if x < GUTTER + EDGE => "start",
+            x if x > f64::from(WIDTH) - EDGE => "end",
             _ => "middle",
         };
         let _ = write!(
@@ -352,6 +366,17 @@ mod tests {
             .map(|l| l["spans"].as_array().unwrap().len() / 7)
             .sum();
         assert!(spans >= MOST && spans <= MOST + testing::view(60_000).run.spans.len());
+    }
+
+    #[test]
+    fn ticks_are_round_and_few() {
+        assert_eq!(ticks(10.0), [0.0, 2.0, 4.0, 6.0, 8.0, 10.0]);
+        assert_eq!(ticks(1077.0), [0.0, 200.0, 400.0, 600.0, 800.0, 1000.0]);
+        for i in 0..400 {
+            let length = 1e-6 * 1.07f64.powi(i);
+            let n = ticks(length).len();
+            assert!((4..=10).contains(&n), "{length}: {n}");
+        }
     }
 
     #[test]

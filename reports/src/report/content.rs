@@ -16,6 +16,7 @@ pub(super) fn report(title: Option<&str>, items: &[Item]) -> Report {
     let title = title.map_or_else(|| default_title(items), str::to_owned);
     let mut sections = vec![overview::summary(items)];
     sections.extend(overview::step_times(items));
+    sections.extend(compare::why(items));
     sections.extend(sweep::heat(items));
     sections.push(streams(items));
     sections.extend(compare::exposed(items));
@@ -29,6 +30,9 @@ pub(super) fn report(title: Option<&str>, items: &[Item]) -> Report {
 }
 
 fn default_title(items: &[Item]) -> String {
+    if let Some(title) = sweep::title(items) {
+        return title;
+    }
     match items {
         [one] => one.label.clone(),
         [a, b] => format!("{} and {}", a.label, b.label),

@@ -53,6 +53,22 @@ fn every_part_is_there() {
 }
 
 #[test]
+fn two_runs_are_explained_and_a_sweep_has_its_scenario_for_a_title() {
+    let two: Vec<Item> = items().into_iter().step_by(2).collect();
+    let report = Report::new(None, &two);
+    let text = markdown(&report, |_| None);
+    assert!(text.contains("## What makes the difference"), "{text}");
+    assert!(text.contains("One option differs: fsdp.prefetch"), "{text}");
+    let mut sweep = two;
+    for (i, item) in sweep.iter_mut().enumerate() {
+        item.axes = vec![("fsdp.prefetch_forward".into(), i.to_string())];
+    }
+    let name = sweep[0].view.scenario.name.clone();
+    let title = Report::new(None, &sweep).title;
+    assert_eq!(title, format!("{name}: 2 points of fsdp.prefetch_forward"));
+}
+
+#[test]
 fn html_is_whole_and_fetches_nothing() {
     let report = Report::new(Some("A <report>"), &items());
     let page = html(&report);

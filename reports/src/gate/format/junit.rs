@@ -1,4 +1,7 @@
 //! JUnit XML: a suite a scenario, a case a finding.
+//!
+//! Readers differ: some show a failure's `message` and some only its text, so the text begins with the message; some print
+//! `NaN` for a case without a time, and a comparison takes none.
 
 use super::sentence;
 use crate::gate::finding::{Finding, Status, Verdict};
@@ -14,7 +17,7 @@ pub fn junit(verdicts: &[Verdict]) -> String {
     let mut out = String::from("<?xml version=\"1.0\" encoding=\"UTF-8\"?>\n");
     let _ = writeln!(
         out,
-        "<testsuites name=\"shardlab gate\" tests=\"{}\" failures=\"{}\" errors=\"0\" skipped=\"{}\">",
+        "<testsuites name=\"shardlab gate\" tests=\"{}\" failures=\"{}\" errors=\"0\" skipped=\"{}\" time=\"0\">",
         total(&|v| v.findings.len()),
         total(&|v| count(v, Status::fails)),
         total(&|v| count(v, skipped)),
@@ -22,7 +25,7 @@ pub fn junit(verdicts: &[Verdict]) -> String {
     for v in verdicts {
         let _ = writeln!(
             out,
-            "  <testsuite name=\"{}\" tests=\"{}\" failures=\"{}\" errors=\"0\" skipped=\"{}\">",
+            "  <testsuite name=\"{}\" tests=\"{}\" failures=\"{}\" errors=\"0\" skipped=\"{}\" time=\"0\">",
             escaped(&v.scenario),
             v.findings.len(),
             count(v, Status::fails),
@@ -40,7 +43,7 @@ pub fn junit(verdicts: &[Verdict]) -> String {
 fn case(out: &mut String, scenario: &str, f: &Finding) {
     let _ = write!(
         out,
-        "    <testcase name=\"{}\" classname=\"{}.{}\"",
+        "    <testcase name=\"{}\" classname=\"{}.{}\" time=\"0\"",
         escaped(&f.metric),
         escaped(scenario),
         f.class.name()
@@ -55,7 +58,7 @@ fn case(out: &mut String, scenario: &str, f: &Finding) {
             ">\n      <failure type=\"{}\" message=\"{}\">{}</failure>\n    </testcase>\n",
             f.status.word().to_lowercase(),
             escaped(&text),
-            escaped(&f.detail)
+            escaped(format!("{text}\n{}", f.detail).trim_end())
         );
     } else if matches!(f.status, Status::Skipped | Status::Inconclusive) {
         let _ = write!(

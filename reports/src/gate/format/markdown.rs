@@ -46,7 +46,7 @@ pub fn markdown(verdicts: &[Verdict]) -> String {
         let told: Vec<&Finding> = v
             .findings
             .iter()
-            .filter(|f| f.status.fails() || f.status == Status::Inconclusive)
+            .filter(|f| f.status.fails() || unjudged(f))
             .collect();
         if told.is_empty() {
             continue;
@@ -79,6 +79,11 @@ pub fn markdown(verdicts: &[Verdict]) -> String {
         }
     }
     out
+}
+
+/// What could not be judged, where there is something to say about it.
+fn unjudged(f: &Finding) -> bool {
+    matches!(f.status, Status::Inconclusive | Status::Skipped) && !f.message.is_empty()
 }
 
 /// Text for a table's cell.

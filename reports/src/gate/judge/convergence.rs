@@ -54,8 +54,10 @@ fn finite(baseline: &Baseline, after: &Measured, limits: &Limits) -> Finding {
         let of = |what: &str, all: &[f64]| {
             let i = all.iter().position(|x| !x.is_finite())?;
             Some(format!(
-                "seed {}: the {what} of step {i} is {}",
-                c.seed, all[i]
+                "seed {}: the {what} of step {} is {}",
+                c.seed,
+                i + 1,
+                all[i]
             ))
         };
         c.ended
@@ -87,7 +89,7 @@ fn finite(baseline: &Baseline, after: &Measured, limits: &Limits) -> Finding {
     }
 }
 
-/// The steps of two series that are further apart than allowed.
+/// The steps of two series that are further apart than allowed, from 0. Messages count from 1, as training prints them.
 struct Misses {
     first: usize,
     worst: usize,
@@ -157,8 +159,8 @@ fn band(baseline: &Baseline, metric: &str, a: &Curve, b: &Curve, limits: &Limits
                 "outside at {} of {} steps, first at step {}; furthest at step {}: {:.6} instead of {:.6} ({:+.3} %)",
                 m.count,
                 x.len(),
-                m.first,
-                m.worst,
+                m.first + 1,
+                m.worst + 1,
                 y[m.worst],
                 x[m.worst],
                 100.0 * (y[m.worst] / x[m.worst] - 1.0)
@@ -265,7 +267,7 @@ fn norms(
                     "outside at {} of {} steps, first at step {}: {:.5} instead of {:.5}, {first:.4} times",
                     m.count,
                     x.len(),
-                    m.first,
+                    m.first + 1,
                     y[m.first],
                     x[m.first]
                 );

@@ -147,7 +147,7 @@ fn curves_leave_their_band() {
     assert_eq!(failures(&v), ["loss curve: REGRESSION"]);
     assert_eq!(
         message(&v, "loss curve"),
-        "outside at 1 of 4 steps, first at step 1; furthest at step 1: 5.006000 instead of 5.000000 (+0.120 %)"
+        "outside at 1 of 4 steps, first at step 2; furthest at step 2: 5.006000 instead of 5.000000 (+0.120 %)"
     );
     // Each step within its band, but all on one side: 0.0009 of every loss is more than 0.0005 of the area.
     let v = after(|f| curve(f).losses.iter_mut().for_each(|x| *x *= 1.0009));
@@ -185,7 +185,7 @@ fn nan_and_missing_steps_never_pass() {
     for metric in ["finite", "loss curve", "area between losses"] {
         assert!(all.contains(&format!("{metric}: REGRESSION")), "{all:?}");
     }
-    assert_eq!(message(&v, "finite"), "seed 0: the loss of step 2 is NaN");
+    assert_eq!(message(&v, "finite"), "seed 0: the loss of step 3 is NaN");
     let v = after(|f| curve(f).grad_norms[0] = f64::INFINITY);
     assert!(failures(&v).contains(&"gradient norm: REGRESSION".to_owned()));
     let v = after(|f| {
@@ -208,7 +208,7 @@ fn a_gradient_scale_off_by_the_world_size_is_called_so() {
     assert_eq!(failures(&v), ["gradient norm: REGRESSION"]);
     assert_eq!(
         message(&v, "gradient norm"),
-        "outside at 4 of 4 steps, first at step 0: 2.00000 instead of 1.00000, 2.0000 times: off by the world size (2), a sum where a mean belongs"
+        "outside at 4 of 4 steps, first at step 1: 2.00000 instead of 1.00000, 2.0000 times: off by the world size (2), a sum where a mean belongs"
     );
     let v = after(|f| curve(f).grad_norms.iter_mut().for_each(|x| *x *= 0.5));
     assert!(message(&v, "gradient norm").ends_with("a mean taken twice"));

@@ -1,10 +1,12 @@
 //! Exposed time, peaks, predictions, curves: side by side.
 
 use super::{bytes, number};
+use crate::compare::{Side, pair};
 use crate::plots::{self, Curve};
 use crate::report::{Block, Item, Section, Table};
+use crate::stats::Options;
 use crate::view::Work;
-use shardlab_plan::program::Role;
+use shardlab_plan::program::{CollectiveKind, Role};
 use shardlab_plan::record::{Cause, RunKind};
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -17,6 +19,24 @@ fn titles(first: &str, items: &[Item]) -> Vec<String> {
     std::iter::once(first.to_owned())
         .chain(items.iter().map(|i| format!(">{}", i.label)))
         .collect()
+}
+
+/// What makes the difference between two runs, in sentences.
+pub(super) fn why(items: &[Item]) -> Option<Section> {
+    let [a, b] = items else { return None };
+    let pair = pair(
+        Side::new(&a.label, &a.view),
+        Side::new(&b.label, &b.view),
+        &Options::default(),
+    );
+    // The first is the verdict on the step time, which stands above.
+    let told = usize::from(pair.step.is_some());
+    let blocks: Vec<Block> = pair.why.into_iter().skip(told).map(Block::Text).collect();
+    (!blocks.is_empty()).then(|| Section {
+        id: "why",
+        title: "What makes the difference".to_owned(),
+        blocks,
+    })
 }
 
 pub(super) fn exposed(items: &[Item]) -> Option<Section> {
@@ -37,28 +57,26 @@ pub(super) fn exposed(items: &[Item]) -> Option<Section> {
         .collect();
     let total = items.iter().map(|i| number(i.view.exposed_ms(), 3));
     rows.push(std::iter::once("all".to_owned()).chain(total).collect());
-    let kinds: BTreeSet<_> = items
+    let kinds: BTreeSet<CollectiveKind> = items
         .iter()
         .flat_map(|i| i.view.run.collectives.keys().copied())
         .collect();
-    let busy = kinds.iter().map(|k| {
-        let cells = items.iter().map(|i| {
-            i.view.run.collectives.get(k).map_or_else(
-                || "–".to_owned(),
-                |s| {
-                    format!(
-                        "{} × {}, {} ms busy, {} ms exposed",
-                        s.count,
-                        bytes(s.bytes.0 / u64::from(s.count.max(1))),
-                        number(s.busy.ms(), 3),
-                        number(s.exposed.ms(), 3)
-                    )
-                },
-            )
-        });
-        std::iter::once(k.name().to_owned()).chain(cells).collect()
-    });
-    let collectives: Vec<Vec<String>> = busy.collect();
+    // A row a run: side by side they would be wider than paper.
+    let of_kind = |k: &CollectiveKind| {
+        let k = *k;
+        items.iter().filter_map(move |i| {
+            let s = i.view.run.collectives.get(&k)?;
+            Some(vec![
+                k.name().to_owned(),
+                i.label.clone(),
+                s.count.to_string(),
+                bytes(s.bytes.0 / u64::from(s.count.max(1))),
+                number(s.busy.ms(), 3),
+                number(s.exposed.ms(), 3),
+            ])
+        })
+    };
+    let collectives: Vec<Vec<String>> = kinds.iter().flat_map(of_kind).collect();
     let mut blocks = vec![Block::Table(Table {
         caption: "Time in which the compute stream has nothing to run, milliseconds a step"
             .to_owned(),
@@ -67,8 +85,10 @@ pub(super) fn exposed(items: &[Item]) -> Option<Section> {
     })];
     if !collectives.is_empty() {
         blocks.push(Block::Table(Table {
-            caption: "Collectives of a step".to_owned(),
-            head: titles("kind", items),
+            caption: "Collectives of a step; bytes are those of one on average".to_owned(),
+            head: ["kind", "run", ">times", ">bytes", ">busy ms", ">exposed ms"]
+                .map(str::to_owned)
+                .into(),
             rows: collectives,
         }));
     }
@@ -284,7 +304,10 @@ fn apart(a: &Curve, b: &Curve) -> String {
         .max_by(|p, q| p.1.total_cmp(&q.1));
     let (at, most) = most.unwrap_or((first, f64::NAN));
     format!(
-        "The losses of {} and {} part at step {first}; the largest difference is {:.3e} at step {at} of {steps}.",
-        a.label, b.label, most
+        "The losses of {} and {} part at step {}; the largest difference is {most:.3e} at step {} of {steps}.",
+        a.label,
+        b.label,
+        first + 1,
+        at + 1
     )
 }

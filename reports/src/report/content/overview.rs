@@ -22,6 +22,14 @@ fn tokens_per_s(item: &Item) -> f64 {
     item.view.run.tokens as f64 / (item.view.step_ms() / 1e3)
 }
 
+/// Percent; NaN where the device's peak is not known.
+fn mfu(item: &Item) -> f64 {
+    match item.view.run.mfu {
+        0.0 => f64::NAN,
+        mfu => 100.0 * mfu,
+    }
+}
+
 fn fits(item: &Item) -> &'static str {
     match item.view.fits() {
         Some(true) => "yes",
@@ -45,10 +53,7 @@ pub(super) fn summary(items: &[Item]) -> Section {
             head: format!("{} ms a step", number(item.view.step_ms(), 2)),
             facts: vec![
                 ("tokens/s a rank".to_owned(), number(tokens_per_s(item), 0)),
-                (
-                    "MFU".to_owned(),
-                    format!("{} %", number(100.0 * run.mfu, 1)),
-                ),
+                ("MFU".to_owned(), format!("{} %", number(mfu(item), 1))),
                 (
                     "exposed".to_owned(),
                     format!("{} ms", number(item.view.exposed_ms(), 2)),
@@ -90,7 +95,7 @@ fn table(items: &[Item]) -> Table {
     let columns = [
         column(">step ms", |i| i.view.step_ms(), |x| number(x, 2), false),
         column(">tokens/s a rank", tokens_per_s, |x| number(x, 0), true),
-        column(">MFU %", |i| 100.0 * i.view.run.mfu, |x| number(x, 1), true),
+        column(">MFU %", mfu, |x| number(x, 1), true),
         column(
             ">exposed ms",
             |i| i.view.exposed_ms(),

@@ -35,6 +35,24 @@ fn axes(items: &[Item]) -> Vec<Difference> {
     axes
 }
 
+/// The title of a report whose runs are all points of one sweep.
+pub(super) fn title(items: &[Item]) -> Option<String> {
+    let (first, rest) = items.split_first()?;
+    let keys = |i: &Item| i.axes.iter().map(|(k, _)| k.clone()).collect::<Vec<_>>();
+    let name = &first.view.scenario.name;
+    let one = !first.axes.is_empty()
+        && rest
+            .iter()
+            .all(|i| keys(i) == keys(first) && i.view.scenario.name == *name);
+    one.then(|| {
+        format!(
+            "{name}: {} points of {}",
+            items.len(),
+            keys(first).join(", ")
+        )
+    })
+}
+
 pub(super) fn heat(items: &[Item]) -> Option<Section> {
     if items.len() < FEWEST {
         return None;

@@ -94,11 +94,16 @@
         }
       });
       bars.innerHTML = out;
+      // Round numbers, with as many decimals as tell them apart.
       let ticks = "";
-      for (let k = 0; k <= 6; k++) {
-        const at = data.gutter + (span * k) / 6;
-        const anchor = k === 0 ? "start" : k === 6 ? "end" : "middle";
-        ticks += '<path d="M' + at + " " + bottom + 'v8" stroke="var(--faint)"/><text x="' + at + '" y="' + (bottom + 34) + '" text-anchor="' + anchor + '" fill="var(--faint)">' + ((from + ((to - from) * k) / 6) / 1e6).toFixed(to - from < 1e6 ? 4 : 2) + " ms</text>";
+      const rough = (to - from) / 8;
+      const power = 10 ** Math.floor(Math.log10(rough));
+      const step = [1, 2, 5, 10].map((s) => s * power).find((s) => s >= rough);
+      const decimals = Math.max(0, 6 - Math.floor(Math.log10(step) + 1e-9));
+      for (let k = Math.ceil(from / step - 1e-9); k * step <= to; k++) {
+        const at = x(k * step);
+        const anchor = at < data.gutter + 60 ? "start" : at > data.width - 60 ? "end" : "middle";
+        ticks += '<path d="M' + at.toFixed(1) + " " + bottom + 'v8" stroke="var(--faint)"/><text x="' + at.toFixed(1) + '" y="' + (bottom + 34) + '" text-anchor="' + anchor + '" fill="var(--faint)">' + ((k * step) / 1e6).toFixed(decimals) + " ms</text>";
       }
       axis.innerHTML = ticks;
     }
