@@ -175,7 +175,7 @@ fn no_baseline(facts: &Facts, path: &Path) -> Page {
 fn page(verdict: &shardlab_reports::gate::Verdict, file: &Path) -> Page {
     let mut table = Table::new(
         "Comparisons",
-        &["class", "metric", "outcome", ">baseline", ">now", "limit"],
+        &["metric", "outcome", ">baseline", ">now", "limit"],
     );
     for f in &verdict.findings {
         let tone = match f.status {
@@ -184,7 +184,6 @@ fn page(verdict: &shardlab_reports::gate::Verdict, file: &Path) -> Page {
             _ => Tone::Plain,
         };
         let cells = [
-            f.class.name().to_owned(),
             f.metric.clone(),
             f.status.word().to_owned(),
             f.baseline.clone(),

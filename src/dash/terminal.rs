@@ -25,6 +25,12 @@ const TICK: Duration = Duration::from_millis(250);
 /// The shortest time between two drawings: reports may come by the thousand.
 const FRAME: Duration = Duration::from_millis(30);
 
+/// Set by tests only: drawing panics, to see that the terminal is given back then too.
+const PANIC: &str = "SHARDLAB_TEST_PANIC";
+
+/// Whether the terminal is the dashboard's.
+static HELD: AtomicBool = AtomicBool::new(false);
+
 /// While it lives the terminal is the dashboard's.
 struct Guard;
 
@@ -32,6 +38,7 @@ impl Guard {
     fn new(mouse: bool) -> io::Result<Self> {
         hook(std::thread::current().id());
         enable_raw_mode()?;
+        HELD.store(true, Ordering::Relaxed);
         // From here on there is something to give back.
         let guard = Self;
         execute!(stdout(), EnterAlternateScreen)?;
@@ -48,8 +55,12 @@ impl Drop for Guard {
     }
 }
 
-/// Gives the terminal back; twice does no harm. Nothing can be done about a terminal that is gone.
+/// Gives the terminal back, once: leaving the other screen again would put the cursor back to where it was before, over
+/// what a panic has said meanwhile. Nothing can be done about a terminal that is gone.
 fn give_back() {
+    if !HELD.swap(false, Ordering::Relaxed) {
+        return;
+    }
     let _ = execute!(stdout(), DisableMouseCapture, LeaveAlternateScreen);
     let _ = execute!(stdout(), ratatui::crossterm::cursor::Show);
     let _ = disable_raw_mode();
@@ -123,6 +134,7 @@ fn turn(
     let begin = Instant::now();
     let mut drawn = begin.checked_sub(FRAME).unwrap_or(begin);
     let mut changed = true;
+    let trap = std::env::var_os(PANIC).is_some();
     loop {
         if ended.load(Ordering::Relaxed) {
             worker.carry_out(Effect::Save(app.save()));
@@ -132,6 +144,7 @@ fn turn(
         if changed && drawn.elapsed() >= FRAME {
             let _ = update(app, Event::Tick(begin.elapsed()));
             terminal.draw(|frame| draw(app, frame))?;
+            assert!(!trap, "{PANIC} asks for it");
             drawn = Instant::now();
             changed = false;
         }

@@ -237,3 +237,93 @@ fn it_follows_the_terminals_size_and_gives_it_back_on_a_signal() {
     let rest = |text: String| text.lines().skip(1).map(str::to_owned).collect::<Vec<_>>();
     assert_eq!(rest(tmux.settings("after")), rest(before));
 }
+
+/// The smallest terminal, without colours: the mouse, a live training that is stopped, a gate and its baseline.
+#[test]
+fn a_small_terminal_without_colours() {
+    let Some(tmux) = Tmux::start("small", 80, 24) else {
+        return;
+    };
+    let before = tmux.settings("before");
+    let folder = tmux.folder.path().join("baselines");
+    tmux.type_text("export NO_COLOR=1\n");
+    tmux.dash(&format!("small-linear --baseline {}", folder.display()));
+    tmux.wait("the prediction", |s| {
+        s.contains("▸ small-linear") && step(s).is_some()
+    });
+    // A click on the second tab, and one on the first; the wheel in the list.
+    let mouse = |code: u32, column: u32, row: u32| {
+        tmux.type_text(&format!(
+            "\u{1b}[<{code};{column};{row}M\u{1b}[<{code};{column};{row}m"
+        ));
+    };
+    mouse(0, 18, 1);
+    tmux.wait_for("No run is open");
+    mouse(0, 4, 1);
+    tmux.wait_for("▸ small-linear");
+    mouse(65, 6, 8);
+    tmux.wait("another scenario", |s| !s.contains("▸ small-linear"));
+    mouse(64, 6, 8);
+    tmux.wait_for("▸ small-linear");
+    // A training that would take long is stopped, and its steps are kept.
+    tmux.press(&["Tab"]);
+    tmux.type_text("/train.steps");
+    tmux.press(&["Enter", "Enter", "C-u"]);
+    tmux.type_text("900000");
+    tmux.press(&["Enter"]);
+    tmux.wait_for("(was 6)");
+    tmux.type_text("x");
+    tmux.wait_for("of 900000");
+    tmux.type_text("s");
+    let screen = tmux.wait("the end of the training", |s| {
+        s.contains("stopped") && s.contains("is kept as")
+    });
+    assert!(!screen.contains("done"), "{screen}");
+    // The change is taken back, and what is there becomes the baseline.
+    tmux.type_text("1");
+    tmux.type_text("D");
+    tmux.wait("no change", |s| !s.contains("changed"));
+    tmux.type_text("b");
+    tmux.wait_for("has no baseline");
+    tmux.type_text("B");
+    tmux.wait_for("y write it");
+    tmux.type_text("y");
+    tmux.wait_for("✓ passes against");
+    assert!(folder.join("small-linear.toml").is_file());
+    // Nothing on the screen has a colour.
+    let coloured = tmux.call(&["capture-pane", "-t", "main", "-p", "-e"]);
+    let coloured = String::from_utf8_lossy(&coloured.stdout).into_owned();
+    for code in coloured.split('\u{1b}').skip(1) {
+        let numbers = code.trim_start_matches('[').split(['m', ';']);
+        let mut numbers = numbers.map_while(|n| n.parse::<u32>().ok());
+        assert!(
+            numbers.all(|n| n < 30 || n == 39 || n == 49),
+            "{coloured:?}"
+        );
+    }
+    tmux.type_text("q");
+    tmux.wait_for("ended with 0");
+    assert_eq!(tmux.settings("after"), before);
+}
+
+/// A fault of the program gives the terminal back, and is told on it.
+#[test]
+fn a_panic_gives_the_terminal_back() {
+    let Some(tmux) = Tmux::start("panic", 100, 30) else {
+        return;
+    };
+    let flags = || {
+        let what = "#{alternate_on} #{mouse_any_flag} #{cursor_flag}";
+        let output = tmux.call(&["display-message", "-p", "-t", "main", what]);
+        String::from_utf8_lossy(&output.stdout).trim().to_owned()
+    };
+    let before = (tmux.settings("before"), flags());
+    tmux.type_text("export SHARDLAB_TEST_PANIC=1\n");
+    tmux.dash("--no-state small-native");
+    let screen = tmux.wait_for("ended with 101");
+    assert!(
+        screen.contains("SHARDLAB_TEST_PANIC asks for it"),
+        "{screen}"
+    );
+    assert_eq!((tmux.settings("after"), flags()), before);
+}
