@@ -27,6 +27,7 @@ mod table;
 mod validate;
 
 #[cfg(feature = "dash")]
+pub(crate) use exec::utilisation;
 pub(crate) use keep::with_source;
 
 use clap::{CommandFactory, Parser, Subcommand};

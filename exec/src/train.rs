@@ -15,7 +15,7 @@ pub mod state;
 mod testing;
 mod together;
 
-pub use data::{DataError, Feed, TokenWidth, Tokens};
+pub use data::{DataError, Feed, TokenWidth, Tokens, tokenizer_beside};
 pub use error::TrainError;
 pub use layout::{Kind, Span, StateLayout};
 pub use run::{

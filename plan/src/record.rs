@@ -249,7 +249,7 @@ pub struct Run {
     pub host: Picos,
     /// Tokens a rank and step.
     pub tokens: u64,
-    /// Model FLOPs utilisation against the device's dense peak, 0 to 1.
+    /// Model FLOPs utilisation against the device's dense peak, 0 to 1; 0 where that peak is not known.
     #[serde(with = "float")]
     pub mfu: f64,
     /// Cost sources.

@@ -33,6 +33,7 @@ pub use schema::schema;
 pub use shipped::shipped;
 pub use sweep::{Axis, Sweep, SweepPoint, load_sweep, sweep_of};
 pub use types::*;
+pub use value::parse_bytes;
 
 use std::collections::BTreeMap;
 use std::path::Path;

@@ -27,7 +27,7 @@ fn main() {
         r.memory.peak_reserved.mib(),
         r.memory.peak_device.mib(),
         su.host_ms,
-        su.mfu,
+        su.mfu.unwrap_or_default(),
         su.measured_cost_share,
         tp,
         ts

@@ -165,7 +165,6 @@ pub(crate) fn build(parts: &Parts<'_>, ranks: &[Rank<'_>]) -> Run {
         .iter()
         .map(|s| s.cost)
         .sum();
-    let seconds = step.secs() * parts.profile.peak_flops(program.meta.compute);
     Run {
         scenario: program.meta.scenario.clone(),
         program_digest: if record {
@@ -188,11 +187,7 @@ pub(crate) fn build(parts: &Parts<'_>, ranks: &[Rank<'_>]) -> Run {
         exposed,
         host: Picos(section.host + stalls),
         tokens: program.meta.tokens,
-        mfu: if seconds > 0.0 {
-            program.meta.model_flops.0 as f64 / seconds
-        } else {
-            0.0
-        },
+        mfu: parts.profile.utilisation(program, step),
         costs,
         losses: Vec::new(),
         grad_norms: Vec::new(),

@@ -1,12 +1,16 @@
 //! `shardlab exec`: perform a scenario's program and train.
 
 pub(super) mod device;
+mod fault;
 mod processes;
 mod progress;
 mod report;
+mod utilisation;
 
 #[cfg(feature = "cuda")]
 pub(super) use device::use_libraries;
+
+pub(crate) use utilisation::utilisation;
 
 use super::args::{One, plan};
 use super::interrupt;
@@ -14,13 +18,16 @@ use super::keep::{Keep, with_source};
 use super::output::{Failure, Out, Status};
 use crate::gate::Plant;
 use crate::trace;
+use fault::FaultAt;
 use progress::Progress;
 use serde::Serialize;
 use shardlab_exec::engine::{ExecOptions, World};
 use shardlab_exec::train::{
     CheckpointOptions, Outcome, Resume, RunOptions, Silent, TokenWidth, Tokens, TrainError, hf,
+    tokenizer_beside,
 };
 use shardlab_plan::record::Summary;
+use shardlab_plan::units::Bytes;
 use shardlab_plan::{Program, Scenario};
 use shardlab_reports::store::Id;
 use shardlab_reports::view::{RunView, Validation};
@@ -46,12 +53,21 @@ pub(super) struct Args {
     /// Write the final weights as a Hugging Face folder
     #[arg(long, value_name = "DIR")]
     export: Option<PathBuf>,
-    /// Train on a file of tokens (.bin: uint16), or on the bytes of a text; default: a synthetic language
+    /// Train on a file of tokens (.bin: uint16), or on a text: through the tokenizer.json beside it, else its bytes;
+    /// default: a synthetic language
     #[arg(long, value_name = "FILE")]
     data: Option<PathBuf>,
     /// How the tokens of --data are stored
     #[arg(long, value_enum, requires = "data")]
     data_dtype: Option<DataType>,
+    /// Tokenizer of the text of --data (a tokenizer.json of a published model)
+    #[arg(
+        long,
+        value_name = "FILE",
+        requires = "data",
+        conflicts_with = "data_dtype"
+    )]
+    tokenizer: Option<PathBuf>,
     /// Folder of checkpoints; default, where one is needed: checkpoints/SCENARIO
     #[arg(long, value_name = "DIR")]
     checkpoint_dir: Option<PathBuf>,
@@ -76,6 +92,9 @@ pub(super) struct Args {
     /// Look for NaN in the output of every kernel and collective
     #[arg(long)]
     check_nan: bool,
+    /// Memory of a rank, such as 512MiB: what would go beyond it ends the run
+    #[arg(long, value_name = "SIZE", value_parser = fault::bytes)]
+    memory: Option<Bytes>,
     /// Report gradient norms only where the scenario computes them
     #[arg(long)]
     no_grad_norms: bool,
@@ -86,6 +105,9 @@ pub(super) struct Args {
     /// Plant a known fault, as `gate --plant` does
     #[arg(long, value_enum, value_name = "FAULT", hide = true)]
     plant: Option<Plant>,
+    /// Let a rank fail at the second step's first collective: RANK:KIND
+    #[arg(long, value_name = "FAULT", value_parser = fault::fault, hide = true)]
+    fault: Option<FaultAt>,
 }
 
 #[derive(clap::ValueEnum, Clone, Copy, Debug)]
@@ -120,8 +142,13 @@ impl Args {
             Some(DataType::Uint16) => TokenWidth::U16,
             Some(DataType::Uint32) => TokenWidth::U32,
         };
-        let tokens = Tokens::read(path, width)
-            .map_err(|e| Failure::bad_input(format_args!("--data {e}")))?;
+        let is_text = self.data_dtype.is_none() && width == TokenWidth::U8;
+        let beside = || tokenizer_beside(path).filter(|_| is_text);
+        let tokens = match self.tokenizer.clone().or_else(beside) {
+            Some(tokenizer) => Tokens::of_text(path, &tokenizer),
+            None => Tokens::read(path, width),
+        };
+        let tokens = tokens.map_err(|e| Failure::bad_input(format_args!("--data {e}")))?;
         Ok(Some(tokens))
     }
 
@@ -165,11 +192,13 @@ impl Args {
         ]
     }
 
-    fn options(&self, scenario: &Scenario) -> Result<RunOptions, Failure> {
+    fn options(&self, scenario: &Scenario, program: &Program) -> Result<RunOptions, Failure> {
         let mut exec = ExecOptions {
             timeout: Duration::from_secs(u64::from(self.timeout)),
             nan_check: self.check_nan,
             record: true,
+            capacity: self.memory,
+            fault: self.fault.and_then(|f| f.of(program)),
             ..ExecOptions::default()
         };
         self.device.apply(&mut exec, scenario.mesh.world());
@@ -203,7 +232,7 @@ pub(super) fn run(args: &Args, out: &mut Out) -> Result<Status, Failure> {
         program = plant.into(program).map_err(Failure::bad_input)?;
     }
     let program = Arc::new(program);
-    let options = args.options(&scenario)?;
+    let options = args.options(&scenario, &program)?;
     let timeout = options.exec.timeout;
     args.device.prepare()?;
     let place = processes::place()?;
@@ -279,8 +308,13 @@ fn follow(
     match device.train_as(scenario, program, options, world, local_rank, &mut Silent) {
         Ok(outcome) if outcome.interrupted => Ok(Status::RunFailed),
         Ok(_) => Ok(Status::Done),
-        // Rank 0 has heard of it, and says it.
-        Err(_) if peers.failure().is_some() => Ok(Status::RunFailed),
+        // Rank 0 tells all of it; here the cause is named for whoever reads this rank's words alone.
+        Err(_) if let Some(cause) = peers.failure() => {
+            let rank = peers.process();
+            let first = cause.lines().next().unwrap_or_default();
+            eprintln!("rank {rank} has stopped: {first}");
+            Ok(Status::RunFailed)
+        }
         Err(e) => Err(e),
     }
 }

@@ -132,6 +132,41 @@ fn sim_and_exec_agree_on_program_and_memory() {
     assert!(compared >= 25, "{compared}");
 }
 
+/// The whole timeline: after every allocation and every free of a step, what is allocated and reserved, to the byte.
+#[test]
+fn sim_and_exec_agree_on_every_instant_of_memory() {
+    use shardlab_exec::train::{RunOptions, Silent, train};
+    use shardlab_plan::record::Run;
+    let mut compared = 0;
+    for (name, _) in shardlab_plan::scenario::shipped() {
+        if !name.starts_with("small-") && !["llama-tiny", "gpt2-tiny"].contains(name) {
+            continue;
+        }
+        let scenario = shardlab_plan::scenario::load(Path::new(name), &[]).unwrap();
+        let program = std::sync::Arc::new(shardlab_plan::plan(&scenario).unwrap());
+        let profile = shardlab_sim::hardware::load(&scenario.mesh.hardware).unwrap();
+        let predicted = shardlab_sim::simulate(&program, &profile, &Default::default()).unwrap();
+        let mut options = RunOptions {
+            steps: Some(4),
+            ..RunOptions::default()
+        };
+        options.exec.record = true;
+        let measured = train(&scenario, &program, options, &mut Silent)
+            .unwrap()
+            .run;
+        let timeline = |run: &Run| -> Vec<_> {
+            let samples = run.memory.timeline.iter();
+            samples
+                .map(|s| (s.instr, s.allocated, s.reserved))
+                .collect()
+        };
+        assert!(timeline(&predicted).len() > 10, "{name}");
+        assert_eq!(timeline(&predicted), timeline(&measured), "{name}");
+        compared += 1;
+    }
+    assert!(compared >= 25, "{compared}");
+}
+
 /// Killed without warning, once while the second checkpoint is there or being written, the resumed run has the losses and the
 /// final weights of one that nobody disturbed.
 #[test]
@@ -256,6 +291,57 @@ fn text_and_wide_tokens() {
         words.contains("is not below the vocabulary's 101"),
         "{words}"
     );
+}
+
+/// A tokenizer beside the text, or named; the same tokens from a file are the same run. Asked for bytes, it is not used.
+#[cfg(feature = "tokenizers")]
+#[test]
+fn text_through_a_tokenizer() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = |name: &str| dir.path().join(name).display().to_string();
+    let words = ["to", "be", "or", "not", "that", "is", "the", "question"];
+    let spoken: Vec<usize> = (0..400).map(|i| (i * i + i / 7) % words.len()).collect();
+    let text: Vec<&str> = spoken.iter().map(|i| words[*i]).collect();
+    let ids: Vec<u8> = spoken
+        .iter()
+        .flat_map(|i| (*i as u16).to_le_bytes())
+        .collect();
+    std::fs::write(path("text.txt"), text.join(" ")).unwrap();
+    std::fs::write(path("ids.bin"), ids).unwrap();
+    let vocab: Vec<String> = (0..)
+        .zip(words)
+        .map(|(i, w)| format!("{w:?}: {i}"))
+        .collect();
+    let tokenizer = format!(
+        r#"{{"version": "1.0", "truncation": null, "padding": null, "added_tokens": [], "normalizer": null,
+        "pre_tokenizer": {{"type": "WhitespaceSplit"}}, "post_processor": null, "decoder": null,
+        "model": {{"type": "WordLevel", "vocab": {{{}}}, "unk_token": "to"}}}}"#,
+        vocab.join(", ")
+    );
+    let run = |args: &[&str]| exec(&[&["small-gpt2", "--data"], args].concat());
+    let wanted = run(&[&path("ids.bin")]);
+    let as_bytes = run(&[&path("text.txt"), "--set", "model.vocab=128"]);
+    std::fs::write(path("other.json"), &tokenizer).unwrap();
+    let named = run(&[&path("text.txt"), "--tokenizer", &path("other.json")]);
+    assert_eq!(named["losses"], wanted["losses"]);
+    std::fs::write(path("tokenizer.json"), &tokenizer).unwrap();
+    let beside = run(&[&path("text.txt")]);
+    assert_eq!(beside["losses"], wanted["losses"]);
+    let data = beside["environment"]["data"].as_str().unwrap();
+    assert!(data.contains("tokenizer.json"), "{data}");
+    let bytes = ["--data-dtype", "uint8", "--set", "model.vocab=128"];
+    let bytes = run(&[&[&path("text.txt")[..]], &bytes[..]].concat());
+    assert_eq!(bytes["losses"], as_bytes["losses"]);
+    let (code, told) = failure(&[
+        "exec",
+        "small-gpt2",
+        "--data",
+        &path("text.txt"),
+        "--tokenizer",
+        "no.json",
+    ]);
+    assert_eq!(code, 2, "{told}");
+    assert!(told.contains("no.json: no tokenizer"), "{told}");
 }
 
 #[test]

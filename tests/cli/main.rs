@@ -7,6 +7,7 @@ mod compare;
 #[cfg(feature = "dash")]
 mod dash;
 mod exec;
+mod faults;
 mod gate;
 mod output;
 mod plan;

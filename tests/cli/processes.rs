@@ -217,14 +217,18 @@ fn long_run() -> (Child, BufReader<std::process::ChildStderr>, Vec<u32>) {
     let mut line = String::new();
     errors.read_line(&mut line).unwrap();
     assert!(line.starts_with("step 1/1000000"), "{line}");
-    let id = child.id();
-    let list = std::fs::read_to_string(format!("/proc/{id}/task/{id}/children")).unwrap();
-    let ranks: Vec<u32> = list
-        .split_whitespace()
-        .map(|p| p.parse().unwrap())
-        .collect();
+    let ranks = children(child.id());
     assert_eq!(ranks.len(), 4);
     (child, errors, ranks)
+}
+
+/// Processes that a process has started.
+fn children(id: u32) -> Vec<u32> {
+    let list = std::fs::read_to_string(format!("/proc/{id}/task/{id}/children"));
+    let list = list.unwrap_or_default();
+    list.split_whitespace()
+        .map(|p| p.parse().unwrap())
+        .collect()
 }
 
 fn signal(name: &str, process: u32) {
@@ -259,6 +263,85 @@ fn a_rank_that_dies_ends_all() {
         let part = format!("{name} was killed (signal 9");
         assert!(words.contains(&part), "{words}");
         assert!(ranks.iter().all(|r| !runs(*r)));
+    }
+}
+
+/// Two processes that save every five steps are killed without warning, once one of them and once both: the last checkpoint
+/// is whole, what goes on from it has the losses and weights of a run that nobody disturbed, and other worlds load it.
+#[test]
+fn killed_processes_go_on_bit_for_bit() {
+    let dir = tempfile::tempdir().unwrap();
+    let at = dir.path().join("c");
+    let checkpoints = at.display().to_string();
+    let base = ["small-accumulation", "--set", "mesh.dp_shard=2"];
+    let long = ["--steps", "300"];
+    let whole = exec(&[&base[..], &long].concat());
+    let saves = [
+        "--checkpoint-dir",
+        &checkpoints,
+        "--checkpoint-every",
+        "5",
+        "--processes",
+    ];
+    let newest = || {
+        let list = std::fs::read_dir(&at).into_iter().flatten().flatten();
+        let step =
+            |e: std::fs::DirEntry| e.file_name().to_str()?.strip_prefix("step-")?.parse().ok();
+        list.filter_map(step).max().unwrap_or(0u64)
+    };
+    for (wanted, both) in [(10, false), (30, true)] {
+        let mut child = Command::new(env!("CARGO_BIN_EXE_shardlab"))
+            .args(["exec", "--json", "--no-store"])
+            .args([&base[..], &long, &saves].concat())
+            .stdout(Stdio::null())
+            .stderr(Stdio::piped())
+            .spawn()
+            .unwrap();
+        // The pipe must not fill up.
+        let mut errors = child.stderr.take().unwrap();
+        let words = std::thread::spawn(move || {
+            let mut words = String::new();
+            errors.read_to_string(&mut words).unwrap();
+            words
+        });
+        let begin = Instant::now();
+        while newest() < wanted && child.try_wait().unwrap().is_none() {
+            assert!(begin.elapsed() < Duration::from_secs(60));
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        let ranks = children(child.id());
+        assert_eq!(ranks.len(), 2, "the run ended before it could be killed");
+        for rank in &ranks[usize::from(!both)..] {
+            signal("KILL", *rank);
+        }
+        assert_eq!(child.wait().unwrap().code(), Some(3));
+        let words = words.join().unwrap();
+        assert!(words.contains("was killed (signal 9"), "{words}");
+        all_end(&ranks);
+    }
+    let resumed = exec(&[&base[..], &long, &saves].concat());
+    assert!(resumed["resumed_from"].as_u64().unwrap() >= 30);
+    same(&whole, &resumed);
+    // Threads of another world and policy, and processes of a third one.
+    for other in [
+        &["small-fsdp2"][..],
+        &["small-zero2", "--set", "mesh.dp_shard=1"],
+        &["small-hsdp", "--processes"],
+    ] {
+        let load = [
+            "--steps",
+            "301",
+            "--resume",
+            "300",
+            "--checkpoint-dir",
+            &checkpoints,
+        ];
+        let other = exec(&[other, &load].concat());
+        assert_eq!(other["resumed_from"], 300);
+        let losses = other["losses"].as_array().unwrap();
+        let loss = |i: usize| losses[i].as_f64().unwrap();
+        assert_eq!(losses[..300], whole["losses"].as_array().unwrap()[..]);
+        assert!((loss(300) - loss(299)).abs() < 0.5, "{}", loss(300));
     }
 }
 

@@ -6,8 +6,10 @@
 //! sample's number, and a fixed function of them as target.
 
 mod source;
+mod text;
 
 pub use source::{DataError, TokenWidth, Tokens};
+pub use text::{TOKENIZER, tokenizer_beside};
 
 use super::random::Sequence;
 use half::{bf16, f16};

@@ -62,8 +62,8 @@ pub struct Summary {
     pub step_ms: StepSummary,
     /// Tokens a second and GPU.
     pub tokens_per_s_per_gpu: f64,
-    /// Model FLOPs utilisation, 0 to 1.
-    pub mfu: f64,
+    /// Model FLOPs utilisation, 0 to 1; `null` where the device's peak is not known.
+    pub mfu: Option<f64>,
     /// Host time of a step, milliseconds.
     pub host_ms: f64,
     /// Memory.
@@ -124,7 +124,7 @@ impl Run {
                 p95: quantile(0.95),
                 samples,
             },
-            mfu: self.mfu,
+            mfu: (self.mfu > 0.0).then_some(self.mfu),
             host_ms: self.host.ms(),
             memory: MemorySummary {
                 peak_allocated_bytes: self.memory.peak_allocated.0,

@@ -127,7 +127,8 @@ impl Value {
 }
 
 /// `25MiB`, `5 GB`, `1.5GiB`, `4096`: a number and a unit (decimal or binary, `B` alone or none for bytes).
-pub(crate) fn parse_bytes(text: &str) -> Option<u64> {
+#[must_use]
+pub fn parse_bytes(text: &str) -> Option<u64> {
     let text = text.trim();
     let split = text
         .find(|c: char| c.is_ascii_alphabetic())

@@ -1,8 +1,8 @@
 //! The profile format. Field names carry their unit; every section names its source.
 
 use serde::Deserialize;
-use shardlab_plan::program::{CollectiveKind, KernelClass};
-use shardlab_plan::units::{Bytes, DType};
+use shardlab_plan::program::{CollectiveKind, KernelClass, Program};
+use shardlab_plan::units::{Bytes, DType, Picos};
 use std::collections::BTreeMap;
 
 /// A machine: device, host, network, and tables of what was measured on it.
@@ -422,6 +422,17 @@ impl Profile {
         MemoryUse {
             context: Bytes(self.footprint.context_mib << 20),
             communicators: Bytes((self.footprint.communicator_mib * communicators as u64) << 20),
+        }
+    }
+
+    /// Model FLOPs of a rank's step over what one device's dense peak does in that time: 0 to 1, and 0 for no time.
+    #[must_use]
+    pub fn utilisation(&self, program: &Program, step: Picos) -> f64 {
+        let most = step.secs() * self.peak_flops(program.meta.compute);
+        if most > 0.0 {
+            program.meta.model_flops.0 as f64 / most
+        } else {
+            0.0
         }
     }
 

@@ -1,6 +1,7 @@
 //! Which device a run is performed on.
 
 use super::super::output::Failure;
+use super::utilisation;
 use shardlab_exec::device::CpuFactory;
 use shardlab_exec::engine::{Registration, Times, World};
 use shardlab_exec::train::{Observer, Outcome, RunOptions, train_on};
@@ -201,10 +202,13 @@ impl DeviceArgs {
         observer: &mut dyn Observer,
     ) -> Result<Outcome, Failure> {
         let cpu = CpuFactory::default();
-        match self.device {
-            Kind::Cpu => Ok(train_on(scenario, program, options, world, &cpu, observer)?),
-            Kind::Cuda => self.cuda(scenario, program, options, world, local_rank, observer),
-        }
+        let mut outcome = match self.device {
+            Kind::Cpu => train_on(scenario, program, options, world, &cpu, observer)?,
+            Kind::Cuda => self.cuda(scenario, program, options, world, local_rank, observer)?,
+        };
+        let on_cpu = self.device == Kind::Cpu;
+        outcome.run.mfu = utilisation(scenario, program, &outcome.run, on_cpu);
+        Ok(outcome)
     }
 
     #[cfg(feature = "cuda")]

@@ -41,8 +41,13 @@ fn summary(scenario: &Scenario, o: &Outcome, out: &mut Out) -> Result<(), Failur
         "one step, which makes what later ones reuse: no time".to_owned()
     } else {
         format!(
-            "{:.2} ms   {:.0} {unit}/s a rank   mean {:.2}, p95 {:.2} of {samples}",
-            s.step_ms.median, s.tokens_per_s_per_gpu, s.step_ms.mean, s.step_ms.p95
+            "{:.2} ms   {:.0} {unit}/s a rank   MFU {}   mean {:.2}, p95 {:.2} of {samples}",
+            s.step_ms.median,
+            s.tokens_per_s_per_gpu,
+            s.mfu
+                .map_or_else(|| "n/a".to_owned(), |m| format!("{:.1} %", 100.0 * m)),
+            s.step_ms.mean,
+            s.step_ms.p95
         )
     };
     out.labelled("step", &step)?;

@@ -1,7 +1,7 @@
 //! Training on this machine, watched.
 
 use super::{Ended, Reporter, Stop};
-use crate::cli::with_source;
+use crate::cli::{utilisation, with_source};
 use crate::dash::event::{News, RankNow, RankStep, Setup, StepNews};
 use crate::dash::lanes::Lanes;
 use shardlab_exec::engine::{ExecOptions, Live, RankTimes};
@@ -64,7 +64,8 @@ pub(super) fn train(
         drop(done);
         result
     });
-    let outcome = result.map_err(|e| e.to_string())?;
+    let mut outcome = result.map_err(|e| e.to_string())?;
+    outcome.run.mfu = utilisation(&scenario, &program, &outcome.run, true);
     let view = RunView::of(outcome.run, &program, &scenario);
     let mut view = with_source(view, &setup.path, &setup.overrides);
     view.interrupted = outcome.interrupted;

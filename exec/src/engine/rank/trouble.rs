@@ -122,7 +122,12 @@ impl<D: Device> Rank<D> {
                 .iter()
                 .map(|(role, bytes)| format!("{} {bytes}", role.name()))
                 .collect();
-            what = format!("{what}; alive: {}", alive.join(", "));
+            // A planned pool is taken as a whole, before anything is alive.
+            let composed = || crate::engine::memory::composition(program);
+            what = match &alive[..] {
+                [] => format!("{what}; alive at the plan's peak: {}", composed()),
+                _ => format!("{what}; alive: {}", alive.join(", ")),
+            };
         }
         self.fail(kind, id, what)
     }

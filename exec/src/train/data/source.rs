@@ -56,6 +56,23 @@ pub enum DataError {
         /// Vocabulary.
         vocab: u64,
     },
+    /// A tokenizer cannot be used.
+    #[error("{}: no tokenizer: {reason}", path.display())]
+    Tokenizer {
+        /// Its file.
+        path: PathBuf,
+        /// Reason.
+        reason: String,
+    },
+    /// This program knows no tokenizers.
+    #[error(
+        "{}: this program was built without feature `tokenizers`; with --data-dtype uint8 a text's bytes are its tokens",
+        path.display()
+    )]
+    NoTokenizers {
+        /// The tokenizer's file.
+        path: PathBuf,
+    },
     /// The model has no vocabulary.
     #[error("this model family has no tokens: data comes from the seed alone")]
     NoTokens,
@@ -125,6 +142,16 @@ impl Tokens {
             bytes: bytes.into(),
             width,
         })
+    }
+
+    /// Tokens made elsewhere.
+    pub(super) fn of_ids(name: String, ids: &[u32]) -> Self {
+        let bytes: Vec<u8> = ids.iter().flat_map(|i| i.to_le_bytes()).collect();
+        Self {
+            name,
+            bytes: bytes.into(),
+            width: TokenWidth::U32,
+        }
     }
 
     /// A language with structure to learn: few tokens are frequent, and what follows depends on the token before and on

@@ -1,0 +1,21 @@
+//! How much of the device's peak a measured run has used.
+
+use shardlab_plan::record::Run;
+use shardlab_plan::units::Picos;
+use shardlab_plan::{Program, Scenario};
+use shardlab_sim::hardware;
+
+/// Model FLOPs utilisation of a measured run against the peak that the scenario's hardware profile gives; 0 where that
+/// profile is of another kind of device than the one that ran, or cannot be read.
+pub(crate) fn utilisation(scenario: &Scenario, program: &Program, run: &Run, on_cpu: bool) -> f64 {
+    let Ok(profile) = hardware::load(&scenario.mesh.hardware) else {
+        return 0.0;
+    };
+    if profile.device.shared_cores.is_some() != on_cpu {
+        return 0.0;
+    }
+    let mut samples = run.step_samples.clone();
+    samples.sort_unstable();
+    let median = samples.get(samples.len() / 2).copied();
+    profile.utilisation(program, median.unwrap_or(Picos::ZERO))
+}

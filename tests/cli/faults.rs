@@ -1,0 +1,148 @@
+//! Faults end a run within seconds, name their cause on every rank, and leave the last checkpoint usable.
+
+use crate::{json, shardlab};
+use serde_json::Value;
+use std::path::Path;
+use std::time::{Duration, Instant};
+
+/// Far above what any of these takes, far below the 60 s in which a run gives up by itself.
+const SOON: Duration = Duration::from_secs(40);
+
+/// Ranks as threads, and as processes.
+const MODES: [&[&str]; 2] = [&[], &["--processes"]];
+
+fn exec(args: &[&str]) -> Value {
+    let mut all = vec!["exec", "--json", "--no-store"];
+    all.extend_from_slice(args);
+    json(&all).remove(0)
+}
+
+/// The words of a run that fails with status 3 soon enough.
+fn failing(args: &[&str]) -> String {
+    let begin = Instant::now();
+    let mut all = vec!["exec", "--no-store"];
+    all.extend_from_slice(args);
+    let output = shardlab(&all).output().unwrap();
+    let words = String::from_utf8(output.stderr).unwrap();
+    assert_eq!(output.status.code(), Some(3), "{args:?}: {words}");
+    assert!(begin.elapsed() < SOON, "{args:?}: {:?}", begin.elapsed());
+    words
+}
+
+/// Every rank is told, by its number, and the cause is named.
+fn told(words: &str, ranks: u32, cause: &str) {
+    assert!(words.contains(cause), "{cause}: {words}");
+    for rank in 0..ranks {
+        let line = words
+            .lines()
+            .find(|l| l.trim_start().starts_with(&format!("rank {rank}")));
+        assert!(line.is_some(), "rank {rank}: {words}");
+    }
+}
+
+/// A panic on the host, an error, a rank that goes missing, and one that dies inside a collective.
+#[test]
+fn a_rank_that_fails() {
+    let whole = exec(&["small-native", "--steps", "5"]);
+    for mode in MODES {
+        for (kind, cause) in [
+            ("panic", "injected panic on the host"),
+            ("error", "an injected error"),
+            // Threads see who is missing, processes what they wait for.
+            (
+                "stall",
+                if mode.is_empty() {
+                    "rank 2 missing"
+                } else {
+                    "by rank 2` within 3"
+                },
+            ),
+            ("collective", "injected panic in the middle of a collective"),
+        ] {
+            let dir = tempfile::tempdir().unwrap();
+            let at = dir.path().display().to_string();
+            let base = [
+                "small-native",
+                "--checkpoint-dir",
+                &at,
+                "--checkpoint-every",
+                "1",
+                "--steps",
+            ];
+            exec(&[&base[..], &["2"], mode].concat());
+            let fault = format!("2:{kind}");
+            let fail = ["5", "--timeout", "3", "--fault", &fault];
+            let words = failing(&[&base[..], &fail, mode].concat());
+            told(&words, 4, cause);
+            // The third step was done; its checkpoint may have been in the making.
+            let resumed = exec(&[&base[..], &["5"]].concat());
+            let from = resumed["resumed_from"].as_u64().unwrap();
+            assert!((2..4).contains(&from), "{kind} {mode:?}: {from}");
+            assert_eq!(resumed["losses"], whole["losses"], "{kind} {mode:?}");
+        }
+    }
+}
+
+/// A rank's memory is used up: what was alive is said, the checkpoint of a run with more memory loads.
+#[test]
+fn out_of_memory() {
+    let dir = tempfile::tempdir().unwrap();
+    let at = dir.path().display().to_string();
+    let base = ["small-native", "--checkpoint-dir", &at];
+    let run = exec(&[&base[..], &["--steps", "2"]].concat());
+    let peak = run["memory"]["peak_reserved_bytes"].as_u64().unwrap();
+    let (enough, less) = (peak.to_string(), (peak - 1).to_string());
+    exec(&["small-native", "--steps", "2", "--memory", &enough]);
+    for mode in MODES {
+        let less = ["--steps", "4", "--memory", &less];
+        let words = failing(&[&base[..], &less, mode].concat());
+        told(&words, 4, "out of memory");
+        assert!(words.contains("alive at the plan's peak: "), "{words}");
+    }
+    let on = exec(&[&base[..], &["--steps", "3"]].concat());
+    assert_eq!(on["resumed_from"], 2);
+}
+
+/// A weight that is no number reaches the loss: the parameters are named; with `--check-nan` the first kernel that shows it.
+#[test]
+fn a_number_that_is_none() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = |name: &str| dir.path().join(name).display().to_string();
+    let (weights, checkpoints) = (path("hf"), path("c"));
+    let base = ["small-native", "--checkpoint-dir", &checkpoints];
+    exec(&[&base[..], &["--steps", "1", "--export", &weights]].concat());
+    poison(&dir.path().join("hf/model.safetensors"));
+    for mode in MODES {
+        let begin = ["--init", &weights, "--resume", "never", "--steps", "3"];
+        let words = failing(&[&base[..], &begin, mode].concat());
+        assert!(words.contains("is NaN; not finite: "), "{words}");
+        let words = failing(&[&base[..], &begin, mode, &["--check-nan"]].concat());
+        told(&words, 4, "of an output is NaN");
+    }
+    let on = exec(&[&base[..], &["--steps", "2"]].concat());
+    assert_eq!(on["resumed_from"], 1);
+}
+
+/// Makes the last weight of a file no number.
+fn poison(file: &Path) {
+    let mut bytes = std::fs::read(file).unwrap();
+    let end = bytes.len();
+    bytes[end - 4..].copy_from_slice(&f32::NAN.to_le_bytes());
+    std::fs::write(file, bytes).unwrap();
+}
+
+#[test]
+fn faulty_faults_are_refused() {
+    for (args, part) in [
+        (["--fault", "2"], "RANK:KIND is expected"),
+        (["--fault", "1:death"], "RANK:KIND is expected"),
+        (["--memory", "much"], "a size such as 512MiB"),
+    ] {
+        let output = shardlab(&[&["exec", "small-native"][..], &args].concat())
+            .output()
+            .unwrap();
+        let words = String::from_utf8(output.stderr).unwrap();
+        assert_eq!(output.status.code(), Some(2), "{words}");
+        assert!(words.contains(part), "{words}");
+    }
+}
