@@ -145,7 +145,7 @@ fn delays_change_no_bit() {
         delay: Some(DelaySpec {
             seed,
             probability: 0.02,
-            max: Duration::from_micros(500),
+            max: Duration::from_micros(250),
         }),
         ..exec()
     };
