@@ -11,6 +11,7 @@ mod context;
 mod driver;
 mod factory;
 mod graph;
+mod leader;
 pub mod libraries;
 mod memory;
 mod nccl;

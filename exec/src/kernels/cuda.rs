@@ -34,6 +34,20 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use variant::Variant;
 
+/// How ranks come to the same choices: different kernels add up in different orders, and ranks that hold copies of one
+/// another's numbers must not drift apart.
+pub trait Agree: Send + Sync + std::fmt::Debug {
+    /// The choice that the leading rank makes by calling `choose`. Every rank asks for the same names in the same order.
+    ///
+    /// # Errors
+    /// [`Trouble`], if it fails there, or does not come.
+    fn choice(
+        &self,
+        name: &str,
+        choose: &mut dyn FnMut() -> Result<Vec<u8>, Trouble>,
+    ) -> Result<Vec<u8>, Trouble>;
+}
+
 /// How kernels are made.
 #[derive(Clone, Debug)]
 pub struct Options {
@@ -50,6 +64,8 @@ pub struct Options {
     pub deterministic: bool,
     /// Time candidates for matrix products; otherwise the library's first one is taken.
     pub measure: bool,
+    /// How ranks agree on the choice; alone, a rank chooses for itself.
+    pub agree: Option<Arc<dyn Agree>>,
 }
 
 impl Default for Options {
@@ -62,6 +78,7 @@ impl Default for Options {
             cudnn: true,
             deterministic: std::env::var_os("SHARDLAB_ATTENTION_ANY_ORDER").is_none(),
             measure: true,
+            agree: None,
         }
     }
 }
@@ -101,6 +118,7 @@ pub struct Kernels {
     loader: Loader,
     cache: Cache,
     blas: Blas,
+    agree: Option<Arc<dyn Agree>>,
     dnn: Option<Dnn>,
     plans: BTreeMap<Variant, prepare::Plan>,
     ranges: prepare::RangeKernels,
@@ -140,6 +158,7 @@ impl Kernels {
             loader: Loader::new(cache.clone(), options.libraries.clone()),
             cache,
             blas,
+            agree: options.agree.clone(),
             plans: BTreeMap::new(),
             ranges: prepare::RangeKernels::default(),
             program,

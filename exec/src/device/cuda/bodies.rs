@@ -3,7 +3,7 @@
 use super::context::Context;
 use super::driver::{RawStream, check};
 use super::libraries::Libraries;
-use crate::kernels::cuda::{Error, HyperBlock, Kernels, Options, hyper_block};
+use crate::kernels::cuda::{Agree, Error, HyperBlock, Kernels, Options, hyper_block};
 use crate::operand::{Hyper, RawRange};
 use cudarc::driver::{CudaContext, sys};
 use shardlab_plan::program::{InstrId, Program};
@@ -38,6 +38,7 @@ impl Bodies {
         context: &Arc<Context>,
         program: &Arc<Program>,
         settings: Settings,
+        agree: Option<Arc<dyn Agree>>,
     ) -> Result<Self, String> {
         let words = |e: Error| e.to_string();
         let theirs = CudaContext::new(context.ordinal as usize).map_err(|e| format!("{e:?}"))?;
@@ -48,6 +49,7 @@ impl Bodies {
             libraries: libraries.folders().iter().map(|f| f.path.clone()).collect(),
             tf32: settings.tf32,
             cudnn: !settings.no_cudnn && libraries.has(super::Library::Cudnn),
+            agree,
             ..Options::default()
         };
         let mut kernels = Kernels::new(theirs, Arc::clone(program), &options).map_err(words)?;

@@ -4,6 +4,7 @@ use super::bodies::{Bodies, Settings};
 use super::collectives::{Alone, Collectives};
 use super::context::{Context, gpus};
 use super::driver::{Event, check};
+use super::leader::Leader;
 use super::libraries::{Libraries, Library};
 use super::memory::Pinned;
 use super::nccl::{self, NcclCollectives};
@@ -82,7 +83,8 @@ impl CudaFactory {
             tf32: self.options.tf32,
             no_cudnn: self.options.no_cudnn,
         };
-        let bodies = Bodies::new(&context, program, settings)?;
+        let agree = Leader::of(setup, rank);
+        let bodies = Bodies::new(&context, program, settings, agree)?;
         let collectives = self.collectives(setup, rank, &context)?;
         Ok(CudaDevice {
             rank,

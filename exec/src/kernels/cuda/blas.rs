@@ -1,5 +1,6 @@
 //! cuBLASLt: descriptors, candidates, and the choice among them by time.
 
+use super::Agree;
 use super::cache::Cache;
 use super::error::Trouble;
 use super::gemm::Product;
@@ -94,32 +95,62 @@ impl Blas {
         })
     }
 
-    /// Makes a product ready: by the choice on disk, or by timing candidates.
-    pub(super) fn plan(&self, p: &Product, cache: &Cache) -> Result<Plan, Trouble> {
+    /// Makes a product ready: by the choice on disk, or by timing candidates; where ranks agree, by the leading rank's.
+    pub(super) fn plan(
+        &self,
+        p: &Product,
+        cache: &Cache,
+        agree: Option<&dyn Agree>,
+    ) -> Result<Plan, Trouble> {
         let mut plan = self.describe(p)?;
         let tf32 = if self.tf32 { "tf32" } else { "" };
         let key = Cache::key(&["gemm 1", &self.machine, tf32, &format!("{p:?}")]);
-        if let Some(kept) = cache.get(&key, "algo")
-            && let Some((algo, choice)) = unpack(&kept)
-            && self.fits(&plan, &algo)
-        {
-            plan.algo = algo;
-            plan.choice = choice;
-            return Ok(plan);
+        let packed = match agree {
+            None => self.choose(&plan, p, &key, cache)?,
+            // The machine is not part of the name: another one is to be found out, not to be waited for.
+            Some(agree) => agree.choice(&format!("{tf32}{p:?}"), &mut || {
+                self.choose(&plan, p, &key, cache)
+            })?,
+        };
+        match unpack(&packed) {
+            Some((algo, choice)) if self.fits(&plan, &algo) => {
+                plan.algo = algo;
+                plan.choice = choice;
+                Ok(plan)
+            }
+            _ => Err(Trouble::Unsupported(format!(
+                "{} has no such kernel as the leading rank chose for {p:?}: all ranks need the same GPU and libraries",
+                self.machine
+            ))),
         }
-        let found = self.candidates(&plan, p)?;
+    }
+
+    /// This rank's own choice.
+    fn choose(
+        &self,
+        plan: &Plan,
+        p: &Product,
+        key: &str,
+        cache: &Cache,
+    ) -> Result<Vec<u8>, Trouble> {
+        if let Some(kept) = cache.get(key, "algo")
+            && unpack(&kept).is_some_and(|(algo, _)| self.fits(plan, &algo))
+        {
+            return Ok(kept);
+        }
+        let found = self.candidates(plan, p)?;
         let (best, micros) = if self.measure && found.len() > 1 {
-            self.fastest(&plan, p, &found)?
+            self.fastest(plan, p, &found)?
         } else {
             (0, None)
         };
-        plan.algo = found[best];
         let time = micros.map_or(String::new(), |t| format!(", {t:.1} us alone"));
-        plan.choice = format!("cuBLASLt candidate {} of {}{time}", best + 1, found.len());
+        let choice = format!("cuBLASLt candidate {} of {}{time}", best + 1, found.len());
+        let packed = pack(&found[best], &choice);
         if self.measure {
-            cache.put(&key, "algo", &pack(&plan.algo, &plan.choice));
+            cache.put(key, "algo", &packed);
         }
-        Ok(plan)
+        Ok(packed)
     }
 
     fn describe(&self, p: &Product) -> Result<Plan, Trouble> {

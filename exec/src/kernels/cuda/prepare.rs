@@ -155,7 +155,8 @@ pub(super) fn one(k: &mut Kernels, variant: Variant, kernel: &Kernel) -> Result<
             if product.m * product.n * product.k == 0 {
                 Plan::Nothing
             } else {
-                Plan::Product(k.blas.plan(&product, &k.cache)?, operands)
+                let plan = k.blas.plan(&product, &k.cache, k.agree.as_deref())?;
+                Plan::Product(plan, operands)
             }
         }
         body => {
