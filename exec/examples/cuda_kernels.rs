@@ -37,7 +37,9 @@ mod bench {
     use shardlab_exec::kernels::cuda::{Kernels, Options, hyper_block};
     use shardlab_exec::operand::{Hyper, LaunchContext, RawRange};
     use shardlab_plan::model::OpKind;
-    use shardlab_plan::program::{Access, Holds, InstrId, Kernel, Op, Program, Shape, ShardOp};
+    use shardlab_plan::program::{
+        Access, Holds, InstrId, Kernel, Op, Program, Shape, ShardOp, workspace,
+    };
     use shardlab_plan::scenario;
     use shardlab_plan::units::DType;
     use std::collections::{BTreeMap, BTreeSet};
@@ -51,26 +53,24 @@ mod bench {
         let mut args = std::env::args().skip(1);
         let mode = args.next().unwrap_or_default();
         let (mut names, mut sets, mut only) = (Vec::new(), Vec::new(), String::new());
-        let (mut tf32, mut cudnn, mut deterministic) = (false, true, true);
+        let (mut tf32, mut cudnn) = (false, true);
         while let Some(a) = args.next() {
             match a.as_str() {
                 "--set" => sets.extend(args.next()),
                 "--tf32" => tf32 = true,
                 "--no-cudnn" => cudnn = false,
-                "--any-order" => deterministic = false,
                 "--only" => only = args.next().unwrap_or_default(),
                 _ => names.push(a),
             }
         }
         if !["check", "time"].contains(&mode.as_str()) || names.is_empty() {
-            return Err("usage: cuda_kernels check|time SCENARIO.. [--set KEY=VALUE].. [--tf32] [--no-cudnn] [--any-order] [--only NAME]".into());
+            return Err("usage: cuda_kernels check|time SCENARIO.. [--set KEY=VALUE].. [--tf32] [--no-cudnn] [--only NAME]".into());
         }
         let libraries = Libraries::load(&[])?;
         let options = Options {
             libraries: libraries.folders().iter().map(|f| f.path.clone()).collect(),
             tf32,
             cudnn,
-            deterministic,
             ..Options::default()
         };
         let context = CudaContext::new(0)?;
@@ -85,17 +85,18 @@ mod bench {
             let mut kernels = Kernels::new(Arc::clone(&context), Arc::clone(&program), &options)?;
             kernels.prepare()?;
             println!(
-                "== {name} {sets:?}: {} kernels, prepared in {:.2} s, workspace {:.1} MiB",
+                "== {name} {sets:?}: {} kernels, prepared in {:.2} s, workspace {:.1} MiB, {:.1} planned",
                 program.kernels.len(),
                 started.elapsed().as_secs_f64(),
-                kernels.workspace_bytes() as f64 / 1048576.0
+                kernels.workspace_bytes() as f64 / 1048576.0,
+                workspace::of(&program).0 as f64 / 1048576.0
             );
             for why in kernels.refused() {
                 println!("passed over: {why}");
             }
-            let workspace = Memory::new(kernels.workspace_bytes())?;
+            let scratch = Memory::new(kernels.workspace_bytes())?;
             // SAFETY: as many bytes as it asks for, used by nobody else.
-            unsafe { kernels.set_workspace(workspace.at)? };
+            unsafe { kernels.set_workspace(scratch.at)? };
             let mut bench = Bench {
                 stream: result::stream::create(result::stream::StreamKind::NonBlocking)?,
                 hyper: Memory::new(64)?,

@@ -190,6 +190,7 @@ fn finish(cx: Cx<'_>, buffers: &TapeBuffers, sections: Vec<Section>) -> Program 
         micro_batches: scenario.train.grad_accum as u16,
         tokens: cx.tape.tokens * accum,
         model_flops: cx.tape.model_flops * accum,
+        deterministic: scenario.precision.deterministic,
         expandable_segments: scenario.fsdp.expandable_segments,
         reduce_in_flight: scenario.fsdp.reduce_in_flight,
         validate_every: scenario.train.validate_every,

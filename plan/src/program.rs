@@ -16,6 +16,7 @@ pub mod rule;
 mod shard_op;
 mod text;
 mod transfer;
+pub mod workspace;
 
 pub use crate::compile::tape::{
     BodyOp, Const, ConstId, HostWorkKind, Kernel, KernelClass, KernelId, Module, ModuleId,
@@ -229,6 +230,9 @@ pub struct ProgramMeta {
     pub tokens: u64,
     /// Model FLOPs a rank and step.
     pub model_flops: Flops,
+    /// Every sum has a fixed order.
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
+    pub deterministic: bool,
     /// `expandable_segments` of the caching allocator.
     pub expandable_segments: bool,
     /// Gradient buffers the policy allows in flight.

@@ -89,6 +89,12 @@ impl Costs {
             if arithmetic && program.meta.world > 1 {
                 cost.work = (cost.work as f64 / profile.device.loaded_rate) as u64;
             }
+            if let KernelClass::Attention { backward: true, .. } = kernel.class
+                && program.meta.deterministic
+            {
+                let slower = profile.efficiency.attention_backward_fixed_order;
+                cost.work = (cost.work as f64 * slower) as u64;
+            }
             all.push(cost);
         }
         for collective in &program.collectives {

@@ -265,10 +265,7 @@ fn host_times(parts: &Parts<'_>, rank: &Rank<'_>, last: usize) -> Vec<u64> {
 
 fn memory(parts: &Parts<'_>, rank: &Rank<'_>, last: usize) -> MemoryReport {
     let m = parts.memory;
-    let outside = parts
-        .profile
-        .outside_allocator(parts.program.communicators.len())
-        .total();
+    let outside = parts.profile.outside_allocator(parts.program).total();
     let section = &parts.program.sections[parts.tables.passes[last].section];
     let times = if parts.options.record {
         host_times(parts, rank, last)

@@ -154,9 +154,7 @@ fn run_memory<'a>(
     sections: &[SectionCode],
     host: &HostCosts,
 ) -> Result<MemoryRun<'a>, SimError> {
-    let outside = profile
-        .outside_allocator(program.communicators.len())
-        .total();
+    let outside = profile.outside_allocator(program).total();
     let limit = options
         .enforce_memory
         .then(|| shardlab_plan::units::Bytes(profile.capacity().0.saturating_sub(outside.0)));

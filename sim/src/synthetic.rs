@@ -32,6 +32,7 @@ impl Builder {
             micro_batches: 1,
             tokens: 8192,
             model_flops: Flops(0),
+            deterministic: false,
             expandable_segments: true,
             reduce_in_flight: 1,
             validate_every: 0,

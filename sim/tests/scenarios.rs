@@ -124,3 +124,29 @@ fn prefetch_pays_where_gathers_would_be_exposed() {
     let with = run(&planned("prefetch-1", &[]), &Options::default());
     assert!(without.step_samples[0].0 > with.step_samples[0].0 * 11 / 10);
 }
+
+/// Where kernels' workspaces lie outside the allocator, the whole device holds them as well; a fixed order of sums makes
+/// attention's larger and slower.
+#[test]
+fn the_device_holds_what_kernels_take_beside_the_program_s_buffers() {
+    let measured = hardware::load("h200-nvlink").unwrap();
+    let mut ours = measured.clone();
+    ours.footprint.kernel_workspaces = true;
+    ours.efficiency.attention_backward_fixed_order = 1.2;
+    let device = |program: &Program, profile| {
+        let r = simulate(program, profile, &Options::default()).unwrap();
+        (r.memory.peak_device.0, r.step_samples[0])
+    };
+    let any = planned("peers-1b", &["fsdp.policy=\"native\""]);
+    let fixed = planned(
+        "peers-1b",
+        &["fsdp.policy=\"native\"", "precision.deterministic=true"],
+    );
+    assert_ne!(any.digest(), fixed.digest());
+    // By hand: 129 MiB for 2 x 32 heads of 4,096 tokens of 64 numbers, and a word; 2,113 MiB in a fixed order.
+    let more = device(&any, &ours).0 - device(&any, &measured).0;
+    assert_eq!(more >> 20, 129);
+    let more = device(&fixed, &ours).0 - device(&fixed, &measured).0;
+    assert_eq!(more >> 20, 2113);
+    assert!(device(&fixed, &ours).1 > device(&any, &ours).1);
+}

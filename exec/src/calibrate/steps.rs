@@ -361,11 +361,11 @@ pub(super) fn run<F: DeviceFactory>(
         return Err(fault("no step was run".to_owned()));
     };
     let run = session.into_run();
-    let foreign = run
-        .memory
-        .peak_device
-        .0
-        .checked_sub(run.memory.peak_reserved.0);
+    // Kernels' workspaces are planned, too.
+    let workspaces = run.environment.get("kernels.workspace_bytes");
+    let workspaces = workspaces.and_then(|b| b.parse().ok()).unwrap_or(0);
+    let engine = run.memory.peak_reserved.0 + workspaces;
+    let foreign = run.memory.peak_device.0.checked_sub(engine);
     Ok(Observed {
         program,
         tasks: kernels

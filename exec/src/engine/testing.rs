@@ -44,6 +44,7 @@ impl Build {
                     micro_batches: 1,
                     tokens: 1,
                     model_flops: Flops(0),
+                    deterministic: false,
                     expandable_segments: false,
                     reduce_in_flight: 1,
                     validate_every: 0,

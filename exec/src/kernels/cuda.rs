@@ -59,9 +59,6 @@ pub struct Options {
     pub tf32: bool,
     /// Use cuDNN's attention where it fits.
     pub cudnn: bool,
-    /// Attention's backward adds up in a fixed order: the same bits every time. cuDNN's kernel for that is a tenth to a fifth
-    /// slower and takes a workspace of the size of the scores (2.1 GiB for 2 x 32 heads of 4,096 tokens).
-    pub deterministic: bool,
     /// Time candidates for matrix products; otherwise the library's first one is taken.
     pub measure: bool,
     /// How ranks agree on the choice; alone, a rank chooses for itself.
@@ -69,14 +66,13 @@ pub struct Options {
 }
 
 impl Default for Options {
-    /// Everything on but TF32; `SHARDLAB_ATTENTION_ANY_ORDER` turns `deterministic` off; the cache is `$SHARDLAB_KERNEL_CACHE` or lies in the user's cache directory.
+    /// Everything on but TF32; the cache is `$SHARDLAB_KERNEL_CACHE` or lies in the user's cache directory.
     fn default() -> Self {
         Self {
             cache: Cache::of_user().folder().map(PathBuf::from),
             libraries: Vec::new(),
             tf32: false,
             cudnn: true,
-            deterministic: std::env::var_os("SHARDLAB_ATTENTION_ANY_ORDER").is_none(),
             measure: true,
             agree: None,
         }
@@ -147,7 +143,7 @@ impl Kernels {
         let cache = Cache::new(options.cache.clone());
         let blas = Blas::new(&gpu, options.tf32, options.measure)
             .map_err(|t| Error::new("cublasLt", t))?;
-        let dnn = options.cudnn.then(|| Dnn::open(options.deterministic));
+        let dnn = options.cudnn.then(|| Dnn::open(program.meta.deterministic));
         Ok(Self {
             dnn: dnn.flatten(),
             shapes: prepare::shapes(&program),

@@ -82,6 +82,7 @@ pub(crate) fn tiny(family: Family) -> Scenario {
             main_grads: DType::F32,
             comm_grads: DType::F32,
             moments: DType::F32,
+            deterministic: false,
         },
         compile: Compile {
             mode: CompileMode::Off,

@@ -154,14 +154,19 @@ fn header(program: &Program, out: &mut String) {
     let m = &program.meta;
     let _ = writeln!(
         out,
-        "# program {} policy {} ranks {} = {} outer x {} shard, {} micro-batches, {} tokens a rank and step",
+        "# program {} policy {} ranks {} = {} outer x {} shard, {} micro-batches, {} tokens a rank and step{}",
         program.digest(),
         m.policy,
         m.world,
         m.dp_outer,
         m.dp_shard,
         m.micro_batches,
-        m.tokens
+        m.tokens,
+        if m.deterministic {
+            ", sums in a fixed order"
+        } else {
+            ""
+        }
     );
     for (i, s) in program.streams.iter().enumerate() {
         let _ = writeln!(

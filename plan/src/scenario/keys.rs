@@ -272,6 +272,7 @@ keys! {
     MainGrads: "precision" "main_grads" [Choice(DTYPES)] "(megatron: \"bf16\", others: \"f32\"; f32 with f32 compute)" "Gradients between micro-batches";
     CommGrads: "precision" "comm_grads" [Choice(DTYPES)] "(fsdp2: \"f32\", others: main_grads)" "Gradients in the reduction";
     Moments: "precision" "moments" [Choice(DTYPES)] "\"f32\"" "Optimizer moments";
+    Deterministic: "precision" "deterministic" [Bool] "false" "Every sum has a fixed order, so that a run repeats to the bit: on GPUs attention's backward is slower then and takes a workspace as large as the scores (the CPU device always does)";
 
     Mode: "compile" "mode" [Choice(&["off", "regions", "blocks", "full"])] "\"off\"" "What is compiled";
     BucketBytes: "compile" "bucket_bytes" [Bytes(0, 1 << 40)] "104857600" "full: bucket collectives up to this size; 0: one for each parameter";

@@ -414,6 +414,7 @@ fn precision(d: &Document) -> Precision {
             main_grads
         }),
         moments: of(Key::Moments).unwrap_or(DType::F32),
+        deterministic: d.flag(Key::Deterministic).unwrap_or(false),
     }
 }
 

@@ -367,6 +367,8 @@ pub struct Precision {
     pub comm_grads: DType,
     /// Dtype of the optimizer moments.
     pub moments: DType,
+    /// Every sum has a fixed order, whatever the device.
+    pub deterministic: bool,
 }
 
 /// `compile.mode`.

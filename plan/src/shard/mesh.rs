@@ -288,6 +288,7 @@ mod tests {
             main_grads: grads,
             comm_grads: grads,
             moments: DType::F32,
+            deterministic: false,
         };
         let total =
             |m: &Mesh, s, o, pr: &Precision| persistent_bytes(1600, 1500, m, s, o, pr, 2).total().0;

@@ -121,6 +121,10 @@ fn check(p: &Profile) -> Result<(), String> {
             "efficiency.attention_backward",
             p.efficiency.attention_backward,
         ),
+        (
+            "efficiency.attention_backward_fixed_order",
+            p.efficiency.attention_backward_fixed_order,
+        ),
     ];
     for (name, value) in positive {
         if !(value.is_finite() && value > 0.0) {

@@ -1,7 +1,7 @@
 //! The profile format. Field names carry their unit; every section names its source.
 
 use serde::Deserialize;
-use shardlab_plan::program::{CollectiveKind, KernelClass, Program};
+use shardlab_plan::program::{CollectiveKind, KernelClass, Program, workspace};
 use shardlab_plan::units::{Bytes, DType, Picos};
 use std::collections::BTreeMap;
 
@@ -103,6 +103,9 @@ pub struct Footprint {
     pub context_mib: u64,
     /// Each communicator, MiB.
     pub communicator_mib: u64,
+    /// Kernels' workspaces lie outside the allocator too, as those of `exec` on GPUs do; frameworks take theirs from it.
+    #[serde(default)]
+    pub kernel_workspaces: bool,
 }
 
 /// `[host]`: what issuing costs the host thread, in microseconds a call.
@@ -224,6 +227,9 @@ pub struct Efficiency {
     pub attention: f64,
     /// Attention backward.
     pub attention_backward: f64,
+    /// Time of attention's backward when its sums have a fixed order, relative to the tables'; they have one if not given.
+    #[serde(default = "one")]
+    pub attention_backward_fixed_order: f64,
     /// Memory-bound classes: share of `memory_gbps`.
     pub memory: BTreeMap<MemoryClass, f64>,
 }
@@ -399,13 +405,15 @@ pub struct MemoryUse {
     pub context: Bytes,
     /// All communicators.
     pub communicators: Bytes,
+    /// Kernels' workspaces.
+    pub workspaces: Bytes,
 }
 
 impl MemoryUse {
     /// Sum.
     #[must_use]
     pub fn total(self) -> Bytes {
-        self.context + self.communicators
+        self.context + self.communicators + self.workspaces
     }
 }
 
@@ -416,12 +424,18 @@ impl Profile {
         Bytes(self.device.memory_mib << 20)
     }
 
-    /// Device memory outside the allocator, for a number of communicators.
+    /// Device memory outside the allocator while a program runs.
     #[must_use]
-    pub fn outside_allocator(&self, communicators: usize) -> MemoryUse {
+    pub fn outside_allocator(&self, program: &Program) -> MemoryUse {
+        let communicators = program.communicators.len() as u64;
         MemoryUse {
             context: Bytes(self.footprint.context_mib << 20),
-            communicators: Bytes((self.footprint.communicator_mib * communicators as u64) << 20),
+            communicators: Bytes((self.footprint.communicator_mib * communicators) << 20),
+            workspaces: if self.footprint.kernel_workspaces {
+                workspace::of(program)
+            } else {
+                Bytes(0)
+            },
         }
     }
 

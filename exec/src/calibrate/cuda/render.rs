@@ -71,6 +71,7 @@ copy_latency_us = {copy_latency}
 source = "{footprint}"
 context_mib = {context}
 communicator_mib = {communicator}
+kernel_workspaces = true
 
 [host]
 source = "{host}"
@@ -128,7 +129,7 @@ start_wait_min_us = 20.0
         d2h = num(positive(h.d2h_gbps, 50.0)),
         copy_latency = num(positive(h.copy_latency_us, 5.0)),
         footprint = source(
-            "device bytes in use beside the engine's, after steps with one rank and with all"
+            "device bytes in use beside the engine's and its kernels' workspaces, after steps with one rank and with all"
         ),
         context = mib(m.context_bytes),
         communicator = mib(m.communicator_bytes),
@@ -216,6 +217,8 @@ gemm = {{ f32 = {}, bf16 = {}, f16 = {} }}
 conv = 0.7
 attention = {}
 attention_backward = {}
+# Not measured here: 1.22, 1.09 and 1.10 for three shapes on an H200.
+attention_backward_fixed_order = 1.1
 
 [efficiency.memory]
 "#,

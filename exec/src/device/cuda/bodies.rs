@@ -6,7 +6,8 @@ use super::libraries::Libraries;
 use crate::kernels::cuda::{Agree, Error, HyperBlock, Kernels, Options, hyper_block};
 use crate::operand::{Hyper, RawRange};
 use cudarc::driver::{CudaContext, sys};
-use shardlab_plan::program::{InstrId, Program};
+use shardlab_plan::program::{InstrId, Program, workspace};
+use shardlab_plan::units::Bytes;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
@@ -24,6 +25,10 @@ pub(super) struct Bodies {
     kernels: Kernels,
     workspace: sys::CUdeviceptr,
     workspace_bytes: u64,
+    /// What the plan says that it is.
+    planned_bytes: Bytes,
+    /// Of sums, in words.
+    order: &'static str,
     settings: Settings,
     context: Arc<Context>,
 }
@@ -67,6 +72,12 @@ impl Bodies {
             kernels,
             workspace,
             workspace_bytes,
+            planned_bytes: workspace::of(program),
+            order: if program.meta.deterministic {
+                "every sum has an order that depends on shapes alone"
+            } else {
+                "sums of attention's gradient have any order, all others one that depends on shapes alone"
+            },
             settings,
             context: Arc::clone(context),
         })
@@ -103,9 +114,10 @@ impl Bodies {
             ("kernels.cudnn", on(!self.settings.no_cudnn)),
             ("kernels.workspace_bytes", self.workspace_bytes.to_string()),
             (
-                "kernels.order",
-                "every sum has an order that depends on shapes alone".to_owned(),
+                "kernels.workspace_planned_bytes",
+                self.planned_bytes.0.to_string(),
             ),
+            ("kernels.order", self.order.to_owned()),
         ]
         .into_iter()
         .map(|(k, v)| (k.to_owned(), v))

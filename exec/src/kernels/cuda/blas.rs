@@ -7,11 +7,12 @@ use super::gemm::Product;
 use super::memory::{Scratch, Stopwatch};
 use cudarc::cublaslt::sys;
 use cudarc::driver::sys::{CUdeviceptr, CUstream};
+use shardlab_plan::program::workspace;
 use shardlab_plan::units::DType;
 use std::ffi::c_void;
 
 /// Bytes that a product may use beside its operands.
-pub(super) const WORKSPACE: usize = 32 << 20;
+pub(super) const WORKSPACE: usize = workspace::PRODUCT as usize;
 /// Candidates that are timed.
 const CANDIDATES: usize = 8;
 /// A candidate wins over an earlier one only if it takes this part of its time: the order of candidates is the library's,

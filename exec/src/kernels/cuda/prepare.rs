@@ -15,7 +15,7 @@ use cudarc::driver::result;
 use cudarc::driver::sys::{CUdeviceptr, CUfunction};
 use shardlab_plan::model::OpKind;
 use shardlab_plan::program::{
-    Access, COMPUTE, Holds, InstrId, Kernel, Op, Program, Shape, ShardOp,
+    Access, COMPUTE, Holds, InstrId, Kernel, Op, Program, Shape, ShardOp, workspace,
 };
 use shardlab_plan::units::DType;
 use std::collections::BTreeMap;
@@ -73,7 +73,7 @@ unsafe impl Send for Plan {}
 
 /// Space that a part of the workspace takes.
 pub(super) const fn rounded(bytes: u64) -> u64 {
-    bytes.next_multiple_of(256)
+    bytes.next_multiple_of(workspace::ALIGN)
 }
 
 /// By launch: the shapes of the parameters that a `CopyOut` writes or a `ChunkCat` reads; a buffer of something else counts

@@ -156,6 +156,7 @@ pub(super) fn program(shape: Shape) -> Program {
             micro_batches: shape.micro_batches,
             tokens: 1,
             model_flops: Flops(1),
+            deterministic: false,
             expandable_segments: false,
             reduce_in_flight: shape.in_flight as u32,
             validate_every: u32::from(shape.validation),

@@ -8,7 +8,7 @@ use crate::kernels::cuda::code::{OPTIONS, key};
 use crate::kernels::cuda::nvrtc::Compiler;
 use crate::kernels::cuda::{prepare, ranges, variant};
 use shardlab_plan::model::OpKind;
-use shardlab_plan::program::{InstrId, Op, Program};
+use shardlab_plan::program::{InstrId, Op, Program, workspace};
 use shardlab_plan::{plan, scenario};
 use std::collections::{BTreeMap, BTreeSet};
 use std::io::Write as _;
@@ -42,6 +42,16 @@ fn sources(who: &str, program: &Program, out: &mut BTreeMap<String, String>) {
         }
         let made = generate(&v.request(&kernel.body));
         let module = made.unwrap_or_else(|e| panic!("{who}: {}: {e}", kernel.name));
+        // The planned workspace says nothing of these: they find room in that of the matrix products, which every model
+        // has. A copy of what a kernel would spoil is rare, and may be larger.
+        let keeps = module.source.contains(" keep");
+        let planned = workspace::kernel_bytes(kernel, true).max(workspace::PRODUCT);
+        assert!(
+            keeps || module.scratch <= planned,
+            "{who}: {} takes {} bytes",
+            kernel.name,
+            module.scratch
+        );
         out.entry(module.source)
             .or_insert_with(|| format!("{who}: {}", kernel.name));
     }
