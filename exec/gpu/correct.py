@@ -1,0 +1,217 @@
+"""Stages that check: each prints a line a case."""
+import json, os, shutil, subprocess, sys, tempfile, time
+from tools import CPU, OUT, ROOT, call, end, fit, gpus, last_line, reference, row, shardlab, together, train, worst
+import tools
+
+FIXED = "precision.deterministic=true"
+
+
+def goldens():
+    """torch's float32 runs, TF32 off: within 1e-3."""
+    def case(name, world):
+        def job():
+            folder = ROOT / "tests/goldens" / name
+            theirs = json.loads((folder / "reference.json").read_text())
+            # The reference's batch, whatever the number of ranks.
+            sets = [*fit(world), f"train.micro_batch={8 // world}"]
+            code, run, err, s = train(name, "--init", folder, "--data", folder / "tokens.bin", sets=sets, timeout=90)
+            if code:
+                return row("goldens", f"{name} on {world}", False, last_line(err))
+            losses = worst(run["losses"], theirs["losses"])
+            norms = worst(run["grad_norms"], theirs["grad_norms"])
+            final = [(run["final_norms"][k], v) for k, v in theirs["final_norms"].items()]
+            weights = max(abs(a - b) / max(b, 1e-3) for a, b in final)
+            ok = max(losses, norms, weights) < 1e-3
+            row("goldens", f"{name} on {world}", ok, f"losses {losses:.1e}, norms {norms:.1e}, weights {weights:.1e}, {s:.1f} s")
+        return job
+    worlds = sorted({1, min(2, gpus()), min(4, gpus())})
+    together([case(n, w) for n in ("llama-tiny", "gpt2-tiny") for w in worlds], 1 if CPU else 3)
+
+
+SMALL = ["small-native", "small-fsdp2", "small-megatron", "small-regions", "small-blocks", "small-full", "small-scopes", "small-iteration",
+         "small-recompute", "small-selective", "small-accumulation", "small-double-buffer", "small-units", "small-frozen",
+         "small-zero1", "small-zero2", "small-ddp", "small-gpt2", "small-encoder", "small-linear", "small-cnn", "small-offload"]
+# These have a mesh of their own, of 4.
+MESH = ["small-hsdp", "small-hfsdp"]
+
+
+def small():
+    """Every option's small scenario against the CPU device, float32 and bf16."""
+    names = os.environ["ONLY"].split(",") if os.environ.get("ONLY") else (SMALL[:4] + ["small-cnn"] if CPU else SMALL) + MESH
+    every = gpus()
+
+    def case(name, world, dtype, limit):
+        def job():
+            mesh = [] if name in MESH else fit(world)
+            sets = [*mesh, f'precision.compute="{dtype}"']
+            title = f"{name} {dtype} on {world}"
+            code, ours, err, s = train(name, "--check-nan", sets=sets, timeout=60)
+            if code:
+                return row("small", title, False, last_line(err))
+            code, cpu, err, _ = reference(name, sets=sets, timeout=120)
+            if code:
+                return row("small", f"{title}, CPU", False, last_line(err))
+            losses, norms = worst(ours["losses"], cpu["losses"]), worst(ours["grad_norms"], cpu["grad_norms"])
+            ok = losses < limit and norms < 3 * limit
+            same = ours["memory"]["peak_allocated_bytes"] == cpu["memory"]["peak_allocated_bytes"]
+            row("small", title, ok and same, f"losses {losses:.1e}, norms {norms:.1e}, memory {'equal' if same else 'DIFFERS'}, {s:.1f} s")
+        return job
+    jobs = []
+    for name in names:
+        if name in MESH and every < 4:
+            continue
+        jobs.append(case(name, every, "bf16", 3e-2))
+        jobs.append(case(name, 4 if name in MESH else every, "f32", 1e-3))
+        if name in SMALL[:3] and every > 2:
+            jobs.append(case(name, 2, "bf16", 3e-2))
+    together(jobs, 1 if CPU else 6)
+
+
+SAME = {
+    "prefetch 0": ["fsdp.prefetch_forward=0", "fsdp.prefetch_backward=0"],
+    "prefetch 3": ["fsdp.prefetch_forward=3", "fsdp.prefetch_backward=3"],
+    "one reduction in flight": ["fsdp.reduce_in_flight=1"],
+    "caching allocator": ['fsdp.allocator="caching"'],
+    "captured scopes": ['compile.cuda_graph=["attn", "mlp"]'],
+    "captured iteration": ['compile.cuda_graph="full_iteration"'],
+}
+
+
+def same_as(stage, cases):
+    """Every case has the losses and weights of the plain run, to the bit."""
+    base = [*fit(gpus()), FIXED]
+    code, first, err, _ = train("small-native", "--steps", 10, sets=base, timeout=60)
+    if code:
+        return row(stage, "small-native", False, last_line(err))
+
+    def case(title, sets, flags):
+        def job():
+            code, run, err, s = train("small-native", "--steps", 10, *flags, sets=[*base, *sets], timeout=90)
+            if code:
+                return row(stage, title, False, last_line(err))
+            ok = all(run[k] == first[k] for k in ("losses", "final_norms"))
+            row(stage, title, ok, f"loss {run['losses'][-1]!r} and {first['losses'][-1]!r}, {s:.1f} s")
+        return job
+    together([case(t, *c) for t, c in cases.items()], 1 if CPU else 4)
+
+
+def bits():
+    """Losses and weights are the same to the bit whatever the schedule is, and from run to run."""
+    more = {"without graphs": (SAME["captured iteration"], ["--no-graphs"])}
+    same_as("bits", {"again": ([], []), **{k: (v, []) for k, v in SAME.items()}, **more})
+
+
+def delays():
+    """Random instructions held up: the same bits."""
+    cases = {f"seed {s}": ([], ["--delays", s]) for s in (1, 2, 3)}
+    cases["seed 4, captured scopes"] = (SAME["captured scopes"], ["--delays", 4])
+    same_as("delays", cases)
+
+
+def on_gpus():
+    """Processes that hold GPU memory."""
+    if CPU:
+        return 0
+    r = subprocess.run(["nvidia-smi", "--query-compute-apps=pid", "--format=csv,noheader"], capture_output=True, text=True)
+    return len(r.stdout.split())
+
+
+def modes():
+    """Ways to run ranks: the same bits; times both ways; a rank that dies ends all."""
+    same_as("modes", {
+        "a process a rank, again": ([], []),
+        "ranks as threads": ([], ["--one-process"]),
+        "times by events": ([], ["--times", "events"]),
+        "threads, times by records": ([], ["--one-process", "--times", "cupti"] if not CPU else ["--one-process"]),
+    })
+    trace = OUT / "trace-modes.json"
+    code, run, err, s = train("small-native", "--trace", trace, sets=fit(gpus()), timeout=60)
+    if code == 0:
+        spans = sum(e["ph"] == "X" for e in json.loads(trace.read_text())["traceEvents"])
+        row("modes", "trace of rank 0", spans > 100, f"{spans} spans, exposed {run['exposed_ms']['total']:.3f} ms, {s:.1f} s")
+    else:
+        row("modes", "trace of rank 0", False, last_line(err))
+    if shutil.which("torchrun") and not CPU:
+        command = ["torchrun", "--no-python", f"--nproc-per-node={gpus()}", "--master-port", str(20000 + os.getpid() % 20000),
+                   tools.binary, "exec", "small-native", "--json", "--no-store", "--device", "cuda", "--steps", "3"]
+        command += [x for v in fit(gpus()) for x in ("--set", v)]
+        code, out, err, s = call(command, 90)
+        row("modes", "started by torchrun", code == 0 and '"losses"' in out, f"{s:.1f} s" if code == 0 else last_line(err))
+    killed()
+
+
+def killed():
+    """One rank is killed in the middle of a long run."""
+    before = on_gpus()
+    where = ["--processes"] if CPU else ["--device", "cuda"]
+    command = [tools.binary, "exec", "small-native", "--no-store", "--steps", "1000000", *where, *[x for v in fit(gpus()) for x in ("--set", v)]]
+    errors = open(OUT / "killed.txt", "w+")
+    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=errors, cwd=ROOT, start_new_session=True, stdin=subprocess.DEVNULL)
+    begin = time.time()
+    ranks = []
+    while time.time() - begin < 60 and process.poll() is None:
+        ranks = tools.descendants(process.pid)
+        if len(ranks) >= gpus() and "step" in (OUT / "killed.txt").read_text():
+            break
+        time.sleep(0.2)
+    if len(ranks) < 2:
+        end(process)
+        return row("modes", "a killed rank", False, "the run did not start: " + last_line((OUT / "killed.txt").read_text()))
+    os.kill(ranks[-1], 9)
+    begin = time.time()
+    try:
+        code = process.wait(45)
+    except subprocess.TimeoutExpired:
+        end(process)
+        code = 124
+    took = time.time() - begin
+    time.sleep(2)
+    rest = sum(os.path.exists(f"/proc/{r}") for r in ranks)
+    words = (OUT / "killed.txt").read_text()
+    ok = code == 3 and "signal 9" in words and rest == 0 and on_gpus() <= before
+    row("modes", "a killed rank ends all", ok, f"status {code} after {took:.1f} s, {rest} ranks left, {on_gpus()} processes on the GPUs")
+
+
+def sanitize():
+    """compute-sanitizer finds nothing in two steps."""
+    tool = shutil.which("compute-sanitizer") or "/usr/local/cuda/bin/compute-sanitizer"
+    for kind in ("memcheck", "racecheck"):
+        prefix = () if CPU else (tool, "--tool", kind, "--error-exitcode", "9")
+        code, run, err, s = train("small-native", "--steps", 2, sets=fit(1), timeout=200, prefix=prefix)
+        (OUT / f"sanitize-{kind}.txt").write_text(err)
+        summary = [l for l in err.splitlines() if "SUMMARY" in l]
+        row("sanitize", kind, code == 0, f"{(summary or [last_line(err)])[-1][:160]}, {s:.0f} s")
+
+
+def checkpoint():
+    """A run that changes the device half way goes on as if it had not, within float32."""
+    sets = [*fit(gpus()), 'precision.compute="f32"']
+    code, whole, err, _ = reference("small-native", "--steps", 8, sets=sets)
+    if code:
+        return row("checkpoint", "whole run", False, last_line(err))
+    for first, second in ((train, reference), (reference, train), (train, train)):
+        title = " then ".join("CPU" if f is reference else "GPU" for f in (first, second))
+        with tempfile.TemporaryDirectory() as d:
+            for on, steps in ((first, 4), (second, 8)):
+                code, run, err, _ = on("small-native", "--steps", steps, "--checkpoint-dir", d, sets=sets)
+                if code:
+                    break
+            if code:
+                row("checkpoint", title, False, last_line(err))
+                continue
+            difference = worst(run["losses"], whole["losses"])
+            row("checkpoint", title, difference < 1e-3, f"losses {difference:.1e}")
+
+
+def band():
+    """bf16 on the GPU against float32 on the CPU over 200 steps: within 2 %, smoothed."""
+    sets = [*fit(gpus()), f"train.steps={20 if CPU else 200}"]
+    code, cpu, err, _ = reference("llama-tiny", sets=[*sets, 'precision.compute="f32"'], timeout=500)
+    if code:
+        return row("band", "cpu", False, last_line(err))
+    code, gpu, err, s = train("llama-tiny", sets=[*sets, 'precision.compute="bf16"'])
+    if code:
+        return row("band", "gpu", False, last_line(err))
+    smooth = lambda l: [sum(l[max(0, i - 9):i + 1]) / len(l[max(0, i - 9):i + 1]) for i in range(len(l))]
+    difference = worst(smooth(gpu["losses"]), smooth(cpu["losses"]))
+    row("band", "llama-tiny bf16", difference < 0.02, f"{difference:.2%}, last {gpu['losses'][-1]:.4f} and {cpu['losses'][-1]:.4f}, {s:.1f} s")

@@ -1,0 +1,204 @@
+"""Stages that measure: speed beside the peers, the machine's profile, predictions against measurements."""
+import json, math, os, queue, sys, threading
+from tools import CPU, HERE, OUT, call, fit, gpus, last_line, left, row, shardlab, train
+import tools
+
+NATIVE = ['fsdp.policy="native"']
+REGIONS = 'compile.mode="regions"'
+CHUNKED = 'train.loss="chunked"'
+CAPTURED = 'compile.cuda_graph="full_iteration"'
+
+# Rows of the comparison: micro-batch and sequence length of peer.py's model of that name, our scenario and what makes it the same work,
+# and the floor: every matrix product and attention alone on one H200, ms.
+ROWS = {
+    "1b": (2, 4096, "peers-1b", [], 99.7),
+    "3b": (2, 4096, "peers-3b", ["train.micro_batch=2"], 253.1),
+    "8b": (1, 8192, "peers-8b", ['train.recompute="none"'], 630.7),
+}
+OURS = {
+    "ours compiled, chunked loss": [*NATIVE, REGIONS, CHUNKED],
+    "ours eager": NATIVE,
+    "ours captured, chunked loss": [*NATIVE, REGIONS, CHUNKED, CAPTURED],
+    "ours compiled": [*NATIVE, REGIONS],
+}
+# Each list runs in processes of its own: Megatron-FSDP does not give its memory back. The experimental rewrite cannot be compiled.
+PEERS = [
+    [("fsdp2 eager", {"engine": "fsdp2"}), ("fsdp2 compiled", {"engine": "fsdp2", "compile": "layer"})],
+    [("megatron-fsdp compiled", {"engine": "mfsdp", "compile": "layer"})],
+    [("megatron-fsdp eager", {"engine": "mfsdp"})],
+    [("megatron-fsdp experimental eager", {"engine": "mfsdp2"})],
+]
+STAND_IN = """
+import json, sys
+for c in json.load(open(sys.argv[1])):
+    print("RESULT " + json.dumps(dict(c, step_ms=10.0, min_ms=9.0, max_ms=11.0, peak_alloc_mib=1.0, device_used_mib=2.0)))
+"""
+
+
+def peer(world, size, configs):
+    """Configurations of peer.py in processes of their own: results in order, as far as they came, and why no more."""
+    batch, length = ROWS[size][:2]
+    file = OUT / "peer.json"
+    file.write_text(json.dumps([{"size": size, "B": batch, "T": length, "steps": 12, **c} for c in configs]))
+    command = ["torchrun", f"--nproc-per-node={world}", "--master-port", str(20000 + (os.getpid() + int(left())) % 20000),
+               HERE / "peers/peer.py", file]
+    if CPU:
+        command = [sys.executable, "-c", STAND_IN, file]
+    env = {}
+    if os.environ.get("PEER_PYTHONPATH"):
+        env["PYTHONPATH"] = os.environ["PEER_PYTHONPATH"]
+    code, out, err, _ = call(command, 40 + 55 * len(configs), env)
+    with open(OUT / "log.txt", "a") as log:
+        log.write(out[-4000:])
+    found = [json.loads(l.split("RESULT ", 1)[1]) for l in out.splitlines() if "RESULT " in l]
+    failed = [l for l in out.splitlines() if "FAILED" in l]
+    return found, (failed or [last_line(err)])[0]
+
+
+def ours(world, size, name, sets):
+    scenario, extra = ROWS[size][2:4]
+    if CPU:
+        scenario, extra = "small-native", []
+    trace = OUT / f"trace-{size}-{name.replace(' ', '-').replace(',', '')}.json"
+    code, run, err, s = train(scenario, "--steps", 12, "--no-grad-norms", "--trace", trace, sets=[*fit(world), *extra, *sets], timeout=110)
+    if code:
+        return row("speed", f"{size} {name}", False, last_line(err)[:160])
+    (OUT / f"run-{trace.stem[6:]}.json").write_text(json.dumps(run))
+    m = run["memory"]
+    return run["step_ms"]["median"], m["peak_allocated_bytes"] / 2**20, m["peak_device_bytes"] / 2**20, run["step_ms"]["samples"], s
+
+
+def speed():
+    """Ours beside the peers: step time and memory of the same work on the same machine, in the same call."""
+    world = gpus()
+    best = {}
+    for size in os.environ.get("ROWS", ",".join(ROWS)).split(","):
+        floor = ROWS[size][4]
+
+        def say(name, ms, allocated, device, **facts):
+            ratio = ""
+            if name.startswith("ours") and size in best:
+                ratio = f"{ms / best[size][0]:.3f} of {best[size][2]}, memory {allocated / best[size][1]:.3f}, "
+            row("speed", f"{size} {name}", None, f"{ms:9.2f} ms {allocated:10.1f} MiB allocated {device:10.1f} device  {ratio}{ms / floor:.2f} of the floor",
+                size=size, name=name, step_ms=ms, allocated_mib=allocated, device_mib=device, **facts)
+
+        for group in PEERS if os.environ.get("PEERS", "1") != "0" else []:
+            if group[0][1]["engine"] != "fsdp2" and not CPU and not os.environ.get("PEER_PYTHONPATH"):
+                continue
+            found, why = peer(world, size, [c for _, c in group])
+            for i, (name, _) in enumerate(group):
+                if i >= len(found):
+                    row("speed", f"{size} {name}", None, why[:160])
+                    continue
+                r = found[i]
+                if r["step_ms"] < best.get(size, (math.inf,))[0]:
+                    best[size] = (r["step_ms"], r["peak_alloc_mib"], name)
+                say(name, r["step_ms"], r["peak_alloc_mib"], r["device_used_mib"], least_ms=r["min_ms"], most_ms=r["max_ms"])
+        for name, sets in OURS.items():
+            found = ours(world, size, name, sets)
+            if found:
+                ms, allocated, device, samples, s = found
+                say(name, ms, allocated, device, least_ms=min(samples), most_ms=max(samples), seconds=s)
+
+
+def calibrate():
+    """The hardware profile of this machine."""
+    file = OUT / "calibrated.toml"
+    seconds = "10" if CPU else "200"
+    code, _, err, s = shardlab("calibrate", "--device", tools.DEVICE, "--ranks", gpus(), "--seconds", seconds, "--out", file, timeout=300)
+    row("calibrate", str(file), code == 0 and s < 300, f"{s:.0f} s" if code == 0 else last_line(err))
+
+
+def variants(world):
+    """Scenarios that nothing was calibrated on: models, lengths, strategies, prefetch, compile, graphs."""
+    base = ["train.steps=8"]
+    native = [*base, *NATIVE]
+    none = ["fsdp.prefetch_forward=0", "fsdp.prefetch_backward=0"]
+    tiny = [[], none, ["fsdp.prefetch_forward=2", "fsdp.prefetch_backward=2"], [REGIONS], [REGIONS, CHUNKED], ['train.recompute="full"'],
+            [REGIONS, CAPTURED], ['fsdp.strategy="optim"']]
+    large = [[], none, [REGIONS, CHUNKED], [REGIONS, CHUNKED, CAPTURED], ["train.seq_len=2048", "model.max_seq_len=2048"]]
+    for sets in tiny if world > 2 else tiny[:5]:
+        yield "peers-tiny", [*native, *sets]
+    for sets in large:
+        yield "peers-1b", [*native, *sets]
+    yield "peers-tiny", [*base, 'fsdp.policy="fsdp2"']
+    yield "peers-1b", [*base, 'fsdp.policy="megatron"']
+    if world > 2:
+        yield "peers-1b", [*native, "model.layers=24", "model.hidden=1536", "model.heads=12", "model.kv_heads=4", "model.ffn=4096"]
+        yield "peers-1b", [*native, "train.grad_accum=2"]
+
+
+def scaled(scenario, sets):
+    """The rehearsal's stand-in for a variant."""
+    if not CPU:
+        return scenario, sets
+    gone = ("train.seq_len", "model.", "train.steps", "train.grad_accum")
+    return "small-native", ["train.steps=3", *[s for s in sets if not s.startswith(gone)]]
+
+
+def fidelity():
+    """Predictions against measurements of the same programs, on 2 GPUs (two runs at a time) and on all."""
+    made = OUT / "calibrated.toml"
+    profile = os.environ.get("PROFILE", str(made) if made.exists() else "h200-nvlink")
+    results = []
+
+    def one(world, visible, scenario, sets):
+        scenario, sets = scaled(scenario, sets)
+        case = f"{scenario} {world}: " + (", ".join(x.split(".", 1)[-1] for x in sets if "steps" not in x) or "as it is")
+        sets = [*fit(world), f'mesh.hardware="{profile}"', *sets]
+        code, sim, err, _ = shardlab("sim", scenario, "--json", "--no-store", *[x for s in sets for x in ("--set", s)], timeout=60)
+        if code == 0:
+            code, run, err, s = train(scenario, "--no-grad-norms", sets=sets, timeout=60, visible=visible)
+        if code:
+            return row("fidelity", case, False, last_line(err)[:140])
+        a, b = sim["step_ms"]["median"], run["step_ms"]["median"]
+        ms, mr = sim["memory"], run["memory"]
+        exposed = abs(sim["exposed_ms"]["total"] - run["exposed_ms"]["total"]) / b
+        same = ms["peak_allocated_bytes"] == mr["peak_allocated_bytes"]
+        device = ms["peak_device_bytes"] / mr["peak_device_bytes"] - 1
+        results.append((scenario, world, a, b, exposed, device, same))
+        row("fidelity", case, same, f"{b:8.2f} ms, predicted {a:8.2f} ({a / b - 1:+.1%}), exposed off by {exposed:.1%}, engine memory {'equal' if same else 'DIFFERS'}, device {device:+.1%}",
+            scenario=scenario, sets=sets, world=world, measured_ms=b, predicted_ms=a, measured_exposed=run["exposed_ms"], predicted_exposed=sim["exposed_ms"],
+            measured_memory=mr, predicted_memory=ms, seconds=s)
+
+    every = gpus()
+    for scenario, sets in variants(every):
+        one(every, None, scenario, sets)
+    if every > 2:
+        todo = queue.Queue()
+        for v in variants(2):
+            todo.put(v)
+
+        def work(visible):
+            while True:
+                try:
+                    v = todo.get_nowait()
+                except queue.Empty:
+                    return
+                try:
+                    one(2, visible, *v)
+                except Exception as e:  # noqa: BLE001
+                    row("fidelity", str(v)[:50], False, repr(e)[:160])
+        threads = [threading.Thread(target=work, args=(f"{2 * i},{2 * i + 1}",)) for i in range(1 if CPU else every // 2)]
+        for t in threads:
+            t.start()
+        for t in threads:
+            t.join()
+    if results:
+        mid = lambda l: sorted(l)[len(l) // 2]
+        time = [abs(a / b - 1) for _, _, a, b, *_ in results]
+        exposed, device = [r[4] for r in results], [abs(r[5]) for r in results]
+        right, wrong = order(results)
+        row("fidelity", f"{len(results)} variants", None, f"step time off by {mid(time):.1%} (median), {max(time):.1%} (worst); exposed {mid(exposed):.1%}, {max(exposed):.1%}; "
+            f"device memory {mid(device):.1%}, {max(device):.1%}; order right in {right} of {right + wrong} pairs that differ by more than 2 %")
+
+
+def order(results):
+    """Pairs of variants of one model and world whose measured times differ by more than 2 %: predicted in the same order, and not."""
+    right = wrong = 0
+    for i, x in enumerate(results):
+        for y in results[:i]:
+            if x[:2] == y[:2] and abs(x[3] / y[3] - 1) > 0.02:
+                good = (x[3] < y[3]) == (x[2] < y[2])
+                right, wrong = right + good, wrong + (not good)
+    return right, wrong

@@ -1,0 +1,151 @@
+"""Processes with limits, rows, and what the call is run on."""
+import json, os, signal, subprocess, threading, time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+HERE = Path(__file__).resolve().parent
+ROOT = HERE.parent.parent
+OUT = Path(os.environ.get("OUT", "gpu-out")).resolve()
+DEVICE = os.environ.get("DEVICE", "cuda")
+END = time.time() + float(os.environ.get("BUDGET", "570"))
+CPU = DEVICE == "cpu"
+binary = None
+rows = []
+lock = threading.Lock()
+
+
+def gpus():
+    if "GPUS" in os.environ:
+        return int(os.environ["GPUS"])
+    if CPU:
+        return 4
+    r = subprocess.run(["nvidia-smi", "-L"], capture_output=True, text=True)
+    return max(1, r.stdout.count("GPU "))
+
+
+def left():
+    return END - time.time()
+
+
+def descendants(pid):
+    """Processes that a process has started, and theirs."""
+    children = {}
+    for d in os.listdir("/proc"):
+        if d.isdigit():
+            try:
+                text = Path("/proc", d, "stat").read_text()
+            except OSError:
+                continue
+            children.setdefault(int(text.rsplit(")", 1)[1].split()[1]), []).append(int(d))
+    found, todo = [], [pid]
+    while todo:
+        for c in children.get(todo.pop(), []):
+            found.append(c)
+            todo.append(c)
+    return found
+
+
+def end(process):
+    """Ends a process of ours and everything that it has started."""
+    doomed = [process.pid, *descendants(process.pid)]
+    process.terminate()
+    try:
+        process.wait(3)
+    except subprocess.TimeoutExpired:
+        pass
+    for pid in doomed:
+        try:
+            os.kill(pid, signal.SIGKILL)
+        except ProcessLookupError:
+            pass
+    process.wait()
+
+
+def call(command, timeout, env=None, name="call"):
+    """Exit status (124: no end in time; 125: no time was left), output, errors, seconds."""
+    begin = time.time()
+    limit = min(timeout, left())
+    if limit < 2:
+        return 125, "", "no time is left in this call", 0.0
+    process = subprocess.Popen([str(c) for c in command], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=ROOT,
+                               env={**os.environ, **(env or {})}, start_new_session=True, stdin=subprocess.DEVNULL)
+    try:
+        out, err = process.communicate(timeout=limit)
+        code = process.returncode
+    except subprocess.TimeoutExpired:
+        end(process)
+        out, err = process.communicate()
+        code, err = 124, f"error: no end after {limit:.0f} s\n{err}"
+    with lock, open(OUT / "log.txt", "a") as log:
+        log.write(f"$ {' '.join(map(str, command))}\n{err[-6000:]}\n-- {name}: {code}, {time.time() - begin:.1f} s\n")
+    return code, out, err, time.time() - begin
+
+
+def shardlab(*args, timeout=120, env=None, prefix=()):
+    """A call of the binary: exit status, its JSON where it printed any, what it said, seconds."""
+    code, out, err, s = call([*prefix, binary, *args], timeout, env)
+    try:
+        value = json.loads(out)
+    except ValueError:
+        value = None
+    return code, value, err if value else err + out, s
+
+
+def train(scenario, *args, device=None, sets=(), visible=None, **more):
+    """`shardlab exec` on the call's device, or another; `visible` narrows the GPUs."""
+    device = device or DEVICE
+    flags = [x for s in sets for x in ("--set", s)]
+    where = ["--device", device] if device == "cuda" else []
+    if CPU and device == "cpu" and more.pop("spread", True):
+        # The rehearsal goes the way of the GPUs: one process a rank.
+        where = [] if "--one-process" in args else ["--processes"]
+    args = [a for a in args if not (CPU and a == "--one-process")]
+    more.pop("spread", None)
+    env = dict(more.pop("env", None) or {})
+    if visible and not CPU:
+        env["CUDA_VISIBLE_DEVICES"] = visible
+    return shardlab("exec", scenario, "--json", "--no-store", *where, *flags, *args, env=env, **more)
+
+
+def reference(scenario, *args, **more):
+    """The same on the CPU device, ranks as threads."""
+    return train(scenario, *args, device="cpu", spread=False, **more)
+
+
+def row(stage, case, ok, text, **facts):
+    """One line, and one object. `ok` is None where nothing can be wrong, only slow."""
+    word = {True: "ok", False: "FAIL", None: ""}[ok]
+    with lock:
+        print(f"{stage:<10} {case:<52.52} {word:<4} {text}", flush=True)
+        rows.append((stage, case, ok, text))
+        with open(OUT / "rows.jsonl", "a") as f:
+            f.write(json.dumps({"stage": stage, "case": case, "ok": ok, "text": text, "gpus": gpus(), "device": DEVICE, **facts}) + "\n")
+
+
+def last_line(err):
+    lines = [l for l in err.strip().splitlines() if l.strip()]
+    errors = [l for l in lines if "error" in l.lower()]
+    return (errors or lines or ["?"])[0][:300]
+
+
+def together(jobs, at_once):
+    """Runs independent cases a few at a time; a fault in one is a row, not the end."""
+    def safely(job):
+        try:
+            job()
+        except Exception as e:  # noqa: BLE001
+            row("script", getattr(job, "__name__", "case"), False, repr(e)[:200])
+    with ThreadPoolExecutor(at_once) as pool:
+        list(pool.map(safely, jobs))
+
+
+def fit(world):
+    """Overrides that make a scenario's mesh fit the GPUs that are here."""
+    return [f"mesh.dp_shard={world}", "mesh.dp_outer=1"]
+
+
+def worst(a, b):
+    """Largest relative difference of two lists of numbers."""
+    if len(a) != len(b):
+        return float("inf")
+    return max((abs(x - y) / max(abs(y), 1e-6) for x, y in zip(a, b)), default=0.0)
