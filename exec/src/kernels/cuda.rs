@@ -1,7 +1,7 @@
 //! Kernels on NVIDIA GPUs, with the meaning of the CPU's.
 //!
-//! [`Kernels`] makes ready what a program launches and launches it: matrix products by cuBLASLt (`blas`), attention by cuDNN
-//! where it is there (`dnn`), everything else by generated code (`codegen`, compiled by `nvrtc`, kept on disk by
+//! [`Kernels`] makes ready what a program launches and launches it: matrix products by cuBLASLt (`blas`), attention and convolutions by
+//! cuDNN where it is there (`dnn`), everything else by generated code (`codegen`, compiled by `nvrtc`, kept on disk by
 //! `cache`). Nothing is compiled, chosen or allocated between [`Kernels::prepare`] and the last launch of the program's own
 //! instructions, so that launches can be captured in graphs.
 
@@ -57,7 +57,7 @@ pub struct Options {
     pub libraries: Vec<PathBuf>,
     /// Multiply float32 matrices with TF32 tensor cores (about three decimal digits).
     pub tf32: bool,
-    /// Use cuDNN's attention where it fits.
+    /// Use cuDNN's attention and convolutions where they fit.
     pub cudnn: bool,
     /// Time candidates for matrix products; otherwise the library's first one is taken.
     pub measure: bool,
@@ -143,7 +143,9 @@ impl Kernels {
         let cache = Cache::new(options.cache.clone());
         let blas = Blas::new(&gpu, options.tf32, options.measure)
             .map_err(|t| Error::new("cublasLt", t))?;
-        let dnn = options.cudnn.then(|| Dnn::open(program.meta.deterministic));
+        let dnn = options
+            .cudnn
+            .then(|| Dnn::open(program.meta.deterministic, options.tf32));
         Ok(Self {
             dnn: dnn.flatten(),
             shapes: prepare::shapes(&program),
@@ -238,7 +240,7 @@ impl Kernels {
         perform::fault(self)
     }
 
-    /// Attentions that cuDNN does not take, and why: generated code performs them.
+    /// Attentions and convolutions that cuDNN does not take, and why: generated code performs them.
     #[must_use]
     pub fn refused(&self) -> &[String] {
         &self.refused

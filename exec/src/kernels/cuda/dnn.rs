@@ -1,6 +1,7 @@
-//! Attention by cuDNN's fused kernels.
+//! Attention and convolutions by cuDNN's kernels.
 
 mod backend;
+mod convolution;
 mod graph;
 mod library;
 #[cfg(test)]
@@ -9,12 +10,12 @@ mod tests;
 use super::codegen::Request;
 use super::error::Trouble;
 use crate::kernels::view;
-use backend::{Machine, Plan};
+use backend::{Machine, Plan, Wants};
 use cudarc::cudnn::sys;
 use cudarc::driver::sys::CUstream;
 use graph::{Graph, Kind, Operand, Shape};
 use shardlab_plan::model::OpKind;
-use shardlab_plan::program::{BodyOp, Place, Slot};
+use shardlab_plan::program::{BodyOp, Place, Slot, workspace};
 use shardlab_plan::units::DType;
 
 /// Where operands lie: place and first element.
@@ -26,13 +27,14 @@ pub(super) struct Dnn {
     handle: sys::cudnnHandle_t,
     version: usize,
     ordered: bool,
+    tf32: bool,
 }
 
 // SAFETY: the handle may move between threads; one uses it at a time.
 unsafe impl Send for Dnn {}
 
-/// Attention that is ready to be launched.
-pub(super) struct Attention {
+/// A graph that is ready to be launched.
+pub(super) struct Ready {
     graph: Graph,
     plan: Plan,
     places: Places,
@@ -45,7 +47,7 @@ pub(super) struct Attention {
 
 impl Dnn {
     /// Opens the library for the current context, if it is there.
-    pub(super) fn open(ordered: bool) -> Option<Self> {
+    pub(super) fn open(ordered: bool, tf32: bool) -> Option<Self> {
         let api = library::api()?;
         let mut handle = std::ptr::null_mut();
         // SAFETY: the library is there; the handle is written before it is read.
@@ -55,17 +57,18 @@ impl Dnn {
             handle,
             version,
             ordered,
+            tf32,
         })
     }
 
     /// Makes a body's attention ready, if the library has a kernel for it.
-    pub(super) fn attention(&self, req: &Request<'_>, op: &BodyOp) -> Result<Attention, Trouble> {
+    pub(super) fn attention(&self, req: &Request<'_>, op: &BodyOp) -> Result<Ready, Trouble> {
         let (graph, places) = graph_of(req, op, self.ordered)?;
-        let plan = backend::plan(&graph, Machine::Handle(self.handle), self.ordered)?;
-        let values = graph.tensors.iter().map(|t| match t.kind {
-            Kind::Value(x) => x,
-            _ => 0.0,
-        });
+        let wants = Wants {
+            ordered: self.ordered,
+            exact: false,
+            workspace: u64::MAX,
+        };
         let mut zeros = Vec::new();
         if let OpKind::Attention { .. } = op.op {
             for s in op.outputs.iter().skip(2) {
@@ -73,12 +76,40 @@ impl Dnn {
                 zeros.push((s.place, s.offset * size, view::numel(s) as u64 * size));
             }
         }
-        Ok(Attention {
+        self.ready("attention", graph, wants, places, zeros)
+    }
+
+    /// Makes a body's convolution ready, if the library has a kernel for it that adds up in a fixed order, multiplies float32 as
+    /// such unless TF32 is allowed, and finds room in the workspace of matrix products.
+    pub(super) fn convolution(&self, req: &Request<'_>, op: &BodyOp) -> Result<Ready, Trouble> {
+        let (graph, places, dtype) = convolution::graph_of(req, op)?;
+        let wants = Wants {
+            ordered: true,
+            exact: dtype == DType::F32 && !self.tf32,
+            workspace: workspace::PRODUCT,
+        };
+        self.ready("convolution", graph, wants, places, Vec::new())
+    }
+
+    fn ready(
+        &self,
+        what: &str,
+        graph: Graph,
+        wants: Wants,
+        places: Places,
+        zeros: Vec<(Place, u64, u64)>,
+    ) -> Result<Ready, Trouble> {
+        let plan = backend::plan(&graph, Machine::Handle(self.handle), wants)?;
+        let values = graph.tensors.iter().map(|t| match t.kind {
+            Kind::Value(x) => x,
+            _ => 0.0,
+        });
+        Ok(Ready {
             values: values.collect(),
             places,
             zeros,
             describe: format!(
-                "cuDNN {} attention, {:.1} MiB of workspace",
+                "cuDNN {} {what}, {:.1} MiB of workspace",
                 self.version,
                 (graph.scratch + plan.workspace) as f64 / 1_048_576.0
             ),
@@ -87,13 +118,13 @@ impl Dnn {
         })
     }
 
-    /// Launches attention.
+    /// Launches a graph.
     ///
     /// # Safety
-    /// `address` gives the live device memory of the operands, `scratch` has [`Attention::scratch`] bytes.
+    /// `address` gives the live device memory of the operands, `scratch` has [`Ready::scratch`] bytes.
     pub(super) unsafe fn launch(
         &self,
-        a: &Attention,
+        a: &Ready,
         address: impl Fn(Place) -> (u64, DType),
         scratch: u64,
         stream: CUstream,
@@ -136,7 +167,7 @@ impl Drop for Dnn {
     }
 }
 
-impl Attention {
+impl Ready {
     /// Bytes of scratch memory.
     pub(super) fn scratch(&self) -> u64 {
         self.graph.scratch + self.plan.workspace

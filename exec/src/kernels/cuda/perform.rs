@@ -156,7 +156,7 @@ pub(super) unsafe fn launch(
             // SAFETY: the plan was made for operands of these shapes; the caller promised the memory.
             unsafe { k.blas.launch(plan, at, stream) }.map_err(named)
         }
-        Plan::Attention(a) => {
+        Plan::Library(a) => {
             let Some(dnn) = &k.dnn else {
                 return Err(named(Trouble::Launch("cuDNN is closed".to_owned())));
             };

@@ -26,8 +26,8 @@ pub(super) enum Plan {
     Generated(Vec<(Entry, CUfunction)>, u64),
     /// A matrix product.
     Product(blas::Plan, Operands),
-    /// Attention by cuDNN.
-    Attention(Box<dnn::Attention>),
+    /// Attention, or a convolution, by cuDNN.
+    Library(Box<dnn::Ready>),
     /// A list of ranges.
     Ranges(ShardOp),
     /// Nothing: there are no elements.
@@ -51,7 +51,7 @@ impl Plan {
                 format!("generated: {}", each.collect::<Vec<_>>().join("; "))
             }
             Self::Product(plan, _) => plan.choice.clone(),
-            Self::Attention(a) => a.describe.clone(),
+            Self::Library(a) => a.describe.clone(),
             Self::Ranges(op) => format!("generated: list of ranges for {}", op.name()),
             Self::Nothing => "nothing to do".to_owned(),
         }
@@ -162,12 +162,12 @@ pub(super) fn one(k: &mut Kernels, variant: Variant, kernel: &Kernel) -> Result<
         body => {
             let fused = match (&k.dnn, body) {
                 (Some(dnn), [only]) if is_attention(only.op) => Some(dnn.attention(&req, only)),
+                (Some(dnn), [only]) if is_convolution(only.op) => Some(dnn.convolution(&req, only)),
                 _ => None,
             };
-            if let Some(Ok(attention)) = fused {
-                let bytes = attention.scratch();
-                k.plans
-                    .insert(variant, Plan::Attention(Box::new(attention)));
+            if let Some(Ok(ready)) = fused {
+                let bytes = ready.scratch();
+                k.plans.insert(variant, Plan::Library(Box::new(ready)));
                 return Ok(bytes);
             }
             if let Some(Err(why)) = fused {
@@ -195,11 +195,18 @@ fn is_attention(op: OpKind) -> bool {
     matches!(op, OpKind::Attention { .. } | OpKind::AttentionGrad { .. })
 }
 
+fn is_convolution(op: OpKind) -> bool {
+    matches!(
+        op,
+        OpKind::Conv { .. } | OpKind::ConvGradInput { .. } | OpKind::ConvGradWeight { .. }
+    )
+}
+
 fn scratch_of(plan: &Plan) -> u64 {
     match plan {
         Plan::Generated(_, bytes) => *bytes,
         Plan::Product(..) => WORKSPACE as u64,
-        Plan::Attention(a) => a.scratch(),
+        Plan::Library(a) => a.scratch(),
         Plan::Ranges(_) | Plan::Nothing => 0,
     }
 }

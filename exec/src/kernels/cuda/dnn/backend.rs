@@ -1,7 +1,7 @@
 //! cuDNN's backend descriptors.
 
 use super::super::error::Trouble;
-use super::graph::{Graph, Kind, Mode, Node, Tensor, Ty};
+use super::graph::{Direction, Graph, Kind, Mode, Node, Tensor, Ty};
 use super::library::{Api, Status, api, last_error};
 use cudarc::cudnn::sys::{
     self, cudnnBackendAttributeName_t as Name, cudnnBackendAttributeType_t as Type,
@@ -111,7 +111,7 @@ fn tensor(uid: i64, t: &Tensor) -> Result<Desc, Trouble> {
     d.set(Name::CUDNN_ATTR_TENSOR_DIMENSIONS, int, &t.dims)?;
     d.set(Name::CUDNN_ATTR_TENSOR_STRIDES, int, &t.strides)?;
     d.set(Name::CUDNN_ATTR_TENSOR_UNIQUE_ID, int, &[uid])?;
-    d.set(Name::CUDNN_ATTR_TENSOR_BYTE_ALIGNMENT, int, &[16i64])?;
+    d.set(Name::CUDNN_ATTR_TENSOR_BYTE_ALIGNMENT, int, &[t.align])?;
     let flag = Type::CUDNN_TYPE_BOOLEAN;
     if t.kind == Kind::Virtual {
         d.set(Name::CUDNN_ATTR_TENSOR_IS_VIRTUAL, flag, &[true])?;
@@ -136,6 +136,69 @@ fn mode(m: Mode) -> cudnnPointwiseMode_t {
         Mode::Index(_) => P::CUDNN_POINTWISE_GEN_INDEX,
         Mode::GreaterEqual => P::CUDNN_POINTWISE_CMP_GE,
         Mode::Select => P::CUDNN_POINTWISE_BINARY_SELECT,
+    }
+}
+
+/// How a convolution of two dimensions and stride 1 is done.
+fn convolution(pad: i64) -> Result<Desc, Trouble> {
+    let how = Desc::new(Descriptor::CUDNN_BACKEND_CONVOLUTION_DESCRIPTOR)?;
+    let int = Type::CUDNN_TYPE_INT64;
+    let float = sys::cudnnDataType_t::CUDNN_DATA_FLOAT;
+    how.set(
+        Name::CUDNN_ATTR_CONVOLUTION_COMP_TYPE,
+        Type::CUDNN_TYPE_DATA_TYPE,
+        &[float],
+    )?;
+    how.set(
+        Name::CUDNN_ATTR_CONVOLUTION_CONV_MODE,
+        Type::CUDNN_TYPE_CONVOLUTION_MODE,
+        &[sys::cudnnConvolutionMode_t::CUDNN_CROSS_CORRELATION],
+    )?;
+    how.set(Name::CUDNN_ATTR_CONVOLUTION_SPATIAL_DIMS, int, &[2i64])?;
+    how.set(Name::CUDNN_ATTR_CONVOLUTION_PRE_PADDINGS, int, &[pad; 2])?;
+    how.set(Name::CUDNN_ATTR_CONVOLUTION_POST_PADDINGS, int, &[pad; 2])?;
+    how.set(Name::CUDNN_ATTR_CONVOLUTION_DILATIONS, int, &[1i64; 2])?;
+    how.set(Name::CUDNN_ATTR_CONVOLUTION_FILTER_STRIDES, int, &[1i64; 2])?;
+    how.finish()?;
+    Ok(how)
+}
+
+/// A direction's operation and its attributes: factors of the result and of what was there, description, weights, input, result.
+fn names(direction: Direction) -> (Descriptor, [Name; 6]) {
+    match direction {
+        Direction::Forward => (
+            Descriptor::CUDNN_BACKEND_OPERATION_CONVOLUTION_FORWARD_DESCRIPTOR,
+            [
+                Name::CUDNN_ATTR_OPERATION_CONVOLUTION_FORWARD_ALPHA,
+                Name::CUDNN_ATTR_OPERATION_CONVOLUTION_FORWARD_BETA,
+                Name::CUDNN_ATTR_OPERATION_CONVOLUTION_FORWARD_CONV_DESC,
+                Name::CUDNN_ATTR_OPERATION_CONVOLUTION_FORWARD_W,
+                Name::CUDNN_ATTR_OPERATION_CONVOLUTION_FORWARD_X,
+                Name::CUDNN_ATTR_OPERATION_CONVOLUTION_FORWARD_Y,
+            ],
+        ),
+        Direction::Image => (
+            Descriptor::CUDNN_BACKEND_OPERATION_CONVOLUTION_BACKWARD_DATA_DESCRIPTOR,
+            [
+                Name::CUDNN_ATTR_OPERATION_CONVOLUTION_BWD_DATA_ALPHA,
+                Name::CUDNN_ATTR_OPERATION_CONVOLUTION_BWD_DATA_BETA,
+                Name::CUDNN_ATTR_OPERATION_CONVOLUTION_BWD_DATA_CONV_DESC,
+                Name::CUDNN_ATTR_OPERATION_CONVOLUTION_BWD_DATA_W,
+                Name::CUDNN_ATTR_OPERATION_CONVOLUTION_BWD_DATA_DX,
+                Name::CUDNN_ATTR_OPERATION_CONVOLUTION_BWD_DATA_DY,
+            ],
+        ),
+        Direction::Filter => (
+            Descriptor::CUDNN_BACKEND_OPERATION_CONVOLUTION_BACKWARD_FILTER_DESCRIPTOR,
+            [
+                Name::CUDNN_ATTR_OPERATION_CONVOLUTION_BWD_FILTER_ALPHA,
+                Name::CUDNN_ATTR_OPERATION_CONVOLUTION_BWD_FILTER_BETA,
+                Name::CUDNN_ATTR_OPERATION_CONVOLUTION_BWD_FILTER_CONV_DESC,
+                Name::CUDNN_ATTR_OPERATION_CONVOLUTION_BWD_FILTER_DW,
+                Name::CUDNN_ATTR_OPERATION_CONVOLUTION_BWD_FILTER_X,
+                Name::CUDNN_ATTR_OPERATION_CONVOLUTION_BWD_FILTER_DY,
+            ],
+        ),
     }
 }
 
@@ -236,6 +299,25 @@ fn operation(node: &Node, tensors: &[Desc], keep: &mut Vec<Desc>) -> Result<Desc
             op.refer(Name::CUDNN_ATTR_OPERATION_RESHAPE_YDESC, &tensors[y])?;
             op
         }
+        Node::Convolution {
+            direction,
+            image,
+            filter,
+            result,
+            pad,
+        } => {
+            let how = convolution(pad)?;
+            let (kind, [alpha, beta, desc, w, x, y]) = names(direction);
+            let op = Desc::new(kind)?;
+            op.set(alpha, Type::CUDNN_TYPE_FLOAT, &[1.0f32])?;
+            op.set(beta, Type::CUDNN_TYPE_FLOAT, &[0.0f32])?;
+            op.refer(desc, &how)?;
+            op.refer(w, &tensors[filter])?;
+            op.refer(x, &tensors[image])?;
+            op.refer(y, &tensors[result])?;
+            keep.push(how);
+            op
+        }
     };
     op.finish()?;
     Ok(op)
@@ -316,10 +398,42 @@ pub(super) fn verdict(g: &Graph, on: Machine<'_>) -> Result<String, Trouble> {
     Ok(text.unwrap_or_default())
 }
 
-/// The first of the library's engine configurations that works; `ordered` refuses those whose sums have no fixed order.
-pub(super) fn plan(g: &Graph, on: Machine<'_>, ordered: bool) -> Result<Plan, Trouble> {
+/// How many configurations the library proposes for a graph, and how many of them do what is wanted but for their workspace.
+#[cfg(test)]
+pub(super) fn proposals(
+    g: &Graph,
+    on: Machine<'_>,
+    wants: Wants,
+) -> Result<(usize, usize), Trouble> {
+    let built = build(g, on)?;
+    let (mut all, mut good) = (0, 0);
+    for mode in [
+        sys::cudnnBackendHeurMode_t::CUDNN_HEUR_MODE_A,
+        sys::cudnnBackendHeurMode_t::CUDNN_HEUR_MODE_FALLBACK,
+    ] {
+        for config in configurations(&built.graph, on, mode)? {
+            all += 1;
+            good += usize::from(wants.allow(notes(&config).as_deref()));
+        }
+    }
+    Ok((all, good))
+}
+
+/// What is asked of a kernel beyond the result.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Wants {
+    /// Its sums have a fixed order.
+    pub(super) ordered: bool,
+    /// Float32 is multiplied as such.
+    pub(super) exact: bool,
+    /// Bytes that it may take.
+    pub(super) workspace: u64,
+}
+
+/// The first of the library's engine configurations that works and does what is wanted.
+pub(super) fn plan(g: &Graph, on: Machine<'_>, wants: Wants) -> Result<Plan, Trouble> {
     let Built { graph, mut keep } = build(g, on)?;
-    let mut trouble = Trouble::Unsupported("cuDNN has no engine for this attention".to_owned());
+    let mut trouble = Trouble::Unsupported("cuDNN has no engine for this".to_owned());
     for mode in [
         sys::cudnnBackendHeurMode_t::CUDNN_HEUR_MODE_A,
         sys::cudnnBackendHeurMode_t::CUDNN_HEUR_MODE_FALLBACK,
@@ -332,13 +446,20 @@ pub(super) fn plan(g: &Graph, on: Machine<'_>, ordered: bool) -> Result<Plan, Tr
             }
         };
         for config in configs {
-            if ordered && is_unordered(&config) {
+            if !wants.allow(notes(&config).as_deref()) {
                 trouble = Trouble::Unsupported(
-                    "cuDNN has only kernels whose sums have no fixed order".to_owned(),
+                    "cuDNN has only kernels whose sums have no fixed order, or that round factors"
+                        .to_owned(),
                 );
                 continue;
             }
             match executable(&config, on) {
+                Ok((_, workspace)) if workspace > wants.workspace => {
+                    trouble = Trouble::Unsupported(format!(
+                        "cuDNN's kernel takes {workspace} bytes of workspace, more than {}",
+                        wants.workspace
+                    ));
+                }
                 Ok((plan, workspace)) => {
                     keep.extend([graph, config]);
                     return Ok(Plan {
@@ -403,8 +524,31 @@ fn configurations(
     Ok(found)
 }
 
-fn is_unordered(config: &Desc) -> bool {
-    let notes = || -> Result<bool, Trouble> {
+impl Wants {
+    /// Whether a kernel with these notes will do; one that says nothing will not where anything is wanted.
+    fn allow(self, notes: Option<&[u32]>) -> bool {
+        use sys::cudnnBackendNumericalNote_t as Note;
+        let mut refused = Vec::new();
+        if self.ordered {
+            refused.push(Note::CUDNN_NUMERICAL_NOTE_NONDETERMINISTIC);
+        }
+        if self.exact {
+            refused.extend([
+                Note::CUDNN_NUMERICAL_NOTE_TENSOR_CORE,
+                Note::CUDNN_NUMERICAL_NOTE_DOWN_CONVERT_INPUTS,
+                Note::CUDNN_NUMERICAL_NOTE_REDUCED_PRECISION_REDUCTION,
+            ]);
+        }
+        match notes {
+            Some(notes) => !refused.iter().any(|r| notes.contains(&(*r as u32))),
+            None => refused.is_empty(),
+        }
+    }
+}
+
+/// What the library notes about a configuration's numbers.
+fn notes(config: &Desc) -> Option<Vec<u32>> {
+    let read = || -> Result<Vec<u32>, Trouble> {
         let engine = Desc::new(Descriptor::CUDNN_BACKEND_ENGINE_DESCRIPTOR)?;
         let mut raw = [engine.raw()];
         config.get(
@@ -419,11 +563,9 @@ fn is_unordered(config: &Desc) -> bool {
             Type::CUDNN_TYPE_NUMERICAL_NOTE,
             &mut notes,
         )?;
-        let unordered =
-            sys::cudnnBackendNumericalNote_t::CUDNN_NUMERICAL_NOTE_NONDETERMINISTIC as u32;
-        Ok(notes[..(count as usize).min(32)].contains(&unordered))
+        Ok(notes[..(count.max(0) as usize).min(32)].to_vec())
     };
-    notes().unwrap_or(true)
+    read().ok()
 }
 
 fn executable(config: &Desc, on: Machine<'_>) -> Result<(Desc, u64), Trouble> {

@@ -1,4 +1,4 @@
-//! Attention as the graph of small operations that cuDNN 9.8 to 9.20 recognise as one fused kernel.
+//! Graphs of cuDNN's. Attention is one of small operations that cuDNN 9.8 to 9.20 recognise as one fused kernel.
 //!
 //! Plain data: tensors, and nodes over them. The order of nodes and the shapes and strides of values that never reach memory
 //! are those that NVIDIA's own front end emits for causal attention; the library matches the pattern as a whole.
@@ -16,7 +16,7 @@ pub(crate) enum Ty {
 }
 
 impl Ty {
-    fn of(dtype: DType) -> Option<Self> {
+    pub(super) fn of(dtype: DType) -> Option<Self> {
         match dtype {
             DType::F32 => Some(Self::F32),
             DType::Bf16 => Some(Self::Bf16),
@@ -39,7 +39,7 @@ pub(crate) enum Kind {
     Value(f32),
 }
 
-/// Operands of attention, forward and backward.
+/// Operands of attention and of convolutions, forward and backward.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Operand {
     Q,
@@ -51,6 +51,12 @@ pub(crate) enum Operand {
     DQ,
     DK,
     DV,
+    /// A convolution's input, or the gradient of it.
+    Image,
+    /// Its weights, or the gradient of them.
+    Filter,
+    /// Its result, or the gradient of it.
+    Result,
 }
 
 /// A tensor of four dimensions.
@@ -60,6 +66,16 @@ pub(crate) struct Tensor {
     pub(crate) strides: [i64; 4],
     pub(crate) ty: Ty,
     pub(crate) kind: Kind,
+    /// Of its address, in bytes.
+    pub(crate) align: i64,
+}
+
+/// Which of a convolution's tensors is computed from the other two.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Direction {
+    Forward,
+    Image,
+    Filter,
 }
 
 /// Elementwise operations that attention needs.
@@ -107,6 +123,14 @@ pub(crate) enum Node {
         x: T,
         y: T,
     },
+    /// Stride 1, so many zeros on every side.
+    Convolution {
+        direction: Direction,
+        image: T,
+        filter: T,
+        result: T,
+        pad: i64,
+    },
 }
 
 /// Shapes of one attention. Strides in elements.
@@ -134,12 +158,13 @@ pub(crate) struct Graph {
 }
 
 impl Graph {
-    fn tensor(&mut self, dims: [i64; 4], strides: [i64; 4], ty: Ty, kind: Kind) -> T {
+    pub(super) fn tensor(&mut self, dims: [i64; 4], strides: [i64; 4], ty: Ty, kind: Kind) -> T {
         self.tensors.push(Tensor {
             dims,
             strides,
             ty,
             kind,
+            align: 16,
         });
         self.tensors.len() - 1
     }

@@ -1,7 +1,8 @@
 //! cuDNN finds its fused kernels for our graphs, on the saved properties of a GPU: no GPU is needed, only the library.
 
-use super::backend::{Desc, Machine, verdict};
-use super::graph::{Graph, Kind, Node, Operand, Shape, backward, forward};
+use super::backend::{Desc, Machine, Wants, proposals, verdict};
+use super::convolution;
+use super::graph::{Direction, Graph, Kind, Node, Operand, Shape, Ty, backward, forward};
 use crate::device::cuda::libraries::{Surroundings, folders};
 use cudarc::cudnn::sys::{
     cudnnBackendAttributeName_t as Name, cudnnBackendAttributeType_t as Type,
@@ -162,5 +163,47 @@ fn graphs_touch_each_operand_and_make_each_value_once() {
             g.scratch,
             2 * 8 * 128 * 4 + if ordered { 0 } else { 2 * 8 * 128 * 64 * 4 }
         );
+    }
+}
+
+/// A dense tensor.
+fn dense(dims: [i64; 4], align: i64) -> convolution::Tensor {
+    let [_, c, h, w] = dims;
+    (dims, [c * h * w, h * w, w, 1], align)
+}
+
+/// Every convolution of the toy, of the small scenario (whose buffers are aligned to single elements), and one in bf16.
+#[test]
+fn there_is_an_engine_for_every_convolution_of_the_models() {
+    let Some(properties) = saved() else { return };
+    let on = Machine::Saved(&properties);
+    for (images, cin, cout, side, k, ty, align) in [
+        (32, 3, 16, 32, 3, Ty::F32, 16),
+        (32, 16, 16, 32, 3, Ty::F32, 16),
+        (2, 3, 8, 6, 3, Ty::F32, 4),
+        (32, 16, 16, 32, 3, Ty::Bf16, 16),
+    ] {
+        for direction in [Direction::Forward, Direction::Image, Direction::Filter] {
+            let tensors = [
+                dense([images, cin, side, side], align),
+                dense([cout, cin, k, k], align),
+                dense([images, cout, side, side], align),
+            ];
+            let good = verdict(&convolution::graph(direction, ty, tensors), on).unwrap();
+            assert!(fits(&good), "{direction:?} {tensors:?}: {good}");
+            let graph = convolution::graph(direction, ty, tensors);
+            let wants = Wants {
+                ordered: true,
+                exact: ty == Ty::F32,
+                workspace: 0,
+            };
+            let (all, wanted) = proposals(&graph, on, wants).unwrap();
+            assert!(wanted > 0, "{direction:?} {tensors:?}: 0 of {all}");
+            // One more channel than there are weights for.
+            let mut wrong = tensors;
+            wrong[0] = dense([images, cin + 1, side, side], align);
+            let refused = verdict(&convolution::graph(direction, ty, wrong), on);
+            assert!(!refused.is_ok_and(|v| fits(&v)), "{direction:?}");
+        }
     }
 }

@@ -1,0 +1,85 @@
+//! Convolutions, stride 1 and padded to the same size, as graphs of one node.
+
+use super::Places;
+use super::graph::{Direction, Graph, Kind, Node, Operand, Ty};
+use crate::kernels::cuda::codegen::Request;
+use crate::kernels::cuda::error::Trouble;
+use crate::kernels::view;
+use shardlab_plan::model::OpKind;
+use shardlab_plan::program::{BodyOp, Slot};
+use shardlab_plan::units::DType;
+
+/// A tensor of a convolution: dimensions, strides, alignment in bytes.
+pub(super) type Tensor = ([i64; 4], [i64; 4], i64);
+
+/// The graph of a direction over its input, weights and result.
+pub(super) fn graph(direction: Direction, ty: Ty, tensors: [Tensor; 3]) -> Graph {
+    let mut g = Graph::default();
+    let pad = tensors[1].0[3] / 2;
+    let operands = [Operand::Image, Operand::Filter, Operand::Result];
+    let mut ids = [0; 3];
+    for ((id, operand), (dims, strides, align)) in ids.iter_mut().zip(operands).zip(tensors) {
+        *id = g.tensor(dims, strides, ty, Kind::Operand(operand));
+        g.tensors[*id].align = align;
+    }
+    let [image, filter, result] = ids;
+    g.nodes.push(Node::Convolution {
+        direction,
+        image,
+        filter,
+        result,
+        pad,
+    });
+    g
+}
+
+/// The graph of a body's convolution, where its operands lie, and their type.
+pub(super) fn graph_of(req: &Request<'_>, op: &BodyOp) -> Result<(Graph, Places, DType), Trouble> {
+    let no = |why: &str| Trouble::Unsupported(why.to_owned());
+    let ([a, b, ..], [c, ..]) = (&op.inputs[..], &op.outputs[..]) else {
+        return Err(no("a convolution lacks operands"));
+    };
+    let (direction, [image, filter, result]) = match op.op {
+        OpKind::Conv { .. } => (Direction::Forward, [a, b, c]),
+        OpKind::ConvGradInput { .. } => (Direction::Image, [c, b, a]),
+        OpKind::ConvGradWeight { .. } => (Direction::Filter, [b, c, a]),
+        _ => return Err(no("no convolution")),
+    };
+    if req.same.iter().any(Option::is_some) {
+        return Err(no("a convolution does not work in place"));
+    }
+    let dtype = req.arg(image.place)?.dtype;
+    let ty = Ty::of(dtype).ok_or_else(|| no("cuDNN does not take this type"))?;
+    let tensor = |s: &Slot| -> Result<Tensor, Trouble> {
+        let arg = req.arg(s.place)?;
+        if arg.dtype != dtype {
+            return Err(no("a convolution's operands have different types"));
+        }
+        let (mut dims, mut strides) = ([0; 4], [0; 4]);
+        if s.shape.len() != 4 {
+            return Err(no("a convolution works on four dimensions"));
+        }
+        for (to, from) in dims.iter_mut().zip(&s.shape) {
+            *to = *from as i64;
+        }
+        for (to, from) in strides.iter_mut().zip(view::strides(s)) {
+            *to = from as i64;
+        }
+        let offset = s.offset * dtype.size();
+        let align = u64::from(arg.align).min(1 << offset.trailing_zeros().min(4));
+        Ok((dims, strides, align as i64))
+    };
+    let tensors = [tensor(image)?, tensor(filter)?, tensor(result)?];
+    let [(x, ..), (w, ..), (y, ..)] = tensors;
+    let fits = x[1] == w[1] && y[1] == w[0] && x[0] == y[0] && x[2..] == y[2..] && w[2] == w[3];
+    if !fits || w[2] % 2 == 0 || x.iter().chain(&w).any(|&n| n == 0) {
+        return Err(no("no convolution that is padded to the same size"));
+    }
+    let places = [
+        (Operand::Image, image),
+        (Operand::Filter, filter),
+        (Operand::Result, result),
+    ];
+    let places = places.map(|(o, s)| (o, s.place, s.offset)).to_vec();
+    Ok((graph(direction, ty, tensors), places, dtype))
+}
