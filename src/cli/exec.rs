@@ -37,7 +37,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
-#[derive(clap::Args)]
+#[derive(clap::Args, Clone)]
 pub(super) struct Args {
     #[command(flatten)]
     scenario: One,
@@ -227,6 +227,10 @@ impl From<TrainError> for Failure {
 
 pub(super) fn run(args: &Args, out: &mut Out) -> Result<Status, Failure> {
     let scenario = args.scenario.load()?;
+    let args = &Args {
+        device: args.device.settled(&scenario),
+        ..args.clone()
+    };
     let mut program = plan(&scenario)?;
     if let Some(plant) = args.plant {
         program = plant.into(program).map_err(Failure::bad_input)?;

@@ -224,15 +224,14 @@ fn measured(args: &Args, ask: &Ask) -> Result<RunView, Failure> {
         record: true,
         ..ExecOptions::default()
     };
-    args.device.apply(&mut exec, ask.scenario.mesh.world());
+    let device = args.device.settled(&ask.scenario);
+    device.apply(&mut exec, ask.scenario.mesh.world());
     let options = RunOptions {
         steps: args.steps,
         exec,
         ..RunOptions::default()
     };
-    let outcome = args
-        .device
-        .train(&ask.scenario, &program, options, &mut Quiet)?;
+    let outcome = device.train(&ask.scenario, &program, options, &mut Quiet)?;
     if outcome.interrupted {
         return Err(Failure::run("interrupted"));
     }

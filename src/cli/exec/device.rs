@@ -2,6 +2,7 @@
 
 use super::super::output::Failure;
 use super::utilisation;
+use crate::gate::collect::on_cpu;
 use shardlab_exec::device::CpuFactory;
 use shardlab_exec::engine::{Registration, Times, World};
 use shardlab_exec::train::{Observer, Outcome, RunOptions, train_on};
@@ -10,10 +11,10 @@ use std::ffi::OsString;
 use std::path::PathBuf;
 use std::sync::Arc;
 
-#[derive(clap::Args)]
+#[derive(clap::Args, Clone)]
 pub(in crate::cli) struct DeviceArgs {
-    /// What performs the program
-    #[arg(long, value_enum, default_value_t = Kind::Cpu)]
+    /// What performs the program; auto: GPUs, if the scenario's hardware is one and this machine has any, else the processor
+    #[arg(long, value_enum, default_value_t = Kind::Auto)]
     device: Kind,
     /// Look for NVIDIA's libraries here first: a folder of them, or one of pip's nvidia packages (repeatable)
     #[arg(long, value_name = "DIR")]
@@ -52,6 +53,8 @@ pub(in crate::cli) struct DeviceArgs {
 
 #[derive(clap::ValueEnum, Clone, Copy, Debug, PartialEq, Eq)]
 enum Kind {
+    /// What the scenario's hardware is, if this machine has it
+    Auto,
     /// This machine's processor: ranks are threads
     Cpu,
     /// NVIDIA GPUs, one a rank
@@ -88,7 +91,7 @@ impl DeviceArgs {
         let mut say = |option: &str, value: &dyn AsRef<std::ffi::OsStr>| {
             words.extend([OsString::from(option), value.as_ref().to_owned()]);
         };
-        if self.device != Kind::Cpu {
+        if self.device != Kind::Auto {
             say("--device", &self.name());
         }
         for folder in &self.library_path {
@@ -120,6 +123,31 @@ impl DeviceArgs {
         words
     }
 
+    /// The same with a device that is not `auto`: every process of a run comes to the same one.
+    pub(in crate::cli) fn settled(&self, scenario: &Scenario) -> Self {
+        let mut settled = self.clone();
+        if self.device == Kind::Auto {
+            settled.device = if !on_cpu(scenario) && self.has_gpus() {
+                Kind::Cuda
+            } else {
+                Kind::Cpu
+            };
+        }
+        settled
+    }
+
+    /// Whether the driver shows any; not where there is no driver.
+    #[cfg(feature = "cuda")]
+    fn has_gpus(&self) -> bool {
+        shardlab_exec::device::cuda::gpus(&self.library_path).is_ok_and(|n| n > 0)
+    }
+
+    /// This program knows none.
+    #[cfg(not(feature = "cuda"))]
+    fn has_gpus(&self) -> bool {
+        false
+    }
+
     /// Whether each rank is to be a process.
     pub(super) fn wants_processes(&self, program: &Program) -> bool {
         let several_gpus = self.device == Kind::Cuda && program.meta.world > 1;
@@ -129,6 +157,7 @@ impl DeviceArgs {
     /// Which device, in a word.
     pub(super) fn name(&self) -> &'static str {
         match self.device {
+            Kind::Auto => "auto",
             Kind::Cpu => "cpu",
             Kind::Cuda => "cuda",
         }
@@ -203,10 +232,10 @@ impl DeviceArgs {
     ) -> Result<Outcome, Failure> {
         let cpu = CpuFactory::default();
         let mut outcome = match self.device {
-            Kind::Cpu => train_on(scenario, program, options, world, &cpu, observer)?,
+            Kind::Auto | Kind::Cpu => train_on(scenario, program, options, world, &cpu, observer)?,
             Kind::Cuda => self.cuda(scenario, program, options, world, local_rank, observer)?,
         };
-        let on_cpu = self.device == Kind::Cpu;
+        let on_cpu = self.device != Kind::Cuda;
         outcome.run.mfu = utilisation(scenario, program, &outcome.run, on_cpu);
         Ok(outcome)
     }
@@ -323,6 +352,10 @@ mod tests {
         };
         assert_eq!(words(&said), said);
         assert_eq!(words(&["--processes"]), ["--processes"]);
-        assert!(words(&["--device", "cpu", "--threads", "1"]).is_empty());
+        assert_eq!(
+            words(&["--device", "cpu", "--threads", "1"]),
+            ["--device", "cpu"]
+        );
+        assert!(words(&[]).is_empty());
     }
 }
