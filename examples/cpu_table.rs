@@ -2,7 +2,7 @@
 //!
 //! ```text
 //! cargo build --release
-//! target/release/shardlab calibrate --device cpu --out scenarios/hardware/cpu.toml
+//! target/release/shardlab calibrate --device cpu --seconds 80 --out scenarios/hardware/cpu.toml
 //! cargo run --release --example cpu_table
 //! ```
 //!

@@ -2,8 +2,8 @@
 //!
 //! Kernels are timed where they run, within training steps of small models of every family, and matrix products and
 //! attention also on a grid of sizes; collectives between rank threads by kind, size and ranks; issue, start, event and
-//! allocation costs from the recorded issue times and spans of the same steps. Every time is the shortest of several, so
-//! that other work on the machine disturbs little.
+//! allocation costs from the recorded issue times and spans of the same steps. Every time is the middle one of several, as
+//! runs report the middle of their steps: measure on an idle machine.
 
 mod collectives;
 #[cfg(feature = "cuda")]
@@ -17,6 +17,9 @@ mod steps;
 pub use cuda::calibrate_cuda;
 
 use crate::train::TrainError;
+use shardlab_plan::Program;
+use shardlab_plan::units::Picos;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 /// What to measure, and how long.
@@ -50,11 +53,59 @@ struct Measured {
     collectives: Vec<collectives::Table>,
 }
 
-/// Measures this machine; the profile's text. `note` hears what is being measured.
+/// A measured machine. What several ranks on shared cores lose to one another shows in whole steps only: whoever can predict
+/// steps compares its predictions with [`Calibration::trials`], and gives [`Calibration::profile`] what fits.
+#[derive(Debug)]
+pub struct Calibration {
+    name: String,
+    measured: Measured,
+}
+
+/// A run of several ranks on this machine.
+#[derive(Clone, Debug)]
+pub struct Trial {
+    /// What they performed.
+    pub program: Arc<Program>,
+    /// Their middle step.
+    pub step: Picos,
+}
+
+/// What ranks on shared cores lose to one another.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct Together {
+    /// Share of its rate that work loses when every core is busy.
+    pub shared_loss: f64,
+    /// The same when there are more ranks than cores.
+    pub turn_loss: f64,
+    /// From the first rank's arrival at a collective to the last one's, microseconds.
+    pub wait_us: f64,
+}
+
+impl Calibration {
+    /// Cores that ranks share.
+    #[must_use]
+    pub fn cores(&self) -> u32 {
+        self.measured.machine.cores
+    }
+
+    /// Runs of several ranks.
+    #[must_use]
+    pub fn trials(&self) -> &[Trial] {
+        &self.measured.steps.trials
+    }
+
+    /// The profile's text.
+    #[must_use]
+    pub fn profile(&self, together: Together) -> String {
+        render::profile(&self.name, &self.measured, together)
+    }
+}
+
+/// Measures this machine. `note` hears what is being measured.
 ///
 /// # Errors
 /// [`TrainError`] when a calibration step cannot be planned or performed.
-pub fn calibrate(options: &Options, note: &mut dyn FnMut(&str)) -> Result<String, TrainError> {
+pub fn calibrate(options: &Options, note: &mut dyn FnMut(&str)) -> Result<Calibration, TrainError> {
     let share = |x: f64| options.budget.mul_f64(x);
     let begin = Instant::now();
     let mut m = Measured {
@@ -62,30 +113,32 @@ pub fn calibrate(options: &Options, note: &mut dyn FnMut(&str)) -> Result<String
         ..Measured::default()
     };
     note("kernels within steps");
-    m.steps = steps::measure(share(0.62), m.machine.cores, note)?;
+    m.steps = steps::measure(share(0.7), m.machine.cores, note)?;
     note("matrix products");
-    m.gemm = grid::gemm(share(0.12));
+    m.gemm = grid::gemm(share(0.1));
     note("attention");
-    m.attention = grid::attention(share(0.1));
+    m.attention = grid::attention(share(0.08));
     note("collectives");
-    m.collectives = collectives::measure(options.ranks, share(0.16));
+    m.collectives = collectives::measure(options.ranks, share(0.12));
     note(&format!("done in {:.0?}", begin.elapsed()));
-    Ok(render::profile(&options.name, &m))
+    Ok(Calibration {
+        name: options.name.clone(),
+        measured: m,
+    })
 }
 
-/// Shortest time of repeated calls, microseconds: at least three calls, and more until `time` is over.
-fn shortest(time: Duration, mut call: impl FnMut()) -> f64 {
+/// Middle time of repeated calls, microseconds: at least three calls after a first one that is not counted, and more until
+/// `time` is over.
+fn typical(time: Duration, mut call: impl FnMut()) -> f64 {
     let begin = Instant::now();
-    let mut best = f64::INFINITY;
-    for i in 0.. {
+    let mut times = Vec::new();
+    call();
+    while times.len() < 3 || begin.elapsed() < time {
         let start = Instant::now();
         call();
-        best = best.min(start.elapsed().as_secs_f64() * 1e6);
-        if i >= 2 && begin.elapsed() >= time {
-            break;
-        }
+        times.push(start.elapsed().as_secs_f64() * 1e6);
     }
-    best
+    quantile(times, 0.5)
 }
 
 /// The value below which a share of the numbers lies; 0 of none.

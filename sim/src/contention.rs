@@ -57,7 +57,11 @@ impl Rules {
             start_wait: [fixed(c.start_wait), fixed(c.start_wait_priority)],
             cores: profile.device.shared_cores.unwrap_or(0).min(1 << 16) * ONE,
             ranks,
-            shared_loss: fixed(c.shared_loss),
+            shared_loss: fixed(if Some(ranks) > profile.device.shared_cores {
+                c.turn_loss.unwrap_or(c.shared_loss)
+            } else {
+                c.shared_loss
+            }),
             on,
         }
     }
@@ -253,6 +257,16 @@ mod tests {
         // Collectives are measured with all ranks running theirs.
         near(rate(4, &[collective], 0), 1.0);
         near(rate(2, &[kernel, collective], 1), 0.5);
+        // Ranks that take turns lose more, where that was measured.
+        profile.contention.turn_loss = Some(0.2);
+        let rate = |ranks: u32| {
+            let rules = Rules::new(&profile, true, ranks);
+            let mut pressure = Pressure::default();
+            pressure.add(&kernel, false);
+            f64::from(rules.rate(&pressure, &kernel)) / f64::from(ONE)
+        };
+        near(rate(2), 0.9);
+        near(rate(4), 0.8 / 2.0);
     }
 
     #[test]

@@ -83,6 +83,9 @@ impl<'a> Network<'a> {
                 measured: false,
             }
         });
+        if self.profile.device.shared_cores.is_some() {
+            price.us += self.profile.contention.shared_wait_us;
+        }
         let share = u64::from(group.size);
         let misaligned = matches!(
             kind,
@@ -183,6 +186,18 @@ mod tests {
         gpus_per_node: u32,
         profile: &str,
     ) -> Price {
+        let profile = hardware::load(profile).unwrap();
+        priced_on(kind, bytes, size, stride, gpus_per_node, &profile)
+    }
+
+    fn priced_on(
+        kind: CollectiveKind,
+        bytes: u64,
+        size: u32,
+        stride: u32,
+        gpus_per_node: u32,
+        profile: &Profile,
+    ) -> Price {
         let mut program = synthetic::fsdp(&synthetic::Shape::tiny());
         program.meta.gpus_per_node = gpus_per_node;
         program.communicators[0] = Communicator {
@@ -197,8 +212,18 @@ mod tests {
         c.bytes.0 = bytes;
         c.parts[0].input.bytes = bytes / u64::from(size);
         c.parts[0].output.bytes = bytes;
-        let profile = hardware::load(profile).unwrap();
-        Network::new(&program, &profile).price(&c)
+        Network::new(&program, profile).price(&c)
+    }
+
+    #[test]
+    fn ranks_that_share_cores_wait_for_one_another() {
+        let mut profile = hardware::load("cpu").unwrap();
+        let mut price = |ranks: u32, wait: f64| {
+            profile.contention.shared_wait_us = wait;
+            priced_on(CollectiveKind::AllGather, 1 << 20, ranks, 1, 8, &profile).us
+        };
+        assert!((price(2, 40.0) - price(2, 0.0) - 40.0).abs() < 1e-9);
+        assert_eq!(price(1, 40.0), price(1, 0.0));
     }
 
     #[test]

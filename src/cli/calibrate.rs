@@ -1,8 +1,11 @@
 //! `shardlab calibrate`: measure this machine, as a hardware profile.
 
+mod fit;
+
 use super::output::{Failure, Out, Status};
 use clap::ValueEnum;
 use shardlab_exec::calibrate::{Options, calibrate};
+use shardlab_reports::store::day;
 use shardlab_sim::hardware;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -73,6 +76,19 @@ fn writable(path: &Path) -> std::io::Result<()> {
     }
 }
 
+/// When this was measured, and by which command, as the profile's first line.
+fn provenance() -> String {
+    let today = day(0);
+    let words: Vec<String> = std::env::args().skip(1).collect();
+    let command = words.join(" ").replace(char::is_control, " ");
+    format!(
+        "# Measured {}-{}-{}: shardlab {command}\n",
+        &today[..4],
+        &today[4..6],
+        &today[6..]
+    )
+}
+
 pub(super) fn run(args: &Args, out: &mut Out) -> Result<Status, Failure> {
     let unwritable =
         |path: &Path, e| Failure::bad_input(format_args!("--out {}: {e}", path.display()));
@@ -87,9 +103,13 @@ pub(super) fn run(args: &Args, out: &mut Out) -> Result<Status, Failure> {
     };
     let mut note = |text: &str| eprintln!("calibrate: {text}");
     let text = match args.device {
-        Device::Cpu => calibrate(&options, &mut note).map_err(Failure::run)?,
+        Device::Cpu => {
+            let measured = calibrate(&options, &mut note).map_err(Failure::run)?;
+            fit::fit(&measured, &mut note).map_err(Failure::run)?
+        }
         Device::Cuda => cuda(args, &options, &mut note)?,
     };
+    let text = format!("{}{text}", provenance());
     // What cannot be loaded must not be written.
     hardware::parse("the measured profile", &text).map_err(Failure::run)?;
     match &args.out {

@@ -10,6 +10,13 @@ fn a_measured_profile_predicts() {
     let path = path.to_str().unwrap();
     let text = stdout(&["calibrate", "--seconds", "5", "--ranks", "2", "--out", path]);
     assert_eq!(text, "", "with --out nothing is printed");
+    let profile = std::fs::read_to_string(path).unwrap();
+    let command = "shardlab calibrate --seconds 5 --ranks 2 --out";
+    let first = profile.lines().next().unwrap();
+    assert!(
+        first.starts_with("# Measured 20") && first.contains(command),
+        "{first}"
+    );
     let hardware = format!("mesh.hardware={path}");
     let run = &json(&["sim", "llama-tiny", "--json", "--set", &hardware])[0];
     assert!(run["step_ms"]["median"].as_f64().unwrap() > 0.0);

@@ -101,7 +101,6 @@ fn steps(
         factory,
         hardware: "h200-nvlink",
         steps: (3, 3),
-        pick: middle,
         plain: 3,
     };
     let mut between = Between::default();
@@ -164,7 +163,7 @@ fn host_cost(observed: &Observed, host: &host::Host) -> Option<f64> {
 
 /// What a step takes beyond its kernels and the gaps between them.
 fn tail(observed: &Observed, tails: &mut Vec<f64>) {
-    let spans = &observed.fastest.spans;
+    let spans = &observed.typical.spans;
     let (Some(first), Some(last)) = (
         spans.iter().map(|s| s.start.0).min(),
         spans.iter().map(|s| s.end.0).max(),

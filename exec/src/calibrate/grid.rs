@@ -1,6 +1,6 @@
 //! Matrix products and attention on a grid of sizes, alone.
 
-use super::shortest;
+use super::typical;
 use crate::device::NO_HYPER;
 use crate::kernels;
 use crate::operand::{LaunchContext, RawRange};
@@ -73,7 +73,7 @@ fn slot(place: Place, shape: &[u64], dtype: DType) -> Slot {
     }
 }
 
-/// Shortest time of an operation alone, on operands of these shapes.
+/// Middle time of an operation alone, on operands of these shapes.
 fn time(
     op: OpKind,
     class: KernelClass,
@@ -112,7 +112,7 @@ fn time(
     };
     let reads: Vec<RawRange> = reads.iter_mut().map(Operand::range).collect();
     let writes: Vec<RawRange> = writes.iter_mut().map(Operand::range).collect();
-    shortest(least, || {
+    typical(least, || {
         // SAFETY: every range is an operand of its own that lives until after the last call.
         let done = unsafe { kernels::launch(&context, &reads, &writes) };
         assert!(done.is_ok(), "the kernel's own operands fit it: {done:?}");

@@ -1,6 +1,6 @@
 //! What the machine is, and how fast it copies.
 
-use super::shortest;
+use super::typical;
 use std::time::Duration;
 
 /// Bytes of the copies that give the memory bandwidth: beyond caches.
@@ -35,11 +35,11 @@ impl Machine {
         };
         let mut from = vec![1u8; COPY];
         let mut to = vec![0u8; COPY];
-        let us = shortest(Duration::from_millis(200), || {
+        let us = typical(Duration::from_millis(200), || {
             to.copy_from_slice(&from);
             from[0] = std::hint::black_box(to[COPY - 1]);
         });
-        let latency = shortest(Duration::from_millis(2), || {
+        let latency = typical(Duration::from_millis(2), || {
             to[..1024].copy_from_slice(&from[..1024]);
             from[0] = std::hint::black_box(to[1023]);
         });

@@ -1,9 +1,9 @@
 //! The profile as text.
 
-use super::Measured;
 use super::collectives::Table;
 use super::grid::{AttentionRows, DTYPES, GemmTable};
 use super::steps::Totals;
+use super::{Measured, Together};
 use shardlab_plan::program::CollectiveKind;
 use shardlab_plan::units::DType;
 use std::collections::BTreeMap;
@@ -100,7 +100,7 @@ pub(super) fn classes(steps: &Totals) -> BTreeMap<(&'static str, DType), Vec<(u6
 }
 
 /// The profile's text.
-pub(super) fn profile(name: &str, m: &Measured) -> String {
+pub(super) fn profile(name: &str, m: &Measured, together: Together) -> String {
     let s = &m.steps;
     let machine = &m.machine;
     let mut out = String::new();
@@ -187,6 +187,8 @@ start_wait = 0.0
 start_wait_priority = 0.0
 start_wait_min_us = 20.0
 shared_loss = {loss}
+turn_loss = {turn_loss}
+shared_wait_us = {wait}
 "#,
         model = machine.model.replace(['"', '\\'], "'"),
         cores = machine.cores,
@@ -206,8 +208,10 @@ shared_loss = {loss}
         alloc = num(alloc),
         tail = num(s.tail_us),
         network = source("copies between rank threads; cards are assumed, none is used"),
-        contention = source("kernels of steps with all cores busy against one core"),
-        loss = num((1.0 - 1.0 / s.crowded.max(1.0)).min(0.9)),
+        contention = source("whole steps of several ranks against their prediction"),
+        loss = num(together.shared_loss),
+        turn_loss = num(together.turn_loss),
+        wait = num(together.wait_us),
     );
     efficiency(&mut out, m, memory_gbps);
     tables(

@@ -1,17 +1,23 @@
 //! Training steps of small models, as they run here: times of kernels by what they are, and what happens between them.
 
-use super::quantile;
+mod between;
+mod totals;
+
+pub(super) use between::Between;
+pub(super) use totals::Totals;
+
+use super::{Trial, quantile};
 use crate::device::{CpuFactory, DeviceFactory};
 use crate::engine::{ExecOptions, RankInputs, Session, StepInputs, StepResult, World};
 use crate::train::{Feed, StateLayout, TrainError, init, schedule};
 use shardlab_plan::lower::tape_of;
-use shardlab_plan::program::{COMPUTE, Kernel, KernelClass, KernelId, Op, Program};
-use shardlab_plan::record::{Blocker, Span};
+use shardlab_plan::program::{KernelId, Op, Program};
+use shardlab_plan::record::Span;
 use shardlab_plan::scenario;
-use shardlab_plan::units::DType;
 use std::collections::BTreeMap;
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
+use totals::Mean;
 
 /// Element type and compile mode.
 pub(super) type Variant = (&'static str, &'static str);
@@ -30,8 +36,6 @@ pub(super) struct On<'a, F> {
     pub(super) hardware: &'static str,
     /// Steps of a run: at least, and at most. The first one is not counted.
     pub(super) steps: (usize, usize),
-    /// One time of a task's times: the shortest where other work disturbs, the middle where nothing does.
-    pub(super) pick: fn(&mut [f64]) -> f64,
     /// Steps that are not recorded afterwards, where recording changes times.
     pub(super) plain: usize,
 }
@@ -43,7 +47,6 @@ impl On<'static, CpuFactory> {
             factory: FACTORY.get_or_init(CpuFactory::default),
             hardware: "cpu",
             steps: (LEAST, MOST),
-            pick: |times| times.iter().copied().fold(f64::INFINITY, f64::min),
             plain: 0,
         }
     }
@@ -62,6 +65,8 @@ const EAGER: &[(&str, &str)] = &[("f32", "off"), ("bf16", "off")];
 const LEAST: usize = 4;
 /// And at most.
 const MOST: usize = 60;
+/// Most cores of a machine whose calibration runs more ranks than there are cores.
+const MOST_CORES: u32 = 8;
 
 fn models() -> Vec<Model> {
     let model = |text: String, variants| Model { text, variants };
@@ -129,78 +134,26 @@ const SHARDED: [(&str, &str); 3] = [
     ("megatron", "policy = \"megatron\""),
 ];
 
-/// Times of one kind of kernel.
-#[derive(Clone, Copy, Debug, Default, PartialEq)]
-pub(super) struct Mean {
-    sum: f64,
-    count: f64,
-}
-
-impl Mean {
-    fn add(&mut self, us: f64) {
-        self.sum += us;
-        self.count += 1.0;
-    }
-
-    /// Microseconds.
-    pub(super) fn us(self) -> f64 {
-        self.sum / self.count.max(1.0)
-    }
-}
-
-/// What names a table of memory-bound kernels: class, kernel, element type.
-type MemoryKey = (&'static str, String, DType);
-
-/// Everything that the steps showed.
-#[derive(Debug, Default)]
-pub(super) struct Totals {
-    /// Memory-bound kernels: bytes moved against time.
-    pub(super) memory: BTreeMap<MemoryKey, BTreeMap<u64, Mean>>,
-    /// Matrix products.
-    pub(super) gemm: BTreeMap<(DType, [u64; 3]), Mean>,
-    /// Convolutions.
-    pub(super) conv: BTreeMap<(DType, [u64; 3]), Mean>,
-    /// Attention: element type, causal, backward; sizes.
-    pub(super) attention: BTreeMap<(DType, bool, bool), BTreeMap<[u64; 5], Mean>>,
-    /// From the end of a kernel to the start of the next one on its stream.
-    pub(super) gap_us: f64,
-    /// From the issue of a kernel to its start when its stream is idle.
-    pub(super) latency_us: f64,
-    /// From the end of a kernel to the start of another stream's that waited for it.
-    pub(super) event_us: f64,
-    /// Issuing a kernel; an event's record or wait; an allocation or a free.
-    pub(super) issue_us: [f64; 3],
-    /// From the last task's end to the end of the step.
-    pub(super) tail_us: f64,
-    /// How much longer kernels take when every core is busy, as a factor.
-    pub(super) crowded: f64,
-    /// Shortest kernel.
-    pub(super) shortest_us: f64,
-}
-
-/// Observations that become medians.
-#[derive(Debug, Default)]
-pub(super) struct Between {
-    gaps: Vec<f64>,
-    latencies: Vec<f64>,
-    events: Vec<f64>,
-    launches: Vec<f64>,
-    /// Time between two launches with so many of them between.
-    records: Vec<(f64, usize)>,
-    allocs: Vec<(f64, usize)>,
-    tails: Vec<f64>,
-}
-
-/// One run: the shortest time of each task of the steady step, and the fastest step.
+/// One run: the middle time of each task of the steady step, and the step of middle length.
 pub(super) struct Observed {
     pub(super) program: Arc<Program>,
     /// By task in issue order: kernel where it is one, and time.
     pub(super) tasks: Vec<(Option<KernelId>, f64)>,
-    pub(super) fastest: StepResult,
+    pub(super) typical: StepResult,
     /// Steps that were not recorded: whole, and the host's part, microseconds.
     pub(super) plain: Vec<(f64, f64)>,
     /// Bytes in use on the device beside the engine's own, after the last step, where it tells.
     pub(super) foreign: Option<u64>,
+}
+
+impl Observed {
+    fn trial(&self) -> Trial {
+        let record = &self.typical.record;
+        Trial {
+            program: Arc::clone(&self.program),
+            step: record.end - record.start,
+        }
+    }
 }
 
 /// Runs all models.
@@ -214,7 +167,10 @@ pub(super) fn measure(
     let alone: usize = models.iter().map(|m| m.variants.len()).sum();
     let ranks = cores.clamp(2, 8);
     let sharded: Vec<&Model> = models.iter().filter(|m| m.text.contains("llama")).collect();
-    let runs = alone + sharded.len() * SHARDED.len() * EAGER.len();
+    // More ranks than cores take turns; beyond a few cores nobody has so many.
+    let turns = if cores <= MOST_CORES { 2 * cores } else { 0 };
+    let crowd = if turns > 0 { &SHARDED[..2] } else { &[] };
+    let runs = alone + sharded.len() * (SHARDED.len() * EAGER.len() + crowd.len());
     let one = budget / runs as u32;
     let mut totals = Totals::default();
     let mut between = Between::default();
@@ -230,11 +186,12 @@ pub(super) fn measure(
     note("sharded steps");
     let mut factors = Vec::new();
     let mut sharding = Vec::new();
-    for m in sharded {
+    for m in &sharded {
         for variant in EAGER {
             for (_, policy) in SHARDED {
                 let observed = run(&on, &m.text, *variant, policy, ranks, one)?;
                 between.add_events(&observed);
+                totals.trials.push(observed.trial());
                 for (kernel, us) in means(&observed) {
                     let kernel = &observed.program.kernels[kernel.index()];
                     match totals.find(kernel) {
@@ -246,6 +203,12 @@ pub(super) fn measure(
         }
     }
     totals.crowded = crowded(factors);
+    for m in &sharded {
+        for (_, policy) in crowd {
+            let observed = run(&on, &m.text, EAGER[0], policy, turns, one)?;
+            totals.trials.push(observed.trial());
+        }
+    }
     for (kernel, us) in sharding {
         totals.add(&kernel, us / totals.crowded);
     }
@@ -328,7 +291,7 @@ pub(super) fn run<F: DeviceFactory>(
     let begin = Instant::now();
     let mut times: Vec<Vec<f64>> = Vec::new();
     let mut kernels: Vec<Option<KernelId>> = Vec::new();
-    let mut fastest: Option<StepResult> = None;
+    let mut results: Vec<StepResult> = Vec::new();
     let mut done = 1;
     let (least, most) = on.steps;
     for n in 0..most {
@@ -341,10 +304,7 @@ pub(super) fn run<F: DeviceFactory>(
         for (task, span) in times.iter_mut().zip(&step.spans) {
             task.push(us(span.end.0 - span.start.0));
         }
-        let length = |s: &StepResult| s.record.end - s.record.start;
-        if fastest.as_ref().is_none_or(|f| length(&step) < length(f)) {
-            fastest = Some(step);
-        }
+        results.push(step);
         if n >= least && begin.elapsed() >= time {
             break;
         }
@@ -357,9 +317,11 @@ pub(super) fn run<F: DeviceFactory>(
         let whole = step.record.end - step.record.start;
         plain.push((us(whole.0), us(step.record.host.0)));
     }
-    let Some(fastest) = fastest else {
+    results.sort_by_key(|s| s.record.end - s.record.start);
+    if results.is_empty() {
         return Err(fault("no step was run".to_owned()));
-    };
+    }
+    let typical = results.swap_remove(results.len() / 2);
     let run = session.into_run();
     // Kernels' workspaces are planned, too.
     let workspaces = run.environment.get("kernels.workspace_bytes");
@@ -371,9 +333,9 @@ pub(super) fn run<F: DeviceFactory>(
         tasks: kernels
             .into_iter()
             .zip(times)
-            .map(|(k, mut t)| (k, (on.pick)(&mut t)))
+            .map(|(k, t)| (k, quantile(t, 0.5)))
             .collect(),
-        fastest,
+        typical,
         plain,
         foreign,
     })
@@ -388,159 +350,6 @@ fn kernel_of(program: &Program, span: &Span) -> Option<KernelId> {
 
 pub(super) fn us(picos: u64) -> f64 {
     picos as f64 / 1e6
-}
-
-impl Totals {
-    pub(super) fn add(&mut self, kernel: &Kernel, us: f64) {
-        self.shortest_us = if self.shortest_us == 0.0 {
-            us
-        } else {
-            self.shortest_us.min(us)
-        };
-        let dtype = kernel.dtype;
-        let mean = match kernel.class {
-            KernelClass::Gemm { m, n, k, batch: 1 } => {
-                self.gemm.entry((dtype, [m, n, k])).or_default()
-            }
-            KernelClass::Gemm { .. } => return,
-            KernelClass::Conv { m, n, k } => self.conv.entry((dtype, [m, n, k])).or_default(),
-            KernelClass::Attention {
-                batch,
-                heads,
-                kv_heads,
-                seq,
-                head_dim,
-                causal,
-                backward,
-            } => self
-                .attention
-                .entry((dtype, causal, backward))
-                .or_default()
-                .entry([batch, heads, kv_heads, seq, head_dim])
-                .or_default(),
-            _ => {
-                let key = (class_name(kernel), kernel.name.clone(), dtype);
-                let bytes = kernel.read.0 + kernel.written.0;
-                self.memory
-                    .entry(key)
-                    .or_default()
-                    .entry(bytes)
-                    .or_default()
-            }
-        };
-        mean.add(us);
-    }
-
-    /// Time of a kernel that ran alone before.
-    pub(super) fn find(&self, kernel: &Kernel) -> Option<f64> {
-        let mean = match kernel.class {
-            KernelClass::Gemm { m, n, k, .. } => self.gemm.get(&(kernel.dtype, [m, n, k])),
-            KernelClass::Conv { .. } | KernelClass::Attention { .. } => None,
-            _ => {
-                let key = (class_name(kernel), kernel.name.clone(), kernel.dtype);
-                let bytes = kernel.read.0 + kernel.written.0;
-                self.memory.get(&key).and_then(|rows| rows.get(&bytes))
-            }
-        };
-        mean.map(|m| m.us())
-    }
-}
-
-/// The profile's name of a memory-bound kernel's class.
-fn class_name(kernel: &Kernel) -> &'static str {
-    let backward = kernel.name.contains("backward");
-    match kernel.class {
-        KernelClass::Gemm { .. } | KernelClass::Attention { .. } | KernelClass::Conv { .. } => "",
-        KernelClass::Pointwise => "pointwise",
-        KernelClass::Strided => "strided",
-        KernelClass::Norm if backward => "norm_backward",
-        KernelClass::Norm => "norm",
-        KernelClass::ColumnReduce => "column_reduce",
-        KernelClass::Softmax if backward => "softmax_backward",
-        KernelClass::Softmax => "softmax",
-        KernelClass::Embedding => "embedding",
-        KernelClass::EmbeddingGrad => "embedding_grad",
-        KernelClass::Copy => "copy",
-        KernelClass::MultiCopy => "multi_copy",
-        KernelClass::Fill => "fill",
-        KernelClass::Optimizer => "optimizer",
-        KernelClass::FullReduce => "full_reduce",
-        KernelClass::Fused => "fused",
-    }
-}
-
-impl Between {
-    /// What a run of one rank shows.
-    pub(super) fn add(&mut self, observed: &Observed) {
-        let spans = &observed.fastest.spans;
-        let program = &observed.program;
-        let mut last: Option<&Span> = None;
-        for span in spans.iter().filter(|s| s.stream == COMPUTE) {
-            match (span.blocker, last) {
-                (Blocker::Stream(_), Some(last)) => {
-                    self.gaps.push(us(span.start.0.saturating_sub(last.end.0)));
-                }
-                (Blocker::Host, _) => {
-                    self.latencies
-                        .push(us(span.start.0.saturating_sub(span.issued.0)));
-                }
-                _ => {}
-            }
-            last = Some(span);
-        }
-        for pair in spans.windows(2) {
-            self.issue(program, &pair[0], &pair[1]);
-        }
-        let end = spans.iter().map(|s| s.end.0).max().unwrap_or(0);
-        self.tails
-            .push(us(observed.fastest.record.end.0.saturating_sub(end)));
-    }
-
-    /// Issue times of what lies between two tasks, where it is of one kind.
-    fn issue(&mut self, program: &Program, a: &Span, b: &Span) {
-        if b.instr <= a.instr {
-            return;
-        }
-        let between = &program.instrs[a.instr.index() + 1..b.instr.index()];
-        let took = us(b.issued.0.saturating_sub(a.issued.0));
-        let count = |f: fn(&Op) -> bool| between.iter().filter(|i| f(&i.op)).count();
-        let allocs = count(|o| matches!(o, Op::Alloc(_) | Op::Free(_)));
-        let records = count(|o| matches!(o, Op::Record { .. } | Op::Wait { .. }));
-        let others = between.len() - allocs - records - count(|o| matches!(o, Op::HostWork { .. }));
-        match (others, allocs, records) {
-            (0, 0, 0) => self.launches.push(took),
-            (0, n, 0) => self.allocs.push((took, n)),
-            (0, 0, n) => self.records.push((took, n)),
-            _ => {}
-        }
-    }
-
-    /// What a run of several ranks shows.
-    pub(super) fn add_events(&mut self, observed: &Observed) {
-        let spans = &observed.fastest.spans;
-        for span in spans {
-            if let Blocker::Event(by) = span.blocker
-                && let Some(by) = spans.get(by as usize)
-                && by.stream != span.stream
-            {
-                self.events.push(us(span.start.0.saturating_sub(by.end.0)));
-            }
-        }
-    }
-
-    pub(super) fn settle(self, totals: &mut Totals) {
-        totals.gap_us = quantile(self.gaps, 0.5);
-        totals.latency_us = quantile(self.latencies, 0.5);
-        totals.event_us = (quantile(self.events, 0.5) - totals.gap_us).max(0.0);
-        let launch = quantile(self.launches, 0.5);
-        // What lies between two tasks is issued beside the second of them.
-        let beside = |x: Vec<(f64, usize)>| {
-            let each = x.into_iter().map(|(took, n)| (took - launch) / n as f64);
-            quantile(each.collect(), 0.5).max(0.02)
-        };
-        totals.issue_us = [launch, beside(self.records), beside(self.allocs)];
-        totals.tail_us = quantile(self.tails, 0.5);
-    }
 }
 
 #[cfg(test)]

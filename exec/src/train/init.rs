@@ -157,6 +157,26 @@ mod tests {
         }
     }
 
+    /// Initialisation takes no more than one rank's shard of a unit beyond what rests.
+    #[test]
+    fn only_shards_are_made() {
+        for set in [
+            &["mesh.dp_shard=4"][..],
+            &["mesh.dp_shard=4", "fsdp.policy=fsdp2"],
+        ] {
+            let set: Vec<String> = set.iter().map(|s| (*s).to_owned()).collect();
+            let scenario = scenario_of(BASE[0], &set);
+            let program = shardlab_plan::plan(&scenario).unwrap();
+            let layout = StateLayout::new(&program).unwrap();
+            let mut memory = Memory::new(&program);
+            from_seed(&program, &layout, Family::Llama, 0, &mut memory).unwrap();
+            let shards = program.groups.iter().map(|g| 4 * g.layout.shard_numel());
+            let shard = shards.max().unwrap();
+            let written = memory.largest_write as u64;
+            assert!(written > 0 && written <= shard, "{written} of {shard}");
+        }
+    }
+
     #[test]
     fn kinds_of_parameters() {
         let scenario = scenario_of(BASE[1], &[]);

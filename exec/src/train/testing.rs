@@ -28,6 +28,8 @@ pub(crate) struct Memory {
     sizes: Vec<u64>,
     world: u32,
     bytes: BTreeMap<(u32, BufferId), Vec<u8>>,
+    /// Bytes of the largest write.
+    pub(crate) largest_write: usize,
 }
 
 impl Memory {
@@ -36,6 +38,7 @@ impl Memory {
             sizes: program.buffers.iter().map(|b| b.bytes.0).collect(),
             world: program.meta.world,
             bytes: BTreeMap::new(),
+            largest_write: 0,
         }
     }
 }
@@ -64,6 +67,7 @@ impl StateIo for Memory {
         offset: u64,
         data: &[u8],
     ) -> Result<(), TrainError> {
+        self.largest_write = self.largest_write.max(data.len());
         let size = self.sizes[buffer.index()] as usize;
         let all = self
             .bytes

@@ -207,6 +207,11 @@ pub struct Contention {
     /// Share of its rate that work on one of `device.shared_cores` loses to caches and memory when all cores are busy.
     #[serde(default)]
     pub shared_loss: f64,
+    /// The same when more ranks than cores take turns, the turns themselves apart; `shared_loss` if not given.
+    pub turn_loss: Option<f64>,
+    /// Where ranks share cores: from the first rank's arrival at a collective to the last one's, microseconds.
+    #[serde(default)]
+    pub shared_wait_us: f64,
 }
 
 /// `[efficiency]`: shares of the data sheet's rates that kernels reach where nothing was measured for their size.

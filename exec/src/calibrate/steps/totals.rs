@@ -1,0 +1,136 @@
+//! What steps showed, by what kernels are.
+
+use crate::calibrate::Trial;
+use shardlab_plan::program::{Kernel, KernelClass};
+use shardlab_plan::units::DType;
+use std::collections::BTreeMap;
+
+/// Times of one kind of kernel.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub(in crate::calibrate) struct Mean {
+    sum: f64,
+    count: f64,
+}
+
+impl Mean {
+    pub(in crate::calibrate) fn add(&mut self, us: f64) {
+        self.sum += us;
+        self.count += 1.0;
+    }
+
+    /// Microseconds.
+    pub(in crate::calibrate) fn us(self) -> f64 {
+        self.sum / self.count.max(1.0)
+    }
+}
+
+/// What names a table of memory-bound kernels: class, kernel, element type.
+type MemoryKey = (&'static str, String, DType);
+
+/// Everything that the steps showed.
+#[derive(Debug, Default)]
+pub(in crate::calibrate) struct Totals {
+    /// Memory-bound kernels: bytes moved against time.
+    pub(in crate::calibrate) memory: BTreeMap<MemoryKey, BTreeMap<u64, Mean>>,
+    /// Matrix products.
+    pub(in crate::calibrate) gemm: BTreeMap<(DType, [u64; 3]), Mean>,
+    /// Convolutions.
+    pub(in crate::calibrate) conv: BTreeMap<(DType, [u64; 3]), Mean>,
+    /// Attention: element type, causal, backward; sizes.
+    pub(in crate::calibrate) attention: BTreeMap<(DType, bool, bool), BTreeMap<[u64; 5], Mean>>,
+    /// From the end of a kernel to the start of the next one on its stream.
+    pub(in crate::calibrate) gap_us: f64,
+    /// From the issue of a kernel to its start when its stream is idle.
+    pub(in crate::calibrate) latency_us: f64,
+    /// From the end of a kernel to the start of another stream's that waited for it.
+    pub(in crate::calibrate) event_us: f64,
+    /// Issuing a kernel; an event's record or wait; an allocation or a free.
+    pub(in crate::calibrate) issue_us: [f64; 3],
+    /// From the last task's end to the end of the step.
+    pub(in crate::calibrate) tail_us: f64,
+    /// How much longer kernels take when every core is busy, as a factor.
+    pub(in crate::calibrate) crowded: f64,
+    /// Shortest kernel.
+    pub(in crate::calibrate) shortest_us: f64,
+    /// Whole steps of several ranks.
+    pub(in crate::calibrate) trials: Vec<Trial>,
+}
+
+impl Totals {
+    pub(in crate::calibrate) fn add(&mut self, kernel: &Kernel, us: f64) {
+        self.shortest_us = if self.shortest_us == 0.0 {
+            us
+        } else {
+            self.shortest_us.min(us)
+        };
+        let dtype = kernel.dtype;
+        let mean = match kernel.class {
+            KernelClass::Gemm { m, n, k, batch: 1 } => {
+                self.gemm.entry((dtype, [m, n, k])).or_default()
+            }
+            KernelClass::Gemm { .. } => return,
+            KernelClass::Conv { m, n, k } => self.conv.entry((dtype, [m, n, k])).or_default(),
+            KernelClass::Attention {
+                batch,
+                heads,
+                kv_heads,
+                seq,
+                head_dim,
+                causal,
+                backward,
+            } => self
+                .attention
+                .entry((dtype, causal, backward))
+                .or_default()
+                .entry([batch, heads, kv_heads, seq, head_dim])
+                .or_default(),
+            _ => {
+                let key = (class_name(kernel), kernel.name.clone(), dtype);
+                let bytes = kernel.read.0 + kernel.written.0;
+                self.memory
+                    .entry(key)
+                    .or_default()
+                    .entry(bytes)
+                    .or_default()
+            }
+        };
+        mean.add(us);
+    }
+
+    /// Time of a kernel that ran alone before.
+    pub(in crate::calibrate) fn find(&self, kernel: &Kernel) -> Option<f64> {
+        let mean = match kernel.class {
+            KernelClass::Gemm { m, n, k, .. } => self.gemm.get(&(kernel.dtype, [m, n, k])),
+            KernelClass::Conv { .. } | KernelClass::Attention { .. } => None,
+            _ => {
+                let key = (class_name(kernel), kernel.name.clone(), kernel.dtype);
+                let bytes = kernel.read.0 + kernel.written.0;
+                self.memory.get(&key).and_then(|rows| rows.get(&bytes))
+            }
+        };
+        mean.map(|m| m.us())
+    }
+}
+
+/// The profile's name of a memory-bound kernel's class.
+fn class_name(kernel: &Kernel) -> &'static str {
+    let backward = kernel.name.contains("backward");
+    match kernel.class {
+        KernelClass::Gemm { .. } | KernelClass::Attention { .. } | KernelClass::Conv { .. } => "",
+        KernelClass::Pointwise => "pointwise",
+        KernelClass::Strided => "strided",
+        KernelClass::Norm if backward => "norm_backward",
+        KernelClass::Norm => "norm",
+        KernelClass::ColumnReduce => "column_reduce",
+        KernelClass::Softmax if backward => "softmax_backward",
+        KernelClass::Softmax => "softmax",
+        KernelClass::Embedding => "embedding",
+        KernelClass::EmbeddingGrad => "embedding_grad",
+        KernelClass::Copy => "copy",
+        KernelClass::MultiCopy => "multi_copy",
+        KernelClass::Fill => "fill",
+        KernelClass::Optimizer => "optimizer",
+        KernelClass::FullReduce => "full_reduce",
+        KernelClass::Fused => "fused",
+    }
+}

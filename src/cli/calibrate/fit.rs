@@ -1,0 +1,103 @@
+//! What ranks on shared cores lose to one another, so that predicted steps of several ranks take what they took.
+
+use shardlab_exec::calibrate::{Calibration, Together, Trial};
+use shardlab_plan::units::Picos;
+use shardlab_sim::{Options, Profile, hardware, simulate_light};
+
+/// Times that are tried.
+const WAITS: u32 = 8;
+/// Halvings of the interval of losses.
+const HALVINGS: u32 = 7;
+/// Largest values that are looked at.
+const MOST_LOSS: f64 = 0.5;
+const MOST_WAIT_US: f64 = 160.0;
+
+/// The profile whose predictions of the measured steps are the least wrong.
+pub(super) fn fit(c: &Calibration, note: &mut dyn FnMut(&str)) -> Result<String, String> {
+    let plain = c.profile(Together::default());
+    let mut profile = hardware::parse("the measured profile", &plain).map_err(|e| e.to_string())?;
+    let ranks = |t: &&Trial| t.program.meta.world;
+    let (few, many): (Vec<&Trial>, Vec<&Trial>) =
+        c.trials().iter().partition(|t| ranks(t) <= c.cores());
+    let mut best = (f64::INFINITY, Together::default());
+    for i in 0..=WAITS {
+        let wait_us = MOST_WAIT_US * f64::from(i) / f64::from(WAITS);
+        let (a, shared_loss) = loss(&mut profile, &few, wait_us)?;
+        let (b, turn_loss) = loss(&mut profile, &many, wait_us)?;
+        let together = Together {
+            shared_loss,
+            turn_loss: if many.is_empty() {
+                shared_loss
+            } else {
+                turn_loss
+            },
+            wait_us,
+        };
+        if a + b < best.0 {
+            best = (a + b, together);
+        }
+    }
+    let (error, together) = best;
+    let n = c.trials().len().max(1);
+    note(&format!(
+        "steps of several ranks: {n}, mean error of their prediction {:.1} %, {together:?}",
+        100.0 * error / n as f64
+    ));
+    Ok(c.profile(together))
+}
+
+/// The loss that fits these runs best, and the sum of their errors.
+fn loss(profile: &mut Profile, trials: &[&Trial], wait_us: f64) -> Result<(f64, f64), String> {
+    profile.contention.shared_wait_us = wait_us;
+    // Signed: more loss makes every prediction longer.
+    let mut errors = |loss: f64| -> Result<(f64, f64), String> {
+        profile.contention.shared_loss = loss;
+        profile.contention.turn_loss = None;
+        let (mut sum, mut distances) = (0.0, 0.0);
+        for t in trials {
+            let off = distance(predicted(t, profile)?, t.step);
+            sum += off;
+            distances += off.abs();
+        }
+        Ok((sum, distances))
+    };
+    let (mut low, mut high) = (0.0, MOST_LOSS);
+    let mut best = (errors(low)?.1, low);
+    for _ in 0..HALVINGS {
+        let middle = 0.5 * (low + high);
+        let (sum, distances) = errors(middle)?;
+        if sum < 0.0 {
+            low = middle;
+        } else {
+            high = middle;
+        }
+        if distances < best.0 {
+            best = (distances, middle);
+        }
+    }
+    Ok(best)
+}
+
+fn predicted(t: &Trial, profile: &Profile) -> Result<Picos, String> {
+    let run =
+        simulate_light(&t.program, profile, &Options::default()).map_err(|e| e.to_string())?;
+    Ok(run.step_samples.last().copied().unwrap_or(Picos::ZERO))
+}
+
+/// How far a prediction is off, as a logarithm: negative where it is too short.
+fn distance(predicted: Picos, measured: Picos) -> f64 {
+    (predicted.ms().max(1e-9) / measured.ms().max(1e-9)).ln()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn half_and_double_are_as_wrong() {
+        let ms = |x: f64| Picos::from_us(1e3 * x);
+        assert_eq!(distance(ms(2.0), ms(2.0)), 0.0);
+        assert!((distance(ms(1.0), ms(2.0)) + distance(ms(4.0), ms(2.0))).abs() < 1e-12);
+        assert!(distance(ms(1.0), ms(2.0)) < 0.0);
+    }
+}
