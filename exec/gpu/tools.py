@@ -114,6 +114,8 @@ def reference(scenario, *args, **more):
 
 def row(stage, case, ok, text, **facts):
     """One line, and one object. `ok` is None where nothing can be wrong, only slow."""
+    if text.startswith("no time is left"):
+        ok = None
     word = {True: "ok", False: "FAIL", None: ""}[ok]
     with lock:
         print(f"{stage:<10} {case:<52.52} {word:<4} {text}", flush=True)

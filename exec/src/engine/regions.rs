@@ -87,6 +87,8 @@ fn merge(mut ranges: Vec<(u64, u64)>) -> Vec<Region> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use shardlab_plan::memory::HOST_BASE;
+    use shardlab_plan::memory::pool::POOL_BASE;
 
     #[test]
     fn close_ranges_share_a_region_and_far_ones_do_not() {
@@ -109,5 +111,69 @@ mod tests {
         let r = merge(vec![(0, 100 * MIB), (140 * MIB, 141 * MIB)]);
         assert_eq!(r.len(), 2);
         assert_eq!(r[0].addresses, 0..140 * MIB);
+    }
+
+    /// A device that backs what is touched takes what a prediction says that allocators reserve.
+    #[test]
+    fn what_is_backed_is_what_is_reserved() {
+        const GRANULE: u64 = 2 * MIB;
+        for (name, sets) in [
+            ("peers-1b", &["fsdp.policy=\"native\""][..]),
+            (
+                "peers-1b",
+                &[
+                    "fsdp.policy=\"native\"",
+                    "compile.mode=\"regions\"",
+                    "train.loss=\"chunked\"",
+                ],
+            ),
+            (
+                "peers-1b",
+                &[
+                    "fsdp.policy=\"native\"",
+                    "compile.cuda_graph=\"full_iteration\"",
+                ],
+            ),
+            (
+                "peers-1b",
+                &["fsdp.policy=\"native\"", "fsdp.allocator=\"caching\""],
+            ),
+            ("peers-1b", &[]),
+            ("peers-1b", &["fsdp.policy=\"megatron\""]),
+            ("peers-tiny", &[]),
+            ("peers-tiny", &["fsdp.policy=\"native\""]),
+            (
+                "peers-tiny",
+                &["fsdp.policy=\"native\"", "train.recompute=\"full\""],
+            ),
+            ("peers-3b", &["fsdp.policy=\"native\""]),
+        ] {
+            let sets: Vec<String> = sets.iter().map(|&s| s.to_owned()).collect();
+            let scenario = shardlab_plan::scenario::load(name.as_ref(), &sets).unwrap();
+            let program = shardlab_plan::plan(&scenario).unwrap();
+            let mut memory = Memory::new(&program, None);
+            let mut reserved = 0;
+            for kind in PASSES {
+                let section = program.section(kind);
+                let instrs = section.map(|s| program.section_instrs(s));
+                for instr in instrs.unwrap_or_default() {
+                    match instr.op {
+                        Op::Alloc(id) => drop(memory.alloc(&program, id).unwrap()),
+                        Op::Free(id) => drop(memory.free(&program, id)),
+                        _ => {}
+                    }
+                    reserved = reserved.max(memory.counters().reserved.0);
+                }
+            }
+            let backed: u64 = regions(&program, None)
+                .iter()
+                .filter(|r| !(HOST_BASE..POOL_BASE).contains(&r.addresses.start))
+                .map(|r| {
+                    r.touched.next_multiple_of(GRANULE) - r.addresses.start / GRANULE * GRANULE
+                })
+                .sum();
+            let off = backed as f64 / reserved as f64 - 1.0;
+            assert!(off.abs() < 0.01, "{name} {sets:?}: {backed} of {reserved}");
+        }
     }
 }
