@@ -23,7 +23,7 @@ pub(super) struct Args {
     runs: Vec<String>,
     #[command(flatten)]
     overrides: Overrides,
-    /// A further override for every run but the first (repeatable): the same scenario twice shows what an option does
+    /// A further override for every run but the first (repeatable); a scenario alone is meant twice: what an option does
     #[arg(long = "set-b", value_name = "SECTION.KEY=VALUE")]
     set_b: Vec<String>,
     #[command(flatten)]
@@ -96,7 +96,10 @@ fn pictures(out: &Path) -> Option<(PathBuf, String)> {
 fn items(args: &Args) -> Result<Vec<Item>, Failure> {
     let store = args.from.store();
     let mut items = Vec::new();
-    for (i, name) in args.runs.iter().enumerate() {
+    // One scenario with options of a second run is meant twice, as for `compare`.
+    let alone = args.runs.len() == 1 && !args.set_b.is_empty();
+    let again = args.runs.iter().filter(|_| alone);
+    for (i, name) in args.runs.iter().chain(again).enumerate() {
         let mut set = args.overrides.set.clone();
         if i > 0 {
             set.extend(args.set_b.iter().cloned());

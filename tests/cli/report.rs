@@ -128,7 +128,6 @@ fn an_option_against_itself_as_markdown_with_pictures() {
     stdout(&[
         "report",
         "small-native",
-        "small-native",
         "--set-b",
         "fsdp.prefetch_forward=0",
         "--png",
