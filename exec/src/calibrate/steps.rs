@@ -65,6 +65,8 @@ const EAGER: &[(&str, &str)] = &[("f32", "off"), ("bf16", "off")];
 const LEAST: usize = 4;
 /// And at most.
 const MOST: usize = 60;
+/// Models that run on several ranks even when time is over; the first ones are small.
+const LEAST_SHARDED: usize = 2;
 /// Most cores of a machine whose calibration runs more ranks than there are cores.
 const MOST_CORES: u32 = 8;
 
@@ -172,6 +174,8 @@ pub(super) fn measure(
     let crowd = if turns > 0 { &SHARDED[..2] } else { &[] };
     let runs = alone + sharded.len() * (SHARDED.len() * EAGER.len() + crowd.len());
     let one = budget / runs as u32;
+    let begin = Instant::now();
+    let late = |model: usize| model >= LEAST_SHARDED && begin.elapsed() > 2 * budget;
     let mut totals = Totals::default();
     let mut between = Between::default();
     for m in &models {
@@ -186,7 +190,10 @@ pub(super) fn measure(
     note("sharded steps");
     let mut factors = Vec::new();
     let mut sharding = Vec::new();
-    for m in &sharded {
+    for (i, m) in sharded.iter().enumerate() {
+        if late(i) {
+            break;
+        }
         for variant in EAGER {
             for (_, policy) in SHARDED {
                 let observed = run(&on, &m.text, *variant, policy, ranks, one)?;
@@ -203,7 +210,10 @@ pub(super) fn measure(
         }
     }
     totals.crowded = crowded(factors);
-    for m in &sharded {
+    for (i, m) in sharded.iter().enumerate() {
+        if late(i) {
+            break;
+        }
         for (_, policy) in crowd {
             let observed = run(&on, &m.text, EAGER[0], policy, turns, one)?;
             totals.trials.push(observed.trial());

@@ -1,13 +1,14 @@
 //! What ranks on shared cores lose to one another, so that predicted steps of several ranks take what they took.
 
+use rayon::iter::{IntoParallelRefIterator, ParallelIterator};
 use shardlab_exec::calibrate::{Calibration, Together, Trial};
 use shardlab_plan::units::Picos;
 use shardlab_sim::{Options, Profile, hardware, simulate_light};
 
 /// Times that are tried.
-const WAITS: u32 = 8;
+const WAITS: u32 = 4;
 /// Halvings of the interval of losses.
-const HALVINGS: u32 = 7;
+const HALVINGS: u32 = 6;
 /// Largest values that are looked at.
 const MOST_LOSS: f64 = 0.5;
 const MOST_WAIT_US: f64 = 160.0;
@@ -53,13 +54,10 @@ fn loss(profile: &mut Profile, trials: &[&Trial], wait_us: f64) -> Result<(f64, 
     let mut errors = |loss: f64| -> Result<(f64, f64), String> {
         profile.contention.shared_loss = loss;
         profile.contention.turn_loss = None;
-        let (mut sum, mut distances) = (0.0, 0.0);
-        for t in trials {
-            let off = distance(predicted(t, profile)?, t.step);
-            sum += off;
-            distances += off.abs();
-        }
-        Ok((sum, distances))
+        let profile = &*profile;
+        let off = |t: &&Trial| predicted(t, profile).map(|p| distance(p, t.step));
+        let all: Vec<f64> = trials.par_iter().map(off).collect::<Result<_, _>>()?;
+        Ok((all.iter().sum(), all.iter().map(|off| off.abs()).sum()))
     };
     let (mut low, mut high) = (0.0, MOST_LOSS);
     let mut best = (errors(low)?.1, low);
