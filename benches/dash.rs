@@ -5,13 +5,19 @@ use ratatui::Terminal;
 use ratatui::backend::TestBackend;
 use ratatui::crossterm::event::{KeyCode, KeyEvent, KeyModifiers};
 use shardlab::dash::app::View;
+use shardlab::dash::event::Message;
+use shardlab::dash::glance::Glance;
 use shardlab::dash::lanes::Lanes;
 use shardlab::dash::state::Saved;
 use shardlab::dash::theme::{Depth, Name, Theme};
-use shardlab::dash::{App, Event, draw, update};
+use shardlab::dash::{App, Event, Source, draw, update};
+use shardlab::predict::{Profiles, predict};
+use shardlab_plan::scenario;
 use shardlab_reports::store::Store;
 use shardlab_reports::testing::view;
+use shardlab_sim::Options as SimOptions;
 use std::hint::black_box;
+use std::path::Path;
 use std::sync::Arc;
 
 fn timeline(spans: u32) -> App {
@@ -77,5 +83,41 @@ fn open(c: &mut Criterion) {
     group.finish();
 }
 
-criterion_group!(benches, redraw, open);
+/// From a changed option of the 8B scenario to the frame that shows its prediction: scenario, plan, simulation, sentences,
+/// drawing.
+fn edit(c: &mut Criterion) {
+    let profiles = Profiles::default();
+    let source = Source {
+        name: "llama3-8b-4xh200".into(),
+        path: "llama3-8b-4xh200".into(),
+        about: String::new(),
+        brief: None,
+    };
+    let theme = Theme::new(Name::Dark, Depth::True);
+    let (mut app, _) = App::new(vec![source], theme, &Saved::default());
+    let mut terminal =
+        Terminal::new(TestBackend::new(160, 50)).expect("a test backend cannot fail");
+    let mut values = (0..3).cycle();
+    c.bench_function("edit llama3-8b-4xh200", |b| {
+        b.iter(|| {
+            let depth = values.next().unwrap_or(0);
+            let set = [format!("fsdp.prefetch_forward={depth}")];
+            let scenario = scenario::load(Path::new("llama3-8b-4xh200"), &set)
+                .expect("the scenario is shipped");
+            let prediction = predict(&scenario, &profiles, &SimOptions::default())
+                .expect("the scenario can be predicted");
+            let message = Message::Predicted {
+                ticket: app.scenarios.ticket,
+                base: None,
+                now: Ok(Arc::new(Glance::of(&prediction))),
+            };
+            let _ = update(&mut app, Event::Message(message));
+            terminal
+                .draw(|frame| draw(&app, frame))
+                .expect("a test backend cannot fail");
+        });
+    });
+}
+
+criterion_group!(benches, redraw, open, edit);
 criterion_main!(benches);

@@ -13,6 +13,7 @@
 
 pub mod app;
 pub mod compare;
+pub mod confirm;
 pub mod cursor;
 mod draw;
 pub mod event;

@@ -1,6 +1,7 @@
 //! The dashboard's state. It changes in [`super::update`] only, and drawing reads it.
 
 use super::compare::CompareView;
+use super::confirm::Question;
 use super::event::{Effect, JobId, RankNow, Runs, Setup, Task};
 use super::gate::GateView;
 use super::help::Help;
@@ -189,6 +190,8 @@ pub struct App {
     pub help: Option<Help>,
     /// The line that is being typed.
     pub prompt: Option<Prompt>,
+    /// The question that waits for its answer.
+    pub question: Option<Question>,
     /// Whether trainings are kept in the store.
     pub keep: bool,
     /// The line at the bottom.
@@ -221,6 +224,7 @@ impl App {
             gate: GateView::default(),
             help: None,
             prompt: None,
+            question: None,
             keep: false,
             notice: None,
             jobs: BTreeMap::new(),
@@ -269,7 +273,7 @@ impl App {
         if self.help.is_some() {
             return Place::Help;
         }
-        if self.view == View::Gate && self.gate.confirm {
+        if self.question.is_some() {
             return Place::Confirm;
         }
         match self.view {

@@ -1,6 +1,7 @@
 //! Drawing: a function of the state.
 
 mod charts;
+mod confirm;
 mod frame;
 mod help;
 mod kit;
@@ -46,6 +47,9 @@ pub fn draw(app: &App, frame: &mut Frame<'_>) {
     }
     if let Some(help) = &app.help {
         help::draw(app, help, buf, body);
+    }
+    if let Some(question) = app.question {
+        confirm::draw(app, question, buf, body);
     }
     let bottom = area.y + area.height;
     let line = |y| Rect {

@@ -1,6 +1,7 @@
 //! The gate of a scenario against its baseline.
 
 use super::app::{App, Purpose, Tone, View};
+use super::confirm::Question;
 use super::cursor::Cursor;
 use super::event::{Effect, Judged, Task};
 use super::keys::Command;
@@ -18,8 +19,6 @@ pub struct GateView {
     pub page: Option<Arc<Page>>,
     /// What it was made of.
     pub judged: Option<Arc<Judged>>,
-    /// Whether a new baseline is to be confirmed.
-    pub confirm: bool,
     /// First line shown.
     pub cursor: Cursor,
     /// Lines that there are, by the last drawing.
@@ -28,15 +27,12 @@ pub struct GateView {
 
 /// A key in the gate view.
 pub(super) fn command(app: &mut App, command: Command) -> Vec<Effect> {
-    if app.gate.confirm {
-        return confirmed(app, command);
-    }
     match command {
         Command::Gate => gate(app),
         Command::Back => app.cancel(Purpose::Gate),
         Command::Bless => {
-            app.gate.confirm = app.gate.judged.is_some();
-            if !app.gate.confirm {
+            app.question = app.gate.judged.as_ref().map(|_| Question::Bless);
+            if app.question.is_none() {
                 app.say(
                     Tone::Plain,
                     "gate it first (b): a baseline is what a gate has found",
@@ -54,23 +50,6 @@ pub(super) fn command(app: &mut App, command: Command) -> Vec<Effect> {
             app.gate.cursor.go(other, lines);
             Vec::new()
         }
-    }
-}
-
-/// A key while a new baseline is to be confirmed.
-fn confirmed(app: &mut App, command: Command) -> Vec<Effect> {
-    match command {
-        Command::Enter => {
-            app.gate.confirm = false;
-            let judged = app.gate.judged.clone();
-            judged.map_or_else(Vec::new, |j| app.start(Task::Bless(j)))
-        }
-        Command::Back => {
-            app.gate.confirm = false;
-            app.say(Tone::Plain, "nothing is written");
-            Vec::new()
-        }
-        _ => Vec::new(),
     }
 }
 
@@ -92,7 +71,6 @@ pub(super) fn gate(app: &mut App) -> Vec<Effect> {
     app.view = View::Gate;
     app.gate.page = None;
     app.gate.judged = None;
-    app.gate.confirm = false;
     let folder = app.gate.folder.clone();
     app.start(Task::Gate(setup, folder))
 }

@@ -5,8 +5,10 @@ use ratatui::crossterm::event::{KeyCode, KeyEvent, KeyModifiers};
 /// What a key means.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Command {
-    /// Leave.
+    /// Leave; where a training runs, after a question.
     Quit,
+    /// Leave at once.
+    Leave,
     /// Show or hide the help.
     Help,
     /// Go to the n-th view.
@@ -273,7 +275,8 @@ macro_rules! table {
 use Command as C;
 
 table! {
-    Everywhere: [c('q'), ctrl('c')] C::Quit, "", "quit; jobs that still run are ended";
+    Everywhere: [c('q')] C::Quit, "", "quit; where a training runs, it asks first";
+    Everywhere: [ctrl('c')] C::Leave, "", "quit at once; jobs that still run are ended";
     Everywhere: [c('?'), k(KeyCode::F(1))] C::Help, "", "this help";
     Everywhere: [c('1')] C::View(0), "", "scenarios";
     Everywhere: [c('2')] C::View(1), "", "timeline";

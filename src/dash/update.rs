@@ -3,6 +3,7 @@
 mod mouse;
 
 use super::app::{App, Purpose, Tone, View};
+use super::confirm::{self, Question};
 use super::event::{Effect, Event, JobId, Message, News};
 use super::help::Help;
 use super::keys::{self, Command, Place};
@@ -52,11 +53,15 @@ fn key(app: &mut App, key: KeyEvent) -> Vec<Effect> {
         return Vec::new();
     };
     app.notice = None;
+    if let Some(question) = app.question {
+        return confirm::answer(app, question, command);
+    }
     if place == Place::Help {
         return in_help(app, command);
     }
     match command {
-        Command::Quit => return vec![Effect::Save(app.save()), Effect::Quit],
+        Command::Quit => return quit(app),
+        Command::Leave => return vec![Effect::Save(app.save()), Effect::Quit],
         Command::Help => {
             app.help = Some(Help {
                 here: Some(place),
@@ -88,6 +93,15 @@ fn key(app: &mut App, key: KeyEvent) -> Vec<Effect> {
     in_view(app, command)
 }
 
+/// Leaves, unless that would end a training: then it asks.
+fn quit(app: &mut App) -> Vec<Effect> {
+    if app.running(Purpose::Train).is_some() {
+        app.question = Some(Question::Quit);
+        return Vec::new();
+    }
+    vec![Effect::Save(app.save()), Effect::Quit]
+}
+
 /// A command for the view that is shown.
 fn in_view(app: &mut App, command: Command) -> Vec<Effect> {
     match app.view {
@@ -112,7 +126,7 @@ fn in_help(app: &mut App, command: Command) -> Vec<Effect> {
             app.help = None;
             return Vec::new();
         }
-        Command::Quit => return vec![Effect::Save(app.save()), Effect::Quit],
+        Command::Quit | Command::Leave => return vec![Effect::Save(app.save()), Effect::Quit],
         Command::Filter => {
             let text = help.search.clone();
             app.prompt = Some(super::prompt::Prompt::anew(Asks::FilterHelp, text));

@@ -1,10 +1,9 @@
 //! Pages of tables: comparison and gate.
 
 use super::charts::{Curve, curves};
-use super::kit::{cut, pane, pieces, popup, put, put_right, wrap};
+use super::kit::{cut, pane, put, put_right, wrap};
 use crate::dash::app::{App, Purpose, Tone};
 use crate::dash::cursor::Cursor;
-use crate::dash::event::Judged;
 use crate::dash::tables::{Page, Table};
 use crate::dash::theme::Theme;
 use ratatui::buffer::Buffer;
@@ -51,65 +50,6 @@ pub(super) fn gate(app: &App, buf: &mut Buffer, body: Rect) {
         &g.lines,
         &text,
     );
-    if let Some(judged) = g.judged.as_deref().filter(|_| g.confirm) {
-        confirm(app, buf, body, judged);
-    }
-}
-
-/// The question whether a baseline is to be written.
-fn confirm(app: &App, buf: &mut Buffer, body: Rect, judged: &Judged) {
-    /// Changes that are listed.
-    const LISTED: usize = 6;
-    let theme = app.theme;
-    let width = body.width.min(76);
-    let room = usize::from(width) - 4;
-    let mut lines: Vec<(String, Style)> = Vec::new();
-    let mut say = |text: &str, style| {
-        lines.extend(wrap(text, room).into_iter().map(|l| (l, style)));
-    };
-    say(&format!("Write {}?", judged.path.display()), theme.strong());
-    if !judged.facts.set.is_empty() {
-        let set = judged.facts.set.join(" ");
-        say(&format!("With changed options: {set}"), theme.bad());
-    }
-    match (judged.exists, judged.changes.len()) {
-        (false, _) => say("There is none yet.", theme.text()),
-        (true, 0) => say(
-            "What is there passes; nothing that counts would change.",
-            theme.text(),
-        ),
-        (true, n) => {
-            say("It replaces what is there:", theme.text());
-            for change in judged.changes.iter().take(LISTED) {
-                say(change, theme.dim());
-            }
-            if n > LISTED {
-                say(&format!("and {} more", n - LISTED), theme.dim());
-            }
-        }
-    }
-    let height = (lines.len() as u16 + 4).min(body.height);
-    let area = Rect {
-        x: body.x + (body.width - width) / 2,
-        y: body.y + (body.height - height) / 2,
-        width,
-        height,
-    };
-    let inner = popup(buf, area, "Bless", theme);
-    let last = inner.bottom().saturating_sub(1);
-    for (i, (line, style)) in lines.iter().enumerate() {
-        let y = inner.y + i as u16;
-        if y + 1 < last {
-            put(buf, inner.x + 1, y, inner.width - 1, line, *style);
-        }
-    }
-    let keys = [
-        ("y".to_owned(), theme.accent()),
-        (" write it   ".to_owned(), theme.text()),
-        ("n".to_owned(), theme.accent()),
-        (" leave it".to_owned(), theme.text()),
-    ];
-    pieces(buf, inner.x + 1, last, inner.width - 1, &keys);
 }
 
 enum Line {

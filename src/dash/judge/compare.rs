@@ -34,12 +34,12 @@ pub(crate) fn compare(runs: &[Arc<RunView>]) -> Page {
     page
 }
 
-/// A, B, … Z, 26, …
+/// A, B, … Z, 27, …
 fn letter(i: usize) -> String {
     u8::try_from(i)
         .ok()
         .filter(|i| *i < 26)
-        .map_or_else(|| i.to_string(), |i| char::from(b'A' + i).to_string())
+        .map_or_else(|| (i + 1).to_string(), |i| char::from(b'A' + i).to_string())
 }
 
 fn of_pair(p: &Pair) -> Page {

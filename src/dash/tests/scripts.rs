@@ -391,3 +391,26 @@ fn notices_go_with_time() {
     stage.event(Event::Tick(Duration::from_secs(9)));
     assert!(stage.app.notice.is_none());
 }
+
+/// Leaving would end a training: it is asked about, and Ctrl-C does not ask.
+#[test]
+fn quitting_while_a_training_runs_is_asked_about() {
+    let mut stage = Stage::new();
+    stage.keys("xq");
+    assert!(!stage.effects.contains(&Effect::Quit));
+    let screen = stage.screen(80, 24);
+    assert!(screen.contains("is still training"), "{screen}");
+    stage.keys("n");
+    assert_eq!(stage.app.question, None);
+    stage.keys("1qy");
+    assert_eq!(stage.effects.last(), Some(&Effect::Quit));
+    let mut stage = Stage::new();
+    stage.keys("x<ctrl-c>");
+    assert_eq!(stage.effects.last(), Some(&Effect::Quit));
+    // When it has ended there is nothing to ask.
+    let mut stage = Stage::new();
+    stage.keys("x");
+    stage.run(step(RunKind::Exec, 0));
+    stage.keys("q");
+    assert_eq!(stage.effects.last(), Some(&Effect::Quit));
+}

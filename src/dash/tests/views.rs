@@ -241,7 +241,7 @@ fn a_baseline_is_confirmed() {
     let mut stage = Stage::new();
     stage.app.gate.folder = "baselines".into();
     stage.keys("7B");
-    assert!(!stage.app.gate.confirm, "there is nothing to write");
+    assert_eq!(stage.app.question, None, "there is nothing to write");
     stage.keys("b");
     let asked = |stage: &Stage| stage.effects.last().cloned();
     let Some(Effect::Start(_, Task::Gate(_, folder))) = asked(&stage) else {
@@ -255,7 +255,7 @@ fn a_baseline_is_confirmed() {
     // Keys that mean something elsewhere mean nothing now.
     stage.keys("B1qb<esc>Bn");
     assert_eq!(stage.effects.len(), before);
-    assert!(!stage.app.gate.confirm);
+    assert_eq!(stage.app.question, None);
     stage.keys("By");
     let Some(Effect::Start(_, Task::Bless(task))) = asked(&stage) else {
         panic!("{:?}", asked(&stage));

@@ -31,7 +31,7 @@ pub(super) fn mouse(app: &mut App, event: MouseEvent) -> Vec<Effect> {
             if app.help.is_some() {
                 return in_help(app, wheel(up));
             }
-            if app.prompt.is_some() || app.gate.confirm {
+            if app.prompt.is_some() || app.question.is_some() {
                 return Vec::new();
             }
             if app.view == View::Timeline {
@@ -49,7 +49,7 @@ pub(super) fn mouse(app: &mut App, event: MouseEvent) -> Vec<Effect> {
 }
 
 fn click(app: &mut App, hit: Hit, column: u16, width: u16) -> Vec<Effect> {
-    if app.prompt.is_some() || app.help.is_some() || app.gate.confirm {
+    if app.prompt.is_some() || app.help.is_some() || app.question.is_some() {
         return Vec::new();
     }
     match hit {

@@ -156,13 +156,17 @@ fn describe(app: &App, run: &Lanes, s: Selected) -> Vec<Line> {
     let text = |text: String| (text, theme.text());
     let length = span.end.saturating_sub(span.start);
     let critical = run.critical.get(s.span as usize).copied().unwrap_or(false);
+    // Where there is only one, its number says nothing.
+    let part = match run.view.program.micro_batches {
+        0 | 1 => String::new(),
+        _ => format!(", micro-batch {}", instr.micro_batch),
+    };
     let mut first = vec![
         (format!("▸ {}", run.view.name_of(instr)), theme.accent()),
         text(format!(" {} ", run.view.unit(instr.unit))),
         dim(&format!(
-            "{}, micro-batch {}, {} stream, #{}",
+            "{}{part}, {} stream, #{}",
             instr.phase.name(),
-            instr.micro_batch,
             run.view.stream(span),
             instr.id.0
         )),

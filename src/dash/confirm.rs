@@ -1,0 +1,34 @@
+//! Questions that are answered with yes or no before anything else is done.
+
+use super::app::{App, Tone};
+use super::event::{Effect, Task};
+use super::keys::Command;
+
+/// A question.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Question {
+    /// Whether what the gate found becomes the baseline.
+    Bless,
+    /// Whether to leave while a training runs.
+    Quit,
+}
+
+/// A key that answers the question.
+pub(super) fn answer(app: &mut App, question: Question, command: Command) -> Vec<Effect> {
+    match (command, question) {
+        (Command::Enter, Question::Bless) => {
+            app.question = None;
+            let judged = app.gate.judged.clone();
+            judged.map_or_else(Vec::new, |j| app.start(Task::Bless(j)))
+        }
+        (Command::Enter, Question::Quit) => vec![Effect::Save(app.save()), Effect::Quit],
+        (Command::Back, _) => {
+            app.question = None;
+            if question == Question::Bless {
+                app.say(Tone::Plain, "nothing is written");
+            }
+            Vec::new()
+        }
+        _ => Vec::new(),
+    }
+}

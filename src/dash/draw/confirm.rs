@@ -1,0 +1,84 @@
+//! Questions over what is there.
+
+use super::kit::{pieces, popup, put, wrap};
+use crate::dash::app::{App, Purpose};
+use crate::dash::confirm::Question;
+use ratatui::buffer::Buffer;
+use ratatui::layout::Rect;
+use ratatui::style::Style;
+
+/// Changes of a baseline that are listed.
+const LISTED: usize = 6;
+
+pub(super) fn draw(app: &App, question: Question, buf: &mut Buffer, body: Rect) {
+    let theme = app.theme;
+    let width = body.width.min(76);
+    let room = usize::from(width) - 4;
+    let mut lines: Vec<(String, Style)> = Vec::new();
+    let mut say = |text: &str, style| {
+        lines.extend(wrap(text, room).into_iter().map(|l| (l, style)));
+    };
+    let (title, yes, no) = match question {
+        Question::Bless => {
+            bless(app, &mut say);
+            ("Bless", "write it", "leave it")
+        }
+        Question::Quit => {
+            let of = app.running(Purpose::Train).map_or("", |(_, job)| &job.of);
+            say(&format!("{of} is still training."), theme.strong());
+            say(
+                "Its run is lost; s in view 3 stops it and keeps what there is.",
+                theme.text(),
+            );
+            ("Quit", "quit", "stay")
+        }
+    };
+    let height = (lines.len() as u16 + 4).min(body.height);
+    let area = Rect {
+        x: body.x + (body.width - width) / 2,
+        y: body.y + (body.height - height) / 2,
+        width,
+        height,
+    };
+    let inner = popup(buf, area, title, theme);
+    let last = inner.bottom().saturating_sub(1);
+    for (y, (line, style)) in (inner.y..last.saturating_sub(1)).zip(&lines) {
+        put(buf, inner.x + 1, y, inner.width - 1, line, *style);
+    }
+    let keys = [
+        ("y".to_owned(), theme.accent()),
+        (format!(" {yes}   "), theme.text()),
+        ("n".to_owned(), theme.accent()),
+        (format!(" {no}"), theme.text()),
+    ];
+    pieces(buf, inner.x + 1, last, inner.width - 1, &keys);
+}
+
+/// What would be written where.
+fn bless(app: &App, say: &mut impl FnMut(&str, Style)) {
+    let theme = app.theme;
+    let Some(judged) = app.gate.judged.as_deref() else {
+        return;
+    };
+    say(&format!("Write {}?", judged.path.display()), theme.strong());
+    if !judged.facts.set.is_empty() {
+        let set = judged.facts.set.join(" ");
+        say(&format!("With changed options: {set}"), theme.bad());
+    }
+    match (judged.exists, judged.changes.len()) {
+        (false, _) => say("There is none yet.", theme.text()),
+        (true, 0) => say(
+            "What is there passes; nothing that counts would change.",
+            theme.text(),
+        ),
+        (true, n) => {
+            say("It replaces what is there:", theme.text());
+            for change in judged.changes.iter().take(LISTED) {
+                say(change, theme.dim());
+            }
+            if n > LISTED {
+                say(&format!("and {} more", n - LISTED), theme.dim());
+            }
+        }
+    }
+}
