@@ -3,6 +3,13 @@
 use super::Plot;
 use super::draw::{self, FAINT, GROUND, INK, series, short, text};
 use plotters::prelude::*;
+use plotters::style::text_anchor::{HPos, Pos, VPos};
+
+/// Text about the middle of a cell.
+const MIDDLE: Pos = Pos {
+    h_pos: HPos::Center,
+    v_pos: VPos::Top,
+};
 
 /// Cells `values[row][column]`, smaller being better; `None` where there is no run. The number stands in every cell.
 #[must_use]
@@ -61,18 +68,22 @@ pub fn heat(
                 let full = step >= 0.75;
                 let fill = series(0).mix(if full { 1.0 } else { 0.06 + 0.2 * step });
                 area.draw(&Rectangle::new(corners, fill.filled()))?;
-                area.draw(&Rectangle::new(
-                    corners,
-                    series(0).stroke_width(if *v == low { 6 } else { 1 }),
-                ))?;
-                let style = text(24, if full { &GROUND } else { &INK });
-                area.draw(&Text::new(short(*v), (px + w / 2 - 34, py + 30), style))?;
+                // A path: rectangles are drawn with the thinnest line whatever they ask for.
+                let inset = if *v == low { 3 } else { 0 };
+                let [(a, b), (c, d)] = corners;
+                let (a, b, c, d) = (a + inset, b + inset, c - inset, d - inset);
+                let frame = vec![(a, b), (c, b), (c, d), (a, d), (a, b)];
+                let width = if *v == low { 7 } else { 1 };
+                let ink = if *v == low { INK } else { series(0) };
+                area.draw(&PathElement::new(frame, ink.stroke_width(width)))?;
+                let style = text(24, if full { &GROUND } else { &INK }).pos(MIDDLE);
+                area.draw(&Text::new(short(*v), (px + w / 2, py + 30), style))?;
             }
         }
         for (c, name) in x.1.iter().enumerate() {
-            let at = (left + c as i32 * w + 8, top + rows as i32 * h + 8);
+            let at = (left + c as i32 * w + w / 2, top + rows as i32 * h + 8);
             let cut = draw::cut(name, (w / 13).max(4) as usize);
-            area.draw(&Text::new(cut, at, text(22, &FAINT)))?;
+            area.draw(&Text::new(cut, at, text(22, &FAINT).pos(MIDDLE)))?;
         }
         let at = (left, top + rows as i32 * h + 50);
         let words = format!("{}; cells: {unit}, thick frame: best", x.0);
