@@ -20,8 +20,20 @@ const AXIS: f64 = 44.0;
 const EDGE: f64 = 60.0;
 /// Spans nearer than this are drawn as one, and none is drawn narrower.
 const FINEST: f64 = 0.7;
-/// Spans that can be zoomed into, at most: the longest.
+/// Spans of one timeline that can be zoomed into, at most: the longest.
 const MOST: usize = 20_000;
+/// Likewise, of all timelines of a page together: some 4 MB.
+const MOST_OF_ALL: usize = 80_000;
+
+/// How many spans each of so many timelines of a page may have.
+#[must_use]
+pub const fn share(timelines: usize) -> usize {
+    if timelines * MOST <= MOST_OF_ALL {
+        MOST
+    } else {
+        MOST_OF_ALL / timelines
+    }
+}
 
 /// A timeline: a drawing of the whole step, and its spans.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -85,9 +97,9 @@ struct Bar {
     text: [u64; 4],
 }
 
-/// The timeline of a run's recorded step.
+/// The timeline of a run's recorded step, with at most so many spans to zoom into.
 #[must_use]
-pub fn timeline(name: &str, title: &str, view: &RunView) -> Timeline {
+pub fn timeline(name: &str, title: &str, view: &RunView, most: usize) -> Timeline {
     let run = &view.run;
     let from = run.recorded_from.0;
     let length = (run.recorded_to.0.saturating_sub(from) / 1000).max(1);
@@ -143,7 +155,7 @@ pub fn timeline(name: &str, title: &str, view: &RunView) -> Timeline {
     }
     let svg = drawing(&named, length);
     let total: usize = named.iter().map(|(_, b)| b.len()).sum();
-    let left_out = total.saturating_sub(MOST);
+    let left_out = total.saturating_sub(most);
     if left_out > 0 {
         let mut lengths: Vec<u64> = named
             .iter()
@@ -355,7 +367,7 @@ mod tests {
     #[test]
     fn a_long_step_stays_small_and_keeps_its_longest_spans() {
         let view = testing::view(60_000);
-        let t = timeline("t", "Timeline", &view);
+        let t = timeline("t", "Timeline", &view, MOST);
         assert!(t.plot.svg.len() < 400_000, "{}", t.plot.svg.len());
         assert!(t.left_out > 0);
         let v: serde_json::Value = serde_json::from_str(&t.data).unwrap();
@@ -389,7 +401,7 @@ mod tests {
     #[test]
     fn spans_come_back_from_the_data() {
         let view = testing::view(300);
-        let t = timeline("t", "<T>", &view);
+        let t = timeline("t", "<T>", &view, MOST);
         assert!(t.plot.svg.contains("&lt;T&gt;"));
         assert!(!t.data.contains('<'));
         let v: serde_json::Value = serde_json::from_str(&t.data).unwrap();

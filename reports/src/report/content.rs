@@ -58,10 +58,12 @@ fn numbered(items: &[Item]) -> Vec<Item> {
 
 fn streams(items: &[Item]) -> Section {
     let drawn = items.iter().filter(|i| !i.view.run.spans.is_empty());
+    let drawn: Vec<&Item> = drawn.take(DRAWN).collect();
+    let most = plots::timeline::share(drawn.len());
     let mut blocks = Vec::new();
-    for (i, item) in drawn.take(DRAWN).enumerate() {
+    for (i, item) in drawn.into_iter().enumerate() {
         let title = format!("Streams of one step: {}", item.label);
-        let t = plots::timeline(&format!("streams-{i}"), &title, &item.view);
+        let t = plots::timeline(&format!("streams-{i}"), &title, &item.view, most);
         blocks.push(Block::Timeline(t));
     }
     Section {
