@@ -27,8 +27,7 @@ mod table;
 mod validate;
 
 #[cfg(feature = "dash")]
-pub(crate) use exec::utilisation;
-pub(crate) use keep::with_source;
+pub(crate) use {exec::utilisation, keep::with_source};
 
 use clap::{CommandFactory, Parser, Subcommand};
 use output::{Failure, Out, Status};

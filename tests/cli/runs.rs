@@ -190,6 +190,33 @@ fn a_sweep_keeps_its_points_where_asked() {
     );
 }
 
+/// Processes that write at the same time keep all their runs, each whole.
+#[test]
+fn writers_do_not_meet() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().to_str().unwrap();
+    let write = || {
+        Command::new(env!("CARGO_BIN_EXE_shardlab"))
+            .arg("sim")
+            .args(["small-native"; 12])
+            .args(["--store", path])
+            .stdout(Stdio::null())
+            .spawn()
+            .unwrap()
+    };
+    let writers = [write(), write(), write()];
+    for mut writer in writers {
+        assert!(writer.wait().unwrap().success());
+    }
+    let mut kept = ids(path, &[]);
+    kept.sort();
+    kept.dedup();
+    assert_eq!(kept.len(), 36);
+    for id in kept {
+        stdout(&["runs", "show", &id, "--full", "--store", path]);
+    }
+}
+
 /// Writers that are killed at any instant leave whole runs and litter, nothing else.
 #[test]
 fn a_killed_writer_leaves_nothing_half() {

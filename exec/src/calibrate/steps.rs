@@ -137,6 +137,13 @@ const SHARDED: [(&str, &str); 3] = [
 ];
 
 /// One run: the middle time of each task of the steady step, and the step of middle length.
+#[cfg_attr(
+    not(feature = "cuda"),
+    expect(
+        dead_code,
+        reason = "what only GPUs are asked for is observed on every device"
+    )
+)]
 pub(super) struct Observed {
     pub(super) program: Arc<Program>,
     /// By task in issue order: kernel where it is one, and time.
