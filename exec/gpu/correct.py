@@ -31,10 +31,10 @@ def goldens():
 
 
 SMALL = ["small-native", "small-fsdp2", "small-megatron", "small-regions", "small-blocks", "small-full", "small-scopes", "small-iteration",
-         "small-recompute", "small-selective", "small-accumulation", "small-double-buffer", "small-units", "small-frozen",
+         "small-recompute", "small-accumulation", "small-double-buffer", "small-units", "small-frozen",
          "small-zero1", "small-zero2", "small-ddp", "small-gpt2", "small-encoder", "small-linear", "small-cnn", "small-offload"]
 # These have a mesh of their own, of 4.
-MESH = ["small-hsdp", "small-hfsdp"]
+MESH = ["small-hsdp", "small-hfsdp", "small-selective"]
 
 
 def small():

@@ -141,13 +141,21 @@ fn build(req: &Request<'_>, shape: Shape) -> Result<Option<Module>, Refusal> {
             finish.push((i, op));
         }
     }
-    outputs(&mut g, shape)?;
     let mut params = req.operands();
     for (n, (i, _)) in finish.iter().enumerate() {
         picked(&mut g, *i, n)?;
         params.0.push(Param::Scratch((n * d.rows * 8) as u64));
         params.1.push(format!("double* part{n}"));
     }
+    if !finish.is_empty() {
+        // An output may lie where the row does: one thread has read any of its elements, all write theirs.
+        g.line(if shape.threads == 32 {
+            "__syncwarp();"
+        } else {
+            "__syncthreads();"
+        });
+    }
+    outputs(&mut g, shape)?;
     if !finish.is_empty() {
         params.0.extend([Param::Fault, Param::Kernel]);
         params

@@ -178,3 +178,23 @@ fn lists_of_ranges_fit_a_launch_s_arguments() {
         assert_eq!(capacity % 2, 0);
     }
 }
+
+#[test]
+fn a_loss_reads_its_labels_entries_before_anything_is_written_in_place() {
+    // In float32 nothing is cast, so log-probabilities lie where the logits did.
+    let sets = ["precision.compute=\"f32\"".to_owned()];
+    let s = scenario::load(Path::new("small-full"), &sets).unwrap();
+    let mut all = BTreeMap::new();
+    sources("small-full", &plan(&s).unwrap(), &mut all);
+    let mut found = 0;
+    for source in all.keys() {
+        let body = source.split("KERNEL(").find(|k| k.contains("part0[r]"));
+        let Some(body) = body.filter(|b| b.contains("store<float")) else {
+            continue;
+        };
+        let at = |what: &str| body.find(what).unwrap();
+        assert!(at("part0[r]") < at("__syncwarp()") && at("__syncwarp()") < at("store<float"));
+        found += 1;
+    }
+    assert_eq!(found, 1);
+}
