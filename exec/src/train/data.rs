@@ -13,6 +13,8 @@ pub use text::{TOKENIZER, tokenizer_beside};
 
 use super::random::Sequence;
 use half::{bf16, f16};
+use rayon::iter::{IndexedParallelIterator, ParallelIterator};
+use rayon::slice::{ParallelSlice, ParallelSliceMut};
 use shardlab_plan::compile::tape::Const;
 use shardlab_plan::program::{BufferId, ConstId, Holds, Program};
 use shardlab_plan::scenario::{Family, Model, Scenario};
@@ -288,40 +290,55 @@ pub(crate) fn push(out: &mut Vec<u8>, dtype: DType, v: f32) {
     }
 }
 
+/// Elements that one thread converts at a time.
+const PIECE: usize = 1 << 16;
+
 /// Decodes numbers of a float type.
 ///
 /// # Panics
-/// For integer types: no state is made of integers.
+/// For integers: weights, moments and gradients are floats.
 pub(crate) fn floats(bytes: &[u8], dtype: DType) -> Vec<f32> {
     match dtype {
-        DType::F32 => bytes
-            .as_chunks::<4>()
-            .0
-            .iter()
-            .map(|b| f32::from_le_bytes(*b))
-            .collect(),
-        DType::Bf16 => bytes
-            .as_chunks::<2>()
-            .0
-            .iter()
-            .map(|b| bf16::from_le_bytes(*b).to_f32())
-            .collect(),
-        DType::F16 => bytes
-            .as_chunks::<2>()
-            .0
-            .iter()
-            .map(|b| f16::from_le_bytes(*b).to_f32())
-            .collect(),
+        DType::F32 => decoded(bytes, f32::from_le_bytes),
+        DType::Bf16 => decoded(bytes, |b| bf16::from_le_bytes(b).to_f32()),
+        DType::F16 => decoded(bytes, |b| f16::from_le_bytes(b).to_f32()),
         DType::I64 | DType::U8 => panic!("weights, moments and gradients are floats"),
     }
 }
 
-/// Encodes numbers in a float type.
+fn decoded<const N: usize>(bytes: &[u8], one: impl Fn([u8; N]) -> f32 + Sync) -> Vec<f32> {
+    let bytes = bytes.as_chunks::<N>().0;
+    let mut out = vec![0.0; bytes.len()];
+    out.par_chunks_mut(PIECE)
+        .zip(bytes.par_chunks(PIECE))
+        .for_each(|(out, bytes)| {
+            for (x, b) in out.iter_mut().zip(bytes) {
+                *x = one(*b);
+            }
+        });
+    out
+}
+
+/// Encodes numbers in a type.
 pub(crate) fn encode(values: &[f32], dtype: DType) -> Vec<u8> {
-    let mut out = Vec::with_capacity(values.len() * dtype.size() as usize);
-    for v in values {
-        push(&mut out, dtype, *v);
+    match dtype {
+        DType::F32 => encoded(values, f32::to_le_bytes),
+        DType::Bf16 => encoded(values, |v| bf16::from_f32(v).to_le_bytes()),
+        DType::F16 => encoded(values, |v| f16::from_f32(v).to_le_bytes()),
+        DType::I64 => encoded(values, |v| (v as i64).to_le_bytes()),
+        DType::U8 => encoded(values, |v| [v as u8]),
     }
+}
+
+fn encoded<const N: usize>(values: &[f32], one: impl Fn(f32) -> [u8; N] + Sync) -> Vec<u8> {
+    let mut out = vec![0; values.len() * N];
+    out.par_chunks_mut(PIECE * N)
+        .zip(values.par_chunks(PIECE))
+        .for_each(|(out, values)| {
+            for (b, v) in out.as_chunks_mut::<N>().0.iter_mut().zip(values) {
+                *b = one(*v);
+            }
+        });
     out
 }
 

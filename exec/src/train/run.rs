@@ -230,6 +230,8 @@ struct Trainer<'a, D: Device> {
     validations: Vec<(u64, f64)>,
     export: Option<PathBuf>,
     skip_grad_norms: bool,
+    /// What came before the first step: devices with their kernels, then weights.
+    seconds: [(&'static str, Duration); 2],
 }
 
 impl<'a, D: Device> Trainer<'a, D> {
@@ -263,7 +265,10 @@ impl<'a, D: Device> Trainer<'a, D> {
         };
         let local = world.local();
         feed.only(local.clone());
+        let begin = Instant::now();
         let mut session = Session::open(Arc::clone(program), exec, world, factory)?;
+        let opened = begin.elapsed();
+        let begin = Instant::now();
         for rank in local {
             for (buffer, table) in feed.tables() {
                 session.write_buffer(rank, *buffer, 0, table)?;
@@ -293,6 +298,7 @@ impl<'a, D: Device> Trainer<'a, D> {
         } else {
             init::from_seed(program, &layout, scenario.model.family, seed, &mut session)?;
         }
+        let seconds = [("devices", opened), ("weights", begin.elapsed())];
         let mut distinct = vec![false; program.meta.world as usize];
         for (rank, _) in layout.primaries(super::Kind::Master) {
             distinct[rank as usize] = true;
@@ -312,6 +318,7 @@ impl<'a, D: Device> Trainer<'a, D> {
             validations: Vec::new(),
             export: options.export,
             skip_grad_norms: options.skip_grad_norms,
+            seconds,
         })
     }
 
@@ -457,6 +464,10 @@ impl<'a, D: Device> Trainer<'a, D> {
         run.environment
             .insert("seed".to_owned(), self.progress.seed.to_string());
         run.environment.insert("data".to_owned(), self.feed.name());
+        for (what, time) in self.seconds {
+            let seconds = format!("{:.2}", time.as_secs_f64());
+            run.environment.insert(format!("seconds.{what}"), seconds);
+        }
         Ok(Outcome {
             run,
             resumed_from: self.resumed_from,

@@ -4,6 +4,8 @@ use super::TrainError;
 use super::data::{encode, floats};
 use super::layout::{Kind, Span, StateLayout};
 use crate::process::{Reader, Writer};
+use rayon::iter::ParallelIterator;
+use rayon::slice::ParallelSlice;
 use shardlab_plan::program::{BufferId, ParamId};
 use shardlab_plan::units::DType;
 use std::ops::Range;
@@ -90,11 +92,13 @@ impl StateLayout {
         let ranks = (0u32..).zip(&self.ranks);
         for (rank, state) in ranks.filter(|(r, _)| local.contains(r)) {
             for span in state.weights.iter().filter(|s| s.param == param) {
-                let mut data = encode(&values(span.elements.clone())?, master);
-                if span.dtype != master {
-                    data = encode(&floats(&data, master), span.dtype);
+                for piece in pieces(span) {
+                    let mut data = encode(&values(piece.elements)?, master);
+                    if span.dtype != master {
+                        data = encode(&floats(&data, master), span.dtype);
+                    }
+                    io.write(rank, span.buffer, piece.offset, &data)?;
                 }
-                io.write(rank, span.buffer, span.offset, &data)?;
             }
         }
         Ok(())
@@ -142,6 +146,28 @@ impl StateLayout {
     }
 }
 
+/// Elements that one thread sums.
+const SUMMED: usize = 1 << 16;
+
+/// Elements that are made, converted and written at a time: a shard of a large model need not lie in host memory as a whole.
+const PIECE: u64 = 1 << 23;
+
+/// A part of a span.
+struct Piece {
+    elements: Range<u64>,
+    /// Byte of its buffer.
+    offset: u64,
+}
+
+fn pieces(span: &Span) -> impl Iterator<Item = Piece> {
+    let Range { start, end } = span.elements;
+    let (offset, size) = (span.offset, span.dtype.size());
+    (start..end).step_by(PIECE as usize).map(move |from| Piece {
+        elements: from..(from + PIECE).min(end),
+        offset: offset + (from - start) * size,
+    })
+}
+
 fn norms(
     io: &mut dyn StateIo,
     spans: &[(u32, &Span)],
@@ -149,7 +175,10 @@ fn norms(
 ) -> Result<Vec<f64>, TrainError> {
     // Summed in the order of the spans, whoever has them: the same bits for any number of processes.
     let parts = from_owners(io, spans, With::All, |values| {
-        let sum: f64 = values.iter().map(|v| f64::from(*v).powi(2)).sum();
+        // By pieces of one length, so that the bits do not depend on the number of threads.
+        let square = |p: &[f32]| p.iter().map(|v| f64::from(*v).powi(2)).sum();
+        let sums: Vec<f64> = values.par_chunks(SUMMED).map(square).collect();
+        let sum: f64 = sums.iter().sum();
         sum.to_le_bytes().to_vec()
     })?;
     let mut squares = vec![0.0; params];
