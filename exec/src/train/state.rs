@@ -91,13 +91,19 @@ impl StateLayout {
         let local = io.local();
         let ranks = (0u32..).zip(&self.ranks);
         for (rank, state) in ranks.filter(|(r, _)| local.contains(r)) {
-            for span in state.weights.iter().filter(|s| s.param == param) {
-                for piece in pieces(span) {
-                    let mut data = encode(&values(piece.elements)?, master);
-                    if span.dtype != master {
-                        data = encode(&floats(&data, master), span.dtype);
+            // Main and compute weights of the same elements get them together: making them takes longer than writing.
+            let mut spans: Vec<&Span> = state.weights.iter().filter(|s| s.param == param).collect();
+            spans.sort_by_key(|s| (s.elements.start, s.elements.end));
+            for same in spans.chunk_by(|a, b| a.elements == b.elements) {
+                for elements in pieces(&same[0].elements) {
+                    let data = encode(&values(elements.clone())?, master);
+                    for span in same {
+                        let offset = (elements.start - span.elements.start) * span.dtype.size();
+                        let rounded = (span.dtype != master)
+                            .then(|| encode(&floats(&data, master), span.dtype));
+                        let data = rounded.as_deref().unwrap_or(&data);
+                        io.write(rank, span.buffer, span.offset + offset, data)?;
                     }
-                    io.write(rank, span.buffer, piece.offset, &data)?;
                 }
             }
         }
@@ -152,20 +158,11 @@ const SUMMED: usize = 1 << 16;
 /// Elements that are made, converted and written at a time: a shard of a large model need not lie in host memory as a whole.
 const PIECE: u64 = 1 << 23;
 
-/// A part of a span.
-struct Piece {
-    elements: Range<u64>,
-    /// Byte of its buffer.
-    offset: u64,
-}
-
-fn pieces(span: &Span) -> impl Iterator<Item = Piece> {
-    let Range { start, end } = span.elements;
-    let (offset, size) = (span.offset, span.dtype.size());
-    (start..end).step_by(PIECE as usize).map(move |from| Piece {
-        elements: from..(from + PIECE).min(end),
-        offset: offset + (from - start) * size,
-    })
+fn pieces(elements: &Range<u64>) -> impl Iterator<Item = Range<u64>> + use<> {
+    let Range { start, end } = *elements;
+    (start..end)
+        .step_by(PIECE as usize)
+        .map(move |from| from..(from + PIECE).min(end))
 }
 
 fn norms(
