@@ -225,6 +225,55 @@ mod bench {
         kernel.body.iter().filter_map(of).min().unwrap_or(1 << 20) as i64
     }
 
+    /// Bytes that launches touch before they touch the same again: several times the second-level cache.
+    const COLD: f64 = 512e6;
+    /// Bytes of device memory that operands may take.
+    const ROOM: u64 = 24 << 30;
+
+    /// Median seconds of one launch among many in a captured graph, as they are in a step; `f` gets its number.
+    fn launches(
+        stream: CUstream,
+        mut f: impl FnMut(usize) -> Result<(), Failure>,
+    ) -> Result<f64, Failure> {
+        let event = || result::event::create(sys::CUevent_flags::CU_EVENT_DEFAULT);
+        let (a, b) = (event()?, event()?);
+        let timed = |f: &mut dyn FnMut() -> Result<(), Failure>| -> Result<f64, Failure> {
+            // SAFETY: events and stream are live.
+            unsafe {
+                result::event::record(a, stream)?;
+                f()?;
+                result::event::record(b, stream)?;
+                result::stream::synchronize(stream)?;
+                Ok(f64::from(result::event::elapsed(a, b)?) / 1e3)
+            }
+        };
+        f(0)?;
+        let one = timed(&mut || f(0))?;
+        let count = (3e-3 / one.max(1e-6)).clamp(4.0, 128.0) as usize;
+        let mode = sys::CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL;
+        // SAFETY: the stream is live, and nothing but `f` uses it meanwhile; the graph is destroyed after its last launch.
+        unsafe {
+            result::stream::begin_capture(stream, mode)?;
+            let done = (0..count).try_for_each(&mut f);
+            let graph = result::stream::end_capture(stream)?;
+            done?;
+            let mut exec = std::ptr::null_mut();
+            sys::cuGraphInstantiateWithFlags(&raw mut exec, graph, 0).result()?;
+            let mut go = || Ok(sys::cuGraphLaunch(exec, stream).result()?);
+            go()?;
+            let mut times = Vec::new();
+            for _ in 0..7 {
+                times.push(timed(&mut go)? / count as f64);
+            }
+            sys::cuGraphExecDestroy(exec).result()?;
+            sys::cuGraphDestroy(graph).result()?;
+            result::event::destroy(a)?;
+            result::event::destroy(b)?;
+            times.sort_by(f64::total_cmp);
+            Ok(times[times.len() / 2])
+        }
+    }
+
     impl Bench {
         fn set_hyper(&mut self) -> Result<(), Failure> {
             // SAFETY: the block is 40 bytes, the memory 64.
@@ -514,6 +563,26 @@ mod bench {
             Ok(())
         }
 
+        /// Bytes that a kernel has to move.
+        fn bytes(&self, kernel: &Kernel, reads: &[Access], writes: &[Access]) -> f64 {
+            use shardlab_plan::program::KernelClass as C;
+            let size = |a: &Access| self.program.buffers[a.buffer.index()].dtype.size();
+            let known = (kernel.read.0 + kernel.written.0) as f64;
+            // Operands may be wider than the kernel's slots: a gradient in a float32 buffer.
+            match kernel.class {
+                C::Pointwise | C::Fill => {
+                    let widened = reads.iter().chain(writes).map(|a| a.bytes as f64);
+                    known.max(widened.sum())
+                }
+                C::EmbeddingGrad => {
+                    let n = kernel.body[0].inputs[0].shape.iter().product::<u64>();
+                    let table = n * (size(&reads[2]) + size(&writes[0]));
+                    (reads[0].bytes + reads[1].bytes + table) as f64
+                }
+                _ => known,
+            }
+        }
+
         fn time(&mut self, id: InstrId) -> Result<(), Failure> {
             let program = Arc::clone(&self.program);
             let op = program.instrs[id.index()].op;
@@ -522,14 +591,17 @@ mod bench {
             };
             let kernel = &program.kernels[kid.index()];
             let (reads, writes) = (program.reads(&op), program.writes(&op));
+            let bytes = self.bytes(kernel, reads, writes);
             let mut random = Random(7);
-            let mut device: BTreeMap<u32, Memory> = BTreeMap::new();
+            let mut first: BTreeMap<u32, Memory> = BTreeMap::new();
+            let mut held = 0;
             for a in reads.iter().chain(writes) {
                 let buffer = &program.buffers[a.buffer.index()];
-                if device.contains_key(&a.buffer.0) {
+                if first.contains_key(&a.buffer.0) {
                     continue;
                 }
                 let memory = Memory::new(buffer.bytes.0)?;
+                held += buffer.bytes.0;
                 let few = buffer.bytes.0.min(32 << 20);
                 let mut bytes = vec![0u8; few as usize];
                 fill(
@@ -547,51 +619,64 @@ mod bench {
                     unsafe { result::memcpy_htod_sync(memory.at + done, &bytes[..n])? };
                     done += n as u64;
                 }
-                device.insert(a.buffer.0, memory);
+                first.insert(a.buffer.0, memory);
             }
-            let at: BTreeMap<u32, u64> = device.iter().map(|(k, v)| (*k, v.at)).collect();
-            let (dr, dw) = (self.ranges(reads, &at), self.ranges(writes, &at));
+            // As many sets of operands as the cache cannot hold, within reason.
+            let sets = (COLD / bytes.max(1.0)).ceil().clamp(1.0, 16.0) as usize;
+            let sets = sets.min((ROOM / held.max(1)).max(1) as usize);
+            let mut device = vec![first];
+            while device.len() < sets {
+                let mut more = BTreeMap::new();
+                for (k, v) in &device[0] {
+                    let bytes = program.buffers[*k as usize].bytes.0;
+                    let memory = Memory::new(bytes)?;
+                    // SAFETY: both are as long as the buffer.
+                    unsafe { sys::cuMemcpyDtoD_v2(memory.at, v.at, bytes as usize).result()? };
+                    more.insert(*k, memory);
+                }
+                device.push(more);
+            }
+            let operands: Vec<_> = device
+                .iter()
+                .map(|set| {
+                    let at: BTreeMap<u32, u64> = set.iter().map(|(k, v)| (*k, v.at)).collect();
+                    (self.ranges(reads, &at), self.ranges(writes, &at))
+                })
+                .collect();
             let (hyper, stream) = (self.hyper.at, self.stream);
             let kernels = std::cell::RefCell::new(&mut self.kernels);
             let copy = self.copy;
-            let event = || result::event::create(sys::CUevent_flags::CU_EVENT_DEFAULT);
-            // SAFETY: the ranges lie in buffers of their own; events and stream are live.
-            let go = || unsafe { kernels.borrow_mut().launch(id, &dr, &dw, hyper, stream) };
-            go()?;
-            go()?;
-            let mut times = Vec::new();
-            // Several launches between two events: a launch's own cost is hidden, as it is in a step.
-            const BATCH: u32 = 4;
-            for _ in 0..7 {
-                let (a, b) = (event()?, event()?);
-                // SAFETY: as above.
+            let t = launches(stream, |n| {
+                let (reads, writes) = &operands[n % operands.len()];
+                // SAFETY: the ranges lie in buffers of their own; the stream is live.
                 unsafe {
-                    result::event::record(a, stream)?;
-                    for _ in 0..BATCH {
-                        go()?;
-                    }
-                    result::event::record(b, stream)?;
-                    result::stream::synchronize(stream)?;
-                    times.push(f64::from(result::event::elapsed(a, b)?) / 1e3 / f64::from(BATCH));
-                    result::event::destroy(a)?;
-                    result::event::destroy(b)?;
+                    kernels
+                        .borrow_mut()
+                        .launch(id, reads, writes, hyper, stream)?
+                };
+                Ok(())
+            })?;
+            let half = ((bytes / 2.0) as usize).max(256);
+            let (from, to) = (
+                Memory::new((half * sets) as u64)?,
+                Memory::new((half * sets) as u64)?,
+            );
+            let equal = launches(stream, |n| {
+                let at = (half * (n % sets)) as u64;
+                // SAFETY: both hold as many parts as there are sets.
+                unsafe {
+                    sys::cuMemcpyDtoDAsync_v2(to.at + at, from.at + at, half, stream).result()?;
                 }
-            }
-            times.sort_by(f64::total_cmp);
-            let t = times[times.len() / 2];
-            // Operands may be wider than the kernel's slots: a gradient in a float32 buffer.
-            let widened: f64 = reads.iter().chain(writes).map(|a| a.bytes as f64).sum();
-            let bytes = ((kernel.read.0 + kernel.written.0) as f64).max(match kernel.class {
-                shardlab_plan::program::KernelClass::Pointwise
-                | shardlab_plan::program::KernelClass::Fill => widened,
-                _ => 0.0,
-            });
+                Ok(())
+            })?;
             println!(
-                "{:44} {:9.1} us {:6.0} GB/s {:5.1} % of copy {:6.1} TFLOP/s  {:?}\n      {}",
+                "{:44} {:9.1} us {:7.1} MB {:6.0} GB/s {:5.1} % of copy, {:5.1} % of as short a one; {:6.1} TFLOP/s  {:?}\n      {}",
                 kernel.name,
                 t * 1e6,
+                bytes / 1e6,
                 bytes / t / 1e9,
                 100.0 * bytes / t / copy,
+                100.0 * equal / t,
                 kernel.flops.0 as f64 / t / 1e12,
                 kernel.class,
                 kernels.borrow().describe(kid).replace('\n', "\n      "),

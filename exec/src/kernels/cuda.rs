@@ -179,7 +179,7 @@ impl Kernels {
             .iter()
             .map(|b| prepare::rounded(*b))
             .sum::<u64>()
-            + prepare::rounded(8)
+            + prepare::rounded(prepare::FOUND)
     }
 
     /// Gives that memory, at an address that is a multiple of 256.

@@ -3,7 +3,7 @@
 //! A body is turned into a few entry points (usually one) whose shapes are constants. Values are generated on demand from
 //! the outputs backwards (`expr`), so that views, concatenations and broadcasts are index arithmetic (`index`) and nothing
 //! but outputs reaches memory. `pointwise` runs over elements, `rows` over rows whose statistics later operations need,
-//! `columns` sums over rows; `tables` holds gathers, scatters and the chunked cross entropy, `convolution` and `attention`
+//! `columns` sums over rows; `tables` holds gathers and scatters, `entropy` the chunked cross entropy, `convolution` and `attention`
 //! the fallbacks of library kernels, `shard` the kernels of the sharding engine.
 //!
 //! Reductions have an order that depends on shapes alone. Every operation's result is rounded to its slot's type, fused or
@@ -12,6 +12,7 @@
 mod attention;
 mod columns;
 mod convolution;
+mod entropy;
 mod expr;
 mod index;
 mod kept;
@@ -22,6 +23,7 @@ pub(crate) mod shard;
 mod tables;
 #[cfg(test)]
 mod tests;
+mod tune;
 
 use crate::kernels::view;
 use shardlab_plan::model::OpKind;
@@ -65,11 +67,16 @@ pub(crate) enum Param {
     Write(u8),
     /// Address this many bytes into the launch's scratch memory.
     Scratch(u64),
+    /// Address of [`TICKETS`] words by which the blocks of a launch find out which is the last: zero before and after it.
+    Tickets,
     /// Address of the word that takes ids outside their range.
     Fault,
     /// The kernel's number, for that word.
     Kernel,
 }
+
+/// Words for finding the last block of a launch: what is left beside the word for faults.
+pub(crate) const TICKETS: usize = 62;
 
 /// One launch of an entry point.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -141,7 +148,7 @@ fn alone(req: &Request<'_>, op: &BodyOp) -> Result<Module, Refusal> {
         | OpKind::SumAll => columns::generate(req, op),
         OpKind::Embedding => tables::gather(req, op),
         OpKind::EmbeddingGrad => tables::scatter(req, op),
-        OpKind::CrossEntropy { scale } => tables::cross_entropy(req, op, scale.0),
+        OpKind::CrossEntropy { scale } => entropy::generate(req, op, scale.0),
         OpKind::NllLossGrad if tables::fills_labels_only(req, op) => tables::nll_labels(req, op),
         OpKind::Attention { causal, scale } => attention::forward(req, op, causal, scale.0),
         OpKind::AttentionGrad { causal, scale } => attention::backward(req, op, causal, scale.0),

@@ -117,6 +117,7 @@ pub(super) unsafe fn launch(
                         Param::Read(i) => address(&reads[usize::from(i)]),
                         Param::Write(i) => address(&writes[usize::from(i)]),
                         Param::Scratch(at) => scratch + at,
+                        Param::Tickets => k.fault + 8,
                         Param::Fault => k.fault,
                         Param::Kernel => u64::from(kernel.0),
                     });

@@ -4,7 +4,7 @@ use super::Kernels;
 use super::blas::{self, WORKSPACE};
 use super::code;
 use super::codegen::shard::{CAPACITIES, Ranges, fold};
-use super::codegen::{self, Entry};
+use super::codegen::{self, Entry, Param, TICKETS};
 use super::dnn;
 use super::error::{Error, Trouble};
 use super::gemm::{self, Operands};
@@ -35,6 +35,10 @@ pub(super) enum Plan {
 }
 
 impl Plan {
+    fn takes_tickets(&self) -> bool {
+        matches!(self, Self::Generated(entries, _) if entries.iter().any(|(e, _)| e.params.contains(&Param::Tickets)))
+    }
+
     pub(super) fn describe(&self) -> String {
         match self {
             Self::Generated(entries, _) => {
@@ -70,6 +74,9 @@ pub(super) struct RangeKernels {
 unsafe impl Send for RangeKernels {}
 // SAFETY: as above.
 unsafe impl Send for Plan {}
+
+/// Bytes of the word for faults and the tickets behind it.
+pub(super) const FOUND: u64 = 8 + 4 * TICKETS as u64;
 
 /// Space that a part of the workspace takes.
 pub(super) const fn rounded(bytes: u64) -> u64 {
@@ -130,7 +137,13 @@ pub(super) fn everything(k: &mut Kernels) -> Result<(), Error> {
             k.plans.entry(variant).or_insert(Plan::Ranges(op));
             list_launch(k, &program, id, op).map_err(named)?
         } else {
-            one(k, variant, kernel).map_err(named)?
+            let bytes = one(k, variant.clone(), kernel).map_err(named)?;
+            // There is one set of tickets, for kernels that run one after another.
+            if stream != COMPUTE && k.plans.get(&variant).is_some_and(Plan::takes_tickets) {
+                let why = "it takes tickets, and does not run on the compute stream";
+                return Err(named(Trouble::Unsupported(why.to_owned())));
+            }
+            bytes
         };
         need(k, stream.index(), bytes);
     }
@@ -256,7 +269,7 @@ fn list_launch(
     Ok(work.parts() * 8)
 }
 
-/// Divides the workspace among streams and clears the word for faults.
+/// Divides the workspace among streams and clears the word for faults and the tickets.
 ///
 /// # Safety
 /// As [`Kernels::set_workspace`].
@@ -268,7 +281,7 @@ pub(super) unsafe fn set_workspace(k: &mut Kernels, at: CUdeviceptr) -> Result<(
         next += rounded(*bytes);
     }
     k.fault = next;
-    // SAFETY: the caller promised memory up to here and a word more.
-    unsafe { result::memset_d8_sync(k.fault, 0, 8) }
+    // SAFETY: the caller promised memory up to here and as much more.
+    unsafe { result::memset_d8_sync(k.fault, 0, FOUND as usize) }
         .map_err(|e| Error::new("workspace", Trouble::driver("cuMemsetD8")(e)))
 }

@@ -1,15 +1,23 @@
 //! Sums over rows, channels or everything, in two stages of a fixed order: blocks of rows in float32, these in float64.
 
-use super::expr::Gen;
+use super::expr::{self, Gen};
 use super::index::{self, Domain, Index};
-use super::{Entry, Module, Param, Refusal, Request, blocks, ctype, numel};
+use super::{Entry, Module, Param, Refusal, Request, TICKETS, blocks, ctype, numel, tune};
 use shardlab_plan::model::OpKind;
-use shardlab_plan::program::{BodyOp, Slot};
+use shardlab_plan::program::{BodyOp, Place, Slot};
 
 /// Blocks that fill a large GPU a few times over.
 const FULL: usize = 1056;
-/// Fewest rows that a block adds up.
-const LEAST: usize = 32;
+/// Multiprocessors of an H200: the order of sums depends on this number, not on the GPU that is there.
+const MULTIPROCESSORS: usize = 132;
+/// Threads of a multiprocessor, with the registers that these kernels take.
+const RESIDENT: usize = 1024;
+/// Threads of a block that adds up columns.
+const THREADS: usize = 512;
+/// Rows of a warp that are read before the first is added.
+const AHEAD: usize = 4;
+/// Parts into which the sum over blocks is divided.
+const SHARES: usize = 4;
 
 /// Generates a column or full reduction.
 pub(super) fn generate(req: &Request<'_>, op: &BodyOp) -> Result<Module, Refusal> {
@@ -80,19 +88,36 @@ fn columns(req: &Request<'_>, op: &BodyOp, lanes: usize) -> Result<Module, Refus
     }
     let rows = whole / cols;
     let domain = Domain { rows, cols };
-    let tiles = cols.div_ceil(32 * lanes);
-    let chunks = FULL.div_ceil(tiles).min(rows.div_ceil(LEAST)).max(1);
+    let (threads, tile) = (tune::choice("col_threads", THREADS), 32 * lanes);
+    let tiles = cols.div_ceil(tile);
+    let deep = threads / 32;
+    // Blocks that are there at once, and none with less than two rounds to do.
+    let full = tune::choice("col_blocks", MULTIPROCESSORS * RESIDENT / threads);
+    let chunks = (full / tiles).min(rows.div_ceil(2 * deep)).max(1);
     let per = rows.div_ceil(chunks).max(1);
     let chunks = rows.div_ceil(per).max(1);
+    let once = tiles <= TICKETS;
     let mut g = Gen::new(req, lanes, Some(domain));
     let at = Index::elem(lanes);
     for n in 0..outs {
         g.line(format!("float acc{n}[{lanes}] = {{}};"));
     }
     g.line("const IDX first = (IDX)blockIdx.y * PER;\nconst IDX end = first + PER < ROWS ? first + PER : (IDX)ROWS;");
+    // Several rows are on their way before the first is used.
+    let ahead = tune::choice("col_ahead", AHEAD);
     g.open("if (c < COLS)");
-    g.open("#pragma unroll 4\nfor (IDX r = first + ty; r < end; r += 8)");
-    g.line("const IDX base = r * COLS;\nconst IDX i = base + c;");
+    g.open(format!(
+        "#pragma unroll 1\nfor (IDX from = first + ty; from < end; from += {})",
+        ahead * deep
+    ));
+    let body = g.code.len();
+    (g.cache, g.keep_shared) = (Some(Vec::new()), true);
+    let walk = format!("#pragma unroll\nfor (int k = 0; k < {ahead}; k++)");
+    let row = format!(
+        "const IDX r = from + k * {deep}u;\nif (r >= end) break;\nconst IDX base = r * COLS;\nconst IDX i = base + c;"
+    );
+    g.open(&walk);
+    g.line(&row);
     let terms = terms(&mut g, op, &at)?;
     g.line(format!(
         "#pragma unroll\nfor (int v = 0; v < {lanes}; v++) {{"
@@ -102,64 +127,98 @@ fn columns(req: &Request<'_>, op: &BodyOp, lanes: usize) -> Result<Module, Refus
     }
     g.line("}");
     g.close();
+    let kept = g.cache.take().unwrap_or_default();
+    let mut head: String = kept.iter().map(|c| c.declared(ahead)).collect();
+    head += &format!("{walk} {{\n{row}\n");
+    head.extend(kept.iter().map(expr::Cached::taken));
+    head += "}\n";
+    g.code.insert_str(body, &head);
+    g.close();
     g.close();
     for n in 0..outs {
         g.line(format!(
-            "__syncthreads();\nfor (int v = 0; v < {lanes}; v++) sh[ty][v * 33 + tx] = acc{n}[v];\n__syncthreads();\nif (ty == 0 && c < COLS)\n  for (int v = 0; v < {lanes}; v++) {{\n    float s = 0.0f;\n    for (int y = 0; y < 8; y++) s += sh[y][v * 33 + tx];\n    part[((u64)blockIdx.y * {outs} + {n}) * COLS + c + v] = s;\n  }}"
+            "__syncthreads();\n#pragma unroll\nfor (int v = 0; v < {lanes}; v++) sh[ty][tx * {lanes} + v] = acc{n}[v];\n__syncthreads();\nfor (u32 j = threadIdx.x; j < {tile}; j += {threads})\n  if (blockIdx.x * {tile}u + j < COLS) {{\n    float s = 0.0f;\n#pragma unroll\n    for (int y = 0; y < {deep}; y++) s += sh[y][j];\n    part[((u64)blockIdx.y * {outs} + {n}) * COLS + blockIdx.x * {tile}u + j] = s;\n  }}"
         ));
     }
     let index = if whole < 1 << 31 { "u32" } else { "u64" };
     let (mut params, mut declared) = req.operands();
     params.push(Param::Scratch(0));
     declared.push("float* part".to_owned());
-    let mut source = format!(
-        "typedef {index} IDX;\n#define ROWS {rows}u\n#define COLS {cols}u\n#define PER {per}u\nKERNEL(256) k0({}) {{\n  __shared__ float sh[8][33 * {lanes}];\n  const u32 tx = threadIdx.x % 32, ty = threadIdx.x / 32;\n  const u32 c = (blockIdx.x * 32 + tx) * {lanes}u;\n{}}}\n",
-        declared.join(", "),
-        g.code
-    );
     let mut stores = String::new();
-    let mut fold_params = vec![Param::Scratch(0)];
-    let mut fold_declared = vec!["const float* part".to_owned()];
     for (n, slot) in op.outputs.iter().take(outs).enumerate() {
-        let shardlab_plan::program::Place::Write(w) = slot.place else {
+        if !matches!(slot.place, Place::Write(_)) {
             continue;
+        }
+        let column = Index {
+            code: "c".to_owned(),
+            step: 0,
+            multiple: 1,
+            own: None,
+            ahead: None,
         };
-        let at = index::offset(
-            &Index {
-                code: "c".to_owned(),
-                step: 0,
-                multiple: 1,
-                own: None,
-            },
-            &index::dims(slot),
-            1,
-            None,
-        )?;
-        fold_params.push(Param::Write(w));
-        fold_declared.push(format!("{}* w{w}", ctype(req.arg(slot.place)?.dtype)));
+        let at = index::offset(&column, &index::dims(slot), 1, None)?;
         stores += &format!(
-            "  fold(part, {n}, c, tx, ty, sh);\n  if (ty == 0 && c < COLS) {{ double s = 0.0; for (int y = 0; y < 8; y++) s += sh[y][tx]; down((float)s, {}[{}]); }}\n  __syncthreads();\n",
-            req.address(slot)?,
-            at.code
+            "  for (u32 j = threadIdx.x; j < {width}; j += {threads}) {{\n    const u32 c = first + j % {tile}u;\n    double s = 0.0;\n    if (c < COLS)\n#pragma unroll 8\n      for (u32 k = j / {tile}u; k < {chunks}u; k += {shares}) s += __ldcg(part + ((u64)k * {outs} + {n}) * COLS + c);\n    sh[j] = s;\n  }}\n  __syncthreads();\n  for (u32 j = threadIdx.x; j < {tile}; j += {threads}) {{\n    const u32 c = first + j;\n    double s = 0.0;\n#pragma unroll\n    for (u32 k = 0; k < {shares}; k++) s += sh[k * {tile} + j];\n    if (c < COLS) down((float)s, {address}[{at}]);\n  }}\n  __syncthreads();\n",
+            shares = SHARES,
+            width = tile * SHARES,
+            address = req.address(slot)?,
+            at = at.code
         );
     }
-    source += &format!(
-        "DEV void fold(const float* part, int n, u32 c, u32 tx, u32 ty, double (*sh)[32]) {{\n  double s = 0.0;\n  if (c < COLS)\n#pragma unroll 4\n    for (u32 k = ty; k < {chunks}u; k += 8) s += part[((u64)k * {outs} + n) * COLS + c];\n  sh[ty][tx] = s;\n  __syncthreads();\n}}\nKERNEL(256) k1({}) {{\n  __shared__ double sh[8][32];\n  const u32 tx = threadIdx.x % 32, ty = threadIdx.x / 32;\n  const u32 c = blockIdx.x * 32 + tx;\n{stores}}}\n",
-        fold_declared.join(", ")
+    let operands = req.operands();
+    let names = |declared: &[String]| {
+        let name = |d: &String| d.rsplit([' ', '*']).next().unwrap_or_default().to_owned();
+        declared.iter().map(name).collect::<Vec<_>>().join(", ")
+    };
+    let mut all = operands.1.clone();
+    all.push("const float* part".to_owned());
+    let fold = format!(
+        "// The sums of one tile of columns from those of all blocks of rows.\nDEV void fold({}, u32 first, double* sh) {{\n{stores}}}\n",
+        all.join(", ")
+    );
+    let call =
+        |first: &str, sh: &str| format!("fold({}, part, {first}, {sh});", names(&operands.1));
+    let mut after = String::new();
+    if once {
+        params.push(Param::Tickets);
+        declared.push("u32* tickets".to_owned());
+        after = format!(
+            "  if (!is_last(tickets + blockIdx.x, {chunks}u)) return;\n  {}\n",
+            call(
+                &format!("blockIdx.x * {tile}u"),
+                "reinterpret_cast<double*>(sh)"
+            )
+        );
+    }
+    let mut source = format!(
+        "typedef {index} IDX;\n#define ROWS {rows}u\n#define COLS {cols}u\n#define PER {per}u\n{fold}KERNEL({threads}) k0({}) {{\n  __shared__ alignas(16) float sh[{}][{tile}];\n  const u32 tx = threadIdx.x % 32, ty = threadIdx.x / 32;\n  const u32 c = (blockIdx.x * 32 + tx) * {lanes}u;\n{}{after}}}\n",
+        declared.join(", "),
+        deep.max(2 * SHARES),
+        g.code
     );
     let entry = |name: &str, grid, params| Entry {
         name: name.to_owned(),
         grid,
-        block: 256,
+        block: threads as u32,
         shared: 0,
         params,
     };
+    let tiles = blocks(cols, tile)?;
+    let mut entries = vec![entry("k0", [tiles, chunks as u32, 1], params)];
+    if !once {
+        let mut params = operands.0.clone();
+        params.push(Param::Scratch(0));
+        source += &format!(
+            "KERNEL({threads}) k1({}) {{\n  __shared__ double sh[{}];\n  {}\n}}\n",
+            all.join(", "),
+            tile * SHARES,
+            call(&format!("blockIdx.x * {tile}u"), "sh")
+        );
+        entries.push(entry("k1", [tiles, 1, 1], params));
+    }
     Ok(Module {
         source,
-        entries: vec![
-            entry("k0", [blocks(cols, 32 * lanes)?, chunks as u32, 1], params),
-            entry("k1", [blocks(cols, 32)?, 1, 1], fold_params),
-        ],
+        entries,
         scratch: (chunks * outs * cols * 4) as u64,
     })
 }
@@ -235,7 +294,7 @@ fn everything(req: &Request<'_>, op: &BodyOp) -> Result<Module, Refusal> {
     g.close();
     g.line("sum = block_sum<256>(sum);\nif (threadIdx.x == 0) part[blockIdx.x] = sum;");
     let out = &op.outputs[0];
-    let shardlab_plan::program::Place::Write(w) = out.place else {
+    let Place::Write(w) = out.place else {
         return Err(Refusal::new("a sum goes to memory"));
     };
     let ty = ctype(req.arg(out.place)?.dtype);

@@ -1,14 +1,16 @@
 //! Kernels over elements: one thread for a few neighbouring ones.
 
 use super::expr::{Gen, Var};
-use super::index::{self, Index};
-use super::{Entry, Module, Refusal, Request, blocks, numel};
+use super::index::{self, Ahead, Digit, Index};
+use super::{Entry, Module, Refusal, Request, blocks, numel, tune};
 use shardlab_plan::model::OpKind;
 use shardlab_plan::program::{Place, Slot};
 use shardlab_plan::units::DType;
 
 /// Threads of a block.
 const THREADS: usize = 256;
+/// Threads that fill a large GPU.
+const ENOUGH: usize = 128 << 10;
 
 /// An output in memory, and how its elements are made.
 #[derive(Clone, Copy)]
@@ -49,11 +51,11 @@ impl Job {
         Self::Pull(i, o)
     }
 
-    /// Elements that threads walk over.
-    fn elements(self, req: &Request<'_>) -> usize {
+    /// Shape of what threads walk over.
+    fn shape<'a>(self, req: &Request<'a>) -> &'a [u64] {
         match self {
-            Self::Pull(i, o) => numel(&req.body[i].outputs[o]),
-            Self::Push { cat, .. } => numel(&req.body[cat].inputs[0]),
+            Self::Pull(i, o) => &req.body[i].outputs[o].shape,
+            Self::Push { cat, .. } => &req.body[cat].inputs[0].shape,
         }
     }
 }
@@ -74,7 +76,7 @@ pub(super) fn generate(req: &Request<'_>, lanes: usize) -> Result<Module, Refusa
                 continue;
             }
             let job = Job::new(req, i, o);
-            let n = job.elements(req);
+            let n = job.shape(req).iter().product::<u64>() as usize;
             match jobs.iter_mut().find(|j| j.0 == n) {
                 Some(j) => j.1.push(job),
                 None => jobs.push((n, vec![job])),
@@ -92,25 +94,34 @@ pub(super) fn generate(req: &Request<'_>, lanes: usize) -> Result<Module, Refusa
         while !n.is_multiple_of(lanes) {
             lanes /= 2;
         }
-        let mut g = Gen::new(req, lanes, None);
-        let mut values = Vec::new();
-        for job in jobs {
-            make(&mut g, *job, lanes, &mut values)?;
-        }
-        for (slot, at, var) in values {
-            g.store(slot, &at, &var)?;
-        }
         let name = format!("k{k}");
         let (params, declared) = req.operands();
         let index = if n < 1 << 31 { "u32" } else { "u64" };
+        // In the order that shares most; one after another where that does not work out.
+        let together = Walk::new(req, jobs, lanes)
+            .and_then(|w| Some((w, code(req, jobs, lanes, Some(w)).ok()?)));
+        let (walk, code) = match together {
+            Some((w, code)) => (Some(w), code),
+            None => (None, code(req, jobs, lanes, None)?),
+        };
+        let elements = lanes * walk.map_or(1, |w| w.vectors);
+        let first = match walk {
+            None => format!(
+                "const {index} i = (({index})blockIdx.x * {THREADS}u + threadIdx.x) * {lanes}u;\n  if (i >= {n}u) return;"
+            ),
+            Some(w) => format!(
+                "const {index} t = ({index})blockIdx.x * {THREADS}u + threadIdx.x;\n  if (t >= {}u) return;\n  const {index} i = {};",
+                n / elements,
+                w.element(lanes)
+            ),
+        };
         module.source += &format!(
-            "KERNEL({THREADS}) {name}({}) {{\n  const {index} i = (({index})blockIdx.x * {THREADS}u + threadIdx.x) * {lanes}u;\n  if (i >= {n}u) return;\n{}}}\n",
+            "KERNEL({THREADS}) {name}({}) {{\n  {first}\n{code}}}\n",
             declared.join(", "),
-            g.code
         );
         module.entries.push(Entry {
             name,
-            grid: [blocks(n, THREADS * lanes)?, 1, 1],
+            grid: [blocks(n, THREADS * elements)?, 1, 1],
             block: THREADS as u32,
             shared: 0,
             params,
@@ -119,19 +130,137 @@ pub(super) fn generate(req: &Request<'_>, lanes: usize) -> Result<Module, Refusa
     Ok(module)
 }
 
+/// The order in which threads walk over elements of which some operand has fewer: those that share its elements are
+/// neighbours, and a thread takes several of them. `[outer, repeats, rows, inner]` in the order of the elements becomes
+/// `[outer, rows, repeats, inner]`.
+#[derive(Clone, Copy, Debug)]
+struct Walk {
+    repeats: usize,
+    rows: usize,
+    inner: usize,
+    /// Vectors of a thread, each `repeats / vectors` repeats after the last.
+    vectors: usize,
+}
+
+impl Walk {
+    fn new(req: &Request<'_>, jobs: &[Job], lanes: usize) -> Option<Self> {
+        let shape = jobs.first()?.shape(req);
+        let n = shape.iter().product::<u64>() as usize;
+        let below = req.body.iter().find_map(|op| {
+            let to = &op.outputs.first()?.shape;
+            let fewer =
+                |s: &&Slot| matches!(s.place, Place::Read(_)) && numel(s) < n && numel(s) > 1;
+            let slot = op.inputs.iter().find(fewer)?;
+            if to.iter().product::<u64>() as usize != n {
+                return None;
+            }
+            let dims = index::broadcast(slot, to).ok()?;
+            let still = dims.iter().position(|d| d.stride == 0)?;
+            Some(dims[still + 1..].iter().map(|d| d.n).product::<usize>())
+        })?;
+        let inner = *shape.last()? as usize;
+        let mut after = 1;
+        for &repeats in shape.iter().rev() {
+            let repeats = repeats as usize;
+            if after == below
+                && repeats > 1
+                && below.is_multiple_of(inner)
+                && inner.is_multiple_of(lanes)
+            {
+                let enough = |v: &usize| repeats.is_multiple_of(*v) && n / (lanes * v) >= ENOUGH;
+                let all = [tune::choice("walk", 4), 2, 1];
+                return Some(Self {
+                    repeats,
+                    rows: below / inner,
+                    inner,
+                    vectors: all.into_iter().find(enough)?,
+                });
+            }
+            after *= repeats;
+        }
+        None
+    }
+
+    /// The first element of thread `t`.
+    fn element(&self, lanes: usize) -> String {
+        let (across, each) = (self.repeats / self.vectors, self.inner / lanes);
+        let line = each * across;
+        format!(
+            "t / {}u * {}u + t / {each}u % {across}u * {}u + t / {line}u % {rows}u * {inner}u + t % {each}u * {lanes}u",
+            line * self.rows,
+            self.repeats * self.rows * self.inner,
+            self.rows * self.inner,
+            rows = self.rows,
+            inner = self.inner,
+        )
+    }
+}
+
+/// The body of a kernel that does some jobs.
+fn code(
+    req: &Request<'_>,
+    jobs: &[Job],
+    lanes: usize,
+    walk: Option<Walk>,
+) -> Result<String, Refusal> {
+    let mut g = Gen::new(req, lanes, None);
+    let mut at = Index::elem(lanes);
+    if let Some(w) = walk {
+        (g.vectors, g.cache, g.keep_shared) = (w.vectors, Some(Vec::new()), true);
+        at.ahead = Some(Ahead {
+            by: w.repeats / w.vectors * w.rows * w.inner,
+            count: w.vectors,
+            nested: true,
+        });
+        g.open(format!(
+            "#pragma unroll\nfor (int k = 0; k < {}; k++)",
+            w.vectors
+        ));
+    }
+    let mut values = Vec::new();
+    for job in jobs {
+        make(&mut g, *job, &at, &mut values)?;
+    }
+    for (slot, at, var) in values {
+        g.store(slot, &at, &var)?;
+    }
+    let Some(w) = walk else { return Ok(g.code) };
+    g.close();
+    let kept = g.cache.take().unwrap_or_default();
+    let mut head: String = kept
+        .iter()
+        .map(|c| format!("  {}", c.declared(w.vectors)))
+        .collect();
+    head.extend(
+        kept.iter()
+            .filter(|c| c.still)
+            .map(|c| format!("  {}", c.taken())),
+    );
+    head += &format!(
+        "  #pragma unroll\n  for (int k = 0; k < {}; k++) {{\n",
+        w.vectors
+    );
+    head.extend(
+        kept.iter()
+            .filter(|c| !c.still)
+            .map(|c| format!("    {}", c.taken())),
+    );
+    Ok(format!("{head}  }}\n{}", g.code))
+}
+
 /// Generates the values of a job: for each, where it goes.
 fn make<'a>(
     g: &mut Gen<'a>,
     job: Job,
-    lanes: usize,
+    at: &Index,
     values: &mut Vec<(&'a Slot, Index, Var)>,
 ) -> Result<(), Refusal> {
-    let at = Index::elem(lanes);
+    let lanes = g.lanes;
     let body = g.req.body;
     let (cat, copy) = match job {
         Job::Pull(i, o) => {
-            let var = g.output(i, o, &at)?;
-            values.push((&body[i].outputs[o], at, var));
+            let var = g.output(i, o, at)?;
+            values.push((&body[i].outputs[o], at.clone(), var));
             return Ok(());
         }
         Job::Push { cat, copy } => (&body[cat], copy.map(|c| &body[c])),
@@ -152,21 +281,35 @@ fn make<'a>(
     if !part.is_multiple_of(lanes) {
         return Err(Refusal::lanes());
     }
+    let digit = |below, n, weight| Digit { below, n, weight };
+    let parts = numel(&cat.inputs[0]) / part.max(1);
+    let digits = [digit(part, parts, whole), digit(1, part, 1)];
     for (p, slot) in cat.inputs.iter().enumerate() {
-        let value = g.input(index, p, &slot.shape, &at)?;
+        let value = g.input(index, p, &slot.shape, at)?;
         let var = g.define(&value.lane(), true);
         let mut to = Index {
             code: format!("(i / {part}u * {whole}u + {}u + i % {part}u)", p * part),
             step: 1,
             multiple: lanes,
             own: None,
+            ahead: at.ahead.and_then(|a| a.of(&digits, p * part)),
         };
-        g.round(&var, g.rounding(&cat.outputs[0])?);
+        // What is as coarse already need not be rounded again.
+        let mut held = g.rounding(slot)?;
+        let mut round = |g: &mut Gen<'_>, to: &Slot| -> Result<(), Refusal> {
+            let ty = g.rounding(to)?;
+            if ty != held {
+                g.round(&var, ty);
+            }
+            held = ty;
+            Ok(())
+        };
+        round(g, &cat.outputs[0])?;
         let out = match copy {
             None => &cat.outputs[0],
             Some(copy) => {
                 to = index::position(&to, &index::dims(&copy.inputs[0]), lanes)?;
-                g.round(&var, g.rounding(&copy.outputs[0])?);
+                round(g, &copy.outputs[0])?;
                 &copy.outputs[0]
             }
         };
@@ -221,4 +364,36 @@ fn integers(req: &Request<'_>) -> Result<Option<Module>, Refusal> {
         },
         scratch: 0,
     }))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_walk_meets_every_element_once() {
+        let w = Walk {
+            repeats: 6,
+            rows: 5,
+            inner: 8,
+            vectors: 2,
+        };
+        let (lanes, outer) = (4u64, 3u64);
+        let n = outer * 6 * 5 * 8;
+        let mut met = vec![0; n as usize];
+        for t in 0..n / lanes / 2 {
+            // The digits of `t`, last first: part of a row, repeat, row, outer.
+            let (part, t1) = (t % 2, t / 2);
+            let (repeat, t2) = (t1 % 3, t1 / 3);
+            let (row, outer) = (t2 % 5, t2 / 5);
+            let first = index::eval(&w.element(lanes as usize), 't', t);
+            assert_eq!(first, ((outer * 6 + repeat) * 5 + row) * 8 + part * lanes);
+            for k in 0..2 {
+                for v in 0..lanes {
+                    met[(first + k * 3 * 5 * 8 + v) as usize] += 1;
+                }
+            }
+        }
+        assert!(met.iter().all(|m| *m == 1));
+    }
 }

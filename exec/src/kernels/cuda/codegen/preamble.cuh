@@ -62,9 +62,18 @@ template <class T, int V> DEV void store_each(T* p, u64 step, const float (&a)[V
 #pragma unroll
   for (int v = 0; v < V; v++) down(a[v], p[v * step]);
 }
+template <class T> constexpr bool IS_BF16 = false;
+template <> constexpr bool IS_BF16<bf16> = true;
 template <class T, int V> DEV void round_all(float (&a)[V]) {
+  if constexpr (IS_BF16<T> && V % 2 == 0) {
+    // One conversion for two.
+    Pack<bf16, V> t;
+    pack(a, t);
+    unpack<bf16, V>(t, a);
+  } else {
 #pragma unroll
-  for (int v = 0; v < V; v++) a[v] = rounded<T>(a[v]);
+    for (int v = 0; v < V; v++) a[v] = rounded<T>(a[v]);
+  }
 }
 
 // The fast forms are for results that are rounded to 16 bits.
@@ -146,4 +155,35 @@ DEV bool bad_id(i64 id, i64 limit, u64* fault, u32 kernel) {
   if (id >= 0 && id < limit) return false;
   atomicCAS(fault, 0ull, ((u64)(kernel + 1) << 40) | ((u64)id & 0xffffffffffull));
   return true;
+}
+
+// Whether the calling block is the last of `n` to ask; it sees all that the others wrote. All threads of a block ask.
+DEV bool is_last(u32* ticket, u32 n) {
+  __shared__ bool last;
+  __syncthreads();
+  if (threadIdx.x == 0) {
+    __threadfence();
+    last = atomicInc(ticket, n - 1) == n - 1;
+    __threadfence();
+  }
+  __syncthreads();
+  return last;
+}
+
+// Copies to shared memory that go on while the thread does something else; `copy_wait<n>` waits for all but the last `n`
+// groups of the thread's own.
+DEV void copy16(void* to, const void* from) {
+  asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"((u32)__cvta_generic_to_shared(to)), "l"(from) : "memory");
+}
+DEV void copy_done() { asm volatile("cp.async.commit_group;" ::: "memory"); }
+template <int N> DEV void copy_wait() { asm volatile("cp.async.wait_group %0;" ::"n"(N) : "memory"); }
+
+// The blocks of a cluster wait for one another.
+DEV void cluster_arrive() { asm volatile("barrier.cluster.arrive;" ::: "memory"); }
+DEV void cluster_wait() { asm volatile("barrier.cluster.wait;" ::: "memory"); }
+// Writes into the shared memory of a block of the cluster.
+DEV void tell(float2* mine, u32 block, float x, float y) {
+  u32 at = (u32)__cvta_generic_to_shared(mine);
+  asm volatile("mapa.shared::cluster.u32 %0, %0, %1;" : "+r"(at) : "r"(block));
+  asm volatile("st.shared::cluster.v2.f32 [%0], {%1, %2};" ::"r"(at), "f"(x), "f"(y) : "memory");
 }

@@ -8,13 +8,15 @@ mod statistics;
 
 use super::expr::Gen;
 use super::index::{Domain, Index};
-use super::{Entry, Module, Param, Refusal, Request, blocks, ctype, numel};
+use super::{Entry, Module, Param, Refusal, Request, blocks, ctype, numel, tune};
 use shardlab_plan::model::OpKind;
 use shardlab_plan::program::{BodyOp, Place, Slot};
 use statistics::statistics;
 
 /// Bytes of registers that a thread may spend on its part of the row.
 const KEPT: usize = 160;
+/// Vectors of a row that is a warp's in any case.
+const NARROW: usize = 128;
 /// Threads of a block whose rows are a warp each.
 const WARPS: usize = 128;
 
@@ -57,10 +59,11 @@ struct Shape {
 }
 
 impl Shape {
-    fn new(domain: Domain, lanes: usize, kept: bool) -> Self {
+    /// Rows of up to `warp` vectors are a warp each.
+    fn new(domain: Domain, lanes: usize, kept: bool, warp: usize) -> Self {
         let vectors = domain.cols.div_ceil(lanes);
         let threads = match vectors {
-            0..=128 => 32,
+            n if n <= warp => 32,
             n if kept => (n / 2).next_multiple_of(32).min(1024),
             _ => 1024,
         };
@@ -120,11 +123,17 @@ pub(super) fn generate(req: &Request<'_>, lanes: usize) -> Result<Module, Refusa
     if !cols.is_multiple_of(lanes) {
         return Err(Refusal::lanes());
     }
-    match build(req, Shape::new(domain, lanes, true))? {
-        Some(module) => Ok(module),
-        None => build(req, Shape::new(domain, lanes, false))?
-            .ok_or_else(|| Refusal::new("no shape for the rows")),
+    // The widest row for a warp is also the cheapest to add up, as long as it leaves registers for others.
+    for shape in [
+        Shape::new(domain, lanes, true, tune::choice("row_warp", 256)),
+        Shape::new(domain, lanes, true, NARROW),
+        Shape::new(domain, lanes, false, NARROW),
+    ] {
+        if let Some(module) = build(req, shape)? {
+            return Ok(module);
+        }
     }
+    Err(Refusal::new("no shape for the rows"))
 }
 
 /// The module, or nothing if the row does not fit into registers.
@@ -164,8 +173,9 @@ fn build(req: &Request<'_>, shape: Shape) -> Result<Option<Module>, Refusal> {
     }
     let kept = g.cache.take().unwrap_or_default();
     let bytes: usize = kept.iter().map(|c| c.bytes * shape.steps).sum();
-    // A warp's row is as long as a warp can hold, whatever that takes.
-    if shape.kept && shape.threads > 32 && bytes > KEPT {
+    // A narrow row is a warp's, whatever that takes.
+    let narrow = shape.steps * 32 <= NARROW;
+    if shape.kept && !(narrow && shape.threads == 32) && bytes > KEPT {
         return Ok(None);
     }
     if shape.kept && shape.threads == 32 && bytes > 4 * KEPT {
@@ -175,17 +185,11 @@ fn build(req: &Request<'_>, shape: Shape) -> Result<Option<Module>, Refusal> {
     let mut head = String::new();
     if !kept.is_empty() {
         for c in &kept {
-            head += &format!(
-                "  Pack<{}, {}> {}[{}];\n",
-                c.ctype, shape.lanes, c.name, shape.steps
-            );
+            head += &format!("  {}", c.declared(shape.steps));
         }
         head += &format!("  {} {{\n  {}\n", shape.walk(), shape.place());
         for c in &kept {
-            head += &format!(
-                "  {}[k] = *reinterpret_cast<const Pack<{}, {}>*>({});\n",
-                c.name, c.ctype, shape.lanes, c.address
-            );
+            head += &format!("  {}", c.taken());
         }
         head += "  }\n";
     }

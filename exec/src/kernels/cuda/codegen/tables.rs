@@ -1,12 +1,12 @@
-//! Gathers and scatters by token ids, and the chunked cross entropy.
+//! Gathers and scatters by token ids.
 
 use super::index::{self, Index};
-use super::{Entry, Module, Param, Refusal, Request, blocks, ctype, float, numel};
+use super::{Entry, Module, Param, Refusal, Request, blocks, numel, tune};
 use crate::kernels::view;
 use shardlab_plan::program::{BodyOp, Place, Slot};
 use shardlab_plan::units::DType;
 
-fn slots<'a, const I: usize, const O: usize>(
+pub(super) fn slots<'a, const I: usize, const O: usize>(
     op: &'a BodyOp,
 ) -> Result<([&'a Slot; I], [&'a Slot; O]), Refusal> {
     let missing = || Refusal::new(format!("`{}` lacks operands", op.op.name()));
@@ -23,7 +23,7 @@ fn slots<'a, const I: usize, const O: usize>(
 }
 
 /// An address expression of contiguous operands only.
-fn contiguous(req: &Request<'_>, slot: &Slot) -> Result<String, Refusal> {
+pub(super) fn contiguous(req: &Request<'_>, slot: &Slot) -> Result<String, Refusal> {
     if !index::is_contiguous(&index::dims(slot)) {
         return Err(Refusal::new("a table or its rows are strided"));
     }
@@ -31,7 +31,7 @@ fn contiguous(req: &Request<'_>, slot: &Slot) -> Result<String, Refusal> {
 }
 
 /// The integer at position `at` of a slot, as C.
-fn id(req: &Request<'_>, slot: &Slot, at: &str) -> Result<String, Refusal> {
+pub(super) fn id(req: &Request<'_>, slot: &Slot, at: &str) -> Result<String, Refusal> {
     if req.arg(slot.place)?.dtype != DType::I64 {
         return Err(Refusal::new("ids are 64-bit integers"));
     }
@@ -40,13 +40,14 @@ fn id(req: &Request<'_>, slot: &Slot, at: &str) -> Result<String, Refusal> {
         step: 0,
         multiple: 1,
         own: None,
+        ahead: None,
     };
     let at = index::offset(&at, &index::dims(slot), 1, None)?;
     Ok(format!("{}[{}]", req.address(slot)?, at.code))
 }
 
 /// Lanes that all these operands can be accessed with, for rows of `cols`.
-fn lanes(req: &Request<'_>, cols: usize, slots: &[&Slot]) -> Result<usize, Refusal> {
+pub(super) fn lanes(req: &Request<'_>, cols: usize, slots: &[&Slot]) -> Result<usize, Refusal> {
     let mut lanes = 8;
     for s in slots {
         let arg = req.arg(s.place)?;
@@ -62,7 +63,7 @@ fn lanes(req: &Request<'_>, cols: usize, slots: &[&Slot]) -> Result<usize, Refus
     Ok(lanes)
 }
 
-fn entry(name: &str, grid: [u32; 3], block: u32, params: &[Param]) -> Entry {
+pub(super) fn entry(name: &str, grid: [u32; 3], block: u32, params: &[Param]) -> Entry {
     Entry {
         name: name.to_owned(),
         grid,
@@ -72,7 +73,11 @@ fn entry(name: &str, grid: [u32; 3], block: u32, params: &[Param]) -> Entry {
     }
 }
 
-const NAN: &str = "__int_as_float(0x7fffffff)";
+/// Rows of a thread that gathers.
+const ROWS: usize = 4;
+/// Keys that a block ranks others among at a time.
+const KEYS: usize = 4096;
+pub(super) const NAN: &str = "__int_as_float(0x7fffffff)";
 
 /// `ids, table -> rows`.
 pub(super) fn gather(req: &Request<'_>, op: &BodyOp) -> Result<Module, Refusal> {
@@ -84,11 +89,41 @@ pub(super) fn gather(req: &Request<'_>, op: &BodyOp) -> Result<Module, Refusal> 
     }
     let l = lanes(req, d, &[table, out])?;
     let per = d / l;
+    // A thread takes several rows, far apart, so that their elements are on their way together.
+    let many = tune::choice("gather", ROWS).min(n.max(1));
+    let step = n.div_ceil(many);
     let (mut params, mut declared) = req.operands();
     params.extend([Param::Fault, Param::Kernel]);
     declared.extend(["u64* fault".to_owned(), "u32 kernel".to_owned()]);
     let source = format!(
-        "KERNEL(256) k0({args}) {{\n  const u64 t = blockIdx.x * 256ull + threadIdx.x;\n  const u32 row = (u32)(t / {per}u), c = (u32)(t % {per}u) * {l}u;\n  if (row >= {n}u) return;\n  const i64 id = {id};\n  float x[{l}];\n  if (bad_id(id, {vocab}, fault, kernel)) {{\n    for (int v = 0; v < {l}; v++) x[v] = {NAN};\n  }} else {{\n    load<{tt}, {l}>({table} + id * {d}u + c, x);\n  }}\n  store<{ot}, {l}>({out} + (u64)row * {d}u + c, x);\n}}\n",
+        "KERNEL(256) k0({args}) {{
+  const u64 t = blockIdx.x * 256ull + threadIdx.x;
+  const u32 first = (u32)(t / {per}u), c = (u32)(t % {per}u) * {l}u;
+  if (first >= {step}u) return;
+  i64 ids[{many}];
+  float x[{many}][{l}];
+#pragma unroll
+  for (u32 k = 0; k < {many}; k++) {{
+    const u32 row = first + k * {step}u;
+    ids[k] = row < {n}u ? {id} : 0;
+  }}
+#pragma unroll
+  for (u32 k = 0; k < {many}; k++) {{
+    if (ids[k] >= 0 && ids[k] < {vocab}) {{
+      load<{tt}, {l}>({table} + ids[k] * {d}u + c, x[k]);
+    }} else {{
+      bad_id(ids[k], {vocab}, fault, kernel);
+#pragma unroll
+      for (int v = 0; v < {l}; v++) x[k][v] = {NAN};
+    }}
+  }}
+#pragma unroll
+  for (u32 k = 0; k < {many}; k++) {{
+    const u32 row = first + k * {step}u;
+    if (row < {n}u) store<{ot}, {l}>({out} + (u64)row * {d}u + c, x[k]);
+  }}
+}}
+",
         args = declared.join(", "),
         id = id(req, ids, "row")?,
         tt = req.memory(table)?,
@@ -98,13 +133,13 @@ pub(super) fn gather(req: &Request<'_>, op: &BodyOp) -> Result<Module, Refusal> 
     );
     Ok(Module {
         source,
-        entries: vec![entry("k0", [blocks(n * per, 256)?, 1, 1], 256, &params)],
+        entries: vec![entry("k0", [blocks(step * per, 256)?, 1, 1], 256, &params)],
         scratch: 0,
     })
 }
 
-/// `d_rows, ids, d_table -> d_table`: ids are ranked (every id against every other, no atomics), then the first row of each
-/// id adds up all rows of that id in their order.
+/// `d_rows, ids, d_table -> d_table`: ids are sorted (each is ranked among all others, no atomics), then the first of each
+/// run of equal ids adds up all rows of that id in their order.
 pub(super) fn scatter(req: &Request<'_>, op: &BodyOp) -> Result<Module, Refusal> {
     let ([rows, ids, before], [table]) = slots::<3, 1>(op)?;
     let (vocab, d) = view::matrix(table);
@@ -113,87 +148,101 @@ pub(super) fn scatter(req: &Request<'_>, op: &BodyOp) -> Result<Module, Refusal>
         return Err(Refusal::new("as many rows as ids"));
     }
     let l = lanes(req, d, &[rows, before, table])?;
+    // An id and the number of its row make a key, so that all are different; ids outside the table come last.
+    let (key, bytes) = match (vocab + 1) * n < 1 << 32 {
+        true => ("u32", 4),
+        false => ("u64", 8),
+    };
     let (mut params, mut declared) = req.operands();
-    params.extend([
-        Param::Scratch(0),
-        Param::Scratch((n * 4) as u64),
-        Param::Scratch((n * 8) as u64),
-        Param::Fault,
-        Param::Kernel,
-    ]);
-    declared.extend(
-        [
-            "u32* order",
-            "u32* place",
-            "u32* count",
-            "u64* fault",
-            "u32 kernel",
-        ]
-        .map(str::to_owned),
-    );
+    params.extend([Param::Scratch(0), Param::Fault, Param::Kernel]);
+    let sorted = format!("{key}* sorted");
+    declared.extend([&sorted, "u64* fault", "u32 kernel"].map(str::to_owned));
     let args = declared.join(", ");
     let (tb, tt) = (contiguous(req, before)?, contiguous(req, table)?);
     let mut source = format!(
-        "KERNEL(256) k0({args}) {{
-  __shared__ int s[1024];
-  const u32 q = threadIdx.x % 8, i = blockIdx.x * 32 + threadIdx.x / 8;
-  const i64 mine = i < {n}u ? {mine} : -1;
-  const bool ok = i < {n}u && !bad_id(mine, {vocab}, fault, kernel);
-  const int me = (int)mine;
-  u32 below = 0, equal = 0, before = 0;
-  for (u32 from = 0; from < {n}u; from += 1024) {{
+        "typedef {key} Key;
+KERNEL(512) k0({args}) {{
+  __shared__ alignas(16) Key s[{KEYS}];
+  const u32 q = threadIdx.x % 32, first = blockIdx.x * 64 + threadIdx.x / 32 * 4;
+  Key mine[4];
+  u32 below[4] = {{}};
+#pragma unroll
+  for (u32 k = 0; k < 4; k++) {{
+    const u32 i = first + k;
+    i64 id = i < {n}u ? {mine} : 0;
+    if (bad_id(id, {vocab}, fault, kernel)) id = {vocab};
+    mine[k] = (Key)id * {n}u + i;
+  }}
+  for (u32 from = 0; from < {n}u; from += {KEYS}) {{
     __syncthreads();
-    for (u32 j = threadIdx.x; j < 1024; j += 256) {{
+    for (u32 j = threadIdx.x; j < {KEYS}; j += 512) {{
       const u32 at = from + j;
-      const i64 id = at < {n}u ? {theirs} : {vocab};
-      s[j] = id < 0 || id > {vocab} ? {vocab} : (int)id;
+      i64 id = at < {n}u ? {theirs} : {vocab};
+      if (id < 0 || id > {vocab}) id = {vocab};
+      s[j] = at < {n}u ? (Key)id * {n}u + at : (Key)-1;
     }}
     __syncthreads();
-#pragma unroll 8
-    for (u32 j = q; j < 1024; j += 8) {{
-      const int id = s[j];
-      below += id < me;
-      equal += id == me;
-      before += id == me && from + j < i;
+#pragma unroll 4
+    for (u32 j = q * 4; j < {KEYS}; j += 128) {{
+      const Pack<Key, 4> theirs = *reinterpret_cast<const Pack<Key, 4>*>(s + j);
+#pragma unroll
+      for (u32 o = 0; o < 4; o++)
+#pragma unroll
+        for (u32 k = 0; k < 4; k++) below[k] += theirs.e[o] < mine[k];
     }}
   }}
-  for (int k = 4; k > 0; k /= 2) {{
-    below += __shfl_xor_sync(0xffffffffu, below, k);
-    equal += __shfl_xor_sync(0xffffffffu, equal, k);
-    before += __shfl_xor_sync(0xffffffffu, before, k);
-  }}
-  if (q == 0 && i < {n}u) {{
-    if (ok) order[below + before] = i;
-    place[i] = below;
-    count[i] = ok && before == 0 ? equal : 0;
+#pragma unroll
+  for (u32 k = 0; k < 4; k++) {{
+    for (int o = 16; o > 0; o /= 2) below[k] += __shfl_xor_sync(0xffffffffu, below[k], o);
+    if (q == 0 && first + k < {n}u) sorted[below[k]] = mine[k];
   }}
 }}
 KERNEL(256) k1({args}) {{
-  const u32 i = blockIdx.x, c = (blockIdx.y * 256 + threadIdx.x) * {l}u;
-  const u32 n = count[i];
-  if (n == 0 || c >= {d}u) return;
-  const u64 at = (u64){of_block} * {d}u + c;
+  const u32 p = blockIdx.x, c = (blockIdx.y * 256 + threadIdx.x) * {l}u;
+  const Key key = sorted[p], last = p > 0 ? sorted[p - 1] : 0, next = p + 1 < {n}u ? sorted[p + 1] : (Key)-1;
+  const Key id = key / {n}u;
+  if (id >= {vocab}u || p > 0 && last / {n}u == id || c >= {d}u) return;
+  const u64 at = (u64)id * {d}u + c;
+  const Key end = id * {n}u + {n}u;
   float sum[{l}], x[{l}];
   load<{bt}, {l}>({tb} + at, sum);
-  const u32* from = order + place[i];
-#pragma unroll 4
-  for (u32 k = 0; k < n; k++) {{
-    load<{rt}, {l}>({rows} + (u64)from[k] * {d}u + c, x);
-    for (int v = 0; v < {l}; v++) sum[v] += x[v];
+  load<{rt}, {l}>({rows} + (u64)(key % {n}u) * {d}u + c, x);
+#pragma unroll
+  for (int v = 0; v < {l}; v++) sum[v] += x[v];
+  if (next < end) {{
+    for (u32 from = p + 1; from < {n}u; from += 8) {{
+      Pack<{rt}, {l}> rows[8];
+      u32 count = 0;
+#pragma unroll
+      for (u32 k = 0; k < 8; k++) {{
+        const Key other = from + k < {n}u ? sorted[from + k] : (Key)-1;
+        if (other < end) {{
+          rows[k] = *reinterpret_cast<const Pack<{rt}, {l}>*>({rows} + (u64)(other % {n}u) * {d}u + c);
+          count++;
+        }}
+      }}
+#pragma unroll
+      for (u32 k = 0; k < 8; k++) {{
+        if (k >= count) break;
+        unpack<{rt}, {l}>(rows[k], x);
+#pragma unroll
+        for (int v = 0; v < {l}; v++) sum[v] += x[v];
+      }}
+      if (count < 8) break;
+    }}
   }}
   store<{ot}, {l}>({tt} + at, sum);
 }}
 ",
         mine = id(req, ids, "i")?,
         theirs = id(req, ids, "at")?,
-        of_block = id(req, ids, "i")?,
         bt = req.memory(before)?,
         rt = req.memory(rows)?,
         ot = req.memory(table)?,
         rows = contiguous(req, rows)?,
     );
     let mut entries = vec![
-        entry("k0", [blocks(n, 32)?, 1, 1], 256, &params),
+        entry("k0", [blocks(n, 64)?, 1, 1], 512, &params),
         entry("k1", [n as u32, blocks(d, 256 * l)?, 1], 256, &params),
     ];
     if !in_place(req, before, table) {
@@ -211,7 +260,7 @@ KERNEL(256) k1({args}) {{
     Ok(Module {
         source,
         entries,
-        scratch: (n * 12) as u64,
+        scratch: (n * bytes) as u64,
     })
 }
 
@@ -253,151 +302,5 @@ pub(super) fn nll_labels(req: &Request<'_>, op: &BodyOp) -> Result<Module, Refus
         source,
         entries: vec![entry("k0", [blocks(rows, 256)?, 1, 1], 256, &params)],
         scratch: 0,
-    })
-}
-
-/// Bytes of a row that a block keeps in shared memory: what an H200 gives a block, less a little for sums.
-const ROW_BYTES: usize = 224 << 10;
-
-/// `logits, labels, loss -> logits, loss`: one block a row reads the logits once from memory and leaves their gradient.
-pub(super) fn cross_entropy(req: &Request<'_>, op: &BodyOp, scale: f64) -> Result<Module, Refusal> {
-    let ([logits, labels, before], [grad, loss]) = slots::<3, 2>(op)?;
-    let (rows, d) = view::matrix(logits);
-    if numel(labels) != rows || numel(grad) != rows * d {
-        return Err(Refusal::new("one label a row"));
-    }
-    let l = lanes(req, d, &[logits, grad])?;
-    let threads = (d / l).next_multiple_of(32).clamp(32, 1024);
-    let (lt, gt, bt) = (req.memory(logits)?, req.memory(grad)?, req.memory(before)?);
-    let steps = (d / l).div_ceil(threads);
-    // The row is kept: most of it in shared memory, the rest in registers. A row that does not fit is read twice.
-    let vector = l * req.arg(logits.place)?.dtype.size() as usize;
-    let in_shared = steps.min(ROW_BYTES / (threads * vector));
-    let kept = vector == 16 && steps - in_shared <= 4;
-    let (mut params, mut declared) = req.operands();
-    params.extend([Param::Scratch(0), Param::Fault, Param::Kernel]);
-    declared.extend(["double* part", "u64* fault", "u32 kernel"].map(str::to_owned));
-    let Place::Write(w) = loss.place else {
-        return Err(Refusal::new("the loss goes to memory"));
-    };
-    // The factor becomes a part of the exponent where the gradient is rounded to 16 bits.
-    let fast = gt != "float" && scale > 0.0;
-    let walk = format!(
-        "for (int k = 0; k < {steps}; k++) {{\n    const u32 c = (k * {threads}u + threadIdx.x) * {l}u;\n    if (c >= {d}u) break;"
-    );
-    let pack = format!("Pack<{lt}, {l}>");
-    let (keep, first, again) = if kept {
-        (
-            format!(
-                "  extern __shared__ uint4 shared[];\n  {pack}* row = reinterpret_cast<{pack}*>(shared);\n  {pack} rest[{}];\n",
-                (steps - in_shared).max(1)
-            ),
-            format!(
-                "const {pack} p = *reinterpret_cast<const {pack}*>(x + c);\n    if (k < {in_shared}) row[k * {threads} + threadIdx.x] = p; else rest[k < {in_shared} ? 0 : k - {in_shared}] = p;\n    unpack<{lt}, {l}>(p, a);"
-            ),
-            format!(
-                "unpack<{lt}, {l}>(k < {in_shared} ? row[k * {threads} + threadIdx.x] : rest[k < {in_shared} ? 0 : k - {in_shared}], a);"
-            ),
-        )
-    } else {
-        let load = format!("load<{lt}, {l}>(x + c, a);");
-        (String::new(), load.clone(), load)
-    };
-    let unroll = if kept { "" } else { " 4" };
-    let source = format!(
-        "KERNEL({threads}) k0({args}) {{
-  __shared__ float sh[32];
-{keep}  const u32 r = blockIdx.x;
-  const {lt}* x = {x} + (u64)r * {d}u;
-  {gt}* y = {y} + (u64)r * {d}u;
-  const i64 label = {id};
-  const bool bad = bad_id(label, {d}, fault, kernel);
-  const float target = bad ? 0.0f : up(x[label]);
-  float m = -INF, s = 0.0f;
-#pragma unroll{unroll}
-  {walk}
-    float a[{l}];
-    {first}
-    running<{l}>(m, s, a);
-  }}
-  const float top = row_all<Max, {threads}>(m, sh);
-  s = m == -INF ? 0.0f : s * expf(m - top);
-  s = row_all<Sum, {threads}>(s, sh);
-  const float z = top + logf(s);
-  {shift}
-  if (threadIdx.x == 0) part[r] = bad ? (double){NAN} : (double)z - (double)target;
-  __syncthreads();
-  const u32 hit = bad ? 0xffffffffu : (u32)label;
-#pragma unroll{unroll}
-  {walk}
-    float a[{l}];
-    {again}
-#pragma unroll
-    for (int v = 0; v < {l}; v++) a[v] = {gradient};
-    if (hit - c < {l}u)
-#pragma unroll
-      for (int v = 0; v < {l}; v++)
-        if (c + v == hit) a[v] -= {scale};
-    store<{gt}, {l}>(y + c, a);
-  }}
-}}
-KERNEL(1024) k1(const double* part, const {bt}* {bname}, {ot}* w{w}) {{
-  double sum = 0.0;
-  for (u32 i = threadIdx.x; i < {rows}u; i += 1024) sum += part[i];
-  sum = block_sum<1024>(sum);
-  if (threadIdx.x == 0) down((float)((double)up({b}[0]) + {whole:?} * sum), {o}[0]);
-}}
-",
-        args = declared.join(", "),
-        x = contiguous(req, logits)?,
-        y = contiguous(req, grad)?,
-        id = id(req, labels, "r")?,
-        scale = float(scale as f32),
-        gradient = if fast {
-            "ex2(fmaf(a[v], LOG2E, shift))".to_owned()
-        } else {
-            format!("{} * expf(a[v] - z)", float(scale as f32))
-        },
-        shift = if fast {
-            format!(
-                "const float shift = fmaf(-z, LOG2E, {});",
-                float(scale.log2() as f32)
-            )
-        } else {
-            String::new()
-        },
-        bname = super::pointer(before.place),
-        b = req.address(before)?,
-        ot = ctype(req.arg(loss.place)?.dtype),
-        o = req.address(loss)?,
-        whole = scale,
-    );
-    let first = match before.place {
-        Place::Read(i) => Param::Read(i),
-        Place::Write(i) => Param::Write(i),
-        Place::Register(_) => return Err(Refusal::new("the loss comes from memory")),
-    };
-    if before.place == loss.place {
-        return Err(Refusal::new("the loss is read as a read"));
-    }
-    Ok(Module {
-        source,
-        entries: vec![
-            Entry {
-                shared: if kept {
-                    (in_shared * threads * vector) as u32
-                } else {
-                    0
-                },
-                ..entry("k0", [rows as u32, 1, 1], threads as u32, &params)
-            },
-            entry(
-                "k1",
-                [1, 1, 1],
-                1024,
-                &[Param::Scratch(0), first, Param::Write(w)],
-            ),
-        ],
-        scratch: (rows * 8) as u64,
     })
 }

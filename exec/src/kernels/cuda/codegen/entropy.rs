@@ -1,0 +1,292 @@
+//! The chunked cross entropy: logits become their gradient, and the loss is added up, in one pass over memory.
+//!
+//! A row of a large vocabulary is longer than what a block may keep. It is divided among the blocks of a cluster, which keep
+//! their parts in shared memory and tell one another their maxima and sums. Parts are short enough for several blocks on a
+//! multiprocessor, so that one writes while another reads.
+
+use super::tables::{NAN, contiguous, entry, id, lanes, slots};
+use super::{Entry, Module, Param, Refusal, Request, float, numel, tune};
+use crate::kernels::view;
+use shardlab_plan::program::{BodyOp, Place, Slot};
+use std::fmt::Write as _;
+
+/// Most bytes of a row that a block keeps: three blocks find room on a multiprocessor of an H200.
+const PART: usize = 72 << 10;
+/// Shared memory of a multiprocessor, less a little for sums.
+const SHARED: usize = 224 << 10;
+/// Most blocks of a cluster that every GPU of this kind can place.
+const CLUSTER: usize = 8;
+/// Threads of a block that keeps its part.
+const THREADS: usize = 512;
+
+/// What both forms of the kernel are made of.
+struct Pieces<'a> {
+    rows: usize,
+    cols: usize,
+    lanes: usize,
+    logits: &'a Slot,
+    labels: &'a Slot,
+    before: &'a Slot,
+    grad: &'a Slot,
+    loss: &'a Slot,
+    scale: f64,
+}
+
+/// `logits, labels, loss -> logits, loss`.
+pub(super) fn generate(req: &Request<'_>, op: &BodyOp, scale: f64) -> Result<Module, Refusal> {
+    let ([logits, labels, before], [grad, loss]) = slots::<3, 2>(op)?;
+    let (rows, cols) = view::matrix(logits);
+    if numel(labels) != rows || numel(grad) != rows * cols {
+        return Err(Refusal::new("one label a row"));
+    }
+    if before.place == loss.place {
+        return Err(Refusal::new("the loss is read as a read"));
+    }
+    if !matches!(loss.place, Place::Write(_)) {
+        return Err(Refusal::new("the loss goes to memory"));
+    }
+    let lanes = lanes(req, cols, &[logits, grad])?;
+    let p = Pieces {
+        rows,
+        cols,
+        lanes,
+        logits,
+        labels,
+        before,
+        grad,
+        loss,
+        scale,
+    };
+    let vectors = cols / lanes;
+    let vector = lanes * req.arg(logits.place)?.dtype.size() as usize;
+    let mut cluster = 1;
+    while cluster < CLUSTER && vectors.div_ceil(cluster) * vector > PART {
+        cluster *= 2;
+    }
+    cluster = tune::choice("ce_cluster", cluster);
+    let fits = vectors.div_ceil(cluster) * vector <= SHARED;
+    if vector == 16 && vectors >= THREADS && cluster <= CLUSTER && fits {
+        kept(req, &p, cluster)
+    } else {
+        twice(req, &p)
+    }
+}
+
+impl Pieces<'_> {
+    /// What follows once `top` and `s` are the row's: its share of the loss is `z - target`, its gradients come from `a`.
+    fn gradient(&self, fast: bool) -> (String, String) {
+        // The factor becomes a part of the exponent where the gradient is rounded to 16 bits.
+        if fast {
+            (
+                format!(
+                    "const float shift = fmaf(-z, LOG2E, {});",
+                    float(self.scale.log2() as f32)
+                ),
+                "ex2(fmaf(a[v], LOG2E, shift))".to_owned(),
+            )
+        } else {
+            (
+                String::new(),
+                format!("{} * expf(a[v] - z)", float(self.scale as f32)),
+            )
+        }
+    }
+
+    fn is_fast(&self, req: &Request<'_>) -> Result<bool, Refusal> {
+        Ok(req.memory(self.grad)? != "float" && self.scale > 0.0)
+    }
+
+    /// Adds up the rows' shares by all `threads` of a block.
+    fn total(&self, req: &Request<'_>, threads: usize) -> Result<String, Refusal> {
+        Ok(format!(
+            "  double sum = 0.0;\n  for (u32 i = threadIdx.x; i < {rows}u; i += {threads}) sum += __ldcg(part + i);\n  sum = block_sum<{threads}>(sum);\n  if (threadIdx.x == 0) down((float)((double)up({b}[0]) + {scale:?} * sum), {o}[0]);\n",
+            rows = self.rows,
+            b = req.address(self.before)?,
+            scale = self.scale,
+            o = req.address(self.loss)?,
+        ))
+    }
+}
+
+/// Every block of a cluster keeps its part of the row; the last one of the launch adds up the loss.
+fn kept(req: &Request<'_>, p: &Pieces<'_>, cluster: usize) -> Result<Module, Refusal> {
+    let (l, d) = (p.lanes, p.cols);
+    let threads = tune::choice("ce_threads", THREADS);
+    let part = (d / l).div_ceil(cluster);
+    let steps = part.div_ceil(threads);
+    let (lt, gt) = (req.memory(p.logits)?, req.memory(p.grad)?);
+    let resident = (SHARED / (part * 16 + 1024)).clamp(1, 2048 / threads);
+    let (shift, gradient) = p.gradient(p.is_fast(req)?);
+    let pack = format!("Pack<{lt}, {l}>");
+    let mut copies = String::new();
+    let mut takes = String::new();
+    for k in 0..steps {
+        let guard = if (k + 1) * threads <= (d / l).saturating_sub((cluster - 1) * part) {
+            String::new()
+        } else {
+            format!("if ({}u + threadIdx.x < mine) ", k * threads)
+        };
+        let _ = writeln!(
+            copies,
+            "  {guard}copy16(row + {at}u + threadIdx.x, x + ({at}u + threadIdx.x) * {l}u);\n  copy_done();",
+            at = k * threads
+        );
+        let _ = writeln!(
+            takes,
+            "  copy_wait<{}>();\n  {guard}{{\n    float a[{l}];\n    unpack<{lt}, {l}>(row[{}u + threadIdx.x], a);\n    running<{l}>(m, s, a);\n  }}",
+            steps - 1 - k,
+            k * threads
+        );
+    }
+    let (mut params, mut declared) = req.operands();
+    params.extend([
+        Param::Scratch(0),
+        Param::Tickets,
+        Param::Fault,
+        Param::Kernel,
+    ]);
+    declared
+        .extend(["double* part", "u32* tickets", "u64* fault", "u32 kernel"].map(str::to_owned));
+    let source = format!(
+        "extern \"C\" __global__ void __cluster_dims__({cluster}, 1, 1) __launch_bounds__({threads}, {resident}) k0({args}) {{
+  extern __shared__ uint4 shared[];
+  __shared__ float sh[32];
+  __shared__ float2 told[{cluster}];
+  {pack}* row = reinterpret_cast<{pack}*>(shared);
+  cluster_arrive();
+  const u32 rank = blockIdx.x % {cluster}u, r = blockIdx.x / {cluster}u;
+  const u32 first = rank * {part}u;
+  const u32 mine = {vectors}u - first < {part}u ? {vectors}u - first : {part}u;
+  const {lt}* x = {x} + (u64)r * {d}u + first * {l}u;
+  {gt}* y = {y} + (u64)r * {d}u + first * {l}u;
+{copies}  const i64 label = {id};
+  const bool bad = bad_id(label, {d}, fault, kernel);
+  // Beyond every part if it lies in another block's.
+  const u32 hit = bad || (u32)label < first * {l}u ? 0xffffffffu : (u32)label - first * {l}u;
+  float m = -INF, s = 0.0f;
+{takes}  {{
+    const float top = row_all<Max, {threads}>(m, sh);
+    s = m == -INF ? s : s * expf(m - top);
+    s = row_all<Sum, {threads}>(s, sh);
+    m = top;
+  }}
+  cluster_wait();
+  if (threadIdx.x < {cluster}) tell(told + rank, threadIdx.x, m, s);
+  cluster_arrive();
+  cluster_wait();
+  float top = -INF, all = 0.0f;
+  for (u32 k = 0; k < {cluster}; k++) top = max_(top, told[k].x);
+  for (u32 k = 0; k < {cluster}; k++) all += told[k].x == -INF ? told[k].y : told[k].y * expf(told[k].x - top);
+  const float z = top + logf(all);
+  {shift}
+  const bool owner = bad ? rank == 0 : hit < mine * {l}u;
+  if (owner && threadIdx.x == 0)
+    part[r] = bad ? (double){NAN} : (double)z - (double)up(reinterpret_cast<const {lt}*>(shared)[hit]);
+#pragma unroll
+  for (u32 k = 0; k < {steps}; k++) {{
+    const u32 c = k * {threads}u + threadIdx.x;
+    if (c >= mine) break;
+    float a[{l}];
+    unpack<{lt}, {l}>(row[c], a);
+#pragma unroll
+    for (int v = 0; v < {l}; v++) a[v] = {gradient};
+    if (hit - c * {l}u < {l}u)
+#pragma unroll
+      for (int v = 0; v < {l}; v++)
+        if (c * {l}u + v == hit) a[v] -= {scale};
+    store<{gt}, {l}>(y + c * {l}u, a);
+  }}
+  if (!owner || !is_last(tickets, {rows}u)) return;
+{total}}}
+",
+        args = declared.join(", "),
+        x = contiguous(req, p.logits)?,
+        y = contiguous(req, p.grad)?,
+        vectors = d / l,
+        id = id(req, p.labels, "r")?,
+        scale = float(p.scale as f32),
+        rows = p.rows,
+        total = p.total(req, threads)?,
+    );
+    let blocks = super::blocks(p.rows * cluster, 1)?;
+    let k0 = Entry {
+        shared: (part * 16) as u32,
+        ..entry("k0", [blocks, 1, 1], threads as u32, &params)
+    };
+    Ok(Module {
+        source,
+        entries: vec![k0],
+        scratch: (p.rows * 8) as u64,
+    })
+}
+
+/// A block a row, which it reads twice: for rows that are short, too long or not aligned.
+fn twice(req: &Request<'_>, p: &Pieces<'_>) -> Result<Module, Refusal> {
+    let (l, d) = (p.lanes, p.cols);
+    let threads = (d / l).next_multiple_of(32).clamp(32, 1024);
+    let steps = (d / l).div_ceil(threads);
+    let (lt, gt) = (req.memory(p.logits)?, req.memory(p.grad)?);
+    let (mut params, mut declared) = req.operands();
+    params.extend([Param::Scratch(0), Param::Fault, Param::Kernel]);
+    declared.extend(["double* part", "u64* fault", "u32 kernel"].map(str::to_owned));
+    let walk = format!(
+        "#pragma unroll 4\n  for (int k = 0; k < {steps}; k++) {{\n    const u32 c = (k * {threads}u + threadIdx.x) * {l}u;\n    if (c >= {d}u) break;\n    float a[{l}];\n    load<{lt}, {l}>(x + c, a);"
+    );
+    let (shift, gradient) = p.gradient(p.is_fast(req)?);
+    let source = format!(
+        "KERNEL({threads}) k0({args}) {{
+  __shared__ float sh[32];
+  const u32 r = blockIdx.x;
+  const {lt}* x = {x} + (u64)r * {d}u;
+  {gt}* y = {y} + (u64)r * {d}u;
+  const i64 label = {id};
+  const bool bad = bad_id(label, {d}, fault, kernel);
+  const float target = bad ? 0.0f : up(x[label]);
+  float m = -INF, s = 0.0f;
+{walk}
+    running<{l}>(m, s, a);
+  }}
+  const float top = row_all<Max, {threads}>(m, sh);
+  s = m == -INF ? s : s * expf(m - top);
+  s = row_all<Sum, {threads}>(s, sh);
+  const float z = top + logf(s);
+  {shift}
+  if (threadIdx.x == 0) part[r] = bad ? (double){NAN} : (double)z - (double)target;
+  __syncthreads();
+  const u32 hit = bad ? 0xffffffffu : (u32)label;
+{walk}
+#pragma unroll
+    for (int v = 0; v < {l}; v++) a[v] = {gradient};
+    if (hit - c < {l}u)
+#pragma unroll
+      for (int v = 0; v < {l}; v++)
+        if (c + v == hit) a[v] -= {scale};
+    store<{gt}, {l}>(y + c, a);
+  }}
+}}
+KERNEL(1024) k1({fold}) {{
+{total}}}
+",
+        args = declared.join(", "),
+        x = contiguous(req, p.logits)?,
+        y = contiguous(req, p.grad)?,
+        id = id(req, p.labels, "r")?,
+        scale = float(p.scale as f32),
+        fold = {
+            let mut all = req.operands().1;
+            all.push("const double* part".to_owned());
+            all.join(", ")
+        },
+        total = p.total(req, 1024)?,
+    );
+    let mut last = req.operands().0;
+    last.push(Param::Scratch(0));
+    Ok(Module {
+        source,
+        entries: vec![
+            entry("k0", [p.rows as u32, 1, 1], threads as u32, &params),
+            entry("k1", [1, 1, 1], 1024, &last),
+        ],
+        scratch: (p.rows * 8) as u64,
+    })
+}
