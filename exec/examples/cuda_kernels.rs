@@ -53,24 +53,26 @@ mod bench {
         let mut args = std::env::args().skip(1);
         let mode = args.next().unwrap_or_default();
         let (mut names, mut sets, mut only) = (Vec::new(), Vec::new(), String::new());
-        let (mut tf32, mut cudnn) = (false, true);
+        let (mut tf32, mut cudnn, mut measure) = (false, true, true);
         while let Some(a) = args.next() {
             match a.as_str() {
                 "--set" => sets.extend(args.next()),
                 "--tf32" => tf32 = true,
                 "--no-cudnn" => cudnn = false,
+                "--first" => measure = false,
                 "--only" => only = args.next().unwrap_or_default(),
                 _ => names.push(a),
             }
         }
         if !["check", "time"].contains(&mode.as_str()) || names.is_empty() {
-            return Err("usage: cuda_kernels check|time SCENARIO.. [--set KEY=VALUE].. [--tf32] [--no-cudnn] [--only NAME]".into());
+            return Err("usage: cuda_kernels check|time SCENARIO.. [--set KEY=VALUE].. [--tf32] [--no-cudnn] [--first] [--only NAME,..]".into());
         }
         let libraries = Libraries::load(&[])?;
         let options = Options {
             libraries: libraries.folders().iter().map(|f| f.path.clone()).collect(),
             tf32,
             cudnn,
+            measure,
             ..Options::default()
         };
         let context = CudaContext::new(0)?;
@@ -317,7 +319,8 @@ mod bench {
                 let Op::Launch { kernel, .. } = self.program.instrs[id.index()].op else {
                     continue;
                 };
-                if !self.program.kernels[kernel.index()].name.contains(only) {
+                let name = &self.program.kernels[kernel.index()].name;
+                if !only.split(',').any(|part| name.contains(part)) {
                     continue;
                 }
                 if check {

@@ -194,7 +194,7 @@ fn kept(req: &Request<'_>, p: &Pieces<'_>, cluster: usize) -> Result<Module, Ref
 #pragma unroll
       for (int v = 0; v < {l}; v++)
         if (c * {l}u + v == hit) a[v] -= {scale};
-    store<{gt}, {l}>(y + c * {l}u, a);
+    {store}<{gt}, {l}>(y + c * {l}u, a);
   }}
   if (!owner || !is_last(tickets, {rows}u)) return;
 {total}}}
@@ -206,6 +206,7 @@ fn kept(req: &Request<'_>, p: &Pieces<'_>, cluster: usize) -> Result<Module, Ref
         id = id(req, p.labels, "r")?,
         scale = float(p.scale as f32),
         rows = p.rows,
+        store = if tune::choice("ce_cs", 0) == 1 { "store_once" } else { "store" },
         total = p.total(req, threads)?,
     );
     let blocks = super::blocks(p.rows * cluster, 1)?;

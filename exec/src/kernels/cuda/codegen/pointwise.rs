@@ -105,24 +105,25 @@ pub(super) fn generate(req: &Request<'_>, lanes: usize) -> Result<Module, Refusa
             None => (None, code(req, jobs, lanes, None)?),
         };
         let elements = lanes * walk.map_or(1, |w| w.vectors);
+        let threads = walk.map_or(THREADS, |_| tune::choice("walk_threads", THREADS));
         let first = match walk {
             None => format!(
-                "const {index} i = (({index})blockIdx.x * {THREADS}u + threadIdx.x) * {lanes}u;\n  if (i >= {n}u) return;"
+                "const {index} i = (({index})blockIdx.x * {threads}u + threadIdx.x) * {lanes}u;\n  if (i >= {n}u) return;"
             ),
             Some(w) => format!(
-                "const {index} t = ({index})blockIdx.x * {THREADS}u + threadIdx.x;\n  if (t >= {}u) return;\n  const {index} i = {};",
+                "const {index} t = ({index})blockIdx.x * {threads}u + threadIdx.x;\n  if (t >= {}u) return;\n  const {index} i = {};",
                 n / elements,
                 w.element(lanes)
             ),
         };
         module.source += &format!(
-            "KERNEL({THREADS}) {name}({}) {{\n  {first}\n{code}}}\n",
+            "KERNEL({threads}) {name}({}) {{\n  {first}\n{code}}}\n",
             declared.join(", "),
         );
         module.entries.push(Entry {
             name,
-            grid: [blocks(n, THREADS * elements)?, 1, 1],
-            block: THREADS as u32,
+            grid: [blocks(n, threads * elements)?, 1, 1],
+            block: threads as u32,
             shared: 0,
             params,
         });

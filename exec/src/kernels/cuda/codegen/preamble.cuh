@@ -58,6 +58,13 @@ template <class T, int V> DEV void store(T* p, const float (&a)[V]) {
   pack(a, t);
   *reinterpret_cast<Pack<T, V>*>(p) = t;
 }
+// For what is not read again soon.
+template <class T, int V> DEV void store_once(T* p, const float (&a)[V]) {
+  Pack<T, V> t;
+  pack(a, t);
+  if constexpr (sizeof(t) == 16) __stcs(reinterpret_cast<uint4*>(p), *reinterpret_cast<uint4*>(&t));
+  else *reinterpret_cast<Pack<T, V>*>(p) = t;
+}
 template <class T, int V> DEV void store_each(T* p, u64 step, const float (&a)[V]) {
 #pragma unroll
   for (int v = 0; v < V; v++) down(a[v], p[v * step]);

@@ -64,7 +64,9 @@ impl Shape {
         let vectors = domain.cols.div_ceil(lanes);
         let threads = match vectors {
             n if n <= warp => 32,
-            n if kept => (n / 2).next_multiple_of(32).min(1024),
+            n if kept => (n / tune::choice("row_split", 2))
+                .next_multiple_of(32)
+                .min(1024),
             _ => 1024,
         };
         Self {
