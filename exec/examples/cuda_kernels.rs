@@ -6,8 +6,10 @@
 //! ```
 //!
 //! `check` launches each distinct kernel once with random operands on both and prints the largest difference, relative to the
-//! result's size; it fails where one is beyond the type's resolution. `time` prints bandwidth against a plain copy of
-//! a gibibyte, and arithmetic rates. Needs a GPU.
+//! result's size; it fails where one is beyond the type's resolution. `time` replays a captured graph of launches that take
+//! turns on operands no cache holds, and prints bandwidth against a copy of a gibibyte and against one of as many bytes, and
+//! arithmetic rates. `--only` names kernels by parts of their names, `--first` takes the libraries' first offers untried.
+//! Needs a GPU.
 
 #[cfg(not(feature = "cuda"))]
 fn main() {

@@ -32,7 +32,7 @@ pub fn of(program: &Program) -> Bytes {
         .iter()
         .map(|b| b.next_multiple_of(ALIGN))
         .sum::<u64>();
-    // One word for what kernels find wrong with their inputs.
+    // A word for what kernels find wrong with their inputs, and counters of finished blocks.
     Bytes(all + ALIGN)
 }
 

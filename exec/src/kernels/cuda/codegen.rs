@@ -23,7 +23,6 @@ pub(crate) mod shard;
 mod tables;
 #[cfg(test)]
 mod tests;
-mod tune;
 
 use crate::kernels::view;
 use shardlab_plan::model::OpKind;

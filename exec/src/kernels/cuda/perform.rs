@@ -107,6 +107,7 @@ pub(super) unsafe fn launch(
                 "its operands are not those that it was prepared for".to_owned(),
             )));
         }
+        prepare::takes_turns(&k.plans[&variant], on).map_err(named)?;
     }
     match &k.plans[&variant] {
         Plan::Generated(entries, _) => {

@@ -15,7 +15,7 @@ use cudarc::driver::result;
 use cudarc::driver::sys::{CUdeviceptr, CUfunction};
 use shardlab_plan::model::OpKind;
 use shardlab_plan::program::{
-    Access, COMPUTE, Holds, InstrId, Kernel, Op, Program, Shape, ShardOp, workspace,
+    Access, COMPUTE, Holds, InstrId, Kernel, Op, Program, Shape, ShardOp, StreamId, workspace,
 };
 use shardlab_plan::units::DType;
 use std::collections::BTreeMap;
@@ -77,6 +77,8 @@ unsafe impl Send for Plan {}
 
 /// Bytes of the word for faults and the tickets behind it.
 pub(super) const FOUND: u64 = 8 + 4 * TICKETS as u64;
+// A plan leaves this much for them.
+const _: () = assert!(FOUND <= workspace::ALIGN);
 
 /// Space that a part of the workspace takes.
 pub(super) const fn rounded(bytes: u64) -> u64 {
@@ -138,16 +140,21 @@ pub(super) fn everything(k: &mut Kernels) -> Result<(), Error> {
             list_launch(k, &program, id, op).map_err(named)?
         } else {
             let bytes = one(k, variant.clone(), kernel).map_err(named)?;
-            // There is one set of tickets, for kernels that run one after another.
-            if stream != COMPUTE && k.plans.get(&variant).is_some_and(Plan::takes_tickets) {
-                let why = "it takes tickets, and does not run on the compute stream";
-                return Err(named(Trouble::Unsupported(why.to_owned())));
-            }
+            takes_turns(&k.plans[&variant], stream).map_err(named)?;
             bytes
         };
         need(k, stream.index(), bytes);
     }
     Ok(())
+}
+
+/// Refuses a kernel that would use the tickets at the same time as another: there is one set, for the compute stream.
+pub(super) fn takes_turns(plan: &Plan, on: StreamId) -> Result<(), Trouble> {
+    if on == COMPUTE || !plan.takes_tickets() {
+        return Ok(());
+    }
+    let why = "it takes tickets, and does not run on the compute stream";
+    Err(Trouble::Unsupported(why.to_owned()))
 }
 
 fn need(k: &mut Kernels, stream: usize, bytes: u64) {

@@ -2,7 +2,7 @@
 
 use super::expr::{self, Gen};
 use super::index::{self, Domain, Index};
-use super::{Entry, Module, Param, Refusal, Request, TICKETS, blocks, ctype, numel, tune};
+use super::{Entry, Module, Param, Refusal, Request, TICKETS, blocks, ctype, numel};
 use shardlab_plan::model::OpKind;
 use shardlab_plan::program::{BodyOp, Place, Slot};
 
@@ -88,11 +88,11 @@ fn columns(req: &Request<'_>, op: &BodyOp, lanes: usize) -> Result<Module, Refus
     }
     let rows = whole / cols;
     let domain = Domain { rows, cols };
-    let (threads, tile) = (tune::choice("col_threads", THREADS), 32 * lanes);
+    let (threads, tile) = (THREADS, 32 * lanes);
     let tiles = cols.div_ceil(tile);
     let deep = threads / 32;
     // Blocks that are there at once, and none with less than two rounds to do.
-    let full = tune::choice("col_blocks", MULTIPROCESSORS * RESIDENT / threads);
+    let full = MULTIPROCESSORS * RESIDENT / threads;
     let chunks = (full / tiles).min(rows.div_ceil(2 * deep)).max(1);
     let per = rows.div_ceil(chunks).max(1);
     let chunks = rows.div_ceil(per).max(1);
@@ -104,15 +104,14 @@ fn columns(req: &Request<'_>, op: &BodyOp, lanes: usize) -> Result<Module, Refus
     }
     g.line("const IDX first = (IDX)blockIdx.y * PER;\nconst IDX end = first + PER < ROWS ? first + PER : (IDX)ROWS;");
     // Several rows are on their way before the first is used.
-    let ahead = tune::choice("col_ahead", AHEAD);
     g.open("if (c < COLS)");
     g.open(format!(
         "#pragma unroll 1\nfor (IDX from = first + ty; from < end; from += {})",
-        ahead * deep
+        AHEAD * deep
     ));
     let body = g.code.len();
     (g.cache, g.keep_shared) = (Some(Vec::new()), true);
-    let walk = format!("#pragma unroll\nfor (int k = 0; k < {ahead}; k++)");
+    let walk = format!("#pragma unroll\nfor (int k = 0; k < {AHEAD}; k++)");
     let row = format!(
         "const IDX r = from + k * {deep}u;\nif (r >= end) break;\nconst IDX base = r * COLS;\nconst IDX i = base + c;"
     );
@@ -128,7 +127,7 @@ fn columns(req: &Request<'_>, op: &BodyOp, lanes: usize) -> Result<Module, Refus
     g.line("}");
     g.close();
     let kept = g.cache.take().unwrap_or_default();
-    let mut head: String = kept.iter().map(|c| c.declared(ahead)).collect();
+    let mut head: String = kept.iter().map(|c| c.declared(AHEAD)).collect();
     head += &format!("{walk} {{\n{row}\n");
     head.extend(kept.iter().map(expr::Cached::taken));
     head += "}\n";
@@ -154,7 +153,6 @@ fn columns(req: &Request<'_>, op: &BodyOp, lanes: usize) -> Result<Module, Refus
             step: 0,
             multiple: 1,
             own: None,
-            ahead: None,
         };
         let at = index::offset(&column, &index::dims(slot), 1, None)?;
         stores += &format!(

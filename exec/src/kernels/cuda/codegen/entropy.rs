@@ -5,7 +5,7 @@
 //! multiprocessor, so that one writes while another reads.
 
 use super::tables::{NAN, contiguous, entry, id, lanes, slots};
-use super::{Entry, Module, Param, Refusal, Request, float, numel, tune};
+use super::{Entry, Module, Param, Refusal, Request, float, numel};
 use crate::kernels::view;
 use shardlab_plan::program::{BodyOp, Place, Slot};
 use std::fmt::Write as _;
@@ -63,7 +63,6 @@ pub(super) fn generate(req: &Request<'_>, op: &BodyOp, scale: f64) -> Result<Mod
     while cluster < CLUSTER && vectors.div_ceil(cluster) * vector > PART {
         cluster *= 2;
     }
-    cluster = tune::choice("ce_cluster", cluster);
     let fits = vectors.div_ceil(cluster) * vector <= SHARED;
     if vector == 16 && vectors >= THREADS && cluster <= CLUSTER && fits {
         kept(req, &p, cluster)
@@ -111,9 +110,8 @@ impl Pieces<'_> {
 /// Every block of a cluster keeps its part of the row; the last one of the launch adds up the loss.
 fn kept(req: &Request<'_>, p: &Pieces<'_>, cluster: usize) -> Result<Module, Refusal> {
     let (l, d) = (p.lanes, p.cols);
-    let threads = tune::choice("ce_threads", THREADS);
     let part = (d / l).div_ceil(cluster);
-    let steps = part.div_ceil(threads);
+    let (threads, steps) = (THREADS, part.div_ceil(THREADS));
     let (lt, gt) = (req.memory(p.logits)?, req.memory(p.grad)?);
     let resident = (SHARED / (part * 16 + 1024)).clamp(1, 2048 / threads);
     let (shift, gradient) = p.gradient(p.is_fast(req)?);
@@ -194,7 +192,7 @@ fn kept(req: &Request<'_>, p: &Pieces<'_>, cluster: usize) -> Result<Module, Ref
 #pragma unroll
       for (int v = 0; v < {l}; v++)
         if (c * {l}u + v == hit) a[v] -= {scale};
-    {store}<{gt}, {l}>(y + c * {l}u, a);
+    store_once<{gt}, {l}>(y + c * {l}u, a);
   }}
   if (!owner || !is_last(tickets, {rows}u)) return;
 {total}}}
@@ -206,7 +204,6 @@ fn kept(req: &Request<'_>, p: &Pieces<'_>, cluster: usize) -> Result<Module, Ref
         id = id(req, p.labels, "r")?,
         scale = float(p.scale as f32),
         rows = p.rows,
-        store = if tune::choice("ce_cs", 0) == 1 { "store_once" } else { "store" },
         total = p.total(req, threads)?,
     );
     let blocks = super::blocks(p.rows * cluster, 1)?;

@@ -25,7 +25,7 @@ impl Var {
     }
 }
 
-/// A vector of the own row that is kept in registers from one pass to the next.
+/// A vector that is kept in registers: of the own row from one pass to the next, or read ahead of its use.
 #[derive(Clone, Debug)]
 pub(super) struct Cached {
     pub(super) name: String,
@@ -34,14 +34,12 @@ pub(super) struct Cached {
     pub(super) lanes: usize,
     /// Address of the vector at `i`.
     pub(super) address: String,
-    /// The same for all vectors of a thread.
-    pub(super) still: bool,
     /// Registers it takes, in bytes.
     pub(super) bytes: usize,
 }
 
 /// The vector at an address, once it is kept.
-fn keep(kept: &mut Vec<Cached>, address: String, arg: Arg, lanes: usize, still: bool) -> String {
+fn keep(kept: &mut Vec<Cached>, address: String, arg: Arg, lanes: usize) -> String {
     if let Some(c) = kept.iter().find(|c| c.address == address) {
         return c.value();
     }
@@ -50,7 +48,6 @@ fn keep(kept: &mut Vec<Cached>, address: String, arg: Arg, lanes: usize, still: 
         ctype: ctype(arg.dtype),
         lanes,
         address,
-        still,
         bytes: (lanes * arg.dtype.size() as usize).max(4),
     };
     let value = new.value();
@@ -60,8 +57,7 @@ fn keep(kept: &mut Vec<Cached>, address: String, arg: Arg, lanes: usize, still: 
 
 impl Cached {
     fn value(&self) -> String {
-        let number = if self.still { "0" } else { "k" };
-        format!("{}[{number}]", self.name)
+        format!("{}[k]", self.name)
     }
 
     /// Declares room for this many.
@@ -69,7 +65,6 @@ impl Cached {
         let Self {
             name, ctype, lanes, ..
         } = self;
-        let count = if self.still { 1 } else { count };
         format!("Pack<{ctype}, {lanes}> {name}[{count}];\n")
     }
 
@@ -85,18 +80,6 @@ impl Cached {
             "{} = *reinterpret_cast<const Pack<{ctype}, {lanes}>*>({address});\n",
             self.value()
         )
-    }
-}
-
-/// The position of the thread's vector of number `k`.
-fn moved(at: &Index, by: usize) -> Index {
-    if by == 0 {
-        return at.clone();
-    }
-    Index {
-        code: format!("{} + k * {by}u", at.code),
-        multiple: index::gcd(at.multiple, by),
-        ..at.clone()
     }
 }
 
@@ -121,8 +104,6 @@ pub(super) struct Gen<'a> {
     pub(super) cache: Option<Vec<Cached>>,
     /// What all lanes share is kept as well.
     pub(super) keep_shared: bool,
-    /// Vectors of a thread, number `k` of which is being made: only where positions know how they move.
-    pub(super) vectors: usize,
 }
 
 impl<'a> Gen<'a> {
@@ -138,7 +119,6 @@ impl<'a> Gen<'a> {
             stats: BTreeMap::new(),
             cache: None,
             keep_shared: false,
-            vectors: 1,
         }
     }
 
@@ -266,17 +246,6 @@ impl<'a> Gen<'a> {
             && (offset as usize * size).is_multiple_of(wide)
     }
 
-    /// How far a position moves from one of the thread's vectors to the next.
-    fn moves(&self, at: &Index) -> Result<usize, Refusal> {
-        match at.ahead {
-            _ if self.vectors == 1 => Ok(0),
-            Some(a) => Ok(a.by),
-            None => Err(Refusal::new(
-                "a vector's distance from the next is not constant",
-            )),
-        }
-    }
-
     /// Elements of memory at an offset from the slot's first.
     fn memory(&mut self, slot: &Slot, at: &Index) -> Result<Var, Refusal> {
         let key = format!(
@@ -293,14 +262,11 @@ impl<'a> Gen<'a> {
         let base = self.req.address(slot)?;
         let t = self.fresh();
         let (ty, lanes) = (ctype(arg.dtype), self.lanes);
-        let by = self.moves(at)?;
-        let at = &moved(at, by);
         let address = format!("{base} + {}", at.code);
-        let still = self.vectors > 1 && by == 0;
         if at.step == 0 {
             let value = match &mut self.cache {
                 Some(kept) if self.keep_shared => {
-                    format!("{}.e[0]", keep(kept, address, arg, 1, still))
+                    format!("{}.e[0]", keep(kept, address, arg, 1))
                 }
                 _ => format!("{base}[{}]", at.code),
             };
@@ -311,7 +277,7 @@ impl<'a> Gen<'a> {
         if at.step == 1 && self.is_aligned(arg, at, slot.offset) {
             match &mut self.cache {
                 Some(kept) if at.code != "c" => {
-                    let name = keep(kept, address, arg, lanes, still);
+                    let name = keep(kept, address, arg, lanes);
                     self.line(format!("unpack<{ty}, {lanes}>({name}, {t});"));
                 }
                 _ => self.line(format!("load<{ty}, {lanes}>({address}, {t});")),
@@ -452,7 +418,6 @@ impl<'a> Gen<'a> {
                 step: at.step,
                 multiple: if lanes > 1 { lanes } else { 1 },
                 own: None,
-                ahead: None,
             };
             let value = self.input(i, n, &slot.shape, &inner)?;
             let value = value.lane();
@@ -522,7 +487,6 @@ impl<'a> Gen<'a> {
         let arg = self.req.arg(slot.place)?;
         let (ty, lanes) = (ctype(arg.dtype), self.lanes);
         let at = index::offset(at, &index::dims(slot), lanes, self.domain)?;
-        let at = moved(&at, self.moves(&at)?);
         let base = self.req.address(slot)?;
         if at.step == 0 {
             self.line(format!("down({}, {base}[{}]);", var.lane(), at.code));

@@ -19,76 +19,6 @@ pub(super) enum Own {
     Row,
 }
 
-/// How a position moves where a thread works on several vectors.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub(super) struct Ahead {
-    /// Elements from one vector to the next.
-    pub(super) by: usize,
-    /// Vectors.
-    pub(super) count: usize,
-    /// The position modulo `by * count` is below `by`: moving on carries into no digit above.
-    pub(super) nested: bool,
-}
-
-impl Ahead {
-    /// Vectors that are all the same.
-    fn still() -> Self {
-        Self {
-            by: 0,
-            count: 1,
-            nested: true,
-        }
-    }
-
-    /// The movement of a sum of digits of a position, and of a constant. A digit is `position / below % n`, without the
-    /// remainder for the first one, times its weight. Nothing is returned where it is not the same for all positions.
-    pub(super) fn of(self, digits: &[Digit], constant: usize) -> Option<Self> {
-        if self.by == 0 {
-            return Some(self);
-        }
-        if !self.nested {
-            return None;
-        }
-        let span = self.by * self.count;
-        let (mut by, mut low, mut moving) = (0, constant, None);
-        for (k, d) in digits.iter().enumerate().filter(|(_, d)| d.weight > 0) {
-            let all = d.below * d.n;
-            let above = d.below.is_multiple_of(span);
-            let under = k > 0 && self.by.is_multiple_of(all);
-            if above || under {
-                continue;
-            }
-            if !self.by.is_multiple_of(d.below) || k > 0 && !all.is_multiple_of(span) {
-                return None;
-            }
-            by = self.by / d.below * d.weight;
-            low += by - d.weight;
-            moving = Some(k);
-        }
-        if by == 0 {
-            return Some(Self::still());
-        }
-        for (k, d) in digits.iter().enumerate() {
-            if Some(k) != moving && !d.weight.is_multiple_of(by * self.count) {
-                low += (d.n - 1) * d.weight;
-            }
-        }
-        Some(Self {
-            by,
-            count: self.count,
-            nested: low < by,
-        })
-    }
-}
-
-/// A part of a position that lands somewhere else.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct Digit {
-    pub(super) below: usize,
-    pub(super) n: usize,
-    pub(super) weight: usize,
-}
-
 /// Position of a few elements.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) struct Index {
@@ -100,8 +30,6 @@ pub(super) struct Index {
     pub(super) multiple: usize,
     /// Set while this is still a row of the kernel.
     pub(super) own: Option<Own>,
-    /// How it moves from vector to vector, if that is known.
-    pub(super) ahead: Option<Ahead>,
 }
 
 impl Index {
@@ -111,7 +39,6 @@ impl Index {
             step: 0,
             multiple: 1 << 20,
             own: None,
-            ahead: Some(Ahead::still()),
         }
     }
 
@@ -122,7 +49,6 @@ impl Index {
             step: 1,
             multiple: lanes,
             own: Some(Own::Elem),
-            ahead: None,
         }
     }
 
@@ -133,7 +59,6 @@ impl Index {
             step: 0,
             multiple: 1,
             own: Some(Own::Row),
-            ahead: None,
         }
     }
 
@@ -144,7 +69,6 @@ impl Index {
             step: 0,
             multiple: 1,
             own: Some(Own::Pick),
-            ahead: None,
         }
     }
 
@@ -157,10 +81,6 @@ impl Index {
             code: format!("({} + {n}u)", self.code),
             multiple: gcd(self.multiple, n),
             own: None,
-            ahead: self.ahead.map(|a| Ahead {
-                nested: a.by == 0,
-                ..a
-            }),
             ..self
         }
     }
@@ -244,7 +164,6 @@ pub(super) fn offset(
                 step: usize::from(!pick),
                 multiple: if pick { 1 } else { at.multiple },
                 own: None,
-                ahead: None,
             });
         }
     }
@@ -264,15 +183,9 @@ fn general(at: &Index, dims: &Dims, lanes: usize) -> Result<Index, Refusal> {
         return Err(Refusal::lanes());
     }
     let mut terms = Vec::new();
-    let mut digits = Vec::new();
     let mut multiple = 0;
     let mut below = 1;
     for (k, d) in dims.iter().enumerate().rev() {
-        digits.push(Digit {
-            below,
-            n: d.n,
-            weight: d.stride,
-        });
         if d.stride != 0 {
             let mut code = quotient(&at.code, below);
             if k > 0 {
@@ -293,13 +206,11 @@ fn general(at: &Index, dims: &Dims, lanes: usize) -> Result<Index, Refusal> {
         below *= d.n;
     }
     terms.reverse();
-    digits.reverse();
     Ok(Index {
         code: format!("({})", terms.join(" + ")),
         step: at.step * last.stride,
         multiple,
         own: None,
-        ahead: at.ahead.and_then(|a| a.of(&digits, 0)),
     })
 }
 
@@ -343,101 +254,88 @@ pub(super) fn position(at: &Index, dims: &Dims, lanes: usize) -> Result<Index, R
         multiple = gcd(multiple, logical * known);
         terms.push(format!("({code}) * {logical}u"));
     }
-    let digits: Vec<Digit> = sorted
-        .iter()
-        .map(|&(d, logical)| Digit {
-            below: d.stride,
-            n: d.n,
-            weight: logical,
-        })
-        .collect();
     Ok(Index {
         code: format!("({})", terms.join(" + ")),
         step: at.step * step,
         multiple,
         own: None,
-        ahead: at.ahead.and_then(|a| a.of(&digits, 0)),
     })
 }
 
-/// What an expression is for a value of its variable: it knows only +, *, /, %, brackets and unsigned literals beside.
 #[cfg(test)]
-pub(super) fn eval(code: &str, variable: char, i: u64) -> u64 {
-    struct P<'a>(&'a [u8], usize, u64, u8);
-    impl P<'_> {
-        fn skip(&mut self) {
-            while self.1 < self.0.len() && self.0[self.1] == b' ' {
-                self.1 += 1;
-            }
-        }
-        fn sum(&mut self) -> u64 {
-            let mut x = self.product();
-            loop {
-                self.skip();
-                if self.1 < self.0.len() && self.0[self.1] == b'+' {
-                    self.1 += 1;
-                    x += self.product();
-                } else {
-                    return x;
-                }
-            }
-        }
-        fn product(&mut self) -> u64 {
-            let mut x = self.atom();
-            loop {
-                self.skip();
-                let op = self.0.get(self.1).copied().unwrap_or(b' ');
-                if !b"*/%".contains(&op) {
-                    return x;
-                }
-                self.1 += 1;
-                let y = self.atom();
-                x = match op {
-                    b'*' => x * y,
-                    b'/' => x / y,
-                    _ => x % y,
-                };
-            }
-        }
-        fn atom(&mut self) -> u64 {
-            self.skip();
-            match self.0[self.1] {
-                b'(' => {
-                    self.1 += 1;
-                    let x = self.sum();
-                    self.skip();
-                    assert_eq!(self.0[self.1], b')');
-                    self.1 += 1;
-                    x
-                }
-                x if x == self.3 => {
-                    self.1 += 1;
-                    self.2
-                }
-                _ => {
-                    let mut x = 0;
-                    while self.1 < self.0.len() && self.0[self.1].is_ascii_digit() {
-                        x = x * 10 + u64::from(self.0[self.1] - b'0');
-                        self.1 += 1;
-                    }
-                    if self.0.get(self.1) == Some(&b'u') {
-                        self.1 += 1;
-                    }
-                    x
-                }
-            }
-        }
-    }
-    P(code.as_bytes(), 0, i, variable as u8).sum()
-}
-
-#[cfg(test)]
-mod tests {
+pub(super) mod tests {
     use super::*;
     use proptest::prelude::*;
 
-    fn eval(code: &str, i: u64) -> u64 {
-        super::eval(code, 'i', i)
+    /// What an expression is for a position.
+    pub(crate) fn eval(code: &str, i: u64) -> u64 {
+        // The expressions know only +, *, /, %, brackets, unsigned literals and `i`.
+        struct P<'a>(&'a [u8], usize, u64);
+        impl P<'_> {
+            fn skip(&mut self) {
+                while self.1 < self.0.len() && self.0[self.1] == b' ' {
+                    self.1 += 1;
+                }
+            }
+            fn sum(&mut self) -> u64 {
+                let mut x = self.product();
+                loop {
+                    self.skip();
+                    if self.1 < self.0.len() && self.0[self.1] == b'+' {
+                        self.1 += 1;
+                        x += self.product();
+                    } else {
+                        return x;
+                    }
+                }
+            }
+            fn product(&mut self) -> u64 {
+                let mut x = self.atom();
+                loop {
+                    self.skip();
+                    let op = self.0.get(self.1).copied().unwrap_or(b' ');
+                    if !b"*/%".contains(&op) {
+                        return x;
+                    }
+                    self.1 += 1;
+                    let y = self.atom();
+                    x = match op {
+                        b'*' => x * y,
+                        b'/' => x / y,
+                        _ => x % y,
+                    };
+                }
+            }
+            fn atom(&mut self) -> u64 {
+                self.skip();
+                match self.0[self.1] {
+                    b'(' => {
+                        self.1 += 1;
+                        let x = self.sum();
+                        self.skip();
+                        assert_eq!(self.0[self.1], b')');
+                        self.1 += 1;
+                        x
+                    }
+                    b'i' => {
+                        self.1 += 1;
+                        self.2
+                    }
+                    _ => {
+                        let mut x = 0;
+                        while self.1 < self.0.len() && self.0[self.1].is_ascii_digit() {
+                            x = x * 10 + u64::from(self.0[self.1] - b'0');
+                            self.1 += 1;
+                        }
+                        if self.0.get(self.1) == Some(&b'u') {
+                            self.1 += 1;
+                        }
+                        x
+                    }
+                }
+            }
+        }
+        P(code.as_bytes(), 0, i).sum()
     }
 
     fn permuted(shape: &[usize], order: &[usize]) -> Dims {
@@ -453,50 +351,6 @@ mod tests {
                 .zip(&stride)
                 .map(|(&n, &stride)| Dim { n, stride }),
         )
-    }
-
-    proptest! {
-        /// What moves by a constant does so for every position, through an offset and on to the position there.
-        #[test]
-        fn positions_move_as_they_say(
-            shape in prop::collection::vec(1usize..7, 4),
-            order in Just(vec![0usize, 1, 2, 3]).prop_shuffle(),
-            strided in any::<bool>(),
-            gap in 0usize..3,
-            axis in 0usize..4,
-            count in prop::sample::select(vec![2usize, 3, 4]),
-        ) {
-            let mut shape = shape;
-            shape[axis] *= count;
-            let dims = permuted(&shape, &order);
-            // A view of rows that lie further apart than they are long.
-            let spaced: Dims = dims.iter().map(|d| Dim { stride: if d.stride > 1 { d.stride * (gap + 1) } else { 1 }, ..*d }).collect();
-            let below: usize = shape[axis + 1..].iter().product();
-            let by = below * (shape[axis] / count);
-            let at = Index { ahead: Some(Ahead { by, count, nested: true }), ..Index::elem(1) };
-            let n: usize = shape.iter().product();
-            let starts = (0..n).filter(|i| i / by % count == 0);
-            let there = offset(&at, if strided { &spaced } else { &dims }, 1, None).unwrap();
-            let Some(moves) = there.ahead else {
-                // Only where the axis is spread over several dimensions of the view, which permuted ones never do.
-                return Err(TestCaseError::fail("an axis of its own moves by a constant"));
-            };
-            let back = if strided { None } else { position(&Index { code: "i".to_owned(), own: None, ..there.clone() }, &dims, 1).ok() };
-            for i in starts {
-                let here = eval(&there.code, i as u64) as usize;
-                if moves.by > 0 && moves.nested {
-                    prop_assert!(here % (moves.by * count) < moves.by);
-                }
-                for k in 1..count {
-                    prop_assert_eq!(eval(&there.code, (i + k * by) as u64) as usize, here + k * moves.by);
-                    if let Some(Index { code, ahead: Some(a), .. }) = &back {
-                        let far = eval(code, (here + k * moves.by) as u64) as usize;
-                        prop_assert_eq!(far, eval(code, here as u64) as usize + k * a.by);
-                        prop_assert_eq!(far, i + k * by);
-                    }
-                }
-            }
-        }
     }
 
     proptest! {
@@ -525,7 +379,7 @@ mod tests {
                         }
                         prop_assert_eq!(first + v * off.step, want);
                     }
-                    if let Ok(pos) = position(&Index { code: "i".into(), step: back.step, multiple: back.multiple, own: None, ahead: back.ahead }, &dims, lanes) {
+                    if let Ok(pos) = position(&Index { code: "i".into(), step: back.step, multiple: back.multiple, own: None }, &dims, lanes) {
                         for v in 0..lanes {
                             let there = eval(&pos.code, first as u64) as usize + v * pos.step;
                             prop_assert_eq!(there, i + v);

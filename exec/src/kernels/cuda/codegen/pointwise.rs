@@ -1,15 +1,15 @@
 //! Kernels over elements: one thread for a few neighbouring ones.
 
-use super::expr::{Gen, Var};
-use super::index::{self, Ahead, Digit, Index};
-use super::{Entry, Module, Refusal, Request, blocks, numel, tune};
+use super::expr::{Cached, Gen, Var};
+use super::index::{self, Index};
+use super::{Entry, Module, Refusal, Request, blocks, numel};
 use shardlab_plan::model::OpKind;
 use shardlab_plan::program::{Place, Slot};
 use shardlab_plan::units::DType;
 
 /// Threads of a block.
 const THREADS: usize = 256;
-/// Threads that fill a large GPU.
+/// Threads that fill a large GPU: fewer find what they share in a cache, in any order.
 const ENOUGH: usize = 128 << 10;
 
 /// An output in memory, and how its elements are made.
@@ -94,36 +94,44 @@ pub(super) fn generate(req: &Request<'_>, lanes: usize) -> Result<Module, Refusa
         while !n.is_multiple_of(lanes) {
             lanes /= 2;
         }
+        let walk = Walk::new(req, jobs, lanes);
+        let mut g = Gen::new(req, lanes, None);
+        if walk.is_some() {
+            // All is read before anything is computed.
+            (g.cache, g.keep_shared) = (Some(Vec::new()), true);
+        }
+        let mut values = Vec::new();
+        for job in jobs {
+            make(&mut g, *job, lanes, &mut values)?;
+        }
+        for (slot, at, var) in values {
+            g.store(slot, &at, &var)?;
+        }
         let name = format!("k{k}");
         let (params, declared) = req.operands();
         let index = if n < 1 << 31 { "u32" } else { "u64" };
-        // In the order that shares most; one after another where that does not work out.
-        let together = Walk::new(req, jobs, lanes)
-            .and_then(|w| Some((w, code(req, jobs, lanes, Some(w)).ok()?)));
-        let (walk, code) = match together {
-            Some((w, code)) => (Some(w), code),
-            None => (None, code(req, jobs, lanes, None)?),
-        };
-        let elements = lanes * walk.map_or(1, |w| w.vectors);
-        let threads = walk.map_or(THREADS, |_| tune::choice("walk_threads", THREADS));
-        let first = match walk {
+        let mut head = match walk {
             None => format!(
-                "const {index} i = (({index})blockIdx.x * {threads}u + threadIdx.x) * {lanes}u;\n  if (i >= {n}u) return;"
+                "  const {index} i = (({index})blockIdx.x * {THREADS}u + threadIdx.x) * {lanes}u;\n  if (i >= {n}u) return;\n"
             ),
             Some(w) => format!(
-                "const {index} t = ({index})blockIdx.x * {threads}u + threadIdx.x;\n  if (t >= {}u) return;\n  const {index} i = {};",
-                n / elements,
+                "  const {index} t = ({index})blockIdx.x * {THREADS}u + threadIdx.x;\n  if (t >= {}u) return;\n  const {index} i = {};\n  const int k = 0;\n",
+                n / lanes,
                 w.element(lanes)
             ),
         };
+        let kept = g.cache.take().unwrap_or_default();
+        head.extend(kept.iter().map(|c| c.declared(1)));
+        head.extend(kept.iter().map(Cached::taken));
         module.source += &format!(
-            "KERNEL({threads}) {name}({}) {{\n  {first}\n{code}}}\n",
+            "KERNEL({THREADS}) {name}({}) {{\n{head}{}}}\n",
             declared.join(", "),
+            g.code
         );
         module.entries.push(Entry {
             name,
-            grid: [blocks(n, threads * elements)?, 1, 1],
-            block: threads as u32,
+            grid: [blocks(n, THREADS * lanes)?, 1, 1],
+            block: THREADS as u32,
             shared: 0,
             params,
         });
@@ -132,15 +140,12 @@ pub(super) fn generate(req: &Request<'_>, lanes: usize) -> Result<Module, Refusa
 }
 
 /// The order in which threads walk over elements of which some operand has fewer: those that share its elements are
-/// neighbours, and a thread takes several of them. `[outer, repeats, rows, inner]` in the order of the elements becomes
-/// `[outer, rows, repeats, inner]`.
+/// neighbours. `[outer, repeats, rows, inner]` in the order of the elements becomes `[outer, rows, repeats, inner]`.
 #[derive(Clone, Copy, Debug)]
 struct Walk {
     repeats: usize,
     rows: usize,
     inner: usize,
-    /// Vectors of a thread, each `repeats / vectors` repeats after the last.
-    vectors: usize,
 }
 
 impl Walk {
@@ -168,13 +173,10 @@ impl Walk {
                 && below.is_multiple_of(inner)
                 && inner.is_multiple_of(lanes)
             {
-                let enough = |v: &usize| repeats.is_multiple_of(*v) && n / (lanes * v) >= ENOUGH;
-                let all = [tune::choice("walk", 4), 2, 1];
-                return Some(Self {
+                return (n / lanes >= ENOUGH).then_some(Self {
                     repeats,
                     rows: below / inner,
                     inner,
-                    vectors: all.into_iter().find(enough)?,
                 });
             }
             after *= repeats;
@@ -184,12 +186,12 @@ impl Walk {
 
     /// The first element of thread `t`.
     fn element(&self, lanes: usize) -> String {
-        let (across, each) = (self.repeats / self.vectors, self.inner / lanes);
-        let line = each * across;
+        let (repeats, each) = (self.repeats, self.inner / lanes);
+        let line = each * repeats;
         format!(
-            "t / {}u * {}u + t / {each}u % {across}u * {}u + t / {line}u % {rows}u * {inner}u + t % {each}u * {lanes}u",
+            "t / {}u * {}u + t / {each}u % {repeats}u * {}u + t / {line}u % {rows}u * {inner}u + t % {each}u * {lanes}u",
             line * self.rows,
-            self.repeats * self.rows * self.inner,
+            repeats * self.rows * self.inner,
             self.rows * self.inner,
             rows = self.rows,
             inner = self.inner,
@@ -197,71 +199,19 @@ impl Walk {
     }
 }
 
-/// The body of a kernel that does some jobs.
-fn code(
-    req: &Request<'_>,
-    jobs: &[Job],
-    lanes: usize,
-    walk: Option<Walk>,
-) -> Result<String, Refusal> {
-    let mut g = Gen::new(req, lanes, None);
-    let mut at = Index::elem(lanes);
-    if let Some(w) = walk {
-        (g.vectors, g.cache, g.keep_shared) = (w.vectors, Some(Vec::new()), true);
-        at.ahead = Some(Ahead {
-            by: w.repeats / w.vectors * w.rows * w.inner,
-            count: w.vectors,
-            nested: true,
-        });
-        g.open(format!(
-            "#pragma unroll\nfor (int k = 0; k < {}; k++)",
-            w.vectors
-        ));
-    }
-    let mut values = Vec::new();
-    for job in jobs {
-        make(&mut g, *job, &at, &mut values)?;
-    }
-    for (slot, at, var) in values {
-        g.store(slot, &at, &var)?;
-    }
-    let Some(w) = walk else { return Ok(g.code) };
-    g.close();
-    let kept = g.cache.take().unwrap_or_default();
-    let mut head: String = kept
-        .iter()
-        .map(|c| format!("  {}", c.declared(w.vectors)))
-        .collect();
-    head.extend(
-        kept.iter()
-            .filter(|c| c.still)
-            .map(|c| format!("  {}", c.taken())),
-    );
-    head += &format!(
-        "  #pragma unroll\n  for (int k = 0; k < {}; k++) {{\n",
-        w.vectors
-    );
-    head.extend(
-        kept.iter()
-            .filter(|c| !c.still)
-            .map(|c| format!("    {}", c.taken())),
-    );
-    Ok(format!("{head}  }}\n{}", g.code))
-}
-
 /// Generates the values of a job: for each, where it goes.
 fn make<'a>(
     g: &mut Gen<'a>,
     job: Job,
-    at: &Index,
+    lanes: usize,
     values: &mut Vec<(&'a Slot, Index, Var)>,
 ) -> Result<(), Refusal> {
-    let lanes = g.lanes;
+    let at = Index::elem(lanes);
     let body = g.req.body;
     let (cat, copy) = match job {
         Job::Pull(i, o) => {
-            let var = g.output(i, o, at)?;
-            values.push((&body[i].outputs[o], at.clone(), var));
+            let var = g.output(i, o, &at)?;
+            values.push((&body[i].outputs[o], at, var));
             return Ok(());
         }
         Job::Push { cat, copy } => (&body[cat], copy.map(|c| &body[c])),
@@ -282,18 +232,14 @@ fn make<'a>(
     if !part.is_multiple_of(lanes) {
         return Err(Refusal::lanes());
     }
-    let digit = |below, n, weight| Digit { below, n, weight };
-    let parts = numel(&cat.inputs[0]) / part.max(1);
-    let digits = [digit(part, parts, whole), digit(1, part, 1)];
     for (p, slot) in cat.inputs.iter().enumerate() {
-        let value = g.input(index, p, &slot.shape, at)?;
+        let value = g.input(index, p, &slot.shape, &at)?;
         let var = g.define(&value.lane(), true);
         let mut to = Index {
             code: format!("(i / {part}u * {whole}u + {}u + i % {part}u)", p * part),
             step: 1,
             multiple: lanes,
             own: None,
-            ahead: at.ahead.and_then(|a| a.of(&digits, p * part)),
         };
         // What is as coarse already need not be rounded again.
         let mut held = g.rounding(slot)?;
@@ -377,22 +323,19 @@ mod tests {
             repeats: 6,
             rows: 5,
             inner: 8,
-            vectors: 2,
         };
         let (lanes, outer) = (4u64, 3u64);
         let n = outer * 6 * 5 * 8;
         let mut met = vec![0; n as usize];
-        for t in 0..n / lanes / 2 {
+        for t in 0..n / lanes {
             // The digits of `t`, last first: part of a row, repeat, row, outer.
             let (part, t1) = (t % 2, t / 2);
-            let (repeat, t2) = (t1 % 3, t1 / 3);
+            let (repeat, t2) = (t1 % 6, t1 / 6);
             let (row, outer) = (t2 % 5, t2 / 5);
-            let first = index::eval(&w.element(lanes as usize), 't', t);
+            let first = index::tests::eval(&w.element(lanes as usize).replace('t', "i"), t);
             assert_eq!(first, ((outer * 6 + repeat) * 5 + row) * 8 + part * lanes);
-            for k in 0..2 {
-                for v in 0..lanes {
-                    met[(first + k * 3 * 5 * 8 + v) as usize] += 1;
-                }
+            for v in 0..lanes {
+                met[(first + v) as usize] += 1;
             }
         }
         assert!(met.iter().all(|m| *m == 1));

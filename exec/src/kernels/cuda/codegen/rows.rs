@@ -8,15 +8,13 @@ mod statistics;
 
 use super::expr::Gen;
 use super::index::{Domain, Index};
-use super::{Entry, Module, Param, Refusal, Request, blocks, ctype, numel, tune};
+use super::{Entry, Module, Param, Refusal, Request, blocks, ctype, numel};
 use shardlab_plan::model::OpKind;
 use shardlab_plan::program::{BodyOp, Place, Slot};
 use statistics::statistics;
 
 /// Bytes of registers that a thread may spend on its part of the row.
 const KEPT: usize = 160;
-/// Vectors of a row that is a warp's in any case.
-const NARROW: usize = 128;
 /// Threads of a block whose rows are a warp each.
 const WARPS: usize = 128;
 
@@ -59,14 +57,11 @@ struct Shape {
 }
 
 impl Shape {
-    /// Rows of up to `warp` vectors are a warp each.
-    fn new(domain: Domain, lanes: usize, kept: bool, warp: usize) -> Self {
+    fn new(domain: Domain, lanes: usize, kept: bool) -> Self {
         let vectors = domain.cols.div_ceil(lanes);
         let threads = match vectors {
-            n if n <= warp => 32,
-            n if kept => (n / tune::choice("row_split", 2))
-                .next_multiple_of(32)
-                .min(1024),
+            0..=128 => 32,
+            n if kept => (n / 2).next_multiple_of(32).min(1024),
             _ => 1024,
         };
         Self {
@@ -125,17 +120,11 @@ pub(super) fn generate(req: &Request<'_>, lanes: usize) -> Result<Module, Refusa
     if !cols.is_multiple_of(lanes) {
         return Err(Refusal::lanes());
     }
-    // The widest row for a warp is also the cheapest to add up, as long as it leaves registers for others.
-    for shape in [
-        Shape::new(domain, lanes, true, tune::choice("row_warp", 256)),
-        Shape::new(domain, lanes, true, NARROW),
-        Shape::new(domain, lanes, false, NARROW),
-    ] {
-        if let Some(module) = build(req, shape)? {
-            return Ok(module);
-        }
+    match build(req, Shape::new(domain, lanes, true))? {
+        Some(module) => Ok(module),
+        None => build(req, Shape::new(domain, lanes, false))?
+            .ok_or_else(|| Refusal::new("no shape for the rows")),
     }
-    Err(Refusal::new("no shape for the rows"))
 }
 
 /// The module, or nothing if the row does not fit into registers.
@@ -175,9 +164,8 @@ fn build(req: &Request<'_>, shape: Shape) -> Result<Option<Module>, Refusal> {
     }
     let kept = g.cache.take().unwrap_or_default();
     let bytes: usize = kept.iter().map(|c| c.bytes * shape.steps).sum();
-    // A narrow row is a warp's, whatever that takes.
-    let narrow = shape.steps * 32 <= NARROW;
-    if shape.kept && !(narrow && shape.threads == 32) && bytes > KEPT {
+    // A warp's row is as long as a warp can hold, whatever that takes.
+    if shape.kept && shape.threads > 32 && bytes > KEPT {
         return Ok(None);
     }
     if shape.kept && shape.threads == 32 && bytes > 4 * KEPT {

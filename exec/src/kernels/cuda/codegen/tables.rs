@@ -1,7 +1,7 @@
 //! Gathers and scatters by token ids.
 
 use super::index::{self, Index};
-use super::{Entry, Module, Param, Refusal, Request, blocks, numel, tune};
+use super::{Entry, Module, Param, Refusal, Request, blocks, numel};
 use crate::kernels::view;
 use shardlab_plan::program::{BodyOp, Place, Slot};
 use shardlab_plan::units::DType;
@@ -40,7 +40,6 @@ pub(super) fn id(req: &Request<'_>, slot: &Slot, at: &str) -> Result<String, Ref
         step: 0,
         multiple: 1,
         own: None,
-        ahead: None,
     };
     let at = index::offset(&at, &index::dims(slot), 1, None)?;
     Ok(format!("{}[{}]", req.address(slot)?, at.code))
@@ -74,7 +73,7 @@ pub(super) fn entry(name: &str, grid: [u32; 3], block: u32, params: &[Param]) ->
 }
 
 /// Rows of a thread that gathers.
-const ROWS: usize = 4;
+const ROWS: usize = 2;
 /// Keys that a block ranks others among at a time.
 const KEYS: usize = 4096;
 pub(super) const NAN: &str = "__int_as_float(0x7fffffff)";
@@ -90,7 +89,7 @@ pub(super) fn gather(req: &Request<'_>, op: &BodyOp) -> Result<Module, Refusal> 
     let l = lanes(req, d, &[table, out])?;
     let per = d / l;
     // A thread takes several rows, far apart, so that their elements are on their way together.
-    let many = tune::choice("gather", ROWS).min(n.max(1));
+    let many = ROWS.min(n.max(1));
     let step = n.div_ceil(many);
     let (mut params, mut declared) = req.operands();
     params.extend([Param::Fault, Param::Kernel]);

@@ -1,14 +1,14 @@
 //! The compiler accepts everything that shipped scenarios launch.
 
 use super::shard::{CAPACITIES, Ranges};
-use super::{generate, shard};
+use super::{Module, Param, generate, shard};
 use crate::device::cuda::libraries::{Surroundings, folders};
 use crate::kernels::cuda::cache::Cache;
 use crate::kernels::cuda::code::{OPTIONS, key};
 use crate::kernels::cuda::nvrtc::Compiler;
 use crate::kernels::cuda::{prepare, ranges, variant};
 use shardlab_plan::model::OpKind;
-use shardlab_plan::program::{InstrId, Op, Program, workspace};
+use shardlab_plan::program::{COMPUTE, InstrId, Op, Program, workspace};
 use shardlab_plan::{plan, scenario};
 use std::collections::{BTreeMap, BTreeSet};
 use std::io::Write as _;
@@ -29,6 +29,7 @@ fn programs() -> impl Iterator<Item = (String, Program)> {
 
 /// Every source that a program needs, with who needs it.
 fn sources(who: &str, program: &Program, out: &mut BTreeMap<String, String>) {
+    let mut ticketed = BTreeSet::new();
     for v in variant::of_program(program).keys() {
         let kernel = &program.kernels[v.kernel.index()];
         if let OpKind::Gemm { .. } = kernel.body[0].op {
@@ -52,15 +53,21 @@ fn sources(who: &str, program: &Program, out: &mut BTreeMap<String, String>) {
             kernel.name,
             module.scratch
         );
+        let mut params = module.entries.iter().flat_map(|e| &e.params);
+        if params.any(|p| *p == Param::Tickets) {
+            ticketed.insert(v.kernel);
+        }
         out.entry(module.source)
             .or_insert_with(|| format!("{who}: {}", kernel.name));
     }
     let shapes = prepare::shapes(program);
     for (i, instr) in program.instrs.iter().enumerate() {
-        let Op::Launch { kernel, .. } = instr.op else {
+        let Op::Launch { kernel, stream, .. } = instr.op else {
             continue;
         };
+        let taken = ticketed.contains(&kernel) && stream != COMPUTE;
         let kernel = &program.kernels[kernel.index()];
+        assert!(!taken, "{who}: {}: tickets of another stream", kernel.name);
         let OpKind::Shard(op) = kernel.body[0].op else {
             continue;
         };
@@ -197,4 +204,49 @@ fn a_loss_reads_its_labels_entries_before_anything_is_written_in_place() {
         found += 1;
     }
     assert_eq!(found, 1);
+}
+
+/// The module of a scenario's chunked cross entropy over this many classes.
+fn entropy(vocab: u64) -> Module {
+    let sets = [
+        "train.loss=chunked".to_owned(),
+        "model.layers=1".to_owned(),
+        format!("model.vocab={vocab}"),
+    ];
+    let program = plan(&scenario::load(Path::new("peers-1b"), &sets).unwrap()).unwrap();
+    let found = variant::of_program(&program).into_keys().find_map(|v| {
+        let body = &program.kernels[v.kernel.index()].body;
+        let wanted = matches!(body[0].op, OpKind::CrossEntropy { .. });
+        wanted.then(|| generate(&v.request(body)).unwrap())
+    });
+    found.unwrap()
+}
+
+#[test]
+fn a_row_of_logits_is_kept_by_as_few_blocks_as_hold_it() {
+    // Logits of 2 bytes: in parts of up to 72 KiB where eight parts of that do, else of up to 224 KiB.
+    for (vocab, blocks, bytes) in [
+        (4_096, 1, 8_192),
+        (32_768, 1, 65_536),
+        (40_960, 2, 40_960),
+        (128_256, 4, 64_128),
+        (900_000, 8, 225_008),
+    ] {
+        let module = entropy(vocab);
+        let dims = format!("__cluster_dims__({blocks}, 1, 1)");
+        assert!(module.source.contains(&dims), "{vocab}");
+        let [only] = &module.entries[..] else {
+            panic!("{vocab}: {:?}", module.entries)
+        };
+        assert_eq!(only.shared, bytes, "{vocab}");
+        // A share of the loss for each row, 8 bytes.
+        assert_eq!(u64::from(only.grid[0]), module.scratch / 8 * blocks);
+    }
+    // Too short for a block, of an odd length, too long for eight blocks: read twice.
+    for vocab in [4_088, 50_257, 1_000_000] {
+        let module = entropy(vocab);
+        assert!(!module.source.contains("__cluster_dims__"), "{vocab}");
+        assert_eq!(module.entries.len(), 2);
+        assert!(module.entries.iter().all(|e| e.shared == 0));
+    }
 }
