@@ -224,6 +224,12 @@ fn entropy(vocab: u64) -> Module {
 
 #[test]
 fn a_row_of_logits_is_kept_by_as_few_blocks_as_hold_it() {
+    let compiler = compiler();
+    let compiles = |module: &Module| {
+        if let Some(c) = &compiler {
+            c.compile(&module.source, &OPTIONS).unwrap();
+        }
+    };
     // Logits of 2 bytes: in parts of up to 72 KiB where eight parts of that do, else of up to 224 KiB.
     for (vocab, blocks, bytes) in [
         (4_096, 1, 8_192),
@@ -233,6 +239,7 @@ fn a_row_of_logits_is_kept_by_as_few_blocks_as_hold_it() {
         (900_000, 8, 225_008),
     ] {
         let module = entropy(vocab);
+        compiles(&module);
         let dims = format!("__cluster_dims__({blocks}, 1, 1)");
         assert!(module.source.contains(&dims), "{vocab}");
         let [only] = &module.entries[..] else {
@@ -245,6 +252,7 @@ fn a_row_of_logits_is_kept_by_as_few_blocks_as_hold_it() {
     // Too short for a block, of an odd length, too long for eight blocks: read twice.
     for vocab in [4_088, 50_257, 1_000_000] {
         let module = entropy(vocab);
+        compiles(&module);
         assert!(!module.source.contains("__cluster_dims__"), "{vocab}");
         assert_eq!(module.entries.len(), 2);
         assert!(module.entries.iter().all(|e| e.shared == 0));
