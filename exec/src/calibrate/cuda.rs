@@ -9,6 +9,7 @@ mod grid;
 mod host;
 mod models;
 mod render;
+mod warm;
 mod wires;
 
 use super::Options;
@@ -16,7 +17,7 @@ use super::steps::{Between, Observed, On, Totals, means_alone, run};
 use crate::device::cuda::{Context, CudaFactory, CudaOptions};
 use crate::train::TrainError;
 use bench::Bench;
-use shardlab_plan::program::{KernelClass, Op, SectionKind};
+use shardlab_plan::program::{Op, SectionKind};
 use std::collections::BTreeSet;
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
@@ -40,7 +41,7 @@ struct Measured {
     collectives: Vec<super::collectives::Table>,
     host: host::Host,
     wires: wires::Together,
-    warm: Warm,
+    warm: warm::Warm,
     /// Bytes on the device beside the engine's: without a communicator, and for each.
     context_bytes: u64,
     communicator_bytes: u64,
@@ -97,6 +98,7 @@ pub fn calibrate_cuda(
         }
     }
     steps(&factory, ranks, options.budget, &begin, &mut said, &mut m)?;
+    warm::as_in_steps(&mut m);
     said("done");
     Ok(render::profile(&options.name, &m))
 }
@@ -232,63 +234,6 @@ fn new_kernels(observed: &Observed, steps: &mut Totals) {
     }
 }
 
-/// How steps differ from what was recorded of them: by an end, and by how much slower arithmetic is on a device that
-/// never rests than right after a recording begins.
-#[derive(Clone, Debug, Default)]
-struct Warm {
-    /// By run, microseconds: arithmetic, and what a step takes beyond its recorded tasks and the gaps between them.
-    rests: Vec<(f64, f64)>,
-}
-
-impl Warm {
-    fn add(&mut self, observed: &Observed) {
-        let spans = &observed.typical.spans;
-        let (Some(first), Some(last)) = (
-            spans.iter().map(|s| s.start.0).min(),
-            spans.iter().map(|s| s.end.0).max(),
-        ) else {
-            return;
-        };
-        let arithmetic = |class: &KernelClass| {
-            matches!(
-                class,
-                KernelClass::Gemm { .. } | KernelClass::Attention { .. } | KernelClass::Conv { .. }
-            )
-        };
-        let kernels = &observed.program.kernels;
-        let busy = observed.tasks.iter().filter_map(|&(kernel, us)| {
-            let class = &kernels[kernel?.index()].class;
-            arithmetic(class).then_some(us)
-        });
-        let mut whole: Vec<f64> = observed.plain.iter().map(|p| p.0).collect();
-        let rest = middle(&mut whole) - super::steps::us(last - first);
-        if rest.is_finite() {
-            self.rests.push((busy.sum(), rest));
-        }
-    }
-
-    /// The end of a step, microseconds, and the rate of arithmetic: the line through the observations whose slopes are the
-    /// middle one of all pairs'.
-    fn settle(&self) -> (f64, f64) {
-        let mut slopes = Vec::new();
-        for (i, a) in self.rests.iter().enumerate() {
-            for b in &self.rests[..i] {
-                if (a.0 - b.0).abs() > 1000.0 {
-                    slopes.push((a.1 - b.1) / (a.0 - b.0));
-                }
-            }
-        }
-        let slope = middle(&mut slopes);
-        let slope = if slope.is_finite() {
-            slope.clamp(0.0, 0.25)
-        } else {
-            0.0
-        };
-        let mut ends: Vec<f64> = self.rests.iter().map(|r| r.1 - slope * r.0).collect();
-        (middle(&mut ends).clamp(0.0, 500.0), 1.0 / (1.0 + slope))
-    }
-}
-
 /// The middle one; not a number of none.
 fn middle(times: &mut [f64]) -> f64 {
     times.sort_by(f64::total_cmp);
@@ -305,26 +250,5 @@ mod tests {
         assert_eq!(apart(&[(1, 1300), (2, 1800)]), (800, 500));
         assert_eq!(apart(&[(0, 900), (0, 900)]), (900, 0));
         assert_eq!(apart(&[]), (0, 0));
-    }
-
-    #[test]
-    fn a_warm_device_is_told_from_the_end_of_a_step() {
-        // 100 us behind each step, and arithmetic at 0.95 of what was recorded.
-        let slow = 1.0 / 0.95 - 1.0;
-        let warm = Warm {
-            rests: [5_000.0, 20_000.0, 60_000.0]
-                .map(|a| (a, 100.0 + slow * a))
-                .to_vec(),
-        };
-        let (end, rate) = warm.settle();
-        assert!(
-            (end - 100.0).abs() < 1e-6 && (rate - 0.95).abs() < 1e-9,
-            "{end} {rate}"
-        );
-        // One observation tells nothing of the rate.
-        let one = Warm {
-            rests: vec![(5_000.0, 120.0)],
-        };
-        assert_eq!(one.settle(), (120.0, 1.0));
     }
 }

@@ -262,7 +262,10 @@ pub(super) fn means(observed: &Observed) -> BTreeMap<KernelId, f64> {
 }
 
 /// Likewise, of the tasks beside which no other stream had one, where a kernel has such tasks.
-#[cfg_attr(not(feature = "cuda"), expect(dead_code, reason = "for GPUs"))]
+#[cfg_attr(
+    not(any(test, feature = "cuda")),
+    expect(dead_code, reason = "for GPUs")
+)]
 pub(super) fn means_alone(observed: &Observed) -> BTreeMap<KernelId, f64> {
     let spans = &observed.typical.spans;
     let alone = |s: &Span| {

@@ -21,8 +21,13 @@ pub(super) fn profile(name: &str, m: &Measured) -> String {
     let (f32_peak, bf16_peak, gbps, cache, links) = sheet(&m.gpu);
     let driver = format!("{}.{}", m.driver / 1000, m.driver % 1000 / 10);
     let machine = format!("{} {}, CUDA {driver}", m.gpus, m.gpu);
-    let source =
-        |what: &str| format!("{what}: measured on {machine}, by shardlab calibrate --device cuda");
+    let source = |what: &str| {
+        let what = what.replace(
+            "alone",
+            "alone, long ones as slow as steps have shown them to be",
+        );
+        format!("{what}: measured on {machine}, by shardlab calibrate --device cuda")
+    };
     let h = &m.host;
     let mib = |bytes: u64| bytes.div_ceil(1 << 20);
     let positive = |x: f64, otherwise: f64| {
