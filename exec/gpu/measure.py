@@ -152,7 +152,7 @@ def scaled(scenario, sets):
 def fidelity():
     """Predictions against measurements of the same programs, on 2 GPUs (two runs at a time) and on all."""
     made = OUT / "calibrated.toml"
-    profile = os.environ.get("PROFILE", str(made) if made.exists() else "h200-nvlink")
+    profile = os.environ.get("PROFILE", str(made) if made.exists() else "h200-nvlink-exec")
     results = []
 
     def one(world, visible, scenario, sets):

@@ -150,3 +150,17 @@ fn the_device_holds_what_kernels_take_beside_the_program_s_buffers() {
     assert_eq!(more >> 20, 2113);
     assert!(device(&fixed, &ours).1 > device(&any, &ours).1);
 }
+
+/// Frameworks make every communicator, `exec` those that a collective uses: policy `megatron` keeps one of its two for
+/// clipping, which this scenario does not do.
+#[test]
+fn communicators_that_nothing_uses_take_memory_in_frameworks_alone() {
+    let mut profile = hardware::load("h200-nvlink").unwrap();
+    let megatron = planned("peers-1b", &["fsdp.policy=\"megatron\""]);
+    let each = profile.footprint.communicator_mib << 20;
+    let made = |profile: &hardware::Profile| profile.outside_allocator(&megatron).communicators.0;
+    assert_eq!(megatron.communicators.len(), 2);
+    assert_eq!(made(&profile), each * 2);
+    profile.footprint.used_communicators = true;
+    assert_eq!(made(&profile), each);
+}

@@ -9,16 +9,23 @@ mod grid;
 mod host;
 mod models;
 mod render;
+mod warm;
 mod wires;
 
 use super::Options;
-use super::steps::{Between, Observed, On, Totals, means, run};
+use super::steps::{Between, Observed, On, Totals, means_alone, run};
 use crate::device::cuda::{Context, CudaFactory, CudaOptions};
 use crate::train::TrainError;
 use bench::Bench;
 use shardlab_plan::program::{Op, SectionKind};
+use std::collections::BTreeSet;
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
+
+/// How long steps follow one another before any is recorded.
+const WARM: Duration = Duration::from_millis(1500);
+/// Kernels that what a recording adds can be seen in.
+const SHORT_US: f64 = 200.0;
 
 /// What was measured.
 #[derive(Debug, Default)]
@@ -34,7 +41,8 @@ struct Measured {
     collectives: Vec<super::collectives::Table>,
     host: host::Host,
     wires: wires::Together,
-    /// Bytes on the device beside the engine's: with one rank, and for each communicator.
+    warm: warm::Warm,
+    /// Bytes on the device beside the engine's: without a communicator, and for each.
     context_bytes: u64,
     communicator_bytes: u64,
 }
@@ -67,10 +75,16 @@ pub fn calibrate_cuda(
         ..Measured::default()
     };
     let mut said = |what: &str| note(&format!("{:>4.0?} s  {what}", begin.elapsed().as_secs()));
+    // First: whatever runs leaves code of libraries on the device.
+    said("memory beside the engine's");
+    if let Err(e) = footprint(&factory, ranks, &mut m) {
+        said(&format!("memory beside the engine's: {e}"));
+    }
     said("matrix products, attention, host");
     let one = Bench::new(&factory, 1);
     grid::measure(&one, &mut m).map_err(fault)?;
     host::measure(&one, &mut m.host).map_err(fault)?;
+    m.host.gap_us = host::gap(&one, &Bench::new(&factory, ranks)).map_err(fault)?;
     if ranks > 1 {
         said("collectives, alone and beside kernels");
         let mut sizes = vec![ranks];
@@ -84,8 +98,47 @@ pub fn calibrate_cuda(
         }
     }
     steps(&factory, ranks, options.budget, &begin, &mut said, &mut m)?;
+    warm::as_in_steps(&mut m);
     said("done");
     Ok(render::profile(&options.name, &m))
+}
+
+/// Bytes on the device beside the engine's, with one communicator and with two.
+fn footprint(factory: &CudaFactory, ranks: u32, m: &mut Measured) -> Result<(), TrainError> {
+    let on = On {
+        factory,
+        hardware: "h200-nvlink",
+        steps: (1, 1),
+        plain: 0,
+        warm: Duration::ZERO,
+    };
+    let (model, variant, policies) = models::footprints();
+    let mut found = Vec::new();
+    for policy in policies {
+        let observed = run(&on, &model, variant, policy, ranks, Duration::ZERO)?;
+        let communicators = if ranks > 1 {
+            let used = observed.program.collectives.iter().map(|c| c.comm.0);
+            used.collect::<BTreeSet<u8>>().len() as u64
+        } else {
+            0
+        };
+        found.push((communicators, observed.foreign.unwrap_or(0)));
+    }
+    (m.context_bytes, m.communicator_bytes) = apart(&found);
+    Ok(())
+}
+
+/// A context's bytes and a communicator's, from what there was with so many communicators.
+fn apart(found: &[(u64, u64)]) -> (u64, u64) {
+    let (Some(&few), Some(&many)) = (
+        found.iter().min_by_key(|f| f.0),
+        found.iter().max_by_key(|f| f.0),
+    ) else {
+        return (0, 0);
+    };
+    let more = many.1.saturating_sub(few.1);
+    let each = more.checked_div(many.0 - few.0).unwrap_or(0);
+    (few.1.saturating_sub(few.0 * each), each)
 }
 
 /// Times within training steps, as long as there is time.
@@ -102,6 +155,7 @@ fn steps(
         hardware: "h200-nvlink",
         steps: (3, 3),
         plain: 3,
+        warm: WARM,
     };
     let mut between = Between::default();
     let mut hosts = Vec::new();
@@ -112,29 +166,28 @@ fn steps(
             break;
         }
         said(&name);
-        let observed = run(&on, &model, variant, policy, world, Duration::ZERO)?;
+        let observed = match run(&on, &model, variant, policy, world, Duration::ZERO) {
+            Ok(observed) => observed,
+            // The profile can do without what only several ranks show.
+            Err(e) if sharded => {
+                said(&format!("{name}: {e}"));
+                continue;
+            }
+            Err(e) => return Err(e),
+        };
         if world == 1 {
+            if m.communicator_bytes == 0 {
+                m.context_bytes = m.context_bytes.max(observed.foreign.unwrap_or(0));
+            }
             between.add(&observed);
             hosts.extend(host_cost(&observed, &m.host));
-            m.context_bytes = m.context_bytes.max(observed.foreign.unwrap_or(0));
+            m.warm.add(&observed);
+            for (kernel, us) in means_alone(&observed) {
+                m.steps.add(&observed.program.kernels[kernel.index()], us);
+            }
         } else {
             between.add_events(&observed);
-            let communicators = observed.program.communicators.len().max(1) as u64;
-            let more = observed
-                .foreign
-                .unwrap_or(0)
-                .saturating_sub(m.context_bytes);
-            m.communicator_bytes = m.communicator_bytes.max(more / communicators);
-        }
-        for (kernel, us) in means(&observed) {
-            let kernel = &observed.program.kernels[kernel.index()];
-            if world == 1 || m.steps.find(kernel).is_none() {
-                m.steps.add(kernel, us);
-            }
-        }
-        if world == 1 {
-            // With several GPUs in one process times come from events, which lengthen what they measure.
-            tail(&observed, &mut m.host.tails);
+            new_kernels(&observed, &mut m.steps);
         }
     }
     between.settle(&mut m.steps);
@@ -161,19 +214,23 @@ fn host_cost(observed: &Observed, host: &host::Host) -> Option<f64> {
     (launches > 0.0 && whole.is_finite()).then(|| (whole - others) / launches)
 }
 
-/// What a step takes beyond its kernels and the gaps between them.
-fn tail(observed: &Observed, tails: &mut Vec<f64>) {
-    let spans = &observed.typical.spans;
-    let (Some(first), Some(last)) = (
-        spans.iter().map(|s| s.start.0).min(),
-        spans.iter().map(|s| s.end.0).max(),
-    ) else {
-        return;
-    };
-    let mut whole: Vec<f64> = observed.plain.iter().map(|p| p.0).collect();
-    let rest = middle(&mut whole) - super::steps::us(last - first);
-    if rest.is_finite() {
-        tails.push(rest.clamp(0.0, 200.0));
+/// Adds the kernels that ran on several ranks only. With several GPUs in one process times come from events, which
+/// lengthen what they measure: by as much as they lengthen what was measured without.
+fn new_kernels(observed: &Observed, steps: &mut Totals) {
+    let (mut longer, mut new) = (Vec::new(), Vec::new());
+    for (kernel, us) in means_alone(observed) {
+        let kernel = &observed.program.kernels[kernel.index()];
+        match steps.find(kernel) {
+            Some(alone) if alone < SHORT_US => longer.push(us - alone),
+            Some(_) => {}
+            None => new.push((kernel, us)),
+        }
+    }
+    let longer = Some(middle(&mut longer))
+        .filter(|l| *l > 0.0)
+        .unwrap_or(0.0);
+    for (kernel, us) in new {
+        steps.add(kernel, (us - longer).max(steps.shortest_us));
     }
 }
 
@@ -181,4 +238,17 @@ fn tail(observed: &Observed, tails: &mut Vec<f64>) {
 fn middle(times: &mut [f64]) -> f64 {
     times.sort_by(f64::total_cmp);
     times.get(times.len() / 2).copied().unwrap_or(f64::NAN)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn communicators_are_told_from_the_context() {
+        // 800 and 500 a communicator.
+        assert_eq!(apart(&[(1, 1300), (2, 1800)]), (800, 500));
+        assert_eq!(apart(&[(0, 900), (0, 900)]), (900, 0));
+        assert_eq!(apart(&[]), (0, 0));
+    }
 }

@@ -36,8 +36,10 @@ pub(super) struct On<'a, F> {
     pub(super) hardware: &'static str,
     /// Steps of a run: at least, and at most. The first one is not counted.
     pub(super) steps: (usize, usize),
-    /// Steps that are not recorded afterwards, where recording changes times.
+    /// Steps that are not recorded before the others, at least, where recording changes times.
     pub(super) plain: usize,
+    /// How long such steps follow one another, so that the device is as warm as in a long run.
+    pub(super) warm: Duration,
 }
 
 impl On<'static, CpuFactory> {
@@ -48,6 +50,7 @@ impl On<'static, CpuFactory> {
             hardware: "cpu",
             steps: (LEAST, MOST),
             plain: 0,
+            warm: Duration::ZERO,
         }
     }
 }
@@ -149,7 +152,7 @@ pub(super) struct Observed {
     /// By task in issue order: kernel where it is one, and time.
     pub(super) tasks: Vec<(Option<KernelId>, f64)>,
     pub(super) typical: StepResult,
-    /// Steps that were not recorded: whole, and the host's part, microseconds.
+    /// Steps that were not recorded, when the device was warm: whole, and the host's part, microseconds.
     pub(super) plain: Vec<(f64, f64)>,
     /// Bytes in use on the device beside the engine's own, after the last step, where it tells.
     pub(super) foreign: Option<u64>,
@@ -258,6 +261,33 @@ pub(super) fn means(observed: &Observed) -> BTreeMap<KernelId, f64> {
     by.into_iter().map(|(k, m)| (k, m.us())).collect()
 }
 
+/// Likewise, of the tasks beside which no other stream had one, where a kernel has such tasks.
+#[cfg_attr(
+    not(any(test, feature = "cuda")),
+    expect(dead_code, reason = "for GPUs")
+)]
+pub(super) fn means_alone(observed: &Observed) -> BTreeMap<KernelId, f64> {
+    let spans = &observed.typical.spans;
+    let alone = |s: &Span| {
+        let beside = |o: &Span| o.stream != s.stream && o.start < s.end && s.start < o.end;
+        !spans.iter().any(beside)
+    };
+    let mut by: BTreeMap<KernelId, [Mean; 2]> = BTreeMap::new();
+    for (&(kernel, us), span) in observed.tasks.iter().zip(spans) {
+        if let Some(kernel) = kernel {
+            by.entry(kernel).or_default()[usize::from(alone(span))].add(us);
+        }
+    }
+    let best = |[shared, alone]: [Mean; 2]| {
+        if alone == Mean::default() {
+            shared
+        } else {
+            alone
+        }
+    };
+    by.into_iter().map(|(k, m)| (k, best(m).us())).collect()
+}
+
 pub(super) fn run<F: DeviceFactory>(
     on: &On<'_, F>,
     model: &str,
@@ -304,12 +334,21 @@ pub(super) fn run<F: DeviceFactory>(
     // Memory that libraries take at first launches is not that of records.
     session.set_recording(false);
     session.step(&inputs, schedule::hyper(&scenario.train, 0))?;
+    let mut done = 1;
+    let mut plain = Vec::new();
+    let begin = Instant::now();
+    while plain.len() < on.plain || begin.elapsed() < on.warm {
+        let step = session.step(&inputs, schedule::hyper(&scenario.train, done))?;
+        done += 1;
+        let whole = step.record.end - step.record.start;
+        plain.push((us(whole.0), us(step.record.host.0)));
+    }
+    plain.drain(..plain.len() / 2);
     session.set_recording(true);
     let begin = Instant::now();
     let mut times: Vec<Vec<f64>> = Vec::new();
     let mut kernels: Vec<Option<KernelId>> = Vec::new();
     let mut results: Vec<StepResult> = Vec::new();
-    let mut done = 1;
     let (least, most) = on.steps;
     for n in 0..most {
         let step = session.step(&inputs, schedule::hyper(&scenario.train, done))?;
@@ -325,14 +364,6 @@ pub(super) fn run<F: DeviceFactory>(
         if n >= least && begin.elapsed() >= time {
             break;
         }
-    }
-    session.set_recording(false);
-    let mut plain = Vec::new();
-    for _ in 0..on.plain {
-        let step = session.step(&inputs, schedule::hyper(&scenario.train, done))?;
-        done += 1;
-        let whole = step.record.end - step.record.start;
-        plain.push((us(whole.0), us(step.record.host.0)));
     }
     results.sort_by_key(|s| s.record.end - s.record.start);
     if results.is_empty() {
@@ -394,6 +425,46 @@ mod tests {
             .collect();
         assert_eq!(timed.len(), launches);
         assert!(timed.iter().all(|t| *t > 0.0 && t.is_finite()));
+    }
+
+    #[test]
+    fn a_kernel_beside_another_stream_counts_only_where_it_never_runs_alone() {
+        let m = &models()[0];
+        let on = On::cpu();
+        let mut observed =
+            run(&on, &m.text, m.variants[1], SHARDED[0].1, 1, Duration::ZERO).unwrap();
+        let kernels: Vec<KernelId> = {
+            let mut all: Vec<KernelId> = observed.tasks.iter().filter_map(|t| t.0).collect();
+            all.dedup();
+            all.truncate(2);
+            all
+        };
+        let span = |stream: u8, start: u64, end: u64| Span {
+            stream: shardlab_plan::program::StreamId(stream),
+            start: shardlab_plan::units::Picos(start),
+            end: shardlab_plan::units::Picos(end),
+            ..observed.typical.spans[0]
+        };
+        // The first kernel twice, the second time alone; the second one beside a task of another stream.
+        let spans = vec![
+            span(0, 0, 10),
+            span(0, 10, 20),
+            span(0, 20, 30),
+            span(1, 5, 9),
+            span(1, 25, 40),
+        ];
+        observed.tasks = vec![
+            (Some(kernels[0]), 7.0),
+            (Some(kernels[0]), 5.0),
+            (Some(kernels[1]), 3.0),
+            (None, 1.0),
+            (None, 1.0),
+        ];
+        observed.typical.spans = spans;
+        let found: Vec<(KernelId, f64)> = means_alone(&observed).into_iter().collect();
+        let mut want = vec![(kernels[0], 5.0), (kernels[1], 3.0)];
+        want.sort_by_key(|w| w.0);
+        assert_eq!(found, want);
     }
 
     #[test]

@@ -14,8 +14,9 @@ pub const SECTIONS: [&str; 7] = [
 ];
 
 /// Names of the shipped hardware profiles.
-pub const HARDWARE: [&str; 7] = [
+pub const HARDWARE: [&str; 8] = [
     "h200-nvlink",
+    "h200-nvlink-exec",
     "h100-80",
     "h100-96-500w",
     "a100-80",

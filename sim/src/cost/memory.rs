@@ -1,6 +1,6 @@
 //! Memory-bound kernels: measured times by bytes moved, else bytes over the class's share of the bandwidth.
 
-use super::{Price, log_interpolate};
+use super::{Price, table};
 use crate::hardware::{MemoryClass, MemoryTable, Profile};
 use shardlab_plan::program::Kernel;
 
@@ -22,21 +22,25 @@ pub(super) fn price(kernel: &Kernel, profile: &Profile) -> Price {
     };
     // The most specific one; the first of equals.
     let rank = |t: &MemoryTable| (t.op.as_ref().map_or(0, String::len), t.dtype.is_some());
-    let table = profile
+    let found = profile
         .memory
         .iter()
         .filter(fits)
         .reduce(|best, t| if rank(t) > rank(best) { t } else { best });
-    if let Some((us, measured)) = table.and_then(|t| log_interpolate(&t.rows, bytes)) {
+    let shortest = profile.device.min_kernel_us;
+    // Bytes a microsecond at a quarter of the bandwidth.
+    let fast = profile.device.memory_gbps * 1e3 / 4.0;
+    let row = found.and_then(|t| table::of_memory(&t.rows, bytes, shortest, fast));
+    if let Some((us, measured)) = row {
         return Price {
-            us: us.max(cold(table, bytes, profile)),
+            us: us.max(cold(found, bytes, profile)),
             measured,
         };
     }
     let gbps = profile.device.memory_gbps * profile.efficiency.memory[&class];
     let arithmetic =
         kernel.flops.0 as f64 / (profile.peak_flops(shardlab_plan::units::DType::F32) * 0.5) * 1e6;
-    let us = profile.device.min_kernel_us + (bytes as f64 / gbps / 1e3).max(arithmetic);
+    let us = shortest + (bytes as f64 / gbps / 1e3).max(arithmetic);
     Price {
         us,
         measured: false,

@@ -19,10 +19,71 @@ pub(crate) fn log_interpolate(rows: &[(u64, f64)], bytes: u64) -> Option<(f64, b
     Some(((a.1.ln() + x * (b.1.ln() - a.1.ln())).exp(), true))
 }
 
+/// Rows further apart than this factor say nothing about powers of the size between them.
+const APART: u64 = 8;
+
+/// The same for kernels bound by memory, which take a start and their bytes at a rate: between rows far apart (a flag and
+/// a gradient buffer) along a straight line, and below a first row that moves at `fast` bytes a microsecond or more, which
+/// is no latency, along the line that takes `shortest` for no bytes.
+pub(super) fn of_memory(
+    rows: &[(u64, f64)],
+    bytes: u64,
+    shortest: f64,
+    fast: f64,
+) -> Option<(f64, bool)> {
+    let (&first, &last) = (rows.first()?, rows.last()?);
+    let line = |a: (u64, f64), b: (u64, f64)| {
+        a.1 + (b.1 - a.1) * (bytes - a.0) as f64 / (b.0 - a.0) as f64
+    };
+    if bytes < first.0 && first.0 as f64 >= fast * first.1 {
+        return Some((line((0, shortest.min(first.1)), first), false));
+    }
+    if bytes > first.0 && bytes < last.0 {
+        let i = rows.partition_point(|r| r.0 <= bytes);
+        let (a, b) = (rows[i - 1], rows[i]);
+        if b.0 / a.0.max(1) >= APART {
+            return Some((line(a, b), true));
+        }
+    }
+    log_interpolate(rows, bytes)
+}
+
 #[cfg(test)]
 mod tests {
-    use super::log_interpolate;
+    use super::{log_interpolate, of_memory};
 
+    #[test]
+    fn lines_reach_over_wide_gaps_and_below_a_first_row_that_is_no_latency() {
+        // 2 us and 1 us a MB, with nothing measured between 10 MB and a gigabyte.
+        let mb = 1_000_000;
+        let rows = [
+            (10 * mb, 12.0),
+            (1_000 * mb, 1_002.0),
+            (2_000 * mb, 2_002.0),
+        ];
+        let at = |bytes: u64, fast: f64| of_memory(&rows, bytes, 2.0, fast).unwrap();
+        let near = |(us, inside): (f64, bool), want: f64, within: bool| {
+            assert!(
+                (us - want).abs() < 1e-9 && inside == within,
+                "{us} instead of {want}"
+            );
+        };
+        near(at(10 * mb, 1e5), 12.0, true);
+        near(at(100 * mb, 1e5), 102.0, true);
+        near(at(1_000 * mb, 1e5), 1_002.0, true);
+        near(at(5 * mb, 1e5), 7.0, false);
+        near(at(0, 1e5), 2.0, false);
+        near(at(4_000 * mb, 1e5), 4_004.0, false);
+        // A first row far from the bandwidth is a latency; near rows are joined as all tables are.
+        near(at(5 * mb, 1e7), 12.0, false);
+        assert_eq!(
+            at(1_500 * mb, 1e5),
+            log_interpolate(&rows, 1_500 * mb).unwrap()
+        );
+        // A first row shorter than the shortest kernel holds below it.
+        assert_eq!(of_memory(&[(100, 1.0)], 50, 2.0, 1.0), Some((1.0, false)));
+        assert_eq!(of_memory(&[], 1, 2.0, 1.0), None);
+    }
     #[test]
     fn rows_are_exact_and_between_them_is_geometric() {
         let rows = [(100, 1.0), (10_000, 4.0)];

@@ -17,7 +17,8 @@ shipped![
     "cpu",
     "h100-80",
     "h100-96-500w",
-    "h200-nvlink"
+    "h200-nvlink",
+    "h200-nvlink-exec"
 ];
 
 /// Why a profile cannot be used.

@@ -103,6 +103,9 @@ pub struct Footprint {
     pub context_mib: u64,
     /// Each communicator, MiB.
     pub communicator_mib: u64,
+    /// Communicators that no collective uses do not exist, as in `exec`; frameworks make them all.
+    #[serde(default)]
+    pub used_communicators: bool,
     /// Kernels' workspaces lie outside the allocator too, as those of `exec` on GPUs do; frameworks take theirs from it.
     #[serde(default)]
     pub kernel_workspaces: bool,
@@ -432,7 +435,13 @@ impl Profile {
     /// Device memory outside the allocator while a program runs.
     #[must_use]
     pub fn outside_allocator(&self, program: &Program) -> MemoryUse {
-        let communicators = program.communicators.len() as u64;
+        let used = |i: &usize| program.collectives.iter().any(|c| c.comm.index() == *i);
+        let all = 0..program.communicators.len();
+        let communicators = if self.footprint.used_communicators {
+            all.filter(used).count() as u64
+        } else {
+            all.count() as u64
+        };
         MemoryUse {
             context: Bytes(self.footprint.context_mib << 20),
             communicators: Bytes((self.footprint.communicator_mib * communicators) << 20),

@@ -24,6 +24,8 @@ const BASE: u64 = 1 << 21;
 const MEMORY: u64 = 12 << 30;
 /// The stream of collectives; [`COMPUTE`] is the first.
 pub(super) const SIDE: StreamId = StreamId(1);
+/// Another one of collectives, which have a communicator of their own.
+pub(super) const OTHER: StreamId = StreamId(2);
 /// That of kernels.
 pub(super) const COMPUTE_STREAM: StreamId = COMPUTE;
 /// Events that a program has.
@@ -61,14 +63,17 @@ impl Recipe {
         let mut program = shardlab_plan::plan(&scenario).map_err(|e| e.to_string())?;
         program.meta.world = ranks;
         program.meta.dp_shard = ranks;
-        program.streams.truncate(2);
-        program.communicators = vec![Communicator {
-            name: "bench".to_owned(),
-            axis: Axis::World,
-            size: ranks,
-            stride: 1,
-            ..program.communicators[0].clone()
-        }];
+        program.streams.truncate(3);
+        // NCCL makes those that a collective uses.
+        program.communicators = ["bench", "other"]
+            .map(|name| Communicator {
+                name: name.to_owned(),
+                axis: Axis::World,
+                size: ranks,
+                stride: 1,
+                ..program.communicators[0].clone()
+            })
+            .to_vec();
         program.kernels.clear();
         program.buffers.clear();
         program.accesses.clear();
@@ -176,10 +181,30 @@ impl Recipe {
         dtype: DType,
         bytes: u64,
     ) -> CollectiveId {
+        self.collective_on(CommId(0), kind, dtype, bytes)
+    }
+
+    /// Likewise, for stream [`OTHER`].
+    pub(super) fn other_collective(
+        &mut self,
+        kind: CollectiveKind,
+        dtype: DType,
+        bytes: u64,
+    ) -> CollectiveId {
+        self.collective_on(CommId(1), kind, dtype, bytes)
+    }
+
+    fn collective_on(
+        &mut self,
+        comm: CommId,
+        kind: CollectiveKind,
+        dtype: DType,
+        bytes: u64,
+    ) -> CollectiveId {
         let id = CollectiveId(self.program.collectives.len() as u32);
         self.program.collectives.push(Collective {
             kind,
-            comm: CommId(0),
+            comm,
             reduce: match kind {
                 CollectiveKind::ReduceScatter | CollectiveKind::AllReduce => ReduceOp::Avg,
                 _ => ReduceOp::None,
@@ -242,6 +267,11 @@ impl Rank {
 
     pub(super) fn now(&self) -> u64 {
         self.device.now()
+    }
+
+    /// How many there are.
+    pub(super) fn ranks(&self) -> u32 {
+        self.ranks
     }
 
     fn range(&self, offset: u64, bytes: usize, dtype: DType) -> RawRange {
@@ -436,5 +466,29 @@ impl<'a> Bench<'a> {
                 Err(panic) => Err(crate::device::cpu::panic_text(&*panic)),
             }
         })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_bench_has_a_stream_and_a_communicator_for_each_of_two_collectives() {
+        for ranks in [1, 2, 4] {
+            let mut recipe = Recipe::new(ranks).unwrap();
+            let one = recipe.collective(CollectiveKind::AllGather, DType::Bf16, 1 << 20);
+            let other =
+                recipe.other_collective(CollectiveKind::ReduceScatter, DType::Bf16, 1 << 20);
+            let program = recipe.finish();
+            assert_eq!(program.streams.len(), OTHER.index() + 1);
+            let comm = |c: CollectiveId| program.collectives[c.index()].comm;
+            assert_ne!(comm(one), comm(other));
+            assert!(
+                [one, other]
+                    .iter()
+                    .all(|c| program.communicators[comm(*c).index()].size == ranks)
+            );
+        }
     }
 }

@@ -4,13 +4,15 @@ use super::bench::{Bench, COMPUTE_STREAM, SIDE};
 use super::middle;
 use crate::device::Device;
 use shardlab_plan::model::OpKind;
-use shardlab_plan::program::KernelClass;
+use shardlab_plan::program::{CollectiveKind, KernelClass};
 use shardlab_plan::units::DType;
 
 /// Commands of a measurement; fewer than a stream's queue holds.
 const MANY: u32 = 400;
 /// Launches of a captured graph.
 const GRAPH: u32 = 500;
+/// Elements of a kernel that takes longer than its launch does on the host.
+const LONGER: u64 = 8 << 20;
 /// Bytes of large copies, and of small ones.
 const COPIES: [usize; 2] = [256 << 20, 4096];
 
@@ -24,11 +26,11 @@ pub(super) struct Host {
     pub(super) alloc_us: f64,
     pub(super) graph_launch_us: f64,
     pub(super) graph_gap_us: f64,
+    /// 0 where it was not measured.
+    pub(super) gap_us: f64,
     pub(super) h2d_gbps: f64,
     pub(super) d2h_gbps: f64,
     pub(super) copy_latency_us: f64,
-    /// What steps take beyond their tasks.
-    pub(super) tails: Vec<f64>,
 }
 
 /// Measures on one rank.
@@ -168,6 +170,51 @@ pub(super) fn measure(bench: &Bench<'_>, host: &mut Host) -> Result<(), String> 
         ..measured
     };
     Ok(())
+}
+
+/// From the end of a kernel to the start of the next one, microseconds: what launches that nothing records take beyond
+/// their kernels. Kernels end later for others to see where GPUs reach one another's memory, so `all` is what ranks of a
+/// run are; what a kernel itself takes is measured on `one`.
+pub(super) fn gap(one: &Bench<'_>, all: &Bench<'_>) -> Result<f64, String> {
+    let issue = |bench: &Bench<'_>, record: bool| {
+        bench.run(
+            |recipe| {
+                let two = [(vec![LONGER], DType::Bf16), (vec![LONGER], DType::Bf16)];
+                let class = KernelClass::Pointwise;
+                let kernel = recipe.kernel(OpKind::Mul, class, DType::Bf16, &two, &two[..1]);
+                // A collective, so that the ranks' GPUs reach one another.
+                let kind = CollectiveKind::AllGather;
+                (kernel, recipe.collective(kind, DType::Bf16, 1 << 20))
+            },
+            |rank, (single, gather)| {
+                let command = rank.command(single);
+                let gather = rank.gather(*gather);
+                rank.begin(false)?;
+                if rank.ranks() > 1 {
+                    rank.issue(SIDE, gather, 0)?;
+                }
+                rank.end()?;
+                let mut best = f64::INFINITY;
+                for _ in 0..5 {
+                    rank.begin(record)?;
+                    let start = rank.now();
+                    for n in 0..MANY {
+                        rank.issue(COMPUTE_STREAM, command.clone(), n)?;
+                    }
+                    rank.device().idle()?;
+                    let whole = (rank.now() - start) as f64 / 1e3 / f64::from(MANY);
+                    let mut kernels: Vec<f64> = rank
+                        .end()?
+                        .iter()
+                        .map(|t| (t.end - t.start) as f64 / 1e3)
+                        .collect();
+                    best = best.min(if record { middle(&mut kernels) } else { whole });
+                }
+                Ok(best)
+            },
+        )
+    };
+    Ok(issue(all, false)? - issue(one, true)?)
 }
 
 /// Microseconds of an allocation or a free, which need no device.

@@ -12,6 +12,8 @@ const SHAPES: [(&str, [u64; 7]); 6] = [
     ("8b short", [4096, 32, 8, 14_336, 128_256, 4096, 1]),
 ];
 
+/// The smallest of them.
+const TINY: usize = 3;
 const NATIVE: &str = "policy = \"native\"";
 const FSDP2: &str = "policy = \"fsdp2\"";
 const MEGATRON: &str = "policy = \"megatron\"";
@@ -40,20 +42,38 @@ pub(super) fn runs() -> Vec<(String, String, Variant, &'static str, bool)> {
             sharded,
         ));
     };
-    for shape in 0..SHAPES.len() {
-        add(shape, "off", NATIVE, false, "materialized");
-        add(shape, "regions", NATIVE, false, "materialized");
+    let [whole, chunked] = ["materialized", "chunked"];
+    for shape in [TINY, 0] {
+        add(shape, "off", NATIVE, false, whole);
+        add(shape, "regions", NATIVE, false, chunked);
     }
-    for shape in [0, 3, 1] {
-        add(shape, "off", NATIVE, true, "materialized");
-        add(shape, "off", FSDP2, true, "materialized");
-        add(shape, "off", MEGATRON, true, "materialized");
+    // Kernels of sharding, at two sizes.
+    for shape in [TINY, 0] {
+        add(shape, "off", NATIVE, true, whole);
+        add(shape, "off", MEGATRON, true, whole);
+        add(shape, "off", FSDP2, true, whole);
     }
+    add(TINY, "regions", NATIVE, false, whole);
+    add(0, "regions", NATIVE, false, whole);
+    for shape in [4, 1, 2, 5] {
+        add(shape, "off", NATIVE, false, whole);
+        add(shape, "regions", NATIVE, false, whole);
+    }
+    add(1, "off", MEGATRON, true, whole);
     for shape in [0, 1, 2] {
-        add(shape, "regions", NATIVE, false, "chunked");
-        add(shape, "full", NATIVE, false, "materialized");
+        if shape > 0 {
+            add(shape, "regions", NATIVE, false, chunked);
+        }
+        add(shape, "full", NATIVE, false, whole);
     }
     all
+}
+
+/// The model whose steps show what memory a process takes beside the engine's, with one communicator and, where there are
+/// several ranks, with two: what it runs, and policies.
+pub(super) fn footprints() -> (String, Variant, [&'static str; 2]) {
+    let (_, text, variant, _, _) = runs().swap_remove(0);
+    (text, variant, [FSDP2, NATIVE])
 }
 
 #[cfg(test)]

@@ -21,8 +21,13 @@ pub(super) fn profile(name: &str, m: &Measured) -> String {
     let (f32_peak, bf16_peak, gbps, cache, links) = sheet(&m.gpu);
     let driver = format!("{}.{}", m.driver / 1000, m.driver % 1000 / 10);
     let machine = format!("{} {}, CUDA {driver}", m.gpus, m.gpu);
-    let source =
-        |what: &str| format!("{what}: measured on {machine}, by shardlab calibrate --device cuda");
+    let source = |what: &str| {
+        let what = what.replace(
+            "alone",
+            "alone, long ones as slow as steps have shown them to be",
+        );
+        format!("{what}: measured on {machine}, by shardlab calibrate --device cuda")
+    };
     let h = &m.host;
     let mib = |bytes: u64| bytes.div_ceil(1 << 20);
     let positive = |x: f64, otherwise: f64| {
@@ -32,7 +37,7 @@ pub(super) fn profile(name: &str, m: &Measured) -> String {
             otherwise
         }
     };
-    let mut tails = h.tails.clone();
+    let (tail, loaded) = m.warm.settle();
     let bus = m
         .collectives
         .iter()
@@ -43,6 +48,8 @@ pub(super) fn profile(name: &str, m: &Measured) -> String {
         .map(|(bytes, us)| *bytes as f64 / us / 1e3 * f64::from(m.gpus - 1) / f64::from(m.gpus))
         .fold(0.0, f64::max);
     let w = &m.wires;
+    // What one collective reaches may be less than links carry: two at a time divide these.
+    let bus = bus.max(w.reach_gbps);
     // A kernel bound by arithmetic loses the multiprocessors that a collective holds; attention is one, too.
     let held = f64::from(m.multiprocessors) * (1.0 - 1.0 / w.product.0.max(1.0));
     let mut out = String::new();
@@ -58,6 +65,7 @@ memory_mib = {memory}
 memory_gbps = {gbps}
 l2_mib = {cache}
 tflops = {{ f32 = {f32_peak:?}, bf16 = {bf16_peak:?}, f16 = {bf16_peak:?} }}
+loaded_rate = {loaded}
 kernel_gap_us = {gap}
 graph_gap_us = {graph_gap}
 launch_latency_us = {latency}
@@ -71,6 +79,7 @@ copy_latency_us = {copy_latency}
 source = "{footprint}"
 context_mib = {context}
 communicator_mib = {communicator}
+used_communicators = true
 kernel_workspaces = true
 
 [host]
@@ -117,10 +126,12 @@ start_wait = 1.0
 start_wait_priority = 1.0
 start_wait_min_us = 20.0
 "#,
-        device = source("gaps, latencies, copies"),
+        device =
+            source("loaded_rate (steps in a row against recorded ones), gaps, latencies, copies"),
         sms = m.multiprocessors,
         memory = m.memory_mib,
-        gap = num(positive(m.steps.gap_us, 1.5)),
+        loaded = num(loaded),
+        gap = num(positive(h.gap_us, positive(m.steps.gap_us, 1.5))),
         graph_gap = num(positive(h.graph_gap_us, 0.6)),
         latency = num(positive(m.steps.latency_us, 2.5)),
         event = num(m.steps.event_us.max(0.0)),
@@ -129,7 +140,7 @@ start_wait_min_us = 20.0
         d2h = num(positive(h.d2h_gbps, 50.0)),
         copy_latency = num(positive(h.copy_latency_us, 5.0)),
         footprint = source(
-            "device bytes in use beside the engine's and its kernels' workspaces, after steps with one rank and with all"
+            "device bytes in use beside the engine's and its kernels' workspaces, after steps with one communicator and with two"
         ),
         context = mib(m.context_bytes),
         communicator = mib(m.communicator_bytes),
@@ -141,12 +152,12 @@ start_wait_min_us = 20.0
         wait = num(positive(h.host_wait_us, 5.0)),
         alloc = num(positive(h.alloc_us, 0.2)),
         graph = num(positive(h.graph_launch_us, 10.0)),
-        tail = num(positive(middle(&mut tails), 10.0)),
-        network = source("collectives"),
+        tail = num(positive(tail, 10.0)),
+        network = source("collectives, one and two at a time"),
         efficiency = num(positive(bus / links, 0.74).min(1.0)),
         held = (held.round() as u32).min(m.multiprocessors / 2),
         contention = source(
-            "a product, attention and a kernel bound by memory beside an all-gather of 256 MiB"
+            "a product, attention and a kernel bound by memory beside an all-gather of 1 GiB"
         ),
         loss_compute = num((1.0 - 1.0 / w.product.1.min(w.attention.1).max(1.0)).min(0.9)),
         loss_bandwidth =

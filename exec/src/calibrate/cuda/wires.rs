@@ -1,8 +1,9 @@
 //! Collectives by kind and size, alone and beside kernels.
 
-use super::bench::{Bench, COMPUTE_STREAM, SIDE, Single};
+use super::bench::{Bench, COMPUTE_STREAM, OTHER, Rank, SIDE, Single};
 use super::middle;
 use crate::calibrate::collectives::Table;
+use crate::device::{Command, Stop, TaskTimes};
 use shardlab_plan::model::OpKind;
 use shardlab_plan::program::{CollectiveId, CollectiveKind, KernelClass};
 use shardlab_plan::units::DType;
@@ -30,8 +31,10 @@ const KINDS: [(CollectiveKind, DType); 7] = [
 ];
 const REPEATS: u32 = 10;
 const WARM: usize = 3;
-/// Payload beside kernels.
-const BESIDE: u64 = 256 << 20;
+/// Payload beside kernels, and of two collectives at a time.
+const BESIDE: u64 = 1 << 30;
+/// Collectives beside each kernel, the first one not counted.
+const ROUNDS: u32 = 5;
 
 /// How kernels and collectives slow one another, as factors of their times alone; 1 where nothing was measured.
 #[derive(Clone, Copy, Debug)]
@@ -44,6 +47,8 @@ pub(super) struct Together {
     pub(super) attention: (f64, f64),
     /// The host's issue of a collective, microseconds.
     pub(super) issue_us: f64,
+    /// Bus bandwidth of an all-gather and a reduce-scatter at the same time, GB/s; 0 where it was not measured.
+    pub(super) reach_gbps: f64,
 }
 
 impl Default for Together {
@@ -53,6 +58,7 @@ impl Default for Together {
             memory: (1.0, 1.0),
             attention: (1.0, 1.0),
             issue_us: 0.0,
+            reach_gbps: 0.0,
         }
     }
 }
@@ -120,27 +126,20 @@ pub(super) fn together(bench: &Bench<'_>) -> Result<Together, String> {
             let class = KernelClass::Gemm { m, n, k, batch: 1 };
             let ins = [(vec![m, k], bf16), (vec![n, k], bf16)];
             let product = recipe.kernel(op, class, bf16, &ins, &[(vec![m, n], bf16)]);
-            let large = (vec![256 << 20], bf16);
-            let two = [large.clone(), large];
-            let memory = recipe.kernel(OpKind::Mul, KernelClass::Pointwise, bf16, &two, &two[..1]);
+            let mut mul = |elements: u64| {
+                let one = (vec![elements], bf16);
+                let two = [one.clone(), one];
+                recipe.kernel(OpKind::Mul, KernelClass::Pointwise, bf16, &two, &two[..1])
+            };
+            let (memory, short) = (mul(256 << 20), mul(8 << 20));
             let attention = super::grid::attend(recipe, [1, 32, 8, 8192, 128], false);
             let gather = recipe.collective(CollectiveKind::AllGather, bf16, BESIDE);
-            ([product, memory, attention], gather)
+            let scatter = recipe.other_collective(CollectiveKind::ReduceScatter, bf16, BESIDE);
+            ([product, memory, attention, short], gather, scatter)
         },
-        |rank, (kernels, gather)| {
+        |rank, (kernels, gather, scatter)| {
             let command = rank.gather(*gather);
-            // Alone: the collective, and its issue.
-            rank.begin(true)?;
-            for n in 0..REPEATS {
-                rank.issue(SIDE, command.clone(), n)?;
-            }
-            let mut times: Vec<f64> = rank
-                .end()?
-                .iter()
-                .skip(WARM)
-                .map(|t| (t.end - t.start) as f64)
-                .collect();
-            let collective = middle(&mut times);
+            let alone = row(rank, SIDE, &command)?;
             rank.begin(false)?;
             let start = rank.now();
             for _ in 0..REPEATS {
@@ -148,57 +147,153 @@ pub(super) fn together(bench: &Bench<'_>) -> Result<Together, String> {
             }
             let issue_us = (rank.now() - start) as f64 / 1e3 / f64::from(REPEATS);
             rank.end()?;
-            let mut pair = |single: &Single| {
-                let kernel = rank.command(single);
-                rank.begin(true)?;
-                for n in 0..REPEATS {
-                    rank.issue(COMPUTE_STREAM, kernel.clone(), n)?;
-                }
-                let mut times: Vec<f64> = rank
-                    .end()?
-                    .iter()
-                    .skip(WARM)
-                    .map(|t| (t.end - t.start) as f64)
-                    .collect();
-                let alone = middle(&mut times);
-                let ratio = if alone > 0.0 { collective / alone } else { 1.0 };
-                // Both streams are kept busy for about the same time.
-                let launches = ((f64::from(REPEATS) * ratio) as u32).clamp(6, 300);
-                rank.begin(true)?;
-                for n in 0..REPEATS {
-                    rank.issue(SIDE, command.clone(), n)?;
-                }
-                for n in 0..launches {
-                    rank.issue(COMPUTE_STREAM, kernel.clone(), REPEATS + n)?;
-                }
-                let all = rank.end()?;
-                let middle_of = |mut list: Vec<f64>| {
-                    // The first and the last ones run alone in part.
-                    let skip = (list.len() / 4).max(1);
-                    if list.len() > 2 * skip {
-                        list = list[skip..list.len() - skip].to_vec();
-                    }
-                    middle(&mut list)
-                };
-                let of = |kernels: bool| {
-                    let list = all.iter().filter(|t| (t.task >= REPEATS) == kernels);
-                    middle_of(list.map(|t| (t.end - t.start) as f64).collect())
-                };
-                let factor = |x: f64, alone: f64| {
-                    if x.is_finite() && alone > 0.0 {
-                        (x / alone).max(1.0)
-                    } else {
-                        1.0
-                    }
-                };
-                Ok((factor(of(true), alone), factor(of(false), collective)))
-            };
+            let scatter = rank.gather(*scatter);
+            let reach_gbps = reach(rank, &command, &scatter)?;
+            let [product, memory, attention, short] = kernels;
+            let mut beside = |single: &Single| pair(rank, single, short, (&command, alone));
             Ok(Together {
-                product: pair(&kernels[0])?,
-                memory: pair(&kernels[1])?,
-                attention: pair(&kernels[2])?,
+                product: beside(product)?,
+                memory: beside(memory)?,
+                attention: beside(attention)?,
                 issue_us,
+                reach_gbps,
             })
         },
     )
+}
+
+fn length(t: &TaskTimes) -> f64 {
+    (t.end - t.start) as f64
+}
+
+/// Nanoseconds of a command, one after another.
+fn row(
+    rank: &mut Rank,
+    stream: shardlab_plan::program::StreamId,
+    command: &Command,
+) -> Result<f64, Stop> {
+    rank.begin(true)?;
+    for n in 0..REPEATS {
+        rank.issue(stream, command.clone(), n)?;
+    }
+    let mut times: Vec<f64> = rank.end()?.iter().skip(WARM).map(length).collect();
+    Ok(middle(&mut times))
+}
+
+/// Bus bandwidth of two collectives at the same time, GB/s.
+fn reach(rank: &mut Rank, gather: &Command, scatter: &Command) -> Result<f64, Stop> {
+    rank.begin(true)?;
+    for n in 0..REPEATS {
+        rank.issue(SIDE, gather.clone(), 2 * n)?;
+        rank.issue(OTHER, scatter.clone(), 2 * n + 1)?;
+    }
+    let times = rank.end()?;
+    let ranks = f64::from(rank.ranks());
+    let bytes = 2.0 * f64::from(REPEATS) * BESIDE as f64 * (ranks - 1.0) / ranks;
+    let from = times.iter().map(|t| t.start).min().unwrap_or(0);
+    let to = times.iter().map(|t| t.end).max().unwrap_or(0);
+    Ok(if to > from {
+        bytes / (to - from) as f64
+    } else {
+        0.0
+    })
+}
+
+/// How a kernel and a collective slow one another. Each collective begins as in steps: behind a kernel that has just
+/// ended and beside a short one, so that it gets its multiprocessors at once and not from the next kernel's end on.
+fn pair(
+    rank: &mut Rank,
+    single: &Single,
+    short: &Single,
+    (gather, gather_alone): (&Command, f64),
+) -> Result<(f64, f64), Stop> {
+    let (kernel, short) = (rank.command(single), rank.command(short));
+    let alone = row(rank, COMPUTE_STREAM, &kernel)?;
+    if !(alone > 0.0 && gather_alone > 0.0) {
+        return Ok((1.0, 1.0));
+    }
+    // They outlast the collective even if it takes twice as long.
+    let launches = ((2.0 * gather_alone / alone) as u32).clamp(3, 60);
+    rank.begin(true)?;
+    let mut task = 0;
+    let mut gathers = Vec::new();
+    for round in 0..ROUNDS {
+        let (go, done) = (2 * round, 2 * round + 1);
+        rank.issue(COMPUTE_STREAM, short.clone(), task)?;
+        rank.event(COMPUTE_STREAM, go, false)?;
+        rank.event(SIDE, go, true)?;
+        rank.issue(SIDE, gather.clone(), task + 1)?;
+        rank.issue(COMPUTE_STREAM, short.clone(), task + 2)?;
+        for n in 0..launches {
+            rank.issue(COMPUTE_STREAM, kernel.clone(), task + 3 + n)?;
+        }
+        rank.event(SIDE, done, false)?;
+        rank.event(COMPUTE_STREAM, done, true)?;
+        gathers.push(task + 1);
+        task += 3 + launches;
+    }
+    let times = rank.end()?;
+    let (mut kernels, mut collectives) = slowed(&times, &gathers, launches);
+    let factor = |slow: &mut [f64], alone: f64| {
+        let slow = middle(slow);
+        if slow.is_finite() {
+            (slow / alone).max(1.0)
+        } else {
+            1.0
+        }
+    };
+    let kernel = factor(&mut kernels, alone);
+    Ok((kernel, factor(&mut collectives, gather_alone)))
+}
+
+/// Times of kernels that ran wholly beside a collective, and of the collectives, the first round left out. `gathers` are
+/// the collectives' tasks; `launches` kernels follow one task behind each.
+fn slowed(times: &[TaskTimes], gathers: &[u32], launches: u32) -> (Vec<f64>, Vec<f64>) {
+    let find = |task: u32| times.iter().find(|t| t.task == task);
+    let (mut kernels, mut collectives) = (Vec::new(), Vec::new());
+    for &gather in gathers.iter().skip(1) {
+        let Some(gather) = find(gather) else { continue };
+        collectives.push(length(gather));
+        let first = gather.task + 2;
+        let inside = (first..first + launches)
+            .filter_map(find)
+            .filter(|k| k.start >= gather.start && k.end <= gather.end);
+        kernels.extend(inside.map(length));
+    }
+    (kernels, collectives)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn task(task: u32, start: u64, end: u64) -> TaskTimes {
+        TaskTimes {
+            task,
+            issued: 0,
+            ready: start,
+            free: start,
+            start,
+            end,
+            waited: None,
+        }
+    }
+
+    #[test]
+    fn only_kernels_wholly_beside_a_collective_count_and_not_the_first_round() {
+        // A short kernel, the collective, a short one, two kernels; twice.
+        let times = [
+            task(0, 0, 1),
+            task(1, 1, 900),
+            task(2, 1, 2),
+            task(3, 2, 100),
+            task(4, 100, 200),
+            task(5, 1000, 1001),
+            task(6, 1001, 1251),
+            task(7, 1002, 1003),
+            task(8, 1010, 1140),
+            task(9, 1140, 1260),
+        ];
+        assert_eq!(slowed(&times, &[1, 6], 2), (vec![130.0], vec![250.0]));
+    }
 }

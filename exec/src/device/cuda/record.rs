@@ -79,12 +79,13 @@ impl Recorder {
             // Another profiler may hold CUPTI: events do as well.
             self.clock = Activity::start(&now).ok().map(Clock::Records);
         }
+        // CUPTI asks for room at the first call that it sees: that one is not the pass's.
+        let base = Event::new(true)?;
+        base.record(stream)?;
+        while !base.is_done()? {
+            std::hint::spin_loop();
+        }
         if self.clock.is_none() {
-            let base = Event::new(true)?;
-            base.record(stream)?;
-            while !base.is_done()? {
-                std::hint::spin_loop();
-            }
             self.clock = Some(Clock::Events {
                 base,
                 base_ns: now(),
