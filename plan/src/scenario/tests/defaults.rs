@@ -72,6 +72,7 @@ fn defaults_of_the_native_policy() {
             bucket_bytes: 104_857_600,
             max_inflight_bytes: 5_000_000_000,
             memory_budget: 0.05,
+            merge_projections: MergeProjections::None,
             cuda_graph: CudaGraph::Off,
         }
     );
