@@ -1,11 +1,13 @@
 //! From graphs to the tape: eager kernels, fusion, regions, liveness.
 //!
-//! `schedule` puts ops into steps (one kernel each), `merge` makes one product of several, `kernel` describes a step's
+//! `schedule` puts ops into steps (one kernel each), `merge` makes one product of several, `inplace` saves their
+//! readers memory, `kernel` describes a step's
 //! kernel, `emit` decides lifetimes and writes the tape, `expand` repeats the steps of a middle block for all middle blocks.
 
 mod emit;
 mod expand;
 mod fuse;
+mod inplace;
 mod kernel;
 mod lives;
 mod merge;

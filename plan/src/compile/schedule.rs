@@ -1,10 +1,10 @@
 //! Steps: which ops one kernel executes, in which order; which ops are compiled together.
 
-use super::{Sharding, fuse, merge, partition};
+use super::{Sharding, fuse, inplace, merge, partition};
 use crate::autodiff::Backward;
 use crate::compile::tape::{Module, ModuleId, ModuleKind};
 use crate::model::graph::{Act, Graph, ModelGraph, View};
-use crate::scenario::types::{Compile, CompileMode};
+use crate::scenario::types::{Compile, CompileMode, MergeProjections};
 use smallvec::{SmallVec, smallvec};
 
 /// Ops that run as one kernel (or, eagerly, one op, which may be a view without a kernel).
@@ -61,10 +61,21 @@ pub(super) fn plan(
         partition::recompute_cheap(&mut m.graph, &mut o);
     }
     let eval = needed_for_loss(m, &o.forward);
+    let forward = steps(m, &o, &o.forward);
+    let backward = steps(m, &o, &o.backward);
+    let eval = steps(m, &o, &eval);
+    if !matches!(
+        compile.merge_projections,
+        MergeProjections::None | MergeProjections::Gradients
+    ) {
+        let training: Vec<&Step> = forward.iter().chain(&backward).collect();
+        let eval: Vec<&Step> = eval.iter().collect();
+        inplace::rotations(&mut m.graph, [&training, &eval]);
+    }
     Plan {
-        forward: steps(m, &o, &o.forward),
-        backward: steps(m, &o, &o.backward),
-        eval: steps(m, &o, &eval),
+        forward,
+        backward,
+        eval,
         ready_inside: mode == CompileMode::Full,
         guarded,
     }

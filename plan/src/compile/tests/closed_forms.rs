@@ -348,3 +348,64 @@ fn a_merged_product_is_read_and_written_where_it_lies() {
         assert_eq!(t.storages[id.index()].bytes.0, rows * 16 * 2);
     }
 }
+
+/// Rotated queries and keys take the columns of the unrotated ones: a block saves no more than with layers apart,
+/// however many heads share a key.
+#[test]
+fn rotations_of_merged_projections_work_in_place() {
+    for kv_heads in [1, 2, 4] {
+        let build = |merge| {
+            let mut s = tiny(Family::Llama);
+            s.model.kv_heads = kv_heads;
+            s.compile.mode = CompileMode::Blocks;
+            s.compile.merge_projections = merge;
+            build(&s)
+        };
+        let saved = |merge| -> u64 {
+            let t = build(merge);
+            let saved = t.storages.iter().filter(|s| s.role == StorageRole::Saved);
+            saved.map(|s| s.bytes.0).sum()
+        };
+        let apart = saved(MergeProjections::None);
+        assert_eq!(saved(MergeProjections::Qkv), apart, "{kv_heads}");
+        assert_eq!(saved(MergeProjections::All), apart, "{kv_heads}");
+        let t = build(MergeProjections::Qkv);
+        for ops in [&t.forward, &t.eval] {
+            let mut found = 0;
+            for op in ops {
+                let TapeOp::Launch {
+                    kernel,
+                    reads,
+                    writes,
+                    end,
+                } = *op
+                else {
+                    continue;
+                };
+                let kernel = &t.kernels[kernel.index()];
+                if kernel
+                    .body
+                    .iter()
+                    .any(|b| matches!(b.op, OpKind::Cat { .. }))
+                {
+                    found += 1;
+                    let written = &t.operands[writes as usize..end as usize];
+                    assert_eq!(written.len(), 1, "{}", kernel.name);
+                    let same = t.operands[reads as usize..writes as usize].iter();
+                    assert_eq!(
+                        same.filter(|o| **o == written[0]).count(),
+                        1,
+                        "{}",
+                        kernel.name
+                    );
+                    // Half of the rows' part is read twice, and counted once.
+                    let elements = kernel.body.iter().map(|b| &b.outputs[0].shape);
+                    let rotated: u64 = elements.last().expect("a body").iter().product();
+                    assert_eq!(kernel.written.0, rotated * 2);
+                    assert_eq!(kernel.read.0, rotated * 2 + 2 * 5 * 2);
+                }
+            }
+            assert_eq!(found, 4, "two rotations a block");
+        }
+    }
+}
