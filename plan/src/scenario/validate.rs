@@ -381,19 +381,19 @@ fn merges(s: &Scenario, d: &Document) -> Checked {
                 &[Key::MergeProjections, Key::Mode],
                 "merged projections are compiled code; with compile mode off every op is a kernel of its own",
             )
-            .with_help("use mode regions or blocks")),
+            .with_help("use mode regions or blocks, or merge_projections none")),
         CompileMode::Full => Err(d
             .conflict(
                 &[Key::MergeProjections, Key::Mode],
                 "compile mode full gathers every parameter into a buffer of its own: no weights lie side by side",
             )
-            .with_help("use mode regions or blocks")),
+            .with_help("use mode regions or blocks, or merge_projections none")),
         _ if s.fsdp.policy == PolicyKind::Fsdp2 => Err(d
             .conflict(
                 &[Key::MergeProjections, Key::Policy],
                 "policy fsdp2 copies every parameter out into a buffer of its own: no weights lie side by side",
             )
-            .with_help("use policy native or megatron")),
+            .with_help("use policy native or megatron, or merge_projections none")),
         _ => Ok(()),
     }
 }

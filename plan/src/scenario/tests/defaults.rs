@@ -105,6 +105,28 @@ fn defaults_that_a_policy_changes() {
 }
 
 #[test]
+fn merged_projections_by_mode_and_policy() {
+    use MergeProjections as M;
+    let of = |set: &[&str]| minimal(set).unwrap().compile.merge_projections;
+    assert_eq!(of(&["compile.mode=regions"]), M::Qkv);
+    assert_eq!(of(&["compile.mode=blocks"]), M::Qkv);
+    assert_eq!(of(&["compile.mode=full"]), M::None);
+    let none = "compile.merge_projections=none";
+    assert_eq!(of(&["compile.mode=blocks", none]), M::None);
+    assert_eq!(of(&[none]), M::None);
+    let megatron = ["compile.mode=blocks", "fsdp.policy=megatron"];
+    assert_eq!(of(&megatron), M::None);
+    for (name, merge) in [
+        ("gradients", M::Gradients),
+        ("qkv", M::Qkv),
+        ("all", M::All),
+    ] {
+        let asked = format!("compile.merge_projections={name}");
+        assert_eq!(of(&[&megatron[..], &[&asked]].concat()), merge);
+    }
+}
+
+#[test]
 fn precision_by_policy_and_compute() {
     use DType::{Bf16, F16, F32};
     let of = |set: &[&str]| {
