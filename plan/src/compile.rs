@@ -19,7 +19,7 @@ mod tests;
 
 use crate::autodiff;
 use crate::model::{self, build, tree::Tree};
-use crate::scenario::{CompileMode, Family, Scenario};
+use crate::scenario::{CompileMode, Family, MergeProjections, Scenario};
 use tape::{Module, ModuleId, Param, ParamId, Tape};
 
 /// How the full buffers of a parameter and of the one registered after it lie to each other.
@@ -47,6 +47,28 @@ pub struct Sharding<'a> {
 pub fn modules_and_params(scenario: &Scenario) -> (Vec<Module>, Vec<Param>) {
     let tree = Tree::new(scenario, scenario.model.layers);
     (tree.modules, tree.params)
+}
+
+/// Whether two parameters, the second registered after the first, are weights of layers that `which` would merge if they lay side by
+/// side: whether they do read one input, the graph says.
+#[must_use]
+pub fn mergeable(a: &Param, b: &Param, which: MergeProjections) -> bool {
+    const ATTENTION: [(&str, &str); 2] = [
+        ("attention.q", "attention.k"),
+        ("attention.k", "attention.v"),
+    ];
+    const MLP: [(&str, &str); 1] = [("mlp.w1", "mlp.w3")];
+    let pairs: &[&[(&str, &str)]] = match which {
+        MergeProjections::None => &[],
+        MergeProjections::Qkv => &[&ATTENTION],
+        MergeProjections::Gradients | MergeProjections::All => &[&ATTENTION, &MLP],
+    };
+    let stem =
+        |p: &Param, of: &str| Some(p.name.strip_suffix(".weight")?.strip_suffix(of)?.to_owned());
+    pairs.iter().copied().flatten().any(|&(first, second)| {
+        let (x, y) = (stem(a, first), stem(b, second));
+        x.is_some() && x == y
+    })
 }
 
 /// Builds the tape of one micro-batch.

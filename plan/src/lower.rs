@@ -19,7 +19,9 @@ mod walk;
 use crate::compile::tape::Tape;
 use crate::compile::{self, Neighbours, Sharding};
 use crate::memory::{self, AllocError, ReplayError};
-use crate::program::{Instr, Phase, Program, ProgramMeta, Section, SectionKind, Unit, UnitId};
+use crate::program::{
+    Instr, Param, Phase, Program, ProgramMeta, Section, SectionKind, Unit, UnitId,
+};
 use crate::scenario::{
     AllocatorKind, CompileMode, CudaGraph, OuterStrategy, PolicyKind, Scenario, Strategy,
 };
@@ -55,7 +57,7 @@ pub fn plan(scenario: &Scenario) -> Result<Program, PlanError> {
     }
     let specs = assign_units(&scenario.fsdp.units, &modules)?;
     let kind = layout_kind(scenario);
-    let groups = build_groups(&specs, &modules, &params, kind)?;
+    let groups = build_groups(&specs, &modules, &params, kind, &follows(scenario, &params))?;
     let tape = tape(scenario, modules.len(), &specs, &groups);
     let mut cx = Cx::new(scenario, &tape, specs, groups)?;
     walk::check_scopes(&cx)?;
@@ -131,6 +133,17 @@ fn layout_kind(scenario: &Scenario) -> LayoutKind {
             }
         }
     }
+}
+
+/// Parameters that the next one is to follow without a gap, so that their layers can be merged. The layout of the others is their
+/// engines'.
+fn follows(scenario: &Scenario, params: &[Param]) -> Vec<bool> {
+    let which = scenario.compile.merge_projections;
+    let native = scenario.fsdp.policy == PolicyKind::Native;
+    let pairs = params.windows(2);
+    pairs
+        .map(|p| native && compile::mergeable(&p[0], &p[1], which))
+        .collect()
 }
 
 fn sections<L: Lifecycle>(cx: &mut Cx<'_>, life: &mut L, buffers: &TapeBuffers) -> Vec<Section> {
@@ -236,7 +249,8 @@ fn finish(cx: Cx<'_>, buffers: &TapeBuffers, sections: Vec<Section>) -> Program 
 pub fn tape_of(scenario: &Scenario) -> Result<Tape, PlanError> {
     let (modules, params) = compile::modules_and_params(scenario);
     let specs = assign_units(&scenario.fsdp.units, &modules)?;
-    let groups = build_groups(&specs, &modules, &params, layout_kind(scenario))?;
+    let (kind, follows) = (layout_kind(scenario), follows(scenario, &params));
+    let groups = build_groups(&specs, &modules, &params, kind, &follows)?;
     Ok(tape(scenario, modules.len(), &specs, &groups))
 }
 

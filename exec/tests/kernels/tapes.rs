@@ -504,7 +504,7 @@ fn compiling_and_recomputing_change_no_bit() {
     }
 }
 
-/// Sizes whose weights lie side by side in a flat buffer over two ranks.
+/// Sizes whose weights lie side by side in a flat buffer over two ranks under any policy.
 const ALIGNED: &str = "family = \"llama\"\nlayers = 2\nhidden = 16\nheads = 4\nkv_heads = 2\nhead_dim = 4\nffn = 32\nvocab = 13\n";
 
 /// Layers that are one product give, up to rounding, the same loss and gradients as layers on their own, and on them the kernels

@@ -466,3 +466,49 @@ fn projections_merge_where_the_layout_has_them_side_by_side() {
     let units = "fsdp.units=[\"layers.*\", \"layers.*.attention.k\"]";
     assert_eq!(products(&[units]), (45, 0));
 }
+
+/// Rows of the feed-forward width, which have a factor that the others lack, cut the grid so that queries, keys and values would lie
+/// apart: 64 rows of 64 are no multiple of 448.
+#[test]
+fn merging_keeps_gaps_out_of_the_layout() {
+    let model = LLAMA.replace("ffn = 176", "ffn = 448");
+    let apart = |sets: &[&str]| -> Vec<bool> {
+        let p = program(&model, sets);
+        let flat = p.groups.iter().filter_map(|g| match &g.layout {
+            Layout::Flat(layout) => Some(layout),
+            Layout::PerParam(_) => None,
+        });
+        let items: Vec<_> = flat.flat_map(|l| &l.items).copied().collect();
+        let of = |name: &str| {
+            let id = p.params.iter().position(|p| p.name == name).unwrap();
+            *items.iter().find(|i| i.param.index() == id).unwrap()
+        };
+        [
+            "attention.q",
+            "attention.k",
+            "attention.v",
+            "mlp.w1",
+            "mlp.w3",
+        ]
+        .windows(2)
+        .filter(|w| w[1] != "mlp.w1")
+        .map(|w| {
+            let [a, b] = [0, 1].map(|i| of(&format!("layers.1.{}.weight", w[i])));
+            a.offset + a.numel != b.offset
+        })
+        .collect()
+    };
+    let blocks = "compile.mode=blocks";
+    assert_eq!(
+        apart(&[blocks, "compile.merge_projections=none"]),
+        [true, false, false]
+    );
+    assert_eq!(apart(&[blocks]), [false, false, false]);
+    // The layout of other engines stays theirs.
+    let megatron = [
+        "fsdp.policy=megatron",
+        "compile.merge_projections=qkv",
+        blocks,
+    ];
+    assert_eq!(apart(&megatron), [true, false, false]);
+}
