@@ -152,6 +152,13 @@ fn compiled_and_captured() {
         &["compile.mode=blocks"][..],
         &["compile.mode=regions", "fsdp.policy=megatron"],
         &["compile.mode=blocks", "fsdp.policy=fsdp2"],
+        &["compile.mode=blocks", "compile.merge_projections=none"],
+        &["compile.mode=blocks", "compile.merge_projections=all"],
+        &[
+            "compile.mode=regions",
+            "compile.merge_projections=gradients",
+            "fsdp.units=[\"layers.*.attention\", \"layers.*.mlp\"]",
+        ],
         &["compile.cuda_graph=[\"attn\", \"mlp\"]"],
         &["compile.cuda_graph=[\"block\"]", "compile.mode=blocks"],
         &["compile.cuda_graph=full_iteration"],

@@ -1,13 +1,16 @@
 //! From graphs to the tape: eager kernels, fusion, regions, liveness.
 //!
-//! `schedule` puts ops into steps (one kernel each), `kernel` describes a step's kernel, `emit` decides lifetimes and writes
-//! the tape, `expand` repeats the steps of a middle block for all middle blocks.
+//! `schedule` puts ops into steps (one kernel each), `merge` makes one product of several, `inplace` saves their
+//! readers memory, `kernel` describes a step's
+//! kernel, `emit` decides lifetimes and writes the tape, `expand` repeats the steps of a middle block for all middle blocks.
 
 mod emit;
 mod expand;
 mod fuse;
+mod inplace;
 mod kernel;
 mod lives;
+mod merge;
 mod partition;
 mod schedule;
 pub mod tape;
@@ -16,8 +19,28 @@ mod tests;
 
 use crate::autodiff;
 use crate::model::{self, build, tree::Tree};
-use crate::scenario::{CompileMode, Family, Scenario};
-use tape::{Module, ModuleId, Param, Tape};
+use crate::scenario::{CompileMode, Family, MergeProjections, Scenario};
+use tape::{Module, ModuleId, Param, ParamId, Tape};
+
+/// How the full buffers of a parameter and of the one registered after it lie to each other.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Neighbours {
+    /// Apart, or with something between them.
+    Apart,
+    /// The next weight begins where this one ends; gradients lie apart.
+    Weights,
+    /// Weights and gradients both.
+    WeightsAndGradients,
+}
+
+/// What compilation has to know of the sharding.
+#[derive(Clone, Copy)]
+pub struct Sharding<'a> {
+    /// Whether a module is a sharding unit.
+    pub is_unit: &'a dyn Fn(ModuleId) -> bool,
+    /// How a parameter and the next one lie; asked for parameters that have a next one.
+    pub neighbours: &'a dyn Fn(ParamId) -> Neighbours,
+}
 
 /// Modules in pre-order and parameters in registration order, without building any graph.
 #[must_use]
@@ -26,24 +49,46 @@ pub fn modules_and_params(scenario: &Scenario) -> (Vec<Module>, Vec<Param>) {
     (tree.modules, tree.params)
 }
 
+/// Whether two parameters, the second registered after the first, are weights of layers that `which` would merge if they lay side by
+/// side: whether they do read one input, the graph says.
+#[must_use]
+pub fn mergeable(a: &Param, b: &Param, which: MergeProjections) -> bool {
+    const ATTENTION: [(&str, &str); 2] = [
+        ("attention.q", "attention.k"),
+        ("attention.k", "attention.v"),
+    ];
+    const MLP: [(&str, &str); 1] = [("mlp.w1", "mlp.w3")];
+    let pairs: &[&[(&str, &str)]] = match which {
+        MergeProjections::None => &[],
+        MergeProjections::Qkv => &[&ATTENTION],
+        MergeProjections::Gradients | MergeProjections::All => &[&ATTENTION, &MLP],
+    };
+    let stem =
+        |p: &Param, of: &str| Some(p.name.strip_suffix(".weight")?.strip_suffix(of)?.to_owned());
+    pairs.iter().copied().flatten().any(|&(first, second)| {
+        let (x, y) = (stem(a, first), stem(b, second));
+        x.is_some() && x == y
+    })
+}
+
 /// Builds the tape of one micro-batch.
 ///
-/// `is_unit` tells which modules are sharding units: their boundaries break compiled regions (`compile.mode = "regions"`), and
-/// leaves inside a block are entered and left on the tape only when they are units. The loss is entered after the root has
-/// been left, since it is computed outside the model.
+/// The boundaries of units break compiled regions (`compile.mode = "regions"`), and leaves inside a block are entered and left on
+/// the tape only when they are units. The loss is entered after the root has been left, since it is computed outside the model.
+/// An operand may reach over the end of its parameter into those after it, where these are its neighbours.
 #[must_use]
-pub fn tape(scenario: &Scenario, is_unit: &dyn Fn(ModuleId) -> bool) -> Tape {
+pub fn tape(scenario: &Scenario, sharding: Sharding<'_>) -> Tape {
     let tree = Tree::new(scenario, scenario.model.layers);
     let eager;
-    let scenario = if frames_are_skipped(scenario, &tree, is_unit) {
+    let scenario = if frames_are_skipped(scenario, &tree, sharding.is_unit) {
         eager = with_mode(scenario, CompileMode::Off);
         &eager
     } else {
         scenario
     };
-    match repeat(scenario, &tree, is_unit) {
+    match repeat(scenario, &tree, sharding) {
         Some(tape) => finish(scenario, tree, tape),
-        None => full(scenario, tree, is_unit),
+        None => full(scenario, tree, sharding),
     }
 }
 
@@ -73,36 +118,48 @@ fn with_mode(scenario: &Scenario, mode: CompileMode) -> Scenario {
 }
 
 /// The tape of a deep model from that of a shallow one, if its blocks are alike.
-fn repeat(scenario: &Scenario, tree: &Tree, is_unit: &dyn Fn(ModuleId) -> bool) -> Option<Tape> {
+fn repeat(scenario: &Scenario, tree: &Tree, sharding: Sharding<'_>) -> Option<Tape> {
     let layers = tree.blocks.count;
-    if layers <= expand::SHALLOW || !alike(scenario, tree, is_unit) {
+    if layers <= expand::SHALLOW || !alike(scenario, tree, sharding) {
         return None;
     }
     let shallow = Tree::new(scenario, expand::SHALLOW);
     let blocks = shallow.blocks;
     let after = blocks.module + expand::SHALLOW * blocks.modules;
     // Blocks are alike, so the first five of the deep model answer for those of the shallow one.
+    let more = layers - expand::SHALLOW;
     let in_deep = |m: ModuleId| {
-        if m.0 < after {
-            m
-        } else {
-            ModuleId(m.0 + (layers - expand::SHALLOW) * blocks.modules)
-        }
+        ModuleId(
+            m.0 + if m.0 < after {
+                0
+            } else {
+                more * blocks.modules
+            },
+        )
     };
-    let small = full(scenario, shallow, &|m| is_unit(in_deep(m)));
+    let last = blocks.param + expand::SHALLOW * blocks.params;
+    let param = |p: ParamId| ParamId(p.0 + if p.0 < last { 0 } else { more * blocks.params });
+    let stand_in = Sharding {
+        is_unit: &|m| (sharding.is_unit)(in_deep(m)),
+        neighbours: &|p| (sharding.neighbours)(param(p)),
+    };
+    let small = full(scenario, shallow, stand_in);
     expand::expand(&small, blocks, layers)
 }
 
-/// Whether all blocks are built alike: none frozen, and the same modules of each are units.
-fn alike(scenario: &Scenario, tree: &Tree, is_unit: &dyn Fn(ModuleId) -> bool) -> bool {
+/// Whether all blocks are built alike: none frozen, the same modules of each are units, the same parameters neighbours.
+fn alike(scenario: &Scenario, tree: &Tree, sharding: Sharding<'_>) -> bool {
     let b = tree.blocks;
-    let at = |layer: u32, local: u32| is_unit(ModuleId(b.module + layer * b.modules + local));
+    let unit = |l: u32, m: u32| (sharding.is_unit)(ModuleId(b.module + l * b.modules + m));
+    // A block's last parameter is the neighbour of another block, which never matters.
+    let near = |l: u32, p: u32| (sharding.neighbours)(ParamId(b.param + l * b.params + p));
     scenario.fsdp.frozen.is_empty()
-        && (0..b.modules).all(|m| (1..b.count).all(|l| at(l, m) == at(0, m)))
+        && (0..b.modules).all(|m| (1..b.count).all(|l| unit(l, m) == unit(0, m)))
+        && (1..b.params).all(|p| (1..b.count).all(|l| near(l, p - 1) == near(0, p - 1)))
 }
 
 /// The tape of a tree, built op by op.
-fn full(scenario: &Scenario, tree: Tree, is_unit: &dyn Fn(ModuleId) -> bool) -> Tape {
+fn full(scenario: &Scenario, tree: Tree, sharding: Sharding<'_>) -> Tape {
     let mut m = model::graph_of(scenario, tree);
     // The gradient of a step is that of its mean loss, or of the sum over its tokens.
     let seed = if scenario.fsdp.per_token_loss {
@@ -110,9 +167,9 @@ fn full(scenario: &Scenario, tree: Tree, is_unit: &dyn Fn(ModuleId) -> bool) -> 
     } else {
         1.0 / f64::from(scenario.train.grad_accum)
     };
-    let backward = autodiff::differentiate(&mut m, scenario.train.recompute, seed);
-    let plan = schedule::plan(&mut m, &backward, scenario.compile.mode, is_unit);
-    let tape = emit::emit(&m, &backward, &plan, is_unit);
+    let mut backward = autodiff::differentiate(&mut m, scenario.train.recompute, seed);
+    let plan = schedule::plan(&mut m, &mut backward, &scenario.compile, sharding);
+    let tape = emit::emit(&m, &backward, &plan, sharding.is_unit);
     finish(scenario, m.tree, tape)
 }
 

@@ -16,14 +16,16 @@ mod policy;
 mod streams;
 mod walk;
 
-use crate::compile;
 use crate::compile::tape::Tape;
+use crate::compile::{self, Neighbours, Sharding};
 use crate::memory::{self, AllocError, ReplayError};
-use crate::program::{Instr, Phase, Program, ProgramMeta, Section, SectionKind, Unit, UnitId};
+use crate::program::{
+    Instr, Param, Phase, Program, ProgramMeta, Section, SectionKind, Unit, UnitId,
+};
 use crate::scenario::{
     AllocatorKind, CompileMode, CudaGraph, OuterStrategy, PolicyKind, Scenario, Strategy,
 };
-use crate::shard::{LayoutKind, ShardError, assign_units, build_groups};
+use crate::shard::{Group, Layout, LayoutKind, ShardError, UnitSpec, assign_units, build_groups};
 use context::Cx;
 use walk::{Lifecycle, TapeBuffers, Walk};
 
@@ -55,12 +57,8 @@ pub fn plan(scenario: &Scenario) -> Result<Program, PlanError> {
     }
     let specs = assign_units(&scenario.fsdp.units, &modules)?;
     let kind = layout_kind(scenario);
-    let groups = build_groups(&specs, &modules, &params, kind)?;
-    let mut is_unit = vec![false; modules.len()];
-    for m in specs.iter().flat_map(|s| &s.modules) {
-        is_unit[m.index()] = true;
-    }
-    let tape = compile::tape(scenario, &|m| is_unit[m.index()]);
+    let groups = build_groups(&specs, &modules, &params, kind, &follows(scenario, &params))?;
+    let tape = tape(scenario, modules.len(), &specs, &groups);
     let mut cx = Cx::new(scenario, &tape, specs, groups)?;
     walk::check_scopes(&cx)?;
     let buffers = TapeBuffers::new(&mut cx);
@@ -135,6 +133,17 @@ fn layout_kind(scenario: &Scenario) -> LayoutKind {
             }
         }
     }
+}
+
+/// Parameters that the next one is to follow without a gap, so that their layers can be merged. The layout of the others is their
+/// engines'.
+fn follows(scenario: &Scenario, params: &[Param]) -> Vec<bool> {
+    let which = scenario.compile.merge_projections;
+    let native = scenario.fsdp.policy == PolicyKind::Native;
+    let pairs = params.windows(2);
+    pairs
+        .map(|p| native && compile::mergeable(&p[0], &p[1], which))
+        .collect()
 }
 
 fn sections<L: Lifecycle>(cx: &mut Cx<'_>, life: &mut L, buffers: &TapeBuffers) -> Vec<Section> {
@@ -238,13 +247,48 @@ fn finish(cx: Cx<'_>, buffers: &TapeBuffers, sections: Vec<Section>) -> Program 
 /// # Errors
 /// As [`plan`].
 pub fn tape_of(scenario: &Scenario) -> Result<Tape, PlanError> {
-    let (modules, _) = compile::modules_and_params(scenario);
+    let (modules, params) = compile::modules_and_params(scenario);
     let specs = assign_units(&scenario.fsdp.units, &modules)?;
-    let mut is_unit = vec![false; modules.len()];
+    let (kind, follows) = (layout_kind(scenario), follows(scenario, &params));
+    let groups = build_groups(&specs, &modules, &params, kind, &follows)?;
+    Ok(tape(scenario, modules.len(), &specs, &groups))
+}
+
+/// The tape for these units and layouts.
+fn tape(scenario: &Scenario, modules: usize, specs: &[UnitSpec], groups: &[Group]) -> Tape {
+    let mut is_unit = vec![false; modules];
     for m in specs.iter().flat_map(|s| &s.modules) {
         is_unit[m.index()] = true;
     }
-    Ok(compile::tape(scenario, &|m| is_unit[m.index()]))
+    let neighbours = neighbours(scenario, groups);
+    let sharding = Sharding {
+        is_unit: &|m| is_unit[m.index()],
+        neighbours: &|p| neighbours[p.index()],
+    };
+    compile::tape(scenario, sharding)
+}
+
+/// How each parameter and the next one lie in the buffers that kernels read weights from and write gradients to.
+fn neighbours(scenario: &Scenario, groups: &[Group]) -> Vec<Neighbours> {
+    let mut out = vec![Neighbours::Apart; groups.iter().map(|g| g.params.len()).sum()];
+    let together = match scenario.fsdp.policy {
+        _ if context::params_apart(scenario) => Neighbours::Apart,
+        PolicyKind::Native => Neighbours::WeightsAndGradients,
+        // Gradients are autograd's until they are copied into the bucket.
+        PolicyKind::Megatron => Neighbours::Weights,
+        PolicyKind::Fsdp2 => Neighbours::Apart,
+    };
+    for group in groups {
+        if let Layout::Flat(layout) = &group.layout {
+            for pair in layout.items.windows(2) {
+                let next = pair[0].param.0 + 1 == pair[1].param.0;
+                if next && pair[0].offset + pair[0].numel == pair[1].offset {
+                    out[pair[0].param.index()] = together;
+                }
+            }
+        }
+    }
+    out
 }
 
 #[cfg(test)]

@@ -74,7 +74,7 @@ pub struct WhatIf {
 }
 
 /// Keys of which every value is tried.
-const ALL_VALUES: [&str; 9] = [
+const ALL_VALUES: [&str; 10] = [
     "fsdp.policy",
     "fsdp.strategy",
     "fsdp.async_reduce",
@@ -82,6 +82,7 @@ const ALL_VALUES: [&str; 9] = [
     "fsdp.unify_comm_stream",
     "fsdp.allocator",
     "fsdp.expandable_segments",
+    "compile.merge_projections",
     "train.recompute",
     "train.loss",
 ];

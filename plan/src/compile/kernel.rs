@@ -92,6 +92,7 @@ impl Table {
         }
         let class = d.class();
         let (read, written) = d.traffic();
+        d.unite();
         let flops = Flops(d.flops);
         let Describe {
             body,
@@ -239,6 +240,46 @@ impl<'g> Describe<'g> {
             Bytes(self.reads.iter().map(|r| r.1).sum()),
             Bytes(self.writes.iter().map(|w| w.1).sum()),
         )
+    }
+
+    /// Reads of parts of what is written become reads of all of it, so that operand and result are the same range: the kernel
+    /// works in place.
+    fn unite(&mut self) {
+        for w in 0..self.writes.len() {
+            let to = self.writes[w].0;
+            let part = |r: &Touch| {
+                let (end, inside) = (r.offset + r.bytes, r.root == to.root && *r != to);
+                inside && to.offset <= r.offset && end <= to.offset + to.bytes
+            };
+            let old: SmallVec<[(Touch, u64); 8]> = std::mem::take(&mut self.reads);
+            if !old.iter().any(|r| part(&r.0)) {
+                self.reads = old;
+                continue;
+            }
+            // New place of each read, and how far into it the old one starts.
+            let mut places: SmallVec<[(u8, u64); 8]> = SmallVec::new();
+            for (touch, bytes) in old {
+                let (all, ahead) = if part(&touch) {
+                    (to, touch.offset - to.offset)
+                } else {
+                    (touch, 0)
+                };
+                let at = self.reads.iter().position(|r| r.0 == all);
+                let at = at.unwrap_or(self.reads.len());
+                match self.reads.get_mut(at) {
+                    Some(read) => read.1 += bytes,
+                    None => self.reads.push((all, bytes)),
+                }
+                places.push((at as u8, ahead));
+            }
+            for slot in self.body.iter_mut().flat_map(|op| &mut op.inputs) {
+                if let Place::Read(r) = slot.place {
+                    let (at, ahead) = places[usize::from(r)];
+                    slot.place = Place::Read(at);
+                    slot.offset += ahead / slot.dtype.size();
+                }
+            }
+        }
     }
 
     fn register(&mut self, value: &Value) -> Option<Place> {

@@ -1,12 +1,11 @@
 //! Steps: which ops one kernel executes, in which order; which ops are compiled together.
 
-use super::{fuse, partition};
+use super::{Sharding, fuse, inplace, merge, partition};
 use crate::autodiff::Backward;
 use crate::compile::tape::{Module, ModuleId, ModuleKind};
 use crate::model::graph::{Act, Graph, ModelGraph, View};
-use crate::scenario::types::CompileMode;
+use crate::scenario::types::{Compile, CompileMode, MergeProjections};
 use smallvec::{SmallVec, smallvec};
-use std::ops::Range;
 
 /// Ops that run as one kernel (or, eagerly, one op, which may be a view without a kernel).
 #[derive(Clone, Debug, PartialEq)]
@@ -43,10 +42,11 @@ pub(super) struct Orders {
 
 pub(super) fn plan(
     m: &mut ModelGraph,
-    b: &Backward,
-    mode: CompileMode,
-    is_unit: &dyn Fn(ModuleId) -> bool,
+    b: &mut Backward,
+    compile: &Compile,
+    sharding: Sharding<'_>,
 ) -> Plan {
+    let mode = compile.mode;
     let end = m.graph.ops.len() as u32;
     let mut o = Orders {
         forward: (0..b.first).collect(),
@@ -56,14 +56,26 @@ pub(super) fn plan(
     };
     let mut guarded = vec![false];
     if mode != CompileMode::Off {
-        guarded = regions(m, &mut o, mode, is_unit);
+        guarded = regions(m, &mut o, mode, sharding.is_unit);
+        merge::projections(m, &mut o, &mut b.ready, compile.merge_projections, sharding);
         partition::recompute_cheap(&mut m.graph, &mut o);
     }
-    let eval = needed_for_loss(m, 0..b.first);
+    let eval = needed_for_loss(m, &o.forward);
+    let forward = steps(m, &o, &o.forward);
+    let backward = steps(m, &o, &o.backward);
+    let eval = steps(m, &o, &eval);
+    if !matches!(
+        compile.merge_projections,
+        MergeProjections::None | MergeProjections::Gradients
+    ) {
+        let training: Vec<&Step> = forward.iter().chain(&backward).collect();
+        let eval: Vec<&Step> = eval.iter().collect();
+        inplace::rotations(&mut m.graph, [&training, &eval]);
+    }
     Plan {
-        forward: steps(m, &o, &o.forward),
-        backward: steps(m, &o, &o.backward),
-        eval: steps(m, &o, &eval),
+        forward,
+        backward,
+        eval,
         ready_inside: mode == CompileMode::Full,
         guarded,
     }
@@ -179,11 +191,13 @@ fn single(g: &Graph, o: &Orders, op: u32) -> Step {
 }
 
 /// Ops that the loss depends on: what a validation forward runs.
-fn needed_for_loss(m: &ModelGraph, ops: Range<u32>) -> Vec<u32> {
+fn needed_for_loss(m: &ModelGraph, ops: &[u32]) -> Vec<u32> {
     let g = &m.graph;
     let mut used = vec![false; g.values.len()];
     used[m.loss.index()] = true;
     let mut keep: Vec<u32> = ops
+        .iter()
+        .copied()
         .rev()
         .filter(|&i| {
             let op = &g.ops[i as usize];

@@ -1,7 +1,7 @@
 //! Tapes against measured allocations, closed forms, and each other.
 
 use super::tape::*;
-use super::{modules_and_params, tape};
+use super::{Neighbours, Sharding, modules_and_params, tape};
 use crate::model::testing::*;
 use crate::scenario::types::*;
 use std::collections::BTreeMap;
@@ -31,7 +31,20 @@ const FAMILIES: [Family; 5] = [
 ];
 
 fn build(s: &Scenario) -> Tape {
-    tape(s, &|m| s_is_unit(s, m))
+    with_units(s, &|m| s_is_unit(s, m))
+}
+
+/// The tape over these units.
+fn with_units(s: &Scenario, is_unit: &dyn Fn(ModuleId) -> bool) -> Tape {
+    tape(s, side_by_side(is_unit))
+}
+
+/// These units, with all weights one after another and so their gradients.
+fn side_by_side(is_unit: &dyn Fn(ModuleId) -> bool) -> Sharding<'_> {
+    Sharding {
+        is_unit,
+        neighbours: &|_| Neighbours::WeightsAndGradients,
+    }
 }
 
 /// Units as under `units = "block"`: the root and the blocks.

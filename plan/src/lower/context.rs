@@ -8,7 +8,9 @@ use crate::program::{
     Access, Axis, BufferId, COMPUTE, CommId, Communicator, GroupId, Holds, ModuleId, ParamId, Pool,
     Role, Rule, ShardOp, StreamId, UnitId,
 };
-use crate::scenario::{AllocatorKind, PolicyKind, Prefetch, Reshard, Scenario, Strategy};
+use crate::scenario::{
+    AllocatorKind, OuterStrategy, PolicyKind, Prefetch, Reshard, Scenario, Strategy,
+};
 use crate::shard::{Group, Layout, UnitSpec, mesh};
 use crate::units::DType;
 use std::collections::HashMap;
@@ -72,12 +74,7 @@ impl<'a> Cx<'a> {
         groups: Vec<Group>,
     ) -> Result<Self, PlanError> {
         let inner = scenario.mesh.dp_shard;
-        // torch's ZeRO-2 is its ZeRO-3 without resharding: parameters rest sharded either way.
-        let asked = match scenario.fsdp.policy {
-            PolicyKind::Fsdp2 => Strategy::OptimGradsParams,
-            PolicyKind::Native | PolicyKind::Megatron => scenario.fsdp.strategy,
-        };
-        let strategy = if inner > 1 { asked } else { Strategy::NoShard };
+        let strategy = strategy(scenario);
         let last_block = last_block(&specs);
         let mut home = vec![(GroupId(0), 0); tape.params.len()];
         for (g, group) in groups.iter().enumerate() {
@@ -314,6 +311,26 @@ pub(crate) struct Comms {
     pub(crate) reduce: Option<CommId>,
     pub(crate) outer: Option<CommId>,
     pub(crate) sub: Option<CommId>,
+}
+
+/// Strategy in effect.
+fn strategy(scenario: &Scenario) -> Strategy {
+    match scenario.fsdp.policy {
+        _ if scenario.mesh.dp_shard == 1 => Strategy::NoShard,
+        // torch's ZeRO-2 is its ZeRO-3 without resharding: parameters rest sharded either way.
+        PolicyKind::Fsdp2 => Strategy::OptimGradsParams,
+        PolicyKind::Native | PolicyKind::Megatron => scenario.fsdp.strategy,
+    }
+}
+
+/// Whether the outer axis shards the optimizer's state.
+pub(crate) fn outer_optim(scenario: &Scenario) -> bool {
+    scenario.mesh.dp_outer > 1 && scenario.fsdp.outer_strategy == OuterStrategy::Optim
+}
+
+/// Whether no axis shards anything, so that every parameter keeps a buffer of its own.
+pub(crate) fn params_apart(scenario: &Scenario) -> bool {
+    strategy(scenario) == Strategy::NoShard && !outer_optim(scenario)
 }
 
 fn last_block(specs: &[UnitSpec]) -> Option<usize> {

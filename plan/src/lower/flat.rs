@@ -8,7 +8,7 @@ mod optimizer;
 mod reduce;
 
 use super::builder::NewBuffer;
-use super::context::{Comms, Cx};
+use super::context::{Comms, Cx, outer_optim, params_apart};
 use super::optimizer::{Moments, moments};
 use super::streams::CommStreams;
 use super::walk::Location;
@@ -16,7 +16,7 @@ use crate::program::{
     Access, BufferId, COMPUTE, CollectiveKind, GroupId, Holds, ParamId, Part, PerRank, ReduceOp,
     Role, Rule, ShardOp, StreamId,
 };
-use crate::scenario::{OuterStrategy, PolicyKind, Strategy};
+use crate::scenario::PolicyKind;
 use crate::shard::{Layout, mesh};
 use crate::units::DType;
 use smallvec::smallvec;
@@ -82,7 +82,7 @@ impl Flat {
             c: precision.comm_grads,
             weight_sharded: mesh::weight_sharded(cx.strategy),
             grad_sharded: mesh::grad_sharded(cx.strategy),
-            outer_optim: cx.outer > 1 && cx.scenario.fsdp.outer_strategy == OuterStrategy::Optim,
+            outer_optim: outer_optim(cx.scenario),
             inner: u64::from(cx.inner),
             outer: u64::from(cx.outer),
         };
@@ -114,7 +114,7 @@ impl Flat {
             full: None,
             numel,
         };
-        if cx.strategy == Strategy::NoShard && !self.outer_optim {
+        if params_apart(cx.scenario) {
             for p in &group.params {
                 let bytes = cx.tape.params[p.index()].numel() * self.w.size();
                 state.params.push(cx.resting(

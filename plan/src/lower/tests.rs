@@ -414,3 +414,101 @@ fn refusals() {
         }
     );
 }
+
+/// Matrix products of a step, and the launches that write more than one parameter's gradient at once.
+fn products(sets: &[&str]) -> (usize, usize) {
+    const ALIGNED: &str = "[model]\nfamily = \"llama\"\nlayers = 2\nhidden = 64\nheads = 4\nkv_heads = 2\n\
+        ffn = 256\nvocab = 250\nmax_seq_len = 32\n[train]\nseq_len = 32\nmicro_batch = 2\n\
+        [mesh]\nhardware = \"h200-nvlink\"\ndp_shard = 4\n[compile]\nmode = \"blocks\"\n";
+    let p = program(ALIGNED, sets);
+    let step = p.sections.iter().find(|s| s.kind == SectionKind::Steady);
+    let launches = p.section_instrs(step.expect("a program has steps")).iter();
+    let mut count = (0, 0);
+    for instr in launches {
+        let Op::Launch { kernel, .. } = instr.op else {
+            continue;
+        };
+        if p.kernels[kernel.index()].name != "mm" {
+            continue;
+        }
+        count.0 += 1;
+        for w in p.writes(&instr.op) {
+            let buffer = &p.buffers[w.buffer.index()];
+            let gradient = matches!(buffer.role, Role::FullGrad | Role::MainGrad);
+            // Only queries, keys and values together are as large.
+            let numel = w.bytes / buffer.dtype.size();
+            count.1 += usize::from(gradient && numel == 64 * (64 + 32 + 32));
+        }
+    }
+    count
+}
+
+/// Two blocks of 7 products in forward and 14 in backward, and three of the head. What lies side by side depends on the policy
+/// and on whether anything is sharded.
+#[test]
+fn projections_merge_where_the_layout_has_them_side_by_side() {
+    assert_eq!(products(&["compile.merge_projections=none"]), (45, 0));
+    assert_eq!(products(&[]), (45 - 2 * 6, 2));
+    for strategy in ["optim", "optim_grads"] {
+        let strategy = format!("fsdp.strategy={strategy}");
+        assert_eq!(products(&[&strategy]), (45 - 2 * 6, 2), "{strategy}");
+    }
+    assert_eq!(products(&["train.recompute=full"]), (45 + 2 * 6 - 2 * 8, 2));
+    // Autograd's gradients lie apart.
+    let megatron = ["fsdp.policy=megatron", "compile.merge_projections=qkv"];
+    assert_eq!(products(&megatron), (45 - 2 * 4, 0));
+    assert_eq!(products(&["fsdp.policy=megatron"]), (45, 0));
+    assert_eq!(products(&["fsdp.policy=fsdp2"]), (45, 0));
+    // Every parameter has a buffer of its own where nothing is sharded.
+    assert_eq!(products(&["fsdp.strategy=no_shard"]), (45, 0));
+    assert_eq!(products(&["mesh.dp_shard=1"]), (45, 0));
+    // Units of their own are gathered apart.
+    let units = "fsdp.units=[\"layers.*\", \"layers.*.attention.k\"]";
+    assert_eq!(products(&[units]), (45, 0));
+}
+
+/// Rows of the feed-forward width, which have a factor that the others lack, cut the grid so that queries, keys and values would lie
+/// apart: 64 rows of 64 are no multiple of 448.
+#[test]
+fn merging_keeps_gaps_out_of_the_layout() {
+    let model = LLAMA.replace("ffn = 176", "ffn = 448");
+    let apart = |sets: &[&str]| -> Vec<bool> {
+        let p = program(&model, sets);
+        let flat = p.groups.iter().filter_map(|g| match &g.layout {
+            Layout::Flat(layout) => Some(layout),
+            Layout::PerParam(_) => None,
+        });
+        let items: Vec<_> = flat.flat_map(|l| &l.items).copied().collect();
+        let of = |name: &str| {
+            let id = p.params.iter().position(|p| p.name == name).unwrap();
+            *items.iter().find(|i| i.param.index() == id).unwrap()
+        };
+        [
+            "attention.q",
+            "attention.k",
+            "attention.v",
+            "mlp.w1",
+            "mlp.w3",
+        ]
+        .windows(2)
+        .filter(|w| w[1] != "mlp.w1")
+        .map(|w| {
+            let [a, b] = [0, 1].map(|i| of(&format!("layers.1.{}.weight", w[i])));
+            a.offset + a.numel != b.offset
+        })
+        .collect()
+    };
+    let blocks = "compile.mode=blocks";
+    assert_eq!(
+        apart(&[blocks, "compile.merge_projections=none"]),
+        [true, false, false]
+    );
+    assert_eq!(apart(&[blocks]), [false, false, false]);
+    // The layout of other engines stays theirs.
+    let megatron = [
+        "fsdp.policy=megatron",
+        "compile.merge_projections=qkv",
+        blocks,
+    ];
+    assert_eq!(apart(&megatron), [true, false, false]);
+}

@@ -91,7 +91,7 @@ pub enum View {
         /// First index.
         start: u64,
     },
-    /// Equal parts of one dimension, one output each.
+    /// Parts of one dimension, one output each: equal ones, but for those of a merged product.
     Split {
         /// Dimension.
         axis: u8,

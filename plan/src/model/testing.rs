@@ -89,6 +89,7 @@ pub(crate) fn tiny(family: Family) -> Scenario {
             bucket_bytes: 0,
             max_inflight_bytes: 0,
             memory_budget: 0.0,
+            merge_projections: MergeProjections::None,
             cuda_graph: CudaGraph::Off,
         },
         gate: Gate::default(),

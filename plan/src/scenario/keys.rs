@@ -279,6 +279,7 @@ keys! {
     BucketBytes: "compile" "bucket_bytes" [Bytes(0, 1 << 40)] "104857600" "full: bucket collectives up to this size; 0: one for each parameter";
     MaxInflightBytes: "compile" "max_inflight_bytes" [Bytes(1, 1 << 50)] "5000000000" "full: bytes of collectives that may be in flight";
     MemoryBudget: "compile" "memory_budget" [Number(0.0, 100.0)] "0.05" "full: extra memory that reordering may cost, as a fraction of the peak";
+    MergeProjections: "compile" "merge_projections" [Choice(&["none", "gradients", "qkv", "all"])] "(native with mode regions or blocks: \"qkv\", else \"none\")" "Linear layers of a block that read the same input and whose weights lie side by side run as one product: queries, keys and values; gate and up too (all); or the gradients of all of these alone";
     CudaGraph: "compile" "cuda_graph" [Choice(&["off", "full_iteration"]), List(&Choice(&["attn", "mlp", "block"]))] "\"off\"" "CUDA-graph capture: the whole iteration, or scopes of every block";
 
     GateStepTime: "gate" "step_time" [Number(0.0, 1e6)] "0.005" "Relative tolerance of the predicted step time";

@@ -425,17 +425,28 @@ fn compile(d: &Document) -> Compile {
         _ => Scope::Block,
     };
     let bytes = |key| d.value(key).and_then(Value::bytes);
+    let mode = d
+        .pick(
+            Key::Mode,
+            &[
+                ("regions", CompileMode::Regions),
+                ("blocks", CompileMode::Blocks),
+                ("full", CompileMode::Full),
+            ],
+        )
+        .unwrap_or(CompileMode::Off);
+    let native = d.word(Key::Policy).is_none_or(|p| p == "native");
+    // What the peers run is left as they run it; full graphs gather each parameter into a buffer of its own.
+    let merges = native && matches!(mode, CompileMode::Regions | CompileMode::Blocks);
     Compile {
-        mode: d
-            .pick(
-                Key::Mode,
-                &[
-                    ("regions", CompileMode::Regions),
-                    ("blocks", CompileMode::Blocks),
-                    ("full", CompileMode::Full),
-                ],
-            )
-            .unwrap_or(CompileMode::Off),
+        mode,
+        merge_projections: match d.word(Key::MergeProjections) {
+            Some("gradients") => MergeProjections::Gradients,
+            Some("qkv") => MergeProjections::Qkv,
+            Some("all") => MergeProjections::All,
+            None if merges => MergeProjections::Qkv,
+            _ => MergeProjections::None,
+        },
         bucket_bytes: bytes(Key::BucketBytes).unwrap_or(100 << 20),
         max_inflight_bytes: bytes(Key::MaxInflightBytes).unwrap_or(5_000_000_000),
         memory_budget: d.number(Key::MemoryBudget).unwrap_or(0.05),

@@ -52,6 +52,7 @@ shipped![
     "small-iteration",
     "small-linear",
     "small-megatron",
+    "small-merged",
     "small-native",
     "small-offload",
     "small-recompute",

@@ -409,6 +409,20 @@ pub enum CudaGraph {
     Scopes(Vec<Scope>),
 }
 
+/// `compile.merge_projections`: which linear layers that read the same input are one product, where their weights lie side by side.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub enum MergeProjections {
+    /// Each layer is a product of its own.
+    None,
+    /// In backward alone: the gradients of queries, keys and values, and of gate and up.
+    Gradients,
+    /// Queries, keys and values, in forward and backward.
+    Qkv,
+    /// Those, and gate and up.
+    All,
+}
+
 /// `[compile]`
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Compile {
@@ -420,6 +434,8 @@ pub struct Compile {
     pub max_inflight_bytes: u64,
     /// `full`: extra memory that reordering may cost, as a fraction of the peak without it.
     pub memory_budget: f64,
+    /// Linear layers that are one product.
+    pub merge_projections: MergeProjections,
     /// CUDA-graph capture.
     pub cuda_graph: CudaGraph,
 }

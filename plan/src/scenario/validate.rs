@@ -349,6 +349,7 @@ fn compile(s: &Scenario, d: &Document) -> Checked {
             .conflict(&[Key::Mode, Key::Policy], message)
             .with_help("use mode regions or blocks, or policy native or fsdp2"));
     }
+    merges(s, d)?;
     match &c.cuda_graph {
         CudaGraph::Off => Ok(()),
         CudaGraph::FullIteration if f.nan_check => {
@@ -365,6 +366,35 @@ fn compile(s: &Scenario, d: &Document) -> Checked {
         }
         CudaGraph::FullIteration => persistent_copies(s, d),
         CudaGraph::Scopes(scopes) => scopes_fit(s, d, scopes),
+    }
+}
+
+/// Merged products need compiled code and weights side by side.
+fn merges(s: &Scenario, d: &Document) -> Checked {
+    let c = &s.compile;
+    if c.merge_projections == MergeProjections::None {
+        return Ok(());
+    }
+    match c.mode {
+        CompileMode::Off => Err(d
+            .conflict(
+                &[Key::MergeProjections, Key::Mode],
+                "merged projections are compiled code; with compile mode off every op is a kernel of its own",
+            )
+            .with_help("use mode regions or blocks, or merge_projections none")),
+        CompileMode::Full => Err(d
+            .conflict(
+                &[Key::MergeProjections, Key::Mode],
+                "compile mode full gathers every parameter into a buffer of its own: no weights lie side by side",
+            )
+            .with_help("use mode regions or blocks, or merge_projections none")),
+        _ if s.fsdp.policy == PolicyKind::Fsdp2 => Err(d
+            .conflict(
+                &[Key::MergeProjections, Key::Policy],
+                "policy fsdp2 copies every parameter out into a buffer of its own: no weights lie side by side",
+            )
+            .with_help("use policy native or megatron, or merge_projections none")),
+        _ => Ok(()),
     }
 }
 

@@ -1,7 +1,7 @@
 //! Units of the module tree and the parameter groups they own.
 
 use super::pattern::{matches, nearest};
-use super::{Group, Layout, LayoutError, ShardError, flat_layout, per_param_layout};
+use super::{FlatItem, Group, Layout, LayoutError, ShardError, flat_layout, per_param_layout};
 use crate::program::{Module, ModuleId, ModuleKind, Param, ParamId, UnitId};
 use crate::scenario::{UnitPattern, Units};
 
@@ -38,7 +38,12 @@ pub enum LayoutKind {
 }
 
 impl LayoutKind {
-    fn layout(self, params: &[ParamId], table: &[Param]) -> Result<Layout, LayoutError> {
+    fn layout(
+        self,
+        params: &[ParamId],
+        table: &[Param],
+        follows: &[bool],
+    ) -> Result<Layout, LayoutError> {
         let shape = |&p: &ParamId| &table[p.index()].shape;
         let dims = |p| {
             let row = shape(p)
@@ -50,14 +55,39 @@ impl LayoutKind {
         };
         match self {
             Self::Flat { shards, pad } => {
-                let items = params
-                    .iter()
-                    .map(|p| {
-                        let (dim0, row) = dims(p)?;
-                        Ok((*p, dim0.checked_mul(row).ok_or(LayoutError::TooLarge)?, row))
-                    })
-                    .collect::<Result<Vec<_>, _>>()?;
-                flat_layout(&items, shards, pad).map(Layout::Flat)
+                // Runs of parameters are laid out as if each were one, and then taken apart.
+                let mut runs: Vec<(ParamId, u64, u64)> = Vec::new();
+                let mut members: Vec<Vec<FlatItem>> = Vec::new();
+                for id in params {
+                    let (param, (dim0, row)) = (*id, dims(id)?);
+                    let numel = dim0.checked_mul(row).ok_or(LayoutError::TooLarge)?;
+                    let member = |offset| FlatItem {
+                        param,
+                        offset,
+                        numel,
+                    };
+                    let before = param.index().wrapping_sub(1);
+                    let behind = |run: &[FlatItem]| {
+                        run.last().is_some_and(|l| l.param.index() == before)
+                            && follows.get(before) == Some(&true)
+                    };
+                    match (runs.last_mut(), members.last_mut()) {
+                        (Some(run), Some(of)) if run.2 == row && behind(of) => {
+                            of.push(member(run.1));
+                            run.1 = run.1.checked_add(numel).ok_or(LayoutError::TooLarge)?;
+                        }
+                        _ => {
+                            runs.push((param, numel, row));
+                            members.push(vec![member(0)]);
+                        }
+                    }
+                }
+                let mut layout = flat_layout(&runs, shards, pad)?;
+                for (run, of) in layout.items.iter().zip(&mut members) {
+                    of.iter_mut().for_each(|item| item.offset += run.offset);
+                }
+                layout.items = members.into_iter().flatten().collect();
+                Ok(Layout::Flat(layout))
             }
             Self::PerParam { shards } => {
                 let items = params
@@ -226,7 +256,8 @@ pub fn owners(specs: &[UnitSpec], modules: &[Module], params: &[Param]) -> Vec<U
 }
 
 /// The parameter groups of all units, laid out: units in their order, within a unit by first occurrence of
-/// `requires_grad`, parameters in registration order. Units without parameters have no group.
+/// `requires_grad`, parameters in registration order. Units without parameters have no group. Where `follows` (by parameter; none
+/// beyond its end) says so, and both have rows of one length, a flat layout leaves no gap between a parameter and the next one.
 ///
 /// # Errors
 /// [`ShardError::Layout`] with the unit's name.
@@ -235,6 +266,7 @@ pub fn build_groups(
     modules: &[Module],
     params: &[Param],
     kind: LayoutKind,
+    follows: &[bool],
 ) -> Result<Vec<Group>, ShardError> {
     let mut members: Vec<Vec<(bool, Vec<ParamId>)>> = vec![Vec::new(); specs.len()];
     for ((i, param), unit) in (0..).zip(params).zip(owners(specs, modules, params)) {
@@ -250,12 +282,12 @@ pub fn build_groups(
     let mut groups = Vec::new();
     for ((unit, of_unit), spec) in (0u16..).zip(members).zip(specs) {
         for (requires_grad, ids) in of_unit {
-            let layout = kind
-                .layout(&ids, params)
-                .map_err(|source| ShardError::Layout {
-                    unit: spec.name.clone(),
-                    source,
-                })?;
+            let layout =
+                kind.layout(&ids, params, follows)
+                    .map_err(|source| ShardError::Layout {
+                        unit: spec.name.clone(),
+                        source,
+                    })?;
             groups.push(Group {
                 unit: UnitId(unit),
                 params: ids,

@@ -232,10 +232,180 @@ fn leaves_appear_when_they_are_units() {
         "layers.0.mlp",
     ];
     assert_eq!(paths(&build(&s))[..5], outer);
-    let t = tape(&s, &unit);
+    let t = with_units(&s, &unit);
     assert_eq!(
         paths(&t)[3..6],
         ["layers.0.attention", "layers.0.attention.q", "layers.0.mlp"]
     );
     super::liveness::check_marks(&t);
+}
+
+/// A block of a llama has 7 products in forward and 14 in backward.
+#[test]
+fn merged_projections_are_one_product_each() {
+    let products = |merge, neighbours: Neighbours, recompute| {
+        let mut s = tiny(Family::Llama);
+        s.compile.mode = CompileMode::Blocks;
+        s.compile.merge_projections = merge;
+        s.train.recompute = recompute;
+        let t = tape(
+            &s,
+            Sharding {
+                is_unit: &|m| s_is_unit(&s, m),
+                neighbours: &|_| neighbours,
+            },
+        );
+        // Two blocks, and the head's one and two.
+        let blocks = |ops: &[TapeOp], head| (launches(&t, ops)["mm"] - head) / 2;
+        [
+            blocks(&t.forward, 1),
+            blocks(&t.eval, 1),
+            blocks(&t.backward, 2),
+        ]
+    };
+    use MergeProjections as M;
+    let (near, weights) = (Neighbours::WeightsAndGradients, Neighbours::Weights);
+    let none = Recompute::None;
+    assert_eq!(products(M::None, near, none), [7, 7, 14]);
+    assert_eq!(products(M::Qkv, near, none), [5, 5, 10]);
+    assert_eq!(products(M::All, near, none), [4, 4, 8]);
+    assert_eq!(products(M::Gradients, near, none), [7, 7, 8]);
+    // Weight gradients stay three products and two.
+    assert_eq!(products(M::Qkv, weights, none), [5, 5, 12]);
+    assert_eq!(products(M::All, weights, none), [4, 4, 11]);
+    assert_eq!(products(M::All, Neighbours::Apart, none), [7, 7, 14]);
+    // All but the last product of a block are computed again.
+    assert_eq!(products(M::None, near, Recompute::Full), [7, 7, 20]);
+    assert_eq!(products(M::All, near, Recompute::Full), [4, 4, 11]);
+}
+
+/// Queries, keys and values of 8, 4 and 4 columns are columns of rows of 16, in both directions, and the weights are one operand.
+#[test]
+fn a_merged_product_is_read_and_written_where_it_lies() {
+    let mut s = tiny(Family::Llama);
+    s.compile.mode = CompileMode::Blocks;
+    s.compile.merge_projections = MergeProjections::Qkv;
+    let t = build(&s);
+    let rows = s.train.micro_batch * s.train.seq_len;
+    let q = t
+        .params
+        .iter()
+        .position(|p| p.name == "layers.0.attention.q.weight");
+    let q = ParamId(q.expect("the first block has queries") as u32);
+    let touched = |ops: &[TapeOp], source: Source| -> Vec<(String, Operand)> {
+        let of = |op: &TapeOp| match *op {
+            TapeOp::Launch {
+                kernel, reads, end, ..
+            } => {
+                let name = t.kernels[kernel.index()].name.clone();
+                let operands = t.operands[reads as usize..end as usize].iter();
+                operands.map(|o| (name.clone(), *o)).collect()
+            }
+            _ => vec![],
+        };
+        ops.iter()
+            .flat_map(of)
+            .filter(|(_, o)| o.source == source)
+            .collect()
+    };
+    // [16, 8] of two bytes each: once in forward, and in backward for the input's gradient.
+    for ops in [&t.forward, &t.backward] {
+        let all = touched(ops, Source::Param(q));
+        assert_eq!(all.len(), 1);
+        assert_eq!((all[0].1.offset, all[0].1.bytes), (0, 16 * 8 * 2));
+        for next in [ParamId(q.0 + 1), ParamId(q.0 + 2)] {
+            assert_eq!(touched(ops, Source::Param(next)), []);
+        }
+    }
+    let gradient = touched(&t.backward, Source::Grad(q));
+    assert_eq!(gradient.len(), 1);
+    assert_eq!(gradient[0].1.bytes, 16 * 8 * 2);
+    // Attention reads the values in the 12th column on, and its backward writes their gradient there.
+    let attention = |ops: &[TapeOp], name: &str, read: bool| -> Operand {
+        let of = |op: &TapeOp| match *op {
+            TapeOp::Launch {
+                kernel,
+                reads,
+                writes,
+                end,
+            } if t.kernels[kernel.index()].name == name => {
+                Some(t.operands[if read { reads + 2 } else { end - 1 } as usize])
+                    .filter(|_| reads < writes)
+            }
+            _ => None,
+        };
+        ops.iter().find_map(of).expect("there is attention")
+    };
+    let bytes = ((rows - 1) * 16 + 4) * 2;
+    for o in [
+        attention(&t.forward, "attention", true),
+        attention(&t.backward, "attention_backward", false),
+    ] {
+        assert_eq!((o.offset, o.bytes), (12 * 2, bytes));
+        let Source::Storage(id) = o.source else {
+            panic!("{o:?}")
+        };
+        assert_eq!(t.storages[id.index()].bytes.0, rows * 16 * 2);
+    }
+}
+
+/// Rotated queries and keys take the columns of the unrotated ones: a block saves no more than with layers apart,
+/// however many heads share a key.
+#[test]
+fn rotations_of_merged_projections_work_in_place() {
+    for kv_heads in [1, 2, 4] {
+        let build = |merge| {
+            let mut s = tiny(Family::Llama);
+            s.model.kv_heads = kv_heads;
+            s.compile.mode = CompileMode::Blocks;
+            s.compile.merge_projections = merge;
+            build(&s)
+        };
+        let saved = |merge| -> u64 {
+            let t = build(merge);
+            let saved = t.storages.iter().filter(|s| s.role == StorageRole::Saved);
+            saved.map(|s| s.bytes.0).sum()
+        };
+        let apart = saved(MergeProjections::None);
+        assert_eq!(saved(MergeProjections::Qkv), apart, "{kv_heads}");
+        assert_eq!(saved(MergeProjections::All), apart, "{kv_heads}");
+        let t = build(MergeProjections::Qkv);
+        for ops in [&t.forward, &t.eval] {
+            let mut found = 0;
+            for op in ops {
+                let TapeOp::Launch {
+                    kernel,
+                    reads,
+                    writes,
+                    end,
+                } = *op
+                else {
+                    continue;
+                };
+                let kernel = &t.kernels[kernel.index()];
+                if kernel
+                    .body
+                    .iter()
+                    .any(|b| matches!(b.op, OpKind::Cat { .. }))
+                {
+                    found += 1;
+                    let written = &t.operands[writes as usize..end as usize];
+                    assert_eq!(written.len(), 1, "{}", kernel.name);
+                    let same = t.operands[reads as usize..writes as usize].iter();
+                    assert_eq!(
+                        same.filter(|o| **o == written[0]).count(),
+                        1,
+                        "{}",
+                        kernel.name
+                    );
+                    // Half of the rows' part is read twice, and counted once.
+                    let elements = kernel.body.iter().map(|b| &b.outputs[0].shape);
+                    let rotated: u64 = elements.last().expect("a body").iter().product();
+                    assert_eq!(kernel.written.0, rotated * 2);
+                    assert_eq!(kernel.read.0, rotated * 2 + 2 * 5 * 2);
+                }
+            }
+            assert_eq!(found, 4, "two rotations a block");
+        }
+    }
 }

@@ -14,9 +14,14 @@ fn repeating_a_block_equals_building_it() {
             CompileMode::Full,
         ] {
             for recompute in [Recompute::None, Recompute::Full, Recompute::Selective] {
-                for layers in [6, 9] {
+                for (layers, merge) in [
+                    (6, MergeProjections::None),
+                    (9, MergeProjections::None),
+                    (7, MergeProjections::All),
+                ] {
                     let mut s = tiny(family);
                     s.compile.mode = mode;
+                    s.compile.merge_projections = merge;
                     s.train.recompute = recompute;
                     s.model.layers = layers;
                     let kinds: Vec<ModuleKind> =
@@ -28,19 +33,19 @@ fn repeating_a_block_equals_building_it() {
                         )
                     };
                     let tree = || Tree::new(&s, layers);
-                    let repeated =
-                        crate::compile::repeat(&s, &tree(), &unit).unwrap_or_else(|| {
-                            panic!("no repeat {family:?} {mode:?} {recompute:?} {layers}")
+                    let repeated = crate::compile::repeat(&s, &tree(), side_by_side(&unit))
+                        .unwrap_or_else(|| {
+                            panic!("no repeat {family:?} {mode:?} {recompute:?} {layers} {merge:?}")
                         });
                     let repeated = crate::compile::finish(&s, tree(), repeated);
-                    let built = full(&s, tree(), &unit);
+                    let built = full(&s, tree(), side_by_side(&unit));
                     assert_eq!(
                         repeated.forward, built.forward,
-                        "{family:?} {mode:?} {recompute:?} {layers}"
+                        "{family:?} {mode:?} {recompute:?} {layers} {merge:?}"
                     );
                     assert_eq!(
                         repeated, built,
-                        "{family:?} {mode:?} {recompute:?} {layers}"
+                        "{family:?} {mode:?} {recompute:?} {layers} {merge:?}"
                     );
                 }
             }

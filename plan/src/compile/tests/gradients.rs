@@ -46,14 +46,17 @@ fn backward_equals_finite_differences() {
 
 /// Gradients of two scenarios that differ in how, not what, they compute.
 fn assert_same(a: &Scenario, b: &Scenario) {
-    let (ta, tb) = (build(a), build(b));
-    super::liveness::check(&tb);
-    super::liveness::check_marks(&tb);
-    let inputs = Inputs::new(&ta, a.model.vocab);
-    let (ra, rb) = (train(&ta, &inputs), train(&tb, &inputs));
+    assert_same_tapes(a, &build(a), &build(b));
+}
+
+fn assert_same_tapes(a: &Scenario, ta: &Tape, tb: &Tape) {
+    super::liveness::check(tb);
+    super::liveness::check_marks(tb);
+    let inputs = Inputs::new(ta, a.model.vocab);
+    let (ra, rb) = (train(ta, &inputs), train(tb, &inputs));
     let close = |x: f64, y: f64| (x - y).abs() <= 1e-9 * x.abs().max(y.abs()).max(1e-6);
     assert!(close(ra.loss, rb.loss), "{} {}", ra.loss, rb.loss);
-    assert!(close(ra.loss, loss(&tb, &inputs, true)), "validation");
+    assert!(close(ra.loss, loss(tb, &inputs, true)), "validation");
     for (p, param) in ta.params.iter().enumerate() {
         for (x, y) in ra.grads[p].iter().zip(&rb.grads[p]) {
             assert!(close(*x, *y), "{}: {x} {y}", param.name);
@@ -98,6 +101,38 @@ fn compiling_changes_no_gradient() {
                     s.compile.mode = mode;
                     (s.train.recompute, s.train.loss) = (recompute, loss);
                     assert_same(&base, &s);
+                }
+            }
+        }
+    }
+}
+
+/// Layers that are one product compute the same gradients, whichever of them are, and whether or not their gradients lie side
+/// by side too.
+#[test]
+fn merging_projections_changes_no_gradient() {
+    for family in FAMILIES {
+        let base = tiny(family);
+        for mode in [CompileMode::Blocks, CompileMode::Regions] {
+            for recompute in [Recompute::None, Recompute::Full, Recompute::Selective] {
+                for merge in [
+                    MergeProjections::Gradients,
+                    MergeProjections::Qkv,
+                    MergeProjections::All,
+                ] {
+                    let mut s = base.clone();
+                    s.compile.mode = mode;
+                    s.compile.merge_projections = merge;
+                    s.train.recompute = recompute;
+                    assert_same(&base, &s);
+                    let weights = tape(
+                        &s,
+                        Sharding {
+                            is_unit: &|m| s_is_unit(&s, m),
+                            neighbours: &|_| Neighbours::Weights,
+                        },
+                    );
+                    assert_same_tapes(&s, &build(&base), &weights);
                 }
             }
         }

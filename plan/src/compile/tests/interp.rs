@@ -134,23 +134,34 @@ impl<'t> Machine<'t> {
         }
     }
 
-    fn memory(&mut self, s: Source) -> (&mut Vec<f64>, u64) {
-        match s {
-            Source::Storage(id) => (
-                &mut self.storages[id.index()],
-                self.t.storages[id.index()].dtype.size(),
-            ),
-            Source::Grad(p) => (&mut self.grads[p.index()], 0),
-            Source::Param(_) | Source::Const(_) => unreachable!("never written"),
+    fn read(&self, o: &Operand, size: u64) -> Vec<f64> {
+        let range = (o.offset / size) as usize..((o.offset + o.bytes) / size) as usize;
+        // Parameters lie one after another, and so do gradients: an operand may reach into those that follow.
+        let across = |all: &[Vec<f64>]| -> Vec<f64> {
+            let elements = all.iter().flatten().copied();
+            elements.skip(range.start).take(range.len()).collect()
+        };
+        match o.source {
+            Source::Param(p) => across(&self.inputs.params[p.index()..]),
+            Source::Grad(p) => across(&self.grads[p.index()..]),
+            Source::Const(c) => self.inputs.consts[c.index()][range].to_vec(),
+            Source::Storage(id) => self.storages[id.index()][range].to_vec(),
         }
     }
 
-    fn read(&mut self, o: &Operand, size: u64) -> Vec<f64> {
-        let range = (o.offset / size) as usize..((o.offset + o.bytes) / size) as usize;
-        match o.source {
-            Source::Param(p) => self.inputs.params[p.index()][range].to_vec(),
-            Source::Const(c) => self.inputs.consts[c.index()][range].to_vec(),
-            other => self.memory(other).0[range].to_vec(),
+    /// Writes those of the values that the launch has made: operands may lie between one another's rows.
+    fn write(&mut self, o: &Operand, size: u64, values: Vec<f64>, made: &[bool]) {
+        let at = (o.offset / size) as usize;
+        let all = match o.source {
+            Source::Storage(id) => &mut self.storages[id.index()..=id.index()],
+            Source::Grad(p) => &mut self.grads[p.index()..],
+            Source::Param(_) | Source::Const(_) => unreachable!("never written"),
+        };
+        let places = all.iter_mut().flatten().skip(at);
+        for ((to, value), made) in places.zip(values).zip(made) {
+            if *made {
+                *to = value;
+            }
         }
     }
 
@@ -177,6 +188,7 @@ impl<'t> Machine<'t> {
             .enumerate()
             .map(|(i, o)| self.read(o, size_of(Place::Write(i as u8))))
             .collect();
+        let mut made: Vec<Vec<bool>> = wr.iter().map(|w| vec![false; w.len()]).collect();
         let mut regs: Vec<Vec<f64>> = vec![];
         for op in &k.body {
             let ins: Vec<Vec<f64>> = op
@@ -195,7 +207,10 @@ impl<'t> Machine<'t> {
                 let at = index(s);
                 assert_eq!(at.len(), values.len(), "{:?}", op.op);
                 let to = match s.place {
-                    Place::Write(i) => &mut wr[i as usize],
+                    Place::Write(i) => {
+                        at.iter().for_each(|&k| made[i as usize][k] = true);
+                        &mut wr[i as usize]
+                    }
                     Place::Register(i) => {
                         regs.resize(regs.len().max(i as usize + 1), vec![]);
                         let need = at.iter().max().map_or(0, |m| m + 1);
@@ -211,9 +226,7 @@ impl<'t> Machine<'t> {
             }
         }
         for (i, (o, values)) in writes.iter().zip(wr).enumerate() {
-            let size = size_of(Place::Write(i as u8));
-            let at = (o.offset / size) as usize;
-            self.memory(o.source).0[at..at + values.len()].copy_from_slice(&values);
+            self.write(o, size_of(Place::Write(i as u8)), values, &made[i]);
         }
     }
 }

@@ -120,6 +120,13 @@ fn impossible_combinations() {
         &["fsdp.placements={ dp_outer = [\"flat\", \"flat\", \"flat\"] }"],
         &["fsdp.frozen=[\"layers 1\"]"],
         &["compile.mode=full", "fsdp.policy=megatron"],
+        &["compile.merge_projections=qkv"],
+        &["compile.merge_projections=qkv", "compile.mode=full"],
+        &[
+            "compile.merge_projections=gradients",
+            "compile.mode=blocks",
+            "fsdp.policy=fsdp2",
+        ],
         &["compile.cuda_graph=[\"attn\"]", "fsdp.allocator=caching"],
         &["compile.cuda_graph=[\"attn\"]", "fsdp.policy=megatron"],
         &[

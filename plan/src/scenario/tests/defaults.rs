@@ -72,6 +72,7 @@ fn defaults_of_the_native_policy() {
             bucket_bytes: 104_857_600,
             max_inflight_bytes: 5_000_000_000,
             memory_budget: 0.05,
+            merge_projections: MergeProjections::None,
             cuda_graph: CudaGraph::Off,
         }
     );
@@ -101,6 +102,28 @@ fn defaults_that_a_policy_changes() {
     );
     let zero2 = minimal(&["fsdp.policy=fsdp2", "fsdp.strategy=optim_grads"]).unwrap();
     assert_eq!(zero2.fsdp.reshard_after_forward, Reshard::Never);
+}
+
+#[test]
+fn merged_projections_by_mode_and_policy() {
+    use MergeProjections as M;
+    let of = |set: &[&str]| minimal(set).unwrap().compile.merge_projections;
+    assert_eq!(of(&["compile.mode=regions"]), M::Qkv);
+    assert_eq!(of(&["compile.mode=blocks"]), M::Qkv);
+    assert_eq!(of(&["compile.mode=full"]), M::None);
+    let none = "compile.merge_projections=none";
+    assert_eq!(of(&["compile.mode=blocks", none]), M::None);
+    assert_eq!(of(&[none]), M::None);
+    let megatron = ["compile.mode=blocks", "fsdp.policy=megatron"];
+    assert_eq!(of(&megatron), M::None);
+    for (name, merge) in [
+        ("gradients", M::Gradients),
+        ("qkv", M::Qkv),
+        ("all", M::All),
+    ] {
+        let asked = format!("compile.merge_projections={name}");
+        assert_eq!(of(&[&megatron[..], &[&asked]].concat()), merge);
+    }
 }
 
 #[test]

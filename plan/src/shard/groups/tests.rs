@@ -66,17 +66,23 @@ fn pattern(modules: &[&str], keep: bool) -> UnitPattern {
 }
 
 fn grouped(specs: &[UnitSpec], params: &[Param]) -> Vec<(u16, bool, Vec<u32>)> {
-    build_groups(specs, &llama(), params, LayoutKind::PerParam { shards: 2 })
-        .unwrap()
-        .into_iter()
-        .map(|g| {
-            (
-                g.unit.0,
-                g.requires_grad,
-                g.params.iter().map(|p| p.0).collect(),
-            )
-        })
-        .collect()
+    build_groups(
+        specs,
+        &llama(),
+        params,
+        LayoutKind::PerParam { shards: 2 },
+        &[],
+    )
+    .unwrap()
+    .into_iter()
+    .map(|g| {
+        (
+            g.unit.0,
+            g.requires_grad,
+            g.params.iter().map(|p| p.0).collect(),
+        )
+    })
+    .collect()
 }
 
 #[test]
@@ -225,10 +231,18 @@ fn errors_name_the_nearest() {
             shards: 2,
             pad: true,
         },
+        &[],
     )
     .unwrap_err();
     assert!(e.to_string().starts_with("unit `layers.0`: "), "{e}");
     p[1].shape = smallvec![2, u64::MAX, 2];
-    let e = build_groups(&specs, &llama(), &p, LayoutKind::PerParam { shards: 2 }).unwrap_err();
+    let e = build_groups(
+        &specs,
+        &llama(),
+        &p,
+        LayoutKind::PerParam { shards: 2 },
+        &[],
+    )
+    .unwrap_err();
     assert!(e.to_string().contains("2^59"), "{e}");
 }

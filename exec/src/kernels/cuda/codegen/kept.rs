@@ -1,7 +1,7 @@
 //! Reads that a kernel would spoil before it has used them.
 //!
 //! An operand that is updated in place is safe where each thread writes only what it alone has read. Where a body reorders
-//! elements, or operands overlap in another way, the read is copied to scratch memory first.
+//! elements otherwise, or operands overlap in another way, the read is copied to scratch memory first.
 
 use super::index::dims;
 use super::{CLASH, Entry, Module, Param, Request, blocks};
@@ -35,9 +35,49 @@ fn reorders(req: &Request<'_>) -> bool {
     false
 }
 
-fn is_safe(req: &Request<'_>, read: u8, write: u8, reorders: bool) -> bool {
-    if write == CLASH || reorders {
+/// Whether all the body does is to make equal parts, element by element, of those parts of the written operand in which it puts
+/// them: a thread makes one element of every part (`pointwise`), from the same elements, before it writes any.
+fn rotates(req: &Request<'_>, read: u8, write: u8) -> bool {
+    let Some((cat, before)) = req.body.split_last() else {
         return false;
+    };
+    let (OpKind::Cat { axis }, [first, ..], [out]) = (cat.op, &cat.inputs[..], &cat.outputs[..])
+    else {
+        return false;
+    };
+    let (axis, part) = (usize::from(axis), &first.shape);
+    let strides = view::strides(out);
+    let one = |s: &Slot| {
+        let made = before.iter().flat_map(|op| &op.outputs);
+        made.filter(|m| m.place == s.place).all(|m| m == s)
+    };
+    let registers = |s: &Slot| !matches!(s.place, Place::Register(_)) || s.shape == *part && one(s);
+    let elementwise = before.iter().all(|op| {
+        let local = |s: &Slot| matches!(s.place, Place::Register(_)) && s.shape == *part;
+        super::ops::is_elementwise(op.op)
+            && op.outputs.iter().all(local)
+            && op.inputs.iter().all(registers)
+    });
+    let parts = cat.inputs.iter().all(|s| s.shape == *part && registers(s));
+    let size = part.get(axis).map_or(0, |&n| n as usize * strides[axis]) as u64;
+    let own = |s: &Slot| {
+        let places = (0..cat.inputs.len() as u64).map(|p| out.offset + p * size);
+        s.shape == *part && view::strides(s) == strides && places.into_iter().any(|p| p == s.offset)
+    };
+    let mut sources = req
+        .body
+        .iter()
+        .flat_map(|op| &op.inputs)
+        .filter(|s| s.place == Place::Read(read));
+    out.place == Place::Write(write) && elementwise && parts && sources.all(own)
+}
+
+fn is_safe(req: &Request<'_>, read: u8, write: u8, reorders: bool) -> bool {
+    if write == CLASH {
+        return false;
+    }
+    if reorders {
+        return rotates(req, read, write);
     }
     let Some(to) = slots(req).find(|s| s.place == Place::Write(write)) else {
         return true;

@@ -29,7 +29,6 @@ impl Job {
             let op = &body[at];
             matches!(op.op, OpKind::Cat { .. })
                 && op.inputs.iter().all(|s| s.shape == op.inputs[0].shape)
-                && super::is_dense(&op.outputs[0])
         };
         if equal(i) {
             return Self::Push { cat: i, copy: None };
@@ -40,6 +39,7 @@ impl Job {
                 .rev()
                 .find(|&w| body[w].outputs.iter().any(|s| s.place == from.place))
             && equal(w)
+            && super::is_dense(&body[w].outputs[0])
             && from.offset == body[w].outputs[0].offset
             && numel(from) == numel(&body[w].outputs[0])
         {

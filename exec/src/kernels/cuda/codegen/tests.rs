@@ -18,7 +18,9 @@ use std::sync::Mutex;
 /// Programs of all shipped scenarios, as they are and with their blocks compiled.
 fn programs() -> impl Iterator<Item = (String, Program)> {
     scenario::shipped().iter().flat_map(|(name, _)| {
-        let sets = [vec![], vec!["compile.mode=\"blocks\"".to_owned()]];
+        let blocks = "compile.mode=\"blocks\"".to_owned();
+        let merged = "compile.merge_projections=\"all\"".to_owned();
+        let sets = [vec![], vec![blocks.clone()], vec![blocks, merged]];
         sets.into_iter().filter_map(move |set| {
             // Some cannot be compiled by blocks, and sweeps are no scenarios.
             let s = scenario::load(Path::new(name), &set).ok()?;
@@ -156,6 +158,42 @@ fn every_kernel_of_every_shipped_scenario_is_generated_and_compiles() {
         failed.len(),
         failed.first().unwrap()
     );
+}
+
+/// Rotated queries and keys of a merged product go where the unrotated ones were, without a copy of these; one that shares
+/// memory in any other way is copied.
+#[test]
+fn rotations_of_merged_projections_spoil_nothing() {
+    let set = ["compile.merge_projections=\"qkv\"".to_owned()];
+    let scenario = scenario::load(Path::new("llama3.2-1b-4xh200"), &set).unwrap();
+    let program = plan(&scenario).unwrap();
+    let mut rotations = 0;
+    for v in variant::of_program(&program).keys() {
+        let body = &program.kernels[v.kernel.index()].body;
+        let cat = body.iter().any(|b| matches!(b.op, OpKind::Cat { .. }));
+        let Some(read) = v.same.iter().position(Option::is_some).filter(|_| cat) else {
+            continue;
+        };
+        rotations += 1;
+        assert_eq!(v.same[read], Some(0));
+        let module = generate(&v.request(body)).unwrap();
+        assert_eq!(module.scratch, 0);
+        // Each half is read once and written once, eight elements at a time, and written after all is read.
+        let at =
+            |what: &str| -> Vec<usize> { module.source.match_indices(what).map(|m| m.0).collect() };
+        let (loads, stores) = (
+            at(&format!("load<bf16, 8>((r{read}")),
+            at("store<bf16, 8>("),
+        );
+        let from_start = at(&format!("load<bf16, 8>(r{read}"));
+        let halves: Vec<usize> = loads.into_iter().chain(from_start).collect();
+        assert_eq!((halves.len(), stores.len()), (2, 2), "{}", module.source);
+        assert!(halves.iter().all(|l| stores.iter().all(|s| l < s)));
+        let mut clash = v.clone();
+        clash.same[read] = Some(super::CLASH);
+        assert!(generate(&clash.request(body)).unwrap().scratch > 0);
+    }
+    assert_eq!(rotations, 2, "queries and keys");
 }
 
 #[test]
