@@ -104,12 +104,7 @@ fn alike(scenario: &Scenario, tree: &Tree, is_unit: &dyn Fn(ModuleId) -> bool) -
 /// The tape of a tree, built op by op.
 fn full(scenario: &Scenario, tree: Tree, is_unit: &dyn Fn(ModuleId) -> bool) -> Tape {
     let mut m = model::graph_of(scenario, tree);
-    // The gradient of a step is that of its mean loss, or of the sum over its tokens.
-    let seed = if scenario.fsdp.per_token_loss {
-        m.tokens as f64
-    } else {
-        1.0 / f64::from(scenario.train.grad_accum)
-    };
+    let seed = build::seed(scenario, m.tokens);
     let backward = autodiff::differentiate(&mut m, scenario.train.recompute, seed);
     let plan = schedule::plan(&mut m, &backward, scenario.compile.mode, is_unit);
     let tape = emit::emit(&m, &backward, &plan, is_unit);

@@ -247,6 +247,15 @@ fn compiled(s: &Scenario, tree: &Tree) -> Vec<bool> {
     out
 }
 
+/// The gradient that backward starts from: that of a step is the gradient of its mean loss, or of the sum over its tokens.
+pub(crate) fn seed(s: &Scenario, tokens: u64) -> f64 {
+    if s.fsdp.per_token_loss {
+        tokens as f64
+    } else {
+        1.0 / f64::from(s.train.grad_accum)
+    }
+}
+
 /// Model FLOPs of forward and backward and the tokens of one micro-batch: `6 * matmul parameters * tokens` plus causal attention at
 /// half, `6 * layers * heads * head_dim * seq^2 * batch`.
 pub(crate) fn model_flops(s: &Scenario, tree: &Tree) -> (Flops, u64) {

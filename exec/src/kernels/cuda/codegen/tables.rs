@@ -260,7 +260,12 @@ pub(super) fn nll_labels(req: &Request<'_>, op: &BodyOp) -> Result<Module, Refus
 const ROW_BYTES: usize = 224 << 10;
 
 /// `logits, labels, loss -> logits, loss`: one block a row reads the logits once from memory and leaves their gradient.
-pub(super) fn cross_entropy(req: &Request<'_>, op: &BodyOp, scale: f64) -> Result<Module, Refusal> {
+pub(super) fn cross_entropy(
+    req: &Request<'_>,
+    op: &BodyOp,
+    scale: f64,
+    gradient: f64,
+) -> Result<Module, Refusal> {
     let ([logits, labels, before], [grad, loss]) = slots::<3, 2>(op)?;
     let (rows, d) = view::matrix(logits);
     if numel(labels) != rows || numel(grad) != rows * d {
@@ -281,7 +286,7 @@ pub(super) fn cross_entropy(req: &Request<'_>, op: &BodyOp, scale: f64) -> Resul
         return Err(Refusal::new("the loss goes to memory"));
     };
     // The factor becomes a part of the exponent where the gradient is rounded to 16 bits.
-    let fast = gt != "float" && scale > 0.0;
+    let fast = gt != "float" && gradient > 0.0;
     let walk = format!(
         "for (int k = 0; k < {steps}; k++) {{\n    const u32 c = (k * {threads}u + threadIdx.x) * {l}u;\n    if (c >= {d}u) break;"
     );
@@ -352,16 +357,16 @@ KERNEL(1024) k1(const double* part, const {bt}* {bname}, {ot}* w{w}) {{
         x = contiguous(req, logits)?,
         y = contiguous(req, grad)?,
         id = id(req, labels, "r")?,
-        scale = float(scale as f32),
+        scale = float(gradient as f32),
         gradient = if fast {
             "ex2(fmaf(a[v], LOG2E, shift))".to_owned()
         } else {
-            format!("{} * expf(a[v] - z)", float(scale as f32))
+            format!("{} * expf(a[v] - z)", float(gradient as f32))
         },
         shift = if fast {
             format!(
                 "const float shift = fmaf(-z, LOG2E, {});",
-                float(scale.log2() as f32)
+                float(gradient.log2() as f32)
             )
         } else {
             String::new()
