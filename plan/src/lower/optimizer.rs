@@ -79,7 +79,10 @@ pub(crate) fn step<L: Lifecycle>(cx: &mut Cx<'_>, life: &mut L) {
     cx.b.at(UnitId(0), Phase::Clip);
     let states = life.optimizer_state(cx);
     let clips = cx.scenario.train.clip_norm > 0.0;
-    let norm = (clips || cx.scenario.train.grad_norm).then(|| norm(cx, life, &states, clips));
+    let wanted = clips || cx.scenario.train.grad_norm;
+    // A norm that nothing waits for must not keep the updates from running beside the last reductions.
+    let late = !clips && cx.scenario.fsdp.policy == PolicyKind::Native;
+    let mut known = (wanted && !late).then(|| norm(cx, life, &states, clips));
     cx.b.at(UnitId(0), Phase::Optimizer);
     if cx.scenario.fsdp.policy != PolicyKind::Native {
         cx.b.host(Rule::Optimizer, HostWorkKind::OptimizerStep, 1);
@@ -109,7 +112,7 @@ pub(crate) fn step<L: Lifecycle>(cx: &mut Cx<'_>, life: &mut L) {
             }
         }
         if clips && cx.scenario.fsdp.policy == PolicyKind::Native {
-            reads.extend(norm.map(|n| cx.b.whole(n)));
+            reads.extend(known.map(|n| cx.b.whole(n)));
         }
         let kind = match cx.scenario.train.optimizer {
             Optimizer::Adamw => ShardOp::AdamW,
@@ -129,7 +132,11 @@ pub(crate) fn step<L: Lifecycle>(cx: &mut Cx<'_>, life: &mut L) {
         }
         life.after_state(cx, index, false);
     }
-    if let Some(norm) = norm {
+    if wanted && late {
+        cx.b.at(UnitId(0), Phase::Clip);
+        known = Some(norm(cx, life, &states, clips));
+    }
+    if let Some(norm) = known {
         cx.b.free(Rule::Clip, norm);
     }
 }

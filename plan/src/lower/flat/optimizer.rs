@@ -45,9 +45,13 @@ impl Flat {
         }
     }
 
-    /// One optimizer launch a group.
-    pub(crate) fn optimizer_state(&self, cx: &Cx<'_>) -> Vec<ShardState> {
-        cx.group_ids()
+    /// One optimizer launch a trained group, in the order given.
+    pub(crate) fn optimizer_state(
+        &self,
+        cx: &Cx<'_>,
+        order: impl Iterator<Item = GroupId>,
+    ) -> Vec<ShardState> {
+        order
             .filter_map(|g| {
                 let state = self.state(g);
                 let grad = self.optimizer_grad(cx, state)?;

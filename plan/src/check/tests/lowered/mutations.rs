@@ -274,7 +274,7 @@ fn the_optimizer_before_the_fence() {
     for policy in POLICIES {
         let p = good(policy, &[]);
         let mut q = p.clone();
-        for w in find(&p, |i| i.phase == Phase::Final && is_wait(i)) {
+        for w in find(&p, |i| i.rule == Rule::FinalFence && is_wait(i)) {
             drop(&mut q, w);
         }
         let r = check(&q);
@@ -470,7 +470,7 @@ fn a_captured_step_with_an_unjoined_stream() {
     );
     let end = find(&p, |i| matches!(i.op, Op::GraphEnd(_)))[0];
     let mut q = p.clone();
-    for w in find(&p, |i| i.phase == Phase::Final && is_wait(i))
+    for w in find(&p, |i| i.rule == Rule::FinalFence && is_wait(i))
         .into_iter()
         .filter(|w| *w < end)
     {
