@@ -98,7 +98,7 @@ fn alone(
         OpKind::ConvGradWeight { kernel } => conv::grad_weight(&o, kernel as usize),
         OpKind::Embedding => embedding::gather(&o),
         OpKind::EmbeddingGrad => embedding::scatter_add(&o),
-        OpKind::CrossEntropy { scale } => reduce::cross_entropy(&o, scale.0),
+        OpKind::CrossEntropy { scale, gradient } => reduce::cross_entropy(&o, scale.0, gradient.0),
         OpKind::RmsNormWeightGrad => reduce::rms_norm_weight_grad(&o),
         OpKind::LayerNormParamGrad => reduce::layer_norm_param_grad(&o),
         OpKind::SumLeading => reduce::sum_leading(&o),

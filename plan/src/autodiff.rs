@@ -8,7 +8,7 @@ mod recompute;
 mod rules;
 
 use crate::compile::tape::{ModuleId, ParamId};
-use crate::model::graph::{Act, Graph, ModelGraph, Root, ValueId};
+use crate::model::graph::{Act, Graph, ModelGraph, Root, ValueId, View};
 use crate::model::ops::OpKind;
 use crate::scenario::types::Recompute;
 use smallvec::SmallVec;
@@ -28,7 +28,7 @@ pub struct Section {
 pub struct Ready {
     /// Parameter.
     pub param: ParamId,
-    /// The op that writes its last contribution.
+    /// The op that writes its last contribution; [`Ready::after`], where forward has computed it.
     pub writer: u32,
     /// The last op of that op's node: the engine passes gradients on only then.
     pub after: u32,
@@ -165,8 +165,10 @@ impl Engine<'_> {
             self.g().pass();
         }
         self.m.graph.node = None;
+        // What forward has computed for this node alone is not read by anything else.
+        let own = op.act == Act::View(View::Precomputed);
         for &(i, value) in &contributions {
-            let exclusive = self.exclusive(value, &contributions, &grads, mark_buffers);
+            let exclusive = own || self.exclusive(value, &contributions, &grads, mark_buffers);
             self.accumulate(op.inputs[i], Pending { value, exclusive });
         }
     }
@@ -252,6 +254,11 @@ impl Engine<'_> {
             self.pending[v.index()] = None;
             let after = self.m.graph.ops.len() as u32 - 1;
             let writer = self.last_writer(Root::Grad(p));
+            let writer = if writer < self.out.first {
+                after
+            } else {
+                writer
+            };
             self.out.ready.push(Ready {
                 param: p,
                 writer,

@@ -161,12 +161,7 @@ fn alike(scenario: &Scenario, tree: &Tree, sharding: Sharding<'_>) -> bool {
 /// The tape of a tree, built op by op.
 fn full(scenario: &Scenario, tree: Tree, sharding: Sharding<'_>) -> Tape {
     let mut m = model::graph_of(scenario, tree);
-    // The gradient of a step is that of its mean loss, or of the sum over its tokens.
-    let seed = if scenario.fsdp.per_token_loss {
-        m.tokens as f64
-    } else {
-        1.0 / f64::from(scenario.train.grad_accum)
-    };
+    let seed = build::seed(scenario, m.tokens);
     let mut backward = autodiff::differentiate(&mut m, scenario.train.recompute, seed);
     let plan = schedule::plan(&mut m, &mut backward, &scenario.compile, sharding);
     let tape = emit::emit(&m, &backward, &plan, sharding.is_unit);

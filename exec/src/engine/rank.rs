@@ -239,6 +239,10 @@ impl<D: Device> Rank<D> {
                     .iter()
                     .take_while(|t| passed(t))
                     .count();
+                next_square += taps.squares[next_square..]
+                    .iter()
+                    .take_while(|s| s.0.0 < at)
+                    .count();
                 continue;
             }
             self.perform(&program, section.kind, id, instr, &with)?;

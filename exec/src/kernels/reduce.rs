@@ -189,7 +189,7 @@ pub(super) fn sum_all(o: &Operands<'_>) -> Result<(), Fault> {
 
 /// `logits, labels, loss -> logits, loss`: the loss grows by `scale` times the sum of the rows' cross entropies, the logits become
 /// its gradient.
-pub(super) fn cross_entropy(o: &Operands<'_>, scale: f64) -> Result<(), Fault> {
+pub(super) fn cross_entropy(o: &Operands<'_>, scale: f64, gradient: f64) -> Result<(), Fault> {
     o.expect(3, 2)?;
     let (rows, d) = view::matrix(o.slot(false, 0)?);
     let (logits, labels, before) = (o.input(0)?, o.input(1)?, o.input(2)?);
@@ -218,9 +218,9 @@ pub(super) fn cross_entropy(o: &Operands<'_>, scale: f64) -> Result<(), Fault> {
         }
         logits.load(r * d, &mut row);
         let x = row[value as usize];
-        let z = softmax::scaled_softmax(&mut row, scale as f32);
+        let z = softmax::scaled_softmax(&mut row, gradient as f32);
         total += f64::from(z) - f64::from(x);
-        row[value as usize] -= scale as f32;
+        row[value as usize] -= gradient as f32;
         grad.store(r * d, &row);
     }
     loss.store(0, &[(f64::from(before.get(0)) + scale * total) as f32]);

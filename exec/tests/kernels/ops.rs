@@ -274,6 +274,7 @@ fn softmaxes_and_losses() {
         Case::new(OpKind::NllLossGrad, &ins, &[x.clone().same_as(3)], rng).check();
         let chunk = OpKind::CrossEntropy {
             scale: Real(1.0 / 77.0),
+            gradient: Real(0.25 / 77.0),
         };
         let outs = [x.clone().same_as(0), one.clone().same_as(2)];
         Case::new(chunk, &[x, labels, one], &outs, rng).check();
@@ -574,7 +575,10 @@ fn errors_say_what_is_wrong() {
         ),
         label(2, 4, 4)
     );
-    let chunk = OpKind::CrossEntropy { scale: Real(1.0) };
+    let chunk = OpKind::CrossEntropy {
+        scale: Real(1.0),
+        gradient: Real(1.0),
+    };
     let ins = [arg(&[2, 4], f), ids(&[3.0, 7.0]), one.clone()];
     assert_eq!(
         fault(chunk, &ins, &[arg(&[2, 4], f).same_as(0), one.same_as(2)]),

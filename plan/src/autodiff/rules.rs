@@ -28,9 +28,7 @@ pub(super) fn vjp(
     let first = grads.first().copied().flatten();
     match op.act {
         Act::View(View::Split { axis }) => split(g, op, grads, usize::from(axis)),
-        Act::View(View::Precomputed) => {
-            first.map_or_else(SmallVec::new, |dy| precomputed(g, op, dy, needs))
-        }
+        Act::View(View::Precomputed) => precomputed(op, needs),
         Act::View(view) => first.map_or_else(SmallVec::new, |dy| {
             smallvec![(0, view_rule(g, op, view, dy))]
         }),
@@ -67,17 +65,13 @@ fn split(g: &mut Graph, op: &Op, grads: &[Option<ValueId>], axis: usize) -> Cont
     smallvec![(0, g.cat(&parts, axis))]
 }
 
-/// Scales gradients that the forward pass has computed: the hidden states' in place, the weight's into its gradient.
-fn precomputed(g: &mut Graph, op: &Op, dy: ValueId, needs: &[bool]) -> Contributions {
-    let (dx, dw) = (op.inputs[3], op.inputs[4]);
-    let mut out = Contributions::new();
-    if needs[1] {
-        out.push((1, g.compute_into(OpKind::Mul, &[dx, dy], dx)));
-    }
-    if needs[2] {
-        out.push((2, g.binary(OpKind::Mul, dw, dy)));
-    }
-    out
+/// Gradients that the forward pass has computed.
+fn precomputed(op: &Op, needs: &[bool]) -> Contributions {
+    [1, 2]
+        .into_iter()
+        .filter(|&i| needs[i])
+        .map(|i| (i, op.inputs[i + 2]))
+        .collect()
 }
 
 fn compute(g: &mut Graph, op: &Op, kind: OpKind, dy: ValueId, needs: &[bool]) -> Contributions {

@@ -101,8 +101,14 @@ struct Phase<'a> {
 /// After which step each gradient is ready: compiled code returns all of a region's gradients at its end.
 fn ready(b: &Backward, plan: &Plan, lives: &Lives, split: u32) -> Vec<(u32, ParamId)> {
     let mut out: Vec<(u32, ParamId)> = Vec::with_capacity(b.ready.len());
+    let last = split + plan.backward.len() as u32 - 1;
     for r in &b.ready {
-        let step = |op: u32| (lives.step_of[op as usize] - split) as usize;
+        // A view that compiled code has no step for is done when the next kernel runs.
+        let step = |op: u32| {
+            let steps = lives.step_of[op as usize..].iter();
+            let step = steps.copied().find(|&s| s != NONE);
+            (step.unwrap_or(last) - split) as usize
+        };
         let mut at = step(r.writer);
         let region = plan.backward[at].region;
         if region == 0 {

@@ -40,6 +40,8 @@ pub(crate) struct Moments {
 pub(crate) struct ShardState {
     pub(crate) unit: UnitId,
     pub(crate) items: Vec<OptimizerItem>,
+    /// Where the launch leaves the new weights of its one item a second time, in the compute dtype.
+    pub(crate) compute: Vec<Access>,
 }
 
 /// Makes the state buffers of a tensor (they are allocated in the first step).
@@ -79,7 +81,10 @@ pub(crate) fn step<L: Lifecycle>(cx: &mut Cx<'_>, life: &mut L) {
     cx.b.at(UnitId(0), Phase::Clip);
     let states = life.optimizer_state(cx);
     let clips = cx.scenario.train.clip_norm > 0.0;
-    let norm = (clips || cx.scenario.train.grad_norm).then(|| norm(cx, life, &states, clips));
+    let wanted = clips || cx.scenario.train.grad_norm;
+    // A norm that nothing waits for must not keep the updates from running beside the last reductions.
+    let late = !clips && cx.scenario.fsdp.policy == PolicyKind::Native;
+    let mut known = (wanted && !late).then(|| norm(cx, life, &states, clips));
     cx.b.at(UnitId(0), Phase::Optimizer);
     if cx.scenario.fsdp.policy != PolicyKind::Native {
         cx.b.host(Rule::Optimizer, HostWorkKind::OptimizerStep, 1);
@@ -109,11 +114,13 @@ pub(crate) fn step<L: Lifecycle>(cx: &mut Cx<'_>, life: &mut L) {
             }
         }
         if clips && cx.scenario.fsdp.policy == PolicyKind::Native {
-            reads.extend(norm.map(|n| cx.b.whole(n)));
+            reads.extend(known.map(|n| cx.b.whole(n)));
         }
+        writes.extend(&state.compute);
+        let cast = !state.compute.is_empty();
         let kind = match cx.scenario.train.optimizer {
-            Optimizer::Adamw => ShardOp::AdamW,
-            Optimizer::Sgd => ShardOp::Sgd,
+            Optimizer::Adamw => ShardOp::AdamW { cast },
+            Optimizer::Sgd => ShardOp::Sgd { cast },
         };
         let elements = state.items.iter().map(|i| i.numel).sum();
         if elements > 0 {
@@ -129,7 +136,11 @@ pub(crate) fn step<L: Lifecycle>(cx: &mut Cx<'_>, life: &mut L) {
         }
         life.after_state(cx, index, false);
     }
-    if let Some(norm) = norm {
+    if wanted && late {
+        cx.b.at(UnitId(0), Phase::Clip);
+        known = Some(norm(cx, life, &states, clips));
+    }
+    if let Some(norm) = known {
         cx.b.free(Rule::Clip, norm);
     }
 }

@@ -1,7 +1,9 @@
 //! Programs against closed forms, counts and text.
 
 use super::plan;
-use crate::program::{CollectiveKind, Op, Phase, Program, Role, SectionKind};
+use crate::program::{
+    Access, COMPUTE, CollectiveKind, Instr, Op, Phase, Program, Role, Rule, SectionKind, UnitId,
+};
 use crate::scenario::{OuterStrategy, PolicyKind, Scenario, Strategy, parse};
 use crate::shard::{Layout, persistent_bytes};
 use crate::units::Bytes;
@@ -161,7 +163,8 @@ fn count(p: &Program, kind: CollectiveKind) -> usize {
 }
 
 /// Collectives of N linear children and two micro-batches (Megatron-LM `test_overlap.py`): all-gathers N, N, 4N and
-/// reduce-scatters N, 2N, 2N for ZeRO-1, 2, 3.
+/// reduce-scatters N, 2N, 2N for ZeRO-1, 2, 3. The native engine does not gather the first child for backward, where its
+/// weight would only give a gradient of the input.
 #[test]
 fn collectives_of_linear_children() {
     for policy in ["native", "megatron"] {
@@ -182,8 +185,174 @@ fn collectives_of_linear_children() {
                 count(&p, CollectiveKind::AllGather),
                 count(&p, CollectiveKind::ReduceScatter),
             );
-            assert_eq!(got, (gathers, reductions), "{policy} {strategy}");
+            let unread = if policy == "native" && strategy == "optim_grads_params" {
+                2
+            } else {
+                0
+            };
+            assert_eq!(got, (gathers - unread, reductions), "{policy} {strategy}");
         }
+    }
+}
+
+fn steady(p: &Program) -> &[Instr] {
+    let steady = p.section(SectionKind::Steady);
+    p.section_instrs(steady.expect("every program has steady steps"))
+}
+
+/// Units of the instructions that `f` picks, in order.
+fn units_of(p: &Program, f: impl Fn(&Instr) -> bool) -> Vec<UnitId> {
+    let picked = steady(p).iter().filter(|i| f(i));
+    picked.map(|i| i.unit).collect()
+}
+
+fn is_launch(i: &Instr) -> bool {
+    matches!(i.op, Op::Launch { .. })
+}
+
+fn collective(p: &Program, i: &Instr) -> Option<CollectiveKind> {
+    match i.op {
+        Op::Collective { id, .. } => Some(p.collectives[id.index()].kind),
+        _ => None,
+    }
+}
+
+const UNITS: &str = "fsdp.units=[\"layers.*\", \"tok_embeddings\", \"norm+output=keep\"]";
+
+/// The native engine updates groups in the order of their reductions, and between the last reduction and the update of its
+/// group stand the updates (or, with clipping, the sums of squares) of all others.
+#[test]
+fn the_last_reduction_hides_behind_the_updates_of_the_others() {
+    for strategy in ["optim", "optim_grads", "optim_grads_params"] {
+        for clip in [false, true] {
+            let p = program(
+                LLAMA,
+                &[
+                    UNITS,
+                    &format!("fsdp.strategy={strategy}"),
+                    if clip {
+                        "train.clip_norm=1.0"
+                    } else {
+                        "train.grad_norm=true"
+                    },
+                    "train.grad_accum=2",
+                ],
+            );
+            let reduced = units_of(&p, |i| {
+                i.rule == Rule::Reduce
+                    && i.micro_batch == 1
+                    && collective(&p, i) == Some(CollectiveKind::ReduceScatter)
+            });
+            assert_eq!(reduced.len(), 4, "two layers, embedding, head");
+            assert_eq!(p.units[reduced[3].index()].name, "tok_embeddings");
+            let updated = units_of(&p, |i| i.rule == Rule::Optimizer && is_launch(i));
+            assert_eq!(updated, reduced, "{strategy}");
+            // What reads gradients first: their sums, where clipping needs them, else the updates.
+            let first = if clip { Rule::Clip } else { Rule::Optimizer };
+            let step = steady(&p);
+            let last = step
+                .iter()
+                .rposition(|i| i.rule == Rule::Reduce && matches!(i.op, Op::Record { .. }))
+                .expect("the last reduction's event");
+            let Op::Record { event, .. } = step[last].op else {
+                panic!("an event");
+            };
+            let fence = step
+                .iter()
+                .position(|i| {
+                    matches!(i.op, Op::Wait { event: e, stream } if e == event && stream == COMPUTE)
+                })
+                .expect("somebody waits for it");
+            let between = step[last..fence].iter();
+            let between = between.filter(|i| i.rule == first && is_launch(i)).count();
+            assert_eq!(between, 3, "{strategy} clip {clip}");
+        }
+    }
+}
+
+/// Backward reads the weights of layers (and of the head, which stays full here), not those of an embedding.
+#[test]
+fn native_gathers_for_backward_what_backward_reads() {
+    let backward = |sets: &[&str]| {
+        let p = program(LLAMA, &[&[UNITS], sets].concat());
+        let gathered = units_of(&p, |i| {
+            matches!(i.phase, Phase::Backward | Phase::Recompute)
+                && collective(&p, i) == Some(CollectiveKind::AllGather)
+        });
+        let name = |u: &UnitId| p.units[u.index()].name.clone();
+        let mut names: Vec<String> = gathered.iter().map(name).collect();
+        names.sort_unstable();
+        names
+    };
+    for prefetch in [0, 1, 2] {
+        let depth = format!("fsdp.prefetch_backward={prefetch}");
+        assert_eq!(backward(&[&depth]), ["layers.0", "layers.1"]);
+    }
+    let recompute = ["train.recompute=full"];
+    assert_eq!(backward(&recompute), ["layers.0", "layers.1"]);
+    // Below the first trained module nothing has a backward.
+    let frozen = ["fsdp.frozen=[\"tok_embeddings\", \"layers.0\"]"];
+    assert_eq!(backward(&frozen), ["layers.1"]);
+    for peer in ["fsdp2", "megatron"] {
+        let gathered = backward(&[&format!("fsdp.policy={peer}")]);
+        assert!(gathered.contains(&"tok_embeddings".to_owned()), "{peer}");
+    }
+}
+
+/// With main weights the native update leaves the compute weights as well: in one range, or, where parameters have buffers of
+/// their own, in one range each.
+#[test]
+fn native_updates_write_compute_weights() {
+    for (sets, refreshes) in [
+        (&["fsdp.strategy=optim_grads_params"][..], 0),
+        (&["fsdp.strategy=optim"], 0),
+        // Rows of one length: a layout without holes.
+        (&["fsdp.strategy=no_shard", "model.ffn=64"], 0),
+        (&["mesh.dp_outer=2", "fsdp.outer_strategy=optim"], 0),
+        (&["fsdp.offload=[\"params\", \"optimizer\"]"], 0),
+        (&["fsdp.policy=megatron"], 3),
+    ] {
+        let p = program(LLAMA, sets);
+        let launches = |rule| {
+            let list = steady(&p).iter();
+            list.filter(move |i| i.rule == rule && is_launch(i))
+        };
+        assert_eq!(launches(Rule::Refresh).count(), refreshes, "{sets:?}");
+        let role = |a: &Access| p.buffers[a.buffer.index()].role;
+        for i in launches(Rule::Optimizer) {
+            let elements = |wanted: Role| {
+                let writes = p.writes(&i.op).iter().filter(|a| role(a) == wanted);
+                let size = |a: &Access| p.buffers[a.buffer.index()].dtype.size();
+                writes.map(|a| a.bytes / size(a)).sum::<u64>()
+            };
+            // Megatron casts gradients in the same phase.
+            if elements(Role::OptimizerState) == 0 {
+                continue;
+            }
+            let compute = elements(Role::ModelWeight);
+            let main = elements(Role::MainWeight);
+            assert!(main > 0, "{sets:?}");
+            assert_eq!(compute, if refreshes == 0 { main } else { 0 }, "{sets:?}");
+        }
+    }
+}
+
+/// A captured iteration of the native engine ends behind its updates; torch's and Megatron's have forward and backward only.
+#[test]
+fn what_a_captured_iteration_contains() {
+    for (policy, whole) in [("native", true), ("fsdp2", false), ("megatron", false)] {
+        let p = program(
+            LLAMA,
+            &[
+                &format!("fsdp.policy={policy}"),
+                "compile.cuda_graph=full_iteration",
+                "train.clip_norm=1.0",
+            ],
+        );
+        let at = |f: &dyn Fn(&Instr) -> bool| steady(&p).iter().rposition(f);
+        let end = at(&|i| matches!(i.op, Op::GraphEnd(_)));
+        let update = at(&|i| i.rule == Rule::Optimizer && is_launch(i));
+        assert_eq!(end > update, whole, "{policy}");
     }
 }
 
@@ -275,9 +444,36 @@ fn further_options_check() {
         ],
         &["train.optimizer=sgd"],
         &["train.loss=chunked"],
+        &["train.loss=chunked", "model.tie_embeddings=true"],
+        &[
+            "train.loss=chunked",
+            "compile.mode=regions",
+            "train.grad_accum=2",
+        ],
+        &["train.loss=chunked", "compile.mode=full"],
+        &[
+            "train.loss=chunked",
+            "fsdp.policy=fsdp2",
+            "train.grad_accum=2",
+        ],
+        &["train.loss=chunked", "fsdp.policy=megatron"],
+        &[
+            "train.loss=chunked",
+            "fsdp.strategy=optim",
+            "train.grad_accum=2",
+        ],
+        &["train.loss=chunked", "fsdp.frozen=[\"output\"]"],
+        &["train.grad_norm=true"],
+        &["train.grad_norm=true", "fsdp.offload=[\"grads\"]"],
         &["compile.cuda_graph=[\"attn\", \"mlp\"]"],
         &["compile.cuda_graph=[\"block\"]", "train.grad_accum=2"],
         &["compile.cuda_graph=full_iteration"],
+        &[
+            "compile.cuda_graph=full_iteration",
+            "train.clip_norm=1.0",
+            "train.grad_accum=2",
+            "fsdp.allocator=caching",
+        ],
         &[
             "mesh.dp_outer=2",
             "fsdp.outer_strategy=optim",

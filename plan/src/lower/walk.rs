@@ -42,6 +42,10 @@ pub(crate) trait Lifecycle {
     fn grad(&mut self, cx: &mut Cx<'_>, p: ParamId) -> Location;
     /// What the optimizer works on, after `backward_end` of the last micro-batch.
     fn optimizer_state(&mut self, cx: &mut Cx<'_>) -> Vec<optimizer::ShardState>;
+    /// A captured iteration contains the optimizer too, not only forward and backward.
+    fn captures_optimizer(&self) -> bool {
+        false
+    }
     /// The launch over state `index` of `optimizer_state` comes next (its norm when `norm`): make the state available.
     fn before_state(&mut self, _cx: &mut Cx<'_>, _index: usize, _norm: bool) {}
     /// It has been issued.
@@ -241,7 +245,8 @@ impl<'c, 'a, L: Lifecycle> Walk<'c, 'a, L> {
             self.pass(Pass::Forward);
             self.pass(Pass::Backward);
         }
-        if let Some(scope) = scope {
+        let whole = self.life.captures_optimizer();
+        if let Some(scope) = scope.filter(|_| !whole) {
             self.cx.b.at(UnitId(0), Phase::Final);
             self.cx.b.graph_end(scope);
         }
@@ -249,6 +254,10 @@ impl<'c, 'a, L: Lifecycle> Walk<'c, 'a, L> {
         optimizer::step(self.cx, self.life);
         self.cx.b.at(UnitId(0), Phase::Optimizer);
         self.life.step_end(self.cx);
+        if let Some(scope) = scope.filter(|_| whole) {
+            self.cx.b.at(UnitId(0), Phase::Final);
+            self.cx.b.graph_end(scope);
+        }
         if self.cx.scenario.train.sync {
             let done = self.cx.b.record(Rule::StepEnd, COMPUTE);
             self.cx.b.host_wait(Rule::StepEnd, done);

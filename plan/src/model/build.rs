@@ -4,8 +4,8 @@ use super::graph::{Graph, ModelGraph, Root, ValueId};
 use super::ops::{OpKind, Real};
 use super::tree::Tree;
 use crate::compile::tape::{Const, ModuleId, ModuleKind, ParamId};
-use crate::scenario::Scenario;
 use crate::scenario::types::{CompileMode, Family};
+use crate::scenario::{PolicyKind, Scenario};
 use crate::units::{Bytes, DType, Flops};
 use smallvec::SmallVec;
 
@@ -207,7 +207,9 @@ impl<'s> Builder<'s> {
             causal,
             scale: Real(1.0 / (shape[3] as f64).sqrt()),
         };
-        self.g.attention(kind, q, k, v)
+        // The native engine's compiled code lets the kernel write what the product behind it reads.
+        let by_rows = self.s.fsdp.policy == PolicyKind::Native && self.g.functional();
+        self.g.attention(kind, [q, k, v], by_rows)
     }
 
     pub(crate) fn set_loss(&mut self, loss: ValueId) {
@@ -245,6 +247,15 @@ fn compiled(s: &Scenario, tree: &Tree) -> Vec<bool> {
         });
     }
     out
+}
+
+/// The gradient that backward starts from: that of a step is the gradient of its mean loss, or of the sum over its tokens.
+pub(crate) fn seed(s: &Scenario, tokens: u64) -> f64 {
+    if s.fsdp.per_token_loss {
+        tokens as f64
+    } else {
+        1.0 / f64::from(s.train.grad_accum)
+    }
 }
 
 /// Model FLOPs of forward and backward and the tokens of one micro-batch: `6 * matmul parameters * tokens` plus causal attention at

@@ -1,9 +1,10 @@
 //! Chunked cross entropy: head and loss together, a chunk of rows at a time (as Liger's fused linear cross entropy).
 //!
 //! Each chunk's logits are turned into their gradient in place, from which the gradients of the hidden states and of the
-//! head's weight follow at once; backward only scales these two.
+//! head's weight follow at once: the loss is where backward starts, so the factor that it starts from is known here, and
+//! backward takes both as they are.
 
-use super::build::Builder;
+use super::build::{self, Builder};
 use super::graph::ValueId;
 use super::ops::{OpKind, Real};
 use crate::compile::tape::ModuleKind;
@@ -33,7 +34,7 @@ pub(super) fn head_and_loss(b: &mut Builder<'_>, hidden: ValueId, labels: ValueI
         let zero = OpKind::Fill { value: Real(0.0) };
         let mut loss = b.g.compute(zero, &[], &[(&[], DType::F32)])[0];
         let dx = b.g.empty(&[rows, d], dtype);
-        let mut dw = trained[1].then(|| b.g.compute(zero, &[], &[(&[vocab, d], dtype)])[0]);
+        let mut dw = None;
         let chunk = rows.div_ceil(CHUNKS).max(MIN_ROWS).min(rows);
         let mut start = 0;
         while start < rows {
@@ -53,14 +54,24 @@ pub(super) fn head_and_loss(b: &mut Builder<'_>, hidden: ValueId, labels: ValueI
             )[0];
             let kind = OpKind::CrossEntropy {
                 scale: Real(1.0 / rows as f64),
+                gradient: Real(build::seed(b.s, rows) / rows as f64),
             };
             let [grad, sum] =
                 b.g.compute_into_both(kind, &[logits, yc, loss], logits, loss);
             loss = sum;
             let target = b.g.slice(dx, 0, start, len);
             b.g.compute_into(gemm(false, false, false), &[grad, w], target);
-            if let Some(sum) = dw {
-                dw = Some(b.g.compute_into(gemm(true, false, true), &[grad, xc, sum], sum));
+            if trained[1] {
+                dw = Some(match dw {
+                    None => b.g.compute(
+                        gemm(true, false, false),
+                        &[grad, xc],
+                        &[(&[vocab, d], dtype)],
+                    )[0],
+                    Some(sum) => {
+                        b.g.compute_into(gemm(true, false, true), &[grad, xc, sum], sum)
+                    }
+                });
             }
             start += len;
         }

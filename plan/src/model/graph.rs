@@ -98,7 +98,8 @@ pub enum View {
     },
     /// Repeats dimensions (zero strides).
     Expand,
-    /// `loss, x, w, d_x, d_w -> loss`: ties gradients of `x` and `w` that the forward pass has computed to the loss.
+    /// `loss, x, w, d_x, d_w -> loss`: ties gradients of `x` and `w` that the forward pass has computed to the loss, where
+    /// backward starts; they contain the factor that it starts from.
     Precomputed,
     /// Nothing: a node of the autograd graph that passes its gradient on.
     Pass,

@@ -158,10 +158,12 @@ pub enum OpKind {
         scale: Real,
     },
     /// `logits, labels, loss -> logits, loss`: adds `scale` times the sum of the rows' cross entropies to the scalar `loss`, and
-    /// replaces the logits by its gradient, in place (chunked cross entropy).
+    /// replaces the logits by `gradient` times the gradient of that sum, in place (chunked cross entropy).
     CrossEntropy {
         /// 1 / number of rows of all chunks.
         scale: Real,
+        /// `scale` times the gradient that backward starts from.
+        gradient: Real,
     },
     /// A kernel of the sharding engine, on byte ranges.
     Shard(crate::program::ShardOp),

@@ -56,7 +56,7 @@ rules! {
     Accumulate = "accumulate", "Add a micro-batch's gradient to the unreduced one (no_shard, optim).";
     Scale = "scale", "Gradient scaling by 1/dp where the collective does not do it.";
     NanCheck = "nan-check", "Check for NaN around a collective.";
-    FinalFence = "final-fence", "End of backward: the compute stream waits for every reduction.";
+    FinalFence = "final-fence", "The compute stream waits for reductions: at the end of backward, or (native) for a group's before its update.";
     Clip = "clip", "Global gradient norm and clipping.";
     Optimizer = "optimizer", "Optimizer step on shards.";
     Refresh = "refresh", "Compute weights are made from main weights.";

@@ -403,7 +403,7 @@ pub enum Scope {
 pub enum CudaGraph {
     /// No capture.
     Off,
-    /// Forward and backward of a step, collectives included, as one graph.
+    /// Forward and backward of a step (and, with the native policy, its optimizer), collectives included, as one graph.
     FullIteration,
     /// These scopes of every block; hooks stay outside.
     Scopes(Vec<Scope>),

@@ -147,7 +147,7 @@ fn alone(req: &Request<'_>, op: &BodyOp) -> Result<Module, Refusal> {
         | OpKind::SumAll => columns::generate(req, op),
         OpKind::Embedding => tables::gather(req, op),
         OpKind::EmbeddingGrad => tables::scatter(req, op),
-        OpKind::CrossEntropy { scale } => entropy::generate(req, op, scale.0),
+        OpKind::CrossEntropy { scale, gradient } => entropy::generate(req, op, scale.0, gradient.0),
         OpKind::NllLossGrad if tables::fills_labels_only(req, op) => tables::nll_labels(req, op),
         OpKind::Attention { causal, scale } => attention::forward(req, op, causal, scale.0),
         OpKind::AttentionGrad { causal, scale } => attention::backward(req, op, causal, scale.0),

@@ -87,7 +87,69 @@ fn chunked_loss_changes_no_gradient() {
         let mut s = base.clone();
         s.train.loss = Loss::Chunked;
         assert_same(&base, &s);
+        // The factor that backward starts from is in the gradients that forward computes.
+        for per_token in [false, true] {
+            base.train.grad_accum = 3;
+            base.fsdp.per_token_loss = per_token;
+            let mut s = base.clone();
+            s.train.loss = Loss::Chunked;
+            assert_same(&base, &s);
+        }
     }
+}
+
+/// Rotated queries are laid out by heads, the product behind attention reads rows: torch's compiled code copies, the native
+/// engine's attention writes rows.
+#[test]
+fn native_compiled_attention_needs_no_copy() {
+    let mut base = tiny(Family::Llama);
+    for mode in [CompileMode::Blocks, CompileMode::Regions, CompileMode::Full] {
+        base.compile.mode = mode;
+        let mut s = base.clone();
+        s.fsdp.policy = PolicyKind::Native;
+        assert_same(&base, &s);
+        let copies = |s: &Scenario| {
+            let t = build(s);
+            let kernels = t.forward.iter().filter_map(|op| match op {
+                TapeOp::Launch { kernel, .. } => Some(&t.kernels[kernel.index()].name),
+                _ => None,
+            });
+            kernels.filter(|name| *name == "copy").count()
+        };
+        assert_eq!(copies(&base) - copies(&s), base.model.layers as usize);
+    }
+}
+
+#[test]
+fn chunked_loss_leaves_nothing_to_multiply() {
+    let mut s = tiny(Family::Llama);
+    (s.train.micro_batch, s.train.seq_len) = (3, 400);
+    s.train.loss = Loss::Chunked;
+    let t = build(&s);
+    let head = |p: ParamId| t.params[p.index()].name.starts_with("output");
+    let writers = |ops: &[TapeOp]| {
+        let launches = ops.iter().filter_map(|op| match *op {
+            TapeOp::Launch {
+                kernel,
+                writes,
+                end,
+                ..
+            } => Some((kernel, &t.operands[writes as usize..end as usize])),
+            _ => None,
+        });
+        let head = launches.filter(|(_, w)| {
+            let mut sources = w.iter().map(|o| o.source);
+            sources.any(|s| matches!(s, Source::Grad(p) if head(p)))
+        });
+        head.map(|(k, _)| t.kernels[k.index()].name.clone())
+            .collect::<Vec<_>>()
+    };
+    // Two chunks: 1024 rows and 176.
+    assert_eq!(writers(&t.forward), ["mm", "mm"]);
+    assert!(writers(&t.backward).is_empty());
+    let ready = |op: &&TapeOp| matches!(op, TapeOp::GradReady(p) if head(*p));
+    assert_eq!(t.backward.iter().filter(ready).count(), 1);
+    assert!(writers(&t.eval).is_empty(), "validation has no gradients");
 }
 
 #[test]

@@ -275,16 +275,16 @@ pub(super) fn apply(op: &BodyOp, x: &[Vec<f64>]) -> Vec<Vec<f64>> {
             ]
         }
         OpKind::Shard(_) => unreachable!("tapes hold no sharding kernels"),
-        OpKind::CrossEntropy { scale } => {
+        OpKind::CrossEntropy { scale, gradient } => {
             let d = dims(&ins[0]).1;
             let (mut grad, mut loss) = (x[0].clone(), x[2][0]);
             for (row, &l) in grad.chunks_mut(d).zip(&x[1]) {
                 let z = lse(row);
                 loss += scale.0 * (z - row[l as usize]);
                 for v in row.iter_mut() {
-                    *v = scale.0 * (*v - z).exp();
+                    *v = gradient.0 * (*v - z).exp();
                 }
-                row[l as usize] -= scale.0;
+                row[l as usize] -= gradient.0;
             }
             vec![grad, vec![loss]]
         }

@@ -393,7 +393,7 @@ impl Lifecycle for Megatron {
     }
 
     fn optimizer_state(&mut self, cx: &mut Cx<'_>) -> Vec<ShardState> {
-        let mut states = self.flat.optimizer_state(cx);
+        let mut states = self.flat.optimizer_state(cx, cx.group_ids());
         let precision = cx.scenario.precision;
         let Some(main) = precision.main_params.filter(|m| *m != precision.main_grads) else {
             return states;

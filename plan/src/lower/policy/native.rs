@@ -4,8 +4,11 @@
 //! - gather lands in the flat buffer that parameters view; weight-gradient kernels write the flat gradient buffer;
 //! - gathers run up to the prefetch depth or element budget ahead, never in recompute;
 //! - at most `reduce_in_flight` full gradient buffers are live, the one being written included;
-//! - the final callback fences, it does no hidden work.
+//! - backward gathers only the units of which one of its kernels reads a weight;
+//! - the final callback fences, it does no hidden work; in a step's last backward the fence is one a group, before the
+//!   optimizer's launch on it, and groups are updated in the order of their reductions.
 
+use crate::compile::tape::{Source, TapeOp};
 use crate::lower::context::{Cx, prefetch_targets};
 use crate::lower::flat::{Flat, fill_padding};
 use crate::lower::optimizer::ShardState;
@@ -25,6 +28,14 @@ struct Pending {
     buffer: BufferId,
 }
 
+/// A group whose gradient the optimizer may read behind an event.
+#[derive(Clone, Copy, Debug)]
+struct Reduced {
+    group: GroupId,
+    /// End of its last reduction, until computation has waited for it.
+    done: Option<EventId>,
+}
+
 pub(crate) struct Native {
     flat: Flat,
     /// Event of each unit's gather while it is unsharded.
@@ -38,6 +49,10 @@ pub(crate) struct Native {
     /// Full gradient buffers by group, while live.
     grads: Vec<Option<BufferId>>,
     pending: VecDeque<Pending>,
+    /// Groups reduced in the step's last micro-batch, in that order: the optimizer's.
+    reduced: Vec<Reduced>,
+    /// Units of which a kernel of backward (recompute included) reads a weight.
+    read_in_backward: Vec<bool>,
     /// Events of offloaded optimizer state on its way to the device.
     coming: VecDeque<EventId>,
     in_flight: usize,
@@ -63,6 +78,8 @@ impl Native {
             kept: vec![None; cx.groups.len()],
             grads: vec![None; cx.groups.len()],
             pending: VecDeque::new(),
+            reduced: Vec::new(),
+            read_in_backward: read_in_backward(cx),
             coming: VecDeque::new(),
             in_flight,
             first: true,
@@ -111,17 +128,28 @@ impl Native {
         }
     }
 
+    /// [`Native::require`], where backward reads a weight of the unit: an embedding's gradient needs none.
+    fn require_backward(&mut self, cx: &mut Cx<'_>, unit: UnitId) {
+        if self.read_in_backward[unit.index()] {
+            self.require(cx, unit, cx.scenario.fsdp.prefetch_backward);
+        }
+    }
+
     fn prefetch(&mut self, cx: &mut Cx<'_>, unit: UnitId, backward: bool) {
         let fsdp = &cx.scenario.fsdp;
         let (order, rule) = if backward {
-            (cx.backward_order.clone(), fsdp.prefetch_backward)
+            (&cx.backward_order, fsdp.prefetch_backward)
         } else {
-            (cx.forward_order.clone(), fsdp.prefetch_forward)
+            (&cx.forward_order, fsdp.prefetch_forward)
         };
         let Some(at) = order.iter().position(|u| *u == unit) else {
             return;
         };
-        for next in prefetch_targets(cx, &order, at, rule, 1) {
+        let read = |u: &&UnitId| !backward || self.read_in_backward[u.index()];
+        let order: Vec<UnitId> = std::iter::once(unit)
+            .chain(order[at + 1..].iter().filter(read).copied())
+            .collect();
+        for next in prefetch_targets(cx, &order, 0, rule, 1) {
             if !(backward && self.done[next.index()]) {
                 self.unshard(cx, next, Rule::Prefetch);
             }
@@ -197,6 +225,8 @@ impl Native {
             };
             if self.flat.streams.reduce != COMPUTE {
                 cx.b.wait(rule, p.done, COMPUTE);
+                let waited = self.reduced.iter_mut().filter(|r| r.done == Some(p.done));
+                waited.for_each(|r| r.done = None);
             }
             cx.b.free(Rule::ReduceRelease, p.buffer);
         }
@@ -215,6 +245,7 @@ impl Native {
                     .flat
                     .reduce_sharded(cx, g, input, self.first, self.last, false);
                 self.pending.push_back(Pending { done, buffer });
+                self.note_reduced(g, done);
                 if self.flat.streams.reduce == COMPUTE && self.flat.streams.outer == COMPUTE {
                     self.drain(cx, 0, Rule::ReduceGate);
                 }
@@ -222,9 +253,31 @@ impl Native {
                 self.accumulate(cx, g);
                 if self.last {
                     let done = self.flat.reduce_full(cx, g);
-                    let _ = done;
+                    self.note_reduced(g, done);
                 }
             }
+        }
+    }
+
+    fn note_reduced(&mut self, group: GroupId, done: EventId) {
+        if self.last {
+            let streams = &self.flat.streams;
+            let elsewhere = streams.reduce != COMPUTE || streams.outer != COMPUTE;
+            let done = elsewhere.then_some(done);
+            self.reduced.push(Reduced { group, done });
+        }
+    }
+
+    /// Makes computation wait for the reduction of the optimizer's state `index`, and frees the gradient buffers that this
+    /// shows to be out of use.
+    fn await_reduction(&mut self, cx: &mut Cx<'_>, index: usize) {
+        let Some(done) = self.reduced.get_mut(index).and_then(|r| r.done.take()) else {
+            return;
+        };
+        cx.b.wait(Rule::FinalFence, done, COMPUTE);
+        while let Some(p) = self.pending.front().filter(|p| p.done == done) {
+            cx.b.free(Rule::ReduceRelease, p.buffer);
+            self.pending.pop_front();
         }
     }
 
@@ -252,18 +305,14 @@ impl Native {
 }
 
 impl Native {
-    /// Trained groups, in the order of the optimizer's launches.
-    fn trained(&self, cx: &Cx<'_>) -> impl Iterator<Item = GroupId> + use<> {
-        let trained: Vec<GroupId> = cx
-            .group_ids()
-            .filter(|g| cx.group(*g).requires_grad)
-            .collect();
-        trained.into_iter()
+    /// Group of the optimizer's state `index`.
+    fn updated(&self, index: usize) -> Option<GroupId> {
+        self.reduced.get(index).map(|r| r.group)
     }
 
     /// Brings a group's offloaded optimizer state to the device; only its gradient for the norm.
     fn bring(&self, cx: &mut Cx<'_>, index: usize, norm: bool) -> Option<EventId> {
-        let g = self.trained(cx).nth(index)?;
+        let g = self.updated(index)?;
         let state = self.flat.state(g).clone();
         if let Some(grad) = state.grad {
             self.flat.visit(cx, grad.buffer, true);
@@ -274,6 +323,9 @@ impl Native {
             let weights = state.main.or(state.weight);
             for id in weights.into_iter().chain(moments) {
                 self.flat.visit(cx, id, true);
+            }
+            if let (Some(_), Some(written)) = (state.main, state.weight) {
+                self.flat.visit(cx, written, false);
             }
         }
         self.flat.visited(cx)
@@ -288,6 +340,7 @@ impl Lifecycle for Native {
     fn micro_batch(&mut self, index: u16, last: bool) {
         self.first = index == 0;
         self.last = last;
+        self.reduced.clear();
     }
 
     fn forward_start(&mut self, cx: &mut Cx<'_>) {
@@ -325,7 +378,8 @@ impl Lifecycle for Native {
     fn backward_start(&mut self, cx: &mut Cx<'_>) {
         self.done.fill(false);
         // A root without parameters has no hook of its own to prefetch the first unit from.
-        let first = cx.backward_order.first().copied();
+        let read = |u: &&UnitId| self.read_in_backward[u.index()];
+        let first = cx.backward_order.iter().find(read).copied();
         if let Some(first) = first.filter(|u| !cx.unit(*u).spec.is_root)
             && cx.scenario.fsdp.prefetch_backward != Prefetch::Depth(0)
         {
@@ -334,13 +388,11 @@ impl Lifecycle for Native {
     }
 
     fn pre_recompute(&mut self, cx: &mut Cx<'_>, unit: UnitId) {
-        let rule = cx.scenario.fsdp.prefetch_backward;
-        self.require(cx, unit, rule);
+        self.require_backward(cx, unit);
     }
 
     fn pre_backward(&mut self, cx: &mut Cx<'_>, unit: UnitId) {
-        let rule = cx.scenario.fsdp.prefetch_backward;
-        self.require(cx, unit, rule);
+        self.require_backward(cx, unit);
         self.prefetch(cx, unit, true);
     }
 
@@ -351,14 +403,16 @@ impl Lifecycle for Native {
     }
 
     fn backward_end(&mut self, cx: &mut Cx<'_>) {
-        self.drain(cx, 0, Rule::FinalFence);
+        if !self.last {
+            self.drain(cx, 0, Rule::FinalFence);
+        }
         // Frozen units before the first trained one have no backward to reshard in.
         for unit in cx.forward_order.clone() {
             self.release(cx, unit);
         }
-        cx.b.join(Rule::FinalFence, self.flat.streams.reduce, COMPUTE);
-        if self.last && cx.outer > 1 {
-            cx.b.join(Rule::FinalFence, self.flat.streams.outer, COMPUTE);
+        // The last reductions of a step run beside the updates of the groups reduced before.
+        if !self.last {
+            cx.b.join(Rule::FinalFence, self.flat.streams.reduce, COMPUTE);
         }
     }
 
@@ -419,10 +473,21 @@ impl Lifecycle for Native {
     }
 
     fn optimizer_state(&mut self, cx: &mut Cx<'_>) -> Vec<ShardState> {
-        self.flat.optimizer_state(cx)
+        let known: Vec<GroupId> = self.reduced.iter().map(|r| r.group).collect();
+        let trained = |g: &GroupId| cx.group(*g).requires_grad && !known.contains(g);
+        let others = cx.group_ids().filter(trained);
+        self.reduced
+            .extend(others.map(|group| Reduced { group, done: None }));
+        let order = self.reduced.iter().map(|r| r.group);
+        self.flat.optimizer_state(cx, order)
+    }
+
+    fn captures_optimizer(&self) -> bool {
+        true
     }
 
     fn before_state(&mut self, cx: &mut Cx<'_>, index: usize, norm: bool) {
+        self.await_reduction(cx, index);
         if !self.flat.offloads() {
             return;
         }
@@ -445,7 +510,7 @@ impl Lifecycle for Native {
         if !self.flat.offloads() {
             return;
         }
-        let Some(g) = self.trained(cx).nth(index) else {
+        let Some(g) = self.updated(index) else {
             return;
         };
         let state = self.flat.state(g).clone();
@@ -456,11 +521,6 @@ impl Lifecycle for Native {
             return;
         }
         if let Some(weight) = state.weight {
-            if state.main.is_some() {
-                self.flat.visit_for(cx, weight, false, COMPUTE);
-                self.flat.refresh_group(cx, g, COMPUTE);
-                cx.b.at(cx.group(g).unit, Phase::Optimizer);
-            }
             self.flat.leave(cx, weight, true, COMPUTE);
         }
         let moments = state.moments.iter().flat_map(|m| [m.first, m.second]);
@@ -474,4 +534,21 @@ impl Lifecycle for Native {
             self.flat.refresh(cx, COMPUTE);
         }
     }
+}
+
+/// Units of which a kernel of backward reads a weight, recomputed forwards included.
+fn read_in_backward(cx: &Cx<'_>) -> Vec<bool> {
+    let mut read = vec![false; cx.units.len()];
+    for op in &cx.tape.backward {
+        let TapeOp::Launch { reads, writes, .. } = *op else {
+            continue;
+        };
+        for operand in &cx.tape.operands[reads as usize..writes as usize] {
+            if let Source::Param(p) = operand.source {
+                let (group, _) = cx.home[p.index()];
+                read[cx.group(group).unit.index()] = true;
+            }
+        }
+    }
+    read
 }

@@ -29,11 +29,19 @@ struct Pieces<'a> {
     before: &'a Slot,
     grad: &'a Slot,
     loss: &'a Slot,
+    /// Factor of a row's share of the loss.
     scale: f64,
+    /// Factor of the gradient: that of the loss times what reaches the loss from behind.
+    gradient: f64,
 }
 
 /// `logits, labels, loss -> logits, loss`.
-pub(super) fn generate(req: &Request<'_>, op: &BodyOp, scale: f64) -> Result<Module, Refusal> {
+pub(super) fn generate(
+    req: &Request<'_>,
+    op: &BodyOp,
+    scale: f64,
+    gradient: f64,
+) -> Result<Module, Refusal> {
     let ([logits, labels, before], [grad, loss]) = slots::<3, 2>(op)?;
     let (rows, cols) = view::matrix(logits);
     if numel(labels) != rows || numel(grad) != rows * cols {
@@ -56,6 +64,7 @@ pub(super) fn generate(req: &Request<'_>, op: &BodyOp, scale: f64) -> Result<Mod
         grad,
         loss,
         scale,
+        gradient,
     };
     let vectors = cols / lanes;
     let vector = lanes * req.arg(logits.place)?.dtype.size() as usize;
@@ -73,26 +82,26 @@ pub(super) fn generate(req: &Request<'_>, op: &BodyOp, scale: f64) -> Result<Mod
 
 impl Pieces<'_> {
     /// What follows once `top` and `s` are the row's: its share of the loss is `z - target`, its gradients come from `a`.
-    fn gradient(&self, fast: bool) -> (String, String) {
+    fn gradients(&self, fast: bool) -> (String, String) {
         // The factor becomes a part of the exponent where the gradient is rounded to 16 bits.
         if fast {
             (
                 format!(
                     "const float shift = fmaf(-z, LOG2E, {});",
-                    float(self.scale.log2() as f32)
+                    float(self.gradient.log2() as f32)
                 ),
                 "ex2(fmaf(a[v], LOG2E, shift))".to_owned(),
             )
         } else {
             (
                 String::new(),
-                format!("{} * expf(a[v] - z)", float(self.scale as f32)),
+                format!("{} * expf(a[v] - z)", float(self.gradient as f32)),
             )
         }
     }
 
     fn is_fast(&self, req: &Request<'_>) -> Result<bool, Refusal> {
-        Ok(req.memory(self.grad)? != "float" && self.scale > 0.0)
+        Ok(req.memory(self.grad)? != "float" && self.gradient > 0.0)
     }
 
     /// Adds up the rows' shares by all `threads` of a block.
@@ -114,7 +123,7 @@ fn kept(req: &Request<'_>, p: &Pieces<'_>, cluster: usize) -> Result<Module, Ref
     let (threads, steps) = (THREADS, part.div_ceil(THREADS));
     let (lt, gt) = (req.memory(p.logits)?, req.memory(p.grad)?);
     let resident = (SHARED / (part * 16 + 1024)).clamp(1, 2048 / threads);
-    let (shift, gradient) = p.gradient(p.is_fast(req)?);
+    let (shift, gradient) = p.gradients(p.is_fast(req)?);
     let pack = format!("Pack<{lt}, {l}>");
     let mut copies = String::new();
     let mut takes = String::new();
@@ -191,7 +200,7 @@ fn kept(req: &Request<'_>, p: &Pieces<'_>, cluster: usize) -> Result<Module, Ref
     if (hit - c * {l}u < {l}u)
 #pragma unroll
       for (int v = 0; v < {l}; v++)
-        if (c * {l}u + v == hit) a[v] -= {scale};
+        if (c * {l}u + v == hit) a[v] -= {factor};
     store_once<{gt}, {l}>(y + c * {l}u, a);
   }}
   if (!owner || !is_last(tickets, {rows}u)) return;
@@ -202,7 +211,7 @@ fn kept(req: &Request<'_>, p: &Pieces<'_>, cluster: usize) -> Result<Module, Ref
         y = contiguous(req, p.grad)?,
         vectors = d / l,
         id = id(req, p.labels, "r")?,
-        scale = float(p.scale as f32),
+        factor = float(p.gradient as f32),
         rows = p.rows,
         total = p.total(req, threads)?,
     );
@@ -230,7 +239,7 @@ fn twice(req: &Request<'_>, p: &Pieces<'_>) -> Result<Module, Refusal> {
     let walk = format!(
         "#pragma unroll 4\n  for (int k = 0; k < {steps}; k++) {{\n    const u32 c = (k * {threads}u + threadIdx.x) * {l}u;\n    if (c >= {d}u) break;\n    float a[{l}];\n    load<{lt}, {l}>(x + c, a);"
     );
-    let (shift, gradient) = p.gradient(p.is_fast(req)?);
+    let (shift, gradient) = p.gradients(p.is_fast(req)?);
     let source = format!(
         "KERNEL({threads}) k0({args}) {{
   __shared__ float sh[32];
@@ -258,7 +267,7 @@ fn twice(req: &Request<'_>, p: &Pieces<'_>) -> Result<Module, Refusal> {
     if (hit - c < {l}u)
 #pragma unroll
       for (int v = 0; v < {l}; v++)
-        if (c + v == hit) a[v] -= {scale};
+        if (c + v == hit) a[v] -= {factor};
     store<{gt}, {l}>(y + c, a);
   }}
 }}
@@ -269,7 +278,7 @@ KERNEL(1024) k1({fold}) {{
         x = contiguous(req, p.logits)?,
         y = contiguous(req, p.grad)?,
         id = id(req, p.labels, "r")?,
-        scale = float(p.scale as f32),
+        factor = float(p.gradient as f32),
         fold = {
             let mut all = req.operands().1;
             all.push("const double* part".to_owned());
