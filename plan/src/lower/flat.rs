@@ -216,7 +216,15 @@ impl Flat {
         self.grad_arena = Some(arena);
     }
 
-    /// Section `Init`: W, M and G of every group.
+    /// Whether G lives from the first reduction of a step to its optimizer only: a sharded one of the native engine, which
+    /// needs no buffer of its own while the step's activations are at their largest. (Megatron-FSDP keeps its gradients;
+    /// an offloaded one rests in host memory; one that is not sharded is what backward writes.)
+    pub(crate) fn grads_of_a_step(&self, cx: &Cx<'_>) -> bool {
+        let fsdp = &cx.scenario.fsdp;
+        fsdp.policy == PolicyKind::Native && self.grad_sharded && !fsdp.offload.grads
+    }
+
+    /// Section `Init`: W and M of every group, and G where it outlives a step.
     pub(crate) fn init(&self, cx: &mut Cx<'_>) {
         for (i, state) in self.groups.iter().enumerate() {
             cx.b.at(cx.groups[i].unit, crate::program::Phase::Init);
@@ -226,7 +234,9 @@ impl Flat {
             for id in resting.chain(moments) {
                 cx.b.alloc(Rule::State, self.twins.get(id).copied().unwrap_or(*id));
             }
-            if let (None, Some(grad)) = (self.grad_arena, state.grad) {
+            if let (None, Some(grad), false) =
+                (self.grad_arena, state.grad, self.grads_of_a_step(cx))
+            {
                 let id = grad.buffer;
                 cx.b.alloc(Rule::State, self.twins.get(&id).copied().unwrap_or(id));
             }

@@ -71,10 +71,21 @@ fn compare(text: &str, sets: &[&str]) {
             &precision,
             2,
         );
+        // It has sharded gradients from their reduction to the optimizer only.
+        let sharded = matches!(
+            s.fsdp.strategy,
+            Strategy::OptimGrads | Strategy::OptimGradsParams
+        );
+        let at_rest = s.fsdp.policy != PolicyKind::Native || s.mesh.dp_shard == 1 || !sharded;
+        let main_grad = if at_rest {
+            forms.main_grad
+        } else {
+            Bytes::ZERO
+        };
         for (role, bytes) in [
             (Role::ModelWeight, forms.model_weight),
             (Role::MainWeight, forms.main_weight),
-            (Role::MainGrad, forms.main_grad),
+            (Role::MainGrad, main_grad),
             (Role::OptimizerState, forms.optimizer),
         ] {
             *want.entry(role).or_insert(Bytes::ZERO) += bytes;

@@ -240,6 +240,13 @@ impl Native {
                 };
                 // The root's buffer lives all through backward and joins the others in flight here.
                 self.drain(cx, self.in_flight - 1, Rule::ReduceGate);
+                if let (true, true, Some(grad)) = (
+                    self.first,
+                    self.flat.grads_of_a_step(cx),
+                    self.flat.state(g).grad,
+                ) {
+                    cx.b.alloc(Rule::Reduce, grad.buffer);
+                }
                 let input = cx.b.whole(buffer);
                 let done = self
                     .flat
@@ -532,6 +539,14 @@ impl Lifecycle for Native {
     fn step_end(&mut self, cx: &mut Cx<'_>) {
         if !self.flat.offloads() {
             self.flat.refresh(cx, COMPUTE);
+        }
+        if self.flat.grads_of_a_step(cx) {
+            for Reduced { group, .. } in &self.reduced {
+                if let Some(grad) = self.flat.state(*group).grad {
+                    cx.b.at(cx.group(*group).unit, Phase::Optimizer);
+                    cx.b.free(Rule::ZeroGrad, grad.buffer);
+                }
+            }
         }
     }
 }
