@@ -364,7 +364,7 @@ mod bench {
             let limit = id_limit(kernel);
             let optimizer = matches!(
                 kernel.body[0].op,
-                OpKind::Shard(ShardOp::AdamW | ShardOp::Sgd | ShardOp::ClipScale)
+                OpKind::Shard(ShardOp::AdamW { .. } | ShardOp::Sgd { .. } | ShardOp::ClipScale)
             );
             let mut host: BTreeMap<u32, Vec<u64>> = BTreeMap::new();
             let mut device: BTreeMap<u32, Memory> = BTreeMap::new();

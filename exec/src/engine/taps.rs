@@ -169,7 +169,7 @@ fn gradients(program: &Program, op: &Op) -> Vec<u32> {
     let body = &program.kernels[kernel.index()].body;
     if !matches!(
         body.first().map(|b| b.op),
-        Some(OpKind::Shard(ShardOp::AdamW | ShardOp::Sgd))
+        Some(OpKind::Shard(ShardOp::AdamW { .. } | ShardOp::Sgd { .. }))
     ) {
         return Vec::new();
     }

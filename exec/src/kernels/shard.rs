@@ -60,6 +60,32 @@ struct Sequence {
 }
 
 impl Sequence {
+    /// The first of `ranges` that hold `numel` elements together, or fewer where there are not as many.
+    fn of_length(ranges: &[RawRange], numel: usize) -> Result<Self, Fault> {
+        let mut found = Self::new(&[])?;
+        for r in ranges {
+            if found.numel >= numel {
+                break;
+            }
+            let view = View::flat(*r)?;
+            found.numel += view.numel;
+            found.views.push(view);
+        }
+        Ok(found)
+    }
+
+    /// Writes `values` at position `at` of the sequence.
+    fn store(&self, at: usize, values: &[f32]) {
+        let mut first = 0;
+        for v in &self.views {
+            let (start, end) = (at.max(first), (at + values.len()).min(first + v.numel));
+            if start < end {
+                v.store(start - first, &values[start - at..end - at]);
+            }
+            first += v.numel;
+        }
+    }
+
     fn new(ranges: &[RawRange]) -> Result<Self, Fault> {
         let mut views = SmallVec::with_capacity(ranges.len());
         for r in ranges {
@@ -165,8 +191,8 @@ pub(super) fn run(
             multiply(writes, clip_factor(square, ctx.hyper.clip_norm))
         }
         ShardOp::NanCheck => nan_check(reads, writes),
-        ShardOp::AdamW => optimizer::adamw(&ctx.hyper, reads, writes),
-        ShardOp::Sgd => optimizer::sgd(&ctx.hyper, reads, writes),
+        ShardOp::AdamW { cast } => optimizer::adamw(&ctx.hyper, cast, reads, writes),
+        ShardOp::Sgd { cast } => optimizer::sgd(&ctx.hyper, cast, reads, writes),
     }
 }
 

@@ -424,7 +424,7 @@ fn tensors(program: &Program) -> Vec<Tensor> {
         let body = &program.kernels[kernel.index()].body;
         if !matches!(
             body.first().map(|b| b.op),
-            Some(OpKind::Shard(ShardOp::AdamW | ShardOp::Sgd))
+            Some(OpKind::Shard(ShardOp::AdamW { .. } | ShardOp::Sgd { .. }))
         ) {
             continue;
         }

@@ -256,7 +256,14 @@ fn adamw_follows_torch() {
     };
     let [mut w, mut g, mut m, mut v] = [1.0, 1.0, 0.0, 0.0].map(|x| Buffer::of(F32, &[x]));
     let r = [w.range(), g.range(), m.range(), v.range()];
-    run(ShardOp::AdamW, h, &[], &r, &[r[0], r[2], r[3]]).unwrap();
+    run(
+        ShardOp::AdamW { cast: false },
+        h,
+        &[],
+        &r,
+        &[r[0], r[2], r[3]],
+    )
+    .unwrap();
     assert!((w.get(0) - 0.899).abs() < 1e-6, "{}", w.get(0));
     assert!((m.get(0) - 0.1).abs() < 1e-7 && (v.get(0) - 0.001).abs() < 1e-9);
 }
@@ -300,7 +307,7 @@ fn adamw_over_several_tensors_and_steps() {
                 if clip > 0.0 {
                     reads.push(square.range());
                 }
-                run(ShardOp::AdamW, h, &[], &reads, &writes).unwrap();
+                run(ShardOp::AdamW { cast: false }, h, &[], &reads, &writes).unwrap();
                 let factor = if clip > 0.0 { clip / (1.5 + 1e-6) } else { 1.0 };
                 for (i, [w, m, v]) in want.iter_mut().enumerate() {
                     adamw(&h, factor, w, &g[i].values(), m, v);
@@ -337,7 +344,7 @@ fn flat_moments_go_on_from_tensor_to_tensor() {
     let [g0, g1] = [0, 1].map(|i| g[i].range());
     let (mr, vr) = (m.range(), v.range());
     run(
-        ShardOp::AdamW,
+        ShardOp::AdamW { cast: false },
         HYPER,
         &[],
         &[w0, g0, mr, vr, w1, g1],
@@ -351,7 +358,7 @@ fn flat_moments_go_on_from_tensor_to_tensor() {
     near(&m.values()[40..], &second, 1e-5);
     // More weights than moments.
     let e = run(
-        ShardOp::AdamW,
+        ShardOp::AdamW { cast: false },
         HYPER,
         &[],
         &[w1, g1, mr, vr, w0, g0, w1, g1],
@@ -377,7 +384,13 @@ fn threads_change_no_bit_of_adamw() {
         all[3].write(0, &squares);
         let r: Vec<RawRange> = all.iter_mut().map(Buffer::range).collect();
         kernels::use_threads(threads);
-        let done = run(ShardOp::AdamW, HYPER, &[], &r, &[r[0], r[2], r[3]]);
+        let done = run(
+            ShardOp::AdamW { cast: false },
+            HYPER,
+            &[],
+            &r,
+            &[r[0], r[2], r[3]],
+        );
         kernels::use_threads(1);
         done.unwrap();
         all.map(|b| b.bits())
@@ -399,8 +412,61 @@ fn sgd_follows_torch() {
         .map(|(w, g)| w - HYPER.lr * (g + HYPER.weight_decay * w))
         .collect();
     let (wr, gr) = (w.range(), g.range());
-    run(ShardOp::Sgd, HYPER, &[], &[wr, gr], &[wr]).unwrap();
+    run(ShardOp::Sgd { cast: false }, HYPER, &[], &[wr, gr], &[wr]).unwrap();
     near(&w.values(), &want, 1e-5);
+}
+
+/// The new weight goes to its copies as a cast of what was stored does: rounded twice where the weight itself is narrow.
+#[test]
+fn updates_leave_a_second_copy_of_the_weight() {
+    let sizes = [5000usize, 70];
+    for (weights, copies) in [(F32, BF16), (F32, F32), (BF16, F32), (DType::F16, BF16)] {
+        for adamw in [true, false] {
+            let run_with = |cast: bool| {
+                let mut rng = Rng(21);
+                let mut of = |t| sizes.map(|n| random(&mut rng, t, n));
+                let (mut w, mut g) = (of(weights), of(F32));
+                let n = sizes[0] + sizes[1];
+                let zeros = vec![0.0; n];
+                let (mut m, mut v) = (Buffer::of(F32, &zeros), Buffer::of(F32, &zeros));
+                let mut c = Buffer::new(copies, n);
+                let [w0, w1] = [0, 1].map(|i| w[i].range());
+                let [g0, g1] = [0, 1].map(|i| g[i].range());
+                let (mr, vr) = (m.range(), v.range());
+                // The first weight's copy lies in three places.
+                let first = [
+                    c.part(70, 2049),
+                    c.part(70 + 2049, 1),
+                    c.part(70 + 2050, 2950),
+                ];
+                let second = [c.part(0, 70)];
+                let pick = |copies: &[RawRange]| if cast { copies.to_vec() } else { vec![] };
+                let (op, reads, writes) = if adamw {
+                    let reads = vec![w0, g0, mr, vr, w1, g1];
+                    let writes = [vec![w0, mr, vr], pick(&first), vec![w1], pick(&second)];
+                    (ShardOp::AdamW { cast }, reads, writes.concat())
+                } else {
+                    let writes = [vec![w0], pick(&first), vec![w1], pick(&second)];
+                    (ShardOp::Sgd { cast }, vec![w0, g0, w1, g1], writes.concat())
+                };
+                run(op, HYPER, &[], &reads, &writes).unwrap();
+                let state = [w[0].bits(), w[1].bits(), m.bits(), v.bits()];
+                let done = (state, [0, 1].map(|i| w[i].values()), c.values());
+                if cast {
+                    let fewer = run(op, HYPER, &[], &reads, &writes[..writes.len() - 1]);
+                    assert!(fewer.is_err());
+                }
+                done
+            };
+            let (plain, cast) = (run_with(false), run_with(true));
+            assert!(plain.0 == cast.0, "{weights} {copies} {adamw}");
+            for (i, start) in [(0, 70), (1, 0)] {
+                let want = plain.1[i].iter().map(|&x| rounded(copies, x));
+                let got = &cast.2[start..start + sizes[i]];
+                assert!(want.eq(got.iter().copied()), "{weights} {copies} {adamw}");
+            }
+        }
+    }
 }
 
 const F32_COMPUTE: &str = "compute = \"f32\"\n";

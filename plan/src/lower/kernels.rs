@@ -16,7 +16,7 @@ const fn class(op: ShardOp) -> KernelClass {
         ShardOp::Accumulate | ShardOp::Scale { .. } | ShardOp::ClipScale => KernelClass::Pointwise,
         ShardOp::Zero => KernelClass::Fill,
         ShardOp::SumSquares | ShardOp::NanCheck => KernelClass::FullReduce,
-        ShardOp::AdamW | ShardOp::Sgd => KernelClass::Optimizer,
+        ShardOp::AdamW { .. } | ShardOp::Sgd { .. } => KernelClass::Optimizer,
     }
 }
 
@@ -24,8 +24,8 @@ const fn class(op: ShardOp) -> KernelClass {
 const fn flops(op: ShardOp) -> u64 {
     match op {
         ShardOp::Accumulate | ShardOp::Scale { .. } | ShardOp::ClipScale => 1,
-        ShardOp::SumSquares | ShardOp::Sgd => 2,
-        ShardOp::AdamW => 14,
+        ShardOp::SumSquares | ShardOp::Sgd { .. } => 2,
+        ShardOp::AdamW { .. } => 14,
         _ => 0,
     }
 }

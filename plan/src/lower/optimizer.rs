@@ -40,6 +40,8 @@ pub(crate) struct Moments {
 pub(crate) struct ShardState {
     pub(crate) unit: UnitId,
     pub(crate) items: Vec<OptimizerItem>,
+    /// Where the launch leaves the new weights of its one item a second time, in the compute dtype.
+    pub(crate) compute: Vec<Access>,
 }
 
 /// Makes the state buffers of a tensor (they are allocated in the first step).
@@ -114,9 +116,11 @@ pub(crate) fn step<L: Lifecycle>(cx: &mut Cx<'_>, life: &mut L) {
         if clips && cx.scenario.fsdp.policy == PolicyKind::Native {
             reads.extend(known.map(|n| cx.b.whole(n)));
         }
+        writes.extend(&state.compute);
+        let cast = !state.compute.is_empty();
         let kind = match cx.scenario.train.optimizer {
-            Optimizer::Adamw => ShardOp::AdamW,
-            Optimizer::Sgd => ShardOp::Sgd,
+            Optimizer::Adamw => ShardOp::AdamW { cast },
+            Optimizer::Sgd => ShardOp::Sgd { cast },
         };
         let elements = state.items.iter().map(|i| i.numel).sum();
         if elements > 0 {

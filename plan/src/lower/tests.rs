@@ -2,7 +2,7 @@
 
 use super::plan;
 use crate::program::{
-    COMPUTE, CollectiveKind, Instr, Op, Phase, Program, Role, Rule, SectionKind, UnitId,
+    Access, COMPUTE, CollectiveKind, Instr, Op, Phase, Program, Role, Rule, SectionKind, UnitId,
 };
 use crate::scenario::{OuterStrategy, PolicyKind, Scenario, Strategy, parse};
 use crate::shard::{Layout, persistent_bytes};
@@ -296,6 +296,44 @@ fn native_gathers_for_backward_what_backward_reads() {
     for peer in ["fsdp2", "megatron"] {
         let gathered = backward(&[&format!("fsdp.policy={peer}")]);
         assert!(gathered.contains(&"tok_embeddings".to_owned()), "{peer}");
+    }
+}
+
+/// With main weights the native update leaves the compute weights as well: in one range, or, where parameters have buffers of
+/// their own, in one range each.
+#[test]
+fn native_updates_write_compute_weights() {
+    for (sets, refreshes) in [
+        (&["fsdp.strategy=optim_grads_params"][..], 0),
+        (&["fsdp.strategy=optim"], 0),
+        // Rows of one length: a layout without holes.
+        (&["fsdp.strategy=no_shard", "model.ffn=64"], 0),
+        (&["mesh.dp_outer=2", "fsdp.outer_strategy=optim"], 0),
+        (&["fsdp.offload=[\"params\", \"optimizer\"]"], 0),
+        (&["fsdp.policy=megatron"], 3),
+    ] {
+        let p = program(LLAMA, sets);
+        let launches = |rule| {
+            let list = steady(&p).iter();
+            list.filter(move |i| i.rule == rule && is_launch(i))
+        };
+        assert_eq!(launches(Rule::Refresh).count(), refreshes, "{sets:?}");
+        let role = |a: &Access| p.buffers[a.buffer.index()].role;
+        for i in launches(Rule::Optimizer) {
+            let elements = |wanted: Role| {
+                let writes = p.writes(&i.op).iter().filter(|a| role(a) == wanted);
+                let size = |a: &Access| p.buffers[a.buffer.index()].dtype.size();
+                writes.map(|a| a.bytes / size(a)).sum::<u64>()
+            };
+            // Megatron casts gradients in the same phase.
+            if elements(Role::OptimizerState) == 0 {
+                continue;
+            }
+            let compute = elements(Role::ModelWeight);
+            let main = elements(Role::MainWeight);
+            assert!(main > 0, "{sets:?}");
+            assert_eq!(compute, if refreshes == 0 { main } else { 0 }, "{sets:?}");
+        }
     }
 }
 

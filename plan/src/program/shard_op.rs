@@ -40,9 +40,15 @@ pub enum ShardOp {
     /// AdamW on weight, gradient, first and second moment, tensor after tensor (reads), writing weight and moments. Where
     /// a tensor names no moments, it goes on with those named before. A last read that is a scalar is the sum of squares
     /// of the global gradient norm: clipping is folded in.
-    AdamW,
+    AdamW {
+        /// Behind a tensor's other writes stand ranges that, one after another, get its new weight too, converted.
+        cast: bool,
+    },
     /// SGD on weight and gradient, tensor after tensor; a last scalar read clips as in [`ShardOp::AdamW`].
-    Sgd,
+    Sgd {
+        /// As in [`ShardOp::AdamW`].
+        cast: bool,
+    },
 }
 
 impl ShardOp {
@@ -60,8 +66,8 @@ impl ShardOp {
             Self::SumSquares => "sum_squares",
             Self::ClipScale => "clip_scale",
             Self::NanCheck => "nan_check",
-            Self::AdamW => "adamw",
-            Self::Sgd => "sgd",
+            Self::AdamW { .. } => "adamw",
+            Self::Sgd { .. } => "sgd",
         }
     }
 }

@@ -15,7 +15,7 @@ use smallvec::SmallVec;
 /// A range that a block list covers: addresses of its operands, elements (bytes for raw copies).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Piece {
-    pub(super) at: [u64; 4],
+    pub(super) at: [u64; 5],
     pub(super) n: u64,
 }
 
@@ -75,7 +75,7 @@ impl Work {
 
     /// Copies `n` elements; `from` is `None` for zeros.
     fn copy(&mut self, to: (u64, DType), from: Option<(u64, DType)>, n: u64) {
-        let at = |from: u64| [to.0, from, 0, 0];
+        let at = |from: u64| [to.0, from, 0, 0, 0];
         match from {
             Some((from, ty)) if ty != to.1 => {
                 self.add(
@@ -108,19 +108,31 @@ impl Work {
 }
 
 /// Bytes of an element of each operand of a kind.
-fn sizes(kind: Ranges) -> [u64; 4] {
+fn sizes(kind: Ranges) -> [u64; 5] {
     match kind {
-        Ranges::Raw => [1, 1, 0, 0],
+        Ranges::Raw => [1, 1, 0, 0, 0],
         Ranges::Cast { from, to } | Ranges::Accumulate { from, to } => {
-            [to.size(), from.size(), 0, 0]
+            [to.size(), from.size(), 0, 0, 0]
         }
-        Ranges::Scale { of } | Ranges::Squares { of } | Ranges::Nan { of } => [of.size(), 0, 0, 0],
+        Ranges::Scale { of } | Ranges::Squares { of } | Ranges::Nan { of } => {
+            [of.size(), 0, 0, 0, 0]
+        }
         Ranges::AdamW {
             weight,
             grad,
             moments,
-        } => [weight.size(), grad.size(), moments.size(), moments.size()],
-        Ranges::Sgd { weight, grad } => [weight.size(), grad.size(), 0, 0],
+            copy,
+        } => [
+            weight.size(),
+            grad.size(),
+            moments.size(),
+            moments.size(),
+            copy.map_or(0, DType::size),
+        ],
+        Ranges::Sgd { weight, grad, copy } => {
+            let copy = copy.map_or(0, DType::size);
+            [weight.size(), grad.size(), copy, 0, 0]
+        }
     }
 }
 
@@ -131,7 +143,7 @@ fn follows(kind: Ranges, a: &Piece, b: &Piece) -> bool {
         return false;
     }
     let sizes = sizes(kind);
-    (0..4).all(|i| i == 1 && zeros || a.at[i] + a.n * sizes[i] == b.at[i])
+    (0..5).all(|i| i == 1 && zeros || a.at[i] + a.n * sizes[i] == b.at[i])
 }
 
 fn numel(r: &RawRange) -> u64 {
@@ -206,7 +218,7 @@ pub(super) fn work(
         ..Work::default()
     };
     let single = |r: &RawRange| Piece {
-        at: [at(r), 0, 0, 0],
+        at: [at(r), 0, 0, 0, 0],
         n: numel(r),
     };
     match op {
@@ -230,7 +242,7 @@ pub(super) fn work(
                 w.add(
                     kind,
                     Piece {
-                        at: [to.0, from.0, 0, 0],
+                        at: [to.0, from.0, 0, 0, 0],
                         n,
                     },
                 );
@@ -278,8 +290,8 @@ pub(super) fn work(
                 before: 0,
             });
         }
-        ShardOp::AdamW => adamw(&mut w, reads, writes)?,
-        ShardOp::Sgd => sgd(&mut w, reads, writes)?,
+        ShardOp::AdamW { cast } => adamw(&mut w, cast, reads, writes)?,
+        ShardOp::Sgd { cast } => sgd(&mut w, cast, reads, writes)?,
     }
     Ok(w)
 }
@@ -351,9 +363,34 @@ fn updates(weight: &RawRange, grad: &RawRange, target: Option<&RawRange>) -> Res
     Ok(())
 }
 
+/// Calls `f(first element, elements, copy)` for the parts of a weight of `n` elements that have one copy each: with `cast` the
+/// writes from `next` on, else the whole and no copy.
+fn copies(
+    cast: bool,
+    n: u64,
+    writes: &[RawRange],
+    next: &mut usize,
+    mut f: impl FnMut(u64, u64, Option<(u64, DType)>),
+) -> Result<(), Fault> {
+    if !cast {
+        f(0, n, None);
+        return Ok(());
+    }
+    let mut first = 0;
+    while first < n {
+        let Some(r) = writes.get(*next) else { break };
+        *next += 1;
+        let here = numel(r).min(n - first);
+        size("a weight's copy", here, numel(r))?;
+        f(first, here, Some((at(r), r.dtype)));
+        first += here;
+    }
+    size("a weight's copies", n, first)
+}
+
 /// `weight, gradient[, first, second moment], ..[, square of the norm]`; a tensor whose moments are not named goes on where
-/// the one before ended.
-fn adamw(w: &mut Work, reads: &[RawRange], writes: &[RawRange]) -> Result<(), Fault> {
+/// the one before ended. With `cast`, a tensor's writes end with the copies of its weight.
+fn adamw(w: &mut Work, cast: bool, reads: &[RawRange], writes: &[RawRange]) -> Result<(), Fault> {
     if !reads.len().is_multiple_of(2) {
         w.square = scalar(reads.last())?;
     }
@@ -386,18 +423,21 @@ fn adamw(w: &mut Work, reads: &[RawRange], writes: &[RawRange]) -> Result<(), Fa
         if m.dtype != v.dtype {
             return Err(Fault::Type(v.dtype));
         }
-        let skip = *done * m.dtype.size();
-        let piece = Piece {
-            at: [at(weight), at(grad), at(m) + skip, at(v) + skip],
-            n,
-        };
-        let kind = Ranges::AdamW {
-            weight: weight.dtype,
-            grad: grad.dtype,
-            moments: m.dtype,
-        };
+        let place = |r: &RawRange, element: u64| at(r) + element * r.dtype.size();
+        copies(cast, n, writes, &mut k, |first, n, copy| {
+            let kind = Ranges::AdamW {
+                weight: weight.dtype,
+                grad: grad.dtype,
+                moments: m.dtype,
+                copy: copy.map(|c| c.1),
+            };
+            let (m, v) = (place(m, *done + first), place(v, *done + first));
+            let (weight, grad) = (place(weight, first), place(grad, first));
+            let copy = copy.map_or(0, |c| c.0);
+            let at = [weight, grad, m, v, copy];
+            w.add(kind, Piece { at, n });
+        })?;
         *done += n;
-        w.add(kind, piece);
     }
     if k == writes.len() {
         Ok(())
@@ -407,27 +447,30 @@ fn adamw(w: &mut Work, reads: &[RawRange], writes: &[RawRange]) -> Result<(), Fa
 }
 
 /// `weight, gradient, ..[, square of the norm]`.
-fn sgd(w: &mut Work, reads: &[RawRange], writes: &[RawRange]) -> Result<(), Fault> {
+fn sgd(w: &mut Work, cast: bool, reads: &[RawRange], writes: &[RawRange]) -> Result<(), Fault> {
     if !reads.len().is_multiple_of(2) {
         w.square = scalar(reads.last())?;
     }
-    for (i, pair) in reads.chunks_exact(2).enumerate() {
-        updates(&pair[0], &pair[1], writes.get(i))?;
-        let kind = Ranges::Sgd {
-            weight: pair[0].dtype,
-            grad: pair[1].dtype,
-        };
-        w.add(
-            kind,
-            Piece {
-                at: [at(&pair[0]), at(&pair[1]), 0, 0],
-                n: numel(&pair[0]),
-            },
-        );
+    let mut k = 0;
+    for pair in reads.chunks_exact(2) {
+        let [weight, grad] = pair else { continue };
+        updates(weight, grad, writes.get(k))?;
+        k += 1;
+        let place = |r: &RawRange, element: u64| at(r) + element * r.dtype.size();
+        copies(cast, numel(weight), writes, &mut k, |first, n, copy| {
+            let kind = Ranges::Sgd {
+                weight: weight.dtype,
+                grad: grad.dtype,
+                copy: copy.map(|c| c.1),
+            };
+            let copy = copy.map_or(0, |c| c.0);
+            let at = [place(weight, first), place(grad, first), copy, 0, 0];
+            w.add(kind, Piece { at, n });
+        })?;
     }
-    if reads.len() / 2 == writes.len() {
+    if k == writes.len() {
         Ok(())
     } else {
-        Err(count("writes", reads.len() / 2, writes.len()))
+        Err(count("writes", k, writes.len()))
     }
 }

@@ -6,8 +6,9 @@ use super::super::same;
 use super::super::scratch::Scratch;
 use super::super::view::View;
 use super::super::wide::wide;
-use super::{BLOCK, clip_factor, scalar};
+use super::{BLOCK, Sequence, clip_factor, scalar};
 use crate::operand::{Hyper, RawRange};
+use shardlab_plan::units::DType;
 
 /// Weights from which an update is worth several threads.
 const PARALLEL: usize = 1 << 15;
@@ -77,8 +78,13 @@ fn clip(h: &Hyper, reads: &[RawRange]) -> Result<f32, Fault> {
 }
 
 /// `weight, gradient[, first moment, second moment], ..[, square of the norm]`; a tensor whose moments are not named goes on
-/// where the one before ended.
-pub(super) fn adamw(h: &Hyper, reads: &[RawRange], writes: &[RawRange]) -> Result<(), Fault> {
+/// where the one before ended. With `cast`, a tensor's writes end with the copies of its weight.
+pub(super) fn adamw(
+    h: &Hyper,
+    cast: bool,
+    reads: &[RawRange],
+    writes: &[RawRange],
+) -> Result<(), Fault> {
     let f = factors(h, clip(h, reads)?);
     let (mut r, mut w) = (0, 0);
     let mut moments: Option<(View, View, usize)> = None;
@@ -103,6 +109,7 @@ pub(super) fn adamw(h: &Hyper, reads: &[RawRange], writes: &[RawRange]) -> Resul
             moments = Some((View::flat(*m)?, View::flat(*v)?, 0));
             (r, w) = (r + 2, w + 2);
         }
+        let copies = copies(cast, &weight, writes, &mut w)?;
         if weight.numel == 0 {
             continue;
         }
@@ -139,6 +146,7 @@ pub(super) fn adamw(h: &Hyper, reads: &[RawRange], writes: &[RawRange]) -> Resul
                 v.load(at_first + start, &mut bv[..n]);
                 adamw_block(&mut bw[..n], &bg[..n], &mut bm[..n], &mut bv[..n], f);
                 weight.store(start, &bw[..n]);
+                again(&weight, start, &mut bw[..n], &copies);
                 m.store(at_first + start, &bm[..n]);
                 v.store(at_first + start, &bv[..n]);
             }
@@ -150,7 +158,12 @@ pub(super) fn adamw(h: &Hyper, reads: &[RawRange], writes: &[RawRange]) -> Resul
 }
 
 /// `weight, gradient, ..[, square of the norm]`.
-pub(super) fn sgd(h: &Hyper, reads: &[RawRange], writes: &[RawRange]) -> Result<(), Fault> {
+pub(super) fn sgd(
+    h: &Hyper,
+    cast: bool,
+    reads: &[RawRange],
+    writes: &[RawRange],
+) -> Result<(), Fault> {
     let clip = clip(h, reads)?;
     let [mut bw, mut bg] = [BLOCK; 2].map(Scratch::take);
     let mut w = 0;
@@ -164,6 +177,7 @@ pub(super) fn sgd(h: &Hyper, reads: &[RawRange], writes: &[RawRange]) -> Result<
         let (weight, grad) = (View::flat(pair[0])?, View::flat(pair[1])?);
         updates(&weight, &grad, &target)?;
         w += 1;
+        let copies = copies(cast, &weight, writes, &mut w)?;
         for start in (0..weight.numel).step_by(BLOCK) {
             let n = BLOCK.min(weight.numel - start);
             weight.load(start, &mut bw[..n]);
@@ -176,9 +190,35 @@ pub(super) fn sgd(h: &Hyper, reads: &[RawRange], writes: &[RawRange]) -> Result<
                 h.weight_decay as f32,
             );
             weight.store(start, &bw[..n]);
+            again(&weight, start, &mut bw[..n], &copies);
         }
     }
     all_written(w, writes)
+}
+
+/// Where a weight goes a second time: with `cast` the writes from `next` on that make up its length.
+fn copies(
+    cast: bool,
+    weight: &View,
+    writes: &[RawRange],
+    next: &mut usize,
+) -> Result<Sequence, Fault> {
+    let numel = if cast { weight.numel } else { 0 };
+    let found = Sequence::of_length(writes.get(*next..).unwrap_or(&[]), numel)?;
+    same("a weight's copies", numel, found.numel)?;
+    *next += found.views.len();
+    Ok(found)
+}
+
+/// Writes the new weights `new`, which stand at `start`, to their copies as a cast of what was stored would.
+fn again(weight: &View, start: usize, new: &mut [f32], copies: &Sequence) {
+    if copies.views.is_empty() {
+        return;
+    }
+    if weight.dtype != DType::F32 {
+        weight.load(start, new);
+    }
+    copies.store(start, new);
 }
 
 /// A weight is updated in place by a gradient of its length.

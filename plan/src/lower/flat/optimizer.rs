@@ -4,6 +4,7 @@ use super::{Flat, GroupState};
 use crate::lower::context::Cx;
 use crate::lower::optimizer::{OptimizerItem, ShardState};
 use crate::program::{Access, COMPUTE, GroupId, PerRank, Rule, ShardOp, StreamId};
+use crate::scenario::PolicyKind;
 use crate::shard::{Layout, mesh};
 
 impl Flat {
@@ -69,9 +70,43 @@ impl Flat {
                 Some(ShardState {
                     unit: cx.group(g).unit,
                     items,
+                    compute: self.written_with_main(cx, g),
                 })
             })
             .collect()
+    }
+
+    /// W, where the optimizer's launch writes it together with M: in the native engine, unless the layout of M has holes that
+    /// parameters with buffers of their own have not. Empty where there is no M, or where [`Flat::refresh`] casts it.
+    fn written_with_main(&self, cx: &Cx<'_>, g: GroupId) -> Vec<Access> {
+        let state = self.state(g);
+        if state.main.is_none() || cx.scenario.fsdp.policy != PolicyKind::Native {
+            return Vec::new();
+        }
+        let weights = self.own_weights(cx, state);
+        let Layout::Flat(layout) = &cx.group(g).layout else {
+            return Vec::new();
+        };
+        if state.weight.is_some() {
+            return weights;
+        }
+        let mut placed: Vec<(u64, u64, Access)> = layout
+            .items
+            .iter()
+            .zip(weights)
+            .map(|(item, weight)| (item.offset, item.numel, weight))
+            .collect();
+        placed.sort_unstable_by_key(|p| p.0);
+        let mut end = 0;
+        let dense = placed.iter().all(|&(offset, numel, _)| {
+            let follows = offset == end;
+            end = offset + numel;
+            follows
+        });
+        if !dense || end != state.numel {
+            return Vec::new();
+        }
+        placed.into_iter().map(|p| p.2).collect()
     }
 
     /// Without M the optimizer updates W itself; native parameters are separate buffers over one flat gradient.
@@ -115,7 +150,7 @@ impl Flat {
             .collect()
     }
 
-    /// Compute weights from main weights, group by group.
+    /// Compute weights from main weights, group by group, where the optimizer has not written both.
     pub(crate) fn refresh(&self, cx: &mut Cx<'_>, stream: StreamId) {
         cx.b.join(Rule::Refresh, COMPUTE, stream);
         for g in cx.group_ids() {
@@ -128,6 +163,9 @@ impl Flat {
         {
             let state = self.state(g).clone();
             let Some(main) = state.main else { return };
+            if !self.written_with_main(cx, g).is_empty() {
+                return;
+            }
             cx.b.at(cx.group(g).unit, crate::program::Phase::Refresh);
             let whole = cx.b.whole(main);
             let to = self.own_weights(cx, &state);

@@ -273,6 +273,7 @@ impl Lifecycle for Fsdp2 {
                 Some(ShardState {
                     unit: group.unit,
                     items,
+                    compute: Vec::new(),
                 })
             })
             .collect()

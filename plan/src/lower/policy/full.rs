@@ -316,6 +316,7 @@ impl Lifecycle for Full {
                 None => out.push(ShardState {
                     unit: p.unit,
                     items: vec![item],
+                    compute: Vec::new(),
                 }),
             }
         }

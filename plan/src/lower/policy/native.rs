@@ -324,6 +324,9 @@ impl Native {
             for id in weights.into_iter().chain(moments) {
                 self.flat.visit(cx, id, true);
             }
+            if let (Some(_), Some(written)) = (state.main, state.weight) {
+                self.flat.visit(cx, written, false);
+            }
         }
         self.flat.visited(cx)
     }
@@ -518,11 +521,6 @@ impl Lifecycle for Native {
             return;
         }
         if let Some(weight) = state.weight {
-            if state.main.is_some() {
-                self.flat.visit_for(cx, weight, false, COMPUTE);
-                self.flat.refresh_group(cx, g, COMPUTE);
-                cx.b.at(cx.group(g).unit, Phase::Optimizer);
-            }
             self.flat.leave(cx, weight, true, COMPUTE);
         }
         let moments = state.moments.iter().flat_map(|m| [m.first, m.second]);

@@ -6,7 +6,7 @@ use shardlab_plan::units::DType;
 const COMMON: &str = include_str!("shard.cuh");
 
 /// Operands a launch may have: few, so that its arguments are short, or as many as a launch can take.
-pub(crate) const CAPACITIES: [usize; 2] = [24, 640];
+pub(crate) const CAPACITIES: [usize; 2] = [24, 600];
 
 /// What a kernel does with each range of its list.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -42,7 +42,7 @@ pub(crate) enum Ranges {
         /// Type.
         of: DType,
     },
-    /// `weight, gradient, first, second moment`.
+    /// `weight, gradient, first, second moment[, copy]`.
     AdamW {
         /// Weight.
         weight: DType,
@@ -50,13 +50,17 @@ pub(crate) enum Ranges {
         grad: DType,
         /// Moments.
         moments: DType,
+        /// Where the new weight goes too.
+        copy: Option<DType>,
     },
-    /// `weight, gradient`.
+    /// `weight, gradient[, copy]`.
     Sgd {
         /// Weight.
         weight: DType,
         /// Gradient.
         grad: DType,
+        /// Where the new weight goes too.
+        copy: Option<DType>,
     },
 }
 
@@ -64,9 +68,10 @@ impl Ranges {
     /// Operands a range.
     pub(crate) const fn width(self) -> usize {
         match self {
-            Self::Raw | Self::Cast { .. } | Self::Accumulate { .. } | Self::Sgd { .. } => 2,
+            Self::Raw | Self::Cast { .. } | Self::Accumulate { .. } => 2,
             Self::Scale { .. } | Self::Squares { .. } | Self::Nan { .. } => 1,
-            Self::AdamW { .. } => 4,
+            Self::AdamW { copy, .. } => 4 + copy.is_some() as usize,
+            Self::Sgd { copy, .. } => 2 + copy.is_some() as usize,
         }
     }
 
@@ -136,8 +141,9 @@ impl Ranges {
                 weight,
                 grad,
                 moments,
-            } => (vec![hyper, square], adamw(weight, grad, moments)),
-            Self::Sgd { weight, grad } => (vec![hyper, square], sgd(weight, grad)),
+                copy,
+            } => (vec![hyper, square], adamw(weight, grad, moments, copy)),
+            Self::Sgd { weight, grad, copy } => (vec![hyper, square], sgd(weight, grad, copy)),
         }
     }
 }
@@ -194,8 +200,16 @@ fn reduce(of: DType, step: &str, result: &str) -> String {
     )
 }
 
+/// What an update does with an operand.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Use {
+    Read,
+    Both,
+    Written,
+}
+
 /// A loop over the chunk's elements, four at a time where all operands are aligned.
-fn update(types: &[(&str, &str, bool)], step: &str) -> String {
+fn update(types: &[(&str, &str, Use)], step: &str) -> String {
     let mut out = String::new();
     let mut aligned = Vec::new();
     for (i, (name, ty, _)) in types.iter().enumerate() {
@@ -206,22 +220,29 @@ fn update(types: &[(&str, &str, bool)], step: &str) -> String {
         "  u64 done = 0;\n  if ({}) {{\n    done = p.n / 4 * 4;\n#pragma unroll 2\n    for (u64 k = threadIdx.x * 4; k < done; k += 1024) {{\n",
         aligned.join(" && ")
     );
-    for (name, ty, _) in types {
-        out += &format!("      float {name}[4];\n      load<{ty}, 4>(p{name} + k, {name});\n");
+    for (name, ty, of) in types {
+        out += &format!("      float {name}[4];\n");
+        if *of != Use::Written {
+            out += &format!("      load<{ty}, 4>(p{name} + k, {name});\n");
+        }
     }
     out += &format!("#pragma unroll\n      for (int v = 0; v < 4; v++) {{ {step} }}\n");
-    for (name, ty, written) in types {
-        if *written {
+    for (name, ty, of) in types {
+        if *of != Use::Read {
             out += &format!("      store<{ty}, 4>(p{name} + k, {name});\n");
         }
     }
     out += "    }\n  }\n  for (u64 k = done + threadIdx.x; k < p.n; k += 256) {\n    const int v = 0;\n";
-    for (name, _, _) in types {
-        out += &format!("    float {name}[1] = {{up(p{name}[k])}};\n");
+    for (name, _, of) in types {
+        if *of == Use::Written {
+            out += &format!("    float {name}[1];\n");
+        } else {
+            out += &format!("    float {name}[1] = {{up(p{name}[k])}};\n");
+        }
     }
     out += &format!("    {step}\n");
-    for (name, _, written) in types {
-        if *written {
+    for (name, _, of) in types {
+        if *of != Use::Read {
             out += &format!("    down({name}[0], p{name}[k]);\n");
         }
     }
@@ -229,29 +250,41 @@ fn update(types: &[(&str, &str, bool)], step: &str) -> String {
     out
 }
 
-fn adamw(weight: DType, grad: DType, moments: DType) -> String {
-    let step = "const float g_ = g[v] * clip; const float decayed = w[v] * f.decay; const float first = m[v] + f.blend * (g_ - m[v]); const float second = s[v] * f.beta2 + f.rest2 * (g_ * g_); const float denominator = sqrtf(second) / f.root + f.eps; m[v] = first; s[v] = second; w[v] = decayed - f.step * (first / denominator);";
+/// The copy of a new weight, as a cast of the stored one would make it.
+fn copied(weight: DType) -> String {
+    format!(" c[v] = rounded<{}>(w[v]);", ctype(weight))
+}
+
+fn adamw(weight: DType, grad: DType, moments: DType, copy: Option<DType>) -> String {
+    let mut step = "const float g_ = g[v] * clip; const float decayed = w[v] * f.decay; const float first = m[v] + f.blend * (g_ - m[v]); const float second = s[v] * f.beta2 + f.rest2 * (g_ * g_); const float denominator = sqrtf(second) / f.root + f.eps; m[v] = first; s[v] = second; w[v] = decayed - f.step * (first / denominator);".to_owned();
+    let mut types = vec![
+        ("w", ctype(weight), Use::Both),
+        ("g", ctype(grad), Use::Read),
+        ("m", ctype(moments), Use::Both),
+        ("s", ctype(moments), Use::Both),
+    ];
+    if let Some(copy) = copy {
+        types.push(("c", ctype(copy), Use::Written));
+        step += &copied(weight);
+    }
     format!(
         "  const Hyper f = *h;\n  const float clip = clip_factor(h, square);\n{}",
-        update(
-            &[
-                ("w", ctype(weight), true),
-                ("g", ctype(grad), false),
-                ("m", ctype(moments), true),
-                ("s", ctype(moments), true),
-            ],
-            step
-        )
+        update(&types, &step)
     )
 }
 
-fn sgd(weight: DType, grad: DType) -> String {
-    let step = "w[v] -= f.lr * (g[v] * clip + f.weight_decay * w[v]);";
+fn sgd(weight: DType, grad: DType, copy: Option<DType>) -> String {
+    let mut step = "w[v] -= f.lr * (g[v] * clip + f.weight_decay * w[v]);".to_owned();
+    let mut types = vec![
+        ("w", ctype(weight), Use::Both),
+        ("g", ctype(grad), Use::Read),
+    ];
+    if let Some(copy) = copy {
+        types.push(("c", ctype(copy), Use::Written));
+        step += &copied(weight);
+    }
     format!(
         "  const Hyper f = *h;\n  const float clip = clip_factor(h, square);\n{}",
-        update(
-            &[("w", ctype(weight), true), ("g", ctype(grad), false)],
-            step
-        )
+        update(&types, &step)
     )
 }

@@ -233,12 +233,62 @@ fn moments_go_on_where_they_are_not_named() {
     let mut m = Memory::new(&[(4, f), (4, f), (6, f), (6, f), (2, f), (2, f), (1, f)], 3);
     let r: Vec<RawRange> = (0..7).map(|i| m.range(i)).collect();
     let reads = [r[0], r[1], r[2], r[3], r[4], r[5], r[6]];
-    let w = work(ShardOp::AdamW, &[], &reads, &[r[0], r[2], r[3], r[4]]).unwrap();
+    let w = work(
+        ShardOp::AdamW { cast: false },
+        &[],
+        &reads,
+        &[r[0], r[2], r[3], r[4]],
+    )
+    .unwrap();
     assert_eq!(w.square, r[6].ptr as u64);
     let pieces = &w.batches[0].pieces;
     assert_eq!(pieces.len(), 2);
     assert_eq!(pieces[1].at[2], r[2].ptr as u64 + 16);
     assert_eq!((pieces[0].n, pieces[1].n), (4, 2));
-    let short = work(ShardOp::AdamW, &[], &reads[..6], &[r[0], r[4]]);
+    let short = work(
+        ShardOp::AdamW { cast: false },
+        &[],
+        &reads[..6],
+        &[r[0], r[4]],
+    );
     assert!(short.is_err());
+}
+
+#[test]
+fn updates_are_cut_where_copies_of_the_weight_end() {
+    let (f, h) = (DType::F32, DType::Bf16);
+    let parts = [(6, f), (6, f), (6, f), (6, f), (2, h), (4, h), (1, f)];
+    let mut m = Memory::new(&parts, 3);
+    let r: Vec<RawRange> = (0..7).map(|i| m.range(i)).collect();
+    let at = |i: usize| r[i].ptr as u64;
+    let reads = [r[0], r[1], r[2], r[3], r[6]];
+    let op = ShardOp::AdamW { cast: true };
+    // In the order of the launch, which is not that of memory.
+    let w = work(op, &[], &reads, &[r[0], r[2], r[3], r[5], r[4]]).unwrap();
+    assert_eq!(w.square, at(6));
+    let [batch] = &w.batches[..] else {
+        panic!("one kind")
+    };
+    assert_eq!(batch.kind.width(), 5);
+    let want = [
+        ([at(0), at(1), at(2), at(3), at(5)], 4),
+        ([at(0) + 16, at(1) + 16, at(2) + 16, at(3) + 16, at(4)], 2),
+    ];
+    let got: Vec<_> = batch.pieces.iter().map(|p| (p.at, p.n)).collect();
+    assert_eq!(got, want);
+    assert!(work(op, &[], &reads, &[r[0], r[2], r[3], r[5]]).is_err());
+    assert!(work(op, &[], &reads, &[r[0], r[2], r[3], r[5], r[1]]).is_err());
+    let sgd = ShardOp::Sgd { cast: true };
+    let w = work(sgd, &[], &reads[..2], &[r[0], r[5], r[4]]).unwrap();
+    assert_eq!(w.batches[0].kind.width(), 3);
+    let got: Vec<_> = w.batches[0].pieces.iter().map(|p| (p.at, p.n)).collect();
+    let want = [
+        ([at(0), at(1), at(5), 0, 0], 4),
+        ([at(0) + 16, at(1) + 16, at(4), 0, 0], 2),
+    ];
+    assert_eq!(got, want);
+    // Copies that follow one another in memory are one.
+    let w = work(sgd, &[], &reads[..2], &[r[0], r[4], r[5]]).unwrap();
+    let got: Vec<_> = w.batches[0].pieces.iter().map(|p| (p.at, p.n)).collect();
+    assert_eq!(got, [([at(0), at(1), at(4), 0, 0], 6)]);
 }

@@ -298,9 +298,18 @@ fn weights_that_were_not_refreshed() {
             policy,
             &["precision.main_params=f32", "precision.compute=bf16"],
         );
-        let refresh = find(&p, |i| i.phase == Phase::Refresh && is_launch(i));
         let mut q = p.clone();
-        drop(&mut q, refresh[1]);
+        if policy == "native" {
+            // The optimizer's launch writes both: take the compute weights from what the second one writes.
+            let update = find(&p, |i| i.rule == Rule::Optimizer && is_launch(i))[1];
+            let Op::Launch { end, .. } = &mut q.instrs[update.index()].op else {
+                panic!("a launch");
+            };
+            *end -= 1;
+        } else {
+            let refresh = find(&p, |i| i.phase == Phase::Refresh && is_launch(i));
+            drop(&mut q, refresh[1]);
+        }
         let r = check(&q);
         let v = first(&q, &r, RuleId::StaleWeight, policy);
         assert!(
