@@ -4,8 +4,8 @@ use super::graph::{Graph, ModelGraph, Root, ValueId};
 use super::ops::{OpKind, Real};
 use super::tree::Tree;
 use crate::compile::tape::{Const, ModuleId, ModuleKind, ParamId};
-use crate::scenario::Scenario;
 use crate::scenario::types::{CompileMode, Family};
+use crate::scenario::{PolicyKind, Scenario};
 use crate::units::{Bytes, DType, Flops};
 use smallvec::SmallVec;
 
@@ -207,7 +207,9 @@ impl<'s> Builder<'s> {
             causal,
             scale: Real(1.0 / (shape[3] as f64).sqrt()),
         };
-        self.g.attention(kind, q, k, v)
+        // The native engine's compiled code lets the kernel write what the product behind it reads.
+        let by_rows = self.s.fsdp.policy == PolicyKind::Native && self.g.functional();
+        self.g.attention(kind, [q, k, v], by_rows)
     }
 
     pub(crate) fn set_loss(&mut self, loss: ValueId) {

@@ -95,6 +95,28 @@ fn chunked_loss_changes_no_gradient() {
     }
 }
 
+/// Rotated queries are laid out by heads, the product behind attention reads rows: torch's compiled code copies, the native
+/// engine's attention writes rows.
+#[test]
+fn native_compiled_attention_needs_no_copy() {
+    let mut base = tiny(Family::Llama);
+    for mode in [CompileMode::Blocks, CompileMode::Regions, CompileMode::Full] {
+        base.compile.mode = mode;
+        let mut s = base.clone();
+        s.fsdp.policy = PolicyKind::Native;
+        assert_same(&base, &s);
+        let copies = |s: &Scenario| {
+            let t = build(s);
+            let kernels = t.forward.iter().filter_map(|op| match op {
+                TapeOp::Launch { kernel, .. } => Some(&t.kernels[kernel.index()].name),
+                _ => None,
+            });
+            kernels.filter(|name| *name == "copy").count()
+        };
+        assert_eq!(copies(&base) - copies(&s), base.model.layers as usize);
+    }
+}
+
 #[test]
 fn chunked_loss_leaves_nothing_to_multiply() {
     let mut s = tiny(Family::Llama);

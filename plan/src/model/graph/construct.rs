@@ -133,29 +133,28 @@ impl Graph {
     }
 
     /// Fused attention. The result has the layout of the query (cuDNN's kernel, 16-bit types) or `[batch, seq, heads, head_dim]`
-    /// order (the memory-efficient kernel, float32).
+    /// order (the memory-efficient kernel, float32; and with `by_rows`).
     pub(crate) fn attention(
         &mut self,
         kind: OpKind,
-        q: ValueId,
-        k: ValueId,
-        v: ValueId,
+        [q, k, v]: [ValueId; 3],
+        by_rows: bool,
     ) -> ValueId {
         let rg = self.any_requires_grad(&[q, k, v]);
         let x = self.value(q);
         let (shape, dtype) = (x.shape.clone(), x.dtype);
-        let strides = match dtype {
-            DType::F32 => layout::dense_like(
-                &shape,
-                &[
-                    shape[1] * shape[2] * shape[3],
-                    shape[3],
-                    shape[1] * shape[3],
-                    1,
-                ],
-            ),
-            _ => layout::dense_like(&shape, &x.strides),
+        let row_order = [
+            shape[1] * shape[2] * shape[3],
+            shape[3],
+            shape[1] * shape[3],
+            1,
+        ];
+        let like: &[u64] = if by_rows || dtype == DType::F32 {
+            &row_order
+        } else {
+            &x.strides
         };
+        let strides = layout::dense_like(&shape, like);
         let rows = if dtype == DType::F32 {
             shape[2].next_multiple_of(32)
         } else {
