@@ -182,10 +182,10 @@ fn rotations_of_merged_projections_spoil_nothing() {
         let at =
             |what: &str| -> Vec<usize> { module.source.match_indices(what).map(|m| m.0).collect() };
         let (loads, stores) = (
-            at(&format!("load<bf16, 8>((r{read}")),
+            at(&format!("const Pack<bf16, 8>*>((r{read} ")),
             at("store<bf16, 8>("),
         );
-        let from_start = at(&format!("load<bf16, 8>(r{read}"));
+        let from_start = at(&format!("const Pack<bf16, 8>*>(r{read} "));
         let halves: Vec<usize> = loads.into_iter().chain(from_start).collect();
         assert_eq!((halves.len(), stores.len()), (2, 2), "{}", module.source);
         assert!(halves.iter().all(|l| stores.iter().all(|s| l < s)));

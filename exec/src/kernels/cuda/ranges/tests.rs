@@ -279,9 +279,16 @@ fn updates_are_cut_where_copies_of_the_weight_end() {
     assert!(work(op, &[], &reads, &[r[0], r[2], r[3], r[5]]).is_err());
     assert!(work(op, &[], &reads, &[r[0], r[2], r[3], r[5], r[1]]).is_err());
     let sgd = ShardOp::Sgd { cast: true };
-    let w = work(sgd, &[], &reads[..2], &[r[0], r[4], r[5]]).unwrap();
+    let w = work(sgd, &[], &reads[..2], &[r[0], r[5], r[4]]).unwrap();
     assert_eq!(w.batches[0].kind.width(), 3);
-    let pieces = &w.batches[0].pieces;
-    assert_eq!((pieces[0].n, pieces[1].n), (2, 4));
-    assert_eq!(pieces[1].at, [at(0) + 8, at(1) + 8, at(5), 0, 0]);
+    let got: Vec<_> = w.batches[0].pieces.iter().map(|p| (p.at, p.n)).collect();
+    let want = [
+        ([at(0), at(1), at(5), 0, 0], 4),
+        ([at(0) + 16, at(1) + 16, at(4), 0, 0], 2),
+    ];
+    assert_eq!(got, want);
+    // Copies that follow one another in memory are one.
+    let w = work(sgd, &[], &reads[..2], &[r[0], r[4], r[5]]).unwrap();
+    let got: Vec<_> = w.batches[0].pieces.iter().map(|p| (p.at, p.n)).collect();
+    assert_eq!(got, [([at(0), at(1), at(4), 0, 0], 6)]);
 }
