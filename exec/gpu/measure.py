@@ -7,6 +7,7 @@ NATIVE = ['fsdp.policy="native"']
 REGIONS = 'compile.mode="regions"'
 CHUNKED = 'train.loss="chunked"'
 CAPTURED = 'compile.cuda_graph="full_iteration"'
+ENGINES = "fsdp.copy_engine_gather=true"
 
 # Rows of the comparison: micro-batch and sequence length of peer.py's model of that name, our scenario and what makes it the same work,
 # and the floor: every matrix product and attention alone on one H200, ms.
@@ -15,15 +16,18 @@ ROWS = {
     "3b": (2, 4096, "peers-3b", ["train.micro_batch=2"], 253.1),
     "8b": (1, 8192, "peers-8b", ['train.recompute="none"'], 630.7),
 }
+BEST = [*NATIVE, REGIONS, CHUNKED, ENGINES]
 OURS = {
-    "ours compiled, chunked loss": [*NATIVE, REGIONS, CHUNKED],
+    "ours compiled": BEST,
+    "ours captured": [*BEST, CAPTURED],
+    "ours compiled, gathers on SMs": [*NATIVE, REGIONS, CHUNKED],
+    "ours compiled, selective": [*BEST, 'train.recompute="selective"'],
     "ours eager": NATIVE,
-    "ours captured, chunked loss": [*NATIVE, REGIONS, CHUNKED, CAPTURED],
-    "ours compiled": [*NATIVE, REGIONS],
+    "ours compiled, all logits": [*NATIVE, REGIONS],
 }
 PEERS = {
-    "fsdp2 eager": {"engine": "fsdp2"},
     "fsdp2 compiled": {"engine": "fsdp2", "compile": "layer"},
+    "fsdp2 eager": {"engine": "fsdp2"},
     "megatron-fsdp compiled": {"engine": "mfsdp", "compile": "layer"},
     "megatron-fsdp eager": {"engine": "mfsdp"},
     # The per-module rewrite; its blocks cannot be compiled.
@@ -32,10 +36,18 @@ PEERS = {
 # What counts first, for every size, then the rest, as far as time allows. Each list of peers runs in processes of its own:
 # Megatron-FSDP does not give its memory back.
 PASSES = [
-    ([["fsdp2 eager", "fsdp2 compiled"], ["megatron-fsdp compiled"]], ["ours compiled, chunked loss"]),
-    ([], ["ours eager", "ours captured, chunked loss"]),
-    ([["megatron-fsdp eager"], ["megatron-fsdp experimental eager"]], ["ours compiled"]),
+    ([["fsdp2 compiled", "fsdp2 eager"], ["megatron-fsdp compiled"]], ["ours compiled", "ours captured"]),
+    ([], ["ours compiled, gathers on SMs", "ours eager", "ours compiled, selective"]),
+    ([["megatron-fsdp eager"], ["megatron-fsdp experimental eager"]], ["ours compiled, all logits"]),
 ]
+
+
+def chosen(names):
+    """Those that RUNS names, where it names any."""
+    wanted = os.environ.get("RUNS")
+    return [n for n in names if not wanted or n in wanted.split(";")]
+
+
 STAND_IN = """
 import json, sys
 for c in json.load(open(sys.argv[1])):
@@ -89,7 +101,7 @@ def speed():
 
     for groups, own in PASSES:
         for size in sizes:
-            for names in groups if os.environ.get("PEERS", "1") != "0" else []:
+            for names in filter(None, map(chosen, groups)):
                 if "megatron" in names[0] and not CPU and not os.environ.get("PEER_PYTHONPATH"):
                     continue
                 results, why = peer(world, size, [PEERS[n] for n in names])
@@ -99,7 +111,7 @@ def speed():
                         say(size, name, r["step_ms"], r["peak_alloc_mib"], r["device_used_mib"], least_ms=r["min_ms"], most_ms=r["max_ms"])
                     else:
                         row("speed", f"{size} {name}", None, why[:160])
-            for name in own:
+            for name in chosen(own):
                 one = ours(world, size, name, OURS[name])
                 if one:
                     ms, allocated, device, samples, s = one

@@ -98,6 +98,16 @@ fn strides(s: &Shape, o: Operand) -> [i64; 4] {
     }
 }
 
+/// Strides of queries, keys and values as columns of one merged product's rows, and of the values' gradient as columns of its
+/// gradient.
+fn merged(s: &Shape, o: Operand) -> [i64; 4] {
+    let row = (s.heads + 2 * s.kv) * s.d;
+    match o {
+        Operand::Q | Operand::K | Operand::V | Operand::DV => [s.seq * row, s.d, row, 1],
+        _ => strides(s, o),
+    }
+}
+
 #[test]
 fn there_is_an_engine_for_every_attention_of_the_models() {
     let Some(properties) = saved() else { return };
@@ -110,12 +120,14 @@ fn there_is_an_engine_for_every_attention_of_the_models() {
         shape(1, 12, 12, 512, 64, false),
     ] {
         let engines = |graph: Graph| fits(&verdict(&graph, on).unwrap());
-        let graph = forward(&s, &|o| strides(&s, o)).unwrap();
-        let said = verdict(&graph, on).unwrap();
-        assert!(fits(&said), "{s:?} forward: {said:?}");
-        for ordered in [false, true] {
-            let graph = backward(&s, &|o| strides(&s, o), ordered).unwrap();
-            assert!(engines(graph), "{s:?} backward, ordered: {ordered}");
+        for lie in [strides, merged] {
+            let graph = forward(&s, &|o| lie(&s, o)).unwrap();
+            let said = verdict(&graph, on).unwrap();
+            assert!(fits(&said), "{s:?} forward: {said:?}");
+            for ordered in [false, true] {
+                let graph = backward(&s, &|o| lie(&s, o), ordered).unwrap();
+                assert!(engines(graph), "{s:?} backward, ordered: {ordered}");
+            }
         }
     }
     // The pattern counts, not its parts: with a sum instead of the maximum there is none.
