@@ -167,3 +167,16 @@ fn communicators_that_nothing_uses_take_memory_in_frameworks_alone() {
     profile.footprint.used_communicators = true;
     assert_eq!(made(&profile), each);
 }
+
+/// A communicator that gathers on copy engines has another size where the profile says so.
+#[test]
+fn communicators_on_copy_engines_have_a_size_of_their_own() {
+    let mut profile = hardware::load("h200-nvlink").unwrap();
+    let set = ["fsdp.policy=\"native\"", "fsdp.copy_engine_gather=true"];
+    let program = planned("peers-1b", &set);
+    let each = profile.footprint.communicator_mib;
+    let made = |p: &hardware::Profile| p.outside_allocator(&program).communicators.0 >> 20;
+    assert_eq!(made(&profile), 2 * each);
+    profile.footprint.copy_engine_communicator_mib = Some(100);
+    assert_eq!(made(&profile), each + 100);
+}

@@ -76,14 +76,20 @@ pub(crate) fn moments(
     })
 }
 
+/// Whether the gradient norm comes after the updates: nothing waits for one that only is reported, so it must not keep the
+/// native engine's updates from running beside the last reductions.
+pub(crate) fn late_norm(cx: &Cx<'_>) -> bool {
+    let train = &cx.scenario.train;
+    train.grad_norm && train.clip_norm <= 0.0 && cx.scenario.fsdp.policy == PolicyKind::Native
+}
+
 /// Clipping and the update; the policy has reduced all gradients.
 pub(crate) fn step<L: Lifecycle>(cx: &mut Cx<'_>, life: &mut L) {
     cx.b.at(UnitId(0), Phase::Clip);
     let states = life.optimizer_state(cx);
     let clips = cx.scenario.train.clip_norm > 0.0;
     let wanted = clips || cx.scenario.train.grad_norm;
-    // A norm that nothing waits for must not keep the updates from running beside the last reductions.
-    let late = !clips && cx.scenario.fsdp.policy == PolicyKind::Native;
+    let late = late_norm(cx);
     let mut known = (wanted && !late).then(|| norm(cx, life, &states, clips));
     cx.b.at(UnitId(0), Phase::Optimizer);
     if cx.scenario.fsdp.policy != PolicyKind::Native {
@@ -136,7 +142,7 @@ pub(crate) fn step<L: Lifecycle>(cx: &mut Cx<'_>, life: &mut L) {
         }
         life.after_state(cx, index, false);
     }
-    if wanted && late {
+    if late {
         cx.b.at(UnitId(0), Phase::Clip);
         known = Some(norm(cx, life, &states, clips));
     }

@@ -103,6 +103,9 @@ pub struct Footprint {
     pub context_mib: u64,
     /// Each communicator, MiB.
     pub communicator_mib: u64,
+    /// Each communicator whose collectives run on copy engines, MiB: it has fewer buffers. As others where it is not known.
+    #[serde(default)]
+    pub copy_engine_communicator_mib: Option<u64>,
     /// Communicators that no collective uses do not exist, as in `exec`; frameworks make them all.
     #[serde(default)]
     pub used_communicators: bool,
@@ -435,17 +438,23 @@ impl Profile {
     /// Device memory outside the allocator while a program runs.
     #[must_use]
     pub fn outside_allocator(&self, program: &Program) -> MemoryUse {
-        let used = |i: &usize| program.collectives.iter().any(|c| c.comm.index() == *i);
-        let all = 0..program.communicators.len();
-        let communicators = if self.footprint.used_communicators {
-            all.filter(used).count() as u64
-        } else {
-            all.count() as u64
+        let f = &self.footprint;
+        let made = |i: usize| {
+            !f.used_communicators || program.collectives.iter().any(|c| c.comm.index() == i)
         };
+        let each = |engines: bool| match f.copy_engine_communicator_mib {
+            Some(mib) if engines => mib,
+            _ => f.communicator_mib,
+        };
+        let all = program.communicators.iter().enumerate();
+        let communicators: u64 = all
+            .filter(|(i, _)| made(*i))
+            .map(|(_, c)| each(c.copy_engine))
+            .sum();
         MemoryUse {
-            context: Bytes(self.footprint.context_mib << 20),
-            communicators: Bytes((self.footprint.communicator_mib * communicators) << 20),
-            workspaces: if self.footprint.kernel_workspaces {
+            context: Bytes(f.context_mib << 20),
+            communicators: Bytes(communicators << 20),
+            workspaces: if f.kernel_workspaces {
                 workspace::of(program)
             } else {
                 Bytes(0)

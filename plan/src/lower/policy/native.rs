@@ -11,7 +11,7 @@
 use crate::compile::tape::{Source, TapeOp};
 use crate::lower::context::{Cx, prefetch_targets};
 use crate::lower::flat::{Flat, fill_padding};
-use crate::lower::optimizer::ShardState;
+use crate::lower::optimizer::{ShardState, late_norm};
 use crate::lower::streams::CommStreams;
 use crate::lower::walk::{Lifecycle, Location};
 use crate::program::{
@@ -317,6 +317,17 @@ impl Native {
         self.reduced.get(index).map(|r| r.group)
     }
 
+    /// Ends the life of the gradient of the optimizer's state `index`, where it lives for a step only.
+    fn drop_grad(&self, cx: &mut Cx<'_>, index: usize) {
+        let Some(group) = self.updated(index) else {
+            return;
+        };
+        if let (true, Some(grad)) = (self.flat.grads_of_a_step(cx), self.flat.state(group).grad) {
+            cx.b.at(cx.group(group).unit, Phase::Optimizer);
+            cx.b.free(Rule::ZeroGrad, grad.buffer);
+        }
+    }
+
     /// Brings a group's offloaded optimizer state to the device; only its gradient for the norm.
     fn bring(&self, cx: &mut Cx<'_>, index: usize, norm: bool) -> Option<EventId> {
         let g = self.updated(index)?;
@@ -514,6 +525,9 @@ impl Lifecycle for Native {
     }
 
     fn after_state(&mut self, cx: &mut Cx<'_>, index: usize, norm: bool) {
+        if !norm && !late_norm(cx) {
+            self.drop_grad(cx, index);
+        }
         if !self.flat.offloads() {
             return;
         }
@@ -540,12 +554,9 @@ impl Lifecycle for Native {
         if !self.flat.offloads() {
             self.flat.refresh(cx, COMPUTE);
         }
-        if self.flat.grads_of_a_step(cx) {
-            for Reduced { group, .. } in &self.reduced {
-                if let Some(grad) = self.flat.state(*group).grad {
-                    cx.b.at(cx.group(*group).unit, Phase::Optimizer);
-                    cx.b.free(Rule::ZeroGrad, grad.buffer);
-                }
+        if late_norm(cx) {
+            for index in 0..self.reduced.len() {
+                self.drop_grad(cx, index);
             }
         }
     }
