@@ -6,7 +6,7 @@
 
 use super::schedule::Step;
 use crate::model::graph::{Act, Graph, Op, Root, Value, ValueId};
-use crate::model::ops::{Fusion, OpKind};
+use crate::model::ops::OpKind;
 use std::ops::Range;
 
 /// Part of each row of a buffer.
@@ -72,15 +72,10 @@ fn rotation(g: &Graph, steps: [&[&Step]; 2], cat: u32) -> Option<(Value, Vec<Val
                         apart(value, &columns).then_some(())?;
                     }
                     if value.root == result.root {
-                        let strided = kind.fusion() == Fusion::Pointwise
-                            || matches!(
-                                kind,
-                                OpKind::Attention { .. } | OpKind::AttentionGrad { .. }
-                            );
                         let same = value.shape == result.shape
                             && value.strides == result.strides
                             && value.offset == 0;
-                        (strided && same).then_some(())?;
+                        (kind.takes_strides() && same).then_some(())?;
                         moved.push(v);
                     }
                 }

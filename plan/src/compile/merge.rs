@@ -14,7 +14,7 @@ use crate::autodiff::Ready;
 use crate::compile::tape::{ModuleId, ModuleKind, ParamId, Shape};
 use crate::model::graph::{Act, Buffer, Graph, ModelGraph, Op, Root, Value, ValueId, View};
 use crate::model::layout::{self, Strides};
-use crate::model::ops::{Fusion, OpKind};
+use crate::model::ops::OpKind;
 use crate::scenario::types::MergeProjections;
 use smallvec::SmallVec;
 use std::collections::BTreeMap;
@@ -290,10 +290,7 @@ impl<'g> Merger<'g> {
                 let op = self.op(at);
                 let strided = match op.act {
                     Act::View(_) => true,
-                    Act::Compute(OpKind::Attention { .. } | OpKind::AttentionGrad { .. }) => true,
-                    Act::Compute(kind) => {
-                        kind.fusion() == Fusion::Pointwise || products.contains(&at)
-                    }
+                    Act::Compute(kind) => kind.takes_strides() || products.contains(&at),
                 };
                 if !strided {
                     return None;

@@ -218,6 +218,12 @@ impl OpKind {
         }
     }
 
+    /// Whether the kernel takes operands whose rows lie apart: columns of a wider buffer.
+    pub(crate) fn takes_strides(self) -> bool {
+        self.fusion() == Fusion::Pointwise
+            || matches!(self, Self::Attention { .. } | Self::AttentionGrad { .. })
+    }
+
     /// How a compiler may treat it.
     #[must_use]
     pub(crate) const fn fusion(self) -> Fusion {
