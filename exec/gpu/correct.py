@@ -30,7 +30,7 @@ def goldens():
     together([case(n, w) for n in ("llama-tiny", "gpt2-tiny") for w in worlds], 1 if CPU else AT_ONCE)
 
 
-SMALL = ["small-native", "small-fsdp2", "small-megatron", "small-regions", "small-blocks", "small-merged", "small-full", "small-scopes", "small-iteration",
+SMALL = ["small-native", "small-fsdp2", "small-megatron", "small-regions", "small-blocks", "small-merged", "small-engines", "small-full", "small-scopes", "small-iteration",
          "small-recompute", "small-accumulation", "small-double-buffer", "small-units", "small-frozen",
          "small-zero1", "small-zero2", "small-ddp", "small-gpt2", "small-encoder", "small-linear", "small-cnn", "small-offload"]
 # These have a mesh of their own, of 4.

@@ -69,6 +69,12 @@ fn schedules_end_with_the_same_weights() {
             &["fsdp.async_reduce=false"],
             &["fsdp.separate_communicators=false"],
             &["fsdp.unify_comm_stream=true"],
+            &["fsdp.copy_engine_reduce=true"],
+            &[
+                "fsdp.copy_engine_reduce=true",
+                "fsdp.copy_engine_gather=true",
+                "fsdp.separate_communicators=false",
+            ],
             &["fsdp.reshard_after_forward=auto"],
             &["fsdp.reshard_after_forward=2"],
             &[

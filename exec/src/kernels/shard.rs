@@ -183,6 +183,11 @@ pub(super) fn run(
         ShardOp::CopyOut { ranks } => layout::copy_out(ranks as usize, ctx.shapes, reads, writes),
         ShardOp::ChunkCat { ranks } => layout::chunk_cat(ranks as usize, ctx.shapes, reads, writes),
         ShardOp::Accumulate => accumulate(reads, writes),
+        ShardOp::SumPieces {
+            ranks,
+            factor,
+            accumulate,
+        } => sum_pieces(ranks, factor.0 as f32, accumulate, reads, writes),
         ShardOp::Scale { factor } => multiply(writes, factor.0 as f32),
         ShardOp::Zero => zero(writes),
         ShardOp::SumSquares => sum_squares(reads, writes),
@@ -226,6 +231,52 @@ fn accumulate(reads: &[RawRange], writes: &[RawRange]) -> Result<(), Fault> {
             add_to(&mut x[..len], &y[..len]);
             w.store(start + done, &x[..len]);
         }
+    });
+    Ok(())
+}
+
+fn sum_pieces(
+    ranks: u32,
+    factor: f32,
+    accumulate: bool,
+    reads: &[RawRange],
+    writes: &[RawRange],
+) -> Result<(), Fault> {
+    let (from, to) = (
+        Sequence::new(reads.get(..1).unwrap_or(&[]))?,
+        Sequence::new(writes)?,
+    );
+    let ranks = ranks.max(1) as usize;
+    same("the pieces", to.numel * ranks, from.numel)?;
+    let [r] = &from.views[..] else {
+        return Err(Fault::Shape("pieces in several ranges".to_owned()));
+    };
+    if to.views.iter().any(|w| overlap(&w.extent(), &r.extent())) {
+        return Err(Fault::Shape("the pieces overlap their sum".to_owned()));
+    }
+    let [mut sum, mut x] = [BLOCK, BLOCK].map(Scratch::take);
+    let mut at = 0;
+    to.blocks(|w, start, n| {
+        let (sum, x) = (&mut sum[..n], &mut x[..n]);
+        for rank in 0..ranks {
+            let into = if rank == 0 { &mut *sum } else { &mut *x };
+            r.load(rank * to.numel + at, into);
+            if factor != 1.0 {
+                scale(into, factor);
+            }
+            if rank > 0 {
+                add_to(sum, x);
+            }
+        }
+        if accumulate {
+            w.load(start, x);
+            // The order of `accumulate`: what is added to is on the left.
+            add_to(x, sum);
+            w.store(start, x);
+        } else {
+            w.store(start, sum);
+        }
+        at += n;
     });
     Ok(())
 }

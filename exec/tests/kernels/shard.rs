@@ -160,6 +160,42 @@ fn sums_scale_and_zero() {
             let product = f64::from(after[i] as f32 * third.0 as f32);
             assert_eq!(scaled[i], rounded(t, product));
         }
+        let [a, b] = &mut sums;
+        let mut three = random(&mut rng, t, 15000);
+        for accumulate in [false, true] {
+            let op = ShardOp::SumPieces {
+                ranks: 3,
+                factor: third,
+                accumulate,
+            };
+            let before: Vec<f64> = [&*a, &*b].into_iter().flat_map(Buffer::values).collect();
+            let reads = [three.range(), a.range(), b.range()];
+            run(op, HYPER, &[], &reads, &reads[1..]).unwrap();
+            let after: Vec<f64> = [&*a, &*b].into_iter().flat_map(Buffer::values).collect();
+            for i in 0..5000 {
+                let piece = |r: usize| three.get(5000 * r + i) as f32 * third.0 as f32;
+                let sum = piece(0) + piece(1) + piece(2);
+                let all = if accumulate {
+                    before[i] as f32 + sum
+                } else {
+                    sum
+                };
+                assert_eq!(after[i], rounded(t, f64::from(all)));
+            }
+        }
+        let e = run(
+            ShardOp::SumPieces {
+                ranks: 2,
+                factor: third,
+                accumulate: false,
+            },
+            HYPER,
+            &[],
+            &[three.range()],
+            &[a.range()],
+        )
+        .unwrap_err();
+        assert!(matches!(e.fault, Fault::Size { .. }), "{e}");
         let [a, _] = &mut sums;
         let part = a.part(10, 20);
         run(ShardOp::Zero, HYPER, &[], &[], &[part]).unwrap();

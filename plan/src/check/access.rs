@@ -6,9 +6,10 @@ use super::rules::RuleId;
 use super::shadow::Zeros;
 use super::state::at_rest;
 use super::walk::{Walk, Work};
+use crate::model::OpKind;
 use crate::program::{
-    Access, Buffer, Collective, CollectiveKind, CopyDesc, Holds, KernelClass, Op, Phase, Program,
-    Role, Rule,
+    Access, BodyOp, Buffer, Collective, CollectiveKind, CopyDesc, Holds, Kernel, KernelClass, Op,
+    Phase, Program, Role, Rule, ShardOp,
 };
 use crate::shard::Layout;
 
@@ -40,6 +41,19 @@ impl Inputs {
     };
 }
 
+/// Pieces that a kernel sums, if it is the second half of a reduction.
+fn pieces(kernel: &Kernel) -> Option<u32> {
+    match kernel.body[..] {
+        [
+            BodyOp {
+                op: OpKind::Shard(ShardOp::SumPieces { ranks, .. }),
+                ..
+            },
+        ] => Some(ranks),
+        _ => None,
+    }
+}
+
 /// Gradients on their way to the optimizer.
 pub(super) fn is_grad(role: Role) -> bool {
     matches!(
@@ -56,13 +70,20 @@ pub(super) fn is_full_grad(role: Role) -> bool {
 impl Walk<'_> {
     pub(super) fn launch(&mut self, work: &mut Work, reads: &[Access], writes: &[Access]) {
         let mut inputs = Inputs::NONE;
-        for a in reads {
-            self.read(work, *a, &mut inputs);
-        }
-        let fills = match work.instr.op {
-            Op::Launch { kernel, .. } => self.p.kernels[kernel.index()].class == KernelClass::Fill,
-            _ => false,
+        let kernel = match work.instr.op {
+            Op::Launch { kernel, .. } => Some(&self.p.kernels[kernel.index()]),
+            _ => None,
         };
+        let sums = kernel.and_then(pieces);
+        for (n, a) in reads.iter().enumerate() {
+            self.read(work, *a, &mut inputs);
+            if let (0, Some(ranks)) = (n, sums) {
+                let to = |w: &Access| w.bytes / self.p.buffers[w.buffer.index()].dtype.size();
+                let to = writes.iter().map(to).sum();
+                inputs.reduced = self.summed(work, (ranks, inputs.reduced), (*a, to));
+            }
+        }
+        let fills = kernel.is_some_and(|k| k.class == KernelClass::Fill);
         for a in writes {
             let zeros = if fills {
                 Zeros::Made
@@ -81,6 +102,7 @@ impl Walk<'_> {
             CollectiveKind::ReduceScatter | CollectiveKind::AllReduce => {
                 self.before_reduce(work, c)
             }
+            CollectiveKind::AllToAll if self.exchanges_gradients(c) => self.before_reduce(work, c),
             CollectiveKind::AllToAll | CollectiveKind::Broadcast => {}
         }
         let axes = self.axes_of(c);
@@ -280,9 +302,11 @@ impl Walk<'_> {
             Some(CollectiveKind::AllGather) => RuleId::GatherInput,
             // Packing the shard is the gather's first part.
             None if work.instr.rule == Rule::CopyIn && at_rest(b.role) => RuleId::GatherInput,
-            Some(CollectiveKind::ReduceScatter | CollectiveKind::AllReduce) if is_grad(b.role) => {
-                RuleId::ReduceInput
-            }
+            Some(
+                CollectiveKind::ReduceScatter
+                | CollectiveKind::AllReduce
+                | CollectiveKind::AllToAll,
+            ) if is_grad(b.role) => RuleId::ReduceInput,
             // Scaling is the reduction's first part.
             None if work.instr.rule == Rule::Scale && is_full_grad(b.role) => RuleId::ReduceInput,
             None if matches!(b.role, Role::FullWeight | Role::GatherBuffer) => RuleId::GatherDone,
@@ -304,7 +328,11 @@ impl Walk<'_> {
         };
         let reduced = matches!(
             earlier,
-            Some(CollectiveKind::ReduceScatter | CollectiveKind::AllReduce)
+            Some(
+                CollectiveKind::ReduceScatter
+                    | CollectiveKind::AllReduce
+                    | CollectiveKind::AllToAll
+            )
         );
         if let Some(t) = c.tenant {
             let grads = is_full_grad(p.buffers[t.index()].role);

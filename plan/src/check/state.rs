@@ -15,6 +15,8 @@ use std::ops::Range;
 const SHARD: u8 = 1;
 /// Reduced over the outer axis.
 const OUTER: u8 = 2;
+/// Pieces of all ranks of the shard axis, exchanged and not summed yet.
+const EXCHANGED: u8 = 4;
 
 /// See the module documentation.
 pub(super) struct Facts {
@@ -57,6 +59,7 @@ fn axes(bits: u8) -> &'static str {
         0 => "no axis",
         SHARD => "the shard axis",
         OUTER => "the outer axis",
+        b if b & EXCHANGED != 0 => "the shard axis by an exchange whose pieces are not summed",
         _ => "both axes",
     }
 }
@@ -128,17 +131,55 @@ impl Walk<'_> {
 
     /// Axes that a collective reduces over.
     pub(super) fn axes_of(&self, c: &Collective) -> u8 {
-        if !matches!(
-            c.kind,
-            CollectiveKind::ReduceScatter | CollectiveKind::AllReduce
-        ) {
-            return 0;
+        match c.kind {
+            CollectiveKind::ReduceScatter | CollectiveKind::AllReduce => {}
+            CollectiveKind::AllToAll if self.exchanges_gradients(c) => return EXCHANGED,
+            _ => return 0,
         }
         match self.p.communicators[c.comm.index()].axis {
             Axis::Shard | Axis::SubShard => SHARD,
             Axis::Outer => OUTER,
             Axis::World => SHARD | OUTER,
         }
+    }
+
+    /// Whether a collective is the first half of a reduction: an all-to-all of gradients over the shard axis.
+    pub(super) fn exchanges_gradients(&self, c: &Collective) -> bool {
+        c.kind == CollectiveKind::AllToAll
+            && self.p.communicators[c.comm.index()].axis == Axis::Shard
+            && c.parts
+                .iter()
+                .all(|part| is_grad(self.p.buffers[part.input.buffer.index()].role))
+    }
+
+    /// Axes after the second half, `ranks` pieces of `from` that become `to` elements; `read` is what the pieces have been
+    /// through.
+    pub(super) fn summed(
+        &mut self,
+        work: &Work,
+        (ranks, read): (u32, u8),
+        (from, to): (Access, u64),
+    ) -> u8 {
+        let p = self.p;
+        self.sink.fact(RuleId::ReduceMissing, 1);
+        let elements = |bytes: u64| bytes / p.buffers[from.buffer.index()].dtype.size();
+        if read & EXCHANGED == 0 {
+            self.violate(RuleId::ReduceMissing, work.id, None, || {
+                format!(
+                    "sums {}, which no all-to-all of gradients has filled",
+                    describe::range(p, from)
+                )
+            });
+        } else if ranks != p.meta.dp_shard || elements(from.bytes) != u64::from(ranks) * to {
+            self.violate(RuleId::ReduceMissing, work.id, None, || {
+                format!(
+                    "sums {ranks} pieces of {} into {to} elements; expected {} pieces of as many",
+                    describe::range(p, from),
+                    p.meta.dp_shard
+                )
+            });
+        }
+        (read & !EXCHANGED) | SHARD
     }
 
     /// What a read learns from the state of its range.
@@ -394,6 +435,12 @@ impl Walk<'_> {
     pub(super) fn before_reduce(&mut self, work: &Work, c: &Collective) {
         let p = self.p;
         let (axes_now, base) = (self.axes_of(c), self.pass_now().base);
+        // An exchange and a reduction over the shard axis are the same reduction.
+        let same = if axes_now & (SHARD | EXCHANGED) != 0 {
+            axes_now | SHARD | EXCHANGED
+        } else {
+            axes_now
+        };
         for part in &c.parts {
             let a = part.input;
             let b = &p.buffers[a.buffer.index()];
@@ -407,7 +454,7 @@ impl Walk<'_> {
                 .segments
                 .iter()
                 .filter(inside)
-                .find(|s| s.writer.at > base && s.reduced & axes_now != 0)
+                .find(|s| s.writer.at > base && s.reduced & same != 0)
                 .map(|s| s.writer.at);
             if let Some(at) = twice {
                 let other = self.id_at(at);
@@ -423,7 +470,7 @@ impl Walk<'_> {
                 continue;
             }
             self.sink.fact(RuleId::Tied, 1);
-            let key = (b.holds, a.offset, axes_now, work.instr.micro_batch);
+            let key = (b.holds, a.offset, same, work.instr.micro_batch);
             if let Some(first) = self.facts.reductions.insert(key, work.id) {
                 self.violate(RuleId::Tied, work.id, Some(first), || {
                     format!(
@@ -451,7 +498,7 @@ impl Walk<'_> {
     pub(super) fn alignment(&mut self, work: &Work, c: &Collective, a: Access) {
         if !matches!(
             c.kind,
-            CollectiveKind::AllGather | CollectiveKind::ReduceScatter
+            CollectiveKind::AllGather | CollectiveKind::ReduceScatter | CollectiveKind::AllToAll
         ) {
             return;
         }

@@ -273,15 +273,21 @@ impl<'a> Cx<'a> {
     pub(crate) fn communicators(&mut self, separate: bool) -> Comms {
         let (inner, outer) = (self.inner, self.outer);
         let b = &mut self.b;
-        let engines = self.scenario.fsdp.copy_engine_gather;
+        let fsdp = &self.scenario.fsdp;
+        let (gathers, reduces) = (fsdp.copy_engine_gather, fsdp.copy_engine_reduce);
         let mut add = |name: &str, axis, size, stride| {
+            let copy_engine = match name {
+                "shard" | "sub_shard" => gathers,
+                "shard_reduce" => reduces,
+                _ => false,
+            };
             (size > 1).then(|| {
                 b.add_communicator(Communicator {
                     name: name.to_owned(),
                     axis,
                     size,
                     stride,
-                    copy_engine: engines && matches!(name, "shard" | "sub_shard"),
+                    copy_engine,
                 })
             })
         };

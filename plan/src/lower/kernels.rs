@@ -13,7 +13,10 @@ const fn class(op: ShardOp) -> KernelClass {
         ShardOp::MultiCopy | ShardOp::CopyOut { .. } | ShardOp::ChunkCat { .. } => {
             KernelClass::MultiCopy
         }
-        ShardOp::Accumulate | ShardOp::Scale { .. } | ShardOp::ClipScale => KernelClass::Pointwise,
+        ShardOp::Accumulate
+        | ShardOp::SumPieces { .. }
+        | ShardOp::Scale { .. }
+        | ShardOp::ClipScale => KernelClass::Pointwise,
         ShardOp::Zero => KernelClass::Fill,
         ShardOp::SumSquares | ShardOp::NanCheck => KernelClass::FullReduce,
         ShardOp::AdamW { .. } | ShardOp::Sgd { .. } => KernelClass::Optimizer,
@@ -25,6 +28,7 @@ const fn flops(op: ShardOp) -> u64 {
     match op {
         ShardOp::Accumulate | ShardOp::Scale { .. } | ShardOp::ClipScale => 1,
         ShardOp::SumSquares | ShardOp::Sgd { .. } => 2,
+        ShardOp::SumPieces { ranks, .. } => 2 * ranks as u64,
         ShardOp::AdamW { .. } => 14,
         _ => 0,
     }

@@ -475,6 +475,26 @@ fn further_options_check() {
         ],
         &["train.loss=chunked", "fsdp.frozen=[\"output\"]"],
         &["train.grad_norm=true"],
+        &[
+            "fsdp.copy_engine_reduce=true",
+            "fsdp.copy_engine_gather=true",
+            "train.grad_accum=2",
+        ],
+        &["fsdp.copy_engine_reduce=true", "mesh.dp_outer=2"],
+        &[
+            "fsdp.copy_engine_reduce=true",
+            "fsdp.strategy=optim_grads",
+            "precision.comm_grads=bf16",
+        ],
+        &[
+            "fsdp.copy_engine_reduce=true",
+            "fsdp.offload=[\"grads\"]",
+        ],
+        &[
+            "fsdp.copy_engine_reduce=true",
+            "compile.cuda_graph=full_iteration",
+            "fsdp.per_token_loss=true",
+        ],
         &["train.grad_norm=true", "fsdp.offload=[\"grads\"]"],
         &["compile.cuda_graph=[\"attn\", \"mlp\"]"],
         &["compile.cuda_graph=[\"block\"]", "train.grad_accum=2"],

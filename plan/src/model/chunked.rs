@@ -10,11 +10,6 @@ use super::ops::{OpKind, Real};
 use crate::compile::tape::ModuleKind;
 use crate::units::DType;
 
-/// Chunks that the rows are cut into, unless they become too short.
-const CHUNKS: u64 = 8;
-/// Fewest rows of a chunk.
-const MIN_ROWS: u64 = 1024;
-
 /// Output projection and cross entropy of hidden states `[batch, seq, hidden]`.
 pub(super) fn head_and_loss(b: &mut Builder<'_>, hidden: ValueId, labels: ValueId) {
     let head = b.tree.outer(ModuleKind::Head);
@@ -35,7 +30,8 @@ pub(super) fn head_and_loss(b: &mut Builder<'_>, hidden: ValueId, labels: ValueI
         let mut loss = b.g.compute(zero, &[], &[(&[], DType::F32)])[0];
         let dx = b.g.empty(&[rows, d], dtype);
         let mut dw = None;
-        let chunk = rows.div_ceil(CHUNKS).max(MIN_ROWS).min(rows);
+        // Every chunk but the first reads and writes the gradient of the head's weight once more.
+        let chunk = b.s.train.loss_chunk_rows.clamp(1, rows);
         let mut start = 0;
         while start < rows {
             let len = chunk.min(rows - start);

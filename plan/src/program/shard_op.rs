@@ -49,6 +49,17 @@ pub enum ShardOp {
         /// As in [`ShardOp::AdamW`].
         cast: bool,
     },
+    /// A read laid out `[rank][element]` to one sum an element: pieces are added in rank order in float32, each multiplied by
+    /// the factor first, as a reduction with that factor would. The second half of a reduction whose first half is an
+    /// all-to-all.
+    SumPieces {
+        /// Pieces.
+        ranks: u32,
+        /// What every piece is multiplied by.
+        factor: Real,
+        /// The sum is added to the writes, in order, which are reads too.
+        accumulate: bool,
+    },
 }
 
 impl ShardOp {
@@ -61,6 +72,7 @@ impl ShardOp {
             Self::CopyOut { .. } => "split_copy_out",
             Self::ChunkCat { .. } => "chunk_cat",
             Self::Accumulate => "accumulate",
+            Self::SumPieces { .. } => "sum_pieces",
             Self::Scale { .. } => "scale",
             Self::Zero => "zero",
             Self::SumSquares => "sum_squares",

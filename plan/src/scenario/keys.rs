@@ -227,6 +227,7 @@ keys! {
     GradAccum: "train" "grad_accum" [Integer(1, 4096)] "1" "Micro-batches a step";
     Recompute: "train" "recompute" [Choice(&["none", "full", "selective"])] "\"none\"" "Activations that backward computes again";
     Loss: "train" "loss" [Choice(&["materialized", "chunked"])] "\"materialized\"" "All logits at once, or chunk by chunk";
+    LossChunkRows: "train" "loss_chunk_rows" [Integer(1, 4 * MIB)] "4096" "Rows (tokens) of a chunk of the chunked loss: fewer hold less memory, more are faster";
     Optimizer: "train" "optimizer" [Choice(&["adamw", "sgd"])] "\"adamw\"" "Optimizer";
     Lr: "train" "lr" [Number(0.0, 1e6)] "3e-4" "Peak learning rate";
     WarmupSteps: "train" "warmup_steps" [Integer(0, 1_000_000)] "0" "Steps over which the learning rate rises linearly to `lr`; 0 is none";
@@ -258,6 +259,7 @@ keys! {
     AsyncReduce: "fsdp" "async_reduce" [Bool] "true" "Reduce on a side stream";
     SeparateCommunicators: "fsdp" "separate_communicators" [Bool] "(native: true, others: false)" "All-gather and reduce-scatter use communicators of their own";
     CopyEngineGather: "fsdp" "copy_engine_gather" [Bool] "false" "All-gathers run on copy engines and hold no SMs (NCCL 2.28: zero-CTA policy over symmetric windows)";
+    CopyEngineReduce: "fsdp" "copy_engine_reduce" [Bool] "false" "Gradients are exchanged on copy engines (an all-to-all that holds no SMs) and summed by a kernel in float32, instead of a reduce-scatter";
     UnifyCommStream: "fsdp" "unify_comm_stream" [Bool] "false" "One side stream for all-gather and reduce-scatter";
     Allocator: "fsdp" "allocator" [Choice(&["caching", "pool", "double_buffer", "temporary"])] "(native: \"pool\", others: \"caching\")" "Where full-size buffers come from";
     ExpandableSegments: "fsdp" "expandable_segments" [Bool] "true" "PyTorch allocator option of that name";

@@ -208,6 +208,7 @@ fn train(d: &Document, seq_len: u64) -> Train {
         loss: d
             .pick(Key::Loss, &[("chunked", Loss::Chunked)])
             .unwrap_or(Loss::Materialized),
+        loss_chunk_rows: d.integer(Key::LossChunkRows).unwrap_or(4096),
         optimizer: d
             .pick(Key::Optimizer, &[("sgd", Optimizer::Sgd)])
             .unwrap_or(Optimizer::Adamw),
@@ -322,6 +323,7 @@ fn fsdp(d: &Document, mesh: &Mesh) -> Result<Fsdp, ScenarioError> {
         async_reduce: d.flag(Key::AsyncReduce).unwrap_or(true),
         separate_communicators: d.flag(Key::SeparateCommunicators).unwrap_or(native),
         copy_engine_gather: d.flag(Key::CopyEngineGather).unwrap_or(false),
+        copy_engine_reduce: d.flag(Key::CopyEngineReduce).unwrap_or(false),
         unify_comm_stream: d.flag(Key::UnifyCommStream).unwrap_or(false),
         allocator: d
             .pick(

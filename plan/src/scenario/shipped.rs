@@ -43,6 +43,7 @@ shipped![
     "small-ddp",
     "small-double-buffer",
     "small-encoder",
+    "small-engines",
     "small-frozen",
     "small-fsdp2",
     "small-full",

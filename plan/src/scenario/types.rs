@@ -141,6 +141,8 @@ pub struct Train {
     pub recompute: Recompute,
     /// Loss.
     pub loss: Loss,
+    /// Rows of a chunk of the chunked loss.
+    pub loss_chunk_rows: u64,
     /// Optimizer.
     pub optimizer: Optimizer,
     /// Peak learning rate.
@@ -314,6 +316,8 @@ pub struct Fsdp {
     pub separate_communicators: bool,
     /// All-gathers run on copy engines and hold no SMs.
     pub copy_engine_gather: bool,
+    /// Reductions are an all-to-all on copy engines and a kernel that sums.
+    pub copy_engine_reduce: bool,
     /// One side stream for all-gather and reduce-scatter.
     pub unify_comm_stream: bool,
     /// Allocator of the transient buffers.

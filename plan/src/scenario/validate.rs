@@ -317,10 +317,35 @@ fn reduction(s: &Scenario, d: &Document) -> Checked {
 
 fn copy_engines(s: &Scenario, d: &Document) -> Checked {
     let (f, m) = (&s.fsdp, &s.mesh);
-    if !f.copy_engine_gather {
+    if f.copy_engine_reduce {
+        let grads = matches!(
+            f.strategy,
+            Strategy::OptimGrads | Strategy::OptimGradsParams
+        );
+        if f.policy != PolicyKind::Native || s.compile.mode == CompileMode::Full {
+            let message = "`copy_engine_reduce` is an option of policy native outside compile mode full";
+            return Err(d
+                .conflict(&[Key::CopyEngineReduce, Key::Policy, Key::Mode], message)
+                .with_help("leave it off"));
+        }
+        if !grads {
+            let message =
+                "`copy_engine_reduce` sums shards; with this strategy gradients rest in full";
+            return Err(d
+                .conflict(&[Key::CopyEngineReduce, Key::Strategy], message)
+                .with_help("use strategy optim_grads or optim_grads_params"));
+        }
+        if !f.separate_communicators && !f.copy_engine_gather {
+            let message = "`copy_engine_reduce` makes its communicator one of copy engines, which gathers use too";
+            return Err(d
+                .conflict(&[Key::CopyEngineReduce, Key::SeparateCommunicators], message)
+                .with_help("set fsdp.copy_engine_gather = true, or separate_communicators = true"));
+        }
+    }
+    if !f.copy_engine_gather && !f.copy_engine_reduce {
         return Ok(());
     }
-    if !f.separate_communicators {
+    if f.copy_engine_gather && !f.separate_communicators && !f.copy_engine_reduce {
         let message = "`copy_engine_gather` is for a communicator that reduces nothing: copy engines cannot add";
         return Err(d
             .conflict(
@@ -330,12 +355,17 @@ fn copy_engines(s: &Scenario, d: &Document) -> Checked {
             .with_help("set fsdp.separate_communicators = true"));
     }
     if m.dp_shard > m.gpus_per_node {
+        let (name, key) = if f.copy_engine_gather {
+            ("copy_engine_gather", Key::CopyEngineGather)
+        } else {
+            ("copy_engine_reduce", Key::CopyEngineReduce)
+        };
         let message = format!(
-            "`copy_engine_gather` works within a node: dp_shard is {}, a node has {} GPUs",
+            "`{name}` works within a node: dp_shard is {}, a node has {} GPUs",
             m.dp_shard, m.gpus_per_node
         );
         return Err(d
-            .conflict(&[Key::CopyEngineGather, Key::DpShard], message)
+            .conflict(&[key, Key::DpShard], message)
             .with_help("shard within the node (dp_outer over nodes), or leave it off"));
     }
     Ok(())

@@ -114,6 +114,8 @@ fn sizes(kind: Ranges) -> [u64; 5] {
         Ranges::Cast { from, to } | Ranges::Accumulate { from, to } => {
             [to.size(), from.size(), 0, 0, 0]
         }
+        // The distance of pieces stays as it is.
+        Ranges::Sum { from, to, .. } => [to.size(), from.size(), 0, 0, 0],
         Ranges::Scale { of } | Ranges::Squares { of } | Ranges::Nan { of } => {
             [of.size(), 0, 0, 0, 0]
         }
@@ -247,6 +249,39 @@ pub(super) fn work(
                     },
                 );
             })?;
+        }
+        ShardOp::SumPieces {
+            ranks,
+            factor,
+            accumulate,
+        } => {
+            // What is added to is a read as well, and found as a write.
+            let [from, ..] = reads else {
+                return Err(count("reads", 1, 0));
+            };
+            w.factor = factor.0 as f32;
+            let pieces = ranks.max(1);
+            let one = writes.iter().map(numel).sum::<u64>();
+            size("the pieces", one * u64::from(pieces), numel(from))?;
+            let distance = one * from.dtype.size();
+            let mut first = at(from);
+            for to in writes {
+                let kind = Ranges::Sum {
+                    from: from.dtype,
+                    to: to.dtype,
+                    pieces,
+                    accumulate,
+                };
+                let n = numel(to);
+                w.add(
+                    kind,
+                    Piece {
+                        at: [at(to), first, distance, 0, 0],
+                        n,
+                    },
+                );
+                first += n * from.dtype.size();
+            }
         }
         ShardOp::Scale { factor } => {
             w.factor = factor.0 as f32;

@@ -140,9 +140,12 @@ fn the_loss_decides_how_many_logits_live() {
     let chunked = build(&s);
     assert_eq!(
         peak(&chunked, logits),
-        rows_v / 8 * 2,
-        "one chunk in the compute type"
+        rows_v / 2 * 2,
+        "one chunk of 4,096 rows in the compute type"
     );
+    let mut lean = s.clone();
+    lean.train.loss_chunk_rows = 512;
+    assert_eq!(peak(&build(&lean), logits), rows_v / 16 * 2);
     let saved = peak(&materialized, |_| true) - peak(&chunked, |_| true);
     assert!(saved > 8 << 30, "{saved}");
     // Compiled with the model, the loss keeps the logits and one float a row.

@@ -79,8 +79,9 @@ fn recompute_changes_no_gradient() {
 #[test]
 fn chunked_loss_changes_no_gradient() {
     for tie in [false, true] {
-        // Long enough for two chunks.
+        // Three chunks, the last one short.
         let mut base = tiny(Family::Llama);
+        base.train.loss_chunk_rows = 500;
         base.model.layers = 1;
         base.model.tie_embeddings = tie;
         (base.train.micro_batch, base.train.seq_len) = (3, 400);
@@ -124,7 +125,7 @@ fn native_compiled_attention_needs_no_copy() {
 fn chunked_loss_leaves_nothing_to_multiply() {
     let mut s = tiny(Family::Llama);
     (s.train.micro_batch, s.train.seq_len) = (3, 400);
-    s.train.loss = Loss::Chunked;
+    (s.train.loss, s.train.loss_chunk_rows) = (Loss::Chunked, 1024);
     let t = build(&s);
     let head = |p: ParamId| t.params[p.index()].name.starts_with("output");
     let writers = |ops: &[TapeOp]| {

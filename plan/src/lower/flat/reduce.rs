@@ -4,7 +4,7 @@ use super::Flat;
 use crate::lower::context::Cx;
 use crate::model::Real;
 use crate::program::{
-    Access, COMPUTE, CollectiveKind, EventId, GroupId, Part, PerRank, ReduceOp, Role, Rule,
+    Access, COMPUTE, CollectiveKind, CommId, EventId, GroupId, Part, PerRank, ReduceOp, Role, Rule,
     ShardOp, StreamId,
 };
 use crate::scenario::PolicyKind;
@@ -52,6 +52,9 @@ impl Flat {
         let rs = self.streams.reduce;
         cx.b.join(Rule::ReduceFork, COMPUTE, rs);
         self.nan_check(cx, rs, g, input);
+        if let (true, Some(comm)) = (cx.scenario.fsdp.copy_engine_reduce, self.comms.reduce) {
+            return self.exchange_and_sum(cx, g, input, comm, first, last);
+        }
         let (op, scale_first) = self.scaling(cx);
         if scale_first {
             let n = input.bytes / self.c.size();
@@ -109,6 +112,67 @@ impl Flat {
         if let Some(id) = temp {
             cx.b.free(Rule::Reduce, id);
         }
+        self.reduced_shard(cx, g, grad, last)
+    }
+
+    /// Reduces a full gradient that is sharded at rest without a reduction: every rank sends each of the others its piece,
+    /// which copy engines can do, and adds up what it got. Takes and returns what [`Flat::reduce_sharded`] does.
+    fn exchange_and_sum(
+        &self,
+        cx: &mut Cx<'_>,
+        g: GroupId,
+        input: Access,
+        comm: CommId,
+        first: bool,
+        last: bool,
+    ) -> EventId {
+        let rs = self.streams.reduce;
+        let grad = self.state(g).grad.expect("only trained groups are reduced");
+        self.visit_for(cx, grad.buffer, !first, rs);
+        let pieces = cx.transient_on(Role::ReduceOutput, input.bytes, self.c, rs, g);
+        cx.b.alloc(Rule::Reduce, pieces);
+        let whole = cx.b.whole(pieces);
+        let parts = smallvec![Part {
+            input,
+            output: whole
+        }];
+        cx.b.collective(
+            Rule::Reduce,
+            rs,
+            CollectiveKind::AllToAll,
+            comm,
+            ReduceOp::None,
+            self.c,
+            parts,
+        );
+        let fsdp = &cx.scenario.fsdp;
+        let over = if fsdp.per_token_loss {
+            1
+        } else if fsdp.average_in_collective {
+            // The outer axis averages too.
+            cx.inner
+        } else {
+            cx.world()
+        };
+        let op = ShardOp::SumPieces {
+            ranks: cx.inner,
+            factor: Real(1.0 / f64::from(over)),
+            accumulate: !first,
+        };
+        let reads = if first {
+            vec![whole]
+        } else {
+            vec![whole, grad]
+        };
+        let n = grad.bytes / self.g.size();
+        cx.run(Rule::ReduceAccumulate, op, n, self.g, rs, &reads, &[grad]);
+        cx.b.free(Rule::Reduce, pieces);
+        self.reduced_shard(cx, g, grad, last)
+    }
+
+    /// What follows the reduction of a shard on its stream: checks, the outer axis.
+    fn reduced_shard(&self, cx: &mut Cx<'_>, g: GroupId, grad: Access, last: bool) -> EventId {
+        let rs = self.streams.reduce;
         self.nan_check(cx, rs, g, grad);
         let done = cx.b.record(Rule::Reduce, rs);
         let outer = if last {

@@ -116,6 +116,18 @@ fn impossible_combinations() {
             "mesh.dp_shard=16",
             "mesh.gpus_per_node=8",
         ],
+        &["fsdp.copy_engine_reduce=true", "fsdp.policy=fsdp2"],
+        &["fsdp.copy_engine_reduce=true", "compile.mode=full"],
+        &["fsdp.copy_engine_reduce=true", "fsdp.strategy=optim"],
+        &[
+            "fsdp.copy_engine_reduce=true",
+            "fsdp.separate_communicators=false",
+        ],
+        &[
+            "fsdp.copy_engine_reduce=true",
+            "mesh.dp_shard=16",
+            "mesh.gpus_per_node=8",
+        ],
         &["fsdp.placements.dp_shard=[\"flat\", \"replicate\", \"flat\"]"],
         &["fsdp.placements={ dp_outer = [\"flat\", \"flat\", \"flat\"] }"],
         &["fsdp.frozen=[\"layers 1\"]"],

@@ -54,6 +54,7 @@ fn defaults_of_the_native_policy() {
             async_reduce: true,
             separate_communicators: true,
             copy_engine_gather: false,
+            copy_engine_reduce: false,
             unify_comm_stream: false,
             allocator: AllocatorKind::Pool,
             expandable_segments: true,

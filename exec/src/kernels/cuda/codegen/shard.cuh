@@ -70,6 +70,35 @@ struct Times {
   template <class T, int V> DEV void before(const T* p, float (&a)[V]) const { load<T, V>(p, a); }
   DEV float of(float a, float) const { return a * factor; }
 };
+// Pieces that lie `apart` bytes apart, each times the factor, added in order; then to what is there, if asked to. All loads of a
+// few elements are under way before the first addition.
+template <class S, class T, int PIECES, bool ADDS> DEV void sum_pieces(const S* __restrict__ s, u64 apart, T* __restrict__ d, u64 n, float factor) {
+  const u64 step = apart / sizeof(S);
+  u64 done = 0;
+  if (aligned(d) && aligned(s) && apart % 16 == 0) {
+    done = n / 4 * 4;
+#pragma unroll 2
+    for (u64 k = threadIdx.x * 4; k < done; k += 1024) {
+      float x[PIECES][4], a[4];
+#pragma unroll
+      for (int r = 0; r < PIECES; r++) load<S, 4>(s + r * step + k, x[r]);
+      if (ADDS) load<T, 4>(d + k, a);
+#pragma unroll
+      for (int v = 0; v < 4; v++) {
+        float sum = x[0][v] * factor;
+#pragma unroll
+        for (int r = 1; r < PIECES; r++) sum = __fadd_rn(sum, __fmul_rn(x[r][v], factor));
+        a[v] = ADDS ? a[v] + sum : sum;
+      }
+      store<T, 4>(d + k, a);
+    }
+  }
+  for (u64 k = done + threadIdx.x; k < n; k += 256) {
+    float sum = up(s[k]) * factor;
+    for (int r = 1; r < PIECES; r++) sum = __fadd_rn(sum, __fmul_rn(up(s[r * step + k]), factor));
+    down(ADDS ? up(d[k]) + sum : sum, d[k]);
+  }
+}
 // The same bytes, or zeros where there is no source, in words as wide as both addresses allow.
 template <class T> DEV void words(const u8* __restrict__ s, u8* __restrict__ d, u64 n) {
   const u64 whole = n / sizeof(T);

@@ -27,6 +27,17 @@ pub(crate) enum Ranges {
         /// Type of the sum.
         to: DType,
     },
+    /// `to, from, distance`: pieces, the given number of bytes apart, added in order, each times a factor first.
+    Sum {
+        /// Type of the pieces.
+        from: DType,
+        /// Type of the sum.
+        to: DType,
+        /// Pieces.
+        pieces: u32,
+        /// The sum is added to what is there.
+        accumulate: bool,
+    },
     /// `to`: multiplied by a factor, or by the clip factor.
     Scale {
         /// Type.
@@ -69,6 +80,7 @@ impl Ranges {
     pub(crate) const fn width(self) -> usize {
         match self {
             Self::Raw | Self::Cast { .. } | Self::Accumulate { .. } => 2,
+            Self::Sum { .. } => 3,
             Self::Scale { .. } | Self::Squares { .. } | Self::Nan { .. } => 1,
             Self::AdamW { copy, .. } => 4 + copy.is_some() as usize,
             Self::Sgd { copy, .. } => 2 + copy.is_some() as usize,
@@ -87,6 +99,7 @@ impl Ranges {
     pub(crate) const fn extra(self) -> &'static [Extra] {
         match self {
             Self::Raw | Self::Cast { .. } | Self::Accumulate { .. } => &[],
+            Self::Sum { .. } => &[Extra::Factor],
             Self::Scale { .. } => &[Extra::Factor, Extra::Hyper, Extra::Square],
             Self::Squares { .. } | Self::Nan { .. } => &[Extra::Part],
             Self::AdamW { .. } | Self::Sgd { .. } => &[Extra::Hyper, Extra::Square],
@@ -122,6 +135,19 @@ impl Ranges {
             }
             Self::Cast { from, to } => (vec![], apply(from, to, "Take()")),
             Self::Accumulate { from, to } => (vec![], apply(from, to, "Plus()")),
+            Self::Sum {
+                from,
+                to,
+                pieces,
+                accumulate,
+            } => (
+                vec!["float factor"],
+                format!(
+                    "  sum_pieces<{s}, {t}, {pieces}, {accumulate}>(operand<const {s}>(t, p, 1), t.at[p.e][2], operand<{t}>(t, p, 0), p.n, factor);\n",
+                    s = ctype(from),
+                    t = ctype(to)
+                ),
+            ),
             Self::Scale { of } => (
                 vec!["float factor", hyper, square],
                 format!(

@@ -108,6 +108,33 @@ fn perform(kind: Ranges, p: &Piece, w: &Work) {
             &[flat(p.at[1], p.n, from)],
             &[flat(p.at[0], p.n, to)],
         ),
+        Ranges::Sum {
+            from,
+            to,
+            pieces,
+            accumulate,
+        } => {
+            let bytes = (p.n * from.size()) as usize;
+            let mut packed = vec![0u64; (bytes * pieces as usize).div_ceil(8)];
+            let base = packed.as_mut_ptr() as u64;
+            for r in 0..u64::from(pieces) {
+                run(
+                    ShardOp::Copy,
+                    &[flat(p.at[1] + r * p.at[2], bytes as u64, DType::U8)],
+                    &[flat(base + r * bytes as u64, bytes as u64, DType::U8)],
+                );
+            }
+            let sum = flat(p.at[0], p.n, to);
+            run(
+                ShardOp::SumPieces {
+                    ranks: pieces,
+                    factor: Real(f64::from(w.factor)),
+                    accumulate,
+                },
+                &[flat(base, u64::from(pieces) * p.n, from), sum],
+                &[sum],
+            );
+        }
         Ranges::Scale { of } => run(
             ShardOp::Scale {
                 factor: Real(f64::from(w.factor)),
@@ -205,6 +232,14 @@ proptest! {
         agree(ShardOp::Accumulate, &[], &[(n + m, from), (n, to), (m, to)], &[0], &[1, 2]);
         agree(ShardOp::Scale { factor: Real(0.37) }, &[], &[(n, from), (m, to)], &[], &[0, 1]);
         agree(ShardOp::Zero, &[], &[(n, from), (m, to)], &[], &[0, 1]);
+    }
+
+    #[test]
+    fn sums_of_pieces(ranks in 1u32..5, n in 1usize..50, m in 0usize..20, from in dtypes(), to in dtypes(), accumulate in any::<bool>()) {
+        let op = ShardOp::SumPieces { ranks, factor: Real(0.37), accumulate };
+        let parts = [((n + m) * ranks as usize, from), (n, to), (m, to)];
+        let pieces = agree(op, &[], &parts, &[0, 1, 2], &[1, 2]);
+        assert!(pieces <= 2, "{pieces}");
     }
 }
 

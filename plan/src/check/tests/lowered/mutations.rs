@@ -2,6 +2,7 @@
 
 use super::{POLICIES, drop, find, small};
 use crate::check::{Report, RuleId, Violation, check};
+use crate::model::OpKind;
 use crate::program::*;
 
 fn good(policy: &str, set: &[&str]) -> Program {
@@ -154,6 +155,38 @@ fn a_skipped_reduction() {
             );
         }
     }
+}
+
+/// Both halves of a reduction by copy engines: the exchange, and the sum of its pieces.
+#[test]
+fn half_a_reduction() {
+    let set = ["fsdp.copy_engine_reduce=true", "train.grad_accum=2"];
+    let p = good("native", &set);
+    let exchanges = find(&p, |i| collective(&p, i) == Some(CollectiveKind::AllToAll));
+    let is_sum = |i: &Instr| match i.op {
+        Op::Launch { kernel, .. } => p.kernels[kernel.index()].name == "sum_pieces",
+        _ => false,
+    };
+    let sums = find(&p, is_sum);
+    assert_eq!(exchanges.len(), sums.len());
+    for missing in [exchanges[0], exchanges[3], sums[0], sums[3]] {
+        let mut q = p.clone();
+        drop(&mut q, missing);
+        first(&q, &check(&q), RuleId::ReduceMissing, "native");
+    }
+    // Twice.
+    let mut q = p.clone();
+    let again = q.instrs[exchanges[1].index()].op;
+    q.instrs[sums[1].index()].op = again;
+    first(&q, &check(&q), RuleId::Tied, "native");
+    // Pieces of another number of ranks.
+    let mut q = p.clone();
+    for k in &mut q.kernels {
+        if let OpKind::Shard(ShardOp::SumPieces { ranks, .. }) = &mut k.body[0].op {
+            *ranks /= 2;
+        }
+    }
+    first(&q, &check(&q), RuleId::ReduceMissing, "native");
 }
 
 #[test]
