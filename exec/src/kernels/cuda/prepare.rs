@@ -157,6 +157,27 @@ pub(super) fn takes_turns(plan: &Plan, on: StreamId) -> Result<(), Trouble> {
     Err(Trouble::Unsupported(why.to_owned()))
 }
 
+/// The distinct matrix products of a program, with how often it launches each.
+pub(super) fn products(program: &Program) -> Result<BTreeMap<gemm::Product, usize>, Error> {
+    let mut out = BTreeMap::new();
+    for instr in &program.instrs {
+        let Some((variant, _)) = variant::of_launch(program, &instr.op) else {
+            continue;
+        };
+        let kernel = &program.kernels[variant.kernel.index()];
+        if let [only] = &kernel.body[..]
+            && matches!(only.op, OpKind::Gemm { .. })
+        {
+            let (product, _) = gemm::product(&variant.request(&kernel.body), only)
+                .map_err(|r| Error::new(kernel.name.clone(), r.into()))?;
+            if product.m * product.n * product.k > 0 {
+                *out.entry(product).or_default() += 1;
+            }
+        }
+    }
+    Ok(out)
+}
+
 fn need(k: &mut Kernels, stream: usize, bytes: u64) {
     if let Some(most) = k.scratch.get_mut(stream) {
         *most = bytes.max(*most);
