@@ -131,12 +131,12 @@ mod bench {
         println!(
             "E: the engine's choice; B: the burst's winner by its rule; S: the fastest under load; microseconds a launch"
         );
-        // Of a program's launches: the engine's choices, the bursts' winners, the fastest under load.
+        // Of a step's launches: the engine's choices, the bursts' winners, the fastest under load.
         let (mut sums, mut left) = ([0.0f64; 3], 0);
         for t in trials {
             let picks = [t.by_engine(), t.by_burst(), t.by_load()];
             println!(
-                "{} x {}: {:.2} TFLOP a program",
+                "{} x {}: {:.2} TFLOP a step",
                 t.launches,
                 t.product,
                 t.flops * t.launches as f64 / 1e12
@@ -175,7 +175,7 @@ mod bench {
         }
         let [engine, burst, load] = sums;
         println!(
-            "under load, ms a program: {engine:.2} as the engine chooses, {burst:.2} with the bursts' winners, {load:.2} with the fastest under load: {:.2} ms less than the engine ({:.2} %), {:.2} ms less than the bursts ({:.2} %)",
+            "under load, ms a step: {engine:.2} as the engine chooses, {burst:.2} with the bursts' winners, {load:.2} with the fastest under load: {:.2} ms less than the engine ({:.2} %), {:.2} ms less than the bursts ({:.2} %)",
             engine - load,
             100.0 * (engine - load) / engine,
             burst - load,

@@ -279,7 +279,7 @@ impl Kernels {
         &self.refused
     }
 
-    /// Tries the program's matrix products out, in bursts and under load, weightiest first, for about so long. Nothing needs to be
+    /// Tries the matrix products of a steady step out, in bursts and under load, weightiest first, for about so long. Nothing needs to be
     /// prepared.
     ///
     /// # Errors

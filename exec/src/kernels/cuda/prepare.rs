@@ -15,7 +15,8 @@ use cudarc::driver::result;
 use cudarc::driver::sys::{CUdeviceptr, CUfunction};
 use shardlab_plan::model::OpKind;
 use shardlab_plan::program::{
-    Access, COMPUTE, Holds, InstrId, Kernel, Op, Program, Shape, ShardOp, StreamId, workspace,
+    Access, COMPUTE, Holds, InstrId, Kernel, Op, Program, SectionKind, Shape, ShardOp, StreamId,
+    workspace,
 };
 use shardlab_plan::units::DType;
 use std::collections::BTreeMap;
@@ -157,10 +158,11 @@ pub(super) fn takes_turns(plan: &Plan, on: StreamId) -> Result<(), Trouble> {
     Err(Trouble::Unsupported(why.to_owned()))
 }
 
-/// The distinct matrix products of a program, with how often it launches each.
+/// The distinct matrix products of a program, with how often a steady step launches each.
 pub(super) fn products(program: &Program) -> Result<BTreeMap<gemm::Product, usize>, Error> {
     let mut out = BTreeMap::new();
-    for instr in &program.instrs {
+    let steady = program.section(SectionKind::Steady);
+    for instr in steady.map_or(&[][..], |s| program.section_instrs(s)) {
         let Some((variant, _)) = variant::of_launch(program, &instr.op) else {
             continue;
         };

@@ -14,7 +14,7 @@ use std::time::{Duration, Instant};
 pub struct Trial {
     /// Its shape, layouts and types.
     pub product: String,
-    /// How often the program launches it.
+    /// How often a steady step launches it.
     pub launches: usize,
     /// Operations of one launch.
     pub flops: f64,
