@@ -1,15 +1,19 @@
-//! Every kernel of some scenarios on a GPU: compared with the CPU's (`check`), or timed (`time`).
+//! Every kernel of some scenarios on a GPU: compared with the CPU's (`check`), or timed (`time`); matrix products under load
+//! (`sustained`).
 //!
 //! ```text
 //! cuda_kernels check small-native small-cnn --set compile.mode=blocks
 //! cuda_kernels time peers-1b --set fsdp.policy=native --set compile.mode=blocks
+//! cuda_kernels sustained peers-8b --seconds 60
 //! ```
 //!
 //! `check` launches each distinct kernel once with random operands on both and prints the largest difference, relative to the
 //! result's size; it fails where one is beyond the type's resolution. `time` replays a captured graph of launches that take
 //! turns on operands no cache holds, and prints bandwidth against a copy of a gibibyte and against one of as many bytes, and
 //! arithmetic rates. `--only` names kernels by parts of their names, `--first` takes the libraries' first offers untried.
-//! Needs a GPU.
+//! `sustained` times cuBLASLt's candidates for each distinct matrix product in a short burst after a pause, and the burst's best
+//! also back to back while the GPU is at its power limit, and prints what choosing by the latter would save in a step; it ends
+//! after about `--seconds`, weightiest products first. Needs a GPU.
 
 #[cfg(not(feature = "cuda"))]
 fn main() {
@@ -36,7 +40,7 @@ mod bench {
     use cudarc::driver::{CudaContext, result, sys};
     use half::{bf16, f16};
     use shardlab_exec::device::cuda::Libraries;
-    use shardlab_exec::kernels::cuda::{Kernels, Options, hyper_block};
+    use shardlab_exec::kernels::cuda::{Choose, Kernels, Options, Trial, hyper_block};
     use shardlab_exec::operand::{Hyper, LaunchContext, RawRange};
     use shardlab_plan::model::OpKind;
     use shardlab_plan::program::{
@@ -47,7 +51,7 @@ mod bench {
     use std::collections::{BTreeMap, BTreeSet};
     use std::path::Path;
     use std::sync::Arc;
-    use std::time::Instant;
+    use std::time::{Duration, Instant};
 
     type Failure = Box<dyn std::error::Error>;
 
@@ -55,27 +59,30 @@ mod bench {
         let mut args = std::env::args().skip(1);
         let mode = args.next().unwrap_or_default();
         let (mut names, mut sets, mut only) = (Vec::new(), Vec::new(), String::new());
-        let (mut tf32, mut cudnn, mut measure) = (false, true, true);
+        let (mut tf32, mut cudnn, mut choose) = (false, true, None);
+        let mut seconds = 60.0;
         while let Some(a) = args.next() {
             match a.as_str() {
                 "--set" => sets.extend(args.next()),
                 "--tf32" => tf32 = true,
                 "--no-cudnn" => cudnn = false,
-                "--first" => measure = false,
+                "--first" => choose = Some(Choose::First),
+                "--seconds" => seconds = args.next().unwrap_or_default().parse()?,
                 "--only" => only = args.next().unwrap_or_default(),
                 _ => names.push(a),
             }
         }
-        if !["check", "time"].contains(&mode.as_str()) || names.is_empty() {
-            return Err("usage: cuda_kernels check|time SCENARIO.. [--set KEY=VALUE].. [--tf32] [--no-cudnn] [--first] [--only NAME,..]".into());
+        if !["check", "time", "sustained"].contains(&mode.as_str()) || names.is_empty() {
+            return Err("usage: cuda_kernels check|time|sustained SCENARIO.. [--set KEY=VALUE].. [--tf32] [--no-cudnn] [--first] [--only NAME,..] [--seconds S]".into());
         }
         let libraries = Libraries::load(&[])?;
+        let defaults = Options::default();
         let options = Options {
             libraries: libraries.folders().iter().map(|f| f.path.clone()).collect(),
             tf32,
             cudnn,
-            measure,
-            ..Options::default()
+            choose: choose.unwrap_or(defaults.choose),
+            ..defaults
         };
         let context = CudaContext::new(0)?;
         // SAFETY: this program owns its streams and orders its work itself.
@@ -87,6 +94,11 @@ mod bench {
             let program = Arc::new(shardlab_plan::plan(&s)?);
             let started = Instant::now();
             let mut kernels = Kernels::new(Arc::clone(&context), Arc::clone(&program), &options)?;
+            if mode == "sustained" {
+                println!("== {name} {sets:?}");
+                sustained(&kernels.trials(Duration::try_from_secs_f64(seconds)?)?);
+                continue;
+            }
             kernels.prepare()?;
             println!(
                 "== {name} {sets:?}: {} kernels, prepared in {:.2} s, workspace {:.1} MiB, {:.1} planned",
@@ -112,6 +124,67 @@ mod bench {
             good &= bench.all(mode == "check", &only)?;
         }
         Ok(good)
+    }
+
+    /// Prints what products took, and what the choice among their candidates is worth.
+    fn sustained(trials: &[Trial]) {
+        println!(
+            "E: the engine's choice; B: the burst's winner by its rule; S: the fastest under load; microseconds a launch"
+        );
+        // Of a step's launches: the engine's choices, the bursts' winners, the fastest under load.
+        let (mut sums, mut left) = ([0.0f64; 3], 0);
+        for t in trials {
+            let picks = [t.by_engine(), t.by_burst(), t.by_load()];
+            println!(
+                "{} x {}: {:.2} TFLOP a step",
+                t.launches,
+                t.product,
+                t.flops * t.launches as f64 / 1e12
+            );
+            for (i, c) in t.candidates.iter().enumerate() {
+                let mark = |pick: Option<usize>, c| if pick == Some(i) { c } else { ' ' };
+                let steady = c.sustained.zip(c.steady()).map_or(String::new(), |(s, mean)| {
+                    format!(
+                        "{mean:9.2} sustained ({:9.2} {:9.2}) {:6.1} TFLOP/s, {:.3} of its burst",
+                        s[0],
+                        s[1],
+                        t.flops / f64::from(mean) / 1e6,
+                        mean / c.burst
+                    )
+                });
+                println!(
+                    "  {:2} {}{}{} {:9.2} burst {steady:81} {}{}",
+                    c.place,
+                    mark(picks[0], 'E'),
+                    mark(picks[1], 'B'),
+                    mark(picks[2], 'S'),
+                    c.burst,
+                    c.config,
+                    c.sms
+                        .map_or(String::new(), |n| format!(" for {n} multiprocessors")),
+                );
+            }
+            let times = picks.map(|p| t.candidates.get(p?)?.steady());
+            if let [Some(engine), Some(burst), Some(load)] = times {
+                for (sum, time) in sums.iter_mut().zip([engine, burst, load]) {
+                    *sum += f64::from(time) * t.launches as f64 / 1e3;
+                }
+            } else {
+                left += 1;
+            }
+        }
+        let [engine, burst, load] = sums;
+        println!(
+            "under load, ms a step: {engine:.2} as the engine chooses, {burst:.2} with the bursts' winners, {load:.2} with the fastest under load: {:.2} ms less than the engine ({:.2} %), {:.2} ms less than the bursts ({:.2} %)",
+            engine - load,
+            100.0 * (engine - load) / engine,
+            burst - load,
+            100.0 * (burst - load) / burst
+        );
+        println!(
+            "{} products; {left} of them not run under load: more --seconds would",
+            trials.len()
+        );
     }
 
     const HYPER: Hyper = Hyper {

@@ -19,6 +19,7 @@ mod prepare;
 mod ranges;
 mod variant;
 
+pub use blas::{Candidate, Trial};
 pub use error::{Error, Trouble};
 
 use crate::operand::{Hyper, RawRange};
@@ -32,6 +33,7 @@ use shardlab_plan::program::{InstrId, KernelId, Program, Shape};
 use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::sync::Arc;
+use std::time::Duration;
 use variant::Variant;
 
 /// How ranks come to the same choices: different kernels add up in different orders, and ranks that hold copies of one
@@ -48,6 +50,36 @@ pub trait Agree: Send + Sync + std::fmt::Debug {
     ) -> Result<Vec<u8>, Trouble>;
 }
 
+/// How one of the library's candidates for a matrix product is chosen.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Choose {
+    /// The library's first one.
+    First,
+    /// The fastest in a short burst.
+    Burst,
+    /// Of those that are about the fastest in a burst, the fastest while the GPU is at its power limit, as in a step. Takes
+    /// seconds for each product, once.
+    Load,
+}
+
+impl Choose {
+    /// By time in a burst, unless the user wants `SHARDLAB_GEMM_TUNING=sustained`.
+    fn of_user() -> Self {
+        match std::env::var_os("SHARDLAB_GEMM_TUNING") {
+            Some(v) if v == "sustained" => Self::Load,
+            _ => Self::Burst,
+        }
+    }
+
+    /// The kind of entry in the cache.
+    const fn kind(self) -> &'static str {
+        match self {
+            Self::First | Self::Burst => "gemm 1",
+            Self::Load => "gemm 1 under load",
+        }
+    }
+}
+
 /// How kernels are made.
 #[derive(Clone, Debug)]
 pub struct Options {
@@ -59,21 +91,22 @@ pub struct Options {
     pub tf32: bool,
     /// Use cuDNN's attention and convolutions where they fit.
     pub cudnn: bool,
-    /// Time candidates for matrix products; otherwise the library's first one is taken.
-    pub measure: bool,
+    /// How kernels for matrix products are chosen.
+    pub choose: Choose,
     /// How ranks agree on the choice; alone, a rank chooses for itself.
     pub agree: Option<Arc<dyn Agree>>,
 }
 
 impl Default for Options {
-    /// Everything on but TF32; the cache is `$SHARDLAB_KERNEL_CACHE` or lies in the user's cache directory.
+    /// Everything on but TF32; the cache is `$SHARDLAB_KERNEL_CACHE` or lies in the user's cache directory, and
+    /// `SHARDLAB_GEMM_TUNING=sustained` chooses matrix products under load.
     fn default() -> Self {
         Self {
             cache: Cache::of_user().folder().map(PathBuf::from),
             libraries: Vec::new(),
             tf32: false,
             cudnn: true,
-            measure: true,
+            choose: Choose::of_user(),
             agree: None,
         }
     }
@@ -141,8 +174,8 @@ impl Kernels {
     ) -> Result<Self, Error> {
         let gpu = context.name().unwrap_or_default();
         let cache = Cache::new(options.cache.clone());
-        let blas = Blas::new(&gpu, options.tf32, options.measure)
-            .map_err(|t| Error::new("cublasLt", t))?;
+        let blas =
+            Blas::new(&gpu, options.tf32, options.choose).map_err(|t| Error::new("cublasLt", t))?;
         let dnn = options
             .cudnn
             .then(|| Dnn::open(program.meta.deterministic, options.tf32));
@@ -244,6 +277,18 @@ impl Kernels {
     #[must_use]
     pub fn refused(&self) -> &[String] {
         &self.refused
+    }
+
+    /// Tries the matrix products of a steady step out, in bursts and under load, weightiest first, for about so long. Nothing needs to be
+    /// prepared.
+    ///
+    /// # Errors
+    /// [`Error`], if a product cannot be performed.
+    pub fn trials(&self, limit: Duration) -> Result<Vec<Trial>, Error> {
+        let products = prepare::products(&self.program)?;
+        self.blas
+            .trials(&products, &self.cache, limit)
+            .map_err(|t| Error::new("matrix products", t))
     }
 
     /// How a kernel is performed, for reports: one line for each way in which the program launches it.

@@ -1,10 +1,15 @@
 //! cuBLASLt: descriptors, candidates, and the choice among them by time.
 
-use super::Agree;
+mod sustained;
+mod trials;
+
+pub use trials::{Candidate, Trial};
+
 use super::cache::Cache;
 use super::error::Trouble;
 use super::gemm::Product;
 use super::memory::{Scratch, Stopwatch};
+use super::{Agree, Choose};
 use cudarc::cublaslt::sys;
 use cudarc::driver::sys::{CUdeviceptr, CUstream};
 use shardlab_plan::program::workspace;
@@ -25,7 +30,7 @@ pub(super) struct Blas {
     /// GPU and library version: choices are kept for these.
     machine: String,
     tf32: bool,
-    measure: bool,
+    choose: Choose,
 }
 
 // SAFETY: the handle may be used from any thread (cuBLASLt's documentation); descriptors are used by their owner alone.
@@ -78,7 +83,7 @@ pub(super) struct Addresses {
 
 impl Blas {
     /// Opens the library for the current context.
-    pub(super) fn new(gpu: &str, tf32: bool, measure: bool) -> Result<Self, Trouble> {
+    pub(super) fn new(gpu: &str, tf32: bool, choose: Choose) -> Result<Self, Trouble> {
         let mut handle = std::ptr::null_mut();
         // SAFETY: the library is loaded; the handle is written before it is read.
         let (status, version) = unsafe {
@@ -92,7 +97,7 @@ impl Blas {
             handle,
             machine: format!("{gpu} cublasLt {version}"),
             tf32,
-            measure,
+            choose,
         })
     }
 
@@ -105,7 +110,7 @@ impl Blas {
     ) -> Result<Plan, Trouble> {
         let mut plan = self.describe(p)?;
         let tf32 = if self.tf32 { "tf32" } else { "" };
-        let key = Cache::key(&["gemm 1", &self.machine, tf32, &format!("{p:?}")]);
+        let key = Cache::key(&[self.choose.kind(), &self.machine, tf32, &format!("{p:?}")]);
         let packed = match agree {
             None => self.choose(&plan, p, &key, cache)?,
             // The machine is not part of the name: another one is to be found out, not to be waited for.
@@ -139,16 +144,19 @@ impl Blas {
         {
             return Ok(kept);
         }
-        let found = self.candidates(plan, p)?;
-        let (best, micros) = if self.measure && found.len() > 1 {
-            self.fastest(plan, p, &found)?
-        } else {
-            (0, None)
+        let loaded = self.choose == Choose::Load;
+        let most = if loaded { sustained::MORE } else { CANDIDATES };
+        let found = self.candidates(plan, p, most)?;
+        let (best, micros) = match self.choose {
+            Choose::Load if found.len() > 1 => self.steadiest(plan, p, &found)?,
+            Choose::Burst if found.len() > 1 => self.fastest(plan, p, &found)?,
+            _ => (0, None),
         };
-        let time = micros.map_or(String::new(), |t| format!(", {t:.1} us alone"));
+        let when = if loaded { "under load" } else { "alone" };
+        let time = micros.map_or(String::new(), |t| format!(", {t:.1} us {when}"));
         let choice = format!("cuBLASLt candidate {} of {}{time}", best + 1, found.len());
         let packed = pack(&found[best], &choice);
-        if self.measure {
+        if self.choose != Choose::First {
             cache.put(key, "algo", &packed);
         }
         Ok(packed)
@@ -230,17 +238,19 @@ impl Blas {
         }
     }
 
+    /// The library's offers, best first by its estimate.
     fn candidates(
         &self,
         plan: &Plan,
         p: &Product,
+        most: usize,
     ) -> Result<Vec<sys::cublasLtMatmulAlgo_t>, Trouble> {
         use sys::cublasLtMatmulPreferenceAttributes_t as Attr;
         let [a, b, c, d] = plan.layouts;
         let mut pref = std::ptr::null_mut();
         let mut count = 0;
-        // SAFETY: zeros are a valid value of the result's fields; descriptors are live.
-        let mut found: [sys::cublasLtMatmulHeuristicResult_t; CANDIDATES] =
+        // SAFETY: zeros are a valid value of the result's fields.
+        let mut found: [sys::cublasLtMatmulHeuristicResult_t; sustained::MORE] =
             unsafe { std::mem::zeroed() };
         // SAFETY: the preference is created before it is used and destroyed once; values have the attributes' types and
         // sizes; as many results are asked for as there is room.
@@ -284,7 +294,7 @@ impl Blas {
                 c,
                 d,
                 pref,
-                CANDIDATES as i32,
+                most.min(found.len()) as i32,
                 found.as_mut_ptr(),
                 &raw mut count,
             );
@@ -304,24 +314,15 @@ impl Blas {
         Ok(found)
     }
 
-    /// The fastest candidate and its time.
-    fn fastest(
+    /// Microseconds of each candidate in a short burst; infinite for those that do not run.
+    fn bursts(
         &self,
         plan: &Plan,
         p: &Product,
         found: &[sys::cublasLtMatmulAlgo_t],
-    ) -> Result<(usize, Option<f32>), Trouble> {
-        let (fs, rs) = (p.factors.size(), p.result.size());
-        let rows = |t: bool, a: u64, b: u64| if t { b } else { a };
-        let sizes = [
-            rows(p.ta, p.m, p.k) * p.pitch[0] * fs,
-            rows(p.tb, p.k, p.n) * p.pitch[1] * fs,
-            p.m * p.pitch[3].max(p.pitch[2]) * rs,
-            p.n * 4,
-            WORKSPACE as u64,
-        ];
+    ) -> Result<Vec<f32>, Trouble> {
         let mut memory = Vec::new();
-        for bytes in sizes {
+        for bytes in sizes(p) {
             memory.push(Scratch::new(bytes.next_multiple_of(256), 0x3c)?);
         }
         let at = Addresses {
@@ -333,22 +334,30 @@ impl Blas {
             workspace: memory[4].at,
         };
         let watch = Stopwatch::new()?;
-        let (mut best, mut time, mut trouble) = (0, f32::INFINITY, None);
-        for (i, algo) in found.iter().enumerate() {
+        let (mut times, mut trouble) = (Vec::new(), None);
+        for algo in found {
             // SAFETY: the operands are as long as the product's shapes, and nobody else uses them.
             let micros = watch.micros(3, || unsafe { self.run(plan, algo, at, watch.stream()) });
             // One that does not run is no candidate.
-            let Ok(micros) = micros.inspect_err(|e| trouble = Some(e.clone())) else {
-                continue;
-            };
-            if micros < time * BETTER {
-                (best, time) = (i, micros);
-            }
+            let micros = micros.inspect_err(|e| trouble = Some(e.clone()));
+            times.push(micros.unwrap_or(f32::INFINITY));
         }
         match trouble {
-            Some(e) if time.is_infinite() => Err(e),
-            _ => Ok((best, time.is_finite().then_some(time))),
+            Some(e) if times.iter().all(|t| t.is_infinite()) => Err(e),
+            _ => Ok(times),
         }
+    }
+
+    /// The fastest candidate and its time.
+    fn fastest(
+        &self,
+        plan: &Plan,
+        p: &Product,
+        found: &[sys::cublasLtMatmulAlgo_t],
+    ) -> Result<(usize, Option<f32>), Trouble> {
+        let times = self.bursts(plan, p, found)?;
+        let best = ahead(times.iter().copied(), BETTER);
+        Ok((best.unwrap_or(0), best.map(|i| times[i])))
     }
 
     /// Launches a product.
@@ -406,6 +415,30 @@ impl Blas {
             check("cublasLtMatmul", status)
         }
     }
+}
+
+/// Bytes of a product's operands: `a`, `b`, the result, the bias; then of the workspace.
+fn sizes(p: &Product) -> [u64; 5] {
+    let (fs, rs) = (p.factors.size(), p.result.size());
+    let rows = |t: bool, a: u64, b: u64| if t { b } else { a };
+    [
+        rows(p.ta, p.m, p.k) * p.pitch[0] * fs,
+        rows(p.tb, p.k, p.n) * p.pitch[1] * fs,
+        p.m * p.pitch[3].max(p.pitch[2]) * rs,
+        p.n * 4,
+        WORKSPACE as u64,
+    ]
+}
+
+/// The one that takes the least time, where a later one has to take at most a part of an earlier one's.
+fn ahead(times: impl IntoIterator<Item = f32>, part: f32) -> Option<usize> {
+    let (mut best, mut least) = (None, f32::INFINITY);
+    for (i, time) in times.into_iter().enumerate() {
+        if time < least * part {
+            (best, least) = (Some(i), time);
+        }
+    }
+    best
 }
 
 /// Sets an attribute of a product's descriptor.

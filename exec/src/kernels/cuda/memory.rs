@@ -81,6 +81,27 @@ impl Stopwatch {
         }
         Ok(best)
     }
+
+    /// Mean time of runs one after another, behind some that are not counted, microseconds. `f` gets a run's number.
+    pub(super) fn mean(
+        &self,
+        before: usize,
+        runs: usize,
+        mut f: impl FnMut(usize) -> Result<(), Trouble>,
+    ) -> Result<f32, Trouble> {
+        use result::{event, stream};
+        (0..before).try_for_each(&mut f)?;
+        // SAFETY: stream and events are live.
+        unsafe {
+            event::record(self.events[0], self.stream).map_err(Trouble::driver("cuEventRecord"))?;
+            (before..before + runs).try_for_each(&mut f)?;
+            event::record(self.events[1], self.stream).map_err(Trouble::driver("cuEventRecord"))?;
+            stream::synchronize(self.stream).map_err(Trouble::driver("cuStreamSynchronize"))?;
+            let ms = event::elapsed(self.events[0], self.events[1])
+                .map_err(Trouble::driver("cuEventElapsedTime"))?;
+            Ok(ms * 1000.0 / runs.max(1) as f32)
+        }
+    }
 }
 
 impl Drop for Stopwatch {

@@ -15,7 +15,8 @@ use cudarc::driver::result;
 use cudarc::driver::sys::{CUdeviceptr, CUfunction};
 use shardlab_plan::model::OpKind;
 use shardlab_plan::program::{
-    Access, COMPUTE, Holds, InstrId, Kernel, Op, Program, Shape, ShardOp, StreamId, workspace,
+    Access, COMPUTE, Holds, InstrId, Kernel, Op, Program, SectionKind, Shape, ShardOp, StreamId,
+    workspace,
 };
 use shardlab_plan::units::DType;
 use std::collections::BTreeMap;
@@ -155,6 +156,28 @@ pub(super) fn takes_turns(plan: &Plan, on: StreamId) -> Result<(), Trouble> {
     }
     let why = "it takes tickets, and does not run on the compute stream";
     Err(Trouble::Unsupported(why.to_owned()))
+}
+
+/// The distinct matrix products of a program, with how often a steady step launches each.
+pub(super) fn products(program: &Program) -> Result<BTreeMap<gemm::Product, usize>, Error> {
+    let mut out = BTreeMap::new();
+    let steady = program.section(SectionKind::Steady);
+    for instr in steady.map_or(&[][..], |s| program.section_instrs(s)) {
+        let Some((variant, _)) = variant::of_launch(program, &instr.op) else {
+            continue;
+        };
+        let kernel = &program.kernels[variant.kernel.index()];
+        if let [only] = &kernel.body[..]
+            && matches!(only.op, OpKind::Gemm { .. })
+        {
+            let (product, _) = gemm::product(&variant.request(&kernel.body), only)
+                .map_err(|r| Error::new(kernel.name.clone(), r.into()))?;
+            if product.m * product.n * product.k > 0 {
+                *out.entry(product).or_default() += 1;
+            }
+        }
+    }
+    Ok(out)
 }
 
 fn need(k: &mut Kernels, stream: usize, bytes: u64) {

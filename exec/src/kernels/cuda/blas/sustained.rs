@@ -1,0 +1,244 @@
+//! Candidates under load.
+//!
+//! In a training step the GPU is at its power limit and lowers its clock until it keeps it. There the candidate that takes the
+//! least energy wins, which need not be the fastest of a burst on an idle GPU.
+
+use super::{Addresses, Blas, CANDIDATES, Plan, Trouble, WORKSPACE, ahead};
+use crate::kernels::cuda::gemm::Product;
+use crate::kernels::cuda::memory::{Scratch, Stopwatch};
+use cudarc::cublaslt::sys;
+use cudarc::driver::{result, sys as driver};
+use half::{bf16, f16};
+use shardlab_plan::units::DType;
+use std::sync::OnceLock;
+
+/// Candidates that are asked for where some of them run under load.
+pub(super) const MORE: usize = 2 * CANDIDATES;
+/// As many of a burst's best run under load,
+const CONTENDERS: usize = 6;
+/// if they took at most this part of the best one's time.
+const CLOSE: f32 = 1.08;
+/// As [`super::BETTER`], for means over many launches, which are far less noisy than the best of three.
+const STEADIER: f32 = 0.995;
+/// Load before anything counts: the limit acts on an average of the power over tens of milliseconds.
+const HEAT: f32 = 600e3;
+/// Microseconds that one candidate runs before its time counts, and for which it counts; twice each.
+const BEFORE: f32 = 100e3;
+const COUNTED: f32 = 120e3;
+/// Bytes that launches touch before they touch the same again: several times the second-level cache, as in a step.
+const COLD: u64 = 256 << 20;
+const SETS: u64 = 8;
+/// Elements that are repeated through an operand; a prime's multiple, so that the rows of tiles are not one another's copies.
+const DISTINCT: usize = 256 * 4099;
+
+/// A candidate: what it belongs to, its settings, its time in a burst in microseconds.
+pub(super) type Contender<'a> = (&'a Plan, &'a sys::cublasLtMatmulAlgo_t, f32);
+
+/// Operands of a product with values as in training: the power of a product depends on how many bits change.
+pub(super) struct Load {
+    _memory: Vec<Scratch>,
+    sets: Vec<Addresses>,
+}
+
+impl Load {
+    pub(super) fn new(p: &Product) -> Result<Self, Trouble> {
+        let sizes = super::sizes(p);
+        let bytes: u64 = sizes[..3].iter().sum();
+        let mut memory = vec![Scratch::new(WORKSPACE as u64, 0)?];
+        let workspace = memory[0].at;
+        let mut sets: Vec<Addresses> = Vec::new();
+        for set in 0..COLD.div_ceil(bytes.max(1)).clamp(1, SETS) {
+            // Activations, weights, what is added, the bias.
+            let kinds = [
+                (sizes[0], p.factors, 1.0),
+                (sizes[1], p.factors, 0.02),
+                (sizes[2], p.result, 1.0),
+                (sizes[3], p.bias.unwrap_or(DType::F32), 0.1),
+            ];
+            for (i, (bytes, dtype, scale)) in kinds.into_iter().enumerate() {
+                let scratch = Scratch::new(bytes.next_multiple_of(256), 0)?;
+                let turn = 7919 * (4 * set as usize + i + 1);
+                fill(scratch.at, bytes, &block(dtype, scale, turn))?;
+                memory.push(scratch);
+            }
+            let [.., a, b, c, bias] = &memory[..] else {
+                unreachable!("four were pushed");
+            };
+            sets.push(Addresses {
+                a: a.at,
+                b: b.at,
+                bias: if p.bias.is_some() { bias.at } else { 0 },
+                before: c.at,
+                c: c.at,
+                workspace,
+            });
+        }
+        // Copies within the device are not waited for.
+        result::ctx::synchronize().map_err(Trouble::driver("cuCtxSynchronize"))?;
+        Ok(Self {
+            _memory: memory,
+            sets,
+        })
+    }
+
+    pub(super) fn set(&self, launch: usize) -> Addresses {
+        self.sets[launch % self.sets.len()]
+    }
+}
+
+/// Normally distributed numbers, always the same.
+fn normals() -> &'static [f32] {
+    static NORMALS: OnceLock<Vec<f32>> = OnceLock::new();
+    NORMALS.get_or_init(|| {
+        let mut state = 7u64;
+        // SplitMix64, then Box and Muller's pairs.
+        let mut uniform = || {
+            state = state.wrapping_add(0x9e37_79b9_7f4a_7c15);
+            let mut z = state;
+            z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+            z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+            (((z ^ (z >> 31)) >> 40) as f32 + 0.5) / (1u64 << 24) as f32
+        };
+        let mut out = Vec::with_capacity(DISTINCT);
+        while out.len() < DISTINCT {
+            let (radius, angle) = (
+                (-2.0 * uniform().ln()).sqrt(),
+                std::f32::consts::TAU * uniform(),
+            );
+            out.extend([radius * angle.cos(), radius * angle.sin()]);
+        }
+        out
+    })
+}
+
+/// The numbers from one on, in an element type.
+fn block(dtype: DType, scale: f32, turn: usize) -> Vec<u8> {
+    let all = normals();
+    let (end, start) = all.split_at(turn % all.len());
+    let scaled = start.iter().chain(end).map(|x| x * scale);
+    match dtype {
+        DType::Bf16 => scaled
+            .flat_map(|x| bf16::from_f32(x).to_le_bytes())
+            .collect(),
+        DType::F16 => scaled
+            .flat_map(|x| f16::from_f32(x).to_le_bytes())
+            .collect(),
+        _ => scaled.flat_map(f32::to_le_bytes).collect(),
+    }
+}
+
+/// Repeats a block through device memory.
+fn fill(at: driver::CUdeviceptr, bytes: u64, block: &[u8]) -> Result<(), Trouble> {
+    let first = block.len().min(bytes as usize);
+    // SAFETY: the memory has as many bytes; what is copied within it is written already and lies before its copy.
+    unsafe {
+        result::memcpy_htod_sync(at, &block[..first]).map_err(Trouble::driver("cuMemcpyHtoD"))?;
+        let mut done = first as u64;
+        while done < bytes {
+            let more = done.min(bytes - done);
+            result::memcpy_dtod_sync(at + done, at, more as usize)
+                .map_err(Trouble::driver("cuMemcpyDtoD"))?;
+            done += more;
+        }
+    }
+    Ok(())
+}
+
+/// Which candidates run under load, by their times in a burst: the best ones, best first.
+pub(super) fn contenders(bursts: &[f32]) -> Vec<usize> {
+    let best = bursts.iter().copied().fold(f32::INFINITY, f32::min);
+    let mut close: Vec<usize> = (0..bursts.len())
+        .filter(|&i| bursts[i].is_finite() && bursts[i] <= best * CLOSE)
+        .collect();
+    close.sort_by(|&a, &b| bursts[a].total_cmp(&bursts[b]));
+    close.truncate(CONTENDERS);
+    close
+}
+
+/// The best of contenders by their times under load.
+pub(super) fn winner(times: &[[f32; 2]]) -> usize {
+    ahead(times.iter().map(|[a, b]| a + b), STEADIER).unwrap_or(0)
+}
+
+impl Blas {
+    /// Mean microseconds of each contender under load, once in this order and once in reverse, so that a drift shows and
+    /// does not favour anyone.
+    pub(super) fn under_load(
+        &self,
+        load: &Load,
+        watch: &Stopwatch,
+        these: &[Contender<'_>],
+        heat: f32,
+    ) -> Result<Vec<[f32; 2]>, Trouble> {
+        let launches = |micros: f32, each: f32| (micros / each.max(1.0)) as usize + 1;
+        let mean = |&(plan, algo, each): &Contender<'_>, before, counted| {
+            watch.mean(launches(before, each), launches(counted, each), |n| {
+                // SAFETY: the operands are as long as the product's shapes, and nobody else uses them.
+                unsafe { self.run(plan, algo, load.set(n), watch.stream()) }
+            })
+        };
+        if let Some(first) = these.first() {
+            mean(first, heat, 1.0)?;
+        }
+        let mut times = vec![[0.0; 2]; these.len()];
+        for (one, time) in these.iter().zip(&mut times) {
+            time[0] = mean(one, BEFORE, COUNTED)?;
+        }
+        for (one, time) in these.iter().zip(&mut times).rev() {
+            time[1] = mean(one, BEFORE, COUNTED)?;
+        }
+        Ok(times)
+    }
+
+    /// Of the candidates that are about the fastest in a burst, the fastest under load, and its time.
+    pub(super) fn steadiest(
+        &self,
+        plan: &Plan,
+        p: &Product,
+        found: &[sys::cublasLtMatmulAlgo_t],
+    ) -> Result<(usize, Option<f32>), Trouble> {
+        let bursts = self.bursts(plan, p, found)?;
+        let close = contenders(&bursts);
+        let [first, _, ..] = close[..] else {
+            let only = close.first().copied().unwrap_or(0);
+            return Ok((only, bursts.get(only).copied()));
+        };
+        let load = Load::new(p)?;
+        let these: Vec<Contender<'_>> = close
+            .iter()
+            .map(|&i| (plan, &found[i], bursts[i]))
+            .collect();
+        let times = self.under_load(&load, &Stopwatch::new()?, &these, HEAT)?;
+        let best = winner(&times);
+        let chosen = close.get(best).copied().unwrap_or(first);
+        Ok((chosen, times.get(best).map(|[a, b]| (a + b) / 2.0)))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_close_ones_run_under_load_best_first() {
+        let never = f32::INFINITY;
+        assert_eq!(contenders(&[107.0, never, 100.0, 109.0, 101.0]), [2, 4, 0]);
+        assert_eq!(contenders(&[5.0; 9]), [0, 1, 2, 3, 4, 5]);
+        assert_eq!(contenders(&[never]), [0usize; 0]);
+        assert_eq!(winner(&[[10.0, 10.2], [10.0, 10.1], [9.0, 9.1]]), 2);
+        assert_eq!(winner(&[[10.0, 10.0], [9.99, 9.99]]), 0);
+    }
+
+    #[test]
+    fn operands_are_normal() {
+        let all = normals();
+        let n = all.len() as f64;
+        let moment = |k| all.iter().map(|&x| f64::from(x).powi(k)).sum::<f64>() / n;
+        assert!(moment(1).abs() < 0.01 && (moment(2) - 1.0).abs() < 0.01);
+        assert!((moment(4) - 3.0).abs() < 0.05, "{}", moment(4));
+        let bytes = block(DType::Bf16, 0.02, 5);
+        assert_eq!(bytes.len(), 2 * all.len());
+        let first = bf16::from_le_bytes([bytes[0], bytes[1]]);
+        assert_eq!(first, bf16::from_f32(all[5] * 0.02));
+    }
+}

@@ -1,0 +1,272 @@
+//! What the choice among candidates is worth: every product of a program, in bursts and under load.
+
+use super::sustained::{Contender, Load, MORE, contenders};
+use super::{Blas, CANDIDATES, Plan, Trouble, ahead, set};
+use crate::kernels::cuda::cache::Cache;
+use crate::kernels::cuda::gemm::Product;
+use crate::kernels::cuda::memory::Stopwatch;
+use cudarc::cublaslt::sys;
+use std::collections::BTreeMap;
+use std::time::{Duration, Instant};
+
+/// A product of a program, tried out.
+#[derive(Clone, Debug)]
+pub struct Trial {
+    /// Its shape, layouts and types.
+    pub product: String,
+    /// How often a steady step launches it.
+    pub launches: usize,
+    /// Operations of one launch.
+    pub flops: f64,
+    /// In the library's order; those for fewer multiprocessors come last.
+    pub candidates: Vec<Candidate>,
+}
+
+/// A way to perform a product.
+#[derive(Clone, Debug)]
+pub struct Candidate {
+    /// Place in the library's list, from 1.
+    pub place: usize,
+    /// Numbers of its kernel, tile, stages and so on, as the library tells them.
+    pub config: String,
+    /// Multiprocessors that it was made for, where these are not all.
+    pub sms: Option<i32>,
+    /// Shortest of three runs after a pause, microseconds; infinite where it does not run.
+    pub burst: f32,
+    /// Means of two passes under load, microseconds; absent where it was not close in the burst, or time was up.
+    pub sustained: Option<[f32; 2]>,
+    /// The engine's choice as it is now.
+    pub engine: bool,
+}
+
+impl Candidate {
+    /// Mean microseconds under load.
+    #[must_use]
+    pub fn steady(&self) -> Option<f32> {
+        self.sustained.map(|[a, b]| (a + b) / 2.0)
+    }
+}
+
+impl Trial {
+    /// The winner of the burst, by the engine's rule among as many candidates as it times.
+    #[must_use]
+    pub fn by_burst(&self) -> Option<usize> {
+        let bursts = self.candidates.iter().take_while(|c| c.sms.is_none());
+        ahead(bursts.take(CANDIDATES).map(|c| c.burst), super::BETTER)
+    }
+
+    /// The fastest under load among those for all multiprocessors.
+    #[must_use]
+    pub fn by_load(&self) -> Option<usize> {
+        let all = self.candidates.iter().enumerate();
+        all.filter(|(_, c)| c.sms.is_none())
+            .filter_map(|(i, c)| Some((i, c.steady()?)))
+            .min_by(|a, b| a.1.total_cmp(&b.1))
+            .map(|(i, _)| i)
+    }
+
+    /// The engine's choice.
+    #[must_use]
+    pub fn by_engine(&self) -> Option<usize> {
+        self.candidates.iter().position(|c| c.engine)
+    }
+}
+
+/// Before each candidate's burst.
+const PAUSE: Duration = Duration::from_millis(20);
+/// Multiprocessors that collectives leave over, roughly, on a GPU with 132.
+const SMS: i32 = 108;
+/// Products of the backward, by weight, that are tried with so many.
+const WITH_SMS: usize = 4;
+/// Load before the first product and before each, microseconds.
+const HOT: f32 = 1e6;
+const WARM: f32 = 250e3;
+/// Seconds that one contender takes, and what lies before a product's first.
+const EACH: f64 = 0.47;
+const FIRST: f64 = 0.9;
+
+/// A product and its candidates, while they are tried.
+struct Tried {
+    product: Product,
+    /// For all multiprocessors, and for fewer.
+    plans: Vec<Plan>,
+    /// Which plan, and settings.
+    algos: Vec<(usize, sys::cublasLtMatmulAlgo_t)>,
+    trial: Trial,
+}
+
+impl Blas {
+    /// Tries the products of a program, weightiest first, for about so long.
+    pub(in crate::kernels::cuda) fn trials(
+        &self,
+        products: &BTreeMap<Product, usize>,
+        cache: &Cache,
+        limit: Duration,
+    ) -> Result<Vec<Trial>, Trouble> {
+        let started = Instant::now();
+        let mut by_weight: Vec<_> = products.iter().map(|(&p, &n)| (p, n)).collect();
+        by_weight.sort_by(|a, b| (flops(&b.0) * b.1 as f64).total_cmp(&(flops(&a.0) * a.1 as f64)));
+        let watch = Stopwatch::new()?;
+        let (mut all, mut with_sms) = (Vec::new(), 0);
+        // All bursts come first: they are to meet a cool GPU.
+        for (p, launches) in by_weight {
+            if started.elapsed() > limit / 3 {
+                break;
+            }
+            // The forward multiplies by transposed weights.
+            let backward = p.ta || !p.tb;
+            let sms = (backward && with_sms < WITH_SMS).then_some(SMS);
+            with_sms += usize::from(sms.is_some());
+            all.push(self.in_bursts(p, launches, sms, cache, &watch)?);
+        }
+        let mut heat = HOT;
+        for tried in &mut all {
+            let rows = &mut tried.trial.candidates;
+            let whole = rows.iter().take_while(|c| c.sms.is_none());
+            let bursts: Vec<f32> = whole.map(|c| c.burst).collect();
+            let mut these = contenders(&bursts);
+            // Whatever the engine takes is part of the comparison, and so is the burst's winner by its rule.
+            let also = [tried.trial.by_engine(), tried.trial.by_burst()];
+            let rows = &mut tried.trial.candidates;
+            let fewer =
+                (bursts.len()..rows.len()).min_by(|&a, &b| rows[a].burst.total_cmp(&rows[b].burst));
+            for i in also.into_iter().chain([fewer]).flatten() {
+                if !these.contains(&i) && rows[i].burst.is_finite() {
+                    these.push(i);
+                }
+            }
+            let takes = FIRST + EACH * these.len() as f64;
+            if started.elapsed().as_secs_f64() + takes > limit.as_secs_f64() {
+                break;
+            }
+            let load = Load::new(&tried.product)?;
+            let runs: Vec<Contender<'_>> = these
+                .iter()
+                .map(|&i| {
+                    let (plan, algo) = &tried.algos[i];
+                    (&tried.plans[*plan], algo, rows[i].burst)
+                })
+                .collect();
+            let times = self.under_load(&load, &watch, &runs, heat)?;
+            for (i, time) in these.into_iter().zip(times) {
+                rows[i].sustained = Some(time);
+            }
+            heat = WARM;
+        }
+        Ok(all.into_iter().map(|t| t.trial).collect())
+    }
+
+    fn in_bursts(
+        &self,
+        p: Product,
+        launches: usize,
+        sms: Option<i32>,
+        cache: &Cache,
+        watch: &Stopwatch,
+    ) -> Result<Tried, Trouble> {
+        let chosen = self.plan(&p, cache, None)?.algo;
+        let whole = self.describe(&p)?;
+        let found = self.candidates(&whole, &p, MORE)?;
+        let mut algos: Vec<_> = found.into_iter().map(|a| (0, a)).collect();
+        if !algos.iter().any(|(_, a)| a.data == chosen.data) {
+            algos.push((0, chosen));
+        }
+        let mut plans = vec![whole];
+        if let Some(sms) = sms {
+            let fewer = self.describe(&p)?;
+            use sys::cublasLtMatmulDescAttributes_t as Attr;
+            // SAFETY: the descriptor is live, and the attribute's type is a 32-bit integer.
+            unsafe { set(fewer.desc, Attr::CUBLASLT_MATMUL_DESC_SM_COUNT_TARGET, &sms)? };
+            let found = self.candidates(&fewer, &p, 2)?;
+            algos.extend(found.into_iter().map(|a| (1, a)));
+            plans.push(fewer);
+        }
+        let load = Load::new(&p)?;
+        let mut candidates = Vec::new();
+        let mut places = [0, 0];
+        for (plan, algo) in &algos {
+            std::thread::sleep(PAUSE);
+            let at = load.set(0);
+            // SAFETY: the operands are as long as the product's shapes, and nobody else uses them.
+            let burst = watch.micros(3, || unsafe {
+                self.run(&plans[*plan], algo, at, watch.stream())
+            });
+            places[*plan] += 1;
+            candidates.push(Candidate {
+                place: places[*plan],
+                config: config(algo),
+                sms: sms.filter(|_| *plan == 1),
+                burst: burst.unwrap_or(f32::INFINITY),
+                sustained: None,
+                engine: *plan == 0 && algo.data == chosen.data,
+            });
+        }
+        let trial = Trial {
+            product: name(&p),
+            launches,
+            flops: flops(&p),
+            candidates,
+        };
+        Ok(Tried {
+            product: p,
+            plans,
+            algos,
+            trial,
+        })
+    }
+}
+
+fn flops(p: &Product) -> f64 {
+    2.0 * p.m as f64 * p.n as f64 * p.k as f64
+}
+
+fn name(p: &Product) -> String {
+    let t = |t: bool| if t { "t" } else { "n" };
+    let bias = if p.bias.is_some() { ", bias" } else { "" };
+    let added = if p.accumulate { ", added" } else { "" };
+    format!(
+        "m {} n {} k {} {}{} {} to {}{bias}{added}, pitches {:?}",
+        p.m,
+        p.n,
+        p.k,
+        t(p.ta),
+        t(p.tb),
+        p.factors,
+        p.result,
+        p.pitch
+    )
+}
+
+/// What the library tells about an algorithm.
+fn config(algo: &sys::cublasLtMatmulAlgo_t) -> String {
+    use sys::cublasLtMatmulAlgoConfigAttributes_t as Attr;
+    let attrs = [
+        ("id", Attr::CUBLASLT_ALGO_CONFIG_ID, 4),
+        ("tile", Attr::CUBLASLT_ALGO_CONFIG_TILE_ID, 4),
+        ("stages", Attr::CUBLASLT_ALGO_CONFIG_STAGES_ID, 4),
+        ("cluster", Attr::CUBLASLT_ALGO_CONFIG_CLUSTER_SHAPE_ID, 2),
+        ("inner", Attr::CUBLASLT_ALGO_CONFIG_INNER_SHAPE_ID, 2),
+        ("split", Attr::CUBLASLT_ALGO_CONFIG_SPLITK_NUM, 4),
+        ("sum", Attr::CUBLASLT_ALGO_CONFIG_REDUCTION_SCHEME, 4),
+        ("swizzle", Attr::CUBLASLT_ALGO_CONFIG_CTA_SWIZZLING, 4),
+        ("custom", Attr::CUBLASLT_ALGO_CONFIG_CUSTOM_OPTION, 4),
+    ];
+    let mut out = Vec::new();
+    for (what, attr, size) in attrs {
+        let (mut value, mut written) = (0u32, 0usize);
+        // SAFETY: the value has room for the attribute's two or four bytes, and the rest of it is 0.
+        let status = unsafe {
+            sys::cublasLtMatmulAlgoConfigGetAttribute(
+                algo,
+                attr,
+                (&raw mut value).cast(),
+                size,
+                &raw mut written,
+            )
+        };
+        if status == sys::cublasStatus_t::CUBLAS_STATUS_SUCCESS {
+            out.push(format!("{what} {value}"));
+        }
+    }
+    out.join(" ")
+}
