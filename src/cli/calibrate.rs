@@ -48,18 +48,27 @@ impl Device {
 }
 
 #[cfg(feature = "cuda")]
-fn cuda(args: &Args, options: &Options, note: &mut dyn FnMut(&str)) -> Result<String, Failure> {
+fn cuda(args: &Args, options: &Options) -> Result<String, Failure> {
     super::exec::use_libraries(&args.library_path)?;
-    shardlab_exec::calibrate::calibrate_cuda(options, &args.library_path, note)
+    // Nothing is printed before the profile, so nothing is lost where the process has to end at once.
+    let stuck = |why: &str| {
+        eprintln!("error: {why}");
+        shardlab_exec::device::cuda::leave(Status::RUN_FAILED)
+    };
+    shardlab_exec::calibrate::calibrate_cuda(options, &args.library_path, note, stuck)
         .map_err(Failure::run)
 }
 
 #[cfg(not(feature = "cuda"))]
-fn cuda(args: &Args, _: &Options, _: &mut dyn FnMut(&str)) -> Result<String, Failure> {
+fn cuda(args: &Args, _: &Options) -> Result<String, Failure> {
     let _ = &args.library_path;
     Err(Failure::run(
         "no GPU can be used: this program was built without feature `cuda`",
     ))
+}
+
+fn note(text: &str) {
+    eprintln!("calibrate: {text}");
 }
 
 /// Whether a file can be written there, found out before minutes of measuring: it is made and removed again.
@@ -101,13 +110,12 @@ pub(super) fn run(args: &Args, out: &mut Out) -> Result<Status, Failure> {
         ranks: args.ranks,
         budget: Duration::from_secs(args.seconds),
     };
-    let mut note = |text: &str| eprintln!("calibrate: {text}");
     let text = match args.device {
         Device::Cpu => {
             let measured = calibrate(&options, &mut note).map_err(Failure::run)?;
             fit::fit(&measured, &mut note).map_err(Failure::run)?
         }
-        Device::Cuda => cuda(args, &options, &mut note)?,
+        Device::Cuda => cuda(args, &options)?,
     };
     let text = format!("{}{text}", provenance());
     // What cannot be loaded must not be written.

@@ -59,12 +59,14 @@ pub(super) enum Status {
 impl Status {
     /// Exit status for bad input.
     pub(super) const BAD_INPUT: u8 = 2;
+    /// Exit status of [`Status::RunFailed`].
+    pub(super) const RUN_FAILED: u8 = 3;
 
     pub(super) fn code(self) -> ExitCode {
         ExitCode::from(match self {
             Self::Done => 0,
             Self::CheckFailed => 1,
-            Self::RunFailed => 3,
+            Self::RunFailed => Self::RUN_FAILED,
         })
     }
 }

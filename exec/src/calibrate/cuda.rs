@@ -7,9 +7,11 @@
 mod bench;
 mod grid;
 mod host;
+mod meet;
 mod models;
 mod render;
 mod warm;
+mod watch;
 mod wires;
 
 use super::Options;
@@ -20,10 +22,17 @@ use bench::Bench;
 use shardlab_plan::program::{Op, SectionKind};
 use std::collections::BTreeSet;
 use std::path::PathBuf;
-use std::time::{Duration, Instant};
+use std::time::Duration;
+use watch::{Limits, Watch};
 
 /// How long steps follow one another before any is recorded.
 const WARM: Duration = Duration::from_millis(1500);
+/// Longest time in which nothing moves in a step: less than a calibration's own, which knows less of steps.
+const STEP: Duration = Duration::from_secs(40);
+/// Share of the time to measure that may be over when collectives of fewer ranks begin.
+const FEWER: f64 = 0.35;
+/// Share of the time left for steps that those of several ranks may take.
+const SHARDED: f64 = 0.45;
 /// Kernels that what a recording adds can be seen in.
 const SHORT_US: f64 = 200.0;
 
@@ -47,16 +56,35 @@ struct Measured {
     communicator_bytes: u64,
 }
 
-/// Measures GPUs with up to `options.ranks` ranks; the profile's text.
+/// Measures GPUs with up to `options.ranks` ranks; the profile's text. `note` hears of every part as it begins.
+///
+/// No part lasts without end. Where nothing moves for a minute, or all takes much longer than it is to take, this fails with
+/// words on the part and its ranks. It cannot where a thread is inside of a call that does not return: then, or where the
+/// process has not ended soon after an error, `stuck` is called with the words, on another thread, and has to end it.
 ///
 /// # Errors
-/// [`TrainError`] when there is no GPU, or a calibration step cannot be planned or performed.
+/// [`TrainError`] when there is no GPU, a calibration step cannot be planned or performed, or a deadline passes.
 pub fn calibrate_cuda(
     options: &Options,
     library_path: &[PathBuf],
-    note: &mut dyn FnMut(&str),
+    note: impl Fn(&str) + Send + Sync + 'static,
+    stuck: impl FnOnce(&str) + Send + 'static,
 ) -> Result<String, TrainError> {
-    let begin = Instant::now();
+    let watch = Watch::start(options.budget, Limits::of(options.budget), note, stuck);
+    let measured = measure(options, library_path, &watch);
+    match (&measured, watch.verdict()) {
+        (_, Some(verdict)) => return Err(TrainError::Plan(verdict)),
+        (Err(e), None) => watch.failed(&e.to_string()),
+        (Ok(_), None) => watch.end(),
+    }
+    measured
+}
+
+fn measure(
+    options: &Options,
+    library_path: &[PathBuf],
+    watch: &Watch,
+) -> Result<String, TrainError> {
     let fault = |e: String| TrainError::Plan(e);
     let count = crate::device::cuda::gpus(library_path).map_err(|e| fault(e.to_string()))?;
     let ranks = options.ranks.min(count).max(1);
@@ -74,43 +102,59 @@ pub fn calibrate_cuda(
         memory_mib: total >> 20,
         ..Measured::default()
     };
-    let mut said = |what: &str| note(&format!("{:>4.0?} s  {what}", begin.elapsed().as_secs()));
     // First: whatever runs leaves code of libraries on the device.
-    said("memory beside the engine's");
-    if let Err(e) = footprint(&factory, ranks, &mut m) {
-        said(&format!("memory beside the engine's: {e}"));
+    watch.say("memory beside the engine's");
+    if let Err(e) = footprint(&factory, ranks, watch, &mut m) {
+        watch.say(&format!("memory beside the engine's: {e}"));
     }
-    said("matrix products, attention, host");
-    let one = Bench::new(&factory, 1);
+    // What several ranks do comes before anything that is timed by CUPTI's records: it stays in a process once it is used, and
+    // may then make the driver wait for a GPU whose collective waits for another rank.
+    let all = Bench::new(&factory, ranks, watch);
+    if ranks > 1 {
+        watch.say(&format!("{ranks} ranks, joining for collectives"));
+        m.collectives = wires::alone(&all).map_err(fault)?;
+        if watch.late(FEWER) {
+            watch.say("no time for collectives beside kernels");
+        } else {
+            watch.say(&format!("{ranks} ranks, joining for two at a time"));
+            m.wires = wires::together(&all).map_err(fault)?;
+        }
+        if ranks > 2 && !watch.late(FEWER) {
+            watch.say("2 ranks, joining for collectives");
+            let two = Bench::new(&factory, 2, watch);
+            m.collectives.extend(wires::alone(&two).map_err(fault)?);
+            m.collectives.sort_by_key(|t| t.ranks);
+        }
+    }
+    watch.say("joining for gaps between kernels");
+    let spacing = host::spacing(&all, false).map_err(fault)?;
+    let one = Bench::new(&factory, 1, watch);
+    let sharded = sharded_steps(&factory, ranks, watch);
+    watch.say("matrix products, attention, host");
     grid::measure(&one, &mut m).map_err(fault)?;
     host::measure(&one, &mut m.host).map_err(fault)?;
-    m.host.gap_us = host::gap(&one, &Bench::new(&factory, ranks)).map_err(fault)?;
-    if ranks > 1 {
-        said("collectives, alone and beside kernels");
-        let mut sizes = vec![ranks];
-        if ranks > 2 {
-            sizes.insert(0, 2);
-        }
-        for ranks in sizes {
-            let bench = Bench::new(&factory, ranks);
-            m.collectives.extend(wires::alone(&bench).map_err(fault)?);
-            m.wires = wires::together(&bench).map_err(fault)?;
-        }
-    }
-    steps(&factory, ranks, options.budget, &begin, &mut said, &mut m)?;
+    m.host.gap_us = spacing - host::spacing(&one, true).map_err(fault)?;
+    steps(&factory, watch, sharded, &mut m)?;
     warm::as_in_steps(&mut m);
-    said("done");
+    watch.say("done");
     Ok(render::profile(&options.name, &m))
 }
 
 /// Bytes on the device beside the engine's, with one communicator and with two.
-fn footprint(factory: &CudaFactory, ranks: u32, m: &mut Measured) -> Result<(), TrainError> {
+fn footprint(
+    factory: &CudaFactory,
+    ranks: u32,
+    watch: &Watch,
+    m: &mut Measured,
+) -> Result<(), TrainError> {
     let on = On {
         factory,
         hardware: "h200-nvlink",
         steps: (1, 1),
         plain: 0,
         warm: Duration::ZERO,
+        timeout: STEP,
+        beat: &|| watch.beat(),
     };
     let (model, variant, policies) = models::footprints();
     let mut found = Vec::new();
@@ -141,54 +185,88 @@ fn apart(found: &[(u64, u64)]) -> (u64, u64) {
     (few.1.saturating_sub(few.0 * each), each)
 }
 
-/// Times within training steps, as long as there is time.
-fn steps(
-    factory: &CudaFactory,
-    ranks: u32,
-    budget: Duration,
-    begin: &Instant,
-    said: &mut dyn FnMut(&str),
-    m: &mut Measured,
-) -> Result<(), TrainError> {
-    let on = On {
+/// How steps are run.
+fn on<'a>(factory: &'a CudaFactory, beat: &'a dyn Fn()) -> On<'a, CudaFactory> {
+    On {
         factory,
         hardware: "h200-nvlink",
         steps: (3, 3),
         plain: 3,
         warm: WARM,
-    };
+        timeout: STEP,
+        beat,
+    }
+}
+
+/// Training steps of several ranks, as long as there is time for them.
+fn sharded_steps(factory: &CudaFactory, ranks: u32, watch: &Watch) -> Vec<Observed> {
+    if ranks == 1 {
+        return Vec::new();
+    }
+    let beat = || watch.beat();
+    let on = on(factory, &beat);
+    let spent = watch.spent();
+    let share = spent + (1.0 - spent).max(0.0) * SHARDED;
+    let mut all = Vec::new();
+    for (name, model, variant, policy, sharded) in models::runs() {
+        if !sharded {
+            continue;
+        }
+        if watch.late(share) {
+            watch.say(&format!("no time for {name} and what follows on all"));
+            break;
+        }
+        watch.say(&name);
+        match run(&on, &model, variant, policy, ranks, Duration::ZERO) {
+            Ok(observed) => all.push(observed),
+            // The profile can do without what only several ranks show.
+            Err(e) => watch.say(&format!("{name}: {e}")),
+        }
+    }
+    all
+}
+
+/// Times within training steps: of one rank, as long as there is time, and what those of all ranks have shown.
+fn steps(
+    factory: &CudaFactory,
+    watch: &Watch,
+    sharded: Vec<Observed>,
+    m: &mut Measured,
+) -> Result<(), TrainError> {
+    let beat = || watch.beat();
+    let on = on(factory, &beat);
     let mut between = Between::default();
     let mut hosts = Vec::new();
     for (name, model, variant, policy, sharded) in models::runs() {
-        let world = if sharded { ranks } else { 1 };
-        if begin.elapsed() > budget {
-            said(&format!("no time for {name} and what follows"));
+        if sharded && m.gpus > 1 {
+            continue;
+        }
+        if watch.late(1.0) {
+            watch.say(&format!("no time for {name} and what follows"));
             break;
         }
-        said(&name);
-        let observed = match run(&on, &model, variant, policy, world, Duration::ZERO) {
+        watch.say(&name);
+        let observed = match run(&on, &model, variant, policy, 1, Duration::ZERO) {
             Ok(observed) => observed,
-            // The profile can do without what only several ranks show.
             Err(e) if sharded => {
-                said(&format!("{name}: {e}"));
+                watch.say(&format!("{name}: {e}"));
                 continue;
             }
             Err(e) => return Err(e),
         };
-        if world == 1 {
-            if m.communicator_bytes == 0 {
-                m.context_bytes = m.context_bytes.max(observed.foreign.unwrap_or(0));
-            }
-            between.add(&observed);
-            hosts.extend(host_cost(&observed, &m.host));
-            m.warm.add(&observed);
-            for (kernel, us) in means_alone(&observed) {
-                m.steps.add(&observed.program.kernels[kernel.index()], us);
-            }
-        } else {
-            between.add_events(&observed);
-            new_kernels(&observed, &mut m.steps);
+        if m.communicator_bytes == 0 {
+            m.context_bytes = m.context_bytes.max(observed.foreign.unwrap_or(0));
         }
+        between.add(&observed);
+        hosts.extend(host_cost(&observed, &m.host));
+        m.warm.add(&observed);
+        for (kernel, us) in means_alone(&observed) {
+            m.steps.add(&observed.program.kernels[kernel.index()], us);
+        }
+    }
+    for observed in &sharded {
+        between.add_events(observed);
+        new_kernels(observed, &mut m.steps);
     }
     between.settle(&mut m.steps);
     if let Some(launch) = Some(middle(&mut hosts)).filter(|l| l.is_finite()) {

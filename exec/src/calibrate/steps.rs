@@ -40,6 +40,10 @@ pub(super) struct On<'a, F> {
     pub(super) plain: usize,
     /// How long such steps follow one another, so that the device is as warm as in a long run.
     pub(super) warm: Duration,
+    /// Longest time in which nothing moves.
+    pub(super) timeout: Duration,
+    /// Hears of every step.
+    pub(super) beat: &'a dyn Fn(),
 }
 
 impl On<'static, CpuFactory> {
@@ -51,6 +55,8 @@ impl On<'static, CpuFactory> {
             steps: (LEAST, MOST),
             plain: 0,
             warm: Duration::ZERO,
+            timeout: ExecOptions::default().timeout,
+            beat: &|| {},
         }
     }
 }
@@ -309,10 +315,12 @@ pub(super) fn run<F: DeviceFactory>(
     let feed = Feed::new(&scenario, &program, &tape.consts, None, 1)?;
     let options = ExecOptions {
         record: true,
+        timeout: on.timeout,
         ..ExecOptions::default()
     };
     let world = World::alone(&program);
     let mut session = Session::open(Arc::clone(&program), options, world, on.factory)?;
+    (on.beat)();
     for rank in 0..ranks {
         for (buffer, table) in feed.tables() {
             session.write_buffer(rank, *buffer, 0, table)?;
@@ -333,12 +341,15 @@ pub(super) fn run<F: DeviceFactory>(
     };
     // Memory that libraries take at first launches is not that of records.
     session.set_recording(false);
+    (on.beat)();
     session.step(&inputs, schedule::hyper(&scenario.train, 0))?;
+    (on.beat)();
     let mut done = 1;
     let mut plain = Vec::new();
     let begin = Instant::now();
     while plain.len() < on.plain || begin.elapsed() < on.warm {
         let step = session.step(&inputs, schedule::hyper(&scenario.train, done))?;
+        (on.beat)();
         done += 1;
         let whole = step.record.end - step.record.start;
         plain.push((us(whole.0), us(step.record.host.0)));
@@ -352,6 +363,7 @@ pub(super) fn run<F: DeviceFactory>(
     let (least, most) = on.steps;
     for n in 0..most {
         let step = session.step(&inputs, schedule::hyper(&scenario.train, done))?;
+        (on.beat)();
         done += 1;
         if times.is_empty() {
             times = vec![Vec::new(); step.spans.len()];

@@ -12,6 +12,7 @@ mod driver;
 mod factory;
 mod graph;
 mod leader;
+mod leave;
 pub mod libraries;
 mod memory;
 mod nccl;
@@ -26,6 +27,7 @@ mod wait;
 pub use context::{Context, NoGpu, gpus};
 pub use driver::CudaError;
 pub use factory::{CudaFactory, CudaOptions};
+pub use leave::leave;
 pub use libraries::{Libraries, Library, MissingLibraries};
 
 use super::abort::{Abort, Failure, FailureKind, Stop};

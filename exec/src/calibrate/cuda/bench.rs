@@ -1,8 +1,11 @@
 //! Devices with a program of single kernels and collectives, which are issued as a measurement wants.
 
+use super::meet::Meeting;
+use super::watch::{At, Doing, Watch};
 use crate::device::cuda::{CudaDevice, CudaFactory};
 use crate::device::{
-    Abort, Command, Device, DeviceFactory, NO_HYPER, Pass, Region, Setup, Stop, TaskTimes,
+    Abort, Command, Device, DeviceFactory, Failure, FailureKind, NO_HYPER, Pass, Region, Setup,
+    Stop, TaskTimes,
 };
 use crate::engine::{ExecOptions, World};
 use crate::operand::RawRange;
@@ -15,7 +18,8 @@ use shardlab_plan::program::{
 };
 use shardlab_plan::units::{Bytes, DType, Flops};
 use smallvec::SmallVec;
-use std::sync::{Arc, Barrier};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 /// Allocator address of the bench's memory.
@@ -28,6 +32,8 @@ pub(super) const SIDE: StreamId = StreamId(1);
 pub(super) const OTHER: StreamId = StreamId(2);
 /// That of kernels.
 pub(super) const COMPUTE_STREAM: StreamId = COMPUTE;
+/// The device's own watchdog. That of the calibration comes first, which knows all ranks.
+const PATIENCE: Duration = Duration::from_secs(100);
 /// Events that a program has.
 const EVENTS: u32 = 1024;
 /// Steps of a bench's largest pass.
@@ -237,31 +243,90 @@ pub(super) struct Rank {
     pub(super) id: u32,
     device: CudaDevice,
     program: Arc<Program>,
-    barrier: Arc<Barrier>,
+    meeting: Arc<Meeting>,
+    watch: Watch,
+    /// What all ranks do.
+    at: Arc<Vec<At>>,
+    /// Commands of the pass.
+    enqueued: u32,
+    /// The first rank's answer to a question of all.
+    answer: Arc<AtomicBool>,
     ranks: u32,
 }
 
 impl Rank {
+    fn doing(&self, doing: Doing) {
+        self.at[self.id as usize].set(doing, self.enqueued);
+    }
+
+    /// Waits for the other ranks.
+    fn meet(&mut self) -> Result<(), Stop> {
+        self.doing(Doing::Meeting);
+        self.meeting.wait(self.id)
+    }
+
+    /// The first rank says which part begins.
+    pub(super) fn say(&self, part: &str) {
+        if self.id == 0 {
+            let s = if self.ranks == 1 { "" } else { "s" };
+            self.watch.say(&format!("{} rank{s}, {part}", self.ranks));
+        }
+    }
+
+    /// Whether a share of the time to measure is over, and the rest of something is to be left out: the first rank's answer,
+    /// since all have to do the same.
+    pub(super) fn late(&mut self, share: f64, rest: &str) -> Result<bool, Stop> {
+        if self.id == 0 {
+            let late = self.watch.late(share);
+            if late {
+                self.say(&format!("no time for {rest}"));
+            }
+            self.answer.store(late, Ordering::SeqCst);
+        }
+        self.meet()?;
+        let late = self.answer.load(Ordering::SeqCst);
+        // The next question comes after all have heard this answer.
+        self.meet()?;
+        Ok(late)
+    }
+
+    /// Performs each command once, one after another on all ranks, before anything is measured: the libraries load, allocate
+    /// and connect at first uses, for which the driver may wait for a GPU; one whose collective waits for a rank that waits
+    /// for the driver would never end it.
+    pub(super) fn prime(&mut self, commands: &[(StreamId, Command)]) -> Result<(), Stop> {
+        for (stream, command) in commands {
+            self.begin(false)?;
+            self.issue(*stream, command.clone(), 0)?;
+            self.end()?;
+        }
+        Ok(())
+    }
+
     /// Begins a pass when all ranks are idle; `record` keeps times on the first of them.
     pub(super) fn begin(&mut self, record: bool) -> Result<(), Stop> {
+        self.enqueued = 0;
+        self.doing(Doing::Beginning);
         self.device.begin(Pass {
             hyper: NO_HYPER,
             slots: 0,
             record: record && self.id == 0,
         })?;
-        self.barrier.wait();
+        self.meet()?;
+        self.doing(Doing::Enqueued);
         Ok(())
     }
 
     /// Waits for everything.
     pub(super) fn end(&mut self) -> Result<Vec<TaskTimes>, Stop> {
+        self.doing(Doing::Waiting);
         self.device.idle()?;
+        self.doing(Doing::Reading);
         let times = if self.id == 0 {
             self.device.times()
         } else {
             Vec::new()
         };
-        self.barrier.wait();
+        self.meet()?;
         Ok(times)
     }
 
@@ -327,7 +392,16 @@ impl Rank {
         command: Command,
         task: u32,
     ) -> Result<(), Stop> {
-        self.device.submit(stream, command, task)
+        self.enqueued += 1;
+        self.doing(match command {
+            Command::Collective { .. } => Doing::Collective,
+            Command::Copy { .. } => Doing::Copy,
+            Command::Record { .. } | Command::Wait { .. } => Doing::Event,
+            _ => Doing::Kernel,
+        });
+        let done = self.device.submit(stream, command, task);
+        self.doing(Doing::Enqueued);
+        done
     }
 
     pub(super) fn event(&mut self, stream: StreamId, event: u32, wait: bool) -> Result<(), Stop> {
@@ -337,19 +411,12 @@ impl Rank {
         } else {
             Command::Record { instr, event }
         };
-        self.device.submit(stream, command, 0)
+        self.issue(stream, command, 0)
     }
 
     pub(super) fn copy(&mut self, from: RawRange, to: RawRange, task: u32) -> Result<(), Stop> {
-        self.device.submit(
-            SIDE,
-            Command::Copy {
-                instr: InstrId(0),
-                from,
-                to,
-            },
-            task,
-        )
+        let instr = InstrId(0);
+        self.issue(SIDE, Command::Copy { instr, from, to }, task)
     }
 
     /// Device memory for copies.
@@ -366,7 +433,7 @@ impl Rank {
     }
 
     /// Fills memory with numbers between 2^-7 and 2, in every float type.
-    fn fill(&mut self) {
+    fn fill(&mut self) -> Result<(), Stop> {
         const PIECE: usize = 64 << 20;
         let mut state = 0x9e37_79b9_7f4a_7c15u64.wrapping_add(u64::from(self.id));
         let words: Vec<u8> = (0..PIECE / 8)
@@ -378,12 +445,16 @@ impl Rank {
                 word.to_le_bytes()
             })
             .collect();
-        let mut at = 0;
+        let first = self.range(0, PIECE, DType::U8);
+        self.device.write(first, &words);
+        let mut at = PIECE as u64;
         while at + PIECE as u64 <= MEMORY {
             let to = self.range(at, PIECE, DType::U8);
-            self.device.write(to, &words);
+            self.copy(first, to, 0)?;
             at += PIECE as u64;
         }
+        self.doing(Doing::Filling);
+        self.device.idle()
     }
 }
 
@@ -391,12 +462,71 @@ impl Rank {
 pub(super) struct Bench<'a> {
     factory: &'a CudaFactory,
     ranks: u32,
+    watch: &'a Watch,
+}
+
+/// Ends the waits of other ranks if its own rank ends before its time, even by a panic.
+struct Leaving {
+    abort: Arc<Abort>,
+    at: Arc<Vec<At>>,
+    rank: u32,
+    well: bool,
+}
+
+impl Drop for Leaving {
+    fn drop(&mut self) {
+        self.at[self.rank as usize].set(Doing::Leaving, 0);
+        if !self.well {
+            self.abort.stop();
+        }
+    }
+}
+
+/// A rank's part in a bench; nothing if it failed, or others did.
+fn perform<R, T>(
+    mut rank: Rank,
+    abort: &Arc<Abort>,
+    what: &R,
+    on: &impl Fn(&mut Rank, &R) -> Result<T, Stop>,
+) -> Option<T> {
+    // Dropped before the rank, whose device takes leave of the others only where all is well.
+    let mut leaving = Leaving {
+        abort: Arc::clone(abort),
+        at: Arc::clone(&rank.at),
+        rank: rank.id,
+        well: false,
+    };
+    let region = Region {
+        addresses: BASE..BASE + MEMORY,
+        used: MEMORY,
+        touched: BASE + MEMORY,
+    };
+    rank.doing(Doing::Mapping);
+    if let Err(message) = rank.device.map(&[region]) {
+        abort.fail(Failure {
+            kind: FailureKind::Alloc,
+            rank: rank.id,
+            stream: None,
+            instr: None,
+            text: String::new(),
+            message,
+        });
+        return None;
+    }
+    rank.doing(Doing::Filling);
+    let done = rank.fill().and_then(|()| on(&mut rank, what));
+    leaving.well = done.is_ok();
+    done.ok()
 }
 
 impl<'a> Bench<'a> {
     /// With so many ranks, each on a GPU of its own.
-    pub(super) fn new(factory: &'a CudaFactory, ranks: u32) -> Self {
-        Self { factory, ranks }
+    pub(super) fn new(factory: &'a CudaFactory, ranks: u32, watch: &'a Watch) -> Self {
+        Self {
+            factory,
+            ranks,
+            watch,
+        }
     }
 
     pub(super) fn ranks(&self) -> u32 {
@@ -416,13 +546,29 @@ impl<'a> Bench<'a> {
         let setup = Setup {
             program: Arc::clone(&program),
             options: Arc::new(ExecOptions::default()),
-            abort: Arc::new(Abort::new(Duration::from_secs(60))),
+            abort: Arc::new(Abort::new(PATIENCE)),
             session: world.peers().next_session(),
             world,
         };
-        let devices = self.factory.devices(&setup)?;
-        let barrier = Arc::new(Barrier::new(self.ranks as usize));
         let abort = Arc::clone(&setup.abort);
+        let at = self.watch.ranks(self.ranks, &abort);
+        let result = self.on_ranks(&setup, &at, &what, &on);
+        self.watch.alone();
+        // Whoever gave up knows more than whoever stopped for it.
+        self.watch.verdict().map_or(result, Err)
+    }
+
+    fn on_ranks<R: Send + Sync, T: Send>(
+        &self,
+        setup: &Setup,
+        at: &Arc<Vec<At>>,
+        what: &R,
+        on: &(impl Fn(&mut Rank, &R) -> Result<T, Stop> + Sync),
+    ) -> Result<T, String> {
+        let abort = &setup.abort;
+        let devices = self.factory.devices(setup)?;
+        let meeting = Meeting::new(self.ranks, abort);
+        let answer = Arc::new(AtomicBool::new(false));
         let failed = || {
             abort
                 .failures()
@@ -433,25 +579,21 @@ impl<'a> Bench<'a> {
             let threads: Vec<_> = (0..)
                 .zip(devices)
                 .map(|(id, device)| {
-                    let (program, barrier, what, on) =
-                        (Arc::clone(&program), Arc::clone(&barrier), &what, &on);
-                    let ranks = self.ranks;
+                    let rank = Rank {
+                        id,
+                        device,
+                        program: Arc::clone(&setup.program),
+                        meeting: Arc::clone(&meeting),
+                        watch: self.watch.clone(),
+                        at: Arc::clone(at),
+                        enqueued: 0,
+                        answer: Arc::clone(&answer),
+                        ranks: self.ranks,
+                    };
                     scope.spawn(move || {
-                        let mut rank = Rank {
-                            id,
-                            device,
-                            program,
-                            barrier,
-                            ranks,
-                        };
-                        let region = Region {
-                            addresses: BASE..BASE + MEMORY,
-                            used: MEMORY,
-                            touched: BASE + MEMORY,
-                        };
-                        rank.device.map(&[region]).map_err(Some)?;
-                        rank.fill();
-                        on(&mut rank, what).map_err(|_| None)
+                        let done = perform(rank, abort, what, on);
+                        at[id as usize].set(Doing::Done, 0);
+                        done
                     })
                 })
                 .collect();
@@ -459,11 +601,15 @@ impl<'a> Bench<'a> {
                 .into_iter()
                 .map(std::thread::ScopedJoinHandle::join)
                 .collect();
+            if let Some(Err(panic)) = results.iter().find(|r| r.is_err()) {
+                return Err(crate::device::cpu::panic_text(&**panic));
+            }
+            if results.iter().any(|r| matches!(r, Ok(None))) {
+                return Err(failed());
+            }
             match results.swap_remove(0) {
-                Ok(Ok(t)) => Ok(t),
-                Ok(Err(Some(e))) => Err(e),
-                Ok(Err(None)) => Err(failed()),
-                Err(panic) => Err(crate::device::cpu::panic_text(&*panic)),
+                Ok(Some(t)) => Ok(t),
+                _ => Err(failed()),
             }
         })
     }

@@ -30,6 +30,9 @@ const ATTENTION: [[u64; 5]; 10] = [
 /// Launches of each kernel, the first ones not counted.
 const REPEATS: usize = 6;
 const WARM: usize = 2;
+/// Cells between two looks at the time, and the share of the time to measure that may be over when more begin.
+const LOOK: usize = 16;
+const SHARE: f64 = 0.6;
 /// Bytes of operands that a bench has room for.
 const ROOM: u64 = 5 << 30;
 
@@ -48,8 +51,13 @@ pub(super) fn measure(bench: &Bench<'_>, m: &mut Measured) -> Result<(), String>
             cells
         },
         |rank, cells| {
+            rank.say("matrix products and attention");
             let mut times = Vec::new();
-            for (_, single) in cells {
+            for (n, (_, single)) in cells.iter().enumerate() {
+                let rest = format!("{} kernels of {}", cells.len() - n, cells.len());
+                if n > 0 && n % LOOK == 0 && rank.late(SHARE, &rest)? {
+                    break;
+                }
                 rank.begin(true)?;
                 for n in 0..REPEATS {
                     let command = rank.command(single);

@@ -48,6 +48,7 @@ pub(super) fn measure(bench: &Bench<'_>, host: &mut Host) -> Result<(), String> 
             )
         },
         |rank, single| {
+            rank.say("the host's part");
             let mut h = Host::default();
             let command = rank.command(single);
             let us = |ns: u64, n: u32| ns as f64 / 1e3 / f64::from(n);
@@ -172,49 +173,45 @@ pub(super) fn measure(bench: &Bench<'_>, host: &mut Host) -> Result<(), String> 
     Ok(())
 }
 
-/// From the end of a kernel to the start of the next one, microseconds: what launches that nothing records take beyond
-/// their kernels. Kernels end later for others to see where GPUs reach one another's memory, so `all` is what ranks of a
-/// run are; what a kernel itself takes is measured on `one`.
-pub(super) fn gap(one: &Bench<'_>, all: &Bench<'_>) -> Result<f64, String> {
-    let issue = |bench: &Bench<'_>, record: bool| {
-        bench.run(
-            |recipe| {
-                let two = [(vec![LONGER], DType::Bf16), (vec![LONGER], DType::Bf16)];
-                let class = KernelClass::Pointwise;
-                let kernel = recipe.kernel(OpKind::Mul, class, DType::Bf16, &two, &two[..1]);
-                // A collective, so that the ranks' GPUs reach one another.
-                let kind = CollectiveKind::AllGather;
-                (kernel, recipe.collective(kind, DType::Bf16, 1 << 20))
-            },
-            |rank, (single, gather)| {
-                let command = rank.command(single);
-                let gather = rank.gather(*gather);
-                rank.begin(false)?;
-                if rank.ranks() > 1 {
-                    rank.issue(SIDE, gather, 0)?;
+/// Microseconds of a kernel where many follow one another: the kernel's own where its time is recorded, else with what
+/// lies between it and the next one. Kernels end later for others to see where GPUs reach one another's memory, so ranks
+/// of a run are asked for the whole, and one rank for the kernel's own.
+pub(super) fn spacing(bench: &Bench<'_>, record: bool) -> Result<f64, String> {
+    bench.run(
+        |recipe| {
+            let two = [(vec![LONGER], DType::Bf16), (vec![LONGER], DType::Bf16)];
+            let class = KernelClass::Pointwise;
+            let kernel = recipe.kernel(OpKind::Mul, class, DType::Bf16, &two, &two[..1]);
+            // A collective, so that the ranks' GPUs reach one another.
+            let kind = CollectiveKind::AllGather;
+            (kernel, recipe.collective(kind, DType::Bf16, 1 << 20))
+        },
+        |rank, (single, gather)| {
+            rank.say("gaps between kernels");
+            let command = rank.command(single);
+            let gather = rank.gather(*gather);
+            if rank.ranks() > 1 {
+                rank.prime(&[(SIDE, gather)])?;
+            }
+            let mut best = f64::INFINITY;
+            for _ in 0..5 {
+                rank.begin(record)?;
+                let start = rank.now();
+                for n in 0..MANY {
+                    rank.issue(COMPUTE_STREAM, command.clone(), n)?;
                 }
-                rank.end()?;
-                let mut best = f64::INFINITY;
-                for _ in 0..5 {
-                    rank.begin(record)?;
-                    let start = rank.now();
-                    for n in 0..MANY {
-                        rank.issue(COMPUTE_STREAM, command.clone(), n)?;
-                    }
-                    rank.device().idle()?;
-                    let whole = (rank.now() - start) as f64 / 1e3 / f64::from(MANY);
-                    let mut kernels: Vec<f64> = rank
-                        .end()?
-                        .iter()
-                        .map(|t| (t.end - t.start) as f64 / 1e3)
-                        .collect();
-                    best = best.min(if record { middle(&mut kernels) } else { whole });
-                }
-                Ok(best)
-            },
-        )
-    };
-    Ok(issue(all, false)? - issue(one, true)?)
+                rank.device().idle()?;
+                let whole = (rank.now() - start) as f64 / 1e3 / f64::from(MANY);
+                let mut kernels: Vec<f64> = rank
+                    .end()?
+                    .iter()
+                    .map(|t| (t.end - t.start) as f64 / 1e3)
+                    .collect();
+                best = best.min(if record { middle(&mut kernels) } else { whole });
+            }
+            Ok(best)
+        },
+    )
 }
 
 /// Microseconds of an allocation or a free, which need no device.

@@ -33,6 +33,8 @@ const REPEATS: u32 = 10;
 const WARM: usize = 3;
 /// Payload beside kernels, and of two collectives at a time.
 const BESIDE: u64 = 1 << 30;
+/// Share of the time to measure that may be over when another part of this begins.
+const SHARE: f64 = 0.45;
 /// Collectives beside each kernel, the first one not counted.
 const ROUNDS: u32 = 5;
 
@@ -78,7 +80,16 @@ pub(super) fn alone(bench: &Bench<'_>) -> Result<Vec<Table>, String> {
         |rank, ids| {
             let mut rows = Vec::new();
             for &(kind, bytes, id) in ids {
+                if bytes == SIZES[0] {
+                    let (what, dtype) = KINDS[kind];
+                    let name = format!("{} of {dtype}", what.name());
+                    if rank.late(SHARE, &format!("{name} and what follows"))? {
+                        break;
+                    }
+                    rank.say(&name);
+                }
                 let command = rank.gather(id);
+                rank.prime(&[(SIDE, command.clone())])?;
                 rank.begin(true)?;
                 for n in 0..REPEATS {
                     rank.issue(SIDE, command.clone(), n)?;
@@ -108,7 +119,9 @@ pub(super) fn alone(bench: &Bench<'_>) -> Result<Vec<Table>, String> {
             .map(|r| (r.1, r.2))
             .collect(),
     };
-    Ok(KINDS.into_iter().enumerate().map(table).collect())
+    let mut tables: Vec<Table> = KINDS.into_iter().enumerate().map(table).collect();
+    tables.retain(|t| !t.rows.is_empty());
+    Ok(tables)
 }
 
 /// Times of kernels and collectives that run at the same time.
@@ -138,7 +151,20 @@ pub(super) fn together(bench: &Bench<'_>) -> Result<Together, String> {
             ([product, memory, attention, short], gather, scatter)
         },
         |rank, (kernels, gather, scatter)| {
+            let [product, memory, attention, short] = kernels;
             let command = rank.gather(*gather);
+            let scatter = rank.gather(*scatter);
+            // Both communicators connect and all kernels load, one at a time.
+            rank.say("first uses");
+            rank.prime(&[(SIDE, command.clone()), (OTHER, scatter.clone())])?;
+            for kernel in kernels {
+                let kernel = rank.command(kernel);
+                rank.prime(&[(COMPUTE_STREAM, kernel)])?;
+            }
+            // It runs on this stream as well.
+            let ahead = rank.command(short);
+            rank.prime(&[(OTHER, ahead.clone())])?;
+            rank.say("issue of all-gathers");
             let alone = row(rank, SIDE, &command)?;
             rank.begin(false)?;
             let start = rank.now();
@@ -147,17 +173,31 @@ pub(super) fn together(bench: &Bench<'_>) -> Result<Together, String> {
             }
             let issue_us = (rank.now() - start) as f64 / 1e3 / f64::from(REPEATS);
             rank.end()?;
-            let scatter = rank.gather(*scatter);
-            let reach_gbps = reach(rank, &command, &scatter)?;
-            let [product, memory, attention, short] = kernels;
-            let mut beside = |single: &Single| pair(rank, single, short, (&command, alone));
-            Ok(Together {
-                product: beside(product)?,
-                memory: beside(memory)?,
-                attention: beside(attention)?,
+            let mut found = Together {
                 issue_us,
-                reach_gbps,
-            })
+                ..Together::default()
+            };
+            let parts = [
+                ("a product", product),
+                ("a kernel bound by memory", memory),
+                ("attention", attention),
+            ];
+            let mut factors = [(1.0, 1.0); 3];
+            for ((name, single), factors) in parts.into_iter().zip(&mut factors) {
+                let part = format!("{name} beside an all-gather");
+                if rank.late(SHARE, &part)? {
+                    break;
+                }
+                rank.say(&part);
+                *factors = pair(rank, single, short, (&command, alone))?;
+            }
+            [found.product, found.memory, found.attention] = factors;
+            let part = "an all-gather and a reduce-scatter at the same time";
+            if !rank.late(SHARE, part)? {
+                rank.say(part);
+                found.reach_gbps = reach(rank, &command, &scatter, &ahead)?;
+            }
+            Ok(found)
         },
     )
 }
@@ -180,23 +220,45 @@ fn row(
     Ok(middle(&mut times))
 }
 
-/// Bus bandwidth of two collectives at the same time, GB/s.
-fn reach(rank: &mut Rank, gather: &Command, scatter: &Command) -> Result<f64, Stop> {
+/// Bus bandwidth of two collectives at the same time, GB/s. Two at a time begin together: the all-gather at once, the
+/// reduce-scatter behind a short kernel. So the all-gather has its multiprocessors first on every GPU, and even where there
+/// is no room for both no GPU has one that waits for what another has not begun.
+fn reach(
+    rank: &mut Rank,
+    gather: &Command,
+    scatter: &Command,
+    ahead: &Command,
+) -> Result<f64, Stop> {
     rank.begin(true)?;
     for n in 0..REPEATS {
-        rank.issue(SIDE, gather.clone(), 2 * n)?;
-        rank.issue(OTHER, scatter.clone(), 2 * n + 1)?;
+        rank.issue(SIDE, gather.clone(), 3 * n)?;
+        rank.issue(OTHER, ahead.clone(), 3 * n + 1)?;
+        rank.issue(OTHER, scatter.clone(), 3 * n + 2)?;
+        let (one, other) = (2 * n, 2 * n + 1);
+        rank.event(SIDE, one, false)?;
+        rank.event(OTHER, other, false)?;
+        rank.event(OTHER, one, true)?;
+        rank.event(SIDE, other, true)?;
     }
     let times = rank.end()?;
     let ranks = f64::from(rank.ranks());
-    let bytes = 2.0 * f64::from(REPEATS) * BESIDE as f64 * (ranks - 1.0) / ranks;
-    let from = times.iter().map(|t| t.start).min().unwrap_or(0);
-    let to = times.iter().map(|t| t.end).max().unwrap_or(0);
-    Ok(if to > from {
-        bytes / (to - from) as f64
-    } else {
-        0.0
-    })
+    let bytes = 2.0 * BESIDE as f64 * (ranks - 1.0) / ranks;
+    let mut rates = rates(&times, bytes);
+    let rate = middle(&mut rates);
+    Ok(if rate.is_finite() { rate } else { 0.0 })
+}
+
+/// Bytes by nanosecond of each round of [`reach`], the first ones left out.
+fn rates(times: &[TaskTimes], bytes: f64) -> Vec<f64> {
+    let find = |task: u32| times.iter().find(|t| t.task == task);
+    (WARM as u32..REPEATS)
+        .filter_map(|n| {
+            let (gather, scatter) = (find(3 * n)?, find(3 * n + 2)?);
+            let from = gather.start.min(scatter.start);
+            let to = gather.end.max(scatter.end);
+            (to > from).then(|| bytes / (to - from) as f64)
+        })
+        .collect()
 }
 
 /// How a kernel and a collective slow one another. Each collective begins as in steps: behind a kernel that has just
@@ -295,5 +357,21 @@ mod tests {
             task(9, 1140, 1260),
         ];
         assert_eq!(slowed(&times, &[1, 6], 2), (vec![130.0], vec![250.0]));
+    }
+
+    #[test]
+    fn two_collectives_at_a_time_are_timed_by_round_and_not_between_rounds() {
+        let round = |n: u32| {
+            let at = 1000 * u64::from(n);
+            [
+                task(3 * n, at, at + 400),
+                task(3 * n + 1, at, at + 10),
+                task(3 * n + 2, at + 10, at + 500),
+            ]
+        };
+        let times: Vec<TaskTimes> = (0..REPEATS).flat_map(round).collect();
+        let count = REPEATS as usize - WARM;
+        assert_eq!(rates(&times, 1000.0), vec![2.0; count]);
+        assert!(rates(&[], 1000.0).is_empty());
     }
 }

@@ -33,6 +33,9 @@ enum Clock {
     },
 }
 
+/// Pairs of events that are there when a pass begins: while collectives wait for one another nothing should have to be made.
+const SPARE: usize = 512;
+
 /// Why times could not be taken, in words.
 pub(super) type Trouble = String;
 
@@ -50,6 +53,8 @@ pub(crate) struct Recorder {
     last: Vec<Option<usize>>,
     /// By event: the task behind which it was recorded.
     behind: Vec<Option<usize>>,
+    /// Of passes before.
+    spare: Vec<(Event, Event)>,
 }
 
 impl Recorder {
@@ -61,6 +66,7 @@ impl Recorder {
             waits: vec![SmallVec::new(); streams],
             last: vec![None; streams],
             behind: vec![None; events],
+            spare: Vec::new(),
         }
     }
 
@@ -74,7 +80,7 @@ impl Recorder {
         self.waits.iter_mut().for_each(SmallVec::clear);
         self.last.fill(None);
         self.behind.fill(None);
-        self.clock = None;
+        self.put_away();
         if self.records {
             // Another profiler may hold CUPTI: events do as well.
             self.clock = Activity::start(&now).ok().map(Clock::Records);
@@ -86,6 +92,9 @@ impl Recorder {
             std::hint::spin_loop();
         }
         if self.clock.is_none() {
+            while self.spare.len() < SPARE {
+                self.spare.push((Event::new(true)?, Event::new(true)?));
+            }
             self.clock = Some(Clock::Events {
                 base,
                 base_ns: now(),
@@ -124,7 +133,10 @@ impl Recorder {
         match &mut self.clock {
             Some(Clock::Records(activity)) => activity.enter(label)?,
             Some(Clock::Events { pairs, .. }) => {
-                let pair = (words(Event::new(true))?, words(Event::new(true))?);
+                let pair = match self.spare.pop() {
+                    Some(pair) => pair,
+                    None => (words(Event::new(true))?, words(Event::new(true))?),
+                };
                 words(pair.0.record(raw))?;
                 pairs.push(pair);
             }
@@ -182,10 +194,17 @@ impl Recorder {
         }
     }
 
+    /// Ends the recording; its events are for the next one.
+    fn put_away(&mut self) {
+        if let Some(Clock::Events { pairs, .. }) = self.clock.take() {
+            self.spare.extend(pairs);
+        }
+    }
+
     /// Times of the pass; the device is idle. Ends the recording.
     pub(crate) fn times(&mut self) -> Result<Vec<TaskTimes>, Trouble> {
         let spans = self.spans()?;
-        self.clock = None;
+        self.put_away();
         Ok(join(&self.tasks, &spans, &self.behind))
     }
 }
