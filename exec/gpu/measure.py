@@ -7,7 +7,8 @@ NATIVE = ['fsdp.policy="native"']
 REGIONS = 'compile.mode="regions"'
 CHUNKED = 'train.loss="chunked"'
 CAPTURED = 'compile.cuda_graph="full_iteration"'
-ENGINES = "fsdp.copy_engine_gather=true"
+GATHERS = "fsdp.copy_engine_gather=true"
+REDUCTIONS = "fsdp.copy_engine_reduce=true"
 
 # Rows of the comparison: micro-batch and sequence length of peer.py's model of that name, our scenario and what makes it the same work,
 # and the floor: every matrix product and attention alone on one H200, ms.
@@ -16,11 +17,13 @@ ROWS = {
     "3b": (2, 4096, "peers-3b", ["train.micro_batch=2"], 253.1),
     "8b": (1, 8192, "peers-8b", ['train.recompute="none"'], 630.7),
 }
-BEST = [*NATIVE, REGIONS, CHUNKED, ENGINES]
+BEST = [*NATIVE, REGIONS, CHUNKED, GATHERS, REDUCTIONS]
 OURS = {
     "ours compiled": BEST,
     "ours captured": [*BEST, CAPTURED],
-    "ours compiled, gathers on SMs": [*NATIVE, REGIONS, CHUNKED],
+    "ours compiled, reductions on SMs": [*NATIVE, REGIONS, CHUNKED, GATHERS],
+    "ours compiled, collectives on SMs": [*NATIVE, REGIONS, CHUNKED],
+    "ours compiled, all merged": [*BEST, 'compile.merge_projections="all"'],
     "ours compiled, selective": [*BEST, 'train.recompute="selective"'],
     "ours eager": NATIVE,
     "ours compiled, all logits": [*NATIVE, REGIONS],
@@ -37,7 +40,8 @@ PEERS = {
 # Megatron-FSDP does not give its memory back.
 PASSES = [
     ([["fsdp2 compiled", "fsdp2 eager"], ["megatron-fsdp compiled"]], ["ours compiled", "ours captured"]),
-    ([], ["ours compiled, gathers on SMs", "ours eager", "ours compiled, selective"]),
+    ([], ["ours eager", "ours compiled, reductions on SMs", "ours compiled, collectives on SMs", "ours compiled, all merged",
+         "ours compiled, selective"]),
     ([["megatron-fsdp eager"], ["megatron-fsdp experimental eager"]], ["ours compiled, all logits"]),
 ]
 

@@ -179,4 +179,17 @@ fn communicators_on_copy_engines_have_a_size_of_their_own() {
     assert_eq!(made(&profile), 2 * each);
     profile.footprint.copy_engine_communicator_mib = Some(100);
     assert_eq!(made(&profile), each + 100);
+    // What kernels of collectives take, they take once, and not where there are none.
+    profile.footprint.collective_kernels_mib = 7;
+    assert_eq!(made(&profile), each + 107);
+    let set = [
+        "fsdp.policy=\"native\"",
+        "fsdp.copy_engine_gather=true",
+        "fsdp.copy_engine_reduce=true",
+    ];
+    let program = planned("peers-1b", &set);
+    assert_eq!(
+        profile.outside_allocator(&program).communicators.0 >> 20,
+        200
+    );
 }

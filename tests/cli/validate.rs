@@ -6,8 +6,8 @@ use serde_json::Value;
 const TABLE: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/data/h200x4.csv");
 const HELD_OUT: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/data/h200x4_heldout.csv");
 
-/// Steps of `exec` on 2 GPUs, of which the profile's collectives were measured.
-const EXEC: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/data/exec_h200x2.csv");
+/// Steps of `exec` on 2 and 4 GPUs, none of which the profile was calibrated on.
+const EXEC: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/data/exec_h200.csv");
 
 fn error(totals: &Value, metric: &str, field: &str) -> f64 {
     let of = totals["errors"].as_array().unwrap().iter();
@@ -32,17 +32,19 @@ fn predictions_agree_with_what_was_measured() {
     }
 }
 
-/// The measured profile: all steps within 8 % (the native rows are of programs that are younger than the profile), the engine's
-/// memory to what the table prints of it, the device's within 1 %, and variants that differ by more than 2 % in the right order.
+/// The measured profile: steps within 3 % in the middle and 8 % at worst, the engine's memory to what the table prints of it, the
+/// device's within 1 %, and variants that differ by more than 2 % in the right order.
 #[test]
 fn predictions_agree_with_steps_of_exec() {
     let mut lines = json(&["validate", EXEC, "--json"]);
     lines.pop();
-    assert!(lines.len() >= 5);
+    assert!(lines.len() >= 30);
     let cell = |row: &Value, metric: &str, what: &str| row[metric][what].as_f64().unwrap();
+    let mut steps: Vec<f64> = Vec::new();
     for row in &lines {
         let step = cell(row, "step_ms", "error_percent").abs();
         assert!(step < 8.0, "{row}");
+        steps.push(step);
         for engine in ["peak_allocated_mib", "peak_reserved_mib"] {
             let off = cell(row, engine, "predicted") - cell(row, engine, "measured");
             assert!(off.abs() < 0.01, "{row}");
@@ -52,6 +54,8 @@ fn predictions_agree_with_steps_of_exec() {
             "{row}"
         );
     }
+    steps.sort_by(f64::total_cmp);
+    assert!(steps[steps.len() / 2] < 3.0, "{steps:?}");
     for (i, a) in lines.iter().enumerate() {
         for b in &lines[..i] {
             let ratio = |what| cell(a, "step_ms", what) / cell(b, "step_ms", what);

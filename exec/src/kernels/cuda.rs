@@ -74,8 +74,8 @@ impl Choose {
     /// The kind of entry in the cache.
     const fn kind(self) -> &'static str {
         match self {
-            Self::First | Self::Burst => "gemm 1",
-            Self::Load => "gemm 1 under load",
+            Self::First | Self::Burst => "gemm 2",
+            Self::Load => "gemm 2 under load",
         }
     }
 }

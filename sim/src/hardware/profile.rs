@@ -106,6 +106,9 @@ pub struct Footprint {
     /// Each communicator whose collectives run on copy engines, MiB: it has fewer buffers. As others where it is not known.
     #[serde(default)]
     pub copy_engine_communicator_mib: Option<u64>,
+    /// What communicators take once, as soon as one of them runs collectives on SMs, MiB.
+    #[serde(default)]
+    pub collective_kernels_mib: u64,
     /// Communicators that no collective uses do not exist, as in `exec`; frameworks make them all.
     #[serde(default)]
     pub used_communicators: bool,
@@ -447,10 +450,16 @@ impl Profile {
             _ => f.communicator_mib,
         };
         let all = program.communicators.iter().enumerate();
-        let communicators: u64 = all
-            .filter(|(i, _)| made(*i))
-            .map(|(_, c)| each(c.copy_engine))
-            .sum();
+        let engines = || {
+            let there = all.clone().filter(|(i, _)| made(*i));
+            there.map(|(_, c)| c.copy_engine)
+        };
+        let once = if engines().any(|e| !e) {
+            f.collective_kernels_mib
+        } else {
+            0
+        };
+        let communicators = once + engines().map(each).sum::<u64>();
         MemoryUse {
             context: Bytes(f.context_mib << 20),
             communicators: Bytes(communicators << 20),

@@ -19,7 +19,7 @@ use shardlab_plan::program::{
 use shardlab_plan::units::{Bytes, DType, Flops};
 use smallvec::SmallVec;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 /// Allocator address of the bench's memory.
@@ -250,7 +250,7 @@ pub(super) struct Rank {
     /// Commands of the pass.
     enqueued: u32,
     /// The first rank's answer to a question of all.
-    answer: Arc<AtomicBool>,
+    answer: Arc<AtomicU64>,
     ranks: u32,
 }
 
@@ -276,18 +276,23 @@ impl Rank {
     /// Whether a share of the time to measure is over, and the rest of something is to be left out: the first rank's answer,
     /// since all have to do the same.
     pub(super) fn late(&mut self, share: f64, rest: &str) -> Result<bool, Stop> {
+        let late = self.id == 0 && self.watch.late(share);
+        if late {
+            self.say(&format!("no time for {rest}"));
+        }
+        Ok(self.agree(f64::from(u8::from(late)))? != 0.0)
+    }
+
+    /// The first rank's number: it alone keeps times, and where a time decides what is issued, all have to issue the same.
+    pub(super) fn agree(&mut self, mine: f64) -> Result<f64, Stop> {
         if self.id == 0 {
-            let late = self.watch.late(share);
-            if late {
-                self.say(&format!("no time for {rest}"));
-            }
-            self.answer.store(late, Ordering::SeqCst);
+            self.answer.store(mine.to_bits(), Ordering::SeqCst);
         }
         self.meet()?;
-        let late = self.answer.load(Ordering::SeqCst);
+        let agreed = f64::from_bits(self.answer.load(Ordering::SeqCst));
         // The next question comes after all have heard this answer.
         self.meet()?;
-        Ok(late)
+        Ok(agreed)
     }
 
     /// Performs each command once, one after another on all ranks, before anything is measured: the libraries load, allocate
@@ -568,7 +573,7 @@ impl<'a> Bench<'a> {
         let abort = &setup.abort;
         let devices = self.factory.devices(setup)?;
         let meeting = Meeting::new(self.ranks, abort);
-        let answer = Arc::new(AtomicBool::new(false));
+        let answer = Arc::new(AtomicU64::new(0));
         let failed = || {
             abort
                 .failures()

@@ -206,7 +206,7 @@ fn length(t: &TaskTimes) -> f64 {
     (t.end - t.start) as f64
 }
 
-/// Nanoseconds of a command, one after another.
+/// Nanoseconds of a command, one after another: the same number on all ranks.
 fn row(
     rank: &mut Rank,
     stream: shardlab_plan::program::StreamId,
@@ -217,7 +217,7 @@ fn row(
         rank.issue(stream, command.clone(), n)?;
     }
     let mut times: Vec<f64> = rank.end()?.iter().skip(WARM).map(length).collect();
-    Ok(middle(&mut times))
+    rank.agree(middle(&mut times))
 }
 
 /// Bus bandwidth of two collectives at the same time, GB/s. Two at a time begin together: the all-gather at once, the

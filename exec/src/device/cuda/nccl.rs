@@ -74,7 +74,7 @@ struct Member {
     /// Place in it.
     position: usize,
     size: usize,
-    /// Whether all-gathers run on copy engines.
+    /// Whether its collectives run on copy engines.
     copy_engine: bool,
     /// Sums with a factor, by element type and the factor's bits.
     sums: BTreeMap<(i32, u64), PreMulSum>,
@@ -192,7 +192,7 @@ impl Collectives for NcclCollectives {
                                 Some(window) => member.windows.push(window),
                                 None if member.copy_engine => {
                                     return Err(format!(
-                                        "NCCL makes no symmetric window of {bytes} bytes at {address:#x}, which all-gathers on copy engines need (CUDA virtual memory and peer access are prerequisites)"
+                                        "NCCL makes no symmetric window of {bytes} bytes at {address:#x}, which collectives on copy engines need (CUDA virtual memory and peer access are prerequisites)"
                                     ));
                                 }
                                 None => {}

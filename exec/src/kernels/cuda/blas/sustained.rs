@@ -41,13 +41,19 @@ pub(super) struct Load {
 }
 
 impl Load {
+    /// As many sets as no cache holds.
     pub(super) fn new(p: &Product) -> Result<Self, Trouble> {
+        let bytes: u64 = super::sizes(p)[..3].iter().sum();
+        Self::of_sets(p, COLD.div_ceil(bytes.max(1)).clamp(1, SETS))
+    }
+
+    /// So many sets.
+    pub(super) fn of_sets(p: &Product, count: u64) -> Result<Self, Trouble> {
         let sizes = super::sizes(p);
-        let bytes: u64 = sizes[..3].iter().sum();
         let mut memory = vec![Scratch::new(WORKSPACE as u64, 0)?];
         let workspace = memory[0].at;
         let mut sets: Vec<Addresses> = Vec::new();
-        for set in 0..COLD.div_ceil(bytes.max(1)).clamp(1, SETS) {
+        for set in 0..count {
             // Activations, weights, what is added, the bias.
             let kinds = [
                 (sizes[0], p.factors, 1.0),
