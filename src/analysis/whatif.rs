@@ -74,11 +74,13 @@ pub struct WhatIf {
 }
 
 /// Keys of which every value is tried.
-const ALL_VALUES: [&str; 10] = [
+const ALL_VALUES: [&str; 12] = [
     "fsdp.policy",
     "fsdp.strategy",
     "fsdp.async_reduce",
     "fsdp.separate_communicators",
+    "fsdp.copy_engine_gather",
+    "fsdp.copy_engine_reduce",
     "fsdp.unify_comm_stream",
     "fsdp.allocator",
     "fsdp.expandable_segments",
@@ -88,11 +90,12 @@ const ALL_VALUES: [&str; 10] = [
 ];
 
 /// Keys with numbers or many spellings, and the values that are tried.
-const SOME_VALUES: [(&str, &[&str]); 7] = [
+const SOME_VALUES: [(&str, &[&str]); 8] = [
     ("fsdp.reshard_after_forward", &["true", "false", "auto"]),
     ("fsdp.prefetch_forward", &["0", "1", "2", "4"]),
     ("fsdp.prefetch_backward", &["0", "1", "2", "4"]),
     ("fsdp.reduce_in_flight", &["1", "2", "4"]),
+    ("train.loss_chunk_rows", &["1024", "4096", "16384"]),
     ("precision.comm_grads", &["f32", "bf16"]),
     ("compile.mode", &["off", "regions", "blocks", "full"]),
     (
@@ -133,6 +136,13 @@ pub fn candidates(base: &Scenario) -> Vec<Change> {
             ],
         });
     }
+    all.push(Change {
+        label: "all collectives on copy engines".to_owned(),
+        overrides: vec![
+            "fsdp.copy_engine_gather=true".to_owned(),
+            "fsdp.copy_engine_reduce=true".to_owned(),
+        ],
+    });
     let batch = base.train.micro_batch;
     all.push(Change::one("train.micro_batch", &(batch * 2).to_string()));
     if batch.is_multiple_of(2) {

@@ -160,6 +160,23 @@ fn sums_scale_and_zero() {
             let product = f64::from(after[i] as f32 * third.0 as f32);
             assert_eq!(scaled[i], rounded(t, product));
         }
+        let [a, _] = &mut sums;
+        let part = a.part(10, 20);
+        run(ShardOp::Zero, HYPER, &[], &[], &[part]).unwrap();
+        for (i, before) in scaled.iter().enumerate().take(40) {
+            let want = if (10..30).contains(&i) { 0.0 } else { *before };
+            assert_eq!(sums[0].get(i), want);
+        }
+    }
+}
+
+/// Pieces are summed in rank order, each times the factor first, and rounded once.
+#[test]
+fn pieces_are_summed() {
+    let mut rng = Rng(7);
+    for t in [F32, BF16] {
+        let mut sums = [random(&mut rng, t, 3000), random(&mut rng, t, 2000)];
+        let third = Real(1.0 / 3.0);
         let [a, b] = &mut sums;
         let mut three = random(&mut rng, t, 15000);
         for accumulate in [false, true] {
@@ -196,13 +213,6 @@ fn sums_scale_and_zero() {
         )
         .unwrap_err();
         assert!(matches!(e.fault, Fault::Size { .. }), "{e}");
-        let [a, _] = &mut sums;
-        let part = a.part(10, 20);
-        run(ShardOp::Zero, HYPER, &[], &[], &[part]).unwrap();
-        for (i, before) in scaled.iter().enumerate().take(40) {
-            let want = if (10..30).contains(&i) { 0.0 } else { *before };
-            assert_eq!(sums[0].get(i), want);
-        }
     }
 }
 

@@ -486,10 +486,7 @@ fn further_options_check() {
             "fsdp.strategy=optim_grads",
             "precision.comm_grads=bf16",
         ],
-        &[
-            "fsdp.copy_engine_reduce=true",
-            "fsdp.offload=[\"grads\"]",
-        ],
+        &["fsdp.copy_engine_reduce=true", "fsdp.offload=[\"grads\"]"],
         &[
             "fsdp.copy_engine_reduce=true",
             "compile.cuda_graph=full_iteration",

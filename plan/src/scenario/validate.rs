@@ -323,7 +323,8 @@ fn copy_engines(s: &Scenario, d: &Document) -> Checked {
             Strategy::OptimGrads | Strategy::OptimGradsParams
         );
         if f.policy != PolicyKind::Native || s.compile.mode == CompileMode::Full {
-            let message = "`copy_engine_reduce` is an option of policy native outside compile mode full";
+            let message =
+                "`copy_engine_reduce` is an option of policy native outside compile mode full";
             return Err(d
                 .conflict(&[Key::CopyEngineReduce, Key::Policy, Key::Mode], message)
                 .with_help("leave it off"));
@@ -338,8 +339,13 @@ fn copy_engines(s: &Scenario, d: &Document) -> Checked {
         if !f.separate_communicators && !f.copy_engine_gather {
             let message = "`copy_engine_reduce` makes its communicator one of copy engines, which gathers use too";
             return Err(d
-                .conflict(&[Key::CopyEngineReduce, Key::SeparateCommunicators], message)
-                .with_help("set fsdp.copy_engine_gather = true, or separate_communicators = true"));
+                .conflict(
+                    &[Key::CopyEngineReduce, Key::SeparateCommunicators],
+                    message,
+                )
+                .with_help(
+                    "set fsdp.copy_engine_gather = true, or separate_communicators = true",
+                ));
         }
     }
     if !f.copy_engine_gather && !f.copy_engine_reduce {
