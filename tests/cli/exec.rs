@@ -554,6 +554,18 @@ fn a_gpu_that_is_not_there_is_explained() {
     }
 }
 
+/// It is read before libraries are looked for.
+#[test]
+fn a_mistyped_choice_of_products_is_refused() {
+    let run = shardlab(&["exec", "llama-tiny", "--device", "cuda"])
+        .env("SHARDLAB_GEMM_TUNING", "sustaned")
+        .output()
+        .unwrap();
+    let text = String::from_utf8(run.stderr).unwrap();
+    assert_eq!(run.status.code(), Some(2), "{text}");
+    assert!(text.contains("did you mean `sustained`?"), "{text}");
+}
+
 /// More threads a kernel change no bit.
 #[test]
 fn threads_change_nothing() {

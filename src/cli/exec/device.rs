@@ -288,11 +288,34 @@ impl DeviceArgs {
 /// Loads NVIDIA's libraries; where the loader would use others than those, in a process that it does not do that in.
 #[cfg(feature = "cuda")]
 pub(in crate::cli) fn use_libraries(folders: &[PathBuf]) -> Result<(), Failure> {
+    known_tuning(std::env::var_os(TUNING))?;
     let libraries = shardlab_exec::device::cuda::Libraries::load(folders).map_err(Failure::run)?;
     match libraries.better_path().map_err(Failure::run)? {
         Some(path) => again_with(&path),
         None => Ok(()),
     }
+}
+
+/// How matrix products are chosen (`shardlab_exec::kernels::cuda::Choose`).
+#[cfg(feature = "cuda")]
+const TUNING: &str = "SHARDLAB_GEMM_TUNING";
+
+/// A mistyped choice would be taken for the other one.
+#[cfg(feature = "cuda")]
+fn known_tuning(value: Option<OsString>) -> Result<(), Failure> {
+    const KNOWN: [&str; 2] = ["burst", "sustained"];
+    let Some(value) = value else {
+        return Ok(());
+    };
+    let value = value.to_string_lossy();
+    if KNOWN.contains(&&*value) {
+        return Ok(());
+    }
+    let near = shardlab_plan::scenario::nearest(&value, KNOWN);
+    let near = near.map_or(String::new(), |n| format!("; did you mean `{n}`?"));
+    Err(Failure::bad_input(format!(
+        "{TUNING} is \"{value}\"; expected \"burst\" (the default) or \"sustained\"{near}"
+    )))
 }
 
 /// Starts this process anew with another `LD_LIBRARY_PATH`: the loader reads it only then. Returns in the new process, which

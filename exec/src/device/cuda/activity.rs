@@ -8,7 +8,8 @@ use crate::device::abort::lock;
 use cudarc::cupti::result::{self as cupti, CuptiError, activity};
 use cudarc::cupti::sys::{
     self, CUpti_ActivityExternalCorrelation, CUpti_ActivityKernel9, CUpti_ActivityKind as Kind,
-    CUpti_ActivityMemcpy6, CUpti_ActivityMemset4, CUpti_ExternalCorrelationKind as External,
+    CUpti_ActivityMemcpy6, CUpti_ActivityMemcpyPtoP4, CUpti_ActivityMemset4,
+    CUpti_ExternalCorrelationKind as External,
 };
 use cudarc::driver::sys::CUcontext;
 use std::alloc::{Layout, alloc, dealloc};
@@ -23,9 +24,11 @@ const LAYOUT: Layout = match Layout::from_size_align(BUFFER, 8) {
 };
 
 /// What is recorded: work, and the calls that relate it to labels.
-const KINDS: [Kind; 6] = [
+const KINDS: [Kind; 7] = [
     Kind::CUPTI_ACTIVITY_KIND_CONCURRENT_KERNEL,
     Kind::CUPTI_ACTIVITY_KIND_MEMCPY,
+    // Between GPUs: collectives on copy engines.
+    Kind::CUPTI_ACTIVITY_KIND_MEMCPY2,
     Kind::CUPTI_ACTIVITY_KIND_MEMSET,
     Kind::CUPTI_ACTIVITY_KIND_DRIVER,
     Kind::CUPTI_ACTIVITY_KIND_RUNTIME,
@@ -71,7 +74,11 @@ impl Activity {
         collected.work.clear();
         drop(collected);
         for kind in KINDS {
-            activity::enable(kind).map_err(words)?;
+            match activity::enable(kind) {
+                // Spans of collectives on copy engines are then those of their kernels.
+                Err(_) if kind == Kind::CUPTI_ACTIVITY_KIND_MEMCPY2 => {}
+                other => other.map_err(words)?,
+            }
         }
         let mut theirs = 0;
         // SAFETY: a number is written where we say.
@@ -122,6 +129,10 @@ fn join(collected: &Collected) -> BTreeMap<u64, (u64, u64)> {
     let labels: BTreeMap<u32, u64> = collected.labels.iter().copied().collect();
     let mut spans: BTreeMap<u64, (u64, u64)> = BTreeMap::new();
     for &(correlation, start, end) in &collected.work {
+        // CUPTI's word for times that it could not get.
+        if (start, end) == (0, 0) {
+            continue;
+        }
         let Some(&label) = labels.get(&correlation) else {
             continue;
         };
@@ -179,6 +190,9 @@ impl Collected {
         } else if is(Kind::CUPTI_ACTIVITY_KIND_MEMCPY) {
             let work = fields!(CUpti_ActivityMemcpy6, correlationId, start, end);
             self.work.push(work);
+        } else if is(Kind::CUPTI_ACTIVITY_KIND_MEMCPY2) {
+            let work = fields!(CUpti_ActivityMemcpyPtoP4, correlationId, start, end);
+            self.work.push(work);
         } else if is(Kind::CUPTI_ACTIVITY_KIND_MEMSET) {
             let work = fields!(CUpti_ActivityMemset4, correlationId, start, end);
             self.work.push(work);
@@ -197,7 +211,14 @@ mod tests {
     fn a_label_covers_all_of_its_work() {
         let collected = Collected {
             labels: vec![(1, 10), (2, 10), (3, 11)],
-            work: vec![(2, 50, 60), (1, 20, 30), (9, 0, 99), (3, 70, 80)],
+            // One belongs to nobody, one has no times.
+            work: vec![
+                (2, 50, 60),
+                (1, 20, 30),
+                (9, 0, 99),
+                (3, 70, 80),
+                (1, 0, 0),
+            ],
         };
         let spans: Vec<_> = join(&collected).into_iter().collect();
         assert_eq!(spans, [(10, (20, 60)), (11, (70, 80))]);
