@@ -212,13 +212,7 @@ mod tests {
         let collected = Collected {
             labels: vec![(1, 10), (2, 10), (3, 11)],
             // One belongs to nobody, one has no times.
-            work: vec![
-                (2, 50, 60),
-                (1, 20, 30),
-                (9, 0, 99),
-                (3, 70, 80),
-                (1, 0, 0),
-            ],
+            work: vec![(2, 50, 60), (1, 20, 30), (9, 0, 99), (3, 70, 80), (1, 0, 0)],
         };
         let spans: Vec<_> = join(&collected).into_iter().collect();
         assert_eq!(spans, [(10, (20, 60)), (11, (70, 80))]);
