@@ -54,7 +54,7 @@ pub(crate) struct PassReport {
     pub(crate) start: u64,
     pub(crate) issued_at: u64,
     pub(crate) end: u64,
-    /// Part of the issue time in which the host waited for events.
+    /// Part of the issue time in which the host waited for events, or for room in the device's queue.
     pub(crate) waited: u64,
     pub(crate) memory: PassMemory,
     pub(crate) losses: Vec<f32>,
