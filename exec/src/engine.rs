@@ -9,7 +9,7 @@ mod error;
 mod exchange;
 mod fault;
 mod gaps;
-mod gate;
+pub(crate) mod gate;
 mod live;
 mod memory;
 mod options;

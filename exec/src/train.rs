@@ -6,7 +6,7 @@ mod error;
 pub mod hf;
 pub mod init;
 pub mod layout;
-mod random;
+pub(crate) mod random;
 pub mod run;
 mod safe;
 pub mod schedule;

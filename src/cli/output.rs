@@ -111,9 +111,9 @@ impl Failure {
     pub(super) fn report(self, out: &mut Out) -> ExitCode {
         let (message, code) = match self {
             Self::Output(e) if e.kind() == ErrorKind::BrokenPipe => return ExitCode::SUCCESS,
-            Self::Output(e) => (format!("cannot write: {e}"), 3),
+            Self::Output(e) => (format!("cannot write: {e}"), Status::RUN_FAILED),
             Self::BadInput(m) => (m, Status::BAD_INPUT),
-            Self::Run(m) => (m, 3),
+            Self::Run(m) => (m, Status::RUN_FAILED),
         };
         let _ = out.flush();
         // Nothing can be done when even stderr is closed.

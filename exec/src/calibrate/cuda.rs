@@ -7,7 +7,6 @@
 mod bench;
 mod grid;
 mod host;
-mod meet;
 mod models;
 mod render;
 mod warm;

@@ -1,4 +1,4 @@
-//! Where all ranks wait for one another at both ends of a recorded pass.
+//! Where all ranks wait for one another: at both ends of a recorded pass, and between measurements of a calibration.
 //!
 //! To take times a device may have to stop all GPUs of its process for a moment, and that ends only when their work ends:
 //! were another rank's collective in flight already, it would wait for this rank for ever. And the first collective of
@@ -9,7 +9,8 @@ use crate::device::{Failure, FailureKind};
 use crate::process::Peers;
 use std::sync::{Arc, Condvar, Mutex, Weak};
 
-/// For both ends of one pass.
+/// A barrier that a failure opens. One of the standard library would hold the ranks that come to it for ever when one does
+/// not come because it failed.
 #[derive(Debug)]
 pub(crate) struct Gate {
     /// Ranks of this process.
@@ -166,5 +167,44 @@ mod tests {
             abort.failures()[0].to_string(),
             "rank 1, host: timeout: 1 of 2 ranks have not begun"
         );
+    }
+
+    #[test]
+    fn all_go_on_together() {
+        let abort = Abort::new(LONG);
+        let gate = Gate::new(4, &Arc::new(Peers::alone()), &abort);
+        let sum = AtomicUsize::new(0);
+        std::thread::scope(|scope| {
+            for rank in 0..4 {
+                let (gate, abort, sum) = (&gate, &abort, &sum);
+                scope.spawn(move || {
+                    for round in 0..200 {
+                        sum.fetch_add(1, Ordering::Relaxed);
+                        gate.pass(rank, abort, "come").unwrap();
+                        assert_eq!(sum.load(Ordering::Relaxed), 4 * (round + 1));
+                        gate.pass(rank, abort, "come").unwrap();
+                    }
+                });
+            }
+        });
+    }
+
+    #[test]
+    fn a_rank_that_fails_holds_nobody() {
+        let abort = Abort::new(LONG);
+        let gate = Gate::new(3, &Arc::new(Peers::alone()), &abort);
+        std::thread::scope(|scope| {
+            let waiting: Vec<_> = (0..2)
+                .map(|rank| {
+                    let (gate, abort) = (&gate, &abort);
+                    scope.spawn(move || gate.pass(rank, abort, "come"))
+                })
+                .collect();
+            std::thread::sleep(Duration::from_millis(20));
+            abort.stop();
+            for rank in waiting {
+                assert_eq!(rank.join().unwrap(), Err(Stop::Aborted));
+            }
+        });
     }
 }

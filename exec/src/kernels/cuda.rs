@@ -63,12 +63,18 @@ pub enum Choose {
 }
 
 impl Choose {
-    /// By time in a burst, unless the user wants `SHARDLAB_GEMM_TUNING=sustained`.
+    /// Environment variable by which users choose.
+    pub const VARIABLE: &str = "SHARDLAB_GEMM_TUNING";
+    /// What it may say; the first one is the default.
+    pub const NAMES: [(&str, Self); 2] = [("burst", Self::Burst), ("sustained", Self::Load)];
+
+    /// What the user wants.
     fn of_user() -> Self {
-        match std::env::var_os("SHARDLAB_GEMM_TUNING") {
-            Some(v) if v == "sustained" => Self::Load,
-            _ => Self::Burst,
-        }
+        let said = std::env::var_os(Self::VARIABLE);
+        let named = Self::NAMES
+            .into_iter()
+            .find(|n| said.as_ref().is_some_and(|s| *s == *n.0));
+        named.unwrap_or(Self::NAMES[0]).1
     }
 
     /// The kind of entry in the cache.

@@ -97,15 +97,12 @@ impl Walk<'_> {
     }
 
     pub(super) fn collective(&mut self, work: &mut Work, c: &Collective) {
-        match c.kind {
-            CollectiveKind::AllGather => self.before_gather(work, c),
-            CollectiveKind::ReduceScatter | CollectiveKind::AllReduce => {
-                self.before_reduce(work, c)
-            }
-            CollectiveKind::AllToAll if self.exchanges_gradients(c) => self.before_reduce(work, c),
-            CollectiveKind::AllToAll | CollectiveKind::Broadcast => {}
-        }
         let axes = self.axes_of(c);
+        if c.kind == CollectiveKind::AllGather {
+            self.before_gather(work, c);
+        } else if axes != 0 {
+            self.before_reduce(work, c);
+        }
         // Parts run as one launch: all inputs are read before any output may be reused.
         let mut inputs: smallvec::SmallVec<[Inputs; 4]> = smallvec::SmallVec::new();
         for part in &c.parts {
@@ -292,21 +289,23 @@ impl Walk<'_> {
         true
     }
 
+    fn collective_of(&self, op: Op) -> Option<&Collective> {
+        match op {
+            Op::Collective { id, .. } => Some(&self.p.collectives[id.index()]),
+            _ => None,
+        }
+    }
+
     /// The rule that a read falls under if it is not ordered behind the write.
     fn read_rule(&self, work: &Work, b: &Buffer) -> RuleId {
-        let kind = match work.instr.op {
-            Op::Collective { id, .. } => Some(self.p.collectives[id.index()].kind),
-            _ => None,
-        };
-        match kind {
+        let collective = self.collective_of(work.instr.op);
+        match collective.map(|c| c.kind) {
             Some(CollectiveKind::AllGather) => RuleId::GatherInput,
             // Packing the shard is the gather's first part.
             None if work.instr.rule == Rule::CopyIn && at_rest(b.role) => RuleId::GatherInput,
-            Some(
-                CollectiveKind::ReduceScatter
-                | CollectiveKind::AllReduce
-                | CollectiveKind::AllToAll,
-            ) if is_grad(b.role) => RuleId::ReduceInput,
+            Some(_) if is_grad(b.role) && collective.is_some_and(|c| self.axes_of(c) != 0) => {
+                RuleId::ReduceInput
+            }
             // Scaling is the reduction's first part.
             None if work.instr.rule == Rule::Scale && is_full_grad(b.role) => RuleId::ReduceInput,
             None if matches!(b.role, Role::FullWeight | Role::GatherBuffer) => RuleId::GatherDone,
@@ -322,18 +321,8 @@ impl Walk<'_> {
     fn conflict_rule(&self, c: &Conflict) -> RuleId {
         let p = self.p;
         let b = &p.buffers[c.access.buffer.index()];
-        let earlier = match p.instrs[self.id_at(c.earlier.at).index()].op {
-            Op::Collective { id, .. } => Some(p.collectives[id.index()].kind),
-            _ => None,
-        };
-        let reduced = matches!(
-            earlier,
-            Some(
-                CollectiveKind::ReduceScatter
-                    | CollectiveKind::AllReduce
-                    | CollectiveKind::AllToAll
-            )
-        );
+        let earlier = self.collective_of(p.instrs[self.id_at(c.earlier.at).index()].op);
+        let reduced = earlier.is_some_and(|c| self.axes_of(c) != 0);
         if let Some(t) = c.tenant {
             let grads = is_full_grad(p.buffers[t.index()].role);
             return if reduced && grads {

@@ -129,7 +129,7 @@ impl Walk<'_> {
         self.facts.group_of[b.index()].is_some_and(|g| !self.p.groups[g.index()].requires_grad)
     }
 
-    /// Axes that a collective reduces over.
+    /// Axes that a collective reduces over, or will have once its pieces are summed; 0 if it reduces nothing.
     pub(super) fn axes_of(&self, c: &Collective) -> u8 {
         match c.kind {
             CollectiveKind::ReduceScatter | CollectiveKind::AllReduce => {}
@@ -144,7 +144,7 @@ impl Walk<'_> {
     }
 
     /// Whether a collective is the first half of a reduction: an all-to-all of gradients over the shard axis.
-    pub(super) fn exchanges_gradients(&self, c: &Collective) -> bool {
+    fn exchanges_gradients(&self, c: &Collective) -> bool {
         c.kind == CollectiveKind::AllToAll
             && self.p.communicators[c.comm.index()].axis == Axis::Shard
             && c.parts

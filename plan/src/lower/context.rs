@@ -275,12 +275,7 @@ impl<'a> Cx<'a> {
         let b = &mut self.b;
         let fsdp = &self.scenario.fsdp;
         let (gathers, reduces) = (fsdp.copy_engine_gather, fsdp.copy_engine_reduce);
-        let mut add = |name: &str, axis, size, stride| {
-            let copy_engine = match name {
-                "shard" | "sub_shard" => gathers,
-                "shard_reduce" => reduces,
-                _ => false,
-            };
+        let mut add = |name: &str, axis, size, stride, copy_engine| {
             (size > 1).then(|| {
                 b.add_communicator(Communicator {
                     name: name.to_owned(),
@@ -291,20 +286,20 @@ impl<'a> Cx<'a> {
                 })
             })
         };
-        let shard = add("shard", Axis::Shard, inner, 1);
+        let shard = add("shard", Axis::Shard, inner, 1, gathers);
         let reduce = if separate {
-            add("shard_reduce", Axis::Shard, inner, 1)
+            add("shard_reduce", Axis::Shard, inner, 1, reduces)
         } else {
             shard
         };
         let sub = match self.scenario.fsdp.reshard_after_forward {
-            Reshard::Group(n) => add("sub_shard", Axis::SubShard, n, 1),
+            Reshard::Group(n) => add("sub_shard", Axis::SubShard, n, 1, gathers),
             _ => None,
         };
         Comms {
             shard,
             reduce,
-            outer: add("outer", Axis::Outer, outer, inner),
+            outer: add("outer", Axis::Outer, outer, inner, false),
             sub,
         }
     }

@@ -8,6 +8,7 @@ use super::read::family_name;
 use super::types::*;
 use super::units::glob;
 use super::value::Value;
+use crate::shard::mesh;
 
 /// Most ranks of a mesh.
 pub(crate) const MOST_RANKS: u64 = 1 << 20;
@@ -315,50 +316,47 @@ fn reduction(s: &Scenario, d: &Document) -> Checked {
     copy_engines(s, d)
 }
 
+/// What can exchange gradients and sum them.
+fn exchange(s: &Scenario, d: &Document) -> Checked {
+    let f = &s.fsdp;
+    if f.policy != PolicyKind::Native || s.compile.mode == CompileMode::Full {
+        let message =
+            "`copy_engine_reduce` is an option of policy native outside compile mode full";
+        return Err(d
+            .conflict(&[Key::CopyEngineReduce, Key::Policy, Key::Mode], message)
+            .with_help("leave it off"));
+    }
+    if !mesh::grad_sharded(f.strategy) {
+        let message = "`copy_engine_reduce` sums shards; with this strategy gradients rest in full";
+        return Err(d
+            .conflict(&[Key::CopyEngineReduce, Key::Strategy], message)
+            .with_help("use strategy optim_grads or optim_grads_params"));
+    }
+    Ok(())
+}
+
 fn copy_engines(s: &Scenario, d: &Document) -> Checked {
     let (f, m) = (&s.fsdp, &s.mesh);
     if f.copy_engine_reduce {
-        let grads = matches!(
-            f.strategy,
-            Strategy::OptimGrads | Strategy::OptimGradsParams
-        );
-        if f.policy != PolicyKind::Native || s.compile.mode == CompileMode::Full {
-            let message =
-                "`copy_engine_reduce` is an option of policy native outside compile mode full";
+        exchange(s, d)?;
+    }
+    // Without communicators of their own, gathers and reductions are on engines together or not at all.
+    match (f.copy_engine_gather, f.copy_engine_reduce) {
+        (false, false) => return Ok(()),
+        (true, false) if !f.separate_communicators => {
+            let message = "`copy_engine_gather` is for a communicator that reduces nothing: copy engines cannot add";
+            let keys = [Key::CopyEngineGather, Key::SeparateCommunicators];
             return Err(d
-                .conflict(&[Key::CopyEngineReduce, Key::Policy, Key::Mode], message)
-                .with_help("leave it off"));
+                .conflict(&keys, message)
+                .with_help("set fsdp.separate_communicators = true"));
         }
-        if !grads {
-            let message =
-                "`copy_engine_reduce` sums shards; with this strategy gradients rest in full";
-            return Err(d
-                .conflict(&[Key::CopyEngineReduce, Key::Strategy], message)
-                .with_help("use strategy optim_grads or optim_grads_params"));
-        }
-        if !f.separate_communicators && !f.copy_engine_gather {
+        (false, true) if !f.separate_communicators => {
             let message = "`copy_engine_reduce` makes its communicator one of copy engines, which gathers use too";
-            return Err(d
-                .conflict(
-                    &[Key::CopyEngineReduce, Key::SeparateCommunicators],
-                    message,
-                )
-                .with_help(
-                    "set fsdp.copy_engine_gather = true, or separate_communicators = true",
-                ));
+            let keys = [Key::CopyEngineReduce, Key::SeparateCommunicators];
+            let help = "set fsdp.copy_engine_gather = true, or separate_communicators = true";
+            return Err(d.conflict(&keys, message).with_help(help));
         }
-    }
-    if !f.copy_engine_gather && !f.copy_engine_reduce {
-        return Ok(());
-    }
-    if f.copy_engine_gather && !f.separate_communicators && !f.copy_engine_reduce {
-        let message = "`copy_engine_gather` is for a communicator that reduces nothing: copy engines cannot add";
-        return Err(d
-            .conflict(
-                &[Key::CopyEngineGather, Key::SeparateCommunicators],
-                message,
-            )
-            .with_help("set fsdp.separate_communicators = true"));
+        _ => {}
     }
     if m.dp_shard > m.gpus_per_node {
         let (name, key) = if f.copy_engine_gather {

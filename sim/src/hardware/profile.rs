@@ -450,16 +450,16 @@ impl Profile {
             _ => f.communicator_mib,
         };
         let all = program.communicators.iter().enumerate();
-        let engines = || {
-            let there = all.clone().filter(|(i, _)| made(*i));
-            there.map(|(_, c)| c.copy_engine)
-        };
-        let once = if engines().any(|e| !e) {
+        let engines: Vec<bool> = all
+            .filter(|(i, _)| made(*i))
+            .map(|(_, c)| c.copy_engine)
+            .collect();
+        let once = if engines.contains(&false) {
             f.collective_kernels_mib
         } else {
             0
         };
-        let communicators = once + engines().map(each).sum::<u64>();
+        let communicators = once + engines.into_iter().map(each).sum::<u64>();
         MemoryUse {
             context: Bytes(f.context_mib << 20),
             communicators: Bytes(communicators << 20),

@@ -288,7 +288,7 @@ impl DeviceArgs {
 /// Loads NVIDIA's libraries; where the loader would use others than those, in a process that it does not do that in.
 #[cfg(feature = "cuda")]
 pub(in crate::cli) fn use_libraries(folders: &[PathBuf]) -> Result<(), Failure> {
-    known_tuning(std::env::var_os(TUNING))?;
+    known_tuning()?;
     let libraries = shardlab_exec::device::cuda::Libraries::load(folders).map_err(Failure::run)?;
     match libraries.better_path().map_err(Failure::run)? {
         Some(path) => again_with(&path),
@@ -296,25 +296,23 @@ pub(in crate::cli) fn use_libraries(folders: &[PathBuf]) -> Result<(), Failure> 
     }
 }
 
-/// How matrix products are chosen (`shardlab_exec::kernels::cuda::Choose`).
+/// A mistyped way to choose matrix products would be taken for the default.
 #[cfg(feature = "cuda")]
-const TUNING: &str = "SHARDLAB_GEMM_TUNING";
-
-/// A mistyped choice would be taken for the other one.
-#[cfg(feature = "cuda")]
-fn known_tuning(value: Option<OsString>) -> Result<(), Failure> {
-    const KNOWN: [&str; 2] = ["burst", "sustained"];
-    let Some(value) = value else {
+fn known_tuning() -> Result<(), Failure> {
+    use shardlab_exec::kernels::cuda::Choose;
+    let Some(value) = std::env::var_os(Choose::VARIABLE) else {
         return Ok(());
     };
     let value = value.to_string_lossy();
-    if KNOWN.contains(&&*value) {
+    let known = Choose::NAMES.map(|n| n.0);
+    if known.contains(&&*value) {
         return Ok(());
     }
-    let near = shardlab_plan::scenario::nearest(&value, KNOWN);
+    let near = shardlab_plan::scenario::nearest(&value, known);
     let near = near.map_or(String::new(), |n| format!("; did you mean `{n}`?"));
     Err(Failure::bad_input(format!(
-        "{TUNING} is \"{value}\"; expected \"burst\" (the default) or \"sustained\"{near}"
+        "{} is \"{value}\"; expected \"burst\" (the default) or \"sustained\"{near}",
+        Choose::VARIABLE
     )))
 }
 

@@ -1,12 +1,12 @@
 //! Devices with a program of single kernels and collectives, which are issued as a measurement wants.
 
-use super::meet::Meeting;
 use super::watch::{At, Doing, Watch};
 use crate::device::cuda::{CudaDevice, CudaFactory};
 use crate::device::{
     Abort, Command, Device, DeviceFactory, Failure, FailureKind, NO_HYPER, Pass, Region, Setup,
     Stop, TaskTimes,
 };
+use crate::engine::gate::Gate;
 use crate::engine::{ExecOptions, World};
 use crate::operand::RawRange;
 use shardlab_plan::model::OpKind;
@@ -243,7 +243,8 @@ pub(super) struct Rank {
     pub(super) id: u32,
     device: CudaDevice,
     program: Arc<Program>,
-    meeting: Arc<Meeting>,
+    gate: Arc<Gate>,
+    abort: Arc<Abort>,
     watch: Watch,
     /// What all ranks do.
     at: Arc<Vec<At>>,
@@ -262,7 +263,7 @@ impl Rank {
     /// Waits for the other ranks.
     fn meet(&mut self) -> Result<(), Stop> {
         self.doing(Doing::Meeting);
-        self.meeting.wait(self.id)
+        self.gate.pass(self.id, &self.abort, "come")
     }
 
     /// The first rank says which part begins.
@@ -490,13 +491,12 @@ impl Drop for Leaving {
 /// A rank's part in a bench; nothing if it failed, or others did.
 fn perform<R, T>(
     mut rank: Rank,
-    abort: &Arc<Abort>,
     what: &R,
     on: &impl Fn(&mut Rank, &R) -> Result<T, Stop>,
 ) -> Option<T> {
     // Dropped before the rank, whose device takes leave of the others only where all is well.
     let mut leaving = Leaving {
-        abort: Arc::clone(abort),
+        abort: Arc::clone(&rank.abort),
         at: Arc::clone(&rank.at),
         rank: rank.id,
         well: false,
@@ -508,7 +508,7 @@ fn perform<R, T>(
     };
     rank.doing(Doing::Mapping);
     if let Err(message) = rank.device.map(&[region]) {
-        abort.fail(Failure {
+        rank.abort.fail(Failure {
             kind: FailureKind::Alloc,
             rank: rank.id,
             stream: None,
@@ -572,7 +572,7 @@ impl<'a> Bench<'a> {
     ) -> Result<T, String> {
         let abort = &setup.abort;
         let devices = self.factory.devices(setup)?;
-        let meeting = Meeting::new(self.ranks, abort);
+        let gate = Gate::new(self.ranks as usize, setup.world.peers(), abort);
         let answer = Arc::new(AtomicU64::new(0));
         let failed = || {
             abort
@@ -588,7 +588,8 @@ impl<'a> Bench<'a> {
                         id,
                         device,
                         program: Arc::clone(&setup.program),
-                        meeting: Arc::clone(&meeting),
+                        gate: Arc::clone(&gate),
+                        abort: Arc::clone(abort),
                         watch: self.watch.clone(),
                         at: Arc::clone(at),
                         enqueued: 0,
@@ -596,7 +597,7 @@ impl<'a> Bench<'a> {
                         ranks: self.ranks,
                     };
                     scope.spawn(move || {
-                        let done = perform(rank, abort, what, on);
+                        let done = perform(rank, what, on);
                         at[id as usize].set(Doing::Done, 0);
                         done
                     })

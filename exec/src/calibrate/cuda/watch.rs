@@ -4,14 +4,13 @@
 //! where that is not enough, because a thread is inside of a driver's call that does not return, whoever started the
 //! calibration is asked to end the process.
 
+use crate::device::abort::lock;
 use crate::device::{Abort, Failure, FailureKind};
 use shardlab_plan::program::InstrId;
 use std::fmt::Write;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
-
-use crate::device::abort::lock;
 
 /// Between two looks.
 const PERIOD: Duration = Duration::from_millis(100);
@@ -208,7 +207,7 @@ impl Watch {
 
     /// Whether more than a share of the time to measure is over.
     pub(super) fn late(&self, share: f64) -> bool {
-        self.0.begin.elapsed() > self.0.budget.mul_f64(share)
+        self.spent() > share
     }
 
     /// Share of the time to measure that is over.

@@ -408,8 +408,8 @@ impl Blas {
     }
 }
 
-/// Bytes of a product's operands: `a`, `b`, the result, the bias; then of the workspace.
-fn sizes(p: &Product) -> [u64; 5] {
+/// Bytes of a product's operands: `a`, `b`, the result, the bias.
+fn sizes(p: &Product) -> [u64; 4] {
     let (fs, rs) = (p.factors.size(), p.result.size());
     let rows = |t: bool, a: u64, b: u64| if t { b } else { a };
     [
@@ -417,7 +417,6 @@ fn sizes(p: &Product) -> [u64; 5] {
         rows(p.tb, p.k, p.n) * p.pitch[1] * fs,
         p.m * p.pitch[3].max(p.pitch[2]) * rs,
         p.n * 4,
-        WORKSPACE as u64,
     ]
 }
 

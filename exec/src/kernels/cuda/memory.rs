@@ -62,22 +62,10 @@ impl Stopwatch {
         runs: usize,
         mut f: impl FnMut() -> Result<(), Trouble>,
     ) -> Result<f32, Trouble> {
-        use result::{event, stream};
-        let mut best = f32::INFINITY;
         f()?;
+        let mut best = f32::INFINITY;
         for _ in 0..runs {
-            // SAFETY: stream and events are live.
-            unsafe {
-                event::record(self.events[0], self.stream)
-                    .map_err(Trouble::driver("cuEventRecord"))?;
-                f()?;
-                event::record(self.events[1], self.stream)
-                    .map_err(Trouble::driver("cuEventRecord"))?;
-                stream::synchronize(self.stream).map_err(Trouble::driver("cuStreamSynchronize"))?;
-                let ms = event::elapsed(self.events[0], self.events[1])
-                    .map_err(Trouble::driver("cuEventElapsedTime"))?;
-                best = best.min(ms * 1000.0);
-            }
+            best = best.min(self.once(&mut f)?);
         }
         Ok(best)
     }
@@ -89,18 +77,28 @@ impl Stopwatch {
         runs: usize,
         mut f: impl FnMut(usize) -> Result<(), Trouble>,
     ) -> Result<f32, Trouble> {
-        use result::{event, stream};
         (0..before).try_for_each(&mut f)?;
-        // SAFETY: stream and events are live.
-        unsafe {
-            event::record(self.events[0], self.stream).map_err(Trouble::driver("cuEventRecord"))?;
-            (before..before + runs).try_for_each(&mut f)?;
-            event::record(self.events[1], self.stream).map_err(Trouble::driver("cuEventRecord"))?;
+        let all = self.once(|| (before..before + runs).try_for_each(&mut f))?;
+        Ok(all / runs.max(1) as f32)
+    }
+
+    /// Microseconds of what `f` enqueues.
+    fn once(&self, f: impl FnOnce() -> Result<(), Trouble>) -> Result<f32, Trouble> {
+        use result::{event, stream};
+        let record = |e| {
+            // SAFETY: stream and events are live.
+            unsafe { event::record(e, self.stream) }.map_err(Trouble::driver("cuEventRecord"))
+        };
+        record(self.events[0])?;
+        f()?;
+        record(self.events[1])?;
+        // SAFETY: likewise.
+        let ms = unsafe {
             stream::synchronize(self.stream).map_err(Trouble::driver("cuStreamSynchronize"))?;
-            let ms = event::elapsed(self.events[0], self.events[1])
-                .map_err(Trouble::driver("cuEventElapsedTime"))?;
-            Ok(ms * 1000.0 / runs.max(1) as f32)
-        }
+            event::elapsed(self.events[0], self.events[1])
+                .map_err(Trouble::driver("cuEventElapsedTime"))?
+        };
+        Ok(ms * 1000.0)
     }
 }
 

@@ -145,18 +145,15 @@ impl Flat {
             self.c,
             parts,
         );
-        let fsdp = &cx.scenario.fsdp;
-        let over = if fsdp.per_token_loss {
-            1
-        } else if fsdp.average_in_collective {
-            // The outer axis averages too.
-            cx.inner
-        } else {
-            cx.world()
+        let factor = match self.scaling(cx) {
+            (ReduceOp::Avg, _) => 1.0 / f64::from(cx.inner),
+            (ReduceOp::PremulSum(factor), _) => factor,
+            (ReduceOp::Sum | ReduceOp::None, true) => 1.0 / f64::from(cx.world()),
+            (ReduceOp::Sum | ReduceOp::None, false) => 1.0,
         };
         let op = ShardOp::SumPieces {
             ranks: cx.inner,
-            factor: Real(1.0 / f64::from(over)),
+            factor: Real(factor),
             accumulate: !first,
         };
         let reads = if first {

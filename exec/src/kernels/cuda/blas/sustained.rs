@@ -6,6 +6,7 @@
 use super::{Addresses, Blas, CANDIDATES, Plan, Trouble, WORKSPACE, ahead};
 use crate::kernels::cuda::gemm::Product;
 use crate::kernels::cuda::memory::{Scratch, Stopwatch};
+use crate::train::random::Sequence;
 use cudarc::cublaslt::sys;
 use cudarc::driver::{result, sys as driver};
 use half::{bf16, f16};
@@ -64,7 +65,7 @@ impl Load {
             for (i, (bytes, dtype, scale)) in kinds.into_iter().enumerate() {
                 let scratch = Scratch::new(bytes.next_multiple_of(256), 0)?;
                 let turn = 7919 * (4 * set as usize + i + 1);
-                fill(scratch.at, bytes, &block(dtype, scale, turn))?;
+                fill(scratch.at, bytes, &block(dtype, scale, turn, bytes))?;
                 memory.push(scratch);
             }
             let [.., a, b, c, bias] = &memory[..] else {
@@ -96,32 +97,17 @@ impl Load {
 fn normals() -> &'static [f32] {
     static NORMALS: OnceLock<Vec<f32>> = OnceLock::new();
     NORMALS.get_or_init(|| {
-        let mut state = 7u64;
-        // SplitMix64, then Box and Muller's pairs.
-        let mut uniform = || {
-            state = state.wrapping_add(0x9e37_79b9_7f4a_7c15);
-            let mut z = state;
-            z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-            z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-            (((z ^ (z >> 31)) >> 40) as f32 + 0.5) / (1u64 << 24) as f32
-        };
-        let mut out = Vec::with_capacity(DISTINCT);
-        while out.len() < DISTINCT {
-            let (radius, angle) = (
-                (-2.0 * uniform().ln()).sqrt(),
-                std::f32::consts::TAU * uniform(),
-            );
-            out.extend([radius * angle.cos(), radius * angle.sin()]);
-        }
-        out
+        let mut all = Sequence::new(7, "operands");
+        (0..DISTINCT).map(|_| all.normal() as f32).collect()
     })
 }
 
-/// The numbers from one on, in an element type.
-fn block(dtype: DType, scale: f32, turn: usize) -> Vec<u8> {
+/// At most so many bytes of the numbers from one on, in an element type.
+fn block(dtype: DType, scale: f32, turn: usize, bytes: u64) -> Vec<u8> {
     let all = normals();
     let (end, start) = all.split_at(turn % all.len());
     let scaled = start.iter().chain(end).map(|x| x * scale);
+    let scaled = scaled.take(bytes.div_ceil(dtype.size()) as usize);
     match dtype {
         DType::Bf16 => scaled
             .flat_map(|x| bf16::from_f32(x).to_le_bytes())
@@ -242,7 +228,7 @@ mod tests {
         let moment = |k| all.iter().map(|&x| f64::from(x).powi(k)).sum::<f64>() / n;
         assert!(moment(1).abs() < 0.01 && (moment(2) - 1.0).abs() < 0.01);
         assert!((moment(4) - 3.0).abs() < 0.05, "{}", moment(4));
-        let bytes = block(DType::Bf16, 0.02, 5);
+        let bytes = block(DType::Bf16, 0.02, 5, u64::MAX);
         assert_eq!(bytes.len(), 2 * all.len());
         let first = bf16::from_le_bytes([bytes[0], bytes[1]]);
         assert_eq!(first, bf16::from_f32(all[5] * 0.02));

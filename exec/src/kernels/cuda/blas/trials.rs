@@ -121,13 +121,12 @@ impl Blas {
         }
         let mut heat = HOT;
         for tried in &mut all {
+            // Whatever the engine takes is part of the comparison, and so is the burst's winner by its rule.
+            let also = [tried.trial.by_engine(), tried.trial.by_burst()];
             let rows = &mut tried.trial.candidates;
             let whole = rows.iter().take_while(|c| c.sms.is_none());
             let bursts: Vec<f32> = whole.map(|c| c.burst).collect();
             let mut these = contenders(&bursts);
-            // Whatever the engine takes is part of the comparison, and so is the burst's winner by its rule.
-            let also = [tried.trial.by_engine(), tried.trial.by_burst()];
-            let rows = &mut tried.trial.candidates;
             let fewer =
                 (bursts.len()..rows.len()).min_by(|&a, &b| rows[a].burst.total_cmp(&rows[b].burst));
             for i in also.into_iter().chain([fewer]).flatten() {
@@ -181,12 +180,12 @@ impl Blas {
             algos.extend(found.into_iter().map(|a| (1, a)));
             plans.push(fewer);
         }
-        let load = Load::new(&p)?;
+        let load = Load::of_sets(&p, 1)?;
+        let at = load.set(0);
         let mut candidates = Vec::new();
         let mut places = [0, 0];
         for (plan, algo) in &algos {
             std::thread::sleep(PAUSE);
-            let at = load.set(0);
             // SAFETY: the operands are as long as the product's shapes, and nobody else uses them.
             let burst = watch.micros(3, || unsafe {
                 self.run(&plans[*plan], algo, at, watch.stream())
