@@ -30,7 +30,7 @@ def goldens():
     together([case(n, w) for n in ("llama-tiny", "gpt2-tiny") for w in worlds], 1 if CPU else AT_ONCE)
 
 
-SMALL = ["small-native", "small-fsdp2", "small-megatron", "small-regions", "small-blocks", "small-merged", "small-engines", "small-full", "small-scopes", "small-iteration",
+SMALL = ["small-native", "small-fsdp2", "small-megatron", "small-regions", "small-blocks", "small-merged", "small-engines", "small-pointwise", "small-full", "small-scopes", "small-iteration",
          "small-recompute", "small-accumulation", "small-double-buffer", "small-units", "small-frozen",
          "small-zero1", "small-zero2", "small-ddp", "small-gpt2", "small-encoder", "small-linear", "small-cnn", "small-offload"]
 # These have a mesh of their own, of 4.
@@ -63,7 +63,7 @@ def small():
         if name in MESH and every < 4:
             continue
         jobs.append(case(name, 4 if name in MESH else every, "f32", 1e-3))
-        if name in SMALL[:8] + ["small-cnn"]:
+        if name in SMALL[:9] + ["small-cnn"]:
             jobs.append(case(name, every, "bf16", 3e-2))
         if name in SMALL[:3] and every > 2:
             jobs.append(case(name, 2, "f32", 1e-3))

@@ -9,6 +9,10 @@ CHUNKED = 'train.loss="chunked"'
 CAPTURED = 'compile.cuda_graph="full_iteration"'
 GATHERS = "fsdp.copy_engine_gather=true"
 REDUCTIONS = "fsdp.copy_engine_reduce=true"
+# What FSDP2 does with `reduce_dtype` float32: gradients come in bf16 and are summed in float32. Copy engines carry them as they come.
+AS_THEY_COME = 'precision.comm_grads="bf16"'
+ONE_CHUNK = "train.loss_chunk_rows=8192"
+POINTWISE = 'train.recompute="pointwise"'
 
 # Rows of the comparison: micro-batch and sequence length of peer.py's model of that name, our scenario and what makes it the same work,
 # and the floor: every matrix product and attention alone on one H200, ms.
@@ -17,9 +21,13 @@ ROWS = {
     "3b": (2, 4096, "peers-3b", ["train.micro_batch=2"], 253.1),
     "8b": (1, 8192, "peers-8b", ['train.recompute="none"'], 630.7),
 }
-BEST = [*NATIVE, REGIONS, CHUNKED, GATHERS, REDUCTIONS]
+FLOATS = [*NATIVE, REGIONS, CHUNKED, GATHERS, REDUCTIONS]
+BEST = [*FLOATS, AS_THEY_COME]
 OURS = {
     "ours compiled": BEST,
+    "ours compiled, one chunk": [*BEST, ONE_CHUNK],
+    "ours compiled, pointwise": [*BEST, POINTWISE],
+    "ours compiled, float32 sent": FLOATS,
     "ours captured": [*BEST, CAPTURED],
     "ours compiled, reductions on SMs": [*NATIVE, REGIONS, CHUNKED, GATHERS],
     "ours compiled, collectives on SMs": [*NATIVE, REGIONS, CHUNKED],
@@ -39,8 +47,8 @@ PEERS = {
 # What counts first, for every size, then the rest, as far as time allows. Each list of peers runs in processes of its own:
 # Megatron-FSDP does not give its memory back.
 PASSES = [
-    ([["fsdp2 compiled", "fsdp2 eager"], ["megatron-fsdp compiled"]], ["ours compiled", "ours captured"]),
-    ([], ["ours eager", "ours compiled, reductions on SMs", "ours compiled, collectives on SMs", "ours compiled, all merged",
+    ([["fsdp2 compiled", "fsdp2 eager"], ["megatron-fsdp compiled"]], ["ours compiled", "ours compiled, one chunk", "ours compiled, pointwise", "ours captured"]),
+    ([], ["ours eager", "ours compiled, float32 sent", "ours compiled, reductions on SMs", "ours compiled, collectives on SMs", "ours compiled, all merged",
          "ours compiled, selective"]),
     ([["megatron-fsdp eager"], ["megatron-fsdp experimental eager"]], ["ours compiled, all logits"]),
 ]

@@ -163,7 +163,8 @@ fn full(scenario: &Scenario, tree: Tree, sharding: Sharding<'_>) -> Tape {
     let mut m = model::graph_of(scenario, tree);
     let seed = build::seed(scenario, m.tokens);
     let mut backward = autodiff::differentiate(&mut m, scenario.train.recompute, seed);
-    let plan = schedule::plan(&mut m, &mut backward, &scenario.compile, sharding);
+    let recompute = scenario.train.recompute;
+    let plan = schedule::plan(&mut m, &mut backward, recompute, &scenario.compile, sharding);
     let tape = emit::emit(&m, &backward, &plan, sharding.is_unit);
     finish(scenario, m.tree, tape)
 }

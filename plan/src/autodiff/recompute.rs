@@ -20,9 +20,15 @@ pub(super) struct State {
     current: Option<ModuleId>,
 }
 
+/// Whether forward ops of a block run again before its backward. What [`Recompute::Pointwise`] drops is decided when kernels are
+/// fused.
+const fn reruns(mode: Recompute) -> bool {
+    matches!(mode, Recompute::Full | Recompute::Selective)
+}
+
 impl State {
     pub(super) fn new(m: &ModelGraph, mode: Recompute) -> Self {
-        if mode == Recompute::None {
+        if !reruns(mode) {
             return Self {
                 mode,
                 block_of: vec![],
@@ -90,7 +96,7 @@ impl State {
 impl Engine<'_> {
     /// Recomputes the block that `module` belongs to, unless that is done or not asked for.
     pub(super) fn enter_section(&mut self, at: usize, module: ModuleId) {
-        if self.recompute.mode == Recompute::None {
+        if !reruns(self.recompute.mode) {
             return;
         }
         let block = self.recompute.block_of[module.index()];

@@ -2,11 +2,13 @@
 //!
 //! A saved value is recomputed when elementwise ops make it from values that are saved anyway (or that are smaller, taken
 //! together) and every use in backward is in a fusible op. Matrix products and attention need their operands in memory, so
-//! what they read stays saved.
+//! what they read stays saved, unless `train.recompute = "pointwise"` asks for memory: then a fused kernel of backward that reads
+//! what such an operand is made from writes the operand too, and the product comes after that kernel.
 
 use super::schedule::Orders;
 use crate::model::graph::{Act, Graph, Op, Root, Value, ValueId};
 use crate::model::ops::Fusion;
+use crate::scenario::types::Recompute;
 use smallvec::SmallVec;
 use std::collections::BTreeMap;
 
@@ -23,10 +25,12 @@ struct Partition<'g> {
     uses: Vec<SmallVec<[u32; 2]>>,
     /// Recomputing ops by the backward op before which they go.
     before: BTreeMap<u32, Vec<u32>>,
+    /// Operands of matrix products are made again, too.
+    operands: bool,
 }
 
 /// Rewrites backward uses of cheap saved values to recomputed ones; the recomputing ops go before their first use.
-pub(super) fn recompute_cheap(g: &mut Graph, o: &mut Orders) {
+pub(super) fn recompute_cheap(g: &mut Graph, o: &mut Orders, mode: Recompute) {
     let buffers = g.buffers.len();
     let mut p = Partition {
         g,
@@ -34,6 +38,7 @@ pub(super) fn recompute_cheap(g: &mut Graph, o: &mut Orders) {
         writer: vec![NONE; buffers],
         uses: vec![SmallVec::new(); buffers],
         before: BTreeMap::new(),
+        operands: mode == Recompute::Pointwise,
     };
     let candidates = p.survey();
     for b in candidates {
@@ -97,15 +102,8 @@ impl Partition<'_> {
     }
 
     fn consider(&mut self, b: u32) {
-        let fusible = |&i: &u32| {
-            let op = &self.g.ops[i as usize];
-            let Act::Compute(kind) = op.act else {
-                return false;
-            };
-            self.o.region[i as usize] != 0
-                && matches!(kind.fusion(), Fusion::Pointwise | Fusion::Row)
-        };
-        if !self.uses[b as usize].iter().all(fusible) {
+        let fused = self.uses[b as usize].iter().all(|&i| self.fusible(i));
+        if !fused && !self.operands {
             return;
         }
         let mut cone = Vec::new();
@@ -117,6 +115,9 @@ impl Partition<'_> {
         if leaves.is_empty() {
             return;
         }
+        if !fused && !leaves.iter().all(|&l| self.is_read_beside(l, b)) {
+            return;
+        }
         let new: u64 = leaves
             .iter()
             .filter(|&&l| self.uses[l as usize].is_empty())
@@ -125,6 +126,25 @@ impl Partition<'_> {
         if new < self.g.buffers[b as usize].bytes {
             self.rewrite(b, &cone, &leaves);
         }
+    }
+
+    /// Whether an op may be part of a fused kernel.
+    fn fusible(&self, op: u32) -> bool {
+        let Act::Compute(kind) = self.g.ops[op as usize].act else {
+            return false;
+        };
+        self.o.region[op as usize] != 0
+            && matches!(kind.fusion(), Fusion::Pointwise | Fusion::Row)
+    }
+
+    /// Whether a fused kernel in the region where `b` is used first reads `leaf` in any case, so that making `b` from it reads
+    /// nothing more.
+    fn is_read_beside(&self, leaf: u32, b: u32) -> bool {
+        let region = |op: u32| self.o.region[op as usize];
+        let here = region(self.uses[b as usize][0]);
+        self.uses[leaf as usize]
+            .iter()
+            .any(|&i| region(i) == here && self.fusible(i))
     }
 
     /// Collects the ops that make `b` (in execution order) and the buffers they start from. False when it takes too many.

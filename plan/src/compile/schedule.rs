@@ -4,7 +4,7 @@ use super::{Sharding, fuse, inplace, merge, partition};
 use crate::autodiff::Backward;
 use crate::compile::tape::{Module, ModuleId, ModuleKind};
 use crate::model::graph::{Act, Graph, ModelGraph, View};
-use crate::scenario::types::{Compile, CompileMode, MergeProjections};
+use crate::scenario::types::{Compile, CompileMode, MergeProjections, Recompute};
 use smallvec::{SmallVec, smallvec};
 
 /// Ops that run as one kernel (or, eagerly, one op, which may be a view without a kernel).
@@ -43,6 +43,7 @@ pub(super) struct Orders {
 pub(super) fn plan(
     m: &mut ModelGraph,
     b: &mut Backward,
+    recompute: Recompute,
     compile: &Compile,
     sharding: Sharding<'_>,
 ) -> Plan {
@@ -58,7 +59,7 @@ pub(super) fn plan(
     if mode != CompileMode::Off {
         guarded = regions(m, &mut o, mode, sharding.is_unit);
         merge::projections(m, &mut o, &mut b.ready, compile.merge_projections, sharding);
-        partition::recompute_cheap(&mut m.graph, &mut o);
+        partition::recompute_cheap(&mut m.graph, &mut o, recompute);
     }
     let eval = needed_for_loss(m, &o.forward);
     let forward = steps(m, &o, &o.forward);

@@ -225,7 +225,7 @@ keys! {
     SeqLen: "train" "seq_len" [Integer(1, 4 * MIB)] "(max_seq_len up to 8192; encoder: 512; linear, cnn: 1)" "Tokens a sample";
     MicroBatch: "train" "micro_batch" [Integer(1, MIB)] "1" "Samples a rank and micro-batch";
     GradAccum: "train" "grad_accum" [Integer(1, 4096)] "1" "Micro-batches a step";
-    Recompute: "train" "recompute" [Choice(&["none", "full", "selective"])] "\"none\"" "Activations that backward computes again";
+    Recompute: "train" "recompute" [Choice(&["none", "full", "selective", "pointwise"])] "\"none\"" "Activations that backward computes again: whole blocks, all but matrix products and attention, or, in compiled code, results of elementwise ops inside kernels that read their operands anyway";
     Loss: "train" "loss" [Choice(&["materialized", "chunked"])] "\"materialized\"" "All logits at once, or chunk by chunk";
     LossChunkRows: "train" "loss_chunk_rows" [Integer(1, 4 * MIB)] "4096" "Rows (tokens) of a chunk of the chunked loss: fewer hold less memory, more are faster";
     Optimizer: "train" "optimizer" [Choice(&["adamw", "sgd"])] "\"adamw\"" "Optimizer";

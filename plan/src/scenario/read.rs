@@ -202,6 +202,7 @@ fn train(d: &Document, seq_len: u64) -> Train {
                 &[
                     ("full", Recompute::Full),
                     ("selective", Recompute::Selective),
+                    ("pointwise", Recompute::Pointwise),
                 ],
             )
             .unwrap_or(Recompute::None),

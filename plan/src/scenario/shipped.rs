@@ -56,6 +56,7 @@ shipped![
     "small-merged",
     "small-native",
     "small-offload",
+    "small-pointwise",
     "small-recompute",
     "small-regions",
     "small-scopes",

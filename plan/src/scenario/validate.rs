@@ -135,6 +135,12 @@ fn train(s: &Scenario, d: &Document) -> Checked {
             .conflict(&[Key::Recompute], message)
             .with_help("use \"none\" or \"full\""));
     }
+    if t.recompute == Recompute::Pointwise && s.compile.mode == CompileMode::Off {
+        let message = "pointwise recompute happens inside fused kernels, and `compile.mode = \"off\"` fuses none";
+        return Err(d
+            .conflict(&[Key::Recompute, Key::Mode], message)
+            .with_help("set compile.mode = \"regions\", or train.recompute = \"selective\""));
+    }
     if t.lr_schedule == LrSchedule::Constant && d.says(Key::MinLr) {
         return Err(d
             .conflict(

@@ -145,7 +145,7 @@ fn padding_of_shared_gradients_needs_no_reader() {
 
 #[test]
 fn every_option_passes() {
-    const OPTIONS: [&[&str]; 34] = [
+    const OPTIONS: [&[&str]; 35] = [
         &[],
         &["fsdp.reshard_after_forward=false"],
         &["fsdp.reshard_after_forward=true"],
@@ -153,6 +153,7 @@ fn every_option_passes() {
         &["train.grad_accum=3"],
         &["train.recompute=full", "train.grad_accum=2"],
         &["train.recompute=selective"],
+        &["train.recompute=pointwise", "compile.mode=regions"],
         &["train.validate_every=2", "train.grad_accum=2"],
         &["train.validate_every=1", "fsdp.reshard_after_forward=false"],
         &["fsdp.allocator=caching"],

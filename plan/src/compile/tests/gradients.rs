@@ -3,6 +3,14 @@
 use super::interp::{Inputs, Rng, loss, train};
 use super::*;
 
+/// What compiled code may recompute.
+const RECOMPUTES: [Recompute; 4] = [
+    Recompute::None,
+    Recompute::Full,
+    Recompute::Selective,
+    Recompute::Pointwise,
+];
+
 #[test]
 fn backward_equals_finite_differences() {
     for family in FAMILIES {
@@ -158,7 +166,7 @@ fn compiling_changes_no_gradient() {
     for family in FAMILIES {
         let base = tiny(family);
         for mode in [CompileMode::Blocks, CompileMode::Regions, CompileMode::Full] {
-            for recompute in [Recompute::None, Recompute::Full, Recompute::Selective] {
+            for recompute in RECOMPUTES {
                 for loss in [Loss::Materialized, Loss::Chunked] {
                     let mut s = base.clone();
                     s.compile.mode = mode;
@@ -177,7 +185,7 @@ fn merging_projections_changes_no_gradient() {
     for family in FAMILIES {
         let base = tiny(family);
         for mode in [CompileMode::Blocks, CompileMode::Regions] {
-            for recompute in [Recompute::None, Recompute::Full, Recompute::Selective] {
+            for recompute in RECOMPUTES {
                 for merge in [
                     MergeProjections::Gradients,
                     MergeProjections::Qkv,

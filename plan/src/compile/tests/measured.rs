@@ -109,3 +109,22 @@ fn compiled_blocks_save_what_was_measured() {
     expected.insert(134_217_728, 16 + 16 + 16);
     assert_eq!(alive_at(&t, "log_softmax_backward"), expected);
 }
+
+/// Results of activations go with `pointwise`, and backward launches as many kernels as before: no kernel makes them alone.
+#[test]
+fn pointwise_recompute_saves_activations_for_no_kernel() {
+    let mut s = measured_1b();
+    s.compile.mode = CompileMode::Blocks;
+    let all = launches(&build(&s), &build(&s).backward);
+    s.train.recompute = Recompute::Pointwise;
+    let t = build(&s);
+    let mut expected: BTreeMap<u64, usize> = EAGER.iter().copied().collect();
+    // Of three times 16 remain the results of the two products before an activation.
+    expected.insert(134_217_728, 16 + 16);
+    assert_eq!(alive_at(&t, "log_softmax_backward"), expected);
+    assert_eq!(launches(&t, &t.backward), all);
+    // The kernel that goes back through the activation writes its result too: 3 reads, 3 writes.
+    let back = t.kernels.iter().find(|k| k.name.contains("silu_backward"));
+    let back = back.expect("activations are fused");
+    assert_eq!((back.read.0, back.written.0), (3 * 134_217_728, 3 * 134_217_728));
+}

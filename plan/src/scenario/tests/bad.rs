@@ -66,6 +66,7 @@ fn impossible_combinations() {
         &["model.preset=toy-cnn", "model.kernel=4"],
         &["model.preset=toy-cnn", "train.seq_len=8"],
         &["model.preset=toy-linear", "train.recompute=selective"],
+        &["train.recompute=pointwise"],
         &["mesh.dp_shard=12"],
         &["mesh.dp_shard=1048576", "mesh.dp_outer=1048576"],
         &["fsdp.policy=fsdp2", "fsdp.strategy=optim"],
