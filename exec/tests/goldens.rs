@@ -154,6 +154,8 @@ fn compiled_and_captured() {
         &["compile.mode=blocks", "fsdp.policy=fsdp2"],
         &["compile.mode=blocks", "compile.merge_projections=none"],
         &["compile.mode=blocks", "compile.merge_projections=all"],
+        &["compile.mode=blocks", "compile.epilogues=false"],
+        &["compile.mode=regions", "train.recompute=pointwise"],
         &[
             "compile.mode=regions",
             "compile.merge_projections=gradients",

@@ -38,7 +38,7 @@ const EACH: [&[&str]; 5] = [
     &["fsdp.strategy=optim_grads"],
     &["fsdp.policy=fsdp2"],
     &["fsdp.policy=megatron"],
-    &["compile.mode=full"],
+    &["compile.mode=full", "compile.epilogues=false"],
 ];
 /// Add micro-batches up and reduce once a step.
 const ONCE: [&[&str]; 4] = [

@@ -1,10 +1,11 @@
 //! From graphs to the tape: eager kernels, fusion, regions, liveness.
 //!
-//! `schedule` puts ops into steps (one kernel each), `merge` makes one product of several, `inplace` saves their
-//! readers memory, `kernel` describes a step's
+//! `schedule` puts ops into steps (one kernel each), `merge` makes one product of several, `epilogue` lets products add to
+//! something, `inplace` saves their readers memory, `kernel` describes a step's
 //! kernel, `emit` decides lifetimes and writes the tape, `expand` repeats the steps of a middle block for all middle blocks.
 
 mod emit;
+mod epilogue;
 mod expand;
 mod fuse;
 mod inplace;
@@ -164,7 +165,13 @@ fn full(scenario: &Scenario, tree: Tree, sharding: Sharding<'_>) -> Tape {
     let seed = build::seed(scenario, m.tokens);
     let mut backward = autodiff::differentiate(&mut m, scenario.train.recompute, seed);
     let recompute = scenario.train.recompute;
-    let plan = schedule::plan(&mut m, &mut backward, recompute, &scenario.compile, sharding);
+    let plan = schedule::plan(
+        &mut m,
+        &mut backward,
+        recompute,
+        &scenario.compile,
+        sharding,
+    );
     let tape = emit::emit(&m, &backward, &plan, sharding.is_unit);
     finish(scenario, m.tree, tape)
 }

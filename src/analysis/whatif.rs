@@ -74,7 +74,7 @@ pub struct WhatIf {
 }
 
 /// Keys of which every value is tried.
-const ALL_VALUES: [&str; 12] = [
+const ALL_VALUES: [&str; 13] = [
     "fsdp.policy",
     "fsdp.strategy",
     "fsdp.async_reduce",
@@ -85,6 +85,7 @@ const ALL_VALUES: [&str; 12] = [
     "fsdp.allocator",
     "fsdp.expandable_segments",
     "compile.merge_projections",
+    "compile.epilogues",
     "train.recompute",
     "train.loss",
 ];

@@ -7,8 +7,8 @@
 //! its forward; not an input of it).
 
 use super::schedule::Step;
-use crate::model::graph::{Act, Graph, Root};
-use crate::model::ops::Fusion;
+use crate::model::graph::{Act, Graph, Root, ValueId};
+use crate::model::ops::{Fusion, OpKind};
 use crate::model::tree::Blocks;
 
 pub(super) const NONE: u32 = u32::MAX;
@@ -132,14 +132,15 @@ impl Lives {
         }
     }
 
-    /// In generated kernels, lets results take over operands of the same size that are read in the same order and die.
+    /// In generated kernels and products that add, lets results take over operands of the same size that are read in the same order and die.
     fn reuse(&mut self, r: &Reuse<'_>) {
         for (s, step) in r.steps.iter().enumerate() {
             let generated = |&i: &u32| match r.g.ops[i as usize].act {
                 Act::Compute(kind) => matches!(kind.fusion(), Fusion::Pointwise | Fusion::Row),
                 Act::View(_) => false,
             };
-            if step.region != 0 && step.ops.iter().all(generated) {
+            if step.region != 0 && (step.ops.iter().all(generated) || added_to(r.g, step).is_some())
+            {
                 self.reuse_in(r, s as u32, step);
             }
         }
@@ -174,12 +175,25 @@ impl Lives {
             };
             let operands = ops()
                 .flat_map(|op| &op.inputs)
+                .filter(|&&x| added_to(g, step).is_none_or(|before| before == x))
                 .filter_map(|&x| g.buffer_of(x));
             if let Some(old) = operands.into_iter().find(|&old| fits(old) && whole(old)) {
                 self.takes[wi] = old;
                 self.taken[old as usize] = w;
             }
         }
+    }
+}
+
+/// What a step's product adds to: the only operand that its result may be written over.
+fn added_to(g: &Graph, step: &Step) -> Option<ValueId> {
+    let &[op] = &step.ops[..] else { return None };
+    let op = &g.ops[op as usize];
+    match op.act {
+        Act::Compute(OpKind::Gemm {
+            accumulate: true, ..
+        }) => op.inputs.last().copied(),
+        _ => None,
     }
 }
 

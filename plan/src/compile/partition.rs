@@ -133,8 +133,7 @@ impl Partition<'_> {
         let Act::Compute(kind) = self.g.ops[op as usize].act else {
             return false;
         };
-        self.o.region[op as usize] != 0
-            && matches!(kind.fusion(), Fusion::Pointwise | Fusion::Row)
+        self.o.region[op as usize] != 0 && matches!(kind.fusion(), Fusion::Pointwise | Fusion::Row)
     }
 
     /// Whether a fused kernel in the region where `b` is used first reads `leaf` in any case, so that making `b` from it reads

@@ -1,6 +1,6 @@
 //! Steps: which ops one kernel executes, in which order; which ops are compiled together.
 
-use super::{Sharding, fuse, inplace, merge, partition};
+use super::{Sharding, epilogue, fuse, inplace, merge, partition};
 use crate::autodiff::Backward;
 use crate::compile::tape::{Module, ModuleId, ModuleKind};
 use crate::model::graph::{Act, Graph, ModelGraph, View};
@@ -59,6 +59,9 @@ pub(super) fn plan(
     if mode != CompileMode::Off {
         guarded = regions(m, &mut o, mode, sharding.is_unit);
         merge::projections(m, &mut o, &mut b.ready, compile.merge_projections, sharding);
+        if compile.epilogues {
+            epilogue::additions(&mut m.graph, &mut o);
+        }
         partition::recompute_cheap(&mut m.graph, &mut o, recompute);
     }
     let eval = needed_for_loss(m, &o.forward);

@@ -373,7 +373,10 @@ fn every_combination_checks() {
     let axes: [(&str, &[&str]); 6] = [
         ("fsdp.policy", &["native", "fsdp2", "megatron"]),
         ("fsdp.reshard_after_forward", &["true", "false", "auto"]),
-        ("train.recompute", &["none", "full", "selective", "pointwise"]),
+        (
+            "train.recompute",
+            &["none", "full", "selective", "pointwise"],
+        ),
         ("train.grad_accum", &["1", "2"]),
         ("mesh.dp_outer", &["1", "2"]),
         ("compile.mode", &["off", "regions", "blocks", "full"]),

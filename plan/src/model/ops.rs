@@ -39,7 +39,7 @@ pub enum OpKind {
         tb: bool,
         /// Has the third input.
         bias: bool,
-        /// Adds to what `c` holds (`c` is then also the last input).
+        /// Adds to the last input, which has the shape and type of `c` and may be `c`.
         accumulate: bool,
     },
     /// `q, k, v -> out, lse[, seed, offset]`: softmax attention over `[batch, heads, seq, head_dim]` tensors of any strides; query

@@ -92,6 +92,7 @@ pub(crate) fn tiny(family: Family) -> Scenario {
             max_inflight_bytes: 0,
             memory_budget: 0.0,
             merge_projections: MergeProjections::None,
+            epilogues: false,
             cuda_graph: CudaGraph::Off,
         },
         gate: Gate::default(),

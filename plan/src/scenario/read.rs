@@ -450,6 +450,9 @@ fn compile(d: &Document) -> Compile {
             None if merges => MergeProjections::Qkv,
             _ => MergeProjections::None,
         },
+        epilogues: d
+            .flag(Key::Epilogues)
+            .unwrap_or(native && mode != CompileMode::Off),
         bucket_bytes: bytes(Key::BucketBytes).unwrap_or(100 << 20),
         max_inflight_bytes: bytes(Key::MaxInflightBytes).unwrap_or(5_000_000_000),
         memory_budget: d.number(Key::MemoryBudget).unwrap_or(0.05),

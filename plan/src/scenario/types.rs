@@ -442,6 +442,8 @@ pub struct Compile {
     pub memory_budget: f64,
     /// Linear layers that are one product.
     pub merge_projections: MergeProjections,
+    /// Additions to a product's result are part of the product.
+    pub epilogues: bool,
     /// CUDA-graph capture.
     pub cuda_graph: CudaGraph,
 }

@@ -409,9 +409,17 @@ fn compile(s: &Scenario, d: &Document) -> Checked {
     }
 }
 
-/// Merged products need compiled code and weights side by side.
+/// Merged products need compiled code and weights side by side, epilogues compiled code.
 fn merges(s: &Scenario, d: &Document) -> Checked {
     let c = &s.compile;
+    if c.epilogues && c.mode == CompileMode::Off {
+        return Err(d
+            .conflict(
+                &[Key::Epilogues, Key::Mode],
+                "epilogues are compiled code; with compile mode off every op is a kernel of its own",
+            )
+            .with_help("use mode regions, blocks or full, or epilogues false"));
+    }
     if c.merge_projections == MergeProjections::None {
         return Ok(());
     }

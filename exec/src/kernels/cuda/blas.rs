@@ -81,6 +81,18 @@ pub(super) struct Addresses {
     pub(super) workspace: CUdeviceptr,
 }
 
+/// A product that the library has for no shape.
+fn unsupported(p: &Product) -> Trouble {
+    let mut why = format!(
+        "cuBLASLt has no product of {} factors with a {} result",
+        p.factors, p.result
+    );
+    if p.factors == DType::F32 && p.result != DType::F32 {
+        why += "; precision.comm_grads = \"f32\" keeps the gradients of float32 weights in float32";
+    }
+    Trouble::Unsupported(why)
+}
+
 impl Blas {
     /// Opens the library for the current context.
     pub(super) fn new(gpu: &str, tf32: bool, choose: Choose) -> Result<Self, Trouble> {
@@ -301,6 +313,9 @@ impl Blas {
             sys::cublasLtMatmulPreferenceDestroy(pref);
             status
         };
+        if status == sys::cublasStatus_t::CUBLAS_STATUS_NOT_SUPPORTED {
+            return Err(unsupported(p));
+        }
         check("cublasLtMatmulAlgoGetHeuristic", status)?;
         let good = found[..count as usize]
             .iter()

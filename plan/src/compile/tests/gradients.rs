@@ -209,3 +209,77 @@ fn merging_projections_changes_no_gradient() {
         }
     }
 }
+
+/// A product may add what comes behind it, with every option that decides what else is read and kept.
+#[test]
+fn epilogues_change_no_gradient() {
+    for family in FAMILIES {
+        let base = tiny(family);
+        for mode in [CompileMode::Blocks, CompileMode::Regions, CompileMode::Full] {
+            for recompute in RECOMPUTES {
+                for merge in [MergeProjections::None, MergeProjections::All] {
+                    let mut s = base.clone();
+                    s.compile.mode = mode;
+                    s.compile.epilogues = true;
+                    s.compile.merge_projections = merge;
+                    s.train.recompute = recompute;
+                    assert_same(&base, &s);
+                }
+            }
+        }
+    }
+}
+
+/// Both residual connections of a block and the sum of two gradients are products' business: nothing adds them again, no
+/// product is more, and the sum of gradients lies where the first one did.
+#[test]
+fn epilogues_leave_no_additions() {
+    let mut s = tiny(Family::Llama);
+    s.compile.mode = CompileMode::Blocks;
+    let (layers, apart) = (s.model.layers as usize, build(&s));
+    s.compile.epilogues = true;
+    let t = build(&s);
+    let count = |t: &Tape, f: &dyn Fn(&Kernel) -> bool| {
+        let launches = t.forward.iter().chain(&t.backward);
+        let kernel = |op: &TapeOp| match op {
+            TapeOp::Launch { kernel, .. } => f(&t.kernels[kernel.index()]),
+            _ => false,
+        };
+        launches.filter(|op| kernel(op)).count()
+    };
+    let adds = |k: &Kernel| k.body.iter().any(|op| op.op == OpKind::Add);
+    let sums = |k: &Kernel| {
+        matches!(
+            k.body[..],
+            [BodyOp {
+                op: OpKind::Gemm {
+                    accumulate: true,
+                    ..
+                },
+                ..
+            }]
+        )
+    };
+    let products = |k: &Kernel| matches!(k.class, KernelClass::Gemm { .. });
+    assert_eq!(count(&t, &products), count(&apart, &products));
+    // Two in forward; queries, keys and values meet in two, gate and up in one.
+    assert_eq!((count(&apart, &sums), count(&t, &sums)), (0, 5 * layers));
+    let (before, after) = (count(&apart, &adds), count(&t, &adds));
+    // A kernel that went back through a norm added gate's and up's gradients too, and still adds the residual's.
+    assert!(after + 2 * layers <= before, "{before} {after}");
+    let written = |ops: &[TapeOp]| {
+        let over = ops.iter().filter(|op| match **op {
+            TapeOp::Launch {
+                kernel,
+                reads,
+                writes,
+                end,
+            } if sums(&t.kernels[kernel.index()]) => t.operands[reads as usize..writes as usize]
+                .iter()
+                .any(|r| r.source == t.operands[end as usize - 1].source),
+            _ => false,
+        });
+        over.count()
+    };
+    assert_eq!((written(&t.forward), written(&t.backward)), (0, 3 * layers));
+}

@@ -126,5 +126,8 @@ fn pointwise_recompute_saves_activations_for_no_kernel() {
     // The kernel that goes back through the activation writes its result too: 3 reads, 3 writes.
     let back = t.kernels.iter().find(|k| k.name.contains("silu_backward"));
     let back = back.expect("activations are fused");
-    assert_eq!((back.read.0, back.written.0), (3 * 134_217_728, 3 * 134_217_728));
+    assert_eq!(
+        (back.read.0, back.written.0),
+        (3 * 134_217_728, 3 * 134_217_728)
+    );
 }

@@ -134,6 +134,7 @@ fn impossible_combinations() {
         &["fsdp.frozen=[\"layers 1\"]"],
         &["compile.mode=full", "fsdp.policy=megatron"],
         &["compile.merge_projections=qkv"],
+        &["compile.epilogues=true"],
         &["compile.merge_projections=qkv", "compile.mode=full"],
         &[
             "compile.merge_projections=gradients",

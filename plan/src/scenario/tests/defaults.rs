@@ -74,6 +74,7 @@ fn defaults_of_the_native_policy() {
             max_inflight_bytes: 5_000_000_000,
             memory_budget: 0.05,
             merge_projections: MergeProjections::None,
+            epilogues: false,
             cuda_graph: CudaGraph::Off,
         }
     );
@@ -112,6 +113,17 @@ fn merged_projections_by_mode_and_policy() {
     assert_eq!(of(&["compile.mode=regions"]), M::Qkv);
     assert_eq!(of(&["compile.mode=blocks"]), M::Qkv);
     assert_eq!(of(&["compile.mode=full"]), M::None);
+    let epilogues = |set: &[&str]| minimal(set).unwrap().compile.epilogues;
+    assert!(
+        ["regions", "blocks", "full"]
+            .iter()
+            .all(|m| epilogues(&[&format!("compile.mode={m}")]))
+    );
+    assert!(!epilogues(&[]) && !epilogues(&["compile.mode=blocks", "fsdp.policy=fsdp2"]));
+    assert!(!epilogues(&[
+        "compile.mode=blocks",
+        "compile.epilogues=false"
+    ]));
     let none = "compile.merge_projections=none";
     assert_eq!(of(&["compile.mode=blocks", none]), M::None);
     assert_eq!(of(&[none]), M::None);

@@ -1,0 +1,156 @@
+//! Additions to a product's result become part of the product: its epilogue reads what is added and writes the sum, which is
+//! rounded once, and neither a kernel of its own nor the next one reads the product's result again.
+//!
+//! In a block these are the residual connections and, in backward, the gradients of an input that several layers read.
+
+use super::schedule::Orders;
+use crate::model::graph::{Act, Graph, Op, Root, Value, ValueId};
+use crate::model::ops::OpKind;
+use smallvec::SmallVec;
+use std::collections::BTreeSet;
+
+/// An addition that a product takes over.
+struct Fold {
+    product: u32,
+    add: u32,
+    /// What the product is added to.
+    other: ValueId,
+}
+
+/// Moves additions of compiled code into the products whose results nothing else reads.
+pub(super) fn additions(g: &mut Graph, o: &mut Orders) {
+    let mut gone = BTreeSet::new();
+    let mut uses = Uses::of(g, o);
+    let orders = [&o.forward, &o.backward];
+    for &add in orders.into_iter().flatten() {
+        if let Some(fold) = find(g, o, &uses, add) {
+            apply(g, &fold);
+            uses.merge(g, &fold);
+            gone.insert(add);
+        }
+    }
+    o.forward.retain(|op| !gone.contains(op));
+    o.backward.retain(|op| !gone.contains(op));
+}
+
+/// Ops that name each buffer, as places in the order of issue.
+struct Uses {
+    /// `(place, op, writes)` by buffer, in order.
+    of: Vec<SmallVec<[(u32, u32, bool); 4]>>,
+    /// Place of each op.
+    at: Vec<u32>,
+}
+
+impl Uses {
+    fn of(g: &Graph, o: &Orders) -> Self {
+        let mut uses = Self {
+            of: vec![SmallVec::new(); g.buffers.len()],
+            at: vec![u32::MAX; g.ops.len()],
+        };
+        for (at, &i) in o.forward.iter().chain(&o.backward).enumerate() {
+            uses.at[i as usize] = at as u32;
+            let op = &g.ops[i as usize];
+            if matches!(op.act, Act::View(_)) {
+                continue;
+            }
+            let named = op.inputs.iter().map(|v| (v, false));
+            for (&v, writes) in named.chain(op.outputs.iter().map(|v| (v, true))) {
+                if let Some(b) = g.buffer_of(v) {
+                    uses.of[b as usize].push((at as u32, i, writes));
+                }
+            }
+        }
+        uses
+    }
+
+    /// Notes that the product does what the addition did.
+    fn merge(&mut self, g: &Graph, fold: &Fold) {
+        let at = self.at[fold.product as usize];
+        let op = &g.ops[fold.product as usize];
+        for &v in op.inputs.iter().chain(&op.outputs) {
+            let Some(b) = g.buffer_of(v) else { continue };
+            for used in &mut self.of[b as usize] {
+                if used.1 == fold.add {
+                    (used.0, used.1) = (at, fold.product);
+                }
+            }
+            self.of[b as usize].sort_unstable();
+        }
+    }
+}
+
+/// The product that an op's addition can go to: of two, the later one.
+fn find(g: &Graph, o: &Orders, uses: &Uses, add: u32) -> Option<Fold> {
+    let op = &g.ops[add as usize];
+    let (Act::Compute(OpKind::Add), &[x, y], &[sum]) = (op.act, &op.inputs[..], &op.outputs[..])
+    else {
+        return None;
+    };
+    let fits = |v: ValueId| {
+        let (a, b) = (g.value(v), g.value(sum));
+        a.shape == b.shape && a.dtype == b.dtype && a.is_contiguous() && b.is_contiguous()
+    };
+    // A sum in a buffer of its own, of which nothing is there before.
+    let new = g.buffer_of(sum)?;
+    let first = uses.of[new as usize]
+        .iter()
+        .all(|u| u.0 >= uses.at[add as usize]);
+    if !fits(x) || !fits(y) || !first || g.value(x).root == g.value(y).root {
+        return None;
+    }
+    let folds = [(x, y), (y, x)].into_iter().filter_map(|(result, other)| {
+        let product = product(g, o, uses, add, result)?;
+        ready(g, uses, product, add, other).then_some(Fold {
+            product,
+            add,
+            other,
+        })
+    });
+    folds.max_by_key(|f| uses.at[f.product as usize])
+}
+
+/// The product whose whole result `v` is, if this addition alone reads it.
+fn product(g: &Graph, o: &Orders, uses: &Uses, add: u32, v: ValueId) -> Option<u32> {
+    let b = g.buffer_of(v)?;
+    let &[(_, i, true), (_, reader, false)] = &uses.of[b as usize][..] else {
+        return None;
+    };
+    let op: &Op = &g.ops[i as usize];
+    let Act::Compute(OpKind::Gemm {
+        accumulate: false, ..
+    }) = op.act
+    else {
+        return None;
+    };
+    let (whole, result) = (g.value(v), g.value(op.outputs[0]));
+    let all = |x: &Value| {
+        x.is_contiguous()
+            && x.offset == 0
+            && x.numel() * x.dtype.size() == g.buffers[b as usize].bytes
+    };
+    let region = |op: u32| o.region[op as usize];
+    (reader == add && all(whole) && all(result) && region(i) != 0 && region(i) == region(add))
+        .then_some(i)
+}
+
+/// Whether `v` has its value when the product runs, and keeps it until the addition.
+fn ready(g: &Graph, uses: &Uses, product: u32, add: u32, v: ValueId) -> bool {
+    let Root::Buffer(b) = g.value(v).root else {
+        return false;
+    };
+    let (from, to) = (uses.at[product as usize], uses.at[add as usize]);
+    let mut writes = uses.of[b as usize].iter().filter(|u| u.2);
+    writes.clone().any(|u| u.0 < from) && !writes.any(|u| u.0 >= from && u.0 <= to)
+}
+
+/// Makes the product write the sum.
+fn apply(g: &mut Graph, fold: &Fold) {
+    let sum = g.ops[fold.add as usize].outputs[0];
+    g.producer[sum.index()] = fold.product;
+    let op = &mut g.ops[fold.product as usize];
+    if let Act::Compute(OpKind::Gemm { accumulate, .. }) = &mut op.act {
+        *accumulate = true;
+    }
+    op.inputs.push(fold.other);
+    op.outputs[0] = sum;
+}
