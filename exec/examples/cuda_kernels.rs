@@ -355,7 +355,7 @@ mod bench {
         fn set_hyper(&mut self) -> Result<(), Failure> {
             // SAFETY: the block is 40 bytes, the memory 64.
             unsafe { result::memcpy_htod_sync(self.hyper.at, &hyper_block(&HYPER))? };
-            Ok(())
+            Ok(result::ctx::synchronize()?)
         }
 
         /// The first launch of each kernel with each combination of element types.
@@ -536,6 +536,8 @@ mod bench {
                     )?
                 };
             }
+            // A copy may be under way when the call returns, and the launch's stream does not wait for it.
+            result::ctx::synchronize()?;
             let shapes = self.shapes(id);
             let context = LaunchContext {
                 kernel,
@@ -699,6 +701,7 @@ mod bench {
                 }
                 first.insert(a.buffer.0, memory);
             }
+            result::ctx::synchronize()?;
             // As many sets of operands as the cache cannot hold, within reason.
             let sets = (COLD / bytes.max(1.0)).ceil().clamp(1.0, 16.0) as usize;
             let sets = sets.min((ROOM / held.max(1)).max(1) as usize);

@@ -19,6 +19,8 @@ impl Scratch {
             let it = Self { at };
             result::memset_d8_sync(at, byte, bytes as usize)
                 .map_err(Trouble::driver("cuMemsetD8"))?;
+            // The host does not wait for memory to be set, and other streams do not wait for the stream that sets it.
+            result::ctx::synchronize().map_err(Trouble::driver("cuCtxSynchronize"))?;
             Ok(it)
         }
     }

@@ -311,7 +311,10 @@ pub(super) unsafe fn set_workspace(k: &mut Kernels, at: CUdeviceptr) -> Result<(
         next += rounded(*bytes);
     }
     k.fault = next;
+    let named = |t: Trouble| Error::new("workspace", t);
     // SAFETY: the caller promised memory up to here and as much more.
     unsafe { result::memset_d8_sync(k.fault, 0, FOUND as usize) }
-        .map_err(|e| Error::new("workspace", Trouble::driver("cuMemsetD8")(e)))
+        .map_err(|e| named(Trouble::driver("cuMemsetD8")(e)))?;
+    // The host does not wait for memory to be set, and streams of our own do not wait for the stream that sets it.
+    result::ctx::synchronize().map_err(|e| named(Trouble::driver("cuCtxSynchronize")(e)))
 }
