@@ -2,7 +2,7 @@
 //!
 //! A row of a large vocabulary is longer than what a block may keep. It is divided among the blocks of a cluster, which keep
 //! their parts in shared memory and tell one another their maxima and sums. Parts are short enough for several blocks on a
-//! multiprocessor, so that one writes while another reads, and each reads its part of the next row while it is at one.
+//! multiprocessor, so that one writes while another reads.
 
 use super::tables::{NAN, contiguous, entry, id, lanes, slots};
 use super::{Entry, Module, Param, Refusal, Request, float, numel};
@@ -10,19 +10,14 @@ use crate::kernels::view;
 use shardlab_plan::program::{BodyOp, Place, Slot};
 use std::fmt::Write as _;
 
-/// Most bytes of a row that a block keeps: three blocks, with two rows each, find room on a multiprocessor of an H200.
-const PART: usize = 36 << 10;
+/// Most bytes of a row that a block keeps: three blocks find room on a multiprocessor of an H200.
+const PART: usize = 72 << 10;
 /// Shared memory of a multiprocessor, less a little for sums.
 const SHARED: usize = 224 << 10;
 /// Most blocks of a cluster that every GPU of this kind can place.
 const CLUSTER: usize = 8;
 /// Threads of a block that keeps its part.
-const THREADS: usize = 512;
-/// Clusters that a launch is made of, where it has as many rows: ten times what a GPU holds at once, so that the last ones are a
-/// small part of it.
-const TURNS: usize = 512;
-/// Most rows that a cluster takes one after another.
-const IN_TURN: usize = 8;
+const THREADS: usize = 384;
 
 /// What both forms of the kernel are made of.
 struct Pieces<'a> {
@@ -77,7 +72,7 @@ pub(super) fn generate(
     while cluster < CLUSTER && vectors.div_ceil(cluster) * vector > PART {
         cluster *= 2;
     }
-    let fits = 2 * vectors.div_ceil(cluster) * vector <= SHARED;
+    let fits = vectors.div_ceil(cluster) * vector <= SHARED;
     if vector == 16 && vectors >= THREADS && cluster <= CLUSTER && fits {
         kept(req, &p, cluster)
     } else {
@@ -121,37 +116,33 @@ impl Pieces<'_> {
     }
 }
 
-/// Every block of a cluster keeps its part of a row, and reads that of the next row meanwhile; the last one of the launch adds up
-/// the loss.
+/// Every block of a cluster keeps its part of the row; the last one of the launch adds up the loss.
 fn kept(req: &Request<'_>, p: &Pieces<'_>, cluster: usize) -> Result<Module, Refusal> {
     let (l, d) = (p.lanes, p.cols);
     let part = (d / l).div_ceil(cluster);
     let (threads, steps) = (THREADS, part.div_ceil(THREADS));
     let (lt, gt) = (req.memory(p.logits)?, req.memory(p.grad)?);
-    let resident = (SHARED / (2 * part * 16 + 1024)).clamp(1, 2048 / threads);
-    let each = (p.rows / TURNS).clamp(1, IN_TURN);
-    let clusters = p.rows.div_ceil(each);
+    let resident = (SHARED / (part * 16 + 1024)).clamp(1, 2048 / threads);
     let (shift, gradient) = p.gradients(p.is_fast(req)?);
     let pack = format!("Pack<{lt}, {l}>");
     let mut copies = String::new();
     let mut takes = String::new();
     for k in 0..steps {
-        // A group of copies a step, even of none, so that as many groups are always on their way.
-        let (also, guard) = if (k + 1) * threads <= (d / l).saturating_sub((cluster - 1) * part) {
-            (String::new(), String::new())
+        let guard = if (k + 1) * threads <= (d / l).saturating_sub((cluster - 1) * part) {
+            String::new()
         } else {
-            let within = format!("{}u + threadIdx.x < mine", k * threads);
-            (format!(" && {within}"), format!("if ({within}) "))
+            format!("if ({}u + threadIdx.x < mine) ", k * threads)
         };
-        let at = k * threads;
         let _ = writeln!(
             copies,
-            "    if (there{also}) copy16(next + {at}u + threadIdx.x, x + (u64)r * {d}u + ({at}u + threadIdx.x) * {l}u);\n    copy_done();",
+            "  {guard}copy16(row + {at}u + threadIdx.x, x + ({at}u + threadIdx.x) * {l}u);\n  copy_done();",
+            at = k * threads
         );
         let _ = writeln!(
             takes,
-            "    copy_wait<{}>();\n    {guard}{{\n      float a[{l}];\n      unpack<{lt}, {l}>(row[{at}u + threadIdx.x], a);\n      running<{l}>(m, s, a);\n    }}",
-            2 * steps - 1 - k,
+            "  copy_wait<{}>();\n  {guard}{{\n    float a[{l}];\n    unpack<{lt}, {l}>(row[{}u + threadIdx.x], a);\n    running<{l}>(m, s, a);\n  }}",
+            steps - 1 - k,
+            k * threads
         );
     }
     let (mut params, mut declared) = req.operands();
@@ -163,74 +154,56 @@ fn kept(req: &Request<'_>, p: &Pieces<'_>, cluster: usize) -> Result<Module, Ref
     ]);
     declared
         .extend(["double* part", "u32* tickets", "u64* fault", "u32 kernel"].map(str::to_owned));
-    let blocks = super::blocks(clusters * cluster, 1)?;
     let source = format!(
         "extern \"C\" __global__ void __cluster_dims__({cluster}, 1, 1) __launch_bounds__({threads}, {resident}) k0({args}) {{
   extern __shared__ uint4 shared[];
   __shared__ float sh[32];
-  // Two rows' maxima and sums: no block is two rows ahead of another.
-  __shared__ float2 told[2][{cluster}];
+  __shared__ float2 told[{cluster}];
+  {pack}* row = reinterpret_cast<{pack}*>(shared);
   cluster_arrive();
-  const u32 rank = blockIdx.x % {cluster}u, from = blockIdx.x / {cluster}u * {each}u;
+  const u32 rank = blockIdx.x % {cluster}u, r = blockIdx.x / {cluster}u;
   const u32 first = rank * {part}u;
   const u32 mine = {vectors}u - first < {part}u ? {vectors}u - first : {part}u;
-  const {lt}* const x = {x} + first * {l}u;
-  {gt}* const y = {y} + first * {l}u;
-  const auto take = [&](u32 r) {{
-    {pack}* const next = reinterpret_cast<{pack}*>(shared) + (r - from) % 2u * {part}u;
-    const bool there = r < {rows}u && r < from + {each}u;
-{copies}  }};
-  take(from);
-  cluster_wait();
-#pragma unroll 1
-  for (u32 r = from; r < from + {each}u && r < {rows}u; r++) {{
-    const u32 turn = (r - from) % 2u;
-    const {pack}* const row = reinterpret_cast<const {pack}*>(shared) + turn * {part}u;
-    // A thread reads what it copied itself, so that it may copy over what it has read.
-    take(r + 1);
-    const i64 label = {id};
-    const bool bad = bad_id(label, {d}, fault, kernel);
-    // Beyond every part if it lies in another block's.
-    const u32 hit = bad || (u32)label < first * {l}u ? 0xffffffffu : (u32)label - first * {l}u;
-    float m = -INF, s = 0.0f;
-{takes}    {{
-      const float top = row_all<Max, {threads}>(m, sh);
-      s = m == -INF ? s : s * expf(m - top);
-      s = row_all<Sum, {threads}>(s, sh);
-      m = top;
-    }}
-    if (threadIdx.x < {cluster}) tell(told[turn] + rank, threadIdx.x, m, s);
-    cluster_arrive();
-    cluster_wait();
-    float top = -INF, all = 0.0f;
-    for (u32 k = 0; k < {cluster}; k++) top = max_(top, told[turn][k].x);
-    for (u32 k = 0; k < {cluster}; k++)
-      all += told[turn][k].x == -INF ? told[turn][k].y : told[turn][k].y * expf(told[turn][k].x - top);
-    const float z = top + logf(all);
-    {shift}
-    if (bad && rank == 0 && threadIdx.x == 0) part[r] = (double){NAN};
-#pragma unroll
-    for (u32 k = 0; k < {steps}; k++) {{
-      const u32 c = k * {threads}u + threadIdx.x;
-      if (c >= mine) break;
-      float a[{l}];
-      unpack<{lt}, {l}>(row[c], a);
-      if (hit - c * {l}u < {l}u) {{
-#pragma unroll
-        for (int v = 0; v < {l}; v++)
-          if (c * {l}u + v == hit) part[r] = (double)z - (double)a[v];
-      }}
-#pragma unroll
-      for (int v = 0; v < {l}; v++) a[v] = {gradient};
-      if (hit - c * {l}u < {l}u) {{
-#pragma unroll
-        for (int v = 0; v < {l}; v++)
-          if (c * {l}u + v == hit) a[v] -= {factor};
-      }}
-      store_once<{gt}, {l}>(y + (u64)r * {d}u + c * {l}u, a);
-    }}
+  const {lt}* x = {x} + (u64)r * {d}u + first * {l}u;
+  {gt}* y = {y} + (u64)r * {d}u + first * {l}u;
+{copies}  const i64 label = {id};
+  const bool bad = bad_id(label, {d}, fault, kernel);
+  // Beyond every part if it lies in another block's.
+  const u32 hit = bad || (u32)label < first * {l}u ? 0xffffffffu : (u32)label - first * {l}u;
+  float m = -INF, s = 0.0f;
+{takes}  {{
+    const float top = row_all<Max, {threads}>(m, sh);
+    s = m == -INF ? s : s * expf(m - top);
+    s = row_all<Sum, {threads}>(s, sh);
+    m = top;
   }}
-  if (!is_last(tickets, {blocks}u)) return;
+  cluster_wait();
+  if (threadIdx.x < {cluster}) tell(told + rank, threadIdx.x, m, s);
+  cluster_arrive();
+  cluster_wait();
+  float top = -INF, all = 0.0f;
+  for (u32 k = 0; k < {cluster}; k++) top = max_(top, told[k].x);
+  for (u32 k = 0; k < {cluster}; k++) all += told[k].x == -INF ? told[k].y : told[k].y * expf(told[k].x - top);
+  const float z = top + logf(all);
+  {shift}
+  const bool owner = bad ? rank == 0 : hit < mine * {l}u;
+  if (owner && threadIdx.x == 0)
+    part[r] = bad ? (double){NAN} : (double)z - (double)up(reinterpret_cast<const {lt}*>(shared)[hit]);
+#pragma unroll
+  for (u32 k = 0; k < {steps}; k++) {{
+    const u32 c = k * {threads}u + threadIdx.x;
+    if (c >= mine) break;
+    float a[{l}];
+    unpack<{lt}, {l}>(row[c], a);
+#pragma unroll
+    for (int v = 0; v < {l}; v++) a[v] = {gradient};
+    if (hit - c * {l}u < {l}u)
+#pragma unroll
+      for (int v = 0; v < {l}; v++)
+        if (c * {l}u + v == hit) a[v] -= {factor};
+    store_once<{gt}, {l}>(y + c * {l}u, a);
+  }}
+  if (!owner || !is_last(tickets, {rows}u)) return;
 {total}}}
 ",
         args = declared.join(", "),
@@ -242,8 +215,9 @@ fn kept(req: &Request<'_>, p: &Pieces<'_>, cluster: usize) -> Result<Module, Ref
         rows = p.rows,
         total = p.total(req, threads)?,
     );
+    let blocks = super::blocks(p.rows * cluster, 1)?;
     let k0 = Entry {
-        shared: (2 * part * 16) as u32,
+        shared: (part * 16) as u32,
         ..entry("k0", [blocks, 1, 1], threads as u32, &params)
     };
     Ok(Module {
