@@ -9,6 +9,20 @@ pub(super) struct Writer<W: Write> {
     first_arg: bool,
 }
 
+/// Microseconds as whole nanoseconds, rounded down: what readers keep. A slice that ends where the next one begins still does
+/// then; a nanosecond too long, it would overlap the next one, and Perfetto drops slices that overlap
+/// (`slice_drop_overlapping_complete_event`).
+fn nanos(micros: f64) -> i64 {
+    // Through picoseconds, so that no sum of floating-point numbers falls short of the nanosecond that it means.
+    ((micros * 1e6).round() as i64).div_euclid(1000)
+}
+
+/// Nanoseconds in microseconds, exactly.
+fn micros(nanos: i64) -> String {
+    let (whole, rest) = (nanos / 1000, nanos % 1000);
+    format!("{whole}.{rest:03}")
+}
+
 /// A JSON string with its quotes.
 fn quoted(text: &str) -> String {
     // A string always has a JSON form.
@@ -66,10 +80,12 @@ impl<W: Write> Writer<W> {
         length: f64,
     ) -> io::Result<()> {
         self.separate()?;
+        let (from, to) = (nanos(start), nanos(start + length.max(0.0)));
         write!(
             self.out,
-            "{{\"ph\":\"X\",\"pid\":{pid},\"tid\":{tid},\"ts\":{start},\"dur\":{},\"cat\":\"{category}\",\"name\":{},\"args\":{{",
-            length.max(0.0),
+            "{{\"ph\":\"X\",\"pid\":{pid},\"tid\":{tid},\"ts\":{},\"dur\":{},\"cat\":\"{category}\",\"name\":{},\"args\":{{",
+            micros(from),
+            micros(to - from),
             quoted(name)
         )
     }
@@ -79,7 +95,8 @@ impl<W: Write> Writer<W> {
         self.separate()?;
         write!(
             self.out,
-            "{{\"ph\":\"C\",\"pid\":{pid},\"ts\":{at},\"name\":{},\"args\":{{",
+            "{{\"ph\":\"C\",\"pid\":{pid},\"ts\":{},\"name\":{},\"args\":{{",
+            micros(nanos(at)),
             quoted(name)
         )
     }
@@ -98,7 +115,8 @@ impl<W: Write> Writer<W> {
         let bind = if ph == "f" { ",\"bp\":\"e\"" } else { "" };
         write!(
             self.out,
-            "{{\"ph\":\"{ph}\",\"cat\":\"flow\",\"id\":{id},\"pid\":{pid},\"tid\":{tid},\"ts\":{at},\"name\":{}{bind}}}",
+            "{{\"ph\":\"{ph}\",\"cat\":\"flow\",\"id\":{id},\"pid\":{pid},\"tid\":{tid},\"ts\":{},\"name\":{}{bind}}}",
+            micros(nanos(at)),
             quoted(name)
         )
     }
