@@ -132,7 +132,8 @@ impl Lives {
         }
     }
 
-    /// In generated kernels and products that add, lets results take over operands of the same size that are read in the same order and die.
+    /// In generated kernels, and products that add, lets results take over operands of the same size that are read in the same
+    /// order and die.
     fn reuse(&mut self, r: &Reuse<'_>) {
         for (s, step) in r.steps.iter().enumerate() {
             let generated = |&i: &u32| match r.g.ops[i as usize].act {
