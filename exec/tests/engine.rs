@@ -169,6 +169,9 @@ fn schedules_do_not_change_results() {
     for set in [
         &["fsdp.prefetch_forward=0", "fsdp.prefetch_backward=0"][..],
         &["fsdp.prefetch_forward=2", "fsdp.prefetch_backward=2"],
+        &["fsdp.prefetch_next_step=1"],
+        &["fsdp.prefetch_next_step=3", "fsdp.allocator=caching"],
+        &["fsdp.prefetch_next_step=2", "fsdp.prefetch_forward=2"],
         &["fsdp.reduce_in_flight=1"],
         &["fsdp.reduce_in_flight=3"],
         &["fsdp.allocator=caching"],

@@ -195,7 +195,7 @@ rules! {
         "a captured scope finds its buffers where they were",
         "INV-31, INV-54, Megatron-LM #4810: replay into memory that had moved";
     Unsharded = "INV-61", Memory, Error,
-        "no full weights outlive the step",
+        "no full weights but those of the next step outlive the step",
         "INV-61: units gathered again after their backward stayed full";
 }
 

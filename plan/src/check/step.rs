@@ -383,7 +383,11 @@ impl Walk<'_> {
                 },
                 1,
             );
-            if is && !was && !(section.kind == SectionKind::First && may_persist(p, d)) {
+            // Gathered behind the optimizer's update, for the next step: that they are fresh is another rule's business.
+            let ahead = |a: InstrId| p.instrs[a.index()].phase == Phase::Optimizer;
+            let stays =
+                may_persist(p, d) || gathers(d.role) && self.cells[i].allocated.is_some_and(ahead);
+            if is && !was && !(section.kind == SectionKind::First && stays) {
                 let rule = if gathers(d.role) {
                     RuleId::Unsharded
                 } else {

@@ -99,6 +99,13 @@ impl Builder {
         self.first_only.extend(from..self.instrs.len() as u32);
     }
 
+    /// Marks instructions that were emitted last as belonging to the first step only.
+    pub(crate) fn only_in_first(&mut self, instrs: std::ops::Range<u32>) {
+        self.first_only.extend(instrs);
+        // Later steps record none of their events.
+        self.new_section();
+    }
+
     pub(crate) fn buffer(&mut self, new: NewBuffer) -> BufferId {
         let id = BufferId(self.buffers.len() as u32);
         self.buffers.push(Buffer {

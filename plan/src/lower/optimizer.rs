@@ -105,7 +105,8 @@ pub(crate) fn step<L: Lifecycle>(cx: &mut Cx<'_>, life: &mut L) {
             });
         }
     }
-    for (index, state) in states.iter().enumerate() {
+    for index in life.update_order(cx, states.len()) {
+        let state = &states[index];
         cx.b.at(state.unit, Phase::Optimizer);
         life.before_state(cx, index, false);
         let mut reads = Vec::with_capacity(state.items.len() * 4 + 1);

@@ -42,6 +42,10 @@ pub(crate) trait Lifecycle {
     fn grad(&mut self, cx: &mut Cx<'_>, p: ParamId) -> Location;
     /// What the optimizer works on, after `backward_end` of the last micro-batch.
     fn optimizer_state(&mut self, cx: &mut Cx<'_>) -> Vec<optimizer::ShardState>;
+    /// In which order the states of `optimizer_state`, so many, are updated; a norm is summed in their own.
+    fn update_order(&self, _cx: &Cx<'_>, states: usize) -> Vec<usize> {
+        (0..states).collect()
+    }
     /// A captured iteration contains the optimizer too, not only forward and backward.
     fn captures_optimizer(&self) -> bool {
         false

@@ -63,6 +63,7 @@ pub(crate) fn tiny(family: Family) -> Scenario {
             reshard_after_forward: Reshard::Always,
             prefetch_forward: Prefetch::Implicit,
             prefetch_backward: Prefetch::Implicit,
+            prefetch_next_step: 0,
             reduce_in_flight: 1,
             async_reduce: true,
             copy_engine_gather: false,

@@ -318,6 +318,7 @@ fn fsdp(d: &Document, mesh: &Mesh) -> Result<Fsdp, ScenarioError> {
         },
         prefetch_forward: ahead(Key::PrefetchForward),
         prefetch_backward: ahead(Key::PrefetchBackward),
+        prefetch_next_step: d.small(Key::PrefetchNextStep).unwrap_or(0),
         reduce_in_flight: d
             .small(Key::ReduceInFlight)
             .unwrap_or(if fsdp2 { 1 } else { 2 }),

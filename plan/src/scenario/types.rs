@@ -310,6 +310,8 @@ pub struct Fsdp {
     pub prefetch_forward: Prefetch,
     /// Prefetch in backward.
     pub prefetch_backward: Prefetch,
+    /// Units that the end of a step gathers for the next one.
+    pub prefetch_next_step: u32,
     /// Gradient buffers that may be in flight (at least 1).
     pub reduce_in_flight: u32,
     /// Reduce on a side stream.

@@ -319,6 +319,7 @@ fn reduction(s: &Scenario, d: &Document) -> Checked {
         return Err(d.conflict(&keys, "`average_in_collective` divides gradients by the ranks, `per_token_loss` wants their sum")
             .with_help("set one of the two to false"));
     }
+    next_step(s, d)?;
     copy_engines(s, d)
 }
 
@@ -339,6 +340,43 @@ fn exchange(s: &Scenario, d: &Document) -> Checked {
             .with_help("use strategy optim_grads or optim_grads_params"));
     }
     Ok(())
+}
+
+/// What can gather at the end of a step.
+fn next_step(s: &Scenario, d: &Document) -> Checked {
+    let f = &s.fsdp;
+    if f.prefetch_next_step == 0 {
+        return Ok(());
+    }
+    let (keys, why): (&[Key], _) = if f.policy != PolicyKind::Native
+        || s.compile.mode == CompileMode::Full
+    {
+        (
+            &[Key::Policy, Key::Mode],
+            "is an option of policy native outside compile mode full",
+        )
+    } else if !mesh::weight_sharded(f.strategy) {
+        (
+            &[Key::Strategy],
+            "gathers sharded weights; with this strategy they rest in full",
+        )
+    } else if f.offload.any() {
+        (
+            &[Key::Offload],
+            "gathers what the optimizer has just left on the device; `offload` takes it away",
+        )
+    } else if s.compile.cuda_graph == CudaGraph::FullIteration {
+        (
+            &[Key::CudaGraph],
+            "has the first step begin with a gather that later ones lack, which a captured iteration cannot",
+        )
+    } else {
+        return Ok(());
+    };
+    let keys: Vec<Key> = [&[Key::PrefetchNextStep], keys].concat();
+    Err(d
+        .conflict(&keys, format!("`prefetch_next_step` {why}"))
+        .with_help("set prefetch_next_step = 0"))
 }
 
 fn copy_engines(s: &Scenario, d: &Document) -> Checked {

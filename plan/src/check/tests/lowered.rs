@@ -145,7 +145,7 @@ fn padding_of_shared_gradients_needs_no_reader() {
 
 #[test]
 fn every_option_passes() {
-    const OPTIONS: [&[&str]; 35] = [
+    const OPTIONS: [&[&str]; 39] = [
         &[],
         &["fsdp.reshard_after_forward=false"],
         &["fsdp.reshard_after_forward=true"],
@@ -154,6 +154,22 @@ fn every_option_passes() {
         &["train.recompute=full", "train.grad_accum=2"],
         &["train.recompute=selective"],
         &["train.recompute=pointwise", "compile.mode=regions"],
+        &["fsdp.prefetch_next_step=1"],
+        &[
+            "fsdp.prefetch_next_step=2",
+            "train.grad_accum=2",
+            "train.validate_every=2",
+        ],
+        &[
+            "fsdp.prefetch_next_step=3",
+            "mesh.dp_outer=2",
+            "fsdp.outer_strategy=optim",
+        ],
+        &[
+            "fsdp.prefetch_next_step=64",
+            "fsdp.copy_engine_gather=true",
+            "fsdp.copy_engine_reduce=true",
+        ],
         &["train.validate_every=2", "train.grad_accum=2"],
         &["train.validate_every=1", "fsdp.reshard_after_forward=false"],
         &["fsdp.allocator=caching"],

@@ -5,6 +5,7 @@
 //! - gathers run up to the prefetch depth or element budget ahead, never in recompute;
 //! - at most `reduce_in_flight` full gradient buffers are live, the one being written included;
 //! - backward gathers only the units of which one of its kernels reads a weight;
+//! - at the end of a step the units that the next one begins with may be gathered, as soon as they are updated;
 //! - the final callback fences, it does no hidden work; in a step's last backward the fence is one a group, before the
 //!   optimizer's launch on it, and groups are updated in the order of their reductions.
 
@@ -55,6 +56,8 @@ pub(crate) struct Native {
     read_in_backward: Vec<bool>,
     /// Events of offloaded optimizer state on its way to the device.
     coming: VecDeque<EventId>,
+    /// Units that are gathered at the end of a step for the next one, in forward order.
+    ahead: Vec<UnitId>,
     in_flight: usize,
     first: bool,
     last: bool,
@@ -70,6 +73,18 @@ impl Native {
         let comms = cx.communicators(separate);
         let flat = Flat::new(cx, comms, streams, false);
         let units = cx.units.len();
+        let ahead = if flat.weight_sharded() {
+            let with_weights = cx
+                .forward_order
+                .iter()
+                .filter(|u| !cx.unit(**u).groups.is_empty());
+            with_weights
+                .take(cx.scenario.fsdp.prefetch_next_step as usize)
+                .copied()
+                .collect()
+        } else {
+            Vec::new()
+        };
         Self {
             flat,
             gathered: vec![None; units],
@@ -81,6 +96,7 @@ impl Native {
             reduced: Vec::new(),
             read_in_backward: read_in_backward(cx),
             coming: VecDeque::new(),
+            ahead,
             in_flight,
             first: true,
             last: true,
@@ -217,6 +233,36 @@ impl Native {
         cx.b.join(Rule::ReshardGroup, COMPUTE, self.flat.streams.gather);
     }
 
+    /// Gathers the units of the next step's begin, in the first step of all: later ones find them gathered.
+    fn gather_first(&mut self, cx: &mut Cx<'_>) {
+        let from = cx.b.instrs.len() as u32;
+        for unit in self.ahead.clone() {
+            self.unshard(cx, unit, Rule::Prefetch);
+            self.gathered[unit.index()] = None;
+        }
+        cx.b.join(Rule::Prefetch, self.flat.streams.gather, COMPUTE);
+        let to = cx.b.instrs.len() as u32;
+        cx.b.only_in_first(from..to);
+    }
+
+    /// Gathers a unit for the next step once the optimizer's state `index`, its last one, has been updated.
+    fn gather_ahead(&mut self, cx: &mut Cx<'_>, index: usize) {
+        let unit = |r: &Reduced| cx.group(r.group).unit;
+        let Some(now) = self.reduced.get(index).map(unit) else {
+            return;
+        };
+        let more = self.reduced[index + 1..].iter().any(|r| unit(r) == now);
+        if more || !self.ahead.contains(&now) {
+            return;
+        }
+        cx.b.join(Rule::Prefetch, COMPUTE, self.flat.streams.gather);
+        // As in a first micro-batch: an outer axis gathers what its ranks have updated.
+        let first = std::mem::replace(&mut self.first, true);
+        self.unshard(cx, now, Rule::Prefetch);
+        self.first = first;
+        self.gathered[now.index()] = None;
+    }
+
     /// Waits for reductions until fewer than `limit` gradient buffers are in flight, and frees theirs.
     fn drain(&mut self, cx: &mut Cx<'_>, limit: usize, rule: Rule) {
         while self.pending.len() > limit {
@@ -282,9 +328,14 @@ impl Native {
             return;
         };
         cx.b.wait(Rule::FinalFence, done, COMPUTE);
-        while let Some(p) = self.pending.front().filter(|p| p.done == done) {
+        // Reductions end in the order of their issue.
+        while self.pending.iter().any(|p| p.done == done) {
+            let Some(p) = self.pending.pop_front() else {
+                break;
+            };
             cx.b.free(Rule::ReduceRelease, p.buffer);
-            self.pending.pop_front();
+            let over = self.reduced.iter_mut().filter(|r| r.done == Some(p.done));
+            over.for_each(|r| r.done = None);
         }
     }
 
@@ -370,6 +421,9 @@ impl Lifecycle for Native {
             self.full.fill(false);
             self.gathered.fill(None);
         }
+        if self.first && cx.b.phase() != Phase::Validation && !self.ahead.is_empty() {
+            self.gather_first(cx);
+        }
     }
 
     fn pre_forward(&mut self, cx: &mut Cx<'_>, unit: UnitId) {
@@ -382,7 +436,10 @@ impl Lifecycle for Native {
         // Validation frees every unit: no backward will.
         let validation = cx.b.phase() == Phase::Validation;
         if validation && self.flat.weight_sharded() {
-            self.reshard(cx, unit);
+            // The next step begins with these.
+            if !self.ahead.contains(&unit) {
+                self.reshard(cx, unit);
+            }
         } else if cx.unit(unit).reshards {
             if let Reshard::Group(n) = cx.scenario.fsdp.reshard_after_forward {
                 self.keep_slice(cx, unit, n);
@@ -500,6 +557,20 @@ impl Lifecycle for Native {
         self.flat.optimizer_state(cx, order)
     }
 
+    /// What is gathered for the next step is updated in the middle: its reduction, one of the last, runs beside the updates before
+    /// it, its gather beside those after it.
+    fn update_order(&self, cx: &Cx<'_>, states: usize) -> Vec<usize> {
+        let next = |&i: &usize| {
+            self.reduced
+                .get(i)
+                .is_some_and(|r| self.ahead.contains(&cx.group(r.group).unit))
+        };
+        let (next, mut order): (Vec<usize>, Vec<usize>) = (0..states).partition(next);
+        let middle = order.len().div_ceil(2);
+        order.splice(middle..middle, next);
+        order
+    }
+
     fn captures_optimizer(&self) -> bool {
         true
     }
@@ -527,6 +598,9 @@ impl Lifecycle for Native {
     fn after_state(&mut self, cx: &mut Cx<'_>, index: usize, norm: bool) {
         if !norm && !late_norm(cx) {
             self.drop_grad(cx, index);
+        }
+        if !norm {
+            self.gather_ahead(cx, index);
         }
         if !self.flat.offloads() {
             return;
@@ -558,6 +632,9 @@ impl Lifecycle for Native {
             for index in 0..self.reduced.len() {
                 self.drop_grad(cx, index);
             }
+        }
+        if !self.ahead.is_empty() {
+            cx.b.join(Rule::StepEnd, self.flat.streams.gather, COMPUTE);
         }
     }
 }

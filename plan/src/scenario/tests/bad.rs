@@ -117,6 +117,13 @@ fn impossible_combinations() {
             "mesh.dp_shard=16",
             "mesh.gpus_per_node=8",
         ],
+        &["fsdp.prefetch_next_step=1", "fsdp.policy=fsdp2"],
+        &["fsdp.prefetch_next_step=1", "fsdp.strategy=optim_grads"],
+        &["fsdp.prefetch_next_step=1", "fsdp.offload=[\"params\"]"],
+        &[
+            "fsdp.prefetch_next_step=1",
+            "compile.cuda_graph=full_iteration",
+        ],
         &["fsdp.copy_engine_reduce=true", "fsdp.policy=fsdp2"],
         &["fsdp.copy_engine_reduce=true", "compile.mode=full"],
         &["fsdp.copy_engine_reduce=true", "fsdp.strategy=optim"],

@@ -50,6 +50,7 @@ fn defaults_of_the_native_policy() {
             reshard_after_forward: Reshard::Always,
             prefetch_forward: Prefetch::Depth(1),
             prefetch_backward: Prefetch::Depth(1),
+            prefetch_next_step: 0,
             reduce_in_flight: 2,
             async_reduce: true,
             separate_communicators: true,
