@@ -30,7 +30,7 @@ def goldens():
     together([case(n, w) for n in ("llama-tiny", "gpt2-tiny") for w in worlds], 1 if CPU else AT_ONCE)
 
 
-SMALL = ["small-native", "small-fsdp2", "small-megatron", "small-regions", "small-blocks", "small-merged", "small-engines", "small-pointwise", "small-full", "small-scopes", "small-iteration",
+SMALL = ["small-native", "small-fsdp2", "small-megatron", "small-regions", "small-blocks", "small-merged", "small-engines", "small-pointwise", "small-full", "small-next-step", "small-scopes", "small-iteration",
          "small-recompute", "small-accumulation", "small-double-buffer", "small-units", "small-frozen",
          "small-zero1", "small-zero2", "small-ddp", "small-gpt2", "small-encoder", "small-linear", "small-cnn", "small-offload"]
 # These have a mesh of their own, of 4.
@@ -75,6 +75,7 @@ SAME = {
     "prefetch 0": ["fsdp.prefetch_forward=0", "fsdp.prefetch_backward=0"],
     "prefetch 3": ["fsdp.prefetch_forward=3", "fsdp.prefetch_backward=3"],
     "one reduction in flight": ["fsdp.reduce_in_flight=1"],
+    "gathers for the next step": ["fsdp.prefetch_next_step=2"],
     "caching allocator": ['fsdp.allocator="caching"'],
     "captured scopes": ['compile.cuda_graph=["attn", "mlp"]'],
     "captured iteration": ['compile.cuda_graph="full_iteration"'],

@@ -27,6 +27,7 @@ OURS = {
     "ours compiled": BEST,
     "ours compiled, one chunk": [*BEST, ONE_CHUNK],
     "ours compiled, pointwise": [*BEST, POINTWISE],
+    "ours compiled, next step": [*BEST, "fsdp.prefetch_next_step=2"],
     "ours compiled, float32 sent": FLOATS,
     "ours compiled, no epilogues": [*BEST, "compile.epilogues=false"],
     "ours captured": [*BEST, CAPTURED],
@@ -48,7 +49,7 @@ PEERS = {
 # What counts first, for every size, then the rest, as far as time allows. Each list of peers runs in processes of its own:
 # Megatron-FSDP does not give its memory back.
 PASSES = [
-    ([["fsdp2 compiled", "fsdp2 eager"], ["megatron-fsdp compiled"]], ["ours compiled", "ours compiled, one chunk", "ours compiled, pointwise", "ours captured"]),
+    ([["fsdp2 compiled", "fsdp2 eager"], ["megatron-fsdp compiled"]], ["ours compiled", "ours compiled, one chunk", "ours compiled, pointwise", "ours compiled, next step", "ours captured"]),
     ([], ["ours eager", "ours compiled, float32 sent", "ours compiled, no epilogues", "ours compiled, reductions on SMs", "ours compiled, collectives on SMs", "ours compiled, all merged",
          "ours compiled, selective"]),
     ([["megatron-fsdp eager"], ["megatron-fsdp experimental eager"]], ["ours compiled, all logits"]),

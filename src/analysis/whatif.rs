@@ -91,10 +91,11 @@ const ALL_VALUES: [&str; 13] = [
 ];
 
 /// Keys with numbers or many spellings, and the values that are tried.
-const SOME_VALUES: [(&str, &[&str]); 8] = [
+const SOME_VALUES: [(&str, &[&str]); 9] = [
     ("fsdp.reshard_after_forward", &["true", "false", "auto"]),
     ("fsdp.prefetch_forward", &["0", "1", "2", "4"]),
     ("fsdp.prefetch_backward", &["0", "1", "2", "4"]),
+    ("fsdp.prefetch_next_step", &["0", "1", "2"]),
     ("fsdp.reduce_in_flight", &["1", "2", "4"]),
     ("train.loss_chunk_rows", &["1024", "4096", "16384"]),
     ("precision.comm_grads", &["f32", "bf16"]),

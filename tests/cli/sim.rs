@@ -35,6 +35,48 @@ fn at<'a>(value: &'a Value, path: &str) -> Option<&'a Value> {
     path.split('.').try_fold(value, |v, key| v.get(key))
 }
 
+/// The first gathers of a step, of the embedding and of a block, have nothing beside them, unless they run at the end of the step before.
+#[test]
+fn gathers_for_the_next_step_are_hidden_behind_updates() {
+    let run = |n: u32| {
+        let next = format!("fsdp.prefetch_next_step={n}");
+        let sets = [
+            "fsdp.policy=native",
+            "fsdp.copy_engine_gather=true",
+            "fsdp.copy_engine_reduce=true",
+            "compile.mode=regions",
+            "train.loss=chunked",
+            "train.recompute=none",
+            "mesh.hardware=h200-nvlink-exec",
+            &next,
+        ];
+        let sets = sets.iter().flat_map(|s| ["--set", s]);
+        let args: Vec<&str> = ["sim", "peers-8b", "--json"]
+            .into_iter()
+            .chain(sets)
+            .collect();
+        json(&args).pop().unwrap()
+    };
+    let (without, with) = (run(0), run(2));
+    let gathers = |r: &Value| {
+        at(r, "collectives.all_gather.exposed_ms")
+            .unwrap()
+            .as_f64()
+            .unwrap()
+    };
+    let step = |r: &Value| at(r, "step_ms.median").unwrap().as_f64().unwrap();
+    assert!(
+        gathers(&with) < 0.2 * gathers(&without),
+        "{} {}",
+        gathers(&with),
+        gathers(&without)
+    );
+    let gained = step(&without) - step(&with);
+    assert!(gained > 0.5 * gathers(&without), "{gained}");
+    let peak = "memory.peak_allocated_bytes";
+    assert_eq!(at(&with, peak), at(&without, peak));
+}
+
 #[test]
 fn json_is_one_object_a_run_with_every_promised_field() {
     let runs = json(&["sim", "peers-tiny", "toy-linear", "--json"]);

@@ -739,3 +739,45 @@ fn merging_keeps_gaps_out_of_the_layout() {
     ];
     assert_eq!(apart(&megatron), [true, false, false]);
 }
+
+/// The first units' gathers move from the begin of a step to the end of the one before: behind their update, beside those of others;
+/// only the first step begins with them.
+#[test]
+fn the_next_steps_first_units_are_gathered_beside_updates() {
+    let program = |n: u32| {
+        let sets = [format!("fsdp.prefetch_next_step={n}")];
+        plan(&parse("test", LLAMA, &sets).unwrap()).unwrap()
+    };
+    let gathers = |instrs: &[Instr], p: &Program, phase: Phase| {
+        let gather = |i: &&Instr| match i.op {
+            Op::Collective { id, .. } => {
+                i.phase == phase && p.collectives[id.index()].kind == CollectiveKind::AllGather
+            }
+            _ => false,
+        };
+        instrs.iter().filter(gather).count()
+    };
+    let (without, with) = (program(0), program(2));
+    let (a, b) = (steady(&without), steady(&with));
+    let forward = gathers(a, &without, Phase::Forward);
+    assert_eq!(gathers(a, &without, Phase::Optimizer), 0);
+    assert_eq!(gathers(b, &with, Phase::Forward), forward - 2);
+    assert_eq!(gathers(b, &with, Phase::Optimizer), 2);
+    let first = with.section_instrs(with.section(SectionKind::First).unwrap());
+    assert_eq!(gathers(first, &with, Phase::Forward), forward);
+    let update = |i: &Instr| i.rule == Rule::Optimizer && is_launch(i);
+    let gathered = |i: &Instr| i.phase == Phase::Optimizer && matches!(i.op, Op::Collective { .. });
+    let at: Vec<usize> = (0..b.len()).filter(|&i| gathered(&b[i])).collect();
+    let updates: Vec<usize> = (0..b.len()).filter(|&i| update(&b[i])).collect();
+    let units: Vec<UnitId> = at.iter().map(|&i| b[i].unit).collect();
+    for (&i, unit) in at.iter().zip(&units) {
+        let own = updates.iter().find(|&&u| b[u].unit == *unit).unwrap();
+        assert!(*own < i, "a gather before its unit's update");
+    }
+    let others = updates.iter().filter(|&&u| !units.contains(&b[u].unit));
+    let (before, after) = others.fold(
+        (0, 0),
+        |(x, y), &u| if u < at[0] { (x + 1, y) } else { (x, y + 1) },
+    );
+    assert!(before >= after && after + 1 >= before, "{before} {after}");
+}

@@ -55,6 +55,7 @@ shipped![
     "small-megatron",
     "small-merged",
     "small-native",
+    "small-next-step",
     "small-offload",
     "small-pointwise",
     "small-recompute",
