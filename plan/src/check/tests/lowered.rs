@@ -145,7 +145,7 @@ fn padding_of_shared_gradients_needs_no_reader() {
 
 #[test]
 fn every_option_passes() {
-    const OPTIONS: [&[&str]; 39] = [
+    const OPTIONS: [&[&str]; 40] = [
         &[],
         &["fsdp.reshard_after_forward=false"],
         &["fsdp.reshard_after_forward=true"],
@@ -155,6 +155,7 @@ fn every_option_passes() {
         &["train.recompute=selective"],
         &["train.recompute=pointwise", "compile.mode=regions"],
         &["fsdp.prefetch_next_step=1"],
+        &["fsdp.prefetch_next_step=3", "fsdp.frozen=[\"layers.0\"]"],
         &[
             "fsdp.prefetch_next_step=2",
             "train.grad_accum=2",

@@ -252,15 +252,22 @@ impl Native {
             return;
         };
         let more = self.reduced[index + 1..].iter().any(|r| unit(r) == now);
-        if more || !self.ahead.contains(&now) {
+        if !more && self.ahead.contains(&now) {
+            self.gather_for_next(cx, now);
+        }
+    }
+
+    /// Gathers a unit at the end of a step, unless it is full already.
+    fn gather_for_next(&mut self, cx: &mut Cx<'_>, unit: UnitId) {
+        if self.full[unit.index()] {
             return;
         }
         cx.b.join(Rule::Prefetch, COMPUTE, self.flat.streams.gather);
         // As in a first micro-batch: an outer axis gathers what its ranks have updated.
         let first = std::mem::replace(&mut self.first, true);
-        self.unshard(cx, now, Rule::Prefetch);
+        self.unshard(cx, unit, Rule::Prefetch);
         self.first = first;
-        self.gathered[now.index()] = None;
+        self.gathered[unit.index()] = None;
     }
 
     /// Waits for reductions until fewer than `limit` gradient buffers are in flight, and frees theirs.
@@ -632,6 +639,10 @@ impl Lifecycle for Native {
             for index in 0..self.reduced.len() {
                 self.drop_grad(cx, index);
             }
+        }
+        // Frozen ones have had no update to follow.
+        for unit in self.ahead.clone() {
+            self.gather_for_next(cx, unit);
         }
         if !self.ahead.is_empty() {
             cx.b.join(Rule::StepEnd, self.flat.streams.gather, COMPUTE);
