@@ -86,6 +86,7 @@ const ALL_VALUES: [&str; 13] = [
     "fsdp.expandable_segments",
     "compile.merge_projections",
     "compile.epilogues",
+    "compile.mix_order_reductions",
     "train.recompute",
     "train.loss",
 ];

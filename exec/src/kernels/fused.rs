@@ -1,4 +1,5 @@
-//! Bodies of row-local operations: one loop over blocks of rows, through a few float temporaries.
+//! Bodies of row-local operations: one loop over blocks of rows, through a few float temporaries. Sums over rows among them are
+//! done when the loop has ended.
 //!
 //! Every operation's result is rounded to its slot's type before another one uses it, so that a fused body computes what
 //! its operations would compute one by one, bit for bit. Integers inside a fused body go through floats, exact to 2^24.
@@ -9,8 +10,9 @@ mod plan;
 use super::convert;
 use super::error::Fault;
 use super::parallel;
+use super::reduce;
 use super::scratch::Scratch;
-use super::view::overlap;
+use super::view::{View, overlap};
 use crate::operand::RawRange;
 use plan::{Step, Touch, Use};
 use shardlab_plan::model::OpKind;
@@ -58,8 +60,9 @@ pub(super) fn run(
 ) -> Result<(), (usize, Fault)> {
     let mut steps: SmallVec<[Step<'_>; 1]> = SmallVec::with_capacity(body.len());
     for (i, op) in body.iter().enumerate() {
-        steps.push(plan::step(op, reads, writes).map_err(|f| (i, f))?);
+        steps.push(plan::step(i, op, reads, writes).map_err(|f| (i, f))?);
     }
+    plan::put_off_sums(&mut steps);
     let mut kept: SmallVec<[Scratch; 2]> = SmallVec::new();
     for place in plan::endangered(&steps) {
         let Place::Read(i) = place else { continue };
@@ -88,8 +91,12 @@ pub(super) fn run(
         }
     }
     for stage in &stages {
-        perform(&steps[stage.steps.clone()], stage.rows)
-            .map_err(|(i, f)| (stage.steps.start + i, f))?;
+        let steps = &steps[stage.steps.clone()];
+        let done = match steps {
+            [sum] if sum.is_sum() => sums(sum).map_err(|f| (0, f)),
+            _ => perform(steps, stage.rows),
+        };
+        done.map_err(|(i, f)| (steps[i].at, f))?;
     }
     Ok(())
 }
@@ -201,6 +208,13 @@ fn lay_out(steps: &[Step<'_>], rows: usize, block: usize) -> Layout {
         temps,
         floats,
     }
+}
+
+/// Sums over rows.
+fn sums(step: &Step<'_>) -> Result<(), Fault> {
+    let ins: SmallVec<[&View; 4]> = step.ins.iter().map(|t| &t.view).collect();
+    let outs: SmallVec<[&View; 2]> = step.outs.iter().map(|t| &t.view).collect();
+    reduce::norm_param_sums(step.cols, &ins, &outs)
 }
 
 /// Runs a stage, block by block.

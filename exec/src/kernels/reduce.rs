@@ -8,6 +8,7 @@ use super::scratch::Scratch;
 use super::view::{self, View};
 use super::wide::wide;
 use super::{Operands, norm, same, softmax};
+use shardlab_plan::model::OpKind;
 use smallvec::SmallVec;
 
 /// Rows of a partial column sum.
@@ -77,61 +78,65 @@ fn block<'b>(view: &View, d: usize, first: usize, n: usize, copy: &'b mut [f32])
     copy
 }
 
-/// `d_y, x, rstd -> d_w`.
-pub(super) fn rms_norm_weight_grad(o: &Operands<'_>) -> Result<(), Fault> {
-    o.expect(3, 1)?;
-    let (rows, d) = view::matrix(o.slot(false, 1)?);
-    let (dy, x, rstd, dw) = (o.input(0)?, o.input(1)?, o.input(2)?, o.output(0)?);
-    same("the output's gradient", rows * d, dy.numel)?;
-    same("the norm's statistic", rows, rstd.numel)?;
-    same("the weight's gradient", d, dw.numel)?;
-    let [mut a, mut b] = [ROWS * d, ROWS * d].map(Scratch::take);
-    let mut s = [0.0; ROWS];
-    columns(rows, &[&dw], |first, n, acc| {
-        rstd.load(first, &mut s[..n]);
-        let (dy, x) = (
-            block(&dy, d, first, n, &mut a),
-            block(&x, d, first, n, &mut b),
-        );
-        norm::rms_norm_weight_grad(dy, x, &s[..n], acc);
-    });
-    Ok(())
+/// Sums over rows for the gradients of a norm's parameters: `d_y, x, rstd -> d_w` or `d_y, x, mean, rstd -> d_w[, d_b]`.
+pub(super) fn norm_param_grads(o: &Operands<'_>) -> Result<(), Fault> {
+    let views = |outputs: bool, n: usize| -> Result<SmallVec<[View; 4]>, Fault> {
+        let view = |i| if outputs { o.output(i) } else { o.input(i) };
+        (0..n).map(view).collect()
+    };
+    let inputs = if o.op.op == OpKind::RmsNormWeightGrad {
+        3
+    } else {
+        4
+    };
+    o.expect(inputs, 1)?;
+    let outputs = (inputs - 2).min(o.op.outputs.len());
+    let d = view::matrix(o.slot(false, 1)?).1;
+    let (ins, outs) = (views(false, inputs)?, views(true, outputs)?);
+    norm_param_sums(
+        d,
+        &ins.iter().collect::<SmallVec<[_; 4]>>(),
+        &outs.iter().collect::<SmallVec<[_; 2]>>(),
+    )
 }
 
-/// `d_y, x, mean, rstd -> d_w[, d_b]`.
-pub(super) fn layer_norm_param_grad(o: &Operands<'_>) -> Result<(), Fault> {
-    o.expect(4, 1)?;
-    let (rows, d) = view::matrix(o.slot(false, 1)?);
-    let (dy, x, mean, rstd) = (o.input(0)?, o.input(1)?, o.input(2)?, o.input(3)?);
-    let dw = o.output(0)?;
-    let db = if o.op.outputs.len() > 1 {
-        Some(o.output(1)?)
-    } else {
-        None
+/// The same from views: three inputs of an RMS norm, four of a layer norm; rows have `d` elements.
+pub(super) fn norm_param_sums(d: usize, ins: &[&View], outs: &[&View]) -> Result<(), Fault> {
+    let missing = Fault::Count {
+        what: "inputs",
+        needed: 3,
+        found: ins.len(),
     };
-    same("the output's gradient", rows * d, dy.numel)?;
-    same("the mean", rows, mean.numel)?;
-    same("the deviation", rows, rstd.numel)?;
-    same("the weight's gradient", d, dw.numel)?;
-    if let Some(db) = &db {
-        same("the bias' gradient", d, db.numel)?;
+    let [dy, x, stats @ ..] = ins else {
+        return Err(missing);
+    };
+    let rows = x.numel / d.max(1);
+    same("the output's gradient", x.numel, dy.numel)?;
+    for s in stats {
+        same("a norm's statistic", rows, s.numel)?;
+    }
+    for out in outs {
+        same("the gradient of a norm's parameter", d, out.numel)?;
     }
     let [mut a, mut b] = [ROWS * d, ROWS * d].map(Scratch::take);
     let (mut m, mut s) = ([0.0; ROWS], [0.0; ROWS]);
-    let out: &[&View] = match &db {
-        Some(db) => &[&dw, db],
-        None => &[&dw],
-    };
-    columns(rows, out, |first, n, acc| {
-        mean.load(first, &mut m[..n]);
-        rstd.load(first, &mut s[..n]);
-        let (dy, x) = (
-            block(&dy, d, first, n, &mut a),
-            block(&x, d, first, n, &mut b),
-        );
-        let (dw, db) = acc.split_at_mut(d);
-        norm::layer_norm_param_grad(dy, x, &m[..n], &s[..n], dw, db);
-    });
+    match stats {
+        [rstd] => columns(rows, outs, |first, n, acc| {
+            rstd.load(first, &mut s[..n]);
+            let dy = block(dy, d, first, n, &mut a);
+            let x = block(x, d, first, n, &mut b);
+            norm::rms_norm_weight_grad(dy, x, &s[..n], acc);
+        }),
+        [mean, rstd] => columns(rows, outs, |first, n, acc| {
+            mean.load(first, &mut m[..n]);
+            rstd.load(first, &mut s[..n]);
+            let dy = block(dy, d, first, n, &mut a);
+            let x = block(x, d, first, n, &mut b);
+            let (dw, db) = acc.split_at_mut(d);
+            norm::layer_norm_param_grad(dy, x, &m[..n], &s[..n], dw, db);
+        }),
+        _ => return Err(missing),
+    }
     Ok(())
 }
 

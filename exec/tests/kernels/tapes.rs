@@ -386,11 +386,16 @@ fn assert_close(name: &str, t: &Tape, got: &Outcome, want: &Outcome, tolerance: 
     }
 }
 
-const VARIANTS: [&[&str]; 9] = [
+const VARIANTS: [&[&str]; 11] = [
     &[],
     &["compile.mode=\"blocks\""],
     &["compile.mode=\"regions\""],
     &["compile.mode=\"full\""],
+    &[
+        "compile.mode=\"regions\"",
+        "compile.mix_order_reductions=true",
+    ],
+    &["compile.mode=\"full\"", "compile.mix_order_reductions=true"],
     &["train.recompute=\"full\""],
     &["train.recompute=\"selective\"", "compile.mode=\"blocks\""],
     &["train.recompute=\"full\"", "compile.mode=\"full\""],

@@ -2,7 +2,8 @@
 //!
 //! Ops are taken in order. A fusible op joins the kernel of a producer, or of an op that reads the same large tensor, when both
 //! run over the same elements and no path leads from that kernel through another one back to the op. Library kernels and
-//! column reductions stay alone.
+//! column reductions stay alone; where orders of reduction may be mixed, the sums over rows that make the gradient of a norm's
+//! weight belong to the kernel that goes back through the norm, which reads the same (torch's Inductor calls it the same).
 
 use crate::compile::tape::ModuleId;
 use crate::model::graph::{Act, Graph, ModelGraph, Op, Root};
@@ -64,6 +65,8 @@ struct Group {
 struct Fuser<'m> {
     g: &'m Graph,
     order: &'m [u32],
+    /// Sums over rows may join kernels over rows.
+    mixed: bool,
     /// Block (or outer module) of each module.
     blocks: Vec<ModuleId>,
     groups: Vec<Group>,
@@ -72,10 +75,12 @@ struct Fuser<'m> {
     readers: BTreeMap<Root, SmallVec<[u32; 4]>>,
 }
 
-/// Groups the ops of a region into kernels and yields them in an order that respects dependencies.
+/// Groups the ops of a region into kernels and yields them in an order that respects dependencies. `mixed`: kernels may sum
+/// over rows beside what they do in rows.
 pub(super) fn fuse(
     m: &ModelGraph,
     order: &[u32],
+    mixed: bool,
     mut emit: impl FnMut(SmallVec<[u32; 2]>, ModuleId),
 ) {
     let g = &m.graph;
@@ -87,6 +92,7 @@ pub(super) fn fuse(
     let mut f = Fuser {
         g,
         order: &order,
+        mixed,
         blocks: outer_modules(m),
         groups: Vec::with_capacity(order.len()),
         group_of: Vec::with_capacity(order.len()),
@@ -120,10 +126,16 @@ fn outer_modules(m: &ModelGraph) -> Vec<ModuleId> {
 }
 
 /// Elements an op runs over and the length of the rows it reduces; `None` for ops that are kernels of their own.
-fn domain(g: &Graph, op: &Op, kind: OpKind) -> Option<(u64, Option<u64>)> {
+fn domain(g: &Graph, op: &Op, kind: OpKind, mixed: bool) -> Option<(u64, Option<u64>)> {
     let value = |v| g.value(v);
     match kind.fusion() {
         Fusion::Extern | Fusion::Alone => None,
+        Fusion::Column if !mixed => None,
+        // `d_y, x, ..`: as many sums as `x` has columns.
+        Fusion::Column => Some((
+            value(op.inputs[1]).numel(),
+            Some(value(op.inputs[1]).cols()),
+        )),
         Fusion::Pointwise => Some((value(op.outputs[0]).numel(), None)),
         Fusion::Row => {
             let x = match kind {
@@ -175,7 +187,7 @@ impl Fuser<'_> {
     fn place(&mut self, at: u32) {
         let op = self.op(at);
         let Act::Compute(kind) = op.act else { return };
-        let shape = domain(self.g, op, kind);
+        let shape = domain(self.g, op, kind, self.mixed);
         let owner = op
             .inputs
             .iter()

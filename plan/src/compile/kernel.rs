@@ -217,8 +217,10 @@ impl<'g> Describe<'g> {
         }
         self.flops += flops(self.g, op, kind);
         let class = class(self.g, op, kind);
-        if kind.fusion() == Fusion::Row && self.row != Some(KernelClass::Softmax) {
-            self.row = Some(class);
+        match kind.fusion() {
+            Fusion::Row if self.row != Some(KernelClass::Softmax) => self.row = Some(class),
+            Fusion::Column => self.row = self.row.or(Some(class)),
+            _ => {}
         }
         self.class = Some(class);
         self.body.push(BodyOp {

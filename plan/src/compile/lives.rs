@@ -7,7 +7,7 @@
 //! its forward; not an input of it).
 
 use super::schedule::Step;
-use crate::model::graph::{Act, Graph, Root, ValueId};
+use crate::model::graph::{Act, Graph, Op, Root, ValueId};
 use crate::model::ops::{Fusion, OpKind};
 use crate::model::tree::Blocks;
 
@@ -137,7 +137,7 @@ impl Lives {
     fn reuse(&mut self, r: &Reuse<'_>) {
         for (s, step) in r.steps.iter().enumerate() {
             let generated = |&i: &u32| match r.g.ops[i as usize].act {
-                Act::Compute(kind) => matches!(kind.fusion(), Fusion::Pointwise | Fusion::Row),
+                Act::Compute(kind) => !matches!(kind.fusion(), Fusion::Extern | Fusion::Alone),
                 Act::View(_) => false,
             };
             if step.region != 0 && (step.ops.iter().all(generated) || added_to(r.g, step).is_some())
@@ -160,7 +160,12 @@ impl Lives {
                             && x.numel() * x.dtype.size() == g.buffers[b as usize].bytes
                 })
         };
-        for &v in ops().flat_map(|op| &op.outputs) {
+        // Sums over rows are complete when all rows have been read.
+        let in_rows = |op: &&Op| match op.act {
+            Act::Compute(kind) => kind.fusion() != Fusion::Column,
+            Act::View(_) => true,
+        };
+        for &v in ops().filter(in_rows).flat_map(|op| &op.outputs) {
             let Some(w) = g.buffer_of(v) else { continue };
             let wi = w as usize;
             let fresh = self.first[wi] == s && !self.internal[wi] && self.takes[wi] == NONE;

@@ -65,9 +65,10 @@ pub(super) fn plan(
         partition::recompute_cheap(&mut m.graph, &mut o, recompute);
     }
     let eval = needed_for_loss(m, &o.forward);
-    let forward = steps(m, &o, &o.forward);
-    let backward = steps(m, &o, &o.backward);
-    let eval = steps(m, &o, &eval);
+    let mixed = compile.mix_order_reductions;
+    let forward = steps(m, &o, &o.forward, mixed);
+    let backward = steps(m, &o, &o.backward, mixed);
+    let eval = steps(m, &o, &eval, mixed);
     if !matches!(
         compile.merge_projections,
         MergeProjections::None | MergeProjections::Gradients
@@ -153,8 +154,8 @@ fn places(
     out
 }
 
-/// Eager ops one by one, regions through fusion.
-fn steps(m: &ModelGraph, o: &Orders, order: &[u32]) -> Vec<Step> {
+/// Eager ops one by one, regions through fusion, which may mix orders of reduction in a kernel.
+fn steps(m: &ModelGraph, o: &Orders, order: &[u32], mixed: bool) -> Vec<Step> {
     let g = &m.graph;
     let mut out = Vec::with_capacity(order.len());
     let mut at = 0;
@@ -171,7 +172,7 @@ fn steps(m: &ModelGraph, o: &Orders, order: &[u32]) -> Vec<Step> {
             .count();
         let ops = &order[at..at + len];
         let section = o.section[ops[0] as usize];
-        fuse::fuse(m, ops, |ops, module| {
+        fuse::fuse(m, ops, mixed, |ops, module| {
             out.push(Step {
                 ops,
                 module,

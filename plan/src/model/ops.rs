@@ -238,11 +238,8 @@ impl OpKind {
             | Self::EmbeddingGrad
             | Self::CrossEntropy { .. }
             | Self::Shard(_) => Fusion::Extern,
-            Self::RmsNormWeightGrad
-            | Self::LayerNormParamGrad
-            | Self::SumLeading
-            | Self::SumChannels
-            | Self::SumAll => Fusion::Alone,
+            Self::RmsNormWeightGrad | Self::LayerNormParamGrad => Fusion::Column,
+            Self::SumLeading | Self::SumChannels | Self::SumAll => Fusion::Alone,
             Self::RmsNorm { .. }
             | Self::RmsNormGrad
             | Self::LayerNorm { .. }
@@ -263,6 +260,8 @@ pub(crate) enum Fusion {
     Extern,
     /// A generated kernel of its own (column and full reductions).
     Alone,
+    /// Sums over rows of what the norm's gradient reads too: alone, or with kernels over the same rows.
+    Column,
     /// Reduces rows; fuses with elementwise neighbours over the same elements.
     Row,
     /// Elementwise.

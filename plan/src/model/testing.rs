@@ -94,6 +94,7 @@ pub(crate) fn tiny(family: Family) -> Scenario {
             memory_budget: 0.0,
             merge_projections: MergeProjections::None,
             epilogues: false,
+            mix_order_reductions: false,
             cuda_graph: CudaGraph::Off,
         },
         gate: Gate::default(),

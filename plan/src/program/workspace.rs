@@ -4,12 +4,15 @@
 //! no device. The sizes are those of the libraries that `exec` uses (cuBLASLt, cuDNN 9.19).
 
 use super::{Kernel, KernelClass, Op, Program};
+use crate::model::ops::Fusion;
 use crate::units::Bytes;
 
 /// Bytes that a matrix product may take.
 pub const PRODUCT: u64 = 32 << 20;
 /// Parts of the workspace begin at multiples of this.
 pub const ALIGN: u64 = 256;
+/// Bytes that a kernel's sums over rows may take which it makes beside what it does in rows.
+pub const ROW_SUMS: u64 = 8 << 20;
 /// Bytes of the sums that norms and clipping take at least on the compute stream.
 const SUMS: u64 = 1 << 20;
 
@@ -72,8 +75,13 @@ pub fn kernel_bytes(kernel: &Kernel, deterministic: bool) -> u64 {
             };
             delta + queries + grouped
         }
+        _ if kernel.body.len() > 1 && kernel.body.iter().any(|op| sums_rows(op.op)) => ROW_SUMS,
         _ => 0,
     }
+}
+
+fn sums_rows(op: crate::model::OpKind) -> bool {
+    op.fusion() == Fusion::Column
 }
 
 #[cfg(test)]

@@ -442,6 +442,7 @@ fn compile(d: &Document) -> Compile {
     let native = d.word(Key::Policy).is_none_or(|p| p == "native");
     // What the peers run is left as they run it; full graphs gather each parameter into a buffer of its own.
     let merges = native && matches!(mode, CompileMode::Regions | CompileMode::Blocks);
+    let generates = native && mode != CompileMode::Off;
     Compile {
         mode,
         merge_projections: match d.word(Key::MergeProjections) {
@@ -451,9 +452,8 @@ fn compile(d: &Document) -> Compile {
             None if merges => MergeProjections::Qkv,
             _ => MergeProjections::None,
         },
-        epilogues: d
-            .flag(Key::Epilogues)
-            .unwrap_or(native && mode != CompileMode::Off),
+        epilogues: d.flag(Key::Epilogues).unwrap_or(generates),
+        mix_order_reductions: d.flag(Key::MixOrderReductions).unwrap_or(generates),
         bucket_bytes: bytes(Key::BucketBytes).unwrap_or(100 << 20),
         max_inflight_bytes: bytes(Key::MaxInflightBytes).unwrap_or(5_000_000_000),
         memory_budget: d.number(Key::MemoryBudget).unwrap_or(0.05),

@@ -446,6 +446,8 @@ pub struct Compile {
     pub merge_projections: MergeProjections,
     /// Additions to a product's result are part of the product.
     pub epilogues: bool,
+    /// Sums over rows are part of kernels that run row by row over the same elements.
+    pub mix_order_reductions: bool,
     /// CUDA-graph capture.
     pub cuda_graph: CudaGraph,
 }

@@ -447,7 +447,7 @@ fn compile(s: &Scenario, d: &Document) -> Checked {
     }
 }
 
-/// Merged products need compiled code and weights side by side, epilogues compiled code.
+/// Merged products need compiled code and weights side by side, epilogues and mixed orders of reduction compiled code.
 fn merges(s: &Scenario, d: &Document) -> Checked {
     let c = &s.compile;
     if c.epilogues && c.mode == CompileMode::Off {
@@ -457,6 +457,14 @@ fn merges(s: &Scenario, d: &Document) -> Checked {
                 "epilogues are compiled code; with compile mode off every op is a kernel of its own",
             )
             .with_help("use mode regions, blocks or full, or epilogues false"));
+    }
+    if c.mix_order_reductions && c.mode == CompileMode::Off {
+        return Err(d
+            .conflict(
+                &[Key::MixOrderReductions, Key::Mode],
+                "mixed orders of reduction are compiled code; with compile mode off every op is a kernel of its own",
+            )
+            .with_help("use mode regions, blocks or full, or mix_order_reductions false"));
     }
     if c.merge_projections == MergeProjections::None {
         return Ok(());

@@ -1,7 +1,7 @@
 //! What a body of row-local operations touches, and which operations can share a loop.
 //!
 //! Every operation here can be cut into rows that do not depend on each other: elementwise ones anywhere, norms and
-//! softmaxes by their rows, concatenations by what lies before their axis. A stage is a run of operations over the same
+//! softmaxes by their rows, concatenations by what lies before their axis. (Sums over rows are stages of their own.) A stage is a run of operations over the same
 //! number of rows, each of which needs, of what an earlier one of the stage has made, only the same row. Between stages
 //! values go through memory.
 
@@ -50,6 +50,8 @@ impl Touch {
 /// An operation with its operands.
 #[derive(Clone, Debug)]
 pub(super) struct Step<'k> {
+    /// Its place in the body.
+    pub(super) at: usize,
     pub(super) op: &'k BodyOp,
     pub(super) ins: SmallVec<[Touch; 4]>,
     pub(super) outs: SmallVec<[Touch; 2]>,
@@ -57,6 +59,13 @@ pub(super) struct Step<'k> {
     rows: usize,
     /// Length of the rows it reduces.
     pub(super) cols: usize,
+}
+
+impl Step<'_> {
+    /// Whether it adds up rows, which takes all of them.
+    pub(super) fn is_sum(&self) -> bool {
+        sums(self.op.op).is_some()
+    }
 }
 
 /// Operations that share a loop over `rows` rows.
@@ -92,13 +101,28 @@ fn signature(op: OpKind) -> Option<(usize, usize, usize)> {
     })
 }
 
-/// Resolves the operands of an operation.
+/// Inputs and outputs of an operation that adds up rows: alone no business of this module, but it may stand among row-local
+/// ones that read the same.
+fn sums(op: OpKind) -> Option<(usize, usize)> {
+    match op {
+        OpKind::RmsNormWeightGrad => Some((3, 1)),
+        OpKind::LayerNormParamGrad => Some((4, 2)),
+        _ => None,
+    }
+}
+
+/// Resolves the operands of the body's operation `at`.
 pub(super) fn step<'k>(
+    at: usize,
     op: &'k BodyOp,
     reads: &[RawRange],
     writes: &[RawRange],
 ) -> Result<Step<'k>, Fault> {
-    let (least, most, outputs) = signature(op.op).ok_or(Fault::Unsupported)?;
+    let (least, most, outputs) = match sums(op.op) {
+        // The second gradient may not be asked for.
+        Some((inputs, outputs)) => (inputs, inputs, op.outputs.len().clamp(1, outputs)),
+        None => signature(op.op).ok_or(Fault::Unsupported)?,
+    };
     let count = |what, needed, found| Fault::Count {
         what,
         needed,
@@ -126,6 +150,17 @@ pub(super) fn step<'k>(
             local,
         })
     };
+    if sums(op.op).is_some() {
+        let all = |s| resolve(s, Use::Rows, None);
+        return Ok(Step {
+            at,
+            op,
+            ins: op.inputs.iter().map(all).collect::<Result<_, _>>()?,
+            outs: op.outputs.iter().map(all).collect::<Result<_, _>>()?,
+            rows: 1,
+            cols: matrix(&op.inputs[1]).1,
+        });
+    }
     let reference = reduced_operand(op);
     let (rows, cols) = match (op.op, reference) {
         (OpKind::Cat { axis }, _) => {
@@ -209,6 +244,7 @@ pub(super) fn step<'k>(
         )));
     }
     Ok(Step {
+        at,
         op,
         ins,
         outs,
@@ -256,6 +292,26 @@ fn range(slot: &Slot, reads: &[RawRange], writes: &[RawRange]) -> Result<RawRang
     }
 }
 
+/// Moves sums over rows behind everything else that does not change what they read or use what they write: what runs row by row
+/// stays one loop.
+pub(super) fn put_off_sums(steps: &mut [Step<'_>]) {
+    let clash = |a: &Touch, b: &Touch| match (a.place, b.place) {
+        (Place::Register(x), Place::Register(y)) => x == y,
+        (Place::Register(_), _) | (_, Place::Register(_)) => false,
+        _ => overlap(&a.view.extent(), &b.view.extent()),
+    };
+    let apart = |sum: &Step<'_>, other: &Step<'_>| {
+        let kept = |t: &Touch| !other.outs.iter().any(|o| clash(o, t));
+        let unused = |t: &Touch| !other.ins.iter().chain(&other.outs).any(|o| clash(o, t));
+        sum.ins.iter().all(kept) && sum.outs.iter().all(unused)
+    };
+    for i in (0..steps.len()).rev() {
+        if steps[i].is_sum() && steps[i + 1..].iter().all(|s| apart(&steps[i], s)) {
+            steps[i..].rotate_left(1);
+        }
+    }
+}
+
 /// Reads that must be copied before anything is written, because a write would change what a later operation, or another row,
 /// reads from them.
 pub(super) fn endangered(steps: &[Step<'_>]) -> SmallVec<[Place; 4]> {
@@ -298,6 +354,8 @@ pub(super) fn stages(steps: &[Step<'_>]) -> Result<SmallVec<[Stage; 2]>, Fault> 
         written_before(steps, i)?;
         let joined = if i == start {
             Some(step.rows)
+        } else if step.is_sum() || steps[start].is_sum() {
+            None
         } else {
             join(&steps[start..i], rows, step)
         };

@@ -230,6 +230,66 @@ fn epilogues_change_no_gradient() {
     }
 }
 
+/// Sums over rows may join what runs row by row, whatever else is fused, kept or made again.
+#[test]
+fn mixed_orders_of_reduction_change_no_gradient() {
+    for family in FAMILIES {
+        let base = tiny(family);
+        for mode in [CompileMode::Blocks, CompileMode::Regions, CompileMode::Full] {
+            for recompute in RECOMPUTES {
+                for epilogues in [false, true] {
+                    let mut s = base.clone();
+                    s.compile.mode = mode;
+                    s.compile.epilogues = epilogues;
+                    s.compile.mix_order_reductions = true;
+                    s.train.recompute = recompute;
+                    assert_same(&base, &s);
+                }
+            }
+        }
+    }
+}
+
+/// What goes back through a norm makes the gradient of its weight too: a kernel less for every norm, and its operands are read
+/// once less. Results still take over what they are the last to read.
+#[test]
+fn norms_go_back_in_one_kernel() {
+    for (family, sum) in [
+        (Family::Llama, OpKind::RmsNormWeightGrad),
+        (Family::Gpt2, OpKind::LayerNormParamGrad),
+    ] {
+        let mut s = tiny(family);
+        s.compile.mode = CompileMode::Regions;
+        let apart = build(&s);
+        s.compile.mix_order_reductions = true;
+        let mixed = build(&s);
+        let sums = |t: &Tape| -> Vec<(usize, u64)> {
+            let kernel = |op: &TapeOp| match op {
+                TapeOp::Launch { kernel, .. } => Some(t.kernels[kernel.index()].clone()),
+                _ => None,
+            };
+            let all = t.backward.iter().filter_map(kernel);
+            all.filter(|k| k.body.iter().any(|op| op.op == sum))
+                .map(|k| (k.body.len(), k.read.0))
+                .collect()
+        };
+        let launches = |t: &Tape| {
+            let all = t.forward.iter().chain(&t.backward);
+            all.filter(|op| matches!(op, TapeOp::Launch { .. })).count()
+        };
+        let norms = 2 * s.model.layers as usize + 1;
+        assert_eq!((sums(&apart).len(), sums(&mixed).len()), (norms, norms));
+        assert!(sums(&apart).iter().all(|k| k.0 == 1));
+        assert!(sums(&mixed).iter().all(|k| k.0 > 1), "{:?}", sums(&mixed));
+        assert_eq!(launches(&apart) - launches(&mixed), norms);
+        let allocations = |t: &Tape| {
+            let alloc = |op: &&TapeOp| matches!(op, TapeOp::Alloc { .. });
+            t.backward.iter().filter(alloc).count()
+        };
+        assert!(allocations(&mixed) <= allocations(&apart));
+    }
+}
+
 /// Both residual connections of a block and the sum of two gradients are products' business: nothing adds them again, no
 /// product is more, and the sum of gradients lies where the first one did.
 #[test]

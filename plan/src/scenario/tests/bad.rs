@@ -142,6 +142,7 @@ fn impossible_combinations() {
         &["compile.mode=full", "fsdp.policy=megatron"],
         &["compile.merge_projections=qkv"],
         &["compile.epilogues=true"],
+        &["compile.mix_order_reductions=true"],
         &["compile.merge_projections=qkv", "compile.mode=full"],
         &[
             "compile.merge_projections=gradients",

@@ -76,6 +76,7 @@ fn defaults_of_the_native_policy() {
             memory_budget: 0.05,
             merge_projections: MergeProjections::None,
             epilogues: false,
+            mix_order_reductions: false,
             cuda_graph: CudaGraph::Off,
         }
     );
@@ -114,7 +115,19 @@ fn merged_projections_by_mode_and_policy() {
     assert_eq!(of(&["compile.mode=regions"]), M::Qkv);
     assert_eq!(of(&["compile.mode=blocks"]), M::Qkv);
     assert_eq!(of(&["compile.mode=full"]), M::None);
-    let epilogues = |set: &[&str]| minimal(set).unwrap().compile.epilogues;
+    // What else the compiler does by default goes by the same rule.
+    let epilogues = |set: &[&str]| {
+        let c = minimal(set).unwrap().compile;
+        assert!(set.len() > 1 || c.epilogues == c.mix_order_reductions);
+        c.epilogues
+    };
+    let mixed = |set: &[&str]| minimal(set).unwrap().compile.mix_order_reductions;
+    assert!(mixed(&["compile.mode=full"]));
+    assert!(!mixed(&["compile.mode=full", "fsdp.policy=fsdp2"]));
+    assert!(!mixed(&[
+        "compile.mode=full",
+        "compile.mix_order_reductions=false"
+    ]));
     assert!(
         ["regions", "blocks", "full"]
             .iter()

@@ -9,7 +9,7 @@ use shardlab_plan::program::{BodyOp, Place, Slot};
 /// Blocks that fill a large GPU a few times over.
 const FULL: usize = 1056;
 /// Multiprocessors of an H200: the order of sums depends on this number, not on the GPU that is there.
-const MULTIPROCESSORS: usize = 132;
+pub(super) const MULTIPROCESSORS: usize = 132;
 /// Threads of a multiprocessor, with the registers that these kernels take.
 const RESIDENT: usize = 1024;
 /// Threads of a block that adds up columns.
@@ -42,21 +42,26 @@ fn input(op: &BodyOp, n: usize) -> Result<&Slot, Refusal> {
         .ok_or_else(|| Refusal::new(format!("`{}` lacks input {n}", op.op.name())))
 }
 
-/// What each row adds to each output's columns.
-fn terms(g: &mut Gen<'_>, op: &BodyOp, at: &Index) -> Result<Vec<String>, Refusal> {
+/// What each row adds to each output's columns, for the operation that is number `i` of the body.
+pub(super) fn terms(
+    g: &mut Gen<'_>,
+    i: usize,
+    op: &BodyOp,
+    at: &Index,
+) -> Result<Vec<String>, Refusal> {
     let shape = |n: usize| input(op, n).map(|s| s.shape.clone());
     Ok(match op.op {
         OpKind::RmsNormWeightGrad => {
             let full = shape(1)?;
-            let (dy, x) = (g.input(0, 0, &full, at)?, g.input(0, 1, &full, at)?);
-            let s = g.input(0, 2, &shape(2)?, &Index::row())?;
+            let (dy, x) = (g.input(i, 0, &full, at)?, g.input(i, 1, &full, at)?);
+            let s = g.input(i, 2, &shape(2)?, &Index::row())?;
             vec![format!("{} * ({} * {})", dy.lane(), x.lane(), s.lane())]
         }
         OpKind::LayerNormParamGrad => {
             let full = shape(1)?;
-            let (dy, x) = (g.input(0, 0, &full, at)?, g.input(0, 1, &full, at)?);
-            let m = g.input(0, 2, &shape(2)?, &Index::row())?;
-            let s = g.input(0, 3, &shape(3)?, &Index::row())?;
+            let (dy, x) = (g.input(i, 0, &full, at)?, g.input(i, 1, &full, at)?);
+            let m = g.input(i, 2, &shape(2)?, &Index::row())?;
+            let s = g.input(i, 3, &shape(3)?, &Index::row())?;
             let dw = format!(
                 "{} * (({} - {}) * {})",
                 dy.lane(),
@@ -66,7 +71,7 @@ fn terms(g: &mut Gen<'_>, op: &BodyOp, at: &Index) -> Result<Vec<String>, Refusa
             );
             vec![dw, dy.lane()]
         }
-        _ => vec![g.input(0, 0, &shape(0)?, at)?.lane()],
+        _ => vec![g.input(i, 0, &shape(0)?, at)?.lane()],
     })
 }
 
@@ -117,7 +122,7 @@ fn columns(req: &Request<'_>, op: &BodyOp, lanes: usize) -> Result<Module, Refus
     );
     g.open(&walk);
     g.line(&row);
-    let terms = terms(&mut g, op, &at)?;
+    let terms = terms(&mut g, 0, op, &at)?;
     g.line(format!(
         "#pragma unroll\nfor (int v = 0; v < {lanes}; v++) {{"
     ));

@@ -9,6 +9,8 @@ struct bf16 { unsigned short x; };
 struct f16 { unsigned short x; };
 #define DEV __device__ __forceinline__
 #define KERNEL(threads) extern "C" __global__ void __launch_bounds__(threads)
+// Of which a multiprocessor has this many blocks at once.
+#define KERNELS(threads, blocks) extern "C" __global__ void __launch_bounds__(threads, blocks)
 #define INF __int_as_float(0x7f800000)
 
 DEV float up(float x) { return x; }
@@ -141,6 +143,16 @@ template <class O, int T> DEV float row_all(float x, float* s) {
     x = warp_all<O>(x);
   }
   return x;
+}
+// The same where a block has several rows: `group` of T threads (at least two warps) waits for its own threads only.
+template <class O, int T> DEV float group_all(float x, float* s, u32 group) {
+  x = warp_all<O>(x);
+  const u32 lane = threadIdx.x % 32, warp = threadIdx.x % T / 32;
+  asm volatile("bar.sync %0, %1;" ::"r"(group + 1), "n"(T) : "memory");
+  if (lane == 0) s[group * 32 + warp] = x;
+  asm volatile("bar.sync %0, %1;" ::"r"(group + 1), "n"(T) : "memory");
+  x = lane < T / 32 ? s[group * 32 + lane] : O::none();
+  return warp_all<O>(x);
 }
 DEV double warp_sum(double x) {
 #pragma unroll

@@ -2,13 +2,15 @@
 //!
 //! Statistics are computed in passes over the row; the last pass makes what is written. Rows that fit are read once and kept
 //! in registers as they came from memory; of longer ones (a vocabulary) each pass reads them again, mostly from the
-//! second-level cache.
+//! second-level cache. Bodies that also add up rows (`mixed`) let each block take several.
 
+mod mixed;
 mod statistics;
 
 use super::expr::Gen;
 use super::index::{Domain, Index};
 use super::{Entry, Module, Param, Refusal, Request, blocks, ctype, numel};
+use mixed::Mixed;
 use shardlab_plan::model::OpKind;
 use shardlab_plan::program::{BodyOp, Place, Slot};
 use statistics::statistics;
@@ -35,6 +37,7 @@ fn reduced(op: &BodyOp) -> Option<&Slot> {
         | OpKind::LayerNormGrad
         | OpKind::LogSoftmaxGrad
         | OpKind::NllLossGrad => op.outputs.first(),
+        _ if mixed::is_sum(op) => op.inputs.get(1),
         _ => None,
     }
 }
@@ -84,17 +87,34 @@ impl Shape {
         )
     }
 
-    /// Definitions of the column and the element, and the test whether the row has them.
-    fn place(&self) -> String {
+    /// What all threads of the row make of their values by `op`, as C.
+    fn all(&self, op: &str, value: &str) -> String {
+        if self.rows > 1 && self.threads > 32 {
+            format!(
+                "group_all<{op}, {t}>({value}, sh, threadIdx.x / {t}u)",
+                t = self.threads
+            )
+        } else {
+            format!("row_all<{op}, {}>({value}, sh)", self.threads)
+        }
+    }
+
+    /// Definition of the column, and the test whether the row has it.
+    fn column(&self) -> String {
         let guard = if self.ragged {
             format!("\nif (c >= {}u) break;", self.domain.cols)
         } else {
             String::new()
         };
         format!(
-            "const u32 c = (k * {}u + tid) * {}u;{guard}\nconst IDX i = base + c;",
+            "const u32 c = (k * {}u + tid) * {}u;{guard}",
             self.threads, self.lanes
         )
+    }
+
+    /// The same, and the element.
+    fn place(&self) -> String {
+        format!("{}\nconst IDX i = base + c;", self.column())
     }
 }
 
@@ -128,8 +148,11 @@ pub(super) fn generate(req: &Request<'_>, lanes: usize) -> Result<Module, Refusa
 }
 
 /// The module, or nothing if the row does not fit into registers.
-fn build(req: &Request<'_>, shape: Shape) -> Result<Option<Module>, Refusal> {
+fn build(req: &Request<'_>, mut shape: Shape) -> Result<Option<Module>, Refusal> {
     let d = shape.domain;
+    let losses = req.body.iter().filter(|op| op.op == OpKind::NllLoss);
+    let taken = (losses.count() * d.rows * 8) as u64;
+    let mixed = Mixed::new(req, &mut shape, taken);
     let mut g = Gen::new(req, shape.lanes, Some(d));
     if shape.kept {
         g.cache = Some(Vec::new());
@@ -155,12 +178,17 @@ fn build(req: &Request<'_>, shape: Shape) -> Result<Option<Module>, Refusal> {
             "__syncthreads();"
         });
     }
-    outputs(&mut g, shape)?;
+    outputs(&mut g, shape, mixed.as_ref())?;
     if !finish.is_empty() {
         params.0.extend([Param::Fault, Param::Kernel]);
         params
             .1
             .extend(["u64* fault".to_owned(), "u32 kernel".to_owned()]);
+    }
+    if let Some(m) = &mixed {
+        let (param, declared) = m.param();
+        params.0.push(param);
+        params.1.push(declared);
     }
     let kept = g.cache.take().unwrap_or_default();
     let bytes: usize = kept.iter().map(|c| c.bytes * shape.steps).sum();
@@ -188,24 +216,54 @@ fn build(req: &Request<'_>, shape: Shape) -> Result<Option<Module>, Refusal> {
     } else {
         "u64"
     };
+    let row = format!("  const IDX base = r * {}u;\n{head}{}", d.cols, g.code);
+    let (rows, t) = (shape.rows, shape.threads);
+    let worker = format!("blockIdx.x * {rows}u + threadIdx.x / {t}u");
+    let (grid, rows) = match &mixed {
+        None => (
+            blocks(d.rows, rows)?,
+            format!(
+                "  const IDX r = (IDX){worker};\n  if (r >= {}u) return;\n{row}",
+                d.rows
+            ),
+        ),
+        Some(m) => (
+            m.grid(),
+            format!(
+                "  const u32 worker = {worker};\n{}#pragma unroll 1\n  for (IDX r = worker; r < {}u; r += {}u) {{\n{row}  }}\n{}",
+                m.declared(),
+                d.rows,
+                m.workers(),
+                m.written()
+            ),
+        ),
+    };
     let mut source = format!(
-        "typedef {index} IDX;\nKERNEL({block}) k0({}) {{\n  __shared__ float sh[32];\n  const u32 tid = threadIdx.x % {t}u;\n  const IDX r = (IDX)blockIdx.x * {rows}u + threadIdx.x / {t}u;\n  if (r >= {n}u) return;\n  const IDX base = r * {cols}u;\n{head}{}}}\n",
+        "typedef {index} IDX;\n{} k0({}) {{\n  __shared__ float sh[{}];\n  const u32 tid = threadIdx.x % {t}u;\n{rows}}}\n",
+        match &mixed {
+            None => format!("KERNEL({block})"),
+            Some(m) => format!("KERNELS({block}, {})", m.resident()),
+        },
         params.1.join(", "),
-        g.code,
-        t = shape.threads,
-        rows = shape.rows,
-        n = d.rows,
-        cols = d.cols,
+        32 * shape.rows,
     );
     let mut entries = Vec::new();
-    if d.rows > 0 {
+    // Sums over no rows are zeros.
+    if d.rows > 0 || mixed.is_some() {
         entries.push(Entry {
             name: "k0".to_owned(),
-            grid: [blocks(d.rows, shape.rows)?, 1, 1],
+            grid: [grid, 1, 1],
             block: block as u32,
             shared: 0,
             params: params.0,
         });
+    }
+    let mut scratch = taken;
+    if let Some(m) = &mixed {
+        let (text, entry) = m.fold(req)?;
+        source += &text;
+        entries.push(entry);
+        scratch = m.scratch();
     }
     for (n, (_, op)) in finish.iter().enumerate() {
         let (text, entry) = mean(req, op, n, d.rows)?;
@@ -215,12 +273,12 @@ fn build(req: &Request<'_>, shape: Shape) -> Result<Option<Module>, Refusal> {
     Ok(Some(Module {
         source,
         entries,
-        scratch: (finish.len() * d.rows * 8) as u64,
+        scratch,
     }))
 }
 
 /// Writes everything that goes to memory.
-fn outputs(g: &mut Gen<'_>, shape: Shape) -> Result<(), Refusal> {
+fn outputs(g: &mut Gen<'_>, shape: Shape, mixed: Option<&Mixed<'_>>) -> Result<(), Refusal> {
     let d = shape.domain;
     let (mut wide, mut narrow) = (Vec::new(), Vec::new());
     for (i, op) in g.req.body.iter().enumerate() {
@@ -229,7 +287,8 @@ fn outputs(g: &mut Gen<'_>, shape: Shape) -> Result<(), Refusal> {
             let last = !again
                 .flat_map(|l| &l.outputs)
                 .any(|s| s.place == slot.place);
-            if !matches!(slot.place, Place::Write(_)) || op.op == OpKind::NllLoss || !last {
+            let apart = op.op == OpKind::NllLoss || mixed::is_sum(op);
+            if !matches!(slot.place, Place::Write(_)) || apart || !last {
                 continue;
             }
             match numel(slot) {
@@ -243,7 +302,7 @@ fn outputs(g: &mut Gen<'_>, shape: Shape) -> Result<(), Refusal> {
             }
         }
     }
-    if !wide.is_empty() {
+    if !wide.is_empty() || mixed.is_some() {
         let at = Index::elem(shape.lanes);
         g.open(shape.walk());
         g.line(shape.place());
@@ -253,6 +312,9 @@ fn outputs(g: &mut Gen<'_>, shape: Shape) -> Result<(), Refusal> {
                 Some((to, var)) => (slot, to, var),
                 None => (slot, at.clone(), g.output(i, o, &at)?),
             });
+        }
+        if let Some(m) = mixed {
+            m.add(g, &at)?;
         }
         for (slot, to, var) in values {
             g.store(slot, &to, &var)?;

@@ -31,7 +31,7 @@ fn sums(
     g.line("}");
     g.close();
     for n in &names {
-        g.line(format!("{n} = row_all<Sum, {}>({n}, sh);", shape.threads));
+        g.line(format!("{n} = {};", shape.all("Sum", n)));
     }
     Ok(names)
 }
@@ -190,7 +190,7 @@ fn log_sum_exp(g: &mut Gen<'_>, shape: Shape, i: usize, full: &[u64]) -> Result<
             shape.lanes
         ));
         g.close();
-        g.line(format!("{m} = row_all<Max, {}>({m}, sh);", shape.threads));
+        g.line(format!("{m} = {};", shape.all("Max", &m)));
         let sum = sums(
             g,
             shape,
@@ -212,8 +212,9 @@ fn log_sum_exp(g: &mut Gen<'_>, shape: Shape, i: usize, full: &[u64]) -> Result<
         g.line(format!("running<{}>({m}, {s}, {x});", shape.lanes));
         g.close();
         g.line(format!(
-            "const float {s}m = row_all<Max, {t}>({m}, sh);\n{s} = {m} == -INF ? 0.0f : {s} * expf({m} - {s}m);\n{s} = row_all<Sum, {t}>({s}, sh);\n{m} = {s}m;",
-            t = shape.threads
+            "const float {s}m = {};\n{s} = {m} == -INF ? 0.0f : {s} * expf({m} - {s}m);\n{s} = {};\n{m} = {s}m;",
+            shape.all("Max", &m),
+            shape.all("Sum", &s),
         ));
     }
     g.line(format!("const float {z} = {m} + logf({s});"));

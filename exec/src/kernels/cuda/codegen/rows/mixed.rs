@@ -1,0 +1,228 @@
+//! Sums over rows beside what is done in rows: the gradient of a norm's weight in the kernel that goes back through the norm.
+//!
+//! A worker (a group of threads, as many as share a row) takes every `workers`-th row and adds up its rows' terms in registers, in
+//! float32, then the block the sums of its workers; a second entry adds those of the blocks in float64. How many there are follows
+//! from shapes alone, and so does the order of the sums.
+
+use super::{Gen, Index, Shape};
+use crate::kernels::cuda::codegen::columns::{MULTIPROCESSORS, terms};
+use crate::kernels::cuda::codegen::index;
+use crate::kernels::cuda::codegen::{Entry, Param, Refusal, Request, blocks};
+use shardlab_plan::model::OpKind;
+use shardlab_plan::program::{BodyOp, Place, workspace};
+
+/// Longest rows of which a block adds up several: their sums meet in shared memory.
+const COMBINED: usize = 8192;
+/// Threads of a block, where a row does not take more.
+const BLOCK: usize = 512;
+/// Threads of a multiprocessor, with the registers that these kernels take.
+const RESIDENT: usize = 1024;
+/// Rows that a worker takes at least, where there are so many: the sums are written and read once more.
+const ROWS: usize = 4;
+/// Columns of a block that adds up the workers' sums, and its threads for each.
+const COLUMNS: usize = 32;
+const SHARES: usize = 16;
+
+/// Blocks of a multiprocessor.
+fn resident(shape: &Shape) -> usize {
+    (RESIDENT / (shape.threads * shape.rows)).max(1)
+}
+
+/// The sums of a kernel.
+pub(super) struct Mixed<'a> {
+    /// Operations that add up rows, by place in the body.
+    ops: Vec<(usize, &'a BodyOp)>,
+    shape: Shape,
+    /// Blocks of the kernel; each adds up the rows of its groups of threads.
+    blocks: usize,
+    /// Bytes into the scratch memory where their sums begin.
+    at: u64,
+}
+
+/// Whether an operation adds up rows.
+pub(super) fn is_sum(op: &BodyOp) -> bool {
+    matches!(
+        op.op,
+        OpKind::RmsNormWeightGrad | OpKind::LayerNormParamGrad
+    )
+}
+
+impl<'a> Mixed<'a> {
+    /// The sums of a body, if it has any; `at` bytes of scratch memory are taken.
+    pub(super) fn new(req: &Request<'a>, shape: &mut Shape, at: u64) -> Option<Self> {
+        let ops: Vec<_> = req
+            .body
+            .iter()
+            .enumerate()
+            .filter(|o| is_sum(o.1))
+            .collect();
+        let sums: usize = ops.iter().map(|o| o.1.outputs.len()).sum();
+        if sums == 0 {
+            return None;
+        }
+        // Losses wait for all threads of their block.
+        if shape.threads > 32 && at == 0 && shape.domain.cols <= COMBINED {
+            shape.rows = (BLOCK / shape.threads).clamp(1, 8);
+        }
+        let bytes = sums * shape.domain.cols * size_of::<f32>();
+        let room = workspace::ROW_SUMS as usize / bytes.max(1);
+        let resident = MULTIPROCESSORS * resident(shape);
+        let few = shape.domain.rows.div_ceil(ROWS * shape.rows);
+        Some(Self {
+            ops,
+            shape: *shape,
+            blocks: resident.min(few).min(room).max(1),
+            at: at.next_multiple_of(16),
+        })
+    }
+
+    /// Blocks that a multiprocessor has at once: as many registers as these leave a thread.
+    pub(super) fn resident(&self) -> usize {
+        resident(&self.shape)
+    }
+
+    /// Rows that are under way at once.
+    pub(super) fn workers(&self) -> usize {
+        self.blocks * self.shape.rows
+    }
+
+    fn sums(&self) -> impl Iterator<Item = (usize, &'a BodyOp)> {
+        let outs = |&(_, op): &(usize, &'a BodyOp)| (0..op.outputs.len()).map(move |o| (o, op));
+        self.ops.iter().flat_map(outs)
+    }
+
+    /// Blocks of the kernel.
+    pub(super) fn grid(&self) -> u32 {
+        self.blocks as u32
+    }
+
+    /// What the kernel's entry takes beside operands.
+    pub(super) fn param(&self) -> (Param, String) {
+        (Param::Scratch(self.at), "float* sums".to_owned())
+    }
+
+    /// Bytes of scratch memory, with those before.
+    pub(super) fn scratch(&self) -> u64 {
+        self.at + (self.blocks * self.sums().count() * self.shape.domain.cols * 4) as u64
+    }
+
+    /// Room for a worker's sums.
+    pub(super) fn declared(&self) -> String {
+        let n = self.shape.steps * self.shape.lanes;
+        let one = |i: usize| format!("  float acc{i}[{n}] = {{}};\n");
+        (0..self.sums().count()).map(one).collect()
+    }
+
+    /// Adds the row's terms, in the walk over its vectors.
+    pub(super) fn add(&self, g: &mut Gen<'_>, at: &Index) -> Result<(), Refusal> {
+        let lanes = self.shape.lanes;
+        let mut n = 0;
+        for &(i, op) in &self.ops {
+            let terms = terms(g, i, op, at)?;
+            g.line(format!(
+                "#pragma unroll\nfor (int v = 0; v < {lanes}; v++) {{"
+            ));
+            for term in terms.iter().take(op.outputs.len()) {
+                g.line(format!("  acc{n}[k * {lanes} + v] += {term};"));
+                n += 1;
+            }
+            g.line("}");
+        }
+        Ok(())
+    }
+
+    /// Adds up the sums of the block's groups, in their order, and writes them.
+    pub(super) fn written(&self) -> String {
+        let (lanes, cols, count) = (
+            self.shape.lanes,
+            self.shape.domain.cols,
+            self.sums().count(),
+        );
+        let (rows, threads) = (self.shape.rows, self.shape.threads);
+        let n = self.shape.steps * lanes;
+        let mut s = String::new();
+        if rows > 1 {
+            s += &format!("  __shared__ float all[{n}][{threads}];\n");
+            for i in 0..count {
+                for group in 0..rows {
+                    let add = match group {
+                        0 => format!("all[j][tid] = acc{i}[j]"),
+                        g if g + 1 < rows => format!("all[j][tid] += acc{i}[j]"),
+                        _ => format!("acc{i}[j] = all[j][tid] + acc{i}[j]"),
+                    };
+                    s += &format!(
+                        "  __syncthreads();\n  if (threadIdx.x / {threads}u == {group}u) {{\n#pragma unroll\n    for (int j = 0; j < {n}; j++) {add};\n  }}\n"
+                    );
+                }
+            }
+            s += &format!("  if (threadIdx.x / {threads}u != {}u) return;\n", rows - 1);
+        }
+        let one = |n: usize| {
+            format!(
+                "    {{\n      float part[{lanes}];\n#pragma unroll\n      for (int v = 0; v < {lanes}; v++) part[v] = acc{n}[k * {lanes} + v];\n      store<float, {lanes}>(sums + ((u64)blockIdx.x * {count}u + {n}) * {cols}u + c, part);\n    }}\n"
+            )
+        };
+        let stores: String = (0..count).map(one).collect();
+        s + &format!(
+            "  {} {{\n    {}\n{stores}  }}\n",
+            self.shape.walk(),
+            self.shape.column()
+        )
+    }
+
+    /// The entry that adds up the workers' sums.
+    pub(super) fn fold(&self, req: &Request<'_>) -> Result<(String, Entry), Refusal> {
+        let (cols, count) = (self.shape.domain.cols, self.sums().count());
+        let (mut params, mut declared) = req.operands();
+        params.push(Param::Scratch(self.at));
+        declared.push("const float* sums".to_owned());
+        let mut body = String::new();
+        for (n, (o, op)) in self.sums().enumerate() {
+            let slot = &op.outputs[o];
+            if !matches!(slot.place, Place::Write(_)) {
+                continue;
+            }
+            let column = Index {
+                code: "c".to_owned(),
+                step: 0,
+                multiple: 1,
+                own: None,
+            };
+            let at = index::offset(&column, &index::dims(slot), 1, None)?;
+            body += &format!(
+                "  {{
+    double s = 0.0;
+    if (c < {cols}u)
+#pragma unroll 8
+      for (u32 w = ty; w < {blocks}u; w += {SHARES}) s += __ldcg(sums + ((u64)w * {count}u + {n}) * {cols}u + c);
+    __syncthreads();
+    sh[ty][tx] = s;
+    __syncthreads();
+    if (ty == 0 && c < {cols}u) {{
+      s = 0.0;
+#pragma unroll
+      for (u32 y = 0; y < {SHARES}; y++) s += sh[y][tx];
+      down((float)s, {address}[{at}]);
+    }}
+  }}
+",
+                blocks = self.blocks,
+                address = req.address(slot)?,
+                at = at.code
+            );
+        }
+        let threads = COLUMNS * SHARES;
+        let source = format!(
+            "KERNEL({threads}) fold({}) {{\n  __shared__ double sh[{SHARES}][{COLUMNS}];\n  const u32 tx = threadIdx.x % {COLUMNS}, ty = threadIdx.x / {COLUMNS};\n  const u32 c = blockIdx.x * {COLUMNS} + tx;\n{body}}}\n",
+            declared.join(", ")
+        );
+        let entry = Entry {
+            name: "fold".to_owned(),
+            grid: [blocks(cols, COLUMNS)?, 1, 1],
+            block: threads as u32,
+            shared: 0,
+            params,
+        };
+        Ok((source, entry))
+    }
+}
