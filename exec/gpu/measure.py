@@ -30,6 +30,7 @@ OURS = {
     "ours compiled, next step": [*BEST, "fsdp.prefetch_next_step=2"],
     "ours compiled, float32 sent": FLOATS,
     "ours compiled, no epilogues": [*BEST, "compile.epilogues=false"],
+    "ours compiled, norms apart": [*BEST, "compile.mix_order_reductions=false"],
     "ours captured": [*BEST, CAPTURED],
     "ours compiled, reductions on SMs": [*NATIVE, REGIONS, CHUNKED, GATHERS],
     "ours compiled, collectives on SMs": [*NATIVE, REGIONS, CHUNKED],
@@ -50,7 +51,7 @@ PEERS = {
 # Megatron-FSDP does not give its memory back.
 PASSES = [
     ([["fsdp2 compiled", "fsdp2 eager"], ["megatron-fsdp compiled"]], ["ours compiled", "ours compiled, one chunk", "ours compiled, pointwise", "ours compiled, next step", "ours captured"]),
-    ([], ["ours eager", "ours compiled, float32 sent", "ours compiled, no epilogues", "ours compiled, reductions on SMs", "ours compiled, collectives on SMs", "ours compiled, all merged",
+    ([], ["ours eager", "ours compiled, float32 sent", "ours compiled, no epilogues", "ours compiled, norms apart", "ours compiled, reductions on SMs", "ours compiled, collectives on SMs", "ours compiled, all merged",
          "ours compiled, selective"]),
     ([["megatron-fsdp eager"], ["megatron-fsdp experimental eager"]], ["ours compiled, all logits"]),
 ]

@@ -74,7 +74,7 @@ pub struct WhatIf {
 }
 
 /// Keys of which every value is tried.
-const ALL_VALUES: [&str; 13] = [
+const ALL_VALUES: [&str; 14] = [
     "fsdp.policy",
     "fsdp.strategy",
     "fsdp.async_reduce",

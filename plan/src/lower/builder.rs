@@ -99,8 +99,8 @@ impl Builder {
         self.first_only.extend(from..self.instrs.len() as u32);
     }
 
-    /// Marks instructions that were emitted last as belonging to the first step only.
-    pub(crate) fn only_in_first(&mut self, instrs: std::ops::Range<u32>) {
+    /// Marks instructions that were emitted last, with the events they record, as belonging to the first step only.
+    pub(crate) fn withhold_from_later(&mut self, instrs: std::ops::Range<u32>) {
         self.first_only.extend(instrs);
         // Later steps record none of their events.
         self.new_section();

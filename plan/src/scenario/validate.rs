@@ -25,6 +25,7 @@ pub(crate) fn check(s: &Scenario, d: &Document) -> Checked {
     reshard(s, d)?;
     allocator(s, d)?;
     reduction(s, d)?;
+    next_step(s, d)?;
     compile(s, d)?;
     limits::check(s, d)
 }
@@ -319,7 +320,6 @@ fn reduction(s: &Scenario, d: &Document) -> Checked {
         return Err(d.conflict(&keys, "`average_in_collective` divides gradients by the ranks, `per_token_loss` wants their sum")
             .with_help("set one of the two to false"));
     }
-    next_step(s, d)?;
     copy_engines(s, d)
 }
 

@@ -242,7 +242,7 @@ impl Native {
         }
         cx.b.join(Rule::Prefetch, self.flat.streams.gather, COMPUTE);
         let to = cx.b.instrs.len() as u32;
-        cx.b.only_in_first(from..to);
+        cx.b.withhold_from_later(from..to);
     }
 
     /// Gathers a unit for the next step once the optimizer's state `index`, its last one, has been updated.
@@ -273,15 +273,20 @@ impl Native {
     /// Waits for reductions until fewer than `limit` gradient buffers are in flight, and frees theirs.
     fn drain(&mut self, cx: &mut Cx<'_>, limit: usize, rule: Rule) {
         while self.pending.len() > limit {
-            let Some(p) = self.pending.pop_front() else {
-                break;
-            };
-            if self.flat.streams.reduce != COMPUTE {
+            let waits = self.flat.streams.reduce != COMPUTE;
+            if let (true, Some(p)) = (waits, self.pending.front()) {
                 cx.b.wait(rule, p.done, COMPUTE);
-                let waited = self.reduced.iter_mut().filter(|r| r.done == Some(p.done));
-                waited.for_each(|r| r.done = None);
             }
+            self.release_reduced(cx);
+        }
+    }
+
+    /// Frees the buffer of the oldest reduction, whose end the compute stream has waited for.
+    fn release_reduced(&mut self, cx: &mut Cx<'_>) {
+        if let Some(p) = self.pending.pop_front() {
             cx.b.free(Rule::ReduceRelease, p.buffer);
+            let over = self.reduced.iter_mut().filter(|r| r.done == Some(p.done));
+            over.for_each(|r| r.done = None);
         }
     }
 
@@ -337,12 +342,7 @@ impl Native {
         cx.b.wait(Rule::FinalFence, done, COMPUTE);
         // Reductions end in the order of their issue.
         while self.pending.iter().any(|p| p.done == done) {
-            let Some(p) = self.pending.pop_front() else {
-                break;
-            };
-            cx.b.free(Rule::ReduceRelease, p.buffer);
-            let over = self.reduced.iter_mut().filter(|r| r.done == Some(p.done));
-            over.for_each(|r| r.done = None);
+            self.release_reduced(cx);
         }
     }
 
