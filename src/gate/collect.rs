@@ -178,7 +178,7 @@ struct Steps<'a> {
 impl Observer for Steps<'_> {
     fn step(&mut self, report: &StepReport) -> Flow {
         self.losses.push(report.loss);
-        self.grad_norms.push(report.grad_norm);
+        self.grad_norms.push(report.grad_norm.unwrap_or(f64::NAN));
         if (self.stop)() {
             Flow::Stop
         } else {

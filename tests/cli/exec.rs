@@ -97,6 +97,23 @@ fn a_golden_run() {
     }
 }
 
+/// What a run does without, its progress does not show.
+#[test]
+fn progress_without_gradient_norms() {
+    for (without, shown) in [(&[][..], true), (&["--no-grad-norms"], false)] {
+        let args = [
+            &["exec", "llama-tiny", "--steps", "2", "--json", "--set"][..],
+            &["train.grad_norm=false"],
+            without,
+        ];
+        let output = shardlab(&args.concat()).output().unwrap();
+        let text = String::from_utf8(output.stderr).unwrap();
+        assert!(text.contains("step 2/2  loss 5."), "{text}");
+        assert_eq!(text.contains("gradient"), shown, "{text}");
+        assert!(!text.contains("NaN"), "{text}");
+    }
+}
+
 /// Prediction and measurement are of one program, and agree on memory to the byte.
 #[test]
 fn sim_and_exec_agree_on_program_and_memory() {

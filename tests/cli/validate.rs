@@ -33,7 +33,8 @@ fn predictions_agree_with_what_was_measured() {
 }
 
 /// The measured profile: steps within 3 % in the middle and 8 % at worst, the engine's memory to what the table prints of it, the
-/// device's within 1 %, and variants that differ by more than 2 % in the right order.
+/// device's within 1 %, and variants that differ by more than 2 % in the right order. Rows of 2 and of 4 GPUs come from different
+/// machines, whose times differ by 3 % themselves.
 #[test]
 fn predictions_agree_with_steps_of_exec() {
     let mut lines = json(&["validate", EXEC, "--json"]);
@@ -59,8 +60,10 @@ fn predictions_agree_with_steps_of_exec() {
     for (i, a) in lines.iter().enumerate() {
         for b in &lines[..i] {
             let ratio = |what| cell(a, "step_ms", what) / cell(b, "step_ms", what);
+            let ranks = |row: &Value| row["overrides"][0].clone();
+            let apart = if ranks(a) == ranks(b) { 0.02 } else { 0.035 };
             let measured = ratio("measured");
-            if a["scenario"] == b["scenario"] && (measured - 1.0).abs() > 0.02 {
+            if a["scenario"] == b["scenario"] && (measured - 1.0).abs() > apart {
                 assert_eq!(measured > 1.0, ratio("predicted") > 1.0, "{a}\n{b}");
             }
         }

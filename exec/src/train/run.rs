@@ -71,8 +71,8 @@ pub struct StepReport {
     pub steps: u64,
     /// Loss: the mean over ranks and micro-batches.
     pub loss: f64,
-    /// Global gradient norm before clipping.
-    pub grad_norm: f64,
+    /// Global gradient norm before clipping, unless the run does without ([`RunOptions::skip_grad_norms`]).
+    pub grad_norm: Option<f64>,
     /// Learning rate.
     pub lr: f64,
     /// How long the step took.
@@ -341,7 +341,8 @@ impl<'a, D: Device> Trainer<'a, D> {
             self.progress.step = step + 1;
             self.progress.samples = self.feed.position(step + 1);
             self.progress.losses.push(finite(result.loss));
-            self.progress.grad_norms.push(finite(grad_norm));
+            let recorded = finite(grad_norm.unwrap_or(f64::NAN));
+            self.progress.grad_norms.push(recorded);
             observer.ranks(&result.ranks);
             let flow = self.agree(observer.step(&StepReport {
                 step: step + 1,
@@ -392,18 +393,12 @@ impl<'a, D: Device> Trainer<'a, D> {
         }
     }
 
-    /// The program's own norm, or the one of the gradients that the optimizer was given.
-    fn grad_norm(&self, result: &StepResult) -> f64 {
-        result.grad_norm.unwrap_or_else(|| {
-            if self.skip_grad_norms {
-                return f64::NAN;
-            }
+    /// The program's own norm, or the one of the gradients that the optimizer was given, if it is asked for.
+    fn grad_norm(&self, result: &StepResult) -> Option<f64> {
+        result.grad_norm.or_else(|| {
             let ranks = result.grad_squares.iter().zip(&self.distinct);
-            ranks
-                .filter(|(_, distinct)| **distinct)
-                .map(|(s, _)| s)
-                .sum::<f64>()
-                .sqrt()
+            let distinct = ranks.filter(|(_, distinct)| **distinct).map(|(s, _)| s);
+            (!self.skip_grad_norms).then(|| distinct.sum::<f64>().sqrt())
         })
     }
 

@@ -48,12 +48,15 @@ impl Progress {
 
     fn line(&self, r: &StepReport, time: f64) -> String {
         let left = Duration::from_secs_f64(time * r.steps.saturating_sub(r.step) as f64);
+        let gradient = match r.grad_norm {
+            Some(norm) => format!("  gradient {norm:.3}"),
+            None => String::new(),
+        };
         format!(
-            "step {}/{}  loss {:.4}  gradient {:.3}  {:.0} {}/s  ETA {}",
+            "step {}/{}  loss {:.4}{gradient}  {:.0} {}/s  ETA {}",
             r.step,
             r.steps,
             r.loss,
-            r.grad_norm,
             r.tokens as f64 / time,
             self.unit,
             short(left)

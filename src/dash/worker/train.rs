@@ -116,7 +116,7 @@ impl Observer for Watch<'_> {
             step: r.step,
             steps: r.steps,
             loss: r.loss,
-            grad_norm: r.grad_norm,
+            grad_norm: r.grad_norm.unwrap_or(f64::NAN),
             lr: r.lr,
             time: r.time,
             tokens: r.tokens,

@@ -14,9 +14,9 @@ use shardlab_plan::program::{BodyOp, Place, workspace};
 /// Longest rows of which a block adds up several: their sums meet in shared memory.
 const COMBINED: usize = 8192;
 /// Threads of a block, where a row does not take more.
-const BLOCK: usize = 512;
+const BLOCK: usize = 768;
 /// Threads of a multiprocessor, with the registers that these kernels take.
-const RESIDENT: usize = 1024;
+const RESIDENT: usize = 768;
 /// Rows that a worker takes at least, where there are so many: the sums are written and read once more.
 const ROWS: usize = 4;
 /// Columns of a block that adds up the workers' sums, and its threads for each.
