@@ -145,7 +145,7 @@ fn padding_of_shared_gradients_needs_no_reader() {
 
 #[test]
 fn every_option_passes() {
-    const OPTIONS: [&[&str]; 40] = [
+    const OPTIONS: [&[&str]; 42] = [
         &[],
         &["fsdp.reshard_after_forward=false"],
         &["fsdp.reshard_after_forward=true"],
@@ -183,6 +183,13 @@ fn every_option_passes() {
         &["fsdp.separate_communicators=true"],
         &["fsdp.unify_comm_stream=true", "train.grad_accum=2"],
         &["fsdp.async_reduce=false"],
+        &["fsdp.async_reduce=false", "mesh.dp_outer=2"],
+        &[
+            "fsdp.async_reduce=false",
+            "mesh.dp_outer=2",
+            "train.grad_norm=false",
+            "train.grad_accum=2",
+        ],
         &["fsdp.prefetch_forward=2", "fsdp.prefetch_backward=3"],
         &["fsdp.prefetch_forward=0", "fsdp.prefetch_backward=0"],
         &["fsdp.reduce_in_flight=1"],

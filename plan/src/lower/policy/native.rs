@@ -273,21 +273,22 @@ impl Native {
     /// Waits for reductions until fewer than `limit` gradient buffers are in flight, and frees theirs.
     fn drain(&mut self, cx: &mut Cx<'_>, limit: usize, rule: Rule) {
         while self.pending.len() > limit {
-            let waits = self.flat.streams.reduce != COMPUTE;
-            if let (true, Some(p)) = (waits, self.pending.front()) {
+            let Some(p) = self.pending.pop_front() else {
+                break;
+            };
+            // On the compute stream itself the buffer is free at once; what reduces further on another one is not over.
+            if self.flat.streams.reduce != COMPUTE {
                 cx.b.wait(rule, p.done, COMPUTE);
+                self.is_over(p.done);
             }
-            self.release_reduced(cx);
+            cx.b.free(Rule::ReduceRelease, p.buffer);
         }
     }
 
-    /// Frees the buffer of the oldest reduction, whose end the compute stream has waited for.
-    fn release_reduced(&mut self, cx: &mut Cx<'_>) {
-        if let Some(p) = self.pending.pop_front() {
-            cx.b.free(Rule::ReduceRelease, p.buffer);
-            let over = self.reduced.iter_mut().filter(|r| r.done == Some(p.done));
-            over.for_each(|r| r.done = None);
-        }
+    /// Nobody need wait for a reduction any more: the compute stream has.
+    fn is_over(&mut self, done: EventId) {
+        let over = self.reduced.iter_mut().filter(|r| r.done == Some(done));
+        over.for_each(|r| r.done = None);
     }
 
     fn reduce(&mut self, cx: &mut Cx<'_>, unit: UnitId) {
@@ -342,7 +343,11 @@ impl Native {
         cx.b.wait(Rule::FinalFence, done, COMPUTE);
         // Reductions end in the order of their issue.
         while self.pending.iter().any(|p| p.done == done) {
-            self.release_reduced(cx);
+            let Some(p) = self.pending.pop_front() else {
+                break;
+            };
+            cx.b.free(Rule::ReduceRelease, p.buffer);
+            self.is_over(p.done);
         }
     }
 
