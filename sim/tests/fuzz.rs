@@ -11,7 +11,8 @@ use std::collections::BTreeMap;
 
 const INPUTS: u64 = 3_000;
 
-/// `SHARDLAB_FUZZ_INPUTS` tries more, `SHARDLAB_FUZZ_FROM` others.
+/// `SHARDLAB_FUZZ_INPUTS` tries more, `SHARDLAB_FUZZ_FROM` others; `SHARDLAB_FUZZ_SHOW` prints each before it runs, to find one that
+/// does not end.
 fn setting(name: &str, default: u64) -> u64 {
     std::env::var(name)
         .ok()
@@ -30,6 +31,9 @@ fn seeded_inputs() {
         let mut rng = ChaCha8Rng::seed_from_u64(seed);
         let mut data = vec![0u8; 16 + (rng.next_u32() % 112) as usize];
         rng.fill_bytes(&mut data);
+        if std::env::var_os("SHARDLAB_FUZZ_SHOW").is_some() {
+            println!("input {seed}: {:#?}", pipeline::choose(&data));
+        }
         let result = std::panic::catch_unwind(|| pipeline::run(&data, &profiles));
         match result {
             Ok(r) => *reached.entry(r).or_default() += 1,

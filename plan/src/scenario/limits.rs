@@ -3,10 +3,12 @@
 use super::error::ScenarioError;
 use super::keys::Key;
 use super::merge::Document;
-use super::types::{Family, Model, Scenario};
+use super::types::{Family, Loss, Model, Scenario};
 
 /// Blocks times micro-batches: what a program's length grows with.
 const MOST_BLOCK_RUNS: u64 = 1 << 15;
+/// Chunks of the loss, of all micro-batches: likewise.
+const MOST_CHUNKS: u64 = 1 << 15;
 /// FLOPs of one rank in one step.
 const MOST_FLOPS: u128 = 1 << 60;
 /// Bytes of one rank in one step, all tensors added.
@@ -23,6 +25,22 @@ pub(crate) fn check(s: &Scenario, d: &Document) -> Result<(), ScenarioError> {
             "{runs} block executions a step (layers * grad_accum) are more than {MOST_BLOCK_RUNS}"
         );
         return Err(d.conflict(&[Key::GradAccum, Key::Layers], message));
+    }
+    let rows = t.micro_batch.saturating_mul(t.seq_len);
+    let chunks = rows
+        .div_ceil(t.loss_chunk_rows.max(1))
+        .saturating_mul(t.grad_accum.into());
+    if t.loss == Loss::Chunked && chunks > MOST_CHUNKS {
+        let message = format!(
+            "{chunks} chunks of the loss a step (rows / loss_chunk_rows * grad_accum) are more than {MOST_CHUNKS}"
+        );
+        let keys = [
+            Key::LossChunkRows,
+            Key::GradAccum,
+            Key::MicroBatch,
+            Key::SeqLen,
+        ];
+        return Err(d.conflict(&keys, message));
     }
     let sizes = [
         Key::MicroBatch,

@@ -159,6 +159,12 @@ fn impossible_combinations() {
         &["compile.cuda_graph=[\"mlp\", \"block\"]"],
         &["compile.cuda_graph=[\"attn\"]", "model.preset=toy-linear"],
         &["compile.cuda_graph=full_iteration", "fsdp.nan_check=true"],
+        &[
+            "train.loss=chunked",
+            "train.loss_chunk_rows=1",
+            "train.micro_batch=16",
+            "train.seq_len=8192",
+        ],
         &["model.layers=4096", "train.grad_accum=4096"],
         &["train.micro_batch=1048576", "model.hidden=1048576"],
         &[
