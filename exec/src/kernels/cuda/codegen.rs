@@ -2,8 +2,8 @@
 //!
 //! A body is turned into a few entry points (usually one) whose shapes are constants. Values are generated on demand from
 //! the outputs backwards (`expr`), so that views, concatenations and broadcasts are index arithmetic (`index`) and nothing
-//! but outputs reaches memory. `pointwise` runs over elements, `rows` over rows whose statistics later operations need,
-//! `columns` sums over rows; `tables` holds gathers and scatters, `entropy` the chunked cross entropy, `convolution` and `attention`
+//! but outputs reaches memory. `pointwise` runs over elements, `rows` over rows whose statistics later operations need (and adds
+//! up rows where that reads the same), `columns` sums over rows; `tables` holds gathers and scatters, `entropy` the chunked cross entropy, `convolution` and `attention`
 //! the fallbacks of library kernels, `shard` the kernels of the sharding engine.
 //!
 //! Reductions have an order that depends on shapes alone. Every operation's result is rounded to its slot's type, fused or

@@ -1,9 +1,9 @@
 //! What a body of row-local operations touches, and which operations can share a loop.
 //!
 //! Every operation here can be cut into rows that do not depend on each other: elementwise ones anywhere, norms and
-//! softmaxes by their rows, concatenations by what lies before their axis. (Sums over rows are stages of their own.) A stage is a run of operations over the same
+//! softmaxes by their rows, concatenations by what lies before their axis. A stage is a run of operations over the same
 //! number of rows, each of which needs, of what an earlier one of the stage has made, only the same row. Between stages
-//! values go through memory.
+//! values go through memory. Sums over rows are stages of their own.
 
 use super::super::error::Fault;
 use super::super::view::{View, matrix, numel, overlap};
