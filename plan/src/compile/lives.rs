@@ -162,7 +162,7 @@ impl Lives {
         };
         // Sums over rows are complete when all rows have been read.
         let in_rows = |op: &&Op| match op.act {
-            Act::Compute(kind) => kind.fusion() != Fusion::Column,
+            Act::Compute(kind) => !kind.sums_rows(),
             Act::View(_) => true,
         };
         for &v in ops().filter(in_rows).flat_map(|op| &op.outputs) {

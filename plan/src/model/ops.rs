@@ -224,6 +224,12 @@ impl OpKind {
             || matches!(self, Self::Attention { .. } | Self::AttentionGrad { .. })
     }
 
+    /// Whether it adds up rows, for the gradients of a norm's parameters.
+    #[must_use]
+    pub fn sums_rows(self) -> bool {
+        self.fusion() == Fusion::Column
+    }
+
     /// How a compiler may treat it.
     #[must_use]
     pub(crate) const fn fusion(self) -> Fusion {

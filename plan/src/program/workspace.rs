@@ -4,7 +4,6 @@
 //! no device. The sizes are those of the libraries that `exec` uses (cuBLASLt, cuDNN 9.19).
 
 use super::{Kernel, KernelClass, Op, Program};
-use crate::model::ops::Fusion;
 use crate::units::Bytes;
 
 /// Bytes that a matrix product may take.
@@ -75,13 +74,9 @@ pub fn kernel_bytes(kernel: &Kernel, deterministic: bool) -> u64 {
             };
             delta + queries + grouped
         }
-        _ if kernel.body.len() > 1 && kernel.body.iter().any(|op| sums_rows(op.op)) => ROW_SUMS,
+        _ if kernel.body.len() > 1 && kernel.body.iter().any(|op| op.op.sums_rows()) => ROW_SUMS,
         _ => 0,
     }
-}
-
-fn sums_rows(op: crate::model::OpKind) -> bool {
-    op.fusion() == Fusion::Column
 }
 
 #[cfg(test)]

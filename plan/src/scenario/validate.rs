@@ -450,21 +450,24 @@ fn compile(s: &Scenario, d: &Document) -> Checked {
 /// Merged products need compiled code and weights side by side, epilogues and mixed orders of reduction compiled code.
 fn merges(s: &Scenario, d: &Document) -> Checked {
     let c = &s.compile;
-    if c.epilogues && c.mode == CompileMode::Off {
-        return Err(d
-            .conflict(
-                &[Key::Epilogues, Key::Mode],
-                "epilogues are compiled code; with compile mode off every op is a kernel of its own",
-            )
-            .with_help("use mode regions, blocks or full, or epilogues false"));
-    }
-    if c.mix_order_reductions && c.mode == CompileMode::Off {
-        return Err(d
-            .conflict(
-                &[Key::MixOrderReductions, Key::Mode],
-                "mixed orders of reduction are compiled code; with compile mode off every op is a kernel of its own",
-            )
-            .with_help("use mode regions, blocks or full, or mix_order_reductions false"));
+    let compiled = [
+        (c.epilogues, Key::Epilogues, "epilogues", "epilogues"),
+        (
+            c.mix_order_reductions,
+            Key::MixOrderReductions,
+            "mixed orders of reduction",
+            "mix_order_reductions",
+        ),
+    ];
+    for (on, key, what, name) in compiled {
+        if on && c.mode == CompileMode::Off {
+            let message = format!(
+                "{what} are compiled code; with compile mode off every op is a kernel of its own"
+            );
+            return Err(d
+                .conflict(&[key, Key::Mode], message)
+                .with_help(format!("use mode regions, blocks or full, or {name} false")));
+        }
     }
     if c.merge_projections == MergeProjections::None {
         return Ok(());

@@ -64,7 +64,7 @@ pub(super) struct Step<'k> {
 impl Step<'_> {
     /// Whether it adds up rows, which takes all of them.
     pub(super) fn is_sum(&self) -> bool {
-        sums(self.op.op).is_some()
+        self.op.op.sums_rows()
     }
 }
 

@@ -153,13 +153,7 @@ fn columns(req: &Request<'_>, op: &BodyOp, lanes: usize) -> Result<Module, Refus
         if !matches!(slot.place, Place::Write(_)) {
             continue;
         }
-        let column = Index {
-            code: "c".to_owned(),
-            step: 0,
-            multiple: 1,
-            own: None,
-        };
-        let at = index::offset(&column, &index::dims(slot), 1, None)?;
+        let at = index::offset(&Index::single("c"), &index::dims(slot), 1, None)?;
         stores += &format!(
             "  for (u32 j = threadIdx.x; j < {width}; j += {threads}) {{\n    const u32 c = first + j % {tile}u;\n    double s = 0.0;\n    if (c < COLS)\n#pragma unroll 8\n      for (u32 k = j / {tile}u; k < {chunks}u; k += {shares}) s += __ldcg(part + ((u64)k * {outs} + {n}) * COLS + c);\n    sh[j] = s;\n  }}\n  __syncthreads();\n  for (u32 j = threadIdx.x; j < {tile}; j += {threads}) {{\n    const u32 c = first + j;\n    double s = 0.0;\n#pragma unroll\n    for (u32 k = 0; k < {shares}; k++) s += sh[k * {tile} + j];\n    if (c < COLS) down((float)s, {address}[{at}]);\n  }}\n  __syncthreads();\n",
             shares = SHARES,

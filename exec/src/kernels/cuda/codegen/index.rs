@@ -52,6 +52,16 @@ impl Index {
         }
     }
 
+    /// One element at a position given as C, nobody's own.
+    pub(super) fn single(code: impl Into<String>) -> Self {
+        Self {
+            code: code.into(),
+            step: 0,
+            multiple: 1,
+            own: None,
+        }
+    }
+
     /// `r`: the kernel's own row.
     pub(super) fn row() -> Self {
         Self {

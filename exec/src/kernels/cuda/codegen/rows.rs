@@ -37,7 +37,7 @@ fn reduced(op: &BodyOp) -> Option<&Slot> {
         | OpKind::LayerNormGrad
         | OpKind::LogSoftmaxGrad
         | OpKind::NllLossGrad => op.outputs.first(),
-        _ if mixed::is_sum(op) => op.inputs.get(1),
+        _ if op.op.sums_rows() => op.inputs.get(1),
         _ => None,
     }
 }
@@ -287,7 +287,7 @@ fn outputs(g: &mut Gen<'_>, shape: Shape, mixed: Option<&Mixed<'_>>) -> Result<(
             let last = !again
                 .flat_map(|l| &l.outputs)
                 .any(|s| s.place == slot.place);
-            let apart = op.op == OpKind::NllLoss || mixed::is_sum(op);
+            let apart = op.op == OpKind::NllLoss || op.op.sums_rows();
             if !matches!(slot.place, Place::Write(_)) || apart || !last {
                 continue;
             }

@@ -35,13 +35,7 @@ pub(super) fn id(req: &Request<'_>, slot: &Slot, at: &str) -> Result<String, Ref
     if req.arg(slot.place)?.dtype != DType::I64 {
         return Err(Refusal::new("ids are 64-bit integers"));
     }
-    let at = Index {
-        code: at.to_owned(),
-        step: 0,
-        multiple: 1,
-        own: None,
-    };
-    let at = index::offset(&at, &index::dims(slot), 1, None)?;
+    let at = index::offset(&Index::single(at), &index::dims(slot), 1, None)?;
     Ok(format!("{}[{}]", req.address(slot)?, at.code))
 }
 

@@ -8,7 +8,6 @@ use super::{Gen, Index, Shape};
 use crate::kernels::cuda::codegen::columns::{MULTIPROCESSORS, terms};
 use crate::kernels::cuda::codegen::index;
 use crate::kernels::cuda::codegen::{Entry, Param, Refusal, Request, blocks};
-use shardlab_plan::model::OpKind;
 use shardlab_plan::program::{BodyOp, Place, workspace};
 
 /// Longest rows of which a block adds up several: their sums meet in shared memory.
@@ -39,14 +38,6 @@ pub(super) struct Mixed<'a> {
     at: u64,
 }
 
-/// Whether an operation adds up rows.
-pub(super) fn is_sum(op: &BodyOp) -> bool {
-    matches!(
-        op.op,
-        OpKind::RmsNormWeightGrad | OpKind::LayerNormParamGrad
-    )
-}
-
 impl<'a> Mixed<'a> {
     /// The sums of a body, if it has any; `at` bytes of scratch memory are taken.
     pub(super) fn new(req: &Request<'a>, shape: &mut Shape, at: u64) -> Option<Self> {
@@ -54,7 +45,7 @@ impl<'a> Mixed<'a> {
             .body
             .iter()
             .enumerate()
-            .filter(|o| is_sum(o.1))
+            .filter(|o| o.1.op.sums_rows())
             .collect();
         let sums: usize = ops.iter().map(|o| o.1.outputs.len()).sum();
         if sums == 0 {
@@ -182,13 +173,7 @@ impl<'a> Mixed<'a> {
             if !matches!(slot.place, Place::Write(_)) {
                 continue;
             }
-            let column = Index {
-                code: "c".to_owned(),
-                step: 0,
-                multiple: 1,
-                own: None,
-            };
-            let at = index::offset(&column, &index::dims(slot), 1, None)?;
+            let at = index::offset(&Index::single("c"), &index::dims(slot), 1, None)?;
             body += &format!(
                 "  {{
     double s = 0.0;
