@@ -650,14 +650,15 @@ mod bench {
             let known = (kernel.read.0 + kernel.written.0) as f64;
             // Operands may be wider than the kernel's slots: a gradient in a float32 buffer.
             match kernel.class {
-                C::Pointwise | C::Fill => {
-                    let widened = reads.iter().chain(writes).map(|a| a.bytes as f64);
-                    known.max(widened.sum())
-                }
-                C::EmbeddingGrad => {
+                C::EmbeddingGrad if reads.len() > 2 => {
                     let n = kernel.body[0].inputs[0].shape.iter().product::<u64>();
                     let table = n * (size(&reads[2]) + size(&writes[0]));
                     (reads[0].bytes + reads[1].bytes + table) as f64
+                }
+                // An embedding's gradient that fills its table writes all of it.
+                C::Pointwise | C::Fill | C::EmbeddingGrad => {
+                    let widened = reads.iter().chain(writes).map(|a| a.bytes as f64);
+                    known.max(widened.sum())
                 }
                 _ => known,
             }

@@ -1,7 +1,7 @@
 //! From graphs to the tape: eager kernels, fusion, regions, liveness.
 //!
 //! `schedule` puts ops into steps (one kernel each), `merge` makes one product of several, `epilogue` lets products add to
-//! something, `inplace` saves their readers memory, `kernel` describes a step's
+//! something and gradients of embeddings fill their tables, `inplace` saves their readers memory, `kernel` describes a step's
 //! kernel, `emit` decides lifetimes and writes the tape, `expand` repeats the steps of a middle block for all middle blocks.
 
 mod emit;

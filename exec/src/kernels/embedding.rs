@@ -33,19 +33,29 @@ pub(super) fn gather(o: &Operands<'_>) -> Result<(), Fault> {
     Ok(())
 }
 
-/// `d_rows, ids, d_table -> d_table`: rows of one id are added in their order, in float32, and rounded once.
+/// `d_rows, ids, d_table -> d_table`: rows of one id are added in their order, in float32, and rounded once. Without the table
+/// to zeros.
 pub(super) fn scatter_add(o: &Operands<'_>) -> Result<(), Fault> {
-    o.expect(3, 1)?;
-    let (rows, before, table) = (o.input(0)?, o.input(2)?, o.output(0)?);
+    o.expect(2, 1)?;
+    let (rows, table) = (o.input(0)?, o.output(0)?);
+    let before = match o.op.inputs.len() {
+        2 => None,
+        _ => Some(o.input(2)?),
+    };
     let (vocab, d) = view::matrix(o.slot(true, 0)?);
     let ids = ids(&o.input(1)?, vocab)?;
     same("the gradients of the rows", ids.len() * d, rows.numel)?;
-    same("the table before", table.numel, before.numel)?;
     let mut sum = Scratch::take(d);
     let mut row = Scratch::take(d);
-    if before != table {
+    if let Some(before) = &before {
+        same("the table before", table.numel, before.numel)?;
+    }
+    if before.as_ref() != Some(&table) {
+        row.fill(0.0);
         for r in 0..vocab {
-            before.load(r * d, &mut row);
+            if let Some(before) = &before {
+                before.load(r * d, &mut row);
+            }
             table.store(r * d, &row);
         }
     }

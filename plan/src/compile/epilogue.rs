@@ -1,7 +1,10 @@
-//! Additions to a product's result become part of the product: its epilogue reads what is added and writes the sum, which is
-//! rounded once, and neither a kernel of its own nor the next one reads the product's result again.
+//! What comes before or after a kernel that stands alone becomes part of it.
 //!
-//! In a block these are the residual connections and, in backward, the gradients of an input that several layers read.
+//! Additions to a product's result: its epilogue reads what is added and writes the sum, which is rounded once, and neither a
+//! kernel of its own nor the next one reads the product's result again. In a block these are the residual connections and, in
+//! backward, the gradients of an input that several layers read.
+//!
+//! Zeros that an embedding's gradient is added to: it writes them itself, where no id points.
 
 use super::schedule::Orders;
 use crate::model::graph::{Act, Graph, Op, Root, Value, ValueId};
@@ -31,6 +34,46 @@ pub(super) fn additions(g: &mut Graph, o: &mut Orders) {
     }
     o.forward.retain(|op| !gone.contains(op));
     o.backward.retain(|op| !gone.contains(op));
+}
+
+/// Lets gradients of embeddings in compiled code write their whole tables.
+pub(super) fn tables(g: &mut Graph, o: &mut Orders) {
+    let same = |a: &Value, b: &Value| {
+        a.root == b.root && a.offset == b.offset && a.numel() == b.numel() && a.dtype == b.dtype
+    };
+    let mut filled = Vec::new();
+    for (at, &i) in o.backward.iter().enumerate() {
+        let op = &g.ops[i as usize];
+        let (Act::Compute(OpKind::EmbeddingGrad), &[_, _, before]) = (op.act, &op.inputs[..])
+        else {
+            continue;
+        };
+        let table = g.value(before);
+        let names = |&i: &u32| {
+            let op = &g.ops[i as usize];
+            let mut named = op.inputs.iter().chain(&op.outputs);
+            !matches!(op.act, Act::View(_)) && named.any(|&v| g.value(v).root == table.root)
+        };
+        // The last one to touch the table's memory fills all of it.
+        let Some(&fill) = o.backward[..at].iter().rev().find(|i| names(i)) else {
+            continue;
+        };
+        let zeros = matches!(g.ops[fill as usize].act, Act::Compute(OpKind::Fill { value }) if value.0 == 0.0);
+        let region = |op: u32| o.region[op as usize];
+        if zeros
+            && g.ops[fill as usize].outputs[..] == [before]
+            && same(g.value(op.outputs[0]), table)
+            && region(i) != 0
+            && region(fill) == region(i)
+        {
+            filled.push((fill, i));
+        }
+    }
+    for &(_, i) in &filled {
+        g.ops[i as usize].inputs.truncate(2);
+    }
+    o.backward
+        .retain(|op| !filled.iter().any(|(fill, _)| fill == op));
 }
 
 /// Ops that name each buffer, as places in the order of issue.

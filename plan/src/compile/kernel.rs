@@ -345,7 +345,7 @@ impl<'g> Describe<'g> {
         }
         let (touch, mut bytes) = touch(value);
         match kind {
-            OpKind::EmbeddingGrad => {
+            OpKind::EmbeddingGrad if op.inputs.len() > 2 => {
                 bytes = self.g.value(op.inputs[1]).numel() * value.cols() * value.dtype.size();
             }
             OpKind::NllLossGrad => bytes = value.rows() * value.dtype.size(),

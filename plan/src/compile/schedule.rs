@@ -61,6 +61,7 @@ pub(super) fn plan(
         merge::projections(m, &mut o, &mut b.ready, compile.merge_projections, sharding);
         if compile.epilogues {
             epilogue::additions(&mut m.graph, &mut o);
+            epilogue::tables(&mut m.graph, &mut o);
         }
         partition::recompute_cheap(&mut m.graph, &mut o, recompute);
     }

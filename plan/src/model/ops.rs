@@ -76,7 +76,8 @@ pub enum OpKind {
     },
     /// `ids, table -> rows`: row `ids[i]` of the table for each `i`.
     Embedding,
-    /// `d_rows, ids, d_table -> d_table`: adds row `i` of `d_rows` to row `ids[i]`, in place.
+    /// `d_rows, ids, d_table -> d_table`: adds row `i` of `d_rows` to row `ids[i]`, in place. Without the third operand to a
+    /// table of zeros.
     EmbeddingGrad,
     /// `x, w -> y, rstd`: `y = x * rstd * w`, `rstd = 1 / sqrt(mean(x^2) + eps)` a row (float32).
     RmsNorm {

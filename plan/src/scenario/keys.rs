@@ -283,7 +283,7 @@ keys! {
     MaxInflightBytes: "compile" "max_inflight_bytes" [Bytes(1, 1 << 50)] "5000000000" "full: bytes of collectives that may be in flight";
     MemoryBudget: "compile" "memory_budget" [Number(0.0, 100.0)] "0.05" "full: extra memory that reordering may cost, as a fraction of the peak";
     MergeProjections: "compile" "merge_projections" [Choice(&["none", "gradients", "qkv", "all"])] "(native with mode regions or blocks: \"qkv\", else \"none\")" "Linear layers of a block that read the same input and whose weights lie side by side run as one product: queries, keys and values; gate and up too (all); or the gradients of all of these alone";
-    Epilogues: "compile" "epilogues" [Bool] "(true with policy native and a compile mode)" "What is added to a matrix product's result (a residual, another gradient) is added by the product itself, and the sum is rounded once";
+    Epilogues: "compile" "epilogues" [Bool] "(true with policy native and a compile mode)" "What is added to a matrix product's result (a residual, another gradient) is added by the product itself, and the sum is rounded once; an embedding's gradient writes the zeros of its table itself";
     MixOrderReductions: "compile" "mix_order_reductions" [Bool] "(true with policy native and a compile mode)" "The gradient of a norm's weight, a sum over rows, is part of the kernel that goes back through the norm row by row: what both read is read once";
     CudaGraph: "compile" "cuda_graph" [Choice(&["off", "full_iteration"]), List(&Choice(&["attn", "mlp", "block"]))] "\"off\"" "CUDA-graph capture: the whole iteration, or scopes of every block";
 

@@ -290,6 +290,42 @@ fn norms_go_back_in_one_kernel() {
     }
 }
 
+/// An embedding's gradient in compiled code writes its whole table: no zeros before it, and as many bytes as the table has.
+#[test]
+fn gradients_of_embeddings_fill_their_tables() {
+    for family in [Family::Llama, Family::Gpt2] {
+        let mut s = tiny(family);
+        let fills = |t: &Tape| {
+            let fill = |op: &&TapeOp| match op {
+                TapeOp::Launch { kernel, .. } => {
+                    matches!(t.kernels[kernel.index()].body[0].op, OpKind::Fill { .. })
+                }
+                _ => false,
+            };
+            t.backward.iter().filter(fill).count()
+        };
+        let gradients = |t: &Tape| -> Vec<Kernel> {
+            let of = |k: &&Kernel| k.body.iter().any(|op| op.op == OpKind::EmbeddingGrad);
+            t.kernels.iter().filter(of).cloned().collect()
+        };
+        s.compile.mode = CompileMode::Regions;
+        let apart = build(&s);
+        s.compile.epilogues = true;
+        let whole = build(&s);
+        let embeddings = if family == Family::Gpt2 { 2 } else { 1 };
+        assert_eq!(fills(&apart) - fills(&whole), embeddings);
+        for (k, before) in gradients(&whole).iter().zip(gradients(&apart)) {
+            let (op, table) = (
+                &k.body[0],
+                k.body[0].outputs[0].shape.iter().product::<u64>(),
+            );
+            assert_eq!((op.inputs.len(), k.class), (2, KernelClass::EmbeddingGrad));
+            assert_eq!(k.written.0, table * op.outputs[0].dtype.size());
+            assert!(before.body[0].inputs.len() == 3 && k.read < before.read);
+        }
+    }
+}
+
 /// Both residual connections of a block and the sum of two gradients are products' business: nothing adds them again, no
 /// product is more, and the sum of gradients lies where the first one did.
 #[test]

@@ -105,7 +105,8 @@ pub(super) fn apply(op: &BodyOp, x: &[Vec<f64>]) -> Vec<Vec<f64>> {
             ]
         }
         OpKind::EmbeddingGrad => {
-            let (d, mut table) = (dims(&ins[2]).1, x[2].clone());
+            let (vocab, d) = dims(&op.outputs[0]);
+            let mut table = x.get(2).cloned().unwrap_or(vec![0.0; vocab * d]);
             for (r, &i) in x[1].iter().enumerate() {
                 for c in 0..d {
                     table[i as usize * d + c] += x[0][r * d + c];

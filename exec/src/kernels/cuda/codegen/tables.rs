@@ -68,6 +68,8 @@ pub(super) fn entry(name: &str, grid: [u32; 3], block: u32, params: &[Param]) ->
 
 /// Rows of a thread that gathers.
 const ROWS: usize = 2;
+/// Vectors of a thread that writes zeros.
+const ZEROS: usize = 4;
 /// Keys that a block ranks others among at a time.
 const KEYS: usize = 4096;
 pub(super) const NAN: &str = "__int_as_float(0x7fffffff)";
@@ -132,15 +134,17 @@ pub(super) fn gather(req: &Request<'_>, op: &BodyOp) -> Result<Module, Refusal> 
 }
 
 /// `d_rows, ids, d_table -> d_table`: ids are sorted (each is ranked among all others, no atomics), then the first of each
-/// run of equal ids adds up all rows of that id in their order.
+/// run of equal ids adds up all rows of that id in their order. Without a table that is added to, further blocks of the first
+/// entry write zeros all over it while the ranking, which hardly touches memory, goes on.
 pub(super) fn scatter(req: &Request<'_>, op: &BodyOp) -> Result<Module, Refusal> {
-    let ([rows, ids, before], [table]) = slots::<3, 1>(op)?;
+    let ([rows, ids], [table]) = slots::<2, 1>(op)?;
+    let before = op.inputs.get(2);
     let (vocab, d) = view::matrix(table);
     let n = numel(ids);
-    if numel(rows) != n * d || numel(before) != vocab * d {
+    if numel(rows) != n * d || before.is_some_and(|b| numel(b) != vocab * d) {
         return Err(Refusal::new("as many rows as ids"));
     }
-    let l = lanes(req, d, &[rows, before, table])?;
+    let l = lanes(req, d, &[rows, before.unwrap_or(table), table])?;
     // An id and the number of its row make a key, so that all are different; ids outside the table come last.
     let (key, bytes) = match (vocab + 1) * n < 1 << 32 {
         true => ("u32", 4),
@@ -151,11 +155,39 @@ pub(super) fn scatter(req: &Request<'_>, op: &BodyOp) -> Result<Module, Refusal>
     let sorted = format!("{key}* sorted");
     declared.extend([&sorted, "u64* fault", "u32 kernel"].map(str::to_owned));
     let args = declared.join(", ");
-    let (tb, tt) = (contiguous(req, before)?, contiguous(req, table)?);
+    let tt = contiguous(req, table)?;
+    let ot = req.memory(table)?;
+    let ranking = blocks(n, 64)?;
+    let (mut grid, mut zeros) = (ranking, String::new());
+    let first = match before {
+        Some(before) => format!(
+            "load<{}, {l}>({} + at, sum)",
+            req.memory(before)?,
+            contiguous(req, before)?
+        ),
+        None => {
+            // One access a vector: parts of a wider one would not lie beside its neighbours'.
+            let wide = l.min(16 / req.arg(table.place)?.dtype.size() as usize);
+            let (vectors, each) = (vocab * d / wide, 512 * ZEROS);
+            grid += blocks(vectors, each)?;
+            zeros = format!(
+                "  if (blockIdx.x >= {ranking}u) {{
+    float x[{wide}] = {{}};
+    const u64 from = (blockIdx.x - {ranking}u) * {each}ull + threadIdx.x;
+#pragma unroll
+    for (u32 k = 0; k < {ZEROS}; k++)
+      if (from + k * 512u < {vectors}ull) store<{ot}, {wide}>({tt} + (from + k * 512u) * {wide}u, x);
+    return;
+  }}
+"
+            );
+            format!("for (int v = 0; v < {l}; v++) sum[v] = 0.0f")
+        }
+    };
     let mut source = format!(
         "typedef {key} Key;
 KERNEL(512) k0({args}) {{
-  __shared__ alignas(16) Key s[{KEYS}];
+{zeros}  __shared__ alignas(16) Key s[{KEYS}];
   const u32 q = threadIdx.x % 32, first = blockIdx.x * 64 + threadIdx.x / 32 * 4;
   Key mine[4];
   u32 below[4] = {{}};
@@ -198,7 +230,7 @@ KERNEL(256) k1({args}) {{
   const u64 at = (u64)id * {d}u + c;
   const Key end = id * {n}u + {n}u;
   float sum[{l}], x[{l}];
-  load<{bt}, {l}>({tb} + at, sum);
+  {first};
   load<{rt}, {l}>({rows} + (u64)(key % {n}u) * {d}u + c, x);
 #pragma unroll
   for (int v = 0; v < {l}; v++) sum[v] += x[v];
@@ -229,21 +261,21 @@ KERNEL(256) k1({args}) {{
 ",
         mine = id(req, ids, "i")?,
         theirs = id(req, ids, "at")?,
-        bt = req.memory(before)?,
         rt = req.memory(rows)?,
-        ot = req.memory(table)?,
         rows = contiguous(req, rows)?,
     );
     let mut entries = vec![
-        entry("k0", [blocks(n, 64)?, 1, 1], 512, &params),
+        entry("k0", [grid, 1, 1], 512, &params),
         entry("k1", [n as u32, blocks(d, 256 * l)?, 1], 256, &params),
     ];
-    if !in_place(req, before, table) {
+    if let Some(before) = before
+        && !in_place(req, before, table)
+    {
         source += &format!(
             "KERNEL(256) k2({args}) {{\n  const u64 i = (blockIdx.x * 256ull + threadIdx.x) * {l}u;\n  if (i >= {total}ull) return;\n  float x[{l}];\n  load<{bt}, {l}>({tb} + i, x);\n  store<{ot}, {l}>({tt} + i, x);\n}}\n",
             total = vocab * d,
+            tb = contiguous(req, before)?,
             bt = req.memory(before)?,
-            ot = req.memory(table)?,
         );
         entries.insert(
             0,
