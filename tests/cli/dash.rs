@@ -79,15 +79,19 @@ impl Tmux {
         String::from_utf8_lossy(&output.stdout).into_owned()
     }
 
-    /// Waits until the screen is as wanted. The limit is for machines that hang, not for slow ones.
+    /// Waits until the screen is as wanted twice in a row: the first time a frame may be half drawn. The limit is for machines
+    /// that hang, not for slow ones.
     #[track_caller]
     fn wait(&self, what: &str, done: impl Fn(&str) -> bool) -> String {
         let begin = Instant::now();
+        let mut before = false;
         loop {
             let screen = self.screen();
-            if done(&screen) {
+            let now = done(&screen);
+            if now && before {
                 return screen;
             }
+            before = now;
             assert!(
                 begin.elapsed() < Duration::from_secs(180),
                 "never saw {what}; the screen:\n{screen}"
