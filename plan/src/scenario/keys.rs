@@ -14,10 +14,11 @@ pub const SECTIONS: [&str; 7] = [
 ];
 
 /// Names of the shipped hardware profiles.
-pub const HARDWARE: [&str; 8] = [
+pub const HARDWARE: [&str; 9] = [
     "h200-nvlink",
     "h200-nvlink-exec",
     "h100-80",
+    "h100-80-exec",
     "h100-96-500w",
     "a100-80",
     "a100-40",

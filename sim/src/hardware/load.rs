@@ -16,6 +16,7 @@ shipped![
     "b200",
     "cpu",
     "h100-80",
+    "h100-80-exec",
     "h100-96-500w",
     "h200-nvlink",
     "h200-nvlink-exec"
