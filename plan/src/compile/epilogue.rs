@@ -38,34 +38,19 @@ pub(super) fn additions(g: &mut Graph, o: &mut Orders) {
 
 /// Lets gradients of embeddings in compiled code write their whole tables.
 pub(super) fn tables(g: &mut Graph, o: &mut Orders) {
-    let same = |a: &Value, b: &Value| {
-        a.root == b.root && a.offset == b.offset && a.numel() == b.numel() && a.dtype == b.dtype
-    };
+    let region = |op: u32| o.region[op as usize];
     let mut filled = Vec::new();
-    for (at, &i) in o.backward.iter().enumerate() {
+    for &i in &o.backward {
         let op = &g.ops[i as usize];
         let (Act::Compute(OpKind::EmbeddingGrad), &[_, _, before]) = (op.act, &op.inputs[..])
         else {
             continue;
         };
-        let table = g.value(before);
-        let names = |&i: &u32| {
-            let op = &g.ops[i as usize];
-            let mut named = op.inputs.iter().chain(&op.outputs);
-            !matches!(op.act, Act::View(_)) && named.any(|&v| g.value(v).root == table.root)
-        };
-        // The last one to touch the table's memory fills all of it.
-        let Some(&fill) = o.backward[..at].iter().rev().find(|i| names(i)) else {
-            continue;
-        };
-        let zeros = matches!(g.ops[fill as usize].act, Act::Compute(OpKind::Fill { value }) if value.0 == 0.0);
-        let region = |op: u32| o.region[op as usize];
-        if zeros
-            && g.ops[fill as usize].outputs[..] == [before]
-            && same(g.value(op.outputs[0]), table)
-            && region(i) != 0
-            && region(fill) == region(i)
-        {
+        // Who writes a value in place is the only one to use it: nothing reads the zeros.
+        let fill = g.producer[before.index()];
+        let zeros =
+            matches!(g.computed_by(before), Some((OpKind::Fill { value }, _)) if value.0 == 0.0);
+        if zeros && region(i) != 0 && region(fill) == region(i) {
             filled.push((fill, i));
         }
     }
