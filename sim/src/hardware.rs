@@ -9,5 +9,5 @@ pub use load::{ProfileError, load, parse, shipped};
 pub use profile::{
     AttentionRow, AttentionTable, CollectiveName, CollectiveTable, Contention, Device, Efficiency,
     Footprint, GemmRow, GemmTable, Host, HostWork, MemoryClass, MemoryTable, MemoryUse, Network,
-    Profile,
+    Power, Profile,
 };

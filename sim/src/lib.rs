@@ -20,6 +20,7 @@ mod host;
 mod memory;
 mod network;
 mod options;
+mod power;
 mod report;
 mod simulate;
 mod streams;

@@ -12,6 +12,7 @@ use crate::hardware::Profile;
 use crate::host::{self, HostCosts};
 use crate::memory::MemoryRun;
 use crate::options::Options;
+use crate::power::Pace;
 use shardlab_plan::program::{InstrId, Op, Program, SectionKind};
 use shardlab_plan::record::{
     CostSources, MemoryReport, MemorySample, PeakAt, Run, RunKind, Span, StepRecord,
@@ -29,6 +30,7 @@ pub(crate) struct Parts<'a> {
     pub(crate) tables: &'a Tables<'a>,
     pub(crate) host: &'a HostCosts,
     pub(crate) memory: &'a MemoryRun<'a>,
+    pub(crate) pace: Option<Pace>,
 }
 
 /// End of each pass over all ranks.
@@ -202,6 +204,13 @@ fn environment(parts: &Parts<'_>, ranks: usize) -> BTreeMap<String, String> {
         concat!("shardlab-sim ", env!("CARGO_PKG_VERSION")).to_owned(),
     );
     all.insert("simulated_ranks".to_owned(), ranks.to_string());
+    if let Some(pace) = parts.pace {
+        let mut power = |name: &str, value: f64| {
+            all.insert(format!("power.{name}"), format!("{value:.4}"));
+        };
+        power("arithmetic_share", pace.share);
+        power("arithmetic_factor", pace.factor);
+    }
     if parts.options.jitter > 0.0 {
         all.insert("seed".to_owned(), parts.options.seed.to_string());
         all.insert("jitter".to_owned(), parts.options.jitter.to_string());

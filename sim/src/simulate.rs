@@ -9,6 +9,7 @@ use crate::hardware::Profile;
 use crate::host::{HostCosts, SectionCode};
 use crate::memory::{self, MemoryRun};
 use crate::options::Options;
+use crate::power::{self, Pace};
 use crate::report::{self, Parts};
 use shardlab_plan::program::{Program, SectionKind};
 use shardlab_plan::record::Run;
@@ -70,7 +71,7 @@ pub fn simulate_counted(
         .map_err(SimError::Options)?;
     check_program(program)?;
     let host = HostCosts::new(profile);
-    let costs = Costs::new(program, profile);
+    let mut costs = Costs::new(program, profile);
     if let Some(i) = costs.all.iter().position(|c| c.work > LONGEST) {
         return Err(SimError::Program(format!(
             "task {i} takes {}: beyond 1000 s",
@@ -83,6 +84,10 @@ pub fn simulate_counted(
         .map(|s| SectionCode::new(program, s, &costs, &host))
         .collect();
     let memory = run_memory(program, profile, options, &sections, &host)?;
+    let pace = pace(program, profile, options, &costs, &sections, &memory, &host)?;
+    if let Some(pace) = &pace {
+        costs.slow_arithmetic(program, pace.factor);
+    }
     let mut steady = match (options.steps, options.jitter > 0.0) {
         (0, true) => SAMPLES,
         (0, false) if options.record => STEADY,
@@ -106,6 +111,7 @@ pub fn simulate_counted(
             tables: &tables,
             host: &host,
             memory: &memory,
+            pace,
         };
         report::invariants(&result, &ranks)?;
         if options.steps == 0
@@ -119,6 +125,43 @@ pub fn simulate_counted(
         let instrs = report::instructions(&result, &ranks);
         return Ok((report::build(&result, &ranks), instrs));
     }
+}
+
+/// How fast arithmetic is in this program's steps, where the profile knows of a power limit: from steps at the rates of its
+/// tables.
+fn pace(
+    program: &Program,
+    profile: &Profile,
+    options: &Options,
+    costs: &Costs,
+    sections: &[SectionCode],
+    memory: &MemoryRun<'_>,
+    host: &HostCosts,
+) -> Result<Option<Pace>, SimError> {
+    let Some(power) = &profile.power else {
+        return Ok(None);
+    };
+    let light = Options {
+        record: false,
+        ..options.clone()
+    };
+    let tables = tables(
+        program,
+        profile,
+        &light,
+        costs,
+        sections,
+        memory,
+        host,
+        STEADY_LIGHT,
+    )?;
+    let mut rank = Rank::new(&tables, 0, None);
+    engine::run_one(&mut rank)?;
+    let step = match rank.passes.as_slice() {
+        [.., before, last] => last.end() - before.end(),
+        passes => passes.last().map_or(0, |p| p.end()),
+    };
+    Ok(Some(Pace::new(power, power::busy(program, costs), step)))
 }
 
 fn check_program(program: &Program) -> Result<(), SimError> {

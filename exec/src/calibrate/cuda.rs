@@ -25,7 +25,7 @@ use std::time::Duration;
 use watch::{Limits, Watch};
 
 /// How long steps follow one another before any is recorded.
-const WARM: Duration = Duration::from_millis(1500);
+const WARM: Duration = Duration::from_millis(2000);
 /// Longest time in which nothing moves in a step: less than a calibration's own, which knows less of steps.
 const STEP: Duration = Duration::from_secs(40);
 /// Share of the time to measure that may be over when collectives of fewer ranks begin.
@@ -49,7 +49,7 @@ struct Measured {
     collectives: Vec<super::collectives::Table>,
     host: host::Host,
     wires: wires::Together,
-    warm: warm::Warm,
+    power: warm::Power,
     /// Bytes on the device beside the engine's: without a communicator, and for each.
     context_bytes: u64,
     communicator_bytes: u64,
@@ -236,6 +236,7 @@ fn steps(
     let on = on(factory, &beat);
     let mut between = Between::default();
     let mut hosts = Vec::new();
+    let mut alone = Vec::new();
     for (name, model, variant, policy, sharded) in models::runs() {
         if sharded && m.gpus > 1 {
             continue;
@@ -247,7 +248,8 @@ fn steps(
         watch.say(&name);
         let observed = match run(&on, &model, variant, policy, 1, Duration::ZERO) {
             Ok(observed) => observed,
-            Err(e) if sharded => {
+            // Smaller devices have no room for the larger ones, and the profile can do without.
+            Err(e) if sharded || !alone.is_empty() => {
                 watch.say(&format!("{name}: {e}"));
                 continue;
             }
@@ -258,9 +260,17 @@ fn steps(
         }
         between.add(&observed);
         hosts.extend(host_cost(&observed, &m.host));
-        m.warm.add(&observed);
-        for (kernel, us) in means_alone(&observed) {
-            m.steps.add(&observed.program.kernels[kernel.index()], us);
+        let pace = warm::Pace::of(&observed);
+        alone.push((observed, pace));
+    }
+    m.power = warm::Power::of(&alone);
+    for (observed, pace) in &alone {
+        let factor = m.power.at_full_clock(*pace);
+        for (kernel, us) in means_alone(observed) {
+            let kernel = &observed.program.kernels[kernel.index()];
+            let arithmetic = warm::arithmetic(&kernel.class);
+            m.steps
+                .add(kernel, if arithmetic { us * factor } else { us });
         }
     }
     for observed in &sharded {

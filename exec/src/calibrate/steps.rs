@@ -326,7 +326,7 @@ pub(super) fn run<F: DeviceFactory>(
             session.write_buffer(rank, *buffer, 0, table)?;
         }
     }
-    init::from_seed(&program, &layout, scenario.model.family, 1, &mut session)?;
+    init::repeating(&program, &layout, scenario.model.family, 1, &mut session)?;
     let inputs = StepInputs {
         ranks: feed
             .step(0)

@@ -48,6 +48,40 @@ pub fn from_seed(
     Ok(())
 }
 
+/// As [`from_seed`], but the values of a parameter repeat after [`PERIOD`]: for timing, where making billions of them would take
+/// longer than what is timed.
+///
+/// # Errors
+/// What the memory reports.
+pub(crate) fn repeating(
+    program: &Program,
+    layout: &StateLayout,
+    family: Family,
+    seed: u64,
+    io: &mut dyn StateIo,
+) -> Result<(), TrainError> {
+    for (p, param) in (0u32..).zip(&program.params) {
+        let start = start(program, param, family);
+        let table = values(start, &Sequence::new(seed, &param.name), 0..PERIOD);
+        layout.set_weights(io, ParamId(p), &mut |elements| {
+            Ok(repeated(&table, elements))
+        })?;
+    }
+    Ok(())
+}
+
+/// Elements of the endless repetition of a table.
+fn repeated(table: &[f32], elements: Range<u64>) -> Vec<f32> {
+    let offset = (elements.start % table.len() as u64) as usize;
+    let mut all = vec![0.0; (elements.end - elements.start) as usize];
+    all.par_chunks_mut(table.len()).for_each(|piece| {
+        let (one, next) = piece.split_at_mut(piece.len().min(table.len() - offset));
+        one.copy_from_slice(&table[offset..][..one.len()]);
+        next.copy_from_slice(&table[..next.len()]);
+    });
+    all
+}
+
 fn start(program: &Program, param: &Param, family: Family) -> Start {
     let bias = param.name.ends_with(".bias");
     let norm = param
@@ -75,6 +109,8 @@ fn start(program: &Program, param: &Param, family: Family) -> Start {
     }
 }
 
+/// Elements after which values repeat in [`repeating`]: no multiple of any row's length.
+const PERIOD: u64 = (1 << 20) + 7;
 /// Elements that one thread makes at a time.
 const PIECE: u64 = 1 << 16;
 
@@ -128,6 +164,14 @@ mod tests {
         (0..program.params.len() as u32)
             .map(|p| layout.weights(&mut memory, ParamId(p)).unwrap())
             .collect()
+    }
+
+    #[test]
+    fn a_repetition_begins_and_ends_anywhere() {
+        let all = |elements| repeated(&[0.0, 1.0, 2.0], elements);
+        assert_eq!(all(4..12), [1.0, 2.0, 0.0, 1.0, 2.0, 0.0, 1.0, 2.0]);
+        assert_eq!(all(2..3), [2.0]);
+        assert_eq!(all(3..3), [0.0; 0]);
     }
 
     #[test]

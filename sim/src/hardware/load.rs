@@ -156,6 +156,12 @@ fn check(p: &Profile) -> Result<(), String> {
     if c.collective_loss_compute + c.collective_loss_bandwidth >= 1.0 {
         return Err("contention: a collective would lose its whole rate to compute".into());
     }
+    if let Some(power) = &p.power
+        && !((0.0..=1.0).contains(&power.arithmetic_share)
+            && (0.0..=1.0).contains(&power.arithmetic_slope))
+    {
+        return Err("power: share and slope must be between 0 and 1".into());
+    }
     if d.shared_cores == Some(0) || !(1..=2).contains(&p.host.steps_in_flight) {
         return Err("device.shared_cores must be positive, host.steps_in_flight 1 or 2".into());
     }
@@ -209,6 +215,7 @@ fn check(p: &Profile) -> Result<(), String> {
         &p.footprint.source,
         &p.efficiency.source,
     ];
+    let sources = sources.into_iter().chain(p.power.iter().map(|p| &p.source));
     let tables = p.gemm.iter().chain(&p.conv).map(|t| &t.source);
     let more = p
         .attention
@@ -216,7 +223,6 @@ fn check(p: &Profile) -> Result<(), String> {
         .map(|t| &t.source)
         .chain(p.memory.iter().map(|t| &t.source));
     let all = sources
-        .into_iter()
         .chain(tables)
         .chain(more)
         .chain(p.collective.iter().map(|t| &t.source));

@@ -23,6 +23,9 @@ pub struct Profile {
     pub network: Network,
     /// `[contention]`
     pub contention: Contention,
+    /// `[power]`, where the device was seen to reach its power limit.
+    #[serde(default)]
+    pub power: Option<Power>,
     /// `[efficiency]`
     pub efficiency: Efficiency,
     /// `[[gemm]]`: measured matrix products.
@@ -221,6 +224,20 @@ pub struct Contention {
     /// Where ranks share cores: from the first rank's arrival at a collective to the last one's, microseconds.
     #[serde(default)]
     pub shared_wait_us: f64,
+}
+
+/// `[power]`: a device at its power limit lowers its clock, the more the larger the share of a step is that arithmetic takes.
+/// What is saved where nothing computes is then paid back in part by slower products.
+#[derive(Clone, Debug, PartialEq, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Power {
+    /// Where the numbers come from.
+    pub source: String,
+    /// Share of a step's time (0 to 1) that matrix products, convolutions and attention may take, alone, at the rates of `[[gemm]]`,
+    /// `[[conv]]` and `[[attention]]`.
+    pub arithmetic_share: f64,
+    /// How much longer they take above it: the fraction of their time for each unit of share.
+    pub arithmetic_slope: f64,
 }
 
 /// `[efficiency]`: shares of the data sheet's rates that kernels reach where nothing was measured for their size.

@@ -15,7 +15,11 @@ const WIDTHS: [u64; 5] = [1024, 2048, 4096, 8192, 14_336];
 /// Vocabularies with their hidden sizes.
 const HEADS: [(u64, u64); 3] = [(128_256, 2048), (128_256, 4096), (32_000, 1024)];
 /// Batch, heads, key heads, sequence, head dimension.
-const ATTENTION: [[u64; 5]; 10] = [
+const ATTENTION: [[u64; 5]; 14] = [
+    [32, 32, 8, 256, 64],
+    [16, 32, 8, 512, 64],
+    [16, 32, 8, 512, 128],
+    [8, 32, 8, 1024, 128],
     [1, 32, 8, 2048, 64],
     [2, 32, 8, 4096, 64],
     [4, 32, 8, 4096, 64],

@@ -1,15 +1,17 @@
-//! Steps that a calibration runs: shapes of common models, a few layers of each.
+//! Steps that a calibration runs: shapes of common models, so many layers of each that arithmetic takes nearly the share of a
+//! step that it takes in whole models. A GPU at its power limit is the slower in arithmetic the less else it has to do: two
+//! layers below a whole vocabulary would show rates that long steps do not reach.
 
 use crate::calibrate::steps::Variant;
 
-/// Hidden size, heads, key heads, feed-forward, vocabulary, sequence length, micro-batch.
-const SHAPES: [(&str, [u64; 7]); 6] = [
-    ("1b", [2048, 32, 8, 8192, 128_256, 4096, 2]),
-    ("8b", [4096, 32, 8, 14_336, 128_256, 8192, 1]),
-    ("3b", [3072, 24, 8, 8192, 128_256, 4096, 2]),
-    ("tiny", [1024, 16, 8, 2816, 32_000, 2048, 4]),
-    ("1b short", [2048, 32, 8, 8192, 128_256, 2048, 1]),
-    ("8b short", [4096, 32, 8, 14_336, 128_256, 4096, 1]),
+/// Layers, hidden size, heads, key heads, feed-forward, vocabulary, sequence length, micro-batch.
+const SHAPES: [(&str, [u64; 8]); 6] = [
+    ("1b", [8, 2048, 32, 8, 8192, 128_256, 4096, 2]),
+    ("8b", [4, 4096, 32, 8, 14_336, 128_256, 8192, 1]),
+    ("3b", [6, 3072, 24, 8, 8192, 128_256, 4096, 2]),
+    ("tiny", [4, 1024, 16, 8, 2816, 32_000, 2048, 4]),
+    ("1b short", [8, 2048, 32, 8, 8192, 128_256, 2048, 1]),
+    ("8b short", [4, 4096, 32, 8, 14_336, 128_256, 4096, 1]),
 ];
 
 /// The smallest of them.
@@ -26,9 +28,9 @@ pub(super) fn runs() -> Vec<(String, String, Variant, &'static str, bool)> {
                    policy: &'static str,
                    sharded: bool,
                    loss: &str| {
-        let (name, [hidden, heads, kv, ffn, vocab, seq, batch]) = SHAPES[shape];
+        let (name, [layers, hidden, heads, kv, ffn, vocab, seq, batch]) = SHAPES[shape];
         let model = format!(
-            "[model]\nfamily = \"llama\"\nlayers = 2\nhidden = {hidden}\nheads = {heads}\nkv_heads = {kv}\n\
+            "[model]\nfamily = \"llama\"\nlayers = {layers}\nhidden = {hidden}\nheads = {heads}\nkv_heads = {kv}\n\
              ffn = {ffn}\nvocab = {vocab}\nmax_seq_len = {seq}\ntie_embeddings = false\n\
              [train]\nseq_len = {seq}\nmicro_batch = {batch}\nloss = \"{loss}\"\n"
         );

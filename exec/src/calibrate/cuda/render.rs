@@ -37,7 +37,6 @@ pub(super) fn profile(name: &str, m: &Measured) -> String {
             otherwise
         }
     };
-    let (tail, loaded) = m.warm.settle();
     let bus = m
         .collectives
         .iter()
@@ -65,7 +64,6 @@ memory_mib = {memory}
 memory_gbps = {gbps}
 l2_mib = {cache}
 tflops = {{ f32 = {f32_peak:?}, bf16 = {bf16_peak:?}, f16 = {bf16_peak:?} }}
-loaded_rate = {loaded}
 kernel_gap_us = {gap}
 graph_gap_us = {graph_gap}
 launch_latency_us = {latency}
@@ -126,11 +124,9 @@ start_wait = 1.0
 start_wait_priority = 1.0
 start_wait_min_us = 20.0
 "#,
-        device =
-            source("loaded_rate (steps in a row against recorded ones), gaps, latencies, copies"),
+        device = source("gaps, latencies, copies"),
         sms = m.multiprocessors,
         memory = m.memory_mib,
-        loaded = num(loaded),
         gap = num(positive(h.gap_us, positive(m.steps.gap_us, 1.5))),
         graph_gap = num(positive(h.graph_gap_us, 0.6)),
         latency = num(positive(m.steps.latency_us, 2.5)),
@@ -152,7 +148,7 @@ start_wait_min_us = 20.0
         wait = num(positive(h.host_wait_us, 5.0)),
         alloc = num(positive(h.alloc_us, 0.2)),
         graph = num(positive(h.graph_launch_us, 10.0)),
-        tail = num(positive(tail, 10.0)),
+        tail = num(positive(m.steps.tail_us, 10.0).min(500.0)),
         network = source("collectives, one and two at a time"),
         efficiency = num(positive(bus / links, 0.74).min(1.0)),
         held = (held.round() as u32).min(m.multiprocessors / 2),
@@ -164,6 +160,15 @@ start_wait_min_us = 20.0
             num((1.0 / w.product.1.max(1.0) - 1.0 / w.memory.1.max(1.0)).clamp(0.0, 0.9)),
         bandwidth = num((w.memory.0 - 1.0).clamp(0.0, 0.9)),
     );
+    if m.power.slope > 0.0 {
+        let _ = write!(
+            out,
+            "\n[power]\nsource = \"{}\"\narithmetic_share = {}\narithmetic_slope = {}\n",
+            source("the same kernels in steps of different models and compile modes"),
+            num(m.power.share),
+            num(m.power.slope),
+        );
+    }
     efficiency(&mut out, m, &source, (f32_peak, bf16_peak), gbps);
     tables(
         &mut out,

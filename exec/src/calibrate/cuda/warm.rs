@@ -1,67 +1,154 @@
 //! What a device that never rests does differently from one that runs a kernel now and then: power and clocks.
 
 use super::{Measured, middle};
-use crate::calibrate::steps::Observed;
+use crate::calibrate::steps::{Observed, means_alone, us};
 use shardlab_plan::program::KernelClass;
+use std::collections::BTreeMap;
 
 /// Shorter kernels say nothing about rates, microseconds.
 const LONG_US: f64 = 50.0;
+/// The most that a unit of share is taken to cost arithmetic.
+const STEEPEST: f64 = 0.5;
+/// Shares between none and all that may be where the clock begins to fall.
+const SHARES: u32 = 50;
+/// Part of what the best share explains that a larger one has to.
+const ENOUGH: f64 = 0.985;
+/// The most that arithmetic is taken to be slower or faster by in steps in a row.
+const MOST: f64 = 0.2;
+/// Sum of squared differences of shares, by microseconds, below which there is no slope.
+const SPREAD: f64 = 1.0;
 
-/// How steps differ from what was recorded of them: by an end, and by how much slower arithmetic is on a device that
-/// never rests than right after a recording begins.
-#[derive(Clone, Debug, Default)]
-pub(super) struct Warm {
-    /// By run, microseconds: arithmetic, and what a step takes beyond its recorded tasks and the gaps between them.
-    rests: Vec<(f64, f64)>,
+/// Whether a kernel is bound by arithmetic.
+pub(super) fn arithmetic(class: &KernelClass) -> bool {
+    matches!(
+        class,
+        KernelClass::Gemm { .. } | KernelClass::Attention { .. } | KernelClass::Conv { .. }
+    )
 }
 
-impl Warm {
-    pub(super) fn add(&mut self, observed: &Observed) {
+/// Arithmetic in the steps of a run.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(super) struct Pace {
+    /// Its share of a step in a row.
+    share: f64,
+    /// How much longer it takes there than was recorded of it.
+    slower: f64,
+}
+
+impl Pace {
+    /// What steps in a row take more, or less, than a recorded one is arithmetic's: the clock differs, by how long the device has
+    /// been busy.
+    pub(super) fn of(observed: &Observed) -> Self {
         let spans = &observed.typical.spans;
-        let (Some(first), Some(last)) = (
-            spans.iter().map(|s| s.start.0).min(),
-            spans.iter().map(|s| s.end.0).max(),
-        ) else {
-            return;
-        };
-        let arithmetic = |class: &KernelClass| {
-            matches!(
-                class,
-                KernelClass::Gemm { .. } | KernelClass::Attention { .. } | KernelClass::Conv { .. }
-            )
-        };
+        let first = spans.iter().map(|s| s.start.0).min().unwrap_or(0);
+        let recorded = us(observed.typical.record.end.0.saturating_sub(first));
+        let mut whole: Vec<f64> = observed.plain.iter().map(|p| p.0).collect();
+        let whole = Some(middle(&mut whole))
+            .filter(|w| w.is_finite())
+            .unwrap_or(recorded);
         let kernels = &observed.program.kernels;
         let busy = observed.tasks.iter().filter_map(|&(kernel, us)| {
             let class = &kernels[kernel?.index()].class;
             arithmetic(class).then_some(us)
         });
-        let mut whole: Vec<f64> = observed.plain.iter().map(|p| p.0).collect();
-        let rest = middle(&mut whole) - crate::calibrate::steps::us(last - first);
-        if rest.is_finite() {
-            self.rests.push((busy.sum(), rest));
-        }
+        Self::from_times(busy.sum(), recorded, whole)
     }
 
-    /// The end of a step, microseconds, and the rate of arithmetic: the line through the observations whose slopes are the
-    /// middle one of all pairs'.
-    pub(super) fn settle(&self) -> (f64, f64) {
-        let mut slopes = Vec::new();
-        for (i, a) in self.rests.iter().enumerate() {
-            for b in &self.rests[..i] {
-                if (a.0 - b.0).abs() > 1000.0 {
-                    slopes.push((a.1 - b.1) / (a.0 - b.0));
+    fn from_times(busy: f64, recorded: f64, whole: f64) -> Self {
+        let slower = 1.0 + (whole - recorded) / busy.max(1.0);
+        let slower = slower.clamp(1.0 - MOST, 1.0 + MOST);
+        Self {
+            share: (busy * slower / whole.max(1.0)).min(1.0),
+            slower,
+        }
+    }
+}
+
+/// How the pace of arithmetic depends on its share of a step: at the limit of its power a device lowers its clock.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(super) struct Power {
+    /// Share up to which it does not.
+    pub(super) share: f64,
+    /// Fraction of a time for each unit of share above.
+    pub(super) slope: f64,
+}
+
+impl Default for Power {
+    fn default() -> Self {
+        Self {
+            share: 1.0,
+            slope: 0.0,
+        }
+    }
+}
+
+/// A kernel's runs: arithmetic's share of the step, and microseconds.
+type Runs = Vec<(f64, f64)>;
+
+impl Power {
+    /// From the same kernels in runs of different shares.
+    pub(super) fn of(runs: &[(Observed, Pace)]) -> Self {
+        let mut seen: BTreeMap<String, Runs> = BTreeMap::new();
+        for (run, pace) in runs {
+            for (kernel, us) in means_alone(run) {
+                let kernel = &run.program.kernels[kernel.index()];
+                if arithmetic(&kernel.class) && us >= LONG_US {
+                    // All of it: products of one shape differ by layout, sums and what is folded into them.
+                    let runs = seen.entry(format!("{kernel:?}")).or_default();
+                    runs.push((pace.share, us * pace.slower));
                 }
             }
         }
-        let slope = middle(&mut slopes);
-        let slope = if slope.is_finite() {
-            slope.clamp(0.0, 0.25)
-        } else {
-            0.0
-        };
-        let mut ends: Vec<f64> = self.rests.iter().map(|r| r.1 - slope * r.0).collect();
-        (middle(&mut ends).clamp(0.0, 500.0), 1.0 / (1.0 + slope))
+        Self::fit(&seen.into_values().collect::<Vec<_>>())
     }
+
+    /// From kernels' runs. Where the clock begins to fall is hard to tell from where it falls; of the shares that explain the times
+    /// nearly as well as the best one it is the largest, since smaller ones would have arithmetic be faster than was ever seen.
+    fn fit(kernels: &[Runs]) -> Self {
+        let shares = (0..=SHARES).map(|i| f64::from(i) / f64::from(SHARES));
+        let fits = shares.filter_map(|share| Some((share, line(kernels, share)?)));
+        let fits: Vec<(f64, Line)> = fits.collect();
+        let best = fits.iter().map(|f| f.1.explained).fold(0.0, f64::max);
+        let good = |f: &&(f64, Line)| f.1.slope > 0.0 && f.1.explained >= ENOUGH * best;
+        let last = fits.iter().rev().find(good);
+        last.map_or(Self::default(), |&(share, Line { slope, .. })| Self {
+            share,
+            slope,
+        })
+    }
+    /// By how much what was recorded of a run's arithmetic is to be multiplied for its time at full clock.
+    pub(super) fn at_full_clock(&self, pace: Pace) -> f64 {
+        pace.slower / (1.0 + self.slope * (pace.share - self.share).max(0.0))
+    }
+}
+
+/// A line through times over shares.
+#[derive(Clone, Copy, Debug, PartialEq)]
+struct Line {
+    slope: f64,
+    /// How much of the squares it explains.
+    explained: f64,
+}
+
+/// Least squares over kernels' times relative to their own means, against how far their shares are above one, relative to their
+/// means; a kernel counts by its time. Nothing where shares do not differ.
+fn line(kernels: &[Runs], from: f64) -> Option<Line> {
+    let (mut up, mut down) = (0.0, 0.0);
+    for runs in kernels {
+        let n = runs.len() as f64;
+        let above = |share: f64| (share - from).max(0.0);
+        let middle = runs.iter().map(|r| above(r.0)).sum::<f64>() / n;
+        let us = runs.iter().map(|r| r.1).sum::<f64>() / n;
+        for r in runs {
+            up += (above(r.0) - middle) * (r.1 - us);
+            down += (above(r.0) - middle).powi(2) * us;
+        }
+    }
+    let slope = (up / down).clamp(0.0, STEEPEST);
+    (down > SPREAD).then_some(Line {
+        slope,
+        explained: slope * (2.0 * up - slope * down),
+    })
 }
 
 /// Makes what ran alone, now and then, as slow as steps have shown the same shapes to be: rows of one table mean one thing.
@@ -94,24 +181,40 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_warm_device_is_told_from_the_end_of_a_step() {
-        // 100 us behind each step, and arithmetic at 0.95 of what was recorded.
-        let slow = 1.0 / 0.95 - 1.0;
-        let warm = Warm {
-            rests: [5_000.0, 20_000.0, 60_000.0]
-                .map(|a| (a, 100.0 + slow * a))
-                .to_vec(),
+    fn a_clock_falls_from_a_share_on() {
+        // 0.3 longer for each unit of share above 0.66. The longer kernel's runs have higher shares, which would look like a slope if
+        // kernels were not compared with themselves.
+        let at = |share: f64, us: f64| (share, us * (1.0 + 0.3 * (share - 0.66_f64).max(0.0)));
+        let short = [0.5, 0.6, 0.7, 0.8].map(|s| at(s, 1000.0)).to_vec();
+        let long = [0.55, 0.65, 0.75, 0.85].map(|s| at(s, 9000.0)).to_vec();
+        let power = Power::fit(&[short, long]);
+        assert!((power.slope - 0.3).abs() < 0.05, "{power:?}");
+        assert!((0.64..=0.70).contains(&power.share), "{power:?}");
+        // One run of each tells nothing, and no device gets faster by having more to do.
+        let none = Power::default();
+        assert_eq!(Power::fit(&[vec![(0.7, 100.0)], vec![(0.9, 900.0)]]), none);
+        assert_eq!(Power::fit(&[vec![(0.6, 9000.0), (0.8, 8000.0)]]), none);
+        let pace = Pace {
+            share: 0.9,
+            slower: 1.1,
         };
-        let (end, rate) = warm.settle();
-        assert!(
-            (end - 100.0).abs() < 1e-6 && (rate - 0.95).abs() < 1e-9,
-            "{end} {rate}"
-        );
-        // One observation tells nothing of the rate.
-        let one = Warm {
-            rests: vec![(5_000.0, 120.0)],
+        assert!((none.at_full_clock(pace) - 1.1).abs() < 1e-12);
+        let power = Power {
+            share: 0.7,
+            slope: 0.5,
         };
-        assert_eq!(one.settle(), (120.0, 1.0));
+        assert!((power.at_full_clock(pace) - 1.0).abs() < 1e-12);
+    }
+
+    #[test]
+    fn what_steps_in_a_row_take_more_is_arithmetic() {
+        // 80 of 100 ms recorded, 104 in a row: 84 of 104.
+        let pace = Pace::from_times(80e3, 100e3, 104e3);
+        assert!((pace.slower - 1.05).abs() < 1e-12);
+        assert!((pace.share - 84.0 / 104.0).abs() < 1e-12);
+        assert!(Pace::from_times(80e3, 104e3, 100e3).slower < 1.0);
+        // A run whose steps say nothing of arithmetic.
+        assert_eq!(Pace::from_times(0.0, 100.0, 4e3).share, 0.0);
     }
 
     #[test]

@@ -101,7 +101,19 @@ impl Totals {
     pub(in crate::calibrate) fn find(&self, kernel: &Kernel) -> Option<f64> {
         let mean = match kernel.class {
             KernelClass::Gemm { m, n, k, .. } => self.gemm.get(&(kernel.dtype, [m, n, k])),
-            KernelClass::Conv { .. } | KernelClass::Attention { .. } => None,
+            KernelClass::Conv { m, n, k } => self.conv.get(&(kernel.dtype, [m, n, k])),
+            KernelClass::Attention {
+                batch,
+                heads,
+                kv_heads,
+                seq,
+                head_dim,
+                causal,
+                backward,
+            } => self
+                .attention
+                .get(&(kernel.dtype, causal, backward))
+                .and_then(|rows| rows.get(&[batch, heads, kv_heads, seq, head_dim])),
             _ => {
                 let key = (class_name(kernel), kernel.name.clone(), kernel.dtype);
                 let bytes = kernel.read.0 + kernel.written.0;
