@@ -146,6 +146,57 @@ fn the_report_fits_its_width_and_says_what_json_says() {
 }
 
 #[test]
+fn the_power_limit_is_told_where_the_profile_knows_of_one() {
+    let exec = [
+        "--set",
+        "mesh.hardware=h200-nvlink-exec",
+        "--set",
+        "fsdp.policy=native",
+    ];
+    let compiled = [
+        "--set",
+        "compile.mode=regions",
+        "--set",
+        "train.loss=chunked",
+    ];
+    let run = |model: &'static str, more: &[&str]| {
+        let args = [&["sim", model, "--no-store"][..], more].concat();
+        let text = stdout(&args);
+        let json = json(&[&args[..], &["--json"]].concat()).remove(0);
+        (text, json["environment"].clone())
+    };
+    let (text, facts) = run("peers-1b", &[exec, compiled].concat());
+    let fact = |name: &str| facts[name].as_str().unwrap().parse::<f64>().unwrap();
+    let (share, factor) = (
+        fact("power.arithmetic_share"),
+        fact("power.arithmetic_factor"),
+    );
+    // What the calibrated steps of this kind had (0.84), and the profile's slope of 0.23 above 0.58.
+    assert!((0.8..0.92).contains(&share), "{share}");
+    assert!(
+        (factor - 1.0 - 0.2341 * (share - 0.58)).abs() < 2e-4,
+        "{factor}"
+    );
+    let line = format!(
+        "clock     products and attention, {:.0} % of the step, take {:.1} % longer at the power limit\n",
+        100.0 * share,
+        100.0 * (factor - 1.0)
+    );
+    assert!(text.contains(&line), "{line}{text}");
+    // Without prefetch, small kernels leave the clock where it is.
+    let waiting = [&exec[..], &["--set", "fsdp.prefetch_forward=0"]].concat();
+    let (text, facts) = run("peers-tiny", &waiting);
+    assert_eq!(facts["power.arithmetic_factor"], "1.0000", "{facts}");
+    assert!(
+        text.contains("clock     full: products and attention take"),
+        "{text}"
+    );
+    // PyTorch's profile of the same machine does not know.
+    let (text, facts) = run("peers-1b", &[]);
+    assert!(!text.contains("clock  ") && facts.get("power.arithmetic_share").is_none());
+}
+
+#[test]
 fn later_overrides_win_over_earlier_ones_and_over_the_file() {
     let policy = |set: &[&str]| {
         let mut args = vec!["sim", "peers-tiny", "--json"];

@@ -50,9 +50,7 @@ struct Measured {
     host: host::Host,
     wires: wires::Together,
     power: warm::Power,
-    /// Bytes on the device beside the engine's: without a communicator, and for each.
-    context_bytes: u64,
-    communicator_bytes: u64,
+    outside: Outside,
 }
 
 /// Measures GPUs with up to `options.ranks` ranks; the profile's text. `note` hears of every part as it begins.
@@ -157,7 +155,9 @@ fn footprint(
     };
     let (model, variant, policies) = models::footprints();
     let mut found = Vec::new();
-    for policy in policies {
+    let alone = (policies[0], 1);
+    let together = policies.map(|policy| (policy, ranks));
+    for (policy, ranks) in std::iter::once(alone).chain(together.into_iter().filter(|t| t.1 > 1)) {
         let observed = run(&on, &model, variant, policy, ranks, Duration::ZERO)?;
         let communicators = if ranks > 1 {
             let used = observed.program.collectives.iter().map(|c| c.comm.0);
@@ -167,21 +167,41 @@ fn footprint(
         };
         found.push((communicators, observed.foreign.unwrap_or(0)));
     }
-    (m.context_bytes, m.communicator_bytes) = apart(&found);
+    m.outside = Outside::of(&found);
     Ok(())
 }
 
-/// A context's bytes and a communicator's, from what there was with so many communicators.
-fn apart(found: &[(u64, u64)]) -> (u64, u64) {
-    let (Some(&few), Some(&many)) = (
-        found.iter().min_by_key(|f| f.0),
-        found.iter().max_by_key(|f| f.0),
-    ) else {
-        return (0, 0);
-    };
-    let more = many.1.saturating_sub(few.1);
-    let each = more.checked_div(many.0 - few.0).unwrap_or(0);
-    (few.1.saturating_sub(few.0 * each), each)
+/// Bytes on the device beside the engine's.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+struct Outside {
+    /// Of a process without communicators.
+    context: u64,
+    /// More with the first communicator, beside its own.
+    joined: u64,
+    /// Of each communicator.
+    communicator: u64,
+}
+
+impl Outside {
+    /// From what there was with so many communicators.
+    fn of(found: &[(u64, u64)]) -> Self {
+        let joined = || found.iter().filter(|f| f.0 > 0);
+        let context = found.iter().find(|f| f.0 == 0).map_or(0, |f| f.1);
+        let (Some(few), Some(many)) = (joined().min_by_key(|f| f.0), joined().max_by_key(|f| f.0))
+        else {
+            return Self {
+                context,
+                ..Self::default()
+            };
+        };
+        let more = many.1.saturating_sub(few.1);
+        let communicator = more.checked_div(many.0 - few.0).unwrap_or(0);
+        Self {
+            context,
+            joined: few.1.saturating_sub(few.0 * communicator + context),
+            communicator,
+        }
+    }
 }
 
 /// How steps are run.
@@ -255,8 +275,8 @@ fn steps(
             }
             Err(e) => return Err(e),
         };
-        if m.communicator_bytes == 0 {
-            m.context_bytes = m.context_bytes.max(observed.foreign.unwrap_or(0));
+        if m.gpus == 1 {
+            m.outside.context = m.outside.context.max(observed.foreign.unwrap_or(0));
         }
         between.add(&observed);
         hosts.extend(host_cost(&observed, &m.host));
@@ -333,9 +353,20 @@ mod tests {
 
     #[test]
     fn communicators_are_told_from_the_context() {
-        // 800 and 500 a communicator.
-        assert_eq!(apart(&[(1, 1300), (2, 1800)]), (800, 500));
-        assert_eq!(apart(&[(0, 900), (0, 900)]), (900, 0));
-        assert_eq!(apart(&[]), (0, 0));
+        // 600, with communicators 200 more, and 500 each.
+        let outside = |context, joined, communicator| Outside {
+            context,
+            joined,
+            communicator,
+        };
+        let found = [(0, 600), (1, 1300), (2, 1800)];
+        assert_eq!(Outside::of(&found), outside(600, 200, 500));
+        assert_eq!(Outside::of(&[(0, 900)]), outside(900, 0, 0));
+        // What memory a library gives back when others join is not less than nothing.
+        assert_eq!(
+            Outside::of(&[(0, 900), (1, 800), (2, 900)]),
+            outside(900, 0, 100)
+        );
+        assert_eq!(Outside::of(&[]), Outside::default());
     }
 }

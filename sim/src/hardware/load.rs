@@ -266,6 +266,29 @@ mod tests {
     }
 
     #[test]
+    fn a_power_limit_has_a_share_and_a_slope_below_one_and_a_source() {
+        let text = SHIPPED
+            .iter()
+            .find(|s| s.0 == "h200-nvlink-exec")
+            .unwrap()
+            .1;
+        assert!(parse("x.toml", text).unwrap().power.is_some());
+        for (key, value) in [("arithmetic_share", "1.5"), ("arithmetic_slope", "-0.1")] {
+            let line = text.lines().find(|l| l.starts_with(key)).unwrap();
+            let broken = text.replace(line, &format!("{key} = {value}"));
+            let message = parse("x.toml", &broken).unwrap_err().to_string();
+            assert_eq!(
+                message,
+                "x.toml: power: share and slope must be between 0 and 1"
+            );
+        }
+        let (before, power) = text.split_once("[power]\nsource = \"").unwrap();
+        let without = format!("{before}[power]\nsource = \"\"#{power}");
+        let message = parse("x.toml", &without).unwrap_err().to_string();
+        assert_eq!(message, "x.toml: every section needs a `source`");
+    }
+
+    #[test]
     fn unknown_keys_are_refused() {
         let text = SHIPPED.iter().find(|s| s.0 == "cpu").unwrap().1;
         let message = parse("x.toml", &format!("colour = 1\n{text}"))

@@ -104,6 +104,9 @@ pub struct Footprint {
     pub source: String,
     /// Context, libraries and kernels' code, MiB.
     pub context_mib: u64,
+    /// What a process takes once more as soon as it has a communicator at all, MiB: the library's state, ways to other devices.
+    #[serde(default)]
+    pub joined_mib: u64,
     /// Each communicator, MiB.
     pub communicator_mib: u64,
     /// Each communicator whose collectives run on copy engines, MiB: it has fewer buffers. As others where it is not known.
@@ -471,11 +474,11 @@ impl Profile {
             .filter(|(i, _)| made(*i))
             .map(|(_, c)| c.copy_engine)
             .collect();
-        let once = if engines.contains(&false) {
-            f.collective_kernels_mib
-        } else {
-            0
-        };
+        let once = [
+            (!engines.is_empty(), f.joined_mib),
+            (engines.contains(&false), f.collective_kernels_mib),
+        ];
+        let once: u64 = once.iter().filter(|o| o.0).map(|o| o.1).sum();
         let communicators = once + engines.into_iter().map(each).sum::<u64>();
         MemoryUse {
             context: Bytes(f.context_mib << 20),

@@ -103,7 +103,24 @@ fn time(p: &Prediction, out: &mut Out) -> Result<(), Failure> {
     out.labelled("exposed", &exposed)?;
     let host = format!("{:.2} ms of work a step", p.run.host.ms());
     out.labelled("host", &host)?;
+    if let Some(clock) = clock(&p.run) {
+        out.labelled("clock", &clock)?;
+    }
     Ok(())
+}
+
+/// What the device's power limit costs, where the profile knows of one.
+fn clock(run: &Run) -> Option<String> {
+    let fact = |name: &str| run.environment.get(name)?.parse::<f64>().ok();
+    let share = 100.0 * fact("power.arithmetic_share")?;
+    let longer = 100.0 * (fact("power.arithmetic_factor")? - 1.0);
+    Some(if longer > 0.0 {
+        format!(
+            "products and attention, {share:.0} % of the step, take {longer:.1} % longer at the power limit"
+        )
+    } else {
+        format!("full: products and attention take {share:.0} % of the step")
+    })
 }
 
 fn memory(p: &Prediction, out: &mut Out) -> Result<(), Failure> {

@@ -71,8 +71,8 @@ pub(super) fn runs() -> Vec<(String, String, Variant, &'static str, bool)> {
     all
 }
 
-/// The model whose steps show what memory a process takes beside the engine's, with one communicator and, where there are
-/// several ranks, with two: what it runs, and policies.
+/// The model whose steps show what memory a process takes beside the engine's, on one rank without communicators and, where there
+/// are several, with one and with two: what it runs, and policies.
 pub(super) fn footprints() -> (String, Variant, [&'static str; 2]) {
     let (_, text, variant, _, _) = runs().swap_remove(0);
     (text, variant, [FSDP2, NATIVE])

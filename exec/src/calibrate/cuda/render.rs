@@ -76,6 +76,7 @@ copy_latency_us = {copy_latency}
 [footprint]
 source = "{footprint}"
 context_mib = {context}
+joined_mib = {joined}
 communicator_mib = {communicator}
 used_communicators = true
 kernel_workspaces = true
@@ -136,10 +137,11 @@ start_wait_min_us = 20.0
         d2h = num(positive(h.d2h_gbps, 50.0)),
         copy_latency = num(positive(h.copy_latency_us, 5.0)),
         footprint = source(
-            "device bytes in use beside the engine's and its kernels' workspaces, after steps with one communicator and with two"
+            "device bytes in use beside the engine's and its kernels' workspaces, after steps without communicators, with one and with two"
         ),
-        context = mib(m.context_bytes),
-        communicator = mib(m.communicator_bytes),
+        context = mib(m.outside.context),
+        joined = mib(m.outside.joined),
+        communicator = mib(m.outside.communicator),
         host = source("launches within steps, the interpreter included; the rest on its own"),
         launch = num(positive(h.launch_us, 3.0)),
         collective = num(positive(w.issue_us, 8.0)),
