@@ -1,6 +1,6 @@
 //! The power limit: arithmetic is the slower the larger its share of a step.
 
-use crate::cost::{Costs, arithmetic};
+use crate::cost::Costs;
 use crate::hardware::Power;
 use shardlab_plan::program::{Op, Program, SectionKind};
 
@@ -42,13 +42,14 @@ pub(crate) fn busy(program: &Program, costs: &Costs) -> u64 {
         return 0;
     };
     let instrs = program.section_instrs(steady).iter();
-    let work = instrs.filter_map(|i| match i.op {
-        Op::Launch { kernel, .. } if arithmetic(&program.kernels[kernel.index()]) => {
-            Some(costs.all[kernel.index()].work)
-        }
+    let launched = instrs.filter_map(|i| match i.op {
+        Op::Launch { kernel, .. } => Some(kernel.index()),
         _ => None,
     });
-    work.sum()
+    launched
+        .filter(|&k| program.kernels[k].class.is_arithmetic())
+        .map(|k| costs.all[k].work)
+        .sum()
 }
 
 #[cfg(test)]

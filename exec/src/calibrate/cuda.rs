@@ -147,6 +147,8 @@ fn footprint(
     let on = On {
         factory,
         hardware: "h200-nvlink",
+        // One rank alone would be recorded by CUPTI, which must not be there when ranks meet.
+        recorded: false,
         steps: (1, 1),
         plain: 0,
         warm: Duration::ZERO,
@@ -209,6 +211,7 @@ fn on<'a>(factory: &'a CudaFactory, beat: &'a dyn Fn()) -> On<'a, CudaFactory> {
     On {
         factory,
         hardware: "h200-nvlink",
+        recorded: true,
         steps: (3, 3),
         plain: 3,
         warm: WARM,
@@ -288,9 +291,12 @@ fn steps(
         let factor = m.power.at_full_clock(*pace);
         for (kernel, us) in means_alone(observed) {
             let kernel = &observed.program.kernels[kernel.index()];
-            let arithmetic = warm::arithmetic(&kernel.class);
-            m.steps
-                .add(kernel, if arithmetic { us * factor } else { us });
+            let factor = if kernel.class.is_arithmetic() {
+                factor
+            } else {
+                1.0
+            };
+            m.steps.add(kernel, us * factor);
         }
     }
     for observed in &sharded {

@@ -34,6 +34,8 @@ pub(super) struct On<'a, F> {
     pub(super) factory: &'a F,
     /// Name of the scenarios' hardware.
     pub(super) hardware: &'static str,
+    /// Whether times of tasks are taken.
+    pub(super) recorded: bool,
     /// Steps of a run: at least, and at most. The first one is not counted.
     pub(super) steps: (usize, usize),
     /// Steps that are not recorded before the others, at least, where recording changes times.
@@ -52,6 +54,7 @@ impl On<'static, CpuFactory> {
         Self {
             factory: FACTORY.get_or_init(CpuFactory::default),
             hardware: "cpu",
+            recorded: true,
             steps: (LEAST, MOST),
             plain: 0,
             warm: Duration::ZERO,
@@ -314,7 +317,7 @@ pub(super) fn run<F: DeviceFactory>(
     let layout = StateLayout::new(&program)?;
     let feed = Feed::new(&scenario, &program, &tape.consts, None, 1)?;
     let options = ExecOptions {
-        record: true,
+        record: on.recorded,
         timeout: on.timeout,
         ..ExecOptions::default()
     };
@@ -355,7 +358,7 @@ pub(super) fn run<F: DeviceFactory>(
         plain.push((us(whole.0), us(step.record.host.0)));
     }
     plain.drain(..plain.len() / 2);
-    session.set_recording(true);
+    session.set_recording(on.recorded);
     let begin = Instant::now();
     let mut times: Vec<Vec<f64>> = Vec::new();
     let mut kernels: Vec<Option<KernelId>> = Vec::new();

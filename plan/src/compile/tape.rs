@@ -246,6 +246,17 @@ pub enum KernelClass {
     Fused,
 }
 
+impl KernelClass {
+    /// Whether arithmetic bounds it, as products, convolutions and attention; memory bounds all others.
+    #[must_use]
+    pub fn is_arithmetic(&self) -> bool {
+        matches!(
+            self,
+            Self::Gemm { .. } | Self::Attention { .. } | Self::Conv { .. }
+        )
+    }
+}
+
 /// Operation of one step of a kernel's body. The operand order of each is documented in `model/ops.rs`.
 pub use crate::model::OpKind;
 

@@ -2,7 +2,7 @@
 
 use super::intervals::{length, overlap, touches, union};
 use super::{CollectiveStats, Span};
-use crate::program::{COMPUTE, CollectiveKind, InstrId, KernelClass, Op, Program};
+use crate::program::{COMPUTE, CollectiveKind, InstrId, Op, Program};
 use crate::units::Picos;
 use std::collections::BTreeMap;
 
@@ -14,10 +14,7 @@ pub fn collective_stats(
     spans: &[Span],
 ) -> BTreeMap<CollectiveKind, CollectiveStats> {
     let product = |i: InstrId| match program.instrs[i.index()].op {
-        Op::Launch { kernel, .. } => matches!(
-            program.kernels[kernel.index()].class,
-            KernelClass::Gemm { .. } | KernelClass::Attention { .. } | KernelClass::Conv { .. }
-        ),
+        Op::Launch { kernel, .. } => program.kernels[kernel.index()].class.is_arithmetic(),
         _ => false,
     };
     let interval = |s: &Span| (s.start.0, s.end.0);

@@ -2,7 +2,6 @@
 
 use super::{Measured, middle};
 use crate::calibrate::steps::{Observed, means_alone, us};
-use shardlab_plan::program::KernelClass;
 use std::collections::BTreeMap;
 
 /// Shorter kernels say nothing about rates, microseconds.
@@ -17,14 +16,6 @@ const ENOUGH: f64 = 0.985;
 const MOST: f64 = 0.2;
 /// Sum of squared differences of shares, by microseconds, below which there is no slope.
 const SPREAD: f64 = 1.0;
-
-/// Whether a kernel is bound by arithmetic.
-pub(super) fn arithmetic(class: &KernelClass) -> bool {
-    matches!(
-        class,
-        KernelClass::Gemm { .. } | KernelClass::Attention { .. } | KernelClass::Conv { .. }
-    )
-}
 
 /// Arithmetic in the steps of a run.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -48,8 +39,7 @@ impl Pace {
             .unwrap_or(recorded);
         let kernels = &observed.program.kernels;
         let busy = observed.tasks.iter().filter_map(|&(kernel, us)| {
-            let class = &kernels[kernel?.index()].class;
-            arithmetic(class).then_some(us)
+            kernels[kernel?.index()].class.is_arithmetic().then_some(us)
         });
         Self::from_times(busy.sum(), recorded, whole)
     }
@@ -92,7 +82,7 @@ impl Power {
         for (run, pace) in runs {
             for (kernel, us) in means_alone(run) {
                 let kernel = &run.program.kernels[kernel.index()];
-                if arithmetic(&kernel.class) && us >= LONG_US {
+                if kernel.class.is_arithmetic() && us >= LONG_US {
                     // All of it: products of one shape differ by layout, sums and what is folded into them.
                     let runs = seen.entry(format!("{kernel:?}")).or_default();
                     runs.push((pace.share, us * pace.slower));
