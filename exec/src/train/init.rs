@@ -38,14 +38,9 @@ pub fn from_seed(
     seed: u64,
     io: &mut dyn StateIo,
 ) -> Result<(), TrainError> {
-    for (p, param) in (0u32..).zip(&program.params) {
-        let start = start(program, param, family);
-        let sequence = Sequence::new(seed, &param.name);
-        layout.set_weights(io, ParamId(p), &mut |elements| {
-            Ok(values(start, &sequence, elements))
-        })?;
-    }
-    Ok(())
+    write(program, layout, family, seed, io, |start, sequence| {
+        move |elements| values(start, &sequence, elements)
+    })
 }
 
 /// As [`from_seed`], but the values of a parameter repeat after [`PERIOD`]: for timing, where making billions of them would take
@@ -60,12 +55,25 @@ pub(crate) fn repeating(
     seed: u64,
     io: &mut dyn StateIo,
 ) -> Result<(), TrainError> {
+    write(program, layout, family, seed, io, |start, sequence| {
+        let table = values(start, &sequence, 0..PERIOD);
+        move |elements| repeated(&table, elements)
+    })
+}
+
+/// Writes what `of` makes of every parameter's start and sequence.
+fn write<V: Fn(Range<u64>) -> Vec<f32>>(
+    program: &Program,
+    layout: &StateLayout,
+    family: Family,
+    seed: u64,
+    io: &mut dyn StateIo,
+    of: impl Fn(Start, Sequence) -> V,
+) -> Result<(), TrainError> {
     for (p, param) in (0u32..).zip(&program.params) {
         let start = start(program, param, family);
-        let table = values(start, &Sequence::new(seed, &param.name), 0..PERIOD);
-        layout.set_weights(io, ParamId(p), &mut |elements| {
-            Ok(repeated(&table, elements))
-        })?;
+        let values = of(start, Sequence::new(seed, &param.name));
+        layout.set_weights(io, ParamId(p), &mut |elements| Ok(values(elements)))?;
     }
     Ok(())
 }

@@ -63,45 +63,49 @@ impl Totals {
         } else {
             self.shortest_us.min(us)
         };
-        let dtype = kernel.dtype;
-        let mean = match kernel.class {
-            KernelClass::Gemm { m, n, k, batch: 1 } => {
-                self.gemm.entry((dtype, [m, n, k])).or_default()
+        match Row::of(kernel) {
+            Some(Row::Gemm(dtype, shape)) => self.gemm.entry((dtype, shape)).or_default().add(us),
+            Some(Row::Conv(dtype, shape)) => self.conv.entry((dtype, shape)).or_default().add(us),
+            Some(Row::Attention(table, shape)) => {
+                let rows = self.attention.entry(table).or_default();
+                rows.entry(shape).or_default().add(us);
             }
-            KernelClass::Gemm { .. } => return,
-            KernelClass::Conv { m, n, k } => self.conv.entry((dtype, [m, n, k])).or_default(),
-            KernelClass::Attention {
-                batch,
-                heads,
-                kv_heads,
-                seq,
-                head_dim,
-                causal,
-                backward,
-            } => self
-                .attention
-                .entry((dtype, causal, backward))
-                .or_default()
-                .entry([batch, heads, kv_heads, seq, head_dim])
-                .or_default(),
-            _ => {
-                let key = (class_name(kernel), kernel.name.clone(), dtype);
-                let bytes = kernel.read.0 + kernel.written.0;
-                self.memory
-                    .entry(key)
-                    .or_default()
-                    .entry(bytes)
-                    .or_default()
+            Some(Row::Memory(table, bytes)) => {
+                let rows = self.memory.entry(table).or_default();
+                rows.entry(bytes).or_default().add(us);
             }
-        };
-        mean.add(us);
+            None => {}
+        }
     }
 
     /// Time of a kernel that ran alone before.
     pub(in crate::calibrate) fn find(&self, kernel: &Kernel) -> Option<f64> {
-        let mean = match kernel.class {
-            KernelClass::Gemm { m, n, k, .. } => self.gemm.get(&(kernel.dtype, [m, n, k])),
-            KernelClass::Conv { m, n, k } => self.conv.get(&(kernel.dtype, [m, n, k])),
+        let mean = match Row::of(kernel)? {
+            Row::Gemm(dtype, shape) => self.gemm.get(&(dtype, shape)),
+            Row::Conv(dtype, shape) => self.conv.get(&(dtype, shape)),
+            Row::Attention(table, shape) => self.attention.get(&table)?.get(&shape),
+            Row::Memory(table, bytes) => self.memory.get(&table)?.get(&bytes),
+        };
+        mean.map(|m| m.us())
+    }
+}
+
+/// Where a kernel's time belongs.
+enum Row {
+    Gemm(DType, [u64; 3]),
+    Conv(DType, [u64; 3]),
+    Attention((DType, bool, bool), [u64; 5]),
+    Memory(MemoryKey, u64),
+}
+
+impl Row {
+    /// Batches of products have no table.
+    fn of(kernel: &Kernel) -> Option<Self> {
+        let dtype = kernel.dtype;
+        Some(match kernel.class {
+            KernelClass::Gemm { m, n, k, batch: 1 } => Self::Gemm(dtype, [m, n, k]),
+            KernelClass::Gemm { .. } => return None,
+            KernelClass::Conv { m, n, k } => Self::Conv(dtype, [m, n, k]),
             KernelClass::Attention {
                 batch,
                 heads,
@@ -110,17 +114,15 @@ impl Totals {
                 head_dim,
                 causal,
                 backward,
-            } => self
-                .attention
-                .get(&(kernel.dtype, causal, backward))
-                .and_then(|rows| rows.get(&[batch, heads, kv_heads, seq, head_dim])),
-            _ => {
-                let key = (class_name(kernel), kernel.name.clone(), kernel.dtype);
-                let bytes = kernel.read.0 + kernel.written.0;
-                self.memory.get(&key).and_then(|rows| rows.get(&bytes))
-            }
-        };
-        mean.map(|m| m.us())
+            } => Self::Attention(
+                (dtype, causal, backward),
+                [batch, heads, kv_heads, seq, head_dim],
+            ),
+            _ => Self::Memory(
+                (class_name(kernel), kernel.name.clone(), dtype),
+                kernel.read.0 + kernel.written.0,
+            ),
+        })
     }
 }
 
