@@ -2,11 +2,13 @@
 //!
 //! `sim` and `exec` both produce a [`Run`]; everything downstream reads only this. [`Run::summary`] is the JSON contract.
 
+mod clock;
 mod collectives;
 pub mod float;
 mod intervals;
 mod summary;
 
+pub use clock::Clock;
 pub use collectives::collective_stats;
 pub use summary::{MemorySummary, SUMMARY_FORMAT, StepSummary, Summary};
 

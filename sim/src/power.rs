@@ -3,37 +3,27 @@
 use crate::cost::Costs;
 use crate::hardware::Power;
 use shardlab_plan::program::{Op, Program, SectionKind};
+use shardlab_plan::record::Clock;
 
 /// Rounds until share and speed agree; each comes closer by the slope, which is below one.
 const ROUNDS: usize = 40;
 
-/// How fast arithmetic is in a program's steps.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub(crate) struct Pace {
-    /// Share of a step's time that arithmetic takes, alone.
-    pub(crate) share: f64,
-    /// Its time relative to that of the profile's tables.
-    pub(crate) factor: f64,
-}
-
-impl Pace {
-    /// From a step of `step` picoseconds at the rates of the tables, in which arithmetic takes `busy`: what is not arithmetic
-    /// takes what it took, so share and speed determine each other.
-    pub(crate) fn new(power: &Power, busy: u64, step: u64) -> Self {
-        let (busy, step) = (busy as f64, step.max(1) as f64);
-        let rest = (step - busy).max(0.0);
-        let mut pace = Self {
-            share: (busy / step).min(1.0),
-            factor: 1.0,
-        };
-        for _ in 0..ROUNDS {
-            pace.factor =
-                1.0 + power.arithmetic_slope * (pace.share - power.arithmetic_share).max(0.0);
-            let slow = busy * pace.factor;
-            pace.share = slow / (slow + rest).max(1.0);
-        }
-        pace
+/// The clock of steps of `step` picoseconds at the rates of the tables, in which arithmetic takes `busy`: what is not arithmetic
+/// takes what it took, so share and clock determine each other.
+pub(crate) fn clock(power: &Power, busy: u64, step: u64) -> Clock {
+    let (busy, step) = (busy as f64, step.max(1) as f64);
+    let rest = (step - busy).max(0.0);
+    let mut clock = Clock {
+        arithmetic_share: (busy / step).min(1.0),
+        arithmetic_factor: 1.0,
+    };
+    for _ in 0..ROUNDS {
+        let above = (clock.arithmetic_share - power.arithmetic_share).max(0.0);
+        clock.arithmetic_factor = 1.0 + power.arithmetic_slope * above;
+        let slow = busy * clock.arithmetic_factor;
+        clock.arithmetic_share = slow / (slow + rest).max(1.0);
     }
+    clock
 }
 
 /// Picoseconds that a steady step's arithmetic takes alone.
@@ -65,25 +55,24 @@ mod tests {
     }
 
     #[test]
-    fn share_and_speed_agree_with_each_other() {
+    fn share_and_clock_agree_with_each_other() {
         // 80 of 100 ms. With f = 1 + 0.2 (s - 0.6) and s = 80 f / (80 f + 20): 80 f² - (80 · 1.08 - 20) f - 0.88 · 20 = 0.
-        let pace = Pace::new(&power(0.6, 0.2), 80_000_000_000, 100_000_000_000);
+        let c = clock(&power(0.6, 0.2), 80_000_000_000, 100_000_000_000);
         let b: f64 = 80.0 * 1.08 - 20.0;
         let f = (b + (b * b + 4.0 * 80.0 * 0.88 * 20.0).sqrt()) / 160.0;
-        assert!((pace.factor - f).abs() < 1e-12, "{pace:?} {f}");
-        assert!((pace.share - 80.0 * f / (80.0 * f + 20.0)).abs() < 1e-12);
-        assert!(pace.factor > 1.04 && pace.share > 0.8);
+        assert!((c.arithmetic_factor - f).abs() < 1e-12, "{c:?} {f}");
+        assert!((c.arithmetic_share - 80.0 * f / (80.0 * f + 20.0)).abs() < 1e-12);
+        assert!(c.arithmetic_factor > 1.04 && c.arithmetic_share > 0.8);
     }
 
     #[test]
     fn up_to_the_share_nothing_changes() {
-        let at = Pace::new(&power(0.75, 0.3), 75, 100);
-        assert!((at.factor - 1.0).abs() < 1e-12 && (at.share - 0.75).abs() < 1e-12);
-        let below = Pace::new(&power(0.75, 0.3), 30, 100);
-        assert_eq!((below.share, below.factor), (0.3, 1.0));
-        assert_eq!(Pace::new(&power(0.75, 0.0), 90, 100).factor, 1.0);
+        let full = |power: &Power, busy| clock(power, busy, 100).arithmetic_factor;
+        assert!((full(&power(0.75, 0.3), 75) - 1.0).abs() < 1e-12);
+        assert_eq!(full(&power(0.75, 0.3), 30), 1.0);
+        assert_eq!(full(&power(0.75, 0.0), 90), 1.0);
         // Neither steps of nothing nor arithmetic beside arithmetic make nonsense of it.
-        assert_eq!(Pace::new(&power(0.75, 1.0), 0, 0).share, 0.0);
-        assert_eq!(Pace::new(&power(0.5, 0.5), 200, 100).share, 1.0);
+        assert_eq!(clock(&power(0.75, 1.0), 0, 0).arithmetic_share, 0.0);
+        assert_eq!(clock(&power(0.5, 0.5), 200, 100).arithmetic_share, 1.0);
     }
 }

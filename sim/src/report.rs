@@ -12,10 +12,9 @@ use crate::hardware::Profile;
 use crate::host::{self, HostCosts};
 use crate::memory::MemoryRun;
 use crate::options::Options;
-use crate::power::Pace;
 use shardlab_plan::program::{InstrId, Op, Program, SectionKind};
 use shardlab_plan::record::{
-    CostSources, MemoryReport, MemorySample, PeakAt, Run, RunKind, Span, StepRecord,
+    Clock, CostSources, MemoryReport, MemorySample, PeakAt, Run, RunKind, Span, StepRecord,
     collective_stats,
 };
 use shardlab_plan::units::{Bytes, Picos};
@@ -30,7 +29,7 @@ pub(crate) struct Parts<'a> {
     pub(crate) tables: &'a Tables<'a>,
     pub(crate) host: &'a HostCosts,
     pub(crate) memory: &'a MemoryRun<'a>,
-    pub(crate) pace: Option<Pace>,
+    pub(crate) clock: Option<Clock>,
 }
 
 /// End of each pass over all ranks.
@@ -204,12 +203,8 @@ fn environment(parts: &Parts<'_>, ranks: usize) -> BTreeMap<String, String> {
         concat!("shardlab-sim ", env!("CARGO_PKG_VERSION")).to_owned(),
     );
     all.insert("simulated_ranks".to_owned(), ranks.to_string());
-    if let Some(pace) = parts.pace {
-        let mut power = |name: &str, value: f64| {
-            all.insert(format!("power.{name}"), format!("{value:.4}"));
-        };
-        power("arithmetic_share", pace.share);
-        power("arithmetic_factor", pace.factor);
+    if let Some(clock) = parts.clock {
+        clock.tell(&mut all);
     }
     if parts.options.jitter > 0.0 {
         all.insert("seed".to_owned(), parts.options.seed.to_string());

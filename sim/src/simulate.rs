@@ -9,10 +9,10 @@ use crate::hardware::Profile;
 use crate::host::{HostCosts, SectionCode};
 use crate::memory::{self, MemoryRun};
 use crate::options::Options;
-use crate::power::{self, Pace};
+use crate::power;
 use crate::report::{self, Parts};
 use shardlab_plan::program::{Program, SectionKind};
-use shardlab_plan::record::Run;
+use shardlab_plan::record::{Clock, Run};
 use shardlab_plan::units::Picos;
 
 /// Streams a program may have.
@@ -72,21 +72,17 @@ pub fn simulate_counted(
     check_program(program)?;
     let host = HostCosts::new(profile);
     let mut costs = Costs::new(program, profile);
-    if let Some(i) = costs.all.iter().position(|c| c.work > LONGEST) {
-        return Err(SimError::Program(format!(
-            "task {i} takes {}: beyond 1000 s",
-            Picos(costs.all[i].work)
-        )));
-    }
+    check_costs(&costs)?;
     let sections: Vec<SectionCode> = program
         .sections
         .iter()
         .map(|s| SectionCode::new(program, s, &costs, &host))
         .collect();
     let memory = run_memory(program, profile, options, &sections, &host)?;
-    let pace = pace(program, profile, options, &costs, &sections, &memory, &host)?;
-    if let Some(pace) = &pace {
-        costs.slow_arithmetic(program, pace.factor);
+    let clock = clock(program, profile, options, &costs, &sections, &memory, &host)?;
+    if let Some(clock) = &clock {
+        costs.slow_arithmetic(program, clock.arithmetic_factor);
+        check_costs(&costs)?;
     }
     let mut steady = match (options.steps, options.jitter > 0.0) {
         (0, true) => SAMPLES,
@@ -111,7 +107,7 @@ pub fn simulate_counted(
             tables: &tables,
             host: &host,
             memory: &memory,
-            pace,
+            clock,
         };
         report::invariants(&result, &ranks)?;
         if options.steps == 0
@@ -127,9 +123,8 @@ pub fn simulate_counted(
     }
 }
 
-/// How fast arithmetic is in this program's steps, where the profile knows of a power limit: from steps at the rates of its
-/// tables.
-fn pace(
+/// The clock of this program's steps, where the profile knows of a power limit: from steps at the rates of its tables.
+fn clock(
     program: &Program,
     profile: &Profile,
     options: &Options,
@@ -137,7 +132,7 @@ fn pace(
     sections: &[SectionCode],
     memory: &MemoryRun<'_>,
     host: &HostCosts,
-) -> Result<Option<Pace>, SimError> {
+) -> Result<Option<Clock>, SimError> {
     let Some(power) = &profile.power else {
         return Ok(None);
     };
@@ -161,7 +156,17 @@ fn pace(
         [.., before, last] => last.end() - before.end(),
         passes => passes.last().map_or(0, |p| p.end()),
     };
-    Ok(Some(Pace::new(power, power::busy(program, costs), step)))
+    Ok(Some(power::clock(power, power::busy(program, costs), step)))
+}
+
+fn check_costs(costs: &Costs) -> Result<(), SimError> {
+    match costs.all.iter().position(|c| c.work > LONGEST) {
+        None => Ok(()),
+        Some(i) => Err(SimError::Program(format!(
+            "task {i} takes {}: beyond 1000 s",
+            Picos(costs.all[i].work)
+        ))),
+    }
 }
 
 fn check_program(program: &Program) -> Result<(), SimError> {

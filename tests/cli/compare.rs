@@ -53,6 +53,43 @@ fn the_gain_of_prefetch_and_its_cause() {
     assert_eq!(pair["waits"][0]["cause"][1], "gate");
 }
 
+/// What waiting leaves of the power limit is said, with the numbers of `sim`.
+#[test]
+fn a_clock_that_differs_is_told() {
+    let set = |value: &'static str| ["--set", value];
+    let base = [
+        set("mesh.hardware=h200-nvlink-exec"),
+        set("fsdp.policy=native"),
+        set("compile.mode=regions"),
+    ];
+    let base = base.concat();
+    let args = [&["compare", "peers-1b"][..], &base].concat();
+    let text = stdout(&[&args[..], &["--set-b", "fsdp.prefetch_backward=0"]].concat());
+    assert_narrow(&text);
+    let prose = text.split_whitespace().collect::<Vec<_>>().join(" ");
+    let told = |more: &[&str]| {
+        let args = [&["sim", "peers-1b", "--json"][..], &base, more].concat();
+        let facts = json(&args)[0]["environment"].clone();
+        let of = |name: &str| facts[name].as_str().unwrap().parse::<f64>().unwrap();
+        let (factor, share) = (of("power.arithmetic_factor"), of("power.arithmetic_share"));
+        (100.0 * (factor - 1.0), 100.0 * share)
+    };
+    let (a, b) = (told(&[]), told(&["--set", "fsdp.prefetch_backward=0"]));
+    assert!(a.0 > b.0 && a.1 > b.1, "{a:?} {b:?}");
+    let sentence = format!(
+        "Products and attention take longer at the power limit than at full clock: {:.1} % in A, where they are {:.0} % of the step, \
+         and {:.1} % in B, where they are {:.0} % of the step.",
+        a.0, a.1, b.0, b.1
+    );
+    assert!(prose.contains(&sentence), "{sentence}\n{text}");
+    // Clocks that do not differ, and profiles without a limit, are not worth a sentence.
+    let equal = [&["compare", "peers-1b", "peers-1b"][..], &base].concat();
+    let unknown = ["compare", "peers-1b", "--set-b", "fsdp.prefetch_backward=0"];
+    for args in [&equal[..], &unknown] {
+        assert!(!stdout(args).contains("power limit"), "{args:?}");
+    }
+}
+
 #[test]
 fn predicted_against_measured() {
     let args = ["compare", "llama-tiny", "--exec-b", "--steps", "6"];

@@ -5,7 +5,7 @@ use super::{Pair, Part};
 use crate::gate::facts::section_name;
 use crate::view::{RunView, changed_counts};
 use shardlab_plan::program::Rule;
-use shardlab_plan::record::Cause;
+use shardlab_plan::record::{Cause, Clock};
 use shardlab_plan::units::{Bytes, Picos};
 
 /// Share of the step below which a change is not worth a sentence.
@@ -42,6 +42,7 @@ pub(super) fn sentences(pair: &Pair, sides: [&RunView; 2]) -> Vec<String> {
             kind.name, kind.time[0], kind.time[1]
         ));
     }
+    all.extend(clock(sides, [a, b]));
     all.push(memory(pair, sides));
     if let Some(losses) = &pair.losses {
         all.push(losses.sentence("loss"));
@@ -50,6 +51,27 @@ pub(super) fn sentences(pair: &Pair, sides: [&RunView; 2]) -> Vec<String> {
         all.push(prediction(p));
     }
     all
+}
+
+/// What two predictions' power limits make of their clocks.
+fn clock(sides: [&RunView; 2], labels: [&String; 2]) -> Option<String> {
+    let [a, b] = sides.map(|s| Clock::told(&s.run.environment));
+    let (a, b) = (a?, b?);
+    if (a.arithmetic_factor - b.arithmetic_factor).abs() < WORTH_SAYING {
+        return None;
+    }
+    let of = |c: Clock, label: &str| {
+        format!(
+            "{:.1} % in {label}, where they are {:.0} % of the step",
+            100.0 * (c.arithmetic_factor - 1.0),
+            100.0 * c.arithmetic_share
+        )
+    };
+    Some(format!(
+        "Products and attention take longer at the power limit than at full clock: {}, and {}.",
+        of(a, labels[0]),
+        of(b, labels[1])
+    ))
 }
 
 fn signed(pair: [Picos; 2]) -> i128 {

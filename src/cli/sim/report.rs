@@ -4,7 +4,7 @@ use super::super::output::{Failure, Out};
 use super::super::table::Table;
 use crate::analysis::why;
 use crate::predict::{Fit, Prediction};
-use shardlab_plan::record::{Cause, Run};
+use shardlab_plan::record::{Cause, Clock, Run};
 use shardlab_plan::scenario::{Family, Strategy};
 use shardlab_plan::units::{Bytes, Picos};
 use shardlab_plan::{Program, Scenario};
@@ -111,9 +111,9 @@ fn time(p: &Prediction, out: &mut Out) -> Result<(), Failure> {
 
 /// What the device's power limit costs, where the profile knows of one.
 fn clock(run: &Run) -> Option<String> {
-    let fact = |name: &str| run.environment.get(name)?.parse::<f64>().ok();
-    let share = 100.0 * fact("power.arithmetic_share")?;
-    let longer = 100.0 * (fact("power.arithmetic_factor")? - 1.0);
+    let clock = Clock::told(&run.environment)?;
+    let share = 100.0 * clock.arithmetic_share;
+    let longer = 100.0 * (clock.arithmetic_factor - 1.0);
     Some(if longer > 0.0 {
         format!(
             "products and attention, {share:.0} % of the step, take {longer:.1} % longer at the power limit"

@@ -1,0 +1,56 @@
+//! What a device's power limit makes of its clock, as a run tells it among the facts of its environment.
+
+use std::collections::BTreeMap;
+
+const SHARE: &str = "power.arithmetic_share";
+const FACTOR: &str = "power.arithmetic_factor";
+
+/// The clock of a run's steps.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Clock {
+    /// Share of a step's time (0 to 1) that matrix products, convolutions and attention take, alone.
+    pub arithmetic_share: f64,
+    /// Their time relative to that at full clock.
+    pub arithmetic_factor: f64,
+}
+
+impl Clock {
+    /// Puts it among a run's facts, to four digits.
+    pub fn tell(&self, environment: &mut BTreeMap<String, String>) {
+        let mut fact = |key: &str, value: f64| {
+            environment.insert(key.to_owned(), format!("{value:.4}"));
+        };
+        fact(SHARE, self.arithmetic_share);
+        fact(FACTOR, self.arithmetic_factor);
+    }
+
+    /// What a run's facts say of it, if they do.
+    #[must_use]
+    pub fn told(environment: &BTreeMap<String, String>) -> Option<Self> {
+        let fact = |key: &str| environment.get(key)?.parse().ok();
+        Some(Self {
+            arithmetic_share: fact(SHARE)?,
+            arithmetic_factor: fact(FACTOR)?,
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_run_tells_what_it_was_told() {
+        let mut environment = BTreeMap::from([("seed".to_owned(), "7".to_owned())]);
+        assert_eq!(Clock::told(&environment), None);
+        let clock = Clock {
+            arithmetic_share: 0.8215,
+            arithmetic_factor: 1.0565,
+        };
+        clock.tell(&mut environment);
+        assert_eq!(Clock::told(&environment), Some(clock));
+        assert_eq!(environment.len(), 3);
+        environment.insert(SHARE.to_owned(), "most".to_owned());
+        assert_eq!(Clock::told(&environment), None);
+    }
+}
