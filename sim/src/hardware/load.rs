@@ -288,6 +288,51 @@ mod tests {
         assert_eq!(message, "x.toml: every section needs a `source`");
     }
 
+    /// docs/hardware.md names every key: those that a section expects, as its error about another one lists them.
+    #[test]
+    fn every_key_is_documented() {
+        let docs = include_str!("../../../docs/hardware.md");
+        let text = SHIPPED
+            .iter()
+            .find(|s| s.0 == "h200-nvlink-exec")
+            .unwrap()
+            .1;
+        let mut keys = 0;
+        for section in [
+            "[device]",
+            "[footprint]",
+            "[host]",
+            "[host.work]",
+            "[network]",
+            "[contention]",
+            "[power]",
+            "[efficiency]",
+            "[[gemm]]",
+            "[[attention]]",
+            "[[memory]]",
+            "[[collective]]",
+        ] {
+            assert!(docs.contains(&format!("`{section}`")), "{section}");
+            let line = format!("\n{section}\n");
+            let broken = text.replacen(&line, &format!("{line}surely_unknown = 1\n"), 1);
+            let message = parse("x.toml", &broken).unwrap_err().to_string();
+            let expected = message.split_once("expected one of").unwrap().1;
+            for key in expected
+                .split('`')
+                .skip(1)
+                .step_by(2)
+                .filter(|k| !matches!(*k, "source" | "work" | "memory" | "rows"))
+            {
+                assert!(docs.contains(&format!("`{key}`")), "{section}: {key}");
+                keys += 1;
+            }
+        }
+        assert!(keys > 70, "{keys}");
+        for name in shipped() {
+            assert!(docs.contains(&format!("`{name}`")), "{name}");
+        }
+    }
+
     #[test]
     fn unknown_keys_are_refused() {
         let text = SHIPPED.iter().find(|s| s.0 == "cpu").unwrap().1;
