@@ -82,7 +82,7 @@ impl Costs {
         let mut all = Vec::with_capacity(copies + program.copies.len());
         for kernel in &program.kernels {
             let mut cost = kernel_cost(kernel, profile);
-            if kernel.class.is_arithmetic() && program.meta.world > 1 {
+            if cost.load == Load::Compute && program.meta.world > 1 {
                 cost.work = (cost.work as f64 / profile.device.loaded_rate) as u64;
             }
             if let KernelClass::Attention { backward: true, .. } = kernel.class
@@ -125,11 +125,9 @@ impl Costs {
     }
 
     /// Kernels bound by arithmetic take so many times as long.
-    pub(crate) fn slow_arithmetic(&mut self, program: &Program, factor: f64) {
-        for (cost, kernel) in self.all.iter_mut().zip(&program.kernels) {
-            if kernel.class.is_arithmetic() {
-                cost.work = (cost.work as f64 * factor) as u64;
-            }
+    pub(crate) fn slow_arithmetic(&mut self, factor: f64) {
+        for cost in self.all.iter_mut().filter(|c| c.load == Load::Compute) {
+            cost.work = (cost.work as f64 * factor) as u64;
         }
     }
 }

@@ -1,11 +1,11 @@
 //! The power limit: arithmetic is the slower the larger its share of a step.
 
-use crate::cost::Costs;
+use crate::cost::{Costs, Load};
 use crate::hardware::Power;
 use shardlab_plan::program::{Op, Program, SectionKind};
 use shardlab_plan::record::Clock;
 
-/// Rounds until share and speed agree; each comes closer by the slope, which is below one.
+/// Rounds until share and clock agree; each comes closer at least fourfold, since the slope is at most one.
 const ROUNDS: usize = 40;
 
 /// The clock of steps of `step` picoseconds at the rates of the tables, in which arithmetic takes `busy`: what is not arithmetic
@@ -33,12 +33,12 @@ pub(crate) fn busy(program: &Program, costs: &Costs) -> u64 {
     };
     let instrs = program.section_instrs(steady).iter();
     let launched = instrs.filter_map(|i| match i.op {
-        Op::Launch { kernel, .. } => Some(kernel.index()),
+        Op::Launch { kernel, .. } => Some(&costs.all[kernel.index()]),
         _ => None,
     });
     launched
-        .filter(|&k| program.kernels[k].class.is_arithmetic())
-        .map(|k| costs.all[k].work)
+        .filter(|c| c.load == Load::Compute)
+        .map(|c| c.work)
         .sum()
 }
 

@@ -6,7 +6,7 @@ use serde_json::Value;
 const TABLE: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/data/h200x4.csv");
 const HELD_OUT: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/data/h200x4_heldout.csv");
 
-/// Steps of `exec` on 2 and 4 H200, none of which the profile was calibrated on.
+/// Steps of `exec` on 1, 2 and 4 H200, none of which the profile was calibrated on.
 const EXEC: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/data/exec_h200.csv");
 
 /// Likewise, on one H100.
@@ -43,8 +43,8 @@ fn predictions_agree_with_steps_of_exec() {
 }
 
 /// Steps within `middle` and `worst` percent, the engine's memory to what the table prints of it, the device's within 1 %, and
-/// variants that differ by more than 2 % in the right order. Rows of 2 and of 4 GPUs come from different machines, whose times
-/// differ by 3 % themselves.
+/// variants that differ by more than 2 % in the right order. Rows of different numbers of GPUs come from different machines, whose
+/// times differ by 3 % themselves.
 #[track_caller]
 fn agree(table: &str, least: usize, middle: f64, worst: f64) {
     let mut lines = json(&["validate", table, "--json"]);

@@ -283,20 +283,12 @@ fn steps(
         }
         between.add(&observed);
         hosts.extend(host_cost(&observed, &m.host));
-        let pace = warm::Pace::of(&observed);
-        alone.push((observed, pace));
+        alone.push(warm::Paced::of(&observed));
     }
     m.power = warm::Power::of(&alone);
-    for (observed, pace) in &alone {
-        let factor = m.power.at_full_clock(*pace);
-        for (kernel, us) in means_alone(observed) {
-            let kernel = &observed.program.kernels[kernel.index()];
-            let factor = if kernel.class.is_arithmetic() {
-                factor
-            } else {
-                1.0
-            };
-            m.steps.add(kernel, us * factor);
+    for run in &alone {
+        for (kernel, us) in run.at_full_clock(m.power) {
+            m.steps.add(kernel, us);
         }
     }
     for observed in &sharded {

@@ -148,19 +148,19 @@ fn check(p: &Profile) -> Result<(), String> {
         ("contention.start_wait_priority", c.start_wait_priority),
         ("contention.shared_loss", c.shared_loss),
     ];
-    for (name, value) in shares {
+    let power = p.power.iter().flat_map(|p| {
+        [
+            ("power.arithmetic_share", p.arithmetic_share),
+            ("power.arithmetic_slope", p.arithmetic_slope),
+        ]
+    });
+    for (name, value) in shares.into_iter().chain(power) {
         if !(0.0..=1.0).contains(&value) {
             return Err(format!("{name} = {value}: must be between 0 and 1"));
         }
     }
     if c.collective_loss_compute + c.collective_loss_bandwidth >= 1.0 {
         return Err("contention: a collective would lose its whole rate to compute".into());
-    }
-    if let Some(power) = &p.power
-        && !((0.0..=1.0).contains(&power.arithmetic_share)
-            && (0.0..=1.0).contains(&power.arithmetic_slope))
-    {
-        return Err("power: share and slope must be between 0 and 1".into());
     }
     if d.shared_cores == Some(0) || !(1..=2).contains(&p.host.steps_in_flight) {
         return Err("device.shared_cores must be positive, host.steps_in_flight 1 or 2".into());
@@ -236,6 +236,10 @@ fn check(p: &Profile) -> Result<(), String> {
 mod tests {
     use super::*;
 
+    fn text(name: &str) -> &'static str {
+        SHIPPED.iter().find(|s| s.0 == name).unwrap().1
+    }
+
     #[test]
     fn shipped_profiles_load_and_carry_their_names() {
         for name in shipped() {
@@ -255,7 +259,7 @@ mod tests {
 
     #[test]
     fn impossible_numbers_are_named() {
-        let text = SHIPPED.iter().find(|s| s.0 == "h200-nvlink").unwrap().1;
+        let text = text("h200-nvlink");
         let broken = text.replace("memory_gbps = 4800", "memory_gbps = -1");
         assert_ne!(text, broken);
         let message = parse("x.toml", &broken).unwrap_err().to_string();
@@ -267,20 +271,14 @@ mod tests {
 
     #[test]
     fn a_power_limit_has_a_share_and_a_slope_below_one_and_a_source() {
-        let text = SHIPPED
-            .iter()
-            .find(|s| s.0 == "h200-nvlink-exec")
-            .unwrap()
-            .1;
+        let text = text("h200-nvlink-exec");
         assert!(parse("x.toml", text).unwrap().power.is_some());
         for (key, value) in [("arithmetic_share", "1.5"), ("arithmetic_slope", "-0.1")] {
             let line = text.lines().find(|l| l.starts_with(key)).unwrap();
             let broken = text.replace(line, &format!("{key} = {value}"));
             let message = parse("x.toml", &broken).unwrap_err().to_string();
-            assert_eq!(
-                message,
-                "x.toml: power: share and slope must be between 0 and 1"
-            );
+            let wanted = format!("x.toml: power.{key} = {value}: must be between 0 and 1");
+            assert_eq!(message, wanted);
         }
         let (before, power) = text.split_once("[power]\nsource = \"").unwrap();
         let without = format!("{before}[power]\nsource = \"\"#{power}");
@@ -292,11 +290,7 @@ mod tests {
     #[test]
     fn every_key_is_documented() {
         let docs = include_str!("../../../docs/hardware.md");
-        let text = SHIPPED
-            .iter()
-            .find(|s| s.0 == "h200-nvlink-exec")
-            .unwrap()
-            .1;
+        let text = text("h200-nvlink-exec");
         let mut keys = 0;
         for section in [
             "[device]",
@@ -335,7 +329,7 @@ mod tests {
 
     #[test]
     fn unknown_keys_are_refused() {
-        let text = SHIPPED.iter().find(|s| s.0 == "cpu").unwrap().1;
+        let text = text("cpu");
         let message = parse("x.toml", &format!("colour = 1\n{text}"))
             .unwrap_err()
             .to_string();

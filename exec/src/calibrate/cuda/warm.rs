@@ -2,7 +2,9 @@
 
 use super::{Measured, middle};
 use crate::calibrate::steps::{Observed, means_alone, us};
+use shardlab_plan::program::{Kernel, KernelId, Program};
 use std::collections::BTreeMap;
+use std::sync::Arc;
 
 /// Shorter kernels say nothing about rates, microseconds.
 const LONG_US: f64 = 50.0;
@@ -19,7 +21,7 @@ const SPREAD: f64 = 1.0;
 
 /// Arithmetic in the steps of a run.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub(super) struct Pace {
+struct Pace {
     /// Its share of a step in a row.
     share: f64,
     /// How much longer it takes there than was recorded of it.
@@ -29,7 +31,7 @@ pub(super) struct Pace {
 impl Pace {
     /// What steps in a row take more, or less, than a recorded one is arithmetic's: the clock differs, by how long the device has
     /// been busy.
-    pub(super) fn of(observed: &Observed) -> Self {
+    fn of(observed: &Observed) -> Self {
         let spans = &observed.typical.spans;
         let first = spans.iter().map(|s| s.start.0).min().unwrap_or(0);
         let recorded = us(observed.typical.record.end.0.saturating_sub(first));
@@ -51,6 +53,39 @@ impl Pace {
             share: (busy * slower / whole.max(1.0)).min(1.0),
             slower,
         }
+    }
+}
+
+/// A run's kernels, and the pace of arithmetic in it.
+pub(super) struct Paced {
+    program: Arc<Program>,
+    /// Microseconds as recorded, alone where that was seen.
+    kernels: BTreeMap<KernelId, f64>,
+    pace: Pace,
+}
+
+impl Paced {
+    pub(super) fn of(observed: &Observed) -> Self {
+        Self {
+            program: Arc::clone(&observed.program),
+            kernels: means_alone(observed),
+            pace: Pace::of(observed),
+        }
+    }
+
+    /// Kernels and their recorded microseconds.
+    fn recorded(&self) -> impl Iterator<Item = (&Kernel, f64)> {
+        let kernels = self.kernels.iter();
+        kernels.map(|(k, &us)| (&self.program.kernels[k.index()], us))
+    }
+
+    /// Kernels and their microseconds at full clock.
+    pub(super) fn at_full_clock(&self, power: Power) -> impl Iterator<Item = (&Kernel, f64)> {
+        let factor = power.at_full_clock(self.pace);
+        self.recorded().map(move |(kernel, us)| {
+            let arithmetic = kernel.class.is_arithmetic();
+            (kernel, if arithmetic { us * factor } else { us })
+        })
     }
 }
 
@@ -77,15 +112,14 @@ type Runs = Vec<(f64, f64)>;
 
 impl Power {
     /// From the same kernels in runs of different shares.
-    pub(super) fn of(runs: &[(Observed, Pace)]) -> Self {
+    pub(super) fn of(runs: &[Paced]) -> Self {
         let mut seen: BTreeMap<String, Runs> = BTreeMap::new();
-        for (run, pace) in runs {
-            for (kernel, us) in means_alone(run) {
-                let kernel = &run.program.kernels[kernel.index()];
+        for run in runs {
+            for (kernel, us) in run.recorded() {
                 if kernel.class.is_arithmetic() && us >= LONG_US {
                     // All of it: products of one shape differ by layout, sums and what is folded into them.
                     let runs = seen.entry(format!("{kernel:?}")).or_default();
-                    runs.push((pace.share, us * pace.slower));
+                    runs.push((run.pace.share, us * run.pace.slower));
                 }
             }
         }
@@ -106,8 +140,9 @@ impl Power {
             slope,
         })
     }
+
     /// By how much what was recorded of a run's arithmetic is to be multiplied for its time at full clock.
-    pub(super) fn at_full_clock(&self, pace: Pace) -> f64 {
+    fn at_full_clock(self, pace: Pace) -> f64 {
         pace.slower / (1.0 + self.slope * (pace.share - self.share).max(0.0))
     }
 }
