@@ -4,6 +4,7 @@
 //! something and gradients of embeddings fill their tables, `inplace` saves their readers memory, `kernel` describes a step's
 //! kernel, `emit` decides lifetimes and writes the tape, `expand` repeats the steps of a middle block for all middle blocks.
 
+mod alike;
 mod emit;
 mod epilogue;
 mod expand;

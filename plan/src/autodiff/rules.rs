@@ -52,7 +52,8 @@ fn view_rule(g: &mut Graph, op: &Op, view: View, dy: ValueId) -> ValueId {
             zeros
         }
         View::Expand => sum_to(g, dy, &shape),
-        View::Split { .. } | View::Precomputed | View::Pass => dy,
+        // `Join` is made by compilation, after differentiation.
+        View::Split { .. } | View::Join { .. } | View::Precomputed | View::Pass => dy,
     }
 }
 

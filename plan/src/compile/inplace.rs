@@ -2,102 +2,176 @@
 //!
 //! Queries, keys and values of a merged product share a buffer that lives as long as the values do. The rotated queries and keys
 //! live as long, and the unrotated ones are not needed again, so they take their place: a saved block holds no more than it
-//! would if the layers were apart. Elsewhere a result takes over all of a dying operand's memory (`lives`).
+//! would if the layers were apart. Backward, attention writes the gradients of queries and keys to the columns of the buffer that
+//! the merged products read, beside that of the values, and they are rotated back there: they need no memory of their own, and
+//! no copy into another order. Elsewhere a result takes over all of a dying operand's memory (`lives`).
 
-use super::schedule::Step;
+use super::schedule::Orders;
 use crate::model::graph::{Act, Graph, Op, Root, Value, ValueId};
-use crate::model::ops::OpKind;
+use crate::model::layout::{self, Strides};
+use crate::model::ops::{Fusion, OpKind};
+use smallvec::SmallVec;
 use std::ops::Range;
 
 /// Part of each row of a buffer.
-struct Columns {
+pub(super) struct Columns {
     /// Length of the rows.
     width: u64,
     columns: Range<u64>,
 }
 
-/// Lets concatenations whose parts are read from some columns of a longer-lived buffer be written there, where all steps agree
-/// with that: `steps` are those of training and of validation, each in issue order.
-pub(super) fn rotations(g: &mut Graph, steps: [&[&Step]; 2]) {
-    let mut candidates: Vec<u32> = Vec::new();
-    for step in steps[0].iter().filter(|s| s.region != 0) {
-        let cat = |&&i: &&u32| matches!(g.ops[i as usize].act, Act::Compute(OpKind::Cat { .. }));
-        candidates.extend(step.ops.iter().filter(cat));
+impl Columns {
+    /// The columns that a window takes of its buffer, which a matrix product writes or reads row after row; `None` where it takes
+    /// all of them.
+    pub(super) fn of(g: &Graph, order: &[u32], window: &Value) -> Option<Self> {
+        let rows = order.iter().find_map(|&i| {
+            let op = &g.ops[i as usize];
+            let product = matches!(op.act, Act::Compute(OpKind::Gemm { .. }));
+            let mut values = op.inputs.iter().chain(&op.outputs).map(|&v| g.value(v));
+            values.find(|v| product && v.root == window.root)
+        })?;
+        let width = rows.cols();
+        let columns = within(window, width)?;
+        let whole = rows.is_contiguous() && rows.offset == 0;
+        (whole && columns.end - columns.start < width).then_some(Self { width, columns })
     }
-    for cat in candidates {
-        if let Some((target, moved)) = rotation(g, steps, cat) {
-            for v in moved {
-                let value = &mut g.values[v.index()];
-                (value.root, value.offset) = (target.root, target.offset);
-                value.strides.clone_from(&target.strides);
-            }
-        }
+
+    /// Whether a window has no element in common with the columns.
+    fn apart(&self, window: &Value) -> bool {
+        within(window, self.width)
+            .is_some_and(|w| w.end <= self.columns.start || self.columns.end <= w.start)
+    }
+
+    /// Whether an op touches nothing of these columns of `root`.
+    pub(super) fn spared(&self, g: &Graph, op: &Op, root: Root) -> bool {
+        matches!(op.act, Act::View(_))
+            || operands(op).all(|v| g.value(v).root != root || self.apart(g.value(v)))
     }
 }
 
-/// The window that the result of `cat` may be written to, and the values that then lie there.
-fn rotation(g: &Graph, steps: [&[&Step]; 2], cat: u32) -> Option<(Value, Vec<ValueId>)> {
-    let op = &g.ops[cat as usize];
-    let result = g.value(op.outputs[0]);
-    let Root::Buffer(from) = result.root else {
+/// The columns of rows of `width` that a window touches, if it is a regular part of the rows.
+fn within(window: &Value, width: u64) -> Option<Range<u64>> {
+    let first = window.offset % width;
+    let dims = window.strides.iter().zip(&window.shape);
+    let inside = dims.filter(|(s, _)| *s % width != 0);
+    let last = first + inside.map(|(&s, &n)| (n - 1) * s).sum::<u64>();
+    (last < width).then_some(first..last + 1)
+}
+
+/// Values that an op names.
+pub(super) fn operands(op: &Op) -> impl Iterator<Item = ValueId> {
+    op.inputs.iter().chain(&op.outputs).copied()
+}
+
+fn kind(op: &Op) -> Option<OpKind> {
+    match op.act {
+        Act::Compute(kind) => Some(kind),
+        Act::View(_) => None,
+    }
+}
+
+/// The buffer that a value is all of, each element once, in whatever order.
+pub(super) fn filled(g: &Graph, value: &Value) -> Option<u32> {
+    let Root::Buffer(b) = value.root else {
         return None;
     };
-    let bytes = result.numel() * result.dtype.size();
-    if !result.is_contiguous() || result.offset != 0 || g.buffers[from as usize].bytes != bytes {
-        return None;
+    let dense = layout::dense_like(&value.shape, &value.strides);
+    let mut dims = value.shape.iter().zip(&value.strides).zip(&dense);
+    let all = value.offset == 0
+        && g.buffers[b as usize].bytes == value.numel() * value.dtype.size()
+        && dims.all(|((&n, stride), dense)| n == 1 || stride == dense);
+    all.then_some(b)
+}
+
+/// Where the elements of `value` lie once those of `from`, a window on the same buffer, have moved to those of `to`, which has the
+/// same shape.
+fn moved(value: &Value, from: &Value, to: &Value) -> Option<(u64, Strides)> {
+    let mut offset = to.offset;
+    let mut rest = value.offset.checked_sub(from.offset)?;
+    let mut dims: SmallVec<[usize; 4]> = (0..from.shape.len()).collect();
+    dims.retain(|&mut d| from.shape[d] > 1);
+    dims.sort_by_key(|&d| std::cmp::Reverse(from.strides[d]));
+    for &d in &dims {
+        let at = rest / from.strides[d].max(1);
+        rest -= at * from.strides[d];
+        offset += at * to.strides[d];
     }
-    let at = steps[0].iter().position(|s| s.ops.contains(&cat))?;
-    let target = source(g, steps[0][at], op)?;
-    let columns = columns(g, steps[0], &target)?;
-    let mut moved = Vec::new();
-    for list in steps {
-        let Some(at) = list.iter().position(|s| s.ops.contains(&cat)) else {
-            continue;
-        };
-        let mut outlives = false;
-        for (s, step) in list.iter().enumerate() {
-            for (k, &i) in step.ops.iter().enumerate() {
-                let Act::Compute(kind) = g.ops[i as usize].act else {
-                    continue;
-                };
-                for &v in g.ops[i as usize]
-                    .inputs
-                    .iter()
-                    .chain(&g.ops[i as usize].outputs)
-                {
-                    let value = g.value(v);
-                    let before = s < at || s == at && step.ops[..k].iter().all(|&o| o != cat);
-                    if value.root == target.root && !before && i != cat {
-                        outlives |= s > at;
-                        apart(value, &columns).then_some(())?;
-                    }
-                    if value.root == result.root {
-                        let same = value.shape == result.shape
-                            && value.strides == result.strides
-                            && value.offset == 0;
-                        (kind.takes_strides() && same).then_some(())?;
-                        moved.push(v);
-                    }
-                }
-            }
+    let mut strides = value.strides.clone();
+    for (stride, &n) in strides.iter_mut().zip(&value.shape) {
+        let same = |d: &&usize| from.strides[**d] == *stride;
+        match dims.iter().find(same) {
+            Some(&d) if n <= from.shape[d] => *stride = to.strides[d],
+            _ if n == 1 => {}
+            _ => return None,
         }
-        // Of memory that dies here all is free to be taken over, or freed.
-        if !outlives {
+    }
+    (rest == 0).then_some((offset, strides))
+}
+
+/// A concatenation of compiled code, and what it is made of.
+struct Rotation {
+    /// Its position in the order.
+    at: usize,
+    /// Elementwise ops that it and nothing else follows from, itself included.
+    ops: Vec<u32>,
+    /// The window that its parts are read from, each where it will be in the result, and nothing else of that buffer.
+    source: Value,
+    /// The result.
+    result: Value,
+}
+
+impl Rotation {
+    fn of(g: &Graph, o: &Orders, order: &[u32], at: usize) -> Option<Self> {
+        let i = order[at];
+        let op = &g.ops[i as usize];
+        let Some(OpKind::Cat { axis }) = kind(op) else {
+            return None;
+        };
+        if o.region[i as usize] == 0 {
             return None;
         }
+        let ops = cone(g, o, order, at);
+        let source = source(g, &ops, op, usize::from(axis))?;
+        Some(Self {
+            at,
+            ops,
+            source,
+            result: g.value(op.outputs[0]).clone(),
+        })
     }
-    moved.sort_unstable();
-    moved.dedup();
-    Some((target, moved))
 }
 
-/// The window on another buffer that the concatenation's parts are made of, part by part at the place it will have in the
-/// result: all that the kernel reads of that buffer.
-fn source(g: &Graph, step: &Step, cat: &Op) -> Option<Value> {
-    let Act::Compute(OpKind::Cat { axis }) = cat.act else {
-        return None;
+/// The elementwise ops of one region that the op at a position follows from, itself included.
+pub(super) fn cone(g: &Graph, o: &Orders, order: &[u32], at: usize) -> Vec<u32> {
+    let together = |i: u32| {
+        let (i, last) = (i as usize, order[at] as usize);
+        (o.region[i], o.section[i]) == (o.region[last], o.section[last])
     };
-    let axis = usize::from(axis);
+    let mut needed: SmallVec<[Root; 8]> = SmallVec::new();
+    let mut ops = Vec::new();
+    for &i in order[..=at].iter().rev() {
+        if !together(i) {
+            break;
+        }
+        let op = &g.ops[i as usize];
+        // Of what has a buffer of its own: windows on one buffer need not meet.
+        let makes = || {
+            let mut values = op.outputs.iter().map(|&v| g.value(v));
+            values.any(|v| needed.contains(&v.root) && filled(g, v).is_some())
+        };
+        let elementwise = kind(op).is_some_and(|k| k.fusion() == Fusion::Pointwise);
+        if i == order[at] || elementwise && makes() {
+            needed.extend(op.inputs.iter().map(|&v| g.value(v).root));
+            ops.push(i);
+        }
+    }
+    ops.reverse();
+    ops
+}
+
+/// The window on a buffer that the parts of `cat` are made of, part by part at the place it will have in the result: all that
+/// `ops` read of that buffer.
+fn source(g: &Graph, ops: &[u32], cat: &Op, axis: usize) -> Option<Value> {
     let result = g.value(cat.outputs[0]);
     let parts = cat.inputs.len() as u64;
     let part = &g.value(cat.inputs[0]).shape;
@@ -106,7 +180,7 @@ fn source(g: &Graph, step: &Step, cat: &Op) -> Option<Value> {
         return None;
     }
     let inputs = || {
-        let ops = step.ops.iter().map(|&i| &g.ops[i as usize]);
+        let ops = ops.iter().map(|&i| &g.ops[i as usize]);
         ops.flat_map(|op| &op.inputs).map(|&v| g.value(v))
     };
     let mut roots: Vec<Root> = inputs().map(|v| v.root).collect();
@@ -140,30 +214,143 @@ fn source(g: &Graph, step: &Step, cat: &Op) -> Option<Value> {
     roots.into_iter().find_map(window)
 }
 
-/// The columns that a window takes of its buffer, which a matrix product writes row after row.
-fn columns(g: &Graph, steps: &[&Step], window: &Value) -> Option<Columns> {
-    let made = steps.iter().flat_map(|s| &s.ops).find_map(|&i| {
+/// Lets concatenations whose parts are read from some columns of a longer-lived buffer be written there, and gradients that are
+/// rotated into some columns be there before. `eval` are the ops of validation.
+pub(super) fn rotations(g: &mut Graph, o: &mut Orders, eval: &[u32]) {
+    let order = o.all();
+    uncopy(g, o, &order);
+    let order = o.all();
+    for at in 0..order.len() {
+        let Some(r) = Rotation::of(g, o, &order, at) else {
+            continue;
+        };
+        let lists = [&order[..], eval];
+        let back = || back(g, lists, &r);
+        let ahead = || ahead(g, &order, &r);
+        if let Some((values, from, to)) = back().or_else(ahead) {
+            relocate(g, &values, &from, &to);
+        }
+    }
+}
+
+/// Moves values along with a window that all of them lie in, as far as they can all be moved.
+fn relocate(g: &mut Graph, values: &[ValueId], from: &Value, to: &Value) -> Option<()> {
+    let places: Option<Vec<(u64, Strides)>> = values
+        .iter()
+        .map(|&v| moved(g.value(v), from, to))
+        .collect();
+    for (&v, (offset, strides)) in values.iter().zip(places?) {
+        let value = &mut g.values[v.index()];
+        (value.root, value.offset, value.strides) = (to.root, offset, strides);
+    }
+    Some(())
+}
+
+/// Values of a buffer that kernels use, and the positions of the first and last that do; `None` if one of them needs its operands
+/// in their own order.
+fn uses(g: &Graph, order: &[u32], root: Root) -> Option<(Vec<ValueId>, usize, usize)> {
+    let mut values = Vec::new();
+    let (mut first, mut last) = (usize::MAX, 0);
+    for (at, &i) in order.iter().enumerate() {
         let op = &g.ops[i as usize];
-        let product = matches!(op.act, Act::Compute(OpKind::Gemm { .. }));
-        let out = op.outputs.first().map(|&v| g.value(v))?;
-        (product && out.root == window.root).then_some(out)
-    })?;
-    let width = made.cols();
-    let columns = within(window, width)?;
-    let whole = made.is_contiguous() && made.offset == 0;
-    (whole && columns.end - columns.start < width).then_some(Columns { width, columns })
+        let Some(kind) = kind(op) else { continue };
+        let here = operands(op).filter(|&v| g.value(v).root == root);
+        let before = values.len();
+        values.extend(here);
+        if values.len() > before {
+            kind.takes_strides().then_some(())?;
+            (first, last) = (first.min(at), at);
+        }
+    }
+    values.sort_unstable();
+    values.dedup();
+    (!values.is_empty()).then_some((values, first, last))
 }
 
-/// The columns of rows of `width` that a window touches, if it is a regular part of the rows.
-fn within(window: &Value, width: u64) -> Option<Range<u64>> {
-    let first = window.offset % width;
-    let dims = window.strides.iter().zip(&window.shape);
-    let inside = dims.filter(|(s, _)| *s % width != 0);
-    let last = first + inside.map(|(&s, &n)| (n - 1) * s).sum::<u64>();
-    (last < width).then_some(first..last + 1)
+type Relocation = (Vec<ValueId>, Value, Value);
+
+/// The result takes the place of what it is made of, where that lives on without it.
+fn back(g: &Graph, lists: [&[u32]; 2], r: &Rotation) -> Option<Relocation> {
+    filled(g, &r.result)?;
+    let order = lists[0];
+    let cat = order[r.at];
+    let columns = Columns::of(g, order, &r.source)?;
+    for list in lists {
+        let Some(at) = list.iter().position(|&i| i == cat) else {
+            continue;
+        };
+        let mut outlives = false;
+        for &i in &list[at + 1..] {
+            let op = &g.ops[i as usize];
+            columns.spared(g, op, r.source.root).then_some(())?;
+            let computes = matches!(op.act, Act::Compute(_));
+            outlives |= computes && operands(op).any(|v| g.value(v).root == r.source.root);
+        }
+        // Of memory that dies here all is free to be taken over, or freed.
+        outlives.then_some(())?;
+    }
+    let (values, _, _) = uses(g, order, r.result.root)?;
+    Some((values, r.result.clone(), r.source.clone()))
 }
 
-/// Whether a window has no element in common with the columns.
-fn apart(window: &Value, c: &Columns) -> bool {
-    within(window, c.width).is_some_and(|w| w.end <= c.columns.start || c.columns.end <= w.start)
+/// What the result is made of is in the result's place from the start, where nothing else needs it.
+fn ahead(g: &Graph, order: &[u32], r: &Rotation) -> Option<Relocation> {
+    filled(g, &r.source)?;
+    let columns = Columns::of(g, order, &r.result)?;
+    let (values, first, last) = uses(g, order, r.source.root)?;
+    let made = &g.ops[order[first] as usize];
+    let is_source = |v: ValueId| g.value(v).root == r.source.root;
+    let alone = order[first + 1..=last].iter().all(|i| {
+        let op = &g.ops[*i as usize];
+        r.ops.contains(i) || kind(op).is_none() || !operands(op).any(is_source)
+    });
+    let free = order[first..r.at]
+        .iter()
+        .all(|&i| columns.spared(g, &g.ops[i as usize], r.result.root));
+    (alone && free && !made.inputs.iter().any(|&v| is_source(v)))
+        .then(|| (values, r.source.clone(), r.result.clone()))
+}
+
+/// Copies of concatenations into some columns of a buffer: the concatenation is written there.
+fn uncopy(g: &mut Graph, o: &mut Orders, order: &[u32]) {
+    for (at, &i) in order.iter().enumerate() {
+        let op = &g.ops[i as usize];
+        if kind(op) != Some(OpKind::Copy) || o.region[i as usize] == 0 {
+            continue;
+        }
+        let (from, to) = (g.value(op.inputs[0]).clone(), g.value(op.outputs[0]));
+        let Some(strides) = layout::view(&to.shape, &to.strides, &from.shape) else {
+            continue;
+        };
+        let to = Value {
+            shape: from.shape.clone(),
+            strides,
+            ..to.clone()
+        };
+        if filled(g, &from).is_none() || from.dtype != to.dtype {
+            continue;
+        }
+        let Some(columns) = Columns::of(g, order, &to) else {
+            continue;
+        };
+        let Some((values, first, last)) = uses(g, order, from.root) else {
+            continue;
+        };
+        let [.., cat, _] = cone(g, o, order, at)[..] else {
+            continue;
+        };
+        let made = &g.ops[cat as usize];
+        let is_cat = matches!(kind(made), Some(OpKind::Cat { .. }))
+            && order[first] == cat
+            && last == at
+            && g.value(made.outputs[0]).root == from.root;
+        let between = || order[first + 1..at].iter().map(|&i| &g.ops[i as usize]);
+        let free = between().all(|op| columns.spared(g, op, to.root));
+        let only = between()
+            .all(|op| kind(op).is_none() || operands(op).all(|v| g.value(v).root != from.root));
+        if is_cat && free && only && relocate(g, &values, &from, &to).is_some() {
+            o.forward.retain(|&op| op != i);
+            o.backward.retain(|&op| op != i);
+        }
+    }
 }

@@ -1,10 +1,10 @@
 //! Steps: which ops one kernel executes, in which order; which ops are compiled together.
 
-use super::{Sharding, epilogue, fuse, inplace, merge, partition};
+use super::{Sharding, alike, epilogue, fuse, inplace, merge, partition};
 use crate::autodiff::Backward;
 use crate::compile::tape::{Module, ModuleId, ModuleKind};
 use crate::model::graph::{Act, Graph, ModelGraph, View};
-use crate::scenario::types::{Compile, CompileMode, MergeProjections, Recompute};
+use crate::scenario::types::{Compile, CompileMode, Recompute};
 use smallvec::{SmallVec, smallvec};
 
 /// Ops that run as one kernel (or, eagerly, one op, which may be a view without a kernel).
@@ -40,6 +40,13 @@ pub(super) struct Orders {
     pub(super) section: Vec<Option<u32>>,
 }
 
+impl Orders {
+    /// Ops of training.
+    pub(super) fn all(&self) -> Vec<u32> {
+        self.forward.iter().chain(&self.backward).copied().collect()
+    }
+}
+
 pub(super) fn plan(
     m: &mut ModelGraph,
     b: &mut Backward,
@@ -59,6 +66,9 @@ pub(super) fn plan(
     if mode != CompileMode::Off {
         guarded = regions(m, &mut o, mode, sharding.is_unit);
         merge::projections(m, &mut o, &mut b.ready, compile.merge_projections, sharding);
+        let eval = needed_for_loss(m, &o.forward);
+        inplace::rotations(&mut m.graph, &mut o, &eval);
+        alike::neighbours(&mut m.graph, &mut o);
         if compile.epilogues {
             epilogue::additions(&mut m.graph, &mut o);
             epilogue::tables(&mut m.graph, &mut o);
@@ -70,14 +80,6 @@ pub(super) fn plan(
     let forward = steps(m, &o, &o.forward, mixed);
     let backward = steps(m, &o, &o.backward, mixed);
     let eval = steps(m, &o, &eval, mixed);
-    if !matches!(
-        compile.merge_projections,
-        MergeProjections::None | MergeProjections::Gradients
-    ) {
-        let training: Vec<&Step> = forward.iter().chain(&backward).collect();
-        let eval: Vec<&Step> = eval.iter().collect();
-        inplace::rotations(&mut m.graph, [&training, &eval]);
-    }
     Plan {
         forward,
         backward,

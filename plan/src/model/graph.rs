@@ -96,6 +96,11 @@ pub enum View {
         /// Dimension.
         axis: u8,
     },
+    /// Neighbouring parts of one dimension as one, in compiled code.
+    Join {
+        /// Dimension.
+        axis: u8,
+    },
     /// Repeats dimensions (zero strides).
     Expand,
     /// `loss, x, w, d_x, d_w -> loss`: ties gradients of `x` and `w` that the forward pass has computed to the loss, where

@@ -210,6 +210,29 @@ fn merging_projections_changes_no_gradient() {
     }
 }
 
+/// So may queries and keys be rotated by one kernel, however many heads share a key and whatever dimensions have one element.
+#[test]
+fn rotating_queries_and_keys_together_changes_no_gradient() {
+    for (heads, kv_heads) in [(1, 1), (2, 1), (2, 2), (4, 2)] {
+        for (batch, seq) in [(1, 5), (3, 4), (2, 1)] {
+            let mut base = tiny(Family::Llama);
+            base.model.heads = heads;
+            base.model.kv_heads = kv_heads;
+            base.train.micro_batch = batch;
+            base.train.seq_len = seq;
+            for recompute in RECOMPUTES {
+                for merge in [MergeProjections::Gradients, MergeProjections::Qkv] {
+                    let mut s = base.clone();
+                    s.compile.mode = CompileMode::Blocks;
+                    s.compile.merge_projections = merge;
+                    s.train.recompute = recompute;
+                    assert_same(&base, &s);
+                }
+            }
+        }
+    }
+}
+
 /// A product may add what comes behind it, with every option that decides what else is read and kept.
 #[test]
 fn epilogues_change_no_gradient() {

@@ -1,0 +1,274 @@
+//! Alike ops on neighbouring windows become one op on both: queries and keys of a merged product are rotated by one kernel, as
+//! if they were heads of one tensor. A kernel over few elements is far from the bandwidth of memory, and takes a launch.
+
+use super::inplace::{self, Columns, operands};
+use super::schedule::Orders;
+use crate::model::graph::{Act, Buffer, Graph, Op, Root, Value, ValueId, View};
+use crate::model::layout;
+use crate::model::ops::{Fusion, OpKind};
+use smallvec::SmallVec;
+use std::collections::BTreeMap;
+
+/// Where two values of alike ops lie to each other.
+enum Relation {
+    /// They are one value, which does not vary along the axis.
+    Same,
+    /// The second begins along the axis where the first one ends.
+    Next,
+    /// Each fills a buffer that nothing outside of the ops uses.
+    Own,
+}
+
+/// Two chains of ops that do the same, in order.
+struct Twins {
+    /// The dimension along which the second follows the first.
+    axis: usize,
+    pairs: Vec<[u32; 2]>,
+}
+
+/// Joins chains of elementwise ops that end in concatenations into neighbouring windows.
+pub(super) fn neighbours(g: &mut Graph, o: &mut Orders) {
+    let order = o.all();
+    let ends = |&at: &usize| {
+        let i = order[at] as usize;
+        matches!(g.ops[i].act, Act::Compute(OpKind::Cat { .. })) && o.region[i] != 0
+    };
+    let ends: Vec<usize> = (0..order.len()).filter(ends).collect();
+    let mut found: Vec<Twins> = Vec::new();
+    for pair in ends.windows(2) {
+        let taken = |t: &Twins| t.pairs.iter().flatten().any(|&i| i == order[pair[0]]);
+        if !found.last().is_some_and(taken) {
+            let twins = |a, b| twins(g, o, &order, a, b);
+            found.extend(twins(pair[0], pair[1]).or_else(|| twins(pair[1], pair[0])));
+        }
+    }
+    let mut position = vec![0; g.ops.len()];
+    for (at, &i) in order.iter().enumerate() {
+        position[i as usize] = at;
+    }
+    let mut replaced: BTreeMap<u32, SmallVec<[u32; 4]>> = BTreeMap::new();
+    for twins in &found {
+        let mut joiner = Joiner {
+            g,
+            o,
+            axis: twins.axis,
+            made: BTreeMap::new(),
+        };
+        for &pair in &twins.pairs {
+            let [early, late] = match position[pair[0] as usize] < position[pair[1] as usize] {
+                true => pair,
+                false => [pair[1], pair[0]],
+            };
+            replaced.insert(early, SmallVec::new());
+            replaced.insert(late, joiner.join(pair, late));
+        }
+    }
+    for order in [&mut o.forward, &mut o.backward] {
+        let old = std::mem::take(order);
+        for i in old {
+            match replaced.remove(&i) {
+                Some(new) => order.extend(new),
+                None => order.push(i),
+            }
+        }
+    }
+}
+
+/// The window that `b` and, right before it along a dimension of the same buffer, `a` make up.
+fn joined(a: &Value, b: &Value, axis: usize) -> Option<Value> {
+    if a.root != b.root || a.dtype != b.dtype || a.shape.len() != b.shape.len() {
+        return None;
+    }
+    let stride = b.offset.checked_sub(a.offset)? / a.shape[axis];
+    let fits = |v: &Value| v.shape[axis] == 1 || v.strides[axis] == stride;
+    let mut others = (0..a.shape.len()).filter(|&d| d != axis);
+    let alike = |d| a.shape[d] == b.shape[d] && (a.shape[d] == 1 || a.strides[d] == b.strides[d]);
+    let next = b.offset == a.offset + stride * a.shape[axis] && stride != 0;
+    (next && fits(a) && fits(b) && others.all(alike)).then(|| {
+        let mut value = a.clone();
+        value.shape[axis] += b.shape[axis];
+        value.strides[axis] = stride;
+        value
+    })
+}
+
+/// Whether a value is the same everywhere along a dimension of a result of `rank`, counted from the first.
+fn constant_along(v: &Value, axis: usize, rank: usize) -> bool {
+    let own = (axis + v.shape.len()).checked_sub(rank);
+    own.is_none_or(|d| v.shape[d] == 1)
+}
+
+fn elementwise(op: &Op) -> bool {
+    matches!(op.act, Act::Compute(kind) if kind.fusion() == Fusion::Pointwise)
+}
+
+/// Whether an op computes the same from each element along a dimension of its result.
+fn treats_alike(op: &Op, axis: usize) -> bool {
+    let along = matches!(op.act, Act::Compute(OpKind::Cat { axis: a }) if usize::from(a) == axis);
+    elementwise(op) && !along && op.outputs.len() == 1
+}
+
+/// The chains that end at two positions of the order, if they do the same to neighbours and nothing looks in between.
+fn twins(g: &Graph, o: &Orders, order: &[u32], a: usize, b: usize) -> Option<Twins> {
+    let op = |i: u32| &g.ops[i as usize];
+    let root = |v: ValueId| g.value(v).root;
+    let [x, y] = [a, b].map(|at| g.value(op(order[at]).outputs[0]));
+    let axis = (0..x.shape.len()).find(|&axis| joined(x, y, axis).is_some())?;
+    let [first, second] = [a, b].map(|at| inplace::cone(g, o, order, at));
+    if first.len() != second.len() {
+        return None;
+    }
+    let chains = || first.iter().chain(&second).copied();
+    let inside = |i: u32| first.contains(&i) || second.contains(&i);
+    let others = |at: &[u32]| -> Vec<u32> {
+        let computes = |&i: &u32| matches!(op(i).act, Act::Compute(_)) && !inside(i);
+        at.iter().copied().filter(computes).collect()
+    };
+    let outside = others(order);
+    let own = |v: ValueId| {
+        let uses = |i: u32| operands(op(i)).any(|w| root(w) == root(v));
+        inplace::filled(g, g.value(v)).is_some() && !outside.iter().any(|&i| uses(i))
+    };
+    let relation = |v: ValueId, w: ValueId, rank: usize| {
+        let (x, y) = (g.value(v), g.value(w));
+        let ranked = x.shape.len() == rank && y.shape.len() == rank;
+        let mut dims = x.shape.iter().zip(&y.shape).enumerate();
+        if x == y && constant_along(x, axis, rank) {
+            Some(Relation::Same)
+        } else if ranked && joined(x, y, axis).is_some() {
+            Some(Relation::Next)
+        } else {
+            let alike = x.dtype == y.dtype && dims.all(|(d, (n, m))| d == axis || n == m);
+            (ranked && alike && own(v) && own(w)).then_some(Relation::Own)
+        }
+    };
+    let mut partner: BTreeMap<Root, Root> = BTreeMap::new();
+    for (&i, &j) in first.iter().zip(&second) {
+        let (x, y) = (op(i), op(j));
+        if x.act != y.act || x.inputs.len() != y.inputs.len() || !treats_alike(x, axis) {
+            return None;
+        }
+        let rank = g.value(x.outputs[0]).shape.len();
+        for (v, w) in operands(x).zip(operands(y)) {
+            if let Relation::Own = relation(v, w, rank)? {
+                (*partner.entry(root(v)).or_insert(root(w)) == root(w)).then_some(())?;
+            }
+        }
+    }
+    // What comes between them neither reads what the earlier one makes nor changes what it reads.
+    let at = |i: u32| order.iter().position(|&op| op == i);
+    let (begin, end) = (
+        chains().filter_map(at).min()?,
+        chains().filter_map(at).max()?,
+    );
+    for i in others(&order[begin..=end]) {
+        for c in chains() {
+            let made = op(c).outputs.iter().filter(|&&v| uses(g, op(i), root(v)));
+            let read = op(c).inputs.iter().filter(|&&v| writes(g, op(i), root(v)));
+            for &v in made.chain(read) {
+                let columns = Columns::of(g, order, g.value(v))?;
+                columns.spared(g, op(i), root(v)).then_some(())?;
+            }
+        }
+    }
+    let pairs = first.into_iter().zip(second).map(|(a, b)| [a, b]);
+    Some(Twins {
+        axis,
+        pairs: pairs.collect(),
+    })
+}
+
+fn uses(g: &Graph, op: &Op, root: Root) -> bool {
+    operands(op).any(|v| g.value(v).root == root)
+}
+
+fn writes(g: &Graph, op: &Op, root: Root) -> bool {
+    op.outputs.iter().any(|&v| g.value(v).root == root)
+}
+
+/// Makes one op of two, all along one dimension.
+struct Joiner<'g> {
+    g: &'g mut Graph,
+    o: &'g mut Orders,
+    axis: usize,
+    /// Values that fill the buffers of pairs, by the first one's.
+    made: BTreeMap<Root, ValueId>,
+}
+
+impl Joiner<'_> {
+    /// One op in place of two, in the module and region of `late`, with the views that tie it to what they read and make.
+    fn join(&mut self, pair: [u32; 2], late: u32) -> SmallVec<[u32; 4]> {
+        let [first, second] = pair.map(|i| self.g.ops[i as usize].clone());
+        let axis = self.axis as u8;
+        let mut ops = SmallVec::new();
+        let mut inputs: SmallVec<[ValueId; 4]> = SmallVec::new();
+        for (&x, &y) in first.inputs.iter().zip(&second.inputs) {
+            let both = self.together(x, y);
+            if both != x {
+                let join = Act::View(View::Join { axis });
+                ops.push(self.push(late, join, &[x, y], &[both]));
+            }
+            inputs.push(both);
+        }
+        let (x, y) = (first.outputs[0], second.outputs[0]);
+        let both = self.together(x, y);
+        ops.push(self.push(late, first.act, &inputs, &[both]));
+        ops.push(self.push(late, Act::View(View::Split { axis }), &[both], &[x, y]));
+        ops
+    }
+
+    fn push(&mut self, stead: u32, act: Act, inputs: &[ValueId], outputs: &[ValueId]) -> u32 {
+        let id = self.g.ops.len() as u32;
+        self.g.nodes += 1;
+        let stead = stead as usize;
+        self.g.ops.push(Op {
+            act,
+            inputs: SmallVec::from_slice(inputs),
+            outputs: SmallVec::from_slice(outputs),
+            node: self.g.nodes,
+            ..self.g.ops[stead].clone()
+        });
+        for v in outputs {
+            self.g.producer[v.index()] = id;
+        }
+        self.o.region.push(self.o.region[stead]);
+        self.o.section.push(self.o.section[stead]);
+        id
+    }
+
+    /// The value that is two values, one after the other, or both.
+    fn together(&mut self, x: ValueId, y: ValueId) -> ValueId {
+        let (first, second) = (self.g.value(x), self.g.value(y));
+        if first == second {
+            return x;
+        }
+        if let Some(&known) = self.made.get(&first.root) {
+            return known;
+        }
+        let id = ValueId(self.g.values.len() as u32);
+        let value = joined(first, second, self.axis);
+        let value = value.unwrap_or_else(|| self.stack(x, y, id));
+        self.g.values.push(value);
+        self.g.producer.push(u32::MAX);
+        id
+    }
+
+    /// A buffer for what filled two.
+    fn stack(&mut self, x: ValueId, y: ValueId, first: ValueId) -> Value {
+        let (mut value, other) = (self.g.value(x).clone(), self.g.value(y));
+        value.shape[self.axis] += other.shape[self.axis];
+        value.strides = layout::dense_like(&value.shape, &value.strides);
+        let bytes = value.numel() * value.dtype.size();
+        self.made.insert(value.root, first);
+        if let Root::Buffer(b) = value.root {
+            let like = self.g.buffers[b as usize];
+            value.root = Root::Buffer(self.g.buffers.len() as u32);
+            self.g.buffers.push(Buffer {
+                bytes,
+                first,
+                ..like
+            });
+        }
+        value
+    }
+}
