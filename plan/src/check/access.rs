@@ -54,6 +54,12 @@ fn pieces(kernel: &Kernel) -> Option<u32> {
     }
 }
 
+/// Whether a kernel sums squares: a part of the gradient norm.
+fn squares(kernel: &Kernel) -> bool {
+    let op = kernel.body.first().map(|b| b.op);
+    op == Some(OpKind::Shard(ShardOp::SumSquares))
+}
+
 /// Gradients on their way to the optimizer.
 pub(super) fn is_grad(role: Role) -> bool {
     matches!(
@@ -75,6 +81,12 @@ impl Walk<'_> {
             _ => None,
         };
         let sums = kernel.and_then(pieces);
+        let squares = kernel.is_some_and(squares);
+        if !squares {
+            for a in reads {
+                self.norm_used(work.id, a.buffer);
+            }
+        }
         for (n, a) in reads.iter().enumerate() {
             self.read(work, *a, &mut inputs);
             if let (0, Some(ranks)) = (n, sums) {
@@ -93,6 +105,9 @@ impl Walk<'_> {
                 Zeros::Gone
             };
             self.write(work, *a, inputs, zeros);
+            if squares {
+                self.norms.summed(a.buffer);
+            }
         }
     }
 
@@ -114,6 +129,7 @@ impl Walk<'_> {
             });
         }
         for (part, i) in c.parts.iter().zip(inputs) {
+            self.norms.reduced(part.output.buffer, axes);
             let zeros = if axes != 0 && part.input == part.output {
                 Zeros::Kept
             } else {

@@ -12,9 +12,9 @@ use std::collections::HashMap;
 use std::ops::Range;
 
 /// Reduced over the shard axis.
-const SHARD: u8 = 1;
+pub(super) const SHARD: u8 = 1;
 /// Reduced over the outer axis.
-const OUTER: u8 = 2;
+pub(super) const OUTER: u8 = 2;
 /// Pieces of all ranks of the shard axis, exchanged and not summed yet.
 const EXCHANGED: u8 = 4;
 
@@ -54,7 +54,7 @@ pub(super) fn at_rest(role: Role) -> bool {
     matches!(role, Role::MainWeight | Role::ModelWeight)
 }
 
-fn axes(bits: u8) -> &'static str {
+pub(super) fn axes(bits: u8) -> &'static str {
     match bits {
         0 => "no axis",
         SHARD => "the shard axis",

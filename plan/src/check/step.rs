@@ -159,6 +159,7 @@ impl Walk<'_> {
         if d.role == Role::FullWeight {
             self.unused(id, b);
         }
+        self.norm_used(id, b);
         self.release(id, b);
         let cell = &mut self.cells[b.index()];
         if cell.reduction.at != 0

@@ -5,6 +5,7 @@ use super::access::Conflict;
 use super::capture::Captured;
 use super::clock::{Known, Order, Use, Waited};
 use super::describe::{self, Place};
+use super::norm::Norms;
 use super::report::{Sink, WaitCount};
 use super::rules::RuleId;
 use super::shadow::{Cell, Space};
@@ -63,6 +64,7 @@ pub(super) struct Walk<'a> {
     pub(super) spaces: [Space; 3],
     pub(super) memory: Memory,
     pub(super) facts: Facts,
+    pub(super) norms: Norms,
     pub(super) step: Step,
     pub(super) captured: Captured,
     pub(super) passes: Vec<Pass>,
@@ -97,6 +99,7 @@ pub(super) fn walk(p: &Program, sink: &mut Sink) -> Walked {
         spaces: Default::default(),
         memory: Memory::new(p, None),
         facts: Facts::new(p),
+        norms: Norms::new(p),
         step: Step::new(p),
         captured: Captured::new(p),
         passes: Vec::new(),

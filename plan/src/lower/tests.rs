@@ -370,8 +370,12 @@ fn what_a_captured_iteration_contains() {
 /// Every combination of options lowers to a program that the checker accepts.
 #[test]
 fn every_combination_checks() {
-    let axes: [(&str, &[&str]); 6] = [
+    let axes: [(&str, &[&str]); 7] = [
         ("fsdp.policy", &["native", "fsdp2", "megatron"]),
+        (
+            "fsdp.strategy",
+            &["no_shard", "optim", "optim_grads", "optim_grads_params"],
+        ),
         ("fsdp.reshard_after_forward", &["true", "false", "auto"]),
         (
             "train.recompute",

@@ -197,6 +197,12 @@ fn strategy(s: &Scenario, d: &Document) -> Checked {
                 ));
         }
     }
+    let full = s.compile.mode == CompileMode::Full;
+    if full && f.policy == PolicyKind::Native && f.strategy != Strategy::OptimGradsParams {
+        let keys = [Key::Strategy, Key::Placements, Key::Mode];
+        return Err(d.conflict(&keys, "compile mode full always shards parameters, gradients and optimizer state: it gathers a parameter where it is used and reduces a gradient to a shard")
+            .with_help("use strategy optim_grads_params, or mode regions or blocks"));
+    }
     if f.outer_strategy == OuterStrategy::Optim {
         let keys = [Key::OuterStrategy, Key::Placements];
         if f.strategy != Strategy::OptimGradsParams {
@@ -207,6 +213,14 @@ fn strategy(s: &Scenario, d: &Document) -> Checked {
         if f.policy == PolicyKind::Fsdp2 {
             return Err(d.conflict(&[Key::OuterStrategy, Key::Placements, Key::Policy], "policy fsdp2 can only replicate over dp_outer: torch `fully_shard` has HSDP, not HFSDP")
                 .with_help("use policy native or megatron, or outer_strategy = \"no_shard\""));
+        }
+        if full {
+            return Err(d
+                .conflict(
+                    &[Key::OuterStrategy, Key::Placements, Key::Mode],
+                    "compile mode full can only replicate over dp_outer",
+                )
+                .with_help("use mode regions or blocks, or outer_strategy = \"no_shard\""));
         }
         if s.mesh.dp_outer == 1 {
             return Err(d

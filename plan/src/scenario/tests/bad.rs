@@ -75,6 +75,12 @@ fn impossible_combinations() {
             "fsdp.strategy=optim_grads",
             "fsdp.reshard_after_forward=auto",
         ],
+        &["compile.mode=full", "fsdp.strategy=no_shard"],
+        &[
+            "compile.mode=full",
+            "mesh.dp_outer=2",
+            "fsdp.outer_strategy=optim",
+        ],
         &["fsdp.outer_strategy=optim"],
         &[
             "fsdp.outer_strategy=optim",

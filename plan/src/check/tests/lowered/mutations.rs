@@ -504,6 +504,52 @@ fn a_reduction_over_one_axis_of_two() {
     }
 }
 
+/// A norm of this rank's part alone, or of the same gradients counted once a rank.
+#[test]
+fn a_norm_over_the_wrong_ranks() {
+    let sum = |p: &Program| {
+        let sum = |i: &Instr| i.rule == Rule::Clip && matches!(i.op, Op::Collective { .. });
+        find(p, sum)[0]
+    };
+    for policy in POLICIES {
+        for more in ["compile.mode=off", "compile.mode=full"] {
+            let clips = [more, "train.clip_norm=1.0"];
+            let reports = [more, "train.clip_norm=0.0", "train.grad_norm=true"];
+            for set in [&clips[..], &reports] {
+                if small(policy, set).is_none() {
+                    continue;
+                }
+                let mut q = good(policy, set);
+                let missing = sum(&q);
+                drop(&mut q, missing);
+                let r = check(&q);
+                let v = first(&q, &r, RuleId::ReduceMissing, policy);
+                assert!(
+                    v.message
+                        .contains("summed over no axis; expected the shard axis"),
+                    "{policy}: {}",
+                    v.message
+                );
+            }
+        }
+    }
+    let hfsdp = ["mesh.dp_outer=2", "fsdp.outer_strategy=optim"];
+    let mut q = good("native", &hfsdp);
+    let Op::Collective { id, .. } = q.instrs[sum(&q).index()].op else {
+        unreachable!()
+    };
+    let shard = |c: &Communicator| c.axis == Axis::Shard;
+    let shard = q.communicators.iter().position(shard).expect("shard");
+    q.collectives[id.index()].comm = CommId(shard as u8);
+    let r = check(&q);
+    let v = first(&q, &r, RuleId::ReduceMissing, "native");
+    assert!(
+        v.message.contains("the shard axis; expected both axes"),
+        "{}",
+        v.message
+    );
+}
+
 #[test]
 fn a_captured_step_with_an_unjoined_stream() {
     let p = good(
