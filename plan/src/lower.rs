@@ -25,7 +25,9 @@ use crate::program::{
 use crate::scenario::{
     AllocatorKind, CompileMode, CudaGraph, OuterStrategy, PolicyKind, Scenario, Strategy,
 };
-use crate::shard::{Group, Layout, LayoutKind, ShardError, UnitSpec, assign_units, build_groups};
+use crate::shard::{
+    Group, Layout, LayoutKind, ShardError, UnitSpec, assign_units, build_groups, check_frozen,
+};
 use context::Cx;
 use walk::{Lifecycle, TapeBuffers, Walk};
 
@@ -50,6 +52,7 @@ pub enum PlanError {
 /// See [`PlanError`].
 pub fn plan(scenario: &Scenario) -> Result<Program, PlanError> {
     let (modules, params) = compile::modules_and_params(scenario);
+    check_frozen(&scenario.fsdp.frozen, &modules)?;
     if !params.iter().any(|p| p.requires_grad) {
         return Err(PlanError::Unsupported(
             "no parameter is trained: `fsdp.frozen` names every module that has any".to_owned(),

@@ -19,7 +19,7 @@ mod schema;
 mod shipped;
 mod sweep;
 pub mod types;
-mod units;
+pub(crate) mod units;
 mod validate;
 mod value;
 

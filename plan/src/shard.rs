@@ -12,7 +12,7 @@ mod per_param;
 
 pub use error::{LayoutError, ShardError};
 pub use flat::{FlatItem, FlatLayout, flat_layout};
-pub use groups::{LayoutKind, UnitSpec, assign_units, build_groups, owners};
+pub use groups::{LayoutKind, UnitSpec, assign_units, build_groups, check_frozen, owners};
 pub use mesh::{Placement, persistent_bytes};
 pub use per_param::{PerParamItem, PerParamLayout, per_param_layout};
 

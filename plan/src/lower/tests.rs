@@ -600,6 +600,25 @@ fn digests_identify_programs() {
     assert_ne!(a.digest(), program(LLAMA, &["train.seq_len=16"]).digest());
 }
 
+/// Globs of frozen modules are those of units: a star within a component too; what lies below a match is frozen with it.
+#[test]
+fn globs_freeze_what_they_match_and_all_below() {
+    let trained = |glob: &str| {
+        let p = program(LLAMA, &[&format!("fsdp.frozen=[{glob:?}]")]);
+        let trained = p.params.iter().filter(|p| p.requires_grad);
+        trained.map(|p| p.name.clone()).collect::<Vec<_>>()
+    };
+    let inside = |names: &[String], path: &str| names.iter().any(|n| n.starts_with(path));
+    assert!(!inside(&trained("layers"), "layers."));
+    for glob in ["layers.1", "layers.1*", "*.1"] {
+        let left = trained(glob);
+        assert!(!inside(&left, "layers.1."), "{glob}");
+        assert!(inside(&left, "layers.0."), "{glob}");
+    }
+    let left = trained("layers.*.mlp");
+    assert!(!inside(&left, "layers.0.mlp") && inside(&left, "layers.0.attention"));
+}
+
 /// HFSDP needs ZeRO-3 and replicas; the forms above cover it, this covers the refusals of lowering.
 #[test]
 fn refusals() {
@@ -618,6 +637,11 @@ fn refusals() {
     let missing = scenario(LLAMA, &["fsdp.units=[\"layer.*\"]"]);
     let error = plan(&missing).expect_err("no such module").to_string();
     assert!(error.contains("layer.*"), "{error}");
+    let missing = scenario(LLAMA, &["fsdp.frozen=[\"layers.0\", \"layer.1*\"]"]);
+    assert_eq!(
+        plan(&missing).expect_err("no such module").to_string(),
+        "frozen pattern `layer.1*` matches no module; nearest: `layers.1`"
+    );
     let frozen = scenario(LLAMA, &["fsdp.frozen=[\"*\"]"]);
     let error = plan(&frozen).expect_err("nothing to train").to_string();
     assert!(error.contains("no parameter is trained"), "{error}");

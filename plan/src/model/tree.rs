@@ -3,6 +3,7 @@
 use crate::compile::tape::{Module, ModuleId, ModuleKind, Param, ParamId, Shape};
 use crate::scenario::Scenario;
 use crate::scenario::types::{Family, Model};
+use crate::scenario::units::covers;
 use smallvec::smallvec;
 
 /// Where the repeated blocks lie in the tables.
@@ -280,7 +281,7 @@ impl Tree {
         let frozen: Vec<bool> = self
             .modules
             .iter()
-            .map(|m| globs.iter().any(|g| glob_covers(g, &m.path)))
+            .map(|m| globs.iter().any(|g| covers(g, &m.path)))
             .collect();
         for p in &mut self.params {
             p.requires_grad = !p.modules.iter().any(|m| frozen[m.index()]);
@@ -320,30 +321,5 @@ impl Tree {
         std::array::from_fn(|i| {
             ModuleId(self.blocks.module + layer * self.blocks.modules + i as u32)
         })
-    }
-}
-
-/// Whether a glob (`*` matches one path component) matches a module or one of its ancestors.
-fn glob_covers(glob: &str, path: &str) -> bool {
-    let mut parts = path.split('.');
-    glob.is_empty()
-        || glob.split('.').all(|g| {
-            parts
-                .next()
-                .is_some_and(|p| g == "*" && !p.is_empty() || g == p)
-        })
-}
-
-#[cfg(test)]
-mod tests {
-    use super::glob_covers;
-
-    #[test]
-    fn globs_cover_descendants() {
-        assert!(glob_covers("layers.*", "layers.3.attention.q"));
-        assert!(glob_covers("layers.3", "layers.3"));
-        assert!(!glob_covers("layers.3", "layers.30"));
-        assert!(!glob_covers("layers.*.mlp", "layers.3.attention"));
-        assert!(!glob_covers("layers.*.mlp", "layers.3"));
     }
 }

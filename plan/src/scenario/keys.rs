@@ -270,7 +270,7 @@ keys! {
     PerTokenLoss: "fsdp" "per_token_loss" [Bool] "false" "The loss is a sum over tokens: gradients are not scaled";
     NanCheck: "fsdp" "nan_check" [Bool] "false" "Check shards and gradients for NaN around every collective";
     Offload: "fsdp" "offload" [List(&Choice(&["params", "grads", "optimizer"])), Empty] "[]" "State that rests in host memory and visits the device when it is used";
-    Frozen: "fsdp" "frozen" [List(&Text), Empty] "[]" "Globs of modules whose parameters are not trained";
+    Frozen: "fsdp" "frozen" [List(&Text), Empty] "[]" "Globs of modules whose parameters, and those of the modules in them, are not trained";
 
     Compute: "precision" "compute" [Choice(DTYPES)] "\"bf16\"" "Gathered parameters, activations, matrix products";
     MainParams: "precision" "main_params" [Choice(DTYPES_OR_NONE)] "\"f32\"" "Optimizer's weights; none: the compute weights are the optimizer's";

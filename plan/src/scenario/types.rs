@@ -246,7 +246,7 @@ pub enum Units {
 /// `reshard_after_forward`.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct UnitPattern {
-    /// Globs over module paths; `*` matches one path component. With one glob each match is a unit of its own, with
+    /// Globs over module paths; `*` matches any characters of one path component. With one glob each match is a unit of its own, with
     /// several (`norm+output`) all matches together are one unit.
     pub modules: Vec<String>,
     /// Never reshard this unit after forward.

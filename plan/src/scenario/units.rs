@@ -1,4 +1,4 @@
-//! The syntax of module patterns.
+//! The syntax of module patterns, and what they match.
 
 use super::types::UnitPattern;
 
@@ -40,6 +40,46 @@ pub(crate) fn glob(text: &str) -> Result<(), String> {
     Ok(())
 }
 
+/// Whether `glob` matches `path`: component by component, where `*` stands for any characters of one component.
+pub(crate) fn matches(glob: &str, path: &str) -> bool {
+    let (mut g, mut p) = (glob.split('.'), path.split('.'));
+    loop {
+        match (g.next(), p.next()) {
+            (None, None) => return true,
+            (Some(a), Some(b)) if component(a.as_bytes(), b.as_bytes()) => {}
+            _ => return false,
+        }
+    }
+}
+
+/// Whether `glob` matches `path` or what contains it; the root contains everything and is matched by nothing.
+pub(crate) fn covers(glob: &str, path: &str) -> bool {
+    let above = path.match_indices('.').map(|(dot, _)| &path[..dot]);
+    !path.is_empty() && above.chain([path]).any(|p| matches(glob, p))
+}
+
+/// Greedy wildcard match with one backtrack point: linear in practice, never exponential.
+fn component(glob: &[u8], text: &[u8]) -> bool {
+    let (mut g, mut t) = (0, 0);
+    let mut star: Option<(usize, usize)> = None;
+    while t < text.len() {
+        if g < glob.len() && glob[g] == b'*' {
+            star = Some((g, t));
+            g += 1;
+        } else if g < glob.len() && glob[g] == text[t] {
+            g += 1;
+            t += 1;
+        } else if let Some((sg, st)) = star {
+            star = Some((sg, st + 1));
+            g = sg + 1;
+            t = st + 1;
+        } else {
+            return false;
+        }
+    }
+    glob[g..].iter().all(|&c| c == b'*')
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -64,5 +104,29 @@ mod tests {
         for bad in ["", "a+", "a=drop", "a b", "a..b", "a=keep=keep", ".a"] {
             assert!(unit_pattern(bad).is_err(), "{bad}");
         }
+    }
+
+    #[test]
+    fn star_is_one_component() {
+        assert!(matches("layers.*", "layers.31"));
+        assert!(matches("*", "embedding"));
+        assert!(matches("layers.*.mlp", "layers.0.mlp"));
+        assert!(matches("layers.1*", "layers.12"));
+        assert!(!matches("layers.*", "layers"));
+        assert!(!matches("layers.*", "layers.0.mlp"));
+        assert!(!matches("layers.*.mlp", "layers.0.attention"));
+        assert!(!matches("layers.1*", "layers.2"));
+    }
+
+    #[test]
+    fn globs_cover_descendants() {
+        assert!(covers("layers", "layers.3"));
+        assert!(covers("layers.*", "layers.3.attention.q"));
+        assert!(covers("layers.3*", "layers.30.mlp"));
+        assert!(covers("layers.3", "layers.3"));
+        assert!(!covers("layers.3", "layers.30"));
+        assert!(!covers("layers.*.mlp", "layers.3.attention"));
+        assert!(!covers("layers.*.mlp", "layers.3"));
+        assert!(!covers("*", ""));
     }
 }

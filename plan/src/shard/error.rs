@@ -42,9 +42,11 @@ fn list(rows: &[u64]) -> String {
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum ShardError {
-    /// A unit pattern matches no module.
-    #[error("unit pattern `{pattern}` matches no module; nearest: `{nearest}`")]
+    /// A pattern matches no module.
+    #[error("{what} pattern `{pattern}` matches no module; nearest: `{nearest}`")]
     NoSuchModule {
+        /// What it is a pattern of.
+        what: &'static str,
         /// Pattern.
         pattern: String,
         /// Nearest module path.

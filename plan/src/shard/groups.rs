@@ -1,8 +1,9 @@
 //! Units of the module tree and the parameter groups they own.
 
-use super::pattern::{matches, nearest};
+use super::pattern::nearest;
 use super::{FlatItem, Group, Layout, LayoutError, ShardError, flat_layout, per_param_layout};
 use crate::program::{Module, ModuleId, ModuleKind, Param, ParamId, UnitId};
+use crate::scenario::units::{covers, matches};
 use crate::scenario::{UnitPattern, Units};
 
 /// A unit before its parameters are known.
@@ -150,6 +151,28 @@ fn unit(ids: Vec<ModuleId>, keep: bool, modules: &[Module]) -> UnitSpec {
     }
 }
 
+/// Refuses a glob of `fsdp.frozen` that matches no module.
+///
+/// # Errors
+/// [`ShardError::NoSuchModule`].
+pub fn check_frozen(globs: &[String], modules: &[Module]) -> Result<(), ShardError> {
+    let known = |glob: &str| modules.iter().any(|m| covers(glob, &m.path));
+    match globs.iter().find(|glob| !known(glob)) {
+        Some(glob) => Err(no_such_module("frozen", glob, modules)),
+        None => Ok(()),
+    }
+}
+
+fn no_such_module(what: &'static str, pattern: &str, modules: &[Module]) -> ShardError {
+    let paths = modules.iter().map(|m| m.path.as_str());
+    let named = paths.filter(|p| !p.is_empty());
+    ShardError::NoSuchModule {
+        what,
+        pattern: pattern.to_owned(),
+        nearest: nearest(pattern, named).unwrap_or_default().to_owned(),
+    }
+}
+
 fn from_patterns(
     patterns: &[UnitPattern],
     modules: &[Module],
@@ -168,14 +191,7 @@ fn from_patterns(
                     .map(|(i, _)| ModuleId(i)),
             );
             if all.len() == before {
-                let paths = modules
-                    .iter()
-                    .map(|m| m.path.as_str())
-                    .filter(|p| !p.is_empty());
-                return Err(ShardError::NoSuchModule {
-                    pattern: glob.clone(),
-                    nearest: nearest(glob, paths).unwrap_or_default().to_owned(),
-                });
+                return Err(no_such_module("unit", glob, modules));
             }
         }
         all.sort_unstable();
