@@ -256,7 +256,7 @@ keys! {
     Reshard: "fsdp" "reshard_after_forward" [Bool, Choice(&["auto"]), Integer(1, MIB)] "true" "Free full parameters after forward; auto: every unit but the last block; integer: to groups of so many ranks";
     PrefetchForward: "fsdp" "prefetch_forward" [Integer(0, 64), Choice(&["implicit"]), Table(LOOKAHEAD)] "(native: 1, others: \"implicit\")" "Units gathered ahead in forward: a depth, or an element budget";
     PrefetchBackward: "fsdp" "prefetch_backward" [Integer(0, 64), Choice(&["implicit"]), Table(LOOKAHEAD)] "(native: 1, others: \"implicit\")" "Units gathered ahead in backward: a depth, or an element budget";
-    ReduceInFlight: "fsdp" "reduce_in_flight" [Integer(1, 64)] "(fsdp2: 1, others: 2)" "Gradient buffers that may be in flight";
+    ReduceInFlight: "fsdp" "reduce_in_flight" [Integer(1, 64)] "(fsdp2: 1, native: 2)" "Gradient buffers that may be in flight; megatron bounds them in elements instead";
     PrefetchNextStep: "fsdp" "prefetch_next_step" [Integer(0, 64)] "0" "Units gathered for the next step's forward as soon as the optimizer has updated them, beside the updates of others";
     AsyncReduce: "fsdp" "async_reduce" [Bool] "true" "Reduce on a side stream";
     SeparateCommunicators: "fsdp" "separate_communicators" [Bool] "(native: true, others: false)" "All-gather and reduce-scatter use communicators of their own";
@@ -268,7 +268,7 @@ keys! {
     PersistOnAllocFail: "fsdp" "persist_on_alloc_fail" [Bool] "false" "double_buffer: a unit that does not fit gets a persistent buffer";
     AverageInCollective: "fsdp" "average_in_collective" [Bool] "false" "The collective averages, instead of scaling by 1/dp";
     PerTokenLoss: "fsdp" "per_token_loss" [Bool] "false" "The loss is a sum over tokens: gradients are not scaled";
-    NanCheck: "fsdp" "nan_check" [Bool] "false" "Check shards and gradients for NaN around every collective";
+    NanCheck: "fsdp" "nan_check" [Bool] "false" "Check shards and gradients for NaN around every collective (native and megatron, outside mode full)";
     Offload: "fsdp" "offload" [List(&Choice(&["params", "grads", "optimizer"])), Empty] "[]" "State that rests in host memory and visits the device when it is used";
     Frozen: "fsdp" "frozen" [List(&Text), Empty] "[]" "Globs of modules whose parameters, and those of the modules in them, are not trained";
 

@@ -93,6 +93,26 @@ pub(crate) fn family_name(family: Family) -> &'static str {
         .map_or("", |(n, _)| n)
 }
 
+/// Rows of a chunk of the loss by default.
+pub(crate) const LOSS_CHUNK_ROWS: u64 = 4096;
+/// Defaults of compile mode full.
+pub(crate) const BUCKET_BYTES: u64 = 100 << 20;
+pub(crate) const MAX_INFLIGHT_BYTES: u64 = 5_000_000_000;
+pub(crate) const MEMORY_BUDGET: f64 = 0.05;
+
+/// What a policy gathers ahead by default.
+pub(crate) fn prefetch_default(policy: PolicyKind) -> Prefetch {
+    match policy {
+        PolicyKind::Native => Prefetch::Depth(1),
+        PolicyKind::Fsdp2 | PolicyKind::Megatron => Prefetch::Implicit,
+    }
+}
+
+/// Gradient buffers in flight by default.
+pub(crate) fn in_flight_default(policy: PolicyKind) -> u32 {
+    if policy == PolicyKind::Fsdp2 { 1 } else { 2 }
+}
+
 /// Longest sequence that a language model trains on by default.
 const DEFAULT_SEQ_LEN: u64 = 8192;
 
@@ -209,7 +229,7 @@ fn train(d: &Document, seq_len: u64) -> Train {
         loss: d
             .pick(Key::Loss, &[("chunked", Loss::Chunked)])
             .unwrap_or(Loss::Materialized),
-        loss_chunk_rows: d.integer(Key::LossChunkRows).unwrap_or(4096),
+        loss_chunk_rows: d.integer(Key::LossChunkRows).unwrap_or(LOSS_CHUNK_ROWS),
         optimizer: d
             .pick(Key::Optimizer, &[("sgd", Optimizer::Sgd)])
             .unwrap_or(Optimizer::Adamw),
@@ -280,13 +300,7 @@ fn fsdp(d: &Document, mesh: &Mesh) -> Result<Fsdp, ScenarioError> {
     let fsdp2 = policy == PolicyKind::Fsdp2;
     let (strategy, outer_strategy) = strategies(d, mesh)?;
     let ahead = |key| match d.value(key) {
-        None => {
-            if native {
-                Prefetch::Depth(1)
-            } else {
-                Prefetch::Implicit
-            }
-        }
+        None => prefetch_default(policy),
         Some(value) => match (value.integer(), value.table()) {
             (Some(n), _) => Prefetch::Depth(u32::try_from(n).unwrap_or(u32::MAX)),
             (_, Some(t)) => {
@@ -321,7 +335,7 @@ fn fsdp(d: &Document, mesh: &Mesh) -> Result<Fsdp, ScenarioError> {
         prefetch_next_step: d.small(Key::PrefetchNextStep).unwrap_or(0),
         reduce_in_flight: d
             .small(Key::ReduceInFlight)
-            .unwrap_or(if fsdp2 { 1 } else { 2 }),
+            .unwrap_or_else(|| in_flight_default(policy)),
         async_reduce: d.flag(Key::AsyncReduce).unwrap_or(true),
         separate_communicators: d.flag(Key::SeparateCommunicators).unwrap_or(native),
         copy_engine_gather: d.flag(Key::CopyEngineGather).unwrap_or(false),
@@ -454,9 +468,9 @@ fn compile(d: &Document) -> Compile {
         },
         epilogues: d.flag(Key::Epilogues).unwrap_or(generates),
         mix_order_reductions: d.flag(Key::MixOrderReductions).unwrap_or(generates),
-        bucket_bytes: bytes(Key::BucketBytes).unwrap_or(100 << 20),
-        max_inflight_bytes: bytes(Key::MaxInflightBytes).unwrap_or(5_000_000_000),
-        memory_budget: d.number(Key::MemoryBudget).unwrap_or(0.05),
+        bucket_bytes: bytes(Key::BucketBytes).unwrap_or(BUCKET_BYTES),
+        max_inflight_bytes: bytes(Key::MaxInflightBytes).unwrap_or(MAX_INFLIGHT_BYTES),
+        memory_budget: d.number(Key::MemoryBudget).unwrap_or(MEMORY_BUDGET),
         cuda_graph: match d.value(Key::CudaGraph) {
             Some(value) => match value.array() {
                 Some(list) => {

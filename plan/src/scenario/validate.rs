@@ -4,7 +4,7 @@ use super::error::ScenarioError;
 use super::keys::Key;
 use super::limits;
 use super::merge::Document;
-use super::read::family_name;
+use super::read::{self, family_name};
 use super::types::*;
 use super::units::glob;
 use super::value::Value;
@@ -27,6 +27,7 @@ pub(crate) fn check(s: &Scenario, d: &Document) -> Checked {
     reduction(s, d)?;
     next_step(s, d)?;
     compile(s, d)?;
+    idle_keys(s, d)?;
     limits::check(s, d)
 }
 
@@ -60,6 +61,111 @@ fn unused_keys(s: &Scenario, d: &Document) -> Checked {
             return Err(d
                 .conflict(&[*key], message)
                 .with_help(format!("it belongs to {}", of.join(", "))));
+        }
+    }
+    Ok(())
+}
+
+/// Keys that are set to what changes nothing under this policy, mode or mesh: silence would hide a mistake. It is none where a later text
+/// than the one that sets the key chose the policy, the mode or the mesh.
+fn idle_keys(s: &Scenario, d: &Document) -> Checked {
+    const FULL: &str =
+        "compile mode full orders collectives by the graph alone, bounded by `max_inflight_bytes`";
+    const STREAMS: &str = "compile mode full gathers and reduces on one stream each";
+    const ONE_RANK: &str = "one rank of dp_shard gathers and reduces nothing";
+    const BUCKETS: &str = "only compile mode full has buckets of collectives";
+    let (f, c, t) = (&s.fsdp, &s.compile, &s.train);
+    let full = c.mode == CompileMode::Full;
+    let alone = s.mesh.dp_shard == 1;
+    let prefetch = read::prefetch_default(f.policy);
+    let deep = f.reduce_in_flight != read::in_flight_default(f.policy);
+    let rows: [(Key, bool, Key, &str); 14] = [
+        (
+            Key::PrefetchForward,
+            full && f.prefetch_forward != prefetch,
+            Key::Mode,
+            FULL,
+        ),
+        (
+            Key::PrefetchBackward,
+            full && f.prefetch_backward != prefetch,
+            Key::Mode,
+            FULL,
+        ),
+        (Key::ReduceInFlight, full && deep, Key::Mode, FULL),
+        (
+            Key::AsyncReduce,
+            full && !f.async_reduce,
+            Key::Mode,
+            STREAMS,
+        ),
+        (
+            Key::UnifyCommStream,
+            full && f.unify_comm_stream,
+            Key::Mode,
+            STREAMS,
+        ),
+        (
+            Key::Reshard,
+            full && f.reshard_after_forward == Reshard::Auto,
+            Key::Mode,
+            "compile mode full frees every parameter behind its last use, or none (false)",
+        ),
+        (
+            Key::ReduceInFlight,
+            deep && f.policy == PolicyKind::Megatron,
+            Key::Policy,
+            "policy megatron bounds what is in flight in elements",
+        ),
+        (
+            Key::PrefetchNextStep,
+            alone && f.prefetch_next_step > 0,
+            Key::DpShard,
+            ONE_RANK,
+        ),
+        (
+            Key::CopyEngineGather,
+            alone && f.copy_engine_gather,
+            Key::DpShard,
+            ONE_RANK,
+        ),
+        (
+            Key::CopyEngineReduce,
+            alone && f.copy_engine_reduce,
+            Key::DpShard,
+            ONE_RANK,
+        ),
+        (
+            Key::LossChunkRows,
+            t.loss == Loss::Materialized && t.loss_chunk_rows != read::LOSS_CHUNK_ROWS,
+            Key::Loss,
+            "only a chunked loss has chunks",
+        ),
+        (
+            Key::BucketBytes,
+            !full && c.bucket_bytes != read::BUCKET_BYTES,
+            Key::Mode,
+            BUCKETS,
+        ),
+        (
+            Key::MaxInflightBytes,
+            !full && c.max_inflight_bytes != read::MAX_INFLIGHT_BYTES,
+            Key::Mode,
+            BUCKETS,
+        ),
+        (
+            Key::MemoryBudget,
+            !full && c.memory_budget != read::MEMORY_BUDGET,
+            Key::Mode,
+            BUCKETS,
+        ),
+    ];
+    for (key, idle, by, why) in rows {
+        if idle && d.says(key) && d.layer(by) <= d.layer(key) {
+            let message = format!("`{}` changes nothing here: {why}", key.info().key);
+            return Err(d
+                .conflict(&[key, by], message)
+                .with_help(format!("leave it out, or change {}", by.path())));
         }
     }
     Ok(())
@@ -255,6 +361,12 @@ fn reshard(s: &Scenario, d: &Document) -> Checked {
             )
             .with_help("use true, false or \"auto\", or policy native or fsdp2"));
     }
+    if s.compile.mode == CompileMode::Full {
+        let message = "compile mode full frees a parameter or keeps all of it: it cannot reshard to a smaller group";
+        return Err(d
+            .conflict(&[Key::Reshard, Key::Mode], message)
+            .with_help("use true or false, or mode regions or blocks"));
+    }
     if s.fsdp.strategy != Strategy::OptimGradsParams {
         let keys = [Key::Reshard, Key::Strategy, Key::Placements];
         return Err(d.conflict(
@@ -334,7 +446,27 @@ fn reduction(s: &Scenario, d: &Document) -> Checked {
         return Err(d.conflict(&keys, "`average_in_collective` divides gradients by the ranks, `per_token_loss` wants their sum")
             .with_help("set one of the two to false"));
     }
+    nan_check(s, d)?;
     copy_engines(s, d)
+}
+
+/// Who can look for NaNs around collectives.
+fn nan_check(s: &Scenario, d: &Document) -> Checked {
+    let (key, message) = match s.compile.mode {
+        _ if !s.fsdp.nan_check => return Ok(()),
+        CompileMode::Full => (
+            Key::Mode,
+            "compile mode full does not look for NaNs around its collectives",
+        ),
+        _ if s.fsdp.policy == PolicyKind::Fsdp2 => (
+            Key::Policy,
+            "policy fsdp2 does not look for NaNs: torch `fully_shard` has no such check",
+        ),
+        _ => return Ok(()),
+    };
+    Err(d
+        .conflict(&[Key::NanCheck, key], message)
+        .with_help("set fsdp.nan_check = false, or use policy native or megatron outside mode full; `exec --check-nan` finds the first NaN of any program"))
 }
 
 /// What can exchange gradients and sum them.

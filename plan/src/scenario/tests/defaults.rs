@@ -364,9 +364,13 @@ fn forms_of_values() {
     assert_eq!(f(&["fsdp.units=root"]).units, Units::Root);
     assert_eq!(f(&["fsdp.frozen=[]"]).frozen, Vec::<String>::new());
     assert_eq!(f(&["fsdp.frozen=[\"layers.*\"]"]).frozen, ["layers.*"]);
+    let bucket = |set| minimal(&["compile.mode=full", set]).unwrap().compile;
+    assert_eq!(
+        bucket("compile.bucket_bytes=25MiB").bucket_bytes,
+        26_214_400
+    );
+    assert_eq!(bucket("compile.bucket_bytes=0").bucket_bytes, 0);
     let c = |set: &str| minimal(&[set]).unwrap().compile;
-    assert_eq!(c("compile.bucket_bytes=25MiB").bucket_bytes, 26_214_400);
-    assert_eq!(c("compile.bucket_bytes=0").bucket_bytes, 0);
     assert_eq!(
         c("compile.cuda_graph=[\"mlp\", \"attn\"]").cuda_graph,
         CudaGraph::Scopes(vec![Scope::Mlp, Scope::Attn])
