@@ -1,6 +1,6 @@
 //! Loading and checking profiles.
 
-use super::profile::{MemoryClass, Profile};
+use super::profile::{AttentionRow, GemmRow, MemoryClass, Profile};
 use shardlab_plan::units::DType;
 use std::path::Path;
 
@@ -111,18 +111,10 @@ fn check(p: &Profile) -> Result<(), String> {
         ("device.d2h_gbps", d.d2h_gbps),
         ("device.min_kernel_us", d.min_kernel_us),
         ("network.nvlink_gbps", n.nvlink_gbps),
-        ("network.nvlink_efficiency", n.nvlink_efficiency),
         ("network.nics_per_node", f64::from(n.nics_per_node)),
         ("network.nic_gbps", n.nic_gbps),
-        ("network.nic_efficiency", n.nic_efficiency),
         ("network.misaligned_factor", n.misaligned_factor),
         ("host.queue_depth", f64::from(p.host.queue_depth)),
-        ("efficiency.conv", p.efficiency.conv),
-        ("efficiency.attention", p.efficiency.attention),
-        (
-            "efficiency.attention_backward",
-            p.efficiency.attention_backward,
-        ),
         (
             "efficiency.attention_backward_fixed_order",
             p.efficiency.attention_backward_fixed_order,
@@ -131,6 +123,69 @@ fn check(p: &Profile) -> Result<(), String> {
     for (name, value) in positive {
         if !(value.is_finite() && value > 0.0) {
             return Err(format!("{name} = {value}: must be a positive number"));
+        }
+    }
+    let (h, w) = (&p.host, &p.host.work);
+    let not_negative = [
+        ("device.kernel_gap_us", d.kernel_gap_us),
+        ("device.graph_gap_us", d.graph_gap_us),
+        ("device.launch_latency_us", d.launch_latency_us),
+        ("device.event_latency_us", d.event_latency_us),
+        ("device.copy_latency_us", d.copy_latency_us),
+        ("host.launch_us", h.launch_us),
+        ("host.collective_us", h.collective_us),
+        ("host.copy_us", h.copy_us),
+        ("host.event_us", h.event_us),
+        ("host.host_wait_us", h.host_wait_us),
+        ("host.alloc_us", h.alloc_us),
+        ("host.device_alloc_us", h.device_alloc_us),
+        ("host.graph_launch_us", h.graph_launch_us),
+        ("host.work.dispatch_us", w.dispatch_us),
+        ("host.work.autograd_dispatch_us", w.autograd_dispatch_us),
+        ("host.work.guard_us", w.guard_us),
+        ("host.work.graph_break_us", w.graph_break_us),
+        ("host.work.hook_us", w.hook_us),
+        ("host.work.hook_param_us", w.hook_param_us),
+        ("host.work.optimizer_step_us", w.optimizer_step_us),
+        ("host.work.step_us", w.step_us),
+        ("network.nic_latency_us", n.nic_latency_us),
+        (
+            "contention.start_wait_min_us",
+            p.contention.start_wait_min_us,
+        ),
+        ("contention.shared_wait_us", p.contention.shared_wait_us),
+    ];
+    for (name, value) in not_negative {
+        if !(value.is_finite() && value >= 0.0) {
+            return Err(format!("{name} = {value}: must be 0 or a positive number"));
+        }
+    }
+    let e = &p.efficiency;
+    let rates = [
+        ("device.loaded_rate", d.loaded_rate),
+        ("network.nvlink_efficiency", n.nvlink_efficiency),
+        ("network.nic_efficiency", n.nic_efficiency),
+        ("efficiency.conv", e.conv),
+        ("efficiency.attention", e.attention),
+        ("efficiency.attention_backward", e.attention_backward),
+    ];
+    for (name, value) in rates {
+        if !(value > 0.0 && value <= 1.0) {
+            return Err(format!("{name} = {value}: must be in (0, 1]"));
+        }
+    }
+    for (dtype, value) in &d.tflops {
+        if !(value.is_finite() && *value > 0.0) {
+            return Err(format!(
+                "device.tflops of {dtype} = {value}: must be a positive number"
+            ));
+        }
+    }
+    for (dtype, value) in &e.gemm {
+        if !(*value > 0.0 && *value <= 1.0) {
+            return Err(format!(
+                "efficiency.gemm of {dtype} = {value}: must be in (0, 1]"
+            ));
         }
     }
     let c = &p.contention;
@@ -154,7 +209,8 @@ fn check(p: &Profile) -> Result<(), String> {
             ("power.arithmetic_slope", p.arithmetic_slope),
         ]
     });
-    for (name, value) in shares.into_iter().chain(power) {
+    let turns = c.turn_loss.map(|loss| ("contention.turn_loss", loss));
+    for (name, value) in shares.into_iter().chain(turns).chain(power) {
         if !(0.0..=1.0).contains(&value) {
             return Err(format!("{name} = {value}: must be between 0 and 1"));
         }
@@ -164,9 +220,6 @@ fn check(p: &Profile) -> Result<(), String> {
     }
     if d.shared_cores == Some(0) || !(1..=2).contains(&p.host.steps_in_flight) {
         return Err("device.shared_cores must be positive, host.steps_in_flight 1 or 2".into());
-    }
-    if !(d.event_latency_us.is_finite() && d.event_latency_us >= 0.0) {
-        return Err("device.event_latency_us must not be negative".into());
     }
     let whole = |t: &(u64, u64, f64)| t.0 > 0 && t.1 > 0 && t.2 > 0.0 && t.2 <= 1.0;
     if !p.efficiency.gemm_tiles.iter().all(whole) {
@@ -196,8 +249,24 @@ fn check(p: &Profile) -> Result<(), String> {
             None => return Err(format!("efficiency.memory has no entry for {class:?}")),
         }
     }
+    let time = |us: f64| us.is_finite() && us > 0.0;
+    let products = p.gemm.iter().chain(&p.conv).flat_map(|t| &t.rows);
+    for GemmRow(m, n, k, us) in products {
+        if [m, n, k].contains(&&0) || !time(*us) {
+            return Err(format!(
+                "[[gemm]] or [[conv]]: row [{m}, {n}, {k}, {us}]: sizes and time must be positive"
+            ));
+        }
+    }
+    for AttentionRow(b, h, kv, s, width, us) in p.attention.iter().flat_map(|t| &t.rows) {
+        if [b, h, kv, s, width].contains(&&0) || !time(*us) {
+            return Err(format!(
+                "[[attention]]: row [{b}, {h}, {kv}, {s}, {width}, {us}]: sizes and time must be positive"
+            ));
+        }
+    }
     let ascending = |rows: &[(u64, f64)]| {
-        rows.windows(2).all(|w| w[0].0 < w[1].0) && rows.iter().all(|r| r.1 > 0.0)
+        rows.windows(2).all(|w| w[0].0 < w[1].0) && rows.iter().all(|r| time(r.1))
     };
     if p.memory.iter().any(|t| !ascending(&t.rows))
         || p.collective.iter().any(|t| !ascending(&t.rows))
@@ -267,6 +336,89 @@ mod tests {
             message.starts_with("x.toml: device.memory_gbps"),
             "{message}"
         );
+    }
+
+    /// Every number that a step's time is made of: a sign, no number, more than all there is, an empty product.
+    #[test]
+    fn numbers_that_cannot_be_are_refused_wherever_they_stand() {
+        let text = text("cpu");
+        let with = |from: &str, to: &str| {
+            let at = text.find(from).unwrap_or_else(|| panic!("{from}"));
+            let line = text[at..].lines().next().unwrap();
+            let broken = text.replacen(line, to, 1);
+            parse("x.toml", &broken).unwrap_err().to_string()
+        };
+        for (line, broken, wanted) in [
+            (
+                "tflops =",
+                "tflops = { f32 = -0.2, bf16 = 0.2 }",
+                "device.tflops of f32 = -0.2",
+            ),
+            (
+                "kernel_gap_us",
+                "kernel_gap_us = nan",
+                "device.kernel_gap_us = NaN: must be 0 or",
+            ),
+            (
+                "kernel_gap_us",
+                "kernel_gap_us = 1\nloaded_rate = -1",
+                "device.loaded_rate = -1",
+            ),
+            (
+                "kernel_gap_us",
+                "kernel_gap_us = 1\nloaded_rate = 1.5",
+                "must be in (0, 1]",
+            ),
+            (
+                "collective_us",
+                "collective_us = -50",
+                "host.collective_us = -50",
+            ),
+            ("hook_us", "hook_us = inf", "host.work.hook_us = inf"),
+            ("turn_loss", "turn_loss = 1.5", "contention.turn_loss = 1.5"),
+            (
+                "shared_wait_us",
+                "shared_wait_us = -1",
+                "contention.shared_wait_us = -1",
+            ),
+            (
+                "nvlink_efficiency",
+                "nvlink_efficiency = 2",
+                "network.nvlink_efficiency = 2",
+            ),
+            (
+                "gemm =",
+                "gemm = { f32 = 7.0, bf16 = 0.8 }",
+                "efficiency.gemm of f32 = 7: must be in",
+            ),
+            ("attention =", "attention = 0", "efficiency.attention = 0"),
+        ] {
+            let message = with(line, broken);
+            assert!(message.contains(wanted), "{broken}: {message}");
+        }
+        for (table, row) in [
+            (
+                "[[gemm]]\nsource = \"s\"\ndtype = \"f32\"",
+                "[0, 8, 8, 1.0]",
+            ),
+            (
+                "[[gemm]]\nsource = \"s\"\ndtype = \"f32\"",
+                "[8, 8, 8, -5.0]",
+            ),
+            (
+                "[[conv]]\nsource = \"s\"\ndtype = \"f32\"",
+                "[8, 8, 8, nan]",
+            ),
+            (
+                "[[attention]]\nsource = \"s\"\ndtype = \"f32\"\ncausal = true\nbackward = false",
+                "[1, 8, 8, 0, 64, 1.0]",
+            ),
+            ("[[memory]]\nsource = \"s\"\nclass = \"norm\"", "[8, inf]"),
+        ] {
+            let message = parse("x.toml", &format!("{text}\n{table}\nrows = [{row}]\n"));
+            let message = message.unwrap_err().to_string();
+            assert!(message.contains("positive"), "{table} {row}: {message}");
+        }
     }
 
     #[test]

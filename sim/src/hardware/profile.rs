@@ -182,7 +182,7 @@ pub struct HostWork {
 pub struct Network {
     /// Where the numbers come from.
     pub source: String,
-    /// NVLink bandwidth of a GPU, one direction, GB/s by data sheet (0: none, everything goes over PCIe or memory).
+    /// NVLink bandwidth of a GPU, one direction, GB/s by data sheet; without NVLink what takes its place, PCIe's or memory's.
     pub nvlink_gbps: f64,
     /// Bus bandwidth that large collectives reach, as a share of `nvlink_gbps`.
     pub nvlink_efficiency: f64,
