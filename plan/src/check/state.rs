@@ -366,6 +366,7 @@ impl Walk<'_> {
     pub(super) fn before_gather(&mut self, work: &Work, c: &Collective) {
         let p = self.p;
         if p.communicators[c.comm.index()].axis == Axis::Outer {
+            self.before_refresh(work, c);
             return;
         }
         self.sink.fact(RuleId::RecomputePrefetch, 1);
@@ -406,6 +407,29 @@ impl Walk<'_> {
                     )
                 });
             }
+        }
+    }
+
+    /// Shards are about to be gathered over the outer axis: once between two updates, and again behind a pass.
+    fn before_refresh(&mut self, work: &Work, c: &Collective) {
+        // The production engine's flag of a step's first micro-batch holds through its backward.
+        if self.p.meta.policy == "megatron" {
+            return;
+        }
+        let (p, base) = (self.p, self.pass_now().base);
+        for part in &c.parts {
+            self.sink.fact(RuleId::DoubleGather, 1);
+            let Some(at) = self.gathered(part.output, base) else {
+                continue;
+            };
+            let other = self.id_at(at);
+            self.violate(RuleId::DoubleGather, work.id, Some(other), || {
+                format!(
+                    "gathers {} over the outer axis again: done in #{}, and no rank has updated its part since",
+                    describe::range(p, part.output),
+                    other.0
+                )
+            });
         }
     }
 

@@ -293,7 +293,7 @@ impl Flat {
         }
     }
 
-    /// Outer all-gather of a group's W shard (HFSDP, first micro-batch); leaves the gather stream waiting for it.
+    /// Outer all-gather of a group's W shard (HFSDP, once a step); leaves the gather stream waiting for it.
     fn gather_outer(&self, cx: &mut Cx<'_>, g: GroupId) {
         let (Some(comm), Some(rest)) = (self.comms.outer, self.state(g).weight) else {
             return;
@@ -322,17 +322,18 @@ impl Flat {
         cx.b.join(Rule::OuterGather, stream, self.streams.gather);
     }
 
-    /// Issues the gather of a group on the gather stream; the caller has allocated `full` and placed the gates.
+    /// Issues the gather of a group on the gather stream; the caller has allocated `full` and placed the gates. `stale`: the outer axis
+    /// has not refreshed the shard since its ranks updated their parts.
     pub(crate) fn gather(
         &self,
         cx: &mut Cx<'_>,
         rule: Rule,
         g: GroupId,
-        first_micro_batch: bool,
+        stale: bool,
         from: Option<Access>,
     ) {
         let state = self.state(g);
-        if self.outer_optim && first_micro_batch {
+        if self.outer_optim && stale {
             self.gather_outer(cx, g);
         }
         let Some(rest) = state.weight else { return };

@@ -206,6 +206,32 @@ fn collectives_of_linear_children() {
     }
 }
 
+/// HFSDP: the outer axis refreshes every group's shard once a step, whatever is gathered again in backward, in later micro-batches or
+/// for the next step. (Megatron-FSDP does it again in backward.)
+#[test]
+fn shards_are_refreshed_over_the_outer_axis_once_a_step() {
+    for set in [
+        &["train.grad_accum=2"][..],
+        &["train.recompute=full", "train.validate_every=2"],
+        &["fsdp.prefetch_next_step=2", "fsdp.prefetch_backward=2"],
+        &["fsdp.reshard_after_forward=2"],
+    ] {
+        let hfsdp = ["mesh.dp_outer=2", "fsdp.outer_strategy=optim"];
+        let p = program(LLAMA, &[&hfsdp, set].concat());
+        let refreshes = |kind| {
+            let section = p.section(kind).expect("a section");
+            let outer = |i: &&Instr| i.rule == Rule::OuterGather && collective(&p, i).is_some();
+            p.section_instrs(section).iter().filter(outer).count()
+        };
+        assert_eq!(refreshes(SectionKind::Steady), p.groups.len(), "{set:?}");
+        if p.section(SectionKind::Validation).is_some() {
+            assert_eq!(refreshes(SectionKind::Validation), p.groups.len());
+        }
+        let report = crate::check::check(&p);
+        assert!(report.is_ok(), "{set:?}\n{report}");
+    }
+}
+
 fn steady(p: &Program) -> &[Instr] {
     let steady = p.section(SectionKind::Steady);
     p.section_instrs(steady.expect("every program has steady steps"))

@@ -2,6 +2,7 @@
 //! clean one on its main branch: every buffer is freed on the stream that used it last, behind a wait edge.
 //!
 //! - gather lands in the flat buffer that parameters view; weight-gradient kernels write the flat gradient buffer;
+//! - under HFSDP a unit's shards are gathered over the outer axis once a step, before its first gather;
 //! - gathers run up to the prefetch depth or element budget ahead, never in recompute;
 //! - at most `reduce_in_flight` full gradient buffers are live, the one being written included;
 //! - backward gathers only the units of which one of its kernels reads a weight;
@@ -43,6 +44,8 @@ pub(crate) struct Native {
     gathered: Vec<Option<EventId>>,
     /// Whether the unit is full (or needs no gather in this pass).
     full: Vec<bool>,
+    /// Units whose shards the outer axis has refreshed since the optimizer.
+    refreshed: Vec<bool>,
     /// Units whose backward is done in this pass.
     done: Vec<bool>,
     /// Slices kept by integer reshard.
@@ -89,6 +92,7 @@ impl Native {
             flat,
             gathered: vec![None; units],
             full: vec![false; units],
+            refreshed: vec![false; units],
             done: vec![false; units],
             kept: vec![None; cx.groups.len()],
             grads: vec![None; cx.groups.len()],
@@ -110,6 +114,7 @@ impl Native {
         {
             return;
         }
+        let stale = !std::mem::replace(&mut self.refreshed[unit.index()], true);
         let (phase, at) = (cx.b.phase(), cx.b.unit());
         cx.b.at(unit, phase);
         for g in cx.groups_of(unit) {
@@ -121,7 +126,7 @@ impl Native {
             if let (None, Some(rest)) = (kept, self.flat.state(g).weight) {
                 self.flat.visit_for(cx, rest, true, gather);
             }
-            self.flat.gather(cx, rule, g, self.first, kept);
+            self.flat.gather(cx, rule, g, stale, kept);
             if let (None, Some(rest)) = (kept, self.flat.state(g).weight) {
                 self.flat.leave(cx, rest, false, gather);
             }
@@ -263,10 +268,9 @@ impl Native {
             return;
         }
         cx.b.join(Rule::Prefetch, COMPUTE, self.flat.streams.gather);
-        // As in a first micro-batch: an outer axis gathers what its ranks have updated.
-        let first = std::mem::replace(&mut self.first, true);
+        // An outer axis gathers what its ranks have updated.
+        self.refreshed[unit.index()] = false;
         self.unshard(cx, unit, Rule::Prefetch);
-        self.first = first;
         self.gathered[unit.index()] = None;
     }
 
@@ -422,6 +426,9 @@ impl Lifecycle for Native {
         self.first = index == 0;
         self.last = last;
         self.reduced.clear();
+        if self.first {
+            self.refreshed.fill(false);
+        }
     }
 
     fn forward_start(&mut self, cx: &mut Cx<'_>) {

@@ -284,6 +284,23 @@ fn a_unit_gathered_twice() {
 }
 
 #[test]
+fn a_shard_refreshed_twice() {
+    let p = good("native", &["mesh.dp_outer=2", "fsdp.outer_strategy=optim"]);
+    let outer = find(&p, |i| {
+        i.rule == Rule::OuterGather && matches!(i.op, Op::Collective { .. })
+    })[2];
+    // In place of what makes the outer stream wait before it.
+    let mut q = p.clone();
+    let again = outer.index() - 1;
+    assert!(is_wait(&q.instrs[again]));
+    q.instrs[again].op = q.instrs[outer.index()].op;
+    let r = check(&q);
+    let v = first(&q, &r, RuleId::DoubleGather, "native");
+    assert_eq!(v.instr, Some(outer), "{}", v.message);
+    assert_eq!(v.other, Some(InstrId(again as u32)), "{}", v.message);
+}
+
+#[test]
 fn a_prefetch_in_recompute() {
     for policy in POLICIES {
         let p = good(policy, &["train.recompute=full"]);
