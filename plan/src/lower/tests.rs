@@ -2,7 +2,8 @@
 
 use super::plan;
 use crate::program::{
-    Access, COMPUTE, CollectiveKind, Instr, Op, Phase, Program, Role, Rule, SectionKind, UnitId,
+    Access, BufferId, COMPUTE, CollectiveKind, Instr, Op, Phase, Program, Role, Rule, SectionKind,
+    UnitId,
 };
 use crate::scenario::{OuterStrategy, PolicyKind, Scenario, Strategy, parse};
 use crate::shard::{Layout, persistent_bytes};
@@ -575,6 +576,39 @@ fn further_options_check() {
         let report = crate::check::check(&p);
         assert!(report.is_ok(), "{sets:?}\n{report}");
     }
+}
+
+/// Validation of a wholly compiled step frees a parameter behind its last use, as forward does: it never holds the model at once.
+#[test]
+fn full_mode_validates_within_the_memory_of_a_step() {
+    let p = program(
+        LLAMA,
+        &[
+            "compile.mode=full",
+            "compile.bucket_bytes=0",
+            "model.layers=4",
+            "train.validate_every=2",
+        ],
+    );
+    let most = |kind| {
+        let section = p.section(kind).expect("a section");
+        let (mut live, mut most) = (0, 0);
+        for instr in p.section_instrs(section) {
+            let full = |b: BufferId| {
+                let b = p.buffers[b.index()];
+                u64::from(b.role == Role::FullWeight) * b.bytes.0
+            };
+            match instr.op {
+                Op::Alloc(b) => live += full(b),
+                Op::Free(b) => live -= full(b),
+                _ => {}
+            }
+            most = most.max(live);
+        }
+        most
+    };
+    let validation = most(SectionKind::Validation);
+    assert!(0 < validation && validation <= most(SectionKind::Steady));
 }
 
 /// Prefetch never runs in recompute, and validation leaves nothing behind.

@@ -56,14 +56,14 @@ pub(crate) struct Full {
     gather: StreamId,
     reduce: StreamId,
     params: Vec<ParamState>,
-    forward: Direction,
-    backward: Direction,
+    /// Gathers of forward, backward and validation.
+    directions: [Direction; 3],
     reductions: Vec<Bucket>,
     reduction_of: Vec<Option<u32>>,
     /// Buffers of gather buckets and reduction buckets, made on first use.
     gather_buffers: Vec<Vec<Option<BufferId>>>,
     reduce_buffers: Vec<Option<(BufferId, BufferId)>>,
-    in_backward: bool,
+    pass: Pass,
     /// Next bucket to issue in this direction.
     next: usize,
     issued: Vec<Option<InFlight>>,
@@ -98,8 +98,9 @@ impl Full {
             .map(|p| param_state(cx, ParamId(p)))
             .collect();
         let cap = cx.scenario.compile.bucket_bytes;
-        let forward = direction(cx, &cx.tape.forward, cap);
-        let backward = direction(cx, &cx.tape.backward, cap);
+        let tape = cx.tape;
+        let directions =
+            [&tape.forward, &tape.backward, &tape.eval].map(|ops| direction(cx, ops, cap));
         let (reductions, reduction_of) = reductions(cx, cap);
         let window = window(cx);
         Self {
@@ -107,17 +108,16 @@ impl Full {
             gather,
             reduce,
             params,
-            gather_buffers: vec![
-                vec![None; forward.buckets.len()],
-                vec![None; backward.buckets.len()],
-            ],
-            forward,
-            backward,
+            gather_buffers: directions
+                .iter()
+                .map(|d| vec![None; d.buckets.len()])
+                .collect(),
+            directions,
             reduce_buffers: vec![None; reductions.len()],
             missing: vec![0; reductions.len()],
             reductions,
             reduction_of,
-            in_backward: false,
+            pass: Pass::Forward,
             next: 0,
             issued: Vec::new(),
             full: vec![false; cx.tape.params.len()],
@@ -132,11 +132,7 @@ impl Full {
     }
 
     fn direction(&self) -> &Direction {
-        if self.in_backward {
-            &self.backward
-        } else {
-            &self.forward
-        }
+        &self.directions[self.pass as usize]
     }
 }
 
@@ -211,7 +207,15 @@ impl Lifecycle for Full {
     }
 
     fn forward_start(&mut self, cx: &mut Cx<'_>) {
-        self.start(cx, false);
+        let validation = cx.b.phase() == Phase::Validation;
+        self.start(
+            cx,
+            if validation {
+                Pass::Eval
+            } else {
+                Pass::Forward
+            },
+        );
     }
 
     fn pre_forward(&mut self, _cx: &mut Cx<'_>, _unit: UnitId) {}
@@ -220,24 +224,16 @@ impl Lifecycle for Full {
     fn pre_backward(&mut self, _cx: &mut Cx<'_>, _unit: UnitId) {}
     fn post_backward(&mut self, _cx: &mut Cx<'_>, _unit: UnitId) {}
 
-    fn forward_end(&mut self, cx: &mut Cx<'_>) {
-        if cx.b.phase() == Phase::Validation {
-            self.free_all(cx);
-        }
-    }
+    fn forward_end(&mut self, _cx: &mut Cx<'_>) {}
 
     fn backward_start(&mut self, cx: &mut Cx<'_>) {
         for (m, b) in self.missing.iter_mut().zip(&self.reductions) {
             *m = b.params.len();
         }
-        self.start(cx, true);
+        self.start(cx, Pass::Backward);
     }
 
     fn after_launch(&mut self, cx: &mut Cx<'_>, pass: Pass, position: u32) {
-        // Validation has another list of launches: its parameters stay full until it ends.
-        if pass == Pass::Eval {
-            return;
-        }
         let keeps =
             pass == Pass::Forward && cx.scenario.fsdp.reshard_after_forward == Reshard::Never;
         while let Some(&(at, p)) = self.direction().last_uses.get(self.uses) {
@@ -334,13 +330,13 @@ impl Lifecycle for Full {
 }
 
 impl Full {
-    fn start(&mut self, cx: &mut Cx<'_>, backward: bool) {
-        self.in_backward = backward;
+    fn start(&mut self, cx: &mut Cx<'_>, pass: Pass) {
+        self.pass = pass;
         self.next = 0;
         self.uses = 0;
         self.in_flight = 0;
         self.issued = vec![None; self.direction().buckets.len()];
-        if self.gather != COMPUTE && !backward {
+        if self.gather != COMPUTE && pass != Pass::Backward {
             cx.b.join(Rule::StepStart, COMPUTE, self.gather);
         }
     }

@@ -24,7 +24,7 @@ impl Full {
         };
         let w = cx.compute_dtype();
         let unit = self.params[todo[0].index()].unit;
-        let slot = &mut self.gather_buffers[usize::from(self.in_backward)][index];
+        let slot = &mut self.gather_buffers[self.pass as usize][index];
         let buffer = *slot.get_or_insert_with(|| {
             let pool = cx.transient_pool;
             cx.b.buffer(NewBuffer {
