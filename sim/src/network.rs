@@ -13,7 +13,7 @@ use shardlab_plan::units::Picos;
 pub(crate) struct Network<'a> {
     profile: &'a Profile,
     groups: Vec<Group>,
-    /// By communicator: its collectives run on copy engines.
+    /// By communicator: its collectives run on copy engines, but for those that reduce.
     engines: Vec<bool>,
 }
 
@@ -59,7 +59,7 @@ impl<'a> Network<'a> {
             bytes: collective.bytes.0,
             comm: collective.comm.0,
             fills: false,
-            on_engines: self.engines[collective.comm.index()],
+            on_engines: self.engines[collective.comm.index()] && !collective.kind.reduces(),
             measured: price.measured,
         }
     }
@@ -256,6 +256,24 @@ mod tests {
             outer.us > wire && outer.us < 1.15 * wire,
             "{outer:?} against {wire}"
         );
+    }
+
+    /// Copy engines cannot add: what a reduction does on their communicator runs on SMs.
+    #[test]
+    fn reductions_hold_sms_on_any_communicator() {
+        let mut program = synthetic::fsdp(&synthetic::Shape::tiny());
+        program.communicators[0].copy_engine = true;
+        let profile = hardware::load("h200-nvlink").unwrap();
+        let network = Network::new(&program, &profile);
+        let on_engines = |kind| {
+            let c = Collective {
+                kind,
+                ..program.collectives[0].clone()
+            };
+            network.cost(&c).on_engines
+        };
+        assert!(on_engines(CollectiveKind::AllGather) && on_engines(CollectiveKind::AllToAll));
+        assert!(!on_engines(CollectiveKind::AllReduce));
     }
 
     #[test]

@@ -192,4 +192,10 @@ fn communicators_on_copy_engines_have_a_size_of_their_own() {
         profile.outside_allocator(&program).communicators.0 >> 20,
         200
     );
+    // The norm's sum is no work for copy engines: the communicator it runs on takes what others take.
+    let program = planned("peers-1b", &[&set[..], &["train.grad_norm=true"]].concat());
+    assert_eq!(
+        profile.outside_allocator(&program).communicators.0 >> 20,
+        each + 107
+    );
 }

@@ -74,11 +74,7 @@ fn sizes(p: &Program, c: &Collective, instr: InstrId, sink: &mut Sink) {
             format!("payload of {} bytes, its parts have {payload}", c.bytes.0)
         });
     }
-    let reduces = matches!(
-        c.kind,
-        CollectiveKind::ReduceScatter | CollectiveKind::AllReduce
-    );
-    if reduces == (c.reduce == ReduceOp::None) {
+    if c.kind.reduces() == (c.reduce == ReduceOp::None) {
         bad(p, sink, RuleId::Collective, instr, || {
             format!("reduction {:?}", c.reduce)
         });

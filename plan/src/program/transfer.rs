@@ -33,6 +33,12 @@ impl CollectiveKind {
             Self::Broadcast => "broadcast",
         }
     }
+
+    /// Whether it adds what ranks send, which copy engines cannot.
+    #[must_use]
+    pub const fn reduces(self) -> bool {
+        matches!(self, Self::ReduceScatter | Self::AllReduce)
+    }
 }
 
 /// Reduction of a collective.

@@ -470,9 +470,14 @@ impl Profile {
             _ => f.communicator_mib,
         };
         let all = program.communicators.iter().enumerate();
+        // A reduction, be it of one number, takes what collectives on SMs take.
+        let reduces = |i: usize| {
+            let mut collectives = program.collectives.iter();
+            collectives.any(|c| c.comm.index() == i && c.kind.reduces())
+        };
         let engines: Vec<bool> = all
             .filter(|(i, _)| made(*i))
-            .map(|(_, c)| c.copy_engine)
+            .map(|(i, c)| c.copy_engine && !reduces(i))
             .collect();
         let once = [
             (!engines.is_empty(), f.joined_mib),
