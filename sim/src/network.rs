@@ -6,6 +6,7 @@ use crate::cost::{Cost, Load, Price, fixed_share, log_interpolate};
 use crate::hardware::{CollectiveTable, Profile};
 use formula::Group;
 use shardlab_plan::program::{Collective, CollectiveKind, Communicator, Program};
+use shardlab_plan::shard::mesh;
 use shardlab_plan::units::Picos;
 
 /// The network as the communicators of one program see it.
@@ -23,7 +24,7 @@ impl<'a> Network<'a> {
         let groups = program
             .communicators
             .iter()
-            .map(|c| place(c, per_node, profile))
+            .map(|c| place(c, program.meta.world, per_node, profile))
             .collect();
         let engines = program.communicators.iter().map(|c| c.copy_engine);
         Self {
@@ -145,9 +146,9 @@ impl<'a> Network<'a> {
 }
 
 /// Where a communicator's ranks sit, and what its links carry.
-fn place(comm: &Communicator, gpus_per_node: u32, profile: &Profile) -> Group {
-    let per_node = (gpus_per_node / comm.stride.max(1)).clamp(1, comm.size.max(1));
-    let nodes = comm.size.div_ceil(per_node).max(1);
+fn place(comm: &Communicator, world: u32, gpus_per_node: u32, profile: &Profile) -> Group {
+    let nodes = mesh::nodes(comm.size, comm.stride, world, gpus_per_node);
+    let per_node = comm.size.div_ceil(nodes).max(1);
     let n = &profile.network;
     let nvlink = n.nvlink_gbps * n.nvlink_efficiency;
     let bandwidth_gbps = if nodes == 1 {
@@ -274,6 +275,25 @@ mod tests {
         };
         assert!(on_engines(CollectiveKind::AllGather) && on_engines(CollectiveKind::AllToAll));
         assert!(!on_engines(CollectiveKind::AllReduce));
+    }
+
+    /// Groups of six on nodes of eight: the second one has two ranks on the first node and four on the next, and the slowest counts.
+    #[test]
+    fn a_group_that_straddles_nodes_crosses_the_network() {
+        let of = |size: u32, per_node: u32| {
+            let mut program = synthetic::fsdp(&synthetic::Shape::tiny());
+            (program.meta.world, program.meta.gpus_per_node) = (24, per_node);
+            (
+                program.communicators[0].size,
+                program.communicators[0].stride,
+            ) = (size, 1);
+            let profile = hardware::load("h200-nvlink").unwrap();
+            Network::new(&program, &profile).groups[0]
+        };
+        assert_eq!((of(6, 6).nodes, of(8, 8).nodes, of(4, 8).nodes), (1, 1, 1));
+        let straddles = of(6, 8);
+        assert_eq!((straddles.nodes, straddles.per_node), (2, 3));
+        assert!(straddles.bandwidth_gbps < of(6, 6).bandwidth_gbps);
     }
 
     #[test]

@@ -548,14 +548,14 @@ fn copy_engines(s: &Scenario, d: &Document) -> Checked {
         }
         _ => {}
     }
-    if m.dp_shard > m.gpus_per_node {
+    if mesh::nodes(m.dp_shard, 1, m.world(), m.gpus_per_node) > 1 {
         let (name, key) = if f.copy_engine_gather {
             ("copy_engine_gather", Key::CopyEngineGather)
         } else {
             ("copy_engine_reduce", Key::CopyEngineReduce)
         };
         let message = format!(
-            "`{name}` works within a node: dp_shard is {}, a node has {} GPUs",
+            "`{name}` works within a node: groups of dp_shard = {} ranks cross nodes of {} GPUs",
             m.dp_shard, m.gpus_per_node
         );
         return Err(d

@@ -46,6 +46,24 @@ pub fn position(comm: &Communicator, rank: u32) -> u32 {
     rank / comm.stride.max(1) % comm.size.max(1)
 }
 
+/// Most nodes that one instance of a communicator of `size` ranks, `stride` apart, spans.
+#[must_use]
+pub fn nodes(size: u32, stride: u32, world: u32, gpus_per_node: u32) -> u32 {
+    let (size, stride, per_node) = (size.max(1), stride.max(1), gpus_per_node.max(1));
+    let block = size.saturating_mul(stride);
+    let of = |first: u32| {
+        let nodes = (0..size).map(|i| (first + i * stride) / per_node);
+        1 + nodes
+            .clone()
+            .zip(nodes.skip(1))
+            .filter(|(a, b)| a != b)
+            .count() as u32
+    };
+    let firsts = (0..world.max(1)).step_by(block as usize);
+    let firsts = firsts.flat_map(|block| (0..stride).map(move |i| block + i));
+    firsts.map(of).max().unwrap_or(1)
+}
+
 /// How one kind of state lies on one axis.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize)]
 #[serde(rename_all = "snake_case")]
@@ -255,6 +273,21 @@ mod tests {
                 assert_eq!(of(&c, r)[position(&c, r) as usize], r);
             }
         }
+    }
+
+    #[test]
+    fn nodes_of_the_widest_instance() {
+        // Four groups of 6 on three nodes of 8: ranks 6 to 11 lie on two.
+        assert_eq!(nodes(6, 1, 24, 8), 2);
+        assert_eq!(nodes(6, 1, 6, 8), 1);
+        assert_eq!(nodes(8, 1, 24, 8), 1);
+        assert_eq!(nodes(4, 1, 24, 8), 1);
+        assert_eq!(nodes(16, 1, 32, 8), 2);
+        assert_eq!(nodes(12, 1, 24, 8), 2);
+        // The outer axis: neighbours on a node, one rank a node, and both.
+        assert_eq!(nodes(2, 4, 8, 8), 1);
+        assert_eq!(nodes(4, 8, 32, 8), 4);
+        assert_eq!(nodes(4, 6, 24, 8), 3);
     }
 
     /// start = i S/I + o S/(I O), length S/(I O) (Megatron-FSDP HSDP design).

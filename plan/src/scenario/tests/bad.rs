@@ -140,6 +140,12 @@ fn impossible_combinations() {
             "mesh.dp_shard=16",
             "mesh.gpus_per_node=8",
         ],
+        &[
+            "fsdp.copy_engine_gather=true",
+            "mesh.dp_shard=6",
+            "mesh.dp_outer=4",
+            "mesh.gpus_per_node=8",
+        ],
         &["fsdp.prefetch_next_step=1", "fsdp.policy=fsdp2"],
         &["fsdp.prefetch_next_step=1", "fsdp.strategy=optim_grads"],
         &["fsdp.prefetch_next_step=1", "fsdp.offload=[\"params\"]"],
