@@ -660,6 +660,34 @@ fn digests_identify_programs() {
     assert_ne!(a.digest(), program(LLAMA, &["train.seq_len=16"]).digest());
 }
 
+/// One rank of the inner axis reduces nothing there: gradients are not cast to what it would send.
+#[test]
+fn gradients_are_cast_for_a_reduction_only() {
+    let cast = |policy: &str, sets: &[&str]| {
+        let sets = [
+            sets,
+            &[
+                policy,
+                "precision.comm_grads=bf16",
+                "precision.main_grads=f32",
+            ],
+        ];
+        let p = program(
+            LLAMA,
+            &[&sets.concat()[..], &["fsdp.strategy=no_shard"]].concat(),
+        );
+        let report = crate::check::check(&p);
+        assert!(report.is_ok(), "{report}");
+        p.buffers.iter().any(|b| b.role == Role::ReduceInput)
+    };
+    for policy in ["fsdp.policy=native", "fsdp.policy=megatron"] {
+        assert!(cast(policy, &["mesh.dp_outer=2"]));
+        for outer in ["mesh.dp_outer=1", "mesh.dp_outer=2"] {
+            assert!(!cast(policy, &["mesh.dp_shard=1", outer]), "{outer}");
+        }
+    }
+}
+
 /// Globs of frozen modules are those of units: a star within a component too; what lies below a match is frozen with it.
 #[test]
 fn globs_freeze_what_they_match_and_all_below() {

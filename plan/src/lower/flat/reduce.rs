@@ -193,7 +193,8 @@ impl Flat {
         let numel = self.state(g).numel;
         cx.b.join(Rule::ReduceFork, COMPUTE, rs);
         self.nan_check(cx, rs, g, grad);
-        let cast = (self.c != self.g).then(|| {
+        // The outer reduction works on what rests: without an inner one there is nothing to cast for.
+        let cast = (self.c != self.g && self.comms.reduce.is_some()).then(|| {
             let id = cx.transient_on(Role::ReduceInput, numel * self.c.size(), self.c, rs, g);
             cx.b.alloc(Rule::ReduceCopyIn, id);
             let whole = cx.b.whole(id);
