@@ -611,7 +611,7 @@ fn full_mode_validates_within_the_memory_of_a_step() {
     assert!(0 < validation && validation <= most(SectionKind::Steady));
 }
 
-/// Prefetch never runs in recompute, and validation leaves nothing behind.
+/// Prefetch never runs in recompute, and validation leaves nothing behind: it frees what it allocates, and nothing else.
 #[test]
 fn recompute_gathers_on_demand() {
     for policy in ["native", "fsdp2", "megatron"] {
@@ -621,6 +621,7 @@ fn recompute_gathers_on_demand() {
                 &format!("fsdp.policy={policy}"),
                 "train.recompute=full",
                 "fsdp.prefetch_forward=2",
+                "train.validate_every=2",
             ],
         );
         assert!(
@@ -629,6 +630,19 @@ fn recompute_gathers_on_demand() {
                 .filter(|i| i.phase == Phase::Recompute)
                 .all(|i| i.rule != crate::program::Rule::Prefetch)
         );
+        let validation = p.section(SectionKind::Validation).expect("asked for");
+        let (mut allocated, mut freed) = (Vec::new(), Vec::new());
+        for instr in p.section_instrs(validation) {
+            match instr.op {
+                Op::Alloc(b) => allocated.push(b),
+                Op::Free(b) => freed.push(b),
+                _ => {}
+            }
+        }
+        allocated.sort_unstable();
+        freed.sort_unstable();
+        assert!(!allocated.is_empty());
+        assert_eq!(allocated, freed, "{policy}");
     }
 }
 
@@ -707,7 +721,7 @@ fn globs_freeze_what_they_match_and_all_below() {
     assert!(!inside(&left, "layers.0.mlp") && inside(&left, "layers.0.attention"));
 }
 
-/// HFSDP needs ZeRO-3 and replicas; the forms above cover it, this covers the refusals of lowering.
+/// What only lowering can refuse, and what it refuses of scenarios that no file gives.
 #[test]
 fn refusals() {
     let nested = scenario(
@@ -745,16 +759,12 @@ fn refusals() {
         error.contains("2 copies") && error.contains("layers.2"),
         "{error}"
     );
-    assert_eq!(
-        (
-            Strategy::OptimGradsParams,
-            OuterStrategy::NoShard,
-            PolicyKind::Native
-        ),
-        {
-            let f = scenario(LLAMA, &[]).fsdp;
-            (f.strategy, f.outer_strategy, f.policy)
-        }
+    let mut hfsdp = scenario(LLAMA, &["fsdp.policy=fsdp2", "mesh.dp_outer=2"]);
+    hfsdp.fsdp.outer_strategy = OuterStrategy::Optim;
+    let error = plan(&hfsdp).expect_err("replicas only").to_string();
+    assert!(
+        error.contains("HSDP") && error.contains("native"),
+        "{error}"
     );
 }
 
