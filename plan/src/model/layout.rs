@@ -29,29 +29,30 @@ pub(crate) fn is_contiguous(shape: &[u64], strides: &[u64]) -> bool {
     true
 }
 
-/// Dense strides whose order of dimensions is that of `strides` (ties and broadcast dimensions keep their place).
+/// Dense strides whose order of dimensions is that of `strides`, as PyTorch's TensorIterator sorts them: broadcast dimensions keep
+/// their place and are looked past, of equal strides the longer dimension is the outer one.
 pub(crate) fn dense_like(shape: &[u64], strides: &[u64]) -> Strides {
-    let mut order: SmallVec<[usize; 4]> = (0..shape.len()).collect();
-    // Insertion sort that moves a dimension outward only past strictly smaller strides, as PyTorch's TensorIterator does.
+    // Innermost first; an insertion sort that goes on behind what it cannot compare.
+    let mut order: SmallVec<[usize; 4]> = (0..shape.len()).rev().collect();
     for i in 1..order.len() {
-        let mut j = i;
-        while j > 0 {
-            let (a, b) = (order[j - 1], order[j]);
-            if strides[a] == 0
-                || strides[b] == 0
-                || shape[a] == 1
-                || shape[b] == 1
-                || strides[a] >= strides[b]
-            {
+        let mut at = i;
+        for inner in (0..i).rev() {
+            let (a, b) = (order[inner], order[at]);
+            if strides[a] == 0 || strides[b] == 0 {
+                continue;
+            }
+            let by_length = strides[a] == strides[b] && shape[a] > shape[b];
+            if strides[a] > strides[b] || by_length {
+                order.swap(inner, at);
+                at = inner;
+            } else if strides[a] < strides[b] {
                 break;
             }
-            order.swap(j - 1, j);
-            j -= 1;
         }
     }
     let mut out: Strides = SmallVec::from_elem(1, shape.len());
     let mut step = 1;
-    for &d in order.iter().rev() {
+    for &d in &order {
         out[d] = step;
         step *= shape[d];
     }
@@ -174,6 +175,24 @@ mod tests {
         assert_eq!(
             dense_like(&[2, 4, 3, 5], &[60, 15, 5, 1]).as_slice(),
             &[60, 15, 5, 1]
+        );
+    }
+
+    /// Dimensions of size 1 and broadcast ones do not part those beside them; expected strides derived from `reorder_dimensions` by hand.
+    #[test]
+    fn dense_layout_looks_past_dimensions_that_say_nothing() {
+        // A transposed [5, 3] with a dimension of size 1 between; its stride is that of the outermost.
+        assert_eq!(dense_like(&[3, 1, 5], &[1, 15, 3]).as_slice(), &[1, 15, 3]);
+        // A broadcast one keeps its place between the two that change theirs.
+        assert_eq!(dense_like(&[3, 2, 5], &[1, 0, 3]).as_slice(), &[1, 3, 6]);
+        // Equal strides: one head of a [batch, sequence, head, element] tensor, seen with heads first.
+        assert_eq!(
+            dense_like(&[2, 1, 3, 4], &[12, 4, 4, 1]).as_slice(),
+            &[12, 4, 4, 1]
+        );
+        assert_eq!(
+            dense_like(&[2, 3, 1, 4], &[12, 4, 4, 1]).as_slice(),
+            &[12, 4, 4, 1]
         );
     }
 
