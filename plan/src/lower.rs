@@ -5,6 +5,7 @@
 //! state through the builder. Steps after the first are the first one without its one-time allocations.
 
 mod autograd;
+mod buffers;
 mod builder;
 mod capture;
 mod context;
@@ -28,8 +29,9 @@ use crate::scenario::{
 use crate::shard::{
     Group, Layout, LayoutKind, ShardError, UnitSpec, assign_units, build_groups, check_frozen,
 };
+use buffers::TapeBuffers;
 use context::Cx;
-use walk::{Lifecycle, TapeBuffers, Walk};
+use walk::{Lifecycle, Walk};
 
 /// Why a scenario cannot be lowered although its file is valid.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -63,7 +65,7 @@ pub fn plan(scenario: &Scenario) -> Result<Program, PlanError> {
     let groups = build_groups(&specs, &modules, &params, kind, &follows(scenario, &params))?;
     let tape = tape(scenario, modules.len(), &specs, &groups);
     let mut cx = Cx::new(scenario, &tape, specs, groups)?;
-    walk::check_scopes(&cx)?;
+    capture::check_scopes(&cx)?;
     let buffers = TapeBuffers::new(&mut cx);
     cx.b.kernels.clone_from(&tape.kernels);
     let sections = match scenario.fsdp.policy {

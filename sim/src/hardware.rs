@@ -2,12 +2,14 @@
 //!
 //! A profile is a TOML file. Shipped profiles are embedded in the binary; [`load`] takes their names or a path.
 
+mod figures;
 mod load;
 mod profile;
 
+pub use figures::MemoryUse;
 pub use load::{ProfileError, load, parse, shipped};
 pub use profile::{
     AttentionRow, AttentionTable, CollectiveName, CollectiveTable, Contention, Device, Efficiency,
-    Footprint, GemmRow, GemmTable, Host, HostWork, MemoryClass, MemoryTable, MemoryUse, Network,
-    Power, Profile,
+    Footprint, GemmRow, GemmTable, Host, HostWork, MemoryClass, MemoryTable, Network, Power,
+    Profile,
 };

@@ -2,16 +2,16 @@
 
 use super::clock::{Known, LANES, Use};
 use super::describe;
+use super::layout::is_padding;
 use super::rules::RuleId;
 use super::shadow::Zeros;
 use super::state::at_rest;
 use super::walk::{Walk, Work};
 use crate::model::OpKind;
 use crate::program::{
-    Access, BodyOp, Buffer, Collective, CollectiveKind, CopyDesc, Holds, Kernel, KernelClass, Op,
-    Phase, Program, Role, Rule, ShardOp,
+    Access, BodyOp, Buffer, Collective, CollectiveKind, CopyDesc, Kernel, KernelClass, Op, Phase,
+    Role, Rule, ShardOp,
 };
-use crate::shard::Layout;
 
 /// Two accesses that nothing orders.
 #[derive(Clone, Copy, Debug)]
@@ -166,7 +166,7 @@ impl Walk<'_> {
         self.sink.fact(rule, range.len() as u64);
         for s in &mut cell.segments[range.clone()] {
             if s.writer.at == 0 {
-                holes |= !s.filled && !padding(p, b, s.start, s.end);
+                holes |= !s.filled && !is_padding(p, a.buffer, s.start..s.end);
             } else if !clock.after(s.writer) {
                 self.conflicts.push(Conflict {
                     work: *work,
@@ -403,23 +403,6 @@ impl Walk<'_> {
             });
         }
     }
-}
-
-/// Whether a range of a group's full buffer belongs to no parameter.
-pub(super) fn padding(p: &Program, b: &Buffer, start: u64, end: u64) -> bool {
-    let Holds::Group(g) = b.holds else {
-        return false;
-    };
-    let Layout::Flat(l) = &p.groups[g.index()].layout else {
-        return false;
-    };
-    let size = b.dtype.size();
-    if b.bytes.0 != l.numel * size {
-        return false;
-    }
-    l.items
-        .iter()
-        .all(|i| (i.offset + i.numel) * size <= start || i.offset * size >= end)
 }
 
 const _: () = assert!(LANES <= 32, "lanes are bits of a u32");

@@ -1,7 +1,8 @@
 //! State that a step carries: which optimizer step weights hold, over which axes gradients are reduced.
 
-use super::access::{Inputs, is_full_grad, is_grad, padding};
+use super::access::{Inputs, is_full_grad, is_grad};
 use super::describe;
+use super::layout::is_padding;
 use super::rules::RuleId;
 use super::walk::{Walk, Work};
 use crate::program::{
@@ -257,7 +258,7 @@ impl Walk<'_> {
                     unreduced = Some((s.writer.at, s.reduced));
                 }
             } else if (at_end || (s.writer.at != 0 && !s.zeros))
-                && !padding(p, &p.buffers[a.buffer.index()], s.start, s.end)
+                && !is_padding(p, a.buffer, s.start..s.end)
             {
                 stale = Some(s.writer.at);
             }

@@ -1,9 +1,13 @@
-//! Memory of a captured iteration.
+//! What captures contain: the scopes of a module, and the memory of a captured iteration.
 //!
 //! A replay finds every buffer where it was at capture. torch gives a graph a private pool for that; here what an iteration
 //! allocates and frees is planned, so that it lies where it lay, whatever an allocator without a plan would do.
 
+use super::PlanError;
+use super::context::Cx;
+use crate::compile::tape::ModuleKind;
 use crate::program::{Op, Pool, Program};
+use crate::scenario::{CudaGraph, Scope};
 
 /// Moves what steps free again from the caching allocator to planned slots.
 pub(super) fn fix_addresses(program: &mut Program) {
@@ -15,4 +19,38 @@ pub(super) fn fix_addresses(program: &mut Program) {
             }
         }
     }
+}
+
+/// Whether one of the scopes is this kind of module.
+pub(super) fn captured(scopes: &[Scope], kind: ModuleKind) -> bool {
+    match kind {
+        ModuleKind::Attention => scopes.contains(&Scope::Attn),
+        ModuleKind::Mlp => scopes.contains(&Scope::Mlp),
+        ModuleKind::Block => scopes.contains(&Scope::Block),
+        _ => false,
+    }
+}
+
+/// Refuses scopes that contain a unit's hooks.
+pub(super) fn check_scopes(cx: &Cx<'_>) -> Result<(), PlanError> {
+    let CudaGraph::Scopes(scopes) = &cx.scenario.compile.cuda_graph else {
+        return Ok(());
+    };
+    for unit in &cx.units {
+        for m in &unit.spec.modules {
+            let mut up = cx.tape.modules[m.index()].parent;
+            while let Some(p) = up {
+                let module = &cx.tape.modules[p.index()];
+                if captured(scopes, module.kind) {
+                    return Err(PlanError::Unsupported(format!(
+                        "unit `{}` lies inside the captured scope `{}`: its hooks cannot run during a replay; capture a \
+                         smaller scope or use larger units",
+                        unit.spec.name, module.path
+                    )));
+                }
+                up = module.parent;
+            }
+        }
+    }
+    Ok(())
 }

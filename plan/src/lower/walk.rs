@@ -1,14 +1,14 @@
 //! The walk: runs the tape through a policy's hooks and emits the step.
 
-use super::builder::NewBuffer;
+use super::buffers::{TapeBuffers, unit_of_module};
+use super::capture::captured;
 use super::context::Cx;
-use super::{PlanError, optimizer};
-use crate::compile::tape::{HostWorkKind, ModuleId, ModuleKind, Source, StorageRole, TapeOp};
+use super::optimizer;
+use crate::compile::tape::{HostWorkKind, ModuleId, Source, TapeOp};
 use crate::program::{
-    Access, BufferId, COMPUTE, ConstId, EventId, Holds, ParamId, PerRank, Phase, Role, Rule,
-    ScopeId, StorageId, UnitId,
+    Access, BufferId, COMPUTE, EventId, ParamId, PerRank, Phase, Rule, ScopeId, UnitId,
 };
-use crate::scenario::{CompileMode, CudaGraph, PolicyKind, Scope};
+use crate::scenario::{CompileMode, CudaGraph, PolicyKind};
 
 /// Where a parameter or gradient lies.
 #[derive(Clone, Copy, Debug)]
@@ -62,134 +62,6 @@ pub(crate) trait Lifecycle {
     fn grad_ready(&mut self, _cx: &mut Cx<'_>, _p: ParamId) {}
     /// Number of the current micro-batch and whether it is the last; called before `forward_start`.
     fn micro_batch(&mut self, index: u16, last: bool);
-}
-
-/// Buffers of the tape, made once and used by every micro-batch.
-pub(crate) struct TapeBuffers {
-    storages: Vec<BufferId>,
-    /// By constant: one buffer, or one a micro-batch.
-    consts: Vec<Vec<BufferId>>,
-    /// Bases of library workspaces, allocated in the first step.
-    workspaces: Vec<BufferId>,
-}
-
-/// Size of cuBLAS's workspace, which torch takes from its caching allocator, one a thread: 32 MiB on Hopper and later,
-/// 4096 KiB x 2 + 16 KiB x 8 before (`CUBLAS_WORKSPACE_CONFIG` default, torch `CUDABlas.cpp`).
-fn cublas_workspace(hardware: &str) -> u64 {
-    match hardware {
-        "cpu" => 0,
-        h if h.starts_with("a100") => 8_519_680,
-        _ => 33_554_432,
-    }
-}
-
-impl TapeBuffers {
-    pub(crate) fn new(cx: &mut Cx<'_>) -> Self {
-        let unit_of_module = unit_of_module(cx);
-        let pool = cx.rest_pool;
-        let tape = cx.tape;
-        let storages = tape
-            .storages
-            .iter()
-            .enumerate()
-            .map(|(i, s)| {
-                cx.b.buffer(NewBuffer {
-                    role: match s.role {
-                        StorageRole::Saved => Role::Activation,
-                        StorageRole::Logits => Role::Logits,
-                        StorageRole::Temporary | StorageRole::ActivationGrad => Role::Temporary,
-                        StorageRole::Workspace => Role::Workspace,
-                    },
-                    bytes: s.bytes.0,
-                    dtype: s.dtype,
-                    pool,
-                    stream: COMPUTE,
-                    unit: unit_of_module[s.module.index()],
-                    holds: Holds::Storage(StorageId(i as u32)),
-                })
-            })
-            .collect();
-        let consts = tape
-            .consts
-            .iter()
-            .enumerate()
-            .map(|(i, c)| {
-                let copies = if c.per_micro_batch {
-                    cx.scenario.train.grad_accum
-                } else {
-                    1
-                };
-                (0..copies)
-                    .map(|_| {
-                        cx.b.buffer(NewBuffer {
-                            role: Role::Input,
-                            bytes: c.bytes.0,
-                            dtype: c.dtype,
-                            pool,
-                            stream: COMPUTE,
-                            unit: UnitId(0),
-                            holds: Holds::Const(ConstId(i as u32)),
-                        })
-                    })
-                    .collect()
-            })
-            .collect();
-        let workspace = cublas_workspace(&cx.scenario.mesh.hardware);
-        let workspaces = if workspace == 0 || cx.scenario.fsdp.policy == PolicyKind::Native {
-            Vec::new()
-        } else {
-            [
-                "cublas workspace, forward thread",
-                "cublas workspace, autograd thread",
-            ]
-            .into_iter()
-            .map(|name| {
-                cx.resting(
-                    Role::Workspace,
-                    workspace,
-                    crate::units::DType::U8,
-                    UnitId(0),
-                    Holds::Named(name),
-                )
-            })
-            .collect()
-        };
-        Self {
-            storages,
-            consts,
-            workspaces,
-        }
-    }
-
-    /// Buffer of a storage.
-    pub(crate) fn storage(&self, s: StorageId) -> BufferId {
-        self.storages[s.index()]
-    }
-
-    /// Tables that live for the whole run.
-    pub(crate) fn init(&self, cx: &mut Cx<'_>) {
-        for (c, ids) in cx.tape.consts.iter().zip(&self.consts) {
-            if !c.per_micro_batch {
-                cx.b.alloc(Rule::State, ids[0]);
-            }
-        }
-    }
-}
-
-fn unit_of_module(cx: &Cx<'_>) -> Vec<UnitId> {
-    let mut own = vec![None; cx.tape.modules.len()];
-    for (u, unit) in cx.units.iter().enumerate() {
-        for m in &unit.spec.modules {
-            own[m.index()] = Some(UnitId(u as u16));
-        }
-    }
-    let mut out = vec![UnitId(0); own.len()];
-    for (i, m) in cx.tape.modules.iter().enumerate() {
-        out[i] = own[i]
-            .or_else(|| m.parent.map(|p| out[p.index()]))
-            .unwrap_or(UnitId(0));
-    }
-    out
 }
 
 /// Which list of the tape is walked.
@@ -459,12 +331,7 @@ impl<'c, 'a, L: Lifecycle> Walk<'c, 'a, L> {
         let CudaGraph::Scopes(scopes) = &self.cx.scenario.compile.cuda_graph else {
             return false;
         };
-        match self.cx.module_kind(m) {
-            ModuleKind::Attention => scopes.contains(&Scope::Attn),
-            ModuleKind::Mlp => scopes.contains(&Scope::Mlp),
-            ModuleKind::Block => scopes.contains(&Scope::Block),
-            _ => false,
-        }
+        captured(scopes, self.cx.module_kind(m))
     }
 
     fn launch(&mut self, kernel: crate::program::KernelId, reads: u32, writes: u32, end: u32) {
@@ -523,34 +390,4 @@ pub(crate) fn host_sync(cx: &mut Cx<'_>, rule: Rule, event: EventId) {
     if cx.scenario.compile.cuda_graph == CudaGraph::Off {
         cx.b.host_wait(rule, event);
     }
-}
-
-/// Refuses scopes that contain a unit's hooks.
-pub(crate) fn check_scopes(cx: &Cx<'_>) -> Result<(), PlanError> {
-    let CudaGraph::Scopes(scopes) = &cx.scenario.compile.cuda_graph else {
-        return Ok(());
-    };
-    let captured = |m: &ModuleKind| match m {
-        ModuleKind::Attention => scopes.contains(&Scope::Attn),
-        ModuleKind::Mlp => scopes.contains(&Scope::Mlp),
-        ModuleKind::Block => scopes.contains(&Scope::Block),
-        _ => false,
-    };
-    for unit in &cx.units {
-        for m in &unit.spec.modules {
-            let mut up = cx.tape.modules[m.index()].parent;
-            while let Some(p) = up {
-                let module = &cx.tape.modules[p.index()];
-                if captured(&module.kind) {
-                    return Err(PlanError::Unsupported(format!(
-                        "unit `{}` lies inside the captured scope `{}`: its hooks cannot run during a replay; capture a \
-                         smaller scope or use larger units",
-                        unit.spec.name, module.path
-                    )));
-                }
-                up = module.parent;
-            }
-        }
-    }
-    Ok(())
 }

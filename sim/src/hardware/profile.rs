@@ -1,8 +1,8 @@
 //! The profile format. Field names carry their unit; every section names its source.
 
 use serde::Deserialize;
-use shardlab_plan::program::{CollectiveKind, KernelClass, Program, workspace};
-use shardlab_plan::units::{Bytes, DType, Picos};
+use shardlab_plan::program::{CollectiveKind, KernelClass};
+use shardlab_plan::units::DType;
 use std::collections::BTreeMap;
 
 /// A machine: device, host, network, and tables of what was measured on it.
@@ -429,92 +429,5 @@ impl From<CollectiveName> for CollectiveKind {
             CollectiveName::AllToAll => Self::AllToAll,
             CollectiveName::Broadcast => Self::Broadcast,
         }
-    }
-}
-
-/// Device memory of a process outside the allocator, by origin.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct MemoryUse {
-    /// Context and libraries.
-    pub context: Bytes,
-    /// All communicators.
-    pub communicators: Bytes,
-    /// Kernels' workspaces.
-    pub workspaces: Bytes,
-}
-
-impl MemoryUse {
-    /// Sum.
-    #[must_use]
-    pub fn total(self) -> Bytes {
-        self.context + self.communicators + self.workspaces
-    }
-}
-
-impl Profile {
-    /// Memory that a process can use on the device.
-    #[must_use]
-    pub fn capacity(&self) -> Bytes {
-        Bytes(self.device.memory_mib << 20)
-    }
-
-    /// Device memory outside the allocator while a program runs.
-    #[must_use]
-    pub fn outside_allocator(&self, program: &Program) -> MemoryUse {
-        let f = &self.footprint;
-        let made = |i: usize| {
-            !f.used_communicators || program.collectives.iter().any(|c| c.comm.index() == i)
-        };
-        let each = |engines: bool| match f.copy_engine_communicator_mib {
-            Some(mib) if engines => mib,
-            _ => f.communicator_mib,
-        };
-        let all = program.communicators.iter().enumerate();
-        // A reduction, be it of one number, takes what collectives on SMs take.
-        let reduces = |i: usize| {
-            let mut collectives = program.collectives.iter();
-            collectives.any(|c| c.comm.index() == i && c.kind.reduces())
-        };
-        let engines: Vec<bool> = all
-            .filter(|(i, _)| made(*i))
-            .map(|(i, c)| c.copy_engine && !reduces(i))
-            .collect();
-        let once = [
-            (!engines.is_empty(), f.joined_mib),
-            (engines.contains(&false), f.collective_kernels_mib),
-        ];
-        let once: u64 = once.iter().filter(|o| o.0).map(|o| o.1).sum();
-        let communicators = once + engines.into_iter().map(each).sum::<u64>();
-        MemoryUse {
-            context: Bytes(f.context_mib << 20),
-            communicators: Bytes(communicators << 20),
-            workspaces: if f.kernel_workspaces {
-                workspace::of(program)
-            } else {
-                Bytes(0)
-            },
-        }
-    }
-
-    /// Model FLOPs of a rank's step over what one device's dense peak does in that time: 0 to 1, and 0 for no time.
-    #[must_use]
-    pub fn utilisation(&self, program: &Program, step: Picos) -> f64 {
-        let most = step.secs() * self.peak_flops(program.meta.compute);
-        if most > 0.0 {
-            program.meta.model_flops.0 as f64 / most
-        } else {
-            0.0
-        }
-    }
-
-    /// Dense peak of an element type, FLOP/s; falls back to float32's.
-    #[must_use]
-    pub fn peak_flops(&self, dtype: DType) -> f64 {
-        let tflops = self
-            .device
-            .tflops
-            .get(&dtype)
-            .or_else(|| self.device.tflops.get(&DType::F32));
-        tflops.copied().unwrap_or(1.0) * 1e12
     }
 }

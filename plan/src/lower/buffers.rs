@@ -1,0 +1,137 @@
+//! Buffers of the tape and of the libraries its kernels call.
+
+use super::builder::NewBuffer;
+use super::context::Cx;
+use crate::compile::tape::StorageRole;
+use crate::program::{BufferId, COMPUTE, ConstId, Holds, Role, Rule, StorageId, UnitId};
+use crate::scenario::PolicyKind;
+use crate::units::DType;
+
+/// Buffers of the tape, made once and used by every micro-batch.
+pub(crate) struct TapeBuffers {
+    pub(super) storages: Vec<BufferId>,
+    /// By constant: one buffer, or one a micro-batch.
+    pub(super) consts: Vec<Vec<BufferId>>,
+    /// Bases of library workspaces, allocated in the first step.
+    pub(super) workspaces: Vec<BufferId>,
+}
+
+/// Size of cuBLAS's workspace, which torch takes from its caching allocator, one a thread: 32 MiB on Hopper and later,
+/// 4096 KiB x 2 + 16 KiB x 8 before (`CUBLAS_WORKSPACE_CONFIG` default, torch `CUDABlas.cpp`).
+fn cublas_workspace(hardware: &str) -> u64 {
+    match hardware {
+        "cpu" => 0,
+        h if h.starts_with("a100") => 8_519_680,
+        _ => 33_554_432,
+    }
+}
+
+impl TapeBuffers {
+    pub(crate) fn new(cx: &mut Cx<'_>) -> Self {
+        let unit_of_module = unit_of_module(cx);
+        let pool = cx.rest_pool;
+        let tape = cx.tape;
+        let storages = tape
+            .storages
+            .iter()
+            .enumerate()
+            .map(|(i, s)| {
+                cx.b.buffer(NewBuffer {
+                    role: match s.role {
+                        StorageRole::Saved => Role::Activation,
+                        StorageRole::Logits => Role::Logits,
+                        StorageRole::Temporary | StorageRole::ActivationGrad => Role::Temporary,
+                        StorageRole::Workspace => Role::Workspace,
+                    },
+                    bytes: s.bytes.0,
+                    dtype: s.dtype,
+                    pool,
+                    stream: COMPUTE,
+                    unit: unit_of_module[s.module.index()],
+                    holds: Holds::Storage(StorageId(i as u32)),
+                })
+            })
+            .collect();
+        let consts = tape
+            .consts
+            .iter()
+            .enumerate()
+            .map(|(i, c)| {
+                let copies = if c.per_micro_batch {
+                    cx.scenario.train.grad_accum
+                } else {
+                    1
+                };
+                (0..copies)
+                    .map(|_| {
+                        cx.b.buffer(NewBuffer {
+                            role: Role::Input,
+                            bytes: c.bytes.0,
+                            dtype: c.dtype,
+                            pool,
+                            stream: COMPUTE,
+                            unit: UnitId(0),
+                            holds: Holds::Const(ConstId(i as u32)),
+                        })
+                    })
+                    .collect()
+            })
+            .collect();
+        let workspace = cublas_workspace(&cx.scenario.mesh.hardware);
+        let workspaces = if workspace == 0 || cx.scenario.fsdp.policy == PolicyKind::Native {
+            Vec::new()
+        } else {
+            [
+                "cublas workspace, forward thread",
+                "cublas workspace, autograd thread",
+            ]
+            .into_iter()
+            .map(|name| {
+                cx.resting(
+                    Role::Workspace,
+                    workspace,
+                    DType::U8,
+                    UnitId(0),
+                    Holds::Named(name),
+                )
+            })
+            .collect()
+        };
+        Self {
+            storages,
+            consts,
+            workspaces,
+        }
+    }
+
+    /// Buffer of a storage.
+    pub(crate) fn storage(&self, s: StorageId) -> BufferId {
+        self.storages[s.index()]
+    }
+
+    /// Tables that live for the whole run.
+    pub(crate) fn init(&self, cx: &mut Cx<'_>) {
+        for (c, ids) in cx.tape.consts.iter().zip(&self.consts) {
+            if !c.per_micro_batch {
+                cx.b.alloc(Rule::State, ids[0]);
+            }
+        }
+    }
+}
+
+/// Unit that each module's parameters would belong to.
+pub(super) fn unit_of_module(cx: &Cx<'_>) -> Vec<UnitId> {
+    let mut own = vec![None; cx.tape.modules.len()];
+    for (u, unit) in cx.units.iter().enumerate() {
+        for m in &unit.spec.modules {
+            own[m.index()] = Some(UnitId(u as u16));
+        }
+    }
+    let mut out = vec![UnitId(0); own.len()];
+    for (i, m) in cx.tape.modules.iter().enumerate() {
+        out[i] = own[i]
+            .or_else(|| m.parent.map(|p| out[p.index()]))
+            .unwrap_or(UnitId(0));
+    }
+    out
+}
