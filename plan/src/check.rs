@@ -33,7 +33,9 @@ pub use collectives::check_symmetry;
 pub use report::{Report, RuleResult, Violation, WaitCount};
 pub use rules::{Kind, RULES, RuleId, RuleInfo, Severity};
 
-use crate::program::{InstrId, Op, Program};
+use crate::program::Program;
+#[cfg(test)]
+use crate::program::{InstrId, Op};
 use report::Sink;
 
 /// Proves every rule of [`RULES`] for a program, or says where it is broken.
@@ -55,8 +57,8 @@ pub fn check(program: &Program) -> Report {
 /// Waits that order nothing: in every pass, other edges imply what they would add.
 ///
 /// Empty for a program whose form is broken.
-#[must_use]
-pub fn implied_waits(program: &Program) -> Vec<InstrId> {
+#[cfg(test)]
+pub(crate) fn implied_waits(program: &Program) -> Vec<InstrId> {
     let mut sink = Sink::new();
     form::check(program, &mut sink);
     if sink.any(RuleId::Form) {

@@ -1,7 +1,7 @@
 //! Mesh, placements, parameter groups and the layouts of their buffers.
 //!
 //! [`assign_units`] turns the scenario's `units` into units of the module tree, [`build_groups`] gives every parameter
-//! to one unit and lays the groups out, [`mesh`] knows which axis shards what and how many bytes that leaves a rank.
+//! to one unit and lays the groups out, [`mesh`] knows which axis shards what.
 
 mod error;
 mod flat;
@@ -13,7 +13,9 @@ mod per_param;
 pub use error::{LayoutError, ShardError};
 pub use flat::{FlatItem, FlatLayout, flat_layout};
 pub use groups::{LayoutKind, UnitSpec, assign_units, build_groups, check_frozen, owners};
-pub use mesh::{Placement, persistent_bytes};
+pub use mesh::Placement;
+#[cfg(test)]
+pub(crate) use mesh::persistent_bytes;
 pub use per_param::{PerParamItem, PerParamLayout, per_param_layout};
 
 use crate::program::{ParamId, UnitId};

@@ -71,6 +71,7 @@ pub(super) struct Walk<'a> {
     pub(super) conflicts: Vec<Conflict>,
     pub(super) at: u32,
     waits: Vec<WaitCount>,
+    #[cfg(test)]
     implied: Vec<bool>,
     #[cfg(test)]
     clocks: Vec<super::clock::Clock>,
@@ -81,6 +82,7 @@ pub(super) struct Walked {
     /// Waits of every pass.
     pub(super) waits: Vec<WaitCount>,
     /// For every instruction: a wait that was implied in every pass.
+    #[cfg(test)]
     pub(super) implied: Vec<bool>,
     /// Instructions walked.
     pub(super) instructions: u64,
@@ -106,6 +108,7 @@ pub(super) fn walk(p: &Program, sink: &mut Sink) -> Walked {
         conflicts: Vec::new(),
         at: 0,
         waits: Vec::new(),
+        #[cfg(test)]
         implied: vec![true; p.instrs.len()],
         #[cfg(test)]
         clocks: Vec::new(),
@@ -126,6 +129,7 @@ pub(super) fn walk(p: &Program, sink: &mut Sink) -> Walked {
     }
     Walked {
         waits: w.waits,
+        #[cfg(test)]
         implied: w.implied,
         #[cfg(test)]
         clocks: w.clocks,
@@ -247,7 +251,8 @@ impl Walk<'_> {
             w.total += 1;
             w.implied += u32::from(done == Waited::Implied);
         }
-        self.implied[id.index()] &= done == Waited::Implied;
+        #[cfg(test)]
+        self.note_implied(id, done);
         if done == Waited::NotRecorded {
             self.violate(RuleId::Event, id, None, || {
                 format!(
@@ -256,6 +261,11 @@ impl Walk<'_> {
                 )
             });
         }
+    }
+
+    #[cfg(test)]
+    fn note_implied(&mut self, id: InstrId, done: Waited) {
+        self.implied[id.index()] &= done == Waited::Implied;
     }
 
     /// The pass under way.

@@ -48,12 +48,6 @@ impl FlatLayout {
         self.items.iter().map(|i| i.numel).sum()
     }
 
-    /// Elements that belong to no parameter.
-    #[must_use]
-    pub fn padding(&self) -> u64 {
-        self.numel - self.payload_numel()
-    }
-
     /// Elements of the full buffer that `rank` holds.
     #[must_use]
     pub fn shard(&self, rank: u32) -> Range<u64> {
@@ -369,7 +363,7 @@ mod tests {
     #[test]
     fn empty_group() {
         let l = flat_layout(&[], 4, true).unwrap();
-        assert_eq!((l.numel, l.padding()), (0, 0));
+        assert_eq!((l.numel, l.payload_numel()), (0, 0));
     }
 
     proptest! {

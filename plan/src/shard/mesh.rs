@@ -1,11 +1,12 @@
-//! Ranks on the mesh, what each axis does to each kind of state, and the bytes that leaves a rank.
+//! Ranks on the mesh, the nodes they lie on, and what each axis does to each kind of state.
 //!
 //! Rank `r` sits at outer coordinate `r / dp_shard` and inner coordinate `r % dp_shard`: the inner (sharding) axis joins
 //! neighbours, which share a node where they can.
 
 use crate::program::Communicator;
-use crate::scenario::{Mesh, OuterStrategy, Precision, Strategy};
-use crate::units::Bytes;
+use crate::scenario::{Mesh, OuterStrategy, Strategy};
+#[cfg(test)]
+use crate::{scenario::Precision, units::Bytes};
 use serde::Serialize;
 use std::ops::Range;
 
@@ -164,8 +165,9 @@ pub fn interval(mesh: &Mesh, placed: Placed, at: Coord, numel: u64) -> Range<u64
 }
 
 /// Persistent bytes of a rank, by kind of state.
+#[cfg(test)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
-pub struct Persistent {
+pub(crate) struct Persistent {
     /// Compute weights at rest.
     pub model_weight: Bytes,
     /// Main weights.
@@ -176,10 +178,11 @@ pub struct Persistent {
     pub optimizer: Bytes,
 }
 
+#[cfg(test)]
 impl Persistent {
     /// All of them.
     #[must_use]
-    pub fn total(&self) -> Bytes {
+    pub(crate) fn total(&self) -> Bytes {
         self.model_weight + self.main_weight + self.main_grad + self.optimizer
     }
 }
@@ -197,8 +200,8 @@ impl Persistent {
 ///
 /// `moments` is the number of optimizer moments. Without main weights the compute weights are the optimizer's own and m
 /// is 0; they then are replicated or sharded as `w` says.
-#[must_use]
-pub fn persistent_bytes(
+#[cfg(test)]
+pub(crate) fn persistent_bytes(
     padded: u64,
     payload: u64,
     mesh: &Mesh,

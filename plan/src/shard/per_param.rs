@@ -67,20 +67,6 @@ impl PerParamLayout {
         let r = self.items[index].local(rank);
         r.end - r.start
     }
-
-    /// Elements that `rank` holds of all parameters, without padding.
-    #[must_use]
-    pub fn rank_numel(&self, rank: u32) -> u64 {
-        (0..self.items.len())
-            .map(|i| self.local_numel(i, rank))
-            .sum()
-    }
-
-    /// Rows of the `index`-th parameter that `rank` holds, given its row in elements.
-    #[must_use]
-    pub fn local_rows(&self, index: usize, rank: u32, row: u64) -> u64 {
-        self.local_numel(index, rank) / row.max(1)
-    }
 }
 
 /// Elements above which a layout is refused, so that no sum overflows.
@@ -137,7 +123,11 @@ mod tests {
     #[test]
     fn uneven_and_empty_shards() {
         let l = per_param_layout(&[(ParamId(0), 5, 3), (ParamId(1), 2, 1)], 4).unwrap();
-        let rows = |i, row| (0..4).map(|r| l.local_rows(i, r, row)).collect::<Vec<_>>();
+        let rows = |i, row| {
+            (0..4)
+                .map(|r| l.local_numel(i, r) / row)
+                .collect::<Vec<_>>()
+        };
         assert_eq!(rows(0, 3), [2, 2, 1, 0]);
         assert_eq!(rows(1, 1), [1, 1, 0, 0]);
         assert_eq!(l.items[1].shard_offset, 6);
@@ -145,7 +135,8 @@ mod tests {
             (l.shard_numel(), l.full_numel(), l.payload_numel()),
             (7, 28, 17)
         );
-        assert_eq!((l.rank_numel(0), l.rank_numel(3)), (7, 0));
+        let held = |r| l.local_numel(0, r) + l.local_numel(1, r);
+        assert_eq!((held(0), held(3)), (7, 0));
     }
 
     /// Llama-3.2-1B's block over 4 ranks divides evenly: no padding at all.
