@@ -66,8 +66,8 @@ fn unused_keys(s: &Scenario, d: &Document) -> Checked {
     Ok(())
 }
 
-/// Keys that are set to what changes nothing under this policy, mode or mesh: silence would hide a mistake. It is none where a later text
-/// than the one that sets the key chose the policy, the mode or the mesh.
+/// Keys that are set to what changes nothing under this policy, mode or mesh: silence would hide a mistake. Where a later text than the
+/// key's own chose the policy, the mode or the mesh, there is none: bases are shared.
 fn idle_keys(s: &Scenario, d: &Document) -> Checked {
     const FULL: &str =
         "compile mode full orders collectives by the graph alone, bounded by `max_inflight_bytes`";
