@@ -446,6 +446,35 @@ fn damaged_checkpoints() {
     );
 }
 
+/// A run that begins before the newest checkpoint keeps its own, and it is those that a later run goes on from.
+#[test]
+fn a_new_beginning_among_checkpoints() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().display().to_string();
+    let base = [
+        "small-ddp",
+        "--checkpoint-dir",
+        &path,
+        "--checkpoint-every",
+        "2",
+    ];
+    exec(&[&base[..], &["--steps", "6"]].concat());
+    let anew = ["--steps", "3", "--resume", "never", "--seed", "7"];
+    let anew = shardlab(&[&["exec"], &base[..], &anew].concat()).assert();
+    let words = String::from_utf8(anew.success().get_output().stderr.clone()).unwrap();
+    assert!(
+        words.contains("the first save puts the checkpoints of steps 2, 4, 6 aside"),
+        "{words}"
+    );
+    let on = exec(&[&base[..], &["--steps", "4", "--resume", "auto"]].concat());
+    let seven = exec(&["small-ddp", "--steps", "4", "--seed", "7"]);
+    assert_eq!(
+        (&on["resumed_from"], &on["losses"]),
+        (&3.into(), &seven["losses"])
+    );
+    assert!(dir.path().join("step-00000006.aside-1").exists());
+}
+
 /// A file system that takes no more: the run ends with the reason, and the checkpoint before stays usable.
 #[cfg(unix)]
 #[test]

@@ -46,15 +46,7 @@ impl Store {
             keep: keep.max(1),
         };
         for (path, name) in store.entries()? {
-            if let Some(rest) = name.strip_prefix(".old-") {
-                // Replaced while a kill came: the old one counts if the new one is not there.
-                let place = store.dir.join(rest);
-                if place.exists() {
-                    std::fs::remove_dir_all(&path).map_err(TrainError::io(&path))?;
-                } else {
-                    std::fs::rename(&path, &place).map_err(TrainError::io(&path))?;
-                }
-            } else if name.starts_with(".tmp-") {
+            if name.starts_with(".tmp-") {
                 std::fs::remove_dir_all(&path).map_err(TrainError::io(&path))?;
             }
         }
@@ -102,6 +94,33 @@ impl Store {
     #[must_use]
     pub fn path(&self, step: u64) -> PathBuf {
         self.dir.join(name_of(step))
+    }
+
+    /// Steps of the checkpoints that training from a step on does not build upon.
+    ///
+    /// # Errors
+    /// When the folder cannot be read.
+    pub fn beyond(&self, step: u64) -> Result<Vec<u64>, TrainError> {
+        let mut steps = self.steps()?;
+        steps.retain(|s| *s > step);
+        Ok(steps)
+    }
+
+    /// Gives the checkpoints beyond a step names under which they are neither resumed from nor removed.
+    fn put_aside(&self, step: u64) -> Result<(), TrainError> {
+        let steps = self.beyond(step)?;
+        for step in &steps {
+            let path = self.path(*step);
+            let mut names = (1..).map(|n| self.dir.join(format!("{}.aside-{n}", name_of(*step))));
+            let aside = names.find(|p| !p.exists()).unwrap_or_default();
+            std::fs::rename(&path, aside).map_err(TrainError::io(&path))?;
+        }
+        // Before a new one gets its name: no kill leaves them above it.
+        if steps.is_empty() {
+            Ok(())
+        } else {
+            sync_dir(&self.dir)
+        }
     }
 
     /// Removes all but the newest checkpoints.

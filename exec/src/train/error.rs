@@ -121,7 +121,7 @@ impl TrainError {
     }
 }
 
-fn list(steps: &[u64]) -> String {
+pub(super) fn list(steps: &[u64]) -> String {
     if steps.is_empty() {
         return "none".to_owned();
     }

@@ -309,7 +309,7 @@ impl<'a, D: Device> Trainer<'a, D> {
             session,
             layout,
             feed,
-            saver: store.map(|s| Saver::new(s, peers)),
+            saver: store.map(|s| Saver::new(s, progress.step, peers)),
             every: options.checkpoints.as_ref().map_or(0, |c| c.every),
             steps: options.steps.unwrap_or(u64::from(scenario.train.steps)),
             resumed_from: progress.step,

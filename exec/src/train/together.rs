@@ -2,6 +2,7 @@
 
 use super::TrainError;
 use super::checkpoint::{Checkpoint, Store};
+use super::error::list;
 use super::run::{CheckpointOptions, Observer, Resume};
 use crate::process::{Peers, Reader, Writer};
 
@@ -15,9 +16,18 @@ pub(super) fn find(
     if peers.process() == 0 {
         let store = Store::open(&options.dir, options.keep)?;
         let found = choose(&store, options.resume, observer)?;
+        let from = found.as_ref().map_or(0, |c| c.progress().step);
+        let others = store.beyond(from)?;
+        if !others.is_empty() {
+            observer.note(&format!(
+                "{}: the first save puts the checkpoints of steps {} aside (step-N.aside-1): training goes on from step {from}",
+                options.dir.display(),
+                list(&others)
+            ));
+        }
         let mut w = Writer::default();
         w.u8(u8::from(found.is_some()));
-        w.u64(found.as_ref().map_or(0, |c| c.progress().step));
+        w.u64(from);
         peers.broadcast("resume", w.0)?;
         return Ok((store, found));
     }

@@ -89,15 +89,16 @@ impl Snapshot {
         Ok(Self { index, ranks })
     }
 
-    /// Writes the checkpoint together with the other processes and makes it durable; then drops the oldest ones.
+    /// Writes the checkpoint together with the other processes and makes it durable; then drops the oldest ones. What the
+    /// folder has beyond `after`, the step up to which its checkpoints led here, is of another training and put aside.
     ///
     /// # Errors
     /// What the file system reports, here or to another process. The folder then holds what it held before.
-    pub fn write(self, store: &Store, peers: &Peers) -> Result<(), TrainError> {
+    pub fn write(self, store: &Store, after: u64, peers: &Peers) -> Result<(), TrainError> {
         let name = name_of(self.index.progress.step);
         let temporary = store.dir.join(format!(".tmp-{name}"));
         let leads = peers.process() == 0;
-        let done = self.write_parts(store, &temporary, peers);
+        let done = self.write_parts(store, &temporary, after, peers);
         if done.is_err() && leads {
             // The first error is the one to report; a leftover is removed when the folder is opened again.
             let _ = std::fs::remove_dir_all(&temporary);
@@ -111,6 +112,7 @@ impl Snapshot {
         mut self,
         store: &Store,
         temporary: &Path,
+        after: u64,
         peers: &Peers,
     ) -> Result<(), TrainError> {
         let leads = peers.process() == 0;
@@ -122,12 +124,9 @@ impl Snapshot {
         }
         let placed = if leads {
             self.write_index(temporary).and_then(|()| {
-                let name = name_of(self.index.progress.step);
-                let (new, old) = (
-                    store.dir.join(&name),
-                    store.dir.join(format!(".old-{name}")),
-                );
-                place(temporary, &new, &old)?;
+                store.put_aside(after)?;
+                let place = store.path(self.index.progress.step);
+                std::fs::rename(temporary, &place).map_err(TrainError::io(&place))?;
                 sync_dir(&store.dir)
             })
         } else {
@@ -197,18 +196,6 @@ fn together(
     Ok(parts)
 }
 
-/// Gives a finished folder its name, in place of an older one of that name.
-fn place(temporary: &Path, place: &Path, old: &Path) -> Result<(), TrainError> {
-    if place.exists() {
-        std::fs::rename(place, old).map_err(TrainError::io(place))?;
-    }
-    std::fs::rename(temporary, place).map_err(TrainError::io(place))?;
-    if old.exists() {
-        std::fs::remove_dir_all(old).map_err(TrainError::io(old))?;
-    }
-    Ok(())
-}
-
 fn write_synced<'a>(
     path: &Path,
     parts: impl IntoIterator<Item = &'a [u8]>,
@@ -236,16 +223,19 @@ fn write_synced<'a>(
 #[derive(Debug)]
 pub struct Saver {
     store: Store,
+    /// Step of the checkpoint before the next one; that of the start at first.
+    after: u64,
     peers: Arc<Peers>,
     running: Option<JoinHandle<Result<(), TrainError>>>,
 }
 
 impl Saver {
-    /// Saves into this folder, together with these processes.
+    /// Saves into this folder what is trained from a step on, together with these processes.
     #[must_use]
-    pub fn new(store: Store, peers: Arc<Peers>) -> Self {
+    pub fn new(store: Store, from: u64, peers: Arc<Peers>) -> Self {
         Self {
             store,
+            after: from,
             peers,
             running: None,
         }
@@ -258,9 +248,10 @@ impl Saver {
     pub fn save(&mut self, snapshot: Snapshot) -> Result<(), TrainError> {
         self.finish()?;
         let (store, peers) = (self.store.clone(), Arc::clone(&self.peers));
+        let after = std::mem::replace(&mut self.after, snapshot.index.progress.step);
         let spawned = std::thread::Builder::new()
             .name("checkpoint".to_owned())
-            .spawn(move || snapshot.write(&store, &peers));
+            .spawn(move || snapshot.write(&store, after, &peers));
         self.running = Some(spawned.map_err(TrainError::io(&self.store.dir))?);
         Ok(())
     }

@@ -45,6 +45,11 @@ impl Setup {
     }
 
     fn save(&mut self, store: &Store, step: u64) {
+        let newest = store.steps().unwrap().last().copied();
+        self.save_after(store, newest.unwrap_or(0), step);
+    }
+
+    fn save_after(&mut self, store: &Store, after: u64, step: u64) {
         let progress = Progress {
             step,
             samples: 8 * step,
@@ -53,7 +58,7 @@ impl Setup {
         };
         Snapshot::take(&self.program, &self.layout, &mut self.memory, progress)
             .unwrap()
-            .write(store, &crate::process::Peers::alone())
+            .write(store, after, &crate::process::Peers::alone())
             .unwrap();
     }
 
@@ -166,16 +171,44 @@ fn old_ones_go_and_leftovers_too() {
         s.save(&store, step);
     }
     assert_eq!(store.steps().unwrap(), [10, 15]);
-    // A step saved again replaces the first one.
-    s.save(&store, 15);
-    assert_eq!(store.steps().unwrap(), [10, 15]);
-    // Killed while writing, and between the two renames of a replacement.
+    // Killed while writing.
     std::fs::create_dir(dir.path().join(".tmp-step-00000020")).unwrap();
-    std::fs::rename(store.path(15), dir.path().join(".old-step-00000015")).unwrap();
     let store = Store::open(dir.path(), 2).unwrap();
     assert_eq!(store.steps().unwrap(), [10, 15]);
     assert_eq!(std::fs::read_dir(dir.path()).unwrap().count(), 2);
     assert!(Checkpoint::open(&store.path(15)).is_ok());
+}
+
+/// What was trained before from the same folder is neither removed nor what a later run goes on from.
+#[test]
+fn another_training_is_put_aside() {
+    let dir = tempfile::tempdir().unwrap();
+    let mut s = Setup::new(&[]);
+    s.fill();
+    let store = Store::open(dir.path(), 3).unwrap();
+    for step in [100, 200, 300] {
+        s.save(&store, step);
+    }
+    let aside = || {
+        let names = store.entries().unwrap().into_iter().map(|e| e.1);
+        names.filter(|n| n.contains("aside")).collect::<Vec<_>>()
+    };
+    // On from 100, then anew: the newest are always the own ones.
+    for (after, step) in [(100, 250), (250, 260), (260, 270)] {
+        s.save_after(&store, after, step);
+        assert_eq!(store.steps().unwrap().last(), Some(&step));
+    }
+    assert_eq!(store.steps().unwrap(), [250, 260, 270]);
+    assert_eq!(aside(), ["step-00000200.aside-1", "step-00000300.aside-1"]);
+    assert_eq!(store.beyond(250).unwrap(), [260, 270]);
+    s.save_after(&store, 0, 10);
+    assert_eq!(store.steps().unwrap(), [10]);
+    s.save_after(&store, 0, 10);
+    assert_eq!(store.steps().unwrap(), [10]);
+    assert_eq!(aside().len(), 6);
+    let store = Store::open(dir.path(), 3).unwrap();
+    assert!(Checkpoint::open(&dir.path().join("step-00000010.aside-1")).is_ok());
+    assert!(Checkpoint::open(&store.path(10)).is_ok());
 }
 
 #[test]
@@ -281,6 +314,7 @@ fn saving_in_the_background_reports_its_errors() {
     };
     let mut saver = Saver::new(
         store.clone(),
+        0,
         std::sync::Arc::new(crate::process::Peers::alone()),
     );
     saver.save(snapshot(1)).unwrap();
