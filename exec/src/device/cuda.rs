@@ -169,6 +169,9 @@ impl CudaDevice {
                 sys::cuMemsetD8_v2(self.own + NAN_AT + 8, 0xff, 8)
             })?;
         }
+        // The host does not wait for memory to be written, nor do our streams for the stream that writes it.
+        // SAFETY: no conditions.
+        check("cuCtxSynchronize", unsafe { sys::cuCtxSynchronize() })?;
         self.recording = pass.record;
         if pass.record {
             if self.recorder.is_none() {
