@@ -6,7 +6,7 @@ use super::memory::{RankMemory, by_role};
 use super::options::ExecOptions;
 use super::rank::PassReport;
 use super::session::StepResult;
-use shardlab_plan::program::{InstrId, Program, SectionKind};
+use shardlab_plan::program::{InstrId, Op, Program, SectionKind};
 use shardlab_plan::record::{
     Blocker, CostSources, MemoryReport, MemorySample, PeakAt, Run, RunKind, Span, StepRecord,
     collective_stats,
@@ -38,6 +38,7 @@ impl Log {
     /// Adds a pass: reports of this process's ranks, and what is known of all ranks, both in rank order.
     pub(crate) fn add(
         &mut self,
+        program: &Program,
         step: u32,
         reports: &[PassReport],
         world: &[RankPass],
@@ -61,7 +62,7 @@ impl Log {
             peak_allocated: first.memory.peak_allocated,
             peak_reserved: first.memory.peak_reserved,
         };
-        let spans = spans(first);
+        let spans = spans(program, first);
         let samples = first.samples.clone();
         self.persistent = first.memory.end_allocated;
         let trains = matches!(record.section, SectionKind::First | SectionKind::Steady);
@@ -110,7 +111,7 @@ impl Log {
 }
 
 /// Spans in issue order.
-fn spans(report: &PassReport) -> Vec<Span> {
+fn spans(program: &Program, report: &PassReport) -> Vec<Span> {
     let mut times = report.times.clone();
     times.sort_unstable_by_key(|t| t.task);
     let mut last_of_stream: BTreeMap<u8, u32> = BTreeMap::new();
@@ -118,7 +119,9 @@ fn spans(report: &PassReport) -> Vec<Span> {
     for (task, t) in report.tasks.iter().zip(&times) {
         debug_assert_eq!(task.number, t.task);
         let before = last_of_stream.insert(task.stream.0, t.task);
-        let blocker = if t.start > t.free + RANK_WAIT {
+        // Only collectives wait for ranks; a kernel or a copy that starts late has waited for room on the device.
+        let collective = matches!(program.instrs[task.instr.index()].op, Op::Collective { .. });
+        let blocker = if collective && t.start > t.free + RANK_WAIT {
             Blocker::Rank
         } else {
             // The latest of: issue, the end of the stream's last task, the wait for an event.
@@ -265,4 +268,68 @@ fn report(program: &Program, options: &ExecOptions, m: &RankMemory, log: &Log) -
     r.retries = m.counters().retries;
     r.timeline.clone_from(&log.timeline);
     r
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::device::TaskTimes;
+    use crate::engine::memory::PassMemory;
+    use crate::engine::rank::Issued;
+    use crate::engine::testing::{AG, Build, SHARD};
+    use shardlab_plan::program::{COMPUTE, CollectiveKind, Role, ShardOp, StreamId};
+
+    #[test]
+    fn only_collectives_wait_for_ranks() {
+        let mut b = Build::new(2, 2, 1);
+        let (shard, full) = (
+            b.buffer(Role::ModelWeight, 64),
+            b.buffer(Role::FullWeight, 128),
+        );
+        let (from, to, all) = (b.all(shard), b.slice(full), b.all(full));
+        let instrs = [
+            b.launch(ShardOp::Copy, COMPUTE, &[from], &[to]),
+            b.copy(COMPUTE, from, to),
+            b.collective(CollectiveKind::AllGather, SHARD, AG, from, all),
+        ];
+        let tasks = (0u32..)
+            .zip(instrs)
+            .map(|(number, instr)| Issued {
+                instr,
+                stream: StreamId(number as u8),
+                number,
+            })
+            .collect();
+        let times = (0..3)
+            .map(|task| TaskTimes {
+                task,
+                issued: 0,
+                ready: 10,
+                free: 10,
+                start: 10 + RANK_WAIT + 1,
+                end: 90_000,
+                waited: None,
+            })
+            .collect();
+        let report = PassReport {
+            section: SectionKind::Steady,
+            start: 0,
+            issued_at: 0,
+            end: 90_000,
+            waited: 0,
+            memory: PassMemory::default(),
+            losses: Vec::new(),
+            square: None,
+            squares: 0.0,
+            tasks,
+            times,
+            behind: BTreeMap::new(),
+            samples: Vec::new(),
+        };
+        let blockers: Vec<Blocker> = spans(&b.finish(), &report)
+            .iter()
+            .map(|s| s.blocker)
+            .collect();
+        assert_eq!(blockers, [Blocker::Host, Blocker::Host, Blocker::Rank]);
+    }
 }

@@ -317,7 +317,7 @@ impl<D: Device> Session<D> {
         }
         let reports: Vec<PassReport> = reports.drain(..).flatten().collect();
         let all = exchange(&self.world, &reports)?;
-        let mut result = self.log.add(step, &reports, &all);
+        let mut result = self.log.add(&self.program, step, &reports, &all);
         let local = self.world.local();
         result.ranks = local.zip(&reports).map(|(r, p)| p.times(r)).collect();
         Ok(result)
