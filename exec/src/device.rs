@@ -198,8 +198,11 @@ pub trait Device: Send {
     /// In words, if the machine has not enough memory.
     fn map(&mut self, regions: &[Region]) -> Result<(), String>;
 
-    /// Device address of an allocator address, if `bytes` from there on are backed.
-    fn pointer(&self, address: u64, bytes: u64) -> Option<*mut u8>;
+    /// Device address of an allocator address; `None` if the `bytes` from there on are outside of every region.
+    ///
+    /// # Errors
+    /// Kind and words, if the machine refuses memory for them.
+    fn pointer(&self, address: u64, bytes: u64) -> Result<Option<*mut u8>, (FailureKind, String)>;
 
     /// Starts a pass on an idle device: all events are incomplete, all slots 0.
     ///

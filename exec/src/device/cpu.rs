@@ -303,8 +303,8 @@ impl Device for CpuDevice {
         Ok(())
     }
 
-    fn pointer(&self, address: u64, bytes: u64) -> Option<*mut u8> {
-        self.arena.pointer(address, bytes)
+    fn pointer(&self, address: u64, bytes: u64) -> Result<Option<*mut u8>, (FailureKind, String)> {
+        Ok(self.arena.pointer(address, bytes))
     }
 
     fn begin(&mut self, pass: Pass) -> Result<(), Stop> {

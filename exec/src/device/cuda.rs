@@ -247,8 +247,11 @@ impl Device for CudaDevice {
         Ok(())
     }
 
-    fn pointer(&self, address: u64, bytes: u64) -> Option<*mut u8> {
-        self.arena.as_ref()?.pointer(address, bytes)
+    fn pointer(&self, address: u64, bytes: u64) -> Result<Option<*mut u8>, (FailureKind, String)> {
+        let Some(arena) = &self.arena else {
+            return Ok(None);
+        };
+        arena.pointer(address, bytes)
     }
 
     fn begin(&mut self, pass: Pass) -> Result<(), Stop> {

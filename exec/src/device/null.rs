@@ -1,6 +1,6 @@
 //! A device that does nothing: what remains is the interpreter's own cost.
 
-use super::{Command, Device, GraphId, Pass, Region, Stop, TaskTimes};
+use super::{Command, Device, FailureKind, GraphId, Pass, Region, Stop, TaskTimes};
 use crate::operand::RawRange;
 use shardlab_plan::program::{EventId, InstrId, StreamId};
 use std::time::Instant;
@@ -12,6 +12,8 @@ pub struct NullDevice {
     graphs: Vec<usize>,
     /// Commands submitted so far.
     pub commands: u64,
+    /// Addresses from here on have no memory.
+    pub memory_end: u64,
 }
 
 impl Default for NullDevice {
@@ -20,6 +22,7 @@ impl Default for NullDevice {
             epoch: Instant::now(),
             graphs: Vec::new(),
             commands: 0,
+            memory_end: u64::MAX,
         }
     }
 }
@@ -33,9 +36,13 @@ impl Device for NullDevice {
         Ok(())
     }
 
-    fn pointer(&self, address: u64, _: u64) -> Option<*mut u8> {
+    fn pointer(&self, address: u64, _: u64) -> Result<Option<*mut u8>, (FailureKind, String)> {
+        if address >= self.memory_end {
+            let what = format!("no memory at {address:#x}");
+            return Err((FailureKind::OutOfMemory, what));
+        }
         // Nobody looks behind it.
-        Some(std::ptr::without_provenance_mut(address as usize))
+        Ok(Some(std::ptr::without_provenance_mut(address as usize)))
     }
 
     fn begin(&mut self, _: Pass) -> Result<(), Stop> {

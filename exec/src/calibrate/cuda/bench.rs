@@ -350,6 +350,8 @@ impl Rank {
             ptr: self
                 .device
                 .pointer(BASE + offset, bytes as u64)
+                .ok()
+                .flatten()
                 .unwrap_or(std::ptr::null_mut()),
             bytes,
             dtype,

@@ -6,8 +6,8 @@
 
 use super::context::Context;
 use super::driver::{CudaError, check};
-use crate::device::Region;
 use crate::device::abort::lock;
+use crate::device::{FailureKind, Region};
 use cudarc::driver::sys;
 use shardlab_plan::memory::HOST_BASE;
 use shardlab_plan::memory::pool::POOL_BASE;
@@ -203,7 +203,6 @@ impl Arena {
             bytes,
             handle,
         });
-        region.backed = to;
         // SAFETY: all-zero bytes are a valid value of this C structure.
         let mut access: sys::CUmemAccessDesc = unsafe { std::mem::zeroed() };
         access.location = p.location;
@@ -215,7 +214,9 @@ impl Arena {
         // SAFETY: the range is mapped and nobody knows it yet.
         check("cuMemsetD8", unsafe { sys::cuMemsetD8_v2(start, 0, bytes) })?;
         // SAFETY: no conditions. The fill runs on a stream that others do not wait for.
-        check("cuCtxSynchronize", unsafe { sys::cuCtxSynchronize() })
+        check("cuCtxSynchronize", unsafe { sys::cuCtxSynchronize() })?;
+        region.backed = to;
+        Ok(())
     }
 
     fn add_host(&mut self, region: &Region) -> Result<(), CudaError> {
@@ -229,11 +230,21 @@ impl Arena {
     }
 
     /// Device (or pinned host) address of an allocator address with `bytes` behind it.
-    pub(crate) fn pointer(&self, address: u64, bytes: u64) -> Option<*mut u8> {
-        let end = address.checked_add(bytes)?;
+    ///
+    /// # Errors
+    /// Why there is no memory for a region to grow.
+    pub(crate) fn pointer(
+        &self,
+        address: u64,
+        bytes: u64,
+    ) -> Result<Option<*mut u8>, (FailureKind, String)> {
+        let Some(end) = address.checked_add(bytes) else {
+            return Ok(None);
+        };
         if let Some(h) = self.host.iter().find(|h| h.addresses.contains(&address)) {
             let offset = (address - h.addresses.start) as usize;
-            return (end <= h.addresses.end).then(|| h.memory.ptr().wrapping_add(offset));
+            let within = end <= h.addresses.end;
+            return Ok(within.then(|| h.memory.ptr().wrapping_add(offset)));
         }
         // Few regions: a run has one or two.
         for region in &self.regions {
@@ -242,15 +253,20 @@ impl Arena {
                 continue;
             }
             if end > region.addresses.end {
-                return None;
+                return Ok(None);
             }
-            if end > region.backed {
-                self.back(&mut region, end).ok()?;
-            }
+            self.back(&mut region, end).map_err(|e| {
+                let kind = if e.is_out_of_memory() {
+                    FailureKind::OutOfMemory
+                } else {
+                    FailureKind::Alloc
+                };
+                (kind, self.refusal(&e, Bytes(end - region.base)))
+            })?;
             let at = region.start + (address - region.base);
-            return Some(std::ptr::with_exposed_provenance_mut(at as usize));
+            return Ok(Some(std::ptr::with_exposed_provenance_mut(at as usize)));
         }
-        None
+        Ok(None)
     }
 
     /// Device addresses and bytes that have memory behind them: what NCCL may register.

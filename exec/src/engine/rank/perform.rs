@@ -4,6 +4,7 @@ use super::{POISON, PassInputs, Pending, Rank};
 use crate::device::{Command, Device, FailureKind, Stop};
 use crate::engine::rank::Issued;
 use crate::operand::RawRange;
+use shardlab_plan::memory::AllocError;
 use shardlab_plan::program::{
     BufferId, EventId, Holds, HostWorkKind, Instr, InstrId, Op, Program, Role, SectionKind,
     StreamId,
@@ -143,7 +144,13 @@ impl<D: Device> Rank<D> {
         let time = if self.record { self.device.now() } else { 0 };
         let address = match self.memory.alloc(program, buffer, id, time) {
             Ok(address) => address,
-            Err(e) => return Err(self.refused(program, id, buffer, &e)),
+            Err(e) => {
+                let kind = match e {
+                    AllocError::OutOfMemory { .. } => FailureKind::OutOfMemory,
+                    _ => FailureKind::Alloc,
+                };
+                return Err(self.refused(program, id, buffer, kind, &e.to_string()));
+            }
         };
         self.sample(id, time);
         let b = &program.buffers[buffer.index()];
@@ -152,8 +159,9 @@ impl<D: Device> Rank<D> {
             b.align.max(1) as usize
         } else {
             match self.device.pointer(address, b.bytes.0) {
-                Some(p) => p.expose_provenance(),
-                None => {
+                Ok(Some(p)) => p.expose_provenance(),
+                Err((kind, e)) => return Err(self.refused(program, id, buffer, kind, &e)),
+                Ok(None) => {
                     let what = format!(
                         "address {address:#x} of {} is outside of every planned region",
                         program.buffer_name(buffer)

@@ -6,7 +6,6 @@ use crate::device::{Device, Failure, FailureKind, Stop};
 use crate::engine::fault::FaultKind;
 use crate::engine::taps::Taps;
 use crate::operand::RawRange;
-use shardlab_plan::memory::AllocError;
 use shardlab_plan::program::{BufferId, Holds, InstrId, Program};
 use std::sync::Arc;
 
@@ -108,12 +107,9 @@ impl<D: Device> Rank<D> {
         program: &Program,
         id: InstrId,
         buffer: BufferId,
-        e: &AllocError,
+        kind: FailureKind,
+        e: &str,
     ) -> Stop {
-        let kind = match e {
-            AllocError::OutOfMemory { .. } => FailureKind::OutOfMemory,
-            _ => FailureKind::Alloc,
-        };
         let mut what = format!("{}: {e}", program.buffer_name(buffer));
         if kind == FailureKind::OutOfMemory {
             let alive: Vec<String> = self

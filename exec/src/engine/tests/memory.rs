@@ -1,7 +1,8 @@
 //! Memory is what the allocators say, to the byte.
 
 use super::*;
-use crate::device::FailureKind;
+use crate::device::null::NullDevice;
+use crate::device::{Abort, FailureKind};
 use shardlab_plan::memory::{Memory, replay, replay_on};
 use shardlab_plan::units::Bytes;
 
@@ -66,6 +67,23 @@ fn out_of_memory_says_what_was_alive_and_stops_every_rank() {
         panic!();
     };
     assert_eq!(ranks.len(), 4);
+}
+
+/// The plan fits, the machine's memory does not.
+#[test]
+fn memory_that_the_device_refuses_is_out_of_memory_too() {
+    let toy = toy(1, Pool::Caching, false);
+    let abort = Arc::new(Abort::new(Duration::from_secs(20)));
+    let mut device = NullDevice::default();
+    device.memory_end = 0;
+    let options = ExecOptions::default();
+    let made = Session::with_devices(Arc::new(toy.p), options, abort, vec![device]);
+    let e = made.err().unwrap();
+    let first = e.first().unwrap();
+    assert_eq!(first.kind, FailureKind::OutOfMemory);
+    let words = &first.message;
+    assert!(words.contains("no memory at 0x"), "{words}");
+    assert!(words.contains("alive: model_weight 512 B"), "{words}");
 }
 
 #[test]
