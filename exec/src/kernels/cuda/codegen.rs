@@ -214,6 +214,16 @@ impl Request<'_> {
         })
     }
 
+    /// C type of indices that reach every element of every slot.
+    fn index(&self) -> &'static str {
+        let slots = self
+            .body
+            .iter()
+            .flat_map(|b| b.inputs.iter().chain(&b.outputs));
+        let most = slots.map(index::extent).max().unwrap_or(0);
+        if most < 1 << 31 { "u32" } else { "u64" }
+    }
+
     /// C type of a slot's memory.
     fn memory(&self, slot: &Slot) -> Result<&'static str, Refusal> {
         Ok(ctype(self.arg(slot.place)?.dtype))

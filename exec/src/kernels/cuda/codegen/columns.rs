@@ -144,7 +144,7 @@ fn columns(req: &Request<'_>, op: &BodyOp, lanes: usize) -> Result<Module, Refus
             "__syncthreads();\n#pragma unroll\nfor (int v = 0; v < {lanes}; v++) sh[ty][tx * {lanes} + v] = acc{n}[v];\n__syncthreads();\nfor (u32 j = threadIdx.x; j < {tile}; j += {threads})\n  if (blockIdx.x * {tile}u + j < COLS) {{\n    float s = 0.0f;\n#pragma unroll\n    for (int y = 0; y < {deep}; y++) s += sh[y][j];\n    part[((u64)blockIdx.y * {outs} + {n}) * COLS + blockIdx.x * {tile}u + j] = s;\n  }}"
         ));
     }
-    let index = if whole < 1 << 31 { "u32" } else { "u64" };
+    let index = req.index();
     let (mut params, mut declared) = req.operands();
     params.push(Param::Scratch(0));
     declared.push("float* part".to_owned());
@@ -229,12 +229,13 @@ fn channels(req: &Request<'_>, op: &BodyOp) -> Result<Module, Refusal> {
     let mut g = Gen::new(req, 1, None);
     g.line("double sum = 0.0;");
     let p = h * w;
+    let index = req.index();
     g.open(format!(
-        "for (u32 j = threadIdx.x; j < {}u; j += 256)",
+        "for ({index} j = threadIdx.x; j < {}u; j += 256)",
         images * p
     ));
     g.line(format!(
-        "const u32 i = (j / {p}u * {channels}u + blockIdx.x) * {p}u + j % {p}u;"
+        "const {index} i = (j / {p}u * {channels}u + blockIdx.x) * {p}u + j % {p}u;"
     ));
     let at = Index {
         own: None,

@@ -40,9 +40,9 @@ impl Geometry {
         })
     }
 
-    fn defines(&self) -> String {
+    fn defines(&self, index: &str) -> String {
         format!(
-            "#define CIN {}\n#define COUT {}\n#define H {}\n#define W {}\n#define K {}\n#define PAD {}\n",
+            "typedef {index} IDX;\n#define CIN {}\n#define COUT {}\n#define H {}\n#define W {}\n#define K {}\n#define PAD {}\n",
             self.cin,
             self.cout,
             self.h,
@@ -62,7 +62,7 @@ fn reader(req: &Request<'_>, slot: &Slot, name: &str) -> Result<String, Refusal>
     let at = index::offset(&at, &index::dims(slot), 1, None)?;
     let ty = ctype(req.arg(slot.place)?.dtype);
     Ok(format!(
-        "DEV float {name}(const {ty}* p, u32 i) {{ return up(p[{}]); }}\n",
+        "DEV float {name}(const {ty}* p, IDX i) {{ return up(p[{}]); }}\n",
         at.code
     ))
 }
@@ -109,10 +109,10 @@ pub(super) fn forward(req: &Request<'_>, op: &BodyOp) -> Result<Module, Refusal>
     let n = g.images * g.cout * g.h * g.w;
     let source = format!(
         "{}{}{}KERNEL(256) k0({}) {{
-  const u32 i = blockIdx.x * 256 + threadIdx.x;
+  const IDX i = (IDX)blockIdx.x * 256 + threadIdx.x;
   if (i >= {n}u) return;
   const int px = i % W, py = i / W % H, co = i / (W * H) % COUT;
-  const u32 image = i / (W * H * COUT);
+  const IDX image = i / (W * H * COUT);
   float sum = 0.0f;
   for (int ci = 0; ci < CIN; ci++)
     for (int dy = 0; dy < K; dy++) {{
@@ -128,7 +128,7 @@ pub(super) fn forward(req: &Request<'_>, op: &BodyOp) -> Result<Module, Refusal>
   {}
 }}
 ",
-        g.defines(),
+        g.defines(req.index()),
         reader(req, x, "read_x")?,
         reader(req, w, "read_w")?,
         req.operands().1.join(", "),
@@ -146,10 +146,10 @@ pub(super) fn grad_input(req: &Request<'_>, op: &BodyOp) -> Result<Module, Refus
     let n = g.images * g.cin * g.h * g.w;
     let source = format!(
         "{}{}{}KERNEL(256) k0({}) {{
-  const u32 i = blockIdx.x * 256 + threadIdx.x;
+  const IDX i = (IDX)blockIdx.x * 256 + threadIdx.x;
   if (i >= {n}u) return;
   const int px = i % W, py = i / W % H, ci = i / (W * H) % CIN;
-  const u32 image = i / (W * H * CIN);
+  const IDX image = i / (W * H * CIN);
   float sum = 0.0f;
   for (int co = 0; co < COUT; co++)
     for (int dy = 0; dy < K; dy++) {{
@@ -165,7 +165,7 @@ pub(super) fn grad_input(req: &Request<'_>, op: &BodyOp) -> Result<Module, Refus
   {}
 }}
 ",
-        g.defines(),
+        g.defines(req.index()),
         reader(req, dy, "read_y")?,
         reader(req, w, "read_w")?,
         req.operands().1.join(", "),
@@ -186,9 +186,9 @@ pub(super) fn grad_weight(req: &Request<'_>, op: &BodyOp) -> Result<Module, Refu
   const u32 i = blockIdx.x;
   const int dx = i % K, dy = i / K % K, ci = i / (K * K) % CIN, co = i / (K * K * CIN);
   float sum = 0.0f;
-  for (u32 j = threadIdx.x; j < {images}u * H * W; j += 256) {{
+  for (IDX j = threadIdx.x; j < (IDX){images}u * H * W; j += 256) {{
     const int px = j % W, py = j / W % H, sx = px + dx - PAD, sy = py + dy - PAD;
-    const u32 image = j / (W * H);
+    const IDX image = j / (W * H);
     if (sx < 0 || sx >= W || sy < 0 || sy >= H) continue;
     sum = fmaf(read_y({dy}, ((image * COUT + co) * H + py) * W + px), read_x({x}, ((image * CIN + ci) * H + sy) * W + sx), sum);
   }}
@@ -197,7 +197,7 @@ pub(super) fn grad_weight(req: &Request<'_>, op: &BodyOp) -> Result<Module, Refu
   {}
 }}
 ",
-        g.defines(),
+        g.defines(req.index()),
         reader(req, dy, "read_y")?,
         reader(req, x, "read_x")?,
         req.operands().1.join(", "),
@@ -206,5 +206,5 @@ pub(super) fn grad_weight(req: &Request<'_>, op: &BodyOp) -> Result<Module, Refu
         dy = req.address(dy)?,
         x = req.address(x)?,
     );
-    Ok(module(req, source, n as u32, 256))
+    Ok(module(req, source, blocks(n as usize, 1)?, 256))
 }

@@ -116,6 +116,13 @@ pub(super) fn dims(slot: &Slot) -> Dims {
     }))
 }
 
+/// Elements from a slot's first to its last, those between its own included.
+pub(super) fn extent(slot: &Slot) -> usize {
+    let reach = |d: &Dim| (d.n.max(1) - 1) * d.stride;
+    let last: usize = dims(slot).iter().map(reach).sum();
+    (last + 1).max(view::numel(slot))
+}
+
 /// The merged dimensions of a slot that is repeated over a larger shape.
 pub(super) fn broadcast(slot: &Slot, to: &[u64]) -> Result<Dims, Refusal> {
     let misfit = || Refusal::new(format!("{:?} does not broadcast to {to:?}", slot.shape));

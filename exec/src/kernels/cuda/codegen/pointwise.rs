@@ -109,7 +109,7 @@ pub(super) fn generate(req: &Request<'_>, lanes: usize) -> Result<Module, Refusa
         }
         let name = format!("k{k}");
         let (params, declared) = req.operands();
-        let index = if n < 1 << 31 { "u32" } else { "u64" };
+        let index = req.index();
         let mut head = match walk {
             None => format!(
                 "  const {index} i = (({index})blockIdx.x * {THREADS}u + threadIdx.x) * {lanes}u;\n  if (i >= {n}u) return;\n"
@@ -288,7 +288,7 @@ fn integers(req: &Request<'_>) -> Result<Option<Module>, Refusal> {
     let source = index::offset(&at, &index::dims(from), 1, None)?;
     let target = index::offset(&at, &index::dims(to), 1, None)?;
     let (params, declared) = req.operands();
-    let index = if n < 1 << 31 { "u32" } else { "u64" };
+    let index = req.index();
     Ok(Some(Module {
         source: format!(
             "KERNEL({THREADS}) k0({}) {{\n  const {index} i = ({index})blockIdx.x * {THREADS}u + threadIdx.x;\n  if (i >= {n}u) return;\n  {}[{}] = {}[{}];\n}}\n",

@@ -211,11 +211,7 @@ fn build(req: &Request<'_>, mut shape: Shape) -> Result<Option<Module>, Refusal>
         }
         head += "  }\n";
     }
-    let index = if d.rows * d.cols < 1 << 31 {
-        "u32"
-    } else {
-        "u64"
-    };
+    let index = req.index();
     let row = format!("  const IDX base = r * {}u;\n{head}{}", d.cols, g.code);
     let (rows, t) = (shape.rows, shape.threads);
     let worker = format!("blockIdx.x * {rows}u + threadIdx.x / {t}u");

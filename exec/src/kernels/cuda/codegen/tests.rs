@@ -1,14 +1,17 @@
 //! The compiler accepts everything that shipped scenarios launch.
 
 use super::shard::{CAPACITIES, Ranges};
-use super::{Module, Param, generate, shard};
+use super::{Arg, Module, Param, Request, generate, shard};
 use crate::device::cuda::libraries::{Surroundings, folders};
 use crate::kernels::cuda::cache::Cache;
 use crate::kernels::cuda::code::{OPTIONS, key};
 use crate::kernels::cuda::nvrtc::Compiler;
 use crate::kernels::cuda::{prepare, ranges, variant};
 use shardlab_plan::model::OpKind;
-use shardlab_plan::program::{COMPUTE, InstrId, Op, Program, workspace};
+use shardlab_plan::program::{
+    BodyOp, COMPUTE, InstrId, Op, Place, Program, Shape, Slot, workspace,
+};
+use shardlab_plan::units::DType;
 use shardlab_plan::{plan, scenario};
 use std::collections::{BTreeMap, BTreeSet};
 use std::io::Write as _;
@@ -295,5 +298,92 @@ fn a_row_of_logits_is_kept_by_as_few_blocks_as_hold_it() {
         assert!(!module.source.contains("__cluster_dims__"), "{vocab}");
         assert_eq!(module.entries.len(), 2);
         assert!(module.entries.iter().all(|e| e.shared == 0));
+    }
+}
+
+/// A slot of this shape and these strides, none if it is dense.
+fn slot(place: Place, shape: &[u64], strides: &[u64]) -> Slot {
+    Slot {
+        place,
+        offset: 0,
+        shape: Shape::from_slice(shape),
+        strides: strides.iter().copied().collect(),
+        dtype: DType::Bf16,
+    }
+}
+
+/// The largest offset of any operand counts, not the number of results.
+#[test]
+fn indices_are_as_wide_as_operands_are_large() {
+    let compiler = compiler();
+    let wide = |op, inputs: &[Slot], output: Slot| {
+        let body = [BodyOp {
+            op,
+            inputs: inputs.iter().cloned().collect(),
+            outputs: [output].into_iter().collect(),
+        }];
+        let arg = Arg {
+            dtype: DType::Bf16,
+            align: 16,
+        };
+        let req = Request {
+            body: &body,
+            reads: &vec![arg; inputs.len()],
+            writes: &[arg],
+            same: &vec![None; inputs.len()],
+        };
+        let module = generate(&req).unwrap();
+        if let Some(c) = &compiler {
+            c.compile(&module.source, &OPTIONS).unwrap();
+        }
+        let own = module.source.strip_prefix(super::PREAMBLE).unwrap();
+        let has = |ty: &str| match own.contains(" IDX;") {
+            true => own.contains(&format!("typedef {ty} IDX;")),
+            false => own.contains(&format!("const {ty} i = ")),
+        };
+        assert!(has("u64") != has("u32"), "{own}");
+        has("u64")
+    };
+    let (read, write) = (Place::Read, Place::Write(0));
+    // Columns of a merged product: few elements, far apart.
+    for (tokens, expected) in [(200_000, false), (500_000, true)] {
+        let merged = slot(read(0), &[tokens, 2048], &[10_240, 1]);
+        let dense = |place| slot(place, &[tokens, 2048], &[]);
+        for (op, inputs, output) in [
+            (OpKind::Silu, vec![merged.clone()], dense(write)),
+            (OpKind::Copy, vec![merged.clone()], dense(write)),
+            (OpKind::LogSoftmax, vec![merged.clone()], dense(write)),
+            (OpKind::SumLeading, vec![merged], slot(write, &[2048], &[])),
+        ] {
+            assert_eq!(wide(op, &inputs, output), expected, "{op:?} {tokens}");
+        }
+    }
+    for (images, expected) in [(1_000, false), (20_000, true)] {
+        let image = |place, channels| slot(place, &[images, channels, 48, 48], &[]);
+        let weight = |place| slot(place, &[64, 32, 3, 3], &[]);
+        for (op, inputs, output) in [
+            (
+                OpKind::SumChannels,
+                vec![image(read(0), 64)],
+                slot(write, &[64], &[]),
+            ),
+            (
+                OpKind::Conv { kernel: 3 },
+                vec![image(read(0), 32), weight(read(1))],
+                image(write, 64),
+            ),
+            (
+                OpKind::ConvGradInput { kernel: 3 },
+                vec![image(read(0), 64), weight(read(1))],
+                image(write, 32),
+            ),
+            (
+                OpKind::ConvGradWeight { kernel: 3 },
+                vec![image(read(0), 64), image(read(1), 32)],
+                weight(write),
+            ),
+        ] {
+            assert_eq!(wide(op, &inputs, output), expected, "{op:?} {images}");
+        }
     }
 }
