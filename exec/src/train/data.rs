@@ -139,7 +139,11 @@ impl Feed {
     pub fn step(&self, step: u64) -> Vec<RankFeed> {
         let first = self.position(step);
         self.ranks(self.micro_batches, |micro, rank, j| {
-            first + (micro * self.world + rank) * self.micro_batch + j
+            let n = first + (micro * self.world + rank) * self.micro_batch + j;
+            match &self.samples {
+                Samples::Tokens(t) => t.start(n, self.seq_len),
+                Samples::Random { .. } => n,
+            }
         })
     }
 
@@ -150,10 +154,7 @@ impl Feed {
         self.ranks(1, |_, rank, j| {
             let n = (index * self.world + rank) * self.micro_batch + j;
             match &self.samples {
-                Samples::Tokens(t) => {
-                    let windows = t.windows(self.seq_len).max(1);
-                    windows - 1 - n % windows
-                }
+                Samples::Tokens(t) => t.start_from_end(n, self.seq_len),
                 Samples::Random { .. } => u64::MAX - n,
             }
         })
@@ -181,7 +182,7 @@ impl Feed {
         (0..self.world).map(of).collect()
     }
 
-    /// Appends one sample of an input.
+    /// Appends one sample of an input: the one from a token on, or of this number.
     fn write(&self, known: &Const, sample: u64, out: &mut Vec<u8>) {
         let per_sample = known.bytes.0 / known.dtype.size() / self.micro_batch;
         match &self.samples {

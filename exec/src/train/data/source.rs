@@ -250,10 +250,22 @@ impl Tokens {
         (self.len() - 1) / seq_len
     }
 
-    /// The `T + 1` tokens of a sample.
-    pub fn window(&self, sample: u64, seq_len: u64) -> impl Iterator<Item = u32> + '_ {
+    /// First token of a sample of training.
+    #[must_use]
+    pub fn start(&self, sample: u64, seq_len: u64) -> u64 {
         let span = u128::from(self.len() - seq_len - 1);
-        let start = (u128::from(sample) * u128::from(seq_len) % span) as usize;
-        (start..=start + seq_len as usize).map(|i| self.token(i))
+        (u128::from(sample) * u128::from(seq_len) % span) as u64
+    }
+
+    /// Likewise of validation: windows counted from the stream's end, which training reaches last.
+    #[must_use]
+    pub fn start_from_end(&self, sample: u64, seq_len: u64) -> u64 {
+        let windows = self.windows(seq_len).max(1);
+        (windows - 1 - sample % windows) * seq_len
+    }
+
+    /// The `T + 1` tokens from one on.
+    pub fn window(&self, start: u64, seq_len: u64) -> impl Iterator<Item = u32> + '_ {
+        (start..=start + seq_len).map(|i| self.token(i as usize))
     }
 }

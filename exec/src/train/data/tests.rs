@@ -76,6 +76,19 @@ fn windows_follow_the_sampling_rule() {
     assert_eq!(global(&f, 0)[1], [17, 18, 19, 20, 21, 22, 23, 24]);
 }
 
+/// Also of a stream that ends with a window, where training's last start would be its first again.
+#[test]
+fn validation_begins_with_the_last_window() {
+    for (len, last) in [(7 * 3, 7), (7 * 3 + 1, 14), (7 * 3 + 2, 14)] {
+        let stream: Vec<u32> = (0..len).collect();
+        let tokens = Tokens::of_ids("tokens".to_owned(), &stream);
+        let f = feed(BASE[0], &["mesh.dp_shard=2"], Some(tokens));
+        let starts: Vec<i64> = f.validation(0).iter().map(|r| ids(&r[0][0].1)[0]).collect();
+        assert_eq!(starts[..2], [last, last - 7], "{len}");
+        assert_eq!(global(&f, 0)[0][0], 0);
+    }
+}
+
 #[test]
 fn faulty_data_is_named() {
     let dir = tempfile::tempdir().unwrap();
