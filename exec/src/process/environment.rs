@@ -116,6 +116,19 @@ pub fn read(var: &dyn Fn(&str) -> Option<String>) -> Read<Option<Placement>> {
     if env.text("TORCHELASTIC_RUN_ID").is_some() {
         found.retain(|(s, ..)| s.launcher == Launcher::Torchrun);
     }
+    // Slurm's words are about the daemons on each node where mpirun or mpiexec has started the ranks; srun itself may say PMI's
+    // words too, all but the place on the host.
+    let says = |launcher| {
+        let said = found.iter().find(|f| f.0.launcher == launcher)?;
+        Some((said.1, said.2))
+    };
+    let mpiexec = says(Launcher::Pmi).filter(|_| env.text("MPI_LOCALRANKID").is_some());
+    let not = if mpiexec.or(says(Launcher::OpenMpi)).is_some() {
+        Some(Launcher::Srun)
+    } else {
+        (says(Launcher::Srun) == says(Launcher::Pmi)).then_some(Launcher::Pmi)
+    };
+    found.retain(|f| Some(f.0.launcher) != not);
     let Some(&(source, rank, world)) = found.first() else {
         return Ok(None);
     };
@@ -201,7 +214,7 @@ static SOURCES: &[Source] = &[
         rank: "PMI_RANK",
         world: "PMI_SIZE",
         local: "MPI_LOCALRANKID",
-        run: &["PMI_ID", "HYDRA_BSTRAP_JOBID"],
+        run: &["HYDRA_BSTRAP_JOBID"],
     },
     Source {
         launcher: Launcher::Srun,

@@ -98,6 +98,59 @@ fn mpirun() {
     assert_eq!(place(&pmi).launcher, Launcher::Pmi);
 }
 
+/// With `--mpi=pmi2` or `cray_shasta`.
+#[test]
+fn srun_that_speaks_pmi() {
+    let vars = [
+        ("SLURM_PROCID", "5"),
+        ("SLURM_LOCALID", "1"),
+        ("SLURM_STEP_NUM_TASKS", "8"),
+        ("SLURM_STEP_NODELIST", "gpu-[1-2]"),
+        ("PMI_RANK", "5"),
+        ("PMI_SIZE", "8"),
+    ];
+    let p = place(&vars);
+    assert_eq!((p.launcher, p.rank), (Launcher::Srun, 5));
+    assert_eq!((p.local_rank, p.host.as_str()), (1, "gpu-1"));
+}
+
+/// Its daemons are started by srun, one a node, and the ranks inherit what that says of them.
+#[test]
+fn mpirun_within_a_slurm_job() {
+    let daemon = [
+        ("SLURM_PROCID", "1"),
+        ("SLURM_LOCALID", "0"),
+        ("SLURM_STEP_NUM_TASKS", "2"),
+        ("MASTER_ADDR", "h"),
+    ];
+    let mut vars = daemon.to_vec();
+    vars.extend([
+        ("OMPI_COMM_WORLD_RANK", "9"),
+        ("OMPI_COMM_WORLD_LOCAL_RANK", "1"),
+        ("OMPI_COMM_WORLD_SIZE", "12"),
+    ]);
+    let p = place(&vars);
+    assert_eq!(
+        (p.launcher, p.rank, p.world, p.local_rank),
+        (Launcher::OpenMpi, 9, 12, 1)
+    );
+    let mut vars = daemon.to_vec();
+    vars.extend([
+        ("PMI_RANK", "9"),
+        ("PMI_SIZE", "12"),
+        ("PMI_ID", "9"),
+        ("MPI_LOCALRANKID", "1"),
+        ("HYDRA_BSTRAP_JOBID", "3"),
+    ]);
+    let p = place(&vars);
+    assert_eq!(
+        (p.launcher, p.rank, p.world, p.local_rank),
+        (Launcher::Pmi, 9, 12, 1)
+    );
+    // The same for all ranks.
+    assert_eq!(p.run, "3");
+}
+
 #[test]
 fn its_own_launcher_comes_first() {
     let mut vars = TORCHRUN.to_vec();
