@@ -263,6 +263,11 @@ pub trait Device: Send {
         true
     }
 
+    /// What the user should know before the first step.
+    fn notes(&self) -> Vec<String> {
+        Vec::new()
+    }
+
     /// Facts for the run's environment: hardware, libraries, settings.
     fn facts(&mut self) -> BTreeMap<String, String> {
         BTreeMap::new()

@@ -188,6 +188,20 @@ impl CudaDevice {
         Ok(())
     }
 
+    /// What is there and not used, and why: libraries, cuDNN's kernels.
+    fn unused(&self) -> Vec<(&'static str, String)> {
+        let libraries = Libraries::load(&[]).map_or(&[][..], Libraries::refused);
+        let libraries: Vec<String> = libraries
+            .iter()
+            .map(|(library, why)| format!("{library}: {why}"))
+            .collect();
+        let all = [
+            ("libraries", libraries.join("; ")),
+            ("cudnn", self.bodies.refused().join("; ")),
+        ];
+        all.into_iter().filter(|(_, why)| !why.is_empty()).collect()
+    }
+
     /// What kernels left in the device's own memory.
     fn look_for_trouble(&mut self) -> Result<(), Stop> {
         if let Some(what) = self.bodies.fault() {
@@ -359,10 +373,17 @@ impl Device for CudaDevice {
         facts.extend(self.collectives.facts());
         facts.extend(factory::facts(&self.context));
         facts.extend(self.times_from.map(|s| ("times".to_owned(), s.to_owned())));
+        let unused = self.unused().into_iter();
+        facts.extend(unused.map(|(what, why)| (format!("{what}.refused"), why)));
         if let Some(arena) = &self.arena {
             facts.insert("arena_bytes".to_owned(), arena.bytes().0.to_string());
         }
         facts
+    }
+
+    fn notes(&self) -> Vec<String> {
+        let note = |(what, why)| format!("not used of {what}: {why}");
+        self.unused().into_iter().map(note).collect()
     }
 
     fn device_bytes(&mut self) -> Option<Bytes> {

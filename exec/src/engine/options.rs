@@ -61,19 +61,19 @@ impl Times {
         }
     }
 
-    /// Whether records are to be taken in a process of so many ranks; `are_there` says whether the library is.
+    /// Whether records are to be taken in a process of so many ranks; `missing` says why the library is not
+    /// there, if it is not.
     ///
     /// # Errors
     /// In words, if records are asked for and cannot be had.
-    pub fn records(self, ranks: usize, are_there: bool) -> Result<bool, String> {
-        match self {
-            Self::Auto => Ok(are_there && ranks == 1),
-            Self::Cupti if are_there => Ok(true),
-            Self::Cupti => {
-                let what = "times by CUPTI are asked for, and libcupti.so.13 is not there (pip install nvidia-cuda-cupti; or take times by events)";
-                Err(what.to_owned())
-            }
-            Self::Events => Ok(false),
+    pub fn records(self, ranks: usize, missing: Option<String>) -> Result<bool, String> {
+        match (self, missing) {
+            (Self::Auto, missing) => Ok(missing.is_none() && ranks == 1),
+            (Self::Cupti, None) => Ok(true),
+            (Self::Cupti, Some(why)) => Err(format!(
+                "times by CUPTI are asked for, and {why}; times can be taken by events"
+            )),
+            (Self::Events, _) => Ok(false),
         }
     }
 }
@@ -153,13 +153,13 @@ mod tests {
 
     #[test]
     fn records_are_taken_unasked_only_where_a_process_has_one_gpu() {
-        let auto = |ranks, there| Times::Auto.records(ranks, there);
-        assert_eq!(auto(1, true), Ok(true));
-        assert_eq!(auto(4, true), Ok(false));
-        assert_eq!(auto(1, false), Ok(false));
-        assert_eq!(Times::Cupti.records(4, true), Ok(true));
-        assert_eq!(Times::Events.records(1, true), Ok(false));
-        let why = Times::Cupti.records(1, false).unwrap_err();
-        assert!(why.contains("nvidia-cuda-cupti"), "{why}");
+        let gone = || Some("libcupti.so.13 does not load".to_owned());
+        assert_eq!(Times::Auto.records(1, None), Ok(true));
+        assert_eq!(Times::Auto.records(4, None), Ok(false));
+        assert_eq!(Times::Auto.records(1, gone()), Ok(false));
+        assert_eq!(Times::Cupti.records(4, None), Ok(true));
+        assert_eq!(Times::Events.records(1, None), Ok(false));
+        let why = Times::Cupti.records(1, gone()).unwrap_err();
+        assert!(why.contains("libcupti.so.13 does not load"), "{why}");
     }
 }

@@ -405,6 +405,14 @@ impl<D: Device> Session<D> {
         }
     }
 
+    /// What the user should know of this process's first device.
+    #[must_use]
+    pub fn notes(&self) -> Vec<String> {
+        self.ranks
+            .first()
+            .map_or_else(Vec::new, |r| r.device.notes())
+    }
+
     /// Memory of a rank now.
     #[must_use]
     pub fn rank_memory(&self, rank: u32) -> Option<Counters> {

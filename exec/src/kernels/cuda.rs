@@ -182,16 +182,18 @@ impl Kernels {
         let cache = Cache::new(options.cache.clone());
         let blas =
             Blas::new(&gpu, options.tf32, options.choose).map_err(|t| Error::new("cublasLt", t))?;
-        let dnn = options
-            .cudnn
-            .then(|| Dnn::open(program.meta.deterministic, options.tf32));
+        let mut refused = Vec::new();
+        let dnn = options.cudnn.then(|| {
+            Dnn::open(program.meta.deterministic, options.tf32)
+                .map_err(|why| refused.push(format!("all: {why}")))
+        });
         Ok(Self {
-            dnn: dnn.flatten(),
+            dnn: dnn.and_then(Result::ok),
             shapes: prepare::shapes(&program),
             scratch: vec![0; program.streams.len()],
             workspace: Vec::new(),
             fault: 0,
-            refused: Vec::new(),
+            refused,
             loader: Loader::new(cache.clone(), options.libraries.clone()),
             cache,
             blas,
@@ -277,6 +279,12 @@ impl Kernels {
     /// [`Error`], if the driver refuses to read it.
     pub fn fault(&mut self) -> Result<Option<String>, Error> {
         perform::fault(self)
+    }
+
+    /// Whether cuDNN is used where it fits.
+    #[must_use]
+    pub fn has_cudnn(&self) -> bool {
+        self.dnn.is_some()
     }
 
     /// Attentions and convolutions that cuDNN does not take, and why: generated code performs them.

@@ -268,6 +268,9 @@ impl<'a, D: Device> Trainer<'a, D> {
         let begin = Instant::now();
         let mut session = Session::open(Arc::clone(program), exec, world, factory)?;
         let opened = begin.elapsed();
+        for note in session.notes() {
+            observer.note(&note);
+        }
         let begin = Instant::now();
         for rank in local {
             for (buffer, table) in feed.tables() {

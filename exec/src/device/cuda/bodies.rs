@@ -106,12 +106,17 @@ impl Bodies {
         self.kernels.fault().unwrap_or_else(|e| Some(e.to_string()))
     }
 
+    /// What cuDNN was to perform and does not, and why.
+    pub(super) fn refused(&self) -> &[String] {
+        self.kernels.refused()
+    }
+
     /// Facts for the run's environment.
     pub(super) fn facts(&self) -> BTreeMap<String, String> {
         let on = |b: bool| if b { "on" } else { "off" }.to_owned();
         [
             ("kernels.tf32", on(self.settings.tf32)),
-            ("kernels.cudnn", on(!self.settings.no_cudnn)),
+            ("kernels.cudnn", on(self.kernels.has_cudnn())),
             ("kernels.workspace_bytes", self.workspace_bytes.to_string()),
             (
                 "kernels.workspace_planned_bytes",

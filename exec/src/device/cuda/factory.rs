@@ -131,7 +131,7 @@ impl CudaFactory {
         setup
             .options
             .times
-            .records(ranks, libraries.has(Library::Cupti))
+            .records(ranks, libraries.missing(Library::Cupti))
     }
 
     fn collectives(

@@ -251,6 +251,19 @@ impl Libraries {
         &self.refused
     }
 
+    /// Why a library is not there; `None` if it is.
+    #[must_use]
+    pub fn missing(&self, library: Library) -> Option<String> {
+        if self.has(library) {
+            return None;
+        }
+        let refused = self.refused.iter().find(|r| r.0 == library);
+        Some(match refused {
+            Some((_, why)) => format!("{library} does not load: {why}"),
+            None => format!("{library} is not there ({})", library.words().1),
+        })
+    }
+
     /// Folders that were searched, first one first; NCCL's loader searches the same.
     #[must_use]
     pub fn folders(&self) -> &[Folder] {
@@ -402,6 +415,28 @@ mod tests {
         let flag = format!("--library-path: {}", dir.path().display());
         assert!(text.contains(&flag), "{text}");
         assert!(text.contains("pip: no nvidia packages"), "{text}");
+    }
+
+    #[test]
+    fn a_library_that_does_not_load_is_not_one_that_is_not_there() {
+        let libraries = Libraries {
+            loaded: vec![Loaded {
+                library: Library::Cublas,
+                path: PathBuf::from("libcublas.so.13"),
+            }],
+            refused: vec![(Library::Cupti, "x/libcupti.so.13: too short".into())],
+            folders: Vec::new(),
+        };
+        let missing = |l| libraries.missing(l);
+        assert_eq!(missing(Library::Cublas), None);
+        assert_eq!(
+            missing(Library::Cupti).unwrap(),
+            "libcupti.so.13 does not load: x/libcupti.so.13: too short"
+        );
+        assert_eq!(
+            missing(Library::Cudnn).unwrap(),
+            "libcudnn.so.9 is not there (pip install nvidia-cudnn-cu13)"
+        );
     }
 
     #[test]

@@ -46,13 +46,19 @@ pub(super) struct Ready {
 }
 
 impl Dnn {
-    /// Opens the library for the current context, if it is there.
-    pub(super) fn open(ordered: bool, tf32: bool) -> Option<Self> {
+    /// Opens the library for the current context.
+    ///
+    /// # Errors
+    /// In words, if it cannot be used.
+    pub(super) fn open(ordered: bool, tf32: bool) -> Result<Self, String> {
         let api = library::api()?;
         let mut handle = std::ptr::null_mut();
         // SAFETY: the library is there; the handle is written before it is read.
         let (status, version) = unsafe { ((api.create)(&raw mut handle), (api.version)()) };
-        (status == 0).then_some(Self {
+        if status != 0 {
+            return Err(format!("cudnnCreate: status {status}"));
+        }
+        Ok(Self {
             api,
             handle,
             version,

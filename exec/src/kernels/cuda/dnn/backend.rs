@@ -37,7 +37,7 @@ fn check(api: &Api, call: &'static str, status: Status) -> Result<(), Trouble> {
 
 impl Desc {
     pub(super) fn new(kind: Descriptor) -> Result<Self, Trouble> {
-        let api = api().ok_or_else(|| Trouble::Library("libcudnn.so.9 is missing".to_owned()))?;
+        let api = api().map_err(|e| Trouble::Library(e.to_owned()))?;
         let mut raw = std::ptr::null_mut();
         // SAFETY: written before it is read.
         let status = unsafe { (api.new)(kind, &raw mut raw) };
@@ -394,7 +394,7 @@ pub(super) fn verdict(g: &Graph, on: Machine<'_>) -> Result<String, Trouble> {
     if !configurations(&built.graph, on, mode)?.is_empty() {
         return Ok("ready".to_owned());
     }
-    let text = api().map(|a| last_error(a, 1 << 16));
+    let text = api().ok().map(|a| last_error(a, 1 << 16));
     Ok(text.unwrap_or_default())
 }
 

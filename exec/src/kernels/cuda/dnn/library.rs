@@ -29,10 +29,11 @@ pub(super) struct Api {
     pub(super) execute: unsafe extern "C" fn(Handle, Raw, Raw) -> Status,
 }
 
-/// The library, if it is loaded or can be.
-pub(super) fn api() -> Option<&'static Api> {
-    static API: OnceLock<Option<Api>> = OnceLock::new();
-    API.get_or_init(|| load().ok()).as_ref()
+/// The library, if it is loaded or can be; else why it cannot.
+pub(super) fn api() -> Result<&'static Api, &'static str> {
+    static API: OnceLock<Result<Api, String>> = OnceLock::new();
+    let api = API.get_or_init(|| load().map_err(|e| e.to_string()));
+    api.as_ref().map_err(String::as_str)
 }
 
 fn load() -> Result<Api, libloading::Error> {
