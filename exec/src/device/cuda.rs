@@ -11,6 +11,7 @@ mod context;
 mod driver;
 mod factory;
 mod graph;
+mod guard;
 mod leader;
 mod leave;
 pub mod libraries;
@@ -38,6 +39,7 @@ use bodies::Bodies;
 use collectives::Collectives;
 use cudarc::driver::sys;
 use driver::{CudaError as Error, Event, RawStream, check};
+use guard::Guard;
 use memory::{Arena, Pinned};
 use record::Recorder;
 use shardlab_plan::program::{EventId, InstrId, Program, StreamId};
@@ -89,6 +91,7 @@ pub struct CudaDevice {
     marks: Vec<EventId>,
     passed: usize,
     // What follows is dropped in this order: what uses the context before it.
+    guard: Guard,
     graphs: Vec<Option<Captured>>,
     collectives: Box<dyn Collectives>,
     bodies: Bodies,

@@ -50,10 +50,22 @@ pub(super) fn join(
     let rank = place.rank;
     peers.set_last_resort(Arc::new(move |cause| {
         eprintln!("rank {rank} cannot end in good order ({cause})");
-        std::process::exit(3);
+        leave();
     }));
     peers.agree(facts).map_err(Failure::run)?;
     World::shared(program, peers).map_err(Failure::bad_input)
+}
+
+/// Ends the process without what runs at exit: a thread inside of a driver's call may never let that end.
+#[cfg(feature = "cuda")]
+fn leave() -> ! {
+    shardlab_exec::device::cuda::leave(Status::RUN_FAILED)
+}
+
+/// Ends the process.
+#[cfg(not(feature = "cuda"))]
+fn leave() -> ! {
+    std::process::exit(i32::from(Status::RUN_FAILED))
 }
 
 /// Starts this command once for every rank and waits.

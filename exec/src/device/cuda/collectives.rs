@@ -38,6 +38,9 @@ pub(crate) trait Collectives: Send {
     /// Ends everything in flight at once: peers are gone.
     fn abort(&mut self);
 
+    /// Does the same from another thread, also while this one is inside of a call.
+    fn cutter(&self) -> Box<dyn Fn() + Send>;
+
     /// Facts for the run's environment.
     fn facts(&self) -> BTreeMap<String, String>;
 }
@@ -103,6 +106,10 @@ impl Collectives for Alone {
     }
 
     fn abort(&mut self) {}
+
+    fn cutter(&self) -> Box<dyn Fn() + Send> {
+        Box::new(|| ())
+    }
 
     fn facts(&self) -> BTreeMap<String, String> {
         BTreeMap::new()

@@ -4,6 +4,7 @@ use super::bodies::{Bodies, Settings};
 use super::collectives::{Alone, Collectives};
 use super::context::{Context, gpus};
 use super::driver::{Event, check};
+use super::guard::{Guard, Means};
 use super::leader::Leader;
 use super::libraries::{Libraries, Library};
 use super::memory::Pinned;
@@ -13,10 +14,10 @@ use super::staging::Staging;
 use super::support::{SUMS, Support};
 use super::{CudaDevice, SUMS_AT};
 use crate::device::cpu::Delays;
-use crate::device::{DeviceFactory, Setup};
+use crate::device::{DeviceFactory, Failure, FailureKind, Setup};
 use crate::engine::FaultKind;
 use cudarc::driver::sys;
-use shardlab_plan::program::Op;
+use shardlab_plan::program::{InstrId, Op};
 use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -86,7 +87,9 @@ impl CudaFactory {
         let agree = Leader::of(setup, rank);
         let bodies = Bodies::new(&context, program, settings, agree)?;
         let collectives = self.collectives(setup, rank, &context)?;
+        let guard = Guard::start(&setup.abort, means(setup, rank, collectives.cutter()))?;
         Ok(CudaDevice {
+            guard,
             rank,
             program: Arc::clone(program),
             abort: Arc::clone(&setup.abort),
@@ -181,6 +184,33 @@ impl DeviceFactory for CudaFactory {
                 })
                 .collect()
         })
+    }
+}
+
+/// What to do about a call of the driver that does not return. Other processes hear of it here, since the rank's own thread
+/// may never tell them.
+fn means(setup: &Setup, rank: u32, cut: Box<dyn Fn() + Send>) -> Means {
+    let (program, abort) = (Arc::clone(&setup.program), Arc::clone(&setup.abort));
+    let peers = Arc::clone(setup.world.peers());
+    let fail = move |instr: InstrId| {
+        let failure = Failure {
+            kind: FailureKind::Timeout,
+            rank,
+            stream: None,
+            instr: Some(instr),
+            text: program.op_text(instr),
+            message: format!(
+                "the driver has not taken it after {:.1?}: the device's queue is full, and nothing leaves it",
+                abort.timeout()
+            ),
+        };
+        let words = failure.to_string();
+        abort.fail(failure);
+        peers.fail(&words);
+    };
+    Means {
+        fail: Box::new(fail),
+        cut,
     }
 }
 

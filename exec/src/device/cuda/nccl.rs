@@ -246,6 +246,11 @@ impl Collectives for NcclCollectives {
         self.watch().abort();
     }
 
+    fn cutter(&self) -> Box<dyn Fn() + Send> {
+        let watch = self.watch();
+        Box::new(move || watch.abort())
+    }
+
     fn facts(&self) -> BTreeMap<String, String> {
         let mut facts = BTreeMap::from([
             ("nccl".to_owned(), self.nccl.version().to_string()),

@@ -38,6 +38,7 @@ impl CudaDevice {
         if let Some(ranges) = &mut self.ranges {
             ranges.at(&self.program, command.instr());
         }
+        self.guard.pass(command.instr());
         let done = self.disturb(stream, command).and_then(|()| {
             if self.recording {
                 self.enqueue_recorded(stream, command, task)
@@ -52,6 +53,7 @@ impl CudaDevice {
             }
             Ok(())
         });
+        self.guard.pass(command.instr());
         done.map_err(|e| self.refused(stream, command.instr(), e))
     }
 
@@ -297,8 +299,10 @@ impl CudaDevice {
         }
         let origin = captured.shape.origin;
         let instr = captured.commands[0].1.instr();
-        self.launch_whole(captured)
-            .map_err(|e| self.refused(origin, instr, Refused::Driver(e)))
+        self.guard.pass(instr);
+        let done = self.launch_whole(captured);
+        self.guard.pass(instr);
+        done.map_err(|e| self.refused(origin, instr, Refused::Driver(e)))
     }
 
     fn launch_whole(&mut self, captured: &mut Captured) -> Result<(), Error> {
