@@ -28,6 +28,43 @@ pub(super) const CLASSES: [&str; 15] = [
     "fused",
 ];
 
+/// Where the numbers of a section come from: what was not measured is named.
+#[derive(Debug, Default)]
+pub(super) struct Taken {
+    measured: bool,
+    assumed: Vec<&'static str>,
+}
+
+impl Taken {
+    /// A number, if it was measured; else one that is assumed.
+    pub(super) fn of(&mut self, key: &'static str, x: Option<f64>, otherwise: f64) -> f64 {
+        self.measured |= x.is_some();
+        if x.is_none() {
+            self.assumed.push(key);
+        }
+        x.unwrap_or(otherwise)
+    }
+
+    /// Likewise, where only numbers above 0 are any.
+    pub(super) fn positive(&mut self, key: &'static str, x: f64, otherwise: f64) -> f64 {
+        self.of(
+            key,
+            Some(x).filter(|x| x.is_finite() && *x > 0.0),
+            otherwise,
+        )
+    }
+
+    /// The section's source, where `measured` says how it was measured.
+    pub(super) fn source(&self, measured: String) -> String {
+        let assumed = format!("assumed, not measured: {}", self.assumed.join(", "));
+        match (self.measured, &self.assumed[..]) {
+            (_, []) => measured,
+            (false, _) => assumed,
+            (true, _) => format!("{measured}; {assumed}"),
+        }
+    }
+}
+
 /// Rows of a table on a line.
 const ON_A_LINE: usize = 5;
 
@@ -208,7 +245,11 @@ shared_wait_us = {wait}
         alloc = num(alloc),
         tail = num(s.tail_us),
         network = source("copies between rank threads; cards are assumed, none is used"),
-        contention = source("whole steps of several ranks against their prediction"),
+        contention = if s.trials.is_empty() {
+            "assumed, not measured".to_owned()
+        } else {
+            source("whole steps of several ranks against their prediction")
+        },
         loss = num(together.shared_loss),
         turn_loss = num(together.turn_loss),
         wait = num(together.wait_us),
@@ -250,7 +291,7 @@ fn efficiency(out: &mut String, m: &Measured, memory_gbps: f64) {
         let rates = rows
             .filter(|r| r.0.iter().product::<u64>() >= 1 << 20)
             .map(|r| rate(r.0, r.1) / peak(dtype));
-        middle(rates.collect()).unwrap_or(0.5)
+        middle(rates.collect())
     };
     let attention = |backward: bool| {
         let rates = m
@@ -263,14 +304,28 @@ fn efficiency(out: &mut String, m: &Measured, memory_gbps: f64) {
                 let all = products * 2.0 * (b * h * s * s * d) as f64;
                 all / if causal { 2.0 } else { 1.0 } / us / 1e3 / peak(DType::F32)
             });
-        middle(rates.collect()).unwrap_or(0.3)
+        middle(rates.collect()).map(|r| r.min(1.0))
     };
-    let conv = m
-        .steps
-        .conv
-        .iter()
-        .map(|((dtype, shape), t)| rate(*shape, t.us()) / peak(*dtype) / large(*dtype));
-    let conv = middle(conv.collect()).unwrap_or(0.5).min(1.0);
+    let conv = m.steps.conv.iter().map(|((dtype, shape), t)| {
+        rate(*shape, t.us()) / peak(*dtype) / large(*dtype).unwrap_or(0.5)
+    });
+    let conv = middle(conv.collect()).map(|r| r.min(1.0));
+    let mut taken = Taken::default();
+    let f32s = taken.of("gemm.f32", large(DType::F32), 0.5);
+    let bf16s = taken.of("gemm.bf16", large(DType::Bf16), 0.5);
+    let conv = taken.of("conv", conv, 0.5);
+    let forward = taken.of("attention", attention(false), 0.3);
+    let backward = taken.of("attention_backward", attention(true), 0.3);
+    let classes = classes(&m.steps);
+    let shares = CLASSES.map(|class| {
+        let rates = DTYPES
+            .into_iter()
+            .filter_map(|d| classes.get(&(class, d)))
+            .flatten()
+            .map(|(bytes, us)| *bytes as f64 / us / 1e3 / memory_gbps)
+            .filter(|r| *r > 0.0);
+        taken.positive(class, middle(rates.collect()).unwrap_or(0.0), 0.2)
+    });
     let _ = write!(
         out,
         r#"
@@ -285,24 +340,16 @@ attention_backward = {}
 
 [efficiency.memory]
 "#,
-        m.machine.source("middles of the tables below"),
-        num(large(DType::F32)),
-        num(large(DType::Bf16)),
-        num(large(DType::Bf16)),
+        taken.source(m.machine.source("middles of the tables below")),
+        num(f32s),
+        num(bf16s),
+        num(bf16s),
         num(conv),
-        num(attention(false).min(1.0)),
-        num(attention(true).min(1.0)),
+        num(forward),
+        num(backward),
     );
-    let classes = classes(&m.steps);
-    for class in CLASSES {
-        let rates = DTYPES
-            .into_iter()
-            .filter_map(|d| classes.get(&(class, d)))
-            .flatten()
-            .map(|(bytes, us)| *bytes as f64 / us / 1e3 / memory_gbps)
-            .filter(|r| *r > 0.0);
-        let share = middle(rates.collect()).unwrap_or(0.2).clamp(1e-3, 1.0);
-        let _ = writeln!(out, "{class} = {}", num(share));
+    for (class, share) in CLASSES.into_iter().zip(shares) {
+        let _ = writeln!(out, "{class} = {}", num(share.clamp(1e-3, 1.0)));
     }
 }
 
@@ -402,7 +449,23 @@ fn collectives(out: &mut String, m: &Tables<'_>) {
 
 #[cfg(test)]
 mod tests {
-    use super::num;
+    use super::{Taken, num};
+
+    #[test]
+    fn what_was_not_measured_is_named() {
+        let mut taken = Taken::default();
+        assert_eq!(taken.positive("a", 0.0, 2.0), 2.0);
+        assert_eq!(taken.source("runs".to_owned()), "assumed, not measured: a");
+        assert_eq!(taken.positive("b", 3.0, 2.0), 3.0);
+        assert_eq!(taken.of("c", None, 0.5), 0.5);
+        assert_eq!(
+            taken.source("runs".to_owned()),
+            "runs; assumed, not measured: a, c"
+        );
+        let mut all = Taken::default();
+        all.of("a", Some(0.0), 1.0);
+        assert_eq!(all.source("runs".to_owned()), "runs");
+    }
 
     #[test]
     fn numbers_keep_four_digits_and_are_floats() {

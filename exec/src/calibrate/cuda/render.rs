@@ -1,24 +1,36 @@
 //! The profile as text.
 
 use super::{Measured, middle};
-use crate::calibrate::render::{CLASSES, Tables, classes, num, rate, tables};
+use crate::calibrate::render::{CLASSES, Tables, Taken, classes, num, rate, tables};
 use shardlab_plan::units::DType;
 use std::fmt::Write;
 
-/// By data sheet: dense TFLOP/s in float32 and bf16, GB/s of memory, MiB of cache, GB/s of a GPU's links in one direction.
-fn sheet(gpu: &str) -> (f64, f64, f64, u64, f64) {
+/// Dense TFLOP/s in float32 and bf16, GB/s of memory, MiB of cache, GB/s of a GPU's links in one direction.
+type Sheet = (f64, f64, f64, u64, f64);
+
+/// By data sheet, if the driver's name is that of a GPU whose sheet is known: others of the family have other numbers.
+fn sheet(gpu: &str) -> Option<Sheet> {
     match gpu {
-        g if g.contains("H200") => (67.0, 989.0, 4800.0, 50, 450.0),
-        g if g.contains("H100") => (67.0, 989.0, 3350.0, 50, 450.0),
-        g if g.contains("B200") => (75.0, 2250.0, 8000.0, 126, 900.0),
-        g if g.contains("A100") => (19.5, 312.0, 2039.0, 40, 300.0),
-        _ => (60.0, 900.0, 3000.0, 50, 300.0),
+        "NVIDIA H200" => Some((67.0, 989.0, 4800.0, 50, 450.0)),
+        "NVIDIA H100 80GB HBM3" => Some((67.0, 989.0, 3350.0, 50, 450.0)),
+        "NVIDIA B200" => Some((75.0, 2250.0, 8000.0, 126, 900.0)),
+        "NVIDIA A100-SXM4-80GB" => Some((19.5, 312.0, 2039.0, 40, 300.0)),
+        _ => None,
     }
 }
 
+/// Of a GPU whose sheet is not known.
+const ASSUMED: Sheet = (60.0, 900.0, 3000.0, 50, 300.0);
+
 /// The profile's text.
 pub(super) fn profile(name: &str, m: &Measured) -> String {
-    let (f32_peak, bf16_peak, gbps, cache, links) = sheet(&m.gpu);
+    let known = sheet(&m.gpu);
+    let (f32_peak, bf16_peak, gbps, cache, links) = known.unwrap_or(ASSUMED);
+    let sheet = if known.is_some() {
+        "data sheet"
+    } else {
+        "assumed, this GPU's data sheet is not known"
+    };
     let driver = format!("{}.{}", m.driver / 1000, m.driver % 1000 / 10);
     let machine = format!("{} {}, CUDA {driver}", m.gpus, m.gpu);
     let source = |what: &str| {
@@ -30,13 +42,6 @@ pub(super) fn profile(name: &str, m: &Measured) -> String {
     };
     let h = &m.host;
     let mib = |bytes: u64| bytes.div_ceil(1 << 20);
-    let positive = |x: f64, otherwise: f64| {
-        if x.is_finite() && x > 0.0 {
-            x
-        } else {
-            otherwise
-        }
-    };
     let bus = m
         .collectives
         .iter()
@@ -51,6 +56,62 @@ pub(super) fn profile(name: &str, m: &Measured) -> String {
     let bus = bus.max(w.reach_gbps);
     // A kernel bound by arithmetic loses the multiprocessors that a collective holds; attention is one, too.
     let held = f64::from(m.multiprocessors) * (1.0 - 1.0 / w.product.0.max(1.0));
+    // A pair for which there was no time has factors of 0 or 1.
+    let seen = |pairs: &[(f64, f64)], x: f64| {
+        let all = pairs.iter().all(|p| p.0 > 0.0 && *p != (1.0, 1.0));
+        all.then_some(x)
+    };
+    let mut d = Taken::default();
+    let gap = if h.gap_us > 0.0 {
+        h.gap_us
+    } else {
+        m.steps.gap_us
+    };
+    let gap = d.positive("kernel_gap_us", gap, 1.5);
+    let graph_gap = d.positive("graph_gap_us", h.graph_gap_us, 0.6);
+    let latency = d.positive("launch_latency_us", m.steps.latency_us, 2.5);
+    let event = d.positive("event_latency_us", m.steps.event_us, 0.0);
+    let shortest = d.positive("min_kernel_us", m.steps.shortest_us, 2.0);
+    let h2d = d.positive("h2d_gbps", h.h2d_gbps, 50.0);
+    let d2h = d.positive("d2h_gbps", h.d2h_gbps, 50.0);
+    let copy_latency = d.positive("copy_latency_us", h.copy_latency_us, 5.0);
+    let mut f = Taken::default();
+    let seen_together = m.gpus > 1 && m.outside.context > 0;
+    let together = |bytes: u64| seen_together.then(|| mib(bytes) as f64);
+    let context = f.positive("context_mib", mib(m.outside.context) as f64, 0.0);
+    let joined = f.of("joined_mib", together(m.outside.joined), 0.0);
+    let communicator = f.of("communicator_mib", together(m.outside.communicator), 0.0);
+    let mut issue = Taken::default();
+    let launch = issue.positive("launch_us", h.launch_us, 3.0);
+    let collective = issue.positive("collective_us", w.issue_us, 8.0);
+    let copy = issue.positive("copy_us", h.copy_us, 3.0);
+    let events = issue.positive("event_us", h.event_us, 1.0);
+    let wait = issue.positive("host_wait_us", h.host_wait_us, 5.0);
+    let alloc = issue.positive("alloc_us", h.alloc_us, 0.2);
+    let device_alloc = issue.of("device_alloc_us", None, 150.0);
+    let graph = issue.positive("graph_launch_us", h.graph_launch_us, 10.0);
+    let tail = issue.positive("step_us", m.steps.tail_us, 10.0).min(500.0);
+    let mut n = Taken::default();
+    let efficient = n.positive("nvlink_efficiency", bus / links, 0.74).min(1.0);
+    let held = n.of("sms_per_collective", seen(&[w.product], held), 0.0);
+    let mut c = Taken::default();
+    let loss_compute = 1.0 - 1.0 / w.product.1.min(w.attention.1).max(1.0);
+    let loss_bandwidth = 1.0 / w.product.1.max(1.0) - 1.0 / w.memory.1.max(1.0);
+    let loss_compute = c.of(
+        "collective_loss_compute",
+        seen(&[w.product, w.attention], loss_compute.min(0.9)),
+        0.0,
+    );
+    let loss_bandwidth = c.of(
+        "collective_loss_bandwidth",
+        seen(&[w.product, w.memory], loss_bandwidth.clamp(0.0, 0.9)),
+        0.0,
+    );
+    let bandwidth = c.of(
+        "collective_bandwidth",
+        seen(&[w.memory], (w.memory.0 - 1.0).clamp(0.0, 0.9)),
+        0.0,
+    );
     let mut out = String::new();
     let _ = write!(
         out,
@@ -58,7 +119,7 @@ pub(super) fn profile(name: &str, m: &Measured) -> String {
 about = "{machine}, for the CUDA device"
 
 [device]
-source = "memory, TFLOP/s: data sheet; {device}"
+source = "memory, TFLOP/s: {sheet}; {device}"
 sms = {sms}
 memory_mib = {memory}
 memory_gbps = {gbps}
@@ -89,7 +150,7 @@ copy_us = {copy}
 event_us = {events}
 host_wait_us = {wait}
 alloc_us = {alloc}
-device_alloc_us = 150.0
+device_alloc_us = {device_alloc}
 graph_launch_us = {graph}
 queue_depth = 1024
 steps_in_flight = 1
@@ -106,7 +167,7 @@ optimizer_step_us = 0.0
 step_us = {tail}
 
 [network]
-source = "links: data sheet; {network}; cards: 8 of 50 GB/s are assumed, none was used"
+source = "links: {sheet}; {network}; cards: 8 of 50 GB/s are assumed, none was used"
 nvlink_gbps = {links:?}
 nvlink_efficiency = {efficiency}
 nics_per_node = 8
@@ -125,42 +186,41 @@ start_wait = 1.0
 start_wait_priority = 1.0
 start_wait_min_us = 20.0
 "#,
-        device = source("gaps, latencies, copies"),
+        device = d.source(source("gaps, latencies, copies")),
         sms = m.multiprocessors,
         memory = m.memory_mib,
-        gap = num(positive(h.gap_us, positive(m.steps.gap_us, 1.5))),
-        graph_gap = num(positive(h.graph_gap_us, 0.6)),
-        latency = num(positive(m.steps.latency_us, 2.5)),
-        event = num(m.steps.event_us.max(0.0)),
-        shortest = num(positive(m.steps.shortest_us, 2.0)),
-        h2d = num(positive(h.h2d_gbps, 50.0)),
-        d2h = num(positive(h.d2h_gbps, 50.0)),
-        copy_latency = num(positive(h.copy_latency_us, 5.0)),
-        footprint = source(
+        gap = num(gap),
+        graph_gap = num(graph_gap),
+        latency = num(latency),
+        event = num(event),
+        shortest = num(shortest),
+        h2d = num(h2d),
+        d2h = num(d2h),
+        copy_latency = num(copy_latency),
+        footprint = f.source(source(
             "device bytes in use beside the engine's and its kernels' workspaces, after steps without communicators, with one and with two"
-        ),
-        context = mib(m.outside.context),
-        joined = mib(m.outside.joined),
-        communicator = mib(m.outside.communicator),
-        host = source("launches within steps, the interpreter included; the rest on its own"),
-        launch = num(positive(h.launch_us, 3.0)),
-        collective = num(positive(w.issue_us, 8.0)),
-        copy = num(positive(h.copy_us, 3.0)),
-        events = num(positive(h.event_us, 1.0)),
-        wait = num(positive(h.host_wait_us, 5.0)),
-        alloc = num(positive(h.alloc_us, 0.2)),
-        graph = num(positive(h.graph_launch_us, 10.0)),
-        tail = num(positive(m.steps.tail_us, 10.0).min(500.0)),
-        network = source("collectives, one and two at a time"),
-        efficiency = num(positive(bus / links, 0.74).min(1.0)),
+        )),
+        host = issue.source(source(
+            "launches within steps, the interpreter included; the rest on its own"
+        )),
+        launch = num(launch),
+        collective = num(collective),
+        copy = num(copy),
+        events = num(events),
+        wait = num(wait),
+        alloc = num(alloc),
+        device_alloc = num(device_alloc),
+        graph = num(graph),
+        tail = num(tail),
+        network = n.source(source("collectives, one and two at a time")),
+        efficiency = num(efficient),
         held = (held.round() as u32).min(m.multiprocessors / 2),
-        contention = source(
+        contention = c.source(source(
             "a product, attention and a kernel bound by memory beside an all-gather of 1 GiB"
-        ),
-        loss_compute = num((1.0 - 1.0 / w.product.1.min(w.attention.1).max(1.0)).min(0.9)),
-        loss_bandwidth =
-            num((1.0 / w.product.1.max(1.0) - 1.0 / w.memory.1.max(1.0)).clamp(0.0, 0.9)),
-        bandwidth = num((w.memory.0 - 1.0).clamp(0.0, 0.9)),
+        )),
+        loss_compute = num(loss_compute),
+        loss_bandwidth = num(loss_bandwidth),
+        bandwidth = num(bandwidth),
     );
     if m.power.slope > 0.0 {
         let _ = write!(
@@ -194,45 +254,48 @@ fn efficiency(
     (f32_peak, bf16_peak): (f64, f64),
     gbps: f64,
 ) {
-    let large = |dtype: DType, peak: f64, otherwise: f64| {
+    let share = |mut rates: Vec<f64>| {
+        let middle = middle(&mut rates);
+        middle.is_finite().then(|| middle.min(1.0))
+    };
+    let large = |dtype: DType, peak: f64| {
         let rows = m.gemm.iter().filter(|t| t.0 == dtype).flat_map(|t| &t.1);
-        let mut rates: Vec<f64> = rows
-            .filter(|r| r.0.iter().product::<u64>() >= 1 << 32)
-            .map(|r| rate(r.0, r.1) / 1e3 / peak)
-            .collect();
-        let rate = middle(&mut rates);
-        if rate.is_finite() {
-            rate.min(1.0)
-        } else {
-            otherwise
-        }
+        let large = rows.filter(|r| r.0.iter().product::<u64>() >= 1 << 32);
+        share(large.map(|r| rate(r.0, r.1) / 1e3 / peak).collect())
     };
-    let attention = |backward: bool, otherwise: f64| {
+    let attention = |backward: bool| {
         let products = if backward { 5.0 } else { 2.0 };
-        let mut rates: Vec<f64> = m
-            .attention
-            .iter()
-            .filter(|t| t.backward == backward)
-            .flat_map(|t| &t.rows)
-            // The causal half.
-            .map(|([b, h, _, s, d], us)| {
-                products * (b * h * s * s * d) as f64 / us / 1e6 / bf16_peak
-            })
-            .collect();
-        let rate = middle(&mut rates);
-        if rate.is_finite() {
-            rate.min(1.0)
-        } else {
-            otherwise
-        }
+        let rows = m.attention.iter().filter(|t| t.backward == backward);
+        // The causal half.
+        let rates = rows.flat_map(|t| &t.rows).map(|([b, h, _, s, d], us)| {
+            products * (b * h * s * s * d) as f64 / us / 1e6 / bf16_peak
+        });
+        share(rates.collect())
     };
+    let mut taken = Taken::default();
+    let f32s = taken.of("gemm.f32", large(DType::F32, f32_peak), 0.75);
+    let bf16s = taken.of("gemm.bf16", large(DType::Bf16, bf16_peak), 0.75);
+    let conv = taken.of("conv", None, 0.7);
+    let forward = taken.of("attention", attention(false), 0.56);
+    let backward = taken.of("attention_backward", attention(true), 0.46);
+    let classes = classes(&m.steps);
+    let memory = CLASSES.map(|class| {
+        let rates = [DType::Bf16, DType::F32]
+            .into_iter()
+            .filter_map(|d| classes.get(&(class, d)))
+            .flatten()
+            // Small ones say nothing about rates.
+            .filter(|r| r.0 >= 16 << 20)
+            .map(|(bytes, us)| *bytes as f64 / us / 1e3 / gbps);
+        taken.of(class, share(rates.collect()), 0.6)
+    });
     let _ = write!(
         out,
         r#"
 [efficiency]
 source = "{}"
-gemm = {{ f32 = {}, bf16 = {}, f16 = {} }}
-conv = 0.7
+gemm = {{ f32 = {f32s}, bf16 = {bf16s}, f16 = {bf16s} }}
+conv = {conv}
 attention = {}
 attention_backward = {}
 # Not measured here: 1.22, 1.09 and 1.10 for three shapes on an H200.
@@ -240,26 +303,15 @@ attention_backward_fixed_order = 1.1
 
 [efficiency.memory]
 "#,
-        source("middles of the tables below"),
-        num(large(DType::F32, f32_peak, 0.75)),
-        num(large(DType::Bf16, bf16_peak, 0.75)),
-        num(large(DType::Bf16, bf16_peak, 0.75)),
-        num(attention(false, 0.56)),
-        num(attention(true, 0.46)),
+        taken.source(source("middles of the tables below")),
+        num(forward),
+        num(backward),
+        f32s = num(f32s),
+        bf16s = num(bf16s),
+        conv = num(conv),
     );
-    let classes = classes(&m.steps);
-    for class in CLASSES {
-        let mut rates: Vec<f64> = [DType::Bf16, DType::F32]
-            .into_iter()
-            .filter_map(|d| classes.get(&(class, d)))
-            .flatten()
-            // Small ones say nothing about rates.
-            .filter(|r| r.0 >= 16 << 20)
-            .map(|(bytes, us)| *bytes as f64 / us / 1e3 / gbps)
-            .collect();
-        let share = middle(&mut rates);
-        let share = if share.is_finite() { share } else { 0.6 };
-        let _ = writeln!(out, "{class} = {}", num(share.clamp(1e-3, 1.0)));
+    for (class, share) in CLASSES.into_iter().zip(memory) {
+        let _ = writeln!(out, "{class} = {}", num(share.max(1e-3)));
     }
 }
 
@@ -280,7 +332,69 @@ mod tests {
         assert!(!text.contains("NaN") && !text.contains("inf\n"), "{text}");
         assert!(text.contains("memory_gbps = 4800\n"), "{text}");
         if let Ok(path) = std::env::var("SHARDLAB_PROFILE_OUT") {
-            std::fs::write(path, text).unwrap();
+            std::fs::write(path, &text).unwrap();
+        }
+        // Nothing but the tables' own and the GPU's says that it was measured.
+        assert!(!text.contains("measured on"), "{text}");
+        for key in [
+            "collective_us",
+            "nvlink_efficiency",
+            "collective_loss_compute",
+            "device_alloc_us",
+            "conv",
+            "attention_backward",
+            "pointwise",
+        ] {
+            assert!(
+                text.contains(&format!(", {key}")) || text.contains(&format!(": {key}")),
+                "{key}"
+            );
+        }
+    }
+
+    #[test]
+    fn what_was_measured_is_not_assumed() {
+        let mut m = Measured {
+            gpu: "NVIDIA GH200 480GB".to_owned(),
+            gpus: 4,
+            multiprocessors: 132,
+            ..Measured::default()
+        };
+        m.host.launch_us = 9.0;
+        m.wires.reach_gbps = 300.0;
+        m.wires.product = (1.2, 1.1);
+        m.wires.memory = (1.3, 1.4);
+        let text = profile("some", &m);
+        let source = |section: &str| {
+            let at = text.find(&format!("\n[{section}]\n")).unwrap();
+            let line = text[at..].lines().nth(2).unwrap();
+            line.strip_prefix("source = ").unwrap().to_owned()
+        };
+        assert!(
+            source("host").contains("measured on 4 NVIDIA GH200")
+                && source("host").contains("assumed, not measured: collective_us, copy_us"),
+            "{}",
+            source("host")
+        );
+        assert!(
+            source("contention").contains("assumed, not measured: collective_loss_compute;"),
+            "{}",
+            source("contention")
+        );
+        let network = source("network");
+        assert!(network.contains("links: assumed, this GPU's"), "{network}");
+        assert!(!network.contains("not measured"), "{network}");
+        // Another sheet than that of the H200.
+        assert!(text.contains("memory_gbps = 3000\n"), "{text}");
+        assert!(source("device").contains("TFLOP/s: assumed"), "{text}");
+    }
+
+    /// The names that the driver gives others of the same families.
+    #[test]
+    fn data_sheets_are_those_of_exactly_one_gpu() {
+        assert!(sheet("NVIDIA H100 80GB HBM3").is_some());
+        for other in ["NVIDIA H100 PCIe", "NVIDIA H100 NVL", "NVIDIA GH200 480GB"] {
+            assert!(sheet(other).is_none(), "{other}");
         }
     }
 }
