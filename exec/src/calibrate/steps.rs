@@ -36,7 +36,7 @@ pub(super) struct On<'a, F> {
     pub(super) hardware: &'static str,
     /// Whether times of tasks are taken.
     pub(super) recorded: bool,
-    /// Steps of a run: at least, and at most. The first one is not counted.
+    /// Steps of a run whose times are taken, behind a first one: more than this, as long as there is time, and at most that.
     pub(super) steps: (usize, usize),
     /// Steps that are not recorded before the others, at least, where recording changes times.
     pub(super) plain: usize,
@@ -73,9 +73,9 @@ const ALL: &[(&str, &str)] = &[
 ];
 const EAGER: &[(&str, &str)] = &[("f32", "off"), ("bf16", "off")];
 
-/// Steps of a run at least, the first one not counted.
+/// Steps of a run whose times are taken: more than this.
 const LEAST: usize = 4;
-/// And at most.
+/// And at most so many.
 const MOST: usize = 60;
 /// Models that run on several ranks even when time is over; the first ones are small.
 const LEAST_SHARDED: usize = 2;
