@@ -20,12 +20,12 @@ mod ranges;
 mod variant;
 
 pub use blas::{Candidate, Trial};
+pub(crate) use code::Loader;
 pub use error::{Error, Trouble};
 
 use crate::operand::{Hyper, RawRange};
 use blas::Blas;
 use cache::Cache;
-use code::Loader;
 use cudarc::driver::CudaContext;
 use cudarc::driver::sys::{CUdeviceptr, CUstream};
 use dnn::Dnn;
@@ -254,23 +254,6 @@ impl Kernels {
     ) -> Result<(), Error> {
         // SAFETY: the caller's promise.
         unsafe { perform::launch(self, instr, reads, writes, hyper, stream) }
-    }
-
-    /// Enqueues the sum of squares of float ranges, into a float32 scalar.
-    ///
-    /// # Errors
-    /// As [`Kernels::launch`].
-    ///
-    /// # Safety
-    /// As [`Kernels::launch`]; the stream is that of the program's first stream, [`shardlab_plan::program::COMPUTE`].
-    pub unsafe fn squares(
-        &mut self,
-        from: &[RawRange],
-        out: CUdeviceptr,
-        stream: CUstream,
-    ) -> Result<(), Error> {
-        // SAFETY: the caller's promise.
-        unsafe { perform::squares(self, from, out, stream) }
     }
 
     /// An id outside its range that a kernel has met, in words. The device is idle.

@@ -2,11 +2,12 @@
 
 use super::context::Context;
 use super::driver::{CudaError, RawStream, check};
+use super::libraries::Libraries;
+use crate::kernels::cuda::Loader;
 use crate::operand::RawRange;
 use cudarc::driver::sys;
-use cudarc::nvrtc::result as nvrtc;
 use shardlab_plan::units::DType;
-use std::ffi::{CString, c_void};
+use std::ffi::c_void;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -16,60 +17,19 @@ pub(crate) const SUMS: u32 = 512;
 const THREADS: u32 = 512;
 
 /// Loaded kernels.
-#[derive(Debug)]
 pub(crate) struct Support {
-    context: Arc<Context>,
-    module: sys::CUmodule,
     spin: sys::CUfunction,
     squares: sys::CUfunction,
     total: sys::CUfunction,
     find_nan: sys::CUfunction,
     scale: sys::CUfunction,
+    // Dropped in this order.
+    _loader: Loader,
+    context: Arc<Context>,
 }
 
 // SAFETY: the handles are the driver's, which lets every thread use them.
 unsafe impl Send for Support {}
-
-/// CUDA C++ to machine code for a GPU of a capability. Needs no GPU.
-pub(crate) fn compile(source: &str, capability: (u32, u32)) -> Result<Vec<u8>, String> {
-    use cudarc::nvrtc::sys as raw;
-    let text = CString::new(source).map_err(|e| e.to_string())?;
-    let failed = |what: &str, e: nvrtc::NvrtcError| format!("{what}: {e:?}");
-    let program = nvrtc::create_program(&text, None).map_err(|e| failed("nvrtc", e))?;
-    let target = format!("--gpu-architecture=sm_{}{}", capability.0, capability.1);
-    // SAFETY: the program was just made.
-    let compiled = unsafe { nvrtc::compile_program(program, &[target]) };
-    let result = match compiled {
-        Err(e) => {
-            // SAFETY: the program is alive.
-            let log = unsafe { nvrtc::get_program_log(program) }.unwrap_or_default();
-            let log: Vec<u8> = log
-                .iter()
-                .map(|&c| c as u8)
-                .take_while(|&c| c != 0)
-                .collect();
-            Err(failed(&String::from_utf8_lossy(&log), e))
-        }
-        Ok(()) => {
-            let mut size = 0;
-            // SAFETY: the program is compiled; a size is written where we say.
-            unsafe { raw::nvrtcGetCUBINSize(program, &raw mut size) }
-                .result()
-                .map_err(|e| failed("nvrtcGetCUBINSize", e))
-                .and_then(|()| {
-                    let mut code = vec![0u8; size];
-                    // SAFETY: the buffer has the size that was asked for.
-                    unsafe { raw::nvrtcGetCUBIN(program, code.as_mut_ptr().cast()) }
-                        .result()
-                        .map_err(|e| failed("nvrtcGetCUBIN", e))?;
-                    Ok(code)
-                })
-        }
-    };
-    // SAFETY: made above, used no more.
-    let _ = unsafe { nvrtc::destroy_program(program) };
-    result
-}
 
 /// The number that the kernels know an element type by; none for integers.
 fn number(dtype: DType) -> Option<u32> {
@@ -83,30 +43,21 @@ fn number(dtype: DType) -> Option<u32> {
 
 impl Support {
     pub(crate) fn new(context: &Arc<Context>) -> Result<Self, String> {
-        let code = compile(SOURCE, context.capability)?;
-        let mut module = std::ptr::null_mut();
-        // SAFETY: the image is whole and outlives the call.
-        check("cuModuleLoadData", unsafe {
-            sys::cuModuleLoadData(&raw mut module, code.as_ptr().cast())
-        })
-        .map_err(|e| e.to_string())?;
-        let function = |name: &std::ffi::CStr| {
-            let mut f = std::ptr::null_mut();
-            // SAFETY: the module is loaded; the name ends with a zero.
-            check("cuModuleGetFunction", unsafe {
-                sys::cuModuleGetFunction(&raw mut f, module, name.as_ptr())
-            })
-            .map_err(|e| e.to_string())?;
-            Ok::<_, String>(f)
+        let libraries = Libraries::load(&[]).map_err(|e| e.to_string())?;
+        let folders = libraries.folders().iter().map(|f| f.path.clone());
+        let mut loader = Loader::of_user(folders.collect());
+        let mut function = |name| {
+            let function = loader.function(SOURCE, name, 0);
+            function.map_err(|e| format!("support.cu: {e}"))
         };
         Ok(Self {
-            spin: function(c"spin")?,
-            squares: function(c"squares")?,
-            total: function(c"total")?,
-            find_nan: function(c"find_nan")?,
-            scale: function(c"scale")?,
+            spin: function("spin")?,
+            squares: function("squares")?,
+            total: function("total")?,
+            find_nan: function("find_nan")?,
+            scale: function("scale")?,
+            _loader: loader,
             context: Arc::clone(context),
-            module,
         })
     }
 
@@ -228,10 +179,7 @@ impl Support {
 
 impl Drop for Support {
     fn drop(&mut self) {
-        // SAFETY: the module is loaded and nothing runs any more. Nothing can be done about errors here.
-        unsafe {
-            let _ = self.context.bind();
-            let _ = sys::cuModuleUnload(self.module);
-        }
+        // The module goes next, and nothing runs any more. Nothing can be done about errors here.
+        let _ = self.context.bind();
     }
 }

@@ -12,7 +12,7 @@ use std::path::PathBuf;
 pub(crate) const OPTIONS: [&str; 3] = ["--gpu-architecture=sm_90", "--fmad=false", "--std=c++17"];
 
 /// Compiles sources, at most once each.
-pub(super) struct Loader {
+pub(crate) struct Loader {
     cache: Cache,
     folders: Vec<PathBuf>,
     compiler: Option<Compiler>,
@@ -42,8 +42,13 @@ impl Loader {
         }
     }
 
+    /// With the user's cache.
+    pub(crate) fn of_user(folders: Vec<PathBuf>) -> Self {
+        Self::new(Cache::of_user(), folders)
+    }
+
     /// A function of a source, compiled and loaded if it is not yet.
-    pub(super) fn function(
+    pub(crate) fn function(
         &mut self,
         source: &str,
         name: &str,

@@ -3,7 +3,7 @@
 use super::Kernels;
 use super::blas::Addresses;
 use super::codegen::Param;
-use super::codegen::shard::{CAPACITIES, Extra, Ranges};
+use super::codegen::shard::{CAPACITIES, Extra};
 use super::error::{Error, Trouble};
 use super::prepare::{self, Plan};
 use super::ranges::{self, Batch, Fold, Work};
@@ -11,7 +11,7 @@ use super::variant::{self, Variant};
 use crate::operand::RawRange;
 use cudarc::driver::result;
 use cudarc::driver::sys::{CUdeviceptr, CUfunction, CUstream};
-use shardlab_plan::program::{COMPUTE, InstrId, Op, Place, ShardOp};
+use shardlab_plan::program::{InstrId, Op, Place};
 use shardlab_plan::units::DType;
 use std::ffi::c_void;
 
@@ -290,37 +290,6 @@ fn table(
         *word = u64::from(pair[0]) | u64::from(pair[1]) << 32;
     }
     Ok((out, total))
-}
-
-/// Sum of squares of float ranges.
-///
-/// # Safety
-/// As [`Kernels::squares`].
-pub(super) unsafe fn squares(
-    k: &mut Kernels,
-    from: &[RawRange],
-    out: CUdeviceptr,
-    stream: CUstream,
-) -> Result<(), Error> {
-    let named = |t: Trouble| Error::new("squares", t);
-    let to = RawRange {
-        ptr: out as *mut u8,
-        bytes: 4,
-        dtype: DType::F32,
-    };
-    let work = ranges::work(ShardOp::SumSquares, &[], from, &[to])
-        .map_err(|f| named(Trouble::Launch(f.to_string())))?;
-    let known = |b: &Batch| matches!(b.kind, Ranges::Squares { .. });
-    let room = k.scratch.get(COMPUTE.index()).copied().unwrap_or(0);
-    if !work.batches.iter().all(known) || work.parts() * 8 > room {
-        return Err(named(Trouble::Launch(format!(
-            "{} blocks leave their sums in {room} bytes",
-            work.parts()
-        ))));
-    }
-    let scratch = k.workspace.first().copied().unwrap_or(0);
-    // SAFETY: the caller's promise.
-    unsafe { lists(k, &work, 0, scratch, stream) }.map_err(named)
 }
 
 /// An id outside its range, if a kernel has met one.

@@ -127,6 +127,8 @@ fn every_kernel_of_every_shipped_scenario_is_generated_and_compiles() {
         all.entry(shard::fold(kind))
             .or_insert_with(|| "fold".to_owned());
     }
+    let own = include_str!("../../../device/cuda/support.cu").to_owned();
+    all.insert(own, "the device itself".to_owned());
     assert!(all.len() > 300, "{}", all.len());
     let Some(compiler) = compiler() else { return };
     let cache = cache();
