@@ -8,6 +8,8 @@ mod bench;
 mod grid;
 mod host;
 mod models;
+mod rank;
+mod recipe;
 mod render;
 mod warm;
 mod watch;

@@ -1,6 +1,7 @@
 //! Matrix products and attention on a grid of sizes, back to back.
 
-use super::bench::{Bench, COMPUTE_STREAM, Operand, Recipe, Single};
+use super::bench::Bench;
+use super::recipe::{COMPUTE_STREAM, Operand, Recipe, Single};
 use super::{Measured, middle};
 use crate::calibrate::grid::AttentionRows;
 use shardlab_plan::model::{OpKind, Real};

@@ -1,7 +1,8 @@
 //! What issuing costs the host, and copies.
 
-use super::bench::{Bench, COMPUTE_STREAM, SIDE};
+use super::bench::Bench;
 use super::middle;
+use super::recipe::{COMPUTE_STREAM, SIDE};
 use crate::device::Device;
 use shardlab_plan::model::OpKind;
 use shardlab_plan::program::{CollectiveKind, KernelClass};

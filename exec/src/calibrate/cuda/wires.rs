@@ -1,7 +1,9 @@
 //! Collectives by kind and size, alone and beside kernels.
 
-use super::bench::{Bench, COMPUTE_STREAM, OTHER, Rank, SIDE, Single};
+use super::bench::Bench;
 use super::middle;
+use super::rank::Rank;
+use super::recipe::{COMPUTE_STREAM, OTHER, SIDE, Single};
 use crate::calibrate::collectives::Table;
 use crate::device::{Command, Stop, TaskTimes};
 use shardlab_plan::model::OpKind;

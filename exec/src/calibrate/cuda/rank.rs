@@ -1,0 +1,295 @@
+//! A rank of a bench: its device, and what a measurement does with it.
+
+use super::recipe::{BASE, EVENTS, MEMORY, SIDE, Single};
+use super::watch::{At, Doing, Watch};
+use crate::device::cuda::CudaDevice;
+use crate::device::{
+    Abort, Command, Device, Failure, FailureKind, NO_HYPER, Pass, Region, Stop, TaskTimes,
+};
+use crate::engine::gate::Gate;
+use crate::operand::RawRange;
+use shardlab_plan::program::{CollectiveId, CollectiveKind, EventId, InstrId, Program, StreamId};
+use shardlab_plan::units::DType;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+/// A rank of a bench.
+pub(super) struct Rank {
+    pub(super) id: u32,
+    pub(super) device: CudaDevice,
+    pub(super) program: Arc<Program>,
+    pub(super) gate: Arc<Gate>,
+    pub(super) abort: Arc<Abort>,
+    pub(super) watch: Watch,
+    /// What all ranks do.
+    pub(super) at: Arc<Vec<At>>,
+    /// Commands of the pass.
+    pub(super) enqueued: u32,
+    /// The first rank's answer to a question of all.
+    pub(super) answer: Arc<AtomicU64>,
+    pub(super) ranks: u32,
+}
+
+impl Rank {
+    fn doing(&self, doing: Doing) {
+        self.at[self.id as usize].set(doing, self.enqueued);
+    }
+
+    /// Waits for the other ranks.
+    fn meet(&mut self) -> Result<(), Stop> {
+        self.doing(Doing::Meeting);
+        self.gate.pass(self.id, &self.abort, "come")
+    }
+
+    /// The first rank says which part begins.
+    pub(super) fn say(&self, part: &str) {
+        if self.id == 0 {
+            let s = if self.ranks == 1 { "" } else { "s" };
+            self.watch.say(&format!("{} rank{s}, {part}", self.ranks));
+        }
+    }
+
+    /// Whether a share of the time to measure is over, and the rest of something is to be left out: the first rank's answer,
+    /// since all have to do the same.
+    pub(super) fn late(&mut self, share: f64, rest: &str) -> Result<bool, Stop> {
+        let late = self.id == 0 && self.watch.late(share);
+        if late {
+            self.say(&format!("no time for {rest}"));
+        }
+        Ok(self.agree(f64::from(u8::from(late)))? != 0.0)
+    }
+
+    /// The first rank's number: it alone keeps times, and where a time decides what is issued, all have to issue the same.
+    pub(super) fn agree(&mut self, mine: f64) -> Result<f64, Stop> {
+        if self.id == 0 {
+            self.answer.store(mine.to_bits(), Ordering::SeqCst);
+        }
+        self.meet()?;
+        let agreed = f64::from_bits(self.answer.load(Ordering::SeqCst));
+        // The next question comes after all have heard this answer.
+        self.meet()?;
+        Ok(agreed)
+    }
+
+    /// Performs each command once, one after another on all ranks, before anything is measured: the libraries load, allocate
+    /// and connect at first uses, for which the driver may wait for a GPU; one whose collective waits for a rank that waits
+    /// for the driver would never end it.
+    pub(super) fn prime(&mut self, commands: &[(StreamId, Command)]) -> Result<(), Stop> {
+        for (stream, command) in commands {
+            self.begin(false)?;
+            self.issue(*stream, command.clone(), 0)?;
+            self.end()?;
+        }
+        Ok(())
+    }
+
+    /// Begins a pass when all ranks are idle; `record` keeps times on the first of them.
+    pub(super) fn begin(&mut self, record: bool) -> Result<(), Stop> {
+        self.enqueued = 0;
+        self.doing(Doing::Beginning);
+        self.device.begin(Pass {
+            hyper: NO_HYPER,
+            slots: 0,
+            record: record && self.id == 0,
+        })?;
+        self.meet()?;
+        self.doing(Doing::Enqueued);
+        Ok(())
+    }
+
+    /// Waits for everything.
+    pub(super) fn end(&mut self) -> Result<Vec<TaskTimes>, Stop> {
+        self.doing(Doing::Waiting);
+        self.device.idle()?;
+        self.doing(Doing::Reading);
+        let times = if self.id == 0 {
+            self.device.times()
+        } else {
+            Vec::new()
+        };
+        self.meet()?;
+        Ok(times)
+    }
+
+    pub(super) fn now(&self) -> u64 {
+        self.device.now()
+    }
+
+    /// How many there are.
+    pub(super) fn ranks(&self) -> u32 {
+        self.ranks
+    }
+
+    fn range(&self, offset: u64, bytes: usize, dtype: DType) -> RawRange {
+        RawRange {
+            ptr: self
+                .device
+                .pointer(BASE + offset, bytes as u64)
+                .ok()
+                .flatten()
+                .unwrap_or(std::ptr::null_mut()),
+            bytes,
+            dtype,
+        }
+    }
+
+    pub(super) fn command(&self, s: &Single) -> Command {
+        Command::Launch {
+            instr: s.instr,
+            kernel: s.kernel,
+            reads: s.reads,
+            ranges: s
+                .operands
+                .iter()
+                .map(|&(at, bytes, dtype)| self.range(at, bytes, dtype))
+                .collect(),
+        }
+    }
+
+    /// Collectives lie behind what kernels use.
+    pub(super) fn gather(&self, id: CollectiveId) -> Command {
+        let c = &self.program.collectives[id.index()];
+        let full = c.bytes.0;
+        let shard = full / u64::from(self.ranks);
+        let (input, output) = match c.kind {
+            CollectiveKind::AllGather => (shard, full),
+            CollectiveKind::ReduceScatter => (full, shard),
+            _ => (full, full),
+        };
+        let from = MEMORY / 2;
+        let to = from + (2 << 30);
+        let parts = (
+            self.range(from, input as usize, c.dtype),
+            self.range(to, output as usize, c.dtype),
+        );
+        Command::Collective {
+            instr: InstrId(0),
+            id,
+            parts: smallvec::smallvec![parts],
+        }
+    }
+
+    pub(super) fn issue(
+        &mut self,
+        stream: StreamId,
+        command: Command,
+        task: u32,
+    ) -> Result<(), Stop> {
+        self.enqueued += 1;
+        self.doing(match command {
+            Command::Collective { .. } => Doing::Collective,
+            Command::Copy { .. } => Doing::Copy,
+            Command::Record { .. } | Command::Wait { .. } => Doing::Event,
+            _ => Doing::Kernel,
+        });
+        let done = self.device.submit(stream, command, task);
+        self.doing(Doing::Enqueued);
+        done
+    }
+
+    pub(super) fn event(&mut self, stream: StreamId, event: u32, wait: bool) -> Result<(), Stop> {
+        let (instr, event) = (InstrId(0), EventId(event % EVENTS));
+        let command = if wait {
+            Command::Wait { instr, event }
+        } else {
+            Command::Record { instr, event }
+        };
+        self.issue(stream, command, 0)
+    }
+
+    pub(super) fn copy(&mut self, from: RawRange, to: RawRange, task: u32) -> Result<(), Stop> {
+        let instr = InstrId(0);
+        self.issue(SIDE, Command::Copy { instr, from, to }, task)
+    }
+
+    /// Device memory for copies.
+    pub(super) fn scratch(&self, bytes: usize) -> RawRange {
+        self.range(MEMORY / 2, bytes, DType::U8)
+    }
+
+    pub(super) fn host_wait(&mut self, event: u32) -> Result<(), Stop> {
+        self.device.host_wait(InstrId(0), EventId(event % EVENTS))
+    }
+
+    pub(super) fn device(&mut self) -> &mut CudaDevice {
+        &mut self.device
+    }
+
+    /// Fills memory with numbers between 2^-7 and 2, in every float type.
+    fn fill(&mut self) -> Result<(), Stop> {
+        const PIECE: usize = 64 << 20;
+        let mut state = 0x9e37_79b9_7f4a_7c15u64.wrapping_add(u64::from(self.id));
+        let words: Vec<u8> = (0..PIECE / 8)
+            .flat_map(|_| {
+                state ^= state << 13;
+                state ^= state >> 7;
+                state ^= state << 17;
+                let word = (state & 0x83ff_83ff_83ff_83ff) | 0x3c00_3c00_3c00_3c00;
+                word.to_le_bytes()
+            })
+            .collect();
+        let first = self.range(0, PIECE, DType::U8);
+        self.device.write(first, &words);
+        let mut at = PIECE as u64;
+        while at + PIECE as u64 <= MEMORY {
+            let to = self.range(at, PIECE, DType::U8);
+            self.copy(first, to, 0)?;
+            at += PIECE as u64;
+        }
+        self.doing(Doing::Filling);
+        self.device.idle()
+    }
+}
+
+/// Ends the waits of other ranks if its own rank ends before its time, even by a panic.
+struct Leaving {
+    abort: Arc<Abort>,
+    at: Arc<Vec<At>>,
+    rank: u32,
+    well: bool,
+}
+
+impl Drop for Leaving {
+    fn drop(&mut self) {
+        self.at[self.rank as usize].set(Doing::Leaving, 0);
+        if !self.well {
+            self.abort.stop();
+        }
+    }
+}
+
+/// A rank's part in a bench; nothing if it failed, or others did.
+pub(super) fn perform<R, T>(
+    mut rank: Rank,
+    what: &R,
+    on: &impl Fn(&mut Rank, &R) -> Result<T, Stop>,
+) -> Option<T> {
+    // Dropped before the rank, whose device takes leave of the others only where all is well.
+    let mut leaving = Leaving {
+        abort: Arc::clone(&rank.abort),
+        at: Arc::clone(&rank.at),
+        rank: rank.id,
+        well: false,
+    };
+    let region = Region {
+        addresses: BASE..BASE + MEMORY,
+        used: MEMORY,
+        touched: BASE + MEMORY,
+    };
+    rank.doing(Doing::Mapping);
+    if let Err(message) = rank.device.map(&[region]) {
+        rank.abort.fail(Failure {
+            kind: FailureKind::Alloc,
+            rank: rank.id,
+            stream: None,
+            instr: None,
+            text: String::new(),
+            message,
+        });
+        return None;
+    }
+    rank.doing(Doing::Filling);
+    let done = rank.fill().and_then(|()| on(&mut rank, what));
+    leaving.well = done.is_ok();
+    done.ok()
+}

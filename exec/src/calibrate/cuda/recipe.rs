@@ -1,0 +1,249 @@
+//! The program of a bench: single kernels and collectives.
+
+use shardlab_plan::model::OpKind;
+use shardlab_plan::program::{
+    Access, Axis, BodyOp, Buffer, BufferId, COMPUTE, Collective, CollectiveId, CollectiveKind,
+    CommId, Communicator, Holds, Instr, InstrId, Kernel, KernelClass, KernelId, Op, PerRank, Phase,
+    Place, Pool, Program, ReduceOp, Role, Rule, Section, SectionKind, Shape, Slot, StreamId,
+    UnitId,
+};
+use shardlab_plan::units::{Bytes, DType, Flops};
+use smallvec::SmallVec;
+
+/// Allocator address of the bench's memory.
+pub(super) const BASE: u64 = 1 << 21;
+/// Its bytes: two sides of the largest collective, and a large product's operands.
+pub(super) const MEMORY: u64 = 12 << 30;
+/// The stream of collectives; [`COMPUTE`] is the first.
+pub(super) const SIDE: StreamId = StreamId(1);
+/// Another one of collectives, which have a communicator of their own.
+pub(super) const OTHER: StreamId = StreamId(2);
+/// That of kernels.
+pub(super) const COMPUTE_STREAM: StreamId = COMPUTE;
+/// Events that a program has.
+pub(super) const EVENTS: u32 = 1024;
+/// Steps of a bench's largest pass.
+const ALIGN: u64 = 512;
+
+/// A single kernel of the program, with where its operands lie.
+#[derive(Clone, Debug)]
+pub(super) struct Single {
+    pub(super) instr: InstrId,
+    pub(super) kernel: KernelId,
+    pub(super) reads: u32,
+    /// Offset, bytes and type of each operand.
+    pub(super) operands: Vec<(u64, usize, DType)>,
+}
+
+/// A program under construction.
+pub(super) struct Recipe {
+    program: Program,
+}
+
+/// Shape and element type of an operand.
+pub(super) type Operand = (Vec<u64>, DType);
+
+impl Recipe {
+    pub(super) fn new(ranks: u32) -> Result<Self, String> {
+        let text = format!(
+            "[model]\nfamily = \"llama\"\nlayers = 1\nhidden = 64\nheads = 4\nffn = 128\nvocab = 128\n\
+             [train]\nseq_len = 16\n[mesh]\nhardware = \"h200-nvlink\"\ndp_shard = {}\n",
+            ranks.max(2)
+        );
+        let scenario =
+            shardlab_plan::scenario::parse("bench", &text, &[]).map_err(|e| e.to_string())?;
+        let mut program = shardlab_plan::plan(&scenario).map_err(|e| e.to_string())?;
+        program.meta.world = ranks;
+        program.meta.dp_shard = ranks;
+        program.streams.truncate(3);
+        // NCCL makes those that a collective uses.
+        program.communicators = ["bench", "other"]
+            .map(|name| Communicator {
+                name: name.to_owned(),
+                axis: Axis::World,
+                size: ranks,
+                stride: 1,
+                ..program.communicators[0].clone()
+            })
+            .to_vec();
+        program.kernels.clear();
+        program.buffers.clear();
+        program.accesses.clear();
+        program.collectives.clear();
+        program.copies.clear();
+        program.scopes.clear();
+        program.instrs.clear();
+        program.groups.clear();
+        program.params.clear();
+        (program.loss, program.eval_loss) = (None, None);
+        program.events = EVENTS;
+        program.double_buffer_copies = 0;
+        Ok(Self { program })
+    }
+
+    /// Adds a kernel of one operation.
+    pub(super) fn kernel(
+        &mut self,
+        op: OpKind,
+        class: KernelClass,
+        dtype: DType,
+        ins: &[Operand],
+        outs: &[Operand],
+    ) -> Single {
+        let p = &mut self.program;
+        let slot = |place: Place, (shape, dtype): &Operand| Slot {
+            place,
+            offset: 0,
+            shape: Shape::from_slice(shape),
+            strides: SmallVec::new(),
+            dtype: *dtype,
+        };
+        let kernel = KernelId(p.kernels.len() as u32);
+        p.kernels.push(Kernel {
+            name: op.name().to_owned(),
+            class,
+            flops: Flops(0),
+            read: Bytes(0),
+            written: Bytes(0),
+            dtype,
+            body: vec![BodyOp {
+                op,
+                inputs: (0u8..)
+                    .zip(ins)
+                    .map(|(i, o)| slot(Place::Read(i), o))
+                    .collect(),
+                outputs: (0u8..)
+                    .zip(outs)
+                    .map(|(i, o)| slot(Place::Write(i), o))
+                    .collect(),
+            }],
+        });
+        let instr = InstrId(p.instrs.len() as u32);
+        let reads = p.accesses.len() as u32;
+        let mut at = 0;
+        let mut operands = Vec::new();
+        for (shape, dtype) in ins.iter().chain(outs) {
+            let bytes = shape.iter().product::<u64>() * dtype.size();
+            let buffer = BufferId(p.buffers.len() as u32);
+            p.buffers.push(Buffer {
+                role: Role::Temporary,
+                bytes: Bytes(bytes),
+                dtype: *dtype,
+                align: ALIGN as u32,
+                pool: Pool::Caching,
+                stream: COMPUTE,
+                unit: UnitId(0),
+                holds: Holds::Named("operand"),
+                key: buffer.0,
+            });
+            p.accesses.push(Access {
+                buffer,
+                offset: 0,
+                bytes,
+                per_rank: PerRank::Same,
+            });
+            operands.push((at, bytes as usize, *dtype));
+            at += bytes.next_multiple_of(ALIGN);
+        }
+        p.instrs.push(Instr {
+            op: Op::Launch {
+                kernel,
+                stream: COMPUTE,
+                reads,
+                writes: reads + ins.len() as u32,
+                end: p.accesses.len() as u32,
+            },
+            unit: UnitId(0),
+            micro_batch: 0,
+            phase: Phase::Forward,
+            rule: Rule::Model,
+        });
+        Single {
+            instr,
+            kernel,
+            reads: ins.len() as u32,
+            operands,
+        }
+    }
+
+    /// Adds a collective whose full side has so many bytes.
+    pub(super) fn collective(
+        &mut self,
+        kind: CollectiveKind,
+        dtype: DType,
+        bytes: u64,
+    ) -> CollectiveId {
+        self.collective_on(CommId(0), kind, dtype, bytes)
+    }
+
+    /// Likewise, for stream [`OTHER`].
+    pub(super) fn other_collective(
+        &mut self,
+        kind: CollectiveKind,
+        dtype: DType,
+        bytes: u64,
+    ) -> CollectiveId {
+        self.collective_on(CommId(1), kind, dtype, bytes)
+    }
+
+    fn collective_on(
+        &mut self,
+        comm: CommId,
+        kind: CollectiveKind,
+        dtype: DType,
+        bytes: u64,
+    ) -> CollectiveId {
+        let id = CollectiveId(self.program.collectives.len() as u32);
+        self.program.collectives.push(Collective {
+            kind,
+            comm,
+            reduce: match kind {
+                CollectiveKind::ReduceScatter | CollectiveKind::AllReduce => ReduceOp::Avg,
+                _ => ReduceOp::None,
+            },
+            dtype,
+            bytes: Bytes(bytes),
+            parts: SmallVec::new(),
+        });
+        id
+    }
+
+    pub(super) fn finish(mut self) -> Program {
+        let end = self.program.instrs.len() as u32;
+        self.program.sections = vec![
+            Section {
+                kind: SectionKind::Init,
+                instrs: 0..0,
+            },
+            Section {
+                kind: SectionKind::Steady,
+                instrs: 0..end,
+            },
+        ];
+        self.program
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_bench_has_a_stream_and_a_communicator_for_each_of_two_collectives() {
+        for ranks in [1, 2, 4] {
+            let mut recipe = Recipe::new(ranks).unwrap();
+            let one = recipe.collective(CollectiveKind::AllGather, DType::Bf16, 1 << 20);
+            let other =
+                recipe.other_collective(CollectiveKind::ReduceScatter, DType::Bf16, 1 << 20);
+            let program = recipe.finish();
+            assert_eq!(program.streams.len(), OTHER.index() + 1);
+            let comm = |c: CollectiveId| program.collectives[c.index()].comm;
+            assert_ne!(comm(one), comm(other));
+            assert!(
+                [one, other]
+                    .iter()
+                    .all(|c| program.communicators[comm(*c).index()].size == ranks)
+            );
+        }
+    }
+}
