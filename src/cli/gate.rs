@@ -179,7 +179,7 @@ pub(super) fn run(args: &Args, out: &mut Out) -> Result<Status, Failure> {
     if args.selftest {
         return selftest::run(args, &jobs, &collect, out);
     }
-    let given = measured::read(&args.run, &jobs, &args.from.store())?;
+    let given = measured::read(&args.run, &jobs, &collect, &args.from.store())?;
     let facts = |job: &Job| -> Result<Facts, Failure> {
         let runs = given.get(&job.scenario.name);
         let collect = Collect {

@@ -296,6 +296,17 @@ fn measured_runs_can_be_given() {
     let (code, _, err) = gate(dir.path(), &["small-native", "--run", &path]);
     assert_eq!(code, 2);
     assert!(err.contains("is a run of `small-linear`"), "{err}");
+    // Runs of another program and of another seed.
+    for (change, expected, words) in [
+        (["--set", "model.hidden=32"], 2, "run.json: ran the program "),
+        (["--seed", "7"], 1, "seeds: seed 0 was not run"),
+    ] {
+        let (_, json, _) = call(&[&["exec", "small-linear", "--json"], &change[..]].concat());
+        std::fs::write(&run, &json).unwrap();
+        let (code, out, err) = gate(dir.path(), &["small-linear", "--run", &path]);
+        assert_eq!(code, expected, "{change:?}: {out}{err}");
+        assert!((out + &err).contains(words), "{change:?}");
+    }
 }
 
 #[test]

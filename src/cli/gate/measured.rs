@@ -2,6 +2,7 @@
 
 use super::Job;
 use crate::cli::output::Failure;
+use crate::gate::collect::Collect;
 use serde_json::Value;
 use shardlab_plan::record::RunKind;
 use shardlab_reports::gate::{Curve, Measured, MemoryFacts};
@@ -9,10 +10,11 @@ use shardlab_reports::store::{Store, open_dir};
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
-/// Reads the runs and sorts them to their scenarios.
+/// Reads the runs and sorts them to their scenarios, whose programs they have to be runs of.
 pub(super) fn read(
     paths: &[PathBuf],
     jobs: &[Job],
+    collect: &Collect<'_>,
     store: &Store,
 ) -> Result<BTreeMap<String, Measured>, Failure> {
     let mut all: BTreeMap<String, Measured> = BTreeMap::new();
@@ -21,15 +23,23 @@ pub(super) fn read(
         let bad =
             |m: &dyn std::fmt::Display| Failure::bad_input(format_args!("--run {shown}: {m}"));
         let (name, run) = one(path, store).map_err(|e| bad(&e))?;
-        if !jobs.iter().any(|j| j.scenario.name == name) {
+        let Some(job) = jobs.iter().find(|j| j.scenario.name == name) else {
             let known: Vec<&str> = jobs.iter().map(|j| j.scenario.name.as_str()).collect();
             return Err(bad(&format_args!(
                 "is a run of `{name}`; the gate is asked about {}",
                 known.join(", ")
             )));
-        }
+        };
         match all.get_mut(&name) {
             None => {
+                let gated = collect.program(&job.scenario)?.digest();
+                if run.digest != gated {
+                    return Err(bad(&format_args!(
+                        "ran the program {}, under the gate is {gated}; a run of the same scenario, overrides and version \
+                         is expected",
+                        run.digest
+                    )));
+                }
                 all.insert(name, run);
             }
             Some(known) if known.digest != run.digest => {

@@ -22,6 +22,8 @@ pub(super) fn judge(
     let many = before.curves.len().min(after.curves.len()) >= ENOUGH_SEEDS;
     if many {
         findings.push(seeds::final_losses(baseline, before, after, limits));
+    } else {
+        findings.extend(seeds::unmatched(baseline, before, after, limits));
     }
     // One curve a seed that both have; with enough seeds only its gradient norms, which have little noise.
     let pairs: Vec<(&Curve, &Curve)> = before

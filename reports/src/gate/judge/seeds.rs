@@ -7,11 +7,48 @@ use crate::gate::finding::{Class, Finding, Status};
 use crate::gate::limits::{Limits, percent};
 use crate::stats::{mean, variance, welch};
 use statrs::distribution::{ContinuousCDF, StudentsT};
+use std::collections::BTreeSet;
 
 /// Chance of a false alarm that is accepted.
 const SIGNIFICANCE: f64 = 0.05;
 /// Part of the steps at the end whose mean is a run's final loss.
 const TAIL: f64 = 0.1;
+
+/// Seeds that only one side has: their curves have nothing to be compared with. A seed that is missing fails, since its
+/// curve would go unjudged.
+pub(super) fn unmatched(
+    baseline: &Baseline,
+    before: &Measured,
+    after: &Measured,
+    limits: &Limits,
+) -> Option<Finding> {
+    let seeds = |m: &Measured| m.curves.iter().map(|c| c.seed).collect::<BTreeSet<u64>>();
+    let (a, b) = (seeds(before), seeds(after));
+    let (status, message) = if !a.is_subset(&b) {
+        let message = format!("seed {} was not run", words(a.difference(&b)));
+        (Status::Changed, message)
+    } else if a != b {
+        let message = format!(
+            "the baseline has no seed {}: bless it anew",
+            words(b.difference(&a))
+        );
+        (Status::Skipped, message)
+    } else {
+        return None;
+    };
+    let subject = Subject {
+        class: Class::Convergence,
+        metric: "seeds",
+        limit: String::new(),
+        place: place(None, baseline.place("measured.curves", "seed"), limits),
+    };
+    Some(subject.finding(status, words(&a), words(&b), message))
+}
+
+fn words<'a>(seeds: impl IntoIterator<Item = &'a u64>) -> String {
+    let seeds: Vec<String> = seeds.into_iter().map(u64::to_string).collect();
+    seeds.join(", ")
+}
 
 /// A run's final loss: the mean of its last tenth, which has less noise than its last step.
 fn tail(curve: &Curve) -> f64 {
@@ -91,7 +128,7 @@ pub(super) fn final_losses(
             limits,
         ),
     };
-    let words = |x: &[f64]| format!("mean {:.6} of {}", mean(x), x.len());
+    let means = |x: &[f64]| format!("mean {:.6} of {}", mean(x), x.len());
     let test = if pairs.len() == a.len() && pairs.len() == b.len() {
         paired(&pairs)
     } else {
@@ -101,7 +138,7 @@ pub(super) fn final_losses(
     let base = mean(&a).abs();
     let Some(test) = test.filter(|_| difference.is_finite()) else {
         let message = "the final losses cannot be tested".to_owned();
-        return subject.finding(Status::Regression, words(&a), words(&b), message);
+        return subject.finding(Status::Regression, means(&a), means(&b), message);
     };
     let beyond = difference > limits.final_loss.value * base;
     let status = match (beyond, test.p < SIGNIFICANCE) {
@@ -118,7 +155,7 @@ pub(super) fn final_losses(
         a.len().min(b.len()),
         percent(test.detectable / base)
     );
-    subject.finding(status, words(&a), words(&b), message)
+    subject.finding(status, means(&a), means(&b), message)
 }
 
 #[cfg(test)]

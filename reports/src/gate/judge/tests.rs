@@ -259,6 +259,27 @@ fn several_seeds_are_tested_together() {
     assert!(judge(&base, &seeds(-0.05, 0.01), &l).pass);
 }
 
+/// A run of another seed says nothing about the baseline's.
+#[test]
+fn a_seed_without_a_counterpart_is_told() {
+    let v = after(|f| curve(f).seed = 7);
+    assert_eq!(failures(&v), ["seeds: CHANGED"]);
+    assert_eq!(message(&v, "seeds"), "seed 0 was not run");
+    // One more is no reason to fail, but not judged either.
+    let v = after(|f| {
+        let more = Curve {
+            seed: 7,
+            ..curve(f).clone()
+        };
+        f.measured.as_mut().unwrap().curves.push(more);
+    });
+    assert!(v.pass, "{:?}", failures(&v));
+    assert_eq!(
+        message(&v, "seeds"),
+        "the baseline has no seed 7: bless it anew"
+    );
+}
+
 #[test]
 fn what_is_not_compared_is_told() {
     let v = after(|f| f.measured = None);
