@@ -6,7 +6,7 @@
 
 use super::finding::{Class, Finding, Status};
 use super::limits::{Limits, percent};
-use crate::stats::{Comparison, Options, Samples, StatsError, Verdict, compare};
+use crate::stats::{Comparison, Options, Samples, StatsError, compare};
 
 /// Fewest runs a side.
 pub const FEWEST: usize = 3;
@@ -50,11 +50,14 @@ pub fn judge(old: &[f64], new: &[f64], limits: &Limits) -> Result<Finding, Stats
         ..Options::default()
     };
     let c = compare(Samples::Measured(old), Samples::Measured(new), &options)?;
-    let status = match c.verdict {
-        Verdict::Regressed => Status::Regression,
-        // A faster program needs no new baseline: there is none for measured time.
-        Verdict::Improved | Verdict::Equal => Status::Pass,
-        Verdict::Inconclusive => Status::Inconclusive,
+    // A faster program needs no new baseline, since there is none for measured time: only the upper limit counts.
+    let above = 1.0 + limit.value;
+    let status = if c.ratio.low > above {
+        Status::Regression
+    } else if c.ratio.high <= above {
+        Status::Pass
+    } else {
+        Status::Inconclusive
     };
     Ok(Finding {
         class: Class::Time,
@@ -127,6 +130,23 @@ mod tests {
         let f = judge(&new, &old, &limits()).unwrap();
         assert_eq!(f.status, Status::Pass);
         assert_eq!(judge(&old, &old, &limits()).unwrap().status, Status::Pass);
+    }
+
+    #[test]
+    fn the_limit_may_be_any_and_better_is_simply_better() {
+        let old = [10.0, 10.1, 9.9, 10.05, 9.95];
+        let with = |limit, new: &[f64]| {
+            let gate = Gate {
+                measured_step_time: limit,
+                ..Gate::default()
+            };
+            let limits = Limits::new(&gate, &BTreeMap::new(), None);
+            judge(&old, new, &limits).unwrap().status
+        };
+        assert_eq!(with(3.0, &old.map(|x| 2.5 * x)), Status::Pass);
+        assert_eq!(with(3.0, &old.map(|x| 4.5 * x)), Status::Regression);
+        // From 8 % less to 1 % more: whatever it is, it is no slow-down beyond the limit.
+        assert_eq!(with(0.05, &[9.2, 10.1, 9.3, 10.0, 9.6]), Status::Pass);
     }
 
     #[test]
