@@ -45,11 +45,11 @@ pub fn judge(old: &[f64], new: &[f64], limits: &Limits) -> Result<Finding, Stats
         ));
     }
     let limit = &limits.measured_step_time;
-    let options = Options {
-        threshold: limit.value.min(0.999),
-        ..Options::default()
-    };
-    let c = compare(Samples::Measured(old), Samples::Measured(new), &options)?;
+    let c = compare(
+        Samples::Measured(old),
+        Samples::Measured(new),
+        &Options::default(),
+    )?;
     // A faster program needs no new baseline, since there is none for measured time: only the upper limit counts.
     let above = 1.0 + limit.value;
     let status = if c.ratio.low > above {
@@ -66,25 +66,24 @@ pub fn judge(old: &[f64], new: &[f64], limits: &Limits) -> Result<Finding, Stats
         baseline: format!("{:.3} ms", c.medians[0]),
         now: format!("{:.3} ms", c.medians[1]),
         limit: format!("≤ +{}", percent(limit.value)),
-        message: sentence(&c),
+        message: sentence(&c, limit.value),
         detail: String::new(),
         place: limit.place.clone().or_else(|| limits.scenario.clone()),
     })
 }
 
-fn sentence(c: &Comparison) -> String {
+fn sentence(c: &Comparison, limit: f64) -> String {
     let signed = |x: f64| format!("{:+.1} %", 100.0 * x);
-    let power = match (c.power, c.detectable) {
-        (Some(power), Some(least)) => format!(
-            "; a change of {} would be seen with a chance of {:.0} %, one of {} with 80 %",
-            percent(c.options.threshold),
-            100.0 * power,
-            percent((1000.0 * least).ceil() / 1000.0)
-        ),
-        _ => String::new(),
-    };
+    // What is seen has to stand out of the noise by itself; the gate asks that it does so beyond the limit.
+    let seen = c.detectable.map_or_else(String::new, |least| {
+        let least = (1000.0 * (limit + least)).ceil() / 1000.0;
+        format!(
+            "; a slow-down of {} would fail about four times in five",
+            percent(least)
+        )
+    });
     format!(
-        "{} ({:.0} % interval {} to {}) over {} interleaved pairs{power}",
+        "{} ({:.0} % interval {} to {}) over {} interleaved pairs{seen}",
         signed(c.change()),
         100.0 * c.ratio.level,
         signed(c.ratio.low - 1.0),
@@ -123,7 +122,7 @@ mod tests {
         );
         assert!(
             f.message
-                .contains("5 interleaved pairs; a change of 5 % would be seen"),
+                .ends_with("5 interleaved pairs; a slow-down of 6.8 % would fail about four times in five"),
             "{}",
             f.message
         );
