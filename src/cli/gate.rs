@@ -367,6 +367,10 @@ fn bless(
     }
     for job in jobs {
         let name = &job.scenario.name;
+        baseline::replaceable(&baseline::path_of(at, name), name)?;
+    }
+    for job in jobs {
+        let name = &job.scenario.name;
         let now = facts(job)?;
         let path = baseline::path_of(at, name);
         let before = Baseline::read(&path, name).ok();

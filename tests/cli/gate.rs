@@ -344,7 +344,17 @@ fn bad_input_is_named() {
     let broken = dir.path().join("broken.toml");
     std::fs::write(&broken, "format = 7\n").unwrap();
     let broken = broken.display().to_string();
-    let cases: [(&[&str], i32, &str); 8] = [
+    let scenario = dir.path().join("mine.toml");
+    let base = Path::new(env!("CARGO_MANIFEST_DIR")).join("scenarios/small-linear.toml");
+    let base = base.display().to_string();
+    std::fs::write(&scenario, format!("extends = {base:?}\n")).unwrap();
+    let scenario = scenario.display().to_string();
+    let cases: [(&[&str], i32, &str); 9] = [
+        (
+            &["small-native", "--bless", "--baseline", &scenario],
+            2,
+            "mine.toml: is no baseline; it is not overwritten",
+        ),
         (
             &["small-native", "--baseline", &at],
             2,

@@ -183,11 +183,13 @@ fn near(path: &Path, scenario: &str) -> Option<String> {
 /// Whether a text is meant as a baseline, well or ill: its head says a format, which no scenario has.
 #[must_use]
 pub fn is_baseline(text: &str) -> bool {
+    head(text, "format").is_some()
+}
+
+/// The line of a key of a text's head.
+fn head<'a>(text: &'a str, key: &str) -> Option<&'a str> {
     let mut head = text.lines().take_while(|line| !line.starts_with('['));
-    head.any(|line| {
-        line.split_once('=')
-            .is_some_and(|(key, _)| key.trim() == "format")
-    })
+    head.find(|line| line.split_once('=').is_some_and(|(k, _)| k.trim() == key))
 }
 
 /// Folders in which baselines are looked for where none is named, in this order.
@@ -220,15 +222,47 @@ pub enum Blessed {
     Unchanged,
 }
 
+/// Makes sure that what a path holds, if anything, may give way to a scenario's baseline: an older one of it, well or ill.
+///
+/// # Errors
+/// When it is anything else.
+pub fn replaceable(path: &Path, scenario: &str) -> Result<(), BaselineError> {
+    let fault = |message: String| {
+        Err(BaselineError::Format {
+            path: path.to_owned(),
+            message: format!("{message}; it is not overwritten"),
+        })
+    };
+    let text = match std::fs::read(path) {
+        Err(e) if e.kind() == std::io::ErrorKind::NotFound => return Ok(()),
+        read => read.map_err(|error| BaselineError::Io {
+            path: path.to_owned(),
+            error,
+        })?,
+    };
+    let text = String::from_utf8_lossy(&text);
+    if !is_baseline(&text) {
+        return fault("is no baseline".to_owned());
+    }
+    let line = head(&text, "scenario").and_then(|line| line.parse::<toml::Table>().ok());
+    match line.as_ref().and_then(|t| t.get("scenario")?.as_str()) {
+        Some(other) if other != scenario => fault(format!(
+            "is the baseline of `{other}`, not of `{scenario}`"
+        )),
+        _ => Ok(()),
+    }
+}
+
 /// Writes a baseline, whole or not at all.
 ///
 /// # Errors
-/// When it cannot be written.
+/// When it cannot be written, or is not [`replaceable`].
 pub fn bless(path: &Path, facts: &Facts) -> Result<Blessed, BaselineError> {
     let io = |error| BaselineError::Io {
         path: path.to_owned(),
         error,
     };
+    replaceable(path, &facts.scenario)?;
     let text = Baseline::text(facts);
     let before = std::fs::read_to_string(path).ok();
     if before.as_deref() == Some(text.as_str()) {

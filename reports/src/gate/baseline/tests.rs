@@ -74,6 +74,28 @@ fn blessing_writes_once_and_says_what_it_did() {
     assert_eq!(path_of(&path, "other"), path);
 }
 
+#[test]
+fn only_a_baseline_of_the_scenario_gives_way() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("tiny.toml");
+    let other = Baseline::text(&facts()).replace("scenario = \"tiny\"", "scenario = \"big\"");
+    for (text, words) in [
+        ("extends = \"x.toml\"\n[gate]\nformat = 1\n", "is no baseline; it"),
+        ("", "is no baseline; it"),
+        (&other, "is the baseline of `big`, not of `tiny`; it"),
+    ] {
+        std::fs::write(&path, text).unwrap();
+        let e = bless(&path, &facts()).unwrap_err().to_string();
+        assert!(e.contains(words), "{words}: {e}");
+        assert_eq!(std::fs::read_to_string(&path).unwrap(), text);
+    }
+    // One of another format, or with an edit gone wrong, is what blessing is for.
+    for text in ["format = 99\nscenario = \"tiny\"\n", "format = 1\n<<<<<<<\n"] {
+        std::fs::write(&path, text).unwrap();
+        assert_eq!(bless(&path, &facts()).unwrap(), Blessed::Updated);
+    }
+}
+
 fn name() -> impl Strategy<Value = String> {
     proptest::string::string_regex("[ -~äß'\"\\\\\n\t]{0,12}").unwrap()
 }
