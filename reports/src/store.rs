@@ -80,6 +80,14 @@ impl Store {
         &self.dir
     }
 
+    /// Makes sure, before what takes long, that runs can be kept: a folder is made and removed again.
+    ///
+    /// # Errors
+    /// [`StoreError::Io`] when they cannot.
+    pub fn writable(&self) -> Result<(), StoreError> {
+        write::writable(self)
+    }
+
     /// Keeps a run, with what is known about this machine added to its environment.
     ///
     /// # Errors

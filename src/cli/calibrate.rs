@@ -2,12 +2,12 @@
 
 mod fit;
 
-use super::output::{Failure, Out, Status};
+use super::output::{Failure, Out, Status, writable};
 use clap::ValueEnum;
 use shardlab_exec::calibrate::{Options, calibrate};
 use shardlab_reports::store::day;
 use shardlab_sim::hardware;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::time::Duration;
 
 #[derive(clap::Args)]
@@ -71,20 +71,6 @@ fn note(text: &str) {
     eprintln!("calibrate: {text}");
 }
 
-/// Whether a file can be written there, found out before minutes of measuring: it is made and removed again.
-fn writable(path: &Path) -> std::io::Result<()> {
-    let existed = path.exists();
-    std::fs::OpenOptions::new()
-        .append(true)
-        .create(true)
-        .open(path)?;
-    if existed {
-        Ok(())
-    } else {
-        std::fs::remove_file(path)
-    }
-}
-
 /// When this was measured, and by which command, as the profile's first line.
 fn provenance() -> String {
     let today = day(0);
@@ -99,10 +85,8 @@ fn provenance() -> String {
 }
 
 pub(super) fn run(args: &Args, out: &mut Out) -> Result<Status, Failure> {
-    let unwritable =
-        |path: &Path, e| Failure::bad_input(format_args!("--out {}: {e}", path.display()));
     if let Some(path) = &args.out {
-        writable(path).map_err(|e| unwritable(path, e))?;
+        writable("--out", path)?;
     }
     let stem = args.out.as_ref().and_then(|p| p.file_stem()?.to_str());
     let options = Options {
@@ -121,7 +105,8 @@ pub(super) fn run(args: &Args, out: &mut Out) -> Result<Status, Failure> {
     // What cannot be loaded must not be written.
     hardware::parse("the measured profile", &text).map_err(Failure::run)?;
     match &args.out {
-        Some(path) => std::fs::write(path, text).map_err(|e| unwritable(path, e))?,
+        Some(path) => std::fs::write(path, text)
+            .map_err(|e| Failure::bad_input(format_args!("--out {}: {e}", path.display())))?,
         None => out.text(text)?,
     }
     Ok(Status::Done)

@@ -15,7 +15,7 @@ pub(crate) use utilisation::utilisation;
 use super::args::{One, plan};
 use super::interrupt;
 use super::keep::{Keep, with_source};
-use super::output::{Failure, Out, Status};
+use super::output::{Failure, Out, Status, writable};
 use crate::gate::Plant;
 use crate::trace;
 use fault::FaultAt;
@@ -240,6 +240,12 @@ pub(super) fn run(args: &Args, out: &mut Out) -> Result<Status, Failure> {
     let timeout = options.exec.timeout;
     args.device.prepare()?;
     let place = processes::place()?;
+    if place.as_ref().is_none_or(|p| p.rank == 0) {
+        args.store.probe()?;
+        if let Some(path) = &args.trace {
+            writable("--trace", path)?;
+        }
+    }
     let (world, local_rank) = match &place {
         Some(place) => {
             interrupt::watch();
@@ -273,22 +279,26 @@ pub(super) fn run(args: &Args, out: &mut Out) -> Result<Status, Failure> {
         Failure::Run(m) => Failure::run(format_args!("{}: {m}", scenario.name)),
         other => other,
     })?;
-    if let Some(path) = &args.trace {
+    // What cannot be written is told last: it takes nothing else with it.
+    let traced = args.trace.as_deref().map_or(Ok(()), |path| {
         let name = path.display();
         let file = File::create(path)
             .map_err(|e| Failure::bad_input(format_args!("--trace {name}: {e}")))?;
         trace::write(&program, &outcome.run, file)
-            .map_err(|e| Failure::run(format_args!("--trace {name}: {e}")))?;
-    }
+            .map_err(|e| Failure::run(format_args!("--trace {name}: {e}")))
+    });
     let kept = args.store.save(|| {
         let view = view_of_outcome(&scenario, &program, &outcome);
         with_source(view, &args.scenario.scenario, &args.scenario.overrides.set)
-    })?;
+    });
     if args.json {
-        out.json(&Object::new(&scenario, &program, &outcome, kept.as_ref()))?;
+        let kept = kept.as_ref().ok().and_then(Option::as_ref);
+        out.json(&Object::new(&scenario, &program, &outcome, kept))?;
     } else {
         report::print(&scenario, &program, &outcome, out)?;
     }
+    traced?;
+    kept?;
     if outcome.interrupted {
         out.flush()?;
         let done = outcome.run.losses.len();

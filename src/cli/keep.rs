@@ -43,6 +43,15 @@ impl Keep {
         }
     }
 
+    /// Makes sure, before what takes long, that a folder that was asked for by name can be written.
+    pub(super) fn probe(&self) -> Result<(), Failure> {
+        let Some(dir) = &self.store else {
+            return Ok(());
+        };
+        let probed = Store::at(dir).writable();
+        probed.map_err(|e| Failure::bad_input(format_args!("--store {e}")))
+    }
+
     /// Keeps a run and says so on stderr. Where nobody asked for it by name, a folder that cannot be written is a warning.
     pub(super) fn save(&self, run: impl FnOnce() -> RunView) -> Result<Option<Id>, Failure> {
         let Some(store) = self.place() else {

@@ -5,6 +5,7 @@ use crate::predict::PredictError;
 use serde::Serialize;
 use std::fmt::Display;
 use std::io::{self, BufWriter, ErrorKind, IsTerminal, Write};
+use std::path::Path;
 use std::process::ExitCode;
 
 /// Columns of a label with the blanks behind it.
@@ -43,6 +44,23 @@ fn wrap(text: &str, width: usize) -> Vec<String> {
         line.push_str(&word);
     }
     lines
+}
+
+/// Makes sure, before what takes long, that the file of an option can be written: it is made and removed again.
+pub(super) fn writable(option: &str, path: &Path) -> Result<(), Failure> {
+    let existed = path.exists();
+    // The reader of a pipe would take the end of this for the end of all.
+    if existed && !path.is_file() && !path.is_dir() {
+        return Ok(());
+    }
+    let mut options = std::fs::OpenOptions::new();
+    let opened = options.append(true).create(true).open(path);
+    opened
+        .and_then(|_| match existed {
+            true => Ok(()),
+            false => std::fs::remove_file(path),
+        })
+        .map_err(|e| Failure::bad_input(format_args!("{option} {}: {e}", path.display())))
 }
 
 /// How a command ended.

@@ -6,7 +6,7 @@ mod write;
 use super::args::{Overrides, profiles};
 use super::interrupt;
 use super::keep::view_of;
-use super::output::{Failure, Out, Status};
+use super::output::{Failure, Out, Status, writable};
 use crate::predict::Prediction;
 use points::{Outcome, evaluate};
 use shardlab_plan::scenario::sweep_of;
@@ -64,13 +64,17 @@ struct Keeper<'a> {
 }
 
 impl<'a> Keeper<'a> {
-    fn new(args: &'a Args) -> Self {
-        Self {
+    fn new(args: &'a Args) -> Result<Self, Failure> {
+        let store = args.store.as_ref().map(Store::at);
+        if let Some(store) = &store {
+            store.writable().map_err(unkept)?;
+        }
+        Ok(Self {
             args,
-            store: args.store.as_ref().map(Store::at),
+            store,
             kept: AtomicUsize::new(0),
             failed: OnceLock::new(),
-        }
+        })
     }
 
     fn keep(&self, p: &Prediction, settings: &[(String, String)]) {
@@ -89,12 +93,16 @@ impl<'a> Keeper<'a> {
             return Ok(());
         };
         if let Some(e) = self.failed.into_inner() {
-            return Err(Failure::bad_input(format_args!("--store {e}")));
+            return Err(unkept(e));
         }
         let kept = self.kept.into_inner();
         eprintln!("kept {kept} points in {}", store.dir().display());
         Ok(())
     }
+}
+
+fn unkept(e: StoreError) -> Failure {
+    Failure::bad_input(format_args!("--store {e}"))
 }
 
 pub(super) fn run(args: &Args, out: &mut Out) -> Result<Status, Failure> {
@@ -103,28 +111,32 @@ pub(super) fn run(args: &Args, out: &mut Out) -> Result<Status, Failure> {
         sweep_of(&args.scenario, &args.overrides.set, &args.axes).map_err(Failure::bad_input)?;
     let total = sweep.points.len();
     let axes = sweep.axes;
-    let keeper = Keeper::new(args);
+    let keeper = Keeper::new(args)?;
+    if let Some(path) = &args.csv {
+        writable("--csv", path)?;
+    }
     let outcomes = evaluate(sweep.points, &profiles(), &|p, settings| {
         keeper.keep(p, settings);
     });
-    keeper.end()?;
     let missing = outcomes
         .iter()
         .filter(|o| matches!(o, Outcome::Missing))
         .count();
     let table = write::Table::new(&axes, &outcomes, args.sort);
-    if let Some(path) = &args.csv {
-        table
-            .csv(path)
-            .map_err(|e| Failure::bad_input(format_args!("--csv {}: {e}", path.display())))?;
-    }
+    // What cannot be written is told last: it takes nothing else with it.
+    let written = args.csv.as_ref().map_or(Ok(()), |path| {
+        let written = table.csv(path);
+        written.map_err(|e| Failure::bad_input(format_args!("--csv {}: {e}", path.display())))
+    });
     if args.json {
         table.json(out)?;
     } else {
         table.print(out)?;
     }
+    out.flush()?;
+    written?;
+    keeper.end()?;
     if missing > 0 {
-        out.flush()?;
         eprintln!("interrupted: {missing} of {total} points are missing");
         return Ok(Status::RunFailed);
     }
@@ -133,10 +145,7 @@ pub(super) fn run(args: &Args, out: &mut Out) -> Result<Status, Failure> {
         _ => None,
     });
     match failed {
-        Some(e) => {
-            out.flush()?;
-            Err(Failure::run(e))
-        }
+        Some(e) => Err(Failure::run(e)),
         None => Ok(Status::Done),
     }
 }

@@ -573,6 +573,48 @@ fn a_trace_of_a_measured_step() {
 }
 
 /// Acceptance: without a GPU the same binary says what is missing and where it was looked for.
+/// What cannot be written is found out before training where it can be; where it cannot, the result is not lost with it.
+#[test]
+fn outputs_that_cannot_be_written() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = |name: &str| dir.path().join(name).display().to_string();
+    let (checkpoints, file) = (path("checkpoints"), path("file"));
+    std::fs::write(&file, "").unwrap();
+    for option in [["--trace", "/no/such/t.json"], ["--store", &file]] {
+        let (code, text) = failure(
+            &[
+                &["exec", "small-linear", "--checkpoint-dir", &checkpoints],
+                &option[..],
+            ]
+            .concat(),
+        );
+        assert_eq!(code, 2, "{text}");
+        assert!(text.contains(&option.join(" ")), "{text}");
+        assert!(!dir.path().join("checkpoints").exists(), "{option:?}");
+    }
+    if cfg!(target_os = "linux") {
+        let store = path("store");
+        let output = shardlab(&[
+            "exec",
+            "small-linear",
+            "--json",
+            "--trace",
+            "/dev/full",
+            "--store",
+            &store,
+        ])
+        .output()
+        .unwrap();
+        assert_eq!(output.status.code(), Some(3));
+        let run: Value = serde_json::from_slice(&output.stdout).unwrap();
+        let kept = dir
+            .path()
+            .join("store")
+            .join(run["run_id"].as_str().unwrap());
+        assert!(kept.is_dir());
+    }
+}
+
 #[test]
 fn a_gpu_that_is_not_there_is_explained() {
     // A machine with a GPU performs the run instead, which is another test's business.

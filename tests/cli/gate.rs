@@ -298,7 +298,11 @@ fn measured_runs_can_be_given() {
     assert!(err.contains("is a run of `small-linear`"), "{err}");
     // Runs of another program and of another seed.
     for (change, expected, words) in [
-        (["--set", "model.hidden=32"], 2, "run.json: ran the program "),
+        (
+            ["--set", "model.hidden=32"],
+            2,
+            "run.json: ran the program ",
+        ),
         (["--seed", "7"], 1, "seeds: seed 0 was not run"),
     ] {
         let (_, json, _) = call(&[&["exec", "small-linear", "--json"], &change[..]].concat());

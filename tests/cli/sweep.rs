@@ -113,6 +113,21 @@ fn the_file_of_a_sweep_gives_its_axes() {
     assert!(points.len() >= 12);
 }
 
+#[test]
+fn a_file_that_cannot_be_written_does_not_take_the_points_with_it() {
+    for (path, points) in [("/no/such/points.csv", 0), ("/dev/full", 6)] {
+        if points > 0 && cfg!(not(target_os = "linux")) {
+            continue;
+        }
+        let assert = shardlab(&args(&["--json", "--csv", path])).assert().code(2);
+        let output = assert.get_output();
+        let text = String::from_utf8(output.stdout.clone()).unwrap();
+        assert_eq!(text.lines().count(), points, "{path}");
+        let text = String::from_utf8(output.stderr.clone()).unwrap();
+        assert!(text.contains(&format!("--csv {path}: ")), "{text}");
+    }
+}
+
 /// Interrupts a sweep of 2000 points after a while: standard output, standard error and exit status.
 #[cfg(unix)]
 fn interrupted(after: std::time::Duration) -> (String, String, Option<i32>) {

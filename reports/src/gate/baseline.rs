@@ -246,9 +246,9 @@ pub fn replaceable(path: &Path, scenario: &str) -> Result<(), BaselineError> {
     }
     let line = head(&text, "scenario").and_then(|line| line.parse::<toml::Table>().ok());
     match line.as_ref().and_then(|t| t.get("scenario")?.as_str()) {
-        Some(other) if other != scenario => fault(format!(
-            "is the baseline of `{other}`, not of `{scenario}`"
-        )),
+        Some(other) if other != scenario => {
+            fault(format!("is the baseline of `{other}`, not of `{scenario}`"))
+        }
         _ => Ok(()),
     }
 }

@@ -121,8 +121,9 @@ mod tests {
             f.message
         );
         assert!(
-            f.message
-                .ends_with("5 interleaved pairs; a slow-down of 6.8 % would fail about four times in five"),
+            f.message.ends_with(
+                "5 interleaved pairs; a slow-down of 6.8 % would fail about four times in five"
+            ),
             "{}",
             f.message
         );

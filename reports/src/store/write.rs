@@ -43,6 +43,14 @@ pub(super) struct Head<V> {
     pub(super) view: V,
 }
 
+pub(super) fn writable(store: &Store) -> Result<(), StoreError> {
+    create_dir(&store.dir)?;
+    let probe = store.dir.join(format!("{UNFINISHED}{}", Id::now()));
+    fs::create_dir(&probe)
+        .and_then(|()| fs::remove_dir(&probe))
+        .map_err(|e| StoreError::io(&probe, e))
+}
+
 pub(super) fn save(store: &Store, view: &RunView) -> Result<Id, StoreError> {
     create_dir(&store.dir)?;
     let mut view = view.clone();

@@ -80,7 +80,10 @@ fn only_a_baseline_of_the_scenario_gives_way() {
     let path = dir.path().join("tiny.toml");
     let other = Baseline::text(&facts()).replace("scenario = \"tiny\"", "scenario = \"big\"");
     for (text, words) in [
-        ("extends = \"x.toml\"\n[gate]\nformat = 1\n", "is no baseline; it"),
+        (
+            "extends = \"x.toml\"\n[gate]\nformat = 1\n",
+            "is no baseline; it",
+        ),
         ("", "is no baseline; it"),
         (&other, "is the baseline of `big`, not of `tiny`; it"),
     ] {
@@ -90,7 +93,10 @@ fn only_a_baseline_of_the_scenario_gives_way() {
         assert_eq!(std::fs::read_to_string(&path).unwrap(), text);
     }
     // One of another format, or with an edit gone wrong, is what blessing is for.
-    for text in ["format = 99\nscenario = \"tiny\"\n", "format = 1\n<<<<<<<\n"] {
+    for text in [
+        "format = 99\nscenario = \"tiny\"\n",
+        "format = 1\n<<<<<<<\n",
+    ] {
         std::fs::write(&path, text).unwrap();
         assert_eq!(bless(&path, &facts()).unwrap(), Blessed::Updated);
     }
