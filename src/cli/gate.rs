@@ -27,7 +27,7 @@ Exit status:
   0  nothing is worse, nothing asks for a new baseline
   1  a regression, an improvement or a change beyond its limit
   2  bad input: a scenario, an option, a missing baseline
-  3  a run failed, or the old binary or revision could not be run";
+  3  a run failed, a baseline could not be written, or the old side could not be run or compared with";
 
 #[derive(clap::Args)]
 #[command(after_help = NOTES)]
@@ -195,13 +195,17 @@ pub(super) fn run(args: &Args, out: &mut Out) -> Result<Status, Failure> {
     if args.bless {
         return bless(args, &jobs, &facts, out);
     }
-    let verdicts = compare(args, &jobs, &facts)?;
+    let (verdicts, compared) = compare(args, &jobs, &facts)?;
     report(args, &verdicts, out)?;
-    Ok(if verdicts.iter().all(|v| v.pass) {
-        Status::Done
-    } else {
-        Status::CheckFailed
-    })
+    if !verdicts.iter().all(|v| v.pass) {
+        return Ok(Status::CheckFailed);
+    }
+    if !compared {
+        return Err(Failure::run(
+            "the old side has nothing to compare with, for any scenario of this call",
+        ));
+    }
+    Ok(Status::Done)
 }
 
 /// Baselines are found by name: two scenarios of one name would share one.
@@ -220,11 +224,12 @@ fn distinct(jobs: &[Job]) -> Result<(), Failure> {
     Ok(())
 }
 
+/// The verdicts, and whether any is about more than the new side.
 fn compare(
     args: &Args,
     jobs: &[Job],
     facts: &dyn Fn(&Job) -> Result<Facts, Failure>,
-) -> Result<Vec<Verdict>, Failure> {
+) -> Result<(Vec<Verdict>, bool), Failure> {
     let revision = match &args.against_rev {
         Some(rev) => Some(build(rev)?),
         None => None,
@@ -235,7 +240,7 @@ fn compare(
         .or_else(|| args.against.clone().map(Binary));
     match (&old, &args.baseline) {
         (Some(old), _) => against(args, jobs, old, facts),
-        (None, Some(at)) => with_files(jobs, at, facts),
+        (None, Some(at)) => Ok((with_files(jobs, at, facts)?, true)),
         // clap asks for one of them.
         (None, None) => Err(Failure::bad_input("--baseline or --against is needed")),
     }
@@ -279,11 +284,12 @@ fn against(
     jobs: &[Job],
     old: &Binary,
     facts: &dyn Fn(&Job) -> Result<Facts, Failure>,
-) -> Result<Vec<Verdict>, Failure> {
+) -> Result<(Vec<Verdict>, bool), Failure> {
     old.knows_gates()?;
     let scratch = Scratch::new("gate-baselines")?;
     let set = &args.overrides.set;
     let mut verdicts = Vec::new();
+    let mut compared = false;
     for job in jobs {
         if interrupt::requested() {
             return Err(Failure::run("interrupted"));
@@ -310,6 +316,7 @@ fn against(
                 continue;
             }
         };
+        compared = true;
         let mut verdict = judge(&baseline, &now, &job.limits);
         let runs = args.pairs > 0 && !args.no_exec;
         if runs && (on_cpu(&job.scenario) || !args.exec_arg.is_empty()) {
@@ -319,7 +326,7 @@ fn against(
         }
         verdicts.push(verdict);
     }
-    Ok(verdicts)
+    Ok((verdicts, compared))
 }
 
 /// Measured time, old against new.
@@ -374,7 +381,11 @@ fn bless(
         let now = facts(job)?;
         let path = baseline::path_of(at, name);
         let before = Baseline::read(&path, name).ok();
-        let done = baseline::bless(&path, &now)?;
+        let done = baseline::bless(&path, &now).map_err(|e| match e {
+            // To whoever asks for a baseline in order to compare with it, exit status 2 means an unknown scenario.
+            BaselineError::Io { .. } => Failure::run(e),
+            other => other.into(),
+        })?;
         let word = match done {
             Blessed::Created => "created",
             Blessed::Updated => "updated",

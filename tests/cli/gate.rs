@@ -456,6 +456,20 @@ fn what_the_old_side_does_not_know_is_skipped() {
     let (code, out, _) = call(&args);
     assert_eq!(code, 1, "{out}");
     assert!(out.contains("[CHK-UNINIT]"), "{out}");
+    // A call that compares nothing at all has not passed.
+    let (code, out, err) = call(&["gate", "--against", &old, "--pairs", "0", "small-native"]);
+    assert_eq!(code, 3, "{out}{err}");
+    assert!(out.contains("small-native: pass"), "{out}");
+    assert!(err.contains("for any scenario of this call"), "{err}");
+}
+
+/// To the new side, exit status 2 of the old one means that it does not know a scenario yet.
+#[cfg(target_os = "linux")]
+#[test]
+fn a_baseline_that_cannot_be_written_is_no_bad_input() {
+    let (code, _, err) = gate(Path::new("/proc"), &["--bless", "small-linear"]);
+    assert_eq!(code, 3, "{err}");
+    assert!(err.contains("/proc/small-linear.toml: "), "{err}");
 }
 
 /// A revision is checked out beside, built, asked, and removed. The build is a copy here: what cargo does is cargo's.
