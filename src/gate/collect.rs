@@ -65,7 +65,7 @@ pub struct Collect<'a> {
     pub timeout: Duration,
     /// A fault to plant in every program.
     pub plant: Option<Plant>,
-    /// Asked after every step whether to stop.
+    /// Asked before each stage and after every step whether to stop.
     pub stop: &'a dyn Fn() -> bool,
 }
 
@@ -98,8 +98,11 @@ impl Collect<'_> {
             .profiles
             .get(&scenario.mesh.hardware)
             .map_err(PredictError::from)?;
+        self.going()?;
         let program = Arc::new(self.program(scenario)?);
+        self.going()?;
         let report = check(&program);
+        self.going()?;
         let predicted =
             shardlab_sim::simulate(&program, &profile, &Options::default()).map_err(|error| {
                 PredictError::Sim {
@@ -107,11 +110,20 @@ impl Collect<'_> {
                     error,
                 }
             })?;
+        self.going()?;
         let mut facts = Facts::new(scenario, set, &program, &predicted, &report);
         if self.exec && on_cpu(scenario) {
             facts.measured = Some(self.measure(scenario, &program)?);
         }
         Ok(facts)
+    }
+
+    fn going(&self) -> Result<(), GateError> {
+        if (self.stop)() {
+            Err(GateError::Interrupted)
+        } else {
+            Ok(())
+        }
     }
 
     /// One training run a seed.
@@ -183,6 +195,36 @@ impl Observer for Steps<'_> {
             Flow::Stop
         } else {
             Flow::Continue
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::cell::Cell;
+    use std::path::Path;
+
+    #[test]
+    fn every_stage_can_be_stopped() {
+        let scenario = shardlab_plan::scenario::load(Path::new("small-linear"), &[]).unwrap();
+        let profiles = Profiles::default();
+        // Before plan, check, simulation and outline.
+        for stage in 0..=4 {
+            let asked = Cell::new(0);
+            let stop = || asked.replace(asked.get() + 1) == stage;
+            let collect = Collect {
+                profiles: &profiles,
+                exec: false,
+                timeout: Duration::from_secs(60),
+                plant: None,
+                stop: &stop,
+            };
+            let facts = collect.facts(&scenario, &[]);
+            match stage {
+                4 => assert!(facts.is_ok()),
+                _ => assert!(matches!(facts, Err(GateError::Interrupted)), "{stage}"),
+            }
         }
     }
 }
