@@ -87,38 +87,58 @@ impl DeviceArgs {
     /// These arguments as another shardlab takes them; those that say nothing new are left out, so that one that does not
     /// know them yet can be asked too.
     pub(in crate::cli) fn words(&self) -> Vec<OsString> {
+        // In full, so that a new argument is not forgotten here.
+        let Self {
+            device,
+            library_path,
+            threads,
+            gpu,
+            tf32,
+            no_cudnn,
+            processes,
+            one_process,
+            register,
+            times,
+            no_graphs,
+            delays,
+        } = self;
         let mut words: Vec<OsString> = Vec::new();
         let mut say = |option: &str, value: &dyn AsRef<std::ffi::OsStr>| {
             words.extend([OsString::from(option), value.as_ref().to_owned()]);
         };
-        if self.device != Kind::Auto {
+        if *device != Kind::Auto {
             say("--device", &self.name());
         }
-        for folder in &self.library_path {
+        for folder in library_path {
             say("--library-path", folder);
         }
-        if self.threads != 1 {
-            say("--threads", &self.threads.to_string());
+        if *threads != 1 {
+            say("--threads", &threads.to_string());
         }
-        if let Some(gpu) = self.gpu {
+        if let Some(gpu) = gpu {
             say("--gpu", &gpu.to_string());
         }
-        match self.register {
+        match register {
             Register::Off => {}
             Register::Buffer => say("--register", &"buffer"),
             Register::Window => say("--register", &"window"),
         }
-        if let Some(seed) = self.delays {
+        match times {
+            Clock::Auto => {}
+            Clock::Cupti => say("--times", &"cupti"),
+            Clock::Events => say("--times", &"events"),
+        }
+        if let Some(seed) = delays {
             say("--delays", &seed.to_string());
         }
         let switches = [
-            (self.tf32, "--tf32"),
-            (self.no_cudnn, "--no-cudnn"),
-            (self.processes, "--processes"),
-            (self.one_process, "--one-process"),
-            (self.no_graphs, "--no-graphs"),
+            (tf32, "--tf32"),
+            (no_cudnn, "--no-cudnn"),
+            (processes, "--processes"),
+            (one_process, "--one-process"),
+            (no_graphs, "--no-graphs"),
         ];
-        let on = switches.into_iter().filter(|(on, _)| *on);
+        let on = switches.into_iter().filter(|(on, _)| **on);
         words.extend(on.map(|(_, word)| word.into()));
         words
     }
@@ -360,6 +380,8 @@ mod tests {
             "2",
             "--register",
             "window",
+            "--times",
+            "events",
             "--delays",
             "7",
             "--tf32",
