@@ -157,7 +157,8 @@ pub fn pair(a: Side<'_>, b: Side<'_>, options: &Options) -> Pair {
     pair
 }
 
-fn step(a: Side<'_>, b: Side<'_>, options: &Options) -> Option<stats::Comparison> {
+/// Compares the step times of two runs.
+pub(crate) fn step(a: Side<'_>, b: Side<'_>, options: &Options) -> Option<stats::Comparison> {
     let ((x, x_exact), (y, y_exact)) = (a.samples(), b.samples());
     // Medians of runs are independent of one another, steps of a run are not.
     let block = |side: Side<'_>, n| {

@@ -1,8 +1,11 @@
 //! Reports over synthetic runs.
 
 use super::*;
+use crate::compare::Side;
+use crate::stats::Options;
 use crate::testing;
 use shardlab_plan::record::RunKind;
+use shardlab_plan::units::Picos;
 
 fn item(label: &str, spans: u32) -> Item {
     Item {
@@ -66,6 +69,27 @@ fn two_runs_are_explained_and_a_sweep_has_its_scenario_for_a_title() {
     let name = sweep[0].view.scenario.name.clone();
     let title = Report::new(None, &sweep).title;
     assert_eq!(title, format!("{name}: 2 points of fsdp.prefetch_forward"));
+}
+
+/// The report and `compare` say the same of the same runs, a measured one and a longer one with jitter here.
+#[test]
+fn step_times_are_judged_as_in_a_comparison() {
+    let measured = |label: &str, steps: u64| {
+        let mut item = item(label, 40);
+        item.view.run.kind = RunKind::Exec;
+        let ms = |i: u64| Picos(1_000_000_000 * (100 + (i / 5) % 7 + steps % 3));
+        item.view.run.step_samples = (0..steps).map(ms).collect();
+        item
+    };
+    let mut items = [measured("a", 9), measured("b", 100)];
+    let jittered = &mut items[1].view.run;
+    jittered.kind = RunKind::Sim;
+    jittered.environment.insert("jitter".into(), "0.02".into());
+    let [a, b] = [0, 1].map(|i| Side::new(&items[i].label, &items[i].view));
+    let pair = crate::compare::pair(a, b, &Options::default());
+    let sentence = pair.step.unwrap().sentence("step time", "a", "b");
+    let text = markdown(&Report::new(None, &items), |_| None);
+    assert!(text.contains(&sentence), "{sentence}\n{text}");
 }
 
 #[test]

@@ -1,9 +1,10 @@
 //! Cards, the table of all runs, step times.
 
 use super::{bytes, number};
+use crate::compare::{self, Side};
 use crate::plots::{self, StepBar};
 use crate::report::{Block, Card, Item, Section, Table};
-use crate::stats::{self, Options, Samples, compare, ratio_of_medians};
+use crate::stats::{Options, ratio_of_medians};
 use shardlab_plan::record::RunKind;
 
 /// Runs that are compared with the first in a sentence each.
@@ -207,13 +208,7 @@ fn options(samples: usize) -> Options {
 
 /// Whether two runs differ, in a sentence.
 fn verdict(a: &Item, b: &Item) -> Option<String> {
-    let (x, y) = (samples(a), samples(b));
-    fn side<'s>(item: &Item, samples: &'s [f64]) -> Samples<'s> {
-        match item.view.run.kind {
-            RunKind::Sim => Samples::Exact(stats::median(samples)),
-            RunKind::Exec => Samples::Measured(samples),
-        }
-    }
-    let c = compare(side(a, &x), side(b, &y), &options(x.len().min(y.len()))).ok()?;
-    Some(c.sentence("step time", &a.label, &b.label))
+    let [a, b] = [a, b].map(|item| Side::new(&item.label, &item.view));
+    let c = compare::step(a, b, &Options::default())?;
+    Some(c.sentence("step time", a.label, b.label))
 }
