@@ -154,6 +154,7 @@ fn scenario() -> ScenarioView {
     ScenarioView {
         name: "synthetic".into(),
         about: "Made for tests.".into(),
+        source: "synthetic".into(),
         text: "[model]\npreset = \"none\"\n".into(),
         overrides: vec!["fsdp.prefetch_forward=1".into()],
         settings,

@@ -107,9 +107,10 @@ pub(super) fn view_of(p: &Prediction, path: &Path, overrides: &[String]) -> RunV
     )
 }
 
-/// A view with the text of its scenario.
+/// A view with the place and the text of its scenario.
 pub(crate) fn with_source(mut run: RunView, path: &Path, overrides: &[String]) -> RunView {
     run.scenario = view::ScenarioView {
+        source: path.display().to_string(),
         text: text(path),
         overrides: overrides.to_vec(),
         ..run.scenario

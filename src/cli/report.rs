@@ -179,11 +179,15 @@ fn resolve(args: &Args, set: &[String], store: &Store, name: &str) -> Result<Vec
             .map_err(PredictError::from)
             .and_then(|s| predict(&s, &profiles, &Options::default()));
         match predicted {
-            Ok(p) => items.push(Item {
-                label,
-                view: RunView::of(p.run, &p.program, &p.scenario),
-                axes: point.settings,
-            }),
+            Ok(p) => {
+                let settings = point.settings.iter().map(|(k, v)| format!("{k}={v}"));
+                let set: Vec<String> = set.iter().cloned().chain(settings).collect();
+                items.push(Item {
+                    label,
+                    view: view_of(&p, path, &set),
+                    axes: point.settings,
+                });
+            }
             Err(e) if e.is_bad_input() => eprintln!("left out: {label}: {}", e.reason()),
             Err(e) => return Err(e.into()),
         }

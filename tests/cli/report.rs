@@ -172,6 +172,15 @@ fn a_sweep_has_a_map() {
     let text = std::fs::read_to_string(&out).unwrap();
     assert!(text.contains("Step time by fsdp.policy and fsdp.prefetch_forward"));
     assert!(text.contains("; the best is "));
+    // A point's command is the point's, and what the points share is there once.
+    let out = dir.path().join("sweep.md").display().to_string();
+    let axis = "fsdp.prefetch_forward=[0, 1]";
+    let args = ["report", "small-native", "--axis", axis, "--out", &out];
+    stdout(&[&args[..], &["--set", "train.steps=3"]].concat());
+    let text = std::fs::read_to_string(&out).unwrap();
+    let command = "shardlab sim small-native --set train.steps=3 --set fsdp.prefetch_forward=1\n";
+    assert!(text.contains(command), "{text}");
+    assert_eq!(text.matches("Scenario of ").count(), 1, "{text}");
 }
 
 #[test]

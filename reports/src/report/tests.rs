@@ -71,6 +71,23 @@ fn two_runs_are_explained_and_a_sweep_has_its_scenario_for_a_title() {
     assert_eq!(title, format!("{name}: 2 points of fsdp.prefetch_forward"));
 }
 
+#[test]
+fn commands_are_words_for_a_shell() {
+    let mut one = item("one", 40);
+    one.view.scenario.source = "./my runs/it's.toml".into();
+    one.view.scenario.overrides = vec!["train.lr=0.1".into(), "mesh.hardware='cpu'".into()];
+    let mut old = item("old", 40);
+    old.view.scenario.source.clear();
+    old.view.scenario.overrides.clear();
+    let text = markdown(&Report::new(None, &[one, old]), |_| None);
+    for command in [
+        r"shardlab sim './my runs/it'\''s.toml' --set train.lr=0.1 --set 'mesh.hardware='\''cpu'\'''",
+        "shardlab sim synthetic\n",
+    ] {
+        assert!(text.contains(command), "{command}\n{text}");
+    }
+}
+
 /// The report and `compare` say the same of the same runs, a measured one and a longer one with jitter here.
 #[test]
 fn step_times_are_judged_as_in_a_comparison() {

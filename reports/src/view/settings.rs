@@ -12,6 +12,9 @@ pub struct ScenarioView {
     pub name: String,
     /// What it shows.
     pub about: String,
+    /// What the command line called it, a path or a name; empty where that is not known.
+    #[serde(default)]
+    pub source: String,
     /// The file's text as it was read; empty where only the resolved scenario is known.
     #[serde(default)]
     pub text: String,
@@ -46,6 +49,7 @@ impl ScenarioView {
         Self {
             name: scenario.name.clone(),
             about: scenario.about.clone(),
+            source: String::new(),
             text: String::new(),
             overrides: Vec::new(),
             settings,

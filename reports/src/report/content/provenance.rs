@@ -103,9 +103,11 @@ pub(super) fn origin(items: &[Item]) -> Section {
             rows,
         }));
     }
+    let mut told = BTreeSet::new();
     for i in items {
         let s = &i.view.scenario;
-        if !s.text.is_empty() {
+        // The points of a sweep share theirs.
+        if !s.text.is_empty() && told.insert(&s.text) {
             blocks.push(Block::Long(
                 format!("Scenario of {}", i.label),
                 s.text.clone(),
@@ -116,21 +118,33 @@ pub(super) fn origin(items: &[Item]) -> Section {
         .iter()
         .map(|i| {
             let s = &i.view.scenario;
-            let set: String = s
-                .overrides
-                .iter()
-                .map(|o| format!(" --set '{o}'"))
-                .collect();
-            format!("shardlab {} {}{set}", i.view.kind(), s.name)
+            let name = match s.source.as_str() {
+                "" => &s.name,
+                source => source,
+            };
+            let set = s.overrides.iter().map(|o| format!(" --set {}", quoted(o)));
+            let set: String = set.collect();
+            format!("shardlab {} {}{set}", i.view.kind(), quoted(name))
         })
         .collect();
     blocks.push(Block::Long(
-        "Commands that make these runs again".to_owned(),
+        "Commands of these scenarios and overrides; a run's other arguments are not kept"
+            .to_owned(),
         commands.join("\n"),
     ));
     Section {
         id: "provenance",
         title: "Provenance".to_owned(),
         blocks,
+    }
+}
+
+/// A word as a shell takes it for one.
+fn quoted(word: &str) -> String {
+    let plain = |c: char| c.is_ascii_alphanumeric() || "-_./=:,+@%".contains(c);
+    if !word.is_empty() && word.chars().all(plain) {
+        word.to_owned()
+    } else {
+        format!("'{}'", word.replace('\'', "'\\''"))
     }
 }
