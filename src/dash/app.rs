@@ -100,6 +100,8 @@ pub enum Purpose {
     Store,
     /// A stored run that is being opened.
     Open,
+    /// A stored run that is being opened to be marked.
+    Mark,
     /// A run that is being kept.
     Keep,
     /// The comparison.
@@ -119,7 +121,7 @@ impl Purpose {
             Self::Train => "training",
             Self::Sweep => "sweeping",
             Self::Store => "listing the store",
-            Self::Open => "opening",
+            Self::Open | Self::Mark => "opening",
             Self::Keep => "keeping",
             Self::Compare => "comparing",
             Self::Gate => "gating",
@@ -319,7 +321,7 @@ impl App {
         self.scenarios.setup_with(None)
     }
 
-    /// Starts a job. One of a kind runs at a time: the one before is cancelled.
+    /// Starts a job. One of a kind runs at a time: the one before is cancelled, unless each is about a thing of its own.
     pub fn start(&mut self, task: Task) -> Vec<Effect> {
         let name = |setup: &Setup| {
             setup
@@ -332,13 +334,17 @@ impl App {
             Task::Train { setup, .. } => (Purpose::Train, name(setup)),
             Task::Sweep { setup, .. } => (Purpose::Sweep, name(setup)),
             Task::ListStore => (Purpose::Store, String::new()),
-            Task::Open(id) => (Purpose::Open, id.clone()),
+            Task::Open { id, mark: false } => (Purpose::Open, id.clone()),
+            Task::Open { id, mark: true } => (Purpose::Mark, id.clone()),
             Task::Keep(number, _) => (Purpose::Keep, format!("#{number}")),
             Task::Compare(Runs(runs)) => (Purpose::Compare, format!("{} runs", runs.len())),
             Task::Gate(setup, _) => (Purpose::Gate, name(setup)),
             Task::Bless(judged) => (Purpose::Bless, judged.facts.scenario.clone()),
         };
-        let mut effects = self.cancel(purpose);
+        let mut effects = match purpose {
+            Purpose::Open | Purpose::Mark | Purpose::Keep | Purpose::Bless => Vec::new(),
+            other => self.cancel(other),
+        };
         let id = self.next_job;
         self.next_job += 1;
         self.jobs.insert(

@@ -169,7 +169,12 @@ pub enum Task {
     /// List the store.
     ListStore,
     /// Open a stored run.
-    Open(String),
+    Open {
+        /// Its id.
+        id: String,
+        /// To be marked instead of shown.
+        mark: bool,
+    },
     /// Keep a run, of this number, in the store.
     Keep(u32, Runs),
     /// Compare runs; the first is the base.

@@ -1,6 +1,6 @@
 //! Runs: those of this session, and those of the store.
 
-use super::app::{App, Tone, View};
+use super::app::{App, Purpose, Tone, View};
 use super::cursor::Cursor;
 use super::event::{Effect, Runs, StoredRun, Task};
 use super::keys::Command;
@@ -47,8 +47,6 @@ pub struct RunsView {
     pub filter: String,
     /// Numbers of the marked runs, in order of marking.
     pub marked: Vec<u32>,
-    /// The stored run that is being opened is to be marked instead of shown.
-    pub mark_next: bool,
 }
 
 /// A row.
@@ -210,8 +208,7 @@ pub(super) fn command(app: &mut App, command: Command) -> Vec<Effect> {
             }
             Some(Row::Stored(i)) => {
                 let id = app.runs.stored[i].id.clone();
-                app.runs.mark_next = false;
-                return app.start(Task::Open(id));
+                return app.start(Task::Open { id, mark: false });
             }
             None => {}
         },
@@ -230,8 +227,7 @@ pub(super) fn command(app: &mut App, command: Command) -> Vec<Effect> {
             Some(Row::Stored(i)) => {
                 // A run has to be at hand to be compared.
                 let id = app.runs.stored[i].id.clone();
-                app.runs.mark_next = true;
-                return app.start(Task::Open(id));
+                return app.start(Task::Open { id, mark: true });
             }
             None => {}
         },
@@ -267,6 +263,11 @@ pub(super) fn keep(app: &mut App, number: u32) -> Vec<Effect> {
         return Vec::new();
     }
     let run = Arc::clone(&kept.lanes.view);
+    let of = format!("#{number}");
+    let mut jobs = app.jobs.values();
+    if jobs.any(|j| j.purpose == Purpose::Keep && j.of == of) {
+        return Vec::new();
+    }
     app.start(Task::Keep(number, Runs(vec![run])))
 }
 
@@ -283,9 +284,19 @@ pub(super) fn show(app: &mut App, lanes: Arc<Lanes>) {
     app.view = View::Timeline;
 }
 
-/// A run has come.
-pub(super) fn arrived(app: &mut App, lanes: Arc<Lanes>, stored: Option<String>, shown: bool) {
-    let number = app.runs.keep(Arc::clone(&lanes), stored);
+/// A run has come; its number. One that is at hand already stays the one that it is.
+pub(super) fn arrived(
+    app: &mut App,
+    lanes: Arc<Lanes>,
+    stored: Option<String>,
+    shown: bool,
+) -> u32 {
+    let mut kept = app.runs.kept.iter();
+    let known = kept.find(|k| stored.is_some() && k.stored == stored);
+    let number = match known {
+        Some(known) => known.number,
+        None => app.runs.keep(Arc::clone(&lanes), stored),
+    };
     let label = app.runs.get(number).map(Kept::label).unwrap_or_default();
     if shown {
         show(app, lanes);
@@ -294,4 +305,5 @@ pub(super) fn arrived(app: &mut App, lanes: Arc<Lanes>, stored: Option<String>, 
         Tone::Good,
         format!("{label} is there; view 5 lists all runs"),
     );
+    number
 }

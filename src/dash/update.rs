@@ -334,16 +334,17 @@ fn news(app: &mut App, id: JobId, news: News) -> Vec<Effect> {
             app.say(Tone::Plain, text);
         }
         News::Run(lanes) => match job.purpose {
-            Purpose::Open if app.runs.mark_next => {
-                runs::arrived(app, lanes, Some(job.of), false);
-                let number = app.runs.kept.last().map(|k| k.number);
-                app.runs.marked.extend(number);
+            Purpose::Mark => {
+                let number = runs::arrived(app, lanes, Some(job.of), false);
+                if !app.runs.marked.contains(&number) {
+                    app.runs.marked.push(number);
+                }
             }
-            Purpose::Open => runs::arrived(app, lanes, Some(job.of), true),
+            Purpose::Open => _ = runs::arrived(app, lanes, Some(job.of), true),
             // A training's own view stays until one asks for the timeline.
             Purpose::Train => {
                 let sim = app.runs.counterpart(&lanes);
-                runs::arrived(app, std::sync::Arc::clone(&lanes), None, false);
+                let number = runs::arrived(app, std::sync::Arc::clone(&lanes), None, false);
                 if let Some(sim) = sim {
                     app.timeline.open(sim);
                     app.timeline.other = Some(lanes);
@@ -351,13 +352,11 @@ fn news(app: &mut App, id: JobId, news: News) -> Vec<Effect> {
                     app.timeline.open(lanes);
                 }
                 // What took time is kept; a simulation is as soon made again.
-                if app.keep
-                    && let Some(number) = app.runs.kept.last().map(|k| k.number)
-                {
+                if app.keep {
                     return runs::keep(app, number);
                 }
             }
-            _ => runs::arrived(app, lanes, None, true),
+            _ => _ = runs::arrived(app, lanes, None, true),
         },
         News::Step(step) => app.train.steps.push(step),
         News::Validation(step, loss) => app.train.validations.push((step, loss)),

@@ -190,7 +190,7 @@ fn perform(
             reporter.say(News::Stored(runs));
             Ok(Ended::Done)
         }
-        Task::Open(id) => {
+        Task::Open { id, .. } => {
             let view = judge::open(folders.store.as_deref(), &id)?;
             reporter.say(News::Run(Arc::new(Lanes::new(Arc::new(view)))));
             Ok(Ended::Done)

@@ -1,13 +1,15 @@
 //! Scripts of events: what each leads to, and what the world is asked to do.
 
 use crate::dash::app::{Purpose, View};
-use crate::dash::event::{Effect, Event, Message, News, Task};
+use crate::dash::event::{Effect, Event, Message, News, StoredRun, Task};
+use crate::dash::lanes::Lanes;
 use crate::dash::scenarios::Pane;
 use crate::dash::state::Saved;
 use crate::dash::testing::{Stage, brief, step};
 use ratatui::crossterm::event::{KeyModifiers, MouseButton, MouseEvent, MouseEventKind};
 use shardlab_plan::record::RunKind;
 use std::collections::BTreeMap;
+use std::sync::Arc;
 use std::time::Duration;
 
 fn last_prediction(stage: &Stage) -> (u64, Vec<String>) {
@@ -272,6 +274,58 @@ fn a_point_of_the_sweep_becomes_the_options() {
         (View::Scenarios, Pane::Options)
     );
     assert_eq!(last_prediction(&stage).1, ["fsdp.prefetch_forward=2"]);
+}
+
+fn job(stage: &Stage, of: &str) -> u32 {
+    let mut jobs = stage.app.jobs.iter();
+    let found = jobs.find(|(_, j)| j.of == of && !j.cancelled);
+    *found.expect("the job runs").0
+}
+
+/// Keeping and opening are about one run each: the next is no reason to drop what the one before comes to.
+#[test]
+fn every_run_that_is_kept_or_opened_counts() {
+    let mut stage = Stage::new();
+    for slow in [0, 20] {
+        stage.keys("1r");
+        stage.run(step(RunKind::Sim, slow));
+    }
+    stage.keys("5ssjs");
+    for number in [2, 1] {
+        let id = job(&stage, &format!("#{number}"));
+        stage.tell(Message::Job(id, News::Kept(number, format!("id-{number}"))));
+        stage.tell(Message::Job(id, News::Done));
+    }
+    let stored = stage.app.runs.kept.iter().map(|k| k.stored.as_deref());
+    assert_eq!(stored.collect::<Vec<_>>(), [Some("id-1"), Some("id-2")]);
+    let keeps = |task: &&&Task| matches!(task, Task::Keep(..));
+    assert_eq!(started(&stage).iter().filter(keeps).count(), 2);
+
+    let mut stage = Stage::new();
+    let run = |id: &str| StoredRun {
+        id: id.to_owned(),
+        scenario: "llama-tiny".to_owned(),
+        kind: "sim".to_owned(),
+        made: String::new(),
+        step_ms: 1.0,
+        allocated: 1,
+        loss: None,
+        changes: String::new(),
+    };
+    stage.keys("5R");
+    stage.news(News::Stored(["a", "b", "c"].map(run).to_vec()));
+    stage.news(News::Done);
+    // Two are to be marked, the second one twice, and the third to be shown.
+    stage.keys(" j  j<enter>");
+    for (id, slow) in [("a", 0), ("b", 20), ("b", 20), ("c", 40)] {
+        let id = job(&stage, id);
+        let lanes = Lanes::new(step(RunKind::Sim, slow));
+        stage.tell(Message::Job(id, News::Run(Arc::new(lanes))));
+        stage.tell(Message::Job(id, News::Done));
+    }
+    assert_eq!(stage.app.runs.marked, [1, 2]);
+    assert_eq!(stage.app.runs.kept.len(), 3);
+    assert_eq!(stage.app.view, View::Timeline);
 }
 
 #[test]
