@@ -100,7 +100,7 @@ fn planted_faults_fail_and_are_named() {
     }
 }
 
-/// A measured slow-down fails by the ratio of interleaved runs alone; the unchanged tree does not.
+/// The unchanged tree passes, with measured runs and without.
 #[test]
 fn old_against_new_in_one_call() {
     let me = env!("CARGO_BIN_EXE_shardlab");
@@ -470,6 +470,36 @@ fn a_baseline_that_cannot_be_written_is_no_bad_input() {
     let (code, _, err) = gate(Path::new("/proc"), &["--bless", "small-linear"]);
     assert_eq!(code, 3, "{err}");
     assert!(err.contains("/proc/small-linear.toml: "), "{err}");
+}
+
+/// A measured slow-down fails by the ratio of interleaved runs alone. The old side says here what its runs took.
+#[test]
+fn a_measured_slow_down_fails() {
+    let dir = tempfile::tempdir().unwrap();
+    let me = env!("CARGO_BIN_EXE_shardlab");
+    for (median, expected, word) in [("1e-3", 1, "REGRESSION"), ("1e6", 0, "pass")] {
+        let old = script(
+            dir.path(),
+            "old",
+            &format!(
+                "[ \"$1\" = exec ] || exec {me} \"$@\"\necho '{{\"step_ms\": {{\"median\": {median}}}}}'"
+            ),
+        );
+        let (code, out, err) = call(&[
+            "gate",
+            "--against",
+            &old,
+            "small-linear",
+            "--pairs",
+            "3",
+            "--all",
+        ]);
+        assert_eq!(code, expected, "{out}{err}");
+        let row = out.lines().find(|l| l.contains("step, measured")).unwrap();
+        assert!(row.ends_with(word), "{out}");
+        let failures = out.matches("REGRESSION").count();
+        assert_eq!(failures, usize::from(expected == 1), "{out}");
+    }
 }
 
 /// A revision is checked out beside, built, asked, and removed. The build is a copy here: what cargo does is cargo's.

@@ -2,6 +2,8 @@
 
 use crate::{assert_narrow, json, shardlab, stdout};
 use std::collections::BTreeSet;
+use std::path::Path;
+use std::time::{Duration, Instant};
 
 const AXES: [&str; 4] = [
     "--axis",
@@ -128,54 +130,48 @@ fn a_file_that_cannot_be_written_does_not_take_the_points_with_it() {
     }
 }
 
-/// Interrupts a sweep of 2000 points after a while: standard output, standard error and exit status.
 #[cfg(unix)]
-fn interrupted(after: std::time::Duration) -> (String, String, Option<i32>) {
+#[test]
+fn an_interrupt_keeps_what_is_done() {
     use std::process::{Command, Stdio};
+    let store = tempfile::tempdir().unwrap();
     let values: Vec<String> = (1..=2000).map(|n| n.to_string()).collect();
     let axis = format!("train.micro_batch=[{}]", values.join(", "));
     let child = Command::new(env!("CARGO_BIN_EXE_shardlab"))
         .args(["sweep", "llama3-8b-4xh200", "--json", "--axis", &axis])
+        .arg("--store")
+        .arg(store.path())
         .stdout(Stdio::piped())
         .stderr(Stdio::piped())
         .spawn()
         .unwrap();
-    std::thread::sleep(after);
+    // A kept point tells how far it is.
+    let kept = |path: &Path| {
+        let mut entries = std::fs::read_dir(path).unwrap();
+        entries.any(|e| !e.unwrap().file_name().to_string_lossy().starts_with('.'))
+    };
+    let begin = Instant::now();
+    while !kept(store.path()) {
+        assert!(begin.elapsed() < Duration::from_secs(120), "no point yet");
+        std::thread::sleep(Duration::from_millis(5));
+    }
     let kill = Command::new("kill")
         .args(["-INT", &child.id().to_string()])
         .status()
         .unwrap();
     assert!(kill.success());
     let output = child.wait_with_output().unwrap();
-    (
-        String::from_utf8(output.stdout).unwrap(),
-        String::from_utf8(output.stderr).unwrap(),
-        output.status.code(),
-    )
-}
-
-#[cfg(unix)]
-#[test]
-fn an_interrupt_keeps_what_is_done() {
-    // How far it gets depends on the machine: wait longer until there is something to keep.
-    for seconds in [1, 2, 4, 8, 16] {
-        let (lines, log, code) = interrupted(std::time::Duration::from_secs(seconds));
-        let done = lines.lines().count();
-        if done == 0 {
-            continue;
-        }
-        assert_eq!(code, Some(3), "{log}");
-        assert!(done < 2000);
-        assert!(
-            log.contains(&format!("{} of 2000 points are missing", 2000 - done)),
-            "{log}"
-        );
-        for line in lines.lines() {
-            serde_json::from_str::<serde_json::Value>(line).unwrap();
-        }
-        return;
+    let lines = String::from_utf8(output.stdout).unwrap();
+    let log = String::from_utf8(output.stderr).unwrap();
+    assert_eq!(output.status.code(), Some(3), "{log}");
+    let done = lines.lines().count();
+    assert!((1..2000).contains(&done), "{done}");
+    let words = format!("{} of 2000 points are missing", 2000 - done);
+    assert!(log.contains(&words), "{log}");
+    assert!(log.contains(&format!("kept {done} points in ")), "{log}");
+    for line in lines.lines() {
+        serde_json::from_str::<serde_json::Value>(line).unwrap();
     }
-    panic!("no point is done after 16 seconds");
 }
 
 #[test]
