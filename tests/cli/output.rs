@@ -105,3 +105,56 @@ fn a_full_disk_is_a_failure() {
     assert_eq!(output.status.code(), Some(3));
     assert!(String::from_utf8_lossy(&output.stderr).contains("cannot write"));
 }
+
+/// docs/json.md names every key that `--json` prints, in the section of its verb.
+#[test]
+fn every_json_key_is_documented() {
+    let docs = include_str!("../../docs/json.md");
+    let baselines = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/baselines");
+    let folder = tempfile::tempdir().unwrap();
+    let store = folder.path().display().to_string();
+    let cases: [(&str, &[&str]); 7] = [
+        (
+            "## `sim` and `exec`",
+            &["sim", "small-linear", "--store", &store],
+        ),
+        (
+            "## `sim` and `exec`",
+            &["exec", "small-linear", "--steps", "2"],
+        ),
+        (
+            "## `sweep`",
+            &[
+                "sweep",
+                "peers-tiny",
+                "--axis",
+                "fsdp.reshard_after_forward=[true, 3]",
+            ],
+        ),
+        ("## `compare`", &["compare", "prefetch-0", "prefetch-1"]),
+        (
+            "## `compare`",
+            &["compare", "small-linear", "small-native", "small-fsdp2"],
+        ),
+        (
+            "## `gate`",
+            &["gate", "--baseline", baselines, "small-linear"],
+        ),
+        (
+            "## `gate`",
+            &["gate", "--bless", "--baseline", &store, "small-linear"],
+        ),
+    ];
+    for (title, args) in cases {
+        let (_, text) = docs.split_once(title).unwrap();
+        let section = text.split("\n## ").next().unwrap();
+        for object in json(&[args, &["--json"]].concat()) {
+            let keys = object.as_object().unwrap().keys();
+            let findings = object["findings"].as_array().into_iter().flatten();
+            let of_findings = findings.flat_map(|f| f.as_object().unwrap().keys());
+            for key in keys.chain(of_findings) {
+                assert!(section.contains(&format!("`{key}`")), "{title}: {key}");
+            }
+        }
+    }
+}

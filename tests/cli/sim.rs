@@ -3,7 +3,7 @@
 use crate::{assert_narrow, json, shardlab, stdout};
 use serde_json::Value;
 
-/// Every field that design.md promises, as paths.
+/// Fields that scripts rely on, as paths; docs/json.md says what they are.
 const FIELDS: [&str; 24] = [
     "scenario",
     "program_digest",
