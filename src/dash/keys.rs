@@ -360,7 +360,7 @@ table! {
 
     Runs: [k(KeyCode::Enter)] C::Enter, "open", "open its timeline";
     Runs: [c(' ')] C::Mark, "mark", "mark for comparison; the first marked is the base";
-    Runs: [c('c')] C::Compare, "compare", "compare what is marked, or the selected with the one before";
+    Runs: [c('c')] C::Compare, "compare", "compare the marked runs, or the last two";
     Runs: [c('/')] C::Filter, "filter", "filter: words, and fields as in `kind=exec step<100`";
     Runs: [c('s')] C::Keep, "keep", "keep it in the store; trainings are kept on their own";
     Runs: [c('R')] C::Reload, "reload", "look into the store again";

@@ -74,14 +74,14 @@ impl SweepView {
         1 + self.keys.len() + COLUMNS.len()
     }
 
-    /// Points on the front of step time (per token) and device memory, among those that fit.
+    /// Points on the front of step time (per token) and reserved memory, among those that fit.
     fn front(&self) -> Vec<bool> {
         let pairs: Vec<(f64, f64)> = self
             .points
             .iter()
             .map(|p| match &p.result {
                 // Time a token, so that points of different batches can be on one front.
-                Ok(b) if b.fits != "no" => (1.0 / b.tokens_per_s, b.device.0 as f64),
+                Ok(b) if b.fits != "no" => (1.0 / b.tokens_per_s, b.reserved.0 as f64),
                 _ => (f64::NAN, f64::NAN),
             })
             .collect();

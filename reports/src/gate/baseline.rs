@@ -201,7 +201,7 @@ pub fn folder() -> Option<PathBuf> {
     FOLDERS.iter().map(PathBuf::from).find(|p| p.is_dir())
 }
 
-/// Where a scenario's baseline lies: `at` itself when it is a file (or ends in `.toml`), else `NAME.toml` in it.
+/// Where a scenario's baseline lies: `at` itself when it ends in `.toml` and is no folder, else `NAME.toml` in it.
 #[must_use]
 pub fn path_of(at: &Path, scenario: &str) -> PathBuf {
     if at.extension().is_some_and(|e| e == "toml") && !at.is_dir() {

@@ -313,7 +313,7 @@ fn cells(b: &Brief) -> [String; 8] {
     ]
 }
 
-/// Step time against memory, the front marked.
+/// Step time against reserved memory, the front marked.
 fn scatter(app: &App, buf: &mut Buffer, area: Rect) {
     let theme = app.theme;
     let s = &app.sweep;
@@ -324,7 +324,7 @@ fn scatter(app: &App, buf: &mut Buffer, area: Rect) {
     };
     let of = |p: &Point| {
         let b = p.result.as_ref().ok()?;
-        Some((b.device.gib(), 1e6 / b.tokens_per_s))
+        Some((b.reserved.gib(), 1e6 / b.tokens_per_s))
     };
     let all: Vec<(f64, f64)> = s.points.iter().filter_map(of).collect();
     let range = |pick: fn(&(f64, f64)) -> f64| {

@@ -2,12 +2,15 @@
 
 use crate::dash::app::{Purpose, View};
 use crate::dash::event::{Effect, Event, Message, News, StoredRun, Task};
+use crate::dash::glance::Brief;
 use crate::dash::lanes::Lanes;
 use crate::dash::scenarios::Pane;
 use crate::dash::state::Saved;
+use crate::dash::sweep::SweepView;
 use crate::dash::testing::{Stage, brief, step};
 use ratatui::crossterm::event::{KeyModifiers, MouseButton, MouseEvent, MouseEventKind};
 use shardlab_plan::record::RunKind;
+use shardlab_plan::units::Bytes;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
@@ -274,6 +277,22 @@ fn a_point_of_the_sweep_becomes_the_options() {
         (View::Scenarios, Pane::Options)
     );
     assert_eq!(last_prediction(&stage).1, ["fsdp.prefetch_forward=2"]);
+}
+
+/// As `sweep` and `compare` have it: memory is what the allocator reserves.
+#[test]
+fn the_front_is_of_time_and_reserved_memory() {
+    let mut sweep = SweepView::default();
+    for (i, (ms, reserved, device)) in [(10.0, 1, 4), (20.0, 2, 3)].into_iter().enumerate() {
+        let brief = Brief {
+            reserved: Bytes(reserved),
+            device: Bytes(device),
+            ..brief(ms, 1.0, "yes")
+        };
+        sweep.point(i, vec![i.to_string()], Ok(brief));
+    }
+    let front: Vec<bool> = sweep.rows().iter().map(|r| r.front).collect();
+    assert_eq!(front, [true, false]);
 }
 
 fn job(stage: &Stage, of: &str) -> u32 {
