@@ -97,11 +97,12 @@ fn moved(value: &Value, from: &Value, to: &Value) -> Option<(u64, Strides)> {
         offset += at * to.strides[d];
     }
     let mut strides = value.strides.clone();
-    for (stride, &n) in strides.iter_mut().zip(&value.shape) {
+    for (i, (stride, &n)) in strides.iter_mut().zip(&value.shape).enumerate() {
         let same = |d: &&usize| from.strides[**d] == *stride;
         match dims.iter().find(same) {
+            // Whatever the stride: but that of the window, so that equal windows are equal values.
+            _ if n == 1 => *stride = to.strides.get(i).copied().unwrap_or(*stride),
             Some(&d) if n <= from.shape[d] => *stride = to.strides[d],
-            _ if n == 1 => {}
             _ => return None,
         }
     }

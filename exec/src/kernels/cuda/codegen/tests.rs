@@ -166,14 +166,22 @@ fn every_kernel_of_every_shipped_scenario_is_generated_and_compiles() {
 }
 
 /// Rotated queries and keys of a merged product go where the unrotated ones were, without a copy of these; one that shares
-/// memory in any other way is copied.
+/// memory in any other way is copied. With one sequence a dimension has one element, and any stride.
 #[test]
 fn rotations_of_merged_projections_spoil_nothing() {
-    let set = ["compile.merge_projections=\"qkv\"".to_owned()];
-    let scenario = scenario::load(Path::new("llama3.2-1b-4xh200"), &set).unwrap();
-    let program = plan(&scenario).unwrap();
+    for sequences in [1, 2] {
+        let set = [
+            "compile.merge_projections=\"qkv\"".to_owned(),
+            format!("train.micro_batch={sequences}"),
+        ];
+        let scenario = scenario::load(Path::new("llama3.2-1b-4xh200"), &set).unwrap();
+        assert_rotations_spoil_nothing(&plan(&scenario).unwrap());
+    }
+}
+
+fn assert_rotations_spoil_nothing(program: &Program) {
     let mut rotations = 0;
-    for v in variant::of_program(&program).keys() {
+    for v in variant::of_program(program).keys() {
         let body = &program.kernels[v.kernel.index()].body;
         let cat = body.iter().any(|b| matches!(b.op, OpKind::Cat { .. }));
         let Some(read) = v.same.iter().position(Option::is_some).filter(|_| cat) else {
@@ -198,7 +206,7 @@ fn rotations_of_merged_projections_spoil_nothing() {
         clash.same[read] = Some(super::CLASH);
         assert!(generate(&clash.request(body)).unwrap().scratch > 0);
     }
-    assert_eq!(rotations, 2, "queries and keys");
+    assert_eq!(rotations, 2, "queries and keys, and their gradients");
 }
 
 #[test]
