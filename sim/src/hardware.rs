@@ -4,6 +4,7 @@
 
 mod figures;
 mod load;
+mod overlap;
 mod profile;
 
 pub use figures::MemoryUse;

@@ -1,5 +1,6 @@
 //! Loading and checking profiles.
 
+use super::overlap;
 use super::profile::{AttentionRow, GemmRow, MemoryClass, Profile};
 use shardlab_plan::units::DType;
 use std::path::Path;
@@ -90,7 +91,7 @@ pub fn load(name_or_path: &str) -> Result<Profile, ProfileError> {
 /// # Errors
 /// When the text is no profile or has impossible numbers.
 pub fn parse(path: &str, text: &str) -> Result<Profile, ProfileError> {
-    let profile: Profile = toml::from_str(text).map_err(|e| ProfileError::Parse {
+    let mut profile: Profile = toml::from_str(text).map_err(|e| ProfileError::Parse {
         path: path.to_owned(),
         message: e.to_string().trim_end().to_owned(),
     })?;
@@ -98,6 +99,7 @@ pub fn parse(path: &str, text: &str) -> Result<Profile, ProfileError> {
         path: path.to_owned(),
         message,
     })?;
+    overlap::reconcile(&mut profile);
     Ok(profile)
 }
 
