@@ -75,10 +75,28 @@ fn time(p: &Prediction) -> String {
         )
     } else {
         format!(
-            "Bound by communication: the compute stream is idle {} of the step, busy {busy} ({made_of}).",
+            "Bound by {}: the compute stream is idle {} of the step, busy {busy} ({made_of}).",
+            awaited(p),
             percent(exposed, step)
         )
     }
+}
+
+/// What the compute stream waits for most, where it is not the host.
+fn awaited(p: &Prediction) -> String {
+    let groups = exposed::groups(&exposed::gaps(&p.program, &p.run));
+    let mut sums: BTreeMap<&str, Picos> = BTreeMap::new();
+    for g in groups.iter().filter(|g| g.cause != Cause::Host) {
+        let of = match g.cause {
+            Cause::Straggler => "a late rank",
+            _ if g.awaited.collective => "communication",
+            _ if g.awaited.name == "copy" => "copies",
+            _ => &g.awaited.name,
+        };
+        *sums.entry(of).or_default() += g.total;
+    }
+    let most = sums.into_iter().max_by_key(|&(_, time)| time);
+    most.map_or("communication", |(name, _)| name).to_owned()
 }
 
 fn exposed_time(p: &Prediction) -> Option<String> {

@@ -143,3 +143,24 @@ fn compiled_regions_lose_on_toys_and_gain_on_large_blocks() {
     let text = stdout(&["explain", "peers-3b"]);
     assert!(text.contains("regions gains"), "{text}");
 }
+
+/// States that rest in the host's memory take none of the device's, and copies are no communication.
+#[test]
+fn offloaded_states_are_not_alive_on_the_device_and_copies_are_named() {
+    let e = explain(&["offload", "--no-what-if"]);
+    let memory = &e["memory"];
+    let alive: u64 = memory["largest"]
+        .as_array()
+        .unwrap()
+        .iter()
+        .map(|a| {
+            assert_ne!(a["role"], "optimizer_state");
+            a["bytes"].as_u64().unwrap() * a["count"].as_u64().unwrap()
+        })
+        .sum();
+    assert!(alive <= memory["peak_allocated_bytes"].as_u64().unwrap());
+    let bound = |args: &[&str]| stdout(args).replace('\n', " ");
+    assert!(bound(&["sim", "offload"]).contains("Bound by copies:"));
+    let late = bound(&["sim", "llama3-8b-4xh200", "--straggler", "2=4"]);
+    assert!(late.contains("Bound by a late rank:"), "{late}");
+}

@@ -2,11 +2,11 @@
 
 use serde::{Deserialize, Serialize};
 use shardlab_plan::Program;
-use shardlab_plan::program::{BufferId, InstrId, Op, Role, SectionKind};
+use shardlab_plan::program::{BufferId, InstrId, Op, Pool, Role, SectionKind};
 use shardlab_plan::units::{Bytes, DType};
 use std::collections::BTreeMap;
 
-/// Buffers alive after an instruction, in order of allocation, when the program has run its sections up to it.
+/// Buffers alive on the device after an instruction, in order of allocation, when the program has run its sections up to it.
 ///
 /// The instruction's own allocation counts; its own free does too, as done.
 #[must_use]
@@ -22,7 +22,8 @@ pub fn alive_at(program: &Program, at: InstrId) -> Vec<BufferId> {
     for section in order.iter().filter_map(|&kind| program.section(kind)) {
         for i in section.instrs.clone() {
             match program.instrs[i as usize].op {
-                Op::Alloc(b) => {
+                // What rests in the host's memory takes none of the device's.
+                Op::Alloc(b) if program.buffers[b.index()].pool != Pool::Host => {
                     since.insert(b, clock);
                     clock += 1;
                 }
