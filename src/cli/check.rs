@@ -47,6 +47,7 @@ impl Verdict {
 }
 
 pub(super) fn run(args: &Args, out: &mut Out) -> Result<Status, Failure> {
+    out.outlive_reader();
     let paths = if args.scenarios.is_empty() {
         shipped()
             .iter()

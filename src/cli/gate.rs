@@ -160,6 +160,7 @@ impl Job {
 }
 
 pub(super) fn run(args: &Args, out: &mut Out) -> Result<Status, Failure> {
+    out.outlive_reader();
     // Everything that can be wrong with the input is found before the first run.
     let jobs: Vec<Job> = args
         .scenarios

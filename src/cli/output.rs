@@ -140,9 +140,34 @@ impl Failure {
     }
 }
 
+/// Standard output.
+struct Stdout {
+    lock: io::StdoutLock<'static>,
+    /// What nobody reads any more is dropped.
+    outlives_its_reader: bool,
+}
+
+impl Write for Stdout {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        match self.lock.write(bytes) {
+            Err(e) if self.outlives_its_reader && e.kind() == ErrorKind::BrokenPipe => {
+                Ok(bytes.len())
+            }
+            other => other,
+        }
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        match self.lock.flush() {
+            Err(e) if self.outlives_its_reader && e.kind() == ErrorKind::BrokenPipe => Ok(()),
+            other => other,
+        }
+    }
+}
+
 /// Standard output, buffered, with the decision whether to use colour.
 pub(super) struct Out {
-    writer: BufWriter<io::StdoutLock<'static>>,
+    writer: BufWriter<Stdout>,
     /// Escape sequences are welcome.
     pub(super) colour: bool,
 }
@@ -154,9 +179,17 @@ impl Out {
         let dumb = std::env::var_os("TERM").is_some_and(|t| t == "dumb");
         let colour = stdout.is_terminal() && unset("NO_COLOR") && !dumb;
         Self {
-            writer: BufWriter::new(stdout.lock()),
+            writer: BufWriter::new(Stdout {
+                lock: stdout.lock(),
+                outlives_its_reader: false,
+            }),
             colour,
         }
+    }
+
+    /// From now on a reader that stops reading does not end the command: its exit status is what it is run for.
+    pub(super) fn outlive_reader(&mut self) {
+        self.writer.get_mut().outlives_its_reader = true;
     }
 
     /// Writes text as it is.

@@ -67,11 +67,24 @@ fn every_shipped_scenario_is_proven() {
 fn a_reader_that_leaves_early_is_no_failure() {
     use std::io::Read;
     use std::process::{Command, Stdio};
-    for args in [
-        &["plan", "llama3-8b-4xh200"][..],
-        &["plan", "llama3-8b-4xh200", "--json"],
-        &["schema"],
-        &["scenarios"],
+    // The exit status of a gate is what it is run for, whoever reads.
+    let other = "train.micro_batch=2";
+    let failing = &[
+        "gate",
+        "--baseline",
+        "tests/baselines",
+        "--no-exec",
+        "--set",
+        other,
+        "small-native",
+        "small-fsdp2",
+    ];
+    for (args, code) in [
+        (&["plan", "llama3-8b-4xh200"][..], 0),
+        (&["plan", "llama3-8b-4xh200", "--json"], 0),
+        (&["schema"], 0),
+        (&["scenarios"], 0),
+        (failing, 1),
     ] {
         let mut child = Command::new(env!("CARGO_BIN_EXE_shardlab"))
             .args(args)
@@ -84,7 +97,7 @@ fn a_reader_that_leaves_early_is_no_failure() {
         drop(pipe);
         let output = child.wait_with_output().unwrap();
         let log = String::from_utf8_lossy(&output.stderr);
-        assert!(output.status.success(), "{args:?}: {log}");
+        assert_eq!(output.status.code(), Some(code), "{args:?}: {log}");
         assert!(log.is_empty(), "{args:?}: {log}");
     }
 }

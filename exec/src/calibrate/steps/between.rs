@@ -4,6 +4,11 @@ use super::{Observed, Totals, us};
 use crate::calibrate::quantile;
 use shardlab_plan::program::{COMPUTE, Op, Program};
 use shardlab_plan::record::{Blocker, Span};
+use shardlab_plan::units::Picos;
+
+/// A task that starts this long after its issue or the one before, in microseconds, has waited for something that its record does
+/// not tell.
+const LATE: f64 = 20.0;
 
 /// Observations that become medians.
 #[derive(Debug, Default)]
@@ -25,15 +30,17 @@ impl Between {
         let program = &observed.program;
         let mut last: Option<&Span> = None;
         for span in spans.iter().filter(|s| s.stream == COMPUTE) {
-            match (span.blocker, last) {
-                (Blocker::Stream(_), Some(last)) => {
-                    self.gaps.push(us(span.start.0.saturating_sub(last.end.0)));
+            let since = |before: Picos| us(span.start.0.saturating_sub(before.0));
+            let (found, took) = match (span.blocker, last) {
+                (Blocker::Stream(_), Some(last)) => (&mut self.gaps, since(last.end)),
+                (Blocker::Host, _) => (&mut self.latencies, since(span.issued)),
+                _ => {
+                    last = Some(span);
+                    continue;
                 }
-                (Blocker::Host, _) => {
-                    self.latencies
-                        .push(us(span.start.0.saturating_sub(span.issued.0)));
-                }
-                _ => {}
+            };
+            if took <= LATE {
+                found.push(took);
             }
             last = Some(span);
         }
