@@ -132,6 +132,12 @@ fn predictions_are_judged_by_kind() {
             .filter(|k| k.work.name() != "all_gather");
         assert!(others.into_iter().all(|k| k.error == 0.0));
     }
+    // Another program of another scenario is nothing that was predicted.
+    let mut other = measured.clone();
+    other.run.scenario = "other".to_owned();
+    assert!(compared(&predicted, &other).prediction.is_some());
+    other.program.digest = "other".to_owned();
+    assert_eq!(compared(&predicted, &other).prediction, None);
 }
 
 #[test]

@@ -107,7 +107,7 @@ impl Run {
             n if n % 2 == 0 => f64::midpoint(sorted[n / 2 - 1], sorted[n / 2]),
             n => sorted[n / 2],
         };
-        let mean = samples.iter().sum::<f64>() / samples.len().max(1) as f64;
+        let mean = samples.iter().sum::<f64>() / samples.len() as f64;
         let at = &self.memory.at;
         Summary {
             format: SUMMARY_FORMAT,

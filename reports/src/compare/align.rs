@@ -184,6 +184,11 @@ impl<'a> Aligned<'a> {
             (RunKind::Sim, RunKind::Exec) => 1,
             _ => return None,
         };
+        // What is simulated and what is run may be two things that have nothing to do with each other.
+        let [x, y] = self.sides;
+        if x.program.digest != y.program.digest && x.run.scenario != y.run.scenario {
+            return None;
+        }
         let mut sums: Sums<Work> = Sums::new();
         let mut absolute: Sums<Work> = Sums::new();
         for pair in &self.pairs {
