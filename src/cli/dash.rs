@@ -67,9 +67,15 @@ fn sources(asked: &[PathBuf]) -> Result<(Vec<Source>, Option<String>), Failure> 
     let mut all: Vec<Source> = Vec::new();
     for path in asked {
         for file in files(path)? {
-            let scenario = super::args::load(&file, &[])?;
-            let about = scenario.about.clone();
-            all.push(source(scenario.name, file, about));
+            all.push(match super::args::load(&file, &[]) {
+                Ok(scenario) => source(scenario.name.clone(), file, scenario.about),
+                // One of a folder that is none, or not one yet, does not hide the others: the list says why.
+                Err(Failure::BadInput(why)) if path.is_dir() => {
+                    let stem = file.file_stem().unwrap_or_default();
+                    source(stem.to_string_lossy().into_owned(), file.clone(), why)
+                }
+                Err(e) => return Err(e),
+            });
         }
     }
     let first = all.first().map(|s| s.name.clone());
@@ -121,4 +127,28 @@ fn files(path: &Path) -> Result<Vec<PathBuf>, Failure> {
         )));
     }
     Ok(files)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_broken_file_of_a_folder_is_listed_with_its_error() {
+        let folder = tempfile::tempdir().unwrap();
+        let write =
+            |name: &str, text: &str| std::fs::write(folder.path().join(name), text).unwrap();
+        write("a.toml", "extends = \"llama-tiny\"\n");
+        write("b.toml", "[model]\nlayer = 3\n");
+        let (all, first) = sources(&[folder.path().to_owned()]).unwrap();
+        assert_eq!(first.as_deref(), Some("a"));
+        assert_eq!(all[1].name, "b");
+        assert!(
+            all[1].about.contains("b.toml:2:1") && all[1].about.contains("layers"),
+            "{}",
+            all[1].about
+        );
+        // Asked for by name it is bad input.
+        assert!(sources(&[folder.path().join("b.toml")]).is_err());
+    }
 }
