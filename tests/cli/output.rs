@@ -76,8 +76,8 @@ fn a_reader_that_leaves_early_is_no_failure() {
         "--no-exec",
         "--set",
         other,
-        "small-native",
-        "small-fsdp2",
+        "llama-tiny",
+        "llama3-8b-4xh200",
     ];
     for (args, code) in [
         (&["plan", "llama3-8b-4xh200"][..], 0),
