@@ -63,15 +63,7 @@ pub(super) fn neighbours(g: &mut Graph, o: &mut Orders) {
             replaced.insert(late, joiner.join(pair, late));
         }
     }
-    for order in [&mut o.forward, &mut o.backward] {
-        let old = std::mem::take(order);
-        for i in old {
-            match replaced.remove(&i) {
-                Some(new) => order.extend(new),
-                None => order.push(i),
-            }
-        }
-    }
+    o.replace(replaced);
 }
 
 /// The window that `b` and, right before it along a dimension of the same buffer, `a` make up.

@@ -76,7 +76,7 @@ struct Merger<'g> {
     /// Products of linear layers.
     products: BTreeMap<(ParamId, Role), SmallVec<[u32; 2]>>,
     /// What goes where an op was.
-    replaced: BTreeMap<u32, SmallVec<[u32; 2]>>,
+    replaced: BTreeMap<u32, SmallVec<[u32; 4]>>,
 }
 
 /// Merges what `which` asks for wherever it is possible; gradients that change their writer are noted in `ready`.
@@ -105,7 +105,8 @@ pub(super) fn projections(
             }
         }
     }
-    merger.finish();
+    let replaced = merger.replaced;
+    o.replace(replaced);
 }
 
 /// What an op does for which weight.
@@ -568,22 +569,6 @@ impl<'g> Merger<'g> {
         self.drop(ops);
         self.drop(&adds);
         Some(())
-    }
-
-    /// Puts the new ops where the old ones were.
-    fn finish(self) {
-        let Self {
-            o, mut replaced, ..
-        } = self;
-        for order in [&mut o.forward, &mut o.backward] {
-            let old = std::mem::take(order);
-            for i in old {
-                match replaced.remove(&i) {
-                    Some(new) => order.extend(new),
-                    None => order.push(i),
-                }
-            }
-        }
     }
 }
 

@@ -6,6 +6,7 @@ use crate::compile::tape::{Module, ModuleId, ModuleKind};
 use crate::model::graph::{Act, Graph, ModelGraph, View};
 use crate::scenario::types::{Compile, CompileMode, Recompute};
 use smallvec::{SmallVec, smallvec};
+use std::collections::BTreeMap;
 
 /// Ops that run as one kernel (or, eagerly, one op, which may be a view without a kernel).
 #[derive(Clone, Debug, PartialEq)]
@@ -44,6 +45,19 @@ impl Orders {
     /// Ops of training.
     pub(super) fn all(&self) -> Vec<u32> {
         self.forward.iter().chain(&self.backward).copied().collect()
+    }
+
+    /// Puts new ops where old ones were.
+    pub(super) fn replace(&mut self, mut by: BTreeMap<u32, SmallVec<[u32; 4]>>) {
+        for order in [&mut self.forward, &mut self.backward] {
+            let old = std::mem::take(order);
+            for i in old {
+                match by.remove(&i) {
+                    Some(new) => order.extend(new),
+                    None => order.push(i),
+                }
+            }
+        }
     }
 }
 
