@@ -25,9 +25,22 @@ pub(super) struct Args {
     /// Print Markdown tables
     #[arg(long, conflicts_with = "json")]
     markdown: bool,
+    /// Fail (status 1) if a prediction, of time or memory, is off by more than PERCENT
+    #[arg(long, value_name = "PERCENT", value_parser = percent)]
+    max_error: Option<f64>,
+}
+
+fn percent(text: &str) -> Result<f64, String> {
+    match text.parse() {
+        Ok(x) if x >= 0.0 => Ok(x),
+        _ => Err("not a number of percent, 0 or more".to_owned()),
+    }
 }
 
 pub(super) fn run(args: &Args, out: &mut Out) -> Result<Status, Failure> {
+    if args.max_error.is_some() {
+        out.outlive_reader();
+    }
     let mut rows = read(&args.table).map_err(Failure::bad_input)?;
     rows.retain(|row| {
         let text = format!("{} {} {}", row.name, row.source, row.setting());
@@ -65,7 +78,30 @@ pub(super) fn run(args: &Args, out: &mut Out) -> Result<Status, Failure> {
     } else {
         print(args.markdown, &compared, &errors, &nulls, out)?;
     }
-    Ok(Status::Done)
+    let off = args.max_error.map_or(0, |limit| beyond(&compared, limit));
+    Ok(if off == 0 {
+        Status::Done
+    } else {
+        Status::CheckFailed
+    })
+}
+
+/// Says which predictions are off by more than so many percent; how many.
+fn beyond(compared: &[Compared], limit: f64) -> usize {
+    let mut off = 0;
+    for c in compared {
+        for (metric, cell) in Metric::ALL.iter().zip(c.cells) {
+            if let Some(e) = cell.map(|c| c.error_percent).filter(|e| e.abs() > limit) {
+                eprintln!(
+                    "{}: {} is off by {e:+.2} %, more than {limit} %",
+                    c.row.name,
+                    metric.name()
+                );
+                off += 1;
+            }
+        }
+    }
+    off
 }
 
 #[derive(Serialize)]

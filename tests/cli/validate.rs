@@ -1,6 +1,6 @@
 //! `shardlab validate`, on the measured tables that are shipped with the tests.
 
-use crate::{assert_narrow, json, stdout};
+use crate::{assert_narrow, json, shardlab, stdout};
 use serde_json::Value;
 
 const TABLE: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/data/h200x4.csv");
@@ -129,4 +129,32 @@ fn tables_are_readable_and_markdown_is_markdown() {
         "{markdown}"
     );
     assert!(!markdown.contains("fsdp2"), "--rows lets others through");
+}
+
+/// A limit on errors makes a check of it, whoever reads along.
+#[test]
+fn errors_beyond_a_limit_fail() {
+    let only = |limit| {
+        let args = [
+            "validate",
+            EXEC,
+            "--rows",
+            "tiny native x1",
+            "--max-error",
+            limit,
+        ];
+        shardlab(&args).output().unwrap()
+    };
+    // Off by 3 % in time and by nothing in the engine's memory.
+    assert_eq!(only("5").status.code(), Some(0));
+    let strict = only("1");
+    assert_eq!(strict.status.code(), Some(1));
+    let words = String::from_utf8(strict.stderr).unwrap();
+    assert!(
+        words.starts_with("tiny native x1: step_ms is off by +"),
+        "{words}"
+    );
+    assert_eq!(words.lines().count(), 1, "{words}");
+    assert_eq!(only("-1").status.code(), Some(2));
+    assert_eq!(only("much").status.code(), Some(2));
 }
