@@ -18,8 +18,9 @@ const COMPUTE_BOUND: f64 = 0.10;
 /// The bound of the step's time, what is exposed and why, the peak of memory, and whether it fits.
 #[must_use]
 pub fn sentences(p: &Prediction) -> Vec<String> {
-    let mut all = vec![time(p)];
-    all.extend(exposed_time(p));
+    let groups = exposed::groups(&exposed::gaps(&p.program, &p.run));
+    let mut all = vec![time(p, &groups)];
+    all.extend(exposed_time(p, &groups));
     all.push(memory(p));
     all.extend(fit(p));
     all
@@ -51,7 +52,7 @@ fn share(part: Picos, whole: Picos) -> f64 {
     }
 }
 
-fn time(p: &Prediction) -> String {
+fn time(p: &Prediction, groups: &[Group]) -> String {
     let run = &p.run;
     let step = run.recorded_to.saturating_sub(run.recorded_from);
     let exposed: Picos = run.exposed.values().copied().sum();
@@ -76,15 +77,14 @@ fn time(p: &Prediction) -> String {
     } else {
         format!(
             "Bound by {}: the compute stream is idle {} of the step, busy {busy} ({made_of}).",
-            awaited(p),
+            awaited(groups),
             percent(exposed, step)
         )
     }
 }
 
 /// What the compute stream waits for most, where it is not the host.
-fn awaited(p: &Prediction) -> String {
-    let groups = exposed::groups(&exposed::gaps(&p.program, &p.run));
+fn awaited(groups: &[Group]) -> &str {
     let mut sums: BTreeMap<&str, Picos> = BTreeMap::new();
     for g in groups.iter().filter(|g| g.cause != Cause::Host) {
         let of = match g.cause {
@@ -96,13 +96,12 @@ fn awaited(p: &Prediction) -> String {
         *sums.entry(of).or_default() += g.total;
     }
     let most = sums.into_iter().max_by_key(|&(_, time)| time);
-    most.map_or("communication", |(name, _)| name).to_owned()
+    most.map_or("communication", |(name, _)| name)
 }
 
-fn exposed_time(p: &Prediction) -> Option<String> {
+fn exposed_time(p: &Prediction, groups: &[Group]) -> Option<String> {
     let run = &p.run;
     let step = run.recorded_to.saturating_sub(run.recorded_from);
-    let groups = exposed::groups(&exposed::gaps(&p.program, run));
     let parts: Vec<String> = groups
         .iter()
         .filter(|g| share(g.total, step) >= WORTH_SAYING)

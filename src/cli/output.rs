@@ -147,21 +147,25 @@ struct Stdout {
     outlives_its_reader: bool,
 }
 
-impl Write for Stdout {
-    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
-        match self.lock.write(bytes) {
-            Err(e) if self.outlives_its_reader && e.kind() == ErrorKind::BrokenPipe => {
-                Ok(bytes.len())
-            }
+impl Stdout {
+    /// What has been done, or `dropped` where nobody reads any more and that is no matter.
+    fn outlive<T>(&self, done: io::Result<T>, dropped: T) -> io::Result<T> {
+        match done {
+            Err(e) if self.outlives_its_reader && e.kind() == ErrorKind::BrokenPipe => Ok(dropped),
             other => other,
         }
     }
+}
+
+impl Write for Stdout {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        let done = self.lock.write(bytes);
+        self.outlive(done, bytes.len())
+    }
 
     fn flush(&mut self) -> io::Result<()> {
-        match self.lock.flush() {
-            Err(e) if self.outlives_its_reader && e.kind() == ErrorKind::BrokenPipe => Ok(()),
-            other => other,
-        }
+        let done = self.lock.flush();
+        self.outlive(done, ())
     }
 }
 

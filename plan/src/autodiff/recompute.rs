@@ -146,9 +146,7 @@ impl Engine<'_> {
                 requires_grad: false,
                 ..self.m.graph.value(out).clone()
             };
-            let id = ValueId(self.m.graph.values.len() as u32);
-            self.m.graph.values.push(value);
-            self.m.graph.producer.push(producer);
+            let id = self.m.graph.push_value(value, producer);
             self.recompute.stands_for[out.index()] = Some(id);
             outputs.push(id);
         }

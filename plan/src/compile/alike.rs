@@ -1,11 +1,11 @@
 //! Alike ops on neighbouring windows become one op on both: queries and keys of a merged product are rotated by one kernel, as
 //! if they were heads of one tensor. A kernel over few elements is far from the bandwidth of memory, and takes a launch.
 
-use super::inplace::{self, Columns, operands};
+use super::inplace::{self, Columns, elementwise, operands, touches};
 use super::schedule::Orders;
 use crate::model::graph::{Act, Buffer, Graph, Op, Root, Value, ValueId, View};
 use crate::model::layout;
-use crate::model::ops::{Fusion, OpKind};
+use crate::model::ops::OpKind;
 use smallvec::SmallVec;
 use std::collections::BTreeMap;
 
@@ -23,7 +23,8 @@ enum Relation {
 struct Twins {
     /// The dimension along which the second follows the first.
     axis: usize,
-    pairs: Vec<[u32; 2]>,
+    /// Positions in the order.
+    pairs: Vec<[usize; 2]>,
 }
 
 /// Joins chains of elementwise ops that end in concatenations into neighbouring windows.
@@ -36,15 +37,11 @@ pub(super) fn neighbours(g: &mut Graph, o: &mut Orders) {
     let ends: Vec<usize> = (0..order.len()).filter(ends).collect();
     let mut found: Vec<Twins> = Vec::new();
     for pair in ends.windows(2) {
-        let taken = |t: &Twins| t.pairs.iter().flatten().any(|&i| i == order[pair[0]]);
+        let taken = |t: &Twins| t.pairs.iter().flatten().any(|&at| at == pair[0]);
         if !found.last().is_some_and(taken) {
             let twins = |a, b| twins(g, o, &order, a, b);
             found.extend(twins(pair[0], pair[1]).or_else(|| twins(pair[1], pair[0])));
         }
-    }
-    let mut position = vec![0; g.ops.len()];
-    for (at, &i) in order.iter().enumerate() {
-        position[i as usize] = at;
     }
     let mut replaced: BTreeMap<u32, SmallVec<[u32; 4]>> = BTreeMap::new();
     for twins in &found {
@@ -54,13 +51,10 @@ pub(super) fn neighbours(g: &mut Graph, o: &mut Orders) {
             axis: twins.axis,
             made: BTreeMap::new(),
         };
-        for &pair in &twins.pairs {
-            let [early, late] = match position[pair[0] as usize] < position[pair[1] as usize] {
-                true => pair,
-                false => [pair[1], pair[0]],
-            };
+        for &[a, b] in &twins.pairs {
+            let [early, late] = [a.min(b), a.max(b)].map(|at| order[at]);
             replaced.insert(early, SmallVec::new());
-            replaced.insert(late, joiner.join(pair, late));
+            replaced.insert(late, joiner.join([order[a], order[b]], late));
         }
     }
     o.replace(replaced);
@@ -90,10 +84,6 @@ fn constant_along(v: &Value, axis: usize, rank: usize) -> bool {
     own.is_none_or(|d| v.shape[d] == 1)
 }
 
-fn elementwise(op: &Op) -> bool {
-    matches!(op.act, Act::Compute(kind) if kind.fusion() == Fusion::Pointwise)
-}
-
 /// Whether an op computes the same from each element along a dimension of its result.
 fn treats_alike(op: &Op, axis: usize) -> bool {
     let along = matches!(op.act, Act::Compute(OpKind::Cat { axis: a }) if usize::from(a) == axis);
@@ -102,24 +92,20 @@ fn treats_alike(op: &Op, axis: usize) -> bool {
 
 /// The chains that end at two positions of the order, if they do the same to neighbours and nothing looks in between.
 fn twins(g: &Graph, o: &Orders, order: &[u32], a: usize, b: usize) -> Option<Twins> {
-    let op = |i: u32| &g.ops[i as usize];
+    let op = |at: usize| &g.ops[order[at] as usize];
     let root = |v: ValueId| g.value(v).root;
-    let [x, y] = [a, b].map(|at| g.value(op(order[at]).outputs[0]));
+    let [x, y] = [a, b].map(|at| g.value(op(at).outputs[0]));
     let axis = (0..x.shape.len()).find(|&axis| joined(x, y, axis).is_some())?;
     let [first, second] = [a, b].map(|at| inplace::cone(g, o, order, at));
     if first.len() != second.len() {
         return None;
     }
     let chains = || first.iter().chain(&second).copied();
-    let inside = |i: u32| first.contains(&i) || second.contains(&i);
-    let others = |at: &[u32]| -> Vec<u32> {
-        let computes = |&i: &u32| matches!(op(i).act, Act::Compute(_)) && !inside(i);
-        at.iter().copied().filter(computes).collect()
-    };
-    let outside = others(order);
+    let others = |at: &usize| !first.contains(at) && !second.contains(at);
+    let outside: Vec<usize> = (0..order.len()).filter(others).collect();
     let own = |v: ValueId| {
-        let uses = |i: u32| operands(op(i)).any(|w| root(w) == root(v));
-        inplace::filled(g, g.value(v)).is_some() && !outside.iter().any(|&i| uses(i))
+        inplace::filled(g, g.value(v)).is_some()
+            && !outside.iter().any(|&at| touches(g, op(at), root(v)))
     };
     let relation = |v: ValueId, w: ValueId, rank: usize| {
         let (x, y) = (g.value(v), g.value(w));
@@ -148,14 +134,13 @@ fn twins(g: &Graph, o: &Orders, order: &[u32], a: usize, b: usize) -> Option<Twi
         }
     }
     // What comes between them neither reads what the earlier one makes nor changes what it reads.
-    let at = |i: u32| order.iter().position(|&op| op == i);
-    let (begin, end) = (
-        chains().filter_map(at).min()?,
-        chains().filter_map(at).max()?,
-    );
-    for i in others(&order[begin..=end]) {
+    let begin = first[0].min(second[0]);
+    for i in (begin..a.max(b)).filter(others) {
         for c in chains() {
-            let made = op(c).outputs.iter().filter(|&&v| uses(g, op(i), root(v)));
+            let made = op(c)
+                .outputs
+                .iter()
+                .filter(|&&v| touches(g, op(i), root(v)));
             let read = op(c).inputs.iter().filter(|&&v| writes(g, op(i), root(v)));
             for &v in made.chain(read) {
                 let columns = Columns::of(g, order, g.value(v))?;
@@ -170,12 +155,8 @@ fn twins(g: &Graph, o: &Orders, order: &[u32], a: usize, b: usize) -> Option<Twi
     })
 }
 
-fn uses(g: &Graph, op: &Op, root: Root) -> bool {
-    operands(op).any(|v| g.value(v).root == root)
-}
-
 fn writes(g: &Graph, op: &Op, root: Root) -> bool {
-    op.outputs.iter().any(|&v| g.value(v).root == root)
+    inplace::kind(op).is_some() && op.outputs.iter().any(|&v| g.value(v).root == root)
 }
 
 /// Makes one op of two, all along one dimension.
@@ -198,34 +179,21 @@ impl Joiner<'_> {
             let both = self.together(x, y);
             if both != x {
                 let join = Act::View(View::Join { axis });
-                ops.push(self.push(late, join, &[x, y], &[both]));
+                ops.push(self.o.add(self.g, late, join, &[x, y], &[both]));
             }
             inputs.push(both);
         }
         let (x, y) = (first.outputs[0], second.outputs[0]);
         let both = self.together(x, y);
-        ops.push(self.push(late, first.act, &inputs, &[both]));
-        ops.push(self.push(late, Act::View(View::Split { axis }), &[both], &[x, y]));
+        ops.push(self.o.add(self.g, late, first.act, &inputs, &[both]));
+        ops.push(self.o.add(
+            self.g,
+            late,
+            Act::View(View::Split { axis }),
+            &[both],
+            &[x, y],
+        ));
         ops
-    }
-
-    fn push(&mut self, stead: u32, act: Act, inputs: &[ValueId], outputs: &[ValueId]) -> u32 {
-        let id = self.g.ops.len() as u32;
-        self.g.nodes += 1;
-        let stead = stead as usize;
-        self.g.ops.push(Op {
-            act,
-            inputs: SmallVec::from_slice(inputs),
-            outputs: SmallVec::from_slice(outputs),
-            node: self.g.nodes,
-            ..self.g.ops[stead].clone()
-        });
-        for v in outputs {
-            self.g.producer[v.index()] = id;
-        }
-        self.o.region.push(self.o.region[stead]);
-        self.o.section.push(self.o.section[stead]);
-        id
     }
 
     /// The value that is two values, one after the other, or both.
@@ -240,9 +208,7 @@ impl Joiner<'_> {
         let id = ValueId(self.g.values.len() as u32);
         let value = joined(first, second, self.axis);
         let value = value.unwrap_or_else(|| self.stack(x, y, id));
-        self.g.values.push(value);
-        self.g.producer.push(u32::MAX);
-        id
+        self.g.push_value(value, u32::MAX)
     }
 
     /// A buffer for what filled two.

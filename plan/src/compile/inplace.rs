@@ -44,7 +44,7 @@ impl Columns {
 
     /// Whether an op touches nothing of these columns of `root`.
     pub(super) fn spared(&self, g: &Graph, op: &Op, root: Root) -> bool {
-        matches!(op.act, Act::View(_))
+        kind(op).is_none()
             || operands(op).all(|v| g.value(v).root != root || self.apart(g.value(v)))
     }
 }
@@ -63,7 +63,17 @@ pub(super) fn operands(op: &Op) -> impl Iterator<Item = ValueId> {
     op.inputs.iter().chain(&op.outputs).copied()
 }
 
-fn kind(op: &Op) -> Option<OpKind> {
+/// Whether a kernel reads or writes something of a root.
+pub(super) fn touches(g: &Graph, op: &Op, root: Root) -> bool {
+    kind(op).is_some() && operands(op).any(|v| g.value(v).root == root)
+}
+
+/// Whether an op computes each element of its result on its own.
+pub(super) fn elementwise(op: &Op) -> bool {
+    kind(op).is_some_and(|k| k.fusion() == Fusion::Pointwise)
+}
+
+pub(super) fn kind(op: &Op) -> Option<OpKind> {
     match op.act {
         Act::Compute(kind) => Some(kind),
         Act::View(_) => None,
@@ -113,8 +123,8 @@ fn moved(value: &Value, from: &Value, to: &Value) -> Option<(u64, Strides)> {
 struct Rotation {
     /// Its position in the order.
     at: usize,
-    /// Elementwise ops that it and nothing else follows from, itself included.
-    ops: Vec<u32>,
+    /// Positions of the elementwise ops that it follows from, itself included.
+    ops: Vec<usize>,
     /// The window that its parts are read from, each where it will be in the result, and nothing else of that buffer.
     source: Value,
     /// The result.
@@ -132,7 +142,8 @@ impl Rotation {
             return None;
         }
         let ops = cone(g, o, order, at);
-        let source = source(g, &ops, op, usize::from(axis))?;
+        let inside: Vec<u32> = ops.iter().map(|&at| order[at]).collect();
+        let source = source(g, &inside, op, usize::from(axis))?;
         Some(Self {
             at,
             ops,
@@ -142,15 +153,15 @@ impl Rotation {
     }
 }
 
-/// The elementwise ops of one region that the op at a position follows from, itself included.
-pub(super) fn cone(g: &Graph, o: &Orders, order: &[u32], at: usize) -> Vec<u32> {
+/// Positions of the elementwise ops of one region that the op at a position follows from, itself included, in order.
+pub(super) fn cone(g: &Graph, o: &Orders, order: &[u32], at: usize) -> Vec<usize> {
     let together = |i: u32| {
         let (i, last) = (i as usize, order[at] as usize);
         (o.region[i], o.section[i]) == (o.region[last], o.section[last])
     };
     let mut needed: SmallVec<[Root; 8]> = SmallVec::new();
     let mut ops = Vec::new();
-    for &i in order[..=at].iter().rev() {
+    for (position, &i) in order[..=at].iter().enumerate().rev() {
         if !together(i) {
             break;
         }
@@ -160,10 +171,9 @@ pub(super) fn cone(g: &Graph, o: &Orders, order: &[u32], at: usize) -> Vec<u32> 
             let mut values = op.outputs.iter().map(|&v| g.value(v));
             values.any(|v| needed.contains(&v.root) && filled(g, v).is_some())
         };
-        let elementwise = kind(op).is_some_and(|k| k.fusion() == Fusion::Pointwise);
-        if i == order[at] || elementwise && makes() {
+        if position == at || elementwise(op) && makes() {
             needed.extend(op.inputs.iter().map(|&v| g.value(v).root));
-            ops.push(i);
+            ops.push(position);
         }
     }
     ops.reverse();
@@ -284,8 +294,7 @@ fn back(g: &Graph, lists: [&[u32]; 2], r: &Rotation) -> Option<Relocation> {
         for &i in &list[at + 1..] {
             let op = &g.ops[i as usize];
             columns.spared(g, op, r.source.root).then_some(())?;
-            let computes = matches!(op.act, Act::Compute(_));
-            outlives |= computes && operands(op).any(|v| g.value(v).root == r.source.root);
+            outlives |= touches(g, op, r.source.root);
         }
         // Of memory that dies here all is free to be taken over, or freed.
         outlives.then_some(())?;
@@ -300,16 +309,16 @@ fn ahead(g: &Graph, order: &[u32], r: &Rotation) -> Option<Relocation> {
     let columns = Columns::of(g, order, &r.result)?;
     let (values, first, last) = uses(g, order, r.source.root)?;
     let made = &g.ops[order[first] as usize];
-    let is_source = |v: ValueId| g.value(v).root == r.source.root;
-    let alone = order[first + 1..=last].iter().all(|i| {
-        let op = &g.ops[*i as usize];
-        r.ops.contains(i) || kind(op).is_none() || !operands(op).any(is_source)
-    });
+    let alone = (first + 1..=last)
+        .all(|at| r.ops.contains(&at) || !touches(g, &g.ops[order[at] as usize], r.source.root));
     let free = order[first..r.at]
         .iter()
         .all(|&i| columns.spared(g, &g.ops[i as usize], r.result.root));
-    (alone && free && !made.inputs.iter().any(|&v| is_source(v)))
-        .then(|| (values, r.source.clone(), r.result.clone()))
+    let anew = made
+        .inputs
+        .iter()
+        .all(|&v| g.value(v).root != r.source.root);
+    (alone && free && anew).then(|| (values, r.source.clone(), r.result.clone()))
 }
 
 /// Copies of concatenations into some columns of a buffer: the concatenation is written there.
@@ -340,15 +349,14 @@ fn uncopy(g: &mut Graph, o: &mut Orders, order: &[u32]) {
         let [.., cat, _] = cone(g, o, order, at)[..] else {
             continue;
         };
-        let made = &g.ops[cat as usize];
+        let made = &g.ops[order[cat] as usize];
         let is_cat = matches!(kind(made), Some(OpKind::Cat { .. }))
-            && order[first] == cat
+            && first == cat
             && last == at
             && g.value(made.outputs[0]).root == from.root;
         let between = || order[first + 1..at].iter().map(|&i| &g.ops[i as usize]);
         let free = between().all(|op| columns.spared(g, op, to.root));
-        let only = between()
-            .all(|op| kind(op).is_none() || operands(op).all(|v| g.value(v).root != from.root));
+        let only = !between().any(|op| touches(g, op, from.root));
         if is_cat && free && only && relocate(g, &values, &from, &to).is_some() {
             o.forward.retain(|&op| op != i);
             o.backward.retain(|&op| op != i);

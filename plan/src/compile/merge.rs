@@ -345,28 +345,12 @@ impl<'g> Merger<'g> {
             root,
             ..self.g.value(like).clone()
         };
-        self.g.values.push(value);
-        self.g.producer.push(u32::MAX);
-        ValueId(self.g.values.len() as u32 - 1)
+        self.g.push_value(value, u32::MAX)
     }
 
     /// A new op in the place, module and region of `stead`.
     fn push(&mut self, stead: u32, act: Act, inputs: &[ValueId], outputs: &[ValueId]) -> u32 {
-        let id = self.g.ops.len() as u32;
-        self.g.nodes += 1;
-        self.g.ops.push(Op {
-            act,
-            inputs: SmallVec::from_slice(inputs),
-            outputs: SmallVec::from_slice(outputs),
-            module: self.op(stead).module,
-            node: self.g.nodes,
-            dispatches: 1,
-        });
-        for v in outputs {
-            self.g.producer[v.index()] = id;
-        }
-        self.o.region.push(self.o.region[stead as usize]);
-        self.o.section.push(self.o.section[stead as usize]);
+        let id = self.o.add(self.g, stead, act, inputs, outputs);
         self.replaced.entry(stead).or_default().push(id);
         id
     }

@@ -238,9 +238,6 @@ impl Partition<'_> {
             requires_grad: false,
             ..self.g.value(v).clone()
         };
-        let id = ValueId(self.g.values.len() as u32);
-        self.g.values.push(value);
-        self.g.producer.push(NONE);
-        id
+        self.g.push_value(value, NONE)
     }
 }

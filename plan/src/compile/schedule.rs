@@ -3,7 +3,7 @@
 use super::{Sharding, alike, epilogue, fuse, inplace, merge, partition};
 use crate::autodiff::Backward;
 use crate::compile::tape::{Module, ModuleId, ModuleKind};
-use crate::model::graph::{Act, Graph, ModelGraph, View};
+use crate::model::graph::{Act, Graph, ModelGraph, Op, ValueId, View};
 use crate::scenario::types::{Compile, CompileMode, Recompute};
 use smallvec::{SmallVec, smallvec};
 use std::collections::BTreeMap;
@@ -45,6 +45,33 @@ impl Orders {
     /// Ops of training.
     pub(super) fn all(&self) -> Vec<u32> {
         self.forward.iter().chain(&self.backward).copied().collect()
+    }
+
+    /// A new op in the module, region and section of `stead`; its place in the order is the caller's to give.
+    pub(super) fn add(
+        &mut self,
+        g: &mut Graph,
+        stead: u32,
+        act: Act,
+        inputs: &[ValueId],
+        outputs: &[ValueId],
+    ) -> u32 {
+        let (id, stead) = (g.ops.len() as u32, stead as usize);
+        g.nodes += 1;
+        g.ops.push(Op {
+            act,
+            inputs: SmallVec::from_slice(inputs),
+            outputs: SmallVec::from_slice(outputs),
+            module: g.ops[stead].module,
+            node: g.nodes,
+            dispatches: 1,
+        });
+        for v in outputs {
+            g.producer[v.index()] = id;
+        }
+        self.region.push(self.region[stead]);
+        self.section.push(self.section[stead]);
+        id
     }
 
     /// Puts new ops where old ones were.

@@ -33,7 +33,8 @@ impl Graph {
         self.leaf(shape, dtype, Root::Const(id), false)
     }
 
-    fn push_value(&mut self, value: Value, producer: u32) -> ValueId {
+    /// Adds a value; `producer` computes it, `u32::MAX` for none.
+    pub(crate) fn push_value(&mut self, value: Value, producer: u32) -> ValueId {
         let id = ValueId(self.values.len() as u32);
         self.values.push(value);
         self.producer.push(producer);
