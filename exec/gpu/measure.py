@@ -1,5 +1,5 @@
 """Stages that measure: speed beside the peers, the machine's profile, predictions against measurements."""
-import json, math, os, queue, sys, threading
+import array, json, math, os, queue, random, sys, threading
 from tools import CPU, HERE, OUT, call, fit, gpus, last_line, left, row, shardlab, train
 import tools
 
@@ -13,6 +13,11 @@ REDUCTIONS = "fsdp.copy_engine_reduce=true"
 AS_THEY_COME = 'precision.comm_grads="bf16"'
 ONE_CHUNK = "train.loss_chunk_rows=8192"
 POINTWISE = 'train.recompute="pointwise"'
+
+# Steps of each run, and how many of the first do not count (peer.py's number): until the power limit has settled they are slower.
+STEPS, WARM = 24, 4
+# Tokens of the peers' models; every run trains on uniformly random ones, since what a step computes on decides what power it takes.
+VOCABULARY = 128_256
 
 # Rows of the comparison: micro-batch and sequence length of peer.py's model of that name, our scenario and what makes it the same work,
 # and the floor: every matrix product and attention alone on one H200, ms.
@@ -74,7 +79,7 @@ def peer(world, size, configs):
     """Configurations of peer.py in processes of their own: results in order, as far as they came, and why no more."""
     batch, length = ROWS[size][:2]
     file = OUT / "peer.json"
-    file.write_text(json.dumps([{"size": size, "B": batch, "T": length, "steps": 12, **c} for c in configs]))
+    file.write_text(json.dumps([{"size": size, "B": batch, "T": length, "steps": STEPS, **c} for c in configs]))
     command = ["torchrun", f"--nproc-per-node={world}", "--master-port", str(20000 + (os.getpid() + int(left())) % 20000),
                HERE / "peers/peer.py", file]
     if CPU:
@@ -90,17 +95,28 @@ def peer(world, size, configs):
     return found, (failed or [last_line(err)])[0]
 
 
+def tokens(world, size):
+    """A file of random tokens, enough for a run."""
+    batch, length = ROWS[size][:2]
+    file = OUT / "tokens.bin"
+    draw = random.Random(1).randrange
+    file.write_bytes(array.array("I", (draw(VOCABULARY) for _ in range((STEPS + 1) * world * batch * (length + 1)))).tobytes())
+    return file
+
+
 def ours(world, size, name, sets):
     scenario, extra = ROWS[size][2:4]
+    data = [] if CPU else ["--data", tokens(world, size), "--data-dtype", "uint32"]
     if CPU:
         scenario, extra = "small-native", []
     trace = OUT / f"trace-{size}-{name.replace(' ', '-').replace(',', '')}.json"
-    code, run, err, s = train(scenario, "--steps", 12, "--no-grad-norms", "--trace", trace, sets=[*fit(world), *extra, *sets], timeout=110)
+    code, run, err, s = train(scenario, "--steps", STEPS, "--no-grad-norms", "--trace", trace, *data, sets=[*fit(world), *extra, *sets], timeout=110)
     if code:
         return row("speed", f"{size} {name}", False, last_line(err)[:160])
     (OUT / f"run-{trace.stem[6:]}.json").write_text(json.dumps(run))
     m = run["memory"]
-    return run["step_ms"]["median"], m["peak_allocated_bytes"] / 2**20, m["peak_device_bytes"] / 2**20, run["step_ms"]["samples"], s
+    samples = sorted(run["step_ms"]["samples"][WARM - STEPS:])
+    return samples[len(samples) // 2], m["peak_allocated_bytes"] / 2**20, m["peak_device_bytes"] / 2**20, samples, s
 
 
 def speed():
@@ -130,7 +146,7 @@ def speed():
                 one = ours(world, size, name, OURS[name])
                 if one:
                     ms, allocated, device, samples, s = one
-                    say(size, name, ms, allocated, device, least_ms=min(samples), most_ms=max(samples), seconds=s)
+                    say(size, name, ms, allocated, device, least_ms=samples[0], most_ms=samples[-1], seconds=s)
     for size in sizes:
         mine = {n: r for n, r in found[size].items() if n.startswith("ours")}
         theirs = {n: r for n, r in found[size].items() if n not in mine}
