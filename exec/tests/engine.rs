@@ -161,6 +161,28 @@ fn delays_change_no_bit() {
     }
 }
 
+/// Neither does it matter when a group is updated, as long as nothing is clipped.
+#[test]
+fn updates_during_backward_do_not_change_results() {
+    let of = |set: &[&str]| bits(&train_small("small-in-backward", set, 4, exec()));
+    let meshes: [&[&str]; 6] = [
+        &[],
+        &["fsdp.copy_engine_reduce=true", "compile.mode=regions"],
+        &[
+            "mesh.dp_outer=2",
+            "fsdp.outer_strategy=optim",
+            "fsdp.prefetch_next_step=1",
+        ],
+        &["fsdp.async_reduce=false", "mesh.dp_outer=2"],
+        &["fsdp.strategy=optim", "train.grad_accum=1"],
+        &["mesh.dp_shard=1", "precision.main_params=none"],
+    ];
+    for set in meshes {
+        let after = [set, &["fsdp.optimizer_in_backward=false"]].concat();
+        assert_eq!(of(set), of(&after), "{set:?}");
+    }
+}
+
 /// What only schedules or moves data changes no bit of losses, gradient norms and weights.
 #[test]
 fn schedules_do_not_change_results() {

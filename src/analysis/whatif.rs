@@ -74,7 +74,7 @@ pub struct WhatIf {
 }
 
 /// Keys of which every value is tried.
-const ALL_VALUES: [&str; 14] = [
+const ALL_VALUES: [&str; 15] = [
     "fsdp.policy",
     "fsdp.strategy",
     "fsdp.async_reduce",
@@ -82,6 +82,7 @@ const ALL_VALUES: [&str; 14] = [
     "fsdp.copy_engine_gather",
     "fsdp.copy_engine_reduce",
     "fsdp.unify_comm_stream",
+    "fsdp.optimizer_in_backward",
     "fsdp.allocator",
     "fsdp.expandable_segments",
     "compile.merge_projections",

@@ -5,7 +5,7 @@ use super::context::Cx;
 use super::walk::Lifecycle;
 use crate::program::{
     Access, Axis, BufferId, COMPUTE, CollectiveKind, CommId, Communicator, Holds, HostWorkKind,
-    Part, Phase, ReduceOp, Role, Rule, ShardOp, UnitId,
+    Part, Phase, ReduceOp, Role, Rule, ShardOp, StreamId, UnitId,
 };
 use crate::scenario::{Optimizer, PolicyKind};
 use crate::units::DType;
@@ -95,51 +95,18 @@ pub(crate) fn step<L: Lifecycle>(cx: &mut Cx<'_>, life: &mut L) {
     if cx.scenario.fsdp.policy != PolicyKind::Native {
         cx.b.host(Rule::Optimizer, HostWorkKind::OptimizerStep, 1);
     }
-    for item in states.iter().flat_map(|s| &s.items) {
-        if let Some(m) = item.state.filter(|m| !m.offloaded) {
-            cx.b.first_only(|b| {
-                m.step
-                    .into_iter()
-                    .chain([m.first, m.second])
-                    .for_each(|id| b.alloc(Rule::State, id));
-            });
+    for (index, state) in states.iter().enumerate() {
+        if !life.is_updated(index) {
+            make_moments(cx, state);
         }
     }
+    let scale = known.filter(|_| clips && cx.scenario.fsdp.policy == PolicyKind::Native);
     for index in life.update_order(cx, states.len()) {
         let state = &states[index];
         cx.b.at(state.unit, Phase::Optimizer);
         life.before_state(cx, index, false);
-        let mut reads = Vec::with_capacity(state.items.len() * 4 + 1);
-        let mut writes = Vec::with_capacity(state.items.len() * 3);
-        for i in &state.items {
-            reads.extend([i.weight, i.grad]);
-            writes.push(i.weight);
-            if let Some(m) = i.state {
-                let both = [cx.b.whole(m.first), cx.b.whole(m.second)];
-                reads.extend(both);
-                writes.extend(both);
-            }
-        }
-        if clips && cx.scenario.fsdp.policy == PolicyKind::Native {
-            reads.extend(known.map(|n| cx.b.whole(n)));
-        }
-        writes.extend(&state.compute);
-        let cast = !state.compute.is_empty();
-        let kind = match cx.scenario.train.optimizer {
-            Optimizer::Adamw => ShardOp::AdamW { cast },
-            Optimizer::Sgd => ShardOp::Sgd { cast },
-        };
-        let elements = state.items.iter().map(|i| i.numel).sum();
-        if elements > 0 {
-            cx.run(
-                Rule::Optimizer,
-                kind,
-                elements,
-                DType::F32,
-                COMPUTE,
-                &reads,
-                &writes,
-            );
+        if !life.is_updated(index) {
+            update(cx, state, scale, COMPUTE);
         }
         life.after_state(cx, index, false);
     }
@@ -149,6 +116,58 @@ pub(crate) fn step<L: Lifecycle>(cx: &mut Cx<'_>, life: &mut L) {
     }
     if let Some(norm) = known {
         cx.b.free(Rule::Clip, norm);
+    }
+}
+
+/// Allocates a launch's state in the first step, unless it rests in host memory.
+pub(crate) fn make_moments(cx: &mut Cx<'_>, state: &ShardState) {
+    let moments = state.items.iter().filter_map(|i| i.state);
+    for m in moments.filter(|m| !m.offloaded) {
+        cx.b.first_only(|b| {
+            m.step
+                .into_iter()
+                .chain([m.first, m.second])
+                .for_each(|id| b.alloc(Rule::State, id));
+        });
+    }
+}
+
+/// The optimizer's launch over one state; `scale`: the norm by which it clips.
+pub(crate) fn update(
+    cx: &mut Cx<'_>,
+    state: &ShardState,
+    scale: Option<BufferId>,
+    stream: StreamId,
+) {
+    let mut reads = Vec::with_capacity(state.items.len() * 4 + 1);
+    let mut writes = Vec::with_capacity(state.items.len() * 3);
+    for i in &state.items {
+        reads.extend([i.weight, i.grad]);
+        writes.push(i.weight);
+        if let Some(m) = i.state {
+            let both = [cx.b.whole(m.first), cx.b.whole(m.second)];
+            reads.extend(both);
+            writes.extend(both);
+        }
+    }
+    reads.extend(scale.map(|n| cx.b.whole(n)));
+    writes.extend(&state.compute);
+    let cast = !state.compute.is_empty();
+    let kind = match cx.scenario.train.optimizer {
+        Optimizer::Adamw => ShardOp::AdamW { cast },
+        Optimizer::Sgd => ShardOp::Sgd { cast },
+    };
+    let elements = state.items.iter().map(|i| i.numel).sum();
+    if elements > 0 {
+        cx.run(
+            Rule::Optimizer,
+            kind,
+            elements,
+            DType::F32,
+            stream,
+            &reads,
+            &writes,
+        );
     }
 }
 

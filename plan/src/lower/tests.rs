@@ -907,3 +907,47 @@ fn the_next_steps_first_units_are_gathered_beside_updates() {
     );
     assert!(before >= after && after + 1 >= before, "{before} {after}");
 }
+
+/// Updated in backward, a group's gradient is freed with the full one behind it: no more than `reduce_in_flight` live, and none of
+/// them after backward. What is updated, and in which order, stays.
+#[test]
+fn gradients_live_for_moments_where_backward_updates() {
+    let of = |in_backward: bool, depth: u32| {
+        let sets = [
+            "model.layers=6".to_owned(),
+            "train.clip_norm=0".to_owned(),
+            format!("fsdp.optimizer_in_backward={in_backward}"),
+            format!("fsdp.reduce_in_flight={depth}"),
+        ];
+        plan(&parse("test", LLAMA, &sets).unwrap()).unwrap()
+    };
+    let updated = |p: &Program| -> Vec<UnitId> {
+        let updates = steady(p).iter();
+        updates
+            .filter(|i| i.rule == Rule::Optimizer && is_launch(i))
+            .map(|i| i.unit)
+            .collect()
+    };
+    let most = |p: &Program| {
+        let grad = |id: BufferId| p.buffers[id.index()].role == Role::MainGrad;
+        let (mut live, mut most) = (0i32, 0);
+        for i in steady(p) {
+            match i.op {
+                Op::Alloc(id) if grad(id) => live += 1,
+                Op::Free(id) if grad(id) => live -= 1,
+                _ => {}
+            }
+            most = most.max(live);
+        }
+        assert_eq!(live, 0, "every gradient is freed within the step");
+        most
+    };
+    for depth in [1, 2, 3] {
+        let (after, within) = (of(false, depth), of(true, depth));
+        assert_eq!(updated(&after), updated(&within));
+        let groups = updated(&after).len() as i32;
+        assert!(groups > 3, "{groups} groups");
+        assert_eq!(most(&after), groups);
+        assert_eq!(most(&within), depth as i32, "{depth} in flight");
+    }
+}

@@ -46,6 +46,10 @@ pub(crate) trait Lifecycle {
     fn update_order(&self, _cx: &Cx<'_>, states: usize) -> Vec<usize> {
         (0..states).collect()
     }
+    /// Backward has updated state `index` of `optimizer_state` already.
+    fn is_updated(&self, _index: usize) -> bool {
+        false
+    }
     /// A captured iteration contains the optimizer too, not only forward and backward.
     fn captures_optimizer(&self) -> bool {
         false

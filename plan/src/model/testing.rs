@@ -64,6 +64,7 @@ pub(crate) fn tiny(family: Family) -> Scenario {
             prefetch_forward: Prefetch::Implicit,
             prefetch_backward: Prefetch::Implicit,
             prefetch_next_step: 0,
+            optimizer_in_backward: false,
             reduce_in_flight: 1,
             async_reduce: true,
             copy_engine_gather: false,

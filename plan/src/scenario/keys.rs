@@ -257,6 +257,7 @@ keys! {
     PrefetchForward: "fsdp" "prefetch_forward" [Integer(0, 64), Choice(&["implicit"]), Table(LOOKAHEAD)] "(native: 1, others: \"implicit\")" "Units gathered ahead in forward: a depth, or an element budget";
     PrefetchBackward: "fsdp" "prefetch_backward" [Integer(0, 64), Choice(&["implicit"]), Table(LOOKAHEAD)] "(native: 1, others: \"implicit\")" "Units gathered ahead in backward: a depth, or an element budget";
     ReduceInFlight: "fsdp" "reduce_in_flight" [Integer(1, 64)] "(fsdp2: 1, native: 2)" "Gradient buffers that may be in flight; megatron bounds them in elements instead";
+    OptimizerInBackward: "fsdp" "optimizer_in_backward" [Bool] "false" "The optimizer updates a unit as soon as its gradient is reduced, on the reduction's stream, instead of after backward: reduced gradients live for moments";
     PrefetchNextStep: "fsdp" "prefetch_next_step" [Integer(0, 64)] "0" "Units gathered for the next step's forward as soon as the optimizer has updated them, beside the updates of others";
     AsyncReduce: "fsdp" "async_reduce" [Bool] "true" "Reduce on a side stream";
     SeparateCommunicators: "fsdp" "separate_communicators" [Bool] "(native: true, others: false)" "All-gather and reduce-scatter use communicators of their own";

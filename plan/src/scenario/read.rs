@@ -333,6 +333,7 @@ fn fsdp(d: &Document, mesh: &Mesh) -> Result<Fsdp, ScenarioError> {
         prefetch_forward: ahead(Key::PrefetchForward),
         prefetch_backward: ahead(Key::PrefetchBackward),
         prefetch_next_step: d.small(Key::PrefetchNextStep).unwrap_or(0),
+        optimizer_in_backward: d.flag(Key::OptimizerInBackward).unwrap_or(false),
         reduce_in_flight: d
             .small(Key::ReduceInFlight)
             .unwrap_or_else(|| in_flight_default(policy)),

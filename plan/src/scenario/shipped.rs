@@ -50,6 +50,7 @@ shipped![
     "small-gpt2",
     "small-hfsdp",
     "small-hsdp",
+    "small-in-backward",
     "small-iteration",
     "small-linear",
     "small-megatron",

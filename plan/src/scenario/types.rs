@@ -312,6 +312,8 @@ pub struct Fsdp {
     pub prefetch_backward: Prefetch,
     /// Units that the end of a step gathers for the next one.
     pub prefetch_next_step: u32,
+    /// The optimizer updates a unit behind its reduction, during backward.
+    pub optimizer_in_backward: bool,
     /// Gradient buffers that may be in flight (at least 1).
     pub reduce_in_flight: u32,
     /// Reduce on a side stream.

@@ -26,6 +26,7 @@ pub(crate) fn check(s: &Scenario, d: &Document) -> Checked {
     allocator(s, d)?;
     reduction(s, d)?;
     next_step(s, d)?;
+    in_backward(s, d)?;
     compile(s, d)?;
     idle_keys(s, d)?;
     limits::check(s, d)
@@ -523,6 +524,42 @@ fn next_step(s: &Scenario, d: &Document) -> Checked {
     Err(d
         .conflict(&keys, format!("`prefetch_next_step` {why}"))
         .with_help("set prefetch_next_step = 0"))
+}
+
+/// What can update a unit before all gradients are known.
+fn in_backward(s: &Scenario, d: &Document) -> Checked {
+    let (f, t) = (&s.fsdp, &s.train);
+    if !f.optimizer_in_backward {
+        return Ok(());
+    }
+    let (keys, why): (&[Key], _) =
+        if f.policy != PolicyKind::Native || s.compile.mode == CompileMode::Full {
+            (
+                &[Key::Policy, Key::Mode],
+                "is an option of policy native outside compile mode full",
+            )
+        } else if t.clip_norm > 0.0 {
+            (
+                &[Key::ClipNorm],
+                "updates weights before the norm is known by which `clip_norm` scales",
+            )
+        } else if t.grad_norm {
+            (
+                &[Key::GradNorm],
+                "frees gradients before `grad_norm` could sum them",
+            )
+        } else if f.offload.any() {
+            (
+                &[Key::Offload],
+                "works on state that stays on the device; `offload` takes it away",
+            )
+        } else {
+            return Ok(());
+        };
+    let keys: Vec<Key> = [&[Key::OptimizerInBackward], keys].concat();
+    Err(d
+        .conflict(&keys, format!("`optimizer_in_backward` {why}"))
+        .with_help("set optimizer_in_backward = false"))
 }
 
 fn copy_engines(s: &Scenario, d: &Document) -> Checked {

@@ -145,8 +145,31 @@ fn padding_of_shared_gradients_needs_no_reader() {
 
 #[test]
 fn every_option_passes() {
-    const OPTIONS: [&[&str]; 42] = [
+    const OPTIONS: [&[&str]; 46] = [
         &[],
+        &["fsdp.optimizer_in_backward=true", "train.clip_norm=0"],
+        &[
+            "fsdp.optimizer_in_backward=true",
+            "train.clip_norm=0",
+            "fsdp.async_reduce=false",
+            "mesh.dp_outer=2",
+            "train.grad_accum=2",
+        ],
+        &[
+            "fsdp.optimizer_in_backward=true",
+            "train.clip_norm=0",
+            "fsdp.copy_engine_reduce=true",
+            "mesh.dp_outer=2",
+            "fsdp.outer_strategy=optim",
+            "fsdp.prefetch_next_step=2",
+        ],
+        &[
+            "fsdp.optimizer_in_backward=true",
+            "train.clip_norm=0",
+            "compile.cuda_graph=full_iteration",
+            "fsdp.reduce_in_flight=1",
+            "fsdp.frozen=[\"layers.0\"]",
+        ],
         &["fsdp.reshard_after_forward=false"],
         &["fsdp.reshard_after_forward=true"],
         &["fsdp.reshard_after_forward=2"],

@@ -6,6 +6,7 @@
 //! - gathers run up to the prefetch depth or element budget ahead, never in recompute;
 //! - at most `reduce_in_flight` full gradient buffers are live, the one being written included;
 //! - backward gathers only the units of which one of its kernels reads a weight;
+//! - with `optimizer_in_backward` a group is updated behind its reduction, and its shard of the gradient is freed with its full one;
 //! - at the end of a step the units that the next one begins with may be gathered, as soon as they are updated;
 //! - the final callback fences, it does no hidden work; in a step's last backward the fence is one a group, before the
 //!   optimizer's launch on it, and groups are updated in the order of their reductions.
@@ -13,12 +14,12 @@
 use crate::compile::tape::{Source, TapeOp};
 use crate::lower::context::{Cx, prefetch_targets};
 use crate::lower::flat::{Flat, fill_padding};
-use crate::lower::optimizer::{ShardState, late_norm};
+use crate::lower::optimizer::{self, ShardState, late_norm};
 use crate::lower::streams::CommStreams;
 use crate::lower::walk::{Lifecycle, Location};
 use crate::program::{
     Access, BufferId, COMPUTE, EventId, GroupId, ParamId, PerRank, Phase, Role, Rule, ShardOp,
-    UnitId,
+    StreamId, UnitId,
 };
 use crate::scenario::{Prefetch, Reshard};
 use std::collections::VecDeque;
@@ -34,8 +35,10 @@ struct Pending {
 #[derive(Clone, Copy, Debug)]
 struct Reduced {
     group: GroupId,
-    /// End of its last reduction, until computation has waited for it.
+    /// End of its last reduction (and of its update, where `updated`), until computation has waited for it.
     done: Option<EventId>,
+    /// Backward has issued its update too.
+    updated: bool,
 }
 
 pub(crate) struct Native {
@@ -283,16 +286,23 @@ impl Native {
             // On the compute stream itself the buffer is free at once; what reduces further on another one is not over.
             if self.flat.streams.reduce != COMPUTE {
                 cx.b.wait(rule, p.done, COMPUTE);
-                self.is_over(p.done);
+                self.is_over(cx, p.done);
             }
             cx.b.free(Rule::ReduceRelease, p.buffer);
         }
     }
 
-    /// Nobody need wait for a reduction any more: the compute stream has.
-    fn is_over(&mut self, done: EventId) {
-        let over = self.reduced.iter_mut().filter(|r| r.done == Some(done));
-        over.for_each(|r| r.done = None);
+    /// Nobody need wait for a reduction any more: the compute stream has. What has been updated behind it needs its gradient no more.
+    fn is_over(&mut self, cx: &mut Cx<'_>, done: EventId) {
+        for index in 0..self.reduced.len() {
+            let r = &mut self.reduced[index];
+            if r.done == Some(done) {
+                r.done = None;
+                if r.updated {
+                    self.drop_grad(cx, index);
+                }
+            }
+        }
     }
 
     fn reduce(&mut self, cx: &mut Cx<'_>, unit: UnitId) {
@@ -310,38 +320,85 @@ impl Native {
                 ) {
                     cx.b.alloc(Rule::Reduce, grad.buffer);
                 }
+                self.make_moments(cx, g);
                 let input = cx.b.whole(buffer);
                 let done = self
                     .flat
                     .reduce_sharded(cx, g, input, self.first, self.last, false);
+                let done = self.note_reduced(cx, g, done);
                 self.pending.push_back(Pending { done, buffer });
-                self.note_reduced(g, done);
                 if self.flat.streams.reduce == COMPUTE && self.flat.streams.outer == COMPUTE {
                     self.drain(cx, 0, Rule::ReduceGate);
                 }
             } else {
                 self.accumulate(cx, g);
                 if self.last {
+                    self.make_moments(cx, g);
                     let done = self.flat.reduce_full(cx, g);
-                    self.note_reduced(g, done);
+                    self.note_reduced(cx, g, done);
                 }
             }
         }
     }
 
-    fn note_reduced(&mut self, group: GroupId, done: EventId) {
-        if self.last {
-            let streams = &self.flat.streams;
-            let elsewhere = streams.reduce != COMPUTE || streams.outer != COMPUTE;
-            let done = elsewhere.then_some(done);
-            self.reduced.push(Reduced { group, done });
+    /// Notes a group that was reduced in the last micro-batch, and updates it if backward does that. Returns the event after which
+    /// the buffers of its gradient are out of use.
+    fn note_reduced(&mut self, cx: &mut Cx<'_>, group: GroupId, done: EventId) -> EventId {
+        if !self.last {
+            return done;
+        }
+        let updated = cx.scenario.fsdp.optimizer_in_backward;
+        let done = if updated {
+            self.update(cx, group)
+        } else {
+            done
+        };
+        let elsewhere = self.last_stage() != COMPUTE;
+        self.reduced.push(Reduced {
+            group,
+            done: elsewhere.then_some(done),
+            updated,
+        });
+        if updated && !elsewhere {
+            self.drop_grad(cx, self.reduced.len() - 1);
+        }
+        done
+    }
+
+    /// Stream on which a group's reduction ends.
+    fn last_stage(&self) -> StreamId {
+        match &self.flat.streams {
+            s if s.outer != COMPUTE => s.outer,
+            s => s.reduce,
+        }
+    }
+
+    /// Issues a group's update behind its reduction; returns its end.
+    fn update(&self, cx: &mut Cx<'_>, group: GroupId) -> EventId {
+        let (phase, unit) = (cx.b.phase(), cx.b.unit());
+        let stream = self.last_stage();
+        cx.b.at(cx.group(group).unit, Phase::Optimizer);
+        for state in self.flat.optimizer_state(cx, std::iter::once(group)) {
+            optimizer::update(cx, &state, None, stream);
+        }
+        let end = cx.b.record(Rule::Optimizer, stream);
+        cx.b.at(unit, phase);
+        end
+    }
+
+    /// In the first step: the optimizer's state of a group that backward updates.
+    fn make_moments(&self, cx: &mut Cx<'_>, group: GroupId) {
+        if self.last && cx.scenario.fsdp.optimizer_in_backward {
+            for state in self.flat.optimizer_state(cx, std::iter::once(group)) {
+                optimizer::make_moments(cx, &state);
+            }
         }
     }
 
     /// Makes computation wait for the reduction of the optimizer's state `index`, and frees the gradient buffers that this
     /// shows to be out of use.
     fn await_reduction(&mut self, cx: &mut Cx<'_>, index: usize) {
-        let Some(done) = self.reduced.get_mut(index).and_then(|r| r.done.take()) else {
+        let Some(done) = self.reduced.get(index).and_then(|r| r.done) else {
             return;
         };
         cx.b.wait(Rule::FinalFence, done, COMPUTE);
@@ -351,8 +408,9 @@ impl Native {
                 break;
             };
             cx.b.free(Rule::ReduceRelease, p.buffer);
-            self.is_over(p.done);
+            self.is_over(cx, p.done);
         }
+        self.is_over(cx, done);
     }
 
     /// Adds a later micro-batch's gradient to the one at rest.
@@ -390,8 +448,10 @@ impl Native {
             return;
         };
         if let (true, Some(grad)) = (self.flat.grads_of_a_step(cx), self.flat.state(group).grad) {
+            let (phase, unit) = (cx.b.phase(), cx.b.unit());
             cx.b.at(cx.group(group).unit, Phase::Optimizer);
             cx.b.free(Rule::ZeroGrad, grad.buffer);
+            cx.b.at(unit, phase);
         }
     }
 
@@ -570,8 +630,11 @@ impl Lifecycle for Native {
         let known: Vec<GroupId> = self.reduced.iter().map(|r| r.group).collect();
         let trained = |g: &GroupId| cx.group(*g).requires_grad && !known.contains(g);
         let others = cx.group_ids().filter(trained);
-        self.reduced
-            .extend(others.map(|group| Reduced { group, done: None }));
+        self.reduced.extend(others.map(|group| Reduced {
+            group,
+            done: None,
+            updated: false,
+        }));
         let order = self.reduced.iter().map(|r| r.group);
         self.flat.optimizer_state(cx, order)
     }
@@ -588,6 +651,10 @@ impl Lifecycle for Native {
         let middle = order.len().div_ceil(2);
         order.splice(middle..middle, next);
         order
+    }
+
+    fn is_updated(&self, index: usize) -> bool {
+        self.reduced.get(index).is_some_and(|r| r.updated)
     }
 
     fn captures_optimizer(&self) -> bool {
@@ -615,7 +682,7 @@ impl Lifecycle for Native {
     }
 
     fn after_state(&mut self, cx: &mut Cx<'_>, index: usize, norm: bool) {
-        if !norm && !late_norm(cx) {
+        if !norm && !late_norm(cx) && !self.is_updated(index) {
             self.drop_grad(cx, index);
         }
         if !norm {

@@ -153,6 +153,13 @@ fn impossible_combinations() {
             "fsdp.prefetch_next_step=1",
             "compile.cuda_graph=full_iteration",
         ],
+        &["fsdp.optimizer_in_backward=true", "fsdp.policy=fsdp2"],
+        &["fsdp.optimizer_in_backward=true", "train.clip_norm=1"],
+        &["fsdp.optimizer_in_backward=true", "train.grad_norm=true"],
+        &[
+            "fsdp.optimizer_in_backward=true",
+            "fsdp.offload=[\"optimizer\"]",
+        ],
         &["fsdp.copy_engine_reduce=true", "fsdp.policy=fsdp2"],
         &["fsdp.copy_engine_reduce=true", "compile.mode=full"],
         &["fsdp.copy_engine_reduce=true", "fsdp.strategy=optim"],

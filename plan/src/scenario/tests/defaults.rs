@@ -51,6 +51,7 @@ fn defaults_of_the_native_policy() {
             prefetch_forward: Prefetch::Depth(1),
             prefetch_backward: Prefetch::Depth(1),
             prefetch_next_step: 0,
+            optimizer_in_backward: false,
             reduce_in_flight: 2,
             async_reduce: true,
             separate_communicators: true,
