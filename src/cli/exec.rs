@@ -198,7 +198,7 @@ impl Args {
             nan_check: self.check_nan,
             record: true,
             capacity: self.memory,
-            fault: self.fault.and_then(|f| f.of(program)),
+            fault: self.fault.map(|f| f.of(program)).transpose()?,
             ..ExecOptions::default()
         };
         self.device.apply(&mut exec, scenario.mesh.world());

@@ -133,7 +133,12 @@ fn poison(file: &Path) {
 
 #[test]
 fn faulty_faults_are_refused() {
+    // `small-native` has four ranks.
     for (args, part) in [
+        (
+            ["--fault", "4:panic"],
+            "there is no rank 4; the scenario's mesh has ranks 0 to 3",
+        ),
         (["--fault", "2"], "RANK:KIND is expected"),
         (["--fault", "1:death"], "RANK:KIND is expected"),
         (["--memory", "much"], "a size such as 512MiB"),
@@ -141,6 +146,15 @@ fn faulty_faults_are_refused() {
         let output = shardlab(&[&["exec", "small-native"][..], &args].concat())
             .output()
             .unwrap();
+        let words = String::from_utf8(output.stderr).unwrap();
+        assert_eq!(output.status.code(), Some(2), "{words}");
+        assert!(words.contains(part), "{words}");
+    }
+    // One rank alone, or several that have nothing to do with one another.
+    let alone = ["--set", "mesh.dp_shard=1", "--fault"];
+    for (fault, part) in [("1:stall", "has rank 0 only"), ("0:stall", "has none")] {
+        let call = [&["exec", "small-native"][..], &alone, &[fault]].concat();
+        let output = shardlab(&call).output().unwrap();
         let words = String::from_utf8(output.stderr).unwrap();
         assert_eq!(output.status.code(), Some(2), "{words}");
         assert!(words.contains(part), "{words}");

@@ -1,5 +1,6 @@
 //! Faults that tests inject into a run, and limits that make it fail.
 
+use crate::cli::output::Failure;
 use shardlab_exec::engine::{Fault, FaultKind};
 use shardlab_plan::Program;
 use shardlab_plan::program::{InstrId, Op, SectionKind};
@@ -30,16 +31,30 @@ pub(super) fn fault(text: &str) -> Result<FaultAt, String> {
 }
 
 impl FaultAt {
-    /// The fault in a program; `None` if it has no collective.
-    pub(super) fn of(self, program: &Program) -> Option<Fault> {
-        let steady = program.section(SectionKind::Steady)?;
+    /// The fault in a program. One that could never happen is refused: a test would take the run for one that survived it.
+    pub(super) fn of(self, program: &Program) -> Result<Fault, Failure> {
+        let (rank, world) = (self.rank, program.meta.world);
+        if rank >= world {
+            let ranks = match world {
+                1 => "rank 0 only".to_owned(),
+                n => format!("ranks 0 to {}", n - 1),
+            };
+            return Err(Failure::bad_input(format_args!(
+                "--fault: there is no rank {rank}; the scenario's mesh has {ranks}"
+            )));
+        }
         let is_collective = |i: &u32| {
             let op = &program.instrs[*i as usize].op;
             matches!(op, Op::Collective { .. })
         };
-        let instr = steady.instrs.clone().find(is_collective)?;
-        Some(Fault {
-            rank: self.rank,
+        let instr = program
+            .section(SectionKind::Steady)
+            .and_then(|steady| steady.instrs.clone().find(is_collective))
+            .ok_or_else(|| {
+                Failure::bad_input("--fault: a collective is expected for it to happen at, the program has none")
+            })?;
+        Ok(Fault {
+            rank,
             instr: InstrId(instr),
             kind: self.kind,
         })
