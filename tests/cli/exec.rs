@@ -97,6 +97,45 @@ fn a_golden_run() {
     }
 }
 
+/// A finished job that is started once more has nothing to do, says so and is no failure.
+#[test]
+fn nothing_is_left_to_train() {
+    let dir = tempfile::tempdir().unwrap();
+    let at = dir.path().display().to_string();
+    let base = [
+        "exec",
+        "small-native",
+        "--no-store",
+        "--checkpoint-dir",
+        &at,
+    ];
+    let call = |rest: &[&str]| {
+        let output = shardlab(&[&base[..], rest].concat()).output().unwrap();
+        assert_eq!(output.status.code(), Some(0));
+        [output.stdout, output.stderr].map(|text| String::from_utf8(text).unwrap())
+    };
+    let [_, trained] = call(&["--steps", "3"]);
+    assert!(!trained.contains("nothing is trained"), "{trained}");
+    for (steps, mode) in [("3", &[][..]), ("2", &["--processes"])] {
+        let args = [&["--steps", steps][..], mode].concat();
+        let note = format!(
+            "nothing is trained: the checkpoint is of step 3, and {steps} steps in all are asked for"
+        );
+        let [text, words] = call(&args);
+        assert_eq!(words.matches(&note).count(), 1, "{words}");
+        assert!(
+            text.contains("none: the checkpoint is of the last step"),
+            "{text}"
+        );
+        let [object, words] = call(&[&args[..], &["--json"]].concat());
+        assert!(words.contains(&note), "{words}");
+        let run: Value = serde_json::from_str(&object).unwrap();
+        assert_eq!(run["resumed_from"], 3);
+        assert_eq!(run["losses"].as_array().unwrap().len(), 3);
+        assert_eq!(run["step_ms"]["samples"].as_array().unwrap().len(), 0);
+    }
+}
+
 /// What a run does without, its progress does not show.
 #[test]
 fn progress_without_gradient_norms() {

@@ -331,6 +331,13 @@ impl<'a, D: Device> Trainer<'a, D> {
         let freely = self.session.records_freely();
         let meta = &self.program.meta;
         let tokens = meta.tokens * u64::from(meta.world);
+        if self.progress.step >= self.steps {
+            // No error: a finished job that is started once more has done what was asked for.
+            observer.note(&format!(
+                "nothing is trained: the checkpoint is of step {}, and {} steps in all are asked for",
+                self.progress.step, self.steps
+            ));
+        }
         while self.progress.step < self.steps {
             let step = self.progress.step;
             let inputs = self.inputs(self.feed.step(step));

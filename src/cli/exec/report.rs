@@ -37,7 +37,9 @@ fn summary(scenario: &Scenario, o: &Outcome, out: &mut Out) -> Result<(), Failur
         Family::Llama | Family::Gpt2 | Family::Encoder => "tokens",
     };
     let samples = s.step_ms.samples.len();
-    let step = if samples == 0 {
+    let step = if o.resumed_from == o.run.losses.len() as u64 {
+        "none: the checkpoint is of the last step asked for, or of a later one".to_owned()
+    } else if samples == 0 {
         "one step, which makes what later ones reuse: no time".to_owned()
     } else {
         format!(
