@@ -94,7 +94,7 @@ pub struct StepNews {
     pub lr: f64,
     /// How long it took.
     pub time: Duration,
-    /// Tokens of all ranks.
+    /// Tokens of one rank.
     pub tokens: u64,
     /// By rank: how long its part took and its memory peak.
     pub ranks: Vec<RankStep>,

@@ -47,7 +47,7 @@ impl Training {
         mean.checked_mul(steps)
     }
 
-    /// Tokens a second over the last steps.
+    /// Tokens a second and GPU over the last steps.
     #[must_use]
     pub fn tokens_per_s(&self) -> Option<f64> {
         let recent = &self.steps[self.steps.len().saturating_sub(10)..];

@@ -32,7 +32,7 @@ fn a_fresh_machine_trains_and_shows_it() {
     assert_narrow(&text);
     for part in [
         "218 k parameters",
-        "tokens/s a rank",
+        "tokens/s/GPU",
         "reduce_scatter",
         "gradient norm",
         "synthetic",
@@ -134,6 +134,28 @@ fn nothing_is_left_to_train() {
         assert_eq!(run["losses"].as_array().unwrap().len(), 3);
         assert_eq!(run["step_ms"]["samples"].as_array().unwrap().len(), 0);
     }
+}
+
+/// Progress and summary count the tokens of one rank: the two clocks are not the same, but four ranks would put a factor of four between them.
+#[test]
+fn progress_and_summary_count_alike() {
+    let output = shardlab(&[
+        "exec",
+        "small-native",
+        "--no-store",
+        "--steps",
+        "20",
+        "--json",
+    ])
+    .output()
+    .unwrap();
+    let run: Value = serde_json::from_slice(&output.stdout).unwrap();
+    let words = String::from_utf8(output.stderr).unwrap();
+    let last = words.lines().last().unwrap();
+    let (before, _) = last.split_once(" tokens/s/GPU").unwrap();
+    let shown: f64 = before.rsplit(' ').next().unwrap().parse().unwrap();
+    let summary = run["tokens_per_s_per_gpu"].as_f64().unwrap();
+    assert!((0.5..2.0).contains(&(shown / summary)), "{shown} {summary}");
 }
 
 /// What a run does without, its progress does not show.

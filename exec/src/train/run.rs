@@ -77,7 +77,7 @@ pub struct StepReport {
     pub lr: f64,
     /// How long the step took.
     pub time: Duration,
-    /// Tokens (or samples) of all ranks.
+    /// Tokens (or samples) of one rank.
     pub tokens: u64,
 }
 
@@ -329,8 +329,7 @@ impl<'a, D: Device> Trainer<'a, D> {
     fn run(&mut self, observer: &mut dyn Observer) -> Result<bool, TrainError> {
         let validate = u64::from(self.scenario.train.validate_every);
         let freely = self.session.records_freely();
-        let meta = &self.program.meta;
-        let tokens = meta.tokens * u64::from(meta.world);
+        let tokens = self.program.meta.tokens;
         if self.progress.step >= self.steps {
             // No error: a finished job that is started once more has done what was asked for.
             observer.note(&format!(

@@ -3,7 +3,6 @@
 use crate::cli::interrupt;
 use shardlab_exec::train::{Flow, Observer, StepReport};
 use shardlab_plan::Scenario;
-use shardlab_plan::scenario::Family;
 use std::io::{IsTerminal, Write};
 use std::time::{Duration, Instant};
 
@@ -28,11 +27,7 @@ impl Progress {
     pub(super) fn new(scenario: &Scenario) -> Self {
         Self {
             terminal: std::io::stderr().is_terminal(),
-            unit: match scenario.model.family {
-                Family::Linear => "rows",
-                Family::Cnn => "images",
-                Family::Llama | Family::Gpt2 | Family::Encoder => "tokens",
-            },
+            unit: scenario.model.family.counted_in(),
             time: None,
             drawn: None,
             open: false,
@@ -53,7 +48,7 @@ impl Progress {
             None => String::new(),
         };
         format!(
-            "step {}/{}  loss {:.4}{gradient}  {:.0} {}/s  ETA {}",
+            "step {}/{}  loss {:.4}{gradient}  {:.0} {}/s/GPU  ETA {}",
             r.step,
             r.steps,
             r.loss,

@@ -5,7 +5,6 @@ use crate::cli::sim::report::{collectives, composition, heading};
 use crate::cli::table::Table;
 use shardlab_exec::train::{Outcome, schedule};
 use shardlab_plan::program::SectionKind;
-use shardlab_plan::scenario::Family;
 use shardlab_plan::{Program, Scenario};
 
 /// Steps that the table shows.
@@ -31,11 +30,7 @@ pub(super) fn print(
 
 fn summary(scenario: &Scenario, o: &Outcome, out: &mut Out) -> Result<(), Failure> {
     let s = o.run.summary();
-    let unit = match scenario.model.family {
-        Family::Linear => "rows",
-        Family::Cnn => "images",
-        Family::Llama | Family::Gpt2 | Family::Encoder => "tokens",
-    };
+    let unit = scenario.model.family.counted_in();
     let samples = s.step_ms.samples.len();
     let step = if o.resumed_from == o.run.losses.len() as u64 {
         "none: the checkpoint is of the last step asked for, or of a later one".to_owned()
@@ -43,7 +38,7 @@ fn summary(scenario: &Scenario, o: &Outcome, out: &mut Out) -> Result<(), Failur
         "one step, which makes what later ones reuse: no time".to_owned()
     } else {
         format!(
-            "{:.2} ms   {:.0} {unit}/s a rank   MFU {}   mean {:.2}, p95 {:.2} of {samples}",
+            "{:.2} ms   {:.0} {unit}/s/GPU   MFU {}   mean {:.2}, p95 {:.2} of {samples}",
             s.step_ms.median,
             s.tokens_per_s_per_gpu,
             s.mfu

@@ -5,7 +5,7 @@ use super::super::table::Table;
 use crate::analysis::why;
 use crate::predict::{Fit, Prediction};
 use shardlab_plan::record::{Cause, Clock, Run};
-use shardlab_plan::scenario::{Family, Strategy};
+use shardlab_plan::scenario::Strategy;
 use shardlab_plan::units::{Bytes, Picos};
 use shardlab_plan::{Program, Scenario};
 
@@ -67,11 +67,7 @@ fn count(n: u64) -> String {
 
 fn time(p: &Prediction, out: &mut Out) -> Result<(), Failure> {
     let summary = p.run.summary();
-    let tokens = match p.scenario.model.family {
-        Family::Linear => "rows",
-        Family::Cnn => "images",
-        Family::Llama | Family::Gpt2 | Family::Encoder => "tokens",
-    };
+    let tokens = p.scenario.model.family.counted_in();
     let mut step = format!(
         "{:.2} ms   {:.0} {tokens}/s/GPU   MFU {:.1} %   {} {tokens} a GPU and step",
         summary.step_ms.median,

@@ -53,7 +53,7 @@ pub(super) fn summary(items: &[Item]) -> Section {
             ),
             head: format!("{} ms a step", number(item.view.step_ms(), 2)),
             facts: vec![
-                ("tokens/s a rank".to_owned(), number(tokens_per_s(item), 0)),
+                ("tokens/s/GPU".to_owned(), number(tokens_per_s(item), 0)),
                 ("MFU".to_owned(), format!("{} %", number(mfu(item), 1))),
                 (
                     "exposed".to_owned(),
@@ -95,7 +95,7 @@ fn table(items: &[Item]) -> Table {
     let size = |x: f64| bytes(x as u64);
     let columns = [
         column(">step ms", |i| i.view.step_ms(), |x| number(x, 2), false),
-        column(">tokens/s a rank", tokens_per_s, |x| number(x, 0), true),
+        column(">tokens/s/GPU", tokens_per_s, |x| number(x, 0), true),
         column(">MFU %", mfu, |x| number(x, 1), true),
         column(
             ">exposed ms",
