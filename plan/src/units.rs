@@ -156,12 +156,97 @@ quantity!(Flops);
 
 impl fmt::Display for Bytes {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self.0 {
-            b if b < 1 << 10 => write!(f, "{b} B"),
-            b if b < 1 << 20 => write!(f, "{:.1} KiB", b as f64 / 1024.0),
-            b if b < 1 << 30 => write!(f, "{:.1} MiB", self.mib()),
-            _ => write!(f, "{:.2} GiB", self.gib()),
+        let unit = ByteUnit::of(*self);
+        write!(f, "{} {}", unit.show(*self), unit.name())
+    }
+}
+
+/// What a number of bytes is told in.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum ByteUnit {
+    /// Bytes.
+    B,
+    /// 2^10 bytes.
+    Kib,
+    /// 2^20 bytes.
+    Mib,
+    /// 2^30 bytes.
+    Gib,
+}
+
+impl ByteUnit {
+    /// Every unit, the largest first.
+    const ALL: [Self; 4] = [Self::Gib, Self::Mib, Self::Kib, Self::B];
+
+    /// The largest unit of which these bytes are at least one.
+    #[must_use]
+    pub fn of(bytes: Bytes) -> Self {
+        let fits = |unit: &Self| bytes.0 >= unit.size();
+        Self::ALL.into_iter().find(fits).unwrap_or(Self::B)
+    }
+
+    /// One unit for numbers that are compared: that of the largest, or a smaller one where the smallest would show as
+    /// nothing.
+    #[must_use]
+    pub fn common(all: impl IntoIterator<Item = Bytes>) -> Self {
+        let some = all.into_iter().filter(|b| b.0 > 0);
+        let (least, most) = some.fold((u64::MAX, 0), |(a, b), x| (a.min(x.0), b.max(x.0)));
+        // Two decimals are shown.
+        let shows = |unit: &Self| *unit <= Self::of(Bytes(most)) && least >= unit.size() / 100;
+        Self::ALL.into_iter().find(shows).unwrap_or(Self::B)
+    }
+
+    /// Its bytes.
+    const fn size(self) -> u64 {
+        match self {
+            Self::B => 1,
+            Self::Kib => 1 << 10,
+            Self::Mib => 1 << 20,
+            Self::Gib => 1 << 30,
         }
+    }
+
+    /// `GiB`.
+    #[must_use]
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::B => "B",
+            Self::Kib => "KiB",
+            Self::Mib => "MiB",
+            Self::Gib => "GiB",
+        }
+    }
+
+    /// Decimals that are worth showing.
+    #[must_use]
+    pub const fn decimals(self) -> usize {
+        match self {
+            Self::B => 0,
+            Self::Kib | Self::Mib => 1,
+            Self::Gib => 2,
+        }
+    }
+
+    /// So many of this unit.
+    #[must_use]
+    pub fn count(self, bytes: Bytes) -> f64 {
+        bytes.0 as f64 / self.size() as f64
+    }
+
+    /// A number of bytes in this unit, without its name.
+    #[must_use]
+    pub fn show(self, bytes: Bytes) -> String {
+        format!("{:.*}", self.decimals(), self.count(bytes))
+    }
+}
+
+/// A difference with its sign; what shows as nothing is not less than nothing.
+#[must_use]
+pub fn signed(x: f64, decimals: usize) -> String {
+    let text = format!("{x:+.decimals$}");
+    match text.strip_prefix('-') {
+        Some(digits) if digits.chars().all(|c| matches!(c, '0' | '.')) => format!("+{digits}"),
+        _ => text,
     }
 }
 
@@ -220,5 +305,49 @@ impl DType {
 impl fmt::Display for DType {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(self.name())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn bytes_are_told_in_the_unit_of_their_size() {
+        for (bytes, text) in [
+            (0, "0 B"),
+            (1023, "1023 B"),
+            (1536, "1.5 KiB"),
+            (510_976, "499.0 KiB"),
+            (3 << 20, "3.0 MiB"),
+            (5 << 29, "2.50 GiB"),
+        ] {
+            assert_eq!(Bytes(bytes).to_string(), text);
+        }
+        // A column shows its smallest entry too.
+        for (column, unit) in [
+            (&[3 << 30, 1 << 30][..], ByteUnit::Gib),
+            (&[3 << 30, 0], ByteUnit::Gib),
+            (&[3 << 30, 1 << 20], ByteUnit::Mib),
+            (&[512 << 10, 40 << 10], ByteUnit::Kib),
+            (&[], ByteUnit::B),
+        ] {
+            let bytes = column.iter().map(|b| Bytes(*b));
+            assert_eq!(ByteUnit::common(bytes), unit, "{column:?}");
+        }
+    }
+
+    #[test]
+    fn nothing_has_no_minus() {
+        for (x, text) in [
+            (-0.0, "+0.00"),
+            (-0.004, "+0.00"),
+            (-0.006, "-0.01"),
+            (1.0, "+1.00"),
+        ] {
+            assert_eq!(signed(x, 2), text);
+        }
+        assert_eq!(signed(-0.2, 0), "+0");
+        assert_eq!(signed(f64::NAN, 1), "NaN");
     }
 }

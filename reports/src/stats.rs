@@ -17,6 +17,7 @@ pub use rank::{Magnitude, RankTest, cliffs_delta, mann_whitney};
 pub use welch::{WelchTest, hedges_g, welch};
 
 use serde::Serialize;
+use shardlab_plan::units::signed;
 
 /// How to compare.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
@@ -290,7 +291,7 @@ impl Comparison {
         let percent = |x: f64| format!("{:.1} %", 100.0 * x.abs());
         let threshold = percent(self.options.threshold);
         let change = self.change();
-        let signed = |x: f64| format!("{:+.1} %", 100.0 * x);
+        let relative = |x: f64| format!("{} %", signed(100.0 * x, 1));
         let exact = self.n == [1, 1] && self.verdict != Verdict::Inconclusive;
         let interval = if exact {
             String::new()
@@ -298,8 +299,8 @@ impl Comparison {
             format!(
                 " ({:.0} % interval {} to {})",
                 100.0 * self.ratio.level,
-                signed(self.ratio.low - 1.0),
-                signed(self.ratio.high - 1.0)
+                relative(self.ratio.low - 1.0),
+                relative(self.ratio.high - 1.0)
             )
         };
         let direction = if change < 0.0 { "less" } else { "more" };
@@ -315,14 +316,14 @@ impl Comparison {
             }
             Verdict::Equal => format!(
                 "The {quantity} of {a} and {b} are equal within {threshold}: {}{interval}.",
-                signed(change)
+                relative(change)
             ),
             Verdict::Inconclusive if self.n[0] < 2 || self.n[1] < 2 => format!(
                 "The samples cannot tell: {} of {a} and {} of {b}, and a single measurement has no spread to judge by. The \
                  medians differ by {}.",
                 self.n[0],
                 self.n[1],
-                signed(change)
+                relative(change)
             ),
             Verdict::Inconclusive => {
                 let need = self.detectable.map_or_else(String::new, |d| {
@@ -334,7 +335,7 @@ impl Comparison {
                 format!(
                     "The samples cannot tell whether the {quantity} of {b} differs from that of {a} by more than {threshold}: \
                      {}{interval}.{need}",
-                    signed(change)
+                    relative(change)
                 )
             }
         }

@@ -245,7 +245,7 @@ impl RunView {
     /// Exposed time of the recorded step, milliseconds.
     #[must_use]
     pub fn exposed_ms(&self) -> f64 {
-        self.run.exposed.values().map(|t| t.ms()).sum()
+        self.run.exposed_total().ms()
     }
 
     /// Whether the peak is within the device's memory; `None` where that is not known.

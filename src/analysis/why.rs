@@ -55,7 +55,7 @@ fn share(part: Picos, whole: Picos) -> f64 {
 fn time(p: &Prediction, groups: &[Group]) -> String {
     let run = &p.run;
     let step = run.recorded_to.saturating_sub(run.recorded_from);
-    let exposed: Picos = run.exposed.values().copied().sum();
+    let exposed = run.exposed_total();
     let of = |cause| run.exposed.get(&cause).copied().unwrap_or_default();
     let parts: Vec<String> = busy_by_work(p)
         .iter()

@@ -12,7 +12,7 @@ use crate::analysis::whatif::{Effect, WhatIf, try_all};
 use crate::analysis::{compile, peak, why};
 use crate::predict::{PredictError, Prediction, predict};
 use shardlab_plan::scenario::{self, CompileMode};
-use shardlab_plan::units::Picos;
+use shardlab_plan::units::{ByteUnit, Picos};
 use shardlab_sim::Options;
 
 #[derive(clap::Args)]
@@ -75,11 +75,11 @@ pub(super) fn run(args: &Args, out: &mut Out) -> Result<Status, Failure> {
 fn print(e: &Explanation, out: &mut Out) -> Result<(), Failure> {
     let p = &e.prediction;
     out.heading(format_args!(
-        "{}: {:.2} ms a step on {}, {:.2} GiB allocated",
+        "{}: {:.2} ms a step on {}, {} allocated",
         p.scenario.name,
         p.step_ms(),
         p.run.hardware,
-        p.run.memory.peak_allocated.gib()
+        p.run.memory.peak_allocated
     ))?;
     for sentence in &e.sentences {
         out.paragraph(0, sentence)?;
@@ -145,7 +145,7 @@ fn critical_path(e: &Explanation, out: &mut Out) -> Result<(), Failure> {
 
 fn exposed_time(e: &Explanation, out: &mut Out) -> Result<(), Failure> {
     let run = &e.prediction.run;
-    let total: Picos = run.exposed.values().copied().sum();
+    let total = run.exposed_total();
     out.blank()?;
     out.heading(format_args!("Exposed time: {total}"))?;
     if e.gaps.is_empty() {
@@ -238,6 +238,9 @@ fn compile_modes(e: &Explanation, out: &mut Out) -> Result<(), Failure> {
     };
     out.blank()?;
     out.heading("Compile modes")?;
+    let made = e.compile.iter().filter_map(|(_, made)| made.as_ref().ok());
+    let unit = ByteUnit::common(made.map(|m| m.peak_allocated));
+    let allocated = format!(">alloc {}", unit.name());
     let mut table = Table::new([
         "mode",
         ">step ms",
@@ -247,7 +250,7 @@ fn compile_modes(e: &Explanation, out: &mut Out) -> Result<(), Failure> {
         ">guards ms",
         ">breaks ms",
         ">late ms",
-        ">alloc GiB",
+        allocated.as_str(),
     ]);
     for (_, made) in &e.compile {
         let Ok(m) = made else { continue };
@@ -260,7 +263,7 @@ fn compile_modes(e: &Explanation, out: &mut Out) -> Result<(), Failure> {
             format!("{:.2}", m.guards.ms()),
             format!("{:.2}", m.graph_breaks.ms()),
             format!("{:.2}", m.host_exposed.ms()),
-            format!("{:.2}", m.peak_allocated.gib()),
+            unit.show(m.peak_allocated),
         ]);
     }
     out.text(table)?;

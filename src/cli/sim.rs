@@ -11,6 +11,7 @@ use crate::trace;
 use serde::Serialize;
 use shardlab_plan::Scenario;
 use shardlab_plan::record::Summary;
+use shardlab_plan::units::{ByteUnit, Bytes};
 use shardlab_reports::store::Id;
 use shardlab_sim::Options;
 use std::collections::BTreeMap;
@@ -127,40 +128,54 @@ fn write_trace(p: &Prediction, path: &PathBuf) -> Result<(), Failure> {
 /// A line of the comparison.
 struct Line {
     name: String,
-    cells: [String; 7],
+    step_ms: f64,
+    tokens_per_s: f64,
+    mfu: f64,
+    exposed_ms: f64,
+    allocated: Bytes,
+    reserved: Bytes,
+    fits: &'static str,
 }
 
 impl Line {
     fn of(p: &Prediction) -> Self {
-        let exposed: f64 = p.run.exposed.values().map(|t| t.ms()).sum();
         Self {
             name: p.scenario.name.clone(),
-            cells: [
-                format!("{:.2}", p.step_ms()),
-                format!("{:.0}", p.tokens_per_s()),
-                format!("{:.1} %", 100.0 * p.run.mfu),
-                format!("{exposed:.2}"),
-                format!("{:.2}", p.run.memory.peak_allocated.gib()),
-                format!("{:.2}", p.run.memory.peak_reserved.gib()),
-                p.fit.word().to_owned(),
-            ],
+            step_ms: p.step_ms(),
+            tokens_per_s: p.tokens_per_s(),
+            mfu: p.run.mfu,
+            exposed_ms: p.run.exposed_total().ms(),
+            allocated: p.run.memory.peak_allocated,
+            reserved: p.run.memory.peak_reserved,
+            fits: p.fit.word(),
         }
     }
 }
 
 fn comparison(lines: &[Line]) -> Table {
+    let unit = ByteUnit::common(lines.iter().flat_map(|l| [l.allocated, l.reserved]));
+    let [allocated, reserved] = [">alloc", ">resv"].map(|t| format!("{t} {}", unit.name()));
     let mut table = Table::new([
         "scenario",
         ">step ms",
         ">tok/s/GPU",
         ">MFU",
         ">exposed ms",
-        ">alloc GiB",
-        ">resv GiB",
+        allocated.as_str(),
+        reserved.as_str(),
         "fits",
     ]);
     for line in lines {
-        table.row(std::iter::once(line.name.clone()).chain(line.cells.iter().cloned()));
+        table.row([
+            line.name.clone(),
+            format!("{:.2}", line.step_ms),
+            format!("{:.0}", line.tokens_per_s),
+            format!("{:.1} %", 100.0 * line.mfu),
+            format!("{:.2}", line.exposed_ms),
+            unit.show(line.allocated),
+            unit.show(line.reserved),
+            line.fits.to_owned(),
+        ]);
     }
     table
 }

@@ -7,6 +7,7 @@ use crate::analysis::validation::{
     Compared, Errors, Metric, Null, compare, errors, null_models, read,
 };
 use serde::Serialize;
+use shardlab_plan::units::signed;
 use std::collections::BTreeMap;
 use std::path::PathBuf;
 
@@ -248,7 +249,7 @@ fn line(r: &Compared, columns: &[usize]) -> Vec<String> {
             Some(c) => cells.extend([
                 format!("{:.2}", c.measured),
                 format!("{:.2}", c.predicted),
-                format!("{:+.2}", c.error_percent),
+                signed(c.error_percent, 2),
             ]),
             None => cells.extend([String::new(), String::new(), String::new()]),
         }
@@ -261,8 +262,8 @@ fn summary(e: &Errors) -> Vec<String> {
         e.metric.name().to_owned(),
         e.rows.to_string(),
         format!("{:.2}", e.mean_abs_percent),
-        format!("{:+.2}", e.mean_signed_percent),
-        format!("{:+.2}", e.worst_percent),
+        signed(e.mean_signed_percent, 2),
+        signed(e.worst_percent, 2),
         e.worst_row.clone(),
     ]
 }

@@ -48,7 +48,7 @@ impl Brief {
             step_ms: p.step_ms(),
             tokens_per_s: p.tokens_per_s(),
             mfu: p.run.mfu,
-            exposed_ms: p.run.exposed.values().map(|t| t.ms()).sum(),
+            exposed_ms: p.run.exposed_total().ms(),
             host_ms: p.run.host.ms(),
             allocated: memory.peak_allocated,
             reserved: memory.peak_reserved,

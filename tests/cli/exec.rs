@@ -129,6 +129,7 @@ fn nothing_is_left_to_train() {
         );
         let [object, words] = call(&[&args[..], &["--json"]].concat());
         assert!(words.contains(&note), "{words}");
+        assert!(!object.contains("-0.0"), "{object}");
         let run: Value = serde_json::from_str(&object).unwrap();
         assert_eq!(run["resumed_from"], 3);
         assert_eq!(run["losses"].as_array().unwrap().len(), 3);

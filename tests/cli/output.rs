@@ -171,3 +171,46 @@ fn every_json_key_is_documented() {
         }
     }
 }
+
+/// A small model's memory is told in a unit in which it is not nothing, and no number is less than nothing.
+#[test]
+fn small_numbers_are_told() {
+    let kept = tempfile::tempdir().unwrap();
+    let store = kept.path().display().to_string();
+    for args in [
+        &["sim", "small-native", "small-fsdp2", "--store", &store][..],
+        &[
+            "sim",
+            "small-native",
+            "--set",
+            "mesh.dp_shard=1",
+            "--store",
+            &store,
+        ],
+        &["explain", "small-native"],
+        &[
+            "sweep",
+            "small-native",
+            "--axis",
+            "train.micro_batch=[1, 2]",
+        ],
+        &["compare", "small-native", "small-fsdp2"],
+        &["compare", "small-native", "small-fsdp2", "small-megatron"],
+        &["runs", "--store", &store],
+    ] {
+        let text = stdout(args);
+        let words: Vec<&str> = text.split_whitespace().collect();
+        for pair in words.windows(2) {
+            let nothing = pair[0].trim_start_matches(['+', '-']) == "0.00";
+            assert!(!nothing || !pair[1].starts_with("GiB"), "{args:?}: {text}");
+            let zero = pair[0].starts_with('-')
+                && pair[0].len() > 1
+                && pair[0][1..].chars().all(|c| matches!(c, '0' | '.'));
+            assert!(!zero, "{args:?}: {} in {text}", pair[0]);
+        }
+        // A unit without a number is that of a column.
+        for pair in words.windows(2).filter(|p| p[1] == "GiB") {
+            assert!(pair[0].parse::<f64>().is_ok(), "{args:?}: {text}");
+        }
+    }
+}

@@ -1,6 +1,7 @@
 //! The JSON contract of a run.
 
 use super::Run;
+use crate::units::Picos;
 use serde::Serialize;
 use std::collections::BTreeMap;
 
@@ -92,6 +93,12 @@ pub struct ExposedSummary {
 }
 
 impl Run {
+    /// Exposed time of a step, of all causes.
+    #[must_use]
+    pub fn exposed_total(&self) -> Picos {
+        self.exposed.values().copied().sum()
+    }
+
     /// The run's summary.
     #[must_use]
     pub fn summary(&self) -> Summary {
@@ -163,7 +170,7 @@ impl Run {
                 })
                 .collect(),
             exposed_ms: ExposedSummary {
-                total: self.exposed.values().map(|t| t.ms()).sum(),
+                total: self.exposed_total().ms(),
                 by_cause: self
                     .exposed
                     .iter()

@@ -3,6 +3,7 @@
 use crate::view::{Difference, RunView, ScenarioView, differences};
 use serde::Serialize;
 use shardlab_plan::record::float;
+use shardlab_plan::units::{ByteUnit, Bytes, signed};
 
 /// A number that runs are judged by.
 #[derive(Clone, Debug, PartialEq, Serialize)]
@@ -34,13 +35,48 @@ impl Metric {
         self.values.iter().map(|v| v * sign == best).collect()
     }
 
+    /// The unit that memory is shown in: one for all runs.
+    fn unit(&self) -> Option<ByteUnit> {
+        let known = self.values.iter().filter(|v| !v.is_nan());
+        self.name
+            .ends_with("_gib")
+            .then(|| ByteUnit::common(known.map(|v| Bytes((v * GIB) as u64))))
+    }
+
+    /// How much a value is in the unit that it is shown in, and the decimals.
+    fn shown(&self, value: f64) -> (f64, usize) {
+        match self.unit() {
+            Some(unit) => (value * unit.count(Bytes(1 << 30)), unit.decimals()),
+            None => (value, self.decimals),
+        }
+    }
+
+    /// Title of what is shown, with its unit.
+    #[must_use]
+    pub fn heading(&self) -> String {
+        match self.unit() {
+            Some(unit) => self.title.replace("GiB", unit.name()),
+            None => self.title.to_owned(),
+        }
+    }
+
     /// A value as it is shown.
     #[must_use]
     pub fn show(&self, run: usize) -> String {
-        match self.values.get(run) {
-            Some(v) if !v.is_nan() => format!("{v:.*}", self.decimals),
+        match self.values.get(run).map(|v| self.shown(*v)) {
+            Some((v, decimals)) if !v.is_nan() => format!("{v:.decimals$}"),
             _ => "-".into(),
         }
+    }
+
+    /// What the second of two runs has more than the first, as it is shown; none where one has no value.
+    #[must_use]
+    pub fn change(&self) -> Option<String> {
+        let &[a, b] = self.values.as_slice() else {
+            return None;
+        };
+        let (by, decimals) = self.shown(b - a);
+        (!by.is_nan()).then(|| signed(by, decimals))
     }
 }
 

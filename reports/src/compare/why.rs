@@ -6,7 +6,7 @@ use crate::gate::facts::section_name;
 use crate::view::{RunView, changed_counts};
 use shardlab_plan::program::Rule;
 use shardlab_plan::record::{Cause, Clock};
-use shardlab_plan::units::{Bytes, Picos};
+use shardlab_plan::units::{self, Bytes, Picos};
 
 /// Share of the step below which a change is not worth a sentence.
 const WORTH_SAYING: f64 = 0.002;
@@ -281,7 +281,7 @@ fn prediction(p: &super::Prediction) -> String {
             )
         });
     format!(
-        "The prediction of the step is {:+.1} % off{worst}.",
-        100.0 * p.step_error
+        "The prediction of the step is {} % off{worst}.",
+        units::signed(100.0 * p.step_error, 1)
     )
 }

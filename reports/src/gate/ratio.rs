@@ -7,6 +7,7 @@
 use super::finding::{Class, Finding, Status};
 use super::limits::{Limits, percent};
 use crate::stats::{Comparison, Options, Samples, StatsError, compare};
+use shardlab_plan::units::signed;
 
 /// Fewest runs a side.
 pub const FEWEST: usize = 3;
@@ -73,7 +74,7 @@ pub fn judge(old: &[f64], new: &[f64], limits: &Limits) -> Result<Finding, Stats
 }
 
 fn sentence(c: &Comparison, limit: f64) -> String {
-    let signed = |x: f64| format!("{:+.1} %", 100.0 * x);
+    let relative = |x: f64| format!("{} %", signed(100.0 * x, 1));
     // What is seen has to stand out of the noise by itself; the gate asks that it does so beyond the limit.
     let seen = c.detectable.map_or_else(String::new, |least| {
         let least = (1000.0 * (limit + least)).ceil() / 1000.0;
@@ -84,10 +85,10 @@ fn sentence(c: &Comparison, limit: f64) -> String {
     });
     format!(
         "{} ({:.0} % interval {} to {}) over {} interleaved pairs{seen}",
-        signed(c.change()),
+        relative(c.change()),
         100.0 * c.ratio.level,
-        signed(c.ratio.low - 1.0),
-        signed(c.ratio.high - 1.0),
+        relative(c.ratio.low - 1.0),
+        relative(c.ratio.high - 1.0),
         c.n[0].min(c.n[1]),
     )
 }

@@ -7,6 +7,7 @@ mod sweep;
 
 use super::{Block, Item, Report, Section};
 use crate::plots;
+use shardlab_plan::units::Bytes;
 
 /// Runs whose streams and memory are drawn; the rest is in the tables.
 const DRAWN: usize = 12;
@@ -102,15 +103,5 @@ fn number(x: f64, digits: usize) -> String {
 
 /// Bytes in the unit that suits them.
 fn bytes(n: u64) -> String {
-    const KIB: f64 = 1024.0;
-    let x = n as f64;
-    if x >= KIB.powi(3) {
-        format!("{:.2} GiB", x / KIB.powi(3))
-    } else if x >= KIB.powi(2) {
-        format!("{:.2} MiB", x / KIB.powi(2))
-    } else if x >= KIB {
-        format!("{:.1} KiB", x / KIB)
-    } else {
-        format!("{n} B")
-    }
+    Bytes(n).to_string()
 }

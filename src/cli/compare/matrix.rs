@@ -35,7 +35,7 @@ pub(super) fn print(matrix: &Matrix, made: &[Made], out: &mut Out) -> Result<(),
         .chain(
             metrics
                 .iter()
-                .map(|m| format!(">{}", m.title.replace(' ', "\n"))),
+                .map(|m| format!(">{}", m.heading().replace(' ', "\n"))),
         )
         .chain(["fits".to_owned(), "front".to_owned()])
         .collect();

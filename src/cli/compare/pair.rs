@@ -4,7 +4,7 @@ use super::super::output::{Failure, Out};
 use super::super::table::Table;
 use super::input::Made;
 use shardlab_plan::record::Cause;
-use shardlab_plan::units::Picos;
+use shardlab_plan::units::{Bytes, Picos, signed};
 use shardlab_reports::compare::{Change, CurvePair, Pair, Part, Prediction};
 use shardlab_reports::stats::Comparison;
 
@@ -64,16 +64,12 @@ fn metrics(pair: &Pair, out: &mut Out) -> Result<(), Failure> {
         let (a, b) = (m.values[0], m.values[1]);
         let known = !a.is_nan() && !b.is_nan();
         table.row([
-            m.title.to_owned(),
+            m.heading(),
             m.show(0),
             m.show(1),
-            if known {
-                format!("{:+.*}", m.decimals, b - a)
-            } else {
-                "-".into()
-            },
+            m.change().unwrap_or_else(|| "-".into()),
             if known && a != 0.0 {
-                format!("{:+.1}", 100.0 * (b / a - 1.0))
+                signed(100.0 * (b / a - 1.0), 1)
             } else {
                 "-".into()
             },
@@ -135,7 +131,7 @@ fn ms(t: Picos) -> String {
 }
 
 fn change_ms(pair: [Picos; 2]) -> String {
-    format!("{:+.3}", pair[1].ms() - pair[0].ms())
+    signed(pair[1].ms() - pair[0].ms(), 3)
 }
 
 fn exposed(pair: &Pair, out: &mut Out) -> Result<(), Failure> {
@@ -222,7 +218,7 @@ fn prediction(p: &Prediction, out: &mut Out) -> Result<(), Failure> {
             k.count.to_string(),
             ms(k.predicted),
             ms(k.measured),
-            format!("{:+.1}", 100.0 * k.error),
+            signed(100.0 * k.error, 1),
             format!("{:.1}", 100.0 * k.mean_error),
         ]);
     }
@@ -253,7 +249,7 @@ fn changes(title: &str, all: &[Change], out: &mut Out) -> Result<(), Failure> {
             c.instr[0].0.to_string(),
             format!("{a:.1}"),
             format!("{b:.1}"),
-            format!("{:+.1}", b - a),
+            signed(b - a, 1),
         ]);
     }
     out.text(table)?;
@@ -264,7 +260,7 @@ fn memory(pair: &Pair, out: &mut Out) -> Result<(), Failure> {
     let m = &pair.memory;
     out.blank()?;
     let mut table = Table::new(["at the peak", ">A", ">B", ">change MiB"]);
-    let mib = |b: [shardlab_plan::units::Bytes; 2]| format!("{:+.1}", b[1].mib() - b[0].mib());
+    let mib = |b: [Bytes; 2]| signed(b[1].mib() - b[0].mib(), 1);
     let units = m.by_unit.iter().filter(|u| u.bytes[0] != u.bytes[1]);
     for part in m.by_role.iter().chain(units.take(3)).take(2 * SHOWN) {
         table.row([

@@ -51,7 +51,9 @@ impl FaultAt {
             .section(SectionKind::Steady)
             .and_then(|steady| steady.instrs.clone().find(is_collective))
             .ok_or_else(|| {
-                Failure::bad_input("--fault: a collective is expected for it to happen at, the program has none")
+                Failure::bad_input(
+                    "--fault: a collective is expected for it to happen at, the program has none",
+                )
             })?;
         Ok(Fault {
             rank,

@@ -29,7 +29,7 @@ pub(super) fn object(e: &Explanation) -> Value {
             })).collect::<Vec<_>>(),
         },
         "exposed_ms": {
-            "total": p.run.exposed.values().map(|t| t.ms()).sum::<f64>(),
+            "total": p.run.exposed_total().ms(),
             "by_cause": p.run.exposed.iter().map(|(c, t)| (c.name().to_owned(), t.ms().into())).collect::<serde_json::Map<_, _>>(),
             "groups": exposed::groups(&e.gaps).iter().map(|g| json!({
                 "cause": g.cause, "waited_for": g.awaited.name, "phase": g.awaited.phase,

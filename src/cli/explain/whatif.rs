@@ -3,7 +3,7 @@
 use super::super::output::{Failure, Out};
 use super::super::table::Table;
 use crate::analysis::whatif::{Effect, WhatIf};
-use shardlab_plan::units::Bytes;
+use shardlab_plan::units::{ByteUnit, Bytes, signed};
 use std::collections::BTreeMap;
 
 /// Changes sorted by throughput, best first; those without effect and the impossible ones compactly below.
@@ -25,30 +25,34 @@ pub(super) fn print(base: &Effect, all: &[WhatIf], out: &mut Out) -> Result<(), 
     let mut table = Table::new([
         "change",
         ">step ms",
-        ">tokens/s",
+        ">tok/s/GPU",
         ">allocated",
         ">reserved",
         "fits",
     ]);
-    let gib = |a: Bytes, b: Bytes| format!("{:+.2} GiB", a.gib() - b.gib());
+    let change = |a: Bytes, b: Bytes| {
+        let unit = ByteUnit::of(a.max(b));
+        let by = signed(unit.count(a) - unit.count(b), unit.decimals());
+        format!("{by} {}", unit.name())
+    };
     table.row([
         "(as it is)".into(),
         format!("{:.2}", base.step_ms),
         format!("{:.0}", base.tokens_per_s),
-        format!("{:.2} GiB", base.peak_allocated.gib()),
-        format!("{:.2} GiB", base.peak_reserved.gib()),
+        base.peak_allocated.to_string(),
+        base.peak_reserved.to_string(),
         base.fit.word().to_owned(),
     ]);
     for (label, e) in effects {
         table.row([
             label.to_owned(),
-            format!("{:+.2}", e.step_ms - base.step_ms),
+            signed(e.step_ms - base.step_ms, 2),
             format!(
-                "{:+.1} %",
-                100.0 * (e.tokens_per_s / base.tokens_per_s - 1.0)
+                "{} %",
+                signed(100.0 * (e.tokens_per_s / base.tokens_per_s - 1.0), 1)
             ),
-            gib(e.peak_allocated, base.peak_allocated),
-            gib(e.peak_reserved, base.peak_reserved),
+            change(e.peak_allocated, base.peak_allocated),
+            change(e.peak_reserved, base.peak_reserved),
             e.fit.word().to_owned(),
         ]);
     }

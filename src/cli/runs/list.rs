@@ -3,9 +3,8 @@
 use super::super::output::{Failure, Out, Status};
 use super::super::table::Table;
 use super::Args;
+use shardlab_plan::units::{ByteUnit, Bytes};
 use shardlab_reports::store::{Entry, Listing, Store};
-
-const GIB: f64 = (1u64 << 30) as f64;
 
 pub(super) fn run(args: &Args, store: &Store, out: &mut Out) -> Result<Status, Failure> {
     let Listing { runs, skipped } = store.list()?;
@@ -52,6 +51,12 @@ pub(super) fn run(args: &Args, store: &Store, out: &mut Out) -> Result<Status, F
 
 /// Runs with their main numbers.
 pub(super) fn table(runs: &[Entry]) -> Table {
+    let reserved = |e: &Entry| match e.metric("memory.peak_reserved_bytes") {
+        x if x.is_nan() => None,
+        x => Some(Bytes(x as u64)),
+    };
+    let unit = ByteUnit::common(runs.iter().filter_map(reserved));
+    let title = format!(">resv {}", unit.name());
     let mut table = Table::new([
         "id",
         "kept (UTC)",
@@ -60,14 +65,14 @@ pub(super) fn table(runs: &[Entry]) -> Table {
         "policy",
         "hardware",
         ">step ms",
-        ">resv GiB",
+        title.as_str(),
         ">loss",
         "options",
     ]);
     for e in runs {
-        let number = |name: &str, scale: f64, digits: usize| match e.metric(name) {
+        let number = |name: &str, digits: usize| match e.metric(name) {
             x if x.is_nan() => "-".to_owned(),
-            x => format!("{:.digits$}", x / scale),
+            x => format!("{:.digits$}", x),
         };
         let options: Vec<&str> = e
             .overrides
@@ -81,9 +86,9 @@ pub(super) fn table(runs: &[Entry]) -> Table {
             e.scenario.clone(),
             e.policy.clone(),
             e.hardware.clone(),
-            number("step_ms.median", 1.0, 2),
-            number("memory.peak_reserved_bytes", GIB, 2),
-            number("loss.last", 1.0, 4),
+            number("step_ms.median", 2),
+            reserved(e).map_or_else(|| "-".to_owned(), |b| unit.show(b)),
+            number("loss.last", 4),
             options.join(" "),
         ]);
     }

@@ -84,7 +84,7 @@ fn time(p: &Prediction, out: &mut Out) -> Result<(), Failure> {
         );
     }
     out.labelled("step", &step)?;
-    let total: Picos = p.run.exposed.values().copied().sum();
+    let total = p.run.exposed_total();
     let mut causes: Vec<(&Cause, &Picos)> = p.run.exposed.iter().filter(|(_, t)| t.0 > 0).collect();
     causes.sort_by(|a, b| b.1.cmp(a.1));
     let causes: Vec<String> = causes

@@ -38,7 +38,7 @@ impl Point {
             step_ms: p.step_ms(),
             tokens_per_s: p.tokens_per_s(),
             mfu: p.run.mfu,
-            exposed_ms: p.run.exposed.values().map(|t| t.ms()).sum(),
+            exposed_ms: p.run.exposed_total().ms(),
             allocated: p.run.memory.peak_allocated.0,
             reserved: p.run.memory.peak_reserved.0,
             device: p.run.memory.peak_device.0,

@@ -7,6 +7,7 @@ use super::points::{Outcome, Point};
 use crate::analysis::pareto;
 use serde_json::{Value, json};
 use shardlab_plan::scenario::Axis;
+use shardlab_plan::units::{ByteUnit, Bytes};
 use std::collections::BTreeMap;
 use std::path::Path;
 
@@ -19,8 +20,6 @@ pub(super) struct Table<'a> {
     /// Indices in the order of the table.
     order: Vec<usize>,
 }
-
-const GIB: f64 = (1u64 << 30) as f64;
 
 /// Title of an axis: its key without the section, which is clear, in lines when it is long.
 fn title(path: &str) -> String {
@@ -85,12 +84,15 @@ impl<'a> Table<'a> {
     pub(super) fn print(&self, out: &mut Out) -> Result<(), Failure> {
         let axes: Vec<String> = self.axes.iter().map(|a| title(&a.key)).collect();
         let mut titles: Vec<&str> = axes.iter().map(String::as_str).collect();
+        let sizes = self.points().flat_map(|(p, _)| [p.allocated, p.reserved]);
+        let unit = ByteUnit::common(sizes.map(Bytes));
+        let [allocated, reserved] = [">alloc", ">resv"].map(|t| format!("{t}\n{}", unit.name()));
         titles.extend([
             ">step\nms",
             ">tok/s\n/GPU",
             ">exposed\nms",
-            ">alloc\nGiB",
-            ">resv\nGiB",
+            allocated.as_str(),
+            reserved.as_str(),
             "fits",
             "front",
         ]);
@@ -101,8 +103,8 @@ impl<'a> Table<'a> {
                 format!("{:.2}", p.step_ms),
                 format!("{:.0}", p.tokens_per_s),
                 format!("{:.2}", p.exposed_ms),
-                format!("{:.2}", p.allocated as f64 / GIB),
-                format!("{:.2}", p.reserved as f64 / GIB),
+                unit.show(Bytes(p.allocated)),
+                unit.show(Bytes(p.reserved)),
                 p.fit.word().to_owned(),
                 if on_front { "*" } else { "" }.to_owned(),
             ]);

@@ -120,13 +120,7 @@ pub(super) fn thousands(n: f64) -> String {
 
 /// Bytes in few characters.
 pub(super) fn bytes(n: u64) -> String {
-    let b = Bytes(n);
-    match n {
-        0..1024 => format!("{n} B"),
-        n if n < 1 << 20 => format!("{:.1} KiB", n as f64 / 1024.0),
-        n if n < 1 << 30 => format!("{:.1} MiB", b.mib()),
-        _ => format!("{:.2} GiB", b.gib()),
-    }
+    Bytes(n).to_string()
 }
 
 /// A duration in few characters.

@@ -361,7 +361,7 @@ pub(super) fn legend(app: &App, run: &Lanes) -> Vec<(String, ratatui::style::Sty
 /// Writes the legend of the exposed time.
 pub(super) fn put_legend(app: &App, run: &Lanes, buf: &mut Buffer, area: Rect) {
     let parts = legend(app, run);
-    let total: Picos = run.view.run.exposed.values().copied().sum();
+    let total = run.view.run.exposed_total();
     let mut all = vec![(format!("exposed {total}: "), app.theme.text())];
     all.extend(parts);
     pieces(buf, area.x, area.y, area.width, &all);

@@ -3,7 +3,7 @@
 use crate::dash::app::Tone;
 use crate::dash::tables::{Page, Series, Table};
 use shardlab_plan::record::Cause;
-use shardlab_plan::units::{Bytes, Picos};
+use shardlab_plan::units::{Bytes, Picos, signed};
 use shardlab_reports::RunView;
 use shardlab_reports::compare::{Change, Matrix, Pair, Part, Side, pair};
 use shardlab_reports::stats::{Comparison, Options, Verdict};
@@ -80,7 +80,7 @@ fn of_pair(p: &Pair) -> Page {
                     k.count.to_string(),
                     ms(k.predicted),
                     ms(k.measured),
-                    format!("{:+.1}", 100.0 * k.error),
+                    signed(100.0 * k.error, 1),
                     format!("{:.1}", 100.0 * k.mean_error),
                 ];
                 table.row(Tone::Plain, cells);
@@ -138,7 +138,7 @@ fn ms(t: Picos) -> String {
 }
 
 fn change_ms(pair: [Picos; 2]) -> String {
-    format!("{:+.3}", pair[1].ms() - pair[0].ms())
+    signed(pair[1].ms() - pair[0].ms(), 3)
 }
 
 fn metrics(p: &Pair) -> Table {
@@ -154,11 +154,11 @@ fn metrics(p: &Pair) -> Table {
         };
         let when = |yes: bool, text: String| if yes { text } else { "-".to_owned() };
         let cells = [
-            m.title.to_owned(),
+            m.heading(),
             m.show(0),
             m.show(1),
-            when(known, format!("{:+.*}", m.decimals, b - a)),
-            when(known && a != 0.0, format!("{:+.1}", 100.0 * (b / a - 1.0))),
+            m.change().unwrap_or_else(|| "-".into()),
+            when(known && a != 0.0, signed(100.0 * (b / a - 1.0), 1)),
         ];
         table.row(tone, cells);
     }
@@ -244,7 +244,7 @@ fn changes(title: &str, all: &[Change]) -> Table {
             c.instr[0].0.to_string(),
             format!("{a:.1}"),
             format!("{b:.1}"),
-            format!("{:+.1}", b - a),
+            signed(b - a, 1),
         ];
         table.row(Tone::Plain, cells);
     }
@@ -257,7 +257,7 @@ fn memory(p: &Pair) -> Table {
         "At the peak of memory",
         &["role", ">A", ">B", ">change MiB"],
     );
-    let mib = |b: [Bytes; 2]| format!("{:+.1}", b[1].mib() - b[0].mib());
+    let mib = |b: [Bytes; 2]| signed(b[1].mib() - b[0].mib(), 1);
     for part in &m.by_role {
         let [a, b] = part.bytes;
         let cells = [
@@ -295,10 +295,7 @@ fn of_many(runs: &[Arc<RunView>]) -> Page {
             let mark = if best[i] { "*" } else { "" };
             format!("{mark}{}", m.show(i))
         });
-        metrics.row(
-            Tone::Plain,
-            std::iter::once(m.title.to_owned()).chain(cells),
-        );
+        metrics.row(Tone::Plain, std::iter::once(m.heading()).chain(cells));
     }
     let front = matrix
         .rows

@@ -8,6 +8,7 @@ use crate::stats::Options;
 use crate::view::Work;
 use shardlab_plan::program::{CollectiveKind, Role};
 use shardlab_plan::record::{Cause, RunKind};
+use shardlab_plan::units::signed;
 use std::collections::{BTreeMap, BTreeSet};
 
 /// Instructions with the largest errors that are listed.
@@ -231,7 +232,7 @@ fn worst(title: &str, mut groups: Vec<Group>) -> Table {
                 g.count.to_string(),
                 number(g.predicted, 1),
                 number(g.measured, 1),
-                format!("{:+.3}", off(g) / 1e3),
+                signed(off(g) / 1e3, 3),
             ]
         })
         .collect();
