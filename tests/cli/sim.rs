@@ -2,6 +2,7 @@
 
 use crate::{assert_narrow, json, shardlab, stdout};
 use serde_json::Value;
+use std::path::Path;
 
 /// Fields that scripts rely on, as paths; docs/json.md says what they are.
 const FIELDS: [&str; 24] = [
@@ -281,4 +282,26 @@ fn scenarios_can_be_files_and_profiles_too() {
     ])
     .assert()
     .success();
+}
+
+/// A profile in a file is of no GPU that is known, so the scenario says what cuBLAS takes there: two threads have one each.
+#[test]
+fn cublas_workspaces_are_what_the_scenario_says() {
+    let dir = tempfile::tempdir().unwrap();
+    let file = dir.path().join("mine.toml");
+    let shipped = Path::new(env!("CARGO_MANIFEST_DIR")).join("scenarios/hardware/a100-40.toml");
+    std::fs::copy(shipped, &file).unwrap();
+    let peak = |hardware: &str, set: &[&str]| {
+        let hardware = format!("mesh.hardware={hardware}");
+        let base = ["sim", "peers-tiny", "--json", "--set", &hardware];
+        let memory = &json(&[&base[..], set].concat())[0]["memory"];
+        memory["peak_allocated_bytes"].as_u64().unwrap()
+    };
+    let (named, file) = (peak("a100-40", &[]), file.to_str().unwrap());
+    let ampere = 2 * 4096 * 1024 + 8 * 16 * 1024;
+    assert_eq!(peak(file, &[]) - named, 2 * ((32 << 20) - ampere));
+    let set = format!("fsdp.cublas_workspace_bytes={ampere}");
+    assert_eq!(peak(file, &["--set", &set]), named);
+    let none = peak(file, &["--set", "fsdp.cublas_workspace_bytes=0"]);
+    assert_eq!(named - none, 2 * ampere);
 }

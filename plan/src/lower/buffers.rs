@@ -4,7 +4,6 @@ use super::builder::NewBuffer;
 use super::context::Cx;
 use crate::compile::tape::StorageRole;
 use crate::program::{BufferId, COMPUTE, ConstId, Holds, Role, Rule, StorageId, UnitId};
-use crate::scenario::PolicyKind;
 use crate::units::DType;
 
 /// Buffers of the tape, made once and used by every micro-batch.
@@ -14,16 +13,6 @@ pub(crate) struct TapeBuffers {
     pub(super) consts: Vec<Vec<BufferId>>,
     /// Bases of library workspaces, allocated in the first step.
     pub(super) workspaces: Vec<BufferId>,
-}
-
-/// Size of cuBLAS's workspace, which torch takes from its caching allocator, one a thread: 32 MiB on Hopper and later,
-/// 4096 KiB x 2 + 16 KiB x 8 before (`CUBLAS_WORKSPACE_CONFIG` default, torch `CUDABlas.cpp`).
-fn cublas_workspace(hardware: &str) -> u64 {
-    match hardware {
-        "cpu" => 0,
-        h if h.starts_with("a100") => 8_519_680,
-        _ => 33_554_432,
-    }
 }
 
 impl TapeBuffers {
@@ -77,8 +66,8 @@ impl TapeBuffers {
                     .collect()
             })
             .collect();
-        let workspace = cublas_workspace(&cx.scenario.mesh.hardware);
-        let workspaces = if workspace == 0 || cx.scenario.fsdp.policy == PolicyKind::Native {
+        let workspace = cx.scenario.fsdp.cublas_workspace_bytes;
+        let workspaces = if workspace == 0 {
             Vec::new()
         } else {
             [

@@ -73,6 +73,7 @@ pub(crate) fn tiny(family: Family) -> Scenario {
             unify_comm_stream: false,
             allocator: AllocatorKind::Caching,
             expandable_segments: true,
+            cublas_workspace_bytes: 33_554_432,
             persist_on_alloc_fail: false,
             average_in_collective: false,
             per_token_loss: false,

@@ -266,6 +266,7 @@ keys! {
     UnifyCommStream: "fsdp" "unify_comm_stream" [Bool] "false" "One side stream for all-gather and reduce-scatter";
     Allocator: "fsdp" "allocator" [Choice(&["caching", "pool", "double_buffer", "temporary"])] "(native: \"pool\", others: \"caching\")" "Where full-size buffers come from";
     ExpandableSegments: "fsdp" "expandable_segments" [Bool] "true" "PyTorch allocator option of that name";
+    CublasWorkspaceBytes: "fsdp" "cublas_workspace_bytes" [Bytes(0, 1 << 40)] "(native, cpu: 0; a100-40, a100-80: 8519680; others: 33554432)" "cuBLAS's workspace of one thread, of which PyTorch has two (CUBLAS_WORKSPACE_CONFIG): policies fsdp2 and megatron hold both";
     PersistOnAllocFail: "fsdp" "persist_on_alloc_fail" [Bool] "false" "double_buffer: a unit that does not fit gets a persistent buffer";
     AverageInCollective: "fsdp" "average_in_collective" [Bool] "false" "The collective averages, instead of scaling by 1/dp";
     PerTokenLoss: "fsdp" "per_token_loss" [Bool] "false" "The loss is a sum over tokens: gradients are not scaled";

@@ -286,6 +286,20 @@ fn mesh(d: &Document) -> Result<Mesh, ScenarioError> {
     })
 }
 
+/// Whether PyTorch's cuBLAS has workspaces: this engine's products have their own, with the kernels.
+fn has_cublas_workspace(policy: PolicyKind, hardware: &str) -> bool {
+    policy != PolicyKind::Native && hardware != "cpu"
+}
+
+/// cuBLAS's workspace, which torch takes from its caching allocator, one a thread: 32 MiB on Hopper and later, 4096 KiB x 2 +
+/// 16 KiB x 8 before (`CUBLAS_WORKSPACE_CONFIG` default, torch `CUDABlas.cpp`). What a profile in a file is of is not known here.
+fn cublas_workspace_default(hardware: &str) -> u64 {
+    match hardware {
+        "a100-40" | "a100-80" => 8_519_680,
+        _ => 33_554_432,
+    }
+}
+
 fn fsdp(d: &Document, mesh: &Mesh) -> Result<Fsdp, ScenarioError> {
     let policy = d
         .pick(
@@ -358,6 +372,12 @@ fn fsdp(d: &Document, mesh: &Mesh) -> Result<Fsdp, ScenarioError> {
                 AllocatorKind::Caching
             }),
         expandable_segments: d.flag(Key::ExpandableSegments).unwrap_or(true),
+        cublas_workspace_bytes: if has_cublas_workspace(policy, &mesh.hardware) {
+            let said = d.value(Key::CublasWorkspaceBytes).and_then(Value::bytes);
+            said.unwrap_or_else(|| cublas_workspace_default(&mesh.hardware))
+        } else {
+            0
+        },
         persist_on_alloc_fail: d.flag(Key::PersistOnAllocFail).unwrap_or(false),
         average_in_collective: d.flag(Key::AverageInCollective).unwrap_or(false),
         per_token_loss: d.flag(Key::PerTokenLoss).unwrap_or(false),

@@ -342,6 +342,8 @@ pub struct Fsdp {
     pub allocator: AllocatorKind,
     /// `expandable_segments` of the caching allocator.
     pub expandable_segments: bool,
+    /// Bytes of cuBLAS's workspace, one for each of PyTorch's two threads; 0 where there is none.
+    pub cublas_workspace_bytes: u64,
     /// Double buffer: units that do not fit the pattern get a persistent buffer instead of a temporary one.
     pub persist_on_alloc_fail: bool,
     /// Use AVG in the collective instead of scaling by 1/dp.

@@ -80,7 +80,11 @@ fn idle_keys(s: &Scenario, d: &Document) -> Checked {
     let alone = s.mesh.dp_shard == 1;
     let prefetch = read::prefetch_default(f.policy);
     let deep = f.reduce_in_flight != read::in_flight_default(f.policy);
-    let rows: [(Key, bool, Key, &str); 14] = [
+    let workspace = d
+        .value(Key::CublasWorkspaceBytes)
+        .and_then(Value::bytes)
+        .is_some_and(|bytes| bytes > 0);
+    let rows: [(Key, bool, Key, &str); 16] = [
         (
             Key::PrefetchForward,
             full && f.prefetch_forward != prefetch,
@@ -135,6 +139,18 @@ fn idle_keys(s: &Scenario, d: &Document) -> Checked {
             alone && f.copy_engine_reduce,
             Key::DpShard,
             ONE_RANK,
+        ),
+        (
+            Key::CublasWorkspaceBytes,
+            workspace && f.policy == PolicyKind::Native,
+            Key::Policy,
+            "policy native plans what its products need with its kernels",
+        ),
+        (
+            Key::CublasWorkspaceBytes,
+            workspace && s.mesh.hardware == "cpu",
+            Key::Hardware,
+            "there is no cuBLAS on `cpu`",
         ),
         (
             Key::LossChunkRows,

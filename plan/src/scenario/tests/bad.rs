@@ -90,6 +90,12 @@ fn impossible_combinations() {
         &["mesh.dp_shard=1", "fsdp.copy_engine_reduce=true"],
         &["train.loss_chunk_rows=8"],
         &["compile.bucket_bytes=1MiB"],
+        &["fsdp.cublas_workspace_bytes=8MiB"],
+        &[
+            "mesh.hardware=cpu",
+            "fsdp.policy=fsdp2",
+            "fsdp.cublas_workspace_bytes=8MiB",
+        ],
         &["compile.max_inflight_bytes=1MiB"],
         &["compile.memory_budget=0.5"],
         &["compile.mode=full", "fsdp.strategy=no_shard"],

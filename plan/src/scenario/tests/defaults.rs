@@ -60,6 +60,7 @@ fn defaults_of_the_native_policy() {
             unify_comm_stream: false,
             allocator: AllocatorKind::Pool,
             expandable_segments: true,
+            cublas_workspace_bytes: 0,
             persist_on_alloc_fail: false,
             average_in_collective: false,
             per_token_loss: false,
@@ -365,6 +366,25 @@ fn forms_of_values() {
     assert_eq!(f(&["fsdp.units=root"]).units, Units::Root);
     assert_eq!(f(&["fsdp.frozen=[]"]).frozen, Vec::<String>::new());
     assert_eq!(f(&["fsdp.frozen=[\"layers.*\"]"]).frozen, ["layers.*"]);
+    let cublas = |sets: &[&str]| minimal(sets).unwrap().fsdp.cublas_workspace_bytes;
+    let said = "fsdp.cublas_workspace_bytes=8MiB";
+    for (sets, bytes) in [
+        (&["fsdp.policy=fsdp2"][..], 33_554_432),
+        (
+            &["fsdp.policy=megatron", "mesh.hardware=a100-40"],
+            8_519_680,
+        ),
+        (
+            &["fsdp.policy=fsdp2", "mesh.hardware=a100-40.toml"],
+            33_554_432,
+        ),
+        (&["fsdp.policy=fsdp2", "mesh.hardware=cpu"], 0),
+        (&["fsdp.policy=fsdp2", said], 8 << 20),
+        // A later policy that has none leaves it idle.
+        (&["fsdp.policy=fsdp2", said, "fsdp.policy=native"], 0),
+    ] {
+        assert_eq!(cublas(sets), bytes, "{sets:?}");
+    }
     let bucket = |set| minimal(&["compile.mode=full", set]).unwrap().compile;
     assert_eq!(
         bucket("compile.bucket_bytes=25MiB").bucket_bytes,
