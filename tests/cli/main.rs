@@ -10,6 +10,7 @@ mod exec;
 mod faults;
 mod gate;
 mod output;
+mod paths;
 mod plan;
 mod processes;
 mod report;

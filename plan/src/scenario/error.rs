@@ -195,6 +195,7 @@ mod tests {
         Source {
             name: "x.toml".into(),
             text: text.into(),
+            folder: None,
         }
     }
 

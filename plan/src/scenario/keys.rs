@@ -243,7 +243,7 @@ keys! {
     Steps: "train" "steps" [Integer(1, 1_000_000)] "20" "Steps of a run";
     ValidateEvery: "train" "validate_every" [Integer(0, 1_000_000)] "0" "A validation forward every so many steps; 0 is never";
 
-    Hardware: "mesh" "hardware" [Choice(&HARDWARE), Path] "(required)" "Hardware profile: a shipped one, or a path";
+    Hardware: "mesh" "hardware" [Choice(&HARDWARE), Path] "(required)" "Hardware profile: a shipped one, or a path (relative to the file that it is written in; given from outside, to the working directory)";
     DpShard: "mesh" "dp_shard" [Integer(1, MIB)] "(required)" "Ranks that shard: the inner data-parallel axis";
     DpOuter: "mesh" "dp_outer" [Integer(1, MIB)] "1" "Outer data-parallel axis: replicas, or outer shards";
     GpusPerNode: "mesh" "gpus_per_node" [Integer(1, 1024)] "(8, or fewer when there are fewer ranks)" "GPUs of one NVLink node";

@@ -8,9 +8,10 @@ use super::shipped;
 use super::value::{Datum, Entry, Origin, Source, Value, convert, syntax_error};
 use std::io::Read;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use toml::de::{DeTable, DeValue};
 
-/// Where a text came from, which decides what `extends` is relative to.
+/// Where a text came from, which decides what `extends` and the paths in it are relative to.
 enum Place {
     Disk(PathBuf),
     Shipped(&'static str),
@@ -64,6 +65,7 @@ pub(crate) fn document_of_text(
         Source {
             name: name.into(),
             text: text.into(),
+            folder: None,
         },
         overrides,
     )
@@ -97,6 +99,7 @@ fn open(path: &Path) -> Result<(Place, Source), ScenarioError> {
             Source {
                 name: shown.into(),
                 text: text.into(),
+                folder: folder_of(path),
             },
         )),
         Err(reason) => {
@@ -116,10 +119,16 @@ fn open(path: &Path) -> Result<(Place, Source), ScenarioError> {
     }
 }
 
+/// The folder that a file lies in; empty for one in the working directory.
+fn folder_of(path: &Path) -> Option<Arc<Path>> {
+    path.parent().map(Arc::from)
+}
+
 fn shipped_source(name: &str, text: &'static str) -> Source {
     Source {
         name: format!("scenarios/{name}.toml").into(),
         text: text.into(),
+        folder: None,
     }
 }
 
@@ -211,13 +220,14 @@ fn resolve(place: &Place, name: &str) -> Result<(Place, Source), (String, Option
             }
             let shown = base.display().to_string();
             match read(&base) {
-                Ok(text) => Ok((
-                    Place::Disk(base),
-                    Source {
+                Ok(text) => {
+                    let source = Source {
                         name: shown.into(),
                         text: text.into(),
-                    },
-                )),
+                        folder: folder_of(&base),
+                    };
+                    Ok((Place::Disk(base), source))
+                }
                 Err(reason) => Err((format!("the file it extends, {shown}, {reason}"), near())),
             }
         }
@@ -285,6 +295,7 @@ fn setting(document: &mut Document, option: &str, text: &str) -> Result<Setting,
     let source = Source {
         name: format!("{option} {text}").into(),
         text: text.into(),
+        folder: None,
     };
     let whole = 0..text.len();
     if text.len() > LONGEST_TEXT {

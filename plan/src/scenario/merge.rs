@@ -6,6 +6,7 @@ use super::keys::{KEYS, Key, SECTIONS};
 use super::names::nearest;
 use super::value::{Datum, Entry, Origin, Source, Value, convert_table, syntax_error};
 use std::collections::BTreeMap;
+use std::path::Path;
 use toml::de::DeTable;
 
 /// Longest accepted text of one file.
@@ -166,6 +167,7 @@ impl Document {
         let source = Source {
             name: name.into(),
             text: text.into(),
+            folder: None,
         };
         let table = DeTable::parse(text).map_err(|e| syntax_error(&source, &e, 0))?;
         let index = self.add_source(source);
@@ -336,6 +338,11 @@ impl Document {
             None => self.axes.push(AxisValues { key, values }),
         }
         Ok(())
+    }
+
+    /// The folder that a path written at a place is relative to, where that is not the working directory.
+    pub(crate) fn folder(&self, at: Origin) -> Option<&Path> {
+        self.sources.get(at.source as usize)?.folder.as_deref()
     }
 
     /// The text of a value as written; strings without quotes.

@@ -1,8 +1,9 @@
 //! From the merged document to typed values, with the derived defaults.
 
 use super::error::ScenarioError;
-use super::keys::Key;
+use super::keys::{HARDWARE, Key};
 use super::merge::Document;
+use super::names::nearest;
 use super::placements::strategies;
 use super::presets;
 use super::types::*;
@@ -10,6 +11,7 @@ use super::units::unit_pattern;
 use super::validate;
 use super::value::Value;
 use crate::units::DType;
+use std::path::Path;
 
 /// The scenario that a document says, checked.
 pub(crate) fn scenario(mut document: Document) -> Result<Scenario, ScenarioError> {
@@ -250,13 +252,48 @@ fn train(d: &Document, seq_len: u64) -> Train {
     }
 }
 
+/// A hardware profile as the working directory has it: a path in a file is relative to that file, as `extends` is.
+pub(crate) fn profile(d: &Document, value: &Value) -> String {
+    let name = value.str().unwrap_or_default();
+    match d.folder(value.origin) {
+        Some(folder) if !HARDWARE.contains(&name) => folder.join(name).display().to_string(),
+        _ => name.to_owned(),
+    }
+}
+
+/// The hardware profile. One that a file gives by its path has to be there; one from outside is found by whoever reads it.
+fn hardware(d: &Document) -> Result<Option<String>, ScenarioError> {
+    let Some(value) = d.value(Key::Hardware) else {
+        return Ok(None);
+    };
+    let (name, found) = (value.str().unwrap_or_default(), profile(d, value));
+    if d.folder(value.origin).is_none() || HARDWARE.contains(&name) || Path::new(&found).is_file() {
+        return Ok(Some(found));
+    }
+    let message = format!(
+        "there is no hardware profile {found}: a path is relative to the file that it is written in"
+    );
+    let error = d.error(value.origin, message);
+    let stem = Path::new(name).file_stem().unwrap_or_default();
+    let near = nearest(&stem.to_string_lossy(), HARDWARE);
+    Err(if Path::new(name).is_file() {
+        error.with_help(format!(
+            "the working directory has a {name}: write its path from that file's folder, or give it by --set mesh.hardware={name}"
+        ))
+    } else if let Some(near) = near {
+        error.with_help(format!("shipped profile of a near name: {near}"))
+    } else {
+        error.with_help(format!("shipped profiles: {}", HARDWARE.join(", ")))
+    })
+}
+
 fn mesh(d: &Document) -> Result<Mesh, ScenarioError> {
     let absent = |key: Key, help: &str| {
         d.missing(key, format!("`{}` is missing", key.path()))
             .with_expected(key.info().expected())
             .with_help(help)
     };
-    let Some(hardware) = d.word(Key::Hardware) else {
+    let Some(hardware) = hardware(d)? else {
         return Err(absent(
             Key::Hardware,
             "for example hardware = \"h200-nvlink\"",
@@ -279,7 +316,7 @@ fn mesh(d: &Document) -> Result<Mesh, ScenarioError> {
     }
     let gpus_per_node = d.small(Key::GpusPerNode).unwrap_or(world.min(8) as u32);
     Ok(Mesh {
-        hardware: hardware.to_owned(),
+        hardware,
         dp_shard,
         dp_outer,
         gpus_per_node,

@@ -1,6 +1,7 @@
 //! Sweeps: the product of axes over any keys.
 
 use super::error::ScenarioError;
+use super::keys::Key;
 use super::merge::{Document, Layer};
 use super::types::Scenario;
 use super::value::Value;
@@ -12,7 +13,7 @@ use std::path::Path;
 pub struct Axis {
     /// Key path, for example `fsdp.prefetch_forward`.
     pub key: String,
-    /// Values as written, strings without quotes.
+    /// Values as written, strings without quotes; paths of files as the working directory has them.
     pub values: Vec<String>,
 }
 
@@ -68,7 +69,7 @@ fn sweep(document: &Document) -> Result<Sweep, ScenarioError> {
         .iter()
         .map(|a| Axis {
             key: a.key.path(),
-            values: a.values.iter().map(|v| document.text_of(v)).collect(),
+            values: a.values.iter().map(|v| text(document, a.key, v)).collect(),
         })
         .collect();
     let count: usize = axes.iter().map(|a| a.values.len()).product();
@@ -85,6 +86,14 @@ fn sweep(document: &Document) -> Result<Sweep, ScenarioError> {
             .ok_or(error)?,
     };
     Ok(Sweep { base, axes, points })
+}
+
+/// A value as it can be given from outside too: a path of a file as the working directory has it.
+fn text(document: &Document, key: Key, value: &Value) -> String {
+    match key {
+        Key::Hardware => read::profile(document, value),
+        _ => document.text_of(value),
+    }
 }
 
 /// The point of this number: the mixed-radix digits of `index`, last axis fastest.

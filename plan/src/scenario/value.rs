@@ -2,6 +2,7 @@
 
 use super::error::ScenarioError;
 use std::ops::Range;
+use std::path::Path;
 use std::sync::Arc;
 use toml::de::{DeTable, DeValue};
 
@@ -12,6 +13,8 @@ pub(crate) struct Source {
     pub name: Arc<str>,
     /// Its text.
     pub text: Arc<str>,
+    /// Folder that its paths are relative to: that of a file on disk. Other texts have none, and mean the working directory.
+    pub folder: Option<Arc<Path>>,
 }
 
 /// Where something was written.

@@ -149,7 +149,7 @@ impl Facts {
             scenario: scenario.name.clone(),
             set: set.to_vec(),
             policy: program.meta.policy.to_owned(),
-            hardware: scenario.mesh.hardware.clone(),
+            hardware: predicted.hardware.clone(),
             world_size: program.meta.world,
             program: ProgramFacts::new(program),
             memory: MemoryFacts::new(predicted, |u| {

@@ -304,3 +304,63 @@ fn what_a_later_text_makes_idle_is_no_mistake() {
     let e = with(&full[1..]).unwrap_err();
     assert!(e.message().contains("does not look for NaNs"), "{e}");
 }
+
+/// A path is relative to the file that it is written in, wherever that is extended from; one from outside is not touched.
+#[test]
+fn a_profile_lies_beside_the_file_that_names_it() {
+    let base = MINIMAL.replace("\"h200-nvlink\"", "\"../profiles/mine.toml\"");
+    assert_ne!(base, MINIMAL);
+    let f = Folder::new("profile", &[]);
+    for (name, text) in [
+        ("profiles/mine.toml", ""),
+        ("profiles/other.toml", ""),
+        ("bases/base.toml", base.as_str()),
+        ("child.toml", "extends = \"bases/base.toml\"\n"),
+        (
+            "swept.toml",
+            "extends = \"bases/base.toml\"\n[sweep]\nmesh.hardware = [\"profiles/other.toml\", \"a100-40\"]\n",
+        ),
+        (
+            "absent.toml",
+            "extends = \"bases/base.toml\"\n[mesh]\nhardware = \"mine.toml\"\n",
+        ),
+        (
+            "shipped.toml",
+            "extends = \"bases/base.toml\"\n[mesh]\nhardware = \"cpu\"\n",
+        ),
+    ] {
+        fs::create_dir_all(f.file(name).parent().unwrap()).unwrap();
+        fs::write(f.file(name), text).unwrap();
+    }
+    let of = |name: &str, set: &[String]| load(&f.file(name), set).map(|s| s.mesh.hardware);
+    let mine = f.file("bases/../profiles/mine.toml").display().to_string();
+    assert_eq!(of("bases/base.toml", &[]).unwrap(), mine);
+    assert_eq!(of("child.toml", &[]).unwrap(), mine);
+    assert_eq!(of("shipped.toml", &[]).unwrap(), "cpu");
+    let outside = of("child.toml", &["mesh.hardware=any/profile.toml".into()]);
+    assert_eq!(outside.unwrap(), "any/profile.toml");
+
+    let sweep = load_sweep(&f.file("swept.toml"), &[]).unwrap();
+    assert_eq!(sweep.base.mesh.hardware, mine);
+    let other = f.file("profiles/other.toml").display().to_string();
+    // As an override from outside would have it.
+    assert_eq!(sweep.axes[0].values, [other.clone(), "a100-40".into()]);
+    let points: Vec<String> = sweep
+        .points
+        .into_iter()
+        .map(|p| p.scenario.unwrap().mesh.hardware)
+        .collect();
+    assert_eq!(points, [other, "a100-40".into()]);
+
+    let e = of("absent.toml", &[]).unwrap_err();
+    assert!(e.file().ends_with("absent.toml"), "{e}");
+    assert_eq!(
+        e.position(),
+        Some(Position {
+            line: 3,
+            column: 12
+        })
+    );
+    let looked_for = f.file("mine.toml").display().to_string();
+    assert!(e.message().contains(&looked_for), "{e}");
+}
