@@ -163,6 +163,11 @@ def calibrate():
     seconds = "10" if CPU else "200"
     code, _, err, s = shardlab("calibrate", "--device", tools.DEVICE, "--ranks", gpus(), "--seconds", seconds, "--out", file, timeout=300)
     row("calibrate", str(file), code == 0 and s < 300, f"{s:.0f} s" if code == 0 else last_line(err))
+    if code == 0 and not CPU and gpus() > 1:
+        # Every number of this section can be measured with two GPUs.
+        text = file.read_text().split("\n[footprint]\n")[1].split("\n\n")[0]
+        source, *numbers = text.splitlines()
+        row("calibrate", "footprint", "not measured" not in source, ", ".join(numbers))
 
 
 def variants(world):

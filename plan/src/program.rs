@@ -33,6 +33,7 @@ pub use lanes::{Axis, Communicator, Stream, StreamKind};
 pub use rule::Rule;
 use serde::{Deserialize, Serialize};
 pub use shard_op::ShardOp;
+use std::collections::BTreeMap;
 use std::ops::Range;
 pub use transfer::{Collective, CollectiveKind, CopyDesc, CopyKind, Part, ReduceOp};
 
@@ -299,6 +300,18 @@ impl Program {
     #[must_use]
     pub fn section(&self, kind: SectionKind) -> Option<&Section> {
         self.sections.iter().find(|s| s.kind == kind)
+    }
+
+    /// Communicators that some collective uses, and whether each takes no more than copy engines do: a reduction, be it of one
+    /// number, takes what collectives on SMs take.
+    #[must_use]
+    pub fn used_communicators(&self) -> BTreeMap<CommId, bool> {
+        let mut used = BTreeMap::new();
+        for c in &self.collectives {
+            let engines = self.communicators[c.comm.index()].copy_engine && !c.kind.reduces();
+            *used.entry(c.comm).or_insert(true) &= engines;
+        }
+        used
     }
 
     /// Instructions of a section.

@@ -20,8 +20,7 @@ use super::steps::{Between, Observed, On, Totals, means_alone, run};
 use crate::device::cuda::{Context, CudaFactory, CudaOptions};
 use crate::train::TrainError;
 use bench::Bench;
-use shardlab_plan::program::{Op, SectionKind};
-use std::collections::BTreeSet;
+use shardlab_plan::program::{Op, Program, SectionKind};
 use std::path::PathBuf;
 use std::time::Duration;
 use watch::{Limits, Watch};
@@ -32,6 +31,8 @@ const WARM: Duration = Duration::from_millis(2000);
 const STEP: Duration = Duration::from_secs(40);
 /// Share of the time to measure that may be over when collectives of fewer ranks begin.
 const FEWER: f64 = 0.35;
+/// Share of the time to measure that may be over when a communicator on copy engines is made.
+const ENGINES: f64 = 0.35;
 /// Share of the time left for steps that those of several ranks may take.
 const SHARDED: f64 = 0.45;
 /// Kernels that what a recording adds can be seen in.
@@ -158,21 +159,55 @@ fn footprint(
         beat: &|| watch.beat(),
     };
     let (model, variant, policies) = models::footprints();
-    let mut found = Vec::new();
-    let alone = (policies[0], 1);
-    let together = policies.map(|policy| (policy, ranks));
-    for (policy, ranks) in std::iter::once(alone).chain(together.into_iter().filter(|t| t.1 > 1)) {
-        let observed = run(&on, &model, variant, policy, ranks, Duration::ZERO)?;
-        let communicators = if ranks > 1 {
-            let used = observed.program.collectives.iter().map(|c| c.comm.0);
-            used.collect::<BTreeSet<u8>>().len() as u64
+    let look = |policy, ranks| run(&on, &model, variant, policy, ranks, Duration::ZERO);
+    let mut found: Vec<Beside> = Vec::new();
+    found.extend(Beside::of(&look(policies.one, 1)?));
+    if ranks > 1 {
+        for policy in [policies.one, policies.two] {
+            found.extend(Beside::of(&look(policy, ranks)?));
+        }
+        // What code of theirs stays on the device is in no other number: they come last.
+        if watch.late(ENGINES) {
+            watch.say("no time for communicators on copy engines");
         } else {
-            0
-        };
-        found.push((communicators, observed.foreign.unwrap_or(0)));
+            match look(policies.engines, ranks) {
+                Ok(observed) => found.extend(Beside::of(&observed)),
+                // Not every library and machine has them, and the profile can do without.
+                Err(e) => watch.say(&format!("communicators on copy engines: {e}")),
+            }
+        }
     }
     m.outside = Outside::of(&found);
     Ok(())
+}
+
+/// What was on the device beside the engine's, with so many communicators.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Beside {
+    /// Whose collectives run on SMs.
+    plain: u64,
+    /// Whose collectives run on copy engines.
+    engines: u64,
+    bytes: u64,
+}
+
+impl Beside {
+    /// After steps of a run, where that is known.
+    fn of(observed: &Observed) -> Option<Self> {
+        Some(Self::with(&observed.program, observed.foreign?))
+    }
+
+    /// The communicators of a program; one rank alone makes none.
+    fn with(program: &Program, bytes: u64) -> Self {
+        let used = program.used_communicators().into_values();
+        let (engines, plain): (Vec<bool>, Vec<bool>) =
+            used.filter(|_| program.meta.world > 1).partition(|e| *e);
+        Self {
+            plain: plain.len() as u64,
+            engines: engines.len() as u64,
+            bytes,
+        }
+    }
 }
 
 /// Bytes on the device beside the engine's.
@@ -182,28 +217,34 @@ struct Outside {
     context: u64,
     /// More with the first communicator, beside its own.
     joined: u64,
-    /// Of each communicator.
+    /// Of each communicator whose collectives run on SMs.
     communicator: u64,
+    /// Of one whose collectives run on copy engines, where there was any.
+    engines: Option<u64>,
 }
 
 impl Outside {
-    /// From what there was with so many communicators.
-    fn of(found: &[(u64, u64)]) -> Self {
-        let joined = || found.iter().filter(|f| f.0 > 0);
-        let context = found.iter().find(|f| f.0 == 0).map_or(0, |f| f.1);
-        let (Some(few), Some(many)) = (joined().min_by_key(|f| f.0), joined().max_by_key(|f| f.0))
-        else {
+    /// From what there was.
+    fn of(found: &[Beside]) -> Self {
+        let bytes = |plain, engines| {
+            let seen = |b: &&Beside| (b.plain, b.engines) == (plain, engines);
+            found.iter().find(seen).map(|b| b.bytes)
+        };
+        let context = bytes(0, 0).unwrap_or(0);
+        let Some(one) = bytes(1, 0) else {
             return Self {
                 context,
                 ..Self::default()
             };
         };
-        let more = many.1.saturating_sub(few.1);
-        let communicator = more.checked_div(many.0 - few.0).unwrap_or(0);
+        let more = |plain, engines| bytes(plain, engines).map(|b| b.saturating_sub(one));
+        let communicator = more(2, 0).unwrap_or(0);
         Self {
             context,
-            joined: few.1.saturating_sub(few.0 * communicator + context),
+            joined: one.saturating_sub(communicator + context),
             communicator,
+            // One of no size is none that was seen.
+            engines: more(1, 1).filter(|bytes| *bytes > 0),
         }
     }
 }
@@ -349,24 +390,64 @@ fn middle(times: &mut [f64]) -> f64 {
 
 #[cfg(test)]
 mod tests {
+    use super::super::steps::scenario_text;
     use super::*;
+
+    fn beside(plain: u64, engines: u64, bytes: u64) -> Beside {
+        Beside {
+            plain,
+            engines,
+            bytes,
+        }
+    }
 
     #[test]
     fn communicators_are_told_from_the_context() {
-        // 600, with communicators 200 more, and 500 each.
-        let outside = |context, joined, communicator| Outside {
+        // 600, with communicators 200 more, 500 each, and 260 of one on copy engines.
+        let outside = |context, joined, communicator, engines| Outside {
             context,
             joined,
             communicator,
+            engines,
         };
-        let found = [(0, 600), (1, 1300), (2, 1800)];
-        assert_eq!(Outside::of(&found), outside(600, 200, 500));
-        assert_eq!(Outside::of(&[(0, 900)]), outside(900, 0, 0));
+        let [alone, one, two, mixed] = [
+            beside(0, 0, 600),
+            beside(1, 0, 1300),
+            beside(2, 0, 1800),
+            beside(1, 1, 1560),
+        ];
+        let all = outside(600, 200, 500, Some(260));
+        assert_eq!(Outside::of(&[alone, one, two, mixed]), all);
+        let without = outside(600, 200, 500, None);
+        assert_eq!(Outside::of(&[alone, one, two]), without);
+        assert_eq!(Outside::of(&[alone]), outside(600, 0, 0, None));
         // What memory a library gives back when others join is not less than nothing.
-        assert_eq!(
-            Outside::of(&[(0, 900), (1, 800), (2, 900)]),
-            outside(900, 0, 100)
-        );
+        let odd = [
+            alone,
+            beside(1, 0, 500),
+            beside(2, 0, 600),
+            beside(1, 1, 400),
+        ];
+        assert_eq!(Outside::of(&odd), outside(600, 0, 100, None));
         assert_eq!(Outside::of(&[]), Outside::default());
+    }
+
+    /// The runs are those that the numbers are told apart by.
+    #[test]
+    fn footprints_have_the_communicators_that_they_are_for() {
+        let (model, variant, policies) = models::footprints();
+        for (policy, ranks, plain, engines) in [
+            (policies.one, 1, 0, 0),
+            (policies.one, 2, 1, 0),
+            (policies.two, 2, 2, 0),
+            (policies.engines, 2, 1, 1),
+            (policies.engines, 8, 1, 1),
+        ] {
+            let text = scenario_text("h200-nvlink", &model, variant, policy, ranks);
+            let scenario = shardlab_plan::scenario::parse("footprint", &text, &[]).unwrap();
+            let program = shardlab_plan::plan(&scenario).unwrap();
+            let found = Beside::with(&program, 7);
+            assert_eq!(found, beside(plain, engines, 7), "{policy} {ranks}");
+        }
     }
 }

@@ -297,19 +297,29 @@ pub(super) fn means_alone(observed: &Observed) -> BTreeMap<KernelId, f64> {
     by.into_iter().map(|(k, m)| (k, best(m).us())).collect()
 }
 
-pub(super) fn run<F: DeviceFactory>(
-    on: &On<'_, F>,
+/// The scenario of a run.
+pub(super) fn scenario_text(
+    hardware: &str,
     model: &str,
     (dtype, mode): Variant,
     policy: &str,
     ranks: u32,
-    time: Duration,
-) -> Result<Observed, TrainError> {
-    let hardware = on.hardware;
-    let text = format!(
+) -> String {
+    format!(
         "{model}[mesh]\nhardware = \"{hardware}\"\ndp_shard = {ranks}\n[precision]\ncompute = \"{dtype}\"\n\
          [compile]\nmode = \"{mode}\"\n[fsdp]\n{policy}\n"
-    );
+    )
+}
+
+pub(super) fn run<F: DeviceFactory>(
+    on: &On<'_, F>,
+    model: &str,
+    variant: Variant,
+    policy: &str,
+    ranks: u32,
+    time: Duration,
+) -> Result<Observed, TrainError> {
+    let text = scenario_text(on.hardware, model, variant, policy, ranks);
     let fault = |e: String| TrainError::Plan(e);
     let scenario = scenario::parse("calibration", &text, &[]).map_err(|e| fault(e.to_string()))?;
     let program = Arc::new(shardlab_plan::plan(&scenario).map_err(|e| fault(e.to_string()))?);

@@ -1,7 +1,7 @@
 //! What follows from a profile's numbers: the footprint of a process, FLOPs and their share of the peak.
 
 use super::profile::Profile;
-use shardlab_plan::program::{Program, workspace};
+use shardlab_plan::program::{CommId, Program, workspace};
 use shardlab_plan::units::{Bytes, DType, Picos};
 
 /// Device memory of a process outside the allocator, by origin.
@@ -34,23 +34,17 @@ impl Profile {
     #[must_use]
     pub fn outside_allocator(&self, program: &Program) -> MemoryUse {
         let f = &self.footprint;
-        let made = |i: usize| {
-            !f.used_communicators || program.collectives.iter().any(|c| c.comm.index() == i)
-        };
         let each = |engines: bool| match f.copy_engine_communicator_mib {
             Some(mib) if engines => mib,
             _ => f.communicator_mib,
         };
-        let all = program.communicators.iter().enumerate();
-        // A reduction, be it of one number, takes what collectives on SMs take.
-        let reduces = |i: usize| {
-            let mut collectives = program.collectives.iter();
-            collectives.any(|c| c.comm.index() == i && c.kind.reduces())
-        };
-        let engines: Vec<bool> = all
-            .filter(|(i, _)| made(*i))
-            .map(|(i, c)| c.copy_engine && !reduces(i))
-            .collect();
+        let used = program.used_communicators();
+        let all = (0..).map(CommId).zip(&program.communicators);
+        let made = all.filter_map(|(id, c)| match used.get(&id) {
+            Some(engines) => Some(*engines),
+            None => (!f.used_communicators).then_some(c.copy_engine),
+        });
+        let engines: Vec<bool> = made.collect();
         let once = [
             (!engines.is_empty(), f.joined_mib),
             (engines.contains(&false), f.collective_kernels_mib),

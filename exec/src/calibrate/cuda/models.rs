@@ -71,25 +71,38 @@ pub(super) fn runs() -> Vec<(String, String, Variant, &'static str, bool)> {
     all
 }
 
-/// The model whose steps show what memory a process takes beside the engine's, on one rank without communicators and, where there
-/// are several, with one and with two: what it runs, and policies.
-pub(super) fn footprints() -> (String, Variant, [&'static str; 2]) {
+/// Policies whose steps show what memory a process takes beside the engine's.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Footprints {
+    /// One communicator, where there are several ranks.
+    pub(super) one: &'static str,
+    /// Two.
+    pub(super) two: &'static str,
+    /// Two as well, one of them on copy engines.
+    pub(super) engines: &'static str,
+}
+
+/// The model of these steps: what it runs, and the policies.
+pub(super) fn footprints() -> (String, Variant, Footprints) {
     let (_, text, variant, _, _) = runs().swap_remove(0);
-    (text, variant, [FSDP2, NATIVE])
+    let policies = Footprints {
+        one: FSDP2,
+        two: NATIVE,
+        engines: "policy = \"native\"\ncopy_engine_gather = true",
+    };
+    (text, variant, policies)
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::calibrate::steps::scenario_text;
 
     #[test]
     fn every_run_can_be_planned() {
-        for (name, model, (dtype, mode), policy, sharded) in runs() {
+        for (name, model, variant, policy, sharded) in runs() {
             let ranks = if sharded { 4 } else { 1 };
-            let text = format!(
-                "{model}[mesh]\nhardware = \"h200-nvlink\"\ndp_shard = {ranks}\n[precision]\ncompute = \"{dtype}\"\n\
-                 [compile]\nmode = \"{mode}\"\n[fsdp]\n{policy}\n"
-            );
+            let text = scenario_text("h200-nvlink", &model, variant, policy, ranks);
             let scenario = shardlab_plan::scenario::parse("calibration", &text, &[]).expect(&name);
             shardlab_plan::plan(&scenario).expect(&name);
         }

@@ -81,6 +81,9 @@ pub(super) fn profile(name: &str, m: &Measured) -> String {
     let context = f.positive("context_mib", mib(m.outside.context) as f64, 0.0);
     let joined = f.of("joined_mib", together(m.outside.joined), 0.0);
     let communicator = f.of("communicator_mib", together(m.outside.communicator), 0.0);
+    // Until it is measured, as much as any other.
+    let engines = m.outside.engines.and_then(together);
+    let engines = f.of("copy_engine_communicator_mib", engines, communicator);
     let mut issue = Taken::default();
     let launch = issue.positive("launch_us", h.launch_us, 3.0);
     let collective = issue.positive("collective_us", w.issue_us, 8.0);
@@ -139,6 +142,7 @@ source = "{footprint}"
 context_mib = {context}
 joined_mib = {joined}
 communicator_mib = {communicator}
+copy_engine_communicator_mib = {engines}
 used_communicators = true
 kernel_workspaces = true
 
@@ -198,7 +202,7 @@ start_wait_min_us = 20.0
         d2h = num(d2h),
         copy_latency = num(copy_latency),
         footprint = f.source(source(
-            "device bytes in use beside the engine's and its kernels' workspaces, after steps without communicators, with one and with two"
+            "device bytes in use beside the engine's and its kernels' workspaces, after steps without communicators, with one, with two, and with one of two on copy engines"
         )),
         host = issue.source(source(
             "launches within steps, the interpreter included; the rest on its own"
@@ -387,6 +391,30 @@ mod tests {
         // Another sheet than that of the H200.
         assert!(text.contains("memory_gbps = 3000\n"), "{text}");
         assert!(source("device").contains("TFLOP/s: assumed"), "{text}");
+    }
+
+    /// A communicator on copy engines has its own size where there was one, else that of any, which is then said.
+    #[test]
+    fn communicators_on_copy_engines_are_told() {
+        let line = |engines| {
+            let mut m = Measured {
+                gpus: 2,
+                ..Measured::default()
+            };
+            m.outside = super::super::Outside {
+                context: 600 << 20,
+                joined: 133 << 20,
+                communicator: 519 << 20,
+                engines,
+            };
+            let text = profile("some", &m);
+            let assumed = text.contains("assumed, not measured: copy_engine_communicator_mib\"");
+            let key = "\ncopy_engine_communicator_mib = ";
+            let (_, rest) = text.split_once(key).unwrap();
+            (rest.lines().next().unwrap().to_owned(), assumed)
+        };
+        assert_eq!(line(Some((258 << 20) - 5)), ("258".to_owned(), false));
+        assert_eq!(line(None), ("519".to_owned(), true));
     }
 
     /// The names that the driver gives others of the same families.
