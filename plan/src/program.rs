@@ -15,6 +15,7 @@ mod lanes;
 pub mod rule;
 mod shard_op;
 mod text;
+mod traffic;
 mod transfer;
 pub mod workspace;
 
@@ -35,6 +36,7 @@ use serde::{Deserialize, Serialize};
 pub use shard_op::ShardOp;
 use std::collections::BTreeMap;
 use std::ops::Range;
+pub use traffic::Traffic;
 pub use transfer::{Collective, CollectiveKind, CopyDesc, CopyKind, Part, ReduceOp};
 
 /// What an instruction does.

@@ -9,7 +9,7 @@ pub(crate) use table::log_interpolate;
 
 use crate::hardware::{MemoryClass, Profile};
 use crate::network::Network;
-use shardlab_plan::program::{CopyKind, Kernel, KernelClass, Program};
+use shardlab_plan::program::{CopyKind, Kernel, KernelClass, Op, Program, Traffic};
 use shardlab_plan::units::Picos;
 
 /// A price: time alone, and whether it comes from measured rows.
@@ -80,8 +80,8 @@ impl Costs {
         let collectives = program.kernels.len();
         let copies = collectives + program.collectives.len();
         let mut all = Vec::with_capacity(copies + program.copies.len());
-        for kernel in &program.kernels {
-            let mut cost = kernel_cost(kernel, profile);
+        for (kernel, moved) in program.kernels.iter().zip(moved(program)) {
+            let mut cost = kernel_cost(kernel, moved, profile);
             if cost.load == Load::Compute && program.meta.world > 1 {
                 cost.work = (cost.work as f64 / profile.device.loaded_rate) as u64;
             }
@@ -132,22 +132,53 @@ impl Costs {
     }
 }
 
+/// Traffic of each kernel where it is launched; of launches that differ the one that moves most.
+fn moved(program: &Program) -> Vec<Traffic> {
+    let descriptor = |k: &Kernel| Traffic {
+        read: k.read,
+        written: k.written,
+    };
+    let mut launched: Vec<Option<Traffic>> = vec![None; program.kernels.len()];
+    for instr in &program.instrs {
+        if let Op::Launch { kernel, .. } = instr.op {
+            let (known, here) = (&mut launched[kernel.index()], program.traffic(&instr.op));
+            if known.is_none_or(|k| here.moved() > k.moved()) {
+                *known = Some(here);
+            }
+        }
+    }
+    let kernels = program.kernels.iter().zip(launched);
+    kernels
+        .map(|(k, t)| t.unwrap_or_else(|| descriptor(k)))
+        .collect()
+}
+
 /// Price of a kernel alone.
-pub(crate) fn price(kernel: &Kernel, profile: &Profile) -> Price {
+pub(crate) fn price(kernel: &Kernel, traffic: Traffic, profile: &Profile) -> Price {
     let price = match kernel.class {
         KernelClass::Gemm { m, n, k, batch } => {
-            gemm::price(&profile.gemm, profile, kernel.dtype, [m, n, k], batch, 1.0)
+            let result = traffic.written.0 as f64 / (m * n * batch) as f64;
+            gemm::price(
+                &profile.gemm,
+                profile,
+                kernel.dtype,
+                result,
+                [m, n, k],
+                batch,
+                1.0,
+            )
         }
         KernelClass::Conv { m, n, k } => gemm::price(
             &profile.conv,
             profile,
             kernel.dtype,
+            kernel.dtype.size() as f64,
             [m, n, k],
             1,
             profile.efficiency.conv,
         ),
-        KernelClass::Attention { .. } => attention::price(kernel, profile),
-        _ => memory::price(kernel, profile),
+        KernelClass::Attention { .. } => attention::price(kernel, traffic.moved(), profile),
+        _ => memory::price(kernel, traffic.moved(), profile),
     };
     Price {
         us: price.us.max(profile.device.min_kernel_us),
@@ -155,9 +186,9 @@ pub(crate) fn price(kernel: &Kernel, profile: &Profile) -> Price {
     }
 }
 
-fn kernel_cost(kernel: &Kernel, profile: &Profile) -> Cost {
-    let price = price(kernel, profile);
-    let bytes = (kernel.read.0 + kernel.written.0) as f64;
+fn kernel_cost(kernel: &Kernel, traffic: Traffic, profile: &Profile) -> Cost {
+    let price = price(kernel, traffic, profile);
+    let bytes = traffic.moved().0 as f64;
     let bound_by_memory = MemoryClass::of(&kernel.class, &kernel.name).is_some();
     // Bandwidth relative to what a plain copy reaches: a kernel that reads its operands several times (softmax) or badly
     // (strided) keeps the memory system as busy as one that streams.
@@ -215,6 +246,11 @@ mod tests {
         }
     }
 
+    fn alone(kernel: &Kernel, profile: &Profile) -> Price {
+        let (read, written) = (kernel.read, kernel.written);
+        price(kernel, Traffic { read, written }, profile)
+    }
+
     fn gemm(m: u64, n: u64, k: u64) -> Kernel {
         let bytes = 2 * (m * k + k * n);
         kernel(
@@ -233,7 +269,7 @@ mod tests {
         for table in profile.gemm.iter().filter(|t| t.dtype == DType::Bf16) {
             // The first of several rows of one shape counts.
             for row in table.rows.iter().filter(|r| seen.insert((r.0, r.1, r.2))) {
-                let price = price(&gemm(row.0, row.1, row.2), &profile);
+                let price = alone(&gemm(row.0, row.1, row.2), &profile);
                 assert!(price.measured);
                 assert!((price.us - row.3).abs() < 1e-9 * row.3, "{row:?} {price:?}");
             }
@@ -287,7 +323,7 @@ mod tests {
                 3043.0,
             ),
         ] {
-            let price = price(&kernel(name, class, 0, read, written), &profile);
+            let price = alone(&kernel(name, class, 0, read, written), &profile);
             let error = price.us / us - 1.0;
             assert!(
                 error.abs() < 0.25,
@@ -295,6 +331,46 @@ mod tests {
                 price.us
             );
         }
+    }
+
+    /// Weight gradients in float32 take as long as the tables say, and keep more of the memory system busy beside collectives.
+    #[test]
+    fn gradients_weigh_on_neighbours_by_the_bytes_that_are_written() {
+        let profile = hardware::load("h200-nvlink").unwrap();
+        let of = |grads: &str| {
+            let text = "[model]\nfamily = \"linear\"\nlayers = 2\nhidden = 4096\n\
+                [train]\nmicro_batch = 8192\n[mesh]\nhardware = \"h200-nvlink\"\ndp_shard = 4\n";
+            let set = [
+                "fsdp.policy=native".to_owned(),
+                format!("precision.main_grads={grads}"),
+            ];
+            let scenario = shardlab_plan::scenario::parse("t", text, &set).unwrap();
+            let program = shardlab_plan::plan(&scenario).unwrap();
+            let gradient = program.kernels.iter().position(|k| {
+                matches!(
+                    k.class,
+                    KernelClass::Gemm {
+                        m: 4096,
+                        n: 4096,
+                        k: 8192,
+                        ..
+                    }
+                )
+            });
+            Costs::new(&program, &profile).all[gradient.unwrap()]
+        };
+        let (wide, narrow) = (of("f32"), of("bf16"));
+        assert_eq!(wide.work, narrow.work);
+        // Two factors of 8192 x 4096 in bf16, and 4096 x 4096 gradients.
+        let bytes = |size: f64| 2.0 * 2.0 * 8192.0 * 4096.0 + size * 4096.0 * 4096.0;
+        let ratio = f64::from(wide.bandwidth) / f64::from(narrow.bandwidth);
+        assert!(
+            // Shares are whole numbers of about 500.
+            (ratio - bytes(4.0) / bytes(2.0)).abs() < 4e-3,
+            "{} against {}",
+            wide.bandwidth,
+            narrow.bandwidth
+        );
     }
 
     #[test]
@@ -308,7 +384,7 @@ mod tests {
                 (128_256, 4096, 8192),
             ] {
                 let g = gemm(m, n, k);
-                let us = price(&g, &profile).us;
+                let us = alone(&g, &profile).us;
                 assert!(
                     us * 1e-6 * profile.peak_flops(DType::Bf16) >= g.flops.0 as f64,
                     "{name} {m}x{n}x{k}: {us}"
@@ -316,7 +392,7 @@ mod tests {
             }
             let k = kernel("add", KernelClass::Pointwise, 0, 1 << 30, 1 << 29);
             assert!(
-                price(&k, &profile).us * 1e3 * profile.device.memory_gbps
+                alone(&k, &profile).us * 1e3 * profile.device.memory_gbps
                     >= 1.5 * f64::from(1 << 30),
                 "{name}"
             );
@@ -328,7 +404,7 @@ mod tests {
         let profile = hardware::load("h200-nvlink").unwrap();
         let mut last = 0.0;
         for bytes in (10..34).map(|i| 1u64 << i) {
-            let us = price(
+            let us = alone(
                 &kernel("add", KernelClass::Pointwise, 0, bytes, bytes),
                 &profile,
             )

@@ -105,10 +105,7 @@ pub fn name(program: &Program, instr: InstrId) -> &str {
 #[must_use]
 pub fn bytes(program: &Program, instr: InstrId) -> u64 {
     match program.instrs[instr.index()].op {
-        Op::Launch { kernel, .. } => {
-            let k = &program.kernels[kernel.index()];
-            k.read.0 + k.written.0
-        }
+        op @ Op::Launch { .. } => program.traffic(&op).moved().0,
         Op::Collective { id, .. } => program.collectives[id.index()].bytes.0,
         Op::Copy { id, .. } => program.copies[id.index()].from.bytes,
         _ => 0,

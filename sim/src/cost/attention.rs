@@ -3,6 +3,7 @@
 use super::Price;
 use crate::hardware::Profile;
 use shardlab_plan::program::{Kernel, KernelClass};
+use shardlab_plan::units::Bytes;
 
 /// Distance in powers of two within which a row counts as a measurement of its neighbour.
 const NEAR: f64 = 2.0;
@@ -14,7 +15,7 @@ fn flops([batch, heads, seq, head_dim]: [u64; 4], causal: bool, backward: bool) 
     if causal { all / 2.0 } else { all }
 }
 
-pub(super) fn price(kernel: &Kernel, profile: &Profile) -> Price {
+pub(super) fn price(kernel: &Kernel, moved: Bytes, profile: &Profile) -> Price {
     let KernelClass::Attention {
         batch,
         heads,
@@ -63,7 +64,7 @@ pub(super) fn price(kernel: &Kernel, profile: &Profile) -> Price {
         }
     }
     let ideal = flops([batch, heads, seq, head_dim], causal, backward) / peak;
-    let moved = (kernel.read.0 + kernel.written.0) as f64 / (profile.device.memory_gbps * 1e9);
+    let moved = moved.0 as f64 / (profile.device.memory_gbps * 1e9);
     Price {
         us: (ideal / (efficiency / weight)).max(moved) * 1e6,
         measured: nearest <= NEAR,

@@ -25,8 +25,8 @@ pub(super) fn tiles(m: u64, n: u64) -> u64 {
     m.div_ceil(128) * n.div_ceil(128)
 }
 
-/// Time by formula, microseconds, at full efficiency of the largest tile.
-fn formula(profile: &Profile, dtype: DType, [m, n, k]: [u64; 3], batch: u64) -> f64 {
+/// Time by formula, microseconds, at full efficiency of the largest tile; elements of the result take `result` bytes.
+fn formula(profile: &Profile, dtype: DType, result: f64, [m, n, k]: [u64; 3], batch: u64) -> f64 {
     let sms = u64::from(profile.device.sms);
     let per_sm = profile.peak_flops(dtype) / sms as f64;
     let mut best = f64::INFINITY;
@@ -46,15 +46,18 @@ fn formula(profile: &Profile, dtype: DType, [m, n, k]: [u64; 3], batch: u64) -> 
             best = best.min(us * if split > 1 { 1.1 } else { 1.0 });
         }
     }
-    let bytes = ((m * k + k * n + m * n) * batch * dtype.size()) as f64;
+    let factors = ((m * k + k * n) * dtype.size()) as f64;
+    let bytes = (factors + (m * n) as f64 * result) * batch as f64;
     best.max(bytes / profile.device.memory_gbps / 1e3)
 }
 
-/// Price of a matrix product from `tables`; `relative` scales the default efficiency.
+/// Price of a matrix product from `tables`, whose rows say nothing about the type of the result; elements of it take `result`
+/// bytes, and `relative` scales the default efficiency.
 pub(super) fn price(
     tables: &[GemmTable],
     profile: &Profile,
     dtype: DType,
+    result: f64,
     shape: [u64; 3],
     batch: u64,
     relative: f64,
@@ -94,11 +97,12 @@ pub(super) fn price(
     for (distance, row) in near.iter().filter_map(|&(d, row)| Some((d, row?))) {
         let w = 1.0 / (distance * distance).max(1e-3);
         weight += w;
-        efficiency += w * formula(profile, dtype, [row.0, row.1, row.2], 1) / row.3;
+        let size = dtype.size() as f64;
+        efficiency += w * formula(profile, dtype, size, [row.0, row.1, row.2], 1) / row.3;
     }
     let floor =
         2.0 * shape.iter().product::<u64>() as f64 * batch as f64 / profile.peak_flops(dtype) * 1e6;
-    let us = formula(profile, dtype, shape, batch) / (efficiency / weight);
+    let us = formula(profile, dtype, result, shape, batch) / (efficiency / weight);
     let nearest = near[0].0 + (batch as f64).log2();
     Price {
         us: us.max(floor),

@@ -3,9 +3,9 @@
 use super::{Price, table};
 use crate::hardware::{MemoryClass, MemoryTable, Profile};
 use shardlab_plan::program::Kernel;
+use shardlab_plan::units::Bytes;
 
-pub(super) fn price(kernel: &Kernel, profile: &Profile) -> Price {
-    let bytes = kernel.read.0 + kernel.written.0;
+pub(super) fn price(kernel: &Kernel, moved: Bytes, profile: &Profile) -> Price {
     let Some(class) = MemoryClass::of(&kernel.class, &kernel.name) else {
         return Price {
             us: 0.0,
@@ -27,6 +27,11 @@ pub(super) fn price(kernel: &Kernel, profile: &Profile) -> Price {
         .iter()
         .filter(fits)
         .reduce(|best, t| if rank(t) > rank(best) { t } else { best });
+    // The calibration files times within steps by the descriptor's bytes, which count gradients in the type they are computed in.
+    let bytes = match found {
+        Some(table) if table.in_step => kernel.read.0 + kernel.written.0,
+        _ => moved.0,
+    };
     let shortest = profile.device.min_kernel_us;
     // Bytes a microsecond at a quarter of the bandwidth.
     let fast = profile.device.memory_gbps * 1e3 / 4.0;
