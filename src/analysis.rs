@@ -2,6 +2,7 @@
 //!
 //! Everything here is computed from a [`crate::predict::Prediction`] and rendered elsewhere (command line, dashboard).
 
+mod awaited;
 pub mod compile;
 pub mod exposed;
 pub mod pareto;

@@ -1,10 +1,10 @@
 //! Exposed time: what the compute stream waited for, and why.
 
-use super::spans::{self, Work};
+use super::{awaited, spans};
 use serde::Serialize;
 use shardlab_plan::Program;
 use shardlab_plan::program::{Phase, Rule};
-use shardlab_plan::record::{Blocker, Cause, Run};
+use shardlab_plan::record::{Blocker, Cause, ExposedGap, Run, Span};
 use shardlab_plan::units::Picos;
 use std::cmp::Reverse;
 use std::collections::BTreeMap;
@@ -12,11 +12,11 @@ use std::collections::BTreeMap;
 /// What a gap waited for.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 pub struct Awaited {
-    /// Kernel or collective, `host` where nothing on the device was waited for.
+    /// Kernels and collectives, `host` where nothing on the device was waited for.
     pub name: String,
-    /// Its phase; the phase of what came next where nothing was waited for.
+    /// Phase of the first; the phase of what came next where nothing was waited for.
     pub phase: &'static str,
-    /// Whether it is a collective.
+    /// Whether a collective is among them.
     pub collective: bool,
 }
 
@@ -31,7 +31,7 @@ pub struct Gap {
     pub cause: Cause,
     /// What was waited for.
     pub awaited: Awaited,
-    /// Its unit.
+    /// Its units; all that a collective for several carries.
     pub unit: String,
     /// Why, one sentence.
     pub why: String,
@@ -57,26 +57,31 @@ pub fn gaps(program: &Program, run: &Run) -> Vec<Gap> {
     run.gaps
         .iter()
         .map(|gap| {
-            let follower = next.after(gap.end);
-            let shown = gap.waited_for.or(follower).map(|i| &run.spans[i as usize]);
+            let awaited = awaited::spans_of(program, run, gap);
+            let first = awaited.first().copied();
+            let shown = first
+                .or(next.after(gap.end))
+                .map(|i| &run.spans[i as usize]);
             let phase = shown.map_or(Phase::Final, |s| program.instrs[s.instr.index()].phase);
-            let name = gap.waited_for.map_or("host", |i| {
-                spans::name(program, run.spans[i as usize].instr)
-            });
+            let (name, unit) = match shown {
+                Some(_) if first.is_some() => (
+                    awaited::names(program, run, &awaited),
+                    awaited::units(program, run, &awaited),
+                ),
+                Some(span) => ("host".into(), spans::unit(program, span).to_owned()),
+                None => ("host".into(), String::new()),
+            };
             Gap {
                 start: gap.start.saturating_sub(run.recorded_from),
                 length: gap.end - gap.start,
                 cause: gap.cause,
                 awaited: Awaited {
-                    name: name.to_owned(),
+                    name,
                     phase: phase.name(),
-                    collective: gap.waited_for.is_some_and(|i| {
-                        Work::of(program, run.spans[i as usize].instr)
-                            .is_some_and(Work::is_collective)
-                    }),
+                    collective: awaited::communicates(program, run, &awaited),
                 },
-                unit: shown.map_or_else(String::new, |s| spans::unit(program, s).to_owned()),
-                why: why(program, run, gap.cause, gap.waited_for),
+                unit,
+                why: why(program, run, gap, &awaited),
             }
         })
         .collect()
@@ -133,9 +138,9 @@ impl NextCompute {
     }
 }
 
-fn why(program: &Program, run: &Run, cause: Cause, waited_for: Option<u32>) -> String {
-    let Some(span) = waited_for.map(|i| run.spans[i as usize]) else {
-        return match cause {
+fn why(program: &Program, run: &Run, gap: &ExposedGap, awaited: &[u32]) -> String {
+    let Some(&first) = awaited.first() else {
+        return match gap.cause {
             Cause::Host => "the host had not issued the next kernel".into(),
             Cause::Tail => "nothing was left to compute".into(),
             Cause::Straggler => "another rank was late".into(),
@@ -143,32 +148,43 @@ fn why(program: &Program, run: &Run, cause: Cause, waited_for: Option<u32>) -> S
             Cause::Gate | Cause::Wire => "a wait on the device".into(),
         };
     };
-    let blocker = |i: u32| spans::name(program, run.spans[i as usize].instr);
-    let work = Work::of(program, span.instr);
-    match cause {
-        Cause::Host => "the host issued it too late".into(),
-        Cause::Wire if work.is_some_and(Work::is_collective) => format!(
-            "it takes {} on the wire, more than the computation beside it",
-            span.alone
-        ),
-        Cause::Wire => format!("it takes {}", span.alone),
-        Cause::Contention => format!(
-            "{} alone, {} beside other work",
-            span.alone,
-            span.end - span.start
-        ),
-        Cause::Tail => "nothing was left to compute beside it".into(),
+    let name = |i: u32| spans::name(program, run.spans[i as usize].instr);
+    let [it, takes, them, their] = match awaited {
+        [_] => ["it", "takes", "it", "its"],
+        _ => ["they", "take", "them", "their"],
+    };
+    let sum = |of: &dyn Fn(&Span) -> Picos| -> Picos {
+        awaited.iter().map(|&i| of(&run.spans[i as usize])).sum()
+    };
+    let alone = sum(&|s| s.alone);
+    let why = match gap.cause {
+        Cause::Host => format!("the host issued {them} too late"),
+        Cause::Wire if awaited::communicates(program, run, awaited) => {
+            format!("{it} {takes} {alone} on the wire, more than the computation beside {them}")
+        }
+        Cause::Wire => format!("{it} {takes} {alone}"),
+        Cause::Contention => {
+            format!(
+                "{alone} alone, {} beside other work",
+                sum(&|s| s.end - s.start)
+            )
+        }
+        Cause::Tail => format!("nothing was left to compute beside {them}"),
         Cause::Straggler => "another rank joined late".into(),
         Cause::Gate => {
-            let rule = gate_rule(program, &span);
-            match (span.blocker, rule) {
+            let span = run.spans[first as usize];
+            match (span.blocker, gate_rule(program, &span)) {
                 (_, Some(rule)) => format!("held back by rule {}", rule.name()),
                 (Blocker::Event(i) | Blocker::Stream(i) | Blocker::Communicator(i), None) => {
-                    format!("it had to wait for {}", blocker(i))
+                    format!("{it} had to wait for {}", name(i))
                 }
-                _ => "its start was held back".into(),
+                _ => format!("{their} start was held back"),
             }
         }
+    };
+    match gap.waited_for.filter(|last| !awaited.contains(last)) {
+        Some(last) => format!("{why}; {} comes behind {them}", name(last)),
+        None => why,
     }
 }
 

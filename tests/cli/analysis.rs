@@ -164,3 +164,26 @@ fn offloaded_states_are_not_alive_on_the_device_and_copies_are_named() {
     let late = bound(&["sim", "llama3-8b-4xh200", "--straggler", "2=4"]);
     assert!(late.contains("Bound by a late rank:"), "{late}");
 }
+
+/// Compiled as a whole, a step waits for a reduction and for the kernel that puts its result where it rests, and its
+/// collectives carry the parameters of several units: both are named.
+#[test]
+fn waits_of_whole_steps_name_all_that_was_waited_for() {
+    let e = explain(&["small-full", "--no-what-if"]);
+    let gaps = e["exposed_ms"]["longest"].as_array().unwrap();
+    let last = gaps.iter().find(|g| g["cause"] == "tail").unwrap();
+    assert_eq!(last["waited_for"], "reduce_scatter + multi_copy");
+    // The first wait: buckets of 16 KiB have room for the embedding (97 x 32 in bf16, 6.1 KiB) and what layers.0 reads first.
+    let first = gaps
+        .iter()
+        .filter(|g| g["waited_for"] == "all_gather")
+        .min_by(|a, b| {
+            a["at_ms"]
+                .as_f64()
+                .unwrap()
+                .total_cmp(&b["at_ms"].as_f64().unwrap())
+        });
+    assert_eq!(first.unwrap()["unit"], "root, layers.0");
+    let why = stdout(&["explain", "small-full", "--no-what-if"]).replace('\n', " ");
+    assert!(why.contains("Bound by communication:"), "{why}");
+}

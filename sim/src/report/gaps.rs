@@ -76,7 +76,7 @@ impl Finder<'_> {
                     self.program.instrs[span.instr.index()].phase,
                     Phase::Final | Phase::Clip | Phase::Optimizer | Phase::Refresh
                 );
-                if closing && self.is_collective(x) {
+                if closing && self.ends_collective(x) {
                     self.push(a, b, Cause::Tail, Some(x));
                 } else {
                     self.waited(a, b, x, x);
@@ -96,6 +96,18 @@ impl Finder<'_> {
             self.program.instrs[self.spans[i as usize].instr.index()].op,
             Op::Collective { .. }
         )
+    }
+
+    /// Whether it is a collective or, on another stream than the compute stream, what has to be done with its result.
+    fn ends_collective(&self, i: u32) -> bool {
+        let span = &self.spans[i as usize];
+        match span.blocker {
+            _ if self.is_collective(i) => true,
+            Blocker::Stream(y) | Blocker::Event(y) => {
+                y < i && span.stream != COMPUTE && self.is_collective(y)
+            }
+            _ => false,
+        }
     }
 
     /// Attributes `a..b` to span `x`, whose end was waited for; `shown` is what the gap reports. Blockers precede what
