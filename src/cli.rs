@@ -61,6 +61,8 @@ enum Command {
     /// Prove that programs are free of races, leaks and mismatched collectives
     Check(check::Args),
     /// Say what a step's time and memory are made of, and what each option would change
+    ///
+    /// Times at which something is (`at ms`) count from the step's begin, as in the file of `sim --trace`.
     Explain(explain::Args),
     /// Predict all combinations of some options
     Sweep(sweep::Args),

@@ -2,6 +2,10 @@
 //!
 //! One process a rank, one thread a stream and one for the host, counters of allocated and reserved memory, and an arrow
 //! from every collective to the first work that waited for it. Written as a stream: memory does not grow with the run.
+//!
+//! Time 0 is where the recorded step begins, as in `explain`, reports and the dashboard. The host may issue a step while the
+//! device is at the one before. Viewers move the first event of a file to their 0, and drop what is before 0: so launches
+//! before the step are left out, and their slices on streams tell when they were (`issued_us`, negative then).
 
 mod flows;
 mod json;
@@ -28,7 +32,6 @@ pub fn write(program: &Program, run: &Run, writer: impl Write) -> io::Result<()>
     let mut trace = Trace {
         program,
         run,
-        origin: origin(run),
         json: Writer::new(writer)?,
     };
     trace.names()?;
@@ -47,15 +50,18 @@ pub fn write(program: &Program, run: &Run, writer: impl Write) -> io::Result<()>
 struct Trace<'a, W: Write> {
     program: &'a Program,
     run: &'a Run,
-    /// Where time begins: the host may issue a step while the device is at the one before.
-    origin: Picos,
     json: Writer<W>,
 }
 
 impl<W: Write> Trace<'_, W> {
-    /// Microseconds after the origin.
+    /// Microseconds after the step's begin.
     fn us(&self, time: Picos) -> f64 {
-        time.saturating_sub(self.origin).us()
+        time.saturating_sub(self.run.recorded_from).us()
+    }
+
+    /// The same, negative before it.
+    fn signed_us(&self, time: Picos) -> f64 {
+        self.us(time) - self.run.recorded_from.saturating_sub(time).us()
     }
 
     fn names(&mut self) -> io::Result<()> {
@@ -95,12 +101,16 @@ impl<W: Write> Trace<'_, W> {
         Ok(())
     }
 
-    /// One slice for each launch: from the launch before it to its own.
+    /// One slice for each launch since the step's begin: from the launch before it to its own.
     fn host(&mut self) -> io::Result<()> {
         let mut order: Vec<&Span> = self.run.spans.iter().collect();
         order.sort_by_key(|s| (s.issued, s.instr));
         let mut before: Option<&Span> = None;
         for span in order {
+            if span.issued < self.run.recorded_from {
+                before = Some(span);
+                continue;
+            }
             let start = before.map_or(span.issued, |b| b.issued);
             let work = self.host_work(before.map(|b| b.instr), span.instr);
             let (from, to) = (self.us(start), self.us(span.issued));
@@ -145,6 +155,7 @@ impl<W: Write> Trace<'_, W> {
             let name = spans::name(self.program, span.instr);
             let category = Work::of(self.program, span.instr).map_or("other", Work::name);
             let (from, to) = (self.us(span.start), self.us(span.end));
+            let issued = self.signed_us(span.issued);
             let tid = u32::from(span.stream.0) + 1;
             self.json.slice(
                 tid,
@@ -166,6 +177,7 @@ impl<W: Write> Trace<'_, W> {
                 let flops = self.program.kernels[kernel.index()].flops;
                 json.number("flops", flops.0 as f64)?;
             }
+            json.number("issued_us", issued)?;
             json.number("alone_us", span.alone.us())?;
             json.string("waited_for", &blocker(self.program, self.run, span.blocker))?;
             json.end()?;
@@ -173,15 +185,21 @@ impl<W: Write> Trace<'_, W> {
         Ok(())
     }
 
+    /// Allocators work when the host issues, not when the device gets there: the counter's name says so. Of what was before the
+    /// step the highest and the last sample count, so that no peak is lost.
     fn memory(&mut self) -> io::Result<()> {
+        let timeline = &self.run.memory.timeline;
+        let began = timeline.partition_point(|s| s.time < self.run.recorded_from);
+        let (before, within) = timeline.split_at(began);
+        let highest = before.iter().max_by_key(|s| s.allocated);
         let mut last = None;
-        for sample in &self.run.memory.timeline {
+        for sample in highest.into_iter().chain(before.last()).chain(within) {
             let now = (sample.allocated, sample.reserved);
             if last.replace(now) == Some(now) {
                 continue;
             }
             let at = self.us(sample.time);
-            self.json.counter(RANK, "memory MiB", at)?;
+            self.json.counter(RANK, "memory MiB, as issued", at)?;
             self.json.number("allocated", sample.allocated.mib())?;
             self.json.number("reserved", sample.reserved.mib())?;
             self.json.end()?;
@@ -207,15 +225,6 @@ impl<W: Write> Trace<'_, W> {
         }
         Ok(())
     }
-}
-
-fn origin(run: &Run) -> Picos {
-    let issued = run.spans.iter().map(|s| s.issued);
-    let sampled = run.memory.timeline.iter().map(|s| s.time);
-    issued
-        .chain(sampled)
-        .min()
-        .map_or(run.recorded_from, |t| t.min(run.recorded_from))
 }
 
 fn blocker(program: &Program, run: &Run, blocker: Blocker) -> String {

@@ -83,7 +83,7 @@ pub(super) struct Args {
     /// Print one JSON object
     #[arg(long)]
     json: bool,
-    /// Write a timeline of the last step for Perfetto
+    /// Write a timeline of the last step for Perfetto, from its begin on
     #[arg(long, value_name = "FILE")]
     trace: Option<PathBuf>,
     /// Give up when nothing moves for so many seconds

@@ -28,7 +28,7 @@ pub(super) struct Args {
     /// Print one JSON object a scenario
     #[arg(long)]
     json: bool,
-    /// Write a timeline of the last step for Perfetto (one scenario only)
+    /// Write a timeline of the last step for Perfetto, from its begin as times in `explain` are (one scenario only)
     #[arg(long, value_name = "FILE")]
     trace: Option<PathBuf>,
     /// Steps to simulate after the first; default: until time and memory repeat

@@ -1,6 +1,6 @@
 //! `shardlab sim --trace`.
 
-use crate::shardlab;
+use crate::{json, shardlab};
 use serde_json::Value;
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -45,6 +45,52 @@ fn a_trace_has_streams_slices_counters_and_arrows() {
         of(&trace, "C")
             .iter()
             .all(|c| c["args"]["reserved"].is_number())
+    );
+}
+
+/// A gap that `explain` lists ends where a slice of the compute stream begins, at the same time in the trace, also where the host
+/// has issued most of the step before it begins.
+#[test]
+fn a_trace_counts_time_from_the_step_s_begin_as_explain_does() {
+    let name = "peers-1b";
+    let trace = trace(name);
+    let explained = &json(&["explain", name, "--no-what-if", "--json"])[0];
+    let slices = of(&trace, "X");
+    let number = |v: &Value| v.as_f64().unwrap();
+    let starts: Vec<f64> = slices
+        .iter()
+        .filter(|s| s["tid"] == 1)
+        .map(|s| number(&s["ts"]) / 1e3)
+        .collect();
+    let gaps = explained["exposed_ms"]["longest"].as_array().unwrap();
+    let ends: Vec<f64> = gaps
+        .iter()
+        .map(|g| number(&g["at_ms"]) + number(&g["ms"]))
+        .collect();
+    let found = |end: f64| starts.iter().any(|s| (s - end).abs() < 2e-6);
+    // Pieces of one gap by cause end where the next one begins.
+    let next = |end: f64| {
+        gaps.iter()
+            .any(|g| (number(&g["at_ms"]) - end).abs() < 2e-6)
+    };
+    let step = number(&explained["step_ms"]);
+    for end in ends {
+        assert!(
+            found(end) || next(end) || (end - step).abs() < 1e-3,
+            "{end}"
+        );
+    }
+    let issued = |s: &&&Value| number(&s["args"]["issued_us"]) < 0.0;
+    let ahead = slices
+        .iter()
+        .filter(|s| s["tid"] != 0)
+        .filter(issued)
+        .count();
+    let launches = slices.iter().filter(|s| s["tid"] == 0).count();
+    assert!(ahead > 0, "the host is ahead of this step");
+    assert_eq!(
+        ahead + launches,
+        slices.iter().filter(|s| s["tid"] != 0).count()
     );
 }
 

@@ -46,7 +46,7 @@ pub(super) fn draw(app: &App, buf: &mut Buffer, area: Rect, plot: Rect) {
     };
     let top = most(main).max(t.other.as_deref().map_or(0, most)).max(1);
     put(buf, area.x + 1, area.y, GUTTER - 1, "memory", theme.text());
-    if rows >= 3 {
+    if rows >= 2 {
         put(
             buf,
             area.x + 1,
