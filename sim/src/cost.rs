@@ -68,6 +68,9 @@ pub(crate) struct Costs {
     pub(crate) collectives: usize,
     /// Index of the first copy.
     pub(crate) copies: usize,
+    /// The profile does not say what a fixed order of sums costs in attention's backward, which this program asks for: it is
+    /// priced as in any order.
+    any_order: bool,
 }
 
 fn share(x: f64) -> u32 {
@@ -85,11 +88,11 @@ impl Costs {
             if cost.load == Load::Compute && program.meta.world > 1 {
                 cost.work = (cost.work as f64 / profile.device.loaded_rate) as u64;
             }
-            if let KernelClass::Attention { backward: true, .. } = kernel.class
-                && program.meta.deterministic
-            {
-                let slower = profile.efficiency.attention_backward_fixed_order;
-                cost.work = (cost.work as f64 * slower) as u64;
+            if program.meta.deterministic && is_attention_backward(kernel) {
+                match profile.efficiency.attention_backward_fixed_order {
+                    Some(slower) => cost.work = (cost.work as f64 * slower) as u64,
+                    None => cost.measured = false,
+                }
             }
             all.push(cost);
         }
@@ -121,6 +124,17 @@ impl Costs {
             all,
             collectives,
             copies,
+            any_order: program.meta.deterministic
+                && profile.efficiency.attention_backward_fixed_order.is_none(),
+        }
+    }
+
+    /// What a kernel whose cost is modelled is called where that is said.
+    pub(crate) fn modelled_name(&self, kernel: &Kernel) -> String {
+        if self.any_order && is_attention_backward(kernel) {
+            format!("{} in any order", kernel.name)
+        } else {
+            kernel.name.clone()
         }
     }
 
@@ -130,6 +144,10 @@ impl Costs {
             cost.work = (cost.work as f64 * factor) as u64;
         }
     }
+}
+
+fn is_attention_backward(kernel: &Kernel) -> bool {
+    matches!(kernel.class, KernelClass::Attention { backward: true, .. })
 }
 
 /// Traffic of each kernel where it is launched; of launches that differ the one that moves most.

@@ -332,7 +332,7 @@ fn sources(program: &Program, spans: &[Span], costs: &Costs) -> CostSources {
             busy[i] += span.alone.0;
         }
     }
-    let mut by_name: BTreeMap<&str, u64> = BTreeMap::new();
+    let mut by_name: BTreeMap<String, u64> = BTreeMap::new();
     for (i, (&time, cost)) in busy.iter().zip(&costs.all).enumerate() {
         if time == 0 {
             continue;
@@ -343,18 +343,16 @@ fn sources(program: &Program, spans: &[Span], costs: &Costs) -> CostSources {
         }
         sources.modelled += Picos(time);
         let name = if i < costs.collectives {
-            program.kernels[i].name.as_str()
+            costs.modelled_name(&program.kernels[i])
         } else if i < costs.copies {
-            program.collectives[i - costs.collectives].kind.name()
+            let collective = &program.collectives[i - costs.collectives];
+            collective.kind.name().to_owned()
         } else {
-            "copy"
+            "copy".to_owned()
         };
         *by_name.entry(name).or_default() += time;
     }
-    sources.modelled_by_name = by_name
-        .into_iter()
-        .map(|(n, t)| (n.to_owned(), Picos(t)))
-        .collect();
+    sources.modelled_by_name = by_name.into_iter().map(|(n, t)| (n, Picos(t))).collect();
     sources
         .modelled_by_name
         .sort_by(|a, b| b.1.cmp(&a.1).then_with(|| a.0.cmp(&b.0)));

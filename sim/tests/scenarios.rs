@@ -135,7 +135,7 @@ fn the_device_holds_what_kernels_take_beside_the_program_s_buffers() {
     let measured = hardware::load("h200-nvlink").unwrap();
     let mut ours = measured.clone();
     ours.footprint.kernel_workspaces = true;
-    ours.efficiency.attention_backward_fixed_order = 1.2;
+    ours.efficiency.attention_backward_fixed_order = Some(1.2);
     let device = |program: &Program, profile| {
         let r = simulate(program, profile, &Options::default()).unwrap();
         (r.memory.peak_device.0, r.step_samples[0])
@@ -152,6 +152,38 @@ fn the_device_holds_what_kernels_take_beside_the_program_s_buffers() {
     let more = device(&fixed, &ours).0 - device(&fixed, &measured).0;
     assert_eq!(more >> 20, 2113);
     assert!(device(&fixed, &ours).1 > device(&any, &ours).1);
+}
+
+/// Where a profile does not know what a fixed order costs, it is priced as any order, and costs say so: no measurement covers it.
+#[test]
+fn a_fixed_order_that_nothing_says_the_price_of_is_told() {
+    let profile = hardware::load("h200-nvlink").unwrap();
+    assert_eq!(profile.efficiency.attention_backward_fixed_order, None);
+    let told = |set: &[&str], profile: &hardware::Profile| {
+        let program = planned("peers-1b", &[&["fsdp.policy=\"native\""], set].concat());
+        let r = simulate(&program, profile, &Options::default()).unwrap();
+        let named = r.costs.modelled_by_name.iter();
+        let time = named
+            .filter(|(name, _)| name.starts_with("attention_backward"))
+            .map(|(name, time)| (name.clone(), time.ms().round()));
+        (r.step_samples[0], time.collect::<Vec<_>>())
+    };
+    let (any, fixed) = (&[][..], &["precision.deterministic=true"][..]);
+    // By hand: 16 layers, each as long as its row says, at the rate of GPUs that train side by side.
+    let rows = profile.attention.iter().filter(|t| t.backward && t.causal);
+    let row = rows
+        .flat_map(|t| &t.rows)
+        .find(|r| (r.0, r.1, r.2, r.3, r.4) == (2, 32, 8, 4096, 64))
+        .unwrap();
+    let name = "attention_backward in any order".to_owned();
+    assert_eq!(told(any, &profile).1, []);
+    let (step, named) = told(fixed, &profile);
+    let all = 16.0 * row.5 / 1e3 / profile.device.loaded_rate;
+    assert_eq!(named, [(name, all.round())]);
+    assert_eq!(step, told(any, &profile).0);
+    let mut knows = profile.clone();
+    knows.efficiency.attention_backward_fixed_order = Some(1.0);
+    assert_eq!(told(fixed, &knows), told(any, &profile));
 }
 
 /// Frameworks make every communicator, `exec` those that a collective uses: policy `megatron` keeps one of its two for

@@ -337,6 +337,8 @@ gemm_tiles = [[8, 8, 1.0]]
 conv = {}
 attention = {}
 attention_backward = {}
+# The device sums in a fixed order anyway.
+attention_backward_fixed_order = 1.0
 
 [efficiency.memory]
 "#,

@@ -119,7 +119,7 @@ fn check(p: &Profile) -> Result<(), String> {
         ("host.queue_depth", f64::from(p.host.queue_depth)),
         (
             "efficiency.attention_backward_fixed_order",
-            p.efficiency.attention_backward_fixed_order,
+            p.efficiency.attention_backward_fixed_order.unwrap_or(1.0),
         ),
     ];
     for (name, value) in positive {

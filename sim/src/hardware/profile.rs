@@ -261,9 +261,9 @@ pub struct Efficiency {
     pub attention: f64,
     /// Attention backward.
     pub attention_backward: f64,
-    /// Time of attention's backward when its sums have a fixed order, relative to the tables'; they have one if not given.
-    #[serde(default = "one")]
-    pub attention_backward_fixed_order: f64,
+    /// Time of attention's backward when its sums have a fixed order, relative to the tables'; not known if not given.
+    #[serde(default)]
+    pub attention_backward_fixed_order: Option<f64>,
     /// Memory-bound classes: share of `memory_gbps`.
     pub memory: BTreeMap<MemoryClass, f64>,
 }
