@@ -26,14 +26,13 @@ const REPEATS: (u64, u64) = (8, 80);
 const WARM: usize = 3;
 
 /// Kinds and types that differ in cost: reductions in bf16 convert.
-const KINDS: [(CollectiveKind, DType); 7] = [
+const KINDS: [(CollectiveKind, DType); 6] = [
     (CollectiveKind::AllGather, DType::F32),
     (CollectiveKind::ReduceScatter, DType::F32),
     (CollectiveKind::ReduceScatter, DType::Bf16),
     (CollectiveKind::AllReduce, DType::F32),
     (CollectiveKind::AllReduce, DType::Bf16),
     (CollectiveKind::AllToAll, DType::F32),
-    (CollectiveKind::Broadcast, DType::F32),
 ];
 
 /// Rows of one kind and number of ranks.
@@ -82,9 +81,7 @@ fn sides(kind: CollectiveKind, bytes: u64, ranks: u64) -> (u64, u64) {
     match kind {
         CollectiveKind::AllGather => (bytes / ranks, bytes),
         CollectiveKind::ReduceScatter => (bytes, bytes / ranks),
-        CollectiveKind::AllReduce | CollectiveKind::AllToAll | CollectiveKind::Broadcast => {
-            (bytes, bytes)
-        }
+        CollectiveKind::AllReduce | CollectiveKind::AllToAll => (bytes, bytes),
     }
 }
 

@@ -434,7 +434,6 @@ fn collectives(out: &mut String, m: &Tables<'_>) {
             CollectiveKind::ReduceScatter => "reduce_scatter",
             CollectiveKind::AllReduce => "all_reduce",
             CollectiveKind::AllToAll => "all_to_all",
-            CollectiveKind::Broadcast => "broadcast",
         };
         let source = (m.source)(m.between);
         let _ = write!(

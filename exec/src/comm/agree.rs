@@ -68,7 +68,7 @@ fn wrong(call: &Call, position: usize, n: usize) -> Option<String> {
         let fits = match call.kind {
             CollectiveKind::AllGather => o == n * i,
             CollectiveKind::ReduceScatter => i == n * o,
-            CollectiveKind::AllReduce | CollectiveKind::Broadcast => i == o,
+            CollectiveKind::AllReduce => i == o,
             CollectiveKind::AllToAll => i == o && i.is_multiple_of(n),
         };
         let element = call.dtype.size() as usize;

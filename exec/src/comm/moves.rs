@@ -24,7 +24,6 @@ pub(super) unsafe fn perform(me: usize, calls: &[Call]) -> Option<Vec<Vec<u8>>> 
                         copy(from.ptr, output.ptr.add(i * input.bytes), input.bytes);
                     }
                 }
-                CollectiveKind::Broadcast => copy(calls[0].parts[p].0.ptr, output.ptr, input.bytes),
                 CollectiveKind::ReduceScatter => {
                     let at = me * output.bytes;
                     let from: Vec<*const u8> = inputs.map(|r| r.ptr.add(at).cast_const()).collect();

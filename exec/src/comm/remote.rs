@@ -11,12 +11,11 @@ use shardlab_plan::program::{CollectiveKind, ReduceOp};
 use shardlab_plan::units::DType;
 use smallvec::SmallVec;
 
-const KINDS: [CollectiveKind; 5] = [
+const KINDS: [CollectiveKind; 4] = [
     CollectiveKind::AllGather,
     CollectiveKind::ReduceScatter,
     CollectiveKind::AllReduce,
     CollectiveKind::AllToAll,
-    CollectiveKind::Broadcast,
 ];
 const DTYPES: [DType; 5] = [DType::F32, DType::Bf16, DType::F16, DType::I64, DType::U8];
 

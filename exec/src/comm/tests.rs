@@ -10,12 +10,11 @@ use shardlab_plan::units::DType;
 use smallvec::SmallVec;
 use std::time::{Duration, Instant};
 
-const KINDS: [CollectiveKind; 5] = [
+const KINDS: [CollectiveKind; 4] = [
     CollectiveKind::AllGather,
     CollectiveKind::ReduceScatter,
     CollectiveKind::AllReduce,
     CollectiveKind::AllToAll,
-    CollectiveKind::Broadcast,
 ];
 const REDUCTIONS: [ReduceOp; 3] = [ReduceOp::Sum, ReduceOp::Avg, ReduceOp::PremulSum(0.3)];
 
@@ -80,7 +79,6 @@ fn reference(kind: CollectiveKind, op: ReduceOp, inputs: &[Vec<f32>]) -> Vec<Vec
                 .iter()
                 .flat_map(|x| x[r * piece..(r + 1) * piece].to_vec())
                 .collect(),
-            CollectiveKind::Broadcast => inputs[0].clone(),
         })
         .collect()
 }

@@ -45,9 +45,7 @@ fn sizes(p: &Program, c: &Collective, instr: InstrId, sink: &mut Sink) {
         let (full, fits) = match c.kind {
             CollectiveKind::AllGather => (o, o == size * i),
             CollectiveKind::ReduceScatter => (i, i == size * o),
-            CollectiveKind::AllReduce | CollectiveKind::AllToAll | CollectiveKind::Broadcast => {
-                (i.max(o), i == o)
-            }
+            CollectiveKind::AllReduce | CollectiveKind::AllToAll => (i.max(o), i == o),
         };
         payload += full;
         if !fits {
@@ -136,7 +134,7 @@ fn aliasing(p: &Program, c: &Collective, instr: InstrId, sink: &mut Sink) {
     let (rule, reduces) = match c.kind {
         CollectiveKind::ReduceScatter => (RuleId::ReduceAlias, true),
         CollectiveKind::AllGather => (RuleId::Collective, false),
-        CollectiveKind::AllReduce | CollectiveKind::AllToAll | CollectiveKind::Broadcast => return,
+        CollectiveKind::AllReduce | CollectiveKind::AllToAll => return,
     };
     let moves = own_part(p.communicators[c.comm.index()].axis);
     for (n, a) in c.parts.iter().enumerate() {

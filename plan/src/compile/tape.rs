@@ -122,8 +122,6 @@ pub enum StorageRole {
     Logits,
     /// Gradient with respect to an activation.
     ActivationGrad,
-    /// Scratch of a library kernel.
-    Workspace,
 }
 
 /// One allocation of the tape.
@@ -189,7 +187,7 @@ pub enum KernelClass {
         n: u64,
         /// Inner dimension.
         k: u64,
-        /// Independent products.
+        /// Independent products. No model has more than one today; digests of programs contain it.
         batch: u64,
     },
     /// Fused attention.

@@ -30,7 +30,6 @@ impl TapeBuffers {
                         StorageRole::Saved => Role::Activation,
                         StorageRole::Logits => Role::Logits,
                         StorageRole::Temporary | StorageRole::ActivationGrad => Role::Temporary,
-                        StorageRole::Workspace => Role::Workspace,
                     },
                     bytes: s.bytes.0,
                     dtype: s.dtype,

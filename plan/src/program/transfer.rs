@@ -17,8 +17,6 @@ pub enum CollectiveKind {
     AllReduce,
     /// Exchanges equal parts.
     AllToAll,
-    /// Copies from one to all.
-    Broadcast,
 }
 
 impl CollectiveKind {
@@ -30,7 +28,6 @@ impl CollectiveKind {
             Self::ReduceScatter => "reduce_scatter",
             Self::AllReduce => "all_reduce",
             Self::AllToAll => "all_to_all",
-            Self::Broadcast => "broadcast",
         }
     }
 
@@ -45,7 +42,7 @@ impl CollectiveKind {
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum ReduceOp {
-    /// Nothing to reduce (gather, broadcast).
+    /// Nothing to reduce (gather, exchange).
     None,
     /// Sum.
     Sum,
@@ -89,7 +86,8 @@ pub enum CopyKind {
     H2d,
     /// Device to host.
     D2h,
-    /// Device to device by copy engine.
+    /// Device to device by copy engine. No policy asks for it yet: what they copy on the device, kernels do, and collectives on
+    /// copy engines are collectives. Devices and the simulator can, so that one that does needs nothing else.
     D2d,
 }
 

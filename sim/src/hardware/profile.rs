@@ -417,7 +417,6 @@ pub enum CollectiveName {
     ReduceScatter,
     AllReduce,
     AllToAll,
-    Broadcast,
 }
 
 impl From<CollectiveName> for CollectiveKind {
@@ -427,7 +426,6 @@ impl From<CollectiveName> for CollectiveKind {
             CollectiveName::ReduceScatter => Self::ReduceScatter,
             CollectiveName::AllReduce => Self::AllReduce,
             CollectiveName::AllToAll => Self::AllToAll,
-            CollectiveName::Broadcast => Self::Broadcast,
         }
     }
 }

@@ -62,7 +62,6 @@ pub(super) fn bus_factor(kind: CollectiveKind, ranks: u32) -> f64 {
             (n - 1.0) / n
         }
         CollectiveKind::AllReduce => 2.0 * (n - 1.0) / n,
-        CollectiveKind::Broadcast => 1.0,
     }
 }
 

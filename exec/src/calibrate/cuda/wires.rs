@@ -22,14 +22,13 @@ const SIZES: [u64; 8] = [
     1 << 30,
 ];
 /// Kinds and types; reductions in float32 as well.
-const KINDS: [(CollectiveKind, DType); 7] = [
+const KINDS: [(CollectiveKind, DType); 6] = [
     (CollectiveKind::AllGather, DType::Bf16),
     (CollectiveKind::ReduceScatter, DType::Bf16),
     (CollectiveKind::ReduceScatter, DType::F32),
     (CollectiveKind::AllReduce, DType::Bf16),
     (CollectiveKind::AllReduce, DType::F32),
     (CollectiveKind::AllToAll, DType::Bf16),
-    (CollectiveKind::Broadcast, DType::Bf16),
 ];
 const REPEATS: u32 = 10;
 const WARM: usize = 3;

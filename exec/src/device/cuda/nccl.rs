@@ -395,9 +395,6 @@ impl Member {
                     let count = input.bytes / element;
                     comm.all_reduce(from, to, count, dtype, self.op(c)?, stream)
                 }
-                CollectiveKind::Broadcast => {
-                    comm.broadcast(from, to, input.bytes / element, dtype, 0, stream)
-                }
                 CollectiveKind::AllToAll => {
                     let count = input.bytes / element / self.size;
                     comm.all_to_all(from, to, count, dtype, stream)

@@ -18,7 +18,7 @@ pub(super) fn parts(
         let fits = match kind {
             CollectiveKind::AllGather => o == n * i,
             CollectiveKind::ReduceScatter => i == n * o,
-            CollectiveKind::AllReduce | CollectiveKind::Broadcast => i == o,
+            CollectiveKind::AllReduce => i == o,
             CollectiveKind::AllToAll => i == o && i.is_multiple_of(n * element),
         };
         if !fits || !i.is_multiple_of(element) || !o.is_multiple_of(element) {
@@ -49,7 +49,7 @@ fn in_place(kind: CollectiveKind, position: usize, input: &RawRange, output: &Ra
         CollectiveKind::ReduceScatter => o == i + position * output.bytes,
         // NCCL's exchange has no staging copy.
         CollectiveKind::AllToAll => false,
-        CollectiveKind::AllReduce | CollectiveKind::Broadcast => i == o,
+        CollectiveKind::AllReduce => i == o,
     }
 }
 
