@@ -13,7 +13,7 @@ mod steps;
 pub mod timeline;
 
 pub(crate) use draw::escape;
-pub use heat::heat;
+pub use heat::{Cell, Measure, Row, heat};
 pub use losses::{Curve, curves};
 pub use memory::memory;
 pub use palette::{Palette, SERIES};

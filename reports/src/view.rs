@@ -242,6 +242,15 @@ impl RunView {
         }
     }
 
+    /// Tokens a second and rank; NaN where steps have no tokens.
+    #[must_use]
+    pub fn tokens_per_s(&self) -> f64 {
+        match self.run.tokens {
+            0 => f64::NAN,
+            tokens => tokens as f64 / (self.step_ms() / 1e3),
+        }
+    }
+
     /// Exposed time of the recorded step, milliseconds.
     #[must_use]
     pub fn exposed_ms(&self) -> f64 {

@@ -87,12 +87,13 @@ type Column = (&'static str, &'static str, bool, usize, fn(&RunView) -> f64);
 
 const COLUMNS: [Column; 10] = [
     ("step_ms", "step ms", true, 2, RunView::step_ms),
-    ("tokens_per_s_per_gpu", "tok/s/GPU", false, 0, |v| {
-        match v.run.tokens {
-            0 => f64::NAN,
-            tokens => tokens as f64 / (v.step_ms() / 1e3),
-        }
-    }),
+    (
+        "tokens_per_s_per_gpu",
+        "tok/s/GPU",
+        false,
+        0,
+        RunView::tokens_per_s,
+    ),
     ("mfu_percent", "MFU %", false, 1, |v| match v.run.mfu {
         0.0 => f64::NAN,
         mfu => 100.0 * mfu,

@@ -10,38 +10,55 @@ const MIDDLE: Pos = Pos {
     h_pos: HPos::Center,
     v_pos: VPos::Top,
 };
+/// Width of a cell from which words find room in it.
+const ROOMY: i32 = 90;
 
-/// Cells `values[row][column]`, smaller being better; `None` where there is no run. The number stands in every cell.
+/// What the cells of a map hold.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Measure {
+    /// Its unit.
+    pub unit: &'static str,
+    /// Whether more is better.
+    pub more_is_better: bool,
+}
+
+/// A cell of a map.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Cell {
+    /// Value.
+    pub value: f64,
+    /// Whether it counts: what does not fit the device is shown, but is never the best.
+    pub fits: bool,
+}
+
+/// A row of a map; `None` where there is no run.
+pub type Row = Vec<Option<Cell>>;
+
+/// Cells `rows[row][column]` of one measure; the number stands in every cell.
 #[must_use]
 pub fn heat(
     title: &str,
-    unit: &str,
+    measure: Measure,
     x: (&str, &[String]),
     y: (&str, &[String]),
-    values: &[Vec<Option<f64>>],
+    cells: &[Row],
 ) -> Plot {
-    let all = || values.iter().flatten().flatten().copied();
-    let (low, high) = all().fold((f64::INFINITY, f64::NEG_INFINITY), |(a, b), v| {
-        (a.min(v), b.max(v))
-    });
-    let mut best = String::new();
-    for (row, name) in values.iter().zip(y.1) {
-        for (cell, column) in row.iter().zip(x.1) {
-            if *cell == Some(low) {
-                best = format!("; the best is {} {unit} at {}={column}", short(low), x.0);
-                if !y.0.is_empty() {
-                    best.push_str(&format!(", {}={name}", y.0));
-                }
-            }
-        }
-    }
-    let description = format!("from {} to {} {unit}{best}", short(low), short(high));
+    let unit = measure.unit;
+    let all = || cells.iter().flatten().flatten();
+    let (low, high) = all()
+        .filter(|c| c.fits)
+        .fold((f64::INFINITY, f64::NEG_INFINITY), |(a, b), c| {
+            (a.min(c.value), b.max(c.value))
+        });
+    let best = if measure.more_is_better { high } else { low };
+    let is_best = |c: &Cell| c.fits && c.value == best;
+    let description = describe(measure, x, y, cells, is_best);
     let (columns, rows) = (x.1.len().max(1), y.1.len().max(1));
     let height = 130 + 84 * rows as u32;
     draw::plot("heat", title, description, height, vec![], |area| {
         let (left, top) = (360i32, 16i32);
         let (w, h) = ((draw::WIDTH as i32 - left - 20) / columns as i32, 84i32);
-        for (r, row) in values.iter().enumerate() {
+        for (r, row) in cells.iter().enumerate() {
             let py = top + r as i32 * h;
             let label = y.1.get(r).map_or("", |s| s);
             let label = if y.0.is_empty() {
@@ -54,13 +71,24 @@ pub fn heat(
             for (c, cell) in row.iter().enumerate() {
                 let px = left + c as i32 * w;
                 let corners = [(px + 2, py + 2), (px + w - 2, py + h - 2)];
-                let Some(v) = cell else {
+                let middle = (px + w / 2, py + 30);
+                let Some(cell) = cell else {
                     area.draw(&Rectangle::new(corners, FAINT.stroke_width(1)))?;
                     continue;
                 };
+                let number = short(cell.value);
+                if !cell.fits {
+                    area.draw(&Rectangle::new(corners, FAINT.stroke_width(1)))?;
+                    let words = if w >= ROOMY { "no fit" } else { "✗" };
+                    let above = (middle.0, py + 16);
+                    let below = (middle.0, py + 46);
+                    area.draw(&Text::new(number, above, text(24, &FAINT).pos(MIDDLE)))?;
+                    area.draw(&Text::new(words, below, text(20, &FAINT).pos(MIDDLE)))?;
+                    continue;
+                }
                 // The worst is full; text on it has the ground's colour.
                 let share = if high > low {
-                    (v - low) / (high - low)
+                    (cell.value - best).abs() / (high - low)
                 } else {
                     0.0
                 };
@@ -69,15 +97,16 @@ pub fn heat(
                 let fill = series(0).mix(if full { 1.0 } else { 0.06 + 0.2 * step });
                 area.draw(&Rectangle::new(corners, fill.filled()))?;
                 // A path: rectangles are drawn with the thinnest line whatever they ask for.
-                let inset = if *v == low { 3 } else { 0 };
+                let is_best = is_best(cell);
+                let inset = if is_best { 3 } else { 0 };
                 let [(a, b), (c, d)] = corners;
                 let (a, b, c, d) = (a + inset, b + inset, c - inset, d - inset);
                 let frame = vec![(a, b), (c, b), (c, d), (a, d), (a, b)];
-                let width = if *v == low { 7 } else { 1 };
-                let ink = if *v == low { INK } else { series(0) };
+                let width = if is_best { 7 } else { 1 };
+                let ink = if is_best { INK } else { series(0) };
                 area.draw(&PathElement::new(frame, ink.stroke_width(width)))?;
                 let style = text(24, if full { &GROUND } else { &INK }).pos(MIDDLE);
-                area.draw(&Text::new(short(*v), (px + w / 2, py + 30), style))?;
+                area.draw(&Text::new(number, middle, style))?;
             }
         }
         for (c, name) in x.1.iter().enumerate() {
@@ -90,4 +119,47 @@ pub fn heat(
         area.draw(&Text::new(words, at, text(22, &FAINT)))?;
         Ok(())
     })
+}
+
+/// The map in words: its range, its best cell, and what does not fit.
+fn describe(
+    measure: Measure,
+    x: (&str, &[String]),
+    y: (&str, &[String]),
+    cells: &[Row],
+    is_best: impl Fn(&Cell) -> bool,
+) -> String {
+    let unit = measure.unit;
+    let all = || cells.iter().flatten().flatten();
+    let (low, high) = all().fold((f64::INFINITY, f64::NEG_INFINITY), |(a, b), c| {
+        (a.min(c.value), b.max(c.value))
+    });
+    let mut words = format!("from {} to {} {unit}", short(low), short(high));
+    let unfit = all().filter(|c| !c.fits).count();
+    let mut best = None;
+    for (row, name) in cells.iter().zip(y.1) {
+        for (cell, column) in row.iter().zip(x.1) {
+            if let Some(cell) = cell.filter(|c| is_best(c)) {
+                best = Some((cell.value, column, name));
+            }
+        }
+    }
+    if let Some((value, column, name)) = best {
+        let of = if unfit > 0 { "best that fits" } else { "best" };
+        words.push_str(&format!(
+            "; the {of} is {} {unit} at {}={column}",
+            short(value),
+            x.0
+        ));
+        if !y.0.is_empty() {
+            words.push_str(&format!(", {}={name}", y.0));
+        }
+    }
+    match (unfit, all().count()) {
+        (0, _) => {}
+        (n, all) if n == all => words.push_str("; none fits the device"),
+        (1, _) => words.push_str("; 1 does not fit the device"),
+        (n, _) => words.push_str(&format!("; {n} do not fit the device")),
+    }
+    words
 }

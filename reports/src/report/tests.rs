@@ -5,7 +5,7 @@ use crate::compare::Side;
 use crate::stats::Options;
 use crate::testing;
 use shardlab_plan::record::RunKind;
-use shardlab_plan::units::Picos;
+use shardlab_plan::units::{Bytes, Picos};
 
 fn item(label: &str, spans: u32) -> Item {
     Item {
@@ -263,4 +263,70 @@ fn a_map_follows_the_axes_it_is_given() {
         .find(|p| p.name == "heat")
         .unwrap();
     assert_eq!(plot.title, "Step time by fsdp.policy");
+}
+
+/// Four steps of as many milliseconds as they have thousands of tokens, but for the last, which is faster than that.
+fn batches() -> Vec<Item> {
+    [(1u64, 10_000u64), (2, 20_000), (4, 40_000), (8, 64_000)]
+        .into_iter()
+        .map(|(batch, us)| {
+            let mut i = item(&format!("micro_batch={batch}"), 10);
+            i.view.run.tokens = 1000 * batch;
+            i.view.run.step_samples = vec![Picos(us * 1_000_000)];
+            i.axes = vec![("train.micro_batch".into(), batch.to_string())];
+            i
+        })
+        .collect()
+}
+
+fn map(items: &[Item]) -> Plot {
+    let report = Report::new(None, items);
+    let found = report.plots().into_iter().find(|p| p.name == "heat");
+    found.expect("a map").clone()
+}
+
+/// The shortest step has the fewest tokens: what counts is how many a second.
+#[test]
+fn a_map_of_steps_that_differ_in_tokens_goes_by_tokens_a_second() {
+    let mut items = batches();
+    let plot = map(&items);
+    assert_eq!(plot.title, "Tokens/s/GPU by train.micro_batch");
+    assert_eq!(
+        plot.description,
+        "from 100000 to 125000 tokens/s/GPU; the best is 125000 tokens/s/GPU at train.micro_batch=8"
+    );
+    // Of the same tokens the shortest step is the best.
+    for i in &mut items {
+        i.view.run.tokens = 1000;
+    }
+    let plot = map(&items);
+    assert_eq!(plot.title, "Step time by train.micro_batch");
+    assert_eq!(
+        plot.description,
+        "from 10 to 64 ms a step; the best is 10 ms a step at train.micro_batch=1"
+    );
+}
+
+/// What the device cannot hold is no advice.
+#[test]
+fn the_best_of_a_map_fits_the_device() {
+    let mut items = batches();
+    let memory = &mut items[3].view.run.memory;
+    memory.capacity = Some(Bytes(memory.peak_device.0 - 1));
+    for i in &mut items[..3] {
+        i.view.run.step_samples[0].0 += i.view.run.tokens * 1_000_000;
+    }
+    items[1].view.run.step_samples[0].0 -= 1_000_000_000;
+    let plot = map(&items);
+    assert_eq!(
+        plot.description,
+        "from 90909 to 125000 tokens/s/GPU; the best that fits is 95238 tokens/s/GPU at train.micro_batch=2; \
+         1 does not fit the device"
+    );
+    assert!(plot.svg.contains("no fit"), "{}", plot.svg);
+    for i in &mut items {
+        i.view.run.memory.capacity = Some(Bytes(1));
+    }
+    let words = map(&items).description;
+    assert!(words.ends_with("rank; none fits the device"), "{words}");
 }

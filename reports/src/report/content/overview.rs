@@ -19,10 +19,6 @@ fn kind(item: &Item) -> &'static str {
     }
 }
 
-fn tokens_per_s(item: &Item) -> f64 {
-    item.view.run.tokens as f64 / (item.view.step_ms() / 1e3)
-}
-
 /// Percent; NaN where the device's peak is not known.
 fn mfu(item: &Item) -> f64 {
     match item.view.run.mfu {
@@ -53,7 +49,10 @@ pub(super) fn summary(items: &[Item]) -> Section {
             ),
             head: format!("{} ms a step", number(item.view.step_ms(), 2)),
             facts: vec![
-                ("tokens/s/GPU".to_owned(), number(tokens_per_s(item), 0)),
+                (
+                    "tokens/s/GPU".to_owned(),
+                    number(item.view.tokens_per_s(), 0),
+                ),
                 ("MFU".to_owned(), format!("{} %", number(mfu(item), 1))),
                 (
                     "exposed".to_owned(),
@@ -95,7 +94,12 @@ fn table(items: &[Item]) -> Table {
     let size = |x: f64| bytes(x as u64);
     let columns = [
         column(">step ms", |i| i.view.step_ms(), |x| number(x, 2), false),
-        column(">tokens/s/GPU", tokens_per_s, |x| number(x, 0), true),
+        column(
+            ">tokens/s/GPU",
+            |i| i.view.tokens_per_s(),
+            |x| number(x, 0),
+            true,
+        ),
         column(">MFU %", mfu, |x| number(x, 1), true),
         column(
             ">exposed ms",

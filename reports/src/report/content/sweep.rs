@@ -1,6 +1,6 @@
 //! Runs that differ in two options: a heat map.
 
-use crate::plots;
+use crate::plots::{self, Cell, Measure};
 use crate::report::{Block, Item, Section};
 use crate::view::{Difference, ScenarioView, differences};
 
@@ -86,32 +86,65 @@ pub(super) fn heat(items: &[Item]) -> Option<Section> {
     if columns.len() > MOST || rows.len() > MOST {
         return None;
     }
+    let (name, measure) = measure(items);
     let cell = |row: &String, column: &String| {
         let same =
             |d: &Difference, i: usize, v: &String| d.values[i].clone().unwrap_or_default() == *v;
         (0..items.len())
             .find(|&i| same(x, i, column) && y.is_none_or(|y| same(y, i, row)))
-            .map(|i| items[i].view.step_ms())
-            .filter(|ms| ms.is_finite())
+            .map(|i| &items[i].view)
+            .map(|view| Cell {
+                value: if measure.more_is_better {
+                    view.tokens_per_s()
+                } else {
+                    view.step_ms()
+                },
+                fits: view.fits() != Some(false),
+            })
+            .filter(|c| c.value.is_finite())
     };
-    let cells: Vec<Vec<Option<f64>>> = rows
+    let cells: Vec<plots::Row> = rows
         .iter()
         .map(|r| columns.iter().map(|c| cell(r, c)).collect())
         .collect();
     let title = match y {
-        Some(y) => format!("Step time by {} and {}", x.key, y.key),
-        None => format!("Step time by {}", x.key),
+        Some(y) => format!("{name} by {} and {}", x.key, y.key),
+        None => format!("{name} by {}", x.key),
     };
     let plot = plots::heat(
         &title,
-        "ms",
+        measure,
         (&x.key, &columns),
         (y.map_or("", |y| &y.key), &rows),
         &cells,
     );
+    let mut blocks = vec![Block::Plot(plot)];
+    if measure.more_is_better {
+        blocks.push(Block::Text(
+            "The steps differ in their tokens, so the map shows tokens a second and rank: more is better.".to_owned(),
+        ));
+    }
     Some(Section {
         id: "sweep",
         title: "Sweep".to_owned(),
-        blocks: vec![Block::Plot(plot)],
+        blocks,
     })
+}
+
+/// What the map shows, with its name: step times tell which point is better only where all steps do the same work.
+fn measure(items: &[Item]) -> (&'static str, Measure) {
+    let tokens = |i: &Item| i.view.run.tokens;
+    let first = items.first().map_or(0, tokens);
+    if items.iter().any(|i| tokens(i) != first) && items.iter().all(|i| tokens(i) > 0) {
+        let measure = Measure {
+            unit: "tokens/s/GPU",
+            more_is_better: true,
+        };
+        return ("Tokens/s/GPU", measure);
+    }
+    let measure = Measure {
+        unit: "ms a step",
+        more_is_better: false,
+    };
+    ("Step time", measure)
 }
