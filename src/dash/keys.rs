@@ -308,7 +308,8 @@ table! {
     Options: [k(KeyCode::Enter)] C::Enter, "edit", "edit the value; the prediction follows as you type";
     Options: [k(KeyCode::Left), c('h')] C::Left, "", "the value before";
     Options: [k(KeyCode::Right), c('l')] C::Right, "±value", "the value after";
-    Options: [k(KeyCode::Tab), k(KeyCode::Esc)] C::Switch, "list", "back to the list";
+    Options: [k(KeyCode::Tab)] C::Switch, "list", "back to the list";
+    Options: [k(KeyCode::Esc)] C::Back, "", "give up a value that was refused; else back to the list";
     Options: [c('r')] C::Simulate, "sim", "simulate and open the timeline";
     Options: [c('x')] C::Train, "train", "train it on this machine, live";
     Options: [c('w')] C::Sweep, "", "sweep it";

@@ -5,6 +5,7 @@ use super::cursor::Cursor;
 use super::event::{Effect, Setup, Task};
 use super::glance::{Brief, Glance, Named};
 use super::keys::Command;
+use super::line::Line;
 use super::options;
 use super::prompt::{Asks, Prompt};
 use super::query::Query;
@@ -36,6 +37,18 @@ pub enum Pane {
     Options,
 }
 
+/// Changes of options, by key.
+pub type Changes = BTreeMap<String, String>;
+
+/// Values that cannot be. They are shown beside their options, and are not in force.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Refused {
+    /// What was wanted, by key.
+    pub values: Changes,
+    /// Why it cannot be.
+    pub reason: String,
+}
+
 /// State of the scenario view.
 #[derive(Debug, Default)]
 pub struct Scenarios {
@@ -52,12 +65,16 @@ pub struct Scenarios {
     /// Search among the options.
     pub option_filter: String,
     /// Changes by scenario, then by key.
-    pub overrides: BTreeMap<String, BTreeMap<String, String>>,
+    pub overrides: BTreeMap<String, Changes>,
+    /// Changes of a scenario, by its name, with which it could be predicted: they are in force again when others cannot be.
+    proven: Option<(String, Changes)>,
+    /// What was typed or set last, where it cannot be.
+    pub refused: Option<Refused>,
     /// The selected scenario without changes.
     pub base: Option<Arc<Glance>>,
     /// The selected scenario with them: the last that could be.
     pub glance: Option<Arc<Glance>>,
-    /// Why the scenario cannot be as it is now.
+    /// Why the scenario cannot be, where no change of an option is at fault.
     pub error: Option<String>,
     /// Ticket of the newest prediction asked for.
     pub ticket: u64,
@@ -120,7 +137,7 @@ impl Scenarios {
 
     /// Changes of the selected scenario.
     #[must_use]
-    pub fn changes(&self) -> Option<&BTreeMap<String, String>> {
+    pub fn changes(&self) -> Option<&Changes> {
         self.overrides
             .get(&self.current()?.name)
             .filter(|c| !c.is_empty())
@@ -131,10 +148,12 @@ impl Scenarios {
         let source = self.current()?;
         let mut changes = self.changes().cloned().unwrap_or_default();
         if let Some((option, text)) = edited {
-            changes.insert(
-                options::path(options::all()[option]),
-                text.trim().to_owned(),
-            );
+            let path = options::path(options::all()[option]);
+            match text.trim() {
+                // Accepted, nothing takes the change back.
+                "" => changes.remove(&path),
+                text => changes.insert(path, text.to_owned()),
+            };
         }
         Some(Setup {
             path: source.path.clone(),
@@ -183,6 +202,51 @@ impl Scenarios {
         self.base.as_ref()?.values.get(option)?.as_deref()
     }
 
+    /// What was wanted of an option and cannot be.
+    #[must_use]
+    pub fn refused_value(&self, option: usize) -> Option<&str> {
+        let values = &self.refused.as_ref()?.values;
+        let value = values.get(&options::path(options::all()[option]));
+        value.map(String::as_str)
+    }
+
+    /// The scenario can be as it is now.
+    pub(super) fn prove(&mut self) {
+        let changes = self.changes().cloned().unwrap_or_default();
+        self.proven = self.current().map(|s| (s.name.clone(), changes));
+    }
+
+    /// Whether the selected scenario has been predicted with some changes, or none.
+    pub(super) fn is_proven(&self) -> bool {
+        let proven = self.proven.as_ref().map(|(name, _)| name);
+        proven.is_some() && proven == self.current().map(|s| &s.name)
+    }
+
+    /// The scenario cannot be with its changes: those with which it could are in force again. Whether there are any.
+    pub(super) fn fall_back(&mut self, reason: &str) -> bool {
+        let proven = self.proven.clone().filter(|_| self.is_proven());
+        let now = self.changes().cloned().unwrap_or_default();
+        let Some((name, good)) = proven.filter(|(_, good)| *good != now) else {
+            return false;
+        };
+        let mut values = Changes::new();
+        for (at, info) in options::all().iter().enumerate() {
+            let path = options::path(info);
+            if now.get(&path) != good.get(&path) {
+                let own = || self.base_value(at).unwrap_or(info.default).to_owned();
+                values.insert(path.clone(), now.get(&path).cloned().unwrap_or_else(own));
+            }
+        }
+        if good.is_empty() {
+            self.overrides.remove(&name);
+        } else {
+            self.overrides.insert(name, good);
+        }
+        let reason = reason.to_owned();
+        self.refused = Some(Refused { values, reason });
+        true
+    }
+
     /// Changes an option, or takes the change back where it says what the scenario says anyway.
     fn set(&mut self, option: usize, value: Option<String>) {
         let Some(name) = self.current().map(|s| s.name.clone()) else {
@@ -190,6 +254,7 @@ impl Scenarios {
         };
         let path = options::path(options::all()[option]);
         let same = value.as_deref() == self.base_value(option);
+        self.refused = None;
         let changes = self.overrides.entry(name.clone()).or_default();
         match value {
             Some(value) if !same => {
@@ -237,8 +302,14 @@ pub(super) fn command(app: &mut App, command: Command) -> Vec<Effect> {
             app.scenarios.anchor = app.scenarios.current().map(|c| c.name.clone());
             return super::update::filter(app, asks, "");
         }
+        // What cannot be is given up first.
+        Command::Back if app.scenarios.refused.take().is_some() => {}
+        Command::Back if options_have_keys => app.scenarios.pane = Pane::List,
         Command::Back => return clear(app),
         Command::ResetAll => {
+            app.scenarios.refused = None;
+            // Without changes it is as its file says, even where that cannot be.
+            app.scenarios.proven = None;
             if let Some(name) = app.scenarios.current().map(|s| s.name.clone()) {
                 app.scenarios.overrides.remove(&name);
             }
@@ -275,6 +346,7 @@ pub(super) fn selected(app: &mut App) -> Vec<Effect> {
     app.scenarios.base = None;
     app.scenarios.glance = None;
     app.scenarios.error = None;
+    app.scenarios.refused = None;
     app.predict()
 }
 
@@ -315,12 +387,20 @@ fn edit(app: &mut App) {
     let mut prompt = Prompt::new(Asks::Option(option), value);
     // Untouched, everything is on offer.
     prompt.completions = options::candidates(options::all()[option], Some(&prompt.before));
+    // What was refused is corrected more often than it is begun anew.
+    if let Some(refused) = app.scenarios.refused_value(option) {
+        prompt.line = Line::new(refused);
+    }
     app.prompt = Some(prompt);
 }
 
 /// The edited value is accepted.
 pub(super) fn accept(app: &mut App, option: usize, text: &str) -> Vec<Effect> {
     let text = text.trim();
+    // Known not to be: what is in force stays, and the text stays beside it.
+    if app.scenarios.refused_value(option) == Some(text) {
+        return app.predict();
+    }
     let value = (!text.is_empty()).then(|| text.to_owned());
     app.scenarios.set(option, value);
     app.predict()
@@ -332,7 +412,10 @@ fn step(app: &mut App, forward: bool) -> Vec<Effect> {
         return Vec::new();
     };
     let info = options::all()[option];
-    let Some(next) = options::neighbour(info, app.scenarios.value(option), forward) else {
+    // From what was refused on: values that cannot be are passed by.
+    let from = app.scenarios.refused_value(option);
+    let from = from.or_else(|| app.scenarios.value(option));
+    let Some(next) = options::neighbour(info, from, forward) else {
         return Vec::new();
     };
     app.scenarios.set(option, Some(next));

@@ -262,6 +262,11 @@ fn apply(app: &mut App) -> Vec<Effect> {
         return Vec::new();
     };
     let point = &app.sweep.points[row.point];
+    if let Err(reason) = &point.result {
+        let text = format!("that point cannot be: {reason}");
+        app.say(Tone::Bad, text);
+        return Vec::new();
+    }
     let settings: Vec<(String, String)> = app
         .sweep
         .keys

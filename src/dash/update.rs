@@ -8,7 +8,8 @@ use super::event::{Effect, Event, JobId, Message, News};
 use super::help::Help;
 use super::keys::{self, Command, Place};
 use super::options;
-use super::prompt::Asks;
+use super::prompt::{Asks, Prompt};
+use super::scenarios::Refused;
 use super::train::End;
 use super::{compare, gate, runs, scenarios, sweep, timeline, train};
 use mouse::mouse;
@@ -129,7 +130,7 @@ fn in_help(app: &mut App, command: Command) -> Vec<Effect> {
         Command::Quit | Command::Leave => return vec![Effect::Save(app.save()), Effect::Quit],
         Command::Filter => {
             let text = help.search.clone();
-            app.prompt = Some(super::prompt::Prompt::anew(Asks::FilterHelp, text));
+            app.prompt = Some(Prompt::anew(Asks::FilterHelp, text));
             help.search.clear();
             return Vec::new();
         }
@@ -155,7 +156,13 @@ fn typing(app: &mut App, key: KeyEvent, command: Option<Command>) -> Vec<Effect>
             let before = prompt.before.clone();
             return match asks {
                 // The prediction followed what was typed: back to what is.
-                Asks::Option(_) if prompt.touched => app.predict(),
+                Asks::Option(_) => {
+                    app.scenarios.refused = None;
+                    if prompt.touched {
+                        return app.predict();
+                    }
+                    Vec::new()
+                }
                 asks if asks.is_filter() => filter(app, asks, &before),
                 _ => Vec::new(),
             };
@@ -265,12 +272,31 @@ fn message(app: &mut App, message: Message) -> Vec<Effect> {
             }
             s.pending = false;
             s.base = base;
-            match now {
-                Ok(glance) => {
+            let typed = app.prompt.as_ref().and_then(Prompt::edited);
+            match (now, typed) {
+                (Ok(glance), typed) => {
                     s.glance = Some(glance);
                     s.error = None;
+                    match typed {
+                        Some(_) => s.refused = None,
+                        None => s.prove(),
+                    }
                 }
-                Err(e) => s.error = Some(e),
+                // Where the scenario cannot be anyway, it is not the value's fault.
+                (Err(reason), Some((option, text))) if s.is_proven() => {
+                    let path = options::path(options::all()[option]);
+                    s.refused = Some(Refused {
+                        values: [(path, text.trim().to_owned())].into(),
+                        reason,
+                    });
+                }
+                (Err(reason), _) => {
+                    if s.fall_back(&reason) {
+                        app.say(Tone::Bad, format!("refused: {reason}"));
+                        return app.predict();
+                    }
+                    s.error = Some(reason);
+                }
             }
         }
         Message::Surveyed(index, brief) => {

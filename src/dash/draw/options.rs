@@ -16,7 +16,12 @@ enum Line {
     Section(&'static str),
     /// Row among those shown, and index into all.
     Option(usize, usize),
+    /// Why the value above cannot be.
+    Refused(String),
 }
+
+/// Lines of a reason.
+const REASON: usize = 4;
 
 pub(super) fn draw(app: &App, buf: &mut Buffer, area: Rect) {
     app.text_cursor.set(None);
@@ -29,7 +34,7 @@ pub(super) fn draw(app: &App, buf: &mut Buffer, area: Rect) {
         filter => format!("Options {}: {filter}", rows.len()),
     };
     let inner = pane(buf, area, &title, focused, theme);
-    let lines = lines(&rows);
+    let lines = lines(app, &rows, usize::from(inner.width).saturating_sub(6));
     let about: u16 = if inner.height >= 12 { 3 } else { 2 };
     let body = Rect {
         height: inner.height.saturating_sub(about),
@@ -39,9 +44,12 @@ pub(super) fn draw(app: &App, buf: &mut Buffer, area: Rect) {
         .iter()
         .position(|l| matches!(l, Line::Option(row, _) if *row == s.option.at))
         .unwrap_or(0);
-    let shown = s
-        .option
-        .window_at(at, lines.len(), usize::from(body.height));
+    let is_reason = |l: &&Line| matches!(l, Line::Refused(_));
+    let reason = lines.iter().skip(at + 1).take_while(is_reason).count();
+    // The reason is to be seen with its option, which comes first where there is not room for both.
+    let height = usize::from(body.height);
+    let _ = s.option.window_at(at + reason, lines.len(), height);
+    let shown = s.option.window_at(at, lines.len(), height);
     let mut edited = None;
     for (i, line) in lines[shown].iter().enumerate() {
         let place = Rect {
@@ -67,6 +75,16 @@ pub(super) fn draw(app: &App, buf: &mut Buffer, area: Rect) {
                 }
                 app.hits.borrow_mut().push((place, Hit::Option(*row)));
             }
+            Line::Refused(text) => {
+                put(
+                    buf,
+                    place.x + 5,
+                    place.y,
+                    place.width.saturating_sub(5),
+                    text,
+                    theme.bad(),
+                );
+            }
         }
     }
     describe(
@@ -85,6 +103,8 @@ pub(super) fn draw(app: &App, buf: &mut Buffer, area: Rect) {
             buf,
             Rect {
                 x: place.x + KEY + 4,
+                // Below the reason.
+                y: place.y + reason as u16,
                 width: place.width.saturating_sub(KEY + 4),
                 ..place
             },
@@ -92,7 +112,8 @@ pub(super) fn draw(app: &App, buf: &mut Buffer, area: Rect) {
     }
 }
 
-fn lines(rows: &[usize]) -> Vec<Line> {
+fn lines(app: &App, rows: &[usize], width: usize) -> Vec<Line> {
+    let s = &app.scenarios;
     let mut lines = Vec::with_capacity(rows.len() + 7);
     let mut section = "";
     for (row, &option) in rows.iter().enumerate() {
@@ -102,6 +123,17 @@ fn lines(rows: &[usize]) -> Vec<Line> {
             lines.push(Line::Section(section));
         }
         lines.push(Line::Option(row, option));
+        if let Some(refused) = s.refused.as_ref()
+            && s.refused_value(option).is_some()
+        {
+            let text = format!("✗ {}", refused.reason);
+            lines.extend(
+                wrap(&text, width)
+                    .into_iter()
+                    .take(REASON)
+                    .map(Line::Refused),
+            );
+        }
     }
     lines
 }
@@ -152,6 +184,13 @@ fn row_of(
         return true;
     }
     let value = s.value(option);
+    if let Some(refused) = s.refused_value(option) {
+        let kept = value.unwrap_or(info.default);
+        let text = format!("{kept}  (not {refused}; Esc)");
+        let text = cut(&text, usize::from(room));
+        put(buf, x, place.y, room, &text, style.patch(theme.bad()));
+        return false;
+    }
     let shown = match (value, changed) {
         (Some(v), true) => match s.base_value(option) {
             Some(old) if old != v => format!("{v}  (was {old})"),

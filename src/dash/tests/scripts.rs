@@ -75,6 +75,120 @@ fn editing_predicts_with_every_key_and_cancelling_goes_back() {
     assert_eq!(stage.app.scenarios.changes(), None);
 }
 
+fn refuse(stage: &mut Stage, reason: &str) {
+    stage.tell(Message::Predicted {
+        ticket: stage.app.scenarios.ticket,
+        base: stage.app.scenarios.base.clone(),
+        now: Err(reason.into()),
+    });
+}
+
+fn changes(stage: &Stage) -> Vec<String> {
+    stage.app.setup().unwrap().overrides
+}
+
+#[test]
+fn a_value_that_cannot_be_is_shown_but_not_in_force() {
+    let mut stage = Stage::new();
+    stage.keys("<tab>/prefetch_<enter><enter><ctrl-u>2<enter>");
+    stage.predicted(1000.0);
+    let good = ["fsdp.prefetch_forward=2"];
+    assert_eq!(changes(&stage), good);
+    // Accepted before it was known that it cannot be.
+    stage.keys("<enter><ctrl-u>no<enter>");
+    assert_eq!(changes(&stage), ["fsdp.prefetch_forward=no"]);
+    refuse(&mut stage, "not an integer");
+    assert_eq!(changes(&stage), good);
+    assert_eq!(last_prediction(&stage).1, good);
+    stage.predicted(1000.0);
+    assert!(stage.screen(120, 40).contains("not an integer"));
+    // Nothing that is started has it, and neither has the next option.
+    stage.keys("r1<down><right>");
+    assert_eq!(
+        changes(&stage),
+        ["fsdp.prefetch_backward=2", "fsdp.prefetch_forward=2"]
+    );
+    stage.predicted(990.0);
+    assert!(!stage.screen(120, 40).contains("not an integer"));
+    // Known while it is typed: Enter does not take it, and Esc gives it up.
+    stage.keys("<enter><ctrl-u>x");
+    refuse(&mut stage, "no x");
+    stage.keys("<enter>");
+    assert_eq!(
+        changes(&stage),
+        ["fsdp.prefetch_backward=2", "fsdp.prefetch_forward=2"]
+    );
+    stage.predicted(990.0);
+    assert!(stage.screen(120, 40).contains("(not x; Esc)"));
+    stage.keys("<esc>");
+    assert_eq!(stage.app.scenarios.pane, Pane::Options);
+    assert!(!stage.screen(120, 40).contains("no x"));
+    stage.keys("<esc>");
+    assert_eq!(stage.app.scenarios.pane, Pane::List);
+    // What is saved for the next time can be.
+    assert_eq!(
+        stage.app.save().overrides["llama-tiny"].len(),
+        2,
+        "{:?}",
+        stage.app.save().overrides
+    );
+}
+
+#[test]
+fn arrows_pass_by_values_that_cannot_be() {
+    let mut stage = Stage::new();
+    stage.keys("<tab>/fsdp.policy<enter>");
+    assert_eq!(changes(&stage), Vec::<String>::new());
+    stage.keys("<right>");
+    refuse(&mut stage, "fsdp2 cannot");
+    stage.predicted(1000.0);
+    assert_eq!(changes(&stage), Vec::<String>::new());
+    stage.keys("<right>");
+    assert_eq!(changes(&stage), ["fsdp.policy=megatron"]);
+    // Without a value, there is no change.
+    stage.predicted(1000.0);
+    stage.keys("<enter><ctrl-u>");
+    assert_eq!(last_prediction(&stage).1, Vec::<String>::new());
+    stage.keys("<enter>");
+    assert_eq!(changes(&stage), Vec::<String>::new());
+}
+
+/// Changes that were kept and can no longer be have nothing to fall back to: they are told, and can be taken back.
+#[test]
+fn kept_changes_that_can_no_longer_be_are_told() {
+    let mut saved = Saved::default();
+    let change = [("fsdp.policy".to_owned(), "gone".to_owned())].into();
+    saved.overrides = [("llama-tiny".to_owned(), change)].into();
+    let (mut app, _) = crate::dash::app::App::new(
+        Stage::new().app.scenarios.sources,
+        crate::dash::theme::Theme::new(
+            crate::dash::theme::Name::Dark,
+            crate::dash::theme::Depth::True,
+        ),
+        &saved,
+    );
+    app.size = (120, 40);
+    let mut stage = Stage {
+        app,
+        effects: Vec::new(),
+    };
+    refuse(&mut stage, "no policy gone");
+    assert_eq!(changes(&stage), ["fsdp.policy=gone"]);
+    assert!(stage.screen(120, 40).contains("no policy gone"));
+    // Another value is not at fault, and is taken: several faults are put right one after another.
+    stage.keys("<tab>/prefetch_f<enter><enter><ctrl-u>2");
+    refuse(&mut stage, "no policy gone");
+    assert_eq!(stage.app.scenarios.refused, None);
+    stage.keys("<enter>");
+    refuse(&mut stage, "no policy gone");
+    assert_eq!(
+        changes(&stage),
+        ["fsdp.policy=gone", "fsdp.prefetch_forward=2"]
+    );
+    stage.keys("D");
+    assert_eq!(last_prediction(&stage).1, Vec::<String>::new());
+}
+
 #[test]
 fn completion_goes_round() {
     let mut stage = Stage::new();
