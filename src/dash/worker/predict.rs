@@ -4,7 +4,7 @@ use super::{Latest, Stop, panic_text};
 use crate::dash::event::{Event, Message, Setup};
 use crate::dash::glance::{Brief, Glance};
 use crate::predict::{Profiles, predict, predict_light};
-use shardlab_plan::scenario;
+use shardlab_plan::scenario::{self, ScenarioError};
 use shardlab_sim::Options;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::{Path, PathBuf};
@@ -73,22 +73,30 @@ fn answer(
 
 fn glance(path: &Path, overrides: &[String], profiles: &Profiles) -> Result<Glance, String> {
     let work = || {
-        let scenario = scenario::load(path, overrides).map_err(|e| {
-            let mut text = e.message().to_owned();
-            if let Some(expected) = e.expected() {
-                text = format!("{text}; expected {expected}");
-            }
-            if let Some(help) = e.help() {
-                text = format!("{text}; {help}");
-            }
-            text
-        })?;
+        let scenario = scenario::load(path, overrides).map_err(|e| told(&e))?;
         let prediction =
             predict(&scenario, profiles, &Options::default()).map_err(|e| e.reason())?;
         Ok(Glance::of(&prediction))
     };
     catch_unwind(AssertUnwindSafe(work))
         .unwrap_or_else(|panic| Err(format!("a fault of this program: {}", panic_text(&*panic))))
+}
+
+/// An error as it is shown: a change's beside its option, a file's with its place there.
+fn told(e: &ScenarioError) -> String {
+    let mut text = e.message().to_owned();
+    if let Some(expected) = e.expected().filter(|expected| !text.contains(expected)) {
+        text = format!("{text}; expected {expected}");
+    }
+    if let Some(help) = e.help() {
+        text = format!("{text}; {help}");
+    }
+    match e.position() {
+        Some(at) if !e.file().starts_with("--set ") => {
+            format!("{}:{}:{}: {text}", e.file(), at.line, at.column)
+        }
+        _ => text,
+    }
 }
 
 /// Predicts scenarios one after another, without spans.
@@ -154,12 +162,24 @@ mod tests {
             if ticket == 3 {
                 let reason = now.unwrap_err();
                 assert!(
-                    reason.contains("expected an integer from 0 to 64"),
+                    reason
+                        .starts_with("`fsdp.prefetch_forward` must be an integer from 0 to 64 or "),
                     "{reason}"
                 );
+                assert!(!reason.contains("expected"), "{reason}");
                 return;
             }
             assert!(now.is_ok());
         }
+    }
+    /// A fault of a file is told with its place.
+    #[test]
+    fn a_broken_file_is_told_with_its_line() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("broken.toml");
+        std::fs::write(&path, "[mesh]\ndp_shard = 0\n").unwrap();
+        let e = scenario::load(&path, &[]).unwrap_err();
+        let text = told(&e);
+        assert!(text.contains("broken.toml:2:12: `mesh.dp_shard`"), "{text}");
     }
 }
