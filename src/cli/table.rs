@@ -1,10 +1,37 @@
 //! Tables that fit [`WIDTH`] columns: a header, a rule, right-aligned numbers.
 
-use comfy_table::{CellAlignment, ContentArrangement, LineStyle, Table as Inner, TableStyle};
+use comfy_table::{
+    CellAlignment, ColumnConstraint, ContentArrangement, LineStyle, Table as Inner, TableStyle,
+};
 use std::fmt;
 
 /// Columns that a table may take, whatever the terminal's width, so that a saved output can be read anywhere.
 pub(super) const WIDTH: usize = 100;
+
+/// Room between columns.
+const GAP: usize = 3;
+
+/// Room that a column takes whose cells are not to be broken, with the gap beside it.
+pub(super) fn room<'a>(title: &'a str, cells: impl IntoIterator<Item = &'a str>) -> usize {
+    let lines = title.trim_start_matches('>').lines().chain(cells);
+    lines.map(|l| l.chars().count()).max().unwrap_or(0) + GAP
+}
+
+/// Whether columns that take so much room together fit a table.
+pub(super) const fn fits(room: usize) -> bool {
+    // One gap less than there are columns.
+    room <= WIDTH + GAP
+}
+
+/// The title of an option's column: its key without the section, which is clear, in lines when it is long.
+pub(super) fn key_title(path: &str) -> String {
+    let key = path.split_once('.').map_or(path, |(_, key)| key);
+    if key.len() > 9 {
+        key.replace('_', "_\n")
+    } else {
+        key.to_owned()
+    }
+}
 
 /// A table under construction.
 pub(super) struct Table(Inner);
@@ -27,6 +54,8 @@ impl Table {
                 column.set_padding((if i > 0 { 2 } else { 0 }, 0));
                 if title.starts_with('>') {
                     column.set_cell_alignment(CellAlignment::Right);
+                    // A number in two lines is two numbers; texts give way.
+                    column.set_constraint(ColumnConstraint::ContentWidth);
                 }
             }
         }
@@ -69,5 +98,17 @@ mod tests {
         assert!(lines[2].starts_with("a        1.5"), "{text}");
         assert!(lines[lines.len() - 1].starts_with("bb     10.25"), "{text}");
         assert!(lines.len() > 4, "{text}");
+    }
+
+    #[test]
+    fn numbers_are_never_broken() {
+        let texts = ["one", "two", "three", "four", "five"].map(|n| n.repeat(8));
+        let titles = texts.iter().map(String::as_str).chain([">ms", ">GiB"]);
+        let mut table = Table::new(titles);
+        let numbers = ["123456.78".to_owned(), "*98765.43".to_owned()];
+        table.row(texts.clone().into_iter().chain(numbers));
+        let text = table.to_string();
+        assert!(text.lines().all(|l| l.chars().count() <= WIDTH), "{text}");
+        assert!(text.contains("123456.78   *98765.43"), "{text}");
     }
 }

@@ -184,6 +184,24 @@ fn many_runs_make_a_table() {
     );
 }
 
+/// Scenarios that differ in dozens of options: columns are left out, none is broken within a word or a number.
+#[test]
+fn a_table_of_unlike_runs_can_be_read() {
+    let names = ["llama3-8b-4xh200", "small-native", "toy-cnn"];
+    let args = ["compare", names[0], names[1], names[2]];
+    let text = stdout(&args);
+    assert_narrow(&text);
+    let matrix = &json(&[&args[..], &["--json"]].concat())[0];
+    let metrics = matrix["metrics"].as_array().unwrap();
+    let steps = metrics.iter().find(|m| m["name"] == "step_ms").unwrap();
+    for (name, step) in names.iter().zip(steps["values"].as_array().unwrap()) {
+        let step = format!("{:.2} ", step.as_f64().unwrap());
+        let row = text.lines().find(|l| l.contains(name)).unwrap();
+        assert!(row.contains(&step), "{step} in {row}");
+    }
+    assert!(text.contains("Also different: "), "{text}");
+}
+
 #[test]
 fn another_binary_makes_the_same_run() {
     let this = env!("CARGO_BIN_EXE_shardlab");

@@ -179,3 +179,29 @@ fn progress_stays_off_where_nobody_looks() {
     let assert = shardlab(&args(&["--json"])).assert().success();
     assert!(assert.get_output().stderr.is_empty());
 }
+
+/// Five axes beside all numbers would break words: numbers give way, and it says where they are.
+#[test]
+fn a_table_of_many_axes_can_be_read() {
+    let axes = [
+        "fsdp.policy=[\"megatron\"]",
+        "train.recompute=[\"selective\"]",
+        "fsdp.reshard_after_forward=[true]",
+        "fsdp.prefetch_forward=[\"implicit\"]",
+        "compile.mode=[\"regions\"]",
+    ];
+    let mut args = vec!["sweep", "peers-tiny"];
+    for axis in axes {
+        args.extend(["--axis", axis]);
+    }
+    let text = stdout(&args);
+    assert_narrow(&text);
+    let row = text.lines().find(|l| l.starts_with("megatron")).unwrap();
+    assert!(row.starts_with("megatron   selective   true "), "{text}");
+    assert!(row.contains("implicit"), "{text}");
+    assert!(text.contains("--csv and --json have them"), "{text}");
+    // With fewer axes there is room for all.
+    let text = stdout(&args[..6]);
+    assert!(text.contains("alloc"), "{text}");
+    assert!(!text.contains("--csv"), "{text}");
+}

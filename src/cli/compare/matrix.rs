@@ -1,12 +1,11 @@
 //! Many runs as a table.
 
 use super::super::output::{Failure, Out};
-use super::super::table::Table;
+use super::super::table::{Table, fits, key_title, room};
 use super::input::Made;
 use shardlab_reports::compare::{Matrix, Metric};
+use shardlab_reports::view::Difference;
 
-/// Options and metrics that have columns.
-const COLUMNS: usize = 9;
 /// Metrics in order of interest.
 const METRICS: [&str; 6] = [
     "step_ms",
@@ -23,15 +22,45 @@ pub(super) fn print(matrix: &Matrix, made: &[Made], out: &mut Out) -> Result<(),
         .filter_map(|name| matrix.metrics.iter().find(|m| m.name == *name))
         .collect();
     let best: Vec<Vec<bool>> = metrics.iter().map(|m| m.best()).collect();
-    let options = matrix
-        .options
-        .len()
-        .min(COLUMNS - metrics.len().min(COLUMNS));
-    let (shown, rest) = matrix.options.split_at(options);
+    let names: [Vec<String>; 2] = [
+        matrix.rows.iter().map(|r| r.label.clone()).collect(),
+        matrix
+            .rows
+            .iter()
+            .map(|r| scenario(&r.scenario, r.kind))
+            .collect(),
+    ];
+    let cells = |m: &Metric, best: &[bool]| -> Vec<String> {
+        let mark = |i: usize| if best[i] && made.len() > 1 { "*" } else { "" };
+        let runs = 0..matrix.rows.len();
+        runs.map(|i| format!("{}{}", mark(i), m.show(i))).collect()
+    };
+    let numbers: Vec<Vec<String>> = metrics
+        .iter()
+        .zip(&best)
+        .map(|(m, b)| cells(m, b))
+        .collect();
+    let values = |d: &Difference| -> Vec<String> {
+        let values = d.values.iter();
+        values
+            .map(|v| v.clone().unwrap_or_else(|| "-".into()))
+            .collect()
+    };
+    // Options have what room the names and numbers leave, in whole columns.
+    let mut used = room("fits", []) + room("front", []);
+    used += room("run", texts(&names[0])) + room("scenario", texts(&names[1]));
+    for (m, cells) in metrics.iter().zip(&numbers) {
+        used += room(&m.title.replace(' ', "\n"), texts(cells));
+    }
+    let fitting = matrix.options.iter().take_while(|d| {
+        used += room(&key_title(&d.key), texts(&values(d)));
+        fits(used)
+    });
+    let (shown, rest) = matrix.options.split_at(fitting.count());
     let titles: Vec<String> = ["run", "scenario"]
         .into_iter()
         .map(str::to_owned)
-        .chain(shown.iter().map(|d| title(&d.key)))
+        .chain(shown.iter().map(|d| key_title(&d.key)))
         .chain(
             metrics
                 .iter()
@@ -39,18 +68,11 @@ pub(super) fn print(matrix: &Matrix, made: &[Made], out: &mut Out) -> Result<(),
         )
         .chain(["fits".to_owned(), "front".to_owned()])
         .collect();
+    let shown: Vec<Vec<String>> = shown.iter().map(values).collect();
     let mut table = Table::new(titles.iter().map(String::as_str));
     for (i, row) in matrix.rows.iter().enumerate() {
-        let mut cells = vec![row.label.clone(), scenario(&row.scenario, row.kind)];
-        cells.extend(
-            shown
-                .iter()
-                .map(|d| d.values[i].clone().unwrap_or_else(|| "-".into())),
-        );
-        cells.extend(metrics.iter().zip(&best).map(|(m, best)| {
-            let mark = if best[i] && made.len() > 1 { "*" } else { "" };
-            format!("{mark}{}", m.show(i))
-        }));
+        let columns = names.iter().chain(&shown).chain(&numbers);
+        let mut cells: Vec<String> = columns.map(|c| c[i].clone()).collect();
         let fits = row.fits.map_or("?", |fits| if fits { "yes" } else { "no" });
         cells.push(fits.to_owned());
         cells.push(if row.on_front { "*" } else { "" }.to_owned());
@@ -74,20 +96,14 @@ pub(super) fn print(matrix: &Matrix, made: &[Made], out: &mut Out) -> Result<(),
     Ok(())
 }
 
+fn texts(cells: &[String]) -> impl Iterator<Item = &str> {
+    cells.iter().map(String::as_str)
+}
+
 fn scenario(name: &str, kind: &str) -> String {
     if kind == "exec" {
         format!("{name} (exec)")
     } else {
         name.to_owned()
-    }
-}
-
-/// A key without its section, in lines when it is long.
-fn title(path: &str) -> String {
-    let key = path.split_once('.').map_or(path, |(_, key)| key);
-    if key.len() > 9 {
-        key.replace('_', "_\n")
-    } else {
-        key.to_owned()
     }
 }

@@ -56,7 +56,7 @@ pub(super) fn table(runs: &[Entry]) -> Table {
         x => Some(Bytes(x as u64)),
     };
     let unit = ByteUnit::common(runs.iter().filter_map(reserved));
-    let title = format!(">resv {}", unit.name());
+    let title = format!(">resv\n{}", unit.name());
     let mut table = Table::new([
         "id",
         "kept (UTC)",
@@ -64,7 +64,7 @@ pub(super) fn table(runs: &[Entry]) -> Table {
         "scenario",
         "policy",
         "hardware",
-        ">step ms",
+        ">step\nms",
         title.as_str(),
         ">loss",
         "options",

@@ -1,7 +1,7 @@
 //! Results of a sweep as table, CSV and JSON.
 
 use super::super::output::{Failure, Out};
-use super::super::table;
+use super::super::table::{self, fits, key_title, room};
 use super::Sort;
 use super::points::{Outcome, Point};
 use crate::analysis::pareto;
@@ -21,15 +21,13 @@ pub(super) struct Table<'a> {
     order: Vec<usize>,
 }
 
-/// Title of an axis: its key without the section, which is clear, in lines when it is long.
-fn title(path: &str) -> String {
-    let key = path.split_once('.').map_or(path, |(_, key)| key);
-    if key.len() > 9 {
-        key.replace('_', "_\n")
-    } else {
-        key.to_owned()
-    }
-}
+/// A column of numbers: its title, and a cell a point.
+type Column = (String, Vec<String>);
+
+/// So many of [`Table::numbers`] always have columns.
+const ALWAYS: usize = 3;
+/// The order in which they are read.
+const ORDER: [usize; 5] = [0, 1, 3, 4, 2];
 
 impl<'a> Table<'a> {
     pub(super) fn new(axes: &'a [Axis], outcomes: &'a [Outcome], sort: Sort) -> Self {
@@ -81,36 +79,63 @@ impl<'a> Table<'a> {
         values
     }
 
-    pub(super) fn print(&self, out: &mut Out) -> Result<(), Failure> {
-        let axes: Vec<String> = self.axes.iter().map(|a| title(&a.key)).collect();
-        let mut titles: Vec<&str> = axes.iter().map(String::as_str).collect();
+    /// Numbers of the points, those first that stay where axes leave no room for all.
+    fn numbers(&self) -> [Column; 5] {
+        let column = |title: String, of: &dyn Fn(&Point) -> String| -> Column {
+            (title, self.points().map(|(p, _)| of(p)).collect())
+        };
         let sizes = self.points().flat_map(|(p, _)| [p.allocated, p.reserved]);
         let unit = ByteUnit::common(sizes.map(Bytes));
-        let [allocated, reserved] = [">alloc", ">resv"].map(|t| format!("{t}\n{}", unit.name()));
-        titles.extend([
-            ">step\nms",
-            ">tok/s\n/GPU",
-            ">exposed\nms",
-            allocated.as_str(),
-            reserved.as_str(),
-            "fits",
-            "front",
-        ]);
+        let sized = |what| format!(">{what}\n{}", unit.name());
+        [
+            column(">step\nms".to_owned(), &|p| format!("{:.2}", p.step_ms)),
+            column(">tok/s\n/GPU".to_owned(), &|p| {
+                format!("{:.0}", p.tokens_per_s)
+            }),
+            column(sized("resv"), &|p| unit.show(Bytes(p.reserved))),
+            column(">exposed\nms".to_owned(), &|p| {
+                format!("{:.2}", p.exposed_ms)
+            }),
+            column(sized("alloc"), &|p| unit.show(Bytes(p.allocated))),
+        ]
+    }
+
+    /// Of these numbers those for which there is room beside the axes, in the order in which they are read.
+    fn shown(&self, axes: &[String], numbers: &[Column]) -> Vec<usize> {
+        let mut used = room("fits", []) + room("front", []);
+        for (at, title) in axes.iter().enumerate() {
+            used += room(title, self.points().map(|(p, _)| p.settings[at].as_str()));
+        }
+        let widths = numbers
+            .iter()
+            .map(|(title, cells)| room(title, cells.iter().map(String::as_str)));
+        let all = fits(used + widths.sum::<usize>());
+        let count = if all { numbers.len() } else { ALWAYS };
+        ORDER.into_iter().filter(|n| *n < count).collect()
+    }
+
+    pub(super) fn print(&self, out: &mut Out) -> Result<(), Failure> {
+        let axes: Vec<String> = self.axes.iter().map(|a| key_title(&a.key)).collect();
+        let numbers = self.numbers();
+        let shown = self.shown(&axes, &numbers);
+        let mut titles: Vec<&str> = axes.iter().map(String::as_str).collect();
+        titles.extend(shown.iter().map(|&n| numbers[n].0.as_str()));
+        titles.extend(["fits", "front"]);
         let mut table = table::Table::new(titles);
-        for (p, on_front) in self.points() {
+        for (at, (p, on_front)) in self.points().enumerate() {
             let mut cells = p.settings.clone();
-            cells.extend([
-                format!("{:.2}", p.step_ms),
-                format!("{:.0}", p.tokens_per_s),
-                format!("{:.2}", p.exposed_ms),
-                unit.show(Bytes(p.allocated)),
-                unit.show(Bytes(p.reserved)),
-                p.fit.word().to_owned(),
-                if on_front { "*" } else { "" }.to_owned(),
-            ]);
+            cells.extend(shown.iter().map(|&n| numbers[n].1[at].clone()));
+            cells.push(p.fit.word().to_owned());
+            cells.push(if on_front { "*" } else { "" }.to_owned());
             table.row(cells);
         }
         out.text(table)?;
+        if shown.len() < numbers.len() {
+            out.paragraph(
+                0,
+                "Exposed time and allocated memory find no room beside so many axes; --csv and --json have them.",
+            )?;
+        }
         let mut impossible: BTreeMap<String, Vec<String>> = BTreeMap::new();
         for (i, outcome) in self.outcomes.iter().enumerate() {
             if let Outcome::Failed(e) = outcome {
