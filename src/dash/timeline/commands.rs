@@ -7,6 +7,7 @@ use crate::dash::keys::Command;
 use crate::dash::lanes::Lanes;
 use crate::dash::lanes::bins::Window;
 use crate::dash::prompt::{Asks, Prompt};
+use shardlab_plan::record::RunKind;
 use shardlab_plan::units::Bytes;
 use std::sync::Arc;
 
@@ -119,6 +120,10 @@ fn peak(app: &mut App) {
 fn pair(app: &mut App) {
     let t = &mut app.timeline;
     let Some(main) = &t.main else { return };
+    let missing = match main.view.run.kind {
+        RunKind::Sim => "train (1, x)",
+        RunKind::Exec => "simulate (1, r)",
+    };
     let mut others: Vec<&Arc<Lanes>> = app.runs.kept.iter().map(|k| &k.lanes).collect();
     others.retain(|l| !Arc::ptr_eq(l, main));
     let at = t
@@ -134,7 +139,7 @@ fn pair(app: &mut App) {
     if others.is_empty() {
         app.say(
             Tone::Plain,
-            "there is no other run: train (x) the scenario, or open one in view 5",
+            format!("there is no other run: {missing} the scenario, or open one in view 5"),
         );
     }
 }
