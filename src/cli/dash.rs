@@ -72,6 +72,11 @@ fn sources(asked: &[PathBuf]) -> Result<(Vec<Source>, Option<String>), Failure> 
                 // One of a folder that is none, or not one yet, does not hide the others: the list says why.
                 Err(Failure::BadInput(why)) if path.is_dir() => {
                     let stem = file.file_stem().unwrap_or_default();
+                    // Without the excerpt: its caret needs lines of its own.
+                    let help = |l: &&str| l.trim_start().starts_with("help:");
+                    let first = why.lines().take(1);
+                    let lines: Vec<&str> = first.chain(why.lines().filter(help)).collect();
+                    let why = lines.join(" ");
                     source(stem.to_string_lossy().into_owned(), file.clone(), why)
                 }
                 Err(e) => return Err(e),
@@ -144,7 +149,9 @@ mod tests {
         assert_eq!(first.as_deref(), Some("a"));
         assert_eq!(all[1].name, "b");
         assert!(
-            all[1].about.contains("b.toml:2:1") && all[1].about.contains("layers"),
+            all[1].about.contains("b.toml:2:1")
+                && all[1].about.contains("layers")
+                && !all[1].about.contains('^'),
             "{}",
             all[1].about
         );

@@ -56,6 +56,8 @@ pub struct SweepView {
     pub reversed: bool,
     /// Only the front.
     pub front_only: bool,
+    /// Why the sweep could not be.
+    pub error: Option<String>,
 }
 
 /// A row of the table.
@@ -207,6 +209,7 @@ pub(super) fn run(app: &mut App) -> Vec<Effect> {
     app.view = View::Sweep;
     let s = &mut app.sweep;
     s.setup = Some(setup.clone());
+    s.error = None;
     s.points.clear();
     s.keys.clear();
     s.total = 0;

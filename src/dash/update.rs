@@ -342,6 +342,7 @@ fn news(app: &mut App, id: JobId, news: News) -> Vec<Effect> {
                     app.train.end = Some(End::Failed(reason.clone()));
                     app.train.ranks.clear();
                 }
+                Purpose::Sweep => app.sweep.error = Some(reason.clone()),
                 Purpose::Store => {
                     app.runs.store_error = Some(reason);
                     return Vec::new();

@@ -1,6 +1,6 @@
 //! The sweep.
 
-use super::kit::{cut, ms, pane, pieces, put, put_right, thousands};
+use super::kit::{cut, ms, pane, pieces, put, put_right, thousands, wrap};
 use crate::dash::app::{App, Hit, Purpose};
 use crate::dash::glance::Brief;
 use crate::dash::sweep::{COLUMNS, Point, Row};
@@ -155,6 +155,18 @@ fn table(app: &App, buf: &mut Buffer, area: Rect) {
     let s = &app.sweep;
     let rows = s.rows();
     let inner = pane(buf, area, "Points", true, theme);
+    if let Some(error) = &s.error {
+        let width = inner.width.saturating_sub(2);
+        let lines = error
+            .lines()
+            .flat_map(|l| wrap(l, usize::from(width)))
+            .chain(["d removes the axis added last; w sweeps again".to_owned()]);
+        for (i, line) in lines.take(usize::from(inner.height)).enumerate() {
+            let y = inner.y + i as u16;
+            put(buf, inner.x + 1, y, width, &line, theme.bad());
+        }
+        return;
+    }
     if s.points.is_empty() {
         let text = if app.running(Purpose::Sweep).is_some() {
             "predicting …"

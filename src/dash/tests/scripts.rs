@@ -339,6 +339,21 @@ fn the_timeline_walks_zooms_and_stays_within_the_step() {
 }
 
 #[test]
+fn what_a_run_lacks_beside_it_is_of_the_other_kind() {
+    for (kind, words) in [
+        (RunKind::Sim, "train (1, x)"),
+        (RunKind::Exec, "simulate (1, r)"),
+    ] {
+        let mut stage = Stage::new();
+        stage.keys("r");
+        stage.run(step(kind, 0));
+        stage.keys("m");
+        let said = stage.app.notice.map(|n| n.text).unwrap_or_default();
+        assert!(said.contains(words), "{said}");
+    }
+}
+
+#[test]
 fn predicted_and_measured_lie_above_one_another() {
     let mut stage = Stage::new();
     stage.keys("r");
@@ -391,6 +406,30 @@ fn a_point_of_the_sweep_becomes_the_options() {
         (View::Scenarios, Pane::Options)
     );
     assert_eq!(last_prediction(&stage).1, ["fsdp.prefetch_forward=2"]);
+}
+
+#[test]
+fn why_a_sweep_could_not_be_stays_until_the_next() {
+    let mut stage = Stage::new();
+    stage.keys("4atrain.micro_batch=[0]<enter>w");
+    stage.news(News::Failed(
+        "--axis train.micro_batch=[0]:1:20: at least 1\n  1 | [0]".into(),
+    ));
+    stage.keys("s");
+    assert!(stage.screen(80, 24).contains(":1:20: at least 1"));
+    stage.keys("dw");
+    assert!(!stage.screen(80, 24).contains("at least 1"));
+}
+
+#[test]
+fn a_point_that_cannot_be_does_not_become_the_options() {
+    let mut stage = Stage::new();
+    stage.keys("w");
+    stage.news(News::Axes(vec!["fsdp.prefetch_forward".into()], 1));
+    stage.news(News::Point(0, vec!["99".into()], Err("too deep".into())));
+    stage.keys("<enter>");
+    assert_eq!(stage.app.view, View::Sweep);
+    assert_eq!(changes(&stage), Vec::<String>::new());
 }
 
 /// As `sweep` and `compare` have it: memory is what the allocator reserves.

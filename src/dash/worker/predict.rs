@@ -83,7 +83,7 @@ fn glance(path: &Path, overrides: &[String], profiles: &Profiles) -> Result<Glan
 }
 
 /// An error as it is shown: a change's beside its option, a file's with its place there.
-fn told(e: &ScenarioError) -> String {
+pub(super) fn told(e: &ScenarioError) -> String {
     let mut text = e.message().to_owned();
     if let Some(expected) = e.expected().filter(|expected| !text.contains(expected)) {
         text = format!("{text}; expected {expected}");

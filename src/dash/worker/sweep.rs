@@ -1,5 +1,6 @@
 //! Sweeps: every point is reported when it is there.
 
+use super::predict::told;
 use super::{Ended, Reporter, Stop};
 use crate::dash::event::{News, Setup};
 use crate::dash::glance::Brief;
@@ -14,7 +15,7 @@ pub(super) fn sweep(
     reporter: &Reporter,
     stop: &Stop,
 ) -> Result<Ended, String> {
-    let sweep = sweep_of(&setup.path, &setup.overrides, axes).map_err(|e| e.to_string())?;
+    let sweep = sweep_of(&setup.path, &setup.overrides, axes).map_err(|e| told(&e))?;
     if sweep.axes.is_empty() {
         return Err("no axis: a adds one, as in fsdp.prefetch_forward=[0, 1, 2]".into());
     }
