@@ -248,6 +248,15 @@ fn a_matrix_marks_the_best_and_the_front() {
     assert_eq!(best("step_ms"), [true, false, false]);
     assert_eq!(best("tokens_per_s_per_gpu"), [true, false, false]);
     assert_eq!(best("reserved_gib"), [false, true, false]);
+    // What does not fit is never the best, and times of unlike steps are not compared.
+    runs[1].run.memory.capacity = Some(Bytes(1));
+    runs[2].run.tokens *= 4;
+    let named: Vec<(&str, &RunView)> = ["a", "b", "c"].into_iter().zip(&runs).collect();
+    let m = Matrix::new(&named);
+    let best = |name: &str| m.best(m.metrics.iter().find(|m| m.name == name).unwrap());
+    assert_eq!(best("step_ms"), [false, false, false]);
+    assert_eq!(best("tokens_per_s_per_gpu"), [false, false, true]);
+    assert_eq!(best("reserved_gib"), [false, false, true]);
 }
 
 proptest! {

@@ -163,9 +163,25 @@ pub struct Matrix {
     pub options: Vec<Difference>,
     /// Metrics.
     pub metrics: Vec<Metric>,
+    /// Whether steps have the same tokens in all: else their times do not tell which is better.
+    #[serde(skip)]
+    pub same_tokens: bool,
 }
 
 impl Matrix {
+    /// Runs with the best value of a metric, among those that fit.
+    #[must_use]
+    pub fn best(&self, metric: &Metric) -> Vec<bool> {
+        let mut among = metric.clone();
+        let is_time_of_a_step = metric.name.ends_with("_ms");
+        for (value, row) in among.values.iter_mut().zip(&self.rows) {
+            if row.fits == Some(false) || (is_time_of_a_step && !self.same_tokens) {
+                *value = f64::NAN;
+            }
+        }
+        among.best()
+    }
+
     /// The matrix of some runs with their names.
     #[must_use]
     pub fn new(runs: &[(&str, &RunView)]) -> Self {
@@ -197,6 +213,7 @@ impl Matrix {
                 .collect(),
             options: differences(&scenarios),
             metrics: metrics(&views),
+            same_tokens: views.windows(2).all(|v| v[0].run.tokens == v[1].run.tokens),
         }
     }
 }

@@ -330,3 +330,43 @@ fn the_best_of_a_map_fits_the_device() {
     let words = map(&items).description;
     assert!(words.ends_with("rank; none fits the device"), "{words}");
 }
+
+/// Stars follow what the map says: no times of unlike steps, and nothing that does not fit.
+#[test]
+fn stars_are_for_runs_that_fit_and_for_numbers_that_compare() {
+    let mut items = batches();
+    let memory = &mut items[3].view.run.memory;
+    memory.capacity = Some(Bytes(memory.peak_device.0 - 1));
+    let starred = |items: &[Item]| -> Vec<(String, String)> {
+        let report = Report::new(None, items);
+        let found = report.sections[0].blocks.iter().find_map(|b| match b {
+            Block::Table(t) => Some(t.clone()),
+            _ => None,
+        });
+        let table = found.expect("a table");
+        let mut all = Vec::new();
+        for row in &table.rows {
+            for (head, cell) in table.head.iter().zip(row).filter(|(_, c)| c.contains('★')) {
+                all.push((row[0].clone(), format!("{head} {cell}")));
+            }
+        }
+        all.retain(|(_, cell)| cell.contains(" ms") || cell.contains("tokens"));
+        all
+    };
+    // The three that fit take a millisecond for each hundred tokens.
+    let all = ["1", "2", "4"].map(|n| {
+        (
+            format!("micro_batch={n}"),
+            ">tokens/s a rank 100000 ★".to_owned(),
+        )
+    });
+    assert_eq!(starred(&items), all);
+    for i in &mut items {
+        i.view.run.tokens = 1000;
+    }
+    let starred = starred(&items);
+    assert!(
+        starred.contains(&("micro_batch=1".into(), ">step ms 10.00 ★".into())),
+        "{starred:?}"
+    );
+}

@@ -21,7 +21,7 @@ pub(super) fn print(matrix: &Matrix, made: &[Made], out: &mut Out) -> Result<(),
         .iter()
         .filter_map(|name| matrix.metrics.iter().find(|m| m.name == *name))
         .collect();
-    let best: Vec<Vec<bool>> = metrics.iter().map(|m| m.best()).collect();
+    let best: Vec<Vec<bool>> = metrics.iter().map(|m| matrix.best(m)).collect();
     let names: [Vec<String>; 2] = [
         matrix.rows.iter().map(|r| r.label.clone()).collect(),
         matrix
@@ -79,10 +79,17 @@ pub(super) fn print(matrix: &Matrix, made: &[Made], out: &mut Out) -> Result<(),
         table.row(cells);
     }
     out.text(table)?;
+    let tokens = if matrix.same_tokens {
+        ""
+    } else {
+        " (not of times of a step: the steps differ in their tokens)"
+    };
     out.paragraph(
         0,
-        "* marks the best of a column, and under `front` the runs that no other one beats both in time for a token and in \
-         reserved memory.",
+        &format!(
+            "* marks the best of a column among the runs that fit{tokens}, and under `front` the runs that no other one \
+             beats both in time for a token and in reserved memory."
+        ),
     )?;
     for (row, made) in matrix.rows.iter().zip(made) {
         if made.origin.starts_with("kept") {

@@ -288,9 +288,9 @@ fn of_many(runs: &[Arc<RunView>]) -> Page {
         table.header.extend(labels.iter().map(|l| format!(">{l}")));
         table
     };
-    let mut metrics = runs_across("Metrics (* best)");
+    let mut metrics = runs_across("Metrics (* best of those that fit)");
     for m in &matrix.metrics {
-        let best = m.best();
+        let best = matrix.best(m);
         let cells = (0..runs.len()).map(|i| {
             let mark = if best[i] { "*" } else { "" };
             format!("{mark}{}", m.show(i))

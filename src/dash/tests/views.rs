@@ -215,7 +215,10 @@ fn comparisons_of_two_runs_and_of_many_have_their_tables() {
     assert_eq!(two.losses.len(), 1);
     assert_eq!(two.verdict.as_ref().map(|(tone, _)| *tone), Some(Tone::Bad));
     let many = judge::compare(&[a, b, step(RunKind::Sim, 10)]);
-    assert_eq!(titles(&many)[..2], ["Runs", "Metrics (* best)"]);
+    assert_eq!(
+        titles(&many)[..2],
+        ["Runs", "Metrics (* best of those that fit)"]
+    );
     assert_eq!(many.tables[0].rows.len(), 3);
 }
 

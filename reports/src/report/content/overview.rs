@@ -126,8 +126,16 @@ fn table(items: &[Item]) -> Table {
             false,
         ),
     ];
+    let tokens = |i: &Item| i.view.run.tokens;
+    let same_tokens = items.windows(2).all(|i| tokens(&i[0]) == tokens(&i[1]));
+    let can_be_best = |i: &&Item| i.view.fits() != Some(false);
     let best = |c: &Column| {
-        let values = items.iter().map(c.of).filter(|x| x.is_finite());
+        // Times of steps with different tokens do not tell which is better.
+        if !same_tokens && c.title.ends_with(" ms") {
+            return None;
+        }
+        let items = items.iter().filter(can_be_best);
+        let values = items.map(c.of).filter(|x| x.is_finite());
         let pick = if c.more { f64::max } else { f64::min };
         values.reduce(pick).map(c.text)
     };
@@ -138,7 +146,7 @@ fn table(items: &[Item]) -> Table {
             let mut row = vec![item.label.clone(), kind(item).to_owned()];
             for (c, best) in columns.iter().zip(&best) {
                 let text = (c.text)((c.of)(item));
-                let mark = if best.as_ref() == Some(&text) {
+                let mark = if best.as_ref() == Some(&text) && can_be_best(&item) {
                     " ★"
                 } else {
                     ""
@@ -154,7 +162,12 @@ fn table(items: &[Item]) -> Table {
         .chain(columns.iter().map(|c| c.title))
         .chain(["fits"]);
     Table {
-        caption: "All runs; ★ marks the best of a column".to_owned(),
+        caption: if same_tokens {
+            "All runs; ★ marks the best of a column among those that fit".to_owned()
+        } else {
+            "All runs; ★ marks the best of a column among those that fit, but not of times: the steps differ in their tokens"
+                .to_owned()
+        },
         head: titles.map(str::to_owned).collect(),
         rows,
     }
