@@ -18,6 +18,7 @@ pub use curves::{CurvePair, Difference as CurveDifference};
 pub use matrix::{Matrix, Metric, Row, front};
 pub use memory::{MemoryPair, PlacePeak, Sized};
 pub use waits::{CauseTime, Wait, WaitKey};
+pub(crate) use why::tokens;
 
 use crate::stats::{self, Options, Samples};
 use crate::view::{Difference, RunView, differences};

@@ -21,6 +21,7 @@ pub(super) fn sentences(pair: &Pair, sides: [&RunView; 2]) -> Vec<String> {
     if let Some(step) = &pair.step {
         all.push(step.sentence("step time", a, b));
     }
+    all.extend(tokens(sides, [a, b]));
     if !sides.iter().any(|s| s.is_baseline()) {
         all.extend(options(pair));
     }
@@ -51,6 +52,24 @@ pub(super) fn sentences(pair: &Pair, sides: [&RunView; 2]) -> Vec<String> {
         all.push(prediction(p));
     }
     all
+}
+
+/// What a difference of step times means where the steps differ in their tokens.
+pub(crate) fn tokens(sides: [&RunView; 2], labels: [&str; 2]) -> Option<String> {
+    let [a, b] = sides.map(|s| s.run.tokens);
+    if a == b || a == 0 || b == 0 {
+        return None;
+    }
+    let [of_a, of_b] = sides.map(RunView::tokens_per_s);
+    let change = 100.0 * (of_b / of_a - 1.0);
+    let direction = if change < 0.0 { "fewer" } else { "more" };
+    let [name_a, name_b] = labels;
+    change.is_finite().then(|| {
+        format!(
+            "Steps have {a} tokens a rank in {name_a} and {b} in {name_b}: {name_b} does {:.1} % {direction} tokens a second.",
+            change.abs()
+        )
+    })
 }
 
 /// What two predictions' power limits make of their clocks.

@@ -370,3 +370,17 @@ fn stars_are_for_runs_that_fit_and_for_numbers_that_compare() {
         "{starred:?}"
     );
 }
+
+#[test]
+fn step_times_of_different_tokens_are_put_in_relation() {
+    let page = markdown(&Report::new(None, &batches()[2..]), |_| None);
+    // 40 ms for 4000 tokens, 64 ms for 8000.
+    let words = "Steps have 4000 tokens a rank in micro\\_batch=4 and 8000 in micro\\_batch=8: \
+                 micro\\_batch=8 does 25.0 % more tokens a second.";
+    assert!(page.contains(words), "{page}");
+    let mut same = batches();
+    same.truncate(1);
+    same.push(same[0].clone());
+    let page = markdown(&Report::new(None, &same), |_| None);
+    assert!(!page.contains("tokens a second"), "{page}");
+}

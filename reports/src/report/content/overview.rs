@@ -227,5 +227,9 @@ fn options(samples: usize) -> Options {
 fn verdict(a: &Item, b: &Item) -> Option<String> {
     let [a, b] = [a, b].map(|item| Side::new(&item.label, &item.view));
     let c = compare::step(a, b, &Options::default())?;
-    Some(c.sentence("step time", a.label, b.label))
+    let step = c.sentence("step time", a.label, b.label);
+    Some(match compare::tokens([a.run, b.run], [a.label, b.label]) {
+        Some(tokens) => format!("{step} {tokens}"),
+        None => step,
+    })
 }
