@@ -16,7 +16,7 @@ mod wire;
 pub use client::{LastResort, Meeting};
 pub(crate) use codec::{Reader, Writer};
 pub use environment::{EnvironmentError, Launcher, Placement, placement};
-pub use guard::end_with_launcher;
+pub use guard::{end_with_launcher, has_launcher};
 pub use launch::{Ended, Launch, launch};
 pub use peers::{PeerError, Peers};
 pub use server::{Server, StoreOptions};

@@ -1,20 +1,35 @@
-//! Ctrl-C: finish with what there is.
+//! Ctrl-C, and the signal by which batch schedulers announce a job's end: finish with what there is.
 
+use shardlab_exec::process::has_launcher;
+use signal_hook::consts::{SIGINT, SIGTERM};
+use signal_hook::flag;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, LazyLock, Once};
 
-static INTERRUPTED: AtomicBool = AtomicBool::new(false);
+static INTERRUPTED: LazyLock<Arc<AtomicBool>> = LazyLock::new(Arc::default);
 
-/// From now on Ctrl-C sets a flag instead of ending the process; a second one ends it.
+/// From now on either signal sets a flag instead of ending the process; a second one ends it.
 pub(super) fn watch() {
-    // Without a handler Ctrl-C ends the process at once, which is no reason not to begin.
-    let _ = ctrlc::set_handler(|| {
-        if INTERRUPTED.swap(true, Ordering::Relaxed) {
-            std::process::exit(3);
+    static ONCE: Once = Once::new();
+    ONCE.call_once(|| {
+        on(SIGINT);
+        if has_launcher() {
+            // A scheduler sends it to every process of a job, and the launcher passes on what it gets: this one would seem a second one.
+            let _ = flag::register(SIGTERM, Arc::default());
+        } else {
+            on(SIGTERM);
         }
     });
 }
 
-/// Whether Ctrl-C has been pressed.
+/// Without handlers a signal ends the process at once, which is no reason not to begin.
+fn on(signal: i32) {
+    // In this order: what finds the flag set is a second one.
+    let _ = flag::register_conditional_shutdown(signal, 3, Arc::clone(&INTERRUPTED));
+    let _ = flag::register(signal, Arc::clone(&INTERRUPTED));
+}
+
+/// Whether one has come.
 pub(super) fn requested() -> bool {
     INTERRUPTED.load(Ordering::Relaxed)
 }

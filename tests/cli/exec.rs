@@ -576,10 +576,15 @@ fn a_full_disk_while_saving() {
     assert_eq!(on["resumed_from"], 2);
 }
 
-/// Ctrl-C: the step is finished, what there is is printed and saved.
-#[cfg(unix)]
+/// Ctrl-C, or what a batch scheduler sends first: the step is finished, what there is is printed and saved.
 #[test]
 fn an_interruption() {
+    for signal in ["INT", "TERM"] {
+        interrupted_by(signal);
+    }
+}
+
+fn interrupted_by(signal: &str) {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().display().to_string();
     let mut child = std::process::Command::new(env!("CARGO_BIN_EXE_shardlab"))
@@ -600,12 +605,12 @@ fn an_interruption() {
     let mut errors = std::io::BufReader::new(child.stderr.take().unwrap());
     std::io::BufRead::read_line(&mut errors, &mut line).unwrap();
     assert!(line.starts_with("step 1/1000000"), "{line}");
-    let signal = std::process::Command::new("bash")
-        .args(["-c", &format!("kill -INT {}", child.id())])
+    let sent = std::process::Command::new("bash")
+        .args(["-c", &format!("kill -{signal} {}", child.id())])
         .status();
-    assert!(signal.unwrap().success());
+    assert!(sent.unwrap().success());
     let output = child.wait_with_output().unwrap();
-    assert_eq!(output.status.code(), Some(3));
+    assert_eq!(output.status.code(), Some(3), "{signal}");
     let run: Value = serde_json::from_slice(&output.stdout).unwrap();
     assert_eq!(run["interrupted"], true);
     let done = run["losses"].as_array().unwrap().len();

@@ -355,8 +355,21 @@ fn ranks_end_with_their_launcher() {
 
 #[test]
 fn an_interruption_of_all_ranks() {
+    interrupted(|launcher, _| signal("INT", launcher));
+}
+
+/// A batch scheduler tells every process of a job.
+#[test]
+fn the_end_of_a_job() {
+    interrupted(|launcher, ranks| {
+        ranks.iter().for_each(|r| signal("TERM", *r));
+        signal("TERM", launcher);
+    });
+}
+
+fn interrupted(tell: impl FnOnce(u32, &[u32])) {
     let (child, mut errors, ranks) = long_run();
-    signal("INT", child.id());
+    tell(child.id(), &ranks);
     // The pipe may not fill up while the last step is done.
     let words = std::thread::spawn(move || {
         let mut words = String::new();

@@ -12,8 +12,7 @@ pub(super) const PARENT: &str = "SHARDLAB_PARENT";
 ///
 /// The system sends a signal (Linux); and standard input, which the launcher holds, ends.
 pub fn end_with_launcher(farewell: impl FnOnce() + Send + 'static) {
-    let parent = std::env::var(PARENT).ok().and_then(|p| p.parse().ok());
-    let Some(parent) = parent.and_then(Pid::from_raw) else {
+    let Some(parent) = launcher() else {
         return;
     };
     // Where the system knows no such thing, standard input remains.
@@ -31,6 +30,18 @@ pub fn end_with_launcher(farewell: impl FnOnce() + Send + 'static) {
             farewell();
             std::process::exit(3);
         });
+}
+
+/// The launcher that started this process.
+fn launcher() -> Option<Pid> {
+    let parent = std::env::var(PARENT).ok()?.parse().ok()?;
+    Pid::from_raw(parent)
+}
+
+/// Whether a launcher of shardlab's has started this process, and tells it when it is to stop.
+#[must_use]
+pub fn has_launcher() -> bool {
+    launcher().is_some()
 }
 
 /// Sends a child what Ctrl-C sends.

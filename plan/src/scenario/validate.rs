@@ -536,10 +536,7 @@ fn next_step(s: &Scenario, d: &Document) -> Checked {
     } else {
         return Ok(());
     };
-    let keys: Vec<Key> = [&[Key::PrefetchNextStep], keys].concat();
-    Err(d
-        .conflict(&keys, format!("`prefetch_next_step` {why}"))
-        .with_help("set prefetch_next_step = 0"))
+    Err(cannot(d, Key::PrefetchNextStep, keys, why, "0"))
 }
 
 /// What can update a unit before all gradients are known.
@@ -572,10 +569,14 @@ fn in_backward(s: &Scenario, d: &Document) -> Checked {
         } else {
             return Ok(());
         };
-    let keys: Vec<Key> = [&[Key::OptimizerInBackward], keys].concat();
-    Err(d
-        .conflict(&keys, format!("`optimizer_in_backward` {why}"))
-        .with_help("set optimizer_in_backward = false"))
+    Err(cannot(d, Key::OptimizerInBackward, keys, why, "false"))
+}
+
+/// An option that is impossible beside what others say, and the value that turns it off.
+fn cannot(d: &Document, key: Key, others: &[Key], why: &str, off: &str) -> ScenarioError {
+    let (keys, name) = ([&[key], others].concat(), key.info().key);
+    d.conflict(&keys, format!("`{name}` {why}"))
+        .with_help(format!("set {name} = {off}"))
 }
 
 fn copy_engines(s: &Scenario, d: &Document) -> Checked {

@@ -328,7 +328,10 @@ fn the_best_of_a_map_fits_the_device() {
         i.view.run.memory.capacity = Some(Bytes(1));
     }
     let words = map(&items).description;
-    assert!(words.ends_with("rank; none fits the device"), "{words}");
+    assert!(
+        words.ends_with("tokens/s/GPU; none fits the device"),
+        "{words}"
+    );
 }
 
 /// Stars follow what the map says: no times of unlike steps, and nothing that does not fit.
@@ -357,7 +360,7 @@ fn stars_are_for_runs_that_fit_and_for_numbers_that_compare() {
     let all = ["1", "2", "4"].map(|n| {
         (
             format!("micro_batch={n}"),
-            ">tokens/s a rank 100000 ★".to_owned(),
+            ">tokens/s/GPU 100000 ★".to_owned(),
         )
     });
     assert_eq!(starred(&items), all);
