@@ -6,7 +6,7 @@ use super::input::Made;
 use shardlab_plan::record::Cause;
 use shardlab_plan::units::{Bytes, Picos, signed};
 use shardlab_reports::compare::{Change, CurvePair, Pair, Part, Prediction};
-use shardlab_reports::stats::Comparison;
+use shardlab_reports::stats::{Comparison, Verdict};
 
 /// Rows of a breakdown.
 const SHOWN: usize = 8;
@@ -34,7 +34,7 @@ pub(super) fn print(pair: &Pair, made: [&Made; 2], out: &mut Out) -> Result<(), 
     out.blank()?;
     metrics(pair, out)?;
     if let Some(step) = &pair.step {
-        statistics(step, out)?;
+        statistics(step, pair.prediction.is_some(), out)?;
     }
     exposed(pair, out)?;
     for (title, parts) in [
@@ -79,15 +79,20 @@ fn metrics(pair: &Pair, out: &mut Out) -> Result<(), Failure> {
     Ok(())
 }
 
-/// The tests behind the verdict, where anything was measured.
-fn statistics(c: &Comparison, out: &mut Out) -> Result<(), Failure> {
+/// The tests behind the verdict, where anything was measured. What was predicted is no improvement on what was measured.
+fn statistics(c: &Comparison, is_prediction: bool, out: &mut Out) -> Result<(), Failure> {
     if c.n == [1, 1] {
         return Ok(());
     }
+    let verdict = match c.verdict {
+        Verdict::Improved if is_prediction => "shorter",
+        Verdict::Regressed if is_prediction => "longer",
+        other => other.name(),
+    };
     let mut parts = vec![
         format!(
             "{}: ratio {:.4}, {:.0} % interval {:.4} to {:.4}, threshold {:.1} %, {} and {} samples",
-            c.verdict.name(),
+            verdict,
             c.ratio.estimate,
             100.0 * c.ratio.level,
             c.ratio.low,
