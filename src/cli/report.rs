@@ -5,6 +5,7 @@ mod png;
 use super::args::{Overrides, load, profiles};
 use super::keep::{From, view_of};
 use super::output::{Failure, Out, Status};
+use super::table::option_of;
 use crate::predict::{PredictError, predict};
 use shardlab_reports::RunView;
 use shardlab_reports::report::{Item, Report, html, markdown};
@@ -14,6 +15,8 @@ use std::path::{Path, PathBuf};
 
 /// Runs in one report, at most: beyond, a page is no overview.
 const MOST: usize = 200;
+/// Characters of options that a run's label has room for.
+const LONG: usize = 48;
 
 #[derive(clap::Args)]
 pub(super) struct Args {
@@ -96,6 +99,7 @@ fn pictures(out: &Path) -> Option<(PathBuf, String)> {
 fn items(args: &Args) -> Result<Vec<Item>, Failure> {
     let store = args.from.store();
     let mut items = Vec::new();
+    let mut ids = Vec::new();
     // One scenario with options of a second run is meant twice, as for `compare`.
     let alone = args.runs.len() == 1 && !args.set_b.is_empty();
     let again = args.runs.iter().filter(|_| alone);
@@ -104,25 +108,69 @@ fn items(args: &Args) -> Result<Vec<Item>, Failure> {
         if i > 0 {
             set.extend(args.set_b.iter().cloned());
         }
-        items.extend(resolve(args, &set, &store, name)?);
+        match resolve(args, &set, &store, name)? {
+            Found::Kept(id, view) => {
+                items.push(Item {
+                    label: String::new(),
+                    view: *view,
+                    axes: vec![],
+                });
+                ids.push((items.len() - 1, id));
+            }
+            Found::Predicted(some) => items.extend(some),
+        }
         if items.len() > MOST {
             return Err(Failure::bad_input(format_args!(
                 "more than {MOST} runs; `shardlab sweep --csv` and `shardlab runs` are for so many"
             )));
         }
     }
+    name_kept(&mut items, &ids);
     Ok(items)
 }
 
+/// What a name stands for.
+enum Found {
+    /// A kept run, and what it is called.
+    Kept(String, Box<RunView>),
+    /// A scenario, or each point of its axes.
+    Predicted(Vec<Item>),
+}
+
+/// Labels kept runs by what they are called and, where there are several of one scenario, by the options in which these differ.
+fn name_kept(items: &mut [Item], ids: &[(usize, String)]) {
+    let scenario = |at: usize| items[at].view.scenario.name.as_str();
+    let options = |at: usize| items[at].view.scenario.overrides.as_slice();
+    let label = |&(at, ref id): &(usize, String)| {
+        let alike = |other: &usize| scenario(*other) == scenario(at);
+        let others: Vec<usize> = ids.iter().map(|i| i.0).filter(alike).collect();
+        let differs = |o: &&String| others.iter().any(|other| !options(*other).contains(o));
+        let own: Vec<&str> = options(at)
+            .iter()
+            .filter(differs)
+            .map(|o| option_of(o))
+            .collect();
+        let own = own.join(" ");
+        match own.len() {
+            1..=LONG => format!("{} {own} ({id})", scenario(at)),
+            _ => format!("{} ({id})", scenario(at)),
+        }
+    };
+    let labels: Vec<String> = ids.iter().map(label).collect();
+    for ((at, _), label) in ids.iter().zip(labels) {
+        items[*at].label = label;
+    }
+}
+
 /// A scenario, or each point of its axes, predicted; or a kept run.
-fn resolve(args: &Args, set: &[String], store: &Store, name: &str) -> Result<Vec<Item>, Failure> {
+fn resolve(args: &Args, set: &[String], store: &Store, name: &str) -> Result<Found, Failure> {
     let path = Path::new(name);
     if is_run_dir(path) {
         let view = open_dir(path).map_err(Failure::bad_input)?;
         let folder = path
             .file_name()
             .map_or_else(|| name.into(), |n| n.to_string_lossy());
-        return Ok(vec![kept(&folder, view)]);
+        return Ok(Found::Kept(folder.into_owned(), Box::new(view)));
     }
     let scenario = match load(path, set) {
         Ok(scenario) => scenario,
@@ -139,7 +187,7 @@ fn resolve(args: &Args, set: &[String], store: &Store, name: &str) -> Result<Vec
             } else {
                 name
             };
-            return Ok(vec![kept(called, view)]);
+            return Ok(Found::Kept(called.to_owned(), Box::new(view)));
         }
     };
     let profiles = profiles();
@@ -155,7 +203,7 @@ fn resolve(args: &Args, set: &[String], store: &Store, name: &str) -> Result<Vec
         };
         let view = view_of(&p, path, set);
         let axes = vec![];
-        return Ok(vec![Item { label, view, axes }]);
+        return Ok(Found::Predicted(vec![Item { label, view, axes }]));
     }
     let sweep =
         shardlab_plan::scenario::sweep_of(path, set, &args.axes).map_err(Failure::bad_input)?;
@@ -192,13 +240,5 @@ fn resolve(args: &Args, set: &[String], store: &Store, name: &str) -> Result<Vec
             Err(e) => return Err(e.into()),
         }
     }
-    Ok(items)
-}
-
-fn kept(name: &str, view: RunView) -> Item {
-    Item {
-        label: format!("{} ({name})", view.scenario.name),
-        view,
-        axes: vec![],
-    }
+    Ok(Found::Predicted(items))
 }

@@ -23,9 +23,14 @@ pub(super) const fn fits(room: usize) -> bool {
     room <= WIDTH + GAP
 }
 
-/// The title of an option's column: its key without the section, which is clear, in lines when it is long.
+/// An option, or an override of it, without its section, which is clear.
+pub(super) fn option_of(path: &str) -> &str {
+    path.split_once('.').map_or(path, |(_, option)| option)
+}
+
+/// The title of an option's column, in lines when it is long.
 pub(super) fn key_title(path: &str) -> String {
-    let key = path.split_once('.').map_or(path, |(_, key)| key);
+    let key = option_of(path);
     if key.len() > 9 {
         key.replace('_', "_\n")
     } else {

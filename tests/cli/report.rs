@@ -1,6 +1,6 @@
 //! `shardlab report`, and its pages in a browser.
 
-use crate::{shardlab, stdout};
+use crate::{json, shardlab, stdout};
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
@@ -181,6 +181,38 @@ fn a_sweep_has_a_map() {
     let command = "shardlab sim small-native --set train.steps=3 --set fsdp.prefetch_forward=1\n";
     assert!(text.contains(command), "{text}");
     assert_eq!(text.matches("Scenario of ").count(), 1, "{text}");
+}
+
+/// Kept runs of one scenario are told apart by the options in which they differ, not by ids alone.
+#[test]
+fn kept_runs_are_labelled_by_what_differs() {
+    let dir = tempfile::tempdir().unwrap();
+    let [store, out] = ["store", "x.md"].map(|n| dir.path().join(n).display().to_string());
+    let mut ids = Vec::new();
+    for (scenario, depth) in [
+        ("small-native", "0"),
+        ("small-native", "2"),
+        ("small-fsdp2", "1"),
+    ] {
+        let depth = format!("fsdp.prefetch_forward={depth}");
+        let set = ["--set", "train.steps=3", "--set", &depth];
+        let run = [&["sim", scenario, "--json", "--store", &store], &set[..]].concat();
+        let id = json(&run)[0]["run_id"].as_str().unwrap().to_owned();
+        ids.push(id.rsplit('-').next().unwrap().to_owned());
+    }
+    let args = ["report", "--store", &store, "--out", &out];
+    let runs = ids.iter().map(String::as_str);
+    stdout(&args.into_iter().chain(runs).collect::<Vec<_>>());
+    let text = std::fs::read_to_string(&out).unwrap();
+    // What runs of one scenario have in common does not tell them apart, and one alone needs nothing that does.
+    for label in [
+        format!("small-native prefetch_forward=0 ({})", ids[0]),
+        format!("small-native prefetch_forward=2 ({})", ids[1]),
+        format!("small-fsdp2 ({})", ids[2]),
+    ] {
+        let row = format!("| {} |", label.replace('_', "\\_"));
+        assert!(text.contains(&row), "{row} in {text}");
+    }
 }
 
 #[test]

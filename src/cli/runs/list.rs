@@ -1,7 +1,7 @@
 //! The list of runs.
 
 use super::super::output::{Failure, Out, Status};
-use super::super::table::Table;
+use super::super::table::{Table, option_of};
 use super::Args;
 use shardlab_plan::units::{ByteUnit, Bytes};
 use shardlab_reports::store::{Entry, Listing, Store};
@@ -74,11 +74,7 @@ pub(super) fn table(runs: &[Entry]) -> Table {
             x if x.is_nan() => "-".to_owned(),
             x => format!("{:.digits$}", x),
         };
-        let options: Vec<&str> = e
-            .overrides
-            .iter()
-            .map(|o| o.split_once('.').map_or(o.as_str(), |(_, option)| option))
-            .collect();
+        let options: Vec<&str> = e.overrides.iter().map(|o| option_of(o)).collect();
         table.row([
             e.id.tail().to_owned(),
             e.created[5..16].replace('T', " "),
