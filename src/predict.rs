@@ -137,25 +137,13 @@ impl Prediction {
     /// Step time: the median of the samples, milliseconds.
     #[must_use]
     pub fn step_ms(&self) -> f64 {
-        median_ms(&self.run)
+        self.run.step_ms()
     }
 
     /// Tokens a second and GPU.
     #[must_use]
     pub fn tokens_per_s(&self) -> f64 {
-        self.run.tokens as f64 / (self.step_ms() / 1e3)
-    }
-}
-
-/// Median of a run's step times, milliseconds; NaN without samples.
-#[must_use]
-pub fn median_ms(run: &Run) -> f64 {
-    let mut samples: Vec<f64> = run.step_samples.iter().map(|t| t.ms()).collect();
-    samples.sort_by(f64::total_cmp);
-    match samples.len() {
-        0 => f64::NAN,
-        n if n % 2 == 0 => f64::midpoint(samples[n / 2 - 1], samples[n / 2]),
-        n => samples[n / 2],
+        self.run.tokens_per_s()
     }
 }
 

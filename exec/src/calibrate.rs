@@ -11,6 +11,7 @@ mod cuda;
 mod grid;
 mod machine;
 mod render;
+mod single;
 mod steps;
 
 #[cfg(feature = "cuda")]

@@ -233,13 +233,7 @@ impl RunView {
     /// Median step time, milliseconds; NaN without samples.
     #[must_use]
     pub fn step_ms(&self) -> f64 {
-        let mut samples = self.samples_ms();
-        samples.sort_by(f64::total_cmp);
-        match samples.len() {
-            0 => f64::NAN,
-            n if n % 2 == 0 => f64::midpoint(samples[n / 2 - 1], samples[n / 2]),
-            n => samples[n / 2],
-        }
+        self.run.step_ms()
     }
 
     /// Tokens a second and rank; NaN where steps have no tokens.
@@ -247,8 +241,15 @@ impl RunView {
     pub fn tokens_per_s(&self) -> f64 {
         match self.run.tokens {
             0 => f64::NAN,
-            tokens => tokens as f64 / (self.step_ms() / 1e3),
+            _ => self.run.tokens_per_s(),
         }
+    }
+
+    /// Whether the steps of runs have the same tokens: else their times do not tell which is better.
+    pub(crate) fn have_same_tokens<'a>(views: impl IntoIterator<Item = &'a Self>) -> bool {
+        let mut tokens = views.into_iter().map(|v| v.run.tokens);
+        let first = tokens.next();
+        tokens.all(|t| Some(t) == first)
     }
 
     /// Exposed time of the recorded step, milliseconds.

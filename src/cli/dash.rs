@@ -3,7 +3,7 @@
 use super::output::{Failure, Out, Status};
 use crate::dash::theme::Name;
 use crate::dash::{Options, Source, run as show, state};
-use shardlab_plan::scenario::shipped;
+use shardlab_plan::scenario::{self, shipped};
 use shardlab_reports::gate::baseline;
 use std::io::{IsTerminal, stdin, stdout};
 use std::path::{Path, PathBuf};
@@ -67,19 +67,16 @@ fn sources(asked: &[PathBuf]) -> Result<(Vec<Source>, Option<String>), Failure> 
     let mut all: Vec<Source> = Vec::new();
     for path in asked {
         for file in files(path)? {
-            all.push(match super::args::load(&file, &[]) {
+            all.push(match scenario::load(&file, &[]) {
                 Ok(scenario) => source(scenario.name.clone(), file, scenario.about),
                 // One of a folder that is none, or not one yet, does not hide the others: the list says why.
-                Err(Failure::BadInput(why)) if path.is_dir() => {
+                Err(e) if path.is_dir() => {
                     let stem = file.file_stem().unwrap_or_default();
-                    // Without the excerpt: its caret needs lines of its own.
-                    let help = |l: &&str| l.trim_start().starts_with("help:");
-                    let first = why.lines().take(1);
-                    let lines: Vec<&str> = first.chain(why.lines().filter(help)).collect();
-                    let why = lines.join(" ");
+                    // In one line: a caret needs lines of its own.
+                    let why = format!("{e:#}");
                     source(stem.to_string_lossy().into_owned(), file.clone(), why)
                 }
-                Err(e) => return Err(e),
+                Err(e) => return Err(Failure::bad_input(e)),
             });
         }
     }

@@ -1,13 +1,12 @@
 //! Matrix products and attention on a grid of sizes, alone.
 
-use super::typical;
+use super::{single, typical};
 use crate::device::NO_HYPER;
 use crate::kernels;
 use crate::operand::{LaunchContext, RawRange};
 use shardlab_plan::model::{OpKind, Real};
-use shardlab_plan::program::{BodyOp, Kernel, KernelClass, Place, Shape, Slot};
-use shardlab_plan::units::{Bytes, DType, Flops};
-use smallvec::SmallVec;
+use shardlab_plan::program::KernelClass;
+use shardlab_plan::units::DType;
 use std::time::{Duration, Instant};
 
 /// Element types that models compute in.
@@ -63,16 +62,6 @@ impl Operand {
     }
 }
 
-fn slot(place: Place, shape: &[u64], dtype: DType) -> Slot {
-    Slot {
-        place,
-        offset: 0,
-        shape: Shape::from_slice(shape),
-        strides: SmallVec::new(),
-        dtype,
-    }
-}
-
 /// Middle time of an operation alone, on operands of these shapes.
 fn time(
     op: OpKind,
@@ -88,23 +77,7 @@ fn time(
         list.iter().map(operand).collect()
     };
     let (mut reads, mut writes) = (make(ins), make(outs));
-    let slots = |list: &[(&[u64], DType)], place: fn(u8) -> Place| -> Vec<Slot> {
-        let one = |(i, o): (u8, &(&[u64], DType))| slot(place(i), o.0, o.1);
-        (0u8..).zip(list).map(one).collect()
-    };
-    let kernel = Kernel {
-        name: op.name().to_owned(),
-        class,
-        flops: Flops(0),
-        read: Bytes(0),
-        written: Bytes(0),
-        dtype,
-        body: vec![BodyOp {
-            op,
-            inputs: slots(ins, Place::Read).into_iter().collect(),
-            outputs: slots(outs, Place::Write).into_iter().collect(),
-        }],
-    };
+    let kernel = single::kernel(op, class, dtype, ins, outs);
     let context = LaunchContext {
         kernel: &kernel,
         hyper: NO_HYPER,

@@ -99,6 +99,24 @@ impl Run {
         self.exposed.values().copied().sum()
     }
 
+    /// Median step time, milliseconds; NaN without samples.
+    #[must_use]
+    pub fn step_ms(&self) -> f64 {
+        let mut sorted: Vec<f64> = self.step_samples.iter().map(|t| t.ms()).collect();
+        sorted.sort_by(f64::total_cmp);
+        match sorted.len() {
+            0 => f64::NAN,
+            n if n % 2 == 0 => f64::midpoint(sorted[n / 2 - 1], sorted[n / 2]),
+            n => sorted[n / 2],
+        }
+    }
+
+    /// Tokens (or samples) a second and GPU.
+    #[must_use]
+    pub fn tokens_per_s(&self) -> f64 {
+        self.tokens as f64 / (self.step_ms() / 1e3)
+    }
+
     /// The run's summary.
     #[must_use]
     pub fn summary(&self) -> Summary {
@@ -108,11 +126,6 @@ impl Run {
         let quantile = |q: f64| match sorted.len() {
             0 => f64::NAN,
             n => sorted[((q * n as f64).ceil() as usize).clamp(1, n) - 1],
-        };
-        let median = match sorted.len() {
-            0 => f64::NAN,
-            n if n % 2 == 0 => f64::midpoint(sorted[n / 2 - 1], sorted[n / 2]),
-            n => sorted[n / 2],
         };
         let mean = samples.iter().sum::<f64>() / samples.len() as f64;
         let at = &self.memory.at;
@@ -124,9 +137,9 @@ impl Run {
             world_size: self.world_size,
             policy: self.policy.clone(),
             hardware: self.hardware.clone(),
-            tokens_per_s_per_gpu: self.tokens as f64 / (median / 1e3),
+            tokens_per_s_per_gpu: self.tokens_per_s(),
             step_ms: StepSummary {
-                median,
+                median: self.step_ms(),
                 mean,
                 p95: quantile(0.95),
                 samples,

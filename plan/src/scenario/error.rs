@@ -115,6 +115,7 @@ impl ScenarioError {
     }
 }
 
+/// With its excerpt in lines of their own; `{:#}` is one line, without it.
 impl fmt::Display for ScenarioError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let d = &*self.0;
@@ -123,7 +124,7 @@ impl fmt::Display for ScenarioError {
             write!(f, "{}:{}:", p.line, p.column)?;
         }
         write!(f, " {}", d.message)?;
-        if let (Some(e), Some(p)) = (&d.excerpt, d.position) {
+        if let (Some(e), Some(p), false) = (&d.excerpt, d.position, f.alternate()) {
             let gutter = p.line.to_string().len();
             write!(f, "\n  {} | {}", p.line, e.text)?;
             write!(
@@ -136,7 +137,8 @@ impl fmt::Display for ScenarioError {
             )?;
         }
         if let Some(h) = &d.help {
-            write!(f, "\n  help: {h}")?;
+            let gap = if f.alternate() { " " } else { "\n  " };
+            write!(f, "{gap}help: {h}")?;
         }
         Ok(())
     }

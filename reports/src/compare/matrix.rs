@@ -213,7 +213,7 @@ impl Matrix {
                 .collect(),
             options: differences(&scenarios),
             metrics: metrics(&views),
-            same_tokens: views.windows(2).all(|v| v[0].run.tokens == v[1].run.tokens),
+            same_tokens: RunView::have_same_tokens(views.iter().copied()),
         }
     }
 }

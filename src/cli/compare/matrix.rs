@@ -35,6 +35,10 @@ pub(super) fn print(matrix: &Matrix, made: &[Made], out: &mut Out) -> Result<(),
         let runs = 0..matrix.rows.len();
         runs.map(|i| format!("{}{}", mark(i), m.show(i))).collect()
     };
+    let headings: Vec<String> = metrics
+        .iter()
+        .map(|m| format!(">{}", m.heading().replace(' ', "\n")))
+        .collect();
     let numbers: Vec<Vec<String>> = metrics
         .iter()
         .zip(&best)
@@ -49,8 +53,8 @@ pub(super) fn print(matrix: &Matrix, made: &[Made], out: &mut Out) -> Result<(),
     // Options have what room the names and numbers leave, in whole columns.
     let mut used = room("fits", []) + room("front", []);
     used += room("run", texts(&names[0])) + room("scenario", texts(&names[1]));
-    for (m, cells) in metrics.iter().zip(&numbers) {
-        used += room(&m.title.replace(' ', "\n"), texts(cells));
+    for (heading, cells) in headings.iter().zip(&numbers) {
+        used += room(heading, texts(cells));
     }
     let fitting = matrix.options.iter().take_while(|d| {
         used += room(&key_title(&d.key), texts(&values(d)));
@@ -61,11 +65,7 @@ pub(super) fn print(matrix: &Matrix, made: &[Made], out: &mut Out) -> Result<(),
         .into_iter()
         .map(str::to_owned)
         .chain(shown.iter().map(|d| key_title(&d.key)))
-        .chain(
-            metrics
-                .iter()
-                .map(|m| format!(">{}", m.heading().replace(' ', "\n"))),
-        )
+        .chain(headings)
         .chain(["fits".to_owned(), "front".to_owned()])
         .collect();
     let shown: Vec<Vec<String>> = shown.iter().map(values).collect();

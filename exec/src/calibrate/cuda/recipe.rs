@@ -1,13 +1,13 @@
 //! The program of a bench: single kernels and collectives.
 
+use crate::calibrate::single;
 use shardlab_plan::model::OpKind;
 use shardlab_plan::program::{
-    Access, Axis, BodyOp, Buffer, BufferId, COMPUTE, Collective, CollectiveId, CollectiveKind,
-    CommId, Communicator, Holds, Instr, InstrId, Kernel, KernelClass, KernelId, Op, PerRank, Phase,
-    Place, Pool, Program, ReduceOp, Role, Rule, Section, SectionKind, Shape, Slot, StreamId,
-    UnitId,
+    Access, Axis, Buffer, BufferId, COMPUTE, Collective, CollectiveId, CollectiveKind, CommId,
+    Communicator, Holds, Instr, InstrId, KernelClass, KernelId, Op, PerRank, Phase, Pool, Program,
+    ReduceOp, Role, Rule, Section, SectionKind, StreamId, UnitId,
 };
-use shardlab_plan::units::{Bytes, DType, Flops};
+use shardlab_plan::units::{Bytes, DType};
 use smallvec::SmallVec;
 
 /// Allocator address of the bench's memory.
@@ -22,7 +22,7 @@ pub(super) const OTHER: StreamId = StreamId(2);
 pub(super) const COMPUTE_STREAM: StreamId = COMPUTE;
 /// Events that a program has.
 pub(super) const EVENTS: u32 = 1024;
-/// Steps of a bench's largest pass.
+/// Operands begin at multiples of this.
 const ALIGN: u64 = 512;
 
 /// A single kernel of the program, with where its operands lie.
@@ -91,33 +91,8 @@ impl Recipe {
         outs: &[Operand],
     ) -> Single {
         let p = &mut self.program;
-        let slot = |place: Place, (shape, dtype): &Operand| Slot {
-            place,
-            offset: 0,
-            shape: Shape::from_slice(shape),
-            strides: SmallVec::new(),
-            dtype: *dtype,
-        };
         let kernel = KernelId(p.kernels.len() as u32);
-        p.kernels.push(Kernel {
-            name: op.name().to_owned(),
-            class,
-            flops: Flops(0),
-            read: Bytes(0),
-            written: Bytes(0),
-            dtype,
-            body: vec![BodyOp {
-                op,
-                inputs: (0u8..)
-                    .zip(ins)
-                    .map(|(i, o)| slot(Place::Read(i), o))
-                    .collect(),
-                outputs: (0u8..)
-                    .zip(outs)
-                    .map(|(i, o)| slot(Place::Write(i), o))
-                    .collect(),
-            }],
-        });
+        p.kernels.push(single::kernel(op, class, dtype, ins, outs));
         let instr = InstrId(p.instrs.len() as u32);
         let reads = p.accesses.len() as u32;
         let mut at = 0;

@@ -5,6 +5,7 @@ use crate::compare::{self, Side};
 use crate::plots::{self, StepBar};
 use crate::report::{Block, Card, Item, Section, Table};
 use crate::stats::{Options, ratio_of_medians};
+use crate::view::RunView;
 use shardlab_plan::record::RunKind;
 
 /// Runs that are compared with the first in a sentence each.
@@ -126,8 +127,7 @@ fn table(items: &[Item]) -> Table {
             false,
         ),
     ];
-    let tokens = |i: &Item| i.view.run.tokens;
-    let same_tokens = items.windows(2).all(|i| tokens(&i[0]) == tokens(&i[1]));
+    let same_tokens = RunView::have_same_tokens(items.iter().map(|i| &i.view));
     let can_be_best = |i: &&Item| i.view.fits() != Some(false);
     let best = |c: &Column| {
         // Times of steps with different tokens do not tell which is better.

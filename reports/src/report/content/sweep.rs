@@ -2,7 +2,7 @@
 
 use crate::plots::{self, Cell, Measure};
 use crate::report::{Block, Item, Section};
-use crate::view::{Difference, ScenarioView, differences};
+use crate::view::{Difference, RunView, ScenarioView, differences};
 
 /// Runs from which on a map says more than a table.
 const FEWEST: usize = 3;
@@ -134,8 +134,8 @@ pub(super) fn heat(items: &[Item]) -> Option<Section> {
 /// What the map shows, with its name: step times tell which point is better only where all steps do the same work.
 fn measure(items: &[Item]) -> (&'static str, Measure) {
     let tokens = |i: &Item| i.view.run.tokens;
-    let first = items.first().map_or(0, tokens);
-    if items.iter().any(|i| tokens(i) != first) && items.iter().all(|i| tokens(i) > 0) {
+    let same_tokens = RunView::have_same_tokens(items.iter().map(|i| &i.view));
+    if !same_tokens && items.iter().all(|i| tokens(i) > 0) {
         let measure = Measure {
             unit: "tokens/s/GPU",
             more_is_better: true,

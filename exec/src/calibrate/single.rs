@@ -1,0 +1,44 @@
+//! A kernel of one operation, as calibrations measure it.
+
+use shardlab_plan::model::OpKind;
+use shardlab_plan::program::{BodyOp, Kernel, KernelClass, Place, Shape, Slot};
+use shardlab_plan::units::{Bytes, DType, Flops};
+use smallvec::SmallVec;
+
+/// A kernel of one operation over dense operands of these shapes and element types. Nobody asks what it costs, so it says
+/// nothing about that.
+pub(super) fn kernel<S: AsRef<[u64]>>(
+    op: OpKind,
+    class: KernelClass,
+    dtype: DType,
+    ins: &[(S, DType)],
+    outs: &[(S, DType)],
+) -> Kernel {
+    Kernel {
+        name: op.name().to_owned(),
+        class,
+        flops: Flops(0),
+        read: Bytes(0),
+        written: Bytes(0),
+        dtype,
+        body: vec![BodyOp {
+            op,
+            inputs: slots(ins, Place::Read),
+            outputs: slots(outs, Place::Write),
+        }],
+    }
+}
+
+fn slots<S: AsRef<[u64]>, C: FromIterator<Slot>>(
+    operands: &[(S, DType)],
+    place: fn(u8) -> Place,
+) -> C {
+    let slot = |(i, (shape, dtype)): (u8, &(S, DType))| Slot {
+        place: place(i),
+        offset: 0,
+        shape: Shape::from_slice(shape.as_ref()),
+        strides: SmallVec::new(),
+        dtype: *dtype,
+    };
+    (0u8..).zip(operands).map(slot).collect()
+}
