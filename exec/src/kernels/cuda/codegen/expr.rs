@@ -104,6 +104,8 @@ pub(super) struct Gen<'a> {
     pub(super) cache: Option<Vec<Cached>>,
     /// What all lanes share is kept as well.
     pub(super) keep_shared: bool,
+    /// What all rows share is kept as well.
+    pub(super) keep_columns: bool,
 }
 
 impl<'a> Gen<'a> {
@@ -119,6 +121,7 @@ impl<'a> Gen<'a> {
             stats: BTreeMap::new(),
             cache: None,
             keep_shared: false,
+            keep_columns: false,
         }
     }
 
@@ -276,7 +279,7 @@ impl<'a> Gen<'a> {
         self.line(format!("float {t}[{lanes}];"));
         if at.step == 1 && self.is_aligned(arg, at, slot.offset) {
             match &mut self.cache {
-                Some(kept) if at.code != "c" => {
+                Some(kept) if self.keep_columns || at.code != "c" => {
                     let name = keep(kept, address, arg, lanes);
                     self.line(format!("unpack<{ty}, {lanes}>({name}, {t});"));
                 }

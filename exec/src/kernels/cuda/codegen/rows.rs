@@ -140,15 +140,17 @@ pub(super) fn generate(req: &Request<'_>, lanes: usize) -> Result<Module, Refusa
     if !cols.is_multiple_of(lanes) {
         return Err(Refusal::lanes());
     }
-    match build(req, Shape::new(domain, lanes, true))? {
-        Some(module) => Ok(module),
-        None => build(req, Shape::new(domain, lanes, false))?
-            .ok_or_else(|| Refusal::new("no shape for the rows")),
+    for (kept, columns) in [(true, true), (true, false), (false, false)] {
+        if let Some(module) = build(req, Shape::new(domain, lanes, kept), columns)? {
+            return Ok(module);
+        }
     }
+    Err(Refusal::new("no shape for the rows"))
 }
 
-/// The module, or nothing if the row does not fit into registers.
-fn build(req: &Request<'_>, mut shape: Shape) -> Result<Option<Module>, Refusal> {
+/// The module, or nothing if the row does not fit into registers; with `columns`, what all rows share (a norm's weight) is read
+/// together with the row instead of after its statistics.
+fn build(req: &Request<'_>, mut shape: Shape, columns: bool) -> Result<Option<Module>, Refusal> {
     let d = shape.domain;
     let losses = req.body.iter().filter(|op| op.op == OpKind::NllLoss);
     let taken = (losses.count() * d.rows * 8) as u64;
@@ -156,6 +158,8 @@ fn build(req: &Request<'_>, mut shape: Shape) -> Result<Option<Module>, Refusal>
     let mut g = Gen::new(req, shape.lanes, Some(d));
     if shape.kept {
         g.cache = Some(Vec::new());
+        // A block that takes several rows would read it once a row either way.
+        g.keep_columns = columns && mixed.is_none();
     }
     let mut finish = Vec::new();
     for (i, op) in req.body.iter().enumerate() {
@@ -214,19 +218,19 @@ fn build(req: &Request<'_>, mut shape: Shape) -> Result<Option<Module>, Refusal>
     let index = req.index();
     let row = format!("  const IDX base = r * {}u;\n{head}{}", d.cols, g.code);
     let (rows, t) = (shape.rows, shape.threads);
-    let worker = format!("blockIdx.x * {rows}u + threadIdx.x / {t}u");
     let (grid, rows) = match &mixed {
         None => (
             blocks(d.rows, rows)?,
             format!(
-                "  const IDX r = (IDX){worker};\n  if (r >= {}u) return;\n{row}",
+                "  const IDX r = (IDX)blockIdx.x * {rows}u + threadIdx.x / {t}u;\n  if (r >= {}u) return;\n{row}",
                 d.rows
             ),
         ),
         Some(m) => (
             m.grid(),
             format!(
-                "  const u32 worker = {worker};\n{}#pragma unroll 1\n  for (IDX r = worker; r < {}u; r += {}u) {{\n{row}  }}\n{}",
+                "  const u32 worker = threadIdx.x / {t}u * {}u + blockIdx.x;\n{}#pragma unroll 1\n  for (IDX r = worker; r < {}u; r += {}u) {{\n{row}  }}\n{}",
+                m.grid(),
                 m.declared(),
                 d.rows,
                 m.workers(),

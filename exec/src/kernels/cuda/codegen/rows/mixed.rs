@@ -1,7 +1,7 @@
 //! Sums over rows beside what is done in rows: the gradient of a norm's weight in the kernel that goes back through the norm.
 //!
-//! A worker (a group of threads, as many as share a row) takes every `workers`-th row and adds up its rows' terms in registers, in
-//! float32, then the block the sums of its workers; a second entry adds those of the blocks in float64. How many there are follows
+//! A worker (a group of threads, as many as share a row) takes every `workers`-th row (blocks by turns, so that none has more of the
+//! last round than another) and adds up its rows' terms in registers, in float32, then the block the sums of its workers; a second entry adds those of the blocks in float64. How many there are follows
 //! from shapes alone, and so does the order of the sums.
 
 use super::{Gen, Index, Shape};
