@@ -1,27 +1,107 @@
-// Attention in float32 for any head size up to 256: a warp works on one row of queries (or keys), its lanes first on 32
-// partners, then on the row's components. Sums run in a fixed order.
-// The generator defines BATCH, HEADS, KV, SEQ, D, STAT (row pitch of the log-sum-exp), CAUSAL, SCALE and the readers q_, k_, v_,
-// dy_, y_ (address of a row's first element) and their element strides.
-#define R ((D + 31) / 32)
+// Attention in float32 arithmetic for any head size up to 256: a block of 16 x 16 threads works on TILE x TILE scores at a time,
+// between tiles of rows in shared memory. Thread (ty, tx) has the scores of rows ty + 16 r and columns tx + 16 c, and of what is
+// summed up over the columns, rows ty + 16 r and components 4 tx + 64 w and the three behind. Sums run in a fixed order.
+// The generator defines BATCH, HEADS, KV, SEQ, D, STAT (row pitch of the log-sum-exp), CAUSAL, SCALE, TILE and the readers q_, k_,
+// v_, dy_, y_ (address of a row's first element) and their element strides.
 #define GROUP (HEADS / KV)
+#define TILES ((SEQ + TILE - 1) / TILE)
+// Rows, and columns of scores, of a thread.
+#define N (TILE / 16)
+// Components, with zeros behind them; floats from row to row: an odd number of vectors, so that sixteen rows lie in all banks.
+#define DP ((D + 3) / 4 * 4)
+#define PITCH (DP + (DP / 4 % 2 ? 8 : 4))
+#define SPITCH (TILE + 4)
+// Vectors of components of a thread.
+#define W ((DP + 63) / 64)
+#define ROWS (TILE * PITCH)
 
-DEV float warp_max(float x) { return warp_all<Max>(x); }
+typedef float Scores[N][N];
+typedef float Sums[N][W][4];
 
-// Dot product of a row held in shared memory with a row of memory whose components lie `step` apart.
-template <class T> DEV float dot(const float* row, const T* p, u32 step) {
-  float s = 0.0f;
-#pragma unroll 8
-  for (int d = 0; d < D; d++) s = fmaf(row[d], up(p[(u64)d * step]), s);
-  return s;
-}
-// acc += sum over 32 partners of weight (one a lane) times their rows.
-template <class T, class F> DEV void add_rows(float (&acc)[R], float weight, int count, u32 step, F row) {
-  const int lane = threadIdx.x % 32;
-  for (int j = 0; j < count; j++) {
-    const float p = __shfl_sync(0xffffffffu, weight, j);
-    const T* x = row(j);
-#pragma unroll
-    for (int r = 0; r < R; r++)
-      if (r * 32 + lane < D) acc[r] = fmaf(p, up(x[(u64)(r * 32 + lane) * step]), acc[r]);
+// Rows from `first` on, in float32, zeros beyond the last one.
+template <class F> DEV void fill(float* to, u32 first, u64 step, F row) {
+#pragma unroll 4
+  for (u32 x = threadIdx.x; x < TILE * DP; x += 256) {
+    const u32 r = x / DP, d = x % DP;
+    to[r * PITCH + d] = first + r < SEQ && d < D ? up(row(first + r)[d * step]) : 0.0f;
   }
 }
+// s = a b', over the components.
+DEV void scores(Scores& s, const float* a, const float* b) {
+  const u32 tx = threadIdx.x % 16, ty = threadIdx.x / 16;
+#pragma unroll
+  for (int r = 0; r < N; r++)
+#pragma unroll
+    for (int c = 0; c < N; c++) s[r][c] = 0.0f;
+#pragma unroll 4
+  for (u32 d = 0; d < DP; d += 4) {
+    float4 x[N], y[N];
+#pragma unroll
+    for (int r = 0; r < N; r++) {
+      x[r] = *reinterpret_cast<const float4*>(a + (ty + 16 * r) * PITCH + d);
+      y[r] = *reinterpret_cast<const float4*>(b + (tx + 16 * r) * PITCH + d);
+    }
+#pragma unroll
+    for (int r = 0; r < N; r++)
+#pragma unroll
+      for (int c = 0; c < N; c++) {
+        s[r][c] = fmaf(x[r].x, y[c].x, s[r][c]);
+        s[r][c] = fmaf(x[r].y, y[c].y, s[r][c]);
+        s[r][c] = fmaf(x[r].z, y[c].z, s[r][c]);
+        s[r][c] = fmaf(x[r].w, y[c].w, s[r][c]);
+      }
+  }
+}
+// acc += p x, over the tile's columns.
+DEV void add(Sums& acc, const float* p, const float* x) {
+  const u32 tx = threadIdx.x % 16, ty = threadIdx.x / 16;
+#pragma unroll 2
+  for (u32 k = 0; k < TILE; k += 4) {
+    float a[N][4];
+#pragma unroll
+    for (int r = 0; r < N; r++) *reinterpret_cast<float4*>(a[r]) = *reinterpret_cast<const float4*>(p + (ty + 16 * r) * SPITCH + k);
+#pragma unroll
+    for (int w = 0; w < W; w++) {
+      const u32 d = 4 * tx + 64 * w;
+      if (DP % 64 != 0 && d >= DP) break;
+#pragma unroll
+      for (int j = 0; j < 4; j++) {
+        const float4 y = *reinterpret_cast<const float4*>(x + (k + j) * PITCH + d);
+#pragma unroll
+        for (int r = 0; r < N; r++) {
+          acc[r][w][0] = fmaf(a[r][j], y.x, acc[r][w][0]);
+          acc[r][w][1] = fmaf(a[r][j], y.y, acc[r][w][1]);
+          acc[r][w][2] = fmaf(a[r][j], y.z, acc[r][w][2]);
+          acc[r][w][3] = fmaf(a[r][j], y.w, acc[r][w][3]);
+        }
+      }
+    }
+  }
+}
+// What the threads of a row make of their values.
+template <class O> DEV float row16(float x) {
+#pragma unroll
+  for (int d = 8; d > 0; d /= 2) x = O::of(x, __shfl_xor_sync(0xffffffffu, x, d));
+  return x;
+}
+// Leaves the scores where `add` finds them.
+DEV void leave(float* to, const Scores& s) {
+  const u32 tx = threadIdx.x % 16, ty = threadIdx.x / 16;
+#pragma unroll
+  for (int r = 0; r < N; r++)
+#pragma unroll
+    for (int c = 0; c < N; c++) to[(ty + 16 * r) * SPITCH + tx + 16 * c] = s[r][c];
+}
+// Writes the thread's part of row r.
+template <class T> DEV void put(const float (&acc)[W][4], float factor, T* to, u64 step) {
+  const u32 tx = threadIdx.x % 16;
+#pragma unroll
+  for (int w = 0; w < W; w++)
+#pragma unroll
+    for (int v = 0; v < 4; v++) {
+      const u32 d = 4 * tx + 64 * w + v;
+      if (d < D) down(acc[w][v] * factor, to[d * step]);
+    }
+}
+// Whether the query sees the key.
+DEV bool sees(u32 query, u32 key) { return query < SEQ && key < SEQ && (!CAUSAL || key <= query); }

@@ -1,11 +1,13 @@
-//! Attention without a library: any head size, float32 arithmetic, no tensor cores. For small models, float32, and machines
-//! without cuDNN.
+//! Attention without a library: any head size, float32 arithmetic, no tensor cores. For float32, which cuDNN's attention does not
+//! take, and for machines without cuDNN.
 
 use super::{Entry, Module, Param, Refusal, Request, blocks, ctype, float};
 use crate::kernels::view;
 use shardlab_plan::program::{BodyOp, Slot};
 
 const COMMON: &str = include_str!("attention.cuh");
+/// Threads of a block.
+const THREADS: u32 = 256;
 
 /// Shapes of one attention.
 struct Geometry {
@@ -52,7 +54,7 @@ impl Geometry {
 
     fn defines(&self, causal: bool, scale: f64) -> String {
         format!(
-            "#define BATCH {}u\n#define HEADS {}u\n#define KV {}u\n#define SEQ {}\n#define D {}\n#define STAT {}u\n#define CAUSAL {}\n#define SCALE {}\n{COMMON}",
+            "#define BATCH {}u\n#define HEADS {}u\n#define KV {}u\n#define SEQ {}u\n#define D {}u\n#define STAT {}u\n#define CAUSAL {}\n#define SCALE {}\n#define TILE {}u\n{COMMON}",
             self.batch,
             self.heads,
             self.kv,
@@ -60,8 +62,45 @@ impl Geometry {
             self.d,
             self.stat,
             u8::from(causal),
-            float(scale as f32)
+            float(scale as f32),
+            self.tile()
         )
+    }
+
+    /// Rows and columns of the scores that a block works on at a time: of long heads, fewer rows fit into shared memory.
+    fn tile(&self) -> u64 {
+        if self.d <= 128 { 64 } else { 32 }
+    }
+
+    /// Blocks for all tiles of rows of so many heads.
+    fn blocks(&self, heads: u64) -> Result<u32, Refusal> {
+        blocks(
+            (self.batch * heads * self.seq.div_ceil(self.tile())) as usize,
+            1,
+        )
+    }
+
+    /// Bytes of shared memory with so many tiles of rows, and one of scores (`PITCH` and `SPITCH` of the source).
+    fn shared(&self, rows: u64) -> u32 {
+        let vectors = self.d.div_ceil(4);
+        let pitch = 4 * (vectors + 1 + vectors % 2);
+        (self.tile() * (rows * pitch + self.tile() + 4) * 4) as u32
+    }
+
+    fn entry(
+        &self,
+        name: &str,
+        heads: u64,
+        rows: u64,
+        params: Vec<Param>,
+    ) -> Result<Entry, Refusal> {
+        Ok(Entry {
+            name: name.to_owned(),
+            grid: [self.blocks(heads)?, 1, 1],
+            block: THREADS,
+            shared: self.shared(rows),
+            params,
+        })
     }
 }
 
@@ -111,35 +150,62 @@ pub(super) fn forward(
     }
     let (params, declared) = req.operands();
     let source = format!(
-        "{defs}{rq}{rk}{rv}{ro}KERNEL(128) k0({args}) {{
-  __shared__ float rows[4][D];
-  const u32 w = threadIdx.x / 32, lane = threadIdx.x % 32;
-  const u64 t = blockIdx.x * 4ull + w;
-  if (t == 0 && lane == 0) {{ {zero} }}
-  if (t >= (u64)BATCH * HEADS * SEQ) return;
-  const u32 i = t % SEQ, h = t / SEQ % HEADS, b = t / ((u64)SEQ * HEADS), g = h / GROUP;
-  float* row = rows[w];
-  for (u32 d = lane; d < D; d += 32) row[d] = up(q_at({q}, b, h, i)[(u64)d * q_STEP]);
-  __syncwarp();
-  float m = -INF, l = 0.0f, acc[R] = {{}};
-  const int seen = CAUSAL ? i + 1 : SEQ;
-  for (int from = 0; from < seen; from += 32) {{
-    const int j = from + lane;
-    const float s = j < seen ? SCALE * dot<k_t>(row, k_at({k}, b, g, j), k_STEP) : -INF;
-    const float n = max_(m, warp_max(s));
-    const float p = j < seen ? expf(s - n) : 0.0f;
-    const float f = m == -INF ? 0.0f : expf(m - n);
-    l = l * f + warp_all<Sum>(p);
-    for (int r = 0; r < R; r++) acc[r] *= f;
-    add_rows<v_t>(acc, p, min(32, seen - from), v_STEP, [&](int x) {{ return v_at({v}, b, g, from + x); }});
-    m = n;
+        "{defs}{rq}{rk}{rv}{ro}KERNEL({THREADS}) k0({args}) {{
+  extern __shared__ float4 memory[];
+  float *query = (float*)memory, *other = query + ROWS, *part = other + ROWS;
+  const u32 tx = threadIdx.x % 16, ty = threadIdx.x / 16;
+  if (blockIdx.x == 0 && threadIdx.x == 0) {{ {zero} }}
+  // Those with the most keys first.
+  const u32 tile = TILES - 1 - blockIdx.x % TILES, h = blockIdx.x / TILES % HEADS, b = blockIdx.x / TILES / HEADS, g = h / GROUP;
+  const u32 first = tile * TILE;
+  fill(query, first, q_STEP, [&](u32 i) {{ return q_at({q}, b, h, i); }});
+  float m[N], l[N];
+  Sums acc = {{}};
+#pragma unroll
+  for (int r = 0; r < N; r++) m[r] = -INF, l[r] = 0.0f;
+  for (u32 k = 0; k <= (CAUSAL ? tile : TILES - 1); k++) {{
+    __syncthreads();
+    fill(other, k * TILE, k_STEP, [&](u32 j) {{ return k_at({k}, b, g, j); }});
+    __syncthreads();
+    Scores s;
+    scores(s, query, other);
+#pragma unroll
+    for (int r = 0; r < N; r++) {{
+      float n = -INF, sum = 0.0f;
+#pragma unroll
+      for (int c = 0; c < N; c++) {{
+        s[r][c] = sees(first + ty + 16 * r, k * TILE + tx + 16 * c) ? SCALE * s[r][c] : -INF;
+        n = max_(n, s[r][c]);
+      }}
+      n = max_(m[r], row16<Max>(n));
+      const float f = m[r] == -INF ? 0.0f : expf(m[r] - n);
+#pragma unroll
+      for (int c = 0; c < N; c++) {{
+        s[r][c] = s[r][c] == -INF ? 0.0f : expf(s[r][c] - n);
+        sum += s[r][c];
+      }}
+      l[r] = l[r] * f + row16<Sum>(sum);
+      m[r] = n;
+#pragma unroll
+      for (int w = 0; w < W; w++)
+#pragma unroll
+        for (int v = 0; v < 4; v++) acc[r][w][v] *= f;
+    }}
+    leave(part, s);
+    __syncthreads();
+    fill(other, k * TILE, v_STEP, [&](u32 j) {{ return v_at({v}, b, g, j); }});
+    __syncthreads();
+    add(acc, part, other);
   }}
-  o_t* y = o_at({o}, b, h, i);
-  for (int r = 0; r < R; r++)
-    if (r * 32 + lane < D) down(acc[r] / l, y[(u64)(r * 32 + lane) * o_STEP]);
   float* z = {lse} + ((u64)b * HEADS + h) * STAT;
-  if (lane == 0) z[i] = m + logf(l);
-  if (i == SEQ - 1) for (u32 x = SEQ + lane; x < STAT; x += 32) z[x] = 0.0f;
+#pragma unroll
+  for (int r = 0; r < N; r++) {{
+    const u32 i = first + ty + 16 * r;
+    if (i >= SEQ) break;
+    put(acc[r], 1.0f / l[r], o_at({o}, b, h, i), o_STEP);
+    if (tx == 0) z[i] = m[r] + logf(l[r]);
+  }}
+  if (tile == TILES - 1) for (u32 x = SEQ + threadIdx.x; x < STAT; x += {THREADS}) z[x] = 0.0f;
 }}
 ",
         defs = g.defines(causal, scale),
@@ -154,16 +220,9 @@ pub(super) fn forward(
         o = name(out),
         lse = req.address(lse)?,
     );
-    let warps = (g.batch * g.heads * g.seq) as usize;
     Ok(Module {
         source,
-        entries: vec![Entry {
-            name: "k0".to_owned(),
-            grid: [blocks(warps, 4)?, 1, 1],
-            block: 128,
-            shared: 0,
-            params,
-        }],
+        entries: vec![g.entry("k0", g.heads, 2, params)?],
         scratch: 0,
     })
 }
@@ -201,71 +260,95 @@ pub(super) fn backward(
     }
     let source = format!(
         "{helpers}// Queries: delta, then the gradient.
-KERNEL(128) k0({args}) {{
-  __shared__ float rows[2][4][D];
-  const u32 w = threadIdx.x / 32, lane = threadIdx.x % 32;
-  const u64 t = blockIdx.x * 4ull + w;
-  if (t >= (u64)BATCH * HEADS * SEQ) return;
-  const u32 i = t % SEQ, h = t / SEQ % HEADS, b = t / ((u64)SEQ * HEADS), g = h / GROUP;
-  float *row = rows[0][w], *out = rows[1][w];
-  float e = 0.0f;
-  for (u32 d = lane; d < D; d += 32) {{
-    row[d] = up(q_at({q}, b, h, i)[(u64)d * q_STEP]);
-    out[d] = up(g_at({dy}, b, h, i)[(u64)d * g_STEP]);
-    e = fmaf(out[d], up(y_at({y}, b, h, i)[(u64)d * y_STEP]), e);
+KERNEL({THREADS}) k0({args}) {{
+  extern __shared__ float4 memory[];
+  float *query = (float*)memory, *out = query + ROWS, *key = out + ROWS, *value = key + ROWS, *part = value + ROWS;
+  const u32 tx = threadIdx.x % 16, ty = threadIdx.x / 16;
+  const u32 tile = TILES - 1 - blockIdx.x % TILES, h = blockIdx.x / TILES % HEADS, b = blockIdx.x / TILES / HEADS, g = h / GROUP;
+  const u32 first = tile * TILE;
+  fill(query, first, q_STEP, [&](u32 i) {{ return q_at({q}, b, h, i); }});
+  fill(out, first, g_STEP, [&](u32 i) {{ return g_at({dy}, b, h, i); }});
+  __syncthreads();
+  float z[N], e[N];
+#pragma unroll
+  for (int r = 0; r < N; r++) {{
+    const u32 row = ty + 16 * r, i = first + row;
+    z[r] = i < SEQ ? {lse}[((u64)b * HEADS + h) * STAT + i] : 0.0f;
+    e[r] = 0.0f;
+    if (i < SEQ)
+      for (u32 d = tx; d < D; d += 16) e[r] = fmaf(out[row * PITCH + d], up(y_at({y}, b, h, i)[(u64)d * y_STEP]), e[r]);
+    e[r] = row16<Sum>(e[r]);
+    if (i < SEQ && tx == 0) delta[((u64)b * HEADS + h) * SEQ + i] = e[r];
   }}
-  __syncwarp();
-  e = warp_all<Sum>(e);
-  if (lane == 0) delta[t] = e;
-  const float z = {lse}[((u64)b * HEADS + h) * STAT + i];
-  float acc[R] = {{}};
-  const int seen = CAUSAL ? i + 1 : SEQ;
-  for (int from = 0; from < seen; from += 32) {{
-    const int j = from + lane;
-    float s = 0.0f;
-    if (j < seen) {{
-      const float p = expf(SCALE * dot<k_t>(row, k_at({k}, b, g, j), k_STEP) - z);
-      s = p * (dot<v_t>(out, v_at({v}, b, g, j), v_STEP) - e) * SCALE;
-    }}
-    add_rows<k_t>(acc, s, min(32, seen - from), k_STEP, [&](int x) {{ return k_at({k}, b, g, from + x); }});
+  Sums acc = {{}};
+  for (u32 k = 0; k <= (CAUSAL ? tile : TILES - 1); k++) {{
+    __syncthreads();
+    fill(key, k * TILE, k_STEP, [&](u32 j) {{ return k_at({k}, b, g, j); }});
+    fill(value, k * TILE, v_STEP, [&](u32 j) {{ return v_at({v}, b, g, j); }});
+    __syncthreads();
+    Scores s, d;
+    scores(s, query, key);
+    scores(d, out, value);
+#pragma unroll
+    for (int r = 0; r < N; r++)
+#pragma unroll
+      for (int c = 0; c < N; c++)
+        s[r][c] = sees(first + ty + 16 * r, k * TILE + tx + 16 * c) ? expf(SCALE * s[r][c] - z[r]) * (d[r][c] - e[r]) * SCALE : 0.0f;
+    leave(part, s);
+    __syncthreads();
+    add(acc, part, key);
   }}
-  dq_t* to = dq_at({dq}, b, h, i);
-  for (int r = 0; r < R; r++)
-    if (r * 32 + lane < D) down(acc[r], to[(u64)(r * 32 + lane) * dq_STEP]);
+#pragma unroll
+  for (int r = 0; r < N; r++) {{
+    const u32 i = first + ty + 16 * r;
+    if (i < SEQ) put(acc[r], 1.0f, dq_at({dq}, b, h, i), dq_STEP);
+  }}
 }}
-// Keys and values, over all queries of all heads that see them.
-KERNEL(128) k1({args}) {{
-  __shared__ float rows[2][4][D];
-  const u32 w = threadIdx.x / 32, lane = threadIdx.x % 32;
-  const u64 t = blockIdx.x * 4ull + w;
-  if (t >= (u64)BATCH * KV * SEQ) return;
-  const u32 j = t % SEQ, g = t / SEQ % KV, b = t / ((u64)SEQ * KV);
-  float *key = rows[0][w], *value = rows[1][w];
-  for (u32 d = lane; d < D; d += 32) {{
-    key[d] = up(k_at({k}, b, g, j)[(u64)d * k_STEP]);
-    value[d] = up(v_at({v}, b, g, j)[(u64)d * v_STEP]);
-  }}
-  __syncwarp();
-  float ak[R] = {{}}, av[R] = {{}};
+// Keys and values, over all queries of all heads that see them; keys are the rows of scores here.
+KERNEL({THREADS}) k1({args}) {{
+  extern __shared__ float4 memory[];
+  float *query = (float*)memory, *out = query + ROWS, *key = out + ROWS, *value = key + ROWS, *part = value + ROWS;
+  const u32 tx = threadIdx.x % 16, ty = threadIdx.x / 16;
+  const u32 tile = blockIdx.x % TILES, g = blockIdx.x / TILES % KV, b = blockIdx.x / TILES / KV;
+  const u32 first = tile * TILE;
+  fill(key, first, k_STEP, [&](u32 j) {{ return k_at({k}, b, g, j); }});
+  fill(value, first, v_STEP, [&](u32 j) {{ return v_at({v}, b, g, j); }});
+  Sums ak = {{}}, av = {{}};
   for (u32 h = g * GROUP; h < (g + 1) * GROUP; h++)
-    for (int from = CAUSAL ? j : 0; from < SEQ; from += 32) {{
-      const int i = from + lane;
-      float p = 0.0f, s = 0.0f;
-      if (i < SEQ) {{
-        p = expf(SCALE * dot<q_t>(key, q_at({q}, b, h, i), q_STEP) - {lse}[((u64)b * HEADS + h) * STAT + i]);
-        s = p * (dot<g_t>(value, g_at({dy}, b, h, i), g_STEP) - delta[((u64)b * HEADS + h) * SEQ + i]) * SCALE;
+    for (u32 q = CAUSAL ? tile : 0; q < TILES; q++) {{
+      __syncthreads();
+      fill(query, q * TILE, q_STEP, [&](u32 i) {{ return q_at({q}, b, h, i); }});
+      fill(out, q * TILE, g_STEP, [&](u32 i) {{ return g_at({dy}, b, h, i); }});
+      __syncthreads();
+      Scores s, d;
+      scores(s, key, query);
+      scores(d, value, out);
+#pragma unroll
+      for (int c = 0; c < N; c++) {{
+        const u32 i = q * TILE + tx + 16 * c;
+        const u64 head = (u64)b * HEADS + h;
+        const float z = i < SEQ ? {lse}[head * STAT + i] : 0.0f, e = i < SEQ ? delta[head * SEQ + i] : 0.0f;
+#pragma unroll
+        for (int r = 0; r < N; r++) {{
+          s[r][c] = sees(i, first + ty + 16 * r) ? expf(SCALE * s[r][c] - z) : 0.0f;
+          d[r][c] = s[r][c] * (d[r][c] - e) * SCALE;
+        }}
       }}
-      const int n = min(32, SEQ - from);
-      add_rows<g_t>(av, p, n, g_STEP, [&](int x) {{ return g_at({dy}, b, h, from + x); }});
-      add_rows<q_t>(ak, s, n, q_STEP, [&](int x) {{ return q_at({q}, b, h, from + x); }});
+      leave(part, s);
+      __syncthreads();
+      add(av, part, out);
+      __syncthreads();
+      leave(part, d);
+      __syncthreads();
+      add(ak, part, query);
     }}
-  dk_t* tk = dk_at({dk}, b, g, j);
-  dv_t* tv = dv_at({dv}, b, g, j);
-  for (int r = 0; r < R; r++)
-    if (r * 32 + lane < D) {{
-      down(ak[r], tk[(u64)(r * 32 + lane) * dk_STEP]);
-      down(av[r], tv[(u64)(r * 32 + lane) * dv_STEP]);
-    }}
+#pragma unroll
+  for (int r = 0; r < N; r++) {{
+    const u32 j = first + ty + 16 * r;
+    if (j >= SEQ) break;
+    put(ak[r], 1.0f, dk_at({dk}, b, g, j), dk_STEP);
+    put(av[r], 1.0f, dv_at({dv}, b, g, j), dv_STEP);
+  }}
 }}
 ",
         args = declared.join(", "),
@@ -279,20 +362,11 @@ KERNEL(128) k1({args}) {{
         dk = name(dk),
         dv = name(dv),
     );
-    let entry = |name: &str, warps: u64| -> Result<Entry, Refusal> {
-        Ok(Entry {
-            name: name.to_owned(),
-            grid: [blocks(warps as usize, 4)?, 1, 1],
-            block: 128,
-            shared: 0,
-            params: params.clone(),
-        })
-    };
     Ok(Module {
         source,
         entries: vec![
-            entry("k0", g.batch * g.heads * g.seq)?,
-            entry("k1", g.batch * g.kv * g.seq)?,
+            g.entry("k0", g.heads, 4, params.clone())?,
+            g.entry("k1", g.kv, 4, params)?,
         ],
         scratch: g.batch * g.heads * g.seq * 4,
     })
