@@ -1,7 +1,8 @@
 //! How running tasks slow one another: they share SMs, memory bandwidth and links.
 //!
 //! - A running collective holds a fixed number of SMs; kernels share the rest. A kernel bound by arithmetic uses all SMs,
-//!   one bound by memory bandwidth is as fast on half of them.
+//!   one bound by memory bandwidth is as fast on half of them. Beside arithmetic it takes all it can get: blocks of a matrix product
+//!   need an SM's whole shared memory, so an SM runs one kernel or the other, and what one gains the other loses.
 //! - Kernels whose joint demand exceeds the memory bandwidth slow down in proportion to how much they depend on it.
 //! - A collective loses a fixed share of its rate while any kernel runs, and more the more bandwidth the kernels use.
 //! - Collectives on the same links divide them.
@@ -37,6 +38,9 @@ pub(crate) struct Pressure {
     collectives: u32,
     /// Collectives that move data, and copies: each keeps a core busy.
     moves: u32,
+    /// Kernels bound by arithmetic, and by memory: of these, those that fill the device.
+    arithmetic: u32,
+    filling: u32,
     kernels: u32,
     sm_demand: u32,
     kernel_bandwidth: u32,
@@ -93,8 +97,9 @@ impl Rules {
             }
             Load::Compute | Load::Memory => {
                 let free = ONE.saturating_sub(self.held * p.collectives).max(ONE / 8);
-                let sms = if p.sm_demand > free {
-                    free * ONE / p.sm_demand
+                let demand = p.sm_demand();
+                let sms = if demand > free {
+                    free * ONE / demand
                 } else {
                     ONE
                 };
@@ -136,6 +141,12 @@ impl Rules {
 }
 
 impl Pressure {
+    /// Share of the SMs that kernels would use if they were alone.
+    fn sm_demand(&self) -> u32 {
+        let more = if self.arithmetic > 0 { self.filling } else { 0 };
+        self.sm_demand + more * (ONE / 2)
+    }
+
     /// Adds a running task. `idle` collectives hold SMs while they wait for other ranks, but move nothing.
     pub(crate) fn add(&mut self, task: &Cost, idle: bool) {
         match task.load {
@@ -150,11 +161,13 @@ impl Pressure {
             }
             Load::Compute | Load::Memory => {
                 self.kernels += 1;
-                self.sm_demand += if task.load == Load::Compute {
-                    ONE
+                if task.load == Load::Compute {
+                    self.arithmetic += 1;
+                    self.sm_demand += ONE;
                 } else {
-                    ONE / 2
-                };
+                    self.filling += u32::from(task.fills);
+                    self.sm_demand += ONE / 2;
+                }
                 self.kernel_bandwidth += task.bandwidth;
             }
             Load::Copy => {
