@@ -391,6 +391,35 @@ mod tests {
         );
     }
 
+    /// A fill of 100 MB by its descriptor, which is of 200 MB where the gradient lies in float32.
+    #[test]
+    fn a_table_is_looked_up_by_the_bytes_that_it_was_filed_by() {
+        let mb = 1_000_000;
+        let fill = kernel("fill", KernelClass::Fill, 0, 0, 100 * mb);
+        let wide = Traffic {
+            read: Bytes(0),
+            written: Bytes(200 * mb),
+        };
+        let us = |in_step: bool, bytes: Option<hardware::Counted>| {
+            let mut profile = hardware::load("h200-nvlink-exec").unwrap();
+            profile.memory = vec![hardware::MemoryTable {
+                source: "test".to_owned(),
+                class: MemoryClass::Fill,
+                op: None,
+                dtype: None,
+                in_step,
+                bytes,
+                rows: vec![(100 * mb, 25.0), (200 * mb, 48.0)],
+            }];
+            price(&fill, wide, &profile).us
+        };
+        assert_eq!(us(true, Some(hardware::Counted::Moved)), 48.0);
+        assert_eq!(us(true, Some(hardware::Counted::Described)), 25.0);
+        // Profiles of before there was a choice keep their meaning.
+        assert_eq!(us(true, None), 25.0);
+        assert_eq!(us(false, None), 48.0);
+    }
+
     #[test]
     fn no_kernel_beats_the_data_sheet() {
         for name in hardware::shipped() {

@@ -10,7 +10,7 @@ mod profile;
 pub use figures::MemoryUse;
 pub use load::{ProfileError, load, parse, shipped};
 pub use profile::{
-    AttentionRow, AttentionTable, CollectiveName, CollectiveTable, Contention, Device, Efficiency,
-    Footprint, GemmRow, GemmTable, Host, HostWork, MemoryClass, MemoryTable, Network, Power,
-    Profile,
+    AttentionRow, AttentionTable, CollectiveName, CollectiveTable, Contention, Counted, Device,
+    Efficiency, Footprint, GemmRow, GemmTable, Host, HostWork, MemoryClass, MemoryTable, Network,
+    Power, Profile,
 };

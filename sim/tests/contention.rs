@@ -88,6 +88,7 @@ fn pair(row: &Row, mut profile: Profile) -> (f64, f64) {
         op: None,
         dtype: None,
         in_step: false,
+        bytes: None,
         rows: vec![(moved, row.alone.0)],
     }];
     profile.collective = vec![CollectiveTable {

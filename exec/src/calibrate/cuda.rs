@@ -330,8 +330,8 @@ fn steps(
     }
     m.power = warm::Power::of(&alone);
     for run in &alone {
-        for (kernel, us) in run.at_full_clock(m.power) {
-            m.steps.add(kernel, us);
+        for (kernel, moved, us) in run.at_full_clock(m.power) {
+            m.steps.add(kernel, moved, us);
         }
     }
     for observed in &sharded {
@@ -366,19 +366,19 @@ fn host_cost(observed: &Observed, host: &host::Host) -> Option<f64> {
 /// lengthen what they measure: by as much as they lengthen what was measured without.
 fn new_kernels(observed: &Observed, steps: &mut Totals) {
     let (mut longer, mut new) = (Vec::new(), Vec::new());
-    for (kernel, us) in means_alone(observed) {
-        let kernel = &observed.program.kernels[kernel.index()];
-        match steps.find(kernel) {
+    for (launched, us) in means_alone(observed) {
+        let kernel = &observed.program.kernels[launched.kernel.index()];
+        match steps.find(kernel, launched.moved) {
             Some(alone) if alone < SHORT_US => longer.push(us - alone),
             Some(_) => {}
-            None => new.push((kernel, us)),
+            None => new.push((kernel, launched.moved, us)),
         }
     }
     let longer = Some(middle(&mut longer))
         .filter(|l| *l > 0.0)
         .unwrap_or(0.0);
-    for (kernel, us) in new {
-        steps.add(kernel, (us - longer).max(steps.shortest_us));
+    for (kernel, moved, us) in new {
+        steps.add(kernel, moved, (us - longer).max(steps.shortest_us));
     }
 }
 

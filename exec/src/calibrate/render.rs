@@ -414,7 +414,7 @@ fn memory(out: &mut String, m: &Tables<'_>) {
         }
         let _ = write!(
             out,
-            "dtype = \"{dtype}\"\nin_step = true\n{}",
+            "dtype = \"{dtype}\"\nin_step = true\nbytes = \"moved\"\n{}",
             by_bytes(rows)
         );
     };

@@ -14,6 +14,7 @@ use shardlab_plan::lower::tape_of;
 use shardlab_plan::program::{KernelId, Op, Program};
 use shardlab_plan::record::Span;
 use shardlab_plan::scenario;
+use shardlab_plan::units::Bytes;
 use std::collections::BTreeMap;
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
@@ -159,12 +160,32 @@ const SHARDED: [(&str, &str); 3] = [
 pub(super) struct Observed {
     pub(super) program: Arc<Program>,
     /// By task in issue order: kernel where it is one, and time.
-    pub(super) tasks: Vec<(Option<KernelId>, f64)>,
+    pub(super) tasks: Vec<(Option<Launched>, f64)>,
     pub(super) typical: StepResult,
     /// Steps that were not recorded, when the device was warm: whole, and the host's part, microseconds.
     pub(super) plain: Vec<(f64, f64)>,
     /// Bytes in use on the device beside the engine's own, after the last step, where it tells.
     pub(super) foreign: Option<u64>,
+}
+
+/// A kernel where it is launched: launches of one kernel move as many bytes as their operands are wide, and gradients do not lie
+/// everywhere in the type that the kernel computes in.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) struct Launched {
+    pub(super) kernel: KernelId,
+    /// Read and written.
+    pub(super) moved: Bytes,
+}
+
+impl Launched {
+    /// Nothing for what launches no kernel.
+    fn of(program: &Program, op: &Op) -> Option<Self> {
+        let Op::Launch { kernel, .. } = *op else {
+            return None;
+        };
+        let moved = program.traffic(op).moved();
+        Some(Self { kernel, moved })
+    }
 }
 
 impl Observed {
@@ -201,8 +222,9 @@ pub(super) fn measure(
         for variant in m.variants {
             let observed = run(&on, &m.text, *variant, SHARDED[0].1, 1, one)?;
             between.add(&observed);
-            for (kernel, us) in means(&observed) {
-                totals.add(&observed.program.kernels[kernel.index()], us);
+            for (launched, us) in means(&observed) {
+                let kernel = &observed.program.kernels[launched.kernel.index()];
+                totals.add(kernel, launched.moved, us);
             }
         }
     }
@@ -218,11 +240,11 @@ pub(super) fn measure(
                 let observed = run(&on, &m.text, *variant, policy, ranks, one)?;
                 between.add_events(&observed);
                 totals.trials.push(observed.trial());
-                for (kernel, us) in means(&observed) {
-                    let kernel = &observed.program.kernels[kernel.index()];
-                    match totals.find(kernel) {
+                for (launched, us) in means(&observed) {
+                    let kernel = &observed.program.kernels[launched.kernel.index()];
+                    match totals.find(kernel, launched.moved) {
                         Some(alone) => factors.push((us / alone, alone)),
-                        None => sharding.push((kernel.clone(), us)),
+                        None => sharding.push((kernel.clone(), launched.moved, us)),
                     }
                 }
             }
@@ -238,8 +260,8 @@ pub(super) fn measure(
             totals.trials.push(observed.trial());
         }
     }
-    for (kernel, us) in sharding {
-        totals.add(&kernel, us / totals.crowded);
+    for (kernel, moved, us) in sharding {
+        totals.add(&kernel, moved, us / totals.crowded);
     }
     between.settle(&mut totals);
     Ok(totals)
@@ -260,8 +282,8 @@ fn crowded(mut factors: Vec<(f64, f64)>) -> f64 {
 }
 
 /// Mean time of each kernel of a run.
-pub(super) fn means(observed: &Observed) -> BTreeMap<KernelId, f64> {
-    let mut by: BTreeMap<KernelId, Mean> = BTreeMap::new();
+pub(super) fn means(observed: &Observed) -> BTreeMap<Launched, f64> {
+    let mut by: BTreeMap<Launched, Mean> = BTreeMap::new();
     for &(kernel, us) in &observed.tasks {
         if let Some(kernel) = kernel {
             by.entry(kernel).or_default().add(us);
@@ -275,13 +297,13 @@ pub(super) fn means(observed: &Observed) -> BTreeMap<KernelId, f64> {
     not(any(test, feature = "cuda")),
     expect(dead_code, reason = "for GPUs")
 )]
-pub(super) fn means_alone(observed: &Observed) -> BTreeMap<KernelId, f64> {
+pub(super) fn means_alone(observed: &Observed) -> BTreeMap<Launched, f64> {
     let spans = &observed.typical.spans;
     let alone = |s: &Span| {
         let beside = |o: &Span| o.stream != s.stream && o.start < s.end && s.start < o.end;
         !spans.iter().any(beside)
     };
-    let mut by: BTreeMap<KernelId, [Mean; 2]> = BTreeMap::new();
+    let mut by: BTreeMap<Launched, [Mean; 2]> = BTreeMap::new();
     for (&(kernel, us), span) in observed.tasks.iter().zip(spans) {
         if let Some(kernel) = kernel {
             by.entry(kernel).or_default()[usize::from(alone(span))].add(us);
@@ -372,7 +394,7 @@ pub(super) fn run<F: DeviceFactory>(
     session.set_recording(on.recorded);
     let begin = Instant::now();
     let mut times: Vec<Vec<f64>> = Vec::new();
-    let mut kernels: Vec<Option<KernelId>> = Vec::new();
+    let mut kernels: Vec<Option<Launched>> = Vec::new();
     let mut results: Vec<StepResult> = Vec::new();
     let (least, most) = on.steps;
     for n in 0..most {
@@ -381,7 +403,12 @@ pub(super) fn run<F: DeviceFactory>(
         done += 1;
         if times.is_empty() {
             times = vec![Vec::new(); step.spans.len()];
-            kernels = step.spans.iter().map(|s| kernel_of(&program, s)).collect();
+            let op = |s: &Span| &program.instrs[s.instr.index()].op;
+            kernels = step
+                .spans
+                .iter()
+                .map(|s| Launched::of(&program, op(s)))
+                .collect();
         }
         for (task, span) in times.iter_mut().zip(&step.spans) {
             task.push(us(span.end.0 - span.start.0));
@@ -415,13 +442,6 @@ pub(super) fn run<F: DeviceFactory>(
     })
 }
 
-fn kernel_of(program: &Program, span: &Span) -> Option<KernelId> {
-    match program.instrs[span.instr.index()].op {
-        Op::Launch { kernel, .. } => Some(kernel),
-        _ => None,
-    }
-}
-
 pub(super) fn us(picos: u64) -> f64 {
     picos as f64 / 1e6
 }
@@ -430,6 +450,7 @@ pub(super) fn us(picos: u64) -> f64 {
 mod tests {
     use super::*;
     use shardlab_plan::program::SectionKind;
+    use shardlab_plan::units::DType;
 
     #[test]
     fn a_run_times_every_kernel_of_the_step() {
@@ -459,8 +480,8 @@ mod tests {
         let on = On::cpu();
         let mut observed =
             run(&on, &m.text, m.variants[1], SHARDED[0].1, 1, Duration::ZERO).unwrap();
-        let kernels: Vec<KernelId> = {
-            let mut all: Vec<KernelId> = observed.tasks.iter().filter_map(|t| t.0).collect();
+        let kernels: Vec<Launched> = {
+            let mut all: Vec<Launched> = observed.tasks.iter().filter_map(|t| t.0).collect();
             all.dedup();
             all.truncate(2);
             all
@@ -487,10 +508,28 @@ mod tests {
             (None, 1.0),
         ];
         observed.typical.spans = spans;
-        let found: Vec<(KernelId, f64)> = means_alone(&observed).into_iter().collect();
+        let found: Vec<(Launched, f64)> = means_alone(&observed).into_iter().collect();
         let mut want = vec![(kernels[0], 5.0), (kernels[1], 3.0)];
         want.sort_by_key(|w| w.0);
         assert_eq!(found, want);
+    }
+
+    /// The table of 120 rows of 24 numbers gets its gradient cleared: in float32 under `native`, in what is computed in under `fsdp2`.
+    #[test]
+    fn kernels_are_filed_by_what_their_launches_move() {
+        let m = &models()[0];
+        let on = On::cpu();
+        let mut totals = Totals::default();
+        for (_, policy) in &SHARDED[..2] {
+            let observed = run(&on, &m.text, ("bf16", "off"), policy, 2, Duration::ZERO).unwrap();
+            for (launched, us) in means(&observed) {
+                let kernel = &observed.program.kernels[launched.kernel.index()];
+                totals.add(kernel, launched.moved, us);
+            }
+        }
+        let rows = &totals.memory[&("fill", "fill".to_owned(), DType::Bf16)];
+        let bytes: Vec<u64> = rows.keys().copied().collect();
+        assert_eq!(bytes, [120 * 24 * 2, 120 * 24 * 4]);
     }
 
     #[test]

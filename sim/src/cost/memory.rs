@@ -1,7 +1,7 @@
 //! Memory-bound kernels: measured times by bytes moved, else bytes over the class's share of the bandwidth.
 
 use super::{Price, table};
-use crate::hardware::{MemoryClass, MemoryTable, Profile};
+use crate::hardware::{Counted, MemoryClass, MemoryTable, Profile};
 use shardlab_plan::program::Kernel;
 use shardlab_plan::units::Bytes;
 
@@ -27,10 +27,9 @@ pub(super) fn price(kernel: &Kernel, moved: Bytes, profile: &Profile) -> Price {
         .iter()
         .filter(fits)
         .reduce(|best, t| if rank(t) > rank(best) { t } else { best });
-    // The calibration files times within steps by the descriptor's bytes, which count gradients in the type they are computed in.
-    let bytes = match found {
-        Some(table) if table.in_step => kernel.read.0 + kernel.written.0,
-        _ => moved.0,
+    let bytes = match found.map(MemoryTable::counted) {
+        Some(Counted::Described) => kernel.read.0 + kernel.written.0,
+        Some(Counted::Moved) | None => moved.0,
     };
     let shortest = profile.device.min_kernel_us;
     // Bytes a microsecond at a quarter of the bandwidth.

@@ -388,8 +388,33 @@ pub struct MemoryTable {
     /// The rows were measured within steps, where operands lie in the caches or not as they do there.
     #[serde(default)]
     pub in_step: bool,
+    /// Which bytes the rows are filed by; see [`MemoryTable::counted`] where it is not given.
+    pub bytes: Option<Counted>,
     /// `[bytes, microseconds]`, ascending.
     pub rows: Vec<(u64, f64)>,
+}
+
+/// How the bytes of a [`MemoryTable`]'s rows were counted. They differ for kernels that write gradients.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Counted {
+    /// What a launch reads and writes, gradients as wide as they lie.
+    Moved,
+    /// As the kernel is described, which is before it is known how gradients lie: all in the type it computes in.
+    Described,
+}
+
+impl MemoryTable {
+    /// How its rows' bytes were counted. Calibrations filed times within steps by descriptors before tables could say so.
+    #[must_use]
+    pub fn counted(&self) -> Counted {
+        let before = if self.in_step {
+            Counted::Described
+        } else {
+            Counted::Moved
+        };
+        self.bytes.unwrap_or(before)
+    }
 }
 
 /// `[[collective]]`: payload against microseconds inside one NVLink domain.

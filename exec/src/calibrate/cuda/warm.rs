@@ -1,8 +1,9 @@
 //! What a device that never rests does differently from one that runs a kernel now and then: power and clocks.
 
 use super::{Measured, middle};
-use crate::calibrate::steps::{Observed, means_alone, us};
-use shardlab_plan::program::{Kernel, KernelId, Program};
+use crate::calibrate::steps::{Launched, Observed, means_alone, us};
+use shardlab_plan::program::{Kernel, Program};
+use shardlab_plan::units::Bytes;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
@@ -40,8 +41,11 @@ impl Pace {
             .filter(|w| w.is_finite())
             .unwrap_or(recorded);
         let kernels = &observed.program.kernels;
-        let busy = observed.tasks.iter().filter_map(|&(kernel, us)| {
-            kernels[kernel?.index()].class.is_arithmetic().then_some(us)
+        let busy = observed.tasks.iter().filter_map(|&(launched, us)| {
+            kernels[launched?.kernel.index()]
+                .class
+                .is_arithmetic()
+                .then_some(us)
         });
         Self::from_times(busy.sum(), recorded, whole)
     }
@@ -60,7 +64,7 @@ impl Pace {
 pub(super) struct Paced {
     program: Arc<Program>,
     /// Microseconds as recorded, alone where that was seen.
-    kernels: BTreeMap<KernelId, f64>,
+    kernels: BTreeMap<Launched, f64>,
     pace: Pace,
 }
 
@@ -73,18 +77,21 @@ impl Paced {
         }
     }
 
-    /// Kernels and their recorded microseconds.
-    fn recorded(&self) -> impl Iterator<Item = (&Kernel, f64)> {
+    /// Kernels, what a launch moves and its recorded microseconds.
+    fn recorded(&self) -> impl Iterator<Item = (&Kernel, Bytes, f64)> {
         let kernels = self.kernels.iter();
-        kernels.map(|(k, &us)| (&self.program.kernels[k.index()], us))
+        kernels.map(|(l, &us)| (&self.program.kernels[l.kernel.index()], l.moved, us))
     }
 
-    /// Kernels and their microseconds at full clock.
-    pub(super) fn at_full_clock(&self, power: Power) -> impl Iterator<Item = (&Kernel, f64)> {
+    /// Kernels, what a launch moves and its microseconds at full clock.
+    pub(super) fn at_full_clock(
+        &self,
+        power: Power,
+    ) -> impl Iterator<Item = (&Kernel, Bytes, f64)> {
         let factor = power.at_full_clock(self.pace);
-        self.recorded().map(move |(kernel, us)| {
+        self.recorded().map(move |(kernel, moved, us)| {
             let arithmetic = kernel.class.is_arithmetic();
-            (kernel, if arithmetic { us * factor } else { us })
+            (kernel, moved, if arithmetic { us * factor } else { us })
         })
     }
 }
@@ -115,10 +122,10 @@ impl Power {
     pub(super) fn of(runs: &[Paced]) -> Self {
         let mut seen: BTreeMap<String, Runs> = BTreeMap::new();
         for run in runs {
-            for (kernel, us) in run.recorded() {
+            for (kernel, moved, us) in run.recorded() {
                 if kernel.class.is_arithmetic() && us >= LONG_US {
-                    // All of it: products of one shape differ by layout, sums and what is folded into them.
-                    let runs = seen.entry(format!("{kernel:?}")).or_default();
+                    // All of it: products of one shape differ by layout, sums, what is folded into them and the width of results.
+                    let runs = seen.entry(format!("{kernel:?} {moved:?}")).or_default();
                     runs.push((run.pace.share, us * run.pace.slower));
                 }
             }

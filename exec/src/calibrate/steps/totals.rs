@@ -2,7 +2,7 @@
 
 use crate::calibrate::Trial;
 use shardlab_plan::program::{Kernel, KernelClass};
-use shardlab_plan::units::DType;
+use shardlab_plan::units::{Bytes, DType};
 use std::collections::BTreeMap;
 
 /// Times of one kind of kernel.
@@ -57,13 +57,14 @@ pub(in crate::calibrate) struct Totals {
 }
 
 impl Totals {
-    pub(in crate::calibrate) fn add(&mut self, kernel: &Kernel, us: f64) {
+    /// Microseconds of a launch that moved so many bytes.
+    pub(in crate::calibrate) fn add(&mut self, kernel: &Kernel, moved: Bytes, us: f64) {
         self.shortest_us = if self.shortest_us == 0.0 {
             us
         } else {
             self.shortest_us.min(us)
         };
-        match Row::of(kernel) {
+        match Row::of(kernel, moved) {
             Some(Row::Gemm(dtype, shape)) => self.gemm.entry((dtype, shape)).or_default().add(us),
             Some(Row::Conv(dtype, shape)) => self.conv.entry((dtype, shape)).or_default().add(us),
             Some(Row::Attention(table, shape)) => {
@@ -78,9 +79,9 @@ impl Totals {
         }
     }
 
-    /// Time of a kernel that ran alone before.
-    pub(in crate::calibrate) fn find(&self, kernel: &Kernel) -> Option<f64> {
-        let mean = match Row::of(kernel)? {
+    /// Time of a kernel that ran alone before and moved as many bytes.
+    pub(in crate::calibrate) fn find(&self, kernel: &Kernel, moved: Bytes) -> Option<f64> {
+        let mean = match Row::of(kernel, moved)? {
             Row::Gemm(dtype, shape) => self.gemm.get(&(dtype, shape)),
             Row::Conv(dtype, shape) => self.conv.get(&(dtype, shape)),
             Row::Attention(table, shape) => self.attention.get(&table)?.get(&shape),
@@ -100,7 +101,7 @@ enum Row {
 
 impl Row {
     /// Batches of products have no table.
-    fn of(kernel: &Kernel) -> Option<Self> {
+    fn of(kernel: &Kernel, moved: Bytes) -> Option<Self> {
         let dtype = kernel.dtype;
         Some(match kernel.class {
             KernelClass::Gemm { m, n, k, batch: 1 } => Self::Gemm(dtype, [m, n, k]),
@@ -118,10 +119,7 @@ impl Row {
                 (dtype, causal, backward),
                 [batch, heads, kv_heads, seq, head_dim],
             ),
-            _ => Self::Memory(
-                (class_name(kernel), kernel.name.clone(), dtype),
-                kernel.read.0 + kernel.written.0,
-            ),
+            _ => Self::Memory((class_name(kernel), kernel.name.clone(), dtype), moved.0),
         })
     }
 }
