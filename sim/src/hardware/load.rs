@@ -176,6 +176,13 @@ fn check(p: &Profile) -> Result<(), String> {
             return Err(format!("{name} = {value}: must be in (0, 1]"));
         }
     }
+    if p.power.is_some() && d.loaded_rate < 1.0 {
+        return Err(format!(
+            "device.loaded_rate = {} and [power]: both slow the same kernels, products, convolutions and attention; leave one of \
+             them out, [power] only where it was not measured",
+            d.loaded_rate
+        ));
+    }
     for (dtype, value) in &d.tflops {
         if !(value.is_finite() && *value > 0.0) {
             return Err(format!(
@@ -438,6 +445,34 @@ mod tests {
         let without = format!("{before}[power]\nsource = \"\"#{power}");
         let message = parse("x.toml", &without).unwrap_err().to_string();
         assert_eq!(message, "x.toml: every section needs a `source`");
+    }
+
+    #[test]
+    fn arithmetic_is_slowed_by_a_rate_or_by_the_power_limit() {
+        let with = |rate: &str| {
+            let line = "[device]\n";
+            let text = text("h200-nvlink-exec");
+            assert!(!text.contains("loaded_rate"));
+            parse(
+                "x.toml",
+                &text.replacen(line, &format!("{line}loaded_rate = {rate}\n"), 1),
+            )
+        };
+        let message = with("0.95").unwrap_err().to_string();
+        assert!(
+            message.starts_with("x.toml: device.loaded_rate = 0.95 and [power]: both slow"),
+            "{message}"
+        );
+        // A rate of one slows nothing.
+        assert!(with("1.0").unwrap().power.is_some());
+        // Each alone is fine: the shipped profiles have both ways, none of them twice.
+        let ways = shipped().into_iter().map(|name| {
+            let p = load(name).unwrap();
+            (p.device.loaded_rate < 1.0, p.power.is_some())
+        });
+        let ways: std::collections::BTreeSet<(bool, bool)> = ways.collect();
+        let either = [(false, false), (false, true), (true, false)];
+        assert_eq!(ways, either.into_iter().collect());
     }
 
     /// docs/hardware.md names every key: those that a section expects, as its error about another one lists them.

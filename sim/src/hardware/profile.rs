@@ -70,7 +70,7 @@ pub struct Device {
     /// Dense peak by element type, TFLOP/s.
     pub tflops: BTreeMap<DType, f64>,
     /// Rate of arithmetic-bound kernels while several GPUs of a node train, relative to one GPU on its own: power and
-    /// clocks (0 to 1).
+    /// clocks (0 to 1). One number for all programs, where only that is known; a profile with [`Power`] has none.
     #[serde(default = "one")]
     pub loaded_rate: f64,
     /// From the end of a kernel to the start of the next one on its stream, microseconds.
@@ -230,7 +230,8 @@ pub struct Contention {
 }
 
 /// `[power]`: a device at its power limit lowers its clock, the more the larger the share of a step is that arithmetic takes.
-/// What is saved where nothing computes is then paid back in part by slower products.
+/// What is saved where nothing computes is then paid back in part by slower products. It takes the place of
+/// [`Device::loaded_rate`], which slows the same kernels: no profile has both.
 #[derive(Clone, Debug, PartialEq, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Power {
