@@ -140,7 +140,7 @@ fn measure(
     Ok(render::profile(&options.name, &m))
 }
 
-/// Bytes on the device beside the engine's, with one communicator and with two.
+/// Bytes on the device beside the engine's, without communicators, with one and with two, on SMs and on copy engines.
 fn footprint(
     factory: &CudaFactory,
     ranks: u32,
@@ -163,18 +163,26 @@ fn footprint(
     let mut found: Vec<Beside> = Vec::new();
     found.extend(Beside::of(&look(policies.one, 1)?));
     if ranks > 1 {
+        // Not every library and machine has copy engines, and the profile can do without.
+        let on_engines = |policy| {
+            if watch.late(ENGINES) {
+                watch.say("no time for communicators on copy engines");
+                return None;
+            }
+            let observed = look(policy, ranks);
+            let failed = |e: &TrainError| watch.say(&format!("communicators on copy engines: {e}"));
+            observed.inspect_err(failed).ok()
+        };
+        // Before any collective has run on SMs, whose kernels stay on the device.
+        let engines = on_engines(policies.engines);
+        found.extend(engines.as_ref().and_then(Beside::of));
         for policy in [policies.one, policies.two] {
             found.extend(Beside::of(&look(policy, ranks)?));
         }
-        // What code of theirs stays on the device is in no other number: they come last.
-        if watch.late(ENGINES) {
-            watch.say("no time for communicators on copy engines");
-        } else {
-            match look(policies.engines, ranks) {
-                Ok(observed) => found.extend(Beside::of(&observed)),
-                // Not every library and machine has them, and the profile can do without.
-                Err(e) => watch.say(&format!("communicators on copy engines: {e}")),
-            }
+        // What failed once is not tried again.
+        if engines.is_some() {
+            let mixed = on_engines(policies.mixed);
+            found.extend(mixed.as_ref().and_then(Beside::of));
         }
     }
     m.outside = Outside::of(&found);
@@ -215,12 +223,14 @@ impl Beside {
 struct Outside {
     /// Of a process without communicators.
     context: u64,
-    /// More with the first communicator, beside its own.
+    /// More with the first communicator, beside its own; kernels of collectives are in it where they are not known.
     joined: u64,
     /// Of each communicator whose collectives run on SMs.
     communicator: u64,
     /// Of one whose collectives run on copy engines, where there was any.
     engines: Option<u64>,
+    /// Once for all, as soon as collectives of any of them run on SMs; where it can be told from what `joined` counts.
+    kernels: Option<u64>,
 }
 
 impl Outside {
@@ -239,12 +249,20 @@ impl Outside {
         };
         let more = |plain, engines| bytes(plain, engines).map(|b| b.saturating_sub(one));
         let communicator = more(2, 0).unwrap_or(0);
+        // One of no size is none that was seen.
+        let engines = more(1, 1).filter(|bytes| *bytes > 0);
+        // With communicators on copy engines only, and with one on SMs: what is left without them differs by kernels.
+        let once = one.saturating_sub(communicator + context);
+        let without_kernels = bytes(0, 2)
+            .zip(engines)
+            .map(|(both, each)| both.saturating_sub(2 * each + context));
+        let kernels = without_kernels.and_then(|joined| once.checked_sub(joined));
         Self {
             context,
-            joined: one.saturating_sub(communicator + context),
+            joined: once - kernels.unwrap_or(0),
             communicator,
-            // One of no size is none that was seen.
-            engines: more(1, 1).filter(|bytes| *bytes > 0),
+            engines,
+            kernels,
         }
     }
 }
@@ -403,24 +421,33 @@ mod tests {
 
     #[test]
     fn communicators_are_told_from_the_context() {
-        // 600, with communicators 200 more, 500 each, and 260 of one on copy engines.
-        let outside = |context, joined, communicator, engines| Outside {
+        // 600, with communicators 30 more, 170 for kernels on SMs, 500 each, and 260 of one on copy engines.
+        let outside = |context, joined, communicator, engines, kernels| Outside {
             context,
             joined,
             communicator,
             engines,
+            kernels,
         };
-        let [alone, one, two, mixed] = [
+        let [alone, engines, one, two, mixed] = [
             beside(0, 0, 600),
-            beside(1, 0, 1300),
-            beside(2, 0, 1800),
-            beside(1, 1, 1560),
+            beside(0, 2, 600 + 30 + 2 * 260),
+            beside(1, 0, 600 + 30 + 170 + 500),
+            beside(2, 0, 600 + 30 + 170 + 2 * 500),
+            beside(1, 1, 600 + 30 + 170 + 500 + 260),
         ];
-        let all = outside(600, 200, 500, Some(260));
-        assert_eq!(Outside::of(&[alone, one, two, mixed]), all);
-        let without = outside(600, 200, 500, None);
+        let all = outside(600, 30, 500, Some(260), Some(170));
+        assert_eq!(Outside::of(&[alone, engines, one, two, mixed]), all);
+        // Without one of the two runs on copy engines kernels are not told from the rest.
+        let whole = outside(600, 200, 500, Some(260), None);
+        assert_eq!(Outside::of(&[alone, one, two, mixed]), whole);
+        let without = outside(600, 200, 500, None, None);
+        assert_eq!(Outside::of(&[alone, engines, one, two]), without);
         assert_eq!(Outside::of(&[alone, one, two]), without);
-        assert_eq!(Outside::of(&[alone]), outside(600, 0, 0, None));
+        assert_eq!(Outside::of(&[alone]), outside(600, 0, 0, None, None));
+        // Kernels of less than nothing are not known: more with copy engines alone than with a communicator on SMs.
+        let more = beside(0, 2, 600 + 230 + 2 * 260);
+        assert_eq!(Outside::of(&[alone, more, one, two, mixed]), whole);
         // What memory a library gives back when others join is not less than nothing.
         let odd = [
             alone,
@@ -428,7 +455,7 @@ mod tests {
             beside(2, 0, 600),
             beside(1, 1, 400),
         ];
-        assert_eq!(Outside::of(&odd), outside(600, 0, 100, None));
+        assert_eq!(Outside::of(&odd), outside(600, 0, 100, None, None));
         assert_eq!(Outside::of(&[]), Outside::default());
     }
 
@@ -440,8 +467,10 @@ mod tests {
             (policies.one, 1, 0, 0),
             (policies.one, 2, 1, 0),
             (policies.two, 2, 2, 0),
-            (policies.engines, 2, 1, 1),
-            (policies.engines, 8, 1, 1),
+            (policies.mixed, 2, 1, 1),
+            (policies.mixed, 8, 1, 1),
+            (policies.engines, 2, 0, 2),
+            (policies.engines, 8, 0, 2),
         ] {
             let text = scenario_text("h200-nvlink", &model, variant, policy, ranks);
             let scenario = shardlab_plan::scenario::parse("footprint", &text, &[]).unwrap();

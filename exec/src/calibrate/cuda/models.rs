@@ -79,6 +79,8 @@ pub(super) struct Footprints {
     /// Two.
     pub(super) two: &'static str,
     /// Two as well, one of them on copy engines.
+    pub(super) mixed: &'static str,
+    /// Two on copy engines.
     pub(super) engines: &'static str,
 }
 
@@ -88,7 +90,8 @@ pub(super) fn footprints() -> (String, Variant, Footprints) {
     let policies = Footprints {
         one: FSDP2,
         two: NATIVE,
-        engines: "policy = \"native\"\ncopy_engine_gather = true",
+        mixed: "policy = \"native\"\ncopy_engine_gather = true",
+        engines: "policy = \"native\"\ncopy_engine_gather = true\ncopy_engine_reduce = true",
     };
     (text, variant, policies)
 }

@@ -84,6 +84,9 @@ pub(super) fn profile(name: &str, m: &Measured) -> String {
     // Until it is measured, as much as any other.
     let engines = m.outside.engines.and_then(together);
     let engines = f.of("copy_engine_communicator_mib", engines, communicator);
+    // Until they are told apart, `joined_mib` has them.
+    let kernels = m.outside.kernels.and_then(together);
+    let kernels = f.of("collective_kernels_mib", kernels, 0.0);
     let mut issue = Taken::default();
     let launch = issue.positive("launch_us", h.launch_us, 3.0);
     let collective = issue.positive("collective_us", w.issue_us, 8.0);
@@ -143,6 +146,7 @@ context_mib = {context}
 joined_mib = {joined}
 communicator_mib = {communicator}
 copy_engine_communicator_mib = {engines}
+collective_kernels_mib = {kernels}
 used_communicators = true
 kernel_workspaces = true
 
@@ -202,7 +206,7 @@ start_wait_min_us = 20.0
         d2h = num(d2h),
         copy_latency = num(copy_latency),
         footprint = f.source(source(
-            "device bytes in use beside the engine's and its kernels' workspaces, after steps without communicators, with one, with two, and with one of two on copy engines"
+            "device bytes in use beside the engine's and its kernels' workspaces, after steps without communicators, with two on copy engines, with one, with two, and with one of two on copy engines"
         )),
         host = issue.source(source(
             "launches within steps, the interpreter included; the rest on its own"
@@ -393,10 +397,11 @@ mod tests {
         assert!(source("device").contains("TFLOP/s: assumed"), "{text}");
     }
 
-    /// A communicator on copy engines has its own size where there was one, else that of any, which is then said.
+    /// A communicator on copy engines has its own size where there was one, else that of any, which is then said; kernels of
+    /// collectives likewise, which are else in what joining takes.
     #[test]
-    fn communicators_on_copy_engines_are_told() {
-        let line = |engines| {
+    fn communicators_on_copy_engines_and_kernels_of_collectives_are_told() {
+        let line = |engines, kernels| {
             let mut m = Measured {
                 gpus: 2,
                 ..Measured::default()
@@ -406,15 +411,38 @@ mod tests {
                 joined: 133 << 20,
                 communicator: 519 << 20,
                 engines,
+                kernels,
             };
             let text = profile("some", &m);
-            let assumed = text.contains("assumed, not measured: copy_engine_communicator_mib\"");
-            let key = "\ncopy_engine_communicator_mib = ";
-            let (_, rest) = text.split_once(key).unwrap();
-            (rest.lines().next().unwrap().to_owned(), assumed)
+            let section = text.split("\n[").find(|s| s.starts_with("footprint]"));
+            let section = section.unwrap().to_owned();
+            let value = |key: &str| {
+                let line = section.lines().find_map(|l| l.strip_prefix(key));
+                line.unwrap().trim_start_matches(" = ").to_owned()
+            };
+            let assumed = section.split_once("assumed, not measured: ");
+            let assumed = assumed.map_or("", |a| a.1.lines().next().unwrap());
+            (
+                value("copy_engine_communicator_mib"),
+                value("collective_kernels_mib"),
+                assumed.trim_end_matches('"').to_owned(),
+            )
         };
-        assert_eq!(line(Some((258 << 20) - 5)), ("258".to_owned(), false));
-        assert_eq!(line(None), ("519".to_owned(), true));
+        let told = |a: &str, b: &str, c: &str| (a.to_owned(), b.to_owned(), c.to_owned());
+        let engines = Some((258 << 20) - 5);
+        assert_eq!(line(engines, Some(171 << 20)), told("258", "171", ""));
+        assert_eq!(
+            line(engines, None),
+            told("258", "0", "collective_kernels_mib")
+        );
+        assert_eq!(
+            line(None, None),
+            told(
+                "519",
+                "0",
+                "copy_engine_communicator_mib, collective_kernels_mib"
+            )
+        );
     }
 
     /// The names that the driver gives others of the same families.
