@@ -33,6 +33,8 @@ const STEP: Duration = Duration::from_secs(40);
 const FEWER: f64 = 0.35;
 /// Share of the time to measure that may be over when a communicator on copy engines is made.
 const ENGINES: f64 = 0.35;
+/// Share of the time to measure that may be over when attention's backward is timed in both orders.
+const ORDERS: f64 = 0.6;
 /// Share of the time left for steps that those of several ranks may take.
 const SHARDED: f64 = 0.45;
 /// Kernels that what a recording adds can be seen in.
@@ -49,6 +51,8 @@ struct Measured {
     steps: Totals,
     gemm: Vec<super::grid::GemmTable>,
     attention: Vec<super::grid::AttentionRows>,
+    /// Attention's backward in a fixed order of its sums, relative to any order.
+    fixed_order: Option<f64>,
     collectives: Vec<super::collectives::Table>,
     host: host::Host,
     wires: wires::Together,
@@ -132,6 +136,15 @@ fn measure(
     let sharded = sharded_steps(&factory, ranks, watch);
     watch.say("matrix products, attention, host");
     grid::measure(&one, &mut m).map_err(fault)?;
+    if watch.late(ORDERS) {
+        watch.say("no time for attention's backward in a fixed order");
+    } else {
+        match grid::fixed_order(&one) {
+            Ok(slower) => m.fixed_order = slower,
+            // The profile can do without.
+            Err(e) => watch.say(&format!("attention's backward in a fixed order: {e}")),
+        }
+    }
     host::measure(&one, &mut m.host).map_err(fault)?;
     m.host.gap_us = spacing - host::spacing(&one, true).map_err(fault)?;
     steps(&factory, watch, sharded, &mut m)?;

@@ -1,9 +1,11 @@
 //! Matrix products and attention on a grid of sizes, back to back.
 
 use super::bench::Bench;
+use super::rank::Rank;
 use super::recipe::{COMPUTE_STREAM, Operand, Recipe, Single};
 use super::{Measured, middle};
 use crate::calibrate::grid::AttentionRows;
+use crate::device::{Device, Stop};
 use shardlab_plan::model::{OpKind, Real};
 use shardlab_plan::program::KernelClass;
 use shardlab_plan::units::DType;
@@ -31,6 +33,15 @@ const ATTENTION: [[u64; 5]; 14] = [
     [2, 24, 8, 4096, 128],
     [1, 32, 8, 8192, 128],
     [1, 32, 8, 16_384, 128],
+];
+/// Those whose backward is timed in both orders of its sums. Longer sequences are left out: the workspace of a fixed order grows with
+/// their square, and takes 4 GiB here.
+const ORDERS: [[u64; 5]; 5] = [
+    [2, 32, 8, 4096, 64],
+    [2, 24, 8, 4096, 128],
+    [1, 32, 8, 8192, 128],
+    [4, 16, 8, 2048, 64],
+    [1, 32, 8, 4096, 128],
 ];
 /// Launches of each kernel, the first ones not counted.
 const REPEATS: usize = 6;
@@ -63,18 +74,7 @@ pub(super) fn measure(bench: &Bench<'_>, m: &mut Measured) -> Result<(), String>
                 if n > 0 && n % LOOK == 0 && rank.late(SHARE, &rest)? {
                     break;
                 }
-                rank.begin(true)?;
-                for n in 0..REPEATS {
-                    let command = rank.command(single);
-                    rank.issue(COMPUTE_STREAM, command, n as u32)?;
-                }
-                let mut all: Vec<f64> = rank
-                    .end()?
-                    .iter()
-                    .skip(WARM)
-                    .map(|t| (t.end - t.start) as f64 / 1e3)
-                    .collect();
-                times.push(middle(&mut all));
+                times.push(time(rank, single)?);
             }
             let cells = cells.iter().map(|c| match c.0 {
                 Cell::Product(d, s) => Cell::Product(d, s),
@@ -85,6 +85,62 @@ pub(super) fn measure(bench: &Bench<'_>, m: &mut Measured) -> Result<(), String>
     );
     sort(times?, m);
     Ok(())
+}
+
+/// Middle microseconds of a kernel.
+fn time(rank: &mut Rank, single: &Single) -> Result<f64, Stop> {
+    rank.begin(true)?;
+    for n in 0..REPEATS {
+        let command = rank.command(single);
+        rank.issue(COMPUTE_STREAM, command, n as u32)?;
+    }
+    let mut all: Vec<f64> = rank
+        .end()?
+        .iter()
+        .skip(WARM)
+        .map(|t| (t.end - t.start) as f64 / 1e3)
+        .collect();
+    Ok(middle(&mut all))
+}
+
+/// Time of attention's backward when its sums have a fixed order, relative to any order: the middle over shapes. Nothing where the
+/// library does not have all of these kernels: what then runs in their place says nothing about them.
+pub(super) fn fixed_order(bench: &Bench<'_>) -> Result<Option<f64>, String> {
+    // Each in a device of its own, so that both begin equally rested.
+    let Some(any) = backwards(bench, false)? else {
+        return Ok(None);
+    };
+    let fixed = backwards(bench, true)?;
+    Ok(fixed.and_then(|fixed| ratio(&any, &fixed)))
+}
+
+/// Microseconds of attention's backward for each of [`ORDERS`].
+fn backwards(bench: &Bench<'_>, fixed: bool) -> Result<Option<Vec<f64>>, String> {
+    bench.run(
+        |recipe| {
+            if fixed {
+                recipe.sum_in_fixed_order();
+            }
+            ORDERS.map(|shape| attend(recipe, shape, true))
+        },
+        |rank, kernels| {
+            let order = if fixed { "a fixed order" } else { "any order" };
+            if let Some(why) = rank.device().facts().get("cudnn.refused") {
+                rank.say(&format!("attention's backward in {order}: {why}"));
+                return Ok(None);
+            }
+            rank.say(&format!("attention's backward in {order}"));
+            let times: Result<Vec<f64>, Stop> = kernels.iter().map(|k| time(rank, k)).collect();
+            times.map(Some)
+        },
+    )
+}
+
+/// The middle of what times are of others.
+fn ratio(of: &[f64], times: &[f64]) -> Option<f64> {
+    let ratios = times.iter().zip(of).map(|(t, o)| t / o);
+    let mut ratios: Vec<f64> = ratios.filter(|r| r.is_finite() && *r > 0.0).collect();
+    Some(middle(&mut ratios)).filter(|r| r.is_finite())
 }
 
 fn sort(times: Vec<(Cell, f64)>, m: &mut Measured) {
@@ -224,5 +280,50 @@ pub(super) fn attend(recipe: &mut Recipe, shape: [u64; 5], backward: bool) -> Si
     } else {
         let op = OpKind::Attention { causal, scale };
         recipe.kernel(op, class, dtype, &[q.clone(), kv.clone(), kv], &[q, lse])
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use shardlab_plan::program::workspace;
+
+    #[test]
+    fn a_ratio_is_the_middle_one_of_shapes_that_were_timed() {
+        // 1.22, 1.09 and 1.10; a shape without a time does not count.
+        let any = [954.0, 1143.0, 2706.0, 500.0];
+        let fixed = [1164.0, 1242.0, 2971.0, f64::NAN];
+        let found = ratio(&any, &fixed).unwrap();
+        assert!((found - 2971.0 / 2706.0).abs() < 1e-12, "{found}");
+        assert_eq!(ratio(&any, &[f64::NAN; 4]), None);
+        assert_eq!(ratio(&[], &[]), None);
+        // One time of none.
+        assert_eq!(ratio(&[0.0], &[1.0]), None);
+    }
+
+    /// The benches of both orders differ in nothing but the order, which takes a workspace that a GPU of 40 GB has room for.
+    #[test]
+    fn orders_are_asked_of_the_same_kernels() {
+        let program = |fixed: bool| {
+            let mut recipe = Recipe::new(1).unwrap();
+            if fixed {
+                recipe.sum_in_fixed_order();
+            }
+            let kernels = ORDERS.map(|shape| attend(&mut recipe, shape, true));
+            let ends = kernels.map(|k| {
+                let (at, bytes, _) = *k.operands.last().unwrap();
+                at + bytes as u64
+            });
+            assert!(ends.into_iter().all(|end| end < ROOM));
+            recipe.finish()
+        };
+        let (any, fixed) = (program(false), program(true));
+        assert!(!any.meta.deterministic && fixed.meta.deterministic);
+        assert_eq!(any.kernels, fixed.kernels);
+        assert_eq!(any.kernels.len(), ORDERS.len());
+        let gib = |p| workspace::of(p).0 as f64 / f64::from(1 << 30);
+        // Two bytes for each pair of the largest's tokens and head, 32 x 8,192 x 8,192, and little more.
+        assert!(gib(&any) < 0.5, "{}", gib(&any));
+        assert!((4.0..4.5).contains(&gib(&fixed)), "{}", gib(&fixed));
     }
 }

@@ -81,6 +81,11 @@ impl Recipe {
         Ok(Self { program })
     }
 
+    /// Asks for kernels whose sums have a fixed order.
+    pub(super) fn sum_in_fixed_order(&mut self) {
+        self.program.meta.deterministic = true;
+    }
+
     /// Adds a kernel of one operation.
     pub(super) fn kernel(
         &mut self,

@@ -286,6 +286,12 @@ fn efficiency(
     let conv = taken.of("conv", None, 0.7);
     let forward = taken.of("attention", attention(false), 0.56);
     let backward = taken.of("attention_backward", attention(true), 0.46);
+    let fixed_order = taken.of("attention_backward_fixed_order", m.fixed_order, 1.1);
+    let order = if m.fixed_order.is_some() {
+        "Backward alone in a fixed order over any order, the middle over shapes."
+    } else {
+        "Not measured here: 1.22, 1.09 and 1.10 for three shapes on an H200."
+    };
     let classes = classes(&m.steps);
     let memory = CLASSES.map(|class| {
         let rates = [DType::Bf16, DType::F32]
@@ -306,14 +312,15 @@ gemm = {{ f32 = {f32s}, bf16 = {bf16s}, f16 = {bf16s} }}
 conv = {conv}
 attention = {}
 attention_backward = {}
-# Not measured here: 1.22, 1.09 and 1.10 for three shapes on an H200.
-attention_backward_fixed_order = 1.1
+# {order}
+attention_backward_fixed_order = {}
 
 [efficiency.memory]
 "#,
         taken.source(source("middles of the tables below")),
         num(forward),
         num(backward),
+        num(fixed_order),
         f32s = num(f32s),
         bf16s = num(bf16s),
         conv = num(conv),
@@ -395,6 +402,36 @@ mod tests {
         // Another sheet than that of the H200.
         assert!(text.contains("memory_gbps = 3000\n"), "{text}");
         assert!(source("device").contains("TFLOP/s: assumed"), "{text}");
+    }
+
+    /// What a fixed order costs is said to be measured where it was.
+    #[test]
+    fn a_fixed_order_has_a_price_and_its_origin() {
+        let lines = |fixed_order| {
+            let m = Measured {
+                fixed_order,
+                ..Measured::default()
+            };
+            let text = profile("some", &m);
+            let key = "attention_backward_fixed_order";
+            let at = text.find(&format!("\n{key} = ")).unwrap();
+            let comment = text[..at].lines().last().unwrap().to_owned();
+            let value = text[at + 1..].lines().next().unwrap().to_owned();
+            let section = text.find("\n[efficiency]\n").unwrap();
+            let source = text[section..].lines().nth(2).unwrap();
+            (comment, value, source.contains(key))
+        };
+        let (comment, value, assumed) = lines(Some(1.0954));
+        assert!(
+            comment.starts_with("# Backward alone in a fixed order"),
+            "{comment}"
+        );
+        assert_eq!(value, "attention_backward_fixed_order = 1.095");
+        assert!(!assumed);
+        let (comment, value, assumed) = lines(None);
+        assert!(comment.starts_with("# Not measured here"), "{comment}");
+        assert_eq!(value, "attention_backward_fixed_order = 1.1");
+        assert!(assumed);
     }
 
     /// A communicator on copy engines has its own size where there was one, else that of any, which is then said; kernels of
