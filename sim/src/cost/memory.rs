@@ -32,16 +32,21 @@ pub(super) fn price(kernel: &Kernel, moved: Bytes, profile: &Profile) -> Price {
         Some(Counted::Moved) | None => moved.0,
     };
     let shortest = profile.device.min_kernel_us;
+    let gbps = profile.device.memory_gbps * profile.efficiency.memory[&class];
     // Bytes a microsecond at a quarter of the bandwidth.
     let fast = profile.device.memory_gbps * 1e3 / 4.0;
-    let row = found.and_then(|t| table::of_memory(&t.rows, bytes, shortest, fast));
+    let beyond = table::Beyond {
+        shortest,
+        fast,
+        usual: gbps * 1e3,
+    };
+    let row = found.and_then(|t| table::of_memory(&t.rows, bytes, beyond));
     if let Some((us, measured)) = row {
         return Price {
             us: us.max(cold(found, bytes, profile)),
             measured,
         };
     }
-    let gbps = profile.device.memory_gbps * profile.efficiency.memory[&class];
     let arithmetic =
         kernel.flops.0 as f64 / (profile.peak_flops(shardlab_plan::units::DType::F32) * 0.5) * 1e6;
     let us = shortest + (bytes as f64 / gbps / 1e3).max(arithmetic);

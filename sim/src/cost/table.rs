@@ -22,21 +22,35 @@ pub(crate) fn log_interpolate(rows: &[(u64, f64)], bytes: u64) -> Option<(f64, b
 /// Rows further apart than this factor say nothing about powers of the size between them.
 const APART: u64 = 256;
 
+/// What holds where a table of memory-bound kernels has no rows.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Beyond {
+    /// Microseconds of the shortest kernel.
+    pub(super) shortest: f64,
+    /// Bytes a microsecond from which on a row is no latency.
+    pub(super) fast: f64,
+    /// Bytes a microsecond that the class reaches.
+    pub(super) usual: f64,
+}
+
 /// The same for kernels bound by memory, which take a start and their bytes at a rate: between rows far apart (a flag and
-/// a gradient buffer) along a straight line, and below a first row that moves at `fast` bytes a microsecond or more, which
-/// is no latency, along the line that takes `shortest` for no bytes.
-pub(super) fn of_memory(
-    rows: &[(u64, f64)],
-    bytes: u64,
-    shortest: f64,
-    fast: f64,
-) -> Option<(f64, bool)> {
+/// a gradient buffer) along a straight line, and below a first row that is no latency along the line that takes the shortest
+/// kernel's time for no bytes. Above a last row that is a latency, what is more than its bytes goes at the rate that is usual.
+pub(super) fn of_memory(rows: &[(u64, f64)], bytes: u64, beyond: Beyond) -> Option<(f64, bool)> {
+    let Beyond {
+        shortest,
+        fast,
+        usual,
+    } = beyond;
     let (&first, &last) = (rows.first()?, rows.last()?);
     let line = |a: (u64, f64), b: (u64, f64)| {
         a.1 + (b.1 - a.1) * (bytes - a.0) as f64 / (b.0 - a.0) as f64
     };
     if bytes < first.0 && first.0 as f64 >= fast * first.1 {
         return Some((line((0, shortest.min(first.1)), first), false));
+    }
+    if bytes > last.0 && (last.0 as f64) < fast * last.1 {
+        return Some((last.1 + (bytes - last.0) as f64 / usual, false));
     }
     if bytes > first.0 && bytes < last.0 {
         let i = rows.partition_point(|r| r.0 <= bytes);
@@ -50,14 +64,19 @@ pub(super) fn of_memory(
 
 #[cfg(test)]
 mod tests {
-    use super::{log_interpolate, of_memory};
+    use super::{Beyond, log_interpolate, of_memory};
 
     #[test]
     fn lines_reach_over_wide_gaps_and_below_a_first_row_that_is_no_latency() {
         // 2 us and 1 us a MB, with nothing measured between a megabyte and a gigabyte.
         let mb = 1_000_000;
         let rows = [(mb, 3.0), (1_000 * mb, 1_002.0), (2_000 * mb, 2_002.0)];
-        let at = |bytes: u64, fast: f64| of_memory(&rows, bytes, 2.0, fast).unwrap();
+        let beyond = |shortest: f64, fast: f64| Beyond {
+            shortest,
+            fast,
+            usual: 2e6,
+        };
+        let at = |bytes: u64, fast: f64| of_memory(&rows, bytes, beyond(2.0, fast)).unwrap();
         let near = |(us, inside): (f64, bool), want: f64, within: bool| {
             assert!(
                 (us - want).abs() < 1e-9 && inside == within,
@@ -77,8 +96,12 @@ mod tests {
             log_interpolate(&rows, 1_500 * mb).unwrap()
         );
         // A first row shorter than the shortest kernel holds below it.
-        assert_eq!(of_memory(&[(100, 1.0)], 50, 2.0, 1.0), Some((1.0, false)));
-        assert_eq!(of_memory(&[], 1, 2.0, 1.0), None);
+        let short = of_memory(&[(100, 1.0)], 50, beyond(2.0, 1.0));
+        assert_eq!(short, Some((1.0, false)));
+        assert_eq!(of_memory(&[], 1, beyond(2.0, 1.0)), None);
+        // Above a last row of 24 KB in 7 us the rate of such a row says nothing: 2 MB more take a microsecond.
+        let small = of_memory(&[(24_000, 7.0)], 2_024_000, beyond(2.0, 1e6));
+        near(small.unwrap(), 8.0, false);
     }
 
     #[test]
