@@ -304,13 +304,14 @@ impl Program {
         self.sections.iter().find(|s| s.kind == kind)
     }
 
-    /// Communicators that some collective uses, and whether each takes no more than copy engines do: a reduction, be it of one
-    /// number, takes what collectives on SMs take.
+    /// Communicators that some collective uses, and whether each takes no more than copy engines do: a reduction takes what
+    /// collectives on SMs take, but that of one number nothing (measured on 2 H200, NCCL 2.28.9: BENCHMARKS.md).
     #[must_use]
     pub fn used_communicators(&self) -> BTreeMap<CommId, bool> {
         let mut used = BTreeMap::new();
         for c in &self.collectives {
-            let engines = self.communicators[c.comm.index()].copy_engine && !c.kind.reduces();
+            let slight = !c.kind.reduces() || c.bytes.0 <= c.dtype.size();
+            let engines = self.communicators[c.comm.index()].copy_engine && slight;
             *used.entry(c.comm).or_insert(true) &= engines;
         }
         used

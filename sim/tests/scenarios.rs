@@ -224,8 +224,17 @@ fn communicators_on_copy_engines_have_a_size_of_their_own() {
         profile.outside_allocator(&program).communicators.0 >> 20,
         200
     );
-    // The norm's sum is no work for copy engines: the communicator it runs on takes what others take.
+    // The norm's sum is no work for copy engines, but one number takes nothing. Gradients take what others take.
     let program = planned("peers-1b", &[&set[..], &["train.grad_norm=true"]].concat());
+    assert_eq!(
+        profile.outside_allocator(&program).communicators.0 >> 20,
+        200
+    );
+    let mut program = planned("peers-1b", &set);
+    let exchange = CollectiveKind::AllToAll;
+    let all = program.collectives.iter_mut();
+    all.filter(|c| c.kind == exchange)
+        .for_each(|c| c.kind = CollectiveKind::ReduceScatter);
     assert_eq!(
         profile.outside_allocator(&program).communicators.0 >> 20,
         each + 107
