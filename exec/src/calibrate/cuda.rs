@@ -16,7 +16,7 @@ mod watch;
 mod wires;
 
 use super::Options;
-use super::steps::{Between, Observed, On, Totals, means_alone, run};
+use super::steps::{Between, Observed, On, Shown, Totals, means_alone, run};
 use crate::device::cuda::{Context, CudaFactory, CudaOptions};
 use crate::train::TrainError;
 use bench::Bench;
@@ -394,15 +394,17 @@ fn host_cost(observed: &Observed, host: &host::Host) -> Option<f64> {
 }
 
 /// Adds the kernels that ran on several ranks only. With several GPUs in one process times come from events, which
-/// lengthen what they measure: by as much as they lengthen what was measured without.
+/// lengthen what they measure: by as much as they lengthen what was measured without. What never ran alone was held up by what ran
+/// beside it, for as much as four times its own time: others of its class say more about it, where there are any.
 fn new_kernels(observed: &Observed, steps: &mut Totals) {
     let (mut longer, mut new) = (Vec::new(), Vec::new());
-    for (launched, us) in means_alone(observed) {
+    for (launched, Shown { us, alone }) in means_alone(observed) {
         let kernel = &observed.program.kernels[launched.kernel.index()];
         match steps.find(kernel, launched.moved) {
-            Some(alone) if alone < SHORT_US => longer.push(us - alone),
+            Some(known) if known < SHORT_US => longer.push(us - known),
             Some(_) => {}
-            None => new.push((kernel, launched.moved, us)),
+            None if alone || !steps.knows_like(kernel) => new.push((kernel, launched.moved, us)),
+            None => {}
         }
     }
     let longer = Some(middle(&mut longer))

@@ -292,12 +292,22 @@ pub(super) fn means(observed: &Observed) -> BTreeMap<Launched, f64> {
     by.into_iter().map(|(k, m)| (k, m.us())).collect()
 }
 
+/// Mean time of a kernel.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(super) struct Shown {
+    /// Microseconds.
+    pub(super) us: f64,
+    /// Of tasks beside which no other stream had one; else the kernel had none such.
+    #[cfg_attr(not(feature = "cuda"), expect(dead_code, reason = "for GPUs"))]
+    pub(super) alone: bool,
+}
+
 /// Likewise, of the tasks beside which no other stream had one, where a kernel has such tasks.
 #[cfg_attr(
     not(any(test, feature = "cuda")),
     expect(dead_code, reason = "for GPUs")
 )]
-pub(super) fn means_alone(observed: &Observed) -> BTreeMap<Launched, f64> {
+pub(super) fn means_alone(observed: &Observed) -> BTreeMap<Launched, Shown> {
     let spans = &observed.typical.spans;
     let alone = |s: &Span| {
         let beside = |o: &Span| o.stream != s.stream && o.start < s.end && s.start < o.end;
@@ -310,13 +320,13 @@ pub(super) fn means_alone(observed: &Observed) -> BTreeMap<Launched, f64> {
         }
     }
     let best = |[shared, alone]: [Mean; 2]| {
-        if alone == Mean::default() {
-            shared
-        } else {
-            alone
+        let seen = alone != Mean::default();
+        Shown {
+            us: if seen { alone } else { shared }.us(),
+            alone: seen,
         }
     };
-    by.into_iter().map(|(k, m)| (k, best(m).us())).collect()
+    by.into_iter().map(|(k, m)| (k, best(m))).collect()
 }
 
 /// The scenario of a run.
@@ -508,8 +518,12 @@ mod tests {
             (None, 1.0),
         ];
         observed.typical.spans = spans;
-        let found: Vec<(Launched, f64)> = means_alone(&observed).into_iter().collect();
-        let mut want = vec![(kernels[0], 5.0), (kernels[1], 3.0)];
+        let found: Vec<(Launched, Shown)> = means_alone(&observed).into_iter().collect();
+        let shown = |us: f64, alone: bool| Shown { us, alone };
+        let mut want = vec![
+            (kernels[0], shown(5.0, true)),
+            (kernels[1], shown(3.0, false)),
+        ];
         want.sort_by_key(|w| w.0);
         assert_eq!(found, want);
     }

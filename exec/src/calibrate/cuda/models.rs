@@ -23,11 +23,12 @@ const MEGATRON: &str = "policy = \"megatron\"";
 /// Name, model, variant, policy, and whether it runs on all ranks; what matters most comes first.
 pub(super) fn runs() -> Vec<(String, String, Variant, &'static str, bool)> {
     let mut all = Vec::new();
-    let mut add = |shape: usize,
-                   mode: &'static str,
-                   policy: &'static str,
-                   sharded: bool,
-                   loss: &str| {
+    let mut add_in = |dtype: &'static str,
+                      shape: usize,
+                      mode: &'static str,
+                      policy: &'static str,
+                      sharded: bool,
+                      loss: &str| {
         let (name, [layers, hidden, heads, kv, ffn, vocab, seq, batch]) = SHAPES[shape];
         let model = format!(
             "[model]\nfamily = \"llama\"\nlayers = {layers}\nhidden = {hidden}\nheads = {heads}\nkv_heads = {kv}\n\
@@ -37,14 +38,16 @@ pub(super) fn runs() -> Vec<(String, String, Variant, &'static str, bool)> {
         let ranks = if sharded { "all ranks" } else { "one rank" };
         let kind = policy.split('"').nth(1).unwrap_or_default();
         all.push((
-            format!("{name}, {mode}, {kind}, {loss} loss, {ranks}"),
+            format!("{name}, {dtype}, {mode}, {kind}, {loss} loss, {ranks}"),
             model,
-            ("bf16", mode),
+            (dtype, mode),
             policy,
             sharded,
         ));
     };
     let [whole, chunked] = ["materialized", "chunked"];
+    let mut add =
+        |shape, mode, policy, sharded, loss| add_in("bf16", shape, mode, policy, sharded, loss);
     for shape in [TINY, 0] {
         add(shape, "off", NATIVE, false, whole);
         add(shape, "regions", NATIVE, false, chunked);
@@ -61,6 +64,12 @@ pub(super) fn runs() -> Vec<(String, String, Variant, &'static str, bool)> {
         add(shape, "off", NATIVE, false, whole);
         add(shape, "regions", NATIVE, false, whole);
     }
+    for shape in [TINY, 4] {
+        add_in("f32", shape, "off", NATIVE, false, whole);
+    }
+    add_in("f32", 4, "regions", NATIVE, false, chunked);
+    let mut add =
+        |shape, mode, policy, sharded, loss| add_in("bf16", shape, mode, policy, sharded, loss);
     add(1, "off", MEGATRON, true, whole);
     for shape in [0, 1, 2] {
         if shape > 0 {

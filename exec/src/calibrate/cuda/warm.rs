@@ -3,7 +3,7 @@
 use super::{Measured, middle};
 use crate::calibrate::steps::{Launched, Observed, means_alone, us};
 use shardlab_plan::program::{Kernel, Program};
-use shardlab_plan::units::Bytes;
+use shardlab_plan::units::{Bytes, DType};
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
@@ -72,7 +72,10 @@ impl Paced {
     pub(super) fn of(observed: &Observed) -> Self {
         Self {
             program: Arc::clone(&observed.program),
-            kernels: means_alone(observed),
+            kernels: means_alone(observed)
+                .into_iter()
+                .map(|(kernel, shown)| (kernel, shown.us))
+                .collect(),
             pace: Pace::of(observed),
         }
     }
@@ -123,7 +126,9 @@ impl Power {
         let mut seen: BTreeMap<String, Runs> = BTreeMap::new();
         for run in runs {
             for (kernel, moved, us) in run.recorded() {
-                if kernel.class.is_arithmetic() && us >= LONG_US {
+                // Without tensor cores a device is far from the limit.
+                let hot = kernel.class.is_arithmetic() && kernel.dtype != DType::F32;
+                if hot && us >= LONG_US {
                     // All of it: products of one shape differ by layout, sums, what is folded into them and the width of results.
                     let runs = seen.entry(format!("{kernel:?} {moved:?}")).or_default();
                     runs.push((run.pace.share, us * run.pace.slower));

@@ -79,6 +79,16 @@ impl Totals {
         }
     }
 
+    /// Whether there are times of memory-bound kernels of its class and element type.
+    #[cfg_attr(
+        not(any(test, feature = "cuda")),
+        expect(dead_code, reason = "for GPUs")
+    )]
+    pub(in crate::calibrate) fn knows_like(&self, kernel: &Kernel) -> bool {
+        let like = (class_name(kernel), kernel.dtype);
+        self.memory.keys().any(|(c, _, d)| (*c, *d) == like)
+    }
+
     /// Time of a kernel that ran alone before and moved as many bytes.
     pub(in crate::calibrate) fn find(&self, kernel: &Kernel, moved: Bytes) -> Option<f64> {
         let mean = match Row::of(kernel, moved)? {
