@@ -6,6 +6,7 @@
 //! - Kernels whose joint demand exceeds the memory bandwidth slow down in proportion to how much they depend on it.
 //! - A collective loses a fixed share of its rate while any kernel runs, and more the more bandwidth the kernels use.
 //! - Collectives on the same links divide them.
+//! - Copies to and from the host lose fixed shares of their rates to one another: host memory and the link serve both.
 //!
 //! Ranks that share cores instead of having a device each are simpler: whatever runs takes a core, and ranks do the same
 //! things at the same time.
@@ -21,6 +22,9 @@ pub(crate) struct Rules {
     held: u32,
     loss_compute: u32,
     loss_bandwidth: u32,
+    /// Share of its rate that a copy to the device loses beside one to the host, and the reverse.
+    loss_to_device: u32,
+    loss_to_host: u32,
     /// Share of a filling kernel's duration a collective waits for SMs, default and high priority.
     pub(crate) start_wait: [u32; 2],
     /// Cores that the ranks of a node share, in units of [`ONE`]; 0: each has a device of its own.
@@ -36,6 +40,8 @@ pub(crate) struct Rules {
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Pressure {
     collectives: u32,
+    to_device: u32,
+    to_host: u32,
     /// Collectives that move data, and copies: each keeps a core busy.
     moves: u32,
     /// Kernels bound by arithmetic, and by memory: of these, those that fill the device.
@@ -58,6 +64,8 @@ impl Rules {
             held: profile.network.sms_per_collective * ONE / profile.device.sms,
             loss_compute: fixed(c.collective_loss_compute),
             loss_bandwidth: fixed(c.collective_loss_bandwidth),
+            loss_to_device: fixed(c.h2d_loss),
+            loss_to_host: fixed(c.d2h_loss),
             start_wait: [fixed(c.start_wait), fixed(c.start_wait_priority)],
             cores: profile.device.shared_cores.unwrap_or(0).min(1 << 16) * ONE,
             ranks,
@@ -81,6 +89,7 @@ impl Rules {
             return self.core_rate(p, task);
         }
         let over = |total: u32| if total > ONE { ONE * ONE / total } else { ONE };
+        let beside = |others: u32, loss: u32| if others > 0 { ONE - loss } else { ONE };
         match task.load {
             Load::Collective => {
                 let mut rate = ONE;
@@ -107,6 +116,8 @@ impl Rules {
                 mul(sms, ONE - mul(task.bandwidth, shortage)).max(ONE / 64)
             }
             Load::Copy => ONE,
+            Load::ToDevice => beside(p.to_host, self.loss_to_device),
+            Load::ToHost => beside(p.to_device, self.loss_to_host),
         }
     }
 
@@ -170,7 +181,9 @@ impl Pressure {
                 }
                 self.kernel_bandwidth += task.bandwidth;
             }
-            Load::Copy => {
+            Load::Copy | Load::ToDevice | Load::ToHost => {
+                self.to_device += u32::from(task.load == Load::ToDevice);
+                self.to_host += u32::from(task.load == Load::ToHost);
                 self.moves += 1;
                 self.collective_bandwidth += task.bandwidth;
             }
@@ -214,7 +227,8 @@ mod tests {
 
     #[test]
     fn alone_everything_runs_at_full_rate() {
-        for load in [Load::Compute, Load::Memory, Load::Collective, Load::Copy] {
+        use Load::{Collective, Compute, Copy, Memory, ToDevice, ToHost};
+        for load in [Compute, Memory, Collective, Copy, ToDevice, ToHost] {
             assert_eq!(rates(&[task(load, ONE, ONE)]), [1.0]);
         }
     }
@@ -227,6 +241,45 @@ mod tests {
         ]);
         assert!((r[0] - 108.0 / 132.0).abs() < 0.01, "{r:?}");
         assert!(r[1] < 0.9 && r[1] > 0.6, "{r:?}");
+    }
+
+    #[test]
+    fn an_update_takes_from_a_product_what_it_uses() {
+        // Alone 1 and 1: while both run each has half, so that together they take as long as one after the other.
+        let update = Cost {
+            bandwidth: ONE,
+            ..task(Load::Memory, 0, 0)
+        };
+        let product = task(Load::Compute, 0, 0);
+        let r = rates(&[product, update]);
+        assert!((r[0] + r[1] - 1.0).abs() < 0.01, "{r:?}");
+        // A short one finds room beside the product's blocks.
+        let short = Cost {
+            fills: false,
+            ..update
+        };
+        let r = rates(&[product, short]);
+        assert!((r[0] - 2.0 / 3.0).abs() < 0.01, "{r:?}");
+        // Two that are bound by memory divide its bandwidth, whatever SMs they have.
+        let r = rates(&[update, update]);
+        assert!((r[0] - 0.5).abs() < 0.01, "{r:?}");
+    }
+
+    #[test]
+    fn copies_to_and_from_the_host_slow_one_another() {
+        let mut profile = hardware::load("h200-nvlink").unwrap();
+        (profile.contention.h2d_loss, profile.contention.d2h_loss) = (0.25, 0.125);
+        let rules = Rules::new(&profile, true, 1);
+        let rate = |tasks: &[Cost]| {
+            let mut p = Pressure::default();
+            tasks.iter().for_each(|t| p.add(t, false));
+            let rate = |t| f64::from(rules.rate(&p, t)) / f64::from(ONE);
+            tasks.iter().map(rate).collect::<Vec<_>>()
+        };
+        let [up, down] = [Load::ToDevice, Load::ToHost].map(|load| task(load, 0, 0));
+        assert_eq!(rate(&[up, down]), [0.75, 0.875]);
+        assert_eq!(rate(&[up]), [1.0]);
+        assert_eq!(rate(&[down, task(Load::Copy, 0, 0)]), [1.0, 1.0]);
     }
 
     #[test]

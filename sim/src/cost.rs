@@ -30,8 +30,12 @@ pub(crate) enum Load {
     Memory,
     /// A collective.
     Collective,
-    /// A copy engine.
+    /// A copy within the device.
     Copy,
+    /// A copy from host memory.
+    ToDevice,
+    /// A copy to host memory.
+    ToHost,
 }
 
 /// Cost of one kernel, collective or copy: what the engine needs to know about it.
@@ -102,14 +106,14 @@ impl Costs {
         for copy in &program.copies {
             let d = &profile.device;
             let bytes = copy.to.bytes.max(copy.from.bytes) as f64;
-            let (gbps, bandwidth) = match copy.kind {
-                CopyKind::H2d => (d.h2d_gbps, d.h2d_gbps / d.memory_gbps),
-                CopyKind::D2h => (d.d2h_gbps, d.d2h_gbps / d.memory_gbps),
-                CopyKind::D2d => (d.memory_gbps * 0.4, 0.8),
+            let (load, gbps, bandwidth) = match copy.kind {
+                CopyKind::H2d => (Load::ToDevice, d.h2d_gbps, d.h2d_gbps / d.memory_gbps),
+                CopyKind::D2h => (Load::ToHost, d.d2h_gbps, d.d2h_gbps / d.memory_gbps),
+                CopyKind::D2d => (Load::Copy, d.memory_gbps * 0.4, 0.8),
             };
             all.push(Cost {
                 work: Picos::from_us(d.copy_latency_us + bytes / gbps / 1e3).0,
-                load: Load::Copy,
+                load,
                 bandwidth: share(bandwidth),
                 nvlink: 0,
                 nic: 0,

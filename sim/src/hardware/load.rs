@@ -211,6 +211,8 @@ fn check(p: &Profile) -> Result<(), String> {
         ("contention.start_wait", c.start_wait),
         ("contention.start_wait_priority", c.start_wait_priority),
         ("contention.shared_loss", c.shared_loss),
+        ("contention.h2d_loss", c.h2d_loss),
+        ("contention.d2h_loss", c.d2h_loss),
     ];
     let power = p.power.iter().flat_map(|p| {
         [
@@ -385,6 +387,11 @@ mod tests {
             ),
             ("hook_us", "hook_us = inf", "host.work.hook_us = inf"),
             ("turn_loss", "turn_loss = 1.5", "contention.turn_loss = 1.5"),
+            (
+                "start_wait =",
+                "start_wait = 1\nd2h_loss = -0.5",
+                "contention.d2h_loss = -0.5",
+            ),
             (
                 "shared_wait_us",
                 "shared_wait_us = -1",

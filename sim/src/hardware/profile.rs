@@ -219,6 +219,12 @@ pub struct Contention {
     pub start_wait_priority: f64,
     /// Kernels shorter than this never hold a collective up, microseconds.
     pub start_wait_min_us: f64,
+    /// Share of its rate that a copy from host memory loses while one to it runs.
+    #[serde(default)]
+    pub h2d_loss: f64,
+    /// Share of its rate that a copy to host memory loses while one from it runs.
+    #[serde(default)]
+    pub d2h_loss: f64,
     /// Share of its rate that work on one of `device.shared_cores` loses to caches and memory when all cores are busy.
     #[serde(default)]
     pub shared_loss: f64,

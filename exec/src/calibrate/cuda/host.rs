@@ -2,8 +2,10 @@
 
 use super::bench::Bench;
 use super::middle;
-use super::recipe::{COMPUTE_STREAM, SIDE};
-use crate::device::Device;
+use super::rank::Rank;
+use super::recipe::{COMPUTE_STREAM, OTHER, SIDE};
+use crate::device::{Device, Stop};
+use crate::operand::RawRange;
 use shardlab_plan::model::OpKind;
 use shardlab_plan::program::{CollectiveKind, KernelClass};
 use shardlab_plan::units::DType;
@@ -31,6 +33,8 @@ pub(super) struct Host {
     pub(super) gap_us: f64,
     pub(super) h2d_gbps: f64,
     pub(super) d2h_gbps: f64,
+    /// Shares of these rates that a copy to the device, and one to the host, loses to the other.
+    pub(super) copy_loss: Option<[f64; 2]>,
     pub(super) copy_latency_us: f64,
 }
 
@@ -128,7 +132,7 @@ pub(super) fn measure(bench: &Bench<'_>, host: &mut Host) -> Result<(), String> 
                     rank.begin(true)?;
                     for n in 0..6 {
                         let device = rank.scratch(bytes);
-                        let host = crate::operand::RawRange {
+                        let host = RawRange {
                             bytes,
                             ..pinned.range()
                         };
@@ -137,7 +141,7 @@ pub(super) fn measure(bench: &Bench<'_>, host: &mut Host) -> Result<(), String> 
                         } else {
                             (device, host)
                         };
-                        rank.copy(from, to, n)?;
+                        rank.copy(SIDE, from, to, n)?;
                     }
                     for (n, t) in rank.end()?.iter().enumerate() {
                         let us = (t.end - t.start) as f64 / 1e3;
@@ -150,16 +154,20 @@ pub(super) fn measure(bench: &Bench<'_>, host: &mut Host) -> Result<(), String> 
                     }
                 }
                 [h.h2d_gbps, h.d2h_gbps] = rates;
+                h.copy_loss = both_ways(rank, pinned.range())?.map(|beside| {
+                    let loss = |i: usize| (1.0 - beside[i] / rates[i]).clamp(0.0, 0.9);
+                    [loss(0), loss(1)]
+                });
                 h.copy_latency_us = middle(&mut small);
                 rank.begin(false)?;
                 let start = rank.now();
                 for _ in 0..MANY / 4 {
                     let to = rank.scratch(COPIES[1]);
-                    let from = crate::operand::RawRange {
+                    let from = RawRange {
                         bytes: COPIES[1],
                         ..pinned.range()
                     };
-                    rank.copy(from, to, 0)?;
+                    rank.copy(SIDE, from, to, 0)?;
                 }
                 h.copy_us = us(rank.now() - start, MANY / 4);
                 rank.end()?;
@@ -172,6 +180,39 @@ pub(super) fn measure(bench: &Bench<'_>, host: &mut Host) -> Result<(), String> 
         ..measured
     };
     Ok(())
+}
+
+/// GB/s of copies to the device and to the host, each beside the other: the middle of those that ran beside another all the time.
+fn both_ways(rank: &mut Rank, pinned: RawRange) -> Result<Option<[f64; 2]>, Stop> {
+    const COUNT: u32 = 12;
+    let bytes = pinned.bytes / 2;
+    let half = |range: RawRange, second: bool| RawRange {
+        ptr: range.ptr.wrapping_add(if second { bytes } else { 0 }),
+        bytes,
+        ..range
+    };
+    let device = rank.scratch(2 * bytes);
+    rank.begin(true)?;
+    for n in 0..COUNT {
+        rank.copy(SIDE, half(pinned, false), half(device, false), 2 * n)?;
+        rank.copy(OTHER, half(device, true), half(pinned, true), 2 * n + 1)?;
+    }
+    let times: Vec<(u64, u64)> = rank.end()?.iter().map(|t| (t.start, t.end)).collect();
+    Ok(beside(&times).map(|us| us.map(|us| bytes as f64 / us / 1e3)))
+}
+
+/// Middle microseconds of the even and of the odd ones among tasks (start and end, nanoseconds), of those from whose start to whose
+/// end the other kind was busy.
+fn beside(times: &[(u64, u64)]) -> Option<[f64; 2]> {
+    let kind = |i: usize| times.iter().skip(i).step_by(2).copied();
+    let middles = [0, 1].map(|i| {
+        let first = kind(1 - i).map(|t| t.0).min().unwrap_or(u64::MAX);
+        let last = kind(1 - i).map(|t| t.1).max().unwrap_or(0);
+        let inside = kind(i).filter(|t| t.0 >= first && t.1 <= last);
+        let mut us: Vec<f64> = inside.map(|t| (t.1 - t.0) as f64 / 1e3).collect();
+        middle(&mut us)
+    });
+    middles.iter().all(|m| *m > 0.0).then_some(middles)
 }
 
 /// Microseconds of a kernel where many follow one another: the kernel's own where its time is recorded, else with what
@@ -239,4 +280,29 @@ fn allocation() -> f64 {
         }
     }
     start.elapsed().as_secs_f64() * 1e6 / f64::from(count.max(1))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::beside;
+
+    #[test]
+    fn what_ran_beside_nothing_does_not_count() {
+        // To the device from 0 to 12 in threes, to the host from 1 to 13 in fours: the first copy to the device begins alone, the last
+        // one to the host ends alone.
+        let times = [
+            (0, 3),
+            (1, 5),
+            (3, 6),
+            (5, 9),
+            (6, 9),
+            (9, 13),
+            (9, 12),
+            (13, 13),
+        ];
+        let us = |ns: f64| ns / 1e3;
+        assert_eq!(beside(&times), Some([us(3.0), us(4.0)]));
+        assert_eq!(beside(&[]), None);
+        assert_eq!(beside(&[(0, 3), (4, 8)]), None);
+    }
 }

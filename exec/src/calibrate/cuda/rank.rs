@@ -197,9 +197,15 @@ impl Rank {
         self.issue(stream, command, 0)
     }
 
-    pub(super) fn copy(&mut self, from: RawRange, to: RawRange, task: u32) -> Result<(), Stop> {
+    pub(super) fn copy(
+        &mut self,
+        stream: StreamId,
+        from: RawRange,
+        to: RawRange,
+        task: u32,
+    ) -> Result<(), Stop> {
         let instr = InstrId(0);
-        self.issue(SIDE, Command::Copy { instr, from, to }, task)
+        self.issue(stream, Command::Copy { instr, from, to }, task)
     }
 
     /// Device memory for copies.
@@ -233,7 +239,7 @@ impl Rank {
         let mut at = PIECE as u64;
         while at + PIECE as u64 <= MEMORY {
             let to = self.range(at, PIECE, DType::U8);
-            self.copy(first, to, 0)?;
+            self.copy(SIDE, first, to, 0)?;
             at += PIECE as u64;
         }
         self.doing(Doing::Filling);

@@ -118,6 +118,8 @@ pub(super) fn profile(name: &str, m: &Measured) -> String {
         seen(&[w.memory], (w.memory.0 - 1.0).clamp(0.0, 0.9)),
         0.0,
     );
+    let [h2d_loss, d2h_loss] = [("h2d_loss", 0), ("d2h_loss", 1)]
+        .map(|(key, i)| c.of(key, h.copy_loss.map(|loss| loss[i]), 0.0));
     let mut out = String::new();
     let _ = write!(
         out,
@@ -193,6 +195,8 @@ collective_bandwidth = {bandwidth}
 start_wait = 1.0
 start_wait_priority = 1.0
 start_wait_min_us = 20.0
+h2d_loss = {h2d_loss}
+d2h_loss = {d2h_loss}
 "#,
         device = d.source(source("gaps, latencies, copies")),
         sms = m.multiprocessors,
@@ -224,11 +228,13 @@ start_wait_min_us = 20.0
         efficiency = num(efficient),
         held = (held.round() as u32).min(m.multiprocessors / 2),
         contention = c.source(source(
-            "a product, attention and a kernel bound by memory beside an all-gather of 1 GiB"
+            "a product, attention and a kernel bound by memory beside an all-gather of 1 GiB, copies both ways"
         )),
         loss_compute = num(loss_compute),
         loss_bandwidth = num(loss_bandwidth),
         bandwidth = num(bandwidth),
+        h2d_loss = num(h2d_loss),
+        d2h_loss = num(d2h_loss),
     );
     if m.power.slope > 0.0 {
         let _ = write!(
