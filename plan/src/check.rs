@@ -34,8 +34,6 @@ pub use report::{Report, RuleResult, Violation, WaitCount};
 pub use rules::{Kind, RULES, RuleId, RuleInfo, Severity};
 
 use crate::program::Program;
-#[cfg(test)]
-use crate::program::{InstrId, Op};
 use report::Sink;
 
 /// Proves every rule of [`RULES`] for a program, or says where it is broken.
@@ -50,25 +48,6 @@ pub fn check(program: &Program) -> Report {
     }
     layout::check(program, &mut sink);
     collectives::check(program, &mut sink);
-    let walked = walk::walk(program, &mut sink);
+    let walked = walk::walk(program, &mut sink, &mut ());
     sink.finish(walked.waits, walked.instructions)
-}
-
-/// Waits that order nothing: in every pass, other edges imply what they would add.
-///
-/// Empty for a program whose form is broken.
-#[cfg(test)]
-pub(crate) fn implied_waits(program: &Program) -> Vec<InstrId> {
-    let mut sink = Sink::new();
-    form::check(program, &mut sink);
-    if sink.any(RuleId::Form) {
-        return Vec::new();
-    }
-    let implied = walk::walk(program, &mut sink).implied;
-    (0..program.instrs.len())
-        .filter(|&i| {
-            implied[i] && matches!(program.instrs[i].op, Op::Wait { .. } | Op::HostWait(_))
-        })
-        .map(|i| InstrId(i as u32))
-        .collect()
 }

@@ -4,7 +4,10 @@
 //! weights freed behind a wait; gradients written straight into flat buffers, reduced with K in flight, accumulated
 //! into a shard; fence, clipping, optimizer, zeroing, refresh.
 
+mod observed;
 mod tables;
+
+pub(crate) use observed::{clocks, implied_waits};
 
 use crate::program::*;
 use crate::units::Bytes;

@@ -3,7 +3,7 @@
 
 use super::access::Conflict;
 use super::capture::Captured;
-use super::clock::{Known, Order, Use, Waited};
+use super::clock::{Clock, Known, Order, Use, Waited};
 use super::describe::{self, Place};
 use super::norm::Norms;
 use super::report::{Sink, WaitCount};
@@ -71,28 +71,31 @@ pub(super) struct Walk<'a> {
     pub(super) conflicts: Vec<Conflict>,
     pub(super) at: u32,
     waits: Vec<WaitCount>,
-    #[cfg(test)]
-    implied: Vec<bool>,
-    #[cfg(test)]
-    clocks: Vec<super::clock::Clock>,
+    observer: &'a mut dyn Observe,
 }
+
+/// Looks on at a walk. Proofs need no more than the walk's result; tests look closer.
+pub(super) trait Observe {
+    /// A piece of work is issued that knows this to be over when it starts.
+    fn issued(&mut self, _over: &Clock) {}
+
+    /// What a wait did in this pass.
+    fn waited(&mut self, _id: InstrId, _done: Waited) {}
+}
+
+/// Nobody looks on.
+impl Observe for () {}
 
 /// What a walk leaves.
 pub(super) struct Walked {
     /// Waits of every pass.
     pub(super) waits: Vec<WaitCount>,
-    /// For every instruction: a wait that was implied in every pass.
-    #[cfg(test)]
-    pub(super) implied: Vec<bool>,
     /// Instructions walked.
     pub(super) instructions: u64,
-    /// What every piece of work knows to be over when it starts.
-    #[cfg(test)]
-    pub(super) clocks: Vec<super::clock::Clock>,
 }
 
 /// Walks a program whose form is right.
-pub(super) fn walk(p: &Program, sink: &mut Sink) -> Walked {
+pub(super) fn walk(p: &Program, sink: &mut Sink, observer: &mut dyn Observe) -> Walked {
     let mut w = Walk {
         p,
         sink,
@@ -108,10 +111,7 @@ pub(super) fn walk(p: &Program, sink: &mut Sink) -> Walked {
         conflicts: Vec::new(),
         at: 0,
         waits: Vec::new(),
-        #[cfg(test)]
-        implied: vec![true; p.instrs.len()],
-        #[cfg(test)]
-        clocks: Vec::new(),
+        observer,
     };
     let mut order = vec![
         SectionKind::Init,
@@ -129,10 +129,6 @@ pub(super) fn walk(p: &Program, sink: &mut Sink) -> Walked {
     }
     Walked {
         waits: w.waits,
-        #[cfg(test)]
-        implied: w.implied,
-        #[cfg(test)]
-        clocks: w.clocks,
         instructions: u64::from(w.at),
     }
 }
@@ -232,8 +228,7 @@ impl Walk<'_> {
         }
         let lane = self.order.issue(stream, self.at);
         self.check_returned(id, stream, lane);
-        #[cfg(test)]
-        self.clocks.push(*self.order.clock(lane));
+        self.observer.issued(self.order.clock(lane));
         Work {
             me: Use {
                 at: self.at,
@@ -251,8 +246,7 @@ impl Walk<'_> {
             w.total += 1;
             w.implied += u32::from(done == Waited::Implied);
         }
-        #[cfg(test)]
-        self.note_implied(id, done);
+        self.observer.waited(id, done);
         if done == Waited::NotRecorded {
             self.violate(RuleId::Event, id, None, || {
                 format!(
@@ -261,11 +255,6 @@ impl Walk<'_> {
                 )
             });
         }
-    }
-
-    #[cfg(test)]
-    fn note_implied(&mut self, id: InstrId, done: Waited) {
-        self.implied[id.index()] &= done == Waited::Implied;
     }
 
     /// The pass under way.

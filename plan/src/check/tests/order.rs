@@ -265,10 +265,10 @@ fn waits_that_add_nothing_are_counted() {
             }
         )
     });
-    let before = crate::check::implied_waits(&t.p).len();
+    let before = crate::check::testing::implied_waits(&t.p).len();
     let op = t.p.instrs[wait.index()].op;
     let again = t.insert(InstrId(wait.0 + 1), op);
-    let implied = crate::check::implied_waits(&t.p);
+    let implied = crate::check::testing::implied_waits(&t.p);
     assert_eq!(implied.len(), before + 1);
     assert!(implied.contains(&again) && !implied.contains(&wait));
 }

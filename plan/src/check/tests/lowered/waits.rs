@@ -1,16 +1,10 @@
 //! Without any one of its waits a program is reported, or nothing it does has changed.
 
 use super::{POLICIES, drop, small};
-use crate::check::clock::Clock;
-use crate::check::report::Sink;
-use crate::check::{check, implied_waits, walk};
+use crate::check::check;
+use crate::check::testing::{clocks, implied_waits};
 use crate::program::*;
 use proptest::prelude::*;
-
-/// What every piece of work knows to be over when it starts.
-fn clocks(p: &Program) -> Vec<Clock> {
-    walk::walk(p, &mut Sink::new()).clocks
-}
 
 fn waits(p: &Program) -> Vec<InstrId> {
     super::find(p, |i| matches!(i.op, Op::Wait { .. } | Op::HostWait(_)))
