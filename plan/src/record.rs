@@ -5,11 +5,13 @@
 mod clock;
 mod collectives;
 pub mod float;
+mod inputs;
 mod intervals;
 mod summary;
 
 pub use clock::Clock;
 pub use collectives::collective_stats;
+pub use inputs::Inputs;
 pub use summary::{MemorySummary, SUMMARY_FORMAT, StepSummary, Summary};
 
 use crate::program::{CollectiveKind, InstrId, Phase, Role, SectionKind, StreamId, UnitId};
@@ -165,7 +167,7 @@ pub enum Cause {
     Host,
     /// The collective was issued or allowed to start late (a prefetch or reduce gate).
     Gate,
-    /// The collective ran as early as it could; the link is the limit.
+    /// The collective ran as early as its input allowed; the link is the limit.
     Wire,
     /// The collective was slowed by other work.
     Contention,

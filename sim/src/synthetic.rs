@@ -130,18 +130,12 @@ impl Builder {
         self.kernel("mm", class, 2 * m * n * k, 2 * (m * k + k * n), 2 * m * n)
     }
 
-    /// Adds a collective of `bytes` (full side), aligned.
+    /// Adds a collective of `bytes` (full side), aligned, within buffer 0.
     pub fn collective(&mut self, kind: CollectiveKind, comm: CommId, bytes: u64) -> CollectiveId {
         let size = u64::from(self.program.communicators[comm.index()].size);
-        let side = |bytes| Access {
-            buffer: BufferId(0),
-            offset: 0,
-            bytes,
-            per_rank: shardlab_plan::program::PerRank::Same,
-        };
         let part = Part {
-            input: side(bytes / size),
-            output: side(bytes),
+            input: access(BufferId(0), bytes / size),
+            output: access(BufferId(0), bytes),
         };
         let reduce = ReduceOp::None;
         let bytes = Bytes(bytes);
@@ -233,6 +227,33 @@ impl Builder {
         })
     }
 
+    /// Launches a kernel that reads and writes a byte of these buffers.
+    pub fn launch_over(
+        &mut self,
+        kernel: KernelId,
+        stream: StreamId,
+        read: &[BufferId],
+        written: &[BufferId],
+    ) -> &mut Self {
+        let at = |accesses: &Vec<Access>| accesses.len() as u32;
+        let reads = at(&self.program.accesses);
+        self.program
+            .accesses
+            .extend(read.iter().map(|&b| access(b, 1)));
+        let writes = at(&self.program.accesses);
+        self.program
+            .accesses
+            .extend(written.iter().map(|&b| access(b, 1)));
+        let end = at(&self.program.accesses);
+        self.op(Op::Launch {
+            kernel,
+            stream,
+            reads,
+            writes,
+            end,
+        })
+    }
+
     /// Records a new event on one stream and makes another wait for it.
     pub fn join(&mut self, from: StreamId, to: StreamId) -> EventId {
         let event = self.event();
@@ -268,6 +289,16 @@ impl Builder {
             self.section(SectionKind::Steady);
         }
         self.program
+    }
+}
+
+/// The first bytes of a buffer, on every rank.
+const fn access(buffer: BufferId, bytes: u64) -> Access {
+    Access {
+        buffer,
+        offset: 0,
+        bytes,
+        per_rank: shardlab_plan::program::PerRank::Same,
     }
 }
 

@@ -3,7 +3,9 @@
 mod common;
 
 use common::{Machine, quiet, step_us, times};
-use shardlab_plan::program::{COMPUTE, HostWorkKind, Op, Phase, SectionKind, StreamKind, UnitId};
+use shardlab_plan::program::{
+    BufferId, COMPUTE, HostWorkKind, KernelClass, Op, Phase, Role, SectionKind, StreamKind, UnitId,
+};
 use shardlab_plan::record::{Blocker, Cause};
 use shardlab_plan::units::Picos;
 use shardlab_sim::hardware::Power;
@@ -359,6 +361,54 @@ fn exposed_time_is_attributed() {
         (stats.exposed, stats.overlapped_with_gemm),
         (Picos::ZERO, 1)
     );
+}
+
+#[test]
+fn waiting_for_its_own_input_is_no_gate() {
+    // A(100), perhaps B(20), a collective of 60 us that reads buffer 0, and C behind it: the host has issued all of it at 0.
+    let input = BufferId(0);
+    let exposed = |before: &dyn Fn(&mut Machine)| {
+        let mut m = Machine::new(4);
+        for _ in 0..3 {
+            m.b.buffer(Role::FullGrad, 1 << 20, COMPUTE);
+        }
+        let side = m.b.stream(StreamKind::ReduceScatter, -1);
+        let comm = m.b.communicator("shard", 4, 1);
+        before(&mut m);
+        m.b.join(COMPUTE, side);
+        m.collect(60, comm, side);
+        m.b.join(side, COMPUTE);
+        m.run(100, COMPUTE);
+        let run = m.isolated(&m.profile());
+        [Cause::Gate, Cause::Wire].map(|c| run.exposed.get(&c).map_or(0.0, |t| t.us()))
+    };
+    let product = |m: &mut Machine, us, read: &[BufferId], written: &[BufferId]| {
+        let k = m.kernel(us);
+        m.b.launch_over(k, COMPUTE, read, written);
+    };
+    let pack = |m: &mut Machine, from| {
+        let k = m.b.kernel("pack", KernelClass::Copy, 0, 1 << 20, 1 << 20);
+        m.b.launch_over(k, COMPUTE, &[from], &[input]);
+    };
+    let computed = exposed(&|m| product(m, 100, &[], &[input]));
+    assert_eq!(computed, [0.0, 60.0]);
+    // Held back behind another kernel: that kernel's time is the gate's.
+    let held = exposed(&|m| {
+        product(m, 100, &[], &[input]);
+        product(m, 20, &[], &[BufferId(1)]);
+    });
+    assert_eq!(held, [20.0, 40.0]);
+    // Packed from what has just been computed, or from what was there all the time.
+    let packed = exposed(&|m| {
+        product(m, 100, &[], &[BufferId(1)]);
+        pack(m, BufferId(1));
+    });
+    assert_eq!(packed, [0.0, 60.0]);
+    let late = exposed(&|m| {
+        product(m, 100, &[], &[BufferId(2)]);
+        pack(m, BufferId(1));
+    });
+    assert_eq!(late, [60.0, 0.0]);
 }
 
 #[test]

@@ -7,13 +7,18 @@ use shardlab_plan::units::Picos;
 /// Shorter gaps are the queue's own cost.
 const LEAST: u64 = 5_000_000;
 
-/// Gaps of the compute stream between `from` and `to`.
-pub(super) fn find(spans: &[Span], from: Picos, to: Picos) -> Vec<ExposedGap> {
+/// Gaps of the compute stream between `from` and `to`. `input` says when a span's input was there, by the span's index.
+pub(super) fn find(
+    spans: &[Span],
+    from: Picos,
+    to: Picos,
+    input: &dyn Fn(u32) -> Picos,
+) -> Vec<ExposedGap> {
     let mut gaps = Vec::new();
     let mut free = from;
     for span in spans.iter().filter(|s| s.stream == COMPUTE) {
         if span.start.0 > free.0 + LEAST {
-            gaps.push(explain(spans, span, free));
+            gaps.push(explain(spans, span, free, input));
         }
         free = free.max(span.end);
     }
@@ -29,7 +34,7 @@ pub(super) fn find(spans: &[Span], from: Picos, to: Picos) -> Vec<ExposedGap> {
 }
 
 /// Why `span` did not start at `free`.
-fn explain(spans: &[Span], span: &Span, free: Picos) -> ExposedGap {
+fn explain(spans: &[Span], span: &Span, free: Picos, input: &dyn Fn(u32) -> Picos) -> ExposedGap {
     let gap = |cause, waited_for| ExposedGap {
         start: free,
         end: span.start,
@@ -39,7 +44,8 @@ fn explain(spans: &[Span], span: &Span, free: Picos) -> ExposedGap {
     match span.blocker {
         Blocker::Event(i) => match spans.get(i as usize) {
             Some(w) if w.blocker == Blocker::Rank => gap(Cause::Straggler, Some(i)),
-            Some(w) if w.start > free => gap(Cause::Gate, Some(i)),
+            // It was late only if neither its input nor the queue explains when it began.
+            Some(w) if w.start.0 > free.max(input(i)).0 + LEAST => gap(Cause::Gate, Some(i)),
             _ => gap(Cause::Wire, Some(i)),
         },
         Blocker::Rank => gap(Cause::Straggler, None),
@@ -75,9 +81,15 @@ mod tests {
             span(1, 60, 80, Blocker::Stream(1)),
             span(0, 80, 90, Blocker::Event(3)),
             span(0, 100, 110, Blocker::Host),
+            // Behind what the kernel before computed, as soon as the queue can; then one whose input came from elsewhere.
+            span(1, 113, 120, Blocker::Event(5)),
+            span(0, 120, 125, Blocker::Event(6)),
+            span(1, 140, 150, Blocker::Host),
+            span(0, 150, 155, Blocker::Event(8)),
         ];
         let us = |x: u64| Picos(x * 1_000_000);
-        let found: Vec<_> = find(&spans, Picos::ZERO, us(130))
+        let input = |i: u32| us(if i == 8 { 138 } else { 0 });
+        let found: Vec<_> = find(&spans, Picos::ZERO, us(175), &input)
             .into_iter()
             .map(|g| (g.start, g.end, g.cause, g.waited_for))
             .collect();
@@ -87,7 +99,9 @@ mod tests {
                 (us(10), us(40), Cause::Wire, Some(1)),
                 (us(50), us(80), Cause::Gate, Some(3)),
                 (us(90), us(100), Cause::Host, None),
-                (us(110), us(130), Cause::Tail, None),
+                (us(110), us(120), Cause::Wire, Some(6)),
+                (us(125), us(150), Cause::Wire, Some(8)),
+                (us(155), us(175), Cause::Tail, None),
             ]
         );
     }

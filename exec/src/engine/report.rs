@@ -8,8 +8,8 @@ use super::rank::PassReport;
 use super::session::StepResult;
 use shardlab_plan::program::{InstrId, Op, Program, SectionKind};
 use shardlab_plan::record::{
-    Blocker, CostSources, MemoryReport, MemorySample, PeakAt, Run, RunKind, Span, StepRecord,
-    collective_stats,
+    Blocker, CostSources, Inputs, MemoryReport, MemorySample, PeakAt, Run, RunKind, Span,
+    StepRecord, collective_stats,
 };
 use shardlab_plan::units::{Bytes, Picos};
 use std::collections::BTreeMap;
@@ -163,7 +163,8 @@ pub(crate) fn run(
         .recorded
         .or(log.steps.last().copied())
         .map_or((Picos::ZERO, Picos::ZERO), |r| (r.start, r.end));
-    let gaps = gaps::find(&log.spans, from, to);
+    let inputs = Inputs::new(program, &log.spans, from);
+    let gaps = gaps::find(&log.spans, from, to, &|i| inputs.ready(i));
     let mut exposed = BTreeMap::new();
     for g in &gaps {
         *exposed.entry(g.cause).or_insert(Picos::ZERO) += g.end - g.start;

@@ -3,10 +3,10 @@
 //! A gap before a kernel is cut at the start of what the kernel waited for. While that had not begun, the cause is what
 //! held *it* up (host, gate, another rank, missing SMs), followed backwards; while it ran, the time that it lost to
 //! contention is contention's, the time that it could have started earlier is its gate's or the host's, the rest is the
-//! wire's.
+//! wire's. Nothing could have started before its own input was there: waiting for that is no gate.
 
 use shardlab_plan::program::{COMPUTE, Op, Phase, Program};
-use shardlab_plan::record::{Blocker, Cause, ExposedGap, Span};
+use shardlab_plan::record::{Blocker, Cause, ExposedGap, Inputs, Span};
 use shardlab_plan::units::Picos;
 
 /// Gaps of the compute stream between `from` and `to`, longer than `least`.
@@ -21,6 +21,7 @@ pub(super) fn find(
         program,
         spans,
         from,
+        inputs: Inputs::new(program, spans, from),
         gaps: Vec::new(),
     };
     let mut free = from;
@@ -44,6 +45,7 @@ struct Finder<'a> {
     program: &'a Program,
     spans: &'a [Span],
     from: Picos,
+    inputs: Inputs<'a>,
     gaps: Vec<ExposedGap>,
 }
 
@@ -153,7 +155,9 @@ impl Finder<'_> {
             ),
             _ if self.is_kernel(x) => (ran, Cause::Gate),
             Blocker::Event(y) | Blocker::Stream(y) if self.spans[y as usize].stream == COMPUTE => {
-                (ran.min(span.start.saturating_sub(span.issued)), Cause::Gate)
+                let input = self.inputs.ready(x);
+                let late = span.start.saturating_sub(span.issued.max(input));
+                (ran.min(late), Cause::Gate)
             }
             _ => (Picos::ZERO, Cause::Wire),
         };

@@ -1,0 +1,113 @@
+//! When the input of a span was there.
+
+use super::Span;
+use crate::program::{BufferId, InstrId, KernelClass, Op, Program};
+use crate::units::Picos;
+use std::cell::OnceCell;
+
+/// The inputs of a step's spans.
+pub struct Inputs<'a> {
+    program: &'a Program,
+    spans: &'a [Span],
+    begin: Picos,
+    /// By buffer: the spans that write it, in issue order. Made when it is first asked for.
+    writers: OnceCell<Vec<Vec<u32>>>,
+}
+
+impl<'a> Inputs<'a> {
+    /// Of these spans, in issue order, of a step that begins at `begin`.
+    #[must_use]
+    pub const fn new(program: &'a Program, spans: &'a [Span], begin: Picos) -> Self {
+        Self {
+            program,
+            spans,
+            begin,
+            writers: OnceCell::new(),
+        }
+    }
+
+    /// The earliest time at which the input of span `x` could be there: what this step computes is there when the kernel that
+    /// computed it has ended, all else from the step's begin on. Copies into a bucket are part of the way: they could have run as
+    /// soon as what they copy was there.
+    ///
+    /// # Panics
+    /// If there is no such span.
+    #[must_use]
+    pub fn ready(&self, x: u32) -> Picos {
+        let Some(fed) = self.fed_by(x) else {
+            return self.begin;
+        };
+        let span = &self.spans[fed as usize];
+        if moves(self.program, span.instr) {
+            // Feeders precede what they feed, so this ends.
+            self.ready(fed) + (span.end - span.start)
+        } else {
+            span.end
+        }
+    }
+
+    /// The last span before this one that wrote a buffer it reads.
+    fn fed_by(&self, x: u32) -> Option<u32> {
+        let writers = self.writers.get_or_init(|| self.writers());
+        let read = buffers(self.program, self.spans[x as usize].instr, Side::Read);
+        read.filter_map(|b| {
+            let all = writers.get(b.index())?;
+            let before = all.partition_point(|&w| w < x);
+            Some(all[before.checked_sub(1)?])
+        })
+        .max()
+    }
+
+    fn writers(&self) -> Vec<Vec<u32>> {
+        let mut all: Vec<Vec<u32>> = vec![Vec::new(); self.program.buffers.len()];
+        for (i, span) in self.spans.iter().enumerate() {
+            for buffer in buffers(self.program, span.instr, Side::Written) {
+                if let Some(of) = all.get_mut(buffer.index()) {
+                    of.push(i as u32);
+                }
+            }
+        }
+        all
+    }
+}
+
+/// Whether an instruction only moves what others have computed.
+fn moves(program: &Program, instr: InstrId) -> bool {
+    match program.instrs[instr.index()].op {
+        Op::Launch { kernel, .. } => matches!(
+            program.kernels[kernel.index()].class,
+            KernelClass::Copy | KernelClass::MultiCopy
+        ),
+        Op::Copy { .. } => true,
+        _ => false,
+    }
+}
+
+#[derive(Clone, Copy)]
+enum Side {
+    Read,
+    Written,
+}
+
+impl Side {
+    fn of<T>(self, read: T, written: T) -> T {
+        match self {
+            Self::Read => read,
+            Self::Written => written,
+        }
+    }
+}
+
+fn buffers(program: &Program, instr: InstrId, side: Side) -> impl Iterator<Item = BufferId> {
+    let op = &program.instrs[instr.index()].op;
+    let accesses = side.of(program.reads(op), program.writes(op));
+    let (parts, copy) = match *op {
+        Op::Collective { id, .. } => (program.collectives[id.index()].parts.as_slice(), None),
+        Op::Copy { id, .. } => (Default::default(), Some(&program.copies[id.index()])),
+        _ => (Default::default(), None),
+    };
+    let parts = parts.iter().map(move |p| side.of(p.input, p.output));
+    let copy = copy.into_iter().map(move |c| side.of(c.from, c.to));
+    let all = accesses.iter().copied().chain(parts).chain(copy);
+    all.map(|a| a.buffer)
+}
