@@ -15,7 +15,7 @@ mod why;
 pub use align::{Aligned, Alignment, Change, KindError, Prediction};
 pub use breakdown::{Breakdown, Part};
 pub use curves::{CurvePair, Difference as CurveDifference};
-pub use matrix::{Matrix, Metric, Row, front};
+pub use matrix::{Matrix, Metric, Row, Unit, front};
 pub use memory::{MemoryPair, PlacePeak, Sized};
 pub use waits::{CauseTime, Wait, WaitKey};
 pub(crate) use why::tokens;

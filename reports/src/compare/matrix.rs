@@ -5,6 +5,42 @@ use serde::Serialize;
 use shardlab_plan::record::float;
 use shardlab_plan::units::{ByteUnit, Bytes, signed};
 
+/// What a metric counts: how it is shown, and when it tells which run is better.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Unit {
+    /// Time of a step or of a part of it, milliseconds.
+    StepTime,
+    /// Tokens a second and GPU.
+    Throughput,
+    /// Percent.
+    Percent,
+    /// Memory, GiB; shown in the unit that suits all runs.
+    Memory,
+    /// A plain number.
+    Count,
+    /// A loss.
+    Loss,
+}
+
+impl Unit {
+    /// Decimals that are worth showing.
+    pub(crate) const fn decimals(self) -> usize {
+        match self {
+            Self::Throughput | Self::Count => 0,
+            Self::Percent => 1,
+            Self::StepTime | Self::Memory => 2,
+            Self::Loss => 4,
+        }
+    }
+
+    /// Whether a run's value counts for the best of all: runs that do not fit never count, and times of steps tell which run is
+    /// better only where all steps do the same work.
+    #[must_use]
+    pub fn counts(self, fits: Option<bool>, same_tokens: bool) -> bool {
+        fits != Some(false) && (self != Self::StepTime || same_tokens)
+    }
+}
+
 /// A number that runs are judged by.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Metric {
@@ -12,6 +48,9 @@ pub struct Metric {
     pub name: &'static str,
     /// Title of a column.
     pub title: &'static str,
+    /// What the values count.
+    #[serde(skip)]
+    pub unit: Unit,
     /// Whether smaller is better.
     pub smaller_is_better: bool,
     /// Decimals that are worth showing.
@@ -36,16 +75,15 @@ impl Metric {
     }
 
     /// The unit that memory is shown in: one for all runs.
-    fn unit(&self) -> Option<ByteUnit> {
+    fn byte_unit(&self) -> Option<ByteUnit> {
         let known = self.values.iter().filter(|v| !v.is_nan());
-        self.name
-            .ends_with("_gib")
+        (self.unit == Unit::Memory)
             .then(|| ByteUnit::common(known.map(|v| Bytes((v * GIB) as u64))))
     }
 
     /// How much a value is in the unit that it is shown in, and the decimals.
     fn shown(&self, value: f64) -> (f64, usize) {
-        match self.unit() {
+        match self.byte_unit() {
             Some(unit) => (value * unit.count(Bytes(1 << 30)), unit.decimals()),
             None => (value, self.decimals),
         }
@@ -54,7 +92,7 @@ impl Metric {
     /// Title of what is shown, with its unit.
     #[must_use]
     pub fn heading(&self) -> String {
-        match self.unit() {
+        match self.byte_unit() {
             Some(unit) => self.title.replace("GiB", unit.name()),
             None => self.title.to_owned(),
         }
@@ -82,43 +120,47 @@ impl Metric {
 
 const GIB: f64 = (1u64 << 30) as f64;
 
-/// Name, title, whether smaller is better, decimals, and how it is had.
-type Column = (&'static str, &'static str, bool, usize, fn(&RunView) -> f64);
+/// Name, title, unit, whether smaller is better, and how it is had.
+type Column = (&'static str, &'static str, Unit, bool, fn(&RunView) -> f64);
 
 const COLUMNS: [Column; 10] = [
-    ("step_ms", "step ms", true, 2, RunView::step_ms),
+    ("step_ms", "step ms", Unit::StepTime, true, RunView::step_ms),
     (
         "tokens_per_s_per_gpu",
         "tok/s/GPU",
+        Unit::Throughput,
         false,
-        0,
         RunView::tokens_per_s,
     ),
-    ("mfu_percent", "MFU %", false, 1, |v| match v.run.mfu {
-        0.0 => f64::NAN,
-        mfu => 100.0 * mfu,
+    ("mfu_percent", "MFU %", Unit::Percent, false, |v| {
+        match v.run.mfu {
+            0.0 => f64::NAN,
+            mfu => 100.0 * mfu,
+        }
     }),
-    ("exposed_ms", "exposed ms", true, 2, |v| {
+    ("exposed_ms", "exposed ms", Unit::StepTime, true, |v| {
         let known = v.is_recorded() || !v.run.exposed.is_empty();
         if known { v.exposed_ms() } else { f64::NAN }
     }),
-    ("host_ms", "host ms", true, 2, |v| match v.run.host.ms() {
-        0.0 => f64::NAN,
-        ms => ms,
+    ("host_ms", "host ms", Unit::StepTime, true, |v| {
+        match v.run.host.ms() {
+            0.0 => f64::NAN,
+            ms => ms,
+        }
     }),
-    ("allocated_gib", "alloc GiB", true, 2, |v| {
+    ("allocated_gib", "alloc GiB", Unit::Memory, true, |v| {
         v.run.memory.peak_allocated.0 as f64 / GIB
     }),
-    ("reserved_gib", "resv GiB", true, 2, |v| {
+    ("reserved_gib", "resv GiB", Unit::Memory, true, |v| {
         v.run.memory.peak_reserved.0 as f64 / GIB
     }),
-    ("device_gib", "device GiB", true, 2, |v| {
+    ("device_gib", "device GiB", Unit::Memory, true, |v| {
         v.run.memory.peak_device.0 as f64 / GIB
     }),
-    ("allocator_retries", "retries", true, 0, |v| {
+    ("allocator_retries", "retries", Unit::Count, true, |v| {
         f64::from(v.run.memory.retries)
     }),
-    ("final_loss", "loss", true, 4, |v| {
+    ("final_loss", "loss", Unit::Loss, true, |v| {
         v.run.losses.last().copied().unwrap_or(f64::NAN)
     }),
 ];
@@ -127,11 +169,12 @@ const COLUMNS: [Column; 10] = [
 pub(super) fn metrics(runs: &[&RunView]) -> Vec<Metric> {
     COLUMNS
         .iter()
-        .map(|(name, title, smaller_is_better, decimals, of)| Metric {
+        .map(|(name, title, unit, smaller_is_better, of)| Metric {
             name,
             title,
+            unit: *unit,
             smaller_is_better: *smaller_is_better,
-            decimals: *decimals,
+            decimals: unit.decimals(),
             values: runs.iter().map(|run| of(run)).collect(),
         })
         .filter(|m| m.values.iter().any(|v| !v.is_nan()))
@@ -173,9 +216,8 @@ impl Matrix {
     #[must_use]
     pub fn best(&self, metric: &Metric) -> Vec<bool> {
         let mut among = metric.clone();
-        let is_time_of_a_step = metric.name.ends_with("_ms");
         for (value, row) in among.values.iter_mut().zip(&self.rows) {
-            if row.fits == Some(false) || (is_time_of_a_step && !self.same_tokens) {
+            if !metric.unit.counts(row.fits, self.same_tokens) {
                 *value = f64::NAN;
             }
         }

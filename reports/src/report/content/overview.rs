@@ -1,7 +1,7 @@
 //! Cards, the table of all runs, step times.
 
 use super::{bytes, number};
-use crate::compare::{self, Side};
+use crate::compare::{self, Side, Unit};
 use crate::plots::{self, StepBar};
 use crate::report::{Block, Card, Item, Section, Table};
 use crate::stats::{Options, ratio_of_medians};
@@ -82,62 +82,47 @@ fn table(items: &[Item]) -> Table {
     // The best of each column is marked: the lowest, or the highest of those where more is better.
     struct Column {
         title: &'static str,
+        unit: Unit,
         of: fn(&Item) -> f64,
-        text: fn(f64) -> String,
         more: bool,
     }
-    let column = |title, of, text, more| Column {
+    let column = |title, unit, of, more| Column {
         title,
+        unit,
         of,
-        text,
         more,
     };
-    let size = |x: f64| bytes(x as u64);
+    let memory = |title, of| column(title, Unit::Memory, of, false);
     let columns = [
-        column(">step ms", |i| i.view.step_ms(), |x| number(x, 2), false),
+        column(">step ms", Unit::StepTime, |i| i.view.step_ms(), false),
         column(
             ">tokens/s/GPU",
+            Unit::Throughput,
             |i| i.view.tokens_per_s(),
-            |x| number(x, 0),
             true,
         ),
-        column(">MFU %", mfu, |x| number(x, 1), true),
+        column(">MFU %", Unit::Percent, mfu, true),
         column(
             ">exposed ms",
+            Unit::StepTime,
             |i| i.view.exposed_ms(),
-            |x| number(x, 2),
             false,
         ),
-        column(
-            ">allocated",
-            |i| i.view.run.memory.peak_allocated.0 as f64,
-            size,
-            false,
-        ),
-        column(
-            ">reserved",
-            |i| i.view.run.memory.peak_reserved.0 as f64,
-            size,
-            false,
-        ),
-        column(
-            ">device",
-            |i| i.view.run.memory.peak_device.0 as f64,
-            size,
-            false,
-        ),
+        memory(">allocated", |i| i.view.run.memory.peak_allocated.0 as f64),
+        memory(">reserved", |i| i.view.run.memory.peak_reserved.0 as f64),
+        memory(">device", |i| i.view.run.memory.peak_device.0 as f64),
     ];
+    let text = |c: &Column, x: f64| match c.unit {
+        Unit::Memory => bytes(x as u64),
+        unit => number(x, unit.decimals()),
+    };
     let same_tokens = RunView::have_same_tokens(items.iter().map(|i| &i.view));
-    let can_be_best = |i: &&Item| i.view.fits() != Some(false);
+    let counts = |c: &Column, i: &Item| c.unit.counts(i.view.fits(), same_tokens);
     let best = |c: &Column| {
-        // Times of steps with different tokens do not tell which is better.
-        if !same_tokens && c.title.ends_with(" ms") {
-            return None;
-        }
-        let items = items.iter().filter(can_be_best);
+        let items = items.iter().filter(|i| counts(c, i));
         let values = items.map(c.of).filter(|x| x.is_finite());
         let pick = if c.more { f64::max } else { f64::min };
-        values.reduce(pick).map(c.text)
+        values.reduce(pick).map(|x| text(c, x))
     };
     let best: Vec<Option<String>> = columns.iter().map(best).collect();
     let rows = items
@@ -145,8 +130,8 @@ fn table(items: &[Item]) -> Table {
         .map(|item| {
             let mut row = vec![item.label.clone(), kind(item).to_owned()];
             for (c, best) in columns.iter().zip(&best) {
-                let text = (c.text)((c.of)(item));
-                let mark = if best.as_ref() == Some(&text) && can_be_best(&item) {
+                let text = text(c, (c.of)(item));
+                let mark = if best.as_ref() == Some(&text) && counts(c, item) {
                     " ★"
                 } else {
                     ""
