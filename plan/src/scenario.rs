@@ -5,6 +5,7 @@
 //!        preset fills what is left ─▶ typed values with derived defaults ─▶ combinations checked
 //! ```
 
+mod batch;
 mod check;
 mod error;
 mod keys;
@@ -26,6 +27,7 @@ mod value;
 #[cfg(test)]
 mod tests;
 
+pub use batch::BatchUnit;
 pub use error::{Position, ScenarioError};
 pub use keys::{Accept, HARDWARE, KeyInfo, SECTIONS, keys};
 pub use names::nearest;

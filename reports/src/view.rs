@@ -16,6 +16,7 @@ pub use work::{Work, bytes, flops, name};
 use serde::{Deserialize, Serialize};
 use shardlab_plan::program::{Op, SectionKind, UnitId};
 use shardlab_plan::record::{ExposedGap, Run, RunKind, Span};
+use shardlab_plan::scenario::BatchUnit;
 use shardlab_plan::units::Picos;
 use shardlab_plan::{Program, Scenario};
 use std::collections::BTreeMap;
@@ -236,7 +237,13 @@ impl RunView {
         self.run.step_ms()
     }
 
-    /// Tokens a second and rank; NaN where steps have no tokens.
+    /// What the batches of some runs are counted in; those whose options are not known have no say.
+    #[must_use]
+    pub fn counted_in<'a>(views: impl IntoIterator<Item = &'a Self>) -> BatchUnit {
+        BatchUnit::common(views.into_iter().filter_map(|v| v.scenario.counted_in()))
+    }
+
+    /// Tokens (rows, images: [`RunView::counted_in`]) a second and rank; NaN where steps have no tokens.
     #[must_use]
     pub fn tokens_per_s(&self) -> f64 {
         match self.run.tokens {
@@ -245,7 +252,7 @@ impl RunView {
         }
     }
 
-    /// Whether the steps of runs have the same tokens: else their times do not tell which is better.
+    /// Whether the steps of runs have the same tokens (or rows, or images): else their times do not tell which is better.
     pub(crate) fn have_same_tokens<'a>(views: impl IntoIterator<Item = &'a Self>) -> bool {
         let mut tokens = views.into_iter().map(|v| v.run.tokens);
         let first = tokens.next();

@@ -3,7 +3,7 @@
 use crate::predict::{Fit, PredictError, Prediction, Profiles, predict_light};
 use rayon::prelude::*;
 use shardlab_plan::Scenario;
-use shardlab_plan::scenario::{ScenarioError, keys};
+use shardlab_plan::scenario::{BatchUnit, ScenarioError, keys};
 use shardlab_plan::units::Bytes;
 
 /// A change to a scenario: overrides that belong together.
@@ -30,8 +30,10 @@ impl Change {
 pub struct Effect {
     /// Step time, milliseconds.
     pub step_ms: f64,
-    /// Tokens a second and GPU.
+    /// Tokens (or what the model's batches are counted in) a second and GPU.
     pub tokens_per_s: f64,
+    /// What the batches are counted in.
+    pub counted_in: BatchUnit,
     /// Peak of allocated memory.
     pub peak_allocated: Bytes,
     /// Peak of reserved memory.
@@ -47,6 +49,7 @@ impl Effect {
         Self {
             step_ms: p.step_ms(),
             tokens_per_s: p.tokens_per_s(),
+            counted_in: p.scenario.model.family.counted_in(),
             peak_allocated: p.run.memory.peak_allocated,
             peak_reserved: p.run.memory.peak_reserved,
             fit: p.fit.clone(),

@@ -11,6 +11,7 @@ use crate::trace;
 use serde::Serialize;
 use shardlab_plan::Scenario;
 use shardlab_plan::record::Summary;
+use shardlab_plan::scenario::BatchUnit;
 use shardlab_plan::units::{ByteUnit, Bytes};
 use shardlab_reports::store::Id;
 use shardlab_sim::Options;
@@ -130,6 +131,7 @@ struct Line {
     name: String,
     step_ms: f64,
     tokens_per_s: f64,
+    counted_in: BatchUnit,
     mfu: f64,
     exposed_ms: f64,
     allocated: Bytes,
@@ -143,6 +145,7 @@ impl Line {
             name: p.scenario.name.clone(),
             step_ms: p.step_ms(),
             tokens_per_s: p.tokens_per_s(),
+            counted_in: p.scenario.model.family.counted_in(),
             mfu: p.run.mfu,
             exposed_ms: p.run.exposed_total().ms(),
             allocated: p.run.memory.peak_allocated,
@@ -155,10 +158,12 @@ impl Line {
 fn comparison(lines: &[Line]) -> Table {
     let unit = ByteUnit::common(lines.iter().flat_map(|l| [l.allocated, l.reserved]));
     let [allocated, reserved] = [">alloc", ">resv"].map(|t| format!("{t} {}", unit.name()));
+    let counted_in = BatchUnit::common(lines.iter().map(|l| l.counted_in));
+    let throughput = format!(">{}", counted_in.column());
     let mut table = Table::new([
         "scenario",
         ">step ms",
-        ">tok/s/GPU",
+        &throughput,
         ">MFU",
         ">exposed ms",
         allocated.as_str(),

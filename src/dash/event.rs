@@ -4,6 +4,7 @@ use super::glance::{Brief, Glance};
 use super::lanes::Lanes;
 use super::state::Saved;
 use ratatui::crossterm::event::{KeyEvent, MouseEvent};
+use shardlab_plan::scenario::BatchUnit;
 use shardlab_reports::RunView;
 use shardlab_reports::gate::{Facts, Limits};
 use std::path::PathBuf;
@@ -94,8 +95,10 @@ pub struct StepNews {
     pub lr: f64,
     /// How long it took.
     pub time: Duration,
-    /// Tokens of one rank.
+    /// Tokens (or what the model's batches are counted in) of one rank.
     pub tokens: u64,
+    /// What the batches are counted in.
+    pub counted_in: BatchUnit,
     /// By rank: how long its part took and its memory peak.
     pub ranks: Vec<RankStep>,
 }

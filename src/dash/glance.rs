@@ -6,6 +6,7 @@ use crate::analysis::why;
 use crate::predict::Prediction;
 use shardlab_plan::program::Role;
 use shardlab_plan::record::Cause;
+use shardlab_plan::scenario::BatchUnit;
 use shardlab_plan::units::Bytes;
 
 /// The numbers of a prediction.
@@ -13,8 +14,10 @@ use shardlab_plan::units::Bytes;
 pub struct Brief {
     /// Step time, milliseconds.
     pub step_ms: f64,
-    /// Tokens a second and GPU.
+    /// Tokens (or what the model's batches are counted in) a second and GPU.
     pub tokens_per_s: f64,
+    /// What the batches are counted in.
+    pub counted_in: BatchUnit,
     /// Model FLOPs utilisation, 0 to 1.
     pub mfu: f64,
     /// Exposed time, milliseconds.
@@ -47,6 +50,7 @@ impl Brief {
         Self {
             step_ms: p.step_ms(),
             tokens_per_s: p.tokens_per_s(),
+            counted_in: p.scenario.model.family.counted_in(),
             mfu: p.run.mfu,
             exposed_ms: p.run.exposed_total().ms(),
             host_ms: p.run.host.ms(),

@@ -9,11 +9,12 @@ use super::options;
 use super::prompt::{Asks, Prompt};
 use super::query::Query;
 use crate::analysis::pareto;
+use shardlab_plan::scenario::BatchUnit;
 
 /// Columns after the axes, and the field of a [`Brief`] that each is sorted by.
 pub const COLUMNS: [(&str, &str); 8] = [
     ("step ms", "step"),
-    ("tok/s/GPU", "tokens"),
+    (BatchUnit::Tokens.column(), "tokens"),
     ("MFU %", "mfu"),
     ("exposed", "exposed"),
     ("alloc GiB", "alloc"),
@@ -74,6 +75,22 @@ impl SweepView {
     #[must_use]
     pub fn columns(&self) -> usize {
         1 + self.keys.len() + COLUMNS.len()
+    }
+
+    /// What the batches of the points are counted in.
+    #[must_use]
+    pub fn counted_in(&self) -> BatchUnit {
+        let briefs = self.points.iter().filter_map(|p| p.result.as_ref().ok());
+        BatchUnit::common(briefs.map(|b| b.counted_in))
+    }
+
+    /// Title of one of [`COLUMNS`].
+    #[must_use]
+    pub fn title(&self, column: usize) -> &'static str {
+        match COLUMNS[column] {
+            (_, "tokens") => self.counted_in().column(),
+            (title, _) => title,
+        }
     }
 
     /// Points on the front of step time (per token) and reserved memory, among those that fit.

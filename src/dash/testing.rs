@@ -16,7 +16,7 @@ use ratatui::backend::TestBackend;
 use ratatui::crossterm::event::{KeyCode, KeyEvent, KeyModifiers};
 use shardlab_plan::program::{InstrId, Phase, Role, StreamId, UnitId};
 use shardlab_plan::record::{Blocker, Cause, ExposedGap, MemorySample, RunKind, Span};
-use shardlab_plan::scenario;
+use shardlab_plan::scenario::{self, BatchUnit};
 use shardlab_plan::units::{Bytes, Picos};
 use shardlab_reports::RunView;
 use shardlab_reports::view::{InstrView, Work};
@@ -280,6 +280,7 @@ pub(crate) fn brief(step_ms: f64, gib: f64, fits: &'static str) -> Brief {
     Brief {
         step_ms,
         tokens_per_s: 8.192e6 / step_ms,
+        counted_in: BatchUnit::Tokens,
         mfu: 0.42,
         exposed_ms: step_ms / 20.0,
         host_ms: step_ms / 4.0,

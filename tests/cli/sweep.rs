@@ -205,3 +205,21 @@ fn a_table_of_many_axes_can_be_read() {
     assert!(text.contains("alloc"), "{text}");
     assert!(!text.contains("--csv"), "{text}");
 }
+
+/// Throughput is counted in what the model's batches are: images and rows here, with no word of tokens.
+#[test]
+fn throughput_is_told_in_the_models_own_unit() {
+    let unit = |model: &str, column: &str| {
+        let text = stdout(&["sweep", model, "--axis", "fsdp.prefetch_forward=[0, 1]"]);
+        assert!(text.contains(column) && !text.contains("tok"), "{text}");
+        let text = stdout(&["compare", model, "--set-b", "train.micro_batch=1"]);
+        assert!(text.contains(column) && !text.contains("tok"), "{text}");
+    };
+    unit("small-cnn", "img/s");
+    unit("small-linear", "rows/s");
+    // Side by side there is no one name for both; each for itself has its own.
+    let both = stdout(&["sim", "small-cnn", "small-native"]);
+    assert!(both.contains("items/s"), "{both}");
+    let [cnn, native] = ["small-cnn", "small-native"].map(|s| stdout(&["sim", s]));
+    assert!(cnn.contains("images/s/GPU") && native.contains("tokens/s/GPU"));
+}

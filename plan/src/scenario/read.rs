@@ -87,6 +87,15 @@ const FAMILIES: &[(&str, Family)] = &[
     ("cnn", Family::Cnn),
 ];
 
+impl Family {
+    /// The family of this name in scenario files.
+    #[must_use]
+    pub fn named(name: &str) -> Option<Self> {
+        let mut all = FAMILIES.iter();
+        all.find(|(n, _)| *n == name).map(|(_, family)| *family)
+    }
+}
+
 /// Name of a family in scenario files.
 pub(crate) fn family_name(family: Family) -> &'static str {
     FAMILIES

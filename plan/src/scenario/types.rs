@@ -45,18 +45,6 @@ pub enum Family {
     Cnn,
 }
 
-impl Family {
-    /// What its batches are counted in.
-    #[must_use]
-    pub const fn counted_in(self) -> &'static str {
-        match self {
-            Self::Llama | Self::Gpt2 | Self::Encoder => "tokens",
-            Self::Linear => "rows",
-            Self::Cnn => "images",
-        }
-    }
-}
-
 /// `[model]`: shapes. Fields that a family does not use keep their defaults.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Model {

@@ -3,6 +3,7 @@
 use crate::view::{Difference, RunView, ScenarioView, differences};
 use serde::Serialize;
 use shardlab_plan::record::float;
+use shardlab_plan::scenario::BatchUnit;
 use shardlab_plan::units::{ByteUnit, Bytes, signed};
 
 /// What a metric counts: how it is shown, and when it tells which run is better.
@@ -10,7 +11,7 @@ use shardlab_plan::units::{ByteUnit, Bytes, signed};
 pub enum Unit {
     /// Time of a step or of a part of it, milliseconds.
     StepTime,
-    /// Tokens a second and GPU.
+    /// What the batches are counted in, a second and GPU.
     Throughput,
     /// Percent.
     Percent,
@@ -127,7 +128,7 @@ const COLUMNS: [Column; 10] = [
     ("step_ms", "step ms", Unit::StepTime, true, RunView::step_ms),
     (
         "tokens_per_s_per_gpu",
-        "tok/s/GPU",
+        BatchUnit::Tokens.column(),
         Unit::Throughput,
         false,
         RunView::tokens_per_s,
@@ -167,11 +168,15 @@ const COLUMNS: [Column; 10] = [
 
 /// The main numbers of some runs; those that none of them has are left out, and retries where there are none.
 pub(super) fn metrics(runs: &[&RunView]) -> Vec<Metric> {
+    let counted_in = RunView::counted_in(runs.iter().copied());
     COLUMNS
         .iter()
         .map(|(name, title, unit, smaller_is_better, of)| Metric {
             name,
-            title,
+            title: match unit {
+                Unit::Throughput => counted_in.column(),
+                _ => title,
+            },
             unit: *unit,
             smaller_is_better: *smaller_is_better,
             decimals: unit.decimals(),
@@ -209,6 +214,9 @@ pub struct Matrix {
     /// Whether steps have the same tokens in all: else their times do not tell which is better.
     #[serde(skip)]
     pub same_tokens: bool,
+    /// What the batches are counted in.
+    #[serde(skip)]
+    pub counted_in: BatchUnit,
 }
 
 impl Matrix {
@@ -256,6 +264,7 @@ impl Matrix {
             options: differences(&scenarios),
             metrics: metrics(&views),
             same_tokens: RunView::have_same_tokens(views.iter().copied()),
+            counted_in: RunView::counted_in(views.iter().copied()),
         }
     }
 }

@@ -6,6 +6,7 @@ use crate::gate::facts::section_name;
 use crate::view::{RunView, changed_counts};
 use shardlab_plan::program::Rule;
 use shardlab_plan::record::{Cause, Clock};
+use shardlab_plan::scenario::BatchUnit;
 use shardlab_plan::units::{self, Bytes, Picos};
 
 /// Share of the step below which a change is not worth a sentence.
@@ -54,19 +55,24 @@ pub(super) fn sentences(pair: &Pair, sides: [&RunView; 2]) -> Vec<String> {
     all
 }
 
-/// What a difference of step times means where the steps differ in their tokens.
+/// What a difference of step times means where the steps differ in their tokens (rows, images). Of different units nothing follows.
 pub(crate) fn tokens(sides: [&RunView; 2], labels: [&str; 2]) -> Option<String> {
     let [a, b] = sides.map(|s| s.run.tokens);
     if a == b || a == 0 || b == 0 {
         return None;
     }
+    let unit = RunView::counted_in(sides);
+    if unit == BatchUnit::Items {
+        return None;
+    }
+    let unit = unit.name();
     let [of_a, of_b] = sides.map(RunView::tokens_per_s);
     let change = 100.0 * (of_b / of_a - 1.0);
     let direction = if change < 0.0 { "fewer" } else { "more" };
     let [name_a, name_b] = labels;
     change.is_finite().then(|| {
         format!(
-            "Steps have {a} tokens a rank in {name_a} and {b} in {name_b}: {name_b} does {:.1} % {direction} tokens a second.",
+            "Steps have {a} {unit} a rank in {name_a} and {b} in {name_b}: {name_b} does {:.1} % {direction} {unit} a second.",
             change.abs()
         )
     })

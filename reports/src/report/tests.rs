@@ -290,7 +290,7 @@ fn map(items: &[Item]) -> Plot {
 fn a_map_of_steps_that_differ_in_tokens_goes_by_tokens_a_second() {
     let mut items = batches();
     let plot = map(&items);
-    assert_eq!(plot.title, "Tokens/s/GPU by train.micro_batch");
+    assert_eq!(plot.title, "Throughput by train.micro_batch");
     assert_eq!(
         plot.description,
         "from 100000 to 125000 tokens/s/GPU; the best is 125000 tokens/s/GPU at train.micro_batch=8"
@@ -386,4 +386,22 @@ fn step_times_of_different_tokens_are_put_in_relation() {
     same.push(same[0].clone());
     let page = markdown(&Report::new(None, &same), |_| None);
     assert!(!page.contains("tokens a second"), "{page}");
+}
+
+/// A model of images has no tokens, in sentences, tables and maps.
+#[test]
+fn throughput_is_told_in_the_models_own_unit() {
+    let mut images = batches();
+    for item in &mut images {
+        let settings = &mut item.view.scenario.settings;
+        settings.insert("model.family".into(), "cnn".into());
+    }
+    for page in
+        [&images[..], &images[2..]].map(|items| markdown(&Report::new(None, items), |_| None))
+    {
+        assert!(page.contains("images/s/GPU"), "{page}");
+        assert!(!page.contains("token"), "{page}");
+    }
+    let pair = markdown(&Report::new(None, &images[2..]), |_| None);
+    assert!(pair.contains("25.0 % more images a second."), "{pair}");
 }

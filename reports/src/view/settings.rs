@@ -3,6 +3,7 @@
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 use shardlab_plan::Scenario;
+use shardlab_plan::scenario::{BatchUnit, Family};
 use std::collections::{BTreeMap, BTreeSet};
 
 /// The scenario of a run.
@@ -55,6 +56,13 @@ impl ScenarioView {
             settings,
             digest: hash.finalize().to_hex()[..16].to_owned(),
         }
+    }
+
+    /// What batches of its model are counted in; none where the options are not known.
+    #[must_use]
+    pub fn counted_in(&self) -> Option<BatchUnit> {
+        let family = self.settings.get("model.family")?;
+        Family::named(family).map(Family::counted_in)
     }
 }
 

@@ -79,16 +79,21 @@ pub(super) fn print(matrix: &Matrix, made: &[Made], out: &mut Out) -> Result<(),
         table.row(cells);
     }
     out.text(table)?;
-    let tokens = if matrix.same_tokens {
-        ""
+    let unit = matrix.counted_in;
+    let but = if matrix.same_tokens {
+        String::new()
     } else {
-        " (not of times of a step: the steps differ in their tokens)"
+        format!(
+            " (not of times of a step: the steps differ in their {})",
+            unit.name()
+        )
     };
     out.paragraph(
         0,
         &format!(
-            "* marks the best of a column among the runs that fit{tokens}, and under `front` the runs that no other one \
-             beats both in time for a token and in reserved memory."
+            "* marks the best of a column among the runs that fit{but}, and under `front` the runs that no other one \
+             beats both in time per {} and in reserved memory.",
+            unit.one()
         ),
     )?;
     for (row, made) in matrix.rows.iter().zip(made) {

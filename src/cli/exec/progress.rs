@@ -27,7 +27,7 @@ impl Progress {
     pub(super) fn new(scenario: &Scenario) -> Self {
         Self {
             terminal: std::io::stderr().is_terminal(),
-            unit: scenario.model.family.counted_in(),
+            unit: scenario.model.family.counted_in().rate(),
             time: None,
             drawn: None,
             open: false,
@@ -48,7 +48,7 @@ impl Progress {
             None => String::new(),
         };
         format!(
-            "step {}/{}  loss {:.4}{gradient}  {:.0} {}/s/GPU  ETA {}",
+            "step {}/{}  loss {:.4}{gradient}  {:.0} {}  ETA {}",
             r.step,
             r.steps,
             r.loss,

@@ -30,7 +30,7 @@ pub(super) fn print(
 
 fn summary(scenario: &Scenario, o: &Outcome, out: &mut Out) -> Result<(), Failure> {
     let s = o.run.summary();
-    let unit = scenario.model.family.counted_in();
+    let unit = scenario.model.family.counted_in().rate();
     let samples = s.step_ms.samples.len();
     let step = if o.resumed_from == o.run.losses.len() as u64 {
         "none: the checkpoint is of the last step asked for, or of a later one".to_owned()
@@ -38,7 +38,7 @@ fn summary(scenario: &Scenario, o: &Outcome, out: &mut Out) -> Result<(), Failur
         "one step, which makes what later ones reuse: no time".to_owned()
     } else {
         format!(
-            "{:.2} ms   {:.0} {unit}/s/GPU   MFU {}   mean {:.2}, p95 {:.2} of {samples}",
+            "{:.2} ms   {:.0} {unit}   MFU {}   mean {:.2}, p95 {:.2} of {samples}",
             s.step_ms.median,
             s.tokens_per_s_per_gpu,
             s.mfu

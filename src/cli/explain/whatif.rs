@@ -22,10 +22,11 @@ pub(super) fn print(base: &Effect, all: &[WhatIf], out: &mut Out) -> Result<(), 
     effects.sort_by(|a, b| b.1.tokens_per_s.total_cmp(&a.1.tokens_per_s));
     out.blank()?;
     out.heading("What one change would do")?;
+    let throughput = format!(">{}", base.counted_in.column());
     let mut table = Table::new([
         "change",
         ">step ms",
-        ">tok/s/GPU",
+        &throughput,
         ">allocated",
         ">reserved",
         "fits",

@@ -78,10 +78,11 @@ fn print(entry: &Entry, view: &RunView, store: &Store, out: &mut Out) -> Result<
     out.labelled(
         "step",
         &format!(
-            "{:.2} ms of {} samples   {:.0} tokens/s/GPU   MFU {}{ended}",
+            "{:.2} ms of {} samples   {:.0} {}   MFU {}{ended}",
             view.step_ms(),
             run.step_samples.len(),
             entry.metric("tokens_per_s_per_gpu"),
+            RunView::counted_in([view]).rate(),
             match run.mfu {
                 0.0 => "n/a".to_owned(),
                 mfu => format!("{:.1} %", 100.0 * mfu),

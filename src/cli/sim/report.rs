@@ -67,13 +67,15 @@ fn count(n: u64) -> String {
 
 fn time(p: &Prediction, out: &mut Out) -> Result<(), Failure> {
     let summary = p.run.summary();
-    let tokens = p.scenario.model.family.counted_in();
+    let unit = p.scenario.model.family.counted_in();
     let mut step = format!(
-        "{:.2} ms   {:.0} {tokens}/s/GPU   MFU {:.1} %   {} {tokens} a GPU and step",
+        "{:.2} ms   {:.0} {}   MFU {:.1} %   {} {} a GPU and step",
         summary.step_ms.median,
         summary.tokens_per_s_per_gpu,
+        unit.rate(),
         100.0 * p.run.mfu,
-        p.run.tokens
+        p.run.tokens,
+        unit.name()
     );
     if summary.step_ms.samples.len() > 1 {
         step += &format!(

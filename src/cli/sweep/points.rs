@@ -4,7 +4,7 @@ use crate::cli::interrupt;
 use crate::predict::{Fit, PredictError, Prediction, Profiles, predict_light};
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use rayon::prelude::*;
-use shardlab_plan::scenario::SweepPoint;
+use shardlab_plan::scenario::{BatchUnit, SweepPoint};
 use std::io::IsTerminal;
 
 /// What became of a point.
@@ -23,6 +23,7 @@ pub(super) struct Point {
     pub(super) settings: Vec<String>,
     pub(super) step_ms: f64,
     pub(super) tokens_per_s: f64,
+    pub(super) counted_in: BatchUnit,
     pub(super) mfu: f64,
     pub(super) exposed_ms: f64,
     pub(super) allocated: u64,
@@ -37,6 +38,7 @@ impl Point {
             settings,
             step_ms: p.step_ms(),
             tokens_per_s: p.tokens_per_s(),
+            counted_in: p.scenario.model.family.counted_in(),
             mfu: p.run.mfu,
             exposed_ms: p.run.exposed_total().ms(),
             allocated: p.run.memory.peak_allocated.0,

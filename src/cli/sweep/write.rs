@@ -6,7 +6,7 @@ use super::Sort;
 use super::points::{Outcome, Point};
 use crate::analysis::pareto;
 use serde_json::{Value, json};
-use shardlab_plan::scenario::Axis;
+use shardlab_plan::scenario::{Axis, BatchUnit};
 use shardlab_plan::units::{ByteUnit, Bytes};
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -87,11 +87,11 @@ impl<'a> Table<'a> {
         let sizes = self.points().flat_map(|(p, _)| [p.allocated, p.reserved]);
         let unit = ByteUnit::common(sizes.map(Bytes));
         let sized = |what| format!(">{what}\n{}", unit.name());
+        let counted_in = BatchUnit::common(self.points().map(|(p, _)| p.counted_in));
+        let throughput = format!(">{}", counted_in.column().replace("/GPU", "\n/GPU"));
         [
             column(">step\nms".to_owned(), &|p| format!("{:.2}", p.step_ms)),
-            column(">tok/s\n/GPU".to_owned(), &|p| {
-                format!("{:.0}", p.tokens_per_s)
-            }),
+            column(throughput, &|p| format!("{:.0}", p.tokens_per_s)),
             column(sized("resv"), &|p| unit.show(Bytes(p.reserved))),
             column(">exposed\nms".to_owned(), &|p| {
                 format!("{:.2}", p.exposed_ms)

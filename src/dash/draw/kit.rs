@@ -102,6 +102,20 @@ pub(super) fn wrap(text: &str, width: usize) -> Vec<String> {
     lines
 }
 
+/// The lines of a text as they are, where they find room: excerpts of files keep their columns.
+pub(super) fn lines(text: &str, width: usize) -> Vec<String> {
+    let fits = |l: &str| l.chars().count() <= width;
+    text.lines()
+        .flat_map(|l| {
+            if fits(l) {
+                vec![l.to_owned()]
+            } else {
+                wrap(l, width)
+            }
+        })
+        .collect()
+}
+
 /// A number with its thousands set apart.
 pub(super) fn thousands(n: f64) -> String {
     if !n.is_finite() {

@@ -239,7 +239,7 @@ fn lines(app: &App, g: &Glance, base: Option<&Glance>) -> Vec<Row> {
             plain(format!("   MFU {:.1} %", 100.0 * b.mfu)),
         ]),
         Row::Text(vec![
-            label("tokens"),
+            label(b.counted_in.name()),
             plain(format!("{} /s/GPU", thousands(b.tokens_per_s))),
             against(b.tokens_per_s, old.map(|o| o.tokens_per_s), false),
             (

@@ -1,14 +1,14 @@
 //! The sweep.
 
-use super::kit::{cut, ms, pane, pieces, put, put_right, thousands, wrap};
+use super::kit::{cut, lines, ms, pane, pieces, put, put_right, thousands};
 use crate::dash::app::{App, Hit, Purpose};
 use crate::dash::glance::Brief;
-use crate::dash::sweep::{COLUMNS, Point, Row};
+use crate::dash::sweep::{Point, Row};
 use ratatui::buffer::Buffer;
 use ratatui::layout::Rect;
 use ratatui::style::Style;
 
-/// Width of each of [`COLUMNS`].
+/// Width of each of [`COLUMNS`](crate::dash::sweep::COLUMNS).
 const WIDTHS: [u16; 8] = [9, 10, 6, 8, 9, 8, 8, 6];
 
 pub(super) fn draw(app: &App, buf: &mut Buffer, body: Rect) {
@@ -79,7 +79,10 @@ fn axes(app: &App, buf: &mut Buffer, area: Rect) {
         state.push(("  front only".into(), theme.warn()));
     }
     state.push((
-        "  ◆ on the Pareto front of time per token and memory".into(),
+        format!(
+            "  ◆ on the Pareto front of time per {} and memory",
+            s.counted_in().one()
+        ),
         theme.dim(),
     ));
     pieces(buf, inner.x + 1, inner.y + 1, width, &state);
@@ -87,7 +90,7 @@ fn axes(app: &App, buf: &mut Buffer, area: Rect) {
 
 /// A column on the screen.
 struct Column {
-    /// Index among the axes, then among [`COLUMNS`].
+    /// Index among the axes, then among [`COLUMNS`](crate::dash::sweep::COLUMNS).
     of: usize,
     width: u16,
 }
@@ -157,9 +160,8 @@ fn table(app: &App, buf: &mut Buffer, area: Rect) {
     let inner = pane(buf, area, "Points", true, theme);
     if let Some(error) = &s.error {
         let width = inner.width.saturating_sub(2);
-        let lines = error
-            .lines()
-            .flat_map(|l| wrap(l, usize::from(width)))
+        let lines = lines(error, usize::from(width))
+            .into_iter()
             .chain(["d removes the axis added last; w sweeps again".to_owned()]);
         for (i, line) in lines.take(usize::from(inner.height)).enumerate() {
             let y = inner.y + i as u16;
@@ -190,7 +192,7 @@ fn table(app: &App, buf: &mut Buffer, area: Rect) {
         let name = if column.of < axes {
             s.keys[column.of].rsplit('.').next().unwrap_or_default()
         } else {
-            COLUMNS[column.of - axes].0
+            s.title(column.of - axes)
         };
         let sorted = s.sort == column.of + 1;
         let arrow = match (sorted, s.reversed) {
@@ -329,7 +331,8 @@ fn cells(b: &Brief) -> [String; 8] {
 fn scatter(app: &App, buf: &mut Buffer, area: Rect) {
     let theme = app.theme;
     let s = &app.sweep;
-    let inner = pane(buf, area, "us a token (down) and GiB (right)", false, theme);
+    let title = format!("us per {} (down) and GiB (right)", s.counted_in().one());
+    let inner = pane(buf, area, &title, false, theme);
     let inner = Rect {
         height: inner.height.saturating_sub(1),
         ..inner

@@ -137,7 +137,7 @@ fn summary(app: &App, buf: &mut Buffer, area: Rect) {
         let mut third = vec![
             dim("step "),
             strong(duration(s.time)),
-            dim("   tokens/s/GPU "),
+            dim(&format!("   {} ", s.counted_in.rate())),
             strong(t.tokens_per_s().map_or_else(|| "-".into(), thousands)),
         ];
         if let Some(memory) = memory {

@@ -11,7 +11,7 @@ use crate::predict::Profiles;
 use insta::assert_snapshot;
 use ratatui::style::Color;
 use shardlab_plan::record::RunKind;
-use shardlab_plan::scenario::Gate;
+use shardlab_plan::scenario::{BatchUnit, Gate};
 use shardlab_reports::gate::{Baseline, Limits};
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -100,6 +100,7 @@ fn news(step: u64) -> News {
         lr: 3e-4,
         time: Duration::from_millis(120 + step % 3),
         tokens: 4096,
+        counted_in: BatchUnit::Tokens,
         ranks: ranks.collect(),
     })
 }

@@ -7,6 +7,7 @@ use crate::dash::lanes::Lanes;
 use shardlab_exec::engine::{ExecOptions, Live, RankTimes};
 use shardlab_exec::train::{Flow, Observer, RunOptions, StepReport, train as run};
 use shardlab_plan::program::{InstrId, SectionKind};
+use shardlab_plan::scenario::BatchUnit;
 use shardlab_plan::units::Bytes;
 use shardlab_plan::{Program, plan, scenario};
 use shardlab_reports::RunView;
@@ -56,6 +57,7 @@ pub(super) fn train(
         let mut observer = Watch {
             reporter,
             stop,
+            counted_in: scenario.model.family.counted_in(),
             ranks: Vec::new(),
         };
         // A panic must not leave the watcher running for ever: the scope waits for it.
@@ -95,6 +97,7 @@ impl Drop for End<'_> {
 struct Watch<'a> {
     reporter: &'a Reporter,
     stop: &'a Stop,
+    counted_in: BatchUnit,
     ranks: Vec<RankStep>,
 }
 
@@ -120,6 +123,7 @@ impl Observer for Watch<'_> {
             lr: r.lr,
             time: r.time,
             tokens: r.tokens,
+            counted_in: self.counted_in,
             ranks: std::mem::take(&mut self.ranks),
         }));
         if self.stop.asked() {

@@ -51,7 +51,7 @@ pub(super) fn summary(items: &[Item]) -> Section {
             head: format!("{} ms a step", number(item.view.step_ms(), 2)),
             facts: vec![
                 (
-                    "tokens/s/GPU".to_owned(),
+                    RunView::counted_in([&item.view]).rate().to_owned(),
                     number(item.view.tokens_per_s(), 0),
                 ),
                 ("MFU".to_owned(), format!("{} %", number(mfu(item), 1))),
@@ -81,36 +81,32 @@ pub(super) fn summary(items: &[Item]) -> Section {
 fn table(items: &[Item]) -> Table {
     // The best of each column is marked: the lowest, or the highest of those where more is better.
     struct Column {
-        title: &'static str,
+        title: String,
         unit: Unit,
         of: fn(&Item) -> f64,
         more: bool,
     }
-    let column = |title, unit, of, more| Column {
-        title,
+    let column = |title: &str, unit, of, more| Column {
+        title: format!(">{title}"),
         unit,
         of,
         more,
     };
     let memory = |title, of| column(title, Unit::Memory, of, false);
+    let counted_in = RunView::counted_in(items.iter().map(|i| &i.view));
     let columns = [
-        column(">step ms", Unit::StepTime, |i| i.view.step_ms(), false),
+        column("step ms", Unit::StepTime, |i| i.view.step_ms(), false),
         column(
-            ">tokens/s/GPU",
+            counted_in.rate(),
             Unit::Throughput,
             |i| i.view.tokens_per_s(),
             true,
         ),
-        column(">MFU %", Unit::Percent, mfu, true),
-        column(
-            ">exposed ms",
-            Unit::StepTime,
-            |i| i.view.exposed_ms(),
-            false,
-        ),
-        memory(">allocated", |i| i.view.run.memory.peak_allocated.0 as f64),
-        memory(">reserved", |i| i.view.run.memory.peak_reserved.0 as f64),
-        memory(">device", |i| i.view.run.memory.peak_device.0 as f64),
+        column("MFU %", Unit::Percent, mfu, true),
+        column("exposed ms", Unit::StepTime, |i| i.view.exposed_ms(), false),
+        memory("allocated", |i| i.view.run.memory.peak_allocated.0 as f64),
+        memory("reserved", |i| i.view.run.memory.peak_reserved.0 as f64),
+        memory("device", |i| i.view.run.memory.peak_device.0 as f64),
     ];
     let text = |c: &Column, x: f64| match c.unit {
         Unit::Memory => bytes(x as u64),
@@ -144,14 +140,16 @@ fn table(items: &[Item]) -> Table {
         .collect();
     let titles = ["run", "kind"]
         .into_iter()
-        .chain(columns.iter().map(|c| c.title))
+        .chain(columns.iter().map(|c| c.title.as_str()))
         .chain(["fits"]);
     Table {
         caption: if same_tokens {
             "All runs; ★ marks the best of a column among those that fit".to_owned()
         } else {
-            "All runs; ★ marks the best of a column among those that fit, but not of times: the steps differ in their tokens"
-                .to_owned()
+            format!(
+                "All runs; ★ marks the best of a column among those that fit, but not of times: the steps differ in their {}",
+                counted_in.name()
+            )
         },
         head: titles.map(str::to_owned).collect(),
         rows,

@@ -3,6 +3,7 @@
 use crate::plots::{self, Cell, Measure};
 use crate::report::{Block, Item, Section};
 use crate::view::{Difference, RunView, ScenarioView, differences};
+use shardlab_plan::scenario::BatchUnit;
 
 /// Runs from which on a map says more than a table.
 const FEWEST: usize = 3;
@@ -120,9 +121,10 @@ pub(super) fn heat(items: &[Item]) -> Option<Section> {
     );
     let mut blocks = vec![Block::Plot(plot)];
     if measure.more_is_better {
-        blocks.push(Block::Text(
-            "The steps differ in their tokens, so the map shows tokens a second and rank: more is better.".to_owned(),
-        ));
+        let unit = counted_in(items).name();
+        blocks.push(Block::Text(format!(
+            "The steps differ in their {unit}, so the map shows {unit} a second and rank: more is better."
+        )));
     }
     Some(Section {
         id: "sweep",
@@ -131,16 +133,20 @@ pub(super) fn heat(items: &[Item]) -> Option<Section> {
     })
 }
 
+fn counted_in(items: &[Item]) -> BatchUnit {
+    RunView::counted_in(items.iter().map(|i| &i.view))
+}
+
 /// What the map shows, with its name: step times tell which point is better only where all steps do the same work.
 fn measure(items: &[Item]) -> (&'static str, Measure) {
     let tokens = |i: &Item| i.view.run.tokens;
     let same_tokens = RunView::have_same_tokens(items.iter().map(|i| &i.view));
     if !same_tokens && items.iter().all(|i| tokens(i) > 0) {
         let measure = Measure {
-            unit: "tokens/s/GPU",
+            unit: counted_in(items).rate(),
             more_is_better: true,
         };
-        return ("Tokens/s/GPU", measure);
+        return ("Throughput", measure);
     }
     let measure = Measure {
         unit: "ms a step",

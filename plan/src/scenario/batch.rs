@@ -1,0 +1,100 @@
+//! What batches are counted in.
+
+use super::types::Family;
+
+/// What the batches of a model are counted in: the one place that says how throughput is called.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub enum BatchUnit {
+    /// Tokens of a sequence.
+    #[default]
+    Tokens,
+    /// Rows of a matrix.
+    Rows,
+    /// Images.
+    Images,
+    /// Models that count in different units, side by side.
+    Items,
+}
+
+impl BatchUnit {
+    /// Several of them.
+    #[must_use]
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Tokens => "tokens",
+            Self::Rows => "rows",
+            Self::Images => "images",
+            Self::Items => "items",
+        }
+    }
+
+    /// One of them, as in "time per token".
+    #[must_use]
+    pub const fn one(self) -> &'static str {
+        match self {
+            Self::Tokens => "token",
+            Self::Rows => "row",
+            Self::Images => "image",
+            Self::Items => "item",
+        }
+    }
+
+    /// Throughput of a rank.
+    #[must_use]
+    pub const fn rate(self) -> &'static str {
+        match self {
+            Self::Tokens => "tokens/s/GPU",
+            Self::Rows => "rows/s/GPU",
+            Self::Images => "images/s/GPU",
+            Self::Items => "items/s/GPU",
+        }
+    }
+
+    /// The same as a title of a column, at most ten characters.
+    #[must_use]
+    pub const fn column(self) -> &'static str {
+        match self {
+            Self::Tokens => "tok/s/GPU",
+            Self::Rows => "rows/s/GPU",
+            Self::Images => "img/s/GPU",
+            Self::Items => "items/s",
+        }
+    }
+
+    /// One unit for several models; that of none is unknown and taken for tokens.
+    #[must_use]
+    pub fn common(all: impl IntoIterator<Item = Self>) -> Self {
+        let mut all = all.into_iter();
+        let first = all.next().unwrap_or_default();
+        if all.all(|unit| unit == first) {
+            first
+        } else {
+            Self::Items
+        }
+    }
+}
+
+impl Family {
+    /// What its batches are counted in.
+    #[must_use]
+    pub const fn counted_in(self) -> BatchUnit {
+        match self {
+            Self::Llama | Self::Gpt2 | Self::Encoder => BatchUnit::Tokens,
+            Self::Linear => BatchUnit::Rows,
+            Self::Cnn => BatchUnit::Images,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn different_units_have_none_in_common() {
+        use BatchUnit::{Images, Items, Tokens};
+        assert_eq!(BatchUnit::common([]), Tokens);
+        assert_eq!(BatchUnit::common([Images, Images]), Images);
+        assert_eq!(BatchUnit::common([Images, Images, Tokens]), Items);
+    }
+}
