@@ -2,6 +2,7 @@
 //!
 //! `sim` and `exec` both produce a [`Run`]; everything downstream reads only this. [`Run::summary`] is the JSON contract.
 
+mod awaited;
 mod clock;
 mod collectives;
 pub mod float;
@@ -9,6 +10,7 @@ mod inputs;
 mod intervals;
 mod summary;
 
+pub use awaited::{awaited_names, awaited_units};
 pub use clock::Clock;
 pub use collectives::collective_stats;
 pub use inputs::Inputs;

@@ -15,11 +15,11 @@ pub use work::{Work, bytes, flops, name};
 
 use serde::{Deserialize, Serialize};
 use shardlab_plan::program::{Op, SectionKind, UnitId};
-use shardlab_plan::record::{ExposedGap, Run, RunKind, Span};
+use shardlab_plan::record::{ExposedGap, Run, RunKind, Span, awaited_names, awaited_units};
 use shardlab_plan::scenario::BatchUnit;
 use shardlab_plan::units::Picos;
 use shardlab_plan::{Program, Scenario};
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 /// Version of [`RunView`]'s JSON. Fields are added with a default, never renamed.
 pub const VIEW_FORMAT: u32 = 1;
@@ -212,10 +212,31 @@ impl RunView {
         self.scenario.settings.is_empty() && self.instrs.is_empty()
     }
 
-    /// The span that a gap waited for.
+    /// Indices of the spans whose end a gap waited for, see [`Run::awaited`].
     #[must_use]
-    pub fn awaited(&self, gap: &ExposedGap) -> Option<&Span> {
-        self.run.spans.get(gap.waited_for? as usize)
+    pub fn awaited(&self, gap: &ExposedGap) -> Vec<u32> {
+        self.run.awaited(gap, |i| {
+            let at = self.instr(i)?;
+            Some((at.unit, at.phase, at.micro_batch))
+        })
+    }
+
+    /// Names of these spans, each once, then their units: what a gap waited for in words.
+    #[must_use]
+    pub fn awaited_label(&self, awaited: &[u32]) -> String {
+        let instrs = || awaited.iter().filter_map(|&i| self.instr_of(i));
+        let units: BTreeSet<UnitId> = instrs().map(|i| i.unit).collect();
+        let units: Vec<&str> = units.into_iter().map(|u| self.unit(u)).collect();
+        if awaited.is_empty() {
+            return "nothing on the device".to_owned();
+        }
+        let names = awaited_names(instrs().map(|i| self.name_of(i)));
+        format!("{names} {}", awaited_units(&units))
+    }
+
+    /// The instruction of the span with this index.
+    pub(crate) fn instr_of(&self, span: u32) -> Option<&InstrView> {
+        self.instr(self.run.spans.get(span as usize)?.instr)
     }
 
     /// Length of the recorded step.
@@ -307,7 +328,9 @@ mod tests {
             assert_eq!(view.instr(id).map(|i| i.id), Some(id));
         }
         assert_eq!(view.span_label(&view.run.spans[0]), "all_gather layers.0");
-        let awaited = view.awaited(&view.run.gaps[1]).unwrap();
-        assert_eq!(awaited.instr, view.run.spans[10].instr);
+        let awaited = view.awaited(&view.run.gaps[1]);
+        assert_eq!(awaited, [10]);
+        assert_eq!(view.awaited_label(&awaited), "all_gather layers.1");
+        assert_eq!(view.awaited_label(&[]), "nothing on the device");
     }
 }

@@ -3,63 +3,24 @@
 use super::spans::{self, Work};
 use shardlab_plan::Program;
 use shardlab_plan::program::{Access, COMPUTE, Holds, InstrId, Op, UnitId};
-use shardlab_plan::record::{Blocker, Cause, ExposedGap, Run};
+use shardlab_plan::record::{ExposedGap, Run, awaited_names, awaited_units};
 use std::collections::BTreeSet;
 
 /// Instructions before a collective among which the copy into its bucket is.
 const LOOK_BACK: usize = 64;
 
-/// Spans that ran in a gap and whose end it waited for, in their order: the one the run names, and those of the same gather or
-/// reduction that it came behind (a sum behind a reduce-scatter, a gather behind a copy). Where none of them ran, the one that the run names; none where nothing on the device was waited for.
+/// Spans whose end a gap waited for, see [`Run::awaited`].
 pub(super) fn spans_of(program: &Program, run: &Run, gap: &ExposedGap) -> Vec<u32> {
-    let Some(last) = gap.waited_for else {
-        return Vec::new();
-    };
-    let mut chain = vec![last];
-    let mut at = last;
-    loop {
-        let here = &run.spans[at as usize];
-        let before = match here.blocker {
-            Blocker::Stream(y) | Blocker::Event(y) if together(program, run, at, y) => y,
-            // Time on the wire, or lost to others on it, is that of the collective that had the communicator.
-            Blocker::Communicator(y) if matches!(gap.cause, Cause::Wire | Cause::Contention) => y,
-            _ => break,
-        };
-        if before >= at || run.spans[before as usize].stream == COMPUTE {
-            break;
-        }
-        chain.push(before);
-        at = before;
-    }
-    chain.reverse();
-    let ran = |i: &u32| {
-        let span = &run.spans[*i as usize];
-        span.start < gap.end && span.end > gap.start
-    };
-    let within: Vec<u32> = chain.iter().copied().filter(ran).collect();
-    if within.is_empty() {
-        vec![last]
-    } else {
-        within
-    }
-}
-
-/// Whether two spans belong to one unit's gather or reduction.
-fn together(program: &Program, run: &Run, a: u32, b: u32) -> bool {
-    let [a, b] = [a, b].map(|i| &program.instrs[run.spans[i as usize].instr.index()]);
-    (a.unit, a.phase, a.micro_batch) == (b.unit, b.phase, b.micro_batch)
+    run.awaited(gap, |i| {
+        let at = program.instrs.get(i.index())?;
+        Some((at.unit, at.phase, at.micro_batch))
+    })
 }
 
 /// Their names, each once: `reduce_scatter + multi_copy`.
 pub(super) fn names(program: &Program, run: &Run, awaited: &[u32]) -> String {
-    let mut names: Vec<&str> = Vec::new();
-    for i in awaited {
-        let name = spans::name(program, run.spans[*i as usize].instr);
-        if !names.contains(&name) {
-            names.push(name);
-        }
-    }
-    names.join(" + ")
+    let name = |i: &u32| spans::name(program, run.spans[*i as usize].instr);
+    awaited_names(awaited.iter().map(name))
 }
 
 /// Whether a collective is among them.
@@ -79,7 +40,7 @@ pub(super) fn units(program: &Program, run: &Run, awaited: &[u32]) -> String {
         .into_iter()
         .map(|u| program.units[u.index()].name.as_str())
         .collect();
-    joined(&names)
+    awaited_units(&names)
 }
 
 fn units_of(program: &Program, instr: InstrId, all: &mut BTreeSet<UnitId>) {
@@ -114,39 +75,46 @@ fn units_of(program: &Program, instr: InstrId, all: &mut BTreeSet<UnitId>) {
     }
 }
 
-/// Names in their order; numbered neighbours as `layers.3 to layers.7`.
-fn joined(names: &[&str]) -> String {
-    let number = |name: &str| {
-        let (stem, number) = name.rsplit_once('.')?;
-        Some((stem.to_owned(), number.parse::<u32>().ok()?))
-    };
-    let follows = |a: &str, b: &str| match (number(a), number(b)) {
-        (Some((a, i)), Some((b, j))) => a == b && i + 1 == j,
-        _ => false,
-    };
-    let mut parts = Vec::new();
-    for run in names.chunk_by(|a, b| follows(a, b)) {
-        match run {
-            [first, _, .., last] => parts.push(format!("{first} to {last}")),
-            few => parts.extend(few.iter().map(|&n| n.to_owned())),
-        }
-    }
-    parts.join(", ")
-}
-
 #[cfg(test)]
 mod tests {
-    use super::joined;
+    use super::*;
+    use crate::analysis::exposed;
+    use crate::dash::lanes::Lanes;
+    use crate::predict::{Profiles, predict};
+    use shardlab_plan::scenario;
+    use shardlab_reports::RunView;
+    use shardlab_reports::compare::{Side, pair};
+    use std::path::Path;
+    use std::sync::Arc;
 
+    /// A reduction of several instructions is named in full by `explain`, by `compare` and by the dashboard.
     #[test]
-    fn numbered_neighbours_are_joined() {
-        assert_eq!(joined(&[]), "");
-        assert_eq!(joined(&["root"]), "root");
-        assert_eq!(joined(&["layers.1", "layers.2"]), "layers.1, layers.2");
-        assert_eq!(
-            joined(&["layers.0", "layers.1", "layers.2", "layers.4", "root"]),
-            "layers.0 to layers.2, layers.4, root"
+    fn all_views_name_all_that_was_waited_for() {
+        let scenario = scenario::load(Path::new("small-zero2"), &[]).unwrap();
+        let options = shardlab_sim::Options::default();
+        let p = predict(&scenario, &Profiles::default(), &options).unwrap();
+        let gaps = exposed::gaps(&p.program, &p.run);
+        let explained: BTreeSet<&str> = gaps.iter().map(|g| g.awaited.name.as_str()).collect();
+        assert!(
+            explained.contains("reduce_scatter + accumulate"),
+            "{explained:?}"
         );
-        assert_eq!(joined(&["a.1", "b.2", "c"]), "a.1, b.2, c");
+
+        let view = RunView::new(&p.run, &p.program, &scenario);
+        let side = |label| Side::new(label, &view);
+        let compared = pair(side("A"), side("B"), &Default::default());
+        let compared: BTreeSet<&str> = compared.waits.iter().map(|w| w.of.name.as_str()).collect();
+        assert_eq!(compared, explained);
+
+        let lanes = Lanes::new(Arc::new(view.clone()));
+        for gap in &lanes.gaps {
+            let label = view.awaited_label(&gap.awaited);
+            let known = explained
+                .iter()
+                .any(|name| label.starts_with(&format!("{name} ")));
+            assert!(known || gap.awaited.is_empty(), "{label}");
+        }
+        let mut labels = lanes.gaps.iter().map(|g| view.awaited_label(&g.awaited));
+        assert!(labels.any(|l| l == "reduce_scatter + accumulate layers.0"));
     }
 }

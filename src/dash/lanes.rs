@@ -66,7 +66,7 @@ impl Lane {
 }
 
 /// An interval in which the compute stream had nothing to run.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Gap {
     /// Begin.
     pub start: u64,
@@ -74,8 +74,8 @@ pub struct Gap {
     pub end: u64,
     /// Cause.
     pub cause: Cause,
-    /// The span that was waited for.
-    pub waited_for: Option<u32>,
+    /// The spans that were waited for, in their order.
+    pub awaited: Vec<u32>,
 }
 
 /// Consecutive work of one unit in one phase on the compute stream.
@@ -161,7 +161,7 @@ impl Lanes {
                 start: g.start.0.saturating_sub(from),
                 end: g.end.0.saturating_sub(from),
                 cause: g.cause,
-                waited_for: g.waited_for.filter(|i| (*i as usize) < run.spans.len()),
+                awaited: view.awaited(g),
             })
             .collect();
         const LONGEST: usize = 50;
@@ -264,7 +264,7 @@ impl Lanes {
     pub fn exposes(&self, span: u32) -> Option<&Gap> {
         self.gaps
             .iter()
-            .filter(|g| g.waited_for == Some(span))
+            .filter(|g| g.awaited.contains(&span))
             .max_by_key(|g| g.end - g.start)
     }
 }

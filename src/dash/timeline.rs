@@ -371,7 +371,7 @@ impl Timeline {
             .selected
             .and_then(|s| run.item(s.span))
             .map_or(0, |i| i.start);
-        let gap = *run
+        let gap = run
             .gap(at, forward, run.length / 1000)
             .or_else(|| run.gap(at, forward, 0))?;
         // What comes right behind the gap on the compute stream is what waited.
@@ -380,9 +380,7 @@ impl Timeline {
         let item = lane.items.get(behind).or_else(|| lane.items.last())?;
         self.select(run_index, item.span);
         let length = shardlab_plan::units::Picos(gap.end - gap.start);
-        let what = gap
-            .waited_for
-            .map_or_else(|| "nothing on the device".to_owned(), |s| run.label(s));
+        let what = run.view.awaited_label(&gap.awaited);
         Some(format!(
             "{length} exposed ({}), waiting for {what}",
             gap.cause.name()

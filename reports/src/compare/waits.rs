@@ -3,9 +3,9 @@
 use super::places::{Sums, change};
 use crate::view::RunView;
 use serde::Serialize;
-use shardlab_plan::record::{Cause, ExposedGap};
+use shardlab_plan::record::{Cause, awaited_names};
 use shardlab_plan::units::Picos;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 /// Exposed time of one cause.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
@@ -19,9 +19,9 @@ pub struct CauseTime {
 /// What the compute stream waited for.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 pub struct WaitKey {
-    /// Kernel or collective; `host` where nothing on the device was waited for.
+    /// Kernels and collectives; `host` where nothing on the device was waited for.
     pub name: String,
-    /// Its phase; empty for the host.
+    /// Phase of the first; empty for the host.
     pub phase: String,
 }
 
@@ -37,8 +37,8 @@ pub struct Wait {
     /// Largest cause in A and in B, where there are gaps.
     pub cause: [Option<Cause>; 2],
     /// Instructions of this name and phase by the rule that emitted them: how many in A and B. Empty for the host.
-    pub rules: BTreeMap<String, [u32; 2]>,
-    /// Mean time between the instruction's issue and its start, for those waited for.
+    pub rules: Rules,
+    /// Mean time between the first instruction's issue and its start.
     pub held: [Picos; 2],
 }
 
@@ -73,22 +73,25 @@ pub(super) fn waits(sides: [&RunView; 2]) -> Vec<Wait> {
     let mut count = Sums::new();
     let mut held = Sums::new();
     let mut cause: BTreeMap<WaitKey, [BTreeMap<Cause, Picos>; 2]> = BTreeMap::new();
+    let mut parts: BTreeMap<WaitKey, BTreeSet<WaitKey>> = BTreeMap::new();
     for (side, view) in sides.into_iter().enumerate() {
         for gap in &view.run.gaps {
-            let of = key(view, gap);
+            let awaited = view.awaited(gap);
+            let of = key(view, &awaited);
+            let each = awaited.iter().map(|i| key(view, &[*i]));
+            parts.entry(of.clone()).or_default().extend(each);
             let length = gap.end.saturating_sub(gap.start);
             *cause.entry(of.clone()).or_default()[side]
                 .entry(gap.cause)
                 .or_default() += length;
-            let late = view
-                .awaited(gap)
-                .map_or(0, |s| s.start.saturating_sub(s.issued).0);
+            let first = awaited.first().map(|&i| &view.run.spans[i as usize]);
+            let late = first.map_or(0, |s| s.start.saturating_sub(s.issued).0);
             held.add(of.clone(), side, late);
             count.add(of.clone(), side, 1);
             time.add(of, side, length.0);
         }
     }
-    let mut rules = rules(sides);
+    let rules = rules(sides);
     time.by_change()
         .into_iter()
         .map(|(of, time)| {
@@ -104,7 +107,9 @@ pub(super) fn waits(sides: [&RunView; 2]) -> Vec<Wait> {
                 cause: cause.get(&of).map_or([None, None], |sides| {
                     [largest(&sides[0]), largest(&sides[1])]
                 }),
-                rules: rules.remove(&of).unwrap_or_default(),
+                rules: parts
+                    .get(&of)
+                    .map_or_else(BTreeMap::new, |p| sum(&rules, p)),
                 held: [0, 1].map(|side| Picos(held[side] / times[side].max(1))),
                 of,
             }
@@ -113,11 +118,13 @@ pub(super) fn waits(sides: [&RunView; 2]) -> Vec<Wait> {
         .collect()
 }
 
-fn key(view: &RunView, gap: &ExposedGap) -> WaitKey {
-    match view.awaited(gap).and_then(|span| view.instr(span.instr)) {
-        Some(instr) => WaitKey {
-            name: view.name_of(instr).to_owned(),
-            phase: instr.phase.name().to_owned(),
+/// What these spans are.
+fn key(view: &RunView, awaited: &[u32]) -> WaitKey {
+    let mut instrs = awaited.iter().filter_map(|&i| view.instr_of(i)).peekable();
+    match instrs.peek().map(|first| first.phase) {
+        Some(phase) => WaitKey {
+            name: awaited_names(instrs.map(|i| view.name_of(i))),
+            phase: phase.name().to_owned(),
         },
         None => WaitKey {
             name: "host".into(),
@@ -126,8 +133,21 @@ fn key(view: &RunView, gap: &ExposedGap) -> WaitKey {
     }
 }
 
+/// Instructions by rule.
+type Rules = BTreeMap<String, [u32; 2]>;
+
+/// Those of all parts together.
+fn sum(rules: &BTreeMap<WaitKey, Rules>, parts: &BTreeSet<WaitKey>) -> Rules {
+    let mut all = Rules::new();
+    for (rule, n) in parts.iter().filter_map(|p| rules.get(p)).flatten() {
+        let sum = all.entry(rule.clone()).or_default();
+        *sum = [sum[0] + n[0], sum[1] + n[1]];
+    }
+    all
+}
+
 /// Spans by name, phase and the rule that emitted them.
-fn rules(sides: [&RunView; 2]) -> BTreeMap<WaitKey, BTreeMap<String, [u32; 2]>> {
+fn rules(sides: [&RunView; 2]) -> BTreeMap<WaitKey, Rules> {
     let mut by_number = Sums::new();
     for (side, view) in sides.into_iter().enumerate() {
         let mut own: BTreeMap<(u32, _, u32), u64> = BTreeMap::new();
@@ -149,7 +169,7 @@ fn rules(sides: [&RunView; 2]) -> BTreeMap<WaitKey, BTreeMap<String, [u32; 2]>> 
             by_number.add((of, text(rule)), side, n);
         }
     }
-    let mut all: BTreeMap<WaitKey, BTreeMap<String, [u32; 2]>> = BTreeMap::new();
+    let mut all: BTreeMap<WaitKey, Rules> = BTreeMap::new();
     for ((of, rule), n) in by_number.0 {
         all.entry(of).or_default().insert(rule, n.map(|n| n as u32));
     }

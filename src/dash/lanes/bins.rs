@@ -207,7 +207,7 @@ mod tests {
             start,
             end,
             cause,
-            waited_for: None,
+            awaited: Vec::new(),
         };
         let gaps = [
             gap(0, 4, Cause::Host),

@@ -97,9 +97,7 @@ fn longest(app: &App, run: &Lanes, buf: &mut Buffer, area: Rect) {
     {
         let length = Picos(gap.end - gap.start).to_string();
         let start = Picos(gap.start).to_string();
-        let waits = gap
-            .waited_for
-            .map_or_else(|| "nothing on the device".to_owned(), |s| run.label(s));
+        let waits = run.view.awaited_label(&gap.awaited);
         let line = [
             (format!("{} ", letter(gap.cause)), theme.cause(gap.cause)),
             (format!("{length:>10}"), theme.text()),
