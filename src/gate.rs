@@ -4,5 +4,5 @@ pub mod against;
 pub mod collect;
 pub mod plant;
 
-pub use collect::{Collect, GateError};
+pub use collect::{Collect, GateError, TIMEOUT};
 pub use plant::Plant;

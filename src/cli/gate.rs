@@ -9,7 +9,7 @@ use super::interrupt;
 use super::keep::From;
 use super::output::{Failure, Out, Status};
 use crate::gate::against::{AgainstError, Binary, Revision, Scratch};
-use crate::gate::collect::{Collect, GateError, on_cpu};
+use crate::gate::collect::{Collect, GateError, TIMEOUT, on_cpu};
 use crate::gate::plant::Plant;
 use shardlab_plan::{Scenario, scenario};
 use shardlab_reports::gate::baseline::{self, Baseline, BaselineError, Blessed};
@@ -65,7 +65,7 @@ pub(super) struct Args {
     #[arg(long)]
     no_exec: bool,
     /// Give a training run up when nothing moves for so many seconds
-    #[arg(long, value_name = "SECONDS", default_value_t = 60, value_parser = clap::value_parser!(u32).range(1..))]
+    #[arg(long, value_name = "SECONDS", default_value_t = TIMEOUT.as_secs() as u32, value_parser = clap::value_parser!(u32).range(1..))]
     timeout: u32,
     /// Plant a known fault first, to see the gate fail
     #[arg(long, value_enum, value_name = "FAULT", conflicts_with = "bless")]

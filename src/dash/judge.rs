@@ -8,7 +8,7 @@ use super::app::Tone;
 use super::event::{Judged, Setup, StoredRun};
 use super::tables::{Page, Table};
 use super::worker::Stop;
-use crate::gate::{Collect, GateError};
+use crate::gate::{Collect, GateError, TIMEOUT};
 use crate::predict::Profiles;
 use shardlab_plan::scenario;
 use shardlab_plan::units::{Bytes, Picos};
@@ -18,10 +18,6 @@ use shardlab_reports::gate::format::sentence;
 use shardlab_reports::gate::{Facts, Limits, Status, judge};
 use shardlab_reports::store::{Entry, Store};
 use std::path::{Path, PathBuf};
-use std::time::Duration;
-
-/// Time in which nothing moves before a gate's training is given up.
-const TIMEOUT: Duration = Duration::from_secs(60);
 
 /// Runs of a store, newest first; none where there is no store.
 pub(crate) fn stored(store: Option<&Path>) -> Result<Vec<StoredRun>, String> {

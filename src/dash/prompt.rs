@@ -71,6 +71,8 @@ pub struct Prompt {
     pub chosen: Option<usize>,
     /// The line has been changed.
     pub touched: bool,
+    /// Why the line was not taken, until it is changed.
+    pub refused: Option<String>,
 }
 
 impl Prompt {
@@ -85,6 +87,7 @@ impl Prompt {
             completions: Vec::new(),
             chosen: None,
             touched: false,
+            refused: None,
         }
     }
 
@@ -108,6 +111,12 @@ impl Prompt {
         }
     }
 
+    /// The line has been changed.
+    pub fn change(&mut self) {
+        self.touched = true;
+        self.refused = None;
+    }
+
     /// Takes the next completion, or the one before.
     pub fn complete(&mut self, forward: bool) -> bool {
         let len = self.completions.len();
@@ -122,7 +131,7 @@ impl Prompt {
         };
         self.chosen = Some(next);
         self.line = Line::new(self.completions[next].clone());
-        self.touched = true;
+        self.change();
         true
     }
 }

@@ -9,7 +9,7 @@ use super::options;
 use super::prompt::{Asks, Prompt};
 use super::query::Query;
 use crate::analysis::pareto;
-use shardlab_plan::scenario::BatchUnit;
+use shardlab_plan::scenario::{BatchUnit, check_axis};
 
 /// Columns after the axes, and the field of a [`Brief`] that each is sorted by.
 pub const COLUMNS: [(&str, &str); 8] = [
@@ -261,18 +261,23 @@ pub(super) fn add_option(app: &mut App) {
 }
 
 /// An axis has been typed.
-pub(super) fn accept(app: &mut App, text: &str) {
+///
+/// # Errors
+/// What `shardlab sweep` says about such an axis.
+pub(super) fn accept(app: &mut App, text: &str) -> Result<(), String> {
     let key = |axis: &str| axis.split('=').next().unwrap_or_default().trim().to_owned();
     let text = text.trim();
     if text.is_empty() {
-        return;
+        return Ok(());
     }
+    check_axis(text).map_err(|e| e.to_string())?;
     app.sweep.axes.retain(|a| key(a) != key(text));
     app.sweep.axes.push(text.to_owned());
     app.say(
         Tone::Plain,
         format!("{} axes added; w sweeps", app.sweep.axes.len()),
     );
+    Ok(())
 }
 
 /// Takes the settings of the selected point over into the options of the scenario.

@@ -176,7 +176,11 @@ fn typing(app: &mut App, key: KeyEvent, command: Option<Command>) -> Vec<Effect>
                     Vec::new()
                 }
                 Asks::Axis => {
-                    sweep::accept(app, &text);
+                    // The line stays to be corrected.
+                    if let Err(reason) = sweep::accept(app, &text) {
+                        prompt.refused = Some(reason);
+                        app.prompt = Some(prompt);
+                    }
                     Vec::new()
                 }
                 Asks::Baselines => gate::accept(app, &text),
@@ -187,7 +191,7 @@ fn typing(app: &mut App, key: KeyEvent, command: Option<Command>) -> Vec<Effect>
             prompt.complete(command == Some(Command::Complete));
         }
         _ if prompt.line.key(key) => {
-            prompt.touched = true;
+            prompt.change();
             prompt.chosen = None;
             prompt.completions = completions(app, asks, prompt.line.text());
         }

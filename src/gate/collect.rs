@@ -55,13 +55,16 @@ impl GateError {
     }
 }
 
-/// How facts are made.
+/// Time in which nothing moves before a training run is given up, unless asked otherwise.
+pub const TIMEOUT: Duration = Duration::from_secs(60);
+
+/// How facts are made: for the command line and the dashboard alike, training included.
 pub struct Collect<'a> {
     /// Hardware profiles.
     pub profiles: &'a Profiles,
     /// Train scenarios whose hardware is the CPU.
     pub exec: bool,
-    /// Seconds in which nothing moves before a run is given up.
+    /// Time in which nothing moves before a run is given up.
     pub timeout: Duration,
     /// A fault to plant in every program.
     pub plant: Option<Plant>,

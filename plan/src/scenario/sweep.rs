@@ -63,6 +63,15 @@ pub fn sweep_of(
     sweep(&document)
 }
 
+/// Checks an axis written as `section.key=[v1, v2]` for itself: its key and the form of its values. Whether its values go together
+/// with a scenario only [`sweep_of`] can say.
+///
+/// # Errors
+/// As [`sweep_of`] for the same axis.
+pub fn check_axis(axis: &str) -> Result<(), ScenarioError> {
+    load::axis_from(&mut Document::new(String::new()), axis)
+}
+
 fn sweep(document: &Document) -> Result<Sweep, ScenarioError> {
     let axes: Vec<Axis> = document
         .axes

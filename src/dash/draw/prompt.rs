@@ -1,6 +1,6 @@
 //! The line that is being typed, and what it could become.
 
-use super::kit::{cut, pieces, popup, put};
+use super::kit::{cut, lines, pieces, popup, put};
 use crate::dash::app::App;
 use crate::dash::prompt::{Asks, Prompt};
 use ratatui::buffer::Buffer;
@@ -28,8 +28,36 @@ pub(super) fn draw(app: &App, buf: &mut Buffer, area: Rect) -> Option<Position> 
     let x = pieces(buf, area.x, area.y, area.width, &[(label, theme.accent())]);
     let room = area.right().saturating_sub(x + 1);
     let cursor = line(app, prompt, buf, x, area.y, room);
-    list(app, prompt, buf, Rect { x, ..area });
+    match &prompt.refused {
+        Some(reason) => refusal(app, reason, buf, area),
+        None => list(app, prompt, buf, Rect { x, ..area }),
+    }
     Some(cursor)
+}
+
+/// Why the line was not taken, above it.
+fn refusal(app: &App, reason: &str, buf: &mut Buffer, at: Rect) {
+    let room = usize::from(at.width.saturating_sub(2));
+    let lines = lines(reason, room);
+    let longest = lines.iter().map(|l| l.chars().count()).max().unwrap_or(0);
+    let height = (lines.len() as u16 + 2).min(at.y);
+    let area = Rect {
+        x: at.x,
+        y: at.y - height,
+        width: (longest as u16 + 2).min(at.width),
+        height,
+    };
+    let inner = popup(buf, area, "refused", app.theme);
+    for (row, line) in (0..inner.height).zip(&lines) {
+        put(
+            buf,
+            inner.x,
+            inner.y + row,
+            inner.width,
+            line,
+            app.theme.bad(),
+        );
+    }
 }
 
 /// The line itself, scrolled so that the cursor is in view.

@@ -10,8 +10,10 @@ use crate::dash::sweep::SweepView;
 use crate::dash::testing::{Stage, brief, step};
 use ratatui::crossterm::event::{KeyModifiers, MouseButton, MouseEvent, MouseEventKind};
 use shardlab_plan::record::RunKind;
+use shardlab_plan::scenario::sweep_of;
 use shardlab_plan::units::Bytes;
 use std::collections::BTreeMap;
+use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -411,14 +413,43 @@ fn a_point_of_the_sweep_becomes_the_options() {
 #[test]
 fn why_a_sweep_could_not_be_stays_until_the_next() {
     let mut stage = Stage::new();
-    stage.keys("4atrain.micro_batch=[0]<enter>w");
-    stage.news(News::Failed(
-        "--axis train.micro_batch=[0]:1:20: at least 1\n  1 | [0]".into(),
-    ));
+    stage.keys("4atrain.micro_batch=[1]<enter>w");
+    stage.news(News::Failed("x.toml:1:20: at least 1\n  1 | [0]".into()));
     stage.keys("s");
     assert!(stage.screen(80, 24).contains(":1:20: at least 1"));
     stage.keys("dw");
     assert!(!stage.screen(80, 24).contains("at least 1"));
+}
+
+/// With what `shardlab sweep --axis` says, beside the line, which stays to be corrected.
+#[test]
+fn a_wrong_axis_is_refused_as_it_is_entered() {
+    let mut stage = Stage::new();
+    for (axis, why) in [
+        ("fsdp.prefetch=[1]", "unknown key `prefetch` in [fsdp]"),
+        (
+            "train.micro_batch=[0]",
+            "must be an integer from 1 to 1048576, not 0",
+        ),
+        ("train.micro_batch=2", "must be a list of values, not 2"),
+    ] {
+        stage.keys(&format!("4a{axis}<enter>"));
+        let said = sweep_of(Path::new("small-native"), &[], &[axis.to_owned()]);
+        let said = said.unwrap_err().to_string();
+        assert!(said.contains(why), "{said}");
+        let screen = stage.screen(160, 24);
+        for line in said.lines() {
+            assert!(screen.contains(line.trim_end()), "{line}\n{screen}");
+        }
+        assert_eq!(stage.app.sweep.axes, Vec::<String>::new());
+        stage.keys("<esc>");
+    }
+    // What is typed further takes the refusal away, and what is right is taken.
+    stage.keys("atrain.micro_batch=[0]<enter><backspace>");
+    assert!(!stage.screen(160, 24).contains("must be an integer"));
+    stage.keys(", 1]<enter><backspace><backspace><backspace><backspace><backspace>1, 2]<enter>");
+    assert_eq!(stage.app.sweep.axes, ["train.micro_batch=[1, 2]"]);
+    assert!(stage.app.prompt.is_none());
 }
 
 #[test]
