@@ -102,24 +102,44 @@ pub struct Column {
 
 impl Curve {
     /// The curve of a run.
+    ///
+    /// The host is ahead of the device: much of a step is allocated before the device begins it. Such samples stand a step later,
+    /// where the next step's are, for steady steps are alike; at the step's begin all of them are done.
     #[must_use]
     pub fn new(view: &RunView) -> Self {
         let from = view.run.recorded_from.0;
+        let length = view.recorded().0.max(1);
         let timeline = &view.run.memory.timeline;
-        let samples: Vec<Sample> = timeline
+        let began = timeline.partition_point(|s| s.time.0 < from);
+        let within_step = |time: u64| match time.checked_sub(from) {
+            Some(after) => after,
+            None => (length - (from - time) % length) % length,
+        };
+        let mut order: Vec<(u64, usize)> = timeline
             .iter()
-            .map(|s| Sample {
-                time: s.time.0.saturating_sub(from),
-                allocated: s.allocated.0,
-                reserved: s.reserved.0,
+            .enumerate()
+            .map(|(i, s)| (within_step(s.time.0), i))
+            .collect();
+        order.extend(began.checked_sub(1).map(|last| (0, last)));
+        order.sort_by_key(|&(time, _)| time);
+        let samples: Vec<Sample> = order
+            .iter()
+            .map(|&(time, i)| Sample {
+                time,
+                allocated: timeline[i].allocated.0,
+                reserved: timeline[i].reserved.0,
             })
             .collect();
         // Of equal ones the first.
         let peak = (0..samples.len())
             .rev()
             .max_by_key(|&i| samples[i].allocated);
+        let stacks = stacks(view);
         Self {
-            stacks: stacks(view),
+            stacks: match stacks.is_empty() {
+                true => stacks,
+                false => order.iter().map(|&(_, i)| stacks[i]).collect(),
+            },
             peak,
             samples,
         }
@@ -195,6 +215,8 @@ fn stacks(view: &RunView) -> Vec<Stack> {
 mod tests {
     use super::*;
     use crate::dash::testing::view;
+    use shardlab_plan::record::MemorySample;
+    use shardlab_plan::units::{Bytes, Picos};
 
     #[test]
     fn stacks_sum_to_what_is_allocated() {
@@ -213,6 +235,34 @@ mod tests {
             let peak = curve.samples[curve.peak.unwrap()].allocated;
             assert_eq!(peak, view.run.memory.peak_allocated.0, "{name}");
         }
+    }
+
+    /// The host is a step ahead: what it allocates before the step begins is shown where the next step's is, and no sample of
+    /// another time stands at the begin.
+    #[test]
+    fn what_comes_before_the_step_stands_a_step_later() {
+        let mut view = RunView::clone(&view("llama-tiny", &[]));
+        view.run.recorded_from = Picos(1000);
+        view.run.recorded_to = Picos(1100);
+        let template = view.run.memory.timeline[0];
+        let sample = |(time, allocated)| MemorySample {
+            time: Picos(time),
+            allocated: Bytes(allocated),
+            ..template
+        };
+        let timeline = [(930, 5), (960, 9), (980, 3), (1010, 4), (1020, 6)];
+        view.run.memory.timeline = timeline.map(sample).to_vec();
+        let curve = Curve::new(&view);
+        let shown: Vec<(u64, u64)> = curve
+            .samples
+            .iter()
+            .map(|s| (s.time, s.allocated))
+            .collect();
+        assert_eq!(shown, [(0, 3), (10, 4), (20, 6), (30, 5), (60, 9), (80, 3)]);
+        assert_eq!(curve.peak, Some(4));
+        let columns = curve.columns(Window { from: 0, to: 100 }, 10);
+        let allocated: Vec<u64> = columns.iter().flatten().map(|c| c.allocated).collect();
+        assert_eq!(allocated, [3, 4, 6, 6, 5, 5, 9, 9, 9, 3]);
     }
 
     #[test]
