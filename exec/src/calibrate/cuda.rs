@@ -130,6 +130,7 @@ fn measure(
             m.collectives.sort_by_key(|t| t.ranks);
         }
     }
+    let copies = host::copies(&all).map_err(fault)?;
     watch.say("joining for gaps between kernels");
     let spacing = host::spacing(&all, false).map_err(fault)?;
     let one = Bench::new(&factory, 1, watch);
@@ -146,6 +147,7 @@ fn measure(
         }
     }
     host::measure(&one, &mut m.host).map_err(fault)?;
+    m.host.copies = copies;
     m.host.gap_us = spacing - host::spacing(&one, true).map_err(fault)?;
     steps(&factory, watch, sharded, &mut m)?;
     warm::as_in_steps(&mut m);

@@ -4,7 +4,7 @@ use super::bench::Bench;
 use super::middle;
 use super::rank::Rank;
 use super::recipe::{COMPUTE_STREAM, OTHER, SIDE};
-use crate::device::{Device, Stop};
+use crate::device::Device;
 use crate::operand::RawRange;
 use shardlab_plan::model::OpKind;
 use shardlab_plan::program::{CollectiveKind, KernelClass};
@@ -17,7 +17,10 @@ const GRAPH: u32 = 500;
 /// Elements of a kernel that takes longer than its launch does on the host.
 const LONGER: u64 = 8 << 20;
 /// Bytes of large copies, and of small ones.
-const COPIES: [usize; 2] = [256 << 20, 4096];
+const LARGE: usize = 128 << 20;
+const SMALL: usize = 4096;
+/// Large copies in a direction.
+const COPIES: u32 = 12;
 
 /// Microseconds, and GB/s for copies.
 #[derive(Clone, Debug, Default)]
@@ -31,10 +34,7 @@ pub(super) struct Host {
     pub(super) graph_gap_us: f64,
     /// 0 where it was not measured.
     pub(super) gap_us: f64,
-    pub(super) h2d_gbps: f64,
-    pub(super) d2h_gbps: f64,
-    /// Shares of these rates that a copy to the device, and one to the host, loses to the other.
-    pub(super) copy_loss: Option<[f64; 2]>,
+    pub(super) copies: Option<Copies>,
     pub(super) copy_latency_us: f64,
 }
 
@@ -123,51 +123,24 @@ pub(super) fn measure(bench: &Bench<'_>, host: &mut Host) -> Result<(), String> 
             }
             h.graph_launch_us = issue;
             h.graph_gap_us = ((whole - issue) / f64::from(GRAPH) - kernel).max(0.1);
-            // Copies between pinned memory and the device.
-            let pinned = rank.device().pinned(COPIES[0]);
-            if let Some(pinned) = pinned {
-                let mut rates = [0.0; 2];
-                let mut small = Vec::new();
-                for (i, bytes) in COPIES.into_iter().enumerate() {
-                    rank.begin(true)?;
-                    for n in 0..6 {
-                        let device = rank.scratch(bytes);
-                        let host = RawRange {
-                            bytes,
-                            ..pinned.range()
-                        };
-                        let (from, to) = if n % 2 == 0 {
-                            (host, device)
-                        } else {
-                            (device, host)
-                        };
-                        rank.copy(SIDE, from, to, n)?;
-                    }
-                    for (n, t) in rank.end()?.iter().enumerate() {
-                        let us = (t.end - t.start) as f64 / 1e3;
-                        if i == 0 {
-                            let rate = bytes as f64 / us / 1e3;
-                            rates[n % 2] = f64::max(rates[n % 2], rate);
-                        } else {
-                            small.push(us);
-                        }
-                    }
+            // Small copies between pinned memory and the device.
+            if let Some(pinned) = rank.device().pinned(SMALL) {
+                let device = rank.scratch(SMALL);
+                rank.begin(true)?;
+                for n in 0..3 {
+                    rank.copy(SIDE, pinned.range(), device, 2 * n)?;
+                    rank.copy(SIDE, device, pinned.range(), 2 * n + 1)?;
                 }
-                [h.h2d_gbps, h.d2h_gbps] = rates;
-                h.copy_loss = both_ways(rank, pinned.range())?.map(|beside| {
-                    let loss = |i: usize| (1.0 - beside[i] / rates[i]).clamp(0.0, 0.9);
-                    [loss(0), loss(1)]
-                });
+                let times = rank.end()?;
+                let mut small: Vec<f64> = times
+                    .iter()
+                    .map(|t| (t.end - t.start) as f64 / 1e3)
+                    .collect();
                 h.copy_latency_us = middle(&mut small);
                 rank.begin(false)?;
                 let start = rank.now();
                 for _ in 0..MANY / 4 {
-                    let to = rank.scratch(COPIES[1]);
-                    let from = RawRange {
-                        bytes: COPIES[1],
-                        ..pinned.range()
-                    };
-                    rank.copy(SIDE, from, to, 0)?;
+                    rank.copy(SIDE, pinned.range(), device, 0)?;
                 }
                 h.copy_us = us(rank.now() - start, MANY / 4);
                 rank.end()?;
@@ -182,23 +155,80 @@ pub(super) fn measure(bench: &Bench<'_>, host: &mut Host) -> Result<(), String> 
     Ok(())
 }
 
-/// GB/s of copies to the device and to the host, each beside the other: the middle of those that ran beside another all the time.
-fn both_ways(rank: &mut Rank, pinned: RawRange) -> Result<Option<[f64; 2]>, Stop> {
-    const COUNT: u32 = 12;
-    let bytes = pinned.bytes / 2;
-    let half = |range: RawRange, second: bool| RawRange {
-        ptr: range.ptr.wrapping_add(if second { bytes } else { 0 }),
-        bytes,
-        ..range
-    };
-    let device = rank.scratch(2 * bytes);
-    rank.begin(true)?;
-    for n in 0..COUNT {
-        rank.copy(SIDE, half(pinned, false), half(device, false), 2 * n)?;
-        rank.copy(OTHER, half(device, true), half(pinned, true), 2 * n + 1)?;
+/// Large copies to the device and to the host, while all ranks copy: they share the host's memory, and may share links.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Copies {
+    /// GB/s of each direction alone.
+    pub(super) gbps: [f64; 2],
+    /// Share of it that each loses to the other.
+    pub(super) loss: [f64; 2],
+}
+
+impl Copies {
+    /// From middle microseconds of a copy of so many bytes in each direction, alone and beside the other one.
+    fn of(bytes: usize, alone: [f64; 2], beside: [f64; 2]) -> Self {
+        Self {
+            gbps: alone.map(|us| bytes as f64 / us / 1e3),
+            loss: [0, 1].map(|i| (1.0 - alone[i] / beside[i]).clamp(0.0, 0.9)),
+        }
     }
-    let times: Vec<(u64, u64)> = rank.end()?.iter().map(|t| (t.start, t.end)).collect();
-    Ok(beside(&times).map(|us| us.map(|us| bytes as f64 / us / 1e3)))
+}
+
+/// Copies of all ranks of a bench at the same time; nothing where memory cannot be pinned.
+pub(super) fn copies(bench: &Bench<'_>) -> Result<Option<Copies>, String> {
+    bench.run(
+        |_| (),
+        |rank, ()| {
+            rank.say("copies to and from the host");
+            let pinned = rank.device().pinned(2 * LARGE);
+            // The first rank keeps times; another one without memory copies nothing.
+            if rank.agree(f64::from(u8::from(pinned.is_some())))? == 0.0 {
+                return Ok(None);
+            }
+            let half = |range: RawRange, second: bool| RawRange {
+                ptr: range.ptr.wrapping_add(if second { LARGE } else { 0 }),
+                bytes: LARGE,
+                ..range
+            };
+            let host = pinned.as_ref().map(|p| p.range());
+            let device = rank.scratch(2 * LARGE);
+            let to_device = |rank: &mut Rank, task| {
+                host.map_or(Ok(()), |host| {
+                    rank.copy(SIDE, half(host, false), half(device, false), task)
+                })
+            };
+            let to_host = |rank: &mut Rank, task| {
+                host.map_or(Ok(()), |host| {
+                    rank.copy(OTHER, half(device, true), half(host, true), task)
+                })
+            };
+            let mut alone = [0.0; 2];
+            for (i, us) in alone.iter_mut().enumerate() {
+                rank.begin(true)?;
+                for n in 0..COPIES {
+                    match i {
+                        0 => to_device(rank, n)?,
+                        _ => to_host(rank, n)?,
+                    }
+                }
+                let times = rank.end()?;
+                let mut all: Vec<f64> = times
+                    .iter()
+                    .map(|t| (t.end - t.start) as f64 / 1e3)
+                    .collect();
+                *us = middle(&mut all);
+            }
+            rank.begin(true)?;
+            for n in 0..COPIES {
+                to_device(rank, 2 * n)?;
+                to_host(rank, 2 * n + 1)?;
+            }
+            let times: Vec<(u64, u64)> = rank.end()?.iter().map(|t| (t.start, t.end)).collect();
+            let known = alone.iter().all(|us| *us > 0.0);
+            let beside = beside(&times).filter(|_| known);
+            Ok(beside.map(|beside| Copies::of(LARGE, alone, beside)))
+        },
+    )
 }
 
 /// Middle microseconds of the even and of the odd ones among tasks (start and end, nanoseconds), of those from whose start to whose
@@ -284,7 +314,15 @@ fn allocation() -> f64 {
 
 #[cfg(test)]
 mod tests {
-    use super::beside;
+    use super::{Copies, beside};
+
+    #[test]
+    fn copies_lose_what_they_take_longer_beside_others() {
+        // 50 MB in 1 and 2 ms alone, in 1.25 and 2 ms beside one another.
+        let copies = Copies::of(50_000_000, [1000.0, 2000.0], [1250.0, 2000.0]);
+        assert_eq!(copies.gbps, [50.0, 25.0]);
+        assert!((copies.loss[0] - 0.2).abs() < 1e-12 && copies.loss[1] == 0.0);
+    }
 
     #[test]
     fn what_ran_beside_nothing_does_not_count() {
