@@ -13,7 +13,7 @@ pub use text::{TOKENIZER, tokenizer_beside};
 
 use super::random::Sequence;
 use half::{bf16, f16};
-use rayon::iter::{IndexedParallelIterator, ParallelIterator};
+use rayon::iter::{IndexedParallelIterator, IntoParallelIterator, ParallelIterator};
 use rayon::slice::{ParallelSlice, ParallelSliceMut};
 use shardlab_plan::compile::tape::Const;
 use shardlab_plan::program::{BufferId, ConstId, Holds, Program};
@@ -160,14 +160,16 @@ impl Feed {
         })
     }
 
-    fn ranks(&self, micros: u64, sample: impl Fn(u64, u64, u64) -> u64) -> Vec<RankFeed> {
+    fn ranks(&self, micros: u64, sample: impl Fn(u64, u64, u64) -> u64 + Sync) -> Vec<RankFeed> {
         let one = |micro, rank| {
+            // Normal numbers of large samples take longer to make than a step.
             let bytes = |known: &Const| {
-                let mut bytes = Vec::with_capacity(known.bytes.0 as usize);
-                for j in 0..self.micro_batch {
+                let made = (0..self.micro_batch).into_par_iter().map(|j| {
+                    let mut bytes = Vec::new();
                     self.write(known, sample(micro, rank, j), &mut bytes);
-                }
-                bytes
+                    bytes
+                });
+                made.collect::<Vec<_>>().concat()
             };
             self.inputs
                 .iter()
