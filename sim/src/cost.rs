@@ -10,7 +10,8 @@ pub(crate) use table::log_interpolate;
 use crate::hardware::{MemoryClass, Profile};
 use crate::network::Network;
 use shardlab_plan::program::{CopyKind, Kernel, KernelClass, Op, Program, Traffic};
-use shardlab_plan::units::Picos;
+use shardlab_plan::units::{DType, Picos};
+use std::borrow::Cow;
 
 /// A price: time alone, and whether it comes from measured rows.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -175,8 +176,28 @@ fn moved(program: &Program) -> Vec<Traffic> {
         .collect()
 }
 
+/// A kernel in float16 as the one in bf16, if nothing was measured in float16: devices move both alike and compute at one rate.
+fn as_measured<'a>(kernel: &'a Kernel, profile: &Profile) -> Cow<'a, Kernel> {
+    let [f16, bf16] = [DType::F16, DType::Bf16];
+    let (products, attention) = (profile.gemm.iter(), profile.attention.iter());
+    let mut measured = products
+        .map(|t| Some(t.dtype))
+        .chain(attention.map(|t| Some(t.dtype)))
+        .chain(profile.memory.iter().map(|t| t.dtype));
+    let alike = profile.peak_flops(f16) == profile.peak_flops(bf16);
+    if kernel.dtype != f16 || !alike || measured.any(|d| d == Some(f16)) {
+        return Cow::Borrowed(kernel);
+    }
+    Cow::Owned(Kernel {
+        dtype: bf16,
+        ..kernel.clone()
+    })
+}
+
 /// Price of a kernel alone.
 pub(crate) fn price(kernel: &Kernel, traffic: Traffic, profile: &Profile) -> Price {
+    let asked = kernel;
+    let kernel = &*as_measured(asked, profile);
     let price = match kernel.class {
         KernelClass::Gemm { m, n, k, batch } => {
             let result = traffic.written.0 as f64 / (m * n * batch) as f64;
@@ -204,7 +225,7 @@ pub(crate) fn price(kernel: &Kernel, traffic: Traffic, profile: &Profile) -> Pri
     };
     Price {
         us: price.us.max(profile.device.min_kernel_us),
-        ..price
+        measured: price.measured && kernel.dtype == asked.dtype,
     }
 }
 
@@ -254,7 +275,7 @@ pub(crate) fn fixed_share(x: f64) -> u32 {
 mod tests {
     use super::*;
     use crate::hardware;
-    use shardlab_plan::units::{Bytes, DType, Flops};
+    use shardlab_plan::units::{Bytes, Flops};
 
     fn kernel(name: &str, class: KernelClass, flops: u64, read: u64, written: u64) -> Kernel {
         Kernel {
@@ -282,6 +303,43 @@ mod tests {
             bytes,
             2 * m * n,
         )
+    }
+
+    /// 2,048 rows of the 1b model's feed-forward layer stand in the table of the profile that `exec` has measured, in bf16 only.
+    #[test]
+    fn float16_takes_what_bf16_does_where_it_was_not_measured() {
+        let mut profile = hardware::load("h200-nvlink-exec").unwrap();
+        let class = KernelClass::Gemm {
+            m: 2048,
+            n: 8192,
+            k: 2048,
+            batch: 1,
+        };
+        let of = |dtype, profile: &Profile| {
+            let kernel = Kernel {
+                dtype,
+                ..kernel("mm", class, 0, 0, 0)
+            };
+            price(
+                &kernel,
+                Traffic {
+                    read: Bytes(0),
+                    written: Bytes(0),
+                },
+                profile,
+            )
+        };
+        let bf16 = of(DType::Bf16, &profile);
+        assert!(bf16.measured);
+        let f16 = of(DType::F16, &profile);
+        assert_eq!((f16.us, f16.measured), (bf16.us, false));
+        // A table of its own comes first.
+        let mut table = profile.gemm[0].clone();
+        table.dtype = DType::F16;
+        table.rows.retain(|r| (r.0, r.1, r.2) == (2048, 8192, 2048));
+        table.rows[0].3 = 500.0;
+        profile.gemm.push(table);
+        assert_eq!(of(DType::F16, &profile).us, 500.0);
     }
 
     #[test]
