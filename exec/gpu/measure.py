@@ -197,30 +197,133 @@ def scaled(scenario, sets):
     return "small-native", ["train.steps=3", *[s for s in sets if not s.startswith(gone)]]
 
 
+# Options one after another, on eight layers of the 1b model: names, and what is set. `BEST` comes first where it is part of one.
+SHORT = ["train.seq_len=1024", "model.max_seq_len=1024"]
+FLOAT32 = ['precision.compute="f32"', *SHORT]
+ON_SMS = ["fsdp.copy_engine_gather=false", "fsdp.copy_engine_reduce=false"]
+OPTIONS = {
+    "as it is": [],
+    "best": BEST,
+    "best, updates in backward": [*BEST, "train.clip_norm=0", "fsdp.optimizer_in_backward=true"],
+    "best, optimizer's state offloaded": [*BEST, 'fsdp.offload=["optimizer"]'],
+    "all state offloaded": ['fsdp.offload=["params","grads","optimizer"]'],
+    "best, clipped": [*BEST, "train.clip_norm=1"],
+    "best, SGD": [*BEST, 'train.optimizer="sgd"'],
+    "deterministic": ["precision.deterministic=true"],
+    "best, deterministic": [*BEST, "precision.deterministic=true"],
+    "float32": FLOAT32,
+    "float32, regions": [*FLOAT32, REGIONS],
+    "float16": ['precision.compute="f16"'],
+    "ZeRO-1": ['fsdp.strategy="optim"'],
+    "ZeRO-2": ['fsdp.strategy="optim_grads"'],
+    "best, ZeRO-2": [*BEST, *ON_SMS, 'fsdp.strategy="optim_grads"'],
+    "DDP": ['fsdp.strategy="no_shard"'],
+    "FSDP2": ['fsdp.policy="fsdp2"'],
+    "FSDP2, blocks": ['fsdp.policy="fsdp2"', 'compile.mode="blocks"'],
+    "Megatron-FSDP": ['fsdp.policy="megatron"'],
+    "Megatron-FSDP, blocks": ['fsdp.policy="megatron"', 'compile.mode="blocks"'],
+    "full": ['compile.mode="full"'],
+    "full, FSDP2": ['compile.mode="full"', 'fsdp.policy="fsdp2"'],
+    "best, full recompute": [*BEST, 'train.recompute="full"'],
+    "selective recompute": ['train.recompute="selective"'],
+    "best, selective recompute": [*BEST, 'train.recompute="selective"'],
+    "best, four micro-batches": [*BEST, "train.grad_accum=4", "train.micro_batch=1"],
+    "one reduction in flight": ["fsdp.reduce_in_flight=1"],
+    "reductions not beside computation": ["fsdp.async_reduce=false"],
+    "one stream": ["fsdp.unify_comm_stream=true"],
+    "one communicator": ["fsdp.separate_communicators=false"],
+    "one unit": ['fsdp.units="root"'],
+    "best, not resharded": [*BEST, "fsdp.reshard_after_forward=false"],
+    "best, no prefetch": [*BEST, "fsdp.prefetch_forward=0", "fsdp.prefetch_backward=0"],
+    "best, collectives on SMs": [*BEST, *ON_SMS],
+    "NaN checks": ["fsdp.nan_check=true"],
+    "caching allocator": ['fsdp.allocator="caching"'],
+    "double buffer": ['fsdp.allocator="double_buffer"'],
+    "moments in bf16": ['precision.moments="bf16"'],
+    "all in bf16": ['precision.main_params="none"', 'precision.main_grads="bf16"', 'precision.moments="bf16"'],
+    "best, gradients in bf16": [*BEST, 'precision.main_grads="bf16"'],
+    "best, all merged": [*BEST, 'compile.merge_projections="all"'],
+    "best, captured scopes": [*BEST, 'compile.cuda_graph=["attn","mlp"]'],
+    "best, captured": [*BEST, CAPTURED],
+    "best, blocks": [*BEST, 'compile.mode="blocks"'],
+    "replicas": ["mesh.dp_shard=1", "mesh.dp_outer=2"],
+    "1 x 512": ["train.seq_len=512", "model.max_seq_len=512", "train.micro_batch=1"],
+    "best, 1 x 16,384": [*BEST, "train.seq_len=16384", "model.max_seq_len=16384", "train.micro_batch=1"],
+    "best, small vocabulary": [*BEST, "model.vocab=32000"],
+}
+GPT2 = ["model.layers=12", "model.hidden=1536", "model.heads=24", "model.vocab=50304", *SHORT, "train.micro_batch=8", "train.grad_norm=false", 'precision.compute="bf16"']
+
+
+def settings(sets):
+    """Settings, the last of each key."""
+    return [f"{k}={v}" for k, v in dict(s.split("=", 1) for s in sets).items()]
+
+
+def judged(stage, case, profile, world, visible, scenario, sets):
+    """A prediction beside a measurement of the same program: scenario, world, predicted and measured ms, by how much exposed time and
+    device memory are off, and whether the engine's memory is equal; nothing if either failed."""
+    sets = settings([*fit(world), f'mesh.hardware="{profile}"', *sets])
+    code, sim, err, _ = shardlab("sim", scenario, "--json", "--no-store", *[x for s in sets for x in ("--set", s)], timeout=60)
+    if code == 0:
+        code, run, err, s = train(scenario, "--no-grad-norms", sets=sets, timeout=60, visible=visible)
+    if code:
+        return row(stage, case, False, last_line(err)[:140])
+    a, b = sim["step_ms"]["median"], run["step_ms"]["median"]
+    ms, mr = sim["memory"], run["memory"]
+    exposed = abs(sim["exposed_ms"]["total"] - run["exposed_ms"]["total"]) / b
+    same = ms["peak_allocated_bytes"] == mr["peak_allocated_bytes"]
+    device = ms["peak_device_bytes"] / mr["peak_device_bytes"] - 1
+    row(stage, case, same, f"{b:8.2f} ms, predicted {a:8.2f} ({a / b - 1:+.1%}), exposed off by {exposed:.1%}, engine memory {'equal' if same else 'DIFFERS'}, device {device:+.1%}",
+        scenario=scenario, sets=sets, world=world, measured_ms=b, predicted_ms=a, measured_exposed=run["exposed_ms"], predicted_exposed=sim["exposed_ms"],
+        measured_memory=mr, predicted_memory=ms, seconds=s)
+    return scenario, world, a, b, exposed, device, same
+
+
+def summed_up(stage, results):
+    """A row on what predictions were off by."""
+    mid = lambda l: sorted(l)[len(l) // 2]
+    time = [abs(a / b - 1) for _, _, a, b, *_ in results]
+    exposed, device = [r[4] for r in results], [abs(r[5]) for r in results]
+    right, wrong = order(results)
+    row(stage, f"{len(results)} variants", None, f"step time off by {mid(time):.1%} (median), {max(time):.1%} (worst); exposed {mid(exposed):.1%}, {max(exposed):.1%}; "
+        f"device memory {mid(device):.1%}, {max(device):.1%}; order right in {right} of {right + wrong} pairs that differ by more than 2 %")
+
+
+def hardware():
+    """The profile that predictions rest on."""
+    made = OUT / "calibrated.toml"
+    return os.environ.get("PROFILE", str(made) if made.exists() else "h200-nvlink-exec")
+
+
+def options():
+    """Options one after another on 2 GPUs, predicted and measured; RUNS narrows them."""
+    wanted = chosen(list(OPTIONS))
+    runs = [(name, "peers-1b", ["model.layers=8", "train.steps=12", *NATIVE, *OPTIONS[name]]) for name in wanted]
+    for name in chosen(["GPT-2", "GPT-2, regions"]):
+        runs.append((name, "gpt2-tiny", ["train.steps=12", *GPT2, *([REGIONS] if "regions" in name else [])]))
+    results = []
+    for name, scenario, sets in runs:
+        if left() < 20:
+            row("options", name, None, "no time is left in this call")
+            break
+        scenario, sets = scaled(scenario, sets)
+        results.append(judged("options", name, hardware(), 2, None, scenario, sets))
+    results = [r for r in results if r]
+    if results:
+        summed_up("options", results)
+
+
 def fidelity():
     """Predictions against measurements of the same programs, on 2 GPUs (two runs at a time) and on all."""
-    made = OUT / "calibrated.toml"
-    profile = os.environ.get("PROFILE", str(made) if made.exists() else "h200-nvlink-exec")
+    profile = hardware()
     results = []
 
     def one(world, visible, scenario, sets):
         scenario, sets = scaled(scenario, sets)
         case = f"{scenario} {world}: " + (", ".join(x.split(".", 1)[-1] for x in sets if "steps" not in x) or "as it is")
-        sets = [*fit(world), f'mesh.hardware="{profile}"', *sets]
-        code, sim, err, _ = shardlab("sim", scenario, "--json", "--no-store", *[x for s in sets for x in ("--set", s)], timeout=60)
-        if code == 0:
-            code, run, err, s = train(scenario, "--no-grad-norms", sets=sets, timeout=60, visible=visible)
-        if code:
-            return row("fidelity", case, False, last_line(err)[:140])
-        a, b = sim["step_ms"]["median"], run["step_ms"]["median"]
-        ms, mr = sim["memory"], run["memory"]
-        exposed = abs(sim["exposed_ms"]["total"] - run["exposed_ms"]["total"]) / b
-        same = ms["peak_allocated_bytes"] == mr["peak_allocated_bytes"]
-        device = ms["peak_device_bytes"] / mr["peak_device_bytes"] - 1
-        results.append((scenario, world, a, b, exposed, device, same))
-        row("fidelity", case, same, f"{b:8.2f} ms, predicted {a:8.2f} ({a / b - 1:+.1%}), exposed off by {exposed:.1%}, engine memory {'equal' if same else 'DIFFERS'}, device {device:+.1%}",
-            scenario=scenario, sets=sets, world=world, measured_ms=b, predicted_ms=a, measured_exposed=run["exposed_ms"], predicted_exposed=sim["exposed_ms"],
-            measured_memory=mr, predicted_memory=ms, seconds=s)
+        found = judged("fidelity", case, profile, world, visible, scenario, sets)
+        if found:
+            results.append(found)
 
     every = gpus()
     for scenario, sets in variants(every):
@@ -246,12 +349,7 @@ def fidelity():
         for t in threads:
             t.join()
     if results:
-        mid = lambda l: sorted(l)[len(l) // 2]
-        time = [abs(a / b - 1) for _, _, a, b, *_ in results]
-        exposed, device = [r[4] for r in results], [abs(r[5]) for r in results]
-        right, wrong = order(results)
-        row("fidelity", f"{len(results)} variants", None, f"step time off by {mid(time):.1%} (median), {max(time):.1%} (worst); exposed {mid(exposed):.1%}, {max(exposed):.1%}; "
-            f"device memory {mid(device):.1%}, {max(device):.1%}; order right in {right} of {right + wrong} pairs that differ by more than 2 %")
+        summed_up("fidelity", results)
 
 
 def order(results):

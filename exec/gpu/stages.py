@@ -5,7 +5,7 @@ import tools
 from tools import left, row, rows
 import correct, measure
 
-STAGES = {f.__name__: f for f in (correct.modes, correct.goldens, correct.small, measure.speed, measure.calibrate, measure.fidelity, correct.bits,
+STAGES = {f.__name__: f for f in (correct.modes, correct.goldens, correct.small, measure.speed, measure.calibrate, measure.fidelity, measure.options, correct.bits,
                                   correct.delays, correct.checkpoint, correct.band, correct.sanitize)}
 SETS = {"first": ["modes", "goldens", "small", "speed"], "second": ["calibrate", "fidelity", "bits", "delays"]}
 
