@@ -298,7 +298,6 @@ pub(super) struct Shown {
     /// Microseconds.
     pub(super) us: f64,
     /// Of tasks beside which no other stream had one; else the kernel had none such.
-    #[cfg_attr(not(feature = "cuda"), expect(dead_code, reason = "for GPUs"))]
     pub(super) alone: bool,
 }
 

@@ -94,12 +94,7 @@ fn time(rank: &mut Rank, single: &Single) -> Result<f64, Stop> {
         let command = rank.command(single);
         rank.issue(COMPUTE_STREAM, command, n as u32)?;
     }
-    let mut all: Vec<f64> = rank
-        .end()?
-        .iter()
-        .skip(WARM)
-        .map(|t| (t.end - t.start) as f64 / 1e3)
-        .collect();
+    let mut all = rank.end_us(WARM)?;
     Ok(middle(&mut all))
 }
 

@@ -99,11 +99,7 @@ pub(super) fn measure(bench: &Bench<'_>, host: &mut Host) -> Result<(), String> 
             for n in 0..MANY {
                 rank.issue(COMPUTE_STREAM, command.clone(), n)?;
             }
-            let times = rank.end()?;
-            let mut kernels: Vec<f64> = times
-                .iter()
-                .map(|t| (t.end - t.start) as f64 / 1e3)
-                .collect();
+            let mut kernels = rank.end_us(0)?;
             let kernel = middle(&mut kernels);
             let commands = (0..GRAPH)
                 .map(|_| (COMPUTE_STREAM, command.clone()))
@@ -131,11 +127,7 @@ pub(super) fn measure(bench: &Bench<'_>, host: &mut Host) -> Result<(), String> 
                     rank.copy(SIDE, pinned.range(), device, 2 * n)?;
                     rank.copy(SIDE, device, pinned.range(), 2 * n + 1)?;
                 }
-                let times = rank.end()?;
-                let mut small: Vec<f64> = times
-                    .iter()
-                    .map(|t| (t.end - t.start) as f64 / 1e3)
-                    .collect();
+                let mut small = rank.end_us(0)?;
                 h.copy_latency_us = middle(&mut small);
                 rank.begin(false)?;
                 let start = rank.now();
@@ -211,11 +203,7 @@ pub(super) fn copies(bench: &Bench<'_>) -> Result<Option<Copies>, String> {
                         _ => to_host(rank, n)?,
                     }
                 }
-                let times = rank.end()?;
-                let mut all: Vec<f64> = times
-                    .iter()
-                    .map(|t| (t.end - t.start) as f64 / 1e3)
-                    .collect();
+                let mut all = rank.end_us(0)?;
                 *us = middle(&mut all);
             }
             rank.begin(true)?;
@@ -274,11 +262,7 @@ pub(super) fn spacing(bench: &Bench<'_>, record: bool) -> Result<f64, String> {
                 }
                 rank.device().idle()?;
                 let whole = (rank.now() - start) as f64 / 1e3 / f64::from(MANY);
-                let mut kernels: Vec<f64> = rank
-                    .end()?
-                    .iter()
-                    .map(|t| (t.end - t.start) as f64 / 1e3)
-                    .collect();
+                let mut kernels = rank.end_us(0)?;
                 best = best.min(if record { middle(&mut kernels) } else { whole });
             }
             Ok(best)

@@ -111,6 +111,12 @@ impl Rank {
         Ok(times)
     }
 
+    /// Likewise; microseconds of every task but the first `warm`, where times were kept.
+    pub(super) fn end_us(&mut self, warm: usize) -> Result<Vec<f64>, Stop> {
+        let us = |t: &TaskTimes| (t.end - t.start) as f64 / 1e3;
+        Ok(self.end()?.iter().skip(warm).map(us).collect())
+    }
+
     pub(super) fn now(&self) -> u64 {
         self.device.now()
     }

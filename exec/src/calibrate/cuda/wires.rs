@@ -95,12 +95,7 @@ pub(super) fn alone(bench: &Bench<'_>) -> Result<Vec<Table>, String> {
                 for n in 0..REPEATS {
                     rank.issue(SIDE, command.clone(), n)?;
                 }
-                let mut all: Vec<f64> = rank
-                    .end()?
-                    .iter()
-                    .skip(WARM)
-                    .map(|t| (t.end - t.start) as f64 / 1e3)
-                    .collect();
+                let mut all = rank.end_us(WARM)?;
                 rows.push((kind, bytes, middle(&mut all)));
             }
             Ok(rows)
