@@ -50,7 +50,9 @@ pub use event::{Effect, Event};
 pub use scenarios::Source;
 pub use update::update;
 
+use scenarios::Changes;
 use state::Saved;
+use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::sync::mpsc::channel;
 use theme::{Depth, Name, Theme};
@@ -62,6 +64,8 @@ pub struct Options {
     pub sources: Vec<Source>,
     /// The one that is selected, rather than the one of last time.
     pub select: Option<String>,
+    /// Changes of scenarios by name, rather than those of last time.
+    pub changes: BTreeMap<String, Changes>,
     /// Theme, rather than the one of last time.
     pub theme: Option<Name>,
     /// Folder of stored runs.
@@ -89,6 +93,7 @@ pub fn run(options: Options) -> std::io::Result<()> {
         saved.scenario.clone_from(&options.select);
         saved.filter.clear();
     }
+    saved.overrides.extend(options.changes);
     let name = options
         .theme
         .or_else(|| Name::find(saved.theme.as_deref()?))

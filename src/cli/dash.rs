@@ -1,10 +1,13 @@
 //! `shardlab dash`: the terminal dashboard.
 
+use super::args::Overrides;
 use super::output::{Failure, Out, Status};
+use crate::dash::scenarios::Changes;
 use crate::dash::theme::Name;
 use crate::dash::{Options, Source, run as show, state};
 use shardlab_plan::scenario::{self, shipped};
 use shardlab_reports::gate::baseline;
+use std::collections::BTreeMap;
 use std::io::{IsTerminal, stdin, stdout};
 use std::path::{Path, PathBuf};
 
@@ -13,6 +16,8 @@ pub(super) struct Args {
     /// Scenario files, folders of them, or names of shipped ones; all shipped ones are listed behind them
     #[arg(value_name = "SCENARIO")]
     scenarios: Vec<PathBuf>,
+    #[command(flatten)]
+    overrides: Overrides,
     /// Colours; default: those of last time, else dark. NO_COLOR is respected
     #[arg(long, value_name = "dark|light|safe|mono", value_parser = theme)]
     theme: Option<Name>,
@@ -40,10 +45,13 @@ pub(super) fn run(args: &Args, _: &mut Out) -> Result<Status, Failure> {
             "dash needs a terminal; `shardlab sim`, `sweep` and `compare` print what it shows",
         ));
     }
-    let (sources, select) = sources(&args.scenarios)?;
+    let (sources, asked) = sources(&args.scenarios)?;
+    let changes = changes(&sources[..asked], &args.overrides.set)?;
+    let select = sources[..asked].first().map(|s| s.name.clone());
     let options = Options {
         sources,
         select,
+        changes,
         theme: args.theme,
         store: args.keep.place().map(|s| s.dir().to_owned()),
         baselines: args
@@ -62,8 +70,31 @@ pub(super) fn run(args: &Args, _: &mut Out) -> Result<Status, Failure> {
     Ok(Status::Done)
 }
 
-/// Scenarios of the list, those asked for first; and the first of them.
-fn sources(asked: &[PathBuf]) -> Result<(Vec<Source>, Option<String>), Failure> {
+/// What `--set` changes of the scenarios asked for, which stand first in the list.
+fn changes(sources: &[Source], set: &[String]) -> Result<BTreeMap<String, Changes>, Failure> {
+    if set.is_empty() {
+        return Ok(BTreeMap::new());
+    }
+    if sources.is_empty() {
+        return Err(Failure::bad_input(
+            "--set changes the scenarios that are named: name one",
+        ));
+    }
+    let pairs = set.iter().filter_map(|s| s.split_once('='));
+    let changes: Changes = pairs
+        .map(|(k, v)| (k.trim().to_owned(), v.trim().to_owned()))
+        .collect();
+    // One of a folder that is broken as it is stays in the list with its reason.
+    let sound = |s: &&Source| scenario::load(&s.path, &[]).is_ok();
+    let of = |s: &Source| match scenario::load(&s.path, set) {
+        Ok(_) => Ok((s.name.clone(), changes.clone())),
+        Err(e) => Err(Failure::bad_input(e)),
+    };
+    sources.iter().filter(sound).map(of).collect()
+}
+
+/// Scenarios of the list, those asked for first; and how many these are.
+fn sources(asked: &[PathBuf]) -> Result<(Vec<Source>, usize), Failure> {
     let mut all: Vec<Source> = Vec::new();
     for path in asked {
         for file in files(path)? {
@@ -80,7 +111,7 @@ fn sources(asked: &[PathBuf]) -> Result<(Vec<Source>, Option<String>), Failure> 
             });
         }
     }
-    let first = all.first().map(|s| s.name.clone());
+    let asked = all.len();
     for (name, text) in shipped() {
         if all.iter().any(|s| s.name == *name) {
             continue;
@@ -96,7 +127,7 @@ fn sources(asked: &[PathBuf]) -> Result<(Vec<Source>, Option<String>), Failure> 
             about.join(" "),
         ));
     }
-    Ok((all, first))
+    Ok((all, asked))
 }
 
 fn source(name: String, path: PathBuf, about: String) -> Source {
@@ -142,8 +173,8 @@ mod tests {
             |name: &str, text: &str| std::fs::write(folder.path().join(name), text).unwrap();
         write("a.toml", "extends = \"llama-tiny\"\n");
         write("b.toml", "[model]\nlayer = 3\n");
-        let (all, first) = sources(&[folder.path().to_owned()]).unwrap();
-        assert_eq!(first.as_deref(), Some("a"));
+        let (all, asked) = sources(&[folder.path().to_owned()]).unwrap();
+        assert_eq!((asked, all[0].name.as_str()), (2, "a"));
         assert_eq!(all[1].name, "b");
         assert!(
             all[1].about.contains("b.toml:2:1")
@@ -154,5 +185,25 @@ mod tests {
         );
         // Asked for by name it is bad input.
         assert!(sources(&[folder.path().join("b.toml")]).is_err());
+        // It is no reason to refuse changes of the others.
+        let set = |texts: &[&str]| texts.iter().map(|t| (*t).to_owned()).collect::<Vec<_>>();
+        let all = changes(&all[..asked], &set(&["train.lr=1", "train.lr = 2"])).unwrap();
+        let lr = ("train.lr".to_owned(), "2".to_owned());
+        assert_eq!(all, BTreeMap::from([("a".to_owned(), Changes::from([lr]))]));
+    }
+
+    #[test]
+    fn changes_have_to_be_possible_and_somebodys() {
+        let said = |asked: &[&str], set: &[&str]| {
+            let asked: Vec<PathBuf> = asked.iter().map(PathBuf::from).collect();
+            let (all, asked) = sources(&asked).unwrap();
+            let set: Vec<String> = set.iter().map(|t| (*t).to_owned()).collect();
+            changes(&all[..asked], &set).map_err(|e| format!("{e:?}"))
+        };
+        assert_eq!(said(&["llama-tiny"], &[]), Ok(BTreeMap::new()));
+        assert!(said(&[], &["train.lr=1"]).unwrap_err().contains("name one"));
+        let wrong = said(&["llama-tiny"], &["train.lrr=1"]).unwrap_err();
+        assert!(wrong.contains("`lrr`") && wrong.contains("lr"), "{wrong}");
+        assert!(said(&["llama-tiny"], &["train.lr"]).is_err());
     }
 }
