@@ -251,7 +251,7 @@ OPTIONS = {
     "best, 1 x 16,384": [*BEST, "train.seq_len=16384", "model.max_seq_len=16384", "train.micro_batch=1"],
     "best, small vocabulary": [*BEST, "model.vocab=32000"],
 }
-GPT2 = ["model.layers=12", "model.hidden=1536", "model.heads=24", "model.vocab=50304", *SHORT, "train.micro_batch=8", "train.grad_norm=false", 'precision.compute="bf16"']
+GPT2 = ["train.steps=12", "model.layers=12", "model.hidden=1536", "model.heads=24", "model.vocab=50304", *SHORT, "train.micro_batch=8", "train.grad_norm=false", 'precision.compute="bf16"']
 
 
 def settings(sets):
@@ -297,17 +297,14 @@ def hardware():
 
 def options():
     """Options one after another on 2 GPUs, predicted and measured; RUNS narrows them."""
-    wanted = chosen(list(OPTIONS))
-    runs = [(name, "peers-1b", ["model.layers=8", "train.steps=12", *NATIVE, *OPTIONS[name]]) for name in wanted]
-    for name in chosen(["GPT-2", "GPT-2, regions"]):
-        runs.append((name, "gpt2-tiny", ["train.steps=12", *GPT2, *([REGIONS] if "regions" in name else [])]))
-    results = []
-    for name, scenario, sets in runs:
+    runs = {name: ("peers-1b", ["model.layers=8", "train.steps=12", *NATIVE, *sets]) for name, sets in OPTIONS.items()}
+    runs |= {"GPT-2": ("gpt2-tiny", GPT2), "GPT-2, regions": ("gpt2-tiny", [*GPT2, REGIONS])}
+    profile, results = hardware(), []
+    for name in chosen(list(runs)):
         if left() < 20:
             row("options", name, None, "no time is left in this call")
             break
-        scenario, sets = scaled(scenario, sets)
-        results.append(judged("options", name, hardware(), 2, None, scenario, sets))
+        results.append(judged("options", name, profile, 2, None, *scaled(*runs[name])))
     results = [r for r in results if r]
     if results:
         summed_up("options", results)

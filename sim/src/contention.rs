@@ -44,11 +44,10 @@ pub(crate) struct Pressure {
     to_host: u32,
     /// Collectives that move data, and copies: each keeps a core busy.
     moves: u32,
-    /// Kernels bound by arithmetic, and by memory: of these, those that fill the device.
+    /// All kernels; those bound by arithmetic; of those bound by memory, the ones that fill the device.
+    kernels: u32,
     arithmetic: u32,
     filling: u32,
-    kernels: u32,
-    sm_demand: u32,
     kernel_bandwidth: u32,
     collective_bandwidth: u32,
     nvlink: u32,
@@ -154,8 +153,9 @@ impl Rules {
 impl Pressure {
     /// Share of the SMs that kernels would use if they were alone.
     fn sm_demand(&self) -> u32 {
+        let halves = self.kernels + self.arithmetic;
         let more = if self.arithmetic > 0 { self.filling } else { 0 };
-        self.sm_demand + more * (ONE / 2)
+        (halves + more) * (ONE / 2)
     }
 
     /// Adds a running task. `idle` collectives hold SMs while they wait for other ranks, but move nothing.
@@ -174,10 +174,8 @@ impl Pressure {
                 self.kernels += 1;
                 if task.load == Load::Compute {
                     self.arithmetic += 1;
-                    self.sm_demand += ONE;
                 } else {
                     self.filling += u32::from(task.fills);
-                    self.sm_demand += ONE / 2;
                 }
                 self.kernel_bandwidth += task.bandwidth;
             }

@@ -55,6 +55,7 @@ struct Measured {
     fixed_order: Option<f64>,
     collectives: Vec<super::collectives::Table>,
     host: host::Host,
+    copies: Option<host::Copies>,
     wires: wires::Together,
     power: warm::Power,
     outside: Outside,
@@ -130,7 +131,7 @@ fn measure(
             m.collectives.sort_by_key(|t| t.ranks);
         }
     }
-    let copies = host::copies(&all).map_err(fault)?;
+    m.copies = host::copies(&all).map_err(fault)?;
     watch.say("joining for gaps between kernels");
     let spacing = host::spacing(&all, false).map_err(fault)?;
     let one = Bench::new(&factory, 1, watch);
@@ -147,7 +148,6 @@ fn measure(
         }
     }
     host::measure(&one, &mut m.host).map_err(fault)?;
-    m.host.copies = copies;
     m.host.gap_us = spacing - host::spacing(&one, true).map_err(fault)?;
     steps(&factory, watch, sharded, &mut m)?;
     warm::as_in_steps(&mut m);
@@ -397,7 +397,7 @@ fn host_cost(observed: &Observed, host: &host::Host) -> Option<f64> {
 
 /// Adds the kernels that ran on several ranks only. With several GPUs in one process times come from events, which
 /// lengthen what they measure: by as much as they lengthen what was measured without. What never ran alone was held up by what ran
-/// beside it, for as much as four times its own time: others of its class say more about it, where there are any.
+/// beside it, for as much as six times its own time: others of its class say more about it, where there are any.
 fn new_kernels(observed: &Observed, steps: &mut Totals) {
     let (mut longer, mut new) = (Vec::new(), Vec::new());
     for (launched, Shown { us, alone }) in means_alone(observed) {

@@ -43,9 +43,8 @@ fn formula(profile: &Profile, dtype: DType, result: f64, [m, n, k]: [u64; 3], ba
                 break;
             }
             // Within a wave tiles finish at different times, and what is left is split: a tenth of the quantisation is paid.
-            let waves = (tiles * split) as f64 / sms as f64;
-            let whole = waves.max(1.0);
-            let waves = whole + PAID * (whole.ceil() - whole);
+            let needed = ((tiles * split) as f64 / sms as f64).max(1.0);
+            let waves = needed + PAID * (needed.ceil() - needed);
             let inner = k.div_ceil(split) as f64 + 64.0;
             let us = waves * 2.0 * (tm * tn) as f64 * inner / (per_sm * efficiency) * 1e6;
             best = best.min(us * if split > 1 { 1.1 } else { 1.0 });

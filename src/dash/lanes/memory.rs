@@ -136,10 +136,11 @@ impl Curve {
             .max_by_key(|&i| samples[i].allocated);
         let stacks = stacks(view);
         Self {
-            stacks: match stacks.is_empty() {
-                true => stacks,
-                false => order.iter().map(|&(_, i)| stacks[i]).collect(),
-            },
+            // There are as many as samples, or none.
+            stacks: order
+                .iter()
+                .filter_map(|o| stacks.get(o.1).copied())
+                .collect(),
             peak,
             samples,
         }

@@ -34,7 +34,6 @@ pub(super) struct Host {
     pub(super) graph_gap_us: f64,
     /// 0 where it was not measured.
     pub(super) gap_us: f64,
-    pub(super) copies: Option<Copies>,
     pub(super) copy_latency_us: f64,
 }
 
@@ -184,32 +183,28 @@ pub(super) fn copies(bench: &Bench<'_>) -> Result<Option<Copies>, String> {
             };
             let host = pinned.as_ref().map(|p| p.range());
             let device = rank.scratch(2 * LARGE);
-            let to_device = |rank: &mut Rank, task| {
-                host.map_or(Ok(()), |host| {
-                    rank.copy(SIDE, half(host, false), half(device, false), task)
-                })
-            };
-            let to_host = |rank: &mut Rank, task| {
-                host.map_or(Ok(()), |host| {
-                    rank.copy(OTHER, half(device, true), half(host, true), task)
-                })
+            // Each direction on a stream and in halves of its own.
+            let copy = |rank: &mut Rank, back: bool, task| {
+                let Some(host) = host else { return Ok(()) };
+                let (host, device) = (half(host, back), half(device, back));
+                if back {
+                    rank.copy(OTHER, device, host, task)
+                } else {
+                    rank.copy(SIDE, host, device, task)
+                }
             };
             let mut alone = [0.0; 2];
-            for (i, us) in alone.iter_mut().enumerate() {
+            for (back, us) in [false, true].into_iter().zip(&mut alone) {
                 rank.begin(true)?;
                 for n in 0..COPIES {
-                    match i {
-                        0 => to_device(rank, n)?,
-                        _ => to_host(rank, n)?,
-                    }
+                    copy(rank, back, n)?;
                 }
-                let mut all = rank.end_us(0)?;
-                *us = middle(&mut all);
+                *us = middle(&mut rank.end_us(0)?);
             }
             rank.begin(true)?;
             for n in 0..COPIES {
-                to_device(rank, 2 * n)?;
-                to_host(rank, 2 * n + 1)?;
+                copy(rank, false, 2 * n)?;
+                copy(rank, true, 2 * n + 1)?;
             }
             let times: Vec<(u64, u64)> = rank.end()?.iter().map(|t| (t.start, t.end)).collect();
             let known = alone.iter().all(|us| *us > 0.0);

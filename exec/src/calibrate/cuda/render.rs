@@ -73,7 +73,7 @@ pub(super) fn profile(name: &str, m: &Measured) -> String {
     let event = d.positive("event_latency_us", m.steps.event_us, 0.0);
     let shortest = d.positive("min_kernel_us", m.steps.shortest_us, 2.0);
     let [h2d, d2h] = [("h2d_gbps", 0), ("d2h_gbps", 1)]
-        .map(|(key, i)| d.of(key, h.copies.map(|copies| copies.gbps[i]), 50.0));
+        .map(|(key, i)| d.of(key, m.copies.map(|copies| copies.gbps[i]), 50.0));
     let copy_latency = d.positive("copy_latency_us", h.copy_latency_us, 5.0);
     let mut f = Taken::default();
     let seen_together = m.gpus > 1 && m.outside.context > 0;
@@ -119,7 +119,7 @@ pub(super) fn profile(name: &str, m: &Measured) -> String {
         0.0,
     );
     let [h2d_loss, d2h_loss] = [("h2d_loss", 0), ("d2h_loss", 1)]
-        .map(|(key, i)| c.of(key, h.copies.map(|copies| copies.loss[i]), 0.0));
+        .map(|(key, i)| c.of(key, m.copies.map(|copies| copies.loss[i]), 0.0));
     let mut out = String::new();
     let _ = write!(
         out,
