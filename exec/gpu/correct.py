@@ -186,15 +186,17 @@ LIBRARIES = ("cudnn", "nvjet", "cutlass", "sm90_", "cublas", "gemm", "gemv", "nc
 
 
 def sanitize():
-    """compute-sanitizer finds nothing in two steps, op by op and compiled (with a vocabulary that a cluster keeps)."""
+    """compute-sanitizer finds nothing in two steps: op by op, compiled (with a vocabulary that a cluster keeps), and in float32
+    (our own attention, on more than one tile)."""
     tool = shutil.which("compute-sanitizer") or "/usr/local/cuda/bin/compute-sanitizer"
-    cases = [("small-native", []), ("small-pointwise", ["model.vocab=8192"])]
+    cases = [("small-native", "small-native", []), ("small-pointwise", "small-pointwise", ["model.vocab=8192"]),
+             ("small-native-f32", "small-native", ['precision.compute="f32"', "train.seq_len=96", "model.max_seq_len=96"])]
 
-    def case(scenario, sets, kind):
+    def case(title, scenario, sets, kind):
         def job():
             prefix = () if CPU else (tool, "--tool", kind, "--error-exitcode", "9")
             code, run, err, s = train(scenario, "--steps", 2, sets=[*fit(1), *sets], timeout=200, prefix=prefix)
-            (OUT / f"sanitize-{scenario}-{kind}.txt").write_text(err)
+            (OUT / f"sanitize-{title}-{kind}.txt").write_text(err)
             summary = [l.strip("= ") for l in err.splitlines() if "SUMMARY" in l]
             text = (summary or [last_line(err)])[-1][:120]
             if kind == "racecheck" and code == 9:
@@ -203,7 +205,7 @@ def sanitize():
                 own = sorted({n for n in named if not n.startswith(LIBRARIES)})
                 text += f"; in kernels of ours: {', '.join(own) or 'none'}, of libraries: {len({*named} - {*own})}"
                 code = 9 if own or not named else 0
-            row("sanitize", f"{scenario} {kind}", code == 0, f"{text}, {s:.0f} s")
+            row("sanitize", f"{title} {kind}", code == 0, f"{text}, {s:.0f} s")
         return job
     together([case(*c, k) for c in cases for k in ("memcheck", "racecheck")], 1 if CPU else 4)
 

@@ -13,6 +13,7 @@ mod dnn;
 mod error;
 mod gemm;
 mod memory;
+mod numbers;
 mod nvrtc;
 mod perform;
 mod prepare;
@@ -184,7 +185,8 @@ impl Kernels {
             Blas::new(&gpu, options.tf32, options.choose).map_err(|t| Error::new("cublasLt", t))?;
         let mut refused = Vec::new();
         let dnn = options.cudnn.then(|| {
-            Dnn::open(program.meta.deterministic, options.tf32)
+            let ordered = program.meta.deterministic;
+            Dnn::open(&gpu, ordered, options.tf32, options.choose)
                 .map_err(|why| refused.push(format!("all: {why}")))
         });
         Ok(Self {
@@ -205,7 +207,7 @@ impl Kernels {
         })
     }
 
-    /// Compiles and chooses everything that the program launches. Needs free device memory for trying matrix products out.
+    /// Compiles and chooses everything that the program launches. Needs free device memory for trying matrix products and convolutions out.
     ///
     /// # Errors
     /// [`Error`] for the first kernel that cannot be made.

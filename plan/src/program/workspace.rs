@@ -3,10 +3,11 @@
 //! It is part of the plan in that it follows from the program alone, so that a prediction of the whole device's memory needs
 //! no device. The sizes are those of the libraries that `exec` uses (cuBLASLt, cuDNN 9.19).
 
-use super::{Kernel, KernelClass, Op, Program};
+use super::{Kernel, KernelClass, Op, Program, Slot};
+use crate::model::OpKind;
 use crate::units::Bytes;
 
-/// Bytes that a matrix product may take.
+/// Bytes that a matrix product may take, and a convolution beside copies of its operands.
 pub const PRODUCT: u64 = 32 << 20;
 /// Parts of the workspace begin at multiples of this.
 pub const ALIGN: u64 = 256;
@@ -43,6 +44,23 @@ pub fn of(program: &Program) -> Bytes {
 pub fn kernel_bytes(kernel: &Kernel, deterministic: bool) -> u64 {
     match kernel.class {
         KernelClass::Gemm { m, n, k, .. } if m * n * k > 0 => PRODUCT,
+        // Tensor cores take channels last: cuDNN's kernels for 16-bit types work on copies of images, weights and results in that order.
+        KernelClass::Conv { .. } if kernel.dtype.size() == 2 => {
+            let bytes = |slot: &Slot| slot.shape.iter().product::<u64>() * 2;
+            let operands = kernel
+                .body
+                .iter()
+                .flat_map(|op| op.inputs.iter().chain(&op.outputs));
+            // One more for gradients of weights that are converted from such a copy.
+            let gradients = kernel
+                .body
+                .iter()
+                .filter(|op| matches!(op.op, OpKind::ConvGradWeight { .. }))
+                .flat_map(|op| &op.outputs);
+            let copies = operands.chain(gradients).map(bytes);
+            PRODUCT + copies.map(|b| b.next_multiple_of(ALIGN)).sum::<u64>()
+        }
+        KernelClass::Conv { .. } => PRODUCT,
         KernelClass::Attention {
             batch,
             heads,
@@ -121,5 +139,32 @@ mod tests {
         // Our own kernel keeps the dot products alone.
         let own = backward(1, 4, 256, 64, DType::F32);
         assert_eq!(kernel_bytes(&own, true), 4 * 256 * 4);
+    }
+
+    /// cuDNN 9.19 asked for 65.125 MiB on an H200 for 16 images of 256 channels of 64 x 64 and as many channels of 3 x 3 weights, whichever of the
+    /// three was the result: a copy of each.
+    #[test]
+    fn convolutions_have_room_for_copies_in_the_order_of_tensor_cores() {
+        let scenario = |compute| {
+            let text = format!(
+                "[model]\nfamily = \"cnn\"\nlayers = 2\nchannels = 256\nheight = 64\nwidth = 64\n[train]\nmicro_batch = 16\n\
+                 [mesh]\nhardware = \"h200-nvlink\"\ndp_shard = 2\n[precision]\ncompute = \"{compute}\"\n"
+            );
+            crate::plan(&crate::scenario::parse("test", &text, &[]).unwrap()).unwrap()
+        };
+        let beside = |program: &Program| {
+            let all = program.kernels.iter();
+            let convolutions = all.filter(|k| matches!(k.class, KernelClass::Conv { .. }));
+            let all: std::collections::BTreeSet<u64> = convolutions
+                .map(|k| kernel_bytes(k, false) - PRODUCT)
+                .collect();
+            all.into_iter().collect::<Vec<_>>()
+        };
+        let (image, weights) = (16 * 256 * 64 * 64 * 2, 256 * 256 * 9 * 2);
+        let copies = 2 * image + weights;
+        assert_eq!(copies, 65 * (1 << 20) + (1 << 17));
+        // And of weights' gradients once more, which are converted.
+        assert_eq!(beside(&scenario("bf16")), [copies, copies + weights]);
+        assert_eq!(beside(&scenario("f32")), [0]);
     }
 }

@@ -14,68 +14,84 @@ const SHAPES: [(&str, [u64; 8]); 6] = [
     ("8b short", [4, 4096, 32, 8, 14_336, 128_256, 4096, 1]),
 ];
 
+/// Element type, layers, channels, height and width of images, micro-batch.
+const IMAGES: [(&str, &str, [u64; 4]); 2] = [
+    ("images", "bf16", [2, 256, 64, 16]),
+    ("small images", "f32", [4, 16, 32, 32]),
+];
+
 /// The smallest of them.
 const TINY: usize = 3;
 const NATIVE: &str = "policy = \"native\"";
 const FSDP2: &str = "policy = \"fsdp2\"";
 const MEGATRON: &str = "policy = \"megatron\"";
 
-/// Name, model, variant, policy, and whether it runs on all ranks; what matters most comes first.
-pub(super) fn runs() -> Vec<(String, String, Variant, &'static str, bool)> {
-    let mut all = Vec::new();
-    let mut add_in = |dtype: &'static str,
-                      shape: usize,
-                      mode: &'static str,
-                      policy: &'static str,
-                      sharded: bool,
-                      loss: &str| {
-        let (name, [layers, hidden, heads, kv, ffn, vocab, seq, batch]) = SHAPES[shape];
-        let model = format!(
-            "[model]\nfamily = \"llama\"\nlayers = {layers}\nhidden = {hidden}\nheads = {heads}\nkv_heads = {kv}\n\
-             ffn = {ffn}\nvocab = {vocab}\nmax_seq_len = {seq}\ntie_embeddings = false\n\
-             [train]\nseq_len = {seq}\nmicro_batch = {batch}\nloss = \"{loss}\"\n"
-        );
-        let ranks = if sharded { "all ranks" } else { "one rank" };
-        let kind = policy.split('"').nth(1).unwrap_or_default();
-        all.push((
-            format!("{name}, {dtype}, {mode}, {kind}, {loss} loss, {ranks}"),
-            model,
-            (dtype, mode),
-            policy,
-            sharded,
-        ));
-    };
+/// Name, model, variant, policy, and whether it runs on all ranks.
+pub(super) type Run = (String, String, Variant, &'static str, bool);
+
+/// Steps of a decoder.
+fn tokens(
+    (dtype, mode): Variant,
+    shape: usize,
+    policy: &'static str,
+    sharded: bool,
+    loss: &str,
+) -> Run {
+    let (name, [layers, hidden, heads, kv, ffn, vocab, seq, batch]) = SHAPES[shape];
+    let model = format!(
+        "[model]\nfamily = \"llama\"\nlayers = {layers}\nhidden = {hidden}\nheads = {heads}\nkv_heads = {kv}\n\
+         ffn = {ffn}\nvocab = {vocab}\nmax_seq_len = {seq}\ntie_embeddings = false\n\
+         [train]\nseq_len = {seq}\nmicro_batch = {batch}\nloss = \"{loss}\"\n"
+    );
+    let ranks = if sharded { "all ranks" } else { "one rank" };
+    let kind = policy.split('"').nth(1).unwrap_or_default();
+    (
+        format!("{name}, {dtype}, {mode}, {kind}, {loss} loss, {ranks}"),
+        model,
+        (dtype, mode),
+        policy,
+        sharded,
+    )
+}
+
+/// Steps of convolutions.
+fn images((name, dtype, [layers, channels, side, batch]): (&str, &'static str, [u64; 4])) -> Run {
+    let model = format!(
+        "[model]\nfamily = \"cnn\"\nlayers = {layers}\nchannels = {channels}\nheight = {side}\nwidth = {side}\n\
+         [train]\nmicro_batch = {batch}\n"
+    );
+    let name = format!("{name}, {dtype}, one rank");
+    (name, model, (dtype, "off"), NATIVE, false)
+}
+
+/// All of them; what matters most comes first.
+pub(super) fn runs() -> Vec<Run> {
     let [whole, chunked] = ["materialized", "chunked"];
-    let mut add =
-        |shape, mode, policy, sharded, loss| add_in("bf16", shape, mode, policy, sharded, loss);
+    let one = |mode, shape, loss| tokens(("bf16", mode), shape, NATIVE, false, loss);
+    let all_ranks = |shape, policy| tokens(("bf16", "off"), shape, policy, true, whole);
+    let f32s = |mode, shape, loss| tokens(("f32", mode), shape, NATIVE, false, loss);
+    let mut all = Vec::new();
     for shape in [TINY, 0] {
-        add(shape, "off", NATIVE, false, whole);
-        add(shape, "regions", NATIVE, false, chunked);
+        all.push(one("off", shape, whole));
+        all.push(one("regions", shape, chunked));
     }
     // Kernels of sharding, at two sizes.
     for shape in [TINY, 0] {
-        add(shape, "off", NATIVE, true, whole);
-        add(shape, "off", MEGATRON, true, whole);
-        add(shape, "off", FSDP2, true, whole);
+        all.extend([NATIVE, MEGATRON, FSDP2].map(|policy| all_ranks(shape, policy)));
     }
-    add(TINY, "regions", NATIVE, false, whole);
-    add(0, "regions", NATIVE, false, whole);
+    all.extend([TINY, 0].map(|shape| one("regions", shape, whole)));
+    all.extend(IMAGES.map(images));
     for shape in [4, 1, 2, 5] {
-        add(shape, "off", NATIVE, false, whole);
-        add(shape, "regions", NATIVE, false, whole);
+        all.extend(["off", "regions"].map(|mode| one(mode, shape, whole)));
     }
-    for shape in [TINY, 4] {
-        add_in("f32", shape, "off", NATIVE, false, whole);
-    }
-    add_in("f32", 4, "regions", NATIVE, false, chunked);
-    let mut add =
-        |shape, mode, policy, sharded, loss| add_in("bf16", shape, mode, policy, sharded, loss);
-    add(1, "off", MEGATRON, true, whole);
+    all.extend([TINY, 4].map(|shape| f32s("off", shape, whole)));
+    all.push(f32s("regions", 4, chunked));
+    all.push(all_ranks(1, MEGATRON));
     for shape in [0, 1, 2] {
         if shape > 0 {
-            add(shape, "regions", NATIVE, false, chunked);
+            all.push(one("regions", shape, chunked));
         }
-        add(shape, "full", NATIVE, false, whole);
+        all.push(one("full", shape, whole));
     }
     all
 }

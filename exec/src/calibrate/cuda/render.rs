@@ -272,11 +272,27 @@ fn efficiency(
         let middle = middle(&mut rates);
         middle.is_finite().then(|| middle.min(1.0))
     };
+    let is_large = |shape: &[u64; 3]| shape.iter().product::<u64>() >= 1 << 32;
     let large = |dtype: DType, peak: f64| {
         let rows = m.gemm.iter().filter(|t| t.0 == dtype).flat_map(|t| &t.1);
-        let large = rows.filter(|r| r.0.iter().product::<u64>() >= 1 << 32);
+        let large = rows.filter(|r| is_large(&r.0));
         share(large.map(|r| rate(r.0, r.1) / 1e3 / peak).collect())
     };
+    let conv = m
+        .steps
+        .conv
+        .iter()
+        .filter(|((_, shape), _)| is_large(shape));
+    let conv = conv.map(|((dtype, shape), t)| {
+        let peak = if *dtype == DType::F32 {
+            f32_peak
+        } else {
+            bf16_peak
+        };
+        let product = large(*dtype, peak).unwrap_or(0.75);
+        rate(*shape, t.us()) / 1e3 / peak / product
+    });
+    let conv = share(conv.collect());
     let attention = |backward: bool| {
         let products = if backward { 5.0 } else { 2.0 };
         let rows = m.attention.iter().filter(|t| t.backward == backward);
@@ -289,7 +305,7 @@ fn efficiency(
     let mut taken = Taken::default();
     let f32s = taken.of("gemm.f32", large(DType::F32, f32_peak), 0.75);
     let bf16s = taken.of("gemm.bf16", large(DType::Bf16, bf16_peak), 0.75);
-    let conv = taken.of("conv", None, 0.7);
+    let conv = taken.of("conv", conv, 0.7);
     let forward = taken.of("attention", attention(false), 0.56);
     let backward = taken.of("attention_backward", attention(true), 0.46);
     let fixed_order = taken.of("attention_backward_fixed_order", m.fixed_order, 1.1);

@@ -22,7 +22,7 @@ pub(super) const WORKSPACE: usize = workspace::PRODUCT as usize;
 const CANDIDATES: usize = 8;
 /// A candidate wins over an earlier one only if it takes this part of its time: the order of candidates is the library's,
 /// and noise should not decide.
-const BETTER: f32 = 0.985;
+pub(super) const BETTER: f32 = 0.985;
 
 /// The library's handle and what choices depend on.
 pub(super) struct Blas {
@@ -436,7 +436,7 @@ fn sizes(p: &Product) -> [u64; 4] {
 }
 
 /// The one that takes the least time, where a later one has to take at most a part of an earlier one's.
-fn ahead(times: impl IntoIterator<Item = f32>, part: f32) -> Option<usize> {
+pub(super) fn ahead(times: impl IntoIterator<Item = f32>, part: f32) -> Option<usize> {
     let (mut best, mut least) = (None, f32::INFINITY);
     for (i, time) in times.into_iter().enumerate() {
         if time < least * part {

@@ -138,6 +138,13 @@ pub(crate) fn generate(req: &Request<'_>) -> Result<Module, Refusal> {
     Ok(module)
 }
 
+/// Generates what converts the gradient of a convolution's weights from the type of its factors.
+pub(crate) fn widen(req: &Request<'_>, op: &BodyOp) -> Result<Module, Refusal> {
+    let mut module = convolution::widen(req, op)?;
+    module.source = format!("{PREAMBLE}\n{}", module.source);
+    Ok(module)
+}
+
 fn alone(req: &Request<'_>, op: &BodyOp) -> Result<Module, Refusal> {
     match op.op {
         OpKind::RmsNormWeightGrad

@@ -1,21 +1,24 @@
 //! Attention and convolutions by cuDNN's kernels.
 
 mod backend;
+mod choice;
 mod convolution;
 mod graph;
 mod library;
 #[cfg(test)]
 mod tests;
 
+use super::cache::Cache;
 use super::codegen::Request;
 use super::error::Trouble;
+use super::{Agree, Choose};
 use crate::kernels::view;
 use backend::{Machine, Plan, Wants};
 use cudarc::cudnn::sys;
 use cudarc::driver::sys::CUstream;
 use graph::{Graph, Kind, Operand, Shape};
 use shardlab_plan::model::OpKind;
-use shardlab_plan::program::{BodyOp, Place, Slot, workspace};
+use shardlab_plan::program::{BodyOp, Place, Slot};
 use shardlab_plan::units::DType;
 
 /// Where operands lie: place and first element.
@@ -26,8 +29,11 @@ pub(super) struct Dnn {
     api: &'static library::Api,
     handle: sys::cudnnHandle_t,
     version: usize,
+    /// GPU and library version: choices are kept for these.
+    machine: String,
     ordered: bool,
     tf32: bool,
+    choose: Choose,
 }
 
 // SAFETY: the handle may move between threads; one uses it at a time.
@@ -50,7 +56,12 @@ impl Dnn {
     ///
     /// # Errors
     /// In words, if it cannot be used.
-    pub(super) fn open(ordered: bool, tf32: bool) -> Result<Self, String> {
+    pub(super) fn open(
+        gpu: &str,
+        ordered: bool,
+        tf32: bool,
+        choose: Choose,
+    ) -> Result<Self, String> {
         let api = library::api()?;
         let mut handle = std::ptr::null_mut();
         // SAFETY: the library is there; the handle is written before it is read.
@@ -62,8 +73,10 @@ impl Dnn {
             api,
             handle,
             version,
+            machine: format!("{gpu} cudnn {version}"),
             ordered,
             tf32,
+            choose,
         })
     }
 
@@ -82,35 +95,45 @@ impl Dnn {
                 zeros.push((s.place, s.offset * size, view::numel(s) as u64 * size));
             }
         }
-        self.ready("attention", graph, wants, places, zeros)
+        let on = Machine::Handle(self.handle);
+        let plan = backend::offers(&graph, on, wants, 1)?.remove(0);
+        Ok(self.ready("attention", graph, plan, places, zeros))
     }
 
     /// Makes a body's convolution ready, if the library has a kernel for it that adds up in a fixed order, multiplies float32 as
-    /// such unless TF32 is allowed, and finds room in the workspace of matrix products.
-    pub(super) fn convolution(&self, req: &Request<'_>, op: &BodyOp) -> Result<Ready, Trouble> {
+    /// such unless TF32 is allowed, and finds room in so many bytes of workspace: the fastest one of those.
+    pub(super) fn convolution(
+        &self,
+        req: &Request<'_>,
+        op: &BodyOp,
+        workspace: u64,
+        cache: &Cache,
+        agree: Option<&dyn Agree>,
+    ) -> Result<Ready, Trouble> {
         let (graph, places, dtype) = convolution::graph_of(req, op)?;
         let wants = Wants {
             ordered: true,
             exact: dtype == DType::F32 && !self.tf32,
-            workspace: workspace::PRODUCT,
+            workspace: workspace.saturating_sub(graph.scratch),
         };
-        self.ready("convolution", graph, wants, places, Vec::new())
+        let (plan, choice) = self.fastest(&graph, wants, cache, agree)?;
+        let what = format!("convolution, {choice}");
+        Ok(self.ready(&what, graph, plan, places, Vec::new()))
     }
 
     fn ready(
         &self,
         what: &str,
         graph: Graph,
-        wants: Wants,
+        plan: Plan,
         places: Places,
         zeros: Vec<(Place, u64, u64)>,
-    ) -> Result<Ready, Trouble> {
-        let plan = backend::plan(&graph, Machine::Handle(self.handle), wants)?;
+    ) -> Ready {
         let values = graph.tensors.iter().map(|t| match t.kind {
             Kind::Value(x) => x,
             _ => 0.0,
         });
-        Ok(Ready {
+        Ready {
             values: values.collect(),
             places,
             zeros,
@@ -121,7 +144,19 @@ impl Dnn {
             ),
             graph,
             plan,
-        })
+        }
+    }
+
+    /// What follows runs on a stream.
+    fn on(&self, stream: CUstream) -> Result<(), Trouble> {
+        // SAFETY: handle and stream are live.
+        match unsafe { (self.api.set_stream)(self.handle, stream.cast()) } {
+            0 => Ok(()),
+            status => Err(Trouble::Driver {
+                call: "cudnnSetStream",
+                reason: format!("status {status}"),
+            }),
+        }
     }
 
     /// Launches a graph.
@@ -135,23 +170,11 @@ impl Dnn {
         scratch: u64,
         stream: CUstream,
     ) -> Result<(), Trouble> {
-        // SAFETY: the stream is live.
-        let status = unsafe { (self.api.set_stream)(self.handle, stream.cast()) };
-        if status != 0 {
-            return Err(Trouble::Driver {
-                call: "cudnnSetStream",
-                reason: format!("status {status}"),
-            });
-        }
-        let first = a.graph.tensors.as_ptr();
-        let at = |t: &graph::Tensor| match t.kind {
+        self.on(stream)?;
+        let at = |i: usize, kind: Kind| match kind {
             Kind::Virtual => 0,
             Kind::Scratch(n) => scratch + n,
-            Kind::Value(_) => {
-                // SAFETY: `t` is an element of the graph's tensors.
-                let i = unsafe { std::ptr::from_ref(t).offset_from(first) } as usize;
-                (&raw const a.values[i]) as u64
-            }
+            Kind::Value(_) => (&raw const a.values[i]) as u64,
             Kind::Operand(o) => {
                 let found = a.places.iter().find(|p| p.0 == o);
                 found.map_or(0, |&(_, place, first)| {
@@ -174,6 +197,11 @@ impl Drop for Dnn {
 }
 
 impl Ready {
+    /// Whether the result lies in the scratch memory's first bytes, in the factors' type, and has yet to be converted.
+    pub(super) fn is_narrow(&self) -> bool {
+        convolution::is_narrow(&self.graph)
+    }
+
     /// Bytes of scratch memory.
     pub(super) fn scratch(&self) -> u64 {
         self.graph.scratch + self.plan.workspace

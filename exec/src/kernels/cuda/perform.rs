@@ -2,8 +2,8 @@
 
 use super::Kernels;
 use super::blas::Addresses;
-use super::codegen::Param;
 use super::codegen::shard::{CAPACITIES, Extra};
+use super::codegen::{Entry, Param};
 use super::error::{Error, Trouble};
 use super::prepare::{self, Plan};
 use super::ranges::{self, Batch, Fold, Work};
@@ -11,7 +11,7 @@ use super::variant::{self, Variant};
 use crate::operand::RawRange;
 use cudarc::driver::result;
 use cudarc::driver::sys::{CUdeviceptr, CUfunction, CUstream};
-use shardlab_plan::program::{InstrId, Op, Place};
+use shardlab_plan::program::{InstrId, KernelId, Op, Place};
 use shardlab_plan::units::DType;
 use std::ffi::c_void;
 
@@ -20,11 +20,7 @@ fn address(r: &RawRange) -> CUdeviceptr {
 }
 
 /// The variant that these operands make.
-fn variant_of(
-    kernel: shardlab_plan::program::KernelId,
-    reads: &[RawRange],
-    writes: &[RawRange],
-) -> Variant {
+fn variant_of(kernel: KernelId, reads: &[RawRange], writes: &[RawRange]) -> Variant {
     let arg = |r: &RawRange| super::codegen::Arg {
         dtype: r.dtype,
         align: variant::alignment([address(r)]),
@@ -111,32 +107,8 @@ pub(super) unsafe fn launch(
     }
     match &k.plans[&variant] {
         Plan::Generated(entries, _) => {
-            for (entry, f) in entries {
-                let mut values: Vec<u64> = Vec::with_capacity(entry.params.len());
-                for p in &entry.params {
-                    values.push(match *p {
-                        Param::Read(i) => address(&reads[usize::from(i)]),
-                        Param::Write(i) => address(&writes[usize::from(i)]),
-                        Param::Scratch(at) => scratch + at,
-                        Param::Tickets => k.fault + 8,
-                        Param::Fault => k.fault,
-                        Param::Kernel => u64::from(kernel.0),
-                    });
-                }
-                // SAFETY: the generator wrote the entry for these parameters; the caller promised the memory.
-                unsafe {
-                    start(
-                        *f,
-                        entry.grid,
-                        entry.block,
-                        entry.shared,
-                        &mut values,
-                        stream,
-                    )
-                }
-                .map_err(named)?;
-            }
-            Ok(())
+            // SAFETY: the caller's promise.
+            unsafe { each(k, entries, kernel, (reads, writes), scratch, stream) }.map_err(named)
         }
         Plan::Product(plan, o) => {
             let at = |(place, first): (Place, u64)| {
@@ -158,7 +130,7 @@ pub(super) unsafe fn launch(
             // SAFETY: the plan was made for operands of these shapes; the caller promised the memory.
             unsafe { k.blas.launch(plan, at, stream) }.map_err(named)
         }
-        Plan::Library(a) => {
+        Plan::Library(a, then) => {
             let Some(dnn) = &k.dnn else {
                 return Err(named(Trouble::Launch("cuDNN is closed".to_owned())));
             };
@@ -174,10 +146,51 @@ pub(super) unsafe fn launch(
                     .map_err(|e| named(Trouble::driver("cuMemsetD8Async")(e)))?;
             }
             // SAFETY: the plan was made for operands of these shapes; the caller promised the memory.
-            unsafe { dnn.launch(a, at, scratch, stream) }.map_err(named)
+            unsafe {
+                dnn.launch(a, at, scratch, stream)
+                    .and_then(|()| each(k, then, kernel, (reads, writes), scratch, stream))
+            }
+            .map_err(named)
         }
         Plan::Ranges(_) | Plan::Nothing => Ok(()),
     }
+}
+
+/// Launches generated entries one after another.
+///
+/// # Safety
+/// As [`Kernels::launch`]; the scratch memory has as many bytes as the entries' plan takes.
+unsafe fn each(
+    k: &Kernels,
+    entries: &[(Entry, CUfunction)],
+    kernel: KernelId,
+    (reads, writes): (&[RawRange], &[RawRange]),
+    scratch: CUdeviceptr,
+    stream: CUstream,
+) -> Result<(), Trouble> {
+    for (entry, f) in entries {
+        let value = |p: &Param| match *p {
+            Param::Read(i) => address(&reads[usize::from(i)]),
+            Param::Write(i) => address(&writes[usize::from(i)]),
+            Param::Scratch(at) => scratch + at,
+            Param::Tickets => k.fault + 8,
+            Param::Fault => k.fault,
+            Param::Kernel => u64::from(kernel.0),
+        };
+        let mut values: Vec<u64> = entry.params.iter().map(value).collect();
+        // SAFETY: the generator wrote the entry for these parameters; the caller promised the memory.
+        unsafe {
+            start(
+                *f,
+                entry.grid,
+                entry.block,
+                entry.shared,
+                &mut values,
+                stream,
+            )
+        }?;
+    }
+    Ok(())
 }
 
 /// Launches a function whose arguments are 8 bytes each (32-bit ones in their low half).

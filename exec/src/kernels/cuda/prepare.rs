@@ -15,19 +15,22 @@ use cudarc::driver::result;
 use cudarc::driver::sys::{CUdeviceptr, CUfunction};
 use shardlab_plan::model::OpKind;
 use shardlab_plan::program::{
-    Access, COMPUTE, Holds, InstrId, Kernel, Op, Program, SectionKind, Shape, ShardOp, StreamId,
-    workspace,
+    Access, BodyOp, COMPUTE, Holds, InstrId, Kernel, Op, Program, SectionKind, Shape, ShardOp,
+    StreamId, workspace,
 };
 use std::collections::BTreeMap;
+
+/// Launches of generated code, one after another.
+type Entries = Vec<(Entry, CUfunction)>;
 
 /// How a variant is launched.
 pub(super) enum Plan {
     /// Generated entries, one after another, and their bytes of scratch memory.
-    Generated(Vec<(Entry, CUfunction)>, u64),
+    Generated(Entries, u64),
     /// A matrix product.
     Product(blas::Plan, Operands),
-    /// Attention, or a convolution, by cuDNN.
-    Library(Box<dnn::Ready>),
+    /// Attention, or a convolution, by cuDNN; then generated entries.
+    Library(Box<dnn::Ready>, Entries),
     /// A list of ranges.
     Ranges(ShardOp),
     /// Nothing: there are no elements.
@@ -41,25 +44,29 @@ impl Plan {
 
     pub(super) fn describe(&self) -> String {
         match self {
-            Self::Generated(entries, _) => {
-                let each = entries.iter().map(|(e, f)| {
-                    let [x, y, z] = e.grid;
-                    format!(
-                        "{} of {} x {} threads, {}",
-                        e.name,
-                        u64::from(x) * u64::from(y) * u64::from(z),
-                        e.block,
-                        code::resources(*f)
-                    )
-                });
-                format!("generated: {}", each.collect::<Vec<_>>().join("; "))
-            }
+            Self::Generated(entries, _) => format!("generated: {}", listed(entries)),
             Self::Product(plan, _) => plan.choice.clone(),
-            Self::Library(a) => a.describe.clone(),
+            Self::Library(a, then) if then.is_empty() => a.describe.clone(),
+            Self::Library(a, then) => format!("{}; then {}", a.describe, listed(then)),
             Self::Ranges(op) => format!("generated: list of ranges for {}", op.name()),
             Self::Nothing => "nothing to do".to_owned(),
         }
     }
+}
+
+/// Entries in words.
+fn listed(entries: &Entries) -> String {
+    let each = entries.iter().map(|(e, f)| {
+        let [x, y, z] = e.grid;
+        format!(
+            "{} of {} x {} threads, {}",
+            e.name,
+            u64::from(x) * u64::from(y) * u64::from(z),
+            e.block,
+            code::resources(*f)
+        )
+    });
+    each.collect::<Vec<_>>().join("; ")
 }
 
 /// Functions over lists of ranges: for short lists and for long ones.
@@ -201,29 +208,26 @@ pub(super) fn one(k: &mut Kernels, variant: Variant, kernel: &Kernel) -> Result<
             }
         }
         body => {
-            let fused = match (&k.dnn, body) {
-                (Some(dnn), [only]) if is_attention(only.op) => Some(dnn.attention(&req, only)),
-                (Some(dnn), [only]) if is_convolution(only.op) => Some(dnn.convolution(&req, only)),
+            let library = match body {
+                [only] => by_library(k, &req, only, kernel),
                 _ => None,
             };
-            if let Some(Ok(ready)) = fused {
-                let bytes = ready.scratch();
-                k.plans.insert(variant, Plan::Library(Box::new(ready)));
-                return Ok(bytes);
-            }
-            if let Some(Err(why)) = fused {
-                k.refused.push(format!("{}: {why}", kernel.name));
-            }
-            let module = codegen::generate(&req)?;
-            let mut entries = Vec::new();
-            for e in module.entries {
-                let f = k.loader.function(&module.source, &e.name, e.shared)?;
-                entries.push((e, f));
-            }
-            if entries.is_empty() {
-                Plan::Nothing
-            } else {
-                Plan::Generated(entries, module.scratch)
+            match library {
+                Some(Ok((ready, then))) => {
+                    let then = then.map_or(Ok(Vec::new()), |module| loaded(k, module))?;
+                    Plan::Library(Box::new(ready), then)
+                }
+                library => {
+                    if let Some(Err(why)) = library {
+                        k.refused.push(format!("{}: {why}", kernel.name));
+                    }
+                    let module = codegen::generate(&req)?;
+                    let scratch = module.scratch;
+                    match loaded(k, module)? {
+                        entries if entries.is_empty() => Plan::Nothing,
+                        entries => Plan::Generated(entries, scratch),
+                    }
+                }
             }
         }
     };
@@ -232,22 +236,45 @@ pub(super) fn one(k: &mut Kernels, variant: Variant, kernel: &Kernel) -> Result<
     Ok(bytes)
 }
 
-fn is_attention(op: OpKind) -> bool {
-    matches!(op, OpKind::Attention { .. } | OpKind::AttentionGrad { .. })
+/// What cuDNN has for an operation, and what its result still needs; `None` if it is asked for nothing.
+fn by_library(
+    k: &Kernels,
+    req: &codegen::Request<'_>,
+    op: &BodyOp,
+    kernel: &Kernel,
+) -> Option<Result<(dnn::Ready, Option<codegen::Module>), Trouble>> {
+    let dnn = k.dnn.as_ref()?;
+    match op.op {
+        OpKind::Attention { .. } | OpKind::AttentionGrad { .. } => {
+            Some(dnn.attention(req, op).map(|ready| (ready, None)))
+        }
+        OpKind::Conv { .. } | OpKind::ConvGradInput { .. } | OpKind::ConvGradWeight { .. } => {
+            let room = workspace::kernel_bytes(kernel, k.program.meta.deterministic);
+            let ready = dnn.convolution(req, op, room, &k.cache, k.agree.as_deref());
+            Some(ready.and_then(|ready| {
+                let then = ready.is_narrow().then(|| codegen::widen(req, op));
+                Ok((ready, then.transpose()?))
+            }))
+        }
+        _ => None,
+    }
 }
 
-fn is_convolution(op: OpKind) -> bool {
-    matches!(
-        op,
-        OpKind::Conv { .. } | OpKind::ConvGradInput { .. } | OpKind::ConvGradWeight { .. }
-    )
+/// A module's entries, compiled.
+fn loaded(k: &mut Kernels, module: codegen::Module) -> Result<Entries, Trouble> {
+    let mut entries = Vec::new();
+    for e in module.entries {
+        let f = k.loader.function(&module.source, &e.name, e.shared)?;
+        entries.push((e, f));
+    }
+    Ok(entries)
 }
 
 fn scratch_of(plan: &Plan) -> u64 {
     match plan {
         Plan::Generated(_, bytes) => *bytes,
         Plan::Product(..) => WORKSPACE as u64,
-        Plan::Library(a) => a.scratch(),
+        Plan::Library(a, _) => a.scratch(),
         Plan::Ranges(_) | Plan::Nothing => 0,
     }
 }

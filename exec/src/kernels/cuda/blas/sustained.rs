@@ -6,12 +6,10 @@
 use super::{Addresses, Blas, CANDIDATES, Plan, Trouble, WORKSPACE, ahead};
 use crate::kernels::cuda::gemm::Product;
 use crate::kernels::cuda::memory::{Scratch, Stopwatch};
-use crate::train::random::Sequence;
+use crate::kernels::cuda::numbers;
 use cudarc::cublaslt::sys;
-use cudarc::driver::{result, sys as driver};
-use half::{bf16, f16};
+use cudarc::driver::result;
 use shardlab_plan::units::DType;
-use std::sync::OnceLock;
 
 /// Candidates that are asked for where some of them run under load.
 pub(super) const MORE: usize = 2 * CANDIDATES;
@@ -29,8 +27,6 @@ const COUNTED: f32 = 120e3;
 /// Bytes that launches touch before they touch the same again: several times the second-level cache, as in a step.
 const COLD: u64 = 256 << 20;
 const SETS: u64 = 8;
-/// Elements that are repeated through an operand; a prime's multiple, so that the rows of tiles are not one another's copies.
-const DISTINCT: usize = 256 * 4099;
 
 /// A candidate: what it belongs to, its settings, its time in a burst in microseconds.
 pub(super) type Contender<'a> = (&'a Plan, &'a sys::cublasLtMatmulAlgo_t, f32);
@@ -65,7 +61,7 @@ impl Load {
             for (i, (bytes, dtype, scale)) in kinds.into_iter().enumerate() {
                 let scratch = Scratch::new(bytes.next_multiple_of(256), 0)?;
                 let turn = 7919 * (4 * set as usize + i + 1);
-                fill(scratch.at, bytes, &block(dtype, scale, turn, bytes))?;
+                numbers::fill(scratch.at, bytes, dtype, scale, turn)?;
                 memory.push(scratch);
             }
             let [.., a, b, c, bias] = &memory[..] else {
@@ -91,49 +87,6 @@ impl Load {
     pub(super) fn set(&self, launch: usize) -> Addresses {
         self.sets[launch % self.sets.len()]
     }
-}
-
-/// Normally distributed numbers, always the same.
-fn normals() -> &'static [f32] {
-    static NORMALS: OnceLock<Vec<f32>> = OnceLock::new();
-    NORMALS.get_or_init(|| {
-        let mut all = Sequence::new(7, "operands");
-        (0..DISTINCT).map(|_| all.normal() as f32).collect()
-    })
-}
-
-/// At most so many bytes of the numbers from one on, in an element type.
-fn block(dtype: DType, scale: f32, turn: usize, bytes: u64) -> Vec<u8> {
-    let all = normals();
-    let (end, start) = all.split_at(turn % all.len());
-    let scaled = start.iter().chain(end).map(|x| x * scale);
-    let scaled = scaled.take(bytes.div_ceil(dtype.size()) as usize);
-    match dtype {
-        DType::Bf16 => scaled
-            .flat_map(|x| bf16::from_f32(x).to_le_bytes())
-            .collect(),
-        DType::F16 => scaled
-            .flat_map(|x| f16::from_f32(x).to_le_bytes())
-            .collect(),
-        _ => scaled.flat_map(f32::to_le_bytes).collect(),
-    }
-}
-
-/// Repeats a block through device memory.
-fn fill(at: driver::CUdeviceptr, bytes: u64, block: &[u8]) -> Result<(), Trouble> {
-    let first = block.len().min(bytes as usize);
-    // SAFETY: the memory has as many bytes; what is copied within it is written already and lies before its copy.
-    unsafe {
-        result::memcpy_htod_sync(at, &block[..first]).map_err(Trouble::driver("cuMemcpyHtoD"))?;
-        let mut done = first as u64;
-        while done < bytes {
-            let more = done.min(bytes - done);
-            result::memcpy_dtod_sync(at + done, at, more as usize)
-                .map_err(Trouble::driver("cuMemcpyDtoD"))?;
-            done += more;
-        }
-    }
-    Ok(())
 }
 
 /// Which candidates run under load, by their times in a burst: the best ones, best first.
@@ -219,18 +172,5 @@ mod tests {
         assert_eq!(contenders(&[never]), [0usize; 0]);
         assert_eq!(winner(&[[10.0, 10.2], [10.0, 10.1], [9.0, 9.1]]), 2);
         assert_eq!(winner(&[[10.0, 10.0], [9.99, 9.99]]), 0);
-    }
-
-    #[test]
-    fn operands_are_normal() {
-        let all = normals();
-        let n = all.len() as f64;
-        let moment = |k| all.iter().map(|&x| f64::from(x).powi(k)).sum::<f64>() / n;
-        assert!(moment(1).abs() < 0.01 && (moment(2) - 1.0).abs() < 0.01);
-        assert!((moment(4) - 3.0).abs() < 0.05, "{}", moment(4));
-        let bytes = block(DType::Bf16, 0.02, 5, u64::MAX);
-        assert_eq!(bytes.len(), 2 * all.len());
-        let first = bf16::from_le_bytes([bytes[0], bytes[1]]);
-        assert_eq!(first, bf16::from_f32(all[5] * 0.02));
     }
 }

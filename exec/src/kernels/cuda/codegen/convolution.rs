@@ -1,7 +1,7 @@
 //! Direct convolutions, stride 1, padded to the same size: one thread an output element, one block a weight.
 
 use super::index::{self, Index};
-use super::{Entry, Module, Refusal, Request, blocks, ctype};
+use super::{Entry, Module, Param, Refusal, Request, blocks, ctype, numel};
 use shardlab_plan::program::{BodyOp, Slot};
 
 /// Sizes of a convolution.
@@ -100,6 +100,31 @@ fn module(req: &Request<'_>, source: String, grid: u32, block: u32) -> Module {
         }],
         scratch: 0,
     }
+}
+
+/// The result from the scratch memory's first bytes, where it lies dense, in the type of the factors.
+pub(super) fn widen(req: &Request<'_>, op: &BodyOp) -> Result<Module, Refusal> {
+    let [from, _, y] = three(op)?;
+    let n = numel(y);
+    let (operands, declared) = req.operands();
+    let source = format!(
+        "typedef {} IDX;
+KERNEL(256) k0(const {}* narrow, {}) {{
+  const IDX i = (IDX)blockIdx.x * 256 + threadIdx.x;
+  if (i >= {n}u) return;
+  {}
+}}
+",
+        req.index(),
+        ctype(req.arg(from.place)?.dtype),
+        declared.join(", "),
+        target(req, y, "up(narrow[i])")?,
+    );
+    let mut module = module(req, source, blocks(n, 256)?, 256);
+    for entry in &mut module.entries {
+        entry.params = [&[Param::Scratch(0)], &operands[..]].concat();
+    }
+    Ok(module)
 }
 
 /// `x, w -> y`.

@@ -1,7 +1,7 @@
 //! The compiler accepts everything that shipped scenarios launch.
 
 use super::shard::{CAPACITIES, Ranges};
-use super::{Arg, Module, Param, Request, generate, shard};
+use super::{Arg, Module, Param, Request, generate, shard, widen};
 use crate::device::cuda::libraries::{Surroundings, folders};
 use crate::kernels::cuda::cache::Cache;
 use crate::kernels::cuda::code::{OPTIONS, key};
@@ -18,12 +18,18 @@ use std::io::Write as _;
 use std::path::{Path, PathBuf};
 use std::sync::Mutex;
 
-/// Programs of all shipped scenarios, as they are and with their blocks compiled.
+/// Programs of all shipped scenarios, as they are, with their blocks compiled, and in bf16.
 fn programs() -> impl Iterator<Item = (String, Program)> {
     scenario::shipped().iter().flat_map(|(name, _)| {
         let blocks = "compile.mode=\"blocks\"".to_owned();
         let merged = "compile.merge_projections=\"all\"".to_owned();
-        let sets = [vec![], vec![blocks.clone()], vec![blocks, merged]];
+        let bf16 = "precision.compute=\"bf16\"".to_owned();
+        let sets = [
+            vec![],
+            vec![blocks.clone()],
+            vec![blocks, merged],
+            vec![bf16],
+        ];
         sets.into_iter().filter_map(move |set| {
             // Some cannot be compiled by blocks, and sweeps are no scenarios.
             let s = scenario::load(Path::new(name), &set).ok()?;
@@ -51,6 +57,11 @@ fn sources(who: &str, program: &Program, out: &mut BTreeMap<String, String>) {
         // The planned workspace says nothing of these: they find room in that of the matrix products, which every model
         // has. A copy of what a kernel would spoil is rare, and may be larger.
         let keeps = module.source.contains(" keep");
+        if let OpKind::ConvGradWeight { .. } = kernel.body[0].op {
+            let then = widen(&v.request(&kernel.body), &kernel.body[0]).unwrap();
+            let who = || format!("{who}: conversion after {}", kernel.name);
+            out.entry(then.source).or_insert_with(who);
+        }
         let planned = workspace::kernel_bytes(kernel, true).max(workspace::PRODUCT);
         assert!(
             keeps || module.scratch <= planned,

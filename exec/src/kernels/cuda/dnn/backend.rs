@@ -8,6 +8,7 @@ use cudarc::cudnn::sys::{
     cudnnBackendDescriptor_t, cudnnBackendDescriptorType_t as Descriptor, cudnnPointwiseMode_t,
 };
 use std::ffi::c_void;
+use std::sync::Arc;
 
 /// A descriptor that is destroyed when it is dropped.
 pub(super) struct Desc {
@@ -339,15 +340,19 @@ pub(super) struct Plan {
     plan: Desc,
     /// Bytes that the plan itself needs.
     pub(super) workspace: u64,
-    _keep: Vec<Desc>,
+    _config: Desc,
+    _built: Arc<Built>,
 }
 
 /// A graph as the library holds it.
 struct Built {
     graph: Desc,
     /// What the graph refers to.
-    keep: Vec<Desc>,
+    _keep: Vec<Desc>,
 }
+
+// SAFETY: what is shared of a graph is that it lives: nothing is read or changed once it is built.
+unsafe impl Sync for Built {}
 
 fn build(g: &Graph, on: Machine<'_>) -> Result<Built, Trouble> {
     let mut tensors = Vec::new();
@@ -383,7 +388,7 @@ fn build(g: &Graph, on: Machine<'_>) -> Result<Built, Trouble> {
     graph.finish()?;
     keep.extend(ops);
     keep.extend(tensors);
-    Ok(Built { graph, keep })
+    Ok(Built { graph, _keep: keep })
 }
 
 /// What the library says about the configurations that it proposes for a graph, in its own words.
@@ -430,15 +435,21 @@ pub(super) struct Wants {
     pub(super) workspace: u64,
 }
 
-/// The first of the library's engine configurations that works and does what is wanted.
-pub(super) fn plan(g: &Graph, on: Machine<'_>, wants: Wants) -> Result<Plan, Trouble> {
-    let Built { graph, mut keep } = build(g, on)?;
+/// The first `most` of the library's engine configurations that work and do what is wanted, its favourite first; at least one.
+pub(super) fn offers(
+    g: &Graph,
+    on: Machine<'_>,
+    wants: Wants,
+    most: usize,
+) -> Result<Vec<Plan>, Trouble> {
+    let built = Arc::new(build(g, on)?);
+    let mut found = Vec::new();
     let mut trouble = Trouble::Unsupported("cuDNN has no engine for this".to_owned());
     for mode in [
         sys::cudnnBackendHeurMode_t::CUDNN_HEUR_MODE_A,
         sys::cudnnBackendHeurMode_t::CUDNN_HEUR_MODE_FALLBACK,
     ] {
-        let configs = match configurations(&graph, on, mode) {
+        let configs = match configurations(&built.graph, on, mode) {
             Ok(c) => c,
             Err(e) => {
                 trouble = e;
@@ -446,6 +457,9 @@ pub(super) fn plan(g: &Graph, on: Machine<'_>, wants: Wants) -> Result<Plan, Tro
             }
         };
         for config in configs {
+            if found.len() == most {
+                return Ok(found);
+            }
             if !wants.allow(notes(&config).as_deref()) {
                 trouble = Trouble::Unsupported(
                     "cuDNN has only kernels whose sums have no fixed order, or that round factors"
@@ -460,19 +474,20 @@ pub(super) fn plan(g: &Graph, on: Machine<'_>, wants: Wants) -> Result<Plan, Tro
                         wants.workspace
                     ));
                 }
-                Ok((plan, workspace)) => {
-                    keep.extend([graph, config]);
-                    return Ok(Plan {
-                        plan,
-                        workspace,
-                        _keep: keep,
-                    });
-                }
+                Ok((plan, workspace)) => found.push(Plan {
+                    plan,
+                    workspace,
+                    _config: config,
+                    _built: Arc::clone(&built),
+                }),
                 Err(e) => trouble = e,
             }
         }
     }
-    Err(trouble)
+    if found.is_empty() {
+        return Err(trouble);
+    }
+    Ok(found)
 }
 
 fn heuristic(
@@ -595,20 +610,20 @@ impl Plan {
     /// Launches the plan on the handle's stream.
     ///
     /// # Safety
-    /// `addresses` gives for each tensor of the graph that is in memory an address of that much live device memory (for constants,
+    /// `addresses` gives for each tensor of the graph that is in memory, by its index and kind, an address of that much live device memory (for constants,
     /// a host address), and `workspace` as many bytes as the plan needs.
     pub(super) unsafe fn execute(
         &self,
         handle: sys::cudnnHandle_t,
         g: &Graph,
-        addresses: impl Fn(&Tensor) -> u64,
+        addresses: impl Fn(usize, Kind) -> u64,
         workspace: u64,
     ) -> Result<(), Trouble> {
         let (mut ids, mut at) = (Vec::new(), Vec::new());
         for (i, t) in g.tensors.iter().enumerate() {
             if t.kind != Kind::Virtual {
                 ids.push(i as i64 + 1);
-                at.push(addresses(t));
+                at.push(addresses(i, t.kind));
             }
         }
         // A pack that is final cannot be changed, so each launch has its own.

@@ -1,19 +1,19 @@
 //! Convolutions, stride 1 and padded to the same size, as graphs of one node.
 
 use super::Places;
-use super::graph::{Direction, Graph, Kind, Node, Operand, Ty};
+use super::graph::{Direction, Graph, Kind, Node, Operand, Tensor, Ty};
 use crate::kernels::cuda::codegen::Request;
 use crate::kernels::cuda::error::Trouble;
 use crate::kernels::view;
 use shardlab_plan::model::OpKind;
-use shardlab_plan::program::{BodyOp, Slot};
+use shardlab_plan::program::{BodyOp, Slot, workspace};
 use shardlab_plan::units::DType;
 
-/// A tensor of a convolution: dimensions, strides, alignment in bytes.
-pub(super) type Tensor = ([i64; 4], [i64; 4], i64);
+/// An operand of a convolution: dimensions, strides, alignment in bytes.
+pub(super) type Lies = ([i64; 4], [i64; 4], i64);
 
 /// The graph of a direction over its input, weights and result.
-pub(super) fn graph(direction: Direction, ty: Ty, tensors: [Tensor; 3]) -> Graph {
+pub(super) fn graph(direction: Direction, ty: Ty, tensors: [Lies; 3]) -> Graph {
     let mut g = Graph::default();
     let pad = tensors[1].0[3] / 2;
     let operands = [Operand::Image, Operand::Filter, Operand::Result];
@@ -33,7 +33,31 @@ pub(super) fn graph(direction: Direction, ty: Ty, tensors: [Tensor; 3]) -> Graph
     g
 }
 
-/// The graph of a body's convolution, where its operands lie, and their type.
+/// Has the result written to scratch memory in the type of the factors, dense: the library has no gradients of weights that are wider than what
+/// they are made from. Whoever launches the graph converts them.
+fn narrow(g: &mut Graph, ty: Ty) {
+    let [Node::Convolution { filter, .. }] = g.nodes[..] else {
+        return;
+    };
+    let t = &mut g.tensors[filter];
+    let [_, b, c, d] = t.dims;
+    *t = Tensor {
+        dims: t.dims,
+        strides: [b * c * d, c * d, d, 1],
+        ty,
+        kind: Kind::Scratch(0),
+        align: 16,
+    };
+    g.scratch = t.bytes().next_multiple_of(workspace::ALIGN);
+}
+
+/// Whether [`narrow`] was here.
+pub(super) fn is_narrow(g: &Graph) -> bool {
+    matches!(g.nodes[..], [Node::Convolution { direction: Direction::Filter, filter, .. }]
+        if g.tensors[filter].kind == Kind::Scratch(0))
+}
+
+/// The graph of a body's convolution, where its operands lie, and the type of its factors.
 pub(super) fn graph_of(req: &Request<'_>, op: &BodyOp) -> Result<(Graph, Places, DType), Trouble> {
     let no = |why: &str| Trouble::Unsupported(why.to_owned());
     let ([a, b, ..], [c, ..]) = (&op.inputs[..], &op.outputs[..]) else {
@@ -49,10 +73,13 @@ pub(super) fn graph_of(req: &Request<'_>, op: &BodyOp) -> Result<(Graph, Places,
         return Err(no("a convolution does not work in place"));
     }
     let dtype = req.arg(image.place)?.dtype;
+    let widens = direction == Direction::Filter
+        && dtype.size() == 2
+        && req.arg(filter.place)?.dtype == DType::F32;
     let ty = Ty::of(dtype).ok_or_else(|| no("cuDNN does not take this type"))?;
-    let tensor = |s: &Slot| -> Result<Tensor, Trouble> {
+    let tensor = |s: &Slot| -> Result<Lies, Trouble> {
         let arg = req.arg(s.place)?;
-        if arg.dtype != dtype {
+        if arg.dtype != dtype && !(widens && std::ptr::eq(s, filter)) {
             return Err(no("a convolution's operands have different types"));
         }
         let (mut dims, mut strides) = ([0; 4], [0; 4]);
@@ -65,7 +92,7 @@ pub(super) fn graph_of(req: &Request<'_>, op: &BodyOp) -> Result<(Graph, Places,
         for (to, from) in strides.iter_mut().zip(view::strides(s)) {
             *to = from as i64;
         }
-        let offset = s.offset * dtype.size();
+        let offset = s.offset * arg.dtype.size();
         let align = u64::from(arg.align).min(1 << offset.trailing_zeros().min(4));
         Ok((dims, strides, align as i64))
     };
@@ -81,5 +108,9 @@ pub(super) fn graph_of(req: &Request<'_>, op: &BodyOp) -> Result<(Graph, Places,
         (Operand::Result, result),
     ];
     let places = places.map(|(o, s)| (o, s.place, s.offset)).to_vec();
-    Ok((graph(direction, ty, tensors), places, dtype))
+    let mut graph = graph(direction, ty, tensors);
+    if widens {
+        narrow(&mut graph, ty);
+    }
+    Ok((graph, places, dtype))
 }

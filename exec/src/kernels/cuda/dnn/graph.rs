@@ -70,6 +70,24 @@ pub(crate) struct Tensor {
     pub(crate) align: i64,
 }
 
+impl Tensor {
+    /// Bytes from its first element to behind its last one.
+    pub(super) fn bytes(&self) -> u64 {
+        let size = match self.ty {
+            Ty::F32 | Ty::I32 => 4,
+            Ty::Bf16 | Ty::F16 => 2,
+            Ty::Bool => 1,
+        };
+        let last: i64 = self
+            .dims
+            .iter()
+            .zip(self.strides)
+            .map(|(n, stride)| (n - 1) * stride)
+            .sum();
+        (last + 1).max(0) as u64 * size
+    }
+}
+
 /// Which of a convolution's tensors is computed from the other two.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Direction {

@@ -4,12 +4,16 @@ use super::backend::{Desc, Machine, Wants, proposals, verdict};
 use super::convolution;
 use super::graph::{Direction, Graph, Kind, Node, Operand, Shape, Ty, backward, forward};
 use crate::device::cuda::libraries::{Surroundings, folders};
+use crate::kernels::cuda::codegen::{Arg, Request};
 use cudarc::cudnn::sys::{
     cudnnBackendAttributeName_t as Name, cudnnBackendAttributeType_t as Type,
     cudnnBackendDescriptorType_t as Descriptor,
 };
 use libloading::os::unix::{Library, RTLD_GLOBAL, RTLD_LAZY};
+use shardlab_plan::model::OpKind;
+use shardlab_plan::program::{BodyOp, Place, Slot};
 use shardlab_plan::units::DType;
+use smallvec::{SmallVec, smallvec};
 use std::io::Write as _;
 use std::path::PathBuf;
 
@@ -179,7 +183,7 @@ fn graphs_touch_each_operand_and_make_each_value_once() {
 }
 
 /// A dense tensor.
-fn dense(dims: [i64; 4], align: i64) -> convolution::Tensor {
+fn dense(dims: [i64; 4], align: i64) -> convolution::Lies {
     let [_, c, h, w] = dims;
     (dims, [c * h * w, h * w, w, 1], align)
 }
@@ -218,4 +222,56 @@ fn there_is_an_engine_for_every_convolution_of_the_models() {
             assert!(!refused.is_ok_and(|v| fits(&v)), "{direction:?}");
         }
     }
+}
+
+/// Gradients of weights in float32 from 16-bit factors: the library refuses them, and makes those in the factors' type, which are converted.
+#[test]
+fn gradients_of_weights_that_are_wider_than_their_factors_come_narrow() {
+    let slot = |place, shape: &[u64]| Slot {
+        place,
+        offset: 0,
+        shape: shape.iter().copied().collect(),
+        strides: SmallVec::new(),
+        dtype: DType::Bf16,
+    };
+    let op = BodyOp {
+        op: OpKind::ConvGradWeight { kernel: 3 },
+        inputs: smallvec![
+            slot(Place::Read(0), &[2, 16, 6, 5]),
+            slot(Place::Read(1), &[2, 8, 6, 5])
+        ],
+        outputs: smallvec![slot(Place::Write(0), &[16, 8, 3, 3])],
+    };
+    let arg = |dtype| Arg { dtype, align: 16 };
+    let reads = [arg(DType::Bf16); 2];
+    let graph = |result| {
+        let req = Request {
+            body: std::slice::from_ref(&op),
+            reads: &reads,
+            writes: &[arg(result)],
+            same: &[None, None],
+        };
+        convolution::graph_of(&req, &op).unwrap().0
+    };
+    let wide = graph(DType::F32);
+    assert!(convolution::is_narrow(&wide));
+    assert_eq!(wide.tensors[1].ty, Ty::Bf16);
+    // 16 x 8 x 9 elements of two bytes.
+    assert_eq!((wide.tensors[1].bytes(), wide.scratch), (2304, 2304));
+    let equal = graph(DType::Bf16);
+    assert!(!convolution::is_narrow(&equal));
+    assert_eq!(equal.scratch, 0);
+    let Some(properties) = saved() else { return };
+    let on = Machine::Saved(&properties);
+    let wants = Wants {
+        ordered: true,
+        exact: false,
+        workspace: 0,
+    };
+    let offers = |g: &Graph| proposals(g, on, wants).unwrap().1;
+    assert_eq!(offers(&wide), offers(&equal));
+    assert!(offers(&wide) > 0);
+    let mut refused = equal;
+    refused.tensors[1].ty = Ty::F32;
+    assert_eq!(offers(&refused), 0);
 }

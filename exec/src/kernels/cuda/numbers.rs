@@ -1,0 +1,82 @@
+//! Operands with values as in training, for what is tried out: the power of a kernel depends on how many bits change, and numbers that repeat
+//! would let the clock stay higher than it will.
+
+use super::error::Trouble;
+use crate::train::random::Sequence;
+use cudarc::driver::result;
+use cudarc::driver::sys::CUdeviceptr;
+use half::{bf16, f16};
+use shardlab_plan::units::DType;
+use std::sync::OnceLock;
+
+/// Elements that are repeated through an operand; a prime's multiple, so that the rows of tiles are not one another's copies.
+const DISTINCT: usize = 256 * 4099;
+
+/// Fills so many bytes of live device memory with normal numbers of an element type; `turn` tells operands apart. The device has to be waited for
+/// before anyone reads them.
+pub(super) fn fill(
+    at: CUdeviceptr,
+    bytes: u64,
+    dtype: DType,
+    scale: f32,
+    turn: usize,
+) -> Result<(), Trouble> {
+    let block = block(dtype, scale, turn, bytes);
+    let first = block.len().min(bytes as usize);
+    // SAFETY: the memory has as many bytes; what is copied within it is written already and lies before its copy.
+    unsafe {
+        result::memcpy_htod_sync(at, &block[..first]).map_err(Trouble::driver("cuMemcpyHtoD"))?;
+        let mut done = first as u64;
+        while done < bytes {
+            let more = done.min(bytes - done);
+            result::memcpy_dtod_sync(at + done, at, more as usize)
+                .map_err(Trouble::driver("cuMemcpyDtoD"))?;
+            done += more;
+        }
+    }
+    Ok(())
+}
+
+/// Normally distributed numbers, always the same.
+fn normals() -> &'static [f32] {
+    static NORMALS: OnceLock<Vec<f32>> = OnceLock::new();
+    NORMALS.get_or_init(|| {
+        let mut all = Sequence::new(7, "operands");
+        (0..DISTINCT).map(|_| all.normal() as f32).collect()
+    })
+}
+
+/// At most so many bytes of the numbers from one on, in an element type.
+fn block(dtype: DType, scale: f32, turn: usize, bytes: u64) -> Vec<u8> {
+    let all = normals();
+    let (end, start) = all.split_at(turn % all.len());
+    let scaled = start.iter().chain(end).map(|x| x * scale);
+    let scaled = scaled.take(bytes.div_ceil(dtype.size()) as usize);
+    match dtype {
+        DType::Bf16 => scaled
+            .flat_map(|x| bf16::from_f32(x).to_le_bytes())
+            .collect(),
+        DType::F16 => scaled
+            .flat_map(|x| f16::from_f32(x).to_le_bytes())
+            .collect(),
+        _ => scaled.flat_map(f32::to_le_bytes).collect(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn operands_are_normal() {
+        let all = normals();
+        let n = all.len() as f64;
+        let moment = |k| all.iter().map(|&x| f64::from(x).powi(k)).sum::<f64>() / n;
+        assert!(moment(1).abs() < 0.01 && (moment(2) - 1.0).abs() < 0.01);
+        assert!((moment(4) - 3.0).abs() < 0.05, "{}", moment(4));
+        let bytes = block(DType::Bf16, 0.02, 5, u64::MAX);
+        assert_eq!(bytes.len(), 2 * all.len());
+        let first = bf16::from_le_bytes([bytes[0], bytes[1]]);
+        assert_eq!(first, bf16::from_f32(all[5] * 0.02));
+    }
+}
