@@ -10,12 +10,14 @@ mod collectives;
 mod cuda;
 mod grid;
 mod machine;
+mod own;
 mod render;
 mod single;
 mod steps;
 
 #[cfg(feature = "cuda")]
-pub use cuda::calibrate_cuda;
+pub use cuda::{Base, add_kernels_cuda, calibrate_cuda};
+pub use own::Own;
 
 use crate::train::TrainError;
 use shardlab_plan::Program;
@@ -32,6 +34,8 @@ pub struct Options {
     pub ranks: u32,
     /// Time for all of it, roughly.
     pub budget: Duration,
+    /// Scenarios whose kernels are measured too, before all others.
+    pub own: Vec<Own>,
 }
 
 impl Default for Options {
@@ -40,6 +44,7 @@ impl Default for Options {
             name: "cpu".to_owned(),
             ranks: 4,
             budget: Duration::from_secs(90),
+            own: Vec::new(),
         }
     }
 }
@@ -114,7 +119,7 @@ pub fn calibrate(options: &Options, note: &mut dyn FnMut(&str)) -> Result<Calibr
         ..Measured::default()
     };
     note("kernels within steps");
-    m.steps = steps::measure(share(0.7), m.machine.cores, note)?;
+    m.steps = steps::measure(share(0.7), m.machine.cores, &options.own, note)?;
     note("matrix products");
     m.gemm = grid::gemm(share(0.1));
     note("attention");
@@ -126,6 +131,32 @@ pub fn calibrate(options: &Options, note: &mut dyn FnMut(&str)) -> Result<Calibr
         name: options.name.clone(),
         measured: m,
     })
+}
+
+/// Layers of a scenario that are run to time its kernels.
+const OWN_LAYERS: u32 = 2;
+
+/// Measures the kernels of `options.own` alone, on one rank: tables, as text that may follow a profile of a machine with as many cores. `note` hears
+/// what is being measured.
+///
+/// # Errors
+/// [`TrainError`] when one of them cannot be planned or performed, or when the machine has another number of cores.
+pub fn add_kernels(
+    options: &Options,
+    cores: u32,
+    note: &mut dyn FnMut(&str),
+) -> Result<String, TrainError> {
+    let machine = machine::Machine::measure();
+    if machine.cores != cores {
+        return Err(TrainError::Plan(format!(
+            "the profile is of a machine with {cores} cores, and this one has {}",
+            machine.cores
+        )));
+    }
+    let mut totals = steps::Totals::default();
+    let each = options.budget / (options.own.len() as u32).max(1);
+    steps::own(&options.own, each, &mut totals, note)?;
+    Ok(render::added(&totals, &|what| machine.source(what)))
 }
 
 /// Middle time of repeated calls, microseconds: at least three calls after a first one that is not counted, and more until

@@ -8,7 +8,7 @@ mod overlap;
 mod profile;
 
 pub use figures::MemoryUse;
-pub use load::{ProfileError, load, parse, shipped};
+pub use load::{ProfileError, load, parse, shipped, text};
 pub use profile::{
     AttentionRow, AttentionTable, CollectiveName, CollectiveTable, Contention, Counted, Device,
     Efficiency, Footprint, GemmRow, GemmTable, Host, HostWork, MemoryClass, MemoryTable, Network,

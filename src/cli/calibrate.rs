@@ -4,9 +4,9 @@ mod fit;
 
 use super::output::{Failure, Out, Status, writable};
 use clap::ValueEnum;
-use shardlab_exec::calibrate::{Options, calibrate};
+use shardlab_exec::calibrate::{Options, Own, add_kernels, calibrate};
 use shardlab_reports::store::day;
-use shardlab_sim::hardware;
+use shardlab_sim::{Profile, hardware};
 use std::path::PathBuf;
 use std::time::Duration;
 
@@ -27,6 +27,15 @@ pub(super) struct Args {
     /// Roughly how many seconds to measure
     #[arg(long, value_name = "N", default_value_t = 90, value_parser = clap::value_parser!(u64).range(5..=3600))]
     seconds: u64,
+    /// Measure the kernels of this scenario too, in steps of a few of its layers (repeatable)
+    #[arg(long = "for", value_name = "SCENARIO")]
+    own: Vec<PathBuf>,
+    /// Override a key of these scenarios, for example compile.mode=regions (repeatable; the last one wins)
+    #[arg(long, value_name = "SECTION.KEY=VALUE", requires = "own")]
+    set: Vec<String>,
+    /// Measure nothing else, and add them to this profile: a file, or the name of a shipped one
+    #[arg(long, value_name = "PROFILE", requires = "own")]
+    onto: Option<String>,
 }
 
 #[derive(Clone, Copy, Debug, ValueEnum)]
@@ -48,23 +57,94 @@ impl Device {
 }
 
 #[cfg(feature = "cuda")]
-fn cuda(args: &Args, options: &Options) -> Result<String, Failure> {
+fn cuda(args: &Args, options: &Options, onto: Option<&Onto>) -> Result<String, Failure> {
+    use shardlab_exec::calibrate::{add_kernels_cuda, calibrate_cuda};
     super::exec::use_libraries(&args.library_path)?;
     // Nothing is printed before the profile, so nothing is lost where the process has to end at once.
     let stuck = |why: &str| {
         eprintln!("error: {why}");
         shardlab_exec::device::cuda::leave(Status::RUN_FAILED)
     };
-    shardlab_exec::calibrate::calibrate_cuda(options, &args.library_path, note, stuck)
-        .map_err(Failure::run)
+    let libraries = &args.library_path;
+    match onto {
+        None => calibrate_cuda(options, libraries, note, stuck),
+        Some(onto) => add_kernels_cuda(options, onto.base(), libraries, note, stuck),
+    }
+    .map_err(Failure::run)
 }
 
 #[cfg(not(feature = "cuda"))]
-fn cuda(args: &Args, _: &Options) -> Result<String, Failure> {
+fn cuda(args: &Args, _: &Options, _: Option<&Onto>) -> Result<String, Failure> {
     let _ = &args.library_path;
     Err(Failure::run(
         "no GPU can be used: this program was built without feature `cuda`",
     ))
+}
+
+fn cpu(options: &Options, onto: Option<&Onto>) -> Result<String, Failure> {
+    match onto {
+        None => {
+            let measured = calibrate(options, &mut note).map_err(Failure::run)?;
+            fit::fit(&measured, &mut note).map_err(Failure::run)
+        }
+        Some(onto) => add_kernels(options, onto.cores()?, &mut note).map_err(Failure::run),
+    }
+}
+
+/// A profile to which kernels are added.
+struct Onto {
+    profile: Profile,
+    text: String,
+}
+
+impl Onto {
+    fn load(name: &str) -> Result<Self, Failure> {
+        let bad = |e: &dyn std::fmt::Display| Failure::bad_input(format_args!("--onto: {e}"));
+        let profile = hardware::load(name).map_err(|e| bad(&e))?;
+        if profile.device.loaded_rate < 1.0 {
+            return Err(bad(&format_args!(
+                "{name} has tables of kernels on a GPU that rests (device.loaded_rate), which those within steps do not go with; take a profile that \
+                 `shardlab calibrate` made, such as h200-nvlink-exec"
+            )));
+        }
+        let text = hardware::text(name).map_err(|e| bad(&e))?.into_owned();
+        Ok(Self { profile, text })
+    }
+
+    #[cfg(feature = "cuda")]
+    fn base(&self) -> shardlab_exec::calibrate::Base {
+        let power = self.profile.power.as_ref();
+        shardlab_exec::calibrate::Base {
+            multiprocessors: self.profile.device.sms,
+            memory_mib: self.profile.device.memory_mib,
+            arithmetic_share: power.map_or(1.0, |p| p.arithmetic_share),
+            arithmetic_slope: power.map_or(0.0, |p| p.arithmetic_slope),
+        }
+    }
+
+    /// Cores that ranks share.
+    fn cores(&self) -> Result<u32, Failure> {
+        self.profile.device.shared_cores.ok_or_else(|| {
+            Failure::bad_input(
+                "--onto: the profile is none of the CPU device; `--device cuda` measures GPUs",
+            )
+        })
+    }
+
+    /// The profile's text under another name, with more tables at its end.
+    fn with(&self, name: Option<&str>, tables: &str) -> String {
+        let mut text = String::new();
+        for line in self.text.lines() {
+            match name {
+                Some(name) if line.starts_with("name = ") => {
+                    text.push_str(&format!("name = {name:?}"));
+                }
+                _ => text.push_str(line),
+            }
+            text.push('\n');
+        }
+        format!("{text}{tables}")
+    }
 }
 
 fn note(text: &str) {
@@ -88,18 +168,29 @@ pub(super) fn run(args: &Args, out: &mut Out) -> Result<Status, Failure> {
     if let Some(path) = &args.out {
         writable("--out", path)?;
     }
+    let own = args.own.iter().map(|scenario| Own {
+        scenario: scenario.clone(),
+        sets: args.set.clone(),
+    });
+    let own: Vec<Own> = own.collect();
+    for own in &own {
+        own.check().map_err(Failure::bad_input)?;
+    }
+    let onto = args.onto.as_deref().map(Onto::load).transpose()?;
     let stem = args.out.as_ref().and_then(|p| p.file_stem()?.to_str());
     let options = Options {
         name: stem.unwrap_or(args.device.name()).to_owned(),
         ranks: args.ranks,
         budget: Duration::from_secs(args.seconds),
+        own,
     };
-    let text = match args.device {
-        Device::Cpu => {
-            let measured = calibrate(&options, &mut note).map_err(Failure::run)?;
-            fit::fit(&measured, &mut note).map_err(Failure::run)?
-        }
-        Device::Cuda => cuda(args, &options)?,
+    let measured = match args.device {
+        Device::Cpu => cpu(&options, onto.as_ref())?,
+        Device::Cuda => cuda(args, &options, onto.as_ref())?,
+    };
+    let text = match &onto {
+        None => measured,
+        Some(onto) => onto.with(stem, &measured),
     };
     let text = format!("{}{text}", provenance());
     // What cannot be loaded must not be written.

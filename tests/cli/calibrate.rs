@@ -23,12 +23,92 @@ fn a_measured_profile_predicts() {
     assert!(run["measured_cost_share"].as_f64().unwrap() > 0.5);
 }
 
+/// Kernels of one's own scenario go behind a profile's tables, and are exact rows of it.
+#[test]
+fn kernels_of_a_scenario_are_added_to_a_profile() {
+    let dir = tempfile::tempdir().unwrap();
+    let profile = |name: &str| dir.path().join(name).to_str().unwrap().to_owned();
+    let (base, mine) = (profile("base.toml"), profile("mine.toml"));
+    // Of as many cores as this machine has; nothing but small matrix products was measured.
+    let cores = std::thread::available_parallelism().unwrap();
+    let shipped = include_str!("../../scenarios/hardware/cpu.toml");
+    let at = shipped.find("\n[[").unwrap();
+    let head: Vec<String> = shipped[..at]
+        .lines()
+        .map(|l| match l.starts_with("shared_cores") {
+            true => format!("shared_cores = {cores}"),
+            false => l.to_owned(),
+        })
+        .collect();
+    let table = "[[gemm]]\nsource = \"test\"\ndtype = \"f32\"\nrows = [[8, 8, 8, 1.0]]\n";
+    std::fs::write(&base, format!("{}\n\n{table}", head.join("\n"))).unwrap();
+    let set = [
+        "--set",
+        "precision.compute=\"f32\"",
+        "--set",
+        "model.vocab=131",
+    ];
+    let scenario = ["--seconds", "5", "--for", "small-native"];
+    let onto = ["calibrate", "--onto", &base, "--out", &mine];
+    let text = stdout(&[&onto[..], &scenario, &set].concat());
+    assert_eq!(text, "", "with --out nothing is printed");
+    let text = std::fs::read_to_string(&mine).unwrap();
+    assert!(
+        text.contains("name = \"mine\"") && text.contains(table),
+        "{text}"
+    );
+    // 48 tokens of 32 numbers by a vocabulary of 131, forward, and both gradients.
+    for row in ["[48, 131, 32, ", "[48, 32, 131, ", "[131, 32, 48, "] {
+        assert!(text.contains(row), "no {row} in {text}");
+    }
+    let share = |hardware: &str| {
+        let hardware = format!("mesh.hardware={hardware}");
+        let one = ["--set", "mesh.dp_shard=1", "--set", &hardware];
+        let run = &json(&[&["sim", "small-native", "--json"], &set[..], &one].concat())[0];
+        run["measured_cost_share"].as_f64().unwrap()
+    };
+    let (before, after) = (share(&base), share(&mine));
+    assert!(before < 0.5 && after > 0.95, "{before} {after}");
+}
+
 #[test]
 fn bad_arguments_are_refused() {
     for args in [
         &["calibrate", "--ranks", "0"][..],
         &["calibrate", "--seconds", "0"],
         &["calibrate", "--device", "gpu"],
+        &["calibrate", "--onto", "cpu"],
+        &["calibrate", "--set", "model.layers=1"],
+        &["calibrate", "--for", "no-such-scenario"],
+        &[
+            "calibrate",
+            "--for",
+            "small-native",
+            "--set",
+            "model.layer=1",
+        ],
+        &[
+            "calibrate",
+            "--for",
+            "small-native",
+            "--onto",
+            "no-such-profile",
+        ],
+        // Of a GPU, and of one that rests.
+        &[
+            "calibrate",
+            "--for",
+            "small-native",
+            "--onto",
+            "h200-nvlink-exec",
+        ],
+        &[
+            "calibrate",
+            "--for",
+            "small-native",
+            "--onto",
+            "h200-nvlink",
+        ],
     ] {
         shardlab(args).assert().code(2);
     }

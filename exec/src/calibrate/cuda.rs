@@ -15,8 +15,8 @@ mod warm;
 mod watch;
 mod wires;
 
-use super::Options;
 use super::steps::{Between, Observed, On, Shown, Totals, means_alone, run};
+use super::{Options, Own};
 use crate::device::cuda::{Context, CudaFactory, CudaOptions};
 use crate::train::TrainError;
 use bench::Bench;
@@ -75,8 +75,79 @@ pub fn calibrate_cuda(
     note: impl Fn(&str) + Send + Sync + 'static,
     stuck: impl FnOnce(&str) + Send + 'static,
 ) -> Result<String, TrainError> {
+    watched(options, note, stuck, |watch| {
+        measure(options, library_path, watch)
+    })
+}
+
+/// What the profile says to which kernels are added.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Base {
+    /// Multiprocessors of its GPU.
+    pub multiprocessors: u32,
+    /// Device memory, MiB.
+    pub memory_mib: u64,
+    /// Share of a step, 0 to 1, up to which arithmetic runs at full clock.
+    pub arithmetic_share: f64,
+    /// How much longer arithmetic takes above it: the fraction of its time for each unit of share.
+    pub arithmetic_slope: f64,
+}
+
+/// Device memory of GPUs of one kind, relative to one another: what the driver keeps differs.
+const SAME_MEMORY: f64 = 0.02;
+
+impl Base {
+    /// # Errors
+    /// If the profile is of another kind of GPU than this one.
+    fn fits(&self, m: &Measured) -> Result<(), TrainError> {
+        let memory = m.memory_mib as f64 / self.memory_mib.max(1) as f64;
+        if self.multiprocessors == m.multiprocessors && (memory - 1.0).abs() < SAME_MEMORY {
+            return Ok(());
+        }
+        Err(TrainError::Plan(format!(
+            "the profile is of a GPU with {} multiprocessors and {} MiB, and this one, {}, has {} and {} MiB",
+            self.multiprocessors, self.memory_mib, m.gpu, m.multiprocessors, m.memory_mib
+        )))
+    }
+}
+
+/// Measures the kernels of `options.own` alone, on one GPU and on up to `options.ranks`: tables, as text that may follow the text of a profile, whose
+/// clock they are brought to. The rest is as in [`calibrate_cuda`].
+///
+/// # Errors
+/// [`TrainError`] when there is no GPU or one of another kind than the profile's, when a scenario cannot be planned or performed, or a deadline
+/// passes.
+pub fn add_kernels_cuda(
+    options: &Options,
+    base: Base,
+    library_path: &[PathBuf],
+    note: impl Fn(&str) + Send + Sync + 'static,
+    stuck: impl FnOnce(&str) + Send + 'static,
+) -> Result<String, TrainError> {
+    watched(options, note, stuck, |watch| {
+        let (factory, mut m) = open(options, library_path)?;
+        base.fits(&m)?;
+        let power = warm::Power {
+            share: base.arithmetic_share,
+            slope: base.arithmetic_slope,
+        };
+        let own = jobs(options, m.gpus, vec![models::shared()]);
+        let sharded = sharded_steps(&factory, &own, m.gpus, watch)?;
+        steps(&factory, &own, watch, sharded, Some(power), &mut m)?;
+        watch.say("done");
+        Ok(render::added(&m))
+    })
+}
+
+/// Runs something under a watch, whose verdict counts.
+fn watched(
+    options: &Options,
+    note: impl Fn(&str) + Send + Sync + 'static,
+    stuck: impl FnOnce(&str) + Send + 'static,
+    measure: impl FnOnce(&Watch) -> Result<String, TrainError>,
+) -> Result<String, TrainError> {
     let watch = Watch::start(options.budget, Limits::of(options.budget), note, stuck);
-    let measured = measure(options, library_path, &watch);
+    let measured = measure(&watch);
     match (&measured, watch.verdict()) {
         (_, Some(verdict)) => return Err(TrainError::Plan(verdict)),
         (Err(e), None) => watch.failed(&e.to_string()),
@@ -85,28 +156,38 @@ pub fn calibrate_cuda(
     measured
 }
 
-fn measure(
+/// The GPUs that are there, and what they are.
+fn open(
     options: &Options,
     library_path: &[PathBuf],
-    watch: &Watch,
-) -> Result<String, TrainError> {
+) -> Result<(CudaFactory, Measured), TrainError> {
     let fault = |e: String| TrainError::Plan(e);
     let count = crate::device::cuda::gpus(library_path).map_err(|e| fault(e.to_string()))?;
-    let ranks = options.ranks.min(count).max(1);
     let context = Context::new(0, library_path).map_err(|e| fault(e.to_string()))?;
     let (_, total) = context.memory().map_err(|e| fault(e.to_string()))?;
     let factory = CudaFactory::new(CudaOptions {
         library_path: library_path.to_vec(),
         ..CudaOptions::default()
     });
-    let mut m = Measured {
+    let m = Measured {
         gpu: context.name.clone(),
-        gpus: ranks,
+        gpus: options.ranks.min(count).max(1),
         driver: context.driver,
         multiprocessors: context.multiprocessors,
         memory_mib: total >> 20,
         ..Measured::default()
     };
+    Ok((factory, m))
+}
+
+fn measure(
+    options: &Options,
+    library_path: &[PathBuf],
+    watch: &Watch,
+) -> Result<String, TrainError> {
+    let fault = |e: String| TrainError::Plan(e);
+    let (factory, mut m) = open(options, library_path)?;
+    let ranks = m.gpus;
     // First: whatever runs leaves code of libraries on the device.
     watch.say("memory beside the engine's");
     if let Err(e) = footprint(&factory, ranks, watch, &mut m) {
@@ -135,7 +216,8 @@ fn measure(
     watch.say("joining for gaps between kernels");
     let spacing = host::spacing(&all, false).map_err(fault)?;
     let one = Bench::new(&factory, 1, watch);
-    let sharded = sharded_steps(&factory, ranks, watch);
+    let jobs = jobs(options, ranks, models::runs());
+    let sharded = sharded_steps(&factory, &jobs, ranks, watch)?;
     watch.say("matrix products, attention, host");
     grid::measure(&one, &mut m).map_err(fault)?;
     if watch.late(ORDERS) {
@@ -149,7 +231,7 @@ fn measure(
     }
     host::measure(&one, &mut m.host).map_err(fault)?;
     m.host.gap_us = spacing - host::spacing(&one, true).map_err(fault)?;
-    steps(&factory, watch, sharded, &mut m)?;
+    steps(&factory, &jobs, watch, sharded, None, &mut m)?;
     warm::as_in_steps(&mut m);
     watch.say("done");
     Ok(render::profile(&options.name, &m))
@@ -296,39 +378,96 @@ fn on<'a>(factory: &'a CudaFactory, beat: &'a dyn Fn()) -> On<'a, CudaFactory> {
     }
 }
 
+/// Layers of a user's scenario that are run: most of what follows from how much of a step is arithmetic is seen in so many.
+const OWN_LAYERS: u32 = 8;
+
+/// Steps to run.
+enum Job<'a> {
+    /// Of a model of the calibration's own.
+    Model(models::Run),
+    /// Of a user's scenario, on one rank or on all.
+    Own { own: &'a Own, sharded: bool },
+}
+
+impl Job<'_> {
+    fn name(&self) -> String {
+        match self {
+            Self::Model((name, ..)) => name.clone(),
+            Self::Own { own, sharded } => {
+                let ranks = if *sharded { "all ranks" } else { "one rank" };
+                format!("{}, {ranks}", own.name())
+            }
+        }
+    }
+
+    fn is_sharded(&self) -> bool {
+        match self {
+            Self::Model((.., sharded)) | Self::Own { sharded, .. } => *sharded,
+        }
+    }
+
+    fn run(&self, on: &On<'_, CudaFactory>, ranks: u32) -> Result<Observed, TrainError> {
+        match self {
+            Self::Model((_, model, variant, policy, _)) => {
+                run(on, model, *variant, policy, ranks, Duration::ZERO)
+            }
+            Self::Own { own, .. } => own.observe(on, OWN_LAYERS, ranks, Duration::ZERO),
+        }
+    }
+}
+
+/// The user's scenarios first: there is time for them.
+fn jobs(options: &Options, ranks: u32, models: Vec<models::Run>) -> Vec<Job<'_>> {
+    let ways = if ranks > 1 {
+        &[true, false][..]
+    } else {
+        &[false]
+    };
+    let own = options.own.iter();
+    let own = own.flat_map(|own| ways.iter().map(move |&sharded| Job::Own { own, sharded }));
+    own.chain(models.into_iter().map(Job::Model)).collect()
+}
+
 /// Training steps of several ranks, as long as there is time for them.
-fn sharded_steps(factory: &CudaFactory, ranks: u32, watch: &Watch) -> Vec<Observed> {
+fn sharded_steps(
+    factory: &CudaFactory,
+    jobs: &[Job<'_>],
+    ranks: u32,
+    watch: &Watch,
+) -> Result<Vec<Observed>, TrainError> {
     if ranks == 1 {
-        return Vec::new();
+        return Ok(Vec::new());
     }
     let beat = || watch.beat();
     let on = on(factory, &beat);
     let spent = watch.spent();
     let share = spent + (1.0 - spent).max(0.0) * SHARDED;
     let mut all = Vec::new();
-    for (name, model, variant, policy, sharded) in models::runs() {
-        if !sharded {
-            continue;
-        }
+    for job in jobs.iter().filter(|j| j.is_sharded()) {
+        let name = job.name();
         if watch.late(share) {
             watch.say(&format!("no time for {name} and what follows on all"));
             break;
         }
         watch.say(&name);
-        match run(&on, &model, variant, policy, ranks, Duration::ZERO) {
-            Ok(observed) => all.push(observed),
+        match (job.run(&on, ranks), job) {
+            (Ok(observed), _) => all.push(observed),
+            (Err(e), Job::Own { .. }) => return Err(e),
             // The profile can do without what only several ranks show.
-            Err(e) => watch.say(&format!("{name}: {e}")),
+            (Err(e), Job::Model(_)) => watch.say(&format!("{name}: {e}")),
         }
     }
-    all
+    Ok(all)
 }
 
-/// Times within training steps: of one rank, as long as there is time, and what those of all ranks have shown.
+/// Times within training steps: of one rank, as long as there is time, and what those of all ranks have shown. How the clock depends on what a step
+/// does is told, or follows from them.
 fn steps(
     factory: &CudaFactory,
+    jobs: &[Job<'_>],
     watch: &Watch,
     sharded: Vec<Observed>,
+    power: Option<warm::Power>,
     m: &mut Measured,
 ) -> Result<(), TrainError> {
     let beat = || watch.beat();
@@ -336,8 +475,9 @@ fn steps(
     let mut between = Between::default();
     let mut hosts = Vec::new();
     let mut alone = Vec::new();
-    for (name, model, variant, policy, sharded) in models::runs() {
-        if sharded && m.gpus > 1 {
+    for job in jobs {
+        let name = job.name();
+        if job.is_sharded() && m.gpus > 1 {
             continue;
         }
         if watch.late(1.0) {
@@ -345,14 +485,14 @@ fn steps(
             break;
         }
         watch.say(&name);
-        let observed = match run(&on, &model, variant, policy, 1, Duration::ZERO) {
-            Ok(observed) => observed,
+        let observed = match (job.run(&on, 1), job) {
+            (Ok(observed), _) => observed,
             // Smaller devices have no room for the larger ones, and the profile can do without.
-            Err(e) if sharded || !alone.is_empty() => {
+            (Err(e), Job::Model(_)) if job.is_sharded() || !alone.is_empty() => {
                 watch.say(&format!("{name}: {e}"));
                 continue;
             }
-            Err(e) => return Err(e),
+            (Err(e), _) => return Err(e),
         };
         if m.gpus == 1 {
             m.outside.context = m.outside.context.max(observed.foreign.unwrap_or(0));
@@ -361,7 +501,7 @@ fn steps(
         hosts.extend(host_cost(&observed, &m.host));
         alone.push(warm::Paced::of(&observed));
     }
-    m.power = warm::Power::of(&alone);
+    m.power = power.unwrap_or_else(|| warm::Power::of(&alone));
     for run in &alone {
         for (kernel, moved, us) in run.at_full_clock(m.power) {
             m.steps.add(kernel, moved, us);

@@ -273,8 +273,26 @@ shared_wait_us = {wait}
 pub(super) fn tables(out: &mut String, t: &Tables<'_>) {
     products(out, t);
     attention(out, t);
+    memory_classes(out, t);
     memory(out, t);
     collectives(out, t);
+}
+
+/// Tables of kernels alone, as text that may follow a profile's own: what a profile says of whole classes stays as it is.
+pub(super) fn added(steps: &Totals, source: &dyn Fn(&str) -> String) -> String {
+    let mut out = String::new();
+    let t = Tables {
+        source,
+        steps,
+        gemm: &[],
+        attention: &[],
+        collectives: &[],
+        between: "",
+    };
+    products(&mut out, &t);
+    attention(&mut out, &t);
+    memory(&mut out, &t);
+    out
 }
 
 fn efficiency(out: &mut String, m: &Measured, memory_gbps: f64) {
@@ -402,28 +420,39 @@ fn attention(out: &mut String, m: &Tables<'_>) {
     }
 }
 
+/// A table of memory-bound kernels: of one operation, or of a class.
+fn memory_table(
+    out: &mut String,
+    source: &str,
+    (class, op, dtype): (&str, Option<&str>, DType),
+    rows: &[(u64, f64)],
+) {
+    let _ = write!(
+        out,
+        "\n[[memory]]\nsource = \"{source}\"\nclass = \"{class}\"\n"
+    );
+    if let Some(op) = op {
+        let _ = writeln!(out, "op = \"{op}\"");
+    }
+    let _ = write!(
+        out,
+        "dtype = \"{dtype}\"\nin_step = true\nbytes = \"moved\"\n{}",
+        by_bytes(rows)
+    );
+}
+
+fn memory_classes(out: &mut String, m: &Tables<'_>) {
+    let source = (m.source)("within steps");
+    for ((class, dtype), rows) in classes(m.steps) {
+        memory_table(out, &source, (class, None, dtype), &rows);
+    }
+}
+
 fn memory(out: &mut String, m: &Tables<'_>) {
     let source = (m.source)("within steps");
-    let mut table = |class: &str, op: Option<&str>, dtype: DType, rows: &[(u64, f64)]| {
-        let _ = write!(
-            out,
-            "\n[[memory]]\nsource = \"{source}\"\nclass = \"{class}\"\n"
-        );
-        if let Some(op) = op {
-            let _ = writeln!(out, "op = \"{op}\"");
-        }
-        let _ = write!(
-            out,
-            "dtype = \"{dtype}\"\nin_step = true\nbytes = \"moved\"\n{}",
-            by_bytes(rows)
-        );
-    };
-    for ((class, dtype), rows) in classes(m.steps) {
-        table(class, None, dtype, &rows);
-    }
     for ((class, op, dtype), rows) in &m.steps.memory {
         let rows: Vec<(u64, f64)> = rows.iter().map(|(b, t)| (*b, t.us())).collect();
-        table(class, Some(op), *dtype, &rows);
+        memory_table(out, &source, (class, Some(op), *dtype), &rows);
     }
 }
 

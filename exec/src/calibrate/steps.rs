@@ -6,14 +6,14 @@ mod totals;
 pub(super) use between::Between;
 pub(super) use totals::Totals;
 
-use super::{Trial, quantile};
+use super::{OWN_LAYERS, Own, Trial, quantile};
 use crate::device::{CpuFactory, DeviceFactory};
 use crate::engine::{ExecOptions, RankInputs, Session, StepInputs, StepResult, World};
 use crate::train::{Feed, StateLayout, TrainError, init, schedule};
 use shardlab_plan::lower::tape_of;
 use shardlab_plan::program::{KernelId, Op, Program};
 use shardlab_plan::record::Span;
-use shardlab_plan::scenario;
+use shardlab_plan::scenario::{self, Scenario};
 use shardlab_plan::units::Bytes;
 use std::collections::BTreeMap;
 use std::sync::{Arc, OnceLock};
@@ -50,7 +50,7 @@ pub(super) struct On<'a, F> {
 }
 
 impl On<'static, CpuFactory> {
-    fn cpu() -> Self {
+    pub(super) fn cpu() -> Self {
         static FACTORY: OnceLock<CpuFactory> = OnceLock::new();
         Self {
             factory: FACTORY.get_or_init(CpuFactory::default),
@@ -198,10 +198,26 @@ impl Observed {
     }
 }
 
-/// Runs all models.
+/// Kernels of the user's scenarios on one rank of the CPU device, for so long each.
+pub(super) fn own(
+    all: &[Own],
+    each: Duration,
+    totals: &mut Totals,
+    note: &mut dyn FnMut(&str),
+) -> Result<(), TrainError> {
+    let on = On::cpu();
+    for own in all {
+        note(&own.name());
+        totals.add_all(&own.observe(&on, OWN_LAYERS, 1, each)?);
+    }
+    Ok(())
+}
+
+/// Runs all models, and the user's scenarios before them.
 pub(super) fn measure(
     budget: Duration,
     cores: u32,
+    scenarios: &[Own],
     note: &mut dyn FnMut(&str),
 ) -> Result<Totals, TrainError> {
     let models = models();
@@ -213,19 +229,17 @@ pub(super) fn measure(
     let turns = if cores <= MOST_CORES { 2 * cores } else { 0 };
     let crowd = if turns > 0 { &SHARDED[..2] } else { &[] };
     let runs = alone + sharded.len() * (SHARDED.len() * EAGER.len() + crowd.len());
-    let one = budget / runs as u32;
+    let one = budget / (runs + scenarios.len()) as u32;
     let begin = Instant::now();
     let late = |model: usize| model >= LEAST_SHARDED && begin.elapsed() > 2 * budget;
     let mut totals = Totals::default();
     let mut between = Between::default();
+    own(scenarios, one, &mut totals, note)?;
     for m in &models {
         for variant in m.variants {
             let observed = run(&on, &m.text, *variant, SHARDED[0].1, 1, one)?;
             between.add(&observed);
-            for (launched, us) in means(&observed) {
-                let kernel = &observed.program.kernels[launched.kernel.index()];
-                totals.add(kernel, launched.moved, us);
-            }
+            totals.add_all(&observed);
         }
     }
     note("sharded steps");
@@ -351,12 +365,23 @@ pub(super) fn run<F: DeviceFactory>(
     time: Duration,
 ) -> Result<Observed, TrainError> {
     let text = scenario_text(on.hardware, model, variant, policy, ranks);
+    let scenario =
+        scenario::parse("calibration", &text, &[]).map_err(|e| TrainError::Plan(e.to_string()))?;
+    run_scenario(on, &scenario, time)
+}
+
+/// Steps of a scenario, with data of its own.
+pub(super) fn run_scenario<F: DeviceFactory>(
+    on: &On<'_, F>,
+    scenario: &Scenario,
+    time: Duration,
+) -> Result<Observed, TrainError> {
     let fault = |e: String| TrainError::Plan(e);
-    let scenario = scenario::parse("calibration", &text, &[]).map_err(|e| fault(e.to_string()))?;
-    let program = Arc::new(shardlab_plan::plan(&scenario).map_err(|e| fault(e.to_string()))?);
-    let tape = tape_of(&scenario).map_err(|e| fault(e.to_string()))?;
+    let program = Arc::new(shardlab_plan::plan(scenario).map_err(|e| fault(e.to_string()))?);
+    let tape = tape_of(scenario).map_err(|e| fault(e.to_string()))?;
+    let ranks = program.meta.world;
     let layout = StateLayout::new(&program)?;
-    let feed = Feed::new(&scenario, &program, &tape.consts, None, 1)?;
+    let feed = Feed::new(scenario, &program, &tape.consts, None, 1)?;
     let options = ExecOptions {
         record: on.recorded,
         timeout: on.timeout,

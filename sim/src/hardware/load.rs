@@ -3,6 +3,7 @@
 use super::overlap;
 use super::profile::{AttentionRow, GemmRow, MemoryClass, Profile};
 use shardlab_plan::units::DType;
+use std::borrow::Cow;
 use std::path::Path;
 
 macro_rules! shipped {
@@ -70,8 +71,16 @@ pub fn shipped() -> Vec<&'static str> {
 /// # Errors
 /// When there is no such profile, or when it does not parse or has impossible numbers.
 pub fn load(name_or_path: &str) -> Result<Profile, ProfileError> {
-    if let Some(&(name, text)) = SHIPPED.iter().find(|&&(name, _)| name == name_or_path) {
-        return parse(name, text);
+    parse(name_or_path, &text(name_or_path)?)
+}
+
+/// The text of a shipped profile by name, or of a profile file by path.
+///
+/// # Errors
+/// When there is no such profile.
+pub fn text(name_or_path: &str) -> Result<Cow<'static, str>, ProfileError> {
+    if let Some(&(_, text)) = SHIPPED.iter().find(|&&(name, _)| name == name_or_path) {
+        return Ok(text.into());
     }
     let path = Path::new(name_or_path);
     if !path.is_file() {
@@ -79,11 +88,11 @@ pub fn load(name_or_path: &str) -> Result<Profile, ProfileError> {
             name: name_or_path.to_owned(),
         });
     }
-    let text = std::fs::read_to_string(path).map_err(|e| ProfileError::Io {
+    let read = std::fs::read_to_string(path).map_err(|e| ProfileError::Io {
         path: name_or_path.to_owned(),
         message: e.to_string(),
     })?;
-    parse(name_or_path, &text)
+    Ok(read.into())
 }
 
 /// Parses and checks a profile; `path` names it in errors.

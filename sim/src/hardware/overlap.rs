@@ -2,9 +2,10 @@
 //!
 //! A profile may have several tables of one kind of kernel: measured in running layers, for example, and alone. The first that has
 //! a shape counts. The rows of a later one, which only it has, are scaled by how the two differ on the shapes they share, in the
-//! median: a shape beside a measured one must not cost more or less because it is only in the other table.
+//! median: a shape beside a measured one must not cost more or less because it is only in the other table. Tables of kernels bound by memory are
+//! interpolated, and so become one.
 
-use super::profile::{AttentionRow, GemmRow, Profile};
+use super::profile::{AttentionRow, GemmRow, MemoryTable, Profile};
 use std::collections::HashMap;
 use std::hash::Hash;
 
@@ -21,6 +22,41 @@ pub(super) fn reconcile(p: &mut Profile) {
         |r: &mut AttentionRow| ([r.0, r.1, r.2, r.3, r.4], r.5),
         |r, us| r.5 = us,
     );
+    p.memory = joined(std::mem::take(&mut p.memory));
+}
+
+/// One table for each kind of kernel bound by memory.
+fn joined(tables: Vec<MemoryTable>) -> Vec<MemoryTable> {
+    let mut all: Vec<MemoryTable> = Vec::new();
+    for table in tables {
+        let kind = |t: &MemoryTable| (t.class, t.op.clone(), t.dtype, t.in_step, t.counted());
+        let Some(first) = all.iter_mut().find(|t| kind(t) == kind(&table)) else {
+            all.push(table);
+            continue;
+        };
+        let known: HashMap<u64, f64> = first.rows.iter().copied().collect();
+        let ratios = table
+            .rows
+            .iter()
+            .filter_map(|(b, us)| Some(known.get(b)? / us));
+        let ratio = median(ratios.collect());
+        let new = table
+            .rows
+            .into_iter()
+            .filter(|(b, _)| !known.contains_key(b));
+        first.rows.extend(new.map(|(b, us)| (b, us * ratio)));
+        first.rows.sort_by_key(|r| r.0);
+    }
+    all
+}
+
+/// The middle one; 1 of none.
+fn median(mut ratios: Vec<f64>) -> f64 {
+    ratios.sort_by(f64::total_cmp);
+    match ratios.len() {
+        0 => 1.0,
+        n => ratios[(n - 1) / 2].midpoint(ratios[n / 2]),
+    }
 }
 
 fn agree<T, R, K: Eq + Hash + Copy, S: Eq + Hash + Copy>(
@@ -32,18 +68,11 @@ fn agree<T, R, K: Eq + Hash + Copy, S: Eq + Hash + Copy>(
     let mut known: HashMap<(K, S), f64> = HashMap::new();
     for table in tables {
         let (kind, rows) = parts(table);
-        let mut ratios: Vec<f64> = rows
-            .iter_mut()
-            .filter_map(|r| {
-                let (shape, us) = row(r);
-                Some(known.get(&(kind, shape))? / us)
-            })
-            .collect();
-        ratios.sort_by(f64::total_cmp);
-        let ratio = match ratios.len() {
-            0 => 1.0,
-            n => ratios[(n - 1) / 2].midpoint(ratios[n / 2]),
-        };
+        let ratios = rows.iter_mut().filter_map(|r| {
+            let (shape, us) = row(r);
+            Some(known.get(&(kind, shape))? / us)
+        });
+        let ratio = median(ratios.collect());
         rows.retain_mut(|r| {
             let (shape, us) = row(r);
             set(r, us * ratio);
@@ -59,7 +88,7 @@ fn agree<T, R, K: Eq + Hash + Copy, S: Eq + Hash + Copy>(
 #[cfg(test)]
 mod tests {
     use super::super::load;
-    use crate::hardware::{GemmRow, GemmTable};
+    use crate::hardware::{GemmRow, GemmTable, MemoryTable};
     use shardlab_plan::units::DType;
 
     #[test]
@@ -87,5 +116,36 @@ mod tests {
         assert_eq!(rows(1), [(1, 1.0), (9, 2.0)]);
         assert_eq!(rows(2), [(4, 40.0)]);
         assert_eq!(rows(3), [(5, 50.0)]);
+    }
+
+    #[test]
+    fn tables_of_one_kind_of_kernel_bound_by_memory_become_one() {
+        let shipped = |name| load(name).unwrap().memory;
+        let first = shipped("cpu")[0].clone();
+        let table = |op: Option<&str>, rows: &[(u64, f64)]| MemoryTable {
+            op: op.map(str::to_owned),
+            rows: rows.to_vec(),
+            ..first.clone()
+        };
+        let all = super::joined(vec![
+            table(Some("a"), &[(10, 1.0), (30, 3.0)]),
+            table(Some("b"), &[(20, 9.0)]),
+            // Twice as long on what both have.
+            table(Some("a"), &[(20, 5.0), (30, 6.0), (40, 8.0)]),
+            table(None, &[(20, 7.0)]),
+        ]);
+        assert_eq!(
+            all,
+            [
+                table(Some("a"), &[(10, 1.0), (20, 2.5), (30, 3.0), (40, 4.0)]),
+                table(Some("b"), &[(20, 9.0)]),
+                table(None, &[(20, 7.0)]),
+            ]
+        );
+        // What is shipped says everything once.
+        for name in crate::hardware::shipped() {
+            let once = shipped(name);
+            assert_eq!(super::joined(once.clone()), once, "{name}");
+        }
     }
 }

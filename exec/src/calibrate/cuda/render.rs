@@ -1,7 +1,9 @@
 //! The profile as text.
 
 use super::{Measured, middle};
-use crate::calibrate::render::{CLASSES, Tables, Taken, classes, num, rate, tables};
+use crate::calibrate::render::{
+    CLASSES, Tables, Taken, added as tables_of_kernels, classes, num, rate, tables,
+};
 use shardlab_plan::units::DType;
 use std::fmt::Write;
 
@@ -22,6 +24,27 @@ fn sheet(gpu: &str) -> Option<Sheet> {
 /// Of a GPU whose sheet is not known.
 const ASSUMED: Sheet = (60.0, 900.0, 3000.0, 50, 300.0);
 
+/// GPUs and driver.
+fn machine(m: &Measured) -> String {
+    let driver = format!("{}.{}", m.driver / 1000, m.driver % 1000 / 10);
+    format!("{} {}, CUDA {driver}", m.gpus, m.gpu)
+}
+
+/// What was measured, where and by what.
+fn source(m: &Measured, what: &str) -> String {
+    let machine = machine(m);
+    let what = what.replace(
+        "alone",
+        "alone, long ones as slow as steps have shown them to be",
+    );
+    format!("{what}: measured on {machine}, by shardlab calibrate --device cuda")
+}
+
+/// Tables of kernels that may follow a profile's own.
+pub(super) fn added(m: &Measured) -> String {
+    tables_of_kernels(&m.steps, &|what| source(m, what))
+}
+
 /// The profile's text.
 pub(super) fn profile(name: &str, m: &Measured) -> String {
     let known = sheet(&m.gpu);
@@ -31,15 +54,8 @@ pub(super) fn profile(name: &str, m: &Measured) -> String {
     } else {
         "assumed, this GPU's data sheet is not known"
     };
-    let driver = format!("{}.{}", m.driver / 1000, m.driver % 1000 / 10);
-    let machine = format!("{} {}, CUDA {driver}", m.gpus, m.gpu);
-    let source = |what: &str| {
-        let what = what.replace(
-            "alone",
-            "alone, long ones as slow as steps have shown them to be",
-        );
-        format!("{what}: measured on {machine}, by shardlab calibrate --device cuda")
-    };
+    let machine = machine(m);
+    let source = |what: &str| source(m, what);
     let h = &m.host;
     let mib = |bytes: u64| bytes.div_ceil(1 << 20);
     let bus = m

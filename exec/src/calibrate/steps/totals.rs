@@ -1,5 +1,6 @@
 //! What steps showed, by what kernels are.
 
+use super::{Observed, means};
 use crate::calibrate::Trial;
 use shardlab_plan::program::{Kernel, KernelClass};
 use shardlab_plan::units::{Bytes, DType};
@@ -76,6 +77,14 @@ impl Totals {
                 rows.entry(bytes).or_default().add(us);
             }
             None => {}
+        }
+    }
+
+    /// Every kernel of a run of one rank.
+    pub(in crate::calibrate) fn add_all(&mut self, observed: &Observed) {
+        for (launched, us) in means(observed) {
+            let kernel = &observed.program.kernels[launched.kernel.index()];
+            self.add(kernel, launched.moved, us);
         }
     }
 
