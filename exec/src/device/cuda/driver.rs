@@ -117,6 +117,14 @@ impl Event {
         })
     }
 
+    /// The host waits for what was recorded last.
+    pub(crate) fn host_wait(&self) -> Result<(), CudaError> {
+        // SAFETY: the handle is alive.
+        check("cuEventSynchronize", unsafe {
+            sys::cuEventSynchronize(self.0)
+        })
+    }
+
     pub(crate) fn is_done(&self) -> Result<bool, CudaError> {
         // SAFETY: the handle is alive.
         done("cuEventQuery", unsafe { sys::cuEventQuery(self.0) })
