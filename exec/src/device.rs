@@ -76,8 +76,17 @@ pub enum Command {
         /// Byte.
         byte: u8,
     },
-    /// Host data into device memory.
+    /// An input of the step, from the host into device memory.
     Upload {
+        /// Instruction that allocates its memory.
+        instr: InstrId,
+        /// Range.
+        to: RawRange,
+        /// Data of the same length.
+        data: Arc<[u8]>,
+    },
+    /// What a buffer holds at first, from the host into device memory.
+    Preset {
         /// Instruction that made it necessary.
         instr: InstrId,
         /// Range.
@@ -117,6 +126,7 @@ impl Command {
             | Self::Wait { instr, .. }
             | Self::Fill { instr, .. }
             | Self::Upload { instr, .. }
+            | Self::Preset { instr, .. }
             | Self::Squares { instr, .. }
             | Self::Read { instr, .. } => instr,
         }
@@ -127,7 +137,7 @@ impl Command {
     pub const fn is_task(&self) -> bool {
         matches!(
             self,
-            Self::Launch { .. } | Self::Collective { .. } | Self::Copy { .. }
+            Self::Launch { .. } | Self::Collective { .. } | Self::Copy { .. } | Self::Upload { .. }
         )
     }
 }

@@ -323,6 +323,19 @@ impl Program {
         &self.instrs[section.instrs.start as usize..section.instrs.end as usize]
     }
 
+    /// The buffer into which an instruction sends data of the host: that of an input which is new in every micro-batch, where
+    /// its memory is allocated, on the buffer's stream. Inputs that stay are allocated in [`SectionKind::Init`].
+    #[must_use]
+    pub fn upload(&self, instr: InstrId) -> Option<BufferId> {
+        let Op::Alloc(id) = self.instrs[instr.index()].op else {
+            return None;
+        };
+        let buffer = &self.buffers[id.index()];
+        let input = buffer.role == Role::Input && matches!(buffer.holds, Holds::Const(_));
+        let stays = |init: &Section| init.instrs.contains(&instr.0);
+        (input && !self.section(SectionKind::Init).is_some_and(stays)).then_some(id)
+    }
+
     /// Ranges a launch reads.
     #[must_use]
     pub fn reads(&self, op: &Op) -> &[Access] {

@@ -166,7 +166,7 @@ impl RunView {
         self.instrs.get(at)
     }
 
-    /// Name of an instruction: its kernel, collective or copy; `alloc` or `free`.
+    /// Name of an instruction: its kernel, collective or copy; `input`, `alloc` or `free`.
     #[must_use]
     pub fn name_of(&self, instr: &InstrView) -> &str {
         self.names.get(instr.name as usize).map_or("", |n| n)

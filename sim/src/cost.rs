@@ -9,9 +9,12 @@ pub(crate) use table::log_interpolate;
 
 use crate::hardware::{MemoryClass, Profile};
 use crate::network::Network;
-use shardlab_plan::program::{CopyKind, Kernel, KernelClass, Op, Program, Traffic};
+use shardlab_plan::program::{
+    BufferId, CopyKind, InstrId, Kernel, KernelClass, Op, Program, Traffic,
+};
 use shardlab_plan::units::{DType, Picos};
 use std::borrow::Cow;
+use std::collections::BTreeMap;
 
 /// A price: time alone, and whether it comes from measured rows.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -39,7 +42,7 @@ pub(crate) enum Load {
     ToHost,
 }
 
-/// Cost of one kernel, collective or copy: what the engine needs to know about it.
+/// Cost of one kernel, collective, copy or input: what the engine needs to know about it.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Cost {
     /// Time alone, picoseconds.
@@ -64,7 +67,7 @@ pub(crate) struct Cost {
     pub(crate) measured: bool,
 }
 
-/// Prices of a program on a profile: kernels, then collectives, then copies, by index.
+/// Prices of a program on a profile: kernels, then collectives, then copies, by index; then inputs from the host.
 #[derive(Debug)]
 pub(crate) struct Costs {
     /// All costs.
@@ -73,6 +76,10 @@ pub(crate) struct Costs {
     pub(crate) collectives: usize,
     /// Index of the first copy.
     pub(crate) copies: usize,
+    /// Index of the first input.
+    pub(crate) inputs: usize,
+    /// By buffer: index of the input that is sent into it.
+    uploads: BTreeMap<BufferId, usize>,
     /// The profile does not say what a fixed order of sums costs in attention's backward, which this program asks for: it is
     /// priced as in any order.
     any_order: bool,
@@ -105,32 +112,39 @@ impl Costs {
             all.push(network.cost(collective));
         }
         for copy in &program.copies {
-            let d = &profile.device;
-            let bytes = copy.to.bytes.max(copy.from.bytes) as f64;
-            let (load, gbps, bandwidth) = match copy.kind {
-                CopyKind::H2d => (Load::ToDevice, d.h2d_gbps, d.h2d_gbps / d.memory_gbps),
-                CopyKind::D2h => (Load::ToHost, d.d2h_gbps, d.d2h_gbps / d.memory_gbps),
-                CopyKind::D2d => (Load::Copy, d.memory_gbps * 0.4, 0.8),
-            };
-            all.push(Cost {
-                work: Picos::from_us(d.copy_latency_us + bytes / gbps / 1e3).0,
-                load,
-                bandwidth: share(bandwidth),
-                nvlink: 0,
-                nic: 0,
-                bytes: 0,
-                comm: 0,
-                fills: false,
-                on_engines: false,
-                measured: false,
+            let bytes = copy.to.bytes.max(copy.from.bytes);
+            all.push(copy_cost(copy.kind, bytes, profile));
+        }
+        let inputs = all.len();
+        let mut uploads = BTreeMap::new();
+        for buffer in (0..program.instrs.len() as u32).filter_map(|i| program.upload(InstrId(i))) {
+            uploads.entry(buffer).or_insert_with(|| {
+                let bytes = program.buffers[buffer.index()].bytes.0;
+                all.push(copy_cost(CopyKind::H2d, bytes, profile));
+                all.len() - 1
             });
         }
         Self {
             all,
             collectives,
             copies,
+            inputs,
+            uploads,
             any_order: program.meta.deterministic
                 && profile.efficiency.attention_backward_fixed_order.is_none(),
+        }
+    }
+
+    /// Index of what an instruction costs the device; none for what runs on no stream.
+    pub(crate) fn index(&self, program: &Program, instr: InstrId) -> Option<usize> {
+        match program.instrs[instr.index()].op {
+            Op::Launch { kernel, .. } => Some(kernel.index()),
+            Op::Collective { id, .. } => Some(self.collectives + id.index()),
+            Op::Copy { id, .. } => Some(self.copies + id.index()),
+            _ => {
+                let buffer = program.upload(instr)?;
+                self.uploads.get(&buffer).copied()
+            }
         }
     }
 
@@ -148,6 +162,27 @@ impl Costs {
         for cost in self.all.iter_mut().filter(|c| c.load == Load::Compute) {
             cost.work = (cost.work as f64 * factor) as u64;
         }
+    }
+}
+
+fn copy_cost(kind: CopyKind, bytes: u64, profile: &Profile) -> Cost {
+    let d = &profile.device;
+    let (load, gbps, bandwidth) = match kind {
+        CopyKind::H2d => (Load::ToDevice, d.h2d_gbps, d.h2d_gbps / d.memory_gbps),
+        CopyKind::D2h => (Load::ToHost, d.d2h_gbps, d.d2h_gbps / d.memory_gbps),
+        CopyKind::D2d => (Load::Copy, d.memory_gbps * 0.4, 0.8),
+    };
+    Cost {
+        work: Picos::from_us(d.copy_latency_us + bytes as f64 / gbps / 1e3).0,
+        load,
+        bandwidth: share(bandwidth),
+        nvlink: 0,
+        nic: 0,
+        bytes: 0,
+        comm: 0,
+        fills: false,
+        on_engines: false,
+        measured: false,
     }
 }
 

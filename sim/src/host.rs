@@ -2,13 +2,15 @@
 
 use crate::cost::Costs;
 use crate::hardware::Profile;
-use shardlab_plan::program::{HostWorkKind, Instr, Op, Program, Section, SectionKind};
+use shardlab_plan::program::{
+    HostWorkKind, Instr, InstrId, Op, Program, Section, SectionKind, StreamId,
+};
 use shardlab_plan::units::Picos;
 
 /// What the host does after spending `Code::cost`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Action {
-    /// Enqueue a kernel, copy or collective: index into [`Costs::all`].
+    /// Enqueue a kernel, collective, copy or input: index into [`Costs::all`].
     Task,
     /// The same as a node of a captured graph.
     GraphTask,
@@ -167,26 +169,31 @@ impl SectionCode {
             } else {
                 Action::Task
             };
-            let (action, arg, stream) = match instr.op {
-                Op::Launch { kernel, stream, .. } => (task, kernel.index(), stream.0),
-                Op::Collective { id, stream } => {
-                    (task, costs_of.collectives + id.index(), stream.0)
-                }
-                Op::Copy { id, stream } => (task, costs_of.copies + id.index(), stream.0),
-                Op::Record { event, stream } => (Action::Record, event.index(), stream.0),
-                Op::Wait { event, stream } => (Action::Wait, event.index(), stream.0),
-                Op::HostWait(event) => (Action::HostWait, event.index(), 0),
-                Op::Alloc(_)
-                | Op::Free(_)
-                | Op::HostWork { .. }
-                | Op::GraphBegin(_)
-                | Op::GraphEnd(_) => continue,
+            let id = InstrId(section.instrs.start + i as u32);
+            // An instruction without a cost on the device is no task.
+            let issued = |stream: StreamId| {
+                costs_of
+                    .index(program, id)
+                    .map(|cost| (task, cost, stream.0))
+            };
+            let step = match instr.op {
+                Op::Launch { stream, .. }
+                | Op::Collective { stream, .. }
+                | Op::Copy { stream, .. } => issued(stream),
+                Op::Alloc(buffer) => issued(program.buffers[buffer.index()].stream),
+                Op::Record { event, stream } => Some((Action::Record, event.index(), stream.0)),
+                Op::Wait { event, stream } => Some((Action::Wait, event.index(), stream.0)),
+                Op::HostWait(event) => Some((Action::HostWait, event.index(), 0)),
+                Op::Free(_) | Op::HostWork { .. } | Op::GraphBegin(_) | Op::GraphEnd(_) => None,
+            };
+            let Some((action, arg, stream)) = step else {
+                continue;
             };
             tasks += usize::from(action == task);
             codes.push(Code {
                 cost: pending,
                 arg: arg as u32,
-                instr: section.instrs.start + i as u32,
+                instr: id.0,
                 stream,
                 action,
             });

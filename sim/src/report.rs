@@ -12,7 +12,7 @@ use crate::hardware::Profile;
 use crate::host::{self, HostCosts};
 use crate::memory::MemoryRun;
 use crate::options::Options;
-use shardlab_plan::program::{InstrId, Op, Program, SectionKind};
+use shardlab_plan::program::{InstrId, Program, SectionKind};
 use shardlab_plan::record::{
     Clock, CostSources, MemoryReport, MemorySample, PeakAt, Run, RunKind, Span, StepRecord,
     collective_stats,
@@ -314,21 +314,11 @@ fn memory(parts: &Parts<'_>, rank: &Rank<'_>, last: usize) -> MemoryReport {
     }
 }
 
-/// Cost index of a span's instruction.
-fn cost_index(program: &Program, span: &Span, costs: &Costs) -> Option<usize> {
-    match program.instrs[span.instr.index()].op {
-        Op::Launch { kernel, .. } => Some(kernel.index()),
-        Op::Collective { id, .. } => Some(costs.collectives + id.index()),
-        Op::Copy { id, .. } => Some(costs.copies + id.index()),
-        _ => None,
-    }
-}
-
 fn sources(program: &Program, spans: &[Span], costs: &Costs) -> CostSources {
     let mut sources = CostSources::default();
     let mut busy = vec![0u64; costs.all.len()];
     for span in spans {
-        if let Some(i) = cost_index(program, span, costs) {
+        if let Some(i) = costs.index(program, span.instr) {
             busy[i] += span.alone.0;
         }
     }
@@ -348,7 +338,8 @@ fn sources(program: &Program, spans: &[Span], costs: &Costs) -> CostSources {
             let collective = &program.collectives[i - costs.collectives];
             collective.kind.name().to_owned()
         } else {
-            "copy".to_owned()
+            let kind = if i < costs.inputs { "copy" } else { "input" };
+            kind.to_owned()
         };
         *by_name.entry(name).or_default() += time;
     }

@@ -1,10 +1,10 @@
 //! Shipped scenarios through plan and simulator.
 
-use shardlab_plan::program::{CollectiveKind, Program};
+use shardlab_plan::program::{COMPUTE, CollectiveKind, Op, Program};
 use shardlab_plan::record::Run;
 use shardlab_plan::scenario;
 use shardlab_plan::units::Picos;
-use shardlab_sim::{Options, critical_path, hardware, simulate};
+use shardlab_sim::{Options, Profile, critical_path, hardware, simulate};
 use std::path::Path;
 
 fn planned(name: &str, overrides: &[&str]) -> Program {
@@ -119,6 +119,45 @@ fn a_measured_step_is_predicted() {
         .map(|s| (s.end - s.start).ms())
         .sum();
     near(products, 89.4, 0.10, "matrix products ms");
+}
+
+/// 8,192 rows of 1,024 numbers in bf16, and what they should become in float32, at 55 GB/s behind 5 us, as copies take on pinned
+/// memory.
+#[test]
+fn inputs_take_the_time_of_copies_from_the_host() {
+    let text = "[model]\nfamily = \"linear\"\nlayers = 4\nhidden = 1024\n\
+        [train]\nmicro_batch = 8192\ngrad_accum = 2\n[mesh]\nhardware = \"h200-nvlink\"\ndp_shard = 4\n";
+    let scenario = scenario::parse("t", text, &[]).unwrap();
+    let program = shardlab_plan::plan(&scenario).unwrap();
+    let mut profile = hardware::load("h200-nvlink").unwrap();
+    let d = &profile.device;
+    assert_eq!((d.h2d_gbps, d.copy_latency_us), (55.0, 5.0));
+    let step = |profile: &Profile| {
+        let r = simulate(&program, profile, &Options::default()).unwrap();
+        let sent = r.spans.iter();
+        let sent: Vec<_> = sent.filter(|s| program.upload(s.instr).is_some()).collect();
+        // All of them before the first kernel, one behind the other.
+        let first = r.spans.iter().find(|s| {
+            let op = program.instrs[s.instr.index()].op;
+            matches!(op, Op::Launch { stream, .. } if stream == COMPUTE)
+        });
+        assert!(sent.iter().all(|s| s.stream == COMPUTE));
+        assert!(sent.is_sorted_by(|a, b| a.end < b.start));
+        assert!(sent.last().unwrap().end < first.unwrap().start);
+        let alone: Vec<f64> = sent.iter().map(|s| s.alone.us()).collect();
+        (alone, r.step_samples[0].us())
+    };
+    let (alone, before) = step(&profile);
+    let us = |bytes: f64| 5.0 + 8192.0 * 1024.0 * bytes / 55e3;
+    for (got, wanted) in alone.iter().zip([us(2.0), us(4.0), us(2.0), us(4.0)]) {
+        assert!((got - wanted).abs() < 1e-3, "{alone:?}");
+    }
+    assert_eq!(alone.len(), 4);
+    // Twice the rate saves half of what the bytes take: nothing else fills the compute stream then.
+    profile.device.h2d_gbps = 110.0;
+    let saved = before - step(&profile).1;
+    let half = alone.iter().map(|us| us - 5.0).sum::<f64>() / 2.0;
+    assert!((saved / half - 1.0).abs() < 0.05, "{saved} of {half}");
 }
 
 #[test]

@@ -4,6 +4,7 @@ use crate::predict::{PredictError, Prediction, Profiles, predict};
 use serde::Serialize;
 use shardlab_plan::Scenario;
 use shardlab_plan::program::{COMPUTE, HostWorkKind, Op, SectionKind};
+use shardlab_plan::record::Span;
 use shardlab_plan::scenario::{CompileMode, ScenarioError};
 use shardlab_plan::units::{Bytes, Picos};
 use shardlab_sim::Options;
@@ -38,7 +39,11 @@ impl Mode {
     /// The mode that a prediction was made in.
     #[must_use]
     pub fn of(p: &Prediction) -> Self {
-        let compute = p.run.spans.iter().filter(|s| s.stream == COMPUTE);
+        let launched = |s: &&Span| {
+            let op = p.program.instrs[s.instr.index()].op;
+            s.stream == COMPUTE && matches!(op, Op::Launch { .. })
+        };
+        let compute = p.run.spans.iter().filter(launched);
         let work = &p.profile.host.work;
         let count = |kind| {
             Picos::from_us(

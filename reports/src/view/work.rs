@@ -14,7 +14,7 @@ pub enum Work {
     Attention,
     /// Norms, pointwise, softmax, embeddings: bound by memory bandwidth.
     Memory,
-    /// Copies into and out of communication buffers, casts, fills.
+    /// Copies into and out of communication buffers, inputs from the host, casts, fills.
     Copy,
     /// Optimizer and gradient norm.
     Optimizer,
@@ -47,7 +47,10 @@ impl Work {
                 _ => Self::OtherCollective,
             },
             Op::Copy { .. } => Self::Copy,
-            _ => return None,
+            _ => {
+                program.upload(instr)?;
+                Self::Copy
+            }
         })
     }
 
@@ -90,14 +93,15 @@ impl Work {
     }
 }
 
-/// Name of the kernel, collective or copy of an instruction; empty for what runs on no device stream.
+/// Name of the kernel, collective or copy of an instruction, `input` where it sends one to the device; empty for what runs on no
+/// device stream.
 #[must_use]
 pub fn name(program: &Program, instr: InstrId) -> &str {
     match program.instrs[instr.index()].op {
         Op::Launch { kernel, .. } => &program.kernels[kernel.index()].name,
         Op::Collective { id, .. } => program.collectives[id.index()].kind.name(),
         Op::Copy { .. } => "copy",
-        _ => "",
+        _ => program.upload(instr).map_or("", |_| "input"),
     }
 }
 
@@ -108,7 +112,10 @@ pub fn bytes(program: &Program, instr: InstrId) -> u64 {
         op @ Op::Launch { .. } => program.traffic(&op).moved().0,
         Op::Collective { id, .. } => program.collectives[id.index()].bytes.0,
         Op::Copy { id, .. } => program.copies[id.index()].from.bytes,
-        _ => 0,
+        _ => {
+            let upload = program.upload(instr);
+            upload.map_or(0, |b| program.buffers[b.index()].bytes.0)
+        }
     }
 }
 

@@ -107,10 +107,14 @@ impl Worker {
                 unsafe { to.ptr.write_bytes(byte, to.bytes) };
             }
             Command::Upload { to, ref data, .. } => {
-                let bytes = to.bytes.min(data.len());
-                // SAFETY: likewise; the data are the host's and apart from device memory.
-                unsafe { to.ptr.copy_from_nonoverlapping(data.as_ptr(), bytes) };
+                let ready = shared.now();
+                assert!(!crash, "injected panic in an input");
+                // SAFETY: the interpreter's promise on ranges that it submits.
+                unsafe { write(to, data) };
+                self.log(entry.task, entry.issued, ready, None);
             }
+            // SAFETY: likewise.
+            Command::Preset { to, ref data, .. } => unsafe { write(to, data) },
             Command::Read { from, slot, .. } => {
                 // SAFETY: likewise, four bytes of float32.
                 let bits = unsafe { from.ptr.cast::<u32>().read_unaligned() };
@@ -252,6 +256,16 @@ impl Worker {
             lock(&self.shared.times[self.stream.index()]).push(times);
         }
     }
+}
+
+/// Puts data of the host into device memory.
+///
+/// # Safety
+/// The range is backed memory that nothing else uses meanwhile.
+unsafe fn write(to: RawRange, data: &[u8]) {
+    let bytes = to.bytes.min(data.len());
+    // SAFETY: the caller's promise; the data are the host's and apart from device memory.
+    unsafe { to.ptr.copy_from_nonoverlapping(data.as_ptr(), bytes) };
 }
 
 fn comm_trouble(e: CommError) -> Trouble {

@@ -170,7 +170,7 @@ impl CudaDevice {
                     sys::cuMemsetD8Async(to.ptr.addr() as u64, byte, to.bytes, raw.0)
                 })?;
             }
-            Command::Upload { to, ref data, .. } => {
+            Command::Upload { to, ref data, .. } | Command::Preset { to, ref data, .. } => {
                 let bytes = to.bytes.min(data.len());
                 self.staging
                     .upload(&data[..bytes], to.ptr.addr() as u64, raw)?;
@@ -278,7 +278,7 @@ impl CudaDevice {
                 }
                 Ok(())
             }
-            Command::Upload { .. } => {
+            Command::Upload { .. } | Command::Preset { .. } => {
                 let what = "host data cannot be part of a captured scope".to_owned();
                 Err(Refused::Words(FailureKind::Program, what))
             }

@@ -6,8 +6,7 @@ use crate::engine::rank::Issued;
 use crate::operand::RawRange;
 use shardlab_plan::memory::AllocError;
 use shardlab_plan::program::{
-    BufferId, EventId, Holds, HostWorkKind, Instr, InstrId, Op, Program, Role, SectionKind,
-    StreamId,
+    BufferId, EventId, Holds, HostWorkKind, Instr, InstrId, Op, Program, SectionKind, StreamId,
 };
 use shardlab_plan::record::MemorySample;
 use shardlab_plan::units::Picos;
@@ -179,9 +178,7 @@ impl<D: Device> Rank<D> {
             _ if self.options.poison => Pending::Poison,
             _ => Pending::Nothing,
         };
-        if let (Role::Input, Holds::Const(c)) = (b.role, b.holds)
-            && section != SectionKind::Init
-        {
+        if let (Some(_), Holds::Const(c)) = (program.upload(id), b.holds) {
             let found = with.inputs.get(instr.micro_batch, c);
             let Some(data) = found.filter(|d| d.len() as u64 == b.bytes.0) else {
                 let what = format!(
@@ -196,7 +193,7 @@ impl<D: Device> Rank<D> {
             let data = Arc::clone(data);
             self.pending[buffer.index()] = Pending::Nothing;
             let to = self.range(id, buffer, 0, b.bytes.0)?;
-            self.submit(
+            self.task(
                 b.stream,
                 Command::Upload {
                     instr: id,
@@ -288,7 +285,7 @@ impl<D: Device> Rank<D> {
             Pending::Zero => fill(0),
             Pending::Poison => fill(POISON),
             Pending::Preset => match self.presets.remove(&buffer) {
-                Some(data) => Command::Upload {
+                Some(data) => Command::Preset {
                     instr: id,
                     to,
                     data,
