@@ -17,7 +17,7 @@ mod steps;
 
 #[cfg(feature = "cuda")]
 pub use cuda::{Base, add_kernels_cuda, calibrate_cuda};
-pub use own::Own;
+pub use own::{Added, Own};
 
 use crate::train::TrainError;
 use shardlab_plan::Program;
@@ -136,8 +136,7 @@ pub fn calibrate(options: &Options, note: &mut dyn FnMut(&str)) -> Result<Calibr
 /// Layers of a scenario that are run to time its kernels.
 const OWN_LAYERS: u32 = 2;
 
-/// Measures the kernels of `options.own` alone, on one rank: tables, as text that may follow a profile of a machine with as many cores. `note` hears
-/// what is being measured.
+/// Measures the kernels of `options.own` alone, on one rank, for a profile of a machine with as many cores. `note` hears what is being measured.
 ///
 /// # Errors
 /// [`TrainError`] when one of them cannot be planned or performed, or when the machine has another number of cores.
@@ -145,7 +144,7 @@ pub fn add_kernels(
     options: &Options,
     cores: u32,
     note: &mut dyn FnMut(&str),
-) -> Result<String, TrainError> {
+) -> Result<Added, TrainError> {
     let machine = machine::Machine::measure();
     if machine.cores != cores {
         return Err(TrainError::Plan(format!(
@@ -153,10 +152,19 @@ pub fn add_kernels(
             machine.cores
         )));
     }
-    let mut totals = steps::Totals::default();
     let each = options.budget / (options.own.len() as u32).max(1);
-    steps::own(&options.own, each, &mut totals, note)?;
-    Ok(render::added(&totals, &|what| machine.source(what)))
+    let mut all = Vec::new();
+    for own in &options.own {
+        note(&own.name());
+        let observed = steps::own(own, each)?;
+        let mut totals = steps::Totals::default();
+        totals.add_all(&observed);
+        all.push((totals, observed.trial()));
+    }
+    Ok(Added {
+        source: machine.source("within steps"),
+        all,
+    })
 }
 
 /// Middle time of repeated calls, microseconds: at least three calls after a first one that is not counted, and more until

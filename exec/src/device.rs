@@ -168,7 +168,7 @@ pub struct Region {
 }
 
 /// What a pass over a section needs to know.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 pub struct Pass {
     /// Optimizer settings.
     pub hyper: Hyper,
@@ -176,6 +176,8 @@ pub struct Pass {
     pub slots: u32,
     /// Keep times of tasks.
     pub record: bool,
+    /// What will be uploaded, in order: a device may bring it nearer before the pass begins.
+    pub inputs: Vec<Arc<[u8]>>,
 }
 
 /// When a task was ready, ran, and what it waited for. Times are nanoseconds of the device's clock.

@@ -33,7 +33,7 @@ pub(super) struct Args {
     /// Override a key of these scenarios, for example compile.mode=regions (repeatable; the last one wins)
     #[arg(long, value_name = "SECTION.KEY=VALUE", requires = "own")]
     set: Vec<String>,
-    /// Measure nothing else, and add them to this profile: a file, or the name of a shipped one
+    /// Measure nothing else, and put them before the tables of this profile: a file, or the name of a shipped one
     #[arg(long, value_name = "PROFILE", requires = "own")]
     onto: Option<String>,
 }
@@ -67,10 +67,13 @@ fn cuda(args: &Args, options: &Options, onto: Option<&Onto>) -> Result<String, F
     };
     let libraries = &args.library_path;
     match onto {
-        None => calibrate_cuda(options, libraries, note, stuck),
-        Some(onto) => add_kernels_cuda(options, onto.base(), libraries, note, stuck),
+        None => calibrate_cuda(options, libraries, note, stuck).map_err(Failure::run),
+        Some(onto) => {
+            let added = add_kernels_cuda(options, onto.base(), libraries, note, stuck)
+                .map_err(Failure::run)?;
+            fit::added(&added, |tables| onto.with(tables), &mut note).map_err(Failure::run)
+        }
     }
-    .map_err(Failure::run)
 }
 
 #[cfg(not(feature = "cuda"))]
@@ -87,7 +90,11 @@ fn cpu(options: &Options, onto: Option<&Onto>) -> Result<String, Failure> {
             let measured = calibrate(options, &mut note).map_err(Failure::run)?;
             fit::fit(&measured, &mut note).map_err(Failure::run)
         }
-        Some(onto) => add_kernels(options, onto.cores()?, &mut note).map_err(Failure::run),
+        // What several ranks on shared cores lose to one another is the profile's business.
+        Some(onto) => {
+            let added = add_kernels(options, onto.cores()?, &mut note).map_err(Failure::run)?;
+            Ok(onto.with(&added.tables(&[])))
+        }
     }
 }
 
@@ -95,10 +102,12 @@ fn cpu(options: &Options, onto: Option<&Onto>) -> Result<String, Failure> {
 struct Onto {
     profile: Profile,
     text: String,
+    /// What it is called from now on, if not as before.
+    name: Option<String>,
 }
 
 impl Onto {
-    fn load(name: &str) -> Result<Self, Failure> {
+    fn load(name: &str, renamed: Option<&str>) -> Result<Self, Failure> {
         let bad = |e: &dyn std::fmt::Display| Failure::bad_input(format_args!("--onto: {e}"));
         let profile = hardware::load(name).map_err(|e| bad(&e))?;
         if profile.device.loaded_rate < 1.0 {
@@ -108,7 +117,11 @@ impl Onto {
             )));
         }
         let text = hardware::text(name).map_err(|e| bad(&e))?.into_owned();
-        Ok(Self { profile, text })
+        Ok(Self {
+            profile,
+            text,
+            name: renamed.map(str::to_owned),
+        })
     }
 
     #[cfg(feature = "cuda")]
@@ -131,19 +144,21 @@ impl Onto {
         })
     }
 
-    /// The profile's text under another name, with more tables at its end.
-    fn with(&self, name: Option<&str>, tables: &str) -> String {
-        let mut text = String::new();
-        for line in self.text.lines() {
-            match name {
+    /// The profile's text with more tables before its own, which agree with those that come first.
+    fn with(&self, tables: &str) -> String {
+        let mut head = String::new();
+        let mut lines = self.text.lines().peekable();
+        while let Some(line) = lines.next_if(|l| !l.starts_with("[[")) {
+            match &self.name {
                 Some(name) if line.starts_with("name = ") => {
-                    text.push_str(&format!("name = {name:?}"));
+                    head.push_str(&format!("name = {name:?}"));
                 }
-                _ => text.push_str(line),
+                _ => head.push_str(line),
             }
-            text.push('\n');
+            head.push('\n');
         }
-        format!("{text}{tables}")
+        let rest: Vec<&str> = lines.collect();
+        format!("{}\n{tables}\n{}\n", head.trim_end(), rest.join("\n"))
     }
 }
 
@@ -176,21 +191,18 @@ pub(super) fn run(args: &Args, out: &mut Out) -> Result<Status, Failure> {
     for own in &own {
         own.check().map_err(Failure::bad_input)?;
     }
-    let onto = args.onto.as_deref().map(Onto::load).transpose()?;
     let stem = args.out.as_ref().and_then(|p| p.file_stem()?.to_str());
+    let onto = args.onto.as_deref().map(|name| Onto::load(name, stem));
+    let onto = onto.transpose()?;
     let options = Options {
         name: stem.unwrap_or(args.device.name()).to_owned(),
         ranks: args.ranks,
         budget: Duration::from_secs(args.seconds),
         own,
     };
-    let measured = match args.device {
+    let text = match args.device {
         Device::Cpu => cpu(&options, onto.as_ref())?,
         Device::Cuda => cuda(args, &options, onto.as_ref())?,
-    };
-    let text = match &onto {
-        None => measured,
-        Some(onto) => onto.with(stem, &measured),
     };
     let text = format!("{}{text}", provenance());
     // What cannot be loaded must not be written.

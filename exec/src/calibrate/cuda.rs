@@ -16,7 +16,7 @@ mod watch;
 mod wires;
 
 use super::steps::{Between, Observed, On, Shown, Totals, means_alone, run};
-use super::{Options, Own};
+use super::{Added, Options, Own};
 use crate::device::cuda::{Context, CudaFactory, CudaOptions};
 use crate::train::TrainError;
 use bench::Bench;
@@ -111,8 +111,11 @@ impl Base {
     }
 }
 
-/// Measures the kernels of `options.own` alone, on one GPU and on up to `options.ranks`: tables, as text that may follow the text of a profile, whose
-/// clock they are brought to. The rest is as in [`calibrate_cuda`].
+/// How long steps of a user's scenario follow one another: about a second after a load begins GPUs take back some of what they gave.
+const OWN_WARM: Duration = Duration::from_millis(4000);
+
+/// Measures the kernels of `options.own` alone, on one GPU and, as whole steps, on up to `options.ranks`, for a profile of this kind of GPU. The rest is as
+/// in [`calibrate_cuda`].
 ///
 /// # Errors
 /// [`TrainError`] when there is no GPU or one of another kind than the profile's, when a scenario cannot be planned or performed, or a deadline
@@ -123,29 +126,63 @@ pub fn add_kernels_cuda(
     library_path: &[PathBuf],
     note: impl Fn(&str) + Send + Sync + 'static,
     stuck: impl FnOnce(&str) + Send + 'static,
-) -> Result<String, TrainError> {
+) -> Result<Added, TrainError> {
     watched(options, note, stuck, |watch| {
-        let (factory, mut m) = open(options, library_path)?;
+        let (factory, m) = open(options, library_path)?;
         base.fits(&m)?;
         let power = warm::Power {
             share: base.arithmetic_share,
             slope: base.arithmetic_slope,
         };
-        let own = jobs(options, m.gpus, vec![models::shared()]);
-        let sharded = sharded_steps(&factory, &own, m.gpus, watch)?;
-        steps(&factory, &own, watch, sharded, Some(power), &mut m)?;
+        let beat = || watch.beat();
+        let on = On {
+            warm: OWN_WARM,
+            ..on(&factory, &beat)
+        };
+        let observe = |own: &Own, ranks| {
+            watch.say(&format!("{}, {}", own.name(), words(ranks)));
+            own.observe(&on, OWN_LAYERS, ranks, Duration::ZERO)
+        };
+        // All ranks first: CUPTI, which times one rank, stays in a process once it is used.
+        let together = options.own.iter().map(|own| match m.gpus {
+            1 => Ok(None),
+            ranks => observe(own, ranks).map(Some),
+        });
+        let together: Vec<Option<Observed>> = together.collect::<Result<_, _>>()?;
+        let mut all = Vec::new();
+        for (own, together) in options.own.iter().zip(together) {
+            let alone = observe(own, 1)?;
+            let mut totals = Totals::default();
+            for (kernel, moved, us) in warm::Paced::of(&alone).at_full_clock(power) {
+                totals.add(kernel, moved, us);
+            }
+            if let Some(together) = &together {
+                new_kernels(together, &mut totals);
+            }
+            all.push((totals, together.unwrap_or(alone).plain_trial()));
+        }
         watch.say("done");
-        Ok(render::added(&m))
+        Ok(Added {
+            source: render::source(&m, "within steps"),
+            all,
+        })
     })
 }
 
+fn words(ranks: u32) -> String {
+    match ranks {
+        1 => "one rank".to_owned(),
+        n => format!("{n} ranks"),
+    }
+}
+
 /// Runs something under a watch, whose verdict counts.
-fn watched(
+fn watched<T>(
     options: &Options,
     note: impl Fn(&str) + Send + Sync + 'static,
     stuck: impl FnOnce(&str) + Send + 'static,
-    measure: impl FnOnce(&Watch) -> Result<String, TrainError>,
-) -> Result<String, TrainError> {
+    measure: impl FnOnce(&Watch) -> Result<T, TrainError>,
+) -> Result<T, TrainError> {
     let watch = Watch::start(options.budget, Limits::of(options.budget), note, stuck);
     let measured = measure(&watch);
     match (&measured, watch.verdict()) {
@@ -231,7 +268,7 @@ fn measure(
     }
     host::measure(&one, &mut m.host).map_err(fault)?;
     m.host.gap_us = spacing - host::spacing(&one, true).map_err(fault)?;
-    steps(&factory, &jobs, watch, sharded, None, &mut m)?;
+    steps(&factory, &jobs, watch, sharded, &mut m)?;
     warm::as_in_steps(&mut m);
     watch.say("done");
     Ok(render::profile(&options.name, &m))
@@ -460,14 +497,12 @@ fn sharded_steps(
     Ok(all)
 }
 
-/// Times within training steps: of one rank, as long as there is time, and what those of all ranks have shown. How the clock depends on what a step
-/// does is told, or follows from them.
+/// Times within training steps: of one rank, as long as there is time, and what those of all ranks have shown.
 fn steps(
     factory: &CudaFactory,
     jobs: &[Job<'_>],
     watch: &Watch,
     sharded: Vec<Observed>,
-    power: Option<warm::Power>,
     m: &mut Measured,
 ) -> Result<(), TrainError> {
     let beat = || watch.beat();
@@ -501,7 +536,7 @@ fn steps(
         hosts.extend(host_cost(&observed, &m.host));
         alone.push(warm::Paced::of(&observed));
     }
-    m.power = power.unwrap_or_else(|| warm::Power::of(&alone));
+    m.power = warm::Power::of(&alone);
     for run in &alone {
         for (kernel, moved, us) in run.at_full_clock(m.power) {
             m.steps.add(kernel, moved, us);

@@ -1,6 +1,7 @@
 //! Scenarios that the user names: their own kernels, timed in steps of a few of their layers.
 
-use super::steps::{Observed, On, run_scenario};
+use super::steps::{Observed, On, Totals, run_scenario};
+use super::{Trial, render};
 use crate::device::{DeviceFactory, FailureKind};
 use crate::train::TrainError;
 use shardlab_plan::scenario::{self, Scenario};
@@ -70,6 +71,34 @@ impl Own {
         fewer_until(layers, is_out_of_memory, |layers| {
             run_scenario(on, &self.part(layers, ranks)?, time)
         })
+    }
+}
+
+/// Kernels of the user's scenarios. How warm a device is, and what else it does, decides the clock of its arithmetic, which is not the same in a few steps
+/// of one rank and in training: whoever can predict steps finds for each scenario the factor with which its own are predicted.
+#[derive(Debug)]
+pub struct Added {
+    /// Where they were measured.
+    pub(super) source: String,
+    /// By scenario: kernels of one rank at full clock, and steps in which nothing was recorded.
+    pub(super) all: Vec<(Totals, Trial)>,
+}
+
+impl Added {
+    /// A run of each scenario's part.
+    pub fn trials(&self) -> impl ExactSizeIterator<Item = &Trial> {
+        self.all.iter().map(|(_, trial)| trial)
+    }
+
+    /// Tables of all, as text that may stand before the tables of a profile; arithmetic of each scenario takes so many times as long as it was
+    /// measured, once where no factor is given.
+    #[must_use]
+    pub fn tables(&self, factors: &[f64]) -> String {
+        let mut steps = Totals::default();
+        for (i, (totals, _)) in self.all.iter().enumerate() {
+            steps.absorb(totals, factors.get(i).copied().unwrap_or(1.0));
+        }
+        render::added(&steps, &|_| self.source.clone())
     }
 }
 

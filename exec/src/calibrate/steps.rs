@@ -14,7 +14,7 @@ use shardlab_plan::lower::tape_of;
 use shardlab_plan::program::{KernelId, Op, Program};
 use shardlab_plan::record::Span;
 use shardlab_plan::scenario::{self, Scenario};
-use shardlab_plan::units::Bytes;
+use shardlab_plan::units::{Bytes, Picos};
 use std::collections::BTreeMap;
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
@@ -189,28 +189,33 @@ impl Launched {
 }
 
 impl Observed {
-    fn trial(&self) -> Trial {
+    /// The step of middle length.
+    pub(super) fn trial(&self) -> Trial {
         let record = &self.typical.record;
+        self.trial_of(record.end - record.start)
+    }
+
+    /// The middle one of the steps that were not recorded, or of the others where there were none.
+    #[cfg_attr(not(feature = "cuda"), expect(dead_code, reason = "for GPUs"))]
+    pub(super) fn plain_trial(&self) -> Trial {
+        if self.plain.is_empty() {
+            return self.trial();
+        }
+        let whole = self.plain.iter().map(|p| p.0);
+        self.trial_of(Picos::from_us(quantile(whole.collect(), 0.5)))
+    }
+
+    fn trial_of(&self, step: Picos) -> Trial {
         Trial {
             program: Arc::clone(&self.program),
-            step: record.end - record.start,
+            step,
         }
     }
 }
 
-/// Kernels of the user's scenarios on one rank of the CPU device, for so long each.
-pub(super) fn own(
-    all: &[Own],
-    each: Duration,
-    totals: &mut Totals,
-    note: &mut dyn FnMut(&str),
-) -> Result<(), TrainError> {
-    let on = On::cpu();
-    for own in all {
-        note(&own.name());
-        totals.add_all(&own.observe(&on, OWN_LAYERS, 1, each)?);
-    }
-    Ok(())
+/// Steps of a user's scenario on one rank of the CPU device, for so long.
+pub(super) fn own(own: &Own, time: Duration) -> Result<Observed, TrainError> {
+    own.observe(&On::cpu(), OWN_LAYERS, 1, time)
 }
 
 /// Runs all models, and the user's scenarios before them.
@@ -234,7 +239,10 @@ pub(super) fn measure(
     let late = |model: usize| model >= LEAST_SHARDED && begin.elapsed() > 2 * budget;
     let mut totals = Totals::default();
     let mut between = Between::default();
-    own(scenarios, one, &mut totals, note)?;
+    for scenario in scenarios {
+        note(&scenario.name());
+        totals.add_all(&own(scenario, one)?);
+    }
     for m in &models {
         for variant in m.variants {
             let observed = run(&on, &m.text, *variant, SHARDED[0].1, 1, one)?;

@@ -156,6 +156,7 @@ impl CudaDevice {
         self.context.bind()?;
         self.write_hyper(&pass.hyper)?;
         self.staging.reset();
+        self.staging.bring(&pass.inputs);
         self.marks.clear();
         self.passed = 0;
         for slot in 0..pass.slots {

@@ -1,8 +1,8 @@
-//! Where all ranks wait for one another: at both ends of a recorded pass, and between measurements of a calibration.
+//! Where all ranks wait for one another: at both ends of a recorded pass or one with large inputs, and between measurements of a calibration.
 //!
 //! To take times a device may have to stop all GPUs of its process for a moment, and that ends only when their work ends:
 //! were another rank's collective in flight already, it would wait for this rank for ever. And the first collective of
-//! a pass would show as waiting what was only another rank's making ready to record.
+//! a pass would show as waiting what was only another rank's making ready to record, or its making of inputs.
 
 use crate::device::abort::{Abort, Patience, Stop, Wake, lock};
 use crate::device::{Failure, FailureKind};

@@ -211,9 +211,10 @@ impl<D: Device> Rank<D> {
             hyper: with.hyper,
             slots: taps.slots,
             record: with.record,
+            inputs: with.inputs.all().cloned().collect(),
         })?;
         if let Some(gate) = with.gate {
-            gate.pass(self.id, &self.abort, "begun the recorded pass")?;
+            gate.pass(self.id, &self.abort, "begun the pass")?;
         }
         let start = self.device.now();
         let mut next_tap = 0;

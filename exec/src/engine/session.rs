@@ -30,7 +30,19 @@ impl RankInputs {
         let list = self.micro_batches.get(usize::from(micro_batch))?;
         list.iter().find(|(c, _)| *c == id).map(|(_, data)| data)
     }
+
+    pub(crate) fn all(&self) -> impl Iterator<Item = &Arc<[u8]>> {
+        self.micro_batches.iter().flatten().map(|(_, data)| data)
+    }
+
+    /// Whether they take so long to make that the time by which ranks differ in it could be seen in a step.
+    fn are_large(&self) -> bool {
+        self.all().map(|data| data.len()).sum::<usize>() > LARGE
+    }
 }
+
+/// Bytes of one rank's inputs of a step beyond which they are large: a few times those of a long batch of tokens.
+const LARGE: usize = 4 << 20;
 
 /// Inputs of a step, by rank.
 #[derive(Clone, Debug, Default)]
@@ -285,7 +297,10 @@ impl<D: Device> Session<D> {
         let step = self.first_step + self.done;
         let record = self.options.record && self.recording && kind != SectionKind::Init;
         let first = self.world.local().start as usize;
-        let gate = (record && !self.records_freely())
+        // What is made, and brought near the device, before the pass begins is none of its time.
+        let local = inputs.ranks.get(first..).unwrap_or_default();
+        let large = local.first().is_some_and(RankInputs::are_large);
+        let gate = (large || record && !self.records_freely())
             .then(|| Gate::new(self.ranks.len(), self.world.peers(), &self.abort));
         let of = |index: usize| PassInputs {
             step,

@@ -96,11 +96,6 @@ pub(super) fn runs() -> Vec<Run> {
     all
 }
 
-/// One that every calibration has run: what it shows tells how this GPU differs from another one of its kind.
-pub(super) fn shared() -> Run {
-    tokens(("bf16", "off"), 0, NATIVE, false, "materialized")
-}
-
 /// Policies whose steps show what memory a process takes beside the engine's.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Footprints {

@@ -1,9 +1,7 @@
 //! The profile as text.
 
 use super::{Measured, middle};
-use crate::calibrate::render::{
-    CLASSES, Tables, Taken, added as tables_of_kernels, classes, num, rate, tables,
-};
+use crate::calibrate::render::{CLASSES, Tables, Taken, classes, num, rate, tables};
 use shardlab_plan::units::DType;
 use std::fmt::Write;
 
@@ -31,18 +29,13 @@ fn machine(m: &Measured) -> String {
 }
 
 /// What was measured, where and by what.
-fn source(m: &Measured, what: &str) -> String {
+pub(super) fn source(m: &Measured, what: &str) -> String {
     let machine = machine(m);
     let what = what.replace(
         "alone",
         "alone, long ones as slow as steps have shown them to be",
     );
     format!("{what}: measured on {machine}, by shardlab calibrate --device cuda")
-}
-
-/// Tables of kernels that may follow a profile's own.
-pub(super) fn added(m: &Measured) -> String {
-    tables_of_kernels(&m.steps, &|what| source(m, what))
 }
 
 /// The profile's text.

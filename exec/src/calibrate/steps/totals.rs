@@ -19,6 +19,12 @@ impl Mean {
         self.count += 1.0;
     }
 
+    /// Those of another one, each so many times as long.
+    fn absorb(&mut self, other: Self, factor: f64) {
+        self.sum += other.sum * factor;
+        self.count += other.count;
+    }
+
     /// Microseconds.
     pub(in crate::calibrate) fn us(self) -> f64 {
         self.sum / self.count.max(1.0)
@@ -77,6 +83,28 @@ impl Totals {
                 rows.entry(bytes).or_default().add(us);
             }
             None => {}
+        }
+    }
+
+    /// The kernels of others, arithmetic so many times as long.
+    pub(in crate::calibrate) fn absorb(&mut self, other: &Self, arithmetic: f64) {
+        for (row, &mean) in &other.gemm {
+            self.gemm.entry(*row).or_default().absorb(mean, arithmetic);
+        }
+        for (row, &mean) in &other.conv {
+            self.conv.entry(*row).or_default().absorb(mean, arithmetic);
+        }
+        for (table, rows) in &other.attention {
+            let own = self.attention.entry(*table).or_default();
+            for (row, &mean) in rows {
+                own.entry(*row).or_default().absorb(mean, arithmetic);
+            }
+        }
+        for (table, rows) in &other.memory {
+            let own = self.memory.entry(table.clone()).or_default();
+            for (row, &mean) in rows {
+                own.entry(*row).or_default().absorb(mean, 1.0);
+            }
         }
     }
 

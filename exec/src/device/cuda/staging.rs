@@ -21,12 +21,26 @@ const ALIGN: usize = 256;
 /// Bytes that one thread copies at a time: one alone takes 5 ms for 50 MB, the link 1 to 2.
 const SHARE: usize = 1 << 20;
 
-/// Blocks that are filled one after another during a pass and are all free at its start.
+/// Bytes of inputs that are brought before a pass: more of them go through the blocks.
+const AHEAD: usize = 512 << 20;
+
+/// Blocks that are filled one after another during a pass and are all free at its start, and inputs that were there before it.
 #[derive(Debug)]
 pub(crate) struct Staging {
     context: Arc<Context>,
     ring: Ring,
     blocks: Vec<Block>,
+    /// By input of the pass, memory that is kept from pass to pass.
+    ahead: Vec<Ahead>,
+}
+
+/// An input that lies in pinned memory.
+#[derive(Debug)]
+struct Ahead {
+    memory: Pinned,
+    room: usize,
+    /// What it is a copy of; nothing if it is of none of this pass.
+    of: Option<Arc<[u8]>>,
 }
 
 #[derive(Debug)]
@@ -74,6 +88,7 @@ impl Staging {
             context: Arc::clone(context),
             ring: Ring::new(BLOCKS, BLOCK, ALIGN),
             blocks: Vec::new(),
+            ahead: Vec::new(),
         }
     }
 
@@ -82,6 +97,39 @@ impl Staging {
         self.ring.reset();
         for block in &mut self.blocks {
             block.readers.clear();
+        }
+        for ahead in &mut self.ahead {
+            ahead.of = None;
+        }
+    }
+
+    /// Copies inputs larger than a share into pinned memory before a pass begins, as loaders of data do: the device is at rest.
+    /// Where the host has no more such memory they go through the blocks.
+    pub(crate) fn bring(&mut self, inputs: &[Arc<[u8]>]) {
+        let mut total = 0;
+        let large = inputs.iter().filter(|data| data.len() > SHARE);
+        for (i, data) in large.enumerate() {
+            total += data.len();
+            if total > AHEAD {
+                break;
+            }
+            if self.ahead.get(i).is_none_or(|a| a.room < data.len()) {
+                // Memory that is too small is given back first.
+                self.ahead.truncate(i);
+                let Ok(memory) = Pinned::new(&self.context, data.len()) else {
+                    break;
+                };
+                self.ahead.push(Ahead {
+                    memory,
+                    room: data.len(),
+                    of: None,
+                });
+            }
+            let ahead = &mut self.ahead[i];
+            // SAFETY: so many bytes were allocated and hold numbers since; nothing reads them, for the device is at rest.
+            let room = unsafe { std::slice::from_raw_parts_mut(ahead.memory.ptr(), data.len()) };
+            copy(room, data);
+            ahead.of = Some(Arc::clone(data));
         }
     }
 
@@ -92,15 +140,16 @@ impl Staging {
         mut to: u64,
         stream: RawStream,
     ) -> Result<(), CudaError> {
+        let is_same = |of: &Arc<[u8]>| std::ptr::eq(&raw const **of, data);
+        let found = |a: &&Ahead| a.of.as_ref().is_some_and(is_same);
+        if let Some(ahead) = self.ahead.iter().find(found) {
+            return send(ahead.memory.ptr(), to, data.len(), stream);
+        }
         while !data.is_empty() {
             let place = self.ring.place(data.len());
             let (piece, rest) = data.split_at(place.bytes);
             let from = self.stage(place, piece, stream)?;
-            // SAFETY: the source is staging memory that is not written again before this copy is done; the destination is
-            // the caller's.
-            check("cuMemcpyHtoDAsync", unsafe {
-                sys::cuMemcpyHtoDAsync_v2(to, from.cast(), piece.len(), stream.0)
-            })?;
+            send(from, to, piece.len(), stream)?;
             to += piece.len() as u64;
             data = rest;
         }
@@ -131,10 +180,22 @@ impl Staging {
         // SAFETY: the block has room, holds numbers since it was made, and nothing else reads or writes this part of it: it was
         // free at the start of the pass or when it was entered, and the ring gives no part away twice.
         let room = unsafe { std::slice::from_raw_parts_mut(start, piece.len()) };
-        // A single share is copied by this thread.
-        room.par_chunks_mut(SHARE)
-            .zip(piece.par_chunks(SHARE))
-            .for_each(|(room, share)| room.copy_from_slice(share));
+        copy(room, piece);
         Ok(start)
     }
+}
+
+/// Copies by several threads; a single share by this one.
+fn copy(room: &mut [u8], data: &[u8]) {
+    room.par_chunks_mut(SHARE)
+        .zip(data.par_chunks(SHARE))
+        .for_each(|(room, share)| room.copy_from_slice(share));
+}
+
+/// Enqueues a copy of pinned memory that is not written again before it is done.
+fn send(from: *const u8, to: u64, bytes: usize, stream: RawStream) -> Result<(), CudaError> {
+    // SAFETY: the source is staging memory, see above; the destination is the caller's.
+    check("cuMemcpyHtoDAsync", unsafe {
+        sys::cuMemcpyHtoDAsync_v2(to, from.cast(), bytes, stream.0)
+    })
 }

@@ -198,6 +198,7 @@ fn ranks_that_disagree_all_report_it() {
                 hyper: NO_HYPER,
                 slots: 0,
                 record: false,
+                inputs: Vec::new(),
             })
             .unwrap();
         let base = memory[r].as_mut_ptr();
