@@ -24,6 +24,9 @@ pub(crate) struct Location {
 pub(crate) trait Lifecycle {
     /// Persistent state (section `Init`).
     fn init(&mut self, cx: &mut Cx<'_>);
+    /// Inputs of the step are sent to the device next: what need not wait for them begins before. They cannot be part of a captured iteration,
+    /// for which this is not called.
+    fn before_inputs(&mut self, _cx: &mut Cx<'_>) {}
     /// A forward pass starts (training micro-batch or validation).
     fn forward_start(&mut self, cx: &mut Cx<'_>);
     fn pre_forward(&mut self, cx: &mut Cx<'_>, unit: UnitId);
@@ -112,6 +115,9 @@ impl<'c, 'a, L: Lifecycle> Walk<'c, 'a, L> {
         self.cx.b.at(UnitId(0), Phase::Start);
         if self.framework {
             self.cx.b.host(Rule::StepStart, HostWorkKind::Step, 1);
+        }
+        if !full_graph {
+            self.life.before_inputs(self.cx);
         }
         for m in 0..n {
             self.cx.b.micro_batch(m);

@@ -66,6 +66,8 @@ pub(crate) struct Native {
     ahead: Vec<UnitId>,
     in_flight: usize,
     first: bool,
+    /// Gathers of the pass that begins wait already for what they read.
+    joined: bool,
     last: bool,
 }
 
@@ -106,6 +108,7 @@ impl Native {
             ahead,
             in_flight,
             first: true,
+            joined: false,
             last: true,
         }
     }
@@ -239,6 +242,13 @@ impl Native {
         }
         // The backward gather reads the slice on another stream.
         cx.b.join(Rule::ReshardGroup, COMPUTE, self.flat.streams.gather);
+    }
+
+    /// Gathers read what the optimizer (or the micro-batch before) wrote.
+    fn join_gathers(&self, cx: &mut Cx<'_>) {
+        if self.flat.streams.gather != COMPUTE {
+            cx.b.join(Rule::StepStart, COMPUTE, self.flat.streams.gather);
+        }
     }
 
     /// Gathers the units of the next step's begin, in the first step of all: later ones find them gathered.
@@ -491,10 +501,14 @@ impl Lifecycle for Native {
         }
     }
 
+    fn before_inputs(&mut self, cx: &mut Cx<'_>) {
+        self.join_gathers(cx);
+        self.joined = true;
+    }
+
     fn forward_start(&mut self, cx: &mut Cx<'_>) {
-        // Gathers read what the optimizer (or the micro-batch before) wrote.
-        if self.flat.streams.gather != COMPUTE {
-            cx.b.join(Rule::StepStart, COMPUTE, self.flat.streams.gather);
+        if !std::mem::take(&mut self.joined) {
+            self.join_gathers(cx);
         }
         if !self.flat.weight_sharded() {
             self.full.fill(false);
