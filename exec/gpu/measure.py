@@ -252,6 +252,8 @@ OPTIONS = {
     "best, small vocabulary": [*BEST, "model.vocab=32000"],
 }
 GPT2 = ["train.steps=12", "model.layers=12", "model.hidden=1536", "model.heads=24", "model.vocab=50304", *SHORT, "train.micro_batch=8", "train.grad_norm=false", 'precision.compute="bf16"']
+CNN = ["train.steps=12", "model.layers=8", "model.channels=256", "model.height=64", "model.width=64", "train.micro_batch=16", 'precision.compute="bf16"']
+ENCODER = ["train.steps=12", "model.layers=12", "model.hidden=1536", "model.heads=24", "model.ffn=6144", "train.seq_len=512", "train.micro_batch=16", 'precision.compute="bf16"']
 
 
 def settings(sets):
@@ -299,6 +301,7 @@ def options():
     """Options one after another on 2 GPUs, predicted and measured; RUNS narrows them."""
     runs = {name: ("peers-1b", ["model.layers=8", "train.steps=12", *NATIVE, *sets]) for name, sets in OPTIONS.items()}
     runs |= {"GPT-2": ("gpt2-tiny", GPT2), "GPT-2, regions": ("gpt2-tiny", [*GPT2, REGIONS])}
+    runs |= {"CNN": ("small-cnn", CNN), "encoder": ("small-encoder", ENCODER), "toy CNN": ("toy-cnn", NATIVE), "toy linear": ("toy-linear", NATIVE)}
     profile, results = hardware(), []
     for name in chosen(list(runs)):
         if left() < 20:

@@ -292,7 +292,7 @@ impl<D: Device> Rank<D> {
         let end = self.device.now();
         self.check_flags(&taps, InstrId(section.instrs.end))?;
         if let Some(gate) = with.gate {
-            gate.pass(self.id, &self.abort, "ended the recorded pass")?;
+            gate.pass(self.id, &self.abort, "ended the pass")?;
         }
         Ok(PassReport {
             section: section.kind,

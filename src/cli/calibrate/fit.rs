@@ -50,6 +50,8 @@ pub(super) fn fit(c: &Calibration, note: &mut dyn FnMut(&str)) -> Result<String,
 /// Halvings of the interval of factors, and how often each scenario's turn comes: kernels that several have are means over them.
 const FINER: u32 = 9;
 const ROUNDS: u32 = 2;
+/// What is wrong in the prediction of shorter steps may be the host's.
+const SHORT_STEP_MS: f64 = 20.0;
 /// By how much arithmetic may be slower or faster in training than it was measured.
 const MOST_FACTOR: f64 = 1.25;
 
@@ -71,7 +73,8 @@ pub(super) fn added(
         .map(|t| off(t, &factors))
         .collect::<Result<_, _>>()?;
     for _ in 0..ROUNDS {
-        for (i, trial) in trials.iter().enumerate() {
+        let long = trials.iter().enumerate();
+        for (i, trial) in long.filter(|(_, t)| t.step.ms() >= SHORT_STEP_MS) {
             let (mut low, mut high) = (1.0 / MOST_FACTOR, MOST_FACTOR);
             for _ in 0..FINER {
                 factors[i] = 0.5 * (low + high);
@@ -84,13 +87,20 @@ pub(super) fn added(
         }
     }
     for (i, trial) in trials.iter().enumerate() {
+        let after = if trial.step.ms() < SHORT_STEP_MS {
+            ", left so: too short to tell kernels from what the host does".to_owned()
+        } else {
+            let off = 100.0 * off(trial, &factors)?.exp_m1();
+            format!(
+                ", {off:+.1} % with arithmetic {:.3} times as long",
+                factors[i]
+            )
+        };
         note(&format!(
-            "{:.3} ms a step of {}: predicted {:+.1} % with kernels as they were measured, {:+.1} % with arithmetic {:.3} times as long",
+            "{:.3} ms a step of {}: predicted {:+.1} % with kernels as they were measured{after}",
             trial.step.ms(),
             trial.program.meta.scenario,
             100.0 * before[i].exp_m1(),
-            100.0 * off(trial, &factors)?.exp_m1(),
-            factors[i]
         ));
     }
     Ok(whole(&added.tables(&factors)))

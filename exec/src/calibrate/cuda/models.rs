@@ -16,8 +16,8 @@ const SHAPES: [(&str, [u64; 8]); 6] = [
 
 /// Element type, layers, channels, height and width of images, micro-batch.
 const IMAGES: [(&str, &str, [u64; 4]); 2] = [
-    ("images", "bf16", [2, 256, 64, 16]),
-    ("small images", "f32", [4, 16, 32, 32]),
+    ("images", "bf16", [8, 256, 64, 16]),
+    ("small images", "f32", [8, 64, 32, 64]),
 ];
 
 /// The smallest of them.

@@ -9,6 +9,8 @@ use std::sync::Arc;
 
 /// Shorter kernels say nothing about rates, microseconds.
 const LONG_US: f64 = 50.0;
+/// What steps that are shorter take more or less, microseconds, may be the host's as well as arithmetic's.
+const SHORT_STEP_US: f64 = 20e3;
 /// The most that a unit of share is taken to cost arithmetic.
 const STEEPEST: f64 = 0.5;
 /// Shares between none and all that may be where the clock begins to fall.
@@ -51,6 +53,12 @@ impl Pace {
     }
 
     fn from_times(busy: f64, recorded: f64, whole: f64) -> Self {
+        if whole < SHORT_STEP_US {
+            return Self {
+                share: (busy / whole.max(1.0)).min(1.0),
+                slower: 1.0,
+            };
+        }
         let slower = 1.0 + (whole - recorded) / busy.max(1.0);
         let slower = slower.clamp(1.0 - MOST, 1.0 + MOST);
         Self {
@@ -245,6 +253,9 @@ mod tests {
 
     #[test]
     fn what_steps_in_a_row_take_more_is_arithmetic() {
+        // Half of a millisecond is arithmetic; what the rest is cannot be told.
+        let short = Pace::from_times(500.0, 900.0, 1000.0);
+        assert_eq!((short.share, short.slower), (0.5, 1.0));
         // 80 of 100 ms recorded, 104 in a row: 84 of 104.
         let pace = Pace::from_times(80e3, 100e3, 104e3);
         assert!((pace.slower - 1.05).abs() < 1e-12);
