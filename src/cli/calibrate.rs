@@ -1,5 +1,7 @@
 //! `shardlab calibrate`: measure this machine, as a hardware profile.
 
+#[cfg(feature = "cuda")]
+mod clock;
 mod fit;
 
 use super::output::{Failure, Out, Status, writable};
@@ -71,7 +73,7 @@ fn cuda(args: &Args, options: &Options, onto: Option<&Onto>) -> Result<String, F
         Some(onto) => {
             let added = add_kernels_cuda(options, onto.base(), libraries, note, stuck)
                 .map_err(Failure::run)?;
-            fit::added(&added, |tables| onto.with(tables), &mut note).map_err(Failure::run)
+            clock::fit(&added, |tables| onto.with(tables), &mut note).map_err(Failure::run)
         }
     }
 }

@@ -114,6 +114,9 @@ impl Base {
 /// How long steps of a user's scenario follow one another: about a second after a load begins GPUs take back some of what they gave.
 const OWN_WARM: Duration = Duration::from_millis(4000);
 
+/// What a scenario takes at least, with the making of its devices and weights, on all GPUs and on one.
+const OWN_TIME: Duration = Duration::from_secs(30);
+
 /// Measures the kernels of `options.own` alone, on one GPU and, as whole steps, on up to `options.ranks`, for a profile of this kind of GPU. The rest is as
 /// in [`calibrate_cuda`].
 ///
@@ -127,6 +130,11 @@ pub fn add_kernels_cuda(
     note: impl Fn(&str) + Send + Sync + 'static,
     stuck: impl FnOnce(&str) + Send + 'static,
 ) -> Result<Added, TrainError> {
+    let count = options.own.len() as u32;
+    let options = &Options {
+        budget: options.budget.max(OWN_TIME * count),
+        ..options.clone()
+    };
     watched(options, note, stuck, |watch| {
         let (factory, m) = open(options, library_path)?;
         base.fits(&m)?;

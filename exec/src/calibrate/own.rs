@@ -3,6 +3,7 @@
 use super::steps::{Observed, On, Totals, run_scenario};
 use super::{Trial, render};
 use crate::device::{DeviceFactory, FailureKind};
+use crate::engine::ExecError;
 use crate::train::TrainError;
 use shardlab_plan::scenario::{self, Scenario};
 use std::path::PathBuf;
@@ -117,8 +118,10 @@ fn fewer_until<T, E>(
     }
 }
 
+/// Whether there was no memory, when the session was opened or on the way.
 fn is_out_of_memory(e: &TrainError) -> bool {
     match e {
+        TrainError::Engine(ExecError::Device(_)) => true,
         TrainError::Engine(e) => e
             .first()
             .is_some_and(|f| f.kind == FailureKind::OutOfMemory),
@@ -153,6 +156,16 @@ mod tests {
         whole.check().unwrap();
         let wrong = own("peers-8b", &["model.heads=31"]).check();
         assert!(wrong.is_err_and(|e| e.is_bad_input()));
+    }
+
+    /// A machine has not the memory for two layers of 405 billion parameters, nor for one of them: both are tried.
+    #[test]
+    fn what_does_not_fit_is_tried_with_fewer_layers() {
+        let on = On::cpu();
+        let huge = own("llama3-405b-1024xh100", &["model.vocab=16777216"]);
+        let error = huge.observe(&on, 2, 1, Duration::ZERO).err().unwrap();
+        assert!(is_out_of_memory(&error), "{error}");
+        assert!(!is_out_of_memory(&TrainError::NoNames));
     }
 
     #[test]

@@ -1,7 +1,7 @@
 //! What ranks on shared cores lose to one another, so that predicted steps of several ranks take what they took.
 
 use rayon::iter::{IntoParallelRefIterator, ParallelIterator};
-use shardlab_exec::calibrate::{Added, Calibration, Together, Trial};
+use shardlab_exec::calibrate::{Calibration, Together, Trial};
 use shardlab_plan::units::Picos;
 use shardlab_sim::{Options, Profile, hardware, simulate_light};
 
@@ -47,65 +47,6 @@ pub(super) fn fit(c: &Calibration, note: &mut dyn FnMut(&str)) -> Result<String,
     Ok(c.profile(together))
 }
 
-/// Halvings of the interval of factors, and how often each scenario's turn comes: kernels that several have are means over them.
-const FINER: u32 = 9;
-const ROUNDS: u32 = 2;
-/// What is wrong in the prediction of shorter steps may be the host's.
-const SHORT_STEP_MS: f64 = 20.0;
-/// By how much arithmetic may be slower or faster in training than it was measured.
-const MOST_FACTOR: f64 = 1.25;
-
-/// The profile with which the user's scenarios take as long as they took; `whole` makes one of tables.
-pub(super) fn added(
-    added: &Added,
-    whole: impl Fn(&str) -> String,
-    note: &mut dyn FnMut(&str),
-) -> Result<String, String> {
-    let trials: Vec<&Trial> = added.trials().collect();
-    let mut factors = vec![1.0; trials.len()];
-    let off = |trial: &Trial, factors: &[f64]| -> Result<f64, String> {
-        let text = whole(&added.tables(factors));
-        let profile = hardware::parse("the measured profile", &text).map_err(|e| e.to_string())?;
-        Ok(distance(predicted(trial, &profile)?, trial.step))
-    };
-    let before: Vec<f64> = trials
-        .iter()
-        .map(|t| off(t, &factors))
-        .collect::<Result<_, _>>()?;
-    for _ in 0..ROUNDS {
-        let long = trials.iter().enumerate();
-        for (i, trial) in long.filter(|(_, t)| t.step.ms() >= SHORT_STEP_MS) {
-            let (mut low, mut high) = (1.0 / MOST_FACTOR, MOST_FACTOR);
-            for _ in 0..FINER {
-                factors[i] = 0.5 * (low + high);
-                if off(trial, &factors)? < 0.0 {
-                    low = factors[i];
-                } else {
-                    high = factors[i];
-                }
-            }
-        }
-    }
-    for (i, trial) in trials.iter().enumerate() {
-        let after = if trial.step.ms() < SHORT_STEP_MS {
-            ", left so: too short to tell kernels from what the host does".to_owned()
-        } else {
-            let off = 100.0 * off(trial, &factors)?.exp_m1();
-            format!(
-                ", {off:+.1} % with arithmetic {:.3} times as long",
-                factors[i]
-            )
-        };
-        note(&format!(
-            "{:.3} ms a step of {}: predicted {:+.1} % with kernels as they were measured{after}",
-            trial.step.ms(),
-            trial.program.meta.scenario,
-            100.0 * before[i].exp_m1(),
-        ));
-    }
-    Ok(whole(&added.tables(&factors)))
-}
-
 /// The loss that fits these runs best, and the sum of their errors.
 fn loss(profile: &mut Profile, trials: &[&Trial], wait_us: f64) -> Result<(f64, f64), String> {
     profile.contention.shared_wait_us = wait_us;
@@ -135,14 +76,14 @@ fn loss(profile: &mut Profile, trials: &[&Trial], wait_us: f64) -> Result<(f64, 
     Ok(best)
 }
 
-fn predicted(t: &Trial, profile: &Profile) -> Result<Picos, String> {
+pub(super) fn predicted(t: &Trial, profile: &Profile) -> Result<Picos, String> {
     let run =
         simulate_light(&t.program, profile, &Options::default()).map_err(|e| e.to_string())?;
     Ok(run.step_samples.last().copied().unwrap_or(Picos::ZERO))
 }
 
 /// How far a prediction is off, as a logarithm: negative where it is too short.
-fn distance(predicted: Picos, measured: Picos) -> f64 {
+pub(super) fn distance(predicted: Picos, measured: Picos) -> f64 {
     (predicted.ms().max(1e-9) / measured.ms().max(1e-9)).ln()
 }
 

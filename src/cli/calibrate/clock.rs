@@ -1,0 +1,100 @@
+//! The clock of GPUs in the steps of the user's scenarios, so that these are predicted to take what they took.
+
+use super::fit::{distance, predicted};
+use shardlab_exec::calibrate::{Added, Trial};
+use shardlab_sim::hardware;
+
+/// Halvings of the interval of factors, and how often each scenario's turn comes: kernels that several have are means over them.
+const FINER: u32 = 9;
+const ROUNDS: u32 = 2;
+/// What is wrong in the prediction of shorter steps may be the host's.
+const SHORT_STEP_MS: f64 = 20.0;
+/// By how much arithmetic may be slower or faster in training than it was measured.
+const MOST_FACTOR: f64 = 1.25;
+
+/// The profile with which the user's scenarios take as long as they took; `whole` makes one of tables.
+pub(super) fn fit(
+    added: &Added,
+    whole: impl Fn(&str) -> String,
+    note: &mut dyn FnMut(&str),
+) -> Result<String, String> {
+    let trials: Vec<&Trial> = added.trials().collect();
+    let off = |i: usize, factors: &[f64]| -> Result<f64, String> {
+        let text = whole(&added.tables(factors));
+        let profile = hardware::parse("the measured profile", &text).map_err(|e| e.to_string())?;
+        Ok(distance(predicted(trials[i], &profile)?, trials[i].step))
+    };
+    let tells: Vec<bool> = trials
+        .iter()
+        .map(|t| t.step.ms() >= SHORT_STEP_MS)
+        .collect();
+    let factors = factors(&tells, off)?;
+    let as_measured = vec![1.0; trials.len()];
+    for (i, trial) in trials.iter().enumerate() {
+        let after = if tells[i] {
+            let off = 100.0 * off(i, &factors)?.exp_m1();
+            format!(
+                ", {off:+.1} % with arithmetic {:.3} times as long",
+                factors[i]
+            )
+        } else {
+            ", left so: too short to tell kernels from what the host does".to_owned()
+        };
+        note(&format!(
+            "{:.3} ms a step of {}: predicted {:+.1} % with kernels as they were measured{after}",
+            trial.step.ms(),
+            trial.program.meta.scenario,
+            100.0 * off(i, &as_measured)?.exp_m1(),
+        ));
+    }
+    Ok(whole(&added.tables(&factors)))
+}
+
+/// By how much arithmetic of each scenario takes longer, so that `off`, negative where a scenario's prediction with all factors is too short, is 0 for those that
+/// tell. Longer arithmetic makes every prediction longer.
+fn factors(
+    tells: &[bool],
+    off: impl Fn(usize, &[f64]) -> Result<f64, String>,
+) -> Result<Vec<f64>, String> {
+    let mut factors = vec![1.0; tells.len()];
+    for _ in 0..ROUNDS {
+        for i in (0..tells.len()).filter(|&i| tells[i]) {
+            let (mut low, mut high) = (1.0 / MOST_FACTOR, MOST_FACTOR);
+            for _ in 0..FINER {
+                factors[i] = 0.5 * (low + high);
+                if off(i, &factors)? < 0.0 {
+                    low = factors[i];
+                } else {
+                    high = factors[i];
+                }
+            }
+        }
+    }
+    Ok(factors)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn factors_are_found_for_those_that_tell() {
+        // The second shares a tenth of its kernels with the first, the third says nothing, the fourth cannot be met.
+        let wanted = [1.1, 0.95, 1.0, 2.0];
+        let off = |i: usize, f: &[f64]| {
+            let shared = if i == 1 {
+                0.1 * (f[0] - wanted[0])
+            } else {
+                0.0
+            };
+            Ok(f[i] - wanted[i] + shared)
+        };
+        let found = factors(&[true, true, false, true], off).unwrap();
+        assert!((found[0] - 1.1).abs() < 2e-3, "{found:?}");
+        assert!((found[1] - 0.95).abs() < 2e-3, "{found:?}");
+        assert_eq!(found[2], 1.0);
+        assert!(MOST_FACTOR - found[3] < 2e-3, "{found:?}");
+        let failed = factors(&[true], |_, _| Err("why".to_owned()));
+        assert_eq!(failed, Err("why".to_owned()));
+    }
+}
