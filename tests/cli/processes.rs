@@ -27,6 +27,26 @@ fn processes_and_threads_have_the_same_bits() {
     }
 }
 
+/// Inputs of 6 MiB a rank, for which ranks wait before each step, validations among them.
+#[test]
+fn ranks_wait_for_large_inputs_of_others() {
+    let large = [
+        "small-linear",
+        "--steps",
+        "3",
+        "--set",
+        "train.micro_batch=8192",
+        "--set",
+        "model.hidden=32",
+        "--set",
+        "train.validate_every=2",
+    ];
+    same(
+        &exec(&large),
+        &exec(&[&large[..], &["--processes"]].concat()),
+    );
+}
+
 /// Rank 0 writes what a run writes, once: its object, the timeline, the kept run.
 #[test]
 fn traces_and_kept_runs_are_those_of_rank_0() {

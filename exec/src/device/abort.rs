@@ -173,7 +173,10 @@ impl Abort {
     }
 
     pub(crate) fn register(&self, waker: Weak<dyn Wake>) {
-        lock(&self.wakers).push(waker);
+        let mut wakers = lock(&self.wakers);
+        // A gate lives as long as a pass, and there are many of these.
+        wakers.retain(|w| w.strong_count() > 0);
+        wakers.push(waker);
     }
 
     /// Reports a failure and ends every wait.
@@ -275,6 +278,21 @@ mod tests {
             let _held = lock(&self.0);
             self.1.notify_all();
         }
+    }
+
+    #[test]
+    fn those_who_no_longer_wait_are_forgotten() {
+        let abort = Abort::new(Duration::from_secs(1));
+        let flag = || Arc::new(Flag(Mutex::new(true), Condvar::new()));
+        let stays = flag();
+        let weak: Weak<dyn Wake> = Arc::downgrade(&stays) as _;
+        abort.register(weak);
+        for _ in 0..100 {
+            let weak: Weak<dyn Wake> = Arc::downgrade(&flag()) as _;
+            abort.register(weak);
+        }
+        // The last one is gone too, but nobody has come since.
+        assert_eq!(lock(&abort.wakers).len(), 2);
     }
 
     #[test]

@@ -53,18 +53,23 @@ impl Dnn {
                 self.choose(graph, wants, &key, cache)
             })?,
         };
-        let on = Machine::Handle(self.handle);
-        let chosen = Choice::unpack(&packed).and_then(|c| {
-            let place = usize::from(c.place);
-            let mut offers = backend::offers(graph, on, wants, place + 1).ok()?;
-            (offers.len() == place + 1).then(|| offers.pop().map(|plan| (plan, c.text)))?
-        });
+        let chosen = self.offer(graph, wants, &packed);
         chosen.ok_or_else(|| {
             Trouble::Unsupported(format!(
                 "{} has no such kernel as the leading rank chose: all ranks need the same GPU and libraries",
                 self.machine
             ))
         })
+    }
+
+    /// What a packed choice names, if it is there.
+    fn offer(&self, graph: &Graph, wants: Wants, packed: &[u8]) -> Option<(Plan, String)> {
+        let choice = Choice::unpack(packed)?;
+        let place = usize::from(choice.place);
+        let on = Machine::Handle(self.handle);
+        let mut offers = backend::offers(graph, on, wants, place + 1).ok()?;
+        let named = offers.pop().filter(|_| offers.len() == place)?;
+        Some((named, choice.text))
     }
 
     /// This rank's own choice.
@@ -76,7 +81,7 @@ impl Dnn {
         cache: &Cache,
     ) -> Result<Vec<u8>, Trouble> {
         if let Some(kept) = cache.get(key, "engine")
-            && Choice::unpack(&kept).is_some()
+            && self.offer(graph, wants, &kept).is_some()
         {
             return Ok(kept);
         }
