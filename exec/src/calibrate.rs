@@ -158,7 +158,7 @@ pub fn add_kernels(
         note(&own.name());
         let observed = steps::own(own, each)?;
         let mut totals = steps::Totals::default();
-        totals.add_all(&observed);
+        totals.add_all(observed.kernels());
         all.push((totals, observed.trial()));
     }
     Ok(Added {

@@ -23,7 +23,7 @@ fn a_measured_profile_predicts() {
     assert!(run["measured_cost_share"].as_f64().unwrap() > 0.5);
 }
 
-/// Kernels of one's own scenario go behind a profile's tables, and are exact rows of it.
+/// Kernels of one's own scenario stand before a profile's tables, and are exact rows of it.
 #[test]
 fn kernels_of_a_scenario_are_added_to_a_profile() {
     let dir = tempfile::tempdir().unwrap();

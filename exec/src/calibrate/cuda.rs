@@ -147,9 +147,13 @@ pub fn add_kernels_cuda(
             warm: OWN_WARM,
             ..on(&factory, &beat)
         };
-        let observe = |own: &Own, ranks| {
-            watch.say(&format!("{}, {}", own.name(), words(ranks)));
-            own.observe(&on, OWN_LAYERS, ranks, Duration::ZERO)
+        let observe = |own, ranks| {
+            let job = Job::Own {
+                own,
+                sharded: ranks > 1,
+            };
+            watch.say(&job.name());
+            job.run(&on, ranks)
         };
         // All ranks first: CUPTI, which times one rank, stays in a process once it is used.
         let together = options.own.iter().map(|own| match m.gpus {
@@ -161,9 +165,7 @@ pub fn add_kernels_cuda(
         for (own, together) in options.own.iter().zip(together) {
             let alone = observe(own, 1)?;
             let mut totals = Totals::default();
-            for (kernel, moved, us) in warm::Paced::of(&alone).at_full_clock(power) {
-                totals.add(kernel, moved, us);
-            }
+            totals.add_all(warm::Paced::of(&alone).at_full_clock(power));
             if let Some(together) = &together {
                 new_kernels(together, &mut totals);
             }
@@ -175,13 +177,6 @@ pub fn add_kernels_cuda(
             all,
         })
     })
-}
-
-fn words(ranks: u32) -> String {
-    match ranks {
-        1 => "one rank".to_owned(),
-        n => format!("{n} ranks"),
-    }
 }
 
 /// Runs something under a watch, whose verdict counts.
@@ -546,9 +541,7 @@ fn steps(
     }
     m.power = warm::Power::of(&alone);
     for run in &alone {
-        for (kernel, moved, us) in run.at_full_clock(m.power) {
-            m.steps.add(kernel, moved, us);
-        }
+        m.steps.add_all(run.at_full_clock(m.power));
     }
     for observed in &sharded {
         between.add_events(observed);

@@ -278,7 +278,7 @@ pub(super) fn tables(out: &mut String, t: &Tables<'_>) {
     collectives(out, t);
 }
 
-/// Tables of kernels alone, as text that may follow a profile's own: what a profile says of whole classes stays as it is.
+/// Tables of kernels alone, as text that may stand before a profile's own: what a profile says of whole classes stays as it is.
 pub(super) fn added(steps: &Totals, source: &dyn Fn(&str) -> String) -> String {
     let mut out = String::new();
     let t = Tables {

@@ -11,7 +11,7 @@ use crate::device::{CpuFactory, DeviceFactory};
 use crate::engine::{ExecOptions, RankInputs, Session, StepInputs, StepResult, World};
 use crate::train::{Feed, StateLayout, TrainError, init, schedule};
 use shardlab_plan::lower::tape_of;
-use shardlab_plan::program::{KernelId, Op, Program};
+use shardlab_plan::program::{Kernel, KernelId, Op, Program};
 use shardlab_plan::record::Span;
 use shardlab_plan::scenario::{self, Scenario};
 use shardlab_plan::units::{Bytes, Picos};
@@ -189,6 +189,12 @@ impl Launched {
 }
 
 impl Observed {
+    /// Kernels, what a launch of each moved, and mean microseconds.
+    pub(super) fn kernels(&self) -> impl Iterator<Item = (&Kernel, Bytes, f64)> {
+        let all = means(self).into_iter();
+        all.map(|(l, us)| (&self.program.kernels[l.kernel.index()], l.moved, us))
+    }
+
     /// The step of middle length.
     pub(super) fn trial(&self) -> Trial {
         let record = &self.typical.record;
@@ -241,13 +247,13 @@ pub(super) fn measure(
     let mut between = Between::default();
     for scenario in scenarios {
         note(&scenario.name());
-        totals.add_all(&own(scenario, one)?);
+        totals.add_all(own(scenario, one)?.kernels());
     }
     for m in &models {
         for variant in m.variants {
             let observed = run(&on, &m.text, *variant, SHARDED[0].1, 1, one)?;
             between.add(&observed);
-            totals.add_all(&observed);
+            totals.add_all(observed.kernels());
         }
     }
     note("sharded steps");
@@ -262,11 +268,10 @@ pub(super) fn measure(
                 let observed = run(&on, &m.text, *variant, policy, ranks, one)?;
                 between.add_events(&observed);
                 totals.trials.push(observed.trial());
-                for (launched, us) in means(&observed) {
-                    let kernel = &observed.program.kernels[launched.kernel.index()];
-                    match totals.find(kernel, launched.moved) {
+                for (kernel, moved, us) in observed.kernels() {
+                    match totals.find(kernel, moved) {
                         Some(alone) => factors.push((us / alone, alone)),
-                        None => sharding.push((kernel.clone(), launched.moved, us)),
+                        None => sharding.push((kernel.clone(), moved, us)),
                     }
                 }
             }

@@ -155,8 +155,7 @@ impl CudaDevice {
     fn start_pass(&mut self, pass: &Pass) -> Result<(), Error> {
         self.context.bind()?;
         self.write_hyper(&pass.hyper)?;
-        self.staging.reset();
-        self.staging.bring(&pass.inputs);
+        self.staging.begin(&pass.inputs);
         self.marks.clear();
         self.passed = 0;
         for slot in 0..pass.slots {

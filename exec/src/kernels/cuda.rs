@@ -51,6 +51,25 @@ pub trait Agree: Send + Sync + std::fmt::Debug {
     ) -> Result<Vec<u8>, Trouble>;
 }
 
+/// What was chosen, as `read` has it: by this rank, or where ranks agree, under a name, by the leading one. The name says nothing of the machine: another one
+/// is to be found out, not to be waited for.
+fn agreed<T>(
+    agree: Option<&dyn Agree>,
+    (name, machine): (&str, &str),
+    choose: &mut dyn FnMut() -> Result<Vec<u8>, Trouble>,
+    read: impl FnOnce(&[u8]) -> Option<T>,
+) -> Result<T, Trouble> {
+    let packed = match agree {
+        None => choose()?,
+        Some(agree) => agree.choice(name, choose)?,
+    };
+    read(&packed).ok_or_else(|| {
+        Trouble::Unsupported(format!(
+            "{machine} has no such kernel as the leading rank chose for {name}: all ranks need the same GPU and libraries"
+        ))
+    })
+}
+
 /// How one of the library's candidates for a matrix product is chosen.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Choose {

@@ -26,26 +26,23 @@ pub(super) fn reconcile(p: &mut Profile) {
 }
 
 /// One table for each kind of kernel bound by memory.
-fn joined(tables: Vec<MemoryTable>) -> Vec<MemoryTable> {
+fn joined(mut tables: Vec<MemoryTable>) -> Vec<MemoryTable> {
+    let kind = |t: &MemoryTable| (t.class, t.op.clone(), t.dtype, t.in_step, t.counted());
+    agree(
+        &mut tables,
+        |t| (kind(t), &mut t.rows),
+        |r: &mut (u64, f64)| *r,
+        |r, us| r.1 = us,
+    );
     let mut all: Vec<MemoryTable> = Vec::new();
     for table in tables {
-        let kind = |t: &MemoryTable| (t.class, t.op.clone(), t.dtype, t.in_step, t.counted());
-        let Some(first) = all.iter_mut().find(|t| kind(t) == kind(&table)) else {
-            all.push(table);
-            continue;
-        };
-        let known: HashMap<u64, f64> = first.rows.iter().copied().collect();
-        let ratios = table
-            .rows
-            .iter()
-            .filter_map(|(b, us)| Some(known.get(b)? / us));
-        let ratio = median(ratios.collect());
-        let new = table
-            .rows
-            .into_iter()
-            .filter(|(b, _)| !known.contains_key(b));
-        first.rows.extend(new.map(|(b, us)| (b, us * ratio)));
-        first.rows.sort_by_key(|r| r.0);
+        match all.iter_mut().find(|t| kind(t) == kind(&table)) {
+            Some(first) => {
+                first.rows.extend(table.rows);
+                first.rows.sort_by_key(|r| r.0);
+            }
+            None => all.push(table),
+        }
     }
     all
 }
@@ -59,26 +56,27 @@ fn median(mut ratios: Vec<f64>) -> f64 {
     }
 }
 
-fn agree<T, R, K: Eq + Hash + Copy, S: Eq + Hash + Copy>(
+fn agree<T, R, K: Eq + Hash, S: Eq + Hash + Copy>(
     tables: &mut [T],
     parts: impl Fn(&mut T) -> (K, &mut Vec<R>),
     row: impl Fn(&mut R) -> (S, f64),
     set: impl Fn(&mut R, f64),
 ) {
-    let mut known: HashMap<(K, S), f64> = HashMap::new();
+    let mut all: HashMap<K, HashMap<S, f64>> = HashMap::new();
     for table in tables {
         let (kind, rows) = parts(table);
+        let known = all.entry(kind).or_default();
         let ratios = rows.iter_mut().filter_map(|r| {
             let (shape, us) = row(r);
-            Some(known.get(&(kind, shape))? / us)
+            Some(known.get(&shape)? / us)
         });
         let ratio = median(ratios.collect());
         rows.retain_mut(|r| {
             let (shape, us) = row(r);
             set(r, us * ratio);
-            let new = !known.contains_key(&(kind, shape));
+            let new = !known.contains_key(&shape);
             if new {
-                known.insert((kind, shape), us * ratio);
+                known.insert(shape, us * ratio);
             }
             new
         });

@@ -402,7 +402,7 @@ pub struct MemoryTable {
 }
 
 /// How the bytes of a [`MemoryTable`]'s rows were counted. They differ for kernels that write gradients.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Counted {
     /// What a launch reads and writes, gradients as wide as they lie.

@@ -1,6 +1,5 @@
 //! What steps showed, by what kernels are.
 
-use super::{Observed, means};
 use crate::calibrate::Trial;
 use shardlab_plan::program::{Kernel, KernelClass};
 use shardlab_plan::units::{Bytes, DType};
@@ -108,11 +107,13 @@ impl Totals {
         }
     }
 
-    /// Every kernel of a run of one rank.
-    pub(in crate::calibrate) fn add_all(&mut self, observed: &Observed) {
-        for (launched, us) in means(observed) {
-            let kernel = &observed.program.kernels[launched.kernel.index()];
-            self.add(kernel, launched.moved, us);
+    /// Kernels, what a launch of each moved, and microseconds.
+    pub(in crate::calibrate) fn add_all<'a>(
+        &mut self,
+        kernels: impl IntoIterator<Item = (&'a Kernel, Bytes, f64)>,
+    ) {
+        for (kernel, moved, us) in kernels {
+            self.add(kernel, moved, us);
         }
     }
 

@@ -92,8 +92,8 @@ impl Staging {
         }
     }
 
-    /// The device has come to rest: everything is free.
-    pub(crate) fn reset(&mut self) {
+    /// A pass with these inputs comes, and the device is at rest: everything is free.
+    pub(crate) fn begin(&mut self, inputs: &[Arc<[u8]>]) {
         self.ring.reset();
         for block in &mut self.blocks {
             block.readers.clear();
@@ -101,11 +101,12 @@ impl Staging {
         for ahead in &mut self.ahead {
             ahead.of = None;
         }
+        self.bring(inputs);
     }
 
-    /// Copies inputs larger than a share into pinned memory before a pass begins, as loaders of data do: the device is at rest.
-    /// Where the host has no more such memory they go through the blocks.
-    pub(crate) fn bring(&mut self, inputs: &[Arc<[u8]>]) {
+    /// Copies inputs larger than a share into pinned memory, as loaders of data do. Where the host has no more such memory they
+    /// go through the blocks.
+    fn bring(&mut self, inputs: &[Arc<[u8]>]) {
         let mut total = 0;
         let large = inputs.iter().filter(|data| data.len() > SHARE);
         for (i, data) in large.enumerate() {

@@ -123,24 +123,16 @@ impl Blas {
         let mut plan = self.describe(p)?;
         let tf32 = if self.tf32 { "tf32" } else { "" };
         let key = Cache::key(&[self.choose.kind(), &self.machine, tf32, &format!("{p:?}")]);
-        let packed = match agree {
-            None => self.choose(&plan, p, &key, cache)?,
-            // The machine is not part of the name: another one is to be found out, not to be waited for.
-            Some(agree) => agree.choice(&format!("{tf32}{p:?}"), &mut || {
-                self.choose(&plan, p, &key, cache)
-            })?,
-        };
-        match unpack(&packed) {
-            Some((algo, choice)) if self.fits(&plan, &algo) => {
-                plan.algo = algo;
-                plan.choice = choice;
-                Ok(plan)
-            }
-            _ => Err(Trouble::Unsupported(format!(
-                "{} has no such kernel as the leading rank chose for {p:?}: all ranks need the same GPU and libraries",
-                self.machine
-            ))),
-        }
+        let name = format!("{tf32}{p:?}");
+        let (algo, choice) = super::agreed(
+            agree,
+            (&name, &self.machine),
+            &mut || self.choose(&plan, p, &key, cache),
+            |packed| unpack(packed).filter(|(algo, _)| self.fits(&plan, algo)),
+        )?;
+        plan.algo = algo;
+        plan.choice = choice;
+        Ok(plan)
     }
 
     /// This rank's own choice.
@@ -340,18 +332,10 @@ impl Blas {
         let load = sustained::Load::of_sets(p, 1)?;
         let at = load.set(0);
         let watch = Stopwatch::new()?;
-        let (mut times, mut trouble) = (Vec::new(), None);
-        for algo in found {
+        watch.bursts(found.len(), |i| {
             // SAFETY: the operands are as long as the product's shapes, and nobody else uses them.
-            let micros = watch.micros(3, || unsafe { self.run(plan, algo, at, watch.stream()) });
-            // One that does not run is no candidate.
-            let micros = micros.inspect_err(|e| trouble = Some(e.clone()));
-            times.push(micros.unwrap_or(f32::INFINITY));
-        }
-        match trouble {
-            Some(e) if times.iter().all(|t| t.is_infinite()) => Err(e),
-            _ => Ok(times),
-        }
+            unsafe { self.run(plan, &found[i], at, watch.stream()) }
+        })
     }
 
     /// The fastest candidate and its time.

@@ -72,6 +72,29 @@ impl Stopwatch {
         Ok(best)
     }
 
+    /// Microseconds of each of so many candidates in a short burst; infinite for those that do not run.
+    ///
+    /// # Errors
+    /// The last one's reason, if none runs.
+    pub(super) fn bursts(
+        &self,
+        candidates: usize,
+        mut run: impl FnMut(usize) -> Result<(), Trouble>,
+    ) -> Result<Vec<f32>, Trouble> {
+        let (mut times, mut trouble) = (Vec::new(), None);
+        for i in 0..candidates {
+            // One that does not run is no candidate.
+            let micros = self
+                .micros(3, || run(i))
+                .inspect_err(|e| trouble = Some(e.clone()));
+            times.push(micros.unwrap_or(f32::INFINITY));
+        }
+        match trouble {
+            Some(e) if times.iter().all(|t| t.is_infinite()) => Err(e),
+            _ => Ok(times),
+        }
+    }
+
     /// Mean time of runs one after another, behind some that are not counted, microseconds. `f` gets a run's number.
     pub(super) fn mean(
         &self,

@@ -6,7 +6,7 @@ use super::{Dnn, Trouble};
 use crate::kernels::cuda::blas::{BETTER, ahead};
 use crate::kernels::cuda::cache::Cache;
 use crate::kernels::cuda::memory::{Scratch, Stopwatch};
-use crate::kernels::cuda::{Agree, Choose, numbers};
+use crate::kernels::cuda::{Agree, Choose, agreed, numbers};
 use cudarc::driver::result;
 use shardlab_plan::units::DType;
 
@@ -46,20 +46,13 @@ impl Dnn {
     ) -> Result<(Plan, String), Trouble> {
         let what = format!("{graph:?} {wants:?}");
         let key = Cache::key(&["cudnn 1", &self.machine, &what]);
-        let packed = match agree {
-            None => self.choose(graph, wants, &key, cache)?,
-            // The machine is not part of the name: another one is to be found out, not to be waited for.
-            Some(agree) => agree.choice(&Cache::key(&["cudnn", &what]), &mut || {
-                self.choose(graph, wants, &key, cache)
-            })?,
-        };
-        let chosen = self.offer(graph, wants, &packed);
-        chosen.ok_or_else(|| {
-            Trouble::Unsupported(format!(
-                "{} has no such kernel as the leading rank chose: all ranks need the same GPU and libraries",
-                self.machine
-            ))
-        })
+        let name = format!("convolution {}", Cache::key(&[&what]));
+        agreed(
+            agree,
+            (&name, &self.machine),
+            &mut || self.choose(graph, wants, &key, cache),
+            |packed| self.offer(graph, wants, packed),
+        )
     }
 
     /// What a packed choice names, if it is there.
@@ -135,21 +128,11 @@ impl Dnn {
             Kind::Scratch(n) => scratch.at + n,
             _ => operands[i].at,
         };
-        let (mut times, mut trouble) = (Vec::new(), None);
-        for plan in offers {
-            let workspace = scratch.at + graph.scratch;
-            let micros = watch.micros(3, || {
-                // SAFETY: the operands are as long as the graph's tensors, the workspace as any offer's; nobody else uses them.
-                unsafe { plan.execute(self.handle, graph, address, workspace) }
-            });
-            // One that does not run is no offer.
-            let micros = micros.inspect_err(|e| trouble = Some(e.clone()));
-            times.push(micros.unwrap_or(f32::INFINITY));
-        }
-        match trouble {
-            Some(e) if times.iter().all(|t| t.is_infinite()) => Err(e),
-            _ => Ok(times),
-        }
+        let workspace = scratch.at + graph.scratch;
+        watch.bursts(offers.len(), |i| {
+            // SAFETY: the operands are as long as the graph's tensors, the workspace as any offer's; nobody else uses them.
+            unsafe { offers[i].execute(self.handle, graph, address, workspace) }
+        })
     }
 }
 
