@@ -4,7 +4,7 @@ use super::peers::PeerError;
 use super::wire::{self, Ask, MAGIC, Mode, Tell};
 use crate::device::abort::{Abort, Failure, FailureKind, lock};
 use std::collections::BTreeMap;
-use std::io::{self, Write};
+use std::io::{self, Read, Write};
 use std::net::{Shutdown, TcpStream, ToSocketAddrs};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex, PoisonError, Weak};
@@ -14,6 +14,9 @@ use std::time::{Duration, Instant};
 const BEAT: Duration = Duration::from_millis(200);
 /// Between two attempts to find the store.
 const AGAIN: Duration = Duration::from_millis(50);
+/// A heart that rests longer than this was stopped together with its process (a debugger, Ctrl-Z): nobody else's silence
+/// follows from it.
+pub(super) const STOPPED: Duration = Duration::from_secs(2);
 /// How long a server may take to answer a greeting before it counts as somebody else's.
 const ANSWER: Duration = Duration::from_secs(5);
 /// How long a process may take to end in good order after another one has failed.
@@ -43,11 +46,16 @@ type Parts = Vec<Vec<u8>>;
 
 struct Shared {
     process: u32,
+    /// When anything came from the store last: it answers every beat.
+    heard: Mutex<Instant>,
+    /// How long it may be silent.
+    silence: Duration,
     /// By request: an answer that nobody has fetched yet.
     answers: Mutex<BTreeMap<u64, Result<Parts, PeerError>>>,
     changed: Condvar,
     heard_failure: AtomicBool,
-    failure: Mutex<Option<String>>,
+    /// The process that failed, and why.
+    failure: Mutex<Option<(u32, String)>>,
     abort: Mutex<Weak<Abort>>,
     closed: AtomicBool,
     last_resort: Mutex<Option<LastResort>>,
@@ -74,7 +82,7 @@ impl Client {
         loop {
             for port in &meeting.ports {
                 match greet(meeting, *port) {
-                    Ok(stream) => return Self::start(meeting, stream),
+                    Ok((stream, silence)) => return Self::start(meeting, stream, silence),
                     Err(Greeting::Refused(why)) => return Err(PeerError::Failed(why)),
                     Err(Greeting::Elsewhere(why)) => last = format!("port {port}: {why}"),
                 }
@@ -89,10 +97,12 @@ impl Client {
         }
     }
 
-    fn start(meeting: &Meeting, stream: TcpStream) -> Result<Self, PeerError> {
+    fn start(meeting: &Meeting, stream: TcpStream, silence: Duration) -> Result<Self, PeerError> {
         let words = |e: io::Error| PeerError::Failed(format!("the connection to the store: {e}"));
         let shared = Arc::new(Shared {
             process: meeting.process,
+            heard: Mutex::new(Instant::now()),
+            silence,
             answers: Mutex::default(),
             changed: Condvar::new(),
             heard_failure: AtomicBool::new(false),
@@ -101,32 +111,25 @@ impl Client {
             closed: AtomicBool::new(false),
             last_resort: Mutex::default(),
         });
-        let mut from = stream.try_clone().map_err(words)?;
+        let from = stream.try_clone().map_err(words)?;
+        let ends = stream.try_clone().map_err(words)?;
         let out = Arc::new(Mutex::new(stream));
         let reading = Arc::clone(&shared);
         std::thread::Builder::new()
             .name("store answers".to_owned())
             .spawn(move || {
+                let shared = &reading;
+                let mut from = Heard { from, shared };
                 while let Some(tell) = wire::read(&mut from).ok().and_then(|f| Tell::decode(&f)) {
-                    reading.hear(tell);
+                    shared.hear(tell);
                 }
-                reading.lost();
+                shared.lost("it ended");
             })
             .map_err(words)?;
         let (beating, heart) = (Arc::clone(&shared), Arc::clone(&out));
         std::thread::Builder::new()
             .name("heart".to_owned())
-            .spawn(move || {
-                while !beating.closed.load(Ordering::SeqCst) {
-                    let (progress, running) =
-                        lock(&beating.abort).upgrade().map_or((0, 0), |a| a.pulse());
-                    let beat = Ask::Beat { progress, running };
-                    if wire::write(&mut *lock(&heart), &beat.encode()).is_err() {
-                        break;
-                    }
-                    std::thread::sleep(BEAT);
-                }
-            })
+            .spawn(move || beating.beat(&heart, &ends))
             .map_err(words)?;
         Ok(Self {
             shared,
@@ -138,8 +141,9 @@ impl Client {
     pub(super) fn watch(&self, abort: &Arc<Abort>) {
         *lock(&self.shared.abort) = Arc::downgrade(abort);
         // It may have happened before.
-        if let Some(cause) = self.failure() {
-            self.shared.end_waits(u32::MAX, &cause);
+        let before = lock(&self.shared.failure).clone();
+        if let Some((process, cause)) = before {
+            self.shared.end_waits(process, &cause);
         }
     }
 
@@ -148,7 +152,8 @@ impl Client {
     }
 
     pub(super) fn failure(&self) -> Option<String> {
-        lock(&self.shared.failure).clone()
+        let failure = lock(&self.shared.failure);
+        failure.as_ref().map(|(_, cause)| cause.clone())
     }
 
     pub(super) fn put(&self, key: &str, uses: u32, data: Vec<u8>) -> Result<(), PeerError> {
@@ -245,15 +250,43 @@ impl Shared {
             Tell::Answer { request, parts } => (request, Ok(parts)),
             Tell::Late { request, why } => (request, Err(PeerError::Timeout(why))),
             Tell::Failed { process, cause } => return self.failed(process, &cause),
-            Tell::Welcome { .. } | Tell::Refused { .. } => return,
+            Tell::Welcome { .. } | Tell::Refused { .. } | Tell::Alive => return,
         };
         lock(&self.answers).insert(request, answer);
         self.changed.notify_all();
     }
 
-    fn lost(self: &Arc<Self>) {
+    fn lost(self: &Arc<Self>, why: &str) {
         if !self.closed.load(Ordering::SeqCst) {
-            self.failed(0, &lost_words("it ended"));
+            self.failed(0, &lost_words(why));
+        }
+    }
+
+    /// Says that this process lives, and notices when the store no longer does.
+    fn beat(self: &Arc<Self>, out: &Mutex<TcpStream>, ends: &TcpStream) {
+        let mut last = Instant::now();
+        while !self.closed.load(Ordering::SeqCst) {
+            let now = Instant::now();
+            if now - last > STOPPED {
+                *lock(&self.heard) = now;
+            }
+            last = now;
+            let silent = now.saturating_duration_since(*lock(&self.heard));
+            if silent >= self.silence {
+                self.lost(&format!("it has not answered for {silent:.1?}"));
+                // Whoever writes to it, or waits for it, goes on.
+                let _ = ends.shutdown(Shutdown::Both);
+                break;
+            }
+            let (progress, running) = lock(&self.abort).upgrade().map_or((0, 0), |a| a.pulse());
+            let beat = Ask::Beat { progress, running };
+            // Whoever has the connection is saying something: it may be long, and the store may not take it.
+            if let Ok(mut out) = out.try_lock()
+                && wire::write(&mut *out, &beat.encode()).is_err()
+            {
+                break;
+            }
+            std::thread::sleep(BEAT);
         }
     }
 
@@ -263,7 +296,7 @@ impl Shared {
         }
         // Whoever is woken by the failure finds the cause in the session already.
         self.end_waits(process, cause);
-        *lock(&self.failure) = Some(cause.to_owned());
+        *lock(&self.failure) = Some((process, cause.to_owned()));
         {
             let _held = lock(&self.answers);
             self.changed.notify_all();
@@ -306,8 +339,22 @@ impl Shared {
 
 fn lost_words(why: &str) -> String {
     format!(
-        "the connection to the store was lost: {why}; whoever keeps it (rank 0 or the launcher) has died"
+        "the connection to the store was lost: {why}; whoever keeps it (rank 0 or the launcher) has died or hangs"
     )
+}
+
+/// The connection to the store, noting when bytes come: a long answer is no silence.
+struct Heard<'a> {
+    from: TcpStream,
+    shared: &'a Shared,
+}
+
+impl Read for Heard<'_> {
+    fn read(&mut self, room: &mut [u8]) -> io::Result<usize> {
+        let bytes = self.from.read(room)?;
+        *lock(&self.shared.heard) = Instant::now();
+        Ok(bytes)
+    }
 }
 
 enum Greeting {
@@ -317,7 +364,8 @@ enum Greeting {
     Refused(String),
 }
 
-fn greet(meeting: &Meeting, port: u16) -> Result<TcpStream, Greeting> {
+/// A connection to the store, and how long it may be silent.
+fn greet(meeting: &Meeting, port: u16) -> Result<(TcpStream, Duration), Greeting> {
     let elsewhere = |e: io::Error| Greeting::Elsewhere(e.to_string());
     let addresses = (meeting.host.as_str(), port)
         .to_socket_addrs()
@@ -348,9 +396,9 @@ fn greet(meeting: &Meeting, port: u16) -> Result<TcpStream, Greeting> {
     wire::write(&mut stream, &hello.encode()).map_err(elsewhere)?;
     let answer = wire::read(&mut stream).map_err(elsewhere)?;
     match Tell::decode(&answer) {
-        Some(Tell::Welcome { .. }) => {
+        Some(Tell::Welcome { silence_ms }) => {
             stream.set_read_timeout(None).map_err(elsewhere)?;
-            Ok(stream)
+            Ok((stream, Duration::from_millis(silence_ms)))
         }
         // Another run may keep its store at this port.
         Some(Tell::Refused { why }) if why.contains("not of `") => Err(Greeting::Elsewhere(why)),
@@ -369,4 +417,88 @@ fn place() -> String {
         name => name,
     };
     format!("{host}, process {}", std::process::id())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::net::TcpListener;
+
+    const SILENCE: Duration = Duration::from_millis(700);
+
+    /// A process beside a store that welcomes it and then does what it is told to with the connection.
+    fn beside(store: impl FnOnce(TcpStream) + Send) -> (PeerError, Duration) {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let meeting = Meeting {
+            host: "127.0.0.1".to_owned(),
+            ports: vec![listener.local_addr().unwrap().port()],
+            process: 1,
+            processes: 2,
+            run: "quiet".to_owned(),
+            timeout: ANSWER,
+        };
+        std::thread::scope(|scope| {
+            scope.spawn(move || {
+                let (mut stream, _) = listener.accept().unwrap();
+                let mut magic = [0; MAGIC.len()];
+                stream.read_exact(&mut magic).unwrap();
+                wire::read(&mut stream).unwrap();
+                let silence_ms = SILENCE.as_millis() as u64;
+                wire::write(&mut stream, &Tell::Welcome { silence_ms }.encode()).unwrap();
+                store(stream);
+            });
+            let client = Client::connect(&meeting).unwrap();
+            let start = Instant::now();
+            let error = client.get("what nobody leaves").unwrap_err();
+            (error, start.elapsed())
+        })
+    }
+
+    #[test]
+    fn a_store_that_hangs_is_lost() {
+        // It reads nothing and says nothing, and its connection stays open, as that of a stopped process does.
+        let (error, took) = beside(|stream| {
+            std::thread::sleep(4 * SILENCE);
+            drop(stream);
+        });
+        let words = error.to_string();
+        assert!(words.contains("has not answered for"), "{words}");
+        assert!(took >= SILENCE && took < 3 * SILENCE, "{took:?}");
+    }
+
+    #[test]
+    fn a_store_that_answers_beats_is_not() {
+        let (error, took) = beside(|mut stream| {
+            let end = Instant::now() + 3 * SILENCE;
+            while Instant::now() < end {
+                wire::read(&mut stream).unwrap();
+                wire::write(&mut stream, &Tell::Alive.encode()).unwrap();
+            }
+        });
+        let words = error.to_string();
+        assert!(words.contains("it ended"), "{words}");
+        assert!(took >= 3 * SILENCE, "{took:?}");
+    }
+
+    #[test]
+    fn a_long_answer_is_no_silence() {
+        let (error, took) = beside(|mut stream| {
+            let answer = Tell::Answer {
+                request: 0,
+                parts: vec![vec![7; 12]],
+            };
+            let frame = answer.encode();
+            let mut bytes = (frame.len() as u64).to_le_bytes().to_vec();
+            bytes.extend(&frame);
+            // It comes byte by byte, and never ends.
+            bytes.pop();
+            for byte in bytes {
+                stream.write_all(&[byte]).unwrap();
+                std::thread::sleep(SILENCE / 8);
+            }
+        });
+        let words = error.to_string();
+        assert!(words.contains("it ended"), "{words}");
+        assert!(took > 2 * SILENCE, "{took:?}");
+    }
 }

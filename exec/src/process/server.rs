@@ -3,6 +3,7 @@
 //! It lives in the launcher, or in the process of rank 0 where something else started the ranks. Each connection has a
 //! thread that reads and one that writes; one more thread looks at the clock.
 
+use super::client::STOPPED;
 use super::state::{Changes, State};
 use super::wire::{self, Ask, MAGIC, Tell};
 use crate::device::abort::lock;
@@ -27,7 +28,7 @@ pub struct StoreOptions {
     pub run: String,
     /// How long processes may be missing from a gathering without moving.
     pub timeout: Duration,
-    /// How long a process may be silent: its heart beats several times a second.
+    /// How long a process may be silent, or the store to it: hearts beat several times a second, and it answers.
     pub silence: Duration,
     /// How long after a connection has ended its process counts as lost. Whoever started the process may know more and
     /// say so meanwhile.
@@ -101,9 +102,17 @@ impl Server {
         std::thread::Builder::new()
             .name("store clock".to_owned())
             .spawn(move || {
+                let mut last = Instant::now();
                 while !ticking.closed.load(Ordering::SeqCst) {
                     std::thread::sleep(TICK);
-                    ticking.change(|s| s.tick(Instant::now()));
+                    let now = Instant::now();
+                    ticking.change(|s| {
+                        if now.saturating_duration_since(last) > STOPPED {
+                            s.go_on(now);
+                        }
+                        s.tick(now)
+                    });
+                    last = now;
                 }
             })?;
         Ok(Self { shared, address })
@@ -185,7 +194,7 @@ impl Shared {
             self.change(|s| s.hear(process, ask, Instant::now()));
         }
         if !said_bye {
-            self.change(|s| s.disconnected(process, Instant::now()));
+            lock(&self.state).disconnected(process, Instant::now());
         }
         if let Some(writer) = lock(&self.writers).get_mut(process as usize) {
             *writer = None;
@@ -236,8 +245,8 @@ impl Shared {
         stream.set_read_timeout(None).ok()?;
         let mut out = stream.try_clone().ok()?;
         let (sender, frames) = channel::<Vec<u8>>();
-        let timeout_ms = o.timeout.as_millis() as u64;
-        let _ = sender.send(Tell::Welcome { timeout_ms }.encode());
+        let silence_ms = o.silence.as_millis() as u64;
+        let _ = sender.send(Tell::Welcome { silence_ms }.encode());
         *lock(&self.writers).get_mut(process as usize)? = Some(sender);
         std::thread::Builder::new()
             .name("store writer".to_owned())

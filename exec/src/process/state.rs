@@ -133,7 +133,7 @@ impl State {
                     p.moved = now;
                 }
                 (p.progress, p.running) = (progress, running);
-                Vec::new()
+                vec![(process, Tell::Alive)]
             }
             Ask::Bye => {
                 p.left = true;
@@ -239,12 +239,18 @@ impl State {
             .collect()
     }
 
-    /// A connection ended.
-    pub(super) fn disconnected(&mut self, process: u32, now: Instant) -> Changes {
+    /// A connection ended. What follows is for the clock to say, which knows whether the store was stopped meanwhile.
+    pub(super) fn disconnected(&mut self, process: u32, now: Instant) {
         if let Some(p) = self.processes.get_mut(process as usize) {
             p.cut = Some(now);
         }
-        self.tick(now)
+    }
+
+    /// The store itself was stopped until now: nobody's silence follows from that.
+    pub(super) fn go_on(&mut self, now: Instant) {
+        for p in &mut self.processes {
+            (p.heard, p.moved) = (now, now);
+        }
     }
 
     /// Time has passed.

@@ -4,7 +4,7 @@ use super::codec::{Reader, Writer};
 use std::io::{self, Read, Write};
 
 /// First bytes of every connection: whoever listens on a port may be somebody else's server.
-pub(super) const MAGIC: &[u8; 8] = b"shardl01";
+pub(super) const MAGIC: &[u8; 8] = b"shardl02";
 /// Longest frame. The largest are parameters that are gathered for an export.
 const LONGEST: u64 = 1 << 40;
 
@@ -54,8 +54,8 @@ pub(super) struct Mode {
 /// What the store says.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Tell {
-    /// The process is part of the run. Its waits last this many milliseconds.
-    Welcome { timeout_ms: u64 },
+    /// The process is part of the run. The store is lost once it has been silent for so many milliseconds.
+    Welcome { silence_ms: u64 },
     /// It is not.
     Refused { why: String },
     /// An answer.
@@ -64,6 +64,8 @@ pub(super) enum Tell {
     Late { request: u64, why: String },
     /// A process failed, or is gone.
     Failed { process: u32, cause: String },
+    /// The answer to a beat.
+    Alive,
 }
 
 impl Ask {
@@ -167,9 +169,9 @@ impl Tell {
     pub(super) fn encode(&self) -> Vec<u8> {
         let mut w = Writer::default();
         match self {
-            Self::Welcome { timeout_ms } => {
+            Self::Welcome { silence_ms } => {
                 w.u8(0);
-                w.u64(*timeout_ms);
+                w.u64(*silence_ms);
             }
             Self::Refused { why } => {
                 w.u8(1);
@@ -191,6 +193,7 @@ impl Tell {
                 w.u32(*process);
                 w.bytes(cause.as_bytes());
             }
+            Self::Alive => w.u8(5),
         }
         w.0
     }
@@ -199,7 +202,7 @@ impl Tell {
         let mut r = Reader(data);
         let it = match r.u8()? {
             0 => Self::Welcome {
-                timeout_ms: r.u64()?,
+                silence_ms: r.u64()?,
             },
             1 => Self::Refused { why: text(&mut r)? },
             2 => Self::Answer {
@@ -214,6 +217,7 @@ impl Tell {
                 process: r.u32()?,
                 cause: text(&mut r)?,
             },
+            5 => Self::Alive,
             _ => return None,
         };
         r.done().then_some(it)
@@ -290,7 +294,8 @@ mod tests {
             assert_eq!(Ask::decode(&ask.encode()), Some(ask));
         }
         for tell in [
-            Tell::Welcome { timeout_ms: 5 },
+            Tell::Welcome { silence_ms: 5 },
+            Tell::Alive,
             Tell::Refused { why: "no".into() },
             Tell::Answer {
                 request: 2,

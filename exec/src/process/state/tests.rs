@@ -134,10 +134,8 @@ fn patience_ends_with_a_life() {
     }
     let at = now + 100 * SECOND;
     (0..3).for_each(|p| drop(s.hear(p, beat(0, 0), at)));
-    assert!(
-        s.disconnected(1, at).is_empty(),
-        "whoever knows more may say so"
-    );
+    s.disconnected(1, at);
+    assert!(s.tick(at).is_empty(), "whoever knows more may say so");
     let told = s.tick(at + SECOND);
     assert_eq!(told.len(), 3);
     assert_eq!(
@@ -182,6 +180,27 @@ fn the_silent_and_the_missing() {
     assert_eq!(
         cause(&s),
         "ranks 0, 2, 3 of 4 did not come to the start within 10.0s"
+    );
+}
+
+#[test]
+fn beats_are_answered() {
+    let now = Instant::now();
+    let mut s = three(now);
+    assert_eq!(s.hear(1, beat(3, 1), now), [(1, Tell::Alive)]);
+}
+
+#[test]
+fn a_store_that_was_stopped_itself_blames_nobody() {
+    let now = Instant::now();
+    let mut s = three(now);
+    s.hear(0, gather(6, false, false, 10), now);
+    s.go_on(now + 60 * SECOND);
+    assert!(s.tick(now + 69 * SECOND).is_empty());
+    s.tick(now + 70 * SECOND);
+    assert_eq!(
+        cause(&s),
+        "rank 0 (host, process 100) has been silent for 10.0s"
     );
 }
 
