@@ -30,6 +30,7 @@ pub use driver::CudaError;
 pub use factory::{CudaFactory, CudaOptions};
 pub use leave::leave;
 pub use libraries::{Libraries, Library, MissingLibraries};
+pub use places::room;
 
 use super::abort::{Abort, Failure, FailureKind, Stop};
 use super::cpu::Delays;

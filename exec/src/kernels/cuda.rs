@@ -18,11 +18,13 @@ mod nvrtc;
 mod perform;
 mod prepare;
 mod ranges;
+mod target;
 mod variant;
 
 pub use blas::{Candidate, Trial};
 pub(crate) use code::Loader;
 pub use error::{Error, Trouble};
+pub(crate) use target::Target;
 
 use crate::operand::{Hyper, RawRange};
 use blas::Blas;
@@ -43,7 +45,7 @@ pub trait Agree: Send + Sync + std::fmt::Debug {
     /// The choice that the leading rank makes by calling `choose`. Every rank asks for the same names in the same order.
     ///
     /// # Errors
-    /// [`Trouble`], if it fails there, or does not come.
+    /// What `choose` fails with there, the same for all; [`Trouble::Ranks`] if nothing comes.
     fn choice(
         &self,
         name: &str,
@@ -64,7 +66,7 @@ fn agreed<T>(
         Some(agree) => agree.choice(name, choose)?,
     };
     read(&packed).ok_or_else(|| {
-        Trouble::Unsupported(format!(
+        Trouble::Ranks(format!(
             "{machine} has no such kernel as the leading rank chose for {name}: all ranks need the same GPU and libraries"
         ))
     })
@@ -170,6 +172,7 @@ pub struct Kernels {
     program: Arc<Program>,
     /// Keeps the context alive.
     _context: Arc<CudaContext>,
+    target: Target,
     loader: Loader,
     cache: Cache,
     blas: Blas,
@@ -188,6 +191,17 @@ pub struct Kernels {
     refused: Vec<String>,
 }
 
+/// What code for the context's GPU is made for.
+fn target_of(context: &CudaContext) -> Result<Target, Trouble> {
+    let found = context.compute_capability();
+    let (major, minor) = found.map_err(Trouble::driver("cuDeviceGetAttribute"))?;
+    Target::of((major.unsigned_abs(), minor.unsigned_abs())).ok_or_else(|| {
+        Trouble::Unsupported(format!(
+            "compute capability {major}.{minor}, and the generated kernels need 8.0"
+        ))
+    })
+}
+
 impl Kernels {
     /// Opens what kernels need on a context that is current on this thread. NVIDIA's libraries are loaded.
     ///
@@ -199,6 +213,7 @@ impl Kernels {
         options: &Options,
     ) -> Result<Self, Error> {
         let gpu = context.name().unwrap_or_default();
+        let target = target_of(&context).map_err(|t| Error::new(gpu.as_str(), t))?;
         let cache = Cache::new(options.cache.clone());
         let blas =
             Blas::new(&gpu, options.tf32, options.choose).map_err(|t| Error::new("cublasLt", t))?;
@@ -215,7 +230,8 @@ impl Kernels {
             workspace: Vec::new(),
             fault: 0,
             refused,
-            loader: Loader::new(cache.clone(), options.libraries.clone()),
+            target,
+            loader: Loader::new(target, cache.clone(), options.libraries.clone()),
             cache,
             blas,
             agree: options.agree.clone(),
@@ -303,7 +319,7 @@ impl Kernels {
     /// # Errors
     /// [`Error`], if a product cannot be performed.
     pub fn trials(&self, limit: Duration) -> Result<Vec<Trial>, Error> {
-        let products = prepare::products(&self.program)?;
+        let products = prepare::products(&self.program, self.target)?;
         self.blas
             .trials(&products, &self.cache, limit)
             .map_err(|t| Error::new("matrix products", t))

@@ -2,6 +2,7 @@
 
 use super::driver::{CudaError, RawStream, check};
 use super::libraries::{Libraries, MissingLibraries};
+use crate::kernels::cuda::Target;
 use cudarc::driver::sys::{self, CUdevice_attribute};
 use std::ffi::CStr;
 use std::fmt;
@@ -35,12 +36,21 @@ pub enum NoGpu {
         /// There are.
         count: u32,
     },
+    /// All GPUs are too old.
+    #[error("no GPU can be used: {name} has compute capability {}.{}, 8.0 or newer is needed (A100 and later)", .capability.0, .capability.1)]
+    OldGpu {
+        /// Name of the first one.
+        name: String,
+        /// Its compute capability.
+        capability: (u32, u32),
+    },
     /// The driver refuses.
     #[error("no GPU can be used: {0}")]
     Driver(#[from] CudaError),
 }
 
-fn visible() -> String {
+/// What hides GPUs from the driver, for messages.
+pub(super) fn visible() -> String {
     std::env::var("CUDA_VISIBLE_DEVICES")
         .map(|v| format!(" (CUDA_VISIBLE_DEVICES={v})"))
         .unwrap_or_default()
@@ -54,6 +64,8 @@ pub struct Context {
     pub name: String,
     /// Compute capability.
     pub capability: (u32, u32),
+    /// What kernels are compiled for.
+    pub(crate) target: Target,
     /// Multiprocessors.
     pub multiprocessors: u32,
     /// CUDA version of the driver: 1000 times the major and ten times the minor.
@@ -94,7 +106,68 @@ pub fn gpus(library_path: &[PathBuf]) -> Result<u32, NoGpu> {
     check("cuDeviceGetCount", unsafe {
         sys::cuDeviceGetCount(&raw mut count)
     })?;
-    Ok(count.unsigned_abs())
+    let count = count.unsigned_abs();
+    let devices = (0..count)
+        .map(device)
+        .collect::<Result<Vec<_>, CudaError>>()?;
+    let capabilities = devices
+        .iter()
+        .map(|d| capability(*d))
+        .collect::<Result<Vec<_>, CudaError>>()?;
+    // Where some are new enough, whoever comes to another one is told.
+    match (devices.first(), capabilities.first()) {
+        (Some(first), Some(&found)) if capabilities.iter().all(|c| Target::of(*c).is_none()) => {
+            Err(too_old(*first, found))
+        }
+        _ => Ok(count),
+    }
+}
+
+fn device(ordinal: u32) -> Result<sys::CUdevice, CudaError> {
+    let mut device = 0;
+    // SAFETY: the driver writes a number where it is told to.
+    check("cuDeviceGet", unsafe {
+        sys::cuDeviceGet(&raw mut device, ordinal as i32)
+    })?;
+    Ok(device)
+}
+
+fn name(device: sys::CUdevice) -> Result<String, CudaError> {
+    let mut name = [0; 128];
+    // SAFETY: the buffer has the length that is given.
+    check("cuDeviceGetName", unsafe {
+        sys::cuDeviceGetName(name.as_mut_ptr(), name.len() as i32, device)
+    })?;
+    // SAFETY: the driver has ended the name with a zero.
+    let name = unsafe { CStr::from_ptr(name.as_ptr()) };
+    Ok(name.to_string_lossy().into_owned())
+}
+
+fn attribute(device: sys::CUdevice, a: CUdevice_attribute) -> Result<u32, CudaError> {
+    let mut value = 0;
+    // SAFETY: the driver writes a number where it is told to.
+    check("cuDeviceGetAttribute", unsafe {
+        sys::cuDeviceGetAttribute(&raw mut value, a, device)
+    })?;
+    Ok(value.unsigned_abs())
+}
+
+fn capability(device: sys::CUdevice) -> Result<(u32, u32), CudaError> {
+    Ok((
+        attribute(
+            device,
+            CUdevice_attribute::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR,
+        )?,
+        attribute(
+            device,
+            CUdevice_attribute::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR,
+        )?,
+    ))
+}
+
+fn too_old(device: sys::CUdevice, capability: (u32, u32)) -> NoGpu {
+    let name = name(device).unwrap_or_default();
+    NoGpu::OldGpu { name, capability }
 }
 
 impl Context {
@@ -107,34 +180,14 @@ impl Context {
         if ordinal >= count {
             return Err(NoGpu::NoDevice { ordinal, count });
         }
-        let mut device = 0;
-        // SAFETY: the ordinal is below the count; the driver writes where it is told to.
-        check("cuDeviceGet", unsafe {
-            sys::cuDeviceGet(&raw mut device, ordinal as i32)
-        })?;
-        let mut name = [0; 128];
-        // SAFETY: the buffer has the length that is given.
-        check("cuDeviceGetName", unsafe {
-            sys::cuDeviceGetName(name.as_mut_ptr(), name.len() as i32, device)
-        })?;
-        // SAFETY: the driver has ended the name with a zero.
-        let name = unsafe { CStr::from_ptr(name.as_ptr()) }
-            .to_string_lossy()
-            .into_owned();
-        let attribute = |a| {
-            let mut value = 0;
-            // SAFETY: the driver writes a number where it is told to.
-            check("cuDeviceGetAttribute", unsafe {
-                sys::cuDeviceGetAttribute(&raw mut value, a, device)
-            })?;
-            Ok::<_, CudaError>(value.unsigned_abs())
-        };
-        let capability = (
-            attribute(CUdevice_attribute::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR)?,
-            attribute(CUdevice_attribute::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR)?,
-        );
-        let multiprocessors =
-            attribute(CUdevice_attribute::CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT)?;
+        let device = device(ordinal)?;
+        let capability = capability(device)?;
+        let target = Target::of(capability).ok_or_else(|| too_old(device, capability))?;
+        let name = name(device)?;
+        let multiprocessors = attribute(
+            device,
+            CUdevice_attribute::CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT,
+        )?;
         let mut driver = 0;
         // SAFETY: the driver writes a number where it is told to.
         check("cuDriverGetVersion", unsafe {
@@ -149,6 +202,7 @@ impl Context {
             ordinal,
             name,
             capability,
+            target,
             multiprocessors,
             driver,
             device,

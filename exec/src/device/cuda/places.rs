@@ -1,10 +1,12 @@
 //! Which GPU a process takes, and that no two take the same.
 
+use super::context::{gpus, visible};
 use super::driver::check;
 use crate::process::Peers;
 use cudarc::driver::sys;
 use std::collections::BTreeMap;
 use std::ops::Range;
+use std::path::PathBuf;
 
 /// First GPU of a process with `ranks` ranks, where `count` are shown to it: the host's processes share them in order of
 /// their `place`, from `base` on. A launcher that shows each of several processes only what is its own (Slurm's
@@ -23,16 +25,36 @@ pub(super) fn first(
     if processes > 1 && base == 0 && count == ranks {
         return Ok(0);
     }
-    let wanted = match ranks {
-        1 => format!("GPU {first}"),
-        n => format!("GPUs {first} to {}", first + n - 1),
-    };
-    let visible = std::env::var("CUDA_VISIBLE_DEVICES")
-        .map(|v| format!(" (CUDA_VISIBLE_DEVICES={v})"))
-        .unwrap_or_default();
-    Err(format!(
-        "{wanted} is needed for process {place} of this host, one GPU a rank, and the driver shows {count}{visible}: use fewer ranks (mesh.dp_shard) or more GPUs"
+    Err(too_few(
+        first,
+        ranks,
+        &format!(" for process {place} of this host"),
+        count,
     ))
+}
+
+/// Whether so many ranks of one host find a GPU each, from `base` on: before any of them is started.
+///
+/// # Errors
+/// In words, if there are fewer; [`super::NoGpu`]'s, if there are none to be used.
+pub fn room(library_path: &[PathBuf], base: u32, ranks: u32) -> Result<(), String> {
+    let count = gpus(library_path).map_err(|e| e.to_string())?;
+    if u64::from(base) + u64::from(ranks) <= u64::from(count) {
+        Ok(())
+    } else {
+        Err(too_few(base, ranks, "", count))
+    }
+}
+
+fn too_few(first: u32, ranks: u32, whom: &str, count: u32) -> String {
+    let wanted = match ranks {
+        1 => format!("GPU {first} is"),
+        n => format!("GPUs {first} to {} are", first.saturating_add(n - 1)),
+    };
+    let visible = visible();
+    format!(
+        "{wanted} needed{whom}, one GPU a rank, and the driver shows {count}{visible}: use fewer ranks (mesh.dp_shard) or more GPUs"
+    )
 }
 
 /// Makes sure that no two processes have the same GPU: NCCL would say so later, and less clearly.
@@ -98,7 +120,13 @@ mod tests {
             "{why}"
         );
         let why = first(0, 0, 4, 2, 1).unwrap_err();
-        assert!(why.starts_with("GPUs 0 to 3"), "{why}");
+        assert!(why.starts_with("GPUs 0 to 3 are needed"), "{why}");
+        // None of them is started where they find no room.
+        let why = too_few(0, 1024, "", 1);
+        assert!(
+            why.starts_with("GPUs 0 to 1023 are needed, one GPU a rank, and the driver shows 1"),
+            "{why}"
+        );
         // A GPU that was asked for is not replaced by another.
         assert!(first(1, 0, 1, 1, 2).is_err());
     }

@@ -45,7 +45,7 @@ impl Support {
     pub(crate) fn new(context: &Arc<Context>) -> Result<Self, String> {
         let libraries = Libraries::load(&[]).map_err(|e| e.to_string())?;
         let folders = libraries.folders().iter().map(|f| f.path.clone());
-        let mut loader = Loader::of_user(folders.collect());
+        let mut loader = Loader::of_user(context.target, folders.collect());
         let mut function = |name| {
             let function = loader.function(SOURCE, name, 0);
             function.map_err(|e| format!("support.cu: {e}"))

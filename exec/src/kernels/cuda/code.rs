@@ -2,17 +2,25 @@
 
 use super::cache::Cache;
 use super::error::Trouble;
-use super::nvrtc::{ARCH, Compiler};
+use super::nvrtc::Compiler;
+use super::target::Target;
 use cudarc::driver::{result, sys};
 use std::collections::BTreeMap;
 use std::ffi::CString;
 use std::path::PathBuf;
 
-/// Options of every compilation. Nothing is contracted, so that fused and separate operations give the same bits.
-pub(crate) const OPTIONS: [&str; 3] = ["--gpu-architecture=sm_90", "--fmad=false", "--std=c++17"];
+/// Options of a compilation. Nothing is contracted, so that fused and separate operations give the same bits.
+pub(crate) fn options(target: Target) -> [String; 3] {
+    [
+        format!("--gpu-architecture={target}"),
+        "--fmad=false".to_owned(),
+        "--std=c++17".to_owned(),
+    ]
+}
 
-/// Compiles sources, at most once each.
+/// Compiles sources for one kind of GPU, at most once each.
 pub(crate) struct Loader {
+    target: Target,
     cache: Cache,
     folders: Vec<PathBuf>,
     compiler: Option<Compiler>,
@@ -28,13 +36,15 @@ struct Loaded {
 unsafe impl Send for Loader {}
 
 /// Name of a source's entry on disk.
-pub(crate) fn key(source: &str) -> String {
-    Cache::key(&["cubin 1", ARCH, &OPTIONS.join(" "), source])
+pub(crate) fn key(target: Target, source: &str) -> String {
+    let options = options(target).join(" ");
+    Cache::key(&["cubin 1", &target.to_string(), &options, source])
 }
 
 impl Loader {
-    pub(super) fn new(cache: Cache, folders: Vec<PathBuf>) -> Self {
+    pub(super) fn new(target: Target, cache: Cache, folders: Vec<PathBuf>) -> Self {
         Self {
+            target,
             cache,
             folders,
             compiler: None,
@@ -43,8 +53,8 @@ impl Loader {
     }
 
     /// With the user's cache.
-    pub(crate) fn of_user(folders: Vec<PathBuf>) -> Self {
-        Self::new(Cache::of_user(), folders)
+    pub(crate) fn of_user(target: Target, folders: Vec<PathBuf>) -> Self {
+        Self::new(target, Cache::of_user(), folders)
     }
 
     /// A function of a source, compiled and loaded if it is not yet.
@@ -54,7 +64,7 @@ impl Loader {
         name: &str,
         shared: u32,
     ) -> Result<sys::CUfunction, Trouble> {
-        let key = key(source);
+        let key = key(self.target, source);
         if !self.modules.contains_key(&key) {
             let loaded = self.load(source, &key)?;
             self.modules.insert(key.clone(), loaded);
@@ -91,7 +101,7 @@ impl Loader {
             none => none.insert(Compiler::open(&self.folders).map_err(Trouble::Library)?),
         };
         let code = compiler
-            .compile(source, &OPTIONS)
+            .compile(source, &options(self.target))
             .map_err(Trouble::Compiler)?;
         self.cache.put(key, "cubin", &code);
         open(&code)

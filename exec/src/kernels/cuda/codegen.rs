@@ -24,6 +24,7 @@ mod tables;
 #[cfg(test)]
 mod tests;
 
+use super::target::Target;
 use crate::kernels::view;
 use shardlab_plan::model::OpKind;
 use shardlab_plan::program::{BodyOp, Place, Slot};
@@ -44,6 +45,8 @@ pub(crate) struct Arg {
 /// A kernel body with the operands of a launch.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Request<'a> {
+    /// What the code is for.
+    pub(crate) target: Target,
     /// Operations.
     pub(crate) body: &'a [BodyOp],
     /// Operands that are read.

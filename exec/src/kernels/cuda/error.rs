@@ -20,6 +20,9 @@ pub enum Trouble {
     /// There is no kernel for such a body or such operands.
     #[error("{0}")]
     Unsupported(String),
+    /// Ranks cannot come to the same choice. Nothing may take the kernel's place: ranks would drift apart.
+    #[error("{0}")]
+    Ranks(String),
     /// A library is missing.
     #[error("{0}")]
     Library(String),

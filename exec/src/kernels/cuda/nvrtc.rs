@@ -6,9 +6,6 @@ use std::path::{Path, PathBuf};
 
 type Program = *mut c_void;
 
-/// Target of all kernels: Hopper, with its own instructions.
-pub(crate) const ARCH: &str = "sm_90";
-
 /// An open `libnvrtc`.
 pub(crate) struct Compiler {
     create: unsafe extern "C" fn(
@@ -77,11 +74,11 @@ impl Compiler {
     }
 
     /// Compiles a source to machine code.
-    pub(crate) fn compile(&self, source: &str, options: &[&str]) -> Result<Vec<u8>, String> {
+    pub(crate) fn compile(&self, source: &str, options: &[String]) -> Result<Vec<u8>, String> {
         let text = CString::new(source).map_err(|_| "the source holds a zero byte".to_owned())?;
         let options: Vec<CString> = options
             .iter()
-            .filter_map(|o| CString::new(*o).ok())
+            .filter_map(|o| CString::new(o.as_str()).ok())
             .collect();
         let pointers: Vec<*const c_char> = options.iter().map(|o| o.as_ptr()).collect();
         let mut program: Program = std::ptr::null_mut();

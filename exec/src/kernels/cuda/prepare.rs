@@ -9,6 +9,7 @@ use super::dnn;
 use super::error::{Error, Trouble};
 use super::gemm::{self, Operands};
 use super::ranges;
+use super::target::Target;
 use super::variant::{self, Variant};
 use crate::operand::RawRange;
 use cudarc::driver::result;
@@ -164,7 +165,10 @@ pub(super) fn takes_turns(plan: &Plan, on: StreamId) -> Result<(), Trouble> {
 }
 
 /// The distinct matrix products of a program, with how often a steady step launches each.
-pub(super) fn products(program: &Program) -> Result<BTreeMap<gemm::Product, usize>, Error> {
+pub(super) fn products(
+    program: &Program,
+    target: Target,
+) -> Result<BTreeMap<gemm::Product, usize>, Error> {
     let mut out = BTreeMap::new();
     let steady = program.section(SectionKind::Steady);
     for instr in steady.map_or(&[][..], |s| program.section_instrs(s)) {
@@ -175,7 +179,7 @@ pub(super) fn products(program: &Program) -> Result<BTreeMap<gemm::Product, usiz
         if let [only] = &kernel.body[..]
             && matches!(only.op, OpKind::Gemm { .. })
         {
-            let (product, _) = gemm::product(&variant.request(&kernel.body), only)
+            let (product, _) = gemm::product(&variant.request(&kernel.body, target), only)
                 .map_err(|r| Error::new(kernel.name.clone(), r.into()))?;
             if product.m * product.n * product.k > 0 {
                 *out.entry(product).or_default() += 1;
@@ -196,7 +200,7 @@ pub(super) fn one(k: &mut Kernels, variant: Variant, kernel: &Kernel) -> Result<
     if let Some(plan) = k.plans.get(&variant) {
         return Ok(scratch_of(plan));
     }
-    let req = variant.request(&kernel.body);
+    let req = variant.request(&kernel.body, k.target);
     let plan = match &kernel.body[..] {
         [only] if matches!(only.op, OpKind::Gemm { .. }) => {
             let (product, operands) = gemm::product(&req, only)?;
@@ -217,6 +221,7 @@ pub(super) fn one(k: &mut Kernels, variant: Variant, kernel: &Kernel) -> Result<
                     let then = then.map_or(Ok(Vec::new()), |module| loaded(k, module))?;
                     Plan::Library(Box::new(ready), then)
                 }
+                Some(Err(drift @ Trouble::Ranks(_))) => return Err(drift),
                 library => {
                     if let Some(Err(why)) = library {
                         k.refused.push(format!("{}: {why}", kernel.name));

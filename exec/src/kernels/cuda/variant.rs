@@ -1,6 +1,7 @@
 //! Which operands a kernel is launched with: element types, alignments, what is updated in place.
 
 use super::codegen::{Arg, CLASH, Request};
+use super::target::Target;
 #[cfg(test)]
 use shardlab_plan::program::InstrId;
 use shardlab_plan::program::{Access, BodyOp, KernelId, Op, PerRank, Program, StreamId};
@@ -19,8 +20,9 @@ pub(crate) struct Variant {
 }
 
 impl Variant {
-    pub(crate) fn request<'a>(&'a self, body: &'a [BodyOp]) -> Request<'a> {
+    pub(crate) fn request<'a>(&'a self, body: &'a [BodyOp], target: Target) -> Request<'a> {
         Request {
+            target,
             body,
             reads: &self.reads,
             writes: &self.writes,

@@ -2,6 +2,7 @@
 //! take, and for machines without cuDNN.
 
 use super::{Entry, Module, Param, Refusal, Request, blocks, ctype, float};
+use crate::kernels::cuda::target::Target;
 use crate::kernels::view;
 use shardlab_plan::program::{BodyOp, Slot};
 
@@ -17,6 +18,8 @@ struct Geometry {
     seq: u64,
     d: u64,
     stat: u64,
+    /// Rows and columns of the scores that a block works on at a time.
+    tile: u64,
 }
 
 fn slots(slots: &[Slot], n: usize) -> Result<&[Slot], Refusal> {
@@ -26,7 +29,7 @@ fn slots(slots: &[Slot], n: usize) -> Result<&[Slot], Refusal> {
 }
 
 impl Geometry {
-    fn new(q: &Slot, k: &Slot, lse: &Slot) -> Result<Self, Refusal> {
+    fn new(target: Target, q: &Slot, k: &Slot, lse: &Slot) -> Result<Self, Refusal> {
         let misfit = || Refusal::new(format!("queries {:?} with keys {:?}", q.shape, k.shape));
         let (&[batch, heads, seq, d], &[b2, kv, s2, d2], &[b3, h3, stat]) =
             (&q.shape[..], &k.shape[..], &lse.shape[..])
@@ -49,6 +52,7 @@ impl Geometry {
             seq,
             d,
             stat,
+            tile: tile(target, d),
         })
     }
 
@@ -63,28 +67,16 @@ impl Geometry {
             self.stat,
             u8::from(causal),
             float(scale as f32),
-            self.tile()
+            self.tile
         )
-    }
-
-    /// Rows and columns of the scores that a block works on at a time: of long heads, fewer rows fit into shared memory.
-    fn tile(&self) -> u64 {
-        if self.d <= 128 { 64 } else { 32 }
     }
 
     /// Blocks for all tiles of rows of so many heads.
     fn blocks(&self, heads: u64) -> Result<u32, Refusal> {
         blocks(
-            (self.batch * heads * self.seq.div_ceil(self.tile())) as usize,
+            (self.batch * heads * self.seq.div_ceil(self.tile)) as usize,
             1,
         )
-    }
-
-    /// Bytes of shared memory with so many tiles of rows, and one of scores (`PITCH` and `SPITCH` of the source).
-    fn shared(&self, rows: u64) -> u32 {
-        let vectors = self.d.div_ceil(4);
-        let pitch = 4 * (vectors + 1 + vectors % 2);
-        (self.tile() * (rows * pitch + self.tile() + 4) * 4) as u32
     }
 
     fn entry(
@@ -98,10 +90,26 @@ impl Geometry {
             name: name.to_owned(),
             grid: [self.blocks(heads)?, 1, 1],
             block: THREADS,
-            shared: self.shared(rows),
+            shared: shared(self.tile, self.d, rows) as u32,
             params,
         })
     }
+}
+
+/// Bytes of shared memory with so many tiles of rows of `d` numbers, and one of scores (`PITCH` and `SPITCH` of the source).
+fn shared(tile: u64, d: u64, rows: u64) -> u64 {
+    let vectors = d.div_ceil(4);
+    let pitch = 4 * (vectors + 1 + vectors % 2);
+    tile * (rows * pitch + tile + 4) * 4
+}
+
+/// Tiles of rows that the backward keeps, which is most.
+const MOST_ROWS: u64 = 4;
+
+/// The largest tile that finds room: of long heads, and on smaller GPUs, fewer rows.
+fn tile(target: Target, d: u64) -> u64 {
+    let fits = |tile: &u64| shared(*tile, d, MOST_ROWS) <= u64::from(target.shared());
+    [64, 32].into_iter().find(fits).unwrap_or(16)
 }
 
 /// Function `name(b, h, s)` that gives the address of a row, and `NAME_STEP`, the distance of its components.
@@ -142,7 +150,7 @@ pub(super) fn forward(
     let [out, lse] = slots(&op.outputs, 2)? else {
         return Err(Refusal::new("attention lacks operands"));
     };
-    let g = Geometry::new(q, k, lse)?;
+    let g = Geometry::new(req.target, q, k, lse)?;
     lse_type(req, lse)?;
     let mut zero = String::new();
     for s in op.outputs.iter().skip(2) {
@@ -240,7 +248,7 @@ pub(super) fn backward(
     let [dq, dk, dv] = slots(&op.outputs, 3)? else {
         return Err(Refusal::new("attention lacks operands"));
     };
-    let g = Geometry::new(q, k, lse)?;
+    let g = Geometry::new(req.target, q, k, lse)?;
     lse_type(req, lse)?;
     let (mut params, mut declared) = req.operands();
     params.push(Param::Scratch(0));
@@ -365,8 +373,8 @@ KERNEL({THREADS}) k1({args}) {{
     Ok(Module {
         source,
         entries: vec![
-            g.entry("k0", g.heads, 4, params.clone())?,
-            g.entry("k1", g.kv, 4, params)?,
+            g.entry("k0", g.heads, MOST_ROWS, params.clone())?,
+            g.entry("k1", g.kv, MOST_ROWS, params)?,
         ],
         scratch: g.batch * g.heads * g.seq * 4,
     })

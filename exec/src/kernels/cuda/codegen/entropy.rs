@@ -73,7 +73,8 @@ pub(super) fn generate(
         cluster *= 2;
     }
     let fits = vectors.div_ceil(cluster) * vector <= SHARED;
-    if vector == 16 && vectors >= THREADS && cluster <= CLUSTER && fits {
+    let suits = req.target.has_clusters() && vector == 16 && vectors >= THREADS;
+    if suits && cluster <= CLUSTER && fits {
         kept(req, &p, cluster)
     } else {
         twice(req, &p)

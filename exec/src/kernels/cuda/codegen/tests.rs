@@ -4,8 +4,9 @@ use super::shard::{CAPACITIES, Ranges};
 use super::{Arg, Module, Param, Request, generate, shard, widen};
 use crate::device::cuda::libraries::{Surroundings, folders};
 use crate::kernels::cuda::cache::Cache;
-use crate::kernels::cuda::code::{OPTIONS, key};
+use crate::kernels::cuda::code::{key, options};
 use crate::kernels::cuda::nvrtc::Compiler;
+use crate::kernels::cuda::target::Target;
 use crate::kernels::cuda::{prepare, ranges, variant};
 use shardlab_plan::model::OpKind;
 use shardlab_plan::program::{
@@ -39,26 +40,34 @@ fn programs() -> impl Iterator<Item = (String, Program)> {
 }
 
 /// Every source that a program needs, with who needs it.
-fn sources(who: &str, program: &Program, out: &mut BTreeMap<String, String>) {
+fn sources(who: &str, program: &Program, target: Target, out: &mut BTreeMap<String, String>) {
     let mut ticketed = BTreeSet::new();
     for v in variant::of_program(program).keys() {
         let kernel = &program.kernels[v.kernel.index()];
         if let OpKind::Gemm { .. } = kernel.body[0].op {
-            let product =
-                crate::kernels::cuda::gemm::product(&v.request(&kernel.body), &kernel.body[0]);
+            let product = crate::kernels::cuda::gemm::product(
+                &v.request(&kernel.body, target),
+                &kernel.body[0],
+            );
             assert!(product.is_ok(), "{who}: {}: {product:?}", kernel.name);
             continue;
         }
         if let OpKind::Shard(_) = kernel.body[0].op {
             continue;
         }
-        let made = generate(&v.request(&kernel.body));
+        let made = generate(&v.request(&kernel.body, target));
         let module = made.unwrap_or_else(|e| panic!("{who}: {}: {e}", kernel.name));
+        let shared = module.entries.iter().map(|e| e.shared).max();
+        assert!(
+            shared <= Some(target.shared()),
+            "{who}: {} takes {shared:?} bytes of shared memory on {target}",
+            kernel.name
+        );
         // The planned workspace says nothing of these: they find room in that of the matrix products, which every model
         // has. A copy of what a kernel would spoil is rare, and may be larger.
         let keeps = module.source.contains(" keep");
         if let OpKind::ConvGradWeight { .. } = kernel.body[0].op {
-            let then = widen(&v.request(&kernel.body), &kernel.body[0]).unwrap();
+            let then = widen(&v.request(&kernel.body, target), &kernel.body[0]).unwrap();
             let who = || format!("{who}: conversion after {}", kernel.name);
             out.entry(then.source).or_insert_with(who);
         }
@@ -128,19 +137,8 @@ fn cache() -> Cache {
     Cache::new(Some(exe.parent().unwrap().join("compiled-kernels")))
 }
 
-#[test]
-fn every_kernel_of_every_shipped_scenario_is_generated_and_compiles() {
-    let mut all = BTreeMap::new();
-    for (who, program) in programs() {
-        sources(&who, &program, &mut all);
-    }
-    for kind in [true, false] {
-        all.entry(shard::fold(kind))
-            .or_insert_with(|| "fold".to_owned());
-    }
-    let own = include_str!("../../../device/cuda/support.cu").to_owned();
-    all.insert(own, "the device itself".to_owned());
-    assert!(all.len() > 300, "{}", all.len());
+/// Compiles all of them, where there is a compiler. They come with who needs them.
+fn compile(all: BTreeMap<String, String>, target: Target) {
     let Some(compiler) = compiler() else { return };
     let cache = cache();
     let work: Mutex<Vec<(String, String)>> = Mutex::new(all.into_iter().collect());
@@ -148,11 +146,11 @@ fn every_kernel_of_every_shipped_scenario_is_generated_and_compiles() {
     let next = || work.lock().unwrap().pop();
     let worker = || {
         while let Some((source, who)) = next() {
-            if cache.get(&key(&source), "compiled").is_some() {
+            if cache.get(&key(target, &source), "compiled").is_some() {
                 continue;
             }
-            match compiler.compile(&source, &OPTIONS) {
-                Ok(_) => cache.put(&key(&source), "compiled", b""),
+            match compiler.compile(&source, &options(target)) {
+                Ok(_) => cache.put(&key(target, &source), "compiled", b""),
                 Err(e) => drop(
                     failed
                         .lock()
@@ -170,10 +168,65 @@ fn every_kernel_of_every_shipped_scenario_is_generated_and_compiles() {
     let failed = failed.into_inner().unwrap();
     assert!(
         failed.is_empty(),
-        "{} of them, the first: {}",
+        "{} of them for {target}, the first: {}",
         failed.len(),
         failed.first().unwrap()
     );
+}
+
+#[test]
+fn every_kernel_of_every_shipped_scenario_is_generated_and_compiles() {
+    let mut all = BTreeMap::new();
+    for (who, program) in programs() {
+        sources(&who, &program, Target::HOPPER, &mut all);
+    }
+    for kind in [true, false] {
+        all.entry(shard::fold(kind))
+            .or_insert_with(|| "fold".to_owned());
+    }
+    let own = include_str!("../../../device/cuda/support.cu").to_owned();
+    all.insert(own, "the device itself".to_owned());
+    assert!(all.len() > 300, "{}", all.len());
+    compile(all, Target::HOPPER);
+}
+
+/// A100, L40S, B200 and desktops: no clusters, less shared memory, other instructions.
+#[test]
+fn kernels_for_other_gpus_compile_and_find_room() {
+    let scenarios = [
+        ("small-native", vec![]),
+        ("small-cnn", vec![]),
+        (
+            "peers-1b",
+            vec![
+                "model.layers=1",
+                "fsdp.policy=native",
+                "compile.mode=regions",
+                "train.loss=chunked",
+            ],
+        ),
+        ("peers-8b", vec!["model.layers=1", "precision.compute=f32"]),
+    ];
+    let programs = scenarios.map(|(name, set)| {
+        let set: Vec<String> = set.into_iter().map(str::to_owned).collect();
+        plan(&scenario::load(Path::new(name), &set).unwrap()).unwrap()
+    });
+    for (capability, clusters) in [
+        ((8, 0), false),
+        ((8, 9), false),
+        ((10, 0), true),
+        ((12, 0), false),
+    ] {
+        let target = Target::of(capability).unwrap();
+        let mut all = BTreeMap::new();
+        for program in &programs {
+            sources(&program.meta.scenario, program, target, &mut all);
+        }
+        let has = all.keys().any(|source| source.contains("__cluster_dims__"));
+        assert_eq!(has, clusters, "{target}");
+        compile(all, target);
+    }
+    assert_eq!(Target::of((7, 5)), None);
 }
 
 /// Rotated queries and keys of a merged product go where the unrotated ones were, without a copy of these; one that shares
@@ -200,7 +253,7 @@ fn assert_rotations_spoil_nothing(program: &Program) {
         };
         rotations += 1;
         assert_eq!(v.same[read], Some(0));
-        let module = generate(&v.request(body)).unwrap();
+        let module = generate(&v.request(body, Target::HOPPER)).unwrap();
         assert_eq!(module.scratch, 0);
         // Each half is read once and written once, eight elements at a time, and written after all is read.
         let at =
@@ -215,7 +268,12 @@ fn assert_rotations_spoil_nothing(program: &Program) {
         assert!(halves.iter().all(|l| stores.iter().all(|s| l < s)));
         let mut clash = v.clone();
         clash.same[read] = Some(super::CLASH);
-        assert!(generate(&clash.request(body)).unwrap().scratch > 0);
+        assert!(
+            generate(&clash.request(body, Target::HOPPER))
+                .unwrap()
+                .scratch
+                > 0
+        );
     }
     assert_eq!(rotations, 2, "queries and keys, and their gradients");
 }
@@ -224,11 +282,17 @@ fn assert_rotations_spoil_nothing(program: &Program) {
 fn a_source_that_is_wrong_is_named_by_the_compiler() {
     let Some(compiler) = compiler() else { return };
     let log = compiler
-        .compile("__global__ void k() { nonsense; }", &OPTIONS)
+        .compile(
+            "__global__ void k() { nonsense; }",
+            &options(Target::HOPPER),
+        )
         .unwrap_err();
     assert!(log.contains("nonsense"), "{log}");
     let code = compiler
-        .compile("extern \"C\" __global__ void k() {}", &OPTIONS)
+        .compile(
+            "extern \"C\" __global__ void k() {}",
+            &options(Target::HOPPER),
+        )
         .unwrap();
     assert_eq!(code[..4], *b"\x7fELF");
 }
@@ -255,7 +319,7 @@ fn a_loss_reads_its_labels_entries_before_anything_is_written_in_place() {
     let sets = ["precision.compute=\"f32\"".to_owned()];
     let s = scenario::load(Path::new("small-full"), &sets).unwrap();
     let mut all = BTreeMap::new();
-    sources("small-full", &plan(&s).unwrap(), &mut all);
+    sources("small-full", &plan(&s).unwrap(), Target::HOPPER, &mut all);
     let mut found = 0;
     for source in all.keys() {
         let body = source.split("KERNEL(").find(|k| k.contains("part0[r]"));
@@ -280,7 +344,7 @@ fn entropy(vocab: u64) -> Module {
     let found = variant::of_program(&program).into_keys().find_map(|v| {
         let body = &program.kernels[v.kernel.index()].body;
         let wanted = matches!(body[0].op, OpKind::CrossEntropy { .. });
-        wanted.then(|| generate(&v.request(body)).unwrap())
+        wanted.then(|| generate(&v.request(body, Target::HOPPER)).unwrap())
     });
     found.unwrap()
 }
@@ -290,7 +354,7 @@ fn a_row_of_logits_is_kept_by_as_few_blocks_as_hold_it() {
     let compiler = compiler();
     let compiles = |module: &Module| {
         if let Some(c) = &compiler {
-            c.compile(&module.source, &OPTIONS).unwrap();
+            c.compile(&module.source, &options(Target::HOPPER)).unwrap();
         }
     };
     // Logits of 2 bytes: in parts of up to 72 KiB where eight parts of that do, else of up to 224 KiB.
@@ -348,6 +412,7 @@ fn indices_are_as_wide_as_operands_are_large() {
             align: 16,
         };
         let req = Request {
+            target: Target::HOPPER,
             body: &body,
             reads: &vec![arg; inputs.len()],
             writes: &[arg],
@@ -355,7 +420,7 @@ fn indices_are_as_wide_as_operands_are_large() {
         };
         let module = generate(&req).unwrap();
         if let Some(c) = &compiler {
-            c.compile(&module.source, &OPTIONS).unwrap();
+            c.compile(&module.source, &options(Target::HOPPER)).unwrap();
         }
         let own = module.source.strip_prefix(super::PREAMBLE).unwrap();
         let has = |ty: &str| match own.contains(" IDX;") {

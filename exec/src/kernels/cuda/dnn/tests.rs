@@ -5,6 +5,7 @@ use super::convolution;
 use super::graph::{Direction, Graph, Kind, Node, Operand, Shape, Ty, backward, forward};
 use crate::device::cuda::libraries::{Surroundings, folders};
 use crate::kernels::cuda::codegen::{Arg, Request};
+use crate::kernels::cuda::target::Target;
 use cudarc::cudnn::sys::{
     cudnnBackendAttributeName_t as Name, cudnnBackendAttributeType_t as Type,
     cudnnBackendDescriptorType_t as Descriptor,
@@ -246,6 +247,7 @@ fn gradients_of_weights_that_are_wider_than_their_factors_come_narrow() {
     let reads = [arg(DType::Bf16); 2];
     let graph = |result| {
         let req = Request {
+            target: Target::HOPPER,
             body: std::slice::from_ref(&op),
             reads: &reads,
             writes: &[arg(result)],

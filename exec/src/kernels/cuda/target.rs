@@ -1,0 +1,50 @@
+//! What generated code is made for.
+
+use std::fmt;
+
+/// A compute capability that the generator writes code for.
+///
+/// Limits are those of the CUDA C++ Programming Guide 13.0, "Technical Specifications per Compute Capability".
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) struct Target {
+    major: u32,
+    minor: u32,
+}
+
+impl Target {
+    /// H100 and H200: what everything here was measured on.
+    #[cfg(test)]
+    pub(crate) const HOPPER: Self = Self { major: 9, minor: 0 };
+
+    /// The target of a GPU of this compute capability; `None` before 8.0, which has neither bf16 nor copies past the registers.
+    pub(crate) const fn of((major, minor): (u32, u32)) -> Option<Self> {
+        if major >= 8 {
+            Some(Self { major, minor })
+        } else {
+            None
+        }
+    }
+
+    /// Whether the blocks of a cluster can write into one another's shared memory.
+    pub(crate) const fn has_clusters(self) -> bool {
+        // GPUs for desktops (12.x) are not used so.
+        matches!(self.major, 9..=11)
+    }
+
+    /// Most bytes of shared memory that a block may have.
+    pub(crate) const fn shared(self) -> u32 {
+        let kib = match (self.major, self.minor) {
+            (8, 0 | 7) => 163,
+            (8, _) | (12.., _) => 99,
+            _ => 227,
+        };
+        kib << 10
+    }
+}
+
+impl fmt::Display for Target {
+    /// As compilers name it: `sm_90`.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "sm_{}{}", self.major, self.minor)
+    }
+}
