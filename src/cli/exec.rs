@@ -254,6 +254,7 @@ pub(super) fn run(args: &Args, out: &mut Out) -> Result<Status, Failure> {
             (world, place.local_rank)
         }
         None if program.meta.world > 1 && args.device.wants_processes(&program) => {
+            args.device.has_room(&program)?;
             return processes::start(program.meta.world, timeout);
         }
         None => {

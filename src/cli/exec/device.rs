@@ -198,6 +198,23 @@ impl DeviceArgs {
         Ok(())
     }
 
+    /// Whether every rank finds a GPU on this host, where each is to be a process: none is started otherwise.
+    #[cfg(feature = "cuda")]
+    pub(super) fn has_room(&self, program: &Program) -> Result<(), Failure> {
+        if self.device != Kind::Cuda {
+            return Ok(());
+        }
+        let base = self.gpu.unwrap_or(0);
+        shardlab_exec::device::cuda::room(&self.library_path, base, program.meta.world)
+            .map_err(Failure::run)
+    }
+
+    /// Without GPUs all find room.
+    #[cfg(not(feature = "cuda"))]
+    pub(super) fn has_room(&self, _: &Program) -> Result<(), Failure> {
+        Ok(())
+    }
+
     /// Options of the engine that belong to the device.
     pub(in crate::cli) fn apply(&self, exec: &mut shardlab_exec::engine::ExecOptions, ranks: u32) {
         exec.threads = match self.threads {
