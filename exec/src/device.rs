@@ -9,6 +9,7 @@ pub mod cpu;
 #[cfg(feature = "cuda")]
 pub mod cuda;
 mod factory;
+pub(crate) mod muster;
 pub mod null;
 
 use crate::operand::{Hyper, RawRange};
@@ -209,6 +210,15 @@ pub trait Device: Send {
     /// # Errors
     /// In words, if the machine has not enough memory.
     fn map(&mut self, regions: &[Region]) -> Result<(), String>;
+
+    /// Makes its memory known to the other ranks, where they need to. Called once, when all ranks of this process have theirs; it may wait
+    /// for them.
+    ///
+    /// # Errors
+    /// In words.
+    fn meet(&mut self) -> Result<(), String> {
+        Ok(())
+    }
 
     /// Device address of an allocator address; `None` if the `bytes` from there on are outside of every region.
     ///

@@ -259,10 +259,16 @@ impl Device for CudaDevice {
 
     fn map(&mut self, regions: &[Region]) -> Result<(), String> {
         self.context.bind().map_err(|e| e.to_string())?;
-        let arena = Arena::new(&self.context, regions)?;
-        self.collectives.register(&arena.ranges())?;
-        self.arena = Some(arena);
+        self.arena = Some(Arena::new(&self.context, regions)?);
         Ok(())
+    }
+
+    fn meet(&mut self) -> Result<(), String> {
+        self.context.bind().map_err(|e| e.to_string())?;
+        match &self.arena {
+            Some(arena) => self.collectives.register(&arena.ranges()),
+            None => Ok(()),
+        }
     }
 
     fn pointer(&self, address: u64, bytes: u64) -> Result<Option<*mut u8>, (FailureKind, String)> {

@@ -6,6 +6,7 @@ use super::rank::{PassInputs, PassReport, Rank, plan_regions};
 use super::report::{self, Log};
 use super::{ExecError, ExecOptions, World};
 use crate::device::cpu::{CpuDevice, Launcher, panic_text};
+use crate::device::muster::{Muster, Place};
 use crate::device::{
     Abort, CpuFactory, Device, DeviceFactory, Failure, FailureKind, NO_HYPER, Setup,
 };
@@ -192,21 +193,33 @@ impl<D: Device> Session<D> {
             ..
         } = setup;
         let regions = plan_regions(&program, &options);
-        let new = |id, device| Rank::new(id, &program, &options, &abort, device, &regions);
+        let muster = Muster::new(devices.len());
+        // `None`: another one has failed, and is there to say why.
+        let new = |id, device: D, place: Place<'_>| {
+            let mut rank = Rank::new(id, &program, &options, &abort, device, &regions)?;
+            if !place.come() {
+                return Ok(None);
+            }
+            rank.device.meet().map_err(ExecError::Device)?;
+            Ok(Some(rank))
+        };
         let new = &new;
-        // Devices of different ranks may have to meet when they make their memory known.
-        let ranks = std::thread::scope(|scope| {
+        let ranks: Vec<_> = std::thread::scope(|scope| {
             let made: Vec<_> = world
                 .local()
                 .zip(devices)
-                .map(|(id, device)| scope.spawn(move || new(id, device)))
+                .map(|(id, device)| {
+                    let place = muster.place();
+                    scope.spawn(move || new(id, device, place))
+                })
                 .collect();
             let joined = made.into_iter().map(|t| match t.join() {
                 Ok(rank) => rank,
                 Err(panic) => Err(ExecError::Device(panic_text(&*panic))),
             });
-            joined.collect::<Result<Vec<_>, _>>()
+            joined.collect::<Result<_, ExecError>>()
         })?;
+        let ranks = ranks.into_iter().flatten().collect();
         let mut session = Self {
             log: Log::default(),
             program,

@@ -14,6 +14,7 @@ use super::staging::Staging;
 use super::support::{SUMS, Support};
 use super::{CudaDevice, SUMS_AT};
 use crate::device::cpu::Delays;
+use crate::device::muster::{Muster, Place};
 use crate::device::{DeviceFactory, Failure, FailureKind, Setup};
 use crate::engine::FaultKind;
 use cudarc::driver::sys;
@@ -51,7 +52,13 @@ impl CudaFactory {
         Self { options }
     }
 
-    fn device(&self, setup: &Setup, rank: u32, gpu: u32) -> Result<CudaDevice, String> {
+    fn device(
+        &self,
+        setup: &Setup,
+        rank: u32,
+        gpu: u32,
+        place: Place<'_>,
+    ) -> Result<CudaDevice, String> {
         let words = |e: super::Error| e.to_string();
         let context = Context::new(gpu, &self.options.library_path).map_err(|e| e.to_string())?;
         let program = &setup.program;
@@ -86,6 +93,10 @@ impl CudaFactory {
         };
         let agree = Leader::of(setup, rank);
         let bodies = Bodies::new(&context, program, settings, agree)?;
+        // Whoever joins a communicator is there until all have joined.
+        if !place.come() {
+            return Err(NOT_ALL.to_owned());
+        }
         let collectives = self.collectives(setup, rank, &context)?;
         let guard = Guard::start(&setup.abort, means(setup, rank, collectives.cutter()))?;
         Ok(CudaDevice {
@@ -171,19 +182,34 @@ impl DeviceFactory for CudaFactory {
         let peers = setup.world.peers();
         let first = places::first(base, place, local.len() as u32, count, peers.processes())?;
         places::apart(peers, first..first + local.len() as u32)?;
-        // Ranks wait for one another when they join their communicators.
-        std::thread::scope(|scope| {
+        let muster = Muster::new(local.len());
+        let made: Vec<_> = std::thread::scope(|scope| {
             let made: Vec<_> = (first..)
                 .zip(local)
-                .map(|(gpu, rank)| scope.spawn(move || self.device(setup, rank, gpu)))
-                .collect();
-            made.into_iter()
-                .map(|t| {
-                    t.join()
-                        .unwrap_or_else(|panic| Err(crate::device::cpu::panic_text(&*panic)))
+                .map(|(gpu, rank)| {
+                    let place = muster.place();
+                    scope.spawn(move || self.device(setup, rank, gpu, place))
                 })
-                .collect()
-        })
+                .collect();
+            let joined = made.into_iter().map(|t| {
+                t.join()
+                    .unwrap_or_else(|panic| Err(crate::device::cpu::panic_text(&*panic)))
+            });
+            joined.collect()
+        });
+        first_cause(made)
+    }
+}
+
+/// What ranks say that stopped because another one failed.
+const NOT_ALL: &str = "another rank of this process could not begin";
+
+/// All devices, or why there is one too few: not because of that one.
+fn first_cause(made: Vec<Result<CudaDevice, String>>) -> Result<Vec<CudaDevice>, String> {
+    let cause = |r: &Result<_, String>| matches!(r, Err(why) if why != NOT_ALL);
+    match made.iter().position(cause) {
+        Some(at) => made.into_iter().skip(at).take(1).collect(),
+        None => made.into_iter().collect(),
     }
 }
 
