@@ -121,6 +121,10 @@ fn compiler() -> Option<Compiler> {
     match Compiler::open(&all) {
         Ok(c) => Some(c),
         Err(e) => {
+            assert!(
+                std::env::var_os("SHARDLAB_NVRTC").is_none(),
+                "SHARDLAB_NVRTC is set: {e}"
+            );
             // Written past the harness, which would swallow it.
             let _ = writeln!(
                 std::io::stderr(),

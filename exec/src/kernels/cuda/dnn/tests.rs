@@ -60,6 +60,10 @@ fn is_loaded() -> bool {
 
 fn saved() -> Option<Desc> {
     if !is_loaded() || super::library::api().is_err() {
+        assert!(
+            std::env::var_os("SHARDLAB_CUDNN").is_none(),
+            "SHARDLAB_CUDNN is set, and cuDNN cannot be loaded"
+        );
         let _ = writeln!(
             std::io::stderr(),
             "SKIPPED: no attention graph was shown to cuDNN: it is not there; `pip install nvidia-cudnn-cu13==9.19.0.56 nvidia-cublas==13.1.0.3 nvidia-cuda-nvrtc==13.0.88` and name its lib folder in SHARDLAB_CUDNN"
