@@ -45,11 +45,10 @@ struct Inner {
     functions: Functions,
     path: PathBuf,
     version: Version,
-    /// Keeps the functions valid; `None` where they are part of the program (tests).
-    _library: Option<libloading::Library>,
 }
 
-/// The loaded library. Clones are the same one; it stays loaded as long as anything of it is in use.
+/// The loaded library. Clones are the same one; it stays loaded until the process ends, because it runs threads that no
+/// call ends, such as the one behind a unique id.
 #[derive(Clone)]
 pub struct Nccl(Arc<Inner>);
 
@@ -87,10 +86,12 @@ impl Nccl {
             let source = std::error::Error::source(&e).map(ToString::to_string);
             source.unwrap_or_else(|| e.to_string())
         })?;
-        // SAFETY: likewise; the library is kept beside the table.
+        // SAFETY: likewise; the library stays loaded.
         let functions = unsafe { Functions::of(&library) }
             .map_err(|symbol| format!("loaded, but it has no {symbol}"))?;
-        Self::with(functions, path.to_owned(), Some(library)).map_err(|e| e.to_string())
+        let nccl = Self::with(functions, path.to_owned()).map_err(|e| e.to_string())?;
+        std::mem::forget(library);
+        Ok(nccl)
     }
 
     /// A library of these functions.
@@ -101,19 +102,14 @@ impl Nccl {
     /// # Errors
     /// When the library does not tell its version.
     pub unsafe fn from_functions(functions: Functions) -> Result<Self, Error> {
-        Self::with(functions, PathBuf::from("(functions)"), None)
+        Self::with(functions, PathBuf::from("(functions)"))
     }
 
-    fn with(
-        functions: Functions,
-        path: PathBuf,
-        library: Option<libloading::Library>,
-    ) -> Result<Self, Error> {
+    fn with(functions: Functions, path: PathBuf) -> Result<Self, Error> {
         let mut inner = Inner {
             functions,
             path,
             version: Version::from_code(0),
-            _library: library,
         };
         let mut code = 0;
         // SAFETY: the pointer is valid for a write.

@@ -76,3 +76,15 @@ fn what_works_without_a_gpu() {
     }
     nccl.group(|| Ok::<(), nccl_rs::Error>(())).unwrap();
 }
+
+/// NCCL starts threads that stay, so its code has to.
+#[test]
+fn the_library_outlives_its_handles() {
+    let Some(nccl) = library() else { return };
+    let _ = nccl.unique_id();
+    drop(nccl);
+    // Where the threads would find their code gone.
+    std::thread::sleep(std::time::Duration::from_millis(200));
+    let maps = std::fs::read_to_string("/proc/self/maps").unwrap_or_default();
+    assert!(maps.is_empty() || maps.contains("libnccl"));
+}
