@@ -4,7 +4,7 @@ use crate::error::Error;
 use crate::ffi::{IN_PROGRESS, NO_COLOR, RawComm, RawResult, SUCCESS};
 use crate::group;
 use crate::library::Nccl;
-use crate::shared::{Entered, Inner, PAUSE, State, Watch};
+use crate::shared::{End, Entered, Inner, State, Watch};
 use crate::types::{Config, UniqueId};
 use std::cell::Cell;
 use std::ffi::c_int;
@@ -12,7 +12,7 @@ use std::fmt;
 use std::marker::PhantomData;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 /// How long calls of communicators that do not block wait by default.
 pub const PATIENCE: Duration = Duration::from_secs(600);
@@ -61,8 +61,8 @@ impl Communicator {
                 what: format!("there is no rank {rank} of {size}"),
             });
         }
-        let mut raw = config.raw();
-        let comm = Self::new(nccl, size, rank, config);
+        let comm = Self::new(Arc::new(Inner::new(nccl, Arc::new(config))), size, rank);
+        let mut raw = comm.inner.config.raw();
         // SAFETY: the place for the handle stays where it is for as long as `inner` lives; the configuration points to
         // strings that `inner` owns.
         let result = unsafe {
@@ -77,9 +77,9 @@ impl Communicator {
         comm.begun(CALL, result)
     }
 
-    fn new(nccl: &Nccl, size: u32, rank: u32, config: Config) -> Self {
+    fn new(inner: Arc<Inner>, size: u32, rank: u32) -> Self {
         Self {
-            inner: Arc::new(Inner::new(nccl, config)),
+            inner,
             size,
             rank,
             patience: PATIENCE,
@@ -87,10 +87,15 @@ impl Communicator {
         }
     }
 
-    /// A communicator that does not block may still be under way.
+    /// A communicator that does not block may still be under way, and one that is made within a group is made at its end.
+    /// NCCL has written the handle by now (all versions from 2.14 to 2.30 do), and an abort waits for its thread, so that
+    /// whoever has no patience left may drop this.
     fn begun(self, call: &'static str, result: RawResult) -> Result<Self, Error> {
         match result {
-            SUCCESS | IN_PROGRESS => Ok(self),
+            SUCCESS | IN_PROGRESS => {
+                group::hold(&self.inner, call)?;
+                Ok(self)
+            }
             error => {
                 self.inner.failed.store(true, Ordering::Relaxed);
                 self.inner
@@ -120,7 +125,8 @@ impl Communicator {
         let raw_color = color.map_or(Ok(NO_COLOR), |c| number(CALL, "color", c))?;
         let mut raw = config.as_ref().map(Config::raw);
         let raw = raw.as_mut().map_or(std::ptr::null_mut(), |r| &raw mut *r);
-        let mut child = Self::new(nccl, 0, 0, config.clone().unwrap_or_default());
+        let own = Arc::new(config.clone().unwrap_or_default());
+        let mut child = Self::new(Arc::new(Inner::new(nccl, own)), 0, 0);
         {
             let parent = self.inner.enter(CALL)?;
             // SAFETY: the parent is live while entered; the rest as for `init`.
@@ -147,19 +153,7 @@ impl Communicator {
     /// # Errors
     /// The operation's error; [`Error::NotReady`].
     pub fn wait_ready(&self, patience: Duration, give_up: impl Fn() -> bool) -> Result<(), Error> {
-        let begin = Instant::now();
-        loop {
-            if self.inner.poll()? == State::Ready {
-                return Ok(());
-            }
-            if give_up() || begin.elapsed() >= patience {
-                self.inner.failed.store(true, Ordering::Relaxed);
-                return Err(Error::NotReady {
-                    call: "ncclCommGetAsyncError",
-                });
-            }
-            std::thread::sleep(PAUSE);
-        }
+        self.inner.wait_ready(patience, give_up)
     }
 
     /// Ranks.
@@ -248,21 +242,36 @@ impl Communicator {
         self.finish(CALL, result, &entered)
     }
 
-    /// Frees it in good order; all ranks do so.
+    /// Frees it in good order; all ranks do so. What is under way in a communicator that does not block is waited for. After
+    /// a failure it is aborted instead, as NCCL asks for. Within a group it is freed at the group's end, which then has the
+    /// errors.
     ///
     /// # Errors
     /// What NCCL reports.
     pub fn destroy(self) -> Result<(), Error> {
-        let f = self.inner.nccl.functions().comm_destroy;
-        self.inner.free(None, "ncclCommDestroy", f)
+        if !group::is_open() && !self.inner.failed.load(Ordering::Relaxed) {
+            match self.inner.wait_ready(self.patience, || false) {
+                // A watch was first.
+                Ok(()) | Err(Error::Aborted { .. }) => {}
+                error => return error,
+            }
+        }
+        self.end(End::Destroy, None)
     }
 
-    /// Stops what runs on the device and frees it, without the other ranks.
+    /// Frees it; within a group when that has ended, for NCCL may have noted calls.
+    fn end(&self, end: End, grace: Option<Duration>) -> Result<(), Error> {
+        // It fails if a watch was first.
+        let _ = group::hold(&self.inner, "ncclCommDestroy");
+        self.inner.end(end, grace)
+    }
+
+    /// Stops what runs on the device and frees it, without the other ranks. Within a group, at the group's end.
     ///
     /// # Errors
     /// What NCCL reports.
     pub fn abort(self) -> Result<(), Error> {
-        self.inner.abort(Duration::from_secs(1))
+        self.end(End::Abort, Some(Duration::from_secs(1)))
     }
 
     /// A call's result. A communicator that does not block is waited for, except within a group, which is over later.
@@ -275,7 +284,7 @@ impl Communicator {
         match result {
             SUCCESS => Ok(()),
             IN_PROGRESS if group::is_open() => Ok(()),
-            IN_PROGRESS => self.wait_ready(self.patience, || false),
+            IN_PROGRESS => self.inner.wait_ready(self.patience, || false),
             error => {
                 self.inner.failed.store(true, Ordering::Relaxed);
                 self.inner.nccl.check(call, error, entered.handle)
@@ -286,15 +295,13 @@ impl Communicator {
 
 impl Drop for Communicator {
     fn drop(&mut self) {
-        let functions = self.inner.nccl.functions();
-        let bad = self.inner.failed.load(Ordering::Relaxed) || std::thread::panicking();
-        // Nobody is left to tell; the owner of a communicator that matters calls `destroy`.
-        let _ = if bad {
-            self.inner.free(None, "ncclCommAbort", functions.comm_abort)
+        let end = if std::thread::panicking() {
+            End::Abort
         } else {
-            self.inner
-                .free(None, "ncclCommDestroy", functions.comm_destroy)
+            End::Destroy
         };
+        // Nobody is left to tell; the owner of a communicator that matters calls `destroy`.
+        let _ = self.end(end, None);
     }
 }
 

@@ -88,7 +88,7 @@ pub enum Error {
         /// Function.
         call: &'static str,
     },
-    /// A communicator cannot be freed while another thread is inside one of its calls.
+    /// A communicator cannot be freed while another thread is inside one of its calls, or in a group of them.
     Busy,
 }
 

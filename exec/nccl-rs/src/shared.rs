@@ -2,16 +2,18 @@
 
 use crate::error::Error;
 use crate::ffi::{IN_PROGRESS, RawComm, RawResult, SUCCESS};
+use crate::group;
 use crate::library::Nccl;
 use crate::types::Config;
 use std::ffi::c_void;
 use std::fmt;
-use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::atomic::{AtomicBool, AtomicPtr, Ordering};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::thread::ThreadId;
 use std::time::{Duration, Instant};
 
 /// Pause between two looks at something that is not ready.
-pub(crate) const PAUSE: Duration = Duration::from_micros(200);
+const PAUSE: Duration = Duration::from_micros(200);
 
 /// What a communicator's owner, its watches and what is registered with it share.
 pub(crate) struct Inner {
@@ -19,17 +21,41 @@ pub(crate) struct Inner {
     /// Null before NCCL has made it and once it has been freed. NCCL keeps this place's address and writes to it when a
     /// communicator becomes ready, which is why it lies on the heap.
     handle: AtomicPtr<c_void>,
-    /// No call may begin any more.
-    closed: AtomicBool,
     aborted: AtomicBool,
     /// A call has failed: the other ranks may never come to a common end.
     pub(crate) failed: AtomicBool,
-    /// Threads inside a call.
-    inside: AtomicUsize,
-    /// Held by the one thread that may be inside: drops of what is registered may come from any.
-    turn: Mutex<()>,
-    /// NCCL may keep pointers to its strings.
-    _config: Config,
+    gate: Mutex<Gate>,
+    /// Somebody has left, or the communicator has been closed.
+    changed: Condvar,
+    /// NCCL keeps pointers to its strings, also in communicators that inherit it.
+    pub(crate) config: Arc<Config>,
+    /// Whether calls return only when they are done.
+    pub(crate) blocks: bool,
+}
+
+/// Who is inside.
+#[derive(Default)]
+struct Gate {
+    /// No call may begin any more.
+    closed: bool,
+    /// The one thread that may be inside: drops of what is registered may come from any.
+    owner: Option<ThreadId>,
+    /// Calls that the owner is inside of; an open group that has used the communicator counts as one.
+    depth: usize,
+    /// Calls that NCCL allows beside others.
+    beside: usize,
+    /// How the owner frees it once it has left: it asked for it from within.
+    last: Option<End>,
+}
+
+/// How a communicator ends.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum End {
+    /// In good order, together with the other ranks; an abort instead where something has failed or is under way, which is
+    /// what NCCL asks for.
+    Destroy,
+    /// At once and alone.
+    Abort,
 }
 
 /// A call that has begun. As long as it lives the communicator is not freed.
@@ -37,26 +63,33 @@ pub(crate) struct Entered<'a> {
     inner: &'a Inner,
     /// The live communicator.
     pub(crate) handle: RawComm,
-    _turn: Option<MutexGuard<'a, ()>>,
+    /// Whether it is one of those that NCCL allows beside others.
+    beside: bool,
 }
 
 impl Drop for Entered<'_> {
     fn drop(&mut self) {
-        self.inner.inside.fetch_sub(1, Ordering::SeqCst);
+        if self.beside {
+            self.inner.gate().beside -= 1;
+            self.inner.changed.notify_all();
+        } else {
+            // Whoever asked for the end of a communicator from within a call has got the answer that it is under way.
+            let _ = self.inner.leave();
+        }
     }
 }
 
 impl Inner {
-    pub(crate) fn new(nccl: &Nccl, config: Config) -> Self {
+    pub(crate) fn new(nccl: &Nccl, config: Arc<Config>) -> Self {
         Self {
             nccl: nccl.clone(),
             handle: AtomicPtr::default(),
-            closed: AtomicBool::new(false),
             aborted: AtomicBool::new(false),
             failed: AtomicBool::new(false),
-            inside: AtomicUsize::new(0),
-            turn: Mutex::default(),
-            _config: config,
+            gate: Mutex::default(),
+            changed: Condvar::new(),
+            blocks: config.blocks(),
+            config,
         }
     }
 
@@ -65,39 +98,108 @@ impl Inner {
         self.handle.as_ptr()
     }
 
-    /// Begins a call, once no other thread is inside.
-    pub(crate) fn enter(&self, call: &'static str) -> Result<Entered<'_>, Error> {
-        let turn = self.turn.lock().unwrap_or_else(PoisonError::into_inner);
-        let mut entered = self.peek(call)?;
-        entered._turn = Some(turn);
+    fn gate(&self) -> MutexGuard<'_, Gate> {
+        self.gate.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Begins a call, once no other thread is inside. Within a group of the calling thread the communicator stays entered
+    /// until the group's end has returned: only there NCCL does what the calls say.
+    pub(crate) fn enter(self: &Arc<Self>, call: &'static str) -> Result<Entered<'_>, Error> {
+        group::allow(self, call)?;
+        self.occupy(call)?;
+        // From here on its drop leaves again.
+        let mut entered = Entered {
+            inner: self,
+            handle: std::ptr::null_mut(),
+            beside: false,
+        };
+        entered.handle = self.handle.load(Ordering::SeqCst);
+        if entered.handle.is_null() {
+            return Err(Error::NotReady { call });
+        }
+        group::hold(self, call)?;
         Ok(entered)
     }
 
-    /// Begins a call that NCCL allows beside others.
-    fn peek(&self, call: &'static str) -> Result<Entered<'_>, Error> {
-        // Count first, then look: whoever frees closes first, then looks at the count.
-        self.inside.fetch_add(1, Ordering::SeqCst);
-        let entered = Entered {
-            inner: self,
-            handle: self.handle.load(Ordering::SeqCst),
-            _turn: None,
+    /// Waits for a turn and takes it; [`Inner::leave`] gives it back.
+    pub(crate) fn occupy(&self, call: &'static str) -> Result<(), Error> {
+        let me = std::thread::current().id();
+        let mut gate = self.gate();
+        loop {
+            if gate.closed {
+                return Err(Error::Aborted { call });
+            }
+            if gate.owner.is_none_or(|owner| owner == me) {
+                gate.owner = Some(me);
+                gate.depth += 1;
+                return Ok(());
+            }
+            gate = self.wait(gate, None);
+        }
+    }
+
+    /// Until something at the gate has changed, or time is over.
+    fn wait<'a>(&self, gate: MutexGuard<'a, Gate>, rest: Option<Duration>) -> MutexGuard<'a, Gate> {
+        match rest {
+            None => self
+                .changed
+                .wait(gate)
+                .unwrap_or_else(PoisonError::into_inner),
+            Some(rest) => {
+                let woken = self.changed.wait_timeout(gate, rest);
+                woken.unwrap_or_else(PoisonError::into_inner).0
+            }
+        }
+    }
+
+    /// Gives a turn back; with the last one, ends the communicator if that was asked for meanwhile.
+    pub(crate) fn leave(&self) -> Result<(), Error> {
+        let last = {
+            let mut gate = self.gate();
+            gate.depth -= 1;
+            if gate.depth > 0 {
+                return Ok(());
+            }
+            gate.owner = None;
+            gate.last.take()
         };
-        if self.closed.load(Ordering::SeqCst) || entered.handle.is_null() {
+        self.changed.notify_all();
+        last.map_or(Ok(()), |end| self.end(end, None))
+    }
+
+    /// Begins to ask for the state; `None` where the answer is that something is under way. NCCL allows it beside a call that
+    /// blocks. Where none does, it also collects the thread that did the work, which only one may do.
+    fn look(&self, call: &'static str) -> Result<Option<Entered<'_>>, Error> {
+        let me = std::thread::current().id();
+        let mut gate = self.gate();
+        if gate.closed {
             return Err(Error::Aborted { call });
         }
-        Ok(entered)
+        let handle = self.handle.load(Ordering::SeqCst);
+        if handle.is_null() || (!self.blocks && gate.owner.is_some_and(|owner| owner != me)) {
+            return Ok(None);
+        }
+        if self.blocks {
+            gate.beside += 1;
+        } else {
+            gate.owner = Some(me);
+            gate.depth += 1;
+        }
+        Ok(Some(Entered {
+            inner: self,
+            handle,
+            beside: self.blocks,
+        }))
     }
 
     /// The state that NCCL reports on its own.
     pub(crate) fn poll(&self) -> Result<State, Error> {
         const CALL: &str = "ncclCommGetAsyncError";
-        let entered = self.peek(CALL)?;
-        let mut state: RawResult = SUCCESS;
-        // SAFETY: the communicator is live while entered, and the pointer is valid for a write.
-        let result =
-            unsafe { (self.nccl.functions().comm_get_async_error)(entered.handle, &raw mut state) };
-        self.nccl.check(CALL, result, entered.handle)?;
-        match state {
+        let Some(entered) = self.look(CALL)? else {
+            return Ok(State::InProgress);
+        };
+        // SAFETY: the communicator is live while entered.
+        match unsafe { self.state(entered.handle) } {
             SUCCESS => Ok(State::Ready),
             IN_PROGRESS => Ok(State::InProgress),
             error => {
@@ -108,39 +210,84 @@ impl Inner {
         }
     }
 
-    /// Frees the communicator by `free` once nobody is inside a call, or gives up after `grace`.
-    pub(crate) fn free(
+    /// Waits until it is ready, `give_up` says so, or time is over.
+    pub(crate) fn wait_ready(
         &self,
-        grace: Option<Duration>,
-        call: &'static str,
-        free: unsafe extern "C" fn(RawComm) -> RawResult,
+        patience: Duration,
+        give_up: impl Fn() -> bool,
     ) -> Result<(), Error> {
-        self.closed.store(true, Ordering::SeqCst);
         let begin = Instant::now();
-        while self.inside.load(Ordering::SeqCst) > 0 {
-            if grace.is_some_and(|g| begin.elapsed() >= g) {
-                return Err(Error::Busy);
+        loop {
+            if self.poll()? == State::Ready {
+                return Ok(());
+            }
+            if give_up() || begin.elapsed() >= patience {
+                self.failed.store(true, Ordering::Relaxed);
+                return Err(Error::NotReady {
+                    call: "ncclCommGetAsyncError",
+                });
             }
             std::thread::sleep(PAUSE);
         }
+    }
+
+    /// What NCCL says of a communicator, or why it does not.
+    ///
+    /// # Safety
+    /// The handle is live.
+    unsafe fn state(&self, handle: RawComm) -> RawResult {
+        let mut state: RawResult = SUCCESS;
+        // SAFETY: the caller's promise, and the pointer is valid for a write.
+        match unsafe { (self.nccl.functions().comm_get_async_error)(handle, &raw mut state) } {
+            SUCCESS => state,
+            error => error,
+        }
+    }
+
+    /// Frees the communicator once nobody is inside a call, or gives up after `grace`. A thread that asks from within a
+    /// call or an open group of its own does it when it leaves.
+    pub(crate) fn end(&self, end: End, grace: Option<Duration>) -> Result<(), Error> {
+        let begin = Instant::now();
+        if end == End::Abort {
+            self.aborted.store(true, Ordering::SeqCst);
+        }
+        let mut gate = self.gate();
+        gate.closed = true;
+        self.changed.notify_all();
+        if gate.owner == Some(std::thread::current().id()) {
+            gate.last = Some(end);
+            return Ok(());
+        }
+        while gate.depth + gate.beside > 0 {
+            let rest = grace.map(|g| g.saturating_sub(begin.elapsed()));
+            if rest.is_some_and(|r| r.is_zero()) {
+                return Err(Error::Busy);
+            }
+            gate = self.wait(gate, rest);
+        }
         let handle = self.handle.swap(std::ptr::null_mut(), Ordering::SeqCst);
+        drop(gate);
         if handle.is_null() {
             return Ok(());
         }
-        // SAFETY: it was live, this is the only place that takes it, and no call uses it: none is inside, and none can
-        // begin any more.
+        let bad = self.failed.load(Ordering::Relaxed) || self.aborted.load(Ordering::SeqCst);
+        // A communicator with an error, or with something under way, cannot be destroyed.
+        // SAFETY: the handle was live, this is the only place that takes it, and no call uses it: none is inside, and none
+        // can begin any more.
+        let abort = bad || unsafe { self.state(handle) } != SUCCESS;
+        let functions = self.nccl.functions();
+        let (call, free) = if abort {
+            ("ncclCommAbort", functions.comm_abort)
+        } else {
+            ("ncclCommDestroy", functions.comm_destroy)
+        };
+        // SAFETY: as above.
         let result = unsafe { free(handle) };
         match result {
             // What is left of it ends on its own.
             IN_PROGRESS => Ok(()),
             r => self.nccl.check(call, r, std::ptr::null_mut()),
         }
-    }
-
-    pub(crate) fn abort(&self, grace: Duration) -> Result<(), Error> {
-        self.aborted.store(true, Ordering::SeqCst);
-        let f = self.nccl.functions().comm_abort;
-        self.free(Some(grace), "ncclCommAbort", f)
     }
 }
 
@@ -170,7 +317,8 @@ impl Watch {
         Self(inner)
     }
 
-    /// As [`crate::Communicator::poll`].
+    /// As [`crate::Communicator::poll`]; [`State::InProgress`] while another thread is inside a communicator that does not
+    /// block.
     ///
     /// # Errors
     /// As there; [`Error::Aborted`] once the communicator is gone.
@@ -178,14 +326,16 @@ impl Watch {
         self.0.poll()
     }
 
-    /// Aborts the communicator: its kernels end, and calls that begin later fail. A thread that is inside a call is given
-    /// `grace` to leave it.
+    /// Aborts the communicator: its kernels end, and calls that begin later fail. A thread that is inside a call, or in a
+    /// group that has used the communicator, is given `grace` to leave.
     ///
     /// # Errors
-    /// [`Error::Busy`] if a thread stays inside: the communicator is closed but not freed, and this may be tried again.
-    /// Else what NCCL reports.
+    /// [`Error::Busy`] if a thread stays inside: the communicator is closed but not freed, and this may be tried again; its
+    /// owner aborts it when it drops it. Within a group of the calling thread nothing is done but to say so. Else what NCCL
+    /// reports.
     pub fn abort(&self, grace: Duration) -> Result<(), Error> {
-        self.0.abort(grace)
+        group::refuse("ncclCommAbort")?;
+        self.0.end(End::Abort, Some(grace))
     }
 
     /// Whether it has been aborted.

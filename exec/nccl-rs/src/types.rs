@@ -201,6 +201,18 @@ pub struct Config {
 }
 
 impl Config {
+    /// Whether calls block with this configuration. NCCL lets its environment decide first.
+    pub(crate) fn blocks(&self) -> bool {
+        match std::env::var("NCCL_COMM_BLOCKING")
+            .as_deref()
+            .map(str::trim)
+        {
+            Ok("0") => false,
+            Ok("1") => true,
+            _ => self.blocking.unwrap_or(true),
+        }
+    }
+
     /// NCCL's struct. It points into `self`.
     pub(crate) fn raw(&self) -> RawConfig {
         let mut raw = RawConfig::initial();

@@ -6,13 +6,15 @@
 )]
 mod fake;
 
-use fake::{answer, calls, functions, library};
+use fake::{answer, calls, functions, library, made, within};
 use nccl_rs::ffi::IN_PROGRESS;
 use nccl_rs::{
     Code, Communicator, Config, CtaPolicy, DataType, Error, Nccl, RedOp, Scalar, State, Stream,
     UniqueId, WindowKind,
 };
 use std::ffi::c_void;
+use std::sync::atomic::Ordering;
+use std::sync::mpsc::channel;
 use std::time::Duration;
 
 const STREAM: Stream = Stream(std::ptr::without_provenance_mut(0x99));
@@ -367,4 +369,238 @@ fn another_thread_sees_errors_and_aborts() {
     watch.abort(Duration::ZERO).unwrap();
     drop(c);
     assert!(calls().is_empty());
+}
+
+/// Longer than anything here takes.
+const LONG: Duration = Duration::from_secs(60);
+/// As long as something that does not come is waited for.
+const SHORT: Duration = Duration::from_millis(50);
+
+fn freed(comm: &fake::Comm) -> usize {
+    comm.freed.load(Ordering::SeqCst)
+}
+
+fn send_one(c: &Communicator) -> Result<(), Error> {
+    // SAFETY: nobody looks behind the pointers.
+    unsafe { c.send(at(1), 1, DataType::U8, 1, STREAM) }
+}
+
+#[test]
+fn nobody_frees_what_a_group_uses() {
+    let nccl = library(functions());
+    let (inside, is_inside) = channel();
+    let (go_on, may_go_on) = channel();
+    let thread = std::thread::spawn(move || {
+        let c = comm(&nccl, 2, 0);
+        within("group end", {
+            let (watch, raw) = (c.watch(), made());
+            move || {
+                inside.send((watch, raw)).unwrap();
+                let _ = may_go_on.recv();
+            }
+        });
+        nccl.group(|| send_one(&c)).unwrap();
+        calls();
+        // Closed meanwhile: no new call begins, and its end is an abort.
+        assert!(matches!(send_one(&c), Err(Error::Aborted { .. })));
+        drop(c);
+        assert_eq!(calls(), ["abort"]);
+    });
+    let (watch, raw) = is_inside.recv_timeout(LONG).unwrap();
+    assert_eq!(watch.abort(SHORT), Err(Error::Busy));
+    assert_eq!(freed(raw), 0, "freed while the group's end uses it");
+    go_on.send(()).unwrap();
+    thread.join().unwrap();
+    assert_eq!(freed(raw), 1);
+    watch.abort(SHORT).unwrap();
+    assert_eq!(freed(raw), 1);
+}
+
+#[test]
+fn what_is_made_in_a_group_is_kept_until_its_end() {
+    let nccl = library(functions());
+    let (looked, look) = channel();
+    let join = || Communicator::init(&nccl, &id(), 2, 0, Config::default());
+    let c = nccl.group(|| {
+        let c = join()?;
+        let (watch, raw) = (c.watch(), made());
+        within("group end", move || {
+            let other = std::thread::spawn(move || (watch.abort(SHORT), freed(raw)));
+            let _ = looked.send(other.join().unwrap());
+        });
+        Ok::<_, Error>(c)
+    });
+    assert_eq!(look.recv_timeout(LONG).unwrap(), (Err(Error::Busy), 0));
+    drop(c);
+    calls();
+    // Used by a group or not: what is freed in it is freed after it, in the way that its end demands.
+    let (a, b) = (comm(&nccl, 2, 0), comm(&nccl, 2, 0));
+    nccl.group(|| {
+        send_one(&a)?;
+        assert!(a.watch().abort(LONG).is_err(), "not in a group");
+        drop(a);
+        // Within a group within the group nothing ends.
+        nccl.group(|| b.destroy())
+    })
+    .unwrap();
+    assert_eq!(
+        calls(),
+        [
+            "group start",
+            "send 0x1 1 type 1 to 1 stream 0x99",
+            "group start",
+            "group end",
+            "group end",
+            "destroy",
+            "destroy"
+        ]
+    );
+    let c = comm(&nccl, 2, 0);
+    fake::GROUP_END.set(3);
+    let error = nccl.group(|| send_one(&c)).unwrap_err();
+    assert_eq!(error.code(), Some(Code::INTERNAL_ERROR));
+    calls();
+    // Its calls may or may not have been made: the other ranks may never come to destroy it.
+    c.destroy().unwrap();
+    assert_eq!(calls(), ["abort"]);
+    // The error of what is freed at the end is not lost.
+    let c = comm(&nccl, 2, 0);
+    let error = nccl.group(|| {
+        c.destroy()?;
+        answer(6);
+        Ok::<_, Error>(())
+    });
+    assert_eq!(error.unwrap_err().code(), Some(Code::REMOTE_ERROR));
+}
+
+#[test]
+fn other_threads_wait_for_a_group() {
+    let nccl = library(functions());
+    let c = comm(&nccl, 2, 0);
+    let sum = c.pre_mul_sum(Scalar::F32(0.5)).unwrap();
+    let (done, is_done) = channel();
+    let (waited, has_waited) = channel();
+    within("group end", move || {
+        std::thread::spawn(move || {
+            drop(sum);
+            done.send(calls()).unwrap();
+        });
+        let early = is_done.recv_timeout(SHORT).ok();
+        waited.send((early, is_done)).unwrap();
+    });
+    nccl.group(|| send_one(&c)).unwrap();
+    let (early, is_done) = has_waited.recv().unwrap();
+    assert_eq!(early, None, "beside the group's end");
+    assert_eq!(is_done.recv_timeout(LONG).unwrap(), ["op gone 0x7eed0001"]);
+}
+
+#[test]
+fn a_wait_is_no_place_to_be_stuck() {
+    let nccl = library(functions());
+    let config = Config {
+        blocking: Some(false),
+        ..Config::default()
+    };
+    let (inside, is_inside) = channel();
+    let thread = std::thread::spawn(move || {
+        let c = Communicator::init(&nccl, &id(), 2, 0, config).unwrap();
+        made().under_way.store(-1, Ordering::SeqCst);
+        inside.send((c.watch(), made())).unwrap();
+        answer(IN_PROGRESS);
+        c.finalize()
+    });
+    let (watch, raw) = is_inside.recv_timeout(LONG).unwrap();
+    std::thread::sleep(SHORT);
+    watch.abort(LONG).unwrap();
+    assert_eq!(freed(raw), 1);
+    let ended = thread.join().unwrap();
+    assert!(matches!(ended, Err(Error::Aborted { .. })), "{ended:?}");
+    assert_eq!(freed(raw), 1);
+}
+
+#[test]
+fn two_do_not_look_at_what_does_not_block() {
+    let nccl = library(functions());
+    for (blocking, state, looks) in [
+        (Some(true), State::Ready, 1),
+        // Whoever looks may collect a thread of NCCL's, as the call itself may.
+        (Some(false), State::InProgress, 0),
+    ] {
+        let config = Config {
+            blocking,
+            ..Config::default()
+        };
+        let c = Communicator::init(&nccl, &id(), 2, 0, config).unwrap();
+        let (watch, raw) = (c.watch(), made());
+        let (looked, look) = channel();
+        within("send", move || {
+            let seen = std::thread::spawn(move || watch.poll()).join().unwrap();
+            let _ = looked.send((seen, raw.looks.load(Ordering::SeqCst)));
+        });
+        send_one(&c).unwrap();
+        assert_eq!(look.recv(), Ok((Ok(state), looks)));
+        assert_eq!(c.watch().poll(), Ok(State::Ready));
+    }
+}
+
+#[test]
+fn a_call_that_does_not_return_keeps_its_communicator() {
+    let nccl = library(functions());
+    let (inside, is_inside) = channel();
+    let (go_on, may_go_on) = channel();
+    let thread = std::thread::spawn(move || {
+        let c = comm(&nccl, 2, 0);
+        let (watch, raw) = (c.watch(), made());
+        within("send", move || {
+            inside.send((watch, raw)).unwrap();
+            let _ = may_go_on.recv();
+        });
+        send_one(&c).unwrap();
+    });
+    let (watch, raw) = is_inside.recv_timeout(LONG).unwrap();
+    assert_eq!(watch.abort(SHORT), Err(Error::Busy));
+    assert_eq!(freed(raw), 0);
+    go_on.send(()).unwrap();
+    thread.join().unwrap();
+    assert_eq!(freed(raw), 1);
+}
+
+#[test]
+fn what_is_under_way_is_not_destroyed() {
+    let nccl = library(functions());
+    let join = || {
+        let c = comm(&nccl, 2, 0);
+        made().under_way.store(3, Ordering::SeqCst);
+        c
+    };
+    drop(join());
+    assert_eq!(calls(), ["abort"]);
+    join().destroy().unwrap();
+    assert_eq!(calls(), ["destroy"]);
+    let c = comm(&nccl, 2, 0);
+    made().state.store(6, Ordering::SeqCst);
+    assert_eq!(c.destroy().unwrap_err().code(), Some(Code::REMOTE_ERROR));
+    assert_eq!(calls(), ["abort"]);
+}
+
+#[test]
+fn no_estimate_where_nccl_would_run_the_calls() {
+    let nccl = library(functions());
+    let config = Config {
+        blocking: Some(false),
+        ..Config::default()
+    };
+    let c = Communicator::init(&nccl, &id(), 2, 0, config).unwrap();
+    calls();
+    let error = nccl.simulate(|| send_one(&c)).unwrap_err();
+    assert!(error.to_string().contains("do not block"), "{error}");
+    assert_eq!(calls(), ["group start", "simulate end"]);
+    // It is over with the estimate.
+    nccl.group(|| send_one(&c)).unwrap();
+    calls();
+    // NCCL ends a group within a group by counting.
+    let blocks = comm(&nccl, 2, 0);
+    let nested = nccl.group(|| nccl.simulate(|| send_one(&blocks)).map(drop));
+    assert!(nested.unwrap_err().to_string().contains("within a group"));
+    assert_eq!(calls(), ["group start", "group end"]);
 }

@@ -4,9 +4,16 @@ use nccl_rs::Nccl;
 use nccl_rs::ffi::*;
 use std::cell::{Cell, RefCell};
 use std::ffi::{c_char, c_int, c_void};
-use std::sync::atomic::{AtomicI32, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicI32, AtomicPtr, AtomicUsize, Ordering};
+
+type Hook = (&'static str, Box<dyn FnOnce()>);
 
 thread_local! {
+    static HOOK: RefCell<Option<Hook>> = const { RefCell::new(None) };
+    /// The last communicator that this thread made.
+    static MADE: Cell<Option<&'static Comm>> = const { Cell::new(None) };
+    /// Whether splits answer at once and are done later, as those of parents that do not block are.
+    pub(crate) static LATE: Cell<bool> = const { Cell::new(false) };
     static CALLS: RefCell<Vec<String>> = const { RefCell::new(Vec::new()) };
     static NEXT: Cell<RawResult> = const { Cell::new(SUCCESS) };
     /// What `ncclGroupEnd` answers.
@@ -16,16 +23,55 @@ thread_local! {
     pub(crate) static SCALAR: Cell<(u64, c_int, c_int)> = const { Cell::new((0, 0, 0)) };
 }
 
-/// State of the one communicator, as another thread may see it.
-#[repr(C)]
+/// A communicator, as another thread may see it. Never freed, so that uses after its end are seen.
+#[derive(Default)]
 pub(crate) struct Comm {
     pub(crate) rank: AtomicI32,
     pub(crate) size: AtomicI32,
     pub(crate) state: AtomicI32,
+    /// Looks at the state that say that something is under way; below zero for ever.
+    pub(crate) under_way: AtomicI32,
+    /// Looks at the state.
+    pub(crate) looks: AtomicUsize,
     pub(crate) freed: AtomicUsize,
+    /// The configuration's string as it was given.
+    name: AtomicPtr<c_char>,
+    /// Where a late split or window writes its handle, and the handle.
+    place: AtomicPtr<RawComm>,
+    child: AtomicPtr<c_void>,
+}
+
+impl Comm {
+    /// A late split or window is done.
+    pub(crate) fn deliver(&self) {
+        let place = self.place.swap(std::ptr::null_mut(), Ordering::SeqCst);
+        if !place.is_null() {
+            // SAFETY: NCCL's users keep the place until the split is done.
+            unsafe { *place = self.child.load(Ordering::SeqCst) };
+        }
+        self.under_way.store(0, Ordering::SeqCst);
+    }
+}
+
+/// The last communicator that this thread made.
+pub(crate) fn made() -> &'static Comm {
+    MADE.get().unwrap()
+}
+
+/// Runs `hook` within the next call whose note begins so.
+pub(crate) fn within(call: &'static str, hook: impl FnOnce() + 'static) {
+    HOOK.set(Some((call, Box::new(hook))));
 }
 
 pub(crate) fn note(text: String) {
+    let hook = HOOK.take();
+    if let Some((call, hook)) = hook {
+        if text.starts_with(call) {
+            hook();
+        } else {
+            HOOK.set(Some((call, hook)));
+        }
+    }
     CALLS.with_borrow_mut(|c| c.push(text));
 }
 
@@ -49,14 +95,15 @@ fn comm(handle: RawComm) -> &'static Comm {
     unsafe { &*handle.cast::<Comm>() }
 }
 
-fn make(size: c_int, rank: c_int) -> RawComm {
-    let comm = Comm {
+fn make(size: c_int, rank: c_int, name: *mut c_char) -> RawComm {
+    let comm: &'static Comm = Box::leak(Box::new(Comm {
         rank: rank.into(),
         size: size.into(),
-        state: SUCCESS.into(),
-        freed: 0.into(),
-    };
-    Box::into_raw(Box::new(comm)).cast()
+        name: name.into(),
+        ..Comm::default()
+    }));
+    MADE.set(Some(comm));
+    std::ptr::from_ref(comm).cast_mut().cast()
 }
 
 unsafe extern "C" fn get_version(v: *mut c_int) -> RawResult {
@@ -89,8 +136,9 @@ unsafe extern "C" fn init(
     CONFIG.set(Some(config));
     let result = done(format!("init {rank}/{size} id {}", id.internal[127]));
     if result == SUCCESS || result == IN_PROGRESS {
-        let handle = make(size, rank);
-        comm(handle).state.store(result, Ordering::SeqCst);
+        let handle = make(size, rank, config.comm_name.cast_mut());
+        let looks = c_int::from(result == IN_PROGRESS);
+        comm(handle).under_way.store(looks, Ordering::SeqCst);
         unsafe { *out = handle };
     }
     result
@@ -103,14 +151,22 @@ unsafe extern "C" fn destroy(c: RawComm) -> RawResult {
     done("destroy".into())
 }
 unsafe extern "C" fn abort(c: RawComm) -> RawResult {
+    // It waits for the thread of a late split.
+    comm(c).deliver();
     comm(c).freed.fetch_add(1, Ordering::SeqCst);
     done("abort".into())
 }
 unsafe extern "C" fn async_error(c: RawComm, out: *mut RawResult) -> RawResult {
-    let state = &comm(c).state;
-    unsafe { *out = state.load(Ordering::SeqCst) };
-    // Under way: ready at the next look.
-    let _ = state.compare_exchange(IN_PROGRESS, SUCCESS, Ordering::SeqCst, Ordering::SeqCst);
+    let comm = comm(c);
+    comm.looks.fetch_add(1, Ordering::SeqCst);
+    let looks = comm.under_way.load(Ordering::SeqCst);
+    if looks > 0 {
+        comm.under_way.fetch_sub(1, Ordering::SeqCst);
+    } else if looks == 0 {
+        comm.deliver();
+    }
+    let state = comm.state.load(Ordering::SeqCst);
+    unsafe { *out = if looks == 0 { state } else { IN_PROGRESS } };
     SUCCESS
 }
 unsafe extern "C" fn count(c: RawComm, out: *mut c_int) -> RawResult {
@@ -307,8 +363,24 @@ unsafe extern "C" fn split(
     let result = done(format!(
         "split colour {color} key {key} inherits {inherits}"
     ));
-    if result == SUCCESS && color >= 0 {
-        unsafe { *out = make(comm(c).size.load(Ordering::SeqCst) / 2, key) };
+    let parent = comm(c);
+    if color < 0 {
+        return result;
+    }
+    let name = if inherits {
+        parent.name.load(Ordering::SeqCst)
+    } else {
+        unsafe { (*config).comm_name.cast_mut() }
+    };
+    let child = make(parent.size.load(Ordering::SeqCst) / 2, key, name);
+    if LATE.get() {
+        unsafe { *out = std::ptr::null_mut() };
+        parent.place.store(out, Ordering::SeqCst);
+        parent.child.store(child, Ordering::SeqCst);
+        MADE.set(Some(parent));
+    } else {
+        // Also of a split that failed, as NCCL does.
+        unsafe { *out = child };
     }
     result
 }
@@ -325,15 +397,21 @@ unsafe extern "C" fn deregister(_: RawComm, h: *mut c_void) -> RawResult {
     done(format!("deregister {:#x}", h.addr()))
 }
 unsafe extern "C" fn window_register(
-    _: RawComm,
+    c: RawComm,
     p: *mut c_void,
     n: usize,
     out: *mut RawWindow,
     flags: c_int,
 ) -> RawResult {
+    let comm = comm(c);
     // Windows of odd length are of no use to it.
     if n.is_multiple_of(2) {
-        unsafe { *out = std::ptr::without_provenance_mut(0x52) };
+        comm.place.store(out, Ordering::SeqCst);
+        let handle = std::ptr::without_provenance_mut(0x52);
+        comm.child.store(handle, Ordering::SeqCst);
+        if comm.under_way.load(Ordering::SeqCst) == 0 {
+            comm.deliver();
+        }
     }
     done(format!("window {:#x} {n} flags {flags}", p.addr()))
 }
