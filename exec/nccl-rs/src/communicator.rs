@@ -123,19 +123,33 @@ impl Communicator {
         group::refuse(CALL)?;
         let key = number(CALL, "key", key)?;
         let raw_color = color.map_or(Ok(NO_COLOR), |c| number(CALL, "color", c))?;
-        let mut raw = config.as_ref().map(Config::raw);
+        // What NCCL makes of a configuration that is inherited is a copy with the same pointers.
+        let own = config.map(Arc::new);
+        let mut raw = own.as_deref().map(Config::raw);
         let raw = raw.as_mut().map_or(std::ptr::null_mut(), |r| &raw mut *r);
-        let own = Arc::new(config.clone().unwrap_or_default());
-        let mut child = Self::new(Arc::new(Inner::new(nccl, own)), 0, 0);
-        {
-            let parent = self.inner.enter(CALL)?;
-            // SAFETY: the parent is live while entered; the rest as for `init`.
-            let result = unsafe { f(parent.handle, raw_color, key, child.inner.place(), raw) };
-            self.finish(CALL, result, &parent)?;
+        let config = own.unwrap_or_else(|| Arc::clone(&self.inner.config));
+        let child = Arc::new(Inner::new(nccl, config));
+        let parent = self.inner.enter(CALL)?;
+        // SAFETY: the parent is live while entered; the place for the handle stays where it is for as long as `child` lives,
+        // which is until NCCL has written to it; the configuration points to strings that `child` owns.
+        let result = unsafe { f(parent.handle, raw_color, key, child.place(), raw) };
+        // A parent that does not block is ready once NCCL has written the child's handle.
+        let made = self.finish_later(CALL, result, &parent);
+        let begun = matches!(result, SUCCESS | IN_PROGRESS);
+        if begun && made.is_err() {
+            // Before the parent is left, which a watch may wait for.
+            self.inner.keep(&child);
         }
+        drop(parent);
+        if !begun {
+            // NCCL leaves one behind that is good for nothing else. The first error is the one to know.
+            let _ = child.end(End::Abort, None);
+        }
+        made?;
         if color.is_none() {
             return Ok(None);
         }
+        let mut child = Self::new(child, 0, 0);
         child.patience = self.patience;
         child.wait_ready(child.patience, || false)?;
         child.size = child.count()?;
@@ -272,6 +286,17 @@ impl Communicator {
     /// What NCCL reports.
     pub fn abort(self) -> Result<(), Error> {
         self.end(End::Abort, Some(Duration::from_secs(1)))
+    }
+
+    /// The result of a call whose work is done later if the communicator does not block, also where it says success at once.
+    pub(crate) fn finish_later(
+        &self,
+        call: &'static str,
+        result: RawResult,
+        entered: &Entered<'_>,
+    ) -> Result<(), Error> {
+        self.finish(call, result, entered)?;
+        self.inner.wait_ready(self.patience, || false)
     }
 
     /// A call's result. A communicator that does not block is waited for, except within a group, which is over later.

@@ -162,8 +162,7 @@ impl Communicator {
     }
 
     /// Registers a window. All ranks call it. A symmetric window of memory from [`Nccl::mem_alloc`] (or of the driver's
-    /// virtual memory functions) is what collectives on copy engines need. Returns `None` where NCCL has no use for windows
-    /// on this machine.
+    /// virtual memory functions) is what collectives on copy engines need. Returns `None` where NCCL has no use for windows on this machine.
     ///
     /// # Safety
     /// As [`Communicator::register`].
@@ -189,10 +188,14 @@ impl Communicator {
             WindowKind::Symmetric => 1,
         };
         let c = self.inner.enter(CALL)?;
-        let mut handle = std::ptr::null_mut();
-        // SAFETY: as in `register`.
-        let result = unsafe { register(c.handle, ptr, bytes, &raw mut handle, flags) };
-        self.finish(CALL, result, &c)?;
+        // Where the communicator does not block, NCCL writes the handle when it is ready, whatever the result was. If it is
+        // not in time, these bytes are NCCL's for good.
+        let place = Box::into_raw(Box::new(std::ptr::null_mut()));
+        // SAFETY: as in `register`; the place stays.
+        let result = unsafe { register(c.handle, ptr, bytes, place, flags) };
+        self.finish_later(CALL, result, &c)?;
+        // SAFETY: it is from a box, and NCCL is done with it.
+        let handle = *unsafe { Box::from_raw(place) };
         Ok((!handle.is_null()).then(|| Window {
             comm: Arc::clone(&self.inner),
             handle,

@@ -27,6 +27,8 @@ pub(crate) struct Inner {
     gate: Mutex<Gate>,
     /// Somebody has left, or the communicator has been closed.
     changed: Condvar,
+    /// Communicators that NCCL may still be making out of this one, at their places.
+    unborn: Mutex<Vec<Arc<Inner>>>,
     /// NCCL keeps pointers to its strings, also in communicators that inherit it.
     pub(crate) config: Arc<Config>,
     /// Whether calls return only when they are done.
@@ -88,6 +90,7 @@ impl Inner {
             failed: AtomicBool::new(false),
             gate: Mutex::default(),
             changed: Condvar::new(),
+            unborn: Mutex::default(),
             blocks: config.blocks(),
             config,
         }
@@ -244,6 +247,16 @@ impl Inner {
         }
     }
 
+    /// Keeps a communicator that NCCL may still be making out of this one: NCCL writes to its place until it is done, or
+    /// this one is gone.
+    pub(crate) fn keep(&self, child: &Arc<Self>) {
+        self.unborn().push(Arc::clone(child));
+    }
+
+    fn unborn(&self) -> MutexGuard<'_, Vec<Arc<Inner>>> {
+        self.unborn.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
     /// Frees the communicator once nobody is inside a call, or gives up after `grace`. A thread that asks from within a
     /// call or an open group of its own does it when it leaves.
     pub(crate) fn end(&self, end: End, grace: Option<Duration>) -> Result<(), Error> {
@@ -283,10 +296,24 @@ impl Inner {
         };
         // SAFETY: as above.
         let result = unsafe { free(handle) };
+        self.release_unborn(abort && result == SUCCESS);
         match result {
             // What is left of it ends on its own.
             IN_PROGRESS => Ok(()),
             r => self.nccl.check(call, r, std::ptr::null_mut()),
+        }
+    }
+
+    /// What was to be made out of this one: an abort has waited for the thread that made it, so nothing writes to its place
+    /// any more, and what is there is to be freed. Without that certainty the places stay for good.
+    fn release_unborn(&self, certain: bool) {
+        for child in std::mem::take(&mut *self.unborn()) {
+            if certain {
+                // Nobody is left to tell.
+                let _ = child.end(End::Abort, None);
+            } else {
+                std::mem::forget(child);
+            }
         }
     }
 }

@@ -12,7 +12,7 @@ use nccl_rs::{
     Code, Communicator, Config, CtaPolicy, DataType, Error, Nccl, RedOp, Scalar, State, Stream,
     UniqueId, WindowKind,
 };
-use std::ffi::c_void;
+use std::ffi::{CString, c_void};
 use std::sync::atomic::Ordering;
 use std::sync::mpsc::channel;
 use std::time::Duration;
@@ -584,6 +584,83 @@ fn what_is_under_way_is_not_destroyed() {
 }
 
 #[test]
+fn a_split_that_is_late_has_its_place() {
+    let nccl = library(functions());
+    fake::LATE.set(true);
+    let parent = || {
+        let mut c = comm(&nccl, 8, 5);
+        c.set_patience(LONG);
+        (c, made())
+    };
+    // NCCL answers success at once and writes the handle later.
+    let (c, raw) = parent();
+    raw.under_way.store(3, Ordering::SeqCst);
+    let half = c.split(Some(1), 3, None).unwrap().unwrap();
+    assert_eq!((half.size(), half.rank()), (4, 3));
+    drop((half, c));
+    assert_eq!(freed(raw.child()), 1);
+    calls();
+    // Too late, and it comes while the parent lives.
+    let (mut c, raw) = parent();
+    c.set_patience(SHORT);
+    raw.under_way.store(-1, Ordering::SeqCst);
+    let error = c.split(Some(1), 3, None).unwrap_err();
+    assert!(matches!(error, Error::NotReady { .. }), "{error}");
+    // What takes the place's memory if it is free.
+    let others: Vec<_> = (0..64).map(|i| comm(&nccl, 2, i % 2)).collect();
+    raw.deliver();
+    assert!(others.iter().all(|c| c.count() == Ok(2)));
+    drop(others);
+    calls();
+    drop(c);
+    assert_eq!(calls(), ["abort", "abort"]);
+    assert_eq!((freed(raw), freed(raw.child())), (1, 1));
+    // Too late, and the abort of the parent waits for it.
+    let (mut c, raw) = parent();
+    c.set_patience(SHORT);
+    raw.under_way.store(-1, Ordering::SeqCst);
+    assert!(c.split(Some(1), 3, None).is_err());
+    let watch = c.watch();
+    watch.abort(LONG).unwrap();
+    assert_eq!((freed(raw), freed(raw.child())), (1, 1));
+    drop(c);
+    assert_eq!((freed(raw), freed(raw.child())), (1, 1));
+}
+
+#[test]
+fn a_split_that_fails_leaves_nothing() {
+    let nccl = library(functions());
+    let c = comm(&nccl, 8, 5);
+    answer(6);
+    let error = c.split(Some(1), 3, None).unwrap_err();
+    assert_eq!(error.code(), Some(Code::REMOTE_ERROR));
+    assert_eq!(freed(made()), 1);
+    assert_eq!(calls(), ["split colour 1 key 3 inherits true", "abort"]);
+}
+
+#[test]
+fn an_inherited_configuration_outlives_the_parent() {
+    const NAME: &str = "the name of a communicator";
+    let nccl = library(functions());
+    let config = Config {
+        comm_name: Some(CString::new(NAME).unwrap()),
+        ..Config::default()
+    };
+    let c = Communicator::init(&nccl, &id(), 8, 0, config).unwrap();
+    let child = c.split(Some(0), 0, None).unwrap().unwrap();
+    let grandchild = child.split(Some(0), 0, None).unwrap().unwrap();
+    let raw = made();
+    drop(c);
+    drop(child);
+    // What takes the string's memory if it is free.
+    let others: Vec<_> = (0..64)
+        .map(|_| CString::new("x".repeat(NAME.len())).unwrap())
+        .collect();
+    assert_eq!(raw.name(), NAME);
+    drop((others, grandchild));
+}
+
+#[test]
 fn no_estimate_where_nccl_would_run_the_calls() {
     let nccl = library(functions());
     let config = Config {
@@ -603,4 +680,24 @@ fn no_estimate_where_nccl_would_run_the_calls() {
     let nested = nccl.group(|| nccl.simulate(|| send_one(&blocks)).map(drop));
     assert!(nested.unwrap_err().to_string().contains("within a group"));
     assert_eq!(calls(), ["group start", "group end"]);
+}
+
+#[test]
+fn a_window_that_is_late_has_its_place() {
+    let nccl = library(functions());
+    let mut c = comm(&nccl, 2, 0);
+    let raw = made();
+    raw.under_way.store(3, Ordering::SeqCst);
+    // SAFETY: nothing is registered.
+    let window = || unsafe { c.window(at(0x1000), 64, WindowKind::Symmetric) };
+    drop(window().unwrap().expect("the handle came later"));
+    c.set_patience(SHORT);
+    raw.under_way.store(-1, Ordering::SeqCst);
+    // SAFETY: likewise.
+    let late = unsafe { c.window(at(0x1000), 64, WindowKind::Symmetric) };
+    assert!(matches!(late, Err(Error::NotReady { .. })));
+    // Into memory that is still NCCL's; the stack's would not be.
+    let others: Vec<_> = (0..64).map(Box::new).collect();
+    raw.deliver();
+    assert!((0..64).eq(others.into_iter().map(|x: Box<usize>| *x)));
 }

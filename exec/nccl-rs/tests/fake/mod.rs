@@ -3,7 +3,7 @@
 use nccl_rs::Nccl;
 use nccl_rs::ffi::*;
 use std::cell::{Cell, RefCell};
-use std::ffi::{c_char, c_int, c_void};
+use std::ffi::{CStr, c_char, c_int, c_void};
 use std::sync::atomic::{AtomicI32, AtomicPtr, AtomicUsize, Ordering};
 
 type Hook = (&'static str, Box<dyn FnOnce()>);
@@ -42,6 +42,15 @@ pub(crate) struct Comm {
 }
 
 impl Comm {
+    /// Reads the name where the configuration said that it is.
+    pub(crate) fn name(&self) -> String {
+        let name = self.name.load(Ordering::SeqCst);
+        // SAFETY: NCCL's users keep the strings of configurations alive.
+        unsafe { CStr::from_ptr(name) }
+            .to_string_lossy()
+            .into_owned()
+    }
+
     /// A late split or window is done.
     pub(crate) fn deliver(&self) {
         let place = self.place.swap(std::ptr::null_mut(), Ordering::SeqCst);
@@ -50,6 +59,11 @@ impl Comm {
             unsafe { *place = self.child.load(Ordering::SeqCst) };
         }
         self.under_way.store(0, Ordering::SeqCst);
+    }
+
+    /// The communicator of a late split.
+    pub(crate) fn child(&self) -> &'static Self {
+        comm(self.child.load(Ordering::SeqCst))
     }
 }
 
