@@ -356,6 +356,14 @@ impl Watch {
     /// Aborts the communicator: its kernels end, and calls that begin later fail. A thread that is inside a call, or in a
     /// group that has used the communicator, is given `grace` to leave.
     ///
+    /// NCCL allows nobody inside while it aborts, so a thread that is stuck inside cannot be freed from outside, whatever
+    /// the function: `ncclCommRevoke`, too, is an operation that must not run beside another. What is stuck depends on the
+    /// communicator ([`crate::Config::blocking`]):
+    /// - One that does not block is not stuck: its calls return, and the waits of this crate end as soon as it is closed,
+    ///   with [`Error::Aborted`]. Who must be able to abort at any time uses such ones.
+    /// - A call of one that blocks may stay inside for ever when another rank is gone: connections are made at first uses.
+    ///   [`Error::Busy`] then leaves only the end of the process, which frees everything.
+    ///
     /// # Errors
     /// [`Error::Busy`] if a thread stays inside: the communicator is closed but not freed, and this may be tried again; its
     /// owner aborts it when it drops it. Within a group of the calling thread nothing is done but to say so. Else what NCCL

@@ -170,7 +170,8 @@ pub enum CtaPolicy {
 /// Settings of a communicator; what is not set is NCCL's choice (or its environment's).
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Config {
-    /// Whether calls return only when they are done; else see [`crate::Communicator::wait_ready`].
+    /// Whether calls return only when they are done; else see [`crate::Communicator::wait_ready`]. A thread may stay for ever
+    /// in a call that blocks when another rank is gone, and cannot be freed from there: see [`crate::Watch::abort`].
     pub blocking: Option<bool>,
     /// Blocks in a cluster.
     pub cga_cluster_size: Option<u32>,
