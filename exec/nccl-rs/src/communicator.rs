@@ -230,6 +230,25 @@ impl Communicator {
         })
     }
 
+    /// Makes a call that this crate does not wrap: `f` gets NCCL's handle, and its result is that of `call`. See
+    /// [`Nccl::functions`].
+    ///
+    /// # Safety
+    /// `f` makes one call of the function that is named, which does not free the communicator, and keeps to NCCL's rules on
+    /// everything else that it passes: a communicator that does not block may still write to it until it is ready.
+    ///
+    /// # Errors
+    /// What NCCL reports.
+    pub unsafe fn call(
+        &self,
+        call: &'static str,
+        f: impl FnOnce(RawComm) -> RawResult,
+    ) -> Result<(), Error> {
+        let entered = self.inner.enter(call)?;
+        let result = f(entered.handle);
+        self.finish(call, result, &entered)
+    }
+
     /// Errors that came up on their own: of the network, or of another rank.
     ///
     /// # Errors

@@ -30,7 +30,8 @@
 //!
 //! - [`Nccl`] is the loaded library: [`Nccl::has`] asks for functions by name, [`Nccl::group`] fuses calls,
 //!   [`Nccl::simulate`] asks NCCL for its own estimate of a group's time.
-//! - [`Communicator`] has the collectives; [`Watch`] is what another thread may have of it.
+//! - [`Communicator`] has the collectives; [`Watch`] is what another thread may have of it, and says what can be aborted when.
+//!   [`Communicator::call`] makes calls that are not wrapped.
 //! - [`RedOp`] is an integer, not an enumeration, because [`PreMulSum`] makes new ones at run time.
 //! - [`ffi`] has the C interface as it is.
 

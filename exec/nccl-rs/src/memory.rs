@@ -124,6 +124,14 @@ impl fmt::Debug for PreMulSum {
     }
 }
 
+impl Window {
+    /// NCCL's handle, for functions that are not wrapped and for kernels of one's own.
+    #[must_use]
+    pub fn as_raw(&self) -> RawWindow {
+        self.handle
+    }
+}
+
 impl PreMulSum {
     /// The reduction to give to calls.
     #[must_use]
@@ -162,7 +170,8 @@ impl Communicator {
     }
 
     /// Registers a window. All ranks call it. A symmetric window of memory from [`Nccl::mem_alloc`] (or of the driver's
-    /// virtual memory functions) is what collectives on copy engines need. Returns `None` where NCCL has no use for windows on this machine.
+    /// virtual memory functions) is what collectives on copy engines need; it begins at a multiple of 4096 bytes within its
+    /// allocation. Returns `None` where NCCL has no use for windows on this machine.
     ///
     /// # Safety
     /// As [`Communicator::register`].

@@ -120,6 +120,18 @@ pub enum Scalar {
     F16(u16),
     /// Bits of a bfloat16.
     Bf16(u16),
+    /// Signed 8 bits.
+    I8(i8),
+    /// Unsigned 8 bits.
+    U8(u8),
+    /// Signed 32 bits.
+    I32(i32),
+    /// Unsigned 32 bits.
+    U32(u32),
+    /// Signed 64 bits.
+    I64(i64),
+    /// Unsigned 64 bits.
+    U64(u64),
 }
 
 impl Scalar {
@@ -140,16 +152,29 @@ impl Scalar {
             Self::F64(_) => DataType::F64,
             Self::F16(_) => DataType::F16,
             Self::Bf16(_) => DataType::BF16,
+            Self::I8(_) => DataType::I8,
+            Self::U8(_) => DataType::U8,
+            Self::I32(_) => DataType::I32,
+            Self::U32(_) => DataType::U32,
+            Self::I64(_) => DataType::I64,
+            Self::U64(_) => DataType::U64,
         }
     }
 
     /// The value's bytes, in the first ones of eight.
     pub(crate) fn bytes(self) -> [u8; 8] {
         let mut out = [0; 8];
+        let mut put = |bytes: &[u8]| out[..bytes.len()].copy_from_slice(bytes);
         match self {
-            Self::F32(x) => out[..4].copy_from_slice(&x.to_ne_bytes()),
-            Self::F64(x) => out.copy_from_slice(&x.to_ne_bytes()),
-            Self::F16(x) | Self::Bf16(x) => out[..2].copy_from_slice(&x.to_ne_bytes()),
+            Self::F32(x) => put(&x.to_ne_bytes()),
+            Self::F64(x) => put(&x.to_ne_bytes()),
+            Self::F16(x) | Self::Bf16(x) => put(&x.to_ne_bytes()),
+            Self::I8(x) => put(&x.to_ne_bytes()),
+            Self::U8(x) => put(&x.to_ne_bytes()),
+            Self::I32(x) => put(&x.to_ne_bytes()),
+            Self::U32(x) => put(&x.to_ne_bytes()),
+            Self::I64(x) => put(&x.to_ne_bytes()),
+            Self::U64(x) => put(&x.to_ne_bytes()),
         }
         out
     }
@@ -299,6 +324,34 @@ mod tests {
         };
         assert_eq!(nan & 0x7f80, 0x7f80);
         assert_ne!(nan & 0x7f, 0);
+    }
+
+    #[test]
+    fn factors_have_the_bytes_of_their_type() {
+        for (x, dtype, bytes) in [
+            (Scalar::F32(1.0), DataType::F32, &[0, 0, 0x80, 0x3f][..]),
+            (
+                Scalar::F64(1.0),
+                DataType::F64,
+                &[0, 0, 0, 0, 0, 0, 0xf0, 0x3f],
+            ),
+            (Scalar::F16(0x3c00), DataType::F16, &[0, 0x3c]),
+            (Scalar::Bf16(0x3f80), DataType::BF16, &[0x80, 0x3f]),
+            (Scalar::I8(-2), DataType::I8, &[0xfe]),
+            (Scalar::U8(3), DataType::U8, &[3]),
+            (Scalar::I32(-2), DataType::I32, &[0xfe, 0xff, 0xff, 0xff]),
+            (Scalar::U32(258), DataType::U32, &[2, 1, 0, 0]),
+            (Scalar::I64(-1), DataType::I64, &[0xff; 8]),
+            (
+                Scalar::U64(1 << 56),
+                DataType::U64,
+                &[0, 0, 0, 0, 0, 0, 0, 1],
+            ),
+        ] {
+            // Of the machines that NCCL is made for, all are little-endian.
+            assert_eq!(x.bytes()[..bytes.len()], *bytes, "{x:?}");
+            assert_eq!((x.data_type(), dtype.size()), (dtype, Some(bytes.len())));
+        }
     }
 
     #[test]

@@ -690,7 +690,9 @@ fn a_window_that_is_late_has_its_place() {
     raw.under_way.store(3, Ordering::SeqCst);
     // SAFETY: nothing is registered.
     let window = || unsafe { c.window(at(0x1000), 64, WindowKind::Symmetric) };
-    drop(window().unwrap().expect("the handle came later"));
+    let ready = window().unwrap().expect("the handle came later");
+    assert_eq!(ready.as_raw(), at(0x52));
+    drop(ready);
     c.set_patience(SHORT);
     raw.under_way.store(-1, Ordering::SeqCst);
     // SAFETY: likewise.
@@ -700,4 +702,24 @@ fn a_window_that_is_late_has_its_place() {
     let others: Vec<_> = (0..64).map(Box::new).collect();
     raw.deliver();
     assert!((0..64).eq(others.into_iter().map(|x: Box<usize>| *x)));
+}
+
+#[test]
+fn calls_that_are_not_wrapped_can_be_made() {
+    let nccl = library(functions());
+    let c = comm(&nccl, 2, 1);
+    let mut rank = 0;
+    let f = nccl.functions().comm_user_rank;
+    // SAFETY: the pointer is valid for a write.
+    unsafe { c.call("ncclCommUserRank", |raw| f(raw, &raw mut rank)) }.unwrap();
+    assert_eq!(rank, 1);
+    // SAFETY: no call is made.
+    let error = unsafe { c.call("ncclCommShrink", |_| 5) }.unwrap_err();
+    assert!(
+        error
+            .to_string()
+            .starts_with("ncclCommShrink: ncclInvalidUsage")
+    );
+    drop(c);
+    assert_eq!(calls(), ["abort"]);
 }
