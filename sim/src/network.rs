@@ -1,12 +1,13 @@
 //! Collective times by kind, payload, group and topology.
 
 mod formula;
+mod place;
 
 use crate::cost::{Cost, Load, Price, fixed_share, log_interpolate};
 use crate::hardware::{CollectiveTable, Profile};
 use formula::Group;
-use shardlab_plan::program::{Collective, CollectiveKind, Communicator, Program};
-use shardlab_plan::shard::mesh;
+use place::place;
+use shardlab_plan::program::{Collective, CollectiveKind, Program};
 use shardlab_plan::units::Picos;
 
 /// The network as the communicators of one program see it.
@@ -145,39 +146,11 @@ impl<'a> Network<'a> {
     }
 }
 
-/// Where a communicator's ranks sit, and what its links carry.
-fn place(comm: &Communicator, world: u32, gpus_per_node: u32, profile: &Profile) -> Group {
-    let nodes = mesh::nodes(comm.size, comm.stride, world, gpus_per_node);
-    let per_node = comm.size.div_ceil(nodes).max(1);
-    let n = &profile.network;
-    let nvlink = n.nvlink_gbps * n.nvlink_efficiency;
-    let bandwidth_gbps = if nodes == 1 {
-        nvlink
-    } else {
-        // Every GPU has its rail; the other groups of the node use the rails of their own members.
-        let rails =
-            (f64::from(n.nics_per_node) * f64::from(per_node) / f64::from(gpus_per_node)).max(1.0);
-        let network = rails.min(f64::from(n.nics_per_node)) * n.nic_gbps * n.nic_efficiency;
-        if per_node > 1 {
-            nvlink.min(network)
-        } else {
-            network
-        }
-    };
-    Group {
-        size: comm.size,
-        per_node,
-        nodes,
-        bandwidth_gbps,
-        nic_latency_us: n.nic_latency_us,
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
     use crate::{hardware, synthetic};
-    use shardlab_plan::program::Axis;
+    use shardlab_plan::program::{Axis, Communicator};
 
     fn priced(
         kind: CollectiveKind,
@@ -200,7 +173,7 @@ mod tests {
         profile: &Profile,
     ) -> Price {
         let mut program = synthetic::fsdp(&synthetic::Shape::tiny());
-        program.meta.gpus_per_node = gpus_per_node;
+        (program.meta.world, program.meta.gpus_per_node) = (size * stride, gpus_per_node);
         program.communicators[0] = Communicator {
             name: "c".into(),
             axis: Axis::Shard,

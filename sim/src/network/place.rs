@@ -1,0 +1,106 @@
+//! Where a communicator's ranks sit, and which of the node's network cards they have.
+
+use super::formula::Group;
+use crate::hardware::Profile;
+use shardlab_plan::program::Communicator;
+use shardlab_plan::shard::mesh;
+use std::collections::BTreeMap;
+
+/// A communicator's groups and what their links carry; where groups differ, what the slowest one has.
+pub(super) fn place(
+    comm: &Communicator,
+    world: u32,
+    gpus_per_node: u32,
+    profile: &Profile,
+) -> Group {
+    let nodes = mesh::nodes(comm.size, comm.stride, world, gpus_per_node);
+    let per_node = comm.size.div_ceil(nodes).max(1);
+    let n = &profile.network;
+    let nvlink = n.nvlink_gbps * n.nvlink_efficiency;
+    let bandwidth_gbps = if nodes == 1 {
+        nvlink
+    } else {
+        let network = network_gbps(comm, world, gpus_per_node, profile);
+        if per_node > 1 {
+            nvlink.min(network)
+        } else {
+            network
+        }
+    };
+    Group {
+        size: comm.size,
+        per_node,
+        nodes,
+        bandwidth_gbps,
+        nic_latency_us: n.nic_latency_us,
+    }
+}
+
+/// What a group's ranks of one node send over the network together, GB/s, on the node where that is least. Ranks are SPMD: all groups
+/// that cross a node's border do so at the same time and divide its cards by their ranks; groups that lie within the node leave them free.
+fn network_gbps(comm: &Communicator, world: u32, gpus_per_node: u32, profile: &Profile) -> f64 {
+    let mut least = f64::INFINITY;
+    for first in (0..world).step_by(gpus_per_node as usize) {
+        let mut members: BTreeMap<Option<u32>, u32> = BTreeMap::new();
+        for rank in first..world.min(first + gpus_per_node) {
+            *members.entry(mesh::members(comm, rank).next()).or_default() += 1;
+        }
+        members.retain(|_, here| *here < comm.size);
+        let sending: u32 = members.values().sum();
+        let cards = f64::from(profile.network.nics_per_node) / f64::from(sending.max(1));
+        if let Some(&here) = members.values().min() {
+            least = least.min(
+                f64::from(here) * cards * profile.network.nic_gbps * profile.network.nic_efficiency,
+            );
+        }
+    }
+    least
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::hardware;
+    use shardlab_plan::program::Axis;
+
+    /// What the groups of `size` ranks, `stride` apart, have of nodes with `gpus` GPUs and `nics` cards of 50 GB/s at 85 %.
+    fn of(size: u32, stride: u32, world: u32, gpus: u32, nics: u32) -> Group {
+        let mut profile = hardware::load("h100-80").unwrap();
+        profile.network.nics_per_node = nics;
+        let comm = Communicator {
+            name: "c".into(),
+            axis: Axis::Shard,
+            size,
+            stride,
+            copy_engine: false,
+        };
+        place(&comm, world, gpus, &profile)
+    }
+
+    fn near(group: Group, gbps: f64) {
+        let is = group.bandwidth_gbps;
+        assert!((is - gbps).abs() < 1e-9 * gbps, "{is} instead of {gbps}");
+    }
+
+    /// One rank a node and group, eight groups a node: with fewer cards than GPUs they divide them.
+    #[test]
+    fn groups_that_send_at_the_same_time_divide_the_cards() {
+        for (nics, cards) in [(8, 1.0), (4, 0.5), (2, 0.25), (1, 0.125)] {
+            near(of(2, 8, 16, 8, nics), cards * 42.5);
+        }
+        // Two ranks a node and group.
+        near(of(4, 4, 16, 8, 4), 2.0 * 0.5 * 42.5);
+    }
+
+    #[test]
+    fn a_group_alone_on_the_wire_has_all_cards() {
+        for nics in [1, 2, 4] {
+            near(of(16, 1, 16, 8, nics), f64::from(nics) * 42.5);
+        }
+        // Groups of five on nodes of eight with one card. The first node has a whole group, whose ranks do not send, and three ranks of the
+        // next one; the second has that one's other two, a whole group, and one rank of the fourth: a third of the card.
+        near(of(5, 1, 40, 8, 1), 42.5 / 3.0);
+        // Groups of six: on the second node four ranks each of two groups.
+        near(of(6, 1, 24, 8, 1), 42.5 / 2.0);
+    }
+}
