@@ -49,12 +49,19 @@ fn network_gbps(comm: &Communicator, world: u32, gpus_per_node: u32, profile: &P
         let sending: u32 = members.values().sum();
         let cards = f64::from(profile.network.nics_per_node) / f64::from(sending.max(1));
         if let Some(&here) = members.values().min() {
-            least = least.min(
-                f64::from(here) * cards * profile.network.nic_gbps * profile.network.nic_efficiency,
-            );
+            least = least.min(f64::from(here) * gpu_gbps(cards, profile));
         }
     }
     least
+}
+
+/// What one GPU sends over the network when it may have this many of the node's cards (or a share of one), GB/s. It uses those near to it:
+/// as many as its link to the host feeds, at least one, and no faster than that link.
+fn gpu_gbps(cards: f64, profile: &Profile) -> f64 {
+    let (n, d) = (&profile.network, &profile.device);
+    let link = d.h2d_gbps.min(d.d2h_gbps);
+    let near = (link / n.nic_gbps).floor().max(1.0);
+    (cards.min(near) * n.nic_gbps * n.nic_efficiency).min(link)
 }
 
 #[cfg(test)]
@@ -102,5 +109,22 @@ mod tests {
         near(of(5, 1, 40, 8, 1), 42.5 / 3.0);
         // Groups of six: on the second node four ranks each of two groups.
         near(of(6, 1, 24, 8, 1), 42.5 / 2.0);
+    }
+
+    /// A GPU's link to the host carries 53 GB/s in the slower direction.
+    #[test]
+    fn a_gpu_draws_what_its_link_to_the_host_feeds() {
+        // One card of 50 GB/s is near to it, however many the node has.
+        near(of(2, 1, 2, 1, 8), 42.5);
+        near(of(8, 1, 8, 4, 8), 4.0 * 42.5);
+        let mut profile = hardware::load("h100-80").unwrap();
+        let mut with = |nics: u32, gbps: f64| {
+            profile.network.nics_per_node = nics;
+            profile.network.nic_gbps = gbps;
+            gpu_gbps(f64::from(nics), &profile)
+        };
+        // Four slower cards beside each GPU; a card faster than the link.
+        assert!((with(32, 12.5) - 4.0 * 12.5 * 0.85).abs() < 1e-9);
+        assert!((with(8, 100.0) - 53.0).abs() < 1e-9);
     }
 }
