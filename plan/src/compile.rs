@@ -20,8 +20,10 @@ pub mod tape;
 mod tests;
 
 use crate::autodiff;
+use crate::model::flops::{self, Backward};
 use crate::model::{self, build, tree::Tree};
 use crate::scenario::{CompileMode, Family, MergeProjections, Scenario};
+use crate::units::Flops;
 use tape::{Module, ModuleId, Param, ParamId, Tape};
 
 /// How the full buffers of a parameter and of the one registered after it lie to each other.
@@ -89,7 +91,7 @@ pub fn tape(scenario: &Scenario, sharding: Sharding<'_>) -> Tape {
         scenario
     };
     match repeat(scenario, &tree, sharding) {
-        Some(tape) => finish(scenario, tree, tape),
+        Some(tape) => finish_repeated(scenario, tree, tape),
         None => full(scenario, tree, sharding),
     }
 }
@@ -174,12 +176,17 @@ fn full(scenario: &Scenario, tree: Tree, sharding: Sharding<'_>) -> Tape {
         sharding,
     );
     let tape = emit::emit(&m, &backward, &plan, sharding.is_unit);
-    finish(scenario, m.tree, tape)
+    finish(m.tree, tape, (m.model_flops, m.tokens))
+}
+
+/// Finishes a tape of repeated blocks: only those of models without frozen parameters are alike.
+fn finish_repeated(scenario: &Scenario, tree: Tree, tape: Tape) -> Tape {
+    let figures = flops::model_flops(scenario, &tree, &Backward::whole(&tree));
+    finish(tree, tape, figures)
 }
 
 /// Adds the tables and figures of the whole model.
-fn finish(scenario: &Scenario, tree: Tree, tape: Tape) -> Tape {
-    let (model_flops, tokens) = build::model_flops(scenario, &tree);
+fn finish(tree: Tree, tape: Tape, (model_flops, tokens): (Flops, u64)) -> Tape {
     Tape {
         modules: tree.modules,
         params: tree.params,

@@ -8,6 +8,7 @@ pub(crate) mod build;
 mod chunked;
 mod cnn;
 mod encoder;
+pub(crate) mod flops;
 mod gpt2;
 pub mod graph;
 pub(crate) mod layout;

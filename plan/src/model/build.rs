@@ -1,12 +1,13 @@
 //! What the families' forward passes share: modules, parameters, layers.
 
+use super::flops::{self, Backward};
 use super::graph::{Graph, ModelGraph, Root, ValueId};
 use super::ops::{OpKind, Real};
 use super::tree::Tree;
 use crate::compile::tape::{Const, ModuleId, ModuleKind, ParamId};
 use crate::scenario::types::{CompileMode, Family};
 use crate::scenario::{PolicyKind, Scenario};
-use crate::units::{Bytes, DType, Flops};
+use crate::units::{Bytes, DType};
 use smallvec::SmallVec;
 
 /// A graph under construction.
@@ -222,7 +223,8 @@ impl<'s> Builder<'s> {
     /// When the family's forward has not set a loss.
     pub(crate) fn finish(self) -> ModelGraph {
         let loss = self.loss.expect("every family's forward ends with a loss");
-        let (model_flops, tokens) = model_flops(self.s, &self.tree);
+        let backward = Backward::of(&self.g, &self.tree);
+        let (model_flops, tokens) = flops::model_flops(self.s, &self.tree, &backward);
         ModelGraph {
             tree: self.tree,
             graph: self.g,
@@ -256,34 +258,4 @@ pub(crate) fn seed(s: &Scenario, tokens: u64) -> f64 {
     } else {
         1.0 / f64::from(s.train.grad_accum)
     }
-}
-
-/// Model FLOPs of forward and backward and the tokens of one micro-batch: `6 * matmul parameters * tokens` plus causal attention at
-/// half, `6 * layers * heads * head_dim * seq^2 * batch`.
-pub(crate) fn model_flops(s: &Scenario, tree: &Tree) -> (Flops, u64) {
-    let (m, b, t) = (&s.model, s.train.micro_batch, s.train.seq_len);
-    let tokens = if m.family == Family::Cnn { b } else { b * t };
-    // A tied table multiplies once, as the head; an untied embedding table not at all.
-    let is_table = |name: &str| name.starts_with("tok_embeddings.");
-    let matmul: u64 = tree
-        .params
-        .iter()
-        .filter(|p| p.shape.len() > 1 && (!is_table(&p.name) || p.modules.len() > 1))
-        .map(|p| {
-            p.numel()
-                * if p.shape.len() == 4 || m.family == Family::Cnn {
-                    m.height * m.width
-                } else {
-                    1
-                }
-        })
-        .sum();
-    let layers = u64::from(tree.blocks.count);
-    let causal = || 6 * layers * m.heads * m.head_dim * t * t * b;
-    let attention = match m.family {
-        Family::Llama | Family::Gpt2 => causal(),
-        Family::Encoder => 2 * causal(),
-        Family::Linear | Family::Cnn => 0,
-    };
-    (Flops(6 * matmul * tokens + attention), tokens)
 }

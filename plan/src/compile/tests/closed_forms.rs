@@ -213,6 +213,42 @@ fn frozen_modules_get_no_gradient_and_stop_backward() {
     );
 }
 
+/// What the model counts is what the tape's products do: forward of all, no gradient of frozen weights, nothing below the first trained one.
+#[test]
+fn frozen_weights_count_no_gradients() {
+    let of = |frozen: &[&str]| {
+        let mut s = tiny(Family::Llama);
+        s.fsdp.frozen = frozen.iter().map(|&g| g.into()).collect();
+        let t = build(&s);
+        // Forward's share of causal attention in one layer; its backward, where there is one, is counted as twice that.
+        let attention =
+            2 * s.model.heads * s.model.head_dim * s.train.seq_len.pow(2) * s.train.micro_batch;
+        let products = flops(&t, &t.forward, is_gemm) + flops(&t, &t.backward, is_gemm);
+        (t.model_flops.0 - products, attention, t)
+    };
+    for (frozen, layers) in [
+        (&[][..], 6),
+        // Gradients go through the blocks to the embedding.
+        (&["layers.*"], 6),
+        (&["layers.*.mlp"], 6),
+        (&["layers.*.attention.q"], 6),
+        // The norm before the second block's products is the first that is trained.
+        (&["tok_embeddings", "layers.0"], 4),
+        (&["tok_embeddings", "layers.*", "norm"], 2),
+    ] {
+        let (more, attention, _) = of(frozen);
+        assert_eq!(more, layers * attention, "{frozen:?}");
+    }
+    let (_, attention, t) = of(&["layers.*"]);
+    let size = |p: &&Param| p.shape.len() > 1 && p.name.starts_with("layers.");
+    let blocks: u64 = t.params.iter().filter(size).map(Param::numel).sum();
+    let head = 8 * 11;
+    assert_eq!(
+        t.model_flops.0,
+        (4 * blocks + 6 * head) * t.tokens + 6 * attention
+    );
+}
+
 #[test]
 fn leaves_appear_when_they_are_units() {
     let s = tiny(Family::Llama);

@@ -37,7 +37,7 @@ fn repeating_a_block_equals_building_it() {
                         .unwrap_or_else(|| {
                             panic!("no repeat {family:?} {mode:?} {recompute:?} {layers} {merge:?}")
                         });
-                    let repeated = crate::compile::finish(&s, tree(), repeated);
+                    let repeated = crate::compile::finish_repeated(&s, tree(), repeated);
                     let built = full(&s, tree(), side_by_side(&unit));
                     assert_eq!(
                         repeated.forward, built.forward,

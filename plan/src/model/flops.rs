@@ -1,0 +1,92 @@
+//! Model FLOPs: the arithmetic that a step asks for, however it is done. What recompute adds does not count.
+
+use super::graph::{Act, Graph, Root, ValueId, View};
+use super::ops::OpKind;
+use super::tree::Tree;
+use crate::scenario::Scenario;
+use crate::scenario::types::Family;
+use crate::units::Flops;
+
+/// Which products have a gradient of their input.
+#[derive(Debug)]
+pub(crate) struct Backward {
+    /// By parameter.
+    inputs: Vec<bool>,
+    /// Attention kernels with a backward.
+    attention: u64,
+}
+
+impl Backward {
+    /// That of a model without frozen parameters. The first layer counts as all others do, though what it reads needs no gradient: so does the
+    /// convention of 6 FLOPs a parameter and token.
+    pub(crate) fn whole(tree: &Tree) -> Self {
+        Self {
+            inputs: vec![true; tree.params.len()],
+            attention: u64::from(tree.blocks.count),
+        }
+    }
+
+    /// That of a model's forward graph: below the first trained parameter nothing runs backward.
+    pub(crate) fn of(graph: &Graph, tree: &Tree) -> Self {
+        if tree.params.iter().all(|p| p.requires_grad) {
+            return Self::whole(tree);
+        }
+        let trained = |v: ValueId| graph.value(v).requires_grad;
+        let mut backward = Self {
+            inputs: vec![false; tree.params.len()],
+            attention: 0,
+        };
+        let mut first = true;
+        for op in &graph.ops {
+            let (input, weight) = match (op.act, op.inputs.as_slice()) {
+                (Act::Compute(OpKind::Attention { .. }), operands) => {
+                    backward.attention += u64::from(operands.iter().any(|&v| trained(v)));
+                    continue;
+                }
+                // The chunks' own products are not differentiated.
+                (Act::View(View::Precomputed), &[_, x, w, ..]) => (x, w),
+                (Act::Compute(_), &[x, w, ..]) => (x, w),
+                _ => continue,
+            };
+            if let Root::Param(p) = graph.value(weight).root {
+                backward.inputs[p.index()] |=
+                    trained(input) || (first && tree.params[p.index()].requires_grad);
+                first = false;
+            }
+        }
+        backward
+    }
+}
+
+/// Model FLOPs of forward and backward and the tokens of one micro-batch. Each matmul parameter takes 2 FLOPs a token in forward, 2 for the gradient
+/// of its input where that is needed, and 2 for its own where it is trained: 6 without frozen parameters. Attention takes
+/// `2 * heads * head_dim * seq^2 * batch` a layer in forward, half of that if causal, and twice as much backward.
+pub(crate) fn model_flops(s: &Scenario, tree: &Tree, backward: &Backward) -> (Flops, u64) {
+    let (m, b, t) = (&s.model, s.train.micro_batch, s.train.seq_len);
+    let tokens = if m.family == Family::Cnn { b } else { b * t };
+    // A tied table multiplies once, as the head; an untied embedding table not at all.
+    let is_table = |name: &str| name.starts_with("tok_embeddings.");
+    let matmul: u64 = tree
+        .params
+        .iter()
+        .zip(&backward.inputs)
+        .filter(|(p, _)| p.shape.len() > 1 && (!is_table(&p.name) || p.modules.len() > 1))
+        .map(|(p, &input)| {
+            let positions = if p.shape.len() == 4 || m.family == Family::Cnn {
+                m.height * m.width
+            } else {
+                1
+            };
+            let passes = 1 + u64::from(input) + u64::from(p.requires_grad);
+            2 * passes * p.numel() * positions
+        })
+        .sum();
+    let causal = 2 * m.heads * m.head_dim * t * t * b;
+    let forward = match m.family {
+        Family::Llama | Family::Gpt2 => causal,
+        Family::Encoder => 2 * causal,
+        Family::Linear | Family::Cnn => 0,
+    };
+    let attention = forward * (u64::from(tree.blocks.count) + 2 * backward.attention);
+    (Flops(matmul * tokens + attention), tokens)
+}
