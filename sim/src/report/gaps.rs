@@ -1,9 +1,10 @@
 //! Exposed time: when the compute stream had nothing to run, and why.
 //!
 //! A gap before a kernel is cut at the start of what the kernel waited for. While that had not begun, the cause is what
-//! held *it* up (host, gate, another rank, missing SMs), followed backwards; while it ran, the time that it lost to
-//! contention is contention's, the time that it could have started earlier is its gate's or the host's, the rest is the
-//! wire's. Nothing could have started before its own input was there: waiting for that is no gate.
+//! held *it* up (host, gate, another rank, missing SMs), followed backwards; while it ran, the time that another rank joined
+//! it late is the straggler's, the time that it lost to contention is contention's, the time that it could have started earlier
+//! is its gate's or the host's, the rest is the wire's. Nothing could have started before its own input was there: waiting for
+//! that is no gate.
 
 use shardlab_plan::program::{COMPUTE, Op, Phase, Program};
 use shardlab_plan::record::{Blocker, Cause, ExposedGap, Inputs, Span};
@@ -137,7 +138,12 @@ impl Finder<'_> {
         // While it ran, earliest first: what an earlier start would have hidden, the wire, what contention added.
         let ran = b - begun;
         let lost = (span.end - span.start).saturating_sub(span.alone);
-        let contention = ran.min(lost);
+        // A late rank comes before contention: had it been in time, this would be hidden, however slowly it runs.
+        let joined_late = match span.blocker {
+            Blocker::Rank => ran.min(span.start.saturating_sub(span.ready.max(span.issued))),
+            _ => Picos::ZERO,
+        };
+        let contention = (ran - joined_late).min(lost);
         let ran = ran - contention;
         let (late, cause) = match span.blocker {
             // An infinitely fast host would have issued it when its stream was ready.
@@ -145,10 +151,7 @@ impl Finder<'_> {
                 ran.min(span.start.saturating_sub(span.ready.max(self.from))),
                 Cause::Host,
             ),
-            Blocker::Rank => (
-                ran.min(span.start.saturating_sub(span.ready)),
-                Cause::Straggler,
-            ),
+            Blocker::Rank => (joined_late, Cause::Straggler),
             Blocker::Sms => (
                 ran.min(span.start.saturating_sub(span.ready)),
                 Cause::Contention,
