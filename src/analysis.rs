@@ -5,6 +5,7 @@
 mod awaited;
 pub mod compile;
 pub mod exposed;
+mod misaligned;
 pub mod pareto;
 pub mod path;
 pub mod peak;

@@ -88,15 +88,7 @@ impl<'a> Network<'a> {
         if self.profile.device.shared_cores.is_some() {
             price.us += self.profile.contention.shared_wait_us;
         }
-        let share = u64::from(group.size);
-        let misaligned = matches!(
-            kind,
-            CollectiveKind::AllGather | CollectiveKind::ReduceScatter
-        ) && collective
-            .parts
-            .iter()
-            .any(|p| p.input.bytes.max(p.output.bytes) / share % 16 != 0);
-        if misaligned {
+        if collective.misaligned(group.size) {
             price = Price {
                 us: price.us * self.profile.network.misaligned_factor,
                 measured: false,

@@ -1,6 +1,7 @@
 //! Why a step takes as long and as much memory as it does, in a few plain sentences.
 
 use super::exposed::{self, Group};
+use super::misaligned::Misaligned;
 use super::peak;
 use super::spans::Work;
 use crate::predict::{Fit, Prediction};
@@ -15,12 +16,13 @@ const WORTH_SAYING: f64 = 0.005;
 /// Share of the step up to which it is called bound by computation.
 const COMPUTE_BOUND: f64 = 0.10;
 
-/// The bound of the step's time, what is exposed and why, the peak of memory, and whether it fits.
+/// The bound of the step's time, what is exposed and why, what misaligned collectives cost, the peak of memory, and whether it fits.
 #[must_use]
 pub fn sentences(p: &Prediction) -> Vec<String> {
     let groups = exposed::groups(&exposed::gaps(&p.program, &p.run));
     let mut all = vec![time(p, &groups)];
     all.extend(exposed_time(p, &groups));
+    all.extend(misaligned(p));
     all.push(memory(p));
     all.extend(fit(p));
     all
@@ -138,6 +140,12 @@ fn phrase(g: &Group) -> String {
         return format!("{} in {phase}{times} because {because}", g.total);
     }
     format!("{} of {what} in {phase}{times} because {because}", g.total)
+}
+
+fn misaligned(p: &Prediction) -> Option<String> {
+    let found = Misaligned::of(p);
+    let step = p.run.recorded_to.saturating_sub(p.run.recorded_from);
+    (share(found.lost, step) >= WORTH_SAYING).then(|| found.sentence(p))
 }
 
 fn memory(p: &Prediction) -> String {

@@ -78,6 +78,23 @@ pub struct Collective {
     pub parts: SmallVec<[Part; 1]>,
 }
 
+impl Collective {
+    /// Bytes to a multiple of which each rank's payload has to be aligned, for NCCL's kernels to move it by whole vectors.
+    pub const ALIGNMENT: u64 = 16;
+
+    /// Whether ranks gather or scatter payloads that are no multiple of [`Self::ALIGNMENT`] in a group of `ranks`: NCCL then moves them
+    /// element by element.
+    #[must_use]
+    pub fn misaligned(&self, ranks: u32) -> bool {
+        let ranks = u64::from(ranks.max(1));
+        let of_rank = |p: &Part| p.input.bytes.max(p.output.bytes) / ranks;
+        matches!(
+            self.kind,
+            CollectiveKind::AllGather | CollectiveKind::ReduceScatter
+        ) && self.parts.iter().any(|p| of_rank(p) % Self::ALIGNMENT != 0)
+    }
+}
+
 /// Direction of a copy.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize)]
 #[serde(rename_all = "snake_case")]
