@@ -1,6 +1,6 @@
 //! Timelines for Perfetto and `chrome://tracing`.
 //!
-//! One process a rank, one thread a stream and one for the host, counters of allocated and reserved memory, and an arrow
+//! One process a rank (rank 0, and one unlike it where the simulator knows of stragglers), one thread a stream and one for the host, counters of allocated and reserved memory, and an arrow
 //! from every collective to the first work that waited for it. Written as a stream: memory does not grow with the run.
 //!
 //! Time 0 is where the recorded step begins, as in `explain`, reports and the dashboard. The host may issue a step while the
@@ -21,8 +21,12 @@ use std::io::{self, Write};
 
 /// Thread of the host; stream `s` is thread `s + 1`.
 const HOST: u32 = 0;
-/// Process of the recorded rank.
-const RANK: u32 = 0;
+/// A rank's spans; the rank is the trace's process.
+#[derive(Clone, Copy)]
+struct Ranked<'a> {
+    rank: u32,
+    spans: &'a [Span],
+}
 
 /// Writes the recorded step of a run.
 ///
@@ -32,13 +36,21 @@ pub fn write(program: &Program, run: &Run, writer: impl Write) -> io::Result<()>
     let mut trace = Trace {
         program,
         run,
+        arrows: 0,
         json: Writer::new(writer)?,
     };
-    trace.names()?;
-    trace.host()?;
-    trace.streams()?;
-    trace.memory()?;
-    trace.arrows()?;
+    let first = Ranked {
+        rank: 0,
+        spans: &run.spans,
+    };
+    trace.step(first)?;
+    trace.memory(first)?;
+    if let Some(other) = &run.other {
+        trace.step(Ranked {
+            rank: other.rank,
+            spans: &other.spans,
+        })?;
+    }
     trace.json.finish(&[
         ("scenario", &run.scenario),
         ("program_digest", &run.program_digest),
@@ -50,6 +62,8 @@ pub fn write(program: &Program, run: &Run, writer: impl Write) -> io::Result<()>
 struct Trace<'a, W: Write> {
     program: &'a Program,
     run: &'a Run,
+    /// Arrows so far: their ids are the file's, not a rank's.
+    arrows: u64,
     json: Writer<W>,
 }
 
@@ -64,7 +78,15 @@ impl<W: Write> Trace<'_, W> {
         self.us(time) - self.run.recorded_from.saturating_sub(time).us()
     }
 
-    fn names(&mut self) -> io::Result<()> {
+    /// All that is said of a rank but its memory.
+    fn step(&mut self, of: Ranked<'_>) -> io::Result<()> {
+        self.names(of)?;
+        self.host(of)?;
+        self.streams(of)?;
+        self.arrows(of)
+    }
+
+    fn names(&mut self, of: Ranked<'_>) -> io::Result<()> {
         let others = match self
             .run
             .environment
@@ -74,21 +96,26 @@ impl<W: Write> Trace<'_, W> {
             Some("1") if self.run.world_size > 1 => {
                 format!("rank 0 of {}, all alike", self.run.world_size)
             }
-            _ => format!("rank 0 of {}", self.run.world_size),
+            _ => format!("rank {} of {}", of.rank, self.run.world_size),
         };
-        self.json
-            .metadata("process_name", RANK, None, "name", &format!("\"{others}\""))?;
+        self.json.metadata(
+            "process_name",
+            of.rank,
+            None,
+            "name",
+            &format!("\"{others}\""),
+        )?;
         let thread = |json: &mut Writer<W>, tid: u32, name: &str| {
             json.metadata(
                 "thread_name",
-                RANK,
+                of.rank,
                 Some(tid),
                 "name",
                 &format!("\"{name}\""),
             )?;
             json.metadata(
                 "thread_sort_index",
-                RANK,
+                of.rank,
                 Some(tid),
                 "sort_index",
                 &tid.to_string(),
@@ -102,8 +129,8 @@ impl<W: Write> Trace<'_, W> {
     }
 
     /// One slice for each launch since the step's begin: from the launch before it to its own.
-    fn host(&mut self) -> io::Result<()> {
-        let mut order: Vec<&Span> = self.run.spans.iter().collect();
+    fn host(&mut self, of: Ranked<'_>) -> io::Result<()> {
+        let mut order: Vec<&Span> = of.spans.iter().collect();
         order.sort_by_key(|s| (s.issued, s.instr));
         let mut before: Option<&Span> = None;
         for span in order {
@@ -118,7 +145,7 @@ impl<W: Write> Trace<'_, W> {
             let unit = spans::unit(self.program, span);
             self.json.slice(
                 HOST,
-                RANK,
+                of.rank,
                 "host",
                 &format!("launch {name} {unit}"),
                 from,
@@ -148,8 +175,8 @@ impl<W: Write> Trace<'_, W> {
         parts.join(", ").to_lowercase()
     }
 
-    fn streams(&mut self) -> io::Result<()> {
-        for span in &self.run.spans {
+    fn streams(&mut self, of: Ranked<'_>) -> io::Result<()> {
+        for span in of.spans {
             let instr = &self.program.instrs[span.instr.index()];
             let unit = spans::unit(self.program, span);
             let name = spans::name(self.program, span.instr);
@@ -159,7 +186,7 @@ impl<W: Write> Trace<'_, W> {
             let tid = u32::from(span.stream.0) + 1;
             self.json.slice(
                 tid,
-                RANK,
+                of.rank,
                 category,
                 &format!("{name} {unit}"),
                 from,
@@ -179,7 +206,7 @@ impl<W: Write> Trace<'_, W> {
             }
             json.number("issued_us", issued)?;
             json.number("alone_us", span.alone.us())?;
-            json.string("waited_for", &blocker(self.program, self.run, span.blocker))?;
+            json.string("waited_for", &blocker(self.program, of.spans, span.blocker))?;
             json.end()?;
         }
         Ok(())
@@ -187,7 +214,7 @@ impl<W: Write> Trace<'_, W> {
 
     /// Allocators work when the host issues, not when the device gets there: the counter's name says so. Of what was before the
     /// step the highest and the last sample count, so that no peak is lost.
-    fn memory(&mut self) -> io::Result<()> {
+    fn memory(&mut self, of: Ranked<'_>) -> io::Result<()> {
         let timeline = &self.run.memory.timeline;
         let began = timeline.partition_point(|s| s.time < self.run.recorded_from);
         let (before, within) = timeline.split_at(began);
@@ -199,7 +226,7 @@ impl<W: Write> Trace<'_, W> {
                 continue;
             }
             let at = self.us(sample.time);
-            self.json.counter(RANK, "memory MiB, as issued", at)?;
+            self.json.counter(of.rank, "memory MiB, as issued", at)?;
             self.json.number("allocated", sample.allocated.mib())?;
             self.json.number("reserved", sample.reserved.mib())?;
             self.json.end()?;
@@ -207,29 +234,27 @@ impl<W: Write> Trace<'_, W> {
         Ok(())
     }
 
-    fn arrows(&mut self) -> io::Result<()> {
-        for (id, Flow { from, to }) in flows::flows(self.program, &self.run.spans)
-            .into_iter()
-            .enumerate()
-        {
-            let (a, b) = (&self.run.spans[from], &self.run.spans[to]);
+    fn arrows(&mut self, of: Ranked<'_>) -> io::Result<()> {
+        for Flow { from, to } in flows::flows(self.program, of.spans) {
+            let (a, b) = (&of.spans[from], &of.spans[to]);
             // The arrow leaves inside the collective's slice and arrives at the begin of the consumer's.
             let (leaves, arrives) = (self.us(a.end), self.us(b.start));
             let inside = leaves.min(self.us(a.start).max(leaves - 0.001));
             let threads = [a, b].map(|s| u32::from(s.stream.0) + 1);
-            let id = id as u64;
+            let id = self.arrows;
+            self.arrows += 1;
             let name = spans::name(self.program, a.instr);
-            self.json.flow("s", id, name, threads[0], RANK, inside)?;
+            self.json.flow("s", id, name, threads[0], of.rank, inside)?;
             self.json
-                .flow("f", id, name, threads[1], RANK, arrives.max(inside))?;
+                .flow("f", id, name, threads[1], of.rank, arrives.max(inside))?;
         }
         Ok(())
     }
 }
 
-fn blocker(program: &Program, run: &Run, blocker: Blocker) -> String {
+fn blocker(program: &Program, spans: &[Span], blocker: Blocker) -> String {
     let span = |i: u32| {
-        let span = &run.spans[i as usize];
+        let span = &spans[i as usize];
         format!(
             "{} {}",
             spans::name(program, span.instr),

@@ -268,4 +268,16 @@ pub struct Run {
     pub grad_norms: Vec<f64>,
     /// Environment: versions, devices, seeds.
     pub environment: BTreeMap<String, String>,
+    /// The recorded step on a rank unlike rank 0 (`sim` with stragglers, recorded): for timelines, not kept.
+    #[serde(skip)]
+    pub other: Option<OtherRank>,
+}
+
+/// A step as another rank than rank 0 ran it.
+#[derive(Clone, Debug, PartialEq)]
+pub struct OtherRank {
+    /// Rank.
+    pub rank: u32,
+    /// Its spans, in issue order, on the same clock as [`Run::spans`]; their blockers count these.
+    pub spans: Vec<Span>,
 }

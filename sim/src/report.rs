@@ -14,8 +14,8 @@ use crate::memory::MemoryRun;
 use crate::options::Options;
 use shardlab_plan::program::{InstrId, Program, SectionKind};
 use shardlab_plan::record::{
-    Clock, CostSources, MemoryReport, MemorySample, PeakAt, Run, RunKind, Span, StepRecord,
-    collective_stats,
+    Clock, CostSources, MemoryReport, MemorySample, OtherRank, PeakAt, Run, RunKind, Span,
+    StepRecord, collective_stats,
 };
 use shardlab_plan::units::{Bytes, Picos};
 use std::collections::BTreeMap;
@@ -193,7 +193,19 @@ pub(crate) fn build(parts: &Parts<'_>, ranks: &[Rank<'_>]) -> Run {
         losses: Vec::new(),
         grad_norms: Vec::new(),
         environment: environment(parts, ranks.len()),
+        other: record.then(|| other(parts.options, ranks)).flatten(),
     }
+}
+
+/// The slowest straggler, or a rank that waits for it where that is rank 0.
+fn other(options: &Options, ranks: &[Rank<'_>]) -> Option<OtherRank> {
+    let slow = options.stragglers.iter().max_by(|a, b| a.1.total_cmp(&b.1));
+    let rank = match slow?.0 {
+        0 => 1,
+        rank => rank,
+    };
+    let spans = ranks.get(rank as usize)?.spans.clone();
+    Some(OtherRank { rank, spans })
 }
 
 fn environment(parts: &Parts<'_>, ranks: usize) -> BTreeMap<String, String> {

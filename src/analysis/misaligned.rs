@@ -106,6 +106,7 @@ fn aligned_mesh(p: &Prediction) -> Option<(u32, u32, bool)> {
 mod tests {
     use super::*;
     use crate::predict::{Profiles, predict};
+    use shardlab_plan::record::Span;
     use shardlab_sim::Options;
 
     /// Two blocks of a 13 B model. Among 512 ranks 10 elements each of the norms' 5,120 are a rank's, and 619,540 of a block: 1,239,080 bytes in
@@ -132,14 +133,10 @@ mod tests {
             ])
         );
         // What three times as long adds is two thirds of the gathers' time and of one reduction's.
-        let alone = |kind| {
-            let of = |s: &&shardlab_plan::record::Span| matches!(p.program.instrs[s.instr.index()].op, Op::Collective { id, .. } if p.program.collectives[id.index()].kind == kind);
-            p.run
-                .spans
-                .iter()
-                .filter(of)
-                .map(|s| s.alone.ms())
-                .collect::<Vec<_>>()
+        let of = |s: &Span, kind| matches!(p.program.instrs[s.instr.index()].op, Op::Collective { id, .. } if p.program.collectives[id.index()].kind == kind);
+        let alone = |kind| -> Vec<f64> {
+            let spans = p.run.spans.iter().filter(|s| of(s, kind));
+            spans.map(|s| s.alone.ms()).collect()
         };
         let all: f64 = alone(CollectiveKind::AllGather).iter().sum();
         let root = alone(CollectiveKind::ReduceScatter)

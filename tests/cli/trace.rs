@@ -5,11 +5,14 @@ use serde_json::Value;
 use std::collections::{BTreeMap, BTreeSet};
 
 fn trace(scenario: &str) -> Value {
+    trace_with(scenario, &[])
+}
+
+fn trace_with(scenario: &str, more: &[&str]) -> Value {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("trace.json");
-    shardlab(&["sim", scenario, "--trace", path.to_str().unwrap()])
-        .assert()
-        .success();
+    let args = ["sim", scenario, "--trace", path.to_str().unwrap()];
+    shardlab(&[&args, more].concat()).assert().success();
     serde_json::from_str(&std::fs::read_to_string(path).unwrap()).unwrap()
 }
 
@@ -143,4 +146,50 @@ fn an_arrow_leads_from_every_collective_to_what_waited_for_it() {
         });
         assert!(inside, "{start}");
     }
+}
+
+/// The straggler's kernels take half again as long as rank 0's, and collectives end on both ranks at the same time.
+#[test]
+fn a_straggler_is_a_process_of_its_own() {
+    let trace = trace_with("peers-tiny", &["--straggler", "3=1.5"]);
+    let names: Vec<(&Value, &str)> = of(&trace, "M")
+        .iter()
+        .filter(|e| e["name"] == "process_name")
+        .map(|e| (&e["pid"], e["args"]["name"].as_str().unwrap()))
+        .collect();
+    assert_eq!(
+        names,
+        [
+            (&Value::from(0), "rank 0 of 4"),
+            (&Value::from(3), "rank 3 of 4")
+        ]
+    );
+    let slices = of(&trace, "X");
+    let by_instr = |pid: u64, category: &str| -> BTreeMap<u64, &Value> {
+        let of = slices
+            .iter()
+            .filter(|s| s["pid"] == pid && s["cat"] == category);
+        of.map(|s| (s["args"]["instr"].as_u64().unwrap(), *s))
+            .collect()
+    };
+    let (fast, slow) = (by_instr(0, "gemm"), by_instr(3, "gemm"));
+    assert!(!fast.is_empty() && fast.keys().eq(slow.keys()));
+    let alone = |s: &Value| s["args"]["alone_us"].as_f64().unwrap();
+    for (a, b) in fast.values().zip(slow.values()) {
+        assert!((alone(b) / alone(a) - 1.5).abs() < 1e-3, "{a} {b}");
+    }
+    let end = |s: &Value| s["ts"].as_f64().unwrap() + s["dur"].as_f64().unwrap();
+    let (here, there) = (by_instr(0, "reduce_scatter"), by_instr(3, "reduce_scatter"));
+    assert!(!here.is_empty() && here.keys().eq(there.keys()));
+    for (a, b) in here.values().zip(there.values()) {
+        assert!((end(a) - end(b)).abs() < 2e-3, "{a} {b}");
+    }
+    let ids: Vec<&Value> = of(&trace, "s").iter().map(|e| &e["id"]).collect();
+    assert_eq!(
+        ids.iter()
+            .map(|id| id.as_u64())
+            .collect::<BTreeSet<_>>()
+            .len(),
+        ids.len()
+    );
 }
