@@ -1,15 +1,25 @@
-//! Tables that fit [`WIDTH`] columns: a header, a rule, right-aligned numbers.
+//! Tables as wide as the terminal, or as [`WIDTH`]: a header, a rule, right-aligned numbers.
 
 use comfy_table::{
     CellAlignment, ColumnConstraint, ContentArrangement, LineStyle, Table as Inner, TableStyle,
+    Width,
 };
 use std::fmt;
 
-/// Columns that a table may take, whatever the terminal's width, so that a saved output can be read anywhere.
+/// Columns of sentences, and of tables where standard output is no terminal, so that a saved output can be read anywhere.
 pub(super) const WIDTH: usize = 100;
 
 /// Room between columns.
 const GAP: usize = 3;
+
+/// Values up to so many characters stay on one line: in pieces they are other values. Rows that so become wider than the table overflow.
+const UNBROKEN: usize = 14;
+
+/// Columns that a table may take.
+fn width() -> usize {
+    let terminal = Inner::new().width().map(usize::from);
+    terminal.filter(|w| *w > 0).unwrap_or(WIDTH)
+}
 
 /// Room that a column takes whose cells are not to be broken, with the gap beside it.
 pub(super) fn room<'a>(title: &'a str, cells: impl IntoIterator<Item = &'a str>) -> usize {
@@ -18,9 +28,9 @@ pub(super) fn room<'a>(title: &'a str, cells: impl IntoIterator<Item = &'a str>)
 }
 
 /// Whether columns that take so much room together fit a table.
-pub(super) const fn fits(room: usize) -> bool {
+pub(super) fn fits(room: usize) -> bool {
     // One gap less than there are columns.
-    room <= WIDTH + GAP
+    room <= width() + GAP
 }
 
 /// An option, or an override of it, without its section, which is clear.
@@ -39,50 +49,104 @@ pub(super) fn key_title(path: &str) -> String {
 }
 
 /// A table under construction.
-pub(super) struct Table(Inner);
+pub(super) struct Table {
+    inner: Inner,
+    columns: Vec<Column>,
+}
+
+/// What a column's cells ask for.
+#[derive(Clone, Copy, Debug, Default)]
+struct Column {
+    /// A number in two lines is two numbers; texts give way.
+    number: bool,
+    /// Characters of the longest line.
+    longest: usize,
+    /// Characters that must stay together, of the longest piece.
+    unbroken: usize,
+}
+
+impl Column {
+    fn take(&mut self, cell: &str) {
+        for line in cell.lines() {
+            let all = line.chars().count();
+            self.longest = self.longest.max(all);
+            let piece = if all <= UNBROKEN {
+                all
+            } else {
+                let words = line.split_whitespace().map(|w| w.chars().count());
+                words.max().unwrap_or(0).min(UNBROKEN)
+            };
+            self.unbroken = self.unbroken.max(piece);
+        }
+    }
+
+    fn constraint(self) -> ColumnConstraint {
+        if self.number || self.longest <= UNBROKEN {
+            return ColumnConstraint::ContentWidth;
+        }
+        ColumnConstraint::LowerBoundary(Width::Fixed(self.unbroken as u16))
+    }
+}
 
 impl Table {
     /// A table with these column titles. A title that begins with `>` makes a column of numbers, aligned to the right.
     pub(super) fn new<'a>(titles: impl IntoIterator<Item = &'a str>) -> Self {
         let titles: Vec<&str> = titles.into_iter().collect();
-        let mut table = Inner::new();
-        table
+        let mut inner = Inner::new();
+        inner
             .load_style(
                 TableStyle::new().header_separator(LineStyle::none().fill('─').junction('─')),
             )
             .set_content_arrangement(ContentArrangement::Dynamic)
-            .set_width(WIDTH as u16)
             .force_no_tty()
             .set_header(titles.iter().map(|t| t.trim_start_matches('>')));
+        let mut columns = vec![Column::default(); titles.len()];
         for (i, title) in titles.iter().enumerate() {
-            if let Some(column) = table.column_mut(i) {
+            columns[i].take(title.trim_start_matches('>'));
+            columns[i].number = title.starts_with('>');
+            if let Some(column) = inner.column_mut(i) {
                 column.set_padding((if i > 0 { 2 } else { 0 }, 0));
-                if title.starts_with('>') {
+                if columns[i].number {
                     column.set_cell_alignment(CellAlignment::Right);
-                    // A number in two lines is two numbers; texts give way.
-                    column.set_constraint(ColumnConstraint::ContentWidth);
                 }
             }
         }
-        Self(table)
+        Self { inner, columns }
     }
 
     /// Adds a row.
     pub(super) fn row(&mut self, cells: impl IntoIterator<Item = String>) {
-        self.0.add_row(cells.into_iter().collect::<Vec<_>>());
+        let cells: Vec<String> = cells.into_iter().collect();
+        for (column, cell) in self.columns.iter_mut().zip(&cells) {
+            column.take(cell);
+        }
+        self.inner.add_row(cells);
     }
 
     /// Whether it has no rows.
     pub(super) fn is_empty(&self) -> bool {
-        self.0.is_empty()
+        self.inner.is_empty()
+    }
+
+    /// The lines of the table in so many columns, without trailing blanks.
+    fn lines(&self, width: usize) -> Vec<String> {
+        let mut inner = self.inner.clone();
+        inner.set_width(u16::try_from(width).unwrap_or(u16::MAX));
+        for (i, column) in self.columns.iter().enumerate() {
+            if let Some(of) = inner.column_mut(i) {
+                of.set_constraint(column.constraint());
+            }
+        }
+        let lines = inner.lines();
+        lines.map(|l| l.trim_end().to_owned()).collect()
     }
 }
 
 impl fmt::Display for Table {
     /// The table's lines, each ended, without trailing blanks.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        for line in self.0.lines() {
-            writeln!(f, "{}", line.trim_end())?;
+        for line in self.lines(width()) {
+            writeln!(f, "{line}")?;
         }
         Ok(())
     }
@@ -92,17 +156,25 @@ impl fmt::Display for Table {
 mod tests {
     use super::*;
 
+    fn widest(lines: &[String]) -> usize {
+        lines.iter().map(|l| l.chars().count()).max().unwrap_or(0)
+    }
+
     #[test]
     fn numbers_are_aligned_right_and_long_text_is_wrapped() {
         let mut table = Table::new(["name", ">ms", "why"]);
         table.row(["a".into(), "1.5".into(), "word ".repeat(40)]);
         table.row(["bb".into(), "10.25".into(), String::new()]);
-        let text = table.to_string();
-        let lines: Vec<&str> = text.lines().collect();
-        assert!(lines.iter().all(|l| l.chars().count() <= WIDTH), "{text}");
-        assert!(lines[2].starts_with("a        1.5"), "{text}");
-        assert!(lines[lines.len() - 1].starts_with("bb     10.25"), "{text}");
-        assert!(lines.len() > 4, "{text}");
+        let lines = table.lines(WIDTH);
+        assert!(widest(&lines) <= WIDTH, "{lines:?}");
+        assert!(lines[2].starts_with("a        1.5"), "{lines:?}");
+        assert!(
+            lines[lines.len() - 1].starts_with("bb     10.25"),
+            "{lines:?}"
+        );
+        assert!(lines.len() > 4, "{lines:?}");
+        // A wider terminal needs fewer lines.
+        assert!(table.lines(2 * WIDTH).len() < lines.len(), "{lines:?}");
     }
 
     #[test]
@@ -112,8 +184,36 @@ mod tests {
         let mut table = Table::new(titles);
         let numbers = ["123456.78".to_owned(), "*98765.43".to_owned()];
         table.row(texts.clone().into_iter().chain(numbers));
-        let text = table.to_string();
-        assert!(text.lines().all(|l| l.chars().count() <= WIDTH), "{text}");
+        let lines = table.lines(WIDTH);
+        let text = lines.join("\n");
         assert!(text.contains("123456.78   *98765.43"), "{text}");
+    }
+
+    /// Twelve columns of options in half the room that they take, beside a long text: all but the text stay whole.
+    #[test]
+    fn short_values_are_never_broken() {
+        let values = [
+            "native",
+            "false",
+            "implicit",
+            "selective",
+            "regions",
+            "chunked",
+            "reduce_scatter",
+            "true",
+            "auto",
+            "off",
+            "expandable",
+            "f32 main",
+        ];
+        let mut table = Table::new(["prefetch_\nforward"; 12].into_iter().chain(["why"]));
+        let cells = values.map(str::to_owned).into_iter();
+        table.row(cells.chain(["a longer text that is wrapped".to_owned()]));
+        let lines = table.lines(60);
+        let whole = |of: &str| lines.iter().any(|l| l.contains(of));
+        assert!(values.into_iter().all(whole), "{lines:?}");
+        assert!(whole("prefetch_") && whole("forward"), "{lines:?}");
+        assert!(!whole("a longer text that is wrapped"), "{lines:?}");
+        assert!(whole("wrapped") && widest(&lines) > 60, "{lines:?}");
     }
 }
