@@ -118,6 +118,9 @@ impl Fit {
     }
 }
 
+/// What the word for [`Fit::Tight`] means, below a table.
+pub const TIGHT: &str = "tight: fits, but within a step the allocator has to give cached memory back to the device, which waits for all of its work.";
+
 /// A scenario's program and predicted run.
 #[derive(Clone, Debug)]
 pub struct Prediction {

@@ -2,6 +2,7 @@
 
 use super::output::Failure;
 use crate::predict::Profiles;
+use shardlab_plan::units::Bytes;
 use shardlab_plan::{Program, Scenario, scenario};
 use std::path::{Path, PathBuf};
 
@@ -41,6 +42,13 @@ pub(super) fn load(path: &Path, set: &[String]) -> Result<Scenario, Failure> {
 pub(super) fn plan(scenario: &Scenario) -> Result<Program, Failure> {
     shardlab_plan::plan(scenario)
         .map_err(|e| Failure::bad_input(format_args!("{}: {e}", scenario.name)))
+}
+
+/// Reads a number of bytes, such as `512MiB`.
+pub(super) fn size(text: &str) -> Result<Bytes, String> {
+    scenario::parse_bytes(text)
+        .map(Bytes)
+        .ok_or_else(|| "a size such as 512MiB or 4GiB is expected".to_owned())
 }
 
 /// The hardware profiles of a command.

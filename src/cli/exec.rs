@@ -12,7 +12,7 @@ pub(super) use device::use_libraries;
 
 pub(crate) use utilisation::utilisation;
 
-use super::args::{One, plan};
+use super::args::{One, plan, size};
 use super::interrupt;
 use super::keep::{Keep, with_source};
 use super::output::{Failure, Out, Status, writable};
@@ -93,7 +93,7 @@ pub(super) struct Args {
     #[arg(long)]
     check_nan: bool,
     /// Memory of a rank, such as 512MiB: what would go beyond it ends the run
-    #[arg(long, value_name = "SIZE", value_parser = fault::bytes)]
+    #[arg(long, value_name = "SIZE", value_parser = size)]
     memory: Option<Bytes>,
     /// Report gradient norms only where the scenario computes them
     #[arg(long)]

@@ -6,7 +6,7 @@ use super::args::{Overrides, load, profiles};
 use super::keep::{Keep, view_of};
 use super::output::{Failure, Out, Status};
 use super::table::Table;
-use crate::predict::{Prediction, predict};
+use crate::predict::{Fit, Prediction, TIGHT, predict};
 use crate::trace;
 use serde::Serialize;
 use shardlab_plan::Scenario;
@@ -114,6 +114,9 @@ pub(super) fn run(args: &Args, out: &mut Out) -> Result<Status, Failure> {
     if lines.len() > 1 {
         out.blank()?;
         out.text(comparison(&lines))?;
+        if lines.iter().any(|l| l.tight) {
+            out.paragraph(0, TIGHT)?;
+        }
     }
     Ok(Status::Done)
 }
@@ -137,6 +140,7 @@ struct Line {
     allocated: Bytes,
     reserved: Bytes,
     fits: &'static str,
+    tight: bool,
 }
 
 impl Line {
@@ -151,6 +155,7 @@ impl Line {
             allocated: p.run.memory.peak_allocated,
             reserved: p.run.memory.peak_reserved,
             fits: p.fit.word(),
+            tight: matches!(p.fit, Fit::Tight { .. }),
         }
     }
 }

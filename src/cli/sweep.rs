@@ -1,58 +1,63 @@
 //! `shardlab sweep`: all combinations of some options.
 
 mod points;
+mod select;
 mod write;
 
-use super::args::{Overrides, profiles};
+use super::args::{Overrides, profiles, size};
 use super::interrupt;
 use super::keep::view_of;
 use super::output::{Failure, Out, Status, writable};
 use crate::predict::Prediction;
 use points::{Outcome, evaluate};
+use select::{Selection, Sort};
 use shardlab_plan::scenario::sweep_of;
+use shardlab_plan::units::Bytes;
 use shardlab_reports::store::{Store, StoreError};
 use std::path::PathBuf;
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
+const NOTES: &str = "\
+Under `fits`: yes; tight (it does, but within a step the allocator has to give cached memory back to the device,
+which waits for all of its work); no; ? (the device's memory is not known).
+Under `front`: points that no other that fits beats both in time per token and in reserved memory.
+The last line names the fastest point that fits, within --max-memory where that is given.";
+
 #[derive(clap::Args)]
+#[command(after_help = NOTES)]
 pub(super) struct Args {
     /// Scenario file, or the name of a shipped one; its [sweep] section gives axes
     #[arg(value_name = "SCENARIO")]
     scenario: PathBuf,
     /// A further axis, for example 'fsdp.prefetch_forward=[0, 1, 2]' (repeatable)
+    ///
+    /// Keys joined by commas are set together: 'mesh.dp_shard,mesh.dp_outer=[[16, 1], [8, 2]]'.
     #[arg(long = "axis", value_name = "SECTION.KEY=[V1, V2]")]
     axes: Vec<String>,
     #[command(flatten)]
     overrides: Overrides,
-    /// Write all points as CSV
+    /// Write all points as CSV, whatever the options below leave out
     #[arg(long, value_name = "FILE")]
     csv: Option<PathBuf>,
     /// Print one JSON object a point
     #[arg(long)]
     json: bool,
-    /// Order of the table
-    #[arg(long, value_enum, default_value_t = Sort::Axes)]
-    sort: Sort,
+    /// Order of the points; default: axes, or tokens with --top
+    #[arg(long, value_enum)]
+    sort: Option<Sort>,
+    /// Show only points that fit the device's memory
+    #[arg(long)]
+    fits: bool,
+    /// Show only points that reserve no more memory than this, such as 60GiB
+    #[arg(long, value_name = "SIZE", value_parser = size)]
+    max_memory: Option<Bytes>,
+    /// Show only the first so many points
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
+    top: Option<u32>,
     /// Keep every point in this folder, without timelines; default: none is kept
     #[arg(long, value_name = "DIR")]
     store: Option<PathBuf>,
-}
-
-#[derive(clap::ValueEnum, Clone, Copy, Debug, PartialEq, Eq)]
-enum Sort {
-    /// As the axes run
-    Axes,
-    /// Shortest step first
-    Step,
-    /// Most tokens a second first
-    Tokens,
-    /// Least exposed time first
-    Exposed,
-    /// Least allocated memory first
-    Allocated,
-    /// Least reserved memory first
-    Reserved,
 }
 
 /// Keeps the points of a sweep where that is asked for.
@@ -110,19 +115,29 @@ pub(super) fn run(args: &Args, out: &mut Out) -> Result<Status, Failure> {
     let sweep =
         sweep_of(&args.scenario, &args.overrides.set, &args.axes).map_err(Failure::bad_input)?;
     let total = sweep.points.len();
-    let axes = sweep.axes;
+    let keys: Vec<String> = sweep.keys().map(str::to_owned).collect();
     let keeper = Keeper::new(args)?;
     if let Some(path) = &args.csv {
         writable("--csv", path)?;
     }
-    let outcomes = evaluate(sweep.points, &profiles(), &|p, settings| {
+    let points = evaluate(sweep.points, &profiles(), &|p, settings| {
         keeper.keep(p, settings);
     });
-    let missing = outcomes
+    let missing = points
         .iter()
-        .filter(|o| matches!(o, Outcome::Missing))
+        .filter(|p| matches!(p.outcome, Outcome::Missing))
         .count();
-    let table = write::Table::new(&axes, &outcomes, args.sort);
+    let selection = Selection {
+        sort: match (args.sort, args.top) {
+            (Some(sort), _) => sort,
+            (None, Some(_)) => Sort::Tokens,
+            (None, None) => Sort::Axes,
+        },
+        fits: args.fits,
+        max_memory: args.max_memory,
+        top: args.top.map(|n| n as usize),
+    };
+    let table = write::Table::new(&keys, &points, &selection);
     // What cannot be written is told last: it takes nothing else with it.
     let written = args.csv.as_ref().map_or(Ok(()), |path| {
         let written = table.csv(path);
@@ -140,7 +155,7 @@ pub(super) fn run(args: &Args, out: &mut Out) -> Result<Status, Failure> {
         eprintln!("interrupted: {missing} of {total} points are missing");
         return Ok(Status::RunFailed);
     }
-    let failed = outcomes.iter().find_map(|o| match o {
+    let failed = points.iter().find_map(|p| match &p.outcome {
         Outcome::Failed(e) if !e.is_bad_input() => Some(e),
         _ => None,
     });

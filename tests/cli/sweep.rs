@@ -1,6 +1,7 @@
 //! `shardlab sweep`.
 
 use crate::{assert_narrow, json, shardlab, stdout};
+use serde_json::Value;
 use std::collections::BTreeSet;
 use std::path::Path;
 use std::time::{Duration, Instant};
@@ -222,4 +223,130 @@ fn throughput_is_told_in_the_models_own_unit() {
     assert!(both.contains("items/s"), "{both}");
     let [cnn, native] = ["small-cnn", "small-native"].map(|s| stdout(&["sim", s]));
     assert!(cnn.contains("images/s/GPU") && native.contains("tokens/s/GPU"));
+}
+
+/// Points of which some do not fit, the fastest among them.
+const TOO_LARGE: [&str; 10] = [
+    "sweep",
+    "llama3-8b-4xh200",
+    "--set",
+    "mesh.hardware=h100-80",
+    "--axis",
+    "fsdp.reshard_after_forward=[true, false]",
+    "--axis",
+    "train.micro_batch=[1, 2, 4]",
+    "--axis",
+    "train.recompute=[\"none\", \"full\"]",
+];
+
+fn too_large<'a>(more: &[&'a str]) -> Vec<&'a str> {
+    [&TOO_LARGE[..], more].concat()
+}
+
+/// What is shown under a limit, in which order, and what the last line names, against the same asked of all points by hand.
+#[test]
+fn the_fastest_under_a_limit() {
+    const LIMIT: u64 = 60 << 30;
+    let number = |p: &Value, path: &str| p.pointer(path).unwrap().as_f64().unwrap();
+    let speed = |p: &Value| number(p, "/tokens_per_s_per_gpu");
+    let all = json(&too_large(&["--json"]));
+    let mut wanted: Vec<&Value> = all
+        .iter()
+        .filter(|p| p["fits"] != "no")
+        .filter(|p| number(p, "/memory/peak_reserved_bytes") <= LIMIT as f64)
+        .collect();
+    wanted.sort_by(|a, b| speed(b).total_cmp(&speed(a)));
+    let faster = |other: &&Value| speed(other) > speed(wanted[0]);
+    assert!(all.iter().filter(faster).any(|p| p["fits"] == "no"));
+    assert!(all.iter().filter(faster).any(|p| p["fits"] == "yes"));
+    assert!(wanted.len() > 2, "{wanted:?}");
+
+    let limited = ["--fits", "--max-memory", "60GiB", "--sort", "tokens"];
+    let shown = json(&too_large(&[&limited[..], &["--json"]].concat()));
+    assert_eq!(shown.iter().collect::<Vec<_>>(), wanted);
+    // The fastest come first without being asked for.
+    let top = json(&too_large(&[
+        "--json",
+        "--fits",
+        "--max-memory",
+        "60GiB",
+        "--top",
+        "2",
+    ]));
+    assert_eq!(top.iter().collect::<Vec<_>>(), wanted[..2]);
+
+    let folder = tempfile::tempdir().unwrap();
+    let csv = folder.path().join("all.csv");
+    let mut args = too_large(&limited);
+    args.extend(["--top", "1", "--csv", csv.to_str().unwrap()]);
+    let text = stdout(&args);
+    assert_narrow(&text);
+    let flat = text.split_whitespace().collect::<Vec<_>>().join(" ");
+    assert!(
+        flat.contains(&format!("1 of {} points are shown.", all.len())),
+        "{text}"
+    );
+    let settings: Vec<String> = wanted[0]["settings"]
+        .as_object()
+        .unwrap()
+        .iter()
+        .map(|(k, v)| format!("{k}={}", v.as_str().unwrap()))
+        .collect();
+    let best = format!(
+        "Best that fits and reserves 60.00 GiB at most: {}: {:.0} tokens/s/GPU, {:.2} ms a step, ",
+        settings.join(" "),
+        speed(wanted[0]),
+        number(wanted[0], "/step_ms")
+    );
+    assert!(flat.contains(&best), "{best} in {text}");
+    assert!(flat.ends_with("allocated."), "{text}");
+    // The file has all of them.
+    let rows = csv::Reader::from_path(&csv).unwrap().into_records().count();
+    assert_eq!(rows, all.len());
+    let none = stdout(&too_large(&["--max-memory", "1GiB"]));
+    assert!(
+        none.ends_with("No point fits and reserves 1.00 GiB at most.\n"),
+        "{none}"
+    );
+    shardlab(&too_large(&["--max-memory", "1 parsec"]))
+        .assert()
+        .code(2);
+}
+
+/// Meshes of one number of GPUs by keys that are set together; a column of GPUs only where their number varies.
+#[test]
+fn linked_axes_keep_the_number_of_gpus() {
+    let mesh = ["sweep", "small-native", "--axis"];
+    let linked = "mesh.dp_shard,mesh.dp_outer=[[4, 1], [2, 2]]";
+    let points = json(&[&mesh[..], &[linked, "--json"]].concat());
+    assert_eq!(points.len(), 2);
+    for (point, (shard, outer)) in points.iter().zip([(4, 1), (2, 2)]) {
+        assert_eq!(point["settings"]["mesh.dp_shard"], shard.to_string());
+        assert_eq!(point["settings"]["mesh.dp_outer"], outer.to_string());
+        assert_eq!(point["world_size"], 4);
+        let sets = [
+            format!("mesh.dp_shard={shard}"),
+            format!("mesh.dp_outer={outer}"),
+        ];
+        let sim = [
+            "sim",
+            "small-native",
+            "--json",
+            "--set",
+            &sets[0],
+            "--set",
+            &sets[1],
+        ];
+        assert_eq!(json(&sim)[0]["step_ms"]["median"], point["step_ms"]);
+    }
+    let text = stdout(&[&mesh[..], &[linked]].concat());
+    assert!(!text.contains("GPUs"), "{text}");
+    let alone = "mesh.dp_shard=[4, 2]";
+    let text = stdout(&[&mesh[..], &[alone]].concat());
+    let row = text.lines().find(|l| l.starts_with("2 ")).unwrap();
+    assert!(
+        text.contains("GPUs") && row.split_whitespace().nth(1) == Some("2"),
+        "{text}"
+    );
+    assert!(text.contains(" GPUs: "), "{text}");
 }

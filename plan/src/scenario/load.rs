@@ -7,6 +7,7 @@ use super::names::nearest;
 use super::shipped;
 use super::value::{Datum, Entry, Origin, Source, Value, convert, syntax_error};
 use std::io::Read;
+use std::ops::Range;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use toml::de::{DeTable, DeValue};
@@ -236,39 +237,27 @@ fn resolve(place: &Place, name: &str) -> Result<(Place, Source), (String, Option
 
 /// `section.key=VALUE`, from `--set`.
 fn override_with(document: &mut Document, text: &str) -> Result<(), ScenarioError> {
-    let setting = setting(document, "--set", text)?;
-    let layer = document.next_layer();
-    if setting.section == "sweep" {
-        let at = setting.at;
-        let entry = Entry {
-            key: setting.key,
-            key_origin: at,
-            value: setting.value,
-        };
-        let table = Value {
-            origin: at,
-            datum: Datum::Table(vec![entry]),
-        };
-        return document.absorb_sweep(&Entry {
-            key: "sweep".into(),
-            key_origin: at,
-            value: table,
-        });
+    let mut written = written("--set", text)?;
+    if let Some(axis) = written.path.strip_prefix("sweep.").map(str::to_owned) {
+        written.at.start = written.at.end - axis.len();
+        written.path = axis;
+        return absorb_axis(document, written);
     }
+    let setting = setting(document, written)?;
+    let layer = document.next_layer();
     let key = document.key(&setting.section, &setting.key, setting.at)?;
     document.set(key, setting.value, layer)
 }
 
-/// `section.key=[v1, v2]`, from `--axis`.
+/// `section.key=[v1, v2]`, from `--axis`; keys joined by commas are set together.
 pub(crate) fn axis_from(document: &mut Document, text: &str) -> Result<(), ScenarioError> {
-    let Setting {
-        section,
-        key,
-        value,
-        at,
-    } = setting(document, "--axis", text)?;
+    absorb_axis(document, written("--axis", text)?)
+}
+
+fn absorb_axis(document: &mut Document, written: Written) -> Result<(), ScenarioError> {
+    let (value, at) = written.value(document)?;
     let entry = Entry {
-        key: format!("{section}.{key}"),
+        key: written.path,
         key_origin: at,
         value,
     };
@@ -283,6 +272,68 @@ pub(crate) fn axis_from(document: &mut Document, text: &str) -> Result<(), Scena
     })
 }
 
+/// `PATH=VALUE` as given to an option.
+struct Written {
+    source: Source,
+    path: String,
+    /// Bytes of the path.
+    at: Range<usize>,
+    /// Bytes of the value.
+    value: Range<usize>,
+}
+
+impl Written {
+    /// An error about the path.
+    fn error(&self, message: impl Into<String>) -> ScenarioError {
+        ScenarioError::at(&self.source, self.at.clone(), message)
+    }
+
+    /// The value, and the place of the path. What is no TOML is a string.
+    fn value(&self, document: &mut Document) -> Result<(Value, Origin), ScenarioError> {
+        let index = document.add_source(self.source.clone());
+        let (text, shift) = (&self.source.text[self.value.clone()], self.value.start);
+        let value = match DeValue::parse(text) {
+            Ok(v) => convert(v.get_ref(), v.span(), index, shift),
+            Err(e) if text.starts_with(['[', '{', '"', '\'']) => {
+                return Err(syntax_error(&self.source, &e, shift));
+            }
+            Err(_) => Value {
+                origin: Origin::new(index, self.value.clone()),
+                datum: Datum::Str(text.to_owned()),
+            },
+        };
+        Ok((value, Origin::new(index, self.at.clone())))
+    }
+}
+
+fn written(option: &str, text: &str) -> Result<Written, ScenarioError> {
+    if text.len() > LONGEST_TEXT {
+        return Err(ScenarioError::file_only(
+            option,
+            format!("is longer than {LONGEST_TEXT} bytes"),
+        ));
+    }
+    let source = Source {
+        name: format!("{option} {text}").into(),
+        text: text.into(),
+        folder: None,
+    };
+    let Some((path, value)) = text.split_once('=') else {
+        return Err(ScenarioError::at(
+            &source,
+            0..text.len(),
+            "expected section.key=VALUE",
+        ));
+    };
+    let shift = text.len() - value.trim_start().len();
+    Ok(Written {
+        at: path.len() - path.trim_start().len()..path.trim_end().len().max(1),
+        path: path.trim().to_owned(),
+        value: shift..shift + value.trim().len(),
+        source,
+    })
+}
+
 struct Setting {
     section: String,
     key: String,
@@ -290,90 +341,45 @@ struct Setting {
     at: Origin,
 }
 
-/// Parses `section.key=VALUE`; further path components make an inline table.
-fn setting(document: &mut Document, option: &str, text: &str) -> Result<Setting, ScenarioError> {
-    let source = Source {
-        name: format!("{option} {text}").into(),
-        text: text.into(),
-        folder: None,
-    };
-    let whole = 0..text.len();
-    if text.len() > LONGEST_TEXT {
-        return Err(ScenarioError::file_only(
-            option,
-            format!("is longer than {LONGEST_TEXT} bytes"),
-        ));
-    }
-    let Some((path, value_text)) = text.split_once('=') else {
-        return Err(ScenarioError::at(
-            &source,
-            whole,
-            "expected section.key=VALUE",
-        ));
-    };
-    let at = path.len() - path.trim_start().len()..path.trim_end().len().max(1);
+/// The key of `section.key=VALUE`, and its value; further path components make an inline table.
+fn setting(document: &mut Document, written: Written) -> Result<Setting, ScenarioError> {
+    let path = written.path.as_str();
     let parts: Vec<&str> = path.split('.').map(str::trim).collect();
     let ([section, key, rest @ ..], false) = (&parts[..], parts.iter().any(|p| p.is_empty()))
     else {
-        let error = ScenarioError::at(&source, at, format!("`{}` is no key path", path.trim()));
-        return Err(match Key::named(path.trim()) {
+        let error = written.error(format!("`{path}` is no key path"));
+        return Err(match Key::named(path) {
             Some(key) => error.with_help(format!("did you mean `{}`?", key.path())),
-            None if path.trim() == "extends" => {
-                error.with_help("`extends` can only be written in a file")
-            }
+            None if path == "extends" => error.with_help("`extends` can only be written in a file"),
             None => error.with_help("write section.key=VALUE, for example fsdp.prefetch_forward=0"),
         });
     };
-    let (section, key) = match (*section, rest) {
-        ("sweep", [last]) => ("sweep", format!("{key}.{last}")),
-        (section, _) => (section, (*key).to_owned()),
-    };
-    if section != "sweep" && !SECTIONS.contains(&section) {
-        let error = ScenarioError::at(&source, at, format!("unknown section [{section}]"));
+    if !SECTIONS.contains(section) {
+        let error = written.error(format!("unknown section [{section}]"));
         return Err(match Key::named(section) {
             Some(key) => error.with_help(format!("did you mean `{}`?", key.path())),
             None => error.with_near(nearest(section, SECTIONS)),
         });
     }
     if rest.len() > 8 {
-        return Err(ScenarioError::at(
-            &source,
-            at,
-            format!("`{}` is no key path", path.trim()),
-        ));
+        return Err(written.error(format!("`{path}` is no key path")));
     }
-
-    let shift = text.len() - value_text.trim_start().len();
-    let value_text = value_text.trim();
-    let index = document.add_source(source.clone());
-    let mut value = match DeValue::parse(value_text) {
-        Ok(v) => convert(v.get_ref(), v.span(), index, shift),
-        Err(e) if value_text.starts_with(['[', '{', '"', '\'']) => {
-            return Err(syntax_error(&source, &e, shift));
-        }
-        Err(_) => Value {
-            origin: Origin::new(index, shift..shift + value_text.len()),
-            datum: Datum::Str(value_text.to_owned()),
-        },
-    };
-    let key_origin = Origin::new(index, at);
-    if section != "sweep" {
-        for part in rest.iter().rev() {
-            let entry = Entry {
-                key: (*part).to_owned(),
-                key_origin,
-                value,
-            };
-            value = Value {
-                origin: key_origin,
-                datum: Datum::Table(vec![entry]),
-            };
-        }
+    let (mut value, at) = written.value(document)?;
+    for part in rest.iter().rev() {
+        let entry = Entry {
+            key: (*part).to_owned(),
+            key_origin: at,
+            value,
+        };
+        value = Value {
+            origin: at,
+            datum: Datum::Table(vec![entry]),
+        };
     }
     Ok(Setting {
-        section: section.to_owned(),
-        key,
+        section: (*section).to_owned(),
+        key: (*key).to_owned(),
         value,
-        at: key_origin,
+        at,
     })
 }

@@ -34,8 +34,10 @@ struct Given {
 /// One axis of `[sweep]`.
 #[derive(Clone, Debug)]
 pub(crate) struct AxisValues {
-    pub key: Key,
-    pub values: Vec<Value>,
+    /// Keys that it sets together.
+    pub keys: Vec<Key>,
+    /// Its values: of each one value for every key.
+    pub values: Vec<Vec<Value>>,
 }
 
 /// Everything that a scenario's texts say.
@@ -289,15 +291,40 @@ impl Document {
     }
 
     fn absorb_axis(&mut self, path: &str, field: &Entry) -> Result<(), ScenarioError> {
-        let Some((section, name)) = path.split_once('.') else {
-            if SECTIONS.contains(&path)
-                && let Some(inner) = field.value.table()
-            {
-                return inner
-                    .iter()
-                    .try_for_each(|f| self.absorb_axis(&format!("{path}.{}", f.key), f));
+        if SECTIONS.contains(&path)
+            && let Some(inner) = field.value.table()
+        {
+            return inner
+                .iter()
+                .try_for_each(|f| self.absorb_axis(&format!("{path}.{}", f.key), f));
+        }
+        let keys = self.axis_keys(path, field.key_origin)?;
+        let axis = AxisValues {
+            values: self.axis_values(path, &keys, &field.value)?,
+            keys,
+        };
+        self.add_axis(path, axis, field.key_origin)
+    }
+
+    /// The keys of an axis: `section.key`, or several joined by commas.
+    fn axis_keys(&self, path: &str, at: Origin) -> Result<Vec<Key>, ScenarioError> {
+        let mut keys = Vec::new();
+        let mut read = 0;
+        for part in path.split(',').map(str::trim) {
+            let at = self.part(at, part, &mut read);
+            let key = self.axis_key(part, at)?;
+            if keys.contains(&key) {
+                let message = format!("`{part}` is in axis `{path}` twice");
+                return Err(self.error(at, message));
             }
-            let error = self.error(field.key_origin, format!("`{path}` is no key path"));
+            keys.push(key);
+        }
+        Ok(keys)
+    }
+
+    fn axis_key(&self, path: &str, at: Origin) -> Result<Key, ScenarioError> {
+        let Some((section, name)) = path.split_once('.') else {
+            let error = self.error(at, format!("`{path}` is no key path"));
             return Err(match Key::named(path) {
                 Some(key) => error.with_help(format!("did you mean `{}`?", key.path())),
                 None => error.with_help(
@@ -305,39 +332,110 @@ impl Document {
                 ),
             });
         };
+        let (section, name) = (section.trim(), name.trim());
         if !SECTIONS.contains(&section) {
-            let error = self.error(
-                field.key_origin,
-                format!("unknown section [{section}] in axis `{path}`"),
-            );
+            let error = self.error(at, format!("unknown section [{section}] in axis `{path}`"));
             return Err(error.with_near(nearest(section, SECTIONS)));
         }
-        let key = self.key(section, name, field.key_origin)?;
-        let values = match &field.value.datum {
-            Datum::Array(values) if !values.is_empty() => values.clone(),
-            _ => {
-                let message = format!(
-                    "axis `{path}` must be a list of values, not {}",
-                    field.value.describe()
-                );
-                let message = if field.value.array().is_some() {
-                    format!("axis `{path}` has no values")
-                } else {
-                    message
+        self.key(section, name, at)
+    }
+
+    /// The values of an axis, one for each of its keys.
+    fn axis_values(
+        &self,
+        path: &str,
+        keys: &[Key],
+        value: &Value,
+    ) -> Result<Vec<Vec<Value>>, ScenarioError> {
+        let expected = || match keys {
+            [key] => format!("a list of {}", key.info().expected()),
+            several => format!("a list of lists of {} values", several.len()),
+        };
+        let points = match &value.datum {
+            Datum::Array(points) if !points.is_empty() => points,
+            datum => {
+                let message = match datum {
+                    Datum::Array(_) => format!("axis `{path}` has no values"),
+                    _ => format!(
+                        "axis `{path}` must be a list of values, not {}",
+                        value.describe()
+                    ),
                 };
-                return Err(self
-                    .error(field.value.origin, message)
-                    .with_expected(format!("a list of {}", key.info().expected())));
+                let error = self.error(value.origin, message);
+                return Err(error.with_expected(expected()));
             }
         };
-        for value in &values {
-            check::form(self, key, value)?;
+        let mut values = Vec::with_capacity(points.len());
+        for point in points {
+            let parts = match (keys, point.array()) {
+                ([_], _) => std::slice::from_ref(point),
+                (_, Some(parts)) if parts.len() == keys.len() => parts,
+                (_, other) => {
+                    let message = format!(
+                        "a value of axis `{path}` must be a list of {}, one for each key, not {}",
+                        keys.len(),
+                        other
+                            .map_or_else(|| point.describe(), |l| format!("a list of {}", l.len()))
+                    );
+                    let error = self.error(point.origin, message);
+                    return Err(error.with_expected(expected()));
+                }
+            };
+            for (key, part) in keys.iter().zip(parts) {
+                check::form(self, *key, part)?;
+            }
+            values.push(parts.to_vec());
         }
-        match self.axes.iter_mut().find(|a| a.key == key) {
-            Some(axis) => axis.values = values,
-            None => self.axes.push(AxisValues { key, values }),
+        Ok(values)
+    }
+
+    /// Takes in an axis, which replaces those whose keys it gives all.
+    fn add_axis(&mut self, path: &str, axis: AxisValues, at: Origin) -> Result<(), ScenarioError> {
+        let gives = |k: &Key| axis.keys.contains(k);
+        let (mut first, mut replaced) = (None, Vec::new());
+        for (i, other) in self.axes.iter().enumerate() {
+            let Some(shared) = other.keys.iter().find(|k| gives(k)) else {
+                continue;
+            };
+            if let Some(left) = other.keys.iter().find(|k| !gives(k)) {
+                let message = format!(
+                    "axis `{path}` takes `{}` from an axis that sets `{}` with it",
+                    shared.path(),
+                    left.path()
+                );
+                let help = "an axis replaces another only where it gives all of its keys";
+                return Err(self.error(at, message).with_help(help));
+            }
+            match first {
+                None => first = Some(i),
+                Some(_) => replaced.push(i),
+            }
+        }
+        for i in replaced.into_iter().rev() {
+            self.axes.remove(i);
+        }
+        match first {
+            Some(i) => self.axes[i] = axis,
+            None => self.axes.push(axis),
         }
         Ok(())
+    }
+
+    /// Where a part of what was written at a place is, searched from `read` on, which is moved behind it; the whole
+    /// where it is not written as such.
+    fn part(&self, whole: Origin, part: &str, read: &mut usize) -> Origin {
+        let source = self.sources.get(whole.source as usize);
+        let text = source.and_then(|s| s.text.get(whole.span()));
+        let rest = text.and_then(|t| t.get(*read..));
+        match rest.and_then(|r| r.find(part)) {
+            Some(found) if !part.is_empty() => {
+                let begin = *read + found;
+                *read = begin + part.len();
+                let at = whole.span().start;
+                Origin::new(whole.source, at + begin..at + *read)
+            }
+            _ => whole,
+        }
     }
 
     /// The folder that a path written at a place is relative to, where that is not the working directory.

@@ -27,7 +27,14 @@ pub fn schema() -> Value {
     nested.extend(dotted);
     let mut sweep = object(nested);
     sweep["description"] =
-        "Axes over any keys, each a list of values; the sweep is their product".into();
+        "Axes over any keys, each a list of values; the sweep is their product. Keys joined by commas are set together: \"mesh.dp_shard,mesh.dp_outer\" = [[16, 1], [8, 2]]".into();
+    let (path, values) = (
+        r"[a-z]+\.[a-z_]+",
+        json!({ "type": "array", "minItems": 2 }),
+    );
+    sweep["patternProperties"] = json!({
+        (format!("^{path}(, ?{path})+$")): { "type": "array", "minItems": 1, "items": values }
+    });
     properties.insert("sweep".into(), sweep);
     json!({
         "$schema": "https://json-schema.org/draft/2020-12/schema",

@@ -11,16 +11,16 @@ use std::path::Path;
 /// One axis of a sweep.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Axis {
-    /// Key path, for example `fsdp.prefetch_forward`.
-    pub key: String,
-    /// Values as written, strings without quotes; paths of files as the working directory has them.
-    pub values: Vec<String>,
+    /// Paths of the keys that it sets together, for example `fsdp.prefetch_forward` alone, or `mesh.dp_shard` and `mesh.dp_outer`.
+    pub keys: Vec<String>,
+    /// Values, each with one for every key, as written: strings without quotes; paths of files as the working directory has them.
+    pub values: Vec<Vec<String>>,
 }
 
 /// One point of a sweep.
 #[derive(Clone, Debug, PartialEq)]
 pub struct SweepPoint {
-    /// Key path and value of every axis, in the order of the axes.
+    /// Path and value of every key of every axis, in the order of [`Sweep::keys`].
     pub settings: Vec<(String, String)>,
     /// The scenario, or why this combination is impossible.
     pub scenario: Result<Scenario, ScenarioError>,
@@ -37,6 +37,13 @@ pub struct Sweep {
     pub points: Vec<SweepPoint>,
 }
 
+impl Sweep {
+    /// Paths of the keys of all axes, in the order of the axes.
+    pub fn keys(&self) -> impl Iterator<Item = &str> {
+        self.axes.iter().flat_map(|a| &a.keys).map(String::as_str)
+    }
+}
+
 /// The sweep that a file's `[sweep]` describes, with overrides.
 ///
 /// # Errors
@@ -46,8 +53,8 @@ pub fn load_sweep(path: &Path, overrides: &[String]) -> Result<Sweep, ScenarioEr
     sweep_of(path, overrides, &[])
 }
 
-/// As [`load_sweep`], with further axes written as `section.key=[v1, v2]`. One over a key of the file's own axes
-/// replaces it.
+/// As [`load_sweep`], with further axes written as `section.key=[v1, v2]`, or over several keys as `s.a,s.b=[[a1, b1], [a2, b2]]`. One over
+/// all keys of one of the file's own axes replaces it.
 ///
 /// # Errors
 /// As [`load_sweep`]; and an axis with a fault.
@@ -63,7 +70,7 @@ pub fn sweep_of(
     sweep(&document)
 }
 
-/// Checks an axis written as `section.key=[v1, v2]` for itself: its key and the form of its values. Whether its values go together
+/// Checks an axis written as for [`sweep_of`] for itself: its key and the form of its values. Whether its values go together
 /// with a scenario only [`sweep_of`] can say.
 ///
 /// # Errors
@@ -77,8 +84,12 @@ fn sweep(document: &Document) -> Result<Sweep, ScenarioError> {
         .axes
         .iter()
         .map(|a| Axis {
-            key: a.key.path(),
-            values: a.values.iter().map(|v| text(document, a.key, v)).collect(),
+            keys: a.keys.iter().map(|k| k.path()).collect(),
+            values: a
+                .values
+                .iter()
+                .map(|v| texts(document, &a.keys, v))
+                .collect(),
         })
         .collect();
     let count: usize = axes.iter().map(|a| a.values.len()).product();
@@ -95,6 +106,11 @@ fn sweep(document: &Document) -> Result<Sweep, ScenarioError> {
             .ok_or(error)?,
     };
     Ok(Sweep { base, axes, points })
+}
+
+fn texts(document: &Document, keys: &[Key], values: &[Value]) -> Vec<String> {
+    let pairs = keys.iter().zip(values);
+    pairs.map(|(k, v)| text(document, *k, v)).collect()
 }
 
 /// A value as it can be given from outside too: a path of a file as the working directory has it.
@@ -115,12 +131,12 @@ fn point(document: &Document, axes: &[Axis], mut index: usize) -> SweepPoint {
     let settings = axes
         .iter()
         .zip(&digits)
-        .map(|(a, i)| (a.key.clone(), a.values[*i].clone()))
+        .flat_map(|(a, i)| a.keys.iter().cloned().zip(a.values[*i].iter().cloned()))
         .collect();
     let mut varied = document.clone();
     let set = document.axes.iter().zip(&digits).try_for_each(|(axis, i)| {
-        let value: &Value = &axis.values[*i];
-        varied.set(axis.key, value.clone(), Layer::Axis)
+        let mut pairs = axis.keys.iter().zip(&axis.values[*i]);
+        pairs.try_for_each(|(key, value)| varied.set(*key, value.clone(), Layer::Axis))
     });
     SweepPoint {
         settings,

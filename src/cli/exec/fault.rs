@@ -4,8 +4,6 @@ use crate::cli::output::Failure;
 use shardlab_exec::engine::{Fault, FaultKind};
 use shardlab_plan::Program;
 use shardlab_plan::program::{InstrId, Op, SectionKind};
-use shardlab_plan::scenario::parse_bytes;
-use shardlab_plan::units::Bytes;
 
 /// `RANK:KIND`: what a rank does at the first collective of the second step.
 #[derive(Clone, Copy, Debug)]
@@ -61,11 +59,4 @@ impl FaultAt {
             kind: self.kind,
         })
     }
-}
-
-/// Reads a number of bytes, such as `512MiB`.
-pub(super) fn bytes(text: &str) -> Result<Bytes, String> {
-    parse_bytes(text)
-        .map(Bytes)
-        .ok_or_else(|| "a size such as 512MiB or 4GiB is expected".to_owned())
 }

@@ -7,20 +7,26 @@ use rayon::prelude::*;
 use shardlab_plan::scenario::{BatchUnit, SweepPoint};
 use std::io::IsTerminal;
 
+/// A point and what became of it.
+pub(super) struct Point {
+    /// Values of the axes' keys, in the order of the axes.
+    pub(super) settings: Vec<String>,
+    pub(super) outcome: Outcome,
+}
+
 /// What became of a point.
 pub(super) enum Outcome {
     /// Predicted.
-    Done(Box<Point>),
+    Done(Box<Numbers>),
     /// Impossible, or failed.
     Failed(PredictError),
     /// Not reached before the interrupt.
     Missing,
 }
 
-/// A predicted point.
-pub(super) struct Point {
-    /// Axis values, in the order of the axes.
-    pub(super) settings: Vec<String>,
+/// What is predicted of a point.
+pub(super) struct Numbers {
+    pub(super) world: u32,
     pub(super) step_ms: f64,
     pub(super) tokens_per_s: f64,
     pub(super) counted_in: BatchUnit,
@@ -33,9 +39,19 @@ pub(super) struct Point {
 }
 
 impl Point {
-    fn of(settings: Vec<String>, p: &Prediction) -> Self {
+    /// Its numbers, where there are some.
+    pub(super) fn done(&self) -> Option<&Numbers> {
+        match &self.outcome {
+            Outcome::Done(numbers) => Some(numbers),
+            Outcome::Failed(_) | Outcome::Missing => None,
+        }
+    }
+}
+
+impl Numbers {
+    fn of(p: &Prediction) -> Self {
         Self {
-            settings,
+            world: p.scenario.mesh.world(),
             step_ms: p.step_ms(),
             tokens_per_s: p.tokens_per_s(),
             counted_in: p.scenario.model.family.counted_in(),
@@ -54,34 +70,33 @@ type Done<'a> = &'a (dyn Fn(&Prediction, &[(String, String)]) + Sync);
 
 /// Predicts the points, in their order, until done or interrupted; `done` is called for each that there is, with its
 /// settings.
-pub(super) fn evaluate(
-    points: Vec<SweepPoint>,
-    profiles: &Profiles,
-    done: Done<'_>,
-) -> Vec<Outcome> {
+pub(super) fn evaluate(points: Vec<SweepPoint>, profiles: &Profiles, done: Done<'_>) -> Vec<Point> {
     let progress = progress(points.len() as u64);
-    let outcomes = points
+    let points = points
         .into_par_iter()
         .map(|point| {
-            if interrupt::requested() {
-                return Outcome::Missing;
+            let outcome = if interrupt::requested() {
+                Outcome::Missing
+            } else {
+                let predicted = point
+                    .scenario
+                    .map_err(PredictError::from)
+                    .and_then(|scenario| predict_light(&scenario, profiles));
+                progress.inc(1);
+                predicted.map_or_else(Outcome::Failed, |p| {
+                    done(&p, &point.settings);
+                    Outcome::Done(Box::new(Numbers::of(&p)))
+                })
+            };
+            let values = point.settings.into_iter().map(|(_, value)| value);
+            Point {
+                settings: values.collect(),
+                outcome,
             }
-            let settings = point.settings;
-            let outcome = point
-                .scenario
-                .map_err(PredictError::from)
-                .and_then(|scenario| predict_light(&scenario, profiles))
-                .map_or_else(Outcome::Failed, |p| {
-                    done(&p, &settings);
-                    let values = settings.into_iter().map(|(_, value)| value).collect();
-                    Outcome::Done(Box::new(Point::of(values, &p)))
-                });
-            progress.inc(1);
-            outcome
         })
         .collect();
     progress.finish_and_clear();
-    outcomes
+    points
 }
 
 /// A bar with the time left on a terminal's stderr, nothing elsewhere.

@@ -2,23 +2,28 @@
 
 use super::super::output::{Failure, Out};
 use super::super::table::{self, fits, key_title, room};
-use super::Sort;
-use super::points::{Outcome, Point};
+use super::points::{Numbers, Outcome, Point};
+use super::select::Selection;
 use crate::analysis::pareto;
+use crate::predict::{Fit, TIGHT};
 use serde_json::{Value, json};
-use shardlab_plan::scenario::{Axis, BatchUnit};
+use shardlab_plan::scenario::BatchUnit;
 use shardlab_plan::units::{ByteUnit, Bytes};
 use std::collections::BTreeMap;
 use std::path::Path;
 
 /// All points with what is known about them together.
 pub(super) struct Table<'a> {
-    axes: &'a [Axis],
-    outcomes: &'a [Outcome],
+    /// Keys of the axes.
+    keys: &'a [String],
+    points: &'a [Point],
+    selection: &'a Selection,
     /// On the front of step time and reserved memory, among those that fit.
     pareto: Vec<bool>,
-    /// Indices in the order of the table.
-    order: Vec<usize>,
+    /// Indices of all points, in order.
+    sorted: Vec<usize>,
+    /// Of these, those that are shown.
+    shown: Vec<usize>,
 }
 
 /// A column of numbers: its title, and a cell a point.
@@ -30,116 +35,128 @@ const ALWAYS: usize = 3;
 const ORDER: [usize; 5] = [0, 1, 3, 4, 2];
 
 impl<'a> Table<'a> {
-    pub(super) fn new(axes: &'a [Axis], outcomes: &'a [Outcome], sort: Sort) -> Self {
-        let front: Vec<(f64, f64)> = outcomes
+    pub(super) fn new(keys: &'a [String], points: &'a [Point], selection: &'a Selection) -> Self {
+        let front: Vec<(f64, f64)> = points
             .iter()
-            .map(|o| match o {
+            .map(|p| match p.done() {
                 // Time for one token, so that points of different batches compare.
-                Outcome::Done(p) if p.fit.is_ok() => (1.0 / p.tokens_per_s, p.reserved as f64),
+                Some(n) if n.fit.is_ok() => (1.0 / n.tokens_per_s, n.reserved as f64),
                 _ => (f64::NAN, f64::NAN),
             })
             .collect();
-        let key = |i: &usize| match &outcomes[*i] {
-            Outcome::Done(p) => match sort {
-                Sort::Axes => 0.0,
-                Sort::Step => p.step_ms,
-                Sort::Tokens => -p.tokens_per_s,
-                Sort::Exposed => p.exposed_ms,
-                Sort::Allocated => p.allocated as f64,
-                Sort::Reserved => p.reserved as f64,
-            },
-            _ => f64::INFINITY,
-        };
-        let mut order: Vec<usize> = (0..outcomes.len()).collect();
-        if sort != Sort::Axes {
-            order.sort_by(|a, b| key(a).total_cmp(&key(b)));
-        }
+        let sorted = selection.sorted(points);
         Self {
-            axes,
-            outcomes,
+            keys,
+            points,
+            selection,
             pareto: pareto::front(&front),
-            order,
+            shown: selection.shown(points, &sorted),
+            sorted,
         }
     }
 
-    fn points(&self) -> impl Iterator<Item = (&Point, bool)> {
-        self.order.iter().filter_map(|&i| match &self.outcomes[i] {
-            Outcome::Done(p) => Some((&**p, self.pareto[i])),
-            _ => None,
-        })
+    /// Indices and numbers of the points that are shown and have some.
+    fn rows(&self) -> impl Iterator<Item = (usize, &Numbers)> {
+        let all = self.shown.iter();
+        all.filter_map(|&i| Some((i, self.points[i].done()?)))
     }
 
-    /// Axis values of a point by its number; the last axis runs fastest.
-    fn settings(&self, mut index: usize) -> Vec<&str> {
-        let mut values = vec![""; self.axes.len()];
-        for (value, axis) in values.iter_mut().zip(self.axes).rev() {
-            *value = &axis.values[index % axis.values.len()];
-            index /= axis.values.len();
-        }
-        values
+    /// Whether points run on different numbers of GPUs.
+    fn worlds_differ(&self) -> bool {
+        let mut worlds = self.points.iter().filter_map(|p| Some(p.done()?.world));
+        let first = worlds.next();
+        worlds.any(|w| Some(w) != first)
     }
 
     /// Numbers of the points, those first that stay where axes leave no room for all.
     fn numbers(&self) -> [Column; 5] {
-        let column = |title: String, of: &dyn Fn(&Point) -> String| -> Column {
-            (title, self.points().map(|(p, _)| of(p)).collect())
+        let column = |title: String, of: &dyn Fn(&Numbers) -> String| -> Column {
+            (title, self.rows().map(|(_, n)| of(n)).collect())
         };
-        let sizes = self.points().flat_map(|(p, _)| [p.allocated, p.reserved]);
+        let sizes = self.rows().flat_map(|(_, n)| [n.allocated, n.reserved]);
         let unit = ByteUnit::common(sizes.map(Bytes));
         let sized = |what| format!(">{what}\n{}", unit.name());
-        let counted_in = BatchUnit::common(self.points().map(|(p, _)| p.counted_in));
+        let counted_in = self.counted_in();
         let throughput = format!(">{}", counted_in.column().replace("/GPU", "\n/GPU"));
         [
-            column(">step\nms".to_owned(), &|p| format!("{:.2}", p.step_ms)),
-            column(throughput, &|p| format!("{:.0}", p.tokens_per_s)),
-            column(sized("resv"), &|p| unit.show(Bytes(p.reserved))),
-            column(">exposed\nms".to_owned(), &|p| {
-                format!("{:.2}", p.exposed_ms)
+            column(">step\nms".to_owned(), &|n| format!("{:.2}", n.step_ms)),
+            column(throughput, &|n| format!("{:.0}", n.tokens_per_s)),
+            column(sized("resv"), &|n| unit.show(Bytes(n.reserved))),
+            column(">exposed\nms".to_owned(), &|n| {
+                format!("{:.2}", n.exposed_ms)
             }),
-            column(sized("alloc"), &|p| unit.show(Bytes(p.allocated))),
+            column(sized("alloc"), &|n| unit.show(Bytes(n.allocated))),
         ]
     }
 
-    /// Of these numbers those for which there is room beside the axes, in the order in which they are read.
-    fn shown(&self, axes: &[String], numbers: &[Column]) -> Vec<usize> {
-        let mut used = room("fits", []) + room("front", []);
-        for (at, title) in axes.iter().enumerate() {
-            used += room(title, self.points().map(|(p, _)| p.settings[at].as_str()));
+    fn counted_in(&self) -> BatchUnit {
+        let done = self.points.iter().filter_map(Point::done);
+        BatchUnit::common(done.map(|n| n.counted_in))
+    }
+
+    /// Columns of the axes, then that of the GPUs where their number is not always the same.
+    fn axes(&self) -> Vec<Column> {
+        let mut columns: Vec<Column> = Vec::new();
+        for (at, key) in self.keys.iter().enumerate() {
+            let cells = self
+                .rows()
+                .map(|(i, _)| self.points[i].settings[at].clone());
+            columns.push((key_title(key), cells.collect()));
         }
-        let widths = numbers
-            .iter()
-            .map(|(title, cells)| room(title, cells.iter().map(String::as_str)));
-        let all = fits(used + widths.sum::<usize>());
+        if self.worlds_differ() {
+            let cells = self.rows().map(|(_, n)| n.world.to_string());
+            columns.push((">GPUs".to_owned(), cells.collect()));
+        }
+        columns
+    }
+
+    /// Of these numbers those for which there is room beside the axes, in the order in which they are read.
+    fn numbers_shown(&self, axes: &[Column], numbers: &[Column]) -> Vec<usize> {
+        let room_of = |(title, cells): &Column| room(title, cells.iter().map(String::as_str));
+        let used = room("fits", []) + room("front", []);
+        let used = used + axes.iter().map(room_of).sum::<usize>();
+        let all = fits(used + numbers.iter().map(room_of).sum::<usize>());
         let count = if all { numbers.len() } else { ALWAYS };
         ORDER.into_iter().filter(|n| *n < count).collect()
     }
 
     pub(super) fn print(&self, out: &mut Out) -> Result<(), Failure> {
-        let axes: Vec<String> = self.axes.iter().map(|a| key_title(&a.key)).collect();
+        let axes = self.axes();
         let numbers = self.numbers();
-        let shown = self.shown(&axes, &numbers);
-        let mut titles: Vec<&str> = axes.iter().map(String::as_str).collect();
-        titles.extend(shown.iter().map(|&n| numbers[n].0.as_str()));
-        titles.extend(["fits", "front"]);
-        let mut table = table::Table::new(titles);
-        for (at, (p, on_front)) in self.points().enumerate() {
-            let mut cells = p.settings.clone();
-            cells.extend(shown.iter().map(|&n| numbers[n].1[at].clone()));
-            cells.push(p.fit.word().to_owned());
-            cells.push(if on_front { "*" } else { "" }.to_owned());
+        let shown = self.numbers_shown(&axes, &numbers);
+        let columns: Vec<&Column> = axes
+            .iter()
+            .chain(shown.iter().map(|&n| &numbers[n]))
+            .collect();
+        let titles = columns.iter().map(|(title, _)| title.as_str());
+        let mut table = table::Table::new(titles.chain(["fits", "front"]));
+        for (row, (i, n)) in self.rows().enumerate() {
+            let mut cells: Vec<String> = columns.iter().map(|(_, c)| c[row].clone()).collect();
+            cells.push(n.fit.word().to_owned());
+            cells.push(if self.pareto[i] { "*" } else { "" }.to_owned());
             table.row(cells);
         }
-        out.text(table)?;
-        if shown.len() < numbers.len() {
+        if !table.is_empty() {
+            out.text(&table)?;
+        }
+        if !table.is_empty() && shown.len() < numbers.len() {
             out.paragraph(
                 0,
                 "Exposed time and allocated memory find no room beside so many axes; --csv and --json have them.",
             )?;
         }
+        if self.rows().any(|(_, n)| matches!(n.fit, Fit::Tight { .. })) {
+            out.paragraph(0, TIGHT)?;
+        }
+        let done = self.points.iter().filter(|p| p.done().is_some()).count();
+        let rows = self.rows().count();
+        if rows < done {
+            out.paragraph(0, &format!("{rows} of {done} points are shown."))?;
+        }
         let mut impossible: BTreeMap<String, Vec<String>> = BTreeMap::new();
-        for (i, outcome) in self.outcomes.iter().enumerate() {
-            if let Outcome::Failed(e) = outcome {
-                let values = self.settings(i).join(" ");
+        for point in self.points {
+            if let Outcome::Failed(e) = &point.outcome {
+                let values = point.settings.join(" ");
                 impossible.entry(e.reason()).or_default().push(values);
             }
         }
@@ -152,7 +169,48 @@ impl<'a> Table<'a> {
                 &format!("Not possible: {} ({reason}).", points.join("; ")),
             )?;
         }
+        if let Some(best) = self.best() {
+            out.blank()?;
+            out.paragraph(0, &best)?;
+        }
         Ok(())
+    }
+
+    /// The fastest point that fits, in a sentence. Models that count in different units have none.
+    fn best(&self) -> Option<String> {
+        let counted_in = self.counted_in();
+        let none = self.points.iter().all(|p| p.done().is_none());
+        if none || self.keys.is_empty() || counted_in == BatchUnit::Items {
+            return None;
+        }
+        let limit = match self.selection.max_memory {
+            Some(most) => format!(" and reserves {most} at most"),
+            None => String::new(),
+        };
+        let Some((point, n)) = self.selection.best(self.points) else {
+            return Some(format!("No point fits{limit}."));
+        };
+        let which = match n.fit {
+            Fit::Unknown => format!("Best, if it fits{limit} (the device's memory is not known)"),
+            Fit::Tight { .. } => format!("Best that fits{limit} (tight)"),
+            _ => format!("Best that fits{limit}"),
+        };
+        let settings = self.keys.iter().zip(&point.settings);
+        let settings: Vec<String> = settings.map(|(k, v)| format!("{k}={v}")).collect();
+        let gpus = if self.worlds_differ() {
+            format!(" on {} GPUs", n.world)
+        } else {
+            String::new()
+        };
+        Some(format!(
+            "{which}: {}{gpus}: {:.0} {}, {:.2} ms a step, {} reserved, {} allocated.",
+            settings.join(" "),
+            n.tokens_per_s,
+            counted_in.rate(),
+            n.step_ms,
+            Bytes(n.reserved),
+            Bytes(n.allocated)
+        ))
     }
 
     pub(super) fn csv(&self, path: &Path) -> Result<(), csv::Error> {
@@ -168,11 +226,12 @@ impl<'a> Table<'a> {
             "fits",
             "pareto",
             "impossible",
+            "world_size",
         ];
-        writer.write_record(self.axes.iter().map(|a| a.key.as_str()).chain(fixed))?;
-        for &i in &self.order {
-            let settings = self.settings(i).into_iter().map(str::to_owned);
-            let cells = match &self.outcomes[i] {
+        writer.write_record(self.keys.iter().map(String::as_str).chain(fixed))?;
+        for &i in &self.sorted {
+            let settings = self.points[i].settings.iter().cloned();
+            let cells = match &self.points[i].outcome {
                 Outcome::Done(p) => [
                     p.step_ms.to_string(),
                     p.tokens_per_s.to_string(),
@@ -184,9 +243,10 @@ impl<'a> Table<'a> {
                     p.fit.word().to_owned(),
                     self.pareto[i].to_string(),
                     String::new(),
+                    p.world.to_string(),
                 ],
                 Outcome::Failed(e) => {
-                    let mut cells: [String; 10] = Default::default();
+                    let mut cells: [String; 11] = Default::default();
                     cells[9] = e.reason();
                     cells
                 }
@@ -199,16 +259,15 @@ impl<'a> Table<'a> {
     }
 
     pub(super) fn json(&self, out: &mut Out) -> Result<(), Failure> {
-        for &i in &self.order {
-            let settings: serde_json::Map<String, Value> = self
-                .axes
-                .iter()
-                .zip(self.settings(i))
-                .map(|(a, v)| (a.key.clone(), v.into()))
-                .collect();
-            let object = match &self.outcomes[i] {
+        for &i in &self.shown {
+            let point = &self.points[i];
+            let pairs = self.keys.iter().zip(&point.settings);
+            let settings: serde_json::Map<String, Value> =
+                pairs.map(|(k, v)| (k.clone(), v.as_str().into())).collect();
+            let object = match &point.outcome {
                 Outcome::Done(p) => json!({
                     "settings": settings,
+                    "world_size": p.world,
                     "step_ms": p.step_ms,
                     "tokens_per_s_per_gpu": p.tokens_per_s,
                     "mfu": p.mfu,

@@ -19,7 +19,7 @@ pub(super) fn sweep(
     if sweep.axes.is_empty() {
         return Err("no axis: a adds one, as in fsdp.prefetch_forward=[0, 1, 2]".into());
     }
-    let keys = sweep.axes.iter().map(|a| a.key.clone()).collect();
+    let keys = sweep.keys().map(str::to_owned).collect();
     reporter.say(News::Axes(keys, sweep.points.len()));
     sweep
         .points

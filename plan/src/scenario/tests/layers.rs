@@ -157,6 +157,13 @@ fn sweep_text(rest: &str) -> String {
     format!("{MINIMAL}[sweep]\n{rest}")
 }
 
+fn axis(key: &str, values: &[&str]) -> Axis {
+    Axis {
+        keys: vec![key.into()],
+        values: values.iter().map(|v| vec![(*v).to_owned()]).collect(),
+    }
+}
+
 #[test]
 fn a_sweep_is_the_product_of_its_axes() {
     let text = sweep_text(
@@ -167,14 +174,8 @@ fn a_sweep_is_the_product_of_its_axes() {
     assert_eq!(
         sweep.axes,
         [
-            Axis {
-                key: "fsdp.prefetch_forward".into(),
-                values: vec!["0".into(), "2".into()]
-            },
-            Axis {
-                key: "fsdp.reshard_after_forward".into(),
-                values: vec!["true".into(), "false".into(), "3".into()]
-            },
+            axis("fsdp.prefetch_forward", &["0", "2"]),
+            axis("fsdp.reshard_after_forward", &["true", "false", "3"]),
         ]
     );
     let seen: Vec<_> = sweep
@@ -249,6 +250,54 @@ fn axes_from_the_command_line() {
     // An override may change an axis too.
     let sweep = load_sweep(&path, &["sweep.train.steps=[4, 5, 6]".into()]).unwrap();
     assert_eq!(sweep.points.len(), 3);
+}
+
+/// Keys joined by commas go through their values together, beside axes of their own.
+#[test]
+fn linked_axes() {
+    let text = sweep_text("\"mesh.dp_shard, mesh.dp_outer\" = [[8, 1], [2, 4]]\n");
+    let f = Folder::new("linked", &[("s.toml", &text)]);
+    let path = f.file("s.toml");
+    let meshes = |axes: &[&str]| -> Vec<(u32, u32)> {
+        let axes: Vec<String> = axes.iter().map(|a| (*a).to_owned()).collect();
+        let sweep = sweep_of(&path, &[], &axes).unwrap();
+        let points = sweep.points.into_iter().map(|p| p.scenario.unwrap().mesh);
+        points.map(|m| (m.dp_shard, m.dp_outer)).collect()
+    };
+    assert_eq!(meshes(&[]), [(8, 1), (2, 4)]);
+    let twice = "fsdp.prefetch_forward=[0, 1]";
+    assert_eq!(meshes(&[twice]), [(8, 1), (8, 1), (2, 4), (2, 4)]);
+    // All keys of the file's axis, in any order, take its place.
+    let other = "mesh.dp_outer,mesh.dp_shard=[[2, 4]]";
+    assert_eq!(meshes(&[other]), [(4, 2)]);
+    let sweep = sweep_of(&path, &[], &[]).unwrap();
+    assert_eq!(
+        sweep.keys().collect::<Vec<_>>(),
+        ["mesh.dp_shard", "mesh.dp_outer"]
+    );
+    let setting = |key: &str, value: &str| (key.to_owned(), value.to_owned());
+    assert_eq!(
+        sweep.points[1].settings,
+        [setting("mesh.dp_shard", "2"), setting("mesh.dp_outer", "4")]
+    );
+    // One key alone would leave the other without values; the place is that of the key.
+    for (option, given) in [
+        (
+            "--axis mesh.dp_outer=[2]:1:1:",
+            sweep_of(&path, &[], &["mesh.dp_outer=[2]".into()]),
+        ),
+        (
+            "--set sweep.mesh.dp_outer=[2]:1:7:",
+            load_sweep(&path, &["sweep.mesh.dp_outer=[2]".into()]),
+        ),
+        (
+            "--axis mesh.dp_shard,mesh.dp_outr=[[4, 1]]:1:15:",
+            sweep_of(&path, &[], &["mesh.dp_shard,mesh.dp_outr=[[4, 1]]".into()]),
+        ),
+    ] {
+        let e = given.unwrap_err().to_string();
+        assert!(e.starts_with(option), "{e}");
+    }
 }
 
 #[test]
@@ -344,7 +393,10 @@ fn a_profile_lies_beside_the_file_that_names_it() {
     assert_eq!(sweep.base.mesh.hardware, mine);
     let other = f.file("profiles/other.toml").display().to_string();
     // As an override from outside would have it.
-    assert_eq!(sweep.axes[0].values, [other.clone(), "a100-40".into()]);
+    assert_eq!(
+        sweep.axes[0].values,
+        [vec![other.clone()], vec!["a100-40".into()]]
+    );
     let points: Vec<String> = sweep
         .points
         .into_iter()

@@ -1,0 +1,86 @@
+//! Which points of a sweep are shown, in which order, and the best of them.
+
+use super::points::{Numbers, Point};
+use shardlab_plan::units::Bytes;
+
+/// Order of the points.
+#[derive(clap::ValueEnum, Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Sort {
+    /// As the axes run
+    Axes,
+    /// Shortest step first
+    Step,
+    /// Most tokens a second first
+    Tokens,
+    /// Least exposed time first
+    Exposed,
+    /// Least allocated memory first
+    Allocated,
+    /// Least reserved memory first
+    Reserved,
+}
+
+/// What is asked for.
+pub(super) struct Selection {
+    pub(super) sort: Sort,
+    /// Only what fits the device.
+    pub(super) fits: bool,
+    /// Only what reserves so much at most.
+    pub(super) max_memory: Option<Bytes>,
+    /// Only the first so many.
+    pub(super) top: Option<usize>,
+}
+
+impl Selection {
+    /// Whether anything may be left out.
+    fn is_partial(&self) -> bool {
+        self.fits || self.max_memory.is_some() || self.top.is_some()
+    }
+
+    fn within_limit(&self, n: &Numbers) -> bool {
+        self.max_memory.is_none_or(|most| n.reserved <= most.0)
+    }
+
+    /// Indices of all points, in order. Points without numbers are last, unless it is that of the axes.
+    pub(super) fn sorted(&self, points: &[Point]) -> Vec<usize> {
+        let key = |i: &usize| {
+            points[*i]
+                .done()
+                .map_or(f64::INFINITY, |n| match self.sort {
+                    Sort::Axes => 0.0,
+                    Sort::Step => n.step_ms,
+                    Sort::Tokens => -n.tokens_per_s,
+                    Sort::Exposed => n.exposed_ms,
+                    Sort::Allocated => n.allocated as f64,
+                    Sort::Reserved => n.reserved as f64,
+                })
+        };
+        let mut order: Vec<usize> = (0..points.len()).collect();
+        if self.sort != Sort::Axes {
+            order.sort_by(|a, b| key(a).total_cmp(&key(b)));
+        }
+        order
+    }
+
+    /// Of these indices those that are asked for. Points without numbers only where all are.
+    pub(super) fn shown(&self, points: &[Point], sorted: &[usize]) -> Vec<usize> {
+        if !self.is_partial() {
+            return sorted.to_vec();
+        }
+        let admitted = |n: &Numbers| (!self.fits || n.fit.is_ok()) && self.within_limit(n);
+        let all = sorted.iter().copied();
+        all.filter(|i| points[*i].done().is_some_and(admitted))
+            .take(self.top.unwrap_or(usize::MAX))
+            .collect()
+    }
+
+    /// The fastest point that fits and keeps the limit, the first of several.
+    pub(super) fn best<'a>(&self, points: &'a [Point]) -> Option<(&'a Point, &'a Numbers)> {
+        let done = points.iter().filter_map(|p| Some((p, p.done()?)));
+        done.filter(|(_, n)| n.fit.is_ok() && self.within_limit(n))
+            .reduce(|best, p| match p.1.tokens_per_s > best.1.tokens_per_s {
+                true => p,
+                false => best,
+            })
+    }
+}
