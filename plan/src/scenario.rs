@@ -12,6 +12,7 @@ mod keys;
 mod limits;
 mod load;
 mod merge;
+mod modules;
 mod names;
 mod placements;
 mod presets;

@@ -12,7 +12,9 @@ mod per_param;
 
 pub use error::{LayoutError, ShardError};
 pub use flat::{FlatItem, FlatLayout, flat_layout};
-pub use groups::{LayoutKind, UnitSpec, assign_units, build_groups, check_frozen, owners};
+pub use groups::{
+    LayoutKind, UnitSpec, assign_units, build_groups, check_frozen, check_unit, owners,
+};
 pub use mesh::Placement;
 #[cfg(test)]
 pub(crate) use mesh::persistent_bytes;

@@ -5,7 +5,7 @@ use crate::program::{
     Access, BufferId, COMPUTE, CollectiveKind, Instr, InstrId, Op, Phase, Program, Role, Rule,
     SectionKind, UnitId,
 };
-use crate::scenario::{OuterStrategy, PolicyKind, Scenario, Strategy, parse};
+use crate::scenario::{OuterStrategy, PolicyKind, Scenario, Strategy, UnitPattern, Units, parse};
 use crate::shard::{Layout, persistent_bytes};
 use crate::units::Bytes;
 use std::collections::BTreeMap;
@@ -758,13 +758,20 @@ fn refusals() {
         error.contains("layers.0.mlp") && error.contains("captured scope"),
         "{error}"
     );
-    let missing = scenario(LLAMA, &["fsdp.units=[\"layer.*\"]"]);
-    let error = plan(&missing).expect_err("no such module").to_string();
-    assert!(error.contains("layer.*"), "{error}");
-    let missing = scenario(LLAMA, &["fsdp.frozen=[\"layers.0\", \"layer.1*\"]"]);
+    let mut missing = scenario(LLAMA, &[]);
+    missing.fsdp.units = Units::Patterns(vec![UnitPattern {
+        modules: vec!["layer.*".into()],
+        keep: false,
+    }]);
     assert_eq!(
         plan(&missing).expect_err("no such module").to_string(),
-        "frozen pattern `layer.1*` matches no module; nearest: `layers.1`"
+        "unit pattern `layer.*` matches no module; did you mean `layers.*`?"
+    );
+    let mut missing = scenario(LLAMA, &[]);
+    missing.fsdp.frozen = vec!["layers.0".into(), "layer.1*".into()];
+    assert_eq!(
+        plan(&missing).expect_err("no such module").to_string(),
+        "frozen pattern `layer.1*` matches no module; did you mean `layers.1*`?"
     );
     let frozen = scenario(LLAMA, &["fsdp.frozen=[\"*\"]"]);
     let error = plan(&frozen).expect_err("nothing to train").to_string();

@@ -4,9 +4,9 @@ use super::error::ScenarioError;
 use super::keys::Key;
 use super::limits;
 use super::merge::Document;
+use super::modules;
 use super::read::{self, family_name};
 use super::types::*;
-use super::units::glob;
 use super::value::Value;
 use crate::shard::mesh;
 
@@ -19,6 +19,7 @@ type Checked = Result<(), ScenarioError>;
 pub(crate) fn check(s: &Scenario, d: &Document) -> Checked {
     unused_keys(s, d)?;
     model(s, d)?;
+    modules::check(s, d)?;
     train(s, d)?;
     mesh(s, d)?;
     strategy(s, d)?;
@@ -210,13 +211,6 @@ fn model(s: &Scenario, d: &Document) -> Checked {
             m.kernel
         );
         return Err(d.conflict(&[Key::Kernel], message));
-    }
-    for value in d
-        .value(Key::Frozen)
-        .and_then(Value::array)
-        .unwrap_or_default()
-    {
-        glob(value.str().unwrap_or_default()).map_err(|message| d.error(value.origin, message))?;
     }
     Ok(())
 }

@@ -43,14 +43,14 @@ fn list(rows: &[u64]) -> String {
 #[non_exhaustive]
 pub enum ShardError {
     /// A pattern matches no module.
-    #[error("{what} pattern `{pattern}` matches no module; nearest: `{nearest}`")]
+    #[error("{what} pattern `{pattern}` matches no module; {hint}")]
     NoSuchModule {
         /// What it is a pattern of.
         what: &'static str,
         /// Pattern.
         pattern: String,
-        /// Nearest module path.
-        nearest: String,
+        /// The module that may be meant, as a question, or a list of those there are.
+        hint: String,
     },
     /// A module that two patterns want to wrap.
     #[error("module `{module}` is in two units: `{first}` and `{second}`")]

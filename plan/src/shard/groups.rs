@@ -1,6 +1,6 @@
 //! Units of the module tree and the parameter groups they own.
 
-use super::pattern::nearest;
+use super::pattern::hint;
 use super::{FlatItem, Group, Layout, LayoutError, ShardError, flat_layout, per_param_layout};
 use crate::program::{Module, ModuleId, ModuleKind, Param, ParamId, UnitId};
 use crate::scenario::units::{covers, matches};
@@ -163,13 +163,34 @@ pub fn check_frozen(globs: &[String], modules: &[Module]) -> Result<(), ShardErr
     }
 }
 
+/// Refuses an entry of `fsdp.units` with a glob that matches no module.
+///
+/// # Errors
+/// [`ShardError::NoSuchModule`].
+pub fn check_unit(pattern: &UnitPattern, modules: &[Module]) -> Result<(), ShardError> {
+    let mut globs = pattern.modules.iter();
+    globs.try_for_each(|glob| wrapped(glob, modules).map(drop))
+}
+
+/// The modules that a glob of `fsdp.units` wraps, at least one.
+fn wrapped(glob: &str, modules: &[Module]) -> Result<Vec<ModuleId>, ShardError> {
+    // The root module always is a unit already.
+    let inner = (1..).zip(modules.get(1..).unwrap_or_default());
+    let found: Vec<ModuleId> = inner
+        .filter(|(_, m)| matches(glob, &m.path))
+        .map(|(i, _)| ModuleId(i))
+        .collect();
+    if found.is_empty() {
+        return Err(no_such_module("unit", glob, modules));
+    }
+    Ok(found)
+}
+
 fn no_such_module(what: &'static str, pattern: &str, modules: &[Module]) -> ShardError {
-    let paths = modules.iter().map(|m| m.path.as_str());
-    let named = paths.filter(|p| !p.is_empty());
     ShardError::NoSuchModule {
         what,
         pattern: pattern.to_owned(),
-        nearest: nearest(pattern, named).unwrap_or_default().to_owned(),
+        hint: hint(pattern, modules),
     }
 }
 
@@ -182,17 +203,7 @@ fn from_patterns(
     for pattern in patterns {
         let mut all = Vec::new();
         for glob in &pattern.modules {
-            let before = all.len();
-            // The root module always is a unit already.
-            all.extend(
-                (1..)
-                    .zip(&modules[1.min(modules.len())..])
-                    .filter(|(_, m)| matches(glob, &m.path))
-                    .map(|(i, _)| ModuleId(i)),
-            );
-            if all.len() == before {
-                return Err(no_such_module("unit", glob, modules));
-            }
+            all.extend(wrapped(glob, modules)?);
         }
         all.sort_unstable();
         all.dedup();

@@ -1,37 +1,141 @@
-//! The nearest path, for an error.
+//! What a module pattern without a match may have meant.
 
-/// The candidate with the fewest single-character edits from `wanted`; the first of equals.
-pub(super) fn nearest<'a>(
-    wanted: &str,
-    candidates: impl Iterator<Item = &'a str>,
-) -> Option<&'a str> {
-    candidates.min_by_key(|c| distance(wanted.as_bytes(), c.as_bytes()))
+use crate::program::{Module, ModuleKind};
+use crate::scenario::nearest;
+
+/// A sentence's end for a pattern that matches no module: the nearest one, or what there is in its place.
+///
+/// Modules are named as patterns name them, all blocks at once (`layers.*.mlp`), and compared with those of the pattern's shape: as
+/// many components, numbers and stars in the same places.
+pub(super) fn hint(pattern: &str, modules: &[Module]) -> String {
+    let all = families(modules);
+    let alike: Vec<&Vec<&str>> = all.iter().filter(|m| same_shape(m, pattern)).collect();
+    let numbered = pattern.split('.').any(is_index);
+    let meant = match alike.as_slice() {
+        // Nothing else could be meant, whatever the words are.
+        [only] if numbered => Some(*only),
+        several => {
+            // What all have in common would only hide how far the rest is.
+            let wanted: Vec<&str> = pattern.split('.').collect();
+            let common = several
+                .iter()
+                .map(|m| m.iter().zip(&wanted).take_while(|(a, b)| a == b).count());
+            let common = common.max().unwrap_or(0);
+            let rest: Vec<String> = several
+                .iter()
+                .map(|m| filled(&m[common..], &wanted[common..]))
+                .collect();
+            let near = nearest(&wanted[common..].join("."), rest.iter().map(String::as_str));
+            near.and_then(|near| rest.iter().position(|r| r == near))
+                .map(|i| several[i])
+        }
+    };
+    if let Some(meant) = meant {
+        let wanted: Vec<&str> = pattern.split('.').collect();
+        let kept = filled(meant, &wanted);
+        // The numbers of the pattern itself may be what is wrong.
+        let meant = if kept == pattern {
+            meant.join(".")
+        } else {
+            kept
+        };
+        return format!("did you mean `{meant}`?");
+    }
+    let listed: Vec<String> = if alike.is_empty() || !numbered {
+        let top = |m: &&Vec<&str>| m.iter().filter(|c| **c != "*").count() == 1;
+        all.iter().filter(top).map(|m| m.join(".")).collect()
+    } else {
+        alike.iter().map(|m| m.join(".")).collect()
+    };
+    format!("modules: {}", listed.join(", "))
 }
 
-fn distance(a: &[u8], b: &[u8]) -> usize {
-    let mut row: Vec<usize> = (0..=b.len()).collect();
-    for (i, x) in a.iter().enumerate() {
-        let mut diagonal = row[0];
-        row[0] = i + 1;
-        for (j, y) in b.iter().enumerate() {
-            let substitute = diagonal + usize::from(x != y);
-            diagonal = row[j + 1];
-            row[j + 1] = substitute.min(diagonal + 1).min(row[j] + 1);
+/// Components of the paths of all modules with a place for patterns, numbers as `*`, each once.
+fn families(modules: &[Module]) -> Vec<Vec<&str>> {
+    let mut all: Vec<Vec<&str>> = Vec::new();
+    let mut seen = std::collections::BTreeSet::new();
+    for module in modules {
+        // The root is a unit anyway, and a loss has no parameters.
+        if module.path.is_empty() || module.kind == ModuleKind::Loss {
+            continue;
+        }
+        let parts: Vec<&str> = module
+            .path
+            .split('.')
+            .map(|c| if is_index(c) { "*" } else { c })
+            .collect();
+        if seen.insert(parts.clone()) {
+            all.push(parts);
         }
     }
-    row[b.len()]
+    all
+}
+
+/// Whether a component stands for the number of a block.
+fn is_index(component: &str) -> bool {
+    component.contains('*') || component.bytes().all(|b| b.is_ascii_digit())
+}
+
+fn same_shape(module: &[&str], pattern: &str) -> bool {
+    let components: Vec<&str> = pattern.split('.').collect();
+    let pairs = module.iter().zip(&components);
+    module.len() == components.len() && pairs.into_iter().all(|(m, c)| is_index(m) == is_index(c))
+}
+
+/// The module with the pattern's own numbers.
+fn filled(module: &[&str], wanted: &[&str]) -> String {
+    let pairs = module.iter().zip(wanted);
+    let parts: Vec<&str> = pairs
+        .map(|(m, w)| if is_index(m) { *w } else { *m })
+        .collect();
+    parts.join(".")
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
+    fn modules() -> Vec<Module> {
+        let paths = [
+            ("", ModuleKind::Root),
+            ("tok_embeddings", ModuleKind::Embedding),
+            ("layers.0", ModuleKind::Block),
+            ("layers.0.attention", ModuleKind::Attention),
+            ("layers.0.mlp", ModuleKind::Mlp),
+            ("layers.1", ModuleKind::Block),
+            ("layers.1.attention", ModuleKind::Attention),
+            ("layers.1.mlp", ModuleKind::Mlp),
+            ("norm", ModuleKind::Norm),
+            ("output", ModuleKind::Head),
+            ("loss", ModuleKind::Loss),
+        ];
+        paths
+            .map(|(path, kind)| Module {
+                path: path.into(),
+                parent: None,
+                kind,
+            })
+            .into()
+    }
+
     #[test]
-    fn nearest_by_edits() {
-        assert_eq!(distance(b"kitten", b"sitting"), 3);
-        assert_eq!(
-            nearest("layer.*", ["embedding", "layers.0", "norm"].into_iter()),
-            Some("layers.0")
-        );
+    fn a_pattern_is_compared_with_what_has_its_shape() {
+        let top = "modules: tok_embeddings, layers.*, norm, output";
+        for (pattern, expected) in [
+            // The only modules with a number behind a name, however they are called elsewhere.
+            ("blocks.*", "did you mean `layers.*`?"),
+            ("h.0", "did you mean `layers.0`?"),
+            ("layer.1*", "did you mean `layers.1*`?"),
+            // The name is right, the number is not.
+            ("layers.99", "did you mean `layers.*`?"),
+            ("layers.*.atention", "did you mean `layers.*.attention`?"),
+            // `mlp` is as many edits away as `attention` from what may mean either.
+            ("layers.*.attn", "modules: layers.*.attention, layers.*.mlp"),
+            ("embeddings", "did you mean `tok_embeddings`?"),
+            ("nothing", top),
+            ("transformer.h.*", top),
+        ] {
+            assert_eq!(hint(pattern, &modules()), expected, "{pattern}");
+        }
     }
 }

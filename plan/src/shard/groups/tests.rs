@@ -209,7 +209,7 @@ fn errors_name_the_nearest() {
     .unwrap_err();
     assert_eq!(
         e.to_string(),
-        "unit pattern `layer.*` matches no module; nearest: `layers.0`"
+        "unit pattern `layer.*` matches no module; did you mean `layers.*`?"
     );
     let twice = Units::Patterns(vec![
         pattern(&["layers.*"], false),

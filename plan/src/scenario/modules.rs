@@ -1,0 +1,62 @@
+//! Patterns over the modules of the scenario's model: `units` and `frozen`.
+
+use super::error::ScenarioError;
+use super::keys::Key;
+use super::merge::Document;
+use super::types::Scenario;
+use super::units::{glob, unit_pattern};
+use super::value::Value;
+use crate::compile::tape::Module;
+use crate::model::tree::Tree;
+use crate::shard::{ShardError, check_frozen, check_unit};
+
+/// Refuses patterns that are none, or match no module of the model.
+pub(crate) fn check(s: &Scenario, d: &Document) -> Result<(), ScenarioError> {
+    let lists = [Key::Units, Key::Frozen].map(|key| d.value(key).and_then(Value::array));
+    let [units, frozen] = lists.map(Option::unwrap_or_default);
+    if units.is_empty() && frozen.is_empty() {
+        return Ok(());
+    }
+    let modules = Tree::new(s, s.model.layers).modules;
+    each(units, d, &modules, |text, modules| {
+        check_unit(&unit_pattern(text)?, modules).map_err(Fault::Module)
+    })?;
+    each(frozen, d, &modules, |text, modules| {
+        glob(text)?;
+        check_frozen(&[text.to_owned()], modules).map_err(Fault::Module)
+    })
+}
+
+/// What can be wrong with a pattern.
+enum Fault {
+    Form(String),
+    Module(ShardError),
+}
+
+impl From<String> for Fault {
+    fn from(message: String) -> Self {
+        Self::Form(message)
+    }
+}
+
+fn each(
+    patterns: &[Value],
+    d: &Document,
+    modules: &[Module],
+    check: impl Fn(&str, &[Module]) -> Result<(), Fault>,
+) -> Result<(), ScenarioError> {
+    patterns.iter().try_for_each(|pattern| {
+        check(pattern.str().unwrap_or_default(), modules).map_err(|fault| match fault {
+            Fault::Module(ShardError::NoSuchModule {
+                what,
+                pattern: named,
+                hint,
+            }) => {
+                let message = format!("{what} pattern `{named}` matches no module");
+                d.error(pattern.origin, message).with_help(hint)
+            }
+            Fault::Module(other) => d.error(pattern.origin, other.to_string()),
+            Fault::Form(message) => d.error(pattern.origin, message),
+        })
+    })
+}
