@@ -3,7 +3,7 @@
 use crate::predict::{Fit, PredictError, Prediction, Profiles, predict_light};
 use rayon::prelude::*;
 use shardlab_plan::Scenario;
-use shardlab_plan::scenario::{BatchUnit, ScenarioError, keys};
+use shardlab_plan::scenario::{BatchUnit, PolicyKind, ScenarioError, keys};
 use shardlab_plan::units::Bytes;
 
 /// A change to a scenario: overrides that belong together.
@@ -150,10 +150,45 @@ pub fn candidates(base: &Scenario) -> Vec<Change> {
             "fsdp.copy_engine_reduce=true".to_owned(),
         ],
     });
+    all.extend(mesh(base));
+    if base.fsdp.policy == PolicyKind::Native {
+        let values = [
+            "[]",
+            "[\"optimizer\"]",
+            "[\"params\", \"grads\", \"optimizer\"]",
+        ];
+        all.extend(values.map(|v| Change::one("fsdp.offload", v)));
+    }
     let batch = base.train.micro_batch;
     all.push(Change::one("train.micro_batch", &(batch * 2).to_string()));
     if batch.is_multiple_of(2) {
         all.push(Change::one("train.micro_batch", &(batch / 2).to_string()));
+    }
+    all
+}
+
+/// What decides how much crosses nodes, on as many GPUs: groups of a node or a part of it that forward reshards to, and meshes that
+/// shard within nodes or over all ranks.
+fn mesh(base: &Scenario) -> Vec<Change> {
+    let m = &base.mesh;
+    let (world, node) = (m.world(), m.gpus_per_node);
+    let mut all = Vec::new();
+    if world > node {
+        let groups = (2..=node.min(m.dp_shard.saturating_sub(1))).rev();
+        let groups = groups.filter(|n| node.is_multiple_of(*n));
+        all.extend(groups.map(|n| Change::one("fsdp.reshard_after_forward", &n.to_string())));
+    }
+    for (shard, outer) in [(node, world / node), (world, 1)] {
+        if shard * outer == world && shard != m.dp_shard {
+            let overrides = vec![
+                format!("mesh.dp_shard={shard}"),
+                format!("mesh.dp_outer={outer}"),
+            ];
+            all.push(Change {
+                label: overrides.join(" "),
+                overrides,
+            });
+        }
     }
     all
 }

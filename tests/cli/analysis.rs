@@ -194,3 +194,81 @@ fn waits_of_whole_steps_name_all_that_was_waited_for() {
     let why = stdout(&["explain", "small-full", "--no-what-if"]).replace('\n', " ");
     assert!(why.contains("Bound by communication:"), "{why}");
 }
+
+/// Across nodes the mesh and the groups that forward reshards to are tried, with what `sim` predicts for them; within a node neither
+/// helps. States in the host's memory are tried where the policy has them.
+#[test]
+fn changes_across_nodes_are_tried() {
+    let two = [
+        "small-native",
+        "--set",
+        "mesh.dp_shard=8",
+        "--set",
+        "mesh.gpus_per_node=4",
+    ];
+    let tried = |args: &[&str]| -> Vec<(Vec<String>, Value)> {
+        let e = explain(args);
+        let all = e["what_if"].as_array().unwrap().iter();
+        all.map(|w| {
+            let set = w["set"].as_array().unwrap().iter();
+            let set = set.map(|s| s.as_str().unwrap().to_owned()).collect();
+            (set, w["effect"]["step_ms"].clone())
+        })
+        .collect()
+    };
+    let across = tried(&two);
+    for sets in [
+        &["fsdp.reshard_after_forward=4"][..],
+        &["fsdp.reshard_after_forward=2"],
+        &["mesh.dp_shard=4", "mesh.dp_outer=2"],
+        &["fsdp.offload=[\"optimizer\"]"],
+    ] {
+        let found = across.iter().find(|(set, _)| set == sets);
+        let (_, step_ms) = found.unwrap_or_else(|| panic!("{sets:?} in {across:?}"));
+        let mut args = [&["sim", "--json"], &two[..]].concat();
+        args.extend(sets.iter().flat_map(|set| ["--set", set]));
+        assert_eq!(json(&args)[0]["step_ms"]["median"], *step_ms, "{sets:?}");
+    }
+    let within = tried(&["small-fsdp2"]);
+    let about = |key: &str| within.iter().any(|(sets, _)| sets[0].starts_with(key));
+    assert!(!about("fsdp.reshard_after_forward=2") && !about("mesh.") && !about("fsdp.offload"));
+    assert!(about("fsdp.reshard_after_forward=false"));
+}
+
+/// Where the scenario does not fit, the changes that make it fit come first, and it says so.
+#[test]
+fn what_makes_it_fit_comes_first() {
+    let base = [
+        "explain",
+        "llama3-8b-4xh200",
+        "--set",
+        "mesh.hardware=h100-80",
+        "--set",
+    ];
+    let fits = |text: &str| -> Vec<bool> {
+        let rows = text.lines().skip_while(|l| !l.starts_with("(as it is)"));
+        let rows = rows.take_while(|l| !l.starts_with("  "));
+        let word = |l: &str| l.split_whitespace().last().map(str::to_owned);
+        // Further lines of a long name have no such word.
+        rows.filter_map(|l| match word(l)?.as_str() {
+            "no" => Some(false),
+            "yes" | "tight" => Some(true),
+            _ => None,
+        })
+        .collect()
+    };
+    let text = stdout(&[&base[..], &["train.recompute=none"]].concat());
+    assert_narrow(&text);
+    let rows = fits(&text);
+    let (own, rows) = rows.split_first().unwrap();
+    let first = rows.iter().take_while(|f| **f).count();
+    assert!(!own && first > 1 && first < rows.len(), "{text}");
+    assert!(rows[first..].iter().all(|f| !f), "{text}");
+    let said = format!("It does not fit as it is. {first} changes make it fit");
+    assert!(text.contains(&said), "{text}");
+    // What fits has the fastest first, fitting or not.
+    let text = stdout(&[&base[..], &["train.recompute=full"]].concat());
+    let rows = fits(&text);
+    assert!(rows[0] && !rows.is_sorted_by(|a, b| a >= b), "{text}");
+    assert!(!text.contains("make it fit"), "{text}");
+}

@@ -3,10 +3,11 @@
 use super::super::output::{Failure, Out};
 use super::super::table::Table;
 use crate::analysis::whatif::{Effect, WhatIf};
+use crate::predict::{Fit, TIGHT};
 use shardlab_plan::units::{ByteUnit, Bytes, signed};
 use std::collections::BTreeMap;
 
-/// Changes sorted by throughput, best first; those without effect and the impossible ones compactly below.
+/// Changes sorted by throughput, best first, where the base does not fit behind those that make it fit; those without effect and the impossible ones compactly below.
 pub(super) fn print(base: &Effect, all: &[WhatIf], out: &mut Out) -> Result<(), Failure> {
     let mut effects: Vec<(&str, &Effect)> = Vec::new();
     let mut same: Vec<&str> = Vec::new();
@@ -19,9 +20,26 @@ pub(super) fn print(base: &Effect, all: &[WhatIf], out: &mut Out) -> Result<(), 
             Err(e) => impossible.entry(e.reason()).or_default().push(label),
         }
     }
-    effects.sort_by(|a, b| b.1.tokens_per_s.total_cmp(&a.1.tokens_per_s));
+    let fits = base.fit.is_ok();
+    effects.sort_by(|(_, a), (_, b)| {
+        let no = |e: &Effect| !fits && !e.fit.is_ok();
+        no(a)
+            .cmp(&no(b))
+            .then(b.tokens_per_s.total_cmp(&a.tokens_per_s))
+    });
     out.blank()?;
     out.heading("What one change would do")?;
+    if !fits {
+        let saving = effects.iter().filter(|(_, e)| e.fit.is_ok()).count();
+        out.paragraph(
+            0,
+            &match saving {
+                0 => "It does not fit as it is, and no single one of these changes makes it fit.".to_owned(),
+                1 => "It does not fit as it is. One change makes it fit, the first below it.".to_owned(),
+                n => format!("It does not fit as it is. {n} changes make it fit, the first below it, fastest first."),
+            },
+        )?;
+    }
     let throughput = format!(">{}", base.counted_in.column());
     let mut table = Table::new([
         "change",
@@ -58,6 +76,11 @@ pub(super) fn print(base: &Effect, all: &[WhatIf], out: &mut Out) -> Result<(), 
         ]);
     }
     out.text(table)?;
+    let tight = |e: &Effect| matches!(e.fit, Fit::Tight { .. });
+    let effects = all.iter().filter_map(|w| w.effect.as_ref().ok());
+    if effects.chain([base]).any(tight) {
+        out.paragraph(2, TIGHT)?;
+    }
     if !same.is_empty() {
         out.paragraph(2, &format!("No effect: {}.", same.join(", ")))?;
     }
