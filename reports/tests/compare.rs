@@ -140,6 +140,55 @@ fn predictions_are_judged_by_kind() {
     assert_eq!(compared(&predicted, &other).prediction, None);
 }
 
+/// The sentence names what makes the step longer or shorter: neither what other streams hide nor what errs the other way.
+#[test]
+fn the_error_of_a_step_is_that_of_what_it_consists_of() {
+    let predicted = testing::view(100);
+    let mut measured = predicted.clone();
+    measured.run.kind = RunKind::Exec;
+    // All products take a twentieth longer than predicted, and so does the step.
+    let longer = |t: Picos| Picos(t.0 / 20 * 21);
+    for span in &mut measured.run.spans {
+        let length = span.end - span.start;
+        span.start = longer(span.start);
+        // Gathers, beside which products run, take next to nothing: an error of other sign.
+        span.end = match span.stream {
+            COMPUTE => longer(span.end),
+            _ => span.start + Picos(length.0 / 100),
+        };
+    }
+    measured.run.recorded_to = longer(measured.run.recorded_to);
+    for sample in &mut measured.run.step_samples {
+        *sample = longer(*sample);
+    }
+    let said = |measured: &RunView| {
+        let p = compared(&predicted, measured);
+        let busy = p.prediction.unwrap().by_kind;
+        let error = |name: &str| {
+            let kind = busy.iter().find(|k| k.work.name() == name).unwrap();
+            kind.predicted.0 as f64 - kind.measured.0 as f64
+        };
+        // By busy time the gathers would be named.
+        assert!(error("all_gather") > error("gemm").abs(), "{busy:?}");
+        let mut why = p.why.into_iter();
+        why.find(|s| s.starts_with("The prediction")).unwrap()
+    };
+    let text = said(&measured);
+    assert!(
+        text.starts_with(
+            "The prediction of the step is -4.8 % off; most of the error is in gemm: "
+        ),
+        "{text}"
+    );
+    // What is waited for makes up the step as well.
+    measured.run.exposed = [(Cause::Host, Picos(100_000_000))].into();
+    let text = said(&measured);
+    assert!(
+        text.contains("is in exposed time (host): 0.0 ns predicted, 100.0 us measured"),
+        "{text}"
+    );
+}
+
 #[test]
 fn waits_are_told_by_cause_and_by_what_was_waited_for() {
     let a = testing::view(100);
@@ -175,6 +224,22 @@ fn waits_are_told_by_cause_and_by_what_was_waited_for() {
         "{:?}",
         p.why
     );
+    // Where another rule issues them: all of them, not only those that are waited for.
+    b.names.push("prefetch".to_owned());
+    let rule = b.names.len() as u32 - 1;
+    for instr in b.instrs.iter_mut().filter(|i| i.name == 1).take(3) {
+        instr.rule = rule;
+    }
+    let p = compared(&a, &b);
+    let mut why = p.why.iter();
+    let sentence = why.find(|s| s.starts_with("Waiting for all_gather in forward"));
+    for told in [
+        ". Collectives of that name and phase, waited for or not: rule model (",
+        ") issues 5 in A and 2 in B, rule prefetch (",
+        ") issues 0 in A and 3 in B.",
+    ] {
+        assert!(sentence.is_some_and(|s| s.contains(told)), "{:?}", p.why);
+    }
 }
 
 #[test]

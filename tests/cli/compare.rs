@@ -28,7 +28,7 @@ fn the_gain_of_prefetch_and_its_cause() {
         "One option differs: fsdp.prefetch_forward is 1 and 0.",
         "Waiting for all_gather in forward",
         "because it is not gathered ahead and so starts late",
-        "by rule prefetch",
+        "waited for or not: rule prefetch (",
     ] {
         assert!(prose.contains(part), "{part}: {text}");
     }

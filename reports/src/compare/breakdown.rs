@@ -29,6 +29,8 @@ pub struct Breakdown {
     pub by_kind: Vec<Part>,
     /// Busy time of the compute stream.
     pub compute: [Picos; 2],
+    /// The same by kind of work: with the exposed time it adds up to the step, and what other streams hide is not in it.
+    pub compute_by_kind: Vec<Part>,
 }
 
 /// Name of what follows the last kernel.
@@ -44,6 +46,7 @@ impl Breakdown {
                 by_stream: Vec::new(),
                 by_kind: Vec::new(),
                 compute: [Picos::ZERO; 2],
+                compute_by_kind: Vec::new(),
             };
         }
         let mut phase = Sums::new();
@@ -51,6 +54,7 @@ impl Breakdown {
         let mut stream = Sums::new();
         let mut kind = Sums::new();
         let mut compute = [Picos::ZERO; 2];
+        let mut compute_kind = Sums::new();
         for (side, view) in sides.into_iter().enumerate() {
             for span in &view.run.spans {
                 let (from, to) = clipped(view, span);
@@ -62,6 +66,9 @@ impl Breakdown {
             }
             for (instr, wall, busy) in walls(view) {
                 compute[side] += busy;
+                if let Some(work) = instr.and_then(|i| i.work) {
+                    compute_kind.add(work.name(), side, busy.0);
+                }
                 let names = instr.map_or((END, END), |i| (i.phase.name(), view.unit(i.unit)));
                 phase.add(names.0, side, wall.0);
                 unit.add(names.1, side, wall.0);
@@ -73,6 +80,7 @@ impl Breakdown {
             by_stream: parts(stream),
             by_kind: parts(kind),
             compute,
+            compute_by_kind: parts(compute_kind),
         }
     }
 }

@@ -1,7 +1,7 @@
 //! A comparison in sentences: what changed, what it comes from, which option did it.
 
+use super::Pair;
 use super::waits::Wait;
-use super::{Pair, Part};
 use crate::gate::facts::section_name;
 use crate::view::{RunView, changed_counts};
 use shardlab_plan::program::Rule;
@@ -36,7 +36,8 @@ pub(super) fn sentences(pair: &Pair, sides: [&RunView; 2]) -> Vec<String> {
         .filter(|w| worth(signed(w.time)))
         .take(WAITS);
     all.extend(waits.map(|w| wait(w, a, b)));
-    if let Some(kind) = compute(pair, sides)
+    // The largest change is the first.
+    if let Some(kind) = pair.breakdown.compute_by_kind.first()
         && worth(signed(kind.time))
     {
         all.push(format!(
@@ -50,7 +51,7 @@ pub(super) fn sentences(pair: &Pair, sides: [&RunView; 2]) -> Vec<String> {
         all.push(losses.sentence("loss"));
     }
     if let Some(p) = &pair.prediction {
-        all.push(prediction(p));
+        all.push(prediction(p, pair, sides));
     }
     all
 }
@@ -224,11 +225,17 @@ fn wait(w: &Wait, a: &str, b: &str) -> String {
             let why = why.map_or_else(String::new, |r| {
                 format!(" ({})", r.why().trim_end_matches('.'))
             });
-            format!("by rule {rule}{why} {} in {a} and {} in {b}", n[0], n[1])
+            format!(
+                "rule {rule}{why} issues {} in {a} and {} in {b}",
+                n[0], n[1]
+            )
         })
         .collect();
     if !changed.is_empty() {
-        text += &format!("; of these, issued {}", changed.join(", "));
+        text += &format!(
+            ". Collectives of that name and phase, waited for or not: {}",
+            changed.join(", ")
+        );
     }
     text + "."
 }
@@ -243,18 +250,6 @@ fn reason(cause: Cause, host: bool) -> &'static str {
         Cause::Tail => "nothing is left to compute beside it",
         Cause::Straggler => "another rank is late",
     }
-}
-
-/// The kind of computation whose time changed most.
-fn compute<'a>(pair: &'a Pair, sides: [&RunView; 2]) -> Option<&'a Part> {
-    let collective = |name: &str| {
-        crate::view::Work::ALL
-            .iter()
-            .any(|w| w.name() == name && w.is_collective())
-    };
-    let spans = sides.iter().all(|s| !s.run.spans.is_empty());
-    let parts = &pair.breakdown.by_kind;
-    parts.iter().find(|p| spans && !collective(&p.name))
 }
 
 fn memory(pair: &Pair, sides: [&RunView; 2]) -> String {
@@ -292,19 +287,33 @@ fn memory(pair: &Pair, sides: [&RunView; 2]) -> String {
     )
 }
 
-fn prediction(p: &super::Prediction) -> String {
-    let worst = p
-        .by_kind
-        .iter()
-        .max_by_key(|k| k.predicted.0.abs_diff(k.measured.0))
-        .map_or_else(String::new, |k| {
-            format!(
-                "; most of the error is in {}: {} predicted, {} measured",
-                k.work.name(),
-                k.predicted,
-                k.measured
-            )
-        });
+/// How far the prediction of the step is off, and where that comes from: of computation and exposed time, which make up the step, the
+/// part with the largest error of the step's sign. What is hidden makes no step longer.
+fn prediction(p: &super::Prediction, pair: &Pair, sides: [&RunView; 2]) -> String {
+    // Predicted less measured.
+    let error = |time: [Picos; 2]| signed([time[p.measured], time[1 - p.measured]]);
+    let kinds = pair.breakdown.compute_by_kind.iter();
+    let kinds = kinds.map(|k| (k.name.clone(), k.time));
+    let causes = pair.exposed.iter();
+    let causes = causes.map(|c| (format!("exposed time ({})", c.cause.name()), c.time));
+    let worst = kinds
+        .chain(causes)
+        .filter(|(_, time)| error(*time).signum() as f64 * p.step_error > 0.0)
+        .max_by_key(|(_, time)| error(*time).abs());
+    let worst = worst.map_or_else(String::new, |(name, time)| {
+        let step_ms = p.step_error * sides[p.measured].step_ms();
+        let of_step = Picos(time[0].0.abs_diff(time[1].0)).ms() / step_ms.abs();
+        let share = if of_step > 0.5 {
+            "most of"
+        } else {
+            "the largest part of"
+        };
+        format!(
+            "; {share} the error is in {name}: {} predicted, {} measured",
+            time[1 - p.measured],
+            time[p.measured]
+        )
+    });
     format!(
         "The prediction of the step is {} % off{worst}.",
         units::signed(100.0 * p.step_error, 1)
