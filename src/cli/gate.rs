@@ -26,7 +26,8 @@ What is compared, and with what tolerance, is in the scenario's [gate] section, 
 Exit status:
   0  nothing is worse, nothing asks for a new baseline
   1  a regression, an improvement or a change beyond its limit
-  2  bad input: a scenario, an option, a missing baseline
+  2  bad input: a scenario, an option; or a baseline that is missing or cannot be read: the other scenarios
+     have been judged and reported all the same
   3  a run failed, a baseline could not be written, or the old side could not be run or compared with";
 
 #[derive(clap::Args)]
@@ -196,17 +197,29 @@ pub(super) fn run(args: &Args, out: &mut Out) -> Result<Status, Failure> {
     if args.bless {
         return bless(args, &jobs, &facts, out);
     }
-    let (verdicts, compared) = compare(args, &jobs, &facts)?;
-    report(args, &verdicts, out)?;
-    if !verdicts.iter().all(|v| v.pass) {
+    let compared = compare(args, &jobs, &facts)?;
+    report(args, &compared.verdicts, out)?;
+    if !compared.missing.is_empty() {
+        return Err(Failure::bad_input(compared.missing.join("\n")));
+    }
+    if !compared.verdicts.iter().all(|v| v.pass) {
         return Ok(Status::CheckFailed);
     }
-    if !compared {
+    if compared.alone {
         return Err(Failure::run(
             "the old side has nothing to compare with, for any scenario of this call",
         ));
     }
     Ok(Status::Done)
+}
+
+/// What comes of comparing.
+struct Compared {
+    verdicts: Vec<Verdict>,
+    /// Why baselines cannot be had, one line a scenario.
+    missing: Vec<String>,
+    /// Every verdict is about the new side alone.
+    alone: bool,
 }
 
 /// Baselines are found by name: two scenarios of one name would share one.
@@ -225,12 +238,11 @@ fn distinct(jobs: &[Job]) -> Result<(), Failure> {
     Ok(())
 }
 
-/// The verdicts, and whether any is about more than the new side.
 fn compare(
     args: &Args,
     jobs: &[Job],
     facts: &dyn Fn(&Job) -> Result<Facts, Failure>,
-) -> Result<(Vec<Verdict>, bool), Failure> {
+) -> Result<Compared, Failure> {
     let revision = match &args.against_rev {
         Some(rev) => Some(build(rev)?),
         None => None,
@@ -241,18 +253,18 @@ fn compare(
         .or_else(|| args.against.clone().map(Binary));
     match (&old, &args.baseline) {
         (Some(old), _) => against(args, jobs, old, facts),
-        (None, Some(at)) => Ok((with_files(jobs, at, facts)?, true)),
+        (None, Some(at)) => with_files(jobs, at, facts),
         // clap asks for one of them.
         (None, None) => Err(Failure::bad_input("--baseline or --against is needed")),
     }
 }
 
-/// With baselines that lie in files.
+/// With baselines that lie in files. A scenario that has none there fails, and the others are judged all the same.
 fn with_files(
     jobs: &[Job],
     at: &Path,
     facts: &dyn Fn(&Job) -> Result<Facts, Failure>,
-) -> Result<Vec<Verdict>, Failure> {
+) -> Result<Compared, Failure> {
     if jobs.len() > 1 && at.is_file() {
         return Err(Failure::bad_input(format_args!(
             "{}: one file is the baseline of one scenario, not of {}",
@@ -262,21 +274,31 @@ fn with_files(
     }
     let read = |job: &Job| {
         let name = &job.scenario.name;
-        let read = Baseline::read(&baseline::path_of(at, name), name)?;
+        let read = Baseline::read(&baseline::path_of(at, name), name).map_err(|e| e.to_string())?;
         if read.facts.scenario != *name {
-            return Err(Failure::bad_input(format_args!(
+            return Err(format!(
                 "{}: is the baseline of `{}`, not of `{name}`",
                 read.file, read.facts.scenario
-            )));
+            ));
         }
         Ok(read)
     };
-    // Before the first run: whatever is missing is told at once.
-    let baselines = jobs.iter().map(read).collect::<Result<Vec<_>, _>>()?;
-    let pairs = jobs.iter().zip(&baselines);
-    pairs
-        .map(|(job, baseline)| Ok(judge(baseline, &facts(job)?, &job.limits)))
-        .collect()
+    let (mut verdicts, mut missing) = (Vec::new(), Vec::new());
+    for job in jobs {
+        verdicts.push(match read(job) {
+            Ok(baseline) => judge(&baseline, &facts(job)?, &job.limits),
+            Err(reason) => {
+                let verdict = judge::missing(&job.scenario.name, &job.limits, &reason);
+                missing.push(reason);
+                verdict
+            }
+        });
+    }
+    Ok(Compared {
+        verdicts,
+        missing,
+        alone: false,
+    })
 }
 
 /// With what another binary says in the same call.
@@ -285,12 +307,12 @@ fn against(
     jobs: &[Job],
     old: &Binary,
     facts: &dyn Fn(&Job) -> Result<Facts, Failure>,
-) -> Result<(Vec<Verdict>, bool), Failure> {
+) -> Result<Compared, Failure> {
     old.knows_gates()?;
     let scratch = Scratch::new("gate-baselines")?;
     let set = &args.overrides.set;
     let mut verdicts = Vec::new();
-    let mut compared = false;
+    let mut alone = true;
     for job in jobs {
         if interrupt::requested() {
             return Err(Failure::run("interrupted"));
@@ -317,7 +339,7 @@ fn against(
                 continue;
             }
         };
-        compared = true;
+        alone = false;
         let mut verdict = judge(&baseline, &now, &job.limits);
         let runs = args.pairs > 0 && !args.no_exec;
         if runs && (on_cpu(&job.scenario) || !args.exec_arg.is_empty()) {
@@ -327,7 +349,11 @@ fn against(
         }
         verdicts.push(verdict);
     }
-    Ok((verdicts, compared))
+    Ok(Compared {
+        verdicts,
+        missing: Vec::new(),
+        alone,
+    })
 }
 
 /// Measured time, old against new.

@@ -341,6 +341,68 @@ fn the_gate_tests_itself() {
     assert!(!out.contains("MISSED") && !out.contains("FALSE"), "{out}");
 }
 
+/// One scenario without a baseline takes nothing from the others: they are judged, and the reports say what is missing.
+#[test]
+fn a_missing_baseline_is_a_finding_beside_the_others() {
+    let dir = blessed(&["small-linear", "small-cnn"]);
+    let broken = dir.path().join("small-cnn.toml");
+    std::fs::write(&broken, "format = 7\n").unwrap();
+    let junit = dir.path().join("junit.xml");
+    let scenarios = ["small-native", "small-linear", "small-cnn"];
+    let files = ["--json", "--junit", junit.to_str().unwrap()];
+    let (code, out, err) = gate(dir.path(), &[&scenarios[..], &files].concat());
+    assert_eq!(code, 2, "{out}{err}");
+    let verdicts: Vec<Value> = out
+        .lines()
+        .map(|l| serde_json::from_str(l).unwrap())
+        .collect();
+    let told: Vec<_> = verdicts
+        .iter()
+        .map(|v| {
+            (
+                v["scenario"].as_str().unwrap(),
+                v["pass"].as_bool().unwrap(),
+            )
+        })
+        .collect();
+    assert_eq!(
+        told,
+        [
+            ("small-native", false),
+            ("small-linear", true),
+            ("small-cnn", false)
+        ]
+    );
+    for (verdict, words) in [
+        (&verdicts[0], "there is no baseline of `small-native`"),
+        (&verdicts[2], "has format 7"),
+    ] {
+        let findings = verdict["findings"].as_array().unwrap();
+        assert_eq!(findings.len(), 1, "{verdict}");
+        assert_eq!(findings[0]["status"], "no_baseline");
+        let message = findings[0]["message"].as_str().unwrap();
+        assert!(
+            message.contains(words) && err.contains(words),
+            "{message} {err}"
+        );
+    }
+    let xml = std::fs::read_to_string(&junit).unwrap();
+    assert!(xml.contains("failures=\"2\""), "{xml}");
+    assert!(xml.contains("classname=\"small-linear.memory\""), "{xml}");
+    assert!(
+        xml.contains("message=\"baseline: ") && xml.contains("small-native.toml"),
+        "{xml}"
+    );
+    // A regression elsewhere changes nothing about the status, and is reported.
+    let planted = ["small-native", "small-linear", "--plant", "memory"];
+    let (code, out, _) = gate(dir.path(), &planted);
+    assert_eq!(code, 2, "{out}");
+    assert!(
+        out.contains("REGRESSION") && out.contains("NO BASELINE"),
+        "{out}"
+    );
+}
+
 #[test]
 fn bad_input_is_named() {
     let dir = blessed(&["small-linear"]);

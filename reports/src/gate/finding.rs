@@ -45,6 +45,8 @@ pub enum Status {
     Improvement,
     /// Different, neither better nor worse.
     Changed,
+    /// There is no baseline that it could be compared with.
+    NoBaseline,
     /// The measurements cannot tell.
     Inconclusive,
     /// Not looked at, for the reason that the message gives.
@@ -55,7 +57,10 @@ impl Status {
     /// Whether the gate fails.
     #[must_use]
     pub const fn fails(self) -> bool {
-        matches!(self, Self::Regression | Self::Improvement | Self::Changed)
+        matches!(
+            self,
+            Self::Regression | Self::Improvement | Self::Changed | Self::NoBaseline
+        )
     }
 
     /// Word in tables.
@@ -66,6 +71,7 @@ impl Status {
             Self::Regression => "REGRESSION",
             Self::Improvement => "IMPROVED",
             Self::Changed => "CHANGED",
+            Self::NoBaseline => "NO BASELINE",
             Self::Inconclusive => "inconclusive",
             Self::Skipped => "skipped",
         }

@@ -119,6 +119,27 @@ pub fn judge(baseline: &Baseline, now: &Facts, limits: &Limits) -> Verdict {
     Verdict::new(&now.scenario, findings)
 }
 
+/// The verdict on a scenario whose baseline cannot be had, for the reason given: nothing was compared, which is a failure.
+#[must_use]
+pub fn missing(scenario: &str, limits: &Limits, reason: &str) -> Verdict {
+    let finding = no_baseline(Status::NoBaseline, String::new(), limits, reason);
+    Verdict::new(scenario, vec![finding])
+}
+
+fn no_baseline(status: Status, now: String, limits: &Limits, reason: &str) -> Finding {
+    Finding {
+        class: Class::Program,
+        metric: "baseline".to_owned(),
+        status,
+        baseline: "none".to_owned(),
+        now,
+        limit: String::new(),
+        message: reason.to_owned(),
+        detail: String::new(),
+        place: limits.scenario.clone(),
+    }
+}
+
 /// What can be said about a scenario that has no counterpart, for the reason given: its proofs, and that its numbers are
 /// numbers.
 #[must_use]
@@ -126,17 +147,8 @@ pub fn alone(now: Facts, limits: &Limits, reason: &str) -> Verdict {
     let itself = Baseline::of(now);
     let mut findings = judge(&itself, &itself.facts, limits).findings;
     findings.retain(|f| f.class == Class::Checks || f.metric == convergence::FINITE);
-    findings.push(Finding {
-        class: Class::Program,
-        metric: "baseline".to_owned(),
-        status: Status::Skipped,
-        baseline: "none".to_owned(),
-        now: itself.facts.program.digest.clone(),
-        limit: String::new(),
-        message: reason.to_owned(),
-        detail: String::new(),
-        place: limits.scenario.clone(),
-    });
+    let digest = itself.facts.program.digest.clone();
+    findings.push(no_baseline(Status::Skipped, digest, limits, reason));
     Verdict::new(&itself.facts.scenario, findings)
 }
 
