@@ -1,7 +1,8 @@
 //! Timelines for Perfetto and `chrome://tracing`.
 //!
-//! One process a rank (rank 0, and one unlike it where the simulator knows of stragglers), one thread a stream and one for the host, counters of allocated and reserved memory, and an arrow
-//! from every collective to the first work that waited for it. Written as a stream: memory does not grow with the run.
+//! One process a rank (rank 0, and beside it a straggler where one is simulated), one thread a stream and one for the host,
+//! counters of allocated and reserved memory, and an arrow from every collective to the first work that waited for it. Written as
+//! a stream: memory does not grow with the run.
 //!
 //! Time 0 is where the recorded step begins, as in `explain`, reports and the dashboard. The host may issue a step while the
 //! device is at the one before. Viewers move the first event of a file to their 0, and drop what is before 0: so launches
@@ -21,6 +22,7 @@ use std::io::{self, Write};
 
 /// Thread of the host; stream `s` is thread `s + 1`.
 const HOST: u32 = 0;
+
 /// A rank's spans; the rank is the trace's process.
 #[derive(Clone, Copy)]
 struct Ranked<'a> {
