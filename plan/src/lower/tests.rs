@@ -1,5 +1,7 @@
 //! Programs against closed forms, counts and text.
 
+mod fsdp2;
+
 use super::plan;
 use crate::program::{
     Access, BufferId, COMPUTE, CollectiveKind, Instr, InstrId, Op, Phase, Program, Role, Rule,

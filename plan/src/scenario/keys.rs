@@ -245,7 +245,7 @@ keys! {
 
     Hardware: "mesh" "hardware" [Choice(&HARDWARE), Path] "(required)" "Hardware profile: a shipped one, or a path (relative to the file that it is written in; given from outside, to the working directory)";
     DpShard: "mesh" "dp_shard" [Integer(1, MIB)] "(required)" "Ranks that shard: the inner data-parallel axis";
-    DpOuter: "mesh" "dp_outer" [Integer(1, MIB)] "1" "Outer data-parallel axis: replicas, or outer shards";
+    DpOuter: "mesh" "dp_outer" [Integer(1, MIB)] "1" "Outer data-parallel axis: replicas, or outer shards; gradients are reduced over it once a step (torch's default is every micro-batch: this is `set_requires_all_reduce(False)` on all but the last)";
     GpusPerNode: "mesh" "gpus_per_node" [Integer(1, 1024)] "(8, or fewer when there are fewer ranks)" "GPUs of one NVLink node";
 
     Policy: "fsdp" "policy" [Choice(&["native", "fsdp2", "megatron"])] "\"native\"" "Whose schedule: this engine's, torch fully_shard's, Megatron-FSDP's";

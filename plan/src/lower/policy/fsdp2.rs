@@ -5,7 +5,8 @@
 //!   allocation a parameter on the compute stream;
 //! - forward keeps one gather buffer until the next unit's copy-out, whose event gates the gather after it;
 //! - backward frees the gather buffer at once and prefetches the unit before in forward order;
-//! - the reduction packs on the compute stream after waiting for the reduction K units before.
+//! - the reduction packs on the compute stream after waiting for the reduce-scatter K units before; what comes after a reduce-scatter
+//!   (all-reduce over replicas, cast, accumulation) is waited for at the end of backward.
 
 mod gather;
 mod reduce;
@@ -41,8 +42,16 @@ struct GroupState {
     full: Vec<BufferId>,
     /// Optimizer items' state, by parameter.
     moments: Vec<Option<crate::lower::optimizer::Moments>>,
-    /// Reduced gradients of the step (the output of the first micro-batch's reduction).
+    /// Reduced gradients of the step (the output of the first reduction whose result is whole).
     reduced: Option<BufferId>,
+    /// Sum over the shard axis of the micro-batches so far, where the last one's is reduced over the replicas.
+    partial: Option<BufferId>,
+    /// Its buffer, once made.
+    partial_made: Option<BufferId>,
+    /// What the replicas reduced, when the gradient is a cast of it: kept until the end of backward.
+    all_reduced: Option<BufferId>,
+    /// End of the group's last reduction, cast and accumulation included.
+    post_reduce: Option<EventId>,
     /// Slices kept by integer reshard.
     kept: Vec<BufferId>,
 }
@@ -58,14 +67,11 @@ pub(crate) struct Fsdp2 {
     full: Vec<bool>,
     /// Gather buffer kept by forward, with the event of its copy-out.
     held: Option<(BufferId, EventId)>,
-    /// Reduction inputs in flight.
+    /// Inputs of the reduce-scatters in flight, with the events of these.
     pending: VecDeque<(BufferId, EventId)>,
-    /// Last reduction event of the pass.
-    last_reduce: Option<EventId>,
     /// Unsharded gradients.
     grads: AutogradGrads,
     backward: bool,
-    first: bool,
     last: bool,
     in_flight: usize,
 }
@@ -93,10 +99,8 @@ impl Fsdp2 {
             full: vec![false; cx.units.len()],
             held: None,
             pending: VecDeque::new(),
-            last_reduce: None,
             grads: AutogradGrads::new(cx.tape.params.len()),
             backward: false,
-            first: true,
             last: true,
             in_flight,
         }
@@ -105,7 +109,7 @@ impl Fsdp2 {
     fn group_state(cx: &mut Cx<'_>, g: GroupId) -> GroupState {
         let group = cx.group(g).clone();
         let precision = cx.scenario.precision;
-        let stored = precision.main_params.unwrap_or(precision.compute);
+        let stored = reduce::stored(cx.scenario);
         let Layout::PerParam(layout) = &group.layout else {
             return GroupState::default();
         };
@@ -147,8 +151,7 @@ impl Lifecycle for Fsdp2 {
         }
     }
 
-    fn micro_batch(&mut self, index: u16, last: bool) {
-        self.first = index == 0;
+    fn micro_batch(&mut self, _index: u16, last: bool) {
         self.last = last;
     }
 
@@ -208,10 +211,14 @@ impl Lifecycle for Fsdp2 {
         for unit in cx.forward_order.clone() {
             self.release(cx, unit);
         }
-        if let Some(event) = self.last_reduce.take()
-            && self.streams.reduce != COMPUTE
-        {
-            cx.b.wait(Rule::FinalFence, event, COMPUTE);
+        // `finalize_backward` of every group, then the last inputs of the root's.
+        for state in &mut self.groups {
+            if let Some(event) = state.post_reduce.take() {
+                cx.b.wait(Rule::FinalFence, event, COMPUTE);
+            }
+            if let Some(buffer) = state.all_reduced.take() {
+                cx.b.free(Rule::ReduceRelease, buffer);
+            }
         }
         self.recycle(cx, 0, Rule::FinalFence);
     }
@@ -231,11 +238,7 @@ impl Lifecycle for Fsdp2 {
     }
 
     fn optimizer_state(&mut self, cx: &mut Cx<'_>) -> Vec<ShardState> {
-        let stored = cx
-            .scenario
-            .precision
-            .main_params
-            .unwrap_or(cx.scenario.precision.compute);
+        let stored = reduce::stored(cx.scenario);
         cx.group_ids()
             .filter_map(|g| {
                 let group = cx.group(g);

@@ -1,14 +1,18 @@
-//! Reductions: copy-in, reduce-scatter, all-reduce over replicas, accumulation.
+//! Reductions: copy-in, reduce-scatter, all-reduce over replicas, accumulation (`foreach_reduce`).
 
 use super::Fsdp2;
+use crate::lower::builder::NewBuffer;
 use crate::lower::context::Cx;
 use crate::program::{
-    Access, BufferId, COMPUTE, CollectiveKind, GroupId, HostWorkKind, Part, ReduceOp, Role, Rule,
-    ShardOp,
+    Access, BufferId, COMPUTE, CollectiveKind, CommId, GroupId, Holds, HostWorkKind, Part, Pool,
+    ReduceOp, Role, Rule, ShardOp, StreamId,
 };
+use crate::scenario::Scenario;
+use crate::units::DType;
 use smallvec::smallvec;
 
 impl Fsdp2 {
+    /// Compute waits for the oldest reduce-scatters and drops their inputs until `limit` of these are left.
     pub(super) fn recycle(&mut self, cx: &mut Cx<'_>, limit: usize, rule: Rule) {
         while self.pending.len() > limit {
             let Some((buffer, event)) = self.pending.pop_front() else {
@@ -22,19 +26,69 @@ impl Fsdp2 {
     }
 
     pub(super) fn reduce(&mut self, cx: &mut Cx<'_>, g: GroupId) {
+        let rs = self.streams.reduce;
+        let (c, stored) = (cx.scenario.precision.comm_grads, stored(cx.scenario));
+        let op = op(cx.scenario);
+        let input = self.pack(cx, g, c);
+        cx.b.join(Rule::ReduceFork, COMPUTE, rs);
+        let replicas = self.comms.outer;
+        // A sum that is not all-reduced yet is kept as it is (`_partial_reduce_output`).
+        let partial = replicas.is_some() && !self.last;
+        let first = self.groups[g.index()].reduced.is_none();
+        let output = if partial && self.groups[g.index()].partial.is_none() {
+            self.partial(cx, g, c)
+        } else {
+            // The output of the first reduction becomes the gradient; later ones are added to it.
+            let role = if !partial && first && c == stored {
+                Role::MainGrad
+            } else {
+                Role::ReduceOutput
+            };
+            let bytes = cx.group(g).layout.shard_numel() * c.size();
+            cx.transient_on(role, bytes, c, rs, g)
+        };
+        cx.b.alloc(Rule::Reduce, output);
+        self.scatter(cx, g, input, output, op);
+        // The next group's post-backward waits for the reduce-scatter alone: what follows it on any stream is the end of backward's.
+        let scattered = cx.b.record(Rule::Reduce, rs);
+        self.pending.push_back((input, scattered));
+        let mut tail = rs;
+        if partial {
+            self.keep_partial(cx, g, output);
+        } else {
+            if let Some(comm) = replicas {
+                self.add_partial(cx, g, output);
+                tail = self.streams.outer;
+                self.all_reduce(cx, output, comm, op);
+            }
+            if c == stored && first {
+                self.groups[g.index()].reduced = Some(output);
+            } else {
+                self.accumulate(cx, g, output, tail);
+                if replicas.is_some() {
+                    // The reduce stream does not wait for the all-reduce: freed now, the next group's output could take its memory
+                    // (`AllReduceState`).
+                    self.groups[g.index()].all_reduced = Some(output);
+                } else {
+                    cx.b.free(Rule::Reduce, output);
+                }
+            }
+        }
+        if tail != COMPUTE {
+            self.groups[g.index()].post_reduce = Some(cx.b.record(Rule::Reduce, tail));
+        }
+        if rs == COMPUTE {
+            self.recycle(cx, 0, Rule::ReduceGate);
+        }
+    }
+
+    /// Packs a group's gradients into the input of its reduce-scatter.
+    fn pack(&mut self, cx: &mut Cx<'_>, g: GroupId, c: DType) -> BufferId {
         let group = cx.group(g).clone();
-        let precision = cx.scenario.precision;
-        let (c, stored) = (
-            precision.comm_grads,
-            precision.main_params.unwrap_or(precision.compute),
-        );
-        let (full, shard) = (group.layout.full_numel(), group.layout.shard_numel());
+        let full = group.layout.full_numel();
         cx.b.host(Rule::Reduce, HostWorkKind::Hook, 1);
-        cx.b.host(
-            Rule::Reduce,
-            HostWorkKind::HookParam,
-            group.params.len() as u16,
-        );
+        let params = group.params.len() as u16;
+        cx.b.host(Rule::Reduce, HostWorkKind::HookParam, params);
         self.recycle(cx, self.in_flight - 1, Rule::ReduceGate);
         let input = cx.transient_on(Role::ReduceInput, full * c.size(), c, COMPUTE, g);
         cx.b.alloc(Rule::ReduceCopyIn, input);
@@ -45,146 +99,147 @@ impl Fsdp2 {
             .collect();
         let from: Vec<Access> = grads.iter().map(|id| cx.b.whole(*id)).collect();
         let whole = cx.b.whole(input);
-        let ranks = cx.inner;
-        cx.run(
-            Rule::ReduceCopyIn,
-            ShardOp::ChunkCat { ranks },
-            full,
-            c,
-            COMPUTE,
-            &from,
-            &[whole],
-        );
+        let pack = ShardOp::ChunkCat { ranks: cx.inner };
+        cx.run(Rule::ReduceCopyIn, pack, full, c, COMPUTE, &from, &[whole]);
         for id in grads {
             cx.b.free(Rule::Grad, id);
         }
-        cx.b.join(Rule::ReduceFork, COMPUTE, self.streams.reduce);
-        let rs = self.streams.reduce;
-        let first = self.groups[g.index()].reduced.is_none();
-        // The output of the first reduction becomes the gradient; later ones are added to it.
-        let role = if first && c == stored {
-            Role::MainGrad
-        } else {
-            Role::ReduceOutput
-        };
-        let output = cx.transient_on(role, shard * c.size(), c, rs, g);
-        cx.b.alloc(Rule::Reduce, output);
-        let out = cx.b.whole(output);
-        if let Some(comm) = self.comms.reduce {
-            let op = self.op(cx, true);
-            let parts = smallvec![Part {
-                input: whole,
-                output: out
-            }];
-            cx.b.collective(
-                Rule::Reduce,
-                rs,
-                CollectiveKind::ReduceScatter,
-                comm,
-                op,
-                c,
-                parts,
-            );
-        } else {
-            cx.run(Rule::Reduce, ShardOp::Copy, shard, c, rs, &[whole], &[out]);
-        }
-        let mut done = cx.b.record(Rule::Reduce, rs);
-        let mut tail = rs;
-        if self.last
-            && let Some(comm) = self.comms.outer
-            && first
-        {
-            cx.b.join(Rule::OuterReduce, rs, self.streams.outer);
-            let op = self.op(cx, false);
-            let parts = smallvec![Part {
-                input: out,
-                output: out
-            }];
-            cx.b.collective(
-                Rule::OuterReduce,
-                self.streams.outer,
-                CollectiveKind::AllReduce,
-                comm,
-                op,
-                c,
-                parts,
-            );
-            tail = self.streams.outer;
-        }
-        if role == Role::ReduceOutput {
-            let grad = match self.groups[g.index()].reduced {
-                Some(id) => id,
-                None => {
-                    let id =
-                        cx.transient_on(Role::MainGrad, shard * stored.size(), stored, tail, g);
-                    cx.b.alloc(Rule::ReduceAccumulate, id);
-                    self.groups[g.index()].reduced = Some(id);
-                    id
-                }
-            };
-            let to = cx.b.whole(grad);
-            let (kind, reads) = if first {
-                (ShardOp::Copy, vec![out])
-            } else {
-                (ShardOp::Accumulate, vec![out, to])
-            };
+        input
+    }
+
+    fn scatter(
+        &self,
+        cx: &mut Cx<'_>,
+        g: GroupId,
+        input: BufferId,
+        output: BufferId,
+        op: ReduceOp,
+    ) {
+        let (rs, dtype) = (self.streams.reduce, cx.scenario.precision.comm_grads);
+        let (input, output) = (cx.b.whole(input), cx.b.whole(output));
+        let Some(comm) = self.comms.reduce else {
+            let n = cx.group(g).layout.shard_numel();
             cx.run(
-                Rule::ReduceAccumulate,
-                kind,
-                shard,
-                stored,
-                tail,
-                &reads,
-                &[to],
+                Rule::Reduce,
+                ShardOp::Copy,
+                n,
+                dtype,
+                rs,
+                &[input],
+                &[output],
             );
-            if tail != rs {
-                cx.b.join(Rule::ReduceAccumulate, tail, rs);
+            return;
+        };
+        let kind = CollectiveKind::ReduceScatter;
+        let parts = smallvec![Part { input, output }];
+        cx.b.collective(Rule::Reduce, rs, kind, comm, op, dtype, parts);
+    }
+
+    /// Sums a reduced shard over the replicas, in place and in the dtype of the reduce-scatter.
+    fn all_reduce(&self, cx: &mut Cx<'_>, shard: BufferId, comm: CommId, op: ReduceOp) {
+        let (outer, dtype) = (self.streams.outer, cx.scenario.precision.comm_grads);
+        cx.b.join(Rule::OuterReduce, self.streams.reduce, outer);
+        let shard = cx.b.whole(shard);
+        let kind = CollectiveKind::AllReduce;
+        let parts = smallvec![Part {
+            input: shard,
+            output: shard
+        }];
+        cx.b.collective(Rule::OuterReduce, outer, kind, comm, op, dtype, parts);
+    }
+
+    /// The buffer of a group's sums between micro-batches.
+    fn partial(&mut self, cx: &mut Cx<'_>, g: GroupId, dtype: DType) -> BufferId {
+        let rs = self.streams.reduce;
+        let group = cx.group(g);
+        let (unit, numel) = (group.unit, group.layout.shard_numel());
+        *self.groups[g.index()].partial_made.get_or_insert_with(|| {
+            cx.b.buffer(NewBuffer {
+                role: Role::ReduceOutput,
+                bytes: numel * dtype.size(),
+                dtype,
+                pool: Pool::Caching,
+                stream: rs,
+                unit,
+                holds: Holds::Group(g),
+            })
+        })
+    }
+
+    /// Keeps a micro-batch's sum over the shard axis, added to those before it.
+    fn keep_partial(&mut self, cx: &mut Cx<'_>, g: GroupId, output: BufferId) {
+        match self.groups[g.index()].partial {
+            Some(sum) => {
+                self.add(cx, g, output, sum);
+                cx.b.free(Rule::Reduce, output);
             }
-            cx.b.free(Rule::Reduce, output);
-            if self.last
-                && !first
-                && let Some(comm) = self.comms.outer
-            {
-                cx.b.join(Rule::OuterReduce, tail, self.streams.outer);
-                let op = self.op(cx, false);
-                let parts = smallvec![Part {
-                    input: to,
-                    output: to
-                }];
-                cx.b.collective(
-                    Rule::OuterReduce,
-                    self.streams.outer,
-                    CollectiveKind::AllReduce,
-                    comm,
-                    op,
-                    stored,
-                    parts,
-                );
-                tail = self.streams.outer;
-            }
-        } else {
-            self.groups[g.index()].reduced = Some(output);
-        }
-        if tail != rs {
-            // The buffer goes back to the reduce stream's list at the end of the step.
-            done = cx.b.record(Rule::OuterReduce, tail);
-            cx.b.wait(Rule::OuterReduce, done, rs);
-        } else if role == Role::ReduceOutput {
-            done = cx.b.record(Rule::Reduce, rs);
-        }
-        self.last_reduce = Some(done);
-        self.pending.push_back((input, done));
-        if rs == COMPUTE {
-            self.recycle(cx, 0, Rule::ReduceGate);
+            None => self.groups[g.index()].partial = Some(output),
         }
     }
 
-    /// bf16 and float32 average in the collective (`_get_gradient_divide_factors`); replicas are averaged too.
-    pub(super) fn op(&self, cx: &Cx<'_>, _inner: bool) -> ReduceOp {
-        if cx.scenario.fsdp.per_token_loss {
-            ReduceOp::Sum
-        } else {
-            ReduceOp::Avg
+    /// Adds what earlier micro-batches left.
+    fn add_partial(&mut self, cx: &mut Cx<'_>, g: GroupId, output: BufferId) {
+        if let Some(sum) = self.groups[g.index()].partial.take() {
+            self.add(cx, g, sum, output);
+            cx.b.free(Rule::Reduce, sum);
         }
+    }
+
+    /// Adds one sum over the shard axis to another, on their stream.
+    fn add(&self, cx: &mut Cx<'_>, g: GroupId, from: BufferId, to: BufferId) {
+        let n = cx.group(g).layout.shard_numel();
+        let dtype = cx.scenario.precision.comm_grads;
+        let (from, to) = (cx.b.whole(from), cx.b.whole(to));
+        cx.run(
+            Rule::ReduceAccumulate,
+            ShardOp::Accumulate,
+            n,
+            dtype,
+            self.streams.reduce,
+            &[from, to],
+            &[to],
+        );
+    }
+
+    /// Casts a reduced shard to the gradient at rest, or adds it there.
+    fn accumulate(&mut self, cx: &mut Cx<'_>, g: GroupId, output: BufferId, stream: StreamId) {
+        let stored = stored(cx.scenario);
+        let n = cx.group(g).layout.shard_numel();
+        let first = self.groups[g.index()].reduced.is_none();
+        let grad = *self.groups[g.index()].reduced.get_or_insert_with(|| {
+            let id = cx.transient_on(Role::MainGrad, n * stored.size(), stored, stream, g);
+            cx.b.alloc(Rule::ReduceAccumulate, id);
+            id
+        });
+        let (out, to) = (cx.b.whole(output), cx.b.whole(grad));
+        let (kind, reads) = if first {
+            (ShardOp::Copy, vec![out])
+        } else {
+            (ShardOp::Accumulate, vec![out, to])
+        };
+        cx.run(
+            Rule::ReduceAccumulate,
+            kind,
+            n,
+            stored,
+            stream,
+            &reads,
+            &[to],
+        );
+    }
+}
+
+/// Dtype of the sharded parameters and their gradients.
+pub(super) fn stored(scenario: &Scenario) -> DType {
+    let precision = scenario.precision;
+    precision.main_params.unwrap_or(precision.compute)
+}
+
+/// bf16 and float32 average in the collective (`_get_gradient_divide_factors`); replicas are averaged too.
+fn op(scenario: &Scenario) -> ReduceOp {
+    if scenario.fsdp.per_token_loss {
+        ReduceOp::Sum
+    } else {
+        ReduceOp::Avg
     }
 }

@@ -1,0 +1,215 @@
+//! Order, events and lifetimes of policy `fsdp2`, each as `torch.distributed.fsdp` 2.11 has them.
+
+use super::{LLAMA, collective, program, steady};
+use crate::check::check;
+use crate::model::OpKind;
+use crate::program::{
+    BufferId, COMPUTE, CollectiveKind, EventId, Instr, Op, Phase, Program, ReduceOp, Role, Rule,
+    ShardOp, StreamId, StreamKind,
+};
+use crate::units::DType;
+
+/// A program of this policy that the checker accepts.
+fn fsdp2(sets: &[&str]) -> Program {
+    let p = program(LLAMA, &[&["fsdp.policy=fsdp2"], sets].concat());
+    let report = check(&p);
+    assert!(report.is_ok(), "{sets:?}\n{report}");
+    p
+}
+
+fn stream(p: &Program, kind: StreamKind) -> StreamId {
+    let at = p.streams.iter().position(|s| s.kind == kind);
+    StreamId(at.expect("the policy has such a stream") as u8)
+}
+
+/// Position in the steady step of the only record of an event.
+fn recorded(p: &Program, event: EventId) -> usize {
+    let at = |i: &Instr| matches!(i.op, Op::Record { event: e, .. } if e == event);
+    let at = steady(p).iter().position(at);
+    at.expect("what is waited for is recorded in the same step")
+}
+
+/// Waits of a stream in the steady step: position, and the stream that recorded the event.
+fn waits(p: &Program, on: StreamId) -> Vec<(usize, EventId, StreamId)> {
+    let list = steady(p).iter().enumerate();
+    list.filter_map(|(at, i)| match i.op {
+        Op::Wait { event, stream } if stream == on => {
+            let Op::Record { stream, .. } = steady(p)[recorded(p, event)].op else {
+                unreachable!("found as a record")
+            };
+            Some((at, event, stream))
+        }
+        _ => None,
+    })
+    .collect()
+}
+
+/// Positions of a kind of collectives in the steady step.
+fn collectives(p: &Program, kind: CollectiveKind) -> Vec<usize> {
+    let list = steady(p).iter().enumerate();
+    list.filter(|(_, i)| i.phase == Phase::Backward && collective(p, i) == Some(kind))
+        .map(|(at, _)| at)
+        .collect()
+}
+
+/// Sharding kernels in the steady step that `pick` wants: position, operation, stream, first write.
+fn kernels(
+    p: &Program,
+    pick: impl Fn(ShardOp) -> bool,
+) -> Vec<(usize, ShardOp, StreamId, BufferId)> {
+    let list = steady(p).iter().enumerate();
+    list.filter_map(|(at, i)| {
+        let Op::Launch { kernel, stream, .. } = i.op else {
+            return None;
+        };
+        match p.kernels[kernel.index()].body.first()?.op {
+            OpKind::Shard(op) if pick(op) => Some((at, op, stream, p.writes(&i.op)[0].buffer)),
+            _ => None,
+        }
+    })
+    .collect()
+}
+
+fn frees(p: &Program, buffer: BufferId) -> Vec<usize> {
+    let list = steady(p).iter().enumerate();
+    list.filter(|(_, i)| i.op == Op::Free(buffer))
+        .map(|(at, _)| at)
+        .collect()
+}
+
+/// What a collective of the steady step writes, with its dtype and reduction.
+fn output(p: &Program, at: usize) -> (BufferId, DType, ReduceOp) {
+    let Op::Collective { id, .. } = steady(p)[at].op else {
+        panic!("no collective")
+    };
+    let c = &p.collectives[id.index()];
+    (c.parts[0].output.buffer, c.dtype, c.reduce)
+}
+
+/// Nothing but `finalize_backward` waits for what the all-reduce stream records.
+#[test]
+fn only_the_end_of_backward_waits_for_all_reduces() {
+    for sets in [
+        &["mesh.dp_outer=2"][..],
+        &["mesh.dp_outer=2", "precision.comm_grads=bf16"],
+        &["mesh.dp_outer=2", "train.grad_accum=2"],
+    ] {
+        let p = fsdp2(sets);
+        let rs = stream(&p, StreamKind::ReduceScatter);
+        let outer = stream(&p, StreamKind::Outer);
+        let all_reduces = collectives(&p, CollectiveKind::AllReduce);
+        assert_eq!(all_reduces.len(), p.groups.len(), "{sets:?}");
+        assert!(
+            waits(&p, rs).iter().all(|w| w.2 == COMPUTE),
+            "{sets:?}: {:?}",
+            waits(&p, rs)
+        );
+        let of_outer: Vec<_> = waits(&p, COMPUTE)
+            .into_iter()
+            .filter(|w| w.2 == outer)
+            .collect();
+        assert_eq!(of_outer.len(), p.groups.len(), "{sets:?}");
+        for (at, ..) in of_outer {
+            assert_eq!(steady(&p)[at].phase, Phase::Final, "{sets:?}");
+        }
+    }
+}
+
+/// What follows a reduce-scatter, on its own stream or another, does not hold up the next copy-in: `reduce_scatter_event` is recorded right
+/// behind it.
+#[test]
+fn the_gate_waits_for_reduce_scatters_alone() {
+    for sets in [
+        &[][..],
+        &["precision.comm_grads=bf16"],
+        &["precision.comm_grads=bf16", "train.grad_accum=2"],
+        &["mesh.dp_outer=2"],
+        &[
+            "mesh.dp_outer=2",
+            "train.grad_accum=3",
+            "precision.comm_grads=bf16",
+        ],
+    ] {
+        let p = fsdp2(sets);
+        let gates: Vec<EventId> = waits(&p, COMPUTE)
+            .into_iter()
+            .filter(|w| steady(&p)[w.0].rule == Rule::ReduceGate)
+            .map(|w| w.1)
+            .collect();
+        let scatters = collectives(&p, CollectiveKind::ReduceScatter);
+        // The last one of a micro-batch is waited for at its end.
+        let micro_batches = usize::from(p.meta.micro_batches);
+        assert_eq!(gates.len(), scatters.len() - micro_batches, "{sets:?}");
+        for event in gates {
+            assert!(scatters.contains(&(recorded(&p, event) - 1)), "{sets:?}");
+        }
+    }
+}
+
+/// `AllReduceState` holds what the replicas reduce until `finalize_backward`, where that is not the gradient itself.
+#[test]
+fn inputs_of_all_reduces_live_until_the_end_of_backward() {
+    for (dtype, role, phase, rule) in [
+        (
+            "bf16",
+            Role::ReduceOutput,
+            Phase::Final,
+            Rule::ReduceRelease,
+        ),
+        ("f32", Role::MainGrad, Phase::Optimizer, Rule::ZeroGrad),
+    ] {
+        let dtype = format!("precision.comm_grads={dtype}");
+        let p = fsdp2(&["mesh.dp_outer=2", &dtype]);
+        let outer = stream(&p, StreamKind::Outer);
+        for at in collectives(&p, CollectiveKind::AllReduce) {
+            let (buffer, ..) = output(&p, at);
+            assert_eq!(p.buffers[buffer.index()].role, role);
+            let &[freed] = &frees(&p, buffer)[..] else {
+                panic!("freed once")
+            };
+            let free = steady(&p)[freed];
+            assert_eq!((free.phase, free.rule), (phase, rule));
+            // Behind a wait for its own stream.
+            let waited = |w: &(usize, EventId, StreamId)| {
+                w.2 == outer && recorded(&p, w.1) > at && w.0 < freed
+            };
+            assert!(waits(&p, COMPUTE).iter().any(waited));
+        }
+    }
+}
+
+/// `partial_reduce_output` has the reduction's dtype and lives on its stream; the last micro-batch adds it to its own sum, and that is
+/// all-reduced before the one cast.
+#[test]
+fn partial_sums_have_the_dtype_of_the_reduction() {
+    let p = fsdp2(&[
+        "mesh.dp_outer=2",
+        "train.grad_accum=3",
+        "precision.comm_grads=bf16",
+    ]);
+    let groups = p.groups.len();
+    let rs = stream(&p, StreamKind::ReduceScatter);
+    let outer = stream(&p, StreamKind::Outer);
+    assert_eq!(
+        collectives(&p, CollectiveKind::ReduceScatter).len(),
+        3 * groups
+    );
+    let all_reduces = collectives(&p, CollectiveKind::AllReduce);
+    assert_eq!(all_reduces.len(), groups);
+    for at in all_reduces {
+        assert_eq!(steady(&p)[at].micro_batch, 2);
+        assert_eq!(output(&p, at).1, DType::Bf16);
+    }
+    let sums = kernels(&p, |op| op == ShardOp::Accumulate);
+    assert_eq!(sums.len(), 2 * groups);
+    for (at, _, on, sum) in sums {
+        assert_eq!((on, p.buffers[sum.index()].dtype), (rs, DType::Bf16));
+        assert!(steady(&p)[at].micro_batch > 0);
+    }
+    let casts = kernels(&p, |op| op == ShardOp::Copy);
+    assert_eq!(casts.len(), groups);
+    for (at, _, on, grad) in casts {
+        assert_eq!((on, p.buffers[grad.index()].dtype), (outer, DType::F32));
+        assert_eq!(steady(&p)[at].micro_batch, 2);
+    }
+}
