@@ -2,7 +2,7 @@
 
 use super::{LLAMA, collective, program, steady};
 use crate::check::check;
-use crate::model::OpKind;
+use crate::model::{OpKind, Real};
 use crate::program::{
     BufferId, COMPUTE, CollectiveKind, EventId, Instr, Op, Phase, Program, ReduceOp, Role, Rule,
     ShardOp, StreamId, StreamKind,
@@ -212,4 +212,60 @@ fn partial_sums_have_the_dtype_of_the_reduction() {
         assert_eq!((on, p.buffers[grad.index()].dtype), (outer, DType::F32));
         assert_eq!(steady(&p)[at].micro_batch, 2);
     }
+}
+
+/// `_get_gradient_divide_factors`: of N ranks, sums in f16 are divided by a power of two near √N before the reduce-scatter, and by what is
+/// left behind the last reduction; other dtypes are averaged.
+#[test]
+fn f16_divides_on_both_sides_of_the_reductions() {
+    for (shard, outer, before, after) in [
+        (4, 1, 2.0, 2.0),
+        (4, 2, 4.0, 2.0),
+        (6, 1, 4.0, 1.5),
+        (3, 1, 2.0, 1.5),
+    ] {
+        // 3 % 1 = 0 and 3 > 1: 2; 3 % 2 = 1. 6: 2, then 6 % 2 = 0 and 3 > 2: 4; 6 % 4 = 2.
+        let (shard, replicas) = (
+            format!("mesh.dp_shard={shard}"),
+            format!("mesh.dp_outer={outer}"),
+        );
+        let f16 = fsdp2(&[&shard, &replicas, "precision.comm_grads=f16"]);
+        let rs = stream(&f16, StreamKind::ReduceScatter);
+        let scales = kernels(&f16, |op| matches!(op, ShardOp::Scale { .. }));
+        let scatters = collectives(&f16, CollectiveKind::ReduceScatter);
+        assert_eq!(scales.len(), 2 * f16.groups.len());
+        for (pair, scatter) in scales.chunks(2).zip(scatters) {
+            let factor = |by: f64| ShardOp::Scale {
+                factor: Real(1.0 / by),
+            };
+            let [pre, post] = pair else {
+                panic!("two of each group")
+            };
+            assert_eq!((pre.1, pre.2), (factor(before), rs));
+            assert_eq!(f16.buffers[pre.3.index()].role, Role::ReduceInput);
+            assert!(pre.0 < scatter && scatter < post.0);
+            assert_eq!(post.1, factor(after));
+            assert_eq!(output(&f16, scatter).0, post.3);
+            let tail = if outer > 1 {
+                stream(&f16, StreamKind::Outer)
+            } else {
+                rs
+            };
+            assert_eq!(post.2, tail);
+        }
+        let ops = |p: &Program| -> Vec<ReduceOp> {
+            [CollectiveKind::ReduceScatter, CollectiveKind::AllReduce]
+                .iter()
+                .flat_map(|k| collectives(p, *k))
+                .map(|at| output(p, at).2)
+                .collect()
+        };
+        assert!(ops(&f16).iter().all(|op| *op == ReduceOp::Sum));
+        let bf16 = fsdp2(&[&shard, &replicas, "precision.comm_grads=bf16"]);
+        assert!(ops(&bf16).iter().all(|op| *op == ReduceOp::Avg));
+        assert!(kernels(&bf16, |op| matches!(op, ShardOp::Scale { .. })).is_empty());
+    }
+    // Not averaged at all: a divisor of 1.
+    let p = fsdp2(&["precision.comm_grads=f16", "fsdp.per_token_loss=true"]);
+    assert!(kernels(&p, |op| matches!(op, ShardOp::Scale { .. })).is_empty());
 }

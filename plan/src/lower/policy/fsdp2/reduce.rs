@@ -3,6 +3,7 @@
 use super::Fsdp2;
 use crate::lower::builder::NewBuffer;
 use crate::lower::context::Cx;
+use crate::model::Real;
 use crate::program::{
     Access, BufferId, COMPUTE, CollectiveKind, CommId, GroupId, Holds, HostWorkKind, Part, Pool,
     ReduceOp, Role, Rule, ShardOp, StreamId,
@@ -10,6 +11,53 @@ use crate::program::{
 use crate::scenario::Scenario;
 use crate::units::DType;
 use smallvec::smallvec;
+
+/// How gradients become an average.
+#[derive(Clone, Copy, Debug, PartialEq)]
+struct Division {
+    /// What the input of the reduce-scatter is divided by.
+    before: u32,
+    /// What the result of the last reduction is divided by.
+    after: f64,
+    op: ReduceOp,
+}
+
+impl Division {
+    /// bf16 and float32 average in the collectives; other dtypes might overflow there, so sums of them are divided by about the root of
+    /// the number of ranks on either side (`_get_gradient_divide_factors`). `ranks`: that average, of both axes.
+    fn new(scenario: &Scenario, ranks: u32) -> Self {
+        let sums = scenario.fsdp.per_token_loss;
+        if matches!(scenario.precision.comm_grads, DType::F32 | DType::Bf16) {
+            let op = if sums { ReduceOp::Sum } else { ReduceOp::Avg };
+            return Self {
+                before: 1,
+                after: 1.0,
+                op,
+            };
+        }
+        let factor = if sums { 1 } else { ranks };
+        let mut before = 1;
+        while factor % before == 0 && factor / before > before {
+            before *= 2;
+        }
+        Self {
+            before,
+            after: f64::from(factor) / f64::from(before),
+            op: ReduceOp::Sum,
+        }
+    }
+}
+
+/// Divides a range in place, unless by 1 (`_div_if_needed`).
+fn divide(cx: &mut Cx<'_>, what: Access, by: f64, dtype: DType, stream: StreamId) {
+    if by > 1.0 {
+        let scale = ShardOp::Scale {
+            factor: Real(1.0 / by),
+        };
+        let n = what.bytes / dtype.size();
+        cx.run(Rule::Scale, scale, n, dtype, stream, &[what], &[what]);
+    }
+}
 
 impl Fsdp2 {
     /// Compute waits for the oldest reduce-scatters and drops their inputs until `limit` of these are left.
@@ -28,7 +76,7 @@ impl Fsdp2 {
     pub(super) fn reduce(&mut self, cx: &mut Cx<'_>, g: GroupId) {
         let rs = self.streams.reduce;
         let (c, stored) = (cx.scenario.precision.comm_grads, stored(cx.scenario));
-        let op = op(cx.scenario);
+        let division = Division::new(cx.scenario, cx.world());
         let input = self.pack(cx, g, c);
         cx.b.join(Rule::ReduceFork, COMPUTE, rs);
         let replicas = self.comms.outer;
@@ -48,7 +96,8 @@ impl Fsdp2 {
             cx.transient_on(role, bytes, c, rs, g)
         };
         cx.b.alloc(Rule::Reduce, output);
-        self.scatter(cx, g, input, output, op);
+        divide(cx, cx.b.whole(input), f64::from(division.before), c, rs);
+        self.scatter(cx, g, input, output, division.op);
         // The next group's post-backward waits for the reduce-scatter alone: what follows it on any stream is the end of backward's.
         let scattered = cx.b.record(Rule::Reduce, rs);
         self.pending.push_back((input, scattered));
@@ -59,8 +108,9 @@ impl Fsdp2 {
             if let Some(comm) = replicas {
                 self.add_partial(cx, g, output);
                 tail = self.streams.outer;
-                self.all_reduce(cx, output, comm, op);
+                self.all_reduce(cx, output, comm, division.op);
             }
+            divide(cx, cx.b.whole(output), division.after, c, tail);
             if c == stored && first {
                 self.groups[g.index()].reduced = Some(output);
             } else {
@@ -233,13 +283,4 @@ impl Fsdp2 {
 pub(super) fn stored(scenario: &Scenario) -> DType {
     let precision = scenario.precision;
     precision.main_params.unwrap_or(precision.compute)
-}
-
-/// bf16 and float32 average in the collective (`_get_gradient_divide_factors`); replicas are averaged too.
-fn op(scenario: &Scenario) -> ReduceOp {
-    if scenario.fsdp.per_token_loss {
-        ReduceOp::Sum
-    } else {
-        ReduceOp::Avg
-    }
 }
