@@ -1,6 +1,8 @@
 //! Programs against closed forms, counts and text.
 
+mod find;
 mod fsdp2;
+mod full;
 
 use super::plan;
 use crate::program::{

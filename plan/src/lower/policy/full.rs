@@ -19,15 +19,17 @@ use crate::compile::tape::ParamId;
 use crate::lower::builder::NewBuffer;
 use crate::lower::context::{Comms, Cx};
 use crate::lower::optimizer::{Moments, OptimizerItem, ShardState, moments};
+use crate::lower::streams::CommStreams;
 use crate::lower::walk::{Lifecycle, Location, Pass};
 use crate::program::{
-    Access, BufferId, COMPUTE, EventId, Holds, PerRank, Phase, Role, Rule, StreamId, StreamKind,
-    UnitId,
+    Access, BufferId, COMPUTE, EventId, Holds, PerRank, Phase, Role, Rule, UnitId,
 };
 use crate::scenario::Reshard;
 use crate::shard::Layout;
 use crate::units::DType;
 use buckets::{Bucket, Direction, direction, reductions, window};
+use reduce::ReduceBuffers;
+use smallvec::SmallVec;
 use std::collections::VecDeque;
 
 /// A parameter's own buffers.
@@ -51,10 +53,17 @@ struct InFlight {
     bytes: u64,
 }
 
+/// Reductions of a bucket, and what they need until they are done.
+#[derive(Clone, Debug)]
+struct Reducing {
+    buffers: SmallVec<[BufferId; 3]>,
+    /// `None` where they run on the compute stream.
+    done: Option<EventId>,
+}
+
 pub(crate) struct Full {
     comms: Comms,
-    gather: StreamId,
-    reduce: StreamId,
+    streams: CommStreams,
     params: Vec<ParamState>,
     /// Gathers of forward, backward and validation.
     directions: [Direction; 3],
@@ -62,7 +71,7 @@ pub(crate) struct Full {
     reduction_of: Vec<Option<u32>>,
     /// Buffers of gather buckets and reduction buckets, made on first use.
     gather_buffers: Vec<Vec<Option<BufferId>>>,
-    reduce_buffers: Vec<Option<(BufferId, BufferId)>>,
+    reduce_buffers: Vec<Option<ReduceBuffers>>,
     pass: Pass,
     /// Next bucket to issue in this direction.
     next: usize,
@@ -71,7 +80,7 @@ pub(crate) struct Full {
     grad_live: Vec<bool>,
     /// Gradients still missing in each reduction bucket.
     missing: Vec<usize>,
-    reducing: VecDeque<(InFlight, Option<BufferId>)>,
+    reducing: VecDeque<Reducing>,
     uses: usize,
     window: u64,
     in_flight: u64,
@@ -83,16 +92,7 @@ impl Full {
     pub(crate) fn new(cx: &mut Cx<'_>) -> Self {
         let separate = cx.scenario.fsdp.separate_communicators;
         let sharded = cx.inner > 1;
-        let gather = if sharded {
-            cx.b.add_stream(StreamKind::AllGather, -1)
-        } else {
-            COMPUTE
-        };
-        let reduce = if sharded {
-            cx.b.add_stream(StreamKind::ReduceScatter, -1)
-        } else {
-            COMPUTE
-        };
+        let streams = CommStreams::new(cx, sharded, -1, 0);
         let comms = cx.communicators(separate);
         let params = (0..cx.tape.params.len() as u32)
             .map(|p| param_state(cx, ParamId(p)))
@@ -105,8 +105,7 @@ impl Full {
         let window = window(cx);
         Self {
             comms,
-            gather,
-            reduce,
+            streams,
             params,
             gather_buffers: directions
                 .iter()
@@ -336,8 +335,8 @@ impl Full {
         self.uses = 0;
         self.in_flight = 0;
         self.issued = vec![None; self.direction().buckets.len()];
-        if self.gather != COMPUTE && pass != Pass::Backward {
-            cx.b.join(Rule::StepStart, COMPUTE, self.gather);
+        if self.streams.gather != COMPUTE && pass != Pass::Backward {
+            cx.b.join(Rule::StepStart, COMPUTE, self.streams.gather);
         }
     }
 

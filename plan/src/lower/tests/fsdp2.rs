@@ -1,89 +1,17 @@
 //! Order, events and lifetimes of policy `fsdp2`, each as `torch.distributed.fsdp` 2.11 has them.
 
-use super::{LLAMA, collective, program, steady};
-use crate::check::check;
-use crate::model::{OpKind, Real};
+use super::find::{checked, collectives, frees, kernels, output, recorded, stream, waits};
+use super::steady;
+use crate::model::Real;
 use crate::program::{
-    BufferId, COMPUTE, CollectiveKind, EventId, Instr, Op, Phase, Program, ReduceOp, Role, Rule,
-    ShardOp, StreamId, StreamKind,
+    COMPUTE, CollectiveKind, EventId, Phase, Program, ReduceOp, Role, Rule, ShardOp, StreamId,
+    StreamKind,
 };
 use crate::units::DType;
 
 /// A program of this policy that the checker accepts.
 fn fsdp2(sets: &[&str]) -> Program {
-    let p = program(LLAMA, &[&["fsdp.policy=fsdp2"], sets].concat());
-    let report = check(&p);
-    assert!(report.is_ok(), "{sets:?}\n{report}");
-    p
-}
-
-fn stream(p: &Program, kind: StreamKind) -> StreamId {
-    let at = p.streams.iter().position(|s| s.kind == kind);
-    StreamId(at.expect("the policy has such a stream") as u8)
-}
-
-/// Position in the steady step of the only record of an event.
-fn recorded(p: &Program, event: EventId) -> usize {
-    let at = |i: &Instr| matches!(i.op, Op::Record { event: e, .. } if e == event);
-    let at = steady(p).iter().position(at);
-    at.expect("what is waited for is recorded in the same step")
-}
-
-/// Waits of a stream in the steady step: position, and the stream that recorded the event.
-fn waits(p: &Program, on: StreamId) -> Vec<(usize, EventId, StreamId)> {
-    let list = steady(p).iter().enumerate();
-    list.filter_map(|(at, i)| match i.op {
-        Op::Wait { event, stream } if stream == on => {
-            let Op::Record { stream, .. } = steady(p)[recorded(p, event)].op else {
-                unreachable!("found as a record")
-            };
-            Some((at, event, stream))
-        }
-        _ => None,
-    })
-    .collect()
-}
-
-/// Positions of a kind of collectives in the steady step.
-fn collectives(p: &Program, kind: CollectiveKind) -> Vec<usize> {
-    let list = steady(p).iter().enumerate();
-    list.filter(|(_, i)| i.phase == Phase::Backward && collective(p, i) == Some(kind))
-        .map(|(at, _)| at)
-        .collect()
-}
-
-/// Sharding kernels in the steady step that `pick` wants: position, operation, stream, first write.
-fn kernels(
-    p: &Program,
-    pick: impl Fn(ShardOp) -> bool,
-) -> Vec<(usize, ShardOp, StreamId, BufferId)> {
-    let list = steady(p).iter().enumerate();
-    list.filter_map(|(at, i)| {
-        let Op::Launch { kernel, stream, .. } = i.op else {
-            return None;
-        };
-        match p.kernels[kernel.index()].body.first()?.op {
-            OpKind::Shard(op) if pick(op) => Some((at, op, stream, p.writes(&i.op)[0].buffer)),
-            _ => None,
-        }
-    })
-    .collect()
-}
-
-fn frees(p: &Program, buffer: BufferId) -> Vec<usize> {
-    let list = steady(p).iter().enumerate();
-    list.filter(|(_, i)| i.op == Op::Free(buffer))
-        .map(|(at, _)| at)
-        .collect()
-}
-
-/// What a collective of the steady step writes, with its dtype and reduction.
-fn output(p: &Program, at: usize) -> (BufferId, DType, ReduceOp) {
-    let Op::Collective { id, .. } = steady(p)[at].op else {
-        panic!("no collective")
-    };
-    let c = &p.collectives[id.index()];
-    (c.parts[0].output.buffer, c.dtype, c.reduce)
+    checked(&[&["fsdp.policy=fsdp2"], sets].concat())
 }
 
 /// Nothing but `finalize_backward` waits for what the all-reduce stream records.

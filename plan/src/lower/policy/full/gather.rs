@@ -58,21 +58,21 @@ impl Full {
             &shards,
             &[slice],
         );
-        cx.b.join(Rule::CopyIn, COMPUTE, self.gather);
+        cx.b.join(Rule::CopyIn, COMPUTE, self.streams.gather);
         let parts = smallvec![Part {
             input: slice,
             output
         }];
         cx.b.collective(
             rule,
-            self.gather,
+            self.streams.gather,
             CollectiveKind::AllGather,
             comm,
             ReduceOp::None,
             w,
             parts,
         );
-        let done = cx.b.record(rule, self.gather);
+        let done = cx.b.record(rule, self.streams.gather);
         self.in_flight += bucket.bytes;
         self.issued[index] = Some(InFlight {
             buffer,

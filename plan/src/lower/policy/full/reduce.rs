@@ -1,33 +1,42 @@
-//! Reductions: copy-in, reduce-scatter, accumulation, all-reduce over replicas.
+//! Reductions: copy-in, reduce-scatter, all-reduce over replicas, accumulation.
 
-use super::{Full, InFlight, stored};
+use super::{Full, Reducing, stored};
 use crate::lower::builder::NewBuffer;
 use crate::lower::context::Cx;
-use crate::program::{Access, COMPUTE, CollectiveKind, Holds, Part, ReduceOp, Role, Rule, ShardOp};
-use crate::units::DType;
-use smallvec::smallvec;
+use crate::program::{
+    Access, BufferId, COMPUTE, CollectiveKind, CommId, Holds, Part, ReduceOp, Role, Rule, ShardOp,
+    StreamId,
+};
+use smallvec::{SmallVec, smallvec};
+
+/// Buffers of a reduction bucket.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct ReduceBuffers {
+    input: BufferId,
+    output: BufferId,
+    /// Sum over the shard axis of the micro-batches so far, where the last one's is reduced over the replicas.
+    partial: Option<BufferId>,
+}
 
 impl Full {
     pub(super) fn release_reductions(&mut self, cx: &mut Cx<'_>, limit: usize, rule: Rule) {
         while self.reducing.len() > limit {
-            let Some((r, temp)) = self.reducing.pop_front() else {
+            let Some(r) = self.reducing.pop_front() else {
                 break;
             };
-            if self.reduce != COMPUTE {
-                cx.b.wait(rule, r.done, COMPUTE);
+            if let Some(done) = r.done {
+                cx.b.wait(rule, done, COMPUTE);
             }
-            cx.b.free(Rule::ReduceRelease, r.buffer);
-            if let Some(temp) = temp {
-                cx.b.free(Rule::ReduceRelease, temp);
+            for buffer in r.buffers {
+                cx.b.free(Rule::ReduceRelease, buffer);
             }
         }
     }
 
-    /// Copy-in and reduce-scatter of a bucket whose gradients are complete.
+    /// Copy-in and reductions of a bucket whose gradients are complete.
     pub(super) fn reduce(&mut self, cx: &mut Cx<'_>, index: usize) {
         let bucket = self.reductions[index].clone();
-        let precision = cx.scenario.precision;
-        let (c, stored) = (precision.comm_grads, stored(cx));
+        let c = cx.scenario.precision.comm_grads;
         let inner = u64::from(cx.inner);
         let shard_numel: u64 = bucket
             .params
@@ -35,29 +44,30 @@ impl Full {
             .map(|p| self.params[p.index()].shard_numel)
             .sum();
         let unit = self.params[bucket.params[0].index()].unit;
-        let (input, output) = match self.reduce_buffers[index] {
-            Some(ids) => ids,
-            None => {
-                let pool = cx.transient_pool;
-                let mut make = |role, numel, dtype: DType, name| {
-                    cx.b.buffer(NewBuffer {
-                        role,
-                        bytes: numel * dtype.size(),
-                        dtype,
-                        pool,
-                        stream: COMPUTE,
-                        unit,
-                        holds: Holds::Named(name),
-                    })
-                };
-                let ids = (
-                    make(Role::ReduceInput, shard_numel * inner, c, "reduce bucket"),
-                    make(Role::ReduceOutput, shard_numel, c, "reduced bucket"),
-                );
-                self.reduce_buffers[index] = Some(ids);
-                ids
+        let ReduceBuffers {
+            input,
+            output,
+            partial,
+        } = *self.reduce_buffers[index].get_or_insert_with(|| {
+            let partial = self.comms.outer.is_some() && cx.scenario.train.grad_accum > 1;
+            let pool = cx.transient_pool;
+            let mut make = |role, numel, name| {
+                cx.b.buffer(NewBuffer {
+                    role,
+                    bytes: numel * c.size(),
+                    dtype: c,
+                    pool,
+                    stream: COMPUTE,
+                    unit,
+                    holds: Holds::Named(name),
+                })
+            };
+            ReduceBuffers {
+                input: make(Role::ReduceInput, shard_numel * inner, "reduce bucket"),
+                output: make(Role::ReduceOutput, shard_numel, "reduced bucket"),
+                partial: partial.then(|| make(Role::ReduceOutput, shard_numel, "partial bucket")),
             }
-        };
+        });
         cx.b.alloc(Rule::ReduceCopyIn, input);
         let grads: Vec<Access> = bucket
             .params
@@ -78,101 +88,118 @@ impl Full {
             cx.b.free(Rule::Grad, self.params[p.index()].grad);
             self.grad_live[p.index()] = false;
         }
-        cx.b.alloc(Rule::Reduce, output);
-        let out = cx.b.whole(output);
-        if self.first {
+        let streams = self.streams;
+        let replicas = self.comms.outer;
+        // A sum that is not all-reduced yet is kept as it is.
+        let keeps = replicas.is_some() && !self.last;
+        let target = partial.filter(|_| keeps && self.first).unwrap_or(output);
+        cx.b.alloc(Rule::Reduce, target);
+        // The gradients' first result that is whole.
+        let fresh = self.first || replicas.is_some();
+        if fresh && !keeps {
             for p in &bucket.params {
                 cx.b.alloc(Rule::Reduce, self.params[p.index()].reduced);
             }
         }
-        cx.b.join(Rule::ReduceFork, COMPUTE, self.reduce);
+        cx.b.join(Rule::ReduceFork, COMPUTE, streams.reduce);
         let op = if cx.scenario.fsdp.per_token_loss {
             ReduceOp::Sum
         } else {
             ReduceOp::Avg
         };
-        match self.comms.reduce {
-            Some(comm) => {
-                let parts = smallvec![Part {
-                    input: whole,
-                    output: out
-                }];
-                cx.b.collective(
-                    Rule::Reduce,
-                    self.reduce,
-                    CollectiveKind::ReduceScatter,
-                    comm,
-                    op,
-                    c,
-                    parts,
-                );
+        let out = cx.b.whole(target);
+        self.scatter(cx, whole, out, op);
+        let mut buffers: SmallVec<[BufferId; 3]> = smallvec![input];
+        let mut tail = streams.reduce;
+        let sum = partial.filter(|_| !self.first);
+        if keeps {
+            if let Some(sum) = sum {
+                let sum = cx.b.whole(sum);
+                accumulate(cx, out, &[sum], tail);
+                buffers.push(output);
             }
-            None => cx.run(
+        } else {
+            if let Some(sum) = sum {
+                accumulate(cx, cx.b.whole(sum), &[out], tail);
+                buffers.push(sum);
+            }
+            if let Some(comm) = replicas {
+                tail = streams.outer;
+                self.all_reduce(cx, out, comm, op);
+            }
+            let to: Vec<Access> = bucket
+                .params
+                .iter()
+                .map(|p| cx.b.whole(self.params[p.index()].reduced))
+                .collect();
+            if fresh {
+                let kind = ShardOp::MultiCopy;
+                let dtype = stored(cx);
+                cx.run(
+                    Rule::ReduceAccumulate,
+                    kind,
+                    shard_numel,
+                    dtype,
+                    tail,
+                    &[out],
+                    &to,
+                );
+            } else {
+                accumulate(cx, out, &to, tail);
+            }
+            buffers.push(output);
+        }
+        let done = (tail != COMPUTE).then(|| cx.b.record(Rule::Reduce, tail));
+        self.reducing.push_back(Reducing { buffers, done });
+        self.release_reductions(cx, usize::from(done.is_some()), Rule::ReduceGate);
+    }
+
+    fn scatter(&self, cx: &mut Cx<'_>, input: Access, output: Access, op: ReduceOp) {
+        let (stream, dtype) = (self.streams.reduce, cx.scenario.precision.comm_grads);
+        let Some(comm) = self.comms.reduce else {
+            let n = output.bytes / dtype.size();
+            cx.run(
                 Rule::Reduce,
                 ShardOp::Copy,
-                shard_numel,
-                c,
-                self.reduce,
-                &[whole],
-                &[out],
-            ),
-        }
-        let to: Vec<Access> = bucket
-            .params
-            .iter()
-            .map(|p| cx.b.whole(self.params[p.index()].reduced))
-            .collect();
-        let (kind, reads) = if self.first {
-            (ShardOp::MultiCopy, vec![out])
-        } else {
-            (
-                ShardOp::Accumulate,
-                std::iter::once(out).chain(to.iter().copied()).collect(),
-            )
-        };
-        cx.run(
-            Rule::ReduceAccumulate,
-            kind,
-            shard_numel,
-            stored,
-            self.reduce,
-            &reads,
-            &to,
-        );
-        if let Some(comm) = self.comms.outer.filter(|_| self.last) {
-            // Parameter order, so that the parts of a launch follow one rule on every rank.
-            let mut to = to;
-            to.sort_unstable_by_key(|a| a.buffer);
-            let parts = to
-                .iter()
-                .map(|a| Part {
-                    input: *a,
-                    output: *a,
-                })
-                .collect();
-            cx.b.collective(
-                Rule::OuterReduce,
-                self.reduce,
-                CollectiveKind::AllReduce,
-                comm,
-                op,
-                stored,
-                parts,
+                n,
+                dtype,
+                stream,
+                &[input],
+                &[output],
             );
-        }
-        let done = cx.b.record(Rule::Reduce, self.reduce);
-        self.reducing.push_back((
-            InFlight {
-                buffer: input,
-                done,
-                bytes: whole.bytes,
-            },
-            Some(output),
-        ));
-        self.release_reductions(
-            cx,
-            if self.reduce == COMPUTE { 0 } else { 1 },
-            Rule::ReduceGate,
-        );
+            return;
+        };
+        let kind = CollectiveKind::ReduceScatter;
+        let parts = smallvec![Part { input, output }];
+        cx.b.collective(Rule::Reduce, stream, kind, comm, op, dtype, parts);
     }
+
+    /// Sums a reduced bucket over the replicas: every communicator has a stream of its own, and both reductions one dtype
+    /// (`redistribute(backward_dtype)` of SimpleFSDP).
+    fn all_reduce(&self, cx: &mut Cx<'_>, bucket: Access, comm: CommId, op: ReduceOp) {
+        let (stream, dtype) = (self.streams.outer, cx.scenario.precision.comm_grads);
+        cx.b.join(Rule::OuterReduce, self.streams.reduce, stream);
+        let kind = CollectiveKind::AllReduce;
+        let parts = smallvec![Part {
+            input: bucket,
+            output: bucket
+        }];
+        cx.b.collective(Rule::OuterReduce, stream, kind, comm, op, dtype, parts);
+    }
+}
+
+/// Adds a range to others, one after another, in the dtype of these.
+fn accumulate(cx: &mut Cx<'_>, from: Access, to: &[Access], stream: StreamId) {
+    let dtype = cx.b.buffers[to[0].buffer.index()].dtype;
+    let n = to.iter().map(|a| a.bytes).sum::<u64>() / dtype.size();
+    let reads: Vec<Access> = std::iter::once(from).chain(to.iter().copied()).collect();
+    cx.run(
+        Rule::ReduceAccumulate,
+        ShardOp::Accumulate,
+        n,
+        dtype,
+        stream,
+        &reads,
+        to,
+    );
 }

@@ -1,0 +1,88 @@
+//! What tests of schedules look for in a program.
+
+use super::{LLAMA, collective, program, steady};
+use crate::check::check;
+use crate::model::OpKind;
+use crate::program::{
+    BufferId, CollectiveKind, EventId, Instr, Op, Phase, Program, ReduceOp, ShardOp, StreamId,
+    StreamKind,
+};
+use crate::units::DType;
+
+/// A program of the small llama that the checker accepts.
+pub(super) fn checked(sets: &[&str]) -> Program {
+    let p = program(LLAMA, sets);
+    let report = check(&p);
+    assert!(report.is_ok(), "{sets:?}\n{report}");
+    p
+}
+
+pub(super) fn stream(p: &Program, kind: StreamKind) -> StreamId {
+    let at = p.streams.iter().position(|s| s.kind == kind);
+    StreamId(at.expect("the policy has such a stream") as u8)
+}
+
+/// Position in the steady step of the only record of an event.
+pub(super) fn recorded(p: &Program, event: EventId) -> usize {
+    let at = |i: &Instr| matches!(i.op, Op::Record { event: e, .. } if e == event);
+    let at = steady(p).iter().position(at);
+    at.expect("what is waited for is recorded in the same step")
+}
+
+/// Waits of a stream in the steady step: position, and the stream that recorded the event.
+pub(super) fn waits(p: &Program, on: StreamId) -> Vec<(usize, EventId, StreamId)> {
+    let list = steady(p).iter().enumerate();
+    list.filter_map(|(at, i)| match i.op {
+        Op::Wait { event, stream } if stream == on => {
+            let Op::Record { stream, .. } = steady(p)[recorded(p, event)].op else {
+                unreachable!("found as a record")
+            };
+            Some((at, event, stream))
+        }
+        _ => None,
+    })
+    .collect()
+}
+
+/// Positions of a kind of collectives in the steady step.
+pub(super) fn collectives(p: &Program, kind: CollectiveKind) -> Vec<usize> {
+    let list = steady(p).iter().enumerate();
+    list.filter(|(_, i)| i.phase == Phase::Backward && collective(p, i) == Some(kind))
+        .map(|(at, _)| at)
+        .collect()
+}
+
+/// Sharding kernels in the steady step that `pick` wants: position, operation, stream, first write.
+pub(super) fn kernels(
+    p: &Program,
+    pick: impl Fn(ShardOp) -> bool,
+) -> Vec<(usize, ShardOp, StreamId, BufferId)> {
+    let list = steady(p).iter().enumerate();
+    list.filter_map(|(at, i)| {
+        let Op::Launch { kernel, stream, .. } = i.op else {
+            return None;
+        };
+        match p.kernels[kernel.index()].body.first()?.op {
+            OpKind::Shard(op) if pick(op) => Some((at, op, stream, p.writes(&i.op)[0].buffer)),
+            _ => None,
+        }
+    })
+    .collect()
+}
+
+/// Positions in the steady step at which a buffer is freed.
+pub(super) fn frees(p: &Program, buffer: BufferId) -> Vec<usize> {
+    let list = steady(p).iter().enumerate();
+    list.filter(|(_, i)| i.op == Op::Free(buffer))
+        .map(|(at, _)| at)
+        .collect()
+}
+
+/// What a collective of the steady step writes, with its dtype and reduction.
+pub(super) fn output(p: &Program, at: usize) -> (BufferId, DType, ReduceOp) {
+    let Op::Collective { id, .. } = steady(p)[at].op else {
+        panic!("no collective")
+    };
+    let c = &p.collectives[id.index()];
+    (c.parts[0].output.buffer, c.dtype, c.reduce)
+}
