@@ -52,8 +52,10 @@ struct GroupState {
     all_reduced: Option<BufferId>,
     /// End of the group's last reduction, cast and accumulation included.
     post_reduce: Option<EventId>,
-    /// Slices kept by integer reshard.
+    /// Slices kept by integer reshard, until the backward's copy-out.
     kept: Vec<BufferId>,
+    /// Event behind their making (`_reshard_after_forward_event`).
+    resharded: Option<EventId>,
 }
 
 pub(crate) struct Fsdp2 {
@@ -173,10 +175,10 @@ impl Lifecycle for Fsdp2 {
         if validation {
             self.reshard(cx, unit);
         } else if cx.unit(unit).reshards {
-            if let Reshard::Group(n) = cx.scenario.fsdp.reshard_after_forward {
-                self.keep_slices(cx, unit, n);
+            match cx.scenario.fsdp.reshard_after_forward {
+                Reshard::Group(n) => self.keep_slices(cx, unit, n),
+                _ => self.reshard(cx, unit),
             }
-            self.reshard(cx, unit);
         }
     }
 

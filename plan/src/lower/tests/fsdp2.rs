@@ -4,8 +4,8 @@ use super::find::{checked, collectives, frees, kernels, output, recorded, stream
 use super::steady;
 use crate::model::Real;
 use crate::program::{
-    COMPUTE, CollectiveKind, EventId, Phase, Program, ReduceOp, Role, Rule, ShardOp, StreamId,
-    StreamKind,
+    COMPUTE, CollectiveKind, EventId, Instr, Op, Phase, Program, ReduceOp, Role, Rule, ShardOp,
+    StreamId, StreamKind,
 };
 use crate::units::DType;
 
@@ -196,4 +196,66 @@ fn f16_divides_on_both_sides_of_the_reductions() {
     // Not averaged at all: a divisor of 1.
     let p = fsdp2(&["precision.comm_grads=f16", "fsdp.per_token_loss=true"]);
     assert!(kernels(&p, |op| matches!(op, ShardOp::Scale { .. })).is_empty());
+}
+
+/// `reshard` records an event behind the slices it keeps; only the same group's next `unshard` waits for it, on both gather streams, and
+/// `to_unsharded` frees the slices right behind the copy-out, ahead of the backward that uses it.
+#[test]
+fn slices_of_an_integer_reshard_hold_up_their_own_gather_alone() {
+    let p = fsdp2(&["fsdp.reshard_after_forward=2", "model.layers=3"]);
+    let [copy_in, gather] = [StreamKind::CopyIn, StreamKind::AllGather].map(|k| stream(&p, k));
+    let list = steady(&p);
+    let of_rule = |rule, pick: &dyn Fn(&Op) -> bool| -> Vec<usize> {
+        let all = list.iter().enumerate();
+        all.filter(|(_, i)| i.rule == rule && pick(&i.op))
+            .map(|(at, _)| at)
+            .collect()
+    };
+    let slices = of_rule(Rule::ReshardGroup, &|op| matches!(op, Op::Alloc(_)));
+    let frees = of_rule(Rule::ReshardGroup, &|op| matches!(op, Op::Free(_)));
+    assert_eq!(slices.len(), frees.len());
+    let blocks = p.units.iter().filter(|u| u.reshards).count();
+    assert_eq!(blocks, 3);
+    for on in [copy_in, gather] {
+        let waits: Vec<_> = waits(&p, on)
+            .into_iter()
+            .filter(|w| list[w.0].rule == Rule::ReshardGroup)
+            .collect();
+        assert_eq!(waits.len(), blocks);
+        for (at, event, _) in waits {
+            // In backward, for what was recorded in the same unit's forward.
+            let made = list[recorded(&p, event)];
+            assert_eq!(
+                (list[at].phase, made.phase),
+                (Phase::Backward, Phase::Forward)
+            );
+            assert_eq!(list[at].unit, made.unit);
+        }
+    }
+    // No gather of forward waits for computation but through a copy-out or at the start.
+    for on in [copy_in, gather] {
+        for (at, ..) in waits(&p, on) {
+            let i = list[at];
+            let gate = [Rule::StepStart, Rule::GatherGate, Rule::CopyIn];
+            assert!(i.phase != Phase::Forward || gate.contains(&i.rule), "{i:?}");
+        }
+    }
+    for at in frees {
+        assert_eq!(list[at].phase, Phase::Backward);
+        // Nothing but other slices between it and its unit's copy-out.
+        let before = list[..at]
+            .iter()
+            .rposition(|i| !matches!(i.op, Op::Free(_)))
+            .expect("a copy-out");
+        assert_eq!(list[before].rule, Rule::CopyOut);
+        assert_eq!(list[before].unit, list[at].unit);
+    }
+    // Parameter by parameter: what was cloned is freed before the next slice is made.
+    for pair in slices.windows(2) {
+        if list[pair[0]].unit == list[pair[1]].unit {
+            let between = &list[pair[0]..pair[1]];
+            let whole = |i: &&Instr| i.rule == Rule::Reshard && matches!(i.op, Op::Free(_));
+            assert_eq!(between.iter().filter(whole).count(), 1);
+        }
+    }
 }

@@ -20,6 +20,12 @@ impl Fsdp2 {
         let n = self.groups[g.index()].shards.len() as u16;
         cx.b.host(rule, HostWorkKind::Hook, 1);
         cx.b.host(rule, HostWorkKind::HookParam, n);
+        // The slices come from the compute stream; nothing but their own gather waits for it.
+        if let Some(event) = self.groups[g.index()].resharded.take() {
+            for stream in [self.copy_in, self.streams.gather] {
+                cx.b.wait(Rule::ReshardGroup, event, stream);
+            }
+        }
         let kept = self.groups[g.index()].kept.clone();
         let (comm, input_numel, per_rank) = match cx.scenario.fsdp.reshard_after_forward {
             Reshard::Group(s) if !kept.is_empty() => {
@@ -185,6 +191,8 @@ impl Fsdp2 {
             &[from],
             &to,
         );
+        // Copied out, so copied in (`to_unsharded`).
+        self.drop_slices(cx, g);
         let copied = cx.b.record(Rule::CopyOut, COMPUTE);
         self.held = Some((gather.buffer, copied));
         if self.backward {
@@ -203,18 +211,27 @@ impl Fsdp2 {
         }
     }
 
-    /// Frees what a unit holds beyond its shards, the slices of an integer reshard included.
-    pub(super) fn release(&mut self, cx: &mut Cx<'_>, unit: UnitId) {
-        self.reshard(cx, unit);
-        for g in cx.groups_of(unit) {
-            for slice in std::mem::take(&mut self.groups[g.index()].kept) {
-                cx.b.free(Rule::ReshardGroup, slice);
-            }
+    fn drop_slices(&mut self, cx: &mut Cx<'_>, g: GroupId) {
+        for slice in std::mem::take(&mut self.groups[g.index()].kept) {
+            cx.b.free(Rule::ReshardGroup, slice);
         }
     }
 
-    /// Integer reshard: clone this rank's slice of every parameter for the smaller group.
+    /// Frees what a unit holds beyond its shards, the slices of an integer reshard included if no backward gathered them.
+    pub(super) fn release(&mut self, cx: &mut Cx<'_>, unit: UnitId) {
+        self.reshard(cx, unit);
+        for g in cx.groups_of(unit) {
+            self.drop_slices(cx, g);
+            self.groups[g.index()].resharded = None;
+        }
+    }
+
+    /// Integer reshard: one parameter after another, clone this rank's slice for the smaller group and free the whole
+    /// (`to_sharded_post_forward`).
     pub(super) fn keep_slices(&mut self, cx: &mut Cx<'_>, unit: UnitId, ranks: u32) {
+        if !std::mem::replace(&mut self.full[unit.index()], false) {
+            return;
+        }
         let w = cx.compute_dtype();
         for g in cx.groups_of(unit) {
             let full = self.groups[g.index()].full.clone();
@@ -249,10 +266,11 @@ impl Fsdp2 {
                     &[to],
                 );
                 self.groups[g.index()].kept.push(slice);
+                cx.b.free(Rule::Reshard, *id);
             }
+            let resharded = cx.b.record(Rule::ReshardGroup, COMPUTE);
+            self.groups[g.index()].resharded = Some(resharded);
         }
-        // The backward copy-in reads the slices on its own stream.
-        cx.b.join(Rule::ReshardGroup, COMPUTE, self.copy_in);
     }
 
     pub(super) fn prefetch(&mut self, cx: &mut Cx<'_>, unit: UnitId) {
