@@ -171,19 +171,24 @@ impl Lifecycle for Fsdp2 {
     }
 
     fn post_forward(&mut self, cx: &mut Cx<'_>, unit: UnitId) {
-        let validation = cx.b.phase() == Phase::Validation;
-        if validation {
-            self.reshard(cx, unit);
-        } else if cx.unit(unit).reshards {
-            match cx.scenario.fsdp.reshard_after_forward {
-                Reshard::Group(n) => self.keep_slices(cx, unit, n),
-                _ => self.reshard(cx, unit),
-            }
+        if !cx.unit(unit).reshards {
+            return;
+        }
+        match cx.scenario.fsdp.reshard_after_forward {
+            // Slices would outlive a validation forward, which no backward follows.
+            Reshard::Group(n) if cx.b.phase() != Phase::Validation => self.keep_slices(cx, unit, n),
+            _ => self.reshard(cx, unit),
         }
     }
 
     fn forward_end(&mut self, cx: &mut Cx<'_>) {
         self.drop_held(cx);
+        // torch keeps units that do not reshard for the next forward; here a step finds the same state whatever was before it.
+        if cx.b.phase() == Phase::Validation {
+            for unit in cx.forward_order.clone() {
+                self.reshard(cx, unit);
+            }
+        }
     }
 
     fn backward_start(&mut self, _cx: &mut Cx<'_>) {

@@ -4,8 +4,8 @@ use super::find::{checked, collectives, frees, kernels, output, recorded, stream
 use super::steady;
 use crate::model::Real;
 use crate::program::{
-    COMPUTE, CollectiveKind, EventId, Instr, Op, Phase, Program, ReduceOp, Role, Rule, ShardOp,
-    StreamId, StreamKind,
+    COMPUTE, CollectiveKind, EventId, Instr, Op, Phase, Program, ReduceOp, Role, Rule, SectionKind,
+    ShardOp, StreamId, StreamKind,
 };
 use crate::units::DType;
 
@@ -258,4 +258,35 @@ fn slices_of_an_integer_reshard_hold_up_their_own_gather_alone() {
             assert_eq!(between.iter().filter(whole).count(), 1);
         }
     }
+}
+
+/// `reshard` returns at once in a forward, recorded by autograd or not, where a group does not reshard: what is kept is full until the whole
+/// validation ends.
+#[test]
+fn validation_keeps_what_forward_keeps() {
+    let units = "fsdp.units=[\"tok_embeddings=keep\", \"layers.*\"]";
+    let p = fsdp2(&[units, "train.validate_every=2"]);
+    let section = p.section(SectionKind::Validation).expect("asked for");
+    let list = p.section_instrs(section);
+    let last_kernel = list
+        .iter()
+        .rposition(|i| i.rule == Rule::Model && matches!(i.op, Op::Launch { .. }))
+        .expect("a forward");
+    let mut kept = 0;
+    for (at, i) in list.iter().enumerate() {
+        let Op::Free(b) = i.op else { continue };
+        let b = &p.buffers[b.index()];
+        if b.role == Role::FullWeight {
+            let resharded = p.units[b.unit.index()].reshards;
+            assert_eq!(
+                at < last_kernel,
+                resharded,
+                "{}",
+                p.units[b.unit.index()].name
+            );
+            kept += usize::from(!resharded);
+        }
+    }
+    // The embedding, and the root's norm and head.
+    assert_eq!(kept, 3);
 }
