@@ -54,6 +54,9 @@ const ONCE: [&[&str]; 4] = [
 fn policies_and_strategies_end_with_the_same_weights() {
     let four = &["mesh.dp_shard=4", "train.micro_batch=1"];
     same("llama-tiny", four, &[&EACH[..], &ONCE].concat());
+    // Units of frozen and trained parameters: groups of their own, or one with the others (fsdp2).
+    let frozen = &["fsdp.frozen=[\"layers.*.attention\"]"][..];
+    same("llama-tiny", &[four, frozen].concat(), &EACH);
     let two = &["train.grad_accum=2", "train.micro_batch=2"][..];
     same("gpt2-tiny", two, &EACH);
     same("gpt2-tiny", &[two, ONCE[0]].concat(), &ONCE);

@@ -62,7 +62,9 @@ pub fn plan(scenario: &Scenario) -> Result<Program, PlanError> {
     }
     let specs = assign_units(&scenario.fsdp.units, &modules)?;
     let kind = layout_kind(scenario);
-    let groups = build_groups(&specs, &modules, &params, kind, &follows(scenario, &params))?;
+    let follows = follows(scenario, &params);
+    let apart = frozen_apart(scenario);
+    let groups = build_groups(&specs, &modules, &params, kind, &follows, apart)?;
     let tape = tape(scenario, modules.len(), &specs, &groups);
     let mut cx = Cx::new(scenario, &tape, specs, groups)?;
     capture::check_scopes(&cx)?;
@@ -138,6 +140,12 @@ fn layout_kind(scenario: &Scenario) -> LayoutKind {
             }
         }
     }
+}
+
+/// Whether frozen parameters have groups of their own. torch has one `FSDPParamGroup` a `fully_shard` call: it gathers all and reduces
+/// what has gradients.
+fn frozen_apart(scenario: &Scenario) -> bool {
+    scenario.fsdp.policy != PolicyKind::Fsdp2 || scenario.compile.mode == CompileMode::Full
 }
 
 /// Parameters that the next one is to follow without a gap, so that their layers can be merged. The layout of the others is their
@@ -255,7 +263,8 @@ pub fn tape_of(scenario: &Scenario) -> Result<Tape, PlanError> {
     let (modules, params) = compile::modules_and_params(scenario);
     let specs = assign_units(&scenario.fsdp.units, &modules)?;
     let (kind, follows) = (layout_kind(scenario), follows(scenario, &params));
-    let groups = build_groups(&specs, &modules, &params, kind, &follows)?;
+    let apart = frozen_apart(scenario);
+    let groups = build_groups(&specs, &modules, &params, kind, &follows, apart)?;
     Ok(tape(scenario, modules.len(), &specs, &groups))
 }
 

@@ -23,14 +23,15 @@ pub use per_param::{PerParamItem, PerParamLayout, per_param_layout};
 use crate::program::{ParamId, UnitId};
 use serde::Serialize;
 
-/// A unit's parameters of one dtype and `requires_grad`: gathered and reduced together.
+/// A unit's parameters of one dtype and (but for policy `fsdp2`) `requires_grad`: gathered together, and those that are trained reduced
+/// together.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Group {
     /// Owning unit.
     pub unit: UnitId,
     /// Parameters in registration order.
     pub params: Vec<ParamId>,
-    /// Whether they are trained.
+    /// Whether any of them is trained.
     pub requires_grad: bool,
     /// Layout.
     pub layout: Layout,

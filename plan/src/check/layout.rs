@@ -56,7 +56,17 @@ fn group(p: &Program, id: GroupId, g: &Group, sink: &mut Sink) {
     if !p.units[g.unit.index()].groups.contains(&id) {
         bad("its unit does not list it".into());
     }
-    for x in &g.params {
+    // torch's groups are whole units: trained if any parameter is.
+    let whole = p.meta.policy == "fsdp2";
+    let trained = |x: &ParamId| p.params[x.index()].requires_grad;
+    if whole && g.requires_grad != g.params.iter().any(trained) {
+        let any = if g.requires_grad { "none" } else { "some" };
+        bad(format!(
+            "has requires_grad = {}, {any} of its parameters have",
+            g.requires_grad
+        ));
+    }
+    for x in g.params.iter().filter(|_| !whole) {
         let param = &p.params[x.index()];
         if param.requires_grad != g.requires_grad {
             bad(format!(

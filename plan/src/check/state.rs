@@ -123,11 +123,22 @@ impl Facts {
 impl Walk<'_> {
     /// Group of a buffer, if it is trained.
     fn trained(&self, b: BufferId) -> Option<GroupId> {
-        self.facts.group_of[b.index()].filter(|g| self.p.groups[g.index()].requires_grad)
+        let (g, trained) = self.kind(b)?;
+        trained.then_some(g)
     }
 
     fn frozen(&self, b: BufferId) -> bool {
-        self.facts.group_of[b.index()].is_some_and(|g| !self.p.groups[g.index()].requires_grad)
+        self.kind(b).is_some_and(|(_, trained)| !trained)
+    }
+
+    /// Group of a buffer, and whether what it holds is trained: the parameter, or any of the group's.
+    fn kind(&self, b: BufferId) -> Option<(GroupId, bool)> {
+        let g = self.facts.group_of[b.index()]?;
+        let trained = match self.p.buffers[b.index()].holds {
+            Holds::Param(x) => self.p.params[x.index()].requires_grad,
+            _ => self.p.groups[g.index()].requires_grad,
+        };
+        Some((g, trained))
     }
 
     /// Axes that a collective reduces over, or will have once its pieces are summed; 0 if it reduces nothing.

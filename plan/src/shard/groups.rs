@@ -282,7 +282,7 @@ pub fn owners(specs: &[UnitSpec], modules: &[Module], params: &[Param]) -> Vec<U
         .collect()
 }
 
-/// The parameter groups of all units, laid out: units in their order, within a unit by first occurrence of
+/// The parameter groups of all units, laid out: units in their order, within a unit (where `frozen_apart`) by first occurrence of
 /// `requires_grad`, parameters in registration order. Units without parameters have no group. Where `follows` (by parameter; none
 /// beyond its end) says so, and both have rows of one length, a flat layout leaves no gap between a parameter and the next one.
 ///
@@ -294,15 +294,19 @@ pub fn build_groups(
     params: &[Param],
     kind: LayoutKind,
     follows: &[bool],
+    frozen_apart: bool,
 ) -> Result<Vec<Group>, ShardError> {
     let mut members: Vec<Vec<(bool, Vec<ParamId>)>> = vec![Vec::new(); specs.len()];
     for ((i, param), unit) in (0..).zip(params).zip(owners(specs, modules, params)) {
         let of_unit = &mut members[unit.index()];
         match of_unit
             .iter_mut()
-            .find(|(grad, _)| *grad == param.requires_grad)
+            .find(|(grad, _)| !frozen_apart || *grad == param.requires_grad)
         {
-            Some((_, ids)) => ids.push(ParamId(i)),
+            Some((grad, ids)) => {
+                *grad |= param.requires_grad;
+                ids.push(ParamId(i));
+            }
             None => of_unit.push((param.requires_grad, vec![ParamId(i)])),
         }
     }

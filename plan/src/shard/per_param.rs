@@ -30,7 +30,7 @@ impl PerParamItem {
 }
 
 /// Per-parameter dim-0 layout of a group over `shards` ranks.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct PerParamLayout {
     /// Number of shards.
     pub shards: u32,
@@ -39,6 +39,27 @@ pub struct PerParamLayout {
 }
 
 impl PerParamLayout {
+    /// The same layout of some of the parameters: what a collective of these alone packs.
+    #[must_use]
+    pub fn only(&self, keep: impl Fn(ParamId) -> bool) -> Self {
+        let mut shard_offset = 0;
+        let kept = self.items.iter().filter(|i| keep(i.param));
+        let items = kept
+            .map(|item| {
+                let at = shard_offset;
+                shard_offset += item.shard_numel;
+                PerParamItem {
+                    shard_offset: at,
+                    ..*item
+                }
+            })
+            .collect();
+        Self {
+            shards: self.shards,
+            items,
+        }
+    }
+
     /// Elements of one rank's packed shard, padding included.
     #[must_use]
     pub fn shard_numel(&self) -> u64 {
@@ -118,6 +139,15 @@ pub fn per_param_layout(
 mod tests {
     use super::*;
     use proptest::prelude::*;
+
+    #[test]
+    fn some_parameters_are_packed_as_if_they_were_all() {
+        let [a, b, c] = [(ParamId(4), 5, 3), (ParamId(6), 2, 1), (ParamId(7), 9, 2)];
+        let all = per_param_layout(&[a, b, c], 4).unwrap();
+        let without = all.only(|p| p != ParamId(6));
+        assert_eq!(without, per_param_layout(&[a, c], 4).unwrap());
+        assert_eq!(all.only(|_| true), all);
+    }
 
     /// torch.chunk of 5 rows over 4 ranks: 2, 2, 1, 0.
     #[test]

@@ -122,6 +122,11 @@ fn a_group_of_two_kinds() {
         message(&t, RuleId::Group)
             .contains("`layers.1.bias` has requires_grad = false, the group true")
     );
+    // One of fsdp2 may have both, and is trained if any of it is.
+    t.p.meta.policy = "fsdp2";
+    assert!(check(&t.p).of(RuleId::Group).next().is_none());
+    t.p.groups[1].requires_grad = false;
+    assert!(message(&t, RuleId::Group).contains("requires_grad = false, some of its parameters"));
     let mut t = Toy::new(Shape::default());
     t.p.units[1].groups.clear();
     assert!(message(&t, RuleId::Group).contains("its unit does not list it"));

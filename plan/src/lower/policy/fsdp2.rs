@@ -21,7 +21,7 @@ use crate::program::{
     StreamId, StreamKind, UnitId,
 };
 use crate::scenario::{OuterStrategy, Reshard};
-use crate::shard::Layout;
+use crate::shard::{Layout, PerParamLayout};
 use std::collections::VecDeque;
 
 /// A gather between its issue and its copy-out.
@@ -40,7 +40,11 @@ struct GroupState {
     shards: Vec<BufferId>,
     /// Unsharded parameters.
     full: Vec<BufferId>,
-    /// Optimizer items' state, by parameter.
+    /// What is reduced: the trained parameters, packed.
+    grads: PerParamLayout,
+    /// Their indices in the group.
+    trained: Vec<usize>,
+    /// Optimizer items' state, by trained parameter.
     moments: Vec<Option<crate::lower::optimizer::Moments>>,
     /// Reduced gradients of the step (the output of the first reduction whose result is whole).
     reduced: Option<BufferId>,
@@ -115,19 +119,23 @@ impl Fsdp2 {
         let Layout::PerParam(layout) = &group.layout else {
             return GroupState::default();
         };
-        let mut state = GroupState::default();
+        let trained = |p: ParamId| cx.tape.params[p.index()].requires_grad;
+        let mut state = GroupState {
+            grads: layout.only(trained),
+            ..GroupState::default()
+        };
         for (i, item) in layout.items.iter().enumerate() {
             let holds = Holds::Param(item.param);
             let bytes = item.shard_numel * stored.size();
             state
                 .shards
                 .push(cx.resting(Role::MainWeight, bytes, stored, group.unit, holds));
-            let local = layout.local_numel(i, 0);
-            state.moments.push(if group.requires_grad {
-                moments(cx, group.unit, local, holds, true)
-            } else {
-                None
-            });
+            if trained(item.param) {
+                let local = layout.local_numel(i, 0);
+                let moments = moments(cx, group.unit, local, holds, true);
+                state.moments.push(moments);
+                state.trained.push(i);
+            }
             let full = item.shard_numel * u64::from(layout.shards) * precision.compute.size();
             let id = cx.b.buffer(crate::lower::builder::NewBuffer {
                 role: Role::FullWeight,
@@ -251,18 +259,17 @@ impl Lifecycle for Fsdp2 {
                 let group = cx.group(g);
                 let state = &self.groups[g.index()];
                 let reduced = state.reduced?;
-                let Layout::PerParam(layout) = &group.layout else {
-                    return None;
-                };
-                let items = layout
-                    .items
-                    .iter()
-                    .enumerate()
-                    .filter(|(i, _)| layout.local_numel(*i, 0) > 0)
-                    .map(|(i, item)| {
-                        let numel = layout.local_numel(i, 0);
+                let packed = state.trained.iter().zip(&state.grads.items);
+                let items = packed
+                    .zip(&state.moments)
+                    .filter_map(|((&i, item), &moments)| {
+                        let local = item.local(0);
+                        let numel = local.end - local.start;
+                        if numel == 0 {
+                            return None;
+                        }
                         let bytes = numel * stored.size();
-                        OptimizerItem {
+                        Some(OptimizerItem {
                             weight: Access {
                                 buffer: state.shards[i],
                                 offset: 0,
@@ -276,8 +283,8 @@ impl Lifecycle for Fsdp2 {
                                 per_rank: PerRank::Same,
                             },
                             numel,
-                            state: state.moments[i],
-                        }
+                            state: moments,
+                        })
                     })
                     .collect();
                 Some(ShardState {

@@ -4,8 +4,8 @@ use super::find::{checked, collectives, frees, kernels, output, recorded, stream
 use super::steady;
 use crate::model::Real;
 use crate::program::{
-    COMPUTE, CollectiveKind, EventId, Instr, Op, Phase, Program, ReduceOp, Role, Rule, SectionKind,
-    ShardOp, StreamId, StreamKind,
+    COMPUTE, CollectiveKind, EventId, Holds, Instr, Op, Phase, Program, ReduceOp, Role, Rule,
+    SectionKind, ShardOp, StreamId, StreamKind,
 };
 use crate::units::DType;
 
@@ -289,4 +289,46 @@ fn validation_keeps_what_forward_keeps() {
     }
     // The embedding, and the root's norm and head.
     assert_eq!(kept, 3);
+}
+
+/// `fully_shard` makes one `FSDPParamGroup` of a unit, whatever it trains: one all-gather of all its parameters, one reduce-scatter of those
+/// with gradients.
+#[test]
+fn frozen_parameters_are_gathered_with_the_others() {
+    let p = fsdp2(&[
+        "fsdp.frozen=[\"layers.*.attention\"]",
+        "train.grad_norm=true",
+    ]);
+    let blocks: Vec<_> = p.units.iter().filter(|u| u.reshards).collect();
+    assert_eq!(blocks.len(), 2);
+    for unit in &p.units {
+        assert_eq!(unit.groups.len(), 1, "{}", unit.name);
+    }
+    let list = steady(&p);
+    let gathers = |phase| {
+        let all = list.iter().filter(move |i| i.phase == phase);
+        all.filter(|i| super::collective(&p, i) == Some(CollectiveKind::AllGather))
+            .count()
+    };
+    assert_eq!(
+        (gathers(Phase::Forward), gathers(Phase::Backward)),
+        (p.groups.len(), blocks.len())
+    );
+    // Hidden 64, feed-forward 176, over four ranks without padding: the norm, gate, up and down of a layer in float32.
+    let trained = 64 + 3 * 64 * 176;
+    for at in collectives(&p, CollectiveKind::ReduceScatter) {
+        if p.units[list[at].unit.index()].reshards {
+            let (shard, ..) = output(&p, at);
+            assert_eq!(p.buffers[shard.index()].bytes.0, trained);
+        }
+    }
+    let updated = list.iter().filter(|i| i.rule == Rule::Optimizer);
+    for access in updated.flat_map(|i| p.writes(&i.op)) {
+        if let Holds::Param(x) = p.buffers[access.buffer.index()].holds {
+            assert!(p.params[x.index()].requires_grad);
+        }
+    }
+    // Native keeps them apart.
+    let native = checked(&["fsdp.frozen=[\"layers.*.attention\"]"]);
+    assert_eq!(native.groups.len(), p.groups.len() + blocks.len());
 }

@@ -66,12 +66,21 @@ fn pattern(modules: &[&str], keep: bool) -> UnitPattern {
 }
 
 fn grouped(specs: &[UnitSpec], params: &[Param]) -> Vec<(u16, bool, Vec<u32>)> {
+    grouped_as(specs, params, true)
+}
+
+fn grouped_as(
+    specs: &[UnitSpec],
+    params: &[Param],
+    frozen_apart: bool,
+) -> Vec<(u16, bool, Vec<u32>)> {
     build_groups(
         specs,
         &llama(),
         params,
         LayoutKind::PerParam { shards: 2 },
         &[],
+        frozen_apart,
     )
     .unwrap()
     .into_iter()
@@ -198,6 +207,17 @@ fn frozen_parameters_form_their_own_group() {
             (2, true, vec![3, 4])
         ]
     );
+    // Or one with the others, trained if any is.
+    p[3].requires_grad = false;
+    p[4].requires_grad = false;
+    assert_eq!(
+        grouped_as(&specs, &p, false),
+        [
+            (0, true, vec![0, 5, 6]),
+            (1, true, vec![1, 2]),
+            (2, false, vec![3, 4])
+        ]
+    );
 }
 
 #[test]
@@ -232,6 +252,7 @@ fn errors_name_the_nearest() {
             pad: true,
         },
         &[],
+        true,
     )
     .unwrap_err();
     assert!(e.to_string().starts_with("unit `layers.0`: "), "{e}");
@@ -242,6 +263,7 @@ fn errors_name_the_nearest() {
         &p,
         LayoutKind::PerParam { shards: 2 },
         &[],
+        true,
     )
     .unwrap_err();
     assert!(e.to_string().contains("2^59"), "{e}");

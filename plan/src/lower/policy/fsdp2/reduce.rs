@@ -92,7 +92,7 @@ impl Fsdp2 {
             } else {
                 Role::ReduceOutput
             };
-            let bytes = cx.group(g).layout.shard_numel() * c.size();
+            let bytes = self.shard_numel(g) * c.size();
             cx.transient_on(role, bytes, c, rs, g)
         };
         cx.b.alloc(Rule::Reduce, output);
@@ -132,10 +132,15 @@ impl Fsdp2 {
         }
     }
 
+    /// Elements of a rank's shard of what a group reduces.
+    fn shard_numel(&self, g: GroupId) -> u64 {
+        self.groups[g.index()].grads.shard_numel()
+    }
+
     /// Packs a group's gradients into the input of its reduce-scatter.
     fn pack(&mut self, cx: &mut Cx<'_>, g: GroupId, c: DType) -> BufferId {
         let group = cx.group(g).clone();
-        let full = group.layout.full_numel();
+        let full = self.groups[g.index()].grads.full_numel();
         cx.b.host(Rule::Reduce, HostWorkKind::Hook, 1);
         let params = group.params.len() as u16;
         cx.b.host(Rule::Reduce, HostWorkKind::HookParam, params);
@@ -168,7 +173,7 @@ impl Fsdp2 {
         let (rs, dtype) = (self.streams.reduce, cx.scenario.precision.comm_grads);
         let (input, output) = (cx.b.whole(input), cx.b.whole(output));
         let Some(comm) = self.comms.reduce else {
-            let n = cx.group(g).layout.shard_numel();
+            let n = self.shard_numel(g);
             cx.run(
                 Rule::Reduce,
                 ShardOp::Copy,
@@ -201,8 +206,7 @@ impl Fsdp2 {
     /// The buffer of a group's sums between micro-batches.
     fn partial(&mut self, cx: &mut Cx<'_>, g: GroupId, dtype: DType) -> BufferId {
         let rs = self.streams.reduce;
-        let group = cx.group(g);
-        let (unit, numel) = (group.unit, group.layout.shard_numel());
+        let (unit, numel) = (cx.group(g).unit, self.shard_numel(g));
         *self.groups[g.index()].partial_made.get_or_insert_with(|| {
             cx.b.buffer(NewBuffer {
                 role: Role::ReduceOutput,
@@ -237,7 +241,7 @@ impl Fsdp2 {
 
     /// Adds one sum over the shard axis to another, on their stream.
     fn add(&self, cx: &mut Cx<'_>, g: GroupId, from: BufferId, to: BufferId) {
-        let n = cx.group(g).layout.shard_numel();
+        let n = self.shard_numel(g);
         let dtype = cx.scenario.precision.comm_grads;
         let (from, to) = (cx.b.whole(from), cx.b.whole(to));
         cx.run(
@@ -254,7 +258,7 @@ impl Fsdp2 {
     /// Casts a reduced shard to the gradient at rest, or adds it there.
     fn accumulate(&mut self, cx: &mut Cx<'_>, g: GroupId, output: BufferId, stream: StreamId) {
         let stored = stored(cx.scenario);
-        let n = cx.group(g).layout.shard_numel();
+        let n = self.shard_numel(g);
         let first = self.groups[g.index()].reduced.is_none();
         let grad = *self.groups[g.index()].reduced.get_or_insert_with(|| {
             let id = cx.transient_on(Role::MainGrad, n * stored.size(), stored, stream, g);
