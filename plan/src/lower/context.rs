@@ -193,6 +193,12 @@ impl<'a> Cx<'a> {
         self.scenario.precision.compute
     }
 
+    /// Dtype of torch's sharded parameters and their gradients.
+    pub(crate) fn stored_dtype(&self) -> DType {
+        let precision = self.scenario.precision;
+        precision.main_params.unwrap_or(precision.compute)
+    }
+
     /// Ranks that average a gradient.
     pub(crate) fn world(&self) -> u32 {
         self.inner * self.outer

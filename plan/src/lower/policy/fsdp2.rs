@@ -115,7 +115,7 @@ impl Fsdp2 {
     fn group_state(cx: &mut Cx<'_>, g: GroupId) -> GroupState {
         let group = cx.group(g).clone();
         let precision = cx.scenario.precision;
-        let stored = reduce::stored(cx.scenario);
+        let stored = cx.stored_dtype();
         let Layout::PerParam(layout) = &group.layout else {
             return GroupState::default();
         };
@@ -253,7 +253,7 @@ impl Lifecycle for Fsdp2 {
     }
 
     fn optimizer_state(&mut self, cx: &mut Cx<'_>) -> Vec<ShardState> {
-        let stored = reduce::stored(cx.scenario);
+        let stored = cx.stored_dtype();
         cx.group_ids()
             .filter_map(|g| {
                 let group = cx.group(g);

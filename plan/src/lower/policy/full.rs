@@ -26,7 +26,6 @@ use crate::program::{
 };
 use crate::scenario::Reshard;
 use crate::shard::Layout;
-use crate::units::DType;
 use buckets::{Bucket, Direction, direction, reductions, window};
 use reduce::ReduceBuffers;
 use smallvec::SmallVec;
@@ -135,18 +134,11 @@ impl Full {
     }
 }
 
-fn stored(cx: &Cx<'_>) -> DType {
-    cx.scenario
-        .precision
-        .main_params
-        .unwrap_or(cx.scenario.precision.compute)
-}
-
 fn param_state(cx: &mut Cx<'_>, p: ParamId) -> ParamState {
     let (g, i) = cx.home[p.index()];
     let group = cx.group(g).clone();
     let holds = Holds::Param(p);
-    let (stored, w) = (stored(cx), cx.compute_dtype());
+    let (stored, w) = (cx.stored_dtype(), cx.compute_dtype());
     let (shard_numel, local_numel) = match &group.layout {
         Layout::PerParam(l) => (
             l.items[i as usize].shard_numel,
@@ -283,7 +275,7 @@ impl Lifecycle for Full {
     }
 
     fn optimizer_state(&mut self, cx: &mut Cx<'_>) -> Vec<ShardState> {
-        let element = stored(cx).size();
+        let element = cx.stored_dtype().size();
         let mut out: Vec<ShardState> = Vec::new();
         for (i, p) in self.params.iter().enumerate() {
             if !cx.tape.params[i].requires_grad || p.local_numel == 0 {

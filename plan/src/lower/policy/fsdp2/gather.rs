@@ -39,7 +39,7 @@ impl Fsdp2 {
             kept
         };
         let sources: Vec<Access> = sources.into_iter().map(|id| cx.b.whole(id)).collect();
-        let stored = precision.main_params.unwrap_or(w);
+        let stored = cx.stored_dtype();
         let casts = self.groups[g.index()].kept.is_empty() && stored != w;
         let cast = casts.then(|| {
             let id = cx.transient_on(

@@ -75,7 +75,7 @@ impl Fsdp2 {
 
     pub(super) fn reduce(&mut self, cx: &mut Cx<'_>, g: GroupId) {
         let rs = self.streams.reduce;
-        let (c, stored) = (cx.scenario.precision.comm_grads, stored(cx.scenario));
+        let (c, stored) = (cx.scenario.precision.comm_grads, cx.stored_dtype());
         let division = Division::new(cx.scenario, cx.world());
         let input = self.pack(cx, g, c);
         cx.b.join(Rule::ReduceFork, COMPUTE, rs);
@@ -257,7 +257,7 @@ impl Fsdp2 {
 
     /// Casts a reduced shard to the gradient at rest, or adds it there.
     fn accumulate(&mut self, cx: &mut Cx<'_>, g: GroupId, output: BufferId, stream: StreamId) {
-        let stored = stored(cx.scenario);
+        let stored = cx.stored_dtype();
         let n = self.shard_numel(g);
         let first = self.groups[g.index()].reduced.is_none();
         let grad = *self.groups[g.index()].reduced.get_or_insert_with(|| {
@@ -281,10 +281,4 @@ impl Fsdp2 {
             &[to],
         );
     }
-}
-
-/// Dtype of the sharded parameters and their gradients.
-pub(super) fn stored(scenario: &Scenario) -> DType {
-    let precision = scenario.precision;
-    precision.main_params.unwrap_or(precision.compute)
 }

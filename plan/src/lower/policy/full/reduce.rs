@@ -1,6 +1,6 @@
 //! Reductions: copy-in, reduce-scatter, all-reduce over replicas, accumulation.
 
-use super::{Full, Reducing, stored};
+use super::{Full, Reducing};
 use crate::lower::builder::NewBuffer;
 use crate::lower::context::Cx;
 use crate::program::{
@@ -134,7 +134,7 @@ impl Full {
                 .collect();
             if fresh {
                 let kind = ShardOp::MultiCopy;
-                let dtype = stored(cx);
+                let dtype = cx.stored_dtype();
                 cx.run(
                     Rule::ReduceAccumulate,
                     kind,
