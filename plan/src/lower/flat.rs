@@ -7,6 +7,8 @@
 mod optimizer;
 mod reduce;
 
+pub(crate) use reduce::Reduction;
+
 use super::builder::NewBuffer;
 use super::context::{Comms, Cx, outer_optim, params_apart};
 use super::optimizer::{Moments, moments};

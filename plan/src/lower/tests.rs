@@ -7,7 +7,7 @@ mod full;
 use super::plan;
 use crate::program::{
     Access, BufferId, COMPUTE, CollectiveKind, Instr, InstrId, Op, Phase, Program, Role, Rule,
-    SectionKind, UnitId,
+    SectionKind, StreamKind, UnitId,
 };
 use crate::scenario::{OuterStrategy, PolicyKind, Scenario, Strategy, UnitPattern, Units, parse};
 use crate::shard::{Layout, persistent_bytes};
@@ -982,5 +982,66 @@ fn gradients_live_for_moments_where_backward_updates() {
         assert!(groups > 3, "{groups} groups");
         assert_eq!(most(&after), groups);
         assert_eq!(most(&within), depth as i32, "{depth} in flight");
+    }
+}
+
+/// HSDP reduces shards over the outer axis: the full gradient buffer is out of use before. The native engine releases it behind the
+/// inner reduction and lets only the optimizer wait for the outer one; Megatron-FSDP records one event behind both
+/// (`_bucket_group_gradient_reduce`), so its computation waits for outer reductions in backward too.
+#[test]
+fn an_outer_reduction_holds_no_full_gradient_of_the_native_engine() {
+    for (policy, early) in [("native", true), ("megatron", false)] {
+        let p = program(
+            LLAMA,
+            &[
+                &format!("fsdp.policy={policy}"),
+                "model.layers=4",
+                "mesh.dp_outer=2",
+                "train.grad_accum=2",
+                "fsdp.allocator=double_buffer",
+            ],
+        );
+        let report = crate::check::check(&p);
+        assert!(report.is_ok(), "{policy}\n{report}");
+        let step = steady(&p);
+        let kind = |event| {
+            let recorded = step.iter().find_map(|i| match i.op {
+                Op::Record { event: e, stream } if e == event => Some(stream),
+                _ => None,
+            });
+            recorded.map(|s| p.streams[s.index()].kind)
+        };
+        let waits_for_outer = |i: &&Instr| matches!(i.op, Op::Wait { event, stream: COMPUTE } if kind(event) == Some(StreamKind::Outer));
+        let backward = step.iter().filter(|i| i.phase == Phase::Backward);
+        let waits = backward.filter(waits_for_outer).count();
+        assert_eq!(waits == 0, early, "{policy}: {waits} waits in backward");
+        // Each update stands behind the outer reduction of its own group.
+        let mut outer = Vec::new();
+        let mut seen = Vec::new();
+        let mut updates = 0;
+        for i in step {
+            match i.op {
+                Op::Collective { .. } if i.rule == Rule::OuterReduce => {
+                    assert_eq!(i.micro_batch, 1, "once a step");
+                    outer.push((i.unit, None));
+                }
+                Op::Record { event, .. } if i.rule == Rule::OuterReduce => {
+                    outer.last_mut().expect("a reduction").1 = Some(event);
+                }
+                Op::Wait {
+                    event,
+                    stream: COMPUTE,
+                } => seen.push(event),
+                Op::Launch { .. } if policy == "native" && i.rule == Rule::Optimizer => {
+                    let reduced = outer.iter().find(|(unit, _)| *unit == i.unit);
+                    let event = reduced.and_then(|r| r.1).expect("an event of its own");
+                    assert!(seen.contains(&event), "{:?} is updated too early", i.unit);
+                    updates += 1;
+                }
+                _ => {}
+            }
+        }
+        assert_eq!(outer.len(), p.groups.len(), "{policy}");
+        assert_eq!(updates, if early { p.groups.len() } else { 0 });
     }
 }

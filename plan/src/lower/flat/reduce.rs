@@ -12,6 +12,15 @@ use crate::shard::mesh;
 use crate::units::DType;
 use smallvec::smallvec;
 
+/// Ends of a group's reduction. Computation waits for each only where it needs what the event stands for.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Reduction {
+    /// Nothing reads the full gradient any more: its buffer may be released.
+    pub(crate) input_free: EventId,
+    /// G holds the sum over both axes: the optimizer may read it.
+    pub(crate) complete: EventId,
+}
+
 impl Flat {
     fn scale(cx: &Cx<'_>) -> ShardOp {
         ShardOp::Scale {
@@ -38,8 +47,7 @@ impl Flat {
     }
 
     /// Reduces a full gradient that is sharded at rest. `input` holds S elements in the communication dtype. With
-    /// `in_place` the result lands in rank's slice of the input, else in G itself or in a buffer of its own. Returns the
-    /// event after which `input` may be released and G holds the sum.
+    /// `in_place` the result lands in rank's slice of the input, else in G itself or in a buffer of its own.
     pub(crate) fn reduce_sharded(
         &self,
         cx: &mut Cx<'_>,
@@ -48,7 +56,7 @@ impl Flat {
         first: bool,
         last: bool,
         in_place: bool,
-    ) -> EventId {
+    ) -> Reduction {
         let rs = self.streams.reduce;
         cx.b.join(Rule::ReduceFork, COMPUTE, rs);
         self.nan_check(cx, rs, g, input);
@@ -125,7 +133,7 @@ impl Flat {
         comm: CommId,
         first: bool,
         last: bool,
-    ) -> EventId {
+    ) -> Reduction {
         let rs = self.streams.reduce;
         let grad = self.state(g).grad.expect("only trained groups are reduced");
         self.visit_for(cx, grad.buffer, !first, rs);
@@ -167,11 +175,11 @@ impl Flat {
         self.reduced_shard(cx, g, grad, last)
     }
 
-    /// What follows the reduction of a shard on its stream: checks, the outer axis.
-    fn reduced_shard(&self, cx: &mut Cx<'_>, g: GroupId, grad: Access, last: bool) -> EventId {
+    /// What follows the reduction of a shard on its stream: checks, the outer axis, which works on G alone.
+    fn reduced_shard(&self, cx: &mut Cx<'_>, g: GroupId, grad: Access, last: bool) -> Reduction {
         let rs = self.streams.reduce;
         self.nan_check(cx, rs, g, grad);
-        let done = cx.b.record(Rule::Reduce, rs);
+        let input_free = cx.b.record(Rule::Reduce, rs);
         let outer = if last {
             self.reduce_outer(cx, grad, rs)
         } else {
@@ -183,10 +191,13 @@ impl Flat {
             rs
         };
         self.leave(cx, grad.buffer, true, tail);
-        outer.unwrap_or(done)
+        Reduction {
+            input_free,
+            complete: outer.unwrap_or(input_free),
+        }
     }
 
-    /// Reduces a gradient that rests in full (DDP, ZeRO-1), once a step.
+    /// Reduces a gradient that rests in full (DDP, ZeRO-1), once a step. Returns the event after which G holds the sum.
     pub(crate) fn reduce_full(&self, cx: &mut Cx<'_>, g: GroupId) -> EventId {
         let rs = self.streams.reduce;
         let grad = self.state(g).grad.expect("only trained groups are reduced");

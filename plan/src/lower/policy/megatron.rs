@@ -283,9 +283,12 @@ impl Megatron {
         let whole = cx.b.whole(bucket);
         fill_padding(cx, g, whole, c);
         self.copy_grads(cx, g, whole, Rule::ReduceCopyIn, false);
+        // The source keeps the bucket until the reduction over the outer axis is over too, although that reads main gradients
+        // only: it records one event, behind both (`_bucket_group_gradient_reduce`).
         let done = self
             .flat
-            .reduce_sharded(cx, g, whole, self.first, self.last, true);
+            .reduce_sharded(cx, g, whole, self.first, self.last, true)
+            .complete;
         self.queue.push_back(Queued {
             done,
             buffer: bucket,

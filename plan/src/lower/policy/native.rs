@@ -4,7 +4,7 @@
 //! - gather lands in the flat buffer that parameters view; weight-gradient kernels write the flat gradient buffer;
 //! - under HFSDP a unit's shards are gathered over the outer axis once a step, before its first gather;
 //! - gathers run up to the prefetch depth or element budget ahead, never in recompute;
-//! - at most `reduce_in_flight` full gradient buffers are live, the one being written included;
+//! - at most `reduce_in_flight` full gradient buffers are live, the one being written included; an outer axis reduces shards and holds none;
 //! - backward gathers only the units of which one of its kernels reads a weight;
 //! - with `optimizer_in_backward` a group is updated behind its reduction, and its shard of the gradient is freed with its full one;
 //! - at the end of a step the units that the next one begins with may be gathered, as soon as they are updated;
@@ -13,7 +13,7 @@
 
 use crate::compile::tape::{Source, TapeOp};
 use crate::lower::context::{Cx, prefetch_targets};
-use crate::lower::flat::{Flat, fill_padding};
+use crate::lower::flat::{Flat, Reduction, fill_padding};
 use crate::lower::optimizer::{self, ShardState, late_norm};
 use crate::lower::streams::CommStreams;
 use crate::lower::walk::{Lifecycle, Location};
@@ -27,7 +27,7 @@ use std::collections::VecDeque;
 /// A gradient buffer whose reduction is in flight.
 #[derive(Clone, Copy, Debug)]
 struct Pending {
-    done: EventId,
+    reduction: Reduction,
     buffer: BufferId,
 }
 
@@ -295,8 +295,9 @@ impl Native {
             };
             // On the compute stream itself the buffer is free at once; what reduces further on another one is not over.
             if self.flat.streams.reduce != COMPUTE {
-                cx.b.wait(rule, p.done, COMPUTE);
-                self.is_over(cx, p.done);
+                let event = p.reduction.input_free;
+                cx.b.wait(rule, event, COMPUTE);
+                self.is_over(cx, event);
             }
             cx.b.free(Rule::ReduceRelease, p.buffer);
         }
@@ -332,12 +333,18 @@ impl Native {
                 }
                 self.make_moments(cx, g);
                 let input = cx.b.whole(buffer);
-                let done = self
+                let mut reduction = self
                     .flat
                     .reduce_sharded(cx, g, input, self.first, self.last, false);
-                let done = self.note_reduced(cx, g, done);
-                self.pending.push_back(Pending { done, buffer });
-                if self.flat.streams.reduce == COMPUTE && self.flat.streams.outer == COMPUTE {
+                if let Some(updated) = self.note_reduced(cx, g, reduction.complete) {
+                    // The shard of the gradient is freed with the full one, which thus waits for the update.
+                    reduction = Reduction {
+                        input_free: updated,
+                        complete: updated,
+                    };
+                }
+                self.pending.push_back(Pending { reduction, buffer });
+                if self.flat.streams.reduce == COMPUTE {
                     self.drain(cx, 0, Rule::ReduceGate);
                 }
             } else {
@@ -351,28 +358,29 @@ impl Native {
         }
     }
 
-    /// Notes a group that was reduced in the last micro-batch, and updates it if backward does that. Returns the event after which
-    /// the buffers of its gradient are out of use.
-    fn note_reduced(&mut self, cx: &mut Cx<'_>, group: GroupId, done: EventId) -> EventId {
+    /// Notes a group that was reduced in the last micro-batch (until the event `complete`), and updates it if backward does that.
+    /// Returns the end of the update.
+    fn note_reduced(
+        &mut self,
+        cx: &mut Cx<'_>,
+        group: GroupId,
+        complete: EventId,
+    ) -> Option<EventId> {
         if !self.last {
-            return done;
+            return None;
         }
-        let updated = cx.scenario.fsdp.optimizer_in_backward;
-        let done = if updated {
-            self.update(cx, group)
-        } else {
-            done
-        };
+        let in_backward = cx.scenario.fsdp.optimizer_in_backward;
+        let updated = in_backward.then(|| self.update(cx, group));
         let elsewhere = self.last_stage() != COMPUTE;
         self.reduced.push(Reduced {
             group,
-            done: elsewhere.then_some(done),
-            updated,
+            done: elsewhere.then_some(updated.unwrap_or(complete)),
+            updated: in_backward,
         });
-        if updated && !elsewhere {
+        if in_backward && !elsewhere {
             self.drop_grad(cx, self.reduced.len() - 1);
         }
-        done
+        updated
     }
 
     /// Stream on which a group's reduction ends.
@@ -413,12 +421,12 @@ impl Native {
         };
         cx.b.wait(Rule::FinalFence, done, COMPUTE);
         // Reductions end in the order of their issue.
-        while self.pending.iter().any(|p| p.done == done) {
+        while self.pending.iter().any(|p| p.reduction.complete == done) {
             let Some(p) = self.pending.pop_front() else {
                 break;
             };
             cx.b.free(Rule::ReduceRelease, p.buffer);
-            self.is_over(cx, p.done);
+            self.is_over(cx, p.reduction.complete);
         }
         self.is_over(cx, done);
     }
