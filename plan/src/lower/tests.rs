@@ -6,8 +6,8 @@ mod full;
 
 use super::plan;
 use crate::program::{
-    Access, BufferId, COMPUTE, CollectiveKind, Instr, InstrId, Op, Phase, Program, Role, Rule,
-    SectionKind, StreamKind, UnitId,
+    Access, BufferId, COMPUTE, CollectiveKind, Instr, InstrId, Op, Phase, Program, ReduceOp, Role,
+    Rule, SectionKind, StreamKind, UnitId,
 };
 use crate::scenario::{OuterStrategy, PolicyKind, Scenario, Strategy, UnitPattern, Units, parse};
 use crate::shard::{Layout, persistent_bytes};
@@ -1043,5 +1043,37 @@ fn an_outer_reduction_holds_no_full_gradient_of_the_native_engine() {
         }
         assert_eq!(outer.len(), p.groups.len(), "{policy}");
         assert_eq!(updates, if early { p.groups.len() } else { 0 });
+    }
+}
+
+/// Megatron-FSDP multiplies gradients before a reduction in bf16 only; NCCL's premultiplied sum does it for others
+/// (`gradient_reduce_preprocessing`).
+#[test]
+fn megatron_scales_bf16_gradients_before_their_reduction_and_no_others() {
+    for (dtype, scaled) in [("bf16", true), ("f16", false), ("f32", false)] {
+        let p = program(
+            LINEAR,
+            &[
+                "fsdp.policy=megatron",
+                &format!("precision.comm_grads={dtype}"),
+            ],
+        );
+        let scales = steady(&p).iter().filter(|i| i.rule == Rule::Scale);
+        assert_eq!(scales.count(), if scaled { 4 } else { 0 }, "{dtype}");
+        let reductions = steady(&p).iter().filter_map(|i| match i.op {
+            Op::Collective { id, .. } => Some(&p.collectives[id.index()]),
+            _ => None,
+        });
+        let mut ops: Vec<ReduceOp> = reductions
+            .filter(|c| c.kind == CollectiveKind::ReduceScatter)
+            .map(|c| c.reduce)
+            .collect();
+        ops.dedup();
+        let want = if scaled {
+            ReduceOp::Sum
+        } else {
+            ReduceOp::PremulSum(0.25)
+        };
+        assert_eq!(ops, [want], "{dtype}");
     }
 }

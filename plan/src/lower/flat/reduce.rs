@@ -28,16 +28,20 @@ impl Flat {
         }
     }
 
-    /// How the inner reduction scales, and whether its input must be multiplied first (bf16 without fused scaling:
-    /// Megatron-FSDP `gradient_reduce_preprocessing`).
+    /// How the inner reduction scales, and whether its input must be multiplied first. Megatron-FSDP leaves that to the
+    /// collective for every dtype but bf16 (`gradient_reduce_preprocessing`, `gradient_reduce_div_fusion` being its default).
     pub(crate) fn scaling(&self, cx: &Cx<'_>) -> (ReduceOp, bool) {
         let fsdp = &cx.scenario.fsdp;
         let factor = 1.0 / f64::from(cx.world());
+        let fused = match fsdp.policy {
+            PolicyKind::Megatron => self.c != DType::Bf16,
+            PolicyKind::Native | PolicyKind::Fsdp2 => self.c == DType::F32,
+        };
         if fsdp.per_token_loss {
             (ReduceOp::Sum, false)
         } else if fsdp.average_in_collective {
             (ReduceOp::Avg, false)
-        } else if self.c == DType::F32 {
+        } else if fused {
             (ReduceOp::PremulSum(factor), false)
         } else if fsdp.policy == PolicyKind::Native && cx.outer == 1 {
             (ReduceOp::Avg, false)
