@@ -6,8 +6,8 @@ mod full;
 
 use super::plan;
 use crate::program::{
-    Access, BufferId, COMPUTE, CollectiveKind, Instr, InstrId, Op, Phase, Program, ReduceOp, Role,
-    Rule, SectionKind, StreamKind, UnitId,
+    Access, BufferId, COMPUTE, CollectiveKind, Holds, Instr, InstrId, Op, Phase, Program, ReduceOp,
+    Role, Rule, SectionKind, StreamKind, UnitId,
 };
 use crate::scenario::{OuterStrategy, PolicyKind, Scenario, Strategy, UnitPattern, Units, parse};
 use crate::shard::{Layout, persistent_bytes};
@@ -1075,5 +1075,37 @@ fn megatron_scales_bf16_gradients_before_their_reduction_and_no_others() {
             ReduceOp::PremulSum(0.25)
         };
         assert_eq!(ops, [want], "{dtype}");
+    }
+}
+
+/// Megatron-FSDP lets twice its mean unit wait in the reduce queue under ZeRO-3, else 1e9 elements. A unit of 32,768² elements and a
+/// bias is 1.07e9: one waits beside the one that is reduced (two, which are counted with padding, would be above twice the mean
+/// without), or none does.
+#[test]
+fn megatrons_reduce_queue_holds_twice_a_unit_under_zero_3_only() {
+    for (strategy, want) in [("optim_grads_params", 2), ("optim_grads", 1)] {
+        let p = program(
+            LINEAR,
+            &[
+                "fsdp.policy=megatron",
+                &format!("fsdp.strategy={strategy}"),
+                "model.layers=6",
+                "model.hidden=32768",
+            ],
+        );
+        let bucket = |id: BufferId| {
+            let b = &p.buffers[id.index()];
+            b.role == Role::FullGrad && matches!(b.holds, Holds::Group(_))
+        };
+        let (mut live, mut most) = (0, 0);
+        for i in steady(&p) {
+            match i.op {
+                Op::Alloc(id) if bucket(id) => live += 1,
+                Op::Free(id) if bucket(id) => live -= 1,
+                Op::Collective { .. } if i.rule == Rule::Reduce => most = most.max(live),
+                _ => {}
+            }
+        }
+        assert_eq!((most, live), (want, 0), "{strategy}");
     }
 }

@@ -15,7 +15,7 @@ use crate::program::{
     Access, Axis, BufferId, COMPUTE, Communicator, EventId, GroupId, HostWorkKind, ParamId,
     PerRank, Phase, Role, Rule, ShardOp, UnitId,
 };
-use crate::scenario::{AllocatorKind, Prefetch};
+use crate::scenario::{AllocatorKind, Prefetch, Strategy};
 use std::collections::VecDeque;
 
 /// A reduction in flight.
@@ -107,7 +107,7 @@ impl Megatron {
         cx.b.at(unit, phase);
         cx.b.host(rule, HostWorkKind::Hook, 1);
         cx.b.host(rule, HostWorkKind::HookParam, cx.unit(unit).params);
-        let resident = self.is_resident(cx, unit);
+        let resident = is_resident(cx, unit);
         let kept = std::mem::replace(&mut self.preserved[unit.index()], resident);
         for g in cx.groups_of(unit) {
             if let Some(full) = self.flat.state(g).full {
@@ -127,12 +127,6 @@ impl Megatron {
         }
         self.gathered[unit.index()] = Some(cx.b.record(rule, self.flat.streams.gather));
         cx.b.at(at, phase);
-    }
-
-    /// Parameters outside every unit stay gathered: their bucket keeps its storage for the whole run.
-    fn is_resident(&self, cx: &Cx<'_>, unit: UnitId) -> bool {
-        let spec = &cx.unit(unit).spec;
-        spec.is_root || spec.keep
     }
 
     fn require(&mut self, cx: &mut Cx<'_>, unit: UnitId) {
@@ -168,7 +162,7 @@ impl Megatron {
             };
             // Under the double buffer a third unit never is in flight, and non-unit parameters are not prefetched.
             let live = self.live_units(cx);
-            if !go || (self.double_buffer && (live >= 2 || self.is_resident(cx, next))) {
+            if !go || (self.double_buffer && (live >= 2 || is_resident(cx, next))) {
                 break;
             }
             elements += cx.unit(next).numel;
@@ -184,12 +178,12 @@ impl Megatron {
 
     fn live_units(&self, cx: &Cx<'_>) -> usize {
         (0..self.full.len())
-            .filter(|u| self.full[*u] && !self.is_resident(cx, UnitId(*u as u16)))
+            .filter(|u| self.full[*u] && !is_resident(cx, UnitId(*u as u16)))
             .count()
     }
 
     fn release(&mut self, cx: &mut Cx<'_>, unit: UnitId) {
-        if self.is_resident(cx, unit) || !self.flat.weight_sharded() {
+        if is_resident(cx, unit) || !self.flat.weight_sharded() {
             return;
         }
         if !std::mem::replace(&mut self.full[unit.index()], false) {
@@ -300,22 +294,29 @@ impl Megatron {
     }
 }
 
-/// `suggested_communication_unit_size`: twice the mean unit under ZeRO-3, else the bucket size, and at least 1e9 elements
-/// (the source's comment says "cap", its code is a floor).
+/// Parameters outside every unit stay gathered: their bucket keeps its storage for the whole run.
+fn is_resident(cx: &Cx<'_>, unit: UnitId) -> bool {
+    let spec = &cx.unit(unit).spec;
+    spec.is_root || spec.keep
+}
+
+/// `suggested_communication_unit_size` where it is not set, in elements (`megatron_fsdp.py`, `_init_fsdp_param_and_grad_buffer`): twice
+/// the mean unit under ZeRO-3, else the bucket size, which is 1e9 by default (`bucket_size` has no key here). What it comes to is at
+/// least 1e9 (the source's comment says "cap", its code is a floor).
 fn suggested_size(cx: &Cx<'_>) -> u64 {
-    let units: Vec<u64> = cx
-        .forward_order
-        .iter()
-        .map(|u| cx.unit(*u))
-        .filter(|u| !u.spec.is_root)
-        .map(|u| u.numel)
-        .collect();
-    let mean = units
-        .iter()
-        .sum::<u64>()
-        .checked_div(units.len() as u64)
-        .unwrap_or(0);
-    (2 * mean).max(1_000_000_000)
+    const DEFAULT: u64 = 1_000_000_000;
+    if cx.scenario.fsdp.strategy != Strategy::OptimGradsParams {
+        return DEFAULT;
+    }
+    let units = cx.forward_order.iter().filter(|u| !is_resident(cx, **u));
+    // Of parameters, without padding.
+    let numel = |u: &UnitId| -> u64 {
+        let params = cx.unit(*u).groups.iter().flat_map(|g| &cx.group(*g).params);
+        params.map(|p| cx.tape.params[p.index()].numel()).sum()
+    };
+    let (count, total) = units.fold((0, 0), |(n, sum), u| (n + 1, sum + numel(u)));
+    let mean = u64::checked_div(total, count).unwrap_or(0);
+    (2 * mean).max(DEFAULT)
 }
 
 impl Lifecycle for Megatron {
