@@ -39,6 +39,9 @@ pub(crate) struct GroupState {
     pub(crate) moments: Option<Moments>,
     /// Gathered weights.
     pub(crate) full: Option<BufferId>,
+    /// What the inner axis has left of the gradient, in the communication dtype, while the outer axis reduces it: policy megatron, where
+    /// that is not the dtype of G (`hsdp_comm_gbuf`). Other policies reduce G itself.
+    pub(crate) outer_comm: Option<BufferId>,
     /// S.
     pub(crate) numel: u64,
 }
@@ -114,6 +117,7 @@ impl Flat {
             grad: None,
             moments: None,
             full: None,
+            outer_comm: None,
             numel,
         };
         if params_apart(cx.scenario) {
@@ -158,6 +162,16 @@ impl Flat {
                 holds,
             );
             state.grad = Some(cx.b.whole(grad));
+            let casts = cx.scenario.fsdp.policy == PolicyKind::Megatron && self.c != self.g;
+            state.outer_comm = (casts && self.comms.outer.is_some()).then(|| {
+                let reduced = if mesh::optim_sharded(cx.strategy) {
+                    numel / self.inner
+                } else {
+                    numel
+                };
+                let (bytes, stream) = (reduced * self.c.size(), self.streams.outer);
+                cx.transient(Role::ReduceOutput, bytes, self.c, stream, id)
+            });
             state.moments = moments(
                 cx,
                 group.unit,

@@ -11,7 +11,7 @@ use crate::program::{
 };
 use crate::scenario::{OuterStrategy, PolicyKind, Scenario, Strategy, UnitPattern, Units, parse};
 use crate::shard::{Layout, persistent_bytes};
-use crate::units::Bytes;
+use crate::units::{Bytes, DType};
 use std::collections::BTreeMap;
 
 const LINEAR: &str = "[model]\nfamily = \"linear\"\nlayers = 4\nhidden = 64\n\
@@ -491,6 +491,19 @@ fn further_options_check() {
         &["fsdp.policy=fsdp2", "fsdp.reduce_in_flight=3"],
         &["fsdp.policy=fsdp2", "precision.comm_grads=bf16"],
         &["fsdp.policy=megatron", "precision.main_grads=f32"],
+        &[
+            "fsdp.policy=megatron",
+            "mesh.dp_outer=2",
+            "precision.comm_grads=f32",
+            "fsdp.allocator=double_buffer",
+        ],
+        &[
+            "fsdp.policy=megatron",
+            "mesh.dp_outer=2",
+            "precision.comm_grads=f32",
+            "fsdp.async_reduce=false",
+            "fsdp.strategy=optim",
+        ],
         &["fsdp.units=root"],
         &["fsdp.units=[\"layers.*\", \"tok_embeddings\", \"norm+output=keep\"]"],
         &["fsdp.units=[\"layers.*.attention\", \"layers.*.mlp\"]"],
@@ -1107,5 +1120,84 @@ fn megatrons_reduce_queue_holds_twice_a_unit_under_zero_3_only() {
             }
         }
         assert_eq!((most, live), (want, 0), "{strategy}");
+    }
+}
+
+/// Megatron-FSDP sends gradients over the outer axis in the communication dtype: it copies them into a buffer of that dtype, reduces it
+/// there, copies it back, and frees it when the queue pops (`hsdp_comm_gbuf`).
+#[test]
+fn megatron_reduces_over_the_outer_axis_in_the_communication_dtype() {
+    for (strategy, outer_strategy) in [
+        ("optim_grads_params", "no_shard"),
+        ("optim_grads_params", "optim"),
+        ("optim", "no_shard"),
+        ("no_shard", "no_shard"),
+    ] {
+        for comm in [DType::Bf16, DType::F32] {
+            let p = program(
+                LLAMA,
+                &[
+                    "fsdp.policy=megatron",
+                    &format!("fsdp.strategy={strategy}"),
+                    &format!("fsdp.outer_strategy={outer_strategy}"),
+                    "mesh.dp_outer=2",
+                    "precision.main_grads=f32",
+                    &format!("precision.comm_grads={}", comm.name()),
+                    "train.grad_accum=2",
+                ],
+            );
+            let what = format!("{strategy} {outer_strategy} {comm:?}");
+            let report = crate::check::check(&p);
+            assert!(report.is_ok(), "{what}\n{report}");
+            let outer: Vec<&Instr> = steady(&p)
+                .iter()
+                .filter(|i| i.rule == Rule::OuterReduce)
+                .collect();
+            let reductions: Vec<_> = outer
+                .iter()
+                .filter_map(|i| match i.op {
+                    Op::Collective { id, .. } => Some(&p.collectives[id.index()]),
+                    _ => None,
+                })
+                .collect();
+            assert_eq!(reductions.len(), p.groups.len(), "{what}");
+            for (c, group) in reductions.iter().zip(p.groups.iter().rev()) {
+                let kind = match outer_strategy {
+                    "optim" => CollectiveKind::ReduceScatter,
+                    _ => CollectiveKind::AllReduce,
+                };
+                assert_eq!((c.kind, c.dtype), (kind, comm), "{what}");
+                let ranks = if strategy == "no_shard" { 1 } else { 4 };
+                let bytes = group.layout.full_numel() / ranks * comm.size();
+                assert_eq!(c.parts[0].input.bytes, bytes, "{what}");
+            }
+            let launches = outer.iter().filter(|i| is_launch(i)).count();
+            let allocated = outer.iter().filter(|i| matches!(i.op, Op::Alloc(_)));
+            let casts = if comm == DType::F32 {
+                0
+            } else {
+                p.groups.len()
+            };
+            assert_eq!((allocated.count(), launches), (casts, 2 * casts), "{what}");
+            // Each copy lives until computation has waited for its own reduction.
+            for (at, i) in steady(&p).iter().enumerate() {
+                let Op::Free(id) = i.op else { continue };
+                if p.buffers[id.index()].role != Role::ReduceOutput || i.rule == Rule::ZeroGrad {
+                    continue;
+                }
+                assert_eq!(i.rule, Rule::ReduceRelease, "{what}");
+                let before = &steady(&p)[..at];
+                let own = before.iter().rposition(|j| {
+                    j.unit == p.buffers[id.index()].unit
+                        && j.rule == Rule::OuterReduce
+                        && matches!(j.op, Op::Record { .. })
+                });
+                let Op::Record { event, .. } = before[own.expect("an event")].op else {
+                    unreachable!()
+                };
+                let waited = |j: &Instr| matches!(j.op, Op::Wait { event: e, stream: COMPUTE } if e == event);
+                assert!(before.iter().any(waited), "{what}");
+            }
+        }
     }
 }

@@ -277,7 +277,7 @@ keys! {
     Compute: "precision" "compute" [Choice(DTYPES)] "\"bf16\"" "Gathered parameters, activations, matrix products";
     MainParams: "precision" "main_params" [Choice(DTYPES_OR_NONE)] "\"f32\"" "Optimizer's weights; none: the compute weights are the optimizer's";
     MainGrads: "precision" "main_grads" [Choice(DTYPES)] "(megatron: \"bf16\", others: \"f32\"; f32 with f32 compute)" "Gradients between micro-batches";
-    CommGrads: "precision" "comm_grads" [Choice(DTYPES)] "(fsdp2: \"f32\", others: main_grads)" "Gradients in the reduction over dp_shard; over dp_outer they are main_grads (fsdp2 and mode full: comm_grads too)";
+    CommGrads: "precision" "comm_grads" [Choice(DTYPES)] "(fsdp2: \"f32\", others: main_grads)" "Gradients in the reduction over dp_shard; native: over dp_outer they are main_grads";
     Moments: "precision" "moments" [Choice(DTYPES)] "\"f32\"" "Optimizer moments";
     Deterministic: "precision" "deterministic" [Bool] "false" "Every sum has a fixed order, so that a run repeats to the bit: on GPUs attention's backward is slower then and takes a workspace as large as the scores (the CPU device always does)";
 

@@ -4,8 +4,8 @@ use super::Flat;
 use crate::lower::context::Cx;
 use crate::model::Real;
 use crate::program::{
-    Access, COMPUTE, CollectiveKind, CommId, EventId, GroupId, Part, PerRank, ReduceOp, Role, Rule,
-    ShardOp, StreamId,
+    Access, BufferId, COMPUTE, CollectiveKind, CommId, EventId, GroupId, Part, PerRank, ReduceOp,
+    Role, Rule, ShardOp, StreamId,
 };
 use crate::scenario::PolicyKind;
 use crate::shard::mesh;
@@ -19,6 +19,8 @@ pub(crate) struct Reduction {
     pub(crate) input_free: EventId,
     /// G holds the sum over both axes: the optimizer may read it.
     pub(crate) complete: EventId,
+    /// Buffers in the communication dtype that are left to be freed behind `complete` (policy megatron only, whose queue frees them).
+    pub(crate) held: [Option<BufferId>; 2],
 }
 
 impl Flat {
@@ -185,7 +187,7 @@ impl Flat {
         self.nan_check(cx, rs, g, grad);
         let input_free = cx.b.record(Rule::Reduce, rs);
         let outer = if last {
-            self.reduce_outer(cx, grad, rs)
+            self.reduce_outer(cx, g, grad, rs)
         } else {
             None
         };
@@ -198,17 +200,19 @@ impl Flat {
         Reduction {
             input_free,
             complete: outer.unwrap_or(input_free),
+            held: [None, self.state(g).outer_comm.filter(|_| outer.is_some())],
         }
     }
 
-    /// Reduces a gradient that rests in full (DDP, ZeRO-1), once a step. Returns the event after which G holds the sum.
-    pub(crate) fn reduce_full(&self, cx: &mut Cx<'_>, g: GroupId) -> EventId {
+    /// Reduces a gradient that rests in full (DDP, ZeRO-1), once a step.
+    pub(crate) fn reduce_full(&self, cx: &mut Cx<'_>, g: GroupId) -> Reduction {
         let rs = self.streams.reduce;
         let grad = self.state(g).grad.expect("only trained groups are reduced");
         let numel = self.state(g).numel;
+        let megatron = cx.scenario.fsdp.policy == PolicyKind::Megatron;
         cx.b.join(Rule::ReduceFork, COMPUTE, rs);
         self.nan_check(cx, rs, g, grad);
-        // The outer reduction works on what rests: without an inner one there is nothing to cast for.
+        // Without an inner reduction there is nothing to cast for: the outer one casts what it needs itself.
         let cast = (self.c != self.g && self.comms.reduce.is_some()).then(|| {
             let id = cx.transient_on(Role::ReduceInput, numel * self.c.size(), self.c, rs, g);
             cx.b.alloc(Rule::ReduceCopyIn, id);
@@ -271,16 +275,50 @@ impl Flat {
                 &[part(input)],
                 &[mine],
             );
-            cx.b.free(Rule::ReduceRelease, id);
+            if !megatron {
+                cx.b.free(Rule::ReduceRelease, id);
+            }
         }
-        let done = cx.b.record(Rule::Reduce, rs);
-        self.reduce_outer(cx, mine, rs).unwrap_or(done)
+        let input_free = cx.b.record(Rule::Reduce, rs);
+        // Megatron-FSDP reduces all of a ZeRO-1 gradient here, with what its rank has not reduced before and nobody reads (a TODO of
+        // `_bucket_group_gradient_reduce`): the one thing in which this leaves the source.
+        let outer = self.reduce_outer(cx, g, mine, rs);
+        Reduction {
+            input_free,
+            complete: outer.unwrap_or(input_free),
+            held: [
+                cast.filter(|_| megatron),
+                self.state(g).outer_comm.filter(|_| outer.is_some()),
+            ],
+        }
     }
 
-    fn reduce_outer(&self, cx: &mut Cx<'_>, shard: Access, after: StreamId) -> Option<EventId> {
+    /// Reduces what the inner axis has left of a gradient over the outer one, in place, or (policy megatron) in a copy of the
+    /// communication dtype that is copied back.
+    fn reduce_outer(
+        &self,
+        cx: &mut Cx<'_>,
+        g: GroupId,
+        rests: Access,
+        after: StreamId,
+    ) -> Option<EventId> {
         let comm = self.comms.outer?;
         let stream = self.streams.outer;
         cx.b.join(Rule::OuterReduce, after, stream);
+        let cast = |cx: &mut Cx<'_>, from: Access, to: Access, dtype: DType| {
+            let n = to.bytes / dtype.size();
+            let copy = ShardOp::Copy;
+            cx.run(Rule::OuterReduce, copy, n, dtype, stream, &[from], &[to]);
+        };
+        let (input, dtype) = match self.state(g).outer_comm {
+            Some(id) => {
+                cx.b.alloc(Rule::OuterReduce, id);
+                let whole = cx.b.whole(id);
+                cast(cx, rests, whole, self.c);
+                (whole, self.c)
+            }
+            None => (rests, self.g),
+        };
         let op = if cx.scenario.fsdp.average_in_collective
             || self.inner == 1 && !cx.scenario.fsdp.per_token_loss
         {
@@ -288,23 +326,28 @@ impl Flat {
         } else {
             ReduceOp::Sum
         };
-        let (kind, output) = if self.outer_optim {
-            (
-                CollectiveKind::ReduceScatter,
+        let part = |a: Access| {
+            if self.outer_optim {
                 Access {
-                    bytes: shard.bytes / self.outer,
+                    bytes: a.bytes / self.outer,
                     per_rank: PerRank::Outer,
-                    ..shard
-                },
-            )
-        } else {
-            (CollectiveKind::AllReduce, shard)
+                    ..a
+                }
+            } else {
+                a
+            }
         };
-        let parts = smallvec![Part {
-            input: shard,
-            output
-        }];
-        cx.b.collective(Rule::OuterReduce, stream, kind, comm, op, self.g, parts);
+        let kind = if self.outer_optim {
+            CollectiveKind::ReduceScatter
+        } else {
+            CollectiveKind::AllReduce
+        };
+        let output = part(input);
+        let parts = smallvec![Part { input, output }];
+        cx.b.collective(Rule::OuterReduce, stream, kind, comm, op, dtype, parts);
+        if self.state(g).outer_comm.is_some() {
+            cast(cx, output, part(rests), self.g);
+        }
         Some(cx.b.record(Rule::OuterReduce, stream))
     }
 

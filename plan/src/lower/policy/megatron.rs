@@ -7,7 +7,7 @@
 
 use crate::lower::autograd::AutogradGrads;
 use crate::lower::context::Cx;
-use crate::lower::flat::{Flat, fill_padding};
+use crate::lower::flat::{Flat, Reduction, fill_padding};
 use crate::lower::optimizer::ShardState;
 use crate::lower::streams::CommStreams;
 use crate::lower::walk::{Lifecycle, Location};
@@ -16,13 +16,15 @@ use crate::program::{
     PerRank, Phase, Role, Rule, ShardOp, UnitId,
 };
 use crate::scenario::{AllocatorKind, Prefetch, Strategy};
+use smallvec::SmallVec;
 use std::collections::VecDeque;
 
 /// A reduction in flight.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 struct Queued {
     done: EventId,
-    buffer: BufferId,
+    /// What is freed behind it: the bucket, if gradients are sharded, and copies in the communication dtype.
+    buffers: SmallVec<[BufferId; 3]>,
     elements: u64,
 }
 
@@ -202,7 +204,36 @@ impl Megatron {
             if self.flat.streams.reduce != COMPUTE {
                 cx.b.wait(rule, q.done, COMPUTE);
             }
-            cx.b.free(Rule::ReduceRelease, q.buffer);
+            for buffer in q.buffers {
+                cx.b.free(Rule::ReduceRelease, buffer);
+            }
+        }
+    }
+
+    /// Makes room in the queue for one more unit: `wait_for_previous_grad_reduce`, `_enforce_double_buffer_limit`.
+    fn gate(&mut self, cx: &mut Cx<'_>) {
+        let limit = if self.double_buffer { 1 } else { usize::MAX };
+        while self.queue.len() > limit
+            || (!self.queue.is_empty()
+                && self.queue.iter().map(|q| q.elements).sum::<u64>() > self.capacity)
+        {
+            self.pop(cx, Rule::ReduceGate);
+        }
+    }
+
+    /// The source keeps the bucket until the reduction over the outer axis is over too, although that reads main gradients only: it
+    /// records one event, behind both (`_bucket_group_gradient_reduce`).
+    fn enqueue(&mut self, cx: &mut Cx<'_>, g: GroupId, r: Reduction, bucket: Option<BufferId>) {
+        self.queue.push_back(Queued {
+            done: r.complete,
+            buffers: bucket
+                .into_iter()
+                .chain(r.held.into_iter().flatten())
+                .collect(),
+            elements: self.flat.state(g).numel,
+        });
+        if self.flat.streams.reduce == COMPUTE && self.flat.streams.outer == COMPUTE {
+            self.pop(cx, Rule::ReduceGate);
         }
     }
 
@@ -252,18 +283,14 @@ impl Megatron {
             }
             self.copy_grads(cx, g, rest, Rule::Accumulate, !self.first);
             if self.last {
-                self.flat.reduce_full(cx, g);
+                self.gate(cx);
+                let reduction = self.flat.reduce_full(cx, g);
+                self.enqueue(cx, g, reduction, None);
             }
             return;
         }
         let numel = self.flat.state(g).numel;
-        let limit = if self.double_buffer { 1 } else { usize::MAX };
-        while self.queue.len() > limit
-            || (!self.queue.is_empty()
-                && self.queue.iter().map(|q| q.elements).sum::<u64>() > self.capacity)
-        {
-            self.pop(cx, Rule::ReduceGate);
-        }
+        self.gate(cx);
         let c = self.flat.comm_dtype();
         let bucket = match cx.made.get(&(Role::FullGrad, g, COMPUTE)) {
             Some(id) => *id,
@@ -277,20 +304,10 @@ impl Megatron {
         let whole = cx.b.whole(bucket);
         fill_padding(cx, g, whole, c);
         self.copy_grads(cx, g, whole, Rule::ReduceCopyIn, false);
-        // The source keeps the bucket until the reduction over the outer axis is over too, although that reads main gradients
-        // only: it records one event, behind both (`_bucket_group_gradient_reduce`).
-        let done = self
+        let reduction = self
             .flat
-            .reduce_sharded(cx, g, whole, self.first, self.last, true)
-            .complete;
-        self.queue.push_back(Queued {
-            done,
-            buffer: bucket,
-            elements: numel,
-        });
-        if self.flat.streams.reduce == COMPUTE && self.flat.streams.outer == COMPUTE {
-            self.pop(cx, Rule::ReduceGate);
-        }
+            .reduce_sharded(cx, g, whole, self.first, self.last, true);
+        self.enqueue(cx, g, reduction, Some(bucket));
     }
 }
 

@@ -341,6 +341,7 @@ impl Native {
                     reduction = Reduction {
                         input_free: updated,
                         complete: updated,
+                        ..reduction
                     };
                 }
                 self.pending.push_back(Pending { reduction, buffer });
@@ -351,8 +352,8 @@ impl Native {
                 self.accumulate(cx, g);
                 if self.last {
                     self.make_moments(cx, g);
-                    let done = self.flat.reduce_full(cx, g);
-                    self.note_reduced(cx, g, done);
+                    let reduction = self.flat.reduce_full(cx, g);
+                    self.note_reduced(cx, g, reduction.complete);
                 }
             }
         }
