@@ -1201,3 +1201,70 @@ fn megatron_reduces_over_the_outer_axis_in_the_communication_dtype() {
         }
     }
 }
+
+/// Megatron-FSDP copies each gradient into the bucket in its parameter's post-accumulate hook and deletes it (`_grad_acc`): a bucket
+/// exists from its first gradient on, the root's, to which the head belongs, through all of backward; a bucket is reduced behind its
+/// last gradient. Gradients that rest in full take in each one at the same place.
+#[test]
+fn megatron_gathers_gradients_as_they_become_ready() {
+    for strategy in ["optim_grads_params", "optim_grads", "optim", "no_shard"] {
+        let sharded = strategy.starts_with("optim_grads");
+        let p = program(
+            LLAMA,
+            &[
+                "fsdp.policy=megatron",
+                &format!("fsdp.strategy={strategy}"),
+                "train.grad_accum=2",
+            ],
+        );
+        let holds = |id: BufferId| p.buffers[id.index()].holds;
+        let is_full = |id: BufferId| p.buffers[id.index()].role == Role::FullGrad;
+        let name = |u: UnitId| p.units[u.index()].name.as_str();
+        let (mut live, mut events) = (Vec::new(), Vec::new());
+        let mut copied = BTreeMap::new();
+        let backward = steady(&p).iter().filter(|i| i.phase == Phase::Backward);
+        for i in backward.filter(|i| i.micro_batch == 1) {
+            match i.op {
+                Op::Alloc(id) if is_full(id) => match holds(id) {
+                    Holds::Param(param) => live.push(param),
+                    _ => events.push(("bucket", name(i.unit))),
+                },
+                Op::Free(id) if is_full(id) => {
+                    if let Holds::Param(param) = holds(id) {
+                        assert_eq!(live.pop(), Some(param), "{strategy}");
+                    }
+                }
+                Op::Launch { .. } if matches!(i.rule, Rule::ReduceCopyIn | Rule::Accumulate) => {
+                    *copied.entry(i.unit).or_insert(0usize) += 1;
+                    assert!(!live.is_empty(), "{strategy}: copies what is live");
+                }
+                Op::Launch { .. } if i.rule == Rule::Model && name(i.unit) == "layers.1" => {
+                    events.push(("backward", "layers.1"));
+                }
+                Op::Collective { .. } if i.rule == Rule::Reduce => {
+                    let group = p.groups.iter().find(|g| g.unit == i.unit);
+                    let params = group.expect("a group").params.len();
+                    assert_eq!(copied[&i.unit], params, "{strategy} {}", name(i.unit));
+                    events.push(("reduce", name(i.unit)));
+                }
+                _ => {}
+            }
+            // One gradient at a time is autograd's, besides the one that is being accumulated.
+            assert!(live.len() <= 1, "{strategy}: {live:?}");
+        }
+        events.dedup();
+        let mut want = vec![
+            ("bucket", "root"),
+            ("backward", "layers.1"),
+            ("bucket", "layers.1"),
+            ("backward", "layers.1"),
+            ("reduce", "layers.1"),
+            ("bucket", "layers.0"),
+            ("reduce", "layers.0"),
+            ("reduce", "root"),
+        ];
+        want.retain(|e| sharded || e.0 != "bucket");
+        want.dedup();
+        assert_eq!(events, want, "{strategy}");
+    }
+}

@@ -65,7 +65,7 @@ pub(crate) trait Lifecycle {
     fn step_end(&mut self, cx: &mut Cx<'_>);
     /// A model kernel has been issued; `position` is its place in the pass's list.
     fn after_launch(&mut self, _cx: &mut Cx<'_>, _pass: Pass, _position: u32) {}
-    /// A parameter's gradient is complete.
+    /// A parameter's gradient is complete. A captured scope hands all of its gradients over at its end.
     fn grad_ready(&mut self, _cx: &mut Cx<'_>, _p: ParamId) {}
     /// Number of the current micro-batch and whether it is the last; called before `forward_start`.
     fn micro_batch(&mut self, index: u16, last: bool);
@@ -88,6 +88,8 @@ pub(crate) struct Walk<'c, 'a, L> {
     /// Framework host work applies (not for the native engine).
     framework: bool,
     scope: Option<(ModuleId, ScopeId)>,
+    /// Parameters whose gradients became complete in the open scope.
+    ready: Vec<ParamId>,
     micro: usize,
     workspaces_made: [bool; 2],
 }
@@ -103,6 +105,7 @@ impl<'c, 'a, L: Lifecycle> Walk<'c, 'a, L> {
             units,
             framework,
             scope: None,
+            ready: Vec::new(),
             micro: 0,
             workspaces_made: [false; 2],
         }
@@ -249,7 +252,11 @@ impl<'c, 'a, L: Lifecycle> Walk<'c, 'a, L> {
                             .b
                             .host(Rule::Compile, HostWorkKind::AutogradDispatch, 2);
                     }
-                    self.life.grad_ready(self.cx, p);
+                    if self.scope.is_some() {
+                        self.ready.push(p);
+                    } else {
+                        self.life.grad_ready(self.cx, p);
+                    }
                 }
             }
         }
@@ -308,6 +315,9 @@ impl<'c, 'a, L: Lifecycle> Walk<'c, 'a, L> {
         {
             self.cx.b.graph_end(scope);
             self.scope = None;
+            for p in std::mem::take(&mut self.ready) {
+                self.life.grad_ready(self.cx, p);
+            }
         }
         let hooks = self.cx.hooks[m.index()];
         let unit = if pass == Pass::Backward {

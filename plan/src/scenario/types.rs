@@ -375,7 +375,7 @@ pub struct Precision {
     pub main_params: Option<DType>,
     /// Dtype in which gradients are kept between micro-batches.
     pub main_grads: DType,
-    /// Dtype in which gradients are reduced over the inner axis (policy fsdp2: over both).
+    /// Dtype in which gradients are reduced over the inner axis (policies fsdp2 and megatron: over both).
     pub comm_grads: DType,
     /// Dtype of the optimizer moments.
     pub moments: DType,

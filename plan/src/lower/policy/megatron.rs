@@ -2,8 +2,9 @@
 //!
 //! - one flat bucket a unit and one for the root's own parameters, which stays gathered once it has been;
 //! - gathers are prefetched in bucket order until half of the suggested communication size is in flight;
-//! - autograd's gradients are copied into a full bucket that is reduced in place into the rank's slice and then added to
-//!   the shard at rest; a queue bounded in elements decides when buckets are released.
+//! - each of autograd's gradients is copied, as soon as it is complete, into its group's full bucket, which exists from the first one
+//!   on; behind the last one the bucket is reduced in place into the rank's slice and then added to the shard at rest; a queue bounded
+//!   in elements decides when buckets are released.
 
 use crate::lower::autograd::AutogradGrads;
 use crate::lower::context::Cx;
@@ -16,6 +17,7 @@ use crate::program::{
     PerRank, Phase, Role, Rule, ShardOp, UnitId,
 };
 use crate::scenario::{AllocatorKind, Prefetch, Strategy};
+use crate::units::DType;
 use smallvec::SmallVec;
 use std::collections::VecDeque;
 
@@ -37,6 +39,10 @@ pub(crate) struct Megatron {
     /// Root buckets keep their storage between steps once they have one.
     preserved: Vec<bool>,
     grads: AutogradGrads,
+    /// Full buckets that gather gradients, by group.
+    filling: Vec<Option<BufferId>>,
+    /// Gradients of this backward that have been handled, by group.
+    ready: Vec<usize>,
     queue: VecDeque<Queued>,
     /// Gradients cast to the main dtype for the optimizer.
     casts: Vec<Option<BufferId>>,
@@ -89,6 +95,8 @@ impl Megatron {
             full: vec![false; units],
             preserved: vec![false; units],
             grads: AutogradGrads::new(cx.tape.params.len()),
+            filling: vec![None; cx.groups.len()],
+            ready: vec![0; cx.groups.len()],
             queue: VecDeque::new(),
             casts: vec![None; cx.groups.len()],
             done: vec![false; units],
@@ -210,13 +218,18 @@ impl Megatron {
         }
     }
 
-    /// Makes room in the queue for one more unit: `wait_for_previous_grad_reduce`, `_enforce_double_buffer_limit`.
+    /// Pops what is above the queue's capacity: `wait_for_previous_grad_reduce`.
     fn gate(&mut self, cx: &mut Cx<'_>) {
-        let limit = if self.double_buffer { 1 } else { usize::MAX };
-        while self.queue.len() > limit
-            || (!self.queue.is_empty()
-                && self.queue.iter().map(|q| q.elements).sum::<u64>() > self.capacity)
-        {
+        while self.queue.iter().map(|q| q.elements).sum::<u64>() > self.capacity {
+            self.pop(cx, Rule::ReduceGate);
+        }
+    }
+
+    /// Under the double buffer one unit may be reduced while another one's gradients are gathered: `_enforce_double_buffer_limit`, which
+    /// runs before a bucket is taken. (Its waits are on the reduce stream, so that nothing orders the copies into the bucket behind
+    /// its last reduction; computation waits here.)
+    fn limit_double_buffer(&mut self, cx: &mut Cx<'_>) {
+        while self.double_buffer && self.queue.len() > 1 {
             self.pop(cx, Rule::ReduceGate);
         }
     }
@@ -237,65 +250,28 @@ impl Megatron {
         }
     }
 
-    /// Copies autograd's gradients into the bucket and drops them.
-    fn copy_grads(&mut self, cx: &mut Cx<'_>, g: GroupId, to: Access, rule: Rule, add: bool) {
-        let params = cx.group(g).params.clone();
-        let element = if self.flat.grad_sharded() {
-            self.flat.comm_dtype()
-        } else {
-            cx.scenario.precision.main_grads
-        };
-        for p in params {
-            let Some(grad) = self.grads.take(p) else {
-                continue;
-            };
-            let numel = cx.tape.params[p.index()].numel();
-            let slot = Access {
-                offset: to.offset + cx.flat_offset(p) * element.size(),
-                bytes: numel * element.size(),
-                ..to
-            };
-            let from = cx.b.whole(grad);
-            let reads = if add { vec![from, slot] } else { vec![from] };
-            let kind = if add {
-                ShardOp::Accumulate
-            } else {
-                ShardOp::Copy
-            };
-            cx.run(rule, kind, numel, element, COMPUTE, &reads, &[slot]);
-            cx.b.free(Rule::Grad, grad);
-        }
-    }
-
-    fn reduce(&mut self, cx: &mut Cx<'_>, g: GroupId) {
-        cx.b.host(Rule::Reduce, HostWorkKind::Hook, 1);
-        let n = cx.group(g).params.len() as u16;
-        cx.b.host(Rule::Reduce, HostWorkKind::HookParam, n);
+    /// Where a group's gradients are gathered: its bucket, taken at the first one of a backward (`get_main_grad`), or all of G, to which
+    /// later micro-batches add.
+    fn bucket(&mut self, cx: &mut Cx<'_>, g: GroupId) -> (Access, DType) {
         if !self.flat.grad_sharded() {
-            let rest = self
-                .flat
-                .state(g)
-                .grad
-                .expect("only trained groups are reduced");
-            if self.first {
-                let dtype = cx.scenario.precision.main_grads;
+            let rest = self.flat.state(g).grad;
+            let rest = rest.expect("only trained groups have gradients");
+            let dtype = cx.scenario.precision.main_grads;
+            if self.first && self.ready[g.index()] == 0 {
                 fill_padding(cx, g, rest, dtype);
             }
-            self.copy_grads(cx, g, rest, Rule::Accumulate, !self.first);
-            if self.last {
-                self.gate(cx);
-                let reduction = self.flat.reduce_full(cx, g);
-                self.enqueue(cx, g, reduction, None);
-            }
-            return;
+            return (rest, dtype);
         }
-        let numel = self.flat.state(g).numel;
-        self.gate(cx);
         let c = self.flat.comm_dtype();
+        if let Some(bucket) = self.filling[g.index()] {
+            return (cx.b.whole(bucket), c);
+        }
+        self.limit_double_buffer(cx);
         let bucket = match cx.made.get(&(Role::FullGrad, g, COMPUTE)) {
             Some(id) => *id,
             None => {
-                let id = cx.transient(Role::FullGrad, numel * c.size(), c, COMPUTE, g);
+                let bytes = self.flat.state(g).numel * c.size();
+                let id = cx.transient(Role::FullGrad, bytes, c, COMPUTE, g);
                 cx.made.insert((Role::FullGrad, g, COMPUTE), id);
                 id
             }
@@ -303,11 +279,51 @@ impl Megatron {
         cx.b.alloc(Rule::Grad, bucket);
         let whole = cx.b.whole(bucket);
         fill_padding(cx, g, whole, c);
-        self.copy_grads(cx, g, whole, Rule::ReduceCopyIn, false);
-        let reduction = self
-            .flat
-            .reduce_sharded(cx, g, whole, self.first, self.last, true);
-        self.enqueue(cx, g, reduction, Some(bucket));
+        self.filling[g.index()] = Some(bucket);
+        (whole, c)
+    }
+
+    /// Moves one of autograd's gradients to where its group's are gathered: `_grad_acc`.
+    fn handle_grad(&mut self, cx: &mut Cx<'_>, g: GroupId, p: ParamId) {
+        let Some(grad) = self.grads.take(p) else {
+            return;
+        };
+        let (to, dtype) = self.bucket(cx, g);
+        let numel = cx.tape.params[p.index()].numel();
+        let slot = Access {
+            offset: to.offset + cx.flat_offset(p) * dtype.size(),
+            bytes: numel * dtype.size(),
+            ..to
+        };
+        let from = cx.b.whole(grad);
+        let (rule, kind, reads) = if self.flat.grad_sharded() {
+            (Rule::ReduceCopyIn, ShardOp::Copy, vec![from])
+        } else if self.first {
+            (Rule::Accumulate, ShardOp::Copy, vec![from])
+        } else {
+            (Rule::Accumulate, ShardOp::Accumulate, vec![from, slot])
+        };
+        cx.run(rule, kind, numel, dtype, COMPUTE, &reads, &[slot]);
+        cx.b.free(Rule::Grad, grad);
+    }
+
+    /// Reduces a group all of whose gradients are there: every backward where gradients are sharded, else in the last one.
+    fn reduce(&mut self, cx: &mut Cx<'_>, g: GroupId) {
+        cx.b.host(Rule::Reduce, HostWorkKind::Hook, 1);
+        let bucket = self.filling[g.index()].take();
+        if bucket.is_none() && !self.last {
+            return;
+        }
+        self.gate(cx);
+        self.limit_double_buffer(cx);
+        let reduction = match bucket {
+            Some(bucket) => {
+                let (whole, first, last) = (cx.b.whole(bucket), self.first, self.last);
+                self.flat.reduce_sharded(cx, g, whole, first, last, true)
+            }
+            None => self.flat.reduce_full(cx, g),
+        };
+        self.enqueue(cx, g, reduction, bucket);
     }
 }
 
@@ -386,9 +402,24 @@ impl Lifecycle for Megatron {
     fn post_backward(&mut self, cx: &mut Cx<'_>, unit: UnitId) {
         self.done[unit.index()] = true;
         self.release(cx, unit);
-        for g in cx.trained_groups_of(unit) {
+    }
+
+    /// `_process_post_backward_gradients`, the hook behind a parameter's accumulation.
+    fn grad_ready(&mut self, cx: &mut Cx<'_>, p: ParamId) {
+        let (g, _) = cx.home[p.index()];
+        if !cx.group(g).requires_grad {
+            return;
+        }
+        let (phase, at) = (cx.b.phase(), cx.b.unit());
+        cx.b.at(cx.group(g).unit, phase);
+        cx.b.host(Rule::Reduce, HostWorkKind::HookParam, 1);
+        self.handle_grad(cx, g, p);
+        self.ready[g.index()] += 1;
+        if self.ready[g.index()] == cx.group(g).params.len() {
+            self.ready[g.index()] = 0;
             self.reduce(cx, g);
         }
+        cx.b.at(at, phase);
     }
 
     fn backward_end(&mut self, cx: &mut Cx<'_>) {
