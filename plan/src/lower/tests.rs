@@ -1268,3 +1268,32 @@ fn megatron_gathers_gradients_as_they_become_ready() {
         assert_eq!(events, want, "{strategy}");
     }
 }
+
+/// A captured scope hands its gradients over at its end: hooks do not run in a replay.
+#[test]
+fn a_captured_scope_contains_no_gradient_hook_of_megatron() {
+    let p = program(
+        LLAMA,
+        &[
+            "fsdp.policy=megatron",
+            "compile.cuda_graph=[\"attn\", \"mlp\"]",
+            "fsdp.allocator=double_buffer",
+            "fsdp.persist_on_alloc_fail=true",
+        ],
+    );
+    let report = crate::check::check(&p);
+    assert!(report.is_ok(), "{report}");
+    let (mut inside, mut copies) = (false, 0);
+    for i in steady(&p) {
+        match i.op {
+            Op::GraphBegin(_) => inside = true,
+            Op::GraphEnd(_) => inside = false,
+            _ if matches!(i.rule, Rule::Reduce | Rule::ReduceCopyIn) => {
+                assert!(!inside, "{i:?}");
+                copies += usize::from(is_launch(i));
+            }
+            _ => {}
+        }
+    }
+    assert_eq!(copies, p.params.len(), "one copy a gradient");
+}
