@@ -27,7 +27,7 @@ mod table;
 mod validate;
 
 #[cfg(feature = "dash")]
-pub(crate) use {exec::utilisation, keep::with_source};
+pub(crate) use {exec::utilisation, keep::with_source, table::option_of};
 
 use clap::{CommandFactory, Parser, Subcommand};
 use output::{Failure, Out, Status};

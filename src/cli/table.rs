@@ -34,7 +34,7 @@ pub(super) fn fits(room: usize) -> bool {
 }
 
 /// An option, or an override of it, without its section, which is clear.
-pub(super) fn option_of(path: &str) -> &str {
+pub(crate) fn option_of(path: &str) -> &str {
     path.split_once('.').map_or(path, |(_, option)| option)
 }
 

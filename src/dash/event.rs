@@ -203,14 +203,19 @@ pub struct Judged {
     pub changes: Vec<String>,
 }
 
-/// Two runs or more.
+/// Runs, each with what this session calls it: `#2`.
 #[derive(Clone, Debug)]
-pub struct Runs(pub Vec<Arc<RunView>>);
+pub struct Runs(pub Vec<(String, Arc<RunView>)>);
 
 impl PartialEq for Runs {
     /// The same runs, not equal ones.
     fn eq(&self, other: &Self) -> bool {
-        self.0.len() == other.0.len() && self.0.iter().zip(&other.0).all(|(a, b)| Arc::ptr_eq(a, b))
+        self.0.len() == other.0.len()
+            && self
+                .0
+                .iter()
+                .zip(&other.0)
+                .all(|((_, a), (_, b))| Arc::ptr_eq(a, b))
     }
 }
 

@@ -360,7 +360,7 @@ table! {
     Sweep: [k(KeyCode::Esc)] C::Back, "", "cancel the sweep, or clear the filter";
 
     Runs: [k(KeyCode::Enter)] C::Enter, "open", "open its timeline";
-    Runs: [c(' ')] C::Mark, "mark", "mark for comparison; the first marked is the base";
+    Runs: [c(' ')] C::Mark, "mark", "mark for comparison: A, the base, then B, C, …";
     Runs: [c('c')] C::Compare, "compare", "compare the marked runs, or the last two";
     Runs: [c('/')] C::Filter, "filter", "filter: words, and fields as in `kind=exec step<100`";
     Runs: [c('s')] C::Keep, "keep", "keep it in the store; trainings are kept on their own";

@@ -24,6 +24,12 @@ pub struct Kept {
 }
 
 impl Kept {
+    /// What this session calls it: `#2`.
+    #[must_use]
+    pub fn called(&self) -> String {
+        format!("#{}", self.number)
+    }
+
     /// How lists and titles call it: `#2 exec llama-tiny`.
     #[must_use]
     pub fn label(&self) -> String {
@@ -142,8 +148,8 @@ impl RunsView {
 
     /// The runs to compare: the marked ones, or the last two; the base first.
     #[must_use]
-    pub fn to_compare(&self) -> Vec<Arc<RunView>> {
-        let view = |k: &Kept| Arc::clone(&k.lanes.view);
+    pub fn to_compare(&self) -> Vec<(String, Arc<RunView>)> {
+        let view = |k: &Kept| (k.called(), Arc::clone(&k.lanes.view));
         if self.marked.len() >= 2 {
             return self
                 .marked
@@ -263,12 +269,12 @@ pub(super) fn keep(app: &mut App, number: u32) -> Vec<Effect> {
         return Vec::new();
     }
     let run = Arc::clone(&kept.lanes.view);
-    let of = format!("#{number}");
+    let of = kept.called();
     let mut jobs = app.jobs.values();
     if jobs.any(|j| j.purpose == Purpose::Keep && j.of == of) {
         return Vec::new();
     }
-    app.start(Task::Keep(number, Runs(vec![run])))
+    app.start(Task::Keep(number, Runs(vec![(of, run)])))
 }
 
 /// Shows a run's timeline, with its counterpart below it.

@@ -196,7 +196,7 @@ fn perform(
             Ok(Ended::Done)
         }
         Task::Keep(number, Runs(runs)) => {
-            for run in &runs {
+            for (_, run) in &runs {
                 let id = judge::keep(folders.store.as_deref(), run)?;
                 reporter.say(News::Kept(number, id));
             }

@@ -2,6 +2,7 @@
 
 use super::kit::{bytes, cut, ms, pane, put, put_right};
 use crate::dash::app::{App, Hit};
+use crate::dash::names::letter;
 use crate::dash::runs::Row;
 use ratatui::buffer::Buffer;
 use ratatui::layout::Rect;
@@ -97,11 +98,7 @@ fn row(app: &App, buf: &mut Buffer, place: Rect, row: Row, selected: bool) {
             let view = &kept.lanes.view;
             let mark = r.marked.iter().position(|n| *n == kept.number);
             if let Some(order) = mark {
-                let label = if order == 0 {
-                    "B".to_owned()
-                } else {
-                    order.to_string()
-                };
+                let label = letter(order);
                 put(
                     buf,
                     place.x + 1,

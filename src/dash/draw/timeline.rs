@@ -8,12 +8,15 @@ use super::kit::{cut, pieces, put, put_right};
 use crate::dash::app::{App, Hit};
 use crate::dash::lanes::Lanes;
 use crate::dash::lanes::bins::Window;
+use crate::dash::names::{apart, changes};
+use crate::dash::runs::Kept;
 use crate::dash::theme::{Theme, letter};
 use crate::dash::timeline::{Exposed, Timeline};
 use ratatui::buffer::Buffer;
 use ratatui::layout::Rect;
 use shardlab_plan::record::{Cause, RunKind};
 use shardlab_plan::units::Picos;
+use std::sync::Arc;
 
 /// Columns of the names on the left.
 const GUTTER: u16 = 16;
@@ -33,15 +36,14 @@ pub(super) fn draw(app: &App, buf: &mut Buffer, body: Rect) {
         empty(app, buf, body);
         return;
     };
-    let plan = plan(t, body.height);
-    let mut y = body.y;
     let row = |y: u16| Rect {
         y,
         height: 1,
         ..body
     };
-    heading(app, main, buf, row(y));
-    y += 1;
+    let mut y = body.y;
+    y += heading(app, buf, row(y));
+    let plan = plan(t, body.bottom() - y);
     let plot = |y: u16, height: u16| Rect {
         x: body.x + GUTTER,
         y,
@@ -78,13 +80,13 @@ pub(super) fn draw(app: &App, buf: &mut Buffer, body: Rect) {
     );
 }
 
-/// Lanes get up to three rows, the memory a dozen; what is left goes to lists below the details.
+/// What the rows below the heading are for: lanes get up to three rows, the memory a dozen; what is left goes to lists below the details.
 fn plan(t: &Timeline, height: u16) -> Plan {
     const DETAILS: u16 = 6;
     let lanes = (t.rows().len() as u16).max(1);
     let exposed = 1 + u16::from(t.other.is_some());
-    let room = height.saturating_sub(4 + DETAILS + exposed);
-    let tall = height >= 36;
+    let room = height.saturating_sub(3 + DETAILS + exposed);
+    let tall = height >= 35;
     let least_memory = if tall { 8 } else { 4.min(room / 3) };
     let lane = (room.saturating_sub(least_memory) / lanes).clamp(1, if tall { 3 } else { 2 });
     let rest = room.saturating_sub(lane * lanes);
@@ -121,35 +123,52 @@ fn empty(app: &App, buf: &mut Buffer, body: Rect) {
     }
 }
 
-/// What is shown: of a pair, what differs.
-fn title(main: &Lanes, other: Option<&Lanes>) -> String {
-    let kind = |l: &Lanes| match l.view.run.kind {
-        RunKind::Sim => "predicted",
-        RunKind::Exec => "measured",
-    };
+/// What is shown, in a line; of two runs in two where one is not wide enough, so that neither loses what it is.
+fn titles(app: &App, room: usize) -> Vec<String> {
+    let t = &app.timeline;
+    let runs: Vec<&Arc<Lanes>> = t.main.iter().chain(&t.other).collect();
     let name = |l: &Lanes| l.view.scenario.name.clone();
-    let mut text = format!("{}: {} {}", name(main), kind(main), Picos(main.length));
-    let changes = |l: &Lanes| match l.view.scenario.overrides.join(" ") {
-        none if none.is_empty() => none,
+    let says = |l: &Arc<Lanes>| {
+        let kind = match l.view.run.kind {
+            RunKind::Sim => "predicted",
+            RunKind::Exec => "measured",
+        };
+        let mut kept = app.runs.kept.iter();
+        // A run that is at hand has a number, by which the other views call it.
+        let called = kept.find(|k| Arc::ptr_eq(&k.lanes, l)).map(Kept::called);
+        let called = called.map_or_else(String::new, |c| format!("{c} "));
+        format!("{called}{kind} {}", Picos(l.length))
+    };
+    let behind = |options: &str| match options {
+        "" => String::new(),
         some => format!(" [{some}]"),
     };
-    let Some(other) = other else {
-        return text + &changes(main);
+    let [main, other] = match runs[..] {
+        [main] => {
+            let options = behind(&changes(&main.view.scenario.overrides));
+            return vec![format!("{}: {}{options}", name(main), says(main))];
+        }
+        [main, other] => [main, other],
+        _ => return Vec::new(),
     };
-    text.push_str(" │ ");
-    if name(other) != name(main) {
-        text = format!("{text}{}: ", name(other));
+    let mut apart = apart(&[&main.view, &other.view]);
+    if apart.iter().all(String::is_empty) {
+        // What both have in common, once.
+        apart[1] = changes(&other.view.scenario.overrides);
     }
-    text = format!("{text}{} {}", kind(other), Picos(other.length));
-    if changes(other) == changes(main) {
-        return text + &changes(main);
+    let one = name(main) == name(other);
+    let first = format!("{}: {}{}", name(main), says(main), behind(&apart[0]));
+    let second = format!("{}{}", says(other), behind(&apart[1]));
+    let second_named = format!("{}: {second}", name(other));
+    let together = format!("{first} │ {}", if one { &second } else { &second_named });
+    if together.chars().count() <= room {
+        return vec![together];
     }
-    format!("{text}{} │{}", changes(main), changes(other))
+    vec![first, second_named]
 }
 
-fn heading(app: &App, main: &Lanes, buf: &mut Buffer, area: Rect) {
-    let theme = app.theme;
-    let t = &app.timeline;
+/// What stands to the right of the first line of the heading.
+fn state(t: &Timeline) -> String {
     let view = t.view();
     let zoom = t.length() as f64 / view.length() as f64;
     let mut right = format!("{} in view, {zoom:.0} x ", Picos(view.length()));
@@ -159,17 +178,33 @@ fn heading(app: &App, main: &Lanes, buf: &mut Buffer, area: Rect) {
     if t.stretch && t.other.is_some() {
         right = format!("stretched  {right}");
     }
+    right
+}
+
+/// The heading; how many rows it took.
+fn heading(app: &App, buf: &mut Buffer, area: Rect) -> u16 {
+    let theme = app.theme;
+    let right = state(&app.timeline);
     let room = usize::from(area.width).saturating_sub(right.chars().count() + 2);
-    let text = title(main, t.other.as_deref());
-    put(
-        buf,
-        area.x + 1,
-        area.y,
-        area.width,
-        &cut(&text, room),
-        theme.strong(),
-    );
+    let titles = titles(app, room);
+    for (i, text) in (0..).zip(&titles) {
+        let room = if i == 0 {
+            room
+        } else {
+            usize::from(area.width) - 2
+        };
+        let text = cut(text, room);
+        put(
+            buf,
+            area.x + 1,
+            area.y + i,
+            area.width,
+            &text,
+            theme.strong(),
+        );
+    }
     put_right(buf, area.x, area.y, area.width, &right, theme.accent());
+    titles.len() as u16
 }
 
 /// The whole step in one row, with the part in view marked.

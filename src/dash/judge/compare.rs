@@ -1,6 +1,7 @@
 //! Comparisons as pages.
 
 use crate::dash::app::Tone;
+use crate::dash::names::{apart, letter};
 use crate::dash::tables::{Page, Series, Table};
 use shardlab_plan::record::Cause;
 use shardlab_plan::units::{Bytes, Picos, signed};
@@ -13,45 +14,66 @@ use std::sync::Arc;
 const SHOWN: usize = 10;
 
 /// Two runs in full, or several as a matrix; the first is the base.
-pub(crate) fn compare(runs: &[Arc<RunView>]) -> Page {
-    let mut page = match runs {
-        [a, b] => of_pair(&pair(
-            Side::new("A", a),
-            Side::new("B", b),
-            &Options::default(),
-        )),
-        _ => of_many(runs),
+/// Each comes with what the session calls it.
+pub(crate) fn compare(runs: &[(String, Arc<RunView>)]) -> Page {
+    let views: Vec<&RunView> = runs.iter().map(|(_, r)| r.as_ref()).collect();
+    let apart = apart(&views);
+    let mut page = match views[..] {
+        [a, b] => Page {
+            title: title(runs, &apart),
+            ..of_pair(&pair(
+                Side::new("A", a),
+                Side::new("B", b),
+                &Options::default(),
+            ))
+        },
+        _ => of_many(runs, &apart),
     };
     page.losses = runs
         .iter()
         .enumerate()
-        .filter(|(_, r)| !r.run.losses.is_empty())
-        .map(|(i, r)| Series {
-            name: format!("{} {}", letter(i), r.scenario.name),
+        .filter(|(_, (_, r))| !r.run.losses.is_empty())
+        .map(|(i, (called, r))| Series {
+            name: format!("{} {called} {}", letter(i), r.scenario.name),
             values: r.run.losses.clone(),
         })
         .collect();
     page
 }
 
-/// A, B, … Z, 27, …
-fn letter(i: usize) -> String {
-    u8::try_from(i)
-        .ok()
-        .filter(|i| *i < 26)
-        .map_or_else(|| (i + 1).to_string(), |i| char::from(b'A' + i).to_string())
+/// `llama-tiny: A #1 sim, prefetch_forward=1 │ B #2 sim, prefetch_forward=2`; the scenario is named once where it is one.
+fn title(runs: &[(String, Arc<RunView>)], apart: &[String]) -> String {
+    let name = |i: usize| runs[i].1.scenario.name.as_str();
+    let one = (1..runs.len()).all(|i| name(i) == name(0));
+    let parts: Vec<String> = (0..runs.len())
+        .map(|i| {
+            let (called, view) = &runs[i];
+            let mut text = format!("{} {called} {}", letter(i), view.kind());
+            if !one {
+                text = format!("{text} {}", name(i));
+            }
+            match apart[i].as_str() {
+                "" => text,
+                options => format!("{text}, {options}"),
+            }
+        })
+        .collect();
+    let parts = parts.join(" │ ");
+    if one {
+        format!("{}: {parts}", name(0))
+    } else {
+        parts
+    }
 }
 
 fn of_pair(p: &Pair) -> Page {
-    let [a, b] = &p.runs;
     let tone = match p.step.as_ref().map(|s| s.verdict) {
         Some(Verdict::Improved) => Tone::Good,
         Some(Verdict::Regressed) => Tone::Bad,
         _ => Tone::Plain,
     };
-    let mut tables = vec![why(p), metrics(p)];
-    tables.push(options(p));
-    tables.push(exposed(p));
+    // What was changed comes before what it did.
+    let mut tables = vec![why(p), options(p), metrics(p), exposed(p)];
     tables.push(waits(p));
     for (title, parts) in [
         ("Wall time by phase, ms", &p.breakdown.by_phase),
@@ -94,10 +116,9 @@ fn of_pair(p: &Pair) -> Page {
     tables.retain(|t| !t.rows.is_empty() || !t.notes.is_empty());
     let verdict = p.why.first().cloned().unwrap_or_default();
     Page {
-        title: format!("A {} {} │ B {} {}", a.kind, a.scenario, b.kind, b.scenario),
         verdict: (!verdict.is_empty()).then_some((tone, verdict)),
         tables,
-        losses: Vec::new(),
+        ..Page::default()
     }
 }
 
@@ -275,12 +296,12 @@ fn memory(p: &Pair) -> Table {
 }
 
 /// Options and metrics of many runs, the best of each metric marked.
-fn of_many(runs: &[Arc<RunView>]) -> Page {
+fn of_many(runs: &[(String, Arc<RunView>)], apart: &[String]) -> Page {
     let labels: Vec<String> = (0..runs.len()).map(letter).collect();
     let sides: Vec<(&str, &RunView)> = labels
         .iter()
         .zip(runs)
-        .map(|(l, r)| (l.as_str(), r.as_ref()))
+        .map(|(l, (_, r))| (l.as_str(), r.as_ref()))
         .collect();
     let matrix = Matrix::new(&sides);
     let runs_across = |title: &str| {
@@ -313,14 +334,19 @@ fn of_many(runs: &[Arc<RunView>]) -> Page {
             .map(|v| v.clone().unwrap_or_else(|| "-".into()));
         options.row(Tone::Plain, std::iter::once(d.key.clone()).chain(values));
     }
-    let mut names = Table::new("Runs", &["", "kind", "scenario"]);
-    for row in &matrix.rows {
-        names.row(
-            Tone::Plain,
-            [row.label.clone(), row.kind.to_owned(), row.scenario.clone()],
-        );
+    let mut names = Table::new("Runs", &["", "run", "kind", "scenario", "options"]);
+    for ((row, (called, _)), apart) in matrix.rows.iter().zip(runs).zip(apart) {
+        let cells = [
+            row.label.clone(),
+            called.clone(),
+            row.kind.to_owned(),
+            row.scenario.clone(),
+            apart.clone(),
+        ];
+        names.row(Tone::Plain, cells);
     }
-    let mut tables = vec![names, metrics, options];
+    // What was changed comes before what it did.
+    let mut tables = vec![names, options, metrics];
     tables.retain(|t| !t.rows.is_empty());
     Page {
         title: format!("{} runs", runs.len()),

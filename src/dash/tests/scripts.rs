@@ -552,7 +552,7 @@ fn marked_runs_are_compared_in_order_of_marking() {
     let order: Vec<bool> = [2, 0]
         .iter()
         .zip(&runs.0)
-        .map(|(i, run)| std::sync::Arc::ptr_eq(&stage.app.runs.kept[*i].lanes.view, run))
+        .map(|(i, run)| std::sync::Arc::ptr_eq(&stage.app.runs.kept[*i].lanes.view, &run.1))
         .collect();
     assert_eq!(order, [true, true]);
 }

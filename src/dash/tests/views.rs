@@ -12,6 +12,7 @@ use insta::assert_snapshot;
 use ratatui::style::Color;
 use shardlab_plan::record::RunKind;
 use shardlab_plan::scenario::{BatchUnit, Gate};
+use shardlab_reports::RunView;
 use shardlab_reports::gate::{Baseline, Limits};
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -194,12 +195,81 @@ fn comparison() -> Page {
     }
 }
 
+/// A run as the session calls it.
+fn called(number: u32, view: &Arc<RunView>) -> (String, Arc<RunView>) {
+    (format!("#{number}"), Arc::clone(view))
+}
+
+/// A run of this scenario with this prefetch.
+fn with(name: &str, prefetch: &str) -> Arc<RunView> {
+    let mut view = RunView::clone(&step(RunKind::Sim, 0));
+    view.scenario.name = name.into();
+    let settings = &mut view.scenario.settings;
+    settings.insert("fsdp.prefetch_forward".into(), prefetch.into());
+    view.scenario.overrides = vec![format!("fsdp.prefetch_forward={prefetch}")];
+    Arc::new(view)
+}
+
+/// Which run is which can be read in the title, and what was changed comes before what it did.
+#[test]
+fn comparisons_say_which_run_is_which() {
+    let titles = |page: &Page| {
+        page.tables
+            .iter()
+            .map(|t| t.title.clone())
+            .collect::<Vec<_>>()
+    };
+    let two = judge::compare(&[called(3, &with("x", "1")), called(1, &with("x", "4"))]);
+    assert_eq!(
+        two.title,
+        "x: A #3 sim, prefetch_forward=1 │ B #1 sim, prefetch_forward=4"
+    );
+    assert_eq!(titles(&two)[1..3], ["Options that differ", "Metrics"]);
+    let others = judge::compare(&[called(1, &with("x", "1")), called(2, &with("y", "4"))]);
+    assert_eq!(
+        others.title,
+        "A #1 sim x, prefetch_forward=1 │ B #2 sim y, prefetch_forward=4"
+    );
+    let runs: Vec<_> = (1..7)
+        .map(|n| called(n, &with("x", &n.to_string())))
+        .collect();
+    let many = judge::compare(&runs);
+    let last = &many.tables[0].rows[5].cells;
+    assert_eq!(last[..], ["F", "#6", "sim", "x", "prefetch_forward=6"]);
+    assert_eq!(titles(&many)[1], "Options that differ");
+}
+
+/// Two runs one above the other keep their options where one line cannot hold them.
+#[test]
+fn both_runs_of_a_timeline_keep_their_options() {
+    let mut stage = Stage::new();
+    for prefetch in ["1", "4"] {
+        stage.keys("1r");
+        stage.run(with("llama-tiny", prefetch));
+    }
+    stage.keys("6m");
+    let narrow = stage.screen(80, 24);
+    let line = |n: usize| narrow.lines().nth(n).unwrap_or_default().to_owned();
+    assert!(
+        line(1).contains("llama-tiny: #1 predicted 11.36 ms [prefetch_forward=1]"),
+        "{narrow}"
+    );
+    assert!(
+        line(2).contains("llama-tiny: #2 predicted 11.36 ms [prefetch_forward=4]"),
+        "{narrow}"
+    );
+    let words =
+        "#1 predicted 11.36 ms [prefetch_forward=1] │ #2 predicted 11.36 ms [prefetch_forward=4]";
+    assert!(stage.screen(160, 50).contains(words));
+}
+
 #[test]
 fn comparisons_of_two_runs_and_of_many_have_their_tables() {
     let (a, b) = (step(RunKind::Sim, 0), step(RunKind::Exec, 20));
     let titles =
         |page: &Page| -> Vec<String> { page.tables.iter().map(|t| t.title.clone()).collect() };
-    let two = judge::compare(&[Arc::clone(&a), Arc::clone(&b)]);
+    let two = judge::compare(&[called(1, &a), called(2, &b)]);
+    assert_eq!(two.title, "llama-tiny: A #1 sim │ B #2 exec");
     for title in [
         "Why",
         "Metrics",
@@ -215,7 +285,11 @@ fn comparisons_of_two_runs_and_of_many_have_their_tables() {
     }
     assert_eq!(two.losses.len(), 1);
     assert_eq!(two.verdict.as_ref().map(|(tone, _)| *tone), Some(Tone::Bad));
-    let many = judge::compare(&[a, b, step(RunKind::Sim, 10)]);
+    let many = judge::compare(&[
+        called(1, &a),
+        called(2, &b),
+        called(4, &step(RunKind::Sim, 10)),
+    ]);
     assert_eq!(
         titles(&many)[..2],
         ["Runs", "Metrics (* best of those that fit)"]
