@@ -6,6 +6,8 @@ use plotters::prelude::*;
 
 /// Samples that are drawn as points, at most.
 const POINTS: usize = 200;
+/// Runs up to which the drawing's words have the number of each; of more they have the range.
+const LISTED: usize = 6;
 /// Height of a line.
 const ROW: u32 = 64;
 
@@ -24,30 +26,17 @@ pub struct StepBar {
 
 /// Medians as marks, intervals as bars, samples as faint points.
 #[must_use]
-pub fn steps(bars: &[StepBar]) -> Plot {
+pub fn steps(title: &str, bars: &[StepBar]) -> Plot {
     let ends = bars.iter().filter_map(|b| b.interval);
     let all = bars
         .iter()
         .flat_map(|b| b.samples.iter().copied().chain([b.median]))
         .chain(ends.flat_map(|(a, b)| [a, b]));
     let x = draw::range(all);
-    let description = bars
-        .iter()
-        .map(|b| match b.interval {
-            Some((low, high)) => format!(
-                "{}: {} ms, interval {} to {} ms",
-                b.label,
-                short(b.median),
-                short(low),
-                short(high)
-            ),
-            None => format!("{}: {} ms", b.label, short(b.median)),
-        })
-        .collect::<Vec<_>>()
-        .join("; ");
+    let description = describe(bars);
     let n = bars.len().max(1);
     let height = 110 + ROW * n as u32;
-    draw::plot("steps", "Step time", description, height, vec![], |area| {
+    draw::plot("steps", title, description, height, vec![], |area| {
         let mut chart = ChartBuilder::on(area)
             .margin(16)
             .set_label_area_size(LabelAreaPosition::Bottom, 80)
@@ -94,4 +83,25 @@ pub fn steps(bars: &[StepBar]) -> Plot {
         }
         Ok(())
     })
+}
+
+/// The drawing in words.
+fn describe(bars: &[StepBar]) -> String {
+    let number = |b: &StepBar| match b.interval {
+        Some((low, high)) => format!(
+            "{}: {} ms, interval {} to {} ms",
+            b.label,
+            short(b.median),
+            short(low),
+            short(high)
+        ),
+        None => format!("{}: {} ms", b.label, short(b.median)),
+    };
+    if bars.len() <= LISTED {
+        return bars.iter().map(number).collect::<Vec<_>>().join("; ");
+    }
+    let by = |a: &&StepBar, b: &&StepBar| a.median.total_cmp(&b.median);
+    let ends = [bars.iter().min_by(by), bars.iter().max_by(by)];
+    let ends: Vec<String> = ends.into_iter().flatten().map(number).collect();
+    format!("{} runs, from {}", bars.len(), ends.join(" to "))
 }

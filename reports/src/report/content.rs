@@ -15,16 +15,18 @@ const DRAWN: usize = 12;
 pub(super) fn report(title: Option<&str>, items: &[Item]) -> Report {
     let items = &numbered(items);
     let title = title.map_or_else(|| default_title(items), str::to_owned);
-    let mut sections = vec![overview::summary(items)];
-    sections.extend(overview::step_times(items));
+    let (told, which) = sweep::told(items);
+    let told = told.as_ref();
+    let mut sections = vec![overview::summary(items, told, which)];
+    sections.extend(overview::step_times(items, told));
     sections.extend(compare::why(items));
     sections.extend(sweep::heat(items));
-    sections.push(streams(items));
-    sections.extend(compare::exposed(items));
-    sections.extend(memory(items));
+    sections.push(streams(told));
+    sections.extend(compare::exposed(told));
+    sections.extend(memory(told));
     sections.extend(compare::prediction(items));
     sections.extend(compare::losses(items));
-    sections.extend(provenance::differences(items));
+    sections.extend(provenance::differences(told));
     sections.push(provenance::origin(items));
     sections.retain(|s| !s.blocks.is_empty());
     Report { title, sections }

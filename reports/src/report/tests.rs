@@ -279,6 +279,128 @@ fn batches() -> Vec<Item> {
         .collect()
 }
 
+/// A sweep of three axes: a step takes 100 ms, less 10 for each prefetch, 1 for each unit, and more without `recompute`,
+/// with which alone everything fits.
+fn cube() -> Vec<Item> {
+    let mut all = Vec::new();
+    for prefetch in 0..3u64 {
+        for units in 0..2u64 {
+            for recompute in [false, true] {
+                let label =
+                    format!("prefetch_forward={prefetch} units={units} recompute={recompute}");
+                let mut i = item(&label, 10);
+                let ms = 100 - 10 * prefetch - units + 5 * u64::from(recompute);
+                i.view.run.step_samples = vec![Picos(ms * 1_000_000_000)];
+                // Without recompute, the furthest prefetch does not fit.
+                let fits = recompute || prefetch < 2;
+                let memory = &mut i.view.run.memory;
+                memory.capacity = Some(Bytes(memory.peak_device.0 - u64::from(!fits)));
+                i.axes = [
+                    ("fsdp.prefetch_forward", prefetch.to_string()),
+                    ("fsdp.units", units.to_string()),
+                    ("train.recompute", recompute.to_string()),
+                ]
+                .map(|(k, v)| (k.to_owned(), v))
+                .into();
+                all.push(i);
+            }
+        }
+    }
+    all
+}
+
+/// A large sweep tells its best points, which fit, and has a column for every axis.
+#[test]
+fn a_sweep_of_three_axes_tells_the_best_that_fit() {
+    let items = cube();
+    let report = Report::new(None, &items);
+    let summary = &report.sections[0];
+    let cards = summary.blocks.iter().find_map(|b| match b {
+        Block::Cards(cards) => Some(cards),
+        _ => None,
+    });
+    // By milliseconds: 2 and 3 are 84 and 85 with recompute (79 and 80 without do not fit), then 89, 90 and 94, 95.
+    let heads: Vec<(&str, &str)> = cards
+        .unwrap()
+        .iter()
+        .map(|c| (c.title.as_str(), c.head.as_str()))
+        .collect();
+    let expected = [
+        (
+            "prefetch_forward=2 units=1 recompute=true",
+            "84.00 ms a step",
+        ),
+        (
+            "prefetch_forward=2 units=0 recompute=true",
+            "85.00 ms a step",
+        ),
+        (
+            "prefetch_forward=1 units=1 recompute=false",
+            "89.00 ms a step",
+        ),
+        (
+            "prefetch_forward=1 units=0 recompute=false",
+            "90.00 ms a step",
+        ),
+        (
+            "prefetch_forward=1 units=1 recompute=true",
+            "94.00 ms a step",
+        ),
+        (
+            "prefetch_forward=1 units=0 recompute=true",
+            "95.00 ms a step",
+        ),
+    ];
+    assert_eq!(heads, expected);
+    let tables = summary.blocks.iter().filter_map(|b| match b {
+        Block::Table(t) => Some(t),
+        _ => None,
+    });
+    let table = tables.last().unwrap();
+    assert_eq!(
+        table.head[..4],
+        ["prefetch_forward", "units", "recompute", "kind"]
+    );
+    assert_eq!(table.rows[3][..3], ["0", "1", "true"]);
+    assert_eq!(table.rows.len(), 12);
+    // The map is of two axes, at the best of the third that fits.
+    let plot = map(&items);
+    assert_eq!(
+        plot.title,
+        "Step time by fsdp.prefetch_forward and fsdp.units"
+    );
+    assert_eq!(
+        plot.description,
+        "from 84 to 100 ms a step; the best is 84 ms a step at fsdp.prefetch_forward=2, fsdp.units=1"
+    );
+    let text = markdown(&report, |_| None);
+    for words in [
+        "Each cell is the best over train.recompute, of what fits",
+        "the best of all is prefetch\\_forward=2 units=1 recompute=true.",
+        "6 of 12 points are told in full: the best by step time, of those that fit the device",
+        // The drawing's words do not list what the table has.
+        "12 runs, from 2, 1, false: 79 ms to 0, 0, true: 105 ms",
+    ] {
+        assert!(text.contains(words), "{words}\n{text}");
+    }
+    // Sentences compare with the best.
+    assert!(
+        text.contains("more than that of prefetch\\_forward=2 units=1 recompute=true."),
+        "{text}"
+    );
+}
+
+/// A small sweep is told in full, in the order of its axes.
+#[test]
+fn a_small_sweep_is_told_in_its_order() {
+    let text = markdown(&Report::new(None, &batches()), |_| None);
+    assert!(!text.contains("told in full"), "{text}");
+    assert!(
+        text.contains("1: 10 ms; 2: 20 ms; 4: 40 ms; 8: 64 ms"),
+        "{text}"
+    );
+}
+
 fn map(items: &[Item]) -> Plot {
     let report = Report::new(None, items);
     let found = report.plots().into_iter().find(|p| p.name == "heat");
@@ -357,19 +479,14 @@ fn stars_are_for_runs_that_fit_and_for_numbers_that_compare() {
         all
     };
     // The three that fit take a millisecond for each hundred tokens.
-    let all = ["1", "2", "4"].map(|n| {
-        (
-            format!("micro_batch={n}"),
-            ">tokens/s/GPU 100000 ★".to_owned(),
-        )
-    });
+    let all = ["1", "2", "4"].map(|n| (n.to_owned(), ">tokens/s/GPU 100000 ★".to_owned()));
     assert_eq!(starred(&items), all);
     for i in &mut items {
         i.view.run.tokens = 1000;
     }
     let starred = starred(&items);
     assert!(
-        starred.contains(&("micro_batch=1".into(), ">step ms 10.00 ★".into())),
+        starred.contains(&("1".into(), ">step ms 10.00 ★".into())),
         "{starred:?}"
     );
 }

@@ -1,6 +1,6 @@
 //! Cards, the table of all runs, step times.
 
-use super::{bytes, number};
+use super::{bytes, number, sweep};
 use crate::compare::{self, Side, Unit};
 use crate::plots::{self, StepBar};
 use crate::report::{Block, Card, Item, Section, Table};
@@ -36,8 +36,9 @@ fn fits(item: &Item) -> &'static str {
     }
 }
 
-pub(super) fn summary(items: &[Item]) -> Section {
-    let cards = items.iter().take(CARDS).map(|item| {
+/// Cards of those that are told in full, with which these are, and the table of all.
+pub(super) fn summary(items: &[Item], told: &[Item], which: Option<String>) -> Section {
+    let cards = told.iter().take(CARDS).map(|item| {
         let run = &item.view.run;
         Card {
             title: item.label.clone(),
@@ -67,7 +68,8 @@ pub(super) fn summary(items: &[Item]) -> Section {
             ],
         }
     });
-    let mut blocks = vec![Block::Cards(cards.collect())];
+    let mut blocks: Vec<Block> = which.map(Block::Text).into_iter().collect();
+    blocks.push(Block::Cards(cards.collect()));
     if items.len() > 1 {
         blocks.push(Block::Table(table(items)));
     }
@@ -121,10 +123,16 @@ fn table(items: &[Item]) -> Table {
         values.reduce(pick).map(|x| text(c, x))
     };
     let best: Vec<Option<String>> = columns.iter().map(best).collect();
+    let axes = sweep::names(items);
     let rows = items
         .iter()
         .map(|item| {
-            let mut row = vec![item.label.clone(), kind(item).to_owned()];
+            // A point of a sweep is its values: a column each.
+            let mut row = match &axes {
+                Some(_) => item.axes.iter().map(|(_, v)| v.clone()).collect(),
+                None => vec![item.label.clone()],
+            };
+            row.push(kind(item).to_owned());
             for (c, best) in columns.iter().zip(&best) {
                 let text = text(c, (c.of)(item));
                 let mark = if best.as_ref() == Some(&text) && counts(c, item) {
@@ -138,10 +146,10 @@ fn table(items: &[Item]) -> Table {
             row
         })
         .collect();
-    let titles = ["run", "kind"]
-        .into_iter()
-        .chain(columns.iter().map(|c| c.title.as_str()))
-        .chain(["fits"]);
+    let runs = axes.unwrap_or_else(|| vec!["run".to_owned()]);
+    let numbers = columns.iter().map(|c| c.title.as_str());
+    let others = std::iter::once("kind").chain(numbers).chain(["fits"]);
+    let head = runs.into_iter().chain(others.map(str::to_owned));
     Table {
         caption: if same_tokens {
             "All runs; ★ marks the best of a column among those that fit".to_owned()
@@ -151,7 +159,7 @@ fn table(items: &[Item]) -> Table {
                 counted_in.name()
             )
         },
-        head: titles.map(str::to_owned).collect(),
+        head: head.collect(),
         rows,
     }
 }
@@ -163,7 +171,9 @@ fn samples(item: &Item) -> Vec<f64> {
         .collect()
 }
 
-pub(super) fn step_times(items: &[Item]) -> Option<Section> {
+/// The step times of all, and sentences on those that are told in full.
+pub(super) fn step_times(items: &[Item], told: &[Item]) -> Option<Section> {
+    let axes = sweep::names(items);
     let bars: Vec<StepBar> = items
         .iter()
         .filter(|i| i.view.step_ms().is_finite())
@@ -174,7 +184,10 @@ pub(super) fn step_times(items: &[Item]) -> Option<Section> {
             // A median's interval is that of its ratio to 1.
             let interval = measured.then(|| ratio_of_medians(&[1.0], &samples, &options));
             StepBar {
-                label: item.label.clone(),
+                label: match &axes {
+                    Some(_) => sweep::values(item),
+                    None => item.label.clone(),
+                },
                 median: item.view.step_ms(),
                 interval: interval.map(|i| (i.low, i.high)),
                 samples: if measured { samples } else { vec![] },
@@ -184,8 +197,12 @@ pub(super) fn step_times(items: &[Item]) -> Option<Section> {
     if bars.is_empty() {
         return None;
     }
-    let mut blocks = vec![Block::Plot(plots::steps(&bars))];
-    let (first, rest) = items.split_first()?;
+    let title = match axes {
+        Some(axes) => format!("Step time by {}", axes.join(", ")),
+        None => "Step time".to_owned(),
+    };
+    let mut blocks = vec![Block::Plot(plots::steps(&title, &bars))];
+    let (first, rest) = told.split_first()?;
     // Beyond, the drawing and the table tell more than a page of sentences.
     for other in rest.iter().take(SENTENCES) {
         if let Some(text) = verdict(first, other) {

@@ -86,11 +86,18 @@ pub(super) fn origin(items: &[Item]) -> Section {
         .flat_map(|i| i.view.run.environment.keys())
         .collect();
     if !keys.is_empty() {
-        let labels = items.iter().map(|i| i.label.clone());
+        // Runs of one environment share a column: of many there is no room for one each.
+        let first = &items[0].view.run.environment;
+        let one = items.iter().all(|i| i.view.run.environment == *first);
+        let shown = if one { &items[..1] } else { items };
+        let labels: Vec<String> = match shown {
+            [_] if items.len() > 1 => vec!["all runs".to_owned()],
+            _ => shown.iter().map(|i| i.label.clone()).collect(),
+        };
         let rows = keys
             .into_iter()
             .map(|k| {
-                let cells = items.iter().map(|i| {
+                let cells = shown.iter().map(|i| {
                     let value = i.view.run.environment.get(k);
                     value.cloned().unwrap_or_else(|| "–".to_owned())
                 });

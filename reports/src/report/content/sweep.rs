@@ -1,34 +1,95 @@
-//! Runs that differ in two options: a heat map.
+//! Runs that differ in options: which of a sweep's points are told in full, and a heat map.
 
 use crate::plots::{self, Cell, Measure};
 use crate::report::{Block, Item, Section};
 use crate::view::{Difference, RunView, ScenarioView, differences};
 use shardlab_plan::scenario::BatchUnit;
+use std::borrow::Cow;
+use std::cmp::Ordering;
 
 /// Runs from which on a map says more than a table.
 const FEWEST: usize = 3;
 /// Values of an option that fit.
 const MOST: usize = 24;
 
+/// Points of a sweep that are told in full; of more, these are the best.
+const TOLD: usize = 6;
+
 /// Options that merely name things: they vary with the file, not with the question.
 fn is_axis(key: &str) -> bool {
     !key.starts_with("gate.")
 }
 
-/// The axes that the runs name, or else the options in which they differ.
+fn keys_of(item: &Item) -> Vec<&str> {
+    item.axes.iter().map(|(k, _)| k.as_str()).collect()
+}
+
+/// The keys of the axes, where all runs are points of one sweep.
+fn keys(items: &[Item]) -> Option<Vec<&str>> {
+    let first = items.first()?;
+    let name = &first.view.scenario.name;
+    let same = |i: &Item| keys_of(i) == keys_of(first) && i.view.scenario.name == *name;
+    (!first.axes.is_empty() && items.iter().all(same)).then(|| keys_of(first))
+}
+
+/// Names of the axes for columns, without their sections where that leaves them apart; `None` where the runs are of no sweep.
+pub(super) fn names(items: &[Item]) -> Option<Vec<String>> {
+    let keys = keys(items)?;
+    let short = |k: &str| k.split_once('.').map_or(k, |(_, o)| o).to_owned();
+    let clear = |k: &str| keys.iter().filter(|o| short(o) == short(k)).count() == 1;
+    let name = |k: &&str| if clear(k) { short(k) } else { (*k).to_owned() };
+    Some(keys.iter().map(name).collect())
+}
+
+/// A point by its values alone, in the order of the axes.
+pub(super) fn values(item: &Item) -> String {
+    let values: Vec<&str> = item.axes.iter().map(|(_, v)| v.as_str()).collect();
+    values.join(", ")
+}
+
+/// What fits the device before what does not, then what is better; what has no number is last.
+fn better(measure: Measure, a: &RunView, b: &RunView) -> Ordering {
+    let out = |v: &RunView| (v.fits() == Some(false), !value(measure, v).is_finite());
+    let [x, y] = [a, b].map(|v| value(measure, v));
+    let numbers = if measure.more_is_better {
+        y.total_cmp(&x)
+    } else {
+        x.total_cmp(&y)
+    };
+    out(a).cmp(&out(b)).then(numbers)
+}
+
+/// The runs that are told in full, and a sentence on which these are: all of them, or of a large sweep the best.
+pub(super) fn told(items: &[Item]) -> (Cow<'_, [Item]>, Option<String>) {
+    if items.len() <= TOLD || keys(items).is_none() {
+        return (Cow::Borrowed(items), None);
+    }
+    let (name, measure) = measure(items);
+    let mut order: Vec<&Item> = items.iter().collect();
+    order.sort_by(|a, b| better(measure, &a.view, &b.view));
+    let best: Vec<Item> = order.into_iter().take(TOLD).cloned().collect();
+    let fit = if best.iter().any(|i| i.view.fits() == Some(false)) {
+        "those that do not fit the device last"
+    } else {
+        "of those that fit the device"
+    };
+    let text = format!(
+        "{TOLD} of {} points are told in full: the best by {}, {fit}, best first. The table, the step times and the map have all.",
+        items.len(),
+        name.to_lowercase()
+    );
+    (Cow::Owned(best), Some(text))
+}
+
+/// The axes of the sweep that the runs are of, or else the options in which they differ.
 fn axes(items: &[Item]) -> Vec<Difference> {
-    let names = |i: &Item| i.axes.iter().map(|(k, _)| k.clone()).collect::<Vec<_>>();
-    let first = names(&items[0]);
-    if !first.is_empty() && items.iter().all(|i| names(i) == first) {
+    if let Some(keys) = keys(items) {
         let values = |at: usize| items.iter().map(|i| Some(i.axes[at].1.clone())).collect();
-        return first
-            .into_iter()
-            .enumerate()
-            .map(|(at, key)| Difference {
-                key,
-                values: values(at),
-            })
-            .collect();
+        let axis = |(at, key): (usize, &str)| Difference {
+            key: key.to_owned(),
+            values: values(at),
+        };
+        return keys.into_iter().enumerate().map(axis).collect();
     }
     let scenarios: Vec<&ScenarioView> = items.iter().map(|i| &i.view.scenario).collect();
     let mut axes = differences(&scenarios);
@@ -38,20 +99,9 @@ fn axes(items: &[Item]) -> Vec<Difference> {
 
 /// The title of a report whose runs are all points of one sweep.
 pub(super) fn title(items: &[Item]) -> Option<String> {
-    let (first, rest) = items.split_first()?;
-    let keys = |i: &Item| i.axes.iter().map(|(k, _)| k.clone()).collect::<Vec<_>>();
-    let name = &first.view.scenario.name;
-    let one = !first.axes.is_empty()
-        && rest
-            .iter()
-            .all(|i| keys(i) == keys(first) && i.view.scenario.name == *name);
-    one.then(|| {
-        format!(
-            "{name}: {} points of {}",
-            items.len(),
-            keys(first).join(", ")
-        )
-    })
+    let keys = keys(items)?.join(", ");
+    let name = &items.first()?.view.scenario.name;
+    Some(format!("{name}: {} points of {keys}", items.len()))
 }
 
 pub(super) fn heat(items: &[Item]) -> Option<Section> {
@@ -63,12 +113,14 @@ pub(super) fn heat(items: &[Item]) -> Option<Section> {
         return None;
     }
     let axes = axes(items);
-    let (x, y) = match axes.as_slice() {
-        [x] => (x, None),
-        [x, y] => (x, Some(y)),
+    let (x, y, others) = match axes.as_slice() {
+        [x] => (x, None, &[][..]),
+        [x, y] => (x, Some(y), &[][..]),
+        // Runs that merely happen to differ in many options are on no map.
+        [x, y, others @ ..] if keys(items).is_some() => (x, Some(y), others),
         _ => return None,
     };
-    let values = |d: &Difference| -> Vec<String> {
+    let values_of = |d: &Difference| -> Vec<String> {
         let mut all: Vec<String> = d
             .values
             .iter()
@@ -82,8 +134,8 @@ pub(super) fn heat(items: &[Item]) -> Option<Section> {
         all.dedup();
         all
     };
-    let columns = values(x);
-    let rows = y.map_or_else(|| vec![String::new()], values);
+    let columns = values_of(x);
+    let rows = y.map_or_else(|| vec![String::new()], values_of);
     if columns.len() > MOST || rows.len() > MOST {
         return None;
     }
@@ -92,14 +144,11 @@ pub(super) fn heat(items: &[Item]) -> Option<Section> {
         let same =
             |d: &Difference, i: usize, v: &String| d.values[i].clone().unwrap_or_default() == *v;
         (0..items.len())
-            .find(|&i| same(x, i, column) && y.is_none_or(|y| same(y, i, row)))
+            .filter(|&i| same(x, i, column) && y.is_none_or(|y| same(y, i, row)))
             .map(|i| &items[i].view)
+            .min_by(|a, b| better(measure, a, b))
             .map(|view| Cell {
-                value: if measure.more_is_better {
-                    view.tokens_per_s()
-                } else {
-                    view.step_ms()
-                },
+                value: value(measure, view),
                 fits: view.fits() != Some(false),
             })
             .filter(|c| c.value.is_finite())
@@ -120,6 +169,17 @@ pub(super) fn heat(items: &[Item]) -> Option<Section> {
         &cells,
     );
     let mut blocks = vec![Block::Plot(plot)];
+    if !others.is_empty() {
+        let names: Vec<&str> = others.iter().map(|d| d.key.as_str()).collect();
+        let best = items
+            .iter()
+            .min_by(|a, b| better(measure, &a.view, &b.view));
+        let at = best.map_or_else(String::new, |b| format!("; the best of all is {}", b.label));
+        blocks.push(Block::Text(format!(
+            "Each cell is the best over {}, of what fits the device where anything does{at}.",
+            names.join(" and ")
+        )));
+    }
     if measure.more_is_better {
         let unit = counted_in(items).name();
         blocks.push(Block::Text(format!(
@@ -135,6 +195,15 @@ pub(super) fn heat(items: &[Item]) -> Option<Section> {
 
 fn counted_in(items: &[Item]) -> BatchUnit {
     RunView::counted_in(items.iter().map(|i| &i.view))
+}
+
+/// What a run has of the measure.
+fn value(measure: Measure, view: &RunView) -> f64 {
+    if measure.more_is_better {
+        view.tokens_per_s()
+    } else {
+        view.step_ms()
+    }
 }
 
 /// What the map shows, with its name: step times tell which point is better only where all steps do the same work.
