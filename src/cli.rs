@@ -27,7 +27,9 @@ mod table;
 mod validate;
 
 #[cfg(feature = "dash")]
-pub(crate) use {exec::utilisation, keep::with_source, table::option_of};
+#[cfg(feature = "dash")]
+pub(crate) use table::option_of;
+pub(crate) use {exec::utilisation, keep::with_source};
 
 use clap::{CommandFactory, Parser, Subcommand};
 use output::{Failure, Out, Status};

@@ -132,6 +132,25 @@ fn kind(program: &Program, op: &Op) -> &'static str {
 }
 
 impl RunView {
+    /// What a filter may ask for: a field, an option or a fact of the environment, as [`crate::store::Entry::field`] has
+    /// them once the run is kept. It has no id and no date before.
+    #[must_use]
+    pub fn field(&self, key: &str) -> Option<String> {
+        Some(match key {
+            "kind" => self.kind().to_owned(),
+            "scenario" => self.scenario.name.clone(),
+            "policy" => self.run.policy.clone(),
+            "hardware" => self.run.hardware.clone(),
+            "world_size" => self.run.world_size.to_string(),
+            "digest" | "program_digest" => self.program.digest.clone(),
+            "scenario_digest" => self.scenario.digest.clone(),
+            _ => {
+                let own = self.scenario.settings.get(key);
+                return own.or_else(|| self.run.environment.get(key)).cloned();
+            }
+        })
+    }
+
     /// The view of a run of this program, made for this scenario.
     #[must_use]
     pub fn new(run: &Run, program: &Program, scenario: &Scenario) -> Self {

@@ -36,6 +36,31 @@ fn a_run_comes_out_as_it_went_in() {
     assert_eq!(fs::read_to_string(scenario).unwrap(), view.scenario.text);
 }
 
+/// Filters find the same of a run before and after it is kept; but for what it is given then.
+#[test]
+fn fields_of_a_run_are_those_of_its_entry() {
+    let (_dir, store) = store();
+    let view = testing::view(10);
+    let id = store.save(&view).unwrap();
+    let fields = store.entry(&id).unwrap().fields();
+    assert_eq!(fields["id"], id.as_str());
+    let own = [
+        "kind",
+        "scenario",
+        "policy",
+        "hardware",
+        "world_size",
+        "program_digest",
+        "scenario_digest",
+    ];
+    let options = view.scenario.settings.keys().map(String::as_str);
+    for key in options.chain(own) {
+        assert!(view.field(key).is_some(), "{key}");
+        assert_eq!(view.field(key).as_ref(), fields.get(key), "{key}");
+    }
+    assert_eq!(view.field("no.such"), None);
+}
+
 #[test]
 fn odd_runs_come_out_too() {
     let (_dir, store) = store();

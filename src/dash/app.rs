@@ -104,6 +104,10 @@ pub enum Purpose {
     Mark,
     /// A run that is being kept.
     Keep,
+    /// A stored run that is being named.
+    Name,
+    /// A stored run that is being removed.
+    Remove,
     /// The comparison.
     Compare,
     /// The gate.
@@ -123,6 +127,8 @@ impl Purpose {
             Self::Store => "listing the store",
             Self::Open | Self::Mark => "opening",
             Self::Keep => "keeping",
+            Self::Name => "naming",
+            Self::Remove => "removing",
             Self::Compare => "comparing",
             Self::Gate => "gating",
             Self::Bless => "blessing",
@@ -337,12 +343,19 @@ impl App {
             Task::Open { id, mark: false } => (Purpose::Open, id.clone()),
             Task::Open { id, mark: true } => (Purpose::Mark, id.clone()),
             Task::Keep(number, _) => (Purpose::Keep, format!("#{number}")),
+            Task::Name { id, .. } => (Purpose::Name, id.clone()),
+            Task::Remove(id) => (Purpose::Remove, id.clone()),
             Task::Compare(Runs(runs)) => (Purpose::Compare, format!("{} runs", runs.len())),
             Task::Gate(setup, _) => (Purpose::Gate, name(setup)),
             Task::Bless(judged) => (Purpose::Bless, judged.facts.scenario.clone()),
         };
         let mut effects = match purpose {
-            Purpose::Open | Purpose::Mark | Purpose::Keep | Purpose::Bless => Vec::new(),
+            Purpose::Open
+            | Purpose::Mark
+            | Purpose::Keep
+            | Purpose::Name
+            | Purpose::Remove
+            | Purpose::Bless => Vec::new(),
             other => self.cancel(other),
         };
         let id = self.next_job;

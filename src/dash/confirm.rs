@@ -9,6 +9,8 @@ use super::keys::Command;
 pub enum Question {
     /// Whether what the gate found becomes the baseline.
     Bless,
+    /// Whether the stored run that [`super::runs::RunsView::subject`] names is removed.
+    Remove,
     /// Whether to leave while a training runs.
     Quit,
 }
@@ -20,6 +22,11 @@ pub(super) fn answer(app: &mut App, question: Question, command: Command) -> Vec
             app.question = None;
             let judged = app.gate.judged.clone();
             judged.map_or_else(Vec::new, |j| app.start(Task::Bless(j)))
+        }
+        (Command::Enter, Question::Remove) => {
+            app.question = None;
+            let id = app.runs.subject.take();
+            id.map_or_else(Vec::new, |id| app.start(Task::Remove(id)))
         }
         (Command::Enter, Question::Quit) => vec![Effect::Save(app.save()), Effect::Quit],
         (Command::Back, _) => {

@@ -7,6 +7,7 @@ use ratatui::crossterm::event::{KeyEvent, MouseEvent};
 use shardlab_plan::scenario::BatchUnit;
 use shardlab_reports::RunView;
 use shardlab_reports::gate::{Facts, Limits};
+use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
@@ -68,6 +69,8 @@ pub enum News {
     Stored(Vec<StoredRun>),
     /// The run of this number is in the store now, under this id.
     Kept(u32, String),
+    /// The run of this id is in the store no more.
+    Removed(String),
     /// A comparison.
     Compared(Arc<super::tables::Page>),
     /// A gate's verdict, and what it was made of.
@@ -136,7 +139,7 @@ pub struct StoredRun {
     pub scenario: String,
     /// `sim` or `exec`.
     pub kind: String,
-    /// When it was made, as text.
+    /// When it was made: `YYYY-MM-DDTHH:MM:SSZ`.
     pub made: String,
     /// Median step, milliseconds.
     pub step_ms: f64,
@@ -144,8 +147,12 @@ pub struct StoredRun {
     pub allocated: u64,
     /// Last loss.
     pub loss: Option<f64>,
-    /// Changes to its scenario.
+    /// Changes to its scenario, without sections.
     pub changes: String,
+    /// The name that stands for its id.
+    pub name: Option<String>,
+    /// Its fields, options and facts of the environment, by key.
+    pub fields: BTreeMap<String, String>,
 }
 
 /// What a job does.
@@ -180,6 +187,15 @@ pub enum Task {
     },
     /// Keep a run, of this number, in the store.
     Keep(u32, Runs),
+    /// Give a stored run a name.
+    Name {
+        /// Its id.
+        id: String,
+        /// The name.
+        name: String,
+    },
+    /// Remove a stored run.
+    Remove(String),
     /// Compare runs; the first is the base.
     Compare(Runs),
     /// Gate a scenario with the baselines of a folder.

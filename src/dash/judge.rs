@@ -6,6 +6,7 @@ pub(crate) use compare::compare;
 
 use super::app::Tone;
 use super::event::{Judged, Setup, StoredRun};
+use super::names::changes;
 use super::tables::{Page, Table};
 use super::worker::Stop;
 use crate::gate::{Collect, GateError, TIMEOUT};
@@ -24,7 +25,15 @@ pub(crate) fn stored(store: Option<&Path>) -> Result<Vec<StoredRun>, String> {
     let Some(dir) = store else {
         return Ok(Vec::new());
     };
-    let listing = Store::at(dir).list().map_err(|e| e.to_string())?;
+    let store = Store::at(dir);
+    let listing = store.list().map_err(|e| e.to_string())?;
+    let names = store.names().map_err(|e| e.to_string())?;
+    let name = |e: &Entry| {
+        names
+            .iter()
+            .find(|(_, id)| *id == e.id)
+            .map(|(n, _)| n.clone())
+    };
     let of = |e: &Entry| StoredRun {
         id: e.id.as_str().to_owned(),
         scenario: e.scenario.clone(),
@@ -37,7 +46,9 @@ pub(crate) fn stored(store: Option<&Path>) -> Result<Vec<StoredRun>, String> {
             .copied()
             .unwrap_or(0.0) as u64,
         loss: e.metrics.get("loss.last").copied(),
-        changes: e.overrides.join(" "),
+        changes: changes(&e.overrides),
+        name: name(e),
+        fields: e.fields(),
     };
     Ok(listing.runs.iter().rev().map(of).collect())
 }
@@ -48,6 +59,29 @@ pub(crate) fn open(store: Option<&Path>, id: &str) -> Result<RunView, String> {
     let store = Store::at(dir);
     let id = store.resolve(id).map_err(|e| e.to_string())?;
     store.open(&id).map_err(|e| e.to_string())
+}
+
+/// Gives a stored run a name.
+pub(crate) fn name(store: Option<&Path>, id: &str, name: &str) -> Result<(), String> {
+    let dir = store.ok_or("there is no store")?;
+    let store = Store::at(dir);
+    let id = store.resolve(id).map_err(|e| e.to_string())?;
+    store.name(name, &id).map_err(|e| e.to_string())
+}
+
+/// Removes a stored run. One that has a name is spared, as `runs prune` spares it.
+pub(crate) fn remove(store: Option<&Path>, id: &str) -> Result<(), String> {
+    let dir = store.ok_or("there is no store")?;
+    let store = Store::at(dir);
+    let id = store.resolve(id).map_err(|e| e.to_string())?;
+    let names = store.names().map_err(|e| e.to_string())?;
+    if let Some((name, _)) = names.iter().find(|(_, named)| *named == id) {
+        return Err(format!(
+            "{} is kept because it has the name {name}",
+            id.tail()
+        ));
+    }
+    store.remove(&id).map_err(|e| e.to_string())
 }
 
 /// Keeps a run; its id.

@@ -81,6 +81,8 @@ pub enum Command {
     Compare,
     /// Keep a run.
     Keep,
+    /// Name a run.
+    Name,
     /// Look again.
     Reload,
     /// Zoom in.
@@ -355,16 +357,21 @@ table! {
     Sweep: [c('S'), c('<')] C::SortBack, "", "sort by the column before";
     Sweep: [c('o')] C::Reverse, "reverse", "sort the other way";
     Sweep: [c('f')] C::Front, "front", "only the Pareto front of time and memory";
-    Sweep: [c('/')] C::Filter, "filter", "filter: words, and fields as in `step<100 fits=yes`";
+    Sweep: [c('/')] C::Filter, "filter", "filter: words, and fields as in `step<100 fits=yes`; Tab completes";
     Sweep: [k(KeyCode::Enter)] C::Enter, "apply", "take the settings of the selected point over into the options";
     Sweep: [k(KeyCode::Esc)] C::Back, "", "cancel the sweep, or clear the filter";
 
     Runs: [k(KeyCode::Enter)] C::Enter, "open", "open its timeline";
     Runs: [c(' ')] C::Mark, "mark", "mark for comparison: A, the base, then B, C, …";
     Runs: [c('c')] C::Compare, "compare", "compare the marked runs, or the last two";
-    Runs: [c('/')] C::Filter, "filter", "filter: words, and fields as in `kind=exec step<100`";
-    Runs: [c('s')] C::Keep, "keep", "keep it in the store; trainings are kept on their own";
-    Runs: [c('R')] C::Reload, "reload", "look into the store again";
+    Runs: [c('/')] C::Filter, "filter", "filter: words, and fields and options as in `kind=exec step<100 micro_batch=4`; Tab completes";
+    Runs: [c('s'), c('>')] C::Sort, "sort", "sort by the next column";
+    Runs: [c('S'), c('<')] C::SortBack, "", "sort by the column before";
+    Runs: [c('o')] C::Reverse, "", "sort the other way";
+    Runs: [c('K')] C::Keep, "keep", "keep it in the store; trainings are kept on their own";
+    Runs: [c('e')] C::Name, "name", "give it a name in the store, which keeps it from being pruned";
+    Runs: [c('d')] C::Remove, "", "remove it from the store; asks first";
+    Runs: [c('R')] C::Reload, "", "look into the store again";
 
     Compare: [c('c')] C::Compare, "again", "compare the marked runs, or the last two";
     Compare: [c('m')] C::Pair, "timelines", "both timelines, one above the other";

@@ -25,6 +25,8 @@ pub enum Asks {
     Axis,
     /// A folder of baselines.
     Baselines,
+    /// A name for the stored run that [`super::runs::RunsView::subject`] names.
+    RunName,
 }
 
 impl Asks {
@@ -39,6 +41,7 @@ impl Asks {
             Self::Instr => "instruction",
             Self::Axis => "axis",
             Self::Baselines => "folder of baselines",
+            Self::RunName => "name of the run",
         }
     }
 

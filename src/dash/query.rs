@@ -72,6 +72,33 @@ impl Query {
                 .is_some_and(|found| holds(&found.to_lowercase(), *compare, value)),
         })
     }
+
+    /// The first field that is compared and that nobody knows.
+    #[must_use]
+    pub fn unknown(&self, known: impl Fn(&str) -> bool) -> Option<&str> {
+        self.0.iter().find_map(|term| match term {
+            Term::Field { name, .. } if !known(name) => Some(name.as_str()),
+            _ => None,
+        })
+    }
+}
+
+/// A comparison as it is typed: all up to its value, the field's name, and the value, which may still be empty.
+#[must_use]
+pub fn unfinished(word: &str) -> Option<(&str, &str, &str)> {
+    let (sign, _) = OPERATORS.iter().find(|(sign, _)| word.contains(sign))?;
+    let (name, value) = word.split_once(sign)?;
+    Some((&word[..name.len() + sign.len()], name, value))
+}
+
+/// The place of a value among others: numbers before text, by size.
+#[must_use]
+pub fn rank(text: &str) -> (u8, u64, String) {
+    match text.parse::<f64>() {
+        // The bits of a non-negative number are in its order.
+        Ok(n) if n >= 0.0 => (0, n.to_bits(), String::new()),
+        _ => (1, 0, text.to_owned()),
+    }
 }
 
 fn term(word: &str) -> Option<Term> {
@@ -136,6 +163,23 @@ mod tests {
 
     fn keeps(text: &str) -> bool {
         Query::parse(text).keeps(&Item)
+    }
+
+    #[test]
+    fn fields_that_nobody_knows_are_found_and_unfinished_ones_taken_apart() {
+        let unknown = |text: &str| {
+            let query = Query::parse(text);
+            let found = query.unknown(|n| n == "step");
+            found.map(str::to_owned)
+        };
+        assert_eq!(unknown("llama step<3 bogus>=2").as_deref(), Some("bogus"));
+        assert_eq!(unknown("step<3 bogus="), None, "it is not finished");
+        assert_eq!(unfinished("kind="), Some(("kind=", "kind", "")));
+        assert_eq!(unfinished("step<=3"), Some(("step<=", "step", "3")));
+        assert_eq!(unfinished("kind"), None);
+        let mut all = ["b", "10", "9.5", "a"];
+        all.sort_by_key(|t| rank(t));
+        assert_eq!(all, ["9.5", "10", "a", "b"]);
     }
 
     #[test]

@@ -1,14 +1,18 @@
 //! Runs: those of this session, and those of the store.
 
 use super::app::{App, Purpose, Tone, View};
+use super::confirm::Question;
 use super::cursor::Cursor;
 use super::event::{Effect, Runs, StoredRun, Task};
+use super::fields;
 use super::keys::Command;
 use super::lanes::Lanes;
+use super::names::changes;
 use super::prompt::{Asks, Prompt};
-use super::query::{Fields, Query};
+use super::query::{Fields, Query, rank};
 use super::timeline::Timeline;
 use shardlab_plan::record::RunKind;
+use shardlab_plan::units::Bytes;
 use shardlab_reports::RunView;
 use std::sync::Arc;
 
@@ -53,6 +57,12 @@ pub struct RunsView {
     pub filter: String,
     /// Numbers of the marked runs, in order of marking.
     pub marked: Vec<u32>,
+    /// Which of [`COLUMNS`] it is sorted by.
+    pub sort: usize,
+    /// The other way.
+    pub reversed: bool,
+    /// Id of the stored run that is being named, or is to be removed.
+    pub subject: Option<String>,
 }
 
 /// A row.
@@ -64,52 +74,114 @@ pub enum Row {
     Stored(usize),
 }
 
-struct Item {
-    text: String,
-    kind: String,
-    step_ms: f64,
-    gib: f64,
-    loss: Option<f64>,
+/// Columns that the list can be sorted by, and the field of a [`Listed`] that each shows. The first is the order of the
+/// list: runs at hand, then those of the store, newest first.
+pub const COLUMNS: [(&str, &str); 7] = [
+    ("run", ""),
+    ("kind", "kind"),
+    ("scenario", "scenario"),
+    ("kept", "created"),
+    ("step ms", "step"),
+    ("alloc", "alloc"),
+    ("loss", "loss"),
+];
+
+/// Fields beside those of the store and the options.
+pub const FIELDS: [&str; 3] = ["step", "alloc", "loss"];
+
+/// A run as the list shows it.
+#[derive(Clone, Copy, Debug)]
+pub enum Listed<'a> {
+    /// At hand.
+    Kept(&'a Kept),
+    /// In the store.
+    Stored(&'a StoredRun),
 }
 
-impl Fields for Item {
-    fn text(&self) -> String {
-        self.text.clone()
+impl Listed<'_> {
+    /// What the list calls it: its number in this session, its name, or the end of its id.
+    #[must_use]
+    pub fn called(self) -> String {
+        match self {
+            Self::Kept(k) => k.called(),
+            Self::Stored(s) => match &s.name {
+                Some(name) => name.clone(),
+                None => s.id[s.id.len().saturating_sub(TAIL)..].to_owned(),
+            },
+        }
     }
 
-    fn field(&self, name: &str) -> Option<String> {
-        match name {
-            "kind" => Some(self.kind.clone()),
-            "step" => Some(self.step_ms.to_string()),
-            "alloc" => Some(self.gib.to_string()),
-            "loss" => self.loss.map(|l| l.to_string()),
-            _ => None,
+    /// Median step, milliseconds.
+    #[must_use]
+    pub fn step_ms(self) -> f64 {
+        match self {
+            Self::Kept(k) => k.lanes.view.step_ms(),
+            Self::Stored(s) => s.step_ms,
+        }
+    }
+
+    /// Peak of allocated bytes.
+    #[must_use]
+    pub fn allocated(self) -> Bytes {
+        match self {
+            Self::Kept(k) => k.lanes.view.run.memory.peak_allocated,
+            Self::Stored(s) => Bytes(s.allocated),
+        }
+    }
+
+    /// Last loss.
+    #[must_use]
+    pub fn loss(self) -> Option<f64> {
+        match self {
+            Self::Kept(k) => k.lanes.view.run.losses.last().copied(),
+            Self::Stored(s) => s.loss,
+        }
+    }
+
+    /// Changes to its scenario, without sections.
+    #[must_use]
+    pub fn changes(self) -> String {
+        match self {
+            Self::Kept(k) => changes(&k.lanes.view.scenario.overrides),
+            Self::Stored(s) => s.changes.clone(),
+        }
+    }
+
+    /// Its id in the store, where it is in one.
+    #[must_use]
+    pub fn id(self) -> Option<String> {
+        match self {
+            Self::Kept(k) => k.stored.clone(),
+            Self::Stored(s) => Some(s.id.clone()),
         }
     }
 }
 
-fn of_view(view: &RunView) -> Item {
-    Item {
-        text: format!(
-            "{} {} {}",
-            view.scenario.name,
-            view.kind(),
-            view.scenario.overrides.join(" ")
-        ),
-        kind: view.kind().to_owned(),
-        step_ms: view.step_ms(),
-        gib: view.run.memory.peak_allocated.gib(),
-        loss: view.run.losses.last().copied(),
-    }
-}
+/// Characters of an id that tell it from others.
+const TAIL: usize = 6;
 
-fn of_stored(run: &StoredRun) -> Item {
-    Item {
-        text: format!("{} {} {} {}", run.id, run.scenario, run.kind, run.changes),
-        kind: run.kind.clone(),
-        step_ms: run.step_ms,
-        gib: run.allocated as f64 / (1u64 << 30) as f64,
-        loss: run.loss,
+impl Fields for Listed<'_> {
+    fn text(&self) -> String {
+        let field = |name| self.field(name).unwrap_or_default();
+        let (kind, scenario, id) = (field("kind"), field("scenario"), field("id"));
+        format!(
+            "{} {id} {kind} {scenario} {}",
+            self.called(),
+            self.changes()
+        )
+    }
+
+    fn field(&self, name: &str) -> Option<String> {
+        match name {
+            "step" => Some(self.step_ms().to_string()),
+            "alloc" => Some(self.allocated().gib().to_string()),
+            "loss" => self.loss().map(|l| l.to_string()),
+            "id" => self.id(),
+            _ => fields::find(name, |key| match self {
+                Self::Kept(k) => k.lanes.view.field(key),
+                Self::Stored(s) => s.fields.get(key).cloned(),
+            }),
+        }
     }
 }
 
@@ -118,15 +190,60 @@ impl RunsView {
     #[must_use]
     pub fn rows(&self) -> Vec<Row> {
         let query = Query::parse(&self.filter);
+        let mut rows = self.all();
+        rows.retain(|r| query.keeps(&self.of(*r)));
+        if let Some((_, field)) = self.sort.checked_sub(1).and(COLUMNS.get(self.sort)) {
+            // What has none comes last.
+            let key = |r: &Row| match self.of(*r).field(field) {
+                Some(text) => (false, rank(&text)),
+                None => (true, rank("")),
+            };
+            rows.sort_by_cached_key(key);
+        }
+        if self.reversed {
+            rows.reverse();
+        }
+        rows
+    }
+
+    /// All rows in the order of the list: runs at hand, newest first, then the store's that are not open.
+    #[must_use]
+    pub fn all(&self) -> Vec<Row> {
         let opened = |id: &str| self.kept.iter().any(|k| k.stored.as_deref() == Some(id));
-        let kept = (0..self.kept.len())
-            .rev()
-            .filter(|&i| query.keeps(&of_view(&self.kept[i].lanes.view)))
-            .map(Row::Kept);
-        let stored = (0..self.stored.len())
-            .filter(|&i| !opened(&self.stored[i].id) && query.keeps(&of_stored(&self.stored[i])))
-            .map(Row::Stored);
-        kept.chain(stored).collect()
+        let kept = (0..self.kept.len()).rev().map(Row::Kept);
+        let stored = (0..self.stored.len()).filter(|&i| !opened(&self.stored[i].id));
+        kept.chain(stored.map(Row::Stored)).collect()
+    }
+
+    /// The run of a row.
+    #[must_use]
+    pub fn of(&self, row: Row) -> Listed<'_> {
+        match row {
+            Row::Kept(i) => Listed::Kept(&self.kept[i]),
+            Row::Stored(i) => Listed::Stored(&self.stored[i]),
+        }
+    }
+
+    /// All runs, at hand and stored.
+    pub(super) fn listed(&self) -> impl Iterator<Item = Listed<'_>> {
+        self.all().into_iter().map(|r| self.of(r))
+    }
+
+    /// What the store says of a run, at hand or not, where it is in the store.
+    #[must_use]
+    pub fn stored(&self, run: Listed<'_>) -> Option<&StoredRun> {
+        let id = run.id()?;
+        self.stored.iter().find(|s| s.id == id)
+    }
+
+    /// The run of this id is no longer in the store.
+    pub(super) fn forget(&mut self, id: &str) {
+        self.stored.retain(|s| s.id != id);
+        for kept in &mut self.kept {
+            kept.stored.take_if(|s| s == id);
+        }
+        let len = self.rows().len();
+        self.cursor.clamp(len);
     }
 
     /// Keeps a run.
@@ -250,12 +367,42 @@ pub(super) fn command(app: &mut App, command: Command) -> Vec<Effect> {
                 return keep(app, number);
             }
         }
+        Command::Sort => app.runs.sort = (app.runs.sort + 1) % COLUMNS.len(),
+        Command::SortBack => app.runs.sort = (app.runs.sort + COLUMNS.len() - 1) % COLUMNS.len(),
+        Command::Reverse => app.runs.reversed = !app.runs.reversed,
+        Command::Name | Command::Remove => {
+            let Some(row) = selected else {
+                return Vec::new();
+            };
+            let run = app.runs.of(row);
+            let Some(id) = run.id() else {
+                let text = format!("{} is not in the store; K keeps it there", run.called());
+                app.say(Tone::Plain, text);
+                return Vec::new();
+            };
+            let name = app.runs.stored(run).and_then(|s| s.name.clone());
+            app.runs.subject = Some(id);
+            if command == Command::Remove {
+                app.question = Some(Question::Remove);
+            } else {
+                app.prompt = Some(Prompt::new(Asks::RunName, name.unwrap_or_default()));
+            }
+        }
         Command::Reload => return app.start(Task::ListStore),
         other => {
             app.runs.cursor.go(other, rows.len());
         }
     }
     Vec::new()
+}
+
+/// A name for a stored run has been typed.
+pub(super) fn named(app: &mut App, text: &str) -> Vec<Effect> {
+    let name = text.trim().to_owned();
+    match app.runs.subject.take() {
+        Some(id) if !name.is_empty() => app.start(Task::Name { id, name }),
+        _ => Vec::new(),
+    }
 }
 
 /// Keeps a run in the store, if it is not there yet.

@@ -7,8 +7,9 @@ use super::glance::{Brief, Named};
 use super::keys::Command;
 use super::options;
 use super::prompt::{Asks, Prompt};
-use super::query::Query;
+use super::query::{Query, rank};
 use crate::analysis::pareto;
+use crate::cli::option_of;
 use shardlab_plan::scenario::{BatchUnit, check_axis};
 
 /// Columns after the axes, and the field of a [`Brief`] that each is sorted by.
@@ -130,19 +131,27 @@ impl SweepView {
         rows
     }
 
+    /// The value of an axis, by its key or the end of it.
+    fn setting(&self, point: &Point, field: &str) -> Option<String> {
+        let named = |key: &str| key == field || option_of(key) == field;
+        let at = self.keys.iter().position(|k| named(k))?;
+        point.settings.get(at).cloned()
+    }
+
+    /// What a filter finds of a point under a name, but for the front.
+    pub(super) fn field(&self, point: &Point, name: &str) -> Option<String> {
+        let brief = || point.result.as_ref().ok()?.field(name);
+        self.setting(point, name).or_else(brief)
+    }
+
     fn keeps(&self, query: &Query, row: Row) -> bool {
         let point = &self.points[row.point];
-        let setting = |field: &str| {
-            let named = |key: &str| key == field || key.rsplit('.').next() == Some(field);
-            let at = self.keys.iter().position(|k| named(k))?;
-            point.settings.get(at).cloned()
-        };
         query.keeps(&Named {
             text: point.settings.join(" "),
             brief: point.result.as_ref().ok(),
             more: &|field| match field {
                 "front" => Some(if row.front { "yes" } else { "no" }.to_owned()),
-                field => setting(field),
+                field => self.setting(point, field),
             },
         })
     }
@@ -157,11 +166,7 @@ impl SweepView {
             },
         }
         .unwrap_or_default();
-        match text.parse::<f64>() {
-            // The bits of a non-negative number are in its order.
-            Ok(n) if n >= 0.0 => (0, n.to_bits(), String::new()),
-            _ => (1, 0, text),
-        }
+        rank(&text)
     }
 
     pub(super) fn point(

@@ -11,7 +11,7 @@ use super::options;
 use super::prompt::{Asks, Prompt};
 use super::scenarios::Refused;
 use super::train::End;
-use super::{compare, gate, runs, scenarios, sweep, timeline, train};
+use super::{compare, fields, gate, runs, scenarios, sweep, timeline, train};
 use mouse::mouse;
 use ratatui::crossterm::event::{KeyEvent, KeyEventKind};
 use shardlab_reports::gate::baseline::FOLDERS;
@@ -184,10 +184,21 @@ fn typing(app: &mut App, key: KeyEvent, command: Option<Command>) -> Vec<Effect>
                     Vec::new()
                 }
                 Asks::Baselines => gate::accept(app, &text),
+                Asks::RunName => runs::named(app, &text),
+                // The line stays to be corrected.
+                asks if asks.is_filter() && prompt.refused.is_some() => {
+                    app.prompt = Some(prompt);
+                    Vec::new()
+                }
                 _ => Vec::new(),
             };
         }
         Some(Command::Complete | Command::CompleteBack) => {
+            // Fields are offered when they are asked for: most filters are words. Behind a name come its values.
+            if asks.is_filter() && prompt.completions.len() < 2 {
+                prompt.completions = fields::complete(app, asks, prompt.line.text());
+                prompt.chosen = None;
+            }
             prompt.complete(command == Some(Command::Complete));
         }
         _ if prompt.line.key(key) => {
@@ -198,6 +209,9 @@ fn typing(app: &mut App, key: KeyEvent, command: Option<Command>) -> Vec<Effect>
         _ => {}
     }
     let text = prompt.line.text().to_owned();
+    if asks.is_filter() {
+        prompt.refused = fields::refusal(app, asks, &text);
+    }
     app.prompt = Some(prompt);
     match asks {
         Asks::Option(_) => app.predict(),
@@ -261,7 +275,12 @@ pub(super) fn filter(app: &mut App, asks: Asks, text: &str) -> Vec<Effect> {
                 help.top = 0;
             }
         }
-        Asks::Option(_) | Asks::Unit | Asks::Instr | Asks::Axis | Asks::Baselines => {}
+        Asks::Option(_)
+        | Asks::Unit
+        | Asks::Instr
+        | Asks::Axis
+        | Asks::Baselines
+        | Asks::RunName => {}
     }
     Vec::new()
 }
@@ -407,6 +426,10 @@ fn news(app: &mut App, id: JobId, news: News) -> Vec<Effect> {
                 kept.stored = Some(id.clone());
             }
             app.say(Tone::Good, format!("run #{number} is kept as {id}"));
+        }
+        News::Removed(id) => {
+            app.runs.forget(&id);
+            app.say(Tone::Good, format!("{id} is removed"));
         }
         News::Compared(page) => {
             app.compare.page = Some(page);

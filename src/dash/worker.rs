@@ -202,6 +202,17 @@ fn perform(
             }
             Ok(Ended::Done)
         }
+        Task::Name { id, name } => {
+            judge::name(folders.store.as_deref(), &id, &name)?;
+            reporter.say(News::Note(format!("{name} is the name of {id}")));
+            reporter.say(News::Stored(judge::stored(folders.store.as_deref())?));
+            Ok(Ended::Done)
+        }
+        Task::Remove(id) => {
+            judge::remove(folders.store.as_deref(), &id)?;
+            reporter.say(News::Removed(id));
+            Ok(Ended::Done)
+        }
         Task::Compare(Runs(runs)) => {
             reporter.say(News::Compared(Arc::new(judge::compare(&runs))));
             Ok(Ended::Done)

@@ -169,6 +169,15 @@ impl Entry {
         })
     }
 
+    /// Everything that [`Self::field`] knows, by its key.
+    #[must_use]
+    pub fn fields(&self) -> BTreeMap<String, String> {
+        let own = Self::FIELDS.iter().map(|k| (*k).to_owned());
+        let keys = own.chain(self.environment.keys().chain(self.settings.keys()).cloned());
+        keys.filter_map(|k| Some((k.clone(), self.field(&k)?)))
+            .collect()
+    }
+
     /// Fields that every run has.
     pub const FIELDS: [&'static str; 9] = [
         "id",

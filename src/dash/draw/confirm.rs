@@ -23,6 +23,17 @@ pub(super) fn draw(app: &App, question: Question, buf: &mut Buffer, body: Rect) 
             bless(app, &mut say);
             ("Bless", "write it", "leave it")
         }
+        Question::Remove => {
+            let id = app.runs.subject.as_deref().unwrap_or_default();
+            let run = app.runs.stored.iter().find(|r| r.id == id);
+            say(&format!("Remove {id} from the store?"), theme.strong());
+            if let Some(r) = run {
+                let text = format!("{} {} {} {}", r.kind, r.scenario, r.made, r.changes);
+                say(&text, theme.text());
+            }
+            say("It cannot be brought back.", theme.bad());
+            ("Remove", "remove it", "keep it")
+        }
         Question::Quit => {
             let of = app.running(Purpose::Train).map_or("", |(_, job)| &job.of);
             say(&format!("{of} is still training."), theme.strong());

@@ -157,7 +157,12 @@ fn table(app: &App, buf: &mut Buffer, area: Rect) {
     let theme = app.theme;
     let s = &app.sweep;
     let rows = s.rows();
-    let inner = pane(buf, area, "Points", true, theme);
+    let title = if rows.len() < s.points.len() {
+        format!("Points: {} of {} pass", rows.len(), s.points.len())
+    } else {
+        "Points".to_owned()
+    };
+    let inner = pane(buf, area, &title, true, theme);
     if let Some(error) = &s.error {
         let width = inner.width.saturating_sub(2);
         let lines = lines(error, usize::from(width))
@@ -234,7 +239,7 @@ fn table(app: &App, buf: &mut Buffer, area: Rect) {
             body.x + 1,
             body.y,
             body.width - 1,
-            "nothing passes the filter",
+            &format!("none of {} passes; Esc shows all", s.points.len()),
             theme.dim(),
         );
     }

@@ -3,6 +3,7 @@
 use crate::dash::app::{Purpose, View};
 use crate::dash::event::{Effect, Event, Message, News, StoredRun, Task};
 use crate::dash::glance::Brief;
+use crate::dash::judge;
 use crate::dash::lanes::Lanes;
 use crate::dash::scenarios::Pane;
 use crate::dash::state::Saved;
@@ -485,6 +486,187 @@ fn job(stage: &Stage, of: &str) -> u32 {
     *found.expect("the job runs").0
 }
 
+/// A run of the store with this prefetch, whose step takes so long.
+fn stored(id: &str, prefetch: &str, step_ms: f64) -> StoredRun {
+    let fields = [
+        ("id", id),
+        ("kind", "sim"),
+        ("scenario", "llama-tiny"),
+        ("policy", "native"),
+        ("hardware", "h200-nvlink"),
+        ("world_size", "4"),
+        ("created", "2026-11-23T12:40:05Z"),
+        ("fsdp.prefetch_forward", prefetch),
+    ];
+    StoredRun {
+        id: id.to_owned(),
+        scenario: "llama-tiny".to_owned(),
+        kind: "sim".to_owned(),
+        made: "2026-11-23T12:40:05Z".to_owned(),
+        step_ms,
+        allocated: 1 << 30,
+        loss: None,
+        changes: format!("prefetch_forward={prefetch}"),
+        name: None,
+        fields: fields.map(|(k, v)| (k.to_owned(), v.to_owned())).into(),
+    }
+}
+
+/// Three runs of the store, in view 5.
+fn with_stored() -> Stage {
+    let mut stage = Stage::new();
+    stage.keys("5R");
+    let runs = [
+        ("run-a", "0", 30.0),
+        ("run-b", "4", 9.5),
+        ("run-c", "4", 100.0),
+    ];
+    let runs = runs.map(|(id, prefetch, ms)| stored(id, prefetch, ms));
+    stage.news(News::Stored(runs.to_vec()));
+    stage.news(News::Done);
+    stage
+}
+
+fn shown(stage: &Stage) -> Vec<String> {
+    let runs = &stage.app.runs;
+    let ids = runs.rows().into_iter().filter_map(|r| runs.of(r).id());
+    ids.collect()
+}
+
+#[test]
+fn runs_are_filtered_by_what_their_rows_show() {
+    let mut stage = with_stored();
+    for (filter, found) in [
+        ("prefetch_forward=4", &["run-b", "run-c"][..]),
+        ("fsdp.prefetch_forward!=4", &["run-a"]),
+        ("policy=native step>20", &["run-a", "run-c"]),
+        ("run-c", &["run-c"]),
+        ("hardware=cpu", &[]),
+    ] {
+        stage.keys(&format!("/{filter}<enter>"));
+        assert_eq!(shown(&stage), found, "{filter}");
+    }
+    let screen = stage.screen(80, 24);
+    assert!(
+        screen.contains("none of 3 passes; Esc shows all"),
+        "{screen}"
+    );
+    assert!(!screen.contains("no run yet"), "{screen}");
+    stage.keys("<esc>");
+    assert_eq!(shown(&stage).len(), 3);
+}
+
+/// What tells runs apart is in sight where there are 80 columns.
+#[test]
+fn stored_runs_have_columns() {
+    let mut stage = with_stored();
+    stage.app.runs.stored[1].name = Some("best".into());
+    stage.keys("j");
+    insta::assert_snapshot!("runs_stored_80x24", stage.screen(80, 24));
+    insta::assert_snapshot!("runs_stored_120x40", stage.screen(120, 40));
+}
+
+fn typed(stage: &Stage) -> (String, String) {
+    let prompt = stage.app.prompt.as_ref();
+    prompt.map_or_else(Default::default, |p| {
+        let refused = p.refused.clone().unwrap_or_default();
+        (p.line.text().to_owned(), refused)
+    })
+}
+
+#[test]
+fn fields_that_do_not_exist_are_refused_and_those_that_do_are_completed() {
+    let mut stage = with_stored();
+    stage.keys("/prefetch_forwrd=1<enter>");
+    assert_eq!(
+        typed(&stage).1,
+        "unknown field `prefetch_forwrd`; the nearest is `prefetch_forward`"
+    );
+    stage.keys("<ctrl-u>bogusly=1<enter>");
+    assert!(
+        typed(&stage)
+            .1
+            .starts_with("unknown field `bogusly`; there are step, alloc, loss, id,")
+    );
+    // Corrected, it is taken.
+    stage.keys("<ctrl-u>step<tab>");
+    stage.keys("<esc>/tiny kin<tab>");
+    assert_eq!(typed(&stage).0, "tiny kind=");
+    stage.keys("<tab>");
+    assert_eq!(typed(&stage).0, "tiny kind=sim");
+    stage.keys("<enter>");
+    assert_eq!(
+        (stage.app.runs.filter.as_str(), shown(&stage).len()),
+        ("tiny kind=sim", 3)
+    );
+    for view in ["1", "4"] {
+        stage.keys(&format!("{view}/bogusly=1<enter>"));
+        let refused = typed(&stage).1;
+        assert!(
+            refused.starts_with("unknown field `bogusly`; there are step, tokens,"),
+            "{refused}"
+        );
+        stage.keys("<esc>");
+    }
+    stage.keys("1/fit<tab><tab>");
+    assert_eq!(typed(&stage).0, "fits=no");
+}
+
+#[test]
+fn runs_are_sorted_named_and_removed() {
+    let mut stage = with_stored();
+    // By kind, scenario, date, step.
+    stage.keys("ssss");
+    assert_eq!(shown(&stage), ["run-b", "run-a", "run-c"]);
+    stage.keys("oj");
+    assert_eq!(shown(&stage), ["run-c", "run-a", "run-b"]);
+    stage.keys("ebest<enter>");
+    let named = Task::Name {
+        id: "run-a".into(),
+        name: "best".into(),
+    };
+    assert_eq!(started(&stage).last(), Some(&&named));
+    let before = stage.effects.len();
+    stage.keys("dn");
+    assert_eq!((stage.effects.len(), stage.app.question), (before, None));
+    stage.keys("d");
+    assert!(
+        stage
+            .screen(80, 24)
+            .contains("Remove run-a from the store?")
+    );
+    stage.keys("y");
+    assert_eq!(started(&stage).last(), Some(&&Task::Remove("run-a".into())));
+    stage.news(News::Removed("run-a".into()));
+    assert_eq!(shown(&stage), ["run-c", "run-b"]);
+    // A run of this session that is not kept has nothing to be removed.
+    stage.keys("1r");
+    stage.run(step(RunKind::Sim, 0));
+    stage.keys("5/#1<enter>gd");
+    assert_eq!(stage.app.question, None);
+}
+
+/// With the store's own rules: a run that has a name is not removed.
+#[test]
+fn the_store_names_and_removes() {
+    let folder = tempfile::tempdir().unwrap();
+    let store = Some(folder.path());
+    let ids: Vec<String> = [0, 20]
+        .map(|slow| judge::keep(store, &step(RunKind::Sim, slow)).unwrap())
+        .into();
+    judge::name(store, &ids[0], "best").unwrap();
+    assert!(judge::name(store, &ids[0], "a/b").is_err());
+    let refused = judge::remove(store, &ids[0]).unwrap_err();
+    assert!(refused.ends_with("has the name best"), "{refused}");
+    judge::remove(store, &ids[1]).unwrap();
+    let left = judge::stored(store).unwrap();
+    let left: Vec<_> = left
+        .iter()
+        .map(|r| (r.id.as_str(), r.name.as_deref()))
+        .collect();
+    assert_eq!(left, [(ids[0].as_str(), Some("best"))]);
+}
+
 /// Keeping and opening are about one run each: the next is no reason to drop what the one before comes to.
 #[test]
 fn every_run_that_is_kept_or_opened_counts() {
@@ -493,7 +675,7 @@ fn every_run_that_is_kept_or_opened_counts() {
         stage.keys("1r");
         stage.run(step(RunKind::Sim, slow));
     }
-    stage.keys("5ssjs");
+    stage.keys("5KKjK");
     for number in [2, 1] {
         let id = job(&stage, &format!("#{number}"));
         stage.tell(Message::Job(id, News::Kept(number, format!("id-{number}"))));
@@ -514,6 +696,8 @@ fn every_run_that_is_kept_or_opened_counts() {
         allocated: 1,
         loss: None,
         changes: String::new(),
+        name: None,
+        fields: BTreeMap::new(),
     };
     stage.keys("5R");
     stage.news(News::Stored(["a", "b", "c"].map(run).to_vec()));

@@ -1,0 +1,135 @@
+//! The fields that filters compare: which a list has, how they are completed, what is said of one that it does not have.
+
+use super::app::App;
+use super::glance;
+use super::options;
+use super::prompt::Asks;
+use super::query::{Fields as _, Query, unfinished};
+use super::runs::FIELDS;
+use shardlab_plan::scenario::nearest;
+use shardlab_reports::store::Entry;
+use std::collections::BTreeSet;
+
+/// Values of a field from which on they are no choice any more.
+const MOST: usize = 12;
+
+/// A field by its name, or an option by its key alone: `prefetch_forward` as rows show it.
+pub(super) fn find(name: &str, get: impl Fn(&str) -> Option<String>) -> Option<String> {
+    get(name).or_else(|| {
+        let mut named = options::all().iter().filter(|i| i.key == name);
+        named.find_map(|i| get(&options::path(i)))
+    })
+}
+
+/// A key and the same without its section.
+fn both(key: &str) -> [String; 2] {
+    let short = crate::cli::option_of(key);
+    [short.to_owned(), key.to_owned()]
+}
+
+/// Fields of a list; those of its own come first. Empty where its filter knows only words.
+fn names(app: &App, asks: Asks) -> Vec<String> {
+    let own = |all: &[&str]| all.iter().map(|n| (*n).to_owned()).collect::<Vec<_>>();
+    let mut all = match asks {
+        Asks::FilterScenarios => [own(&glance::FIELDS), own(&["name"])].concat(),
+        Asks::FilterSweep => {
+            let axes = app.sweep.keys.iter().flat_map(|k| both(k)).collect();
+            [own(&glance::FIELDS), own(&["front"]), axes].concat()
+        }
+        Asks::FilterRuns => {
+            let keys = app.runs.kept.iter().flat_map(|k| {
+                let view = &k.lanes.view;
+                view.scenario
+                    .settings
+                    .keys()
+                    .chain(view.run.environment.keys())
+            });
+            let keys = keys.chain(app.runs.stored.iter().flat_map(|s| s.fields.keys()));
+            let keys: BTreeSet<String> = keys
+                .cloned()
+                .chain(options::all().iter().map(|i| options::path(i)))
+                .flat_map(|k| both(&k))
+                .collect();
+            [
+                own(&FIELDS),
+                own(&Entry::FIELDS),
+                keys.into_iter().collect(),
+            ]
+            .concat()
+        }
+        _ => Vec::new(),
+    };
+    let mut seen = BTreeSet::new();
+    all.retain(|n| seen.insert(n.clone()));
+    all
+}
+
+/// Values that a field has in a list, where they are few.
+fn values(app: &App, asks: Asks, name: &str) -> Vec<String> {
+    let all: BTreeSet<String> = match asks {
+        Asks::FilterScenarios => {
+            let briefs = app
+                .scenarios
+                .sources
+                .iter()
+                .filter_map(|s| s.brief.as_ref()?.as_ref().ok());
+            briefs.filter_map(|b| b.field(name)).collect()
+        }
+        Asks::FilterSweep => {
+            let front = (name == "front").then(|| ["no", "yes"].map(str::to_owned));
+            let points = app
+                .sweep
+                .points
+                .iter()
+                .filter_map(|p| app.sweep.field(p, name));
+            points.chain(front.into_iter().flatten()).collect()
+        }
+        Asks::FilterRuns => app.runs.listed().filter_map(|r| r.field(name)).collect(),
+        _ => BTreeSet::new(),
+    };
+    if all.len() > MOST {
+        return Vec::new();
+    }
+    all.into_iter().collect()
+}
+
+/// What the last word of a filter could become: the name of a field, or behind its `=` a value. The whole line each.
+pub(super) fn complete(app: &App, asks: Asks, text: &str) -> Vec<String> {
+    let at = text.rfind(char::is_whitespace).map_or(0, |i| i + 1);
+    let (before, word) = text.split_at(at);
+    let all = match unfinished(word) {
+        Some((begin, name, value)) => {
+            let all = values(app, asks, &name.to_lowercase());
+            let fit = all
+                .into_iter()
+                .filter(|v| v.to_lowercase().starts_with(&value.to_lowercase()));
+            fit.map(|v| format!("{begin}{v}")).collect::<Vec<_>>()
+        }
+        None => {
+            let fit = names(app, asks)
+                .into_iter()
+                .filter(|n| n.starts_with(&word.to_lowercase()));
+            fit.map(|n| format!("{n}=")).collect()
+        }
+    };
+    all.into_iter().map(|w| format!("{before}{w}")).collect()
+}
+
+/// Why a filter cannot be: it compares a field that the list does not have.
+pub(super) fn refusal(app: &App, asks: Asks, text: &str) -> Option<String> {
+    let query = Query::parse(text);
+    let names = names(app, asks);
+    let known = |name: &str| names.is_empty() || names.iter().any(|n| n == name);
+    let name = query.unknown(known)?;
+    let near = nearest(name, names.iter().map(String::as_str));
+    Some(match (near, asks) {
+        (Some(near), _) => format!("unknown field `{name}`; the nearest is `{near}`"),
+        // Options are too many to be listed.
+        (None, Asks::FilterRuns) => format!(
+            "unknown field `{name}`; there are {}, {}, and options such as prefetch_forward",
+            FIELDS.join(", "),
+            Entry::FIELDS.join(", ")
+        ),
+        (None, _) => format!("unknown field `{name}`; there are {}", names.join(", ")),
+    })
+}
