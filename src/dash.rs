@@ -17,6 +17,7 @@ pub mod confirm;
 pub mod cursor;
 mod draw;
 pub mod event;
+pub mod export;
 mod fields;
 pub mod gate;
 pub mod glance;

@@ -14,6 +14,7 @@ pub mod environment;
 pub mod gate;
 pub mod plots;
 pub mod report;
+pub mod shell;
 pub mod stats;
 pub mod store;
 #[doc(hidden)]

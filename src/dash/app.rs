@@ -3,6 +3,7 @@
 use super::compare::CompareView;
 use super::confirm::Question;
 use super::event::{Effect, JobId, RankNow, Runs, Setup, Task};
+use super::export::Export;
 use super::gate::GateView;
 use super::help::Help;
 use super::keys::Place;
@@ -108,6 +109,8 @@ pub enum Purpose {
     Name,
     /// A stored run that is being removed.
     Remove,
+    /// A scenario file that is being written.
+    Export,
     /// The comparison.
     Compare,
     /// The gate.
@@ -129,6 +132,7 @@ impl Purpose {
             Self::Keep => "keeping",
             Self::Name => "naming",
             Self::Remove => "removing",
+            Self::Export => "writing",
             Self::Compare => "comparing",
             Self::Gate => "gating",
             Self::Bless => "blessing",
@@ -200,6 +204,8 @@ pub struct App {
     pub prompt: Option<Prompt>,
     /// The question that waits for its answer.
     pub question: Option<Question>,
+    /// The scenario that is being written as a file.
+    pub export: Option<Export>,
     /// Whether trainings are kept in the store.
     pub keep: bool,
     /// The line at the bottom.
@@ -233,6 +239,7 @@ impl App {
             help: None,
             prompt: None,
             question: None,
+            export: None,
             keep: false,
             notice: None,
             jobs: BTreeMap::new(),
@@ -344,6 +351,7 @@ impl App {
             Task::Open { id, mark: true } => (Purpose::Mark, id.clone()),
             Task::Keep(number, _) => (Purpose::Keep, format!("#{number}")),
             Task::Name { id, .. } => (Purpose::Name, id.clone()),
+            Task::Export(e) => (Purpose::Export, e.path.display().to_string()),
             Task::Remove(id) => (Purpose::Remove, id.clone()),
             Task::Compare(Runs(runs)) => (Purpose::Compare, format!("{} runs", runs.len())),
             Task::Gate(setup, _) => (Purpose::Gate, name(setup)),
@@ -355,6 +363,7 @@ impl App {
             | Purpose::Keep
             | Purpose::Name
             | Purpose::Remove
+            | Purpose::Export
             | Purpose::Bless => Vec::new(),
             other => self.cancel(other),
         };

@@ -11,6 +11,8 @@ pub enum Question {
     Bless,
     /// Whether the stored run that [`super::runs::RunsView::subject`] names is removed.
     Remove,
+    /// Whether a scenario file is replaced by [`App::export`].
+    Overwrite,
     /// Whether to leave while a training runs.
     Quit,
 }
@@ -23,6 +25,11 @@ pub(super) fn answer(app: &mut App, question: Question, command: Command) -> Vec
             let judged = app.gate.judged.clone();
             judged.map_or_else(Vec::new, |j| app.start(Task::Bless(j)))
         }
+        (Command::Enter, Question::Overwrite) => {
+            app.question = None;
+            let export = app.export.take();
+            export.map_or_else(Vec::new, |e| app.start(Task::Export(e)))
+        }
         (Command::Enter, Question::Remove) => {
             app.question = None;
             let id = app.runs.subject.take();
@@ -31,7 +38,7 @@ pub(super) fn answer(app: &mut App, question: Question, command: Command) -> Vec
         (Command::Enter, Question::Quit) => vec![Effect::Save(app.save()), Effect::Quit],
         (Command::Back, _) => {
             app.question = None;
-            if question == Question::Bless {
+            if matches!(question, Question::Bless | Question::Overwrite) {
                 app.say(Tone::Plain, "nothing is written");
             }
             Vec::new()

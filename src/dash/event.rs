@@ -1,5 +1,6 @@
 //! What comes in, and what is asked for: the only ways between the dashboard's state and the world.
 
+use super::export::Export;
 use super::glance::{Brief, Glance};
 use super::lanes::Lanes;
 use super::state::Saved;
@@ -69,6 +70,8 @@ pub enum News {
     Stored(Vec<StoredRun>),
     /// The run of this number is in the store now, under this id.
     Kept(u32, String),
+    /// A scenario file is not written: there is such a file.
+    Exists,
     /// The run of this id is in the store no more.
     Removed(String),
     /// A comparison.
@@ -194,6 +197,8 @@ pub enum Task {
         /// The name.
         name: String,
     },
+    /// Write a scenario with its changes as a file.
+    Export(Export),
     /// Remove a stored run.
     Remove(String),
     /// Compare runs; the first is the base.
@@ -264,6 +269,8 @@ pub enum Effect {
     Mouse(bool),
     /// Keep this for the next time.
     Save(Saved),
+    /// Put a text into the terminal's clipboard.
+    Copy(String),
     /// Leave.
     Quit,
 }

@@ -83,6 +83,10 @@ pub enum Command {
     Keep,
     /// Name a run.
     Name,
+    /// Copy the command of a scenario.
+    Copy,
+    /// Write a scenario file.
+    Write,
     /// Look again.
     Reload,
     /// Zoom in.
@@ -304,6 +308,8 @@ table! {
     Scenarios: [c('x')] C::Train, "train", "train it on this machine, live";
     Scenarios: [c('w')] C::Sweep, "sweep", "sweep it: its own axes, or those you add";
     Scenarios: [c('b')] C::Gate, "gate", "gate it against its baseline";
+    Scenarios: [c('y')] C::Copy, "", "the command with all changes: shown, and copied";
+    Scenarios: [c('W')] C::Write, "", "write it with all changes as a scenario file";
     Scenarios: [c('/')] C::Filter, "search", "search: words, !word, and fields as in `step<100 fits=yes policy=fsdp2`";
     Scenarios: [c('D')] C::ResetAll, "", "take all changes back";
 
@@ -317,6 +323,8 @@ table! {
     Options: [c('w')] C::Sweep, "", "sweep it";
     Options: [c('b')] C::Gate, "", "gate it against its baseline";
     Options: [c('a')] C::Add, "+axis", "make the selected option an axis of the sweep";
+    Options: [c('y')] C::Copy, "", "the command with all changes: shown, and copied";
+    Options: [c('W')] C::Write, "", "write it with all changes as a scenario file";
     Options: [c('/')] C::Filter, "search", "search among the options";
     Options: [c('d'), k(KeyCode::Backspace), k(KeyCode::Delete)] C::Reset, "", "take the change of the selected option back";
     Options: [c('D')] C::ResetAll, "", "take all changes back";
@@ -359,6 +367,8 @@ table! {
     Sweep: [c('f')] C::Front, "front", "only the Pareto front of time and memory";
     Sweep: [c('/')] C::Filter, "filter", "filter: words, and fields as in `step<100 fits=yes`; Tab completes";
     Sweep: [k(KeyCode::Enter)] C::Enter, "apply", "take the settings of the selected point over into the options";
+    Sweep: [c('y')] C::Copy, "", "the command of the selected point: shown, and copied";
+    Sweep: [c('W')] C::Write, "", "write the selected point as a scenario file";
     Sweep: [k(KeyCode::Esc)] C::Back, "", "cancel the sweep, or clear the filter";
 
     Runs: [k(KeyCode::Enter)] C::Enter, "open", "open its timeline";

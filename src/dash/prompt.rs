@@ -25,6 +25,8 @@ pub enum Asks {
     Axis,
     /// A folder of baselines.
     Baselines,
+    /// A file for the scenario with its changes.
+    Export,
     /// A name for the stored run that [`super::runs::RunsView::subject`] names.
     RunName,
 }
@@ -41,6 +43,7 @@ impl Asks {
             Self::Instr => "instruction",
             Self::Axis => "axis",
             Self::Baselines => "folder of baselines",
+            Self::Export => "scenario file to write",
             Self::RunName => "name of the run",
         }
     }

@@ -292,6 +292,14 @@ pub(super) fn command(app: &mut App, command: Command) -> Vec<Effect> {
         Command::Train => return super::train::train(app),
         Command::Sweep => return super::sweep::run(app),
         Command::Gate => return super::gate::gate(app),
+        Command::Copy => {
+            let setup = app.setup();
+            return super::export::copy(app, setup);
+        }
+        Command::Write => {
+            let setup = app.setup();
+            super::export::ask(app, setup);
+        }
         Command::Filter => {
             let (asks, text) = if options_have_keys {
                 (Asks::FilterOptions, app.scenarios.option_filter.clone())

@@ -3,6 +3,7 @@
 use super::app::{App, Purpose, Tone, View};
 use super::cursor::Cursor;
 use super::event::{Effect, Setup, Task};
+use super::export;
 use super::glance::{Brief, Named};
 use super::keys::Command;
 use super::options;
@@ -215,6 +216,14 @@ pub(super) fn command(app: &mut App, command: Command) -> Vec<Effect> {
             app.sweep.filter.clear();
         }
         Command::Enter => return apply(app),
+        Command::Copy => {
+            let setup = selected(app);
+            return export::copy(app, setup);
+        }
+        Command::Write => {
+            let setup = selected(app);
+            export::ask(app, setup);
+        }
         other => {
             let len = s.rows().len();
             s.cursor.go(other, len);
@@ -283,6 +292,28 @@ pub(super) fn accept(app: &mut App, text: &str) -> Result<(), String> {
         format!("{} axes added; w sweeps", app.sweep.axes.len()),
     );
     Ok(())
+}
+
+/// The scenario at the selected point.
+fn selected(app: &App) -> Option<Setup> {
+    let rows = app.sweep.rows();
+    let point = &app.sweep.points[rows.get(app.sweep.cursor.at)?.point];
+    let setup = app.sweep.setup.clone()?;
+    let axes = app.sweep.keys.iter().zip(&point.settings);
+    // What an axis sets wins over what was changed before.
+    let own = |set: &String| {
+        !app.sweep
+            .keys
+            .iter()
+            .any(|k| set.split('=').next() == Some(k))
+    };
+    let overrides = setup.overrides.iter().filter(|s| own(s)).cloned();
+    Some(Setup {
+        overrides: overrides
+            .chain(axes.map(|(k, v)| format!("{k}={v}")))
+            .collect(),
+        path: setup.path,
+    })
 }
 
 /// Takes the settings of the selected point over into the options of the scenario.

@@ -3,12 +3,14 @@
 use super::app::App;
 use super::draw::draw;
 use super::event::{Effect, Event};
+use super::export::clipboard;
 use super::update::update;
 use super::worker::Worker;
 use ratatui::Terminal;
 use ratatui::backend::CrosstermBackend;
 use ratatui::crossterm::event::{self as input, DisableMouseCapture, EnableMouseCapture};
 use ratatui::crossterm::execute;
+use ratatui::crossterm::style::Print;
 use ratatui::crossterm::terminal::{
     EnterAlternateScreen, LeaveAlternateScreen, disable_raw_mode, enable_raw_mode,
 };
@@ -168,6 +170,7 @@ fn turn(
                 Effect::Quit => return Ok(()),
                 Effect::Mouse(true) => execute!(stdout(), EnableMouseCapture)?,
                 Effect::Mouse(false) => execute!(stdout(), DisableMouseCapture)?,
+                Effect::Copy(text) => execute!(stdout(), Print(clipboard(&text)))?,
                 other => worker.carry_out(other),
             }
         }

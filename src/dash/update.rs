@@ -11,7 +11,7 @@ use super::options;
 use super::prompt::{Asks, Prompt};
 use super::scenarios::Refused;
 use super::train::End;
-use super::{compare, fields, gate, runs, scenarios, sweep, timeline, train};
+use super::{compare, export, fields, gate, runs, scenarios, sweep, timeline, train};
 use mouse::mouse;
 use ratatui::crossterm::event::{KeyEvent, KeyEventKind};
 use shardlab_reports::gate::baseline::FOLDERS;
@@ -184,6 +184,7 @@ fn typing(app: &mut App, key: KeyEvent, command: Option<Command>) -> Vec<Effect>
                     Vec::new()
                 }
                 Asks::Baselines => gate::accept(app, &text),
+                Asks::Export => export::accept(app, &text),
                 Asks::RunName => runs::named(app, &text),
                 // The line stays to be corrected.
                 asks if asks.is_filter() && prompt.refused.is_some() => {
@@ -280,6 +281,7 @@ pub(super) fn filter(app: &mut App, asks: Asks, text: &str) -> Vec<Effect> {
         | Asks::Instr
         | Asks::Axis
         | Asks::Baselines
+        | Asks::Export
         | Asks::RunName => {}
     }
     Vec::new()
@@ -427,6 +429,7 @@ fn news(app: &mut App, id: JobId, news: News) -> Vec<Effect> {
             }
             app.say(Tone::Good, format!("run #{number} is kept as {id}"));
         }
+        News::Exists => export::exists(app),
         News::Removed(id) => {
             app.runs.forget(&id);
             app.say(Tone::Good, format!("{id} is removed"));

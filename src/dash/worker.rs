@@ -8,6 +8,7 @@ mod sweep;
 mod train;
 
 use super::event::{Effect, Event, JobId, Message, News, Runs, Task};
+use super::export::{self, Unwritten};
 use super::lanes::Lanes;
 use super::{judge, state};
 use crate::cli::with_source;
@@ -117,7 +118,7 @@ impl Worker {
                     let _ = state::write(path, &saved);
                 }
             }
-            Effect::Mouse(_) | Effect::Quit => {}
+            Effect::Mouse(_) | Effect::Copy(_) | Effect::Quit => {}
         }
     }
 
@@ -206,6 +207,14 @@ fn perform(
             judge::name(folders.store.as_deref(), &id, &name)?;
             reporter.say(News::Note(format!("{name} is the name of {id}")));
             reporter.say(News::Stored(judge::stored(folders.store.as_deref())?));
+            Ok(Ended::Done)
+        }
+        Task::Export(export) => {
+            match export::write(&export) {
+                Ok(()) => reporter.say(News::Note(format!("{} is written", export.path.display()))),
+                Err(Unwritten::Exists) => reporter.say(News::Exists),
+                Err(Unwritten::Failed(reason)) => return Err(reason),
+            }
             Ok(Ended::Done)
         }
         Task::Remove(id) => {

@@ -23,6 +23,15 @@ pub(super) fn draw(app: &App, question: Question, buf: &mut Buffer, body: Rect) 
             bless(app, &mut say);
             ("Bless", "write it", "leave it")
         }
+        Question::Overwrite => {
+            let path = app.export.as_ref().map(|e| e.path.display().to_string());
+            say(
+                &format!("{} is there already.", path.unwrap_or_default()),
+                theme.strong(),
+            );
+            say("Replace it by the scenario with its changes?", theme.text());
+            ("Write", "replace it", "leave it")
+        }
         Question::Remove => {
             let id = app.runs.subject.as_deref().unwrap_or_default();
             let run = app.runs.stored.iter().find(|r| r.id == id);

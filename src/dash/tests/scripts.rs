@@ -667,6 +667,64 @@ fn the_store_names_and_removes() {
     assert_eq!(left, [(ids[0].as_str(), Some("best"))]);
 }
 
+#[test]
+fn a_configuration_leaves_as_a_command_and_as_a_file() {
+    let mut stage = Stage::new();
+    stage.predicted(1000.0);
+    stage.keys("<tab>/prefetch_f<enter><enter><ctrl-u>{ elements = 5 }<enter>");
+    stage.predicted(990.0);
+    stage.keys("y");
+    let command = "shardlab sim llama-tiny --set 'fsdp.prefetch_forward={ elements = 5 }'";
+    assert_eq!(stage.effects.last(), Some(&Effect::Copy(command.into())));
+    assert!(stage.screen(120, 40).contains(command));
+    stage.keys("W");
+    assert_eq!(typed(&stage).0, "llama-tiny-changed.toml");
+    stage.keys("<ctrl-u>mine<enter>");
+    let Some(Task::Export(export)) = started(&stage).last().copied().cloned() else {
+        panic!("it is written");
+    };
+    assert_eq!(
+        (export.path.to_str(), export.overwrite),
+        (Some("mine.toml"), false)
+    );
+    assert_eq!(
+        export.setup.overrides,
+        ["fsdp.prefetch_forward={ elements = 5 }"]
+    );
+    stage.news(News::Exists);
+    let before = stage.effects.len();
+    assert!(stage.screen(80, 24).contains("mine.toml is there already"));
+    stage.keys("n");
+    assert_eq!(stage.effects.len(), before);
+    stage.keys("W<ctrl-u>mine<enter>");
+    stage.news(News::Exists);
+    stage.keys("y");
+    let written = started(&stage).last().copied().cloned();
+    assert!(
+        matches!(written, Some(Task::Export(e)) if e.overwrite),
+        "it is meant"
+    );
+}
+
+/// The selected point with its axes, which win over changes made before.
+#[test]
+fn a_point_of_the_sweep_leaves_as_a_command() {
+    let mut stage = Stage::new();
+    stage.keys("<tab>/prefetch_f<enter><enter><ctrl-u>1<enter>");
+    stage.predicted(990.0);
+    stage.keys("wy");
+    assert!(
+        !stage.effects.iter().any(|e| matches!(e, Effect::Copy(_))),
+        "there is no point"
+    );
+    stage.news(News::Axes(vec!["fsdp.prefetch_forward".into()], 1));
+    let settings = vec!["2".to_owned()];
+    stage.news(News::Point(0, settings, Ok(brief(900.0, 50.0, "yes"))));
+    stage.keys("y");
+    let command = "shardlab sim llama-tiny --set fsdp.prefetch_forward=2";
+    assert_eq!(stage.effects.last(), Some(&Effect::Copy(command.into())));
+}
+
 /// Keeping and opening are about one run each: the next is no reason to drop what the one before comes to.
 #[test]
 fn every_run_that_is_kept_or_opened_counts() {

@@ -2,6 +2,7 @@
 
 use super::number;
 use crate::report::{Block, Item, Section, Table};
+use crate::shell;
 use crate::view::{self, ScenarioView};
 use std::collections::BTreeSet;
 
@@ -129,9 +130,7 @@ pub(super) fn origin(items: &[Item]) -> Section {
                 "" => &s.name,
                 source => source,
             };
-            let set = s.overrides.iter().map(|o| format!(" --set {}", quoted(o)));
-            let set: String = set.collect();
-            format!("shardlab {} {}{set}", i.view.kind(), quoted(name))
+            shell::command(i.view.kind(), name, &s.overrides)
         })
         .collect();
     blocks.push(Block::Long(
@@ -143,15 +142,5 @@ pub(super) fn origin(items: &[Item]) -> Section {
         id: "provenance",
         title: "Provenance".to_owned(),
         blocks,
-    }
-}
-
-/// A word as a shell takes it for one.
-fn quoted(word: &str) -> String {
-    let plain = |c: char| c.is_ascii_alphanumeric() || "-_./=:,+@%".contains(c);
-    if !word.is_empty() && word.chars().all(plain) {
-        word.to_owned()
-    } else {
-        format!("'{}'", word.replace('\'', "'\\''"))
     }
 }

@@ -1,0 +1,19 @@
+//! Commands as a shell takes them.
+
+/// The command that does this with a scenario, changed by these `section.key=VALUE`.
+#[must_use]
+pub fn command(verb: &str, scenario: &str, overrides: &[String]) -> String {
+    let set = overrides.iter().map(|o| format!(" --set {}", quoted(o)));
+    let set: String = set.collect();
+    format!("shardlab {verb} {}{set}", quoted(scenario))
+}
+
+/// A word as a shell takes it for one.
+fn quoted(word: &str) -> String {
+    let plain = |c: char| c.is_ascii_alphanumeric() || "-_./=:,+@%".contains(c);
+    if !word.is_empty() && word.chars().all(plain) {
+        word.to_owned()
+    } else {
+        format!("'{}'", word.replace('\'', "'\\''"))
+    }
+}

@@ -1,0 +1,244 @@
+//! A configuration that was found leaves the dashboard: as a command, or as a scenario file.
+
+use super::app::{App, Tone};
+use super::confirm::Question;
+use super::event::{Effect, Setup, Task};
+use super::prompt::{Asks, Prompt};
+use shardlab_plan::scenario;
+use shardlab_reports::shell;
+use shardlab_reports::view::ScenarioView;
+use std::collections::BTreeMap;
+use std::fmt::Write as _;
+use std::io;
+use std::path::{Path, PathBuf};
+
+/// What is to be written where.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Export {
+    /// The scenario with its changes.
+    pub setup: Setup,
+    /// The file.
+    pub path: PathBuf,
+    /// In place of one that is there.
+    pub overwrite: bool,
+}
+
+/// Why nothing was written.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) enum Unwritten {
+    /// There is such a file.
+    Exists,
+    /// In words.
+    Failed(String),
+}
+
+/// Shows the command that predicts this, and puts it into the clipboard of the terminal.
+pub(super) fn copy(app: &mut App, setup: Option<Setup>) -> Vec<Effect> {
+    let Some(setup) = setup else {
+        return Vec::new();
+    };
+    let name = setup.path.display().to_string();
+    let command = shell::command("sim", &name, &setup.overrides);
+    app.say(Tone::Good, format!("copied: {command}"));
+    vec![Effect::Copy(command)]
+}
+
+/// Asks where to write a scenario.
+pub(super) fn ask(app: &mut App, setup: Option<Setup>) {
+    let Some(setup) = setup else { return };
+    let stem = setup.path.file_stem().unwrap_or_default();
+    let path = format!("{}-changed.toml", stem.to_string_lossy());
+    app.prompt = Some(Prompt::new(Asks::Export, path.clone()));
+    app.export = Some(Export {
+        setup,
+        path: path.into(),
+        overwrite: false,
+    });
+}
+
+/// The path has been typed.
+pub(super) fn accept(app: &mut App, text: &str) -> Vec<Effect> {
+    let Some(export) = &mut app.export else {
+        return Vec::new();
+    };
+    let text = text.trim();
+    if text.is_empty() {
+        return Vec::new();
+    }
+    export.path = text.into();
+    // Scenario files are known by their ending.
+    if export.path.extension().is_none() {
+        export.path.set_extension("toml");
+    }
+    let export = export.clone();
+    app.start(Task::Export(export))
+}
+
+/// There is such a file: it is replaced only when that is meant.
+pub(super) fn exists(app: &mut App) {
+    if let Some(export) = &mut app.export {
+        export.overwrite = true;
+        app.question = Some(Question::Overwrite);
+    }
+}
+
+/// The text of a scenario file that extends another with changes.
+fn text(extends: &str, overrides: &[String]) -> String {
+    let quoted = |text: &str| format!("{text:?}");
+    let mut sections: BTreeMap<&str, String> = BTreeMap::new();
+    for change in overrides {
+        let Some((path, value)) = change.split_once('=') else {
+            continue;
+        };
+        let Some((section, key)) = path.trim().split_once('.') else {
+            continue;
+        };
+        // As `--set` takes it: what is no TOML is a string.
+        let value = value.trim();
+        let value = match toml::from_str::<toml::Table>(&format!("x = {value}")) {
+            Ok(table) if table.len() == 1 => value.to_owned(),
+            _ => quoted(value),
+        };
+        let lines = sections.entry(section).or_default();
+        let _ = writeln!(lines, "{key} = {value}");
+    }
+    let mut text = format!("extends = {}\n", quoted(extends));
+    for (section, lines) in sections {
+        let _ = write!(text, "\n[{section}]\n{lines}");
+    }
+    text
+}
+
+/// Writes a scenario file, and makes sure that it means the same.
+pub(super) fn write(export: &Export) -> Result<(), Unwritten> {
+    let said = |e: &dyn std::fmt::Display| Unwritten::Failed(e.to_string());
+    let Setup { path, overrides } = &export.setup;
+    let meant = scenario::load(path, overrides).map_err(|e| said(&e))?;
+    // A file is found from wherever the new one lies; a shipped scenario is found by its name.
+    let extends = match std::path::absolute(path) {
+        Ok(whole) if path.is_file() => whole,
+        _ => path.clone(),
+    };
+    let to = &export.path;
+    let text = text(&extends.to_string_lossy(), overrides);
+    if !export.overwrite {
+        // Whether it is there and that it is made are one step: nothing is overwritten in between.
+        match std::fs::File::create_new(to) {
+            Err(e) if e.kind() == io::ErrorKind::AlreadyExists => return Err(Unwritten::Exists),
+            Err(e) => return Err(Unwritten::Failed(format!("{}: {e}", to.display()))),
+            Ok(_) => {}
+        }
+    } else if same_file(to, path) {
+        return Err(Unwritten::Failed(format!(
+            "{} is the scenario that it would extend",
+            to.display()
+        )));
+    }
+    std::fs::write(to, text).map_err(|e| Unwritten::Failed(format!("{}: {e}", to.display())))?;
+    let written = scenario::load(to, &[]).map_err(|e| said(&e))?;
+    let digest = |s| ScenarioView::new(s).digest;
+    if digest(&written) != digest(&meant) {
+        let text = format!(
+            "{} does not mean the same; see what it extends",
+            to.display()
+        );
+        return Err(Unwritten::Failed(text));
+    }
+    Ok(())
+}
+
+fn same_file(a: &Path, b: &Path) -> bool {
+    matches!((a.canonicalize(), b.canonicalize()), (Ok(a), Ok(b)) if a == b)
+}
+
+/// The sequence (OSC 52) by which a terminal takes a text into its clipboard.
+#[must_use]
+pub(super) fn clipboard(text: &str) -> String {
+    format!("\x1b]52;c;{}\x07", base64(text.as_bytes()))
+}
+
+/// Base64 with padding (RFC 4648).
+fn base64(bytes: &[u8]) -> String {
+    const DIGITS: &[u8; 64] = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";
+    let mut out = String::new();
+    for chunk in bytes.chunks(3) {
+        let byte = |i: usize| u32::from(chunk.get(i).copied().unwrap_or(0));
+        let bits = byte(0) << 16 | byte(1) << 8 | byte(2);
+        for i in 0..4 {
+            if i <= chunk.len() {
+                let digit = bits >> (18 - 6 * i) & 63;
+                out.push(char::from(DIGITS[digit as usize]));
+            } else {
+                out.push('=');
+            }
+        }
+    }
+    out
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The vectors of RFC 4648.
+    #[test]
+    fn base64_is_that_of_the_standard() {
+        let all = ["", "f", "fo", "foo", "foob", "fooba", "foobar"];
+        let coded = [
+            "", "Zg==", "Zm8=", "Zm9v", "Zm9vYg==", "Zm9vYmE=", "Zm9vYmFy",
+        ];
+        assert_eq!(all.map(|t| base64(t.as_bytes())), coded);
+        assert_eq!(clipboard("foo"), "\x1b]52;c;Zm9v\x07");
+    }
+
+    #[test]
+    fn a_written_scenario_means_the_same_and_nothing_is_overwritten_unasked() {
+        let folder = tempfile::tempdir().unwrap();
+        let first = folder.path().join("first.toml");
+        let set = [
+            "fsdp.policy=fsdp2",
+            "train.micro_batch=2",
+            "fsdp.prefetch_forward=no",
+        ];
+        let mut export = Export {
+            setup: Setup {
+                path: "llama3-8b-4xh200".into(),
+                overrides: set.map(str::to_owned).to_vec(),
+            },
+            path: first.clone(),
+            overwrite: false,
+        };
+        // What cannot be is not written.
+        assert!(matches!(write(&export), Err(Unwritten::Failed(_))));
+        assert!(!first.exists());
+        export.setup.overrides.pop();
+        write(&export).unwrap();
+        let text = std::fs::read_to_string(&first).unwrap();
+        let expected = "extends = \"llama3-8b-4xh200\"\n\n[fsdp]\npolicy = \"fsdp2\"\n\n[train]\nmicro_batch = 2\n";
+        assert_eq!(text, expected);
+        assert_eq!(write(&export), Err(Unwritten::Exists));
+        // One that extends a file, from another folder.
+        let second = folder.path().join("second.toml");
+        let again = Export {
+            setup: Setup {
+                path: first.clone(),
+                overrides: vec!["train.micro_batch=4".into()],
+            },
+            path: second.clone(),
+            overwrite: false,
+        };
+        write(&again).unwrap();
+        let loaded = scenario::load(&second, &[]).unwrap();
+        assert_eq!(loaded.train.micro_batch, 4);
+        // Replaced when it is asked for, but never by itself.
+        export.overwrite = true;
+        write(&export).unwrap();
+        let circle = Export {
+            path: first.clone(),
+            overwrite: true,
+            ..again
+        };
+        assert!(matches!(write(&circle), Err(Unwritten::Failed(_))));
+        assert_eq!(std::fs::read_to_string(&first).unwrap(), expected);
+    }
+}
