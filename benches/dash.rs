@@ -87,12 +87,8 @@ fn open(c: &mut Criterion) {
 /// drawing.
 fn edit(c: &mut Criterion) {
     let profiles = Profiles::default();
-    let source = Source {
-        name: "llama3-8b-4xh200".into(),
-        path: "llama3-8b-4xh200".into(),
-        about: String::new(),
-        brief: None,
-    };
+    let name = "llama3-8b-4xh200";
+    let source = Source::new(name.into(), name.into(), String::new());
     let theme = Theme::new(Name::Dark, Depth::True);
     let (mut app, _) = App::new(vec![source], theme, &Saved::default());
     let mut terminal =

@@ -65,9 +65,9 @@ use theme::{Depth, Name, Theme};
 pub struct Options {
     /// Scenarios in the order of the list.
     pub sources: Vec<Source>,
-    /// The one that is selected, rather than the one of last time.
+    /// The one that is selected, by its key, rather than the one of last time.
     pub select: Option<String>,
-    /// Changes of scenarios by name, rather than those of last time.
+    /// Changes of scenarios by their keys, rather than those of last time.
     pub changes: BTreeMap<String, Changes>,
     /// Theme, rather than the one of last time.
     pub theme: Option<Name>,
@@ -96,6 +96,8 @@ pub fn run(options: Options) -> std::io::Result<()> {
         saved.scenario.clone_from(&options.select);
         saved.filter.clear();
     }
+    let select = options.select;
+    let kept = select.is_some_and(|key| !options.changes.contains_key(&key));
     saved.overrides.extend(options.changes);
     let name = options
         .theme
@@ -105,6 +107,9 @@ pub fn run(options: Options) -> std::io::Result<()> {
     let (mut app, begin) = App::new(options.sources, theme, &saved);
     app.keep = options.store.is_some();
     app.gate.folder = options.baselines;
+    if kept {
+        scenarios::tell_kept(&mut app);
+    }
     let folders = worker::Folders {
         store: options.store,
     };

@@ -47,7 +47,7 @@ pub(super) fn run(args: &Args, _: &mut Out) -> Result<Status, Failure> {
     }
     let (sources, asked) = sources(&args.scenarios)?;
     let changes = changes(&sources[..asked], &args.overrides.set)?;
-    let select = sources[..asked].first().map(|s| s.name.clone());
+    let select = sources[..asked].first().map(|s| s.key.clone());
     let options = Options {
         sources,
         select,
@@ -87,7 +87,7 @@ fn changes(sources: &[Source], set: &[String]) -> Result<BTreeMap<String, Change
     // One of a folder that is broken as it is stays in the list with its reason.
     let sound = |s: &&Source| scenario::load(&s.path, &[]).is_ok();
     let of = |s: &Source| match scenario::load(&s.path, set) {
-        Ok(_) => Ok((s.name.clone(), changes.clone())),
+        Ok(_) => Ok((s.key.clone(), changes.clone())),
         Err(e) => Err(Failure::bad_input(e)),
     };
     sources.iter().filter(sound).map(of).collect()
@@ -99,13 +99,13 @@ fn sources(asked: &[PathBuf]) -> Result<(Vec<Source>, usize), Failure> {
     for path in asked {
         for file in files(path)? {
             all.push(match scenario::load(&file, &[]) {
-                Ok(scenario) => source(scenario.name.clone(), file, scenario.about),
+                Ok(scenario) => Source::new(scenario.name.clone(), file, scenario.about),
                 // One of a folder that is none, or not one yet, does not hide the others: the list says why.
                 Err(e) if path.is_dir() => {
                     let stem = file.file_stem().unwrap_or_default();
                     // In one line: a caret needs lines of its own.
                     let why = format!("{e:#}");
-                    source(stem.to_string_lossy().into_owned(), file.clone(), why)
+                    Source::new(stem.to_string_lossy().into_owned(), file.clone(), why)
                 }
                 Err(e) => return Err(Failure::bad_input(e)),
             });
@@ -121,22 +121,13 @@ fn sources(asked: &[PathBuf]) -> Result<(Vec<Source>, usize), Failure> {
             .map_while(|l| l.strip_prefix('#'))
             .map(str::trim)
             .collect();
-        all.push(source(
+        all.push(Source::new(
             (*name).to_owned(),
             PathBuf::from(name),
             about.join(" "),
         ));
     }
     Ok((all, asked))
-}
-
-fn source(name: String, path: PathBuf, about: String) -> Source {
-    Source {
-        name,
-        path,
-        about,
-        brief: None,
-    }
 }
 
 /// The file itself, or a folder's scenario files by name.
@@ -187,9 +178,10 @@ mod tests {
         assert!(sources(&[folder.path().join("b.toml")]).is_err());
         // It is no reason to refuse changes of the others.
         let set = |texts: &[&str]| texts.iter().map(|t| (*t).to_owned()).collect::<Vec<_>>();
-        let all = changes(&all[..asked], &set(&["train.lr=1", "train.lr = 2"])).unwrap();
+        let changes = changes(&all[..asked], &set(&["train.lr=1", "train.lr = 2"])).unwrap();
         let lr = ("train.lr".to_owned(), "2".to_owned());
-        assert_eq!(all, BTreeMap::from([("a".to_owned(), Changes::from([lr]))]));
+        let key = all[0].key.clone();
+        assert_eq!(changes, BTreeMap::from([(key, Changes::from([lr]))]));
     }
 
     #[test]

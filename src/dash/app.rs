@@ -269,7 +269,7 @@ impl App {
         Saved {
             theme: Some(self.theme.name.text().to_owned()),
             mouse: self.mouse,
-            scenario: self.scenarios.current().map(|s| s.name.clone()),
+            scenario: self.scenarios.current().map(|s| s.key.clone()),
             overrides: self.scenarios.overrides.clone(),
             filter: self.scenarios.filter.clone(),
             sweep_sort: self.sweep.sort,

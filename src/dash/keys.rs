@@ -414,6 +414,15 @@ pub fn find(place: Place, key: KeyEvent) -> Option<Command> {
     })
 }
 
+/// The first key of a command in a place, as the help writes it; empty where it has none there.
+#[must_use]
+pub fn first(place: Place, command: Command) -> String {
+    TABLE
+        .iter()
+        .find(|b| b.place == place && b.command == command)
+        .map_or_else(String::new, |b| b.chords[0].text())
+}
+
 /// The bindings that the footer shows in a place.
 pub fn footer(place: Place) -> impl Iterator<Item = &'static Binding> {
     TABLE

@@ -1,10 +1,10 @@
 //! The scenario list, the option editor and the prediction beside them.
 
-use super::app::{App, View};
+use super::app::{App, Tone, View};
 use super::cursor::Cursor;
 use super::event::{Effect, Setup, Task};
 use super::glance::{Brief, Glance, Named};
-use super::keys::Command;
+use super::keys::{self, Command, Place};
 use super::line::Line;
 use super::options;
 use super::prompt::{Asks, Prompt};
@@ -21,10 +21,29 @@ pub struct Source {
     pub name: String,
     /// File, or the name of a shipped one.
     pub path: PathBuf,
+    /// What tells it from all others, in this folder and elsewhere: the whole path of a file, the name of a shipped one.
+    pub key: String,
     /// What it shows.
     pub about: String,
     /// Its numbers without changes, once they are there.
     pub brief: Option<Result<Brief, String>>,
+}
+
+impl Source {
+    /// A scenario that has no numbers yet.
+    #[must_use]
+    pub fn new(name: String, path: PathBuf, about: String) -> Self {
+        // What is no file is shipped, as loading has it.
+        let key = std::fs::canonicalize(&path)
+            .map_or_else(|_| name.clone(), |p| p.to_string_lossy().into_owned());
+        Self {
+            name,
+            path,
+            key,
+            about,
+            brief: None,
+        }
+    }
 }
 
 /// The pane that has the keys.
@@ -64,9 +83,9 @@ pub struct Scenarios {
     pub option: Cursor,
     /// Search among the options.
     pub option_filter: String,
-    /// Changes by scenario, then by key.
+    /// Changes by [`Source::key`], then by option.
     pub overrides: BTreeMap<String, Changes>,
-    /// Changes of a scenario, by its name, with which it could be predicted: they are in force again when others cannot be.
+    /// Changes of a scenario, by its key, with which it could be predicted: they are in force again when others cannot be.
     proven: Option<(String, Changes)>,
     /// What was typed or set last, where it cannot be.
     pub refused: Option<Refused>,
@@ -95,19 +114,16 @@ impl Scenarios {
     pub(super) fn restore(&mut self, saved: &Saved) {
         self.overrides.clone_from(&saved.overrides);
         self.filter.clone_from(&saved.filter);
-        let name = saved.scenario.as_deref().unwrap_or_default();
-        if !self.select(name) {
+        let key = saved.scenario.as_deref().unwrap_or_default();
+        if !self.select(key) {
             self.filter.clear();
-            self.select(name);
+            self.select(key);
         }
     }
 
-    /// Selects a scenario of this name, if the filter keeps it.
-    pub fn select(&mut self, name: &str) -> bool {
-        let row = self
-            .rows()
-            .iter()
-            .position(|&i| self.sources[i].name == name);
+    /// Selects the scenario with this [`Source::key`], if the filter keeps it.
+    pub fn select(&mut self, key: &str) -> bool {
+        let row = self.rows().iter().position(|&i| self.sources[i].key == key);
         self.cursor.at = row.unwrap_or(0);
         row.is_some()
     }
@@ -139,7 +155,7 @@ impl Scenarios {
     #[must_use]
     pub fn changes(&self) -> Option<&Changes> {
         self.overrides
-            .get(&self.current()?.name)
+            .get(&self.current()?.key)
             .filter(|c| !c.is_empty())
     }
 
@@ -213,20 +229,20 @@ impl Scenarios {
     /// The scenario can be as it is now.
     pub(super) fn prove(&mut self) {
         let changes = self.changes().cloned().unwrap_or_default();
-        self.proven = self.current().map(|s| (s.name.clone(), changes));
+        self.proven = self.current().map(|s| (s.key.clone(), changes));
     }
 
     /// Whether the selected scenario has been predicted with some changes, or none.
     pub(super) fn is_proven(&self) -> bool {
-        let proven = self.proven.as_ref().map(|(name, _)| name);
-        proven.is_some() && proven == self.current().map(|s| &s.name)
+        let proven = self.proven.as_ref().map(|(key, _)| key);
+        proven.is_some() && proven == self.current().map(|s| &s.key)
     }
 
     /// The scenario cannot be with its changes: those with which it could are in force again. Whether there are any.
     pub(super) fn fall_back(&mut self, reason: &str) -> bool {
         let proven = self.proven.clone().filter(|_| self.is_proven());
         let now = self.changes().cloned().unwrap_or_default();
-        let Some((name, good)) = proven.filter(|(_, good)| *good != now) else {
+        let Some((key, good)) = proven.filter(|(_, good)| *good != now) else {
             return false;
         };
         let mut values = Changes::new();
@@ -238,9 +254,9 @@ impl Scenarios {
             }
         }
         if good.is_empty() {
-            self.overrides.remove(&name);
+            self.overrides.remove(&key);
         } else {
-            self.overrides.insert(name, good);
+            self.overrides.insert(key, good);
         }
         let reason = reason.to_owned();
         self.refused = Some(Refused { values, reason });
@@ -249,13 +265,13 @@ impl Scenarios {
 
     /// Changes an option, or takes the change back where it says what the scenario says anyway.
     fn set(&mut self, option: usize, value: Option<String>) {
-        let Some(name) = self.current().map(|s| s.name.clone()) else {
+        let Some(key) = self.current().map(|s| s.key.clone()) else {
             return;
         };
         let path = options::path(options::all()[option]);
         let same = value.as_deref() == self.base_value(option);
         self.refused = None;
-        let changes = self.overrides.entry(name.clone()).or_default();
+        let changes = self.overrides.entry(key.clone()).or_default();
         match value {
             Some(value) if !same => {
                 changes.insert(path, value);
@@ -265,16 +281,16 @@ impl Scenarios {
             }
         }
         if changes.is_empty() {
-            self.overrides.remove(&name);
+            self.overrides.remove(&key);
         }
     }
 
     /// Replaces changes by others too.
     pub(super) fn set_all(&mut self, settings: impl IntoIterator<Item = (String, String)>) {
-        let Some(name) = self.current().map(|s| s.name.clone()) else {
+        let Some(key) = self.current().map(|s| s.key.clone()) else {
             return;
         };
-        self.overrides.entry(name).or_default().extend(settings);
+        self.overrides.entry(key).or_default().extend(settings);
     }
 }
 
@@ -307,7 +323,7 @@ pub(super) fn command(app: &mut App, command: Command) -> Vec<Effect> {
                 (Asks::FilterScenarios, app.scenarios.filter.clone())
             };
             app.prompt = Some(Prompt::anew(asks, text));
-            app.scenarios.anchor = app.scenarios.current().map(|c| c.name.clone());
+            app.scenarios.anchor = app.scenarios.current().map(|c| c.key.clone());
             return super::update::filter(app, asks, "");
         }
         // What cannot be is given up first.
@@ -318,8 +334,8 @@ pub(super) fn command(app: &mut App, command: Command) -> Vec<Effect> {
             app.scenarios.refused = None;
             // Without changes it is as its file says, even where that cannot be.
             app.scenarios.proven = None;
-            if let Some(name) = app.scenarios.current().map(|s| s.name.clone()) {
-                app.scenarios.overrides.remove(&name);
+            if let Some(key) = app.scenarios.current().map(|s| s.key.clone()) {
+                app.scenarios.overrides.remove(&key);
             }
             return app.predict();
         }
@@ -349,6 +365,18 @@ pub(super) fn command(app: &mut App, command: Command) -> Vec<Effect> {
     Vec::new()
 }
 
+/// Tells of changes of last time where a scenario was asked for: its file alone would not say what is shown.
+pub(super) fn tell_kept(app: &mut App) {
+    let Some(n) = app.scenarios.changes().map(BTreeMap::len) else {
+        return;
+    };
+    let changes = if n == 1 { "change" } else { "changes" };
+    let key = keys::first(Place::Scenarios, Command::ResetAll);
+    let pronoun = if n == 1 { "it" } else { "them" };
+    let text = format!("{n} {changes} from last time; {key} takes {pronoun} back");
+    app.say(Tone::Plain, text);
+}
+
 /// Another scenario has been selected.
 pub(super) fn selected(app: &mut App) -> Vec<Effect> {
     app.scenarios.base = None;
@@ -363,9 +391,9 @@ fn clear(app: &mut App) -> Vec<Effect> {
     if s.filter.is_empty() {
         return Vec::new();
     }
-    let name = s.current().map(|c| c.name.clone());
+    let key = s.current().map(|c| c.key.clone());
     s.filter.clear();
-    if !name.is_some_and(|n| s.select(&n)) {
+    if !key.is_some_and(|k| s.select(&k)) {
         return selected(app);
     }
     Vec::new()
@@ -374,14 +402,14 @@ fn clear(app: &mut App) -> Vec<Effect> {
 /// The filter of the list is another one: the selection goes back to where it was as soon as the filter lets it.
 pub(super) fn filter(app: &mut App, text: &str) -> Vec<Effect> {
     let s = &mut app.scenarios;
-    let before = s.current().map(|c| c.name.clone());
+    let before = s.current().map(|c| c.key.clone());
     s.filter = text.to_owned();
-    let stays = s.anchor.clone().is_some_and(|n| s.select(&n))
-        || before.clone().is_some_and(|n| s.select(&n));
+    let stays = s.anchor.clone().is_some_and(|k| s.select(&k))
+        || before.clone().is_some_and(|k| s.select(&k));
     if !stays {
         s.cursor.at = 0;
     }
-    if s.current().map(|c| &c.name) == before.as_ref() {
+    if s.current().map(|c| &c.key) == before.as_ref() {
         return Vec::new();
     }
     selected(app)

@@ -15,9 +15,10 @@ pub struct Saved {
     pub theme: Option<String>,
     /// Mouse.
     pub mouse: bool,
-    /// Selected scenario.
+    /// Selected scenario, by [`Source::key`](super::scenarios::Source).
     pub scenario: Option<String>,
-    /// Changes by scenario, then by key.
+    /// Changes by [`Source::key`](super::scenarios::Source), then by option. A bare name is that of a shipped scenario: that of
+    /// a file, as it was written once, says nothing about which.
     pub overrides: BTreeMap<String, BTreeMap<String, String>>,
     /// Filter of the scenario list.
     pub filter: String,

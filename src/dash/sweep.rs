@@ -336,11 +336,11 @@ fn apply(app: &mut App) -> Vec<Effect> {
         .zip(point.settings.iter().cloned())
         .collect();
     let source = app.scenarios.sources.iter().find(|s| s.path == setup.path);
-    let Some(name) = source.map(|s| s.name.clone()) else {
+    let Some(key) = source.map(|s| s.key.clone()) else {
         return Vec::new();
     };
     app.scenarios.filter.clear();
-    app.scenarios.select(&name);
+    app.scenarios.select(&key);
     app.scenarios.set_all(settings);
     app.view = View::Scenarios;
     app.scenarios.pane = super::scenarios::Pane::Options;

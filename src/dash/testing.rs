@@ -340,12 +340,7 @@ impl Stage {
         ];
         let sources = names
             .iter()
-            .map(|(name, about)| Source {
-                name: (*name).to_owned(),
-                path: name.into(),
-                about: (*about).to_owned(),
-                brief: None,
-            })
+            .map(|(name, about)| Source::new((*name).into(), name.into(), (*about).into()))
             .collect();
         let theme = Theme::new(Name::Dark, Depth::True);
         let (app, effects) = App::new(sources, theme, saved);

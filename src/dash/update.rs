@@ -325,13 +325,13 @@ fn message(app: &mut App, message: Message) -> Vec<Effect> {
             }
         }
         Message::Surveyed(index, brief) => {
-            let name = app.scenarios.current().map(|s| s.name.clone());
+            let key = app.scenarios.current().map(|s| s.key.clone());
             if let Some(source) = app.scenarios.sources.get_mut(index) {
                 source.brief = Some(brief);
             }
             // A filter by number may let another row through: the selection stays where it was.
-            if let Some(name) = name.filter(|_| !app.scenarios.filter.is_empty()) {
-                app.scenarios.select(&name);
+            if let Some(key) = key.filter(|_| !app.scenarios.filter.is_empty()) {
+                app.scenarios.select(&key);
             }
         }
         Message::Job(id, news) => return self::news(app, id, news),

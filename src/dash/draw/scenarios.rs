@@ -88,7 +88,7 @@ fn list(app: &App, buf: &mut Buffer, area: Rect) {
     {
         let source = &s.sources[rows[row]];
         let y = body.y + line as u16;
-        let changed = s.overrides.contains_key(&source.name);
+        let changed = s.overrides.contains_key(&source.key);
         let selected = row == s.cursor.at;
         let style = match (selected, focused) {
             (true, true) => theme.selected(),

@@ -1,20 +1,21 @@
 //! Scripts of events: what each leads to, and what the world is asked to do.
 
-use crate::dash::app::{Purpose, View};
+use crate::dash::app::{App, Purpose, View};
 use crate::dash::event::{Effect, Event, Message, News, StoredRun, Task};
 use crate::dash::glance::Brief;
 use crate::dash::judge;
 use crate::dash::lanes::Lanes;
-use crate::dash::scenarios::Pane;
+use crate::dash::scenarios::{Pane, Source, tell_kept};
 use crate::dash::state::Saved;
 use crate::dash::sweep::SweepView;
 use crate::dash::testing::{Stage, brief, step};
+use crate::dash::theme::{Depth, Name, Theme};
 use ratatui::crossterm::event::{KeyModifiers, MouseButton, MouseEvent, MouseEventKind};
 use shardlab_plan::record::RunKind;
 use shardlab_plan::scenario::sweep_of;
 use shardlab_plan::units::Bytes;
 use std::collections::BTreeMap;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -868,6 +869,80 @@ fn leaving_keeps_the_state_and_coming_back_restores_it() {
     assert_eq!(stage.app.scenarios.cursor.at, 0);
     stage.keys("4");
     stage.screen(80, 24);
+}
+
+/// Files of one name in two folders are two scenarios, and neither is a shipped one.
+#[test]
+fn kept_changes_are_of_one_file() {
+    let folder = tempfile::tempdir().unwrap();
+    let file = |sub: &str, name: &str| {
+        let path = folder.path().join(sub).join(name);
+        std::fs::create_dir_all(path.parent().unwrap()).unwrap();
+        std::fs::write(&path, "extends = \"llama-tiny\"\n").unwrap();
+        path
+    };
+    let source = |name: &str, path: PathBuf| Source::new(name.into(), path, String::new());
+    let here = file("here", "train.toml");
+    // The same file by another way.
+    let again = folder.path().join("there/../here/train.toml");
+    let sources = || {
+        vec![
+            source("train", file("there", "train.toml")),
+            source("train", again.clone()),
+            source("llama-tiny", file("here", "llama-tiny.toml")),
+            source("small-linear", "small-linear".into()),
+        ]
+    };
+    let change = |steps: &str| BTreeMap::from([("train.steps".to_owned(), steps.to_owned())]);
+    let saved = Saved {
+        overrides: [
+            (
+                here.canonicalize().unwrap().display().to_string(),
+                change("3"),
+            ),
+            // As they were written once: by names.
+            ("train".into(), change("4")),
+            ("llama-tiny".into(), change("5")),
+            ("small-linear".into(), change("6")),
+        ]
+        .into(),
+        ..Saved::default()
+    };
+    let theme = Theme::new(Name::Dark, Depth::True);
+    let (mut app, _) = App::new(sources(), theme, &saved);
+    let mut found = Vec::new();
+    for row in 0..4 {
+        app.scenarios.cursor.at = row;
+        found.push(app.setup().unwrap().overrides);
+    }
+    let none = Vec::<String>::new();
+    assert_eq!(
+        found,
+        [
+            none.clone(),
+            vec!["train.steps=3".to_owned()],
+            none,
+            vec!["train.steps=6".to_owned()]
+        ]
+    );
+    // The one that is selected is selected again, not the first of its name.
+    app.scenarios.cursor.at = 1;
+    let (app, _) = App::new(sources(), theme, &app.save());
+    assert_eq!(app.scenarios.cursor.at, 1);
+}
+
+#[test]
+fn changes_of_last_time_are_told_of_what_was_asked_for() {
+    let mut stage = Stage::new();
+    tell_kept(&mut stage.app);
+    assert_eq!(stage.app.notice, None);
+    stage.keys("<tab>/prefetch_f<enter><right>");
+    stage.keys("/prefetch_b<enter><right>");
+    tell_kept(&mut stage.app);
+    let said = stage.app.notice.clone().map(|n| n.text).unwrap();
+    assert_eq!(said, "2 changes from last time; D takes them back");
+    stage.keys("D");
+    assert_eq!(changes(&stage), Vec::<String>::new());
 }
 
 #[test]
