@@ -402,6 +402,12 @@ impl App {
             .map(|(id, job)| (*id, job))
     }
 
+    /// The newest job of a purpose that is there, even if it has been asked to end.
+    #[must_use]
+    pub fn job(&self, purpose: Purpose) -> Option<&Job> {
+        self.jobs.values().rfind(|j| j.purpose == purpose)
+    }
+
     /// What the mouse points at.
     pub(crate) fn hit(&self, column: u16, row: u16) -> Option<(Rect, Hit)> {
         let hits = self.hits.borrow();

@@ -84,9 +84,14 @@ pub(super) fn train(app: &mut App) -> Vec<Effect> {
     let Some(setup) = app.setup() else {
         return Vec::new();
     };
-    if app.running(Purpose::Train).is_some() {
+    if let Some(job) = app.job(Purpose::Train) {
+        let text = if job.cancelled {
+            "a training is stopping: the next can begin when it has ended"
+        } else {
+            "a training runs; s stops it"
+        };
         app.view = View::Train;
-        app.say(Tone::Plain, "a training runs; s stops it");
+        app.say(Tone::Plain, text);
         return Vec::new();
     }
     let anyway = app.train.insist && app.train.setup.as_ref() == Some(&setup);

@@ -96,7 +96,8 @@ fn key(app: &mut App, key: KeyEvent) -> Vec<Effect> {
 
 /// Leaves, unless that would end a training: then it asks.
 fn quit(app: &mut App) -> Vec<Effect> {
-    if app.running(Purpose::Train).is_some() {
+    // One that is stopping still has to hand its run over.
+    if app.job(Purpose::Train).is_some() {
         app.question = Some(Question::Quit);
         return Vec::new();
     }
@@ -345,6 +346,11 @@ fn news(app: &mut App, id: JobId, news: News) -> Vec<Effect> {
     };
     // What a cancelled job still has to say is not for the view that has gone on; a training's run is kept all the same.
     let stale = job.cancelled && job.purpose != Purpose::Train;
+    let ends = matches!(news, News::Done | News::Cancelled | News::Failed(_));
+    if ends && job.purpose == Purpose::Train && app.question == Some(Question::Quit) {
+        // What it asked about is over, and there may be a run now to look at.
+        app.question = None;
+    }
     match news {
         News::Done | News::Cancelled => {
             app.jobs.remove(&id);

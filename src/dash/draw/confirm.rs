@@ -44,12 +44,19 @@ pub(super) fn draw(app: &App, question: Question, buf: &mut Buffer, body: Rect) 
             ("Remove", "remove it", "keep it")
         }
         Question::Quit => {
-            let of = app.running(Purpose::Train).map_or("", |(_, job)| &job.of);
-            say(&format!("{of} is still training."), theme.strong());
-            say(
-                "Its run is lost; s in view 3 stops it and keeps what there is.",
-                theme.text(),
-            );
+            let job = app.job(Purpose::Train);
+            let of = job.map_or("", |j| &j.of);
+            let (doing, lost) = if job.is_some_and(|j| j.cancelled) {
+                (
+                    "stopping",
+                    "Its run is lost unless you stay until it has stopped.",
+                )
+            } else {
+                let lost = "Its run is lost; s in view 3 stops it and keeps what there is.";
+                ("training", lost)
+            };
+            say(&format!("{of} is still {doing}."), theme.strong());
+            say(lost, theme.text());
             ("Quit", "quit", "stay")
         }
     };

@@ -55,7 +55,7 @@ pub(super) fn draw(app: &App, buf: &mut Buffer, body: Rect) {
 fn summary(app: &App, buf: &mut Buffer, area: Rect) {
     let theme = app.theme;
     let t = &app.train;
-    let running = app.jobs.values().find(|j| j.purpose == Purpose::Train);
+    let running = app.job(Purpose::Train);
     let name = t
         .setup
         .as_ref()

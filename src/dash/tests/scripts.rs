@@ -981,6 +981,22 @@ fn quitting_while_a_training_runs_is_asked_about() {
     let mut stage = Stage::new();
     stage.keys("x<ctrl-c>");
     assert_eq!(stage.effects.last(), Some(&Effect::Quit));
+    // One that is stopping is lost as well, and no other begins beside it.
+    let mut stage = Stage::new();
+    stage.keys("xsq");
+    assert!(!stage.effects.contains(&Effect::Quit));
+    let screen = stage.screen(80, 24);
+    assert!(screen.contains("llama-tiny is still stopping"), "{screen}");
+    stage.keys("nx");
+    let trainings = |task: &&&Task| matches!(task, Task::Train { .. });
+    assert_eq!(started(&stage).iter().filter(trainings).count(), 1);
+    // It ends while the question is open: there is nothing left to ask.
+    stage.keys("q");
+    stage.run(step(RunKind::Exec, 0));
+    assert_eq!(stage.app.question, None);
+    let mut stage = Stage::new();
+    stage.keys("xsqy");
+    assert_eq!(stage.effects.last(), Some(&Effect::Quit));
     // When it has ended there is nothing to ask.
     let mut stage = Stage::new();
     stage.keys("x");
