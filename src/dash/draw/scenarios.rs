@@ -52,7 +52,8 @@ fn list(app: &App, buf: &mut Buffer, area: Rect) {
     let text = if wide {
         "step ms   GiB  fits"
     } else {
-        "step ms"
+        // Over the numbers; behind them is the mark of what does not fit.
+        "step ms  "
     };
     put(buf, head.x + 2, head.y, 10, "name", theme.dim());
     put_right(buf, head.x, head.y, head.width - 1, text, theme.dim());
@@ -114,7 +115,10 @@ fn list(app: &App, buf: &mut Buffer, area: Rect) {
             None => ("…".to_owned(), theme.dim()),
             Some(Err(_)) => ("cannot be".to_owned(), theme.bad()),
             Some(Ok(b)) if wide => (wide_numbers(b), fit_style(app, b)),
-            Some(Ok(b)) => (ms(b.step_ms), Style::new()),
+            Some(Ok(b)) => (
+                format!("{} {}", ms(b.step_ms), fit_mark(b)),
+                fit_style(app, b),
+            ),
         };
         put_right(buf, body.x, y, body.width - 1, &text, style.patch(tone));
         let place = Rect {
@@ -133,6 +137,15 @@ fn wide_numbers(b: &Brief) -> String {
         b.device.gib(),
         b.fits
     )
+}
+
+/// What does not fit is marked, for it need not have a colour.
+fn fit_mark(b: &Brief) -> &'static str {
+    match b.fits {
+        "no" => "✗",
+        "tight" => "!",
+        _ => " ",
+    }
 }
 
 fn fit_style(app: &App, b: &Brief) -> Style {
@@ -179,7 +192,7 @@ fn prediction(app: &App, buf: &mut Buffer, area: Rect) {
         return;
     };
     let base = s.base.as_deref();
-    let rows = lines(app, glance, base);
+    let rows = lines(app, glance, base, usize::from(width));
     for line in rows {
         if y >= inner.bottom() {
             return;
@@ -209,7 +222,8 @@ enum Row {
     Memory,
 }
 
-fn lines(app: &App, g: &Glance, base: Option<&Glance>) -> Vec<Row> {
+/// All that is told of a prediction, in lines of so many columns.
+fn lines(app: &App, g: &Glance, base: Option<&Glance>, width: usize) -> Vec<Row> {
     let theme = app.theme;
     let b = &g.brief;
     let label = |text: &str| (format!("{text:<9}"), theme.dim());
@@ -259,14 +273,14 @@ fn lines(app: &App, g: &Glance, base: Option<&Glance>) -> Vec<Row> {
         exposed.push((format!(" {} {}  ", cause.name(), ms(*time)), theme.dim()));
     }
     rows.push(Row::Text(exposed));
-    let fits = match b.fits {
-        "yes" => ("✓ fits".to_owned(), theme.good()),
-        "tight" => (
-            "! tight: the allocator has to retry".to_owned(),
-            theme.warn(),
-        ),
-        "no" => ("✗ does not fit".to_owned(), theme.bad()),
-        _ => ("? capacity unknown".to_owned(), theme.dim()),
+    let wide = width >= 60;
+    let (fits, style) = match (b.fits, wide) {
+        ("yes", _) => ("✓ fits", theme.good()),
+        ("tight", true) => ("! tight: the allocator has to retry", theme.warn()),
+        ("tight", false) => ("! tight", theme.warn()),
+        ("no", true) => ("✗ does not fit", theme.bad()),
+        ("no", false) => ("✗ no fit", theme.bad()),
+        _ => ("? capacity unknown", theme.dim()),
     };
     let capacity = b
         .capacity
@@ -274,9 +288,10 @@ fn lines(app: &App, g: &Glance, base: Option<&Glance>) -> Vec<Row> {
     rows.push(Row::Text(vec![
         label("memory"),
         (format!("{}{capacity}", bytes(b.device.0)), theme.strong()),
-        against(b.device.0 as f64, old.map(|o| o.device.0 as f64), true),
         plain("  ".into()),
-        fits,
+        // Before what is cut off where there is no room.
+        (fits.to_owned(), style),
+        against(b.device.0 as f64, old.map(|o| o.device.0 as f64), true),
     ]));
     rows.push(Row::Memory);
     let largest: Vec<String> = g
@@ -292,17 +307,11 @@ fn lines(app: &App, g: &Glance, base: Option<&Glance>) -> Vec<Row> {
     ]));
     rows.push(Row::Text(Vec::new()));
     for sentence in &g.why {
-        for line in wrap(sentence, why_width(app)) {
+        for line in wrap(sentence, width) {
             rows.push(Row::Text(vec![plain(line)]));
         }
     }
     rows
-}
-
-/// Width of the sentences: of the pane, as [`draw`] lays it out.
-fn why_width(app: &App) -> usize {
-    let left = (app.size.0 * 36 / 100).clamp(30, 58);
-    usize::from(app.size.0.saturating_sub(left + 4)).max(20)
 }
 
 fn memory_bar(app: &App, buf: &mut Buffer, area: Rect, g: &Glance) {

@@ -1,10 +1,10 @@
 //! Every view at the smallest and at a large size. The numbers are made: no change of the simulator moves them.
 
 use crate::dash::app::Tone;
-use crate::dash::event::{Effect, Judged, News, RankNow, RankStep, Setup, StepNews, Task};
+use crate::dash::event::{Effect, Judged, Message, News, RankNow, RankStep, Setup, StepNews, Task};
 use crate::dash::judge;
 use crate::dash::tables::{Page, Series, Table};
-use crate::dash::testing::{Stage, brief, step};
+use crate::dash::testing::{Stage, brief, glance, step};
 use crate::dash::theme::{Depth, Name, Theme};
 use crate::dash::worker::Stop;
 use crate::predict::Profiles;
@@ -46,7 +46,7 @@ fn scenarios() {
     stage.keys("<enter>");
     both("options_editing", &mut stage);
     stage.keys("<ctrl-u>x");
-    stage.tell(crate::dash::event::Message::Predicted {
+    stage.tell(Message::Predicted {
         ticket: stage.app.scenarios.ticket,
         base: None,
         now: Err(
@@ -55,6 +55,32 @@ fn scenarios() {
         ),
     });
     both("options_refused", &mut stage);
+}
+
+/// On the smallest screen too, and without colours.
+#[test]
+fn what_does_not_fit_says_so_with_changes() {
+    let mut stage = Stage::new();
+    stage.app.theme = Theme::new(Name::Mono, Depth::None);
+    stage.keys("<tab>/prefetch_f<enter><right>");
+    for (fits, word, gib) in [("no", "✗ no fit", 1234.0), ("tight", "! tight", 130.0)] {
+        let mut now = (*glance("llama-tiny", &["fsdp.prefetch_forward=2"], 1000.0)).clone();
+        now.brief = brief(1000.0, gib, fits);
+        stage.tell(Message::Predicted {
+            ticket: stage.app.scenarios.ticket,
+            base: Some(glance("llama-tiny", &[], 1076.7)),
+            now: Ok(Arc::new(now)),
+        });
+        let screen = stage.screen(80, 24);
+        let row = screen.lines().find(|l| l.contains("memory  ")).unwrap();
+        assert!(row.contains(word), "{row}");
+    }
+    // And in the list.
+    let screen = stage.screen(80, 24);
+    assert!(
+        screen.contains("1300.0 ✗") && screen.contains("9032.1 !"),
+        "{screen}"
+    );
 }
 
 #[test]
