@@ -249,8 +249,7 @@ impl App {
         };
         app.restore(saved);
         let mut effects = app.predict();
-        let paths = app.scenarios.sources.iter().map(|s| s.path.clone());
-        effects.push(Effect::Survey(paths.collect()));
+        effects.push(Effect::Survey(app.scenarios.survey()));
         effects.extend(app.start(Task::ListStore));
         (app, effects)
     }
@@ -317,11 +316,13 @@ impl App {
     /// Asks for the prediction of the selected scenario with its changes and what is being typed.
     pub fn predict(&mut self) -> Vec<Effect> {
         let edited = self.prompt.as_ref().and_then(Prompt::edited);
-        let Some(setup) = self.scenarios.setup_with(edited) else {
+        let setup = self.scenarios.setup_with(edited);
+        // What is still under way is not of what is selected now.
+        self.scenarios.ticket += 1;
+        self.scenarios.pending = setup.is_some();
+        let Some(setup) = setup else {
             return Vec::new();
         };
-        self.scenarios.ticket += 1;
-        self.scenarios.pending = true;
         vec![Effect::Predict {
             ticket: self.scenarios.ticket,
             setup,
@@ -332,6 +333,16 @@ impl App {
     #[must_use]
     pub fn setup(&self) -> Option<Setup> {
         self.scenarios.setup_with(None)
+    }
+
+    /// Likewise, for something that is to be done with it: where none is selected, that is said.
+    pub(super) fn wanted(&mut self) -> Option<Setup> {
+        let setup = self.setup();
+        if setup.is_none() {
+            let text = "no scenario is selected: Esc in view 1 shows all";
+            self.say(Tone::Plain, text);
+        }
+        setup
     }
 
     /// Starts a job. One of a kind runs at a time: the one before is cancelled, unless each is about a thing of its own.

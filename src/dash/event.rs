@@ -43,8 +43,8 @@ pub enum Message {
         /// The scenario with them, or why it cannot be.
         now: Result<Arc<Glance>, String>,
     },
-    /// The numbers of the n-th scenario without changes.
-    Surveyed(usize, Result<Brief, String>),
+    /// The numbers of a scenario.
+    Surveyed(Setup, Result<Brief, String>),
     /// A job reports.
     Job(JobId, News),
 }
@@ -259,8 +259,8 @@ pub enum Effect {
         /// What.
         setup: Setup,
     },
-    /// Predict all scenarios without changes, in the background.
-    Survey(Vec<PathBuf>),
+    /// Predict these in the background, one after another.
+    Survey(Vec<Setup>),
     /// Start a job.
     Start(JobId, Task),
     /// End a job as soon as it can be.

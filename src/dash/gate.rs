@@ -65,7 +65,7 @@ pub(super) fn accept(app: &mut App, text: &str) -> Vec<Effect> {
 
 /// Gates the selected scenario.
 pub(super) fn gate(app: &mut App) -> Vec<Effect> {
-    let Some(setup) = app.setup() else {
+    let Some(setup) = app.wanted() else {
         return Vec::new();
     };
     app.view = View::Gate;

@@ -85,6 +85,10 @@ pub struct Scenarios {
     pub option_filter: String,
     /// Changes by [`Source::key`], then by option.
     pub overrides: BTreeMap<String, Changes>,
+    /// Numbers of scenarios with their changes, by [`Source::key`].
+    changed: BTreeMap<String, Result<Brief, String>>,
+    /// The selected scenario: it stays in the list whatever its numbers become, until another is selected.
+    held: Option<String>,
     /// Changes of a scenario, by its key, with which it could be predicted: they are in force again when others cannot be.
     proven: Option<(String, Changes)>,
     /// What was typed or set last, where it cannot be.
@@ -119,6 +123,61 @@ impl Scenarios {
             self.filter.clear();
             self.select(key);
         }
+        self.hold();
+    }
+
+    /// From now on the selected scenario is the one that stays in the list.
+    fn hold(&mut self) {
+        self.held = self.current().map(|s| s.key.clone());
+        if let Some(key) = self.held.clone() {
+            // Where the one before has left the list, rows have moved.
+            self.select(&key);
+        }
+    }
+
+    /// Numbers of a scenario as it is now: with its changes, where these have been predicted already.
+    #[must_use]
+    pub fn brief<'a>(&'a self, source: &'a Source) -> Option<&'a Result<Brief, String>> {
+        let changes = self.overrides.get(&source.key).filter(|c| !c.is_empty());
+        let changed = changes.and_then(|_| self.changed.get(&source.key));
+        changed.or(source.brief.as_ref())
+    }
+
+    /// Numbers of a scenario have come.
+    pub(super) fn surveyed(&mut self, setup: &Setup, brief: &Result<Brief, String>) {
+        for source in self.sources.iter_mut().filter(|s| s.path == setup.path) {
+            let none = Changes::new();
+            let changes = self.overrides.get(&source.key).unwrap_or(&none);
+            if setup.overrides.is_empty() {
+                source.brief = Some(brief.clone());
+            } else if setup.overrides == settings(changes) {
+                self.changed.insert(source.key.clone(), brief.clone());
+            }
+        }
+    }
+
+    /// Numbers of the selected scenario have come. Without changes they are those of the survey.
+    pub(super) fn predicted(&mut self, brief: &Result<Brief, String>) {
+        let setup = self.setup_with(None).filter(|s| !s.overrides.is_empty());
+        if let Some(setup) = setup {
+            self.surveyed(&setup, brief);
+        }
+    }
+
+    /// Whose numbers are asked for at the begin: of all scenarios as they are, then of those with changes.
+    pub(super) fn survey(&self) -> Vec<Setup> {
+        let own = self.sources.iter().map(|s| Setup {
+            path: s.path.clone(),
+            overrides: Vec::new(),
+        });
+        let changed = self.sources.iter().filter_map(|s| {
+            let changes = self.overrides.get(&s.key).filter(|c| !c.is_empty())?;
+            Some(Setup {
+                path: s.path.clone(),
+                overrides: settings(changes),
+            })
+        });
+        own.chain(changed).collect()
     }
 
     /// Selects the scenario with this [`Source::key`], if the filter keeps it.
@@ -135,12 +194,15 @@ impl Scenarios {
         let keeps = |s: &Source| {
             query.keeps(&Named {
                 text: format!("{} {}", s.name, s.about),
-                brief: s.brief.as_ref().and_then(|b| b.as_ref().ok()),
+                brief: self.brief(s).and_then(|b| b.as_ref().ok()),
                 more: &|field| (field == "name").then(|| s.name.clone()),
             })
         };
         (0..self.sources.len())
-            .filter(|&i| keeps(&self.sources[i]))
+            .filter(|&i| {
+                let source = &self.sources[i];
+                self.held.as_ref() == Some(&source.key) || keeps(source)
+            })
             .collect()
     }
 
@@ -173,7 +235,7 @@ impl Scenarios {
         }
         Some(Setup {
             path: source.path.clone(),
-            overrides: changes.iter().map(|(k, v)| format!("{k}={v}")).collect(),
+            overrides: settings(&changes),
         })
     }
 
@@ -294,6 +356,11 @@ impl Scenarios {
     }
 }
 
+/// Changes as `--set` takes them.
+fn settings(changes: &Changes) -> Vec<String> {
+    changes.iter().map(|(k, v)| format!("{k}={v}")).collect()
+}
+
 /// A key in the scenario list or the option editor.
 pub(super) fn command(app: &mut App, command: Command) -> Vec<Effect> {
     let options_have_keys = app.scenarios.pane == Pane::Options;
@@ -379,6 +446,7 @@ pub(super) fn tell_kept(app: &mut App) {
 
 /// Another scenario has been selected.
 pub(super) fn selected(app: &mut App) -> Vec<Effect> {
+    app.scenarios.hold();
     app.scenarios.base = None;
     app.scenarios.glance = None;
     app.scenarios.error = None;
@@ -404,12 +472,15 @@ pub(super) fn filter(app: &mut App, text: &str) -> Vec<Effect> {
     let s = &mut app.scenarios;
     let before = s.current().map(|c| c.key.clone());
     s.filter = text.to_owned();
+    // What was typed decides alone.
+    s.held = None;
     let stays = s.anchor.clone().is_some_and(|k| s.select(&k))
         || before.clone().is_some_and(|k| s.select(&k));
     if !stays {
         s.cursor.at = 0;
     }
-    if s.current().map(|c| &c.key) == before.as_ref() {
+    s.hold();
+    if s.held == before {
         return Vec::new();
     }
     selected(app)
@@ -460,7 +531,7 @@ fn step(app: &mut App, forward: bool) -> Vec<Effect> {
 
 /// Simulates the selected scenario and goes to the timeline.
 pub(super) fn simulate(app: &mut App) -> Vec<Effect> {
-    let Some(setup) = app.setup() else {
+    let Some(setup) = app.wanted() else {
         return Vec::new();
     };
     app.view = View::Timeline;

@@ -234,7 +234,7 @@ pub(super) fn command(app: &mut App, command: Command) -> Vec<Effect> {
 
 /// Sweeps the selected scenario.
 pub(super) fn run(app: &mut App) -> Vec<Effect> {
-    let Some(setup) = app.setup() else {
+    let Some(setup) = app.wanted() else {
         return Vec::new();
     };
     app.view = View::Sweep;

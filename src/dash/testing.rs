@@ -2,7 +2,7 @@
 
 use super::app::App;
 use super::draw::draw;
-use super::event::{Effect, Event, Message, News};
+use super::event::{Effect, Event, Message, News, Setup};
 use super::glance::{Brief, Glance};
 use super::lanes::Lanes;
 use super::options;
@@ -354,8 +354,12 @@ impl Stage {
             Ok(brief(1300.0, 140.0, "no")),
             Err("hardware".to_owned()),
         ];
-        for (i, brief) in briefs.into_iter().enumerate() {
-            stage.tell(Message::Surveyed(i, brief));
+        for ((name, _), brief) in names.iter().zip(briefs) {
+            let setup = Setup {
+                path: name.into(),
+                overrides: Vec::new(),
+            };
+            stage.tell(Message::Surveyed(setup, brief));
         }
         stage.predicted(1076.7);
         stage

@@ -81,7 +81,7 @@ pub(super) fn command(app: &mut App, command: Command) -> Vec<Effect> {
 
 /// Trains the selected scenario on this machine.
 pub(super) fn train(app: &mut App) -> Vec<Effect> {
-    let Some(setup) = app.setup() else {
+    let Some(setup) = app.wanted() else {
         return Vec::new();
     };
     if let Some(job) = app.job(Purpose::Train) {

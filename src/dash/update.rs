@@ -301,11 +301,15 @@ fn message(app: &mut App, message: Message) -> Vec<Effect> {
             let typed = app.prompt.as_ref().and_then(Prompt::edited);
             match (now, typed) {
                 (Ok(glance), typed) => {
+                    let brief = glance.brief.clone();
                     s.glance = Some(glance);
                     s.error = None;
                     match typed {
                         Some(_) => s.refused = None,
-                        None => s.prove(),
+                        None => {
+                            s.prove();
+                            s.predicted(&Ok(brief));
+                        }
                     }
                 }
                 // Where the scenario cannot be anyway, it is not the value's fault.
@@ -321,15 +325,14 @@ fn message(app: &mut App, message: Message) -> Vec<Effect> {
                         app.say(Tone::Bad, format!("refused: {reason}"));
                         return app.predict();
                     }
-                    s.error = Some(reason);
+                    s.error = Some(reason.clone());
+                    s.predicted(&Err(reason));
                 }
             }
         }
-        Message::Surveyed(index, brief) => {
+        Message::Surveyed(setup, brief) => {
             let key = app.scenarios.current().map(|s| s.key.clone());
-            if let Some(source) = app.scenarios.sources.get_mut(index) {
-                source.brief = Some(brief);
-            }
+            app.scenarios.surveyed(&setup, &brief);
             // A filter by number may let another row through: the selection stays where it was.
             if let Some(key) = key.filter(|_| !app.scenarios.filter.is_empty()) {
                 app.scenarios.select(&key);

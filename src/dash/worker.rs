@@ -96,11 +96,11 @@ impl Worker {
     pub(crate) fn carry_out(&mut self, effect: Effect) {
         match effect {
             Effect::Predict { ticket, setup } => self.predictor.ask(ticket, setup),
-            Effect::Survey(paths) => {
+            Effect::Survey(setups) => {
                 self.survey.ask();
                 self.survey = Stop::default();
                 predict::survey(
-                    paths,
+                    setups,
                     self.events.clone(),
                     Arc::clone(&self.profiles),
                     self.survey.clone(),

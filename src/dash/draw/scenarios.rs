@@ -111,7 +111,7 @@ fn list(app: &App, buf: &mut Buffer, area: Rect) {
             &cut(&source.name, usize::from(room)),
             style,
         );
-        let (text, tone) = match &source.brief {
+        let (text, tone) = match s.brief(source) {
             None => ("…".to_owned(), theme.dim()),
             Some(Err(_)) => ("cannot be".to_owned(), theme.bad()),
             Some(Ok(b)) if wide => (wide_numbers(b), fit_style(app, b)),

@@ -8,7 +8,7 @@ use crate::dash::lanes::Lanes;
 use crate::dash::scenarios::{Pane, Source, tell_kept};
 use crate::dash::state::Saved;
 use crate::dash::sweep::SweepView;
-use crate::dash::testing::{Stage, brief, step};
+use crate::dash::testing::{Stage, brief, glance, step};
 use crate::dash::theme::{Depth, Name, Theme};
 use ratatui::crossterm::event::{KeyModifiers, MouseButton, MouseEvent, MouseEventKind};
 use shardlab_plan::record::RunKind;
@@ -45,7 +45,7 @@ fn the_begin_asks_for_a_prediction_numbers_and_the_store() {
         stage
             .effects
             .iter()
-            .any(|e| matches!(e, Effect::Survey(paths) if paths.len() == 5))
+            .any(|e| matches!(e, Effect::Survey(setups) if setups.len() == 5))
     );
     assert_eq!(last_prediction(&stage), (1, Vec::new()));
     assert_eq!(started(&stage), [&Task::ListStore]);
@@ -238,6 +238,82 @@ fn the_filter_keeps_the_selection_and_finds_by_numbers() {
     // Nothing is left: nothing breaks.
     stage.keys("/zzz<enter>rxwb<tab><enter><left>d");
     assert_eq!(stage.app.scenarios.current().map(|s| s.name.clone()), None);
+}
+
+/// A search that finds nothing selects nothing: no numbers of another scenario are shown, and keys say why they do nothing.
+#[test]
+fn where_nothing_is_selected_nothing_is_shown() {
+    let mut stage = Stage::new();
+    stage.keys("j");
+    let (ticket, _) = last_prediction(&stage);
+    stage.keys("/zzz<enter>");
+    // The answer for what was selected before comes late.
+    stage.tell(Message::Predicted {
+        ticket,
+        base: Some(glance("llama-tiny", &[], 7654.0)),
+        now: Ok(glance("llama-tiny", &[], 7654.0)),
+    });
+    let screen = stage.screen(80, 24);
+    assert!(screen.contains("no scenario is selected"), "{screen}");
+    assert!(!screen.contains("7654"), "{screen}");
+    let jobs = stage.app.jobs.len();
+    for key in "rxwb".chars() {
+        stage.app.notice = None;
+        stage.keys(&key.to_string());
+        let said = stage.app.notice.clone().map(|n| n.text).unwrap_or_default();
+        assert!(said.starts_with("no scenario is selected"), "{key}: {said}");
+        assert_eq!(
+            (stage.app.view, stage.app.jobs.len()),
+            (View::Scenarios, jobs)
+        );
+    }
+}
+
+/// The list and its search have the numbers of what would run.
+#[test]
+fn the_list_has_the_numbers_of_changed_scenarios() {
+    let mut stage = Stage::new();
+    stage.keys("jj/step<5000<enter>");
+    stage.predicted(1076.7);
+    stage.keys("<tab>/prefetch_f<enter><right>");
+    let row = |stage: &mut Stage| {
+        let screen = stage.screen(80, 24);
+        let row = screen.lines().find(|l| l.contains("llama3-8b"));
+        row.map(|l| l.chars().take(31).collect::<String>())
+    };
+    assert!(row(&mut stage).unwrap().contains("1076.7"));
+    // It has left the search, but stays as long as it is selected.
+    stage.predicted(7654.3);
+    let changed = row(&mut stage).unwrap();
+    assert!(
+        changed.contains('●') && changed.contains("7654.3"),
+        "{changed}"
+    );
+    stage.keys("<tab>j");
+    assert_eq!(
+        stage.app.scenarios.current().map(|s| s.name.as_str()),
+        Some("prefetch-0")
+    );
+    assert_eq!(row(&mut stage), None);
+    // As it is known the next time, before it is selected.
+    let saved = stage.app.save();
+    let mut stage = Stage::with(&Saved {
+        filter: String::new(),
+        ..saved
+    });
+    let surveyed = stage.effects.iter().find_map(|e| match e {
+        Effect::Survey(setups) => setups.last().cloned(),
+        _ => None,
+    });
+    let surveyed = surveyed.unwrap();
+    assert_eq!(surveyed.overrides, ["fsdp.prefetch_forward=2"]);
+    stage.tell(Message::Surveyed(surveyed, Ok(brief(7654.3, 1.0, "yes"))));
+    assert!(row(&mut stage).unwrap().contains("7654.3"));
+    // Without changes it is as it was.
+    stage.keys("k");
+    stage.predicted(1076.7);
+    stage.keys("D");
+    assert!(row(&mut stage).unwrap().contains("1076.7"));
 }
 
 #[test]

@@ -101,25 +101,26 @@ pub(super) fn told(e: &ScenarioError) -> String {
 
 /// Predicts scenarios one after another, without spans.
 pub(super) fn survey(
-    paths: Vec<PathBuf>,
+    setups: Vec<Setup>,
     events: Sender<Event>,
     profiles: Arc<Profiles>,
     stop: Stop,
 ) {
     let body = move || {
-        for (index, path) in paths.iter().enumerate() {
+        for setup in setups {
             if stop.asked() {
                 return;
             }
             let work = || {
-                let scenario = scenario::load(path, &[]).map_err(|e| e.message().to_owned())?;
+                let scenario = scenario::load(&setup.path, &setup.overrides)
+                    .map_err(|e| e.message().to_owned())?;
                 let prediction = predict_light(&scenario, &profiles).map_err(|e| e.reason())?;
                 Ok(Brief::of(&prediction))
             };
             let brief = catch_unwind(AssertUnwindSafe(work))
                 .unwrap_or_else(|p| Err(panic_text(&*p).to_owned()));
             if events
-                .send(Event::Message(Message::Surveyed(index, brief)))
+                .send(Event::Message(Message::Surveyed(setup, brief)))
                 .is_err()
             {
                 return;
