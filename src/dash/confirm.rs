@@ -15,6 +15,8 @@ pub enum Question {
     Overwrite,
     /// Whether to leave while a training runs.
     Quit,
+    /// Whether to train what needs more memory than there is.
+    TooLarge,
 }
 
 /// A key that answers the question.
@@ -36,6 +38,10 @@ pub(super) fn answer(app: &mut App, question: Question, command: Command) -> Vec
             id.map_or_else(Vec::new, |id| app.start(Task::Remove(id)))
         }
         (Command::Enter, Question::Quit) => vec![Effect::Save(app.save()), Effect::Quit],
+        (Command::Enter, Question::TooLarge) => {
+            app.question = None;
+            super::train::anyway(app)
+        }
         (Command::Back, _) => {
             app.question = None;
             if matches!(question, Question::Bless | Question::Overwrite) {

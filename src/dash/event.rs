@@ -56,6 +56,10 @@ pub enum News {
     Note(String),
     /// A run is there.
     Run(Arc<Lanes>),
+    /// A training needs more memory than there is: why it was not started.
+    TooLarge(String),
+    /// A training begins, of so many steps.
+    Begun(u64),
     /// A training step is done.
     Step(StepNews),
     /// A validation after so many steps is done.

@@ -43,7 +43,7 @@ pub enum Command {
     Filter,
     /// Simulate and open the timeline.
     Simulate,
-    /// Train on this machine.
+    /// Train on the CPU of this machine.
     Train,
     /// Sweep.
     Sweep,
@@ -305,7 +305,7 @@ table! {
 
     Scenarios: [k(KeyCode::Enter), k(KeyCode::Tab)] C::Switch, "options", "to the options of the selected scenario";
     Scenarios: [c('r')] C::Simulate, "sim", "simulate and open the timeline";
-    Scenarios: [c('x')] C::Train, "train", "train it on this machine, live";
+    Scenarios: [c('x')] C::Train, "train", "train it on this machine's CPU, live; `shardlab exec` is the way to GPUs";
     Scenarios: [c('w')] C::Sweep, "sweep", "sweep it: its own axes, or those you add";
     Scenarios: [c('b')] C::Gate, "gate", "gate it against its baseline";
     Scenarios: [c('y')] C::Copy, "", "the command with all changes: shown, and copied";
@@ -319,7 +319,7 @@ table! {
     Options: [k(KeyCode::Tab)] C::Switch, "list", "back to the list";
     Options: [k(KeyCode::Esc)] C::Back, "", "give up a value that was refused; else back to the list";
     Options: [c('r')] C::Simulate, "sim", "simulate and open the timeline";
-    Options: [c('x')] C::Train, "train", "train it on this machine, live";
+    Options: [c('x')] C::Train, "train", "train it on this machine's CPU, live; `shardlab exec` is the way to GPUs";
     Options: [c('w')] C::Sweep, "", "sweep it";
     Options: [c('b')] C::Gate, "", "gate it against its baseline";
     Options: [c('a')] C::Add, "+axis", "make the selected option an axis of the sweep";
@@ -355,7 +355,7 @@ table! {
     Timeline: [c('m')] C::Pair, "2nd run", "show another run below: the measured beside the predicted";
     Timeline: [c('s')] C::Stretch, "", "stretch the other run to the same length";
 
-    Training: [c('x')] C::Train, "train", "train the selected scenario";
+    Training: [c('x')] C::Train, "train", "train the selected scenario on this machine's CPU; `shardlab exec` is the way to GPUs";
     Training: [c('s'), k(KeyCode::Esc)] C::Stop, "stop", "stop in good order after the current step";
 
     Sweep: [c('w'), c('r')] C::Sweep, "run", "run the sweep";

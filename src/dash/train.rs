@@ -20,8 +20,10 @@ pub struct Training {
     pub notes: Vec<String>,
     /// How it ended.
     pub end: Option<End>,
-    /// It was refused for memory: asked for again, it is tried anyway.
-    pub insist: bool,
+    /// Steps that it will have, once that is known.
+    pub planned: Option<u64>,
+    /// When the step that runs began, as the clock was then; none before the first.
+    pub since: Option<Duration>,
 }
 
 /// How a training ended.
@@ -31,11 +33,48 @@ pub enum End {
     Done,
     /// It was stopped.
     Stopped,
+    /// It was not started: why this machine's memory is too small for it.
+    TooLarge(String),
     /// It failed.
     Failed(String),
 }
 
 impl Training {
+    /// Name of what is trained: that of its file.
+    #[must_use]
+    pub fn name(&self) -> String {
+        let stem = self.setup.as_ref().and_then(|s| s.path.file_stem());
+        stem.map_or_else(String::new, |s| s.to_string_lossy().into_owned())
+    }
+
+    /// Steps that are done.
+    #[must_use]
+    pub fn done(&self) -> u64 {
+        self.steps.last().map_or(0, |s| s.step)
+    }
+
+    /// Steps of the run; 0 where they are not known yet.
+    #[must_use]
+    pub fn total(&self) -> u64 {
+        let last = self.steps.last().map(|s| s.steps);
+        last.or(self.planned).unwrap_or(0)
+    }
+
+    /// Where the ranks are has been told, at this time.
+    pub(super) fn at(&mut self, ranks: Vec<RankNow>, now: Duration) {
+        // Before the first step ranks set up, which is no part of it.
+        if self.since.is_none() && ranks.iter().any(|r| r.percent > 0) {
+            self.since = Some(now);
+        }
+        self.ranks = ranks;
+    }
+
+    /// A step is done, at this time; the next begins.
+    pub(super) fn step(&mut self, step: StepNews, now: Duration) {
+        self.steps.push(step);
+        self.since = Some(now);
+    }
+
     /// Time that is left, by the mean of the last steps.
     #[must_use]
     pub fn left(&self) -> Option<Duration> {
@@ -79,7 +118,7 @@ pub(super) fn command(app: &mut App, command: Command) -> Vec<Effect> {
     }
 }
 
-/// Trains the selected scenario on this machine.
+/// Trains the selected scenario on the CPU of this machine.
 pub(super) fn train(app: &mut App) -> Vec<Effect> {
     let Some(setup) = app.wanted() else {
         return Vec::new();
@@ -94,8 +133,17 @@ pub(super) fn train(app: &mut App) -> Vec<Effect> {
         app.say(Tone::Plain, text);
         return Vec::new();
     }
-    let anyway = app.train.insist && app.train.setup.as_ref() == Some(&setup);
     app.view = View::Train;
+    begin(app, setup, false)
+}
+
+/// Trains what was not started for lack of memory.
+pub(super) fn anyway(app: &mut App) -> Vec<Effect> {
+    let setup = app.train.setup.clone();
+    setup.map_or_else(Vec::new, |setup| begin(app, setup, true))
+}
+
+fn begin(app: &mut App, setup: Setup, anyway: bool) -> Vec<Effect> {
     app.train.begin(setup.clone());
     app.start(Task::Train {
         setup,

@@ -359,7 +359,9 @@ fn news(app: &mut App, id: JobId, news: News) -> Vec<Effect> {
             app.jobs.remove(&id);
             if job.purpose == Purpose::Train {
                 let stopped = job.cancelled || matches!(news, News::Cancelled);
-                app.train.end = Some(if stopped { End::Stopped } else { End::Done });
+                let end = if stopped { End::Stopped } else { End::Done };
+                // That it was not started has been said.
+                app.train.end.get_or_insert(end);
                 app.train.ranks.clear();
             }
             if job.cancelled && job.purpose != Purpose::Train {
@@ -389,7 +391,6 @@ fn news(app: &mut App, id: JobId, news: News) -> Vec<Effect> {
         _ if stale => {}
         News::Note(text) => {
             if job.purpose == Purpose::Train {
-                app.train.insist = text.starts_with("refused");
                 app.train.notes.push(text.clone());
             }
             app.say(Tone::Plain, text);
@@ -419,9 +420,16 @@ fn news(app: &mut App, id: JobId, news: News) -> Vec<Effect> {
             }
             _ => _ = runs::arrived(app, lanes, None, true),
         },
-        News::Step(step) => app.train.steps.push(step),
+        News::TooLarge(reason) => {
+            app.train.end = Some(End::TooLarge(reason));
+            if app.question.is_none() {
+                app.question = Some(Question::TooLarge);
+            }
+        }
+        News::Begun(steps) => app.train.planned = Some(steps),
+        News::Step(step) => app.train.step(step, app.now),
         News::Validation(step, loss) => app.train.validations.push((step, loss)),
-        News::Ranks(ranks) => app.train.ranks = ranks,
+        News::Ranks(ranks) => app.train.at(ranks, app.now),
         News::Axes(keys, total) => {
             app.sweep.keys = keys;
             app.sweep.total = total;

@@ -3,6 +3,7 @@
 use super::kit::{pieces, popup, put, wrap};
 use crate::dash::app::{App, Purpose};
 use crate::dash::confirm::Question;
+use crate::dash::train::End;
 use ratatui::buffer::Buffer;
 use ratatui::layout::Rect;
 use ratatui::style::Style;
@@ -59,6 +60,10 @@ pub(super) fn draw(app: &App, question: Question, buf: &mut Buffer, body: Rect) 
             say(lost, theme.text());
             ("Quit", "quit", "stay")
         }
+        Question::TooLarge => {
+            too_large(app, &mut say);
+            ("Train", "train it all the same", "leave it")
+        }
     };
     let height = (lines.len() as u16 + 4).min(body.height);
     let area = Rect {
@@ -79,6 +84,19 @@ pub(super) fn draw(app: &App, question: Question, buf: &mut Buffer, body: Rect) 
         (format!(" {no}"), theme.text()),
     ];
     pieces(buf, inner.x + 1, last, inner.width - 1, &keys);
+}
+
+/// Why a training was not started.
+fn too_large(app: &App, say: &mut impl FnMut(&str, Style)) {
+    let theme = app.theme;
+    let name = app.train.name();
+    say(&format!("{name} is not started."), theme.strong());
+    if let Some(End::TooLarge(reason)) = &app.train.end {
+        say(&format!("On this machine's CPU {reason}."), theme.bad());
+    }
+    let text =
+        "Tried all the same it may take all memory. `shardlab exec --device cuda` trains on GPUs.";
+    say(text, theme.text());
 }
 
 /// What would be written where.

@@ -102,6 +102,19 @@ pub(super) fn wrap(text: &str, width: usize) -> Vec<String> {
     lines
 }
 
+/// A text in so many lines at most; that it goes on shows behind the last, by a mark that may say where.
+pub(super) fn excerpt(text: &str, width: usize, most: usize, mark: &str) -> Vec<String> {
+    let mut all = wrap(text, width);
+    if all.len() > most {
+        all.truncate(most);
+        if let Some(last) = all.last_mut() {
+            let room = width.saturating_sub(mark.chars().count());
+            *last = last.chars().take(room).collect::<String>() + mark;
+        }
+    }
+    all
+}
+
 /// The lines of a text as they are, where they find room: excerpts of files keep their columns.
 pub(super) fn lines(text: &str, width: usize) -> Vec<String> {
     let fits = |l: &str| l.chars().count() <= width;
@@ -149,6 +162,14 @@ pub(super) fn duration(d: Duration) -> String {
     }
 }
 
+/// How long a step took, with what tells quick ones apart.
+pub(super) fn step_time(d: Duration) -> String {
+    if d < Duration::from_millis(100) {
+        return format!("{:.2} ms", d.as_secs_f64() * 1e3);
+    }
+    duration(d)
+}
+
 /// Milliseconds in a width of 9.
 pub(super) fn ms(x: f64) -> String {
     match x.abs() {
@@ -181,6 +202,12 @@ mod tests {
         assert_eq!(wrap("one two three", 7), ["one two", "three"]);
         assert_eq!(wrap("abcdefgh ij", 3), ["abc", "def", "gh", "ij"]);
         assert_eq!(wrap("", 3), [""]);
+        assert_eq!(excerpt("one two three", 7, 2, "…"), ["one two", "three"]);
+        assert_eq!(
+            excerpt("one two three four", 7, 2, "…"),
+            ["one two", "three…"]
+        );
+        assert_eq!(excerpt("one two three", 7, 1, " (e)"), ["one (e)"]);
         for width in 1..12 {
             for line in wrap("a lengthy sentence of words", width) {
                 assert!(line.chars().count() <= width, "{width}: {line}");
@@ -196,6 +223,8 @@ mod tests {
         assert_eq!(bytes(1536), "1.5 KiB");
         assert_eq!(bytes(3 << 30), "3.00 GiB");
         assert_eq!(duration(Duration::from_secs(125)), "2 min 05 s");
+        assert_eq!(step_time(Duration::from_micros(3_796)), "3.80 ms");
+        assert_eq!(step_time(Duration::from_millis(121)), "121 ms");
         assert_eq!(change(97.0, 100.0), Some(("-3.00 % ▼".into(), true)));
         assert_eq!(change(1.0, 1.0), None);
         assert_eq!(change(1.0, 0.0), None);

@@ -1,6 +1,6 @@
 //! The option editor.
 
-use super::kit::{cut, pane, put, wrap};
+use super::kit::{cut, excerpt, pane, put};
 use super::prompt;
 use crate::dash::app::{App, Hit};
 use crate::dash::options;
@@ -256,13 +256,7 @@ fn describe(app: &App, buf: &mut Buffer, area: Rect) {
     let default = info.default.trim_matches(['(', ')']);
     let takes = format!("takes {}; default {default}", info.expected());
     let room = usize::from(area.height.saturating_sub(1));
-    let mut rest = wrap(&takes, width);
-    if rest.len() > room {
-        rest.truncate(room);
-        if let Some(last) = rest.last_mut() {
-            *last = cut(&format!("{last} ……"), width);
-        }
-    }
+    let rest = excerpt(&takes, width, room, "…");
     for (i, line) in rest.iter().enumerate() {
         put(
             buf,

@@ -1,12 +1,16 @@
 //! Live training.
 
 use super::charts::{Curve, curves};
-use super::kit::{bytes, cut, duration, pane, pieces, put, put_right, thousands};
+use super::kit::{bytes, duration, excerpt, pane, pieces, put, put_right, step_time, thousands};
 use crate::dash::app::{App, Purpose};
 use crate::dash::train::End;
 use ratatui::buffer::Buffer;
 use ratatui::layout::Rect;
 use ratatui::style::Style;
+use std::time::Duration;
+
+/// How long a step has run when that is told.
+const SHOWN: Duration = Duration::from_secs(1);
 
 pub(super) fn draw(app: &App, buf: &mut Buffer, body: Rect) {
     let ranks = app
@@ -56,17 +60,11 @@ fn summary(app: &App, buf: &mut Buffer, area: Rect) {
     let theme = app.theme;
     let t = &app.train;
     let running = app.job(Purpose::Train);
-    let name = t
-        .setup
-        .as_ref()
-        .map_or("", |s| s.path.to_str().unwrap_or_default());
-    let inner = pane(
-        buf,
-        area,
-        format!("Train {name}").trim_end(),
-        running.is_some(),
-        theme,
+    let title = t.setup.as_ref().map_or_else(
+        || "Train".to_owned(),
+        |s| format!("Train {} on the CPU, ranks as threads", s.path.display()),
     );
+    let inner = pane(buf, area, &title, running.is_some(), theme);
     let x = inner.x + 1;
     let width = inner.width.saturating_sub(2);
     if t.setup.is_none() {
@@ -79,24 +77,48 @@ fn summary(app: &App, buf: &mut Buffer, area: Rect) {
             theme.strong(),
         );
         let name = app.scenarios.current().map_or("…", |s| s.name.as_str());
-        let text = format!("x trains {name} here: its ranks are threads, its collectives are real");
-        put(buf, x, inner.y + 1, width, &text, theme.dim());
+        for (i, text) in [
+            format!("x trains {name} on the CPU: ranks are threads, collectives are real"),
+            "`shardlab exec` is the way to GPUs".to_owned(),
+        ]
+        .iter()
+        .enumerate()
+        {
+            put(buf, x, inner.y + 1 + i as u16, width, text, theme.dim());
+        }
         return;
     }
     let dim = |t: &str| (t.to_owned(), theme.dim());
     let strong = |t: String| (t, theme.strong());
     let last = t.steps.last();
-    let (done, all) = last.map_or((0, 0), |s| (s.step, s.steps));
-    let state = match (running, &t.end) {
-        (Some(j), _) if j.cancelled => ("stopping".to_owned(), theme.warn()),
-        (Some(_), _) if last.is_none() => ("setting up".to_owned(), theme.accent()),
-        (Some(_), _) => ("training".to_owned(), theme.accent()),
-        (None, Some(End::Done)) => ("✓ done".to_owned(), theme.good()),
-        (None, Some(End::Stopped)) => ("■ stopped".to_owned(), theme.warn()),
-        (None, Some(End::Failed(_))) => ("✗ failed".to_owned(), theme.bad()),
-        (None, None) => (String::new(), theme.dim()),
+    let (done, all) = (t.done(), t.total());
+    let (state, style) = match (running, &t.end) {
+        (_, Some(End::TooLarge(_))) => ("■ not started", theme.warn()),
+        (Some(j), _) if j.cancelled => ("stopping", theme.warn()),
+        (Some(_), _) if t.since.is_none() => ("setting up", theme.accent()),
+        (Some(_), _) => ("training", theme.accent()),
+        (None, Some(End::Done)) => ("✓ done", theme.good()),
+        (None, Some(End::Stopped)) => ("■ stopped", theme.warn()),
+        (None, Some(End::Failed(_))) => ("✗ failed", theme.bad()),
+        (None, None) => ("", theme.dim()),
     };
-    let mut first = vec![state, dim("   step "), strong(format!("{done} of {all}"))];
+    let mut first = vec![(state.to_owned(), style)];
+    if all > 0 {
+        // The one that runs, while one does.
+        let step = if running.is_some() {
+            (done + 1).min(all)
+        } else {
+            done
+        };
+        first.extend([dim("   step "), strong(format!("{step} of {all}"))]);
+    }
+    if let Some(job) = running.filter(|_| done < all || all == 0) {
+        // Of short ones it would only flicker.
+        let since = app.now.saturating_sub(t.since.unwrap_or(job.since));
+        if since >= SHOWN {
+            first.push(dim(&format!(" for {}", duration(since))));
+        }
+    }
     if running.is_some()
         && let Some(left) = t.left()
     {
@@ -136,7 +158,7 @@ fn summary(app: &App, buf: &mut Buffer, area: Rect) {
         let memory = s.ranks.iter().map(|r| r.allocated).max();
         let mut third = vec![
             dim("step "),
-            strong(duration(s.time)),
+            strong(step_time(s.time)),
             dim(&format!("   {} ", s.counted_in.rate())),
             strong(t.tokens_per_s().map_or_else(|| "-".into(), thousands)),
         ];
@@ -145,22 +167,19 @@ fn summary(app: &App, buf: &mut Buffer, area: Rect) {
         }
         pieces(buf, x, inner.y + 3, width, &third);
     }
-    let line = match &t.end {
-        Some(End::Failed(reason)) => Some((
-            reason.lines().next().unwrap_or_default().to_owned(),
-            theme.bad(),
-        )),
-        _ => t.notes.last().map(|n| (n.clone(), theme.warn())),
+    let told = match &t.end {
+        Some(End::Failed(reason)) => Some((reason, theme.bad())),
+        Some(End::TooLarge(reason)) => Some((reason, theme.warn())),
+        _ => t.notes.last().map(|n| (n, theme.warn())),
     };
-    if let Some((text, style)) = line {
-        put(
-            buf,
-            x,
-            inner.y + 4,
-            width,
-            &cut(&text, usize::from(width)),
-            style,
-        );
+    if let Some((text, style)) = told {
+        // Without steps there is room above.
+        let rows = if last.is_none() { 3 } else { 1 };
+        let text = excerpt(text, usize::from(width), rows, "…");
+        for (i, line) in text.iter().enumerate() {
+            let y = inner.y + 5 - rows as u16 + i as u16;
+            put(buf, x, y, width, line, style);
+        }
     } else if t.end.is_some() {
         let text = "2 shows its last step, beside the prediction if there is one; 5 lists all runs";
         put(buf, x, inner.y + 4, width, text, theme.dim());
@@ -275,7 +294,14 @@ fn rank_table(app: &App, buf: &mut Buffer, area: Rect) {
         head,
         theme.dim(),
     );
-    put_right(buf, inner.x, inner.y, inner.width - 1, "now", theme.dim());
+    put_right(
+        buf,
+        inner.x,
+        inner.y,
+        inner.width - 1,
+        "issued up to",
+        theme.dim(),
+    );
     let room = usize::from(inner.height.saturating_sub(1));
     let shown = if rows > room {
         room.saturating_sub(1)
@@ -291,8 +317,8 @@ fn rank_table(app: &App, buf: &mut Buffer, area: Rect) {
         let text = format!(
             "{rank:>4}  {:>5}  {:>9} {:>9}  {:<11}  {:<11}",
             place.map_or_else(|| "-".into(), |p| format!("{} %", p.percent)),
-            part.map_or_else(|| "-".into(), |p| duration(p.time)),
-            part.map_or_else(|| "-".into(), |p| duration(p.host)),
+            part.map_or_else(|| "-".into(), |p| step_time(p.time)),
+            part.map_or_else(|| "-".into(), |p| step_time(p.host)),
             place.map_or_else(|| "-".into(), |p| bytes(p.allocated)),
             part.map_or_else(|| "-".into(), |p| bytes(p.allocated)),
         );

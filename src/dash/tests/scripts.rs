@@ -278,8 +278,10 @@ fn the_list_has_the_numbers_of_changed_scenarios() {
     stage.keys("<tab>/prefetch_f<enter><right>");
     let row = |stage: &mut Stage| {
         let screen = stage.screen(80, 24);
-        let row = screen.lines().find(|l| l.contains("llama3-8b"));
-        row.map(|l| l.chars().take(31).collect::<String>())
+        let mut list = screen
+            .lines()
+            .map(|l| l.chars().take(31).collect::<String>());
+        list.find(|l| l.contains("llama3-8b"))
     };
     assert!(row(&mut stage).unwrap().contains("1076.7"));
     // It has left the search, but stays as long as it is selected.
@@ -359,15 +361,51 @@ fn a_training_is_stopped_once_and_its_run_is_kept() {
     stage.run(step(RunKind::Exec, 0));
     assert_eq!(stage.app.runs.kept.len(), 1);
     assert_eq!(stage.app.running(Purpose::Train), None);
-    // Refused for memory: the second time it is meant.
-    stage.keys("x");
-    stage.news(News::Note("refused: too large".into()));
-    stage.news(News::Cancelled);
-    stage.keys("x");
-    assert!(matches!(
-        started(&stage).last(),
-        Some(Task::Train { anyway: true, .. })
-    ));
+}
+
+/// What needs more memory than there is begins after a question, and only then.
+#[test]
+fn a_training_that_is_too_large_is_asked_about() {
+    let reason = "its 1024 ranks keep 4.1 TiB between steps, and 12.0 GiB of memory are free here";
+    let refused = || {
+        let mut stage = Stage::new();
+        stage.keys("x");
+        stage.news(News::TooLarge(reason.into()));
+        stage.news(News::Cancelled);
+        stage
+    };
+    let trainings = |stage: &Stage| -> Vec<bool> {
+        let all = started(stage).into_iter();
+        all.filter_map(|t| match t {
+            Task::Train { anyway, .. } => Some(*anyway),
+            _ => None,
+        })
+        .collect()
+    };
+    let whole = |screen: &str| {
+        // The pane wraps it: its words, without the frame.
+        let words: Vec<&str> = screen
+            .split([' ', '│', '"', '\n'])
+            .filter(|w| !w.is_empty())
+            .collect();
+        words.join(" ").contains(reason)
+    };
+    let mut stage = refused();
+    let screen = stage.screen(80, 24);
+    assert!(
+        screen.contains("is not started") && whole(&screen),
+        "{screen}"
+    );
+    assert!(screen.contains("shardlab exec"), "{screen}");
+    stage.keys("n");
+    assert_eq!(trainings(&stage), [false]);
+    let screen = stage.screen(80, 24);
+    assert!(screen.contains("not started") && whole(&screen), "{screen}");
+    assert!(!screen.contains("stopped"), "{screen}");
+    let mut stage = refused();
+    stage.keys("y");
+    assert_eq!(trainings(&stage), [false, true]);
+    assert_eq!(stage.app.question, None);
 }
 
 #[test]

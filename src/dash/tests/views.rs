@@ -1,7 +1,9 @@
 //! Every view at the smallest and at a large size. The numbers are made: no change of the simulator moves them.
 
 use crate::dash::app::Tone;
-use crate::dash::event::{Effect, Judged, Message, News, RankNow, RankStep, Setup, StepNews, Task};
+use crate::dash::event::{
+    Effect, Event, Judged, Message, News, RankNow, RankStep, Setup, StepNews, Task,
+};
 use crate::dash::judge;
 use crate::dash::tables::{Page, Series, Table};
 use crate::dash::testing::{Stage, brief, glance, step};
@@ -159,6 +161,47 @@ fn training() {
         "rank 1, stream compute: kernel error: made up".into(),
     ));
     assert_snapshot!("train_failed_80x24", stage.screen(80, 24));
+}
+
+/// A first step may take minutes: which it is of how many, and for how long.
+#[test]
+fn the_step_that_runs_is_counted() {
+    let mut stage = Stage::new();
+    let ranks = |percent| {
+        let now = RankNow {
+            at: "forward root".into(),
+            percent,
+            allocated: 1,
+        };
+        News::Ranks(vec![now; 2])
+    };
+    let said = |stage: &mut Stage, at: u64| {
+        stage.event(Event::Tick(Duration::from_secs(at)));
+        let screen = stage.screen(80, 24);
+        screen.lines().nth(2).unwrap().to_owned()
+    };
+    stage.event(Event::Tick(Duration::from_secs(10)));
+    stage.keys("x");
+    stage.news(News::Begun(40));
+    stage.news(ranks(0));
+    let line = said(&mut stage, 14);
+    assert!(
+        line.contains("setting up   step 1 of 40 for 4.0 s"),
+        "{line}"
+    );
+    stage.news(ranks(1));
+    let line = said(&mut stage, 16);
+    assert!(line.contains("training   step 1 of 40 for 2.0 s"), "{line}");
+    stage.news(news(1));
+    let line = said(&mut stage, 16);
+    assert!(line.contains("training   step 2 of 40   left"), "{line}");
+    // Nothing runs behind the last.
+    stage.news(news(40));
+    let line = said(&mut stage, 19);
+    assert!(line.contains("training   step 40 of 40   left"), "{line}");
+    stage.news(News::Done);
+    let line = said(&mut stage, 19);
+    assert!(line.contains("✓ done   step 40 of 40"), "{line}");
 }
 
 #[test]

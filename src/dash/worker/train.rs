@@ -16,7 +16,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-/// Share of the machine's free memory that a training may take without being asked for twice.
+/// Share of the machine's free memory that a training may take without a question.
 const SHARE: f64 = 0.7;
 /// How often the ranks' places are looked at.
 const LOOK: Duration = Duration::from_millis(150);
@@ -31,11 +31,12 @@ pub(super) fn train(
     let scenario = scenario::load(&setup.path, &setup.overrides).map_err(|e| e.to_string())?;
     let program = Arc::new(plan(&scenario).map_err(|e| e.to_string())?);
     if !anyway && let Some(reason) = too_large(&program) {
-        reporter.say(News::Note(format!(
-            "refused: {reason}; x again tries it all the same"
-        )));
+        reporter.say(News::TooLarge(reason));
         return Ok(Ended::Cancelled);
     }
+    reporter.say(News::Begun(
+        steps.unwrap_or_else(|| scenario.train.steps.into()),
+    ));
     let live = Arc::new(Live::new(program.meta.world));
     let options = RunOptions {
         steps,
