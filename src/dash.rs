@@ -40,6 +40,7 @@ pub mod theme;
 pub mod timeline;
 pub mod train;
 mod update;
+pub mod whole;
 mod worker;
 
 #[cfg(test)]

@@ -15,6 +15,7 @@ use super::sweep::SweepView;
 use super::theme::Theme;
 use super::timeline::Timeline;
 use super::train::Training;
+use super::whole::Whole;
 use ratatui::layout::{Position, Rect};
 use std::cell::{Cell, RefCell};
 use std::collections::BTreeMap;
@@ -198,6 +199,8 @@ pub struct App {
     pub compare: CompareView,
     /// Gate.
     pub gate: GateView,
+    /// All that is told of the selected scenario, when it is shown.
+    pub whole: Option<Whole>,
     /// The help, when it is shown.
     pub help: Option<Help>,
     /// The line that is being typed.
@@ -236,6 +239,7 @@ impl App {
             runs: RunsView::default(),
             compare: CompareView::default(),
             gate: GateView::default(),
+            whole: None,
             help: None,
             prompt: None,
             question: None,
@@ -289,6 +293,9 @@ impl App {
         }
         if self.question.is_some() {
             return Place::Confirm;
+        }
+        if self.whole.is_some() {
+            return Place::Whole;
         }
         match self.view {
             View::Scenarios => match self.scenarios.pane {

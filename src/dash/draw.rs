@@ -45,6 +45,9 @@ pub fn draw(app: &App, frame: &mut Frame<'_>) {
         View::Compare => page::compare(app, buf, body),
         View::Gate => page::gate(app, buf, body),
     }
+    if let Some(whole) = &app.whole {
+        scenarios::whole(app, whole, buf, body);
+    }
     if let Some(help) = &app.help {
         help::draw(app, help, buf, body);
     }

@@ -39,6 +39,8 @@ pub enum Command {
     Enter,
     /// The other pane.
     Switch,
+    /// Show all of what a pane has no room for.
+    ShowAll,
     /// Type a filter.
     Filter,
     /// Simulate and open the timeline.
@@ -148,13 +150,15 @@ pub enum Place {
     Gate,
     /// Something is to be confirmed.
     Confirm,
+    /// All that is told of a scenario.
+    Whole,
     /// The help.
     Help,
 }
 
 impl Place {
     /// All, in the order of the help.
-    pub const ALL: [Self; 12] = [
+    pub const ALL: [Self; 13] = [
         Self::Everywhere,
         Self::Scenarios,
         Self::Options,
@@ -166,6 +170,7 @@ impl Place {
         Self::Compare,
         Self::Gate,
         Self::Confirm,
+        Self::Whole,
         Self::Help,
     ];
 
@@ -184,6 +189,7 @@ impl Place {
             Self::Compare => "Compare",
             Self::Gate => "Gate",
             Self::Confirm => "When asked to confirm",
+            Self::Whole => "All of a message or a prediction",
             Self::Help => "Help",
         }
     }
@@ -310,6 +316,7 @@ table! {
     Scenarios: [c('b')] C::Gate, "gate", "gate it against its baseline";
     Scenarios: [c('y')] C::Copy, "", "the command with all changes: shown, and copied";
     Scenarios: [c('W')] C::Write, "", "write it with all changes as a scenario file";
+    Scenarios: [c('e')] C::ShowAll, "all", "all of the message or the prediction, where the pane has no room for it";
     Scenarios: [c('/')] C::Filter, "search", "search: words, !word, and fields as in `step<100 fits=yes policy=fsdp2`";
     Scenarios: [c('D')] C::ResetAll, "", "take all changes back";
 
@@ -325,6 +332,7 @@ table! {
     Options: [c('a')] C::Add, "+axis", "make the selected option an axis of the sweep";
     Options: [c('y')] C::Copy, "", "the command with all changes: shown, and copied";
     Options: [c('W')] C::Write, "", "write it with all changes as a scenario file";
+    Options: [c('e')] C::ShowAll, "", "all of the message or the prediction, where the pane has no room for it";
     Options: [c('/')] C::Filter, "search", "search among the options";
     Options: [c('d'), k(KeyCode::Backspace), k(KeyCode::Delete)] C::Reset, "", "take the change of the selected option back";
     Options: [c('D')] C::ResetAll, "", "take all changes back";
@@ -393,6 +401,10 @@ table! {
 
     Confirm: [c('y'), k(KeyCode::Enter)] C::Enter, "yes", "yes, do it";
     Confirm: [c('n'), k(KeyCode::Esc), ctrl('c')] C::Back, "no", "no, leave it";
+
+    Whole: [k(KeyCode::Esc), c('e'), c('q'), k(KeyCode::Enter)] C::Back, "close", "close it";
+    Whole: [k(KeyCode::Up), c('k')] C::Up, "", "a line up";
+    Whole: [k(KeyCode::Down), c('j')] C::Down, "scroll", "a line down";
 
     Help: [k(KeyCode::Esc), c('?'), c('q'), k(KeyCode::F(1))] C::Back, "close", "close the help";
     Help: [c('/')] C::Filter, "search", "search in the help";

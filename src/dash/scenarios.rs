@@ -10,6 +10,7 @@ use super::options;
 use super::prompt::{Asks, Prompt};
 use super::query::Query;
 use super::state::Saved;
+use super::whole::Whole;
 use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -407,6 +408,7 @@ pub(super) fn command(app: &mut App, command: Command) -> Vec<Effect> {
             return app.predict();
         }
         Command::Enter => edit(app),
+        Command::ShowAll => app.whole = Some(Whole::default()),
         Command::Add => super::sweep::add_option(app),
         Command::Reset => {
             if let Some(option) = app.scenarios.option() {

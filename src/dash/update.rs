@@ -11,7 +11,7 @@ use super::options;
 use super::prompt::{Asks, Prompt};
 use super::scenarios::Refused;
 use super::train::End;
-use super::{compare, export, fields, gate, runs, scenarios, sweep, timeline, train};
+use super::{compare, export, fields, gate, runs, scenarios, sweep, timeline, train, whole};
 use mouse::mouse;
 use ratatui::crossterm::event::{KeyEvent, KeyEventKind};
 use shardlab_reports::gate::baseline::FOLDERS;
@@ -59,6 +59,9 @@ fn key(app: &mut App, key: KeyEvent) -> Vec<Effect> {
     }
     if place == Place::Help {
         return in_help(app, command);
+    }
+    if place == Place::Whole {
+        return whole::command(app, command);
     }
     match command {
         Command::Quit => return quit(app),

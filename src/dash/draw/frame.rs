@@ -117,7 +117,10 @@ pub(super) fn footer(app: &App, buf: &mut Buffer, area: Rect) {
         x = pieces(buf, x, area.y, area.right().saturating_sub(x), &text);
     }
     // Where q is a letter or an answer, it does not leave.
-    if matches!(app.place(), Place::Typing | Place::Confirm | Place::Help) {
+    if matches!(
+        app.place(),
+        Place::Typing | Place::Confirm | Place::Whole | Place::Help
+    ) {
         return;
     }
     put_right(

@@ -2,6 +2,7 @@
 
 use super::kit::{cut, excerpt, pane, put};
 use super::prompt;
+use super::scenarios::MORE;
 use crate::dash::app::{App, Hit};
 use crate::dash::options;
 use crate::dash::prompt::Asks;
@@ -128,9 +129,8 @@ fn lines(app: &App, rows: &[usize], width: usize) -> Vec<Line> {
         {
             let text = format!("✗ {}", refused.reason);
             lines.extend(
-                wrap(&text, width)
+                excerpt(&text, width, REASON, MORE)
                     .into_iter()
-                    .take(REASON)
                     .map(Line::Refused),
             );
         }

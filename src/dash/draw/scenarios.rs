@@ -1,12 +1,16 @@
 //! Scenario list and prediction.
 
 use super::charts::{Part, stacked};
-use super::kit::{bytes, change, cut, ms, pane, pieces, put, put_right, thousands, wrap};
+use super::kit::{
+    bytes, change, cut, excerpt, lines as kept, ms, pane, pieces, popup, put, put_right, thousands,
+    wrap,
+};
 use crate::dash::app::{App, Hit};
 use crate::dash::glance::{Brief, Glance};
 use crate::dash::lanes::memory::Family;
 use crate::dash::scenarios::Pane;
 use crate::dash::theme::letter;
+use crate::dash::whole::Whole;
 use ratatui::buffer::Buffer;
 use ratatui::layout::Rect;
 use ratatui::style::Style;
@@ -159,6 +163,67 @@ fn fit_style(app: &App, b: &Brief) -> Style {
 fn prediction(app: &App, buf: &mut Buffer, area: Rect) {
     let theme = app.theme;
     let s = &app.scenarios;
+    let inner = pane(buf, area, &title(app), false, theme);
+    let width = usize::from(inner.width.saturating_sub(2));
+    if s.glance.is_none() && s.error.is_none() {
+        let text = if s.current().is_some() {
+            "predicting …"
+        } else {
+            "no scenario is selected"
+        };
+        put(buf, inner.x + 1, inner.y, width as u16, text, theme.dim());
+        return;
+    }
+    // Behind a message stands the last prediction that there was, if any.
+    let most = match &s.glance {
+        None => inner.height,
+        Some(_) if inner.height > 8 => 4,
+        Some(_) => 2,
+    };
+    let error = s.error.as_ref().map(|e| format!("✗ {e}"));
+    let error = error.map_or_else(Vec::new, |e| excerpt(&e, width, usize::from(most), MORE));
+    let rows = error.into_iter().map(|l| Row::Text(vec![(l, theme.bad())]));
+    let rows: Vec<Row> = rows.chain(told(app, width)).collect();
+    write(app, buf, inner, &rows);
+}
+
+/// What a message that is cut ends with: the key that shows all of it.
+pub(super) const MORE: &str = "… (e)";
+
+/// All of the message and the prediction, over everything else.
+pub(super) fn whole(app: &App, whole: &Whole, buf: &mut Buffer, body: Rect) {
+    let theme = app.theme;
+    let s = &app.scenarios;
+    let width = body.width.min(100);
+    let area = Rect {
+        x: body.x + (body.width - width) / 2,
+        width,
+        ..body
+    };
+    let inner = popup(buf, area, &title(app), theme);
+    let room = usize::from(width.saturating_sub(4));
+    let refused = s.refused.as_ref().map(|r| &r.reason);
+    let mut rows = Vec::new();
+    for message in [refused, s.error.as_ref()].into_iter().flatten() {
+        let message = format!("✗ {message}");
+        rows.extend(
+            kept(&message, room)
+                .into_iter()
+                .map(|l| Row::Text(vec![(l, theme.bad())])),
+        );
+        rows.push(Row::Text(Vec::new()));
+    }
+    rows.extend(told(app, room));
+    if rows.is_empty() {
+        let text = "nothing is known of it yet".to_owned();
+        rows.push(Row::Text(vec![(text, theme.dim())]));
+    }
+    let first = whole.first(rows.len(), usize::from(inner.height));
+    write(app, buf, inner, &rows[first..]);
+}
+
+fn title(app: &App) -> String {
+    let s = &app.scenarios;
     let name = s.current().map_or("", |c| c.name.as_str());
     let changes = s.changes().map_or(0, std::collections::BTreeMap::len);
     let mut title = format!("Prediction {name}");
@@ -168,52 +233,38 @@ fn prediction(app: &App, buf: &mut Buffer, area: Rect) {
     if s.pending {
         title.push_str(" …");
     }
-    let inner = pane(buf, area, &title, false, theme);
-    let mut y = inner.y;
-    let width = inner.width.saturating_sub(2);
-    let x = inner.x + 1;
-    if let Some(error) = &s.error {
-        let rows = wrap(&format!("✗ {error}"), usize::from(width));
-        let most = if inner.height > 8 { 4 } else { 2 };
-        for line in rows.iter().take(most) {
-            put(buf, x, y, width, line, theme.bad());
-            y += 1;
-        }
-    }
-    let Some(glance) = &s.glance else {
-        if s.error.is_none() {
-            let text = if s.current().is_some() {
-                "predicting …"
-            } else {
-                "no scenario is selected"
-            };
-            put(buf, x, y, width, text, theme.dim());
-        }
-        return;
-    };
-    let base = s.base.as_deref();
-    let rows = lines(app, glance, base, usize::from(width));
-    for line in rows {
-        if y >= inner.bottom() {
-            return;
-        }
-        match line {
-            Row::Text(parts) => {
-                pieces(buf, x, y, width, &parts);
+    title.trim_end().to_owned()
+}
+
+/// Lines of the prediction, if there is one.
+fn told(app: &App, width: usize) -> Vec<Row> {
+    let s = &app.scenarios;
+    let glance = s.glance.as_deref();
+    glance.map_or_else(Vec::new, |g| lines(app, g, s.base.as_deref(), width))
+}
+
+/// Writes as many rows as there is room for.
+fn write(app: &App, buf: &mut Buffer, inner: Rect, rows: &[Row]) {
+    let (x, width) = (inner.x + 1, inner.width.saturating_sub(2));
+    for (y, row) in (inner.y..inner.bottom()).zip(rows) {
+        match (row, &app.scenarios.glance) {
+            (Row::Text(parts), _) => _ = pieces(buf, x, y, width, parts),
+            (Row::Memory, Some(glance)) => {
+                let height = 1;
+                memory_bar(
+                    app,
+                    buf,
+                    Rect {
+                        x,
+                        y,
+                        width,
+                        height,
+                    },
+                    glance,
+                );
             }
-            Row::Memory => memory_bar(
-                app,
-                buf,
-                Rect {
-                    x,
-                    y,
-                    width,
-                    height: 1,
-                },
-                glance,
-            ),
+            (Row::Memory, None) => {}
         }
-        y += 1;
     }
 }
 

@@ -85,6 +85,47 @@ fn what_does_not_fit_says_so_with_changes() {
     );
 }
 
+/// Of a message as much is shown as there is room for, and the rest over everything else.
+#[test]
+fn long_messages_can_be_read_to_their_end() {
+    let mut stage = Stage::new();
+    let words: Vec<String> = (0..60).map(|i| format!("word{i}")).collect();
+    let words = format!("{} end", words.join(" "));
+    stage.keys("j");
+    let tell = |stage: &mut Stage, text: &str| {
+        stage.tell(Message::Predicted {
+            ticket: stage.app.scenarios.ticket,
+            base: None,
+            now: Err(text.into()),
+        });
+    };
+    // Where nothing else is to be shown, the whole pane is there for it.
+    tell(&mut stage, &words[..200]);
+    let screen = stage.screen(80, 24);
+    assert!(
+        screen.contains(words[..200].split(' ').next_back().unwrap()),
+        "{screen}"
+    );
+    tell(&mut stage, &words);
+    assert_snapshot!("message_cut_80x24", stage.screen(80, 24));
+    stage.keys("e");
+    assert_snapshot!("message_whole_80x24", stage.screen(80, 24));
+    // It is scrolled to its end and no further, and the keys behind it do nothing.
+    stage.keys("jjjjjjrG");
+    assert!(stage.screen(80, 24).contains("word59 end"));
+    assert_eq!(stage.app.jobs.len(), 0);
+    stage.keys("e");
+    assert!(stage.app.whole.is_none());
+    // Of a prediction too.
+    stage.predicted(1000.0);
+    stage.keys("e");
+    let screen = stage.screen(80, 24);
+    assert!(screen.contains("compute."), "{screen}");
+    stage.keys("q");
+    assert!(stage.app.whole.is_none());
+    assert!(!stage.effects.contains(&Effect::Quit));
+}
+
 #[test]
 fn timeline() {
     let mut stage = Stage::new();

@@ -5,7 +5,7 @@ use crate::dash::app::{App, Hit, View};
 use crate::dash::event::Effect;
 use crate::dash::keys::Command;
 use crate::dash::lanes::bins::Window;
-use crate::dash::{runs, scenarios};
+use crate::dash::{runs, scenarios, whole};
 use ratatui::crossterm::event::{MouseButton, MouseEvent, MouseEventKind};
 
 pub(super) fn mouse(app: &mut App, event: MouseEvent) -> Vec<Effect> {
@@ -34,6 +34,9 @@ pub(super) fn mouse(app: &mut App, event: MouseEvent) -> Vec<Effect> {
             if app.prompt.is_some() || app.question.is_some() {
                 return Vec::new();
             }
+            if app.whole.is_some() {
+                return whole::command(app, wheel(up));
+            }
             if app.view == View::Timeline {
                 if let Some((area, Hit::Lane(_) | Hit::Time)) = hit {
                     let view: Window = app.timeline.view();
@@ -49,7 +52,8 @@ pub(super) fn mouse(app: &mut App, event: MouseEvent) -> Vec<Effect> {
 }
 
 fn click(app: &mut App, hit: Hit, column: u16, width: u16) -> Vec<Effect> {
-    if app.prompt.is_some() || app.help.is_some() || app.question.is_some() {
+    let covered = app.help.is_some() || app.question.is_some() || app.whole.is_some();
+    if app.prompt.is_some() || covered {
         return Vec::new();
     }
     match hit {
