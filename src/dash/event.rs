@@ -271,6 +271,8 @@ pub enum Effect {
     Cancel(JobId),
     /// Turn mouse reports on or off.
     Mouse(bool),
+    /// Give the terminal to the shell until it goes on.
+    Suspend,
     /// Keep this for the next time.
     Save(Saved),
     /// Put a text into the terminal's clipboard.

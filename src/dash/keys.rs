@@ -9,6 +9,8 @@ pub enum Command {
     Quit,
     /// Leave at once.
     Leave,
+    /// Stop until the shell says to go on.
+    Suspend,
     /// Show or hide the help.
     Help,
     /// Go to the n-th view.
@@ -289,6 +291,7 @@ use Command as C;
 table! {
     Everywhere: [c('q')] C::Quit, "", "quit; where a training runs, it asks first";
     Everywhere: [ctrl('c')] C::Leave, "", "quit at once; jobs that still run are ended";
+    Everywhere: [ctrl('z')] C::Suspend, "", "stop until the shell's `fg`; jobs stop with it";
     Everywhere: [c('?'), k(KeyCode::F(1))] C::Help, "", "this help";
     Everywhere: [c('1')] C::View(0), "", "scenarios";
     Everywhere: [c('2')] C::View(1), "", "timeline";

@@ -18,6 +18,16 @@ impl Line {
         Self { text, cursor }
     }
 
+    /// A completion: where it is a list that has nothing in it yet, the cursor goes into it.
+    #[must_use]
+    pub fn completed(text: impl Into<String>) -> Self {
+        let mut line = Self::new(text);
+        if line.text.ends_with("[]") {
+            line.cursor -= 1;
+        }
+        line
+    }
+
     /// The text.
     #[must_use]
     pub fn text(&self) -> &str {

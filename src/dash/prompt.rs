@@ -136,7 +136,7 @@ impl Prompt {
             (Some(i), false) => (i + len - 1) % len,
         };
         self.chosen = Some(next);
-        self.line = Line::new(self.completions[next].clone());
+        self.line = Line::completed(self.completions[next].clone());
         self.change();
         true
     }

@@ -12,6 +12,7 @@ use super::query::{Query, rank};
 use crate::analysis::pareto;
 use crate::cli::option_of;
 use shardlab_plan::scenario::{BatchUnit, check_axis};
+use std::cell::RefCell;
 
 /// Columns after the axes, and the field of a [`Brief`] that each is sorted by.
 pub const COLUMNS: [(&str, &str); 8] = [
@@ -61,6 +62,8 @@ pub struct SweepView {
     pub front_only: bool,
     /// Why the sweep could not be.
     pub error: Option<String>,
+    /// Columns that the last drawing had room for, as [`Self::sort`] counts them.
+    pub(super) drawn: RefCell<Vec<usize>>,
 }
 
 /// A row of the table.
@@ -77,6 +80,23 @@ impl SweepView {
     #[must_use]
     pub fn columns(&self) -> usize {
         1 + self.keys.len() + COLUMNS.len()
+    }
+
+    /// The column to sort by after the present one, or before it: one of those that are seen.
+    fn next_sort(&self, forward: bool) -> usize {
+        let drawn = self.drawn.borrow();
+        let all = if drawn.is_empty() {
+            (0..self.columns()).collect()
+        } else {
+            let mut all = vec![0];
+            all.extend(drawn.iter());
+            all
+        };
+        // From a column that is hidden on, where the terminal has become narrower.
+        let after = all.iter().find(|c| **c > self.sort).unwrap_or(&all[0]);
+        let before = all.iter().rfind(|c| **c < self.sort);
+        let before = before.or(all.last()).unwrap_or(after);
+        *if forward { after } else { before }
     }
 
     /// What the batches of the points are counted in.
@@ -190,7 +210,6 @@ impl SweepView {
 
 /// A key in the sweep view.
 pub(super) fn command(app: &mut App, command: Command) -> Vec<Effect> {
-    let columns = app.sweep.columns();
     let s = &mut app.sweep;
     match command {
         Command::Sweep => return run(app),
@@ -200,8 +219,8 @@ pub(super) fn command(app: &mut App, command: Command) -> Vec<Effect> {
                 app.say(Tone::Plain, format!("removed {axis}; w sweeps again"));
             }
         }
-        Command::Sort => s.sort = (s.sort + 1) % columns,
-        Command::SortBack => s.sort = (s.sort + columns - 1) % columns,
+        Command::Sort => s.sort = s.next_sort(true),
+        Command::SortBack => s.sort = s.next_sort(false),
         Command::Reverse => s.reversed = !s.reversed,
         Command::Front => s.front_only = !s.front_only,
         Command::Filter => {

@@ -12,9 +12,11 @@ use ratatui::crossterm::event::{self as input, DisableMouseCapture, EnableMouseC
 use ratatui::crossterm::execute;
 use ratatui::crossterm::style::Print;
 use ratatui::crossterm::terminal::{
-    EnterAlternateScreen, LeaveAlternateScreen, disable_raw_mode, enable_raw_mode,
+    Clear, ClearType, EnterAlternateScreen, LeaveAlternateScreen, disable_raw_mode, enable_raw_mode,
 };
-use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
+use ratatui::layout::Size;
+use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM, SIGTSTP};
+use signal_hook::low_level::raise;
 use std::io::{self, Stdout, stdout};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -39,16 +41,35 @@ struct Guard;
 impl Guard {
     fn new(mouse: bool) -> io::Result<Self> {
         hook(std::thread::current().id());
-        enable_raw_mode()?;
-        HELD.store(true, Ordering::Relaxed);
-        // From here on there is something to give back.
+        // What has been taken when it fails is given back.
         let guard = Self;
-        execute!(stdout(), EnterAlternateScreen)?;
-        if mouse {
-            execute!(stdout(), EnableMouseCapture)?;
-        }
+        take(mouse)?;
         Ok(guard)
     }
+}
+
+/// Takes the terminal over.
+fn take(mouse: bool) -> io::Result<()> {
+    enable_raw_mode()?;
+    HELD.store(true, Ordering::Relaxed);
+    // Not by ratatui's own clear: it asks where the cursor is, and not every terminal answers.
+    execute!(stdout(), EnterAlternateScreen, Clear(ClearType::All))?;
+    if mouse {
+        execute!(stdout(), EnableMouseCapture)?;
+    }
+    Ok(())
+}
+
+/// Gives the terminal to the shell and stops; when the shell lets it go on, all is drawn anew.
+fn suspend(mouse: bool, terminal: &mut Terminal<CrosstermBackend<Stdout>>) -> io::Result<Size> {
+    give_back();
+    // What the terminal does for programs that leave Ctrl-Z to it. Without a shell that could let it go on nothing happens.
+    raise(SIGTSTP)?;
+    take(mouse)?;
+    // Not told while it was stopped.
+    let size = terminal.size()?;
+    terminal.resize(size.into())?;
+    Ok(size)
 }
 
 impl Drop for Guard {
@@ -94,7 +115,6 @@ pub(super) fn run(
     }
     let guard = Guard::new(app.mouse)?;
     let mut terminal = Terminal::new(CrosstermBackend::new(stdout()))?;
-    terminal.clear()?;
     let size = terminal.size()?;
     let _ = update(app, Event::Resize(size.width, size.height));
     listen(events.clone());
@@ -168,6 +188,10 @@ fn turn(
         for effect in update(app, event) {
             match effect {
                 Effect::Quit => return Ok(()),
+                Effect::Suspend => {
+                    let size = suspend(app.mouse, terminal)?;
+                    let _ = update(app, Event::Resize(size.width, size.height));
+                }
                 Effect::Mouse(true) => execute!(stdout(), EnableMouseCapture)?,
                 Effect::Mouse(false) => execute!(stdout(), DisableMouseCapture)?,
                 Effect::Copy(text) => execute!(stdout(), Print(clipboard(&text)))?,

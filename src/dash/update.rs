@@ -47,6 +47,10 @@ pub fn update(app: &mut App, event: Event) -> Vec<Effect> {
 fn key(app: &mut App, key: KeyEvent) -> Vec<Effect> {
     let place = app.place();
     let command = keys::find(place, key);
+    // Whatever is open stays as it is.
+    if keys::find(Place::Everywhere, key) == Some(Command::Suspend) {
+        return vec![Effect::Suspend];
+    }
     if place == Place::Typing {
         return typing(app, key, command);
     }

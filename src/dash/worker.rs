@@ -118,7 +118,7 @@ impl Worker {
                     let _ = state::write(path, &saved);
                 }
             }
-            Effect::Mouse(_) | Effect::Copy(_) | Effect::Quit => {}
+            Effect::Mouse(_) | Effect::Copy(_) | Effect::Suspend | Effect::Quit => {}
         }
     }
 

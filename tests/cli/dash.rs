@@ -242,6 +242,34 @@ fn it_follows_the_terminals_size_and_gives_it_back_on_a_signal() {
     assert_eq!(rest(tmux.settings("after")), rest(before));
 }
 
+/// Ctrl-Z gives the terminal to the shell, also while something is typed; `fg` goes on where it was.
+#[test]
+fn it_can_be_suspended() {
+    let Some(tmux) = Tmux::start("suspend", 100, 30) else {
+        return;
+    };
+    let before = tmux.settings("before");
+    tmux.dash("--no-state small-native");
+    tmux.wait("the prediction", |s| {
+        s.contains("▸ small-native") && step(s).is_some()
+    });
+    tmux.type_text("/small");
+    tmux.wait_for(" search: small");
+    tmux.press(&["C-z"]);
+    let screen = tmux.wait_for("Stopped");
+    assert!(!screen.contains("Prediction"), "{screen}");
+    assert_eq!(tmux.settings("between"), before);
+    tmux.type_text("clear; fg; echo ended with $?\n");
+    tmux.wait("the same again", |s| {
+        s.contains("▸ small-native") && s.contains(" search: small")
+    });
+    tmux.press(&["C-c"]);
+    tmux.wait("nothing typed", |s| !s.contains(" search: "));
+    tmux.type_text("q");
+    tmux.wait_for("ended with 0");
+    assert_eq!(tmux.settings("after"), before);
+}
+
 /// The smallest terminal, without colours: the mouse, a live training that is stopped, a gate and its baseline.
 #[test]
 fn a_small_terminal_without_colours() {

@@ -191,6 +191,7 @@ fn table(app: &App, buf: &mut Buffer, area: Rect) {
         return;
     }
     let layout = layout(app, inner.width);
+    *s.drawn.borrow_mut() = layout.iter().map(|c| c.of + 1).collect();
     let axes = s.keys.len();
     let mut x = inner.x + 3;
     for column in &layout {

@@ -14,7 +14,7 @@ use ratatui::crossterm::event::{KeyModifiers, MouseButton, MouseEvent, MouseEven
 use shardlab_plan::record::RunKind;
 use shardlab_plan::scenario::sweep_of;
 use shardlab_plan::units::Bytes;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
@@ -273,7 +273,7 @@ fn where_nothing_is_selected_nothing_is_shown() {
 #[test]
 fn the_list_has_the_numbers_of_changed_scenarios() {
     let mut stage = Stage::new();
-    stage.keys("jj/step<5000<enter>");
+    stage.keys("jj/step>1000 step!=7654.3<enter>");
     stage.predicted(1076.7);
     stage.keys("<tab>/prefetch_f<enter><right>");
     let row = |stage: &mut Stage| {
@@ -566,6 +566,38 @@ fn a_wrong_axis_is_refused_as_it_is_entered() {
     stage.keys(", 1]<enter><backspace><backspace><backspace><backspace><backspace>1, 2]<enter>");
     assert_eq!(stage.app.sweep.axes, ["train.micro_batch=[1, 2]"]);
     assert!(stage.app.prompt.is_none());
+}
+
+#[test]
+fn a_completed_list_is_typed_into() {
+    let mut stage = Stage::new();
+    stage.keys("4atrain.micro<tab>1, 2<enter>");
+    assert_eq!(stage.app.sweep.axes, ["train.micro_batch=[1, 2]"]);
+}
+
+/// What the table has no room for is nothing to sort it by.
+#[test]
+fn the_sweep_is_sorted_by_columns_that_are_drawn() {
+    let mut stage = Stage::new();
+    stage.keys("w");
+    let keys = ["fsdp.prefetch_forward", "train.recompute"].map(str::to_owned);
+    stage.news(News::Axes(keys.to_vec(), 1));
+    let settings = vec!["1".into(), "none".into()];
+    stage.news(News::Point(0, settings, Ok(brief(1.0, 1.0, "yes"))));
+    for (width, titles) in [(80, 6), (160, 8)] {
+        for keys in ["s", "S"] {
+            let mut seen = BTreeSet::new();
+            for _ in 0..20 {
+                let screen = stage.screen(width, 24);
+                seen.insert(stage.app.sweep.sort);
+                // Where it is sorted by a column, the table says which.
+                assert_eq!(screen.contains('↑'), stage.app.sweep.sort > 0, "{screen}");
+                stage.keys(keys);
+            }
+            // The order of the axes, two axes, and so many others.
+            assert_eq!(seen.len(), 1 + 2 + titles, "{width} {seen:?}");
+        }
+    }
 }
 
 #[test]
