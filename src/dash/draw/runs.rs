@@ -99,19 +99,27 @@ pub(super) fn draw(app: &App, buf: &mut Buffer, body: Rect) {
 }
 
 /// What stands in a column.
-fn cell(run: Listed<'_>, column: &Column) -> String {
+fn cell(app: &App, run: Listed<'_>, column: &Column) -> String {
     let Some(of) = column.of else {
         return run.changes();
     };
     match COLUMNS[of].1 {
         "" => run.called(),
-        "created" => run.field("created").map_or_else(String::new, |c| date(&c)),
+        "created" => made(app, run).map_or_else(String::new, date),
         "step" => ms(run.step_ms()),
         "alloc" => bytes(run.allocated().0),
         "loss" => run
             .loss()
             .map_or_else(|| "-".to_owned(), |l| format!("{l:.4}")),
         field => run.field(field).unwrap_or_default(),
+    }
+}
+
+/// When a run was kept.
+fn made<'a>(app: &'a App, run: Listed<'a>) -> Option<&'a str> {
+    match run {
+        Listed::Kept(_) => app.runs.stored(run).map(|s| s.made.as_str()),
+        Listed::Stored(s) => Some(&s.made),
     }
 }
 
@@ -131,7 +139,7 @@ fn layout(app: &App, rows: &[Row], width: u16) -> Vec<Column> {
         };
         let cells = rows
             .iter()
-            .map(|r| cell(app.runs.of(*r), &column).chars().count());
+            .map(|r| cell(app, app.runs.of(*r), &column).chars().count());
         let longest = cells.max().unwrap_or(0) as u16;
         // One more for the arrow of the sorted column.
         let title = column.title.len() as u16 + u16::from(app.runs.sort == of);
@@ -141,7 +149,7 @@ fn layout(app: &App, rows: &[Row], width: u16) -> Vec<Column> {
     let mut columns: Vec<Column> = (0..COLUMNS.len()).map(column).collect();
     let listed = || rows.iter().map(|r| app.runs.of(*r));
     let (dates, losses) = (
-        listed().any(|r| r.field("created").is_some()),
+        listed().any(|r| r.id().is_some()),
         listed().any(|r| r.loss().is_some()),
     );
     columns.retain(|c| match c.title {
@@ -240,7 +248,7 @@ fn row(app: &App, buf: &mut Buffer, place: Rect, row: Row, selected: bool, colum
             x,
             place.y,
             column,
-            &cell(run, column),
+            &cell(app, run, column),
             style.patch(tone),
         );
         x += column.width + 1;
