@@ -61,12 +61,7 @@ pub fn heat(
         for (r, row) in cells.iter().enumerate() {
             let py = top + r as i32 * h;
             let label = y.1.get(r).map_or("", |s| s);
-            let label = if y.0.is_empty() {
-                label.to_owned()
-            } else {
-                format!("{} = {label}", y.0)
-            };
-            let cut = draw::cut(&label, 27);
+            let cut = draw::cut(label, 27);
             area.draw(&Text::new(cut, (4, py + 30), text(22, &INK)))?;
             for (c, cell) in row.iter().enumerate() {
                 let px = left + c as i32 * w;
@@ -115,7 +110,11 @@ pub fn heat(
             area.draw(&Text::new(cut, at, text(22, &FAINT).pos(MIDDLE)))?;
         }
         let at = (left, top + rows as i32 * h + 50);
-        let words = format!("{}; cells: {unit}, thick frame: best", x.0);
+        let axes = match y.0 {
+            "" => x.0.to_owned(),
+            y => format!("across: {}, down: {y}", x.0),
+        };
+        let words = format!("{axes}; cells: {unit}, thick frame: best");
         area.draw(&Text::new(words, at, text(22, &FAINT)))?;
         Ok(())
     })
@@ -140,7 +139,8 @@ fn describe(
     for (row, name) in cells.iter().zip(y.1) {
         for (cell, column) in row.iter().zip(x.1) {
             if let Some(cell) = cell.filter(|c| is_best(c)) {
-                best = Some((cell.value, column, name));
+                // Of equal ones the first, as in tables.
+                best.get_or_insert((cell.value, column, name));
             }
         }
     }
