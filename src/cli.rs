@@ -28,8 +28,7 @@ mod validate;
 
 #[cfg(feature = "dash")]
 #[cfg(feature = "dash")]
-pub(crate) use table::option_of;
-pub(crate) use {exec::utilisation, keep::with_source};
+pub(crate) use {exec::utilisation, keep::with_source, table::option_of};
 
 use clap::{CommandFactory, Parser, Subcommand};
 use output::{Failure, Out, Status};
