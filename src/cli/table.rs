@@ -80,12 +80,18 @@ impl Column {
         }
     }
 
-    fn constraint(self) -> ColumnConstraint {
+    /// What the column asks for, `padding` beside its cells included.
+    fn constraint(self, padding: u16) -> ColumnConstraint {
         if self.number || self.longest <= UNBROKEN {
             return ColumnConstraint::ContentWidth;
         }
-        ColumnConstraint::LowerBoundary(Width::Fixed(self.unbroken as u16))
+        ColumnConstraint::LowerBoundary(Width::Fixed(self.unbroken as u16 + padding))
     }
+}
+
+/// Blanks before a column's cells.
+const fn padding(column: usize) -> u16 {
+    if column > 0 { 2 } else { 0 }
 }
 
 impl Table {
@@ -105,7 +111,7 @@ impl Table {
             columns[i].take(title.trim_start_matches('>'));
             columns[i].number = title.starts_with('>');
             if let Some(column) = inner.column_mut(i) {
-                column.set_padding((if i > 0 { 2 } else { 0 }, 0));
+                column.set_padding((padding(i), 0));
                 if columns[i].number {
                     column.set_cell_alignment(CellAlignment::Right);
                 }
@@ -134,7 +140,7 @@ impl Table {
         inner.set_width(u16::try_from(width).unwrap_or(u16::MAX));
         for (i, column) in self.columns.iter().enumerate() {
             if let Some(of) = inner.column_mut(i) {
-                of.set_constraint(column.constraint());
+                of.set_constraint(column.constraint(padding(i)));
             }
         }
         let lines = inner.lines();

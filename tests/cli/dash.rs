@@ -165,7 +165,7 @@ fn a_session_from_a_changed_option_to_a_comparison() {
     // Simulate: the timeline opens.
     tmux.type_text("r");
     tmux.wait("the timeline", |s| {
-        s.contains("llama-tiny: predicted") && s.contains("all_gather")
+        s.contains("llama-tiny: #1 predicted") && s.contains("all_gather")
     });
     // Into the backward of one block.
     tmux.type_text("u");
@@ -186,7 +186,7 @@ fn a_session_from_a_changed_option_to_a_comparison() {
     // Both lie above one another.
     tmux.type_text("2");
     let screen = tmux.wait("both runs", |s| {
-        s.contains("llama-tiny: predicted") && s.contains("│ measured")
+        s.contains("llama-tiny: #1 predicted") && s.contains("│ #2 measured")
     });
     assert!(
         screen.lines().any(|l| l.starts_with("  measured")),

@@ -1,7 +1,7 @@
 //! The list of runs.
 
 use super::super::output::{Failure, Out, Status};
-use super::super::table::{Table, option_of};
+use super::super::table::{Table, fits, option_of, room};
 use super::Args;
 use shardlab_plan::units::{ByteUnit, Bytes};
 use shardlab_reports::store::{Entry, Listing, Store};
@@ -49,7 +49,11 @@ pub(super) fn run(args: &Args, store: &Store, out: &mut Out) -> Result<Status, F
     Ok(Status::Done)
 }
 
-/// Runs with their main numbers.
+const POLICY: usize = 4;
+const HARDWARE: usize = 5;
+const OPTIONS: usize = 9;
+
+/// Runs with their main numbers: without hardware and policy where there is no room for them.
 pub(super) fn table(runs: &[Entry]) -> Table {
     let reserved = |e: &Entry| match e.metric("memory.peak_reserved_bytes") {
         x if x.is_nan() => None,
@@ -57,7 +61,7 @@ pub(super) fn table(runs: &[Entry]) -> Table {
     };
     let unit = ByteUnit::common(runs.iter().filter_map(reserved));
     let title = format!(">resv\n{}", unit.name());
-    let mut table = Table::new([
+    let titles = [
         "id",
         "kept (UTC)",
         "kind",
@@ -68,25 +72,48 @@ pub(super) fn table(runs: &[Entry]) -> Table {
         title.as_str(),
         ">loss",
         "options",
-    ]);
-    for e in runs {
-        let number = |name: &str, digits: usize| match e.metric(name) {
-            x if x.is_nan() => "-".to_owned(),
-            x => format!("{:.digits$}", x),
-        };
-        let options: Vec<&str> = e.overrides.iter().map(|o| option_of(o)).collect();
-        table.row([
-            e.id.tail().to_owned(),
-            e.created[5..16].replace('T', " "),
-            e.kind.clone(),
-            e.scenario.clone(),
-            e.policy.clone(),
-            e.hardware.clone(),
-            number("step_ms.median", 2),
-            reserved(e).map_or_else(|| "-".to_owned(), |b| unit.show(b)),
-            number("loss.last", 4),
-            options.join(" "),
-        ]);
+    ];
+    let rows: Vec<[String; 10]> = runs
+        .iter()
+        .map(|e| {
+            let number = |name: &str, digits: usize| match e.metric(name) {
+                x if x.is_nan() => "-".to_owned(),
+                x => format!("{x:.digits$}"),
+            };
+            let options: Vec<&str> = e.overrides.iter().map(|o| option_of(o)).collect();
+            [
+                e.id.tail().to_owned(),
+                e.created[5..16].replace('T', " "),
+                e.kind.clone(),
+                e.scenario.clone(),
+                e.policy.clone(),
+                e.hardware.clone(),
+                number("step_ms.median", 2),
+                reserved(e).map_or_else(|| "-".to_owned(), |b| unit.show(b)),
+                number("loss.last", 4),
+                options.join(" "),
+            ]
+        })
+        .collect();
+    // Options give way between words only.
+    let room_of = |column: usize| {
+        let cells = rows.iter().map(|r| r[column].as_str());
+        if column == OPTIONS {
+            room(titles[column], cells.flat_map(str::split_whitespace))
+        } else {
+            room(titles[column], cells)
+        }
+    };
+    // What was changed is among the options anyway.
+    let mut shown: Vec<usize> = (0..titles.len()).collect();
+    for spare in [HARDWARE, POLICY] {
+        if !fits(shown.iter().map(|c| room_of(*c)).sum()) {
+            shown.retain(|c| *c != spare);
+        }
+    }
+    let mut table = Table::new(shown.iter().map(|c| titles[*c]));
+    for row in &rows {
+        table.row(shown.iter().map(|c| row[*c].clone()));
     }
     table
 }
