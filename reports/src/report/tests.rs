@@ -352,11 +352,11 @@ fn a_sweep_of_three_axes_tells_the_best_that_fit() {
         ),
     ];
     assert_eq!(heads, expected);
-    let tables = summary.blocks.iter().filter_map(|b| match b {
+    let mut tables = summary.blocks.iter().filter_map(|b| match b {
         Block::Table(t) => Some(t),
         _ => None,
     });
-    let table = tables.last().unwrap();
+    let table = tables.next_back().unwrap();
     assert_eq!(
         table.head[..4],
         ["prefetch_forward", "units", "recompute", "kind"]
