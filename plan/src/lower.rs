@@ -14,6 +14,7 @@ mod kernels;
 mod offload;
 mod optimizer;
 mod policy;
+mod reduction;
 mod streams;
 mod walk;
 

@@ -3,14 +3,14 @@
 use super::Fsdp2;
 use crate::lower::builder::NewBuffer;
 use crate::lower::context::Cx;
+use crate::lower::reduction;
 use crate::model::Real;
 use crate::program::{
-    Access, BufferId, COMPUTE, CollectiveKind, CommId, GroupId, Holds, HostWorkKind, Part, Pool,
-    ReduceOp, Role, Rule, ShardOp, StreamId,
+    Access, BufferId, COMPUTE, GroupId, Holds, HostWorkKind, Pool, ReduceOp, Role, Rule, ShardOp,
+    StreamId,
 };
 use crate::scenario::Scenario;
 use crate::units::DType;
-use smallvec::smallvec;
 
 /// How gradients become an average.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -97,7 +97,9 @@ impl Fsdp2 {
         };
         cx.b.alloc(Rule::Reduce, output);
         divide(cx, cx.b.whole(input), f64::from(division.before), c, rs);
-        self.scatter(cx, g, input, output, division.op);
+        let over = (self.comms.reduce, self.streams.reduce);
+        let ends = (cx.b.whole(input), cx.b.whole(output));
+        reduction::scatter(cx, over, division.op, ends);
         // The next group's post-backward waits for the reduce-scatter alone: what follows it on any stream is the end of backward's.
         let scattered = cx.b.record(Rule::Reduce, rs);
         self.pending.push_back((input, scattered));
@@ -108,7 +110,9 @@ impl Fsdp2 {
             if let Some(comm) = replicas {
                 self.add_partial(cx, g, output);
                 tail = self.streams.outer;
-                self.all_reduce(cx, output, comm, division.op);
+                let streams = (self.streams.reduce, self.streams.outer);
+                let shard = cx.b.whole(output);
+                reduction::all_reduce(cx, comm, streams, division.op, shard);
             }
             divide(cx, cx.b.whole(output), division.after, c, tail);
             if c == stored && first {
@@ -160,47 +164,6 @@ impl Fsdp2 {
             cx.b.free(Rule::Grad, id);
         }
         input
-    }
-
-    fn scatter(
-        &self,
-        cx: &mut Cx<'_>,
-        g: GroupId,
-        input: BufferId,
-        output: BufferId,
-        op: ReduceOp,
-    ) {
-        let (rs, dtype) = (self.streams.reduce, cx.scenario.precision.comm_grads);
-        let (input, output) = (cx.b.whole(input), cx.b.whole(output));
-        let Some(comm) = self.comms.reduce else {
-            let n = self.shard_numel(g);
-            cx.run(
-                Rule::Reduce,
-                ShardOp::Copy,
-                n,
-                dtype,
-                rs,
-                &[input],
-                &[output],
-            );
-            return;
-        };
-        let kind = CollectiveKind::ReduceScatter;
-        let parts = smallvec![Part { input, output }];
-        cx.b.collective(Rule::Reduce, rs, kind, comm, op, dtype, parts);
-    }
-
-    /// Sums a reduced shard over the replicas, in place and in the dtype of the reduce-scatter.
-    fn all_reduce(&self, cx: &mut Cx<'_>, shard: BufferId, comm: CommId, op: ReduceOp) {
-        let (outer, dtype) = (self.streams.outer, cx.scenario.precision.comm_grads);
-        cx.b.join(Rule::OuterReduce, self.streams.reduce, outer);
-        let shard = cx.b.whole(shard);
-        let kind = CollectiveKind::AllReduce;
-        let parts = smallvec![Part {
-            input: shard,
-            output: shard
-        }];
-        cx.b.collective(Rule::OuterReduce, outer, kind, comm, op, dtype, parts);
     }
 
     /// The buffer of a group's sums between micro-batches.

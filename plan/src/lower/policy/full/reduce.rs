@@ -3,10 +3,8 @@
 use super::{Full, Reducing};
 use crate::lower::builder::NewBuffer;
 use crate::lower::context::Cx;
-use crate::program::{
-    Access, BufferId, COMPUTE, CollectiveKind, CommId, Holds, Part, ReduceOp, Role, Rule, ShardOp,
-    StreamId,
-};
+use crate::lower::reduction;
+use crate::program::{Access, BufferId, COMPUTE, Holds, ReduceOp, Role, Rule, ShardOp, StreamId};
 use smallvec::{SmallVec, smallvec};
 
 /// Buffers of a reduction bucket.
@@ -108,7 +106,8 @@ impl Full {
             ReduceOp::Avg
         };
         let out = cx.b.whole(target);
-        self.scatter(cx, whole, out, op);
+        let over = (self.comms.reduce, self.streams.reduce);
+        reduction::scatter(cx, over, op, (whole, out));
         let mut buffers: SmallVec<[BufferId; 3]> = smallvec![input];
         let mut tail = streams.reduce;
         let sum = partial.filter(|_| !self.first);
@@ -125,7 +124,9 @@ impl Full {
             }
             if let Some(comm) = replicas {
                 tail = streams.outer;
-                self.all_reduce(cx, out, comm, op);
+                // Every communicator has a stream of its own, and both reductions one dtype (`redistribute(backward_dtype)` of SimpleFSDP).
+                let streams = (self.streams.reduce, self.streams.outer);
+                reduction::all_reduce(cx, comm, streams, op, out);
             }
             let to: Vec<Access> = bucket
                 .params
@@ -152,39 +153,6 @@ impl Full {
         let done = (tail != COMPUTE).then(|| cx.b.record(Rule::Reduce, tail));
         self.reducing.push_back(Reducing { buffers, done });
         self.release_reductions(cx, usize::from(done.is_some()), Rule::ReduceGate);
-    }
-
-    fn scatter(&self, cx: &mut Cx<'_>, input: Access, output: Access, op: ReduceOp) {
-        let (stream, dtype) = (self.streams.reduce, cx.scenario.precision.comm_grads);
-        let Some(comm) = self.comms.reduce else {
-            let n = output.bytes / dtype.size();
-            cx.run(
-                Rule::Reduce,
-                ShardOp::Copy,
-                n,
-                dtype,
-                stream,
-                &[input],
-                &[output],
-            );
-            return;
-        };
-        let kind = CollectiveKind::ReduceScatter;
-        let parts = smallvec![Part { input, output }];
-        cx.b.collective(Rule::Reduce, stream, kind, comm, op, dtype, parts);
-    }
-
-    /// Sums a reduced bucket over the replicas: every communicator has a stream of its own, and both reductions one dtype
-    /// (`redistribute(backward_dtype)` of SimpleFSDP).
-    fn all_reduce(&self, cx: &mut Cx<'_>, bucket: Access, comm: CommId, op: ReduceOp) {
-        let (stream, dtype) = (self.streams.outer, cx.scenario.precision.comm_grads);
-        cx.b.join(Rule::OuterReduce, self.streams.reduce, stream);
-        let kind = CollectiveKind::AllReduce;
-        let parts = smallvec![Part {
-            input: bucket,
-            output: bucket
-        }];
-        cx.b.collective(Rule::OuterReduce, stream, kind, comm, op, dtype, parts);
     }
 }
 

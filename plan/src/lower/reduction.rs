@@ -1,0 +1,49 @@
+//! What torch's two ways of sharding reduce with: a reduce-scatter of gradients, and an all-reduce over replicas behind it.
+
+use super::context::Cx;
+use crate::program::{Access, CollectiveKind, CommId, Part, ReduceOp, Rule, ShardOp, StreamId};
+use smallvec::smallvec;
+
+/// Reduces `input` into this rank's part of it, in the dtype of gradients on the wire. One rank alone copies.
+pub(super) fn scatter(
+    cx: &mut Cx<'_>,
+    (comm, stream): (Option<CommId>, StreamId),
+    op: ReduceOp,
+    (input, output): (Access, Access),
+) {
+    let dtype = cx.scenario.precision.comm_grads;
+    let Some(comm) = comm else {
+        let n = output.bytes / dtype.size();
+        cx.run(
+            Rule::Reduce,
+            ShardOp::Copy,
+            n,
+            dtype,
+            stream,
+            &[input],
+            &[output],
+        );
+        return;
+    };
+    let kind = CollectiveKind::ReduceScatter;
+    let parts = smallvec![Part { input, output }];
+    cx.b.collective(Rule::Reduce, stream, kind, comm, op, dtype, parts);
+}
+
+/// Sums what was reduced on one stream over the replicas on another, in place and in the same dtype.
+pub(super) fn all_reduce(
+    cx: &mut Cx<'_>,
+    comm: CommId,
+    (reduced_on, stream): (StreamId, StreamId),
+    op: ReduceOp,
+    what: Access,
+) {
+    let dtype = cx.scenario.precision.comm_grads;
+    cx.b.join(Rule::OuterReduce, reduced_on, stream);
+    let kind = CollectiveKind::AllReduce;
+    let parts = smallvec![Part {
+        input: what,
+        output: what
+    }];
+    cx.b.collective(Rule::OuterReduce, stream, kind, comm, op, dtype, parts);
+}
