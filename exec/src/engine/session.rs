@@ -193,7 +193,7 @@ impl<D: Device> Session<D> {
             ..
         } = setup;
         let regions = plan_regions(&program, &options);
-        let muster = Muster::new(devices.len());
+        let muster = Muster::new(world.local().len().min(devices.len()));
         // `None`: another one has failed, and is there to say why.
         let new = |id, device: D, place: Place<'_>| {
             let mut rank = Rank::new(id, &program, &options, &abort, device, &regions)?;
