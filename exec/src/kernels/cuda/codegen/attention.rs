@@ -109,7 +109,9 @@ const MOST_ROWS: u64 = 4;
 /// The largest tile that finds room: of long heads, and on smaller GPUs, fewer rows.
 fn tile(target: Target, d: u64) -> u64 {
     let fits = |tile: &u64| shared(*tile, d, MOST_ROWS) <= u64::from(target.shared());
-    [64, 32].into_iter().find(fits).unwrap_or(16)
+    // A thread keeps sums of its rows for all of a head: of long ones, no more than half as many.
+    let largest = if d <= 128 { 64 } else { 32 };
+    [largest, 32].into_iter().find(fits).unwrap_or(16)
 }
 
 /// Function `name(b, h, s)` that gives the address of a row, and `NAME_STEP`, the distance of its components.
@@ -378,4 +380,22 @@ KERNEL({THREADS}) k1({args}) {{
         ],
         scratch: g.batch * g.heads * g.seq * 4,
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn tiles_are_as_large_as_the_gpu_has_room_for() {
+        // 64 rows of 128 numbers, 132 apart, four times, and 64 x 68 scores.
+        assert_eq!(shared(64, 128, 4), 64 * (4 * 132 + 68) * 4);
+        let tiles = |capability| {
+            let target = Target::of(capability).unwrap();
+            [64, 128, 192, 256].map(|d| tile(target, d))
+        };
+        assert_eq!(tiles((9, 0)), [64, 64, 32, 32]);
+        assert_eq!(tiles((8, 0)), [64, 64, 32, 32]);
+        assert_eq!(tiles((8, 9)), [64, 32, 16, 16]);
+    }
 }

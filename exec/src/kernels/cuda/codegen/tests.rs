@@ -210,6 +210,14 @@ fn kernels_for_other_gpus_compile_and_find_room() {
             ],
         ),
         ("peers-8b", vec!["model.layers=1", "precision.compute=f32"]),
+        (
+            "peers-8b",
+            vec![
+                "model.layers=1",
+                "precision.compute=f32",
+                "model.head_dim=256",
+            ],
+        ),
     ];
     let programs = scenarios.map(|(name, set)| {
         let set: Vec<String> = set.into_iter().map(str::to_owned).collect();
