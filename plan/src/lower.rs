@@ -18,7 +18,7 @@ mod reduction;
 mod streams;
 mod walk;
 
-use crate::compile::tape::Tape;
+use crate::compile::tape::{Module, Tape};
 use crate::compile::{self, Neighbours, Sharding};
 use crate::memory::{self, AllocError, ReplayError};
 use crate::program::{
@@ -61,11 +61,7 @@ pub fn plan(scenario: &Scenario) -> Result<Program, PlanError> {
             "no parameter is trained: `fsdp.frozen` names every module that has any".to_owned(),
         ));
     }
-    let specs = assign_units(&scenario.fsdp.units, &modules)?;
-    let kind = layout_kind(scenario);
-    let follows = follows(scenario, &params);
-    let apart = frozen_apart(scenario);
-    let groups = build_groups(&specs, &modules, &params, kind, &follows, apart)?;
+    let (specs, groups) = units(scenario, &modules, &params)?;
     let tape = tape(scenario, modules.len(), &specs, &groups);
     let mut cx = Cx::new(scenario, &tape, specs, groups)?;
     capture::check_scopes(&cx)?;
@@ -262,11 +258,26 @@ fn finish(cx: Cx<'_>, buffers: &TapeBuffers, sections: Vec<Section>) -> Program 
 /// As [`plan`].
 pub fn tape_of(scenario: &Scenario) -> Result<Tape, PlanError> {
     let (modules, params) = compile::modules_and_params(scenario);
-    let specs = assign_units(&scenario.fsdp.units, &modules)?;
-    let (kind, follows) = (layout_kind(scenario), follows(scenario, &params));
-    let apart = frozen_apart(scenario);
-    let groups = build_groups(&specs, &modules, &params, kind, &follows, apart)?;
+    let (specs, groups) = units(scenario, &modules, &params)?;
     Ok(tape(scenario, modules.len(), &specs, &groups))
+}
+
+/// Units of a scenario's model, and the groups of their parameters.
+fn units(
+    scenario: &Scenario,
+    modules: &[Module],
+    params: &[Param],
+) -> Result<(Vec<UnitSpec>, Vec<Group>), PlanError> {
+    let specs = assign_units(&scenario.fsdp.units, modules)?;
+    let groups = build_groups(
+        &specs,
+        modules,
+        params,
+        layout_kind(scenario),
+        &follows(scenario, params),
+        frozen_apart(scenario),
+    )?;
+    Ok((specs, groups))
 }
 
 /// The tape for these units and layouts.

@@ -15,22 +15,27 @@ pub struct Cursor {
     page: Cell<usize>,
 }
 
+/// Where a command leads from a row, by pages of so many, and no further than the last; `None` for one that does not move.
+pub(super) fn moved(at: usize, command: Command, page: usize, last: usize) -> Option<usize> {
+    let to = match command {
+        Command::Up => at.saturating_sub(1),
+        Command::Down => at + 1,
+        Command::PageUp => at.saturating_sub(page),
+        Command::PageDown => at + page,
+        Command::First => 0,
+        Command::Last => last,
+        _ => return None,
+    };
+    Some(to.min(last))
+}
+
 impl Cursor {
     /// Moves in a list of so many rows. Whether the command was one that moves.
     pub fn go(&mut self, command: Command, len: usize) -> bool {
         let page = self.page.get().max(2) - 1;
-        let last = len.saturating_sub(1);
-        self.at = match command {
-            Command::Up => self.at.saturating_sub(1),
-            Command::Down => self.at + 1,
-            Command::PageUp => self.at.saturating_sub(page),
-            Command::PageDown => self.at + page,
-            Command::First => 0,
-            Command::Last => last,
-            _ => return false,
-        }
-        .min(last);
-        true
+        let to = moved(self.at, command, page, len.saturating_sub(1));
+        self.at = to.unwrap_or(self.at);
+        to.is_some()
     }
 
     /// Keeps the selection within a list of so many rows.

@@ -4,6 +4,7 @@ mod mouse;
 
 use super::app::{App, Purpose, Tone, View};
 use super::confirm::{self, Question};
+use super::cursor::moved;
 use super::event::{Effect, Event, JobId, Message, News};
 use super::help::Help;
 use super::keys::{self, Command, Place};
@@ -130,27 +131,16 @@ fn in_help(app: &mut App, command: Command) -> Vec<Effect> {
     };
     let page = usize::from(app.size.1).saturating_sub(6).max(1);
     let last = help.lines().len().saturating_sub(page);
-    help.top = match command {
-        Command::Back => {
-            app.help = None;
-            return Vec::new();
-        }
+    match command {
+        Command::Back => app.help = None,
         Command::Quit | Command::Leave => return vec![Effect::Save(app.save()), Effect::Quit],
         Command::Filter => {
             let text = help.search.clone();
             app.prompt = Some(Prompt::anew(Asks::FilterHelp, text));
             help.search.clear();
-            return Vec::new();
         }
-        Command::Up => help.top.saturating_sub(1),
-        Command::Down => help.top + 1,
-        Command::PageUp => help.top.saturating_sub(page),
-        Command::PageDown => help.top + page,
-        Command::First => 0,
-        Command::Last => last,
-        _ => help.top,
+        _ => help.top = moved(help.top, command, page, last).unwrap_or(help.top.min(last)),
     }
-    .min(last);
     Vec::new()
 }
 

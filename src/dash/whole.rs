@@ -1,6 +1,7 @@
 //! All that is told of the selected scenario, over everything else: what a pane has no room for.
 
 use super::app::App;
+use super::cursor::moved;
 use super::event::Effect;
 use super::keys::Command;
 use std::cell::Cell;
@@ -30,20 +31,10 @@ pub(super) fn command(app: &mut App, command: Command) -> Vec<Effect> {
     };
     let (last, room) = whole.drawn.get();
     let page = room.max(2) - 1;
-    whole.top = match command {
-        Command::Back => {
-            app.whole = None;
-            return Vec::new();
-        }
+    match command {
+        Command::Back => app.whole = None,
         Command::Leave => return vec![Effect::Save(app.save()), Effect::Quit],
-        Command::Up => whole.top.saturating_sub(1),
-        Command::Down => whole.top + 1,
-        Command::PageUp => whole.top.saturating_sub(page),
-        Command::PageDown => whole.top + page,
-        Command::First => 0,
-        Command::Last => last,
-        _ => whole.top,
+        _ => whole.top = moved(whole.top, command, page, last).unwrap_or(whole.top.min(last)),
     }
-    .min(last);
     Vec::new()
 }

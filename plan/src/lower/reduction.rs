@@ -1,4 +1,4 @@
-//! What torch's two ways of sharding reduce with: a reduce-scatter of gradients, and an all-reduce over replicas behind it.
+//! What torch's two ways of sharding reduce with: a reduce-scatter of gradients, an all-reduce over replicas behind it, and sums.
 
 use super::context::Cx;
 use crate::program::{Access, CollectiveKind, CommId, Part, ReduceOp, Rule, ShardOp, StreamId};
@@ -46,4 +46,20 @@ pub(super) fn all_reduce(
         output: what
     }];
     cx.b.collective(Rule::OuterReduce, stream, kind, comm, op, dtype, parts);
+}
+
+/// Adds a range to others, one after another, in the dtype of these.
+pub(super) fn accumulate(cx: &mut Cx<'_>, from: Access, to: &[Access], stream: StreamId) {
+    let dtype = cx.b.buffers[to[0].buffer.index()].dtype;
+    let n = to.iter().map(|a| a.bytes).sum::<u64>() / dtype.size();
+    let reads: Vec<Access> = std::iter::once(from).chain(to.iter().copied()).collect();
+    cx.run(
+        Rule::ReduceAccumulate,
+        ShardOp::Accumulate,
+        n,
+        dtype,
+        stream,
+        &reads,
+        to,
+    );
 }

@@ -97,7 +97,7 @@ impl Fsdp2 {
         };
         cx.b.alloc(Rule::Reduce, output);
         divide(cx, cx.b.whole(input), f64::from(division.before), c, rs);
-        let over = (self.comms.reduce, self.streams.reduce);
+        let over = (self.comms.reduce, rs);
         let ends = (cx.b.whole(input), cx.b.whole(output));
         reduction::scatter(cx, over, division.op, ends);
         // The next group's post-backward waits for the reduce-scatter alone: what follows it on any stream is the end of backward's.
@@ -110,9 +110,8 @@ impl Fsdp2 {
             if let Some(comm) = replicas {
                 self.add_partial(cx, g, output);
                 tail = self.streams.outer;
-                let streams = (self.streams.reduce, self.streams.outer);
                 let shard = cx.b.whole(output);
-                reduction::all_reduce(cx, comm, streams, division.op, shard);
+                reduction::all_reduce(cx, comm, (rs, tail), division.op, shard);
             }
             divide(cx, cx.b.whole(output), division.after, c, tail);
             if c == stored && first {
@@ -187,7 +186,7 @@ impl Fsdp2 {
     fn keep_partial(&mut self, cx: &mut Cx<'_>, g: GroupId, output: BufferId) {
         match self.groups[g.index()].partial {
             Some(sum) => {
-                self.add(cx, g, output, sum);
+                self.add(cx, output, sum);
                 cx.b.free(Rule::Reduce, output);
             }
             None => self.groups[g.index()].partial = Some(output),
@@ -197,25 +196,15 @@ impl Fsdp2 {
     /// Adds what earlier micro-batches left.
     fn add_partial(&mut self, cx: &mut Cx<'_>, g: GroupId, output: BufferId) {
         if let Some(sum) = self.groups[g.index()].partial.take() {
-            self.add(cx, g, sum, output);
+            self.add(cx, sum, output);
             cx.b.free(Rule::Reduce, sum);
         }
     }
 
     /// Adds one sum over the shard axis to another, on their stream.
-    fn add(&self, cx: &mut Cx<'_>, g: GroupId, from: BufferId, to: BufferId) {
-        let n = self.shard_numel(g);
-        let dtype = cx.scenario.precision.comm_grads;
+    fn add(&self, cx: &mut Cx<'_>, from: BufferId, to: BufferId) {
         let (from, to) = (cx.b.whole(from), cx.b.whole(to));
-        cx.run(
-            Rule::ReduceAccumulate,
-            ShardOp::Accumulate,
-            n,
-            dtype,
-            self.streams.reduce,
-            &[from, to],
-            &[to],
-        );
+        reduction::accumulate(cx, from, &[to], self.streams.reduce);
     }
 
     /// Casts a reduced shard to the gradient at rest, or adds it there.
@@ -229,19 +218,11 @@ impl Fsdp2 {
             id
         });
         let (out, to) = (cx.b.whole(output), cx.b.whole(grad));
-        let (kind, reads) = if first {
-            (ShardOp::Copy, vec![out])
+        if first {
+            let rule = Rule::ReduceAccumulate;
+            cx.run(rule, ShardOp::Copy, n, stored, stream, &[out], &[to]);
         } else {
-            (ShardOp::Accumulate, vec![out, to])
-        };
-        cx.run(
-            Rule::ReduceAccumulate,
-            kind,
-            n,
-            stored,
-            stream,
-            &reads,
-            &[to],
-        );
+            reduction::accumulate(cx, out, &[to], stream);
+        }
     }
 }

@@ -4,7 +4,7 @@ use super::{Full, Reducing};
 use crate::lower::builder::NewBuffer;
 use crate::lower::context::Cx;
 use crate::lower::reduction;
-use crate::program::{Access, BufferId, COMPUTE, Holds, ReduceOp, Role, Rule, ShardOp, StreamId};
+use crate::program::{Access, BufferId, COMPUTE, Holds, ReduceOp, Role, Rule, ShardOp};
 use smallvec::{SmallVec, smallvec};
 
 /// Buffers of a reduction bucket.
@@ -106,7 +106,7 @@ impl Full {
             ReduceOp::Avg
         };
         let out = cx.b.whole(target);
-        let over = (self.comms.reduce, self.streams.reduce);
+        let over = (self.comms.reduce, streams.reduce);
         reduction::scatter(cx, over, op, (whole, out));
         let mut buffers: SmallVec<[BufferId; 3]> = smallvec![input];
         let mut tail = streams.reduce;
@@ -114,19 +114,18 @@ impl Full {
         if keeps {
             if let Some(sum) = sum {
                 let sum = cx.b.whole(sum);
-                accumulate(cx, out, &[sum], tail);
+                reduction::accumulate(cx, out, &[sum], tail);
                 buffers.push(output);
             }
         } else {
             if let Some(sum) = sum {
-                accumulate(cx, cx.b.whole(sum), &[out], tail);
+                reduction::accumulate(cx, cx.b.whole(sum), &[out], tail);
                 buffers.push(sum);
             }
             if let Some(comm) = replicas {
                 tail = streams.outer;
                 // Every communicator has a stream of its own, and both reductions one dtype (`redistribute(backward_dtype)` of SimpleFSDP).
-                let streams = (self.streams.reduce, self.streams.outer);
-                reduction::all_reduce(cx, comm, streams, op, out);
+                reduction::all_reduce(cx, comm, (streams.reduce, tail), op, out);
             }
             let to: Vec<Access> = bucket
                 .params
@@ -146,7 +145,7 @@ impl Full {
                     &to,
                 );
             } else {
-                accumulate(cx, out, &to, tail);
+                reduction::accumulate(cx, out, &to, tail);
             }
             buffers.push(output);
         }
@@ -154,20 +153,4 @@ impl Full {
         self.reducing.push_back(Reducing { buffers, done });
         self.release_reductions(cx, usize::from(done.is_some()), Rule::ReduceGate);
     }
-}
-
-/// Adds a range to others, one after another, in the dtype of these.
-fn accumulate(cx: &mut Cx<'_>, from: Access, to: &[Access], stream: StreamId) {
-    let dtype = cx.b.buffers[to[0].buffer.index()].dtype;
-    let n = to.iter().map(|a| a.bytes).sum::<u64>() / dtype.size();
-    let reads: Vec<Access> = std::iter::once(from).chain(to.iter().copied()).collect();
-    cx.run(
-        Rule::ReduceAccumulate,
-        ShardOp::Accumulate,
-        n,
-        dtype,
-        stream,
-        &reads,
-        to,
-    );
 }
