@@ -123,7 +123,8 @@ pub fn gpus(library_path: &[PathBuf]) -> Result<u32, NoGpu> {
     }
 }
 
-fn device(ordinal: u32) -> Result<sys::CUdevice, CudaError> {
+/// The driver's device of a number below the count.
+pub(super) fn device(ordinal: u32) -> Result<sys::CUdevice, CudaError> {
     let mut device = 0;
     // SAFETY: the driver writes a number where it is told to.
     check("cuDeviceGet", unsafe {

@@ -52,13 +52,14 @@ impl CudaFactory {
         Self { options }
     }
 
+    /// The device of a rank; `None` if another rank of this process could not begin, and is there to say why.
     fn device(
         &self,
         setup: &Setup,
         rank: u32,
         gpu: u32,
         place: Place<'_>,
-    ) -> Result<CudaDevice, String> {
+    ) -> Result<Option<CudaDevice>, String> {
         let words = |e: super::Error| e.to_string();
         let context = Context::new(gpu, &self.options.library_path).map_err(|e| e.to_string())?;
         let program = &setup.program;
@@ -95,11 +96,11 @@ impl CudaFactory {
         let bodies = Bodies::new(&context, program, settings, agree)?;
         // Whoever joins a communicator is there until all have joined.
         if !place.come() {
-            return Err(NOT_ALL.to_owned());
+            return Ok(None);
         }
         let collectives = self.collectives(setup, rank, &context)?;
         let guard = Guard::start(&setup.abort, means(setup, rank, collectives.cutter()))?;
-        Ok(CudaDevice {
+        Ok(Some(CudaDevice {
             guard,
             rank,
             program: Arc::clone(program),
@@ -133,7 +134,7 @@ impl CudaFactory {
             own,
             arena: None,
             context,
-        })
+        }))
     }
 }
 
@@ -183,7 +184,7 @@ impl DeviceFactory for CudaFactory {
         let first = places::first(base, place, local.len() as u32, count, peers.processes())?;
         places::apart(peers, first..first + local.len() as u32)?;
         let muster = Muster::new(local.len());
-        let made: Vec<_> = std::thread::scope(|scope| {
+        let made: Vec<Option<CudaDevice>> = std::thread::scope(|scope| {
             let made: Vec<_> = (first..)
                 .zip(local)
                 .map(|(gpu, rank)| {
@@ -195,21 +196,9 @@ impl DeviceFactory for CudaFactory {
                 t.join()
                     .unwrap_or_else(|panic| Err(crate::device::cpu::panic_text(&*panic)))
             });
-            joined.collect()
-        });
-        first_cause(made)
-    }
-}
-
-/// What ranks say that stopped because another one failed.
-const NOT_ALL: &str = "another rank of this process could not begin";
-
-/// All devices, or why there is one too few: not because of that one.
-fn first_cause(made: Vec<Result<CudaDevice, String>>) -> Result<Vec<CudaDevice>, String> {
-    let cause = |r: &Result<_, String>| matches!(r, Err(why) if why != NOT_ALL);
-    match made.iter().position(cause) {
-        Some(at) => made.into_iter().skip(at).take(1).collect(),
-        None => made.into_iter().collect(),
+            joined.collect::<Result<_, String>>()
+        })?;
+        Ok(made.into_iter().flatten().collect())
     }
 }
 

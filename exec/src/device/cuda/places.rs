@@ -1,6 +1,6 @@
 //! Which GPU a process takes, and that no two take the same.
 
-use super::context::{gpus, visible};
+use super::context::{device, gpus, visible};
 use super::driver::check;
 use crate::process::Peers;
 use cudarc::driver::sys;
@@ -71,12 +71,7 @@ pub(super) fn apart(peers: &Peers, gpus: Range<u32>) -> Result<(), String> {
 
 /// The 16 bytes that tell a GPU from all others.
 fn identity(gpu: u32) -> Result<Vec<u8>, String> {
-    let mut device = 0;
-    // SAFETY: the driver writes a number where it is told to.
-    check("cuDeviceGet", unsafe {
-        sys::cuDeviceGet(&raw mut device, gpu as i32)
-    })
-    .map_err(|e| e.to_string())?;
+    let device = device(gpu).map_err(|e| e.to_string())?;
     let mut id = sys::CUuuid { bytes: [0; 16] };
     // SAFETY: the driver writes 16 bytes where it is told to.
     check("cuDeviceGetUuid", unsafe {
