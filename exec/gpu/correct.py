@@ -31,12 +31,14 @@ def goldens():
 
 
 SMALL = ["small-native", "small-fsdp2", "small-megatron", "small-regions", "small-blocks", "small-merged", "small-engines", "small-pointwise", "small-full", "small-next-step", "small-in-backward", "small-scopes", "small-iteration",
-         "small-recompute", "small-accumulation", "small-double-buffer", "small-units", "small-frozen",
+         "small-recompute", "small-accumulation", "small-no-sync", "small-double-buffer", "small-units", "small-frozen",
          "small-zero1", "small-zero2", "small-ddp", "small-gpt2", "small-encoder", "small-linear", "small-cnn", "small-offload"]
 # These also run in bf16, the policies on two ranks as well; a rehearsal runs the last ones alone.
-BF16 = ["small-native", "small-fsdp2", "small-megatron", "small-regions", "small-blocks", "small-merged", "small-engines", "small-pointwise", "small-full", "small-next-step", "small-in-backward", "small-cnn"]
+BF16 = ["small-native", "small-fsdp2", "small-megatron", "small-regions", "small-blocks", "small-merged", "small-engines", "small-pointwise", "small-full", "small-next-step", "small-in-backward", "small-no-sync", "small-cnn"]
 POLICIES = ["small-native", "small-fsdp2", "small-megatron"]
 REHEARSED = [*POLICIES, "small-regions", "small-cnn"]
+# These are nothing on one GPU.
+SEVERAL = ["small-offload"]
 # These have a mesh of their own, of 4.
 MESH = ["small-hsdp", "small-hfsdp", "small-selective"]
 
@@ -45,6 +47,7 @@ def small():
     """Every option's small scenario against the CPU device, float32 and bf16."""
     names = os.environ["ONLY"].split(",") if os.environ.get("ONLY") else (REHEARSED if CPU else SMALL) + MESH
     every = gpus()
+    names = [n for n in names if every > 1 or n not in SEVERAL]
 
     def case(name, world, dtype, limit):
         def job():
@@ -114,8 +117,9 @@ def same_as(stage, cases, of=PLAIN):
 def bits():
     """Losses and weights are the same to the bit whatever the schedule is, and from run to run: as plain as can be, and as fast."""
     more = {"without graphs": (SAME["captured iteration"], ["--no-graphs"])}
+    same = {k: (v, []) for k, v in SAME.items() if gpus() > 1 or k != "gathers for the next step"}
     for of in (PLAIN, ENGINES):
-        same_as("bits", {"again": ([], []), **{k: (v, []) for k, v in SAME.items()}, **more}, of)
+        same_as("bits", {"again": ([], []), **same, **more}, of)
 
 
 def delays():
@@ -175,6 +179,8 @@ def hung():
 
 def killed():
     """One rank is killed in the middle of a long run."""
+    if gpus() < 2:
+        return
     before = on_gpus()
     where = ["--processes"] if CPU else ["--device", "cuda"]
     command = [tools.binary, "exec", "small-native", "--no-store", "--steps", "1000000", *where, *[x for v in fit(gpus()) for x in ("--set", v)]]

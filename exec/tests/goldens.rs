@@ -128,6 +128,18 @@ fn replicas_and_outer_shards() {
             "train.micro_batch=1",
             "train.grad_accum=2",
         ],
+        &[
+            "train.micro_batch=1",
+            "train.grad_accum=2",
+            "fsdp.gradient_sync=last",
+            "fsdp.reshard_after_backward=false",
+        ],
+        &[
+            "fsdp.policy=fsdp2",
+            "train.micro_batch=1",
+            "train.grad_accum=2",
+            "fsdp.gradient_sync=last",
+        ],
     ] {
         LLAMA.matches(&joined(&[mesh, set]), FEW);
     }

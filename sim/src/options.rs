@@ -50,7 +50,10 @@ impl Options {
                 self.jitter
             ));
         }
-        for &(rank, factor) in &self.stragglers {
+        for (i, &(rank, factor)) in self.stragglers.iter().enumerate() {
+            if self.stragglers[..i].iter().any(|s| s.0 == rank) {
+                return Err(format!("straggler rank {rank} is given twice"));
+            }
             if rank >= world {
                 return Err(format!(
                     "straggler rank {rank}: the world has {world} ranks"

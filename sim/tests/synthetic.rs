@@ -85,6 +85,14 @@ fn a_straggler_slows_everyone() {
         run.exposed,
         even.exposed
     );
+    // Nor is what the end of backward waits longer the tail of a step.
+    let tail = |run: &Run| run.exposed.get(&Cause::Tail).map_or(0.0, |t| t.us());
+    assert!(
+        tail(&run) <= tail(&even) + 1.0,
+        "{:?} after {:?}",
+        run.exposed,
+        even.exposed
+    );
 }
 
 #[test]

@@ -36,7 +36,9 @@ impl Misaligned {
             *all += 1;
             if is_misaligned(&p.program, collective) {
                 *of += 1;
-                found.lost += span.alone - Picos((span.alone.0 as f64 / factor) as u64);
+                found.lost += span
+                    .alone
+                    .saturating_sub(Picos((span.alone.0 as f64 / factor) as u64));
             }
         }
         found.counts.retain(|_, (of, _)| *of > 0);

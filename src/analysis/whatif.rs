@@ -3,7 +3,7 @@
 use crate::predict::{Fit, PredictError, Prediction, Profiles, predict_light};
 use rayon::prelude::*;
 use shardlab_plan::Scenario;
-use shardlab_plan::scenario::{BatchUnit, PolicyKind, ScenarioError, keys};
+use shardlab_plan::scenario::{BatchUnit, OuterStrategy, PolicyKind, ScenarioError, keys};
 use shardlab_plan::units::Bytes;
 
 /// A change to a scenario: overrides that belong together.
@@ -77,9 +77,11 @@ pub struct WhatIf {
 }
 
 /// Keys of which every value is tried.
-const ALL_VALUES: [&str; 15] = [
+const ALL_VALUES: [&str; 17] = [
     "fsdp.policy",
     "fsdp.strategy",
+    "fsdp.reshard_after_backward",
+    "fsdp.gradient_sync",
     "fsdp.async_reduce",
     "fsdp.separate_communicators",
     "fsdp.copy_engine_gather",
@@ -178,12 +180,18 @@ fn mesh(base: &Scenario) -> Vec<Change> {
         let groups = groups.filter(|n| node.is_multiple_of(*n));
         all.extend(groups.map(|n| Change::one("fsdp.reshard_after_forward", &n.to_string())));
     }
-    for (shard, outer) in [(node, world / node), (world, 1)] {
+    let mut meshes = vec![(node, world / node), (world, 1)];
+    meshes.dedup();
+    for (shard, outer) in meshes {
         if shard * outer == world && shard != m.dp_shard {
-            let overrides = vec![
+            let mut overrides = vec![
                 format!("mesh.dp_shard={shard}"),
                 format!("mesh.dp_outer={outer}"),
             ];
+            if outer == 1 && base.fsdp.outer_strategy == OuterStrategy::Optim {
+                // There is nothing left to shard over.
+                overrides.push("fsdp.outer_strategy=no_shard".to_owned());
+            }
             all.push(Change {
                 label: overrides.join(" "),
                 overrides,

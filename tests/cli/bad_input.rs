@@ -106,12 +106,20 @@ fn faulty_options_are_refused_by_name() {
         "scenario,overrides,step_ms\npeers-tiny,,1\npeers-tinny,,1\n",
     )
     .unwrap();
-    let calls: [&[&str]; 14] = [
+    let calls: [&[&str]; 15] = [
         &["sim", "peers-tinny"],
         &["sim", "peers-tiny", "--set", "fsdp.prefetch=0"],
         &["sim", "peers-tiny", "--set", "fsdp.policy"],
         &["sim", "peers-tiny", "--jitter", "0.9"],
         &["sim", "peers-tiny", "--straggler", "9=2"],
+        &[
+            "sim",
+            "peers-tiny",
+            "--straggler",
+            "1=2",
+            "--straggler",
+            "1=1.5",
+        ],
         &["sim", "peers-tiny", "toy-cnn", "--trace", "x.json"],
         &["plan", "peers-tiny", "--unit", "layers.99"],
         &["plan", "peers-tiny", "--section", "validation"],

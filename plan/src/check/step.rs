@@ -296,7 +296,9 @@ impl Walk<'_> {
         let unit = p.buffers[b.index()].unit;
         // Buckets are bounded in bytes, by the pass that made them.
         let bucket = matches!(p.buffers[b.index()].holds, Holds::Named(_));
-        if !first || bucket {
+        // Megatron-FSDP bounds the units of its double buffer, which the root and units that keep their parameters are not.
+        let outside = p.meta.policy == "megatron" && !p.units[unit.index()].reshards;
+        if !first || bucket || outside {
             return;
         }
         match self.step.in_flight.iter_mut().find(|(u, ..)| *u == unit) {

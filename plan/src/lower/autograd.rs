@@ -2,43 +2,65 @@
 
 use super::builder::NewBuffer;
 use super::context::Cx;
+use super::reduction;
 use super::walk::Location;
-use crate::program::{BufferId, COMPUTE, Holds, ParamId, Pool, Role, Rule};
+use crate::program::{BufferId, COMPUTE, Holds, ParamId, Pool, Role, Rule, ShardOp};
+use crate::units::DType;
+
+/// Gradient of one parameter.
+#[derive(Clone, Copy, Debug, Default)]
+struct Grad {
+    /// What this backward has made, until somebody takes it.
+    live: Option<BufferId>,
+    /// Sum of the micro-batches that were not reduced (`unsharded_accumulated_grad`, or `.grad` itself where dtypes agree).
+    sum: Option<BufferId>,
+    /// Buffers of the compute dtype and of sums, once made. Where dtypes agree a first micro-batch's gradient becomes the sum: the
+    /// next ones need another buffer.
+    made: [Option<BufferId>; 2],
+}
 
 /// Which parameters have a gradient now, and the buffers that hold them in every micro-batch.
 #[derive(Clone, Debug)]
 pub(crate) struct AutogradGrads {
-    live: Vec<Option<BufferId>>,
-    made: Vec<Option<BufferId>>,
+    grads: Vec<Grad>,
+    /// Dtype of sums: the one that is reduced.
+    sums: DType,
 }
 
 impl AutogradGrads {
-    pub(crate) fn new(params: usize) -> Self {
+    pub(crate) fn new(params: usize, sums: DType) -> Self {
         Self {
-            live: vec![None; params],
-            made: vec![None; params],
+            grads: vec![Grad::default(); params],
+            sums,
         }
+    }
+
+    fn made(&mut self, cx: &mut Cx<'_>, p: ParamId, which: usize, dtype: DType) -> BufferId {
+        *self.grads[p.index()].made[which].get_or_insert_with(|| {
+            let (g, _) = cx.home[p.index()];
+            let unit = cx.group(g).unit;
+            let bytes = cx.tape.params[p.index()].numel() * dtype.size();
+            cx.b.buffer(NewBuffer {
+                role: Role::FullGrad,
+                bytes,
+                dtype,
+                pool: Pool::Caching,
+                stream: COMPUTE,
+                unit,
+                holds: Holds::Param(p),
+            })
+        })
     }
 
     /// Where a kernel writes the gradient of `p`; allocated if there is none.
     pub(crate) fn location(&mut self, cx: &mut Cx<'_>, p: ParamId) -> Location {
         let dtype = cx.compute_dtype();
-        let buffer = *self.live[p.index()].get_or_insert_with(|| {
-            let id = *self.made[p.index()].get_or_insert_with(|| {
-                let (g, _) = cx.home[p.index()];
-                let unit = cx.group(g).unit;
-                let bytes = cx.tape.params[p.index()].numel() * dtype.size();
-                cx.b.buffer(NewBuffer {
-                    role: Role::FullGrad,
-                    bytes,
-                    dtype,
-                    pool: Pool::Caching,
-                    stream: COMPUTE,
-                    unit,
-                    holds: Holds::Param(p),
-                })
-            });
+        let grad = self.grads[p.index()];
+        let buffer = grad.live.unwrap_or_else(|| {
+            let taken = grad.sum.is_some() && grad.sum == grad.made[0];
+            let id = self.made(cx, p, usize::from(taken), dtype);
             cx.b.alloc(Rule::Grad, id);
+            self.grads[p.index()].live = Some(id);
             id
         });
         Location {
@@ -48,8 +70,47 @@ impl AutogradGrads {
         }
     }
 
-    /// Hands the gradient over: whoever takes it copies it away and frees it.
+    /// A gradient of the dtype of sums is complete: autograd adds it to what earlier micro-batches have left.
+    pub(crate) fn accumulate_alike(&mut self, cx: &mut Cx<'_>, p: ParamId) {
+        if self.sums == cx.compute_dtype() {
+            self.accumulate(cx, p);
+        }
+    }
+
+    /// Adds the gradient to what earlier micro-batches have left, if they have (`accumulate_unsharded_grad_if_needed`).
+    pub(crate) fn accumulate(&mut self, cx: &mut Cx<'_>, p: ParamId) {
+        let grad = &mut self.grads[p.index()];
+        if let Some(sum) = grad.sum
+            && let Some(live) = grad.live.take()
+        {
+            let (from, to) = (cx.b.whole(live), cx.b.whole(sum));
+            reduction::accumulate(cx, Rule::Accumulate, from, &[to], COMPUTE);
+            cx.b.free(Rule::Grad, live);
+        }
+    }
+
+    /// Keeps a first micro-batch's gradient for the next ones to be added to, in the dtype of sums.
+    pub(crate) fn keep(&mut self, cx: &mut Cx<'_>, p: ParamId) {
+        let Some(live) = self.grads[p.index()].live.take() else {
+            return;
+        };
+        if self.sums == cx.compute_dtype() {
+            self.grads[p.index()].sum = Some(live);
+            return;
+        }
+        let sum = self.made(cx, p, 1, self.sums);
+        cx.b.alloc(Rule::Accumulate, sum);
+        let (from, to) = (cx.b.whole(live), cx.b.whole(sum));
+        let n = to.bytes / self.sums.size();
+        let copy = ShardOp::Copy;
+        cx.run(Rule::Accumulate, copy, n, self.sums, COMPUTE, &[from], &[to]);
+        cx.b.free(Rule::Grad, live);
+        self.grads[p.index()].sum = Some(sum);
+    }
+
+    /// Hands the gradient (or the sum of the step's) over: whoever takes it copies it away and frees it.
     pub(crate) fn take(&mut self, p: ParamId) -> Option<BufferId> {
-        self.live[p.index()].take()
+        let grad = &mut self.grads[p.index()];
+        grad.sum.take().or_else(|| grad.live.take())
     }
 }

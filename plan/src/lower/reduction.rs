@@ -49,12 +49,18 @@ pub(super) fn all_reduce(
 }
 
 /// Adds a range to others, one after another, in the dtype of these.
-pub(super) fn accumulate(cx: &mut Cx<'_>, from: Access, to: &[Access], stream: StreamId) {
+pub(super) fn accumulate(
+    cx: &mut Cx<'_>,
+    rule: Rule,
+    from: Access,
+    to: &[Access],
+    stream: StreamId,
+) {
     let dtype = cx.b.buffers[to[0].buffer.index()].dtype;
     let n = to.iter().map(|a| a.bytes).sum::<u64>() / dtype.size();
     let reads: Vec<Access> = std::iter::once(from).chain(to.iter().copied()).collect();
     cx.run(
-        Rule::ReduceAccumulate,
+        rule,
         ShardOp::Accumulate,
         n,
         dtype,

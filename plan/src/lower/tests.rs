@@ -3,6 +3,7 @@
 mod find;
 mod fsdp2;
 mod full;
+mod micro_batches;
 
 use super::plan;
 use crate::program::{
@@ -474,6 +475,17 @@ fn further_options_check() {
         &["fsdp.separate_communicators=false"],
         &["fsdp.reshard_after_forward=2"],
         &["fsdp.reshard_after_forward=2", "fsdp.policy=fsdp2"],
+        &[
+            "fsdp.reshard_after_backward=false",
+            "train.grad_accum=2",
+            "fsdp.reshard_after_forward=2",
+        ],
+        &[
+            "fsdp.reshard_after_backward=false",
+            "train.grad_accum=3",
+            "fsdp.prefetch_next_step=2",
+            "train.validate_every=2",
+        ],
         &["fsdp.nan_check=true"],
         &["fsdp.nan_check=true", "fsdp.strategy=optim_grads"],
         &[

@@ -61,6 +61,8 @@ pub(crate) fn tiny(family: Family) -> Scenario {
             outer_strategy: OuterStrategy::NoShard,
             units: Units::Block,
             reshard_after_forward: Reshard::Always,
+            reshard_after_backward: true,
+            gradient_sync: GradientSync::Every,
             prefetch_forward: Prefetch::Implicit,
             prefetch_backward: Prefetch::Implicit,
             prefetch_next_step: 0,

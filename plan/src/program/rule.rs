@@ -53,7 +53,7 @@ rules! {
     ReduceRelease = "reduce-release", "Free a gradient buffer whose reduction is done.";
     OuterReduce = "outer-reduce", "Reduce over the outer axis on the last micro-batch (HSDP, HFSDP).";
     OuterGather = "outer-gather", "Gather over the outer axis on the first micro-batch (HFSDP).";
-    Accumulate = "accumulate", "Add a micro-batch's gradient to the unreduced one (no_shard, optim).";
+    Accumulate = "accumulate", "Add a micro-batch's gradient to the unreduced one (no_shard, optim, gradient_sync = last).";
     Scale = "scale", "Gradient scaling by 1/dp where the collective does not do it.";
     NanCheck = "nan-check", "Check for NaN around a collective.";
     FinalFence = "final-fence", "The compute stream waits for reductions: at the end of backward, or (native) for a group's before its update.";

@@ -5,7 +5,7 @@
 //! ```
 
 use super::{
-    Access, Axis, BufferId, GroupId, Holds, Instr, KernelClass, Op, Pool, Program, ReduceOp,
+    Access, Axis, BufferId, GroupId, Holds, Instr, KernelClass, Op, ParamId, Pool, Program, ReduceOp,
     Section, SectionKind, StreamId,
 };
 use crate::shard::Layout;
@@ -203,6 +203,7 @@ fn header(program: &Program, out: &mut String) {
             .map(|p| program.params[p.index()].numel())
             .sum();
         let unit = &program.units[group.unit.index()];
+        let is_frozen = |p: &&ParamId| !program.params[p.index()].requires_grad;
         let _ = writeln!(
             out,
             "# group {g} {}: {} parameters, {payload} elements padded to {} ({kind}), shard {}{}{}",
@@ -210,7 +211,11 @@ fn header(program: &Program, out: &mut String) {
             group.params.len(),
             group.layout.full_numel(),
             group.layout.shard_numel(),
-            if group.requires_grad { "" } else { ", frozen" },
+            match group.params.iter().filter(is_frozen).count() {
+                0 => String::new(),
+                n if n == group.params.len() => ", frozen".to_owned(),
+                n => format!(", {n} of the parameters frozen"),
+            },
             if unit.reshards {
                 ", reshards after forward"
             } else {

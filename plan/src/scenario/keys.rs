@@ -245,7 +245,7 @@ keys! {
 
     Hardware: "mesh" "hardware" [Choice(&HARDWARE), Path] "(required)" "Hardware profile: a shipped one, or a path (relative to the file that it is written in; given from outside, to the working directory)";
     DpShard: "mesh" "dp_shard" [Integer(1, MIB)] "(required)" "Ranks that shard: the inner data-parallel axis";
-    DpOuter: "mesh" "dp_outer" [Integer(1, MIB)] "1" "Outer data-parallel axis: replicas, or outer shards; gradients are reduced over it once a step (torch's default is every micro-batch: this is `set_requires_all_reduce(False)` on all but the last)";
+    DpOuter: "mesh" "dp_outer" [Integer(1, MIB)] "1" "Outer data-parallel axis: replicas, or outer shards";
     GpusPerNode: "mesh" "gpus_per_node" [Integer(1, 1024)] "(8, or fewer when there are fewer ranks)" "GPUs of one NVLink node";
 
     Policy: "fsdp" "policy" [Choice(&["native", "fsdp2", "megatron"])] "\"native\"" "Whose schedule: this engine's, torch fully_shard's, Megatron-FSDP's";
@@ -254,8 +254,10 @@ keys! {
     Placements: "fsdp" "placements" [Table(PLACEMENTS)] "(from the strategies)" "Placement of parameters, gradients and optimizer state for each axis, instead of the strategies";
     Units: "fsdp" "units" [Choice(&["block", "root"]), List(&Text)] "\"block\"" "Modules gathered together: globs, joined by +, with =keep exempt from resharding";
     Reshard: "fsdp" "reshard_after_forward" [Bool, Choice(&["auto"]), Integer(1, MIB)] "true" "Free full parameters after forward; auto: every unit but the last block; integer: to groups of so many ranks";
+    ReshardAfterBackward: "fsdp" "reshard_after_backward" [Bool] "true" "Free full parameters after the backward of every micro-batch; false: after the last one only (`set_reshard_after_backward`), and the next micro-batch finds them";
     PrefetchForward: "fsdp" "prefetch_forward" [Integer(0, 64), Choice(&["implicit"]), Table(LOOKAHEAD)] "(native: 1, others: \"implicit\")" "Units gathered ahead in forward: a depth, or an element budget";
     PrefetchBackward: "fsdp" "prefetch_backward" [Integer(0, 64), Choice(&["implicit"]), Table(LOOKAHEAD)] "(native: 1, others: \"implicit\")" "Units gathered ahead in backward: a depth, or an element budget";
+    GradientSync: "fsdp" "gradient_sync" [Choice(&["every", "outer_last", "last"])] "(fsdp2: \"every\", others: \"outer_last\")" "Micro-batches whose gradients are reduced: every one; every one over dp_shard, the last over dp_outer (`set_requires_all_reduce`); the last alone (`set_requires_gradient_sync`, no_sync), gradients being added up in full until then";
     ReduceInFlight: "fsdp" "reduce_in_flight" [Integer(1, 64)] "(fsdp2: 1, native: 2)" "Gradient buffers that may be in flight; megatron bounds them in elements instead";
     OptimizerInBackward: "fsdp" "optimizer_in_backward" [Bool] "false" "The optimizer updates a unit as soon as its gradient is reduced, on the reduction's stream, instead of after backward: reduced gradients live for moments";
     PrefetchNextStep: "fsdp" "prefetch_next_step" [Integer(0, 64)] "0" "Units gathered for the next step's forward as soon as the optimizer has updated them, beside the updates of others";

@@ -397,6 +397,12 @@ impl Document {
             let Some(shared) = other.keys.iter().find(|k| gives(k)) else {
                 continue;
             };
+            let written = other.values.first().and_then(|v| v.first());
+            if written.is_some_and(|v| v.origin.source == at.source) {
+                let message = format!("two axes of one sweep set `{}`", shared.path());
+                let help = "a sweep has one axis for a key, alone or with others";
+                return Err(self.error(at, message).with_help(help));
+            }
             if let Some(left) = other.keys.iter().find(|k| !gives(k)) {
                 let message = format!(
                     "axis `{path}` takes `{}` from an axis that sets `{}` with it",

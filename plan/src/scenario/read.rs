@@ -124,6 +124,14 @@ pub(crate) fn in_flight_default(policy: PolicyKind) -> u32 {
     if policy == PolicyKind::Fsdp2 { 1 } else { 2 }
 }
 
+/// Which micro-batches reduce, where nothing is said: torch reduces everything every time unless it is told not to.
+pub(crate) fn gradient_sync_default(policy: PolicyKind) -> GradientSync {
+    match policy {
+        PolicyKind::Fsdp2 => GradientSync::Every,
+        PolicyKind::Native | PolicyKind::Megatron => GradientSync::OuterLast,
+    }
+}
+
 /// Longest sequence that a language model trains on by default.
 const DEFAULT_SEQ_LEN: u64 = 8192;
 
@@ -390,6 +398,17 @@ fn fsdp(d: &Document, mesh: &Mesh) -> Result<Fsdp, ScenarioError> {
             (_, _, Some(_)) => Reshard::Auto,
             _ => reshard_default,
         },
+        reshard_after_backward: d.flag(Key::ReshardAfterBackward).unwrap_or(true),
+        gradient_sync: d
+            .pick(
+                Key::GradientSync,
+                &[
+                    ("every", GradientSync::Every),
+                    ("outer_last", GradientSync::OuterLast),
+                    ("last", GradientSync::Last),
+                ],
+            )
+            .unwrap_or_else(|| gradient_sync_default(policy)),
         prefetch_forward: ahead(Key::PrefetchForward),
         prefetch_backward: ahead(Key::PrefetchBackward),
         prefetch_next_step: d.small(Key::PrefetchNextStep).unwrap_or(0),

@@ -57,6 +57,7 @@ shipped![
     "small-merged",
     "small-native",
     "small-next-step",
+    "small-no-sync",
     "small-offload",
     "small-pointwise",
     "small-recompute",

@@ -267,6 +267,18 @@ pub enum Reshard {
     Group(u32),
 }
 
+/// `gradient_sync`: in which micro-batches of a step gradients are reduced.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum GradientSync {
+    /// In each, over all axes.
+    Every,
+    /// In each over `dp_shard`, in the last over `dp_outer` too.
+    OuterLast,
+    /// In the last; until then full gradients are added up.
+    Last,
+}
+
 /// Gather-ahead of one direction.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize)]
 #[serde(rename_all = "lowercase")]
@@ -306,6 +318,10 @@ pub struct Fsdp {
     pub units: Units,
     /// Reshard after forward.
     pub reshard_after_forward: Reshard,
+    /// Reshard after the backward of every micro-batch, not of the last alone.
+    pub reshard_after_backward: bool,
+    /// Which micro-batches reduce.
+    pub gradient_sync: GradientSync,
     /// Prefetch in forward.
     pub prefetch_forward: Prefetch,
     /// Prefetch in backward.
@@ -344,6 +360,18 @@ pub struct Fsdp {
     pub offload: Offload,
     /// Globs of modules whose parameters are frozen (`requires_grad = false`).
     pub frozen: Vec<String>,
+}
+
+impl Fsdp {
+    /// Whether a micro-batch's gradients are reduced over `dp_shard` (and, where `outer`, over `dp_outer` too); `last`: the step's last one.
+    #[must_use]
+    pub fn reduces(&self, outer: bool, last: bool) -> bool {
+        last || match self.gradient_sync {
+            GradientSync::Every => true,
+            GradientSync::OuterLast => !outer,
+            GradientSync::Last => false,
+        }
+    }
 }
 
 /// `fsdp.offload`: what rests in host memory between uses. Each piece keeps its identity and its device address: bytes move,

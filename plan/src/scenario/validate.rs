@@ -28,6 +28,7 @@ pub(crate) fn check(s: &Scenario, d: &Document) -> Checked {
     reduction(s, d)?;
     next_step(s, d)?;
     in_backward(s, d)?;
+    micro_batches(s, d)?;
     compile(s, d)?;
     idle_keys(s, d)?;
     limits::check(s, d)
@@ -75,6 +76,7 @@ fn idle_keys(s: &Scenario, d: &Document) -> Checked {
         "compile mode full orders collectives by the graph alone, bounded by `max_inflight_bytes`";
     const STREAMS: &str = "compile mode full gathers and reduces on one stream each";
     const ONE_RANK: &str = "one rank of dp_shard gathers and reduces nothing";
+    const ONE_BATCH: &str = "a step has one micro-batch (train.grad_accum), which is its last";
     const BUCKETS: &str = "only compile mode full has buckets of collectives";
     let (f, c, t) = (&s.fsdp, &s.compile, &s.train);
     let full = c.mode == CompileMode::Full;
@@ -85,7 +87,8 @@ fn idle_keys(s: &Scenario, d: &Document) -> Checked {
         .value(Key::CublasWorkspaceBytes)
         .and_then(Value::bytes)
         .is_some_and(|bytes| bytes > 0);
-    let rows: [(Key, bool, Key, &str); 16] = [
+    let once = t.grad_accum == 1;
+    let rows: [(Key, bool, Key, &str); 18] = [
         (
             Key::PrefetchForward,
             full && f.prefetch_forward != prefetch,
@@ -122,6 +125,18 @@ fn idle_keys(s: &Scenario, d: &Document) -> Checked {
             deep && f.policy == PolicyKind::Megatron,
             Key::Policy,
             "policy megatron bounds what is in flight in elements",
+        ),
+        (
+            Key::ReshardAfterBackward,
+            once && !f.reshard_after_backward,
+            Key::GradAccum,
+            ONE_BATCH,
+        ),
+        (
+            Key::GradientSync,
+            once && f.gradient_sync != read::gradient_sync_default(f.policy),
+            Key::GradAccum,
+            ONE_BATCH,
         ),
         (
             Key::PrefetchNextStep,
@@ -448,6 +463,58 @@ fn allocator(s: &Scenario, d: &Document) -> Checked {
             .with_help("set allocator = \"double_buffer\""));
     }
     Ok(())
+}
+
+/// What the policies can leave until a step's last micro-batch.
+fn micro_batches(s: &Scenario, d: &Document) -> Checked {
+    let f = &s.fsdp;
+    let full = s.compile.mode == CompileMode::Full;
+    if !f.reshard_after_backward {
+        let (keys, why): (&[Key], _) = if full {
+            (
+                &[Key::Mode],
+                "= false is nothing that compile mode full can do: it frees a parameter behind its last use in a direction",
+            )
+        } else if f.policy == PolicyKind::Megatron {
+            (
+                &[Key::Policy],
+                "= false is an option of policies native and fsdp2: Megatron-FSDP releases every unit behind its backward",
+            )
+        } else if !mesh::weight_sharded(f.strategy) && f.policy == PolicyKind::Native {
+            (
+                &[Key::Strategy],
+                "= false keeps gathered weights; with this strategy they rest in full",
+            )
+        } else {
+            (&[], "")
+        };
+        if !why.is_empty() {
+            return Err(cannot(d, Key::ReshardAfterBackward, keys, why, "true"));
+        }
+    }
+    let (keys, why): (&[Key], _) = match f.gradient_sync {
+        GradientSync::Every if s.mesh.dp_outer > 1 && f.policy != PolicyKind::Fsdp2 && !full => (
+            &[Key::Policy],
+            "= \"every\" reduces over dp_outer in every micro-batch, as torch does: policies native and megatron add up shards and reduce \
+             them once a step",
+        ),
+        GradientSync::Last if full => (
+            &[Key::Mode],
+            "= \"last\" keeps full gradients between micro-batches, which compile mode full reduces as they come",
+        ),
+        GradientSync::Last if f.policy == PolicyKind::Megatron && mesh::grad_sharded(f.strategy) => (
+            &[Key::Policy, Key::Strategy],
+            "= \"last\" needs gradients that rest in full: Megatron-FSDP's no_sync reduces sharded ones all the same",
+        ),
+        _ => return Ok(()),
+    };
+    Err(cannot(
+        d,
+        Key::GradientSync,
+        keys,
+        why,
+        "\"outer_last\"",
+    ))
 }
 
 fn reduction(s: &Scenario, d: &Document) -> Checked {

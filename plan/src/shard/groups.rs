@@ -1,6 +1,6 @@
 //! Units of the module tree and the parameter groups they own.
 
-use super::pattern::hint;
+use super::pattern::{has_place_for_parameters, hint};
 use super::{FlatItem, Group, Layout, LayoutError, ShardError, flat_layout, per_param_layout};
 use crate::program::{Module, ModuleId, ModuleKind, Param, ParamId, UnitId};
 use crate::scenario::units::{covers, matches};
@@ -156,7 +156,11 @@ fn unit(ids: Vec<ModuleId>, keep: bool, modules: &[Module]) -> UnitSpec {
 /// # Errors
 /// [`ShardError::NoSuchModule`].
 pub fn check_frozen(globs: &[String], modules: &[Module]) -> Result<(), ShardError> {
-    let known = |glob: &str| modules.iter().any(|m| covers(glob, &m.path));
+    let known = |glob: &str| {
+        modules
+            .iter()
+            .any(|m| covers(glob, &m.path) && has_place_for_parameters(m))
+    };
     match globs.iter().find(|glob| !known(glob)) {
         Some(glob) => Err(no_such_module("frozen", glob, modules)),
         None => Ok(()),
@@ -177,7 +181,7 @@ fn wrapped(glob: &str, modules: &[Module]) -> Result<Vec<ModuleId>, ShardError> 
     // The root module always is a unit already.
     let inner = (1..).zip(modules.get(1..).unwrap_or_default());
     let found: Vec<ModuleId> = inner
-        .filter(|(_, m)| matches(glob, &m.path))
+        .filter(|(_, m)| matches(glob, &m.path) && has_place_for_parameters(m))
         .map(|(i, _)| ModuleId(i))
         .collect();
     if found.is_empty() {

@@ -55,8 +55,8 @@ fn families(modules: &[Module]) -> Vec<Vec<&str>> {
     let mut all: Vec<Vec<&str>> = Vec::new();
     let mut seen = std::collections::BTreeSet::new();
     for module in modules {
-        // The root is a unit anyway, and a loss has no parameters.
-        if module.path.is_empty() || module.kind == ModuleKind::Loss {
+        // The root is a unit anyway.
+        if module.path.is_empty() || !has_place_for_parameters(module) {
             continue;
         }
         let parts: Vec<&str> = module
@@ -69,6 +69,11 @@ fn families(modules: &[Module]) -> Vec<Vec<&str>> {
         }
     }
     all
+}
+
+/// Whether there is anything to shard or to freeze in a module: a loss has no parameters.
+pub(super) fn has_place_for_parameters(module: &Module) -> bool {
+    module.kind != ModuleKind::Loss
 }
 
 /// Whether a component stands for the number of a block.

@@ -124,7 +124,6 @@ fn check(p: &Profile) -> Result<(), String> {
         ("network.nvlink_gbps", n.nvlink_gbps),
         ("network.nics_per_node", f64::from(n.nics_per_node)),
         ("network.nic_gbps", n.nic_gbps),
-        ("network.misaligned_factor", n.misaligned_factor),
         ("host.queue_depth", f64::from(p.host.queue_depth)),
         (
             "efficiency.attention_backward_fixed_order",
@@ -135,6 +134,10 @@ fn check(p: &Profile) -> Result<(), String> {
         if !(value.is_finite() && value > 0.0) {
             return Err(format!("{name} = {value}: must be a positive number"));
         }
+    }
+    if !(n.misaligned_factor.is_finite() && n.misaligned_factor >= 1.0) {
+        let value = n.misaligned_factor;
+        return Err(format!("network.misaligned_factor = {value}: how many times as long a misaligned collective takes is at least 1"));
     }
     let (h, w) = (&p.host, &p.host.work);
     let not_negative = [

@@ -80,7 +80,10 @@ impl Finder<'_> {
                     Phase::Final | Phase::Clip | Phase::Optimizer | Phase::Refresh
                 );
                 if closing && self.ends_collective(x) {
-                    self.push(a, b, Cause::Tail, Some(x));
+                    // Had every rank been in time, it would be over so much earlier.
+                    let late = a + self.joined_late(x).min(b - a);
+                    self.push(a, late, Cause::Straggler, Some(x));
+                    self.push(late, b, Cause::Tail, Some(x));
                 } else {
                     self.waited(a, b, x, x);
                 }
@@ -110,6 +113,22 @@ impl Finder<'_> {
                 y < i && span.stream != COMPUTE && self.is_collective(y)
             }
             _ => false,
+        }
+    }
+
+    /// How long a collective, or what it is queued or waits behind on other streams than the compute stream, waited for another rank.
+    fn joined_late(&self, mut x: u32) -> Picos {
+        loop {
+            let span = &self.spans[x as usize];
+            match span.blocker {
+                Blocker::Rank => return span.start.saturating_sub(span.ready.max(span.issued)),
+                Blocker::Stream(y) | Blocker::Event(y) | Blocker::Communicator(y)
+                    if y < x && self.spans[y as usize].stream != COMPUTE =>
+                {
+                    x = y;
+                }
+                _ => return Picos::ZERO,
+            }
         }
     }
 

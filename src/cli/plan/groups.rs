@@ -43,6 +43,7 @@ struct ParamReport {
     /// First element in the full buffer; per-parameter layouts: in the shard.
     offset: u64,
     numel: u64,
+    requires_grad: bool,
     /// Elements of it that each rank of the shard axis holds, equal neighbours merged: `[ranks, elements]`.
     per_rank: Vec<(u32, u64)>,
 }
@@ -88,6 +89,7 @@ fn group_report(program: &Program, index: usize, group: &Group) -> GroupReport {
             shape: param.shape.to_vec(),
             offset: offset(i),
             numel: param.numel(),
+            requires_grad: param.requires_grad,
             per_rank,
         }
     });
@@ -174,7 +176,11 @@ pub(super) fn print(report: &Report, out: &mut Out) -> Result<(), Failure> {
         for p in &g.params {
             let shape: Vec<String> = p.shape.iter().map(u64::to_string).collect();
             table.row([
-                p.name.clone(),
+                if p.requires_grad || !g.requires_grad {
+                    p.name.clone()
+                } else {
+                    format!("{} (frozen)", p.name)
+                },
                 shape.join(" x "),
                 p.offset.to_string(),
                 p.numel.to_string(),

@@ -17,7 +17,7 @@ use crate::lower::optimizer::{OptimizerItem, ShardState, moments};
 use crate::lower::streams::CommStreams;
 use crate::lower::walk::{Lifecycle, Location};
 use crate::program::{
-    Access, BufferId, COMPUTE, EventId, GroupId, Holds, ParamId, PerRank, Phase, Pool, Role, Rule,
+    Access, BufferId, COMPUTE, EventId, GroupId, Holds, HostWorkKind, ParamId, PerRank, Phase, Pool, Role, Rule,
     StreamId, StreamKind, UnitId,
 };
 use crate::scenario::{OuterStrategy, Reshard};
@@ -75,7 +75,7 @@ pub(crate) struct Fsdp2 {
     held: Option<(BufferId, EventId)>,
     /// Inputs of the reduce-scatters in flight, with the events of these.
     pending: VecDeque<(BufferId, EventId)>,
-    /// Unsharded gradients.
+    /// Unsharded gradients, and their sums where a micro-batch reduces nothing.
     grads: AutogradGrads,
     backward: bool,
     last: bool,
@@ -105,7 +105,7 @@ impl Fsdp2 {
             full: vec![false; cx.units.len()],
             held: None,
             pending: VecDeque::new(),
-            grads: AutogradGrads::new(cx.tape.params.len()),
+            grads: AutogradGrads::new(cx.tape.params.len(), cx.scenario.precision.comm_grads),
             backward: false,
             last: true,
             in_flight,
@@ -214,17 +214,38 @@ impl Lifecycle for Fsdp2 {
         self.prefetch(cx, unit);
     }
 
+    fn grad_ready(&mut self, cx: &mut Cx<'_>, p: ParamId) {
+        self.grads.accumulate_alike(cx, p);
+    }
+
     fn post_backward(&mut self, cx: &mut Cx<'_>, unit: UnitId) {
-        self.release(cx, unit);
-        for g in cx.trained_groups_of(unit) {
-            self.reduce(cx, g);
+        let groups = cx.trained_groups_of(unit);
+        for g in &groups {
+            for p in cx.group(*g).params.clone() {
+                self.grads.accumulate(cx, p);
+            }
+        }
+        self.reshard_after_backward(cx, unit);
+        let reduces = cx.scenario.fsdp.reduces(false, self.last);
+        for g in groups {
+            if reduces {
+                self.reduce(cx, g);
+            } else {
+                let params = cx.group(g).params.len() as u16;
+                cx.b.host(Rule::Accumulate, HostWorkKind::Hook, 1);
+                cx.b.host(Rule::Accumulate, HostWorkKind::HookParam, params);
+                // Once the parameters are freed: a cast needs memory (`to_accumulated_grad_if_needed`).
+                for p in cx.group(g).params.clone() {
+                    self.grads.keep(cx, p);
+                }
+            }
         }
     }
 
     fn backward_end(&mut self, cx: &mut Cx<'_>) {
         // Frozen units before the first trained one have no backward; torch's root callback runs their post-backward.
         for unit in cx.forward_order.clone() {
-            self.release(cx, unit);
+            self.reshard_after_backward(cx, unit);
         }
         // `finalize_backward` of every group, then the last inputs of the root's.
         for state in &mut self.groups {

@@ -24,6 +24,7 @@ use std::collections::VecDeque;
 /// A reduction in flight.
 #[derive(Clone, Debug)]
 struct Queued {
+    unit: UnitId,
     done: EventId,
     /// What is freed behind it: the bucket, if gradients are sharded, and copies in the communication dtype.
     buffers: SmallVec<[BufferId; 3]>,
@@ -47,6 +48,8 @@ pub(crate) struct Megatron {
     /// Gradients cast to the main dtype for the optimizer.
     casts: Vec<Option<BufferId>>,
     done: Vec<bool>,
+    /// Units that backward reaches.
+    reached: Vec<bool>,
     first: bool,
     last: bool,
     /// Elements that may wait in the reduce queue, and that prefetch aims at.
@@ -94,12 +97,15 @@ impl Megatron {
             gathered: vec![None; units],
             full: vec![false; units],
             preserved: vec![false; units],
-            grads: AutogradGrads::new(cx.tape.params.len()),
+            grads: AutogradGrads::new(cx.tape.params.len(), cx.compute_dtype()),
             filling: vec![None; cx.groups.len()],
             ready: vec![0; cx.groups.len()],
             queue: VecDeque::new(),
             casts: vec![None; cx.groups.len()],
             done: vec![false; units],
+            reached: (0..units as u16)
+                .map(|u| cx.backward_order.contains(&UnitId(u)))
+                .collect(),
             first: true,
             last: true,
             capacity,
@@ -171,15 +177,15 @@ impl Megatron {
                 Prefetch::Depth(d) => count < d,
             };
             // Under the double buffer a third unit never is in flight, and non-unit parameters are not prefetched.
-            let live = self.live_units(cx);
-            if !go || (self.double_buffer && (live >= 2 || is_resident(cx, next))) {
+            if !go
+                || (self.double_buffer && (self.live_units(cx) >= 2 || is_resident(cx, next)))
+            {
                 break;
             }
             elements += cx.unit(next).numel;
             count += 1;
             // A unit that backward does not reach (frozen, before anything trained) would never be released.
-            let useless =
-                backward && (self.done[next.index()] || !cx.backward_order.contains(&next));
+            let useless = backward && (self.done[next.index()] || !self.reached[next.index()]);
             if !useless {
                 self.unshard(cx, next, Rule::Prefetch);
             }
@@ -225,11 +231,27 @@ impl Megatron {
         }
     }
 
-    /// Under the double buffer one unit may be reduced while another one's gradients are gathered: `_enforce_double_buffer_limit`, which
-    /// runs before a bucket is taken. (Its waits are on the reduce stream, so that nothing orders the copies into the bucket behind
-    /// its last reduction; computation waits here.)
-    fn limit_double_buffer(&mut self, cx: &mut Cx<'_>) {
-        while self.double_buffer && self.queue.len() > 1 {
+    /// Under the double buffer two units may be reduced, of which the one whose gradients are gathered is one if it is double-buffered:
+    /// `_enforce_double_buffer_limit`, which runs before a bucket is taken. (Its waits are on the reduce stream, so that nothing orders
+    /// the copies into the bucket behind its last reduction; computation waits here.)
+    fn limit_double_buffer(&mut self, cx: &mut Cx<'_>, g: GroupId) {
+        if !self.double_buffer {
+            return;
+        }
+        let unit = cx.group(g).unit;
+        let mut units: SmallVec<[UnitId; 4]> = SmallVec::new();
+        if !is_resident(cx, unit) {
+            units.push(unit);
+        }
+        let newest = self.queue.iter().rev();
+        let keep = newest.take_while(|q| {
+            if !units.contains(&q.unit) {
+                units.push(q.unit);
+            }
+            units.len() <= 2
+        });
+        let keep = keep.count();
+        while self.queue.len() > keep {
             self.pop(cx, Rule::ReduceGate);
         }
     }
@@ -238,6 +260,7 @@ impl Megatron {
     /// records one event, behind both (`_bucket_group_gradient_reduce`).
     fn enqueue(&mut self, cx: &mut Cx<'_>, g: GroupId, r: Reduction, bucket: Option<BufferId>) {
         self.queue.push_back(Queued {
+            unit: cx.group(g).unit,
             done: r.complete,
             buffers: bucket
                 .into_iter()
@@ -266,7 +289,7 @@ impl Megatron {
         if let Some(bucket) = self.filling[g.index()] {
             return (cx.b.whole(bucket), c);
         }
-        self.limit_double_buffer(cx);
+        self.limit_double_buffer(cx, g);
         let bucket = match cx.made.get(&(Role::FullGrad, g, COMPUTE)) {
             Some(id) => *id,
             None => {
@@ -315,7 +338,7 @@ impl Megatron {
             return;
         }
         self.gate(cx);
-        self.limit_double_buffer(cx);
+        self.limit_double_buffer(cx, g);
         let reduction = match bucket {
             Some(bucket) => {
                 let (whole, first, last) = (cx.b.whole(bucket), self.first, self.last);

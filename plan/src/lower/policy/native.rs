@@ -18,7 +18,7 @@ use crate::lower::optimizer::{self, ShardState, late_norm};
 use crate::lower::streams::CommStreams;
 use crate::lower::walk::{Lifecycle, Location};
 use crate::program::{
-    Access, BufferId, COMPUTE, EventId, GroupId, ParamId, PerRank, Phase, Role, Rule, ShardOp,
+    Access, BufferId, COMPUTE, EventId, GroupId, Holds, ParamId, PerRank, Phase, Role, Rule, ShardOp,
     StreamId, UnitId,
 };
 use crate::scenario::{Prefetch, Reshard};
@@ -47,7 +47,7 @@ pub(crate) struct Native {
     gathered: Vec<Option<EventId>>,
     /// Whether the unit is full (or needs no gather in this pass).
     full: Vec<bool>,
-    /// Units whose shards the outer axis has refreshed since the optimizer.
+    /// Groups whose shards the outer axis has refreshed since the optimizer.
     refreshed: Vec<bool>,
     /// Units whose backward is done in this pass.
     done: Vec<bool>,
@@ -55,6 +55,9 @@ pub(crate) struct Native {
     kept: Vec<Option<BufferId>>,
     /// Full gradient buffers by group, while live.
     grads: Vec<Option<BufferId>>,
+    /// Full gradients that wait for the last micro-batch to be reduced, by group, and their buffers, once made.
+    sums: Vec<Option<BufferId>>,
+    sums_made: Vec<Option<BufferId>>,
     pending: VecDeque<Pending>,
     /// Groups reduced in the step's last micro-batch, in that order: the optimizer's.
     reduced: Vec<Reduced>,
@@ -97,10 +100,12 @@ impl Native {
             flat,
             gathered: vec![None; units],
             full: vec![false; units],
-            refreshed: vec![false; units],
+            refreshed: vec![false; cx.groups.len()],
             done: vec![false; units],
             kept: vec![None; cx.groups.len()],
             grads: vec![None; cx.groups.len()],
+            sums: vec![None; cx.groups.len()],
+            sums_made: vec![None; cx.groups.len()],
             pending: VecDeque::new(),
             reduced: Vec::new(),
             read_in_backward: read_in_backward(cx),
@@ -120,7 +125,6 @@ impl Native {
         {
             return;
         }
-        let stale = !std::mem::replace(&mut self.refreshed[unit.index()], true);
         let (phase, at) = (cx.b.phase(), cx.b.unit());
         cx.b.at(unit, phase);
         for g in cx.groups_of(unit) {
@@ -132,6 +136,9 @@ impl Native {
             if let (None, Some(rest)) = (kept, self.flat.state(g).weight) {
                 self.flat.visit_for(cx, rest, true, gather);
             }
+            // Nobody updates a frozen group.
+            let stale = cx.group(g).requires_grad
+                && !std::mem::replace(&mut self.refreshed[g.index()], true);
             self.flat.gather(cx, rule, g, stale, kept);
             if let (None, Some(rest)) = (kept, self.flat.state(g).weight) {
                 self.flat.leave(cx, rest, false, gather);
@@ -200,9 +207,11 @@ impl Native {
         }
     }
 
-    /// Frees what a unit holds beyond its shards, the slice of an integer reshard included.
-    fn release(&mut self, cx: &mut Cx<'_>, unit: UnitId) {
-        if self.flat.weight_sharded() {
+    /// What the end of a unit's backward frees: what it holds beyond its shards, but for the parameters that the next micro-batch is to
+    /// find; the slice of an integer reshard included.
+    fn reshard_after_backward(&mut self, cx: &mut Cx<'_>, unit: UnitId) {
+        let goes = self.last || cx.scenario.fsdp.reshard_after_backward;
+        if self.flat.weight_sharded() && goes {
             self.reshard(cx, unit);
         }
         for g in cx.groups_of(unit) {
@@ -282,7 +291,9 @@ impl Native {
         }
         cx.b.join(Rule::Prefetch, COMPUTE, self.flat.streams.gather);
         // An outer axis gathers what its ranks have updated.
-        self.refreshed[unit.index()] = false;
+        for g in cx.groups_of(unit) {
+            self.refreshed[g.index()] = false;
+        }
         self.unshard(cx, unit, Rule::Prefetch);
         self.gathered[unit.index()] = None;
     }
@@ -319,13 +330,14 @@ impl Native {
     fn reduce(&mut self, cx: &mut Cx<'_>, unit: UnitId) {
         for g in cx.trained_groups_of(unit) {
             if self.flat.grad_sharded() {
-                let Some(buffer) = self.grads[g.index()].take() else {
+                let Some(buffer) = self.full_gradient(cx, g) else {
                     continue;
                 };
                 // The root's buffer lives all through backward and joins the others in flight here.
                 self.drain(cx, self.in_flight - 1, Rule::ReduceGate);
+                let first = self.first || !cx.scenario.fsdp.reduces(false, false);
                 if let (true, true, Some(grad)) = (
-                    self.first,
+                    first,
                     self.flat.grads_of_a_step(cx),
                     self.flat.state(g).grad,
                 ) {
@@ -335,7 +347,7 @@ impl Native {
                 let input = cx.b.whole(buffer);
                 let mut reduction = self
                     .flat
-                    .reduce_sharded(cx, g, input, self.first, self.last, false);
+                    .reduce_sharded(cx, g, input, first, self.last, false);
                 if let Some(updated) = self.note_reduced(cx, g, reduction.complete) {
                     // The shard of the gradient is freed with the full one, which thus waits for the update.
                     reduction = Reduction {
@@ -434,24 +446,73 @@ impl Native {
 
     /// Adds a later micro-batch's gradient to the one at rest.
     fn accumulate(&mut self, cx: &mut Cx<'_>, g: GroupId) {
+        if let Some(rest) = self.flat.state(g).grad {
+            self.add_to(cx, g, rest);
+        }
+    }
+
+    /// Adds a later micro-batch's gradient to earlier ones', in their dtype.
+    fn add_to(&mut self, cx: &mut Cx<'_>, g: GroupId, sum: Access) {
         let Some(buffer) = self.grads[g.index()].take() else {
             return;
         };
-        let (Some(rest), from) = (self.flat.state(g).grad, cx.b.whole(buffer)) else {
-            return;
-        };
+        let from = cx.b.whole(buffer);
         let dtype = cx.scenario.precision.main_grads;
-        let n = rest.bytes / dtype.size();
+        let n = sum.bytes / dtype.size();
         cx.run(
             Rule::Accumulate,
             ShardOp::Accumulate,
             n,
             dtype,
             COMPUTE,
-            &[from, rest],
-            &[rest],
+            &[from, sum],
+            &[sum],
         );
         cx.b.free(Rule::Accumulate, buffer);
+    }
+
+    /// The full gradient of a group that this micro-batch reduces, in the dtype of communication.
+    fn full_gradient(&mut self, cx: &mut Cx<'_>, g: GroupId) -> Option<BufferId> {
+        let Some(sum) = self.sums[g.index()] else {
+            return self.grads[g.index()].take();
+        };
+        let whole = cx.b.whole(sum);
+        self.add_to(cx, g, whole);
+        if !cx.scenario.fsdp.reduces(false, self.last) {
+            return None;
+        }
+        self.sums[g.index()] = None;
+        let dtype = self.flat.comm_dtype();
+        if dtype == cx.scenario.precision.main_grads {
+            return Some(sum);
+        }
+        self.drain(cx, self.in_flight - 1, Rule::ReduceGate);
+        let n = self.flat.state(g).numel;
+        let sent = cx.transient_on(Role::ReduceInput, n * dtype.size(), dtype, COMPUTE, g);
+        cx.b.alloc(Rule::ReduceCopyIn, sent);
+        let to = cx.b.whole(sent);
+        let (rule, copy) = (Rule::ReduceCopyIn, ShardOp::Copy);
+        cx.run(rule, copy, n, dtype, COMPUTE, &[whole], &[to]);
+        cx.b.free(Rule::ReduceRelease, sum);
+        Some(sent)
+    }
+
+    /// Where the first of several micro-batches writes a gradient that is not reduced before the last.
+    fn sum(&mut self, cx: &mut Cx<'_>, g: GroupId) -> BufferId {
+        if let Some(sum) = self.sums[g.index()] {
+            return sum;
+        }
+        let dtype = cx.scenario.precision.main_grads;
+        let id = *self.sums_made[g.index()].get_or_insert_with(|| {
+            let bytes = self.flat.state(g).numel * dtype.size();
+            let unit = cx.group(g).unit;
+            cx.resting(Role::FullGrad, bytes, dtype, unit, Holds::Group(g))
+        });
+        cx.b.alloc(Rule::Grad, id);
+        let whole = cx.b.whole(id);
+        fill_padding(cx, g, whole, dtype);
+        self.sums[g.index()] = Some(id);
+        id
     }
 }
 
@@ -575,7 +636,7 @@ impl Lifecycle for Native {
 
     fn post_backward(&mut self, cx: &mut Cx<'_>, unit: UnitId) {
         self.done[unit.index()] = true;
-        self.release(cx, unit);
+        self.reshard_after_backward(cx, unit);
         self.reduce(cx, unit);
     }
 
@@ -585,7 +646,7 @@ impl Lifecycle for Native {
         }
         // Frozen units before the first trained one have no backward to reshard in.
         for unit in cx.forward_order.clone() {
-            self.release(cx, unit);
+            self.reshard_after_backward(cx, unit);
         }
         // The last reductions of a step run beside the updates of the groups reduced before.
         if !self.last {
@@ -613,7 +674,17 @@ impl Lifecycle for Native {
                 element,
             };
         }
-        let dtype = if self.flat.grad_sharded() {
+        let once = !cx.scenario.fsdp.reduces(false, false);
+        if self.flat.grad_sharded() && once && self.first && !self.last {
+            let element = cx.scenario.precision.main_grads.size();
+            return Location {
+                buffer: self.sum(cx, g),
+                offset: offset * element,
+                element,
+            };
+        }
+        // What is added to others is of their dtype.
+        let dtype = if self.flat.grad_sharded() && self.sums[g.index()].is_none() {
             self.flat.comm_dtype()
         } else {
             cx.scenario.precision.main_grads

@@ -20,7 +20,11 @@ fn only_the_end_of_backward_waits_for_all_reduces() {
     for sets in [
         &["mesh.dp_outer=2"][..],
         &["mesh.dp_outer=2", "precision.comm_grads=bf16"],
-        &["mesh.dp_outer=2", "train.grad_accum=2"],
+        &[
+            "mesh.dp_outer=2",
+            "train.grad_accum=2",
+            "fsdp.gradient_sync=outer_last",
+        ],
     ] {
         let p = fsdp2(sets);
         let rs = stream(&p, StreamKind::ReduceScatter);
@@ -114,6 +118,7 @@ fn partial_sums_have_the_dtype_of_the_reduction() {
         "mesh.dp_outer=2",
         "train.grad_accum=3",
         "precision.comm_grads=bf16",
+        "fsdp.gradient_sync=outer_last",
     ]);
     let groups = p.groups.len();
     let rs = stream(&p, StreamKind::ReduceScatter);

@@ -48,6 +48,8 @@ fn defaults_of_the_native_policy() {
             outer_strategy: OuterStrategy::NoShard,
             units: Units::Block,
             reshard_after_forward: Reshard::Always,
+            reshard_after_backward: true,
+            gradient_sync: GradientSync::OuterLast,
             prefetch_forward: Prefetch::Depth(1),
             prefetch_backward: Prefetch::Depth(1),
             prefetch_next_step: 0,
@@ -106,6 +108,8 @@ fn defaults_that_a_policy_changes() {
         ),
         (1, 2)
     );
+    assert_eq!(of("fsdp2").fsdp.gradient_sync, GradientSync::Every);
+    assert_eq!(of("megatron").fsdp.gradient_sync, GradientSync::OuterLast);
     let zero2 = minimal(&["fsdp.policy=fsdp2", "fsdp.strategy=optim_grads"]).unwrap();
     assert_eq!(zero2.fsdp.reshard_after_forward, Reshard::Never);
 }

@@ -226,6 +226,13 @@ impl Fsdp2 {
         }
     }
 
+    /// What a unit's post-backward frees: all that [`Self::release`] does, unless the next micro-batch is to find the parameters.
+    pub(super) fn reshard_after_backward(&mut self, cx: &mut Cx<'_>, unit: UnitId) {
+        if self.last || cx.scenario.fsdp.reshard_after_backward {
+            self.release(cx, unit);
+        }
+    }
+
     /// Integer reshard: one parameter after another, clone this rank's slice for the smaller group and free the whole
     /// (`to_sharded_post_forward`).
     pub(super) fn keep_slices(&mut self, cx: &mut Cx<'_>, unit: UnitId, ranks: u32) {

@@ -81,7 +81,7 @@ impl Fsdp2 {
         cx.b.join(Rule::ReduceFork, COMPUTE, rs);
         let replicas = self.comms.outer;
         // A sum that is not all-reduced yet is kept as it is (`_partial_reduce_output`).
-        let partial = replicas.is_some() && !self.last;
+        let partial = replicas.is_some() && !cx.scenario.fsdp.reduces(true, self.last);
         let first = self.groups[g.index()].reduced.is_none();
         let output = if partial && self.groups[g.index()].partial.is_none() {
             self.partial(cx, g, c)
@@ -204,7 +204,7 @@ impl Fsdp2 {
     /// Adds one sum over the shard axis to another, on their stream.
     fn add(&self, cx: &mut Cx<'_>, from: BufferId, to: BufferId) {
         let (from, to) = (cx.b.whole(from), cx.b.whole(to));
-        reduction::accumulate(cx, from, &[to], self.streams.reduce);
+        reduction::accumulate(cx, Rule::ReduceAccumulate, from, &[to], self.streams.reduce);
     }
 
     /// Casts a reduced shard to the gradient at rest, or adds it there.
@@ -222,7 +222,7 @@ impl Fsdp2 {
             let rule = Rule::ReduceAccumulate;
             cx.run(rule, ShardOp::Copy, n, stored, stream, &[out], &[to]);
         } else {
-            reduction::accumulate(cx, out, &[to], stream);
+            reduction::accumulate(cx, Rule::ReduceAccumulate, out, &[to], stream);
         }
     }
 }

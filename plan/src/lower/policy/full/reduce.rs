@@ -47,7 +47,8 @@ impl Full {
             output,
             partial,
         } = *self.reduce_buffers[index].get_or_insert_with(|| {
-            let partial = self.comms.outer.is_some() && cx.scenario.train.grad_accum > 1;
+            let once = !cx.scenario.fsdp.reduces(true, false);
+            let partial = self.comms.outer.is_some() && cx.scenario.train.grad_accum > 1 && once;
             let pool = cx.transient_pool;
             let mut make = |role, numel, name| {
                 cx.b.buffer(NewBuffer {
@@ -89,11 +90,11 @@ impl Full {
         let streams = self.streams;
         let replicas = self.comms.outer;
         // A sum that is not all-reduced yet is kept as it is.
-        let keeps = replicas.is_some() && !self.last;
+        let keeps = replicas.is_some() && !cx.scenario.fsdp.reduces(true, self.last);
         let target = partial.filter(|_| keeps && self.first).unwrap_or(output);
         cx.b.alloc(Rule::Reduce, target);
         // The gradients' first result that is whole.
-        let fresh = self.first || replicas.is_some();
+        let fresh = self.first || partial.is_some();
         if fresh && !keeps {
             for p in &bucket.params {
                 cx.b.alloc(Rule::Reduce, self.params[p.index()].reduced);
@@ -114,12 +115,12 @@ impl Full {
         if keeps {
             if let Some(sum) = sum {
                 let sum = cx.b.whole(sum);
-                reduction::accumulate(cx, out, &[sum], tail);
+                reduction::accumulate(cx, Rule::ReduceAccumulate, out, &[sum], tail);
                 buffers.push(output);
             }
         } else {
             if let Some(sum) = sum {
-                reduction::accumulate(cx, cx.b.whole(sum), &[out], tail);
+                reduction::accumulate(cx, Rule::ReduceAccumulate, cx.b.whole(sum), &[out], tail);
                 buffers.push(sum);
             }
             if let Some(comm) = replicas {
@@ -145,7 +146,7 @@ impl Full {
                     &to,
                 );
             } else {
-                reduction::accumulate(cx, out, &to, tail);
+                reduction::accumulate(cx, Rule::ReduceAccumulate, out, &to, tail);
             }
             buffers.push(output);
         }

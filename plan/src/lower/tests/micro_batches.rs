@@ -1,0 +1,142 @@
+//! What a step's micro-batches leave to the last one: reductions (`gradient_sync`) and resharding (`reshard_after_backward`).
+
+use super::find::{checked, collectives, frees, kernels};
+use super::{collective, steady};
+use crate::program::{Buffer, BufferId, CollectiveKind, Op, Program, Role, ShardOp};
+use crate::units::DType;
+
+/// Three micro-batches.
+fn three(sets: &[&str]) -> Program {
+    checked(&[&["train.grad_accum=3"], sets].concat())
+}
+
+/// Micro-batches of the reductions of a kind, in order.
+fn of(p: &Program, kind: CollectiveKind) -> Vec<u16> {
+    let at = collectives(p, kind);
+    at.into_iter().map(|at| steady(p)[at].micro_batch).collect()
+}
+
+/// Buffers of full gradients of a dtype.
+fn full_gradients(p: &Program, dtype: DType) -> Vec<(BufferId, &Buffer)> {
+    let all = (0..).map(BufferId).zip(&p.buffers);
+    all.filter(|(_, b)| b.role == Role::FullGrad && b.dtype == dtype)
+        .collect()
+}
+
+fn allocations(p: &Program, buffer: BufferId) -> Vec<u16> {
+    let list = steady(p).iter();
+    list.filter(|i| i.op == Op::Alloc(buffer))
+        .map(|i| i.micro_batch)
+        .collect()
+}
+
+#[test]
+fn the_last_micro_batch_reduces_for_all() {
+    for sets in [
+        &[][..],
+        &["precision.comm_grads=bf16"],
+        &["fsdp.strategy=optim_grads"],
+        &["fsdp.policy=fsdp2"],
+        &["fsdp.policy=fsdp2", "precision.comm_grads=bf16"],
+        &["mesh.dp_outer=2"],
+        &["mesh.dp_outer=2", "fsdp.policy=fsdp2"],
+    ] {
+        let groups = three(sets).groups.len();
+        let each = of(&three(sets), CollectiveKind::ReduceScatter);
+        assert_eq!(each, [vec![0; groups], vec![1; groups], vec![2; groups]].concat());
+        let last = three(&[sets, &["fsdp.gradient_sync=last"]].concat());
+        assert_eq!(of(&last, CollectiveKind::ReduceScatter), vec![2; groups], "{sets:?}");
+        let replicas = if sets.contains(&"mesh.dp_outer=2") { groups } else { 0 };
+        assert_eq!(of(&last, CollectiveKind::AllReduce), vec![2; replicas], "{sets:?}");
+    }
+}
+
+/// torch all-reduces in every micro-batch, unless `set_requires_all_reduce(False)` leaves it to the last.
+#[test]
+fn replicas_reduce_every_micro_batch_or_the_last() {
+    for mode in ["off", "full"] {
+        let mode = format!("compile.mode={mode}");
+        let base = ["mesh.dp_outer=2", "fsdp.policy=fsdp2", &mode];
+        let every = three(&base);
+        let scatters = of(&every, CollectiveKind::ReduceScatter);
+        assert_eq!(of(&every, CollectiveKind::AllReduce), scatters, "{mode}");
+        let once = three(&[&base[..], &["fsdp.gradient_sync=outer_last"]].concat());
+        assert_eq!(of(&once, CollectiveKind::ReduceScatter), scatters, "{mode}");
+        let n = scatters.len() / 3;
+        assert_eq!(of(&once, CollectiveKind::AllReduce), vec![2; n], "{mode}");
+    }
+}
+
+/// `unsharded_accumulated_grad`: one a parameter in the dtype that is reduced, cast from the first micro-batch's gradient, added to by the
+/// others; where dtypes agree the first gradient itself stays.
+#[test]
+fn torch_keeps_full_gradients_in_the_dtype_of_the_reduction() {
+    for (dtype, bytes, casts) in [(DType::F32, 4, true), (DType::Bf16, 2, false)] {
+        let comm = format!("precision.comm_grads={}", dtype.name());
+        let p = three(&["fsdp.policy=fsdp2", "fsdp.gradient_sync=last", &comm]);
+        let params = p.params.len();
+        let numel: u64 = p.params.iter().map(|p| p.numel()).sum();
+        let kept: Vec<_> = full_gradients(&p, dtype)
+            .into_iter()
+            .filter(|(id, _)| allocations(&p, *id) == [0])
+            .collect();
+        assert_eq!(kept.len(), params);
+        assert_eq!(kept.iter().map(|(_, b)| b.bytes.0).sum::<u64>(), numel * bytes);
+        for (id, _) in kept {
+            let &[freed] = &frees(&p, id)[..] else {
+                panic!("freed once")
+            };
+            assert_eq!(steady(&p)[freed].micro_batch, 2);
+        }
+        let sums = kernels(&p, |op| op == ShardOp::Accumulate);
+        let of_batches: Vec<u16> = sums.iter().map(|s| steady(&p)[s.0].micro_batch).collect();
+        assert_eq!(of_batches, [vec![1; params], vec![2; params]].concat());
+        let copies = kernels(&p, |op| op == ShardOp::Copy);
+        let first = copies.iter().filter(|c| steady(&p)[c.0].micro_batch == 0);
+        assert_eq!(first.count(), if casts { params } else { 0 });
+    }
+}
+
+/// The native engine writes the first micro-batch's gradients where they are added up, in the dtype of gradients between micro-batches.
+#[test]
+fn native_keeps_full_gradients_in_their_own_dtype() {
+    let p = three(&["fsdp.gradient_sync=last", "precision.comm_grads=bf16"]);
+    let groups = p.groups.len();
+    let kept: Vec<_> = full_gradients(&p, DType::F32)
+        .into_iter()
+        .filter(|(id, _)| allocations(&p, *id) == [0])
+        .collect();
+    assert_eq!(kept.len(), groups);
+    let padded: u64 = p.groups.iter().map(|g| g.layout.full_numel()).sum();
+    assert_eq!(kept.iter().map(|(_, b)| b.bytes.0).sum::<u64>(), padded * 4);
+    let sums = kernels(&p, |op| op == ShardOp::Accumulate);
+    let of_batches: Vec<u16> = sums.iter().map(|s| steady(&p)[s.0].micro_batch).collect();
+    assert_eq!(of_batches, [vec![1; groups], vec![2; groups]].concat());
+    // One micro-batch has nothing to wait for: the same program as without.
+    let one = checked(&["precision.comm_grads=bf16"]);
+    assert!(full_gradients(&one, DType::F32).is_empty());
+}
+
+/// A micro-batch finds what the one before it has left gathered; the last one leaves nothing.
+#[test]
+fn the_next_micro_batch_finds_the_parameters() {
+    let gathers = |sets: &[&str]| {
+        let p = three(&[&["fsdp.policy=fsdp2"], sets].concat());
+        let list = steady(&p).iter();
+        let gathers = list.filter(|i| collective(&p, i) == Some(CollectiveKind::AllGather));
+        let mut of = [0; 3];
+        gathers.for_each(|i| of[usize::from(i.micro_batch)] += 1);
+        (of, p.groups.len())
+    };
+    let keep = "fsdp.reshard_after_backward=false";
+    let (each, n) = gathers(&[]);
+    // The root never reshards after forward.
+    assert_eq!(each, [2 * n - 1; 3]);
+    assert_eq!(gathers(&[keep]).0, [2 * n - 1, n - 1, n - 1]);
+    let whole = "fsdp.reshard_after_forward=false";
+    assert_eq!(gathers(&[whole]).0, [n; 3]);
+    assert_eq!(gathers(&[whole, keep]).0, [n, 0, 0]);
+    // Slices of two ranks: forward leaves them, whoever gathered.
+    let slices = "fsdp.reshard_after_forward=2";
+    assert_eq!(gathers(&[slices, keep]).0, [2 * n - 1, n - 1, n - 1]);
+}
