@@ -76,7 +76,10 @@ fn policies_and_strategies_end_with_the_same_weights() {
     same("gpt2-tiny", &once, &ONCE);
     let wanted = results("gpt2-tiny", &once);
     for set in ONCE_SHARDED {
-        assert!(results("gpt2-tiny", &[two, set].concat()) == wanted, "{set:?}");
+        assert!(
+            results("gpt2-tiny", &[two, set].concat()) == wanted,
+            "{set:?}"
+        );
     }
 }
 

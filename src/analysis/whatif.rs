@@ -229,6 +229,21 @@ mod tests {
     use std::path::Path;
 
     #[test]
+    fn meshes_are_tried_once() {
+        let of = |name: &str| {
+            let base = shardlab_plan::scenario::load(Path::new(name), &[]).unwrap();
+            let all = candidates(&base).into_iter();
+            all.filter(|c| c.label.starts_with("mesh."))
+                .map(|c| c.label)
+                .collect::<Vec<_>>()
+        };
+        assert_eq!(of("small-hsdp"), ["mesh.dp_shard=4 mesh.dp_outer=1"]);
+        // Without an outer axis there is nothing to shard over.
+        let whole = "mesh.dp_shard=4 mesh.dp_outer=1 fsdp.outer_strategy=no_shard";
+        assert_eq!(of("small-hfsdp"), [whole]);
+    }
+
+    #[test]
     fn every_candidate_names_a_key_and_is_legal_or_refused_with_a_reason() {
         let load =
             |set: &[String]| shardlab_plan::scenario::load(Path::new("llama3-8b-4xh200"), set);

@@ -103,7 +103,15 @@ impl AutogradGrads {
         let (from, to) = (cx.b.whole(live), cx.b.whole(sum));
         let n = to.bytes / self.sums.size();
         let copy = ShardOp::Copy;
-        cx.run(Rule::Accumulate, copy, n, self.sums, COMPUTE, &[from], &[to]);
+        cx.run(
+            Rule::Accumulate,
+            copy,
+            n,
+            self.sums,
+            COMPUTE,
+            &[from],
+            &[to],
+        );
         cx.b.free(Rule::Grad, live);
         self.grads[p.index()].sum = Some(sum);
     }

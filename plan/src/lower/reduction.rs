@@ -59,13 +59,5 @@ pub(super) fn accumulate(
     let dtype = cx.b.buffers[to[0].buffer.index()].dtype;
     let n = to.iter().map(|a| a.bytes).sum::<u64>() / dtype.size();
     let reads: Vec<Access> = std::iter::once(from).chain(to.iter().copied()).collect();
-    cx.run(
-        rule,
-        ShardOp::Accumulate,
-        n,
-        dtype,
-        stream,
-        &reads,
-        to,
-    );
+    cx.run(rule, ShardOp::Accumulate, n, dtype, stream, &reads, to);
 }

@@ -5,8 +5,8 @@
 //! ```
 
 use super::{
-    Access, Axis, BufferId, GroupId, Holds, Instr, KernelClass, Op, ParamId, Pool, Program, ReduceOp,
-    Section, SectionKind, StreamId,
+    Access, Axis, BufferId, GroupId, Holds, Instr, KernelClass, Op, ParamId, Pool, Program,
+    ReduceOp, Section, SectionKind, StreamId,
 };
 use crate::shard::Layout;
 use std::fmt::Write;

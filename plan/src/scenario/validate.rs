@@ -502,19 +502,17 @@ fn micro_batches(s: &Scenario, d: &Document) -> Checked {
             &[Key::Mode],
             "= \"last\" keeps full gradients between micro-batches, which compile mode full reduces as they come",
         ),
-        GradientSync::Last if f.policy == PolicyKind::Megatron && mesh::grad_sharded(f.strategy) => (
-            &[Key::Policy, Key::Strategy],
-            "= \"last\" needs gradients that rest in full: Megatron-FSDP's no_sync reduces sharded ones all the same",
-        ),
+        GradientSync::Last
+            if f.policy == PolicyKind::Megatron && mesh::grad_sharded(f.strategy) =>
+        {
+            (
+                &[Key::Policy, Key::Strategy],
+                "= \"last\" needs gradients that rest in full: Megatron-FSDP's no_sync reduces sharded ones all the same",
+            )
+        }
         _ => return Ok(()),
     };
-    Err(cannot(
-        d,
-        Key::GradientSync,
-        keys,
-        why,
-        "\"outer_last\"",
-    ))
+    Err(cannot(d, Key::GradientSync, keys, why, "\"outer_last\""))
 }
 
 fn reduction(s: &Scenario, d: &Document) -> Checked {

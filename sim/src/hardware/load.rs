@@ -137,7 +137,9 @@ fn check(p: &Profile) -> Result<(), String> {
     }
     if !(n.misaligned_factor.is_finite() && n.misaligned_factor >= 1.0) {
         let value = n.misaligned_factor;
-        return Err(format!("network.misaligned_factor = {value}: how many times as long a misaligned collective takes is at least 1"));
+        return Err(format!(
+            "network.misaligned_factor = {value}: how many times as long a misaligned collective takes is at least 1"
+        ));
     }
     let (h, w) = (&p.host, &p.host.work);
     let not_negative = [
@@ -357,6 +359,13 @@ mod tests {
         let message = parse("x.toml", &broken).unwrap_err().to_string();
         assert!(
             message.starts_with("x.toml: device.memory_gbps"),
+            "{message}"
+        );
+        let faster = text.replace("misaligned_factor = 3.0", "misaligned_factor = 0.5");
+        assert_ne!(text, faster);
+        let message = parse("x.toml", &faster).unwrap_err().to_string();
+        assert!(
+            message.starts_with("x.toml: network.misaligned_factor = 0.5"),
             "{message}"
         );
     }

@@ -116,18 +116,26 @@ impl Finder<'_> {
         }
     }
 
-    /// How long a collective, or what it is queued or waits behind on other streams than the compute stream, waited for another rank.
+    /// How much earlier a collective would be over, had every rank joined it, and those that it came right behind, in time.
     fn joined_late(&self, mut x: u32) -> Picos {
+        let mut late = Picos::ZERO;
         loop {
             let span = &self.spans[x as usize];
-            match span.blocker {
-                Blocker::Rank => return span.start.saturating_sub(span.ready.max(span.issued)),
-                Blocker::Stream(y) | Blocker::Event(y) | Blocker::Communicator(y)
-                    if y < x && self.spans[y as usize].stream != COMPUTE =>
-                {
-                    x = y;
+            let behind = match span.blocker {
+                Blocker::Rank => {
+                    late = late + span.start.saturating_sub(span.ready.max(span.issued));
+                    let mut before = self.spans[..x as usize].iter();
+                    let before = before.rposition(|s| s.stream == span.stream);
+                    before.filter(|&y| self.spans[y].end == span.ready)
                 }
-                _ => return Picos::ZERO,
+                Blocker::Stream(y) | Blocker::Event(y) | Blocker::Communicator(y) => {
+                    Some(y as usize).filter(|&y| self.spans[y].stream != COMPUTE)
+                }
+                _ => None,
+            };
+            match behind {
+                Some(y) if y < x as usize => x = y as u32,
+                _ => return late,
             }
         }
     }

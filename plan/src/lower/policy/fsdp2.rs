@@ -17,8 +17,8 @@ use crate::lower::optimizer::{OptimizerItem, ShardState, moments};
 use crate::lower::streams::CommStreams;
 use crate::lower::walk::{Lifecycle, Location};
 use crate::program::{
-    Access, BufferId, COMPUTE, EventId, GroupId, Holds, HostWorkKind, ParamId, PerRank, Phase, Pool, Role, Rule,
-    StreamId, StreamKind, UnitId,
+    Access, BufferId, COMPUTE, EventId, GroupId, Holds, HostWorkKind, ParamId, PerRank, Phase,
+    Pool, Role, Rule, StreamId, StreamKind, UnitId,
 };
 use crate::scenario::{OuterStrategy, Reshard};
 use crate::shard::{Layout, PerParamLayout};

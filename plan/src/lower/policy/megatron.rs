@@ -177,9 +177,7 @@ impl Megatron {
                 Prefetch::Depth(d) => count < d,
             };
             // Under the double buffer a third unit never is in flight, and non-unit parameters are not prefetched.
-            if !go
-                || (self.double_buffer && (self.live_units(cx) >= 2 || is_resident(cx, next)))
-            {
+            if !go || (self.double_buffer && (self.live_units(cx) >= 2 || is_resident(cx, next))) {
                 break;
             }
             elements += cx.unit(next).numel;

@@ -18,8 +18,8 @@ use crate::lower::optimizer::{self, ShardState, late_norm};
 use crate::lower::streams::CommStreams;
 use crate::lower::walk::{Lifecycle, Location};
 use crate::program::{
-    Access, BufferId, COMPUTE, EventId, GroupId, Holds, ParamId, PerRank, Phase, Role, Rule, ShardOp,
-    StreamId, UnitId,
+    Access, BufferId, COMPUTE, EventId, GroupId, Holds, ParamId, PerRank, Phase, Role, Rule,
+    ShardOp, StreamId, UnitId,
 };
 use crate::scenario::{Prefetch, Reshard};
 use std::collections::VecDeque;

@@ -43,11 +43,26 @@ fn the_last_micro_batch_reduces_for_all() {
     ] {
         let groups = three(sets).groups.len();
         let each = of(&three(sets), CollectiveKind::ReduceScatter);
-        assert_eq!(each, [vec![0; groups], vec![1; groups], vec![2; groups]].concat());
+        assert_eq!(
+            each,
+            [vec![0; groups], vec![1; groups], vec![2; groups]].concat()
+        );
         let last = three(&[sets, &["fsdp.gradient_sync=last"]].concat());
-        assert_eq!(of(&last, CollectiveKind::ReduceScatter), vec![2; groups], "{sets:?}");
-        let replicas = if sets.contains(&"mesh.dp_outer=2") { groups } else { 0 };
-        assert_eq!(of(&last, CollectiveKind::AllReduce), vec![2; replicas], "{sets:?}");
+        assert_eq!(
+            of(&last, CollectiveKind::ReduceScatter),
+            vec![2; groups],
+            "{sets:?}"
+        );
+        let replicas = if sets.contains(&"mesh.dp_outer=2") {
+            groups
+        } else {
+            0
+        };
+        assert_eq!(
+            of(&last, CollectiveKind::AllReduce),
+            vec![2; replicas],
+            "{sets:?}"
+        );
     }
 }
 
@@ -81,7 +96,10 @@ fn torch_keeps_full_gradients_in_the_dtype_of_the_reduction() {
             .filter(|(id, _)| allocations(&p, *id) == [0])
             .collect();
         assert_eq!(kept.len(), params);
-        assert_eq!(kept.iter().map(|(_, b)| b.bytes.0).sum::<u64>(), numel * bytes);
+        assert_eq!(
+            kept.iter().map(|(_, b)| b.bytes.0).sum::<u64>(),
+            numel * bytes
+        );
         for (id, _) in kept {
             let &[freed] = &frees(&p, id)[..] else {
                 panic!("freed once")

@@ -94,6 +94,8 @@ fn impossible_combinations() {
         &["compile.mode=full", "fsdp.async_reduce=false"],
         &["compile.mode=full", "fsdp.unify_comm_stream=true"],
         &["fsdp.policy=megatron", "fsdp.reduce_in_flight=1"],
+        &["fsdp.frozen=[\"loss\"]"],
+        &["fsdp.units=[\"layers.*\", \"loss\"]"],
         &["fsdp.gradient_sync=last"],
         &["fsdp.reshard_after_backward=false"],
         &["train.grad_accum=2", "fsdp.gradient_sync=first"],
