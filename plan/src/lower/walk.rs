@@ -4,11 +4,12 @@ use super::buffers::{TapeBuffers, unit_of_module};
 use super::capture::captured;
 use super::context::Cx;
 use super::optimizer;
+use crate::compile::tape::ModuleKind;
 use crate::compile::tape::{HostWorkKind, ModuleId, Source, TapeOp};
 use crate::program::{
     Access, BufferId, COMPUTE, EventId, ParamId, PerRank, Phase, Rule, ScopeId, UnitId,
 };
-use crate::scenario::{CompileMode, CudaGraph, PolicyKind};
+use crate::scenario::{CompileMode, CudaGraph, Loss, PolicyKind};
 
 /// Where a parameter or gradient lies.
 #[derive(Clone, Copy, Debug)]
@@ -31,6 +32,9 @@ pub(crate) trait Lifecycle {
     fn forward_start(&mut self, cx: &mut Cx<'_>);
     fn pre_forward(&mut self, cx: &mut Cx<'_>, unit: UnitId);
     fn post_forward(&mut self, cx: &mut Cx<'_>, unit: UnitId);
+    /// The model's outputs are there; the loss, which is outside of the model, comes next. Where it computes logits itself, chunk by chunk,
+    /// there is no such moment.
+    fn outputs(&mut self, _cx: &mut Cx<'_>) {}
     /// The forward pass has ended (the loss comes before).
     fn forward_end(&mut self, cx: &mut Cx<'_>);
     fn backward_start(&mut self, cx: &mut Cx<'_>);
@@ -286,6 +290,12 @@ impl<'c, 'a, L: Lifecycle> Walk<'c, 'a, L> {
 
     fn enter(&mut self, pass: Pass, m: ModuleId, phase: Phase) {
         self.cx.b.at(self.units[m.index()], phase);
+        if pass != Pass::Backward
+            && self.cx.module_kind(m) == ModuleKind::Loss
+            && self.cx.scenario.train.loss == Loss::Materialized
+        {
+            self.life.outputs(self.cx);
+        }
         let hooks = self.cx.hooks[m.index()];
         let unit = if pass == Pass::Backward {
             hooks.last_of

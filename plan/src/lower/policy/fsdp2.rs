@@ -189,6 +189,11 @@ impl Lifecycle for Fsdp2 {
         }
     }
 
+    fn outputs(&mut self, cx: &mut Cx<'_>) {
+        // The root's post-forward (`iter_forward_root`).
+        self.drop_held(cx);
+    }
+
     fn forward_end(&mut self, cx: &mut Cx<'_>) {
         self.drop_held(cx);
         // torch keeps units that do not reshard for the next forward; here a step finds the same state whatever was before it.

@@ -11,6 +11,7 @@ use crate::program::{
 };
 use crate::scenario::Scenario;
 use crate::units::DType;
+use smallvec::SmallVec;
 
 /// How gradients become an average.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -77,7 +78,7 @@ impl Fsdp2 {
         let rs = self.streams.reduce;
         let (c, stored) = (cx.scenario.precision.comm_grads, cx.stored_dtype());
         let division = Division::new(cx.scenario, cx.world());
-        let input = self.pack(cx, g, c);
+        let (input, held) = self.pack(cx, g, c);
         cx.b.join(Rule::ReduceFork, COMPUTE, rs);
         let replicas = self.comms.outer;
         // A sum that is not all-reduced yet is kept as it is (`_partial_reduce_output`).
@@ -104,11 +105,12 @@ impl Fsdp2 {
         let scattered = cx.b.record(Rule::Reduce, rs);
         self.pending.push_back((input, scattered));
         let mut tail = rs;
+        let mut held: SmallVec<[BufferId; 2]> = held.into_iter().collect();
         if partial {
             self.keep_partial(cx, g, output);
         } else {
             if let Some(comm) = replicas {
-                self.add_partial(cx, g, output);
+                held.extend(self.add_partial(cx, g, output));
                 tail = self.streams.outer;
                 let shard = cx.b.whole(output);
                 reduction::all_reduce(cx, comm, (rs, tail), division.op, shard);
@@ -117,7 +119,7 @@ impl Fsdp2 {
             if c == stored && first {
                 self.groups[g.index()].reduced = Some(output);
             } else {
-                self.accumulate(cx, g, output, tail);
+                held.extend(self.accumulate(cx, g, output, tail));
                 if replicas.is_some() {
                     // The reduce stream does not wait for the all-reduce: freed now, the next group's output could take its memory
                     // (`AllReduceState`).
@@ -130,6 +132,10 @@ impl Fsdp2 {
         if tail != COMPUTE {
             self.groups[g.index()].post_reduce = Some(cx.b.record(Rule::Reduce, tail));
         }
+        // What the call itself refers to.
+        for buffer in held {
+            cx.b.free(Rule::Reduce, buffer);
+        }
         if rs == COMPUTE {
             self.recycle(cx, 0, Rule::ReduceGate);
         }
@@ -140,8 +146,9 @@ impl Fsdp2 {
         self.groups[g.index()].grads.shard_numel()
     }
 
-    /// Packs a group's gradients into the input of its reduce-scatter.
-    fn pack(&mut self, cx: &mut Cx<'_>, g: GroupId, c: DType) -> BufferId {
+    /// Packs a group's gradients into the input of its reduce-scatter, and frees them: all but the last one, which several ranks hold until
+    /// the reduction is issued (the variable of a loop over the gradients in `foreach_reduce` refers to it).
+    fn pack(&mut self, cx: &mut Cx<'_>, g: GroupId, c: DType) -> (BufferId, Option<BufferId>) {
         let group = cx.group(g).clone();
         let full = self.groups[g.index()].grads.full_numel();
         cx.b.host(Rule::Reduce, HostWorkKind::Hook, 1);
@@ -150,7 +157,7 @@ impl Fsdp2 {
         self.recycle(cx, self.in_flight - 1, Rule::ReduceGate);
         let input = cx.transient_on(Role::ReduceInput, full * c.size(), c, COMPUTE, g);
         cx.b.alloc(Rule::ReduceCopyIn, input);
-        let grads: Vec<BufferId> = group
+        let mut grads: Vec<BufferId> = group
             .params
             .iter()
             .filter_map(|p| self.grads.take(*p))
@@ -159,10 +166,11 @@ impl Fsdp2 {
         let whole = cx.b.whole(input);
         let pack = ShardOp::ChunkCat { ranks: cx.inner };
         cx.run(Rule::ReduceCopyIn, pack, full, c, COMPUTE, &from, &[whole]);
+        let held = if cx.inner > 1 { grads.pop() } else { None };
         for id in grads {
             cx.b.free(Rule::Grad, id);
         }
-        input
+        (input, held)
     }
 
     /// The buffer of a group's sums between micro-batches.
@@ -193,12 +201,11 @@ impl Fsdp2 {
         }
     }
 
-    /// Adds what earlier micro-batches left.
-    fn add_partial(&mut self, cx: &mut Cx<'_>, g: GroupId, output: BufferId) {
-        if let Some(sum) = self.groups[g.index()].partial.take() {
-            self.add(cx, sum, output);
-            cx.b.free(Rule::Reduce, sum);
-        }
+    /// Adds what earlier micro-batches left, and returns it: the group refers to it until it gets the call's result.
+    fn add_partial(&mut self, cx: &mut Cx<'_>, g: GroupId, output: BufferId) -> Option<BufferId> {
+        let sum = self.groups[g.index()].partial.take()?;
+        self.add(cx, sum, output);
+        Some(sum)
     }
 
     /// Adds one sum over the shard axis to another, on their stream.
@@ -208,21 +215,37 @@ impl Fsdp2 {
     }
 
     /// Casts a reduced shard to the gradient at rest, or adds it there.
-    fn accumulate(&mut self, cx: &mut Cx<'_>, g: GroupId, output: BufferId, stream: StreamId) {
-        let stored = cx.stored_dtype();
+    /// Returns what a sum was added from, where that is not `output`.
+    fn accumulate(
+        &mut self,
+        cx: &mut Cx<'_>,
+        g: GroupId,
+        output: BufferId,
+        stream: StreamId,
+    ) -> Option<BufferId> {
+        let (c, stored) = (cx.scenario.precision.comm_grads, cx.stored_dtype());
         let n = self.shard_numel(g);
-        let first = self.groups[g.index()].reduced.is_none();
-        let grad = *self.groups[g.index()].reduced.get_or_insert_with(|| {
-            let id = cx.transient_on(Role::MainGrad, n * stored.size(), stored, stream, g);
-            cx.b.alloc(Rule::ReduceAccumulate, id);
+        let rule = Rule::ReduceAccumulate;
+        let at_rest = self.groups[g.index()].reduced;
+        // `_to_dtype_if_needed`: a gradient of its own, which becomes the one at rest or is added to it.
+        let new = (c != stored).then(|| {
+            let id = match at_rest {
+                None => cx.transient_on(Role::MainGrad, n * stored.size(), stored, stream, g),
+                Some(_) => cx.transient_on(Role::Temporary, n * stored.size(), stored, stream, g),
+            };
+            cx.b.alloc(rule, id);
+            let (out, to) = (cx.b.whole(output), cx.b.whole(id));
+            cx.run(rule, ShardOp::Copy, n, stored, stream, &[out], &[to]);
             id
         });
-        let (out, to) = (cx.b.whole(output), cx.b.whole(grad));
-        if first {
-            let rule = Rule::ReduceAccumulate;
-            cx.run(rule, ShardOp::Copy, n, stored, stream, &[out], &[to]);
-        } else {
-            reduction::accumulate(cx, Rule::ReduceAccumulate, out, &[to], stream);
+        match at_rest {
+            None => self.groups[g.index()].reduced = new,
+            Some(grad) => {
+                let (from, to) = (new.unwrap_or(output), grad);
+                let (from, to) = (cx.b.whole(from), cx.b.whole(to));
+                reduction::accumulate(cx, rule, from, &[to], stream);
+            }
         }
+        new.filter(|_| at_rest.is_some())
     }
 }
