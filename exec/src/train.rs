@@ -19,7 +19,7 @@ pub use data::{DataError, Feed, TokenWidth, Tokens, tokenizer_beside};
 pub use error::TrainError;
 pub use layout::{Kind, Span, StateLayout};
 pub use run::{
-    CheckpointOptions, Flow, Observer, Outcome, Resume, RunOptions, Silent, StepReport, train,
-    train_on,
+    Begun, CheckpointOptions, Flow, Observer, Outcome, Resume, RunOptions, Silent, StepReport,
+    train, train_on,
 };
 pub use state::{StateIo, With};

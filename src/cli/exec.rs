@@ -1,6 +1,7 @@
 //! `shardlab exec`: perform a scenario's program and train.
 
 pub(super) mod device;
+pub(crate) mod events;
 mod fault;
 mod processes;
 mod progress;
@@ -14,12 +15,12 @@ pub(crate) use utilisation::utilisation;
 
 use super::args::{One, plan, size};
 use super::interrupt;
-use super::keep::{Keep, with_source};
+use super::keep::{Keep, Saved, with_source};
 use super::output::{Failure, Out, Status, writable};
 use crate::gate::Plant;
 use crate::trace;
 use fault::FaultAt;
-use progress::Progress;
+use progress::{Progress, Style};
 use serde::Serialize;
 use shardlab_exec::engine::{ExecOptions, World};
 use shardlab_exec::train::{
@@ -83,6 +84,9 @@ pub(super) struct Args {
     /// Print one JSON object
     #[arg(long)]
     json: bool,
+    /// How progress is told on stderr
+    #[arg(long, value_enum, default_value_t = Style::Auto)]
+    progress: Style,
     /// Write a timeline of the last step for Perfetto, from its begin on
     #[arg(long, value_name = "FILE")]
     trace: Option<PathBuf>,
@@ -226,6 +230,17 @@ impl From<TrainError> for Failure {
 }
 
 pub(super) fn run(args: &Args, out: &mut Out) -> Result<Status, Failure> {
+    perform(args, out).map_err(|failure| {
+        // Other ranks' words are for people who look for them.
+        if processes::leads() {
+            args.progress.tell(failure)
+        } else {
+            failure
+        }
+    })
+}
+
+fn perform(args: &Args, out: &mut Out) -> Result<Status, Failure> {
     let scenario = args.scenario.load()?;
     let args = &Args {
         device: args.device.settled(&scenario),
@@ -265,7 +280,7 @@ pub(super) fn run(args: &Args, out: &mut Out) -> Result<Status, Failure> {
     if !world.leads() {
         return follow(args, &scenario, &program, options, world, local_rank);
     }
-    let mut progress = Progress::new(&scenario);
+    let mut progress = Progress::new(args.progress, &scenario);
     let device = &args.device;
     let result = device.train_as(
         &scenario,
@@ -288,12 +303,15 @@ pub(super) fn run(args: &Args, out: &mut Out) -> Result<Status, Failure> {
         trace::write(&program, &outcome.run, file)
             .map_err(|e| Failure::run(format_args!("--trace {name}: {e}")))
     });
-    let kept = args.store.save(|| {
+    let kept = args.store.save_silently(|| {
         let view = view_of_outcome(&scenario, &program, &outcome);
         with_source(view, &args.scenario.scenario, &args.scenario.overrides.set)
     });
+    if let Ok(kept) = &kept {
+        progress.kept(&outcome, kept);
+    }
     if args.json {
-        let kept = kept.as_ref().ok().and_then(Option::as_ref);
+        let kept = kept.as_ref().ok().and_then(Saved::id);
         out.json(&Object::new(&scenario, &program, &outcome, kept))?;
     } else {
         report::print(&scenario, &program, &outcome, out)?;
@@ -303,7 +321,7 @@ pub(super) fn run(args: &Args, out: &mut Out) -> Result<Status, Failure> {
     if outcome.interrupted {
         out.flush()?;
         let done = outcome.run.losses.len();
-        eprintln!("interrupted after step {done}");
+        progress.interrupted(done);
         return Ok(Status::RunFailed);
     }
     Ok(Status::Done)

@@ -52,28 +52,57 @@ impl Keep {
         probed.map_err(|e| Failure::bad_input(format_args!("--store {e}")))
     }
 
-    /// Keeps a run and says so on stderr. Where nobody asked for it by name, a folder that cannot be written is a warning.
+    /// Keeps a run and says so on stderr.
     pub(super) fn save(&self, run: impl FnOnce() -> RunView) -> Result<Option<Id>, Failure> {
+        let saved = self.save_silently(run)?;
+        saved.say();
+        Ok(saved.id().cloned())
+    }
+
+    /// Keeps a run. Where nobody asked for it by name, a folder that cannot be written is no failure.
+    pub(super) fn save_silently(&self, run: impl FnOnce() -> RunView) -> Result<Saved, Failure> {
         let Some(store) = self.place() else {
-            return Ok(None);
+            return Ok(Saved::Unasked);
         };
-        let dir = store.dir().display();
-        // Nothing can be done when even stderr is closed.
-        let mut stderr = io::stderr();
         match store.save(&run()) {
-            Ok(id) => {
-                let _ = writeln!(stderr, "kept as {} in {dir}", id.tail());
-                Ok(Some(id))
-            }
+            Ok(id) => Ok(Saved::As(id, store.dir().to_owned())),
             Err(e) if self.asked() => Err(Failure::bad_input(format_args!("--store {e}"))),
-            Err(e) => {
-                let _ = writeln!(
-                    stderr,
-                    "warning: the run is not kept: {e} (--no-store asks for that)"
-                );
-                Ok(None)
-            }
+            Err(e) => Ok(Saved::Not(format!(
+                "the run is not kept: {e} (--no-store asks for that)"
+            ))),
         }
+    }
+}
+
+/// Whether a run has been kept.
+#[derive(Debug)]
+pub(super) enum Saved {
+    /// None was to be.
+    Unasked,
+    /// Under this id in this folder.
+    As(Id, PathBuf),
+    /// It could not be: why.
+    Not(String),
+}
+
+impl Saved {
+    /// Its id.
+    pub(super) fn id(&self) -> Option<&Id> {
+        match self {
+            Self::As(id, _) => Some(id),
+            Self::Unasked | Self::Not(_) => None,
+        }
+    }
+
+    /// Says so on stderr.
+    pub(super) fn say(&self) {
+        let text = match self {
+            Self::Unasked => return,
+            Self::As(id, dir) => format!("kept as {} in {}", id.tail(), dir.display()),
+            Self::Not(reason) => format!("warning: {reason}"),
+        };
+        // Nothing can be done when even stderr is closed.
+        let _ = writeln!(io::stderr(), "{text}");
     }
 }
 

@@ -98,6 +98,8 @@ pub(super) enum Failure {
     Run(String),
     /// Output cannot be written.
     Output(io::Error),
+    /// The user has been told; the exit status.
+    Told(u8),
 }
 
 impl From<io::Error> for Failure {
@@ -125,18 +127,33 @@ impl Failure {
         Self::Run(message.to_string())
     }
 
-    /// Tells the user and gives the exit status. Results printed before the failure are kept.
-    pub(super) fn report(self, out: &mut Out) -> ExitCode {
+    /// Tells the user by other means than [`Failure::report`]; a reader that closes the pipe is not told of.
+    pub(super) fn told(self, tell: impl FnOnce(&str)) -> Self {
         let (message, code) = match self {
-            Self::Output(e) if e.kind() == ErrorKind::BrokenPipe => return ExitCode::SUCCESS,
+            Self::Output(ref e) if e.kind() == ErrorKind::BrokenPipe => return self,
             Self::Output(e) => (format!("cannot write: {e}"), Status::RUN_FAILED),
             Self::BadInput(m) => (m, Status::BAD_INPUT),
             Self::Run(m) => (m, Status::RUN_FAILED),
+            Self::Told(_) => return self,
         };
-        let _ = out.flush();
-        // Nothing can be done when even stderr is closed.
-        let _ = writeln!(io::stderr(), "error: {message}");
-        ExitCode::from(code)
+        tell(&message);
+        Self::Told(code)
+    }
+
+    /// Tells the user and gives the exit status. Results printed before the failure are kept.
+    pub(super) fn report(self, out: &mut Out) -> ExitCode {
+        let told = self.told(|message| {
+            let _ = out.flush();
+            // Nothing can be done when even stderr is closed.
+            let _ = writeln!(io::stderr(), "error: {message}");
+        });
+        match told {
+            Self::Told(code) => {
+                let _ = out.flush();
+                ExitCode::from(code)
+            }
+            _ => ExitCode::SUCCESS,
+        }
     }
 }
 

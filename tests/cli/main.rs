@@ -13,6 +13,7 @@ mod output;
 mod paths;
 mod plan;
 mod processes;
+mod progress;
 mod report;
 mod runs;
 mod sim;

@@ -243,7 +243,7 @@ fn long_run() -> (Child, BufReader<std::process::ChildStderr>, Vec<u32>) {
 }
 
 /// Processes that a process has started.
-fn children(id: u32) -> Vec<u32> {
+pub(crate) fn children(id: u32) -> Vec<u32> {
     let list = std::fs::read_to_string(format!("/proc/{id}/task/{id}/children"));
     let list = list.unwrap_or_default();
     list.split_whitespace()
@@ -251,7 +251,7 @@ fn children(id: u32) -> Vec<u32> {
         .collect()
 }
 
-fn signal(name: &str, process: u32) {
+pub(crate) fn signal(name: &str, process: u32) {
     let status = Command::new("bash")
         .args(["-c", &format!("kill -{name} {process}")])
         .status();
@@ -264,7 +264,7 @@ fn runs(process: u32) -> bool {
         .is_ok_and(|s| !s.rsplit_once(')').is_some_and(|(_, s)| s.starts_with(" Z")))
 }
 
-fn all_end(ranks: &[u32]) {
+pub(crate) fn all_end(ranks: &[u32]) {
     let begin = Instant::now();
     while ranks.iter().any(|r| runs(*r)) {
         assert!(begin.elapsed() < Duration::from_secs(60), "ranks are left");

@@ -1,8 +1,11 @@
 //! What ranks of different processes tell one another after a pass.
 
 use super::rank::PassReport;
+use super::session::RankTimes;
 use super::{ExecError, World};
 use crate::process::{Reader, Writer};
+use shardlab_plan::units::Bytes;
+use std::time::Duration;
 
 /// What every process must know of a rank's pass.
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -13,6 +16,10 @@ pub(crate) struct RankPass {
     pub(crate) squares: f64,
     /// Nanoseconds.
     pub(crate) duration: u64,
+    /// Nanoseconds in which the host issued, waits left out.
+    pub(crate) host: u64,
+    pub(crate) peak_allocated: Bytes,
+    pub(crate) peak_reserved: Bytes,
 }
 
 impl RankPass {
@@ -22,6 +29,20 @@ impl RankPass {
             square: report.square,
             squares: report.squares,
             duration: report.end.saturating_sub(report.start),
+            host: report.host(),
+            peak_allocated: report.memory.peak_allocated,
+            peak_reserved: report.memory.peak_reserved,
+        }
+    }
+
+    /// The pass in numbers, as that of this rank.
+    pub(crate) fn times(&self, rank: u32) -> RankTimes {
+        RankTimes {
+            rank,
+            time: Duration::from_nanos(self.duration),
+            host: Duration::from_nanos(self.host),
+            peak_allocated: self.peak_allocated,
+            peak_reserved: self.peak_reserved,
         }
     }
 
@@ -32,6 +53,9 @@ impl RankPass {
         w.f32(self.square.unwrap_or(0.0));
         w.f64(self.squares);
         w.u64(self.duration);
+        w.u64(self.host);
+        w.u64(self.peak_allocated.0);
+        w.u64(self.peak_reserved.0);
     }
 
     fn read(r: &mut Reader<'_>) -> Option<Self> {
@@ -43,6 +67,9 @@ impl RankPass {
             square: has.then_some(square),
             squares: r.f64()?,
             duration: r.u64()?,
+            host: r.u64()?,
+            peak_allocated: Bytes(r.u64()?),
+            peak_reserved: Bytes(r.u64()?),
         })
     }
 }
@@ -89,6 +116,9 @@ mod tests {
                 square,
                 squares: 1e-300,
                 duration: u64::MAX,
+                host: 3,
+                peak_allocated: Bytes(5),
+                peak_reserved: Bytes(7),
             };
             let mut w = Writer::default();
             pass.write(&mut w);

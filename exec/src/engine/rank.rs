@@ -9,7 +9,7 @@ use super::access::Offsets;
 use super::gate::Gate;
 use super::memory::{PassMemory, RankMemory};
 use super::options::ExecOptions;
-use super::session::{RankInputs, RankTimes};
+use super::session::RankInputs;
 use super::taps::Taps;
 use super::{ExecError, regions};
 use crate::device::cpu::Delays;
@@ -22,7 +22,6 @@ use shardlab_plan::program::{
 use shardlab_plan::record::MemorySample;
 use std::collections::BTreeMap;
 use std::sync::Arc;
-use std::time::Duration;
 
 /// Byte that makes NaN of every floating-point type, and no valid index.
 const POISON: u8 = 0xff;
@@ -69,16 +68,10 @@ pub(crate) struct PassReport {
 }
 
 impl PassReport {
-    /// The pass in numbers.
-    pub(crate) fn times(&self, rank: u32) -> RankTimes {
+    /// Nanoseconds in which the host issued, waits left out.
+    pub(crate) fn host(&self) -> u64 {
         let issuing = self.issued_at.saturating_sub(self.start);
-        RankTimes {
-            rank,
-            time: Duration::from_nanos(self.end.saturating_sub(self.start)),
-            host: Duration::from_nanos(issuing.saturating_sub(self.waited)),
-            peak_allocated: self.memory.peak_allocated,
-            peak_reserved: self.memory.peak_reserved,
-        }
+        issuing.saturating_sub(self.waited)
     }
 }
 

@@ -58,7 +58,7 @@ impl Log {
             section: first.section,
             start: Picos::from_ns(start),
             end: Picos::from_ns(end),
-            host: Picos::from_ns((first.issued_at - first.start).saturating_sub(first.waited)),
+            host: Picos::from_ns(first.host()),
             peak_allocated: first.memory.peak_allocated,
             peak_reserved: first.memory.peak_reserved,
         };
@@ -92,7 +92,7 @@ impl Log {
             grad_norm,
             grad_squares: world.iter().map(|r| r.squares).collect(),
             record,
-            ranks: Vec::new(),
+            ranks: (0..).zip(world).map(|(r, pass)| pass.times(r)).collect(),
             spans,
             samples,
         }

@@ -81,7 +81,7 @@ pub struct StepResult {
     pub grad_squares: Vec<f64>,
     /// Times (of the slowest rank) and memory peaks.
     pub record: StepRecord,
-    /// This process's ranks, in rank order.
+    /// Ranks of all processes, in rank order.
     pub ranks: Vec<RankTimes>,
     /// Spans of this process's first rank, if asked for.
     pub spans: Vec<Span>,
@@ -345,10 +345,7 @@ impl<D: Device> Session<D> {
         }
         let reports: Vec<PassReport> = reports.drain(..).flatten().collect();
         let all = exchange(&self.world, &reports)?;
-        let mut result = self.log.add(&self.program, step, &reports, &all);
-        let local = self.world.local();
-        result.ranks = local.zip(&reports).map(|(r, p)| p.times(r)).collect();
-        Ok(result)
+        Ok(self.log.add(&self.program, step, &reports, &all))
     }
 
     /// What went wrong, which the other processes are told as well.
@@ -447,14 +444,18 @@ impl<D: Device> Session<D> {
         self.rank(rank).map(|r| r.memory.counters())
     }
 
+    /// What this process's first rank runs on.
+    #[must_use]
+    pub fn device_name(&self) -> String {
+        let first = self.ranks.first();
+        first.map_or_else(String::new, |r| r.device.name())
+    }
+
     /// The record of everything so far. `scenario` and the environment's facts beyond the engine's are the caller's to
     /// add.
     #[must_use]
     pub fn into_run(mut self) -> Run {
-        let device = self
-            .ranks
-            .first()
-            .map_or_else(String::new, |r| r.device.name());
+        let device = self.device_name();
         let freely = self.records_freely();
         let log = std::mem::take(&mut self.log).timed(freely);
         let (facts, bytes) = self.ranks.first_mut().map_or_else(Default::default, |r| {

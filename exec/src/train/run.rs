@@ -90,9 +90,25 @@ pub enum Flow {
     Stop,
 }
 
+/// A run whose first step comes next.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Begun {
+    /// Ranks.
+    pub ranks: u32,
+    /// What a rank runs on, as its device calls itself.
+    pub device: String,
+    /// Steps that were done before this process.
+    pub resumed_from: u64,
+    /// Steps of the run, those included.
+    pub steps: u64,
+}
+
 /// Watches a run.
 pub trait Observer {
-    /// What the ranks of this process did in the step that is reported next.
+    /// Devices and weights are there: the first step comes next.
+    fn begun(&mut self, _begun: &Begun) {}
+
+    /// What all ranks did in the step that is reported next.
     fn ranks(&mut self, _ranks: &[RankTimes]) {}
 
     /// A step is done.
@@ -204,6 +220,7 @@ pub fn train_on<F: DeviceFactory>(
     let peers = Arc::clone(world.peers());
     let result = Trainer::new(scenario, program, options, world, factory, observer).and_then(
         |mut trainer| {
+            observer.begun(&trainer.begun());
             let interrupted = trainer.run(observer)?;
             trainer.finish(interrupted)
         },
@@ -323,6 +340,15 @@ impl<'a, D: Device> Trainer<'a, D> {
             skip_grad_norms: options.skip_grad_norms,
             seconds,
         })
+    }
+
+    fn begun(&self) -> Begun {
+        Begun {
+            ranks: self.program.meta.world,
+            device: self.session.device_name(),
+            resumed_from: self.resumed_from,
+            steps: self.steps,
+        }
     }
 
     /// Steps until the end; whether the observer ended it.

@@ -17,10 +17,14 @@ const FAREWELL: Duration = Duration::from_secs(15);
 /// The place of this process among several; `None` if nobody has started it as one of several.
 pub(super) fn place() -> Result<Option<Placement>, Failure> {
     let place = placement().map_err(Failure::bad_input)?;
-    if place.is_some() {
-        end_with_launcher(|| {});
-    }
+    // A launcher may itself have been started by the dashboard.
+    end_with_launcher(|| {});
     Ok(place)
+}
+
+/// Whether this process speaks for the run: it is alone, the launcher, or rank 0.
+pub(super) fn leads() -> bool {
+    placement().map_or(true, |place| place.is_none_or(|p| p.rank == 0))
 }
 
 /// Meets the other processes. `facts` have to be the same everywhere.
@@ -86,7 +90,7 @@ pub(super) fn start(ranks: u32, timeout: Duration) -> Result<Status, Failure> {
         (None, _) => Ok(Status::Done),
         // Rank 0 has said why.
         (Some(_), _) if ended.status[0] == i32::from(Status::BAD_INPUT) => {
-            std::process::exit(i32::from(Status::BAD_INPUT))
+            Err(Failure::Told(Status::BAD_INPUT))
         }
         (Some(_), _) if ended.status[0] > 0 => Ok(Status::RunFailed),
         (Some(_), Some((_, cause))) => Err(Failure::run(cause)),

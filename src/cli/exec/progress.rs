@@ -1,102 +1,112 @@
-//! Progress on stderr: one line that is rewritten on a terminal, a line now and then elsewhere.
+//! What a training says on stderr while it runs.
 
+mod json;
+mod text;
+
+use super::events::Event;
 use crate::cli::interrupt;
-use shardlab_exec::train::{Flow, Observer, StepReport};
+use crate::cli::keep::Saved;
+use crate::cli::output::Failure;
+use json::Json;
+use shardlab_exec::engine::RankTimes;
+use shardlab_exec::train::{Begun, Flow, Observer, Outcome, StepReport};
 use shardlab_plan::Scenario;
 use std::io::{IsTerminal, Write};
-use std::time::{Duration, Instant};
+use text::Text;
 
-/// Lines that a run leaves in a log, about.
-const LINES: u64 = 20;
-/// Steps that a rate is averaged over, about.
-const SMOOTHING: f64 = 10.0;
+/// How progress is told.
+#[derive(clap::ValueEnum, Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) enum Style {
+    /// A line that is rewritten on a terminal, a line now and then elsewhere
+    #[default]
+    Auto,
+    /// A line now and then, on a terminal too
+    Lines,
+    /// One JSON object a line: begun, every step, validations, notes, the end, errors (docs/json.md)
+    Json,
+    /// Nothing but notes, what is kept, and errors
+    None,
+}
 
-pub(super) struct Progress {
-    terminal: bool,
-    /// What is counted.
-    unit: &'static str,
-    /// Smoothed time of a step.
-    time: Option<f64>,
-    /// When the terminal's line was drawn last.
-    drawn: Option<Instant>,
-    /// A line waits for its end.
-    open: bool,
+impl Style {
+    /// A failure that ends the command, told in this style.
+    pub(super) fn tell(self, failure: Failure) -> Failure {
+        if self != Self::Json {
+            return failure;
+        }
+        failure.told(|text| {
+            let text = text.to_owned();
+            json::write(&Event::Error { text });
+        })
+    }
+}
+
+/// Tells of a training, and ends it where a signal asks for that.
+pub(super) enum Progress {
+    /// For people.
+    Text(Text),
+    /// For programs.
+    Json(Json),
 }
 
 impl Progress {
-    pub(super) fn new(scenario: &Scenario) -> Self {
-        Self {
-            terminal: std::io::stderr().is_terminal(),
-            unit: scenario.model.family.counted_in().rate(),
-            time: None,
-            drawn: None,
-            open: false,
+    pub(super) fn new(style: Style, scenario: &Scenario) -> Self {
+        let unit = scenario.model.family.counted_in().rate();
+        match style {
+            Style::Auto => Self::Text(Text::new(unit, std::io::stderr().is_terminal())),
+            Style::Lines => Self::Text(Text::new(unit, false)),
+            Style::None => Self::Text(Text::silent(unit)),
+            Style::Json => Self::Json(Json::new()),
         }
     }
 
-    /// Ends the line at hand.
+    /// Steps are over: the line at hand is ended.
     pub(super) fn end(&mut self) {
-        if std::mem::take(&mut self.open) {
-            eprintln!();
+        if let Self::Text(text) = self {
+            text.end();
         }
     }
 
-    fn line(&self, r: &StepReport, time: f64) -> String {
-        let left = Duration::from_secs_f64(time * r.steps.saturating_sub(r.step) as f64);
-        let gradient = match r.grad_norm {
-            Some(norm) => format!("  gradient {norm:.3}"),
-            None => String::new(),
-        };
-        format!(
-            "step {}/{}  loss {:.4}{gradient}  {:.0} {}  ETA {}",
-            r.step,
-            r.steps,
-            r.loss,
-            r.tokens as f64 / time,
-            self.unit,
-            short(left)
-        )
+    /// The run is over, and kept or not.
+    pub(super) fn kept(&self, outcome: &Outcome, kept: &Saved) {
+        match self {
+            Self::Text(_) => kept.say(),
+            Self::Json(json) => {
+                if let Saved::Not(reason) = kept {
+                    json.note(reason);
+                }
+                json.over(outcome, kept.id());
+            }
+        }
     }
-}
 
-/// `45 s`, `12 min`, `3.5 h`.
-fn short(d: Duration) -> String {
-    match d.as_secs_f64() {
-        s if s < 90.0 => format!("{s:.0} s"),
-        s if s < 5400.0 => format!("{:.0} min", s / 60.0),
-        s => format!("{:.1} h", s / 3600.0),
+    /// It was stopped early.
+    pub(super) fn interrupted(&self, done: usize) {
+        if let Self::Text(_) = self {
+            // Nothing can be done when stderr is closed.
+            let _ = writeln!(std::io::stderr(), "interrupted after step {done}");
+        }
+    }
+
+    fn observer(&mut self) -> &mut dyn Observer {
+        match self {
+            Self::Text(text) => text,
+            Self::Json(json) => json,
+        }
     }
 }
 
 impl Observer for Progress {
-    fn step(&mut self, r: &StepReport) -> Flow {
-        let now = r.time.as_secs_f64().max(1e-9);
-        // The first step makes what later ones reuse: its time is no basis once there is another.
-        let first = self.drawn.is_none();
-        let time = match self.time {
-            Some(t) => t + (now - t) / SMOOTHING,
-            None => now,
-        };
-        self.time = (!first).then_some(time);
-        let last = r.step == r.steps;
-        // Nothing can be done when stderr is closed.
-        let mut err = std::io::stderr().lock();
-        if self.terminal {
-            let due = self
-                .drawn
-                .is_none_or(|d| d.elapsed() > Duration::from_millis(100));
-            if due || last {
-                let _ = write!(err, "\r\x1b[2K{}", self.line(r, time));
-                let _ = err.flush();
-                self.open = true;
-                self.drawn = Some(Instant::now());
-            }
-        } else {
-            if first || last || r.step.is_multiple_of((r.steps / LINES).max(1)) {
-                let _ = writeln!(err, "{}", self.line(r, time));
-            }
-            self.drawn = Some(Instant::now());
-        }
+    fn begun(&mut self, begun: &Begun) {
+        self.observer().begun(begun);
+    }
+
+    fn ranks(&mut self, ranks: &[RankTimes]) {
+        self.observer().ranks(ranks);
+    }
+
+    fn step(&mut self, report: &StepReport) -> Flow {
+        let _ = self.observer().step(report);
         if interrupt::requested() {
             Flow::Stop
         } else {
@@ -105,12 +115,10 @@ impl Observer for Progress {
     }
 
     fn validation(&mut self, step: u64, loss: f64) {
-        self.end();
-        eprintln!("validation after step {step}: loss {loss:.4}");
+        self.observer().validation(step, loss);
     }
 
     fn note(&mut self, text: &str) {
-        self.end();
-        eprintln!("note: {text}");
+        self.observer().note(text);
     }
 }

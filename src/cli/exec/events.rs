@@ -1,0 +1,182 @@
+//! What `exec --progress json` says, one object a line: written by a training, read by the dashboard that has started one.
+
+use serde::{Deserialize, Serialize};
+use shardlab_exec::engine::RankTimes;
+use shardlab_exec::train::{Begun, StepReport};
+
+/// Something that happened. A number that is none is `null`.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(tag = "event", rename_all = "snake_case")]
+pub(crate) enum Event {
+    /// Devices and weights are there; the first step comes next.
+    Begun {
+        /// Ranks.
+        ranks: u32,
+        /// What a rank runs on.
+        device: String,
+        /// Steps that an earlier process has done.
+        resumed_from: u64,
+        /// Steps of the run, those included.
+        steps: u64,
+    },
+    /// A step is done.
+    Step {
+        /// Steps done.
+        step: u64,
+        /// Steps of the run.
+        steps: u64,
+        /// Loss.
+        loss: Option<f64>,
+        /// Gradient norm.
+        grad_norm: Option<f64>,
+        /// Learning rate.
+        lr: f64,
+        /// How long it took.
+        time_ns: u64,
+        /// Tokens of one rank, or what the model's batches are counted in.
+        tokens: u64,
+        /// By rank.
+        ranks: Vec<Rank>,
+    },
+    /// A validation is done.
+    Validation {
+        /// Steps before it.
+        step: u64,
+        /// Loss.
+        loss: Option<f64>,
+    },
+    /// Something that the user should know.
+    Note {
+        /// In words.
+        text: String,
+    },
+    /// The run is over and has been kept, where it is to be.
+    End {
+        /// Steps done.
+        step: u64,
+        /// Whether it was stopped early.
+        interrupted: bool,
+        /// Id of the kept run; `null` where none is kept.
+        run_id: Option<String>,
+    },
+    /// The run, or the command, has failed.
+    Error {
+        /// In words; may have several lines.
+        text: String,
+    },
+}
+
+/// A rank's part in a step.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct Rank {
+    /// Begin to end.
+    pub(crate) time_ns: u64,
+    /// Part of it in which the host issued.
+    pub(crate) host_ns: u64,
+    /// Peak of allocated bytes.
+    pub(crate) peak_allocated_bytes: u64,
+    /// Peak of reserved bytes.
+    pub(crate) peak_reserved_bytes: u64,
+}
+
+impl Event {
+    pub(super) fn begun(b: &Begun) -> Self {
+        Self::Begun {
+            ranks: b.ranks,
+            device: b.device.clone(),
+            resumed_from: b.resumed_from,
+            steps: b.steps,
+        }
+    }
+
+    pub(super) fn step(r: &StepReport, ranks: &[RankTimes]) -> Self {
+        Self::Step {
+            step: r.step,
+            steps: r.steps,
+            loss: finite(r.loss),
+            grad_norm: r.grad_norm.and_then(finite),
+            lr: r.lr,
+            time_ns: nanos(r.time),
+            tokens: r.tokens,
+            ranks: ranks.iter().map(Rank::of).collect(),
+        }
+    }
+
+    pub(super) fn validation(step: u64, loss: f64) -> Self {
+        let loss = finite(loss);
+        Self::Validation { step, loss }
+    }
+
+    /// The line that says it, with its end.
+    pub(super) fn line(&self) -> String {
+        // No map with keys other than texts, and nothing that fails to be serialized: only that could fail.
+        let mut line = serde_json::to_string(self).unwrap_or_default();
+        line.push('\n');
+        line
+    }
+
+    /// What a line says; `None` where it is of somebody else.
+    #[cfg(test)]
+    pub(crate) fn read(line: &str) -> Option<Self> {
+        serde_json::from_str(line).ok()
+    }
+}
+
+impl Rank {
+    fn of(r: &RankTimes) -> Self {
+        Self {
+            time_ns: nanos(r.time),
+            host_ns: nanos(r.host),
+            peak_allocated_bytes: r.peak_allocated.0,
+            peak_reserved_bytes: r.peak_reserved.0,
+        }
+    }
+}
+
+fn nanos(d: std::time::Duration) -> u64 {
+    u64::try_from(d.as_nanos()).unwrap_or(u64::MAX)
+}
+
+fn finite(x: f64) -> Option<f64> {
+    x.is_finite().then_some(x)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_line_says_what_it_was_made_of() {
+        let step = Event::Step {
+            step: 2,
+            steps: 6,
+            loss: finite(f64::NAN),
+            grad_norm: Some(0.5),
+            lr: 3e-4,
+            time_ns: 1_500_000,
+            tokens: 64,
+            ranks: vec![Rank {
+                time_ns: 1,
+                host_ns: 2,
+                peak_allocated_bytes: 3,
+                peak_reserved_bytes: 4,
+            }],
+        };
+        let line = step.line();
+        let wanted = concat!(
+            r#"{"event":"step","step":2,"steps":6,"loss":null,"grad_norm":0.5,"lr":0.0003,"time_ns":1500000,"tokens":64,"#,
+            r#""ranks":[{"time_ns":1,"host_ns":2,"peak_allocated_bytes":3,"peak_reserved_bytes":4}]}"#,
+            "\n"
+        );
+        assert_eq!(line, wanted);
+        assert_eq!(Event::read(&line), Some(step));
+        let error = Event::Error {
+            text: "two\nlines".into(),
+        };
+        assert_eq!(error.line().lines().count(), 1);
+        assert_eq!(Event::read(&error.line()), Some(error));
+        for other in ["", "NCCL WARN", "[rank 1] error: x", r#"{"event":"step"}"#] {
+            assert_eq!(Event::read(other), None, "{other}");
+        }
+    }
+}

@@ -1,0 +1,139 @@
+//! Progress for people: one line that is rewritten on a terminal, a line now and then elsewhere.
+
+use shardlab_exec::train::{Flow, Observer, StepReport};
+use std::io::Write;
+use std::time::{Duration, Instant};
+
+/// Lines that a run leaves in a log, about.
+const LINES: u64 = 20;
+/// Steps that a rate is averaged over, about.
+const SMOOTHING: f64 = 10.0;
+
+/// Where steps are told.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Told {
+    /// In one line, again and again.
+    Terminal,
+    /// In a line now and then.
+    Log,
+    /// Nowhere.
+    Nowhere,
+}
+
+pub(in crate::cli::exec) struct Text {
+    told: Told,
+    /// What is counted, a second.
+    unit: &'static str,
+    /// Smoothed time of a step.
+    time: Option<f64>,
+    /// When the terminal's line was drawn last.
+    drawn: Option<Instant>,
+    /// A line waits for its end.
+    open: bool,
+}
+
+impl Text {
+    /// Counts this, on a terminal or in a log.
+    pub(super) fn new(unit: &'static str, terminal: bool) -> Self {
+        let told = if terminal { Told::Terminal } else { Told::Log };
+        Self::told(unit, told)
+    }
+
+    /// Tells of no steps.
+    pub(super) fn silent(unit: &'static str) -> Self {
+        Self::told(unit, Told::Nowhere)
+    }
+
+    fn told(unit: &'static str, told: Told) -> Self {
+        Self {
+            told,
+            unit,
+            time: None,
+            drawn: None,
+            open: false,
+        }
+    }
+
+    /// Ends the line at hand.
+    pub(super) fn end(&mut self) {
+        if std::mem::take(&mut self.open) {
+            eprintln!();
+        }
+    }
+
+    fn line(&self, r: &StepReport, time: f64) -> String {
+        let left = Duration::from_secs_f64(time * r.steps.saturating_sub(r.step) as f64);
+        let gradient = match r.grad_norm {
+            Some(norm) => format!("  gradient {norm:.3}"),
+            None => String::new(),
+        };
+        format!(
+            "step {}/{}  loss {:.4}{gradient}  {:.0} {}  ETA {}",
+            r.step,
+            r.steps,
+            r.loss,
+            r.tokens as f64 / time,
+            self.unit,
+            short(left)
+        )
+    }
+}
+
+/// `45 s`, `12 min`, `3.5 h`.
+fn short(d: Duration) -> String {
+    match d.as_secs_f64() {
+        s if s < 90.0 => format!("{s:.0} s"),
+        s if s < 5400.0 => format!("{:.0} min", s / 60.0),
+        s => format!("{:.1} h", s / 3600.0),
+    }
+}
+
+impl Observer for Text {
+    fn step(&mut self, r: &StepReport) -> Flow {
+        let now = r.time.as_secs_f64().max(1e-9);
+        // The first step makes what later ones reuse: its time is no basis once there is another.
+        let first = self.drawn.is_none();
+        let time = match self.time {
+            Some(t) => t + (now - t) / SMOOTHING,
+            None => now,
+        };
+        self.time = (!first).then_some(time);
+        let last = r.step == r.steps;
+        // Nothing can be done when stderr is closed.
+        let mut err = std::io::stderr().lock();
+        match self.told {
+            Told::Terminal => {
+                let due = self
+                    .drawn
+                    .is_none_or(|d| d.elapsed() > Duration::from_millis(100));
+                if due || last {
+                    let _ = write!(err, "\r\x1b[2K{}", self.line(r, time));
+                    let _ = err.flush();
+                    self.open = true;
+                    self.drawn = Some(Instant::now());
+                }
+            }
+            Told::Log => {
+                if first || last || r.step.is_multiple_of((r.steps / LINES).max(1)) {
+                    let _ = writeln!(err, "{}", self.line(r, time));
+                }
+                self.drawn = Some(Instant::now());
+            }
+            Told::Nowhere => {}
+        }
+        Flow::Continue
+    }
+
+    fn validation(&mut self, step: u64, loss: f64) {
+        if self.told == Told::Nowhere {
+            return;
+        }
+        self.end();
+        eprintln!("validation after step {step}: loss {loss:.4}");
+    }
+
+    fn note(&mut self, text: &str) {
+        self.end();
+        eprintln!("note: {text}");
+    }
+}
