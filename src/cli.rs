@@ -27,8 +27,11 @@ mod table;
 mod validate;
 
 #[cfg(feature = "dash")]
-#[cfg(feature = "dash")]
-pub(crate) use {exec::utilisation, keep::with_source, table::option_of};
+pub(crate) use {
+    exec::{device::DeviceArgs, events, utilisation},
+    keep::with_source,
+    table::option_of,
+};
 
 use clap::{CommandFactory, Parser, Subcommand};
 use output::{Failure, Out, Status};

@@ -54,6 +54,7 @@ pub use event::{Effect, Event};
 pub use scenarios::Source;
 pub use update::update;
 
+use crate::cli::DeviceArgs;
 use scenarios::Changes;
 use state::Saved;
 use std::collections::BTreeMap;
@@ -62,7 +63,7 @@ use std::sync::mpsc::channel;
 use theme::{Depth, Name, Theme};
 
 /// How the dashboard begins.
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, Debug)]
 pub struct Options {
     /// Scenarios in the order of the list.
     pub sources: Vec<Source>,
@@ -80,6 +81,8 @@ pub struct Options {
     pub state: Option<PathBuf>,
     /// Whether the mouse is reported.
     pub mouse: bool,
+    /// What is trained on.
+    pub(crate) device: DeviceArgs,
 }
 
 /// Shows the dashboard until the user leaves it. The caller has made sure that there is a terminal.
@@ -114,7 +117,12 @@ pub fn run(options: Options) -> std::io::Result<()> {
     let folders = worker::Folders {
         store: options.store,
     };
+    let trainer = worker::Trainer {
+        device: options.device,
+        program: std::env::current_exe()?,
+        children: worker::Children::default(),
+    };
     let (events, inbox) = channel();
-    let mut worker = worker::Worker::new(events.clone(), folders, options.state);
+    let mut worker = worker::Worker::new(events.clone(), folders, trainer, options.state);
     terminal::run(&mut app, begin, &mut worker, &events, &inbox)
 }

@@ -1,6 +1,7 @@
 //! `shardlab dash`: the terminal dashboard.
 
 use super::args::Overrides;
+use super::exec::device::DeviceArgs;
 use super::output::{Failure, Out, Status};
 use crate::dash::scenarios::Changes;
 use crate::dash::theme::Name;
@@ -32,6 +33,8 @@ pub(super) struct Args {
     baseline: Option<PathBuf>,
     #[command(flatten)]
     keep: super::keep::Keep,
+    #[command(flatten, next_help_heading = "Training")]
+    device: DeviceArgs,
 }
 
 fn theme(text: &str) -> Result<Name, String> {
@@ -65,6 +68,7 @@ pub(super) fn run(args: &Args, _: &mut Out) -> Result<Status, Failure> {
             state::path(|name| std::env::var(name).ok())
         },
         mouse: !args.no_mouse,
+        device: args.device.clone(),
     };
     show(options).map_err(|e| Failure::run(format_args!("the terminal failed: {e}")))?;
     Ok(Status::Done)

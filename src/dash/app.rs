@@ -199,7 +199,7 @@ pub struct App {
     pub compare: CompareView,
     /// Gate.
     pub gate: GateView,
-    /// All that is told of the selected scenario, when it is shown.
+    /// All that is told of the selected scenario, or of the training, when it is shown.
     pub whole: Option<Whole>,
     /// The help, when it is shown.
     pub help: Option<Help>,

@@ -46,7 +46,10 @@ pub fn draw(app: &App, frame: &mut Frame<'_>) {
         View::Gate => page::gate(app, buf, body),
     }
     if let Some(whole) = &app.whole {
-        scenarios::whole(app, whole, buf, body);
+        match app.view {
+            View::Train => train::whole(app, whole, buf, body),
+            _ => scenarios::whole(app, whole, buf, body),
+        }
     }
     if let Some(help) = &app.help {
         help::draw(app, help, buf, body);

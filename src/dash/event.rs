@@ -60,6 +60,12 @@ pub enum News {
     TooLarge(String),
     /// A training begins, of so many steps.
     Begun(u64),
+    /// What it trains on, in words that stand behind "on".
+    On(String),
+    /// Everything is set up: its first step begins.
+    Stepping,
+    /// Its run, which is in the store under this id.
+    Trained(Arc<Lanes>, String),
     /// A training step is done.
     Step(StepNews),
     /// A validation after so many steps is done.
@@ -175,6 +181,8 @@ pub enum Task {
         steps: Option<u64>,
         /// Even if it needs more memory than there is.
         anyway: bool,
+        /// On the CPU, whatever the scenario's hardware is.
+        on_cpu: bool,
     },
     /// Predict all combinations.
     Sweep {

@@ -47,8 +47,10 @@ pub enum Command {
     Filter,
     /// Simulate and open the timeline.
     Simulate,
-    /// Train on the CPU of this machine.
+    /// Train on this machine, on what the scenario's hardware is if that is there.
     Train,
+    /// Train on the CPU of this machine, whatever the scenario's hardware is.
+    TrainOnCpu,
     /// Sweep.
     Sweep,
     /// Gate.
@@ -291,7 +293,7 @@ use Command as C;
 table! {
     Everywhere: [c('q')] C::Quit, "", "quit; where a training runs, it asks first";
     Everywhere: [ctrl('c')] C::Leave, "", "quit at once; jobs that still run are ended";
-    Everywhere: [ctrl('z')] C::Suspend, "", "stop until the shell's `fg`; jobs stop with it";
+    Everywhere: [ctrl('z')] C::Suspend, "", "stop until the shell's `fg`; jobs stop with it, but for trainings that are processes";
     Everywhere: [c('?'), k(KeyCode::F(1))] C::Help, "", "this help";
     Everywhere: [c('1')] C::View(0), "", "scenarios";
     Everywhere: [c('2')] C::View(1), "", "timeline";
@@ -314,7 +316,8 @@ table! {
 
     Scenarios: [k(KeyCode::Enter), k(KeyCode::Tab)] C::Switch, "options", "to the options of the selected scenario";
     Scenarios: [c('r')] C::Simulate, "sim", "simulate and open the timeline";
-    Scenarios: [c('x')] C::Train, "train", "train it on this machine's CPU, live; `shardlab exec` is the way to GPUs";
+    Scenarios: [c('x')] C::Train, "train", "train it on this machine, live: on GPUs if its hardware is one and there are any, else on the CPU";
+    Scenarios: [c('X')] C::TrainOnCpu, "", "train it on the CPU, whatever its hardware is";
     Scenarios: [c('w')] C::Sweep, "sweep", "sweep it: its own axes, or those you add";
     Scenarios: [c('b')] C::Gate, "gate", "gate it against its baseline";
     Scenarios: [c('y')] C::Copy, "", "the command with all changes: shown, and copied";
@@ -329,7 +332,8 @@ table! {
     Options: [k(KeyCode::Tab)] C::Switch, "list", "back to the list";
     Options: [k(KeyCode::Esc)] C::Back, "", "give up a value that was refused; else back to the list";
     Options: [c('r')] C::Simulate, "sim", "simulate and open the timeline";
-    Options: [c('x')] C::Train, "train", "train it on this machine's CPU, live; `shardlab exec` is the way to GPUs";
+    Options: [c('x')] C::Train, "train", "train it on this machine, live: on GPUs if its hardware is one and there are any, else on the CPU";
+    Options: [c('X')] C::TrainOnCpu, "", "train it on the CPU, whatever its hardware is";
     Options: [c('w')] C::Sweep, "", "sweep it";
     Options: [c('b')] C::Gate, "", "gate it against its baseline";
     Options: [c('a')] C::Add, "+axis", "make the selected option an axis of the sweep";
@@ -366,8 +370,10 @@ table! {
     Timeline: [c('m')] C::Pair, "2nd run", "show another run below: the measured beside the predicted";
     Timeline: [c('s')] C::Stretch, "", "stretch the other run to the same length";
 
-    Training: [c('x')] C::Train, "train", "train the selected scenario on this machine's CPU; `shardlab exec` is the way to GPUs";
+    Training: [c('x')] C::Train, "train", "train the selected scenario: on GPUs if its hardware is one and there are any, else on the CPU";
+    Training: [c('X')] C::TrainOnCpu, "on CPU", "train it on the CPU, whatever its hardware is";
     Training: [c('s'), k(KeyCode::Esc)] C::Stop, "stop", "stop in good order after the current step";
+    Training: [c('e')] C::ShowAll, "all", "all that it has said, where the pane has no room for it";
 
     Sweep: [c('w'), c('r')] C::Sweep, "run", "run the sweep";
     Sweep: [c('a')] C::Add, "+axis", "add an axis, as in `fsdp.prefetch_forward=[0, 1, 2]`";

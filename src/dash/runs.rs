@@ -460,3 +460,11 @@ pub(super) fn arrived(
     );
     number
 }
+
+/// A run is in the store now, under this id.
+pub(super) fn told_kept(app: &mut App, number: u32, id: String) {
+    app.say(Tone::Good, format!("run #{number} is kept as {id}"));
+    if let Some(kept) = app.runs.kept.iter_mut().find(|k| k.number == number) {
+        kept.stored = Some(id);
+    }
+}

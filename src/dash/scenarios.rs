@@ -373,7 +373,8 @@ pub(super) fn command(app: &mut App, command: Command) -> Vec<Effect> {
             };
         }
         Command::Simulate => return simulate(app),
-        Command::Train => return super::train::train(app),
+        Command::Train => return super::train::train(app, false),
+        Command::TrainOnCpu => return super::train::train(app, true),
         Command::Sweep => return super::sweep::run(app),
         Command::Gate => return super::gate::gate(app),
         Command::Copy => {

@@ -3,6 +3,7 @@
 use super::app::{App, Purpose, Tone, View};
 use super::event::{Effect, RankNow, Setup, StepNews, Task};
 use super::keys::Command;
+use super::whole::Whole;
 use std::time::Duration;
 
 /// State of the training view.
@@ -10,11 +11,15 @@ use std::time::Duration;
 pub struct Training {
     /// What is trained.
     pub setup: Option<Setup>,
+    /// Whether it is to be on the CPU, whatever its hardware is.
+    pub on_cpu: bool,
+    /// What it is trained on, in words that stand behind "on", once that is known.
+    pub on: Option<String>,
     /// Steps that are done.
     pub steps: Vec<StepNews>,
     /// Validation losses with the number of steps before each.
     pub validations: Vec<(u64, f64)>,
-    /// Where the ranks are.
+    /// Where the ranks are, where this process trains.
     pub ranks: Vec<RankNow>,
     /// What the engine said.
     pub notes: Vec<String>,
@@ -60,15 +65,6 @@ impl Training {
         last.or(self.planned).unwrap_or(0)
     }
 
-    /// Where the ranks are has been told, at this time.
-    pub(super) fn at(&mut self, ranks: Vec<RankNow>, now: Duration) {
-        // Before the first step ranks set up, which is no part of it.
-        if self.since.is_none() && ranks.iter().any(|r| r.percent > 0) {
-            self.since = Some(now);
-        }
-        self.ranks = ranks;
-    }
-
     /// A step is done, at this time; the next begins.
     pub(super) fn step(&mut self, step: StepNews, now: Duration) {
         self.steps.push(step);
@@ -95,9 +91,10 @@ impl Training {
         (time > 0.0).then(|| tokens as f64 / time)
     }
 
-    fn begin(&mut self, setup: Setup) {
+    fn begin(&mut self, setup: Setup, on_cpu: bool) {
         *self = Self {
             setup: Some(setup),
+            on_cpu,
             ..Self::default()
         };
     }
@@ -106,7 +103,8 @@ impl Training {
 /// A key in the training view.
 pub(super) fn command(app: &mut App, command: Command) -> Vec<Effect> {
     match command {
-        Command::Train => train(app),
+        Command::Train => train(app, false),
+        Command::TrainOnCpu => train(app, true),
         Command::Stop => {
             let effects = app.cancel(Purpose::Train);
             if !effects.is_empty() {
@@ -114,12 +112,16 @@ pub(super) fn command(app: &mut App, command: Command) -> Vec<Effect> {
             }
             effects
         }
+        Command::ShowAll => {
+            app.whole = Some(Whole::default());
+            Vec::new()
+        }
         _ => Vec::new(),
     }
 }
 
-/// Trains the selected scenario on the CPU of this machine.
-pub(super) fn train(app: &mut App) -> Vec<Effect> {
+/// Trains the selected scenario on this machine: on what its hardware is if that is there, or on the CPU.
+pub(super) fn train(app: &mut App, on_cpu: bool) -> Vec<Effect> {
     let Some(setup) = app.wanted() else {
         return Vec::new();
     };
@@ -134,20 +136,21 @@ pub(super) fn train(app: &mut App) -> Vec<Effect> {
         return Vec::new();
     }
     app.view = View::Train;
-    begin(app, setup, false)
+    begin(app, setup, on_cpu, false)
 }
 
 /// Trains what was not started for lack of memory.
 pub(super) fn anyway(app: &mut App) -> Vec<Effect> {
-    let setup = app.train.setup.clone();
-    setup.map_or_else(Vec::new, |setup| begin(app, setup, true))
+    let (setup, on_cpu) = (app.train.setup.clone(), app.train.on_cpu);
+    setup.map_or_else(Vec::new, |setup| begin(app, setup, on_cpu, true))
 }
 
-fn begin(app: &mut App, setup: Setup, anyway: bool) -> Vec<Effect> {
-    app.train.begin(setup.clone());
+fn begin(app: &mut App, setup: Setup, on_cpu: bool, anyway: bool) -> Vec<Effect> {
+    app.train.begin(setup.clone(), on_cpu);
     app.start(Task::Train {
         setup,
         steps: None,
         anyway,
+        on_cpu,
     })
 }

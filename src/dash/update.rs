@@ -8,6 +8,7 @@ use super::cursor::moved;
 use super::event::{Effect, Event, JobId, Message, News};
 use super::help::Help;
 use super::keys::{self, Command, Place};
+use super::lanes::Lanes;
 use super::options;
 use super::prompt::{Asks, Prompt};
 use super::scenarios::Refused;
@@ -16,6 +17,7 @@ use super::{compare, export, fields, gate, runs, scenarios, sweep, timeline, tra
 use mouse::mouse;
 use ratatui::crossterm::event::{KeyEvent, KeyEventKind};
 use shardlab_reports::gate::baseline::FOLDERS;
+use std::sync::Arc;
 use std::time::Duration;
 
 /// How long a notice stays.
@@ -400,16 +402,8 @@ fn news(app: &mut App, id: JobId, news: News) -> Vec<Effect> {
                 }
             }
             Purpose::Open => _ = runs::arrived(app, lanes, Some(job.of), true),
-            // A training's own view stays until one asks for the timeline.
             Purpose::Train => {
-                let sim = app.runs.counterpart(&lanes);
-                let number = runs::arrived(app, std::sync::Arc::clone(&lanes), None, false);
-                if let Some(sim) = sim {
-                    app.timeline.open(sim);
-                    app.timeline.other = Some(lanes);
-                } else {
-                    app.timeline.open(lanes);
-                }
+                let number = trained(app, lanes, None);
                 // What took time is kept; a simulation is as soon made again.
                 if app.keep {
                     return runs::keep(app, number);
@@ -417,6 +411,10 @@ fn news(app: &mut App, id: JobId, news: News) -> Vec<Effect> {
             }
             _ => _ = runs::arrived(app, lanes, None, true),
         },
+        News::Trained(lanes, id) => {
+            let number = trained(app, lanes, Some(id.clone()));
+            runs::told_kept(app, number, id);
+        }
         News::TooLarge(reason) => {
             app.train.end = Some(End::TooLarge(reason));
             if app.question.is_none() {
@@ -424,9 +422,11 @@ fn news(app: &mut App, id: JobId, news: News) -> Vec<Effect> {
             }
         }
         News::Begun(steps) => app.train.planned = Some(steps),
+        News::On(place) => app.train.on = Some(place),
+        News::Stepping => app.train.since = Some(app.now),
         News::Step(step) => app.train.step(step, app.now),
         News::Validation(step, loss) => app.train.validations.push((step, loss)),
-        News::Ranks(ranks) => app.train.at(ranks, app.now),
+        News::Ranks(ranks) => app.train.ranks = ranks,
         News::Axes(keys, total) => {
             app.sweep.keys = keys;
             app.sweep.total = total;
@@ -437,12 +437,7 @@ fn news(app: &mut App, id: JobId, news: News) -> Vec<Effect> {
             app.runs.stored = runs;
             app.runs.store_error = None;
         }
-        News::Kept(number, id) => {
-            if let Some(kept) = app.runs.kept.iter_mut().find(|k| k.number == number) {
-                kept.stored = Some(id.clone());
-            }
-            app.say(Tone::Good, format!("run #{number} is kept as {id}"));
-        }
+        News::Kept(number, id) => runs::told_kept(app, number, id),
         News::Exists => export::exists(app),
         News::Removed(id) => {
             app.runs.forget(&id);
@@ -462,4 +457,17 @@ fn news(app: &mut App, id: JobId, news: News) -> Vec<Effect> {
         }
     }
     Vec::new()
+}
+
+/// A training's run: the timeline has it, but the training's own view stays until one asks for that. Its number.
+fn trained(app: &mut App, lanes: Arc<Lanes>, stored: Option<String>) -> u32 {
+    let sim = app.runs.counterpart(&lanes);
+    let number = runs::arrived(app, Arc::clone(&lanes), stored, false);
+    if let Some(sim) = sim {
+        app.timeline.open(sim);
+        app.timeline.other = Some(lanes);
+    } else {
+        app.timeline.open(lanes);
+    }
+    number
 }

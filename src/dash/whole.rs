@@ -1,4 +1,4 @@
-//! All that is told of the selected scenario, over everything else: what a pane has no room for.
+//! All that is told of the selected scenario, or of a training, over everything else: what a pane has no room for.
 
 use super::app::App;
 use super::cursor::moved;
@@ -6,7 +6,7 @@ use super::event::Effect;
 use super::keys::Command;
 use std::cell::Cell;
 
-/// The text as it is shown. What it says follows the scenario.
+/// The text as it is shown. What it says follows the view below it.
 #[derive(Clone, Debug, Default)]
 pub struct Whole {
     /// First line shown.

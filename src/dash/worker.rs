@@ -19,21 +19,41 @@ use shardlab_sim::Options;
 use std::collections::BTreeMap;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::PathBuf;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicU8, Ordering};
 use std::sync::mpsc::Sender;
 use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+pub(crate) use train::{Children, Trainer};
+
+/// How long the processes of trainings may take to be gone when the dashboard ends.
+const FAREWELL: Duration = Duration::from_secs(5);
 
 /// Asks a job to end.
 #[derive(Clone, Debug, Default)]
-pub(crate) struct Stop(Arc<AtomicBool>);
+pub(crate) struct Stop(Arc<AtomicU8>);
 
 impl Stop {
+    /// In good order.
+    const SOON: u8 = 1;
+    /// At once: nobody waits for what it yields.
+    const NOW: u8 = 2;
+
     fn ask(&self) {
-        self.0.store(true, Ordering::Relaxed);
+        self.0.fetch_max(Self::SOON, Ordering::Relaxed);
+    }
+
+    fn leave(&self) {
+        self.0.fetch_max(Self::NOW, Ordering::Relaxed);
     }
 
     pub(crate) fn asked(&self) -> bool {
-        self.0.load(Ordering::Relaxed)
+        self.0.load(Ordering::Relaxed) >= Self::SOON
+    }
+
+    /// Whether the dashboard is leaving.
+    pub(crate) fn leaving(&self) -> bool {
+        self.0.load(Ordering::Relaxed) >= Self::NOW
     }
 }
 
@@ -67,7 +87,15 @@ pub(crate) struct Worker {
     survey: Stop,
     jobs: BTreeMap<JobId, Stop>,
     folders: Folders,
+    trainer: Arc<Trainer>,
     state: Option<PathBuf>,
+}
+
+impl Drop for Worker {
+    /// However the dashboard ends.
+    fn drop(&mut self) {
+        self.stop_all();
+    }
 }
 
 /// Folders that jobs read and write.
@@ -79,7 +107,12 @@ pub(crate) struct Folders {
 
 impl Worker {
     /// Reports go to `events`; the state is kept in `state`, where given.
-    pub(crate) fn new(events: Sender<Event>, folders: Folders, state: Option<PathBuf>) -> Self {
+    pub(crate) fn new(
+        events: Sender<Event>,
+        folders: Folders,
+        trainer: Trainer,
+        state: Option<PathBuf>,
+    ) -> Self {
         let profiles = Arc::new(Profiles::default());
         Self {
             predictor: predict::Predictor::start(events.clone(), Arc::clone(&profiles)),
@@ -88,6 +121,7 @@ impl Worker {
             survey: Stop::default(),
             jobs: BTreeMap::new(),
             folders,
+            trainer: Arc::new(trainer),
             state,
         }
     }
@@ -122,10 +156,11 @@ impl Worker {
         }
     }
 
-    /// Asks everything to end.
+    /// Tells everything to end, and waits for the processes that have been started.
     pub(crate) fn stop_all(&self) {
         self.survey.ask();
-        self.jobs.values().for_each(Stop::ask);
+        self.jobs.values().for_each(Stop::leave);
+        self.trainer.children.wait(FAREWELL);
     }
 
     fn start(&mut self, id: JobId, task: Task) {
@@ -137,11 +172,12 @@ impl Worker {
         };
         let profiles = Arc::clone(&self.profiles);
         let folders = self.folders.clone();
+        let trainer = Arc::clone(&self.trainer);
         let body = {
             let reporter = reporter.clone();
             move || {
                 let result = catch_unwind(AssertUnwindSafe(|| {
-                    perform(task, &profiles, &folders, &reporter, &stop)
+                    perform(task, &profiles, &folders, &trainer, &reporter, &stop)
                 }));
                 reporter.say(match result {
                     Ok(Ok(Ended::Done)) => News::Done,
@@ -164,6 +200,7 @@ fn perform(
     task: Task,
     profiles: &Profiles,
     folders: &Folders,
+    trainer: &Trainer,
     reporter: &Reporter,
     stop: &Stop,
 ) -> Result<Ended, String> {
@@ -184,7 +221,17 @@ fn perform(
             setup,
             steps,
             anyway,
-        } => train::train(&setup, steps, anyway, reporter, stop),
+            on_cpu,
+        } => {
+            let asked = train::Asked {
+                setup: &setup,
+                steps,
+                anyway,
+                on_cpu,
+            };
+            let store = folders.store.as_deref();
+            train::train(asked, trainer, store, reporter, stop)
+        }
         Task::Sweep { setup, axes } => sweep::sweep(&setup, &axes, profiles, reporter, stop),
         Task::ListStore => {
             let runs = judge::stored(folders.store.as_deref())?;

@@ -1,5 +1,6 @@
 //! The dashboard in a real terminal, driven through tmux: keys in, screen out.
 
+use crate::processes::{all_end, children, signal};
 use crate::shardlab;
 use std::process::{Command, Output};
 use std::time::{Duration, Instant};
@@ -227,15 +228,7 @@ fn it_follows_the_terminals_size_and_gives_it_back_on_a_signal() {
     tmux.call(&["resize-window", "-t", "main", "-x", "160", "-y", "50"]);
     tmux.wait_for("shardlab │");
     tmux.call(&["resize-window", "-t", "main", "-x", "100", "-y", "30"]);
-    let pane = tmux.call(&["display-message", "-p", "-t", "main", "#{pane_pid}"]);
-    let shell = String::from_utf8_lossy(&pane.stdout).trim().to_owned();
-    // The dashboard is the shell's only child.
-    let children = std::fs::read_to_string(format!("/proc/{shell}/task/{shell}/children")).unwrap();
-    let status = Command::new("kill")
-        .args(["-TERM", children.trim()])
-        .status()
-        .unwrap();
-    assert!(status.success());
+    signal("TERM", tmux.dashboard());
     tmux.wait_for("ended with 0");
     // The first line has the size, which is another one now.
     let rest = |text: String| text.lines().skip(1).map(str::to_owned).collect::<Vec<_>>();
@@ -358,4 +351,142 @@ fn a_panic_gives_the_terminal_back() {
         "{screen}"
     );
     assert_eq!((tmux.settings("after"), flags()), before);
+}
+
+impl Tmux {
+    /// Process number of the dashboard: the shell's only child.
+    fn dashboard(&self) -> u32 {
+        let pane = self.call(&["display-message", "-p", "-t", "main", "#{pane_pid}"]);
+        let shell = String::from_utf8_lossy(&pane.stdout);
+        let all = children(shell.trim().parse().unwrap());
+        let [one] = all[..] else {
+            panic!("{all:?} are the shell's children");
+        };
+        one
+    }
+
+    /// The launcher of a training, and its ranks.
+    fn training(&self) -> (u32, Vec<u32>) {
+        let all = children(self.dashboard());
+        let [launcher] = all[..] else {
+            panic!("{all:?} train");
+        };
+        (launcher, children(launcher))
+    }
+
+    fn runs(&self) -> usize {
+        let list = std::fs::read_dir(self.folder.path().join("runs"));
+        list.map_or(0, |l| {
+            let names = l.flatten().map(|e| e.file_name());
+            names
+                .filter(|n| !n.to_string_lossy().starts_with('.'))
+                .count()
+        })
+    }
+}
+
+/// A training in processes of its own, as on GPUs: its end, its stop, the death of a rank, and leaving while it trains.
+#[test]
+fn a_training_in_processes_of_its_own() {
+    let Some(tmux) = Tmux::start("processes", 100, 30) else {
+        return;
+    };
+    let before = tmux.settings("before");
+    let quick = "--no-state --device cpu --processes small-native";
+    tmux.dash(quick);
+    tmux.wait("the prediction", |s| {
+        s.contains("▸ small-native") && step(s).is_some()
+    });
+    tmux.type_text("x");
+    tmux.wait_for("Train small-native on the CPU, a process a rank");
+    let screen = tmux.wait("the end of the training", |s| {
+        s.contains("✓ done   step 6 of 6") && s.contains("run #1 is kept as")
+    });
+    // Of other processes it is not known where their ranks are.
+    assert!(!screen.contains("issued"), "{screen}");
+    let ranks = screen
+        .lines()
+        .filter(|l| l.contains(" ms ") && l.contains("KiB"));
+    assert_eq!(
+        ranks.count(),
+        5,
+        "four ranks and the peak of one:\n{screen}"
+    );
+    assert_eq!(tmux.runs(), 1);
+    // It can be compared, as one of this process can.
+    tmux.type_text("2");
+    tmux.wait("its timeline", |s| {
+        s.contains("small-native: #1 measured") && s.contains("all_gather")
+    });
+    tmux.type_text("q");
+    tmux.wait_for("ended with 0");
+    // One of many steps is stopped, and its steps are kept.
+    tmux.dash(&format!("{quick} --set train.steps=900000"));
+    tmux.wait_for("●1 changed");
+    let train = |tmux: &Tmux| {
+        tmux.type_text("3x");
+        tmux.wait("steps", |s| {
+            s.contains("training   step") && s.contains("of 900000   left")
+        });
+        let (launcher, ranks) = tmux.training();
+        assert_eq!(ranks.len(), 4);
+        [vec![launcher], ranks].concat()
+    };
+    let all = train(&tmux);
+    tmux.type_text("s");
+    tmux.wait("the end of the training", |s| {
+        s.contains("■ stopped") && s.contains("is kept as")
+    });
+    all_end(&all);
+    assert_eq!(tmux.runs(), 2);
+    // A rank dies.
+    let all = train(&tmux);
+    signal("KILL", all[3]);
+    let screen = tmux.wait_for("✗ failed");
+    assert!(screen.contains("was killed (signal 9"), "{screen}");
+    all_end(&all);
+    // Leaving takes it along, in good order or not.
+    let all = train(&tmux);
+    tmux.type_text("q");
+    tmux.wait_for("is still training");
+    tmux.type_text("y");
+    tmux.wait_for("ended with 0");
+    all_end(&all);
+    assert_eq!(tmux.settings("after"), before);
+    tmux.dash(&format!("{quick} --no-store --set train.steps=900000"));
+    tmux.wait_for("●1 changed");
+    let all = train(&tmux);
+    signal("KILL", tmux.dashboard());
+    all_end(&all);
+    assert_eq!(tmux.runs(), 2);
+}
+
+/// Without a store the run is there all the same, and its folder is gone.
+#[test]
+fn a_training_in_processes_that_is_not_kept() {
+    let Some(tmux) = Tmux::start("passing", 80, 24) else {
+        return;
+    };
+    let passing = tmux.folder.path().join("passing");
+    std::fs::create_dir(&passing).unwrap();
+    tmux.type_text(&format!("export TMPDIR={}\n", passing.display()));
+    tmux.dash("--no-state --no-store --device cpu --processes small-native");
+    tmux.wait("the prediction", |s| {
+        s.contains("▸ small-native") && step(s).is_some()
+    });
+    tmux.type_text("x");
+    tmux.wait("the end of the training", |s| {
+        s.contains("✓ done   step 6 of 6") && s.contains("#1 exec small-native is there")
+    });
+    tmux.type_text("2");
+    tmux.wait_for("small-native: #1 measured");
+    assert_eq!(std::fs::read_dir(&passing).unwrap().count(), 0);
+    assert_eq!(tmux.runs(), 0);
+    // Ctrl-C of the terminal is a key of the dashboard's.
+    tmux.type_text("3x");
+    tmux.wait("the end of the training", |s| {
+        s.contains("✓ done   step 6 of 6") && s.contains("#2 exec")
+    });
+    tmux.press(&["C-c"]);
+    tmux.wait_for("ended with 0");
 }

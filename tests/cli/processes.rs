@@ -244,10 +244,16 @@ fn long_run() -> (Child, BufReader<std::process::ChildStderr>, Vec<u32>) {
 
 /// Processes that a process has started.
 pub(crate) fn children(id: u32) -> Vec<u32> {
-    let list = std::fs::read_to_string(format!("/proc/{id}/task/{id}/children"));
-    let list = list.unwrap_or_default();
-    list.split_whitespace()
-        .map(|p| p.parse().unwrap())
+    // Each thread has a list of those that it has started.
+    let threads = std::fs::read_dir(format!("/proc/{id}/task"));
+    let lists = threads.into_iter().flatten().flatten();
+    lists
+        .flat_map(|thread| {
+            let list = std::fs::read_to_string(thread.path().join("children"));
+            let list = list.unwrap_or_default();
+            let numbers = list.split_whitespace().map(|p| p.parse().unwrap());
+            numbers.collect::<Vec<u32>>()
+        })
         .collect()
 }
 

@@ -4,8 +4,8 @@ use rustix::process::{Pid, Signal, getppid, kill_process, set_parent_process_dea
 use std::io::Read;
 use std::process::Child;
 
-/// The launcher's process number.
-pub(super) const PARENT: &str = "SHARDLAB_PARENT";
+/// Environment variable with the launcher's process number.
+pub const PARENT: &str = "SHARDLAB_PARENT";
 
 /// Ends this process when the launcher that started it ends, however that happens; `farewell` is called where there is
 /// time for it. Does nothing in a process that no launcher of shardlab's has started.
@@ -45,7 +45,7 @@ pub fn has_launcher() -> bool {
 }
 
 /// Sends a child what Ctrl-C sends.
-pub(super) fn interrupt(child: &Child) {
+pub fn interrupt(child: &Child) {
     if let Some(pid) = i32::try_from(child.id()).ok().and_then(Pid::from_raw) {
         // It may have ended.
         let _ = kill_process(pid, Signal::INT);

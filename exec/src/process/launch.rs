@@ -138,7 +138,7 @@ fn wait(
                 Some(ended) => {
                     *status = Some(ended);
                     if !ended.success() {
-                        server.fail(rank, &format!("rank {rank} {}", words(ended)));
+                        server.fail(rank, &format!("rank {rank} {}", ending(ended)));
                     }
                 }
             }
@@ -178,7 +178,9 @@ fn number(status: ExitStatus) -> i32 {
         .unwrap_or_else(|| -status.signal().unwrap_or(1))
 }
 
-fn words(status: ExitStatus) -> String {
+/// How a process ended, as in `it {ending}`.
+#[must_use]
+pub fn ending(status: ExitStatus) -> String {
     match (status.code(), status.signal()) {
         (Some(code), _) => format!("ended with exit status {code}"),
         (None, Some(9)) => "was killed (signal 9: by hand, or for want of memory)".to_owned(),

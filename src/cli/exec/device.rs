@@ -11,8 +11,8 @@ use std::ffi::OsString;
 use std::path::PathBuf;
 use std::sync::Arc;
 
-#[derive(clap::Args, Clone)]
-pub(in crate::cli) struct DeviceArgs {
+#[derive(clap::Args, Clone, Debug)]
+pub(crate) struct DeviceArgs {
     /// What performs the program; auto: GPUs, if the scenario's hardware is one and this machine has any, else the processor
     #[arg(long, value_enum, default_value_t = Kind::Auto)]
     device: Kind,
@@ -86,7 +86,7 @@ enum Clock {
 impl DeviceArgs {
     /// These arguments as another shardlab takes them; those that say nothing new are left out, so that one that does not
     /// know them yet can be asked too.
-    pub(in crate::cli) fn words(&self) -> Vec<OsString> {
+    pub(crate) fn words(&self) -> Vec<OsString> {
         // In full, so that a new argument is not forgotten here.
         let Self {
             device,
@@ -144,7 +144,7 @@ impl DeviceArgs {
     }
 
     /// The same with a device that is not `auto`: every process of a run comes to the same one.
-    pub(in crate::cli) fn settled(&self, scenario: &Scenario) -> Self {
+    pub(crate) fn settled(&self, scenario: &Scenario) -> Self {
         let mut settled = self.clone();
         if self.device == Kind::Auto {
             settled.device = if !on_cpu(scenario) && self.has_gpus() {
@@ -169,9 +169,23 @@ impl DeviceArgs {
     }
 
     /// Whether each rank is to be a process.
-    pub(super) fn wants_processes(&self, program: &Program) -> bool {
+    pub(crate) fn wants_processes(&self, program: &Program) -> bool {
         let several_gpus = self.device == Kind::Cuda && program.meta.world > 1;
         self.processes || several_gpus && !self.one_process
+    }
+
+    /// The same on this machine's processor.
+    #[cfg(feature = "dash")]
+    pub(crate) fn on_cpu(&self) -> Self {
+        let mut cpu = self.clone();
+        cpu.device = Kind::Cpu;
+        cpu
+    }
+
+    /// Whether it is GPUs, once that is settled.
+    #[cfg(feature = "dash")]
+    pub(crate) fn is_gpus(&self) -> bool {
+        self.device == Kind::Cuda
     }
 
     /// Which device, in a word.
@@ -216,7 +230,7 @@ impl DeviceArgs {
     }
 
     /// Options of the engine that belong to the device.
-    pub(in crate::cli) fn apply(&self, exec: &mut shardlab_exec::engine::ExecOptions, ranks: u32) {
+    pub(crate) fn apply(&self, exec: &mut shardlab_exec::engine::ExecOptions, ranks: u32) {
         exec.threads = match self.threads {
             0 => {
                 let cores = std::thread::available_parallelism().map_or(1, usize::from);

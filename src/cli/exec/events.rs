@@ -116,7 +116,7 @@ impl Event {
     }
 
     /// What a line says; `None` where it is of somebody else.
-    #[cfg(test)]
+    #[cfg(any(feature = "dash", test))]
     pub(crate) fn read(line: &str) -> Option<Self> {
         serde_json::from_str(line).ok()
     }

@@ -94,8 +94,7 @@ fn too_large(app: &App, say: &mut impl FnMut(&str, Style)) {
     if let Some(End::TooLarge(reason)) = &app.train.end {
         say(&format!("On this machine's CPU {reason}."), theme.bad());
     }
-    let text =
-        "Tried all the same it may take all memory. `shardlab exec --device cuda` trains on GPUs.";
+    let text = "Tried all the same it may take all memory. Where there are GPUs, x trains on them.";
     say(text, theme.text());
 }
 

@@ -61,6 +61,17 @@ pub(super) fn popup(buf: &mut Buffer, area: Rect, title: &str, theme: Theme) -> 
     pane(buf, area, title, true, theme)
 }
 
+/// Likewise, over all of the body, as wide as text is easily read.
+pub(super) fn over_all(buf: &mut Buffer, body: Rect, title: &str, theme: Theme) -> Rect {
+    let width = body.width.min(100);
+    let area = Rect {
+        x: body.x + (body.width - width) / 2,
+        width,
+        ..body
+    };
+    popup(buf, area, title, theme)
+}
+
 /// A text of at most so many characters; what is cut off shows.
 pub(super) fn cut(text: &str, width: usize) -> String {
     if text.chars().count() <= width {
@@ -101,6 +112,9 @@ pub(super) fn wrap(text: &str, width: usize) -> Vec<String> {
     }
     lines
 }
+
+/// What a message that is cut ends with: the key that shows all of it.
+pub(super) const MORE: &str = "… (e)";
 
 /// A text in so many lines at most; that it goes on shows behind the last, by a mark that may say where.
 pub(super) fn excerpt(text: &str, width: usize, most: usize, mark: &str) -> Vec<String> {

@@ -1,8 +1,8 @@
 //! The option editor.
 
-use super::kit::{cut, excerpt, pane, put};
+use super::kit::{MORE, cut, excerpt, pane, put};
 use super::prompt;
-use super::scenarios::MORE;
+
 use crate::dash::app::{App, Hit};
 use crate::dash::options;
 use crate::dash::prompt::Asks;

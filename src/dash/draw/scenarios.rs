@@ -2,8 +2,8 @@
 
 use super::charts::{Part, stacked};
 use super::kit::{
-    bytes, change, cut, excerpt, lines as kept, ms, pane, pieces, popup, put, put_right, thousands,
-    wrap,
+    MORE, bytes, change, cut, excerpt, lines as kept, ms, over_all, pane, pieces, put, put_right,
+    thousands, wrap,
 };
 use crate::dash::app::{App, Hit};
 use crate::dash::glance::{Brief, Glance};
@@ -187,21 +187,12 @@ fn prediction(app: &App, buf: &mut Buffer, area: Rect) {
     write(app, buf, inner, &rows);
 }
 
-/// What a message that is cut ends with: the key that shows all of it.
-pub(super) const MORE: &str = "… (e)";
-
 /// All of the message and the prediction, over everything else.
 pub(super) fn whole(app: &App, whole: &Whole, buf: &mut Buffer, body: Rect) {
     let theme = app.theme;
     let s = &app.scenarios;
-    let width = body.width.min(100);
-    let area = Rect {
-        x: body.x + (body.width - width) / 2,
-        width,
-        ..body
-    };
-    let inner = popup(buf, area, &title(app), theme);
-    let room = usize::from(width.saturating_sub(4));
+    let inner = over_all(buf, body, &title(app), theme);
+    let room = usize::from(inner.width.saturating_sub(2));
     let refused = s.refused.as_ref().map(|r| &r.reason);
     let mut rows = Vec::new();
     for message in [refused, s.error.as_ref()].into_iter().flatten() {

@@ -1,12 +1,17 @@
 //! Live training.
 
 use super::charts::{Curve, curves};
-use super::kit::{bytes, duration, excerpt, pane, pieces, put, put_right, step_time, thousands};
+use super::kit::{
+    MORE, bytes, duration, excerpt, lines, over_all, pane, pieces, put, put_right, step_time,
+    thousands,
+};
 use crate::dash::app::{App, Purpose};
+use crate::dash::event::RankStep;
+use crate::dash::keys::{self, Command, Place};
 use crate::dash::train::End;
+use crate::dash::whole::Whole;
 use ratatui::buffer::Buffer;
 use ratatui::layout::Rect;
-use ratatui::style::Style;
 use std::time::Duration;
 
 /// How long a step has run when that is told.
@@ -62,7 +67,10 @@ fn summary(app: &App, buf: &mut Buffer, area: Rect) {
     let running = app.job(Purpose::Train);
     let title = t.setup.as_ref().map_or_else(
         || "Train".to_owned(),
-        |s| format!("Train {} on the CPU, ranks as threads", s.path.display()),
+        |s| {
+            let on = t.on.as_ref().map(|on| format!(" on {on}"));
+            format!("Train {}{}", s.path.display(), on.unwrap_or_default())
+        },
     );
     let inner = pane(buf, area, &title, running.is_some(), theme);
     let x = inner.x + 1;
@@ -78,8 +86,11 @@ fn summary(app: &App, buf: &mut Buffer, area: Rect) {
         );
         let name = app.scenarios.current().map_or("…", |s| s.name.as_str());
         for (i, text) in [
-            format!("x trains {name} on the CPU: ranks are threads, collectives are real"),
-            "`shardlab exec` is the way to GPUs".to_owned(),
+            format!("x trains {name}: on GPUs if its hardware is one and there are any,"),
+            format!(
+                "else on the CPU, as {} does in any case; collectives are real",
+                keys::first(Place::Training, Command::TrainOnCpu)
+            ),
         ]
         .iter()
         .enumerate()
@@ -175,7 +186,7 @@ fn summary(app: &App, buf: &mut Buffer, area: Rect) {
     if let Some((text, style)) = told {
         // Without steps there is room above.
         let rows = if last.is_none() { 3 } else { 1 };
-        let text = excerpt(text, usize::from(width), rows, "…");
+        let text = excerpt(text, usize::from(width), rows, MORE);
         for (i, line) in text.iter().enumerate() {
             let y = inner.y + 5 - rows as u16 + i as u16;
             put(buf, x, y, width, line, style);
@@ -285,23 +296,18 @@ fn rank_table(app: &App, buf: &mut Buffer, area: Rect) {
     if rows == 0 {
         return;
     }
-    let head = "rank  issued  last step      host  memory       peak";
-    put(
-        buf,
-        inner.x + 1,
-        inner.y,
-        inner.width - 1,
-        head,
-        theme.dim(),
-    );
-    put_right(
-        buf,
-        inner.x,
-        inner.y,
-        inner.width - 1,
-        "issued up to",
-        theme.dim(),
-    );
+    // Where ranks are is known of those of this process only, while they run.
+    let placed = !now.is_empty();
+    let head = if placed {
+        "rank  issued  last step      host  memory       peak"
+    } else {
+        "rank  last step      host  peak         reserved"
+    };
+    let (x, width) = (inner.x + 1, inner.width - 1);
+    put(buf, x, inner.y, width, head, theme.dim());
+    if placed {
+        put_right(buf, inner.x, inner.y, width, "issued up to", theme.dim());
+    }
     let room = usize::from(inner.height.saturating_sub(1));
     let shown = if rows > room {
         room.saturating_sub(1)
@@ -314,23 +320,26 @@ fn rank_table(app: &App, buf: &mut Buffer, area: Rect) {
         let part = steps.get(rank);
         let place = now.get(rank);
         let late = part.is_some_and(|p| rows > 1 && Some(p.time) == slowest);
-        let text = format!(
-            "{rank:>4}  {:>5}  {:>9} {:>9}  {:<11}  {:<11}",
-            place.map_or_else(|| "-".into(), |p| format!("{} %", p.percent)),
-            part.map_or_else(|| "-".into(), |p| step_time(p.time)),
-            part.map_or_else(|| "-".into(), |p| step_time(p.host)),
-            place.map_or_else(|| "-".into(), |p| bytes(p.allocated)),
-            part.map_or_else(|| "-".into(), |p| bytes(p.allocated)),
-        );
-        let end = put(buf, inner.x + 1, y, inner.width - 1, &text, theme.text());
-        let mark: (&str, Style) = if late {
-            ("slowest", theme.warn())
+        let time =
+            |f: fn(&RankStep) -> Duration| part.map_or_else(|| "-".into(), |p| step_time(f(p)));
+        let size = |n: Option<u64>| n.map_or_else(|| "-".into(), bytes);
+        let (time, host) = (time(|p| p.time), time(|p| p.host));
+        let peak = size(part.map(|p| p.allocated));
+        let text = if placed {
+            let issued = place.map_or_else(|| "-".into(), |p| format!("{} %", p.percent));
+            let memory = size(place.map(|p| p.allocated));
+            format!("{rank:>4}  {issued:>5}  {time:>9} {host:>9}  {memory:<11}  {peak:<11}")
         } else {
-            ("", theme.dim())
+            let reserved = size(part.map(|p| p.reserved));
+            format!("{rank:>4}  {time:>9} {host:>9}  {peak:<11}  {reserved:<11}")
         };
-        put(buf, end + 1, y, 8, mark.0, mark.1);
-        let at = place.map_or("idle", |p| p.at.as_str());
-        put_right(buf, inner.x, y, inner.width - 1, at, theme.accent());
+        let end = put(buf, x, y, width, &text, theme.text());
+        if late {
+            put(buf, end + 1, y, 8, "slowest", theme.warn());
+        }
+        if let Some(place) = place {
+            put_right(buf, inner.x, y, width, &place.at, theme.accent());
+        }
     }
     if shown < rows {
         let text = format!("and {} more", rows - shown);
@@ -342,5 +351,32 @@ fn rank_table(app: &App, buf: &mut Buffer, area: Rect) {
             &text,
             theme.dim(),
         );
+    }
+}
+
+/// All that a training has said, over everything else.
+pub(super) fn whole(app: &App, whole: &Whole, buf: &mut Buffer, body: Rect) {
+    let theme = app.theme;
+    let t = &app.train;
+    let title = format!("Train {}", t.name());
+    let inner = over_all(buf, body, title.trim_end(), theme);
+    let (x, width) = (inner.x + 1, inner.width.saturating_sub(2));
+    let end = match &t.end {
+        Some(End::Failed(reason)) => Some((format!("✗ {reason}"), theme.bad())),
+        Some(End::TooLarge(reason)) => Some((reason.clone(), theme.warn())),
+        _ => None,
+    };
+    let notes = t.notes.iter().map(|n| (n.clone(), theme.text()));
+    let mut rows = Vec::new();
+    for (text, style) in end.into_iter().chain(notes) {
+        let wrapped = lines(&text, usize::from(width));
+        rows.extend(wrapped.into_iter().map(|line| (line, style)));
+    }
+    if rows.is_empty() {
+        rows.push(("it has said nothing".to_owned(), theme.dim()));
+    }
+    let first = whole.first(rows.len(), usize::from(inner.height));
+    for (y, (line, style)) in (inner.y..inner.bottom()).zip(&rows[first..]) {
+        put(buf, x, y, width, line, *style);
     }
 }

@@ -396,7 +396,7 @@ fn a_training_that_is_too_large_is_asked_about() {
         screen.contains("is not started") && whole(&screen),
         "{screen}"
     );
-    assert!(screen.contains("shardlab exec"), "{screen}");
+    assert!(screen.contains("Where there are GPUs"), "{screen}");
     stage.keys("n");
     assert_eq!(trainings(&stage), [false]);
     let screen = stage.screen(80, 24);
@@ -406,6 +406,55 @@ fn a_training_that_is_too_large_is_asked_about() {
     stage.keys("y");
     assert_eq!(trainings(&stage), [false, true]);
     assert_eq!(stage.app.question, None);
+}
+
+/// `x` leaves the device to what there is, `X` takes the CPU, also after the question about memory.
+#[test]
+fn a_training_is_where_the_key_says() {
+    let trainings = |stage: &Stage| -> Vec<(bool, bool)> {
+        let all = started(stage).into_iter();
+        all.filter_map(|t| match t {
+            Task::Train { on_cpu, anyway, .. } => Some((*on_cpu, *anyway)),
+            _ => None,
+        })
+        .collect()
+    };
+    for (keys, on_cpu) in [("x", false), ("X", true), ("<tab>X", true), ("3X", true)] {
+        let mut stage = Stage::new();
+        stage.keys(keys);
+        assert_eq!(trainings(&stage), [(on_cpu, false)], "{keys}");
+        assert_eq!(stage.app.view, View::Train);
+        stage.news(News::TooLarge("it is large".into()));
+        stage.news(News::Cancelled);
+        stage.keys("y");
+        assert_eq!(trainings(&stage), [(on_cpu, false), (on_cpu, true)]);
+    }
+}
+
+/// The process that has trained has kept the run: it is not kept again.
+#[test]
+fn a_run_that_is_kept_is_not_kept_again() {
+    let keeps = |stage: &Stage| {
+        let keeps = |t: &&&Task| matches!(t, Task::Keep(..));
+        started(stage).iter().filter(keeps).count()
+    };
+    let mut stage = Stage::new();
+    stage.app.keep = true;
+    stage.keys("x");
+    let lanes = || Arc::new(Lanes::new(step(RunKind::Exec, 0)));
+    stage.news(News::Trained(lanes(), "20260101-000000000-abcdef".into()));
+    stage.news(News::Done);
+    assert_eq!(keeps(&stage), 0);
+    let kept = &stage.app.runs.kept;
+    assert_eq!(kept.len(), 1);
+    assert_eq!(kept[0].stored.as_deref(), Some("20260101-000000000-abcdef"));
+    let notice = stage.app.notice.as_ref().unwrap();
+    assert!(notice.text.contains("is kept as"), "{}", notice.text);
+    assert!(stage.app.timeline.main.is_some());
+    // One that is in no store yet is.
+    stage.keys("x");
+    stage.news(News::Run(lanes()));
+    assert_eq!(keeps(&stage), 1);
 }
 
 #[test]

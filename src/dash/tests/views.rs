@@ -181,6 +181,7 @@ fn training() {
     stage.keys("3");
     both("train_empty", &mut stage);
     stage.keys("x");
+    stage.news(News::On("the CPU, ranks as threads".into()));
     for i in 1..=25 {
         stage.news(news(i));
         if i % 10 == 0 {
@@ -204,6 +205,39 @@ fn training() {
     assert_snapshot!("train_failed_80x24", stage.screen(80, 24));
 }
 
+/// Of a process that trains it is not known where its ranks are; what it says may be longer than the pane.
+#[test]
+fn training_elsewhere() {
+    let mut stage = Stage::new();
+    stage.keys("3x");
+    stage.news(News::On("GPUs".into()));
+    stage.news(News::Begun(40));
+    stage.news(News::Note("NCCL WARN a cable is loose".into()));
+    assert_snapshot!("train_elsewhere_begins_80x24", stage.screen(80, 24));
+    stage.news(News::On("4 x NVIDIA H200".into()));
+    stage.news(News::Stepping);
+    for i in 1..=25 {
+        stage.news(news(i));
+    }
+    both("train_elsewhere", &mut stage);
+    stage.keys("x");
+    let more: Vec<String> = (1..30).map(|i| format!("  line {i}")).collect();
+    stage.news(News::Failed(format!(
+        "GPUs 0 to 63 are needed, one GPU a rank, and the driver shows 4: use fewer ranks\n{}\nX trains it on the CPU",
+        more.join("\n")
+    )));
+    let screen = stage.screen(80, 24);
+    assert!(screen.contains("… (e)"), "{screen}");
+    stage.keys("e");
+    assert_snapshot!("train_whole_80x24", stage.screen(80, 24));
+    stage.keys("G");
+    let screen = stage.screen(80, 24);
+    assert!(screen.contains("X trains it on the CPU"), "{screen}");
+    assert!(screen.contains("a cable is loose"), "{screen}");
+    stage.keys("<esc>");
+    assert!(stage.app.whole.is_none());
+}
+
 /// A first step may take minutes: which it is of how many, and for how long.
 #[test]
 fn the_step_that_runs_is_counted() {
@@ -224,13 +258,13 @@ fn the_step_that_runs_is_counted() {
     stage.event(Event::Tick(Duration::from_secs(10)));
     stage.keys("x");
     stage.news(News::Begun(40));
-    stage.news(ranks(0));
+    stage.news(ranks(1));
     let line = said(&mut stage, 14);
     assert!(
         line.contains("setting up   step 1 of 40 for 4.0 s"),
         "{line}"
     );
-    stage.news(ranks(1));
+    stage.news(News::Stepping);
     let line = said(&mut stage, 16);
     assert!(line.contains("training   step 1 of 40 for 2.0 s"), "{line}");
     stage.news(news(1));

@@ -1,182 +1,111 @@
-//! Training on this machine, watched.
+//! Training on this machine, watched: on what `shardlab exec` would take.
+
+mod child;
+mod here;
+
+pub(crate) use child::Children;
 
 use super::{Ended, Reporter, Stop};
-use crate::cli::{utilisation, with_source};
-use crate::dash::event::{News, RankNow, RankStep, Setup, StepNews};
-use crate::dash::lanes::Lanes;
-use shardlab_exec::engine::{ExecOptions, Live, RankTimes};
-use shardlab_exec::train::{Flow, Observer, RunOptions, StepReport, train as run};
-use shardlab_plan::program::{InstrId, SectionKind};
-use shardlab_plan::scenario::BatchUnit;
+use crate::cli::DeviceArgs;
+use crate::dash::event::{News, Setup};
+use shardlab_plan::program::{Op, SectionKind};
 use shardlab_plan::units::Bytes;
-use shardlab_plan::{Program, plan, scenario};
-use shardlab_reports::RunView;
-use shardlab_reports::view::Validation;
+use shardlab_plan::{Program, Scenario, plan, scenario};
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::Duration;
 
 /// Share of the machine's free memory that a training may take without a question.
 const SHARE: f64 = 0.7;
-/// How often the ranks' places are looked at.
-const LOOK: Duration = Duration::from_millis(150);
 
-pub(super) fn train(
-    setup: &Setup,
+/// What trains.
+#[derive(Debug)]
+pub(crate) struct Trainer {
+    /// The device that is asked for.
+    pub(crate) device: DeviceArgs,
+    /// The program that is started where ranks are processes, or on GPUs: this one.
+    pub(crate) program: PathBuf,
+    /// What has been started.
+    pub(crate) children: Children,
+}
+
+/// What is to be trained.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Asked<'a> {
+    pub(super) setup: &'a Setup,
+    /// If not the scenario's.
+    pub(super) steps: Option<u64>,
+    /// Even if it needs more memory than there is.
+    pub(super) anyway: bool,
+    /// Whatever the scenario's hardware is.
+    pub(super) on_cpu: bool,
+}
+
+/// Likewise, with what has been found out about it.
+struct What<'a> {
+    setup: &'a Setup,
     steps: Option<u64>,
-    anyway: bool,
+    scenario: &'a Scenario,
+    program: &'a Arc<Program>,
+    /// Settled.
+    device: &'a DeviceArgs,
+}
+
+impl What<'_> {
+    /// Whether another process trains: no fault of a GPU's libraries ends the dashboard.
+    fn elsewhere(&self) -> bool {
+        self.device.is_gpus() || self.device.wants_processes(self.program)
+    }
+
+    /// What it is trained on, in words that stand behind "on"; `name` is a GPU's, once that is known.
+    fn place(&self, name: Option<&str>) -> String {
+        match name {
+            Some(name) if self.device.is_gpus() => format!("{} x {name}", self.program.meta.world),
+            None if self.device.is_gpus() => "GPUs".to_owned(),
+            _ if self.elsewhere() => "the CPU, a process a rank".to_owned(),
+            _ => "the CPU, ranks as threads".to_owned(),
+        }
+    }
+}
+
+/// Trains. The run is in `store` afterwards if another process has trained, else in the report only.
+pub(super) fn train(
+    asked: Asked<'_>,
+    trainer: &Trainer,
+    store: Option<&Path>,
     reporter: &Reporter,
     stop: &Stop,
 ) -> Result<Ended, String> {
+    let Asked { setup, steps, .. } = asked;
     let scenario = scenario::load(&setup.path, &setup.overrides).map_err(|e| e.to_string())?;
     let program = Arc::new(plan(&scenario).map_err(|e| e.to_string())?);
-    if !anyway && let Some(reason) = too_large(&program) {
+    let device = if asked.on_cpu {
+        trainer.device.on_cpu()
+    } else {
+        trainer.device.settled(&scenario)
+    };
+    let what = What {
+        setup,
+        steps,
+        scenario: &scenario,
+        program: &program,
+        device: &device,
+    };
+    reporter.say(News::On(what.place(None)));
+    if !device.is_gpus()
+        && !asked.anyway
+        && let Some(reason) = too_large(&program)
+    {
         reporter.say(News::TooLarge(reason));
         return Ok(Ended::Cancelled);
     }
     reporter.say(News::Begun(
         steps.unwrap_or_else(|| scenario.train.steps.into()),
     ));
-    let live = Arc::new(Live::new(program.meta.world));
-    let options = RunOptions {
-        steps,
-        exec: ExecOptions {
-            record: true,
-            live: Some(Arc::clone(&live)),
-            ..ExecOptions::default()
-        },
-        ..RunOptions::default()
-    };
-    let over = AtomicBool::new(false);
-    let result = std::thread::scope(|scope| {
-        let watcher = scope.spawn(|| {
-            while !over.load(Ordering::Relaxed) {
-                reporter.say(News::Ranks(places(&program, &live)));
-                std::thread::park_timeout(LOOK);
-            }
-        });
-        let mut observer = Watch {
-            reporter,
-            stop,
-            counted_in: scenario.model.family.counted_in(),
-            ranks: Vec::new(),
-        };
-        // A panic must not leave the watcher running for ever: the scope waits for it.
-        let done = End(&over, watcher.thread().clone());
-        let result = run(&scenario, &program, options, &mut observer);
-        drop(done);
-        result
-    });
-    let mut outcome = result.map_err(|e| e.to_string())?;
-    outcome.run.mfu = utilisation(&scenario, &program, &outcome.run, true);
-    let view = RunView::of(outcome.run, &program, &scenario);
-    let mut view = with_source(view, &setup.path, &setup.overrides);
-    view.interrupted = outcome.interrupted;
-    view.validations = outcome
-        .validations
-        .iter()
-        .map(|&(steps, loss)| Validation { steps, loss })
-        .collect();
-    reporter.say(News::Run(Arc::new(Lanes::new(Arc::new(view)))));
-    Ok(if outcome.interrupted {
-        Ended::Cancelled
+    if what.elsewhere() {
+        child::train(&what, trainer, store, reporter, stop)
     } else {
-        Ended::Done
-    })
-}
-
-/// Ends the watcher when it is dropped.
-struct End<'a>(&'a AtomicBool, std::thread::Thread);
-
-impl Drop for End<'_> {
-    fn drop(&mut self) {
-        self.0.store(true, Ordering::Relaxed);
-        self.1.unpark();
+        here::train(&what, reporter, stop)
     }
-}
-
-struct Watch<'a> {
-    reporter: &'a Reporter,
-    stop: &'a Stop,
-    counted_in: BatchUnit,
-    ranks: Vec<RankStep>,
-}
-
-impl Observer for Watch<'_> {
-    fn ranks(&mut self, ranks: &[RankTimes]) {
-        self.ranks = ranks
-            .iter()
-            .map(|r| RankStep {
-                time: r.time,
-                host: r.host,
-                allocated: r.peak_allocated.0,
-                reserved: r.peak_reserved.0,
-            })
-            .collect();
-    }
-
-    fn step(&mut self, r: &StepReport) -> Flow {
-        self.reporter.say(News::Step(StepNews {
-            step: r.step,
-            steps: r.steps,
-            loss: r.loss,
-            grad_norm: r.grad_norm.unwrap_or(f64::NAN),
-            lr: r.lr,
-            time: r.time,
-            tokens: r.tokens,
-            counted_in: self.counted_in,
-            ranks: std::mem::take(&mut self.ranks),
-        }));
-        if self.stop.asked() {
-            Flow::Stop
-        } else {
-            Flow::Continue
-        }
-    }
-
-    fn validation(&mut self, step: u64, loss: f64) {
-        self.reporter.say(News::Validation(step, loss));
-    }
-
-    fn note(&mut self, text: &str) {
-        self.reporter.say(News::Note(text.to_owned()));
-    }
-}
-
-/// Where the ranks are, in words.
-fn places(program: &Program, live: &Live) -> Vec<RankNow> {
-    live.ranks()
-        .iter()
-        .map(|r| RankNow {
-            at: r
-                .at
-                .map_or_else(|| "starting".to_owned(), |at| place(program, at)),
-            percent: r.at.map_or(0, |at| percent(program, at)),
-            allocated: r.allocated.0,
-        })
-        .collect()
-}
-
-fn place(program: &Program, at: InstrId) -> String {
-    let Some(instr) = program.instrs.get(at.index()) else {
-        return String::new();
-    };
-    let unit = program
-        .units
-        .get(instr.unit.index())
-        .map_or("", |u| &u.name);
-    format!("{} {unit}", instr.phase.name())
-}
-
-fn percent(program: &Program, at: InstrId) -> u8 {
-    let section = program
-        .sections
-        .iter()
-        .find(|s| s.kind != SectionKind::Init && s.instrs.contains(&at.0));
-    section.map_or(0, |s| {
-        let done = u64::from(at.0 + 1 - s.instrs.start) * 100;
-        (done / (s.instrs.len() as u64).max(1)) as u8
-    })
 }
 
 /// Why this machine is too small, if it seems so: all ranks live in its memory.
@@ -189,8 +118,8 @@ fn too_large(program: &Program) -> Option<String> {
         .chain(program.section(SectionKind::First))
         .flat_map(|s| program.section_instrs(s))
         .filter_map(|i| match i.op {
-            shardlab_plan::program::Op::Alloc(b) => Some((b, 1i64)),
-            shardlab_plan::program::Op::Free(b) => Some((b, -1)),
+            Op::Alloc(b) => Some((b, 1i64)),
+            Op::Free(b) => Some((b, -1)),
             _ => None,
         })
         .map(|(b, sign)| sign * program.buffers[b.index()].bytes.0 as i64)

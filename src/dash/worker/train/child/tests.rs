@@ -1,0 +1,209 @@
+//! Shell scripts stand for the process: what it says, how it ends, and that none is left.
+
+use super::*;
+use crate::dash::event::{Event as DashEvent, Message};
+use std::sync::mpsc::Sender;
+
+const BEGUN: &str =
+    r#"echo '{"event":"begun","ranks":2,"device":"NVIDIA H200","resumed_from":0,"steps":6}' >&2;"#;
+
+/// Follows a script; `act` is told every piece of news, and may stop it. The answer, and the news.
+fn follow(
+    script: &str,
+    patience: Duration,
+    act: impl Fn(&News, &Stop) + Send,
+) -> (Result<Told, String>, Vec<News>, Stop) {
+    let (events, inbox): (Sender<DashEvent>, _) = channel();
+    let reporter = Reporter { id: 1, events };
+    let stop = Stop::default();
+    let (result, news) = std::thread::scope(|scope| {
+        let stop = &stop;
+        let watcher = scope.spawn(move || {
+            let mut all = Vec::new();
+            for event in inbox {
+                let DashEvent::Message(Message::Job(1, news)) = event else {
+                    panic!("{event:?} is no news of the job");
+                };
+                act(&news, stop);
+                all.push(news);
+            }
+            all
+        });
+        let watch = Watch {
+            counted_in: BatchUnit::Tokens,
+            place: &|name| format!("2 x {name}"),
+            patience,
+            reporter: &reporter,
+            stop,
+        };
+        let mut command = Command::new("/bin/sh");
+        command.args(["-c", script]);
+        let result = watch.follow(command);
+        drop(reporter);
+        (result, watcher.join().unwrap())
+    });
+    (result, news, stop)
+}
+
+fn calm(script: &str) -> (Result<Told, String>, Vec<News>, Stop) {
+    follow(script, Duration::from_secs(60), |_, _| {})
+}
+
+/// Whether a process runs.
+fn runs(process: &str) -> bool {
+    Path::new("/proc").join(process).exists()
+}
+
+#[test]
+fn what_it_says_becomes_news() {
+    let script = format!(
+        r#"{BEGUN} cat >&2 <<'END'
+{{"event":"step","step":1,"steps":6,"loss":2.5,"grad_norm":null,"lr":0.5,"time_ns":3000000,"tokens":64,"ranks":[{{"time_ns":3000000,"host_ns":1000000,"peak_allocated_bytes":7,"peak_reserved_bytes":8}}]}}
+NCCL WARN something
+
+{{"event":"validation","step":1,"loss":2.25}}
+{{"event":"note","text":"slow disk"}}
+{{"event":"end","step":1,"interrupted":false,"run_id":"x-1"}}
+END"#
+    );
+    let (told, news, stop) = calm(&script);
+    let told = told.unwrap();
+    let seen: Vec<String> = news
+        .iter()
+        .map(|n| match n {
+            News::On(place) => format!("on {place}"),
+            News::Stepping => "stepping".to_owned(),
+            News::Step(s) => {
+                assert!(s.grad_norm.is_nan());
+                assert_eq!((s.loss, s.lr, s.tokens), (2.5, 0.5, 64));
+                assert_eq!(s.time, Duration::from_millis(3));
+                let rank = RankStep {
+                    time: Duration::from_millis(3),
+                    host: Duration::from_millis(1),
+                    allocated: 7,
+                    reserved: 8,
+                };
+                assert_eq!(s.ranks, [rank]);
+                format!("step {} of {}", s.step, s.steps)
+            }
+            News::Validation(step, loss) => format!("validation {step} {loss}"),
+            News::Note(text) => format!("note {text}"),
+            other => format!("{other:?}"),
+        })
+        .collect();
+    let wanted = [
+        "on 2 x NVIDIA H200",
+        "stepping",
+        "step 1 of 6",
+        "note NCCL WARN something",
+        "validation 1 2.25",
+        "note slow disk",
+    ];
+    assert_eq!(seen, wanted);
+    assert_eq!(told.over.as_ref().unwrap().run_id.as_deref(), Some("x-1"));
+    assert!(matches!(told.result(true, &stop), Ok(Ended::Done)));
+}
+
+#[test]
+fn one_that_dies_is_told_of_with_its_last_words() {
+    let (told, _, stop) = calm("echo first >&2; echo 'cannot go on' >&2; exit 7");
+    let Err(reason) = told.unwrap().result(true, &stop) else {
+        panic!("it failed");
+    };
+    let wanted = "the training's process ended with exit status 7\nfirst\ncannot go on\nX trains it on the CPU";
+    assert_eq!(reason, wanted);
+    // Once it has begun, or on the CPU, another device is no remedy.
+    let (told, _, stop) = calm(&format!("{BEGUN} kill -9 $$"));
+    let reason = told.unwrap().result(true, &stop).err().unwrap();
+    assert!(
+        reason.starts_with("the training's process was killed (signal 9"),
+        "{reason}"
+    );
+    assert!(!reason.contains("CPU"), "{reason}");
+    let error = r#"{"event":"error","text":"too few\n  GPUs"}"#;
+    let (told, _, stop) = calm(&format!("cat >&2 <<'END'\n{error}\nnoise\nEND\nexit 3"));
+    let reason = told.unwrap().result(false, &stop).err().unwrap();
+    assert_eq!(reason, "too few\n  GPUs");
+}
+
+#[test]
+fn a_program_that_is_not_there() {
+    let (events, _inbox) = channel();
+    let watch = Watch {
+        counted_in: BatchUnit::Tokens,
+        place: &str::to_owned,
+        patience: Duration::from_secs(60),
+        reporter: &Reporter { id: 1, events },
+        stop: &Stop::default(),
+    };
+    let reason = watch.follow(Command::new("/no/such/program")).unwrap_err();
+    assert!(reason.starts_with("cannot start a training: "), "{reason}");
+}
+
+/// It is told by the signal of Ctrl-C, once, and what it yields then is taken.
+#[test]
+fn it_is_stopped_in_good_order() {
+    let end = r#"{"event":"end","step":3,"interrupted":true,"run_id":null}"#;
+    let script = format!(
+        "trap \"echo '{}' >&2; exit 3\" INT; {BEGUN} while :; do sleep 0.02; done",
+        end.replace('"', "\\\"")
+    );
+    let (told, _, stop) = follow(&script, Duration::from_secs(60), |news, stop| {
+        if matches!(news, News::Stepping) {
+            stop.ask();
+        }
+    });
+    assert!(matches!(
+        told.unwrap().result(true, &stop),
+        Ok(Ended::Cancelled)
+    ));
+    // Told before it could listen it has nothing to yield, and that is no failure.
+    let told = Told::default();
+    assert!(matches!(told.result(true, &stop), Ok(Ended::Cancelled)));
+}
+
+#[test]
+fn one_that_does_not_listen_is_killed() {
+    let script = format!("trap '' INT; {BEGUN} echo $$ >&2; exec sleep 600");
+    let (told, news, _) = follow(&script, Duration::from_millis(300), |news, stop| {
+        if matches!(news, News::Note(_)) {
+            stop.ask();
+        }
+    });
+    let reason = told.unwrap_err();
+    assert!(reason.ends_with("and was killed"), "{reason}");
+    let Some(News::Note(process)) = news.last() else {
+        panic!("{news:?}");
+    };
+    assert!(!runs(process));
+}
+
+/// The dashboard that leaves takes it along, and waits for it.
+#[test]
+fn none_is_left_behind() {
+    let children = Children::default();
+    let begin = Instant::now();
+    std::thread::scope(|scope| {
+        let counted = children.clone();
+        let (said, heard) = channel();
+        let job = scope.spawn(move || {
+            let _counted = counted;
+            let script = "echo $$ >&2; exec sleep 600";
+            follow(script, Duration::from_secs(60), move |news, stop| {
+                if let News::Note(process) = news {
+                    said.send((process.clone(), stop.clone())).unwrap();
+                }
+            })
+        });
+        let (process, stop) = heard.recv().unwrap();
+        // As long as it runs it is waited for.
+        children.wait(Duration::from_millis(50));
+        assert!(runs(&process));
+        stop.leave();
+        children.wait(Duration::from_secs(60));
+        assert!(!runs(&process));
+        let (told, ..) = job.join().unwrap();
+        assert_eq!(told.unwrap().status, None);
+    });
+    assert!(begin.elapsed() < Duration::from_secs(60));
+}
