@@ -386,15 +386,23 @@ fn again_with(path: &std::ffi::OsStr) -> Result<(), Failure> {
 }
 
 #[cfg(test)]
+impl DeviceArgs {
+    /// As a command line says it.
+    pub(crate) fn said(words: &[&str]) -> Self {
+        #[derive(clap::Parser)]
+        struct Cli {
+            #[command(flatten)]
+            device: DeviceArgs,
+        }
+        let all = ["x"].iter().chain(words).copied();
+        let cli: Cli = clap::Parser::try_parse_from(all).unwrap();
+        cli.device
+    }
+}
+
+#[cfg(test)]
 mod tests {
     use super::DeviceArgs;
-    use clap::Parser;
-
-    #[derive(Parser)]
-    struct Cli {
-        #[command(flatten)]
-        device: DeviceArgs,
-    }
 
     #[test]
     fn words_are_what_was_said() {
@@ -420,10 +428,7 @@ mod tests {
             "--one-process",
             "--no-graphs",
         ];
-        let words = |said: &[&str]| {
-            let all = ["x"].iter().chain(said).copied();
-            Cli::try_parse_from(all).unwrap().device.words()
-        };
+        let words = |said: &[&str]| DeviceArgs::said(said).words();
         assert_eq!(words(&said), said);
         assert_eq!(words(&["--processes"]), ["--processes"]);
         assert_eq!(

@@ -158,4 +158,70 @@ mod tests {
         let small = plan(&scenario::load(Path::new("small-native"), &[]).unwrap()).unwrap();
         assert_eq!(too_large(&small), None);
     }
+
+    /// GPUs are another process's, whatever else is asked for; `X` asks for the CPU.
+    #[test]
+    fn another_process_trains_on_gpus_or_where_it_is_wanted() {
+        let setup = Setup {
+            path: "small-native".into(),
+            overrides: Vec::new(),
+        };
+        let scenario = scenario::load(&setup.path, &[]).unwrap();
+        let program = Arc::new(plan(&scenario).unwrap());
+        let of = |device: &DeviceArgs| {
+            let what = What {
+                setup: &setup,
+                steps: None,
+                scenario: &scenario,
+                program: &program,
+                device,
+            };
+            let places = [what.place(None), what.place(Some("NVIDIA H200"))];
+            (what.elsewhere(), places)
+        };
+        let threads = "the CPU, ranks as threads".to_owned();
+        let processes = "the CPU, a process a rank".to_owned();
+        let gpus = ["GPUs".to_owned(), "4 x NVIDIA H200".to_owned()];
+        for (words, elsewhere, places) in [
+            (&["--device", "cpu"][..], false, [&threads; 2]),
+            (&["--device", "cpu", "--processes"], true, [&processes; 2]),
+            (&["--device", "cuda"], true, gpus.each_ref()),
+            (
+                &["--device", "cuda", "--one-process"],
+                true,
+                gpus.each_ref(),
+            ),
+        ] {
+            let device = DeviceArgs::said(words);
+            let places = places.map(String::clone);
+            assert_eq!(of(&device), (elsewhere, places), "{words:?}");
+        }
+        let on_cpu = DeviceArgs::said(&["--device", "cuda"]).on_cpu();
+        assert_eq!(of(&on_cpu), (false, [threads.clone(), threads]));
+        // Its hardware is the CPU: auto is that, whatever this machine has.
+        let auto = DeviceArgs::said(&[]).settled(&scenario);
+        assert!(!of(&auto).0);
+    }
+
+    /// What is asked for comes first; a file's name may begin with anything.
+    #[test]
+    fn the_command_says_what_is_trained() {
+        let setup = Setup {
+            path: "-odd.toml".into(),
+            overrides: vec!["train.lr=1".into(), "train.steps=3".into()],
+        };
+        let scenario = scenario::load(Path::new("small-native"), &[]).unwrap();
+        let program = Arc::new(plan(&scenario).unwrap());
+        let what = What {
+            setup: &setup,
+            steps: Some(2),
+            scenario: &scenario,
+            program: &program,
+            device: &DeviceArgs::said(&["--device", "cuda", "--gpu", "1"]),
+        };
+        let command = child::command(&what, Path::new("shardlab"), Path::new("runs"));
+        let args: Vec<_> = command.get_args().map(|a| a.to_string_lossy()).collect();
+        let wanted = "exec --progress json --device cuda --gpu 1 --steps 2 --set train.lr=1 --set train.steps=3 --store runs -- -odd.toml";
+        assert_eq!(args.join(" "), wanted);
+    }
 }

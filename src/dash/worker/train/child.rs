@@ -84,7 +84,7 @@ pub(super) fn train(
 }
 
 /// The command that trains it and keeps the run in this folder.
-fn command(what: &What<'_>, program: &Path, dir: &Path) -> Command {
+pub(super) fn command(what: &What<'_>, program: &Path, dir: &Path) -> Command {
     let mut command = Command::new(program);
     command.args(["exec", "--progress", "json"]);
     command.args(what.device.words());
