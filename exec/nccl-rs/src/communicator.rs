@@ -17,6 +17,9 @@ use std::time::Duration;
 /// How long calls of communicators that do not block wait by default.
 pub const PATIENCE: Duration = Duration::from_secs(600);
 
+/// How long an owner that aborts waits for a thread that is inside.
+const PATIENCE_OF_ABORT: Duration = Duration::from_secs(1);
+
 /// One rank's end of a communicator.
 ///
 /// All ranks make the same calls in the same order; calls name the stream on which the work runs, and streams may differ
@@ -289,22 +292,29 @@ impl Communicator {
                 error => return error,
             }
         }
-        self.end(End::Destroy, None)
+        self.end(End::Destroy)
     }
 
-    /// Frees it; within a group when that has ended, for NCCL may have noted calls.
-    fn end(&self, end: End, grace: Option<Duration>) -> Result<(), Error> {
+    /// Frees it.
+    fn end(&self, end: End) -> Result<(), Error> {
+        self.hold_to_end();
+        self.inner.end(end, None)
+    }
+
+    /// Within a group it is freed when that has ended, for NCCL may have noted calls.
+    fn hold_to_end(&self) {
         // It fails if a watch was first.
         let _ = group::hold(&self.inner, "ncclCommDestroy");
-        self.inner.end(end, grace)
     }
 
     /// Stops what runs on the device and frees it, without the other ranks. Within a group, at the group's end.
     ///
     /// # Errors
-    /// What NCCL reports.
+    /// [`Error::Busy`] if another thread stays inside of it, in an open group, for a second: that thread frees it when it
+    /// leaves. Else what NCCL reports.
     pub fn abort(self) -> Result<(), Error> {
-        self.end(End::Abort, Some(Duration::from_secs(1)))
+        self.hold_to_end();
+        self.inner.abort_at_last(PATIENCE_OF_ABORT)
     }
 
     /// The result of a call whose work is done later if the communicator does not block, also where it says success at once.
@@ -345,7 +355,7 @@ impl Drop for Communicator {
             End::Destroy
         };
         // Nobody is left to tell; the owner of a communicator that matters calls `destroy`.
-        let _ = self.end(end, None);
+        let _ = self.end(end);
     }
 }
 

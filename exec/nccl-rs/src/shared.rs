@@ -46,8 +46,14 @@ struct Gate {
     depth: usize,
     /// Calls that NCCL allows beside others.
     beside: usize,
-    /// How the owner frees it once it has left: it asked for it from within.
+    /// How whoever leaves last frees it: its owner asked for it from within, or no longer waits for them.
     last: Option<End>,
+}
+
+impl Gate {
+    fn is_empty(&self) -> bool {
+        self.depth + self.beside == 0
+    }
 }
 
 /// How a communicator ends.
@@ -71,13 +77,12 @@ pub(crate) struct Entered<'a> {
 
 impl Drop for Entered<'_> {
     fn drop(&mut self) {
-        if self.beside {
-            self.inner.gate().beside -= 1;
-            self.inner.changed.notify_all();
+        // Whoever asked for the end of a communicator meanwhile has got the answer that it is under way.
+        let _ = if self.beside {
+            self.inner.leave_beside()
         } else {
-            // Whoever asked for the end of a communicator from within a call has got the answer that it is under way.
-            let _ = self.inner.leave();
-        }
+            self.inner.leave()
+        };
     }
 }
 
@@ -165,6 +170,21 @@ impl Inner {
             }
             gate.owner = None;
             gate.last.take()
+        };
+        self.changed.notify_all();
+        last.map_or(Ok(()), |end| self.end(end, None))
+    }
+
+    /// Likewise for a call beside others, which ends the communicator only where it is the last of all.
+    fn leave_beside(&self) -> Result<(), Error> {
+        let last = {
+            let mut gate = self.gate();
+            gate.beside -= 1;
+            if gate.is_empty() {
+                gate.last.take()
+            } else {
+                None
+            }
         };
         self.changed.notify_all();
         last.map_or(Ok(()), |end| self.end(end, None))
@@ -271,7 +291,11 @@ impl Inner {
             gate.last = Some(end);
             return Ok(());
         }
-        while gate.depth + gate.beside > 0 {
+        while !gate.is_empty() {
+            if grace.is_none() && gate.last.is_some() {
+                // Its owner no longer waits: whoever leaves last frees it.
+                return Ok(());
+            }
             let rest = grace.map(|g| g.saturating_sub(begin.elapsed()));
             if rest.is_some_and(|r| r.is_zero()) {
                 return Err(Error::Busy);
@@ -302,6 +326,22 @@ impl Inner {
             IN_PROGRESS => Ok(()),
             r => self.nccl.check(call, r, std::ptr::null_mut()),
         }
+    }
+
+    /// Aborts the communicator on behalf of its owner, which waits no longer than `grace`: then whoever leaves last does it,
+    /// if anybody ever does.
+    pub(crate) fn abort_at_last(&self, grace: Duration) -> Result<(), Error> {
+        let ended = self.end(End::Abort, Some(grace));
+        if ended != Err(Error::Busy) {
+            return ended;
+        }
+        let mut gate = self.gate();
+        if gate.is_empty() {
+            drop(gate);
+            return self.end(End::Abort, None);
+        }
+        gate.last = Some(End::Abort);
+        ended
     }
 
     /// What was to be made out of this one: an abort has waited for the thread that made it, so nothing writes to its place

@@ -416,6 +416,26 @@ fn nobody_frees_what_a_group_uses() {
     assert_eq!(freed(raw), 1);
 }
 
+/// The thread of the open group has handed the communicator to another one.
+#[test]
+fn an_owner_that_aborts_does_not_wait_for_a_group_of_others() {
+    let nccl = library(functions());
+    let c = comm(&nccl, 2, 0);
+    let raw = made();
+    let (aborted, has_aborted) = channel();
+    nccl.group(|| {
+        send_one(&c)?;
+        std::thread::spawn(move || aborted.send(c.abort()));
+        let end = has_aborted.recv_timeout(LONG);
+        assert_eq!(end, Ok(Err(Error::Busy)), "it waits");
+        assert_eq!(freed(raw), 0, "freed within the group");
+        Ok::<_, Error>(())
+    })
+    .unwrap();
+    assert_eq!(freed(raw), 1);
+    assert_eq!(calls().last().map(String::as_str), Some("abort"));
+}
+
 #[test]
 fn what_is_made_in_a_group_is_kept_until_its_end() {
     let nccl = library(functions());
