@@ -99,7 +99,7 @@ def train(scenario, *args, device=None, sets=(), visible=None, **more):
     if CPU and device == "cpu" and more.pop("spread", True):
         # The rehearsal goes the way of the GPUs: one process a rank.
         where = [] if "--one-process" in args else ["--processes"]
-    args = [a for a in args if not (CPU and a == "--one-process")]
+    args = [a for a in args if not (CPU and a in ("--one-process", "--processes"))]
     more.pop("spread", None)
     env = dict(more.pop("env", None) or {})
     if visible and not CPU:
