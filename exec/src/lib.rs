@@ -17,6 +17,7 @@ pub mod engine;
 pub mod kernels;
 pub mod operand;
 pub mod process;
+mod stopped;
 pub mod train;
 
 pub use operand::{Hyper, LaunchContext, RawRange};

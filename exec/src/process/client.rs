@@ -1,9 +1,12 @@
 //! A process's connection to the store.
 
 use super::peers::PeerError;
-use super::wire::{self, Ask, MAGIC, Mode, Tell};
+use super::wire::{self, Ask, Attempt, MAGIC, Mode, Tell};
 use crate::device::abort::{Abort, Failure, FailureKind, lock};
+use crate::stopped::stopped;
 use std::collections::BTreeMap;
+use std::collections::hash_map::RandomState;
+use std::hash::{BuildHasher, Hasher};
 use std::io::{self, Read, Write};
 use std::net::{Shutdown, TcpStream, ToSocketAddrs};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -14,9 +17,6 @@ use std::time::{Duration, Instant};
 const BEAT: Duration = Duration::from_millis(200);
 /// Between two attempts to find the store.
 const AGAIN: Duration = Duration::from_millis(50);
-/// A heart that rests longer than this was stopped together with its process (a debugger, Ctrl-Z): nobody else's silence
-/// follows from it.
-pub(super) const STOPPED: Duration = Duration::from_secs(2);
 /// How long a server may take to answer a greeting before it counts as somebody else's.
 const ANSWER: Duration = Duration::from_secs(5);
 /// How long a process may take to end in good order after another one has failed.
@@ -79,9 +79,14 @@ impl Client {
     pub(super) fn connect(meeting: &Meeting) -> Result<Self, PeerError> {
         let end = Instant::now() + meeting.timeout;
         let mut last = "nothing was tried".to_owned();
+        let mut attempt = Attempt {
+            instance: random(),
+            number: 0,
+        };
         loop {
             for port in &meeting.ports {
-                match greet(meeting, *port) {
+                attempt.number += 1;
+                match greet(meeting, *port, attempt) {
                     Ok((stream, silence)) => return Self::start(meeting, stream, silence),
                     Err(Greeting::Refused(why)) => return Err(PeerError::Failed(why)),
                     Err(Greeting::Elsewhere(why)) => last = format!("port {port}: {why}"),
@@ -267,7 +272,7 @@ impl Shared {
         let mut last = Instant::now();
         while !self.closed.load(Ordering::SeqCst) {
             let now = Instant::now();
-            if now - last > STOPPED {
+            if !stopped(now - last).is_zero() {
                 *lock(&self.heard) = now;
             }
             last = now;
@@ -365,7 +370,11 @@ enum Greeting {
 }
 
 /// A connection to the store, and how long it may be silent.
-fn greet(meeting: &Meeting, port: u16) -> Result<(TcpStream, Duration), Greeting> {
+fn greet(
+    meeting: &Meeting,
+    port: u16,
+    attempt: Attempt,
+) -> Result<(TcpStream, Duration), Greeting> {
     let elsewhere = |e: io::Error| Greeting::Elsewhere(e.to_string());
     let addresses = (meeting.host.as_str(), port)
         .to_socket_addrs()
@@ -391,6 +400,7 @@ fn greet(meeting: &Meeting, port: u16) -> Result<(TcpStream, Duration), Greeting
         processes: meeting.processes,
         run: meeting.run.clone(),
         place: place(),
+        attempt,
     };
     stream.write_all(MAGIC).map_err(elsewhere)?;
     wire::write(&mut stream, &hello.encode()).map_err(elsewhere)?;
@@ -417,6 +427,11 @@ fn place() -> String {
         name => name,
     };
     format!("{host}, process {}", std::process::id())
+}
+
+/// A number that no other process has: the keys of the system's hasher are random.
+fn random() -> u64 {
+    RandomState::new().build_hasher().finish()
 }
 
 #[cfg(test)]

@@ -3,10 +3,10 @@
 //! It lives in the launcher, or in the process of rank 0 where something else started the ranks. Each connection has a
 //! thread that reads and one that writes; one more thread looks at the clock.
 
-use super::client::STOPPED;
 use super::state::{Changes, State};
-use super::wire::{self, Ask, MAGIC, Tell};
+use super::wire::{self, Ask, Attempt, MAGIC, Tell};
 use crate::device::abort::lock;
+use crate::stopped::stopped;
 use std::io::{self, Read};
 use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -106,9 +106,10 @@ impl Server {
                 while !ticking.closed.load(Ordering::SeqCst) {
                     std::thread::sleep(TICK);
                     let now = Instant::now();
+                    let stopped = stopped(now.saturating_duration_since(last));
                     ticking.change(|s| {
-                        if now.saturating_duration_since(last) > STOPPED {
-                            s.go_on(now);
+                        if !stopped.is_zero() {
+                            s.go_on(stopped, now);
                         }
                         s.tick(now)
                     });
@@ -179,7 +180,7 @@ impl Shared {
     }
 
     fn serve(&self, mut stream: TcpStream) {
-        let Some(process) = self.greet(&mut stream) else {
+        let Some((process, attempt)) = self.greet(&mut stream) else {
             return;
         };
         let mut said_bye = false;
@@ -193,16 +194,15 @@ impl Shared {
             }
             self.change(|s| s.hear(process, ask, Instant::now()));
         }
-        if !said_bye {
-            lock(&self.state).disconnected(process, Instant::now());
-        }
-        if let Some(writer) = lock(&self.writers).get_mut(process as usize) {
+        let mut state = lock(&self.state);
+        let is_last = said_bye || state.disconnected(process, attempt, Instant::now());
+        if is_last && let Some(writer) = lock(&self.writers).get_mut(process as usize) {
             *writer = None;
         }
     }
 
     /// Lets a process of this run in.
-    fn greet(&self, stream: &mut TcpStream) -> Option<u32> {
+    fn greet(&self, stream: &mut TcpStream) -> Option<(u32, Attempt)> {
         stream.set_nodelay(true).ok()?;
         stream.set_read_timeout(Some(HELLO)).ok()?;
         let mut magic = [0; MAGIC.len()];
@@ -216,10 +216,13 @@ impl Shared {
             processes,
             run,
             place,
+            attempt,
         } = hello
         else {
             return None;
         };
+        let mut out = stream.try_clone().ok()?;
+        let (sender, frames) = channel::<Vec<u8>>();
         let o = &self.options;
         let refusal = if run != o.run {
             Some(format!(
@@ -232,9 +235,9 @@ impl Shared {
                 o.processes
             ))
         } else {
-            lock(&self.state)
-                .join(process, &place, Instant::now())
-                .err()
+            let silence_ms = o.silence.as_millis() as u64;
+            let _ = sender.send(Tell::Welcome { silence_ms }.encode());
+            self.admit(process, attempt, &place, sender).err()
         };
         if let Some(why) = refusal {
             let _ = wire::write(stream, &Tell::Refused { why }.encode());
@@ -243,11 +246,6 @@ impl Shared {
             return None;
         }
         stream.set_read_timeout(None).ok()?;
-        let mut out = stream.try_clone().ok()?;
-        let (sender, frames) = channel::<Vec<u8>>();
-        let silence_ms = o.silence.as_millis() as u64;
-        let _ = sender.send(Tell::Welcome { silence_ms }.encode());
-        *lock(&self.writers).get_mut(process as usize)? = Some(sender);
         std::thread::Builder::new()
             .name("store writer".to_owned())
             .spawn(move || {
@@ -261,6 +259,25 @@ impl Shared {
             .ok()?;
         // It may have missed that the run has failed.
         self.change(|s| s.welcome(process));
-        Some(process)
+        Some((process, attempt))
+    }
+
+    /// Notes who has joined and where it takes frames from at once: another attempt of its may be here at the same time.
+    fn admit(
+        &self,
+        process: u32,
+        attempt: Attempt,
+        place: &str,
+        sender: Sender<Vec<u8>>,
+    ) -> Result<(), String> {
+        let mut state = lock(&self.state);
+        state.join(process, attempt, place, Instant::now())?;
+        if let Some(writer) = lock(&self.writers).get_mut(process as usize) {
+            *writer = Some(sender);
+        }
+        Ok(())
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -1,7 +1,7 @@
 //! What the store knows, without sockets: who has joined, what was left, who waits for what, who is missing.
 
 use super::server::StoreOptions;
-use super::wire::{Ask, Mode, Tell};
+use super::wire::{Ask, Attempt, Mode, Tell};
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
@@ -13,7 +13,10 @@ const BUSY: u32 = 10;
 
 #[derive(Debug)]
 struct Process {
-    joined: bool,
+    /// The attempt by which it has joined.
+    joined: Option<Attempt>,
+    /// It has said something since.
+    spoke: bool,
     left: bool,
     /// Its connection ended without a word.
     cut: Option<Instant>,
@@ -59,7 +62,8 @@ pub(super) struct State {
 impl State {
     pub(super) fn new(options: &StoreOptions, now: Instant) -> Self {
         let process = || Process {
-            joined: false,
+            joined: None,
+            spoke: false,
             left: false,
             cut: None,
             heard: now,
@@ -90,19 +94,31 @@ impl State {
         self.processes.iter().all(|p| p.left || p.cut.is_some())
     }
 
-    /// A process wants to take part.
-    pub(super) fn join(&mut self, process: u32, place: &str, now: Instant) -> Result<(), String> {
+    /// A process wants to take part. A later attempt of one that does replaces the earlier one, which it has given up.
+    pub(super) fn join(
+        &mut self,
+        process: u32,
+        attempt: Attempt,
+        place: &str,
+        now: Instant,
+    ) -> Result<(), String> {
         let count = self.processes.len();
         let Some(p) = self.processes.get_mut(process as usize) else {
             return Err(format!("there is no rank {process} of {count}"));
         };
-        if p.joined {
-            return Err(format!(
-                "two processes say that they are rank {process}: one on {}, one on {place}",
-                p.place
-            ));
+        match p.joined {
+            Some(it) if it.instance != attempt.instance => {
+                return Err(format!(
+                    "two processes say that they are rank {process}: one on {}, one on {place}",
+                    p.place
+                ));
+            }
+            Some(it) if it.number >= attempt.number => {
+                return Err(format!("rank {process} has come again since"));
+            }
+            _ => {}
         }
-        p.joined = true;
+        (p.joined, p.spoke) = (Some(attempt), false);
         (p.heard, p.moved) = (now, now);
         p.place = place.to_owned();
         Ok(())
@@ -125,7 +141,7 @@ impl State {
         let Some(p) = self.processes.get_mut(process as usize) else {
             return Vec::new();
         };
-        p.heard = now;
+        (p.heard, p.spoke) = (now, true);
         match ask {
             Ask::Hello { .. } => Vec::new(),
             Ask::Beat { progress, running } => {
@@ -239,17 +255,38 @@ impl State {
             .collect()
     }
 
-    /// A connection ended. What follows is for the clock to say, which knows whether the store was stopped meanwhile.
-    pub(super) fn disconnected(&mut self, process: u32, now: Instant) {
-        if let Some(p) = self.processes.get_mut(process as usize) {
-            p.cut = Some(now);
+    /// The connection of an attempt ended; whether it was the process's last one. What follows is for the clock to say, which
+    /// knows whether the store was stopped meanwhile.
+    pub(super) fn disconnected(&mut self, process: u32, attempt: Attempt, now: Instant) -> bool {
+        let Some(p) = self.processes.get_mut(process as usize) else {
+            return false;
+        };
+        if p.joined != Some(attempt) {
+            return false;
         }
+        if p.spoke {
+            p.cut = Some(now);
+        } else {
+            // Whoever has been let in says at once that it lives: this attempt was given up before, and another one follows.
+            p.joined = None;
+        }
+        true
     }
 
-    /// The store itself was stopped until now: nobody's silence follows from that.
-    pub(super) fn go_on(&mut self, now: Instant) {
+    /// The store itself was stopped for so long, until now: nobody's silence follows from that, and nobody has waited.
+    pub(super) fn go_on(&mut self, stopped: Duration, now: Instant) {
+        // What came after the stop has no more time than it would have had.
+        let later = |t: Instant| (t + stopped).min(now);
+        self.began = later(self.began);
         for p in &mut self.processes {
             (p.heard, p.moved) = (now, now);
+            p.cut = p.cut.map(later);
+        }
+        for g in self.gatherings.values_mut() {
+            g.since = later(g.since);
+        }
+        for w in self.waits.values_mut().flatten() {
+            w.since = later(w.since);
         }
     }
 
@@ -264,7 +301,7 @@ impl State {
                 let what = format!("rank {i} ({}) has died: its connection ended", p.place);
                 return self.fail(i, &what);
             }
-            if p.joined && !p.left && since(p.heard) >= self.silence {
+            if p.joined.is_some() && !p.left && since(p.heard) >= self.silence {
                 let what = format!(
                     "rank {i} ({}) has been silent for {:.1?}",
                     p.place,
@@ -284,7 +321,7 @@ impl State {
 
     fn missing_at_the_start(&self, now: Instant) -> Option<(u32, String)> {
         let waited = now.saturating_duration_since(self.began);
-        let missing = self.who(|_, p| !p.joined);
+        let missing = self.who(|_, p| p.joined.is_none());
         let (&first, _) = missing.split_first()?;
         (waited >= self.timeout).then(|| {
             let n = self.processes.len();

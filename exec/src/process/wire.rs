@@ -4,7 +4,7 @@ use super::codec::{Reader, Writer};
 use std::io::{self, Read, Write};
 
 /// First bytes of every connection: whoever listens on a port may be somebody else's server.
-pub(super) const MAGIC: &[u8; 8] = b"shardl02";
+pub(super) const MAGIC: &[u8; 8] = b"shardl03";
 /// Longest frame. The largest are parameters that are gathered for an export.
 const LONGEST: u64 = 1 << 40;
 
@@ -17,6 +17,7 @@ pub(super) enum Ask {
         processes: u32,
         run: String,
         place: String,
+        attempt: Attempt,
     },
     /// Keep data under a key.
     Put {
@@ -40,6 +41,16 @@ pub(super) enum Ask {
     Fail { cause: String },
     /// It is done with the store.
     Bye,
+}
+
+/// One of a process's attempts to come to the store. It gives one up where the store is slow to answer, which may read it
+/// later all the same.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Attempt {
+    /// A random number of the process: another one may say that it is the same rank.
+    pub(super) instance: u64,
+    /// Counts the process's attempts.
+    pub(super) number: u32,
 }
 
 /// How a gathering is waited for, and who gets it.
@@ -77,12 +88,15 @@ impl Ask {
                 processes,
                 run,
                 place,
+                attempt,
             } => {
                 w.u8(0);
                 w.u32(*process);
                 w.u32(*processes);
                 w.bytes(run.as_bytes());
                 w.bytes(place.as_bytes());
+                w.u64(attempt.instance);
+                w.u32(attempt.number);
             }
             Self::Put { key, uses, data } => {
                 w.u8(1);
@@ -129,6 +143,10 @@ impl Ask {
                 processes: r.u32()?,
                 run: text(&mut r)?,
                 place: text(&mut r)?,
+                attempt: Attempt {
+                    instance: r.u64()?,
+                    number: r.u32()?,
+                },
             },
             1 => Self::Put {
                 key: text(&mut r)?,
@@ -268,6 +286,10 @@ mod tests {
                 processes: 4,
                 run: "r".into(),
                 place: "host, process 7".into(),
+                attempt: Attempt {
+                    instance: u64::MAX - 1,
+                    number: 2,
+                },
             },
             Ask::Put {
                 key: "k".into(),

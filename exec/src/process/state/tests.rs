@@ -2,13 +2,23 @@ use super::*;
 
 const SECOND: Duration = Duration::from_secs(1);
 
+/// The first attempt of a process; another process has another instance.
+fn first(instance: u64) -> Attempt {
+    Attempt {
+        instance,
+        number: 1,
+    }
+}
+
 fn three(now: Instant) -> State {
     let mut options = StoreOptions::new(3, "run", 10 * SECOND);
     options.grace = SECOND;
     let mut s = State::new(&options, now);
     for p in 0..3 {
-        s.join(p, &format!("host, process {}", 100 + p), now)
-            .unwrap();
+        let place = format!("host, process {}", 100 + p);
+        s.join(p, first(p.into()), &place, now).unwrap();
+        // As a heart does at once.
+        s.hear(p, beat(0, 0), now);
     }
     s
 }
@@ -134,7 +144,7 @@ fn patience_ends_with_a_life() {
     }
     let at = now + 100 * SECOND;
     (0..3).for_each(|p| drop(s.hear(p, beat(0, 0), at)));
-    s.disconnected(1, at);
+    assert!(s.disconnected(1, first(1), at));
     assert!(s.tick(at).is_empty(), "whoever knows more may say so");
     let told = s.tick(at + SECOND);
     assert_eq!(told.len(), 3);
@@ -154,7 +164,7 @@ fn whoever_says_goodbye_is_not_lost() {
     for p in 0..3 {
         assert!(!s.is_over());
         s.hear(p, Ask::Bye, now);
-        s.disconnected(p, now);
+        s.disconnected(p, first(p.into()), now);
     }
     assert!(s.is_over());
     assert!(s.tick(now + 1000 * SECOND).is_empty());
@@ -174,7 +184,7 @@ fn the_silent_and_the_missing() {
     );
 
     let mut s = State::new(&StoreOptions::new(4, "run", 10 * SECOND), now);
-    s.join(1, "host", now).unwrap();
+    s.join(1, first(1), "host", now).unwrap();
     s.hear(1, beat(0, 0), now + 9 * SECOND);
     s.tick(now + 10 * SECOND);
     assert_eq!(
@@ -195,7 +205,7 @@ fn a_store_that_was_stopped_itself_blames_nobody() {
     let now = Instant::now();
     let mut s = three(now);
     s.hear(0, gather(6, false, false, 10), now);
-    s.go_on(now + 60 * SECOND);
+    s.go_on(59 * SECOND, now + 60 * SECOND);
     assert!(s.tick(now + 69 * SECOND).is_empty());
     s.tick(now + 70 * SECOND);
     assert_eq!(
@@ -208,10 +218,83 @@ fn a_store_that_was_stopped_itself_blames_nobody() {
 fn nobody_comes_twice() {
     let now = Instant::now();
     let mut s = three(now);
-    let error = s.join(1, "elsewhere", now).unwrap_err();
+    let error = s.join(1, first(9), "elsewhere", now).unwrap_err();
     assert_eq!(
         error,
         "two processes say that they are rank 1: one on host, process 101, one on elsewhere"
     );
-    assert_eq!(s.join(3, "", now).unwrap_err(), "there is no rank 3 of 3");
+    let error = s.join(3, first(3), "", now).unwrap_err();
+    assert_eq!(error, "there is no rank 3 of 3");
+}
+
+#[test]
+fn a_stop_of_the_store_is_no_wait_of_others() {
+    let start = Instant::now();
+    let at = |seconds: u32| start + seconds * SECOND;
+    // Of the start: 1 s before the stop of 11 s, so 9 s are left after it.
+    let mut s = State::new(&StoreOptions::new(2, "run", 10 * SECOND), start);
+    s.join(0, first(0), "host", start).unwrap();
+    s.go_on(11 * SECOND, at(12));
+    s.hear(0, beat(0, 0), at(20));
+    assert!(s.tick(at(20)).is_empty());
+    s.tick(at(21));
+    assert_eq!(
+        cause(&s),
+        "rank 1 of 2 did not come to the start within 10.0s"
+    );
+    // Of keys and gatherings: 4 s before a stop of 60 s.
+    let mut s = three(start);
+    let get = |key: &str| Ask::Get {
+        request: 3,
+        key: key.to_owned(),
+    };
+    s.hear(1, get("before"), start);
+    s.hear(0, gather(6, false, false, 10), start);
+    s.go_on(60 * SECOND, at(64));
+    // What comes after the stop has its own time.
+    s.hear(2, get("after"), at(64));
+    let late = |told: Changes| -> Vec<String> {
+        let why = |(_, tell)| match tell {
+            Tell::Late { why, .. } => why,
+            other => format!("{other:?}"),
+        };
+        told.into_iter().map(why).collect()
+    };
+    let mut tick = |seconds: u32| {
+        (0..3).for_each(|p| drop(s.hear(p, beat(seconds.into(), 0), at(seconds))));
+        late(s.tick(at(seconds)))
+    };
+    assert!(tick(69).is_empty());
+    assert_eq!(tick(70), ["nobody has left `before` within 10.0s"]);
+    assert!(tick(73).is_empty());
+    assert_eq!(tick(74), ["nobody has left `after` within 10.0s"]);
+}
+
+#[test]
+fn an_attempt_that_was_given_up_is_no_death() {
+    let now = Instant::now();
+    let mut options = StoreOptions::new(2, "run", 10 * SECOND);
+    options.grace = Duration::ZERO;
+    let mut s = State::new(&options, now);
+    let attempt = |number| Attempt {
+        instance: 5,
+        number,
+    };
+    let join = |s: &mut State, number| s.join(1, attempt(number), "host", now);
+    s.join(0, first(0), "host", now).unwrap();
+    // It ends before the next one comes, or after it has come.
+    join(&mut s, 1).unwrap();
+    assert!(s.disconnected(1, attempt(1), now));
+    join(&mut s, 2).unwrap();
+    join(&mut s, 3).unwrap();
+    assert!(!s.disconnected(1, attempt(2), now));
+    assert!(s.tick(now).is_empty());
+    // They are read in any order.
+    let error = join(&mut s, 2).unwrap_err();
+    assert_eq!(error, "rank 1 has come again since");
+    // A process that has been let in is heard of, and may die.
+    s.hear(1, beat(0, 0), now);
+    assert!(s.disconnected(1, attempt(3), now));
+    s.tick(now);
+    assert_eq!(cause(&s), "rank 1 (host) has died: its connection ended");
 }
