@@ -219,7 +219,7 @@ fn an_environment_that_makes_no_sense() {
 }
 
 /// A long run of several processes: its launcher, and the process numbers of its ranks.
-fn long_run() -> (Child, BufReader<std::process::ChildStderr>, Vec<u32>) {
+fn long_run(more: &[&str]) -> (Child, BufReader<std::process::ChildStderr>, Vec<u32>) {
     let mut child = Command::new(env!("CARGO_BIN_EXE_shardlab"))
         .args([
             "exec",
@@ -229,6 +229,7 @@ fn long_run() -> (Child, BufReader<std::process::ChildStderr>, Vec<u32>) {
             "--no-store",
         ])
         .args(["--steps", "1000000"])
+        .args(more)
         .stdout(Stdio::piped())
         .stderr(Stdio::piped())
         .spawn()
@@ -278,10 +279,31 @@ pub(crate) fn all_end(ranks: &[u32]) {
     }
 }
 
+/// Ctrl-Z, and `fg` after more than the watchdog's time: neither the store nor the waits of ranks count it.
+#[test]
+fn a_run_that_was_stopped_goes_on() {
+    let (mut child, mut errors, ranks) = long_run(&["--timeout", "3"]);
+    let all = [&[child.id()][..], &ranks].concat();
+    // Until steps follow one another, and with them waits.
+    std::thread::sleep(Duration::from_millis(1500));
+    all.iter().for_each(|p| signal("STOP", *p));
+    std::thread::sleep(Duration::from_secs(5));
+    all.iter().for_each(|p| signal("CONT", *p));
+    // A run that fails does so at once.
+    std::thread::sleep(Duration::from_secs(2));
+    let go_on = all.iter().all(|p| runs(*p));
+    let _ = child.kill();
+    child.wait().unwrap();
+    all_end(&ranks);
+    let mut words = String::new();
+    errors.read_to_string(&mut words).unwrap();
+    assert!(go_on, "{words}");
+}
+
 #[test]
 fn a_rank_that_dies_ends_all() {
     for (victim, name) in [(2, "rank 2"), (0, "rank 0")] {
-        let (mut child, mut errors, ranks) = long_run();
+        let (mut child, mut errors, ranks) = long_run(&[]);
         signal("KILL", ranks[victim]);
         let mut words = String::new();
         errors.read_to_string(&mut words).unwrap();
@@ -373,7 +395,7 @@ fn killed_processes_go_on_bit_for_bit() {
 
 #[test]
 fn ranks_end_with_their_launcher() {
-    let (mut child, _errors, ranks) = long_run();
+    let (mut child, _errors, ranks) = long_run(&[]);
     signal("KILL", child.id());
     child.wait().unwrap();
     all_end(&ranks);
@@ -394,7 +416,7 @@ fn the_end_of_a_job() {
 }
 
 fn interrupted(tell: impl FnOnce(u32, &[u32])) {
-    let (child, mut errors, ranks) = long_run();
+    let (child, mut errors, ranks) = long_run(&[]);
     tell(child.id(), &ranks);
     // The pipe may not fill up while the last step is done.
     let words = std::thread::spawn(move || {

@@ -4,6 +4,7 @@
 //! this crate goes through `Abort::wait`, which ends on the condition, on a failure anywhere, or when nothing in the
 //! whole session has moved for the watchdog's time.
 
+use crate::stopped::{Idle, LOOK};
 use shardlab_plan::program::InstrId;
 use std::fmt;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
@@ -227,7 +228,13 @@ impl Abort {
         Running(self)
     }
 
-    /// Waits on `cv` until `ready` gives a value, a failure occurs or patience ends.
+    /// When something moved last.
+    fn moved(&self) -> Instant {
+        self.epoch + Duration::from_nanos(self.progress.load(Ordering::Relaxed))
+    }
+
+    /// Waits on `cv` until `ready` gives a value, a failure occurs or patience ends, which time in which the whole process
+    /// was stopped does not count for.
     pub(crate) fn wait<'a, T, R>(
         &self,
         cv: &Condvar,
@@ -235,7 +242,7 @@ impl Abort {
         patience: Patience,
         mut ready: impl FnMut(&mut T) -> Option<R>,
     ) -> (MutexGuard<'a, T>, Result<R, Stop>) {
-        let mut since: Option<Duration> = None;
+        let mut idle: Option<Idle> = None;
         loop {
             if let Some(r) = ready(&mut guard) {
                 return (guard, Ok(r));
@@ -247,9 +254,10 @@ impl Abort {
                 Patience::Cause => self.timeout,
                 Patience::Consequence => self.timeout + self.timeout / 4,
             };
-            let now = self.epoch.elapsed();
-            let moved = Duration::from_nanos(self.progress.load(Ordering::Relaxed));
-            let idle = now.saturating_sub(moved.max(*since.get_or_insert(now)));
+            let now = Instant::now();
+            let idle = idle.get_or_insert_with(|| Idle::new(now));
+            idle.moved(self.moved());
+            let idle = idle.look(now);
             let patience = match self.running.load(Ordering::Relaxed) {
                 0 => patience,
                 _ => patience * BUSY,
@@ -257,8 +265,8 @@ impl Abort {
             let Some(left) = patience.checked_sub(idle).filter(|l| !l.is_zero()) else {
                 return (guard, Err(Stop::TimedOut));
             };
-            // Kernels may end meanwhile, which shortens patience.
-            let left = left.min(self.timeout);
+            // Kernels may end meanwhile, which shortens patience, and whoever sleeps long does not notice a stop.
+            let left = left.min(self.timeout).min(LOOK);
             guard = cv
                 .wait_timeout(guard, left)
                 .unwrap_or_else(PoisonError::into_inner)

@@ -5,6 +5,7 @@
 //! where something has failed elsewhere meanwhile.
 
 use crate::device::Abort;
+use crate::stopped::{Idle, LOOK};
 use shardlab_plan::program::InstrId;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -43,17 +44,18 @@ impl Guard {
         let (end, ended) = channel();
         let (seen, abort) = (Arc::clone(&place), Arc::clone(abort));
         let timeout = abort.timeout();
-        let period = (timeout / 8).clamp(Duration::from_millis(1), Duration::from_secs(1));
+        let period = (timeout / 8).clamp(Duration::from_millis(1), LOOK);
         let look_on = move || {
-            let (mut last, mut since) = (0, Instant::now());
+            let (mut last, mut idle) = (0, Idle::new(Instant::now()));
             while ended.recv_timeout(period) == Err(RecvTimeoutError::Timeout) {
                 let word = seen.0.load(Ordering::Relaxed);
                 let inside = word >> 32 & 1 == 1;
                 if word != last || !inside {
-                    (last, since) = (word, Instant::now());
+                    (last, idle) = (word, Idle::new(Instant::now()));
                     continue;
                 }
-                if !abort.aborted() && since.elapsed() >= timeout {
+                let inside_for = idle.look(Instant::now());
+                if !abort.aborted() && inside_for >= timeout {
                     (means.fail)(InstrId(word as u32));
                 }
                 if abort.aborted() {

@@ -4,6 +4,7 @@
 use super::driver::done;
 use super::{CudaDevice, Error};
 use crate::device::{FailureKind, Stop};
+use crate::stopped::Idle;
 use cudarc::driver::sys;
 use shardlab_plan::program::{EventId, InstrId, StreamId};
 use std::time::{Duration, Instant};
@@ -87,9 +88,9 @@ impl CudaDevice {
         }
         if self.moved().map_err(|e| self.broken(&e))? {
             self.abort.progressed();
-            watch.moved = now;
+            watch.idle.moved(now);
         }
-        if now - watch.moved < self.abort.timeout() {
+        if watch.idle.look(now) < self.abort.timeout() {
             return Ok(());
         }
         let last = self.passed.checked_sub(1).map(|i| self.marks[i]);
@@ -126,7 +127,7 @@ impl CudaDevice {
 struct Watch {
     start: Instant,
     looked: Instant,
-    moved: Instant,
+    idle: Idle,
 }
 
 impl Watch {
@@ -135,7 +136,7 @@ impl Watch {
         Self {
             start: now,
             looked: now,
-            moved: now,
+            idle: Idle::new(now),
         }
     }
 }
