@@ -6,6 +6,7 @@
 mod client;
 mod codec;
 pub mod environment;
+pub(crate) mod facts;
 mod guard;
 mod launch;
 mod peers;

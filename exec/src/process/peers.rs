@@ -1,6 +1,7 @@
 //! What the processes of a run tell one another.
 
 use super::client::{Client, LAST_RESORT, LastResort, Meeting};
+use super::facts;
 use super::server::{Server, StoreOptions};
 use super::wire::Mode;
 use crate::device::abort::{Abort, lock};
@@ -208,27 +209,14 @@ impl Peers {
     ///
     /// # Errors
     /// [`PeerError::Failed`] names the rank and the fact that differ; [`PeerError`].
-    pub fn agree(&self, facts: &[(&str, String)]) -> Result<(), PeerError> {
-        let mut text = String::new();
-        for (name, value) in facts {
-            text.push_str(&format!("{name}={}\n", value.replace('\n', " ")));
-        }
-        let all = self.all_gather("configuration", text.into_bytes())?;
-        let texts: Vec<String> = all
-            .iter()
-            .map(|t| String::from_utf8_lossy(t).into_owned())
-            .collect();
-        for (rank, text) in texts.iter().enumerate().skip(1) {
-            let differs = texts[0].lines().zip(text.lines()).find(|(a, b)| a != b);
-            if let Some((a, b)) = differs {
-                let what = format!(
-                    "rank {rank} has {b}, rank 0 has {a}: all ranks need the same scenario, options and program"
-                );
-                self.fail(&what);
-                return Err(PeerError::Failed(what));
-            }
-        }
-        Ok(())
+    pub fn agree(&self, mine: &[(&str, String)]) -> Result<(), PeerError> {
+        let all = self.all_gather("configuration", facts::text(mine))?;
+        let Some(difference) = facts::difference(&all) else {
+            return Ok(());
+        };
+        let what = format!("{difference}: all ranks need the same scenario, options and program");
+        self.fail(&what);
+        Err(PeerError::Failed(what))
     }
 
     fn bring(

@@ -2,9 +2,10 @@
 
 use super::context::Context;
 use super::driver::{RawStream, check};
-use super::libraries::Libraries;
+use super::libraries::{Libraries, Library, versions};
 use crate::kernels::cuda::{Agree, Error, HyperBlock, Kernels, Options, hyper_block};
 use crate::operand::{Hyper, RawRange};
+use crate::process::facts::because;
 use cudarc::driver::{CudaContext, sys};
 use shardlab_plan::program::{InstrId, Program, workspace};
 use shardlab_plan::units::Bytes;
@@ -37,27 +38,76 @@ pub(super) struct Bodies {
 // current before.
 unsafe impl Send for Bodies {}
 
+/// Opens what a program's kernels need; nothing is compiled or chosen yet.
+pub(super) fn open(
+    context: &Context,
+    program: &Arc<Program>,
+    settings: Settings,
+    agree: Option<Arc<dyn Agree>>,
+) -> Result<Kernels, String> {
+    let theirs = CudaContext::new(context.ordinal as usize).map_err(|e| format!("{e:?}"))?;
+    // SAFETY: no event of theirs has been recorded; streams are ours, and so is their order.
+    unsafe { theirs.disable_event_tracking() };
+    let libraries = Libraries::load(&[]).map_err(|e| e.to_string())?;
+    let options = Options {
+        libraries: libraries.folders().iter().map(|f| f.path.clone()).collect(),
+        tf32: settings.tf32,
+        cudnn: !settings.no_cudnn && libraries.has(Library::Cudnn),
+        agree,
+        ..Options::default()
+    };
+    Kernels::new(theirs, Arc::clone(program), &options).map_err(|e| e.to_string())
+}
+
+/// What decides which kernels a rank launches and what they add up in which order. GPUs of other names may run together where
+/// they agree in it; how much shared memory a block may have follows from the capability.
+pub(super) fn decisive(
+    context: &Context,
+    settings: Settings,
+    kernels: &Kernels,
+) -> Vec<(&'static str, String)> {
+    let versions = versions();
+    let version = |name| versions.get(name).cloned().unwrap_or_default();
+    let (major, minor) = context.capability;
+    let cudnn = if kernels.has_cudnn() {
+        version("cudnn")
+    } else {
+        because("none", &without_cudnn(settings, kernels))
+    };
+    vec![
+        ("gpu.capability", format!("{major}.{minor}")),
+        ("gpu.multiprocessors", context.multiprocessors.to_string()),
+        ("cudnn", cudnn),
+        ("cublaslt", version("cublaslt")),
+        ("nvrtc", version("nvrtc")),
+        ("tf32", on(settings.tf32)),
+    ]
+}
+
+/// Why there is no cuDNN.
+fn without_cudnn(settings: Settings, kernels: &Kernels) -> String {
+    if settings.no_cudnn {
+        return "--no-cudnn".to_owned();
+    }
+    let missing = Libraries::load(&[])
+        .ok()
+        .and_then(|l| l.missing(Library::Cudnn));
+    missing.unwrap_or_else(|| kernels.refused().join("; "))
+}
+
+fn on(is: bool) -> String {
+    if is { "on" } else { "off" }.to_owned()
+}
+
 impl Bodies {
     /// Compiles and chooses everything that the program launches.
     pub(super) fn new(
         context: &Arc<Context>,
-        program: &Arc<Program>,
+        program: &Program,
         settings: Settings,
-        agree: Option<Arc<dyn Agree>>,
+        mut kernels: Kernels,
     ) -> Result<Self, String> {
         let words = |e: Error| e.to_string();
-        let theirs = CudaContext::new(context.ordinal as usize).map_err(|e| format!("{e:?}"))?;
-        // SAFETY: no event of theirs has been recorded; streams are ours, and so is their order.
-        unsafe { theirs.disable_event_tracking() };
-        let libraries = Libraries::load(&[]).map_err(|e| e.to_string())?;
-        let options = Options {
-            libraries: libraries.folders().iter().map(|f| f.path.clone()).collect(),
-            tf32: settings.tf32,
-            cudnn: !settings.no_cudnn && libraries.has(super::Library::Cudnn),
-            agree,
-            ..Options::default()
-        };
-        let mut kernels = Kernels::new(theirs, Arc::clone(program), &options).map_err(words)?;
         kernels.prepare().map_err(words)?;
         let workspace_bytes = kernels.workspace_bytes();
         let mut workspace = 0;
@@ -113,7 +163,6 @@ impl Bodies {
 
     /// Facts for the run's environment.
     pub(super) fn facts(&self) -> BTreeMap<String, String> {
-        let on = |b: bool| if b { "on" } else { "off" }.to_owned();
         [
             ("kernels.tf32", on(self.settings.tf32)),
             ("kernels.cudnn", on(self.kernels.has_cudnn())),

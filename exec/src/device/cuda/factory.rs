@@ -1,6 +1,6 @@
 //! Devices for the ranks of a session.
 
-use super::bodies::{Bodies, Settings};
+use super::bodies::{self, Bodies, Settings};
 use super::collectives::{Alone, Collectives};
 use super::context::{Context, gpus};
 use super::driver::{Event, check};
@@ -17,6 +17,7 @@ use crate::device::cpu::Delays;
 use crate::device::muster::{Muster, Place};
 use crate::device::{DeviceFactory, Failure, FailureKind, Setup};
 use crate::engine::FaultKind;
+use crate::kernels::cuda::Agree;
 use cudarc::driver::sys;
 use shardlab_plan::program::{InstrId, Op};
 use std::collections::BTreeMap;
@@ -58,7 +59,7 @@ impl CudaFactory {
         setup: &Setup,
         rank: u32,
         gpu: u32,
-        place: Place<'_>,
+        (opened, ready): (Place<'_>, Place<'_>),
     ) -> Result<Option<CudaDevice>, String> {
         let words = |e: super::Error| e.to_string();
         let context = Context::new(gpu, &self.options.library_path).map_err(|e| e.to_string())?;
@@ -92,10 +93,19 @@ impl CudaFactory {
             tf32: self.options.tf32,
             no_cudnn: self.options.no_cudnn,
         };
-        let agree = Leader::of(setup, rank);
-        let bodies = Bodies::new(&context, program, settings, agree)?;
+        let leader = Leader::of(setup, rank);
+        let agree = leader.clone().map(|l| l as Arc<dyn Agree>);
+        let kernels = bodies::open(&context, program, settings, agree)?;
+        // Rank 0 waits for the facts of all.
+        if !opened.come() {
+            return Ok(None);
+        }
+        if let Some(leader) = leader {
+            leader.same(&bodies::decisive(&context, settings, &kernels))?;
+        }
+        let bodies = Bodies::new(&context, program, settings, kernels)?;
         // Whoever joins a communicator is there until all have joined.
-        if !place.come() {
+        if !ready.come() {
             return Ok(None);
         }
         let collectives = self.collectives(setup, rank, &context)?;
@@ -183,13 +193,13 @@ impl DeviceFactory for CudaFactory {
         let peers = setup.world.peers();
         let first = places::first(base, place, local.len() as u32, count, peers.processes())?;
         places::apart(peers, first..first + local.len() as u32)?;
-        let muster = Muster::new(local.len());
+        let (opened, ready) = (Muster::new(local.len()), Muster::new(local.len()));
         let made: Vec<Option<CudaDevice>> = std::thread::scope(|scope| {
             let made: Vec<_> = (first..)
                 .zip(local)
                 .map(|(gpu, rank)| {
-                    let place = muster.place();
-                    scope.spawn(move || self.device(setup, rank, gpu, place))
+                    let places = (opened.place(), ready.place());
+                    scope.spawn(move || self.device(setup, rank, gpu, places))
                 })
                 .collect();
             let joined = made.into_iter().map(|t| {

@@ -1,9 +1,9 @@
-//! Choices of kernels that rank 0 makes for all.
+//! Choices of kernels that rank 0 makes for all, and whether they fit all.
 
 use crate::device::Setup;
 use crate::device::abort::lock;
 use crate::kernels::cuda::{Agree, Trouble};
-use crate::process::Peers;
+use crate::process::{PeerError, Peers, facts};
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex};
 
@@ -13,20 +13,66 @@ pub(super) struct Leader {
     peers: Arc<Peers>,
     session: u32,
     rank: u32,
+    ranks: u32,
     /// By name. The same product may be asked for again, and its time measured anew could say something else.
     made: Mutex<BTreeMap<String, Vec<u8>>>,
 }
 
 impl Leader {
     /// `None` where there is one rank.
-    pub(super) fn of(setup: &Setup, rank: u32) -> Option<Arc<dyn Agree>> {
+    pub(super) fn of(setup: &Setup, rank: u32) -> Option<Arc<Self>> {
         let leader = Self {
             peers: Arc::clone(setup.world.peers()),
             session: setup.session,
             rank,
+            ranks: setup.world.size(),
             made: Mutex::default(),
         };
-        (setup.world.size() > 1).then(|| Arc::new(leader) as Arc<dyn Agree>)
+        (leader.ranks > 1).then(|| Arc::new(leader))
+    }
+
+    /// Makes sure that the same kernels are right for all ranks: rank 0 compares what they go by. Every rank calls it once,
+    /// before the first choice, and no rank goes on before all have.
+    ///
+    /// # Errors
+    /// In words, the same for all.
+    pub(super) fn same(&self, mine: &[(&str, String)]) -> Result<(), String> {
+        let verdict = format!("verdict on kernels {}", self.session);
+        let words = |e: PeerError| e.to_string();
+        let mine = facts::text(mine);
+        let told = if self.rank > 0 {
+            let peers = &self.peers;
+            peers
+                .put_for(&self.facts_of(self.rank), 1, mine)
+                .map_err(words)?;
+            peers.get(&verdict).map_err(words)?
+        } else {
+            let told = self.compare(mine).unwrap_or_else(words).into_bytes();
+            let put = self.peers.put_for(&verdict, self.ranks - 1, told.clone());
+            put.map_err(words)?;
+            told
+        };
+        if told.is_empty() {
+            Ok(())
+        } else {
+            Err(String::from_utf8_lossy(&told).into_owned())
+        }
+    }
+
+    /// What is wrong with the facts of all ranks, in words; empty for nothing.
+    fn compare(&self, mine: Vec<u8>) -> Result<String, PeerError> {
+        let others = (1..self.ranks).map(|rank| self.peers.get(&self.facts_of(rank)));
+        let all: Vec<Vec<u8>> = std::iter::once(Ok(mine))
+            .chain(others)
+            .collect::<Result<_, _>>()?;
+        Ok(facts::difference(&all).map_or_else(String::new, |difference| {
+            format!("{difference}: all ranks need the same kernels, and so the same GPU, libraries and options")
+        }))
+    }
+
+    /// Where a rank leaves its facts.
+    fn facts_of(&self, rank: u32) -> String {
+        format!("facts of kernels {} of rank {rank}", self.session)
     }
 }
 
@@ -40,8 +86,7 @@ impl Agree for Leader {
             return Ok(made.clone());
         }
         let key = format!("choice {} {name}", self.session);
-        let words =
-            |e: crate::process::PeerError| Trouble::Ranks(format!("no choice of rank 0's: {e}"));
+        let words = |e: PeerError| Trouble::Ranks(format!("no choice of rank 0's: {e}"));
         let told = if self.rank > 0 {
             self.peers.get(&key).map_err(words)?
         } else {
@@ -91,6 +136,7 @@ mod tests {
                 peers: Arc::clone(&peers),
                 session: 0,
                 rank,
+                ranks: 4,
                 made: Mutex::default(),
             };
             leader.choice("conv", &mut || {
@@ -110,6 +156,45 @@ mod tests {
         });
     }
 
+    /// What each rank hears where they have these versions of cuDNN.
+    fn hear(versions: [&str; 4]) -> Vec<Result<(), String>> {
+        let peers = Arc::new(Peers::alone());
+        let of = &|rank: u32, version: &str| {
+            let leader = Leader {
+                peers: Arc::clone(&peers),
+                session: 2,
+                rank,
+                ranks: 4,
+                made: Mutex::default(),
+            };
+            leader.same(&[
+                ("multiprocessors", "132".to_owned()),
+                ("cudnn", version.to_owned()),
+            ])
+        };
+        std::thread::scope(|scope| {
+            let ranks: Vec<_> = (0..)
+                .zip(versions)
+                .map(|(rank, version)| scope.spawn(move || of(rank, version)))
+                .collect();
+            ranks.into_iter().map(|r| r.join().unwrap()).collect()
+        })
+    }
+
+    #[test]
+    fn ranks_with_other_kernels_end_all_with_the_cause() {
+        assert_eq!(hear(["9.19.0"; 4]), [const { Ok(()) }; 4]);
+        let off = facts::because("none", "--no-cudnn");
+        let missing = facts::because("none", "libcudnn.so.9 is not there");
+        assert_eq!(hear([&off, &missing, &off, &off]), [const { Ok(()) }; 4]);
+        let cause = "rank 2 has cudnn=none (--no-cudnn), rank 0 has cudnn=9.19.0: all ranks need the same kernels, and so the same GPU, libraries and options";
+        let refused = Err(cause.to_owned());
+        assert_eq!(
+            hear(["9.19.0", "9.19.0", &off, "9.18.0"]),
+            [(); 4].map(|()| refused.clone())
+        );
+    }
+
     #[test]
     fn every_rank_has_rank_0s_choice() {
         let peers = Arc::new(Peers::alone());
@@ -118,6 +203,7 @@ mod tests {
                 peers: Arc::clone(&peers),
                 session,
                 rank,
+                ranks: 4,
                 made: Mutex::default(),
             };
             let mut asked = 0;
