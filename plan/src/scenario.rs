@@ -53,6 +53,15 @@ pub fn load(path: &Path, overrides: &[String]) -> Result<Scenario, ScenarioError
     read::scenario(load::document(path, overrides)?)
 }
 
+/// As [`load`], of a text that is to be written to `path`: it reads as it would from there, so that a file which it would extend
+/// goes in a circle before anything has been replaced.
+///
+/// # Errors
+/// As [`load`].
+pub fn load_to_be(path: &Path, text: &str) -> Result<Scenario, ScenarioError> {
+    read::scenario(load::document_to_be(path, text)?)
+}
+
 /// Where each key that a scenario gives was written, by path (`gate.loss`): the file along `extends`, or `--set KEY=VALUE`,
 /// and the position there. Presets and defaults have no place.
 ///

@@ -11,7 +11,9 @@ use shardlab_reports::shell;
 use shardlab_reports::view::ScenarioView;
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
-use std::io;
+use std::fs::{File, Permissions};
+use std::io::{self, Write as _};
+use std::os::unix::fs::PermissionsExt as _;
 use std::path::{Path, PathBuf};
 
 /// What is to be written where.
@@ -111,46 +113,67 @@ fn text(extends: &str, overrides: &[String]) -> String {
     text
 }
 
-/// Writes a scenario file, and makes sure that it means the same.
+/// Writes a scenario file that means the same.
 pub(super) fn write(export: &Export) -> Result<(), Unwritten> {
-    let said = |e: &dyn std::fmt::Display| Unwritten::Failed(e.to_string());
     let Setup { path, overrides } = &export.setup;
-    let meant = scenario::load(path, overrides).map_err(|e| said(&e))?;
+    let meant = scenario::load(path, overrides).map_err(|e| Unwritten::Failed(e.to_string()))?;
     // A file is found from wherever the new one lies; a shipped scenario is found by its name.
     let extends = match std::path::absolute(path) {
         Ok(whole) if path.is_file() => whole,
         _ => path.clone(),
     };
     let to = &export.path;
+    let failed =
+        |why: &dyn std::fmt::Display| Unwritten::Failed(format!("{}: {why}", to.display()));
     let text = text(&extends.to_string_lossy(), overrides);
-    if !export.overwrite {
-        // Whether it is there and that it is made are one step: nothing is overwritten in between.
-        match std::fs::File::create_new(to) {
-            Err(e) if e.kind() == io::ErrorKind::AlreadyExists => return Err(Unwritten::Exists),
-            Err(e) => return Err(Unwritten::Failed(format!("{}: {e}", to.display()))),
-            Ok(_) => {}
-        }
-    } else if same_file(to, path) {
-        return Err(Unwritten::Failed(format!(
-            "{} is the scenario that it would extend",
-            to.display()
-        )));
-    }
-    std::fs::write(to, text).map_err(|e| Unwritten::Failed(format!("{}: {e}", to.display())))?;
-    let written = scenario::load(to, &[]).map_err(|e| said(&e))?;
+    // Before anything is on the disk: one of the files that it extends would be lost otherwise.
+    let written = scenario::load_to_be(to, &text).map_err(|e| failed(&e.message()))?;
     let digest = |s| ScenarioView::new(s).digest;
     if digest(&written) != digest(&meant) {
-        let text = format!(
-            "{} does not mean the same; see what it extends",
-            to.display()
-        );
-        return Err(Unwritten::Failed(text));
+        return Err(failed(&"it would not mean the same; see what it extends"));
     }
-    Ok(())
+    save(to, &text, export.overwrite).map_err(|e| match e.kind() {
+        io::ErrorKind::AlreadyExists if !export.overwrite => Unwritten::Exists,
+        _ => failed(&e),
+    })
 }
 
-fn same_file(a: &Path, b: &Path) -> bool {
-    matches!((a.canonicalize(), b.canonicalize()), (Ok(a), Ok(b)) if a == b)
+/// Writes a file, whole or not at all: a file beside it takes its name when all of it is on the disk. Whether there is one and
+/// that it is made are one step, so that nothing is replaced unasked.
+fn save(to: &Path, text: &str, overwrite: bool) -> io::Result<()> {
+    // A link stays: what it leads to is replaced.
+    let place = if overwrite {
+        to.canonicalize()?
+    } else {
+        to.to_owned()
+    };
+    let folder = match place.parent() {
+        Some(folder) if !folder.as_os_str().is_empty() => folder,
+        _ => Path::new("."),
+    };
+    // No scenario by its ending, in lists of the folder, and as open to others as any new file.
+    let mut file = tempfile::Builder::new()
+        .prefix(".")
+        .suffix(".part")
+        .permissions(Permissions::from_mode(0o666))
+        .tempfile_in(folder)?;
+    file.write_all(text.as_bytes())?;
+    if overwrite {
+        if !place.is_file() {
+            return Err(io::Error::other("it is no file"));
+        }
+        // What may not be written may not be replaced either.
+        let old = File::options().write(true).open(&place)?;
+        let permissions = old.metadata()?.permissions();
+        file.as_file().set_permissions(permissions)?;
+    }
+    file.as_file().sync_all()?;
+    if overwrite {
+        file.persist(&place)?;
+    } else {
+        file.persist_noclobber(&place)?;
+    }
+    Ok(())
 }
 
 /// The sequence (OSC 52) by which a terminal takes a text into its clipboard.
@@ -218,5 +241,89 @@ mod tests {
         };
         assert!(matches!(write(&circle), Err(Unwritten::Failed(_))));
         assert_eq!(std::fs::read_to_string(&first).unwrap(), expected);
+    }
+
+    /// Names of what is in a folder.
+    fn listed(folder: &Path) -> Vec<String> {
+        let entries = std::fs::read_dir(folder).unwrap();
+        let mut names: Vec<String> = entries
+            .map(|e| e.unwrap().file_name().into_string().unwrap())
+            .collect();
+        names.sort();
+        names
+    }
+
+    /// Not only the scenario itself: all that it extends, under whatever name, is refused before anyone is asked.
+    #[test]
+    fn a_file_that_the_scenario_extends_is_never_replaced() {
+        let folder = tempfile::tempdir().unwrap();
+        let at = |name: &str| folder.path().join(name);
+        let base = "extends = \"small-native\"\n";
+        std::fs::write(at("base.toml"), base).unwrap();
+        std::fs::write(at("child.toml"), "extends = \"base.toml\"\n").unwrap();
+        std::os::unix::fs::symlink("base.toml", at("link.toml")).unwrap();
+        for name in ["base.toml", "child.toml", "link.toml"] {
+            for overwrite in [false, true] {
+                let export = Export {
+                    setup: Setup {
+                        path: at("child.toml"),
+                        overrides: vec!["train.micro_batch=4".into()],
+                    },
+                    path: at(name),
+                    overwrite,
+                };
+                let Err(Unwritten::Failed(reason)) = write(&export) else {
+                    panic!("{name} is extended");
+                };
+                assert!(reason.contains("circle"), "{reason}");
+            }
+        }
+        assert_eq!(std::fs::read_to_string(at("base.toml")).unwrap(), base);
+        assert_eq!(
+            listed(folder.path()),
+            ["base.toml", "child.toml", "link.toml"]
+        );
+    }
+
+    /// What cannot be written leaves nothing behind, and what is replaced stays what it was beside its text.
+    #[test]
+    fn a_file_is_written_whole_or_not_at_all() {
+        let folder = tempfile::tempdir().unwrap();
+        let at = |name: &str| folder.path().join(name);
+        let mut export = Export {
+            setup: Setup {
+                path: "small-native".into(),
+                overrides: vec!["train.micro_batch=4".into()],
+            },
+            path: at("folder.toml"),
+            overwrite: false,
+        };
+        std::fs::create_dir(at("folder.toml")).unwrap();
+        assert_eq!(write(&export), Err(Unwritten::Exists));
+        export.overwrite = true;
+        assert!(matches!(write(&export), Err(Unwritten::Failed(_))));
+        assert_eq!(listed(folder.path()), ["folder.toml"]);
+        // One that only its owner reads, behind a link.
+        std::fs::write(at("real.toml"), "").unwrap();
+        let own = std::fs::Permissions::from_mode(0o600);
+        std::fs::set_permissions(at("real.toml"), own).unwrap();
+        std::os::unix::fs::symlink("real.toml", at("link.toml")).unwrap();
+        export.path = at("link.toml");
+        write(&export).unwrap();
+        assert!(at("link.toml").is_symlink());
+        let mode = |name: &str| std::fs::metadata(at(name)).unwrap().permissions().mode() & 0o777;
+        assert_eq!(mode("real.toml"), 0o600);
+        let replaced = scenario::load(&at("real.toml"), &[]).unwrap();
+        assert_eq!(replaced.train.micro_batch, 4);
+        // A new one is as any other new file.
+        std::fs::write(at("any"), "").unwrap();
+        export.path = at("new.toml");
+        export.overwrite = false;
+        write(&export).unwrap();
+        assert_eq!(mode("new.toml"), mode("any"));
+        assert_eq!(
+            listed(folder.path()),
+            ["any", "folder.toml", "link.toml", "new.toml", "real.toml"]
+        );
     }
 }

@@ -39,11 +39,21 @@ pub(crate) fn document(path: &Path, overrides: &[String]) -> Result<Document, Sc
     let (place, source) = open(path)?;
     let name = match &place {
         Place::Shipped(name) => (*name).to_owned(),
-        _ => path
-            .file_stem()
-            .map_or_else(String::new, |s| s.to_string_lossy().into_owned()),
+        _ => stem(path),
     };
     finish(name, place, source, overrides)
+}
+
+/// The name of the scenario in a file.
+fn stem(path: &Path) -> String {
+    path.file_stem()
+        .map_or_else(String::new, |s| s.to_string_lossy().into_owned())
+}
+
+/// The document of a text as if a file held it, which it does not hold yet.
+pub(crate) fn document_to_be(path: &Path, text: &str) -> Result<Document, ScenarioError> {
+    let source = source_on_disk(path, text);
+    finish(stem(path), Place::Disk(path.to_owned()), source, &[])
 }
 
 /// The document of a text. `extends` is an error: there is nothing it could be relative to.
@@ -95,22 +105,11 @@ fn open(path: &Path) -> Result<(Place, Source), ScenarioError> {
         return Ok((Place::Shipped(name), shipped_source(name, text)));
     }
     match read(path) {
-        Ok(text) => Ok((
-            Place::Disk(path.to_owned()),
-            Source {
-                name: shown.into(),
-                text: text.into(),
-                folder: folder_of(path),
-            },
-        )),
+        Ok(text) => Ok((Place::Disk(path.to_owned()), source_on_disk(path, &text))),
         Err(reason) => {
             let error = ScenarioError::file_only(shown, reason);
-            let stem = path
-                .file_stem()
-                .map(|s| s.to_string_lossy().into_owned())
-                .unwrap_or_default();
             let names = shipped::shipped().iter().map(|(n, _)| *n);
-            Err(match nearest(&stem, names) {
+            Err(match nearest(&stem(path), names) {
                 Some(near) if !path.exists() => {
                     error.with_help(format!("shipped scenario of a near name: {near}"))
                 }
@@ -120,9 +119,13 @@ fn open(path: &Path) -> Result<(Place, Source), ScenarioError> {
     }
 }
 
-/// The folder that a file lies in; empty for one in the working directory.
-fn folder_of(path: &Path) -> Option<Arc<Path>> {
-    path.parent().map(Arc::from)
+fn source_on_disk(path: &Path, text: &str) -> Source {
+    Source {
+        name: path.display().to_string().into(),
+        text: text.into(),
+        // Empty for a file in the working directory.
+        folder: path.parent().map(Arc::from),
+    }
 }
 
 fn shipped_source(name: &str, text: &'static str) -> Source {
@@ -214,22 +217,22 @@ fn resolve(place: &Place, name: &str) -> Result<(Place, Source), (String, Option
         Place::Disk(path) => {
             let folder = path.parent().unwrap_or(Path::new(""));
             let base = folder.join(name);
-            if !base.exists()
+            // A file that is still to be written is in its own way already.
+            if base != *path
+                && !base.exists()
                 && let Some((n, text)) = shipped::find(name)
             {
                 return Ok((Place::Shipped(n), shipped_source(n, text)));
             }
-            let shown = base.display().to_string();
             match read(&base) {
                 Ok(text) => {
-                    let source = Source {
-                        name: shown.into(),
-                        text: text.into(),
-                        folder: folder_of(&base),
-                    };
+                    let source = source_on_disk(&base, &text);
                     Ok((Place::Disk(base), source))
                 }
-                Err(reason) => Err((format!("the file it extends, {shown}, {reason}"), near())),
+                Err(reason) => {
+                    let shown = base.display();
+                    Err((format!("the file it extends, {shown}, {reason}"), near()))
+                }
             }
         }
     }

@@ -104,6 +104,31 @@ fn circles_are_named() {
     );
 }
 
+/// A text that is not written yet is in its own way where it will be, whether there is such a file or not.
+#[test]
+fn a_text_reads_as_it_would_from_its_file() {
+    let f = Folder::new(
+        "to-be",
+        &[
+            (
+                "base.toml",
+                "extends = \"small-native\"\n[train]\nmicro_batch = 4\n",
+            ),
+            ("child.toml", "extends = \"base.toml\"\n"),
+        ],
+    );
+    let text = "extends = \"child.toml\"\n[train]\nsteps = 3\n";
+    let new = load_to_be(&f.file("new.toml"), text).unwrap();
+    assert_eq!((new.train.micro_batch, new.train.steps), (4, 3));
+    assert_eq!(new.name, "new");
+    assert!(!f.file("new.toml").exists());
+    let circle = load_to_be(&f.file("base.toml"), text).unwrap_err();
+    assert!(circle.message().contains("circle"), "{circle}");
+    let shipped = "extends = \"small-native.toml\"\n";
+    assert!(load_to_be(&f.file("new.toml"), shipped).is_ok());
+    assert!(load_to_be(&f.file("small-native.toml"), shipped).is_err());
+}
+
 #[test]
 fn files_that_are_not_there_or_no_text() {
     let f = Folder::new(
