@@ -15,8 +15,8 @@ use ratatui::crossterm::terminal::{
     Clear, ClearType, EnterAlternateScreen, LeaveAlternateScreen, disable_raw_mode, enable_raw_mode,
 };
 use ratatui::layout::Size;
-use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM, SIGTSTP};
-use signal_hook::low_level::raise;
+use rustix::process::{Signal, kill_current_process_group};
+use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 use std::io::{self, Stdout, stdout};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -63,8 +63,10 @@ fn take(mouse: bool) -> io::Result<()> {
 /// Gives the terminal to the shell and stops; when the shell lets it go on, all is drawn anew.
 fn suspend(mouse: bool, terminal: &mut Terminal<CrosstermBackend<Stdout>>) -> io::Result<Size> {
     give_back();
-    // What the terminal does for programs that leave Ctrl-Z to it. Without a shell that could let it go on nothing happens.
-    raise(SIGTSTP)?;
+    // What the terminal does for programs that leave Ctrl-Z to it: a script that waits for this one stops as well, else its shell
+    // would never know. Without a shell that could let it go on nothing happens. The drawing thread is the main one, which
+    // takes its own signal before it comes back from here.
+    kill_current_process_group(Signal::TSTP)?;
     take(mouse)?;
     // Not told while it was stopped.
     let size = terminal.size()?;

@@ -263,6 +263,33 @@ fn it_can_be_suspended() {
     assert_eq!(tmux.settings("after"), before);
 }
 
+/// Ctrl-Z stops all that the shell started as one, as it does where the terminal itself answers to it: a script that waits for
+/// the dashboard would keep the terminal otherwise.
+#[test]
+fn a_script_around_it_is_suspended_too() {
+    let Some(tmux) = Tmux::start("script", 100, 30) else {
+        return;
+    };
+    let before = tmux.settings("before");
+    let script = tmux.folder.path().join("wrapper.sh");
+    let binary = env!("CARGO_BIN_EXE_shardlab");
+    let text = format!("{binary} dash --no-state small-native\necho behind it: $?\n");
+    std::fs::write(&script, text).unwrap();
+    tmux.type_text(&format!("clear; bash {}\n", script.display()));
+    let there = |s: &str| s.contains("▸ small-native") && step(s).is_some();
+    for mark in ["once", "twice"] {
+        tmux.wait("the prediction", there);
+        tmux.press(&["C-z"]);
+        tmux.wait("the shell", |s| s.contains("Stopped") && !there(s));
+        assert_eq!(tmux.settings(mark), before);
+        tmux.type_text("clear; fg\n");
+    }
+    tmux.wait("the same again", there);
+    tmux.type_text("q");
+    tmux.wait_for("behind it: 0");
+    assert_eq!(tmux.settings("after"), before);
+}
+
 /// The smallest terminal, without colours: the mouse, a live training that is stopped, a gate and its baseline.
 #[test]
 fn a_small_terminal_without_colours() {
