@@ -200,7 +200,9 @@ fn a_table_of_many_axes_can_be_read() {
     let row = text.lines().find(|l| l.starts_with("megatron")).unwrap();
     assert!(row.starts_with("megatron   selective   true "), "{text}");
     assert!(row.contains("implicit"), "{text}");
-    assert!(text.contains("--csv and --json have them"), "{text}");
+    // Fewer axes have no room in a narrow terminal either: it is about the width.
+    let why = "find no room at this width; --csv and --json have them";
+    assert!(text.replace('\n', " ").contains(why), "{text}");
     // With fewer axes there is room for all.
     let text = stdout(&args[..6]);
     assert!(text.contains("alloc"), "{text}");

@@ -142,7 +142,7 @@ impl<'a> Table<'a> {
         if !table.is_empty() && shown.len() < numbers.len() {
             out.paragraph(
                 0,
-                "Exposed time and allocated memory find no room beside so many axes; --csv and --json have them.",
+                "Exposed time and allocated memory find no room at this width; --csv and --json have them.",
             )?;
         }
         if self.rows().any(|(_, n)| matches!(n.fit, Fit::Tight { .. })) {
