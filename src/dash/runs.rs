@@ -14,6 +14,7 @@ use super::timeline::Timeline;
 use shardlab_plan::record::RunKind;
 use shardlab_plan::units::Bytes;
 use shardlab_reports::RunView;
+use std::collections::{BTreeSet, HashSet};
 use std::sync::Arc;
 
 /// A run of this session, or one that was opened.
@@ -49,6 +50,9 @@ pub struct RunsView {
     pub kept: Vec<Kept>,
     /// Runs of the store, newest first.
     pub stored: Vec<StoredRun>,
+    /// Keys of all their fields, collected when they are listed: there may be thousands of runs, and filters ask with every key
+    /// that is typed.
+    pub stored_keys: BTreeSet<String>,
     /// Why the store cannot be read.
     pub store_error: Option<String>,
     /// Selected row.
@@ -236,7 +240,15 @@ impl RunsView {
         self.stored.iter().find(|s| s.id == id)
     }
 
-    /// The run of this id is no longer in the store.
+    /// What the store has now.
+    pub(super) fn list(&mut self, stored: Vec<StoredRun>) {
+        // Most runs have the same keys: one of each is copied.
+        let keys: HashSet<&String> = stored.iter().flat_map(|s| s.fields.keys()).collect();
+        self.stored_keys = keys.into_iter().cloned().collect();
+        self.stored = stored;
+    }
+
+    /// The run of this id is no longer in the store. Its keys stay known until it is listed again.
     pub(super) fn forget(&mut self, id: &str) {
         self.stored.retain(|s| s.id != id);
         for kept in &mut self.kept {

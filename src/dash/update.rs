@@ -434,7 +434,7 @@ fn news(app: &mut App, id: JobId, news: News) -> Vec<Effect> {
         }
         News::Point(index, settings, result) => app.sweep.point(index, settings, result),
         News::Stored(runs) => {
-            app.runs.stored = runs;
+            app.runs.list(runs);
             app.runs.store_error = None;
         }
         News::Kept(number, id) => runs::told_kept(app, number, id),
