@@ -220,19 +220,30 @@ impl Store {
     /// # Errors
     /// When the name could be taken for an id or a path, or cannot be written.
     pub fn name(&self, name: &str, id: &Id) -> Result<(), StoreError> {
-        let plain = |c: char| c.is_ascii_alphanumeric() || matches!(c, '-' | '_' | '.');
-        let valid = !name.is_empty()
-            && name.len() <= 64
-            && name.chars().all(plain)
-            && !name.starts_with('.')
-            && back(name).is_none()
-            && !Id::could_be(name);
-        if !valid {
-            return Err(StoreError::Name(name.to_owned()));
-        }
+        valid(name)?;
         let dir = self.dir.join(NAMES);
         write::create_dir(&dir)?;
         write::replace(&dir, name, format!("{id}\n").as_bytes())
+    }
+
+    /// Gives the run that has the name `from` the name `to` instead, in one step: others find it by the one or by the other. A
+    /// run that had `to` before has it no more.
+    ///
+    /// # Errors
+    /// When there is no such name, when the new one could be taken for an id or a path, or when it cannot be written.
+    pub fn rename(&self, from: &str, to: &str) -> Result<(), StoreError> {
+        valid(to)?;
+        self.has_name(from)?;
+        write::rename(&self.dir.join(NAMES), from, to)
+    }
+
+    /// Takes a name away. The run that had it stays, and may be pruned from now on.
+    ///
+    /// # Errors
+    /// When there is no such name, or it cannot be removed.
+    pub fn unname(&self, name: &str) -> Result<(), StoreError> {
+        self.has_name(name)?;
+        write::remove(&self.dir.join(NAMES), name)
     }
 
     /// The names and what they stand for, by name.
@@ -290,6 +301,20 @@ impl Store {
         }
     }
 
+    /// Refuses a name that no run has; one that stands for nothing sensible is a name too.
+    fn has_name(&self, name: &str) -> Result<(), StoreError> {
+        let all = self.all_names()?;
+        if all.iter().any(|n| n == name) {
+            return Ok(());
+        }
+        let near = nearest(name, all.iter().map(String::as_str));
+        Err(StoreError::NoName {
+            name: name.to_owned(),
+            dir: self.dir.clone(),
+            help: near.map_or_else(String::new, |n| format!("; the nearest is `{n}`")),
+        })
+    }
+
     fn all_names(&self) -> Result<Vec<String>, StoreError> {
         let mut all = names_in(&self.dir.join(NAMES))?;
         all.retain(|n| !n.starts_with('.'));
@@ -307,6 +332,22 @@ impl Store {
             dir: self.dir.clone(),
             help,
         }
+    }
+}
+
+/// Refuses what cannot be a name.
+fn valid(name: &str) -> Result<(), StoreError> {
+    let plain = |c: char| c.is_ascii_alphanumeric() || matches!(c, '-' | '_' | '.');
+    let valid = !name.is_empty()
+        && name.len() <= 64
+        && name.chars().all(plain)
+        && !name.starts_with('.')
+        && back(name).is_none()
+        && !Id::could_be(name);
+    if valid {
+        Ok(())
+    } else {
+        Err(StoreError::Name(name.to_owned()))
     }
 }
 

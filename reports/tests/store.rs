@@ -205,6 +205,38 @@ fn runs_are_meant_by_abbreviations_names_and_age() {
     assert!(store.remove(&ids[0]).is_err());
 }
 
+/// Names change in one step: nobody finds a run with both, or with none.
+#[test]
+fn names_are_replaced_and_taken_away() {
+    let (_dir, store) = store();
+    let view = testing::view(50);
+    let ids = [(); 2].map(|()| store.save(&view).unwrap());
+    let names = || -> Vec<(String, Id)> { store.names().unwrap() };
+    store.name("old", &ids[0]).unwrap();
+    store.rename("old", "new").unwrap();
+    assert_eq!(names(), [("new".to_owned(), ids[0].clone())]);
+    // The name of another run moves, as it does when it is given.
+    store.name("main", &ids[1]).unwrap();
+    store.rename("new", "main").unwrap();
+    assert_eq!(names(), [("main".to_owned(), ids[0].clone())]);
+    store.rename("main", "main").unwrap();
+    assert_eq!(names().len(), 1);
+    assert!(matches!(
+        store.rename("main", "a/b"),
+        Err(StoreError::Name(_))
+    ));
+    for gone in ["mian", "../main", ".main", ""] {
+        let error = store.unname(gone).unwrap_err();
+        assert!(matches!(error, StoreError::NoName { .. }), "{gone}");
+        assert!(store.rename(gone, "other").is_err(), "{gone}");
+    }
+    let error = store.unname("mian").unwrap_err().to_string();
+    assert!(error.ends_with("`mian`; the nearest is `main`"), "{error}");
+    store.unname("main").unwrap();
+    assert_eq!(names(), []);
+    assert_eq!(store.ids().unwrap().len(), 2);
+}
+
 #[test]
 fn writers_do_not_meet() {
     let (_dir, store) = store();

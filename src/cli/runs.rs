@@ -31,7 +31,7 @@ pub(super) struct Args {
 enum Verb {
     /// Show one run in full
     Show(show::Args),
-    /// Give a run a name that stands for its id (again: the name moves to the new run)
+    /// Give a run a name that stands for its id (again: the name moves to the new run), or take one away
     Name(show::NameArgs),
     /// Remove runs: by age, by number, by what they are
     Prune(prune::Args),

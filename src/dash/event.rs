@@ -168,6 +168,17 @@ pub struct StoredRun {
     pub fields: BTreeMap<String, String>,
 }
 
+/// Characters of an id that tell it from others.
+const TAIL: usize = 6;
+
+impl StoredRun {
+    /// The end of its id, which tells it from others.
+    #[must_use]
+    pub fn tail(&self) -> &str {
+        &self.id[self.id.len().saturating_sub(TAIL)..]
+    }
+}
+
 /// What a job does.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Task {
@@ -202,12 +213,12 @@ pub enum Task {
     },
     /// Keep a run, of this number, in the store.
     Keep(u32, Runs),
-    /// Give a stored run a name.
+    /// Give a stored run a name in place of the one that it has.
     Name {
         /// Its id.
         id: String,
-        /// The name.
-        name: String,
+        /// The name; without one it has none any more.
+        name: Option<String>,
     },
     /// Write a scenario with its changes as a file.
     Export(Export),

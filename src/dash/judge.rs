@@ -17,7 +17,7 @@ use shardlab_reports::RunView;
 use shardlab_reports::gate::baseline::{self, Baseline, BaselineError, path_of};
 use shardlab_reports::gate::format::sentence;
 use shardlab_reports::gate::{Facts, Limits, Status, judge};
-use shardlab_reports::store::{Entry, Store};
+use shardlab_reports::store::{Entry, Id, Store};
 use std::path::{Path, PathBuf};
 
 /// Runs of a store, newest first; none where there is no store.
@@ -28,12 +28,6 @@ pub(crate) fn stored(store: Option<&Path>) -> Result<Vec<StoredRun>, String> {
     let store = Store::at(dir);
     let listing = store.list().map_err(|e| e.to_string())?;
     let names = store.names().map_err(|e| e.to_string())?;
-    let name = |e: &Entry| {
-        names
-            .iter()
-            .find(|(_, id)| *id == e.id)
-            .map(|(n, _)| n.clone())
-    };
     let of = |e: &Entry| StoredRun {
         id: e.id.as_str().to_owned(),
         scenario: e.scenario.clone(),
@@ -47,7 +41,7 @@ pub(crate) fn stored(store: Option<&Path>) -> Result<Vec<StoredRun>, String> {
             .unwrap_or(0.0) as u64,
         loss: e.metrics.get("loss.last").copied(),
         changes: changes(&e.overrides),
-        name: name(e),
+        name: name_of(&names, &e.id).map(str::to_owned),
         fields: e.fields(),
     };
     Ok(listing.runs.iter().rev().map(of).collect())
@@ -61,12 +55,25 @@ pub(crate) fn open(store: Option<&Path>, id: &str) -> Result<RunView, String> {
     store.open(&id).map_err(|e| e.to_string())
 }
 
-/// Gives a stored run a name.
-pub(crate) fn name(store: Option<&Path>, id: &str, name: &str) -> Result<(), String> {
+/// Gives a stored run a name, or none, in place of the one that lists show.
+pub(crate) fn name(store: Option<&Path>, id: &str, name: Option<&str>) -> Result<(), String> {
     let dir = store.ok_or("there is no store")?;
     let store = Store::at(dir);
     let id = store.resolve(id).map_err(|e| e.to_string())?;
-    store.name(name, &id).map_err(|e| e.to_string())
+    let names = store.names().map_err(|e| e.to_string())?;
+    let result = match (name_of(&names, &id), name) {
+        (Some(before), Some(name)) => store.rename(before, name),
+        (None, Some(name)) => store.name(name, &id),
+        (Some(before), None) => store.unname(before),
+        (None, None) => Ok(()),
+    };
+    result.map_err(|e| e.to_string())
+}
+
+/// The name of a run that lists show: the first, where it has several.
+fn name_of<'a>(names: &'a [(String, Id)], id: &Id) -> Option<&'a str> {
+    let (name, _) = names.iter().find(|(_, named)| named == id)?;
+    Some(name)
 }
 
 /// Removes a stored run. One that has a name is spared, as `runs prune` spares it.
@@ -75,13 +82,15 @@ pub(crate) fn remove(store: Option<&Path>, id: &str) -> Result<(), String> {
     let store = Store::at(dir);
     let id = store.resolve(id).map_err(|e| e.to_string())?;
     let names = store.names().map_err(|e| e.to_string())?;
-    if let Some((name, _)) = names.iter().find(|(_, named)| *named == id) {
-        return Err(format!(
-            "{} is kept because it has the name {name}",
-            id.tail()
-        ));
+    if let Some(name) = name_of(&names, &id) {
+        return Err(spared(id.tail(), name));
     }
     store.remove(&id).map_err(|e| e.to_string())
+}
+
+/// Why a run that has a name is not removed.
+pub(crate) fn spared(run: &str, name: &str) -> String {
+    format!("{run} is kept because it has the name {name}")
 }
 
 /// Keeps a run; its id.

@@ -396,8 +396,8 @@ table! {
     Runs: [c('S'), c('<')] C::SortBack, "", "sort by the column before";
     Runs: [c('o')] C::Reverse, "", "sort the other way";
     Runs: [c('K')] C::Keep, "keep", "keep it in the store; trainings are kept on their own";
-    Runs: [c('e')] C::Name, "name", "give it a name in the store, which keeps it from being pruned";
-    Runs: [c('d')] C::Remove, "", "remove it from the store; asks first";
+    Runs: [c('e')] C::Name, "name", "give it a name in the store, which keeps it from being removed; an empty line takes it away";
+    Runs: [c('d')] C::Remove, "", "remove it from the store, unless it has a name; asks first";
     Runs: [c('R')] C::Reload, "", "look into the store again";
 
     Compare: [c('c')] C::Compare, "again", "compare the marked runs, or the last two";

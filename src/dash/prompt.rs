@@ -44,7 +44,7 @@ impl Asks {
             Self::Axis => "axis",
             Self::Baselines => "folder of baselines",
             Self::Export => "scenario file to write",
-            Self::RunName => "name of the run",
+            Self::RunName => "name of the run, empty for none",
         }
     }
 

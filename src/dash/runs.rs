@@ -5,6 +5,7 @@ use super::confirm::Question;
 use super::cursor::Cursor;
 use super::event::{Effect, Runs, StoredRun, Task};
 use super::fields;
+use super::judge;
 use super::keys::Command;
 use super::lanes::Lanes;
 use super::names::changes;
@@ -110,7 +111,7 @@ impl Listed<'_> {
             Self::Kept(k) => k.called(),
             Self::Stored(s) => match &s.name {
                 Some(name) => name.clone(),
-                None => s.id[s.id.len().saturating_sub(TAIL)..].to_owned(),
+                None => s.tail().to_owned(),
             },
         }
     }
@@ -160,9 +161,6 @@ impl Listed<'_> {
         }
     }
 }
-
-/// Characters of an id that tell it from others.
-const TAIL: usize = 6;
 
 impl Fields for Listed<'_> {
     fn text(&self) -> String {
@@ -392,7 +390,16 @@ pub(super) fn command(app: &mut App, command: Command) -> Vec<Effect> {
                 app.say(Tone::Plain, text);
                 return Vec::new();
             };
-            let name = app.runs.stored(run).and_then(|s| s.name.clone());
+            let stored = app.runs.stored(run);
+            let name = stored.and_then(|s| s.name.clone());
+            if command == Command::Remove
+                && let (Some(stored), Some(name)) = (stored, &name)
+            {
+                let spared = judge::spared(stored.tail(), name);
+                let text = format!("{spared}; e and an empty line take it away");
+                app.say(Tone::Plain, text);
+                return Vec::new();
+            }
             app.runs.subject = Some(id);
             if command == Command::Remove {
                 app.question = Some(Question::Remove);
@@ -408,11 +415,14 @@ pub(super) fn command(app: &mut App, command: Command) -> Vec<Effect> {
     Vec::new()
 }
 
-/// A name for a stored run has been typed.
-pub(super) fn named(app: &mut App, text: &str) -> Vec<Effect> {
-    let name = text.trim().to_owned();
+/// A name for a stored run has been typed; nothing takes away the one that it has.
+pub(super) fn named(app: &mut App, text: &str, before: &str) -> Vec<Effect> {
+    let name = text.trim();
     match app.runs.subject.take() {
-        Some(id) if !name.is_empty() => app.start(Task::Name { id, name }),
+        Some(id) if name != before => {
+            let name = (!name.is_empty()).then(|| name.to_owned());
+            app.start(Task::Name { id, name })
+        }
         _ => Vec::new(),
     }
 }

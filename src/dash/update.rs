@@ -185,7 +185,7 @@ fn typing(app: &mut App, key: KeyEvent, command: Option<Command>) -> Vec<Effect>
                 }
                 Asks::Baselines => gate::accept(app, &text),
                 Asks::Export => export::accept(app, &text),
-                Asks::RunName => runs::named(app, &text),
+                Asks::RunName => runs::named(app, &text, &prompt.before),
                 // The line stays to be corrected.
                 asks if asks.is_filter() && prompt.refused.is_some() => {
                     app.prompt = Some(prompt);

@@ -251,8 +251,11 @@ fn perform(
             Ok(Ended::Done)
         }
         Task::Name { id, name } => {
-            judge::name(folders.store.as_deref(), &id, &name)?;
-            reporter.say(News::Note(format!("{name} is the name of {id}")));
+            judge::name(folders.store.as_deref(), &id, name.as_deref())?;
+            reporter.say(News::Note(match name {
+                Some(name) => format!("{name} is the name of {id}"),
+                None => format!("the name of {id} is taken away"),
+            }));
             reporter.say(News::Stored(judge::stored(folders.store.as_deref())?));
             Ok(Ended::Done)
         }

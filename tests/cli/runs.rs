@@ -112,6 +112,28 @@ fn mistyped_names_get_the_nearest_valid_one() {
 }
 
 #[test]
+fn a_name_is_taken_away_and_its_run_stays() {
+    let (_dir, path) = filled();
+    let all = ids(&path, &[]);
+    stdout(&["runs", "name", &all[0], "main", "--store", &path]);
+    let name = ["runs", "name", "--store", &path];
+    let error = refused(&[&name[..], &["--remove", "mian"]].concat());
+    assert!(error.contains("the nearest is `main`"), "{error}");
+    for half in [&["last"][..], &[], &["last", "--remove", "main"]] {
+        refused(&[&name[..], half].concat());
+    }
+    let said = stdout(&[&name[..], &["--remove", "main"]].concat());
+    assert_eq!(said, "main is taken away; the run stays\n");
+    assert_eq!(ids(&path, &[]), all);
+    let error = refused(&["runs", "show", "main", "--store", &path]);
+    assert!(error.contains("no run `main`"), "{error}");
+    // Nothing spares it any more.
+    let prune = ["runs", "prune", "--json", "--keep", "2", "--store", &path];
+    let done = &json(&prune)[0];
+    assert_eq!(done["removed"], serde_json::json!([all[0]]));
+}
+
+#[test]
 fn pruning_says_first_and_spares_names() {
     let (_dir, path) = filled();
     let all = ids(&path, &[]);

@@ -33,6 +33,16 @@ pub enum StoreError {
         /// What there is.
         help: String,
     },
+    /// A name that no run has.
+    #[error("no run in {} has the name `{name}`{help}", dir.display())]
+    NoName {
+        /// What was asked for.
+        name: String,
+        /// Where.
+        dir: PathBuf,
+        /// A name near to it, or nothing.
+        help: String,
+    },
     /// A name that cannot be given.
     #[error(
         "`{0}` cannot be a name: up to 64 letters, digits, `-`, `_` and `.` are expected, unlike an id and unlike `last`"

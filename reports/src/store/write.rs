@@ -172,11 +172,22 @@ fn file(dir: &Path, name: &str, content: &[u8]) -> Result<(), StoreError> {
 pub(super) fn replace(dir: &Path, name: &str, content: &[u8]) -> Result<(), StoreError> {
     let unfinished = format!("{UNFINISHED}{}", Id::now());
     file(dir, &unfinished, content)?;
-    let (from, to) = (dir.join(unfinished), dir.join(name));
-    fs::rename(&from, &to).map_err(|e| {
-        let _ = fs::remove_file(&from);
-        StoreError::io(&to, e)
-    })?;
+    rename(dir, &unfinished, name).inspect_err(|_| {
+        let _ = fs::remove_file(dir.join(&unfinished));
+    })
+}
+
+/// Gives a small file another name, in one step; one that has it is replaced.
+pub(super) fn rename(dir: &Path, from: &str, to: &str) -> Result<(), StoreError> {
+    let to = dir.join(to);
+    fs::rename(dir.join(from), &to).map_err(|e| StoreError::io(&to, e))?;
+    sync(dir)
+}
+
+/// Removes a small file.
+pub(super) fn remove(dir: &Path, name: &str) -> Result<(), StoreError> {
+    let path = dir.join(name);
+    fs::remove_file(&path).map_err(|e| StoreError::io(&path, e))?;
     sync(dir)
 }
 

@@ -23,17 +23,26 @@ pub(super) struct Args {
 #[derive(clap::Args)]
 pub(super) struct NameArgs {
     /// An id or its beginning, last, last~N, or another name
-    #[arg(value_name = "RUN")]
-    run: String,
+    #[arg(value_name = "RUN", required_unless_present = "remove")]
+    run: Option<String>,
     /// The name: letters, digits, `-`, `_`, `.`
-    #[arg(value_name = "NAME")]
-    name: String,
+    #[arg(value_name = "NAME", required_unless_present = "remove")]
+    name: Option<String>,
+    /// Take this name away; the run that has it stays, and prune may remove it
+    #[arg(long, value_name = "NAME", conflicts_with_all = ["run", "name"])]
+    remove: Option<String>,
 }
 
 pub(super) fn name(args: &NameArgs, store: &Store, out: &mut Out) -> Result<Status, Failure> {
-    let id = store.resolve(&args.run)?;
-    store.name(&args.name, &id)?;
-    out.line(format_args!("{} = {id}", args.name))?;
+    if let Some(name) = &args.remove {
+        store.unname(name)?;
+        out.line(format_args!("{name} is taken away; the run stays"))?;
+    }
+    if let (Some(run), Some(name)) = (&args.run, &args.name) {
+        let id = store.resolve(run)?;
+        store.name(name, &id)?;
+        out.line(format_args!("{name} = {id}"))?;
+    }
     Ok(Status::Done)
 }
 

@@ -14,6 +14,7 @@ use ratatui::crossterm::event::{KeyModifiers, MouseButton, MouseEvent, MouseEven
 use shardlab_plan::record::RunKind;
 use shardlab_plan::scenario::sweep_of;
 use shardlab_plan::units::Bytes;
+use shardlab_reports::store::Store;
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -819,7 +820,7 @@ fn runs_are_sorted_named_and_removed() {
     stage.keys("ebest<enter>");
     let named = Task::Name {
         id: "run-a".into(),
-        name: "best".into(),
+        name: Some("best".into()),
     };
     assert_eq!(started(&stage).last(), Some(&&named));
     let before = stage.effects.len();
@@ -842,6 +843,32 @@ fn runs_are_sorted_named_and_removed() {
     assert_eq!(stage.app.question, None);
 }
 
+/// The line begins with the name that a run has: emptied, it takes the name away, and only then there is a question.
+#[test]
+fn a_run_that_has_a_name_is_not_removed_and_the_name_can_be_taken_away() {
+    let mut stage = with_stored();
+    stage.app.runs.stored[0].name = Some("best".into());
+    assert_eq!(shown(&stage)[0], "run-a");
+    let before = stage.effects.len();
+    stage.keys("gd");
+    assert_eq!((stage.effects.len(), stage.app.question), (before, None));
+    let screen = stage.screen(120, 40);
+    let refused = "run-a is kept because it has the name best; e and an empty line take it away";
+    assert!(screen.contains(refused), "{screen}");
+    // As it is, it is no change.
+    stage.keys("e<enter>");
+    assert_eq!(stage.effects.len(), before);
+    stage.keys("e<ctrl-u> <enter>");
+    let (id, name) = ("run-a".into(), None);
+    assert_eq!(started(&stage).last(), Some(&&Task::Name { id, name }));
+    stage.app.runs.stored[0].name = None;
+    let before = stage.effects.len();
+    stage.keys("e<enter>");
+    assert_eq!(stage.effects.len(), before, "there is none");
+    stage.keys("d");
+    assert!(stage.app.question.is_some());
+}
+
 /// With the store's own rules: a run that has a name is not removed.
 #[test]
 fn the_store_names_and_removes() {
@@ -850,8 +877,16 @@ fn the_store_names_and_removes() {
     let ids: Vec<String> = [0, 20]
         .map(|slow| judge::keep(store, &step(RunKind::Sim, slow)).unwrap())
         .into();
-    judge::name(store, &ids[0], "best").unwrap();
-    assert!(judge::name(store, &ids[0], "a/b").is_err());
+    // Each name takes the place of the one before.
+    judge::name(store, &ids[0], Some("first")).unwrap();
+    judge::name(store, &ids[0], Some("best")).unwrap();
+    judge::name(store, &ids[1], Some("other")).unwrap();
+    judge::name(store, &ids[1], None).unwrap();
+    judge::name(store, &ids[1], None).unwrap();
+    let names = Store::at(folder.path()).names().unwrap();
+    let names: Vec<_> = names.iter().map(|(n, id)| (&**n, id.as_str())).collect();
+    assert_eq!(names, [("best", ids[0].as_str())]);
+    assert!(judge::name(store, &ids[0], Some("a/b")).is_err());
     let refused = judge::remove(store, &ids[0]).unwrap_err();
     assert!(refused.ends_with("has the name best"), "{refused}");
     judge::remove(store, &ids[1]).unwrap();
