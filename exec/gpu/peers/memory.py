@@ -1,6 +1,6 @@
 """Memory of PyTorch's FSDP2 and of Megatron-FSDP on meshes of any size, measured on one GPU.
 
-    python3 exec/gpu/peers/memory.py tests/data/memory.csv [--jobs 4] [--only WORD]
+    python3 exec/gpu/peers/memory.py tests/data/engine_memory.csv [--jobs 3] [--only WORD]
 
 Every row of the table is run as rank 0 of its mesh, with the collectives of torch's fake process group, which do nothing: what is
 allocated and freed, in which order and on which stream, is the engine's own, and gathered weights are whatever was in memory. Prints
@@ -133,7 +133,7 @@ def megatron(m, get, mesh, outer, accum, peer):
 
 def main():
     p = argparse.ArgumentParser()
-    p.add_argument("table"); p.add_argument("--jobs", type=int, default=4); p.add_argument("--only", default=""); p.add_argument("--rows")
+    p.add_argument("table"); p.add_argument("--jobs", type=int, default=3); p.add_argument("--only", default=""); p.add_argument("--rows")
     a = p.parse_args()
     with open(a.table) as f: table = list(csv.DictReader(f))
     if a.rows:

@@ -123,7 +123,7 @@ impl Finder<'_> {
             let span = &self.spans[x as usize];
             let behind = match span.blocker {
                 Blocker::Rank => {
-                    late = late + span.start.saturating_sub(span.ready.max(span.issued));
+                    late += span.start.saturating_sub(span.ready.max(span.issued));
                     let mut before = self.spans[..x as usize].iter();
                     let before = before.rposition(|s| s.stream == span.stream);
                     before.filter(|&y| self.spans[y].end == span.ready)
