@@ -4,12 +4,13 @@ use super::buffers::{TapeBuffers, unit_of_module};
 use super::capture::captured;
 use super::context::Cx;
 use super::optimizer;
-use crate::compile::tape::ModuleKind;
-use crate::compile::tape::{HostWorkKind, ModuleId, Source, TapeOp};
+use crate::compile::tape::{HostWorkKind, ModuleId, ModuleKind, Source, TapeOp};
 use crate::program::{
-    Access, BufferId, COMPUTE, EventId, ParamId, PerRank, Phase, Rule, ScopeId, UnitId,
+    Access, BufferId, COMPUTE, EventId, Holds, KernelClass, KernelId, ParamId, PerRank, Phase,
+    Role, Rule, ScopeId, UnitId, workspace,
 };
 use crate::scenario::{CompileMode, CudaGraph, Loss, PolicyKind};
+use crate::units::DType;
 
 /// Where a parameter or gradient lies.
 #[derive(Clone, Copy, Debug)]
@@ -96,6 +97,8 @@ pub(crate) struct Walk<'c, 'a, L> {
     ready: Vec<ParamId>,
     micro: usize,
     workspaces_made: [bool; 2],
+    /// What attention takes beside its operands, made once a size.
+    scratch: Vec<(u64, BufferId)>,
 }
 
 impl<'c, 'a, L: Lifecycle> Walk<'c, 'a, L> {
@@ -112,6 +115,7 @@ impl<'c, 'a, L: Lifecycle> Walk<'c, 'a, L> {
             ready: Vec::new(),
             micro: 0,
             workspaces_made: [false; 2],
+            scratch: Vec::new(),
         }
     }
 
@@ -279,6 +283,32 @@ impl<'c, 'a, L: Lifecycle> Walk<'c, 'a, L> {
         }
     }
 
+    /// What torch's caching allocator gives cuDNN's (or flash) attention for the time of a backward. This engine has its own, with the
+    /// workspaces of its other kernels.
+    fn scratch(&mut self, kernel: KernelId) -> Option<BufferId> {
+        if !self.framework || self.cx.scenario.mesh.hardware == "cpu" {
+            return None;
+        }
+        let k = &self.cx.b.kernels[kernel.index()];
+        let deterministic = self.cx.scenario.precision.deterministic;
+        let bytes = match k.class {
+            KernelClass::Attention { .. } => workspace::kernel_bytes(k, deterministic),
+            _ => 0,
+        };
+        if bytes == 0 {
+            return None;
+        }
+        if let Some((_, id)) = self.scratch.iter().find(|(of, _)| *of == bytes) {
+            return Some(*id);
+        }
+        let holds = Holds::Named("attention workspace");
+        let id = self
+            .cx
+            .resting(Role::Temporary, bytes, DType::U8, UnitId(0), holds);
+        self.scratch.push((bytes, id));
+        Some(id)
+    }
+
     /// The library workspace of a thread appears with its first matrix product, and stays.
     fn workspace(&mut self, thread: usize) {
         if let Some(&id) = self.buffers.workspaces.get(thread)
@@ -372,6 +402,10 @@ impl<'c, 'a, L: Lifecycle> Walk<'c, 'a, L> {
             .map(|o| self.resolve(o))
             .collect();
         let split = (writes - reads) as usize;
+        let scratch = self.scratch(kernel);
+        if let Some(id) = scratch {
+            self.cx.b.alloc(Rule::Model, id);
+        }
         self.cx.b.launch(
             Rule::Model,
             kernel,
@@ -379,6 +413,9 @@ impl<'c, 'a, L: Lifecycle> Walk<'c, 'a, L> {
             resolved[..split].iter().copied(),
             resolved[split..].iter().copied(),
         );
+        if let Some(id) = scratch {
+            self.cx.b.free(Rule::Model, id);
+        }
     }
 
     fn resolve(&mut self, o: &crate::compile::tape::Operand) -> Access {

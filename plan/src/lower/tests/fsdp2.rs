@@ -337,3 +337,32 @@ fn frozen_parameters_are_gathered_with_the_others() {
     let native = checked(&["fsdp.frozen=[\"layers.*.attention\"]"]);
     assert_eq!(native.groups.len(), p.groups.len() + blocks.len());
 }
+
+/// What attention's kernel works in comes from the caching allocator for the time of a backward; this engine's is not the program's.
+#[test]
+fn attention_has_its_workspace_while_it_runs() {
+    let named = |p: &Program| {
+        let all = p.buffers.iter();
+        let found: Vec<_> = all
+            .enumerate()
+            .filter(|(_, b)| b.holds == Holds::Named("attention workspace"))
+            .map(|(i, b)| (i, b.bytes.0))
+            .collect();
+        found
+    };
+    let p = fsdp2(&[]);
+    let &[(id, bytes)] = &named(&p)[..] else {
+        panic!("one size, one buffer")
+    };
+    // Two sequences of 32, four heads of 16 over two: dot products and queries' gradients in float32, keys' and values' by query head in
+    // bf16, in parts of 256 bytes.
+    let rows = 2 * 4 * 32;
+    assert_eq!(bytes, rows * 4 + rows * 16 * 4 + 2 * rows * 16 * 2);
+    let allocated = steady(&p)
+        .iter()
+        .filter(|i| matches!(i.op, Op::Alloc(b) if b.index() == id));
+    let phases: Vec<Phase> = allocated.map(|i| i.phase).collect();
+    assert_eq!(phases, [Phase::Backward; 2], "once a block");
+    assert!(named(&checked(&[])).is_empty());
+    assert!(named(&fsdp2(&["mesh.hardware=cpu"])).is_empty());
+}
