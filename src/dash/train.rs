@@ -71,23 +71,30 @@ impl Training {
         self.since = Some(now);
     }
 
-    /// Time that is left, by the mean of the last steps.
+    /// What a step takes now: the median of the last ones. One that is late for a reason of its own (the first prepares, the last is
+    /// recorded) says nothing of the others.
     #[must_use]
-    pub fn left(&self) -> Option<Duration> {
+    pub fn pace(&self) -> Option<Duration> {
         const LAST: usize = 10;
-        let last = self.steps.last()?;
         let recent = &self.steps[self.steps.len().saturating_sub(LAST)..];
-        let mean = recent.iter().map(|s| s.time).sum::<Duration>() / recent.len() as u32;
-        let steps = u32::try_from(last.steps.saturating_sub(last.step)).ok()?;
-        mean.checked_mul(steps)
+        let mut times: Vec<Duration> = recent.iter().map(|s| s.time).collect();
+        times.sort_unstable();
+        times.get(times.len() / 2).copied()
     }
 
-    /// Tokens a second and GPU over the last steps.
+    /// Time that is left, at this pace.
+    #[must_use]
+    pub fn left(&self) -> Option<Duration> {
+        let last = self.steps.last()?;
+        let steps = u32::try_from(last.steps.saturating_sub(last.step)).ok()?;
+        self.pace()?.checked_mul(steps)
+    }
+
+    /// Tokens a second and GPU, at this pace.
     #[must_use]
     pub fn tokens_per_s(&self) -> Option<f64> {
-        let recent = &self.steps[self.steps.len().saturating_sub(10)..];
-        let time: f64 = recent.iter().map(|s| s.time.as_secs_f64()).sum();
-        let tokens: u64 = recent.iter().map(|s| s.tokens).sum();
+        let time = self.pace()?.as_secs_f64();
+        let tokens = self.steps.last()?.tokens;
         (time > 0.0).then(|| tokens as f64 / time)
     }
 
@@ -153,4 +160,35 @@ fn begin(app: &mut App, setup: Setup, on_cpu: bool, anyway: bool) -> Vec<Effect>
         anyway,
         on_cpu,
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use shardlab_plan::scenario::BatchUnit;
+
+    #[test]
+    fn the_pace_is_that_of_most_steps() {
+        let ms = Duration::from_millis;
+        let mut t = Training::default();
+        assert_eq!((t.pace(), t.left(), t.tokens_per_s()), (None, None, None));
+        // The first prepares, the last of all is recorded.
+        let times = [900, 10, 10, 11, 10, 60];
+        for (step, time) in (1..).zip(times) {
+            t.steps.push(StepNews {
+                step,
+                steps: 9,
+                loss: 1.0,
+                grad_norm: 1.0,
+                lr: 1e-3,
+                time: ms(time),
+                tokens: 330,
+                counted_in: BatchUnit::Tokens,
+                ranks: Vec::new(),
+            });
+        }
+        assert_eq!(t.pace(), Some(ms(11)));
+        assert_eq!(t.left(), Some(ms(33)));
+        assert_eq!(t.tokens_per_s(), Some(30_000.0));
+    }
 }

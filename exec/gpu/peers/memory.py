@@ -11,8 +11,8 @@ from concurrent.futures import ThreadPoolExecutor
 ROOT = pathlib.Path(__file__).resolve().parents[3]
 TORCH = {"f32": "float32", "bf16": "bfloat16", "f16": "float16"}
 ZERO = {"no_shard": 0, "optim": 1, "optim_grads": 2, "optim_grads_params": 3}
-# Modules of scenarios by the names of peer.py.
-MODULES = {"tok_embeddings": "tok", "attention": "", "q": "q", "k": "k", "v": "v", "o": "o"}
+# Modules of scenarios that have other names in peer.py, or none.
+MODULES = {"tok_embeddings": "tok", "attention": ""}
 STEPS = 4
 
 
@@ -65,7 +65,7 @@ def measure(row):
         for i in range(len(m.layers)): m.layers[i] = checkpoint_wrapper(m.layers[i], preserve_rng_state=False)
     if get("compile.mode", "off") == "blocks":
         for l in m.layers: l.compile(fullgraph=True)
-    if fsdp2: m, opt, begin, end = torch_fsdp2(m, get, mesh, accum)
+    if fsdp2: m, opt, begin, end = torch_fsdp2(m, get, mesh)
     else: m, opt, begin, end = megatron(m, get, mesh, outer, accum, peer)
     for i in range(STEPS):
         data = [torch.randint(0, size["V"], (get("train.micro_batch"), size["T"] + 1)).cuda() for _ in range(accum)]
@@ -84,7 +84,7 @@ def measure(row):
     return row
 
 
-def torch_fsdp2(m, get, mesh, accum):
+def torch_fsdp2(m, get, mesh):
     """Units of the peers-* scenarios: blocks, the embedding, and norm with head, which is not resharded."""
     import torch
     from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
@@ -142,7 +142,7 @@ def main():
             except Exception as e: sys.exit(f"{table[i]['name']}: {e!r}")
         return
     picked = [i for i, row in enumerate(table) if a.only in row["name"]]
-    # Megatron-FSDP leaves memory behind: a process a row. Half of a processor's time goes to imports.
+    # Megatron-FSDP leaves memory behind, so each of its rows has a process of its own.
     ours = [i for i in picked if settings(table[i])["fsdp.policy"] == "fsdp2"]
     chunks = [ours[k::a.jobs] for k in range(a.jobs)] + [[i] for i in picked if i not in ours]
     def run(chunk):

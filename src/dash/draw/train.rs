@@ -169,7 +169,7 @@ fn summary(app: &App, buf: &mut Buffer, area: Rect) {
         let memory = s.ranks.iter().map(|r| r.allocated).max();
         let mut third = vec![
             dim("step "),
-            strong(step_time(s.time)),
+            strong(step_time(t.pace().unwrap_or(s.time))),
             dim(&format!("   {} ", s.counted_in.rate())),
             strong(t.tokens_per_s().map_or_else(|| "-".into(), thousands)),
         ];
