@@ -41,7 +41,7 @@ def frozen(name, globs):
 
 
 def measure(row):
-    import torch, torch.distributed as dist, torch.nn as nn
+    import torch, torch.distributed as dist
     from torch.distributed.device_mesh import init_device_mesh
     from torch.testing._internal.distributed.fake_pg import FakeStore
     import peer

@@ -1,4 +1,5 @@
-//! What torch's two ways of sharding reduce with: a reduce-scatter of gradients, an all-reduce over replicas behind it, and sums.
+//! What torch's two ways of sharding reduce with: a reduce-scatter of gradients and an all-reduce over replicas behind it; and sums, which
+//! every policy makes.
 
 use super::context::Cx;
 use crate::program::{Access, CollectiveKind, CommId, Part, ReduceOp, Rule, ShardOp, StreamId};

@@ -283,14 +283,15 @@ impl<'c, 'a, L: Lifecycle> Walk<'c, 'a, L> {
         }
     }
 
-    /// What torch's caching allocator gives cuDNN's (or flash) attention for the time of a backward. This engine has its own, with the
-    /// workspaces of its other kernels.
+    /// What torch's caching allocator gives cuDNN's (or flash) attention for the time of a backward.
     fn scratch(&mut self, kernel: KernelId) -> Option<BufferId> {
-        if !self.framework || self.cx.scenario.mesh.hardware == "cpu" {
+        let scenario = self.cx.scenario;
+        let policy = scenario.fsdp.policy;
+        if !policy.allocates_workspaces(&scenario.mesh.hardware) {
             return None;
         }
         let k = &self.cx.b.kernels[kernel.index()];
-        let deterministic = self.cx.scenario.precision.deterministic;
+        let deterministic = scenario.precision.deterministic;
         let bytes = match k.class {
             KernelClass::Attention { .. } => workspace::kernel_bytes(k, deterministic),
             _ => 0,

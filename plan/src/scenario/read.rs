@@ -340,11 +340,6 @@ fn mesh(d: &Document) -> Result<Mesh, ScenarioError> {
     })
 }
 
-/// Whether PyTorch's cuBLAS has workspaces: this engine's products have their own, with the kernels.
-fn has_cublas_workspace(policy: PolicyKind, hardware: &str) -> bool {
-    policy != PolicyKind::Native && hardware != "cpu"
-}
-
 /// cuBLAS's workspace, which torch takes from its caching allocator, one a thread: 32 MiB on Hopper and later, 4096 KiB x 2 +
 /// 16 KiB x 8 before (`CUBLAS_WORKSPACE_CONFIG` default, torch `CUDABlas.cpp`). What a profile in a file is of is not known here.
 fn cublas_workspace_default(hardware: &str) -> u64 {
@@ -437,7 +432,7 @@ fn fsdp(d: &Document, mesh: &Mesh) -> Result<Fsdp, ScenarioError> {
                 AllocatorKind::Caching
             }),
         expandable_segments: d.flag(Key::ExpandableSegments).unwrap_or(true),
-        cublas_workspace_bytes: if has_cublas_workspace(policy, &mesh.hardware) {
+        cublas_workspace_bytes: if policy.allocates_workspaces(&mesh.hardware) {
             let said = d.value(Key::CublasWorkspaceBytes).and_then(Value::bytes);
             said.unwrap_or_else(|| cublas_workspace_default(&mesh.hardware))
         } else {

@@ -206,6 +206,15 @@ pub enum PolicyKind {
     Megatron,
 }
 
+impl PolicyKind {
+    /// Whether what libraries work in (cuBLAS's products, attention's backward) comes from PyTorch's allocator, on this hardware: this
+    /// engine has its own, with the kernels.
+    #[must_use]
+    pub fn allocates_workspaces(self, hardware: &str) -> bool {
+        self != Self::Native && hardware != "cpu"
+    }
+}
+
 /// What is sharded over the inner axis.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize)]
 #[serde(rename_all = "snake_case")]

@@ -28,7 +28,8 @@ pub(crate) fn check(s: &Scenario, d: &Document) -> Checked {
     reduction(s, d)?;
     next_step(s, d)?;
     in_backward(s, d)?;
-    micro_batches(s, d)?;
+    kept_parameters(s, d)?;
+    gradient_sync(s, d)?;
     compile(s, d)?;
     idle_keys(s, d)?;
     limits::check(s, d)
@@ -465,33 +466,37 @@ fn allocator(s: &Scenario, d: &Document) -> Checked {
     Ok(())
 }
 
-/// What the policies can leave until a step's last micro-batch.
-fn micro_batches(s: &Scenario, d: &Document) -> Checked {
+/// Who can leave parameters to the next micro-batch.
+fn kept_parameters(s: &Scenario, d: &Document) -> Checked {
+    let f = &s.fsdp;
+    if f.reshard_after_backward {
+        return Ok(());
+    }
+    let (keys, why): (&[Key], _) = if s.compile.mode == CompileMode::Full {
+        (
+            &[Key::Mode],
+            "= false is nothing that compile mode full can do: it frees a parameter behind its last use in a direction",
+        )
+    } else if f.policy == PolicyKind::Megatron {
+        (
+            &[Key::Policy],
+            "= false is an option of policies native and fsdp2: Megatron-FSDP releases every unit behind its backward",
+        )
+    } else if !mesh::weight_sharded(f.strategy) && f.policy == PolicyKind::Native {
+        (
+            &[Key::Strategy],
+            "= false keeps gathered weights; with this strategy they rest in full",
+        )
+    } else {
+        return Ok(());
+    };
+    Err(cannot(d, Key::ReshardAfterBackward, keys, why, "true"))
+}
+
+/// Who can leave reductions to the last micro-batch, or to none.
+fn gradient_sync(s: &Scenario, d: &Document) -> Checked {
     let f = &s.fsdp;
     let full = s.compile.mode == CompileMode::Full;
-    if !f.reshard_after_backward {
-        let (keys, why): (&[Key], _) = if full {
-            (
-                &[Key::Mode],
-                "= false is nothing that compile mode full can do: it frees a parameter behind its last use in a direction",
-            )
-        } else if f.policy == PolicyKind::Megatron {
-            (
-                &[Key::Policy],
-                "= false is an option of policies native and fsdp2: Megatron-FSDP releases every unit behind its backward",
-            )
-        } else if !mesh::weight_sharded(f.strategy) && f.policy == PolicyKind::Native {
-            (
-                &[Key::Strategy],
-                "= false keeps gathered weights; with this strategy they rest in full",
-            )
-        } else {
-            (&[], "")
-        };
-        if !why.is_empty() {
-            return Err(cannot(d, Key::ReshardAfterBackward, keys, why, "true"));
-        }
-    }
     let (keys, why): (&[Key], _) = match f.gradient_sync {
         GradientSync::Every if s.mesh.dp_outer > 1 && f.policy != PolicyKind::Fsdp2 && !full => (
             &[Key::Policy],

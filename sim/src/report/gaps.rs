@@ -42,6 +42,11 @@ pub(super) fn find(
     finder.gaps
 }
 
+/// How long a collective that another rank joined late waited for that rank alone.
+fn joined_after(span: &Span) -> Picos {
+    span.start.saturating_sub(span.ready.max(span.issued))
+}
+
 struct Finder<'a> {
     program: &'a Program,
     spans: &'a [Span],
@@ -123,7 +128,7 @@ impl Finder<'_> {
             let span = &self.spans[x as usize];
             let behind = match span.blocker {
                 Blocker::Rank => {
-                    late += span.start.saturating_sub(span.ready.max(span.issued));
+                    late += joined_after(span);
                     let mut before = self.spans[..x as usize].iter();
                     let before = before.rposition(|s| s.stream == span.stream);
                     before.filter(|&y| self.spans[y].end == span.ready)
@@ -167,7 +172,7 @@ impl Finder<'_> {
         let lost = (span.end - span.start).saturating_sub(span.alone);
         // A late rank comes before contention: had it been in time, this would be hidden, however slowly it runs.
         let joined_late = match span.blocker {
-            Blocker::Rank => ran.min(span.start.saturating_sub(span.ready.max(span.issued))),
+            Blocker::Rank => ran.min(joined_after(&span)),
             _ => Picos::ZERO,
         };
         let contention = (ran - joined_late).min(lost);

@@ -128,17 +128,21 @@ fn unpack(told: &[u8]) -> Result<Vec<u8>, Trouble> {
 mod tests {
     use super::*;
 
+    fn one_of_four(peers: &Arc<Peers>, rank: u32, session: u32) -> Leader {
+        Leader {
+            peers: Arc::clone(peers),
+            session,
+            rank,
+            ranks: 4,
+            made: Mutex::default(),
+        }
+    }
+
     #[test]
     fn a_refusal_of_rank_0s_is_everybodys() {
         let peers = Arc::new(Peers::alone());
         let of = |rank: u32| {
-            let leader = Leader {
-                peers: Arc::clone(&peers),
-                session: 0,
-                rank,
-                ranks: 4,
-                made: Mutex::default(),
-            };
+            let leader = one_of_four(&peers, rank, 0);
             leader.choice("conv", &mut || {
                 assert_eq!(rank, 0);
                 Err(Trouble::Library("no engine".to_owned()))
@@ -160,13 +164,7 @@ mod tests {
     fn hear(versions: [&str; 4]) -> Vec<Result<(), String>> {
         let peers = Arc::new(Peers::alone());
         let of = &|rank: u32, version: &str| {
-            let leader = Leader {
-                peers: Arc::clone(&peers),
-                session: 2,
-                rank,
-                ranks: 4,
-                made: Mutex::default(),
-            };
+            let leader = one_of_four(&peers, rank, 2);
             leader.same(&[
                 ("multiprocessors", "132".to_owned()),
                 ("cudnn", version.to_owned()),
@@ -199,13 +197,7 @@ mod tests {
     fn every_rank_has_rank_0s_choice() {
         let peers = Arc::new(Peers::alone());
         let of = |rank: u32, session| {
-            let leader = Leader {
-                peers: Arc::clone(&peers),
-                session,
-                rank,
-                ranks: 4,
-                made: Mutex::default(),
-            };
+            let leader = one_of_four(&peers, rank, session);
             let mut asked = 0;
             let mut choice = || {
                 leader.choice("m=8", &mut || {

@@ -236,9 +236,7 @@ impl Lifecycle for Fsdp2 {
             if reduces {
                 self.reduce(cx, g);
             } else {
-                let params = cx.group(g).params.len() as u16;
-                cx.b.host(Rule::Accumulate, HostWorkKind::Hook, 1);
-                cx.b.host(Rule::Accumulate, HostWorkKind::HookParam, params);
+                hooks(cx, Rule::Accumulate, cx.group(g).params.len());
                 // Once the parameters are freed: a cast needs memory (`to_accumulated_grad_if_needed`).
                 for p in cx.group(g).params.clone() {
                     self.grads.keep(cx, p);
@@ -332,6 +330,12 @@ impl Lifecycle for Fsdp2 {
             }
         }
     }
+}
+
+/// What a hook costs the host, with what it does for so many parameters.
+fn hooks(cx: &mut Cx<'_>, rule: Rule, params: usize) {
+    cx.b.host(rule, HostWorkKind::Hook, 1);
+    cx.b.host(rule, HostWorkKind::HookParam, params as u16);
 }
 
 /// Strategies of this policy: ZeRO-3, replicated over the outer axis.

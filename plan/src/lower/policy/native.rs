@@ -15,6 +15,7 @@ use crate::compile::tape::{Source, TapeOp};
 use crate::lower::context::{Cx, prefetch_targets};
 use crate::lower::flat::{Flat, Reduction, fill_padding};
 use crate::lower::optimizer::{self, ShardState, late_norm};
+use crate::lower::reduction;
 use crate::lower::streams::CommStreams;
 use crate::lower::walk::{Lifecycle, Location};
 use crate::program::{
@@ -457,17 +458,7 @@ impl Native {
             return;
         };
         let from = cx.b.whole(buffer);
-        let dtype = cx.scenario.precision.main_grads;
-        let n = sum.bytes / dtype.size();
-        cx.run(
-            Rule::Accumulate,
-            ShardOp::Accumulate,
-            n,
-            dtype,
-            COMPUTE,
-            &[from, sum],
-            &[sum],
-        );
+        reduction::accumulate(cx, Rule::Accumulate, from, &[sum], COMPUTE);
         cx.b.free(Rule::Accumulate, buffer);
     }
 

@@ -1,11 +1,11 @@
 //! Gathers, copy-outs and what resharding keeps or frees.
 
-use super::{Fsdp2, Gather};
+use super::{Fsdp2, Gather, hooks};
 use crate::lower::builder::NewBuffer;
 use crate::lower::context::{Cx, prefetch_targets};
 use crate::program::{
-    Access, COMPUTE, CollectiveKind, GroupId, Holds, HostWorkKind, Part, PerRank, Pool, ReduceOp,
-    Role, Rule, ShardOp, UnitId,
+    Access, COMPUTE, CollectiveKind, GroupId, Holds, Part, PerRank, Pool, ReduceOp, Role, Rule,
+    ShardOp, UnitId,
 };
 use crate::scenario::{Prefetch, Reshard};
 use smallvec::smallvec;
@@ -17,9 +17,7 @@ impl Fsdp2 {
         let w = precision.compute;
         let layout = cx.group(g).layout.clone();
         let (full, shard) = (layout.full_numel(), layout.shard_numel());
-        let n = self.groups[g.index()].shards.len() as u16;
-        cx.b.host(rule, HostWorkKind::Hook, 1);
-        cx.b.host(rule, HostWorkKind::HookParam, n);
+        hooks(cx, rule, self.groups[g.index()].shards.len());
         // The slices come from the compute stream; nothing but their own gather waits for it.
         if let Some(event) = self.groups[g.index()].resharded.take() {
             for stream in [self.copy_in, self.streams.gather] {

@@ -1,13 +1,12 @@
 //! Reductions: copy-in, reduce-scatter, all-reduce over replicas, accumulation (`foreach_reduce`).
 
-use super::Fsdp2;
+use super::{Fsdp2, hooks};
 use crate::lower::builder::NewBuffer;
 use crate::lower::context::Cx;
 use crate::lower::reduction;
 use crate::model::Real;
 use crate::program::{
-    Access, BufferId, COMPUTE, GroupId, Holds, HostWorkKind, Pool, ReduceOp, Role, Rule, ShardOp,
-    StreamId,
+    Access, BufferId, COMPUTE, GroupId, Holds, Pool, ReduceOp, Role, Rule, ShardOp, StreamId,
 };
 use crate::scenario::Scenario;
 use crate::units::DType;
@@ -151,9 +150,7 @@ impl Fsdp2 {
     fn pack(&mut self, cx: &mut Cx<'_>, g: GroupId, c: DType) -> (BufferId, Option<BufferId>) {
         let group = cx.group(g).clone();
         let full = self.groups[g.index()].grads.full_numel();
-        cx.b.host(Rule::Reduce, HostWorkKind::Hook, 1);
-        let params = group.params.len() as u16;
-        cx.b.host(Rule::Reduce, HostWorkKind::HookParam, params);
+        hooks(cx, Rule::Reduce, group.params.len());
         self.recycle(cx, self.in_flight - 1, Rule::ReduceGate);
         let input = cx.transient_on(Role::ReduceInput, full * c.size(), c, COMPUTE, g);
         cx.b.alloc(Rule::ReduceCopyIn, input);
@@ -228,24 +225,23 @@ impl Fsdp2 {
         let rule = Rule::ReduceAccumulate;
         let at_rest = self.groups[g.index()].reduced;
         // `_to_dtype_if_needed`: a gradient of its own, which becomes the one at rest or is added to it.
+        let role = match at_rest {
+            None => Role::MainGrad,
+            Some(_) => Role::Temporary,
+        };
         let new = (c != stored).then(|| {
-            let id = match at_rest {
-                None => cx.transient_on(Role::MainGrad, n * stored.size(), stored, stream, g),
-                Some(_) => cx.transient_on(Role::Temporary, n * stored.size(), stored, stream, g),
-            };
+            let id = cx.transient_on(role, n * stored.size(), stored, stream, g);
             cx.b.alloc(rule, id);
             let (out, to) = (cx.b.whole(output), cx.b.whole(id));
             cx.run(rule, ShardOp::Copy, n, stored, stream, &[out], &[to]);
             id
         });
-        match at_rest {
-            None => self.groups[g.index()].reduced = new,
-            Some(grad) => {
-                let (from, to) = (new.unwrap_or(output), grad);
-                let (from, to) = (cx.b.whole(from), cx.b.whole(to));
-                reduction::accumulate(cx, rule, from, &[to], stream);
-            }
-        }
-        new.filter(|_| at_rest.is_some())
+        let Some(grad) = at_rest else {
+            self.groups[g.index()].reduced = new;
+            return None;
+        };
+        let (from, to) = (cx.b.whole(new.unwrap_or(output)), cx.b.whole(grad));
+        reduction::accumulate(cx, rule, from, &[to], stream);
+        new
     }
 }
