@@ -27,6 +27,9 @@ fn error(totals: &Value, metric: &str, field: &str) -> f64 {
     found.unwrap()[field].as_f64().unwrap()
 }
 
+/// Steps of PyTorch FSDP2 and Megatron-FSDP within 6 % each, 2.2 in the mean; those of the smallest model, which hosts pace (28.5 to 32.9 ms in
+/// three runs of one setting), within 27. Where two of one machine and model differ by more than 2 %, the order is right but for the
+/// smallest model and for Megatron-FSDP without sharded parameters, whose steps are longer than those with.
 #[test]
 fn predictions_agree_with_what_was_measured() {
     for table in [TABLE, HELD_OUT] {
@@ -35,12 +38,43 @@ fn predictions_agree_with_what_was_measured() {
         assert!(lines.len() >= 20);
         for row in &lines {
             if let Some(e) = row["peak_allocated_mib"]["error_percent"].as_f64() {
-                assert!(e.abs() < 1.0, "{row}");
+                assert!(e.abs() < 0.1, "{row}");
             }
         }
         let mean = |metric| error(&totals, metric, "mean_abs_percent");
-        assert!(mean("peak_reserved_mib") < 4.0, "{totals}");
-        assert!(mean("step_ms") < 12.0, "{totals}");
+        assert!(mean("peak_reserved_mib") < 1.2, "{totals}");
+        let (tiny, others): (Vec<_>, Vec<_>) = lines
+            .iter()
+            .map(|row| {
+                (
+                    row["scenario"] == "peers-tiny",
+                    row["step_ms"]["error_percent"].as_f64().unwrap().abs(),
+                )
+            })
+            .partition(|&(tiny, _)| tiny);
+        assert!(tiny.iter().all(|&(_, e)| e < 27.0), "{tiny:?}");
+        assert!(others.iter().all(|&(_, e)| e < 6.0), "{others:?}");
+        let all: f64 = others.iter().map(|&(_, e)| e).sum();
+        assert!(all / (others.len() as f64) < 2.2, "{others:?}");
+        // Rows of the first table name their machine last; the second is of one.
+        let machine = |name: &str| {
+            name.rsplit(' ')
+                .next()
+                .filter(|_| table == TABLE)
+                .map(str::to_owned)
+        };
+        let (pairs, wrong) = out_of_order(&lines, |a, b| machine(a) == machine(b));
+        assert!(pairs > 60, "{pairs}");
+        let known = |name: &str| {
+            ["tiny", "zero1", "zero2"]
+                .iter()
+                .any(|part| name.contains(part))
+        };
+        assert!(
+            wrong.iter().all(|(a, b, _)| known(a) || known(b)),
+            "{wrong:?}"
+        );
+        assert!(wrong.len() <= 9, "{wrong:?}");
     }
 }
 
@@ -101,26 +135,42 @@ fn agree(table: &str, least: usize, middle: f64, worst: f64, (misplaced, apart):
     }
     steps.sort_by(f64::total_cmp);
     assert!(steps[steps.len() / 2] < middle, "{steps:?}");
-    let mut wrong = Vec::new();
-    let mut pairs = 0;
-    for (i, a) in lines.iter().enumerate() {
-        for b in &lines[..i] {
-            let ratio = |what| cell(a, "step_ms", what) / cell(b, "step_ms", what);
-            let measured = ratio("measured");
-            if a["scenario"] == b["scenario"] && (measured - 1.0).abs() > 0.02 {
-                pairs += 1;
-                if (measured > 1.0) != (ratio("predicted") > 1.0) {
-                    assert!((measured - 1.0).abs() < apart, "{a}\n{b}");
-                    wrong.push(format!("{} {}", a["name"], b["name"]));
-                }
-            }
-        }
+    let (pairs, wrong) = out_of_order(&lines, |_, _| true);
+    for (a, b, measured) in &wrong {
+        assert!((measured - 1.0).abs() < apart, "{a}\n{b}");
     }
     assert!(
         wrong.len() <= misplaced,
         "{} of {pairs}: {wrong:#?}",
         wrong.len()
     );
+}
+
+/// Pairs of rows of one scenario that differ by more than 2 % and may be compared: how many, and those whose order is predicted the
+/// other way round, with the ratio of what was measured.
+fn out_of_order(
+    lines: &[Value],
+    comparable: impl Fn(&str, &str) -> bool,
+) -> (usize, Vec<(String, String, f64)>) {
+    let cell = |row: &Value, what: &str| row["step_ms"][what].as_f64().unwrap();
+    let name = |row: &Value| row["name"].as_str().unwrap().to_owned();
+    let (mut pairs, mut wrong) = (0, Vec::new());
+    for (i, a) in lines.iter().enumerate() {
+        for b in &lines[..i] {
+            let ratio = |what| cell(a, what) / cell(b, what);
+            let measured = ratio("measured");
+            if a["scenario"] == b["scenario"]
+                && (measured - 1.0).abs() > 0.02
+                && comparable(&name(a), &name(b))
+            {
+                pairs += 1;
+                if (measured > 1.0) != (ratio("predicted") > 1.0) {
+                    wrong.push((name(a), name(b), measured));
+                }
+            }
+        }
+    }
+    (pairs, wrong)
 }
 
 #[test]

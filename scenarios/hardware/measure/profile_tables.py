@@ -1,13 +1,13 @@
-"""Turns the output of kernels.py into the measured tables of a hardware profile.
+"""Turns the outputs of steps.py and kernels.py into the measured tables of a hardware profile.
 
-    python3 profile_tables.py LAYER.jsonl KERNELS.jsonl "one H200, torch 2.11, driver 580" > tables.toml
+    python3 profile_tables.py STEPS.jsonl KERNELS.jsonl "one H200, torch 2.11, driver 580" > tables.toml
 
-LAYER.jsonl is layer.py's output; its rows come first, and the first row of a shape wins.
+The rows of steps.py come first, and the first row of a shape wins. KERNELS.jsonl may be /dev/null: only what steps say is printed then.
 """
 import collections, json, sys
 
 load = lambda path: [json.loads(l) for l in open(path)]
-layer, rows = load(sys.argv[1]), load(sys.argv[2])
+steps, rows = load(sys.argv[1]), load(sys.argv[2])
 where = sys.argv[3]
 source = f"measured alone, between copies, on {where} (measure/kernels.py)"
 of = lambda table: [r for r in rows if r["table"] == table]
@@ -24,16 +24,24 @@ def emit(lines):
     print("rows = [\n" + "\n".join(f"    {json.dumps(l)}," for l in lines) + "\n]")
 
 
-grid, source = source, f"measured in running layers on {where} (measure/layer.py)"
+def mean(some, key): return round(sum(r[key] * r["count"] for r in some) / sum(r["count"] for r in some), 2)
+
+
+grid, source = source, f"measured in FSDP2's steps of one rank on {where} (measure/steps.py)"
 by = collections.defaultdict(list)
-for r in layer:
+for r in steps:
     if r["table"] == "gemm":
-        by[r["m"], r["n"], r["k"]].append((r["us"], r["count"]))
+        by[r["m"], r["n"], r["k"]].append(r)
 head("gemm", dtype="bf16")
-emit([[*k, round(sum(us * n for us, n in v) / sum(n for _, n in v), 2)] for k, v in sorted(by.items())])
+emit([[*k, mean(v, "us")] for k, v in sorted(by.items())])
 for key in ("forward_us", "backward_us"):
+    by = collections.defaultdict(list)
+    for r in steps:
+        if key in r:
+            by[r["batch"], r["heads"], r["kv_heads"], r["seq"], r["head_dim"]].append(r)
     head("attention", dtype="bf16", causal=True, backward=key == "backward_us")
-    emit(sorted([r["batch"], r["heads"], r["kv_heads"], r["seq"], r["head_dim"], r[key]] for r in layer if key in r))
+    emit([[*k, mean(v, key)] for k, v in sorted(by.items())])
+if not rows: sys.exit()
 source = grid
 by = collections.defaultdict(list)
 for r in of("gemm"):
