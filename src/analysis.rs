@@ -9,6 +9,7 @@ mod misaligned;
 pub mod pareto;
 pub mod path;
 pub mod peak;
+pub mod slower;
 pub mod spans;
 pub mod validation;
 pub mod whatif;

@@ -9,6 +9,7 @@ pub(crate) use table::log_interpolate;
 
 use crate::hardware::{MemoryClass, Profile};
 use crate::network::Network;
+use crate::part::Part;
 use shardlab_plan::program::{
     BufferId, CopyKind, InstrId, Kernel, KernelClass, Op, Program, Traffic,
 };
@@ -157,9 +158,9 @@ impl Costs {
         }
     }
 
-    /// Kernels bound by arithmetic take so many times as long.
-    pub(crate) fn slow_arithmetic(&mut self, factor: f64) {
-        for cost in self.all.iter_mut().filter(|c| c.load == Load::Compute) {
+    /// What a part of the machine does takes so many times as long.
+    pub(crate) fn slow(&mut self, part: Part, factor: f64) {
+        for cost in self.all.iter_mut().filter(|c| Part::of(c.load) == part) {
             cost.work = (cost.work as f64 * factor) as u64;
         }
     }

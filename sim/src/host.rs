@@ -69,8 +69,9 @@ pub(crate) struct HostCosts {
 }
 
 impl HostCosts {
-    pub(crate) fn new(profile: &Profile) -> Self {
-        let us = |x: f64| Picos::from_us(x).0;
+    /// On a host that takes so many times as long as the profile says.
+    pub(crate) fn new(profile: &Profile, times: f64) -> Self {
+        let us = |x: f64| Picos::from_us(x * times).0;
         let h = &profile.host;
         let w = &h.work;
         Self {

@@ -1,5 +1,7 @@
 //! What to simulate beside the program.
 
+use crate::part::Part;
+
 /// Options of a simulation.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Options {
@@ -11,6 +13,8 @@ pub struct Options {
     pub jitter: f64,
     /// Ranks whose kernels take longer, and how many times.
     pub stragglers: Vec<(u32, f64)>,
+    /// Parts of every rank's machine that take longer than the profile says, and how many times.
+    pub slower: Vec<(Part, f64)>,
     /// Simulate every rank even though they are equal.
     pub full_ranks: bool,
     /// Keep spans, gaps, cost sources and the memory timeline of the last step.
@@ -28,6 +32,7 @@ impl Default for Options {
             seed: 0,
             jitter: 0.0,
             stragglers: Vec::new(),
+            slower: Vec::new(),
             full_ranks: false,
             record: true,
             contention: true,
@@ -40,6 +45,12 @@ impl Options {
     /// Whether ranks differ, so that each has to be simulated.
     pub(crate) fn every_rank(&self) -> bool {
         self.full_ranks || self.jitter > 0.0 || !self.stragglers.is_empty()
+    }
+
+    /// How many times as long as the profile says a part takes.
+    pub(crate) fn times(&self, part: Part) -> f64 {
+        let found = self.slower.iter().find(|s| s.0 == part);
+        found.map_or(1.0, |s| s.1)
     }
 
     /// Says what is impossible.
@@ -59,12 +70,25 @@ impl Options {
                     "straggler rank {rank}: the world has {world} ranks"
                 ));
             }
-            if !(0.01..=1000.0).contains(&factor) {
-                return Err(format!(
-                    "straggler factor {factor} of rank {rank}: must be between 0.01 and 1000"
-                ));
+            in_range(factor, || {
+                format!("straggler factor {factor} of rank {rank}")
+            })?;
+        }
+        for (i, &(part, factor)) in self.slower.iter().enumerate() {
+            let name = part.name();
+            if self.slower[..i].iter().any(|s| s.0 == part) {
+                return Err(format!("slower {name} is given twice"));
             }
+            in_range(factor, || format!("slower {name}, factor {factor}"))?;
         }
         Ok(())
     }
+}
+
+/// Whether durations may be multiplied by a factor.
+fn in_range(factor: f64, what: impl Fn() -> String) -> Result<(), String> {
+    if (0.01..=1000.0).contains(&factor) {
+        return Ok(());
+    }
+    Err(format!("{}: must be between 0.01 and 1000", what()))
 }

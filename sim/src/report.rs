@@ -222,6 +222,24 @@ fn environment(parts: &Parts<'_>, ranks: usize) -> BTreeMap<String, String> {
         all.insert("seed".to_owned(), parts.options.seed.to_string());
         all.insert("jitter".to_owned(), parts.options.jitter.to_string());
     }
+    let list = |all: &[(String, f64)]| {
+        let texts = all.iter().map(|(who, factor)| format!("{who}={factor}"));
+        texts.collect::<Vec<_>>().join(" ")
+    };
+    let options = parts.options;
+    let stragglers = options.stragglers.iter().map(|&(r, f)| (r.to_string(), f));
+    let slower = options
+        .slower
+        .iter()
+        .map(|&(p, f)| (p.name().to_owned(), f));
+    for (key, who) in [
+        ("stragglers", stragglers.collect::<Vec<_>>()),
+        ("slower", slower.collect()),
+    ] {
+        if !who.is_empty() {
+            all.insert(key.to_owned(), list(&who));
+        }
+    }
     all
 }
 

@@ -9,6 +9,7 @@ use crate::hardware::Profile;
 use crate::host::{HostCosts, SectionCode};
 use crate::memory::{self, MemoryRun};
 use crate::options::Options;
+use crate::part::Part;
 use crate::power;
 use crate::report::{self, Parts};
 use shardlab_plan::program::{Program, SectionKind};
@@ -70,8 +71,11 @@ pub fn simulate_counted(
         .check(program.meta.world)
         .map_err(SimError::Options)?;
     check_program(program)?;
-    let host = HostCosts::new(profile);
+    let host = HostCosts::new(profile, options.times(Part::Host));
     let mut costs = Costs::new(program, profile);
+    for &(part, factor) in &options.slower {
+        costs.slow(part, factor);
+    }
     check_costs(&costs)?;
     let sections: Vec<SectionCode> = program
         .sections
@@ -81,7 +85,7 @@ pub fn simulate_counted(
     let memory = run_memory(program, profile, options, &sections, &host)?;
     let clock = clock(program, profile, options, &costs, &sections, &memory, &host)?;
     if let Some(clock) = &clock {
-        costs.slow_arithmetic(clock.arithmetic_factor);
+        costs.slow(Part::Arithmetic, clock.arithmetic_factor);
         check_costs(&costs)?;
     }
     let mut steady = match (options.steps, options.jitter > 0.0) {

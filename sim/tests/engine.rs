@@ -9,7 +9,7 @@ use shardlab_plan::program::{
 use shardlab_plan::record::{Blocker, Cause};
 use shardlab_plan::units::Picos;
 use shardlab_sim::hardware::Power;
-use shardlab_sim::{Options, SimError, critical_path, hardware, simulate};
+use shardlab_sim::{Options, Part, SimError, critical_path, hardware, simulate};
 
 #[test]
 fn one_stream_is_a_sum() {
@@ -42,6 +42,36 @@ fn an_event_joins_two_streams() {
 }
 
 #[test]
+fn slower_parts_lengthen_what_they_do() {
+    // Compute: A(10), then B(7) behind a gather of 30 that A precedes.
+    let mut m = Machine::new(4);
+    let side = m.b.stream(StreamKind::AllGather, 0);
+    let comm = m.b.communicator("shard", 4, 1);
+    m.run(10, COMPUTE);
+    m.b.join(COMPUTE, side);
+    m.collect(30, comm, side);
+    m.b.join(side, COMPUTE);
+    m.run(7, COMPUTE);
+    let step = |slower: &[(Part, f64)]| {
+        let options = Options {
+            slower: slower.to_vec(),
+            ..quiet()
+        };
+        let run = simulate(&m.program(), &m.profile(), &options).unwrap();
+        (step_us(&run), run.environment.get("slower").cloned())
+    };
+    assert_eq!(step(&[]), (47.0, None));
+    assert_eq!(step(&[(Part::Arithmetic, 2.0)]).0, 64.0);
+    assert_eq!(step(&[(Part::Collectives, 2.0)]).0, 77.0);
+    for nothing in [Part::Host, Part::Memory, Part::HostCopies] {
+        assert_eq!(step(&[(nothing, 2.0)]).0, 47.0);
+    }
+    let both = [(Part::Collectives, 0.5), (Part::Arithmetic, 3.0)];
+    let told = Some("collectives=0.5 arithmetic=3".to_owned());
+    assert_eq!(step(&both), (66.0, told));
+}
+
+#[test]
 fn an_event_covers_only_what_was_issued_before_it() {
     let mut m = Machine::new(1);
     let side = m.b.stream(StreamKind::CopyIn, 0);
@@ -67,6 +97,12 @@ fn a_slow_host_sets_the_pace() {
     assert!(run.spans.iter().all(|s| s.blocker == Blocker::Host));
     // 8 us of kernels in 20 us; the rest is the host's.
     assert_eq!(run.exposed[&Cause::Host].us(), 12.0);
+    let slower = Options {
+        slower: vec![(Part::Host, 1.5)],
+        ..quiet()
+    };
+    let run = simulate(&m.program(), &profile, &slower).unwrap();
+    assert_eq!((step_us(&run), run.host.us()), (30.0, 30.0));
 }
 
 #[test]
@@ -480,6 +516,14 @@ fn impossible_options_are_refused() {
         },
         Options {
             stragglers: vec![(0, 0.0)],
+            ..quiet()
+        },
+        Options {
+            slower: vec![(Part::Host, f64::NAN)],
+            ..quiet()
+        },
+        Options {
+            slower: vec![(Part::Host, 2.0), (Part::Host, 2.0)],
             ..quiet()
         },
     ] {

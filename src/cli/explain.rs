@@ -8,6 +8,7 @@ use super::output::{Failure, Out, Status};
 use super::table::Table;
 use crate::analysis::exposed::{self, Gap};
 use crate::analysis::path::{self, CriticalPath};
+use crate::analysis::slower::{self, Slower};
 use crate::analysis::whatif::{Effect, WhatIf, try_all};
 use crate::analysis::{compile, peak, why};
 use crate::predict::{PredictError, Prediction, predict};
@@ -38,6 +39,7 @@ struct Explanation {
     gaps: Vec<Gap>,
     compile: Vec<(CompileMode, Result<compile::Mode, PredictError>)>,
     base: Effect,
+    slower: Vec<Slower>,
     what_ifs: Vec<WhatIf>,
 }
 
@@ -56,12 +58,15 @@ pub(super) fn run(args: &Args, out: &mut Out) -> Result<Status, Failure> {
         gaps: exposed::gaps(&prediction.program, &prediction.run),
         compile: Vec::new(),
         base: Effect::of(&prediction),
+        slower: Vec::new(),
         what_ifs: Vec::new(),
         prediction,
     };
     if !args.no_what_if {
         let with_mode = |mode: &str| load(&[mode.to_owned()]);
         explanation.compile = compile::modes(&explanation.prediction, &profiles, &with_mode);
+        let failed = |e| Failure::run(format_args!("{}: {e}", base.name));
+        explanation.slower = slower::parts(&explanation.prediction).map_err(failed)?;
         explanation.what_ifs = try_all(&base, &profiles, &load);
     }
     if args.json {
@@ -88,6 +93,7 @@ fn print(e: &Explanation, out: &mut Out) -> Result<(), Failure> {
     exposed_time(e, out)?;
     memory(p, out)?;
     compile_modes(e, out)?;
+    slower_parts(e, out)?;
     if !e.what_ifs.is_empty() {
         whatif::print(&e.base, &e.what_ifs, out)?;
     }
@@ -182,6 +188,26 @@ fn exposed_time(e: &Explanation, out: &mut Out) -> Result<(), Failure> {
             format!("{:.3}", g.length.ms()),
             g.why,
         ]);
+    }
+    out.text(table)?;
+    Ok(())
+}
+
+fn slower_parts(e: &Explanation, out: &mut Out) -> Result<(), Failure> {
+    if e.slower.is_empty() {
+        return Ok(());
+    }
+    out.blank()?;
+    out.heading("If a part of the machine took longer (`sim --slower PART=FACTOR`)")?;
+    let [little, twice] = slower::FACTORS.map(|f| format!(">{f} times"));
+    let mut table = Table::new(["part", little.as_str(), "", twice.as_str(), ""]);
+    let base = e.prediction.step_ms();
+    for s in &e.slower {
+        let [a, b] = s.step_ms.map(|ms| format!("{ms:.2} ms"));
+        let [more, much] = s
+            .step_ms
+            .map(|ms| format!("{:+.1} %", 100.0 * (ms / base - 1.0)));
+        table.row([s.part.name().to_owned(), a, more, b, much]);
     }
     out.text(table)?;
     Ok(())

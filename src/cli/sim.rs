@@ -14,7 +14,7 @@ use shardlab_plan::record::Summary;
 use shardlab_plan::scenario::BatchUnit;
 use shardlab_plan::units::{ByteUnit, Bytes};
 use shardlab_reports::store::Id;
-use shardlab_sim::Options;
+use shardlab_sim::{Options, Part};
 use std::collections::BTreeMap;
 use std::fs::File;
 use std::path::PathBuf;
@@ -44,6 +44,10 @@ pub(super) struct Args {
     /// A rank whose kernels take FACTOR times as long (repeatable)
     #[arg(long, value_name = "RANK=FACTOR", value_parser = straggler)]
     straggler: Vec<(u32, f64)>,
+    /// A part of every rank's machine that takes FACTOR times as long as the profile says: host, arithmetic, memory, collectives or
+    /// host_copies (repeatable)
+    #[arg(long, value_name = "PART=FACTOR", value_parser = slower)]
+    slower: Vec<(Part, f64)>,
     /// Simulate every rank, even where all are alike
     #[arg(long)]
     full_ranks: bool,
@@ -59,11 +63,27 @@ fn straggler(text: &str) -> Result<(u32, f64), String> {
         .trim()
         .parse()
         .map_err(|e| format!("rank `{rank}`: {e}"))?;
-    let factor = factor
+    Ok((rank, times(factor)?))
+}
+
+fn slower(text: &str) -> Result<(Part, f64), String> {
+    let (part, factor) = text
+        .split_once('=')
+        .ok_or("PART=FACTOR is expected, for example host=2")?;
+    let part = part.trim();
+    let found = Part::ALL.into_iter().find(|p| p.name() == part);
+    let found = found.ok_or_else(|| {
+        let names = Part::ALL.map(Part::name);
+        format!("part `{part}`: one of {} is expected", names.join(", "))
+    })?;
+    Ok((found, times(factor)?))
+}
+
+fn times(factor: &str) -> Result<f64, String> {
+    factor
         .trim()
         .parse()
-        .map_err(|e| format!("factor `{factor}`: {e}"))?;
-    Ok((rank, factor))
+        .map_err(|e| format!("factor `{factor}`: {e}"))
 }
 
 impl Args {
@@ -73,6 +93,7 @@ impl Args {
             seed: self.seed,
             jitter: self.jitter,
             stragglers: self.straggler.clone(),
+            slower: self.slower.clone(),
             full_ranks: self.full_ranks,
             ..Options::default()
         }

@@ -77,6 +77,24 @@ fn what_ifs_say_what_sim_says() {
             "{set}"
         );
     }
+    let slower = e["slower"].as_array().unwrap();
+    assert_eq!(slower.len(), 10);
+    for part in ["host", "arithmetic", "memory", "collectives"] {
+        let twice = slower
+            .iter()
+            .find(|s| s["part"] == part && s["factor"] == 2.0)
+            .unwrap();
+        let run = &json(&[
+            "sim",
+            "peers-tiny",
+            "--json",
+            "--slower",
+            &format!("{part}=2"),
+        ])[0];
+        assert_eq!(twice["step_ms"], run["step_ms"]["median"], "{part}");
+        assert!(twice["step_ms"].as_f64() > e["step_ms"].as_f64(), "{part}");
+        assert_eq!(run["environment"]["slower"], format!("{part}=2"));
+    }
     // What the scenario has already is no change, and what cannot be has a reason.
     assert!(
         !changes

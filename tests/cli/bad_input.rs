@@ -106,7 +106,7 @@ fn faulty_options_are_refused_by_name() {
         "scenario,overrides,step_ms\npeers-tiny,,1\npeers-tinny,,1\n",
     )
     .unwrap();
-    let calls: [&[&str]; 15] = [
+    let calls: [&[&str]; 17] = [
         &["sim", "peers-tinny"],
         &["sim", "peers-tiny", "--set", "fsdp.prefetch=0"],
         &["sim", "peers-tiny", "--set", "fsdp.policy"],
@@ -119,6 +119,15 @@ fn faulty_options_are_refused_by_name() {
             "1=2",
             "--straggler",
             "1=1.5",
+        ],
+        &["sim", "peers-tiny", "--slower", "host=0"],
+        &[
+            "sim",
+            "peers-tiny",
+            "--slower",
+            "host=2",
+            "--slower",
+            "host=2",
         ],
         &["sim", "peers-tiny", "toy-cnn", "--trace", "x.json"],
         &["plan", "peers-tiny", "--unit", "layers.99"],
@@ -146,9 +155,9 @@ fn faulty_options_are_refused_by_name() {
 fn usage_errors_end_with_2_and_help_with_0() {
     shardlab(&["sim"]).assert().code(2);
     shardlab(&["no-such-verb"]).assert().code(2);
-    shardlab(&["sim", "peers-tiny", "--straggler", "one"])
-        .assert()
-        .code(2);
+    for option in ["--straggler=one", "--slower=host", "--slower=gpu=2"] {
+        shardlab(&["sim", "peers-tiny", option]).assert().code(2);
+    }
     shardlab(&["--help"]).assert().success();
     shardlab(&["sim", "--help"]).assert().success();
     shardlab(&["--version"]).assert().success();

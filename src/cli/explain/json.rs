@@ -1,6 +1,7 @@
 //! An explanation as one JSON object.
 
 use super::{Explanation, LISTED};
+use crate::analysis::slower::FACTORS;
 use crate::analysis::whatif::Effect;
 use crate::analysis::{compile, exposed, peak};
 use serde_json::{Value, json};
@@ -60,6 +61,9 @@ pub(super) fn object(e: &Explanation) -> Value {
             Err(error) => json!({ "mode": compile::name(*mode), "impossible": error.reason() }),
         }).collect::<Vec<_>>(),
         "base": effect(&e.base),
+        "slower": e.slower.iter().flat_map(|s| FACTORS.iter().zip(s.step_ms).map(|(factor, ms)| json!({
+            "part": s.part.name(), "factor": factor, "step_ms": ms,
+        }))).collect::<Vec<_>>(),
         "what_if": e.what_ifs.iter().map(|w| match &w.effect {
             Ok(x) => json!({ "set": w.change.overrides, "effect": effect(x) }),
             Err(error) => json!({ "set": w.change.overrides, "impossible": error.reason() }),

@@ -1,0 +1,51 @@
+//! Parts of a machine, for asking what a step would take if one of them were slower.
+
+use crate::cost::Load;
+
+/// A part of a machine whose work can be made longer than a profile says ([`crate::Options::slower`]).
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Part {
+    /// What the host thread does to issue work: launches, hooks, dispatch, allocation.
+    Host,
+    /// Kernels bound by arithmetic: products, convolutions, attention.
+    Arithmetic,
+    /// Kernels bound by memory bandwidth, and copies within the device.
+    Memory,
+    /// Collectives.
+    Collectives,
+    /// Copies from and to host memory.
+    HostCopies,
+}
+
+impl Part {
+    /// All of them, as tables list them.
+    pub const ALL: [Self; 5] = [
+        Self::Host,
+        Self::Arithmetic,
+        Self::Memory,
+        Self::Collectives,
+        Self::HostCopies,
+    ];
+
+    /// Its name on the command line and in JSON.
+    #[must_use]
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Host => "host",
+            Self::Arithmetic => "arithmetic",
+            Self::Memory => "memory",
+            Self::Collectives => "collectives",
+            Self::HostCopies => "host_copies",
+        }
+    }
+
+    /// What does work of this kind on the device.
+    pub(crate) const fn of(load: Load) -> Self {
+        match load {
+            Load::Compute => Self::Arithmetic,
+            Load::Memory | Load::Copy => Self::Memory,
+            Load::Collective => Self::Collectives,
+            Load::ToDevice | Load::ToHost => Self::HostCopies,
+        }
+    }
+}

@@ -1,0 +1,42 @@
+//! What a step would take on a machine of which one part is slower: what binds it, and by how much hosts or networks that differ matter.
+
+use crate::predict::{Fit, Prediction};
+use rayon::prelude::*;
+use shardlab_sim::{Options, Part, SimError, simulate_light};
+
+/// How much longer a part takes: a little, as one machine beside another of its kind, and twice as long.
+pub const FACTORS: [f64; 2] = [1.1, 2.0];
+
+/// A part of the machine, and the step that comes of it at each of [`FACTORS`].
+#[derive(Clone, Debug, PartialEq)]
+pub struct Slower {
+    /// Part.
+    pub part: Part,
+    /// Step time at each factor, milliseconds.
+    pub step_ms: [f64; 2],
+}
+
+/// Every part of the machine.
+///
+/// # Errors
+/// As [`shardlab_sim::simulate`].
+pub fn parts(p: &Prediction) -> Result<Vec<Slower>, SimError> {
+    let step = |part: Part, factor: f64| {
+        let options = Options {
+            slower: vec![(part, factor)],
+            enforce_memory: matches!(p.fit, Fit::Tight { .. }),
+            ..Options::default()
+        };
+        simulate_light(&p.program, &p.profile, &options).map(|run| run.step_ms())
+    };
+    Part::ALL
+        .into_par_iter()
+        .map(|part| {
+            let [little, twice] = FACTORS;
+            Ok(Slower {
+                part,
+                step_ms: [step(part, little)?, step(part, twice)?],
+            })
+        })
+        .collect()
+}
