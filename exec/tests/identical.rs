@@ -71,7 +71,11 @@ fn policies_and_strategies_end_with_the_same_weights() {
     same("llama-tiny", &[four, frozen].concat(), &EACH);
     let two = &["train.grad_accum=2", "train.micro_batch=2"][..];
     same("gpt2-tiny", two, &EACH);
-    same("gpt2-tiny", two, &[&["fsdp.reshard_after_backward=false"]]);
+    let others: [&[&str]; 2] = [
+        &["fsdp.reshard_after_backward=false"],
+        &["fsdp.policy=fsdp2", "fsdp.reshard_root=true"],
+    ];
+    same("gpt2-tiny", two, &others);
     let once = [two, &["fsdp.strategy=no_shard"]].concat();
     same("gpt2-tiny", &once, &ONCE);
     let wanted = results("gpt2-tiny", &once);

@@ -77,9 +77,10 @@ pub struct WhatIf {
 }
 
 /// Keys of which every value is tried.
-const ALL_VALUES: [&str; 17] = [
+const ALL_VALUES: [&str; 18] = [
     "fsdp.policy",
     "fsdp.strategy",
+    "fsdp.reshard_root",
     "fsdp.reshard_after_backward",
     "fsdp.gradient_sync",
     "fsdp.async_reduce",

@@ -85,17 +85,22 @@ def measure(row):
 
 
 def torch_fsdp2(m, get, mesh):
-    """Units of the peers-* scenarios: blocks, the embedding, and norm with head, which is not resharded."""
+    """Units of the peers-* scenarios: blocks, the embedding, and norm with head, which is not resharded; or blocks alone
+    (`fsdp.units = "block"`), where the root has the others and reshards if it is told to."""
     import torch
     from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
     dtype = lambda key, default: getattr(torch, TORCH[get(key, default)])
     mp = MixedPrecisionPolicy(param_dtype=dtype("precision.compute", "bf16"), reduce_dtype=dtype("precision.comm_grads", "f32"))
     kw = dict(mesh=mesh, mp_policy=mp, reshard_after_forward=get("fsdp.reshard_after_forward"))
     for l in m.layers: fully_shard(l, **kw)
-    fully_shard([m.norm, m.out], mesh=mesh, mp_policy=mp, reshard_after_forward=False)
-    fully_shard(m.tok, **kw)
+    if get("fsdp.units") == "block":
+        if not get("fsdp.reshard_root"): kw["reshard_after_forward"] = None
+        units = list(m.layers)
+    else:
+        fully_shard([m.norm, m.out], mesh=mesh, mp_policy=mp, reshard_after_forward=False)
+        fully_shard(m.tok, **kw)
+        units = [m.tok, *m.layers, m.norm]
     fully_shard(m, **kw)
-    units = [m.tok, *m.layers, m.norm]
     for i, unit in enumerate(units):
         if n := get("fsdp.prefetch_forward"): unit.set_modules_to_forward_prefetch(units[i + 1:i + 1 + n])
         if n := get("fsdp.prefetch_backward"): unit.set_modules_to_backward_prefetch(units[max(0, i - n):i][::-1])

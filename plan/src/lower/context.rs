@@ -93,7 +93,7 @@ impl<'a> Cx<'a> {
                     .map(|(g, _)| GroupId(g as u16))
                     .collect();
                 let reshards = mesh::weight_sharded(strategy)
-                    && !spec.is_root
+                    && (!spec.is_root || scenario.fsdp.reshard_root)
                     && !spec.keep
                     && match scenario.fsdp.reshard_after_forward {
                         Reshard::Always | Reshard::Group(_) => true,

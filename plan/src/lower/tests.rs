@@ -479,6 +479,14 @@ fn further_options_check() {
         &["fsdp.separate_communicators=false"],
         &["fsdp.reshard_after_forward=2"],
         &["fsdp.reshard_after_forward=2", "fsdp.policy=fsdp2"],
+        &["fsdp.reshard_root=true", "fsdp.policy=fsdp2"],
+        &[
+            "fsdp.reshard_root=true",
+            "fsdp.policy=fsdp2",
+            "fsdp.reshard_after_forward=2",
+            "train.grad_accum=2",
+            "train.validate_every=2",
+        ],
         &[
             "fsdp.reshard_after_backward=false",
             "train.grad_accum=2",

@@ -61,6 +61,7 @@ pub(crate) fn tiny(family: Family) -> Scenario {
             outer_strategy: OuterStrategy::NoShard,
             units: Units::Block,
             reshard_after_forward: Reshard::Always,
+            reshard_root: false,
             reshard_after_backward: true,
             gradient_sync: GradientSync::Every,
             prefetch_forward: Prefetch::Implicit,

@@ -254,6 +254,7 @@ keys! {
     Placements: "fsdp" "placements" [Table(PLACEMENTS)] "(from the strategies)" "Placement of parameters, gradients and optimizer state for each axis, instead of the strategies";
     Units: "fsdp" "units" [Choice(&["block", "root"]), List(&Text)] "\"block\"" "Modules gathered together: globs, joined by +, with =keep exempt from resharding";
     Reshard: "fsdp" "reshard_after_forward" [Bool, Choice(&["auto"]), Integer(1, MIB)] "true" "Free full parameters after forward; auto: every unit but the last block; integer: to groups of so many ranks";
+    ReshardRoot: "fsdp" "reshard_root" [Bool] "false" "The root, too, reshards after forward, for gathers at the begin of backward (`fully_shard(root, reshard_after_forward=True)`, as Accelerate calls it); false: it keeps its parameters (None, torch's default)";
     ReshardAfterBackward: "fsdp" "reshard_after_backward" [Bool] "true" "Free full parameters after the backward of every micro-batch; false: after the last one only (`set_reshard_after_backward`), and the next micro-batch finds them";
     PrefetchForward: "fsdp" "prefetch_forward" [Integer(0, 64), Choice(&["implicit"]), Table(LOOKAHEAD)] "(native: 1, others: \"implicit\")" "Units gathered ahead in forward: a depth, or an element budget";
     PrefetchBackward: "fsdp" "prefetch_backward" [Integer(0, 64), Choice(&["implicit"]), Table(LOOKAHEAD)] "(native: 1, others: \"implicit\")" "Units gathered ahead in backward: a depth, or an element budget";

@@ -393,6 +393,7 @@ fn fsdp(d: &Document, mesh: &Mesh) -> Result<Fsdp, ScenarioError> {
             (_, _, Some(_)) => Reshard::Auto,
             _ => reshard_default,
         },
+        reshard_root: d.flag(Key::ReshardRoot).unwrap_or(false),
         reshard_after_backward: d.flag(Key::ReshardAfterBackward).unwrap_or(true),
         gradient_sync: d
             .pick(

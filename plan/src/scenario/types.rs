@@ -266,7 +266,7 @@ pub struct UnitPattern {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Reshard {
-    /// `true`: free full parameters after forward, gather again in backward (the root never reshards).
+    /// `true`: free full parameters after forward, gather again in backward (the root only with `reshard_root`).
     Always,
     /// `false`: keep full parameters until backward is done.
     Never,
@@ -327,6 +327,8 @@ pub struct Fsdp {
     pub units: Units,
     /// Reshard after forward.
     pub reshard_after_forward: Reshard,
+    /// The root reshards after forward as other units do.
+    pub reshard_root: bool,
     /// Reshard after the backward of every micro-batch, not of the last alone.
     pub reshard_after_backward: bool,
     /// Which micro-batches reduce.

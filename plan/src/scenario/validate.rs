@@ -28,6 +28,7 @@ pub(crate) fn check(s: &Scenario, d: &Document) -> Checked {
     reduction(s, d)?;
     next_step(s, d)?;
     in_backward(s, d)?;
+    resharded_root(s, d)?;
     kept_parameters(s, d)?;
     gradient_sync(s, d)?;
     compile(s, d)?;
@@ -464,6 +465,30 @@ fn allocator(s: &Scenario, d: &Document) -> Checked {
             .with_help("set allocator = \"double_buffer\""));
     }
     Ok(())
+}
+
+/// Whose root can reshard.
+fn resharded_root(s: &Scenario, d: &Document) -> Checked {
+    let f = &s.fsdp;
+    if !f.reshard_root {
+        return Ok(());
+    }
+    let (keys, why): (&[Key], _) = if f.policy != PolicyKind::Fsdp2
+        || s.compile.mode == CompileMode::Full
+    {
+        (
+            &[Key::Policy, Key::Mode],
+            "is an option of policy fsdp2 outside compile mode full: other schedules need the root's parameters as soon as backward begins",
+        )
+    } else if !matches!(f.reshard_after_forward, Reshard::Always | Reshard::Group(_)) {
+        (
+            &[Key::Reshard],
+            "= true does to the root what `reshard_after_forward` does to every unit, which is not to reshard or not all of them here",
+        )
+    } else {
+        return Ok(());
+    };
+    Err(cannot(d, Key::ReshardRoot, keys, why, "false"))
 }
 
 /// Who can leave parameters to the next micro-batch.

@@ -366,3 +366,38 @@ fn attention_has_its_workspace_while_it_runs() {
     assert!(named(&checked(&[])).is_empty());
     assert!(named(&fsdp2(&["mesh.hardware=cpu"])).is_empty());
 }
+
+/// `FSDPState._post_forward` reshards the root before the loss sees its output; the root's pre-backward hook is on that output, so its
+/// gather follows the loss's backward and is the first.
+#[test]
+fn a_root_that_reshards_is_gathered_again_behind_the_loss() {
+    let of = |sets: &[&str]| {
+        let p = fsdp2(sets);
+        let root = |id: &crate::program::BufferId| {
+            let b = &p.buffers[id.index()];
+            b.role == Role::FullWeight && p.units[b.unit.index()].is_root
+        };
+        let freed: Vec<Phase> = steady(&p)
+            .iter()
+            .filter_map(|i| match i.op {
+                Op::Free(id) if root(&id) => Some(i.phase),
+                _ => None,
+            })
+            .collect();
+        let softmax = |i: &Instr| matches!(i.op, Op::Launch { kernel, .. } if p.kernels[kernel.index()].name == "log_softmax_backward");
+        let loss = steady(&p).iter().position(softmax).unwrap();
+        let first = collectives(&p, CollectiveKind::AllGather)[0];
+        let unit = &p.units[steady(&p)[first].unit.index()];
+        (freed, first > loss, unit.is_root)
+    };
+    let (freed, behind, root) = of(&[]);
+    assert!(freed.iter().all(|&phase| phase == Phase::Backward));
+    assert!(behind && !root);
+    let n = freed.len();
+    let (freed, behind, root) = of(&["fsdp.reshard_root=true"]);
+    assert_eq!(
+        freed,
+        [vec![Phase::Forward; n], vec![Phase::Backward; n]].concat()
+    );
+    assert!(behind && root);
+}

@@ -148,8 +148,11 @@ fn the_next_micro_batch_finds_the_parameters() {
     };
     let keep = "fsdp.reshard_after_backward=false";
     let (each, n) = gathers(&[]);
-    // The root never reshards after forward.
+    // The root does not reshard after forward unless it is told to.
     assert_eq!(each, [2 * n - 1; 3]);
+    let root = "fsdp.reshard_root=true";
+    assert_eq!(gathers(&[root]).0, [2 * n; 3]);
+    assert_eq!(gathers(&[root, keep]).0, [2 * n, n, n]);
     assert_eq!(gathers(&[keep]).0, [2 * n - 1, n - 1, n - 1]);
     let whole = "fsdp.reshard_after_forward=false";
     assert_eq!(gathers(&[whole]).0, [n; 3]);

@@ -98,6 +98,12 @@ fn impossible_combinations() {
         &["fsdp.units=[\"layers.*\", \"loss\"]"],
         &["fsdp.gradient_sync=last"],
         &["fsdp.reshard_after_backward=false"],
+        &["fsdp.reshard_root=true"],
+        &[
+            "fsdp.policy=fsdp2",
+            "fsdp.reshard_root=true",
+            "fsdp.reshard_after_forward=auto",
+        ],
         &["train.grad_accum=2", "fsdp.gradient_sync=first"],
         &[
             "train.grad_accum=2",

@@ -48,6 +48,7 @@ fn defaults_of_the_native_policy() {
             outer_strategy: OuterStrategy::NoShard,
             units: Units::Block,
             reshard_after_forward: Reshard::Always,
+            reshard_root: false,
             reshard_after_backward: true,
             gradient_sync: GradientSync::OuterLast,
             prefetch_forward: Prefetch::Depth(1),
