@@ -354,16 +354,10 @@ impl App {
 
     /// Starts a job. One of a kind runs at a time: the one before is cancelled, unless each is about a thing of its own.
     pub fn start(&mut self, task: Task) -> Vec<Effect> {
-        let name = |setup: &Setup| {
-            setup
-                .path
-                .file_stem()
-                .map_or_else(String::new, |s| s.to_string_lossy().into_owned())
-        };
         let (purpose, of) = match &task {
-            Task::Simulate(setup) => (Purpose::Simulate, name(setup)),
-            Task::Train { setup, .. } => (Purpose::Train, name(setup)),
-            Task::Sweep { setup, .. } => (Purpose::Sweep, name(setup)),
+            Task::Simulate(setup) => (Purpose::Simulate, setup.name()),
+            Task::Train { setup, .. } => (Purpose::Train, setup.name()),
+            Task::Sweep { setup, .. } => (Purpose::Sweep, setup.name()),
             Task::ListStore => (Purpose::Store, String::new()),
             Task::Open { id, mark: false } => (Purpose::Open, id.clone()),
             Task::Open { id, mark: true } => (Purpose::Mark, id.clone()),
@@ -372,7 +366,7 @@ impl App {
             Task::Export(e) => (Purpose::Export, e.path.display().to_string()),
             Task::Remove(id) => (Purpose::Remove, id.clone()),
             Task::Compare(Runs(runs)) => (Purpose::Compare, format!("{} runs", runs.len())),
-            Task::Gate(setup, _) => (Purpose::Gate, name(setup)),
+            Task::Gate(setup, _) => (Purpose::Gate, setup.name()),
             Task::Bless(judged) => (Purpose::Bless, judged.facts.scenario.clone()),
         };
         let mut effects = match purpose {

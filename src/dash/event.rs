@@ -272,6 +272,16 @@ pub struct Setup {
     pub overrides: Vec<String>,
 }
 
+impl Setup {
+    /// Name of the scenario: its file's without `.toml`. Other dots are part of it, as in `llama3.2-1b-4xh200`.
+    #[must_use]
+    pub fn name(&self) -> String {
+        let file = self.path.file_name().unwrap_or_default();
+        let file = file.to_string_lossy();
+        file.strip_suffix(".toml").unwrap_or(&file).to_owned()
+    }
+}
+
 /// Something the state asks the world for.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Effect {

@@ -50,8 +50,7 @@ pub(super) fn copy(app: &mut App, setup: Option<Setup>) -> Vec<Effect> {
 /// Asks where to write a scenario.
 pub(super) fn ask(app: &mut App, setup: Option<Setup>) {
     let Some(setup) = setup else { return };
-    let stem = setup.path.file_stem().unwrap_or_default();
-    let path = format!("{}-changed.toml", stem.to_string_lossy());
+    let path = format!("{}-changed.toml", setup.name());
     app.prompt = Some(Prompt::new(Asks::Export, path.clone()));
     app.export = Some(Export {
         setup,
@@ -69,11 +68,9 @@ pub(super) fn accept(app: &mut App, text: &str) -> Vec<Effect> {
     if text.is_empty() {
         return Vec::new();
     }
-    export.path = text.into();
-    // Scenario files are known by their ending.
-    if export.path.extension().is_none() {
-        export.path.set_extension("toml");
-    }
+    // Scenario files are known by their ending; a dot within a name is none.
+    let ending = if text.ends_with(".toml") { "" } else { ".toml" };
+    export.path = format!("{text}{ending}").into();
     let export = export.clone();
     app.start(Task::Export(export))
 }

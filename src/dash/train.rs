@@ -48,8 +48,7 @@ impl Training {
     /// Name of what is trained: that of its file.
     #[must_use]
     pub fn name(&self) -> String {
-        let stem = self.setup.as_ref().and_then(|s| s.path.file_stem());
-        stem.map_or_else(String::new, |s| s.to_string_lossy().into_owned())
+        self.setup.as_ref().map_or_else(String::new, Setup::name)
     }
 
     /// Steps that are done.

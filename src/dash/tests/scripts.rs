@@ -1,7 +1,7 @@
 //! Scripts of events: what each leads to, and what the world is asked to do.
 
 use crate::dash::app::{App, Purpose, View};
-use crate::dash::event::{Effect, Event, Message, News, StoredRun, Task};
+use crate::dash::event::{Effect, Event, Message, News, Setup, StoredRun, Task};
 use crate::dash::glance::Brief;
 use crate::dash::judge;
 use crate::dash::lanes::Lanes;
@@ -935,6 +935,29 @@ fn a_configuration_leaves_as_a_command_and_as_a_file() {
         matches!(written, Some(Task::Export(e)) if e.overwrite),
         "it is meant"
     );
+}
+
+/// Only `.toml` is an ending.
+#[test]
+fn dots_are_part_of_a_scenarios_name() {
+    let name = |path: &str| {
+        let overrides = Vec::new();
+        let path = path.into();
+        Setup { path, overrides }.name()
+    };
+    for path in ["llama3.2-1b-4xh200", "jobs/llama3.2-1b-4xh200.toml"] {
+        assert_eq!(name(path), "llama3.2-1b-4xh200");
+    }
+    let mut stage = Stage::new();
+    stage.predicted(1000.0);
+    for (typed, path) in [("mine-3.2", "mine-3.2.toml"), ("a.b.toml", "a.b.toml")] {
+        stage.keys(&format!("W<ctrl-u>{typed}<enter>"));
+        let written = started(&stage).last().copied().cloned();
+        assert!(
+            matches!(&written, Some(Task::Export(e)) if e.path.to_str() == Some(path)),
+            "{written:?}"
+        );
+    }
 }
 
 /// The selected point with its axes, which win over changes made before.
