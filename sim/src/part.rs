@@ -3,11 +3,12 @@
 use crate::cost::Load;
 
 /// A part of a machine whose work can be made longer than a profile says ([`crate::Options::slower`]).
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Part {
     /// What the host thread does to issue work: launches, hooks, dispatch, allocation.
     Host,
-    /// Kernels bound by arithmetic: products, convolutions, attention.
+    /// Kernels bound by arithmetic: products, convolutions, attention. A power limit takes the longer share that they have of a step for more
+    /// load, so the clock goes down further.
     Arithmetic,
     /// Kernels bound by memory bandwidth, and copies within the device.
     Memory,

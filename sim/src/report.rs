@@ -208,6 +208,14 @@ fn other(options: &Options, ranks: &[Rank<'_>]) -> Option<OtherRank> {
     Some(OtherRank { rank, spans })
 }
 
+/// An entry of the environment: who takes how many times as long, if anyone does.
+fn told(key: &str, who: impl Iterator<Item = (String, f64)>) -> Option<(String, String)> {
+    let texts: Vec<String> = who
+        .map(|(name, factor)| format!("{name}={factor}"))
+        .collect();
+    (!texts.is_empty()).then(|| (key.to_owned(), texts.join(" ")))
+}
+
 fn environment(parts: &Parts<'_>, ranks: usize) -> BTreeMap<String, String> {
     let mut all = BTreeMap::new();
     all.insert(
@@ -222,24 +230,14 @@ fn environment(parts: &Parts<'_>, ranks: usize) -> BTreeMap<String, String> {
         all.insert("seed".to_owned(), parts.options.seed.to_string());
         all.insert("jitter".to_owned(), parts.options.jitter.to_string());
     }
-    let list = |all: &[(String, f64)]| {
-        let texts = all.iter().map(|(who, factor)| format!("{who}={factor}"));
-        texts.collect::<Vec<_>>().join(" ")
-    };
     let options = parts.options;
     let stragglers = options.stragglers.iter().map(|&(r, f)| (r.to_string(), f));
     let slower = options
         .slower
         .iter()
         .map(|&(p, f)| (p.name().to_owned(), f));
-    for (key, who) in [
-        ("stragglers", stragglers.collect::<Vec<_>>()),
-        ("slower", slower.collect()),
-    ] {
-        if !who.is_empty() {
-            all.insert(key.to_owned(), list(&who));
-        }
-    }
+    all.extend(told("stragglers", stragglers));
+    all.extend(told("slower", slower));
     all
 }
 

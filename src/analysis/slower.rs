@@ -2,7 +2,7 @@
 
 use crate::predict::{Fit, Prediction};
 use rayon::prelude::*;
-use shardlab_sim::{Options, Part, SimError, simulate_light};
+use shardlab_sim::{Options, Part, simulate_light};
 
 /// How much longer a part takes: a little, as one machine beside another of its kind, and twice as long.
 pub const FACTORS: [f64; 2] = [1.1, 2.0];
@@ -12,31 +12,27 @@ pub const FACTORS: [f64; 2] = [1.1, 2.0];
 pub struct Slower {
     /// Part.
     pub part: Part,
-    /// Step time at each factor, milliseconds.
-    pub step_ms: [f64; 2],
+    /// Step time at each factor, milliseconds; none where it is beyond what is simulated (tasks of 1000 s).
+    pub step_ms: [Option<f64>; 2],
 }
 
 /// Every part of the machine.
-///
-/// # Errors
-/// As [`shardlab_sim::simulate`].
-pub fn parts(p: &Prediction) -> Result<Vec<Slower>, SimError> {
+#[must_use]
+pub fn parts(p: &Prediction) -> Vec<Slower> {
     let step = |part: Part, factor: f64| {
         let options = Options {
             slower: vec![(part, factor)],
             enforce_memory: matches!(p.fit, Fit::Tight { .. }),
             ..Options::default()
         };
-        simulate_light(&p.program, &p.profile, &options).map(|run| run.step_ms())
+        let run = simulate_light(&p.program, &p.profile, &options).ok()?;
+        Some(run.step_ms())
     };
     Part::ALL
         .into_par_iter()
-        .map(|part| {
-            let [little, twice] = FACTORS;
-            Ok(Slower {
-                part,
-                step_ms: [step(part, little)?, step(part, twice)?],
-            })
+        .map(|part| Slower {
+            part,
+            step_ms: FACTORS.map(|factor| step(part, factor)),
         })
         .collect()
 }

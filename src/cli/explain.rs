@@ -65,8 +65,7 @@ pub(super) fn run(args: &Args, out: &mut Out) -> Result<Status, Failure> {
     if !args.no_what_if {
         let with_mode = |mode: &str| load(&[mode.to_owned()]);
         explanation.compile = compile::modes(&explanation.prediction, &profiles, &with_mode);
-        let failed = |e| Failure::run(format_args!("{}: {e}", base.name));
-        explanation.slower = slower::parts(&explanation.prediction).map_err(failed)?;
+        explanation.slower = slower::parts(&explanation.prediction);
         explanation.what_ifs = try_all(&base, &profiles, &load);
     }
     if args.json {
@@ -203,10 +202,14 @@ fn slower_parts(e: &Explanation, out: &mut Out) -> Result<(), Failure> {
     let mut table = Table::new(["part", little.as_str(), "", twice.as_str(), ""]);
     let base = e.prediction.step_ms();
     for s in &e.slower {
-        let [a, b] = s.step_ms.map(|ms| format!("{ms:.2} ms"));
-        let [more, much] = s
+        let [a, b] = s
             .step_ms
-            .map(|ms| format!("{:+.1} %", 100.0 * (ms / base - 1.0)));
+            .map(|ms| ms.map_or("-".to_owned(), |ms| format!("{ms:.2} ms")));
+        let [more, much] = s.step_ms.map(|ms| {
+            ms.map_or_else(String::new, |ms| {
+                format!("{:+.1} %", 100.0 * (ms / base - 1.0))
+            })
+        });
         table.row([s.part.name().to_owned(), a, more, b, much]);
     }
     out.text(table)?;

@@ -44,8 +44,8 @@ pub(super) struct Args {
     /// A rank whose kernels take FACTOR times as long (repeatable)
     #[arg(long, value_name = "RANK=FACTOR", value_parser = straggler)]
     straggler: Vec<(u32, f64)>,
-    /// A part of every rank's machine that takes FACTOR times as long as the profile says: host, arithmetic, memory, collectives or
-    /// host_copies (repeatable)
+    /// A part of every rank's machine that takes FACTOR times as long as the profile says (below 1: is faster): host, arithmetic, memory,
+    /// collectives or host_copies (repeatable)
     #[arg(long, value_name = "PART=FACTOR", value_parser = slower)]
     slower: Vec<(Part, f64)>,
     /// Simulate every rank, even where all are alike

@@ -95,6 +95,14 @@ fn what_ifs_say_what_sim_says() {
         assert!(twice["step_ms"].as_f64() > e["step_ms"].as_f64(), "{part}");
         assert_eq!(run["environment"]["slower"], format!("{part}=2"));
     }
+    // Copies to and from the host are a part of their own: only offloading has any.
+    let offload = explain(&["small-offload"]);
+    let slower = offload["slower"].as_array().unwrap();
+    let copies = slower
+        .iter()
+        .find(|s| s["part"] == "host_copies" && s["factor"] == 2.0)
+        .unwrap();
+    assert!(copies["step_ms"].as_f64() > offload["step_ms"].as_f64());
     // What the scenario has already is no change, and what cannot be has a reason.
     assert!(
         !changes
@@ -289,4 +297,27 @@ fn what_makes_it_fit_comes_first() {
     let rows = fits(&text);
     assert!(rows[0] && !rows.is_sorted_by(|a, b| a >= b), "{text}");
     assert!(!text.contains("make it fit"), "{text}");
+}
+
+/// What a slower part would take may be beyond what is simulated; the rest of the explanation is not.
+#[test]
+fn tasks_of_many_minutes_are_explained() {
+    let sets = [
+        "mesh.hardware=cpu",
+        "train.seq_len=16384",
+        "model.max_seq_len=16384",
+        "train.micro_batch=8",
+    ];
+    let mut args = vec!["peers-8b"];
+    args.extend(sets.iter().flat_map(|set| ["--set", set]));
+    let e = explain(&args);
+    let slower = e["slower"].as_array().unwrap();
+    let twice = |part: &str| {
+        let found = slower
+            .iter()
+            .find(|s| s["part"] == part && s["factor"] == 2.0);
+        found.unwrap()["step_ms"].as_f64()
+    };
+    assert_eq!(twice("arithmetic"), None);
+    assert!(twice("host") >= e["step_ms"].as_f64());
 }

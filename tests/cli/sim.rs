@@ -253,6 +253,27 @@ fn a_straggler_slows_the_step_by_no_more_than_its_factor() {
 }
 
 #[test]
+fn a_machine_that_was_slowed_is_told() {
+    let text = stdout(&[
+        "sim",
+        "peers-tiny",
+        "--slower",
+        "host=2",
+        "--straggler",
+        "1=1.5",
+    ]);
+    assert_narrow(&text);
+    assert!(
+        text.contains("slower    host=2 times the profile's times"),
+        "{text}"
+    );
+    assert!(
+        text.contains("late      ranks whose kernels take longer: 1=1.5"),
+        "{text}"
+    );
+}
+
+#[test]
 fn what_does_not_fit_is_said_and_is_no_failure() {
     let args = ["sim", "llama3-8b-4xh200", "--set", "train.micro_batch=64"];
     let text = stdout(&args);

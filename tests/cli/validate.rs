@@ -32,7 +32,7 @@ fn error(totals: &Value, metric: &str, field: &str) -> f64 {
 /// smallest model and for Megatron-FSDP without sharded parameters, whose steps are longer than those with.
 #[test]
 fn predictions_agree_with_what_was_measured() {
-    for table in [TABLE, HELD_OUT] {
+    for (table, misplaced) in [(TABLE, 9), (HELD_OUT, 0)] {
         let mut lines = json(&["validate", table, "--json"]);
         let totals = lines.pop().unwrap();
         assert!(lines.len() >= 20);
@@ -74,12 +74,12 @@ fn predictions_agree_with_what_was_measured() {
             wrong.iter().all(|(a, b, _)| known(a) || known(b)),
             "{wrong:?}"
         );
-        assert!(wrong.len() <= 9, "{wrong:?}");
+        assert!(wrong.len() <= misplaced, "{wrong:?}");
     }
 }
 
-/// Peaks of FSDP2 to what the table prints, but for eight in which the root has parameters and the peak is its reduction (short by up to
-/// 1 MiB); those of Megatron-FSDP within 0.01 %. The caching allocator's segments within 2 % in all but a few of
+/// Peaks of FSDP2 to what the table prints, but for eight in which the root has parameters and the peak is its reduction or its gather
+/// in backward (short by up to 1 MiB); those of Megatron-FSDP within 0.01 %. The caching allocator's segments within 2 % in all but a few of
 /// FSDP2's rows.
 #[test]
 fn memory_is_that_of_the_engines_on_every_mesh() {

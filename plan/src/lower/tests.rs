@@ -483,6 +483,11 @@ fn further_options_check() {
         &[
             "fsdp.reshard_root=true",
             "fsdp.policy=fsdp2",
+            "fsdp.reshard_after_forward=auto",
+        ],
+        &[
+            "fsdp.reshard_root=true",
+            "fsdp.policy=fsdp2",
             "fsdp.reshard_after_forward=2",
             "train.grad_accum=2",
             "train.validate_every=2",

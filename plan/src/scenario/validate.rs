@@ -480,10 +480,10 @@ fn resharded_root(s: &Scenario, d: &Document) -> Checked {
             &[Key::Policy, Key::Mode],
             "is an option of policy fsdp2 outside compile mode full: other schedules need the root's parameters as soon as backward begins",
         )
-    } else if !matches!(f.reshard_after_forward, Reshard::Always | Reshard::Group(_)) {
+    } else if f.reshard_after_forward == Reshard::Never {
         (
             &[Key::Reshard],
-            "= true does to the root what `reshard_after_forward` does to every unit, which is not to reshard or not all of them here",
+            "= true does to the root what `reshard_after_forward` does to other units, which is nothing here",
         )
     } else {
         return Ok(());

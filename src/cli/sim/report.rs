@@ -86,6 +86,13 @@ fn time(p: &Prediction, out: &mut Out) -> Result<(), Failure> {
         );
     }
     out.labelled("step", &step)?;
+    // Prediction of another machine than the heading names.
+    if let Some(parts) = p.run.environment.get("slower") {
+        out.labelled("slower", &format!("{parts} times the profile's times"))?;
+    }
+    if let Some(ranks) = p.run.environment.get("stragglers") {
+        out.labelled("late", &format!("ranks whose kernels take longer: {ranks}"))?;
+    }
     let total = p.run.exposed_total();
     let mut causes: Vec<(&Cause, &Picos)> = p.run.exposed.iter().filter(|(_, t)| t.0 > 0).collect();
     causes.sort_by(|a, b| b.1.cmp(a.1));

@@ -102,7 +102,7 @@ fn impossible_combinations() {
         &[
             "fsdp.policy=fsdp2",
             "fsdp.reshard_root=true",
-            "fsdp.reshard_after_forward=auto",
+            "fsdp.reshard_after_forward=false",
         ],
         &["train.grad_accum=2", "fsdp.gradient_sync=first"],
         &[
