@@ -2,7 +2,7 @@
 
 use super::output::Failure;
 use crate::predict::Prediction;
-use shardlab_plan::scenario::shipped;
+use shardlab_plan::scenario::find_shipped;
 use shardlab_reports::store::{DEFAULT_DIR, Id, Store};
 use shardlab_reports::{RunView, view};
 use std::io::{self, Write};
@@ -153,7 +153,5 @@ fn text(path: &Path) -> String {
         return text;
     }
     let name = path.to_string_lossy();
-    let stem = name.strip_suffix(".toml").unwrap_or(&name);
-    let found = shipped().iter().find(|(n, _)| *n == stem);
-    found.map_or_else(String::new, |(_, text)| (*text).to_owned())
+    find_shipped(&name).map_or_else(String::new, |(_, text)| text.to_owned())
 }

@@ -2,7 +2,7 @@
 
 use super::output::{Failure, Out, Status};
 use serde::Serialize;
-use shardlab_plan::scenario::shipped;
+use shardlab_plan::scenario::{find_shipped, shipped};
 
 #[derive(clap::Args)]
 pub(super) struct Args {
@@ -22,8 +22,7 @@ struct Entry<'a> {
 
 pub(super) fn run(args: &Args, out: &mut Out) -> Result<Status, Failure> {
     if let Some(wanted) = &args.name {
-        let stem = wanted.strip_suffix(".toml").unwrap_or(wanted);
-        let Some((_, text)) = shipped().iter().find(|(name, _)| *name == stem) else {
+        let Some((_, text)) = find_shipped(wanted) else {
             return Err(Failure::bad_input(format_args!(
                 "there is no shipped scenario `{wanted}`; `shardlab scenarios` lists them"
             )));

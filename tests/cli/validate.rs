@@ -86,19 +86,27 @@ fn memory_is_that_of_the_engines_on_every_mesh() {
     let mut lines = json(&["validate", ENGINE_MEMORY, "--json"]);
     let totals = lines.pop().unwrap();
     let of = |row: &Value, metric: &str, what: &str| row[metric][what].as_f64().unwrap();
-    let (mut torch, mut exact, mut close) = (0, 0, 0);
+    // Rows whose root has no parameters, and those in which it has.
+    let (mut torch, mut exact, mut close) = ([0; 2], [0; 2], [0; 2]);
     for row in &lines {
         let allocated = "peak_allocated_mib";
-        assert!(of(row, allocated, "error_percent").abs() < 0.02, "{row}");
-        if !row["name"].as_str().unwrap().ends_with("megatron") {
+        let name = row["name"].as_str().unwrap();
+        let root = usize::from(name.contains(" root"));
+        let most = [0.01, 0.02][root];
+        assert!(of(row, allocated, "error_percent").abs() < most, "{row}");
+        if !name.ends_with("megatron") {
             let off = of(row, allocated, "predicted") - of(row, allocated, "measured");
-            torch += 1;
-            exact += usize::from(off.abs() < 0.015);
-            close += usize::from(of(row, "peak_reserved_mib", "error_percent").abs() < 2.0);
+            torch[root] += 1;
+            exact[root] += usize::from(off.abs() < 0.015);
+            close[root] += usize::from(of(row, "peak_reserved_mib", "error_percent").abs() < 2.0);
         }
     }
-    assert_eq!((lines.len(), torch, exact), (103, 85, 77), "{totals}");
-    assert!(close >= 80, "{close}");
+    assert_eq!(
+        (lines.len(), torch, exact),
+        (103, [69, 16], [69, 8]),
+        "{totals}"
+    );
+    assert!(close[0] >= 66 && close[1] >= 13, "{close:?}");
     assert!(error(&totals, "peak_reserved_mib", "mean_abs_percent") < 1.5);
 }
 

@@ -60,11 +60,7 @@ def measure(row):
     with torch.device("meta" if fsdp2 else "cuda"): m = peer.Llama(**size)
     if not fsdp2: m = m.to(torch.bfloat16); m.init()
     for name, p in m.named_parameters(): p.requires_grad_(not frozen(name, get("fsdp.frozen", [])))
-    if get("train.recompute") == "full":
-        from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
-        for i in range(len(m.layers)): m.layers[i] = checkpoint_wrapper(m.layers[i], preserve_rng_state=False)
-    if get("compile.mode", "off") == "blocks":
-        for l in m.layers: l.compile(fullgraph=True)
+    around_blocks(m, get)
     if fsdp2: m, opt, begin, end = torch_fsdp2(m, get, mesh)
     else: m, opt, begin, end = megatron(m, get, mesh, outer, accum, peer)
     for i in range(STEPS):
@@ -82,6 +78,15 @@ def measure(row):
     del m, opt, begin, end
     gc.collect(); torch.cuda.empty_cache(); torch._dynamo.reset(); dist.destroy_process_group()
     return row
+
+
+def around_blocks(m, get):
+    """What a scenario puts around blocks: recompute, and compilation of each."""
+    if get("train.recompute") == "full":
+        from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
+        for i in range(len(m.layers)): m.layers[i] = checkpoint_wrapper(m.layers[i], preserve_rng_state=False)
+    if get("compile.mode", "off") == "blocks":
+        for l in m.layers: l.compile(fullgraph=True)
 
 
 def torch_fsdp2(m, get, mesh):

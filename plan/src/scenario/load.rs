@@ -100,7 +100,7 @@ fn open(path: &Path) -> Result<(Place, Source), ScenarioError> {
     let shown = path.display().to_string();
     if !path.exists()
         && path.components().count() == 1
-        && let Some((name, text)) = shipped::find(&shown)
+        && let Some((name, text)) = shipped::find_shipped(&shown)
     {
         return Ok((Place::Shipped(name), shipped_source(name, text)));
     }
@@ -210,7 +210,7 @@ fn resolve(place: &Place, name: &str) -> Result<(Place, Source), (String, Option
             "`extends` needs a file: this text has no folder to look in".into(),
             None,
         )),
-        Place::Shipped(_) => match shipped::find(name) {
+        Place::Shipped(_) => match shipped::find_shipped(name) {
             Some((n, text)) => Ok((Place::Shipped(n), shipped_source(n, text))),
             None => Err((format!("there is no shipped scenario `{name}`"), near())),
         },
@@ -220,7 +220,7 @@ fn resolve(place: &Place, name: &str) -> Result<(Place, Source), (String, Option
             // A file that is still to be written is in its own way already.
             if base != *path
                 && !base.exists()
-                && let Some((n, text)) = shipped::find(name)
+                && let Some((n, text)) = shipped::find_shipped(name)
             {
                 return Ok((Place::Shipped(n), shipped_source(n, text)));
             }

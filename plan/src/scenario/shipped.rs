@@ -79,8 +79,9 @@ pub fn shipped() -> &'static [(&'static str, &'static str)] {
     SHIPPED
 }
 
-/// Text of a shipped scenario, with or without the file ending.
-pub(crate) fn find(name: &str) -> Option<(&'static str, &'static str)> {
+/// Name and text of a shipped scenario, asked for with or without the file ending.
+#[must_use]
+pub fn find_shipped(name: &str) -> Option<(&'static str, &'static str)> {
     let stem = name.strip_suffix(".toml").unwrap_or(name);
     SHIPPED.iter().copied().find(|(n, _)| *n == stem)
 }

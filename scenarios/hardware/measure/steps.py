@@ -38,15 +38,12 @@ class KeptGather:
 
 
 def build(size, seq, compiled, recompute, mesh):
-    keys = {"precision.compute": "bf16", "fsdp.reshard_after_forward": True}
+    keys = {"fsdp.reshard_after_forward": True, "train.recompute": "full" if recompute else "none", "compile.mode": "blocks" if compiled else "off"}
+    get = lambda key, default=None: keys.get(key, default)
     shape = peer.SIZES[size] | {"T": seq}
     with torch.device("meta"): m = peer.Llama(**shape)
-    if recompute:
-        from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
-        for i in range(len(m.layers)): m.layers[i] = checkpoint_wrapper(m.layers[i], preserve_rng_state=False)
-    if compiled:
-        for l in m.layers: l.compile(fullgraph=True)
-    m, opt, _, end = memory.torch_fsdp2(m, lambda key, default=None: keys.get(key, default), mesh)
+    memory.around_blocks(m, get)
+    m, _, _, end = memory.torch_fsdp2(m, get, mesh)
     for module in m.modules():
         if isinstance(module, FSDPModule): module.set_custom_all_gather(KeptGather())
     return m, shape, end

@@ -12,7 +12,7 @@ use shardlab_exec::engine::ExecOptions;
 use shardlab_exec::train::{Flow, Observer, RunOptions, StepReport};
 use shardlab_plan::Scenario;
 use shardlab_plan::record::RunKind;
-use shardlab_plan::scenario::{nearest, shipped};
+use shardlab_plan::scenario::{find_shipped, nearest, shipped};
 use shardlab_reports::RunView;
 use shardlab_reports::compare::Side;
 use shardlab_reports::store::{Id, Store, StoreError, is_run_dir, open_dir};
@@ -88,7 +88,7 @@ impl Plan {
                 )));
             }
             Some(Self::Folder(path.clone()))
-        } else if !path.is_file() && !is_shipped(&name) {
+        } else if !path.is_file() && find_shipped(&name).is_none() {
             match store.resolve(&name) {
                 Ok(id) => Some(Self::Kept(store.clone(), id)),
                 Err(e) => return Err(unknown(&name, &path, &set, &e)),
@@ -113,11 +113,6 @@ impl Plan {
         }
         Ok(kept)
     }
-}
-
-fn is_shipped(name: &str) -> bool {
-    let stem = name.strip_suffix(".toml").unwrap_or(name);
-    shipped().iter().any(|(n, _)| *n == stem)
 }
 
 /// Neither a scenario nor a run: what comes nearest.
