@@ -78,36 +78,27 @@ fn predictions_agree_with_what_was_measured() {
     }
 }
 
-/// Peaks of FSDP2 to what the table prints, but for eight in which the root has parameters and the peak is its reduction or its gather
-/// in backward (short by up to 1 MiB); those of Megatron-FSDP within 0.01 %. The caching allocator's segments within 2 % in all but a few of
-/// FSDP2's rows.
+/// Peaks of FSDP2 to what the table prints, those of Megatron-FSDP within 0.01 %. The caching allocator's segments within 2 % in all but
+/// four of FSDP2's rows, of which three differ between repeated runs by as much.
 #[test]
 fn memory_is_that_of_the_engines_on_every_mesh() {
     let mut lines = json(&["validate", ENGINE_MEMORY, "--json"]);
     let totals = lines.pop().unwrap();
     let of = |row: &Value, metric: &str, what: &str| row[metric][what].as_f64().unwrap();
-    // Rows whose root has no parameters, and those in which it has.
-    let (mut torch, mut exact, mut close) = ([0; 2], [0; 2], [0; 2]);
+    let (mut torch, mut close) = (0, 0);
     for row in &lines {
         let allocated = "peak_allocated_mib";
-        let name = row["name"].as_str().unwrap();
-        let root = usize::from(name.contains(" root"));
-        let most = [0.01, 0.02][root];
-        assert!(of(row, allocated, "error_percent").abs() < most, "{row}");
-        if !name.ends_with("megatron") {
+        assert!(of(row, allocated, "error_percent").abs() < 0.01, "{row}");
+        if !row["name"].as_str().unwrap().ends_with("megatron") {
             let off = of(row, allocated, "predicted") - of(row, allocated, "measured");
-            torch[root] += 1;
-            exact[root] += usize::from(off.abs() < 0.015);
-            close[root] += usize::from(of(row, "peak_reserved_mib", "error_percent").abs() < 2.0);
+            assert!(off.abs() < 0.015, "{row}");
+            torch += 1;
+            close += usize::from(of(row, "peak_reserved_mib", "error_percent").abs() < 2.0);
         }
     }
-    assert_eq!(
-        (lines.len(), torch, exact),
-        (103, [69, 16], [69, 8]),
-        "{totals}"
-    );
-    assert!(close[0] >= 66 && close[1] >= 13, "{close:?}");
-    assert!(error(&totals, "peak_reserved_mib", "mean_abs_percent") < 1.5);
+    assert_eq!((lines.len(), torch), (103, 85), "{totals}");
+    assert!(close >= 81, "{close}");
+    assert!(error(&totals, "peak_reserved_mib", "mean_abs_percent") < 1.2);
 }
 
 /// The measured profiles: steps within 2 % in the middle and 5 % at worst on H200s (options that nothing was calibrated on: 7), 3 and 8

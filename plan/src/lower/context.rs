@@ -55,6 +55,8 @@ pub(crate) struct Cx<'a> {
     pub(crate) kernels: Kernels,
     /// Transients of groups, one a role and stream.
     pub(crate) made: HashMap<(Role, GroupId, StreamId), BufferId>,
+    /// What kernels take beside their operands while they run, one a name and size.
+    scratch: HashMap<(&'static str, u64), BufferId>,
     /// Inner and outer axis sizes.
     pub(crate) inner: u32,
     pub(crate) outer: u32,
@@ -129,6 +131,7 @@ impl<'a> Cx<'a> {
             b: Builder::with_compute(),
             kernels: Kernels::default(),
             made: HashMap::new(),
+            scratch: HashMap::new(),
             inner,
             outer: scenario.mesh.dp_outer,
             strategy,
@@ -247,6 +250,17 @@ impl<'a> Cx<'a> {
             unit,
             holds,
         })
+    }
+
+    /// Memory of the compute stream that a kernel has beside its operands, to be allocated and freed around its launch.
+    pub(crate) fn scratch(&mut self, name: &'static str, bytes: u64) -> BufferId {
+        if let Some(id) = self.scratch.get(&(name, bytes)) {
+            return *id;
+        }
+        let holds = Holds::Named(name);
+        let id = self.resting(Role::Temporary, bytes, DType::U8, UnitId(0), holds);
+        self.scratch.insert((name, bytes), id);
+        id
     }
 
     /// Launches a sharding kernel over `elements` elements.

@@ -6,11 +6,10 @@ use super::context::Cx;
 use super::optimizer;
 use crate::compile::tape::{HostWorkKind, ModuleId, ModuleKind, Source, TapeOp};
 use crate::program::{
-    Access, BufferId, COMPUTE, EventId, Holds, KernelClass, KernelId, ParamId, PerRank, Phase,
-    Role, Rule, ScopeId, UnitId, workspace,
+    Access, BufferId, COMPUTE, EventId, KernelClass, KernelId, ParamId, PerRank, Phase, Rule,
+    ScopeId, UnitId, workspace,
 };
 use crate::scenario::{CompileMode, CudaGraph, Loss, PolicyKind};
-use crate::units::DType;
 
 /// Where a parameter or gradient lies.
 #[derive(Clone, Copy, Debug)]
@@ -97,8 +96,6 @@ pub(crate) struct Walk<'c, 'a, L> {
     ready: Vec<ParamId>,
     micro: usize,
     workspaces_made: [bool; 2],
-    /// What attention takes beside its operands, made once a size.
-    scratch: Vec<(u64, BufferId)>,
 }
 
 impl<'c, 'a, L: Lifecycle> Walk<'c, 'a, L> {
@@ -115,7 +112,6 @@ impl<'c, 'a, L: Lifecycle> Walk<'c, 'a, L> {
             ready: Vec::new(),
             micro: 0,
             workspaces_made: [false; 2],
-            scratch: Vec::new(),
         }
     }
 
@@ -199,13 +195,8 @@ impl<'c, 'a, L: Lifecycle> Walk<'c, 'a, L> {
         };
         self.cx.b.at(UnitId(0), phase);
         if pass == Pass::Backward {
-            self.workspace(1);
             self.life.backward_start(self.cx);
         } else {
-            // Validation comes after the first step, which has made it.
-            if pass == Pass::Forward {
-                self.workspace(0);
-            }
             self.life.forward_start(self.cx);
         }
         let mut recompute = 0u32;
@@ -299,20 +290,23 @@ impl<'c, 'a, L: Lifecycle> Walk<'c, 'a, L> {
         if bytes == 0 {
             return None;
         }
-        if let Some((_, id)) = self.scratch.iter().find(|(of, _)| *of == bytes) {
-            return Some(*id);
-        }
-        let holds = Holds::Named("attention workspace");
-        let id = self
-            .cx
-            .resting(Role::Temporary, bytes, DType::U8, UnitId(0), holds);
-        self.scratch.push((bytes, id));
-        Some(id)
+        Some(self.cx.scratch("attention workspace", bytes))
     }
 
-    /// The library workspace of a thread appears with its first matrix product, and stays.
-    fn workspace(&mut self, thread: usize) {
-        if let Some(&id) = self.buffers.workspaces.get(thread)
+    /// The library workspace of a thread appears with its first matrix product, behind that one's result, and stays.
+    fn workspace(&mut self, kernel: KernelId) {
+        let product = matches!(
+            self.cx.b.kernels[kernel.index()].class,
+            KernelClass::Gemm { .. }
+        );
+        // Validation comes after the first step, which has made it.
+        let thread = match self.cx.b.phase() {
+            Phase::Forward => 0,
+            Phase::Validation => return,
+            _ => 1,
+        };
+        if product
+            && let Some(&id) = self.buffers.workspaces.get(thread)
             && !std::mem::replace(&mut self.workspaces_made[thread], true)
         {
             self.cx.b.first_only(|b| b.alloc(Rule::State, id));
@@ -403,6 +397,7 @@ impl<'c, 'a, L: Lifecycle> Walk<'c, 'a, L> {
             .map(|o| self.resolve(o))
             .collect();
         let split = (writes - reads) as usize;
+        self.workspace(kernel);
         let scratch = self.scratch(kernel);
         if let Some(id) = scratch {
             self.cx.b.alloc(Rule::Model, id);

@@ -10,6 +10,7 @@
 
 mod gather;
 mod reduce;
+mod tables;
 
 use crate::lower::autograd::AutogradGrads;
 use crate::lower::context::{Comms, Cx};

@@ -1,6 +1,6 @@
 //! Gathers, copy-outs and what resharding keeps or frees.
 
-use super::{Fsdp2, Gather, hooks};
+use super::{Fsdp2, Gather, hooks, tables};
 use crate::lower::builder::NewBuffer;
 use crate::lower::context::{Cx, prefetch_targets};
 use crate::program::{
@@ -180,15 +180,9 @@ impl Fsdp2 {
             .collect();
         let ranks = (numel * w.size() / gather.slice) as u32;
         let from = cx.b.whole(gather.buffer);
-        cx.run(
-            Rule::CopyOut,
-            ShardOp::CopyOut { ranks },
-            numel,
-            w,
-            COMPUTE,
-            &[from],
-            &to,
-        );
+        let shards: Vec<u64> = to.iter().map(|a| a.bytes / u64::from(ranks)).collect();
+        let out = ShardOp::CopyOut { ranks };
+        tables::run(cx, Rule::CopyOut, out, w, &[from], &to, &shards);
         // Copied out, so copied in (`to_unsharded`).
         self.drop_slices(cx, g);
         let copied = cx.b.record(Rule::CopyOut, COMPUTE);

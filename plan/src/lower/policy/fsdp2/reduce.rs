@@ -1,6 +1,6 @@
 //! Reductions: copy-in, reduce-scatter, all-reduce over replicas, accumulation (`foreach_reduce`).
 
-use super::{Fsdp2, hooks};
+use super::{Fsdp2, hooks, tables};
 use crate::lower::builder::NewBuffer;
 use crate::lower::context::Cx;
 use crate::lower::reduction;
@@ -162,7 +162,9 @@ impl Fsdp2 {
         let from: Vec<Access> = grads.iter().map(|id| cx.b.whole(*id)).collect();
         let whole = cx.b.whole(input);
         let pack = ShardOp::ChunkCat { ranks: cx.inner };
-        cx.run(Rule::ReduceCopyIn, pack, full, c, COMPUTE, &from, &[whole]);
+        let items = &self.groups[g.index()].grads.items;
+        let shards: Vec<u64> = items.iter().map(|i| i.shard_numel * c.size()).collect();
+        tables::run(cx, Rule::ReduceCopyIn, pack, c, &from, &[whole], &shards);
         let held = if cx.inner > 1 { grads.pop() } else { None };
         for id in grads {
             cx.b.free(Rule::Grad, id);
