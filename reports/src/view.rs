@@ -225,10 +225,10 @@ impl RunView {
         !self.run.spans.is_empty()
     }
 
-    /// Whether this is what a gate's baseline holds: numbers, without options and instructions.
+    /// Whether this is what a gate's baseline holds: numbers and options, without instructions.
     #[must_use]
     pub fn is_baseline(&self) -> bool {
-        self.scenario.settings.is_empty() && self.instrs.is_empty()
+        self.instrs.is_empty()
     }
 
     /// Indices of the spans whose end a gap waited for, see [`Run::awaited`].

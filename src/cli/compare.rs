@@ -171,7 +171,7 @@ fn plans(args: &Args) -> Result<Vec<Plan>, Failure> {
             // Against what its scenario is now.
             Some(kept) => {
                 further = Some(kept.facts.set.clone());
-                paths.push(PathBuf::from(&kept.facts.scenario));
+                paths.push(baseline::scenario(&kept)?);
             }
             None if differs(0) || differs(1) => paths.push(paths[0].clone()),
             None => {

@@ -303,10 +303,15 @@ fn perform(args: &Args, out: &mut Out) -> Result<Status, Failure> {
         trace::write(&program, &outcome.run, file)
             .map_err(|e| Failure::run(format_args!("--trace {name}: {e}")))
     });
-    let kept = args.store.save_silently(|| {
-        let view = view_of_outcome(&scenario, &program, &outcome);
-        with_source(view, &args.scenario.scenario, &args.scenario.overrides.set)
-    });
+    let kept = if outcome.run.step_samples.is_empty() {
+        // The losses are the checkpoint's, the memory that of a start: no measurement.
+        Ok(Saved::Unasked)
+    } else {
+        args.store.save_silently(|| {
+            let view = view_of_outcome(&scenario, &program, &outcome);
+            with_source(view, &args.scenario.scenario, &args.scenario.overrides.set)
+        })
+    };
     if let Ok(kept) = &kept {
         progress.kept(&outcome, kept);
     }

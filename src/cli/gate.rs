@@ -274,12 +274,14 @@ fn with_files(
     }
     let read = |job: &Job| {
         let name = &job.scenario.name;
-        let read = Baseline::read(&baseline::path_of(at, name), name).map_err(|e| e.to_string())?;
+        let read = Baseline::read(&baseline::path_of(at, name), name)
+            .map_err(|e| (e.to_string(), e.place()))?;
         if read.facts.scenario != *name {
-            return Err(format!(
+            let reason = format!(
                 "{}: is the baseline of `{}`, not of `{name}`",
                 read.file, read.facts.scenario
-            ));
+            );
+            return Err((reason, None));
         }
         Ok(read)
     };
@@ -287,8 +289,8 @@ fn with_files(
     for job in jobs {
         verdicts.push(match read(job) {
             Ok(baseline) => judge(&baseline, &facts(job)?, &job.limits),
-            Err(reason) => {
-                let verdict = judge::missing(&job.scenario.name, &job.limits, &reason);
+            Err((reason, fault)) => {
+                let verdict = judge::missing(&job.scenario.name, &job.limits, &reason, fault);
                 missing.push(reason);
                 verdict
             }
@@ -431,6 +433,9 @@ fn bless(
             continue;
         }
         out.line(format_args!("{}: {word}", path.display()))?;
+        if now.memory.capacity.is_some_and(|c| now.memory.device > c) {
+            out.paragraph(2, "note: this step does not fit the device")?;
+        }
         for f in changes.iter().flat_map(Verdict::failures) {
             out.paragraph(2, &format::sentence(f))?;
         }
@@ -438,18 +443,8 @@ fn bless(
     Ok(Status::Done)
 }
 
-/// Writes everything that was asked for.
+/// Says and writes everything that was asked for: first what is printed, because a file that cannot be written takes no verdict with it.
 fn report(args: &Args, verdicts: &[Verdict], out: &mut Out) -> Result<(), Failure> {
-    let write = |path: &PathBuf, text: String| {
-        std::fs::write(path, text)
-            .map_err(|e| Failure::bad_input(format_args!("{}: {e}", path.display())))
-    };
-    if let Some(path) = &args.junit {
-        write(path, format::junit(verdicts))?;
-    }
-    if let Some(path) = &args.markdown {
-        write(path, format::markdown(verdicts))?;
-    }
     if args.json {
         for verdict in verdicts {
             out.json(verdict)?;
@@ -466,13 +461,25 @@ fn report(args: &Args, verdicts: &[Verdict], out: &mut Out) -> Result<(), Failur
         } else {
             out.text(annotations)?;
         }
-        if let Some(path) = std::env::var_os("GITHUB_STEP_SUMMARY").filter(|p| !p.is_empty()) {
-            let mut file = std::fs::OpenOptions::new()
-                .append(true)
-                .create(true)
-                .open(&path)?;
-            file.write_all(format::markdown(verdicts).as_bytes())?;
-        }
     }
-    Ok(())
+    let write = |path: &Path, text: String| {
+        std::fs::write(path, text)
+            .map_err(|e| Failure::run(format_args!("{}: {e}", path.display())))
+    };
+    let mut written = Ok(());
+    if let Some(path) = &args.junit {
+        written = written.and(write(path, format::junit(verdicts)));
+    }
+    if let Some(path) = &args.markdown {
+        written = written.and(write(path, format::markdown(verdicts)));
+    }
+    let summary = std::env::var_os("GITHUB_STEP_SUMMARY").filter(|p| !p.is_empty());
+    if let Some(path) = summary.filter(|_| args.github || on_github) {
+        let mut file = std::fs::OpenOptions::new()
+            .append(true)
+            .create(true)
+            .open(&path)?;
+        file.write_all(format::markdown(verdicts).as_bytes())?;
+    }
+    written
 }

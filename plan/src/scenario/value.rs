@@ -75,7 +75,8 @@ impl Value {
         match &self.datum {
             Datum::Str(s) => format!("the string {:?}", s.chars().take(40).collect::<String>()),
             Datum::Int(n) => n.to_string(),
-            Datum::Float(x) => x.to_string(),
+            // With its point: `4.0` is not the integer 4.
+            Datum::Float(x) => format!("{x:?}"),
             Datum::Bool(b) => b.to_string(),
             Datum::Date => "a date".into(),
             Datum::Array(_) => "a list".into(),

@@ -23,7 +23,8 @@ pub(super) fn sentences(pair: &Pair, sides: [&RunView; 2]) -> Vec<String> {
         all.push(step.sentence("step time", a, b));
     }
     all.extend(tokens(sides, [a, b]));
-    if !sides.iter().any(|s| s.is_baseline()) {
+    // Baselines of earlier versions do not tell their options.
+    if sides.iter().all(|s| !s.scenario.settings.is_empty()) {
         all.extend(options(pair));
     }
     all.extend(instructions(sides));

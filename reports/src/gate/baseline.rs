@@ -41,13 +41,64 @@ pub enum BaselineError {
         error: std::io::Error,
     },
     /// It is no baseline.
-    #[error("{}: {message}", path.display())]
+    #[error("{}{}: {message}", path.display(), at.map_or_else(String::new, |(line, column)| format!(":{line}:{column}")))]
     Format {
         /// Path.
         path: PathBuf,
+        /// Line and column, from 1, where it is one place's fault.
+        at: Option<(u32, u32)>,
         /// Reason.
         message: String,
     },
+}
+
+impl BaselineError {
+    /// The place in the baseline's file that is at fault, if any.
+    #[must_use]
+    pub fn place(&self) -> Option<Place> {
+        let Self::Format {
+            path,
+            at: Some((line, column)),
+            ..
+        } = self
+        else {
+            return None;
+        };
+        Some(Place {
+            file: path.display().to_string(),
+            line: *line,
+            column: *column,
+        })
+    }
+}
+
+/// Why a text is no baseline.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{message}")]
+pub struct Fault {
+    /// Line and column, from 1, where it is one place's fault.
+    pub at: Option<(u32, u32)>,
+    /// In words, on one line.
+    pub message: String,
+}
+
+impl Fault {
+    fn new(text: &str, error: &toml::de::Error) -> Self {
+        let count = |n: usize| u32::try_from(n + 1).unwrap_or(u32::MAX);
+        let at = error.span().and_then(|span| {
+            let before = text.get(..span.start)?;
+            let line = before.rsplit('\n').next().unwrap_or(before);
+            Some((
+                count(before.matches('\n').count()),
+                count(line.chars().count()),
+            ))
+        });
+        let words: Vec<&str> = error.message().split_whitespace().collect();
+        Self {
+            at,
+            message: format!("is no baseline: {}", words.join(" ")),
+        }
+    }
 }
 
 /// A baseline and the file it was read from.
@@ -61,12 +112,10 @@ pub struct Baseline {
     text: String,
 }
 
-/// The file's outer form.
+/// What every format's file says.
 #[derive(Deserialize)]
-struct Outer {
+struct Head {
     format: u32,
-    #[serde(flatten)]
-    facts: toml::Table,
 }
 
 impl Baseline {
@@ -105,12 +154,14 @@ impl Baseline {
             }
             other => other.map_err(io)?.len(),
         };
-        let fault = |message: String| BaselineError::Format {
+        let fault = |Fault { at, message }| BaselineError::Format {
             path: path.to_owned(),
+            at,
             message,
         };
         if size > LONGEST {
-            return Err(fault(format!("is longer than {LONGEST} bytes")));
+            let message = format!("is longer than {LONGEST} bytes");
+            return Err(fault(Fault { at: None, message }));
         }
         let text = std::fs::read_to_string(path).map_err(io)?;
         Self::parse(text, &path.display().to_string()).map_err(fault)
@@ -119,19 +170,33 @@ impl Baseline {
     /// Reads a text; `file` stands in annotations.
     ///
     /// # Errors
-    /// In words, when it is no baseline of a known format.
-    pub fn parse(text: String, file: &str) -> Result<Self, String> {
-        let outer: Outer = toml::from_str(&text).map_err(|e| format!("is no baseline: {e}"))?;
-        if outer.format != BASELINE_FORMAT {
-            return Err(format!(
-                "has format {}, this version reads format {BASELINE_FORMAT}; `shardlab gate --bless` writes it anew",
-                outer.format
-            ));
+    /// When it is no baseline of a known format.
+    pub fn parse(text: String, file: &str) -> Result<Self, Fault> {
+        let fault = |e: toml::de::Error| Fault::new(&text, &e);
+        let Head { format } = toml::from_str(&text).map_err(fault)?;
+        if format != BASELINE_FORMAT {
+            return Err(Fault {
+                at: None,
+                message: format!(
+                    "has format {format}, this version reads format {BASELINE_FORMAT}; `shardlab gate --bless` writes it anew"
+                ),
+            });
         }
-        let facts: Facts = outer
-            .facts
-            .try_into()
-            .map_err(|e| format!("is no baseline: {e}"))?;
+        // The format is no fact. Blanks in its place keep the positions of what follows.
+        let mut blank = false;
+        let facts: Vec<String> = text
+            .split('\n')
+            .map(|line| {
+                let is_format = !blank && is_key(line, "format");
+                blank |= is_format;
+                if is_format {
+                    " ".repeat(line.len())
+                } else {
+                    line.to_owned()
+                }
+            })
+            .collect();
+        let facts: Facts = toml::from_str(&facts.join("\n")).map_err(fault)?;
         Ok(Self {
             facts,
             file: file.to_owned(),
@@ -189,7 +254,12 @@ pub fn is_baseline(text: &str) -> bool {
 /// The line of a key of a text's head.
 fn head<'a>(text: &'a str, key: &str) -> Option<&'a str> {
     let mut head = text.lines().take_while(|line| !line.starts_with('['));
-    head.find(|line| line.split_once('=').is_some_and(|(k, _)| k.trim() == key))
+    head.find(|line| is_key(line, key))
+}
+
+/// Whether a line gives this key's value.
+fn is_key(line: &str, key: &str) -> bool {
+    line.split_once('=').is_some_and(|(k, _)| k.trim() == key)
 }
 
 /// Folders in which baselines are looked for where none is named, in this order.
@@ -230,6 +300,7 @@ pub fn replaceable(path: &Path, scenario: &str) -> Result<(), BaselineError> {
     let fault = |message: String| {
         Err(BaselineError::Format {
             path: path.to_owned(),
+            at: None,
             message: format!("{message}; it is not overwritten"),
         })
     };

@@ -1,7 +1,7 @@
 //! What a gate compares: exact numbers of one scenario, and the curves of runs.
 
 use super::outline;
-use crate::view::{ProgramView, RunView};
+use crate::view::{ProgramView, RunView, ScenarioView};
 use serde::{Deserialize, Serialize};
 use shardlab_plan::check::{Report, Severity};
 use shardlab_plan::program::{SectionKind, UnitId};
@@ -23,6 +23,9 @@ pub struct Facts {
     /// Overrides of the command line.
     #[serde(default)]
     pub set: Vec<String>,
+    /// Options of the resolved scenario, `section.key` to its value.
+    #[serde(default)]
+    pub options: BTreeMap<String, String>,
     /// Policy.
     pub policy: String,
     /// Hardware profile.
@@ -65,6 +68,9 @@ pub struct MemoryFacts {
     pub reserved: u64,
     /// Peak of the whole device.
     pub device: u64,
+    /// Bytes of the device; `None` where that is not known. A baseline does not tell it.
+    #[serde(skip)]
+    pub capacity: Option<u64>,
     /// Bytes at rest between steps.
     pub persistent: u64,
     /// Where the allocated peak is, for example `backward layers.1`.
@@ -148,6 +154,7 @@ impl Facts {
         Self {
             scenario: scenario.name.clone(),
             set: set.to_vec(),
+            options: ScenarioView::new(scenario).settings,
             policy: program.meta.policy.to_owned(),
             hardware: predicted.hardware.clone(),
             world_size: program.meta.world,
@@ -197,6 +204,7 @@ impl MemoryFacts {
             allocated: m.peak_allocated.0,
             reserved: m.peak_reserved.0,
             device: m.peak_device.0,
+            capacity: m.capacity.map(|c| c.0),
             persistent: m.persistent.0,
             at: format!("{} {}", m.at.phase.name(), unit(m.at.unit)),
             by_role: m

@@ -70,6 +70,7 @@ pub fn judge(baseline: &Baseline, now: &Facts, limits: &Limits) -> Verdict {
     findings.push(program::checks(baseline, now, limits));
     let changes = program::buffers(old, now);
     findings.extend(memory::predicted(baseline, now, limits, &changes));
+    findings.extend(memory::fits(baseline, now, limits));
     findings.push(time::predicted(baseline, now, limits));
     match (&old.measured, &now.measured) {
         (Some(before), Some(after)) => {
@@ -99,7 +100,8 @@ pub fn judge(baseline: &Baseline, now: &Facts, limits: &Limits) -> Verdict {
             });
         }
     }
-    if old.set != now.set {
+    findings.extend(program::options(baseline, now));
+    if old.set != now.set && old.options.is_empty() {
         let words = |set: &[String]| match set {
             [] => "no overrides".to_owned(),
             set => set.join(" "),
@@ -119,10 +121,12 @@ pub fn judge(baseline: &Baseline, now: &Facts, limits: &Limits) -> Verdict {
     Verdict::new(&now.scenario, findings)
 }
 
-/// The verdict on a scenario whose baseline cannot be had, for the reason given: nothing was compared, which is a failure.
+/// The verdict on a scenario whose baseline cannot be had, for the reason given, which may be the fault of a place in its file: nothing was
+/// compared, which is a failure.
 #[must_use]
-pub fn missing(scenario: &str, limits: &Limits, reason: &str) -> Verdict {
-    let finding = no_baseline(Status::NoBaseline, String::new(), limits, reason);
+pub fn missing(scenario: &str, limits: &Limits, reason: &str, fault: Option<Place>) -> Verdict {
+    let mut finding = no_baseline(Status::NoBaseline, String::new(), limits, reason);
+    finding.place = fault.or(finding.place);
     Verdict::new(scenario, vec![finding])
 }
 

@@ -12,6 +12,7 @@ fn memory(allocated: u64) -> MemoryFacts {
         allocated,
         reserved: 1200,
         device: 2000,
+        capacity: None,
         persistent: 400,
         at: "backward layers.1".to_owned(),
         by_role: map(&[("activation", 600), ("main_weight", 400)]),
@@ -24,6 +25,7 @@ pub(crate) fn facts() -> Facts {
     Facts {
         scenario: "tiny".to_owned(),
         set: vec!["train.steps=4".to_owned()],
+        options: BTreeMap::from([("train.lr".to_owned(), "0.001".to_owned())]),
         policy: "native".to_owned(),
         hardware: "cpu".to_owned(),
         world_size: 2,

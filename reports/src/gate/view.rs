@@ -15,7 +15,7 @@ fn named<T: DeserializeOwned>(word: &str) -> Option<T> {
 
 impl Facts {
     /// What the baseline holds of a run: its prediction, or the first seed's training (`None` where it has none). There are
-    /// no spans, no memory curve and no options, and of a training no times.
+    /// no spans and no memory curve, and of a training no times.
     #[must_use]
     pub fn run_view(&self, kind: RunKind) -> Option<RunView> {
         let measured = match kind {
@@ -75,6 +75,7 @@ impl Facts {
             scenario: ScenarioView {
                 name: self.scenario.clone(),
                 overrides: self.set.clone(),
+                settings: self.options.clone(),
                 ..ScenarioView::default()
             },
             program: ProgramView {

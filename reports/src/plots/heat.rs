@@ -81,9 +81,9 @@ pub fn heat(
                     area.draw(&Text::new(words, below, text(20, &FAINT).pos(MIDDLE)))?;
                     continue;
                 }
-                // The worst is full; text on it has the ground's colour.
+                // The best is full; text on it has the ground's colour.
                 let share = if high > low {
-                    (cell.value - best).abs() / (high - low)
+                    1.0 - (cell.value - best).abs() / (high - low)
                 } else {
                     0.0
                 };
@@ -114,7 +114,7 @@ pub fn heat(
             "" => x.0.to_owned(),
             y => format!("across: {}, down: {y}", x.0),
         };
-        let words = format!("{axes}; cells: {unit}, thick frame: best");
+        let words = format!("{axes}; cells: {unit}, fuller is better, thick frame: best");
         area.draw(&Text::new(words, at, text(22, &FAINT)))?;
         Ok(())
     })

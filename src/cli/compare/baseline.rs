@@ -2,6 +2,7 @@
 
 use super::super::output::Failure;
 use shardlab_plan::record::RunKind;
+use shardlab_plan::scenario::find_shipped;
 use shardlab_reports::RunView;
 use shardlab_reports::gate::baseline::{FOLDERS, folder, is_baseline, path_of};
 use shardlab_reports::gate::{Baseline, Facts};
@@ -41,6 +42,23 @@ pub(super) fn of(argument: &Path, at: Option<&Path>) -> Result<Option<Kept>, Fai
     };
     let facts = Baseline::read(&path, &name)?.facts;
     Ok(Some(Kept { facts, path }))
+}
+
+/// The scenario that a baseline is of: the shipped one of its name, else the file of that name in this folder.
+pub(super) fn scenario(kept: &Kept) -> Result<PathBuf, Failure> {
+    let name = &kept.facts.scenario;
+    let file = PathBuf::from(format!("{name}.toml"));
+    if find_shipped(name).is_some() {
+        Ok(PathBuf::from(name))
+    } else if file.is_file() {
+        Ok(file)
+    } else {
+        Err(Failure::bad_input(format_args!(
+            "{}: its scenario `{name}` is neither shipped nor {} in this folder; give its file as well, behind the baseline",
+            kept.path.display(),
+            file.display()
+        )))
+    }
 }
 
 impl Kept {

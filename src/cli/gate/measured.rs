@@ -57,6 +57,9 @@ pub(super) fn read(
     Ok(all)
 }
 
+/// Why a run is no measurement whose checkpoint was of the last step already: its losses are the checkpoint's, and its memory has seen no step.
+const UNTRAINED: &str = "trained no step: its checkpoint was of the last one already";
+
 /// A file that `exec --json` printed, the folder of a kept run, or its id or name.
 fn one(path: &Path, store: &Store) -> Result<(String, Measured), String> {
     if path.is_file() {
@@ -74,6 +77,9 @@ fn one(path: &Path, store: &Store) -> Result<(String, Measured), String> {
     if view.run.kind != RunKind::Exec {
         return Err("is a prediction: a measured run is expected".to_owned());
     }
+    if view.run.step_samples.is_empty() {
+        return Err(UNTRAINED.to_owned());
+    }
     let name = view.scenario.name.clone();
     let run = Measured::new(&[view]).ok_or("holds no run")?;
     Ok((name, run))
@@ -88,6 +94,12 @@ fn of(v: &Value) -> Result<(String, Measured), String> {
     };
     if text("kind")? != "exec" {
         return Err("is a prediction: a measured run is expected".to_owned());
+    }
+    if v["step_ms"]["samples"]
+        .as_array()
+        .is_some_and(Vec::is_empty)
+    {
+        return Err(UNTRAINED.to_owned());
     }
     let numbers = |key: &str| -> Vec<f64> {
         let list = v[key].as_array().map_or(&[][..], Vec::as_slice);
@@ -113,6 +125,7 @@ fn of(v: &Value) -> Result<(String, Measured), String> {
         allocated: bytes("peak_allocated_bytes")?,
         reserved: bytes("peak_reserved_bytes")?,
         device: bytes("peak_device_bytes")?,
+        capacity: None,
         persistent: bytes("persistent_bytes")?,
         at: format!(
             "{} {}",

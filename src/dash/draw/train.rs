@@ -334,7 +334,9 @@ fn rank_table(app: &App, buf: &mut Buffer, area: Rect) {
             format!("{rank:>4}  {time:>9} {host:>9}  {peak:<11}  {reserved:<11}")
         };
         let end = put(buf, x, y, width, &text, theme.text());
-        if late {
+        let at = place.map_or(0, |p| p.at.chars().count() + 1);
+        let free = usize::from((inner.x + width).saturating_sub(end + 1));
+        if late && free >= "slowest".len() + at {
             put(buf, end + 1, y, 8, "slowest", theme.warn());
         }
         if let Some(place) = place {

@@ -49,6 +49,7 @@ fn faulty_files_are_refused_in_words() {
     ];
     for (text, words) in cases {
         let e = Baseline::parse(text.to_owned(), "x").unwrap_err();
+        let e = e.to_string();
         assert!(e.contains(words), "{words}: {e}");
     }
 }
@@ -120,7 +121,7 @@ fn map() -> impl Strategy<Value = BTreeMap<String, u64>> {
 
 prop_compose! {
     fn memory()(n in proptest::collection::vec(0..i64::MAX as u64, 4), at in name(), by_role in map(), by_unit in map()) -> MemoryFacts {
-        MemoryFacts { allocated: n[0], reserved: n[1], device: n[2], persistent: n[3], at, by_role, by_unit }
+        MemoryFacts { allocated: n[0], reserved: n[1], device: n[2], capacity: None, persistent: n[3], at, by_role, by_unit }
     }
 }
 
@@ -140,12 +141,14 @@ proptest! {
         measured in proptest::option::of((memory(), proptest::collection::vec(curve(), 1..3), name())),
         exposed in map(),
         counts in proptest::collection::btree_map("[a-z_]{1,9}", proptest::collection::btree_map("[a-z_]{1,9}", any::<u32>(), 1..3), 0..3),
+        options in proptest::collection::btree_map("[a-z_]{1,9}\\.[a-z_\"]{1,9}", name(), 0..4),
         outline in "([a-z:=+ '\\[]{0,20}\n){0,5}",
         rest in (0..i64::MAX as u64, any::<u32>()),
     ) {
         let facts = Facts {
             scenario: words[0].clone(),
             set,
+            options,
             policy: words[1].clone(),
             hardware: words[2].clone(),
             world_size: rest.1,

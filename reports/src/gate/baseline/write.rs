@@ -20,6 +20,12 @@ pub(super) fn text(facts: &Facts) -> String {
     line(w, "policy", quoted(&facts.policy));
     line(w, "hardware", quoted(&facts.hardware));
     line(w, "world_size", facts.world_size);
+    if !facts.options.is_empty() {
+        title(w, "[options]");
+        for (name, value) in &facts.options {
+            line(w, &quoted(name), quoted(value));
+        }
+    }
     memory(w, "memory", &facts.memory);
     title(w, "[time]");
     line(w, "step_ps", facts.time.step_ps);

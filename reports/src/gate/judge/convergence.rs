@@ -96,6 +96,8 @@ struct Misses {
     first: usize,
     worst: usize,
     count: usize,
+    /// Every one of them is lower than it was.
+    lower: bool,
 }
 
 fn misses(a: &[f64], b: &[f64], allowed: impl Fn(f64) -> f64) -> Option<Misses> {
@@ -113,8 +115,10 @@ fn misses(a: &[f64], b: &[f64], allowed: impl Fn(f64) -> f64) -> Option<Misses> 
             first: i,
             worst: i,
             count: 0,
+            lower: true,
         });
         m.count += 1;
+        m.lower &= y < x;
         if size > most {
             most = size;
             m.worst = i;
@@ -156,7 +160,11 @@ fn band(baseline: &Baseline, metric: &str, a: &Curve, b: &Curve, limits: &Limits
         None if identical(x, y) => (Status::Pass, "identical to the bit".to_owned()),
         None => (Status::Pass, String::new()),
         Some(m) => (
-            Status::Regression,
+            if m.lower {
+                Status::Improvement
+            } else {
+                Status::Regression
+            },
             format!(
                 "outside at {} of {} steps, first at step {}; furthest at step {}: {:.6} instead of {:.6} ({:+.3} %)",
                 m.count,
@@ -197,10 +205,11 @@ fn area(baseline: &Baseline, metric: &str, a: &Curve, b: &Curve, limits: &Limits
             between / a.losses.len().max(1) as f64
         )
     };
-    let status = if within {
-        Status::Pass
-    } else {
-        Status::Regression
+    let lower = a.losses.iter().zip(&b.losses).all(|(x, y)| y <= x);
+    let status = match (within, lower) {
+        (true, _) => Status::Pass,
+        (false, true) => Status::Improvement,
+        (false, false) => Status::Regression,
     };
     subject.finding(status, String::new(), percent(share), message)
 }
@@ -217,6 +226,15 @@ fn last(baseline: &Baseline, metric: &str, a: &Curve, b: &Curve, limits: &Limits
         limit: format!("≤ +{}", percent(limits.final_loss.value)),
         place: at(baseline, "losses", limits.final_loss.place.as_ref(), limits),
     };
+    if a.losses.len() != b.losses.len() {
+        let message = "the runs have other numbers of steps".to_owned();
+        return subject.finding(
+            Status::Skipped,
+            format!("{x:.6}"),
+            format!("{y:.6}"),
+            message,
+        );
+    }
     let message = if within {
         String::new()
     } else {

@@ -1,6 +1,6 @@
 //! Bytes.
 
-use super::Subject;
+use super::{Subject, place};
 use crate::gate::baseline::Baseline;
 use crate::gate::facts::{Facts, Measured, MemoryFacts};
 use crate::gate::finding::{Class, Finding, Status};
@@ -59,6 +59,33 @@ pub(super) fn predicted(
         limits,
         &why,
     )
+}
+
+/// Whether the step still fits the device, whatever the limits allow; nothing where the device's memory is not known, or where both sides
+/// fit. One that did not fit before either is told, not failed.
+pub(super) fn fits(baseline: &Baseline, now: &Facts, limits: &Limits) -> Option<Finding> {
+    let capacity = now.memory.capacity?;
+    let (before, after) = (baseline.facts.memory.device, now.memory.device);
+    let status = match (before <= capacity, after <= capacity) {
+        (_, true) => return None,
+        (true, false) => Status::Regression,
+        (false, false) => Status::Skipped,
+    };
+    let subject = Subject {
+        class: Class::Memory,
+        metric: "fits",
+        limit: format!("≤ {}", bytes(capacity)),
+        place: place(None, baseline.place("memory", "device"), limits),
+    };
+    let over = grouped(after - capacity);
+    let message = format!("the step takes {over} B more than the device has");
+    let word = |n: u64| if n <= capacity { "yes" } else { "no" };
+    Some(subject.finding(
+        status,
+        word(before).to_owned(),
+        word(after).to_owned(),
+        message,
+    ))
 }
 
 /// The measured peaks.

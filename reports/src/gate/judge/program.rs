@@ -32,7 +32,7 @@ pub(super) fn judge(baseline: &Baseline, now: &Facts, limits: &Limits) -> Findin
     let detail = if status == Status::Changed {
         match changes(&old.outline, &new.outline, DIFF_LINES) {
             d if d.is_empty() => {
-                "the outlines are equal: the same work on other buffers, offsets or events\n"
+                "the outlines are equal: other buffers, offsets, events or number of steps\n"
                     .to_owned()
             }
             d => d,
@@ -55,6 +55,33 @@ pub(super) fn judge(baseline: &Baseline, now: &Facts, limits: &Limits) -> Findin
             limits,
         ),
     }
+}
+
+/// The options whose values are others, where the baseline tells them: whoever reads the failures beside it sees that somebody changed
+/// the scenario, not the engine. An option that only one side knows came or went with a version.
+pub(super) fn options(baseline: &Baseline, now: &Facts) -> Option<Finding> {
+    let old = &baseline.facts.options;
+    let changed: Vec<(&String, &String, &String)> = old
+        .iter()
+        .filter_map(|(key, a)| Some((key, a, now.options.get(key)?)))
+        .filter(|(_, a, b)| a != b)
+        .collect();
+    let (first, ..) = changed.first()?;
+    let words: Vec<String> = changed
+        .iter()
+        .map(|(key, a, b)| format!("{key} is {a} in the baseline and {b} now"))
+        .collect();
+    Some(Finding {
+        class: Class::Program,
+        metric: "options".to_owned(),
+        status: Status::Skipped,
+        baseline: String::new(),
+        now: format!("{} changed", changed.len()),
+        limit: String::new(),
+        message: words.join(", "),
+        detail: String::new(),
+        place: baseline.place("options", &format!("{first:?}")),
+    })
 }
 
 /// Buffers that a steady step allocates more or fewer times, in words: `one temporary of 25,344 B more`.
