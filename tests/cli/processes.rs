@@ -3,7 +3,7 @@
 use crate::{json, shardlab};
 use serde_json::Value;
 use std::io::{BufRead, BufReader, Read};
-use std::net::TcpListener;
+use std::net::{TcpListener, TcpStream};
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
@@ -166,6 +166,45 @@ fn torchrun_and_mpirun_start_ranks_too() {
                 same(&threads, &serde_json::from_slice(&output.stdout).unwrap());
             }
         }
+    }
+}
+
+/// Two runs of torchrun on one host, whose stores may lie at the same ports: each rank finds its own run's, though it looks for
+/// it while only the other's is there.
+#[test]
+fn runs_that_share_a_host_do_not_mix() {
+    // Agents' own stores would listen at `port` and `port + 1`; the runs' are at the next ones.
+    let port = free_port();
+    let base = ["small-native", "--set", "mesh.dp_shard=2", "--steps"];
+    let start = |rank: u32, steps: &str, port: u16| {
+        let vars = |_| {
+            vec![
+                ("RANK", rank.to_string()),
+                ("LOCAL_RANK", rank.to_string()),
+                ("WORLD_SIZE", "2".to_owned()),
+                ("MASTER_ADDR", "127.0.0.1".to_owned()),
+                ("MASTER_PORT", port.to_string()),
+                ("TORCHELASTIC_RUN_ID", "none".to_owned()),
+                ("TORCHELASTIC_RESTART_COUNT", "0".to_owned()),
+                ("TORCHELASTIC_USE_AGENT_STORE", "True".to_owned()),
+            ]
+        };
+        ranks(1, &[&base[..], &[steps]].concat(), vars).remove(0)
+    };
+    let mut children = vec![start(0, "3", port + 1)];
+    let begin = Instant::now();
+    while TcpStream::connect(("127.0.0.1", port + 2)).is_err() {
+        assert!(begin.elapsed() < Duration::from_secs(60));
+        std::thread::sleep(Duration::from_millis(10));
+    }
+    children.push(start(1, "2", port));
+    std::thread::sleep(Duration::from_millis(500));
+    children.push(start(1, "3", port + 1));
+    children.push(start(0, "2", port));
+    for child in children {
+        let output = child.wait_with_output().unwrap();
+        let words = String::from_utf8_lossy(&output.stderr);
+        assert!(output.status.success(), "{words}");
     }
 }
 

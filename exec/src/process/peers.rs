@@ -91,7 +91,7 @@ impl Peers {
             }
         }
         Err(PeerError::Failed(format!(
-            "rank {} cannot open the store at any of the ports {:?}: {last}",
+            "rank {} cannot open the store at any of the ports {:?}: {last} (MASTER_PORT or SHARDLAB_PORT, the same for all ranks, names another port)",
             meeting.process, meeting.ports
         )))
     }
