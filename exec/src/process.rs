@@ -18,6 +18,6 @@ pub use client::{LastResort, Meeting};
 pub(crate) use codec::{Reader, Writer};
 pub use environment::{EnvironmentError, Launcher, Placement, placement};
 pub use guard::{PARENT, end_with_launcher, has_launcher, interrupt};
-pub use launch::{Ended, Launch, ending, launch};
+pub use launch::{Asked, Ended, Launch, ending, launch};
 pub use peers::{PeerError, Peers};
 pub use server::{Server, StoreOptions};

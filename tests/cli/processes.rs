@@ -304,10 +304,16 @@ pub(crate) fn signal(name: &str, process: u32) {
     assert!(status.unwrap().success());
 }
 
-/// Whether a process runs; one that has ended and waits to be asked about does not.
+/// A process's state: running `R`, sleeping `S`, stopped `T`, and others; `None` for one that has ended.
+fn state(process: u32) -> Option<char> {
+    let stat = std::fs::read_to_string(format!("/proc/{process}/stat")).ok()?;
+    let state = stat.rsplit_once(") ")?.1.chars().next();
+    // It has ended and waits to be asked about.
+    state.filter(|s| *s != 'Z')
+}
+
 fn runs(process: u32) -> bool {
-    std::fs::read_to_string(format!("/proc/{process}/stat"))
-        .is_ok_and(|s| !s.rsplit_once(')').is_some_and(|(_, s)| s.starts_with(" Z")))
+    state(process).is_some()
 }
 
 pub(crate) fn all_end(ranks: &[u32]) {
@@ -337,6 +343,30 @@ fn a_run_that_was_stopped_goes_on() {
     let mut words = String::new();
     errors.read_to_string(&mut words).unwrap();
     assert!(go_on, "{words}");
+}
+
+/// The terminal tells the launcher alone, in whose process the store is: the ranks stop and go on with it.
+#[test]
+fn ctrl_z_stops_the_ranks_too() {
+    interrupted(|launcher, ranks| {
+        let all = [&[launcher][..], ranks].concat();
+        let wait_until = |stopped: bool| {
+            let begin = Instant::now();
+            while all.iter().any(|p| (state(*p) == Some('T')) != stopped) {
+                assert!(begin.elapsed() < Duration::from_secs(30));
+                std::thread::sleep(Duration::from_millis(10));
+            }
+        };
+        for _ in 0..2 {
+            signal("TSTP", launcher);
+            wait_until(true);
+            std::thread::sleep(Duration::from_secs(2));
+            signal("CONT", launcher);
+            wait_until(false);
+            std::thread::sleep(Duration::from_millis(300));
+        }
+        signal("INT", launcher);
+    });
 }
 
 #[test]

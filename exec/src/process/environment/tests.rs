@@ -69,7 +69,10 @@ fn srun() {
     ];
     let p = place(&vars);
     assert_eq!((p.rank, p.world, p.local_rank), (3, 4, 1));
-    assert_eq!((p.host.as_str(), p.run.as_str()), ("gpu-017", "129.0@29516"));
+    assert_eq!(
+        (p.host.as_str(), p.run.as_str()),
+        ("gpu-017", "129.0@29516")
+    );
     assert_eq!(p.ports[0], 29516);
     // Around one script that is started otherwise it means nothing.
     let mut vars = TORCHRUN.to_vec();
