@@ -3,6 +3,7 @@
 //! A [`Server`] keeps the store where processes leave words for one another, and notices who dies or hangs; it lives in the
 //! launcher, or in rank 0's process where something else started the ranks. [`Peers`] is a process's view of the others.
 
+mod alone;
 mod client;
 mod codec;
 pub mod environment;

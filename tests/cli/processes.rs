@@ -208,6 +208,52 @@ fn runs_that_share_a_host_do_not_mix() {
     }
 }
 
+/// Weights that one rank reads for longer than the watchdog's time: the others wait for it before the first step.
+#[test]
+fn ranks_wait_for_the_weights_of_others() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = |name: &str| dir.path().join(name);
+    let (whole, slow) = (path("whole"), path("slow"));
+    let base = ["small-native", "--set", "mesh.dp_shard=2"];
+    let export = whole.display().to_string();
+    exec(&[&base[..], &["--steps", "1", "--export", &export]].concat());
+    std::fs::create_dir(&slow).unwrap();
+    for file in std::fs::read_dir(&whole).unwrap() {
+        let file = file.unwrap();
+        std::fs::copy(file.path(), slow.join(file.file_name())).unwrap();
+    }
+    // A pipe, which gives nothing until somebody writes to it.
+    let config = slow.join("config.json");
+    std::fs::remove_file(&config).unwrap();
+    let made = Command::new("mkfifo").arg(&config).status().unwrap();
+    assert!(made.success());
+    let port = free_port().to_string();
+    let start = |rank: u32, init: &std::path::Path| {
+        let vars = |_| {
+            vec![
+                ("RANK", rank.to_string()),
+                ("WORLD_SIZE", "2".to_owned()),
+                ("MASTER_ADDR", "127.0.0.1".to_owned()),
+                ("MASTER_PORT", port.clone()),
+            ]
+        };
+        let init = init.display().to_string();
+        let args = ["--steps", "2", "--timeout", "2", "--init", &init];
+        ranks(1, &[&base[..], &args].concat(), vars).remove(0)
+    };
+    let children = [start(0, &whole), start(1, &slow)];
+    // As long as it takes to come to the first step, and then more than the watchdog's time. A run that has failed meanwhile
+    // reads nothing.
+    std::thread::sleep(Duration::from_secs(7));
+    let words = std::fs::read(whole.join("config.json")).unwrap();
+    std::thread::spawn(move || std::fs::write(config, words).unwrap());
+    for child in children {
+        let output = child.wait_with_output().unwrap();
+        let words = String::from_utf8_lossy(&output.stderr);
+        assert!(output.status.success(), "{words}");
+    }
+}
+
 #[test]
 fn ranks_that_disagree_are_told_so() {
     let port = free_port().to_string();

@@ -166,9 +166,13 @@ impl Client {
         self.send(&Ask::Put { key, uses, data })
     }
 
-    pub(super) fn get(&self, key: &str) -> Result<Vec<u8>, PeerError> {
+    pub(super) fn get(&self, key: &str, patient: bool) -> Result<Vec<u8>, PeerError> {
         let key = key.to_owned();
-        let parts = self.request(|request| Ask::Get { request, key })?;
+        let parts = self.request(|request| Ask::Get {
+            request,
+            key,
+            patient,
+        })?;
         Ok(parts.into_iter().next().unwrap_or_default())
     }
 
@@ -446,7 +450,7 @@ mod tests {
     fn beside(store: impl FnOnce(TcpStream) + Send) -> (PeerError, Duration) {
         with_store(1, store, |client| {
             let start = Instant::now();
-            let error = client.get("what nobody leaves").unwrap_err();
+            let error = client.get("what nobody leaves", false).unwrap_err();
             (error, start.elapsed())
         })
     }

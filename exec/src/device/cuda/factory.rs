@@ -127,6 +127,7 @@ impl CudaFactory {
                 .collect(),
             ranges: super::nvtx::Ranges::new(),
             recording: false,
+            singly: false,
             records: self.records(setup)?,
             before_records: None,
             recorder: None,
