@@ -126,7 +126,9 @@ pub fn launch(what: &Launch, asked: Asked<'_>) -> io::Result<Ended> {
                 .name(format!("errors of rank {rank}"))
                 .spawn(move || {
                     for line in BufReader::new(errors).lines().map_while(Result::ok) {
-                        let _ = writeln!(io::stderr(), "[rank {rank}] {line}");
+                        // In one piece: rank 0 writes to the same place, lines that programs read among them.
+                        let line = format!("[rank {rank}] {line}\n");
+                        let _ = io::stderr().write_all(line.as_bytes());
                     }
                 });
         }

@@ -104,6 +104,10 @@ impl CudaFactory {
             leader.same(&bodies::decisive(&context, settings, &kernels))?;
         }
         let bodies = Bodies::new(&context, program, settings, kernels)?;
+        // What may fail comes before: the others would wait for whoever has joined and goes.
+        let support = Support::new(&context)?;
+        let slots = Pinned::new(&context, slots * 4).map_err(words)?;
+        let records = self.records(setup)?;
         // Whoever joins a communicator is there until all have joined.
         if !ready.come() {
             return Ok(None);
@@ -128,7 +132,7 @@ impl CudaFactory {
             ranges: super::nvtx::Ranges::new(),
             recording: false,
             singly: false,
-            records: self.records(setup)?,
+            records,
             before_records: None,
             recorder: None,
             times_from: None,
@@ -137,10 +141,10 @@ impl CudaFactory {
             graphs: Vec::new(),
             collectives,
             bodies,
-            support: Support::new(&context)?,
+            support,
             events,
             streams,
-            slots: Pinned::new(&context, slots * 4).map_err(words)?,
+            slots,
             staging: Staging::new(&context),
             own,
             arena: None,
