@@ -201,7 +201,7 @@ def no_room():
         return
     before = on_gpus()
     # Weights and optimizer state of some hundred GB a GPU.
-    sets = [*fit(gpus()), "model.hidden=32768", "model.layers=32", "model.ffn=131072"]
+    sets = [*fit(gpus()), "model.hidden=16384", "model.heads=128", "model.kv_heads=8", "model.ffn=53248", "model.layers=40"]
     for title, mode in (("processes", "--processes"), ("threads", "--one-process")):
         code, _, err, s = train("small-engines", "--steps", 2, mode, sets=sets, timeout=60)
         time.sleep(1)
