@@ -1,5 +1,5 @@
 """Stages that check: each prints a line a case."""
-import json, os, re, shutil, subprocess, sys, tempfile, time
+import json, os, re, shutil, signal, subprocess, sys, tempfile, time
 from tools import CPU, OUT, ROOT, call, end, fit, gpus, last_line, reference, row, shardlab, together, train, worst
 import tools
 
@@ -144,8 +144,15 @@ def modes():
         "a process a rank, again": ([], []),
         "ranks as threads": ([], ["--one-process"]),
         "times by events": ([], ["--times", "events"]),
+        # Captured collectives: rank 0 keeps times of the last step, in which none replays.
+        "threads, captured iteration": (SAME["captured iteration"], ["--one-process"]),
         "threads, times by records": ([], ["--one-process", "--times", "cupti", "--timeout", "15"] if not CPU else ["--one-process"]),
     })
+    if gpus() > 1:
+        same_as("modes", {
+            "ranks as threads": ([], ["--one-process"]),
+            "threads, captured iteration": (SAME["captured iteration"], ["--one-process"]),
+        }, ENGINES)
     trace = OUT / "trace-modes.json"
     code, run, err, s = train("small-native", "--trace", trace, sets=fit(gpus()), timeout=60)
     if code == 0:
@@ -160,23 +167,76 @@ def modes():
         code, out, err, s = call(command, 90)
         row("modes", "started by torchrun", code == 0 and '"losses"' in out, f"{s:.1f} s" if code == 0 else last_line(err))
     killed()
+    stopped()
     hung()
+    no_room()
+
+
+# Collectives of a communicator that is aborted: kernels, copy engines, and either as part of graphs.
+HANGS = {"small-native": [], "small-engines": [], "small-engines, captured": ['compile.cuda_graph="full_iteration"'], "small-iteration": []}
 
 
 def hung():
-    """Rank 1 does not go on: its host, or its part in a collective. The others notice within the timeout, as processes and as threads."""
+    """Rank 1 does not go on: its host, or its part in a collective. The others notice within the timeout, as processes and as threads, and
+    the run ends by itself, whatever the collectives are made of."""
     if gpus() < 2:
         return
     before = on_gpus()
     patience = 5
     for title, mode in (("processes", "--processes"), ("threads", "--one-process")):
-        # On the CPU the collective panics, which everybody hears of at once.
-        for what in ("stall",) if CPU else ("stall", "collective"):
-            code, _, err, s = train("small-native", "--steps", 50, "--timeout", patience, "--fault", f"1:{what}", mode, sets=fit(gpus()), timeout=60)
-            time.sleep(1)
-            # Whoever ends earlier has not hung; one that hangs for good may take its time to be ended from outside.
-            ok = code == 3 and (patience if what == "stall" else 0) <= s < 40 and on_gpus() <= before
-            row("modes", f"{what} of rank 1, {title}", ok, f"status {code} after {s:.1f} s: {last_line(err)[:110]}")
+        for name, sets in HANGS.items():
+            # On the CPU the collective panics, which everybody hears of at once.
+            for what in ("stall",) if CPU else ("stall", "collective"):
+                code, _, err, s = train(name.split(",")[0], "--steps", 50, "--timeout", patience, "--fault", f"1:{what}", mode, sets=[*fit(gpus()), *sets], timeout=60)
+                time.sleep(1)
+                # Whoever ends earlier has not hung; one that hangs for good may take its time to be ended from outside.
+                ok = code == 3 and (patience if what == "stall" else 0) <= s < 40 and on_gpus() <= before
+                how = ", by the last resort" if "in good order" in err else ""
+                row("modes", f"{what} of rank 1, {name}, {title}", ok, f"status {code} after {s:.1f} s{how}: {last_line(err)[:110]}")
+
+
+def no_room():
+    """Ranks whose memory does not fit, all of them, end with the cause; none waits for another where memory is made known to NCCL."""
+    if gpus() < 2 or CPU:
+        return
+    before = on_gpus()
+    # Weights and optimizer state of some hundred GB a GPU.
+    sets = [*fit(gpus()), "model.hidden=16384", "model.heads=128", "model.kv_heads=8", "model.ffn=53248", "model.layers=40"]
+    for title, mode in (("processes", "--processes"), ("threads", "--one-process")):
+        code, _, err, s = train("small-engines", "--steps", 2, mode, sets=sets, timeout=60)
+        time.sleep(1)
+        row("modes", f"no memory, {title}", code in (2, 3) and on_gpus() <= before, f"status {code} after {s:.1f} s: {last_line(err)[:110]}")
+
+
+def stopped():
+    """Ctrl-Z for longer than the store is waited for, and `fg`: all go on, and end where they are told to."""
+    if gpus() < 2:
+        return
+    where = ["--processes"] if CPU else ["--device", "cuda"]
+    command = [tools.binary, "exec", "small-native", "--no-store", "--timeout", "5", "--steps", "1000000", *where, *[x for v in fit(gpus()) for x in ("--set", v)]]
+    errors = open(OUT / "stopped.txt", "w+")
+    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=errors, cwd=ROOT, start_new_session=True, stdin=subprocess.DEVNULL)
+    begin = time.time()
+    while time.time() - begin < 60 and process.poll() is None and "step" not in (OUT / "stopped.txt").read_text():
+        time.sleep(0.2)
+    ranks = tools.descendants(process.pid)
+    process.send_signal(signal.SIGTSTP)
+    time.sleep(1)
+    state = lambda pid: open(f"/proc/{pid}/stat").read().rsplit(")", 1)[1].split()[0]
+    all_stopped = len(ranks) >= gpus() and all(state(r) == "T" for r in ranks)
+    time.sleep(14)
+    process.send_signal(signal.SIGCONT)
+    time.sleep(3)
+    goes_on = process.poll() is None
+    process.send_signal(signal.SIGINT)
+    try:
+        code = process.wait(30)
+    except subprocess.TimeoutExpired:
+        end(process)
+        code = 124
+    words = (OUT / "stopped.txt").read_text()
+    ok = all_stopped and goes_on and code == 3 and "interrupted" in words
+    row("modes", "stopped and gone on", ok, f"{len(ranks)} ranks {'' if all_stopped else 'NOT '}stopped, status {code}: {words.strip().splitlines()[-1][:90] if words else '?'}")
 
 
 def killed():

@@ -177,6 +177,9 @@ pub struct Pass {
     pub slots: u32,
     /// Keep times of tasks.
     pub record: bool,
+    /// Issue captured commands one by one, as whoever keeps times has to. All ranks do or none does: a collective that one
+    /// rank issues as part of a graph and another on its own need not meet.
+    pub singly: bool,
     /// What will be uploaded, in order: a device may bring it nearer before the pass begins.
     pub inputs: Vec<Arc<[u8]>>,
 }
@@ -279,6 +282,12 @@ pub trait Device: Send {
 
     /// Copies host memory to the device, likewise. `data` has the range's length.
     fn write(&mut self, range: RawRange, data: &[u8]);
+
+    /// Ends what is in flight, after a failure. Whether the device may be dropped then: `false` where its driver would wait for
+    /// ever for work that has not ended.
+    fn cease(&mut self) -> bool {
+        true
+    }
 
     /// Whether recording times changes them so little that every step may be recorded.
     fn records_freely(&self) -> bool {

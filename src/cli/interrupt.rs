@@ -1,12 +1,14 @@
-//! Ctrl-C, and the signal by which batch schedulers announce a job's end: finish with what there is.
+//! Ctrl-C, and the signal by which batch schedulers announce a job's end: finish with what there is. Ctrl-Z, where others are to
+//! stop as well.
 
 use shardlab_exec::process::has_launcher;
-use signal_hook::consts::{SIGINT, SIGTERM};
+use signal_hook::consts::{SIGINT, SIGTERM, SIGTSTP};
 use signal_hook::flag;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, LazyLock, Once};
 
 static INTERRUPTED: LazyLock<Arc<AtomicBool>> = LazyLock::new(Arc::default);
+static STOP: LazyLock<Arc<AtomicBool>> = LazyLock::new(Arc::default);
 
 /// From now on either signal sets a flag instead of ending the process; a second one ends it.
 pub(super) fn watch() {
@@ -32,4 +34,18 @@ fn on(signal: i32) {
 /// Whether one has come.
 pub(super) fn requested() -> bool {
     INTERRUPTED.load(Ordering::Relaxed)
+}
+
+/// From now on Ctrl-Z sets a flag instead of stopping the process: whoever asks for it stops itself, after its children.
+pub(super) fn watch_stops() {
+    static ONCE: Once = Once::new();
+    ONCE.call_once(|| {
+        // Without a handler it stops this process alone, as it always does.
+        let _ = flag::register(SIGTSTP, Arc::clone(&STOP));
+    });
+}
+
+/// Whether one has come since this was asked last.
+pub(super) fn stop_requested() -> bool {
+    STOP.swap(false, Ordering::Relaxed)
 }

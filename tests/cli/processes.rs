@@ -3,7 +3,7 @@
 use crate::{json, shardlab};
 use serde_json::Value;
 use std::io::{BufRead, BufReader, Read};
-use std::net::TcpListener;
+use std::net::{TcpListener, TcpStream};
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
@@ -169,6 +169,91 @@ fn torchrun_and_mpirun_start_ranks_too() {
     }
 }
 
+/// Two runs of torchrun on one host, whose stores may lie at the same ports: each rank finds its own run's, though it looks for
+/// it while only the other's is there.
+#[test]
+fn runs_that_share_a_host_do_not_mix() {
+    // Agents' own stores would listen at `port` and `port + 1`; the runs' are at the next ones.
+    let port = free_port();
+    let base = ["small-native", "--set", "mesh.dp_shard=2", "--steps"];
+    let start = |rank: u32, steps: &str, port: u16| {
+        let vars = |_| {
+            vec![
+                ("RANK", rank.to_string()),
+                ("LOCAL_RANK", rank.to_string()),
+                ("WORLD_SIZE", "2".to_owned()),
+                ("MASTER_ADDR", "127.0.0.1".to_owned()),
+                ("MASTER_PORT", port.to_string()),
+                ("TORCHELASTIC_RUN_ID", "none".to_owned()),
+                ("TORCHELASTIC_RESTART_COUNT", "0".to_owned()),
+                ("TORCHELASTIC_USE_AGENT_STORE", "True".to_owned()),
+            ]
+        };
+        ranks(1, &[&base[..], &[steps]].concat(), vars).remove(0)
+    };
+    let mut children = vec![start(0, "3", port + 1)];
+    let begin = Instant::now();
+    while TcpStream::connect(("127.0.0.1", port + 2)).is_err() {
+        assert!(begin.elapsed() < Duration::from_secs(60));
+        std::thread::sleep(Duration::from_millis(10));
+    }
+    children.push(start(1, "2", port));
+    std::thread::sleep(Duration::from_millis(500));
+    children.push(start(1, "3", port + 1));
+    children.push(start(0, "2", port));
+    for child in children {
+        let output = child.wait_with_output().unwrap();
+        let words = String::from_utf8_lossy(&output.stderr);
+        assert!(output.status.success(), "{words}");
+    }
+}
+
+/// Weights that one rank reads for longer than the watchdog's time: the others wait for it before the first step.
+#[test]
+fn ranks_wait_for_the_weights_of_others() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = |name: &str| dir.path().join(name);
+    let (whole, slow) = (path("whole"), path("slow"));
+    let base = ["small-native", "--set", "mesh.dp_shard=2"];
+    let export = whole.display().to_string();
+    exec(&[&base[..], &["--steps", "1", "--export", &export]].concat());
+    std::fs::create_dir(&slow).unwrap();
+    for file in std::fs::read_dir(&whole).unwrap() {
+        let file = file.unwrap();
+        std::fs::copy(file.path(), slow.join(file.file_name())).unwrap();
+    }
+    // A pipe, which gives nothing until somebody writes to it.
+    let config = slow.join("config.json");
+    std::fs::remove_file(&config).unwrap();
+    let made = Command::new("mkfifo").arg(&config).status().unwrap();
+    assert!(made.success());
+    let port = free_port().to_string();
+    let start = |rank: u32, init: &std::path::Path| {
+        let vars = |_| {
+            vec![
+                ("RANK", rank.to_string()),
+                ("WORLD_SIZE", "2".to_owned()),
+                ("MASTER_ADDR", "127.0.0.1".to_owned()),
+                ("MASTER_PORT", port.clone()),
+            ]
+        };
+        let init = init.display().to_string();
+        let args = ["--steps", "2", "--timeout", "2", "--init", &init];
+        ranks(1, &[&base[..], &args].concat(), vars).remove(0)
+    };
+    let children = [start(0, &whole), start(1, &slow)];
+    // As long as it takes to come to the first step, and then more than the watchdog's time. A run that has failed meanwhile
+    // reads nothing.
+    std::thread::sleep(Duration::from_secs(7));
+    let words = std::fs::read(whole.join("config.json")).unwrap();
+    std::thread::spawn(move || std::fs::write(config, words).unwrap());
+    for child in children {
+        let output = child.wait_with_output().unwrap();
+        let words = String::from_utf8_lossy(&output.stderr);
+        assert!(output.status.success(), "{words}");
+    }
+}
+
 #[test]
 fn ranks_that_disagree_are_told_so() {
     let port = free_port().to_string();
@@ -265,10 +350,16 @@ pub(crate) fn signal(name: &str, process: u32) {
     assert!(status.unwrap().success());
 }
 
-/// Whether a process runs; one that has ended and waits to be asked about does not.
+/// A process's state: running `R`, sleeping `S`, stopped `T`, and others; `None` for one that has ended.
+fn state(process: u32) -> Option<char> {
+    let stat = std::fs::read_to_string(format!("/proc/{process}/stat")).ok()?;
+    let state = stat.rsplit_once(") ")?.1.chars().next();
+    // It has ended and waits to be asked about.
+    state.filter(|s| *s != 'Z')
+}
+
 fn runs(process: u32) -> bool {
-    std::fs::read_to_string(format!("/proc/{process}/stat"))
-        .is_ok_and(|s| !s.rsplit_once(')').is_some_and(|(_, s)| s.starts_with(" Z")))
+    state(process).is_some()
 }
 
 pub(crate) fn all_end(ranks: &[u32]) {
@@ -298,6 +389,30 @@ fn a_run_that_was_stopped_goes_on() {
     let mut words = String::new();
     errors.read_to_string(&mut words).unwrap();
     assert!(go_on, "{words}");
+}
+
+/// The terminal tells the launcher alone, in whose process the store is: the ranks stop and go on with it.
+#[test]
+fn ctrl_z_stops_the_ranks_too() {
+    interrupted(|launcher, ranks| {
+        let all = [&[launcher][..], ranks].concat();
+        let wait_until = |stopped: bool| {
+            let begin = Instant::now();
+            while all.iter().any(|p| (state(*p) == Some('T')) != stopped) {
+                assert!(begin.elapsed() < Duration::from_secs(30));
+                std::thread::sleep(Duration::from_millis(10));
+            }
+        };
+        for _ in 0..2 {
+            signal("TSTP", launcher);
+            wait_until(true);
+            std::thread::sleep(Duration::from_secs(2));
+            signal("CONT", launcher);
+            wait_until(false);
+            std::thread::sleep(Duration::from_millis(300));
+        }
+        signal("INT", launcher);
+    });
 }
 
 #[test]

@@ -81,6 +81,8 @@ pub struct CudaDevice {
     ranges: Option<nvtx::Ranges>,
     /// The pass records times.
     recording: bool,
+    /// The pass issues what was captured one by one.
+    singly: bool,
     /// They are CUPTI's.
     records: bool,
     /// Bytes in use on the GPU before the first pass that was recorded: what records need is not the program's.
@@ -130,6 +132,14 @@ impl CudaDevice {
         Stop::Aborted
     }
 
+    /// Ends collectives in flight; whether the library has come back from it. NCCL frees a communicator only when no graph is
+    /// left that has captured collectives of it, however it is told to: graphs go first. The driver keeps what is in flight of
+    /// them until it has ended.
+    fn cut(&mut self) -> bool {
+        self.graphs.fill_with(|| None);
+        self.collectives.abort()
+    }
+
     /// A driver's error outside of any instruction.
     fn broken(&self, e: &Error) -> Stop {
         let hint = if self.sync {
@@ -177,6 +187,7 @@ impl CudaDevice {
         // SAFETY: no conditions.
         check("cuCtxSynchronize", unsafe { sys::cuCtxSynchronize() })?;
         self.recording = pass.record;
+        self.singly = pass.singly;
         if pass.record {
             if self.recorder.is_none() {
                 self.before_records = self.context.memory().ok().map(|(free, total)| total - free);
@@ -320,6 +331,13 @@ impl Device for CudaDevice {
         self.busy_stream().is_ok_and(|s| s.is_some())
     }
 
+    fn cease(&mut self) -> bool {
+        // Nothing can be done about errors here.
+        let _ = self.context.bind();
+        // Work in flight may wait for ranks that are gone.
+        self.cut() && self.wait_briefly()
+    }
+
     fn slot(&self, slot: u32) -> f32 {
         // SAFETY: a word of pinned memory, which the device writes and the host reads; both are whole words.
         let word = unsafe { AtomicU32::from_ptr(self.slot_ptr(slot)) };
@@ -407,10 +425,9 @@ impl Drop for CudaDevice {
         // Nothing can be done about errors here.
         let _ = self.context.bind();
         if self.is_busy() {
-            // Work in flight may wait for ranks that are gone.
             self.abort.stop();
-            self.collectives.abort();
-            self.wait_briefly();
+            // Whoever could do without the drop has asked before.
+            let _ = self.cease();
         }
         self.graphs.clear();
         for s in &self.streams {

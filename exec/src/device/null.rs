@@ -3,6 +3,8 @@
 use super::{Command, Device, FailureKind, GraphId, Pass, Region, Stop, TaskTimes};
 use crate::operand::RawRange;
 use shardlab_plan::program::{EventId, InstrId, StreamId};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Instant;
 
 /// Takes every command and performs none; counts them.
@@ -14,6 +16,12 @@ pub struct NullDevice {
     pub commands: u64,
     /// Addresses from here on have no memory.
     pub memory_end: u64,
+    /// Passes so far that were to be issued one by one.
+    pub singly: Arc<AtomicU32>,
+    /// Why it refuses memory, if it does.
+    pub refuses: Option<String>,
+    /// What [`Device::cease`] answers.
+    pub ceases: bool,
 }
 
 impl Default for NullDevice {
@@ -23,6 +31,9 @@ impl Default for NullDevice {
             graphs: Vec::new(),
             commands: 0,
             memory_end: u64::MAX,
+            singly: Arc::default(),
+            refuses: None,
+            ceases: true,
         }
     }
 }
@@ -33,7 +44,7 @@ impl Device for NullDevice {
     }
 
     fn map(&mut self, _: &[Region]) -> Result<(), String> {
-        Ok(())
+        self.refuses.clone().map_or(Ok(()), Err)
     }
 
     fn pointer(&self, address: u64, _: u64) -> Result<Option<*mut u8>, (FailureKind, String)> {
@@ -45,7 +56,9 @@ impl Device for NullDevice {
         Ok(Some(std::ptr::without_provenance_mut(address as usize)))
     }
 
-    fn begin(&mut self, _: Pass) -> Result<(), Stop> {
+    fn begin(&mut self, pass: Pass) -> Result<(), Stop> {
+        self.singly
+            .fetch_add(u32::from(pass.singly), Ordering::Relaxed);
         Ok(())
     }
 
@@ -75,6 +88,10 @@ impl Device for NullDevice {
 
     fn is_busy(&mut self) -> bool {
         false
+    }
+
+    fn cease(&mut self) -> bool {
+        self.ceases
     }
 
     fn slot(&self, _: u32) -> f32 {

@@ -82,6 +82,8 @@ pub(crate) struct PassInputs<'a> {
     pub(crate) hyper: Hyper,
     pub(crate) inputs: &'a RankInputs,
     pub(crate) record: bool,
+    /// As [`Pass::singly`].
+    pub(crate) singly: bool,
     /// Where all ranks wait for one another once their devices have begun the pass, and before times are taken.
     pub(crate) gate: Option<&'a Gate>,
 }
@@ -124,6 +126,7 @@ pub(crate) struct Rank<D> {
 }
 
 impl<D: Device> Rank<D> {
+    /// A rank on a device that has nothing yet. Errors pass `leaving` before the device is dropped.
     pub(crate) fn new(
         id: u32,
         program: &Arc<Program>,
@@ -131,11 +134,15 @@ impl<D: Device> Rank<D> {
         abort: &Arc<Abort>,
         mut device: D,
         regions: &[Region],
+        leaving: &dyn Fn(ExecError) -> ExecError,
     ) -> Result<Self, ExecError> {
-        device.map(regions).map_err(|e| {
+        let mapped = device.map(regions).map_err(|e| {
             let at_peak = super::memory::composition(program);
             ExecError::Device(format!("{e}; alive at the plan's peak: {at_peak}"))
-        })?;
+        });
+        let offsets = mapped
+            .and_then(|()| Offsets::new(program, id))
+            .map_err(leaving)?;
         let buffers = program.buffers.len();
         let taps = program
             .sections
@@ -152,7 +159,7 @@ impl<D: Device> Rank<D> {
             .collect();
         Ok(Self {
             id,
-            offsets: Offsets::new(program, id)?,
+            offsets,
             memory: RankMemory::new(program, options.capacity),
             base: vec![0; buffers],
             pending: vec![Pending::Nothing; buffers],
@@ -204,6 +211,7 @@ impl<D: Device> Rank<D> {
             hyper: with.hyper,
             slots: taps.slots,
             record: with.record,
+            singly: with.singly,
             inputs: with.inputs.all().cloned().collect(),
         })?;
         if let Some(gate) = with.gate {

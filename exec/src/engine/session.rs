@@ -194,13 +194,22 @@ impl<D: Device> Session<D> {
         } = setup;
         let regions = plan_regions(&program, &options);
         let muster = Muster::new(world.local().len().min(devices.len()));
+        // Before the rank's device is dropped, which takes leave of the others in good order unless it knows: they may be where
+        // they wait for this one, and no timeout ends that.
+        let leaving = |e: ExecError| {
+            world.peers().fail(&e.to_string());
+            abort.stop();
+            e
+        };
         // `None`: another one has failed, and is there to say why.
         let new = |id, device: D, place: Place<'_>| {
-            let mut rank = Rank::new(id, &program, &options, &abort, device, &regions)?;
+            let rank = Rank::new(id, &program, &options, &abort, device, &regions, &leaving);
+            let mut rank = rank?;
             if !place.come() {
                 return Ok(None);
             }
-            rank.device.meet().map_err(ExecError::Device)?;
+            let met = rank.device.meet();
+            met.map_err(|e| leaving(ExecError::Device(e)))?;
             Ok(Some(rank))
         };
         let new = &new;
@@ -320,6 +329,7 @@ impl<D: Device> Session<D> {
             hyper,
             inputs: inputs.ranks.get(first + index).unwrap_or(&none),
             record: record && index == 0,
+            singly: record,
             gate: gate.as_deref(),
         };
         let abort = &self.abort;
@@ -478,9 +488,26 @@ impl<D: Device> Session<D> {
 
 impl<D: Device> Drop for Session<D> {
     fn drop(&mut self) {
-        // Ranks are dropped one by one; none may wait for one that is gone.
-        if self.ranks.iter_mut().any(|r| r.device.is_busy()) {
-            self.abort.stop();
+        let busy = self.ranks.iter_mut().any(|r| r.device.is_busy());
+        if !busy && !self.abort.aborted() {
+            return;
+        }
+        // Ranks are dropped one by one; none may wait for one that is gone. What is in flight ends on all at once.
+        self.abort.stop();
+        let mut ranks = std::mem::take(&mut self.ranks);
+        let ended: Vec<bool> = std::thread::scope(|scope| {
+            let ending: Vec<_> = ranks
+                .iter_mut()
+                .map(|rank| scope.spawn(|| rank.device.cease()))
+                .collect();
+            let ended = ending.into_iter().map(|t| t.join().unwrap_or(false));
+            ended.collect()
+        });
+        for (rank, ended) in ranks.into_iter().zip(ended) {
+            if !ended {
+                // It is lost until the process ends: the driver would not come back from freeing any of it.
+                std::mem::forget(rank);
+            }
         }
     }
 }

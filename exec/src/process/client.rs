@@ -54,8 +54,8 @@ struct Shared {
     answers: Mutex<BTreeMap<u64, Result<Parts, PeerError>>>,
     changed: Condvar,
     heard_failure: AtomicBool,
-    /// The process that failed, and why.
-    failure: Mutex<Option<(u32, String)>>,
+    /// The process that failed (`None`: the store is lost), and why.
+    failure: Mutex<Option<(Option<u32>, String)>>,
     abort: Mutex<Weak<Abort>>,
     closed: AtomicBool,
     last_resort: Mutex<Option<LastResort>>,
@@ -166,9 +166,13 @@ impl Client {
         self.send(&Ask::Put { key, uses, data })
     }
 
-    pub(super) fn get(&self, key: &str) -> Result<Vec<u8>, PeerError> {
+    pub(super) fn get(&self, key: &str, patient: bool) -> Result<Vec<u8>, PeerError> {
         let key = key.to_owned();
-        let parts = self.request(|request| Ask::Get { request, key })?;
+        let parts = self.request(|request| Ask::Get {
+            request,
+            key,
+            patient,
+        })?;
         Ok(parts.into_iter().next().unwrap_or_default())
     }
 
@@ -254,7 +258,7 @@ impl Shared {
         let (request, answer) = match tell {
             Tell::Answer { request, parts } => (request, Ok(parts)),
             Tell::Late { request, why } => (request, Err(PeerError::Timeout(why))),
-            Tell::Failed { process, cause } => return self.failed(process, &cause),
+            Tell::Failed { process, cause } => return self.failed(Some(process), &cause),
             Tell::Welcome { .. } | Tell::Refused { .. } | Tell::Alive => return,
         };
         lock(&self.answers).insert(request, answer);
@@ -263,7 +267,7 @@ impl Shared {
 
     fn lost(self: &Arc<Self>, why: &str) {
         if !self.closed.load(Ordering::SeqCst) {
-            self.failed(0, &lost_words(why));
+            self.failed(None, &lost_words(why));
         }
     }
 
@@ -295,7 +299,7 @@ impl Shared {
         }
     }
 
-    fn failed(self: &Arc<Self>, process: u32, cause: &str) {
+    fn failed(self: &Arc<Self>, process: Option<u32>, cause: &str) {
         if self.heard_failure.swap(true, Ordering::SeqCst) {
             return;
         }
@@ -322,9 +326,10 @@ impl Shared {
             });
     }
 
-    /// A failure elsewhere ends the waits of this process's ranks.
-    fn end_waits(&self, process: u32, cause: &str) {
-        if process == self.process {
+    /// A failure elsewhere ends the waits of this process's ranks. What it has told the store itself has ended them already;
+    /// that the store is lost it has told nobody, whichever process keeps it.
+    fn end_waits(&self, process: Option<u32>, cause: &str) {
+        if process == Some(self.process) {
             return;
         }
         if let Some(abort) = lock(&self.abort).upgrade()
@@ -332,7 +337,7 @@ impl Shared {
         {
             abort.fail(Failure {
                 kind: FailureKind::Remote,
-                rank: process,
+                rank: process.unwrap_or(0),
                 stream: None,
                 instr: None,
                 text: String::new(),
@@ -443,11 +448,24 @@ mod tests {
 
     /// A process beside a store that welcomes it and then does what it is told to with the connection.
     fn beside(store: impl FnOnce(TcpStream) + Send) -> (PeerError, Duration) {
+        with_store(1, store, |client| {
+            let start = Instant::now();
+            let error = client.get("what nobody leaves", false).unwrap_err();
+            (error, start.elapsed())
+        })
+    }
+
+    /// What a process does beside such a store.
+    fn with_store<T>(
+        process: u32,
+        store: impl FnOnce(TcpStream) + Send,
+        what: impl FnOnce(&Client) -> T,
+    ) -> T {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let meeting = Meeting {
             host: "127.0.0.1".to_owned(),
             ports: vec![listener.local_addr().unwrap().port()],
-            process: 1,
+            process,
             processes: 2,
             run: "quiet".to_owned(),
             timeout: ANSWER,
@@ -462,11 +480,29 @@ mod tests {
                 wire::write(&mut stream, &Tell::Welcome { silence_ms }.encode()).unwrap();
                 store(stream);
             });
-            let client = Client::connect(&meeting).unwrap();
-            let start = Instant::now();
-            let error = client.get("what nobody leaves").unwrap_err();
-            (error, start.elapsed())
+            what(&Client::connect(&meeting).unwrap())
         })
+    }
+
+    /// Rank 0, too, where something else keeps the store.
+    #[test]
+    fn a_lost_store_ends_the_waits_of_every_process() {
+        for process in [0, 1] {
+            let abort = Arc::new(Abort::new(ANSWER));
+            with_store(process, drop, |client| {
+                client.watch(&abort);
+                let start = Instant::now();
+                while !abort.aborted() {
+                    assert!(start.elapsed() < ANSWER, "rank {process} waits");
+                    std::thread::sleep(Duration::from_millis(5));
+                }
+            });
+            let words = abort.failures()[0].to_string();
+            assert!(
+                words.contains("the connection to the store was lost"),
+                "{words}"
+            );
+        }
     }
 
     #[test]

@@ -168,8 +168,11 @@ pub fn read(var: &dyn Fn(&str) -> Option<String>) -> Read<Option<Placement>> {
         // There torchrun keeps its own store.
         first = port.saturating_add(1);
     }
+    let run = env.run(source);
     let ports = match env.number(PORT)? {
         Some(p) => vec![port_of(PORT, p)?],
+        // Another run without a name may have its store at the next port.
+        None if run.is_empty() => vec![first],
         None => (first..=first.saturating_add(MORE_PORTS)).collect(),
     };
     Ok(Some(Placement {
@@ -179,7 +182,9 @@ pub fn read(var: &dyn Fn(&str) -> Option<String>) -> Read<Option<Placement>> {
         local_rank,
         host,
         ports,
-        run: env.run(source),
+        // torchrun's name is `none` where nobody gives one, and runs that share a host have ports of their own: who has another
+        // port is of another run. Hosts say nothing: ranks may know rank 0's by several names.
+        run: format!("{run}@{port}"),
     }))
 }
 

@@ -1,6 +1,8 @@
 //! Ranks that end with their launcher.
 
-use rustix::process::{Pid, Signal, getppid, kill_process, set_parent_process_death_signal};
+use rustix::process::{
+    Pid, Signal, getpid, getppid, kill_process, set_parent_process_death_signal,
+};
 use std::io::Read;
 use std::process::Child;
 
@@ -46,8 +48,20 @@ pub fn has_launcher() -> bool {
 
 /// Sends a child what Ctrl-C sends.
 pub fn interrupt(child: &Child) {
+    send(child, Signal::INT);
+}
+
+/// Stops this process and those children, until it is told to go on; then they go on as well.
+pub(super) fn stop_with<'a>(children: impl Iterator<Item = &'a Child> + Clone) {
+    children.clone().for_each(|c| send(c, Signal::STOP));
+    // Where this is refused, all go on at once.
+    let _ = kill_process(getpid(), Signal::STOP);
+    children.for_each(|c| send(c, Signal::CONT));
+}
+
+fn send(child: &Child, signal: Signal) {
     if let Some(pid) = i32::try_from(child.id()).ok().and_then(Pid::from_raw) {
         // It may have ended.
-        let _ = kill_process(pid, Signal::INT);
+        let _ = kill_process(pid, signal);
     }
 }

@@ -30,6 +30,21 @@ pub struct Launch {
     pub farewell: Duration,
 }
 
+/// What a terminal has asked the launcher for; asked now and then.
+#[derive(Clone, Copy)]
+pub struct Asked<'a> {
+    /// Whether the run is to end in good order (Ctrl-C).
+    pub interrupted: &'a dyn Fn() -> bool,
+    /// Whether it is to stop until it is told to go on (Ctrl-Z); each time is said once.
+    pub stopped: &'a dyn Fn() -> bool,
+}
+
+impl std::fmt::Debug for Asked<'_> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("Asked")
+    }
+}
+
 /// How a run of several processes ended.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Ended {
@@ -73,12 +88,13 @@ impl Drop for Children {
     }
 }
 
-/// Starts the ranks and waits for their end. `interrupted` is asked now and then; when it says so, rank 0 is told by the
-/// signal that Ctrl-C sends (the ranks are in process groups of their own, so that it reaches nobody else).
+/// Starts the ranks and waits for their end. The ranks are in process groups of their own, so that what a terminal sends
+/// reaches the launcher only: an interruption is passed on to rank 0, and a stop to all. Were the launcher alone to stop, the
+/// ranks would miss the store, which is here.
 ///
 /// # Errors
 /// When no port is free, or a process cannot be started.
-pub fn launch(what: &Launch, interrupted: &dyn Fn() -> bool) -> io::Result<Ended> {
+pub fn launch(what: &Launch, asked: Asked<'_>) -> io::Result<Ended> {
     let listener = TcpListener::bind(("127.0.0.1", 0))?;
     let address = listener.local_addr()?;
     let run = format!("{}-{}", std::process::id(), address.port());
@@ -110,20 +126,22 @@ pub fn launch(what: &Launch, interrupted: &dyn Fn() -> bool) -> io::Result<Ended
                 .name(format!("errors of rank {rank}"))
                 .spawn(move || {
                     for line in BufReader::new(errors).lines().map_while(Result::ok) {
-                        let _ = writeln!(io::stderr(), "[rank {rank}] {line}");
+                        // In one piece: rank 0 writes to the same place, lines that programs read among them.
+                        let line = format!("[rank {rank}] {line}\n");
+                        let _ = io::stderr().write_all(line.as_bytes());
                     }
                 });
         }
         children.0.push((child, None));
     }
-    wait(what, &server, &mut children, interrupted)
+    wait(what, &server, &mut children, asked)
 }
 
 fn wait(
     what: &Launch,
     server: &Server,
     children: &mut Children,
-    interrupted: &dyn Fn() -> bool,
+    asked: Asked<'_>,
 ) -> io::Result<Ended> {
     let mut told = false;
     let mut doomed: Option<Instant> = None;
@@ -146,7 +164,13 @@ fn wait(
         if running == 0 {
             break;
         }
-        if interrupted() && !std::mem::replace(&mut told, true) {
+        if (asked.stopped)() {
+            let begin = Instant::now();
+            let running = children.0.iter().filter(|(_, status)| status.is_none());
+            super::guard::stop_with(running.map(|(child, _)| child));
+            doomed = doomed.map(|end| end + begin.elapsed());
+        }
+        if (asked.interrupted)() && !std::mem::replace(&mut told, true) {
             super::guard::interrupt(&children.0[0].0);
         }
         // The store knows of failures before a process has ended.

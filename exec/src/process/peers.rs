@@ -1,5 +1,6 @@
 //! What the processes of a run tell one another.
 
+use super::alone::Alone;
 use super::client::{Client, LAST_RESORT, LastResort, Meeting};
 use super::facts;
 use super::server::{Server, StoreOptions};
@@ -8,8 +9,7 @@ use crate::device::abort::{Abort, lock};
 use std::collections::BTreeMap;
 use std::net::TcpListener;
 use std::sync::atomic::{AtomicU32, Ordering};
-use std::sync::{Arc, Condvar, Mutex, PoisonError};
-use std::time::{Duration, Instant};
+use std::sync::{Arc, Mutex};
 
 /// Why processes did not come together.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -41,20 +41,11 @@ enum Link {
     Store(Client, Option<Server>),
 }
 
-#[derive(Debug, Default)]
-struct Alone {
-    kept: Mutex<BTreeMap<String, Vec<u8>>>,
-    changed: Condvar,
-}
-
-/// How long rank threads of one process wait for one another.
-const ALONE: Duration = Duration::from_secs(60);
-
 impl Peers {
     /// One process.
     #[must_use]
     pub fn alone() -> Self {
-        Self::of(0, 1, Link::Alone(Alone::default()))
+        Self::of(0, 1, Link::Alone(Alone::new(LAST_RESORT)))
     }
 
     /// Joins the store that another process keeps.
@@ -91,7 +82,7 @@ impl Peers {
             }
         }
         Err(PeerError::Failed(format!(
-            "rank {} cannot open the store at any of the ports {:?}: {last}",
+            "rank {} cannot open the store at any of the ports {:?}: {last} (MASTER_PORT or SHARDLAB_PORT, the same for all ranks, names another port)",
             meeting.process, meeting.ports
         )))
     }
@@ -123,11 +114,12 @@ impl Peers {
         self.sessions.fetch_add(1, Ordering::Relaxed)
     }
 
-    /// What to do when another process has failed and this one has not ended a while later, because some call of a
-    /// library cannot be interrupted. Without it such a process stays.
+    /// What to do when something has failed, in another process or among the ranks of this one, and this process has not
+    /// ended a while later, because some call of a library cannot be interrupted. Without it such a process stays.
     pub fn set_last_resort(&self, f: LastResort) {
-        if let Link::Store(client, _) = &self.link {
-            client.set_last_resort(f);
+        match &self.link {
+            Link::Alone(alone) => alone.set_last_resort(f),
+            Link::Store(client, _) => client.set_last_resort(f),
         }
     }
 
@@ -143,8 +135,7 @@ impl Peers {
     pub(crate) fn put_for(&self, key: &str, uses: u32, data: Vec<u8>) -> Result<(), PeerError> {
         match &self.link {
             Link::Alone(alone) => {
-                lock(&alone.kept).insert(key.to_owned(), data);
-                alone.changed.notify_all();
+                alone.put(key, data);
                 Ok(())
             }
             Link::Store(client, _) => client.put(key, uses, data),
@@ -156,9 +147,20 @@ impl Peers {
     /// # Errors
     /// [`PeerError`].
     pub fn get(&self, key: &str) -> Result<Vec<u8>, PeerError> {
+        self.fetch(key, false)
+    }
+
+    /// Likewise, where somebody does what takes its time before it leaves it (chooses kernels, compiles them): waits several
+    /// times as long, as long as all live.
+    #[cfg(feature = "cuda")]
+    pub(crate) fn get_patiently(&self, key: &str) -> Result<Vec<u8>, PeerError> {
+        self.fetch(key, true)
+    }
+
+    fn fetch(&self, key: &str, patient: bool) -> Result<Vec<u8>, PeerError> {
         match &self.link {
             Link::Alone(alone) => alone.get(key),
-            Link::Store(client, _) => client.get(key),
+            Link::Store(client, _) => client.get(key, patient),
         }
     }
 
@@ -240,8 +242,9 @@ impl Peers {
 
     /// From now on a failure of another process ends the waits of this one's ranks, and its progress is seen.
     pub fn watch(&self, abort: &Arc<Abort>) {
-        if let Link::Store(client, _) = &self.link {
-            client.watch(abort);
+        match &self.link {
+            Link::Alone(alone) => alone.watch(abort),
+            Link::Store(client, _) => client.watch(abort),
         }
     }
 
@@ -271,29 +274,6 @@ impl Drop for Peers {
         if let Some(server) = server {
             // The others may still want something, if only to hear why the run has failed.
             let _ = server.wait_for_leave(LAST_RESORT);
-        }
-    }
-}
-
-impl Alone {
-    fn get(&self, key: &str) -> Result<Vec<u8>, PeerError> {
-        let end = Instant::now() + ALONE;
-        let mut kept = lock(&self.kept);
-        loop {
-            if let Some(data) = kept.get(key) {
-                return Ok(data.clone());
-            }
-            let left = end.saturating_duration_since(Instant::now());
-            if left.is_zero() {
-                return Err(PeerError::Timeout(format!(
-                    "nobody has left `{key}` within {ALONE:.1?}"
-                )));
-            }
-            kept = self
-                .changed
-                .wait_timeout(kept, left)
-                .unwrap_or_else(PoisonError::into_inner)
-                .0;
         }
     }
 }

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 /// What follows from a change: words for processes.
 pub(super) type Changes = Vec<(u32, Tell)>;
 
-/// How much longer a process is waited for while it says that it computes.
+/// How much longer a process is waited for while it says that it computes, or where that is to be expected.
 const BUSY: u32 = 10;
 
 #[derive(Debug)]
@@ -42,6 +42,7 @@ struct Wait {
     process: u32,
     request: u64,
     since: Instant,
+    patient: bool,
 }
 
 /// See the module documentation.
@@ -165,13 +166,18 @@ impl State {
                     .filter_map(|w| self.fetch(&key, w.process, w.request))
                     .collect()
             }
-            Ask::Get { request, key } => match self.fetch(&key, process, request) {
+            Ask::Get {
+                request,
+                key,
+                patient,
+            } => match self.fetch(&key, process, request) {
                 Some(change) => vec![change],
                 None => {
                     self.waits.entry(key).or_default().push(Wait {
                         process,
                         request,
                         since: now,
+                        patient,
                     });
                     Vec::new()
                 }
@@ -365,9 +371,10 @@ impl State {
         let mut changes = Vec::new();
         for (key, waits) in &mut self.waits {
             waits.retain(|w| {
-                let late = now.saturating_duration_since(w.since) >= timeout;
+                let patience = if w.patient { timeout * BUSY } else { timeout };
+                let late = now.saturating_duration_since(w.since) >= patience;
                 if late {
-                    let why = format!("nobody has left `{key}` within {timeout:.1?}");
+                    let why = format!("nobody has left `{key}` within {patience:.1?}");
                     let request = w.request;
                     changes.push((w.process, Tell::Late { request, why }));
                 }

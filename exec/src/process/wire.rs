@@ -4,7 +4,7 @@ use super::codec::{Reader, Writer};
 use std::io::{self, Read, Write};
 
 /// First bytes of every connection: whoever listens on a port may be somebody else's server.
-pub(super) const MAGIC: &[u8; 8] = b"shardl03";
+pub(super) const MAGIC: &[u8; 8] = b"shardl04";
 /// Longest frame. The largest are parameters that are gathered for an export.
 const LONGEST: u64 = 1 << 40;
 
@@ -27,7 +27,12 @@ pub(super) enum Ask {
         data: Vec<u8>,
     },
     /// Answer with a key's data, once it is there.
-    Get { request: u64, key: String },
+    Get {
+        request: u64,
+        key: String,
+        /// It may be long until it is there: whoever leaves it does something else before.
+        patient: bool,
+    },
     /// Answer with everybody's data, once all have brought theirs.
     Gather {
         request: u64,
@@ -104,10 +109,15 @@ impl Ask {
                 w.u32(*uses);
                 w.bytes(data);
             }
-            Self::Get { request, key } => {
+            Self::Get {
+                request,
+                key,
+                patient,
+            } => {
                 w.u8(2);
                 w.u64(*request);
                 w.bytes(key.as_bytes());
+                w.u8(u8::from(*patient));
             }
             Self::Gather {
                 request,
@@ -156,6 +166,7 @@ impl Ask {
             2 => Self::Get {
                 request: r.u64()?,
                 key: text(&mut r)?,
+                patient: r.u8()? != 0,
             },
             3 => Self::Gather {
                 request: r.u64()?,
@@ -299,6 +310,7 @@ mod tests {
             Ask::Get {
                 request: 9,
                 key: "k".into(),
+                patient: true,
             },
             Ask::Gather {
                 request: 1,

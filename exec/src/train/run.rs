@@ -318,6 +318,8 @@ impl<'a, D: Device> Trainer<'a, D> {
         } else {
             init::from_seed(program, &layout, scenario.model.family, seed, &mut session)?;
         }
+        // The first step's collectives wait no longer than the watchdog's time; files of another host may take longer.
+        peers.all_gather_patiently("weights", Vec::new())?;
         let seconds = [("devices", opened), ("weights", begin.elapsed())];
         let mut distinct = vec![false; program.meta.world as usize];
         for (rank, _) in layout.primaries(super::Kind::Master) {

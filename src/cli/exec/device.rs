@@ -301,11 +301,18 @@ impl DeviceArgs {
         local_rank: u32,
         observer: &mut dyn Observer,
     ) -> Result<Outcome, Failure> {
-        use shardlab_exec::device::cuda::{CudaFactory, CudaOptions, gpus};
+        use super::super::output::Status;
+        use shardlab_exec::device::cuda::{CudaFactory, CudaOptions, gpus, leave};
         // Before anything is made: without a GPU nothing else matters.
         let count = gpus(&self.library_path).map_err(Failure::run)?;
         if count == 0 {
             return Err(Failure::run("no GPU can be used: the driver shows none"));
+        }
+        if world.peers().processes() == 1 {
+            world.peers().set_last_resort(Arc::new(|cause| {
+                eprintln!("error: the run cannot end in good order: {cause}");
+                leave(Status::RUN_FAILED);
+            }));
         }
         let factory = CudaFactory::new(CudaOptions {
             library_path: self.library_path.clone(),

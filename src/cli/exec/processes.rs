@@ -5,7 +5,7 @@ use crate::cli::interrupt;
 use crate::cli::output::Status;
 use shardlab_exec::engine::World;
 use shardlab_exec::process::{
-    Launch, Launcher, Peers, Placement, StoreOptions, end_with_launcher, launch, placement,
+    Asked, Launch, Launcher, Peers, Placement, StoreOptions, end_with_launcher, launch, placement,
 };
 use shardlab_plan::Program;
 use std::sync::Arc;
@@ -84,7 +84,12 @@ pub(super) fn start(ranks: u32, timeout: Duration) -> Result<Status, Failure> {
         farewell: FAREWELL,
     };
     interrupt::watch();
-    let ended = launch(&what, &interrupt::requested)
+    interrupt::watch_stops();
+    let asked = Asked {
+        interrupted: &interrupt::requested,
+        stopped: &interrupt::stop_requested,
+    };
+    let ended = launch(&what, asked)
         .map_err(|e| Failure::run(format_args!("cannot start {ranks} ranks: {e}")))?;
     match (ended.first(), &ended.failure) {
         (None, _) => Ok(Status::Done),

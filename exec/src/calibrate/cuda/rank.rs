@@ -91,6 +91,7 @@ impl Rank {
             hyper: NO_HYPER,
             slots: 0,
             record: record && self.id == 0,
+            singly: record,
             inputs: Vec::new(),
         })?;
         self.meet()?;

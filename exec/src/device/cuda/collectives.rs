@@ -35,8 +35,8 @@ pub(crate) trait Collectives: Send {
     /// In words.
     fn poll(&mut self) -> Result<(), String>;
 
-    /// Ends everything in flight at once: peers are gone.
-    fn abort(&mut self);
+    /// Ends everything in flight at once: peers are gone. Waits a bounded time for that; whether it was enough.
+    fn abort(&mut self) -> bool;
 
     /// Does the same from another thread, also while this one is inside of a call.
     fn cutter(&self) -> Box<dyn Fn() + Send>;
@@ -105,7 +105,9 @@ impl Collectives for Alone {
         Ok(())
     }
 
-    fn abort(&mut self) {}
+    fn abort(&mut self) -> bool {
+        true
+    }
 
     fn cutter(&self) -> Box<dyn Fn() + Send> {
         Box::new(|| ())

@@ -104,6 +104,10 @@ impl CudaFactory {
             leader.same(&bodies::decisive(&context, settings, &kernels))?;
         }
         let bodies = Bodies::new(&context, program, settings, kernels)?;
+        // What may fail comes before: the others would wait for whoever has joined and goes.
+        let support = Support::new(&context)?;
+        let slots = Pinned::new(&context, slots * 4).map_err(words)?;
+        let records = self.records(setup)?;
         // Whoever joins a communicator is there until all have joined.
         if !ready.come() {
             return Ok(None);
@@ -127,7 +131,8 @@ impl CudaFactory {
                 .collect(),
             ranges: super::nvtx::Ranges::new(),
             recording: false,
-            records: self.records(setup)?,
+            singly: false,
+            records,
             before_records: None,
             recorder: None,
             times_from: None,
@@ -136,10 +141,10 @@ impl CudaFactory {
             graphs: Vec::new(),
             collectives,
             bodies,
-            support: Support::new(&context)?,
+            support,
             events,
             streams,
-            slots: Pinned::new(&context, slots * 4).map_err(words)?,
+            slots,
             staging: Staging::new(&context),
             own,
             arena: None,

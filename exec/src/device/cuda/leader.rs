@@ -45,7 +45,7 @@ impl Leader {
             peers
                 .put_for(&self.facts_of(self.rank), 1, mine)
                 .map_err(words)?;
-            peers.get(&verdict).map_err(words)?
+            peers.get_patiently(&verdict).map_err(words)?
         } else {
             let told = self.compare(mine).unwrap_or_else(words).into_bytes();
             let put = self.peers.put_for(&verdict, self.ranks - 1, told.clone());
@@ -61,7 +61,7 @@ impl Leader {
 
     /// What is wrong with the facts of all ranks, in words; empty for nothing.
     fn compare(&self, mine: Vec<u8>) -> Result<String, PeerError> {
-        let others = (1..self.ranks).map(|rank| self.peers.get(&self.facts_of(rank)));
+        let others = (1..self.ranks).map(|rank| self.peers.get_patiently(&self.facts_of(rank)));
         let all: Vec<Vec<u8>> = std::iter::once(Ok(mine))
             .chain(others)
             .collect::<Result<_, _>>()?;
@@ -88,7 +88,7 @@ impl Agree for Leader {
         let key = format!("choice {} {name}", self.session);
         let words = |e: PeerError| Trouble::Ranks(format!("no choice of rank 0's: {e}"));
         let told = if self.rank > 0 {
-            self.peers.get(&key).map_err(words)?
+            self.peers.get_patiently(&key).map_err(words)?
         } else {
             // The others wait for a refusal as well.
             let told = pack(choose());

@@ -26,11 +26,17 @@ use shardlab_plan::units::DType;
 use std::collections::{BTreeMap, BTreeSet};
 use std::ffi::{CString, c_void};
 use std::path::PathBuf;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, OnceLock};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 /// How long a thread inside a call may take to leave it when everything is aborted.
 const GRACE: Duration = Duration::from_secs(2);
+/// How long aborts are waited for, that included. NCCL waits in them for streams, and for graphs that have captured collectives,
+/// without looking at the time.
+const FAREWELL: Duration = Duration::from_secs(4);
+/// Between two looks whether they have come back.
+const PERIOD: Duration = Duration::from_millis(1);
 
 /// Finds and loads NCCL, once for the process. `folders` may hold the library itself.
 ///
@@ -92,6 +98,8 @@ pub(super) struct NcclCollectives {
     /// Descriptors whose first launch has been checked.
     checked: Vec<bool>,
     abort: Arc<Abort>,
+    /// Aborts that have not come back.
+    aborting: Arc<AtomicUsize>,
     registration: Mode,
 }
 
@@ -121,6 +129,7 @@ impl NcclCollectives {
             rank: join.rank,
             members: all,
             abort: Arc::clone(join.abort),
+            aborting: Arc::default(),
             registration: join.registration,
         };
         it.make_sums()?;
@@ -159,11 +168,12 @@ impl NcclCollectives {
     #[must_use]
     pub(super) fn watch(&self) -> NcclWatch {
         let named = self.members.iter().zip(&self.program.communicators);
-        NcclWatch(
-            named
+        NcclWatch {
+            comms: named
                 .filter_map(|(m, c)| Some((c.name.clone(), m.as_ref()?.comm.watch())))
                 .collect(),
-        )
+            aborting: Arc::clone(&self.aborting),
+        }
     }
 }
 
@@ -242,13 +252,16 @@ impl Collectives for NcclCollectives {
         self.watch().poll()
     }
 
-    fn abort(&mut self) {
-        self.watch().abort();
+    fn abort(&mut self) -> bool {
+        self.watch().abort()
     }
 
     fn cutter(&self) -> Box<dyn Fn() + Send> {
         let watch = self.watch();
-        Box::new(move || watch.abort())
+        Box::new(move || {
+            // The host looks again once it comes out of its call.
+            let _ = watch.abort();
+        })
     }
 
     fn facts(&self) -> BTreeMap<String, String> {
@@ -278,8 +291,8 @@ impl Collectives for NcclCollectives {
 impl Drop for NcclCollectives {
     fn drop(&mut self) {
         if self.abort.aborted() {
-            // The other ranks will not come to take leave.
-            self.watch().abort();
+            // The other ranks will not come to take leave. Nobody is left to tell.
+            let _ = self.watch().abort();
         }
         // Registrations go before their communicators.
         for member in self.members.iter_mut().flatten() {
@@ -292,7 +305,11 @@ impl Drop for NcclCollectives {
 
 /// The communicators of a rank, as another thread may see them.
 #[derive(Clone, Debug)]
-pub(super) struct NcclWatch(Vec<(String, Watch)>);
+pub(super) struct NcclWatch {
+    comms: Vec<(String, Watch)>,
+    /// Aborts that have not come back, of all watches of the rank.
+    aborting: Arc<AtomicUsize>,
+}
 
 impl NcclWatch {
     /// Whether NCCL has met with an error on its own.
@@ -300,7 +317,7 @@ impl NcclWatch {
     /// # Errors
     /// In words, with the communicator's name.
     pub(super) fn poll(&self) -> Result<(), String> {
-        for (name, watch) in &self.0 {
+        for (name, watch) in &self.comms {
             watch
                 .poll()
                 .map_err(|e| format!("communicator {name}: {e}"))?;
@@ -308,12 +325,33 @@ impl NcclWatch {
         Ok(())
     }
 
-    /// Ends everything in flight. A communicator that a thread is stuck inside of is closed, and freed with the process.
-    pub(super) fn abort(&self) {
-        for (_, watch) in &self.0 {
-            // There is nobody left to tell.
-            let _ = watch.abort(GRACE);
+    /// Ends everything in flight; whether NCCL has come back from all aborts within a bounded time. A communicator that a thread
+    /// is stuck inside of is closed, and freed with the process.
+    ///
+    /// Each has a thread of its own: an abort first tells the communicator's kernels to end, and then may wait for the whole
+    /// GPU, where a kernel of another communicator that has not been told yet would never end.
+    pub(super) fn abort(&self) -> bool {
+        for (_, watch) in &self.comms {
+            let (watch, aborting) = (watch.clone(), Arc::clone(&self.aborting));
+            self.aborting.fetch_add(1, Ordering::SeqCst);
+            let abort = move || {
+                // There is nobody left to tell.
+                let _ = watch.abort(GRACE);
+                aborting.fetch_sub(1, Ordering::SeqCst);
+            };
+            // Without a thread the communicator is not aborted, and counts as one that does not come back.
+            let _ = std::thread::Builder::new()
+                .name("abort".to_owned())
+                .spawn(abort);
         }
+        let begin = Instant::now();
+        while self.aborting.load(Ordering::SeqCst) > 0 {
+            if begin.elapsed() >= FAREWELL {
+                return false;
+            }
+            std::thread::sleep(PERIOD);
+        }
+        true
     }
 }
 
@@ -328,7 +366,7 @@ impl Member {
             put.map_err(|e| e.to_string())?;
             id
         } else {
-            let bytes = join.peers.get(&key).map_err(|e| e.to_string())?;
+            let bytes = join.peers.get_patiently(&key).map_err(|e| e.to_string())?;
             let bytes = bytes.try_into().map_err(|b: Vec<u8>| {
                 format!("rank {} left {} bytes for an identity", ranks[0], b.len())
             })?;

@@ -288,7 +288,7 @@ impl CudaDevice {
 
     /// Enqueues a captured scope once more; tasks are numbered from `first`.
     pub(super) fn launch_graph(&mut self, captured: &mut Captured, first: u32) -> Result<(), Stop> {
-        if self.recording || self.sync {
+        if self.recording || self.singly || self.sync {
             // Times and errors of single tasks: the same commands, one by one.
             let mut task = first;
             for (stream, command) in &captured.commands {

@@ -80,7 +80,8 @@ impl CudaDevice {
         }
         watch.looked = now;
         if self.abort.aborted() {
-            self.collectives.abort();
+            // What does not end now is seen to when the device is given up.
+            let _ = self.cut();
             return Err(Stop::Aborted);
         }
         if let Err(e) = self.collectives.poll() {
@@ -115,12 +116,16 @@ impl CudaDevice {
         Ok(self.passed > before)
     }
 
-    /// Waits for work in flight for a little while, whatever has happened.
-    pub(super) fn wait_briefly(&self) {
+    /// Waits for work in flight for a little while, whatever has happened; whether it has ended.
+    pub(super) fn wait_briefly(&self) -> bool {
         let start = Instant::now();
-        while start.elapsed() < FAREWELL && self.busy_stream().is_ok_and(|s| s.is_some()) {
+        while self.busy_stream().is_ok_and(|s| s.is_some()) {
+            if start.elapsed() >= FAREWELL {
+                return false;
+            }
             std::thread::sleep(PERIOD);
         }
+        true
     }
 }
 

@@ -2,10 +2,12 @@
 
 use super::*;
 use crate::device::cpu::{CpuOptions, CpuWorld};
+use crate::device::null::NullDevice;
 use crate::device::{Abort, Command, Device, FailureKind, Pass};
 use crate::engine::{Fault, FaultKind};
 use crate::operand::RawRange;
 use smallvec::smallvec;
+use std::sync::atomic::Ordering;
 use std::time::Instant;
 
 fn failing(toy: &Toy, kind: FaultKind, instr: InstrId, timeout: u64) -> ExecError {
@@ -198,6 +200,7 @@ fn ranks_that_disagree_all_report_it() {
                 hyper: NO_HYPER,
                 slots: 0,
                 record: false,
+                singly: false,
                 inputs: Vec::new(),
             })
             .unwrap();
@@ -239,4 +242,84 @@ fn ranks_that_disagree_all_report_it() {
             f.message
         );
     }
+}
+
+/// Where one rank keeps times of a pass, none replays what was captured: their collectives need not meet.
+#[test]
+fn all_ranks_issue_alike_whoever_keeps_times() {
+    let mut b = Build::new(2, 2, 1);
+    b.section(SectionKind::Init);
+    let scope = b.scope();
+    b.emit(Op::GraphBegin(scope));
+    b.emit(Op::GraphEnd(scope));
+    b.section(SectionKind::First);
+    b.repeat();
+    let program = Arc::new(b.finish());
+    let devices: Vec<NullDevice> = (0..2).map(|_| NullDevice::default()).collect();
+    let singly: Vec<_> = devices.iter().map(|d| Arc::clone(&d.singly)).collect();
+    let options = ExecOptions {
+        record: true,
+        ..quick()
+    };
+    let abort = Arc::new(Abort::new(options.timeout));
+    let mut s = Session::with_devices(program, options, abort, devices).unwrap();
+    let counts = || {
+        let counts = singly.iter().map(|s| s.load(Ordering::Relaxed));
+        counts.collect::<Vec<_>>()
+    };
+    s.set_recording(false);
+    for _ in 0..3 {
+        s.step(&StepInputs::default(), NO_HYPER).unwrap();
+    }
+    assert_eq!(counts(), [0, 0]);
+    s.set_recording(true);
+    s.step(&StepInputs::default(), NO_HYPER).unwrap();
+    assert_eq!(counts(), [1, 1]);
+}
+
+/// A device whose work does not end is not dropped: its driver would never come back.
+#[test]
+fn a_device_that_does_not_cease_is_kept() {
+    let mut b = Build::new(2, 2, 1);
+    b.section(SectionKind::Init);
+    b.section(SectionKind::First);
+    let program = Arc::new(b.finish());
+    for fails in [false, true] {
+        let devices: Vec<NullDevice> = [true, false]
+            .map(|ceases| {
+                let mut device = NullDevice::default();
+                device.ceases = ceases;
+                device
+            })
+            .into();
+        let kept: Vec<_> = devices.iter().map(|d| Arc::downgrade(&d.singly)).collect();
+        let abort = Arc::new(Abort::new(Duration::from_secs(20)));
+        let session =
+            Session::with_devices(Arc::clone(&program), quick(), Arc::clone(&abort), devices);
+        let session = session.unwrap();
+        if fails {
+            abort.stop();
+        }
+        drop(session);
+        let kept = kept.iter().map(|d| d.strong_count() > 0);
+        assert_eq!(kept.collect::<Vec<_>>(), [false, fails]);
+    }
+}
+
+/// A rank that cannot begin says so before it goes: others may wait for it where nothing else ends the wait.
+#[test]
+fn a_rank_without_memory_ends_all() {
+    let mut b = Build::new(2, 2, 1);
+    b.section(SectionKind::Init);
+    let devices = [None, Some("no room".to_owned())].map(|refuses| {
+        let mut device = NullDevice::default();
+        device.refuses = refuses;
+        device
+    });
+    let abort = Arc::new(Abort::new(Duration::from_secs(20)));
+    let program = Arc::new(b.finish());
+    let session = Session::with_devices(program, quick(), Arc::clone(&abort), devices.into());
+    let error = session.map(drop).unwrap_err();
+    assert!(error.to_string().contains("no room"), "{error}");
+    assert!(abort.aborted());
 }

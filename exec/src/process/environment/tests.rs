@@ -49,7 +49,7 @@ fn torchrun() {
     vars.push(("TORCHELASTIC_USE_AGENT_STORE", "True"));
     vars.push(("TORCHELASTIC_RUN_ID", "abc"));
     let p = place(&vars);
-    assert_eq!((p.ports[0], p.run.as_str()), (29401, "abc"));
+    assert_eq!((p.ports[0], p.run.as_str()), (29401, "abc@29400"));
     // Started by srun, once a node: torchrun's word is about this process.
     vars.extend([("SLURM_PROCID", "1"), ("SLURM_STEP_NUM_TASKS", "2")]);
     assert_eq!(place(&vars).rank, 5);
@@ -69,7 +69,10 @@ fn srun() {
     ];
     let p = place(&vars);
     assert_eq!((p.rank, p.world, p.local_rank), (3, 4, 1));
-    assert_eq!((p.host.as_str(), p.run.as_str()), ("gpu-017", "129.0"));
+    assert_eq!(
+        (p.host.as_str(), p.run.as_str()),
+        ("gpu-017", "129.0@29516")
+    );
     assert_eq!(p.ports[0], 29516);
     // Around one script that is started otherwise it means nothing.
     let mut vars = TORCHRUN.to_vec();
@@ -96,6 +99,31 @@ fn mpirun() {
     assert_eq!(place(&vars).host, "h");
     let pmi = [("PMI_RANK", "1"), ("PMI_SIZE", "2"), ("MASTER_ADDR", "h")];
     assert_eq!(place(&pmi).launcher, Launcher::Pmi);
+}
+
+/// Two runs of one host, of which one must not join the other's store.
+#[test]
+fn runs_that_share_a_host() {
+    let torchrun = |port: &'static str| {
+        let mut vars = TORCHRUN.to_vec();
+        vars[4].1 = port;
+        // What torchrun says where nobody names the run.
+        vars.push(("TORCHELASTIC_RUN_ID", "none"));
+        vars.push(("TORCHELASTIC_RESTART_COUNT", "0"));
+        vars.push(("TORCHELASTIC_USE_AGENT_STORE", "True"));
+        place(&vars)
+    };
+    let (one, other) = (torchrun("29500"), torchrun("29501"));
+    assert!(one.ports.iter().any(|p| other.ports.contains(p)));
+    assert_ne!(one.run, other.run);
+    // Nothing tells runs apart that have neither names nor ports: only the first port is the run's.
+    let pmi = [
+        ("PMI_RANK", "1"),
+        ("PMI_SIZE", "2"),
+        ("MPI_LOCALNRANKS", "2"),
+    ];
+    assert_eq!(place(&pmi).ports, [29500]);
+    assert_eq!(place(&TORCHRUN).ports, [29400]);
 }
 
 /// With `--mpi=pmi2` or `cray_shasta`.
@@ -148,7 +176,7 @@ fn mpirun_within_a_slurm_job() {
         (Launcher::Pmi, 9, 12, 1)
     );
     // The same for all ranks.
-    assert_eq!(p.run, "3");
+    assert_eq!(p.run, "3@29500");
 }
 
 #[test]

@@ -10,12 +10,17 @@ fn shell(script: &str, ranks: u32) -> Launch {
     }
 }
 
+const NOTHING: Asked<'_> = Asked {
+    interrupted: &|| false,
+    stopped: &|| false,
+};
+
 #[test]
 fn ranks_know_their_place() {
     let script = r#"test "$SHARDLAB_WORLD_SIZE" = 3 && test -n "$SHARDLAB_MEETING" && exit "$SHARDLAB_RANK""#;
     let mut what = shell(script, 3);
     what.farewell = Duration::from_secs(60);
-    let ended = launch(&what, &|| false).unwrap();
+    let ended = launch(&what, NOTHING).unwrap();
     assert_eq!(ended.status, [0, 1, 2]);
     assert!(!ended.is_good());
 }
@@ -25,7 +30,7 @@ fn nobody_is_left() {
     // Ranks that never come to the start, and do not listen.
     let mut what = shell("trap '' TERM INT; exec sleep 600", 2);
     what.timeout = Duration::from_millis(300);
-    let ended = launch(&what, &|| false).unwrap();
+    let ended = launch(&what, NOTHING).unwrap();
     assert_eq!(ended.status, [-9, -9]);
     let (_, cause) = ended.failure.unwrap();
     assert!(
@@ -34,7 +39,7 @@ fn nobody_is_left() {
     );
     // One that fails takes the other with it.
     let script = r#"test "$SHARDLAB_RANK" = 0 && exec sleep 600; exit 7"#;
-    let ended = launch(&shell(script, 2), &|| false).unwrap();
+    let ended = launch(&shell(script, 2), NOTHING).unwrap();
     assert_eq!(ended.status, [-9, 7]);
     assert_eq!(ended.first(), Some((1, 7)));
     assert_eq!(ended.failure.unwrap().1, "rank 1 ended with exit status 7");
@@ -44,7 +49,11 @@ fn nobody_is_left() {
 fn rank_0_is_told_of_an_interruption() {
     let script =
         r#"test "$SHARDLAB_RANK" = 0 || exit 0; trap 'exit 5' INT; while :; do sleep 0.02; done"#;
-    let ended = launch(&shell(script, 2), &|| true).unwrap();
+    let asked = Asked {
+        interrupted: &|| true,
+        ..NOTHING
+    };
+    let ended = launch(&shell(script, 2), asked).unwrap();
     // The signal may come before the shell has set its trap.
     assert!(matches!(ended.status[..], [5 | -2, 0]), "{ended:?}");
 }
@@ -53,5 +62,5 @@ fn rank_0_is_told_of_an_interruption() {
 fn a_program_that_is_not_there() {
     let mut what = shell("", 2);
     what.program = "/no/such/program".into();
-    assert!(launch(&what, &|| false).is_err());
+    assert!(launch(&what, NOTHING).is_err());
 }

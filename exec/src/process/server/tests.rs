@@ -79,6 +79,7 @@ fn an_attempt_replaces_the_one_that_was_given_up() {
         &Ask::Get {
             request: 3,
             key: "k".to_owned(),
+            patient: false,
         },
     );
     let answer = Tell::Answer {

@@ -47,6 +47,7 @@ fn data_wait_for_readers_and_readers_for_data() {
     let get = |request| Ask::Get {
         request,
         key: "k".to_owned(),
+        patient: false,
     };
     let put = |uses| Ask::Put {
         key: "k".to_owned(),
@@ -247,6 +248,7 @@ fn a_stop_of_the_store_is_no_wait_of_others() {
     let get = |key: &str| Ask::Get {
         request: 3,
         key: key.to_owned(),
+        patient: false,
     };
     s.hear(1, get("before"), start);
     s.hear(0, gather(6, false, false, 10), start);
@@ -268,6 +270,31 @@ fn a_stop_of_the_store_is_no_wait_of_others() {
     assert_eq!(tick(70), ["nobody has left `before` within 10.0s"]);
     assert!(tick(73).is_empty());
     assert_eq!(tick(74), ["nobody has left `after` within 10.0s"]);
+}
+
+/// Rank 0 chooses kernels, which may take longer than any step: it is waited for, and not for ever.
+#[test]
+fn a_patient_wait_is_longer() {
+    let start = Instant::now();
+    let mut s = three(start);
+    let get = |key: &str, patient| Ask::Get {
+        request: 3,
+        key: key.to_owned(),
+        patient,
+    };
+    s.hear(1, get("choice", true), start);
+    s.hear(2, get("piece", false), start);
+    let mut late = |seconds: u32| -> Vec<String> {
+        let now = start + seconds * SECOND;
+        (0..3).for_each(|p| drop(s.hear(p, beat(0, 0), now)));
+        let words = s.tick(now).into_iter().map(|(_, tell)| format!("{tell:?}"));
+        words.collect()
+    };
+    let told = late(10);
+    assert!(told.len() == 1 && told[0].contains("nobody has left `piece` within 10.0s"));
+    assert!(late(99).is_empty());
+    let told = late(100);
+    assert!(told.len() == 1 && told[0].contains("nobody has left `choice` within 100.0s"));
 }
 
 #[test]
