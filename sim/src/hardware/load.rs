@@ -2,6 +2,7 @@
 
 use super::overlap;
 use super::profile::{AttentionRow, GemmRow, MemoryClass, Profile};
+use shardlab_plan::program::CollectiveKind;
 use shardlab_plan::units::DType;
 use std::borrow::Cow;
 use std::path::Path;
@@ -301,6 +302,16 @@ fn check(p: &Profile) -> Result<(), String> {
                 .into(),
         );
     }
+    for t in &p.collective {
+        if t.nodes == 0 || t.ranks == 0 || !t.ranks.is_multiple_of(t.nodes) {
+            return Err(format!(
+                "[[collective]]: {} of ranks = {} on nodes = {}: both must be positive, and every node has equally many ranks",
+                CollectiveKind::from(t.kind).name(),
+                t.ranks,
+                t.nodes
+            ));
+        }
+    }
     let sources = [
         &d.source,
         &n.source,
@@ -368,6 +379,19 @@ mod tests {
             message.starts_with("x.toml: network.misaligned_factor = 0.5"),
             "{message}"
         );
+    }
+
+    #[test]
+    fn ranks_of_a_table_are_spread_evenly() {
+        let table = "\n[[collective]]\nsource = \"s\"\nkind = \"all_gather\"\nranks = 12\nnodes = 8\nrows = [[1024, 5.0]]\n";
+        let with = |table: &str| parse("x.toml", &format!("{}{table}", text("h100-80")));
+        let message = with(table).unwrap_err().to_string();
+        assert!(
+            message.starts_with("x.toml: [[collective]]: all_gather of ranks = 12 on nodes = 8"),
+            "{message}"
+        );
+        assert!(with(&table.replace("nodes = 8", "nodes = 0")).is_err());
+        assert!(with(&table.replace("nodes = 8", "nodes = 4")).is_ok());
     }
 
     /// Every number that a step's time is made of: a sign, no number, more than all there is, an empty product.

@@ -424,7 +424,7 @@ impl MemoryTable {
     }
 }
 
-/// `[[collective]]`: payload against microseconds inside one NVLink domain.
+/// `[[collective]]`: payload against microseconds, alone on the links.
 #[derive(Clone, Debug, PartialEq, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct CollectiveTable {
@@ -432,12 +432,19 @@ pub struct CollectiveTable {
     pub source: String,
     /// Kind.
     pub kind: CollectiveName,
-    /// Ranks, all in one node.
+    /// Ranks.
     pub ranks: u32,
+    /// Nodes that they are spread over, equally many on each.
+    #[serde(default = "one_node")]
+    pub nodes: u32,
     /// Only payloads of this element type (they prefer this table to one for all types).
     pub dtype: Option<DType>,
     /// `[bytes of the full side, microseconds]`, ascending.
     pub rows: Vec<(u64, f64)>,
+}
+
+const fn one_node() -> u32 {
+    1
 }
 
 /// [`CollectiveKind`] by name.

@@ -18,6 +18,14 @@ pub(super) struct Group {
     pub(super) nic_latency_us: f64,
 }
 
+impl Group {
+    /// Whether another one is placed alike and has as much of its links.
+    pub(super) fn like(&self, other: &Self) -> bool {
+        let near = (self.bandwidth_gbps / other.bandwidth_gbps - 1.0).abs() < 1e-9;
+        (self.size, self.per_node, self.nodes) == (other.size, other.per_node, other.nodes) && near
+    }
+}
+
 /// Base latency, ring step inside a node, ring step between nodes, tree step inside a node, between nodes
 /// (microseconds), and share of the bandwidth.
 struct Protocol {

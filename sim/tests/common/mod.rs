@@ -112,6 +112,7 @@ impl Machine {
                 source: "test".into(),
                 kind,
                 ranks: self.ranks,
+                nodes: 1,
                 dtype: None,
                 rows: rows.iter().map(|&us| (us * 1024, us as f64)).collect(),
             }
