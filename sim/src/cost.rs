@@ -56,6 +56,8 @@ pub(crate) struct Cost {
     pub(crate) nvlink: u32,
     /// Share of the network cards' bandwidth it uses when alone.
     pub(crate) nic: u32,
+    /// How many times the rate at which it runs across nodes its SMs could keep up with over NVLink, in the same units; not used within a node.
+    pub(crate) headroom: u32,
     /// Payload of a collective, bytes.
     pub(crate) bytes: u64,
     /// Communicator of a collective.
@@ -179,6 +181,7 @@ fn copy_cost(kind: CopyKind, bytes: u64, profile: &Profile) -> Cost {
         bandwidth: share(bandwidth),
         nvlink: 0,
         nic: 0,
+        headroom: crate::clock::ONE,
         bytes: 0,
         comm: 0,
         fills: false,
@@ -294,6 +297,7 @@ fn kernel_cost(kernel: &Kernel, traffic: Traffic, profile: &Profile) -> Cost {
         bandwidth: share(bandwidth),
         nvlink: 0,
         nic: 0,
+        headroom: crate::clock::ONE,
         bytes: 0,
         comm: 0,
         on_engines: false,

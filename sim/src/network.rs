@@ -3,6 +3,7 @@
 mod formula;
 mod place;
 
+use crate::clock::ONE;
 use crate::cost::{Cost, Load, Price, fixed_share, log_interpolate};
 use crate::hardware::{CollectiveTable, Profile};
 use formula::Group;
@@ -44,10 +45,16 @@ impl<'a> Network<'a> {
         let bus = formula::bus_factor(collective.kind, group.size) * collective.bytes.0 as f64
             / seconds.max(1e-12);
         let load = (bus / (group.bandwidth_gbps * 1e9)).min(1.0);
+        // Contention was fitted where collectives run at NVLink's rate. Across nodes their kernels wait for the cards most of the time: they move
+        // less of what kernels want, and have as much more to lose.
+        let fitted = self.profile.network.nvlink_gbps * self.profile.network.nvlink_efficiency;
+        let moved = (bus / (fitted * 1e9)).min(1.0);
+        let link = formula::rate_gbps(collective.kind, &group) / fitted;
         Cost {
             work: Picos::from_us(price.us).0,
             load: Load::Collective,
-            bandwidth: fixed_share(self.profile.contention.collective_bandwidth * load),
+            bandwidth: fixed_share(self.profile.contention.collective_bandwidth * moved),
+            headroom: headroom(link.max(moved)),
             nvlink: if group.nodes == 1 {
                 fixed_share(load)
             } else {
@@ -151,6 +158,12 @@ impl<'a> Network<'a> {
     fn alone(&self, table: &CollectiveTable) -> Group {
         place::alone(table.ranks, table.nodes, self.profile)
     }
+}
+
+/// NVLink's rate relative to a collective's, which is this share of it, in engine units.
+fn headroom(share: f64) -> u32 {
+    // At a 64th of NVLink's rate and below nothing that kernels take is felt.
+    (f64::from(ONE) / share.clamp(1.0 / 64.0, 1.0)).round() as u32
 }
 
 #[cfg(test)]
@@ -323,6 +336,35 @@ mod tests {
         );
         // Within a node nothing is changed.
         assert_eq!(gather(8, 1, &profile), within);
+    }
+
+    /// Gathers over two nodes of eight H100s by eight cards of 6.25 GB/s at 85 %, 42.5 GB/s of NVLink's 369: in seconds, 15/16 of the bytes by that rate.
+    #[test]
+    fn a_collective_across_nodes_weighs_on_neighbours_by_what_it_moves() {
+        let mut profile = hardware::load("h100-80").unwrap();
+        profile.network.nic_gbps = 6.25;
+        let mut program = synthetic::fsdp(&synthetic::Shape::tiny());
+        let mut cost = |per_node: u32| {
+            (program.meta.world, program.meta.gpus_per_node) = (16, per_node);
+            program.communicators[0].size = 16;
+            program.communicators[0].stride = 1;
+            let mut c = program.collectives[0].clone();
+            c.kind = CollectiveKind::AllGather;
+            c.bytes.0 = 1 << 34;
+            c.parts[0].input.bytes = c.bytes.0 / 16;
+            c.parts[0].output.bytes = c.bytes.0;
+            Network::new(&program, &profile).cost(&c)
+        };
+        let shares = |c: Cost| [c.bandwidth, c.headroom].map(|x| f64::from(x) / f64::from(ONE));
+        let near =
+            |is: f64, wanted: f64| assert!((is / wanted - 1.0).abs() < 0.01, "{is} {wanted}");
+        let [bandwidth, headroom] = shares(cost(8));
+        near(bandwidth, 0.2 * 42.5 / 369.0);
+        near(headroom, 369.0 / 42.5);
+        // In one node all of it, as it was fitted.
+        let [bandwidth, headroom] = shares(cost(16));
+        near(bandwidth, 0.2);
+        near(headroom, 1.0);
     }
 
     #[test]
