@@ -162,6 +162,10 @@ impl Costs {
 
     /// What a part of the machine does takes so many times as long.
     pub(crate) fn slow(&mut self, part: Part, factor: f64) {
+        // A product of as many picoseconds as a `u64` holds would not come out of a `f64` as it was.
+        if factor == 1.0 {
+            return;
+        }
         for cost in self.all.iter_mut().filter(|c| Part::of(c.load) == part) {
             cost.work = (cost.work as f64 * factor) as u64;
         }

@@ -8,7 +8,7 @@ use shardlab_plan::program::{
 };
 use shardlab_plan::record::{Blocker, Cause, Queues, Shared};
 use shardlab_plan::units::Picos;
-use shardlab_sim::hardware::Power;
+use shardlab_sim::hardware::{Power, Scale};
 use shardlab_sim::{Options, Part, SimError, critical_path, hardware, simulate};
 
 #[test]
@@ -20,6 +20,43 @@ fn one_stream_is_a_sum() {
     assert_eq!(step_us(&run), 35.0);
     assert_eq!(critical_path(&run), [0, 1, 2]);
     assert!(run.gaps.is_empty(), "{:?}", run.gaps);
+}
+
+/// A host of 3 us a launch, a kernel of 100 us behind a gather of 40: what the profile's `[scale]` says, and with `slower` the product.
+#[test]
+fn a_profiles_scale_lengthens_what_the_parts_do() {
+    let mut m = Machine::new(4);
+    let side = m.b.stream(StreamKind::AllGather, 0);
+    let comm = m.b.communicator("shard", 4, 1);
+    m.collect(40, comm, side);
+    m.b.join(side, COMPUTE);
+    m.run(100, COMPUTE);
+    let mut profile = m.profile();
+    let mut step = |collectives: f64, slower: &[(Part, f64)]| {
+        profile.scale = Some(Scale {
+            source: "test".into(),
+            host: 1.0,
+            arithmetic: 1.5,
+            memory: 1.0,
+            collectives,
+            host_copies: 1.0,
+        });
+        let options = Options {
+            slower: slower.to_vec(),
+            steps: 1,
+            ..quiet()
+        };
+        let run = simulate(&m.program(), &profile, &options).unwrap();
+        let told = run.environment["scale"].clone();
+        let ends: Vec<f64> = run.spans.iter().map(|s| (s.end - s.start).us()).collect();
+        (ends, told)
+    };
+    assert_eq!(step(1.0, &[]), (vec![40.0, 150.0], "arithmetic=1.5".into()));
+    let (ends, told) = step(2.0, &[(Part::Collectives, 1.25), (Part::Arithmetic, 2.0)]);
+    assert_eq!(
+        (ends, told.as_str()),
+        (vec![100.0, 300.0], "arithmetic=1.5 collectives=2")
+    );
 }
 
 #[test]
