@@ -8,12 +8,14 @@ mod collectives;
 pub mod float;
 mod inputs;
 mod intervals;
+mod queue;
 mod summary;
 
 pub use awaited::{awaited_names, awaited_units};
 pub use clock::Clock;
 pub use collectives::collective_stats;
 pub use inputs::Inputs;
+pub use queue::{Queued, Queues, Shared};
 pub use summary::{MemorySummary, SUMMARY_FORMAT, StepSummary, Summary};
 
 use crate::program::{CollectiveKind, InstrId, Phase, Role, SectionKind, StreamId, UnitId};
@@ -169,9 +171,11 @@ pub enum Cause {
     Host,
     /// The collective was issued or allowed to start late (a prefetch or reduce gate).
     Gate,
+    /// The collective was issued and ready, and waited for its turn behind a collective of another kind, see [`Queues`].
+    Queue,
     /// The collective ran as early as its input allowed; the link is the limit.
     Wire,
-    /// The collective was slowed by other work.
+    /// The collective was slowed by other work, or waited for SMs that other kernels held.
     Contention,
     /// End of the step: nothing left to compute.
     Tail,
@@ -180,12 +184,24 @@ pub enum Cause {
 }
 
 impl Cause {
+    /// All of them, in the order of tables and legends.
+    pub const ALL: [Self; 7] = [
+        Self::Host,
+        Self::Gate,
+        Self::Queue,
+        Self::Wire,
+        Self::Contention,
+        Self::Tail,
+        Self::Straggler,
+    ];
+
     /// Name in tables and JSON.
     #[must_use]
     pub const fn name(self) -> &'static str {
         match self {
             Self::Host => "host",
             Self::Gate => "gate",
+            Self::Queue => "queue",
             Self::Wire => "wire",
             Self::Contention => "contention",
             Self::Tail => "tail",

@@ -4,7 +4,9 @@
 //!   one bound by memory bandwidth is as fast on half of them. Beside arithmetic it takes all it can get: blocks of a matrix product
 //!   need an SM's whole shared memory, so an SM runs one kernel or the other, and what one gains the other loses.
 //! - Kernels whose joint demand exceeds the memory bandwidth slow down in proportion to how much they depend on it.
-//! - A collective loses a fixed share of its rate while any kernel runs, and more the more bandwidth the kernels use.
+//! - A collective loses a fixed share of its rate while any kernel runs, and more the more bandwidth the kernels use. Those shares are of what its SMs
+//!   carry over NVLink: one across nodes runs at the cards' rate as long as what is left to its SMs is more, and takes from kernels the memory
+//!   bandwidth of what it moves. SMs it holds all the same.
 //! - Collectives on the same links divide them.
 //! - Copies to and from the host lose fixed shares of their rates to one another: host memory and the link serve both.
 //!
@@ -96,12 +98,12 @@ impl Rules {
                     rate -=
                         self.loss_compute + mul(self.loss_bandwidth, p.kernel_bandwidth.min(ONE));
                 }
-                let link = if task.nic > 0 {
-                    over(p.nic)
+                let rate = if task.nic > 0 {
+                    mul(rate, task.headroom).min(over(p.nic))
                 } else {
-                    over(p.nvlink)
+                    mul(rate, over(p.nvlink))
                 };
-                mul(rate, link).max(ONE / 64)
+                rate.max(ONE / 64)
             }
             Load::Compute | Load::Memory => {
                 let free = ONE.saturating_sub(self.held * p.collectives).max(ONE / 8);
@@ -205,6 +207,7 @@ mod tests {
             bandwidth,
             nvlink,
             nic: 0,
+            headroom: ONE,
             bytes: 0,
             comm: 0,
             fills: true,
@@ -239,6 +242,38 @@ mod tests {
         ]);
         assert!((r[0] - 108.0 / 132.0).abs() < 0.01, "{r:?}");
         assert!(r[1] < 0.9 && r[1] > 0.6, "{r:?}");
+    }
+
+    /// Beside a product a collective keeps 85 % of NVLink's rate, beside one that uses all of the memory bandwidth 55 %: 1.7 and 1.1 times what one at
+    /// half of NVLink's rate needs, 1.0625 and 0.6875 times what one at four fifths does.
+    #[test]
+    fn a_collective_bound_by_the_cards_loses_what_its_sms_cannot_keep_up_with() {
+        let at = |headroom: f64, bandwidth: u32| {
+            let collective = Cost {
+                nvlink: 0,
+                nic: ONE,
+                headroom: (headroom * f64::from(ONE)) as u32,
+                ..task(Load::Collective, 0, 0)
+            };
+            let product = task(Load::Compute, bandwidth, 0);
+            rates(&[collective, product])
+        };
+        let near = |is: f64, wanted: f64| assert!((is - wanted).abs() < 0.01, "{is}");
+        near(at(2.0, 0)[0], 1.0);
+        near(at(2.0, ONE)[0], 1.0);
+        near(at(1.25, 0)[0], 1.0);
+        near(at(1.25, ONE)[0], 0.6875);
+        // The product loses its SMs whatever the collective's rate is.
+        near(at(64.0, 0)[1], 108.0 / 132.0);
+        // Two collectives across nodes divide the cards; each could do half of their rate beside the product.
+        let collective = Cost {
+            nvlink: 0,
+            nic: ONE,
+            headroom: 2 * ONE,
+            ..task(Load::Collective, 0, 0)
+        };
+        let all = rates(&[collective, collective, task(Load::Compute, ONE, 0)]);
+        near(all[0], 0.5);
     }
 
     #[test]

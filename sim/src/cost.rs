@@ -56,6 +56,8 @@ pub(crate) struct Cost {
     pub(crate) nvlink: u32,
     /// Share of the network cards' bandwidth it uses when alone.
     pub(crate) nic: u32,
+    /// How many times the rate at which it runs across nodes its SMs could keep up with over NVLink, in the same units; not used within a node.
+    pub(crate) headroom: u32,
     /// Payload of a collective, bytes.
     pub(crate) bytes: u64,
     /// Communicator of a collective.
@@ -160,6 +162,10 @@ impl Costs {
 
     /// What a part of the machine does takes so many times as long.
     pub(crate) fn slow(&mut self, part: Part, factor: f64) {
+        // A product of as many picoseconds as a `u64` holds would not come out of a `f64` as it was.
+        if factor == 1.0 {
+            return;
+        }
         for cost in self.all.iter_mut().filter(|c| Part::of(c.load) == part) {
             cost.work = (cost.work as f64 * factor) as u64;
         }
@@ -179,6 +185,7 @@ fn copy_cost(kind: CopyKind, bytes: u64, profile: &Profile) -> Cost {
         bandwidth: share(bandwidth),
         nvlink: 0,
         nic: 0,
+        headroom: crate::clock::ONE,
         bytes: 0,
         comm: 0,
         fills: false,
@@ -294,6 +301,7 @@ fn kernel_cost(kernel: &Kernel, traffic: Traffic, profile: &Profile) -> Cost {
         bandwidth: share(bandwidth),
         nvlink: 0,
         nic: 0,
+        headroom: crate::clock::ONE,
         bytes: 0,
         comm: 0,
         on_engines: false,

@@ -2,6 +2,7 @@
 //!
 //! A profile is a TOML file. Shipped profiles are embedded in the binary; [`load`] takes their names or a path.
 
+mod extend;
 mod figures;
 mod load;
 mod overlap;
@@ -12,5 +13,5 @@ pub use load::{ProfileError, load, parse, shipped, text};
 pub use profile::{
     AttentionRow, AttentionTable, CollectiveName, CollectiveTable, Contention, Counted, Device,
     Efficiency, Footprint, GemmRow, GemmTable, Host, HostWork, MemoryClass, MemoryTable, Network,
-    Power, Profile,
+    Power, Profile, Scale,
 };

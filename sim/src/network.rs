@@ -3,6 +3,7 @@
 mod formula;
 mod place;
 
+use crate::clock::ONE;
 use crate::cost::{Cost, Load, Price, fixed_share, log_interpolate};
 use crate::hardware::{CollectiveTable, Profile};
 use formula::Group;
@@ -44,10 +45,16 @@ impl<'a> Network<'a> {
         let bus = formula::bus_factor(collective.kind, group.size) * collective.bytes.0 as f64
             / seconds.max(1e-12);
         let load = (bus / (group.bandwidth_gbps * 1e9)).min(1.0);
+        // Contention was fitted where collectives run at NVLink's rate. Across nodes their kernels wait for the cards most of the time: they move
+        // less of what kernels want, and have as much more to lose.
+        let fitted = self.profile.network.nvlink_gbps * self.profile.network.nvlink_efficiency;
+        let moved = (bus / (fitted * 1e9)).min(1.0);
+        let link = formula::rate_gbps(collective.kind, &group) / fitted;
         Cost {
             work: Picos::from_us(price.us).0,
             load: Load::Collective,
-            bandwidth: fixed_share(self.profile.contention.collective_bandwidth * load),
+            bandwidth: fixed_share(self.profile.contention.collective_bandwidth * moved),
+            headroom: headroom(link.max(moved)),
             nvlink: if group.nodes == 1 {
                 fixed_share(load)
             } else {
@@ -97,15 +104,14 @@ impl<'a> Network<'a> {
         price
     }
 
-    /// From tables: the group's own size, or another size of the same kind in the same NVLink domain, scaled by what
-    /// the formula says about the two sizes.
+    /// From tables: the group's own size, or another size of the same kind, scaled by what the formula says about the two sizes. Groups within
+    /// a node go by tables of one node, groups across nodes by those of several: NVLink says nothing about the cards, nor they about it.
     fn measured(&self, collective: &Collective, group: &Group) -> Option<Price> {
         let (kind, bytes) = (collective.kind, collective.bytes.0);
-        if group.nodes > 1 {
-            return None;
-        }
         let own = Some(collective.dtype);
-        let fits = |t: &&CollectiveTable| CollectiveKind::from(t.kind) == kind;
+        let fits = |t: &&CollectiveTable| {
+            CollectiveKind::from(t.kind) == kind && (t.nodes > 1) == (group.nodes > 1)
+        };
         let typed = self
             .profile
             .collective
@@ -116,18 +122,29 @@ impl<'a> Network<'a> {
             let tables = self.profile.collective.iter().filter(fits);
             tables.filter(|t| t.dtype == wanted)
         };
-        if let Some(table) = of_kind().find(|t| t.ranks == group.size) {
+        let equal = |t: &&CollectiveTable| {
+            t.ranks == group.size && (t.nodes == 1 || self.alone(t).like(group))
+        };
+        if let Some(table) = of_kind().find(equal) {
             let (us, measured) = log_interpolate(&table.rows, bytes)?;
             return Some(Price { us, measured });
         }
-        let ratio =
-            |t: &&CollectiveTable| (f64::from(t.ranks) / f64::from(group.size)).log2().abs();
-        let table = of_kind().min_by(|a, b| ratio(a).total_cmp(&ratio(b)))?;
+        let ratio = |a: u32, b: u32| (f64::from(a) / f64::from(b)).log2().abs();
+        // As many ranks a node before as many nodes: how they share the cards decides.
+        let distance = |t: &&CollectiveTable| match t.nodes {
+            1 => ratio(t.ranks, group.size),
+            nodes => ratio(t.ranks / nodes, group.per_node) + ratio(nodes, group.nodes),
+        };
+        let table = of_kind().min_by(|a, b| distance(a).total_cmp(&distance(b)))?;
         let (us, _) = log_interpolate(&table.rows, bytes)?;
-        let other = Group {
-            size: table.ranks,
-            per_node: table.ranks,
-            ..*group
+        let other = if table.nodes == 1 {
+            Group {
+                size: table.ranks,
+                per_node: table.ranks,
+                ..*group
+            }
+        } else {
+            self.alone(table)
         };
         let scale = formula::time_us(kind, bytes as f64, group)
             / formula::time_us(kind, bytes as f64, &other);
@@ -136,6 +153,17 @@ impl<'a> Network<'a> {
             measured: false,
         })
     }
+
+    /// The group that a table was measured with.
+    fn alone(&self, table: &CollectiveTable) -> Group {
+        place::alone(table.ranks, table.nodes, self.profile)
+    }
+}
+
+/// NVLink's rate relative to a collective's, which is this share of it, in engine units.
+fn headroom(share: f64) -> u32 {
+    // At a 64th of NVLink's rate and below nothing that kernels take is felt.
+    (f64::from(ONE) / share.clamp(1.0 / 64.0, 1.0)).round() as u32
 }
 
 #[cfg(test)]
@@ -259,6 +287,84 @@ mod tests {
         let straddles = of(6, 8);
         assert_eq!((straddles.nodes, straddles.per_node), (2, 3));
         assert!(straddles.bandwidth_gbps < of(6, 6).bandwidth_gbps);
+    }
+
+    /// Gathers of 1 GiB over groups of nodes with eight H100s and eight cards of 50 GB/s at 85 %.
+    #[test]
+    fn tables_of_several_nodes_price_groups_that_span_nodes() {
+        let mut profile = hardware::load("h100-80").unwrap();
+        let table = |ranks: u32, nodes: u32, us: f64| CollectiveTable {
+            source: "test".into(),
+            kind: crate::hardware::CollectiveName::AllGather,
+            ranks,
+            nodes,
+            dtype: None,
+            rows: vec![(1 << 30, us), (1 << 31, 2.0 * us)],
+        };
+        let gather = |size, stride, profile: &Profile| {
+            priced_on(CollectiveKind::AllGather, 1 << 30, size, stride, 8, profile)
+        };
+        let within = gather(8, 1, &profile);
+        let formula = gather(16, 1, &profile);
+        // A table of one node says nothing about two.
+        profile.collective = vec![table(16, 1, 1.0)];
+        assert_eq!(gather(16, 1, &profile), formula);
+        profile.collective = vec![table(16, 2, 5_000.0), table(2, 2, 40_000.0)];
+        let price = gather(16, 1, &profile);
+        assert_eq!((price.us, price.measured), (5_000.0, true));
+        // One rank a node, eight groups at once, each with a card of its own: as when one is alone.
+        let price = gather(2, 8, &profile);
+        assert_eq!((price.us, price.measured), (40_000.0, true));
+        // Eight nodes, from the table with as many ranks a node: by NCCL's Simple protocol, whose steps take 3.4 us within a node and 14 between
+        // nodes, and 8 more for the network; the eight cards carry 340 GB/s.
+        let simple = |ranks: f64, nodes: f64| {
+            let steps = (ranks - nodes) * 3.4 + (nodes - 1.0) * (14.0 + 8.0);
+            8.4 + steps + (ranks - 1.0) / ranks * f64::from(1 << 30) / 340e3
+        };
+        let price = gather(64, 1, &profile);
+        let us = 5_000.0 * simple(64.0, 8.0) / simple(16.0, 2.0);
+        assert!(
+            !price.measured && (price.us / us - 1.0).abs() < 1e-9,
+            "{price:?}"
+        );
+        // Four cards for the eight groups of one rank a node: half a card each, where the table's had a whole one.
+        profile.network.nics_per_node = 4;
+        let price = gather(2, 8, &profile);
+        assert!(
+            !price.measured && (price.us / 80_000.0 - 1.0).abs() < 0.01,
+            "{price:?}"
+        );
+        // Within a node nothing is changed.
+        assert_eq!(gather(8, 1, &profile), within);
+    }
+
+    /// Gathers over two nodes of eight H100s by eight cards of 6.25 GB/s at 85 %, 42.5 GB/s of NVLink's 369: in seconds, 15/16 of the bytes by that rate.
+    #[test]
+    fn a_collective_across_nodes_weighs_on_neighbours_by_what_it_moves() {
+        let mut profile = hardware::load("h100-80").unwrap();
+        profile.network.nic_gbps = 6.25;
+        let mut program = synthetic::fsdp(&synthetic::Shape::tiny());
+        let mut cost = |per_node: u32| {
+            (program.meta.world, program.meta.gpus_per_node) = (16, per_node);
+            program.communicators[0].size = 16;
+            program.communicators[0].stride = 1;
+            let mut c = program.collectives[0].clone();
+            c.kind = CollectiveKind::AllGather;
+            c.bytes.0 = 1 << 34;
+            c.parts[0].input.bytes = c.bytes.0 / 16;
+            c.parts[0].output.bytes = c.bytes.0;
+            Network::new(&program, &profile).cost(&c)
+        };
+        let shares = |c: Cost| [c.bandwidth, c.headroom].map(|x| f64::from(x) / f64::from(ONE));
+        let near =
+            |is: f64, wanted: f64| assert!((is / wanted - 1.0).abs() < 0.01, "{is} {wanted}");
+        let [bandwidth, headroom] = shares(cost(8));
+        near(bandwidth, 0.2 * 42.5 / 369.0);
+        near(headroom, 369.0 / 42.5);
+        // In one node all of it, as it was fitted.
+        let [bandwidth, headroom] = shares(cost(16));
+        near(bandwidth, 0.2);
+        near(headroom, 1.0);
     }
 
     #[test]

@@ -1,6 +1,6 @@
 //! What to simulate beside the program.
 
-use crate::part::Part;
+use crate::part::{Part, SCALES};
 
 /// Options of a simulation.
 #[derive(Clone, Debug, PartialEq)]
@@ -13,7 +13,7 @@ pub struct Options {
     pub jitter: f64,
     /// Ranks whose kernels take longer, and how many times.
     pub stragglers: Vec<(u32, f64)>,
-    /// Parts of every rank's machine that take longer than the profile says, and how many times.
+    /// Parts of every rank's machine that take longer than the profile says (with its `[scale]`), and how many times.
     pub slower: Vec<(Part, f64)>,
     /// Simulate every rank even though they are equal.
     pub full_ranks: bool,
@@ -87,7 +87,7 @@ impl Options {
 
 /// Whether durations may be multiplied by a factor.
 fn in_range(factor: f64, what: impl Fn() -> String) -> Result<(), String> {
-    if (0.01..=1000.0).contains(&factor) {
+    if SCALES.contains(&factor) {
         return Ok(());
     }
     Err(format!("{}: must be between 0.01 and 1000", what()))

@@ -1,6 +1,10 @@
 //! Parts of a machine, for asking what a step would take if one of them were slower.
 
 use crate::cost::Load;
+use std::ops::RangeInclusive;
+
+/// How many times as long a part may take.
+pub(crate) const SCALES: RangeInclusive<f64> = 0.01..=1000.0;
 
 /// A part of a machine whose work can be made longer than a profile says ([`crate::Options::slower`]).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -12,6 +12,7 @@ use crate::hardware::Profile;
 use crate::host::{self, HostCosts};
 use crate::memory::MemoryRun;
 use crate::options::Options;
+use crate::part::Part;
 use shardlab_plan::program::{InstrId, Program, SectionKind};
 use shardlab_plan::record::{
     Clock, CostSources, MemoryReport, MemorySample, OtherRank, PeakAt, Run, RunKind, Span,
@@ -236,6 +237,9 @@ fn environment(parts: &Parts<'_>, ranks: usize) -> BTreeMap<String, String> {
         .slower
         .iter()
         .map(|&(p, f)| (p.name().to_owned(), f));
+    let scale = Part::ALL.map(|part| (part.name().to_owned(), parts.profile.times(part)));
+    let scale = scale.into_iter().filter(|s| s.1 != 1.0);
+    all.extend(told("scale", scale));
     all.extend(told("stragglers", stragglers));
     all.extend(told("slower", slower));
     all

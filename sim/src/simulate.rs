@@ -71,10 +71,11 @@ pub fn simulate_counted(
         .check(program.meta.world)
         .map_err(SimError::Options)?;
     check_program(program)?;
-    let host = HostCosts::new(profile, options.times(Part::Host));
+    let times = |part| options.times(part) * profile.times(part);
+    let host = HostCosts::new(profile, times(Part::Host));
     let mut costs = Costs::new(program, profile);
-    for &(part, factor) in &options.slower {
-        costs.slow(part, factor);
+    for part in Part::ALL {
+        costs.slow(part, times(part));
     }
     check_costs(&costs)?;
     let sections: Vec<SectionCode> = program

@@ -95,6 +95,7 @@ fn pair(row: &Row, mut profile: Profile) -> (f64, f64) {
         source: "pair".into(),
         kind: CollectiveName::AllGather,
         ranks: 4,
+        nodes: 1,
         dtype: None,
         rows: vec![(row.bytes, row.alone.1)],
     }];

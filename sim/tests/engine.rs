@@ -6,9 +6,9 @@ use common::{Machine, quiet, step_us, times};
 use shardlab_plan::program::{
     BufferId, COMPUTE, HostWorkKind, KernelClass, Op, Phase, Role, SectionKind, StreamKind, UnitId,
 };
-use shardlab_plan::record::{Blocker, Cause};
+use shardlab_plan::record::{Blocker, Cause, Queues, Shared};
 use shardlab_plan::units::Picos;
-use shardlab_sim::hardware::Power;
+use shardlab_sim::hardware::{Power, Scale};
 use shardlab_sim::{Options, Part, SimError, critical_path, hardware, simulate};
 
 #[test]
@@ -20,6 +20,43 @@ fn one_stream_is_a_sum() {
     assert_eq!(step_us(&run), 35.0);
     assert_eq!(critical_path(&run), [0, 1, 2]);
     assert!(run.gaps.is_empty(), "{:?}", run.gaps);
+}
+
+/// A host of 3 us a launch, a kernel of 100 us behind a gather of 40: what the profile's `[scale]` says, and with `slower` the product.
+#[test]
+fn a_profiles_scale_lengthens_what_the_parts_do() {
+    let mut m = Machine::new(4);
+    let side = m.b.stream(StreamKind::AllGather, 0);
+    let comm = m.b.communicator("shard", 4, 1);
+    m.collect(40, comm, side);
+    m.b.join(side, COMPUTE);
+    m.run(100, COMPUTE);
+    let mut profile = m.profile();
+    let mut step = |collectives: f64, slower: &[(Part, f64)]| {
+        profile.scale = Some(Scale {
+            source: "test".into(),
+            host: 1.0,
+            arithmetic: 1.5,
+            memory: 1.0,
+            collectives,
+            host_copies: 1.0,
+        });
+        let options = Options {
+            slower: slower.to_vec(),
+            steps: 1,
+            ..quiet()
+        };
+        let run = simulate(&m.program(), &profile, &options).unwrap();
+        let told = run.environment["scale"].clone();
+        let ends: Vec<f64> = run.spans.iter().map(|s| (s.end - s.start).us()).collect();
+        (ends, told)
+    };
+    assert_eq!(step(1.0, &[]), (vec![40.0, 150.0], "arithmetic=1.5".into()));
+    let (ends, told) = step(2.0, &[(Part::Collectives, 1.25), (Part::Arithmetic, 2.0)]);
+    assert_eq!(
+        (ends, told.as_str()),
+        (vec![100.0, 300.0], "arithmetic=1.5 collectives=2")
+    );
 }
 
 #[test]
@@ -461,6 +498,73 @@ fn a_long_gather_is_bound_by_the_wire() {
     // Three gathers back to back and the last kernel; the first two kernels hide behind gathers.
     assert_eq!(step_us(&run), 160.0);
     assert_eq!(run.exposed[&Cause::Wire].us(), 130.0);
+}
+
+/// A(20), a reduction of 100 of what it computed, and B(70). A gather of 30 for C comes behind the reduction.
+#[test]
+fn a_gather_behind_a_reduction_is_in_a_queue() {
+    let exposed = |us: u64, own: bool, shared: bool| {
+        let mut m = Machine::new(4);
+        let side = m.b.stream(StreamKind::ReduceScatter, -1);
+        let gathers = match shared {
+            true => side,
+            false => m.b.stream(StreamKind::AllGather, -1),
+        };
+        let comm = m.b.communicator("shard", 4, 1);
+        let other = m.b.communicator("gathers", 4, 1);
+        m.run(20, COMPUTE);
+        m.b.join(COMPUTE, side);
+        m.reduce(100, comm, side);
+        m.collect(30, if own { other } else { comm }, gathers);
+        if us > 0 {
+            m.run(us, COMPUTE);
+        }
+        m.b.join(gathers, COMPUTE);
+        m.run(10, COMPUTE);
+        let program = m.program();
+        let run = m.isolated(&m.profile());
+        let found = run.gaps.iter().find(|g| g.cause == Cause::Queue);
+        let queued = found.and_then(|g| Queues::new(&program, &run.spans).of_gap(g));
+        let queued = queued.map(|q| (q.waited, q.behind, q.shared, q.time().us()));
+        let by = [Cause::Queue, Cause::Wire, Cause::Gate]
+            .map(|c| run.exposed.get(&c).map_or(0.0, |t| t.us()));
+        (by, queued)
+    };
+    // The gather could have run from 0 to 30 and runs from 120 to 150, where B ends at 90: all of it is the queue's.
+    let waited = Some((2, 1, Shared::Communicator, 120.0));
+    assert_eq!(exposed(70, false, false), ([60.0, 0.0, 0.0], waited));
+    // B ends within the gather.
+    assert_eq!(exposed(120, false, false), ([10.0, 0.0, 0.0], waited));
+    // Without B's work the gap is as long as the gather and what hides it is not there: 100 of 130 are the queue's.
+    let (by, _) = exposed(0, false, false);
+    assert_eq!(by, [120.0, 10.0, 0.0]);
+    // On one stream nothing tells since when it was ready but for the reduction, whose own wait is not counted.
+    let waited = Some((2, 1, Shared::Stream, 100.0));
+    assert_eq!(exposed(70, true, true), ([60.0, 0.0, 0.0], waited));
+    // A communicator and a stream of its own.
+    assert_eq!(exposed(70, true, false), ([0.0; 3], None));
+}
+
+/// Behind a reduction of 100 come gathers of 50 and 50, whose results are needed one after the other.
+#[test]
+fn a_line_of_gathers_waits_as_its_first_one_does() {
+    let mut m = Machine::new(4);
+    let side = m.b.stream(StreamKind::ReduceScatter, -1);
+    let gathers = m.b.stream(StreamKind::AllGather, -1);
+    let comm = m.b.communicator("shard", 4, 1);
+    m.reduce(100, comm, side);
+    m.collect(50, comm, gathers);
+    m.b.join(gathers, COMPUTE);
+    m.collect(50, comm, gathers);
+    m.run(10, COMPUTE);
+    m.b.join(gathers, COMPUTE);
+    m.run(10, COMPUTE);
+    let run = m.isolated(&m.profile());
+    assert_eq!(step_us(&run), 210.0);
+    // 0 to 150 for the first: 100 behind the reduction, 50 of its own; 160 to 200 for the second, which without the reduction would have
+    // ended 100 earlier, as would the kernel before it.
+    let by = [Cause::Queue, Cause::Wire].map(|c| run.exposed[&c].us());
+    assert_eq!(by, [140.0, 50.0]);
 }
 
 #[test]

@@ -5,7 +5,8 @@ mod common;
 use common::{Machine, step_us};
 use proptest::prelude::*;
 use shardlab_plan::program::{COMPUTE, EventId, Op, StreamKind};
-use shardlab_plan::record::{Blocker, Cause, Run};
+use shardlab_plan::record::{Blocker, Cause, Queues, Run, Span};
+use shardlab_plan::units::Picos;
 use shardlab_sim::synthetic::{Shape, fsdp};
 use shardlab_sim::{Options, Profile, hardware, simulate, simulate_light};
 
@@ -210,6 +211,7 @@ fn memory_of_a_synthetic_step_is_the_sum_of_what_is_alive() {
 enum Step {
     Kernel(u8, u64),
     Gather(u8, u64),
+    Reduce(u8, u64),
     Join(u8, u8),
     HostWait(u8),
 }
@@ -218,6 +220,7 @@ fn steps() -> impl Strategy<Value = Vec<Step>> {
     let step = prop_oneof![
         (0u8..4, 1u64..200).prop_map(|(s, us)| Step::Kernel(s, us)),
         (1u8..4, 1u64..200).prop_map(|(s, us)| Step::Gather(s, us)),
+        (1u8..4, 1u64..200).prop_map(|(s, us)| Step::Reduce(s, us)),
         (0u8..4, 0u8..4).prop_map(|(a, b)| Step::Join(a, b)),
         (0u8..4).prop_map(Step::HostWait),
     ];
@@ -242,6 +245,9 @@ fn machine(steps: &[Step]) -> Machine {
             }
             Step::Gather(s, us) => {
                 m.collect(us, comm, streams[usize::from(s)]);
+            }
+            Step::Reduce(s, us) => {
+                m.reduce(us, comm, streams[usize::from(s)]);
             }
             Step::Join(a, b) => {
                 m.b.join(streams[usize::from(a)], streams[usize::from(b)]);
@@ -283,6 +289,46 @@ proptest! {
         prop_assert!(run == again);
     }
 
+    /// Every moment in which the compute stream has nothing to run has one cause, what waited in a queue waited as long as is said, and
+    /// where nothing is slowed there is no contention.
+    #[test]
+    fn exposed_time_has_one_cause(steps in steps(), host in 0.0f64..20.0, contention: bool, full_ranks: bool) {
+        let m = machine(&steps);
+        let mut profile = m.profile();
+        profile.host.launch_us = host;
+        let options = Options { steps: 3, contention, full_ranks, ..Options::default() };
+        let program = m.program();
+        let run = simulate(&program, &profile, &options).unwrap();
+        let mut free = run.recorded_from;
+        let mut idle = Vec::new();
+        let ends = run.spans.iter().filter(|s| s.stream == COMPUTE).map(|s| (s.start, s.end));
+        for (start, end) in ends.chain([(run.recorded_to, run.recorded_to)]) {
+            if start > free {
+                idle.push((free, start));
+            }
+            free = free.max(end);
+        }
+        let mut pieces: Vec<_> = run.gaps.iter().map(|g| (g.start, g.end)).collect();
+        pieces.dedup_by(|next, last| last.1 == next.0 && { last.1 = next.1; true });
+        // Neighbouring gaps of different kernels touch where a kernel takes no time; none does here.
+        prop_assert_eq!(pieces, idle);
+        let of = |cause| run.gaps.iter().filter(move |g| g.cause == cause);
+        let sum: Picos = run.gaps.iter().map(|g| g.end - g.start).sum();
+        prop_assert_eq!(sum, run.exposed.values().copied().sum());
+        let slowed = |s: &Span| s.end > s.start + s.alone || s.blocker == Blocker::Sms;
+        prop_assert!(of(Cause::Contention).count() == 0 || run.spans.iter().any(slowed));
+        let queues = Queues::new(&program, &run.spans);
+        let waits = (0..run.spans.len() as u32).filter_map(|x| queues.of(x));
+        let all: Picos = waits.map(|q| q.time()).sum();
+        prop_assert!(of(Cause::Queue).map(|g| g.end - g.start).all(|t| t <= all));
+        for gap in of(Cause::Queue) {
+            let queued = queues.of_gap(gap).unwrap();
+            let [waited, behind] = [queued.waited, queued.behind].map(|i| run.spans[i as usize]);
+            prop_assert!(queued.time() > Picos::ZERO && queued.until == behind.end);
+            prop_assert!(queued.since >= waited.issued && queued.until <= waited.start);
+        }
+    }
+
     /// Without contention a faster memory system never makes a fixed program slower.
     #[test]
     fn faster_is_never_slower(steps in steps(), speedup in 1.0f64..4.0) {
@@ -290,7 +336,9 @@ proptest! {
         let slow = m.profile();
         let mut fast = slow.clone();
         fast.gemm[0].rows.iter_mut().for_each(|r| r.3 /= speedup);
-        fast.collective[0].rows.iter_mut().for_each(|r| r.1 /= speedup);
+        for table in &mut fast.collective {
+            table.rows.iter_mut().for_each(|r| r.1 /= speedup);
+        }
         let total = |run: Run| run.recorded_to;
         let (slow, fast) = (total(m.simulate(&slow)), total(m.simulate(&fast)));
         prop_assert!(fast <= slow, "{fast} {slow}");

@@ -3,8 +3,8 @@
 use super::{awaited, spans};
 use serde::Serialize;
 use shardlab_plan::Program;
-use shardlab_plan::program::{Phase, Rule};
-use shardlab_plan::record::{Blocker, Cause, ExposedGap, Run, Span};
+use shardlab_plan::program::{Op, Phase, Rule};
+use shardlab_plan::record::{Blocker, Cause, ExposedGap, Queued, Queues, Run, Span};
 use shardlab_plan::units::Picos;
 use std::cmp::Reverse;
 use std::collections::BTreeMap;
@@ -33,6 +33,8 @@ pub struct Gap {
     pub awaited: Awaited,
     /// Its units; all that a collective for several carries.
     pub unit: String,
+    /// The collective that it waited behind, where that is the cause.
+    pub behind: Option<&'static str>,
     /// Why, one sentence.
     pub why: String,
 }
@@ -44,6 +46,8 @@ pub struct Group {
     pub cause: Cause,
     /// What was waited for.
     pub awaited: Awaited,
+    /// The collective that it waited behind, where that is the cause.
+    pub behind: Option<&'static str>,
     /// Gaps.
     pub count: u32,
     /// Sum.
@@ -54,10 +58,15 @@ pub struct Group {
 #[must_use]
 pub fn gaps(program: &Program, run: &Run) -> Vec<Gap> {
     let next = NextCompute::new(run);
+    let queues = Queues::new(program, &run.spans);
     run.gaps
         .iter()
         .map(|gap| {
             let awaited = awaited::spans_of(program, run, gap);
+            let queued = match gap.cause {
+                Cause::Queue => queues.of_gap(gap),
+                _ => None,
+            };
             let first = awaited.first().copied();
             let shown = first
                 .or(next.after(gap.end))
@@ -81,7 +90,8 @@ pub fn gaps(program: &Program, run: &Run) -> Vec<Gap> {
                     collective: awaited::communicates(program, run, &awaited),
                 },
                 unit,
-                why: why(program, run, gap, &awaited),
+                behind: queued.and_then(|q| collective(program, run, q.behind)),
+                why: why(program, run, gap, &awaited, queued),
             }
         })
         .collect()
@@ -90,17 +100,20 @@ pub fn gaps(program: &Program, run: &Run) -> Vec<Gap> {
 /// Gaps grouped by cause and what was waited for, largest sum first.
 #[must_use]
 pub fn groups(gaps: &[Gap]) -> Vec<Group> {
-    let mut sums: BTreeMap<(Cause, &Awaited), (u32, Picos)> = BTreeMap::new();
+    let mut sums: BTreeMap<_, (u32, Picos)> = BTreeMap::new();
     for gap in gaps {
-        let entry = sums.entry((gap.cause, &gap.awaited)).or_default();
+        let entry = sums
+            .entry((gap.cause, &gap.awaited, gap.behind))
+            .or_default();
         entry.0 += 1;
         entry.1 += gap.length;
     }
     let mut groups: Vec<Group> = sums
         .into_iter()
-        .map(|((cause, awaited), (count, total))| Group {
+        .map(|((cause, awaited, behind), (count, total))| Group {
             cause,
             awaited: awaited.clone(),
+            behind,
             count,
             total,
         })
@@ -138,17 +151,38 @@ impl NextCompute {
     }
 }
 
-fn why(program: &Program, run: &Run, gap: &ExposedGap, awaited: &[u32]) -> String {
+/// Kind of a span's collective.
+fn collective(program: &Program, run: &Run, span: u32) -> Option<&'static str> {
+    match program.instrs[run.spans[span as usize].instr.index()].op {
+        Op::Collective { id, .. } => Some(program.collectives[id.index()].kind.name()),
+        _ => None,
+    }
+}
+
+fn why(
+    program: &Program,
+    run: &Run,
+    gap: &ExposedGap,
+    awaited: &[u32],
+    queued: Option<Queued>,
+) -> String {
     let Some(&first) = awaited.first() else {
         return match gap.cause {
             Cause::Host => "the host had not issued the next kernel".into(),
             Cause::Tail => "nothing was left to compute".into(),
             Cause::Straggler => "another rank was late".into(),
             Cause::Contention => "other kernels held the device".into(),
-            Cause::Gate | Cause::Wire => "a wait on the device".into(),
+            Cause::Gate | Cause::Queue | Cause::Wire => "a wait on the device".into(),
         };
     };
     let name = |i: u32| spans::name(program, run.spans[i as usize].instr);
+    let named = |i: u32| {
+        format!(
+            "{} {}",
+            name(i),
+            spans::unit(program, &run.spans[i as usize])
+        )
+    };
     let [it, takes, them, their] = match awaited {
         [_] => ["it", "takes", "it", "its"],
         _ => ["they", "take", "them", "their"],
@@ -163,12 +197,20 @@ fn why(program: &Program, run: &Run, gap: &ExposedGap, awaited: &[u32]) -> Strin
             format!("{it} {takes} {alone} on the wire, more than the computation beside {them}")
         }
         Cause::Wire => format!("{it} {takes} {alone}"),
-        Cause::Contention => {
-            format!(
-                "{alone} alone, {} beside other work",
-                sum(&|s| s.end - s.start)
-            )
-        }
+        Cause::Queue => match queued {
+            Some(q) => format!(
+                "waited {} for {} on the same {}",
+                q.time(),
+                named(q.behind),
+                q.shared.name()
+            ),
+            None => "waited for another collective".into(),
+        },
+        Cause::Contention => match sum(&|s| s.end - s.start) {
+            beside if beside > alone => format!("{alone} alone, {beside} beside other work"),
+            // As fast as alone, but later.
+            _ => "waited for SMs that other kernels held".into(),
+        },
         Cause::Tail => format!("nothing was left to compute beside {them}"),
         Cause::Straggler => "another rank joined late".into(),
         Cause::Gate => {
@@ -190,7 +232,6 @@ fn why(program: &Program, run: &Run, gap: &ExposedGap, awaited: &[u32]) -> Strin
 
 /// The gate among the instructions right before a span's: waits on its stream since the task before it.
 fn gate_rule(program: &Program, span: &shardlab_plan::record::Span) -> Option<Rule> {
-    use shardlab_plan::program::Op;
     const LOOK_BACK: u32 = 24;
     let from = span.instr.0.saturating_sub(LOOK_BACK);
     (from..span.instr.0)

@@ -125,9 +125,13 @@ fn phrase(g: &Group) -> String {
         }
         Cause::Host => "the host issues it late",
         Cause::Gate => "a gate lets it start late",
+        Cause::Queue => match g.behind {
+            Some(other) => &format!("it waits for its turn behind {other}"),
+            None => "it waits for its turn behind another collective",
+        },
         Cause::Wire if !g.awaited.collective => "it has to be done first",
         Cause::Wire => "it takes longer than the computation beside it",
-        Cause::Contention => "it is slowed by work beside it",
+        Cause::Contention => "work beside it slows it or holds the SMs",
         Cause::Tail => "nothing is left to compute",
         Cause::Straggler => "another rank is late",
     };

@@ -288,6 +288,7 @@ pub const fn letter(cause: Cause) -> char {
     match cause {
         Cause::Host => 'H',
         Cause::Gate => 'G',
+        Cause::Queue => 'Q',
         Cause::Wire => 'W',
         Cause::Contention => 'C',
         Cause::Tail => 'T',

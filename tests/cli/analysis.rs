@@ -321,3 +321,46 @@ fn tasks_of_many_minutes_are_explained() {
     assert_eq!(twice("arithmetic"), None);
     assert!(twice("host") >= e["step_ms"].as_f64());
 }
+
+/// Four cards of 12.5 GB/s for 8 GPUs: a layer's reduction takes longer than the computation of the layer before, and gathers wait behind it.
+#[test]
+fn a_gather_behind_a_reduction_is_named_with_it() {
+    let folder = tempfile::tempdir().unwrap();
+    let profile = folder.path().join("slow.toml");
+    let text = include_str!("../../scenarios/hardware/h100-80.toml");
+    let slow = text
+        .replace("nics_per_node = 8", "nics_per_node = 4")
+        .replace("nic_gbps = 50", "nic_gbps = 12.5");
+    std::fs::write(&profile, slow).unwrap();
+    let hardware = format!("mesh.hardware={}", profile.display());
+    let e = explain(&[
+        "llama3-70b-64xh100",
+        "--set=model.layers=6",
+        "--no-what-if",
+        "--set",
+        &hardware,
+    ]);
+    let exposed = &e["exposed_ms"];
+    let groups = exposed["groups"].as_array().unwrap();
+    let queued = groups
+        .iter()
+        .find(|g| g["cause"] == "queue" && g["waited_for"] == "all_gather")
+        .unwrap();
+    assert_eq!(queued["behind"], "reduce_scatter");
+    let ms = |v: &Value| v.as_f64().unwrap();
+    let all: f64 = exposed["by_cause"]
+        .as_object()
+        .unwrap()
+        .values()
+        .map(ms)
+        .sum();
+    assert!((all - ms(&exposed["total"])).abs() < 1e-6);
+    let mut longest = exposed["longest"].as_array().unwrap().iter();
+    let gap = longest.find(|g| g["cause"] == "queue").unwrap();
+    let why = gap["why"].as_str().unwrap();
+    assert!(
+        why.starts_with("waited ")
+            && why.ends_with(" ms for reduce_scatter layers.5 on the same communicator"),
+        "{why}"
+    );
+}

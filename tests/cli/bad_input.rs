@@ -106,7 +106,7 @@ fn faulty_options_are_refused_by_name() {
         "scenario,overrides,step_ms\npeers-tiny,,1\npeers-tinny,,1\n",
     )
     .unwrap();
-    let calls: [&[&str]; 17] = [
+    let calls: [&[&str]; 18] = [
         &["sim", "peers-tinny"],
         &["sim", "peers-tiny", "--set", "fsdp.prefetch=0"],
         &["sim", "peers-tiny", "--set", "fsdp.policy"],
@@ -138,6 +138,7 @@ fn faulty_options_are_refused_by_name() {
         &["validate", no_columns.to_str().unwrap()],
         &["validate", bad_row.to_str().unwrap()],
         &["scenarios", "no-such-name"],
+        &["scenarios", "--hardware", "h300"],
     ];
     let mut all = String::new();
     for args in calls {

@@ -326,3 +326,42 @@ fn cublas_workspaces_are_what_the_scenario_says() {
     let none = peak(file, &["--set", "fsdp.cublas_workspace_bytes=0"]);
     assert_eq!(named - none, 2 * ampere);
 }
+
+/// A profile from the binary alone: printed, taken as a base, changed, and scaled for every command.
+#[test]
+fn a_profile_extends_a_shipped_one_and_scales_it() {
+    let folder = tempfile::tempdir().unwrap();
+    let listed = json(&["scenarios", "--hardware", "--json"]);
+    let names: Vec<&str> = listed.iter().map(|e| e["name"].as_str().unwrap()).collect();
+    assert!(
+        names.contains(&"h200-nvlink") && names.contains(&"cpu"),
+        "{names:?}"
+    );
+    assert!(stdout(&["scenarios", "--hardware"]).contains("NVIDIA H200 SXM"));
+    let copy = stdout(&["scenarios", "--hardware", "h200-nvlink"]);
+    std::fs::write(folder.path().join("copy.toml"), copy).unwrap();
+    let own =
+        "extends = \"copy.toml\"\nname = \"own\"\n[scale]\nsource = \"test\"\ncollectives = 1.5\n";
+    let path = folder.path().join("own.toml");
+    std::fs::write(&path, own).unwrap();
+    let own = format!("mesh.hardware={}", path.display());
+    let step = |more: &[&str]| {
+        let all = [&["sim", "llama3-8b-4xh200", "--json"], more].concat();
+        let run = json(&all).remove(0);
+        (run["step_ms"]["median"].clone(), run["environment"].clone())
+    };
+    let (scaled, told) = step(&["--set", &own]);
+    assert_eq!(told["scale"], "collectives=1.5");
+    assert_eq!(scaled, step(&["--slower=collectives=1.5"]).0);
+    // Together they multiply, as far as a f64 goes.
+    assert_eq!(
+        step(&["--set", &own, "--slower=collectives=2"]).0,
+        step(&["--slower=collectives=3"]).0
+    );
+    // What `sweep` says of the same job.
+    let axis = format!("mesh.hardware=[\"{}\", \"h200-nvlink\"]", path.display());
+    let swept = json(&["sweep", "llama3-8b-4xh200", "--json", "--axis", &axis]);
+    assert_eq!(swept.len(), 2);
+    let found = swept.iter().any(|p| p["step_ms"] == scaled);
+    assert!(found, "{scaled} in {swept:?}");
+}

@@ -246,8 +246,9 @@ fn reason(cause: Cause, host: bool) -> &'static str {
         Cause::Host if host => "kernels are issued late",
         Cause::Host => "the host issues it late",
         Cause::Gate => "it starts late: something held it back",
+        Cause::Queue => "it waits for its turn behind another collective",
         Cause::Wire => "nothing hides it: it takes longer than the computation beside it",
-        Cause::Contention => "other work slows it",
+        Cause::Contention => "other work slows it or holds the SMs",
         Cause::Tail => "nothing is left to compute beside it",
         Cause::Straggler => "another rank is late",
     }

@@ -79,7 +79,7 @@ struct Data<'a> {
     /// What a span waited for.
     waits: [&'static str; 7],
     /// Why a gap is there.
-    causes: [&'static str; 6],
+    causes: [&'static str; 7],
 }
 
 #[derive(Serialize)]
@@ -214,7 +214,7 @@ pub fn timeline(name: &str, title: &str, view: &RunView, most: usize) -> Timelin
         units: view.program.units.iter().map(String::as_str).collect(),
         phases,
         waits: WAITS,
-        causes: CAUSES.map(Cause::name),
+        causes: Cause::ALL.map(Cause::name),
     };
     Timeline {
         plot: Plot {
@@ -231,16 +231,6 @@ pub fn timeline(name: &str, title: &str, view: &RunView, most: usize) -> Timelin
         left_out,
     }
 }
-
-/// Causes of gaps by their number.
-const CAUSES: [Cause; 6] = [
-    Cause::Host,
-    Cause::Gate,
-    Cause::Wire,
-    Cause::Contention,
-    Cause::Tail,
-    Cause::Straggler,
-];
 
 /// What a span's start waited for, by number.
 const WAITS: [&str; 7] = [
@@ -393,7 +383,7 @@ mod tests {
 
     #[test]
     fn causes_are_numbered_as_they_are_listed() {
-        for (i, cause) in CAUSES.into_iter().enumerate() {
+        for (i, cause) in Cause::ALL.into_iter().enumerate() {
             assert_eq!(cause as usize, i);
         }
     }

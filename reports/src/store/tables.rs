@@ -284,15 +284,6 @@ const PHASES: [Phase; 10] = [
     Phase::Validation,
 ];
 
-const CAUSES: [Cause; 6] = [
-    Cause::Host,
-    Cause::Gate,
-    Cause::Wire,
-    Cause::Contention,
-    Cause::Tail,
-    Cause::Straggler,
-];
-
 /// A number in decimal digits.
 fn parse(text: &[u8]) -> Option<u64> {
     if text.is_empty() {
@@ -385,7 +376,7 @@ pub(super) fn read_gaps(text: &[u8]) -> Result<Vec<ExposedGap>, String> {
             start: rows.picos()?,
             end: rows.picos()?,
             cause: rows
-                .one_of(&CAUSES, Cause::name)?
+                .one_of(&Cause::ALL, Cause::name)?
                 .ok_or_else(|| rows.fault())?,
             waited_for: rows.optional()?,
         });

@@ -1,7 +1,9 @@
 //! Loading and checking profiles.
 
-use super::overlap;
 use super::profile::{AttentionRow, GemmRow, MemoryClass, Profile};
+use super::{extend, overlap};
+use crate::part::{Part, SCALES};
+use shardlab_plan::program::CollectiveKind;
 use shardlab_plan::units::DType;
 use std::borrow::Cow;
 use std::path::Path;
@@ -66,19 +68,42 @@ pub fn shipped() -> Vec<&'static str> {
     SHIPPED.iter().map(|&(name, _)| name).collect()
 }
 
+impl ProfileError {
+    pub(super) fn parse(path: &str, e: &toml::de::Error) -> Self {
+        Self::Parse {
+            path: path.to_owned(),
+            message: e.to_string().trim_end().to_owned(),
+        }
+    }
+}
+
 /// Loads a shipped profile by name, or a profile file by path.
 ///
 /// # Errors
 /// When there is no such profile, or when it does not parse or has impossible numbers.
 pub fn load(name_or_path: &str) -> Result<Profile, ProfileError> {
-    parse(name_or_path, &text(name_or_path)?)
+    parse(name_or_path, &read(name_or_path)?)
 }
 
-/// The text of a shipped profile by name, or of a profile file by path.
+/// The text of a shipped profile by name, or of a profile file by path, which says all there is: none that extends another one.
 ///
 /// # Errors
-/// When there is no such profile.
+/// When there is no such profile, or it extends another one.
 pub fn text(name_or_path: &str) -> Result<Cow<'static, str>, ProfileError> {
+    let text = read(name_or_path)?;
+    if extend::whole(name_or_path, &text)?.is_some() {
+        return Err(ProfileError::Invalid {
+            path: name_or_path.to_owned(),
+            message:
+                "it extends another profile, and here one is needed that says everything itself"
+                    .into(),
+        });
+    }
+    Ok(text)
+}
+
+/// The text as it stands.
+pub(super) fn read(name_or_path: &str) -> Result<Cow<'static, str>, ProfileError> {
     if let Some(&(_, text)) = SHIPPED.iter().find(|&&(name, _)| name == name_or_path) {
         return Ok(text.into());
     }
@@ -95,15 +120,16 @@ pub fn text(name_or_path: &str) -> Result<Cow<'static, str>, ProfileError> {
     Ok(read.into())
 }
 
-/// Parses and checks a profile; `path` names it in errors.
+/// Parses and checks a profile; `path` names it in errors, and what it extends is looked for beside it.
 ///
 /// # Errors
 /// When the text is no profile or has impossible numbers.
 pub fn parse(path: &str, text: &str) -> Result<Profile, ProfileError> {
-    let mut profile: Profile = toml::from_str(text).map_err(|e| ProfileError::Parse {
-        path: path.to_owned(),
-        message: e.to_string().trim_end().to_owned(),
-    })?;
+    let parsed = match extend::whole(path, text)? {
+        Some(whole) => whole.try_into(),
+        None => toml::from_str(text),
+    };
+    let mut profile: Profile = parsed.map_err(|e| ProfileError::parse(path, &e))?;
     check(&profile).map_err(|message| ProfileError::Invalid {
         path: path.to_owned(),
         message,
@@ -174,6 +200,15 @@ fn check(p: &Profile) -> Result<(), String> {
     for (name, value) in not_negative {
         if !(value.is_finite() && value >= 0.0) {
             return Err(format!("{name} = {value}: must be 0 or a positive number"));
+        }
+    }
+    for part in Part::ALL {
+        let times = p.times(part);
+        if !SCALES.contains(&times) {
+            let name = part.name();
+            return Err(format!(
+                "scale.{name} = {times}: must be between 0.01 and 1000"
+            ));
         }
     }
     let e = &p.efficiency;
@@ -301,6 +336,16 @@ fn check(p: &Profile) -> Result<(), String> {
                 .into(),
         );
     }
+    for t in &p.collective {
+        if t.nodes == 0 || t.ranks == 0 || !t.ranks.is_multiple_of(t.nodes) {
+            return Err(format!(
+                "[[collective]]: {} of ranks = {} on nodes = {}: both must be positive, and every node has equally many ranks",
+                CollectiveKind::from(t.kind).name(),
+                t.ranks,
+                t.nodes
+            ));
+        }
+    }
     let sources = [
         &d.source,
         &n.source,
@@ -310,6 +355,7 @@ fn check(p: &Profile) -> Result<(), String> {
         &p.efficiency.source,
     ];
     let sources = sources.into_iter().chain(p.power.iter().map(|p| &p.source));
+    let sources = sources.chain(p.scale.iter().map(|s| &s.source));
     let tables = p.gemm.iter().chain(&p.conv).map(|t| &t.source);
     let more = p
         .attention
@@ -370,6 +416,19 @@ mod tests {
         );
     }
 
+    #[test]
+    fn ranks_of_a_table_are_spread_evenly() {
+        let table = "\n[[collective]]\nsource = \"s\"\nkind = \"all_gather\"\nranks = 12\nnodes = 8\nrows = [[1024, 5.0]]\n";
+        let with = |table: &str| parse("x.toml", &format!("{}{table}", text("h100-80")));
+        let message = with(table).unwrap_err().to_string();
+        assert!(
+            message.starts_with("x.toml: [[collective]]: all_gather of ranks = 12 on nodes = 8"),
+            "{message}"
+        );
+        assert!(with(&table.replace("nodes = 8", "nodes = 0")).is_err());
+        assert!(with(&table.replace("nodes = 8", "nodes = 4")).is_ok());
+    }
+
     /// Every number that a step's time is made of: a sign, no number, more than all there is, an empty product.
     #[test]
     fn numbers_that_cannot_be_are_refused_wherever_they_stand() {
@@ -412,6 +471,16 @@ mod tests {
                 "start_wait =",
                 "start_wait = 1\nd2h_loss = -0.5",
                 "contention.d2h_loss = -0.5",
+            ),
+            (
+                "[host.work]",
+                "[scale]\nsource = \"s\"\nmemory = 0\n[host.work]",
+                "scale.memory = 0: must be between 0.01 and 1000",
+            ),
+            (
+                "[host.work]",
+                "[scale]\nsource = \"\"\n[host.work]",
+                "every section needs a `source`",
             ),
             (
                 "shared_wait_us",

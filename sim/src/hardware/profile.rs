@@ -1,5 +1,6 @@
 //! The profile format. Field names carry their unit; every section names its source.
 
+use crate::part::Part;
 use serde::Deserialize;
 use shardlab_plan::program::{CollectiveKind, KernelClass};
 use shardlab_plan::units::DType;
@@ -26,6 +27,9 @@ pub struct Profile {
     /// `[power]`, where the device was seen to reach its power limit.
     #[serde(default)]
     pub power: Option<Power>,
+    /// `[scale]`, where predictions were seen to be off by the same on all of a part's work.
+    #[serde(default)]
+    pub scale: Option<Scale>,
     /// `[efficiency]`
     pub efficiency: Efficiency,
     /// `[[gemm]]`: measured matrix products.
@@ -250,6 +254,44 @@ pub struct Power {
     pub arithmetic_slope: f64,
 }
 
+/// `[scale]`: how many times as long as the other sections say the parts of the machine take; 1 where not given.
+#[derive(Clone, Debug, PartialEq, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Scale {
+    /// Where the numbers come from.
+    pub source: String,
+    /// [`Part::Host`].
+    #[serde(default = "one")]
+    pub host: f64,
+    /// [`Part::Arithmetic`].
+    #[serde(default = "one")]
+    pub arithmetic: f64,
+    /// [`Part::Memory`].
+    #[serde(default = "one")]
+    pub memory: f64,
+    /// [`Part::Collectives`].
+    #[serde(default = "one")]
+    pub collectives: f64,
+    /// [`Part::HostCopies`].
+    #[serde(default = "one")]
+    pub host_copies: f64,
+}
+
+impl Profile {
+    /// How many times as long as the other sections say a part takes, by `[scale]`.
+    #[must_use]
+    pub fn times(&self, part: Part) -> f64 {
+        let of = |s: &Scale| match part {
+            Part::Host => s.host,
+            Part::Arithmetic => s.arithmetic,
+            Part::Memory => s.memory,
+            Part::Collectives => s.collectives,
+            Part::HostCopies => s.host_copies,
+        };
+        self.scale.as_ref().map_or(1.0, of)
+    }
+}
+
 /// `[efficiency]`: shares of the data sheet's rates that kernels reach where nothing was measured for their size.
 #[derive(Clone, Debug, PartialEq, Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -424,7 +466,7 @@ impl MemoryTable {
     }
 }
 
-/// `[[collective]]`: payload against microseconds inside one NVLink domain.
+/// `[[collective]]`: payload against microseconds, alone on the links.
 #[derive(Clone, Debug, PartialEq, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct CollectiveTable {
@@ -432,12 +474,19 @@ pub struct CollectiveTable {
     pub source: String,
     /// Kind.
     pub kind: CollectiveName,
-    /// Ranks, all in one node.
+    /// Ranks.
     pub ranks: u32,
+    /// Nodes that they are spread over, equally many on each.
+    #[serde(default = "one_node")]
+    pub nodes: u32,
     /// Only payloads of this element type (they prefer this table to one for all types).
     pub dtype: Option<DType>,
     /// `[bytes of the full side, microseconds]`, ascending.
     pub rows: Vec<(u64, f64)>,
+}
+
+const fn one_node() -> u32 {
+    1
 }
 
 /// [`CollectiveKind`] by name.

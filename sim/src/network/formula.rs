@@ -18,6 +18,14 @@ pub(super) struct Group {
     pub(super) nic_latency_us: f64,
 }
 
+impl Group {
+    /// Whether another one is placed alike and has as much of its links.
+    pub(super) fn like(&self, other: &Self) -> bool {
+        let near = (self.bandwidth_gbps / other.bandwidth_gbps - 1.0).abs() < 1e-9;
+        (self.size, self.per_node, self.nodes) == (other.size, other.per_node, other.nodes) && near
+    }
+}
+
 /// Base latency, ring step inside a node, ring step between nodes, tree step inside a node, between nodes
 /// (microseconds), and share of the bandwidth.
 struct Protocol {
@@ -65,6 +73,17 @@ pub(super) fn bus_factor(kind: CollectiveKind, ranks: u32) -> f64 {
     }
 }
 
+/// What a rank sends while a large collective runs, GB/s.
+pub(super) fn rate_gbps(kind: CollectiveKind, group: &Group) -> f64 {
+    match kind {
+        // A ring enters and leaves a node once, and passes all of its ranks; in an exchange each has its part of the node's cards.
+        CollectiveKind::AllToAll if group.nodes > 1 => {
+            group.bandwidth_gbps / f64::from(group.per_node)
+        }
+        _ => group.bandwidth_gbps,
+    }
+}
+
 /// Microseconds alone.
 pub(super) fn time_us(kind: CollectiveKind, bytes: f64, group: &Group) -> f64 {
     let wire = bus_factor(kind, group.size) * bytes / group.bandwidth_gbps / 1e3;
@@ -74,8 +93,7 @@ pub(super) fn time_us(kind: CollectiveKind, bytes: f64, group: &Group) -> f64 {
         // Everything but the node's own part crosses the cards; inside a node the exchange is as fast as a gather.
         let p = &PROTOCOLS[2];
         let outside = f64::from(group.size - group.per_node) / f64::from((group.size - 1).max(1));
-        let rail =
-            group.bandwidth_gbps / f64::from(if group.nodes > 1 { group.per_node } else { 1 });
+        let rail = rate_gbps(kind, group);
         let wire =
             bus_factor(kind, group.size) * bytes * if group.nodes > 1 { outside } else { 1.0 }
                 / rail

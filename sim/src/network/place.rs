@@ -2,7 +2,7 @@
 
 use super::formula::Group;
 use crate::hardware::Profile;
-use shardlab_plan::program::Communicator;
+use shardlab_plan::program::{Axis, Communicator};
 use shardlab_plan::shard::mesh;
 use std::collections::BTreeMap;
 
@@ -34,6 +34,18 @@ pub(super) fn place(
         bandwidth_gbps,
         nic_latency_us: n.nic_latency_us,
     }
+}
+
+/// A group alone on its nodes, as many ranks on each: what tables are measured with. It has the cards near to its GPUs.
+pub(super) fn alone(ranks: u32, nodes: u32, profile: &Profile) -> Group {
+    let comm = Communicator {
+        name: String::new(),
+        axis: Axis::Shard,
+        size: ranks,
+        stride: 1,
+        copy_engine: false,
+    };
+    place(&comm, ranks, ranks / nodes, profile)
 }
 
 /// What a group's ranks of one node send over the network together, GB/s, on the node where that is least. Ranks are SPMD: all groups
@@ -68,7 +80,6 @@ fn gpu_gbps(cards: f64, profile: &Profile) -> f64 {
 mod tests {
     use super::*;
     use crate::hardware;
-    use shardlab_plan::program::Axis;
 
     /// What the groups of `size` ranks, `stride` apart, have of nodes with `gpus` GPUs and `nics` cards of 50 GB/s at 85 %.
     fn of(size: u32, stride: u32, world: u32, gpus: u32, nics: u32) -> Group {

@@ -7,7 +7,7 @@
 //! that is no gate.
 
 use shardlab_plan::program::{COMPUTE, Op, Phase, Program};
-use shardlab_plan::record::{Blocker, Cause, ExposedGap, Inputs, Span};
+use shardlab_plan::record::{Blocker, Cause, ExposedGap, Inputs, Queues, Span};
 use shardlab_plan::units::Picos;
 
 /// Gaps of the compute stream between `from` and `to`, longer than `least`.
@@ -23,7 +23,9 @@ pub(super) fn find(
         spans,
         from,
         inputs: Inputs::new(program, spans, from),
+        queues: Queues::new(program, spans),
         gaps: Vec::new(),
+        queued: Picos::ZERO,
     };
     let mut free = from;
     for (i, span) in spans
@@ -42,23 +44,24 @@ pub(super) fn find(
     finder.gaps
 }
 
-/// How long a collective that another rank joined late waited for that rank alone.
-fn joined_after(span: &Span) -> Picos {
-    span.start.saturating_sub(span.ready.max(span.issued))
-}
-
 struct Finder<'a> {
     program: &'a Program,
     spans: &'a [Span],
     from: Picos,
     inputs: Inputs<'a>,
+    queues: Queues<'a>,
     gaps: Vec<ExposedGap>,
+    /// Time in queues so far.
+    queued: Picos,
 }
 
 impl Finder<'_> {
     fn push(&mut self, start: Picos, end: Picos, cause: Cause, waited_for: Option<u32>) {
         if end <= start {
             return;
+        }
+        if cause == Cause::Queue {
+            self.queued += end - start;
         }
         match self.gaps.last_mut() {
             Some(last)
@@ -102,6 +105,14 @@ impl Finder<'_> {
         }
     }
 
+    /// How long a collective that another rank joined late waited for that rank alone.
+    fn joined_after(&self, x: u32) -> Picos {
+        let span = &self.spans[x as usize];
+        let turn = self.queues.of(x).map_or(Picos::ZERO, |q| q.until);
+        span.start
+            .saturating_sub(span.ready.max(span.issued).max(turn))
+    }
+
     fn is_collective(&self, i: u32) -> bool {
         matches!(
             self.program.instrs[self.spans[i as usize].instr.index()].op,
@@ -128,7 +139,7 @@ impl Finder<'_> {
             let span = &self.spans[x as usize];
             let behind = match span.blocker {
                 Blocker::Rank => {
-                    late += joined_after(span);
+                    late += self.joined_after(x);
                     let mut before = self.spans[..x as usize].iter();
                     let before = before.rposition(|s| s.stream == span.stream);
                     before.filter(|&y| self.spans[y].end == span.ready)
@@ -153,30 +164,48 @@ impl Finder<'_> {
         }
         let span = self.spans[x as usize];
         let begun = span.start.clamp(a, b);
-        // Before it began.
+        // Before it began. What it waited for last comes behind its turn.
+        let queued = self.queues.of(x);
+        let mut counted = self.queued;
+        let turn = queued.map_or(a, |q| {
+            let [since, until] = [q.since, q.until].map(|t| t.clamp(a, begun));
+            self.held(a, since, x, shown);
+            counted = self.queued;
+            self.push(since, until, Cause::Queue, Some(shown));
+            until
+        });
         match span.blocker {
-            Blocker::Host => self.push(a, begun, Cause::Host, Some(shown)),
-            Blocker::Rank => self.push(a, begun, Cause::Straggler, Some(shown)),
-            Blocker::Sms => self.push(a, begun, Cause::Contention, Some(shown)),
-            Blocker::None => self.push(a, begun, Cause::Gate, Some(shown)),
+            Blocker::Host => self.push(turn, begun, Cause::Host, Some(shown)),
+            Blocker::Rank => self.push(turn, begun, Cause::Straggler, Some(shown)),
+            Blocker::Sms => self.push(turn, begun, Cause::Contention, Some(shown)),
+            Blocker::None => self.push(turn, begun, Cause::Gate, Some(shown)),
+            Blocker::Stream(_) | Blocker::Communicator(_) if queued.is_some() => {
+                self.push(turn, begun, Cause::Queue, Some(shown));
+            }
             Blocker::Stream(y) | Blocker::Event(y) | Blocker::Communicator(y) => {
                 if y < x && self.spans[y as usize].stream != COMPUTE {
-                    self.waited(a, begun, y, shown);
+                    self.waited(turn, begun, y, shown);
                 } else {
-                    self.push(a, begun, Cause::Gate, Some(shown));
+                    self.push(turn, begun, Cause::Gate, Some(shown));
                 }
             }
         }
         // While it ran, earliest first: what an earlier start would have hidden, the wire, what contention added.
         let ran = b - begun;
         let lost = (span.end - span.start).saturating_sub(span.alone);
-        // A late rank comes before contention: had it been in time, this would be hidden, however slowly it runs.
+        // Its turn and a late rank come before contention: had it begun when it was ready, or that rank been in time, this would be hidden,
+        // however slowly it runs.
+        let behind = self.queues.late(x).map_or(Picos::ZERO, |(_, late)| late);
+        let behind = ran.min(behind.saturating_sub(self.queued - counted));
+        self.push(begun, begun + behind, Cause::Queue, Some(shown));
+        let (begun, ran) = (begun + behind, ran - behind);
         let joined_late = match span.blocker {
-            Blocker::Rank => ran.min(joined_after(&span)),
+            Blocker::Rank => ran.min(self.joined_after(x)),
             _ => Picos::ZERO,
         };
         let contention = (ran - joined_late).min(lost);
         let ran = ran - contention;
+        let free = queued.map_or(span.ready, |q| q.until.max(span.ready));
         let (late, cause) = match span.blocker {
             // An infinitely fast host would have issued it when its stream was ready.
             Blocker::Host => (
@@ -184,10 +213,7 @@ impl Finder<'_> {
                 Cause::Host,
             ),
             Blocker::Rank => (joined_late, Cause::Straggler),
-            Blocker::Sms => (
-                ran.min(span.start.saturating_sub(span.ready)),
-                Cause::Contention,
-            ),
+            Blocker::Sms => (ran.min(span.start.saturating_sub(free)), Cause::Contention),
             _ if self.is_kernel(x) => (ran, Cause::Gate),
             Blocker::Event(y) | Blocker::Stream(y) if self.spans[y as usize].stream == COMPUTE => {
                 let input = self.inputs.ready(x);
@@ -199,6 +225,17 @@ impl Finder<'_> {
         self.push(begun, begun + late, cause, Some(shown));
         self.push(begun + late, begun + ran, Cause::Wire, Some(shown));
         self.push(begun + ran, b, Cause::Contention, Some(shown));
+    }
+
+    /// Attributes `a..b`, in which span `x` could not yet wait for its turn: it was not issued, or its stream was not ready.
+    fn held(&mut self, a: Picos, b: Picos, x: u32, shown: u32) {
+        let span = &self.spans[x as usize];
+        let mut before = self.spans[..x as usize].iter();
+        match before.rposition(|s| s.stream == span.stream) {
+            _ if span.issued > span.ready => self.push(a, b, Cause::Host, Some(shown)),
+            Some(y) if self.spans[y].end == span.ready => self.waited(a, b, y as u32, shown),
+            _ => self.push(a, b, Cause::Gate, Some(shown)),
+        }
     }
 
     fn is_kernel(&self, i: u32) -> bool {

@@ -16,6 +16,7 @@ pub struct Machine {
     pub b: Builder,
     kernels: Vec<u64>,
     gathers: Vec<u64>,
+    reductions: Vec<u64>,
     ranks: u32,
 }
 
@@ -25,6 +26,7 @@ impl Machine {
             b: Builder::new("test", ranks),
             kernels: Vec::new(),
             gathers: Vec::new(),
+            reductions: Vec::new(),
             ranks,
         }
     }
@@ -56,6 +58,15 @@ impl Machine {
 
     pub fn collect(&mut self, us: u64, comm: CommId, stream: StreamId) -> &mut Self {
         let id = self.gather(us, comm);
+        self.b.op(Op::Collective { id, stream });
+        self
+    }
+
+    /// A reduce-scatter of `us` microseconds.
+    pub fn reduce(&mut self, us: u64, comm: CommId, stream: StreamId) -> &mut Self {
+        self.reductions.push(us);
+        let kind = CollectiveKind::ReduceScatter;
+        let id = self.b.collective(kind, comm, us * 1024);
         self.b.op(Op::Collective { id, stream });
         self
     }
@@ -93,18 +104,23 @@ impl Machine {
             dtype: DType::Bf16,
             rows,
         }];
-        let mut rows = self.gathers.clone();
-        rows.sort_unstable();
-        rows.dedup();
-        let rows = rows.iter().map(|&us| (us * 1024, us as f64)).collect();
-        let kind = CollectiveName::AllGather;
-        p.collective = vec![CollectiveTable {
-            source: "test".into(),
-            kind,
-            ranks: self.ranks,
-            dtype: None,
-            rows,
-        }];
+        let table = |kind, of: &[u64]| {
+            let mut rows = of.to_vec();
+            rows.sort_unstable();
+            rows.dedup();
+            CollectiveTable {
+                source: "test".into(),
+                kind,
+                ranks: self.ranks,
+                nodes: 1,
+                dtype: None,
+                rows: rows.iter().map(|&us| (us * 1024, us as f64)).collect(),
+            }
+        };
+        p.collective = vec![
+            table(CollectiveName::AllGather, &self.gathers),
+            table(CollectiveName::ReduceScatter, &self.reductions),
+        ];
         p
     }
 

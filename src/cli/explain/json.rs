@@ -34,11 +34,11 @@ pub(super) fn object(e: &Explanation) -> Value {
             "by_cause": p.run.exposed.iter().map(|(c, t)| (c.name().to_owned(), t.ms().into())).collect::<serde_json::Map<_, _>>(),
             "groups": exposed::groups(&e.gaps).iter().map(|g| json!({
                 "cause": g.cause, "waited_for": g.awaited.name, "phase": g.awaited.phase,
-                "gaps": g.count, "ms": ms(g.total),
+                "behind": g.behind, "gaps": g.count, "ms": ms(g.total),
             })).collect::<Vec<_>>(),
             "longest": exposed::longest(e.gaps.clone(), LISTED).iter().map(|g| json!({
                 "cause": g.cause, "waited_for": g.awaited.name, "phase": g.awaited.phase, "unit": g.unit,
-                "at_ms": ms(g.start), "ms": ms(g.length), "why": g.why,
+                "behind": g.behind, "at_ms": ms(g.start), "ms": ms(g.length), "why": g.why,
             })).collect::<Vec<_>>(),
         },
         "memory": {

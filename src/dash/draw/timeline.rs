@@ -374,16 +374,8 @@ fn exposed(app: &App, gaps: &[Exposed], buf: &mut Buffer, area: Rect) {
 
 /// Letters of the causes that there are.
 pub(super) fn legend(app: &App, run: &Lanes) -> Vec<(String, ratatui::style::Style)> {
-    const ALL: [Cause; 6] = [
-        Cause::Host,
-        Cause::Gate,
-        Cause::Wire,
-        Cause::Contention,
-        Cause::Tail,
-        Cause::Straggler,
-    ];
     let mut parts = Vec::new();
-    for cause in ALL {
+    for cause in Cause::ALL {
         let Some(time) = run.view.run.exposed.get(&cause).filter(|t| t.0 > 0) else {
             continue;
         };

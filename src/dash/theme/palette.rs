@@ -15,7 +15,7 @@ pub(super) struct Palette {
     /// By kind of work, in its order.
     pub(super) work: [Rgb; 9],
     /// By cause of exposed time, in its order.
-    pub(super) cause: [Rgb; 6],
+    pub(super) cause: [Rgb; 7],
 }
 
 pub(super) const DARK: Palette = Palette {
@@ -40,6 +40,7 @@ pub(super) const DARK: Palette = Palette {
     cause: [
         (235, 203, 100),
         (240, 113, 120),
+        (120, 200, 130),
         (220, 130, 60),
         (197, 134, 192),
         (128, 136, 148),
@@ -69,6 +70,7 @@ pub(super) const LIGHT: Palette = Palette {
     cause: [
         (180, 140, 0),
         (200, 40, 50),
+        (40, 130, 60),
         (205, 95, 20),
         (150, 70, 150),
         (120, 125, 133),
@@ -99,6 +101,7 @@ pub(super) const SAFE: Palette = Palette {
     cause: [
         (240, 228, 66),
         (213, 94, 0),
+        (0, 158, 115),
         (230, 159, 0),
         (204, 121, 167),
         (140, 140, 140),

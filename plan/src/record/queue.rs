@@ -1,0 +1,190 @@
+//! Collectives that were issued and ready, and waited for their turn behind collectives of another kind.
+//!
+//! Collectives of one communicator run in the order in which they are issued, and so do those of one stream. One behind others of its own kind is
+//! in their line: gathers are issued in the order in which their results are needed, so what such a line takes is the wire's time. Behind another
+//! kind (a gather behind a reduction) it waits for what computation does not need first.
+
+use super::{Blocker, ExposedGap, Span};
+use crate::program::{COMPUTE, Collective, Op, Program, StreamId};
+use crate::units::Picos;
+use std::cell::OnceCell;
+use std::collections::BTreeMap;
+
+/// What two collectives that take turns have in common.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Shared {
+    /// The communicator.
+    Communicator,
+    /// The stream.
+    Stream,
+}
+
+impl Shared {
+    /// Name in sentences.
+    #[must_use]
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Communicator => "communicator",
+            Self::Stream => "stream",
+        }
+    }
+}
+
+/// A wait for another collective's end.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Queued {
+    /// The span of the collective that waited.
+    pub waited: u32,
+    /// The span of the collective that it waited behind.
+    pub behind: u32,
+    /// What both need.
+    pub shared: Shared,
+    /// When the one that waited was issued and ready.
+    pub since: Picos,
+    /// When the other one had ended.
+    pub until: Picos,
+}
+
+impl Queued {
+    /// How long it waited.
+    #[must_use]
+    pub fn time(&self) -> Picos {
+        self.until.saturating_sub(self.since)
+    }
+}
+
+/// The waits of a step's collectives for one another.
+pub struct Queues<'a> {
+    program: &'a Program,
+    spans: &'a [Span],
+    /// By span: the collective before it on its communicator. Made when it is first asked for.
+    before: OnceCell<BTreeMap<u32, u32>>,
+}
+
+impl<'a> Queues<'a> {
+    /// Of these spans, in issue order, of one step.
+    #[must_use]
+    pub const fn new(program: &'a Program, spans: &'a [Span]) -> Self {
+        Self {
+            program,
+            spans,
+            before: OnceCell::new(),
+        }
+    }
+
+    /// The wait of span `x` itself behind a collective of another kind; none where `x` is no collective or did not wait.
+    #[must_use]
+    pub fn of(&self, x: u32) -> Option<Queued> {
+        let kind = self.collective(x)?.kind;
+        let span = self.spans.get(x as usize)?;
+        let (behind, shared, ready) = match span.blocker {
+            // Its stream was free only when the one before had ended, so it cannot tell when it was ready but for that.
+            Blocker::Stream(y) if y < x && self.collective(y).is_some() => {
+                let ready = self.spans[y as usize].start.max(self.let_go(y, x));
+                (y, Shared::Stream, ready)
+            }
+            _ => (*self.before().get(&x)?, Shared::Communicator, span.ready),
+        };
+        let since = ready.max(span.issued);
+        let until = self.spans[behind as usize].end.min(span.start);
+        let other = self.collective(behind)?.kind != kind;
+        (other && until > since).then_some(Queued {
+            waited: x,
+            behind,
+            shared,
+            since,
+            until,
+        })
+    }
+
+    /// The wait that made span `x` late and by how much: its own, or that of the first of the line of its kind that it came right behind.
+    #[must_use]
+    pub fn late(&self, x: u32) -> Option<(Queued, Picos)> {
+        let mut line = x;
+        let mut most = None;
+        loop {
+            let span = self.spans.get(line as usize)?;
+            if let Some(queued) = self.of(line) {
+                let late = queued.time();
+                return Some((queued, most.map_or(late, |most| late.min(most))));
+            }
+            // Nothing is earlier than its issue.
+            let could = span.start.saturating_sub(span.issued);
+            most = Some(most.map_or(could, |most: Picos| most.min(could)));
+            let (Blocker::Stream(y) | Blocker::Communicator(y)) = span.blocker else {
+                return None;
+            };
+            let kinds = [line, y].map(|i| self.collective(i).map(|c| c.kind));
+            if y >= line || kinds[0].is_none() || kinds[0] != kinds[1] {
+                return None;
+            }
+            line = y;
+        }
+    }
+
+    /// The wait that a gap of cause [`super::Cause::Queue`] is due to: that of what the gap waited for, or of what that came behind.
+    #[must_use]
+    pub fn of_gap(&self, gap: &ExposedGap) -> Option<Queued> {
+        let mut x = gap.waited_for?;
+        loop {
+            if let Some((queued, _)) = self.late(x) {
+                return Some(queued);
+            }
+            x = match self.spans.get(x as usize)?.blocker {
+                Blocker::Stream(y) | Blocker::Event(y) | Blocker::Communicator(y)
+                    if y < x && self.spans[y as usize].stream != COMPUTE =>
+                {
+                    y
+                }
+                _ => return None,
+            };
+        }
+    }
+
+    fn collective(&self, x: u32) -> Option<&'a Collective> {
+        let span = self.spans.get(x as usize)?;
+        match self.program.instrs.get(span.instr.index())?.op {
+            Op::Collective { id, .. } => self.program.collectives.get(id.index()),
+            _ => None,
+        }
+    }
+
+    fn before(&self) -> &BTreeMap<u32, u32> {
+        self.before.get_or_init(|| {
+            let mut last = BTreeMap::new();
+            let all = (0..self.spans.len() as u32).filter_map(|x| Some((x, self.collective(x)?)));
+            all.filter_map(|(x, c)| Some((x, last.insert(c.comm, x)?)))
+                .collect()
+        })
+    }
+
+    /// When the last of the events had happened that the stream waits for between spans `y` and `x`.
+    fn let_go(&self, y: u32, x: u32) -> Picos {
+        let [from, to] = [y, x].map(|i| self.spans[i as usize].instr.index());
+        let on = self.spans[x as usize].stream;
+        let instrs = &self.program.instrs;
+        let waits = (from..to).filter_map(|i| match instrs[i].op {
+            Op::Wait { event, stream } if stream == on => Some((i, event)),
+            _ => None,
+        });
+        let recorded = waits.filter_map(|(i, waited)| {
+            instrs[..i]
+                .iter()
+                .enumerate()
+                .rev()
+                .find_map(|(at, r)| match r.op {
+                    Op::Record { event, stream } if event == waited => Some((at, stream)),
+                    _ => None,
+                })
+        });
+        let ends = recorded.filter_map(|(at, stream)| self.last_on(stream, at));
+        ends.max().unwrap_or(Picos::ZERO)
+    }
+
+    /// End of the last span of a stream before an instruction.
+    fn last_on(&self, stream: StreamId, before: usize) -> Option<Picos> {
+        let to = self.spans.partition_point(|s| s.instr.index() < before);
+        let found = self.spans[..to].iter().rev().find(|s| s.stream == stream);
+        found.map(|s| s.end)
+    }
+}

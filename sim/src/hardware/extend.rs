@@ -1,0 +1,192 @@
+//! `extends` in a profile: what a file does not say is as in another one.
+
+use super::load::{ProfileError, read};
+use serde::Deserialize;
+use std::path::{Path, PathBuf};
+use toml::{Spanned, Table, Value};
+
+/// The key.
+const KEY: &str = "extends";
+/// Most profiles that may stand on one another.
+const MOST: usize = 8;
+
+/// The profile of a text as one table, with all that it does not say itself; none where it extends nothing and the text is all there is.
+pub(super) fn whole(path: &str, text: &str) -> Result<Option<Table>, ProfileError> {
+    match base(path, text)? {
+        None => Ok(None),
+        Some(_) => resolve(path, text, &mut vec![identity(path)]).map(Some),
+    }
+}
+
+/// Where a text says what it extends, and what that is.
+fn base(path: &str, text: &str) -> Result<Option<Spanned<String>>, ProfileError> {
+    #[derive(Deserialize)]
+    struct Head {
+        extends: Option<Spanned<String>>,
+    }
+    let head: Head = toml::from_str(text).map_err(|e| ProfileError::parse(path, &e))?;
+    Ok(head.extends)
+}
+
+fn resolve(path: &str, text: &str, below: &mut Vec<PathBuf>) -> Result<Table, ProfileError> {
+    let mut own: Table = toml::from_str(text).map_err(|e| ProfileError::parse(path, &e))?;
+    let Some(base) = base(path, text)? else {
+        return Ok(own);
+    };
+    own.remove(KEY);
+    let fault = |message: String| {
+        let (line, column) = position(text, base.span().start);
+        ProfileError::Invalid {
+            path: format!("{path}:{line}:{column}"),
+            message,
+        }
+    };
+    let name = base.get_ref();
+    let place = beside(path, name);
+    let id = identity(&place);
+    if below.contains(&id) {
+        return Err(fault(format!(
+            "{KEY} = \"{name}\": that profile extends this one, or is this one"
+        )));
+    }
+    if below.len() == MOST {
+        return Err(fault(format!(
+            "{KEY} = \"{name}\": at most {MOST} profiles stand on one another"
+        )));
+    }
+    below.push(id);
+    let under = match read(&place) {
+        Err(ProfileError::NotFound { .. }) => {
+            return Err(fault(format!(
+                "{KEY} = \"{name}\": {}",
+                ProfileError::NotFound { name: place }
+            )));
+        }
+        under => under?,
+    };
+    let mut all = resolve(&place, &under, below)?;
+    lay_over(&mut all, own);
+    Ok(all)
+}
+
+/// A shipped name, or a path beside the file that names it.
+fn beside(path: &str, name: &str) -> String {
+    if super::shipped().contains(&name) {
+        return name.to_owned();
+    }
+    let folder = Path::new(path).parent().unwrap_or(Path::new(""));
+    folder.join(name).to_string_lossy().into_owned()
+}
+
+/// What a profile is known by, however its path is written.
+fn identity(place: &str) -> PathBuf {
+    if super::shipped().contains(&place) {
+        return place.into();
+    }
+    std::fs::canonicalize(place).unwrap_or_else(|_| place.into())
+}
+
+/// Sections key by key; all else, the tables of an array among it, as a whole.
+fn lay_over(under: &mut Table, over: Table) {
+    for (key, value) in over {
+        match (under.get_mut(&key), value) {
+            (Some(Value::Table(under)), Value::Table(over)) => lay_over(under, over),
+            (_, value) => {
+                under.insert(key, value);
+            }
+        }
+    }
+}
+
+/// Line and column, from 1, of a byte.
+fn position(text: &str, at: usize) -> (usize, usize) {
+    let before = text.get(..at).unwrap_or_default();
+    let line = before.rsplit('\n').next().unwrap_or_default();
+    (before.matches('\n').count() + 1, line.chars().count() + 1)
+}
+
+#[cfg(test)]
+mod tests {
+    use crate::hardware::{load, text};
+    use std::path::PathBuf;
+
+    /// Files in a folder of their own, and the profile of the first or why there is none.
+    fn of(test: &str, files: &[(&str, &str)]) -> Result<crate::Profile, String> {
+        let folder: PathBuf = std::env::temp_dir().join(format!("{test}-{}", std::process::id()));
+        std::fs::create_dir_all(&folder).unwrap();
+        for (name, text) in files {
+            std::fs::write(folder.join(name), text).unwrap();
+        }
+        let first = folder.join(files[0].0);
+        let first = first.to_str().unwrap();
+        let loaded = load(first).map_err(|e| e.to_string());
+        // Its text is not all there is.
+        let said = text(first).unwrap_err().to_string();
+        assert!(
+            loaded.is_err() || said.contains("it extends another profile"),
+            "{said}"
+        );
+        let prefix = format!("{}{}", folder.display(), std::path::MAIN_SEPARATOR);
+        std::fs::remove_dir_all(&folder).unwrap();
+        loaded.map_err(|e| e.replace(&prefix, ""))
+    }
+
+    #[test]
+    fn what_a_profile_does_not_say_is_as_below() {
+        let base = load("h200-nvlink").unwrap();
+        let table = "[[collective]]\nsource = \"s\"\nkind = \"all_gather\"\nranks = 4\nrows = [[1024, 5.0]]\n";
+        let top = format!("extends = \"middle.toml\"\nname = \"top\"\n{table}");
+        let middle = "extends = \"h200-nvlink\"\nabout = \"ours\"\nconv = []\n[network]\nnics_per_node = 4\n[host.work]\nhook_us = 7\n";
+        let p = of("extends", &[("top.toml", &top), ("middle.toml", middle)]).unwrap();
+        assert_eq!((p.name.as_str(), p.about.as_str()), ("top", "ours"));
+        assert_eq!((p.network.nics_per_node, p.host.work.hook_us), (4, 7.0));
+        assert_eq!(p.network.nic_gbps, base.network.nic_gbps);
+        assert_eq!(p.host.work.step_us, base.host.work.step_us);
+        // Arrays of tables one for another.
+        assert_eq!((p.collective.len(), p.conv.len()), (1, 0));
+        assert_eq!(p.gemm, base.gemm);
+    }
+
+    #[test]
+    fn what_cannot_be_extended_is_said_with_its_place() {
+        let says = |files: &[(&str, &str)], wanted: &str| {
+            let said = of("not-extended", files).unwrap_err();
+            assert!(said.contains(wanted), "{said}");
+        };
+        says(
+            &[("a.toml", "# own\nextends = \"a.toml\"\n")],
+            "a.toml:2:11: extends = \"a.toml\": that profile extends this one, or is this one",
+        );
+        let [a, b] = ["b", "a"].map(|other| format!("extends = \"{other}.toml\"\n"));
+        says(
+            &[("a.toml", &a), ("b.toml", &b)],
+            "b.toml:1:11: extends = \"a.toml\": that profile extends",
+        );
+        says(
+            &[("a.toml", "extends = \"h300\"\n")],
+            "the shipped ones are a100-40",
+        );
+        says(&[("a.toml", "extends = 3\n")], "invalid type");
+        says(
+            &[("a.toml", "extends = \"h100-80\"\n[network]\nnics = 2\n")],
+            "unknown field `nics`",
+        );
+        says(
+            &[("a.toml", "extends = \"h100-80\"\n[network]\nnic_gbps = 0\n")],
+            "a.toml: network.nic_gbps = 0",
+        );
+        let chain: Vec<(String, String)> = (0..10)
+            .map(|i| {
+                (
+                    format!("{i}.toml"),
+                    format!("extends = \"{}.toml\"\n", i + 1),
+                )
+            })
+            .collect();
+        let chain: Vec<(&str, &str)> = chain
+            .iter()
+            .map(|(n, t)| (n.as_str(), t.as_str()))
+            .collect();
+        says(&chain, "at most 8 profiles stand on one another");
+    }
+}
