@@ -77,7 +77,7 @@ pub struct WhatIf {
 }
 
 /// Keys of which every value is tried.
-const ALL_VALUES: [&str; 18] = [
+const ALL_VALUES: [&str; 19] = [
     "fsdp.policy",
     "fsdp.strategy",
     "fsdp.reshard_root",
@@ -95,6 +95,7 @@ const ALL_VALUES: [&str; 18] = [
     "compile.epilogues",
     "compile.mix_order_reductions",
     "train.recompute",
+    "train.recompute_layers",
     "train.loss",
 ];
 

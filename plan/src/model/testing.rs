@@ -33,6 +33,7 @@ pub(crate) fn tiny(family: Family) -> Scenario {
             micro_batch: 2,
             grad_accum: 1,
             recompute: Recompute::None,
+            recompute_layers: RecomputeLayers::All,
             loss: Loss::Materialized,
             loss_chunk_rows: 4096,
             optimizer: Optimizer::Adamw,

@@ -227,6 +227,7 @@ keys! {
     MicroBatch: "train" "micro_batch" [Integer(1, MIB)] "1" "Samples a rank and micro-batch";
     GradAccum: "train" "grad_accum" [Integer(1, 4096)] "1" "Micro-batches a step";
     Recompute: "train" "recompute" [Choice(&["none", "full", "selective", "pointwise"])] "\"none\"" "Activations that backward computes again: whole blocks, all but matrix products and attention, or, in compiled code, results of elementwise ops inside kernels that read their operands anyway";
+    RecomputeLayers: "train" "recompute_layers" [Choice(&["all"]), Integer(1, 4096), List(&Text)] "\"all\"" "Blocks that `recompute` applies to: all, the first so many (as Megatron's recompute_num_layers with method block), or those in the modules that a list of globs names ([\"layers.*0\"]); the others keep their activations";
     Loss: "train" "loss" [Choice(&["materialized", "chunked"])] "\"materialized\"" "All logits at once, or chunk by chunk";
     LossChunkRows: "train" "loss_chunk_rows" [Integer(1, 4 * MIB)] "4096" "Rows (tokens) of a chunk of the chunked loss: fewer hold less memory, more are faster";
     Optimizer: "train" "optimizer" [Choice(&["adamw", "sgd"])] "\"adamw\"" "Optimizer";

@@ -245,6 +245,14 @@ fn train(d: &Document, seq_len: u64) -> Train {
                 ],
             )
             .unwrap_or(Recompute::None),
+        recompute_layers: match (
+            d.small(Key::RecomputeLayers),
+            strings(d.value(Key::RecomputeLayers)),
+        ) {
+            (Some(n), _) => RecomputeLayers::First(n),
+            (None, globs) if !globs.is_empty() => RecomputeLayers::Patterns(globs),
+            _ => RecomputeLayers::All,
+        },
         loss: d
             .pick(Key::Loss, &[("chunked", Loss::Chunked)])
             .unwrap_or(Loss::Materialized),

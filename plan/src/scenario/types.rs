@@ -3,6 +3,7 @@
 //! Values of these types come from [`super::load`], which checks them; code that builds one by hand (tests) is expected
 //! to keep the rules of `scenario/validate.rs`.
 
+use super::units::covers;
 use crate::units::DType;
 use serde::Serialize;
 
@@ -100,6 +101,30 @@ pub enum Recompute {
     Pointwise,
 }
 
+/// Blocks that [`Train::recompute`] applies to.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub enum RecomputeLayers {
+    /// Every one, and what lies outside of blocks.
+    All,
+    /// The first so many of the stack.
+    First(u32),
+    /// Blocks that a glob over module paths covers.
+    Patterns(Vec<String>),
+}
+
+impl RecomputeLayers {
+    /// Whether block `number` of the stack, a module of this path, is among them.
+    #[must_use]
+    pub fn has(&self, number: u32, path: &str) -> bool {
+        match self {
+            Self::All => true,
+            Self::First(n) => number < *n,
+            Self::Patterns(globs) => globs.iter().any(|glob| covers(glob, path)),
+        }
+    }
+}
+
 /// How the cross entropy is computed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize)]
 #[serde(rename_all = "lowercase")]
@@ -141,6 +166,8 @@ pub struct Train {
     pub grad_accum: u32,
     /// Recompute.
     pub recompute: Recompute,
+    /// Blocks that recompute applies to.
+    pub recompute_layers: RecomputeLayers,
     /// Loss.
     pub loss: Loss,
     /// Rows of a chunk of the chunked loss.

@@ -90,7 +90,7 @@ fn idle_keys(s: &Scenario, d: &Document) -> Checked {
         .and_then(Value::bytes)
         .is_some_and(|bytes| bytes > 0);
     let once = t.grad_accum == 1;
-    let rows: [(Key, bool, Key, &str); 18] = [
+    let rows: [(Key, bool, Key, &str); 19] = [
         (
             Key::PrefetchForward,
             full && f.prefetch_forward != prefetch,
@@ -169,6 +169,12 @@ fn idle_keys(s: &Scenario, d: &Document) -> Checked {
             workspace && s.mesh.hardware == "cpu",
             Key::Hardware,
             "there is no cuBLAS on `cpu`",
+        ),
+        (
+            Key::RecomputeLayers,
+            t.recompute == Recompute::None && t.recompute_layers != RecomputeLayers::All,
+            Key::Recompute,
+            "nothing is recomputed",
         ),
         (
             Key::LossChunkRows,
@@ -275,6 +281,17 @@ fn train(s: &Scenario, d: &Document) -> Checked {
         return Err(d
             .conflict(&[Key::Recompute, Key::Mode], message)
             .with_help("set compile.mode = \"regions\", or train.recompute = \"selective\""));
+    }
+    if let RecomputeLayers::First(n) = t.recompute_layers
+        && n > m.layers
+    {
+        let message = format!(
+            "`recompute_layers` ({n}) are more than the {} blocks of the model",
+            m.layers
+        );
+        return Err(d
+            .conflict(&[Key::RecomputeLayers, Key::Layers], message)
+            .with_help("\"all\" is every block"));
     }
     if t.lr_schedule == LrSchedule::Constant && d.says(Key::MinLr) {
         return Err(d

@@ -84,6 +84,44 @@ fn recompute_changes_no_gradient() {
     }
 }
 
+/// Blocks that are recomputed may lie beside blocks that are not, however many there are and whatever is compiled.
+#[test]
+fn recompute_of_some_blocks_changes_no_gradient() {
+    let globs =
+        |globs: &[&str]| RecomputeLayers::Patterns(globs.iter().map(|g| (*g).to_owned()).collect());
+    for family in FAMILIES {
+        let mut base = tiny(family);
+        base.model.layers = 4;
+        let path = modules_and_params(&base)
+            .0
+            .into_iter()
+            .find(|m| m.kind == ModuleKind::Block)
+            .map(|m| m.path.trim_end_matches('0').to_owned())
+            .expect("every family has blocks");
+        for mode in [
+            CompileMode::Off,
+            CompileMode::Blocks,
+            CompileMode::Regions,
+            CompileMode::Full,
+        ] {
+            for recompute in RECOMPUTES {
+                for which in [
+                    RecomputeLayers::First(1),
+                    RecomputeLayers::First(3),
+                    globs(&[&format!("{path}1"), &format!("{path}3")]),
+                ] {
+                    let mut s = base.clone();
+                    s.compile.mode = mode;
+                    s.compile.epilogues = mode != CompileMode::Off;
+                    s.train.recompute = recompute;
+                    s.train.recompute_layers = which;
+                    assert_same(&base, &s);
+                }
+            }
+        }
+    }
+}
+
 #[test]
 fn chunked_loss_changes_no_gradient() {
     for tie in [false, true] {

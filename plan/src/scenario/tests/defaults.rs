@@ -23,6 +23,7 @@ fn defaults_of_the_native_policy() {
         (t.recompute, t.loss, t.optimizer),
         (Recompute::None, Loss::Materialized, Optimizer::Adamw)
     );
+    assert_eq!(t.recompute_layers, RecomputeLayers::All);
     assert_eq!(
         (t.lr, t.betas, t.eps, t.weight_decay, t.clip_norm),
         (3e-4, [0.9, 0.95], 1e-8, 0.1, 0.0)
@@ -369,6 +370,19 @@ fn forms_of_values() {
         Reshard::Group(2)
     );
     assert_eq!(f(&["fsdp.units=root"]).units, Units::Root);
+    let layers = |set: &str| {
+        let set = ["train.recompute=full", set];
+        minimal(&set).unwrap().train.recompute_layers
+    };
+    assert_eq!(layers("train.recompute_layers=all"), RecomputeLayers::All);
+    assert_eq!(
+        layers("train.recompute_layers=3"),
+        RecomputeLayers::First(3)
+    );
+    assert_eq!(
+        layers("train.recompute_layers=[\"layers.1*\", \"layers.0\"]"),
+        RecomputeLayers::Patterns(vec!["layers.1*".into(), "layers.0".into()])
+    );
     assert_eq!(f(&["fsdp.frozen=[]"]).frozen, Vec::<String>::new());
     assert_eq!(f(&["fsdp.frozen=[\"layers.*\"]"]).frozen, ["layers.*"]);
     let cublas = |sets: &[&str]| minimal(sets).unwrap().fsdp.cublas_workspace_bytes;
