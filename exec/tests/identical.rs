@@ -87,6 +87,13 @@ fn policies_and_strategies_end_with_the_same_weights() {
     }
 }
 
+/// Biases of queries, keys and values alone are sharded, reduced and updated as other parameters.
+#[test]
+fn biases_of_some_layers_end_with_the_same_values() {
+    let base = &["model.bias=qkv", "mesh.dp_shard=4", "train.micro_batch=1"];
+    same("llama-tiny", base, &EACH);
+}
+
 /// Recompute of some blocks changes nothing, under every policy and mode.
 #[test]
 fn recompute_of_some_blocks_ends_with_the_same_weights() {

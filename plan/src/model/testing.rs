@@ -26,7 +26,7 @@ pub(crate) fn tiny(family: Family) -> Scenario {
             height: 4,
             width: 5,
             kernel: 3,
-            bias: family != Family::Llama,
+            bias: Bias::from(family != Family::Llama),
         },
         train: Train {
             seq_len: if family == Family::Cnn { 1 } else { 5 },

@@ -83,8 +83,36 @@ pub struct Model {
     pub width: u64,
     /// Convolution kernel edge (odd).
     pub kernel: u64,
-    /// Whether linear layers carry a bias.
-    pub bias: bool,
+    /// Which linear layers carry a bias.
+    pub bias: Bias,
+}
+
+/// Linear layers with a bias.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Bias {
+    /// None of them.
+    None,
+    /// Those that make queries, keys and values.
+    Qkv,
+    /// All, and convolutions.
+    All,
+}
+
+impl From<bool> for Bias {
+    fn from(all: bool) -> Self {
+        if all { Self::All } else { Self::None }
+    }
+}
+
+/// As scenario files write it.
+impl Serialize for Bias {
+    fn serialize<S: serde::Serializer>(&self, to: S) -> Result<S::Ok, S::Error> {
+        match self {
+            Self::None => to.serialize_bool(false),
+            Self::Qkv => to.serialize_str("qkv"),
+            Self::All => to.serialize_bool(true),
+        }
+    }
 }
 
 /// Activation recomputation.
@@ -102,8 +130,7 @@ pub enum Recompute {
 }
 
 /// Blocks that [`Train::recompute`] applies to.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
-#[serde(rename_all = "lowercase")]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub enum RecomputeLayers {
     /// Every one, and what lies outside of blocks.
     All,
@@ -111,6 +138,17 @@ pub enum RecomputeLayers {
     First(u32),
     /// Blocks that a glob over module paths covers.
     Patterns(Vec<String>),
+}
+
+/// As scenario files write it.
+impl Serialize for RecomputeLayers {
+    fn serialize<S: serde::Serializer>(&self, to: S) -> Result<S::Ok, S::Error> {
+        match self {
+            Self::All => to.serialize_str("all"),
+            Self::First(n) => to.serialize_u32(*n),
+            Self::Patterns(globs) => globs.serialize(to),
+        }
+    }
 }
 
 impl RecomputeLayers {

@@ -228,6 +228,15 @@ fn model(s: &Scenario, d: &Document) -> Checked {
         );
         return Err(d.conflict(&[Key::HeadDim, Key::Heads, Key::Hidden], message));
     }
+    if m.bias == Bias::Qkv && m.family != Family::Llama {
+        let message = format!(
+            "`bias` = \"qkv\" is for layers of queries, keys and values of their own, which family {} has not",
+            family_name(m.family)
+        );
+        return Err(d
+            .conflict(&[Key::Bias, Key::Family], message)
+            .with_help("use true or false"));
+    }
     if m.family == Family::Cnn && m.kernel.is_multiple_of(2) {
         let message = format!(
             "a same-padded convolution needs an odd kernel, not {}",
@@ -454,9 +463,26 @@ fn allocator(s: &Scenario, d: &Document) -> Checked {
             .with_help("use \"caching\" or \"temporary\", or policy native"));
     }
     if f.offload.any() {
-        let message = if f.policy != PolicyKind::Native || s.compile.mode == CompileMode::Full {
-            "host offload is a part of the native policy's unit lifecycle"
-        } else if f.strategy != Strategy::OptimGradsParams || s.mesh.dp_shard < 2 {
+        let policy = match f.policy {
+            PolicyKind::Native => None,
+            PolicyKind::Fsdp2 => Some("fsdp2"),
+            PolicyKind::Megatron => Some("megatron"),
+        };
+        if let Some(policy) = policy {
+            let message = format!(
+                "policy {policy} has no host offload here: it is a part of the native policy's unit lifecycle"
+            );
+            return Err(d
+                .conflict(&[Key::Offload, Key::Policy], message)
+                .with_help("set fsdp.policy = \"native\", or fsdp.offload = []"));
+        }
+        if s.compile.mode == CompileMode::Full {
+            let message = "compile mode full has no host offload: it is a part of the native policy's unit lifecycle, for which collectives stay outside of the graph";
+            return Err(d
+                .conflict(&[Key::Offload, Key::Mode], message)
+                .with_help("use compile.mode off, regions or blocks, or set fsdp.offload = []"));
+        }
+        let message = if f.strategy != Strategy::OptimGradsParams || s.mesh.dp_shard < 2 {
             "host offload moves shards: it needs strategy optim_grads_params over at least two ranks"
         } else if f.outer_strategy == OuterStrategy::Optim {
             "host offload keeps inner shards; outer_strategy = \"optim\" cuts them again"
