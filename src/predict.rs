@@ -143,6 +143,22 @@ impl Prediction {
         self.run.step_ms()
     }
 
+    /// Bytes of the device that the run never takes; negative where it takes more than there are, `None` where their number is not known.
+    #[must_use]
+    pub fn free_bytes(&self) -> Option<i64> {
+        let m = &self.run.memory;
+        let signed = |b: Bytes| i64::try_from(b.0).unwrap_or(i64::MAX);
+        Some(signed(m.capacity?) - signed(m.peak_device))
+    }
+
+    /// Whether the run fits and leaves this share of the device's memory (0 to 1) free, as far as that is known.
+    #[must_use]
+    pub fn leaves(&self, share: f64) -> bool {
+        let capacity = self.run.memory.capacity;
+        let enough = |free: i64| free as f64 >= share * capacity.map_or(0.0, |c| c.0 as f64);
+        self.fit.is_ok() && self.free_bytes().is_none_or(enough)
+    }
+
     /// Tokens a second and GPU.
     #[must_use]
     pub fn tokens_per_s(&self) -> f64 {

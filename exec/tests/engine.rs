@@ -216,6 +216,22 @@ fn schedules_do_not_change_results() {
         &["compile.cuda_graph=[\"attn\", \"mlp\"]"],
         &["train.recompute=full"],
         &["train.recompute=selective"],
+        &["train.recompute=full", "train.recompute_layers=1"],
+        &[
+            "train.recompute=full",
+            "train.recompute_layers=[\"layers.1\"]",
+        ],
+        &[
+            "train.recompute=selective",
+            "train.recompute_layers=[\"layers.1\"]",
+        ],
+        &[
+            "compile.mode=regions",
+            "compile.merge_projections=none",
+            "compile.epilogues=false",
+            "train.recompute=full",
+            "train.recompute_layers=1",
+        ],
         &["fsdp.offload=[\"params\"]"],
         &["fsdp.offload=[\"optimizer\"]"],
         &["fsdp.offload=[\"params\", \"grads\", \"optimizer\"]"],

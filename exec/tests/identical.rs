@@ -87,6 +87,34 @@ fn policies_and_strategies_end_with_the_same_weights() {
     }
 }
 
+/// Biases of queries, keys and values alone are sharded, reduced and updated as other parameters.
+#[test]
+fn biases_of_some_layers_end_with_the_same_values() {
+    let base = &["model.bias=qkv", "mesh.dp_shard=4", "train.micro_batch=1"];
+    same("llama-tiny", base, &EACH);
+}
+
+/// Recompute of some blocks changes nothing, under every policy and mode.
+#[test]
+fn recompute_of_some_blocks_ends_with_the_same_weights() {
+    let first = ["train.recompute=full", "train.recompute_layers=1"];
+    let last = [
+        "train.recompute=full",
+        "train.recompute_layers=[\"layers.1\"]",
+    ];
+    for base in [
+        &["fsdp.policy=native"][..],
+        &["fsdp.policy=native", "compile.mode=blocks"],
+        &["fsdp.policy=fsdp2"],
+        &["fsdp.policy=fsdp2", "compile.mode=regions"],
+        &["fsdp.policy=megatron"],
+        &["fsdp.policy=megatron", "compile.mode=blocks"],
+        &["compile.mode=full"],
+    ] {
+        same("small-native", base, &[&first, &last]);
+    }
+}
+
 /// Streams, communicators and units, and what the other tests of schedules do not turn.
 #[test]
 fn schedules_end_with_the_same_weights() {

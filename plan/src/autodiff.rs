@@ -4,13 +4,13 @@
 //! the node created last). Each op kind has one rule (`rules`); nothing is written per model. A forward value that a rule
 //! refers to is thereby saved: lifetimes follow from uses, so there is no separate list of saved tensors.
 
-mod recompute;
+pub(crate) mod recompute;
 mod rules;
 
 use crate::compile::tape::{ModuleId, ParamId};
 use crate::model::graph::{Act, Graph, ModelGraph, Root, ValueId, View};
 use crate::model::ops::OpKind;
-use crate::scenario::types::Recompute;
+use recompute::Recomputed;
 use smallvec::SmallVec;
 use std::ops::Range;
 
@@ -69,7 +69,7 @@ struct Engine<'m> {
 
 /// Appends the backward ops of `m.loss` to `m.graph`, starting from a gradient of `seed` (1 over the micro-batches of a step
 /// makes their gradients add up to that of the step's mean loss).
-pub fn differentiate(m: &mut ModelGraph, recompute: Recompute, seed: f64) -> Backward {
+pub(crate) fn differentiate(m: &mut ModelGraph, recompute: &Recomputed, seed: f64) -> Backward {
     let first = m.graph.ops.len() as u32;
     let pending = vec![None; m.graph.values.len()];
     let uses = contributions(m);

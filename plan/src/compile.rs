@@ -19,7 +19,7 @@ pub mod tape;
 #[cfg(test)]
 mod tests;
 
-use crate::autodiff;
+use crate::autodiff::{self, recompute::Recomputed};
 use crate::model::flops::{self, Backward};
 use crate::model::{self, build, tree::Tree};
 use crate::scenario::{CompileMode, Family, MergeProjections, Scenario};
@@ -151,13 +151,14 @@ fn repeat(scenario: &Scenario, tree: &Tree, sharding: Sharding<'_>) -> Option<Ta
     expand::expand(&small, blocks, layers)
 }
 
-/// Whether all blocks are built alike: none frozen, the same modules of each are units, the same parameters neighbours.
+/// Whether all blocks are built alike: none frozen, all recomputed or none, the same modules of each are units, the same parameters neighbours.
 fn alike(scenario: &Scenario, tree: &Tree, sharding: Sharding<'_>) -> bool {
     let b = tree.blocks;
     let unit = |l: u32, m: u32| (sharding.is_unit)(ModuleId(b.module + l * b.modules + m));
     // A block's last parameter is the neighbour of another block, which never matters.
     let near = |l: u32, p: u32| (sharding.neighbours)(ParamId(b.param + l * b.params + p));
     scenario.fsdp.frozen.is_empty()
+        && Recomputed::new(&scenario.train, &tree.modules).is_uniform()
         && (0..b.modules).all(|m| (1..b.count).all(|l| unit(l, m) == unit(0, m)))
         && (1..b.params).all(|p| (1..b.count).all(|l| near(l, p - 1) == near(0, p - 1)))
 }
@@ -166,12 +167,12 @@ fn alike(scenario: &Scenario, tree: &Tree, sharding: Sharding<'_>) -> bool {
 fn full(scenario: &Scenario, tree: Tree, sharding: Sharding<'_>) -> Tape {
     let mut m = model::graph_of(scenario, tree);
     let seed = build::seed(scenario, m.tokens);
-    let mut backward = autodiff::differentiate(&mut m, scenario.train.recompute, seed);
-    let recompute = scenario.train.recompute;
+    let recompute = Recomputed::new(&scenario.train, m.modules());
+    let mut backward = autodiff::differentiate(&mut m, &recompute, seed);
     let plan = schedule::plan(
         &mut m,
         &mut backward,
-        recompute,
+        &recompute,
         &scenario.compile,
         sharding,
     );

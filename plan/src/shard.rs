@@ -13,7 +13,8 @@ mod per_param;
 pub use error::{LayoutError, ShardError};
 pub use flat::{FlatItem, FlatLayout, flat_layout};
 pub use groups::{
-    LayoutKind, UnitSpec, assign_units, build_groups, check_frozen, check_unit, owners,
+    LayoutKind, UnitSpec, assign_units, build_groups, check_frozen, check_recomputed, check_unit,
+    owners,
 };
 pub use mesh::Placement;
 #[cfg(test)]

@@ -3,7 +3,9 @@
 use crate::predict::{Fit, PredictError, Prediction, Profiles, predict_light};
 use rayon::prelude::*;
 use shardlab_plan::Scenario;
-use shardlab_plan::scenario::{BatchUnit, OuterStrategy, PolicyKind, ScenarioError, keys};
+use shardlab_plan::scenario::{
+    BatchUnit, OuterStrategy, PolicyKind, Recompute, RecomputeLayers, ScenarioError, keys,
+};
 use shardlab_plan::units::Bytes;
 
 /// A change to a scenario: overrides that belong together.
@@ -77,7 +79,7 @@ pub struct WhatIf {
 }
 
 /// Keys of which every value is tried.
-const ALL_VALUES: [&str; 18] = [
+const ALL_VALUES: [&str; 19] = [
     "fsdp.policy",
     "fsdp.strategy",
     "fsdp.reshard_root",
@@ -95,6 +97,7 @@ const ALL_VALUES: [&str; 18] = [
     "compile.epilogues",
     "compile.mix_order_reductions",
     "train.recompute",
+    "train.recompute_layers",
     "train.loss",
 ];
 
@@ -181,8 +184,13 @@ fn mesh(base: &Scenario) -> Vec<Change> {
         let groups = groups.filter(|n| node.is_multiple_of(*n));
         all.extend(groups.map(|n| Change::one("fsdp.reshard_after_forward", &n.to_string())));
     }
-    let mut meshes = vec![(node, world / node), (world, 1)];
-    meshes.dedup();
+    let mut meshes = vec![(world, 1)];
+    if world > node {
+        // Groups of one node, of two, of four …; what is smaller than a node holds more and saves no traffic between nodes.
+        let groups = std::iter::successors(Some(node), |shard| shard.checked_mul(2));
+        let whole = groups.take_while(|shard| *shard < world);
+        meshes.extend(whole.map(|shard| (shard, world / shard)));
+    }
     for (shard, outer) in meshes {
         if shard * outer == world && shard != m.dp_shard {
             let mut overrides = vec![
@@ -202,15 +210,85 @@ fn mesh(base: &Scenario) -> Vec<Change> {
     all
 }
 
-/// Tries every candidate on all cores. Changes that leave the scenario as it is are left out.
-///
-/// `load` gives the scenario with further overrides.
+/// Gives the scenario with further overrides.
+pub type Load<'a> = &'a (dyn Fn(&[String]) -> Result<Scenario, ScenarioError> + Sync);
+
+/// Share of the device's memory that [`fewest_layers`] leaves free.
+pub const HEADROOM: f64 = 0.05;
+
+/// Recompute of as few blocks as leave [`HEADROOM`], where recompute of all blocks is more than that takes, or where there is none and
+/// the scenario does not fit. The first blocks are recomputed.
 #[must_use]
-pub fn try_all(
-    base: &Scenario,
-    profiles: &Profiles,
-    load: &(dyn Fn(&[String]) -> Result<Scenario, ScenarioError> + Sync),
-) -> Vec<WhatIf> {
+pub fn fewest_layers(base: &Prediction, profiles: &Profiles, load: Load<'_>) -> Option<WhatIf> {
+    let train = &base.scenario.train;
+    let full = match train.recompute {
+        Recompute::Full if train.recompute_layers == RecomputeLayers::All => true,
+        Recompute::None if !base.fit.is_ok() => false,
+        _ => return None,
+    };
+    // A device whose memory is not known holds anything.
+    base.free_bytes()?;
+    let change = |layers: u32| {
+        let mut overrides = vec![format!("train.recompute_layers={layers}")];
+        if !full {
+            overrides.insert(0, "train.recompute=full".to_owned());
+        }
+        let label = overrides.join(" ");
+        Change {
+            label: format!(
+                "{label} (the fewest that leave {:.0} % free)",
+                100.0 * HEADROOM
+            ),
+            overrides,
+        }
+    };
+    let predict = |layers: u32| {
+        let scenario = load(&change(layers).overrides).ok()?;
+        predict_light(&scenario, profiles).ok()
+    };
+    let all = base.scenario.model.layers;
+    // No recompute is another candidate, recompute of all blocks is what there is, or one too.
+    let mut found = None;
+    let (mut too_few, mut enough) = (0, all);
+    if full && !base.leaves(HEADROOM) {
+        return None;
+    }
+    while enough - too_few > 1 {
+        let middle = too_few + (enough - too_few) / 2;
+        let p = predict(middle)?;
+        if p.leaves(HEADROOM) {
+            (enough, found) = (middle, Some(p));
+        } else {
+            too_few = middle;
+        }
+    }
+    let found = found?;
+    if enough == 1 {
+        // One block is the fewest that can be asked for; none, which is another candidate, may do.
+        let none = load(&["train.recompute=none".to_owned()]).ok()?;
+        if predict_light(&none, profiles).ok()?.leaves(HEADROOM) {
+            return None;
+        }
+    }
+    let effect = Ok(Effect::of(&found));
+    Some(WhatIf {
+        change: change(enough),
+        effect,
+    })
+}
+
+/// Tries every candidate on all cores. Changes that leave the scenario as it is are left out.
+#[must_use]
+pub fn try_all(base: &Prediction, profiles: &Profiles, load: Load<'_>) -> Vec<WhatIf> {
+    let (fewest, mut all) = rayon::join(
+        || fewest_layers(base, profiles, load),
+        || try_each(&base.scenario, profiles, load),
+    );
+    all.extend(fewest);
+    all
+}
+
+fn try_each(base: &Scenario, profiles: &Profiles, load: Load<'_>) -> Vec<WhatIf> {
     candidates(base)
         .into_par_iter()
         .filter_map(|change| {
@@ -239,6 +317,13 @@ mod tests {
                 .collect::<Vec<_>>()
         };
         assert_eq!(of("small-hsdp"), ["mesh.dp_shard=4 mesh.dp_outer=1"]);
+        // Over nodes groups of one, two and four of them, beside the whole that there is.
+        let nodes = [
+            "mesh.dp_shard=8 mesh.dp_outer=8",
+            "mesh.dp_shard=16 mesh.dp_outer=4",
+            "mesh.dp_shard=32 mesh.dp_outer=2",
+        ];
+        assert_eq!(of("llama3-70b-64xh100"), nodes);
         // Without an outer axis there is nothing to shard over.
         let whole = "mesh.dp_shard=4 mesh.dp_outer=1 fsdp.outer_strategy=no_shard";
         assert_eq!(of("small-hfsdp"), [whole]);

@@ -51,6 +51,16 @@ pub(super) fn size(text: &str) -> Result<Bytes, String> {
         .ok_or_else(|| "a size such as 512MiB or 4GiB is expected".to_owned())
 }
 
+/// Reads a share in percent, such as `5%` or `2.5`, as a number from 0 to below 1.
+pub(super) fn percent(text: &str) -> Result<f64, String> {
+    let number = text.strip_suffix('%').unwrap_or(text).trim_end();
+    let share = number.parse::<f64>().map(|n| n / 100.0);
+    share
+        .ok()
+        .filter(|s| (0.0..1.0).contains(s))
+        .ok_or_else(|| "a percentage from 0 to below 100, such as 5%, is expected".to_owned())
+}
+
 /// The hardware profiles of a command.
 pub(super) fn profiles() -> Profiles {
     Profiles::default()

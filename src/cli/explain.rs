@@ -66,7 +66,7 @@ pub(super) fn run(args: &Args, out: &mut Out) -> Result<Status, Failure> {
         let with_mode = |mode: &str| load(&[mode.to_owned()]);
         explanation.compile = compile::modes(&explanation.prediction, &profiles, &with_mode);
         explanation.slower = slower::parts(&explanation.prediction);
-        explanation.what_ifs = try_all(&base, &profiles, &load);
+        explanation.what_ifs = try_all(&explanation.prediction, &profiles, &load);
     }
     if args.json {
         out.json(&json::object(&explanation))?;

@@ -4,7 +4,7 @@ mod points;
 mod select;
 mod write;
 
-use super::args::{Overrides, profiles, size};
+use super::args::{Overrides, percent, profiles, size};
 use super::interrupt;
 use super::keep::view_of;
 use super::output::{Failure, Out, Status, writable};
@@ -20,9 +20,10 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 
 const NOTES: &str = "\
 Under `fits`: yes; tight (it does, but within a step the allocator has to give cached memory back to the device,
-which waits for all of its work); no; ? (the device's memory is not known).
+which waits for all of its work); short (it does, but leaves less than --headroom); no; ? (the device's memory is not known).
 Under `front`: points that no other that fits beats both in time per token and in reserved memory.
-The last line names the fastest point that fits, within --max-memory where that is given.";
+The last line names the fastest point that fits, within --max-memory and --headroom where they are given; where that one is tight, another
+line names the fastest that is not.";
 
 #[derive(clap::Args)]
 #[command(after_help = NOTES)]
@@ -52,6 +53,9 @@ pub(super) struct Args {
     /// Show only points that reserve no more memory than this, such as 60GiB
     #[arg(long, value_name = "SIZE", value_parser = size)]
     max_memory: Option<Bytes>,
+    /// What leaves less of the device's memory free counts as not fitting, for example 5%
+    #[arg(long, value_name = "PERCENT", value_parser = percent)]
+    headroom: Option<f64>,
     /// Show only the first so many points
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
     top: Option<u32>,
@@ -120,7 +124,8 @@ pub(super) fn run(args: &Args, out: &mut Out) -> Result<Status, Failure> {
     if let Some(path) = &args.csv {
         writable("--csv", path)?;
     }
-    let points = evaluate(sweep.points, &profiles(), &|p, settings| {
+    let headroom = args.headroom.unwrap_or(0.0);
+    let points = evaluate(sweep.points, headroom, &profiles(), &|p, settings| {
         keeper.keep(p, settings);
     });
     let missing = points
@@ -135,6 +140,7 @@ pub(super) fn run(args: &Args, out: &mut Out) -> Result<Status, Failure> {
         },
         fits: args.fits,
         max_memory: args.max_memory,
+        headroom: args.headroom,
         top: args.top.map(|n| n as usize),
     };
     let table = write::Table::new(&keys, &points, &selection);

@@ -315,6 +315,58 @@ fn the_fastest_under_a_limit() {
         .code(2);
 }
 
+/// With a headroom only what leaves it counts as fitting; where the fastest that fits is tight, the fastest that is not is named too.
+#[test]
+fn the_fastest_with_room_to_spare() {
+    let of = |more: &[&'static str]| {
+        let axis = "train.recompute_layers=[60, 66, 70, 72, 80]";
+        [&["sweep", "llama3-70b-64xh100", "--axis", axis], more].concat()
+    };
+    let flat = |text: &str| text.split_whitespace().collect::<Vec<_>>().join(" ");
+    let words = |points: &[Value]| -> Vec<String> {
+        let word = |p: &Value| p["fits"].as_str().unwrap().to_owned();
+        points.iter().map(word).collect()
+    };
+    let all = json(&of(&["--json"]));
+    assert_eq!(words(&all), ["no", "tight", "yes", "yes", "yes"]);
+    let text = stdout(&of(&[]));
+    assert_narrow(&text);
+    let said = flat(&text);
+    let (_, best) = said.split_once("Best that fits (tight): ").unwrap();
+    let (tight, easy) = best
+        .split_once("Best that fits and is not tight: ")
+        .unwrap();
+    assert!(tight.starts_with("train.recompute_layers=66: "), "{text}");
+    assert!(easy.starts_with("train.recompute_layers=70: "), "{text}");
+
+    let some = json(&of(&["--json", "--headroom", "5%"]));
+    assert_eq!(words(&some), ["no", "short", "short", "yes", "yes"]);
+    let number = |p: &Value, path: &str| p.pointer(path).unwrap().as_i64().unwrap();
+    let capacity =
+        |p: &Value| number(p, "/memory/free_bytes") + number(p, "/memory/peak_device_bytes");
+    for p in &some {
+        assert_eq!(capacity(p), capacity(&some[0]));
+        let free = number(p, "/memory/free_bytes") as f64 / capacity(p) as f64;
+        assert_eq!(free >= 0.05, p["fits"] == "yes", "{p}");
+        assert_eq!(free < 0.0, p["fits"] == "no", "{p}");
+        assert!(p["fits"] == "yes" || p["pareto"] == false, "{p}");
+    }
+    assert_eq!(
+        json(&of(&["--json", "--headroom", "5", "--fits"])),
+        some[3..]
+    );
+    let said = flat(&stdout(&of(&["--headroom", "5%"])));
+    let best = "Best that fits and leaves 5 % of the device free: train.recompute_layers=72: ";
+    assert!(said.contains(best) && !said.contains("tight"), "{said}");
+    let none = stdout(&of(&["--headroom", "90%", "--max-memory", "60GiB"]));
+    let no = "No point fits and reserves 60.00 GiB at most and leaves 90 % of the device free.";
+    assert!(flat(&none).ends_with(no), "{none}");
+    for wrong in ["100%", "-1%", "much"] {
+        let wrong = ["sweep", "peers-tiny", "--headroom", wrong];
+        shardlab(&wrong).assert().code(2);
+    }
+}
+
 /// Meshes of one number of GPUs by keys that are set together; a column of GPUs only where their number varies.
 #[test]
 fn linked_axes_keep_the_number_of_gpus() {

@@ -5,7 +5,7 @@
 Every row of the table is run as rank 0 of its mesh, with the collectives of torch's fake process group, which do nothing: what is
 allocated and freed, in which order and on which stream, is the engine's own, and gathered weights are whatever was in memory. Prints
 the table with what was measured now; rows that differ from what the table says go to stderr."""
-import argparse, contextlib, csv, gc, json, os, pathlib, subprocess, sys, tomllib
+import argparse, contextlib, csv, fnmatch, gc, json, os, pathlib, subprocess, sys, tomllib
 from concurrent.futures import ThreadPoolExecutor
 
 ROOT = pathlib.Path(__file__).resolve().parents[3]
@@ -80,11 +80,20 @@ def measure(row):
     return row
 
 
+def recomputed(which, layers):
+    """Numbers of the blocks that `train.recompute_layers` chooses: all, the first so many, or those that globs cover."""
+    if which == "all": return range(layers)
+    if isinstance(which, int): return range(which)
+    covers = lambda glob, path: len(glob) <= len(path) and all(fnmatch.fnmatchcase(p, g) for g, p in zip(glob, path))
+    return [i for i in range(layers) if any(covers(glob.split("."), ["layers", str(i)]) for glob in which)]
+
+
 def around_blocks(m, get):
-    """What a scenario puts around blocks: recompute, and compilation of each."""
+    """What a scenario puts around blocks: recompute of those that it chooses, and compilation of each."""
     if get("train.recompute") == "full":
         from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
-        for i in range(len(m.layers)): m.layers[i] = checkpoint_wrapper(m.layers[i], preserve_rng_state=False)
+        for i in recomputed(get("train.recompute_layers", "all"), len(m.layers)):
+            m.layers[i] = checkpoint_wrapper(m.layers[i], preserve_rng_state=False)
     if get("compile.mode", "off") == "blocks":
         for l in m.layers: l.compile(fullgraph=True)
 

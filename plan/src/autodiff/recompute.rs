@@ -1,17 +1,67 @@
 //! Recompute: a block's forward is run again at the start of its backward, and the rules refer to its new values.
 
 use super::{Engine, Section};
-use crate::compile::tape::{ModuleId, ModuleKind};
+use crate::compile::tape::{Module, ModuleId, ModuleKind};
 use crate::model::graph::{Act, Buffer, ModelGraph, Op, Root, Value, ValueId, View};
 use crate::model::ops::OpKind;
-use crate::scenario::types::Recompute;
+use crate::scenario::types::{Recompute, RecomputeLayers, Train};
 use smallvec::SmallVec;
 use std::ops::Range;
+
+/// What backward computes again.
+pub(crate) struct Recomputed {
+    /// How.
+    pub(crate) mode: Recompute,
+    /// Block that each module belongs to.
+    block_of: Vec<Option<ModuleId>>,
+    /// Whether each module is, or lies in, a block that the mode applies to; without a choice of blocks, all modules.
+    chosen: Vec<bool>,
+}
+
+impl Recomputed {
+    pub(crate) fn new(train: &Train, modules: &[Module]) -> Self {
+        let which = &train.recompute_layers;
+        let mut block_of: Vec<Option<ModuleId>> = Vec::with_capacity(modules.len());
+        let mut chosen: Vec<bool> = Vec::with_capacity(modules.len());
+        let mut blocks = 0;
+        for (i, module) in modules.iter().enumerate() {
+            if module.kind == ModuleKind::Block {
+                block_of.push(Some(ModuleId(i as u32)));
+                chosen.push(which.has(blocks, &module.path));
+                blocks += 1;
+            } else {
+                let block = module.parent.and_then(|p| block_of[p.index()]);
+                block_of.push(block);
+                chosen.push(match block {
+                    Some(b) => chosen[b.index()],
+                    None => *which == RecomputeLayers::All,
+                });
+            }
+        }
+        Self {
+            mode: train.recompute,
+            block_of,
+            chosen,
+        }
+    }
+
+    /// Whether the mode applies to what a module does.
+    pub(crate) fn applies(&self, m: ModuleId) -> bool {
+        self.chosen[m.index()]
+    }
+
+    /// Whether it applies to all blocks or to none.
+    pub(crate) fn is_uniform(&self) -> bool {
+        let mut blocks = self.block_of.iter().zip(&self.chosen);
+        let first = blocks.find(|(block, _)| block.is_some());
+        first.is_none_or(|(_, all)| blocks.all(|(block, chosen)| block.is_none() || chosen == all))
+    }
+}
 
 /// Which ops are recomputed, and what stands for which value.
 pub(super) struct State {
     mode: Recompute,
-    /// Block of each module.
+    /// The block of each module, if its forward runs again.
     block_of: Vec<Option<ModuleId>>,
     /// Forward ops of each block, by module.
     ops_of: Vec<Range<usize>>,
@@ -27,7 +77,8 @@ const fn reruns(mode: Recompute) -> bool {
 }
 
 impl State {
-    pub(super) fn new(m: &ModelGraph, mode: Recompute) -> Self {
+    pub(super) fn new(m: &ModelGraph, what: &Recomputed) -> Self {
+        let mode = what.mode;
         if !reruns(mode) {
             return Self {
                 mode,
@@ -38,13 +89,10 @@ impl State {
             };
         }
         let modules = m.modules();
-        let mut block_of: Vec<Option<ModuleId>> = Vec::with_capacity(modules.len());
-        for (i, module) in modules.iter().enumerate() {
-            block_of.push(match module.kind {
-                ModuleKind::Block => Some(ModuleId(i as u32)),
-                _ => module.parent.and_then(|p| block_of[p.index()]),
-            });
-        }
+        let pairs = what.block_of.iter().zip(&what.chosen);
+        let block_of: Vec<Option<ModuleId>> = pairs
+            .map(|(block, chosen)| block.filter(|_| *chosen))
+            .collect();
         let mut ops_of = vec![0..0; modules.len()];
         for (i, op) in m.graph.ops.iter().enumerate() {
             if let Some(block) = block_of[op.module.index()] {

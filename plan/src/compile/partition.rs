@@ -6,6 +6,7 @@
 //! what such an operand is made from writes the operand too, and the product comes after that kernel.
 
 use super::schedule::Orders;
+use crate::autodiff::recompute::Recomputed;
 use crate::model::graph::{Act, Graph, Op, Root, Value, ValueId};
 use crate::model::ops::Fusion;
 use crate::scenario::types::Recompute;
@@ -25,12 +26,12 @@ struct Partition<'g> {
     uses: Vec<SmallVec<[u32; 2]>>,
     /// Recomputing ops by the backward op before which they go.
     before: BTreeMap<u32, Vec<u32>>,
-    /// Operands of matrix products are made again, too.
-    operands: bool,
+    /// Where operands of matrix products are made again, too.
+    operands: Option<&'g Recomputed>,
 }
 
 /// Rewrites backward uses of cheap saved values to recomputed ones; the recomputing ops go before their first use.
-pub(super) fn recompute_cheap(g: &mut Graph, o: &mut Orders, mode: Recompute) {
+pub(super) fn recompute_cheap(g: &mut Graph, o: &mut Orders, what: &Recomputed) {
     let buffers = g.buffers.len();
     let mut p = Partition {
         g,
@@ -38,7 +39,7 @@ pub(super) fn recompute_cheap(g: &mut Graph, o: &mut Orders, mode: Recompute) {
         writer: vec![NONE; buffers],
         uses: vec![SmallVec::new(); buffers],
         before: BTreeMap::new(),
-        operands: mode == Recompute::Pointwise,
+        operands: (what.mode == Recompute::Pointwise).then_some(what),
     };
     let candidates = p.survey();
     for b in candidates {
@@ -103,7 +104,8 @@ impl Partition<'_> {
 
     fn consider(&mut self, b: u32) {
         let fused = self.uses[b as usize].iter().all(|&i| self.fusible(i));
-        if !fused && !self.operands {
+        let made = self.g.ops[self.writer[b as usize] as usize].module;
+        if !fused && !self.operands.is_some_and(|what| what.applies(made)) {
             return;
         }
         let mut cone = Vec::new();

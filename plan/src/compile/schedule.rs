@@ -1,10 +1,10 @@
 //! Steps: which ops one kernel executes, in which order; which ops are compiled together.
 
 use super::{Sharding, alike, epilogue, fuse, inplace, merge, partition};
-use crate::autodiff::Backward;
+use crate::autodiff::{Backward, recompute::Recomputed};
 use crate::compile::tape::{Module, ModuleId, ModuleKind};
 use crate::model::graph::{Act, Graph, ModelGraph, Op, ValueId, View};
-use crate::scenario::types::{Compile, CompileMode, Recompute};
+use crate::scenario::types::{Compile, CompileMode};
 use smallvec::{SmallVec, smallvec};
 use std::collections::BTreeMap;
 
@@ -91,7 +91,7 @@ impl Orders {
 pub(super) fn plan(
     m: &mut ModelGraph,
     b: &mut Backward,
-    recompute: Recompute,
+    recompute: &Recomputed,
     compile: &Compile,
     sharding: Sharding<'_>,
 ) -> Plan {

@@ -544,6 +544,7 @@ fn further_options_check() {
         &["model.tie_embeddings=true"],
         &["fsdp.frozen=[\"tok_embeddings\"]", "fsdp.policy=megatron"],
         &["model.bias=true"],
+        &["model.bias=qkv"],
         &[
             "model.hidden=24",
             "model.head_dim=8",

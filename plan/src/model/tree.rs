@@ -2,7 +2,7 @@
 
 use crate::compile::tape::{Module, ModuleId, ModuleKind, Param, ParamId, Shape};
 use crate::scenario::Scenario;
-use crate::scenario::types::{Family, Model};
+use crate::scenario::types::{Bias, Family, Model};
 use crate::scenario::units::covers;
 use smallvec::smallvec;
 
@@ -88,7 +88,8 @@ const ENCODER: [Inner; 9] = [
 const SINGLE: [Inner; 1] = [("", 0, ModuleKind::Block)];
 
 fn block_of(m: &Model) -> (&'static [Inner], Vec<Leaf>) {
-    let (d, ff, bias) = (m.hidden, m.ffn, m.bias);
+    let (d, ff, bias) = (m.hidden, m.ffn, m.bias == Bias::All);
+    let qkv = m.bias != Bias::None;
     let (q, kv) = (m.heads * m.head_dim, m.kv_heads * m.head_dim);
     match m.family {
         Family::Llama => (
@@ -96,9 +97,9 @@ fn block_of(m: &Model) -> (&'static [Inner], Vec<Leaf>) {
             vec![
                 (2, smallvec![d], false),
                 (8, smallvec![d], false),
-                (3, smallvec![q, d], bias),
-                (4, smallvec![kv, d], bias),
-                (5, smallvec![kv, d], bias),
+                (3, smallvec![q, d], qkv),
+                (4, smallvec![kv, d], qkv),
+                (5, smallvec![kv, d], qkv),
                 (6, smallvec![d, q], bias),
                 (9, smallvec![ff, d], bias),
                 (10, smallvec![ff, d], bias),
@@ -231,11 +232,11 @@ impl Tree {
             }
             Family::Encoder => {
                 let head = self.module("output".into(), Some(root), ModuleKind::Head);
-                self.layer(head, smallvec![d, d], m.bias);
+                self.layer(head, smallvec![d, d], m.bias == Bias::All);
             }
             Family::Cnn => {
                 let head = self.module("dense".into(), Some(root), ModuleKind::Head);
-                self.layer(head, smallvec![1, m.channels], m.bias);
+                self.layer(head, smallvec![1, m.channels], m.bias == Bias::All);
             }
             Family::Linear => {}
         }

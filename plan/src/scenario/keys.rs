@@ -211,7 +211,7 @@ keys! {
     Heads: "model" "heads" [Integer(1, 65536)] "(required without preset)" "Query heads";
     KvHeads: "model" "kv_heads" [Integer(1, 65536)] "(heads)" "Key and value heads of llama; divides heads";
     HeadDim: "model" "head_dim" [Integer(1, 65536)] "(hidden / heads)" "Elements of one head of llama; even";
-    Ffn: "model" "ffn" [Integer(1, 4 * MIB)] "(4 hidden; llama: 8/3 hidden, rounded up to 256)" "Width of the feed-forward layer";
+    Ffn: "model" "ffn" [Integer(1, 4 * MIB)] "(4 hidden; llama: 8/3 hidden, rounded up to 256)" "Width of the feed-forward layer; a preset's follows an overridden hidden in proportion";
     Vocab: "model" "vocab" [Integer(1, 16 * MIB)] "(required without preset)" "Vocabulary size of llama and gpt2";
     TieEmbeddings: "model" "tie_embeddings" [Bool] "(gpt2: true, llama: false)" "Embedding and head share one parameter";
     NormEps: "model" "norm_eps" [Number(ABOVE_0, 1.0)] "1e-5" "Epsilon of the norms";
@@ -221,12 +221,13 @@ keys! {
     Height: "model" "height" [Integer(1, 16384)] "(cnn: 64)" "Image height of the cnn";
     Width: "model" "width" [Integer(1, 16384)] "(cnn: 64)" "Image width of the cnn";
     Kernel: "model" "kernel" [Integer(1, 255)] "(cnn: 3)" "Edge of the cnn's convolutions; odd";
-    Bias: "model" "bias" [Bool] "(llama: false, others: true)" "Linear layers and convolutions carry a bias";
+    Bias: "model" "bias" [Bool, Choice(&["qkv"])] "(llama: false, others: true)" "Linear layers and convolutions carry a bias; qkv: those of queries, keys and values alone (llama; as Qwen2 has it)";
 
     SeqLen: "train" "seq_len" [Integer(1, 4 * MIB)] "(max_seq_len up to 8192; encoder: 512; linear, cnn: 1)" "Tokens a sample";
     MicroBatch: "train" "micro_batch" [Integer(1, MIB)] "1" "Samples a rank and micro-batch";
     GradAccum: "train" "grad_accum" [Integer(1, 4096)] "1" "Micro-batches a step";
     Recompute: "train" "recompute" [Choice(&["none", "full", "selective", "pointwise"])] "\"none\"" "Activations that backward computes again: whole blocks, all but matrix products and attention, or, in compiled code, results of elementwise ops inside kernels that read their operands anyway";
+    RecomputeLayers: "train" "recompute_layers" [Choice(&["all"]), Integer(1, 4096), List(&Text)] "\"all\"" "Blocks that `recompute` applies to: all, the first so many (as Megatron's recompute_num_layers with method block), or those in the modules that a list of globs names ([\"layers.*0\"]); the others keep their activations";
     Loss: "train" "loss" [Choice(&["materialized", "chunked"])] "\"materialized\"" "All logits at once, or chunk by chunk";
     LossChunkRows: "train" "loss_chunk_rows" [Integer(1, 4 * MIB)] "4096" "Rows (tokens) of a chunk of the chunked loss: fewer hold less memory, more are faster";
     Optimizer: "train" "optimizer" [Choice(&["adamw", "sgd"])] "\"adamw\"" "Optimizer";
@@ -268,7 +269,7 @@ keys! {
     CopyEngineReduce: "fsdp" "copy_engine_reduce" [Bool] "false" "Gradients are exchanged on copy engines (an all-to-all that holds no SMs) and summed by a kernel in float32, instead of a reduce-scatter";
     UnifyCommStream: "fsdp" "unify_comm_stream" [Bool] "false" "One side stream for all-gather and reduce-scatter";
     Allocator: "fsdp" "allocator" [Choice(&["caching", "pool", "double_buffer", "temporary"])] "(native: \"pool\", others: \"caching\")" "Where full-size buffers come from";
-    ExpandableSegments: "fsdp" "expandable_segments" [Bool] "true" "PyTorch allocator option of that name";
+    ExpandableSegments: "fsdp" "expandable_segments" [Bool] "true" "PyTorch allocator option of that name (PYTORCH_CUDA_ALLOC_CONF), on unless said otherwise; torch itself has it off by default";
     CublasWorkspaceBytes: "fsdp" "cublas_workspace_bytes" [Bytes(0, 1 << 40)] "(native, cpu: 0; a100-40, a100-80: 8519680; others: 33554432)" "cuBLAS's workspace of one thread, of which PyTorch has two (CUBLAS_WORKSPACE_CONFIG): policies fsdp2 and megatron hold both";
     PersistOnAllocFail: "fsdp" "persist_on_alloc_fail" [Bool] "false" "double_buffer: a unit that does not fit gets a persistent buffer";
     AverageInCollective: "fsdp" "average_in_collective" [Bool] "false" "The collective averages, instead of scaling by 1/dp";

@@ -56,6 +56,16 @@ pub(crate) struct Document {
     pub about: String,
 }
 
+/// What of a preset other values depend on.
+#[derive(Debug, Default)]
+pub(crate) struct Shape {
+    pub(crate) family: Option<String>,
+    /// Model width, elements.
+    pub(crate) hidden: Option<u64>,
+    /// Width of the feed-forward layer, elements.
+    pub(crate) ffn: Option<u64>,
+}
+
 impl Document {
     pub(crate) fn new(name: String) -> Self {
         Self {
@@ -160,12 +170,12 @@ impl Document {
         Ok(())
     }
 
-    /// Takes in a preset: what it says about keys that nobody gives. Returns its family.
+    /// Takes in a preset: what it says about keys that nobody gives. Returns what others depend on.
     pub(crate) fn absorb_preset(
         &mut self,
         name: &str,
         text: &'static str,
-    ) -> Result<Option<String>, ScenarioError> {
+    ) -> Result<Shape, ScenarioError> {
         let source = Source {
             name: name.into(),
             text: text.into(),
@@ -173,19 +183,20 @@ impl Document {
         };
         let table = DeTable::parse(text).map_err(|e| syntax_error(&source, &e, 0))?;
         let index = self.add_source(source);
-        let mut family = None;
+        let mut shape = Shape::default();
         for entry in convert_table(table.get_ref(), index, 0) {
             if entry.key == "model" {
                 let fields = entry.value.table().unwrap_or_default();
-                family = fields
-                    .iter()
-                    .find(|f| f.key == "family")
-                    .and_then(|f| f.value.str())
-                    .map(str::to_owned);
+                let field = |key: &str| fields.iter().find(|f| f.key == key).map(|f| &f.value);
+                shape = Shape {
+                    family: field("family").and_then(Value::str).map(str::to_owned),
+                    hidden: field("hidden").and_then(Value::integer),
+                    ffn: field("ffn").and_then(Value::integer),
+                };
             }
             self.absorb_section(entry, Layer::Preset)?;
         }
-        Ok(family)
+        Ok(shape)
     }
 
     fn absorb_section(&mut self, entry: Entry, layer: Layer) -> Result<(), ScenarioError> {

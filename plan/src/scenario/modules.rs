@@ -1,4 +1,4 @@
-//! Patterns over the modules of the scenario's model: `units` and `frozen`.
+//! Patterns over the modules of the scenario's model: `units`, `frozen` and `recompute_layers`.
 
 use super::error::ScenarioError;
 use super::keys::Key;
@@ -8,13 +8,14 @@ use super::units::{glob, unit_pattern};
 use super::value::Value;
 use crate::compile::tape::Module;
 use crate::model::tree::Tree;
-use crate::shard::{ShardError, check_frozen, check_unit};
+use crate::shard::{ShardError, check_frozen, check_recomputed, check_unit};
 
 /// Refuses patterns that are none, or match no module of the model.
 pub(crate) fn check(s: &Scenario, d: &Document) -> Result<(), ScenarioError> {
-    let lists = [Key::Units, Key::Frozen].map(|key| d.value(key).and_then(Value::array));
-    let [units, frozen] = lists.map(Option::unwrap_or_default);
-    if units.is_empty() && frozen.is_empty() {
+    let lists = [Key::Units, Key::Frozen, Key::RecomputeLayers]
+        .map(|key| d.value(key).and_then(Value::array));
+    let [units, frozen, recomputed] = lists.map(Option::unwrap_or_default);
+    if units.is_empty() && frozen.is_empty() && recomputed.is_empty() {
         return Ok(());
     }
     let modules = Tree::new(s, s.model.layers).modules;
@@ -24,6 +25,10 @@ pub(crate) fn check(s: &Scenario, d: &Document) -> Result<(), ScenarioError> {
     each(frozen, d, &modules, |text, modules| {
         glob(text)?;
         check_frozen(&[text.to_owned()], modules).map_err(Fault::Module)
+    })?;
+    each(recomputed, d, &modules, |text, modules| {
+        glob(text)?;
+        check_recomputed(text, modules).map_err(Fault::Module)
     })
 }
 
@@ -53,6 +58,13 @@ fn each(
                 hint,
             }) => {
                 let message = format!("{what} pattern `{named}` matches no module");
+                d.error(pattern.origin, message).with_help(hint)
+            }
+            Fault::Module(ShardError::NoSuchBlock {
+                pattern: named,
+                hint,
+            }) => {
+                let message = format!("recompute_layers pattern `{named}` matches no block");
                 d.error(pattern.origin, message).with_help(hint)
             }
             Fault::Module(other) => d.error(pattern.origin, other.to_string()),

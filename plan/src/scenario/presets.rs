@@ -22,14 +22,29 @@ presets![
     "llama3.2-1b",
     "llama3.2-3b",
     "llama2-7b",
+    "qwen2.5-0.5b",
+    "qwen2.5-1.5b",
+    "qwen2.5-3b",
+    "qwen2.5-7b",
+    "qwen2.5-14b",
+    "qwen2.5-32b",
+    "qwen2.5-72b",
     "gpt2",
     "toy-linear",
     "toy-cnn",
     "toy-transformer",
 ];
 
-/// Fills what the scenario does not say from its preset, and returns the preset's name.
-pub(crate) fn fill(document: &mut Document) -> Result<Option<String>, ScenarioError> {
+/// A preset that has filled a document.
+pub(crate) struct Filled {
+    pub(crate) name: String,
+    /// Its feed-forward width and the model width that goes with it, where the scenario gives another model width and says nothing of
+    /// the feed-forward layer.
+    pub(crate) ffn_to_hidden: Option<(u64, u64)>,
+}
+
+/// Fills what the scenario does not say from its preset.
+pub(crate) fn fill(document: &mut Document) -> Result<Option<Filled>, ScenarioError> {
     let Some(name) = document
         .value(Key::Preset)
         .and_then(|v| v.str())
@@ -45,14 +60,18 @@ pub(crate) fn fill(document: &mut Document) -> Result<Option<String>, ScenarioEr
         .value(Key::Family)
         .and_then(|v| v.str())
         .map(str::to_owned);
-    let family = document.absorb_preset(source, text)?;
-    match (asked, family) {
+    let shape = document.absorb_preset(source, text)?;
+    let rescaled = document.says(Key::Hidden) && !document.says(Key::Ffn);
+    match (asked, shape.family) {
         (Some(asked), Some(family)) if asked != family => Err(document
             .conflict(
                 &[Key::Family, Key::Preset],
                 format!("preset `{name}` is of family {family}, not {asked}"),
             )
             .with_help("drop one of the two, or say preset = \"none\"")),
-        _ => Ok(Some(name)),
+        _ => Ok(Some(Filled {
+            name,
+            ffn_to_hidden: shape.ffn.zip(shape.hidden).filter(|_| rescaled),
+        })),
     }
 }

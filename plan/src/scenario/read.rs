@@ -5,7 +5,7 @@ use super::keys::{HARDWARE, Key};
 use super::merge::Document;
 use super::names::nearest;
 use super::placements::strategies;
-use super::presets;
+use super::presets::{self, Filled};
 use super::types::*;
 use super::units::unit_pattern;
 use super::validate;
@@ -135,7 +135,7 @@ pub(crate) fn gradient_sync_default(policy: PolicyKind) -> GradientSync {
 /// Longest sequence that a language model trains on by default.
 const DEFAULT_SEQ_LEN: u64 = 8192;
 
-fn model_and_train(d: &Document, preset: Option<String>) -> Result<(Model, Train), ScenarioError> {
+fn model_and_train(d: &Document, preset: Option<Filled>) -> Result<(Model, Train), ScenarioError> {
     let Some(family) = d.pick(Key::Family, FAMILIES) else {
         let error = d.missing(Key::Preset, "[model] needs a `preset` or a `family`");
         return Err(error.with_help("for example preset = \"llama3-8b\""));
@@ -175,7 +175,13 @@ fn model_and_train(d: &Document, preset: Option<String>) -> Result<(Model, Train
             });
         }
     };
+    let proportion = preset.as_ref().and_then(|p| p.ffn_to_hidden);
     let ffn = match d.integer(Key::Ffn) {
+        // Another width of the model: the preset's proportion, rounded as the default is.
+        Some(_) if let Some((ffn, of)) = proportion.filter(|(_, of)| *of != hidden) => (ffn
+            * hidden)
+            .div_ceil(of)
+            .next_multiple_of(if llama { 256 } else { 1 }),
         Some(n) => n,
         None if llama => (8 * hidden).div_ceil(3).next_multiple_of(256),
         None if attention => 4 * hidden,
@@ -202,7 +208,7 @@ fn model_and_train(d: &Document, preset: Option<String>) -> Result<(Model, Train
     };
 
     let model = Model {
-        preset,
+        preset: preset.map(|p| p.name),
         family,
         layers: d.required(Key::Layers, family)? as u32, // at most 4096
         hidden,
@@ -223,7 +229,11 @@ fn model_and_train(d: &Document, preset: Option<String>) -> Result<(Model, Train
         height: image(Key::Height, 64),
         width: image(Key::Width, 64),
         kernel: image(Key::Kernel, 3),
-        bias: d.flag(Key::Bias).unwrap_or(!llama),
+        bias: match (d.flag(Key::Bias), d.word(Key::Bias)) {
+            (Some(all), _) => Bias::from(all),
+            (None, Some(_)) => Bias::Qkv,
+            (None, None) => Bias::from(!llama),
+        },
     };
     Ok((model, train(d, seq_len)))
 }
@@ -245,6 +255,14 @@ fn train(d: &Document, seq_len: u64) -> Train {
                 ],
             )
             .unwrap_or(Recompute::None),
+        recompute_layers: match (
+            d.small(Key::RecomputeLayers),
+            strings(d.value(Key::RecomputeLayers)),
+        ) {
+            (Some(n), _) => RecomputeLayers::First(n),
+            (None, globs) if !globs.is_empty() => RecomputeLayers::Patterns(globs),
+            _ => RecomputeLayers::All,
+        },
         loss: d
             .pick(Key::Loss, &[("chunked", Loss::Chunked)])
             .unwrap_or(Loss::Materialized),

@@ -3,6 +3,7 @@
 //! Values of these types come from [`super::load`], which checks them; code that builds one by hand (tests) is expected
 //! to keep the rules of `scenario/validate.rs`.
 
+use super::units::covers;
 use crate::units::DType;
 use serde::Serialize;
 
@@ -82,8 +83,36 @@ pub struct Model {
     pub width: u64,
     /// Convolution kernel edge (odd).
     pub kernel: u64,
-    /// Whether linear layers carry a bias.
-    pub bias: bool,
+    /// Which linear layers carry a bias.
+    pub bias: Bias,
+}
+
+/// Linear layers with a bias.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Bias {
+    /// None of them.
+    None,
+    /// Those that make queries, keys and values.
+    Qkv,
+    /// All, and convolutions.
+    All,
+}
+
+impl From<bool> for Bias {
+    fn from(all: bool) -> Self {
+        if all { Self::All } else { Self::None }
+    }
+}
+
+/// As scenario files write it.
+impl Serialize for Bias {
+    fn serialize<S: serde::Serializer>(&self, to: S) -> Result<S::Ok, S::Error> {
+        match self {
+            Self::None => to.serialize_bool(false),
+            Self::Qkv => to.serialize_str("qkv"),
+            Self::All => to.serialize_bool(true),
+        }
+    }
 }
 
 /// Activation recomputation.
@@ -98,6 +127,40 @@ pub enum Recompute {
     Selective,
     /// Keep what no fused kernel of backward can make again from what it reads anyway. Needs compiled code.
     Pointwise,
+}
+
+/// Blocks that [`Train::recompute`] applies to.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum RecomputeLayers {
+    /// Every one, and what lies outside of blocks.
+    All,
+    /// The first so many of the stack.
+    First(u32),
+    /// Blocks that a glob over module paths covers.
+    Patterns(Vec<String>),
+}
+
+/// As scenario files write it.
+impl Serialize for RecomputeLayers {
+    fn serialize<S: serde::Serializer>(&self, to: S) -> Result<S::Ok, S::Error> {
+        match self {
+            Self::All => to.serialize_str("all"),
+            Self::First(n) => to.serialize_u32(*n),
+            Self::Patterns(globs) => globs.serialize(to),
+        }
+    }
+}
+
+impl RecomputeLayers {
+    /// Whether block `number` of the stack, a module of this path, is among them.
+    #[must_use]
+    pub fn has(&self, number: u32, path: &str) -> bool {
+        match self {
+            Self::All => true,
+            Self::First(n) => number < *n,
+            Self::Patterns(globs) => globs.iter().any(|glob| covers(glob, path)),
+        }
+    }
 }
 
 /// How the cross entropy is computed.
@@ -141,6 +204,8 @@ pub struct Train {
     pub grad_accum: u32,
     /// Recompute.
     pub recompute: Recompute,
+    /// Blocks that recompute applies to.
+    pub recompute_layers: RecomputeLayers,
     /// Loss.
     pub loss: Loss,
     /// Rows of a chunk of the chunked loss.

@@ -90,7 +90,7 @@ fn idle_keys(s: &Scenario, d: &Document) -> Checked {
         .and_then(Value::bytes)
         .is_some_and(|bytes| bytes > 0);
     let once = t.grad_accum == 1;
-    let rows: [(Key, bool, Key, &str); 18] = [
+    let rows: [(Key, bool, Key, &str); 19] = [
         (
             Key::PrefetchForward,
             full && f.prefetch_forward != prefetch,
@@ -171,6 +171,12 @@ fn idle_keys(s: &Scenario, d: &Document) -> Checked {
             "there is no cuBLAS on `cpu`",
         ),
         (
+            Key::RecomputeLayers,
+            t.recompute == Recompute::None && t.recompute_layers != RecomputeLayers::All,
+            Key::Recompute,
+            "nothing is recomputed",
+        ),
+        (
             Key::LossChunkRows,
             t.loss == Loss::Materialized && t.loss_chunk_rows != read::LOSS_CHUNK_ROWS,
             Key::Loss,
@@ -221,6 +227,15 @@ fn model(s: &Scenario, d: &Document) -> Checked {
             m.head_dim
         );
         return Err(d.conflict(&[Key::HeadDim, Key::Heads, Key::Hidden], message));
+    }
+    if m.bias == Bias::Qkv && m.family != Family::Llama {
+        let message = format!(
+            "`bias` = \"qkv\" is for layers of queries, keys and values of their own, which family {} has not",
+            family_name(m.family)
+        );
+        return Err(d
+            .conflict(&[Key::Bias, Key::Family], message)
+            .with_help("use true or false"));
     }
     if m.family == Family::Cnn && m.kernel.is_multiple_of(2) {
         let message = format!(
@@ -275,6 +290,17 @@ fn train(s: &Scenario, d: &Document) -> Checked {
         return Err(d
             .conflict(&[Key::Recompute, Key::Mode], message)
             .with_help("set compile.mode = \"regions\", or train.recompute = \"selective\""));
+    }
+    if let RecomputeLayers::First(n) = t.recompute_layers
+        && n > m.layers
+    {
+        let message = format!(
+            "`recompute_layers` ({n}) are more than the {} blocks of the model",
+            m.layers
+        );
+        return Err(d
+            .conflict(&[Key::RecomputeLayers, Key::Layers], message)
+            .with_help("\"all\" is every block"));
     }
     if t.lr_schedule == LrSchedule::Constant && d.says(Key::MinLr) {
         return Err(d
@@ -437,9 +463,26 @@ fn allocator(s: &Scenario, d: &Document) -> Checked {
             .with_help("use \"caching\" or \"temporary\", or policy native"));
     }
     if f.offload.any() {
-        let message = if f.policy != PolicyKind::Native || s.compile.mode == CompileMode::Full {
-            "host offload is a part of the native policy's unit lifecycle"
-        } else if f.strategy != Strategy::OptimGradsParams || s.mesh.dp_shard < 2 {
+        let policy = match f.policy {
+            PolicyKind::Native => None,
+            PolicyKind::Fsdp2 => Some("fsdp2"),
+            PolicyKind::Megatron => Some("megatron"),
+        };
+        if let Some(policy) = policy {
+            let message = format!(
+                "policy {policy} has no host offload here: it is a part of the native policy's unit lifecycle"
+            );
+            return Err(d
+                .conflict(&[Key::Offload, Key::Policy], message)
+                .with_help("set fsdp.policy = \"native\", or fsdp.offload = []"));
+        }
+        if s.compile.mode == CompileMode::Full {
+            let message = "compile mode full has no host offload: it is a part of the native policy's unit lifecycle, for which collectives stay outside of the graph";
+            return Err(d
+                .conflict(&[Key::Offload, Key::Mode], message)
+                .with_help("use compile.mode off, regions or blocks, or set fsdp.offload = []"));
+        }
+        let message = if f.strategy != Strategy::OptimGradsParams || s.mesh.dp_shard < 2 {
             "host offload moves shards: it needs strategy optim_grads_params over at least two ranks"
         } else if f.outer_strategy == OuterStrategy::Optim {
             "host offload keeps inner shards; outer_strategy = \"optim\" cuts them again"

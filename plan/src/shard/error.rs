@@ -52,6 +52,14 @@ pub enum ShardError {
         /// The module that may be meant, as a question, or a list of those there are.
         hint: String,
     },
+    /// A pattern of `train.recompute_layers` matches no block.
+    #[error("recompute_layers pattern `{pattern}` matches no block; {hint}")]
+    NoSuchBlock {
+        /// Pattern.
+        pattern: String,
+        /// The blocks that may be meant.
+        hint: String,
+    },
     /// A module that two patterns want to wrap.
     #[error("module `{module}` is in two units: `{first}` and `{second}`")]
     TwoUnits {

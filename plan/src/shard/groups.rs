@@ -167,6 +167,22 @@ pub fn check_frozen(globs: &[String], modules: &[Module]) -> Result<(), ShardErr
     }
 }
 
+/// Refuses a glob of `train.recompute_layers` that covers no block.
+///
+/// # Errors
+/// [`ShardError::NoSuchBlock`].
+pub fn check_recomputed(glob: &str, modules: &[Module]) -> Result<(), ShardError> {
+    let block = |m: &&Module| m.kind == ModuleKind::Block;
+    if modules.iter().filter(block).any(|m| covers(glob, &m.path)) {
+        return Ok(());
+    }
+    let blocks: Vec<Module> = modules.iter().filter(block).cloned().collect();
+    Err(ShardError::NoSuchBlock {
+        pattern: glob.to_owned(),
+        hint: hint(glob, &blocks),
+    })
+}
+
 /// Refuses an entry of `fsdp.units` with a glob that matches no module.
 ///
 /// # Errors

@@ -7,7 +7,8 @@ use crate::predict::{Fit, TIGHT};
 use shardlab_plan::units::{ByteUnit, Bytes, signed};
 use std::collections::BTreeMap;
 
-/// Changes sorted by throughput, best first, where the base does not fit behind those that make it fit; those without effect and the impossible ones compactly below.
+/// Changes sorted by throughput, best first, those that fit before those that do not; those without effect and the impossible ones
+/// compactly below.
 pub(super) fn print(base: &Effect, all: &[WhatIf], out: &mut Out) -> Result<(), Failure> {
     let mut effects: Vec<(&str, &Effect)> = Vec::new();
     let mut same: Vec<&str> = Vec::new();
@@ -22,7 +23,7 @@ pub(super) fn print(base: &Effect, all: &[WhatIf], out: &mut Out) -> Result<(), 
     }
     let fits = base.fit.is_ok();
     effects.sort_by(|(_, a), (_, b)| {
-        let no = |e: &Effect| !fits && !e.fit.is_ok();
+        let no = |e: &Effect| !e.fit.is_ok();
         no(a)
             .cmp(&no(b))
             .then(b.tokens_per_s.total_cmp(&a.tokens_per_s))
@@ -62,7 +63,13 @@ pub(super) fn print(base: &Effect, all: &[WhatIf], out: &mut Out) -> Result<(), 
         base.peak_reserved.to_string(),
         base.fit.word().to_owned(),
     ]);
+    let mut beyond = false;
     for (label, e) in effects {
+        if !e.fit.is_ok() && !std::mem::replace(&mut beyond, true) {
+            let mut cells: [String; 6] = Default::default();
+            cells[0] = "what does not fit:".to_owned();
+            table.row(cells);
+        }
         table.row([
             label.to_owned(),
             signed(e.step_ms - base.step_ms, 2),

@@ -35,7 +35,11 @@ pub(super) struct Numbers {
     pub(super) allocated: u64,
     pub(super) reserved: u64,
     pub(super) device: u64,
-    pub(super) fit: Fit,
+    /// Bytes of the device that are never taken; negative where more than there are would be.
+    pub(super) free: Option<i64>,
+    fit: Fit,
+    /// It fits, and leaves less of the device's memory free than is asked for.
+    short: bool,
 }
 
 impl Point {
@@ -49,7 +53,7 @@ impl Point {
 }
 
 impl Numbers {
-    fn of(p: &Prediction) -> Self {
+    fn of(p: &Prediction, headroom: f64) -> Self {
         Self {
             world: p.scenario.mesh.world(),
             step_ms: p.step_ms(),
@@ -60,8 +64,30 @@ impl Numbers {
             allocated: p.run.memory.peak_allocated.0,
             reserved: p.run.memory.peak_reserved.0,
             device: p.run.memory.peak_device.0,
+            free: p.free_bytes(),
             fit: p.fit.clone(),
+            short: p.fit.is_ok() && !p.leaves(headroom),
         }
+    }
+
+    /// Whether it fits as far as is known, with the headroom that is asked for.
+    pub(super) fn fits(&self) -> bool {
+        self.fit.is_ok() && !self.short
+    }
+
+    /// Whether it fits, but only by giving memory back to the device in between.
+    pub(super) fn is_tight(&self) -> bool {
+        self.fits() && matches!(self.fit, Fit::Tight { .. })
+    }
+
+    /// Whether the device's memory is not known.
+    pub(super) fn is_unknown(&self) -> bool {
+        self.fit == Fit::Unknown
+    }
+
+    /// One word for tables.
+    pub(super) fn word(&self) -> &'static str {
+        if self.short { "short" } else { self.fit.word() }
     }
 }
 
@@ -69,8 +95,13 @@ impl Numbers {
 type Done<'a> = &'a (dyn Fn(&Prediction, &[(String, String)]) + Sync);
 
 /// Predicts the points, in their order, until done or interrupted; `done` is called for each that there is, with its
-/// settings.
-pub(super) fn evaluate(points: Vec<SweepPoint>, profiles: &Profiles, done: Done<'_>) -> Vec<Point> {
+/// settings. What leaves less than the share `headroom` of the device free is short of it.
+pub(super) fn evaluate(
+    points: Vec<SweepPoint>,
+    headroom: f64,
+    profiles: &Profiles,
+    done: Done<'_>,
+) -> Vec<Point> {
     let progress = progress(points.len() as u64);
     let points = points
         .into_par_iter()
@@ -85,7 +116,7 @@ pub(super) fn evaluate(points: Vec<SweepPoint>, profiles: &Profiles, done: Done<
                 progress.inc(1);
                 predicted.map_or_else(Outcome::Failed, |p| {
                     done(&p, &point.settings);
-                    Outcome::Done(Box::new(Numbers::of(&p)))
+                    Outcome::Done(Box::new(Numbers::of(&p, headroom)))
                 })
             };
             let values = point.settings.into_iter().map(|(_, value)| value);

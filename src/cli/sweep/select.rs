@@ -27,6 +27,8 @@ pub(super) struct Selection {
     pub(super) fits: bool,
     /// Only what reserves so much at most.
     pub(super) max_memory: Option<Bytes>,
+    /// Share of the device's memory (0 to 1) that what fits leaves free.
+    pub(super) headroom: Option<f64>,
     /// Only the first so many.
     pub(super) top: Option<usize>,
 }
@@ -67,17 +69,21 @@ impl Selection {
         if !self.is_partial() {
             return sorted.to_vec();
         }
-        let admitted = |n: &Numbers| (!self.fits || n.fit.is_ok()) && self.within_limit(n);
+        let admitted = |n: &Numbers| (!self.fits || n.fits()) && self.within_limit(n);
         let all = sorted.iter().copied();
         all.filter(|i| points[*i].done().is_some_and(admitted))
             .take(self.top.unwrap_or(usize::MAX))
             .collect()
     }
 
-    /// The fastest point that fits and keeps the limit, the first of several.
-    pub(super) fn best<'a>(&self, points: &'a [Point]) -> Option<(&'a Point, &'a Numbers)> {
+    /// The fastest point that fits (where `easily`, without being tight) and keeps the limit, the first of several.
+    pub(super) fn best<'a>(
+        &self,
+        points: &'a [Point],
+        easily: bool,
+    ) -> Option<(&'a Point, &'a Numbers)> {
         let done = points.iter().filter_map(|p| Some((p, p.done()?)));
-        done.filter(|(_, n)| n.fit.is_ok() && self.within_limit(n))
+        done.filter(|(_, n)| n.fits() && !(easily && n.is_tight()) && self.within_limit(n))
             .reduce(|best, p| match p.1.tokens_per_s > best.1.tokens_per_s {
                 true => p,
                 false => best,

@@ -5,7 +5,7 @@ use super::super::table::{self, fits, key_title, room};
 use super::points::{Numbers, Outcome, Point};
 use super::select::Selection;
 use crate::analysis::pareto;
-use crate::predict::{Fit, TIGHT};
+use crate::predict::TIGHT;
 use serde_json::{Value, json};
 use shardlab_plan::scenario::BatchUnit;
 use shardlab_plan::units::{ByteUnit, Bytes};
@@ -40,7 +40,7 @@ impl<'a> Table<'a> {
             .iter()
             .map(|p| match p.done() {
                 // Time for one token, so that points of different batches compare.
-                Some(n) if n.fit.is_ok() => (1.0 / n.tokens_per_s, n.reserved as f64),
+                Some(n) if n.fits() => (1.0 / n.tokens_per_s, n.reserved as f64),
                 _ => (f64::NAN, f64::NAN),
             })
             .collect();
@@ -132,7 +132,7 @@ impl<'a> Table<'a> {
         let mut table = table::Table::new(titles.chain(["fits", "front"]));
         for (row, (i, n)) in self.rows().enumerate() {
             let mut cells: Vec<String> = columns.iter().map(|(_, c)| c[row].clone()).collect();
-            cells.push(n.fit.word().to_owned());
+            cells.push(n.word().to_owned());
             cells.push(if self.pareto[i] { "*" } else { "" }.to_owned());
             table.row(cells);
         }
@@ -145,7 +145,7 @@ impl<'a> Table<'a> {
                 "Exposed time and allocated memory find no room at this width; --csv and --json have them.",
             )?;
         }
-        if self.rows().any(|(_, n)| matches!(n.fit, Fit::Tight { .. })) {
+        if self.rows().any(|(_, n)| n.is_tight()) {
             out.paragraph(0, TIGHT)?;
         }
         let done = self.points.iter().filter(|p| p.done().is_some()).count();
@@ -169,32 +169,60 @@ impl<'a> Table<'a> {
                 &format!("Not possible: {} ({reason}).", points.join("; ")),
             )?;
         }
-        if let Some(best) = self.best() {
+        let best = self.best();
+        if !best.is_empty() {
             out.blank()?;
-            out.paragraph(0, &best)?;
+        }
+        for sentence in best {
+            out.paragraph(0, &sentence)?;
         }
         Ok(())
     }
 
-    /// The fastest point that fits, in a sentence. Models that count in different units have none.
-    fn best(&self) -> Option<String> {
-        let counted_in = self.counted_in();
+    /// The fastest point that fits, in a sentence, and where it is tight the fastest that is not, in another. Models that count in
+    /// different units have none.
+    fn best(&self) -> Vec<String> {
         let none = self.points.iter().all(|p| p.done().is_none());
-        if none || self.keys.is_empty() || counted_in == BatchUnit::Items {
-            return None;
+        if none || self.keys.is_empty() || self.counted_in() == BatchUnit::Items {
+            return Vec::new();
         }
-        let limit = match self.selection.max_memory {
-            Some(most) => format!(" and reserves {most} at most"),
-            None => String::new(),
+        let limits = [
+            self.selection
+                .max_memory
+                .map(|most| format!("reserves {most} at most")),
+            self.selection.headroom.map(|share| {
+                // Fractions of a percent have no exact form in binary.
+                let percent = (1e4 * share).round() / 100.0;
+                format!("leaves {percent} % of the device free")
+            }),
+        ];
+        let limits: Vec<String> = limits.into_iter().flatten().collect();
+        let limit = match limits.as_slice() {
+            [] => String::new(),
+            limits => format!(" and {}", limits.join(" and ")),
         };
-        let Some((point, n)) = self.selection.best(self.points) else {
-            return Some(format!("No point fits{limit}."));
+        let Some((point, n)) = self.selection.best(self.points, false) else {
+            return vec![format!("No point fits{limit}.")];
         };
-        let which = match n.fit {
-            Fit::Unknown => format!("Best, if it fits{limit} (the device's memory is not known)"),
-            Fit::Tight { .. } => format!("Best that fits{limit} (tight)"),
-            _ => format!("Best that fits{limit}"),
+        if n.is_unknown() {
+            let which = format!("Best, if it fits{limit} (the device's memory is not known)");
+            return vec![self.named(&which, point, n)];
+        }
+        if !n.is_tight() {
+            return vec![self.named(&format!("Best that fits{limit}"), point, n)];
+        }
+        let tight = self.named(&format!("Best that fits{limit} (tight)"), point, n);
+        let easy = match self.selection.best(self.points, true) {
+            Some((point, n)) => {
+                self.named(&format!("Best that fits{limit} and is not tight"), point, n)
+            }
+            None => "All that fit are tight.".to_owned(),
         };
+        vec![tight, easy]
+    }
+
+    /// A point with its numbers.
+    fn named(&self, which: &str, point: &Point, n: &Numbers) -> String {
         let settings = self.keys.iter().zip(&point.settings);
         let settings: Vec<String> = settings.map(|(k, v)| format!("{k}={v}")).collect();
         let gpus = if self.worlds_differ() {
@@ -202,15 +230,15 @@ impl<'a> Table<'a> {
         } else {
             String::new()
         };
-        Some(format!(
+        format!(
             "{which}: {}{gpus}: {:.0} {}, {:.2} ms a step, {} reserved, {} allocated.",
             settings.join(" "),
             n.tokens_per_s,
-            counted_in.rate(),
+            self.counted_in().rate(),
             n.step_ms,
             Bytes(n.reserved),
             Bytes(n.allocated)
-        ))
+        )
     }
 
     pub(super) fn csv(&self, path: &Path) -> Result<(), csv::Error> {
@@ -240,7 +268,7 @@ impl<'a> Table<'a> {
                     p.allocated.to_string(),
                     p.reserved.to_string(),
                     p.device.to_string(),
-                    p.fit.word().to_owned(),
+                    p.word().to_owned(),
                     self.pareto[i].to_string(),
                     String::new(),
                     p.world.to_string(),
@@ -276,8 +304,9 @@ impl<'a> Table<'a> {
                         "peak_allocated_bytes": p.allocated,
                         "peak_reserved_bytes": p.reserved,
                         "peak_device_bytes": p.device,
+                        "free_bytes": p.free,
                     },
-                    "fits": p.fit.word(),
+                    "fits": p.word(),
                     "pareto": self.pareto[i],
                 }),
                 Outcome::Failed(e) => json!({ "settings": settings, "impossible": e.reason() }),

@@ -2,12 +2,31 @@
 
 use crate::train::TrainError;
 use serde_json::{Value, json};
-use shardlab_plan::scenario::{Family, Model};
+use shardlab_plan::scenario::{Bias, Family, Model};
 use std::path::Path;
 
 /// The configuration of a model; `None` for families without.
 pub(crate) fn of(m: &Model) -> Option<Value> {
     match m.family {
+        // Its layers of queries, keys and values have a bias whatever the configuration says.
+        Family::Llama if m.bias == Bias::Qkv => Some(json!({
+            "architectures": ["Qwen2ForCausalLM"],
+            "model_type": "qwen2",
+            "vocab_size": m.vocab,
+            "hidden_size": m.hidden,
+            "intermediate_size": m.ffn,
+            "num_hidden_layers": m.layers,
+            "num_attention_heads": m.heads,
+            "num_key_value_heads": m.kv_heads,
+            "head_dim": m.head_dim,
+            "hidden_act": "silu",
+            "max_position_embeddings": m.max_seq_len,
+            "rms_norm_eps": m.norm_eps,
+            "rope_theta": m.rope_theta,
+            "use_sliding_window": false,
+            "tie_word_embeddings": m.tie_embeddings,
+            "torch_dtype": "float32",
+        })),
         Family::Llama => Some(json!({
             "architectures": ["LlamaForCausalLM"],
             "model_type": "llama",
@@ -22,8 +41,8 @@ pub(crate) fn of(m: &Model) -> Option<Value> {
             "max_position_embeddings": m.max_seq_len,
             "rms_norm_eps": m.norm_eps,
             "rope_theta": m.rope_theta,
-            "attention_bias": m.bias,
-            "mlp_bias": m.bias,
+            "attention_bias": m.bias == Bias::All,
+            "mlp_bias": m.bias == Bias::All,
             "tie_word_embeddings": m.tie_embeddings,
             "torch_dtype": "float32",
         })),
@@ -119,10 +138,16 @@ pub(crate) fn check(
 }
 
 fn llama(d: &mut Differences<'_>, m: &Model, seq_len: u64) {
-    d.word("model_type", "llama", &["llama"]);
-    d.number("vocab_size", 32000.0, "model.vocab", m.vocab as f64);
+    let qwen2 = m.bias == Bias::Qkv;
+    let (kind, vocab, ffn) = if qwen2 {
+        ("qwen2", 151_936.0, 22_016.0)
+    } else {
+        ("llama", 32_000.0, 11_008.0)
+    };
+    d.word("model_type", kind, &[kind]);
+    d.number("vocab_size", vocab, "model.vocab", m.vocab as f64);
     d.number("hidden_size", 4096.0, "model.hidden", m.hidden as f64);
-    d.number("intermediate_size", 11008.0, "model.ffn", m.ffn as f64);
+    d.number("intermediate_size", ffn, "model.ffn", m.ffn as f64);
     d.number(
         "num_hidden_layers",
         32.0,
@@ -144,8 +169,18 @@ fn llama(d: &mut Differences<'_>, m: &Model, seq_len: u64) {
     );
     d.number("rms_norm_eps", 1e-6, "model.norm_eps", m.norm_eps);
     d.word("hidden_act", "silu", &["silu"]);
-    d.flag("attention_bias", false, "model.bias", m.bias);
-    d.flag("mlp_bias", false, "model.bias", m.bias);
+    if qwen2 {
+        if d.get("use_sliding_window").and_then(Value::as_bool) == Some(true) {
+            d.all.push(
+                "`use_sliding_window` is true: attention here looks at the whole sequence"
+                    .to_owned(),
+            );
+        }
+    } else {
+        let all = m.bias == Bias::All;
+        d.flag("attention_bias", false, "model.bias", all);
+        d.flag("mlp_bias", false, "model.bias", all);
+    }
     d.flag(
         "tie_word_embeddings",
         false,

@@ -105,6 +105,37 @@ fn conv1d_weights_are_transposed() {
     assert_eq!(ours[3 * 64 + 5], theirs[5 * 256 + 3]);
 }
 
+/// Biases of queries, keys and values make it another model by name, which is read again as it was written.
+#[test]
+fn biases_of_queries_keys_and_values_are_qwen2s() {
+    let mut l = Loaded::new(LLAMA, &["model.bias=qkv"]);
+    let dir = tempfile::tempdir().unwrap();
+    let family = l.scenario.model.family;
+    init::from_seed(&l.program, &l.layout, family, 0, &mut l.memory).unwrap();
+    let model = l.scenario.model.clone();
+    export(dir.path(), &l.program, &model, &l.layout, &mut l.memory).unwrap();
+    let written = tensors(dir.path());
+    for layer in ["q_proj", "k_proj", "v_proj"] {
+        let name = format!("model.layers.3.self_attn.{layer}.bias");
+        assert!(written.contains_key(&name), "{name}");
+    }
+    assert_eq!(written.keys().filter(|n| n.ends_with(".bias")).count(), 12);
+    let config = std::fs::read_to_string(dir.path().join("config.json")).unwrap();
+    assert!(config.contains("Qwen2ForCausalLM"), "{config}");
+    l.load(dir.path()).unwrap();
+    // To a llama without any it is no llama.
+    let e = Loaded::new(LLAMA, &[]).load(dir.path()).unwrap_err();
+    assert!(e.to_string().contains("`model_type` is \"qwen2\""), "{e}");
+    let windowed = config.replace(
+        "\"use_sliding_window\": false",
+        "\"use_sliding_window\": true",
+    );
+    assert_ne!(windowed, config);
+    std::fs::write(dir.path().join("config.json"), windowed).unwrap();
+    let e = l.load(dir.path()).unwrap_err().to_string();
+    assert!(e.contains("`use_sliding_window` is true"), "{e}");
+}
+
 #[test]
 fn faults_are_named_in_full() {
     let mut l = Loaded::new(LLAMA, &["model.hidden=128", "model.tie_embeddings=true"]);

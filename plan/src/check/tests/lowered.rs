@@ -145,7 +145,7 @@ fn padding_of_shared_gradients_needs_no_reader() {
 
 #[test]
 fn every_option_passes() {
-    const OPTIONS: [&[&str]; 46] = [
+    const OPTIONS: [&[&str]; 50] = [
         &[],
         &["fsdp.optimizer_in_backward=true", "train.clip_norm=0"],
         &[
@@ -176,6 +176,25 @@ fn every_option_passes() {
         &["train.grad_accum=3"],
         &["train.recompute=full", "train.grad_accum=2"],
         &["train.recompute=selective"],
+        &[
+            "train.recompute=full",
+            "train.recompute_layers=1",
+            "train.grad_accum=2",
+        ],
+        &[
+            "train.recompute=full",
+            "train.recompute_layers=[\"layers.1\"]",
+        ],
+        &[
+            "train.recompute=full",
+            "train.recompute_layers=[\"layers.1\"]",
+            "compile.mode=full",
+        ],
+        &[
+            "train.recompute=selective",
+            "train.recompute_layers=1",
+            "fsdp.prefetch_backward=0",
+        ],
         &["train.recompute=pointwise", "compile.mode=regions"],
         &["fsdp.prefetch_next_step=1"],
         &["fsdp.prefetch_next_step=3", "fsdp.frozen=[\"layers.0\"]"],

@@ -187,6 +187,67 @@ fn full_recompute_keeps_block_inputs() {
     assert_eq!(t.backward.iter().filter(recomputed).count(), 16);
 }
 
+/// Bytes of blocks' tensors at the end of forward, block by block of the deep model.
+fn kept(t: &Tape, layers: u32) -> Vec<u64> {
+    let mut alive = vec![0; layers as usize];
+    let block = |x: &Storage| {
+        let path = &t.modules[x.module.index()].path;
+        let number = path.strip_prefix("layers.")?.split('.').next()?;
+        number.parse::<usize>().ok()
+    };
+    for op in &t.forward {
+        match *op {
+            TapeOp::Alloc(x) => {
+                let x = &t.storages[x.index()];
+                block(x).into_iter().for_each(|b| alive[b] += x.bytes.0);
+            }
+            TapeOp::Free(x) => {
+                let x = &t.storages[x.index()];
+                block(x).into_iter().for_each(|b| alive[b] -= x.bytes.0);
+            }
+            _ => {}
+        }
+    }
+    alive
+}
+
+/// A block keeps what it keeps where all blocks do as it does.
+#[test]
+fn recomputed_blocks_keep_what_full_recompute_keeps() {
+    let of = |recompute, which: RecomputeLayers| {
+        let mut s = measured_1b();
+        s.train.recompute = recompute;
+        s.train.recompute_layers = which;
+        build(&s)
+    };
+    let globs = RecomputeLayers::Patterns(vec!["layers.1".into(), "layers.1*".into()]);
+    for mode in [Recompute::Full, Recompute::Selective] {
+        let all = kept(&of(mode, RecomputeLayers::All), 16);
+        let none = kept(&of(Recompute::None, RecomputeLayers::All), 16);
+        for (which, chosen) in [
+            (RecomputeLayers::First(5), (0..5).collect::<Vec<usize>>()),
+            (RecomputeLayers::First(16), (0..16).collect()),
+            (globs.clone(), [1].into_iter().chain(10..16).collect()),
+        ] {
+            let t = of(mode, which);
+            let expected: Vec<u64> = (0..16)
+                .map(|b| if chosen.contains(&b) { all[b] } else { none[b] })
+                .collect();
+            assert_eq!(kept(&t, 16), expected, "{mode:?} {chosen:?}");
+            let again = t.backward.iter().filter_map(|op| match op {
+                TapeOp::EnterRecompute(m) if t.modules[m.index()].kind == ModuleKind::Block => {
+                    Some(t.modules[m.index()].path.clone())
+                }
+                _ => None,
+            });
+            let mut again: Vec<String> = again.collect();
+            again.reverse();
+            let chosen: Vec<String> = chosen.iter().map(|b| format!("layers.{b}")).collect();
+            assert_eq!(again, chosen, "{mode:?}");
+        }
+    }
+}
+
 #[test]
 fn frozen_modules_get_no_gradient_and_stop_backward() {
     let mut s = tiny(Family::Llama);

@@ -84,6 +84,84 @@ fn recompute_changes_no_gradient() {
     }
 }
 
+/// Some layers of a block may have a bias and others none.
+#[test]
+fn biases_of_queries_keys_and_values_have_gradients() {
+    let mut base = tiny(Family::Llama);
+    base.model.bias = Bias::Qkv;
+    let t = build(&base);
+    let inputs = Inputs::new(&t, base.model.vocab);
+    let out = train(&t, &inputs);
+    let mut biased = 0;
+    for (p, param) in t.params.iter().enumerate() {
+        if !param.name.ends_with(".bias") {
+            continue;
+        }
+        biased += 1;
+        let at = |h: f64| {
+            let mut moved = inputs.clone();
+            moved.params[p][1] += h;
+            loss(&t, &moved, false)
+        };
+        let numeric = (at(1e-5) - at(-1e-5)) / 2e-5;
+        let exact = out.grads[p][1];
+        let scale = numeric.abs().max(exact.abs()).max(1e-3);
+        assert!(
+            (numeric - exact).abs() < 1e-5 * scale,
+            "{}: {numeric} {exact}",
+            param.name
+        );
+    }
+    assert_eq!(biased, 3 * base.model.layers);
+    for mode in [CompileMode::Blocks, CompileMode::Regions, CompileMode::Full] {
+        for recompute in RECOMPUTES {
+            let mut s = base.clone();
+            s.compile.mode = mode;
+            s.compile.epilogues = true;
+            s.train.recompute = recompute;
+            assert_same(&base, &s);
+        }
+    }
+}
+
+/// Blocks that are recomputed may lie beside blocks that are not, however many there are and whatever is compiled.
+#[test]
+fn recompute_of_some_blocks_changes_no_gradient() {
+    let globs =
+        |globs: &[&str]| RecomputeLayers::Patterns(globs.iter().map(|g| (*g).to_owned()).collect());
+    for family in FAMILIES {
+        let mut base = tiny(family);
+        base.model.layers = 4;
+        let path = modules_and_params(&base)
+            .0
+            .into_iter()
+            .find(|m| m.kind == ModuleKind::Block)
+            .map(|m| m.path.trim_end_matches('0').to_owned())
+            .expect("every family has blocks");
+        for mode in [
+            CompileMode::Off,
+            CompileMode::Blocks,
+            CompileMode::Regions,
+            CompileMode::Full,
+        ] {
+            for recompute in RECOMPUTES {
+                for which in [
+                    RecomputeLayers::First(1),
+                    RecomputeLayers::First(3),
+                    globs(&[&format!("{path}1"), &format!("{path}3")]),
+                ] {
+                    let mut s = base.clone();
+                    s.compile.mode = mode;
+                    s.compile.epilogues = mode != CompileMode::Off;
+                    s.train.recompute = recompute;
+                    s.train.recompute_layers = which;
+                    assert_same(&base, &s);
+                }
+            }
+        }
+    }
+}
+
 #[test]
 fn chunked_loss_changes_no_gradient() {
     for tie in [false, true] {

@@ -23,6 +23,7 @@ fn defaults_of_the_native_policy() {
         (t.recompute, t.loss, t.optimizer),
         (Recompute::None, Loss::Materialized, Optimizer::Adamw)
     );
+    assert_eq!(t.recompute_layers, RecomputeLayers::All);
     assert_eq!(
         (t.lr, t.betas, t.eps, t.weight_decay, t.clip_norm),
         (3e-4, [0.9, 0.95], 1e-8, 0.1, 0.0)
@@ -223,7 +224,7 @@ fn shapes_derived_by_family() {
     );
     assert_eq!(
         (m.tie_embeddings, m.bias, m.rope_theta, m.preset.as_deref()),
-        (false, false, 10_000.0, None)
+        (false, Bias::None, 10_000.0, None)
     );
 
     let s = family("gpt2", "layers = 2\nhidden = 64\nheads = 4\nvocab = 1000");
@@ -236,23 +237,26 @@ fn shapes_derived_by_family() {
             m.tie_embeddings,
             m.bias
         ),
-        (256, 1024, 1024, true, true)
+        (256, 1024, 1024, true, Bias::All)
     );
 
     let s = family("encoder", "layers = 2\nhidden = 64\nheads = 4");
     assert_eq!(
         (s.model.ffn, s.train.seq_len, s.model.vocab, s.model.bias),
-        (256, 512, 0, true)
+        (256, 512, 0, Bias::All)
     );
 
     let s = family("linear", "layers = 2\nhidden = 64");
-    assert_eq!((s.train.seq_len, s.model.ffn, s.model.bias), (1, 0, true));
+    assert_eq!(
+        (s.train.seq_len, s.model.ffn, s.model.bias),
+        (1, 0, Bias::All)
+    );
 
     let s = family("cnn", "layers = 2\nchannels = 16\nheight = 32");
     let m = &s.model;
     assert_eq!(
         (m.height, m.width, m.kernel, m.bias, s.train.seq_len),
-        (32, 64, 3, true, 1)
+        (32, 64, 3, Bias::All, 1)
     );
     assert_eq!(s.mesh.gpus_per_node, 2);
 }
@@ -307,6 +311,51 @@ fn presets_give_published_shapes() {
     );
     assert!(of("llama3.2-1b").model.tie_embeddings && !of("llama3-8b").model.tie_embeddings);
     assert_eq!(of("llama3-8b").model.preset.as_deref(), Some("llama3-8b"));
+}
+
+/// Parameters of the published checkpoints, which tell every size and which layers have a bias.
+#[test]
+fn qwen_presets_have_the_published_number_of_parameters() {
+    for (name, published) in [
+        ("0.5b", 494_032_768),
+        ("1.5b", 1_543_714_304),
+        ("3b", 3_085_938_688),
+        ("7b", 7_615_616_512),
+        ("14b", 14_770_033_664),
+        ("32b", 32_763_876_352),
+        ("72b", 72_706_203_648),
+    ] {
+        let s = minimal(&[&format!("model.preset=qwen2.5-{name}")]).unwrap();
+        let (_, params) = crate::compile::modules_and_params(&s);
+        let count: u64 = params.iter().map(|p| p.numel()).sum();
+        assert_eq!(count, published, "{name}");
+        let biased = params.iter().filter(|p| p.name.ends_with(".bias"));
+        assert_eq!(biased.count(), 3 * s.model.layers as usize, "{name}");
+    }
+}
+
+/// Another width keeps a preset's proportion, and what is said of the feed-forward layer is kept whatever the width.
+#[test]
+fn the_feed_forward_layer_of_a_preset_follows_its_width() {
+    let ffn = |sets: &[&str]| minimal(sets).unwrap().model.ffn;
+    let gpt2 = "model.preset=gpt2";
+    assert_eq!(ffn(&[gpt2, "model.hidden=1536", "model.heads=24"]), 6144);
+    assert_eq!(ffn(&[gpt2, "model.hidden=768"]), 3072);
+    assert_eq!(
+        ffn(&[
+            gpt2,
+            "model.hidden=1536",
+            "model.heads=24",
+            "model.ffn=3072"
+        ]),
+        3072
+    );
+    // Llama 2 13B: up to a multiple of 256, as its authors do.
+    let wide = ["model.preset=llama2-7b", "model.hidden=5120"];
+    assert_eq!(
+        ffn(&[&wide[..], &["model.heads=40", "model.kv_heads=40"]].concat()),
+        13_824
+    );
 }
 
 /// The key table's literal defaults (schema, completion) are what parsing yields.
@@ -369,6 +418,23 @@ fn forms_of_values() {
         Reshard::Group(2)
     );
     assert_eq!(f(&["fsdp.units=root"]).units, Units::Root);
+    let layers = |set: &str| {
+        let set = ["train.recompute=full", set];
+        minimal(&set).unwrap().train.recompute_layers
+    };
+    assert_eq!(layers("train.recompute_layers=all"), RecomputeLayers::All);
+    assert_eq!(
+        layers("train.recompute_layers=3"),
+        RecomputeLayers::First(3)
+    );
+    assert_eq!(
+        layers("train.recompute_layers=[\"layers.1*\", \"layers.0\"]"),
+        RecomputeLayers::Patterns(vec!["layers.1*".into(), "layers.0".into()])
+    );
+    let bias = |set: &str| minimal(&[set]).unwrap().model.bias;
+    assert_eq!(bias("model.bias=qkv"), Bias::Qkv);
+    assert_eq!(bias("model.bias=true"), Bias::All);
+    assert_eq!(bias("model.bias=false"), Bias::None);
     assert_eq!(f(&["fsdp.frozen=[]"]).frozen, Vec::<String>::new());
     assert_eq!(f(&["fsdp.frozen=[\"layers.*\"]"]).frozen, ["layers.*"]);
     let cublas = |sets: &[&str]| minimal(sets).unwrap().fsdp.cublas_workspace_bytes;
