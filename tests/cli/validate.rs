@@ -125,11 +125,15 @@ fn agree(table: &str, least: usize, middle: f64, worst: f64, (misplaced, apart):
         assert!(step < worst, "{row}");
         steps.push(step);
         for engine in ["peak_allocated_mib", "peak_reserved_mib"] {
+            if row[engine].is_null() {
+                continue;
+            }
             let off = cell(row, engine, "predicted") - cell(row, engine, "measured");
             assert!(off.abs() < 0.01, "{row}");
         }
+        let device = &row["device_mib"];
         assert!(
-            cell(row, "device_mib", "error_percent").abs() < 1.0,
+            device.is_null() || cell(row, "device_mib", "error_percent").abs() < 1.0,
             "{row}"
         );
     }

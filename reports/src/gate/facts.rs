@@ -23,7 +23,7 @@ pub struct Facts {
     /// Overrides of the command line.
     #[serde(default)]
     pub set: Vec<String>,
-    /// Options of the resolved scenario, `section.key` to its value.
+    /// Options of the resolved scenario, `section.key` to its value, but for the profile's path.
     #[serde(default)]
     pub options: BTreeMap<String, String>,
     /// Policy.
@@ -154,7 +154,7 @@ impl Facts {
         Self {
             scenario: scenario.name.clone(),
             set: set.to_vec(),
-            options: ScenarioView::new(scenario).settings,
+            options: options(scenario),
             policy: program.meta.policy.to_owned(),
             hardware: predicted.hardware.clone(),
             world_size: program.meta.world,
@@ -167,6 +167,13 @@ impl Facts {
             measured: None,
         }
     }
+}
+
+/// The options that a baseline tells: all but the profile's path, which depends on the folder of the call.
+fn options(scenario: &Scenario) -> BTreeMap<String, String> {
+    let mut all = ScenarioView::new(scenario).settings;
+    all.remove("mesh.hardware");
+    all
 }
 
 impl ProgramFacts {

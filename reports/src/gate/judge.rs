@@ -100,8 +100,10 @@ pub fn judge(baseline: &Baseline, now: &Facts, limits: &Limits) -> Verdict {
             });
         }
     }
-    findings.extend(program::options(baseline, now));
-    if old.set != now.set && old.options.is_empty() {
+    let options = program::options(baseline, now);
+    let told = options.is_some();
+    findings.extend(options);
+    if old.set != now.set && !told {
         let words = |set: &[String]| match set {
             [] => "no overrides".to_owned(),
             set => set.join(" "),

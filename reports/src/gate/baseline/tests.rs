@@ -40,7 +40,7 @@ fn faulty_files_are_refused_in_words() {
         ("x = = 1", "is no baseline"),
         (
             &*good.replace("reserved = 1200", "reserved = \"many\""),
-            "reserved",
+            "invalid type: string \"many\", expected u64",
         ),
         (
             &*good.replace("[check]", "[check]\nunknown = 1"),
@@ -49,6 +49,11 @@ fn faulty_files_are_refused_in_words() {
     ];
     for (text, words) in cases {
         let e = Baseline::parse(text.to_owned(), "x").unwrap_err();
+        if words.contains("many") {
+            let (line, column) = e.at.unwrap();
+            let line = text.lines().nth(line as usize - 1).unwrap();
+            assert_eq!(&line[column as usize - 1..], "\"many\"");
+        }
         let e = e.to_string();
         assert!(e.contains(words), "{words}: {e}");
     }

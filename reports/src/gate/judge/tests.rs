@@ -361,3 +361,57 @@ fn without_a_counterpart_only_what_is_broken_fails() {
     let found = failures(&v);
     assert_eq!(found, ["check: REGRESSION", "finite: REGRESSION"]);
 }
+
+#[test]
+fn options_that_differ_are_named() {
+    let v = after(|f| {
+        f.options.insert("train.lr".into(), "0.002".into());
+        // Another version's.
+        f.options.insert("train.new".into(), "1".into());
+    });
+    assert!(v.pass);
+    assert_eq!(
+        message(&v, "options"),
+        "train.lr is 0.001 in the baseline and 0.002 now"
+    );
+    assert!(!after(|_| {}).findings.iter().any(|f| f.metric == "options"));
+}
+
+#[test]
+fn a_step_that_no_longer_fits_fails_whatever_the_limits() {
+    let base = Baseline::parse(Baseline::text(&facts()), "b.toml").unwrap();
+    let verdict = |device: u64, capacity: u64| {
+        let mut now = facts();
+        now.memory.device = device;
+        now.memory.capacity = Some(capacity);
+        judge(&base, &now, &limits(|g| g.device = 0.5))
+    };
+    // The baseline's peak is 2,000 bytes.
+    assert!(verdict(2100, 2100).pass);
+    let v = verdict(2101, 2100);
+    assert_eq!(failures(&v), ["fits: REGRESSION"]);
+    assert_eq!(
+        message(&v, "fits"),
+        "the step takes 1 B more than the device has"
+    );
+    // One that never did is told.
+    let v = verdict(2000, 1999);
+    assert!(v.pass && v.findings.iter().any(|f| f.metric == "fits"));
+}
+
+#[test]
+fn losses_that_are_lower_at_every_step_outside_are_better() {
+    let v = after(|f| curve(f).losses[1] = 4.0);
+    assert_eq!(
+        failures(&v),
+        ["loss curve: IMPROVED", "area between losses: IMPROVED"]
+    );
+    let v = after(|f| {
+        curve(f).losses[1] = 4.0;
+        curve(f).losses[2] = 4.9;
+    });
+    assert_eq!(
+        failures(&v),
+        ["loss curve: REGRESSION", "area between losses: REGRESSION"]
+    );
+}
