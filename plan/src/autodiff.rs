@@ -34,7 +34,7 @@ pub struct Ready {
     pub after: u32,
 }
 
-/// What [`differentiate`] appends to a graph.
+/// What `differentiate` appends to a graph.
 #[derive(Clone, Debug, Default)]
 pub struct Backward {
     /// First backward op; the forward ops lie before it.
