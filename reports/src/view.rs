@@ -10,6 +10,7 @@ pub use alive::{Alive, alive_at, largest, launched_after};
 pub(crate) use counts::{changed_counts, deltas};
 pub use instr::InstrView;
 pub(crate) use instr::Names;
+pub(crate) use settings::HARDWARE;
 pub use settings::{Difference, ScenarioView, differences};
 pub use work::{Work, bytes, flops, name};
 

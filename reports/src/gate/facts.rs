@@ -1,7 +1,7 @@
 //! What a gate compares: exact numbers of one scenario, and the curves of runs.
 
 use super::outline;
-use crate::view::{ProgramView, RunView, ScenarioView};
+use crate::view::{HARDWARE, ProgramView, RunView, ScenarioView};
 use serde::{Deserialize, Serialize};
 use shardlab_plan::check::{Report, Severity};
 use shardlab_plan::program::{SectionKind, UnitId};
@@ -172,7 +172,7 @@ impl Facts {
 /// The options that a baseline tells: all but the profile's path, which depends on the folder of the call.
 fn options(scenario: &Scenario) -> BTreeMap<String, String> {
     let mut all = ScenarioView::new(scenario).settings;
-    all.remove("mesh.hardware");
+    all.remove(HARDWARE);
     all
 }
 

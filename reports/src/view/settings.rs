@@ -6,6 +6,9 @@ use shardlab_plan::Scenario;
 use shardlab_plan::scenario::{BatchUnit, Family};
 use std::collections::{BTreeMap, BTreeSet};
 
+/// The option that names the hardware profile, which may be a path.
+pub(crate) const HARDWARE: &str = "mesh.hardware";
+
 /// The scenario of a run.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct ScenarioView {
@@ -139,8 +142,9 @@ pub fn differences(all: &[&ScenarioView]) -> Vec<Difference> {
         })
         .filter(|d| {
             let known = all.iter().zip(&d.values);
+            // Every scenario names its hardware; a gate's baseline leaves it out, as it may be a path.
             let mut known = known
-                .filter(|(s, _)| !s.settings.is_empty())
+                .filter(|(s, v)| !s.settings.is_empty() && (v.is_some() || d.key != HARDWARE))
                 .map(|(_, v)| v);
             let first = known.next();
             known.any(|v| Some(v) != first)
