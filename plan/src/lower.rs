@@ -196,11 +196,7 @@ fn finish(cx: Cx<'_>, buffers: &TapeBuffers, sections: Vec<Section>) -> Program 
     let accum = u64::from(scenario.train.grad_accum);
     let meta = ProgramMeta {
         scenario: scenario.name.clone(),
-        policy: match scenario.fsdp.policy {
-            PolicyKind::Native => "native",
-            PolicyKind::Fsdp2 => "fsdp2",
-            PolicyKind::Megatron => "megatron",
-        },
+        policy: scenario.fsdp.policy.name(),
         hardware: mesh.hardware.clone(),
         world: mesh.world(),
         dp_shard: mesh.dp_shard,

@@ -13,6 +13,29 @@ pub struct Position {
     pub column: u32,
 }
 
+impl Position {
+    /// The place of a byte; what lies beyond the text, or within a character, counts as the nearest character before.
+    #[must_use]
+    pub fn of(text: &str, byte: usize) -> Self {
+        let before = &text[..boundary(text, byte)];
+        let line = before.rsplit('\n').next().unwrap_or_default();
+        let count = |n: usize| u32::try_from(n + 1).unwrap_or(u32::MAX);
+        Self {
+            line: count(before.matches('\n').count()),
+            column: count(line.chars().count()),
+        }
+    }
+}
+
+/// The last byte up to this one at which a character begins, or the text's end.
+fn boundary(text: &str, byte: usize) -> usize {
+    let mut at = byte.min(text.len());
+    while !text.is_char_boundary(at) {
+        at -= 1;
+    }
+    at
+}
+
 /// Why a scenario is refused.
 ///
 /// `Display` prints `file:line:column: message`, the line with a caret under the fault, and a `help:` line where there is
@@ -148,14 +171,9 @@ impl std::error::Error for ScenarioError {}
 
 /// Line, column and excerpt of a byte range; ranges beyond the text are cut to it.
 fn locate(text: &str, span: Range<usize>) -> (Position, Excerpt) {
-    let mut start = span.start.min(text.len());
-    while !text.is_char_boundary(start) {
-        start -= 1;
-    }
-    let before = &text[..start];
-    let line_start = before.rfind('\n').map_or(0, |i| i + 1);
+    let start = boundary(text, span.start);
+    let line_start = text[..start].rfind('\n').map_or(0, |i| i + 1);
     let line_end = text[start..].find('\n').map_or(text.len(), |i| start + i);
-    let line = before.bytes().filter(|b| *b == b'\n').count() + 1;
     let column = text[line_start..start].chars().count();
 
     // A window around the fault when the line is long.
@@ -177,10 +195,7 @@ fn locate(text: &str, span: Range<usize>) -> (Position, Excerpt) {
     let faulty = text.get(start..end).map_or(1, |s| s.chars().count());
     let width = faulty.clamp(1, EXCERPT_WIDTH / 4 + 16);
     (
-        Position {
-            line: u32::try_from(line).unwrap_or(u32::MAX),
-            column: u32::try_from(column + 1).unwrap_or(u32::MAX),
-        },
+        Position::of(text, start),
         Excerpt {
             text: format!("{prefix}{shown}").trim_end().to_owned(),
             caret,

@@ -272,6 +272,16 @@ pub enum PolicyKind {
 }
 
 impl PolicyKind {
+    /// As scenario files write it.
+    #[must_use]
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Native => "native",
+            Self::Fsdp2 => "fsdp2",
+            Self::Megatron => "megatron",
+        }
+    }
+
     /// Whether what libraries work in (cuBLAS's products, attention's backward) comes from PyTorch's allocator, on this hardware: this
     /// engine has its own, with the kernels.
     #[must_use]

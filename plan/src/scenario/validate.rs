@@ -463,14 +463,10 @@ fn allocator(s: &Scenario, d: &Document) -> Checked {
             .with_help("use \"caching\" or \"temporary\", or policy native"));
     }
     if f.offload.any() {
-        let policy = match f.policy {
-            PolicyKind::Native => None,
-            PolicyKind::Fsdp2 => Some("fsdp2"),
-            PolicyKind::Megatron => Some("megatron"),
-        };
-        if let Some(policy) = policy {
+        if f.policy != PolicyKind::Native {
             let message = format!(
-                "policy {policy} has no host offload here: it is a part of the native policy's unit lifecycle"
+                "policy {} has no host offload here: it is a part of the native policy's unit lifecycle",
+                f.policy.name()
             );
             return Err(d
                 .conflict(&[Key::Offload, Key::Policy], message)

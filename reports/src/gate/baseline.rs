@@ -5,7 +5,7 @@ mod write;
 use super::facts::Facts;
 use super::limits::Place;
 use serde::Deserialize;
-use shardlab_plan::scenario::nearest;
+use shardlab_plan::scenario::{Position, nearest};
 use std::path::{Path, PathBuf};
 
 /// Version of the file format; raised when a field changes meaning.
@@ -41,12 +41,12 @@ pub enum BaselineError {
         error: std::io::Error,
     },
     /// It is no baseline.
-    #[error("{}{}: {message}", path.display(), at.map_or_else(String::new, |(line, column)| format!(":{line}:{column}")))]
+    #[error("{}{}: {message}", path.display(), at.map_or_else(String::new, |at| format!(":{}:{}", at.line, at.column)))]
     Format {
         /// Path.
         path: PathBuf,
         /// Line and column, from 1, where it is one place's fault.
-        at: Option<(u32, u32)>,
+        at: Option<Position>,
         /// Reason.
         message: String,
     },
@@ -57,17 +57,15 @@ impl BaselineError {
     #[must_use]
     pub fn place(&self) -> Option<Place> {
         let Self::Format {
-            path,
-            at: Some((line, column)),
-            ..
+            path, at: Some(at), ..
         } = self
         else {
             return None;
         };
         Some(Place {
             file: path.display().to_string(),
-            line: *line,
-            column: *column,
+            line: at.line,
+            column: at.column,
         })
     }
 }
@@ -77,22 +75,14 @@ impl BaselineError {
 #[error("{message}")]
 pub struct Fault {
     /// Line and column, from 1, where it is one place's fault.
-    pub at: Option<(u32, u32)>,
+    pub at: Option<Position>,
     /// In words, on one line.
     pub message: String,
 }
 
 impl Fault {
     fn new(text: &str, error: &toml::de::Error) -> Self {
-        let count = |n: usize| u32::try_from(n + 1).unwrap_or(u32::MAX);
-        let at = error.span().and_then(|span| {
-            let before = text.get(..span.start)?;
-            let line = before.rsplit('\n').next().unwrap_or(before);
-            Some((
-                count(before.matches('\n').count()),
-                count(line.chars().count()),
-            ))
-        });
+        let at = error.span().map(|span| Position::of(text, span.start));
         let words: Vec<&str> = error.message().split_whitespace().collect();
         Self {
             at,
@@ -172,8 +162,7 @@ impl Baseline {
     /// # Errors
     /// When it is no baseline of a known format.
     pub fn parse(text: String, file: &str) -> Result<Self, Fault> {
-        let fault = |e: toml::de::Error| Fault::new(&text, &e);
-        let Head { format } = toml::from_str(&text).map_err(fault)?;
+        let Head { format } = toml::from_str(&text).map_err(|e| Fault::new(&text, &e))?;
         if format != BASELINE_FORMAT {
             return Err(Fault {
                 at: None,
@@ -182,21 +171,12 @@ impl Baseline {
                 ),
             });
         }
-        // The format is no fact. Blanks in its place keep the positions of what follows.
-        let mut blank = false;
-        let facts: Vec<String> = text
-            .split('\n')
-            .map(|line| {
-                let is_format = !blank && is_key(line, "format");
-                blank |= is_format;
-                if is_format {
-                    " ".repeat(line.len())
-                } else {
-                    line.to_owned()
-                }
-            })
-            .collect();
-        let facts: Facts = toml::from_str(&facts.join("\n")).map_err(fault)?;
+        // The format is no fact. An empty line in its place keeps the positions of what follows.
+        let format = text.lines().position(|line| is_key(line, "format"));
+        let facts = text.split('\n').enumerate();
+        let facts = facts.map(|(i, line)| if Some(i) == format { "" } else { line });
+        let facts = facts.collect::<Vec<_>>().join("\n");
+        let facts: Facts = toml::from_str(&facts).map_err(|e| Fault::new(&facts, &e))?;
         Ok(Self {
             facts,
             file: file.to_owned(),

@@ -2,6 +2,7 @@
 
 use super::load::{ProfileError, read};
 use serde::Deserialize;
+use shardlab_plan::scenario::Position;
 use std::path::{Path, PathBuf};
 use toml::{Spanned, Table, Value};
 
@@ -12,10 +13,11 @@ const MOST: usize = 8;
 
 /// The profile of a text as one table, with all that it does not say itself; none where it extends nothing and the text is all there is.
 pub(super) fn whole(path: &str, text: &str) -> Result<Option<Table>, ProfileError> {
-    match base(path, text)? {
-        None => Ok(None),
-        Some(_) => resolve(path, text, &mut vec![identity(path)]).map(Some),
+    // Profiles are long, and loaded by every command: most are parsed once.
+    if !text.contains(KEY) || base(path, text)?.is_none() {
+        return Ok(None);
     }
+    resolve(path, text, &mut vec![identity(path)]).map(Some)
 }
 
 /// Where a text says what it extends, and what that is.
@@ -35,7 +37,7 @@ fn resolve(path: &str, text: &str, below: &mut Vec<PathBuf>) -> Result<Table, Pr
     };
     own.remove(KEY);
     let fault = |message: String| {
-        let (line, column) = position(text, base.span().start);
+        let Position { line, column } = Position::of(text, base.span().start);
         ProfileError::Invalid {
             path: format!("{path}:{line}:{column}"),
             message,
@@ -96,13 +98,6 @@ fn lay_over(under: &mut Table, over: Table) {
             }
         }
     }
-}
-
-/// Line and column, from 1, of a byte.
-fn position(text: &str, at: usize) -> (usize, usize) {
-    let before = text.get(..at).unwrap_or_default();
-    let line = before.rsplit('\n').next().unwrap_or_default();
-    (before.matches('\n').count() + 1, line.chars().count() + 1)
 }
 
 #[cfg(test)]

@@ -5,47 +5,44 @@ use serde_json::{Value, json};
 use shardlab_plan::scenario::{Bias, Family, Model};
 use std::path::Path;
 
+/// Of a Llama, or of a Qwen2, whose layers of queries, keys and values have a bias whatever the configuration says.
+fn of_llama(m: &Model) -> Value {
+    let qwen = m.bias == Bias::Qkv;
+    let (architecture, kind) = if qwen {
+        ("Qwen2ForCausalLM", "qwen2")
+    } else {
+        ("LlamaForCausalLM", "llama")
+    };
+    let mut config = json!({
+        "architectures": [architecture],
+        "model_type": kind,
+        "vocab_size": m.vocab,
+        "hidden_size": m.hidden,
+        "intermediate_size": m.ffn,
+        "num_hidden_layers": m.layers,
+        "num_attention_heads": m.heads,
+        "num_key_value_heads": m.kv_heads,
+        "head_dim": m.head_dim,
+        "hidden_act": "silu",
+        "max_position_embeddings": m.max_seq_len,
+        "rms_norm_eps": m.norm_eps,
+        "rope_theta": m.rope_theta,
+    });
+    if qwen {
+        config["use_sliding_window"] = json!(false);
+    } else {
+        config["attention_bias"] = json!(m.bias == Bias::All);
+        config["mlp_bias"] = json!(m.bias == Bias::All);
+    }
+    config["tie_word_embeddings"] = json!(m.tie_embeddings);
+    config["torch_dtype"] = json!("float32");
+    config
+}
+
 /// The configuration of a model; `None` for families without.
 pub(crate) fn of(m: &Model) -> Option<Value> {
     match m.family {
-        // Its layers of queries, keys and values have a bias whatever the configuration says.
-        Family::Llama if m.bias == Bias::Qkv => Some(json!({
-            "architectures": ["Qwen2ForCausalLM"],
-            "model_type": "qwen2",
-            "vocab_size": m.vocab,
-            "hidden_size": m.hidden,
-            "intermediate_size": m.ffn,
-            "num_hidden_layers": m.layers,
-            "num_attention_heads": m.heads,
-            "num_key_value_heads": m.kv_heads,
-            "head_dim": m.head_dim,
-            "hidden_act": "silu",
-            "max_position_embeddings": m.max_seq_len,
-            "rms_norm_eps": m.norm_eps,
-            "rope_theta": m.rope_theta,
-            "use_sliding_window": false,
-            "tie_word_embeddings": m.tie_embeddings,
-            "torch_dtype": "float32",
-        })),
-        Family::Llama => Some(json!({
-            "architectures": ["LlamaForCausalLM"],
-            "model_type": "llama",
-            "vocab_size": m.vocab,
-            "hidden_size": m.hidden,
-            "intermediate_size": m.ffn,
-            "num_hidden_layers": m.layers,
-            "num_attention_heads": m.heads,
-            "num_key_value_heads": m.kv_heads,
-            "head_dim": m.head_dim,
-            "hidden_act": "silu",
-            "max_position_embeddings": m.max_seq_len,
-            "rms_norm_eps": m.norm_eps,
-            "rope_theta": m.rope_theta,
-            "attention_bias": m.bias == Bias::All,
-            "mlp_bias": m.bias == Bias::All,
-            "tie_word_embeddings": m.tie_embeddings,
-            "torch_dtype": "float32",
-        })),
+        Family::Llama => Some(of_llama(m)),
         Family::Gpt2 => Some(json!({
             "architectures": ["GPT2LMHeadModel"],
             "model_type": "gpt2",

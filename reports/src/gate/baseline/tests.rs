@@ -50,9 +50,9 @@ fn faulty_files_are_refused_in_words() {
     for (text, words) in cases {
         let e = Baseline::parse(text.to_owned(), "x").unwrap_err();
         if words.contains("many") {
-            let (line, column) = e.at.unwrap();
-            let line = text.lines().nth(line as usize - 1).unwrap();
-            assert_eq!(&line[column as usize - 1..], "\"many\"");
+            let at = e.at.unwrap();
+            let line = text.lines().nth(at.line as usize - 1).unwrap();
+            assert_eq!(&line[at.column as usize - 1..], "\"many\"");
         }
         let e = e.to_string();
         assert!(e.contains(words), "{words}: {e}");
