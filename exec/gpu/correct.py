@@ -1,6 +1,6 @@
 """Stages that check: each prints a line a case."""
 import json, os, re, shutil, signal, subprocess, sys, tempfile, time
-from tools import CPU, OUT, ROOT, call, end, fit, gpus, last_line, reference, row, shardlab, together, train, worst
+from tools import CPU, OUT, ROOT, SHARED, call, end, fit, gpus, last_line, on_device, reference, row, shardlab, together, train, worst
 import tools
 
 # Runs that share the GPUs: each takes seconds to start and little to compute, but collectives of several take turns.
@@ -97,6 +97,9 @@ PLAIN = ("small-native", [])
 def same_as(stage, cases, of=PLAIN):
     """Every case has the losses and weights of the run without it, to the bit."""
     name, sets = of
+    if SHARED:
+        # Ranks of one process cannot share a GPU.
+        cases = {k: v for k, v in cases.items() if "--one-process" not in v[1]}
     base = [*fit(gpus()), FIXED, *sets]
     suffix = ", engines" if of is ENGINES else ""
     code, first, err, _ = train(name, "--steps", 10, sets=base, timeout=60)
@@ -162,7 +165,7 @@ def modes():
         row("modes", "trace of rank 0", False, last_line(err))
     if shutil.which("torchrun") and not CPU:
         command = ["torchrun", "--no-python", f"--nproc-per-node={gpus()}", "--master-port", str(20000 + os.getpid() % 20000),
-                   tools.binary, "exec", "small-native", "--json", "--no-store", "--device", "cuda", "--steps", "3"]
+                   tools.binary, "exec", "small-native", "--json", "--no-store", *on_device(), "--steps", "3"]
         command += [x for v in fit(gpus()) for x in ("--set", v)]
         code, out, err, s = call(command, 90)
         row("modes", "started by torchrun", code == 0 and '"losses"' in out, f"{s:.1f} s" if code == 0 else last_line(err))
@@ -176,6 +179,10 @@ def modes():
 HANGS = {"small-native": [], "small-engines": [], "small-engines, captured": ['compile.cuda_graph="full_iteration"'], "small-iteration": []}
 
 
+# Ways to run ranks; those of one process cannot share a GPU.
+MODES = (("processes", "--processes"), ("threads", "--one-process"))[:1 if SHARED else 2]
+
+
 def hung():
     """Rank 1 does not go on: its host, or its part in a collective. The others notice within the timeout, as processes and as threads, and
     the run ends by itself, whatever the collectives are made of."""
@@ -183,7 +190,7 @@ def hung():
         return
     before = on_gpus()
     patience = 5
-    for title, mode in (("processes", "--processes"), ("threads", "--one-process")):
+    for title, mode in MODES:
         for name, sets in HANGS.items():
             # On the CPU the collective panics, which everybody hears of at once.
             for what in ("stall",) if CPU else ("stall", "collective"):
@@ -202,7 +209,7 @@ def no_room():
     before = on_gpus()
     # Weights and optimizer state of some hundred GB a GPU.
     sets = [*fit(gpus()), "model.hidden=16384", "model.heads=128", "model.kv_heads=8", "model.ffn=53248", "model.layers=40"]
-    for title, mode in (("processes", "--processes"), ("threads", "--one-process")):
+    for title, mode in MODES:
         code, _, err, s = train("small-engines", "--steps", 2, mode, sets=sets, timeout=60)
         time.sleep(1)
         row("modes", f"no memory, {title}", code in (2, 3) and on_gpus() <= before, f"status {code} after {s:.1f} s: {last_line(err)[:110]}")
@@ -212,7 +219,7 @@ def stopped():
     """Ctrl-Z for longer than the store is waited for, and `fg`: all go on, and end where they are told to."""
     if gpus() < 2:
         return
-    where = ["--processes"] if CPU else ["--device", "cuda"]
+    where = ["--processes"] if CPU else on_device()
     command = [tools.binary, "exec", "small-native", "--no-store", "--timeout", "5", "--steps", "1000000", *where, *[x for v in fit(gpus()) for x in ("--set", v)]]
     errors = open(OUT / "stopped.txt", "w+")
     process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=errors, cwd=ROOT, start_new_session=True, stdin=subprocess.DEVNULL)
@@ -244,7 +251,7 @@ def killed():
     if gpus() < 2:
         return
     before = on_gpus()
-    where = ["--processes"] if CPU else ["--device", "cuda"]
+    where = ["--processes"] if CPU else on_device()
     command = [tools.binary, "exec", "small-native", "--no-store", "--steps", "1000000", *where, *[x for v in fit(gpus()) for x in ("--set", v)]]
     errors = open(OUT / "killed.txt", "w+")
     process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=errors, cwd=ROOT, start_new_session=True, stdin=subprocess.DEVNULL)

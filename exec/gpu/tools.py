@@ -9,6 +9,8 @@ OUT = Path(os.environ.get("OUT", "gpu-out")).resolve()
 DEVICE = os.environ.get("DEVICE", "cuda")
 END = time.time() + float(os.environ.get("BUDGET", "570"))
 CPU = DEVICE == "cpu"
+# Ranks share GPUs: what several do, on fewer.
+SHARED = os.environ.get("SHARED") == "1" and not CPU
 binary = None
 rows = []
 lock = threading.Lock()
@@ -19,6 +21,8 @@ def gpus():
         return int(os.environ["GPUS"])
     if CPU:
         return 4
+    if SHARED:
+        return 2
     r = subprocess.run(["nvidia-smi", "-L"], capture_output=True, text=True)
     return max(1, r.stdout.count("GPU "))
 
@@ -91,11 +95,16 @@ def shardlab(*args, timeout=120, env=None, prefix=()):
     return code, value, err if value else err + out, s
 
 
+def on_device():
+    """Arguments that put a run of several ranks on the call's GPUs."""
+    return ["--device", "cuda", *(["--share-gpu"] if SHARED else [])]
+
+
 def train(scenario, *args, device=None, sets=(), visible=None, **more):
     """`shardlab exec` on the call's device, or another; `visible` narrows the GPUs."""
     device = device or DEVICE
     flags = [x for s in sets for x in ("--set", s)]
-    where = ["--device", device] if device == "cuda" else []
+    where = on_device() if device == "cuda" else []
     if CPU and device == "cpu" and more.pop("spread", True):
         # The rehearsal goes the way of the GPUs: one process a rank.
         where = [] if "--one-process" in args else ["--processes"]

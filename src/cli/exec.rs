@@ -263,6 +263,7 @@ fn perform(args: &Args, out: &mut Out) -> Result<Status, Failure> {
     }
     let (world, local_rank) = match &place {
         Some(place) => {
+            args.device.prepare_sharing(place.rank)?;
             interrupt::watch();
             let facts = args.facts(&program, &options);
             let world = processes::join(place, &program, timeout, &facts)?;

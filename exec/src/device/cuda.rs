@@ -20,6 +20,7 @@ mod nccl;
 mod nvtx;
 mod places;
 mod record;
+pub mod sharing;
 mod staging;
 mod submit;
 mod support;

@@ -52,6 +52,8 @@ pub struct Ended {
     pub status: Vec<i32>,
     /// The first failure: rank and cause, as far as the launcher knows it.
     pub failure: Option<(u32, String)>,
+    /// Ranks that something else than the launcher has ended by a signal, before the launcher ended any, and how.
+    pub struck: Vec<(u32, String)>,
 }
 
 impl Ended {
@@ -59,6 +61,15 @@ impl Ended {
     #[must_use]
     pub fn is_good(&self) -> bool {
         self.status.iter().all(|s| *s == 0)
+    }
+
+    /// Ranks that were ended from outside, and that the first failure does not tell of: others may have noticed what was missing
+    /// and said so before the launcher saw why.
+    pub fn unsaid(&self) -> impl Iterator<Item = &(u32, String)> {
+        let told = self.failure.as_ref().map_or("", |(_, cause)| cause);
+        self.struck
+            .iter()
+            .filter(move |(_, how)| !told.contains(how.as_str()))
     }
 
     /// The rank that failed first, where one is known, and its exit status.
@@ -145,6 +156,7 @@ fn wait(
 ) -> io::Result<Ended> {
     let mut told = false;
     let mut doomed: Option<Instant> = None;
+    let (mut struck, mut killing) = (Vec::new(), false);
     loop {
         let mut running = 0;
         for (rank, (child, status)) in (0u32..).zip(&mut children.0) {
@@ -155,6 +167,9 @@ fn wait(
                 None => running += 1,
                 Some(ended) => {
                     *status = Some(ended);
+                    if ended.signal().is_some() && !killing {
+                        struck.push((rank, ending(ended)));
+                    }
                     if !ended.success() {
                         server.fail(rank, &format!("rank {rank} {}", ending(ended)));
                     }
@@ -178,6 +193,7 @@ fn wait(
         match doomed {
             None if failed => doomed = Some(Instant::now() + what.farewell),
             Some(end) if Instant::now() >= end => {
+                killing = true;
                 for (child, status) in &mut children.0 {
                     if status.is_none() {
                         let _ = child.kill();
@@ -193,6 +209,7 @@ fn wait(
     Ok(Ended {
         status: status.collect(),
         failure: server.failure(),
+        struck,
     })
 }
 

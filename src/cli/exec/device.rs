@@ -37,6 +37,9 @@ pub(crate) struct DeviceArgs {
     /// Ranks as threads of one process on several GPUs too
     #[arg(long, conflicts_with = "processes")]
     one_process: bool,
+    /// Let ranks share GPUs where there are fewer, to try what is meant for several: same results, but no times (one host)
+    #[arg(long, conflicts_with = "one_process")]
+    share_gpu: bool,
     /// How device memory is made known to NCCL
     #[arg(long, value_enum, default_value_t = Register::Off)]
     register: Register,
@@ -97,6 +100,7 @@ impl DeviceArgs {
             no_cudnn,
             processes,
             one_process,
+            share_gpu,
             register,
             times,
             no_graphs,
@@ -136,6 +140,7 @@ impl DeviceArgs {
             (no_cudnn, "--no-cudnn"),
             (processes, "--processes"),
             (one_process, "--one-process"),
+            (share_gpu, "--share-gpu"),
             (no_graphs, "--no-graphs"),
         ];
         let on = switches.into_iter().filter(|(on, _)| **on);
@@ -219,8 +224,28 @@ impl DeviceArgs {
             return Ok(());
         }
         let base = self.gpu.unwrap_or(0);
-        shardlab_exec::device::cuda::room(&self.library_path, base, program.meta.world)
-            .map_err(Failure::run)
+        let ranks = if self.share_gpu {
+            1
+        } else {
+            program.meta.world
+        };
+        shardlab_exec::device::cuda::room(&self.library_path, base, ranks).map_err(Failure::run)
+    }
+
+    /// Sees to it that NCCL takes ranks that share a GPU. This may begin the process anew, so it comes before ranks meet.
+    #[cfg(feature = "cuda")]
+    pub(super) fn prepare_sharing(&self, rank: u32) -> Result<(), Failure> {
+        use shardlab_exec::device::cuda::sharing::{HOST, variables};
+        if !self.share_gpu || self.device != Kind::Cuda || std::env::var_os(HOST).is_some() {
+            return Ok(());
+        }
+        again_with(&variables(rank).map(|(name, value)| (name, value.into())))
+    }
+
+    /// There is none to be shared.
+    #[cfg(not(feature = "cuda"))]
+    pub(super) fn prepare_sharing(&self, _: u32) -> Result<(), Failure> {
+        Ok(())
     }
 
     /// Without GPUs all find room.
@@ -288,6 +313,13 @@ impl DeviceArgs {
         };
         let on_cpu = self.device != Kind::Cuda;
         outcome.run.mfu = utilisation(scenario, program, &outcome.run, on_cpu);
+        if self.share_gpu && !on_cpu && program.meta.world > 1 {
+            let shared = "ranks took turns: times are not those of a GPU a rank".to_owned();
+            outcome
+                .run
+                .environment
+                .insert("gpu.shared".to_owned(), shared);
+        }
         Ok(outcome)
     }
 
@@ -320,6 +352,7 @@ impl DeviceArgs {
             local_rank,
             tf32: self.tf32,
             no_cudnn: self.no_cudnn,
+            share_gpu: self.share_gpu,
         });
         Ok(train_on(
             scenario, program, options, world, &factory, observer,
@@ -337,6 +370,7 @@ impl DeviceArgs {
         _: &mut dyn Observer,
     ) -> Result<Outcome, Failure> {
         let _ = (&self.library_path, self.gpu, self.tf32, self.no_cudnn);
+        let _ = self.share_gpu;
         Err(Failure::run(
             "no GPU can be used: this program was built without feature `cuda`",
         ))
@@ -349,10 +383,17 @@ pub(in crate::cli) fn use_libraries(folders: &[PathBuf]) -> Result<(), Failure> 
     known_tuning()?;
     let libraries = shardlab_exec::device::cuda::Libraries::load(folders).map_err(Failure::run)?;
     match libraries.better_path().map_err(Failure::run)? {
-        Some(path) => again_with(&path),
-        None => Ok(()),
+        // The new process has tried once.
+        Some(path) if std::env::var_os(TRIED).is_none() => {
+            again_with(&[("LD_LIBRARY_PATH", path), (TRIED, "1".into())])
+        }
+        _ => Ok(()),
     }
 }
+
+/// Tells by its presence that the process has been begun anew for its libraries' sake.
+#[cfg(feature = "cuda")]
+const TRIED: &str = "SHARDLAB_LIBRARIES_SET";
 
 /// A mistyped way to choose matrix products would be taken for the default.
 #[cfg(feature = "cuda")]
@@ -374,20 +415,14 @@ fn known_tuning() -> Result<(), Failure> {
     )))
 }
 
-/// Starts this process anew with another `LD_LIBRARY_PATH`: the loader reads it only then. Returns in the new process, which
-/// has tried once.
+/// Starts this process anew with more in its environment, which loaders and libraries read once. Returns only to say why not.
 #[cfg(all(feature = "cuda", unix))]
-fn again_with(path: &std::ffi::OsStr) -> Result<(), Failure> {
+fn again_with(variables: &[(&str, OsString)]) -> Result<(), Failure> {
     use std::os::unix::process::CommandExt;
-    const TRIED: &str = "SHARDLAB_LIBRARIES_SET";
-    if std::env::var_os(TRIED).is_some() {
-        return Ok(());
-    }
     let program = std::env::current_exe().map_err(Failure::run)?;
     let error = std::process::Command::new(program)
         .args(std::env::args_os().skip(1))
-        .env("LD_LIBRARY_PATH", path)
-        .env(TRIED, "1")
+        .envs(variables.iter().map(|(name, value)| (name, value)))
         .exec();
     Err(Failure::run(error))
 }
@@ -437,7 +472,8 @@ mod tests {
         ];
         let words = |said: &[&str]| DeviceArgs::said(said).words();
         assert_eq!(words(&said), said);
-        assert_eq!(words(&["--processes"]), ["--processes"]);
+        let alone = ["--processes", "--share-gpu"];
+        assert_eq!(words(&alone), alone);
         assert_eq!(
             words(&["--device", "cpu", "--threads", "1"]),
             ["--device", "cpu"]

@@ -91,6 +91,9 @@ pub(super) fn start(ranks: u32, timeout: Duration) -> Result<Status, Failure> {
     };
     let ended = launch(&what, asked)
         .map_err(|e| Failure::run(format_args!("cannot start {ranks} ranks: {e}")))?;
+    for (rank, ending) in ended.unsaid() {
+        eprintln!("error: rank {rank} {ending}");
+    }
     match (ended.first(), &ended.failure) {
         (None, _) => Ok(Status::Done),
         // Rank 0 has said why.

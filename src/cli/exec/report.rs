@@ -61,6 +61,9 @@ fn summary(scenario: &Scenario, o: &Outcome, out: &mut Out) -> Result<(), Failur
     }
     let data = o.run.environment.get("data").map_or("", String::as_str);
     out.labelled("data", data)?;
+    if let Some(shared) = o.run.environment.get("gpu.shared") {
+        out.labelled("GPU", shared)?;
+    }
     Ok(())
 }
 

@@ -38,6 +38,10 @@ pub struct CudaOptions {
     pub tf32: bool,
     /// Do without cuDNN, even where it is there.
     pub no_cudnn: bool,
+    /// Processes take GPUs in turn, several the same one where there are fewer: see [`sharing`].
+    ///
+    /// [`sharing`]: super::sharing
+    pub share_gpu: bool,
 }
 
 /// Makes CUDA devices.
@@ -183,6 +187,7 @@ impl CudaFactory {
             peers: setup.world.peers(),
             abort: &setup.abort,
             registration: setup.options.registration,
+            copy_engines: !self.options.share_gpu,
         };
         Ok(Box::new(NcclCollectives::join(&nccl, &join)?))
     }
@@ -196,8 +201,14 @@ impl DeviceFactory for CudaFactory {
         let count = gpus(&self.options.library_path).map_err(|e| e.to_string())?;
         let (base, place) = (self.options.first_gpu, self.options.local_rank);
         let peers = setup.world.peers();
-        let first = places::first(base, place, local.len() as u32, count, peers.processes())?;
-        places::apart(peers, first..first + local.len() as u32)?;
+        let ranks = local.len() as u32;
+        let first = if self.options.share_gpu {
+            places::in_turn(base, place, ranks, count)?
+        } else {
+            let first = places::first(base, place, ranks, count, peers.processes())?;
+            places::apart(peers, first..first + ranks)?;
+            first
+        };
         let (opened, ready) = (Muster::new(local.len()), Muster::new(local.len()));
         let made: Vec<Option<CudaDevice>> = std::thread::scope(|scope| {
             let made: Vec<_> = (first..)
@@ -230,7 +241,7 @@ fn means(setup: &Setup, rank: u32, cut: Box<dyn Fn() + Send>) -> Means {
             instr: Some(instr),
             text: program.op_text(instr),
             message: format!(
-                "the driver has not taken it after {:.1?}: the device's queue is full, and nothing leaves it",
+                "the driver has not come back from it after {:.1?}: something before it on the device does not end",
                 abort.timeout()
             ),
         };

@@ -72,6 +72,8 @@ pub(super) struct Join<'a> {
     pub(super) abort: &'a Arc<Abort>,
     /// How memory is made known to NCCL.
     pub(super) registration: Mode,
+    /// Whether copy engines reach the other ranks; where they do not, kernels do their work.
+    pub(super) copy_engines: bool,
 }
 
 /// A communicator that this rank is a member of.
@@ -372,9 +374,10 @@ impl Member {
             })?;
             UniqueId::from_bytes(bytes)
         };
+        let copy_engine = comm.copy_engine && join.copy_engines;
         let config = Config {
             comm_name: CString::new(comm.name.as_str()).ok(),
-            cta_policy: comm.copy_engine.then_some(CtaPolicy::Zero),
+            cta_policy: copy_engine.then_some(CtaPolicy::Zero),
             ..Config::default()
         };
         let joined = Communicator::init(nccl, &id, ranks.len() as u32, position, config);
@@ -382,7 +385,7 @@ impl Member {
             comm: joined.map_err(|e| e.to_string())?,
             position: position as usize,
             size: ranks.len(),
-            copy_engine: comm.copy_engine,
+            copy_engine,
             sums: BTreeMap::new(),
             registrations: Vec::new(),
             windows: Vec::new(),

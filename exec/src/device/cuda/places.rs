@@ -33,6 +33,19 @@ pub(super) fn first(
     ))
 }
 
+/// The GPU of a process that may share it: processes take those from `base` on in turn.
+pub(super) fn in_turn(base: u32, place: u32, ranks: u32, count: u32) -> Result<u32, String> {
+    if ranks > 1 {
+        return Err(format!(
+            "{ranks} ranks of one process cannot share a GPU: NCCL wants a process for each"
+        ));
+    }
+    match count.checked_sub(base) {
+        None | Some(0) => Err(too_few(base, 1, "", count)),
+        Some(gpus) => Ok(base + place % gpus),
+    }
+}
+
 /// Whether so many ranks of one host find a GPU each, from `base` on: before any of them is started.
 ///
 /// # Errors
@@ -124,6 +137,21 @@ mod tests {
         );
         // A GPU that was asked for is not replaced by another.
         assert!(first(1, 0, 1, 1, 2).is_err());
+        // Shared: in turn, from the first that was asked for.
+        let turns = |base, count| (0..4).map(move |p| in_turn(base, p, 1, count));
+        let all = |base, count| turns(base, count).collect::<Result<Vec<_>, _>>();
+        assert_eq!(all(0, 1), Ok(vec![0, 0, 0, 0]));
+        assert_eq!(all(1, 3), Ok(vec![1, 2, 1, 2]));
+        assert!(
+            in_turn(1, 0, 1, 1)
+                .unwrap_err()
+                .starts_with("GPU 1 is needed")
+        );
+        assert!(
+            in_turn(0, 0, 2, 2)
+                .unwrap_err()
+                .starts_with("2 ranks of one process")
+        );
     }
 
     #[test]

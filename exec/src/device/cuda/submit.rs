@@ -232,13 +232,21 @@ impl CudaDevice {
         };
         // An event recorded in a capture is of no use outside of it: edges within the graph have events of their own.
         let mut inner = BTreeMap::new();
+        // The driver and NCCL may wait for the GPU while a graph is made: for good, where a collective of an earlier scope hangs
+        // there. Each command counts as a call of its own, and so does what comes after the last one.
+        self.guard.pass(at.1);
         let made = Exec::capture(origin, &others, || {
             for (stream, command) in &commands {
                 at = (*stream, command.instr());
+                self.guard.pass(at.1);
+                self.guard.pass(at.1);
                 self.issue_captured(&shape, &mut inner, *stream, command)?;
             }
+            self.guard.pass(at.1);
+            self.guard.pass(at.1);
             Ok::<_, Refused>(())
         });
+        self.guard.pass(at.1);
         let made = made.and_then(|exec| Ok((exec, events(others.len())?, Event::new(false)?)));
         match made {
             Ok((exec, before, after)) => Ok(Some(Captured {

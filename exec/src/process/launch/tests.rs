@@ -64,3 +64,28 @@ fn a_program_that_is_not_there() {
     what.program = "/no/such/program".into();
     assert!(launch(&what, NOTHING).is_err());
 }
+
+#[test]
+fn a_rank_that_was_killed_is_told_of_though_another_said_something_else_first() {
+    // Rank 0 notices that its peer is gone, and fails, before the launcher looks.
+    let script = r#"if test "$SHARDLAB_RANK" = 1; then kill -9 $$; fi; exit 3"#;
+    let ended = launch(&shell(script, 2), NOTHING).unwrap();
+    assert_eq!(ended.status, [3, -9]);
+    let struck = (
+        1,
+        "was killed (signal 9: by hand, or for want of memory)".to_owned(),
+    );
+    assert_eq!(ended.struck, std::slice::from_ref(&struck));
+    let said = |cause: &str| Ended {
+        failure: Some((0, cause.to_owned())),
+        ..ended.clone()
+    };
+    let peer = said("rank 0: connection closed by a peer");
+    assert_eq!(peer.unsaid().collect::<Vec<_>>(), [&struck]);
+    let known = said(&format!("rank 1 {}", struck.1));
+    assert_eq!(known.unsaid().count(), 0);
+    // Those whom the launcher ends are not told of.
+    let mut late = shell("trap '' TERM INT; exec sleep 600", 2);
+    late.timeout = Duration::from_millis(300);
+    assert_eq!(launch(&late, NOTHING).unwrap().struck, []);
+}
