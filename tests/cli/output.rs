@@ -126,7 +126,8 @@ fn every_json_key_is_documented() {
     let baselines = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/baselines");
     let folder = tempfile::tempdir().unwrap();
     let store = folder.path().display().to_string();
-    let cases: [(&str, &[&str]); 7] = [
+    let table = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/data/cpu_small.csv");
+    let cases: [(&str, &[&str]); 12] = [
         (
             "## `sim` and `exec`",
             &["sim", "small-linear", "--store", &store],
@@ -157,6 +158,12 @@ fn every_json_key_is_documented() {
             "## `gate`",
             &["gate", "--bless", "--baseline", &store, "small-linear"],
         ),
+        ("## `explain`", &["explain", "small-linear"]),
+        ("## `check`", &["check", "small-linear"]),
+        ("## `plan`", &["plan", "small-linear"]),
+        // What the first case has kept.
+        ("## `runs`", &["runs", "--store", &store]),
+        ("## `validate`", &["validate", table]),
     ];
     for (title, args) in cases {
         let (_, text) = docs.split_once(title).unwrap();
