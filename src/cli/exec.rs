@@ -255,6 +255,9 @@ fn perform(args: &Args, out: &mut Out) -> Result<Status, Failure> {
     let timeout = options.exec.timeout;
     args.device.prepare()?;
     let place = processes::place()?;
+    if let Some(place) = &place {
+        args.device.prepare_sharing(place.rank)?;
+    }
     if place.as_ref().is_none_or(|p| p.rank == 0) {
         args.store.probe()?;
         if let Some(path) = &args.trace {
@@ -263,7 +266,6 @@ fn perform(args: &Args, out: &mut Out) -> Result<Status, Failure> {
     }
     let (world, local_rank) = match &place {
         Some(place) => {
-            args.device.prepare_sharing(place.rank)?;
             interrupt::watch();
             let facts = args.facts(&program, &options);
             let world = processes::join(place, &program, timeout, &facts)?;

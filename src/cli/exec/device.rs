@@ -232,6 +232,12 @@ impl DeviceArgs {
         shardlab_exec::device::cuda::room(&self.library_path, base, ranks).map_err(Failure::run)
     }
 
+    /// Without GPUs all find room.
+    #[cfg(not(feature = "cuda"))]
+    pub(super) fn has_room(&self, _: &Program) -> Result<(), Failure> {
+        Ok(())
+    }
+
     /// Sees to it that NCCL takes ranks that share a GPU. This may begin the process anew, so it comes before ranks meet.
     #[cfg(feature = "cuda")]
     pub(super) fn prepare_sharing(&self, rank: u32) -> Result<(), Failure> {
@@ -245,12 +251,6 @@ impl DeviceArgs {
     /// There is none to be shared.
     #[cfg(not(feature = "cuda"))]
     pub(super) fn prepare_sharing(&self, _: u32) -> Result<(), Failure> {
-        Ok(())
-    }
-
-    /// Without GPUs all find room.
-    #[cfg(not(feature = "cuda"))]
-    pub(super) fn has_room(&self, _: &Program) -> Result<(), Failure> {
         Ok(())
     }
 

@@ -78,7 +78,18 @@ impl Guard {
     /// The host begins a call for an instruction, or has come back from it.
     #[inline]
     pub(super) fn pass(&mut self, instr: InstrId) {
-        self.passes = self.passes.wrapping_add(1);
+        self.moved(1, instr);
+    }
+
+    /// The host has come back from a call and begins the next one.
+    #[inline]
+    pub(super) fn next(&mut self, instr: InstrId) {
+        self.moved(2, instr);
+    }
+
+    #[inline]
+    fn moved(&mut self, passes: u32, instr: InstrId) {
+        self.passes = self.passes.wrapping_add(passes);
         let word = u64::from(self.passes) << 32 | u64::from(instr.0);
         self.place.0.store(word, Ordering::Relaxed);
     }
@@ -157,6 +168,8 @@ mod tests {
         while begin.elapsed() < 4 * TIMEOUT {
             // The same instruction every time: in, out.
             guard.pass(InstrId(7));
+            std::thread::sleep(Duration::from_millis(1));
+            guard.next(InstrId(7));
             std::thread::sleep(Duration::from_millis(1));
             guard.pass(InstrId(7));
         }

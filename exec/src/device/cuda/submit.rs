@@ -238,12 +238,10 @@ impl CudaDevice {
         let made = Exec::capture(origin, &others, || {
             for (stream, command) in &commands {
                 at = (*stream, command.instr());
-                self.guard.pass(at.1);
-                self.guard.pass(at.1);
+                self.guard.next(at.1);
                 self.issue_captured(&shape, &mut inner, *stream, command)?;
             }
-            self.guard.pass(at.1);
-            self.guard.pass(at.1);
+            self.guard.next(at.1);
             Ok::<_, Refused>(())
         });
         self.guard.pass(at.1);
