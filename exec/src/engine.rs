@@ -17,6 +17,7 @@ mod rank;
 mod regions;
 mod report;
 mod session;
+pub(crate) mod standing;
 mod taps;
 mod world;
 

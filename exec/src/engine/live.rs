@@ -10,8 +10,10 @@ pub struct Live(Box<[Slot]>);
 
 #[derive(Debug, Default)]
 struct Slot {
-    /// The instruction that the host issues, plus one; 0 before the first.
-    at: AtomicU32,
+    /// Passes begun, and below them the instruction that the host issues, plus one; 0 before the first.
+    at: AtomicU64,
+    /// Of the pass.
+    step: AtomicU32,
     allocated: AtomicU64,
     reserved: AtomicU64,
 }
@@ -38,16 +40,30 @@ impl Live {
     #[must_use]
     pub fn ranks(&self) -> Vec<RankLive> {
         let of = |s: &Slot| RankLive {
-            at: s.at.load(Ordering::Relaxed).checked_sub(1).map(InstrId),
+            at: s.place().map(|(_, instr)| instr),
             allocated: Bytes(s.allocated.load(Ordering::Relaxed)),
             reserved: Bytes(s.reserved.load(Ordering::Relaxed)),
         };
         self.0.iter().map(of).collect()
     }
 
-    pub(crate) fn issues(&self, rank: u32, instr: InstrId) {
+    /// How many passes a rank has begun, the last one's step, and the instruction that its host issues or has issued last.
+    pub(crate) fn place(&self, rank: u32) -> Option<(u32, u32, InstrId)> {
+        let slot = self.0.get(rank as usize)?;
+        let (pass, instr) = slot.place()?;
+        Some((pass, slot.step.load(Ordering::Relaxed), instr))
+    }
+
+    pub(crate) fn begins(&self, rank: u32, step: u32) {
         if let Some(slot) = self.0.get(rank as usize) {
-            slot.at.store(instr.0 + 1, Ordering::Relaxed);
+            slot.step.store(step, Ordering::Relaxed);
+        }
+    }
+
+    pub(crate) fn issues(&self, rank: u32, pass: u32, instr: InstrId) {
+        if let Some(slot) = self.0.get(rank as usize) {
+            let at = u64::from(pass) << 32 | u64::from(instr.0 + 1);
+            slot.at.store(at, Ordering::Relaxed);
         }
     }
 
@@ -59,6 +75,14 @@ impl Live {
     }
 }
 
+impl Slot {
+    fn place(&self) -> Option<(u32, InstrId)> {
+        let at = self.at.load(Ordering::Relaxed);
+        let instr = (at as u32).checked_sub(1).map(InstrId)?;
+        Some(((at >> 32) as u32, instr))
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -67,11 +91,14 @@ mod tests {
     fn what_ranks_write_is_read_and_strangers_are_ignored() {
         let live = Live::new(2);
         assert_eq!(live.ranks(), [RankLive::default(); 2]);
-        live.issues(1, InstrId(0));
+        live.begins(1, 8);
+        live.issues(1, 2, InstrId(0));
         live.memory(1, Bytes(5), Bytes(8));
-        live.issues(7, InstrId(3));
+        live.issues(7, 1, InstrId(3));
         let ranks = live.ranks();
         assert_eq!((ranks[0].at, ranks[1].at), (None, Some(InstrId(0))));
+        assert_eq!(live.place(1), Some((2, 8, InstrId(0))));
+        assert_eq!((live.place(0), live.place(7)), (None, None));
         assert_eq!(
             (ranks[1].allocated, ranks[1].reserved),
             (Bytes(5), Bytes(8))

@@ -101,7 +101,7 @@ pub struct ExecOptions {
     pub record: bool,
     /// What times of recorded passes are taken with.
     pub times: Times,
-    /// Where ranks say what they are at, for whoever watches.
+    /// Where ranks say what they are at, for whoever watches. A session makes its own where there is none.
     pub live: Option<Arc<Live>>,
     /// Threads that a kernel may use on the CPU device; results have the same bits with any number.
     pub threads: usize,

@@ -217,6 +217,9 @@ impl<D: Device> Rank<D> {
         if let Some(gate) = with.gate {
             gate.pass(self.id, &self.abort, "begun the pass")?;
         }
+        if let Some(live) = &self.options.live {
+            live.begins(self.id, with.step);
+        }
         let start = self.device.now();
         let mut next_tap = 0;
         let mut next_square = 0;
@@ -225,7 +228,7 @@ impl<D: Device> Rank<D> {
             let id = InstrId(at);
             let instr = &program.instrs[id.index()];
             if let Some(live) = &self.options.live {
-                live.issues(self.id, id);
+                live.issues(self.id, self.pass, id);
             }
             if self.options.fault.is_some() || self.delays.is_some() {
                 self.disturb(id)?;

@@ -2,8 +2,10 @@
 
 use super::exchange::exchange;
 use super::gate::Gate;
+use super::live::Live;
 use super::rank::{PassInputs, PassReport, Rank, plan_regions};
 use super::report::{self, Log};
+use super::standing::{Standings, apart};
 use super::{ExecError, ExecOptions, World};
 use crate::device::cpu::{CpuDevice, Launcher, panic_text};
 use crate::device::muster::{Muster, Place};
@@ -95,6 +97,7 @@ pub struct Session<D: Device = CpuDevice> {
     options: Arc<ExecOptions>,
     abort: Arc<Abort>,
     world: World,
+    standings: Arc<Standings>,
     /// By place in [`World::local`].
     ranks: Vec<Rank<D>>,
     /// Training steps done in this session.
@@ -142,11 +145,12 @@ impl<D: Device> Session<D> {
     /// [`ExecError`].
     pub fn open<F: DeviceFactory<Device = D>>(
         program: Arc<Program>,
-        options: ExecOptions,
+        mut options: ExecOptions,
         world: World,
         factory: &F,
     ) -> Result<Self, ExecError> {
         check(&program)?;
+        let standings = standings(&program, &mut options, &world);
         let abort = Arc::new(Abort::new(options.timeout));
         let setup = Setup {
             program,
@@ -155,12 +159,12 @@ impl<D: Device> Session<D> {
             session: world.peers().next_session(),
             world,
         };
-        setup.world.peers().watch(&setup.abort);
+        setup.world.peers().watch(&setup.abort, &standings);
         let devices = factory.devices(&setup).map_err(|e| {
             setup.world.peers().fail(&e);
             ExecError::Device(e)
         })?;
-        Self::begin(setup, devices)
+        Self::begin(setup, devices, standings)
     }
 
     /// Runs `Init` on given devices, one a rank in rank order, all in this process, which report failures to `abort`.
@@ -169,22 +173,24 @@ impl<D: Device> Session<D> {
     /// [`ExecError`].
     pub fn with_devices(
         program: Arc<Program>,
-        options: ExecOptions,
+        mut options: ExecOptions,
         abort: Arc<Abort>,
         devices: Vec<D>,
     ) -> Result<Self, ExecError> {
         check(&program)?;
+        let world = World::alone(&program);
+        let standings = standings(&program, &mut options, &world);
         let setup = Setup {
-            world: World::alone(&program),
+            world,
             program,
             options: Arc::new(options),
             abort,
             session: 0,
         };
-        Self::begin(setup, devices)
+        Self::begin(setup, devices, standings)
     }
 
-    fn begin(setup: Setup, devices: Vec<D>) -> Result<Self, ExecError> {
+    fn begin(setup: Setup, devices: Vec<D>, standings: Arc<Standings>) -> Result<Self, ExecError> {
         let Setup {
             program,
             options,
@@ -235,6 +241,7 @@ impl<D: Device> Session<D> {
             options,
             abort,
             world,
+            standings,
             ranks,
             done: 0,
             first_step: 0,
@@ -360,11 +367,24 @@ impl<D: Device> Session<D> {
 
     /// What went wrong, which the other processes are told as well.
     fn failed(&self) -> ExecError {
-        let error = ExecError::from_failures(self.abort.failures(), self.world.size());
-        if let Some(first) = error.first() {
-            self.world.peers().fail(&first.to_string());
+        let (mut failures, peers) = (self.abort.failures(), self.world.peers());
+        if let Some(first) = failures.first_mut() {
+            let waited = first.kind == FailureKind::Timeout;
+            // Of several processes each knows its own ranks' places alone; who hears of the failure knows all.
+            if waited
+                && peers.processes() == 1
+                && let Some(words) = apart(&self.standings.now())
+            {
+                first.message = format!("{}; {words}", first.message);
+            }
+            let first = first.to_string();
+            if waited {
+                peers.give_up(&first);
+            } else {
+                peers.fail(&first);
+            }
         }
-        error
+        ExecError::from_failures(failures, self.world.size())
     }
 
     fn rank(&self, rank: u32) -> Option<&Rank<D>> {
@@ -510,6 +530,18 @@ impl<D: Device> Drop for Session<D> {
             }
         }
     }
+}
+
+/// Where a session's ranks will stand.
+fn standings(program: &Arc<Program>, options: &mut ExecOptions, world: &World) -> Arc<Standings> {
+    let live = options
+        .live
+        .get_or_insert_with(|| Arc::new(Live::new(world.size())));
+    Arc::new(Standings {
+        program: Arc::clone(program),
+        live: Arc::clone(live),
+        local: world.local(),
+    })
 }
 
 fn outside(rank: u32, buffer: BufferId, offset: u64, bytes: u64) -> ExecError {

@@ -3,6 +3,7 @@
 use super::peers::PeerError;
 use super::wire::{self, Ask, Attempt, MAGIC, Mode, Tell};
 use crate::device::abort::{Abort, Failure, FailureKind, lock};
+use crate::engine::standing::Standings;
 use crate::stopped::stopped;
 use std::collections::BTreeMap;
 use std::collections::hash_map::RandomState;
@@ -57,6 +58,7 @@ struct Shared {
     /// The process that failed (`None`: the store is lost), and why.
     failure: Mutex<Option<(Option<u32>, String)>>,
     abort: Mutex<Weak<Abort>>,
+    standings: Mutex<Weak<Standings>>,
     closed: AtomicBool,
     last_resort: Mutex<Option<LastResort>>,
 }
@@ -113,6 +115,7 @@ impl Client {
             heard_failure: AtomicBool::new(false),
             failure: Mutex::default(),
             abort: Mutex::default(),
+            standings: Mutex::default(),
             closed: AtomicBool::new(false),
             last_resort: Mutex::default(),
         });
@@ -143,7 +146,8 @@ impl Client {
         })
     }
 
-    pub(super) fn watch(&self, abort: &Arc<Abort>) {
+    pub(super) fn watch(&self, abort: &Arc<Abort>, standings: Weak<Standings>) {
+        *lock(&self.shared.standings) = standings;
         *lock(&self.shared.abort) = Arc::downgrade(abort);
         // It may have happened before.
         let before = lock(&self.shared.failure).clone();
@@ -190,11 +194,12 @@ impl Client {
         })
     }
 
-    pub(super) fn fail(&self, cause: &str) {
+    /// `waited`: it has waited for something in vain.
+    pub(super) fn fail(&self, cause: &str, waited: bool) {
         if self.failure().is_none() {
             let cause = cause.to_owned();
             // Without a connection everybody knows already.
-            let _ = self.send(&Ask::Fail { cause });
+            let _ = self.send(&Ask::Fail { cause, waited });
         }
     }
 
@@ -288,7 +293,12 @@ impl Shared {
                 break;
             }
             let (progress, running) = lock(&self.abort).upgrade().map_or((0, 0), |a| a.pulse());
-            let beat = Ask::Beat { progress, running };
+            let standings = lock(&self.standings).upgrade();
+            let beat = Ask::Beat {
+                progress,
+                running,
+                standing: standings.map(|s| s.now()).unwrap_or_default(),
+            };
             // Whoever has the connection is saying something: it may be long, and the store may not take it.
             if let Ok(mut out) = out.try_lock()
                 && wire::write(&mut *out, &beat.encode()).is_err()
@@ -490,7 +500,7 @@ mod tests {
         for process in [0, 1] {
             let abort = Arc::new(Abort::new(ANSWER));
             with_store(process, drop, |client| {
-                client.watch(&abort);
+                client.watch(&abort, Weak::new());
                 let start = Instant::now();
                 while !abort.aborted() {
                     assert!(start.elapsed() < ANSWER, "rank {process} waits");

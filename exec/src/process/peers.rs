@@ -6,6 +6,7 @@ use super::facts;
 use super::server::{Server, StoreOptions};
 use super::wire::Mode;
 use crate::device::abort::{Abort, lock};
+use crate::engine::standing::Standings;
 use std::collections::BTreeMap;
 use std::net::TcpListener;
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -240,18 +241,26 @@ impl Peers {
         client.gather(format!("{name}#{number}"), Mode { patient, all }, data)
     }
 
-    /// From now on a failure of another process ends the waits of this one's ranks, and its progress is seen.
-    pub fn watch(&self, abort: &Arc<Abort>) {
+    /// From now on a failure of another process ends the waits of this one's ranks, and its progress and its hosts' places are
+    /// seen.
+    pub(crate) fn watch(&self, abort: &Arc<Abort>, standings: &Arc<Standings>) {
         match &self.link {
             Link::Alone(alone) => alone.watch(abort),
-            Link::Store(client, _) => client.watch(abort),
+            Link::Store(client, _) => client.watch(abort, Arc::downgrade(standings)),
         }
     }
 
     /// Tells every other process that this one cannot go on, and why.
     pub fn fail(&self, cause: &str) {
         if let Link::Store(client, _) = &self.link {
-            client.fail(cause);
+            client.fail(cause, false);
+        }
+    }
+
+    /// Likewise, where it has waited for something in vain: where the hosts of all processes stand is added, if they stand apart.
+    pub fn give_up(&self, cause: &str) {
+        if let Link::Store(client, _) = &self.link {
+            client.fail(cause, true);
         }
     }
 

@@ -2,6 +2,7 @@
 
 use super::server::StoreOptions;
 use super::wire::{Ask, Attempt, Mode, Tell};
+use crate::engine::standing::{Standing, apart, ranks_in_words};
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
@@ -25,6 +26,8 @@ struct Process {
     moved: Instant,
     progress: u64,
     running: u32,
+    /// Where its hosts stood last.
+    standing: Vec<Standing>,
     /// Where it runs.
     place: String,
 }
@@ -71,6 +74,7 @@ impl State {
             moved: now,
             progress: 0,
             running: 0,
+            standing: Vec::new(),
             place: String::new(),
         };
         Self {
@@ -145,18 +149,25 @@ impl State {
         (p.heard, p.spoke) = (now, true);
         match ask {
             Ask::Hello { .. } => Vec::new(),
-            Ask::Beat { progress, running } => {
+            Ask::Beat {
+                progress,
+                running,
+                standing,
+            } => {
                 if p.progress != progress {
                     p.moved = now;
                 }
-                (p.progress, p.running) = (progress, running);
+                (p.progress, p.running, p.standing) = (progress, running, standing);
                 vec![(process, Tell::Alive)]
             }
             Ask::Bye => {
                 p.left = true;
                 Vec::new()
             }
-            Ask::Fail { cause } => self.fail(process, &cause),
+            Ask::Fail { cause, waited } => {
+                let apart = waited.then(|| self.apart()).unwrap_or_default();
+                self.fail(process, &format!("{cause}{apart}"))
+            }
             Ask::Put { key, uses, data } => {
                 let waits = self.waits.remove(&key).unwrap_or_default();
                 self.kept
@@ -333,7 +344,7 @@ impl State {
             let n = self.processes.len();
             let what = format!(
                 "{} of {n} did not come to the start within {:.1?}",
-                ranks(&missing),
+                ranks_in_words(&missing),
                 self.timeout
             );
             (first, what)
@@ -354,11 +365,12 @@ impl State {
             });
             (!g.mode.patient && late).then(|| {
                 let what = format!(
-                    "{} did not come to `{}` and {} not moved for {:.1?}",
-                    ranks(&missing),
+                    "{} did not come to `{}` and {} not moved for {:.1?}{}",
+                    ranks_in_words(&missing),
                     name(key),
                     if missing.len() == 1 { "has" } else { "have" },
-                    self.timeout
+                    self.timeout,
+                    self.apart()
                 );
                 (missing[0], what)
             })
@@ -385,6 +397,12 @@ impl State {
         changes
     }
 
+    /// Where hosts stand, to be put behind a cause; empty where they stand together.
+    fn apart(&self) -> String {
+        let all = self.processes.iter().flat_map(|p| &p.standing);
+        apart(all).map_or_else(String::new, |words| format!("; {words}"))
+    }
+
     fn who(&self, is: impl Fn(usize, &Process) -> bool) -> Vec<u32> {
         let all = self.processes.iter().enumerate();
         all.filter(|(i, p)| is(*i, p))
@@ -400,13 +418,6 @@ fn answer(request: u64, parts: Vec<Vec<u8>>) -> Tell {
 /// A gathering's name without its number.
 fn name(key: &str) -> &str {
     key.rsplit_once('#').map_or(key, |(name, _)| name)
-}
-
-/// `rank 3`, `ranks 1, 2`.
-fn ranks(list: &[u32]) -> String {
-    let names: Vec<String> = list.iter().map(u32::to_string).collect();
-    let s = if list.len() == 1 { "" } else { "s" };
-    format!("rank{s} {}", names.join(", "))
 }
 
 #[cfg(test)]

@@ -1,10 +1,12 @@
 //! Frames between a process and the store.
 
 use super::codec::{Reader, Writer};
+use crate::engine::standing::Standing;
+use shardlab_plan::program::InstrId;
 use std::io::{self, Read, Write};
 
 /// First bytes of every connection: whoever listens on a port may be somebody else's server.
-pub(super) const MAGIC: &[u8; 8] = b"shardl04";
+pub(super) const MAGIC: &[u8; 8] = b"shardl05";
 /// Longest frame. The largest are parameters that are gathered for an export.
 const LONGEST: u64 = 1 << 40;
 
@@ -40,10 +42,18 @@ pub(super) enum Ask {
         mode: Mode,
         data: Vec<u8>,
     },
-    /// Still alive, and how far it has come: numbers that change as long as something moves.
-    Beat { progress: u64, running: u32 },
+    /// Still alive, and how far it has come: numbers that change as long as something moves, and where its hosts stand.
+    Beat {
+        progress: u64,
+        running: u32,
+        standing: Vec<Standing>,
+    },
     /// It cannot go on.
-    Fail { cause: String },
+    Fail {
+        cause: String,
+        /// It has waited for something in vain: another one may be the reason.
+        waited: bool,
+    },
     /// It is done with the store.
     Bye,
 }
@@ -131,14 +141,27 @@ impl Ask {
                 w.u8(u8::from(mode.patient) | u8::from(mode.all) << 1);
                 w.bytes(data);
             }
-            Self::Beat { progress, running } => {
+            Self::Beat {
+                progress,
+                running,
+                standing,
+            } => {
                 w.u8(4);
                 w.u64(*progress);
                 w.u32(*running);
+                w.u32(standing.len() as u32);
+                for s in standing {
+                    w.u32(s.rank);
+                    w.u32(s.pass);
+                    w.u32(s.step);
+                    w.u32(s.instr.0);
+                    w.bytes(s.text.as_bytes());
+                }
             }
-            Self::Fail { cause } => {
+            Self::Fail { cause, waited } => {
                 w.u8(5);
                 w.bytes(cause.as_bytes());
+                w.u8(u8::from(*waited));
             }
             Self::Bye => w.u8(6),
         }
@@ -183,9 +206,19 @@ impl Ask {
             4 => Self::Beat {
                 progress: r.u64()?,
                 running: r.u32()?,
+                standing: r.list(|r| {
+                    Some(Standing {
+                        rank: r.u32()?,
+                        pass: r.u32()?,
+                        step: r.u32()?,
+                        instr: InstrId(r.u32()?),
+                        text: text(r)?,
+                    })
+                })?,
             },
             5 => Self::Fail {
                 cause: text(&mut r)?,
+                waited: r.u8()? != 0,
             },
             6 => Self::Bye,
             _ => return None,
@@ -321,8 +354,18 @@ mod tests {
             Ask::Beat {
                 progress: 1,
                 running: 2,
+                standing: vec![Standing {
+                    rank: 3,
+                    pass: 4,
+                    step: 5,
+                    instr: InstrId(6),
+                    text: "wait".into(),
+                }],
             },
-            Ask::Fail { cause: "ü".into() },
+            Ask::Fail {
+                cause: "ü".into(),
+                waited: true,
+            },
             Ask::Bye,
         ] {
             assert_eq!(Ask::decode(&ask.encode()), Some(ask));

@@ -49,6 +49,7 @@ fn lives(stream: &mut TcpStream) {
     let beat = Ask::Beat {
         progress: 0,
         running: 0,
+        standing: Vec::new(),
     };
     say(stream, &beat);
     assert_eq!(hear(stream), Some(Tell::Alive));

@@ -1,4 +1,5 @@
 use super::*;
+use shardlab_plan::program::InstrId;
 
 const SECOND: Duration = Duration::from_secs(1);
 
@@ -33,7 +34,26 @@ fn gather(request: u64, patient: bool, all: bool, data: u8) -> Ask {
 }
 
 fn beat(progress: u64, running: u32) -> Ask {
-    Ask::Beat { progress, running }
+    Ask::Beat {
+        progress,
+        running,
+        standing: Vec::new(),
+    }
+}
+
+/// A rank's host stands at an instruction of its second pass.
+fn stands(rank: u32, instr: u32) -> Ask {
+    Ask::Beat {
+        progress: 0,
+        running: 0,
+        standing: vec![Standing {
+            rank,
+            pass: 2,
+            step: 1,
+            instr: InstrId(instr),
+            text: format!("op {instr}"),
+        }],
+    }
 }
 
 fn cause(s: &State) -> &str {
@@ -324,4 +344,48 @@ fn an_attempt_that_was_given_up_is_no_death() {
     assert!(s.disconnected(1, attempt(3), now));
     s.tick(now);
     assert_eq!(cause(&s), "rank 1 (host) has died: its connection ended");
+}
+
+#[test]
+fn a_wait_in_vain_is_told_with_where_hosts_stand() {
+    let now = Instant::now();
+    let fail = |waited| Ask::Fail {
+        cause: "rank 0: an event has not completed".to_owned(),
+        waited,
+    };
+    let cause_of = |places: [u32; 3], waited| {
+        let mut s = three(now);
+        for (rank, at) in (0..).zip(places) {
+            s.hear(rank, stands(rank, at), now);
+        }
+        s.hear(0, fail(waited), now);
+        cause(&s).to_owned()
+    };
+    let said = "rank 0: an event has not completed";
+    let places = "where hosts stand, the last one first: rank 1 at instruction 796 `op 796`; ranks 0, 2 at instruction 1565 `op 1565`";
+    assert_eq!(
+        cause_of([1565, 796, 1565], true),
+        format!("{said}; {places}")
+    );
+    assert_eq!(cause_of([1565, 796, 1565], false), said);
+    assert_eq!(cause_of([796, 796, 796], true), said);
+
+    // Nobody fails: one does not come.
+    let mut s = three(now);
+    for (rank, at) in [(0, 9), (1, 9), (2, 4)] {
+        s.hear(rank, stands(rank, at), now);
+    }
+    s.hear(0, gather(1, false, true, 0), now);
+    s.hear(1, gather(2, false, true, 0), now);
+    let later = now + 10 * SECOND;
+    for (rank, at) in [(0, 9), (1, 9), (2, 4)] {
+        s.hear(rank, stands(rank, at), later);
+    }
+    s.tick(later);
+    assert!(cause(&s).starts_with("rank 2 did not come to `pass` and has not moved"));
+    assert!(
+        cause(&s).contains("first: rank 2 at instruction 4 `op 4`; ranks 0, 1 at"),
+        "{}",
+        cause(&s)
+    );
 }
