@@ -198,6 +198,9 @@ def hung():
                 time.sleep(1)
                 # Whoever ends earlier has not hung; one that hangs for good may take its time to be ended from outside.
                 ok = code == 3 and (patience if what == "stall" else 0) <= s < 40 and on_gpus() <= before
+                # Whoever waits reports it; the cause says who is waited for.
+                if what == "stall" and "the last one first: rank 1 at instruction" not in err:
+                    ok, err = False, err + "\nrank 1 is not named as the one that stands behind"
                 how = ", by the last resort" if "in good order" in err else ""
                 row("modes", f"{what} of rank 1, {name}, {title}", ok, f"status {code} after {s:.1f} s{how}: {last_line(err)[:110]}")
 
