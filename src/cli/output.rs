@@ -145,7 +145,9 @@ impl Failure {
         let told = self.told(|message| {
             let _ = out.flush();
             // Nothing can be done when even stderr is closed.
-            let _ = writeln!(io::stderr(), "error: {message}");
+            // In one piece: other ranks write to the same place.
+            let words = format!("error: {message}\n");
+            let _ = io::stderr().write_all(words.as_bytes());
         });
         match told {
             Self::Told(code) => {

@@ -369,19 +369,16 @@ impl<D: Device> Session<D> {
     fn failed(&self) -> ExecError {
         let (mut failures, peers) = (self.abort.failures(), self.world.peers());
         if let Some(first) = failures.first_mut() {
-            let waited = first.kind == FailureKind::Timeout;
-            // Of several processes each knows its own ranks' places alone; who hears of the failure knows all.
-            if waited
-                && peers.processes() == 1
-                && let Some(words) = apart(&self.standings.now())
-            {
-                first.message = format!("{}; {words}", first.message);
-            }
-            let first = first.to_string();
-            if waited {
-                peers.give_up(&first);
+            if first.kind == FailureKind::Timeout {
+                // The store knows the places of all processes' ranks.
+                let apart = match peers.processes() {
+                    1 => apart(&self.standings.now())
+                        .map_or_else(String::new, |words| format!("; {words}")),
+                    _ => peers.give_up(&first.to_string()),
+                };
+                first.message.push_str(&apart);
             } else {
-                peers.fail(&first);
+                peers.fail(&first.to_string());
             }
         }
         ExecError::from_failures(failures, self.world.size())

@@ -20,6 +20,8 @@ const BEAT: Duration = Duration::from_millis(200);
 const AGAIN: Duration = Duration::from_millis(50);
 /// How long a server may take to answer a greeting before it counts as somebody else's.
 const ANSWER: Duration = Duration::from_secs(5);
+/// How long a process that has given up waits for what the store says to it.
+const ECHO: Duration = Duration::from_secs(1);
 /// How long a process may take to end in good order after another one has failed.
 pub(super) const LAST_RESORT: Duration = Duration::from_secs(10);
 
@@ -57,6 +59,8 @@ struct Shared {
     heard_failure: AtomicBool,
     /// The process that failed (`None`: the store is lost), and why.
     failure: Mutex<Option<(Option<u32>, String)>>,
+    /// Where hosts stood then, as the end of its words.
+    apart: Mutex<String>,
     abort: Mutex<Weak<Abort>>,
     standings: Mutex<Weak<Standings>>,
     closed: AtomicBool,
@@ -114,6 +118,7 @@ impl Client {
             changed: Condvar::new(),
             heard_failure: AtomicBool::new(false),
             failure: Mutex::default(),
+            apart: Mutex::default(),
             abort: Mutex::default(),
             standings: Mutex::default(),
             closed: AtomicBool::new(false),
@@ -194,8 +199,31 @@ impl Client {
         })
     }
 
-    /// `waited`: it has waited for something in vain.
-    pub(super) fn fail(&self, cause: &str, waited: bool) {
+    pub(super) fn fail(&self, cause: &str) {
+        self.say_failed(cause, false);
+    }
+
+    /// It has waited for something in vain. Where hosts stand, as the end of a cause: the store says it of the first failure of
+    /// the run, be it this or another.
+    pub(super) fn give_up(&self, cause: &str) -> String {
+        self.say_failed(cause, true);
+        let (end, shared) = (Instant::now() + ECHO, &self.shared);
+        let mut answers = lock(&shared.answers);
+        while lock(&shared.failure).is_none() {
+            let left = end.saturating_duration_since(Instant::now());
+            if left.is_zero() {
+                break;
+            }
+            answers = shared
+                .changed
+                .wait_timeout(answers, left)
+                .unwrap_or_else(PoisonError::into_inner)
+                .0;
+        }
+        lock(&shared.apart).clone()
+    }
+
+    fn say_failed(&self, cause: &str, waited: bool) {
         if self.failure().is_none() {
             let cause = cause.to_owned();
             // Without a connection everybody knows already.
@@ -263,7 +291,14 @@ impl Shared {
         let (request, answer) = match tell {
             Tell::Answer { request, parts } => (request, Ok(parts)),
             Tell::Late { request, why } => (request, Err(PeerError::Timeout(why))),
-            Tell::Failed { process, cause } => return self.failed(Some(process), &cause),
+            Tell::Failed {
+                process,
+                cause,
+                apart,
+            } => {
+                *lock(&self.apart) = apart;
+                return self.failed(Some(process), &cause);
+            }
             Tell::Welcome { .. } | Tell::Refused { .. } | Tell::Alive => return,
         };
         lock(&self.answers).insert(request, answer);

@@ -253,14 +253,16 @@ impl Peers {
     /// Tells every other process that this one cannot go on, and why.
     pub fn fail(&self, cause: &str) {
         if let Link::Store(client, _) = &self.link {
-            client.fail(cause, false);
+            client.fail(cause);
         }
     }
 
-    /// Likewise, where it has waited for something in vain: where the hosts of all processes stand is added, if they stand apart.
-    pub fn give_up(&self, cause: &str) {
-        if let Link::Store(client, _) = &self.link {
-            client.fail(cause, true);
+    /// Likewise, where it has waited for something in vain: the others hear where the hosts of all processes stand as well, if they
+    /// stand apart. That, as the end of a cause, is returned; it may be empty.
+    pub fn give_up(&self, cause: &str) -> String {
+        match &self.link {
+            Link::Alone(_) => String::new(),
+            Link::Store(client, _) => client.give_up(cause),
         }
     }
 

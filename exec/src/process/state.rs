@@ -61,6 +61,8 @@ pub(super) struct State {
     waits: BTreeMap<String, Vec<Wait>>,
     gatherings: BTreeMap<String, Gathering>,
     failure: Option<(u32, String)>,
+    /// Where hosts stood when it came, as the end of its words.
+    apart: String,
 }
 
 impl State {
@@ -87,6 +89,7 @@ impl State {
             waits: BTreeMap::new(),
             gatherings: BTreeMap::new(),
             failure: None,
+            apart: String::new(),
         }
     }
 
@@ -136,6 +139,7 @@ impl State {
                 let tell = Tell::Failed {
                     process: failed,
                     cause,
+                    apart: self.apart.clone(),
                 };
                 vec![(process, tell)]
             })
@@ -164,10 +168,14 @@ impl State {
                 p.left = true;
                 Vec::new()
             }
-            Ask::Fail { cause, waited } => {
-                let apart = waited.then(|| self.apart()).unwrap_or_default();
-                self.fail(process, &format!("{cause}{apart}"))
-            }
+            Ask::Fail {
+                cause,
+                waited: false,
+            } => self.fail(process, &cause),
+            Ask::Fail {
+                cause,
+                waited: true,
+            } => self.give_up(process, &cause),
             Ask::Put { key, uses, data } => {
                 let waits = self.waits.remove(&key).unwrap_or_default();
                 self.kept
@@ -258,16 +266,33 @@ impl State {
 
     /// A process cannot go on; everybody hears of it.
     pub(super) fn fail(&mut self, process: u32, cause: &str) -> Changes {
+        self.end(process, cause, String::new())
+    }
+
+    /// Somebody was waited for in vain, which the process says or is to blame for: where hosts stand shows who.
+    fn give_up(&mut self, process: u32, cause: &str) -> Changes {
+        let all = self.processes.iter().flat_map(|p| &p.standing);
+        let apart = apart(all).map_or_else(String::new, |words| format!("; {words}"));
+        self.end(process, cause, apart)
+    }
+
+    fn end(&mut self, process: u32, cause: &str, apart: String) -> Changes {
         if self.failure.is_some() {
             return Vec::new();
         }
-        self.failure = Some((process, cause.to_owned()));
+        let cause = format!("{cause}{apart}");
+        self.failure = Some((process, cause.clone()));
+        self.apart.clone_from(&apart);
         self.waits.clear();
         self.gatherings.clear();
         (0..self.processes.len() as u32)
             .map(|p| {
-                let cause = cause.to_owned();
-                (p, Tell::Failed { process, cause })
+                let tell = Tell::Failed {
+                    process,
+                    cause: cause.clone(),
+                    apart: apart.clone(),
+                };
+                (p, tell)
             })
             .collect()
     }
@@ -331,7 +356,7 @@ impl State {
             .missing_at_the_start(now)
             .or_else(|| self.late_gathering(now));
         match late {
-            Some((process, what)) => self.fail(process, &what),
+            Some((process, what)) => self.give_up(process, &what),
             None => self.late_waits(now),
         }
     }
@@ -365,12 +390,11 @@ impl State {
             });
             (!g.mode.patient && late).then(|| {
                 let what = format!(
-                    "{} did not come to `{}` and {} not moved for {:.1?}{}",
+                    "{} did not come to `{}` and {} not moved for {:.1?}",
                     ranks_in_words(&missing),
                     name(key),
                     if missing.len() == 1 { "has" } else { "have" },
-                    self.timeout,
-                    self.apart()
+                    self.timeout
                 );
                 (missing[0], what)
             })
@@ -395,12 +419,6 @@ impl State {
         }
         self.waits.retain(|_, w| !w.is_empty());
         changes
-    }
-
-    /// Where hosts stand, to be put behind a cause; empty where they stand together.
-    fn apart(&self) -> String {
-        let all = self.processes.iter().flat_map(|p| &p.standing);
-        apart(all).map_or_else(String::new, |words| format!("; {words}"))
     }
 
     fn who(&self, is: impl Fn(usize, &Process) -> bool) -> Vec<u32> {

@@ -89,7 +89,12 @@ pub(super) enum Tell {
     /// A wait was given up.
     Late { request: u64, why: String },
     /// A process failed, or is gone.
-    Failed { process: u32, cause: String },
+    Failed {
+        process: u32,
+        cause: String,
+        /// The end of the cause that says where the hosts of all ranks stand; may be empty.
+        apart: String,
+    },
     /// The answer to a beat.
     Alive,
 }
@@ -250,10 +255,15 @@ impl Tell {
                 w.u64(*request);
                 w.bytes(why.as_bytes());
             }
-            Self::Failed { process, cause } => {
+            Self::Failed {
+                process,
+                cause,
+                apart,
+            } => {
                 w.u8(4);
                 w.u32(*process);
                 w.bytes(cause.as_bytes());
+                w.bytes(apart.as_bytes());
             }
             Self::Alive => w.u8(5),
         }
@@ -278,6 +288,7 @@ impl Tell {
             4 => Self::Failed {
                 process: r.u32()?,
                 cause: text(&mut r)?,
+                apart: text(&mut r)?,
             },
             5 => Self::Alive,
             _ => return None,
@@ -384,7 +395,8 @@ mod tests {
             },
             Tell::Failed {
                 process: 1,
-                cause: "dead".into(),
+                cause: "dead; apart".into(),
+                apart: "; apart".into(),
             },
         ] {
             assert_eq!(Tell::decode(&tell.encode()), Some(tell));

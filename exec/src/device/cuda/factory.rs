@@ -247,7 +247,7 @@ fn means(setup: &Setup, rank: u32, cut: Box<dyn Fn() + Send>) -> Means {
         };
         let words = failure.to_string();
         abort.fail(failure);
-        peers.fail(&words);
+        let _ = peers.give_up(&words);
     };
     Means {
         fail: Box::new(fail),
