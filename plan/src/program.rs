@@ -360,10 +360,12 @@ impl Program {
         text::buffer_name(self, id)
     }
 
-    /// One instruction in words, without its tag.
+    /// One instruction in words, without its tag. Nothing where there is no such instruction, as for what goes wrong outside
+    /// of all of them.
     #[must_use]
     pub fn op_text(&self, id: InstrId) -> String {
-        text::op(self, &self.instrs[id.index()])
+        let instr = self.instrs.get(id.index());
+        instr.map_or_else(String::new, |i| text::op(self, i))
     }
 
     /// Content digest: 16 hexadecimal digits, equal exactly for equal programs. The scenario's name and the hardware

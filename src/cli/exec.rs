@@ -16,7 +16,7 @@ pub(crate) use utilisation::utilisation;
 use super::args::{One, plan, size};
 use super::interrupt;
 use super::keep::{Keep, Saved, with_source};
-use super::output::{Failure, Out, Status, writable};
+use super::output::{Failure, Out, Status, say, writable};
 use crate::gate::Plant;
 use crate::trace;
 use fault::FaultAt;
@@ -353,7 +353,7 @@ fn follow(
         Err(_) if let Some(cause) = peers.failure() => {
             let rank = peers.process();
             let first = cause.lines().next().unwrap_or_default();
-            eprintln!("rank {rank} has stopped: {first}");
+            say(format_args!("rank {rank} has stopped: {first}"));
             Ok(Status::RunFailed)
         }
         Err(e) => Err(e),

@@ -63,6 +63,12 @@ pub(super) fn writable(option: &str, path: &Path) -> Result<(), Failure> {
         .map_err(|e| Failure::bad_input(format_args!("{option} {}: {e}", path.display())))
 }
 
+/// Writes a line to standard error in one piece: other ranks of the run write to the same place.
+pub(super) fn say(line: impl Display) {
+    // Nothing can be done when even that is closed.
+    let _ = io::stderr().write_all(format!("{line}\n").as_bytes());
+}
+
 /// How a command ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Status {
@@ -144,10 +150,7 @@ impl Failure {
     pub(super) fn report(self, out: &mut Out) -> ExitCode {
         let told = self.told(|message| {
             let _ = out.flush();
-            // Nothing can be done when even stderr is closed.
-            // In one piece: other ranks write to the same place.
-            let words = format!("error: {message}\n");
-            let _ = io::stderr().write_all(words.as_bytes());
+            say(format_args!("error: {message}"));
         });
         match told {
             Self::Told(code) => {

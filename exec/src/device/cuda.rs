@@ -123,11 +123,7 @@ impl CudaDevice {
             rank: self.rank,
             stream: stream.map(|s| self.program.streams[s.index()].kind.name()),
             instr: known.then_some(instr),
-            text: if known {
-                self.program.op_text(instr)
-            } else {
-                String::new()
-            },
+            text: self.program.op_text(instr),
             message,
         });
         Stop::Aborted

@@ -7,9 +7,11 @@ mod trouble;
 
 use super::access::Offsets;
 use super::gate::Gate;
+use super::live::Live;
 use super::memory::{PassMemory, RankMemory};
 use super::options::ExecOptions;
 use super::session::RankInputs;
+use super::standing::Standings;
 use super::taps::Taps;
 use super::{ExecError, regions};
 use crate::device::cpu::Delays;
@@ -94,6 +96,7 @@ pub(crate) struct Rank<D> {
     program: Arc<Program>,
     options: Arc<ExecOptions>,
     abort: Arc<Abort>,
+    live: Arc<Live>,
     pub(crate) device: D,
     pub(crate) memory: RankMemory,
     offsets: Offsets,
@@ -129,13 +132,14 @@ impl<D: Device> Rank<D> {
     /// A rank on a device that has nothing yet. Errors pass `leaving` before the device is dropped.
     pub(crate) fn new(
         id: u32,
-        program: &Arc<Program>,
+        standings: &Standings,
         options: &Arc<ExecOptions>,
         abort: &Arc<Abort>,
         mut device: D,
         regions: &[Region],
         leaving: &dyn Fn(ExecError) -> ExecError,
     ) -> Result<Self, ExecError> {
+        let program = &standings.program;
         let mapped = device.map(regions).map_err(|e| {
             let at_peak = super::memory::composition(program);
             ExecError::Device(format!("{e}; alive at the plan's peak: {at_peak}"))
@@ -186,6 +190,7 @@ impl<D: Device> Rank<D> {
             program: Arc::clone(program),
             options: Arc::clone(options),
             abort: Arc::clone(abort),
+            live: Arc::clone(&standings.live),
             device,
         })
     }
@@ -217,9 +222,7 @@ impl<D: Device> Rank<D> {
         if let Some(gate) = with.gate {
             gate.pass(self.id, &self.abort, "begun the pass")?;
         }
-        if let Some(live) = &self.options.live {
-            live.begins(self.id, with.step);
-        }
+        self.live.begins(self.id, with.step);
         let start = self.device.now();
         let mut next_tap = 0;
         let mut next_square = 0;
@@ -227,9 +230,7 @@ impl<D: Device> Rank<D> {
         while at < section.instrs.end {
             let id = InstrId(at);
             let instr = &program.instrs[id.index()];
-            if let Some(live) = &self.options.live {
-                live.issues(self.id, self.pass, id);
-            }
+            self.live.issues(self.id, self.pass, id);
             if self.options.fault.is_some() || self.delays.is_some() {
                 self.disturb(id)?;
             }

@@ -145,12 +145,12 @@ impl<D: Device> Session<D> {
     /// [`ExecError`].
     pub fn open<F: DeviceFactory<Device = D>>(
         program: Arc<Program>,
-        mut options: ExecOptions,
+        options: ExecOptions,
         world: World,
         factory: &F,
     ) -> Result<Self, ExecError> {
         check(&program)?;
-        let standings = standings(&program, &mut options, &world);
+        let standings = standings(&program, &options, &world);
         let abort = Arc::new(Abort::new(options.timeout));
         let setup = Setup {
             program,
@@ -173,13 +173,13 @@ impl<D: Device> Session<D> {
     /// [`ExecError`].
     pub fn with_devices(
         program: Arc<Program>,
-        mut options: ExecOptions,
+        options: ExecOptions,
         abort: Arc<Abort>,
         devices: Vec<D>,
     ) -> Result<Self, ExecError> {
         check(&program)?;
         let world = World::alone(&program);
-        let standings = standings(&program, &mut options, &world);
+        let standings = standings(&program, &options, &world);
         let setup = Setup {
             world,
             program,
@@ -209,7 +209,7 @@ impl<D: Device> Session<D> {
         };
         // `None`: another one has failed, and is there to say why.
         let new = |id, device: D, place: Place<'_>| {
-            let rank = Rank::new(id, &program, &options, &abort, device, &regions, &leaving);
+            let rank = Rank::new(id, &standings, &options, &abort, device, &regions, &leaving);
             let mut rank = rank?;
             if !place.come() {
                 return Ok(None);
@@ -372,8 +372,7 @@ impl<D: Device> Session<D> {
             if first.kind == FailureKind::Timeout {
                 // The store knows the places of all processes' ranks.
                 let apart = match peers.processes() {
-                    1 => apart(&self.standings.now())
-                        .map_or_else(String::new, |words| format!("; {words}")),
+                    1 => apart(&self.standings.now()),
                     _ => peers.give_up(&first.to_string()),
                 };
                 first.message.push_str(&apart);
@@ -530,13 +529,11 @@ impl<D: Device> Drop for Session<D> {
 }
 
 /// Where a session's ranks will stand.
-fn standings(program: &Arc<Program>, options: &mut ExecOptions, world: &World) -> Arc<Standings> {
-    let live = options
-        .live
-        .get_or_insert_with(|| Arc::new(Live::new(world.size())));
+fn standings(program: &Arc<Program>, options: &ExecOptions, world: &World) -> Arc<Standings> {
+    let watched = options.live.clone();
     Arc::new(Standings {
         program: Arc::clone(program),
-        live: Arc::clone(live),
+        live: watched.unwrap_or_else(|| Arc::new(Live::new(world.size()))),
         local: world.local(),
     })
 }

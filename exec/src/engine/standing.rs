@@ -41,33 +41,28 @@ impl Standings {
         local
             .filter_map(|rank| {
                 let (pass, step, instr) = self.live.place(rank)?;
-                let known = instr.index() < self.program.instrs.len();
                 Some(Standing {
                     rank,
                     pass,
                     step,
                     instr,
-                    text: if known {
-                        self.program.op_text(instr)
-                    } else {
-                        String::new()
-                    },
+                    text: self.program.op_text(instr),
                 })
             })
             .collect()
     }
 }
 
-/// Words for places that differ, those furthest behind first; nothing where all stand at the same one.
-pub(crate) fn apart<'a>(all: impl IntoIterator<Item = &'a Standing>) -> Option<String> {
+/// The end of a cause: the places, those furthest behind first, where they differ; empty where all stand at the same one.
+pub(crate) fn apart<'a>(all: impl IntoIterator<Item = &'a Standing>) -> String {
     let mut places: BTreeMap<(u32, InstrId), Vec<&Standing>> = BTreeMap::new();
     for s in all {
         places.entry((s.pass, s.instr)).or_default().push(s);
     }
-    if places.len() < 2 {
-        return None;
-    }
-    let last_step = places.values().next_back()?[0].step;
+    let last_step = match places.last_key_value() {
+        Some((_, furthest)) if places.len() > 1 => furthest[0].step,
+        _ => return String::new(),
+    };
     let mut words: Vec<String> = places
         .values()
         .take(TOLD)
@@ -92,10 +87,10 @@ pub(crate) fn apart<'a>(all: impl IntoIterator<Item = &'a Standing>) -> Option<S
     if others > 0 {
         words.push(format!("{others} further on"));
     }
-    Some(format!(
-        "where hosts stand, the last one first: {}",
+    format!(
+        "; where hosts stand, the last one first: {}",
         words.join("; ")
-    ))
+    )
 }
 
 /// `rank 3`, `ranks 1, 2`.
@@ -123,28 +118,28 @@ mod tests {
     fn whoever_is_behind_comes_first() {
         let all = [at(0, 2, 90), at(1, 2, 12), at(2, 2, 90), at(3, 2, 90)];
         assert_eq!(
-            apart(&all).unwrap(),
-            "where hosts stand, the last one first: rank 1 at instruction 12 `op 12`; ranks 0, 2, 3 at instruction 90 `op 90`"
+            apart(&all),
+            "; where hosts stand, the last one first: rank 1 at instruction 12 `op 12`; ranks 0, 2, 3 at instruction 90 `op 90`"
         );
         // A pass before, at a later instruction: the first step has instructions of its own, and so has validation.
         let all = [at(0, 3, 12), at(1, 2, 90)];
         assert_eq!(
-            apart(&all).unwrap(),
-            "where hosts stand, the last one first: rank 1 at instruction 90 `op 90` of step 6; rank 0 at instruction 12 `op 12`"
+            apart(&all),
+            "; where hosts stand, the last one first: rank 1 at instruction 90 `op 90` of step 6; rank 0 at instruction 12 `op 12`"
         );
     }
 
     #[test]
     fn those_who_stand_together_are_not_told() {
-        assert_eq!(apart(&[]), None);
-        assert_eq!(apart(&[at(0, 1, 5)]), None);
-        assert_eq!(apart(&[at(0, 1, 5), at(1, 1, 5)]), None);
+        assert_eq!(apart(&[]), "");
+        assert_eq!(apart(&[at(0, 1, 5)]), "");
+        assert_eq!(apart(&[at(0, 1, 5), at(1, 1, 5)]), "");
     }
 
     #[test]
     fn many_places_are_counted() {
         let all: Vec<Standing> = (0..9).map(|r| at(r, 1, 10 + r)).collect();
-        let words = apart(&all).unwrap();
+        let words = apart(&all);
         assert!(
             words.ends_with("rank 2 at instruction 12 `op 12`; 6 further on"),
             "{words}"

@@ -296,8 +296,9 @@ impl Shared {
                 cause,
                 apart,
             } => {
+                let words = format!("{cause}{apart}");
                 *lock(&self.apart) = apart;
-                return self.failed(Some(process), &cause);
+                return self.failed(Some(process), &words);
             }
             Tell::Welcome { .. } | Tell::Refused { .. } | Tell::Alive => return,
         };

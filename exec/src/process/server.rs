@@ -133,7 +133,7 @@ impl Server {
     /// The first failure: process and cause.
     #[must_use]
     pub fn failure(&self) -> Option<(u32, String)> {
-        lock(&self.shared.state).failure().cloned()
+        lock(&self.shared.state).failure()
     }
 
     /// Waits until every process has taken leave or is lost, for `patience` at most; whether they have.

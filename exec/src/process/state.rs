@@ -60,9 +60,27 @@ pub(super) struct State {
     kept: BTreeMap<String, (Vec<u8>, Option<u32>)>,
     waits: BTreeMap<String, Vec<Wait>>,
     gatherings: BTreeMap<String, Gathering>,
-    failure: Option<(u32, String)>,
-    /// Where hosts stood when it came, as the end of its words.
+    failure: Option<Ended>,
+}
+
+/// What ended the run.
+#[derive(Clone, Debug)]
+struct Ended {
+    process: u32,
+    cause: String,
+    /// The cause's end: where hosts stood when it came.
     apart: String,
+}
+
+impl Ended {
+    fn tell(&self) -> Tell {
+        let it = self.clone();
+        Tell::Failed {
+            process: it.process,
+            cause: it.cause,
+            apart: it.apart,
+        }
+    }
 }
 
 impl State {
@@ -89,12 +107,13 @@ impl State {
             waits: BTreeMap::new(),
             gatherings: BTreeMap::new(),
             failure: None,
-            apart: String::new(),
         }
     }
 
-    pub(super) fn failure(&self) -> Option<&(u32, String)> {
-        self.failure.as_ref()
+    /// Who failed first, and why.
+    pub(super) fn failure(&self) -> Option<(u32, String)> {
+        let it = self.failure.as_ref()?;
+        Some((it.process, format!("{}{}", it.cause, it.apart)))
     }
 
     /// Whether nobody will say anything any more.
@@ -133,17 +152,8 @@ impl State {
     }
 
     pub(super) fn welcome(&self, process: u32) -> Changes {
-        let failed = self.failure.clone();
-        failed
-            .map(|(failed, cause)| {
-                let tell = Tell::Failed {
-                    process: failed,
-                    cause,
-                    apart: self.apart.clone(),
-                };
-                vec![(process, tell)]
-            })
-            .unwrap_or_default()
+        let failed = self.failure.iter();
+        failed.map(|it| (process, it.tell())).collect()
     }
 
     pub(super) fn hear(&mut self, process: u32, ask: Ask, now: Instant) -> Changes {
@@ -168,14 +178,10 @@ impl State {
                 p.left = true;
                 Vec::new()
             }
-            Ask::Fail {
-                cause,
-                waited: false,
-            } => self.fail(process, &cause),
-            Ask::Fail {
-                cause,
-                waited: true,
-            } => self.give_up(process, &cause),
+            Ask::Fail { cause, waited } => match waited {
+                false => self.fail(process, &cause),
+                true => self.give_up(process, &cause),
+            },
             Ask::Put { key, uses, data } => {
                 let waits = self.waits.remove(&key).unwrap_or_default();
                 self.kept
@@ -272,7 +278,7 @@ impl State {
     /// Somebody was waited for in vain, which the process says or is to blame for: where hosts stand shows who.
     fn give_up(&mut self, process: u32, cause: &str) -> Changes {
         let all = self.processes.iter().flat_map(|p| &p.standing);
-        let apart = apart(all).map_or_else(String::new, |words| format!("; {words}"));
+        let apart = apart(all);
         self.end(process, cause, apart)
     }
 
@@ -280,20 +286,17 @@ impl State {
         if self.failure.is_some() {
             return Vec::new();
         }
-        let cause = format!("{cause}{apart}");
-        self.failure = Some((process, cause.clone()));
-        self.apart.clone_from(&apart);
+        let it = Ended {
+            process,
+            cause: cause.to_owned(),
+            apart,
+        };
+        let tell = it.tell();
+        self.failure = Some(it);
         self.waits.clear();
         self.gatherings.clear();
         (0..self.processes.len() as u32)
-            .map(|p| {
-                let tell = Tell::Failed {
-                    process,
-                    cause: cause.clone(),
-                    apart: apart.clone(),
-                };
-                (p, tell)
-            })
+            .map(|p| (p, tell.clone()))
             .collect()
     }
 

@@ -92,7 +92,7 @@ pub(super) enum Tell {
     Failed {
         process: u32,
         cause: String,
-        /// The end of the cause that says where the hosts of all ranks stand; may be empty.
+        /// The cause's end, which says where the hosts of all ranks stand; may be empty.
         apart: String,
     },
     /// The answer to a beat.
@@ -395,7 +395,7 @@ mod tests {
             },
             Tell::Failed {
                 process: 1,
-                cause: "dead; apart".into(),
+                cause: "dead".into(),
                 apart: "; apart".into(),
             },
         ] {

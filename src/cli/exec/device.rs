@@ -333,7 +333,7 @@ impl DeviceArgs {
         local_rank: u32,
         observer: &mut dyn Observer,
     ) -> Result<Outcome, Failure> {
-        use super::super::output::Status;
+        use super::super::output::{Status, say};
         use shardlab_exec::device::cuda::{CudaFactory, CudaOptions, gpus, leave};
         // Before anything is made: without a GPU nothing else matters.
         let count = gpus(&self.library_path).map_err(Failure::run)?;
@@ -342,7 +342,9 @@ impl DeviceArgs {
         }
         if world.peers().processes() == 1 {
             world.peers().set_last_resort(Arc::new(|cause| {
-                eprintln!("error: the run cannot end in good order: {cause}");
+                say(format_args!(
+                    "error: the run cannot end in good order: {cause}"
+                ));
                 leave(Status::RUN_FAILED);
             }));
         }

@@ -2,7 +2,7 @@
 
 use super::Failure;
 use crate::cli::interrupt;
-use crate::cli::output::Status;
+use crate::cli::output::{Status, say};
 use shardlab_exec::engine::World;
 use shardlab_exec::process::{
     Asked, Launch, Launcher, Peers, Placement, StoreOptions, end_with_launcher, launch, placement,
@@ -53,7 +53,9 @@ pub(super) fn join(
     let peers = Arc::new(peers.map_err(Failure::run)?);
     let rank = place.rank;
     peers.set_last_resort(Arc::new(move |cause| {
-        eprintln!("rank {rank} cannot end in good order ({cause})");
+        say(format_args!(
+            "rank {rank} cannot end in good order ({cause})"
+        ));
         leave();
     }));
     peers.agree(facts).map_err(Failure::run)?;
@@ -92,7 +94,7 @@ pub(super) fn start(ranks: u32, timeout: Duration) -> Result<Status, Failure> {
     let ended = launch(&what, asked)
         .map_err(|e| Failure::run(format_args!("cannot start {ranks} ranks: {e}")))?;
     for (rank, ending) in ended.unsaid() {
-        eprintln!("error: rank {rank} {ending}");
+        say(format_args!("error: rank {rank} {ending}"));
     }
     match (ended.first(), &ended.failure) {
         (None, _) => Ok(Status::Done),

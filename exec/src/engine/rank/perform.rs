@@ -223,12 +223,9 @@ impl<D: Device> Rank<D> {
     }
 
     pub(super) fn sample(&mut self, instr: InstrId, time: u64) {
-        if let Some(live) = &self.options.live {
-            let now = self.memory.counters();
-            live.memory(self.id, now.allocated, now.reserved);
-        }
+        let now = self.memory.counters();
+        self.live.memory(self.id, now.allocated, now.reserved);
         if self.record {
-            let now = self.memory.counters();
             self.samples.push(MemorySample {
                 instr,
                 time: Picos::from_ns(time),

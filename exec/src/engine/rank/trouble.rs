@@ -135,11 +135,7 @@ impl<D: Device> Rank<D> {
             rank: self.id,
             stream: None,
             instr: known.then_some(id),
-            text: if known {
-                self.program.op_text(id)
-            } else {
-                String::new()
-            },
+            text: self.program.op_text(id),
             message,
         });
         Stop::Aborted

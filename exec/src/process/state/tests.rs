@@ -56,8 +56,8 @@ fn stands(rank: u32, instr: u32) -> Ask {
     }
 }
 
-fn cause(s: &State) -> &str {
-    s.failure().map_or("", |f| f.1.as_str())
+fn cause(s: &State) -> String {
+    s.failure().map_or_else(String::new, |f| f.1)
 }
 
 #[test]
