@@ -8,6 +8,7 @@
 mod batch;
 mod check;
 mod error;
+mod huggingface;
 mod keys;
 mod limits;
 mod load;

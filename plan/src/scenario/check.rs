@@ -28,7 +28,7 @@ fn accepted(accept: &Accept, value: &Value) -> bool {
             value.bytes().is_some_and(|n| (*a..=*b).contains(&n))
         }
         (Accept::Choice(names), Datum::Str(s)) => names.contains(&s.as_str()),
-        (Accept::Path, Datum::Str(s)) => s.len() > ".toml".len() && s.ends_with(".toml"),
+        (Accept::Path(ending), Datum::Str(s)) => s.len() > ending.len() && s.ends_with(ending),
         (Accept::Text, Datum::Str(s)) => !s.is_empty(),
         (Accept::List(of), Datum::Array(values)) => {
             !values.is_empty() && values.iter().all(|v| accepted(of, v))

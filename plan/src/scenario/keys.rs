@@ -1,5 +1,6 @@
 //! Every key of a scenario file, once: the check, the suggestions, the JSON Schema and shell completion read this table.
 
+use super::huggingface;
 use super::presets::PRESETS;
 
 /// Sections of a scenario file that hold keys (`[sweep]` holds paths of keys instead).
@@ -39,8 +40,8 @@ pub enum Accept {
     Bytes(u64, u64),
     /// One of these strings.
     Choice(&'static [&'static str]),
-    /// A path that ends in `.toml`.
-    Path,
+    /// A path whose name ends so, for example in `.toml`.
+    Path(&'static str),
     /// A string that is not empty.
     Text,
     /// A list that is not empty.
@@ -115,7 +116,7 @@ impl Accept {
                 .map(|s| format!("{s:?}"))
                 .collect::<Vec<_>>()
                 .join(" | "),
-            Self::Path => "a path that ends in .toml".into(),
+            Self::Path(ending) => format!("a path that ends in {ending}"),
             Self::Text => "a string".into(),
             Self::List(of) => format!("a list of {}", of.describe_many()),
             Self::Tuple(of, n) => format!("a list of {n} {}", of.describe_many()),
@@ -204,7 +205,7 @@ const LOOKAHEAD: &[(&str, Accept)] = &[("elements", Integer(1, 1 << 50))];
 const PLACEMENTS: &[(&str, Accept)] = &[("dp_shard", PLACEMENT), ("dp_outer", PLACEMENT)];
 
 keys! {
-    Preset: "model" "preset" [Choice(PRESETS)] "(none)" "Shapes of a known model; keys beside it override it";
+    Preset: "model" "preset" [Choice(PRESETS), Path(huggingface::ENDING)] "(none)" "Shapes of a known model, or those that a Hugging Face config.json gives (llama, mistral, qwen2, gpt2; a path, relative to the file that it is written in); keys beside it override it";
     Family: "model" "family" [Choice(&["llama", "gpt2", "encoder", "linear", "cnn"])] "(the preset's)" "Model family, when no preset is given";
     Layers: "model" "layers" [Integer(1, 4096)] "(required without preset)" "Blocks, linear layers or convolutions";
     Hidden: "model" "hidden" [Integer(1, MIB)] "(required without preset)" "Model width in elements";
@@ -244,7 +245,7 @@ keys! {
     Steps: "train" "steps" [Integer(1, 1_000_000)] "20" "Steps of a run";
     ValidateEvery: "train" "validate_every" [Integer(0, 1_000_000)] "0" "A validation forward every so many steps; 0 is never";
 
-    Hardware: "mesh" "hardware" [Choice(&HARDWARE), Path] "(required)" "Hardware profile: a shipped one, or a path (relative to the file that it is written in; given from outside, to the working directory)";
+    Hardware: "mesh" "hardware" [Choice(&HARDWARE), Path(".toml")] "(required)" "Hardware profile: a shipped one, or a path (relative to the file that it is written in; given from outside, to the working directory)";
     DpShard: "mesh" "dp_shard" [Integer(1, MIB)] "(required)" "Ranks that shard: the inner data-parallel axis";
     DpOuter: "mesh" "dp_outer" [Integer(1, MIB)] "1" "Outer data-parallel axis: replicas, or outer shards";
     GpusPerNode: "mesh" "gpus_per_node" [Integer(1, 1024)] "(8, or fewer when there are fewer ranks)" "GPUs of one NVLink node";

@@ -136,7 +136,7 @@ fn shipped_source(name: &str, text: &'static str) -> Source {
     }
 }
 
-fn read(path: &Path) -> Result<String, String> {
+pub(crate) fn read(path: &Path) -> Result<String, String> {
     let file = std::fs::File::open(path).map_err(|e| format!("cannot be opened: {e}"))?;
     let mut bytes = Vec::new();
     file.take(LONGEST_TEXT as u64 + 1)

@@ -6,7 +6,7 @@ use super::keys::{KEYS, Key, SECTIONS};
 use super::names::nearest;
 use super::value::{Datum, Entry, Origin, Source, Value, convert_table, syntax_error};
 use std::collections::BTreeMap;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use toml::de::DeTable;
 
 /// Longest accepted text of one file.
@@ -458,6 +458,13 @@ impl Document {
     /// The folder that a path written at a place is relative to, where that is not the working directory.
     pub(crate) fn folder(&self, at: Origin) -> Option<&Path> {
         self.sources.get(at.source as usize)?.folder.as_deref()
+    }
+
+    /// A path as the working directory has it: one in a file is relative to that file, as `extends` is.
+    pub(crate) fn found(&self, path: &Value) -> PathBuf {
+        let name = path.str().unwrap_or_default();
+        self.folder(path.origin)
+            .map_or_else(|| name.into(), |folder| folder.join(name))
     }
 
     /// The text of a value as written; strings without quotes.

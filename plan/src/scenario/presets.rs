@@ -1,6 +1,7 @@
-//! Presets: models (and, for the toys, batch shapes) by name.
+//! Presets: models (and, for the toys, batch shapes) by name, or by the file that describes them.
 
 use super::error::ScenarioError;
+use super::huggingface;
 use super::keys::Key;
 use super::merge::Document;
 
@@ -37,6 +38,7 @@ presets![
 
 /// A preset that has filled a document.
 pub(crate) struct Filled {
+    /// As the scenario has it: a name or a path.
     pub(crate) name: String,
     /// Its feed-forward width and the model width that goes with it, where the scenario gives another model width and says nothing of
     /// the feed-forward layer.
@@ -45,22 +47,23 @@ pub(crate) struct Filled {
 
 /// Fills what the scenario does not say from its preset.
 pub(crate) fn fill(document: &mut Document) -> Result<Option<Filled>, ScenarioError> {
-    let Some(name) = document
-        .value(Key::Preset)
-        .and_then(|v| v.str())
-        .map(str::to_owned)
-    else {
+    let Some(value) = document.value(Key::Preset) else {
         return Ok(None);
     };
-    let index = PRESETS.iter().position(|p| *p == name);
-    let Some((source, text)) = index.and_then(|i| TEXTS.get(i)) else {
-        return Ok(None);
-    };
+    let name = value.str().unwrap_or_default().to_owned();
+    let file = name
+        .ends_with(huggingface::ENDING)
+        .then(|| (document.found(value), value.origin));
     let asked = document
         .value(Key::Family)
         .and_then(|v| v.str())
         .map(str::to_owned);
-    let shape = document.absorb_preset(source, text)?;
+    let index = PRESETS.iter().position(|p| *p == name);
+    let shape = match (file, index.and_then(|i| TEXTS.get(i))) {
+        (Some((file, named)), _) => huggingface::fill(document, &file, named)?,
+        (None, Some((source, text))) => document.absorb_preset(source, text)?,
+        (None, None) => return Ok(None),
+    };
     let rescaled = document.says(Key::Hidden) && !document.says(Key::Ffn);
     match (asked, shape.family) {
         (Some(asked), Some(family)) if asked != family => Err(document

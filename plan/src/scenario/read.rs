@@ -287,13 +287,13 @@ fn train(d: &Document, seq_len: u64) -> Train {
     }
 }
 
-/// A hardware profile as the working directory has it: a path in a file is relative to that file, as `extends` is.
+/// A hardware profile by its name or its path.
 pub(crate) fn profile(d: &Document, value: &Value) -> String {
     let name = value.str().unwrap_or_default();
-    match d.folder(value.origin) {
-        Some(folder) if !HARDWARE.contains(&name) => folder.join(name).display().to_string(),
-        _ => name.to_owned(),
+    if HARDWARE.contains(&name) {
+        return name.to_owned();
     }
+    d.found(value).display().to_string()
 }
 
 /// The hardware profile. One that a file gives by its path has to be there; one from outside is found by whoever reads it.

@@ -89,7 +89,9 @@ fn form(accept: &Accept) -> Value {
             { "type": "string", "pattern": "^[0-9][0-9_]*(\\.[0-9]+)? ?([kKMGT]?B|[KMGT]iB)?$" },
         ] }),
         Accept::Choice(names) => json!({ "type": "string", "enum": names }),
-        Accept::Path => json!({ "type": "string", "pattern": ".\\.toml$" }),
+        Accept::Path(ending) => {
+            json!({ "type": "string", "pattern": format!(".\\{ending}$") })
+        }
         Accept::Text => json!({ "type": "string", "minLength": 1 }),
         Accept::List(of) => json!({ "type": "array", "minItems": 1, "items": form(of) }),
         Accept::Tuple(of, n) => {

@@ -3,8 +3,12 @@
 mod bad;
 mod defaults;
 mod fuzz;
+mod huggingface;
 mod layers;
 mod shipped;
+
+use std::fs;
+use std::path::PathBuf;
 
 /// The smallest complete scenario.
 const MINIMAL: &str =
@@ -14,4 +18,34 @@ const MINIMAL: &str =
 fn minimal(overrides: &[&str]) -> Result<super::Scenario, super::ScenarioError> {
     let overrides: Vec<String> = overrides.iter().map(|s| (*s).to_owned()).collect();
     super::parse("minimal", MINIMAL, &overrides)
+}
+
+/// A folder of its own for one test, removed at the end.
+struct Folder(PathBuf);
+
+impl Folder {
+    fn new(test: &str, files: &[(&str, &str)]) -> Self {
+        let folder = Self::path(test);
+        fs::create_dir_all(&folder).unwrap();
+        for (name, text) in files {
+            let file = folder.join(name);
+            fs::create_dir_all(file.parent().unwrap()).unwrap();
+            fs::write(file, text).unwrap();
+        }
+        Self(folder)
+    }
+
+    fn path(test: &str) -> PathBuf {
+        std::env::temp_dir().join(format!("shardlab-{}-{test}", std::process::id()))
+    }
+
+    fn file(&self, name: &str) -> PathBuf {
+        self.0.join(name)
+    }
+}
+
+impl Drop for Folder {
+    fn drop(&mut self) {
+        let _ = fs::remove_dir_all(&self.0);
+    }
 }

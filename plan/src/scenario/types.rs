@@ -49,7 +49,7 @@ pub enum Family {
 /// `[model]`: shapes. Fields that a family does not use keep their defaults.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Model {
-    /// Name of the preset the model came from, if any.
+    /// Name of the preset the model came from, or the path of its `config.json`, if any.
     pub preset: Option<String>,
     /// Family.
     pub family: Family,

@@ -1,33 +1,8 @@
 //! Which of several texts wins: extends, files, overrides, sweep axes.
 
 use super::super::*;
-use super::MINIMAL;
+use super::{Folder, MINIMAL};
 use std::fs;
-use std::path::PathBuf;
-
-/// A folder of its own for one test, removed at the end.
-struct Folder(PathBuf);
-
-impl Folder {
-    fn new(test: &str, files: &[(&str, &str)]) -> Self {
-        let folder = std::env::temp_dir().join(format!("shardlab-{}-{test}", std::process::id()));
-        fs::create_dir_all(&folder).unwrap();
-        for (name, text) in files {
-            fs::write(folder.join(name), text).unwrap();
-        }
-        Self(folder)
-    }
-
-    fn file(&self, name: &str) -> PathBuf {
-        self.0.join(name)
-    }
-}
-
-impl Drop for Folder {
-    fn drop(&mut self) {
-        let _ = fs::remove_dir_all(&self.0);
-    }
-}
 
 #[test]
 fn later_layers_win_key_by_key() {

@@ -1,0 +1,241 @@
+//! Models by their `config.json`.
+
+use super::super::*;
+use super::{Folder, minimal};
+use proptest::prelude::*;
+use std::path::Path;
+
+/// Of meta-llama/Llama-3.2-1B.
+const LLAMA: &str = r#"{
+  "architectures": ["LlamaForCausalLM"],
+  "attention_bias": false,
+  "attention_dropout": 0.0,
+  "bos_token_id": 128000,
+  "eos_token_id": 128001,
+  "head_dim": 64,
+  "hidden_act": "silu",
+  "hidden_size": 2048,
+  "initializer_range": 0.02,
+  "intermediate_size": 8192,
+  "max_position_embeddings": 131072,
+  "mlp_bias": false,
+  "model_type": "llama",
+  "num_attention_heads": 32,
+  "num_hidden_layers": 16,
+  "num_key_value_heads": 8,
+  "pretraining_tp": 1,
+  "rms_norm_eps": 1e-05,
+  "rope_scaling": {
+    "factor": 32.0,
+    "high_freq_factor": 4.0,
+    "low_freq_factor": 1.0,
+    "original_max_position_embeddings": 8192,
+    "rope_type": "llama3"
+  },
+  "rope_theta": 500000.0,
+  "tie_word_embeddings": true,
+  "torch_dtype": "bfloat16",
+  "use_cache": true,
+  "vocab_size": 128256
+}
+"#;
+
+/// Of Qwen/Qwen2.5-7B-Instruct: a window that is not used, no head dimension.
+const QWEN: &str = r#"{
+  "architectures": ["Qwen2ForCausalLM"],
+  "attention_dropout": 0.0,
+  "hidden_act": "silu",
+  "hidden_size": 3584,
+  "intermediate_size": 18944,
+  "max_position_embeddings": 32768,
+  "max_window_layers": 28,
+  "model_type": "qwen2",
+  "num_attention_heads": 28,
+  "num_hidden_layers": 28,
+  "num_key_value_heads": 4,
+  "rms_norm_eps": 1e-06,
+  "rope_theta": 1000000.0,
+  "sliding_window": 131072,
+  "tie_word_embeddings": false,
+  "use_sliding_window": false,
+  "vocab_size": 152064
+}
+"#;
+
+/// Of mistralai/Mistral-7B-v0.1.
+const MISTRAL: &str = r#"{
+  "architectures": ["MistralForCausalLM"],
+  "hidden_act": "silu",
+  "hidden_size": 4096,
+  "intermediate_size": 14336,
+  "max_position_embeddings": 32768,
+  "model_type": "mistral",
+  "num_attention_heads": 32,
+  "num_hidden_layers": 32,
+  "num_key_value_heads": 8,
+  "rms_norm_eps": 1e-05,
+  "rope_theta": 10000.0,
+  "sliding_window": 4096,
+  "tie_word_embeddings": false,
+  "vocab_size": 32000
+}
+"#;
+
+/// Of openai-community/gpt2.
+const GPT2: &str = r#"{
+  "activation_function": "gelu_new",
+  "architectures": ["GPT2LMHeadModel"],
+  "attn_pdrop": 0.1,
+  "embd_pdrop": 0.1,
+  "layer_norm_epsilon": 1e-05,
+  "model_type": "gpt2",
+  "n_ctx": 1024,
+  "n_embd": 768,
+  "n_head": 12,
+  "n_layer": 12,
+  "n_positions": 1024,
+  "resid_pdrop": 0.1,
+  "vocab_size": 50257
+}
+"#;
+
+const REST: &str = "[mesh]\nhardware = \"h200-nvlink\"\ndp_shard = 4\n";
+
+/// The scenario of a file with a `config.json` beside it.
+fn read(test: &str, config: &str, sets: &[&str]) -> Result<Scenario, ScenarioError> {
+    let text = format!("[model]\npreset = \"there/config.json\"\n{REST}");
+    let f = Folder::new(test, &[("mine.toml", &text), ("there/config.json", config)]);
+    let sets: Vec<String> = sets.iter().map(|s| (*s).to_owned()).collect();
+    load(&f.file("mine.toml"), &sets)
+}
+
+/// A message without the folder of its test.
+fn fault(test: &str, config: &str) -> String {
+    let e = read(test, config, &[]).unwrap_err().to_string();
+    let folder = Folder::path(test).display().to_string();
+    e.replace(&folder, "FOLDER")
+}
+
+fn parameters(s: &Scenario) -> u64 {
+    let (_, params) = crate::compile::modules_and_params(s);
+    params.iter().map(|p| p.numel()).sum()
+}
+
+/// The presets were written down from what the authors publish, not from these files.
+#[test]
+fn published_files_are_the_presets() {
+    for (config, preset) in [(LLAMA, "llama3.2-1b"), (QWEN, "qwen2.5-7b"), (GPT2, "gpt2")] {
+        let mut ours = read(preset, config, &[]).unwrap().model;
+        let want = minimal(&[&format!("model.preset={preset}")]).unwrap().model;
+        assert_eq!(ours.preset.as_deref(), Some("there/config.json"));
+        ours.preset.clone_from(&want.preset);
+        assert_eq!(ours, want);
+    }
+}
+
+/// Attention sees the whole sequence here, which a window's length is the end of. Parameters as published.
+#[test]
+fn a_sliding_window_ends_the_sequence() {
+    let s = read("window", MISTRAL, &[]).unwrap();
+    assert_eq!((s.model.max_seq_len, s.train.seq_len), (4096, 4096));
+    assert_eq!(parameters(&s), 7_241_732_096);
+    let e = read("window", MISTRAL, &["train.seq_len=8192"]).unwrap_err();
+    assert!(e.to_string().contains("`seq_len` (8192) is longer"), "{e}");
+    let off = MISTRAL.replace("4096,\n  \"tie", "null,\n  \"tie");
+    assert_eq!(read("window", &off, &[]).unwrap().model.max_seq_len, 32768);
+    let on = QWEN.replace("use_sliding_window\": false", "use_sliding_window\": true");
+    let on = on.replace("131072", "2048");
+    assert_eq!(read("window", &on, &[]).unwrap().model.max_seq_len, 2048);
+}
+
+#[test]
+fn what_the_scenario_says_wins() {
+    let s = read("wins", LLAMA, &["model.layers=3", "model.hidden=1024"]).unwrap();
+    // The feed-forward layer follows the width, as a preset's does.
+    assert_eq!((s.model.layers, s.model.ffn), (3, 4096));
+    let e = read("wins", LLAMA, &["model.family=gpt2"]).unwrap_err();
+    let message = e.to_string();
+    assert!(
+        message.contains("is of family llama, not gpt2"),
+        "{message}"
+    );
+}
+
+/// As transformers 5 writes it, and defaults of the classes.
+#[test]
+fn fields_may_lie_elsewhere_or_nowhere() {
+    let old = "\"rope_theta\": 500000.0,";
+    let new = "\"rope_parameters\": {\"rope_theta\": 25, \"rope_type\": \"default\"},";
+    let s = read("theta", &LLAMA.replace(old, new), &[]).unwrap();
+    assert_eq!(s.model.rope_theta, 25.0);
+    let bare = LLAMA
+        .replace(old, "")
+        .replace("\"rms_norm_eps\": 1e-05,", "")
+        .replace(
+            "\"num_key_value_heads\": 8,",
+            "\"num_key_value_heads\": null,",
+        );
+    let m = read("bare", &bare, &[]).unwrap().model;
+    assert_eq!((m.rope_theta, m.norm_eps, m.kv_heads), (1e4, 1e-6, 32));
+    let biased = LLAMA.replace("bias\": false", "bias\": true");
+    assert_eq!(read("all", &biased, &[]).unwrap().model.bias, Bias::All);
+}
+
+#[test]
+fn faults_are_named_at_their_place() {
+    let with = |from: &str, to: &str| {
+        let config = LLAMA.replace(from, to);
+        assert_ne!(config, LLAMA, "{from}");
+        config
+    };
+    let mut out = String::new();
+    for config in [
+        with("\"llama\"", "\"lama\""),
+        with("\"llama\"", "\"mixtral\""),
+        with("\"model_type\": \"llama\",", ""),
+        with("\"hidden_size\": 2048,", ""),
+        with("\"hidden_size\": 2048", "\"hidden_size\": \"2048\""),
+        with("\"hidden_size\": 2048", "\"hidden_size\": [2048]"),
+        with("layers\": 16", "layers\": 0"),
+        with("\"num_key_value_heads\": 8", "\"num_key_value_heads\": 5"),
+        with("\"silu\"", "\"gelu\""),
+        with("\"attention_bias\": false", "\"attention_bias\": true"),
+        with("\"mlp_bias\": false", "\"mlp_bias\": true"),
+        with("\"head_dim\": 64,", "\"head_dim\": 64"),
+        "[1, 2]".to_owned(),
+        String::new(),
+        GPT2.replace("gelu_new", "relu"),
+        GPT2.replace("\"n_ctx\"", "\"add_cross_attention\": true, \"n_ctx\""),
+    ] {
+        out.push_str(&fault("faults", &config));
+        out.push_str("\n\n");
+    }
+    let e = load(
+        Path::new("small-native"),
+        &["model.preset=no/config.json".into()],
+    )
+    .unwrap_err();
+    out.push_str(&e.to_string());
+    insta::assert_snapshot!(out);
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(256))]
+
+    /// Whatever a file holds, it is read or refused.
+    #[test]
+    fn no_file_makes_it_panic(
+        which in 0..4usize,
+        cuts in prop::collection::vec((any::<prop::sample::Index>(), 0..12usize, "[0-9eE.,:{}\\[\\]\" -]{0,4}"), 0..4),
+    ) {
+        let mut config = [LLAMA, QWEN, MISTRAL, GPT2][which].to_owned();
+        for (at, bytes, new) in cuts {
+            let at = at.index(config.len() + 1);
+            let end = (at + bytes).min(config.len());
+            config.replace_range(at..end, &new);
+        }
+        if let Err(e) = read("fuzz", &config, &[]) {
+            prop_assert!(!e.to_string().is_empty());
+        }
+    }
+}
