@@ -545,6 +545,7 @@ fn further_options_check() {
         &["fsdp.frozen=[\"tok_embeddings\"]", "fsdp.policy=megatron"],
         &["model.bias=true"],
         &["model.bias=qkv"],
+        &["model.qk_norm=true"],
         &[
             "model.hidden=24",
             "model.head_dim=8",

@@ -4,7 +4,7 @@ use super::build::Builder;
 use super::graph::ValueId;
 use super::loss;
 use super::ops::OpKind;
-use crate::compile::tape::ModuleKind;
+use crate::compile::tape::{ModuleId, ModuleKind};
 use crate::units::DType;
 
 /// Forward of one micro-batch. The order of ops, views and local variables is that of the usual eager PyTorch code.
@@ -26,33 +26,25 @@ pub(super) fn forward(b: &mut Builder<'_>) {
 }
 
 fn block(b: &mut Builder<'_>, layer: u32, x: ValueId, cos: ValueId, sin: ValueId) -> ValueId {
-    let [
-        block,
-        attention,
-        norm1,
-        q_,
-        k_,
-        v_,
-        o_,
-        mlp,
-        norm2,
-        w1,
-        w3,
-        w2,
-    ] = b.tree.block(layer);
+    let (attention_modules, norms, mlp_modules) = modules(b, layer);
+    let [block, attention, norm1, q_, k_, v_, o_] = attention_modules;
+    let [mlp, norm2, w1, w3, w2] = mlp_modules;
     let (batch, seq) = (b.batch(), b.seq());
     let (heads, kv, hd) = (b.s.model.heads, b.s.model.kv_heads, b.s.model.head_dim);
 
     let y1 = b.rms_norm(norm1, x);
     let (x1, locals) = b.within(attention, |b| {
-        let project = |b: &mut Builder<'_>, m, heads| {
+        let project = |b: &mut Builder<'_>, m, heads, norm: Option<ModuleId>| {
             let p = b.linear(m, y1);
-            let p = b.g.reshape(p, &[batch, seq, heads, hd]);
+            let mut p = b.g.reshape(p, &[batch, seq, heads, hd]);
+            if let Some(norm) = norm {
+                p = b.rms_norm(norm, p);
+            }
             b.g.transpose(p, 1, 2)
         };
-        let q = project(b, q_, heads);
-        let k = project(b, k_, kv);
-        let v = project(b, v_, kv);
+        let q = project(b, q_, heads, norms.map(|n| n[0]));
+        let k = project(b, k_, kv, norms.map(|n| n[1]));
+        let v = project(b, v_, kv, None);
         let (q_rope, k_rope) = (rope(b, q, cos, sin), rope(b, k, cos, sin));
         // `q, k = rope(q), rope(k)`: the unrotated ones live until both are done.
         b.g.release(q);
@@ -79,6 +71,17 @@ fn block(b: &mut Builder<'_>, layer: u32, x: ValueId, cos: ValueId, sin: ValueId
         }
     });
     out
+}
+
+/// A block's modules: attention's up to its last product, the norms of queries and keys, the feed-forward layer's.
+fn modules(b: &Builder<'_>, layer: u32) -> ([ModuleId; 7], Option<[ModuleId; 2]>, [ModuleId; 5]) {
+    if b.s.model.qk_norm {
+        let [b, a, n, q, k, v, o, qn, kn, mlp, n2, w1, w3, w2] = b.tree.block(layer);
+        ([b, a, n, q, k, v, o], Some([qn, kn]), [mlp, n2, w1, w3, w2])
+    } else {
+        let [b, a, n, q, k, v, o, mlp, n2, w1, w3, w2] = b.tree.block(layer);
+        ([b, a, n, q, k, v, o], None, [mlp, n2, w1, w3, w2])
+    }
 }
 
 /// Rotates pairs of the two halves of the last dimension.

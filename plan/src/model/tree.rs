@@ -61,6 +61,24 @@ const LLAMA: [Inner; 12] = [
     ("mlp.w2", 7, ModuleKind::Layer),
 ];
 
+/// [`LLAMA`] with norms of queries and keys, where Qwen3 has them.
+const LLAMA_QK_NORM: [Inner; 14] = [
+    ("", 0, ModuleKind::Block),
+    ("attention", 0, ModuleKind::Attention),
+    ("attention.norm", 1, ModuleKind::Norm),
+    ("attention.q", 1, ModuleKind::Layer),
+    ("attention.k", 1, ModuleKind::Layer),
+    ("attention.v", 1, ModuleKind::Layer),
+    ("attention.o", 1, ModuleKind::Layer),
+    ("attention.q_norm", 1, ModuleKind::Norm),
+    ("attention.k_norm", 1, ModuleKind::Norm),
+    ("mlp", 0, ModuleKind::Mlp),
+    ("mlp.norm", 9, ModuleKind::Norm),
+    ("mlp.w1", 9, ModuleKind::Layer),
+    ("mlp.w3", 9, ModuleKind::Layer),
+    ("mlp.w2", 9, ModuleKind::Layer),
+];
+
 const GPT2: [Inner; 9] = [
     ("", 0, ModuleKind::Block),
     ("attention", 0, ModuleKind::Attention),
@@ -92,20 +110,28 @@ fn block_of(m: &Model) -> (&'static [Inner], Vec<Leaf>) {
     let qkv = m.bias != Bias::None;
     let (q, kv) = (m.heads * m.head_dim, m.kv_heads * m.head_dim);
     match m.family {
-        Family::Llama => (
-            &LLAMA,
-            vec![
+        Family::Llama => {
+            let (inner, mlp): (&[Inner], _) = match m.qk_norm {
+                false => (&LLAMA, 7),
+                true => (&LLAMA_QK_NORM, 9),
+            };
+            let mut leaves = vec![
                 (2, smallvec![d], false),
-                (8, smallvec![d], false),
+                (mlp + 1, smallvec![d], false),
                 (3, smallvec![q, d], qkv),
                 (4, smallvec![kv, d], qkv),
                 (5, smallvec![kv, d], qkv),
                 (6, smallvec![d, q], bias),
-                (9, smallvec![ff, d], bias),
-                (10, smallvec![ff, d], bias),
-                (11, smallvec![d, ff], bias),
-            ],
-        ),
+                (mlp + 2, smallvec![ff, d], bias),
+                (mlp + 3, smallvec![ff, d], bias),
+                (mlp + 4, smallvec![d, ff], bias),
+            ];
+            if m.qk_norm {
+                let norms = [7, 8].map(|norm| (norm, smallvec![m.head_dim], false));
+                leaves.splice(6..6, norms);
+            }
+            (inner, leaves)
+        }
         Family::Gpt2 => (
             &GPT2,
             vec![

@@ -8,7 +8,6 @@ use super::error::ScenarioError;
 use super::keys::Key;
 use super::load;
 use super::merge::{Document, Layer, Shape};
-use super::names::nearest;
 use super::value::{Datum, Origin, Source, Value};
 use serde_json::value::RawValue;
 use std::collections::BTreeMap;
@@ -125,7 +124,7 @@ pub(crate) fn fill(
     let shown = path.display().to_string();
     let text = load::read(path).map_err(|why| {
         let error = document.error(named, format!("the model's file, {shown}, {why}"));
-        error.with_help("a path is relative to the file that it is written in")
+        error.with_help("a path is relative to the file that it is written in; given from outside, to the working directory")
     })?;
     let source = Source {
         name: shown.into(),
@@ -201,8 +200,7 @@ impl<'t> Config<'t> {
         let found = KINDS.iter().find(|k| given.str() == Some(k.name));
         found.ok_or_else(|| {
             let what = format!("`model_type` must be {expected}, not {}", given.describe());
-            let error = d.error(given.origin, what).with_expected(expected);
-            error.with_near(nearest(given.str().unwrap_or_default(), known))
+            d.error(given.origin, what).with_expected(expected)
         })
     }
 

@@ -223,6 +223,7 @@ keys! {
     Width: "model" "width" [Integer(1, 16384)] "(cnn: 64)" "Image width of the cnn";
     Kernel: "model" "kernel" [Integer(1, 255)] "(cnn: 3)" "Edge of the cnn's convolutions; odd";
     Bias: "model" "bias" [Bool, Choice(&["qkv"])] "(llama: false, others: true)" "Linear layers and convolutions carry a bias; qkv: those of queries, keys and values alone (llama; as Qwen2 has it)";
+    QkNorm: "model" "qk_norm" [Bool] "false" "Queries and keys are normalised head by head before they are rotated (llama; as Qwen3 has it)";
 
     SeqLen: "train" "seq_len" [Integer(1, 4 * MIB)] "(max_seq_len up to 8192; encoder: 512; linear, cnn: 1)" "Tokens a sample";
     MicroBatch: "train" "micro_batch" [Integer(1, MIB)] "1" "Samples a rank and micro-batch";

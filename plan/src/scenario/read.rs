@@ -234,6 +234,7 @@ fn model_and_train(d: &Document, preset: Option<Filled>) -> Result<(Model, Train
             (None, Some(_)) => Bias::Qkv,
             (None, None) => Bias::from(!llama),
         },
+        qk_norm: d.flag(Key::QkNorm).unwrap_or(false),
     };
     Ok((model, train(d, seq_len)))
 }

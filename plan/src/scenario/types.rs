@@ -85,6 +85,8 @@ pub struct Model {
     pub kernel: u64,
     /// Which linear layers carry a bias.
     pub bias: Bias,
+    /// Queries and keys are normalised (RMSNorm) head by head before they are rotated.
+    pub qk_norm: bool,
 }
 
 /// Linear layers with a bias.

@@ -237,6 +237,13 @@ fn model(s: &Scenario, d: &Document) -> Checked {
             .conflict(&[Key::Bias, Key::Family], message)
             .with_help("use true or false"));
     }
+    if m.qk_norm && m.family != Family::Llama {
+        let message = format!(
+            "`qk_norm` is for queries and keys of their own, which family {} has not",
+            family_name(m.family)
+        );
+        return Err(d.conflict(&[Key::QkNorm, Key::Family], message));
+    }
     if m.family == Family::Cnn && m.kernel.is_multiple_of(2) {
         let message = format!(
             "a same-padded convolution needs an odd kernel, not {}",

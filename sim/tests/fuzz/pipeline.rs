@@ -117,7 +117,7 @@ fn value(accept: &Accept, c: &mut Choices<'_>, out: &mut String) {
         Accept::Choice(words) => {
             write!(out, "\"{}\"", c.pick(words)).expect("writing to a string");
         }
-        Accept::Path => out.push_str("\"no-such-profile.toml\""),
+        Accept::Path(_) => out.push_str("\"no-such-profile.toml\""),
         Accept::Text => write!(out, "\"{}\"", c.pick(PATTERNS)).expect("writing to a string"),
         Accept::List(of) => {
             out.push('[');

@@ -28,6 +28,8 @@ const LLAMA: &[(&str, &str)] = &[
     ("attention.k", "self_attn.k_proj"),
     ("attention.v", "self_attn.v_proj"),
     ("attention.o", "self_attn.o_proj"),
+    ("attention.q_norm", "self_attn.q_norm"),
+    ("attention.k_norm", "self_attn.k_norm"),
     ("mlp.norm", "post_attention_layernorm"),
     ("mlp.w1", "mlp.gate_proj"),
     ("mlp.w3", "mlp.up_proj"),

@@ -89,15 +89,35 @@ fn recompute_changes_no_gradient() {
 fn biases_of_queries_keys_and_values_have_gradients() {
     let mut base = tiny(Family::Llama);
     base.model.bias = Bias::Qkv;
-    let t = build(&base);
+    assert_eq!(numeric_gradients(&base, ".bias"), 3 * base.model.layers);
+    in_every_mode(&base);
+}
+
+/// Norms of heads, whose rows are many to a token.
+#[test]
+fn norms_of_queries_and_keys_have_gradients() {
+    let mut base = tiny(Family::Llama);
+    base.model.qk_norm = true;
+    assert_eq!(
+        numeric_gradients(&base, "_norm.weight"),
+        2 * base.model.layers
+    );
+    // What is behind them.
+    assert_eq!(numeric_gradients(&base, ".q.weight"), base.model.layers);
+    in_every_mode(&base);
+}
+
+/// Compares gradients of the parameters whose names end so with finite differences; their number.
+fn numeric_gradients(base: &Scenario, ending: &str) -> u32 {
+    let t = build(base);
     let inputs = Inputs::new(&t, base.model.vocab);
     let out = train(&t, &inputs);
-    let mut biased = 0;
+    let mut found = 0;
     for (p, param) in t.params.iter().enumerate() {
-        if !param.name.ends_with(".bias") {
+        if !param.name.ends_with(ending) {
             continue;
         }
-        biased += 1;
+        found += 1;
         let at = |h: f64| {
             let mut moved = inputs.clone();
             moved.params[p][1] += h;
@@ -112,14 +132,18 @@ fn biases_of_queries_keys_and_values_have_gradients() {
             param.name
         );
     }
-    assert_eq!(biased, 3 * base.model.layers);
+    found
+}
+
+/// Compilation and recompute change no gradient.
+fn in_every_mode(base: &Scenario) {
     for mode in [CompileMode::Blocks, CompileMode::Regions, CompileMode::Full] {
         for recompute in RECOMPUTES {
             let mut s = base.clone();
             s.compile.mode = mode;
             s.compile.epilogues = true;
             s.train.recompute = recompute;
-            assert_same(&base, &s);
+            assert_same(base, &s);
         }
     }
 }
