@@ -27,14 +27,14 @@ def goldens():
             row("goldens", f"{name} on {world}", ok, f"losses {losses:.1e}, norms {norms:.1e}, weights {weights:.1e}, {s:.1f} s")
         return job
     worlds = sorted({1, min(2, gpus()), min(4, gpus())})
-    together([case(n, w) for n in ("llama-tiny", "gpt2-tiny") for w in worlds], 1 if CPU else AT_ONCE)
+    together([case(n, w) for n in ("llama-tiny", "gpt2-tiny", "qwen3-tiny") for w in worlds], 1 if CPU else AT_ONCE)
 
 
 SMALL = ["small-native", "small-fsdp2", "small-megatron", "small-regions", "small-blocks", "small-merged", "small-engines", "small-pointwise", "small-full", "small-next-step", "small-in-backward", "small-scopes", "small-iteration",
          "small-recompute", "small-accumulation", "small-no-sync", "small-double-buffer", "small-units", "small-frozen",
-         "small-zero1", "small-zero2", "small-ddp", "small-gpt2", "small-encoder", "small-linear", "small-cnn", "small-offload"]
+         "small-zero1", "small-zero2", "small-ddp", "small-gpt2", "small-qwen3", "small-encoder", "small-linear", "small-cnn", "small-offload"]
 # These also run in bf16, the policies on two ranks as well; a rehearsal runs the last ones alone.
-BF16 = ["small-native", "small-fsdp2", "small-megatron", "small-regions", "small-blocks", "small-merged", "small-engines", "small-pointwise", "small-full", "small-next-step", "small-in-backward", "small-no-sync", "small-cnn"]
+BF16 = ["small-native", "small-fsdp2", "small-megatron", "small-regions", "small-blocks", "small-merged", "small-engines", "small-pointwise", "small-full", "small-next-step", "small-in-backward", "small-no-sync", "small-qwen3", "small-cnn"]
 POLICIES = ["small-native", "small-fsdp2", "small-megatron"]
 REHEARSED = [*POLICIES, "small-regions", "small-cnn"]
 # These are nothing on one GPU.

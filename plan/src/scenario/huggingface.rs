@@ -1,7 +1,7 @@
 //! Models by their Hugging Face `config.json`: its fields as values of `[model]`, each at its place in that file.
 //!
-//! Names and defaults are those of the configuration classes of transformers (4.57): `LlamaConfig`, `MistralConfig`, `Qwen2Config`
-//! and `GPT2Config`. What a file must not leave to them are the shapes. Dropout and the stretching of rotary frequencies
+//! Names and defaults are those of the configuration classes of transformers (4.57): `LlamaConfig`, `MistralConfig`, `Qwen2Config`,
+//! `Qwen3Config` and `GPT2Config`. What a file must not leave to them are the shapes. Dropout and the stretching of rotary frequencies
 //! (`rope_scaling`) change numbers, not the time or memory of a step, and are passed over.
 
 use super::error::ScenarioError;
@@ -83,6 +83,17 @@ const KINDS: &[Kind] = &[
         optional: OPTIONS,
         defaults: &[(Key::NormEps, Datum::Float(1e-6))],
         musts: &[SILU],
+    },
+    Kind {
+        name: "qwen3",
+        family: "llama",
+        required: SHAPES,
+        optional: OPTIONS,
+        defaults: &[
+            (Key::NormEps, Datum::Float(1e-6)),
+            (Key::HeadDim, Datum::Int(128)),
+        ],
+        musts: &[SILU, Must::BeOff("attention_bias")],
     },
     Kind {
         name: "gpt2",
@@ -261,6 +272,7 @@ impl<'t> Config<'t> {
         }
         if kind.family == "llama" {
             out.push((Key::Bias, self.bias(d, kind)?));
+            out.push((Key::QkNorm, own(Datum::Bool(kind.name == "qwen3"))));
         }
         Ok(out)
     }

@@ -205,7 +205,7 @@ const LOOKAHEAD: &[(&str, Accept)] = &[("elements", Integer(1, 1 << 50))];
 const PLACEMENTS: &[(&str, Accept)] = &[("dp_shard", PLACEMENT), ("dp_outer", PLACEMENT)];
 
 keys! {
-    Preset: "model" "preset" [Choice(PRESETS), Path(huggingface::ENDING)] "(none)" "Shapes of a known model, or those that a Hugging Face config.json gives (llama, mistral, qwen2, gpt2; a path, relative to the file that it is written in); keys beside it override it";
+    Preset: "model" "preset" [Choice(PRESETS), Path(huggingface::ENDING)] "(none)" "Shapes of a known model, or those that a Hugging Face config.json gives (llama, mistral, qwen2, qwen3, gpt2; a path, relative to the file that it is written in); keys beside it override it";
     Family: "model" "family" [Choice(&["llama", "gpt2", "encoder", "linear", "cnn"])] "(the preset's)" "Model family, when no preset is given";
     Layers: "model" "layers" [Integer(1, 4096)] "(required without preset)" "Blocks, linear layers or convolutions";
     Hidden: "model" "hidden" [Integer(1, MIB)] "(required without preset)" "Model width in elements";

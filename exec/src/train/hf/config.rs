@@ -5,17 +5,41 @@ use serde_json::{Value, json};
 use shardlab_plan::scenario::{Bias, Family, Model};
 use std::path::Path;
 
-/// Of a Llama, or of a Qwen2, whose layers of queries, keys and values have a bias whatever the configuration says.
-fn of_llama(m: &Model) -> Value {
-    let qwen = m.bias == Bias::Qkv;
-    let (architecture, kind) = if qwen {
-        ("Qwen2ForCausalLM", "qwen2")
-    } else {
-        ("LlamaForCausalLM", "llama")
-    };
+/// What transformers calls a model of family llama.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Kind {
+    Llama,
+    /// Its layers of queries, keys and values have a bias whatever the configuration says.
+    Qwen2,
+    /// Its queries and keys are normalised.
+    Qwen3,
+}
+
+impl Kind {
+    /// `None`: nothing there has all of it.
+    fn of(m: &Model) -> Option<Self> {
+        match (m.bias, m.qk_norm) {
+            (Bias::None | Bias::All, false) => Some(Self::Llama),
+            (Bias::Qkv, false) => Some(Self::Qwen2),
+            (Bias::None, true) => Some(Self::Qwen3),
+            (Bias::Qkv | Bias::All, true) => None,
+        }
+    }
+
+    fn names(self) -> (&'static str, &'static str) {
+        match self {
+            Self::Llama => ("LlamaForCausalLM", "llama"),
+            Self::Qwen2 => ("Qwen2ForCausalLM", "qwen2"),
+            Self::Qwen3 => ("Qwen3ForCausalLM", "qwen3"),
+        }
+    }
+}
+
+fn of_llama(m: &Model, kind: Kind) -> Value {
+    let (architecture, name) = kind.names();
     let mut config = json!({
         "architectures": [architecture],
-        "model_type": kind,
+        "model_type": name,
         "vocab_size": m.vocab,
         "hidden_size": m.hidden,
         "intermediate_size": m.ffn,
@@ -28,10 +52,13 @@ fn of_llama(m: &Model) -> Value {
         "rms_norm_eps": m.norm_eps,
         "rope_theta": m.rope_theta,
     });
-    if qwen {
+    if kind != Kind::Llama {
         config["use_sliding_window"] = json!(false);
-    } else {
+    }
+    if kind != Kind::Qwen2 {
         config["attention_bias"] = json!(m.bias == Bias::All);
+    }
+    if kind == Kind::Llama {
         config["mlp_bias"] = json!(m.bias == Bias::All);
     }
     config["tie_word_embeddings"] = json!(m.tie_embeddings);
@@ -39,10 +66,10 @@ fn of_llama(m: &Model) -> Value {
     config
 }
 
-/// The configuration of a model; `None` for families without.
+/// The configuration of a model; `None` for those without.
 pub(crate) fn of(m: &Model) -> Option<Value> {
     match m.family {
-        Family::Llama => Some(of_llama(m)),
+        Family::Llama => Kind::of(m).map(|kind| of_llama(m, kind)),
         Family::Gpt2 => Some(json!({
             "architectures": ["GPT2LMHeadModel"],
             "model_type": "gpt2",
@@ -120,10 +147,10 @@ pub(crate) fn check(
         config,
         all: Vec::new(),
     };
-    match m.family {
-        Family::Llama => llama(&mut d, m, seq_len),
-        Family::Gpt2 => gpt2(&mut d, m),
-        Family::Encoder | Family::Linear | Family::Cnn => return Err(TrainError::NoNames),
+    match (m.family, Kind::of(m)) {
+        (Family::Llama, Some(kind)) => llama(&mut d, m, kind, seq_len),
+        (Family::Gpt2, _) => gpt2(&mut d, m),
+        _ => return Err(TrainError::NoNames),
     }
     if d.all.is_empty() {
         return Ok(());
@@ -134,14 +161,14 @@ pub(crate) fn check(
     })
 }
 
-fn llama(d: &mut Differences<'_>, m: &Model, seq_len: u64) {
-    let qwen2 = m.bias == Bias::Qkv;
-    let (kind, vocab, ffn) = if qwen2 {
-        ("qwen2", 151_936.0, 22_016.0)
-    } else {
-        ("llama", 32_000.0, 11_008.0)
+fn llama(d: &mut Differences<'_>, m: &Model, kind: Kind, seq_len: u64) {
+    let (vocab, ffn, head_dim) = match kind {
+        Kind::Llama => (32_000.0, 11_008.0, m.hidden / m.heads),
+        Kind::Qwen2 => (151_936.0, 22_016.0, m.hidden / m.heads),
+        Kind::Qwen3 => (151_936.0, 22_016.0, 128),
     };
-    d.word("model_type", kind, &[kind]);
+    let (_, name) = kind.names();
+    d.word("model_type", name, &[name]);
     d.number("vocab_size", vocab, "model.vocab", m.vocab as f64);
     d.number("hidden_size", 4096.0, "model.hidden", m.hidden as f64);
     d.number("intermediate_size", ffn, "model.ffn", m.ffn as f64);
@@ -160,22 +187,23 @@ fn llama(d: &mut Differences<'_>, m: &Model, seq_len: u64) {
     );
     d.number(
         "head_dim",
-        (m.hidden / m.heads) as f64,
+        head_dim as f64,
         "model.head_dim",
         m.head_dim as f64,
     );
     d.number("rms_norm_eps", 1e-6, "model.norm_eps", m.norm_eps);
     d.word("hidden_act", "silu", &["silu"]);
-    if qwen2 {
-        if d.get("use_sliding_window").and_then(Value::as_bool) == Some(true) {
-            d.all.push(
-                "`use_sliding_window` is true: attention here looks at the whole sequence"
-                    .to_owned(),
-            );
-        }
-    } else {
-        let all = m.bias == Bias::All;
+    let slides = d.get("use_sliding_window").and_then(Value::as_bool);
+    if kind != Kind::Llama && slides == Some(true) {
+        d.all.push(
+            "`use_sliding_window` is true: attention here looks at the whole sequence".to_owned(),
+        );
+    }
+    let all = m.bias == Bias::All;
+    if kind != Kind::Qwen2 {
         d.flag("attention_bias", false, "model.bias", all);
+    }
+    if kind == Kind::Llama {
         d.flag("mlp_bias", false, "model.bias", all);
     }
     d.flag(

@@ -136,6 +136,38 @@ fn biases_of_queries_keys_and_values_are_qwen2s() {
     assert!(e.contains("`use_sliding_window` is true"), "{e}");
 }
 
+/// Norms of queries and keys make it another one.
+#[test]
+fn norms_of_queries_and_keys_are_qwen3s() {
+    let sets = &["model.qk_norm=true", "model.head_dim=32"];
+    let mut l = Loaded::new(LLAMA, sets);
+    let dir = tempfile::tempdir().unwrap();
+    let family = l.scenario.model.family;
+    init::from_seed(&l.program, &l.layout, family, 0, &mut l.memory).unwrap();
+    let model = l.scenario.model.clone();
+    export(dir.path(), &l.program, &model, &l.layout, &mut l.memory).unwrap();
+    let written = tensors(dir.path());
+    let (shape, bytes) = &written["model.layers.3.self_attn.k_norm.weight"];
+    assert_eq!(shape, &[32]);
+    // Norms begin as ones.
+    assert_eq!(crate::train::data::floats(bytes, DType::F32), [1.0; 32]);
+    assert!(written.contains_key("model.layers.0.self_attn.q_norm.weight"));
+    let config = std::fs::read_to_string(dir.path().join("config.json")).unwrap();
+    assert!(config.contains("Qwen3ForCausalLM"), "{config}");
+    l.load(dir.path()).unwrap();
+    // The file describes the model that it was written from.
+    let preset = format!("model.preset={}", dir.path().join("config.json").display());
+    let text = "[train]\nseq_len = 64\n[mesh]\nhardware = \"cpu\"\ndp_shard = 2\n";
+    let read = Loaded::new(text, &[&preset]).scenario.model;
+    assert_eq!((read.qk_norm, read.head_dim), (true, 32));
+    // To a llama without any it is no llama, and nothing there has biases as well.
+    let e = Loaded::new(LLAMA, &sets[1..]).load(dir.path()).unwrap_err();
+    assert!(e.to_string().contains("`model_type` is \"qwen3\""), "{e}");
+    let all = &["model.qk_norm=true", "model.head_dim=32", "model.bias=true"];
+    let e = Loaded::new(LLAMA, all).load(dir.path()).unwrap_err();
+    assert!(matches!(e, TrainError::NoNames), "{e}");
+}
+
 #[test]
 fn faults_are_named_in_full() {
     let mut l = Loaded::new(LLAMA, &["model.hidden=128", "model.tie_embeddings=true"]);

@@ -334,6 +334,40 @@ fn qwen_presets_have_the_published_number_of_parameters() {
     }
 }
 
+/// Parameters as the model cards round them, with and without those of the embedding and the head.
+#[test]
+fn qwen3_presets_have_the_published_number_of_parameters() {
+    for (name, total, without) in [
+        ("0.6b", 0.6, 0.44),
+        ("1.7b", 1.7, 1.4),
+        ("4b", 4.0, 3.6),
+        ("8b", 8.2, 6.95),
+        ("14b", 14.8, 13.2),
+        ("32b", 32.8, 31.2),
+    ] {
+        let s = minimal(&[&format!("model.preset=qwen3-{name}")]).unwrap();
+        let (_, params) = crate::compile::modules_and_params(&s);
+        let count = |table: bool| {
+            let all = params
+                .iter()
+                .filter(|p| table || !p.shape.contains(&151_936));
+            all.map(|p| p.numel()).sum::<u64>() as f64 / 1e9
+        };
+        assert!(
+            (count(true) - total).abs() <= 0.05,
+            "{name}: {}",
+            count(true)
+        );
+        assert!(
+            (count(false) - without).abs() <= 0.05,
+            "{name}: {}",
+            count(false)
+        );
+        let norms = params.iter().filter(|p| p.shape.as_slice() == [128]);
+        assert_eq!(norms.count(), 2 * s.model.layers as usize, "{name}");
+    }
+}
+
 /// Another width keeps a preset's proportion, and what is said of the feed-forward layer is kept whatever the width.
 #[test]
 fn the_feed_forward_layer_of_a_preset_follows_its_width() {

@@ -62,6 +62,31 @@ const QWEN: &str = r#"{
 }
 "#;
 
+/// Of Qwen/Qwen3-4B.
+const QWEN3: &str = r#"{
+  "architectures": ["Qwen3ForCausalLM"],
+  "attention_bias": false,
+  "attention_dropout": 0.0,
+  "head_dim": 128,
+  "hidden_act": "silu",
+  "hidden_size": 2560,
+  "intermediate_size": 9728,
+  "max_position_embeddings": 40960,
+  "max_window_layers": 36,
+  "model_type": "qwen3",
+  "num_attention_heads": 32,
+  "num_hidden_layers": 36,
+  "num_key_value_heads": 8,
+  "rms_norm_eps": 1e-06,
+  "rope_scaling": null,
+  "rope_theta": 1000000,
+  "sliding_window": null,
+  "tie_word_embeddings": true,
+  "use_sliding_window": false,
+  "vocab_size": 151936
+}
+"#;
+
 /// Of mistralai/Mistral-7B-v0.1.
 const MISTRAL: &str = r#"{
   "architectures": ["MistralForCausalLM"],
@@ -124,7 +149,12 @@ fn parameters(s: &Scenario) -> u64 {
 /// The presets were written down from what the authors publish, not from these files.
 #[test]
 fn published_files_are_the_presets() {
-    for (config, preset) in [(LLAMA, "llama3.2-1b"), (QWEN, "qwen2.5-7b"), (GPT2, "gpt2")] {
+    for (config, preset) in [
+        (LLAMA, "llama3.2-1b"),
+        (QWEN, "qwen2.5-7b"),
+        (QWEN3, "qwen3-4b"),
+        (GPT2, "gpt2"),
+    ] {
         let mut ours = read(preset, config, &[]).unwrap().model;
         let want = minimal(&[&format!("model.preset={preset}")]).unwrap().model;
         assert_eq!(ours.preset.as_deref(), Some("there/config.json"));
@@ -204,6 +234,7 @@ fn faults_are_named_at_their_place() {
         with("\"head_dim\": 64,", "\"head_dim\": 64"),
         "[1, 2]".to_owned(),
         String::new(),
+        QWEN3.replace("attention_bias\": false", "attention_bias\": true"),
         GPT2.replace("gelu_new", "relu"),
         GPT2.replace("\"n_ctx\"", "\"add_cross_attention\": true, \"n_ctx\""),
     ] {
@@ -225,10 +256,10 @@ proptest! {
     /// Whatever a file holds, it is read or refused.
     #[test]
     fn no_file_makes_it_panic(
-        which in 0..4usize,
+        which in 0..5usize,
         cuts in prop::collection::vec((any::<prop::sample::Index>(), 0..12usize, "[0-9eE.,:{}\\[\\]\" -]{0,4}"), 0..4),
     ) {
-        let mut config = [LLAMA, QWEN, MISTRAL, GPT2][which].to_owned();
+        let mut config = [LLAMA, QWEN, QWEN3, MISTRAL, GPT2][which].to_owned();
         for (at, bytes, new) in cuts {
             let at = at.index(config.len() + 1);
             let end = (at + bytes).min(config.len());
