@@ -5,7 +5,7 @@
 
 mod common;
 
-use common::{GPT2, Golden, LLAMA};
+use common::{GPT2, Golden, LLAMA, QWEN3};
 
 /// Steps of a run that looks at a combination only.
 const FEW: Option<u64> = Some(6);
@@ -84,6 +84,23 @@ fn whole_runs() {
     run(&GPT2, &[SPLITS[2], SHARDING[3]]);
     run(&LLAMA, &[SPLITS[4], SHARDING[4]]);
     run(&GPT2, &[SPLITS[6], SHARDING[9]]);
+}
+
+/// Norms of queries and keys, alone, fused and recomputed; `transformers` made the run.
+#[test]
+fn norms_of_queries_and_keys() {
+    QWEN3.matches(&[], None);
+    for set in [
+        &["compile.mode=regions"][..],
+        &["compile.mode=blocks", "compile.merge_projections=all"],
+        &["compile.mode=full"],
+        &["compile.mode=blocks", "fsdp.policy=megatron"],
+        &["fsdp.policy=fsdp2", "train.recompute=full"],
+        &["train.recompute=selective", "compile.mode=regions"],
+        &["train.recompute=pointwise", "compile.mode=regions"],
+    ] {
+        QWEN3.matches(set, FEW);
+    }
 }
 
 /// Every split with every sharding; models and extras take turns, so that over the splits each extra meets each sharding.

@@ -15,6 +15,7 @@ pub(crate) struct Golden {
 
 pub(crate) static LLAMA: Golden = Golden { name: "llama-tiny" };
 pub(crate) static GPT2: Golden = Golden { name: "gpt2-tiny" };
+pub(crate) static QWEN3: Golden = Golden { name: "qwen3-tiny" };
 
 /// Largest relative difference of losses and gradient norms.
 pub(crate) const TOLERANCE: f64 = 1e-4;

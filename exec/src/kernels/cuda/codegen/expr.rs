@@ -407,6 +407,8 @@ impl<'a> Gen<'a> {
             format!("float {t};")
         });
         self.line(format!("const u64 {w} = ({}) % {whole}u;", at.code));
+        // A part is read where the position falls into it, and nowhere ahead: what is kept is read for every position.
+        let kept = self.cache.take();
         let mut from = 0;
         for (n, slot) in op.inputs.iter().enumerate() {
             let part = tail(&slot.shape);
@@ -432,6 +434,7 @@ impl<'a> Gen<'a> {
             self.close();
             from += part;
         }
+        self.cache = kept;
         if from != whole {
             return Err(Refusal::new("the parts do not make up the concatenation"));
         }
