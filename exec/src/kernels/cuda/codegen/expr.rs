@@ -102,6 +102,8 @@ pub(super) struct Gen<'a> {
     pub(super) stats: BTreeMap<usize, Vec<String>>,
     /// Vectors to keep, if any are.
     pub(super) cache: Option<Vec<Cached>>,
+    /// Concatenations of the own row, by what they are: where rows stay in registers, later passes find them there.
+    pub(super) held: Option<BTreeMap<String, String>>,
     /// What all lanes share is kept as well.
     pub(super) keep_shared: bool,
     /// What all rows share is kept as well.
@@ -120,6 +122,7 @@ impl<'a> Gen<'a> {
             memo: vec![BTreeMap::new()],
             stats: BTreeMap::new(),
             cache: None,
+            held: None,
             keep_shared: false,
             keep_columns: false,
         }
@@ -300,6 +303,9 @@ impl<'a> Gen<'a> {
         if let Some(var) = self.known(&key) {
             return Ok(var);
         }
+        if let Some(name) = self.held.as_ref().and_then(|h| h.get(&key)) {
+            return Ok(Var::Each(format!("{name}[k]")));
+        }
         let op = self.op(i);
         let slot = &op.outputs[o];
         let var = match op.op {
@@ -406,7 +412,7 @@ impl<'a> Gen<'a> {
         } else {
             format!("float {t};")
         });
-        self.line(format!("const u64 {w} = ({}) % {whole}u;", at.code));
+        self.line(format!("const IDX {w} = ({}) % {whole}u;", at.code));
         // A part is read where the position falls into it, and nowhere ahead: what is kept is read for every position.
         let kept = self.cache.take();
         let mut from = 0;
@@ -446,6 +452,13 @@ impl<'a> Gen<'a> {
                 Var::Each(t) => self.line(format!("round_all<{}, {lanes}>({t});", ctype(ty))),
                 Var::Same(t) => self.line(format!("{t} = rounded<{}>({t});", ctype(ty))),
             }
+        }
+        if let (Var::Each(t), Some(held)) = (&var, &mut self.held) {
+            let name = format!("held{}", held.len());
+            let line =
+                format!("#pragma unroll\nfor (int v = 0; v < {lanes}; v++) {name}[k][v] = {t}[v];");
+            held.insert(key.clone(), name);
+            self.line(line);
         }
         Ok(self.remember(key, var))
     }

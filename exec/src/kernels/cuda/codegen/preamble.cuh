@@ -132,8 +132,16 @@ template <class O> DEV float warp_all(float x) {
   for (int d = 16; d > 0; d /= 2) x = O::of(x, __shfl_xor_sync(0xffffffffu, x, d));
   return x;
 }
+// The same of T threads of a warp, a power of two; those beside them may have another row, or none.
+template <class O, int T> DEV float part_all(float x) {
+  const u32 mask = ((1u << T) - 1u) << (threadIdx.x % 32 / T * T);
+#pragma unroll
+  for (int d = T / 2; d > 0; d /= 2) x = O::of(x, __shfl_xor_sync(mask, x, d));
+  return x;
+}
 // All threads of a row of T threads get the result; the order depends on T alone. `s` holds 32 floats.
 template <class O, int T> DEV float row_all(float x, float* s) {
+  if constexpr (T < 32) return part_all<O, T>(x);
   x = warp_all<O>(x);
   if (T > 32) {
     __syncthreads();

@@ -14,6 +14,7 @@ use mixed::Mixed;
 use shardlab_plan::model::OpKind;
 use shardlab_plan::program::{BodyOp, Place, Slot};
 use statistics::statistics;
+use std::collections::BTreeMap;
 
 /// Bytes of registers that a thread may spend on its part of the row.
 const KEPT: usize = 160;
@@ -60,9 +61,11 @@ struct Shape {
 }
 
 impl Shape {
-    fn new(domain: Domain, lanes: usize, kept: bool) -> Self {
+    /// With `parts`, rows that leave threads of a warp without work are taken several by a warp.
+    fn new(domain: Domain, lanes: usize, kept: bool, parts: bool) -> Self {
         let vectors = domain.cols.div_ceil(lanes);
         let threads = match vectors {
+            0..=16 if parts => vectors.next_power_of_two(),
             0..=128 => 32,
             n if kept => (n / 2).next_multiple_of(32).min(1024),
             _ => 1024,
@@ -71,7 +74,7 @@ impl Shape {
             domain,
             lanes,
             threads,
-            rows: if threads == 32 { WARPS / 32 } else { 1 },
+            rows: if threads <= 32 { WARPS / threads } else { 1 },
             steps: vectors.div_ceil(threads),
             ragged: !vectors.is_multiple_of(threads),
             kept,
@@ -140,8 +143,10 @@ pub(super) fn generate(req: &Request<'_>, lanes: usize) -> Result<Module, Refusa
     if !cols.is_multiple_of(lanes) {
         return Err(Refusal::lanes());
     }
+    // Losses wait for whole warps.
+    let parts = req.body.iter().all(|op| op.op != OpKind::NllLoss);
     for (kept, columns) in [(true, true), (true, false), (false, false)] {
-        if let Some(module) = build(req, Shape::new(domain, lanes, kept), columns)? {
+        if let Some(module) = build(req, Shape::new(domain, lanes, kept, parts), columns)? {
             return Ok(module);
         }
     }
@@ -158,6 +163,7 @@ fn build(req: &Request<'_>, mut shape: Shape, columns: bool) -> Result<Option<Mo
     let mut g = Gen::new(req, shape.lanes, Some(d));
     if shape.kept {
         g.cache = Some(Vec::new());
+        g.held = Some(BTreeMap::new());
         // A block that takes several rows would read it once a row either way.
         g.keep_columns = columns && mixed.is_none();
     }
@@ -195,16 +201,22 @@ fn build(req: &Request<'_>, mut shape: Shape, columns: bool) -> Result<Option<Mo
         params.1.push(declared);
     }
     let kept = g.cache.take().unwrap_or_default();
-    let bytes: usize = kept.iter().map(|c| c.bytes * shape.steps).sum();
+    let held = g.held.take().unwrap_or_default();
+    let one =
+        held.len() * shape.lanes * size_of::<f32>() + kept.iter().map(|c| c.bytes).sum::<usize>();
+    let bytes = one * shape.steps;
     // A warp's row is as long as a warp can hold, whatever that takes.
     if shape.kept && shape.threads > 32 && bytes > KEPT {
         return Ok(None);
     }
-    if shape.kept && shape.threads == 32 && bytes > 4 * KEPT {
+    if shape.kept && shape.threads <= 32 && bytes > 4 * KEPT {
         return Ok(None);
     }
     let block = shape.threads * shape.rows;
     let mut head = String::new();
+    for name in held.values() {
+        head += &format!("  float {name}[{}][{}];\n", shape.steps, shape.lanes);
+    }
     if !kept.is_empty() {
         for c in &kept {
             head += &format!("  {}", c.declared(shape.steps));
