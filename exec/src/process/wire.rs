@@ -6,7 +6,7 @@ use shardlab_plan::program::InstrId;
 use std::io::{self, Read, Write};
 
 /// First bytes of every connection: whoever listens on a port may be somebody else's server.
-pub(super) const MAGIC: &[u8; 8] = b"shardl05";
+pub(super) const MAGIC: &[u8; 8] = b"shardl06";
 /// Longest frame. The largest are parameters that are gathered for an export.
 const LONGEST: u64 = 1 << 40;
 

@@ -41,8 +41,10 @@ pub enum TrainError {
         /// What differs.
         differences: Vec<String>,
     },
-    /// The family has no published names.
-    #[error("models of this family have no Hugging Face form; it is for llama and gpt2")]
+    /// The model, or its whole family, has no published names.
+    #[error(
+        "this model has no Hugging Face form: llama has one (with qk_norm that of Qwen3, without any bias), and gpt2"
+    )]
     NoNames,
     /// The data do not suit.
     #[error(transparent)]
