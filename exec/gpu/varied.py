@@ -55,6 +55,9 @@ def case(number):
              "train.grad_accum": r.choice([1, 1, 1, 2, 3]), "train.optimizer": r.choice(["adamw", "adamw", "sgd"]),
              "train.clip_norm": r.choice([0.0, 0.0, 0.5]), "mesh.hardware": "cpu"}
     what |= some(r, 0.15, {"fsdp.per_token_loss": [True], "train.weight_decay": [0.0, 0.3], "train.warmup_steps": [2]})
+    if "fsdp.per_token_loss" in what and what["train.optimizer"] == "sgd":
+        # Sums over tokens make steps so long that training diverges, and the last digit decides where to.
+        what["train.clip_norm"] = 0.5
     world = min(gpus(), r.choice([1, 2, 2, 3, 4]))
     outer = 2 if world == 4 and r.random() < 0.4 else 1
     what |= {"mesh.dp_shard": world // outer, "mesh.dp_outer": outer}

@@ -180,6 +180,23 @@ fn schedules_end_with_the_same_weights() {
     );
 }
 
+/// Two rotations in place in one kernel, which read and write neighbouring columns: the same but for the order of additions.
+#[test]
+fn merged_projections_of_a_whole_model_in_one_unit_have_the_same_losses() {
+    let base = [
+        "model.kv_heads=4",
+        "fsdp.units=root",
+        "precision.compute=f32",
+    ];
+    let merged = ["compile.mode=regions", "compile.merge_projections=qkv"];
+    let losses = |set: &[&str]| results("small-native", set).0;
+    let wanted = losses(&base);
+    for (found, wanted) in losses(&[&base[..], &merged].concat()).iter().zip(&wanted) {
+        let [found, wanted] = [*found, *wanted].map(f64::from_bits);
+        assert!((found - wanted).abs() < 1e-6 * wanted, "{found} {wanted}");
+    }
+}
+
 fn steps(name: &str, steps: u64, checkpoints: Option<CheckpointOptions>) -> Outcome {
     let options = RunOptions {
         steps: Some(steps),

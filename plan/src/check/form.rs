@@ -3,7 +3,11 @@
 use super::clock::MAX_STREAMS;
 use super::report::Sink;
 use super::rules::RuleId;
-use crate::program::{Access, Axis, Holds, InstrId, Op, PerRank, Place, Program, StreamKind};
+use crate::model::layout;
+use crate::program::{
+    Access, Axis, Holds, InstrId, Kernel, Op, PerRank, Place, Program, Slot, StreamKind,
+};
+use crate::units::DType;
 
 /// Checks the form of a program. Where it is broken nothing else can be said.
 pub(super) fn check(p: &Program, sink: &mut Sink) {
@@ -11,7 +15,7 @@ pub(super) fn check(p: &Program, sink: &mut Sink) {
     if sink.any(RuleId::Form) {
         return;
     }
-    let operands: Vec<(usize, usize)> = p.kernels.iter().map(operand_counts).collect();
+    let operands: Vec<Operands> = p.kernels.iter().map(Operands::of).collect();
     for (i, instr) in p.instrs.iter().enumerate() {
         let id = InstrId(i as u32);
         let mut bad =
@@ -42,13 +46,28 @@ pub(super) fn check(p: &Program, sink: &mut Sink) {
                         p.accesses.len()
                     ));
                 } else {
-                    let (r, w) = operands[kernel.index()];
+                    let needed = &operands[kernel.index()];
+                    let name = &p.kernels[kernel.index()].name;
+                    let (r, w) = (needed.reads.len(), needed.writes.len());
                     let (have_r, have_w) = ((writes - reads) as usize, (end - writes) as usize);
                     if r > have_r || w > have_w {
                         bad(format!(
-                            "`{}` uses {r} reads and {w} writes, the launch has {have_r} and {have_w}",
-                            p.kernels[kernel.index()].name
+                            "`{name}` uses {r} reads and {w} writes, the launch has {have_r} and {have_w}"
                         ));
+                    }
+                    let lists = [
+                        ("read", &needed.reads, p.reads(&instr.op)),
+                        ("write", &needed.writes, p.writes(&instr.op)),
+                    ];
+                    for (kind, needed, have) in lists {
+                        for (n, (bytes, a)) in needed.iter().zip(have).enumerate() {
+                            if a.bytes < *bytes {
+                                bad(format!(
+                                    "`{name}` goes {bytes} bytes into {kind} {n}, which has {}",
+                                    a.bytes
+                                ));
+                            }
+                        }
                     }
                 }
             }
@@ -194,19 +213,41 @@ fn access(p: &Program, a: Access) -> Option<String> {
     }
 }
 
-/// Reads and writes that a kernel's body refers to.
-fn operand_counts(k: &crate::program::Kernel) -> (usize, usize) {
-    let (mut reads, mut writes) = (0, 0);
-    for slot in k
-        .body
-        .iter()
-        .flat_map(|op| op.inputs.iter().chain(&op.outputs))
-    {
-        match slot.place {
-            Place::Read(n) => reads = reads.max(usize::from(n) + 1),
-            Place::Write(n) => writes = writes.max(usize::from(n) + 1),
-            Place::Register(_) => {}
+/// How many bytes into each of a launch's operands a kernel's body goes.
+#[derive(Default)]
+struct Operands {
+    reads: Vec<u64>,
+    writes: Vec<u64>,
+}
+
+impl Operands {
+    fn of(kernel: &Kernel) -> Self {
+        let mut of = Self::default();
+        let ops = kernel.body.iter();
+        for slot in ops.flat_map(|op| op.inputs.iter().chain(&op.outputs)) {
+            let (to, n) = match slot.place {
+                Place::Read(n) => (&mut of.reads, usize::from(n)),
+                Place::Write(n) => (&mut of.writes, usize::from(n)),
+                Place::Register(_) => continue,
+            };
+            if to.len() <= n {
+                to.resize(n + 1, 0);
+            }
+            to[n] = to[n].max(reach(slot));
         }
+        of
     }
-    (reads, writes)
+}
+
+/// Bytes from the begin of an operand to the end of what a slot takes of it; at least so many, where a gradient's type is that of the
+/// buffer it is added to.
+fn reach(slot: &Slot) -> u64 {
+    const SMALLEST: u64 = DType::Bf16.size();
+    let elements = match &slot.strides[..] {
+        [] => slot.shape.iter().product(),
+        strides => layout::extent(&slot.shape, strides),
+    };
+    let gradient = matches!(slot.place, Place::Write(_)) && slot.strides.is_empty();
+    let size = slot.dtype.size();
+    (slot.offset + elements) * if gradient { size.min(SMALLEST) } else { size }
 }

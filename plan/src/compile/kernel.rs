@@ -18,6 +18,15 @@ pub(super) struct Touch {
     pub(super) bytes: u64,
 }
 
+impl Touch {
+    /// Whether all of the range lies in another one.
+    fn within(&self, of: &Self) -> bool {
+        self.root == of.root
+            && of.offset <= self.offset
+            && self.offset + self.bytes <= of.offset + of.bytes
+    }
+}
+
 /// A described launch.
 #[derive(Clone, Debug)]
 pub(super) struct Launch {
@@ -249,10 +258,7 @@ impl<'g> Describe<'g> {
     fn unite(&mut self) {
         for w in 0..self.writes.len() {
             let to = self.writes[w].0;
-            let part = |r: &Touch| {
-                let (end, inside) = (r.offset + r.bytes, r.root == to.root && *r != to);
-                inside && to.offset <= r.offset && end <= to.offset + to.bytes
-            };
+            let part = |r: &Touch| *r != to && r.within(&to);
             let old: SmallVec<[(Touch, u64); 8]> = std::mem::take(&mut self.reads);
             if !old.iter().any(|r| part(&r.0)) {
                 self.reads = old;
@@ -307,14 +313,12 @@ impl<'g> Describe<'g> {
         if let Some(place) = self.register(value) {
             return slot(place, value.offset, value);
         }
-        if let Some(at) = self.writes.iter().position(|w| w.0.root == value.root) {
-            return slot(
-                Place::Write(at as u8),
-                value.offset - self.writes[at].0.offset / value.dtype.size(),
-                value,
-            );
-        }
         let (touch, mut bytes) = touch(value);
+        // What this kernel has made, not other columns of the same buffer.
+        if let Some(at) = self.writes.iter().position(|w| touch.within(&w.0)) {
+            let ahead = touch.offset - self.writes[at].0.offset;
+            return slot(Place::Write(at as u8), ahead / value.dtype.size(), value);
+        }
         match (kind, i) {
             // Gathers touch one row or element of a table for each id.
             (OpKind::Embedding, 1) | (OpKind::EmbeddingGrad, 2) => {

@@ -101,6 +101,33 @@ fn captured_iterations_pass_with_any_allocator() {
     passes(&check(&p), "cuda-graph-full");
 }
 
+/// Found by random scenarios: with as many keys as queries, in one unit for the whole model, two rotations in place stay two, of
+/// which the second one was taken to read what the first had made.
+#[test]
+fn rotations_of_two_parts_of_a_buffer_in_one_kernel() {
+    let set = [
+        "model.kv_heads=4",
+        "fsdp.units=root",
+        "compile.mode=regions",
+        "compile.merge_projections=qkv",
+    ];
+    let p = try_lower("small-native", &set).expect("accepted");
+    let rotation = |i: &Instr| match i.op {
+        Op::Launch { kernel, .. } => p.kernels[kernel.index()].name.ends_with("_cat"),
+        _ => false,
+    };
+    let all = find(&p, rotation);
+    let two = all.iter().map(|i| &p.instrs[i.index()].op);
+    let two: Vec<_> = two.filter(|op| p.writes(op).len() == 2).collect();
+    assert!(!two.is_empty(), "they have become one");
+    for op in two {
+        for made in p.writes(op) {
+            assert!(p.reads(op).contains(made), "{made:?} is not read in place");
+        }
+    }
+    passes(&check(&p), "kv_heads=4");
+}
+
 /// Found by fuzzing: units below the first trained one stay full until backward ends, and no longer.
 #[test]
 fn frozen_units_without_a_backward_are_released() {

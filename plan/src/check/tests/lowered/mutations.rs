@@ -1,6 +1,6 @@
 //! The historical bugs, planted in programs of all three policies.
 
-use super::{POLICIES, drop, find, small};
+use super::{POLICIES, drop, find, small, try_lower};
 use crate::check::{Report, RuleId, Violation, check};
 use crate::model::OpKind;
 use crate::program::*;
@@ -58,6 +58,35 @@ fn is_wait(i: &Instr) -> bool {
 
 fn is_launch(i: &Instr) -> bool {
     matches!(i.op, Op::Launch { .. })
+}
+
+/// A kernel whose body goes beyond an operand, be it by a column.
+#[test]
+fn operands_shorter_than_what_a_kernel_takes_of_them() {
+    // Queries, keys and values are columns of one buffer.
+    let p = try_lower("small-merged", &[]).expect("accepted");
+    let attention = |i: &Instr| match i.op {
+        Op::Launch { kernel, .. } => p.kernels[kernel.index()].name.starts_with("attention"),
+        _ => false,
+    };
+    let launches = find(&p, attention);
+    assert!(launches.len() > 2);
+    for (&i, short) in launches.iter().zip([2, 64, 1 << 10]) {
+        let mut q = p.clone();
+        let Op::Launch { reads, .. } = q.instrs[i.index()].op else {
+            unreachable!()
+        };
+        q.accesses[reads as usize].bytes -= short;
+        let r = check(&q);
+        let v = r.of(RuleId::Form).next();
+        let v = v.unwrap_or_else(|| panic!("{short} bytes\n{r}"));
+        assert_eq!(v.instr, Some(i), "{}", v.message);
+        assert!(
+            v.message.contains("into read 0, which has"),
+            "{}",
+            v.message
+        );
+    }
 }
 
 #[test]
