@@ -5,6 +5,7 @@
 //! hangs the sharding hooks. Parameters appear as operands ([`Source::Param`], [`Source::Grad`]); which buffer they live
 //! in is `lower`'s decision.
 
+use crate::model::layout;
 use crate::units::{Bytes, DType, Flops};
 use serde::Serialize;
 use smallvec::SmallVec;
@@ -313,6 +314,24 @@ pub struct Kernel {
     pub dtype: DType,
     /// What it computes, in execution order.
     pub body: Vec<BodyOp>,
+}
+
+impl Kernel {
+    /// Whether every element of the `n`th range that a launch writes is written: not where the body makes some columns of each row
+    /// only. The others are somebody else's, and may not have been written yet.
+    #[must_use]
+    pub fn fills(&self, n: usize) -> bool {
+        let made = self.body.iter().flat_map(|op| &op.outputs);
+        let mut slots = made
+            .filter(|s| matches!(s.place, Place::Write(w) if usize::from(w) == n))
+            .peekable();
+        slots.peek().is_none()
+            || slots.any(|s| {
+                s.strides.is_empty()
+                    || layout::extent(&s.shape, &s.strides)
+                        == layout::distinct(&s.shape, &s.strides)
+            })
+    }
 }
 
 /// Why the host spends time outside a launch.

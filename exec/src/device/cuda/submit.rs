@@ -122,16 +122,21 @@ impl CudaDevice {
         match *command {
             Command::Launch {
                 instr,
+                kernel,
                 reads,
                 ref ranges,
-                ..
             } => {
                 let operands = ranges.split_at(reads as usize);
                 // SAFETY: the interpreter's promise on ranges that it submits.
                 unsafe { self.bodies.launch(instr, operands, self.own, raw) }
                     .map_err(|e| Refused::Words(FailureKind::Kernel, e))?;
                 if self.nan_check {
-                    self.check_nan(instr, operands.1, stream)?;
+                    // A NaN between columns of others shows in what is made of them.
+                    for (n, output) in operands.1.iter().enumerate() {
+                        if self.program.kernels[kernel.index()].fills(n) {
+                            self.check_nan(instr, output, stream)?;
+                        }
+                    }
                 }
             }
             Command::Collective {
@@ -144,7 +149,7 @@ impl CudaDevice {
                     .map_err(|e| Refused::Words(FailureKind::Kernel, e))?;
                 if self.nan_check {
                     for (_, output) in parts {
-                        self.check_nan(instr, std::slice::from_ref(output), stream)?;
+                        self.check_nan(instr, output, stream)?;
                     }
                 }
             }
@@ -198,14 +203,13 @@ impl CudaDevice {
     fn check_nan(
         &self,
         instr: InstrId,
-        outputs: &[RawRange],
+        output: &RawRange,
         stream: StreamId,
     ) -> Result<(), Refused> {
-        for r in outputs {
-            let label = u64::from(instr.0) + 1;
-            let raw = self.streams[stream.index()];
-            self.support.find_nan(r, label, self.own + NAN_AT, raw)?;
-        }
+        let label = u64::from(instr.0) + 1;
+        let raw = self.streams[stream.index()];
+        self.support
+            .find_nan(output, label, self.own + NAN_AT, raw)?;
         Ok(())
     }
 
