@@ -5,9 +5,9 @@ use super::report::Sink;
 use super::rules::RuleId;
 use crate::model::layout;
 use crate::program::{
-    Access, Axis, Holds, InstrId, Kernel, Op, PerRank, Place, Program, Slot, StreamKind,
+    Access, Axis, Buffer, Holds, InstrId, Kernel, Op, PerRank, Place, Program, Role, Slot,
+    StreamKind,
 };
-use crate::units::DType;
 
 /// Checks the form of a program. Where it is broken nothing else can be said.
 pub(super) fn check(p: &Program, sink: &mut Sink) {
@@ -60,8 +60,9 @@ pub(super) fn check(p: &Program, sink: &mut Sink) {
                         ("write", &needed.writes, p.writes(&instr.op)),
                     ];
                     for (kind, needed, have) in lists {
-                        for (n, (bytes, a)) in needed.iter().zip(have).enumerate() {
-                            if a.bytes < *bytes {
+                        for (n, (reach, a)) in needed.iter().zip(have).enumerate() {
+                            let bytes = reach.bytes(&p.buffers[a.buffer.index()]);
+                            if a.bytes < bytes {
                                 bad(format!(
                                     "`{name}` goes {bytes} bytes into {kind} {n}, which has {}",
                                     a.bytes
@@ -213,11 +214,11 @@ fn access(p: &Program, a: Access) -> Option<String> {
     }
 }
 
-/// How many bytes into each of a launch's operands a kernel's body goes.
+/// How far into each of a launch's operands a kernel's body goes.
 #[derive(Default)]
 struct Operands {
-    reads: Vec<u64>,
-    writes: Vec<u64>,
+    reads: Vec<Reach>,
+    writes: Vec<Reach>,
 }
 
 impl Operands {
@@ -231,23 +232,37 @@ impl Operands {
                 Place::Register(_) => continue,
             };
             if to.len() <= n {
-                to.resize(n + 1, 0);
+                to.resize(n + 1, Reach::default());
             }
-            to[n] = to[n].max(reach(slot));
+            to[n].extend(slot);
         }
         of
     }
 }
 
-/// Bytes from the begin of an operand to the end of what a slot takes of it; at least so many, where a gradient's type is that of the
-/// buffer it is added to.
-fn reach(slot: &Slot) -> u64 {
-    const SMALLEST: u64 = DType::Bf16.size();
-    let elements = match &slot.strides[..] {
-        [] => slot.shape.iter().product(),
-        strides => layout::extent(&slot.shape, strides),
-    };
-    let gradient = matches!(slot.place, Place::Write(_)) && slot.strides.is_empty();
-    let size = slot.dtype.size();
-    (slot.offset + elements) * if gradient { size.min(SMALLEST) } else { size }
+/// From the begin of an operand to the end of what a body takes of it.
+#[derive(Clone, Copy, Default)]
+struct Reach {
+    elements: u64,
+    bytes: u64,
+}
+
+impl Reach {
+    fn extend(&mut self, slot: &Slot) {
+        let extent = match &slot.strides[..] {
+            [] => slot.shape.iter().product(),
+            strides => layout::extent(&slot.shape, strides),
+        };
+        let elements = slot.offset + extent;
+        self.elements = self.elements.max(elements);
+        self.bytes = self.bytes.max(elements * slot.dtype.size());
+    }
+
+    /// Bytes of it in a buffer. Bodies are described before it is known where gradients lie: their type is the buffer's.
+    fn bytes(self, of: &Buffer) -> u64 {
+        match of.role {
+            Role::FullGrad | Role::MainGrad => self.elements * of.dtype.size(),
+            _ => self.bytes,
+        }
+    }
 }

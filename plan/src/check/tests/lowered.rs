@@ -170,6 +170,28 @@ fn padding_of_shared_gradients_needs_no_reader() {
     passes(&check(&p), "megatron no_shard");
 }
 
+/// Found by fuzzing: kernels are described before it is known where gradients lie, and count them in the type they compute in. A tied
+/// weight's second gradient is added to the first one, which is then read, too.
+#[test]
+fn gradients_of_any_type_are_as_long_as_kernels_take_them_to_be() {
+    for policy in POLICIES {
+        for compute in ["f32", "bf16"] {
+            for grads in ["f32", "bf16", "f16"] {
+                let set = [
+                    "model.tie_embeddings=true",
+                    "train.loss=materialized",
+                    "train.grad_accum=2",
+                    &format!("precision.compute={compute}"),
+                    &format!("precision.main_grads={grads}"),
+                ];
+                if let Some(p) = small(policy, &set) {
+                    passes(&check(&p), &format!("{policy} {set:?}"));
+                }
+            }
+        }
+    }
+}
+
 #[test]
 fn every_option_passes() {
     const OPTIONS: [&[&str]; 50] = [

@@ -91,6 +91,36 @@ fn operands_shorter_than_what_a_kernel_takes_of_them() {
     }
 }
 
+/// Nor may a gradient's range be short by an element of the type it lies in, which is not the kernel's.
+#[test]
+fn gradients_shorter_than_what_a_kernel_makes_of_them() {
+    for (compute, grads) in [("f32", "bf16"), ("bf16", "f32")] {
+        let set = [
+            &*format!("precision.compute={compute}"),
+            &format!("precision.main_grads={grads}"),
+        ];
+        let p = small("native", &set).expect("accepted");
+        let product = |i: &Instr| match i.op {
+            Op::Launch { kernel, .. } => {
+                let full = |a: &Access| p.buffers[a.buffer.index()].role == Role::FullGrad;
+                p.kernels[kernel.index()].name == "mm" && p.writes(&i.op).iter().any(full)
+            }
+            _ => false,
+        };
+        let mut q = p.clone();
+        let at = find(&p, product)[0];
+        let Op::Launch { writes, .. } = q.instrs[at.index()].op else {
+            unreachable!()
+        };
+        let a = &mut q.accesses[writes as usize];
+        a.bytes -= p.buffers[a.buffer.index()].dtype.size();
+        let r = check(&q);
+        let v = r.of(RuleId::Form).next();
+        let v = v.unwrap_or_else(|| panic!("{set:?}\n{r}"));
+        assert!(v.message.contains("into write 0"), "{}", v.message);
+    }
+}
+
 #[test]
 fn computation_before_its_gather() {
     for policy in POLICIES {
