@@ -2,7 +2,9 @@
 
 use super::client::LastResort;
 use super::peers::PeerError;
+use crate::device::FailureKind;
 use crate::device::abort::{Abort, Wake, lock};
+use crate::engine::standing::{Standings, apart};
 use std::collections::BTreeMap;
 use std::sync::{Arc, Condvar, Mutex, PoisonError, Weak};
 use std::time::{Duration, Instant};
@@ -26,6 +28,7 @@ struct Resort {
     act: Mutex<Option<LastResort>>,
     after: Duration,
     abort: Mutex<Weak<Abort>>,
+    standings: Mutex<Weak<Standings>>,
     me: Weak<Self>,
 }
 
@@ -45,6 +48,7 @@ impl Alone {
                 act: Mutex::default(),
                 after,
                 abort: Mutex::default(),
+                standings: Mutex::default(),
                 me: Weak::clone(me),
             }),
         }
@@ -55,8 +59,9 @@ impl Alone {
     }
 
     /// From now on a failure of the session ends waits, and begins the time of the last resort.
-    pub(super) fn watch(&self, abort: &Arc<Abort>) {
+    pub(super) fn watch(&self, abort: &Arc<Abort>, standings: Weak<Standings>) {
         *lock(&self.resort.abort) = Arc::downgrade(abort);
+        *lock(&self.resort.standings) = standings;
         let resort: Weak<Resort> = Arc::downgrade(&self.resort);
         abort.register(resort);
     }
@@ -102,7 +107,16 @@ impl Wake for Resort {
         let Some(abort) = lock(&self.abort).upgrade() else {
             return;
         };
-        let (me, after, cause) = (Weak::clone(&self.me), self.after, cause(&abort));
+        let mut cause = cause(&abort);
+        // The session says so too, where it comes to that: a host may stay inside of a call.
+        let waited = abort
+            .failures()
+            .first()
+            .is_some_and(|f| f.kind == FailureKind::Timeout);
+        if waited && let Some(standings) = lock(&self.standings).upgrade() {
+            cause.push_str(&apart(&standings.now()));
+        }
+        let (me, after) = (Weak::clone(&self.me), self.after);
         // Without a thread nothing is forced to end.
         let _ = std::thread::Builder::new()
             .name("last resort".to_owned())
@@ -127,15 +141,21 @@ fn cause(abort: &Abort) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::device::{Failure, FailureKind};
+    use crate::device::Failure;
+    use crate::engine::Live;
+    use shardlab_plan::program::InstrId;
     use std::sync::mpsc::{RecvTimeoutError, channel};
 
     const SHORT: Duration = Duration::from_millis(50);
     const LONG: Duration = Duration::from_secs(20);
 
     fn fail(abort: &Abort) {
+        fail_as(abort, FailureKind::Injected);
+    }
+
+    fn fail_as(abort: &Abort, kind: FailureKind) {
         abort.fail(Failure {
-            kind: FailureKind::Injected,
+            kind,
             rank: 1,
             stream: None,
             instr: None,
@@ -153,7 +173,7 @@ mod tests {
                 // The test may be over.
                 let _ = told.send(cause.to_owned());
             }));
-            alone.watch(&abort);
+            alone.watch(&abort, Weak::new());
             assert_eq!(causes.recv_timeout(SHORT), Err(RecvTimeoutError::Timeout));
             let begin = Instant::now();
             fail(&abort);
@@ -169,9 +189,38 @@ mod tests {
     }
 
     #[test]
+    fn a_process_that_is_left_says_who_was_waited_for() {
+        let (alone, abort) = (Alone::new(SHORT), Arc::new(Abort::new(LONG)));
+        let (told, causes) = channel();
+        alone.set_last_resort(Arc::new(move |cause: &str| {
+            // The test may be over.
+            let _ = told.send(cause.to_owned());
+        }));
+        let scenario = shardlab_plan::scenario::load("small-native".as_ref(), &[]).unwrap();
+        let program = Arc::new(shardlab_plan::plan(&scenario).unwrap());
+        let live = Arc::new(Live::new(4));
+        for (rank, at) in [(0, 30), (1, 20), (2, 30)] {
+            live.issues(rank, 3, InstrId(at));
+        }
+        let text = program.op_text(InstrId(20));
+        let local = 0..4;
+        let standings = Arc::new(Standings {
+            program,
+            live,
+            local,
+        });
+        alone.watch(&abort, Arc::downgrade(&standings));
+        fail_as(&abort, FailureKind::Timeout);
+        let cause = causes.recv_timeout(LONG).unwrap();
+        let expected =
+            format!("where hosts stand, the last one first: rank 1 at instruction 20 `{text}`;");
+        assert!(cause.contains(&expected), "{cause}");
+    }
+
+    #[test]
     fn a_failure_ends_the_waits_of_rank_threads() {
         let (alone, abort) = (Alone::new(LONG), Arc::new(Abort::new(LONG)));
-        alone.watch(&abort);
+        alone.watch(&abort, Weak::new());
         std::thread::scope(|scope| {
             let waiting = scope.spawn(|| alone.get("a choice of rank 0's"));
             std::thread::sleep(SHORT);

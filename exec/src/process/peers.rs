@@ -245,7 +245,7 @@ impl Peers {
     /// seen.
     pub(crate) fn watch(&self, abort: &Arc<Abort>, standings: &Arc<Standings>) {
         match &self.link {
-            Link::Alone(alone) => alone.watch(abort),
+            Link::Alone(alone) => alone.watch(abort, Arc::downgrade(standings)),
             Link::Store(client, _) => client.watch(abort, Arc::downgrade(standings)),
         }
     }

@@ -9,26 +9,34 @@ use crate::kernels::view;
 use shardlab_plan::model::OpKind;
 use shardlab_plan::program::{Place, Slot};
 
+/// Bytes that a thread copies at once.
+const VECTOR: usize = 16;
+
 fn slots<'a>(req: &Request<'a>) -> impl Iterator<Item = &'a Slot> {
     let body = req.body;
     body.iter()
         .flat_map(|op| op.inputs.iter().chain(&op.outputs))
 }
 
-/// Whether some operation reads a value of the body, or of memory, in another order than that in which it was made.
-fn reorders(req: &Request<'_>) -> bool {
+/// Whether some operation takes a read, or what is made of it, in another order than that in which it is there.
+fn reorders(req: &Request<'_>, read: u8) -> bool {
+    let mut of_it = vec![Place::Read(read)];
     let mut made: Vec<&Slot> = Vec::new();
     for op in req.body {
-        if matches!(op.op, OpKind::Cat { .. }) {
-            return true;
-        }
-        for slot in &op.inputs {
-            if let Some(by) = made.iter().rev().find(|m| m.place == slot.place)
-                && (by.offset != slot.offset || dims(by) != dims(slot))
-                && view::numel(by) == view::numel(slot)
-            {
+        let mut takes = op.inputs.iter().filter(|s| of_it.contains(&s.place));
+        let otherwise = |slot: &Slot| {
+            let by = made.iter().rev().find(|m| m.place == slot.place);
+            by.is_some_and(|by| {
+                (by.offset != slot.offset || dims(by) != dims(slot))
+                    && view::numel(by) == view::numel(slot)
+            })
+        };
+        if let Some(first) = takes.next() {
+            let cat = matches!(op.op, OpKind::Cat { .. });
+            if cat || otherwise(first) || takes.any(otherwise) {
                 return true;
             }
+            of_it.extend(op.outputs.iter().map(|s| s.place));
         }
         made.extend(&op.outputs);
     }
@@ -72,11 +80,11 @@ fn rotates(req: &Request<'_>, read: u8, write: u8) -> bool {
     out.place == Place::Write(write) && elementwise && parts && sources.all(own)
 }
 
-fn is_safe(req: &Request<'_>, read: u8, write: u8, reorders: bool) -> bool {
+fn is_safe(req: &Request<'_>, read: u8, write: u8) -> bool {
     if write == CLASH {
         return false;
     }
-    if reorders {
+    if reorders(req, read) {
         return rotates(req, read, write);
     }
     let Some(to) = slots(req).find(|s| s.place == Place::Write(write)) else {
@@ -98,11 +106,10 @@ fn extent(req: &Request<'_>, read: u8) -> u64 {
 
 /// Makes a module keep what it would spoil.
 pub(super) fn guard(req: &Request<'_>, mut module: Module) -> Module {
-    let reorders = reorders(req);
     let spoiled: Vec<u8> = (0..req.reads.len() as u8)
         .filter(|&r| {
             let same = req.same.get(usize::from(r)).copied().flatten();
-            same.is_some_and(|w| !is_safe(req, r, w, reorders))
+            same.is_some_and(|w| !is_safe(req, r, w))
         })
         .collect();
     for r in spoiled {
@@ -116,9 +123,15 @@ pub(super) fn guard(req: &Request<'_>, mut module: Module) -> Module {
         }
         let name = format!("keep{r}");
         module.source += &format!(
-            "KERNEL(256) {name}(const u8* from, u8* to) {{\n  const u64 i = blockIdx.x * 256ull + threadIdx.x;\n  if (i < {bytes}ull) to[i] = from[i];\n}}\n"
+            "KERNEL(256) {name}(const u8* from, u8* to) {{
+  const u64 i = (blockIdx.x * 256ull + threadIdx.x) * {VECTOR}ull;
+  if (i + {VECTOR} <= {bytes}ull && ((u64)from & {mask}) == 0) *reinterpret_cast<uint4*>(to + i) = *reinterpret_cast<const uint4*>(from + i);
+  else for (u64 j = i; j < i + {VECTOR} && j < {bytes}ull; j++) to[j] = from[j];
+}}
+",
+            mask = VECTOR - 1
         );
-        if let Ok(grid) = blocks(bytes as usize, 256) {
+        if let Ok(grid) = blocks((bytes as usize).div_ceil(VECTOR), 256) {
             module.entries.insert(
                 0,
                 Entry {

@@ -485,3 +485,36 @@ fn indices_are_as_wide_as_operands_are_large() {
         }
     }
 }
+
+/// Kernels of a scenario that copy a read before they spoil it, and how many update one in place.
+fn copying(name: &str, set: &[&str]) -> (BTreeSet<String>, usize) {
+    let set: Vec<String> = set.iter().map(|s| (*s).to_owned()).collect();
+    let program = plan(&scenario::load(Path::new(name), &set).unwrap()).unwrap();
+    let (mut copy, mut in_place) = (BTreeSet::new(), 0);
+    for v in variant::of_program(&program).keys() {
+        let kernel = &program.kernels[v.kernel.index()];
+        if matches!(kernel.body[0].op, OpKind::Gemm { .. } | OpKind::Shard(_)) {
+            continue;
+        }
+        let req = v.request(&kernel.body, Target::HOPPER);
+        in_place += usize::from(req.same.iter().any(Option::is_some));
+        let module = generate(&req).unwrap();
+        if module.entries.iter().any(|e| e.name.starts_with("keep")) {
+            copy.insert(kernel.name.clone());
+        }
+    }
+    (copy, in_place)
+}
+
+/// The gradient of a norm of heads takes the place of what the norm read, in its order, while the rotation back before it reorders
+/// what attention has made.
+#[test]
+fn reads_are_copied_first_only_where_they_are_reordered_themselves() {
+    let regions = ["compile.mode=\"regions\""];
+    let (copy, in_place) = copying("small-qwen3", &regions);
+    assert!(in_place > 2, "{in_place}");
+    assert_eq!(copy, BTreeSet::new());
+    // Heads are put together where queries, keys and values were.
+    let (copy, _) = copying("toy-transformer", &["compile.mode=\"blocks\""]);
+    assert!(copy.contains("fused_add_copy"), "{copy:?}");
+}
