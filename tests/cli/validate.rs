@@ -15,7 +15,7 @@ const EXEC_OPTIONS: &str = concat!(
     "/tests/data/exec_h200_options.csv"
 );
 
-/// Likewise, on one H100.
+/// Likewise, on one and two H100.
 const EXEC_H100: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/data/exec_h100.csv");
 
 /// Memory of FSDP2 and Megatron-FSDP as one rank of up to 1,024, on one GPU.
@@ -101,13 +101,12 @@ fn memory_is_that_of_the_engines_on_every_mesh() {
     assert!(error(&totals, "peak_reserved_mib", "mean_abs_percent") < 1.2);
 }
 
-/// The measured profiles: steps within 2 % in the middle and 5 % at worst on H200s (options that nothing was calibrated on: 7), 3 and 8
-/// on an H100.
+/// The measured profiles: steps within 2 % in the middle and 5 % at worst (options that nothing was calibrated on, on H200s: 7).
 #[test]
 fn predictions_agree_with_steps_of_exec() {
     agree(EXEC, 60, 2.0, 5.0, (9, 0.04));
     agree(EXEC_OPTIONS, 50, 2.0, 7.0, (14, 0.08));
-    agree(EXEC_H100, 16, 3.0, 8.0, (0, 0.02));
+    agree(EXEC_H100, 40, 2.0, 5.0, (1, 0.03));
 }
 
 /// Steps within `middle` and `worst` percent, the engine's memory to what the table prints of it, the device's within 1 %, and

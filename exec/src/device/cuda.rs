@@ -18,6 +18,7 @@ pub mod libraries;
 mod memory;
 mod nccl;
 mod nvtx;
+mod patience;
 mod places;
 mod record;
 pub mod sharing;

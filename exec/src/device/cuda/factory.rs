@@ -9,6 +9,7 @@ use super::leader::Leader;
 use super::libraries::{Libraries, Library};
 use super::memory::Pinned;
 use super::nccl::{self, NcclCollectives};
+use super::patience::Patience;
 use super::places;
 use super::staging::Staging;
 use super::support::{SUMS, Support};
@@ -186,6 +187,7 @@ impl CudaFactory {
             session: setup.session,
             peers: setup.world.peers(),
             abort: &setup.abort,
+            patience: patience(setup, rank),
             registration: setup.options.registration,
             copy_engines: !self.options.share_gpu,
         };
@@ -231,27 +233,42 @@ impl DeviceFactory for CudaFactory {
 /// What to do about a call of the driver that does not return. Other processes hear of it here, since the rank's own thread
 /// may never tell them.
 fn means(setup: &Setup, rank: u32, cut: Box<dyn Fn() + Send>) -> Means {
-    let (program, abort) = (Arc::clone(&setup.program), Arc::clone(&setup.abort));
-    let peers = Arc::clone(setup.world.peers());
+    let (program, timeout) = (Arc::clone(&setup.program), setup.abort.timeout());
+    let waited = waited(setup, rank);
     let fail = move |instr: InstrId| {
-        let failure = Failure {
-            kind: FailureKind::Timeout,
-            rank,
-            stream: None,
-            instr: Some(instr),
-            text: program.op_text(instr),
-            message: format!(
-                "the driver has not come back from it after {:.1?}: something before it on the device does not end",
-                abort.timeout()
-            ),
-        };
-        let words = failure.to_string();
-        abort.fail(failure);
-        let _ = peers.give_up(&words);
+        let why = format!(
+            "the driver has not come back from it after {timeout:.1?}: something before it on the device does not end"
+        );
+        waited(Some(instr), program.op_text(instr), why);
     };
     Means {
         fail: Box::new(fail),
         cut,
+    }
+}
+
+/// What to do where NCCL lets a rank wait for the others without an end.
+fn patience(setup: &Setup, rank: u32) -> Patience {
+    let waited = waited(setup, rank);
+    let late = move |why: String| waited(None, String::new(), why);
+    Patience::new(setup.abort.timeout(), Arc::new(late))
+}
+
+/// Ends the run, for this process and the others: a rank has waited in vain, at an instruction with its words or before the first one.
+fn waited(setup: &Setup, rank: u32) -> impl Fn(Option<InstrId>, String, String) + use<> {
+    let (abort, peers) = (Arc::clone(&setup.abort), Arc::clone(setup.world.peers()));
+    move |instr, text, message| {
+        let failure = Failure {
+            kind: FailureKind::Timeout,
+            rank,
+            stream: None,
+            instr,
+            text,
+            message,
+        };
+        let words = failure.to_string();
+        abort.fail(failure);
+        let _ = peers.give_up(&words);
     }
 }
 

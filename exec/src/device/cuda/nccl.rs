@@ -8,6 +8,7 @@ mod check;
 
 use super::collectives::Collectives;
 use super::driver::RawStream;
+use super::patience::Patience;
 use crate::device::abort::{Abort, lock};
 use crate::engine::Registration as Mode;
 use crate::operand::RawRange;
@@ -58,7 +59,7 @@ pub(super) fn library(folders: &[PathBuf]) -> Result<Nccl, String> {
 }
 
 /// What ranks need to join.
-#[derive(Clone, Debug)]
+#[derive(Clone)]
 pub(super) struct Join<'a> {
     /// The program.
     pub(super) program: &'a Arc<Program>,
@@ -70,6 +71,8 @@ pub(super) struct Join<'a> {
     pub(super) peers: &'a Peers,
     /// Says when everything is to end.
     pub(super) abort: &'a Arc<Abort>,
+    /// For calls in which NCCL waits for the other ranks.
+    pub(super) patience: Patience,
     /// How memory is made known to NCCL.
     pub(super) registration: Mode,
     /// Whether copy engines reach the other ranks; where they do not, kernels do their work.
@@ -103,6 +106,7 @@ pub(super) struct NcclCollectives {
     /// Aborts that have not come back.
     aborting: Arc<AtomicUsize>,
     registration: Mode,
+    patience: Patience,
 }
 
 impl NcclCollectives {
@@ -133,6 +137,7 @@ impl NcclCollectives {
             abort: Arc::clone(join.abort),
             aborting: Arc::default(),
             registration: join.registration,
+            patience: join.patience.clone(),
         };
         it.make_sums()?;
         Ok(it)
@@ -166,21 +171,7 @@ impl NcclCollectives {
         Ok(())
     }
 
-    /// What another thread may do meanwhile.
-    #[must_use]
-    pub(super) fn watch(&self) -> NcclWatch {
-        let named = self.members.iter().zip(&self.program.communicators);
-        NcclWatch {
-            comms: named
-                .filter_map(|(m, c)| Some((c.name.clone(), m.as_ref()?.comm.watch())))
-                .collect(),
-            aborting: Arc::clone(&self.aborting),
-        }
-    }
-}
-
-impl Collectives for NcclCollectives {
-    fn register(&mut self, ranges: &[(u64, usize)]) -> Result<(), String> {
+    fn make_known(&mut self, ranges: &[(u64, usize)]) -> Result<(), String> {
         for member in self.members.iter_mut().flatten() {
             let mode = if member.copy_engine {
                 Mode::Window
@@ -215,6 +206,26 @@ impl Collectives for NcclCollectives {
             }
         }
         Ok(())
+    }
+
+    /// What another thread may do meanwhile.
+    #[must_use]
+    pub(super) fn watch(&self) -> NcclWatch {
+        let named = self.members.iter().zip(&self.program.communicators);
+        NcclWatch {
+            comms: named
+                .filter_map(|(m, c)| Some((c.name.clone(), m.as_ref()?.comm.watch())))
+                .collect(),
+            aborting: Arc::clone(&self.aborting),
+        }
+    }
+}
+
+impl Collectives for NcclCollectives {
+    fn register(&mut self, ranges: &[(u64, usize)]) -> Result<(), String> {
+        // Windows are made by all ranks together.
+        let patience = self.patience.clone();
+        patience.with("made memory known to all ranks", || self.make_known(ranges))
     }
 
     fn launch(
@@ -380,7 +391,10 @@ impl Member {
             cta_policy: copy_engine.then_some(CtaPolicy::Zero),
             ..Config::default()
         };
-        let joined = Communicator::init(nccl, &id, ranks.len() as u32, position, config);
+        let has_not = format!("joined the {} ranks of {}", ranks.len(), comm.name);
+        let joined = join.patience.with(&has_not, || {
+            Communicator::init(nccl, &id, ranks.len() as u32, position, config)
+        });
         Ok(Self {
             comm: joined.map_err(|e| e.to_string())?,
             position: position as usize,
