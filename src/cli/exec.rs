@@ -20,11 +20,11 @@ use super::output::{Failure, Out, Status, say, writable};
 use crate::gate::Plant;
 use crate::trace;
 use fault::FaultAt;
-use progress::{Progress, Style};
+use progress::{Follower, Progress, Style};
 use serde::Serialize;
 use shardlab_exec::engine::{ExecOptions, World};
 use shardlab_exec::train::{
-    CheckpointOptions, Outcome, Resume, RunOptions, Silent, TokenWidth, Tokens, TrainError, hf,
+    CheckpointOptions, Outcome, Resume, RunOptions, TokenWidth, Tokens, TrainError, hf,
     tokenizer_beside,
 };
 use shardlab_plan::record::Summary;
@@ -346,7 +346,7 @@ fn follow(
 ) -> Result<Status, Failure> {
     let peers = Arc::clone(world.peers());
     let device = &args.device;
-    match device.train_as(scenario, program, options, world, local_rank, &mut Silent) {
+    match device.train_as(scenario, program, options, world, local_rank, &mut Follower) {
         Ok(outcome) if outcome.interrupted => Ok(Status::RunFailed),
         Ok(_) => Ok(Status::Done),
         // Rank 0 tells all of it; here the cause is named for whoever reads this rank's words alone.

@@ -8,6 +8,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, LazyLock, Once};
 
 static INTERRUPTED: LazyLock<Arc<AtomicBool>> = LazyLock::new(Arc::default);
+/// Likewise, where it is no reason to take what the launcher passes on for a second one.
+static TERMINATED: LazyLock<Arc<AtomicBool>> = LazyLock::new(Arc::default);
 static STOP: LazyLock<Arc<AtomicBool>> = LazyLock::new(Arc::default);
 
 /// From now on either signal sets a flag instead of ending the process; a second one ends it.
@@ -16,8 +18,8 @@ pub(super) fn watch() {
     ONCE.call_once(|| {
         on(SIGINT);
         if has_launcher() {
-            // A scheduler sends it to every process of a job, and the launcher passes on what it gets: this one would seem a second one.
-            let _ = flag::register(SIGTERM, Arc::default());
+            // A scheduler sends it to every process of a job, and the launcher passes on what it gets.
+            let _ = flag::register(SIGTERM, Arc::clone(&TERMINATED));
         } else {
             on(SIGTERM);
         }
@@ -33,7 +35,9 @@ fn on(signal: i32) {
 
 /// Whether one has come.
 pub(super) fn requested() -> bool {
-    INTERRUPTED.load(Ordering::Relaxed)
+    [&INTERRUPTED, &TERMINATED]
+        .iter()
+        .any(|f| f.load(Ordering::Relaxed))
 }
 
 /// From now on Ctrl-Z sets a flag instead of stopping the process: whoever asks for it stops itself, after its children.

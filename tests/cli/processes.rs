@@ -530,6 +530,64 @@ fn the_end_of_a_job() {
     });
 }
 
+/// Somebody else's signal, or the end of one host of a job: one rank is told, and it is not the one that speaks.
+#[test]
+fn the_end_of_one_rank() {
+    interrupted(|_, ranks| signal("TERM", ranks[2]));
+}
+
+/// Likewise, where something else than shardlab has started the ranks.
+#[test]
+fn the_end_of_one_rank_that_another_launcher_started() {
+    let dir = tempfile::tempdir().unwrap();
+    let at = dir.path().join("c");
+    let port = free_port().to_string();
+    let checkpoints = at.display().to_string();
+    let mut two = ranks(
+        2,
+        &[
+            "small-accumulation",
+            "--set",
+            "mesh.dp_shard=2",
+            "--steps",
+            "1000000",
+            "--checkpoint-dir",
+            &checkpoints,
+        ],
+        |rank| {
+            vec![
+                ("RANK", rank.to_string()),
+                ("LOCAL_RANK", rank.to_string()),
+                ("WORLD_SIZE", "2".to_owned()),
+                ("MASTER_ADDR", "127.0.0.1".to_owned()),
+                ("MASTER_PORT", port.clone()),
+            ]
+        },
+    );
+    let mut errors = BufReader::new(two[0].stderr.take().unwrap());
+    let mut line = String::new();
+    errors.read_line(&mut line).unwrap();
+    assert!(line.starts_with("step 1/1000000"), "{line}");
+    signal("TERM", two[1].id());
+    let words = std::thread::spawn(move || {
+        let mut words = String::new();
+        errors.read_to_string(&mut words).unwrap();
+        words
+    });
+    let outputs: Vec<_> = two
+        .into_iter()
+        .map(|c| c.wait_with_output().unwrap())
+        .collect();
+    let words = words.join().unwrap();
+    let codes: Vec<_> = outputs.iter().map(|o| o.status.code()).collect();
+    assert_eq!(codes, [Some(3), Some(3)], "{words}");
+    let run: Value = serde_json::from_slice(&outputs[0].stdout).unwrap();
+    assert_eq!(run["interrupted"], true);
+    let done = run["losses"].as_array().unwrap().len();
+    assert!(words.contains(&format!("interrupted after step {done}")));
+    assert!(at.join(format!("step-{done:08}")).is_dir(), "{words}");
+}
+
 fn interrupted(tell: impl FnOnce(u32, &[u32])) {
     let (child, mut errors, ranks) = long_run(&[]);
     tell(child.id(), &ranks);

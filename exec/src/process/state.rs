@@ -383,21 +383,24 @@ impl State {
     fn late_gathering(&self, now: Instant) -> Option<(u32, String)> {
         self.gatherings.iter().find_map(|(key, g)| {
             let missing = self.who(|i, _| g.brought[i].is_none());
-            let late = missing.iter().all(|i| {
+            // How long each has not moved, and may not.
+            let idle = missing.iter().map(|i| {
                 let p = &self.processes[*i as usize];
                 let patience = match p.running {
                     0 => self.timeout,
                     _ => self.timeout * BUSY,
                 };
-                now.saturating_duration_since(p.moved.max(g.since)) >= patience
+                let moved = p.moved.max(g.since);
+                (now.saturating_duration_since(moved), patience)
             });
+            let late = idle.clone().all(|(idle, patience)| idle >= patience);
+            let least = idle.map(|(idle, _)| idle).min()?;
             (!g.mode.patient && late).then(|| {
                 let what = format!(
-                    "{} did not come to `{}` and {} not moved for {:.1?}",
+                    "{} did not come to `{}` and {} not moved for {least:.1?}",
                     ranks_in_words(&missing),
                     name(key),
                     if missing.len() == 1 { "has" } else { "have" },
-                    self.timeout
                 );
                 (missing[0], what)
             })

@@ -205,7 +205,7 @@ pub fn train(
 }
 
 /// Likewise, with this process's ranks of a world, on devices of any kind. Every process of the world calls it with the
-/// same scenario and options; only the one that leads watches with an observer that does anything, and may stop the run.
+/// same scenario and options; the observer of any may stop the run, which then ends after the same step everywhere.
 ///
 /// # Errors
 /// [`TrainError`].
@@ -407,11 +407,12 @@ impl<'a, D: Device> Trainer<'a, D> {
         Ok(false)
     }
 
-    /// All processes stop after the same step: the one that leads decides.
+    /// All processes stop after the same step, whichever of them was told to.
     fn agree(&self, flow: Flow) -> Result<Flow, TrainError> {
         let mine = vec![u8::from(flow == Flow::Stop)];
-        let decision = self.session.world().peers().broadcast("flow", mine)?;
-        Ok(if decision == [1] {
+        let peers = self.session.world().peers();
+        let all = peers.all_gather_patiently("flow", mine)?;
+        Ok(if all.iter().any(|one| *one == [1]) {
             Flow::Stop
         } else {
             Flow::Continue

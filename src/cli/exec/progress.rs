@@ -96,6 +96,24 @@ impl Progress {
     }
 }
 
+/// A rank that says nothing of the training, and may be told to end it like the one that does: a host that is taken away from a job
+/// is told alone.
+pub(super) struct Follower;
+
+impl Observer for Follower {
+    fn step(&mut self, _: &StepReport) -> Flow {
+        flow()
+    }
+}
+
+fn flow() -> Flow {
+    if interrupt::requested() {
+        Flow::Stop
+    } else {
+        Flow::Continue
+    }
+}
+
 impl Observer for Progress {
     fn begun(&mut self, begun: &Begun) {
         self.observer().begun(begun);
@@ -107,11 +125,7 @@ impl Observer for Progress {
 
     fn step(&mut self, report: &StepReport) -> Flow {
         let _ = self.observer().step(report);
-        if interrupt::requested() {
-            Flow::Stop
-        } else {
-            Flow::Continue
-        }
+        flow()
     }
 
     fn validation(&mut self, step: u64, loss: f64) {
