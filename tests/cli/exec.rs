@@ -592,6 +592,7 @@ fn interrupted_by(signal: &str) {
             "exec",
             "small-native",
             "--json",
+            "--no-store",
             "--steps",
             "1000000",
             "--checkpoint-dir",

@@ -136,6 +136,41 @@ fn old_against_new_in_one_call() {
     assert!(flat.contains("over 3 interleaved pairs"), "{out}");
 }
 
+/// A budget fails where the baseline has the same numbers, and the finding points at the line that gives it.
+#[test]
+fn budgets_point_at_their_line() {
+    let dir = tempfile::tempdir().unwrap();
+    let small = Path::new(env!("CARGO_MANIFEST_DIR")).join("scenarios/small-linear.toml");
+    let file = dir.path().join("mine.toml");
+    let text = |budget: &str| {
+        let base = small.display();
+        format!("extends = \"{base}\"\n\n[gate]\nmax_step_ms = 1e9\nmax_memory = \"{budget}\"\n")
+    };
+    let mine = file.display().to_string();
+    let at = dir.path().join("baselines");
+    std::fs::write(&file, text("1GiB")).unwrap();
+    let (code, out, err) = gate(&at, &["--bless", &mine]);
+    assert_eq!(code, 0, "{out}{err}");
+    let (code, out, err) = gate(&at, &["--all", &mine]);
+    assert_eq!(code, 0, "{out}{err}");
+    assert!(
+        out.contains("budget, reserved") && out.contains("budget, step"),
+        "{out}"
+    );
+    std::fs::write(&file, text("1KiB")).unwrap();
+    let (code, out, err) = gate(&at, &["--github", &mine]);
+    assert_eq!(code, 1, "{out}{err}");
+    let flat = out.split_whitespace().collect::<Vec<_>>().join(" ");
+    assert!(flat.contains("KiB beyond the budget"), "{out}");
+    let annotation = out
+        .lines()
+        .find(|l| l.starts_with("::error") && l.contains("mine.toml"));
+    assert!(
+        annotation.is_some_and(|l| l.contains("line=5")),
+        "{out}{err}"
+    );
+}
+
 #[test]
 fn improvements_ask_for_a_new_baseline() {
     let dir = blessed(&["small-linear"]);

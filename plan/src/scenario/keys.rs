@@ -301,6 +301,8 @@ keys! {
     GateAllocated: "gate" "allocated" [Number(0.0, 1e6)] "0.0" "Relative tolerance of peak allocated bytes; 0: equal to the byte";
     GateReserved: "gate" "reserved" [Number(0.0, 1e6)] "0.01" "Relative tolerance of peak reserved bytes";
     GateDevice: "gate" "device" [Number(0.0, 1e6)] "0.01" "Relative tolerance of device bytes";
+    GateMaxMemory: "gate" "max_memory" [Bytes(1, 1 << 50)] "(none)" "Budget: most reserved memory of a GPU, whatever the baseline has";
+    GateMaxStepMs: "gate" "max_step_ms" [Number(1e-9, 1e12)] "(none)" "Budget: longest predicted step in milliseconds, whatever the baseline has";
     GateLoss: "gate" "loss" [Number(0.0, 1e6)] "1e-3" "Relative tolerance of each loss; 0 with loss_absolute 0: equal to the bit";
     GateLossAbsolute: "gate" "loss_absolute" [Number(0.0, 1e6)] "0.0" "Absolute tolerance of each loss, added to the relative one";
     GateLossArea: "gate" "loss_area" [Number(0.0, 1e6)] "5e-4" "Area between the loss curves, relative to the area under the baseline's";

@@ -10,7 +10,7 @@ use super::types::*;
 use super::units::unit_pattern;
 use super::validate;
 use super::value::Value;
-use crate::units::DType;
+use crate::units::{Bytes, DType};
 use std::path::Path;
 
 /// The scenario that a document says, checked.
@@ -595,6 +595,11 @@ fn gate(d: &Document) -> Gate {
         allocated: d.number(Key::GateAllocated).unwrap_or(default.allocated),
         reserved: d.number(Key::GateReserved).unwrap_or(default.reserved),
         device: d.number(Key::GateDevice).unwrap_or(default.device),
+        max_memory: d
+            .value(Key::GateMaxMemory)
+            .and_then(Value::bytes)
+            .map(Bytes),
+        max_step_ms: d.number(Key::GateMaxStepMs),
         loss: d.number(Key::GateLoss).unwrap_or(default.loss),
         loss_absolute: d
             .number(Key::GateLossAbsolute)

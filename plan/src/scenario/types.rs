@@ -4,7 +4,7 @@
 //! to keep the rules of `scenario/validate.rs`.
 
 use super::units::covers;
-use crate::units::DType;
+use crate::units::{Bytes, DType};
 use serde::Serialize;
 
 /// A complete, checked scenario.
@@ -598,6 +598,10 @@ pub struct Gate {
     pub reserved: f64,
     /// Relative tolerance of device bytes.
     pub device: f64,
+    /// Most reserved memory of a rank, whatever the baseline has.
+    pub max_memory: Option<Bytes>,
+    /// Longest predicted step in milliseconds, likewise.
+    pub max_step_ms: Option<f64>,
     /// Relative tolerance of each loss.
     pub loss: f64,
     /// Absolute tolerance of each loss, added to the relative one.
@@ -622,6 +626,8 @@ impl Default for Gate {
             allocated: 0.0,
             reserved: 0.01,
             device: 0.01,
+            max_memory: None,
+            max_step_ms: None,
             loss: 1e-3,
             loss_absolute: 0.0,
             loss_area: 5e-4,

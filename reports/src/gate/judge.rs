@@ -1,5 +1,6 @@
 //! The comparison of facts with a baseline.
 
+mod budget;
 mod convergence;
 mod memory;
 mod program;
@@ -72,6 +73,7 @@ pub fn judge(baseline: &Baseline, now: &Facts, limits: &Limits) -> Verdict {
     findings.extend(memory::predicted(baseline, now, limits, &changes));
     findings.extend(memory::fits(baseline, now, limits));
     findings.push(time::predicted(baseline, now, limits));
+    findings.extend(budget::judge(now, limits));
     match (&old.measured, &now.measured) {
         (Some(before), Some(after)) => {
             findings.extend(memory::measured(baseline, before, after, limits));
@@ -146,13 +148,14 @@ fn no_baseline(status: Status, now: String, limits: &Limits, reason: &str) -> Fi
     }
 }
 
-/// What can be said about a scenario that has no counterpart, for the reason given: its proofs, and that its numbers are
-/// numbers.
+/// What can be said about a scenario that has no counterpart, for the reason given: its proofs, its budgets, and that its numbers
+/// are numbers.
 #[must_use]
 pub fn alone(now: Facts, limits: &Limits, reason: &str) -> Verdict {
     let itself = Baseline::of(now);
     let mut findings = judge(&itself, &itself.facts, limits).findings;
-    findings.retain(|f| f.class == Class::Checks || f.metric == convergence::FINITE);
+    let own = |metric: &str| metric == convergence::FINITE || budget::METRICS.contains(&metric);
+    findings.retain(|f| f.class == Class::Checks || own(&f.metric));
     let digest = itself.facts.program.digest.clone();
     findings.push(no_baseline(Status::Skipped, digest, limits, reason));
     Verdict::new(&itself.facts.scenario, findings)

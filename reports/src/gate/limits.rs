@@ -78,6 +78,10 @@ pub struct Limits {
     pub reserved: Limit,
     /// Device bytes.
     pub device: Limit,
+    /// Budget: reserved bytes.
+    pub max_memory: Option<Limit>,
+    /// Budget: milliseconds of the predicted step.
+    pub max_step_ms: Option<Limit>,
     /// Each loss, relative.
     pub loss: Limit,
     /// Each loss, absolute.
@@ -124,6 +128,8 @@ impl Limits {
             allocated: limit("allocated", gate.allocated),
             reserved: limit("reserved", gate.reserved),
             device: limit("device", gate.device),
+            max_memory: gate.max_memory.map(|b| limit("max_memory", b.0 as f64)),
+            max_step_ms: gate.max_step_ms.map(|ms| limit("max_step_ms", ms)),
             loss: limit("loss", gate.loss),
             loss_absolute: limit("loss_absolute", gate.loss_absolute),
             loss_area: limit("loss_area", gate.loss_area),

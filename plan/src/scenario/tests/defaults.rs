@@ -2,7 +2,7 @@
 
 use super::super::*;
 use super::minimal;
-use crate::units::DType;
+use crate::units::{Bytes, DType};
 
 #[test]
 fn defaults_of_the_native_policy() {
@@ -507,6 +507,14 @@ fn forms_of_values() {
     );
     let g = minimal(&["gate.step_time=0.2"]).unwrap().gate;
     assert_eq!((g.step_time, g.loss, g.seeds), (0.2, 1e-3, 1));
+    assert_eq!((g.max_memory, g.max_step_ms), (None, None));
+    let g = minimal(&["gate.max_memory=60GiB", "gate.max_step_ms=900"])
+        .unwrap()
+        .gate;
+    assert_eq!(
+        (g.max_memory, g.max_step_ms),
+        (Some(Bytes(60 << 30)), Some(900.0))
+    );
     assert_eq!(
         minimal(&["mesh.hardware=my/profile.toml"])
             .unwrap()

@@ -4,6 +4,7 @@ use super::*;
 use crate::gate::facts::Curve;
 use crate::gate::testing::facts;
 use shardlab_plan::scenario::{Gate, GateProgram, Position};
+use shardlab_plan::units::Bytes;
 use std::collections::BTreeMap;
 
 fn limits(change: impl Fn(&mut Gate)) -> Limits {
@@ -397,6 +398,43 @@ fn a_step_that_no_longer_fits_fails_whatever_the_limits() {
     // One that never did is told.
     let v = verdict(2000, 1999);
     assert!(v.pass && v.findings.iter().any(|f| f.metric == "fits"));
+}
+
+#[test]
+fn budgets_hold_whatever_the_baseline_has() {
+    // Reserved 1,200 bytes predicted and measured, a step of 2 ms: as in the baseline.
+    let base = Baseline::parse(Baseline::text(&facts()), "b.toml").unwrap();
+    let verdict = |memory: u64, ms: f64| {
+        let limits = limits(|g| {
+            g.max_memory = Some(Bytes(memory));
+            g.max_step_ms = Some(ms);
+        });
+        (
+            judge(&base, &facts(), &limits),
+            alone(facts(), &limits, "new"),
+        )
+    };
+    let (v, lonely) = verdict(1200, 2.0);
+    assert!(v.pass && lonely.pass);
+    let named = |v: &Verdict| {
+        v.findings
+            .iter()
+            .filter(|f| f.metric.starts_with("budget"))
+            .count()
+    };
+    assert_eq!((named(&v), named(&lonely)), (3, 3));
+    let (v, lonely) = verdict(1199, 1.5);
+    let expected = [
+        "budget, reserved: REGRESSION",
+        "budget, reserved and measured: REGRESSION",
+        "budget, step: REGRESSION",
+    ];
+    assert_eq!(failures(&v), expected);
+    assert_eq!(failures(&lonely), expected);
+    assert_eq!(message(&v, "budget, reserved"), "1 B beyond the budget");
+    assert_eq!(message(&v, "budget, step"), "0.5000 ms beyond the budget");
+    // None is given by default.
+    assert_eq!(named(&after(|_| {})), 0);
 }
 
 #[test]

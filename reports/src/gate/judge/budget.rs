@@ -1,0 +1,59 @@
+//! Budgets: what a step may take, whatever it took before.
+
+use super::{Subject, place};
+use crate::gate::facts::Facts;
+use crate::gate::finding::{Class, Finding, Status};
+use crate::gate::limits::{Limit, Limits};
+use shardlab_plan::units::Bytes;
+
+/// Names of the findings: predicted memory, measured memory, time.
+pub(super) const METRICS: [&str; 3] = [
+    "budget, reserved",
+    "budget, reserved and measured",
+    "budget, step",
+];
+
+/// One finding for each budget that is given and each number that it is about.
+pub(super) fn judge(now: &Facts, limits: &Limits) -> Vec<Finding> {
+    let bytes = |n: f64| Bytes(n as u64).to_string();
+    let milliseconds = |ms: f64| format!("{ms:.4} ms");
+    let measured = now.measured.as_ref().and_then(|m| m.memory.as_ref());
+    let memory = [Some(&now.memory), measured];
+    let reserved = memory.map(|m| m.map(|m| m.reserved as f64));
+    let [predicted, measured, step] = METRICS;
+    let mut all = Vec::new();
+    if let Some(limit) = &limits.max_memory {
+        for (metric, n) in [(predicted, reserved[0]), (measured, reserved[1])] {
+            all.extend(n.map(|n| one(Class::Memory, metric, limit, n, &bytes, limits)));
+        }
+    }
+    if let Some(limit) = &limits.max_step_ms {
+        let n = now.time.step_ps as f64 / 1e9;
+        all.push(one(Class::Time, step, limit, n, &milliseconds, limits));
+    }
+    all
+}
+
+fn one(
+    class: Class,
+    metric: &str,
+    limit: &Limit,
+    now: f64,
+    words: &dyn Fn(f64) -> String,
+    limits: &Limits,
+) -> Finding {
+    let over = now > limit.value;
+    let subject = Subject {
+        class,
+        metric,
+        limit: format!("≤ {}", words(limit.value)),
+        place: place(limit.place.as_ref(), None, limits),
+    };
+    let (status, message) = if over {
+        let beyond = format!("{} beyond the budget", words(now - limit.value));
+        (Status::Regression, beyond)
+    } else {
+        (Status::Pass, String::new())
+    };
+    subject.finding(status, String::new(), words(now), message)
+}
