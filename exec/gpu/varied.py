@@ -1,5 +1,5 @@
 """Random scenarios: what no list of cases names. Every case is a function of its number."""
-import os, random
+import os, random, tempfile
 from tools import CPU, OUT, gpus, last_line, reference, row, shardlab, together, train, worst
 
 # Numbers of the cases: CASES of them, from FROM on.
@@ -104,7 +104,8 @@ def write(path, keys):
 
 
 def varied():
-    """Random scenarios against the CPU device; in float32 there, against the plainest way to compute the same; and memory against the prediction."""
+    """Random scenarios against the CPU device; there, in float32, against the plainest way to compute the same, to the bit against what changes none, and memory
+    against the prediction."""
     folder = OUT / "varied"
     folder.mkdir(parents=True, exist_ok=True)
     kept = []
@@ -148,7 +149,12 @@ def varied():
                 return row("varied", title, False, f"plain: {last_line(err)}")
             hold("plain", worst(cpu["losses"], base["losses"]), 1e-4)
             hold("norms", worst(cpu["grad_norms"], base["grad_norms"]), 1e-3)
-        if not CPU:
+        if CPU:
+            for way, other in others(path, number, world):
+                if isinstance(other, str):
+                    return row("varied", title, False, f"{way}: {other}")
+                hold(way, sum(other[k] != cpu[k] for k in ("losses", "grad_norms", "final_norms")), 0)
+        else:
             code, gpu, err, _ = train(path, "--check-nan", timeout=120)
             if code:
                 return row("varied", title, False, f"GPU: {last_line(err)}")
@@ -161,6 +167,22 @@ def varied():
 
     together([lambda n=n: job(n) for n in range(FROM, FROM + CASES)], 2 if CPU else int(os.environ.get("AT_ONCE", "3")))
     row("varied", "cases that ran", len(kept) * 2 > CASES, f"{len(kept)} of {CASES}")
+
+
+def others(path, number, world):
+    """What changes no bit: random instructions held up, a process a rank, a stop half way. Names with runs, or with what went wrong."""
+    with tempfile.TemporaryDirectory() as kept:
+        saved = ["--checkpoint-dir", kept, "--checkpoint-every", 2]
+        ways = {"delays": [reference, "--delays", number], "processes": [train], "half": [reference, *saved, "--steps", 2], "resumed": [reference, *saved]}
+        if world == 1:
+            del ways["processes"]
+        for way, (run, *flags) in ways.items():
+            code, found, err, _ = run(path, *flags, timeout=120)
+            if code:
+                yield way, last_line(err)
+                return
+            if way != "half":
+                yield way, found
 
 
 def culprit(err, path, how):
