@@ -7,7 +7,7 @@
 //! its forward; not an input of it).
 
 use super::schedule::Step;
-use crate::model::graph::{Act, Graph, Op, Root, ValueId};
+use crate::model::graph::{Act, Graph, Op, Root, Value, ValueId};
 use crate::model::ops::{Fusion, OpKind};
 use crate::model::tree::Blocks;
 
@@ -183,12 +183,44 @@ impl Lives {
                 .flat_map(|op| &op.inputs)
                 .filter(|&&x| added_to(g, step).is_none_or(|before| before == x))
                 .filter_map(|&x| g.buffer_of(x));
-            if let Some(old) = operands.into_iter().find(|&old| fits(old) && whole(old)) {
+            let free = |&old: &u32| fits(old) && whole(old) && !reorders(g, step, old);
+            if let Some(old) = operands.into_iter().find(free) {
                 self.takes[wi] = old;
                 self.taken[old as usize] = w;
             }
         }
     }
+}
+
+/// Whether a step takes a buffer, or what it makes of it, in another order than that in which it is there. A kernel that wrote over it would
+/// spoil what it has yet to read.
+fn reorders(g: &Graph, step: &Step, buffer: u32) -> bool {
+    let mut of_it = vec![buffer];
+    let mut made: Vec<&Value> = Vec::new();
+    for op in step.ops.iter().map(|&i| &g.ops[i as usize]) {
+        let otherwise = |x: &Value| {
+            let by = made.iter().rev().find(|m| m.root == x.root);
+            by.is_some_and(|by| by.numel() == x.numel() && !in_order(by, x))
+        };
+        let inputs = || op.inputs.iter().map(|&v| g.value(v));
+        let mut taken =
+            inputs().filter(|x| matches!(x.root, Root::Buffer(b) if of_it.contains(&b)));
+        if let Some(first) = taken.next() {
+            let cat = matches!(op.act, Act::Compute(OpKind::Cat { .. }));
+            if cat || otherwise(first) || taken.any(otherwise) {
+                return true;
+            }
+            of_it.extend(op.outputs.iter().filter_map(|&v| g.buffer_of(v)));
+        }
+        made.extend(op.outputs.iter().map(|&v| g.value(v)));
+    }
+    false
+}
+
+/// Whether one value has the elements of another in their order.
+fn in_order(a: &Value, b: &Value) -> bool {
+    let alike = a.shape == b.shape && a.strides == b.strides;
+    a.offset == b.offset && (alike || a.is_contiguous() && b.is_contiguous())
 }
 
 /// What a step's product adds to: the only operand that its result may be written over.
