@@ -124,6 +124,17 @@ fn ranks(
         .collect()
 }
 
+/// What torchrun tells a rank of `world` on one host.
+fn torchrun(rank: u32, world: u32, port: u16) -> Vec<(&'static str, String)> {
+    vec![
+        ("RANK", rank.to_string()),
+        ("LOCAL_RANK", rank.to_string()),
+        ("WORLD_SIZE", world.to_string()),
+        ("MASTER_ADDR", "127.0.0.1".to_owned()),
+        ("MASTER_PORT", port.to_string()),
+    ]
+}
+
 fn free_port() -> u16 {
     let listener = TcpListener::bind(("127.0.0.1", 0)).unwrap();
     listener.local_addr().unwrap().port()
@@ -134,16 +145,8 @@ fn torchrun_and_mpirun_start_ranks_too() {
     let threads = exec(&["small-native", "--steps", "2"]);
     let world = threads["world_size"].as_u64().unwrap() as u32;
     let args = ["small-native", "--steps", "2"];
-    let port = free_port().to_string();
-    let torchrun = |rank: u32| {
-        vec![
-            ("RANK", rank.to_string()),
-            ("LOCAL_RANK", rank.to_string()),
-            ("WORLD_SIZE", world.to_string()),
-            ("MASTER_ADDR", "127.0.0.1".to_owned()),
-            ("MASTER_PORT", port.clone()),
-        ]
-    };
+    let port = free_port();
+    let torchrun = |rank: u32| torchrun(rank, world, port);
     let other = free_port().to_string();
     let mpirun = |rank: u32| {
         vec![
@@ -178,16 +181,13 @@ fn runs_that_share_a_host_do_not_mix() {
     let base = ["small-native", "--set", "mesh.dp_shard=2", "--steps"];
     let start = |rank: u32, steps: &str, port: u16| {
         let vars = |_| {
-            vec![
-                ("RANK", rank.to_string()),
-                ("LOCAL_RANK", rank.to_string()),
-                ("WORLD_SIZE", "2".to_owned()),
-                ("MASTER_ADDR", "127.0.0.1".to_owned()),
-                ("MASTER_PORT", port.to_string()),
+            let mut vars = torchrun(rank, 2, port);
+            vars.extend([
                 ("TORCHELASTIC_RUN_ID", "none".to_owned()),
                 ("TORCHELASTIC_RESTART_COUNT", "0".to_owned()),
                 ("TORCHELASTIC_USE_AGENT_STORE", "True".to_owned()),
-            ]
+            ]);
+            vars
         };
         ranks(1, &[&base[..], &[steps]].concat(), vars).remove(0)
     };
@@ -541,7 +541,7 @@ fn the_end_of_one_rank() {
 fn the_end_of_one_rank_that_another_launcher_started() {
     let dir = tempfile::tempdir().unwrap();
     let at = dir.path().join("c");
-    let port = free_port().to_string();
+    let port = free_port();
     let checkpoints = at.display().to_string();
     let mut two = ranks(
         2,
@@ -554,15 +554,7 @@ fn the_end_of_one_rank_that_another_launcher_started() {
             "--checkpoint-dir",
             &checkpoints,
         ],
-        |rank| {
-            vec![
-                ("RANK", rank.to_string()),
-                ("LOCAL_RANK", rank.to_string()),
-                ("WORLD_SIZE", "2".to_owned()),
-                ("MASTER_ADDR", "127.0.0.1".to_owned()),
-                ("MASTER_PORT", port.clone()),
-            ]
-        },
+        |rank| torchrun(rank, 2, port),
     );
     let mut errors = BufReader::new(two[0].stderr.take().unwrap());
     let mut line = String::new();

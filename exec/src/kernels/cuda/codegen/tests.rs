@@ -398,6 +398,12 @@ fn a_row_of_logits_is_kept_by_as_few_blocks_as_hold_it() {
     }
 }
 
+/// What slots lie in.
+const OPERAND: Arg = Arg {
+    dtype: DType::Bf16,
+    align: 16,
+};
+
 /// A slot of this shape and these strides, none if it is dense.
 fn slot(place: Place, shape: &[u64], strides: &[u64]) -> Slot {
     Slot {
@@ -419,15 +425,11 @@ fn indices_are_as_wide_as_operands_are_large() {
             inputs: inputs.iter().cloned().collect(),
             outputs: [output].into_iter().collect(),
         }];
-        let arg = Arg {
-            dtype: DType::Bf16,
-            align: 16,
-        };
         let req = Request {
             target: Target::HOPPER,
             body: &body,
-            reads: &vec![arg; inputs.len()],
-            writes: &[arg],
+            reads: &vec![OPERAND; inputs.len()],
+            writes: &[OPERAND],
             same: &vec![None; inputs.len()],
         };
         let module = generate(&req).unwrap();
@@ -503,15 +505,11 @@ fn added_and_copied(columns: bool) -> Module {
         op(OpKind::Add, &reads, sum),
         op(OpKind::Copy, &[again], slot(Place::Write(0), &turned, &[])),
     ];
-    let arg = Arg {
-        dtype: DType::Bf16,
-        align: 16,
-    };
     let req = Request {
         target: Target::HOPPER,
         body: &body,
-        reads: &[arg; 2],
-        writes: &[arg],
+        reads: &[OPERAND; 2],
+        writes: &[OPERAND],
         same: &[Some(0), None],
     };
     let module = generate(&req).unwrap();
