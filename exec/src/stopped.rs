@@ -5,6 +5,12 @@ use std::time::{Duration, Instant};
 
 /// Longest pause between two looks at the clock of those who want to notice.
 pub(crate) const LOOK: Duration = Duration::from_millis(500);
+/// Between two looks of those who give up after so long.
+#[cfg(feature = "cuda")]
+pub(crate) fn period(limit: Duration) -> Duration {
+    (limit / 8).clamp(Duration::from_millis(1), LOOK)
+}
+
 /// Looks that are further apart than this are so because the process was stopped between them. The watchdog's time may be as
 /// short as this.
 const STOPPED: Duration = Duration::from_secs(1);

@@ -6,6 +6,7 @@
 //! writes a result over an operand that dies in the same kernel and belongs to the same graph (made by it, or saved by
 //! its forward; not an input of it).
 
+use super::inplace;
 use super::schedule::Step;
 use crate::model::graph::{Act, Graph, Op, Root, Value, ValueId};
 use crate::model::ops::{Fusion, OpKind};
@@ -206,7 +207,7 @@ fn reorders(g: &Graph, step: &Step, buffer: u32) -> bool {
         let mut taken =
             inputs().filter(|x| matches!(x.root, Root::Buffer(b) if of_it.contains(&b)));
         if let Some(first) = taken.next() {
-            let cat = matches!(op.act, Act::Compute(OpKind::Cat { .. }));
+            let cat = matches!(inplace::kind(op), Some(OpKind::Cat { .. }));
             if cat || otherwise(first) || taken.any(otherwise) {
                 return true;
             }

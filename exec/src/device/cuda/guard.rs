@@ -5,13 +5,13 @@
 //! where something has failed elsewhere meanwhile.
 
 use crate::device::Abort;
-use crate::stopped::{Idle, LOOK};
+use crate::stopped::{Idle, period};
 use shardlab_plan::program::InstrId;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::mpsc::{RecvTimeoutError, Sender, channel};
 use std::thread::JoinHandle;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 /// Where the host is: the instruction of its last call, and above it the number of calls begun and ended: odd inside of one.
 #[derive(Debug, Default)]
@@ -44,7 +44,7 @@ impl Guard {
         let (end, ended) = channel();
         let (seen, abort) = (Arc::clone(&place), Arc::clone(abort));
         let timeout = abort.timeout();
-        let period = (timeout / 8).clamp(Duration::from_millis(1), LOOK);
+        let period = period(timeout);
         let look_on = move || {
             let (mut last, mut idle) = (0, Idle::new(Instant::now()));
             while ended.recv_timeout(period) == Err(RecvTimeoutError::Timeout) {
@@ -111,6 +111,7 @@ mod tests {
     use crate::device::{Failure, FailureKind};
     use std::sync::Mutex;
     use std::sync::atomic::AtomicU32;
+    use std::time::Duration;
 
     const TIMEOUT: Duration = Duration::from_millis(80);
 

@@ -1,7 +1,7 @@
 //! Calls of NCCL in which ranks wait for one another, and which know no time of their own: making communicators, and making memory
 //! known to all of them. Where one does not return, no rank would ever say so.
 
-use crate::stopped::{Idle, LOOK};
+use crate::stopped::{Idle, period};
 use std::sync::Arc;
 use std::sync::mpsc::{RecvTimeoutError, channel};
 use std::time::{Duration, Instant};
@@ -29,7 +29,7 @@ impl Patience {
 
     /// Makes the call. If it takes too long, the run is told once that NCCL `has not` done what it was to do.
     pub(super) fn with<T>(&self, has_not: &str, call: impl FnOnce() -> T) -> T {
-        let period = (self.limit / 8).clamp(Duration::from_millis(1), LOOK);
+        let period = period(self.limit);
         let (done, ended) = channel::<()>();
         let watch = move || {
             let mut idle = Idle::new(Instant::now());
@@ -62,16 +62,16 @@ mod tests {
 
     const SHORT: Duration = Duration::from_millis(5);
 
-    fn told() -> (Patience, Arc<Mutex<Vec<String>>>) {
+    fn told(timeout: Duration) -> (Patience, Arc<Mutex<Vec<String>>>) {
         let told: Arc<Mutex<Vec<String>>> = Arc::default();
         let to = Arc::clone(&told);
         let late = Arc::new(move |words| to.lock().unwrap().push(words));
-        (Patience::new(SHORT, late), told)
+        (Patience::new(timeout, late), told)
     }
 
     #[test]
     fn a_call_that_takes_too_long_is_told_once_and_goes_on() {
-        let (patience, told) = told();
+        let (patience, told) = told(SHORT);
         let begin = Instant::now();
         let made = patience.with("joined the ranks of `a`", || {
             while told.lock().unwrap().is_empty() {
@@ -89,10 +89,7 @@ mod tests {
 
     #[test]
     fn a_call_in_time_ends_the_watch_at_once() {
-        let told: Arc<Mutex<Vec<String>>> = Arc::default();
-        let to = Arc::clone(&told);
-        let late = Arc::new(move |words| to.lock().unwrap().push(words));
-        let patience = Patience::new(Duration::from_secs(60), late);
+        let (patience, told) = told(Duration::from_secs(60));
         let begin = Instant::now();
         assert_eq!(patience.with("come", || 7), 7);
         assert!(begin.elapsed() < Duration::from_secs(30));
