@@ -168,6 +168,13 @@ def calibrate():
         text = file.read_text().split("\n[footprint]\n")[1].split("\n\n")[0]
         source, *numbers = text.splitlines()
         row("calibrate", "footprint", "not measured" not in source, ", ".join(numbers))
+    if code == 0 and gpus() > 1:
+        code, said, err, _ = call([tools.binary, "validate", file, "--json"], 30)
+        if code:
+            return row("calibrate", "collectives", False, last_line(err))
+        for e in json.loads(said.splitlines()[-1])["errors"]:
+            size = "1 MiB and more" if e["large"] else "smaller"
+            row("calibrate", f"collectives of {size}, {e['predictor']}", None, f"off by {e['median_abs_percent']:.1f} % (median), {e['worst_percent']:+.1f} % ({e['worst_row']})")
 
 
 def variants(world):

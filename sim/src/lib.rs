@@ -29,6 +29,7 @@ pub mod synthetic;
 
 pub use error::SimError;
 pub use hardware::Profile;
+pub use network::{CollectiveCheck, check_collectives};
 pub use options::Options;
 pub use part::Part;
 pub use report::critical_path;

@@ -98,6 +98,7 @@ fn pair(row: &Row, mut profile: Profile) -> (f64, f64) {
         nodes: 1,
         dtype: None,
         rows: vec![(row.bytes, row.alone.1)],
+        nccl_rows: Vec::new(),
     }];
     (profile.host.collective_us, profile.host.launch_us) = HOST_US;
     let mut b = Builder::new("pair", 4);

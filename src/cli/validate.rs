@@ -1,4 +1,6 @@
-//! `shardlab validate`: predictions against a table of measured runs.
+//! `shardlab validate`: predictions against a table of measured runs, or a profile's measured collectives.
+
+mod collectives;
 
 use super::args::profiles;
 use super::output::{Failure, Out, Status};
@@ -14,10 +16,12 @@ use std::path::PathBuf;
 #[derive(clap::Args)]
 pub(super) struct Args {
     /// CSV with the columns scenario, overrides (separated by ;) and measured step_ms, peak_allocated_mib,
-    /// peak_reserved_mib, device_mib; optionally name and source
-    #[arg(value_name = "TABLE.csv")]
+    /// peak_reserved_mib, device_mib; optionally name and source. Or a hardware profile, by name or file (.toml): its
+    /// measured collectives beside what is predicted without their table, and beside NCCL's own estimates
+    #[arg(value_name = "TABLE.csv|PROFILE")]
     table: PathBuf,
-    /// Only rows whose name, source, scenario or overrides contain TEXT (repeatable: all of them)
+    /// Only rows whose name, source, scenario or overrides contain TEXT (repeatable: all of them); of a profile, whose kind,
+    /// type, ranks or size do
     #[arg(long, value_name = "TEXT")]
     rows: Vec<String>,
     /// Print one JSON object a row, then one of the errors
@@ -39,6 +43,9 @@ fn percent(text: &str) -> Result<f64, String> {
 }
 
 pub(super) fn run(args: &Args, out: &mut Out) -> Result<Status, Failure> {
+    if let Some(profile) = collectives::profile(&args.table) {
+        return collectives::run(profile, args, out);
+    }
     if args.max_error.is_some() {
         out.outlive_reader();
     }

@@ -127,7 +127,7 @@ fn every_json_key_is_documented() {
     let folder = tempfile::tempdir().unwrap();
     let store = folder.path().display().to_string();
     let table = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/data/cpu_small.csv");
-    let cases: [(&str, &[&str]); 12] = [
+    let cases: [(&str, &[&str]); 13] = [
         (
             "## `sim` and `exec`",
             &["sim", "small-linear", "--store", &store],
@@ -164,6 +164,7 @@ fn every_json_key_is_documented() {
         // What the first case has kept.
         ("## `runs`", &["runs", "--store", &store]),
         ("## `validate`", &["validate", table]),
+        ("## `validate`", &["validate", "h100-80-exec"]),
     ];
     for (title, args) in cases {
         let (_, text) = docs.split_once(title).unwrap();

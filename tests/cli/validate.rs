@@ -254,3 +254,106 @@ fn errors_beyond_a_limit_fail() {
     assert_eq!(only("-1").status.code(), Some(2));
     assert_eq!(only("much").status.code(), Some(2));
 }
+
+/// A hardware profile: its measured collectives, what the simulator would say without them, and what NCCL says.
+#[test]
+fn a_profile_s_collectives_are_compared_with_predictions() {
+    let name = "h100-80-exec";
+    let mut rows = json(&["validate", name, "--json"]);
+    let totals = rows.pop().unwrap();
+    let find = |kind: &str, ranks: u32| {
+        let of = |r: &&serde_json::Value| {
+            (
+                r["kind"] == kind,
+                r["ranks"] == ranks,
+                r["bytes"] == 1 << 30,
+            ) == (true, true, true)
+        };
+        rows.iter().find(of).unwrap()
+    };
+    let two = find("all_gather", 2);
+    // As the shipped profile has them.
+    assert_eq!(
+        (two["measured_us"].as_f64(), two["nccl_us"].as_f64()),
+        (Some(2021.0), Some(1503.0))
+    );
+    // Four ranks reach 450 GB/s times 0.737, copying a third as much as they receive, in 0.4 of the time; two ranks copy as much as they
+    // receive. Half of 1 GiB so, and 2.5 roots of the microseconds more.
+    let formula = two["formula_us"].as_f64().unwrap();
+    let wire = f64::from(1 << 29) / (450e3 * 0.737) * 1.4 / (1.0 + 0.4 / 3.0);
+    let longer = wire + 2.5 * wire.sqrt();
+    assert!(
+        formula > longer && formula < longer + 20.0,
+        "{formula} {longer}"
+    );
+    // The other tables of gathers are those of four ranks: 1.4 halves for 3.4 quarters.
+    let four = find("all_gather", 4);
+    assert!(four["nccl_us"].is_null());
+    let scaled = four["measured_us"].as_f64().unwrap() * (1.4 / 2.0) / (3.4 / 4.0);
+    let others = two["others_us"].as_f64().unwrap();
+    assert!((others / scaled - 1.0).abs() < 0.01, "{others} {scaled}");
+    // Errors by who predicts, recomputed.
+    let errors = totals["errors"].as_array().unwrap();
+    assert_eq!(errors.len(), 6);
+    let nccl = errors
+        .iter()
+        .find(|e| e["predictor"] == "nccl" && e["large"] == true)
+        .unwrap();
+    let mut off: Vec<f64> = rows
+        .iter()
+        .filter(|r| r["bytes"].as_u64().unwrap() >= 1 << 20)
+        .filter_map(|r| {
+            Some(100.0 * (r["nccl_us"].as_f64()? / r["measured_us"].as_f64()? - 1.0).abs())
+        })
+        .collect();
+    off.sort_by(f64::total_cmp);
+    assert_eq!(nccl["rows"], off.len());
+    assert_eq!(
+        nccl["median_abs_percent"].as_f64(),
+        Some(off[off.len() / 2])
+    );
+    assert!((nccl["worst_percent"].as_f64().unwrap().abs() - off[off.len() - 1]).abs() < 1e-9);
+
+    let text = stdout(&[
+        "validate",
+        name,
+        "--rows",
+        "all_gather",
+        "--rows",
+        "2 ranks",
+    ]);
+    assert_narrow(&text);
+    insta::assert_snapshot!(text);
+    let markdown = stdout(&["validate", name, "--markdown", "--rows", "all_to_all"]);
+    assert!(
+        markdown.lines().all(|l| l.is_empty() || l.starts_with('|')),
+        "{markdown}"
+    );
+    assert!(
+        !markdown.contains("NCCL"),
+        "no column without a number: {markdown}"
+    );
+}
+
+/// What a profile is not, or does not have.
+#[test]
+fn a_profile_that_cannot_be_checked_says_why() {
+    let fails = |args: &[&str], words: &str| {
+        let output = shardlab(&[&["validate"], args].concat()).output().unwrap();
+        let error = String::from_utf8(output.stderr).unwrap();
+        assert_eq!(output.status.code(), Some(2), "{args:?}: {error}");
+        assert!(error.contains(words), "{args:?}: {error}");
+    };
+    fails(&["h100-80"], "h100-80: no [[collective]] table");
+    fails(
+        &["h100-80-exec", "--rows", "broadcast"],
+        "no [[collective]] row with all of --rows",
+    );
+    fails(
+        &["h100-80-exec", "--max-error", "5"],
+        "--max-error is for tables of runs",
+    );
+    fails(&["nowhere.toml"], "no hardware profile `nowhere.toml`");
+    // Neither a name nor a TOML file: a table.
+    fails(&["h100-80-exek"], "h100-80-exek");
+}

@@ -43,6 +43,8 @@ pub(super) struct Table {
     pub(super) dtype: Option<DType>,
     pub(super) ranks: u32,
     pub(super) rows: Vec<(u64, f64)>,
+    /// What the library itself estimates, where it does.
+    pub(super) estimates: Vec<(u64, f64)>,
 }
 
 /// All tables for 2, 4, .. up to `most` ranks.
@@ -63,6 +65,7 @@ pub(super) fn measure(most: u32, budget: Duration) -> Vec<Table> {
                 dtype: reduces(kind).then_some(dtype),
                 ranks,
                 rows,
+                estimates: Vec::new(),
             });
         }
     }

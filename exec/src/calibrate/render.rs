@@ -94,12 +94,12 @@ fn rows(out: &mut String, rows: impl IntoIterator<Item = String>) {
     out.push_str("]\n");
 }
 
-fn by_bytes(list: &[(u64, f64)]) -> String {
+fn by_bytes(key: &str, list: &[(u64, f64)]) -> String {
     let list: Vec<String> = list
         .iter()
         .map(|(b, us)| format!("[{b}, {}]", num(*us)))
         .collect();
-    format!("rows = [{}]\n", list.join(", "))
+    format!("{key} = [{}]\n", list.join(", "))
 }
 
 /// GFLOP/s of a product.
@@ -437,7 +437,7 @@ fn memory_table(
     let _ = write!(
         out,
         "dtype = \"{dtype}\"\nin_step = true\nbytes = \"moved\"\n{}",
-        by_bytes(rows)
+        by_bytes("rows", rows)
     );
 }
 
@@ -473,13 +473,53 @@ fn collectives(out: &mut String, m: &Tables<'_>) {
         if let Some(dtype) = t.dtype {
             let _ = writeln!(out, "dtype = \"{dtype}\"");
         }
-        out.push_str(&by_bytes(&t.rows));
+        out.push_str(&by_bytes("rows", &t.rows));
+        if !t.estimates.is_empty() {
+            out.push_str(&by_bytes("nccl_rows", &t.estimates));
+        }
     }
 }
 
 #[cfg(test)]
 mod tests {
-    use super::{Taken, num};
+    use super::{Table, Tables, Taken, Totals, collectives, num};
+    use shardlab_plan::program::CollectiveKind;
+    use shardlab_plan::units::DType;
+
+    #[test]
+    fn a_librarys_estimates_stand_beside_what_was_measured() {
+        let table = |kind, dtype, estimates| Table {
+            kind,
+            dtype,
+            ranks: 2,
+            rows: vec![(1024, 5.25), (2048, 6.0)],
+            estimates,
+        };
+        let two = [
+            table(
+                CollectiveKind::ReduceScatter,
+                Some(DType::Bf16),
+                vec![(2048, 4.5)],
+            ),
+            table(CollectiveKind::AllToAll, None, Vec::new()),
+        ];
+        let mut out = String::new();
+        let tables = Tables {
+            source: &|what: &str| format!("{what}, by hand"),
+            steps: &Totals::default(),
+            gemm: &[],
+            attention: &[],
+            collectives: &two,
+            between: "between GPUs",
+        };
+        collectives(&mut out, &tables);
+        let (first, second) = out.trim().split_once("\n\n").unwrap();
+        assert_eq!(
+            first,
+            "[[collective]]\nsource = \"between GPUs, by hand\"\nkind = \"reduce_scatter\"\nranks = 2\ndtype = \"bf16\"\nrows = [[1024, 5.25], [2048, 6.0]]\nnccl_rows = [[2048, 4.5]]"
+        );
+        assert!(second.ends_with("rows = [[1024, 5.25], [2048, 6.0]]"));
+    }
 
     #[test]
     fn what_was_not_measured_is_named() {

@@ -49,8 +49,18 @@ fn explain(spans: &[Span], span: &Span, free: Picos, input: &dyn Fn(u32) -> Pico
             _ => gap(Cause::Wire, Some(i)),
         },
         Blocker::Rank => gap(Cause::Straggler, None),
+        // It had been issued, and nothing was before it: what ran on other streams had the device.
+        Blocker::Stream(_) if spans.iter().any(|s| beside(s, free, span.start)) => {
+            gap(Cause::Contention, None)
+        }
         _ => gap(Cause::Host, None),
     }
+}
+
+/// Whether a task of another stream ran between two times, for longer than the queue's own cost.
+fn beside(span: &Span, from: Picos, to: Picos) -> bool {
+    let (start, end) = (span.start.max(from), span.end.min(to));
+    span.stream != COMPUTE && end.0 > start.0 + LEAST
 }
 
 #[cfg(test)]
@@ -86,10 +96,14 @@ mod tests {
             span(0, 120, 125, Blocker::Event(6)),
             span(1, 140, 150, Blocker::Host),
             span(0, 150, 155, Blocker::Event(8)),
+            // Issued long before, behind what has just ended: beside a kernel of another stream that holds the device, and beside none.
+            span(1, 152, 164, Blocker::Host),
+            span(0, 165, 170, Blocker::Stream(9)),
+            span(0, 178, 180, Blocker::Stream(11)),
         ];
         let us = |x: u64| Picos(x * 1_000_000);
         let input = |i: u32| us(if i == 8 { 138 } else { 0 });
-        let found: Vec<_> = find(&spans, Picos::ZERO, us(175), &input)
+        let found: Vec<_> = find(&spans, Picos::ZERO, us(190), &input)
             .into_iter()
             .map(|g| (g.start, g.end, g.cause, g.waited_for))
             .collect();
@@ -101,7 +115,9 @@ mod tests {
                 (us(90), us(100), Cause::Host, None),
                 (us(110), us(120), Cause::Wire, Some(6)),
                 (us(125), us(150), Cause::Wire, Some(8)),
-                (us(155), us(175), Cause::Tail, None),
+                (us(155), us(165), Cause::Contention, None),
+                (us(170), us(178), Cause::Host, None),
+                (us(180), us(190), Cause::Tail, None),
             ]
         );
     }

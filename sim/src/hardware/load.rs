@@ -161,6 +161,12 @@ fn check(p: &Profile) -> Result<(), String> {
             return Err(format!("{name} = {value}: must be a positive number"));
         }
     }
+    if n.nvlink_ranks < 2 {
+        return Err(format!(
+            "network.nvlink_ranks = {}: a collective has at least 2 ranks",
+            n.nvlink_ranks
+        ));
+    }
     if !(n.misaligned_factor.is_finite() && n.misaligned_factor >= 1.0) {
         let value = n.misaligned_factor;
         return Err(format!(
@@ -329,7 +335,9 @@ fn check(p: &Profile) -> Result<(), String> {
         rows.windows(2).all(|w| w[0].0 < w[1].0) && rows.iter().all(|r| time(r.1))
     };
     if p.memory.iter().any(|t| !ascending(&t.rows))
-        || p.collective.iter().any(|t| !ascending(&t.rows))
+        || p.collective
+            .iter()
+            .any(|t| !ascending(&t.rows) || !ascending(&t.nccl_rows))
     {
         return Err(
             "rows of [[memory]] and [[collective]] must ascend in bytes and have positive times"
@@ -407,6 +415,12 @@ mod tests {
             message.starts_with("x.toml: device.memory_gbps"),
             "{message}"
         );
+        let lonely = text.replace("nvlink_ranks = 4", "nvlink_ranks = 1");
+        let message = parse("x.toml", &lonely).unwrap_err().to_string();
+        assert!(
+            message.starts_with("x.toml: network.nvlink_ranks = 1"),
+            "{message}"
+        );
         let faster = text.replace("misaligned_factor = 3.0", "misaligned_factor = 0.5");
         assert_ne!(text, faster);
         let message = parse("x.toml", &faster).unwrap_err().to_string();
@@ -418,6 +432,11 @@ mod tests {
 
     #[test]
     fn ranks_of_a_table_are_spread_evenly() {
+        let falling = "\n[[collective]]\nsource = \"s\"\nkind = \"all_gather\"\nranks = 2\nrows = [[1024, 5.0]]\nnccl_rows = [[1024, 5.0], [1024, 6.0]]\n";
+        let message = parse("x.toml", &format!("{}{falling}", text("cpu")))
+            .unwrap_err()
+            .to_string();
+        assert!(message.contains("must ascend in bytes"), "{message}");
         let table = "\n[[collective]]\nsource = \"s\"\nkind = \"all_gather\"\nranks = 12\nnodes = 8\nrows = [[1024, 5.0]]\n";
         let with = |table: &str| parse("x.toml", &format!("{}{table}", text("h100-80")));
         let message = with(table).unwrap_err().to_string();

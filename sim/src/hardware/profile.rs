@@ -190,6 +190,9 @@ pub struct Network {
     pub nvlink_gbps: f64,
     /// Bus bandwidth that large collectives reach, as a share of `nvlink_gbps`.
     pub nvlink_efficiency: f64,
+    /// Ranks of the groups that reached it: smaller ones reach less, since a rank also copies its own part, and larger ones more.
+    #[serde(default = "eight")]
+    pub nvlink_ranks: u32,
     /// Network cards of a node.
     pub nics_per_node: u32,
     /// Bandwidth of a network card, one direction, GB/s.
@@ -483,6 +486,15 @@ pub struct CollectiveTable {
     pub dtype: Option<DType>,
     /// `[bytes of the full side, microseconds]`, ascending.
     pub rows: Vec<(u64, f64)>,
+    /// What NCCL itself estimates for the same, in the same form: nothing is priced by it. It tells how far the formula,
+    /// which follows NCCL's tuner, and the tuner's numbers are from each other and from what was measured.
+    #[serde(default)]
+    pub nccl_rows: Vec<(u64, f64)>,
+}
+
+/// What is known of a node's links is mostly of eight GPUs.
+const fn eight() -> u32 {
+    8
 }
 
 const fn one_node() -> u32 {

@@ -32,6 +32,10 @@ pub(super) fn place(
         per_node,
         nodes,
         bandwidth_gbps,
+        reached_by: match profile.device.shared_cores {
+            None => Some(n.nvlink_ranks),
+            Some(_) => None,
+        },
         nic_latency_us: n.nic_latency_us,
     }
 }

@@ -115,6 +115,7 @@ impl Machine {
                 nodes: 1,
                 dtype: None,
                 rows: rows.iter().map(|&us| (us * 1024, us as f64)).collect(),
+                nccl_rows: Vec::new(),
             }
         };
         p.collective = vec![

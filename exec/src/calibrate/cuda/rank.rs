@@ -177,6 +177,18 @@ impl Rank {
         }
     }
 
+    /// What NCCL thinks that a collective takes, microseconds; nothing runs. All ranks ask at the same time.
+    pub(super) fn estimate(&mut self, command: &Command) -> Result<Option<f64>, Stop> {
+        let Command::Collective { instr, id, parts } = command else {
+            return Ok(None);
+        };
+        self.meet()?;
+        self.doing(Doing::Collective);
+        let told = self.device.estimate(SIDE, *instr, *id, parts)?;
+        self.meet()?;
+        Ok(told.map(|t| t.as_secs_f64() * 1e6).filter(|us| *us > 0.0))
+    }
+
     pub(super) fn issue(
         &mut self,
         stream: StreamId,

@@ -189,6 +189,7 @@ step_us = {tail}
 source = "links: {sheet}; {network}; cards: 8 of 50 GB/s are assumed, none was used"
 nvlink_gbps = {links:?}
 nvlink_efficiency = {efficiency}
+nvlink_ranks = {reached_by}
 nics_per_node = 8
 nic_gbps = 50
 nic_efficiency = 0.85
@@ -235,6 +236,8 @@ d2h_loss = {d2h_loss}
         tail = num(tail),
         network = n.source(source("collectives, one and two at a time")),
         efficiency = num(efficient),
+        // Two ranks reach with two collectives at a time what four do with one (334 and 327 GB/s on H100s and H200s).
+        reached_by = m.gpus.max(4),
         held = (held.round() as u32).min(m.multiprocessors / 2),
         contention = c.source(source(
             "a product, attention and a kernel bound by memory beside an all-gather of 1 GiB, copies both ways"

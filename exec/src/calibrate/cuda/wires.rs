@@ -68,7 +68,7 @@ impl Default for Together {
 
 /// Tables of all kinds between the bench's ranks.
 pub(super) fn alone(bench: &Bench<'_>) -> Result<Vec<Table>, String> {
-    let measured = bench.run(
+    let (measured, estimates) = bench.run(
         |recipe| {
             let mut ids: Vec<(usize, u64, CollectiveId)> = Vec::new();
             for (k, (kind, dtype)) in KINDS.into_iter().enumerate() {
@@ -98,9 +98,24 @@ pub(super) fn alone(bench: &Bench<'_>) -> Result<Vec<Table>, String> {
                 let mut all = rank.end_us(WARM)?;
                 rows.push((kind, bytes, middle(&mut all)));
             }
-            Ok(rows)
+            // After everything that is timed: what NCCL keeps of an estimate is its own affair.
+            let mut estimates = Vec::new();
+            if !rank.late(SHARE, "NCCL's own estimates")? {
+                rank.say("NCCL's own estimates");
+                for &(kind, bytes, id) in &ids[..rows.len()] {
+                    let command = rank.gather(id);
+                    if let Some(us) = rank.estimate(&command)? {
+                        estimates.push((kind, bytes, us));
+                    }
+                }
+            }
+            Ok((rows, estimates))
         },
     )?;
+    let of = |all: &[(usize, u64, f64)], k| {
+        let of_kind = all.iter().filter(|r| r.0 == k && r.2.is_finite());
+        of_kind.map(|r| (r.1, r.2)).collect::<Vec<_>>()
+    };
     let table = |(k, (kind, dtype)): (usize, (CollectiveKind, DType))| Table {
         kind,
         dtype: matches!(
@@ -109,11 +124,8 @@ pub(super) fn alone(bench: &Bench<'_>) -> Result<Vec<Table>, String> {
         )
         .then_some(dtype),
         ranks: bench.ranks(),
-        rows: measured
-            .iter()
-            .filter(|r| r.0 == k && r.2.is_finite())
-            .map(|r| (r.1, r.2))
-            .collect(),
+        rows: of(&measured, k),
+        estimates: of(&estimates, k),
     };
     let mut tables: Vec<Table> = KINDS.into_iter().enumerate().map(table).collect();
     tables.retain(|t| !t.rows.is_empty());

@@ -8,6 +8,7 @@ use cudarc::driver::sys;
 use shardlab_plan::program::{Collective, CollectiveId, Program, ReduceOp};
 use std::collections::BTreeMap;
 use std::sync::Arc;
+use std::time::Duration;
 
 /// Collectives of one rank.
 pub(crate) trait Collectives: Send {
@@ -28,6 +29,20 @@ pub(crate) trait Collectives: Send {
         parts: &[(RawRange, RawRange)],
         stream: RawStream,
     ) -> Result<(), String>;
+
+    /// The library's own estimate of how long a collective takes; nothing is enqueued. `None` where it has none. All ranks of its
+    /// communicator ask at the same time.
+    ///
+    /// # Errors
+    /// In words.
+    fn estimate(
+        &mut self,
+        _id: CollectiveId,
+        _parts: &[(RawRange, RawRange)],
+        _stream: RawStream,
+    ) -> Result<Option<Duration>, String> {
+        Ok(None)
+    }
 
     /// Whether something went wrong since.
     ///

@@ -58,6 +58,9 @@ pub(super) fn library(folders: &[PathBuf]) -> Result<Nccl, String> {
     Ok(LOADED.get_or_init(|| nccl).clone())
 }
 
+/// What a call of NCCL's returns.
+type Called = Result<(), nccl_rs::Error>;
+
 /// What ranks need to join.
 #[derive(Clone)]
 pub(super) struct Join<'a> {
@@ -141,6 +144,37 @@ impl NcclCollectives {
         };
         it.make_sums()?;
         Ok(it)
+    }
+
+    /// Calls NCCL for parts of a collective: `calls` gets the call for one part.
+    fn call<T>(
+        &mut self,
+        id: CollectiveId,
+        parts: &[(RawRange, RawRange)],
+        stream: RawStream,
+        calls: impl FnOnce(&Nccl, &dyn Fn(&(RawRange, RawRange)) -> Called) -> Result<T, nccl_rs::Error>,
+    ) -> Result<T, String> {
+        let c = &self.program.collectives[id.index()];
+        let Some(member) = &self.members[c.comm.index()] else {
+            return Err(format!("communicator {} was not joined", c.comm.index()));
+        };
+        if !self.checked[id.index()] {
+            check::parts(c.kind, c.dtype, member.position, member.size, parts)?;
+            self.checked[id.index()] = true;
+        }
+        let stream = Stream(stream.0.cast());
+        let one = |part: &(RawRange, RawRange)| {
+            // SAFETY: the interpreter's promise on ranges that it submits; the stream is the device's; lengths have been
+            // checked against the kind.
+            unsafe { member.part(c, part, stream) }
+        };
+        calls(&self.nccl, &one).map_err(|e| {
+            format!(
+                "rank {}, communicator {}: {e}",
+                self.rank,
+                self.program.communicators[c.comm.index()].name
+            )
+        })
     }
 
     fn make_sums(&mut self) -> Result<(), String> {
@@ -234,30 +268,29 @@ impl Collectives for NcclCollectives {
         parts: &[(RawRange, RawRange)],
         stream: RawStream,
     ) -> Result<(), String> {
-        let c = &self.program.collectives[id.index()];
-        let Some(member) = &self.members[c.comm.index()] else {
-            return Err(format!("communicator {} was not joined", c.comm.index()));
-        };
-        if !self.checked[id.index()] {
-            check::parts(c.kind, c.dtype, member.position, member.size, parts)?;
-            self.checked[id.index()] = true;
-        }
-        let stream = Stream(stream.0.cast());
-        let one = |part: &(RawRange, RawRange)| {
-            // SAFETY: the interpreter's promise on ranges that it submits; the stream is the device's; lengths have been
-            // checked against the kind.
-            unsafe { member.part(c, part, stream) }
-        };
-        let done = match parts {
+        self.call(id, parts, stream, |nccl, one| match parts {
             [part] => one(part),
-            many => self.nccl.group(|| many.iter().try_for_each(one)),
-        };
-        done.map_err(|e| {
-            format!(
-                "rank {}, communicator {}: {e}",
-                self.rank,
-                self.program.communicators[c.comm.index()].name
-            )
+            many => nccl.group(|| many.iter().try_for_each(one)),
+        })
+    }
+
+    fn estimate(
+        &mut self,
+        id: CollectiveId,
+        parts: &[(RawRange, RawRange)],
+        stream: RawStream,
+    ) -> Result<Option<Duration>, String> {
+        let c = &self.program.collectives[id.index()];
+        let engines = |m: &Member| m.copy_engine;
+        // NCCL's tuner knows kernels of rings and trees: no copy engines, and no sends and receives, which an exchange is.
+        let unknown = c.kind == CollectiveKind::AllToAll
+            || self.members[c.comm.index()].as_ref().is_some_and(engines)
+            || !self.nccl.has("ncclGroupSimulateEnd");
+        if unknown {
+            return Ok(None);
+        }
+        self.call(id, parts, stream, |nccl, one| {
+            nccl.simulate(|| parts.iter().try_for_each(one))
         })
     }
 

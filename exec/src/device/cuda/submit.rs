@@ -6,8 +6,9 @@ use super::{Captured, CudaDevice, Error, NAN_AT, SUMS, SUMS_AT};
 use crate::device::{Command, FailureKind, Stop};
 use crate::operand::RawRange;
 use cudarc::driver::sys;
-use shardlab_plan::program::{EventId, InstrId, StreamId};
+use shardlab_plan::program::{CollectiveId, EventId, InstrId, StreamId};
 use std::collections::BTreeMap;
+use std::time::Duration;
 
 /// Why a command was not enqueued.
 pub(super) enum Refused {
@@ -114,6 +115,20 @@ impl CudaDevice {
             _ => {}
         }
         self.issue(stream, command)
+    }
+
+    /// How long the library of collectives thinks that one takes; nothing is enqueued. All ranks of its communicator ask at the
+    /// same time. `None` where it has no estimate.
+    pub(crate) fn estimate(
+        &mut self,
+        stream: StreamId,
+        instr: InstrId,
+        id: CollectiveId,
+        parts: &[(RawRange, RawRange)],
+    ) -> Result<Option<Duration>, Stop> {
+        let raw = self.streams[stream.index()];
+        let told = self.collectives.estimate(id, parts, raw);
+        told.map_err(|e| self.fail(FailureKind::Kernel, Some(stream), instr, e))
     }
 
     /// Hands a command to the driver.

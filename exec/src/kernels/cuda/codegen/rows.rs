@@ -61,10 +61,12 @@ struct Shape {
 }
 
 impl Shape {
-    /// With `parts`, rows that leave threads of a warp without work are taken several by a warp.
-    fn new(domain: Domain, lanes: usize, kept: bool, parts: bool) -> Self {
+    /// With `parts`, rows that leave threads of a warp without work are taken several by a warp; with `halves` each thread has one
+    /// vector of either half of such a row, where that makes two.
+    fn new(domain: Domain, lanes: usize, kept: bool, parts: bool, halves: bool) -> Self {
         let vectors = domain.cols.div_ceil(lanes);
         let threads = match vectors {
+            2..=16 if parts && halves && vectors.is_power_of_two() => vectors / 2,
             0..=16 if parts => vectors.next_power_of_two(),
             0..=128 => 32,
             n if kept => (n / 2).next_multiple_of(32).min(1024),
@@ -145,8 +147,13 @@ pub(super) fn generate(req: &Request<'_>, lanes: usize) -> Result<Module, Refusa
     }
     // Losses wait for whole warps.
     let parts = req.body.iter().all(|op| op.op != OpKind::NllLoss);
+    // A rotation makes elements of both halves from the same ones of both halves. Where rows are added up besides, each thread
+    // has several one after another, and registers for more of each.
+    let has = |wanted: fn(OpKind) -> bool| req.body.iter().any(|op| wanted(op.op));
+    let halves = has(|op| matches!(op, OpKind::Cat { .. })) && has(|op| op.sums_rows());
     for (kept, columns) in [(true, true), (true, false), (false, false)] {
-        if let Some(module) = build(req, Shape::new(domain, lanes, kept, parts), columns)? {
+        let shape = Shape::new(domain, lanes, kept, parts, halves);
+        if let Some(module) = build(req, shape, columns)? {
             return Ok(module);
         }
     }
@@ -257,7 +264,8 @@ fn build(req: &Request<'_>, mut shape: Shape, columns: bool) -> Result<Option<Mo
             Some(m) => format!("KERNELS({block}, {})", m.resident()),
         },
         params.1.join(", "),
-        32 * shape.rows,
+        // Rows of more than a warp meet here.
+        32 * if shape.threads > 32 { shape.rows } else { 1 },
     );
     let mut entries = Vec::new();
     // Sums over no rows are zeros.

@@ -52,8 +52,10 @@ impl<'a> Mixed<'a> {
             return None;
         }
         // Losses wait for all threads of their block.
-        if shape.threads > 32 && at == 0 && shape.domain.cols <= COMBINED {
-            shape.rows = (BLOCK / shape.threads).clamp(1, 8);
+        if at == 0 && shape.domain.cols <= COMBINED {
+            // Groups of more than a warp meet by barriers of their own, of which there are a few.
+            let most = if shape.threads > 32 { 8 } else { BLOCK };
+            shape.rows = (BLOCK / shape.threads).clamp(1, most);
         }
         let bytes = sums * shape.domain.cols * size_of::<f32>();
         let room = workspace::ROW_SUMS as usize / bytes.max(1);
@@ -122,18 +124,35 @@ impl<'a> Mixed<'a> {
         Ok(())
     }
 
-    /// Adds up the sums of the block's groups, in their order, and writes them.
+    /// Adds up the sums of the block's groups, in an order that is always the same, and writes them.
     pub(super) fn written(&self) -> String {
         let (lanes, cols, count) = (
             self.shape.lanes,
             self.shape.domain.cols,
             self.sums().count(),
         );
-        let (rows, threads) = (self.shape.rows, self.shape.threads);
         let n = self.shape.steps * lanes;
+        let own = self.shape.threads;
         let mut s = String::new();
+        // Groups of one warp by its registers first: then each warp is one, whose first threads speak for it.
+        let (mut rows, mut threads) = (self.shape.rows, own);
+        while threads < 32 && rows.is_multiple_of(2) {
+            for i in 0..count {
+                s += &format!(
+                    "#pragma unroll\n  for (int j = 0; j < {n}; j++) acc{i}[j] += __shfl_xor_sync(~0u, acc{i}[j], {threads});\n"
+                );
+            }
+            (rows, threads) = (rows / 2, threads * 2);
+        }
+        let speaks = |group: usize| {
+            let first = format!("threadIdx.x / {threads}u == {group}u");
+            match own == threads {
+                true => first,
+                false => format!("{first} && threadIdx.x % {threads}u < {own}u"),
+            }
+        };
         if rows > 1 {
-            s += &format!("  __shared__ float all[{n}][{threads}];\n");
+            s += &format!("  __shared__ float all[{n}][{own}];\n");
             for i in 0..count {
                 for group in 0..rows {
                     let add = match group {
@@ -142,11 +161,14 @@ impl<'a> Mixed<'a> {
                         _ => format!("acc{i}[j] = all[j][tid] + acc{i}[j]"),
                     };
                     s += &format!(
-                        "  __syncthreads();\n  if (threadIdx.x / {threads}u == {group}u) {{\n#pragma unroll\n    for (int j = 0; j < {n}; j++) {add};\n  }}\n"
+                        "  __syncthreads();\n  if ({}) {{\n#pragma unroll\n    for (int j = 0; j < {n}; j++) {add};\n  }}\n",
+                        speaks(group)
                     );
                 }
             }
-            s += &format!("  if (threadIdx.x / {threads}u != {}u) return;\n", rows - 1);
+        }
+        if rows > 1 || own < threads {
+            s += &format!("  if (!({})) return;\n", speaks(rows - 1));
         }
         let one = |n: usize| {
             format!(

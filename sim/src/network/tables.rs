@@ -1,0 +1,67 @@
+//! Collective times from a profile's measured tables.
+
+use super::formula::{self, Group};
+use super::place;
+use crate::cost::{Price, log_interpolate};
+use crate::hardware::{CollectiveTable, Profile};
+use shardlab_plan::program::CollectiveKind;
+use shardlab_plan::units::DType;
+
+/// What is to be priced.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Asked {
+    /// Kind.
+    pub(super) kind: CollectiveKind,
+    /// Bytes of the full side.
+    pub(super) bytes: u64,
+    /// Element type; `None` for whatever holds for all types.
+    pub(super) dtype: Option<DType>,
+}
+
+/// From tables: the group's own size, or another size of the same kind, scaled by what the formula says about the two sizes. Groups within
+/// a node go by tables of one node, groups across nodes by those of several: NVLink says nothing about the cards, nor they about it.
+pub(super) fn price(profile: &Profile, asked: Asked, group: &Group) -> Option<Price> {
+    let Asked { kind, bytes, dtype } = asked;
+    let fits = |t: &&CollectiveTable| {
+        CollectiveKind::from(t.kind) == kind && (t.nodes > 1) == (group.nodes > 1)
+    };
+    let alone = |t: &CollectiveTable| place::alone(t.ranks, t.nodes, profile);
+    let typed = profile
+        .collective
+        .iter()
+        .any(|t| fits(&t) && t.dtype == dtype);
+    let wanted = if typed { dtype } else { None };
+    let of_kind = || {
+        let tables = profile.collective.iter().filter(fits);
+        tables.filter(|t| t.dtype == wanted)
+    };
+    let equal =
+        |t: &&CollectiveTable| t.ranks == group.size && (t.nodes == 1 || alone(t).like(group));
+    if let Some(table) = of_kind().find(equal) {
+        let (us, measured) = log_interpolate(&table.rows, bytes)?;
+        return Some(Price { us, measured });
+    }
+    let ratio = |a: u32, b: u32| (f64::from(a) / f64::from(b)).log2().abs();
+    // As many ranks a node before as many nodes: how they share the cards decides.
+    let distance = |t: &&CollectiveTable| match t.nodes {
+        1 => ratio(t.ranks, group.size),
+        nodes => ratio(t.ranks / nodes, group.per_node) + ratio(nodes, group.nodes),
+    };
+    let table = of_kind().min_by(|a, b| distance(a).total_cmp(&distance(b)))?;
+    let (us, _) = log_interpolate(&table.rows, bytes)?;
+    let other = if table.nodes == 1 {
+        Group {
+            size: table.ranks,
+            per_node: table.ranks,
+            ..*group
+        }
+    } else {
+        alone(table)
+    };
+    let scale =
+        formula::time_us(kind, bytes as f64, group) / formula::time_us(kind, bytes as f64, &other);
+    Some(Price {
+        us: us * scale,
+        measured: false,
+    })
+}
