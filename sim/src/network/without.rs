@@ -68,18 +68,15 @@ pub fn check_collectives(profile: &Profile) -> Vec<CollectiveCheck> {
 mod tests {
     use super::*;
     use crate::hardware;
+    use std::collections::BTreeMap;
 
     fn rows(table: &str) -> Vec<CollectiveCheck> {
         let mut profile = hardware::load("h100-80").unwrap();
         profile.network.nvlink_gbps = 100.0;
         profile.network.nvlink_efficiency = 0.5;
         profile.network.nvlink_ranks = 2;
-        let of = |text: &str| {
-            let tables: std::collections::BTreeMap<String, Vec<CollectiveTable>> =
-                toml::from_str(text).unwrap();
-            tables["collective"].clone()
-        };
-        profile.collective = of(table);
+        let mut tables: BTreeMap<String, Vec<CollectiveTable>> = toml::from_str(table).unwrap();
+        profile.collective = tables.remove("collective").unwrap();
         check_collectives(&profile)
     }
 
