@@ -30,11 +30,11 @@ def goldens():
     together([case(n, w) for n in ("llama-tiny", "gpt2-tiny", "qwen3-tiny") for w in worlds], 1 if CPU else AT_ONCE)
 
 
-SMALL = ["small-native", "small-fsdp2", "small-megatron", "small-regions", "small-blocks", "small-merged", "small-engines", "small-pointwise", "small-full", "small-next-step", "small-in-backward", "small-scopes", "small-iteration",
+SMALL = ["small-native", "small-fsdp2", "small-megatron", "small-regions", "small-blocks", "small-merged", "small-engines", "small-pointwise", "small-full", "small-next-step", "small-in-backward", "small-summed", "small-scopes", "small-iteration",
          "small-recompute", "small-accumulation", "small-no-sync", "small-double-buffer", "small-units", "small-frozen",
          "small-zero1", "small-zero2", "small-ddp", "small-gpt2", "small-qwen3", "small-encoder", "small-linear", "small-cnn", "small-offload"]
 # These also run in bf16, the policies on two ranks as well; a rehearsal runs the last ones alone.
-BF16 = ["small-native", "small-fsdp2", "small-megatron", "small-regions", "small-blocks", "small-merged", "small-engines", "small-pointwise", "small-full", "small-next-step", "small-in-backward", "small-no-sync", "small-qwen3", "small-cnn"]
+BF16 = ["small-native", "small-fsdp2", "small-megatron", "small-regions", "small-blocks", "small-merged", "small-engines", "small-pointwise", "small-full", "small-next-step", "small-in-backward", "small-summed", "small-no-sync", "small-qwen3", "small-cnn"]
 POLICIES = ["small-native", "small-fsdp2", "small-megatron"]
 REHEARSED = [*POLICIES, "small-regions", "small-cnn"]
 # These are nothing on one GPU.

@@ -12,6 +12,8 @@ REDUCTIONS = "fsdp.copy_engine_reduce=true"
 # What FSDP2 does with `reduce_dtype` float32: gradients come in bf16 and are summed in float32. Copy engines carry them as they come.
 AS_THEY_COME = 'precision.comm_grads="bf16"'
 ONE_CHUNK = "train.loss_chunk_rows=8192"
+# A gradient's pieces go from the exchange to the optimizer without a sum between them.
+SUMMED = "fsdp.sum_in_optimizer=true"
 POINTWISE = 'train.recompute="pointwise"'
 
 # Steps of each run, and how many of the first do not count (peer.py's number): until the power limit has settled they are slower.
@@ -32,6 +34,9 @@ OURS = {
     "ours compiled": BEST,
     "ours compiled, one chunk": [*BEST, ONE_CHUNK],
     "ours compiled, pointwise": [*BEST, POINTWISE],
+    "ours compiled, summed in the optimizer": [*BEST, SUMMED],
+    "ours compiled, summed in the optimizer, pointwise": [*BEST, SUMMED, POINTWISE],
+    "ours compiled, summed in the optimizer, all merged": [*BEST, SUMMED, 'compile.merge_projections="all"'],
     "ours compiled, next step": [*BEST, "fsdp.prefetch_next_step=2"],
     "ours compiled, float32 sent": FLOATS,
     "ours compiled, no epilogues": [*BEST, "compile.epilogues=false"],
@@ -55,7 +60,8 @@ PEERS = {
 # What counts first, for every size, then the rest, as far as time allows. Each list of peers runs in processes of its own:
 # Megatron-FSDP does not give its memory back.
 PASSES = [
-    ([["fsdp2 compiled", "fsdp2 eager"], ["megatron-fsdp compiled"]], ["ours compiled", "ours compiled, one chunk", "ours compiled, pointwise", "ours compiled, next step", "ours captured"]),
+    ([["fsdp2 compiled", "fsdp2 eager"], ["megatron-fsdp compiled"]], ["ours compiled", "ours compiled, summed in the optimizer", "ours compiled, summed in the optimizer, pointwise", "ours compiled, summed in the optimizer, all merged", "ours compiled, one chunk", "ours compiled, pointwise",
+                                                                                           "ours compiled, next step", "ours captured"]),
     ([], ["ours eager", "ours compiled, float32 sent", "ours compiled, no epilogues", "ours compiled, norms apart", "ours compiled, reductions on SMs", "ours compiled, collectives on SMs", "ours compiled, all merged",
          "ours compiled, selective"]),
     ([["megatron-fsdp eager"], ["megatron-fsdp experimental eager"]], ["ours compiled, all logits"]),
@@ -214,6 +220,7 @@ OPTIONS = {
     "best, updates in backward": [*BEST, "train.clip_norm=0", "fsdp.optimizer_in_backward=true"],
     "best, optimizer's state offloaded": [*BEST, 'fsdp.offload=["optimizer"]'],
     "all state offloaded": ['fsdp.offload=["params","grads","optimizer"]'],
+    "best, summed in the optimizer": [*BEST, SUMMED],
     "best, clipped": [*BEST, "train.clip_norm=1"],
     "best, SGD": [*BEST, 'train.optimizer="sgd"'],
     "deterministic": ["precision.deterministic=true"],

@@ -63,10 +63,12 @@ fn every_small_scenario_runs_without_nan_in_the_planned_memory() {
             "{name}: {:?}",
             o.run.losses
         );
-        assert!(
-            o.run.grad_norms.iter().all(|l| l.is_finite() && *l > 0.0),
-            "{name}"
-        );
+        // There is none where nobody but the optimizer's kernel knows the gradient.
+        let tells = |l: &f64| match scenario.fsdp.sum_in_optimizer {
+            false => l.is_finite() && *l > 0.0,
+            true => l.is_nan(),
+        };
+        assert!(o.run.grad_norms.iter().all(tells), "{name}");
         assert_eq!(o.run.program_digest, program.digest(), "{name}");
 
         let trace = replay(&program, steps as u32).unwrap();

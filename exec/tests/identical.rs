@@ -115,6 +115,41 @@ fn recompute_of_some_blocks_ends_with_the_same_weights() {
     }
 }
 
+/// Pieces that the optimizer adds up are those that a kernel behind the exchange would have added up, in the same order.
+#[test]
+fn sums_in_the_optimizer_end_with_the_same_weights() {
+    for base in [
+        &["train.clip_norm=0"][..],
+        &["train.clip_norm=0", "train.optimizer=sgd"],
+        // No main weights: the optimizer updates what computes.
+        &[
+            "train.clip_norm=0",
+            "precision.main_params=none",
+            "mesh.dp_shard=4",
+        ],
+        &[
+            "train.clip_norm=0",
+            "precision.compute=bf16",
+            "precision.comm_grads=bf16",
+            "compile.mode=regions",
+        ],
+    ] {
+        let with = |more: &[&'static str]| [&["fsdp.sum_in_optimizer=true"], more].concat();
+        same(
+            "small-native",
+            &[base, &["fsdp.copy_engine_reduce=true"]].concat(),
+            &[
+                &with(&[]),
+                &with(&["fsdp.optimizer_in_backward=true"]),
+                &with(&["fsdp.strategy=optim_grads", "fsdp.async_reduce=false"]),
+                &with(&["fsdp.offload=[\"params\", \"optimizer\"]"]),
+                &with(&["fsdp.prefetch_next_step=2", "fsdp.copy_engine_gather=true"]),
+                &with(&["compile.cuda_graph=full_iteration"]),
+            ],
+        );
+    }
+}
+
 /// Streams, communicators and units, and what the other tests of schedules do not turn.
 #[test]
 fn schedules_end_with_the_same_weights() {

@@ -33,7 +33,7 @@ pub use ids::{
 pub use lanes::{Axis, Communicator, Stream, StreamKind};
 pub use rule::Rule;
 use serde::{Deserialize, Serialize};
-pub use shard_op::ShardOp;
+pub use shard_op::{Pieces, ShardOp};
 use std::collections::BTreeMap;
 use std::ops::Range;
 pub use traffic::Traffic;

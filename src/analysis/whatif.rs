@@ -79,7 +79,7 @@ pub struct WhatIf {
 }
 
 /// Keys of which every value is tried.
-const ALL_VALUES: [&str; 19] = [
+const ALL_VALUES: [&str; 20] = [
     "fsdp.policy",
     "fsdp.strategy",
     "fsdp.reshard_root",
@@ -89,6 +89,7 @@ const ALL_VALUES: [&str; 19] = [
     "fsdp.separate_communicators",
     "fsdp.copy_engine_gather",
     "fsdp.copy_engine_reduce",
+    "fsdp.sum_in_optimizer",
     "fsdp.unify_comm_stream",
     "fsdp.optimizer_in_backward",
     "fsdp.allocator",

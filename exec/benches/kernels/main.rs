@@ -248,7 +248,10 @@ fn optimizer(c: &mut Criterion) {
     let mut buffers: Vec<Buffer> = (0..4).map(|_| Buffer::new(DType::F32, n)).collect();
     let r: Vec<RawRange> = buffers.iter_mut().map(Buffer::range).collect();
     let body = BodyOp {
-        op: OpKind::Shard(ShardOp::AdamW { cast: false }),
+        op: OpKind::Shard(ShardOp::AdamW {
+            cast: false,
+            pieces: None,
+        }),
         inputs: Default::default(),
         outputs: Default::default(),
     };

@@ -161,7 +161,8 @@ fn flag(program: &Program, id: InstrId, instr: &Instr) -> Option<Tap> {
         .map(|a| tap(id, stream, a))
 }
 
-/// Accesses of the gradients of an optimizer launch: each follows its weight, and moments may follow it.
+/// Accesses of the gradients of an optimizer launch: each follows its weight, and moments may follow it. None where it sums gradients
+/// itself: nobody else could.
 fn gradients(program: &Program, op: &Op) -> Vec<u32> {
     let Op::Launch { kernel, reads, .. } = *op else {
         return Vec::new();
@@ -169,7 +170,9 @@ fn gradients(program: &Program, op: &Op) -> Vec<u32> {
     let body = &program.kernels[kernel.index()].body;
     if !matches!(
         body.first().map(|b| b.op),
-        Some(OpKind::Shard(ShardOp::AdamW { .. } | ShardOp::Sgd { .. }))
+        Some(OpKind::Shard(
+            ShardOp::AdamW { pieces: None, .. } | ShardOp::Sgd { pieces: None, .. }
+        ))
     ) {
         return Vec::new();
     }

@@ -196,8 +196,10 @@ pub(super) fn run(
             multiply(writes, clip_factor(square, ctx.hyper.clip_norm))
         }
         ShardOp::NanCheck => nan_check(reads, writes),
-        ShardOp::AdamW { cast } => optimizer::adamw(&ctx.hyper, cast, reads, writes),
-        ShardOp::Sgd { cast } => optimizer::sgd(&ctx.hyper, cast, reads, writes),
+        ShardOp::AdamW { cast, pieces } => {
+            optimizer::adamw(&ctx.hyper, cast, pieces, reads, writes)
+        }
+        ShardOp::Sgd { cast, pieces } => optimizer::sgd(&ctx.hyper, cast, pieces, reads, writes),
     }
 }
 

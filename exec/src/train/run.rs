@@ -276,8 +276,10 @@ impl<'a, D: Device> Trainer<'a, D> {
             .unwrap_or(0);
         let tape = tape_of(scenario).map_err(|e| TrainError::Plan(e.to_string()))?;
         let mut feed = Feed::new(scenario, program, &tape.consts, options.tokens, seed)?;
+        // Nobody else adds up what the optimizer's kernel does.
+        let skip_grad_norms = options.skip_grad_norms || scenario.fsdp.sum_in_optimizer;
         let exec = ExecOptions {
-            grad_squares: !options.skip_grad_norms,
+            grad_squares: !skip_grad_norms,
             ..options.exec
         };
         let local = world.local();
@@ -339,7 +341,7 @@ impl<'a, D: Device> Trainer<'a, D> {
             distinct,
             validations: Vec::new(),
             export: options.export,
-            skip_grad_norms: options.skip_grad_norms,
+            skip_grad_norms,
             seconds,
         })
     }

@@ -4,7 +4,7 @@ use super::memory::{Buffer, HYPER, Rng, kernel, launch};
 use shardlab_exec::kernels::{self, Fault, KernelError};
 use shardlab_exec::{Hyper, RawRange};
 use shardlab_plan::model::{OpKind, Real};
-use shardlab_plan::program::{BodyOp, Holds, Op, Program, Shape, ShardOp};
+use shardlab_plan::program::{BodyOp, Holds, Op, Pieces, Program, Shape, ShardOp};
 use shardlab_plan::scenario;
 use shardlab_plan::units::DType;
 
@@ -216,6 +216,57 @@ fn pieces_are_summed() {
     }
 }
 
+/// An update from pieces is the update from their sum, to the bit.
+#[test]
+fn updates_add_up_pieces() {
+    const N: usize = 5001;
+    let mut rng = Rng(11);
+    for t in [F32, BF16] {
+        let factor = Real(1.0 / 3.0);
+        let mut pieces = random(&mut rng, t, 3 * N);
+        let mut sum = Buffer::new(F32, N);
+        let add = ShardOp::SumPieces {
+            ranks: 3,
+            factor,
+            accumulate: false,
+        };
+        run(add, HYPER, &[], &[pieces.range()], &[sum.range()]).unwrap();
+        let start = [(); 3].map(|()| random(&mut rng, F32, N).values());
+        let mut update = |op: ShardOp, grad: RawRange| {
+            // Second moments are not negative.
+            let [w, m, v] = &start;
+            let v: Vec<f64> = v.iter().map(|x| x.abs()).collect();
+            let mut all = [w, m, &v].map(|x| Buffer::of(F32, x));
+            let mut copy = Buffer::new(BF16, N);
+            let [w, m, v] = all.each_mut().map(Buffer::range);
+            let (reads, writes) = match op {
+                ShardOp::Sgd { .. } => (vec![w, grad], vec![w, copy.range()]),
+                _ => (vec![w, grad, m, v], vec![w, m, v, copy.range()]),
+            };
+            run(op, HYPER, &[], &reads, &writes)?;
+            Ok::<_, KernelError>((all.map(|b| b.values()), copy.values()))
+        };
+        let both = |pieces| {
+            let cast = true;
+            [
+                ShardOp::AdamW { cast, pieces },
+                ShardOp::Sgd { cast, pieces },
+            ]
+        };
+        let three = Some(Pieces { ranks: 3, factor });
+        for (apart, within) in both(None).into_iter().zip(both(three)) {
+            let want = update(apart, sum.range()).unwrap();
+            assert_eq!(update(within, pieces.range()).unwrap(), want);
+            assert_ne!(want.0[0], start[0]);
+        }
+        // Pieces of another number of ranks than there are.
+        for op in both(Some(Pieces { ranks: 2, factor })) {
+            let e = update(op, pieces.range()).unwrap_err();
+            assert!(matches!(e.fault, Fault::Size { .. }), "{e}");
+        }
+    }
+}
+
 #[test]
 fn norms_and_clipping() {
     let mut rng = Rng(6);
@@ -303,7 +354,10 @@ fn adamw_follows_torch() {
     let [mut w, mut g, mut m, mut v] = [1.0, 1.0, 0.0, 0.0].map(|x| Buffer::of(F32, &[x]));
     let r = [w.range(), g.range(), m.range(), v.range()];
     run(
-        ShardOp::AdamW { cast: false },
+        ShardOp::AdamW {
+            cast: false,
+            pieces: None,
+        },
         h,
         &[],
         &r,
@@ -353,7 +407,17 @@ fn adamw_over_several_tensors_and_steps() {
                 if clip > 0.0 {
                     reads.push(square.range());
                 }
-                run(ShardOp::AdamW { cast: false }, h, &[], &reads, &writes).unwrap();
+                run(
+                    ShardOp::AdamW {
+                        cast: false,
+                        pieces: None,
+                    },
+                    h,
+                    &[],
+                    &reads,
+                    &writes,
+                )
+                .unwrap();
                 let factor = if clip > 0.0 { clip / (1.5 + 1e-6) } else { 1.0 };
                 for (i, [w, m, v]) in want.iter_mut().enumerate() {
                     adamw(&h, factor, w, &g[i].values(), m, v);
@@ -390,7 +454,10 @@ fn flat_moments_go_on_from_tensor_to_tensor() {
     let [g0, g1] = [0, 1].map(|i| g[i].range());
     let (mr, vr) = (m.range(), v.range());
     run(
-        ShardOp::AdamW { cast: false },
+        ShardOp::AdamW {
+            cast: false,
+            pieces: None,
+        },
         HYPER,
         &[],
         &[w0, g0, mr, vr, w1, g1],
@@ -404,7 +471,10 @@ fn flat_moments_go_on_from_tensor_to_tensor() {
     near(&m.values()[40..], &second, 1e-5);
     // More weights than moments.
     let e = run(
-        ShardOp::AdamW { cast: false },
+        ShardOp::AdamW {
+            cast: false,
+            pieces: None,
+        },
         HYPER,
         &[],
         &[w1, g1, mr, vr, w0, g0, w1, g1],
@@ -431,7 +501,10 @@ fn threads_change_no_bit_of_adamw() {
         let r: Vec<RawRange> = all.iter_mut().map(Buffer::range).collect();
         kernels::use_threads(threads);
         let done = run(
-            ShardOp::AdamW { cast: false },
+            ShardOp::AdamW {
+                cast: false,
+                pieces: None,
+            },
             HYPER,
             &[],
             &r,
@@ -458,7 +531,17 @@ fn sgd_follows_torch() {
         .map(|(w, g)| w - HYPER.lr * (g + HYPER.weight_decay * w))
         .collect();
     let (wr, gr) = (w.range(), g.range());
-    run(ShardOp::Sgd { cast: false }, HYPER, &[], &[wr, gr], &[wr]).unwrap();
+    run(
+        ShardOp::Sgd {
+            cast: false,
+            pieces: None,
+        },
+        HYPER,
+        &[],
+        &[wr, gr],
+        &[wr],
+    )
+    .unwrap();
     near(&w.values(), &want, 1e-5);
 }
 
@@ -490,10 +573,18 @@ fn updates_leave_a_second_copy_of_the_weight() {
                 let (op, reads, writes) = if adamw {
                     let reads = vec![w0, g0, mr, vr, w1, g1];
                     let writes = [vec![w0, mr, vr], pick(&first), vec![w1], pick(&second)];
-                    (ShardOp::AdamW { cast }, reads, writes.concat())
+                    (
+                        ShardOp::AdamW { cast, pieces: None },
+                        reads,
+                        writes.concat(),
+                    )
                 } else {
                     let writes = [vec![w0], pick(&first), vec![w1], pick(&second)];
-                    (ShardOp::Sgd { cast }, vec![w0, g0, w1, g1], writes.concat())
+                    (
+                        ShardOp::Sgd { cast, pieces: None },
+                        vec![w0, g0, w1, g1],
+                        writes.concat(),
+                    )
                 };
                 run(op, HYPER, &[], &reads, &writes).unwrap();
                 let state = [w[0].bits(), w[1].bits(), m.bits(), v.bits()];

@@ -41,15 +41,21 @@ impl Inputs {
     };
 }
 
-/// Pieces that a kernel sums, if it is the second half of a reduction.
-fn pieces(kernel: &Kernel) -> Option<u32> {
-    match kernel.body[..] {
-        [
-            BodyOp {
-                op: OpKind::Shard(ShardOp::SumPieces { ranks, .. }),
-                ..
-            },
-        ] => Some(ranks),
+/// Pieces that a kernel sums, if it is the second half of a reduction, by itself or in an optimizer; which of its reads they are.
+fn pieces(kernel: &Kernel) -> Option<(u32, usize)> {
+    let [
+        BodyOp {
+            op: OpKind::Shard(op),
+            ..
+        },
+    ] = kernel.body[..]
+    else {
+        return None;
+    };
+    match op {
+        ShardOp::SumPieces { ranks, .. } => Some((ranks, 0)),
+        // Behind the weight.
+        ShardOp::AdamW { pieces, .. } | ShardOp::Sgd { pieces, .. } => pieces.map(|p| (p.ranks, 1)),
         _ => None,
     }
 }
@@ -82,6 +88,7 @@ impl Walk<'_> {
         };
         let sums = kernel.and_then(pieces);
         let squares = kernel.is_some_and(squares);
+        let updates = kernel.is_some_and(|k| k.class == KernelClass::Optimizer);
         if !squares {
             for a in reads {
                 self.norm_used(work.id, a.buffer);
@@ -89,10 +96,16 @@ impl Walk<'_> {
         }
         for (n, a) in reads.iter().enumerate() {
             self.read(work, *a, &mut inputs);
-            if let (0, Some(ranks)) = (n, sums) {
+            if let Some((ranks, _)) = sums.filter(|s| s.1 == n) {
                 let to = |w: &Access| w.bytes / self.p.buffers[w.buffer.index()].dtype.size();
-                let to = writes.iter().map(to).sum();
+                // An optimizer's sums go into its first weight.
+                let to = match n {
+                    0 => writes.iter().map(to).sum(),
+                    _ => reads.first().map_or(0, to),
+                };
                 inputs.reduced = self.summed(work, (ranks, inputs.reduced), (*a, to));
+            } else if updates {
+                self.unsummed(work, inputs.reduced, *a);
             }
         }
         let fills = kernel.is_some_and(|k| k.class == KernelClass::Fill);

@@ -194,6 +194,19 @@ impl Walk<'_> {
         (read & !EXCHANGED) | SHARD
     }
 
+    /// The optimizer reads something, after all that has been `read`: pieces would have to be summed first.
+    pub(super) fn unsummed(&mut self, work: &Work, read: u8, a: Access) {
+        let p = self.p;
+        if is_grad(p.buffers[a.buffer.index()].role) && read & EXCHANGED != 0 {
+            self.violate(RuleId::ReduceMissing, work.id, None, || {
+                format!(
+                    "updates by {}, pieces of an exchange that nothing sums",
+                    describe::range(p, a)
+                )
+            });
+        }
+    }
+
     /// What a read learns from the state of its range.
     pub(super) fn read_state(
         &mut self,

@@ -154,13 +154,13 @@ impl Flat {
             } else {
                 numel
             };
-            let grad = cx.resting(
-                Role::MainGrad,
-                at_rest * self.g.size(),
-                self.g,
-                group.unit,
-                holds,
-            );
+            // Pieces of all ranks, until the optimizer adds them up.
+            let (role, n, dtype) = if cx.scenario.fsdp.sum_in_optimizer {
+                (Role::ReduceOutput, numel, self.c)
+            } else {
+                (Role::MainGrad, at_rest, self.g)
+            };
+            let grad = cx.resting(role, n * dtype.size(), dtype, group.unit, holds);
             state.grad = Some(cx.b.whole(grad));
             let casts = cx.scenario.fsdp.policy == PolicyKind::Megatron && self.c != self.g;
             state.outer_comm = (casts && self.comms.outer.is_some()).then(|| {

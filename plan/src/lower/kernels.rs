@@ -27,8 +27,14 @@ const fn class(op: ShardOp) -> KernelClass {
 const fn flops(op: ShardOp) -> u64 {
     match op {
         ShardOp::Accumulate | ShardOp::Scale { .. } | ShardOp::ClipScale => 1,
-        ShardOp::SumSquares | ShardOp::Sgd { .. } => 2,
+        ShardOp::SumSquares | ShardOp::Sgd { pieces: None, .. } => 2,
         ShardOp::SumPieces { ranks, .. } => 2 * ranks as u64,
+        ShardOp::AdamW {
+            pieces: Some(p), ..
+        } => 14 + 2 * p.ranks as u64,
+        ShardOp::Sgd {
+            pieces: Some(p), ..
+        } => 2 + 2 * p.ranks as u64,
         ShardOp::AdamW { .. } => 14,
         _ => 0,
     }

@@ -5,7 +5,7 @@ use super::context::Cx;
 use super::walk::Lifecycle;
 use crate::program::{
     Access, Axis, BufferId, COMPUTE, CollectiveKind, CommId, Communicator, Holds, HostWorkKind,
-    Part, Phase, ReduceOp, Role, Rule, ShardOp, StreamId, UnitId,
+    Part, Phase, Pieces, ReduceOp, Role, Rule, ShardOp, StreamId, UnitId,
 };
 use crate::scenario::{Optimizer, PolicyKind};
 use crate::units::DType;
@@ -42,6 +42,8 @@ pub(crate) struct ShardState {
     pub(crate) items: Vec<OptimizerItem>,
     /// Where the launch leaves the new weights of its one item a second time, in the compute dtype.
     pub(crate) compute: Vec<Access>,
+    /// The gradient of its one item is in pieces.
+    pub(crate) pieces: Option<Pieces>,
 }
 
 /// Makes the state buffers of a tensor (they are allocated in the first step).
@@ -152,10 +154,10 @@ pub(crate) fn update(
     }
     reads.extend(scale.map(|n| cx.b.whole(n)));
     writes.extend(&state.compute);
-    let cast = !state.compute.is_empty();
+    let (cast, pieces) = (!state.compute.is_empty(), state.pieces);
     let kind = match cx.scenario.train.optimizer {
-        Optimizer::Adamw => ShardOp::AdamW { cast },
-        Optimizer::Sgd => ShardOp::Sgd { cast },
+        Optimizer::Adamw => ShardOp::AdamW { cast, pieces },
+        Optimizer::Sgd => ShardOp::Sgd { cast, pieces },
     };
     let elements = state.items.iter().map(|i| i.numel).sum();
     if elements > 0 {

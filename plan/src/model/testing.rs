@@ -74,6 +74,7 @@ pub(crate) fn tiny(family: Family) -> Scenario {
             async_reduce: true,
             copy_engine_gather: false,
             copy_engine_reduce: false,
+            sum_in_optimizer: false,
             separate_communicators: false,
             unify_comm_stream: false,
             allocator: AllocatorKind::Caching,

@@ -3,6 +3,16 @@
 use crate::model::Real;
 use serde::Serialize;
 
+/// A gradient that ranks have exchanged and nobody has added up: laid out `[rank][element]`, the pieces of an element are added in rank
+/// order in float32, each multiplied by the factor first, as [`ShardOp::SumPieces`] does.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize)]
+pub struct Pieces {
+    /// Pieces of an element.
+    pub ranks: u32,
+    /// What every piece is multiplied by.
+    pub factor: Real,
+}
+
 /// Operation of a sharding kernel. It works on the launch's byte ranges as they are, with the dtypes of their buffers;
 /// reads and writes pair up in order unless stated. The kernel's body names no slots.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize)]
@@ -43,11 +53,17 @@ pub enum ShardOp {
     AdamW {
         /// Behind a tensor's other writes stand ranges that, one after another, get its new weight too, converted.
         cast: bool,
+        /// Every gradient is in pieces.
+        #[serde(skip_serializing_if = "Option::is_none")]
+        pieces: Option<Pieces>,
     },
     /// SGD on weight and gradient, tensor after tensor; a last scalar read clips as in [`ShardOp::AdamW`].
     Sgd {
         /// As in [`ShardOp::AdamW`].
         cast: bool,
+        /// As in [`ShardOp::AdamW`].
+        #[serde(skip_serializing_if = "Option::is_none")]
+        pieces: Option<Pieces>,
     },
     /// A read laid out `[rank][element]` to one sum an element: pieces are added in rank order in float32, each multiplied by
     /// the factor first, as a reduction with that factor would. The second half of a reduction whose first half is an

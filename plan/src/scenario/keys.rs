@@ -269,6 +269,7 @@ keys! {
     SeparateCommunicators: "fsdp" "separate_communicators" [Bool] "(native: true, others: false)" "All-gather and reduce-scatter use communicators of their own";
     CopyEngineGather: "fsdp" "copy_engine_gather" [Bool] "false" "All-gathers run on copy engines and hold no SMs (NCCL 2.28: zero-CTA policy over symmetric windows)";
     CopyEngineReduce: "fsdp" "copy_engine_reduce" [Bool] "false" "Gradients are exchanged on copy engines (an all-to-all that holds no SMs) and summed by a kernel in float32, instead of a reduce-scatter";
+    SumInOptimizer: "fsdp" "sum_in_optimizer" [Bool] "false" "The optimizer's kernel sums what `copy_engine_reduce` has exchanged, instead of a kernel behind each exchange: a gradient is read once less and written once less, and all ranks' pieces of it live until then";
     UnifyCommStream: "fsdp" "unify_comm_stream" [Bool] "false" "One side stream for all-gather and reduce-scatter";
     Allocator: "fsdp" "allocator" [Choice(&["caching", "pool", "double_buffer", "temporary"])] "(native: \"pool\", others: \"caching\")" "Where full-size buffers come from";
     ExpandableSegments: "fsdp" "expandable_segments" [Bool] "true" "PyTorch allocator option of that name (PYTORCH_CUDA_ALLOC_CONF), on unless said otherwise; torch itself has it off by default";

@@ -435,6 +435,7 @@ fn fsdp(d: &Document, mesh: &Mesh) -> Result<Fsdp, ScenarioError> {
         separate_communicators: d.flag(Key::SeparateCommunicators).unwrap_or(native),
         copy_engine_gather: d.flag(Key::CopyEngineGather).unwrap_or(false),
         copy_engine_reduce: d.flag(Key::CopyEngineReduce).unwrap_or(false),
+        sum_in_optimizer: d.flag(Key::SumInOptimizer).unwrap_or(false),
         unify_comm_stream: d.flag(Key::UnifyCommStream).unwrap_or(false),
         allocator: d
             .pick(

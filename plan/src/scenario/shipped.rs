@@ -66,6 +66,7 @@ shipped![
     "small-regions",
     "small-scopes",
     "small-selective",
+    "small-summed",
     "small-units",
     "small-zero1",
     "small-zero2",

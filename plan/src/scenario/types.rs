@@ -428,6 +428,8 @@ pub struct Fsdp {
     pub copy_engine_gather: bool,
     /// Reductions are an all-to-all on copy engines and a kernel that sums.
     pub copy_engine_reduce: bool,
+    /// The optimizer's kernel sums what such reductions have exchanged.
+    pub sum_in_optimizer: bool,
     /// One side stream for all-gather and reduce-scatter.
     pub unify_comm_stream: bool,
     /// Allocator of the transient buffers.

@@ -28,6 +28,7 @@ pub(crate) fn check(s: &Scenario, d: &Document) -> Checked {
     reduction(s, d)?;
     next_step(s, d)?;
     in_backward(s, d)?;
+    in_optimizer(s, d)?;
     resharded_root(s, d)?;
     kept_parameters(s, d)?;
     gradient_sync(s, d)?;
@@ -705,6 +706,48 @@ fn in_backward(s: &Scenario, d: &Document) -> Checked {
             return Ok(());
         };
     Err(cannot(d, Key::OptimizerInBackward, keys, why, "false"))
+}
+
+/// What can leave the sums of gradients to the optimizer.
+fn in_optimizer(s: &Scenario, d: &Document) -> Checked {
+    let (f, t) = (&s.fsdp, &s.train);
+    if !f.sum_in_optimizer {
+        return Ok(());
+    }
+    let (keys, why): (&[Key], _) = if !f.copy_engine_reduce {
+        (
+            &[Key::CopyEngineReduce],
+            "sums what `copy_engine_reduce` exchanges, which is off",
+        )
+    } else if t.grad_accum > 1 {
+        (
+            &[Key::GradAccum],
+            "keeps the pieces of one micro-batch; with `grad_accum` their sums have to be added up",
+        )
+    } else if s.mesh.dp_outer > 1 {
+        (
+            &[Key::DpOuter],
+            "leaves no sums that could be reduced over `dp_outer`",
+        )
+    } else if t.clip_norm > 0.0 {
+        (
+            &[Key::ClipNorm],
+            "leaves no sums whose norm `clip_norm` could know",
+        )
+    } else if t.grad_norm {
+        (
+            &[Key::GradNorm],
+            "leaves no sums whose norm `grad_norm` could tell",
+        )
+    } else if f.offload.grads {
+        (
+            &[Key::Offload],
+            "keeps gradients as they were exchanged; `offload` puts their sums away",
+        )
+    } else {
+        return Ok(());
+    };
+    Err(cannot(d, Key::SumInOptimizer, keys, why, "false"))
 }
 
 /// An option that is impossible beside what others say, and the value that turns it off.

@@ -8,14 +8,14 @@ mod tests;
 use super::codegen::shard::Ranges;
 use crate::kernels::error::Fault;
 use crate::operand::RawRange;
-use shardlab_plan::program::{Shape, ShardOp};
+use shardlab_plan::program::{Pieces, Shape, ShardOp};
 use shardlab_plan::units::DType;
 use smallvec::SmallVec;
 
 /// A range that a block list covers: addresses of its operands, elements (bytes for raw copies).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Piece {
-    pub(super) at: [u64; 5],
+    pub(super) at: [u64; 6],
     pub(super) n: u64,
 }
 
@@ -75,7 +75,7 @@ impl Work {
 
     /// Copies `n` elements; `from` is `None` for zeros.
     fn copy(&mut self, to: (u64, DType), from: Option<(u64, DType)>, n: u64) {
-        let at = |from: u64| [to.0, from, 0, 0, 0];
+        let at = |from: u64| [to.0, from, 0, 0, 0, 0];
         match from {
             Some((from, ty)) if ty != to.1 => {
                 self.add(
@@ -108,32 +108,40 @@ impl Work {
 }
 
 /// Bytes of an element of each operand of a kind.
-fn sizes(kind: Ranges) -> [u64; 5] {
+fn sizes(kind: Ranges) -> [u64; 6] {
     match kind {
-        Ranges::Raw => [1, 1, 0, 0, 0],
+        Ranges::Raw => [1, 1, 0, 0, 0, 0],
         Ranges::Cast { from, to } | Ranges::Accumulate { from, to } => {
-            [to.size(), from.size(), 0, 0, 0]
+            [to.size(), from.size(), 0, 0, 0, 0]
         }
         // The distance of pieces stays as it is.
-        Ranges::Sum { from, to, .. } => [to.size(), from.size(), 0, 0, 0],
+        Ranges::Sum { from, to, .. } => [to.size(), from.size(), 0, 0, 0, 0],
         Ranges::Scale { of } | Ranges::Squares { of } | Ranges::Nan { of } => {
-            [of.size(), 0, 0, 0, 0]
+            [of.size(), 0, 0, 0, 0, 0]
         }
         Ranges::AdamW {
             weight,
             grad,
             moments,
             copy,
-        } => [
-            weight.size(),
-            grad.size(),
-            moments.size(),
-            moments.size(),
-            copy.map_or(0, DType::size),
-        ],
-        Ranges::Sgd { weight, grad, copy } => {
+            pieces: _,
+        } => {
+            let mut sizes = [
+                weight.size(),
+                grad.size(),
+                moments.size(),
+                moments.size(),
+                0,
+                0,
+            ];
+            sizes[4] = copy.map_or(0, DType::size);
+            sizes
+        }
+        Ranges::Sgd {
+            weight, grad, copy, ..
+        } => {
             let copy = copy.map_or(0, DType::size);
-            [weight.size(), grad.size(), copy, 0, 0]
+            [weight.size(), grad.size(), copy, 0, 0, 0]
         }
     }
 }
@@ -145,7 +153,7 @@ fn follows(kind: Ranges, a: &Piece, b: &Piece) -> bool {
         return false;
     }
     let sizes = sizes(kind);
-    (0..5).all(|i| i == 1 && zeros || a.at[i] + a.n * sizes[i] == b.at[i])
+    (0..6).all(|i| i == 1 && zeros || a.at[i] + a.n * sizes[i] == b.at[i])
 }
 
 fn numel(r: &RawRange) -> u64 {
@@ -220,7 +228,7 @@ pub(super) fn work(
         ..Work::default()
     };
     let single = |r: &RawRange| Piece {
-        at: [at(r), 0, 0, 0, 0],
+        at: [at(r), 0, 0, 0, 0, 0],
         n: numel(r),
     };
     match op {
@@ -244,7 +252,7 @@ pub(super) fn work(
                 w.add(
                     kind,
                     Piece {
-                        at: [to.0, from.0, 0, 0, 0],
+                        at: [to.0, from.0, 0, 0, 0, 0],
                         n,
                     },
                 );
@@ -276,7 +284,7 @@ pub(super) fn work(
                 w.add(
                     kind,
                     Piece {
-                        at: [at(to), first, distance, 0, 0],
+                        at: [at(to), first, distance, 0, 0, 0],
                         n,
                     },
                 );
@@ -325,8 +333,8 @@ pub(super) fn work(
                 before: 0,
             });
         }
-        ShardOp::AdamW { cast } => adamw(&mut w, cast, reads, writes)?,
-        ShardOp::Sgd { cast } => sgd(&mut w, cast, reads, writes)?,
+        ShardOp::AdamW { cast, pieces } => adamw(&mut w, (cast, pieces), reads, writes)?,
+        ShardOp::Sgd { cast, pieces } => sgd(&mut w, (cast, pieces), reads, writes)?,
     }
     Ok(w)
 }
@@ -386,10 +394,14 @@ fn shards(
     Ok(())
 }
 
-/// A weight is updated in place by a gradient of its length.
-fn updates(weight: &RawRange, grad: &RawRange, target: Option<&RawRange>) -> Result<(), Fault> {
+/// A weight is updated in place by a gradient of its length, or by so many pieces as long.
+fn updates(
+    weight: &RawRange,
+    (grad, pieces): (&RawRange, u32),
+    target: Option<&RawRange>,
+) -> Result<(), Fault> {
     let target = target.ok_or(count("writes", 1, 0))?;
-    size("a gradient", numel(weight), numel(grad))?;
+    size("a gradient", numel(weight) * u64::from(pieces), numel(grad))?;
     if (weight.ptr, weight.bytes) != (target.ptr, target.bytes) && weight.bytes > 0 {
         return Err(Fault::Shape(
             "a weight is not written where it is read".to_owned(),
@@ -423,9 +435,23 @@ fn copies(
     size("a weight's copies", n, first)
 }
 
+/// How many pieces a gradient is in; their factor becomes the launch's.
+fn summed_by(w: &mut Work, pieces: Option<Pieces>) -> u32 {
+    pieces.map_or(1, |p| {
+        w.factor = p.factor.0 as f32;
+        p.ranks.max(1)
+    })
+}
+
 /// `weight, gradient[, first, second moment], ..[, square of the norm]`; a tensor whose moments are not named goes on where
 /// the one before ended. With `cast`, a tensor's writes end with the copies of its weight.
-fn adamw(w: &mut Work, cast: bool, reads: &[RawRange], writes: &[RawRange]) -> Result<(), Fault> {
+fn adamw(
+    w: &mut Work,
+    (cast, summed): (bool, Option<Pieces>),
+    reads: &[RawRange],
+    writes: &[RawRange],
+) -> Result<(), Fault> {
+    let pieces = summed_by(w, summed);
     if !reads.len().is_multiple_of(2) {
         w.square = scalar(reads.last())?;
     }
@@ -433,7 +459,7 @@ fn adamw(w: &mut Work, cast: bool, reads: &[RawRange], writes: &[RawRange]) -> R
     let mut moments: Option<(RawRange, RawRange, u64)> = None;
     while r + 1 < reads.len() {
         let (weight, grad) = (&reads[r], &reads[r + 1]);
-        updates(weight, grad, writes.get(k))?;
+        updates(weight, (grad, pieces), writes.get(k))?;
         (r, k) = (r + 2, k + 1);
         if let (Some([m, v]), Some([wm, wv])) = (reads.get(r..r + 2), writes.get(k..k + 2))
             && m.ptr == wm.ptr
@@ -458,6 +484,7 @@ fn adamw(w: &mut Work, cast: bool, reads: &[RawRange], writes: &[RawRange]) -> R
         if m.dtype != v.dtype {
             return Err(Fault::Type(v.dtype));
         }
+        let distance = n * grad.dtype.size();
         let place = |r: &RawRange, element: u64| at(r) + element * r.dtype.size();
         copies(cast, n, writes, &mut k, |first, n, copy| {
             let kind = Ranges::AdamW {
@@ -465,11 +492,11 @@ fn adamw(w: &mut Work, cast: bool, reads: &[RawRange], writes: &[RawRange]) -> R
                 grad: grad.dtype,
                 moments: m.dtype,
                 copy: copy.map(|c| c.1),
+                pieces,
             };
             let (m, v) = (place(m, *done + first), place(v, *done + first));
             let (weight, grad) = (place(weight, first), place(grad, first));
-            let copy = copy.map_or(0, |c| c.0);
-            let at = [weight, grad, m, v, copy];
+            let at = kind.behind([weight, grad, m, v], copy.map(|c| c.0), distance);
             w.add(kind, Piece { at, n });
         })?;
         *done += n;
@@ -482,24 +509,32 @@ fn adamw(w: &mut Work, cast: bool, reads: &[RawRange], writes: &[RawRange]) -> R
 }
 
 /// `weight, gradient, ..[, square of the norm]`.
-fn sgd(w: &mut Work, cast: bool, reads: &[RawRange], writes: &[RawRange]) -> Result<(), Fault> {
+fn sgd(
+    w: &mut Work,
+    (cast, summed): (bool, Option<Pieces>),
+    reads: &[RawRange],
+    writes: &[RawRange],
+) -> Result<(), Fault> {
+    let pieces = summed_by(w, summed);
     if !reads.len().is_multiple_of(2) {
         w.square = scalar(reads.last())?;
     }
     let mut k = 0;
     for pair in reads.chunks_exact(2) {
         let [weight, grad] = pair else { continue };
-        updates(weight, grad, writes.get(k))?;
+        updates(weight, (grad, pieces), writes.get(k))?;
         k += 1;
+        let distance = numel(weight) * grad.dtype.size();
         let place = |r: &RawRange, element: u64| at(r) + element * r.dtype.size();
         copies(cast, numel(weight), writes, &mut k, |first, n, copy| {
             let kind = Ranges::Sgd {
                 weight: weight.dtype,
                 grad: grad.dtype,
                 copy: copy.map(|c| c.1),
+                pieces,
             };
-            let copy = copy.map_or(0, |c| c.0);
-            let at = [place(weight, first), place(grad, first), copy, 0, 0];
+            let both = [place(weight, first), place(grad, first)];
+            let at = kind.behind(both, copy.map(|c| c.0), distance);
             w.add(kind, Piece { at, n });
         })?;
     }

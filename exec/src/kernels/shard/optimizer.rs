@@ -6,8 +6,9 @@ use super::super::same;
 use super::super::scratch::Scratch;
 use super::super::view::View;
 use super::super::wide::wide;
-use super::{BLOCK, Sequence, clip_factor, scalar};
+use super::{BLOCK, Sequence, add_to, clip_factor, scalar, scale};
 use crate::operand::{Hyper, RawRange};
+use shardlab_plan::program::Pieces;
 use shardlab_plan::units::DType;
 
 /// Weights from which an update is worth several threads.
@@ -82,6 +83,7 @@ fn clip(h: &Hyper, reads: &[RawRange]) -> Result<f32, Fault> {
 pub(super) fn adamw(
     h: &Hyper,
     cast: bool,
+    pieces: Option<Pieces>,
     reads: &[RawRange],
     writes: &[RawRange],
 ) -> Result<(), Fault> {
@@ -95,8 +97,9 @@ pub(super) fn adamw(
             found: writes.len(),
         };
         let target = View::flat(*writes.get(w).ok_or(missing)?)?;
-        let (weight, grad) = (View::flat(reads[r])?, View::flat(reads[r + 1])?);
-        updates(&weight, &grad, &target)?;
+        let weight = View::flat(reads[r])?;
+        let grad = Gradient::of(&weight, reads[r + 1], pieces)?;
+        updates(&weight, &target)?;
         (r, w) = (r + 2, w + 1);
         // Moments are what is read and written next; a next weight would be followed by a gradient, which is not written.
         if let (Some([m, v]), Some([wm, wv])) = (reads.get(r..r + 2), writes.get(w..w + 2))
@@ -161,6 +164,7 @@ pub(super) fn adamw(
 pub(super) fn sgd(
     h: &Hyper,
     cast: bool,
+    pieces: Option<Pieces>,
     reads: &[RawRange],
     writes: &[RawRange],
 ) -> Result<(), Fault> {
@@ -174,8 +178,9 @@ pub(super) fn sgd(
             found: writes.len(),
         };
         let target = View::flat(*writes.get(w).ok_or(missing)?)?;
-        let (weight, grad) = (View::flat(pair[0])?, View::flat(pair[1])?);
-        updates(&weight, &grad, &target)?;
+        let weight = View::flat(pair[0])?;
+        let grad = Gradient::of(&weight, pair[1], pieces)?;
+        updates(&weight, &target)?;
         w += 1;
         let copies = copies(cast, &weight, writes, &mut w)?;
         for start in (0..weight.numel).step_by(BLOCK) {
@@ -221,9 +226,50 @@ fn again(weight: &View, start: usize, new: &mut [f32], copies: &Sequence) {
     copies.store(start, new);
 }
 
-/// A weight is updated in place by a gradient of its length.
-fn updates(weight: &View, grad: &View, target: &View) -> Result<(), Fault> {
-    same("a gradient", weight.numel, grad.numel)?;
+/// A gradient: one number an element, or pieces that make it up.
+struct Gradient {
+    view: View,
+    pieces: Option<Pieces>,
+    numel: usize,
+}
+
+impl Gradient {
+    fn of(weight: &View, range: RawRange, pieces: Option<Pieces>) -> Result<Self, Fault> {
+        let (view, numel) = (View::flat(range)?, weight.numel);
+        let ranks = pieces.map_or(1, |p| p.ranks.max(1) as usize);
+        same("a gradient", numel * ranks, view.numel)?;
+        Ok(Self {
+            view,
+            pieces,
+            numel,
+        })
+    }
+
+    /// The elements from `start` on.
+    fn load(&self, start: usize, out: &mut [f32]) {
+        self.view.load(start, out);
+        let Some(Pieces { ranks, factor }) = self.pieces else {
+            return;
+        };
+        let factor = factor.0 as f32;
+        let scaled = |x: &mut [f32]| {
+            if factor != 1.0 {
+                scale(x, factor);
+            }
+        };
+        scaled(out);
+        let mut other = Scratch::take(out.len());
+        for rank in 1..ranks as usize {
+            let other = &mut other[..out.len()];
+            self.view.load(rank * self.numel + start, other);
+            scaled(other);
+            add_to(out, other);
+        }
+    }
+}
+
+/// A weight is updated in place.
+fn updates(weight: &View, target: &View) -> Result<(), Fault> {
     if weight.numel > 0 && weight != target {
         return Err(Fault::Shape(
             "a weight is not written where it is read".to_owned(),

@@ -212,8 +212,22 @@ fn gradients_of_any_type_are_as_long_as_kernels_take_them_to_be() {
 
 #[test]
 fn every_option_passes() {
-    const OPTIONS: [&[&str]; 50] = [
+    const OPTIONS: [&[&str]; 52] = [
         &[],
+        &[
+            "fsdp.copy_engine_reduce=true",
+            "fsdp.sum_in_optimizer=true",
+            "train.clip_norm=0",
+            "fsdp.offload=[\"optimizer\"]",
+        ],
+        &[
+            "fsdp.copy_engine_reduce=true",
+            "fsdp.sum_in_optimizer=true",
+            "fsdp.optimizer_in_backward=true",
+            "train.clip_norm=0",
+            "compile.cuda_graph=full_iteration",
+            "fsdp.strategy=optim_grads",
+        ],
         &["fsdp.optimizer_in_backward=true", "train.clip_norm=0"],
         &[
             "fsdp.optimizer_in_backward=true",

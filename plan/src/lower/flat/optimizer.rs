@@ -22,6 +22,9 @@ impl Flat {
     /// The part of G that this rank's optimizer reads.
     fn optimizer_grad(&self, cx: &Cx<'_>, state: &GroupState) -> Option<Access> {
         let grad = state.grad?;
+        if self.pieces(cx).is_some() {
+            return Some(grad);
+        }
         let numel = self.optimizer_numel(cx, state.numel);
         Some(Access {
             bytes: numel * self.g.size(),
@@ -71,6 +74,7 @@ impl Flat {
                     unit: cx.group(g).unit,
                     items,
                     compute: self.written_with_main(cx, g),
+                    pieces: self.pieces(cx),
                 })
             })
             .collect()

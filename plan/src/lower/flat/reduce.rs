@@ -4,8 +4,8 @@ use super::Flat;
 use crate::lower::context::Cx;
 use crate::model::Real;
 use crate::program::{
-    Access, BufferId, COMPUTE, CollectiveKind, CommId, EventId, GroupId, Part, PerRank, ReduceOp,
-    Role, Rule, ShardOp, StreamId,
+    Access, BufferId, COMPUTE, CollectiveKind, CommId, EventId, GroupId, Part, PerRank, Pieces,
+    ReduceOp, Role, Rule, ShardOp, StreamId,
 };
 use crate::scenario::PolicyKind;
 use crate::shard::mesh;
@@ -143,9 +143,14 @@ impl Flat {
         let rs = self.streams.reduce;
         let grad = self.state(g).grad.expect("only trained groups are reduced");
         self.visit_for(cx, grad.buffer, !first, rs);
-        let pieces = cx.transient_on(Role::ReduceOutput, input.bytes, self.c, rs, g);
-        cx.b.alloc(Rule::Reduce, pieces);
-        let whole = cx.b.whole(pieces);
+        let apart = self.pieces(cx).is_none();
+        let whole = if apart {
+            let pieces = cx.transient_on(Role::ReduceOutput, input.bytes, self.c, rs, g);
+            cx.b.alloc(Rule::Reduce, pieces);
+            cx.b.whole(pieces)
+        } else {
+            grad
+        };
         let parts = smallvec![Part {
             input,
             output: whole
@@ -159,26 +164,40 @@ impl Flat {
             self.c,
             parts,
         );
-        let factor = match self.scaling(cx) {
+        if apart {
+            let op = ShardOp::SumPieces {
+                ranks: cx.inner,
+                factor: self.factor(cx),
+                accumulate: !first,
+            };
+            let reads = if first {
+                vec![whole]
+            } else {
+                vec![whole, grad]
+            };
+            let n = grad.bytes / self.g.size();
+            cx.run(Rule::ReduceAccumulate, op, n, self.g, rs, &reads, &[grad]);
+            cx.b.free(Rule::Reduce, whole.buffer);
+        }
+        self.reduced_shard(cx, g, grad, last)
+    }
+
+    /// What the optimizer gets instead of sums, where it adds up what an exchange has left.
+    pub(crate) fn pieces(&self, cx: &Cx<'_>) -> Option<Pieces> {
+        cx.scenario.fsdp.sum_in_optimizer.then(|| Pieces {
+            ranks: cx.inner,
+            factor: self.factor(cx),
+        })
+    }
+
+    /// What exchanged pieces are multiplied by before they are added.
+    fn factor(&self, cx: &Cx<'_>) -> Real {
+        Real(match self.scaling(cx) {
             (ReduceOp::Avg, _) => 1.0 / f64::from(cx.inner),
             (ReduceOp::PremulSum(factor), _) => factor,
             (ReduceOp::Sum | ReduceOp::None, true) => 1.0 / f64::from(cx.world()),
             (ReduceOp::Sum | ReduceOp::None, false) => 1.0,
-        };
-        let op = ShardOp::SumPieces {
-            ranks: cx.inner,
-            factor: Real(factor),
-            accumulate: !first,
-        };
-        let reads = if first {
-            vec![whole]
-        } else {
-            vec![whole, grad]
-        };
-        let n = grad.bytes / self.g.size();
-        cx.run(Rule::ReduceAccumulate, op, n, self.g, rs, &reads, &[grad]);
-        cx.b.free(Rule::Reduce, pieces);
-        self.reduced_shard(cx, g, grad, last)
+        })
     }
 
     /// What follows the reduction of a shard on its stream: checks, the outer axis, which works on G alone.

@@ -316,6 +316,7 @@ impl Lifecycle for Fsdp2 {
                     unit: group.unit,
                     items,
                     compute: Vec::new(),
+                    pieces: None,
                 })
             })
             .collect()

@@ -304,6 +304,7 @@ impl Lifecycle for Full {
                     unit: p.unit,
                     items: vec![item],
                     compute: Vec::new(),
+                    pieces: None,
                 }),
             }
         }

@@ -235,6 +235,32 @@ fn impossible_combinations() {
             "fsdp.optimizer_in_backward=true",
             "fsdp.offload=[\"optimizer\"]",
         ],
+        &["fsdp.sum_in_optimizer=true"],
+        &[
+            "fsdp.sum_in_optimizer=true",
+            "fsdp.copy_engine_reduce=true",
+            "train.grad_accum=2",
+        ],
+        &[
+            "fsdp.sum_in_optimizer=true",
+            "fsdp.copy_engine_reduce=true",
+            "mesh.dp_outer=2",
+        ],
+        &[
+            "fsdp.sum_in_optimizer=true",
+            "fsdp.copy_engine_reduce=true",
+            "train.clip_norm=1",
+        ],
+        &[
+            "fsdp.sum_in_optimizer=true",
+            "fsdp.copy_engine_reduce=true",
+            "train.grad_norm=true",
+        ],
+        &[
+            "fsdp.sum_in_optimizer=true",
+            "fsdp.copy_engine_reduce=true",
+            "fsdp.offload=[\"grads\"]",
+        ],
         &["fsdp.copy_engine_reduce=true", "fsdp.policy=fsdp2"],
         &["fsdp.copy_engine_reduce=true", "compile.mode=full"],
         &["fsdp.copy_engine_reduce=true", "fsdp.strategy=optim"],

@@ -61,6 +61,7 @@ fn defaults_of_the_native_policy() {
             separate_communicators: true,
             copy_engine_gather: false,
             copy_engine_reduce: false,
+            sum_in_optimizer: false,
             unify_comm_stream: false,
             allocator: AllocatorKind::Pool,
             expandable_segments: true,

@@ -99,6 +99,20 @@ template <class S, class T, int PIECES, bool ADDS> DEV void sum_pieces(const S* 
     down(ADDS ? up(d[k]) + sum : sum, d[k]);
   }
 }
+// Likewise, V elements for whoever needs the sums.
+template <class S, int PIECES, int V> DEV void sum_of(const S* s, u64 apart, float factor, float (&out)[V]) {
+  const u64 step = apart / sizeof(S);
+  float x[PIECES][V];
+#pragma unroll
+  for (int r = 0; r < PIECES; r++) load<S, V>(s + r * step, x[r]);
+#pragma unroll
+  for (int v = 0; v < V; v++) {
+    float sum = x[0][v] * factor;
+#pragma unroll
+    for (int r = 1; r < PIECES; r++) sum = __fadd_rn(sum, __fmul_rn(x[r][v], factor));
+    out[v] = sum;
+  }
+}
 // The same bytes, or zeros where there is no source, in words as wide as both addresses allow.
 template <class T> DEV void words(const u8* __restrict__ s, u8* __restrict__ d, u64 n) {
   const u64 whole = n / sizeof(T);

@@ -6,7 +6,7 @@ use shardlab_plan::units::DType;
 const COMMON: &str = include_str!("shard.cuh");
 
 /// Operands a launch may have: few, so that its arguments are short, or as many as a launch can take.
-pub(crate) const CAPACITIES: [usize; 2] = [24, 600];
+pub(crate) const CAPACITIES: [usize; 2] = [24, 540];
 
 /// What a kernel does with each range of its list.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -53,7 +53,8 @@ pub(crate) enum Ranges {
         /// Type.
         of: DType,
     },
-    /// `weight, gradient, first, second moment[, copy]`.
+    /// `weight, gradient, first, second moment[, copy][, distance]`: of several pieces that make up a gradient, the number of bytes that
+    /// they are apart.
     AdamW {
         /// Weight.
         weight: DType,
@@ -63,8 +64,10 @@ pub(crate) enum Ranges {
         moments: DType,
         /// Where the new weight goes too.
         copy: Option<DType>,
+        /// Pieces of the gradient, each times a factor and added in order.
+        pieces: u32,
     },
-    /// `weight, gradient[, copy]`.
+    /// `weight, gradient[, copy][, distance]`.
     Sgd {
         /// Weight.
         weight: DType,
@@ -72,6 +75,8 @@ pub(crate) enum Ranges {
         grad: DType,
         /// Where the new weight goes too.
         copy: Option<DType>,
+        /// Pieces of the gradient, each times a factor and added in order.
+        pieces: u32,
     },
 }
 
@@ -82,9 +87,26 @@ impl Ranges {
             Self::Raw | Self::Cast { .. } | Self::Accumulate { .. } => 2,
             Self::Sum { .. } => 3,
             Self::Scale { .. } | Self::Squares { .. } | Self::Nan { .. } => 1,
-            Self::AdamW { copy, .. } => 4 + copy.is_some() as usize,
-            Self::Sgd { copy, .. } => 2 + copy.is_some() as usize,
+            Self::AdamW { copy, pieces, .. } => 4 + copy.is_some() as usize + (pieces > 1) as usize,
+            Self::Sgd { copy, pieces, .. } => 2 + copy.is_some() as usize + (pieces > 1) as usize,
         }
+    }
+
+    /// Operands of an update's range: those that it always has, a copy, and the distance of the gradient's pieces.
+    pub(crate) fn behind<const N: usize>(
+        self,
+        first: [u64; N],
+        copy: Option<u64>,
+        distance: u64,
+    ) -> [u64; 6] {
+        let several = self.width() > N + usize::from(copy.is_some());
+        let all = first.into_iter().chain(copy);
+        let all = all.chain(several.then_some(distance));
+        let mut at = [0; 6];
+        for (to, x) in at.iter_mut().zip(all) {
+            *to = x;
+        }
+        at
     }
 
     /// Elements of a range that one block works on.
@@ -102,6 +124,9 @@ impl Ranges {
             Self::Sum { .. } => &[Extra::Factor],
             Self::Scale { .. } => &[Extra::Factor, Extra::Hyper, Extra::Square],
             Self::Squares { .. } | Self::Nan { .. } => &[Extra::Part],
+            Self::AdamW { pieces, .. } | Self::Sgd { pieces, .. } if pieces > 1 => {
+                &[Extra::Factor, Extra::Hyper, Extra::Square]
+            }
             Self::AdamW { .. } | Self::Sgd { .. } => &[Extra::Hyper, Extra::Square],
         }
     }
@@ -168,9 +193,29 @@ impl Ranges {
                 grad,
                 moments,
                 copy,
-            } => (vec![hyper, square], adamw(weight, grad, moments, copy)),
-            Self::Sgd { weight, grad, copy } => (vec![hyper, square], sgd(weight, grad, copy)),
+                pieces,
+            } => {
+                let body = adamw(weight, (grad, pieces), moments, copy);
+                (self.settings(), body)
+            }
+            Self::Sgd {
+                weight,
+                grad,
+                copy,
+                pieces,
+            } => (self.settings(), sgd(weight, (grad, pieces), copy)),
         }
+    }
+
+    /// Parameters of an update, in the order of [`Self::extra`].
+    fn settings(self) -> Vec<&'static str> {
+        let names = |e: &Extra| match e {
+            Extra::Factor => "float factor",
+            Extra::Hyper => "const Hyper* h",
+            Extra::Square => "const float* square",
+            Extra::Part => "double* part",
+        };
+        self.extra().iter().map(names).collect()
     }
 }
 
@@ -229,46 +274,65 @@ fn reduce(of: DType, step: &str, result: &str) -> String {
 /// What an update does with an operand.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Use {
-    Read,
+    /// Read, piece by piece where there are several.
+    Pieces,
     Both,
     Written,
 }
 
+impl Use {
+    fn writes(self) -> bool {
+        self != Self::Pieces
+    }
+}
+
 /// A loop over the chunk's elements, four at a time where all operands are aligned.
-fn update(types: &[(&str, &str, Use)], step: &str) -> String {
+fn update(types: &[(&str, &str, Use)], pieces: u32, step: &str) -> String {
     let mut out = String::new();
     let mut aligned = Vec::new();
     for (i, (name, ty, _)) in types.iter().enumerate() {
         out += &format!("  {ty}* p{name} = operand<{ty}>(t, p, {i});\n");
         aligned.push(format!("aligned(p{name})"));
     }
+    if pieces > 1 {
+        out += &format!("  const u64 apart = t.at[p.e][{}];\n", types.len());
+        aligned.push("apart % 16 == 0".to_owned());
+    }
+    let from = |of: Use| of == Use::Pieces && pieces > 1;
     out += &format!(
         "  u64 done = 0;\n  if ({}) {{\n    done = p.n / 4 * 4;\n#pragma unroll 2\n    for (u64 k = threadIdx.x * 4; k < done; k += 1024) {{\n",
         aligned.join(" && ")
     );
     for (name, ty, of) in types {
         out += &format!("      float {name}[4];\n");
-        if *of != Use::Written {
+        if from(*of) {
+            out +=
+                &format!("      sum_of<{ty}, {pieces}, 4>(p{name} + k, apart, factor, {name});\n");
+        } else if *of != Use::Written {
             out += &format!("      load<{ty}, 4>(p{name} + k, {name});\n");
         }
     }
     out += &format!("#pragma unroll\n      for (int v = 0; v < 4; v++) {{ {step} }}\n");
     for (name, ty, of) in types {
-        if *of != Use::Read {
+        if of.writes() {
             out += &format!("      store<{ty}, 4>(p{name} + k, {name});\n");
         }
     }
     out += "    }\n  }\n  for (u64 k = done + threadIdx.x; k < p.n; k += 256) {\n    const int v = 0;\n";
-    for (name, _, of) in types {
+    for (name, ty, of) in types {
         if *of == Use::Written {
             out += &format!("    float {name}[1];\n");
+        } else if from(*of) {
+            out += &format!(
+                "    float {name}[1];\n    sum_of<{ty}, {pieces}, 1>(p{name} + k, apart, factor, {name});\n"
+            );
         } else {
             out += &format!("    float {name}[1] = {{up(p{name}[k])}};\n");
         }
     }
     out += &format!("    {step}\n");
     for (name, _, of) in types {
-        if *of != Use::Read {
+        if of.writes() {
             out += &format!("    down({name}[0], p{name}[k]);\n");
         }
     }
@@ -281,11 +345,16 @@ fn copied(weight: DType) -> String {
     format!(" c[v] = rounded<{}>(w[v]);", ctype(weight))
 }
 
-fn adamw(weight: DType, grad: DType, moments: DType, copy: Option<DType>) -> String {
+fn adamw(
+    weight: DType,
+    (grad, pieces): (DType, u32),
+    moments: DType,
+    copy: Option<DType>,
+) -> String {
     let mut step = "const float g_ = g[v] * clip; const float decayed = w[v] * f.decay; const float first = m[v] + f.blend * (g_ - m[v]); const float second = s[v] * f.beta2 + f.rest2 * (g_ * g_); const float denominator = sqrtf(second) / f.root + f.eps; m[v] = first; s[v] = second; w[v] = decayed - f.step * (first / denominator);".to_owned();
     let mut types = vec![
         ("w", ctype(weight), Use::Both),
-        ("g", ctype(grad), Use::Read),
+        ("g", ctype(grad), Use::Pieces),
         ("m", ctype(moments), Use::Both),
         ("s", ctype(moments), Use::Both),
     ];
@@ -295,15 +364,15 @@ fn adamw(weight: DType, grad: DType, moments: DType, copy: Option<DType>) -> Str
     }
     format!(
         "  const Hyper f = *h;\n  const float clip = clip_factor(h, square);\n{}",
-        update(&types, &step)
+        update(&types, pieces, &step)
     )
 }
 
-fn sgd(weight: DType, grad: DType, copy: Option<DType>) -> String {
+fn sgd(weight: DType, (grad, pieces): (DType, u32), copy: Option<DType>) -> String {
     let mut step = "w[v] -= f.lr * (g[v] * clip + f.weight_decay * w[v]);".to_owned();
     let mut types = vec![
         ("w", ctype(weight), Use::Both),
-        ("g", ctype(grad), Use::Read),
+        ("g", ctype(grad), Use::Pieces),
     ];
     if let Some(copy) = copy {
         types.push(("c", ctype(copy), Use::Written));
@@ -311,6 +380,6 @@ fn sgd(weight: DType, grad: DType, copy: Option<DType>) -> String {
     }
     format!(
         "  const Hyper f = *h;\n  const float clip = clip_factor(h, square);\n{}",
-        update(&types, &step)
+        update(&types, pieces, &step)
     )
 }

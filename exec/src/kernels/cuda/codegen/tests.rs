@@ -316,6 +316,7 @@ fn lists_of_ranges_fit_a_launch_s_arguments() {
         grad: shardlab_plan::units::DType::F32,
         moments: shardlab_plan::units::DType::F32,
         copy: Some(shardlab_plan::units::DType::Bf16),
+        pieces: 8,
     };
     for capacity in CAPACITIES {
         let bytes = capacity * (widest.width() + 1) * 8 + (capacity + 2) * 4;

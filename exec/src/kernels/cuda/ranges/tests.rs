@@ -7,7 +7,7 @@ use crate::kernels::cuda::codegen::shard::Ranges;
 use crate::operand::{LaunchContext, RawRange};
 use proptest::prelude::*;
 use shardlab_plan::model::{OpKind, Real};
-use shardlab_plan::program::{BodyOp, Kernel, KernelClass, Shape, ShardOp};
+use shardlab_plan::program::{BodyOp, Kernel, KernelClass, Pieces, Shape, ShardOp};
 use shardlab_plan::units::{Bytes, DType, Flops};
 
 fn kernel(op: ShardOp) -> Kernel {
@@ -269,7 +269,10 @@ fn moments_go_on_where_they_are_not_named() {
     let r: Vec<RawRange> = (0..7).map(|i| m.range(i)).collect();
     let reads = [r[0], r[1], r[2], r[3], r[4], r[5], r[6]];
     let w = work(
-        ShardOp::AdamW { cast: false },
+        ShardOp::AdamW {
+            cast: false,
+            pieces: None,
+        },
         &[],
         &reads,
         &[r[0], r[2], r[3], r[4]],
@@ -281,7 +284,10 @@ fn moments_go_on_where_they_are_not_named() {
     assert_eq!(pieces[1].at[2], r[2].ptr as u64 + 16);
     assert_eq!((pieces[0].n, pieces[1].n), (4, 2));
     let short = work(
-        ShardOp::AdamW { cast: false },
+        ShardOp::AdamW {
+            cast: false,
+            pieces: None,
+        },
         &[],
         &reads[..6],
         &[r[0], r[4]],
@@ -297,7 +303,10 @@ fn updates_are_cut_where_copies_of_the_weight_end() {
     let r: Vec<RawRange> = (0..7).map(|i| m.range(i)).collect();
     let at = |i: usize| r[i].ptr as u64;
     let reads = [r[0], r[1], r[2], r[3], r[6]];
-    let op = ShardOp::AdamW { cast: true };
+    let op = ShardOp::AdamW {
+        cast: true,
+        pieces: None,
+    };
     // In the order of the launch, which is not that of memory.
     let w = work(op, &[], &reads, &[r[0], r[2], r[3], r[5], r[4]]).unwrap();
     assert_eq!(w.square, at(6));
@@ -306,24 +315,77 @@ fn updates_are_cut_where_copies_of_the_weight_end() {
     };
     assert_eq!(batch.kind.width(), 5);
     let want = [
-        ([at(0), at(1), at(2), at(3), at(5)], 4),
-        ([at(0) + 16, at(1) + 16, at(2) + 16, at(3) + 16, at(4)], 2),
+        ([at(0), at(1), at(2), at(3), at(5), 0], 4),
+        (
+            [at(0) + 16, at(1) + 16, at(2) + 16, at(3) + 16, at(4), 0],
+            2,
+        ),
     ];
     let got: Vec<_> = batch.pieces.iter().map(|p| (p.at, p.n)).collect();
     assert_eq!(got, want);
     assert!(work(op, &[], &reads, &[r[0], r[2], r[3], r[5]]).is_err());
     assert!(work(op, &[], &reads, &[r[0], r[2], r[3], r[5], r[1]]).is_err());
-    let sgd = ShardOp::Sgd { cast: true };
+    let sgd = ShardOp::Sgd {
+        cast: true,
+        pieces: None,
+    };
     let w = work(sgd, &[], &reads[..2], &[r[0], r[5], r[4]]).unwrap();
     assert_eq!(w.batches[0].kind.width(), 3);
     let got: Vec<_> = w.batches[0].pieces.iter().map(|p| (p.at, p.n)).collect();
     let want = [
-        ([at(0), at(1), at(5), 0, 0], 4),
-        ([at(0) + 16, at(1) + 16, at(4), 0, 0], 2),
+        ([at(0), at(1), at(5), 0, 0, 0], 4),
+        ([at(0) + 16, at(1) + 16, at(4), 0, 0, 0], 2),
     ];
     assert_eq!(got, want);
     // Copies that follow one another in memory are one.
     let w = work(sgd, &[], &reads[..2], &[r[0], r[4], r[5]]).unwrap();
     let got: Vec<_> = w.batches[0].pieces.iter().map(|p| (p.at, p.n)).collect();
-    assert_eq!(got, [([at(0), at(1), at(4), 0, 0], 6)]);
+    assert_eq!(got, [([at(0), at(1), at(4), 0, 0, 0], 6)]);
+}
+
+#[test]
+fn updates_know_how_far_pieces_of_their_gradient_are_apart() {
+    let (f, h) = (DType::F32, DType::Bf16);
+    // Three pieces of six elements make up the gradient; the weight has copies of two and of four.
+    let parts = [(6, f), (18, h), (6, f), (6, f), (4, h), (2, h)];
+    let mut m = Memory::new(&parts, 3);
+    let r: Vec<RawRange> = (0..6).map(|i| m.range(i)).collect();
+    let at = |i: usize| r[i].ptr as u64;
+    let pieces = |ranks| {
+        Some(Pieces {
+            ranks,
+            factor: Real(0.25),
+        })
+    };
+    let adamw = |cast, ranks| ShardOp::AdamW {
+        cast,
+        pieces: pieces(ranks),
+    };
+    let writes = [r[0], r[2], r[3], r[5], r[4]];
+    let w = work(adamw(true, 3), &[], &r[..4], &writes).unwrap();
+    assert_eq!(w.factor, 0.25);
+    assert_eq!(w.batches[0].kind.width(), 6);
+    let got: Vec<_> = w.batches[0].pieces.iter().map(|p| (p.at, p.n)).collect();
+    // The pieces are 12 bytes apart, wherever in them a range begins.
+    let want = [
+        ([at(0), at(1), at(2), at(3), at(5), 12], 2),
+        ([at(0) + 8, at(1) + 4, at(2) + 8, at(3) + 8, at(4), 12], 4),
+    ];
+    assert_eq!(got, want);
+    // Without copies the distance comes behind the moments; SGD has none.
+    let w = work(adamw(false, 3), &[], &r[..4], &writes[..3]).unwrap();
+    assert_eq!(
+        w.batches[0].pieces[0].at,
+        [at(0), at(1), at(2), at(3), 12, 0]
+    );
+    let sgd = ShardOp::Sgd {
+        cast: false,
+        pieces: pieces(3),
+    };
+    let w = work(sgd, &[], &r[..2], &writes[..1]).unwrap();
+    assert_eq!(w.batches[0].pieces[0].at, [at(0), at(1), 12, 0, 0, 0]);
+    // Other numbers of pieces than the gradient has.
+    for ranks in [1, 2, 4] {
+        assert!(work(adamw(false, ranks), &[], &r[..4], &writes[..3]).is_err());
+    }
 }

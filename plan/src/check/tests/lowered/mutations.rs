@@ -250,6 +250,39 @@ fn half_a_reduction() {
     first(&q, &check(&q), RuleId::ReduceMissing, "native");
 }
 
+/// The same where the optimizer adds up the pieces.
+#[test]
+fn half_a_reduction_before_the_optimizer() {
+    let set = [
+        "fsdp.copy_engine_reduce=true",
+        "fsdp.sum_in_optimizer=true",
+        "train.clip_norm=0",
+    ];
+    let p = good("native", &set);
+    let exchanges = find(&p, |i| collective(&p, i) == Some(CollectiveKind::AllToAll));
+    for missing in [exchanges[0], exchanges[3]] {
+        let mut q = p.clone();
+        drop(&mut q, missing);
+        first(&q, &check(&q), RuleId::ReduceMissing, "native");
+    }
+    // Pieces of another number of ranks, and none at all.
+    for of in [2, 0] {
+        let mut q = p.clone();
+        let mut changed = 0;
+        for k in &mut q.kernels {
+            if let OpKind::Shard(ShardOp::AdamW { pieces, .. }) = &mut k.body[0].op {
+                *pieces = pieces.filter(|_| of > 0).map(|p| Pieces {
+                    ranks: p.ranks / of,
+                    ..p
+                });
+                changed += 1;
+            }
+        }
+        assert!(changed > 0);
+        first(&q, &check(&q), RuleId::ReduceMissing, "native");
+    }
+}
+
 #[test]
 fn an_output_over_the_wrong_part_of_the_input() {
     for policy in POLICIES {
