@@ -147,8 +147,8 @@ pub(super) fn generate(req: &Request<'_>, lanes: usize) -> Result<Module, Refusa
     }
     // Losses wait for whole warps.
     let parts = req.body.iter().all(|op| op.op != OpKind::NllLoss);
-    // A rotation makes elements of both halves from the same ones of both halves. Where rows are added up besides, each thread
-    // has several one after another, and registers for more of each.
+    // A rotation makes elements of both halves from the same ones of both halves. Where rows are added up besides, a block takes many
+    // of them one after another, so that fewer threads a row are enough.
     let has = |wanted: fn(OpKind) -> bool| req.body.iter().any(|op| wanted(op.op));
     let halves = has(|op| matches!(op, OpKind::Cat { .. })) && has(|op| op.sums_rows());
     for (kept, columns) in [(true, true), (true, false), (false, false)] {

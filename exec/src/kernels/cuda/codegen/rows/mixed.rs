@@ -27,6 +27,26 @@ fn resident(shape: &Shape) -> usize {
     (RESIDENT / (shape.threads * shape.rows)).max(1)
 }
 
+/// Rows that a block takes at a time.
+fn together(shape: &Shape) -> usize {
+    let most = BLOCK / shape.threads;
+    match shape.threads {
+        // A row of a whole warp leaves no registers for fewer, larger blocks.
+        32 => shape.rows,
+        // As large as they can be without leaving multiprocessors idle.
+        0..32 => {
+            let blocks = |rows: usize| shape.domain.rows.div_ceil(ROWS * rows);
+            let halves = std::iter::successors(Some(most), |rows| Some(rows / 2));
+            halves
+                .take_while(|&rows| rows >= shape.rows)
+                .find(|&rows| blocks(rows) >= MULTIPROCESSORS)
+                .unwrap_or(shape.rows)
+        }
+        // They meet by barriers of their own, of which there are a few.
+        _ => most.clamp(1, 8),
+    }
+}
+
 /// The sums of a kernel.
 pub(super) struct Mixed<'a> {
     /// Operations that add up rows, by place in the body.
@@ -53,9 +73,7 @@ impl<'a> Mixed<'a> {
         }
         // Losses wait for all threads of their block.
         if at == 0 && shape.domain.cols <= COMBINED {
-            // Groups of more than a warp meet by barriers of their own, of which there are a few.
-            let most = if shape.threads > 32 { 8 } else { BLOCK };
-            shape.rows = (BLOCK / shape.threads).clamp(1, most);
+            shape.rows = together(shape);
         }
         let bytes = sums * shape.domain.cols * size_of::<f32>();
         let room = workspace::ROW_SUMS as usize / bytes.max(1);
@@ -231,5 +249,33 @@ impl<'a> Mixed<'a> {
             params,
         };
         Ok((source, entry))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::kernels::cuda::codegen::index::Domain;
+
+    #[test]
+    fn short_rows_share_blocks_as_long_as_all_multiprocessors_have_one() {
+        let rows = |rows, cols, halves| {
+            let shape = Shape::new(Domain { rows, cols }, 8, true, true, halves);
+            (shape.threads, together(&shape))
+        };
+        // 16 heads of 8,192 tokens, eight heads of as many, of half of them, and of a few: 132 blocks of four times so many rows.
+        assert_eq!(rows(131_072, 128, true), (8, 96));
+        assert_eq!(rows(65_536, 128, true), (8, 96));
+        assert_eq!(rows(32_768, 128, true), (8, 48));
+        assert_eq!(rows(192, 128, true), (8, 16));
+        assert_eq!(rows(131_072, 128, false), (16, 48));
+        // A warp each, and more than one.
+        assert_eq!(rows(8192, 1024, false), (32, 4));
+        assert_eq!(rows(8192, 2048, false), (128, 6));
+        // Whole warps, whose shares meet two by two.
+        for n in [192, 4096, 32_768, 131_072] {
+            let (threads, together) = rows(n, 128, true);
+            assert_eq!(threads * together % 32, 0);
+        }
     }
 }
