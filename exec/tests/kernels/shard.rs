@@ -232,7 +232,7 @@ fn updates_add_up_pieces() {
         };
         run(add, HYPER, &[], &[pieces.range()], &[sum.range()]).unwrap();
         let start = [(); 3].map(|()| random(&mut rng, F32, N).values());
-        let mut update = |op: ShardOp, grad: RawRange| {
+        let update = |op: ShardOp, grad: RawRange| {
             // Second moments are not negative.
             let [w, m, v] = &start;
             let v: Vec<f64> = v.iter().map(|x| x.abs()).collect();
