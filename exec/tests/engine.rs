@@ -64,7 +64,7 @@ fn every_small_scenario_runs_without_nan_in_the_planned_memory() {
             o.run.losses
         );
         // There is none where nobody but the optimizer's kernel knows the gradient.
-        let tells = |l: &f64| match scenario.fsdp.sum_in_optimizer {
+        let tells = |l: &f64| match scenario.sums_in_optimizer() {
             false => l.is_finite() && *l > 0.0,
             true => l.is_nan(),
         };

@@ -148,6 +148,9 @@ fn sums_in_the_optimizer_end_with_the_same_weights() {
             ],
         );
     }
+    // One rank exchanges nothing.
+    let one = ["mesh.dp_shard=1", "train.clip_norm=0"];
+    assert!(results("small-summed", &one[..1]) == results("small-native", &one));
 }
 
 /// Streams, communicators and units, and what the other tests of schedules do not turn.

@@ -277,7 +277,7 @@ impl<'a, D: Device> Trainer<'a, D> {
         let tape = tape_of(scenario).map_err(|e| TrainError::Plan(e.to_string()))?;
         let mut feed = Feed::new(scenario, program, &tape.consts, options.tokens, seed)?;
         // Nobody else adds up what the optimizer's kernel does.
-        let skip_grad_norms = options.skip_grad_norms || scenario.fsdp.sum_in_optimizer;
+        let skip_grad_norms = options.skip_grad_norms || scenario.sums_in_optimizer();
         let exec = ExecOptions {
             grad_squares: !skip_grad_norms,
             ..options.exec

@@ -155,7 +155,7 @@ impl Flat {
                 numel
             };
             // Pieces of all ranks, until the optimizer adds them up.
-            let (role, n, dtype) = if cx.scenario.fsdp.sum_in_optimizer {
+            let (role, n, dtype) = if cx.scenario.sums_in_optimizer() {
                 (Role::ReduceOutput, numel, self.c)
             } else {
                 (Role::MainGrad, at_rest, self.g)

@@ -30,6 +30,14 @@ pub struct Scenario {
     pub gate: Gate,
 }
 
+impl Scenario {
+    /// Whether the optimizer's kernel sums what ranks exchange: one alone has exchanged nothing.
+    #[must_use]
+    pub const fn sums_in_optimizer(&self) -> bool {
+        self.fsdp.sum_in_optimizer && self.fsdp.copy_engine_reduce && self.mesh.dp_shard > 1
+    }
+}
+
 /// Model family: decides the graph that `model` builds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize)]
 #[serde(rename_all = "lowercase")]

@@ -91,7 +91,7 @@ fn idle_keys(s: &Scenario, d: &Document) -> Checked {
         .and_then(Value::bytes)
         .is_some_and(|bytes| bytes > 0);
     let once = t.grad_accum == 1;
-    let rows: [(Key, bool, Key, &str); 19] = [
+    let rows: [(Key, bool, Key, &str); 20] = [
         (
             Key::PrefetchForward,
             full && f.prefetch_forward != prefetch,
@@ -156,6 +156,12 @@ fn idle_keys(s: &Scenario, d: &Document) -> Checked {
         (
             Key::CopyEngineReduce,
             alone && f.copy_engine_reduce,
+            Key::DpShard,
+            ONE_RANK,
+        ),
+        (
+            Key::SumInOptimizer,
+            alone && f.sum_in_optimizer,
             Key::DpShard,
             ONE_RANK,
         ),

@@ -184,7 +184,7 @@ impl Flat {
 
     /// What the optimizer gets instead of sums, where it adds up what an exchange has left.
     pub(crate) fn pieces(&self, cx: &Cx<'_>) -> Option<Pieces> {
-        cx.scenario.fsdp.sum_in_optimizer.then(|| Pieces {
+        cx.scenario.sums_in_optimizer().then(|| Pieces {
             ranks: cx.inner,
             factor: self.factor(cx),
         })
