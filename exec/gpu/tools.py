@@ -156,7 +156,8 @@ def fit(world):
 
 
 def worst(a, b):
-    """Largest relative difference of two lists of numbers."""
-    if len(a) != len(b):
+    """Largest relative difference of two lists of numbers; what neither tells differs by nothing."""
+    if [x is None for x in a] != [x is None for x in b]:
         return float("inf")
+    a, b = ([x for x in l if x is not None] for l in (a, b))
     return max((abs(x - y) / max(abs(y), 1e-6) for x, y in zip(a, b)), default=0.0)
