@@ -91,6 +91,9 @@ SAME = {
 
 # What steps are fastest with: compiled regions, copy engines, gradients sent in 16 bits, a chunked loss.
 ENGINES = ("small-engines", ["compile.mode=regions", 'precision.compute="bf16"', 'precision.comm_grads="bf16"'])
+# What the optimizer can sum as well: one micro-batch, nothing clipped.
+SUMMABLE = (ENGINES[0], [*ENGINES[1], "train.grad_accum=1", "train.clip_norm=0"])
+SUMMED = "fsdp.sum_in_optimizer=true"
 PLAIN = ("small-native", [])
 
 
@@ -123,6 +126,10 @@ def bits():
     same = {k: (v, []) for k, v in SAME.items() if gpus() > 1 or k != "gathers for the next step"}
     for of in (PLAIN, ENGINES):
         same_as("bits", {"again": ([], []), **same, **more}, of)
+    if gpus() > 1:
+        captured = SAME["captured iteration"]
+        summed = {"summed in the optimizer": [], "summed in backward": ["fsdp.optimizer_in_backward=true"], "summed in the optimizer, captured": captured}
+        same_as("bits", {k: ([SUMMED, *v], []) for k, v in summed.items()}, SUMMABLE)
 
 
 def delays():
