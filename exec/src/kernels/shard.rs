@@ -260,16 +260,7 @@ fn sum_pieces(
     let mut at = 0;
     to.blocks(|w, start, n| {
         let (sum, x) = (&mut sum[..n], &mut x[..n]);
-        for rank in 0..ranks {
-            let into = if rank == 0 { &mut *sum } else { &mut *x };
-            r.load(rank * to.numel + at, into);
-            if factor != 1.0 {
-                scale(into, factor);
-            }
-            if rank > 0 {
-                add_to(sum, x);
-            }
-        }
+        add_up(r, (ranks, factor), to.numel, at, (sum, x));
         if accumulate {
             w.load(start, x);
             // The order of `accumulate`: what is added to is on the left.
@@ -281,6 +272,27 @@ fn sum_pieces(
         at += n;
     });
     Ok(())
+}
+
+/// Elements from `start` on of so many pieces, `apart` elements from one another, each times the factor, added in order; the last
+/// argument is where their sums go, and room for as many.
+fn add_up(
+    pieces: &View,
+    (ranks, factor): (usize, f32),
+    apart: usize,
+    start: usize,
+    (sum, x): (&mut [f32], &mut [f32]),
+) {
+    for rank in 0..ranks {
+        let into = if rank == 0 { &mut *sum } else { &mut *x };
+        pieces.load(rank * apart + start, into);
+        if factor != 1.0 {
+            scale(into, factor);
+        }
+        if rank > 0 {
+            add_to(sum, x);
+        }
+    }
 }
 
 fn multiply(writes: &[RawRange], factor: f32) -> Result<(), Fault> {

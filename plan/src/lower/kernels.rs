@@ -2,7 +2,7 @@
 
 use super::builder::Builder;
 use crate::model::OpKind;
-use crate::program::{BodyOp, Kernel, KernelClass, KernelId, ShardOp};
+use crate::program::{BodyOp, Kernel, KernelClass, KernelId, Pieces, ShardOp};
 use crate::units::{Bytes, DType, Flops};
 use smallvec::SmallVec;
 use std::collections::HashMap;
@@ -27,16 +27,19 @@ const fn class(op: ShardOp) -> KernelClass {
 const fn flops(op: ShardOp) -> u64 {
     match op {
         ShardOp::Accumulate | ShardOp::Scale { .. } | ShardOp::ClipScale => 1,
-        ShardOp::SumSquares | ShardOp::Sgd { pieces: None, .. } => 2,
+        ShardOp::SumSquares => 2,
         ShardOp::SumPieces { ranks, .. } => 2 * ranks as u64,
-        ShardOp::AdamW {
-            pieces: Some(p), ..
-        } => 14 + 2 * p.ranks as u64,
-        ShardOp::Sgd {
-            pieces: Some(p), ..
-        } => 2 + 2 * p.ranks as u64,
-        ShardOp::AdamW { .. } => 14,
+        ShardOp::AdamW { pieces, .. } => 14 + sums(pieces),
+        ShardOp::Sgd { pieces, .. } => 2 + sums(pieces),
         _ => 0,
+    }
+}
+
+/// Of a gradient that is in pieces, what adding them up takes.
+const fn sums(pieces: Option<Pieces>) -> u64 {
+    match pieces {
+        Some(p) => 2 * p.ranks as u64,
+        None => 0,
     }
 }
 

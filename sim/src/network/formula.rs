@@ -41,6 +41,8 @@ struct Protocol {
     nvlink: [f64; 2],
     net: [f64; 2],
     share: f64,
+    /// Payloads reach its rate by and by: those of the protocol of small ones wait for no other step.
+    ramps: bool,
 }
 
 const RING: usize = 0;
@@ -53,6 +55,7 @@ const PROTOCOLS: [Protocol; 3] = [
         nvlink: [0.6, 0.6],
         net: [2.7, 5.0],
         share: 0.25,
+        ramps: false,
     },
     // LL128: 120 of 128 bytes are payload.
     Protocol {
@@ -60,6 +63,7 @@ const PROTOCOLS: [Protocol; 3] = [
         nvlink: [1.9, 1.25],
         net: [4.0, 8.5],
         share: 0.92,
+        ramps: true,
     },
     // Simple: full bandwidth, a fence a step.
     Protocol {
@@ -67,6 +71,7 @@ const PROTOCOLS: [Protocol; 3] = [
         nvlink: [3.4, 4.0],
         net: [14.0, 14.0],
         share: 1.0,
+        ramps: true,
     },
 ];
 
@@ -142,9 +147,8 @@ pub(super) fn time_us(kind: CollectiveKind, bytes: f64, group: &Group) -> f64 {
         1.0
     };
     let mut best = f64::INFINITY;
-    for (n, p) in PROTOCOLS.iter().enumerate() {
-        // The protocol of small payloads waits for no other step.
-        let ramp = if n == 0 { 0.0 } else { ramp };
+    for p in &PROTOCOLS {
+        let ramp = if p.ramps { ramp } else { 0.0 };
         let hops =
             (steps - between) * p.nvlink[RING] + between * (p.net[RING] + group.nic_latency_us);
         best = best.min(p.base[RING] + rounds * hops + wire / p.share + ramp);

@@ -435,6 +435,16 @@ fn copies(
     size("a weight's copies", n, first)
 }
 
+/// Operands of an update's range: those that it always has, and of a copy and the distance of the gradient's pieces what there is.
+fn operands<const N: usize>(first: [u64; N], more: [Option<u64>; 2]) -> [u64; 6] {
+    let all = first.into_iter().chain(more.into_iter().flatten());
+    let mut at = [0; 6];
+    for (to, x) in at.iter_mut().zip(all) {
+        *to = x;
+    }
+    at
+}
+
 /// How many pieces a gradient is in; their factor becomes the launch's.
 fn summed_by(w: &mut Work, pieces: Option<Pieces>) -> u32 {
     pieces.map_or(1, |p| {
@@ -484,7 +494,7 @@ fn adamw(
         if m.dtype != v.dtype {
             return Err(Fault::Type(v.dtype));
         }
-        let distance = n * grad.dtype.size();
+        let distance = (pieces > 1).then(|| n * grad.dtype.size());
         let place = |r: &RawRange, element: u64| at(r) + element * r.dtype.size();
         copies(cast, n, writes, &mut k, |first, n, copy| {
             let kind = Ranges::AdamW {
@@ -496,7 +506,7 @@ fn adamw(
             };
             let (m, v) = (place(m, *done + first), place(v, *done + first));
             let (weight, grad) = (place(weight, first), place(grad, first));
-            let at = kind.behind([weight, grad, m, v], copy.map(|c| c.0), distance);
+            let at = operands([weight, grad, m, v], [copy.map(|c| c.0), distance]);
             w.add(kind, Piece { at, n });
         })?;
         *done += n;
@@ -524,7 +534,7 @@ fn sgd(
         let [weight, grad] = pair else { continue };
         updates(weight, (grad, pieces), writes.get(k))?;
         k += 1;
-        let distance = numel(weight) * grad.dtype.size();
+        let distance = (pieces > 1).then(|| numel(weight) * grad.dtype.size());
         let place = |r: &RawRange, element: u64| at(r) + element * r.dtype.size();
         copies(cast, numel(weight), writes, &mut k, |first, n, copy| {
             let kind = Ranges::Sgd {
@@ -534,7 +544,7 @@ fn sgd(
                 pieces,
             };
             let both = [place(weight, first), place(grad, first)];
-            let at = kind.behind(both, copy.map(|c| c.0), distance);
+            let at = operands(both, [copy.map(|c| c.0), distance]);
             w.add(kind, Piece { at, n });
         })?;
     }

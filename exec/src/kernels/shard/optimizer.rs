@@ -6,7 +6,7 @@ use super::super::same;
 use super::super::scratch::Scratch;
 use super::super::view::View;
 use super::super::wide::wide;
-use super::{BLOCK, Sequence, add_to, clip_factor, scalar, scale};
+use super::{BLOCK, Sequence, add_up, clip_factor, scalar};
 use crate::operand::{Hyper, RawRange};
 use shardlab_plan::program::Pieces;
 use shardlab_plan::units::DType;
@@ -247,24 +247,14 @@ impl Gradient {
 
     /// The elements from `start` on.
     fn load(&self, start: usize, out: &mut [f32]) {
-        self.view.load(start, out);
         let Some(Pieces { ranks, factor }) = self.pieces else {
+            self.view.load(start, out);
             return;
         };
-        let factor = factor.0 as f32;
-        let scaled = |x: &mut [f32]| {
-            if factor != 1.0 {
-                scale(x, factor);
-            }
-        };
-        scaled(out);
-        let mut other = Scratch::take(out.len());
-        for rank in 1..ranks as usize {
-            let other = &mut other[..out.len()];
-            self.view.load(rank * self.numel + start, other);
-            scaled(other);
-            add_to(out, other);
-        }
+        let n = out.len();
+        let mut room = Scratch::take(n);
+        let of = (ranks.max(1) as usize, factor.0 as f32);
+        add_up(&self.view, of, self.numel, start, (out, &mut room[..n]));
     }
 }
 

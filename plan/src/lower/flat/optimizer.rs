@@ -22,7 +22,7 @@ impl Flat {
     /// The part of G that this rank's optimizer reads.
     fn optimizer_grad(&self, cx: &Cx<'_>, state: &GroupState) -> Option<Access> {
         let grad = state.grad?;
-        if self.pieces(cx).is_some() {
+        if cx.scenario.sums_in_optimizer() {
             return Some(grad);
         }
         let numel = self.optimizer_numel(cx, state.numel);

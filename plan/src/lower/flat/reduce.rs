@@ -143,7 +143,7 @@ impl Flat {
         let rs = self.streams.reduce;
         let grad = self.state(g).grad.expect("only trained groups are reduced");
         self.visit_for(cx, grad.buffer, !first, rs);
-        let apart = self.pieces(cx).is_none();
+        let apart = !cx.scenario.sums_in_optimizer();
         let whole = if apart {
             let pieces = cx.transient_on(Role::ReduceOutput, input.bytes, self.c, rs, g);
             cx.b.alloc(Rule::Reduce, pieces);

@@ -92,23 +92,6 @@ impl Ranges {
         }
     }
 
-    /// Operands of an update's range: those that it always has, a copy, and the distance of the gradient's pieces.
-    pub(crate) fn behind<const N: usize>(
-        self,
-        first: [u64; N],
-        copy: Option<u64>,
-        distance: u64,
-    ) -> [u64; 6] {
-        let several = self.width() > N + usize::from(copy.is_some());
-        let all = first.into_iter().chain(copy);
-        let all = all.chain(several.then_some(distance));
-        let mut at = [0; 6];
-        for (to, x) in at.iter_mut().zip(all) {
-            *to = x;
-        }
-        at
-    }
-
     /// Elements of a range that one block works on.
     pub(crate) const fn chunk(self) -> u64 {
         match self {
