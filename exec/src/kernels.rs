@@ -12,6 +12,7 @@
 //!
 //! - `fused`: elementwise operations, norms, softmaxes, concatenations: alone or fused, by blocks of rows;
 //! - `gemm`, `attention`, `conv`: matrix products by the `gemm` crate, on floats (other types are widened first);
+//! - `product`: matrix products that go on with elementwise code;
 //! - `reduce`, `embedding`: sums over columns, gathers, scatters;
 //! - `shard`: copies, accumulation, clipping, optimizers on byte ranges.
 
@@ -28,6 +29,7 @@ mod math;
 mod norm;
 mod parallel;
 mod pointwise;
+mod product;
 mod reduce;
 mod scratch;
 mod shard;
@@ -64,6 +66,7 @@ pub unsafe fn launch(
     let done = match body {
         [only] if !fused::handles(only.op) => alone(ctx, only, reads, writes).map_err(|f| (0, f)),
         [only] if is_integer_copy(only) => copy_ids(only, reads, writes).map_err(|f| (0, f)),
+        _ if product::leads(body) => product::run(body, reads, writes),
         _ => fused::run(body, reads, writes),
     };
     done.map_err(|(i, fault)| KernelError {

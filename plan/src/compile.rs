@@ -1,8 +1,8 @@
 //! From graphs to the tape: eager kernels, fusion, regions, liveness.
 //!
 //! `schedule` puts ops into steps (one kernel each), `merge` makes one product of several, `epilogue` lets products add to
-//! something and gradients of embeddings fill their tables, `inplace` saves their readers memory, `kernel` describes a step's
-//! kernel, `emit` decides lifetimes and writes the tape, `expand` repeats the steps of a middle block for all middle blocks.
+//! something and gradients of embeddings fill their tables, `products` lets them go on with elementwise code, `inplace` saves
+//! their readers memory, `kernel` describes a step's kernel, `emit` decides lifetimes and writes the tape, `expand` repeats the steps of a middle block for all middle blocks.
 
 mod alike;
 mod emit;
@@ -14,6 +14,7 @@ mod kernel;
 mod lives;
 mod merge;
 mod partition;
+mod products;
 mod schedule;
 pub mod tape;
 #[cfg(test)]

@@ -79,7 +79,7 @@ pub struct WhatIf {
 }
 
 /// Keys of which every value is tried.
-const ALL_VALUES: [&str; 20] = [
+const ALL_VALUES: [&str; 21] = [
     "fsdp.policy",
     "fsdp.strategy",
     "fsdp.reshard_root",
@@ -97,6 +97,7 @@ const ALL_VALUES: [&str; 20] = [
     "compile.merge_projections",
     "compile.epilogues",
     "compile.mix_order_reductions",
+    "compile.fused_products",
     "train.recompute",
     "train.recompute_layers",
     "train.loss",

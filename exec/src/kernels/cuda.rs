@@ -19,6 +19,7 @@ mod perform;
 mod prepare;
 mod ranges;
 mod target;
+mod tensor;
 mod variant;
 
 pub use blas::{Candidate, Trial};

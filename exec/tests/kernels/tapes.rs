@@ -5,7 +5,8 @@ use super::semantics;
 use shardlab_exec::kernels;
 use shardlab_plan::compile::tape::{Operand, Source, Tape, TapeOp};
 use shardlab_plan::lower::tape_of;
-use shardlab_plan::program::{Kernel, Place};
+use shardlab_plan::model::OpKind;
+use shardlab_plan::program::{BodyOp, Kernel, Place};
 use shardlab_plan::scenario::{self, Scenario};
 use shardlab_plan::units::DType;
 
@@ -386,7 +387,7 @@ fn assert_close(name: &str, t: &Tape, got: &Outcome, want: &Outcome, tolerance: 
     }
 }
 
-const VARIANTS: [&[&str]; 11] = [
+const VARIANTS: [&[&str]; 12] = [
     &[],
     &["compile.mode=\"blocks\""],
     &["compile.mode=\"regions\""],
@@ -396,6 +397,7 @@ const VARIANTS: [&[&str]; 11] = [
         "compile.mix_order_reductions=true",
     ],
     &["compile.mode=\"full\"", "compile.mix_order_reductions=true"],
+    &["compile.mode=\"regions\"", "compile.fused_products=true"],
     &["train.recompute=\"full\""],
     &["train.recompute=\"selective\"", "compile.mode=\"blocks\""],
     &["train.recompute=\"full\"", "compile.mode=\"full\""],
@@ -511,6 +513,57 @@ fn compiling_and_recomputing_change_no_bit() {
 
 /// Sizes whose weights lie side by side in a flat buffer over two ranks under any policy.
 const ALIGNED: &str = "family = \"llama\"\nlayers = 2\nhidden = 16\nheads = 4\nkv_heads = 2\nhead_dim = 4\nffn = 32\nvocab = 13\n";
+
+/// Products whose kernels go on with the elementwise code behind them give the bits of products and code apart: forward, where both
+/// products of the gate are one kernel with it, and backward, where the result is needed nowhere else.
+#[test]
+fn fused_products_change_no_bit() {
+    let train = "seq_len = 7\nmicro_batch = 2\n";
+    let products = |t: &Tape, ops: &[TapeOp]| -> Vec<(usize, usize)> {
+        let kernel = |op: &TapeOp| match op {
+            TapeOp::Launch { kernel, .. } => Some(t.kernels[kernel.index()].body.clone()),
+            _ => None,
+        };
+        let is_product = |op: &&BodyOp| matches!(op.op, OpKind::Gemm { .. });
+        let counts = ops.iter().filter_map(kernel).map(|b| {
+            let n = b.iter().filter(is_product).count();
+            (n, b.len() - n)
+        });
+        counts.filter(|&(n, more)| n > 0 && more > 0).collect()
+    };
+    for mode in ["regions", "blocks", "full"] {
+        for recompute in ["none", "pointwise", "full"] {
+            let build = |fused: bool| {
+                let o = [
+                    "precision.compute=\"bf16\"".to_owned(),
+                    format!("compile.mode=\"{mode}\""),
+                    format!("train.recompute=\"{recompute}\""),
+                    format!("compile.fused_products={fused}"),
+                    // Products that add to something stand alone.
+                    "compile.epilogues=true".to_owned(),
+                ];
+                let o: Vec<&str> = o.iter().map(String::as_str).collect();
+                scenario(ALIGNED, train, &o)
+            };
+            let (apart, fused) = (build(false), build(true));
+            let t = tape_of(&apart).unwrap();
+            let inputs = Inputs::new(&t, apart.model.vocab);
+            let want = real(&t, &inputs, DType::Bf16, DType::F32);
+            assert!(products(&t, &t.forward).is_empty());
+            let t = tape_of(&fused).unwrap();
+            let again = usize::from(recompute == "full");
+            // `silu` and `mul` behind two products; what goes back through them behind one.
+            let forward = products(&t, &t.forward);
+            assert_eq!(forward, [(2, 2); 2], "{mode} {recompute}");
+            assert_eq!(products(&t, &t.eval), forward);
+            let backward = products(&t, &t.backward);
+            assert_eq!(backward.len(), 2 + 2 * again, "{mode} {recompute}");
+            assert_eq!(backward.iter().filter(|b| b.0 == 1).count(), 2);
+            let got = real(&t, &inputs, DType::Bf16, DType::F32);
+            assert_eq!(got.bits, want.bits, "{mode} {recompute}");
+        }
+    }
+}
 
 /// Layers that are one product give, up to rounding, the same loss and gradients as layers on their own, and on them the kernels
 /// agree with the float64 interpreter as closely as on any others.

@@ -231,7 +231,19 @@ impl<'g> Describe<'g> {
             Fusion::Column => self.row = self.row.or(Some(class)),
             _ => {}
         }
-        self.class = Some(class);
+        self.class = match (self.class, class) {
+            // A product stays one whatever follows; of two with a common factor the results lie side by side.
+            (Some(first @ KernelClass::Gemm { m, n, k, batch }), second) => match second {
+                KernelClass::Gemm { n: more, .. } => Some(KernelClass::Gemm {
+                    m,
+                    n: n + more,
+                    k,
+                    batch,
+                }),
+                _ => Some(first),
+            },
+            (_, class) => Some(class),
+        };
         self.body.push(BodyOp {
             op: kind,
             inputs,
@@ -241,7 +253,7 @@ impl<'g> Describe<'g> {
 
     fn class(&self) -> KernelClass {
         match (self.body.len(), self.class) {
-            (0 | 1, Some(class)) => class,
+            (0 | 1, Some(class)) | (_, Some(class @ KernelClass::Gemm { .. })) => class,
             _ => self.row.unwrap_or(KernelClass::Fused),
         }
     }

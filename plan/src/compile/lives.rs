@@ -7,6 +7,7 @@
 //! its forward; not an input of it).
 
 use super::inplace;
+use super::products;
 use super::schedule::Step;
 use crate::model::graph::{Act, Graph, Op, Root, Value, ValueId};
 use crate::model::ops::{Fusion, OpKind};
@@ -141,8 +142,8 @@ impl Lives {
                 Act::Compute(kind) => !matches!(kind.fusion(), Fusion::Extern | Fusion::Alone),
                 Act::View(_) => false,
             };
-            if step.region != 0 && (step.ops.iter().all(generated) || added_to(r.g, step).is_some())
-            {
+            let ours = || step.ops.iter().all(generated) || products::factors(r.g, step).is_some();
+            if step.region != 0 && (ours() || added_to(r.g, step).is_some()) {
                 self.reuse_in(r, s as u32, step);
             }
         }
@@ -166,7 +167,11 @@ impl Lives {
             Act::Compute(kind) => !kind.sums_rows(),
             Act::View(_) => true,
         };
-        for &v in ops().filter(in_rows).flat_map(|op| &op.outputs) {
+        // Products read their factors until the end, and write before the code behind them has read everything.
+        let factors = products::factors(g, step).unwrap_or_default();
+        let behind = |op: &&Op| factors.is_empty() || inplace::elementwise(op);
+        let made = ops().filter(in_rows).filter(behind);
+        for &v in made.flat_map(|op| &op.outputs) {
             let Some(w) = g.buffer_of(v) else { continue };
             let wi = w as usize;
             let fresh = self.first[wi] == s && !self.internal[wi] && self.takes[wi] == NONE;
@@ -181,7 +186,9 @@ impl Lives {
                     && r.donated(self.first[oi], s, old)
             };
             let operands = ops()
+                .filter(behind)
                 .flat_map(|op| &op.inputs)
+                .filter(|&&x| !factors.contains(&g.value(x).root))
                 .filter(|&&x| added_to(g, step).is_none_or(|before| before == x))
                 .filter_map(|&x| g.buffer_of(x));
             let free = |&old: &u32| fits(old) && whole(old) && !reorders(g, step, old);

@@ -1,6 +1,6 @@
 //! Steps: which ops one kernel executes, in which order; which ops are compiled together.
 
-use super::{Sharding, alike, epilogue, fuse, inplace, merge, partition};
+use super::{Sharding, alike, epilogue, fuse, inplace, merge, partition, products};
 use crate::autodiff::{Backward, recompute::Recomputed};
 use crate::compile::tape::{Module, ModuleId, ModuleKind};
 use crate::model::graph::{Act, Graph, ModelGraph, Op, ValueId, View};
@@ -117,10 +117,10 @@ pub(super) fn plan(
         partition::recompute_cheap(&mut m.graph, &mut o, recompute);
     }
     let eval = needed_for_loss(m, &o.forward);
-    let mixed = compile.mix_order_reductions;
-    let forward = steps(m, &o, &o.forward, mixed);
-    let backward = steps(m, &o, &o.backward, mixed);
-    let eval = steps(m, &o, &eval, mixed);
+    let fusion = Fusion::new(m, compile, sharding.is_unit);
+    let forward = steps(m, &o, &o.forward, &fusion);
+    let backward = steps(m, &o, &o.backward, &fusion);
+    let eval = steps(m, &o, &eval, &fusion);
     Plan {
         forward,
         backward,
@@ -198,8 +198,33 @@ fn places(
     out
 }
 
-/// Eager ops one by one, regions through fusion, which may mix orders of reduction in a kernel.
-fn steps(m: &ModelGraph, o: &Orders, order: &[u32], mixed: bool) -> Vec<Step> {
+/// What may become one kernel.
+struct Fusion {
+    /// Orders of reduction may be mixed.
+    mixed: bool,
+    /// For each module the nearest unit, if products go on with elementwise code.
+    units: Option<Vec<u32>>,
+}
+
+impl Fusion {
+    fn new(m: &ModelGraph, compile: &Compile, is_unit: &dyn Fn(ModuleId) -> bool) -> Self {
+        let mut units: Vec<u32> = Vec::new();
+        for (i, module) in m.modules().iter().enumerate() {
+            let own = i as u32;
+            units.push(match module.parent {
+                Some(p) if !is_unit(ModuleId(own)) => units[p.index()],
+                _ => own,
+            });
+        }
+        Self {
+            mixed: compile.mix_order_reductions,
+            units: compile.fused_products.then_some(units),
+        }
+    }
+}
+
+/// Eager ops one by one, regions through fusion.
+fn steps(m: &ModelGraph, o: &Orders, order: &[u32], fusion: &Fusion) -> Vec<Step> {
     let g = &m.graph;
     let mut out = Vec::with_capacity(order.len());
     let mut at = 0;
@@ -216,14 +241,20 @@ fn steps(m: &ModelGraph, o: &Orders, order: &[u32], mixed: bool) -> Vec<Step> {
             .count();
         let ops = &order[at..at + len];
         let section = o.section[ops[0] as usize];
-        fuse::fuse(m, ops, mixed, |ops, module| {
-            out.push(Step {
+        let mut kernels = Vec::with_capacity(len);
+        fuse::fuse(m, ops, fusion.mixed, |ops, module| {
+            kernels.push(Step {
                 ops,
                 module,
                 region,
                 section,
-            })
+            });
         });
+        if let Some(units) = &fusion.units {
+            let unit = |s: &Step| units[s.module.index()];
+            products::join(g, &mut kernels, |a, b| unit(a) == unit(b));
+        }
+        out.append(&mut kernels);
         at += len;
     }
     out

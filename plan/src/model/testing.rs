@@ -103,6 +103,7 @@ pub(crate) fn tiny(family: Family) -> Scenario {
             merge_projections: MergeProjections::None,
             epilogues: false,
             mix_order_reductions: false,
+            fused_products: false,
             cuda_graph: CudaGraph::Off,
         },
         gate: Gate::default(),

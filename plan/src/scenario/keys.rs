@@ -295,6 +295,7 @@ keys! {
     MergeProjections: "compile" "merge_projections" [Choice(&["none", "gradients", "qkv", "all"])] "(native with mode regions or blocks: \"qkv\", else \"none\")" "Linear layers of a block that read the same input and whose weights lie side by side run as one product: queries, keys and values; gate and up too (all); or the gradients of all of these alone";
     Epilogues: "compile" "epilogues" [Bool] "(true with policy native and a compile mode)" "What is added to a matrix product's result (a residual, another gradient) is added by the product itself, and the sum is rounded once; an embedding's gradient writes the zeros of its table itself";
     MixOrderReductions: "compile" "mix_order_reductions" [Bool] "(true with policy native and a compile mode)" "The gradient of a norm's weight, a sum over rows, is part of the kernel that goes back through the norm row by row: what both read is read once";
+    FusedProducts: "compile" "fused_products" [Bool] "false" "Elementwise code that reads a matrix product's result in 16 bits (the feed-forward network's gate, and its gradient) is part of the product's kernel, which does it while it multiplies; on GPUs such kernels are our own, for compute capability 9.0";
     CudaGraph: "compile" "cuda_graph" [Choice(&["off", "full_iteration"]), List(&Choice(&["attn", "mlp", "block"]))] "\"off\"" "CUDA-graph capture: the whole iteration, or scopes of every block";
 
     GateStepTime: "gate" "step_time" [Number(0.0, 1e6)] "0.005" "Relative tolerance of the predicted step time";

@@ -570,6 +570,7 @@ fn compile(d: &Document) -> Compile {
         },
         epilogues: d.flag(Key::Epilogues).unwrap_or(generates),
         mix_order_reductions: d.flag(Key::MixOrderReductions).unwrap_or(generates),
+        fused_products: d.flag(Key::FusedProducts).unwrap_or(false),
         bucket_bytes: bytes(Key::BucketBytes).unwrap_or(BUCKET_BYTES),
         max_inflight_bytes: bytes(Key::MaxInflightBytes).unwrap_or(MAX_INFLIGHT_BYTES),
         memory_budget: d.number(Key::MemoryBudget).unwrap_or(MEMORY_BUDGET),

@@ -578,6 +578,8 @@ pub struct Compile {
     pub epilogues: bool,
     /// Sums over rows are part of kernels that run row by row over the same elements.
     pub mix_order_reductions: bool,
+    /// Elementwise code behind products is part of them.
+    pub fused_products: bool,
     /// CUDA-graph capture.
     pub cuda_graph: CudaGraph,
 }

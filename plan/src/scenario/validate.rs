@@ -831,7 +831,8 @@ fn compile(s: &Scenario, d: &Document) -> Checked {
     }
 }
 
-/// Merged products need compiled code and weights side by side, epilogues and mixed orders of reduction compiled code.
+/// Merged products need compiled code and weights side by side, epilogues, mixed orders of reduction and fused products compiled
+/// code.
 fn merges(s: &Scenario, d: &Document) -> Checked {
     let c = &s.compile;
     let compiled = [
@@ -841,6 +842,12 @@ fn merges(s: &Scenario, d: &Document) -> Checked {
             Key::MixOrderReductions,
             "mixed orders of reduction",
             "mix_order_reductions",
+        ),
+        (
+            c.fused_products,
+            Key::FusedProducts,
+            "fused products",
+            "fused_products",
         ),
     ];
     for (on, key, what, name) in compiled {

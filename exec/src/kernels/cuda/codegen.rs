@@ -4,7 +4,7 @@
 //! the outputs backwards (`expr`), so that views, concatenations and broadcasts are index arithmetic (`index`) and nothing
 //! but outputs reaches memory. `pointwise` runs over elements, `rows` over rows whose statistics later operations need (and adds
 //! up rows where that reads the same), `columns` sums over rows; `tables` holds gathers and scatters, `entropy` the chunked cross entropy, `convolution` and `attention`
-//! the fallbacks of library kernels, `shard` the kernels of the sharding engine.
+//! the fallbacks of library kernels, `product` matrix products that go on with elementwise code, `shard` the kernels of the sharding engine.
 //!
 //! Reductions have an order that depends on shapes alone. Every operation's result is rounded to its slot's type, fused or
 //! not, as on the CPU.
@@ -18,6 +18,7 @@ mod index;
 mod kept;
 mod ops;
 mod pointwise;
+pub(super) mod product;
 mod rows;
 pub(crate) mod shard;
 mod tables;
@@ -75,6 +76,8 @@ pub(crate) enum Param {
     Fault,
     /// The kernel's number, for that word.
     Kernel,
+    /// How tensor copies address an operand: one of [`Entry::maps`], 128 bytes by value.
+    Map(u8),
 }
 
 /// Words for finding the last block of a launch: what is left beside the word for faults.
@@ -93,6 +96,8 @@ pub(crate) struct Entry {
     pub(crate) shared: u32,
     /// Arguments.
     pub(crate) params: Vec<Param>,
+    /// Matrices that tensor copies take.
+    pub(crate) maps: Vec<product::Map>,
 }
 
 /// A generated source and how it is run: its entries one after another.
@@ -135,6 +140,7 @@ impl Refusal {
 pub(crate) fn generate(req: &Request<'_>) -> Result<Module, Refusal> {
     let mut module = match req.body {
         [only] => alone(req, only)?,
+        _ if product::applies(req) => product::generate(req)?,
         _ => fused(req)?,
     };
     module.source = format!("{PREAMBLE}\n{}", module.source);

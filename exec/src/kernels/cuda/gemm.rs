@@ -88,6 +88,26 @@ fn stored(slot: &Slot) -> Result<Stored, Refusal> {
     }
 }
 
+/// Reads a product off a body of several operations, whose result may stay in the kernel.
+pub(super) fn factors(req: &Request<'_>, op: &BodyOp) -> Result<(Product, Operands), Refusal> {
+    let mut op = op.clone();
+    let mut writes = req.writes.to_vec();
+    for slot in &mut op.outputs {
+        if let Place::Register(_) = slot.place {
+            slot.place = Place::Write(writes.len() as u8);
+            writes.push(super::codegen::Arg {
+                dtype: slot.dtype,
+                align: 16,
+            });
+        }
+    }
+    let req = Request {
+        writes: &writes,
+        ..*req
+    };
+    product(&req, &op)
+}
+
 /// Reads a product off a body.
 pub(super) fn product(req: &Request<'_>, op: &BodyOp) -> Result<(Product, Operands), Refusal> {
     let OpKind::Gemm {

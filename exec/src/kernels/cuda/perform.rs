@@ -7,6 +7,7 @@ use super::codegen::{Entry, Param};
 use super::error::{Error, Trouble};
 use super::prepare::{self, Plan};
 use super::ranges::{self, Batch, Fold, Work};
+use super::tensor;
 use super::variant::{self, Variant};
 use crate::operand::RawRange;
 use cudarc::driver::result;
@@ -168,6 +169,10 @@ unsafe fn each(
     scratch: CUdeviceptr,
     stream: CUstream,
 ) -> Result<(), Trouble> {
+    let at = |place: Place| match place {
+        Place::Read(i) => reads[usize::from(i)],
+        Place::Write(i) | Place::Register(i) => writes[usize::from(i)],
+    };
     for (entry, f) in entries {
         let value = |p: &Param| match *p {
             Param::Read(i) => address(&reads[usize::from(i)]),
@@ -176,16 +181,30 @@ unsafe fn each(
             Param::Tickets => k.fault + 8,
             Param::Fault => k.fault,
             Param::Kernel => u64::from(kernel.0),
+            Param::Map(_) => 0,
         };
+        let maps = entry
+            .maps
+            .iter()
+            .map(|map| tensor::map(map, &at(map.place)));
+        let mut maps = maps.collect::<Result<Vec<_>, _>>()?;
         let mut values: Vec<u64> = entry.params.iter().map(value).collect();
-        // SAFETY: the generator wrote the entry for these parameters; the caller promised the memory.
+        let mut params: Vec<*mut c_void> = Vec::with_capacity(values.len());
+        for (p, v) in entry.params.iter().zip(&mut values) {
+            params.push(match *p {
+                Param::Map(i) => (&raw mut maps[usize::from(i)]).cast(),
+                _ => (&raw mut *v).cast(),
+            });
+        }
+        // SAFETY: the generator wrote the entry for these parameters; the caller promised the memory. The arguments outlive the
+        // call, which copies them.
         unsafe {
             start(
                 *f,
                 entry.grid,
                 entry.block,
                 entry.shared,
-                &mut values,
+                &mut params,
                 stream,
             )
         }?;
@@ -193,7 +212,7 @@ unsafe fn each(
     Ok(())
 }
 
-/// Launches a function whose arguments are 8 bytes each (32-bit ones in their low half).
+/// Launches a function whose arguments lie at these addresses.
 ///
 /// # Safety
 /// The function takes these arguments, and the memory they name is live.
@@ -202,10 +221,9 @@ unsafe fn start(
     grid: [u32; 3],
     block: u32,
     shared: u32,
-    values: &mut [u64],
+    params: &mut [*mut c_void],
     stream: CUstream,
 ) -> Result<(), Trouble> {
-    let mut params: Vec<*mut c_void> = values.iter_mut().map(|v| (v as *mut u64).cast()).collect();
     // SAFETY: the caller's promise; the arguments outlive the call, which copies them.
     unsafe {
         result::launch_kernel(
@@ -214,7 +232,7 @@ unsafe fn start(
             (block, 1, 1),
             shared,
             stream,
-            &mut params,
+            params,
         )
     }
     .map_err(Trouble::driver("cuLaunchKernel"))
@@ -268,8 +286,9 @@ unsafe fn lists(
     if let Some(Fold { any, out, before }) = work.fold {
         let f = prepare::fold_kernel(k, any)?;
         let mut values = [scratch, parts, out, before];
+        let mut params = values.each_mut().map(|v| (&raw mut *v).cast::<c_void>());
         // SAFETY: as above; the parts were written by launches before on the same stream.
-        unsafe { start(f, [1, 1, 1], 1024, 0, &mut values, stream) }?;
+        unsafe { start(f, [1, 1, 1], 1024, 0, &mut params, stream) }?;
     }
     Ok(())
 }

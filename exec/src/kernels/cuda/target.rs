@@ -31,6 +31,11 @@ impl Target {
         matches!(self.major, 9..=11)
     }
 
+    /// Whether groups of warps multiply tiles in shared memory: Hopper's tensor cores, and no others since.
+    pub(crate) const fn has_wgmma(self) -> bool {
+        self.major == 9
+    }
+
     /// Most bytes of shared memory that a block may have.
     pub(crate) const fn shared(self) -> u32 {
         let kib = match (self.major, self.minor) {
@@ -43,8 +48,9 @@ impl Target {
 }
 
 impl fmt::Display for Target {
-    /// As compilers name it: `sm_90`.
+    /// As compilers name it: `sm_90a`, since Hopper's tensor cores are for code that runs nowhere else; `sm_80`.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "sm_{}{}", self.major, self.minor)
+        let alone = if self.has_wgmma() { "a" } else { "" };
+        write!(f, "sm_{}{}{alone}", self.major, self.minor)
     }
 }

@@ -280,6 +280,7 @@ fn impossible_combinations() {
         &["compile.merge_projections=qkv"],
         &["compile.epilogues=true"],
         &["compile.mix_order_reductions=true"],
+        &["compile.fused_products=true"],
         &["compile.merge_projections=qkv", "compile.mode=full"],
         &[
             "compile.merge_projections=gradients",

@@ -84,6 +84,7 @@ fn defaults_of_the_native_policy() {
             merge_projections: MergeProjections::None,
             epilogues: false,
             mix_order_reductions: false,
+            fused_products: false,
             cuda_graph: CudaGraph::Off,
         }
     );

@@ -310,6 +310,7 @@ impl<'a> Gen<'a> {
         let slot = &op.outputs[o];
         let var = match op.op {
             OpKind::Cat { axis } => return self.cat(i, usize::from(axis), at, key),
+            OpKind::Gemm { .. } => return self.made(i, at, key),
             OpKind::NllLossGrad => self.label_gradient(i, at)?,
             kind if ops::is_elementwise(kind) => {
                 let mut inputs = Vec::new();
@@ -332,6 +333,21 @@ impl<'a> Gen<'a> {
             }
         }
         Ok(self.remember(key, var))
+    }
+
+    /// A vector of product `i`, which the kernel has rounded and has at hand as `made`.
+    fn made(&mut self, i: usize, at: &Index, key: String) -> Result<Var, Refusal> {
+        let slot = &self.op(i).outputs[0];
+        let ty = self.rounding(slot)?;
+        if at.code != "i" || at.step != 1 || ty != slot.dtype {
+            return Err(Refusal::new("a product's result is taken in another order"));
+        }
+        let (t, lanes) = (self.fresh(), self.lanes);
+        self.line(format!(
+            "float {t}[{lanes}];\nunpack<{}, {lanes}>(made{i}, {t});",
+            ctype(ty)
+        ));
+        Ok(self.remember(key, Var::Each(t)))
     }
 
     /// Where the copy `i` puts the element at a position of what it copies, and its value, if it copies a value of the body

@@ -88,7 +88,12 @@ template <class T, int V> DEV void round_all(float (&a)[V]) {
 // The fast forms are for results that are rounded to 16 bits.
 template <bool F> DEV float exp_(float x) { return F ? __expf(x) : expf(x); }
 template <bool F> DEV float div_(float a, float b) { return F ? __fdividef(a, b) : a / b; }
-template <bool F> DEV float sigmoid_(float x) { return div_<F>(1.0f, 1.0f + exp_<F>(-x)); }
+// 2^x to about two units in the last place.
+DEV float ex2(float x) { float y; asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x)); return y; }
+#define LOG2E 1.44269504f
+DEV float reciprocal(float x) { float y; asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x)); return y; }
+// What `__expf` and `__fdividef` give here, without their care for numbers below 2^-126: beside 1 these do not count.
+template <bool F> DEV float sigmoid_(float x) { return F ? reciprocal(1.0f + ex2(x * -LOG2E)) : 1.0f / (1.0f + expf(-x)); }
 // `__fdividef` is zero beyond 2^126, where the quotient by `1 + e^-x` vanishes anyway, but not for the largest x.
 template <bool F> DEV float silu_(float x) { return F ? x * sigmoid_<F>(x) : x / (1.0f + expf(-x)); }
 template <bool F> DEV float tanh_(float x) { return F ? 1.0f - div_<F>(2.0f, exp_<F>(fminf(2.0f * x, 80.0f)) + 1.0f) : tanhf(x); }
@@ -104,9 +109,6 @@ template <bool F> DEV float gelu_grad_(float g, float x) {
   float dt = (1.0f - t * t) * GELU_C * (1.0f + 3.0f * GELU_A * x * x);
   return g * (0.5f * (1.0f + t) + 0.5f * x * dt);
 }
-// 2^x to about two units in the last place.
-DEV float ex2(float x) { float y; asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x)); return y; }
-#define LOG2E 1.44269504f
 // Takes a vector into a running maximum `m` and the sum `s` of exponentials relative to it. A NaN is passed over by the
 // maximum and lands in the sum.
 template <int V> DEV void running(float& m, float& s, const float (&a)[V]) {

@@ -44,7 +44,9 @@ fn sources(who: &str, program: &Program, target: Target, out: &mut BTreeMap<Stri
     let mut ticketed = BTreeSet::new();
     for v in variant::of_program(program).keys() {
         let kernel = &program.kernels[v.kernel.index()];
-        if let OpKind::Gemm { .. } = kernel.body[0].op {
+        if let [only] = &kernel.body[..]
+            && matches!(only.op, OpKind::Gemm { .. })
+        {
             let product = crate::kernels::cuda::gemm::product(
                 &v.request(&kernel.body, target),
                 &kernel.body[0],
@@ -239,6 +241,43 @@ fn kernels_for_other_gpus_compile_and_find_room() {
         compile(all, target);
     }
     assert_eq!(Target::of((7, 5)), None);
+}
+
+/// Products that go on with elementwise code: both ways through the gate of a feed-forward network, with what backward makes again,
+/// in both 16-bit types; rows and columns that fill no tile; residuals, where no epilogue adds them. Registers
+/// do for all of them, or the compiler would have spilled them.
+#[test]
+fn products_that_go_on_compile_for_hopper_and_are_refused_elsewhere() {
+    let mut all = BTreeMap::new();
+    for (set, expected) in [
+        (&["train.recompute=none"][..], 2),
+        (&["train.recompute=pointwise"], 2),
+        (&["precision.compute=f16", "precision.comm_grads=f16"], 2),
+        (&["compile.epilogues=false"], 3),
+        (&["model.ffn=1000", "train.seq_len=72"], 2),
+    ] {
+        let base = ["model.layers=1", "fsdp.policy=native", "train.loss=chunked"];
+        let more = ["compile.mode=regions", "compile.fused_products=true"];
+        let set = base.iter().chain(&more).chain(set);
+        let set: Vec<String> = set.map(|s| (*s).to_owned()).collect();
+        let program = plan(&scenario::load(Path::new("peers-1b"), &set).unwrap()).unwrap();
+        let mut own = BTreeMap::new();
+        sources(&program.meta.scenario, &program, Target::HOPPER, &mut own);
+        own.retain(|source, _| source.contains("wgmma.mma_async"));
+        assert_eq!(own.len(), expected, "{set:?}");
+        all.append(&mut own);
+        for v in variant::of_program(&program).keys() {
+            let body = &program.kernels[v.kernel.index()].body[..];
+            if let [first, _, ..] = body
+                && matches!(first.op, OpKind::Gemm { .. })
+            {
+                let refused = generate(&v.request(body, Target::of((8, 0)).unwrap()));
+                let why = refused.unwrap_err().to_string();
+                assert!(why.contains("compile.fused_products"), "{why}");
+            }
+        }
+    }
+    compile(all, Target::HOPPER);
 }
 
 /// Rotated queries and keys of a merged product go where the unrotated ones were, without a copy of these; one that shares

@@ -1,0 +1,214 @@
+//! Matrix products that go on with elementwise code, by a kernel of our own for Hopper's tensor cores (`product.cuh`).
+//!
+//! Forms of instructions and of tiles in shared memory are those of the PTX ISA 9.0, "Asynchronous Warpgroup Level Matrix
+//! Multiply-Accumulate Instructions" and "Strides of matrices in shared memory".
+
+use super::expr::{Cached, Gen};
+use super::index::Index;
+use super::{Arg, Entry, Module, Param, Refusal, Request, ctype, numel};
+use crate::kernels::cuda::gemm;
+use shardlab_plan::model::OpKind;
+use shardlab_plan::program::{BodyOp, Place};
+use shardlab_plan::units::DType;
+use std::fmt::Write as _;
+
+/// The kernel, less what depends on the body.
+const KERNEL: &str = include_str!("product.cuh");
+/// Shared memory of a block: three steps of both factors' tiles, a rounded tile, barriers and the ring of tile numbers, and what
+/// aligning them may cost.
+const SHARED: u32 = 3 * (16 + 32 << 10) + (64 << 10) + 256 + 1024;
+/// Elements of a vector in memory.
+const LANES: usize = 8;
+/// Elements of a tile's inner dimension: 128 bytes, what tensor copies swizzle.
+const STEP: u32 = 64;
+/// Multiprocessors of the GPUs that this is for. Where there are fewer, what finds no room starts late and finds nothing to do.
+const PROCESSORS: u32 = 132;
+
+/// A matrix in memory as tensor copies take it: rows without gaps, in boxes of some rows and columns.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Map {
+    /// Operand.
+    pub(crate) place: Place,
+    /// Its first element there.
+    pub(crate) first: u64,
+    /// Element type.
+    pub(crate) dtype: DType,
+    /// Columns and rows.
+    pub(crate) size: [u64; 2],
+    /// Columns and rows of a box.
+    pub(crate) part: [u32; 2],
+}
+
+/// Whether a body is a product, or two, with elementwise code behind.
+pub(super) fn applies(req: &Request<'_>) -> bool {
+    matches!(req.body, [first, _, ..] if matches!(first.op, OpKind::Gemm { .. }))
+}
+
+/// Generates the kernel of such a body.
+pub(super) fn generate(req: &Request<'_>) -> Result<Module, Refusal> {
+    if !req.target.has_wgmma() {
+        return Err(Refusal::new(format!(
+            "products that go on with elementwise code are for sm_90a, not {}; set compile.fused_products to false",
+            req.target
+        )));
+    }
+    let is_product = |op: &&BodyOp| matches!(op.op, OpKind::Gemm { .. });
+    let count = req.body.iter().take_while(is_product).count();
+    let products = &req.body[..count];
+    if count > 2 || req.body[count..].iter().any(|op| is_product(&op)) {
+        return Err(Refusal::new("more products than tiles have room for"));
+    }
+    let (m, n, k, maps) = factors(req, products)?;
+    let ty = maps[0].dtype;
+    let tb = matches!(products[0].op, OpKind::Gemm { tb: true, .. });
+    // Tiles, and rounds of tiles' numbers, are counted in 32 bits.
+    if [m, n, k].iter().any(|&x| x >= 1 << 31) {
+        return Err(Refusal::new("a product has too many rows or columns"));
+    }
+    if let Some(i) = req.same.iter().position(|s| *s == Some(super::CLASH)) {
+        return Err(Refusal::new(format!("read {i} overlaps a result")));
+    }
+
+    let mut g = Gen::new(req, LANES, None);
+    g.cache = Some(Vec::new());
+    let at = Index::elem(LANES);
+    let mut values = Vec::new();
+    for (i, op) in req.body.iter().enumerate() {
+        for (o, slot) in op.outputs.iter().enumerate() {
+            if numel(slot) as u64 != m * n || !super::is_dense(slot) {
+                return Err(Refusal::new(
+                    "a result is not as large as the product, or not in its order",
+                ));
+            }
+            let mut later = req.body[i + 1..].iter().flat_map(|l| &l.outputs);
+            if matches!(slot.place, Place::Write(_)) && !later.any(|s| s.place == slot.place) {
+                let var = g.output(i, o, &at)?;
+                values.push((slot, var));
+            }
+        }
+    }
+    for (slot, var) in values {
+        g.store(slot, &at, &var)?;
+    }
+    let kept = g.cache.take().unwrap_or_default();
+    // Vectors that are on their way while a thread waits: as many as registers allow.
+    let ahead = (8 / kept.len().max(1)).clamp(1, 4);
+    let read: String = kept.iter().map(|c| c.declared(ahead)).collect();
+    let take: String = kept.iter().map(Cached::taken).collect();
+    let fetch = kept
+        .iter()
+        .map(|c| format!("fetch_ahead({}, bytes);\n", c.address));
+    let fetch: String = fetch.collect();
+
+    let (mut params, mut declared) = req.operands();
+    for (i, name) in ["a", "b0", "b1"].into_iter().take(maps.len()).enumerate() {
+        params.push(Param::Map(i as u8));
+        declared.push(format!("const __grid_constant__ Map {name}"));
+    }
+    params.push(Param::Tickets);
+    declared.push("u32* tickets".to_owned());
+    let kernel = KERNEL
+        .replace("PARAMETERS", &declared.join(", "))
+        .replace("READ_AHEAD", &read)
+        .replace("TAKE", &take)
+        .replace("FETCH", &fetch)
+        .replace("BODY", &g.code);
+    let mut source = format!(
+        "typedef {} T;\ntypedef {} IDX;\n#define M {m}\n#define N {n}\n#define K {k}\n#define PRODUCTS {count}\n#define TB {}\n#define AHEAD {ahead}\n",
+        ctype(ty),
+        req.index(),
+        u8::from(tb),
+    );
+    source += &multiply(ty, tb);
+    // The first part of the kernel's text defines what the rest of it is made of.
+    source += &kernel;
+    Ok(Module {
+        source,
+        entries: vec![Entry {
+            name: "k0".to_owned(),
+            grid: [PROCESSORS, 1, 1],
+            block: 384,
+            shared: SHARED,
+            params,
+            maps,
+        }],
+        scratch: 0,
+    })
+}
+
+/// Size of the product (rows, columns of one factor's result, inner dimension), and the factors in memory.
+fn factors(req: &Request<'_>, products: &[BodyOp]) -> Result<(u64, u64, u64, Vec<Map>), Refusal> {
+    let mut maps: Vec<Map> = Vec::new();
+    let mut size = None;
+    for op in products {
+        let (p, o) = gemm::factors(req, op)?;
+        let plain = !p.ta && p.factors == p.result && p.factors.size() == 2 && p.bias.is_none();
+        let widths = [p.k, if p.tb { p.k } else { p.n }];
+        let dense = p.pitch[0] == widths[0] && p.pitch[1] == widths[1];
+        let whole = p.align[0] == 16
+            && p.align[1] == 16
+            && widths.iter().all(|w| w.is_multiple_of(LANES as u64))
+            && p.n.is_multiple_of(LANES as u64);
+        if !plain || p.accumulate || !dense || !whole {
+            return Err(Refusal::new(
+                "factors are not in 16 bits, row after row, at addresses that tensor copies take",
+            ));
+        }
+        let of = |(place, first): (Place, u64), size, part| Map {
+            place,
+            first,
+            dtype: p.factors,
+            size,
+            part,
+        };
+        let a = of(o.a, [p.k, p.m], [STEP, 128]);
+        let b = if p.tb {
+            of(o.b, [p.k, p.n], [STEP, 128])
+        } else {
+            of(o.b, [p.n, p.k], [64, STEP])
+        };
+        for map in [&a, &b] {
+            let Place::Read(i) = map.place else {
+                return Err(Refusal::new("a factor is made in the kernel"));
+            };
+            if req.same.get(usize::from(i)).is_some_and(Option::is_some) {
+                return Err(Refusal::new("a factor is written over"));
+            }
+        }
+        match (maps.first(), size) {
+            (None, _) => maps.push(a),
+            (Some(first), Some(s)) if *first == a && s == (p.m, p.n, p.k) && p.tb => {}
+            _ => {
+                return Err(Refusal::new(
+                    "products of one kernel have a factor in common",
+                ));
+            }
+        }
+        size = Some((p.m, p.n, p.k));
+        maps.push(b);
+    }
+    let (m, n, k) = size.ok_or_else(|| Refusal::new("no matrix product"))?;
+    let fits = |a: &Arg| a.dtype == maps[0].dtype && a.align == 16;
+    if m * n * k == 0 || !req.writes.iter().all(fits) {
+        return Err(Refusal::new("results are not of the factors' type"));
+    }
+    Ok((m, n, k, maps))
+}
+
+/// The instruction that multiplies 64 rows by 16 by 256 columns.
+fn multiply(ty: DType, tb: bool) -> String {
+    let name = if ty == DType::F16 { "f16" } else { "bf16" };
+    let mut out = String::from(
+        "__device__ __forceinline__ void multiply(float (&d)[128], unsigned long long a, unsigned long long b, int more) {\n  asm volatile(\"{\\n.reg .pred p;\\nsetp.ne.b32 p, %130, 0;\\n\"\n    \"wgmma.mma_async.sync.aligned.m64n256k16.f32.",
+    );
+    let _ = write!(out, "{name}.{name} {{");
+    let list = |f: &dyn Fn(usize) -> String| (0..128).map(f).collect::<Vec<_>>().join(", ");
+    out += &list(&|i| format!("%{i}"));
+    let _ = write!(
+        out,
+        "}}, %128, %129, p, 1, 1, 0, {};\\n}}\\n\"\n    : {}\n    : \"l\"(a), \"l\"(b), \"r\"(more));\n}}\n",
+        u8::from(!tb),
+        list(&|i| format!("\"+f\"(d[{i}])"))
+    );
+    out
+}

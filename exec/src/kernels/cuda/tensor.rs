@@ -1,0 +1,42 @@
+//! Matrices as tensor copies address them.
+
+use super::codegen::product::Map;
+use super::error::Trouble;
+use crate::operand::RawRange;
+use cudarc::driver::sys;
+use shardlab_plan::units::DType;
+
+/// What a kernel is handed to copy boxes of a matrix into shared memory, in lines of 128 bytes that are swizzled; beyond its edges
+/// there are zeros.
+///
+/// # Errors
+/// What the driver says against the matrix: an address or a row that is no multiple of 16 bytes, say.
+pub(super) fn map(of: &Map, at: &RawRange) -> Result<sys::CUtensorMap, Trouble> {
+    let mut out = sys::CUtensorMap { opaque: [0; 16] };
+    let size = of.dtype.size();
+    let (strides, steps) = ([of.size[0] * size], [1, 1]);
+    let ty = match of.dtype {
+        DType::F16 => sys::CUtensorMapDataType_enum::CU_TENSOR_MAP_DATA_TYPE_FLOAT16,
+        _ => sys::CUtensorMapDataType_enum::CU_TENSOR_MAP_DATA_TYPE_BFLOAT16,
+    };
+    // SAFETY: all arrays are as long as the two dimensions ask for, and outlive the call; the driver only computes with the address.
+    let done = unsafe {
+        sys::cuTensorMapEncodeTiled(
+            &raw mut out,
+            ty,
+            2,
+            at.ptr.add((of.first * size) as usize).cast(),
+            of.size.as_ptr(),
+            strides.as_ptr(),
+            of.part.as_ptr(),
+            steps.as_ptr(),
+            sys::CUtensorMapInterleave_enum::CU_TENSOR_MAP_INTERLEAVE_NONE,
+            sys::CUtensorMapSwizzle_enum::CU_TENSOR_MAP_SWIZZLE_128B,
+            sys::CUtensorMapL2promotion_enum::CU_TENSOR_MAP_L2_PROMOTION_L2_256B,
+            sys::CUtensorMapFloatOOBfill_enum::CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE,
+        )
+    };
+    done.result()
+        .map_err(Trouble::driver("cuTensorMapEncodeTiled"))?;
+    Ok(out)
+}

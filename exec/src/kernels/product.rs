@@ -1,0 +1,90 @@
+//! Matrix products whose kernels go on with elementwise code: one after the other here, through memory of their own where a result
+//! is for the code behind it alone.
+
+use super::error::Fault;
+use super::scratch::Scratch;
+use super::view::overlap;
+use super::{Operands, fused, gemm};
+use crate::operand::RawRange;
+use shardlab_plan::model::OpKind;
+use shardlab_plan::program::{BodyOp, Place};
+use smallvec::SmallVec;
+
+/// Whether other operations follow a product.
+pub(super) fn leads(body: &[BodyOp]) -> bool {
+    matches!(body, [first, _, ..] if matches!(first.op, OpKind::Gemm { .. }))
+}
+
+/// Performs a body that starts with products.
+///
+/// # Errors
+/// With the index of the operation at fault.
+pub(super) fn run(
+    body: &[BodyOp],
+    reads: &[RawRange],
+    writes: &[RawRange],
+) -> Result<(), (usize, Fault)> {
+    let is_product = |op: &&BodyOp| matches!(op.op, OpKind::Gemm { .. });
+    let count = body.iter().take_while(is_product).count();
+    let mut reads: SmallVec<[RawRange; 8]> = SmallVec::from_slice(reads);
+    let mut body = body.to_vec();
+    let mut kept: SmallVec<[Scratch; 3]> = SmallVec::new();
+    let mut room = |bytes: usize| {
+        let mut new = Scratch::take(bytes.div_ceil(size_of::<f32>()));
+        let ptr = new.as_mut_ptr().cast::<u8>();
+        kept.push(new);
+        ptr
+    };
+    let made = |op: &BodyOp| match op.outputs.first().map(|s| s.place) {
+        Some(Place::Write(w)) => writes.get(usize::from(w)).copied(),
+        _ => None,
+    };
+    // What a product writes may be what a later operation reads: every operation sees what was there before.
+    let written: SmallVec<[RawRange; 2]> = body[..count].iter().filter_map(made).collect();
+    let extent = |r: &RawRange| r.ptr as usize..r.ptr as usize + r.bytes;
+    for read in &mut reads {
+        if written.iter().any(|w| overlap(&extent(w), &extent(read))) {
+            let copy = room(read.bytes);
+            // SAFETY: the range is live and the copy as long, rounded up.
+            unsafe { std::ptr::copy_nonoverlapping(read.ptr, copy, read.bytes) };
+            read.ptr = copy;
+        }
+    }
+    // Results that never leave the kernel become further operands.
+    for i in 0..count {
+        let Some(slot) = body[i].outputs.first() else {
+            continue;
+        };
+        let place = slot.place;
+        if !matches!(place, Place::Register(_)) {
+            continue;
+        }
+        let bytes = (slot.shape.iter().product::<u64>() * slot.dtype.size()) as usize;
+        let at = Place::Read(reads.len() as u8);
+        reads.push(RawRange {
+            ptr: room(bytes),
+            bytes,
+            dtype: slot.dtype,
+        });
+        let slots = body
+            .iter_mut()
+            .flat_map(|op| op.inputs.iter_mut().chain(&mut op.outputs));
+        for slot in slots.filter(|s| s.place == place) {
+            slot.place = at;
+        }
+    }
+    for (i, op) in body[..count].iter().enumerate() {
+        let OpKind::Gemm {
+            ta,
+            tb,
+            bias,
+            accumulate,
+        } = op.op
+        else {
+            continue;
+        };
+        let o = Operands::new(op, &reads, writes);
+        gemm::run(&o, ta, tb, bias, accumulate).map_err(|f| (i, f))?;
+    }
+    fused::run(&body[count..], &reads, writes).map_err(|(i, f)| (count + i, f))
+}
