@@ -30,11 +30,11 @@ def goldens():
     together([case(n, w) for n in ("llama-tiny", "gpt2-tiny", "qwen3-tiny") for w in worlds], 1 if CPU else AT_ONCE)
 
 
-SMALL = ["small-native", "small-fsdp2", "small-megatron", "small-regions", "small-blocks", "small-merged", "small-engines", "small-pointwise", "small-full", "small-next-step", "small-in-backward", "small-summed", "small-scopes", "small-iteration",
+SMALL = ["small-native", "small-fsdp2", "small-megatron", "small-regions", "small-blocks", "small-merged", "small-engines", "small-pointwise", "small-full", "small-next-step", "small-in-backward", "small-summed", "small-fused", "small-scopes", "small-iteration",
          "small-recompute", "small-accumulation", "small-no-sync", "small-double-buffer", "small-units", "small-frozen",
          "small-zero1", "small-zero2", "small-ddp", "small-gpt2", "small-qwen3", "small-encoder", "small-linear", "small-cnn", "small-offload"]
 # These also run in bf16, the policies on two ranks as well; a rehearsal runs the last ones alone.
-BF16 = ["small-native", "small-fsdp2", "small-megatron", "small-regions", "small-blocks", "small-merged", "small-engines", "small-pointwise", "small-full", "small-next-step", "small-in-backward", "small-summed", "small-no-sync", "small-qwen3", "small-cnn"]
+BF16 = ["small-native", "small-fsdp2", "small-megatron", "small-regions", "small-blocks", "small-merged", "small-engines", "small-pointwise", "small-full", "small-next-step", "small-in-backward", "small-summed", "small-fused", "small-no-sync", "small-qwen3", "small-cnn"]
 POLICIES = ["small-native", "small-fsdp2", "small-megatron"]
 REHEARSED = [*POLICIES, "small-regions", "small-cnn"]
 # These are nothing on one GPU.
@@ -94,6 +94,8 @@ ENGINES = ("small-engines", ["compile.mode=regions", 'precision.compute="bf16"',
 # What the optimizer can sum as well: one micro-batch, nothing clipped.
 SUMMABLE = (ENGINES[0], [*ENGINES[1], "train.grad_accum=1", "train.clip_norm=0"])
 SUMMED = "fsdp.sum_in_optimizer=true"
+# And with kernels of our own that multiply and go on.
+FUSED = (ENGINES[0], [*ENGINES[1], "compile.fused_products=true"])
 PLAIN = ("small-native", [])
 
 
@@ -104,7 +106,7 @@ def same_as(stage, cases, of=PLAIN):
         # Ranks of one process cannot share a GPU.
         cases = {k: v for k, v in cases.items() if "--one-process" not in v[1]}
     base = [*fit(gpus()), FIXED, *sets]
-    suffix = ", engines" if of is ENGINES else ""
+    suffix = {id(ENGINES): ", engines", id(FUSED): ", fused products"}.get(id(of), "")
     code, first, err, _ = train(name, "--steps", 10, sets=base, timeout=60)
     if code:
         return row(stage, name, False, last_line(err))
@@ -126,6 +128,7 @@ def bits():
     same = {k: (v, []) for k, v in SAME.items() if gpus() > 1 or k != "gathers for the next step"}
     for of in (PLAIN, ENGINES):
         same_as("bits", {"again": ([], []), **same, **more}, of)
+    same_as("bits", {"again": ([], []), **{k: same[k] for k in ("prefetch 0", "captured scopes", "captured iteration")}}, FUSED)
     if gpus() > 1:
         captured = SAME["captured iteration"]
         summed = {"summed in the optimizer": [], "summed in backward": ["fsdp.optimizer_in_backward=true"], "summed in the optimizer, captured": captured}
@@ -136,7 +139,7 @@ def delays():
     """Random instructions held up: the same bits."""
     cases = {f"seed {s}": ([], ["--delays", s]) for s in (1, 2, 3)}
     cases["seed 4, captured scopes"] = (SAME["captured scopes"], ["--delays", 4])
-    for of in (PLAIN, ENGINES):
+    for of in (PLAIN, ENGINES, FUSED):
         same_as("delays", cases, of)
 
 

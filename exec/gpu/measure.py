@@ -14,6 +14,7 @@ AS_THEY_COME = 'precision.comm_grads="bf16"'
 ONE_CHUNK = "train.loss_chunk_rows=8192"
 # A gradient's pieces go from the exchange to the optimizer without a sum between them.
 SUMMED = "fsdp.sum_in_optimizer=true"
+FUSED = "compile.fused_products=true"
 POINTWISE = 'train.recompute="pointwise"'
 
 # Steps of each run, and how many of the first do not count (peer.py's number): until the power limit has settled they are slower.
@@ -37,6 +38,10 @@ OURS = {
     "ours compiled, summed in the optimizer": [*BEST, SUMMED],
     "ours compiled, summed in the optimizer, pointwise": [*BEST, SUMMED, POINTWISE],
     "ours compiled, summed in the optimizer, all merged": [*BEST, SUMMED, 'compile.merge_projections="all"'],
+    "ours compiled, fused products": [*BEST, FUSED],
+    "ours compiled, fused products, pointwise": [*BEST, FUSED, POINTWISE],
+    "ours compiled, fused products, summed in the optimizer": [*BEST, FUSED, SUMMED],
+    "ours compiled, fused products, summed in the optimizer, pointwise": [*BEST, FUSED, SUMMED, POINTWISE],
     "ours compiled, next step": [*BEST, "fsdp.prefetch_next_step=2"],
     "ours compiled, float32 sent": FLOATS,
     "ours compiled, no epilogues": [*BEST, "compile.epilogues=false"],
@@ -60,7 +65,7 @@ PEERS = {
 # What counts first, for every size, then the rest, as far as time allows. Each list of peers runs in processes of its own:
 # Megatron-FSDP does not give its memory back.
 PASSES = [
-    ([["fsdp2 compiled", "fsdp2 eager"], ["megatron-fsdp compiled"]], ["ours compiled", "ours compiled, summed in the optimizer", "ours compiled, pointwise", "ours compiled, summed in the optimizer, pointwise", "ours compiled, one chunk", "ours captured"]),
+    ([["fsdp2 compiled", "fsdp2 eager"], ["megatron-fsdp compiled"]], ["ours compiled", "ours compiled, fused products", "ours compiled, fused products, summed in the optimizer, pointwise", "ours compiled, fused products, summed in the optimizer", "ours compiled, fused products, pointwise", "ours compiled, summed in the optimizer", "ours compiled, pointwise", "ours compiled, summed in the optimizer, pointwise", "ours compiled, one chunk", "ours captured"]),
     ([], ["ours eager", "ours compiled, summed in the optimizer, all merged", "ours compiled, next step", "ours compiled, float32 sent", "ours compiled, no epilogues", "ours compiled, norms apart", "ours compiled, reductions on SMs", "ours compiled, collectives on SMs", "ours compiled, all merged",
          "ours compiled, selective"]),
     ([["megatron-fsdp eager"], ["megatron-fsdp experimental eager"]], ["ours compiled, all logits"]),
@@ -220,6 +225,8 @@ OPTIONS = {
     "best, optimizer's state offloaded": [*BEST, 'fsdp.offload=["optimizer"]'],
     "all state offloaded": ['fsdp.offload=["params","grads","optimizer"]'],
     "best, summed in the optimizer": [*BEST, SUMMED, "train.clip_norm=0"],
+    "best, fused products": [*BEST, FUSED],
+    "best, fused products, pointwise": [*BEST, FUSED, POINTWISE],
     "best, clipped": [*BEST, "train.clip_norm=1"],
     "best, SGD": [*BEST, 'train.optimizer="sgd"'],
     "deterministic": ["precision.deterministic=true"],

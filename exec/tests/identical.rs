@@ -153,6 +153,24 @@ fn sums_in_the_optimizer_end_with_the_same_weights() {
     assert!(results("small-summed", &one[..1]) == results("small-native", &one));
 }
 
+/// Elementwise code is part of the products in front of it, whatever else is compiled, made again or captured.
+#[test]
+fn fused_products_end_with_the_same_weights() {
+    for mode in ["compile.mode=regions", "compile.mode=full"] {
+        let with = |more: &[&'static str]| [&["compile.fused_products=true"], more].concat();
+        same(
+            "small-native",
+            &["precision.compute=bf16", mode],
+            &[
+                &with(&[]),
+                &with(&["train.recompute=pointwise"]),
+                &with(&["train.recompute=full", "fsdp.allocator=caching"]),
+                &with(&["compile.cuda_graph=full_iteration"]),
+            ],
+        );
+    }
+}
+
 /// Streams, communicators and units, and what the other tests of schedules do not turn.
 #[test]
 fn schedules_end_with_the_same_weights() {

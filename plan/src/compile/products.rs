@@ -183,3 +183,143 @@ pub(super) fn factors(g: &Graph, step: &Step) -> Option<SmallVec<[Root; 4]>> {
         .collect();
     (step.ops.len() > 1 && !roots.is_empty()).then_some(roots)
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::compile::tape::{ModuleId, ParamId};
+    use smallvec::smallvec;
+
+    /// `silu(x a) * (x b)` of one region, and what else a case asks for.
+    struct Case {
+        g: Graph,
+        x: ValueId,
+        products: [ValueId; 2],
+        steps: Vec<Step>,
+    }
+
+    const SHAPE: [u64; 2] = [24, 16];
+
+    fn param(g: &mut Graph, n: u32) -> ValueId {
+        g.leaf(&[16, 16], DType::Bf16, Root::Param(ParamId(n)), false)
+    }
+
+    fn product(g: &mut Graph, x: ValueId, w: ValueId) -> ValueId {
+        let kind = OpKind::Gemm {
+            ta: false,
+            tb: true,
+            bias: false,
+            accumulate: false,
+        };
+        g.compute(kind, &[x, w], &[(&SHAPE, DType::Bf16)])[0]
+    }
+
+    impl Case {
+        fn new() -> Self {
+            let mut g = Graph::default();
+            let x = g.empty(&SHAPE, DType::Bf16);
+            let mut case = Self {
+                products: [x; 2],
+                g,
+                x,
+                steps: Vec::new(),
+            };
+            case.products = [0, 1].map(|n| case.multiply(x, n));
+            case
+        }
+
+        /// The last `n` ops as a step.
+        fn step(&mut self, n: u32) {
+            let end = self.g.ops.len() as u32;
+            self.steps.push(Step {
+                ops: (end - n..end).collect(),
+                module: ModuleId(0),
+                region: 1,
+                section: None,
+            });
+        }
+
+        fn multiply(&mut self, x: ValueId, n: u32) -> ValueId {
+            let w = param(&mut self.g, n);
+            let v = product(&mut self.g, x, w);
+            self.step(1);
+            v
+        }
+
+        fn gate(&mut self) {
+            let [a, b] = self.products;
+            let s = self.g.unary(OpKind::Silu, a);
+            self.g.binary(OpKind::Mul, s, b);
+            self.step(2);
+        }
+
+        fn joined(mut self) -> Vec<SmallVec<[u32; 2]>> {
+            join(&self.g, &mut self.steps, |_, _| true);
+            self.steps.into_iter().map(|s| s.ops).collect()
+        }
+    }
+
+    #[test]
+    fn a_gate_takes_over_both_products_of_one_factor() {
+        let mut case = Case::new();
+        case.gate();
+        let whole: SmallVec<[u32; 2]> = smallvec![0u32, 1, 2, 3];
+        assert_eq!(case.joined(), [whole]);
+        // Of two factors the later product alone.
+        let mut case = Case::new();
+        let y = case.g.empty(&SHAPE, DType::Bf16);
+        case.products[1] = case.multiply(y, 2);
+        case.gate();
+        let steps: [SmallVec<[u32; 2]>; 3] = [smallvec![0], smallvec![1], smallvec![2, 3, 4]];
+        assert_eq!(case.joined(), steps);
+        // And none where parameters come and go between.
+        let mut case = Case::new();
+        case.gate();
+        join(&case.g, &mut case.steps, |_, _| false);
+        assert_eq!(case.steps.len(), 3);
+    }
+
+    #[test]
+    fn what_else_reads_a_result_in_between_keeps_its_product() {
+        let mut case = Case::new();
+        let first = case.products[0];
+        case.multiply(first, 2);
+        case.gate();
+        // The second product passes the reader of the first.
+        let steps: [SmallVec<[u32; 2]>; 3] = [smallvec![0], smallvec![2], smallvec![1, 3, 4]];
+        assert_eq!(case.joined(), steps);
+    }
+
+    #[test]
+    fn a_factor_that_changes_in_between_keeps_its_products() {
+        let mut case = Case::new();
+        let x = case.x;
+        case.g.compute_into(OpKind::Neg, &[x], x);
+        case.step(1);
+        case.gate();
+        let steps: [SmallVec<[u32; 2]>; 4] =
+            [smallvec![0], smallvec![1], smallvec![2], smallvec![3, 4]];
+        assert_eq!(case.joined(), steps);
+    }
+
+    #[test]
+    fn code_that_writes_over_a_factor_or_other_elements_stays_apart() {
+        let mut case = Case::new();
+        let (x, a) = (case.x, case.products[0]);
+        case.g.compute_into(OpKind::Add, &[x, a], x);
+        case.step(1);
+        assert_eq!(case.joined().len(), 3);
+        // A sum over rows is no elementwise code, and neither is what reads half of the columns.
+        let mut case = Case::new();
+        let a = case.products[0];
+        case.g
+            .compute(OpKind::SumLeading, &[a], &[(&[16], DType::Bf16)]);
+        case.step(1);
+        assert_eq!(case.joined().len(), 3);
+        let mut case = Case::new();
+        let half = case.g.slice(case.products[0], 1, 0, 8);
+        case.g.unary(OpKind::Silu, half);
+        case.step(1);
+        assert_eq!(case.joined().len(), 3);
+    }
+}

@@ -12,6 +12,7 @@ mod gradients;
 mod interp;
 mod liveness;
 mod measured;
+mod products;
 mod semantics;
 
 /// Names for `semantics`.

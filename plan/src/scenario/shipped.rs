@@ -48,6 +48,7 @@ shipped![
     "small-frozen",
     "small-fsdp2",
     "small-full",
+    "small-fused",
     "small-gpt2",
     "small-hfsdp",
     "small-hsdp",

@@ -2,8 +2,8 @@
 //! between the nearest measured rows.
 
 use super::Price;
-use crate::hardware::{GemmRow, GemmTable, Profile};
-use shardlab_plan::units::DType;
+use crate::hardware::{GemmRow, GemmTable, MemoryClass, Profile};
+use shardlab_plan::units::{Bytes, DType};
 
 /// Output tiles of a kernel (rows, columns) and its efficiency relative to the best one, from large to small. The
 /// largest three are those that cuBLAS picks on Hopper; relative rates follow operand traffic per multiply-add.
@@ -114,11 +114,46 @@ pub(super) fn price(
     }
 }
 
+/// What a kernel of our own that multiplies and goes on with elementwise code takes beyond the library's product.
+const OWN: f64 = 0.017;
+
+/// How the time of a product grows with what else is moved while it runs: this many times the square of the time that a copy takes for
+/// it, by the product's own (BENCHMARKS.md, "Products that go on").
+const BESIDE: f64 = 2.4;
+
+/// Time of a product of our own beside which a copy's worth of other bytes is moved, in the unit of both: never more than of the two
+/// one after the other.
+fn beside(product: f64, more: f64) -> f64 {
+    product * (1.0 + OWN) + more.min(BESIDE * more * more / product)
+}
+
+/// Price of a kernel that multiplies, goes on with elementwise code and moves so many bytes in all: never more than of the two apart.
+/// Several products of one factor, of the same size, have their columns side by side.
+pub(super) fn going_on(
+    profile: &Profile,
+    dtype: DType,
+    [m, n, k]: [u64; 3],
+    products: u64,
+    moved: Bytes,
+) -> Price {
+    let size = dtype.size();
+    let own = (m * k + k * n + m * n) * size;
+    let each = [m, n / products.max(1), k];
+    let one = price(&profile.gemm, profile, dtype, size as f64, each, 1, 1.0).us;
+    let product = one * products as f64;
+    let rate = profile.efficiency.memory[&MemoryClass::Fused] * profile.device.memory_gbps;
+    let more = moved.0.saturating_sub(own) as f64 / rate / 1e3;
+    Price {
+        us: beside(product, more),
+        measured: false,
+    }
+}
+
 #[cfg(test)]
 mod tests {
-    use super::price;
-    use crate::hardware::{self, GemmTable, Profile};
-    use shardlab_plan::units::DType;
+    use super::{OWN, beside, going_on, price};
+    use crate::hardware::{self, GemmTable, MemoryClass, Profile};
+    use shardlab_plan::units::{Bytes, DType};
     use std::collections::BTreeMap;
 
     /// Mean relative error of every product of at least 50 us in bf16, priced by all the others of its profile.
@@ -159,6 +194,49 @@ mod tests {
                 100.0 * mean
             );
             assert!(rows > 100 && mean < 0.0485, "{name}: {mean}");
+        }
+    }
+
+    /// Gates of the 1b, 3b and 8b models, 8,192 tokens: microseconds of the products alone, of a copy of what else is moved, and of the one
+    /// kernel (2026-11-25). Forward in bursts on one H200, products in the same call; backward there in another call, the products' time
+    /// corrected by that of the forward kernels; and within steps of two H100, in one call.
+    #[test]
+    fn products_that_go_on_take_what_they_were_measured_to() {
+        for (name, product, copy, us) in [
+            ("1b, forward", 2.0 * 339.2, 31.8, 694.3),
+            ("3b, forward", 2.0 * 504.2, 31.8, 1049.1),
+            ("8b, forward", 2.0 * 1174.7, 55.6, 2402.6),
+            ("1b, backward", 345.0, 95.4, 427.1),
+            ("3b, backward", 513.7, 95.4, 573.7),
+            ("1b, forward, in steps", 706.8, 45.0, 723.0),
+            ("1b, backward, in steps", 404.0, 135.1, 496.3),
+        ] {
+            let error = beside(product, copy) / us - 1.0;
+            println!("{name}: {:+.1} %", 100.0 * error);
+            assert!(error.abs() < 0.05, "{name}: {error}");
+        }
+    }
+
+    /// Little arithmetic hides nothing: the two one after the other. Of two products of one factor each takes what it would alone.
+    #[test]
+    fn products_that_go_on_cost_no_more_than_both_apart() {
+        let profile = hardware::load("h200-nvlink-exec").unwrap();
+        let rate = profile.efficiency.memory[&MemoryClass::Fused] * profile.device.memory_gbps;
+        for (k, products) in [(64, 1), (64, 2), (4096, 1), (4096, 2)] {
+            let (m, n) = (8192, 4096);
+            let columns = n * products;
+            let own = 2 * (m * k + k * columns + m * columns);
+            let more = 3 * 2 * m * n;
+            let shape = [m, columns, k];
+            let both = going_on(&profile, DType::Bf16, shape, products, Bytes(own + more)).us;
+            let one = price(&profile.gemm, &profile, DType::Bf16, 2.0, [m, n, k], 1, 1.0).us;
+            let alone = one * products as f64 * (1.0 + OWN);
+            let apart = alone + more as f64 / rate / 1e3;
+            assert!(
+                alone < both && both < apart + 1e-6,
+                "{k}: {both} of {apart}"
+            );
+            assert_eq!(k == 64, both > apart - 1e-6, "{k}: {both} of {apart}");
         }
     }
 }

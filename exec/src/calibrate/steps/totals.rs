@@ -148,10 +148,12 @@ enum Row {
 }
 
 impl Row {
-    /// Batches of products have no table.
+    /// Batches of products have no table, and neither have products that go on with elementwise code.
     fn of(kernel: &Kernel, moved: Bytes) -> Option<Self> {
         let dtype = kernel.dtype;
         Some(match kernel.class {
+            // Tables of products say nothing of kernels that go on.
+            KernelClass::Gemm { .. } if kernel.body.len() > 1 => return None,
             KernelClass::Gemm { m, n, k, batch: 1 } => Self::Gemm(dtype, [m, n, k]),
             KernelClass::Gemm { .. } => return None,
             KernelClass::Conv { m, n, k } => Self::Conv(dtype, [m, n, k]),

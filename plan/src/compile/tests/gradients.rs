@@ -53,7 +53,7 @@ fn backward_equals_finite_differences() {
 }
 
 /// Gradients of two scenarios that differ in how, not what, they compute.
-fn assert_same(a: &Scenario, b: &Scenario) {
+pub(super) fn assert_same(a: &Scenario, b: &Scenario) {
     assert_same_tapes(a, &build(a), &build(b));
 }
 

@@ -108,6 +108,8 @@ pub(super) struct Gen<'a> {
     pub(super) keep_shared: bool,
     /// What all rows share is kept as well.
     pub(super) keep_columns: bool,
+    /// Rounded vectors by the variables that hold their elements, if they are to be written as they are.
+    pub(super) packs: Option<BTreeMap<String, (DType, String)>>,
 }
 
 impl<'a> Gen<'a> {
@@ -125,6 +127,7 @@ impl<'a> Gen<'a> {
             held: None,
             keep_shared: false,
             keep_columns: false,
+            packs: None,
         }
     }
 
@@ -324,13 +327,15 @@ impl<'a> Gen<'a> {
             _ => self.row_value(i, o, at)?,
         };
         let ty = self.rounding(slot)?;
-        if ty != DType::F32 {
-            match &var {
-                Var::Each(t) => {
-                    self.line(format!("round_all<{}, {}>({t});", ctype(ty), self.lanes))
-                }
-                Var::Same(t) => self.line(format!("{t} = rounded<{}>({t});", ctype(ty))),
+        match (&var, &mut self.packs) {
+            (Var::Each(t), Some(packs)) if ty != DType::F32 => {
+                packs.insert(t.clone(), (ty, format!("{t}p")));
+                let (ty, lanes) = (ctype(ty), self.lanes);
+                self.line(format!(
+                    "Pack<{ty}, {lanes}> {t}p;\npack({t}, {t}p);\nunpack<{ty}, {lanes}>({t}p, {t});"
+                ));
             }
+            _ => self.round(&var, ty),
         }
         Ok(self.remember(key, var))
     }
@@ -347,6 +352,9 @@ impl<'a> Gen<'a> {
             "float {t}[{lanes}];\nunpack<{}, {lanes}>(made{i}, {t});",
             ctype(ty)
         ));
+        if let Some(packs) = &mut self.packs {
+            packs.insert(t.clone(), (ty, format!("made{i}")));
+        }
         Ok(self.remember(key, Var::Each(t)))
     }
 
@@ -534,10 +542,14 @@ impl<'a> Gen<'a> {
             },
         };
         if at.step == 1 && self.is_aligned(arg, &at, slot.offset) {
-            self.line(format!(
-                "store<{ty}, {lanes}>({base} + {}, {array});",
-                at.code
-            ));
+            let packed = self.packs.as_ref().and_then(|p| p.get(&array));
+            self.line(match packed {
+                Some((held, pack)) if *held == arg.dtype => format!(
+                    "*reinterpret_cast<Pack<{ty}, {lanes}>*>({base} + {}) = {pack};",
+                    at.code
+                ),
+                _ => format!("store<{ty}, {lanes}>({base} + {}, {array});", at.code),
+            });
         } else {
             self.line(format!(
                 "store_each<{ty}, {lanes}>({base} + {}, {}u, {array});",

@@ -59,10 +59,6 @@ DEV u32 rounded2(float a, float b) {
   pack(two, t);
   return *reinterpret_cast<u32*>(&t);
 }
-// Asks for a few bytes to be at hand in the second-level cache: a multiple of 16.
-DEV void fetch_ahead(const void* from, int bytes) {
-  asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(from), "r"(bytes) : "memory");
-}
 DEV Pack<T, 8> staged(u32 at) {
   uint4 v;
   asm volatile("ld.shared.v4.u32 {%0, %1, %2, %3}, [%4];" : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w) : "r"(at) : "memory");
@@ -152,12 +148,6 @@ extern "C" __global__ void __cluster_dims__(2, 1, 1) __launch_bounds__(384, 1) k
         if (t >= TILES) break;
         int row, column;
         place(t, row, column);
-        // The tile is being multiplied meanwhile.
-        for (int line = threadIdx.x - 32; line < 128 && row + line < M; line += 96) {
-          [[maybe_unused]] const IDX i = (IDX)(row + line) * N + column;
-          [[maybe_unused]] const int bytes = min(WIDE, N - column) * (int)sizeof(T);
-          FETCH
-        }
         column += vector * 8;
         for (int half = 0; half < 2; ++half) {
           auto line = [&](int j) { return half * 64 + (j * 3 + warp) * ROWS + lane / VECTORS; };
@@ -167,7 +157,7 @@ extern "C" __global__ void __cluster_dims__(2, 1, 1) __launch_bounds__(384, 1) k
 #pragma unroll
             for (int k = 0; k < AHEAD; ++k) {
               if (!is_mine(j + k)) continue;
-              const IDX i = (IDX)(row + line(j + k)) * N + column;
+              [[maybe_unused]] const IDX i = (IDX)(row + line(j + k)) * N + column;
               TAKE
             }
             if (j == 0) named_wait<MULTIPLIERS_AND_WRITERS>(1 + half);

@@ -1,0 +1,195 @@
+//! Elementwise code behind products.
+
+use super::*;
+use crate::model::OpKind;
+
+/// A llama whose rows are as long as tensor copies want them, in 16 bits.
+fn aligned() -> Scenario {
+    let mut s = llama(16, 4, 2, 32, 3, 13);
+    s.compile.mode = CompileMode::Regions;
+    s.compile.epilogues = true;
+    s
+}
+
+fn fused(base: &Scenario) -> Scenario {
+    let mut s = base.clone();
+    s.compile.fused_products = true;
+    s
+}
+
+/// Kernels that multiply and go on: how many products, how many other operations, and the launch.
+fn going_on<'t>(
+    t: &'t Tape,
+    ops: &'t [TapeOp],
+) -> impl Iterator<Item = (usize, usize, &'t TapeOp)> {
+    let is_product = |op: &&BodyOp| matches!(op.op, OpKind::Gemm { .. });
+    ops.iter().filter_map(move |op| match *op {
+        TapeOp::Launch { kernel, .. } => {
+            let body = &t.kernels[kernel.index()].body;
+            let n = body.iter().filter(is_product).count();
+            (n > 0 && body.len() > n).then_some((n, body.len() - n, op))
+        }
+        _ => None,
+    })
+}
+
+fn counts(t: &Tape, ops: &[TapeOp]) -> Vec<(usize, usize)> {
+    going_on(t, ops).map(|(n, more, _)| (n, more)).collect()
+}
+
+#[test]
+fn they_change_no_gradient() {
+    let recomputes = [
+        Recompute::None,
+        Recompute::Full,
+        Recompute::Selective,
+        Recompute::Pointwise,
+    ];
+    for family in FAMILIES {
+        for mode in [CompileMode::Blocks, CompileMode::Regions, CompileMode::Full] {
+            for recompute in recomputes {
+                for epilogues in [false, true] {
+                    let mut base = match family {
+                        Family::Llama => aligned(),
+                        _ => tiny(family),
+                    };
+                    base.train.recompute = recompute;
+                    let apart = base.clone();
+                    base.compile.mode = mode;
+                    base.compile.epilogues = epilogues;
+                    gradients::assert_same(&apart, &fused(&base));
+                }
+            }
+        }
+    }
+}
+
+/// Both products of a gate and the gate are one kernel; so are the product that goes back through the last layer and the gate's
+/// gradient, and what that product makes needs no memory.
+#[test]
+fn a_gate_and_its_gradient_belong_to_products() {
+    let base = aligned();
+    let (apart, t) = (build(&base), build(&fused(&base)));
+    assert_eq!(counts(&apart, &apart.forward), []);
+    assert_eq!(counts(&t, &t.forward), [(2, 2); 3]);
+    assert_eq!(counts(&t, &t.eval), [(2, 2); 3]);
+    assert_eq!(counts(&t, &t.backward), [(1, 4); 3]);
+    let launches = |ops: &[TapeOp]| {
+        let is_launch = |op: &&TapeOp| matches!(op, TapeOp::Launch { .. });
+        ops.iter().filter(is_launch).count()
+    };
+    assert_eq!(launches(&apart.forward) - launches(&t.forward), 3 * 2);
+    assert_eq!(launches(&apart.backward) - launches(&t.backward), 3);
+    // What a gate, rows of 32 in 16 bits, takes: three fewer times.
+    let rows = base.train.micro_batch * base.train.seq_len;
+    let made = |t: &Tape, ops: &[TapeOp]| {
+        let bytes = rows * 32 * 2;
+        let is_gate = |op: &&TapeOp| matches!(**op, TapeOp::Alloc(s) if t.storages[s.index()].bytes.0 == bytes);
+        ops.iter().filter(is_gate).count()
+    };
+    assert_eq!(
+        made(&apart, &apart.backward) - made(&t, &t.backward),
+        3,
+        "gradients of gates"
+    );
+    // In validation the factors of the gate do not reach memory either.
+    assert_eq!(made(&t, &t.eval), 3);
+    // Arithmetic is what it was, and so is the shape of a product beside another one.
+    let flops = |t: &Tape, ops: &[TapeOp]| -> u64 {
+        let of = |op: &TapeOp| match op {
+            TapeOp::Launch { kernel, .. } => t.kernels[kernel.index()].flops.0,
+            _ => 0,
+        };
+        ops.iter().map(of).sum()
+    };
+    assert_eq!(flops(&t, &t.forward), flops(&apart, &apart.forward));
+    assert_eq!(flops(&t, &t.backward), flops(&apart, &apart.backward));
+    let classes = going_on(&t, &t.forward).map(|(_, _, op)| match op {
+        TapeOp::Launch { kernel, .. } => t.kernels[kernel.index()].class,
+        _ => unreachable!("only launches go on"),
+    });
+    let wide = KernelClass::Gemm {
+        m: rows,
+        n: 64,
+        k: 16,
+        batch: 1,
+    };
+    assert!(classes.into_iter().all(|c| c == wide));
+}
+
+/// The kernel reads its factors until its last tile: no result may take their memory, while the gate's gradients lie where the gate's
+/// factors did.
+#[test]
+fn results_take_over_what_code_reads_and_never_a_factor() {
+    for recompute in [Recompute::None, Recompute::Pointwise, Recompute::Full] {
+        // A gate as wide as what it is made of could take its place.
+        for (epilogues, ffn) in [(false, 32), (true, 32), (false, 16), (true, 16)] {
+            let mut s = fused(&aligned());
+            s.model.ffn = ffn;
+            s.train.recompute = recompute;
+            s.compile.epilogues = epilogues;
+            let t = build(&s);
+            let mut taken = 0;
+            for ops in [&t.forward, &t.backward, &t.eval] {
+                for (products, _, op) in going_on(&t, ops) {
+                    let TapeOp::Launch {
+                        kernel,
+                        reads,
+                        writes,
+                        end,
+                    } = *op
+                    else {
+                        continue;
+                    };
+                    let reads = &t.operands[reads as usize..writes as usize];
+                    let writes = &t.operands[writes as usize..end as usize];
+                    let over = |r: &Operand| writes.iter().any(|w| w.source == r.source);
+                    taken += reads.iter().filter(|r| over(r)).count();
+                    for op in &t.kernels[kernel.index()].body[..products] {
+                        for slot in &op.inputs {
+                            let Place::Read(r) = slot.place else {
+                                panic!("a factor comes from {:?}", slot.place)
+                            };
+                            assert!(!over(&reads[usize::from(r)]), "{recompute:?}");
+                        }
+                    }
+                }
+            }
+            // Both of each block's gate.
+            assert!(taken >= 6, "{recompute:?}: {taken}");
+        }
+    }
+}
+
+/// What the kernel could not do stays apart: float32, columns of a merged product, rows that are no multiple of 16 bytes, a bias,
+/// and layers whose parameters are gathered one after another.
+#[test]
+fn what_does_not_fit_stays_apart() {
+    let none = |s: &Scenario| {
+        let t = build(s);
+        [&t.forward, &t.backward]
+            .iter()
+            .all(|ops| counts(&t, ops).is_empty())
+    };
+    let base = fused(&aligned());
+    assert!(!none(&base));
+    let mut wide = base.clone();
+    wide.precision.compute = crate::units::DType::F32;
+    assert!(none(&wide));
+    let mut merged = base.clone();
+    merged.compile.merge_projections = MergeProjections::All;
+    assert_eq!(counts(&build(&merged), &build(&merged).forward), []);
+    let mut odd = base.clone();
+    odd.model.ffn = 36;
+    assert!(none(&odd));
+    let mut biased = fused(&tiny(Family::Gpt2));
+    biased.compile.mode = CompileMode::Regions;
+    biased.compile.epilogues = true;
+    assert_eq!(counts(&build(&biased), &build(&biased).forward), []);
+    // Every layer a unit of its own: between its product and the next one its parameters go.
+    let leaves = with_units(&base, &|m| {
+        let kind = modules_and_params(&base).0[m.index()].kind;
+        kind != ModuleKind::Loss
+    });
+    assert_eq!(counts(&leaves, &leaves.forward), []);
+}
