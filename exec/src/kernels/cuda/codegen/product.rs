@@ -16,7 +16,7 @@ use std::fmt::Write as _;
 const KERNEL: &str = include_str!("product.cuh");
 /// Shared memory of a block: three steps of both factors' tiles, a rounded tile, barriers and the ring of tile numbers, and what
 /// aligning them may cost.
-const SHARED: u32 = 3 * (16 + 32 << 10) + (64 << 10) + 256 + 1024;
+const SHARED: u32 = 3 * ((16 << 10) + (32 << 10)) + (64 << 10) + 256 + 1024;
 /// Elements of a vector in memory.
 const LANES: usize = 8;
 /// Elements of a tile's inner dimension: 128 bytes, what tensor copies swizzle.
@@ -121,7 +121,6 @@ pub(super) fn generate(req: &Request<'_>) -> Result<Module, Refusal> {
         u8::from(tb),
     );
     source += &multiply(ty, tb);
-    // The first part of the kernel's text defines what the rest of it is made of.
     source += &kernel;
     Ok(Module {
         source,
