@@ -106,7 +106,7 @@ def same_as(stage, cases, of=PLAIN):
         # Ranks of one process cannot share a GPU.
         cases = {k: v for k, v in cases.items() if "--one-process" not in v[1]}
     base = [*fit(gpus()), FIXED, *sets]
-    suffix = {id(ENGINES): ", engines", id(FUSED): ", fused products"}.get(id(of), "")
+    suffix = ", engines" if of is ENGINES else ", fused products" if of is FUSED else ""
     code, first, err, _ = train(name, "--steps", 10, sets=base, timeout=60)
     if code:
         return row(stage, name, False, last_line(err))

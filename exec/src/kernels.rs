@@ -66,8 +66,10 @@ pub unsafe fn launch(
     let done = match body {
         [only] if !fused::handles(only.op) => alone(ctx, only, reads, writes).map_err(|f| (0, f)),
         [only] if is_integer_copy(only) => copy_ids(only, reads, writes).map_err(|f| (0, f)),
-        _ if product::leads(body) => product::run(body, reads, writes),
-        _ => fused::run(body, reads, writes),
+        _ => match BodyOp::going_on(body) {
+            Some((products, rest)) => product::run(products, rest, reads, writes),
+            None => fused::run(body, reads, writes),
+        },
     };
     done.map_err(|(i, fault)| KernelError {
         kernel: ctx.kernel.name.clone(),

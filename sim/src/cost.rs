@@ -10,9 +10,8 @@ pub(crate) use table::log_interpolate;
 use crate::hardware::{MemoryClass, Profile};
 use crate::network::Network;
 use crate::part::Part;
-use shardlab_plan::model::OpKind;
 use shardlab_plan::program::{
-    BufferId, CopyKind, InstrId, Kernel, KernelClass, Op, Program, Traffic,
+    BodyOp, BufferId, CopyKind, InstrId, Kernel, KernelClass, Op, Program, Traffic,
 };
 use shardlab_plan::units::{DType, Picos};
 use std::borrow::Cow;
@@ -243,24 +242,24 @@ pub(crate) fn price(kernel: &Kernel, traffic: Traffic, profile: &Profile) -> Pri
     let asked = kernel;
     let kernel = &*as_measured(asked, profile);
     let price = match kernel.class {
-        KernelClass::Gemm { m, n, k, .. } if kernel.body.len() > 1 => {
-            let products = kernel.body.iter();
-            let products = products.filter(|op| matches!(op.op, OpKind::Gemm { .. }));
-            let (shape, count) = ([m, n, k], products.count() as u64);
-            gemm::going_on(profile, kernel.dtype, shape, count, traffic.moved())
-        }
-        KernelClass::Gemm { m, n, k, batch } => {
-            let result = traffic.written.0 as f64 / (m * n * batch) as f64;
-            gemm::price(
-                &profile.gemm,
-                profile,
-                kernel.dtype,
-                result,
-                [m, n, k],
-                batch,
-                1.0,
-            )
-        }
+        KernelClass::Gemm { m, n, k, batch } => match BodyOp::going_on(&kernel.body) {
+            Some((products, _)) => {
+                let (shape, count) = ([m, n, k], products.len() as u64);
+                gemm::going_on(profile, kernel.dtype, shape, count, traffic.moved())
+            }
+            None => {
+                let result = traffic.written.0 as f64 / (m * n * batch) as f64;
+                gemm::price(
+                    &profile.gemm,
+                    profile,
+                    kernel.dtype,
+                    result,
+                    [m, n, k],
+                    batch,
+                    1.0,
+                )
+            }
+        },
         KernelClass::Conv { m, n, k } => gemm::price(
             &profile.conv,
             profile,

@@ -10,24 +10,18 @@ use shardlab_plan::model::OpKind;
 use shardlab_plan::program::{BodyOp, Place};
 use smallvec::SmallVec;
 
-/// Whether other operations follow a product.
-pub(super) fn leads(body: &[BodyOp]) -> bool {
-    matches!(body, [first, _, ..] if matches!(first.op, OpKind::Gemm { .. }))
-}
-
-/// Performs a body that starts with products.
+/// Performs products, and the elementwise code behind them.
 ///
 /// # Errors
 /// With the index of the operation at fault.
 pub(super) fn run(
-    body: &[BodyOp],
+    products: &[BodyOp],
+    rest: &[BodyOp],
     reads: &[RawRange],
     writes: &[RawRange],
 ) -> Result<(), (usize, Fault)> {
-    let is_product = |op: &&BodyOp| matches!(op.op, OpKind::Gemm { .. });
-    let count = body.iter().take_while(is_product).count();
     let mut reads: SmallVec<[RawRange; 8]> = SmallVec::from_slice(reads);
-    let mut body = body.to_vec();
+    let (mut products, mut rest) = (products.to_vec(), rest.to_vec());
     let mut kept: SmallVec<[Scratch; 3]> = SmallVec::new();
     let mut room = |bytes: usize| {
         let mut new = Scratch::take(bytes.div_ceil(size_of::<f32>()));
@@ -40,7 +34,7 @@ pub(super) fn run(
         _ => None,
     };
     // What a product writes may be what a later operation reads: every operation sees what was there before.
-    let written: SmallVec<[RawRange; 2]> = body[..count].iter().filter_map(made).collect();
+    let written: SmallVec<[RawRange; 2]> = products.iter().filter_map(made).collect();
     let extent = |r: &RawRange| r.ptr as usize..r.ptr as usize + r.bytes;
     for read in &mut reads {
         if written.iter().any(|w| overlap(&extent(w), &extent(read))) {
@@ -51,8 +45,8 @@ pub(super) fn run(
         }
     }
     // Results that never leave the kernel become further operands.
-    for i in 0..count {
-        let Some(slot) = body[i].outputs.first() else {
+    for i in 0..products.len() {
+        let Some(slot) = products[i].outputs.first() else {
             continue;
         };
         let place = slot.place;
@@ -66,14 +60,13 @@ pub(super) fn run(
             bytes,
             dtype: slot.dtype,
         });
-        let slots = body
-            .iter_mut()
-            .flat_map(|op| op.inputs.iter_mut().chain(&mut op.outputs));
+        let ops = products.iter_mut().chain(&mut rest);
+        let slots = ops.flat_map(|op| op.inputs.iter_mut().chain(&mut op.outputs));
         for slot in slots.filter(|s| s.place == place) {
             slot.place = at;
         }
     }
-    for (i, op) in body[..count].iter().enumerate() {
+    for (i, op) in products.iter().enumerate() {
         let OpKind::Gemm {
             ta,
             tb,
@@ -86,5 +79,5 @@ pub(super) fn run(
         let o = Operands::new(op, &reads, writes);
         gemm::run(&o, ta, tb, bias, accumulate).map_err(|f| (i, f))?;
     }
-    fused::run(&body[count..], &reads, writes).map_err(|(i, f)| (count + i, f))
+    fused::run(&rest, &reads, writes).map_err(|(i, f)| (products.len() + i, f))
 }

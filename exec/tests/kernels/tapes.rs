@@ -5,7 +5,6 @@ use super::semantics;
 use shardlab_exec::kernels;
 use shardlab_plan::compile::tape::{Operand, Source, Tape, TapeOp};
 use shardlab_plan::lower::tape_of;
-use shardlab_plan::model::OpKind;
 use shardlab_plan::program::{BodyOp, Kernel, Place};
 use shardlab_plan::scenario::{self, Scenario};
 use shardlab_plan::units::DType;
@@ -520,16 +519,11 @@ const ALIGNED: &str = "family = \"llama\"\nlayers = 2\nhidden = 16\nheads = 4\nk
 fn fused_products_change_no_bit() {
     let train = "seq_len = 7\nmicro_batch = 2\n";
     let products = |t: &Tape, ops: &[TapeOp]| -> Vec<(usize, usize)> {
-        let kernel = |op: &TapeOp| match op {
-            TapeOp::Launch { kernel, .. } => Some(t.kernels[kernel.index()].body.clone()),
+        let counts = ops.iter().filter_map(|op| match op {
+            TapeOp::Launch { kernel, .. } => BodyOp::going_on(&t.kernels[kernel.index()].body),
             _ => None,
-        };
-        let is_product = |op: &&BodyOp| matches!(op.op, OpKind::Gemm { .. });
-        let counts = ops.iter().filter_map(kernel).map(|b| {
-            let n = b.iter().filter(is_product).count();
-            (n, b.len() - n)
         });
-        counts.filter(|&(n, more)| n > 0 && more > 0).collect()
+        counts.map(|(p, rest)| (p.len(), rest.len())).collect()
     };
     for mode in ["regions", "blocks", "full"] {
         for recompute in ["none", "pointwise", "full"] {

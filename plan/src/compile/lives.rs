@@ -186,7 +186,6 @@ impl Lives {
                     && r.donated(self.first[oi], s, old)
             };
             let operands = ops()
-                .filter(behind)
                 .flat_map(|op| &op.inputs)
                 .filter(|&&x| !factors.contains(&g.value(x).root))
                 .filter(|&&x| added_to(g, step).is_none_or(|before| before == x))

@@ -11,6 +11,7 @@ use crate::model::graph::{Graph, Op, Root, Value, ValueId};
 use crate::model::ops::OpKind;
 use crate::units::DType;
 use smallvec::SmallVec;
+use std::ops::Range;
 
 /// Elements of 16 bits in what tensor copies address: a row begins at a multiple of them.
 const LINE: u64 = 8;
@@ -77,12 +78,17 @@ impl<'g> Product<'g> {
     }
 }
 
-/// Lets the elementwise kernels among the steps of one region take over the products in front of them. `together`: whether two
-/// steps run while the same parameters are gathered.
-pub(super) fn join(g: &Graph, steps: &mut Vec<Step>, together: impl Fn(&Step, &Step) -> bool) {
-    let mut at = 0;
+/// Lets the elementwise kernels among the steps from `first` on, those of one region, take over the products in front of them.
+/// `together`: whether two steps run while the same parameters are gathered.
+pub(super) fn join(
+    g: &Graph,
+    steps: &mut Vec<Step>,
+    first: usize,
+    together: impl Fn(&Step, &Step) -> bool,
+) {
+    let mut at = first;
     while at < steps.len() {
-        let found = behind(g, steps, at, &together);
+        let found = behind(g, steps, first..at, &together);
         // From the last one on, so that places before it stay what they are.
         for &p in found.iter().rev() {
             let product = steps.remove(p);
@@ -93,11 +99,11 @@ pub(super) fn join(g: &Graph, steps: &mut Vec<Step>, together: impl Fn(&Step, &S
     }
 }
 
-/// Places of the products, one or two, that the step at a place can take over.
+/// Places of the products, one or two, that the step after a range of places can take over from them.
 fn behind(
     g: &Graph,
     steps: &[Step],
-    at: usize,
+    Range { start, end: at }: Range<usize>,
     together: &impl Fn(&Step, &Step) -> bool,
 ) -> SmallVec<[usize; 2]> {
     let step = &steps[at];
@@ -106,7 +112,7 @@ fn behind(
     if !step.ops.iter().all(all) {
         return found;
     }
-    for p in (at.saturating_sub(NEAR)..at).rev() {
+    for p in (at.saturating_sub(NEAR).max(start)..at).rev() {
         let Some(product) = Product::of(g, &steps[p]) else {
             continue;
         };
@@ -173,8 +179,8 @@ fn is_passed(g: &Graph, step: &Step, product: &Op) -> bool {
     })
 }
 
-/// What the elementwise part of a step reads, if it has products in front: the factors are read until the last of the step's
-/// results is written, and cannot be written over.
+/// What a step's products read, if elementwise code goes on with them: it is read until the last of the step's results is written,
+/// and cannot be written over.
 pub(super) fn factors(g: &Graph, step: &Step) -> Option<SmallVec<[Root; 4]>> {
     let ops = || step.ops.iter().map(|&i| &g.ops[i as usize]);
     let products = ops().filter(|op| matches!(kind(op), Some(OpKind::Gemm { .. })));
@@ -254,7 +260,7 @@ mod tests {
         }
 
         fn joined(mut self) -> Vec<SmallVec<[u32; 2]>> {
-            join(&self.g, &mut self.steps, |_, _| true);
+            join(&self.g, &mut self.steps, 0, |_, _| true);
             self.steps.into_iter().map(|s| s.ops).collect()
         }
     }
@@ -275,7 +281,7 @@ mod tests {
         // And none where parameters come and go between.
         let mut case = Case::new();
         case.gate();
-        join(&case.g, &mut case.steps, |_, _| false);
+        join(&case.g, &mut case.steps, 0, |_, _| false);
         assert_eq!(case.steps.len(), 3);
     }
 

@@ -208,19 +208,25 @@ struct Fusion {
 
 impl Fusion {
     fn new(m: &ModelGraph, compile: &Compile, is_unit: &dyn Fn(ModuleId) -> bool) -> Self {
-        let mut units: Vec<u32> = Vec::new();
-        for (i, module) in m.modules().iter().enumerate() {
-            let own = i as u32;
-            units.push(match module.parent {
-                Some(p) if !is_unit(ModuleId(own)) => units[p.index()],
-                _ => own,
-            });
-        }
+        let units = || nearest_units(m.modules(), is_unit);
         Self {
             mixed: compile.mix_order_reductions,
-            units: compile.fused_products.then_some(units),
+            units: compile.fused_products.then(units),
         }
     }
+}
+
+/// For each module itself, if it is a unit or the outermost, else the nearest around it that is.
+fn nearest_units(modules: &[Module], is_unit: &dyn Fn(ModuleId) -> bool) -> Vec<u32> {
+    let mut out: Vec<u32> = Vec::with_capacity(modules.len());
+    for (i, module) in modules.iter().enumerate() {
+        let own = i as u32;
+        out.push(match module.parent {
+            Some(p) if !is_unit(ModuleId(own)) => out[p.index()],
+            _ => own,
+        });
+    }
+    out
 }
 
 /// Eager ops one by one, regions through fusion.
@@ -241,20 +247,19 @@ fn steps(m: &ModelGraph, o: &Orders, order: &[u32], fusion: &Fusion) -> Vec<Step
             .count();
         let ops = &order[at..at + len];
         let section = o.section[ops[0] as usize];
-        let mut kernels = Vec::with_capacity(len);
+        let first = out.len();
         fuse::fuse(m, ops, fusion.mixed, |ops, module| {
-            kernels.push(Step {
+            out.push(Step {
                 ops,
                 module,
                 region,
                 section,
-            });
+            })
         });
         if let Some(units) = &fusion.units {
             let unit = |s: &Step| units[s.module.index()];
-            products::join(g, &mut kernels, |a, b| unit(a) == unit(b));
+            products::join(g, &mut out, first, |a, b| unit(a) == unit(b));
         }
-        out.append(&mut kernels);
         at += len;
     }
     out

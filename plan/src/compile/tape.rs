@@ -270,6 +270,16 @@ pub struct BodyOp {
     pub outputs: SmallVec<[Slot; 2]>,
 }
 
+impl BodyOp {
+    /// The matrix products in front of a body's other operations, and these; `None` unless it has both.
+    #[must_use]
+    pub fn going_on(body: &[Self]) -> Option<(&[Self], &[Self])> {
+        let is_product = |op: &&Self| matches!(op.op, OpKind::Gemm { .. });
+        let (products, rest) = body.split_at(body.iter().take_while(is_product).count());
+        (!products.is_empty() && !rest.is_empty()).then_some((products, rest))
+    }
+}
+
 /// A value inside a kernel's body. All reads of a launch are taken before its writes (an operand may be both).
 #[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize)]
 pub struct Slot {

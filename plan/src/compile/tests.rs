@@ -73,6 +73,26 @@ fn parameter_counts_are_the_published_ones() {
     assert_eq!(count(&small), 1_235_814_400);
 }
 
+/// Launches: the kernel, what it reads and what it writes.
+fn performed<'t>(
+    t: &'t Tape,
+    ops: &'t [TapeOp],
+) -> impl Iterator<Item = (&'t Kernel, &'t [Operand], &'t [Operand])> {
+    ops.iter().filter_map(|op| match *op {
+        TapeOp::Launch {
+            kernel,
+            reads,
+            writes,
+            end,
+        } => Some((
+            &t.kernels[kernel.index()],
+            &t.operands[reads as usize..writes as usize],
+            &t.operands[writes as usize..end as usize],
+        )),
+        _ => None,
+    })
+}
+
 /// Launches by kernel name.
 fn launches(t: &Tape, ops: &[TapeOp]) -> BTreeMap<String, usize> {
     let mut out = BTreeMap::new();

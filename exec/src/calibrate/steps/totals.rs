@@ -1,7 +1,7 @@
 //! What steps showed, by what kernels are.
 
 use crate::calibrate::Trial;
-use shardlab_plan::program::{Kernel, KernelClass};
+use shardlab_plan::program::{BodyOp, Kernel, KernelClass};
 use shardlab_plan::units::{Bytes, DType};
 use std::collections::BTreeMap;
 
@@ -153,7 +153,7 @@ impl Row {
         let dtype = kernel.dtype;
         Some(match kernel.class {
             // Tables of products say nothing of kernels that go on.
-            KernelClass::Gemm { .. } if kernel.body.len() > 1 => return None,
+            KernelClass::Gemm { .. } if BodyOp::going_on(&kernel.body).is_some() => return None,
             KernelClass::Gemm { m, n, k, batch: 1 } => Self::Gemm(dtype, [m, n, k]),
             KernelClass::Gemm { .. } => return None,
             KernelClass::Conv { m, n, k } => Self::Conv(dtype, [m, n, k]),

@@ -76,8 +76,8 @@ pub(crate) enum Param {
     Fault,
     /// The kernel's number, for that word.
     Kernel,
-    /// How tensor copies address an operand: one of [`Entry::maps`], 128 bytes by value.
-    Map(u8),
+    /// How tensor copies address an operand: 128 bytes by value.
+    Map(product::Map),
 }
 
 /// Words for finding the last block of a launch: what is left beside the word for faults.
@@ -96,8 +96,6 @@ pub(crate) struct Entry {
     pub(crate) shared: u32,
     /// Arguments.
     pub(crate) params: Vec<Param>,
-    /// Matrices that tensor copies take.
-    pub(crate) maps: Vec<product::Map>,
 }
 
 /// A generated source and how it is run: its entries one after another.
@@ -140,8 +138,10 @@ impl Refusal {
 pub(crate) fn generate(req: &Request<'_>) -> Result<Module, Refusal> {
     let mut module = match req.body {
         [only] => alone(req, only)?,
-        _ if product::applies(req) => product::generate(req)?,
-        _ => fused(req)?,
+        body => match BodyOp::going_on(body) {
+            Some((products, rest)) => product::generate(req, products, rest)?,
+            None => fused(req)?,
+        },
     };
     module.source = format!("{PREAMBLE}\n{}", module.source);
     Ok(module)

@@ -1,6 +1,6 @@
 //! Matrix products as cuBLASLt sees them: column-major, so that everything is transposed.
 
-use super::codegen::{Refusal, Request};
+use super::codegen::{Arg, Refusal, Request};
 use crate::kernels::view::{self, Dim};
 use shardlab_plan::model::OpKind;
 use shardlab_plan::program::{BodyOp, Place, Slot};
@@ -88,27 +88,7 @@ fn stored(slot: &Slot) -> Result<Stored, Refusal> {
     }
 }
 
-/// Reads a product off a body of several operations, whose result may stay in the kernel.
-pub(super) fn factors(req: &Request<'_>, op: &BodyOp) -> Result<(Product, Operands), Refusal> {
-    let mut op = op.clone();
-    let mut writes = req.writes.to_vec();
-    for slot in &mut op.outputs {
-        if let Place::Register(_) = slot.place {
-            slot.place = Place::Write(writes.len() as u8);
-            writes.push(super::codegen::Arg {
-                dtype: slot.dtype,
-                align: 16,
-            });
-        }
-    }
-    let req = Request {
-        writes: &writes,
-        ..*req
-    };
-    product(&req, &op)
-}
-
-/// Reads a product off a body.
+/// Reads a product off a body, of which it may be a part whose result stays in the kernel.
 pub(super) fn product(req: &Request<'_>, op: &BodyOp) -> Result<(Product, Operands), Refusal> {
     let OpKind::Gemm {
         ta,
@@ -163,7 +143,13 @@ pub(super) fn product(req: &Request<'_>, op: &BodyOp) -> Result<(Product, Operan
         }
         Ok(s.pitch)
     };
-    let arg = |s: &Slot| req.arg(s.place);
+    let arg = |s: &Slot| match s.place {
+        Place::Register(_) => Ok(Arg {
+            dtype: s.dtype,
+            align: 16,
+        }),
+        place => req.arg(place),
+    };
     let (fa, fb, fc) = (arg(a)?, arg(b)?, arg(c)?);
     if fa.dtype != fb.dtype {
         return Err(Refusal::new(format!(
@@ -175,7 +161,7 @@ pub(super) fn product(req: &Request<'_>, op: &BodyOp) -> Result<(Product, Operan
         return Err(Refusal::new("a product is added to another type"));
     }
     let aligned = |s: &Slot| -> Result<u8, Refusal> {
-        let arg = req.arg(s.place)?;
+        let arg = arg(s)?;
         Ok(super::variant::alignment([
             u64::from(arg.align),
             s.offset * arg.dtype.size(),

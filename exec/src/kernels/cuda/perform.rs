@@ -11,7 +11,7 @@ use super::tensor;
 use super::variant::{self, Variant};
 use crate::operand::RawRange;
 use cudarc::driver::result;
-use cudarc::driver::sys::{CUdeviceptr, CUfunction, CUstream};
+use cudarc::driver::sys::{self, CUdeviceptr, CUfunction, CUstream};
 use shardlab_plan::program::{InstrId, KernelId, Op, Place};
 use shardlab_plan::units::DType;
 use std::ffi::c_void;
@@ -157,6 +157,22 @@ pub(super) unsafe fn launch(
     }
 }
 
+/// What an entry's parameter is given.
+enum Argument {
+    /// 8 bytes; of a 32-bit one the low half.
+    Word(u64),
+    Matrix(sys::CUtensorMap),
+}
+
+impl Argument {
+    fn address(&mut self) -> *mut c_void {
+        match self {
+            Self::Word(word) => (&raw mut *word).cast(),
+            Self::Matrix(matrix) => (&raw mut *matrix).cast(),
+        }
+    }
+}
+
 /// Launches generated entries one after another.
 ///
 /// # Safety
@@ -174,28 +190,20 @@ unsafe fn each(
         Place::Write(i) | Place::Register(i) => writes[usize::from(i)],
     };
     for (entry, f) in entries {
-        let value = |p: &Param| match *p {
-            Param::Read(i) => address(&reads[usize::from(i)]),
-            Param::Write(i) => address(&writes[usize::from(i)]),
-            Param::Scratch(at) => scratch + at,
-            Param::Tickets => k.fault + 8,
-            Param::Fault => k.fault,
-            Param::Kernel => u64::from(kernel.0),
-            Param::Map(_) => 0,
+        let value = |p: &Param| -> Result<Argument, Trouble> {
+            Ok(Argument::Word(match *p {
+                Param::Read(i) => address(&reads[usize::from(i)]),
+                Param::Write(i) => address(&writes[usize::from(i)]),
+                Param::Scratch(at) => scratch + at,
+                Param::Tickets => k.fault + 8,
+                Param::Fault => k.fault,
+                Param::Kernel => u64::from(kernel.0),
+                Param::Map(map) => return Ok(Argument::Matrix(tensor::map(&map, &at(map.place))?)),
+            }))
         };
-        let maps = entry
-            .maps
-            .iter()
-            .map(|map| tensor::map(map, &at(map.place)));
-        let mut maps = maps.collect::<Result<Vec<_>, _>>()?;
-        let mut values: Vec<u64> = entry.params.iter().map(value).collect();
-        let mut params: Vec<*mut c_void> = Vec::with_capacity(values.len());
-        for (p, v) in entry.params.iter().zip(&mut values) {
-            params.push(match *p {
-                Param::Map(i) => (&raw mut maps[usize::from(i)]).cast(),
-                _ => (&raw mut *v).cast(),
-            });
-        }
+        let values = entry.params.iter().map(value);
+        let mut values = values.collect::<Result<Vec<_>, _>>()?;
+        let mut params: Vec<*mut c_void> = values.iter_mut().map(Argument::address).collect();
         // SAFETY: the generator wrote the entry for these parameters; the caller promised the memory. The arguments outlive the
         // call, which copies them.
         unsafe {

@@ -474,18 +474,7 @@ fn rotations_of_merged_projections_work_in_place() {
         for ops in [&t.forward, &t.eval, &t.backward] {
             let mut found = 0;
             let mut from_attention = None;
-            for op in ops {
-                let TapeOp::Launch {
-                    kernel,
-                    reads,
-                    writes,
-                    end,
-                } = *op
-                else {
-                    continue;
-                };
-                let kernel = &t.kernels[kernel.index()];
-                let written = &t.operands[writes as usize..end as usize];
+            for (kernel, read, written) in performed(&t, ops) {
                 if let KernelClass::Attention { backward: true, .. } = kernel.class {
                     let [q, k, v] = [0, 1, 2].map(|i| written[i].source);
                     assert_eq!([q, k], [v, v], "{}", kernel.name);
@@ -495,13 +484,8 @@ fn rotations_of_merged_projections_work_in_place() {
                 if ops.any(|b| matches!(b.op, OpKind::Cat { .. })) {
                     found += 1;
                     assert_eq!(written.len(), 1, "{}", kernel.name);
-                    let same = t.operands[reads as usize..writes as usize].iter();
-                    assert_eq!(
-                        same.filter(|o| **o == written[0]).count(),
-                        1,
-                        "{}",
-                        kernel.name
-                    );
+                    let same = read.iter().filter(|o| **o == written[0]);
+                    assert_eq!(same.count(), 1, "{}", kernel.name);
                     if from_attention.is_some() {
                         assert_eq!(Some(written[0].source), from_attention);
                     }

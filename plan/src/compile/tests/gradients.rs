@@ -239,21 +239,11 @@ fn chunked_loss_leaves_nothing_to_multiply() {
     let t = build(&s);
     let head = |p: ParamId| t.params[p.index()].name.starts_with("output");
     let writers = |ops: &[TapeOp]| {
-        let launches = ops.iter().filter_map(|op| match *op {
-            TapeOp::Launch {
-                kernel,
-                writes,
-                end,
-                ..
-            } => Some((kernel, &t.operands[writes as usize..end as usize])),
-            _ => None,
-        });
-        let head = launches.filter(|(_, w)| {
+        let head = performed(&t, ops).filter(|(_, _, w)| {
             let mut sources = w.iter().map(|o| o.source);
             sources.any(|s| matches!(s, Source::Grad(p) if head(p)))
         });
-        head.map(|(k, _)| t.kernels[k.index()].name.clone())
-            .collect::<Vec<_>>()
+        head.map(|(k, ..)| k.name.clone()).collect::<Vec<_>>()
     };
     // Two chunks: 1024 rows and 176.
     assert_eq!(writers(&t.forward), ["mm", "mm"]);

@@ -1,7 +1,6 @@
 //! Elementwise code behind products.
 
 use super::*;
-use crate::model::OpKind;
 
 /// A llama whose rows are as long as tensor copies want them, in 16 bits.
 fn aligned() -> Scenario {
@@ -17,24 +16,12 @@ fn fused(base: &Scenario) -> Scenario {
     s
 }
 
-/// Kernels that multiply and go on: how many products, how many other operations, and the launch.
-fn going_on<'t>(
-    t: &'t Tape,
-    ops: &'t [TapeOp],
-) -> impl Iterator<Item = (usize, usize, &'t TapeOp)> {
-    let is_product = |op: &&BodyOp| matches!(op.op, OpKind::Gemm { .. });
-    ops.iter().filter_map(move |op| match *op {
-        TapeOp::Launch { kernel, .. } => {
-            let body = &t.kernels[kernel.index()].body;
-            let n = body.iter().filter(is_product).count();
-            (n > 0 && body.len() > n).then_some((n, body.len() - n, op))
-        }
-        _ => None,
-    })
-}
-
+/// Products and other operations of the kernels that have both.
 fn counts(t: &Tape, ops: &[TapeOp]) -> Vec<(usize, usize)> {
-    going_on(t, ops).map(|(n, more, _)| (n, more)).collect()
+    let parts = performed(t, ops).filter_map(|(k, ..)| BodyOp::going_on(&k.body));
+    parts
+        .map(|(products, rest)| (products.len(), rest.len()))
+        .collect()
 }
 
 #[test]
@@ -74,12 +61,11 @@ fn a_gate_and_its_gradient_belong_to_products() {
     assert_eq!(counts(&t, &t.forward), [(2, 2); 3]);
     assert_eq!(counts(&t, &t.eval), [(2, 2); 3]);
     assert_eq!(counts(&t, &t.backward), [(1, 4); 3]);
-    let launches = |ops: &[TapeOp]| {
-        let is_launch = |op: &&TapeOp| matches!(op, TapeOp::Launch { .. });
-        ops.iter().filter(is_launch).count()
-    };
-    assert_eq!(launches(&apart.forward) - launches(&t.forward), 3 * 2);
-    assert_eq!(launches(&apart.backward) - launches(&t.backward), 3);
+    let launches = |t: &Tape, ops: &[TapeOp]| performed(t, ops).count();
+    let fewer =
+        |before: &[TapeOp], after: &[TapeOp]| launches(&apart, before) - launches(&t, after);
+    assert_eq!(fewer(&apart.forward, &t.forward), 3 * 2);
+    assert_eq!(fewer(&apart.backward, &t.backward), 3);
     // What a gate, rows of 32 in 16 bits, takes: three fewer times.
     let rows = base.train.micro_batch * base.train.seq_len;
     let made = |t: &Tape, ops: &[TapeOp]| {
@@ -95,26 +81,18 @@ fn a_gate_and_its_gradient_belong_to_products() {
     // In validation the factors of the gate do not reach memory either.
     assert_eq!(made(&t, &t.eval), 3);
     // Arithmetic is what it was, and so is the shape of a product beside another one.
-    let flops = |t: &Tape, ops: &[TapeOp]| -> u64 {
-        let of = |op: &TapeOp| match op {
-            TapeOp::Launch { kernel, .. } => t.kernels[kernel.index()].flops.0,
-            _ => 0,
-        };
-        ops.iter().map(of).sum()
-    };
+    let flops =
+        |t: &Tape, ops: &[TapeOp]| -> u64 { performed(t, ops).map(|(k, ..)| k.flops.0).sum() };
     assert_eq!(flops(&t, &t.forward), flops(&apart, &apart.forward));
     assert_eq!(flops(&t, &t.backward), flops(&apart, &apart.backward));
-    let classes = going_on(&t, &t.forward).map(|(_, _, op)| match op {
-        TapeOp::Launch { kernel, .. } => t.kernels[kernel.index()].class,
-        _ => unreachable!("only launches go on"),
-    });
     let wide = KernelClass::Gemm {
         m: rows,
         n: 64,
         k: 16,
         batch: 1,
     };
-    assert!(classes.into_iter().all(|c| c == wide));
+    let mut both = performed(&t, &t.forward).filter(|(k, ..)| BodyOp::going_on(&k.body).is_some());
+    assert!(both.all(|(k, ..)| k.class == wide));
 }
 
 /// The kernel reads its factors until its last tile: no result may take their memory, while the gate's gradients lie where the gate's
@@ -131,21 +109,13 @@ fn results_take_over_what_code_reads_and_never_a_factor() {
             let t = build(&s);
             let mut taken = 0;
             for ops in [&t.forward, &t.backward, &t.eval] {
-                for (products, _, op) in going_on(&t, ops) {
-                    let TapeOp::Launch {
-                        kernel,
-                        reads,
-                        writes,
-                        end,
-                    } = *op
-                    else {
+                for (kernel, reads, writes) in performed(&t, ops) {
+                    let Some((products, _)) = BodyOp::going_on(&kernel.body) else {
                         continue;
                     };
-                    let reads = &t.operands[reads as usize..writes as usize];
-                    let writes = &t.operands[writes as usize..end as usize];
                     let over = |r: &Operand| writes.iter().any(|w| w.source == r.source);
                     taken += reads.iter().filter(|r| over(r)).count();
-                    for op in &t.kernels[kernel.index()].body[..products] {
+                    for op in products {
                         for slot in &op.inputs {
                             let Place::Read(r) = slot.place else {
                                 panic!("a factor comes from {:?}", slot.place)

@@ -92,7 +92,6 @@ impl Geometry {
             block: THREADS,
             shared: shared(self.tile, self.d, rows) as u32,
             params,
-            maps: Vec::new(),
         })
     }
 }

@@ -199,7 +199,6 @@ fn columns(req: &Request<'_>, op: &BodyOp, lanes: usize) -> Result<Module, Refus
         block: threads as u32,
         shared: 0,
         params,
-        maps: Vec::new(),
     };
     let tiles = blocks(cols, tile)?;
     let mut entries = vec![entry("k0", [tiles, chunks as u32, 1], params)];
@@ -265,7 +264,6 @@ fn channels(req: &Request<'_>, op: &BodyOp) -> Result<Module, Refusal> {
             block: 256,
             shared: 0,
             params,
-            maps: Vec::new(),
         }],
         scratch: 0,
     })
@@ -313,7 +311,6 @@ fn everything(req: &Request<'_>, op: &BodyOp) -> Result<Module, Refusal> {
         block: 256,
         shared: 0,
         params,
-        maps: Vec::new(),
     };
     Ok(Module {
         source,

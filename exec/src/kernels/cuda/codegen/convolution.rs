@@ -97,7 +97,6 @@ fn module(req: &Request<'_>, source: String, grid: u32, block: u32) -> Module {
             block,
             shared: 0,
             params,
-            maps: Vec::new(),
         }],
         scratch: 0,
     }

@@ -471,12 +471,7 @@ impl<'a> Gen<'a> {
         let var = if each { Var::Each(t) } else { Var::Same(t) };
         // Parts were rounded to what their slots hold; the concatenation may be coarser.
         let ty = self.rounding(out)?;
-        if ty != DType::F32 {
-            match &var {
-                Var::Each(t) => self.line(format!("round_all<{}, {lanes}>({t});", ctype(ty))),
-                Var::Same(t) => self.line(format!("{t} = rounded<{}>({t});", ctype(ty))),
-            }
-        }
+        self.round(&var, ty);
         if let (Var::Each(t), Some(held)) = (&var, &mut self.held) {
             let name = format!("held{}", held.len());
             let line =

@@ -140,7 +140,6 @@ pub(super) fn guard(req: &Request<'_>, mut module: Module) -> Module {
                     block: 256,
                     shared: 0,
                     params: vec![Param::Read(r), Param::Scratch(at)],
-                    maps: Vec::new(),
                 },
             );
         }

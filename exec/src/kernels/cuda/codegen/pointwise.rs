@@ -134,7 +134,6 @@ pub(super) fn generate(req: &Request<'_>, lanes: usize) -> Result<Module, Refusa
             block: THREADS as u32,
             shared: 0,
             params,
-            maps: Vec::new(),
         });
     }
     Ok(module)
@@ -308,7 +307,6 @@ fn integers(req: &Request<'_>) -> Result<Option<Module>, Refusal> {
                 block: THREADS as u32,
                 shared: 0,
                 params,
-                maps: Vec::new(),
             }]
         },
         scratch: 0,

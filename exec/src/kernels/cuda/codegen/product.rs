@@ -39,23 +39,20 @@ pub(crate) struct Map {
     pub(crate) part: [u32; 2],
 }
 
-/// Whether a body is a product, or two, with elementwise code behind.
-pub(super) fn applies(req: &Request<'_>) -> bool {
-    matches!(req.body, [first, _, ..] if matches!(first.op, OpKind::Gemm { .. }))
-}
-
-/// Generates the kernel of such a body.
-pub(super) fn generate(req: &Request<'_>) -> Result<Module, Refusal> {
+/// Generates the kernel of a body that is products and the elementwise code behind them.
+pub(super) fn generate(
+    req: &Request<'_>,
+    products: &[BodyOp],
+    rest: &[BodyOp],
+) -> Result<Module, Refusal> {
     if !req.target.has_wgmma() {
         return Err(Refusal::new(format!(
             "products that go on with elementwise code are for sm_90a, not {}; set compile.fused_products to false",
             req.target
         )));
     }
-    let is_product = |op: &&BodyOp| matches!(op.op, OpKind::Gemm { .. });
-    let count = req.body.iter().take_while(is_product).count();
-    let products = &req.body[..count];
-    if count > 2 || req.body[count..].iter().any(|op| is_product(&op)) {
+    let count = products.len();
+    if count > 2 || rest.iter().any(|op| matches!(op.op, OpKind::Gemm { .. })) {
         return Err(Refusal::new("more products than tiles have room for"));
     }
     let (m, n, k, maps) = factors(req, products)?;
@@ -103,8 +100,8 @@ pub(super) fn generate(req: &Request<'_>) -> Result<Module, Refusal> {
     let take: String = kept.iter().map(Cached::taken).collect();
 
     let (mut params, mut declared) = req.operands();
-    for (i, name) in ["a", "b0", "b1"].into_iter().take(maps.len()).enumerate() {
-        params.push(Param::Map(i as u8));
+    for (map, name) in maps.into_iter().zip(["a", "b0", "b1"]) {
+        params.push(Param::Map(map));
         declared.push(format!("const __grid_constant__ Map {name}"));
     }
     params.push(Param::Tickets);
@@ -130,7 +127,6 @@ pub(super) fn generate(req: &Request<'_>) -> Result<Module, Refusal> {
             block: 384,
             shared: SHARED,
             params,
-            maps,
         }],
         scratch: 0,
     })
@@ -141,7 +137,7 @@ fn factors(req: &Request<'_>, products: &[BodyOp]) -> Result<(u64, u64, u64, Vec
     let mut maps: Vec<Map> = Vec::new();
     let mut size = None;
     for op in products {
-        let (p, o) = gemm::factors(req, op)?;
+        let (p, o) = gemm::product(req, op)?;
         let plain = !p.ta && p.factors == p.result && p.factors.size() == 2 && p.bias.is_none();
         let widths = [p.k, if p.tb { p.k } else { p.n }];
         let dense = p.pitch[0] == widths[0] && p.pitch[1] == widths[1];

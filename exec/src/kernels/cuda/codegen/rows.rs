@@ -276,7 +276,6 @@ fn build(req: &Request<'_>, mut shape: Shape, columns: bool) -> Result<Option<Mo
             block: block as u32,
             shared: 0,
             params: params.0,
-            maps: Vec::new(),
         });
     }
     let mut scratch = taken;
@@ -405,7 +404,6 @@ fn mean(req: &Request<'_>, op: &BodyOp, n: usize, rows: usize) -> Result<(String
         block: 1024,
         shared: 0,
         params,
-        maps: Vec::new(),
     };
     Ok((source, entry))
 }

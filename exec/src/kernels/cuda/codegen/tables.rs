@@ -63,7 +63,6 @@ pub(super) fn entry(name: &str, grid: [u32; 3], block: u32, params: &[Param]) ->
         block,
         shared: 0,
         params: params.to_vec(),
-        maps: Vec::new(),
     }
 }
 

@@ -247,7 +247,6 @@ impl<'a> Mixed<'a> {
             block: threads as u32,
             shared: 0,
             params,
-            maps: Vec::new(),
         };
         Ok((source, entry))
     }
