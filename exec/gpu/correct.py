@@ -182,6 +182,7 @@ def modes():
     killed()
     stopped()
     hung()
+    absent()
     no_room()
 
 
@@ -213,6 +214,22 @@ def hung():
                     ok, err = False, err + "\nrank 1 is not named as the one that stands behind"
                 how = ", by the last resort" if "in good order" in err else ""
                 row("modes", f"{what} of rank 1, {name}, {title}", ok, f"status {code} after {s:.1f} s{how}: {last_line(err)[:110]}")
+
+
+def absent():
+    """A rank that never comes to where ranks join: NCCL would wait for it for ever. The others, among them the one that leaves the
+    communicator's identity for all, end the run after ten times the timeout."""
+    if gpus() < 2:
+        return
+    before = on_gpus()
+    for title, mode in MODES:
+        for who in (1, 0):
+            code, _, err, s = train("small-native", "--steps", 2, "--timeout", 1, "--fault", f"{who}:absent", mode, sets=fit(gpus()), timeout=60)
+            time.sleep(1)
+            ok = code == 3 and (1 if CPU else 10) <= s < 40 and on_gpus() <= before
+            if not CPU and who and "NCCL has not joined" not in err:
+                ok, err = False, err + "\nnobody says that NCCL waits"
+            row("modes", f"rank {who} never comes, {title}", ok, f"status {code} after {s:.1f} s: {last_line(err)[:110]}")
 
 
 def no_room():
@@ -302,6 +319,7 @@ def sanitize():
     (our own attention, on more than one tile)."""
     tool = shutil.which("compute-sanitizer") or "/usr/local/cuda/bin/compute-sanitizer"
     cases = [("small-native", "small-native", []), ("small-pointwise", "small-pointwise", ["model.vocab=8192"]),
+             ("small-fused", "small-fused", []),
              ("small-native-f32", "small-native", ['precision.compute="f32"', "train.seq_len=96", "model.max_seq_len=96"])]
 
     def case(title, scenario, sets, kind):

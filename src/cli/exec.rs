@@ -109,7 +109,7 @@ pub(super) struct Args {
     /// Plant a known fault, as `gate --plant` does
     #[arg(long, value_enum, value_name = "FAULT", hide = true)]
     plant: Option<Plant>,
-    /// Let a rank fail at the second step's first collective: RANK:KIND
+    /// Let a rank fail at the second step's first collective, or never come: RANK:KIND
     #[arg(long, value_name = "FAULT", value_parser = fault::fault, hide = true)]
     fault: Option<FaultAt>,
 }

@@ -202,6 +202,13 @@ impl Abort {
         self.flag.load(Ordering::SeqCst)
     }
 
+    /// For a rank that is to go missing: returns once somebody failed.
+    pub(crate) fn idle_until_aborted(&self) {
+        while !self.aborted() {
+            std::thread::sleep(Duration::from_millis(1));
+        }
+    }
+
     /// Failures so far, the first one first.
     #[must_use]
     pub fn failures(&self) -> Vec<Failure> {

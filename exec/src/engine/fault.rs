@@ -11,6 +11,8 @@ pub enum FaultKind {
     Error,
     /// Its host thread goes on no more: the others must notice.
     Stall,
+    /// It never joins the others: on GPUs it stays away from NCCL's start, whatever the instruction, elsewhere it goes missing at it.
+    Absent,
     /// The stream's worker panics: in a collective, after its arrival.
     DevicePanic,
 }

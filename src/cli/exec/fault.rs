@@ -5,7 +5,7 @@ use shardlab_exec::engine::{Fault, FaultKind};
 use shardlab_plan::Program;
 use shardlab_plan::program::{InstrId, Op, SectionKind};
 
-/// `RANK:KIND`: what a rank does at the first collective of the second step.
+/// `RANK:KIND`: what a rank does at the first collective of the second step, or of all where it is absent.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct FaultAt {
     rank: u32,
@@ -14,7 +14,8 @@ pub(super) struct FaultAt {
 
 /// Reads [`FaultAt`].
 pub(super) fn fault(text: &str) -> Result<FaultAt, String> {
-    let wanted = "RANK:KIND is expected, the kind one of panic, error, stall and collective";
+    let wanted =
+        "RANK:KIND is expected, the kind one of panic, error, stall, absent and collective";
     let (rank, kind) = text.split_once(':').ok_or(wanted)?;
     Ok(FaultAt {
         rank: rank.parse().map_err(|_| wanted)?,
@@ -22,6 +23,7 @@ pub(super) fn fault(text: &str) -> Result<FaultAt, String> {
             "panic" => FaultKind::Panic,
             "error" => FaultKind::Error,
             "stall" => FaultKind::Stall,
+            "absent" => FaultKind::Absent,
             "collective" => FaultKind::DevicePanic,
             _ => return Err(wanted.to_owned()),
         },
@@ -45,9 +47,13 @@ impl FaultAt {
             let op = &program.instrs[*i as usize].op;
             matches!(op, Op::Collective { .. })
         };
+        let section = match self.kind {
+            FaultKind::Absent => SectionKind::First,
+            _ => SectionKind::Steady,
+        };
         let instr = program
-            .section(SectionKind::Steady)
-            .and_then(|steady| steady.instrs.clone().find(is_collective))
+            .section(section)
+            .and_then(|section| section.instrs.clone().find(is_collective))
             .ok_or_else(|| {
                 Failure::bad_input(
                     "--fault: a collective is expected for it to happen at, the program has none",

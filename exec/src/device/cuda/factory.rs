@@ -17,7 +17,7 @@ use super::{CudaDevice, SUMS_AT};
 use crate::device::cpu::Delays;
 use crate::device::muster::{Muster, Place};
 use crate::device::{DeviceFactory, Failure, FailureKind, Setup};
-use crate::engine::FaultKind;
+use crate::engine::{Fault, FaultKind};
 use crate::kernels::cuda::Agree;
 use cudarc::driver::sys;
 use shardlab_plan::program::{InstrId, Op};
@@ -115,6 +115,11 @@ impl CudaFactory {
         let records = self.records(setup)?;
         // Whoever joins a communicator is there until all have joined.
         if !ready.come() {
+            return Ok(None);
+        }
+        let absent = |f: Fault| f.kind == FaultKind::Absent && f.rank == rank;
+        if options.fault.is_some_and(absent) {
+            setup.abort.idle_until_aborted();
             return Ok(None);
         }
         let collectives = self.collectives(setup, rank, &context)?;

@@ -92,10 +92,8 @@ impl<D: Device> Rank<D> {
             FaultKind::Error => {
                 Err(self.fail(FailureKind::Injected, id, "an injected error".to_owned()))
             }
-            FaultKind::Stall => {
-                while !self.abort.aborted() {
-                    std::thread::sleep(std::time::Duration::from_millis(1));
-                }
+            FaultKind::Stall | FaultKind::Absent => {
+                self.abort.idle_until_aborted();
                 Err(Stop::Aborted)
             }
             FaultKind::DevicePanic => Ok(()),

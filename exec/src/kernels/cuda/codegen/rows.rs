@@ -60,14 +60,46 @@ struct Shape {
     kept: bool,
 }
 
+/// What a body's operations ask of the threads that share a row.
+#[derive(Clone, Copy)]
+struct Sharing {
+    /// Rows that leave threads of a warp without work may be taken several by a warp: nothing waits for whole warps.
+    parts: bool,
+    /// Each thread has one vector of either half of such a row, where that makes two.
+    halves: bool,
+    /// Threads hold their columns' sums beside their part of the row.
+    sums: bool,
+}
+
+impl Sharing {
+    fn of(req: &Request<'_>) -> Self {
+        let has = |wanted: fn(OpKind) -> bool| req.body.iter().any(|op| wanted(op.op));
+        let sums = has(|op| op.sums_rows());
+        Self {
+            // Losses wait for whole warps.
+            parts: !has(|op| op == OpKind::NllLoss),
+            // A rotation makes elements of both halves from the same ones of both halves. Where rows are added up besides, a block
+            // takes many of them one after another, so that fewer threads a row are enough.
+            halves: sums && has(|op| matches!(op, OpKind::Cat { .. })),
+            sums,
+        }
+    }
+}
+
 impl Shape {
-    /// With `parts`, rows that leave threads of a warp without work are taken several by a warp; with `halves` each thread has one
-    /// vector of either half of such a row, where that makes two.
-    fn new(domain: Domain, lanes: usize, kept: bool, parts: bool, halves: bool) -> Self {
+    fn new(domain: Domain, lanes: usize, kept: bool, sharing: Sharing) -> Self {
+        let Sharing {
+            parts,
+            halves,
+            sums,
+        } = sharing;
         let vectors = domain.cols.div_ceil(lanes);
         let threads = match vectors {
             2..=16 if parts && halves && vectors.is_power_of_two() => vectors / 2,
             0..=16 if parts => vectors.next_power_of_two(),
+            128 if kept => 64,
+            // More than two vectors and their sums are more than a thread's registers.
+            n @ 65..=128 if kept && sums => n.next_multiple_of(32),
             0..=128 => 32,
             n if kept => (n / 2).next_multiple_of(32).min(1024),
             _ => 1024,
@@ -145,14 +177,9 @@ pub(super) fn generate(req: &Request<'_>, lanes: usize) -> Result<Module, Refusa
     if !cols.is_multiple_of(lanes) {
         return Err(Refusal::lanes());
     }
-    // Losses wait for whole warps.
-    let parts = req.body.iter().all(|op| op.op != OpKind::NllLoss);
-    // A rotation makes elements of both halves from the same ones of both halves. Where rows are added up besides, a block takes many
-    // of them one after another, so that fewer threads a row are enough.
-    let has = |wanted: fn(OpKind) -> bool| req.body.iter().any(|op| wanted(op.op));
-    let halves = has(|op| matches!(op, OpKind::Cat { .. })) && has(|op| op.sums_rows());
+    let sharing = Sharing::of(req);
     for (kept, columns) in [(true, true), (true, false), (false, false)] {
-        let shape = Shape::new(domain, lanes, kept, parts, halves);
+        let shape = Shape::new(domain, lanes, kept, sharing);
         if let Some(module) = build(req, shape, columns)? {
             return Ok(module);
         }

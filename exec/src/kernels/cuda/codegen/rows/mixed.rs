@@ -27,24 +27,19 @@ fn resident(shape: &Shape) -> usize {
     (RESIDENT / (shape.threads * shape.rows)).max(1)
 }
 
-/// Rows that a block takes at a time.
+/// Rows that a block takes at a time: as many as it can without leaving multiprocessors idle.
 fn together(shape: &Shape) -> usize {
-    let most = BLOCK / shape.threads;
-    match shape.threads {
-        // A row of a whole warp leaves no registers for fewer, larger blocks.
-        32 => shape.rows,
-        // As large as they can be without leaving multiprocessors idle.
-        0..32 => {
-            let blocks = |rows: usize| shape.domain.rows.div_ceil(ROWS * rows);
-            let halves = std::iter::successors(Some(most), |rows| Some(rows / 2));
-            halves
-                .take_while(|&rows| rows >= shape.rows)
-                .find(|&rows| blocks(rows) >= MULTIPROCESSORS)
-                .unwrap_or(shape.rows)
-        }
-        // They meet by barriers of their own, of which there are a few.
-        _ => most.clamp(1, 8),
-    }
+    let most = match shape.threads {
+        0..32 => BLOCK / shape.threads,
+        // Rows of several warps meet by barriers of their own, of which there are a few; of one warp, larger blocks are slower.
+        _ => (BLOCK / shape.threads).clamp(1, 8),
+    };
+    let blocks = |rows: usize| shape.domain.rows.div_ceil(ROWS * rows);
+    let halves = std::iter::successors(Some(most), |rows| Some(rows / 2));
+    halves
+        .take_while(|&rows| rows >= shape.rows)
+        .find(|&rows| blocks(rows) >= MULTIPROCESSORS)
+        .unwrap_or(shape.rows)
 }
 
 /// The sums of a kernel.
@@ -254,13 +249,19 @@ impl<'a> Mixed<'a> {
 
 #[cfg(test)]
 mod tests {
+    use super::super::Sharing;
     use super::*;
     use crate::kernels::cuda::codegen::index::Domain;
 
     #[test]
     fn short_rows_share_blocks_as_long_as_all_multiprocessors_have_one() {
         let rows = |rows, cols, halves| {
-            let shape = Shape::new(Domain { rows, cols }, 8, true, true, halves);
+            let sharing = Sharing {
+                parts: true,
+                halves,
+                sums: true,
+            };
+            let shape = Shape::new(Domain { rows, cols }, 8, true, sharing);
             (shape.threads, together(&shape))
         };
         // 16 heads of 8,192 tokens, eight heads of as many, of half of them, and of a few: 132 blocks of four times so many rows.
@@ -269,9 +270,16 @@ mod tests {
         assert_eq!(rows(32_768, 128, true), (8, 48));
         assert_eq!(rows(192, 128, true), (8, 16));
         assert_eq!(rows(131_072, 128, false), (16, 48));
-        // A warp each, and more than one.
-        assert_eq!(rows(8192, 1024, false), (32, 4));
+        // A warp each, and more than one: two vectors a thread or fewer.
+        assert_eq!(rows(8192, 512, false), (32, 8));
+        assert_eq!(rows(8192, 640, false), (96, 8));
+        assert_eq!(rows(8192, 768, false), (96, 8));
+        assert_eq!(rows(8192, 1024, false), (64, 8));
         assert_eq!(rows(8192, 2048, false), (128, 6));
+        // Few of them.
+        assert_eq!(rows(2048, 1024, false), (64, 2));
+        assert_eq!(rows(128, 1024, false), (64, 1));
+        assert_eq!(rows(128, 512, false), (32, 4));
         // Whole warps, whose shares meet two by two.
         for n in [192, 4096, 32_768, 131_072] {
             let (threads, together) = rows(n, 128, true);
