@@ -152,7 +152,7 @@ def on_gpus():
 
 
 def modes():
-    """Ways to run ranks: the same bits; times both ways; a rank that dies or hangs ends all."""
+    """Ways to run ranks: the same bits; times both ways; a rank that dies ends all, and one that was stopped goes on."""
     same_as("modes", {
         "a process a rank, again": ([], []),
         "ranks as threads": ([], ["--one-process"]),
@@ -181,9 +181,14 @@ def modes():
         row("modes", "started by torchrun", code == 0 and '"losses"' in out, f"{s:.1f} s" if code == 0 else last_line(err))
     killed()
     stopped()
-    hung()
-    absent()
-    no_room()
+
+
+def hangs():
+    """A rank that goes on no more, never comes, or has no memory ends all."""
+    if gpus() > 1:
+        hung()
+        absent()
+        no_room()
 
 
 # Collectives of a communicator that is aborted: kernels, copy engines, and either as part of graphs.
@@ -197,8 +202,6 @@ MODES = (("processes", "--processes"), ("threads", "--one-process"))[:1 if SHARE
 def hung():
     """Rank 1 does not go on: its host, or its part in a collective. The others notice within the timeout, as processes and as threads, and
     the run ends by itself, whatever the collectives are made of."""
-    if gpus() < 2:
-        return
     before = on_gpus()
     patience = 5
     for title, mode in MODES:
@@ -213,14 +216,12 @@ def hung():
                 if what == "stall" and "the last one first: rank 1 at instruction" not in err:
                     ok, err = False, err + "\nrank 1 is not named as the one that stands behind"
                 how = ", by the last resort" if "in good order" in err else ""
-                row("modes", f"{what} of rank 1, {name}, {title}", ok, f"status {code} after {s:.1f} s{how}: {last_line(err)[:110]}")
+                row("hangs", f"{what} of rank 1, {name}, {title}", ok, f"status {code} after {s:.1f} s{how}: {last_line(err)[:110]}")
 
 
 def absent():
     """A rank that never comes to where ranks join: NCCL would wait for it for ever. The others, among them the one that leaves the
     communicator's identity for all, end the run after ten times the timeout."""
-    if gpus() < 2:
-        return
     before = on_gpus()
     for title, mode in MODES:
         for who in (1, 0):
@@ -229,12 +230,12 @@ def absent():
             ok = code == 3 and (1 if CPU else 10) <= s < 40 and on_gpus() <= before
             if not CPU and who and "NCCL has not joined" not in err:
                 ok, err = False, err + "\nnobody says that NCCL waits"
-            row("modes", f"rank {who} never comes, {title}", ok, f"status {code} after {s:.1f} s: {last_line(err)[:110]}")
+            row("hangs", f"rank {who} never comes, {title}", ok, f"status {code} after {s:.1f} s: {last_line(err)[:110]}")
 
 
 def no_room():
     """Ranks whose memory does not fit, all of them, end with the cause; none waits for another where memory is made known to NCCL."""
-    if gpus() < 2 or CPU:
+    if CPU:
         return
     before = on_gpus()
     # Weights and optimizer state of some hundred GB a GPU.
@@ -242,7 +243,7 @@ def no_room():
     for title, mode in MODES:
         code, _, err, s = train("small-engines", "--steps", 2, mode, sets=sets, timeout=60)
         time.sleep(1)
-        row("modes", f"no memory, {title}", code in (2, 3) and on_gpus() <= before, f"status {code} after {s:.1f} s: {last_line(err)[:110]}")
+        row("hangs", f"no memory, {title}", code in (2, 3) and on_gpus() <= before, f"status {code} after {s:.1f} s: {last_line(err)[:110]}")
 
 
 def stopped():

@@ -39,6 +39,8 @@ pub enum FailureKind {
     Nan,
     /// The program asks for something impossible.
     Program,
+    /// A rank's device could not be made.
+    NoDevice,
     /// A fault injected by a test.
     Injected,
     /// Another process failed; the message is its own.
@@ -58,6 +60,7 @@ impl FailureKind {
             Self::Alloc => "allocation refused",
             Self::Nan => "NaN",
             Self::Program => "bad program",
+            Self::NoDevice => "no device",
             Self::Injected => "injected fault",
             Self::Remote => "another process",
         }

@@ -222,7 +222,11 @@ impl DeviceFactory for CudaFactory {
                 .zip(local)
                 .map(|(gpu, rank)| {
                     let places = (opened.place(), ready.place());
-                    scope.spawn(move || self.device(setup, rank, gpu, places))
+                    scope.spawn(move || {
+                        let made = self.device(setup, rank, gpu, places);
+                        // Others of this process may be where they wait for this one, and no timeout ends that.
+                        made.inspect_err(|e| setup.abort.fail(no_device(rank, e)))
+                    })
                 })
                 .collect();
             let joined = made.into_iter().map(|t| {
@@ -232,6 +236,18 @@ impl DeviceFactory for CudaFactory {
             joined.collect::<Result<_, String>>()
         })?;
         Ok(made.into_iter().flatten().collect())
+    }
+}
+
+/// A rank whose device could not be made.
+fn no_device(rank: u32, message: &str) -> Failure {
+    Failure {
+        kind: FailureKind::NoDevice,
+        rank,
+        stream: None,
+        instr: None,
+        text: String::new(),
+        message: message.to_owned(),
     }
 }
 

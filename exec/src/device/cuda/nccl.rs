@@ -401,23 +401,33 @@ impl NcclWatch {
     }
 }
 
+/// A communicator's identity, which its first rank makes and leaves for the others.
+fn identity(
+    nccl: &Nccl,
+    peers: &Peers,
+    key: &str,
+    first: u32,
+    mine: bool,
+) -> Result<UniqueId, String> {
+    if mine {
+        let id = nccl.unique_id().map_err(|e| e.to_string())?;
+        let put = peers.put(key, id.as_bytes().to_vec());
+        put.map_err(|e| e.to_string())?;
+        return Ok(id);
+    }
+    let left = peers.get_patiently(key);
+    let bytes = left.map_err(|e| format!("rank {first} leaves no identity: {e}"))?;
+    let bytes = bytes
+        .try_into()
+        .map_err(|b: Vec<u8>| format!("rank {first} left {} bytes for an identity", b.len()))?;
+    Ok(UniqueId::from_bytes(bytes))
+}
+
 impl Member {
     fn join(nccl: &Nccl, join: &Join<'_>, comm: &PlanComm) -> Result<Self, String> {
         let ranks: Vec<u32> = members(comm, join.rank).collect();
         let position = position(comm, join.rank);
         let key = format!("nccl {} {} {}", join.session, comm.name, ranks[0]);
-        let id = if position == 0 {
-            let id = nccl.unique_id().map_err(|e| e.to_string())?;
-            let put = join.peers.put(&key, id.as_bytes().to_vec());
-            put.map_err(|e| e.to_string())?;
-            id
-        } else {
-            let bytes = join.peers.get_patiently(&key).map_err(|e| e.to_string())?;
-            let bytes = bytes.try_into().map_err(|b: Vec<u8>| {
-                format!("rank {} left {} bytes for an identity", ranks[0], b.len())
-            })?;
-            UniqueId::from_bytes(bytes)
-        };
         let copy_engine = comm.copy_engine && join.copy_engines;
         let config = Config {
             comm_name: CString::new(comm.name.as_str()).ok(),
@@ -426,10 +436,12 @@ impl Member {
         };
         let has_not = format!("joined the {} ranks of {}", ranks.len(), comm.name);
         let joined = join.patience.with(&has_not, || {
+            let id = identity(nccl, join.peers, &key, ranks[0], position == 0)?;
             Communicator::init(nccl, &id, ranks.len() as u32, position, config)
+                .map_err(|e| e.to_string())
         });
         Ok(Self {
-            comm: joined.map_err(|e| e.to_string())?,
+            comm: joined?,
             position: position as usize,
             size: ranks.len(),
             copy_engine,
