@@ -3,6 +3,7 @@
 //! - A running collective holds a fixed number of SMs; kernels share the rest. A kernel bound by arithmetic uses all SMs,
 //!   one bound by memory bandwidth is as fast on half of them. Beside arithmetic it takes all it can get: blocks of a matrix product
 //!   need an SM's whole shared memory, so an SM runs one kernel or the other, and what one gains the other loses.
+//! - Of a collective on copy engines SMs copy the rank's own part: for that share of its time it is as a kernel bound by memory.
 //! - Kernels whose joint demand exceeds the memory bandwidth slow down in proportion to how much they depend on it.
 //! - A collective loses a fixed share of its rate while any kernel runs, and more the more bandwidth the kernels use. Those shares are of what its SMs
 //!   carry over NVLink: one across nodes runs at the cards' rate as long as what is left to its SMs is more, and takes from kernels the memory
@@ -52,6 +53,8 @@ pub(crate) struct Pressure {
     filling: u32,
     kernel_bandwidth: u32,
     collective_bandwidth: u32,
+    /// Shares of their time in which collectives on copy engines are as kernels that fill the device and are bound by memory.
+    own_copies: u32,
     nvlink: u32,
     nic: u32,
 }
@@ -155,9 +158,13 @@ impl Rules {
 impl Pressure {
     /// Share of the SMs that kernels would use if they were alone.
     fn sm_demand(&self) -> u32 {
-        let halves = self.kernels + self.arithmetic;
-        let more = if self.arithmetic > 0 { self.filling } else { 0 };
-        (halves + more) * (ONE / 2)
+        let halves = (self.kernels + self.arithmetic) * ONE + self.own_copies;
+        let more = if self.arithmetic > 0 {
+            self.filling * ONE + self.own_copies
+        } else {
+            0
+        };
+        (halves + more) / 2
     }
 
     /// Adds a running task. `idle` collectives hold SMs while they wait for other ranks, but move nothing.
@@ -167,6 +174,7 @@ impl Pressure {
                 self.collectives += u32::from(!task.on_engines);
                 if !idle {
                     self.moves += 1;
+                    self.own_copies += task.own_copy;
                     self.nvlink += task.nvlink;
                     self.nic += task.nic;
                     self.collective_bandwidth += task.bandwidth;
@@ -212,6 +220,7 @@ mod tests {
             comm: 0,
             fills: true,
             on_engines: false,
+            own_copy: 0,
             measured: true,
         }
     }
@@ -323,6 +332,21 @@ mod tests {
             ..task(Load::Collective, ONE / 5, ONE)
         };
         assert_eq!(rates(&[product, engines]), [1.0, 1.0]);
+    }
+
+    /// It is as an update for a third of its time, and the product takes a third longer.
+    #[test]
+    fn a_rank_copies_its_own_part_by_sms() {
+        let engines = Cost {
+            on_engines: true,
+            own_copy: ONE / 3,
+            ..task(Load::Collective, ONE / 5, ONE)
+        };
+        let r = rates(&[task(Load::Compute, 0, 0), engines]);
+        assert!((r[0] - 0.75).abs() < 0.01, "{r:?}");
+        assert_eq!(r[1], 1.0);
+        // It finds room beside a kernel bound by memory.
+        assert_eq!(rates(&[task(Load::Memory, 0, 0), engines]), [1.0, 1.0]);
     }
 
     #[test]

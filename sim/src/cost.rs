@@ -66,6 +66,8 @@ pub(crate) struct Cost {
     pub(crate) fills: bool,
     /// A collective on copy engines: it holds no SMs and waits for none.
     pub(crate) on_engines: bool,
+    /// Of such a collective, the share of its time alone in which SMs copy the rank's own part: engines carry what goes to others.
+    pub(crate) own_copy: u32,
     /// From measured rows.
     pub(crate) measured: bool,
 }
@@ -190,6 +192,7 @@ fn copy_cost(kind: CopyKind, bytes: u64, profile: &Profile) -> Cost {
         comm: 0,
         fills: false,
         on_engines: false,
+        own_copy: 0,
         measured: false,
     }
 }
@@ -278,13 +281,18 @@ pub(crate) fn price(kernel: &Kernel, traffic: Traffic, profile: &Profile) -> Pri
     }
 }
 
+/// What a plain copy on the device reaches, read and written, GB/s.
+pub(crate) fn copy_gbps(profile: &Profile) -> f64 {
+    profile.efficiency.memory[&MemoryClass::Copy] * profile.device.memory_gbps
+}
+
 fn kernel_cost(kernel: &Kernel, traffic: Traffic, profile: &Profile) -> Cost {
     let price = price(kernel, traffic, profile);
     let bytes = traffic.moved().0 as f64;
     let bound_by_memory = MemoryClass::of(&kernel.class, &kernel.name).is_some();
     // Bandwidth relative to what a plain copy reaches: a kernel that reads its operands several times (softmax) or badly
     // (strided) keeps the memory system as busy as one that streams.
-    let reach = profile.efficiency.memory[&MemoryClass::Copy] * profile.device.memory_gbps;
+    let reach = copy_gbps(profile);
     let bandwidth = if bound_by_memory {
         1.0
     } else {
@@ -311,6 +319,7 @@ fn kernel_cost(kernel: &Kernel, traffic: Traffic, profile: &Profile) -> Cost {
         bytes: 0,
         comm: 0,
         on_engines: false,
+        own_copy: 0,
         fills: fills && price.us >= profile.contention.start_wait_min_us,
         measured: price.measured,
     }

@@ -8,7 +8,7 @@ mod without;
 pub use without::{CollectiveCheck, check_collectives};
 
 use crate::clock::ONE;
-use crate::cost::{Cost, Load, Price, fixed_share};
+use crate::cost::{Cost, Load, Price, copy_gbps, fixed_share};
 use crate::hardware::Profile;
 use formula::Group;
 use place::place;
@@ -55,6 +55,9 @@ impl<'a> Network<'a> {
         let fitted = self.profile.network.nvlink_gbps * self.profile.network.nvlink_efficiency;
         let moved = (bus / (fitted * 1e9)).min(1.0);
         let link = formula::rate_gbps(collective.kind, &group) / fitted;
+        let on_engines = self.engines[collective.comm.index()] && !collective.kind.reduces();
+        let own = 2.0 * collective.bytes.0 as f64 / f64::from(group.size.max(1));
+        let own_copy = own / (copy_gbps(self.profile) * 1e9) / seconds.max(1e-12);
         Cost {
             work: Picos::from_us(price.us).0,
             load: Load::Collective,
@@ -73,7 +76,12 @@ impl<'a> Network<'a> {
             bytes: collective.bytes.0,
             comm: collective.comm.0,
             fills: false,
-            on_engines: self.engines[collective.comm.index()] && !collective.kind.reduces(),
+            on_engines,
+            own_copy: if on_engines {
+                fixed_share(own_copy.min(1.0))
+            } else {
+                0
+            },
             measured: price.measured,
         }
     }
@@ -239,6 +247,35 @@ mod tests {
         };
         assert!(on_engines(CollectiveKind::AllGather) && on_engines(CollectiveKind::AllToAll));
         assert!(!on_engines(CollectiveKind::AllReduce));
+    }
+
+    /// A gather of 1 GiB among four: its own quarter is read and written at a copy's rate, 4,800 GB/s times the profile's efficiency.
+    #[test]
+    fn engines_leave_a_rank_its_own_part_to_copy() {
+        let mut program = synthetic::fsdp(&synthetic::Shape::tiny());
+        (
+            program.communicators[0].size,
+            program.communicators[0].stride,
+        ) = (4, 1);
+        let gather = Collective {
+            kind: CollectiveKind::AllGather,
+            bytes: shardlab_plan::units::Bytes(1 << 30),
+            ..program.collectives[0].clone()
+        };
+        let profile = hardware::load("h200-nvlink").unwrap();
+        let mut own = |engines| {
+            program.communicators[0].copy_engine = engines;
+            let cost = Network::new(&program, &profile).cost(&gather);
+            (f64::from(cost.own_copy) / f64::from(ONE), cost.work)
+        };
+        assert_eq!(own(false).0, 0.0);
+        let (share, picos) = own(true);
+        let efficiency = profile.efficiency.memory[&crate::hardware::MemoryClass::Copy];
+        let us = 2.0 * f64::from(1 << 28) / (4_800.0 * efficiency) / 1e3;
+        assert!(
+            (share * picos as f64 / 1e6 / us - 1.0).abs() < 0.01,
+            "{share} of {picos}"
+        );
     }
 
     /// Groups of six on nodes of eight: the second one has two ranks on the first node and four on the next, and the slowest counts.

@@ -104,9 +104,9 @@ fn memory_is_that_of_the_engines_on_every_mesh() {
 /// The measured profiles: steps within 2 % in the middle and 5 % at worst (options that nothing was calibrated on, on H200s: 7).
 #[test]
 fn predictions_agree_with_steps_of_exec() {
-    agree(EXEC, 60, 2.0, 5.0, (9, 0.04));
+    agree(EXEC, 60, 2.0, 5.0, (11, 0.04));
     agree(EXEC_OPTIONS, 50, 2.0, 7.0, (14, 0.08));
-    agree(EXEC_H100, 40, 2.0, 5.0, (1, 0.03));
+    agree(EXEC_H100, 60, 2.0, 5.0, (8, 0.045));
 }
 
 /// Steps within `middle` and `worst` percent, the engine's memory to what the table prints of it, the device's within 1 %, and
@@ -275,12 +275,12 @@ fn a_profile_s_collectives_are_compared_with_predictions() {
     // As the shipped profile has them.
     assert_eq!(
         (two["measured_us"].as_f64(), two["nccl_us"].as_f64()),
-        (Some(2021.0), Some(1503.0))
+        (Some(2013.0), Some(1503.0))
     );
-    // Four ranks reach 450 GB/s times 0.737, copying a third as much as they receive, in 0.4 of the time; two ranks copy as much as they
+    // Four ranks reach 450 GB/s times 0.7464, copying a third as much as they receive, in 0.4 of the time; two ranks copy as much as they
     // receive. Half of 1 GiB so, and 2.5 roots of the microseconds more.
     let formula = two["formula_us"].as_f64().unwrap();
-    let wire = f64::from(1 << 29) / (450e3 * 0.737) * 1.4 / (1.0 + 0.4 / 3.0);
+    let wire = f64::from(1 << 29) / (450e3 * 0.7464) * 1.4 / (1.0 + 0.4 / 3.0);
     let longer = wire + 2.5 * wire.sqrt();
     assert!(
         formula > longer && formula < longer + 20.0,
