@@ -168,8 +168,17 @@ impl Costs {
         if factor == 1.0 {
             return;
         }
-        for cost in self.all.iter_mut().filter(|c| Part::of(c.load) == part) {
-            cost.work = (cost.work as f64 * factor) as u64;
+        for cost in &mut self.all {
+            if Part::of(cost.load) == part {
+                cost.work = (cost.work as f64 * factor) as u64;
+            }
+            // A rank copies its own part as fast as its memory is, however long the others take.
+            let own = f64::from(cost.own_copy) / f64::from(crate::clock::ONE);
+            match part {
+                Part::Memory => cost.own_copy = share(own * factor),
+                Part::Collectives => cost.own_copy = share(own / factor),
+                _ => {}
+            }
         }
     }
 }
@@ -399,6 +408,26 @@ mod tests {
         table.rows[0].3 = 500.0;
         profile.gemm.push(table);
         assert_eq!(of(DType::F16, &profile).us, 500.0);
+    }
+
+    /// Memory half as fast again, collectives at half of their rate: the own part takes so much more of their time, and half as much.
+    #[test]
+    fn a_rank_s_own_part_is_as_slow_as_memory() {
+        let mut program = crate::synthetic::fsdp(&crate::synthetic::Shape::tiny());
+        program.communicators[0].copy_engine = true;
+        let profile = hardware::load("h200-nvlink").unwrap();
+        let of = |part, factor| {
+            let mut costs = Costs::new(&program, &profile);
+            costs.slow(part, factor);
+            let cost = costs.all[costs.collectives];
+            (f64::from(cost.own_copy), cost.work)
+        };
+        let (own, work) = of(Part::Host, 2.0);
+        assert!(own > 100.0, "{own}");
+        let (memory, same) = of(Part::Memory, 1.5);
+        assert!((memory - 1.5 * own).abs() < 2.0 && same == work);
+        let (collectives, longer) = of(Part::Collectives, 2.0);
+        assert!((collectives - own / 2.0).abs() < 2.0 && longer == 2 * work);
     }
 
     #[test]

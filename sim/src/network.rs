@@ -77,11 +77,7 @@ impl<'a> Network<'a> {
             comm: collective.comm.0,
             fills: false,
             on_engines,
-            own_copy: if on_engines {
-                fixed_share(own_copy.min(1.0))
-            } else {
-                0
-            },
+            own_copy: if on_engines { fixed_share(own_copy) } else { 0 },
             measured: price.measured,
         }
     }
