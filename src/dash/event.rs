@@ -105,8 +105,8 @@ pub struct StepNews {
     pub steps: u64,
     /// Loss.
     pub loss: f64,
-    /// Gradient norm.
-    pub grad_norm: f64,
+    /// Gradient norm, where the run tells any.
+    pub grad_norm: Option<f64>,
     /// Learning rate.
     pub lr: f64,
     /// How long it took.

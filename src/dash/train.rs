@@ -178,7 +178,7 @@ mod tests {
                 step,
                 steps: 9,
                 loss: 1.0,
-                grad_norm: 1.0,
+                grad_norm: Some(1.0),
                 lr: 1e-3,
                 time: ms(time),
                 tokens: 330,

@@ -211,6 +211,36 @@ fn sim_and_exec_agree_on_program_and_memory() {
     assert!(compared >= 25, "{compared}");
 }
 
+/// What nobody has summed is no number that has gone wrong, and two runs do not have it in common.
+#[test]
+fn norms_that_no_run_tells_are_left_out() {
+    let text = stdout(&["exec", "small-summed", "--steps", "2", "--no-store"]);
+    let row: Vec<&str> = text
+        .lines()
+        .filter_map(|l| l.trim_start().strip_prefix("2 "))
+        .collect();
+    assert_eq!(row.len(), 1, "{text}");
+    let cells: Vec<&str> = row[0].split_whitespace().collect();
+    assert_eq!(cells[1], "-", "{text}");
+    let two = |name| {
+        let args = ["compare", name, name, "--exec", "--steps", "2"];
+        stdout(&args)
+    };
+    assert!(
+        two("small-native")
+            .contains("The gradient norm is the same to the bit in all 2 common steps.")
+    );
+    let summed = two("small-summed");
+    assert!(
+        summed.contains("The loss is the same to the bit in all 2 common steps."),
+        "{summed}"
+    );
+    assert!(
+        !summed.contains("gradient norm at step") && !summed.contains("The gradient norm"),
+        "{summed}"
+    );
+}
+
 /// The whole timeline: after every allocation and every free of a step, what is allocated and reserved, to the byte.
 #[test]
 fn sim_and_exec_agree_on_every_instant_of_memory() {

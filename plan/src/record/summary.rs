@@ -92,11 +92,25 @@ pub struct ExposedSummary {
     pub by_cause: BTreeMap<&'static str, f64>,
 }
 
+fn told(norms: &[f64]) -> &[f64] {
+    match norms.iter().all(|x| x.is_nan()) {
+        true => &[],
+        false => norms,
+    }
+}
+
 impl Run {
     /// Exposed time of a step, of all causes.
     #[must_use]
     pub fn exposed_total(&self) -> Picos {
         self.exposed.values().copied().sum()
+    }
+
+    /// Gradient norms that the run tells: none where no step has one, as under `fsdp.sum_in_optimizer`, whose runs never sum a gradient. (Where
+    /// one becomes infinite or no number on the way, others before it are finite.)
+    #[must_use]
+    pub fn told_grad_norms(&self) -> &[f64] {
+        told(&self.grad_norms)
     }
 
     /// Median step time, milliseconds; NaN without samples.
@@ -202,5 +216,20 @@ impl Run {
             grad_norms: self.grad_norms.clone(),
             environment: self.environment.clone(),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::told;
+
+    #[test]
+    fn norms_that_nobody_tells_are_none() {
+        assert!(told(&[f64::NAN, f64::NAN]).is_empty());
+        assert!(told(&[]).is_empty());
+        let becomes = told(&[1.0, f64::NAN]);
+        assert_eq!(becomes.len(), 2);
+        assert!(becomes[1].is_nan());
+        assert_eq!(told(&[f64::INFINITY]), [f64::INFINITY]);
     }
 }

@@ -22,6 +22,7 @@ shipped![
     "llama3-70b-hfsdp",
     "llama3-70b-hsdp",
     "llama3-8b-4xh200",
+    "llama3-8b-4xh200-fastest",
     "llama3-8b-8xh100",
     "llama3.2-1b-4xh200",
     "llama3.2-3b-ddp",

@@ -299,34 +299,10 @@ impl Curve {
         Self {
             seed: seed.unwrap_or(0),
             losses: run.losses.clone(),
-            grad_norms: told(&run.grad_norms),
+            grad_norms: run.told_grad_norms().to_vec(),
             ended: view
                 .interrupted
                 .then(|| "the run was interrupted".to_owned()),
         }
-    }
-}
-
-/// Norms that a run tells: none where no step has one, as under `fsdp.sum_in_optimizer`, whose runs never sum a gradient. (Where one
-/// becomes infinite or no number on the way, others before it are finite.)
-fn told(norms: &[f64]) -> Vec<f64> {
-    if norms.iter().all(|x| x.is_nan()) {
-        return Vec::new();
-    }
-    norms.to_vec()
-}
-
-#[cfg(test)]
-mod tests {
-    use super::told;
-
-    #[test]
-    fn norms_that_nobody_tells_are_none() {
-        assert!(told(&[f64::NAN, f64::NAN]).is_empty());
-        assert!(told(&[]).is_empty());
-        let becomes = told(&[1.0, f64::NAN]);
-        assert_eq!(becomes.len(), 2);
-        assert!(becomes[1].is_nan());
-        assert_eq!(told(&[f64::INFINITY]), [f64::INFINITY]);
     }
 }

@@ -97,6 +97,7 @@ fn steps(scenario: &Scenario, o: &Outcome) -> Table {
     let mut table = Table::new([">step", ">loss", ">gradient norm", ">learning rate", ">ms"]);
     let n = o.run.losses.len();
     let shown = n.min(STEPS_SHOWN);
+    let norms = o.run.told_grad_norms();
     let trained = |s: SectionKind| matches!(s, SectionKind::First | SectionKind::Steady);
     let times: Vec<String> = o
         .run
@@ -118,10 +119,9 @@ fn steps(scenario: &Scenario, o: &Outcome) -> Table {
         table.row([
             (step + 1).to_string(),
             format!("{:.4}", o.run.losses[step]),
-            o.run
-                .grad_norms
+            norms
                 .get(step)
-                .map_or_else(String::new, |g| format!("{g:.4}")),
+                .map_or_else(|| "-".to_owned(), |g| format!("{g:.4}")),
             format!(
                 "{:.3e}",
                 schedule::learning_rate(&scenario.train, step as u64)

@@ -152,12 +152,10 @@ fn summary(app: &App, buf: &mut Buffer, area: Rect) {
         all,
     );
     if let Some(s) = last {
-        let mut second = vec![
-            dim("loss "),
-            strong(format!("{:.4}", s.loss)),
-            dim("   gradient norm "),
-            strong(format!("{:.4}", s.grad_norm)),
-        ];
+        let mut second = vec![dim("loss "), strong(format!("{:.4}", s.loss))];
+        if let Some(norm) = s.grad_norm {
+            second.extend([dim("   gradient norm "), strong(format!("{norm:.4}"))]);
+        }
         if let Some((step, loss)) = t.validations.last() {
             second.extend([
                 dim("   validation "),

@@ -166,7 +166,7 @@ fn news(step: u64) -> News {
         step,
         steps: 40,
         loss: 4.0 / step as f64 + 2.5,
-        grad_norm: 0.75,
+        grad_norm: Some(0.75),
         lr: 3e-4,
         time: Duration::from_millis(120 + step % 3),
         tokens: 4096,

@@ -252,16 +252,16 @@ fn worst(title: &str, mut groups: Vec<Group>) -> Table {
 }
 
 pub(super) fn losses(items: &[Item]) -> Option<Section> {
-    let of = |values: fn(&Item) -> &Vec<f64>| -> Vec<Curve> {
+    let of = |values: fn(&Item) -> &[f64]| -> Vec<Curve> {
         let some = items.iter().filter(|i| !values(i).is_empty());
         some.map(|i| Curve {
             label: i.label.clone(),
-            values: values(i).clone(),
+            values: values(i).to_vec(),
         })
         .collect()
     };
     let losses = of(|i| &i.view.run.losses);
-    let norms = of(|i| &i.view.run.grad_norms);
+    let norms = of(|i| i.view.run.told_grad_norms());
     let mut blocks = Vec::new();
     if !losses.is_empty() {
         blocks.push(Block::Plot(plots::curves(

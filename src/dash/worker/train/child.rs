@@ -212,7 +212,7 @@ impl Watch<'_> {
                     step,
                     steps,
                     loss: loss.unwrap_or(f64::NAN),
-                    grad_norm: grad_norm.unwrap_or(f64::NAN),
+                    grad_norm,
                     lr,
                     time,
                     tokens,

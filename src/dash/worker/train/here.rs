@@ -115,7 +115,7 @@ impl Observer for Watch<'_> {
             step: r.step,
             steps: r.steps,
             loss: r.loss,
-            grad_norm: r.grad_norm.unwrap_or(f64::NAN),
+            grad_norm: r.grad_norm,
             lr: r.lr,
             time: r.time,
             tokens: r.tokens,

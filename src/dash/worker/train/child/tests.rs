@@ -74,7 +74,7 @@ END"#
             News::On(place) => format!("on {place}"),
             News::Stepping => "stepping".to_owned(),
             News::Step(s) => {
-                assert!(s.grad_norm.is_nan());
+                assert!(s.grad_norm.is_none());
                 assert_eq!((s.loss, s.lr, s.tokens), (2.5, 0.5, 64));
                 assert_eq!(s.time, Duration::from_millis(3));
                 let rank = RankStep {
