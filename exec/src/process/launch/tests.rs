@@ -45,8 +45,18 @@ fn nobody_is_left() {
     assert_eq!(ended.failure.unwrap().1, "rank 1 ended with exit status 7");
 }
 
+/// What a process has ignored its children ignore, and `sh` cannot trap; what it handles they have the usual way again. Scripts that
+/// start tests with `&` have SIGINT ignored.
+fn children_hear_interrupts() {
+    use signal_hook::{consts::SIGINT, flag};
+    use std::sync::{Arc, atomic::AtomicBool};
+    // It ends the tests, as without a handler.
+    flag::register_conditional_shutdown(SIGINT, 130, Arc::new(AtomicBool::new(true))).unwrap();
+}
+
 #[test]
 fn rank_0_is_told_of_an_interruption() {
+    children_hear_interrupts();
     let script =
         r#"test "$SHARDLAB_RANK" = 0 || exit 0; trap 'exit 5' INT; while :; do sleep 0.02; done"#;
     let asked = Asked {

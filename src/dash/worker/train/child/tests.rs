@@ -140,9 +140,19 @@ fn a_program_that_is_not_there() {
     assert!(reason.starts_with("cannot start a training: "), "{reason}");
 }
 
+/// What a process has ignored its children ignore, and `sh` cannot trap; what it handles they have the usual way again. Scripts that
+/// start tests with `&` have SIGINT ignored.
+fn children_hear_interrupts() {
+    use signal_hook::{consts::SIGINT, flag};
+    use std::sync::{Arc, atomic::AtomicBool};
+    // It ends the tests, as without a handler.
+    flag::register_conditional_shutdown(SIGINT, 130, Arc::new(AtomicBool::new(true))).unwrap();
+}
+
 /// It is told by the signal of Ctrl-C, once, and what it yields then is taken.
 #[test]
 fn it_is_stopped_in_good_order() {
+    children_hear_interrupts();
     let end = r#"{"event":"end","step":3,"interrupted":true,"run_id":null}"#;
     let script = format!(
         "trap \"echo '{}' >&2; exit 3\" INT; {BEGUN} while :; do sleep 0.02; done",
