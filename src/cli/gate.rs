@@ -259,7 +259,7 @@ fn compare(
     }
 }
 
-/// With baselines that lie in files. A scenario that has none there fails, and the others are judged all the same.
+/// With baselines that lie in files. A scenario that has none there fails, and it is judged by what needs none.
 fn with_files(
     jobs: &[Job],
     at: &Path,
@@ -290,7 +290,7 @@ fn with_files(
         verdicts.push(match read(job) {
             Ok(baseline) => judge(&baseline, &facts(job)?, &job.limits),
             Err((reason, fault)) => {
-                let verdict = judge::missing(&job.scenario.name, &job.limits, &reason, fault);
+                let verdict = judge::missing(facts(job)?, &job.limits, &reason, fault);
                 missing.push(reason);
                 verdict
             }

@@ -126,12 +126,32 @@ pub fn judge(baseline: &Baseline, now: &Facts, limits: &Limits) -> Verdict {
 }
 
 /// The verdict on a scenario whose baseline cannot be had, for the reason given, which may be the fault of a place in its file: nothing was
-/// compared, which is a failure.
+/// compared, which is a failure, whatever it says by itself.
 #[must_use]
-pub fn missing(scenario: &str, limits: &Limits, reason: &str, fault: Option<Place>) -> Verdict {
-    let mut finding = no_baseline(Status::NoBaseline, String::new(), limits, reason);
-    finding.place = fault.or(finding.place);
-    Verdict::new(scenario, vec![finding])
+pub fn missing(now: Facts, limits: &Limits, reason: &str, fault: Option<Place>) -> Verdict {
+    by_itself(now, limits, |_| Finding {
+        place: fault.or_else(|| limits.scenario.clone()),
+        ..no_baseline(Status::NoBaseline, String::new(), limits, reason)
+    })
+}
+
+/// What can be said about a scenario that has no counterpart, for the reason given.
+#[must_use]
+pub fn alone(now: Facts, limits: &Limits, reason: &str) -> Verdict {
+    by_itself(now, limits, |now| {
+        let digest = now.program.digest.clone();
+        no_baseline(Status::Skipped, digest, limits, reason)
+    })
+}
+
+/// What holds whatever a baseline has: proofs, budgets, and that numbers are numbers; and that there is none.
+fn by_itself(now: Facts, limits: &Limits, none: impl FnOnce(&Facts) -> Finding) -> Verdict {
+    let itself = Baseline::of(now);
+    let mut findings = judge(&itself, &itself.facts, limits).findings;
+    let own = |metric: &str| metric == convergence::FINITE || budget::METRICS.contains(&metric);
+    findings.retain(|f| f.class == Class::Checks || own(&f.metric));
+    findings.push(none(&itself.facts));
+    Verdict::new(&itself.facts.scenario, findings)
 }
 
 fn no_baseline(status: Status, now: String, limits: &Limits, reason: &str) -> Finding {
@@ -146,19 +166,6 @@ fn no_baseline(status: Status, now: String, limits: &Limits, reason: &str) -> Fi
         detail: String::new(),
         place: limits.scenario.clone(),
     }
-}
-
-/// What can be said about a scenario that has no counterpart, for the reason given: its proofs, its budgets, and that its numbers
-/// are numbers.
-#[must_use]
-pub fn alone(now: Facts, limits: &Limits, reason: &str) -> Verdict {
-    let itself = Baseline::of(now);
-    let mut findings = judge(&itself, &itself.facts, limits).findings;
-    let own = |metric: &str| metric == convergence::FINITE || budget::METRICS.contains(&metric);
-    findings.retain(|f| f.class == Class::Checks || own(&f.metric));
-    let digest = itself.facts.program.digest.clone();
-    findings.push(no_baseline(Status::Skipped, digest, limits, reason));
-    Verdict::new(&itself.facts.scenario, findings)
 }
 
 #[cfg(test)]

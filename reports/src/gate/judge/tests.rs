@@ -364,6 +364,25 @@ fn without_a_counterpart_only_what_is_broken_fails() {
 }
 
 #[test]
+fn a_baseline_that_is_missing_fails_beside_what_needs_none() {
+    let tight = limits(|g| g.max_step_ms = Some(1.5));
+    let there = Place {
+        file: "b.toml".into(),
+        line: 7,
+        column: 1,
+    };
+    let v = missing(facts(), &tight, "it is no TOML", Some(there.clone()));
+    let found = failures(&v);
+    assert_eq!(found, ["budget, step: REGRESSION", "baseline: NO BASELINE"]);
+    assert_eq!(message(&v, "baseline"), "it is no TOML");
+    assert_eq!(v.findings.last().unwrap().place, Some(there));
+    // Nothing else is wrong, and that nothing was compared is.
+    let v = missing(facts(), &limits(|_| {}), "there is none", None);
+    assert_eq!(failures(&v), ["baseline: NO BASELINE"]);
+    assert!(!v.pass);
+}
+
+#[test]
 fn options_that_differ_are_named() {
     let v = after(|f| {
         f.options.insert("train.lr".into(), "0.002".into());
