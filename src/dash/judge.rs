@@ -16,7 +16,8 @@ use shardlab_plan::units::{Bytes, Picos};
 use shardlab_reports::RunView;
 use shardlab_reports::gate::baseline::{self, Baseline, BaselineError, path_of};
 use shardlab_reports::gate::format::sentence;
-use shardlab_reports::gate::{Facts, Limits, Status, judge};
+use shardlab_reports::gate::judge::alone;
+use shardlab_reports::gate::{Facts, Limits, Status, Verdict, judge};
 use shardlab_reports::store::{Entry, Id, Store};
 use std::path::{Path, PathBuf};
 
@@ -157,7 +158,7 @@ fn against(
     let changes = changes.collect();
     let page = match &verdict {
         Some(verdict) => page(verdict, &path),
-        None => no_baseline(&facts, &path),
+        None => no_baseline(&facts, &limits, &path),
     };
     let judged = Judged {
         exists: baseline.is_some(),
@@ -169,8 +170,8 @@ fn against(
     (page, judged)
 }
 
-/// What a baseline would hold, where there is none yet.
-fn no_baseline(facts: &Facts, path: &Path) -> Page {
+/// What a baseline would hold, where there is none yet, and what is wrong whatever it holds.
+fn no_baseline(facts: &Facts, limits: &Limits, path: &Path) -> Page {
     let mut table = Table::new("It would hold", &["metric", ">value"]);
     let m = &facts.memory;
     let loss = facts
@@ -196,22 +197,27 @@ fn no_baseline(facts: &Facts, path: &Path) -> Page {
     table
         .notes
         .push("B writes it, f looks in another folder.".to_owned());
+    let mut text = format!(
+        "{} has no baseline: {} is not there",
+        facts.scenario,
+        path.display()
+    );
+    let itself = alone(facts.clone(), limits, "");
+    let mut tables = vec![table];
+    if !itself.pass {
+        text = format!("✗ {text}; it fails without one");
+        tables.extend(comparisons(&itself));
+    }
     Page {
         title: facts.scenario.clone(),
-        verdict: Some((
-            Tone::Plain,
-            format!(
-                "{} has no baseline: {} is not there",
-                facts.scenario,
-                path.display()
-            ),
-        )),
-        tables: vec![table],
+        verdict: Some((if itself.pass { Tone::Plain } else { Tone::Bad }, text)),
+        tables,
         ..Page::default()
     }
 }
 
-fn page(verdict: &shardlab_reports::gate::Verdict, file: &Path) -> Page {
+/// A verdict's findings, and the words of those that have any.
+fn comparisons(verdict: &Verdict) -> Vec<Table> {
     let mut table = Table::new(
         "Comparisons",
         &["metric", "outcome", ">baseline", ">now", "limit"],
@@ -238,6 +244,10 @@ fn page(verdict: &shardlab_reports::gate::Verdict, file: &Path) -> Page {
         why.notes.extend(f.detail.lines().map(str::to_owned));
         tables.push(why);
     }
+    tables
+}
+
+fn page(verdict: &Verdict, file: &Path) -> Page {
     let failed = verdict.failures().count();
     let text = if verdict.pass {
         format!("✓ passes against {}", file.display())
@@ -251,7 +261,7 @@ fn page(verdict: &shardlab_reports::gate::Verdict, file: &Path) -> Page {
     Page {
         title: verdict.scenario.clone(),
         verdict: Some((if verdict.pass { Tone::Good } else { Tone::Bad }, text)),
-        tables,
+        tables: comparisons(verdict),
         ..Page::default()
     }
 }

@@ -506,8 +506,36 @@ fn a_gate_becomes_a_baseline() {
             .unwrap()
     };
     let (page, first) = gate();
-    assert!(page.verdict.as_ref().unwrap().1.contains("no baseline"));
+    let (tone, words) = page.verdict.as_ref().unwrap();
+    assert!(
+        *tone == Tone::Plain && words.contains("no baseline"),
+        "{words}"
+    );
+    assert_eq!(page.tables.len(), 1);
     assert!(!first.exists);
+    // Over a budget it is wrong whatever a baseline would hold.
+    let over = Setup {
+        overrides: vec!["gate.max_memory=1KiB".into()],
+        ..setup.clone()
+    };
+    let (page, _) = judge::gate(&over, folder.path(), &profiles, &Stop::default())
+        .unwrap()
+        .unwrap();
+    let (tone, words) = page.verdict.as_ref().unwrap();
+    assert!(
+        *tone == Tone::Bad && words.ends_with("it fails without one"),
+        "{words}"
+    );
+    let titles: Vec<&str> = page.tables.iter().map(|t| t.title.as_str()).collect();
+    assert_eq!(
+        titles,
+        [
+            "It would hold",
+            "Comparisons",
+            "REGRESSION: budget, reserved",
+            "REGRESSION: budget, reserved and measured",
+        ]
+    );
     let (page, second) = judge::bless(&first).unwrap();
     assert_eq!(page.verdict.as_ref().unwrap().0, Tone::Good);
     assert!(second.exists && second.changes.is_empty());
