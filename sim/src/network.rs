@@ -56,8 +56,12 @@ impl<'a> Network<'a> {
         let moved = (bus / (fitted * 1e9)).min(1.0);
         let link = formula::rate_gbps(collective.kind, &group) / fitted;
         let on_engines = self.engines[collective.comm.index()] && !collective.kind.reduces();
-        let own = 2.0 * collective.bytes.0 as f64 / f64::from(group.size.max(1));
-        let own_copy = own / (copy_gbps(self.profile) * 1e9) / seconds.max(1e-12);
+        let own_copy = if on_engines {
+            let own = 2.0 * collective.bytes.0 as f64 / f64::from(group.size.max(1));
+            own / (copy_gbps(self.profile) * 1e9) / seconds.max(1e-12)
+        } else {
+            0.0
+        };
         Cost {
             work: Picos::from_us(price.us).0,
             load: Load::Collective,
@@ -77,7 +81,7 @@ impl<'a> Network<'a> {
             comm: collective.comm.0,
             fills: false,
             on_engines,
-            own_copy: if on_engines { fixed_share(own_copy) } else { 0 },
+            own_copy: fixed_share(own_copy),
             measured: price.measured,
         }
     }

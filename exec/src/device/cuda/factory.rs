@@ -17,7 +17,7 @@ use super::{CudaDevice, SUMS_AT};
 use crate::device::cpu::Delays;
 use crate::device::muster::{Muster, Place};
 use crate::device::{DeviceFactory, Failure, FailureKind, Setup};
-use crate::engine::{Fault, FaultKind};
+use crate::engine::FaultKind;
 use crate::kernels::cuda::Agree;
 use cudarc::driver::sys;
 use shardlab_plan::program::{InstrId, Op};
@@ -117,8 +117,8 @@ impl CudaFactory {
         if !ready.come() {
             return Ok(None);
         }
-        let absent = |f: Fault| f.kind == FaultKind::Absent && f.rank == rank;
-        if options.fault.is_some_and(absent) {
+        let faulty = |kind| options.fault.filter(|f| f.kind == kind && f.rank == rank);
+        if faulty(FaultKind::Absent).is_some() {
             setup.abort.idle_until_aborted();
             return Ok(None);
         }
@@ -132,10 +132,7 @@ impl CudaFactory {
             epoch: Instant::now(),
             sync: std::env::var_os("SHARDLAB_CUDA_SYNC").is_some_and(|v| v != "0"),
             nan_check: options.nan_check,
-            crash: options
-                .fault
-                .filter(|f| f.kind == FaultKind::DevicePanic && f.rank == rank)
-                .map(|f| f.instr),
+            crash: faulty(FaultKind::DevicePanic).map(|f| f.instr),
             delays: (0..streams.len())
                 .map(|s| options.delay.map(|d| Delays::new(d, rank, s as u32)))
                 .collect(),
