@@ -8,6 +8,8 @@ use toml::{Spanned, Table, Value};
 
 /// The key.
 const KEY: &str = "extends";
+/// The section that says where a profile was measured.
+const MEASURED: &str = "measured";
 /// Most profiles that may stand on one another.
 const MOST: usize = 8;
 
@@ -67,6 +69,8 @@ fn resolve(path: &str, text: &str, below: &mut Vec<PathBuf>) -> Result<Table, Pr
         under => under?,
     };
     let mut all = resolve(&place, &under, below)?;
+    // Whoever changes a number has not measured it: the claim has to be made again.
+    all.remove(MEASURED);
     lay_over(&mut all, own);
     Ok(all)
 }

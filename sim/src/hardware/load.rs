@@ -161,6 +161,14 @@ fn check(p: &Profile) -> Result<(), String> {
             return Err(format!("{name} = {value}: must be a positive number"));
         }
     }
+    if let Some(m) = &p.measured
+        && (m.on.trim().is_empty() || m.gpus == 0)
+    {
+        return Err(
+            "measured: `on` names the machine, and `gpus`, at least 1, is how many of its GPUs ran together"
+                .into(),
+        );
+    }
     if n.nvlink_ranks < 2 {
         return Err(format!(
             "network.nvlink_ranks = {}: a collective has at least 2 ranks",

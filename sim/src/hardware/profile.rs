@@ -14,6 +14,10 @@ pub struct Profile {
     pub name: String,
     /// What it describes, in a line.
     pub about: String,
+    /// `[measured]`, where the numbers come from a machine rather than from data sheets. A profile that extends another one
+    /// does not inherit it: what it changes was not measured there.
+    #[serde(default)]
+    pub measured: Option<MeasuredOn>,
     /// `[device]`
     pub device: Device,
     /// `[footprint]`
@@ -55,6 +59,16 @@ const fn one() -> f64 {
 
 const fn two() -> u32 {
     2
+}
+
+/// `[measured]`: the machine that the numbers were measured on.
+#[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct MeasuredOn {
+    /// The machine and the software that ran on it, in a few words.
+    pub on: String,
+    /// Most GPUs of one node whose collectives were measured together.
+    pub gpus: u32,
 }
 
 /// `[device]`: one accelerator.
