@@ -34,7 +34,7 @@ pub use error::{Position, ScenarioError};
 pub use keys::{Accept, HARDWARE, KeyInfo, SECTIONS, keys};
 pub use names::nearest;
 pub use schema::schema;
-pub use shipped::{find_shipped, shipped};
+pub use shipped::{find_shipped, is_example, shipped};
 pub use sweep::{Axis, Sweep, SweepPoint, check_axis, load_sweep, sweep_of};
 pub use types::*;
 pub use value::parse_bytes;
