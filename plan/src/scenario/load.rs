@@ -111,7 +111,7 @@ fn open(path: &Path) -> Result<(Place, Source), ScenarioError> {
             let names = shipped::shipped().iter().map(|(n, _)| *n);
             Err(match nearest(&stem(path), names) {
                 Some(near) if !path.exists() => {
-                    error.with_help(format!("shipped scenario of a near name: {near}"))
+                    error.with_help(format!("a shipped scenario has a similar name: {near}"))
                 }
                 _ => error,
             })
@@ -142,12 +142,8 @@ pub(crate) fn read(path: &Path) -> Result<String, String> {
     file.take(LONGEST_TEXT as u64 + 1)
         .read_to_end(&mut bytes)
         .map_err(|e| format!("cannot be read: {e}"))?;
-    String::from_utf8(bytes).map_err(|e| {
-        format!(
-            "is not UTF-8: the fault is at byte {}",
-            e.utf8_error().valid_up_to()
-        )
-    })
+    String::from_utf8(bytes)
+        .map_err(|e| format!("is not valid UTF-8 (byte {})", e.utf8_error().valid_up_to()))
 }
 
 /// Takes in a text, after what it extends.
@@ -186,7 +182,7 @@ fn absorb(
         if chain.iter().any(|(seen, _)| *seen == identity) {
             let names: Vec<&str> = chain.iter().map(|(_, n)| n.as_str()).collect();
             return Err(fail(format!(
-                "`extends` goes in a circle: {} -> {}",
+                "`extends` forms a cycle: {} -> {}",
                 names.join(" -> "),
                 base_source.name
             )));
@@ -207,7 +203,7 @@ fn resolve(place: &Place, name: &str) -> Result<(Place, Source), (String, Option
     };
     match place {
         Place::Text => Err((
-            "`extends` needs a file: this text has no folder to look in".into(),
+            "`extends` works only in files: this text has no folder to search".into(),
             None,
         )),
         Place::Shipped(_) => match shipped::find_shipped(name) {
@@ -231,7 +227,7 @@ fn resolve(place: &Place, name: &str) -> Result<(Place, Source), (String, Option
                 }
                 Err(reason) => {
                     let shown = base.display();
-                    Err((format!("the file it extends, {shown}, {reason}"), near()))
+                    Err((format!("the extended file {shown} {reason}"), near()))
                 }
             }
         }
@@ -350,7 +346,7 @@ fn setting(document: &mut Document, written: Written) -> Result<Setting, Scenari
     let parts: Vec<&str> = path.split('.').map(str::trim).collect();
     let ([section, key, rest @ ..], false) = (&parts[..], parts.iter().any(|p| p.is_empty()))
     else {
-        let error = written.error(format!("`{path}` is no key path"));
+        let error = written.error(format!("`{path}` is not a key path"));
         return Err(match Key::named(path) {
             Some(key) => error.with_help(format!("did you mean `{}`?", key.path())),
             None if path == "extends" => error.with_help("`extends` can only be written in a file"),
@@ -365,7 +361,7 @@ fn setting(document: &mut Document, written: Written) -> Result<Setting, Scenari
         });
     }
     if rest.len() > 8 {
-        return Err(written.error(format!("`{path}` is no key path")));
+        return Err(written.error(format!("`{path}` is not a key path")));
     }
     let (mut value, at) = written.value(document)?;
     for part in rest.iter().rev() {
