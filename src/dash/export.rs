@@ -127,7 +127,9 @@ pub(super) fn write(export: &Export) -> Result<(), Unwritten> {
     let written = scenario::load_to_be(to, &text).map_err(|e| failed(&e.message()))?;
     let digest = |s| ScenarioView::new(s).digest;
     if digest(&written) != digest(&meant) {
-        return Err(failed(&"it would not mean the same; see what it extends"));
+        return Err(failed(
+            &"it would not be the same scenario; check what it extends",
+        ));
     }
     save(to, &text, export.overwrite).map_err(|e| match e.kind() {
         io::ErrorKind::AlreadyExists if !export.overwrite => Unwritten::Exists,
@@ -157,7 +159,7 @@ fn save(to: &Path, text: &str, overwrite: bool) -> io::Result<()> {
     file.write_all(text.as_bytes())?;
     if overwrite {
         if !place.is_file() {
-            return Err(io::Error::other("it is no file"));
+            return Err(io::Error::other("it is not a file"));
         }
         // What may not be written may not be replaced either.
         let old = File::options().write(true).open(&place)?;
@@ -272,7 +274,7 @@ mod tests {
                 let Err(Unwritten::Failed(reason)) = write(&export) else {
                     panic!("{name} is extended");
                 };
-                assert!(reason.contains("circle"), "{reason}");
+                assert!(reason.contains("cycle"), "{reason}");
             }
         }
         assert_eq!(std::fs::read_to_string(at("base.toml")).unwrap(), base);
