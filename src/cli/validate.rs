@@ -15,22 +15,24 @@ use std::path::PathBuf;
 
 #[derive(clap::Args)]
 pub(super) struct Args {
-    /// CSV with the columns scenario, overrides (separated by ;) and measured step_ms, peak_allocated_mib,
-    /// peak_reserved_mib, device_mib; optionally name and source. Or a hardware profile, by name or file (.toml): its
-    /// measured collectives beside what is predicted without their table, and beside NCCL's own estimates
+    /// Table of measured runs, or a hardware profile
+    ///
+    /// The table is a CSV file with the columns scenario, overrides (separated by `;`), step_ms, peak_allocated_mib,
+    /// peak_reserved_mib and device_mib, and optionally name and source. A hardware profile is a name or a file (.toml): its
+    /// measured collectives are compared with predictions that do not use their table, and with NCCL's own estimates.
     #[arg(value_name = "TABLE.csv|PROFILE")]
     table: PathBuf,
-    /// Only rows whose name, source, scenario or overrides contain TEXT (repeatable: all of them); of a profile, whose kind,
-    /// type, ranks or size do
+    /// Only rows whose name, source, scenario or overrides contain TEXT; for a profile: whose kind, type, ranks or size do
+    /// (repeatable: rows must contain all)
     #[arg(long, value_name = "TEXT")]
     rows: Vec<String>,
-    /// Print one JSON object a row, then one of the errors
+    /// Print one JSON object per row, then one with the errors
     #[arg(long)]
     json: bool,
     /// Print Markdown tables
     #[arg(long, conflicts_with = "json")]
     markdown: bool,
-    /// Fail (status 1) if a prediction, of time or memory, is off by more than PERCENT
+    /// Fail (status 1) if any predicted time or memory is off by more than PERCENT
     #[arg(long, value_name = "PERCENT", value_parser = percent)]
     max_error: Option<f64>,
 }
@@ -38,7 +40,7 @@ pub(super) struct Args {
 fn percent(text: &str) -> Result<f64, String> {
     match text.parse() {
         Ok(x) if x >= 0.0 => Ok(x),
-        _ => Err("not a number of percent, 0 or more".to_owned()),
+        _ => Err("expected a percentage, 0 or more".to_owned()),
     }
 }
 
@@ -63,7 +65,7 @@ pub(super) fn run(args: &Args, out: &mut Out) -> Result<Status, Failure> {
             if args.rows.is_empty() {
                 ""
             } else {
-                " with all of --rows"
+                " matches all of --rows"
             }
         )));
     }
@@ -167,15 +169,15 @@ impl Sheet {
             .iter()
             .map(|t| t.trim_start_matches('>'))
             .collect();
-        out.line(format_args!("| {} |", plain.join(" | ")))?;
+        out.text(format_args!("| {} |\n", plain.join(" | ")))?;
         let rules: Vec<&str> = self
             .titles
             .iter()
             .map(|t| if t.starts_with('>') { "---:" } else { "---" })
             .collect();
-        out.line(format_args!("| {} |", rules.join(" | ")))?;
+        out.text(format_args!("| {} |\n", rules.join(" | ")))?;
         for row in &self.rows {
-            out.line(format_args!("| {} |", row.join(" | ")))?;
+            out.text(format_args!("| {} |\n", row.join(" | ")))?;
         }
         Ok(())
     }
@@ -241,7 +243,7 @@ fn print(
         out.paragraph(
             0,
             &format!(
-                "Null model for step time, {}: {error} ({}).",
+                "Null model for the step time, {}: {error} ({}).",
                 null.name, null.about
             ),
         )?;
