@@ -169,6 +169,15 @@ fn check(p: &Profile) -> Result<(), String> {
                 .into(),
         );
     }
+    if let Some(m) = p.efficiency.gemm_misaligned {
+        for (name, factor) in [("even", m.even), ("odd", m.odd)] {
+            if !(factor.is_finite() && factor >= 1.0) {
+                return Err(format!(
+                    "efficiency.gemm_misaligned.{name} = {factor}: must be a number of at least 1"
+                ));
+            }
+        }
+    }
     if n.nvlink_ranks < 2 {
         return Err(format!(
             "network.nvlink_ranks = {}: a collective has at least 2 ranks",
