@@ -6,6 +6,7 @@ import contextlib
 import json
 import os
 import subprocess
+import sys
 import tempfile
 import warnings
 from pathlib import Path
@@ -50,6 +51,9 @@ def text(arguments: Sequence[str], store: Optional[FilePath] = None) -> str:
     if store is None:
         # Runs are saved only when the caller names a folder.
         environment["SHARDLAB_STORE"] = "off"
+    if sys.prefix != sys.base_prefix:
+        # GPU libraries that were installed with this module are found without activating anything.
+        environment.setdefault("VIRTUAL_ENV", sys.prefix)
     done = subprocess.run(
         [_binary.find(), *arguments],
         stdin=subprocess.DEVNULL,
