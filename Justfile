@@ -54,7 +54,8 @@ wheel:
 # Test the Python module against the binary of this checkout
 python:
     cargo build --release
-    SHARDLAB_BIN="$PWD/target/release/shardlab" PYTHONPATH=python python3 -m unittest discover --start-directory python/tests
+    SHARDLAB_BIN="$PWD/target/release/shardlab" PYTHONPATH="$PWD/python" \
+    python3 -m unittest discover --start-directory python/tests
 
 # The smallest binary, for GPU nodes: `sim` and `exec` without the dashboard, PNG charts and tokenizers
 slim:

@@ -19,9 +19,9 @@ Options of the command line that a function does not name can be given by name, 
 dashes: ``shardlab.predict(job, full_ranks=True, slower={"host": 2})`` is
 ``shardlab sim --full-ranks --slower host=2``.
 
-Runs are not saved unless ``store`` names a folder. Paths in a dictionary are relative to the working
-directory. A failed command raises :class:`Error`; a dictionary that cannot be a scenario, such as
-one with a ``None`` in it, raises ``TypeError`` or ``ValueError``.
+Runs are not saved unless ``store`` names a folder. Paths in a dictionary are relative to the
+working directory. A failed command raises :class:`Error`; a dictionary that cannot be a scenario,
+such as one with a ``None`` in it, raises ``TypeError`` or ``ValueError``.
 """
 
 from __future__ import annotations
@@ -94,8 +94,8 @@ def sweep(
     """Predicts all combinations of some options and returns one dictionary per point.
 
     ``axes`` maps keys to their values: ``{"train.micro_batch": [1, 2, 4]}``. Keys joined by commas
-    change together: ``{"mesh.dp_shard,mesh.dp_outer": [[16, 1], [8, 2]]}``. A scenario's ``[sweep]``
-    section gives further axes.
+    change together: ``{"mesh.dp_shard,mesh.dp_outer": [[16, 1], [8, 2]]}``. A scenario's
+    ``[sweep]`` section gives further axes.
     """
     flags = [*_settings("--axis", axes), *_settings("--set", set), *_options(options)]
     return _on_scenarios("sweep", [scenario], flags, store)
@@ -130,7 +130,7 @@ def check(
 def plan(
     scenario: Scenario, *, set: Optional[Overrides] = None, **options: Option
 ) -> Dict[str, Any]:
-    """Returns the program of a scenario: every instruction of a step, with the rule that made it."""
+    """Returns the program of a scenario: each instruction of a step, with the rule that made it."""
     flags = [*_settings("--set", set), *_options(options)]
     return _on_scenarios("plan", [scenario], flags)[0]
 
@@ -166,9 +166,9 @@ def gate(
 ) -> List[Dict[str, Any]]:
     """Compares scenarios with their baselines and returns one dictionary per scenario.
 
-    A regression is not an error: see ``pass`` and ``findings`` of each result. A missing baseline is
-    one; ``bless=True`` writes baselines instead of comparing. A baseline has its scenario's file
-    name, so dictionaries are not accepted; :func:`dumps` turns one into the text of a file.
+    A regression is not an error: see ``pass`` and ``findings`` of each result. A missing baseline
+    is one; ``bless=True`` writes baselines instead of comparing. A baseline has its scenario's
+    file name, so dictionaries are not accepted; :func:`dumps` turns one into the text of a file.
     """
     if not scenarios:
         raise TypeError("gate() needs at least one scenario")
@@ -179,8 +179,8 @@ def gate(
 def run(verb: str, *arguments: FilePath, store: Optional[FilePath] = None) -> List[Dict[str, Any]]:
     """Runs any command that has ``--json`` and returns the objects it prints.
 
-    ``shardlab.run("exec", "llama-tiny", "--steps", "5")`` trains. Arguments are those of the command
-    line. ``store`` is the folder of saved runs.
+    ``shardlab.run("exec", "llama-tiny", "--steps", "5")`` trains. Arguments are those of the
+    command line. ``store`` is the folder of saved runs.
     """
     given = [verb, *map(str, arguments)]
     if store is not None:

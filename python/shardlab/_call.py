@@ -20,7 +20,8 @@ Scenario = Union[str, "os.PathLike[str]", Mapping[str, Any]]
 #: A file or folder.
 FilePath = Union[str, "os.PathLike[str]"]
 
-#: Overrides: ``{"fsdp.prefetch_forward": 0}``, or ``["fsdp.prefetch_forward=0"]`` as on the command line.
+#: Overrides: ``{"fsdp.prefetch_forward": 0}``, or as on the command line,
+#: ``["fsdp.prefetch_forward=0"]``.
 Overrides = Union[Mapping[str, Any], Iterable[str]]
 
 #: A command-line option. See :func:`options`.
@@ -34,7 +35,9 @@ class Error(Exception):
     signal ended it. ``results`` holds what was printed before the failure.
     """
 
-    def __init__(self, message: str, exit_code: int, results: Sequence[Dict[str, Any]] = ()) -> None:
+    def __init__(
+        self, message: str, exit_code: int, results: Sequence[Dict[str, Any]] = ()
+    ) -> None:
         super().__init__(message)
         self.message = message
         self.exit_code = exit_code
@@ -46,7 +49,10 @@ class Error(Exception):
 
 
 def text(arguments: Sequence[str], store: Optional[FilePath] = None) -> str:
-    """Runs the binary and returns what it printed. Exit status 1, a failed check, is not an error."""
+    """Runs the binary and returns what it printed.
+
+    Exit status 1, a failed check, is not an error.
+    """
     environment = dict(os.environ, NO_COLOR="1")
     if store is None:
         # Runs are saved only when the caller names a folder.

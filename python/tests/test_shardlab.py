@@ -1,7 +1,10 @@
 """The module over the binary that it is installed with."""
 
+import contextlib
+import io
 import os
 import pickle
+import re
 import stat
 import subprocess
 import sys
@@ -73,7 +76,9 @@ class Verbs(InFolder):
         self.assertTrue(Path("trace.json").is_file())
 
     def test_sweep_returns_every_point(self):
-        points = shardlab.sweep(JOB, {"train.micro_batch": [1, 2], "fsdp.policy": ["native", "fsdp2"]})
+        points = shardlab.sweep(
+            JOB, {"train.micro_batch": [1, 2], "fsdp.policy": ["native", "fsdp2"]}
+        )
         self.assertEqual(
             [point["settings"] for point in points],
             [
@@ -140,6 +145,19 @@ class Verbs(InFolder):
         self.assertIn("small-native", {each["name"] for each in shardlab.scenarios()})
         self.assertIn("mesh", shardlab.schema()["properties"])
         self.assertRegex(shardlab.version(), r"^\d+\.\d+\.\d+$")
+
+
+class Documents(unittest.TestCase):
+    def test_the_example_of_the_install_page_runs(self):
+        page = Path(__file__).resolve().parents[2] / "docs" / "install.md"
+        (example,) = re.findall(r"```python\n(.*?)```", page.read_text(encoding="utf-8"), re.DOTALL)
+        printed = io.StringIO()
+        names = {}
+        with contextlib.redirect_stdout(printed):
+            exec(example, names)
+        self.assertIn(str(names["now"]["step_ms"]["median"]), printed.getvalue())
+        self.assertEqual(len(names["points"]), 4)
+        self.assertEqual(names["best"]["fits"], "yes")
 
 
 class Files(InFolder):
@@ -230,7 +248,9 @@ class Binaries(InFolder):
         self.assertEqual(shardlab.check(JOB), {"ok": False})
 
     def test_a_failed_run_keeps_what_was_printed(self):
-        self.stand_in("""echo '{"step": 1}'; printf '{"ste'; echo 'error: disk is full' >&2; exit 3""")
+        self.stand_in(
+            """echo '{"step": 1}'; printf '{"ste'; echo 'error: disk is full' >&2; exit 3"""
+        )
         with self.assertRaises(shardlab.Error) as caught:
             shardlab.run("exec", "job")
         error = caught.exception
