@@ -148,8 +148,14 @@ class Verbs(InFolder):
 
 
 class Documents(unittest.TestCase):
+    root = Path(__file__).resolve().parents[2]
+
+    def test_the_citation_names_this_version(self):
+        citation = (self.root / "CITATION.cff").read_text(encoding="utf-8")
+        self.assertIn(f"\nversion: {shardlab.version()}\n", citation)
+
     def test_the_example_of_the_install_page_runs(self):
-        page = Path(__file__).resolve().parents[2] / "docs" / "install.md"
+        page = self.root / "docs" / "install.md"
         (example,) = re.findall(r"```python\n(.*?)```", page.read_text(encoding="utf-8"), re.DOTALL)
         printed = io.StringIO()
         names = {}
