@@ -51,12 +51,18 @@ pub(super) fn writable(store: &Store) -> Result<(), StoreError> {
         .map_err(|e| StoreError::io(&probe, e))
 }
 
-pub(super) fn save(store: &Store, view: &RunView) -> Result<Id, StoreError> {
-    create_dir(&store.dir)?;
+/// The run with what is known about this machine added to its environment.
+pub(super) fn complete(view: &RunView) -> RunView {
     let mut view = view.clone();
     for (key, value) in environment::facts() {
         view.run.environment.entry(key).or_insert(value);
     }
+    view
+}
+
+/// Saves a [`complete`] run.
+pub(super) fn save(store: &Store, view: &RunView) -> Result<Id, StoreError> {
+    create_dir(&store.dir)?;
     for _ in 0..TRIES {
         let id = Id::now();
         let unfinished = store.dir.join(format!("{UNFINISHED}{id}"));
@@ -66,7 +72,7 @@ pub(super) fn save(store: &Store, view: &RunView) -> Result<Id, StoreError> {
             Err(e) if e.kind() == ErrorKind::AlreadyExists => continue,
             Err(e) => return Err(StoreError::io(&unfinished, e)),
         }
-        let result = write(&unfinished, &id, &view).and_then(|lock| {
+        let result = write(&unfinished, &id, view).and_then(|lock| {
             let to = store.path(&id);
             match fs::rename(&unfinished, &to) {
                 Ok(()) => {
