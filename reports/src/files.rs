@@ -48,7 +48,7 @@ pub fn write_as<T>(
         // As open to others as any new file: the umask applies.
         part.permissions(Permissions::from_mode(0o666));
     }
-    let part = part.tempfile_in(folder(&target.path))?;
+    let part = part.tempfile_in(folder(&target.path)).map_err(bare)?;
     let done = buffered(part.as_file(), fill)?;
     if let Some(permissions) = target.permissions {
         part.as_file().set_permissions(permissions)?;
@@ -68,7 +68,9 @@ pub fn write_as<T>(
 pub fn check(path: &Path) -> io::Result<()> {
     match Target::of(path, Existing::Replace)? {
         Target::Stream(_) => Ok(()),
-        Target::File(target) => tempfile::tempfile_in(folder(&target.path)).map(drop),
+        Target::File(target) => tempfile::tempfile_in(folder(&target.path))
+            .map(drop)
+            .map_err(bare),
     }
 }
 
@@ -132,6 +134,15 @@ impl Target {
             path: path.canonicalize()?,
             permissions: Some(metadata.permissions()),
         }))
+    }
+}
+
+/// The error of the system, without the name of the temporary file.
+fn bare(error: io::Error) -> io::Error {
+    let cause = error.get_ref().and_then(|e| e.source());
+    match cause.map(ToString::to_string) {
+        Some(cause) => io::Error::new(error.kind(), cause),
+        None => error,
     }
 }
 

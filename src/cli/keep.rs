@@ -181,7 +181,7 @@ impl Place {
     pub(super) fn probe(&self) -> Result<(), Failure> {
         match self.asked {
             None => Ok(()),
-            asked => self.store.writable().map_err(|e| unsaved(asked, &e)),
+            asked => probe(&self.store, asked),
         }
     }
 
@@ -221,6 +221,14 @@ impl Place {
             );
         }
         Ok(Saved::As(saved.id, text))
+    }
+}
+
+/// Checks that a store is in a place that can be written. A full disk is told after the results.
+pub(super) fn probe(store: &Store, option: Option<&str>) -> Result<(), Failure> {
+    match store.writable() {
+        Err(e) if e.is_bad_input() => Err(unsaved(option, &e)),
+        _ => Ok(()),
     }
 }
 

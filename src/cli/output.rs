@@ -47,10 +47,16 @@ fn wrap(text: &str, width: usize) -> Vec<String> {
     lines
 }
 
-/// Checks, before a long computation, that the file of an option can be written.
+/// Checks, before a long computation, that the file of an option is in a place that can be written. A full disk is told after
+/// the results: it may have room by then.
 pub(super) fn writable(option: &str, path: &Path) -> Result<(), Failure> {
-    files::check(path)
-        .map_err(|e| Failure::unwritten(format_args!("{option} {}", path.display()), &e))
+    match files::check(path) {
+        Err(e) if files::is_bad_path(&e) => Err(Failure::unwritten(
+            format_args!("{option} {}", path.display()),
+            &e,
+        )),
+        _ => Ok(()),
+    }
 }
 
 /// Writes the file of an option, in full or not at all.

@@ -57,14 +57,12 @@ pub(super) fn run(args: &Args, out: &mut Out) -> Result<Status, Failure> {
     let report = Report::new(args.title.as_deref(), &items);
     let pictures = args.png.then(|| pictures(&args.out)).flatten();
     if let Some((folder, _)) = &pictures {
-        std::fs::create_dir_all(folder)
-            .map_err(|e| Failure::unwritten(format_args!("--png {}", folder.display()), &e))?;
-        for plot in report.plots() {
-            let path = folder.join(format!("{}.png", plot.name));
-            let png = png::render(&plot.standalone())
-                .map_err(|e| Failure::run(format_args!("{}: {e}", path.display())))?;
-            write_file("--png", &path, |to| to.write_all(&png))?;
-        }
+        let is_new = !folder.exists();
+        write_pictures(&report, folder).inspect_err(|_| {
+            if is_new {
+                let _ = std::fs::remove_dir_all(folder);
+            }
+        })?;
     }
     let text = if kind == Some("html") {
         html(&report)
@@ -85,6 +83,19 @@ pub(super) fn run(args: &Args, out: &mut Out) -> Result<Status, Failure> {
         text.len().div_ceil(1024)
     ))?;
     Ok(Status::Done)
+}
+
+/// Writes every drawing as a PNG into a folder.
+fn write_pictures(report: &Report, folder: &Path) -> Result<(), Failure> {
+    std::fs::create_dir_all(folder)
+        .map_err(|e| Failure::unwritten(format_args!("--png {}", folder.display()), &e))?;
+    for plot in report.plots() {
+        let path = folder.join(format!("{}.png", plot.name));
+        let png = png::render(&plot.standalone())
+            .map_err(|e| Failure::run(format_args!("{}: {e}", path.display())))?;
+        write_file("--png", &path, |to| to.write_all(&png))?;
+    }
+    Ok(())
 }
 
 /// The folder of the drawings and its name as seen from the report.

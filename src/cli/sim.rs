@@ -5,7 +5,7 @@ pub(super) mod report;
 use super::args::{Overrides, load, profiles, warnings};
 use super::budget::Check;
 use super::keep::{SaveOnRequest, Saved, view_of};
-use super::output::{Failure, Out, Status, write_file};
+use super::output::{Failure, Out, Status, writable, write_file};
 use super::table::Table;
 use crate::predict::{Fit, Prediction, TIGHT, predict};
 use crate::trace;
@@ -115,6 +115,12 @@ pub(super) fn run(args: &Args, out: &mut Out) -> Result<Status, Failure> {
         .map(|path| load(path, &args.overrides.set))
         .collect::<Result<_, _>>()?;
     let place = args.save.place(args.scenarios.len())?;
+    if let Some(place) = &place {
+        place.probe()?;
+    }
+    if let Some(path) = &args.trace {
+        writable("--trace", path)?;
+    }
     let profiles = profiles();
     let options = args.options();
     let mut lines = Vec::new();

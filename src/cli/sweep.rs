@@ -6,7 +6,7 @@ mod write;
 
 use super::args::{Overrides, percent, profiles, size};
 use super::interrupt;
-use super::keep::{unsaved, view_of};
+use super::keep::{probe, unsaved, view_of};
 use super::output::{Failure, Out, Status, say, writable, write_file};
 use crate::predict::Prediction;
 use points::{Outcome, evaluate};
@@ -84,16 +84,15 @@ struct Saver<'a> {
 
 impl<'a> Saver<'a> {
     fn new(args: &'a Args) -> Result<Self, Failure> {
-        let open = |dir| {
+        let open = |dir: &PathBuf| -> Result<(Store, Known), Failure> {
             let store = Store::at(dir);
-            store.writable()?;
-            let known = store.known()?;
+            probe(&store, STORE)?;
+            let known = store.known().map_err(|e| unsaved(STORE, &e))?;
             Ok((store, known))
         };
-        let store = args.store.as_ref().map(open).transpose();
         Ok(Self {
             args,
-            store: store.map_err(|e| unsaved(STORE, &e))?,
+            store: args.store.as_ref().map(open).transpose()?,
             saved: AtomicUsize::new(0),
             before: AtomicUsize::new(0),
             failed: OnceLock::new(),

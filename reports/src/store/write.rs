@@ -44,11 +44,14 @@ pub(super) struct Head<V> {
 }
 
 pub(super) fn writable(store: &Store) -> Result<(), StoreError> {
+    let is_new = !store.dir.exists();
     create_dir(&store.dir)?;
     let probe = store.dir.join(format!("{UNFINISHED}{}", Id::now()));
-    fs::create_dir(&probe)
-        .and_then(|()| fs::remove_dir(&probe))
-        .map_err(|e| StoreError::io(&probe, e))
+    let probed = fs::create_dir(&probe).and_then(|()| fs::remove_dir(&probe));
+    if is_new {
+        let _ = fs::remove_dir(&store.dir);
+    }
+    probed.map_err(|e| StoreError::io(&probe, e))
 }
 
 /// The run with what is known about this machine added to its environment.
@@ -62,7 +65,17 @@ pub(super) fn complete(view: &RunView) -> RunView {
 
 /// Saves a [`complete`] run.
 pub(super) fn save(store: &Store, view: &RunView) -> Result<Id, StoreError> {
+    let is_new = !store.dir.exists();
     create_dir(&store.dir)?;
+    save_in(store, view).inspect_err(|_| {
+        if is_new {
+            // Only if nothing else is in it.
+            let _ = fs::remove_dir(&store.dir);
+        }
+    })
+}
+
+fn save_in(store: &Store, view: &RunView) -> Result<Id, StoreError> {
     for _ in 0..TRIES {
         let id = Id::now();
         let unfinished = store.dir.join(format!("{UNFINISHED}{id}"));
