@@ -4,6 +4,7 @@
 //! run itself failed. A reader that closes the pipe early (`| head`) ends the program successfully.
 
 mod args;
+mod budget;
 mod calibrate;
 mod check;
 mod compare;
@@ -35,16 +36,18 @@ pub(crate) use {
 
 use clap::{CommandFactory, Parser, Subcommand};
 use output::{Failure, Out, Status};
+use std::io::ErrorKind;
 use std::process::ExitCode;
 
 const EXIT_STATUS: &str = "\
 Exit status:
   0  done
-  1  a check failed
+  1  a check failed: what was asked for does not hold
   2  bad input: a scenario, an option, a table
-  3  the run itself failed, or was interrupted
+  3  the run itself failed (a full disk, for example), or was interrupted
 
-A SCENARIO is a file, or the name of a shipped one (`shardlab scenarios` lists them).";
+A SCENARIO is a file, the name of a shipped one (`shardlab scenarios` lists them), or - for
+standard input.";
 
 /// Predict what a fully sharded (FSDP) training step costs, and why.
 #[derive(Parser)]
@@ -72,9 +75,9 @@ enum Command {
     Sweep(sweep::Args),
     /// Compare runs: what is different, and what the difference comes from
     Compare(compare::Args),
-    /// List, show, name and remove kept runs
+    /// List, show, name and remove saved runs
     Runs(Box<runs::Args>),
-    /// Write a page (HTML) or Markdown over scenarios and kept runs
+    /// Write an HTML or Markdown report on scenarios and saved runs
     Report(report::Args),
     /// Compare with a baseline, for CI: memory, convergence, time, program, proofs
     Gate(Box<gate::Args>),
@@ -98,11 +101,15 @@ enum Command {
 pub fn main() -> ExitCode {
     let cli = match Cli::try_parse() {
         Ok(cli) => cli,
-        // Help and version are no errors; printing them may hit a closed pipe, which is none either.
+        // Help and version are not errors, and neither is a pipe that is closed while they are printed.
         Err(e) => {
             let code = u8::try_from(e.exit_code()).unwrap_or(Status::BAD_INPUT);
-            let _ = e.print();
-            return ExitCode::from(code);
+            return match e.print() {
+                Err(e) if e.kind() != ErrorKind::BrokenPipe => {
+                    Failure::from(e).report(&mut Out::stdout())
+                }
+                _ => ExitCode::from(code),
+            };
         }
     };
     let mut out = Out::stdout();

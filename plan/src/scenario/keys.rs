@@ -38,6 +38,8 @@ pub enum Accept {
     Number(f64, f64),
     /// Bytes, both ends included: an integer, or a string with a unit such as `"25MiB"`.
     Bytes(u64, u64),
+    /// The same with a unit, always: a bare number would be read as bytes and meant as GiB.
+    Size(u64, u64),
     /// One of these strings.
     Choice(&'static [&'static str]),
     /// A path whose name ends so, for example in `.toml`.
@@ -111,6 +113,7 @@ impl Accept {
             Self::Bytes(_, b) => {
                 format!("bytes up to {b}, as an integer or as a string such as \"25MiB\"")
             }
+            Self::Size(..) => "a size with a unit, such as \"60GiB\"".into(),
             Self::Choice(c) => c
                 .iter()
                 .map(|s| format!("{s:?}"))
@@ -192,7 +195,7 @@ pub fn keys() -> &'static [KeyInfo] {
     KEYS
 }
 
-use Accept::{Bool, Bytes, Choice, Empty, Integer, List, Number, Path, Table, Text, Tuple};
+use Accept::{Bool, Bytes, Choice, Empty, Integer, List, Number, Path, Size, Table, Text, Tuple};
 
 const ABOVE_0: f64 = f64::MIN_POSITIVE;
 const MIB: u64 = 1 << 20;
@@ -303,7 +306,7 @@ keys! {
     GateAllocated: "gate" "allocated" [Number(0.0, 1e6)] "0.0" "Relative tolerance of peak allocated bytes; 0: equal to the byte";
     GateReserved: "gate" "reserved" [Number(0.0, 1e6)] "0.01" "Relative tolerance of peak reserved bytes";
     GateDevice: "gate" "device" [Number(0.0, 1e6)] "0.01" "Relative tolerance of device bytes";
-    GateMaxMemory: "gate" "max_memory" [Bytes(1, 1 << 50)] "(none)" "Budget: most reserved memory of a GPU, whatever the baseline has";
+    GateMaxMemory: "gate" "max_memory" [Size(1, 1 << 50)] "(none)" "Budget: most reserved memory of a GPU, whatever the baseline has";
     GateMaxStepMs: "gate" "max_step_ms" [Number(1e-9, 1e12)] "(none)" "Budget: longest predicted step in milliseconds, whatever the baseline has";
     GateLoss: "gate" "loss" [Number(0.0, 1e6)] "1e-3" "Relative tolerance of each loss; 0 with loss_absolute 0: equal to the bit";
     GateLossAbsolute: "gate" "loss_absolute" [Number(0.0, 1e6)] "0.0" "Absolute tolerance of each loss, added to the relative one";

@@ -184,6 +184,9 @@ fn check(p: &Profile) -> Result<(), String> {
             n.nvlink_ranks
         ));
     }
+    if n.nvlink_domain == Some(0) {
+        return Err("network.nvlink_domain = 0: NVLink connects at least 1 GPU".into());
+    }
     if !(n.misaligned_factor.is_finite() && n.misaligned_factor >= 1.0) {
         let value = n.misaligned_factor;
         return Err(format!(
