@@ -1,0 +1,244 @@
+//! The documents: their commands run, their numbers are those of the tables, their links lead somewhere.
+
+use crate::{json, stdout};
+use serde_json::Value;
+use std::path::{Path, PathBuf};
+
+const ROOT: &str = env!("CARGO_MANIFEST_DIR");
+
+fn read(path: &str) -> String {
+    std::fs::read_to_string(Path::new(ROOT).join(path)).unwrap_or_else(|e| panic!("{path}: {e}"))
+}
+
+/// A fenced block below `<!-- tested -->` or `<!-- tested: FILE -->`.
+struct Block {
+    /// The file that the block is, instead of commands.
+    file: Option<String>,
+    text: String,
+}
+
+fn tested_blocks(page: &str) -> Vec<Block> {
+    let mut blocks = Vec::new();
+    for part in page.split("<!-- tested").skip(1) {
+        let (note, rest) = part.split_once("-->").unwrap();
+        let (_, fenced) = rest.split_once("```").unwrap();
+        let (_, body) = fenced.split_once('\n').unwrap();
+        let (text, _) = body.split_once("```").unwrap();
+        blocks.push(Block {
+            file: note.strip_prefix(':').map(|f| f.trim().to_owned()),
+            text: text.to_owned(),
+        });
+    }
+    blocks
+}
+
+/// Runs the tested blocks of a page as a person would paste them: in order, in one folder.
+#[cfg(unix)]
+#[track_caller]
+fn paste(page: &str, least: usize) {
+    let folder = tempfile::tempdir().unwrap();
+    let bin = Path::new(env!("CARGO_BIN_EXE_shardlab")).parent().unwrap();
+    let path = format!("{}:{}", bin.display(), std::env::var("PATH").unwrap());
+    let blocks = tested_blocks(&read(page));
+    let commands: usize = blocks
+        .iter()
+        .map(|b| b.text.matches("shardlab ").count())
+        .sum();
+    assert!(commands >= least, "{page}: {commands} commands");
+    for Block { file, text } in blocks {
+        if let Some(file) = file {
+            std::fs::write(folder.path().join(file), text).unwrap();
+            continue;
+        }
+        let output = std::process::Command::new("bash")
+            .args(["-euc", &text])
+            .current_dir(folder.path())
+            .env("PATH", &path)
+            .env_remove("SHARDLAB_STORE")
+            .output()
+            .unwrap();
+        assert!(
+            output.status.success(),
+            "{page}: {}\n{text}\n{}",
+            output.status,
+            String::from_utf8_lossy(&output.stderr)
+        );
+    }
+}
+
+#[cfg(unix)]
+#[test]
+fn commands_of_the_readme_run_in_order() {
+    paste("README.md", 10);
+}
+
+#[cfg(unix)]
+#[test]
+fn commands_of_the_pages_run_in_order() {
+    paste("docs/runs.md", 8);
+    paste("docs/reports.md", 4);
+}
+
+/// Measured tables, and which of their rows a line of the README is about.
+struct Line {
+    label: &'static str,
+    tables: &'static [&'static str],
+    wanted: fn(&Value) -> bool,
+}
+
+fn is_tiny(row: &Value) -> bool {
+    row["scenario"] == "peers-tiny"
+}
+
+const LINES: [Line; 5] = [
+    Line {
+        label: "FSDP2 and Megatron-FSDP on 4 H200, models of 1.5 to 8 B",
+        tables: &["h200x4", "h200x4_heldout"],
+        wanted: |row| !is_tiny(row),
+    },
+    Line {
+        label: "the same, a 0.1 B model",
+        tables: &["h200x4", "h200x4_heldout"],
+        wanted: is_tiny,
+    },
+    Line {
+        label: "memory of both on meshes of up to 1,024 ranks, run on one GPU",
+        tables: &["engine_memory"],
+        wanted: |_| true,
+    },
+    Line {
+        label: "`shardlab exec` on 1 to 4 H200",
+        tables: &["exec_h200", "exec_h200_options"],
+        wanted: |_| true,
+    },
+    Line {
+        label: "`shardlab exec` on 1 and 2 H100",
+        tables: &["exec_h100"],
+        wanted: |_| true,
+    },
+];
+
+/// Absolute errors in percent of those rows that have the metric, in ascending order.
+fn errors(rows: &[Value], metric: &str) -> Vec<f64> {
+    let of = |row: &Value| row[metric]["error_percent"].as_f64();
+    let mut errors: Vec<f64> = rows.iter().filter_map(of).map(f64::abs).collect();
+    errors.sort_by(f64::total_cmp);
+    errors
+}
+
+fn median(sorted: &[f64]) -> f64 {
+    let n = sorted.len();
+    f64::midpoint(sorted[(n - 1) / 2], sorted[n / 2])
+}
+
+/// Two decimals below 1, one above.
+fn percent(error: f64) -> String {
+    if error < 0.995 {
+        format!("{error:.2}")
+    } else {
+        format!("{error:.1}")
+    }
+}
+
+#[test]
+fn the_accuracy_table_is_that_of_the_measured_runs() {
+    let readme = read("README.md");
+    let (_, section) = readme.split_once("\n## Accuracy\n").unwrap();
+    for Line {
+        label,
+        tables,
+        wanted,
+    } in LINES
+    {
+        let mut rows = Vec::new();
+        for table in tables {
+            let mut lines = json(&["validate", &format!("{ROOT}/tests/data/{table}.csv"), "--json"]);
+            lines.pop();
+            rows.extend(lines.into_iter().filter(wanted));
+        }
+        let step = errors(&rows, "step_ms");
+        let (middle, worst) = match step.last() {
+            Some(&worst) => (format!(" {:.1} ", median(&step)), format!(" {worst:.1} ")),
+            None => (" ".to_owned(), " ".to_owned()),
+        };
+        let most = |metric: &str| percent(*errors(&rows, metric).last().unwrap());
+        let line = format!(
+            "| {label} | {} |{middle}|{worst}| {} | {} |",
+            rows.len(),
+            most("peak_allocated_mib"),
+            most("peak_reserved_mib"),
+        );
+        assert!(section.lines().any(|l| l == line), "README.md lacks: {line}");
+    }
+}
+
+#[test]
+fn the_page_of_scenario_keys_is_current() {
+    assert!(
+        read("docs/scenario-keys.md") == stdout(&["schema", "--markdown"]),
+        "run: shardlab schema --markdown > docs/scenario-keys.md"
+    );
+}
+
+#[test]
+fn the_front_pages_are_short() {
+    for (page, most) in [("README.md", 150), ("BENCHMARKS.md", 120)] {
+        let lines = read(page).lines().count();
+        assert!(lines <= most, "{page} has {lines} lines");
+    }
+}
+
+fn pages() -> Vec<PathBuf> {
+    let mut pages = Vec::new();
+    for folder in ["", "docs", "benchmarks"] {
+        for entry in std::fs::read_dir(Path::new(ROOT).join(folder)).unwrap() {
+            let path = entry.unwrap().path();
+            if path.extension().is_some_and(|e| e == "md") {
+                pages.push(path);
+            }
+        }
+    }
+    assert!(pages.len() > 15, "{pages:?}");
+    pages
+}
+
+/// The anchor that GitHub gives a heading.
+fn anchor(heading: &str) -> String {
+    heading
+        .trim_start_matches('#')
+        .trim()
+        .to_lowercase()
+        .chars()
+        .filter(|c| c.is_alphanumeric() || matches!(c, ' ' | '-' | '_'))
+        .map(|c| if c == ' ' { '-' } else { c })
+        .collect()
+}
+
+/// Links within the repository name a file that is there, and a heading of it.
+#[test]
+fn links_of_the_documents_lead_somewhere() {
+    let mut links = 0;
+    for page in pages() {
+        let text = std::fs::read_to_string(&page).unwrap();
+        for part in text.split("](").skip(1) {
+            let target = part.split(')').next().unwrap();
+            if target.contains("://") {
+                continue;
+            }
+            links += 1;
+            let (file, heading) = target.split_once('#').unwrap_or((target, ""));
+            let path = match file {
+                "" => page.clone(),
+                _ => page.parent().unwrap().join(file),
+            };
+            let at = format!("{}: {target}", page.display());
+            assert!(path.exists(), "{at}: no such file");
+            if !heading.is_empty() {
+                let there = std::fs::read_to_string(&path).unwrap();
+                let mut headings = there.lines().filter(|l| l.starts_with('#')).map(anchor);
+                assert!(headings.any(|a| a == heading), "{at}: no such heading");
+            }
+        }
+    }
+    assert!(links > 60, "{links}");
+}
