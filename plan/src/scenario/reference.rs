@@ -66,6 +66,7 @@ fn accepts(forms: &[Accept]) -> String {
                 let all: Vec<String> = names.iter().map(|n| format!("`{n}`")).collect();
                 all.join(", ")
             }
+            Accept::List(Accept::Text) => "list of strings".to_owned(),
             Accept::List(of) => format!("list of {}", accepts(&[**of])),
             Accept::Tuple(of, n) => format!("list of {n}: {}", accepts(&[**of])),
             Accept::Empty => "`[]`".to_owned(),
@@ -83,7 +84,11 @@ fn accepts(forms: &[Accept]) -> String {
 
 /// A literal default as code, a derived one in words.
 fn default(info: &KeyInfo) -> String {
-    match info.default.strip_prefix('(').and_then(|d| d.strip_suffix(')')) {
+    match info
+        .default
+        .strip_prefix('(')
+        .and_then(|d| d.strip_suffix(')'))
+    {
         Some(words) => text(words),
         None => format!("`{}`", info.default),
     }
@@ -119,7 +124,9 @@ mod tests {
     fn every_choice_is_explained() {
         for info in KEYS.iter().filter(|k| k.section != "gate") {
             for form in info.accepts {
-                let Accept::Choice(names) = form else { continue };
+                let Accept::Choice(names) = form else {
+                    continue;
+                };
                 if names.len() > 8 || names.contains(&"bf16") {
                     continue;
                 }
