@@ -3,6 +3,7 @@
 //! `sim` and `exec` both produce a [`Run`]; everything downstream reads only this. [`Run::summary`] is the JSON contract.
 
 mod awaited;
+pub mod basis;
 mod clock;
 mod collectives;
 pub mod float;
@@ -12,6 +13,7 @@ mod queue;
 mod summary;
 
 pub use awaited::{awaited_names, awaited_units};
+pub use basis::{Basis, BasisKind, ErrorBand};
 pub use clock::Clock;
 pub use collectives::collective_stats;
 pub use inputs::Inputs;
@@ -284,6 +286,9 @@ pub struct Run {
     pub grad_norms: Vec<f64>,
     /// Environment: versions, devices, seeds.
     pub environment: BTreeMap<String, String>,
+    /// What a prediction rests on; `None` for measured runs, and for predictions saved before this was recorded.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub basis: Option<Basis>,
     /// The recorded step on a rank unlike rank 0 (`sim` with stragglers, recorded): for timelines, not kept.
     #[serde(skip)]
     pub other: Option<OtherRank>,

@@ -241,6 +241,7 @@ fn run(spans: Vec<Span>, to: Picos) -> Run {
         },
         losses: vec![4.5, f64::NAN, 4.25],
         grad_norms: vec![1.5, f64::INFINITY, 0.1],
+        basis: None,
         other: None,
         environment: BTreeMap::from([("seed".to_owned(), "0".to_owned())]),
     }

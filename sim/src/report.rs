@@ -194,6 +194,7 @@ pub(crate) fn build(parts: &Parts<'_>, ranks: &[Rank<'_>]) -> Run {
         losses: Vec::new(),
         grad_norms: Vec::new(),
         environment: environment(parts, ranks.len()),
+        basis: None,
         other: record.then(|| other(parts.options, ranks)).flatten(),
     }
 }

@@ -158,6 +158,10 @@ pub(super) fn profile(name: &str, m: &Measured, together: Together) -> String {
         r#"name = "{name}"
 about = "{cores} cores of {model}, ranks as threads, for the embedded CPU device"
 
+[measured]
+on = "{cores} cores of {model}, shardlab exec"
+gpus = {ranks}
+
 [device]
 source = "{device}"
 sms = 1
@@ -229,6 +233,7 @@ shared_wait_us = {wait}
 "#,
         model = machine.model.replace(['"', '\\'], "'"),
         cores = machine.cores,
+        ranks = m.collectives.iter().map(|t| t.ranks).max().unwrap_or(1),
         device = source("gaps, latencies, rates of products and copies"),
         memory = machine.memory_mib,
         gbps = num(memory_gbps),
@@ -487,7 +492,7 @@ mod tests {
     use shardlab_plan::units::DType;
 
     #[test]
-    fn a_librarys_estimates_stand_beside_what_was_measured() {
+    fn estimates_of_a_library_stand_next_to_measurements() {
         let table = |kind, dtype, estimates| Table {
             kind,
             dtype,

@@ -210,6 +210,7 @@ pub(crate) fn run(
         },
         losses: log.losses,
         grad_norms: log.grad_norms,
+        basis: None,
         other: None,
         environment,
     }

@@ -1,6 +1,6 @@
 //! The JSON contract of a run.
 
-use super::Run;
+use super::{BasisKind, ErrorBand, Run};
 use crate::units::Picos;
 use serde::Serialize;
 use std::collections::BTreeMap;
@@ -81,6 +81,21 @@ pub struct Summary {
     pub grad_norms: Vec<f64>,
     /// Environment.
     pub environment: BTreeMap<String, String>,
+    /// What a prediction rests on.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub basis: Option<BasisSummary>,
+    /// How far predictions like this one were off.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub error_band: Option<ErrorBand>,
+}
+
+/// What a prediction rests on.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct BasisSummary {
+    /// `measured` or `estimated`.
+    pub kind: BasisKind,
+    /// The machine that was measured, or why the prediction is an estimate.
+    pub on: String,
 }
 
 /// Exposed time in milliseconds.
@@ -215,6 +230,11 @@ impl Run {
             losses: self.losses.clone(),
             grad_norms: self.grad_norms.clone(),
             environment: self.environment.clone(),
+            basis: self.basis.as_ref().map(|b| BasisSummary {
+                kind: b.kind,
+                on: b.on.clone(),
+            }),
+            error_band: self.basis.as_ref().and_then(|b| b.band.clone()),
         }
     }
 }

@@ -66,6 +66,7 @@ impl Facts {
             costs: CostSources::default(),
             losses: curve.map_or_else(Vec::new, |c| c.losses.clone()),
             grad_norms: curve.map_or_else(Vec::new, |c| c.grad_norms.clone()),
+            basis: None,
             other: None,
             environment,
         };

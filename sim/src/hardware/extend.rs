@@ -8,6 +8,8 @@ use toml::{Spanned, Table, Value};
 
 /// The key.
 const KEY: &str = "extends";
+/// The section that says where a profile was measured.
+const MEASURED: &str = "measured";
 /// Most profiles that may stand on one another.
 const MOST: usize = 8;
 
@@ -67,6 +69,8 @@ fn resolve(path: &str, text: &str, below: &mut Vec<PathBuf>) -> Result<Table, Pr
         under => under?,
     };
     let mut all = resolve(&place, &under, below)?;
+    // Whoever changes a number has not measured it: the claim has to be made again.
+    all.remove(MEASURED);
     lay_over(&mut all, own);
     Ok(all)
 }
@@ -124,6 +128,22 @@ mod tests {
         let prefix = format!("{}{}", folder.display(), std::path::MAIN_SEPARATOR);
         std::fs::remove_dir_all(&folder).unwrap();
         loaded.map_err(|e| e.replace(&prefix, ""))
+    }
+
+    #[test]
+    fn whether_it_was_measured_is_not_inherited() {
+        let base = ("base.toml", "extends = \"h200-nvlink\"\nname = \"base\"\n");
+        let plain = of("unmeasured", &[base]).unwrap();
+        assert_eq!(plain.measured, None);
+        let restated = "extends = \"h200-nvlink\"\n[measured]\non = \"8 x H200\"\ngpus = 8\n";
+        let own = of("restated", &[("own.toml", restated)]).unwrap();
+        assert_eq!(own.measured.unwrap().gpus, 8);
+        let bad = restated.replace("gpus = 8", "gpus = 0");
+        assert!(
+            of("none", &[("own.toml", &bad)])
+                .unwrap_err()
+                .contains("measured:")
+        );
     }
 
     #[test]

@@ -161,6 +161,23 @@ fn check(p: &Profile) -> Result<(), String> {
             return Err(format!("{name} = {value}: must be a positive number"));
         }
     }
+    if let Some(m) = &p.measured
+        && (m.on.trim().is_empty() || m.gpus == 0)
+    {
+        return Err(
+            "measured: `on` names the machine, and `gpus`, at least 1, is how many of its GPUs ran together"
+                .into(),
+        );
+    }
+    if let Some(m) = p.efficiency.gemm_misaligned {
+        for (name, factor) in [("even", m.even), ("odd", m.odd)] {
+            if !(factor.is_finite() && factor >= 1.0) {
+                return Err(format!(
+                    "efficiency.gemm_misaligned.{name} = {factor}: must be a number of at least 1"
+                ));
+            }
+        }
+    }
     if n.nvlink_ranks < 2 {
         return Err(format!(
             "network.nvlink_ranks = {}: a collective has at least 2 ranks",

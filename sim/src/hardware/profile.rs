@@ -14,6 +14,10 @@ pub struct Profile {
     pub name: String,
     /// What it describes, in a line.
     pub about: String,
+    /// `[measured]`, where the numbers come from a machine rather than from data sheets. A profile that extends another one
+    /// does not inherit it: what it changes was not measured there.
+    #[serde(default)]
+    pub measured: Option<MeasuredOn>,
     /// `[device]`
     pub device: Device,
     /// `[footprint]`
@@ -55,6 +59,16 @@ const fn one() -> f64 {
 
 const fn two() -> u32 {
     2
+}
+
+/// `[measured]`: the machine that the numbers were measured on.
+#[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct MeasuredOn {
+    /// The machine and the software that ran on it, in a few words.
+    pub on: String,
+    /// Most GPUs of one node whose collectives were measured together.
+    pub gpus: u32,
 }
 
 /// `[device]`: one accelerator.
@@ -307,6 +321,9 @@ pub struct Efficiency {
     /// if not given.
     #[serde(default)]
     pub gemm_tiles: Vec<(u64, u64, f64)>,
+    /// How many times as long 16-bit GEMMs take whose rows do not start at multiples of 16 bytes; not known if not given.
+    #[serde(default)]
+    pub gemm_misaligned: Option<GemmMisaligned>,
     /// Convolutions relative to the equal matrix product.
     pub conv: f64,
     /// Attention forward.
@@ -318,6 +335,17 @@ pub struct Efficiency {
     pub attention_backward_fixed_order: Option<f64>,
     /// Memory-bound classes: share of `memory_gbps`.
     pub memory: BTreeMap<MemoryClass, f64>,
+}
+
+/// What it costs 16-bit GEMMs that a row of an operand has a number of elements that is not a multiple of 8: the library
+/// takes kernels without 16-byte loads.
+#[derive(Clone, Copy, Debug, PartialEq, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct GemmMisaligned {
+    /// Time relative to the aligned GEMM where rows have an even number of elements.
+    pub even: f64,
+    /// The same where a row has an odd number of elements.
+    pub odd: f64,
 }
 
 /// Classes of memory-bound kernels. Backward kernels of a class may have an entry of their own.

@@ -78,7 +78,6 @@ pub(super) fn run(
 #[cfg(not(feature = "frames"))]
 pub(super) fn run(_: &Args, _: &Store, _: bool, _: &mut Out) -> Result<Status, Failure> {
     Err(Failure::bad_input(
-        "this shardlab is built without queries (polars takes minutes to build); `cargo build --release --features frames` \
-         makes one with them",
+        "this build has no queries: build with `cargo build --release --features frames` (polars takes minutes to compile)",
     ))
 }

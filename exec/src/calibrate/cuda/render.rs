@@ -135,6 +135,10 @@ pub(super) fn profile(name: &str, m: &Measured) -> String {
         r#"name = "{name}"
 about = "{machine}, for the CUDA device"
 
+[measured]
+on = "{gpus} x {gpu}, shardlab exec"
+gpus = {gpus}
+
 [device]
 source = "memory, TFLOP/s: {sheet}; {device}"
 sms = {sms}
@@ -209,6 +213,8 @@ h2d_loss = {h2d_loss}
 d2h_loss = {d2h_loss}
 "#,
         device = d.source(source("gaps, latencies, copies")),
+        gpus = m.gpus,
+        gpu = m.gpu.replace(['"', '\\'], "'"),
         sms = m.multiprocessors,
         memory = m.memory_mib,
         gap = num(gap),

@@ -1,0 +1,177 @@
+//! What a prediction rests on, and how far it may be off.
+
+use serde::{Deserialize, Serialize};
+
+/// Whether a prediction rests on measurements.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum BasisKind {
+    /// The hardware profile was measured on machines like the mesh's.
+    Measured,
+    /// The hardware profile comes from data sheets, or the mesh goes beyond what was measured.
+    Estimated,
+}
+
+impl BasisKind {
+    /// Returns the word for tables and JSON.
+    #[must_use]
+    pub const fn word(self) -> &'static str {
+        match self {
+            Self::Measured => "measured",
+            Self::Estimated => "estimated",
+        }
+    }
+}
+
+/// What a prediction's times rest on.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Basis {
+    /// Whether that is a measurement.
+    pub kind: BasisKind,
+    /// The machine that was measured, or why the prediction is an estimate.
+    pub on: String,
+    /// How far predictions like this one were off; `None` where nothing like it was ever measured.
+    pub band: Option<ErrorBand>,
+}
+
+/// How far predictions were off in the validation rows nearest to a prediction.
+///
+/// Each bound is the 90th percentile (nearest rank) of the absolute errors of those rows.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct ErrorBand {
+    /// Bound of the step time's error, percent; `None` where no such row has a measured time.
+    pub step_percent: Option<f64>,
+    /// Bound of the reserved memory's error, percent; `None` where no such row has a measured peak.
+    pub reserved_percent: Option<f64>,
+    /// Number of rows behind it.
+    pub rows: u32,
+    /// What the rows have in common with the prediction.
+    pub like: String,
+}
+
+impl Basis {
+    /// Returns whether the prediction is an estimate.
+    #[must_use]
+    pub fn is_estimate(&self) -> bool {
+        self.kind == BasisKind::Estimated
+    }
+
+    /// Returns the bound of the step time's error, percent, where one is known.
+    #[must_use]
+    pub fn step_percent(&self) -> Option<f64> {
+        self.band.as_ref()?.step_percent
+    }
+
+    /// Returns the bound of the reserved memory's error, percent, where one is known.
+    #[must_use]
+    pub fn reserved_percent(&self) -> Option<f64> {
+        self.band.as_ref()?.reserved_percent
+    }
+
+    /// Returns the basis in a few words: `measured on 4 x NVIDIA H200, ± 4 %`.
+    #[must_use]
+    pub fn sentence(&self) -> String {
+        let on = match self.kind {
+            BasisKind::Measured => format!("measured on {}", self.on),
+            BasisKind::Estimated => format!("estimated: {}", self.on),
+        };
+        match self.step_percent() {
+            Some(percent) => format!("{on}; step time ± {}", bounded(percent)),
+            None => format!("{on}; error unknown"),
+        }
+    }
+}
+
+/// Formats a bound in percent: one decimal below 10, none from there on.
+#[must_use]
+pub fn bounded(percent: f64) -> String {
+    // A bound is rounded up: it has to hold.
+    let tenths = (percent * 10.0 - 1e-6).ceil() / 10.0;
+    if tenths < 10.0 {
+        format!("{tenths:.1} %")
+    } else {
+        format!("{:.0} %", (percent - 1e-6).ceil())
+    }
+}
+
+/// Formats a step time with the digits it deserves: two decimals where the basis is measured (or the run itself is), three
+/// significant digits after `~` where it is an estimate.
+#[must_use]
+pub fn milliseconds(ms: f64, basis: Option<&Basis>) -> String {
+    match basis {
+        Some(basis) if basis.is_estimate() => format!("~{} ms", significant(ms, 3)),
+        _ => format!("{ms:.2} ms"),
+    }
+}
+
+/// Formats a number with this many significant digits, without an exponent.
+#[must_use]
+pub fn significant(x: f64, digits: u32) -> String {
+    if !x.is_finite() || x == 0.0 {
+        return format!("{x:.0}");
+    }
+    let magnitude = x.abs().log10().floor() as i32;
+    let decimals = (digits as i32 - 1 - magnitude).max(0) as usize;
+    let unit = 10f64.powi((magnitude + 1 - digits as i32).max(0));
+    format!("{:.decimals$}", (x / unit).round() * unit)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn estimates_have_three_significant_digits() {
+        let basis = |kind| Basis {
+            kind,
+            on: String::new(),
+            band: None,
+        };
+        let estimated = basis(BasisKind::Estimated);
+        for (ms, text) in [
+            (8947.02, "~8950 ms"),
+            (1039.4, "~1040 ms"),
+            (104.26, "~104 ms"),
+            (9.876, "~9.88 ms"),
+            (0.12345, "~0.123 ms"),
+        ] {
+            assert_eq!(milliseconds(ms, Some(&estimated)), text);
+        }
+        assert_eq!(
+            milliseconds(1052.251, Some(&basis(BasisKind::Measured))),
+            "1052.25 ms"
+        );
+        assert_eq!(milliseconds(5.0, None), "5.00 ms");
+    }
+
+    #[test]
+    fn bounds_are_rounded_up() {
+        assert_eq!(bounded(1.23), "1.3 %");
+        assert_eq!(bounded(2.0), "2.0 %");
+        assert_eq!(bounded(13.8), "14 %");
+        assert_eq!(bounded(9.98), "10 %");
+    }
+
+    #[test]
+    fn a_basis_says_what_it_rests_on() {
+        let mut basis = Basis {
+            kind: BasisKind::Measured,
+            on: "4 x NVIDIA H200".into(),
+            band: None,
+        };
+        assert_eq!(
+            basis.sentence(),
+            "measured on 4 x NVIDIA H200; error unknown"
+        );
+        basis.band = Some(ErrorBand {
+            step_percent: Some(3.42),
+            reserved_percent: None,
+            rows: 12,
+            like: "same hardware and policy".into(),
+        });
+        assert_eq!(
+            basis.sentence(),
+            "measured on 4 x NVIDIA H200; step time ± 3.5 %"
+        );
+    }
+}
