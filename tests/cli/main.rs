@@ -7,6 +7,7 @@ mod compare;
 #[cfg(feature = "dash")]
 mod dash;
 mod disk;
+mod documents;
 mod exec;
 mod faults;
 mod gate;

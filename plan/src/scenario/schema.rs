@@ -9,7 +9,7 @@ pub fn schema() -> Value {
     let mut properties = Map::new();
     properties.insert(
         "extends".into(),
-        json!({ "type": "string", "minLength": 1, "description": "Another scenario file (relative to this one) whose values hold where this one says nothing" }),
+        json!({ "type": "string", "minLength": 1, "description": "Base scenario file, relative to this one; values of this file take precedence" }),
     );
     let mut nested = Map::new();
     let mut dotted = Map::new();
@@ -27,7 +27,7 @@ pub fn schema() -> Value {
     nested.extend(dotted);
     let mut sweep = object(nested);
     sweep["description"] =
-        "Axes over any keys, each a list of values; the sweep is their product. Keys joined by commas are set together: \"mesh.dp_shard,mesh.dp_outer\" = [[16, 1], [8, 2]]".into();
+        "Axes over any keys, each a list of values; a sweep predicts all combinations. Keys joined by commas vary together: \"mesh.dp_shard,mesh.dp_outer\" = [[16, 1], [8, 2]]".into();
     let (path, values) = (
         r"[a-z]+\.[a-z_]+",
         json!({ "type": "array", "minItems": 2 }),

@@ -20,7 +20,7 @@ const TILES: [(u64, u64, f64); 4] = [
 const NEAR: f64 = 2.0;
 
 /// Share of the time lost to whole waves of tiles that a product takes. Leaving out one row of a table at a time, a tenth predicts
-/// the others of three profiles best (BENCHMARKS.md).
+/// the others of three profiles best (benchmarks/exec-h200.md).
 const PAID: f64 = 0.1;
 
 /// Rows that an interpolation takes into account.
@@ -153,7 +153,7 @@ pub(super) fn is_measured(tables: &[GemmTable], dtype: DType, [m, n, k]: [u64; 3
 const OWN: f64 = 0.017;
 
 /// How the time of a product grows with what else is moved while it runs: this many times the square of the time that a copy takes for
-/// it, by the product's own (BENCHMARKS.md, "Products that go on").
+/// it, by the product's own (benchmarks/training.md, "Fused matmuls").
 const BESIDE: f64 = 2.4;
 
 /// Time of a product of our own beside which a copy's worth of other bytes is moved, in the unit of both: never more than of the two
