@@ -4,6 +4,7 @@
 //! run itself failed. A reader that closes the pipe early (`| head`) ends the program successfully.
 
 mod args;
+mod budget;
 mod calibrate;
 mod check;
 mod compare;
@@ -36,10 +37,11 @@ pub(crate) use {
 
 use clap::{CommandFactory, FromArgMatches, Parser, Subcommand};
 use output::{Failure, Out, Status};
+use std::io::ErrorKind;
 use std::process::ExitCode;
 
 const NOTES: &str = "\
-SCENARIO is a file, or the name of a shipped scenario (`shardlab scenarios` lists them).
+SCENARIO is a file, the name of a shipped scenario (`shardlab scenarios` lists them), or - for standard input.
 
 Output is as wide as the terminal, or as COLUMNS says.
 
@@ -47,7 +49,7 @@ Exit status:
   0  done
   1  a check failed
   2  bad input: a scenario, an option or a table is wrong
-  3  the run failed or was interrupted, or output could not be written";
+  3  the run failed or was interrupted, or output could not be written (a full disk, for example)";
 
 /// Predict how fast an FSDP training step is and how much memory it needs, and run it.
 #[derive(Parser)]
@@ -120,8 +122,12 @@ pub fn main() -> ExitCode {
         // Help and version are not errors, and neither is a closed pipe while printing them.
         Err(e) => {
             let code = u8::try_from(e.exit_code()).unwrap_or(Status::BAD_INPUT);
-            let _ = e.print();
-            return ExitCode::from(code);
+            return match e.print() {
+                Err(e) if e.kind() != ErrorKind::BrokenPipe => {
+                    Failure::from(e).report(&mut Out::stdout())
+                }
+                _ => ExitCode::from(code),
+            };
         }
     };
     let mut out = Out::stdout();

@@ -10,3 +10,4 @@ pub mod dash;
 pub mod gate;
 pub mod predict;
 pub mod trace;
+pub mod warnings;

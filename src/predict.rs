@@ -1,5 +1,9 @@
 //! From a scenario to a predicted run: plan, simulate, and ask whether it fits.
 
+mod basis;
+
+pub use basis::Residual;
+
 use shardlab_plan::program::{Phase, Role};
 use shardlab_plan::record::Run;
 use shardlab_plan::scenario::ScenarioError;
@@ -217,6 +221,7 @@ pub fn predict(
             }
         }
     };
+    run.basis = Some(basis::basis(scenario, &program, &profile));
     Ok(Prediction {
         scenario: scenario.clone(),
         program,

@@ -65,9 +65,7 @@ pub struct Counters {
 #[non_exhaustive]
 pub enum AllocError {
     /// The device is full even after returning every cached segment.
-    #[error(
-        "out of memory: requested {requested} with {allocated} allocated and {reserved} reserved, limit {limit}"
-    )]
+    #[error("{requested} requested, {reserved} of {limit} reserved, {allocated} allocated")]
     OutOfMemory {
         /// Wanted.
         requested: Bytes,

@@ -305,7 +305,7 @@ impl Program {
     }
 
     /// Communicators that some collective uses, and whether each takes no more than copy engines do: a reduction takes what
-    /// collectives on SMs take, but that of one number nothing (measured on 2 H200, NCCL 2.28.9: BENCHMARKS.md).
+    /// collectives on SMs take, but that of one number nothing (measured on 2 H200, NCCL 2.28.9: benchmarks/options.md).
     #[must_use]
     pub fn used_communicators(&self) -> BTreeMap<CommId, bool> {
         let mut used = BTreeMap::new();

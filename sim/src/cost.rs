@@ -261,15 +261,17 @@ pub(crate) fn price(kernel: &Kernel, traffic: Traffic, profile: &Profile) -> Pri
             }
             None => {
                 let result = traffic.written.0 as f64 / (m * n * batch) as f64;
-                gemm::price(
-                    &profile.gemm,
-                    profile,
-                    kernel.dtype,
-                    result,
-                    [m, n, k],
-                    batch,
-                    1.0,
-                )
+                let (tables, shape) = (&profile.gemm, [m, n, k]);
+                let price = gemm::price(tables, profile, kernel.dtype, result, shape, batch, 1.0);
+                match gemm::misaligned(&kernel.body, profile) {
+                    factor if gemm::is_measured(tables, kernel.dtype, shape) || factor == 1.0 => {
+                        price
+                    }
+                    factor => Price {
+                        us: price.us * factor,
+                        ..price
+                    },
+                }
             }
         },
         KernelClass::Conv { m, n, k } => gemm::price(

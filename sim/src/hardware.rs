@@ -12,6 +12,6 @@ pub use figures::MemoryUse;
 pub use load::{ProfileError, load, parse, shipped, text};
 pub use profile::{
     AttentionRow, AttentionTable, CollectiveName, CollectiveTable, Contention, Counted, Device,
-    Efficiency, Footprint, GemmRow, GemmTable, Host, HostWork, MeasuredOn, MemoryClass,
-    MemoryTable, Network, Power, Profile, Scale,
+    Efficiency, Footprint, GemmMisaligned, GemmRow, GemmTable, Host, HostWork, MeasuredOn,
+    MemoryClass, MemoryTable, Network, Power, Profile, Scale,
 };

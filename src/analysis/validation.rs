@@ -9,7 +9,7 @@ mod table;
 pub use null::{Null, null_models};
 pub use table::{Row, TableError, read};
 
-use crate::predict::{PredictError, Prediction, Profiles, predict_light};
+use crate::predict::{PredictError, Prediction, Profiles, Residual, predict_light};
 use rayon::prelude::*;
 use serde::Serialize;
 use shardlab_plan::program::SectionKind;
@@ -104,6 +104,8 @@ pub struct Compared {
     pub model_flops: f64,
     /// Tokens a rank and step.
     pub tokens: f64,
+    /// The row as the error bands of predictions count it.
+    pub residual: Residual,
 }
 
 /// Errors of one metric over all rows that measured it.
@@ -159,8 +161,15 @@ pub fn compare(
             };
             let [a, b, c, d] = Metric::ALL;
             let [w, x, y, z] = row.measured;
+            let cells = [(a, w), (b, x), (c, y), (d, z)].map(cell);
+            let [step, _, reserved, _] = cells.map(|c| c.map(|c| c.error_percent));
             Ok(Compared {
-                cells: [(a, w), (b, x), (c, y), (d, z)].map(cell),
+                cells,
+                residual: Residual {
+                    step_percent: step,
+                    reserved_percent: reserved,
+                    ..Residual::of(&p.scenario, &p.program, &p.profile)
+                },
                 model_flops: p.program.meta.model_flops.0 as f64,
                 tokens: p.program.meta.tokens as f64,
                 row,

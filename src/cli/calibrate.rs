@@ -4,7 +4,7 @@
 mod clock;
 mod fit;
 
-use super::output::{Failure, Out, Status, writable};
+use super::output::{Failure, Out, Status, writable, write_file};
 use clap::ValueEnum;
 use shardlab_exec::calibrate::{Options, Own, add_kernels, calibrate};
 use shardlab_reports::store::day;
@@ -210,8 +210,7 @@ pub(super) fn run(args: &Args, out: &mut Out) -> Result<Status, Failure> {
     // What cannot be loaded must not be written.
     hardware::parse("the measured profile", &text).map_err(Failure::run)?;
     match &args.out {
-        Some(path) => std::fs::write(path, text)
-            .map_err(|e| Failure::bad_input(format_args!("--out {}: {e}", path.display())))?,
+        Some(path) => write_file("--out", path, |to| to.write_all(text.as_bytes()))?,
         None => out.text(text)?,
     }
     Ok(Status::Done)

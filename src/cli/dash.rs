@@ -32,7 +32,7 @@ pub(super) struct Args {
     #[arg(long, value_name = "DIR")]
     baseline: Option<PathBuf>,
     #[command(flatten)]
-    keep: super::keep::Keep,
+    folder: super::keep::Folder,
     #[command(flatten, next_help_heading = "Training")]
     device: DeviceArgs,
 }
@@ -56,7 +56,7 @@ pub(super) fn run(args: &Args, _: &mut Out) -> Result<Status, Failure> {
         select,
         changes,
         theme: args.theme,
-        store: args.keep.place().map(|s| s.dir().to_owned()),
+        store: args.folder.store().map(|s| s.dir().to_owned()),
         baselines: args
             .baseline
             .clone()

@@ -15,8 +15,8 @@ pub(crate) use utilisation::utilisation;
 
 use super::args::{One, plan, size};
 use super::interrupt;
-use super::keep::{Keep, Saved, with_source};
-use super::output::{Failure, Out, Status, say, writable};
+use super::keep::{SaveByDefault, Saved, with_source};
+use super::output::{Failure, Out, Status, say, writable, write_file};
 use crate::gate::Plant;
 use crate::trace;
 use fault::FaultAt;
@@ -29,11 +29,10 @@ use shardlab_exec::train::{
 };
 use shardlab_plan::record::Summary;
 use shardlab_plan::units::Bytes;
-use shardlab_plan::{Program, Scenario};
+use shardlab_plan::{Program, Scenario, scenario};
 use shardlab_reports::store::Id;
 use shardlab_reports::view::{RunView, Validation};
 use std::collections::BTreeMap;
-use std::fs::File;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
@@ -105,7 +104,7 @@ pub(super) struct Args {
     #[command(flatten)]
     device: device::DeviceArgs,
     #[command(flatten)]
-    store: Keep,
+    save: SaveByDefault,
     /// Plant a known fault, as `gate --plant` does
     #[arg(long, value_enum, value_name = "FAULT", hide = true)]
     plant: Option<Plant>,
@@ -254,12 +253,15 @@ fn perform(args: &Args, out: &mut Out) -> Result<Status, Failure> {
     let options = args.options(&scenario, &program)?;
     let timeout = options.exec.timeout;
     args.device.prepare()?;
+    let saving = args.save.place()?;
     let place = processes::place()?;
     if let Some(place) = &place {
         args.device.prepare_sharing(place.rank)?;
     }
     if place.as_ref().is_none_or(|p| p.rank == 0) {
-        args.store.probe()?;
+        if let Some(saving) = &saving {
+            saving.probe()?;
+        }
         if let Some(path) = &args.trace {
             writable("--trace", path)?;
         }
@@ -272,6 +274,11 @@ fn perform(args: &Args, out: &mut Out) -> Result<Status, Failure> {
             (world, place.local_rank)
         }
         None if program.meta.world > 1 && args.device.wants_processes(&program) => {
+            if scenario::is_stdin(&args.scenario.scenario) {
+                return Err(Failure::bad_input(
+                    "-: the ranks of this run are processes, and each reads the scenario: write it to a file",
+                ));
+            }
             args.device.has_room(&program)?;
             return processes::start(program.meta.world, timeout);
         }
@@ -298,34 +305,33 @@ fn perform(args: &Args, out: &mut Out) -> Result<Status, Failure> {
         Failure::Run(m) => Failure::run(format_args!("{}: {m}", scenario.name)),
         other => other,
     })?;
-    // What cannot be written is told last: it takes nothing else with it.
+    // The results come first: a file that cannot be written takes nothing else with it.
     let traced = args.trace.as_deref().map_or(Ok(()), |path| {
-        let name = path.display();
-        let file = File::create(path)
-            .map_err(|e| Failure::bad_input(format_args!("--trace {name}: {e}")))?;
-        trace::write(&program, &outcome.run, file)
-            .map_err(|e| Failure::run(format_args!("--trace {name}: {e}")))
-    });
-    let kept = if outcome.run.step_samples.is_empty() {
-        // The losses are the checkpoint's, the memory that of a start: no measurement.
-        Ok(Saved::Unasked)
-    } else {
-        args.store.save_silently(|| {
-            let view = view_of_outcome(&scenario, &program, &outcome);
-            with_source(view, &args.scenario.scenario, &args.scenario.overrides.set)
+        write_file("--trace", path, |to| {
+            trace::write(&program, &outcome.run, to)
         })
+    });
+    let saved = match &saving {
+        // Without a step, the losses are the checkpoint's and the memory that of a start: nothing was measured.
+        Some(saving) if !outcome.run.step_samples.is_empty() => {
+            let view = view_of_outcome(&scenario, &program, &outcome);
+            let overrides = &args.scenario.overrides.set;
+            saving.save(&with_source(view, &args.scenario.scenario, overrides))
+        }
+        _ => Ok(Saved::Unasked),
     };
-    if let Ok(kept) = &kept {
-        progress.kept(&outcome, kept);
+    if let Ok(saved) = &saved {
+        progress.saved(&outcome, saved);
     }
     if args.json {
-        let kept = kept.as_ref().ok().and_then(Saved::id);
-        out.json(&Object::new(&scenario, &program, &outcome, kept))?;
+        let id = saved.as_ref().ok().and_then(Saved::id);
+        out.json(&Object::new(&scenario, &program, &outcome, id))?;
     } else {
         report::print(&scenario, &program, &outcome, out)?;
     }
+    out.flush()?;
     traced?;
-    kept?;
+    saved?;
     if outcome.interrupted {
         out.flush()?;
         let done = outcome.run.losses.len();
@@ -394,19 +400,19 @@ struct Object {
     final_grad_norms: Option<BTreeMap<String, f64>>,
     /// Bytes by unit at the memory peak.
     memory_by_unit: BTreeMap<String, u64>,
-    /// Id of the kept run.
+    /// Id of the saved run.
     #[serde(skip_serializing_if = "Option::is_none")]
     run_id: Option<String>,
 }
 
 impl Object {
-    fn new(scenario: &Scenario, program: &Program, o: &Outcome, kept: Option<&Id>) -> Self {
+    fn new(scenario: &Scenario, program: &Program, o: &Outcome, id: Option<&Id>) -> Self {
         let mut summary = o.run.summary();
         let unit = &program.units[o.run.memory.at.unit.index()].name;
         summary.memory.at.insert("unit_name", unit.as_str().into());
         let named = |norms: &[f64]| named(scenario, program, norms);
         Self {
-            run_id: kept.map(Id::to_string),
+            run_id: id.map(Id::to_string),
             summary,
             resumed_from: o.resumed_from,
             interrupted: o.interrupted,

@@ -3,6 +3,7 @@
 use super::text::{asked, hanging, sentence, wrap};
 use crate::predict::PredictError;
 use serde::Serialize;
+use shardlab_reports::files;
 use std::fmt::Display;
 use std::io::{self, BufWriter, ErrorKind, IsTerminal, Write};
 use std::path::Path;
@@ -11,21 +12,26 @@ use std::process::ExitCode;
 /// Columns of a label with the blanks behind it.
 const LABEL: usize = 10;
 
-/// Makes sure, before what takes long, that the file of an option can be written: it is made and removed again.
+/// Checks, before a long computation, that the file of an option is in a place that can be written. A full disk is told after
+/// the results: it may have room by then.
 pub(super) fn writable(option: &str, path: &Path) -> Result<(), Failure> {
-    let existed = path.exists();
-    // The reader of a pipe would take the end of this for the end of all.
-    if existed && !path.is_file() && !path.is_dir() {
-        return Ok(());
+    match files::check(path) {
+        Err(e) if files::is_bad_path(&e) => Err(Failure::unwritten(
+            format_args!("{option} {}", path.display()),
+            &e,
+        )),
+        _ => Ok(()),
     }
-    let mut options = std::fs::OpenOptions::new();
-    let opened = options.append(true).create(true).open(path);
-    opened
-        .and_then(|_| match existed {
-            true => Ok(()),
-            false => std::fs::remove_file(path),
-        })
-        .map_err(|e| Failure::bad_input(format_args!("{option} {}: {e}", path.display())))
+}
+
+/// Writes the file of an option, in full or not at all.
+pub(super) fn write_file<T>(
+    option: &str,
+    path: &Path,
+    fill: impl FnOnce(&mut dyn Write) -> io::Result<T>,
+) -> Result<T, Failure> {
+    files::write(path, fill)
+        .map_err(|e| Failure::unwritten(format_args!("{option} {}", path.display()), &e))
 }
 
 /// Writes a line to standard error in one piece: other ranks of the run write to the same place.
@@ -98,6 +104,16 @@ impl Failure {
         Self::Run(message.to_string())
     }
 
+    /// A file that cannot be written: bad input where the path is wrong, else a failed run (a full disk, for example).
+    pub(super) fn unwritten(what: impl Display, e: &io::Error) -> Self {
+        let message = format!("{what}: {e}");
+        if files::is_bad_path(e) {
+            Self::BadInput(message)
+        } else {
+            Self::Run(message)
+        }
+    }
+
     /// Tells the user by other means than [`Failure::report`]; a reader that closes the pipe is not told of.
     pub(super) fn told(self, tell: impl FnOnce(&str)) -> Self {
         let (message, code) = match self {
@@ -109,6 +125,11 @@ impl Failure {
         };
         tell(&message);
         Self::Told(code)
+    }
+
+    /// Tells the user on stderr at once, where the command goes on.
+    pub(super) fn told_on_stderr(self) -> Self {
+        self.told(|message| say(format_args!("error: {message}")))
     }
 
     /// Tells the user and gives the exit status. Results printed before the failure are kept.

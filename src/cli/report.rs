@@ -4,7 +4,7 @@ mod png;
 
 use super::args::{Overrides, load, profiles};
 use super::keep::{From, view_of};
-use super::output::{Failure, Out, Status};
+use super::output::{Failure, Out, Status, write_file};
 use super::table::option_of;
 use crate::predict::{PredictError, predict};
 use shardlab_reports::RunView;
@@ -57,13 +57,12 @@ pub(super) fn run(args: &Args, out: &mut Out) -> Result<Status, Failure> {
     let report = Report::new(args.title.as_deref(), &items);
     let pictures = args.png.then(|| pictures(&args.out)).flatten();
     if let Some((folder, _)) = &pictures {
-        std::fs::create_dir_all(folder).map_err(|e| written(folder, &e))?;
-        for plot in report.plots() {
-            let path = folder.join(format!("{}.png", plot.name));
-            let png = png::render(&plot.standalone())
-                .map_err(|e| Failure::run(format_args!("{}: {e}", path.display())))?;
-            std::fs::write(&path, png).map_err(|e| written(&path, &e))?;
-        }
+        let is_new = !folder.exists();
+        write_pictures(&report, folder).inspect_err(|_| {
+            if is_new {
+                let _ = std::fs::remove_dir_all(folder);
+            }
+        })?;
     }
     let text = if kind == Some("html") {
         html(&report)
@@ -73,7 +72,7 @@ pub(super) fn run(args: &Args, out: &mut Out) -> Result<Status, Failure> {
             Some(format!("{name}/{}.png", plot.name))
         })
     };
-    std::fs::write(&args.out, &text).map_err(|e| written(&args.out, &e))?;
+    write_file("--out", &args.out, |to| to.write_all(text.as_bytes()))?;
     let runs = match items.len() {
         1 => "1 run".to_owned(),
         n => format!("{n} runs"),
@@ -86,8 +85,17 @@ pub(super) fn run(args: &Args, out: &mut Out) -> Result<Status, Failure> {
     Ok(Status::Done)
 }
 
-fn written(path: &Path, e: &std::io::Error) -> Failure {
-    Failure::bad_input(format_args!("{}: {e}", path.display()))
+/// Writes every drawing as a PNG into a folder.
+fn write_pictures(report: &Report, folder: &Path) -> Result<(), Failure> {
+    std::fs::create_dir_all(folder)
+        .map_err(|e| Failure::unwritten(format_args!("--png {}", folder.display()), &e))?;
+    for plot in report.plots() {
+        let path = folder.join(format!("{}.png", plot.name));
+        let png = png::render(&plot.standalone())
+            .map_err(|e| Failure::run(format_args!("{}: {e}", path.display())))?;
+        write_file("--png", &path, |to| to.write_all(&png))?;
+    }
+    Ok(())
 }
 
 /// The folder of the drawings and its name as seen from the report.

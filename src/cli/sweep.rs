@@ -6,14 +6,14 @@ mod write;
 
 use super::args::{Overrides, percent, profiles, size};
 use super::interrupt;
-use super::keep::view_of;
-use super::output::{Failure, Out, Status, writable};
+use super::keep::{probe, unsaved, view_of};
+use super::output::{Failure, Out, Status, say, writable, write_file};
 use crate::predict::Prediction;
 use points::{Outcome, evaluate};
 use select::{Selection, Sort};
 use shardlab_plan::scenario::sweep_of;
 use shardlab_plan::units::Bytes;
-use shardlab_reports::store::{Store, StoreError};
+use shardlab_reports::store::{Known, Saved, Store, StoreError};
 use std::path::PathBuf;
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -33,10 +33,13 @@ The last line names the fastest point that fits, within --max-memory and --headr
 Example:
   shardlab sweep llama3-8b-4xh200 --axis 'fsdp.prefetch_forward=[0, 1, 2]' --axis 'train.micro_batch=[1, 2]'";
 
+/// The option that saves points.
+const STORE: Option<&str> = Some("--store");
+
 #[derive(clap::Args)]
 #[command(after_help = NOTES)]
 pub(super) struct Args {
-    /// Scenario file, or the name of a shipped one; its [sweep] section gives axes
+    /// Scenario file, name of a shipped scenario, or - for standard input; its [sweep] section gives axes
     #[arg(value_name = "SCENARIO")]
     scenario: PathBuf,
     /// Add an axis, for example 'fsdp.prefetch_forward=[0, 1, 2]' (repeatable)
@@ -49,7 +52,7 @@ pub(super) struct Args {
     /// Write all points as CSV, including those that the options below leave out
     #[arg(long, value_name = "FILE")]
     csv: Option<PathBuf>,
-    /// Print one JSON object a point
+    /// Print one JSON object per point
     #[arg(long)]
     json: bool,
     /// Order of the points [default: axes, or tokens with --top]
@@ -58,68 +61,81 @@ pub(super) struct Args {
     /// Show only points that fit the device's memory
     #[arg(long)]
     fits: bool,
+    /// Exit with status 1 if no point fits, within --max-memory and --headroom if given
+    #[arg(long)]
+    check: bool,
     /// Show only points that reserve at most this much memory, such as 60GiB
     #[arg(long, value_name = "SIZE", value_parser = size)]
     max_memory: Option<Bytes>,
-    /// What leaves less of the device's memory free counts as not fitting, for example 5%
+    /// Require this share of device memory to stay free, for example 5%
     #[arg(long, value_name = "PERCENT", value_parser = percent)]
     headroom: Option<f64>,
-    /// Show only the first so many points
+    /// Show only the first N points, of those that fit if any does
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
     top: Option<u32>,
-    /// Keep every point in this folder, without timelines; default: none is kept
+    /// With --top: count points that do not fit, too
+    #[arg(long, requires = "top", conflicts_with = "fits")]
+    all: bool,
+    /// Save every point in this folder, without timelines; default: none is saved
     #[arg(long, value_name = "DIR")]
     store: Option<PathBuf>,
 }
 
-/// Keeps the points of a sweep where that is asked for.
-struct Keeper<'a> {
+/// Saves the points of a sweep where that is asked for.
+struct Saver<'a> {
     args: &'a Args,
-    store: Option<Store>,
-    kept: AtomicUsize,
+    store: Option<(Store, Known)>,
+    saved: AtomicUsize,
+    before: AtomicUsize,
     failed: OnceLock<StoreError>,
 }
 
-impl<'a> Keeper<'a> {
+impl<'a> Saver<'a> {
     fn new(args: &'a Args) -> Result<Self, Failure> {
-        let store = args.store.as_ref().map(Store::at);
-        if let Some(store) = &store {
-            store.writable().map_err(unkept)?;
-        }
+        let open = |dir: &PathBuf| -> Result<(Store, Known), Failure> {
+            let store = Store::at(dir);
+            probe(&store, STORE)?;
+            let known = store.known().map_err(|e| unsaved(STORE, &e))?;
+            Ok((store, known))
+        };
         Ok(Self {
             args,
-            store,
-            kept: AtomicUsize::new(0),
+            store: args.store.as_ref().map(open).transpose()?,
+            saved: AtomicUsize::new(0),
+            before: AtomicUsize::new(0),
             failed: OnceLock::new(),
         })
     }
 
-    fn keep(&self, p: &Prediction, settings: &[(String, String)]) {
-        let Some(store) = &self.store else { return };
+    fn save(&self, p: &Prediction, settings: &[(String, String)]) {
+        let Some((store, known)) = &self.store else {
+            return;
+        };
         let mut overrides = self.args.overrides.set.clone();
         overrides.extend(settings.iter().map(|(key, value)| format!("{key}={value}")));
-        match store.save(&view_of(p, &self.args.scenario, &overrides)) {
-            Ok(_) => _ = self.kept.fetch_add(1, Ordering::Relaxed),
+        match store.save_once(&view_of(p, &self.args.scenario, &overrides), known) {
+            Ok(Saved { before: true, .. }) => _ = self.before.fetch_add(1, Ordering::Relaxed),
+            Ok(_) => _ = self.saved.fetch_add(1, Ordering::Relaxed),
             // The first reason is enough.
             Err(e) => _ = self.failed.set(e),
         }
     }
 
     fn end(self) -> Result<(), Failure> {
-        let Some(store) = &self.store else {
+        let Some((store, _)) = &self.store else {
             return Ok(());
         };
         if let Some(e) = self.failed.into_inner() {
-            return Err(unkept(e));
+            return Err(unsaved(STORE, &e));
         }
-        let kept = self.kept.into_inner();
-        eprintln!("kept {kept} points in {}", store.dir().display());
+        let before = match self.before.into_inner() {
+            0 => String::new(),
+            n => format!("; {n} were already there"),
+        };
+        let (saved, dir) = (self.saved.into_inner(), store.dir().display());
+        say(format_args!("saved {saved} points in {dir}{before}"));
         Ok(())
     }
-}
-
-fn unkept(e: StoreError) -> Failure {
-    Failure::bad_input(format_args!("--store {e}"))
 }
 
 pub(super) fn run(args: &Args, out: &mut Out) -> Result<Status, Failure> {
@@ -128,13 +144,13 @@ pub(super) fn run(args: &Args, out: &mut Out) -> Result<Status, Failure> {
         sweep_of(&args.scenario, &args.overrides.set, &args.axes).map_err(Failure::bad_input)?;
     let total = sweep.points.len();
     let keys: Vec<String> = sweep.keys().map(str::to_owned).collect();
-    let keeper = Keeper::new(args)?;
+    let saver = Saver::new(args)?;
     if let Some(path) = &args.csv {
         writable("--csv", path)?;
     }
     let headroom = args.headroom.unwrap_or(0.0);
     let points = evaluate(sweep.points, headroom, &profiles(), &|p, settings| {
-        keeper.keep(p, settings);
+        saver.save(p, settings);
     });
     let missing = points
         .iter()
@@ -150,12 +166,12 @@ pub(super) fn run(args: &Args, out: &mut Out) -> Result<Status, Failure> {
         max_memory: args.max_memory,
         headroom: args.headroom,
         top: args.top.map(|n| n as usize),
+        all: args.all,
     };
     let table = write::Table::new(&keys, &points, &selection);
-    // What cannot be written is told last: it takes nothing else with it.
+    // The points come first: a file that cannot be written takes nothing else with it.
     let written = args.csv.as_ref().map_or(Ok(()), |path| {
-        let written = table.csv(path);
-        written.map_err(|e| Failure::bad_input(format_args!("--csv {}: {e}", path.display())))
+        write_file("--csv", path, |to| table.csv(to).map_err(Into::into))
     });
     if args.json {
         table.json(out)?;
@@ -164,9 +180,11 @@ pub(super) fn run(args: &Args, out: &mut Out) -> Result<Status, Failure> {
     }
     out.flush()?;
     written?;
-    keeper.end()?;
+    saver.end()?;
     if missing > 0 {
-        eprintln!("interrupted: {missing} of {total} points are missing");
+        say(format_args!(
+            "interrupted: {missing} of {total} points are missing"
+        ));
         return Ok(Status::RunFailed);
     }
     let failed = points.iter().find_map(|p| match &p.outcome {
@@ -175,6 +193,10 @@ pub(super) fn run(args: &Args, out: &mut Out) -> Result<Status, Failure> {
     });
     match failed {
         Some(e) => Err(Failure::run(e)),
+        None if args.check && !selection.any_fits(&points) => {
+            say(format_args!("check failed: none of {total} points fits"));
+            Ok(Status::CheckFailed)
+        }
         None => Ok(Status::Done),
     }
 }

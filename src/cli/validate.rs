@@ -8,20 +8,21 @@ use super::table::Table;
 use crate::analysis::validation::{
     Compared, Errors, Metric, Null, compare, errors, null_models, read,
 };
+use crate::predict::{Profiles, Residual};
 use serde::Serialize;
 use shardlab_plan::units::signed;
 use std::collections::BTreeMap;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 #[derive(clap::Args)]
 pub(super) struct Args {
-    /// Table of measured runs, or a hardware profile
+    /// Tables of measured runs, or a hardware profile
     ///
-    /// The table is a CSV file with the columns scenario, overrides (separated by `;`), step_ms, peak_allocated_mib,
+    /// A table is a CSV file with the columns scenario, overrides (separated by `;`), step_ms, peak_allocated_mib,
     /// peak_reserved_mib and device_mib, and optionally name and source. A hardware profile is a name or a file (.toml): its
     /// measured collectives are compared with predictions that do not use their table, and with NCCL's own estimates.
-    #[arg(value_name = "TABLE.csv|PROFILE")]
-    table: PathBuf,
+    #[arg(value_name = "TABLE.csv|PROFILE", required = true)]
+    tables: Vec<PathBuf>,
     /// Only rows whose name, source, scenario or overrides contain TEXT; for a profile: whose kind, type, ranks or size do
     /// (repeatable: rows must contain all)
     #[arg(long, value_name = "TEXT")]
@@ -32,6 +33,9 @@ pub(super) struct Args {
     /// Print Markdown tables
     #[arg(long, conflicts_with = "json")]
     markdown: bool,
+    /// Print the error of every row as CSV, from which the error bands of predictions are derived
+    #[arg(long, conflicts_with_all = ["json", "markdown", "max_error"])]
+    residuals: bool,
     /// Fail (status 1) if any predicted time or memory is off by more than PERCENT
     #[arg(long, value_name = "PERCENT", value_parser = percent)]
     max_error: Option<f64>,
@@ -45,23 +49,28 @@ fn percent(text: &str) -> Result<f64, String> {
 }
 
 pub(super) fn run(args: &Args, out: &mut Out) -> Result<Status, Failure> {
-    if let Some(profile) = collectives::profile(&args.table) {
+    if let [table] = args.tables.as_slice()
+        && let Some(profile) = collectives::profile(table)
+    {
         return collectives::run(profile, args, out);
     }
     if args.max_error.is_some() {
         out.outlive_reader();
     }
-    let mut rows = read(&args.table).map_err(Failure::bad_input)?;
-    rows.retain(|row| {
-        let text = format!("{} {} {}", row.name, row.source, row.setting());
-        args.rows
+    let profiles = profiles();
+    let mut compared = Vec::new();
+    for table in &args.tables {
+        compared.extend(predicted(table, args, &profiles)?);
+    }
+    if compared.is_empty() {
+        let tables: Vec<String> = args
+            .tables
             .iter()
-            .all(|wanted| text.contains(wanted.as_str()))
-    });
-    if rows.is_empty() {
+            .map(|t| t.display().to_string())
+            .collect();
         return Err(Failure::bad_input(format_args!(
             "{}: no row{}",
-            args.table.display(),
+            tables.join(", "),
             if args.rows.is_empty() {
                 ""
             } else {
@@ -69,13 +78,10 @@ pub(super) fn run(args: &Args, out: &mut Out) -> Result<Status, Failure> {
             }
         )));
     }
-    let compared = compare(&args.table, rows, &profiles()).map_err(|e| {
-        if e.error.is_bad_input() {
-            Failure::bad_input(e)
-        } else {
-            Failure::run(e)
-        }
-    })?;
+    if args.residuals {
+        residuals(&compared, out)?;
+        return Ok(Status::Done);
+    }
     let (errors, nulls) = (errors(&compared), null_models(&compared));
     if args.json {
         for row in &compared {
@@ -94,6 +100,43 @@ pub(super) fn run(args: &Args, out: &mut Out) -> Result<Status, Failure> {
     } else {
         Status::CheckFailed
     })
+}
+
+/// Predicts the rows of a table that `--rows` asks for.
+fn predicted(table: &Path, args: &Args, profiles: &Profiles) -> Result<Vec<Compared>, Failure> {
+    let mut rows = read(table).map_err(Failure::bad_input)?;
+    rows.retain(|row| {
+        let text = format!("{} {} {}", row.name, row.source, row.setting());
+        args.rows
+            .iter()
+            .all(|wanted| text.contains(wanted.as_str()))
+    });
+    compare(table, rows, profiles).map_err(|e| {
+        if e.error.is_bad_input() {
+            Failure::bad_input(e)
+        } else {
+            Failure::run(e)
+        }
+    })
+}
+
+/// Prints the errors of all rows as CSV, with two decimals: bounds need no more, and the table stays the same where arithmetic
+/// differs in the last bits.
+fn residuals(compared: &[Compared], out: &mut Out) -> Result<(), Failure> {
+    let rounded = |percent: Option<f64>| percent.map(|p| (p * 100.0).round() / 100.0 + 0.0);
+    let mut writer = csv::Writer::from_writer(out);
+    for row in compared {
+        let residual = Residual {
+            step_percent: rounded(row.residual.step_percent),
+            reserved_percent: rounded(row.residual.reserved_percent),
+            ..row.residual.clone()
+        };
+        writer
+            .serialize(residual)
+            .map_err(|e| Failure::run(format_args!("the table of errors: {e}")))?;
+    }
+    writer.flush()?;
+    Ok(())
 }
 
 /// Says which predictions are off by more than so many percent; how many.

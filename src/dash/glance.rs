@@ -5,7 +5,7 @@ use super::query::Fields;
 use crate::analysis::why;
 use crate::predict::Prediction;
 use shardlab_plan::program::Role;
-use shardlab_plan::record::Cause;
+use shardlab_plan::record::{Basis, Cause};
 use shardlab_plan::scenario::BatchUnit;
 use shardlab_plan::units::Bytes;
 
@@ -40,6 +40,8 @@ pub struct Brief {
     pub world: u32,
     /// Hardware profile.
     pub hardware: String,
+    /// What the prediction rests on.
+    pub basis: Option<Basis>,
 }
 
 impl Brief {
@@ -62,6 +64,7 @@ impl Brief {
             policy: p.run.policy.clone(),
             world: p.run.world_size,
             hardware: p.run.hardware.clone(),
+            basis: p.run.basis.clone(),
         }
     }
 
@@ -81,15 +84,16 @@ impl Brief {
             "policy" => self.policy.clone(),
             "world" => self.world.to_string(),
             "hardware" => self.hardware.clone(),
+            "basis" => self.basis.as_ref()?.kind.word().to_owned(),
             _ => return None,
         })
     }
 }
 
 /// Names of the fields of a [`Brief`], for help and messages.
-pub const FIELDS: [&str; 12] = [
+pub const FIELDS: [&str; 13] = [
     "step", "tokens", "mfu", "exposed", "host", "alloc", "resv", "device", "fits", "policy",
-    "world", "hardware",
+    "world", "hardware", "basis",
 ];
 
 /// A prediction and the options it was made with.

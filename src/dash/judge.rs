@@ -97,8 +97,10 @@ pub(crate) fn spared(run: &str, name: &str) -> String {
 /// Keeps a run; its id.
 pub(crate) fn keep(store: Option<&Path>, view: &RunView) -> Result<String, String> {
     let dir = store.ok_or("nothing is kept: --no-store, or SHARDLAB_STORE=off")?;
-    let id = Store::at(dir).save(view).map_err(|e| e.to_string())?;
-    Ok(id.as_str().to_owned())
+    let store = Store::at(dir);
+    let known = store.known().map_err(|e| e.to_string())?;
+    let saved = store.save_once(view, &known).map_err(|e| e.to_string())?;
+    Ok(saved.id.as_str().to_owned())
 }
 
 /// What `shardlab gate` says about a scenario and its baseline; `None` when it was stopped.

@@ -15,7 +15,9 @@ use ratatui::Terminal;
 use ratatui::backend::TestBackend;
 use ratatui::crossterm::event::{KeyCode, KeyEvent, KeyModifiers};
 use shardlab_plan::program::{InstrId, Phase, Role, StreamId, UnitId};
-use shardlab_plan::record::{Blocker, Cause, ExposedGap, MemorySample, RunKind, Span};
+use shardlab_plan::record::{
+    Basis, BasisKind, Blocker, Cause, ErrorBand, ExposedGap, MemorySample, RunKind, Span,
+};
 use shardlab_plan::scenario::{self, BatchUnit};
 use shardlab_plan::units::{Bytes, Picos};
 use shardlab_reports::RunView;
@@ -292,6 +294,16 @@ pub(crate) fn brief(step_ms: f64, gib: f64, fits: &'static str) -> Brief {
         policy: "native".into(),
         world: 4,
         hardware: "h200-nvlink".into(),
+        basis: Some(Basis {
+            kind: BasisKind::Measured,
+            on: "4 x NVIDIA H200".into(),
+            band: Some(ErrorBand {
+                step_percent: Some(5.8),
+                reserved_percent: Some(1.2),
+                rows: 72,
+                like: "same hardware".into(),
+            }),
+        }),
     }
 }
 

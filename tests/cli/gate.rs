@@ -311,7 +311,7 @@ fn measured_runs_can_be_given() {
     let store = dir.path().join("kept").display().to_string();
     let (code, _, err) = call(&["exec", "small-linear", "--store", &store]);
     assert_eq!(code, 0, "{err}");
-    let (_, rest) = err.split_once("kept as ").unwrap();
+    let (_, rest) = err.split_once("saved as ").unwrap();
     let id = rest.split_whitespace().next().unwrap();
     let (code, out, err) = gate(
         dir.path(),

@@ -6,6 +6,8 @@ mod calibrate;
 mod compare;
 #[cfg(feature = "dash")]
 mod dash;
+mod disk;
+mod documents;
 mod exec;
 mod faults;
 mod gate;

@@ -285,23 +285,6 @@ fn a_reader_that_leaves_early_is_no_failure() {
     }
 }
 
-#[cfg(target_os = "linux")]
-#[test]
-fn a_full_disk_is_a_failure() {
-    use std::process::{Command, Stdio};
-    let full = std::fs::File::options()
-        .write(true)
-        .open("/dev/full")
-        .unwrap();
-    let output = Command::new(env!("CARGO_BIN_EXE_shardlab"))
-        .args(["schema"])
-        .stdout(Stdio::from(full))
-        .output()
-        .unwrap();
-    assert_eq!(output.status.code(), Some(3));
-    assert!(String::from_utf8_lossy(&output.stderr).contains("cannot write"));
-}
-
 /// docs/json.md names every key that `--json` prints, in the section of its verb.
 #[test]
 fn every_json_key_is_documented() {

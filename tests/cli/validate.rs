@@ -21,6 +21,41 @@ const EXEC_H100: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/data/exec_h1
 /// Memory of FSDP2 and Megatron-FSDP as one rank of up to 1,024, on one GPU.
 const ENGINE_MEMORY: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/data/engine_memory.csv");
 
+/// Published steps, of torchtitan on H100 with 96 GB.
+const PUBLISHED: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/data/published_h100.csv");
+
+/// Steps of the CPU device.
+const CPU: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/data/cpu_small.csv");
+
+/// The error bands that predictions state come from a table in the binary. It is made by the command that this test runs; where
+/// predictions or measurements have changed, run it again and write `src/predict/residuals.csv`.
+#[test]
+fn error_bands_rest_on_todays_predictions() {
+    let tables = [
+        TABLE,
+        HELD_OUT,
+        ENGINE_MEMORY,
+        EXEC,
+        EXEC_OPTIONS,
+        EXEC_H100,
+        CPU,
+        PUBLISHED,
+    ];
+    let mut args = vec!["validate", "--residuals"];
+    args.extend(tables);
+    let now = stdout(&args);
+    let embedded = include_str!("../../src/predict/residuals.csv");
+    assert_eq!(now.lines().count(), embedded.lines().count());
+    let fields = |line: &str| -> Vec<String> { line.split(',').map(str::to_owned).collect() };
+    for (now, embedded) in now.lines().zip(embedded.lines()) {
+        for (a, b) in fields(now).iter().zip(&fields(embedded)) {
+            // Errors are given to 0.01 %; half a digit of rounding may differ between machines.
+            let close = matches!((a.parse::<f64>(), b.parse::<f64>()), (Ok(a), Ok(b)) if (a - b).abs() < 0.02);
+            assert!(a == b || close, "{now} instead of {embedded}");
+        }
+    }
+}
+
 fn error(totals: &Value, metric: &str, field: &str) -> f64 {
     let of = totals["errors"].as_array().unwrap().iter();
     let found = of.clone().find(|e| e["metric"] == metric);

@@ -492,7 +492,7 @@ mod tests {
     use shardlab_plan::units::DType;
 
     #[test]
-    fn a_librarys_estimates_stand_beside_what_was_measured() {
+    fn estimates_of_a_library_stand_next_to_measurements() {
         let table = |kind, dtype, estimates| Table {
             kind,
             dtype,

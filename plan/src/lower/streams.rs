@@ -24,7 +24,7 @@ impl CommStreams {
         };
         // Ranks wait for one another's kernels in a collective, so these go before computation. What an exchange leaves to the SMs is
         // the rank's own copy and sum: more urgent than computation they hold up the next block's first kernels, less urgent the
-        // last gradients of a step (BENCHMARKS.md has all three).
+        // last gradients of a step (benchmarks/training.md has all three).
         let urgency = if fsdp.copy_engine_reduce { 0 } else { inner };
         let reduce = match (collective && asynchronous, unify) {
             (false, _) => COMPUTE,

@@ -77,7 +77,7 @@ impl Basis {
             BasisKind::Estimated => format!("estimated: {}", self.on),
         };
         match self.step_percent() {
-            Some(percent) => format!("{on}; step time ± {}", whole(percent)),
+            Some(percent) => format!("{on}; step time ± {}", bounded(percent)),
             None => format!("{on}; error unknown"),
         }
     }
@@ -85,7 +85,7 @@ impl Basis {
 
 /// Formats a bound in percent: one decimal below 10, none from there on.
 #[must_use]
-pub fn whole(percent: f64) -> String {
+pub fn bounded(percent: f64) -> String {
     // A bound is rounded up: it has to hold.
     let tenths = (percent * 10.0 - 1e-6).ceil() / 10.0;
     if tenths < 10.0 {
@@ -147,10 +147,10 @@ mod tests {
 
     #[test]
     fn bounds_are_rounded_up() {
-        assert_eq!(whole(1.23), "1.3 %");
-        assert_eq!(whole(2.0), "2.0 %");
-        assert_eq!(whole(13.8), "14 %");
-        assert_eq!(whole(9.98), "10 %");
+        assert_eq!(bounded(1.23), "1.3 %");
+        assert_eq!(bounded(2.0), "2.0 %");
+        assert_eq!(bounded(13.8), "14 %");
+        assert_eq!(bounded(9.98), "10 %");
     }
 
     #[test]

@@ -38,15 +38,17 @@ pub enum Accept {
     Number(f64, f64),
     /// Bytes, both ends included: an integer, or a string with a unit such as `"25MiB"`.
     Bytes(u64, u64),
+    /// The same with a unit, always: a bare number would be read as bytes and meant as GiB.
+    Size(u64, u64),
     /// One of these strings.
     Choice(&'static [&'static str]),
-    /// A path whose name ends so, for example in `.toml`.
+    /// A path that ends in this suffix, for example `.toml`.
     Path(&'static str),
     /// A string that is not empty.
     Text,
     /// A list that is not empty.
     List(&'static Accept),
-    /// A list of exactly so many.
+    /// A list of exactly this length.
     Tuple(&'static Accept, usize),
     /// The empty list.
     Empty,
@@ -111,6 +113,7 @@ impl Accept {
             Self::Bytes(_, b) => {
                 format!("bytes up to {b}, as an integer or as a string such as \"25MiB\"")
             }
+            Self::Size(..) => "a size with a unit, such as \"60GiB\"".into(),
             Self::Choice(c) => c
                 .iter()
                 .map(|s| format!("{s:?}"))
@@ -192,7 +195,7 @@ pub fn keys() -> &'static [KeyInfo] {
     KEYS
 }
 
-use Accept::{Bool, Bytes, Choice, Empty, Integer, List, Number, Path, Table, Text, Tuple};
+use Accept::{Bool, Bytes, Choice, Empty, Integer, List, Number, Path, Size, Table, Text, Tuple};
 
 const ABOVE_0: f64 = f64::MIN_POSITIVE;
 const MIB: u64 = 1 << 20;
@@ -205,105 +208,105 @@ const LOOKAHEAD: &[(&str, Accept)] = &[("elements", Integer(1, 1 << 50))];
 const PLACEMENTS: &[(&str, Accept)] = &[("dp_shard", PLACEMENT), ("dp_outer", PLACEMENT)];
 
 keys! {
-    Preset: "model" "preset" [Choice(PRESETS), Path(huggingface::ENDING)] "(none)" "Shapes of a known model, or those that a Hugging Face config.json gives (llama, mistral, qwen2, qwen3, gpt2; a path, relative to the file that it is written in); keys beside it override it";
-    Family: "model" "family" [Choice(&["llama", "gpt2", "encoder", "linear", "cnn"])] "(the preset's)" "Model family, when no preset is given";
-    Layers: "model" "layers" [Integer(1, 4096)] "(required without preset)" "Blocks, linear layers or convolutions";
-    Hidden: "model" "hidden" [Integer(1, MIB)] "(required without preset)" "Model width in elements";
-    Heads: "model" "heads" [Integer(1, 65536)] "(required without preset)" "Query heads";
-    KvHeads: "model" "kv_heads" [Integer(1, 65536)] "(heads)" "Key and value heads of llama; divides heads";
-    HeadDim: "model" "head_dim" [Integer(1, 65536)] "(hidden / heads)" "Elements of one head of llama; even";
-    Ffn: "model" "ffn" [Integer(1, 4 * MIB)] "(4 hidden; llama: 8/3 hidden, rounded up to 256)" "Width of the feed-forward layer; a preset's follows an overridden hidden in proportion";
-    Vocab: "model" "vocab" [Integer(1, 16 * MIB)] "(required without preset)" "Vocabulary size of llama and gpt2";
-    TieEmbeddings: "model" "tie_embeddings" [Bool] "(gpt2: true, llama: false)" "Embedding and head share one parameter";
-    NormEps: "model" "norm_eps" [Number(ABOVE_0, 1.0)] "1e-5" "Epsilon of the norms";
-    RopeTheta: "model" "rope_theta" [Number(1.0, 1e12)] "(llama: 10000)" "Base of the rotary embedding of llama";
-    MaxSeqLen: "model" "max_seq_len" [Integer(1, 4 * MIB)] "(llama: seq_len, gpt2: at least 1024)" "Rows of the position table of llama and gpt2";
-    Channels: "model" "channels" [Integer(1, 65536)] "(required without preset)" "Channels of the cnn";
-    Height: "model" "height" [Integer(1, 16384)] "(cnn: 64)" "Image height of the cnn";
-    Width: "model" "width" [Integer(1, 16384)] "(cnn: 64)" "Image width of the cnn";
-    Kernel: "model" "kernel" [Integer(1, 255)] "(cnn: 3)" "Edge of the cnn's convolutions; odd";
-    Bias: "model" "bias" [Bool, Choice(&["qkv"])] "(llama: false, others: true)" "Linear layers and convolutions carry a bias; qkv: those of queries, keys and values alone (llama; as Qwen2 has it)";
-    QkNorm: "model" "qk_norm" [Bool] "false" "Queries and keys are normalised head by head before they are rotated (llama; as Qwen3 has it)";
+    Preset: "model" "preset" [Choice(PRESETS), Path(huggingface::ENDING)] "(none)" "Shapes of a known model, or the path of a Hugging Face config.json (llama, mistral, qwen2, qwen3 or gpt2; relative to the file that names it); other keys of this section override it";
+    Family: "model" "family" [Choice(&["llama", "gpt2", "encoder", "linear", "cnn"])] "(the preset's)" "Model family when there is no preset: llama (decoder with rotary embeddings and SwiGLU), gpt2 (decoder with learned positions and GELU), encoder (post-norm transformer encoder), linear (a stack of linear layers), cnn (convolutions and a dense layer)";
+    Layers: "model" "layers" [Integer(1, 4096)] "(required without preset)" "Number of transformer blocks, linear layers or convolutions";
+    Hidden: "model" "hidden" [Integer(1, MIB)] "(required without preset)" "Width of the model (embedding dimension)";
+    Heads: "model" "heads" [Integer(1, 65536)] "(required without preset)" "Number of query heads";
+    KvHeads: "model" "kv_heads" [Integer(1, 65536)] "(heads)" "Number of key and value heads (llama); must divide heads; fewer than heads is grouped-query attention";
+    HeadDim: "model" "head_dim" [Integer(1, 65536)] "(hidden / heads)" "Dimension of one head (llama); must be even";
+    Ffn: "model" "ffn" [Integer(1, 4 * MIB)] "(4 hidden; llama: 8/3 hidden, rounded up to 256)" "Width of the feed-forward layer; overriding the hidden of a preset scales the ffn of the preset in proportion";
+    Vocab: "model" "vocab" [Integer(1, 16 * MIB)] "(required without preset)" "Vocabulary size (llama, gpt2)";
+    TieEmbeddings: "model" "tie_embeddings" [Bool] "(gpt2: true, llama: false)" "Embedding and output head share one parameter";
+    NormEps: "model" "norm_eps" [Number(ABOVE_0, 1.0)] "1e-5" "Epsilon of LayerNorm and RMSNorm";
+    RopeTheta: "model" "rope_theta" [Number(1.0, 1e12)] "(llama: 10000)" "Base of the rotary position embedding (llama)";
+    MaxSeqLen: "model" "max_seq_len" [Integer(1, 4 * MIB)] "(llama: seq_len, gpt2: at least 1024)" "Rows of the position table (llama, gpt2); the longest sequence that the model takes";
+    Channels: "model" "channels" [Integer(1, 65536)] "(required without preset)" "Channels of every convolution (cnn)";
+    Height: "model" "height" [Integer(1, 16384)] "(cnn: 64)" "Image height (cnn)";
+    Width: "model" "width" [Integer(1, 16384)] "(cnn: 64)" "Image width (cnn)";
+    Kernel: "model" "kernel" [Integer(1, 255)] "(cnn: 3)" "Edge length of the convolution kernels (cnn); must be odd";
+    Bias: "model" "bias" [Bool, Choice(&["qkv"])] "(llama: false, others: true)" "Which linear layers and convolutions have a bias: true (all), false (none), qkv (only queries, keys and values, as in Qwen2; llama)";
+    QkNorm: "model" "qk_norm" [Bool] "false" "Normalize queries and keys per head before the rotary embedding (llama; as in Qwen3)";
 
-    SeqLen: "train" "seq_len" [Integer(1, 4 * MIB)] "(max_seq_len up to 8192; encoder: 512; linear, cnn: 1)" "Tokens a sample";
-    MicroBatch: "train" "micro_batch" [Integer(1, MIB)] "1" "Samples a rank and micro-batch";
-    GradAccum: "train" "grad_accum" [Integer(1, 4096)] "1" "Micro-batches a step";
-    Recompute: "train" "recompute" [Choice(&["none", "full", "selective", "pointwise"])] "\"none\"" "Activations that backward computes again: whole blocks, all but matrix products and attention, or, in compiled code, results of elementwise ops inside kernels that read their operands anyway";
-    RecomputeLayers: "train" "recompute_layers" [Choice(&["all"]), Integer(1, 4096), List(&Text)] "\"all\"" "Blocks that `recompute` applies to: all, the first so many (as Megatron's recompute_num_layers with method block), or those in the modules that a list of globs names ([\"layers.*0\"]); the others keep their activations";
-    Loss: "train" "loss" [Choice(&["materialized", "chunked"])] "\"materialized\"" "All logits at once, or chunk by chunk";
-    LossChunkRows: "train" "loss_chunk_rows" [Integer(1, 4 * MIB)] "4096" "Rows (tokens) of a chunk of the chunked loss: fewer hold less memory, more are faster";
-    Optimizer: "train" "optimizer" [Choice(&["adamw", "sgd"])] "\"adamw\"" "Optimizer";
+    SeqLen: "train" "seq_len" [Integer(1, 4 * MIB)] "(max_seq_len up to 8192; encoder: 512; linear, cnn: 1)" "Tokens per sequence";
+    MicroBatch: "train" "micro_batch" [Integer(1, MIB)] "1" "Sequences per rank and micro-batch";
+    GradAccum: "train" "grad_accum" [Integer(1, 4096)] "1" "Micro-batches per step (gradient accumulation)";
+    Recompute: "train" "recompute" [Choice(&["none", "full", "selective", "pointwise"])] "\"none\"" "Activation checkpointing: none (keep all activations), full (recompute whole blocks in backward), selective (keep the results of matmuls and attention, recompute the rest), pointwise (compiled code only: recompute elementwise results inside backward kernels that read their operands anyway)";
+    RecomputeLayers: "train" "recompute_layers" [Choice(&["all"]), Integer(1, 4096), List(&Text)] "\"all\"" "Blocks that `recompute` applies to: all, the first N (Megatron's recompute_num_layers with method block), or those in modules that match a list of globs, for example [\"layers.*0\"]; the others keep their activations";
+    Loss: "train" "loss" [Choice(&["materialized", "chunked"])] "\"materialized\"" "Cross entropy: materialized (all logits at once), chunked (computes logits, loss and their gradients chunk by chunk, so that the full logits never exist)";
+    LossChunkRows: "train" "loss_chunk_rows" [Integer(1, 4 * MIB)] "4096" "Tokens per chunk of the chunked loss: smaller chunks use less memory, larger ones are faster";
+    Optimizer: "train" "optimizer" [Choice(&["adamw", "sgd"])] "\"adamw\"" "Optimizer: adamw (two moments per parameter), sgd (no state)";
     Lr: "train" "lr" [Number(0.0, 1e6)] "3e-4" "Peak learning rate";
-    WarmupSteps: "train" "warmup_steps" [Integer(0, 1_000_000)] "0" "Steps over which the learning rate rises linearly to `lr`; 0 is none";
-    LrSchedule: "train" "lr_schedule" [Choice(&["constant", "cosine"])] "\"constant\"" "Learning rate after the warm-up: `lr` to the end, or a half cosine down to `min_lr`";
-    MinLr: "train" "min_lr" [Number(0.0, 1e6)] "0.0" "Learning rate of the last step of a cosine schedule";
-    Betas: "train" "betas" [Tuple(&Number(0.0, 1.0), 2)] "[0.9, 0.95]" "Decay of AdamW's moments; below 1";
-    Eps: "train" "eps" [Number(ABOVE_0, 1.0)] "1e-8" "AdamW epsilon";
+    WarmupSteps: "train" "warmup_steps" [Integer(0, 1_000_000)] "0" "Steps of linear warm-up from 0 to `lr`; 0: no warm-up";
+    LrSchedule: "train" "lr_schedule" [Choice(&["constant", "cosine"])] "\"constant\"" "Learning rate after warm-up: constant (`lr` to the end), cosine (half a cosine from `lr` down to `min_lr`)";
+    MinLr: "train" "min_lr" [Number(0.0, 1e6)] "0.0" "Learning rate of the last step of the cosine schedule";
+    Betas: "train" "betas" [Tuple(&Number(0.0, 1.0), 2)] "[0.9, 0.95]" "Decay rates of AdamW's first and second moment; each below 1";
+    Eps: "train" "eps" [Number(ABOVE_0, 1.0)] "1e-8" "Epsilon of AdamW";
     WeightDecay: "train" "weight_decay" [Number(0.0, 1e3)] "0.1" "Decoupled weight decay";
-    ClipNorm: "train" "clip_norm" [Number(0.0, 1e9)] "0.0" "Global gradient norm limit; 0 is off";
-    Sync: "train" "sync" [Bool] "false" "The host waits for the device at the end of every step, as a loop that reads its loss does";
-    GradNorm: "train" "grad_norm" [Bool] "false" "Compute the global gradient norm every step, clipping or not";
+    ClipNorm: "train" "clip_norm" [Number(0.0, 1e9)] "0.0" "Clip gradients to this global norm; 0: do not clip";
+    Sync: "train" "sync" [Bool] "false" "The host waits for the device at the end of every step, like a training loop that reads its loss";
+    GradNorm: "train" "grad_norm" [Bool] "false" "Compute the global gradient norm in every step, even without clipping";
     Steps: "train" "steps" [Integer(1, 1_000_000)] "20" "Steps of a run";
-    ValidateEvery: "train" "validate_every" [Integer(0, 1_000_000)] "0" "A validation forward every so many steps; 0 is never";
+    ValidateEvery: "train" "validate_every" [Integer(0, 1_000_000)] "0" "Run a validation forward every N steps; 0: never";
 
-    Hardware: "mesh" "hardware" [Choice(&HARDWARE), Path(".toml")] "(required)" "Hardware profile: a shipped one, or a path (relative to the file that it is written in; given from outside, to the working directory)";
-    DpShard: "mesh" "dp_shard" [Integer(1, MIB)] "(required)" "Ranks that shard: the inner data-parallel axis";
-    DpOuter: "mesh" "dp_outer" [Integer(1, MIB)] "1" "Outer data-parallel axis: replicas, or outer shards";
-    GpusPerNode: "mesh" "gpus_per_node" [Integer(1, 1024)] "(8, or fewer when there are fewer ranks)" "GPUs of one NVLink node";
+    Hardware: "mesh" "hardware" [Choice(&HARDWARE), Path(".toml")] "(required)" "Hardware profile: the name of a shipped profile, or the path of a profile file (relative to the scenario file, or to the working directory with --set)";
+    DpShard: "mesh" "dp_shard" [Integer(1, MIB)] "(required)" "Ranks that shard parameters: the inner data-parallel mesh dimension (torchtitan: data_parallel_shard_degree)";
+    DpOuter: "mesh" "dp_outer" [Integer(1, MIB)] "1" "Outer data-parallel mesh dimension: number of replicas (HSDP), or of outer shards with `outer_strategy = \"optim\"` (torchtitan: data_parallel_replicate_degree)";
+    GpusPerNode: "mesh" "gpus_per_node" [Integer(1, 1024)] "(8, or fewer when there are fewer ranks)" "GPUs per node, connected by NVLink";
 
-    Policy: "fsdp" "policy" [Choice(&["native", "fsdp2", "megatron"])] "\"native\"" "Whose schedule: this engine's, torch fully_shard's, Megatron-FSDP's";
-    Strategy: "fsdp" "strategy" [Choice(&["no_shard", "optim", "optim_grads", "optim_grads_params"])] "\"optim_grads_params\"" "What is sharded over dp_shard (DDP, ZeRO-1, 2, 3)";
-    OuterStrategy: "fsdp" "outer_strategy" [Choice(&["no_shard", "optim"])] "\"no_shard\"" "What is sharded over dp_outer (HSDP, HFSDP)";
-    Placements: "fsdp" "placements" [Table(PLACEMENTS)] "(from the strategies)" "Placement of parameters, gradients and optimizer state for each axis, instead of the strategies";
-    Units: "fsdp" "units" [Choice(&["block", "root"]), List(&Text)] "\"block\"" "Modules gathered together: globs, joined by +, with =keep exempt from resharding";
-    Reshard: "fsdp" "reshard_after_forward" [Bool, Choice(&["auto"]), Integer(1, MIB)] "true" "Free full parameters after forward; auto: every unit but the last block; integer: to groups of so many ranks";
-    ReshardRoot: "fsdp" "reshard_root" [Bool] "false" "The root, too, reshards after forward, for gathers at the begin of backward (`fully_shard(root, reshard_after_forward=True)`, as Accelerate calls it); false: it keeps its parameters (None, torch's default)";
-    ReshardAfterBackward: "fsdp" "reshard_after_backward" [Bool] "true" "Free full parameters after the backward of every micro-batch; false: after the last one only (`set_reshard_after_backward`), and the next micro-batch finds them";
-    PrefetchForward: "fsdp" "prefetch_forward" [Integer(0, 64), Choice(&["implicit"]), Table(LOOKAHEAD)] "(native: 1, others: \"implicit\")" "Units gathered ahead in forward: a depth, or an element budget";
-    PrefetchBackward: "fsdp" "prefetch_backward" [Integer(0, 64), Choice(&["implicit"]), Table(LOOKAHEAD)] "(native: 1, others: \"implicit\")" "Units gathered ahead in backward: a depth, or an element budget";
-    GradientSync: "fsdp" "gradient_sync" [Choice(&["every", "outer_last", "last"])] "(fsdp2: \"every\", others: \"outer_last\")" "Micro-batches whose gradients are reduced: every one; every one over dp_shard, the last over dp_outer (`set_requires_all_reduce`); the last alone (`set_requires_gradient_sync`, no_sync), gradients being added up in full until then";
-    ReduceInFlight: "fsdp" "reduce_in_flight" [Integer(1, 64)] "(fsdp2: 1, native: 2)" "Gradient buffers that may be in flight; megatron bounds them in elements instead";
-    OptimizerInBackward: "fsdp" "optimizer_in_backward" [Bool] "false" "The optimizer updates a unit as soon as its gradient is reduced, on the reduction's stream, instead of after backward: reduced gradients live for moments";
-    PrefetchNextStep: "fsdp" "prefetch_next_step" [Integer(0, 64)] "0" "Units gathered for the next step's forward as soon as the optimizer has updated them, beside the updates of others";
-    AsyncReduce: "fsdp" "async_reduce" [Bool] "true" "Reduce on a side stream";
-    SeparateCommunicators: "fsdp" "separate_communicators" [Bool] "(native: true, others: false)" "All-gather and reduce-scatter use communicators of their own";
-    CopyEngineGather: "fsdp" "copy_engine_gather" [Bool] "false" "All-gathers run on copy engines and hold no SMs (NCCL 2.28: zero-CTA policy over symmetric windows)";
-    CopyEngineReduce: "fsdp" "copy_engine_reduce" [Bool] "false" "Gradients are exchanged on copy engines (an all-to-all that holds no SMs) and summed by a kernel in float32, instead of a reduce-scatter";
-    SumInOptimizer: "fsdp" "sum_in_optimizer" [Bool] "false" "The optimizer's kernel sums what `copy_engine_reduce` has exchanged, instead of a kernel behind each exchange: a gradient is read once less and written once less, and all ranks' pieces of it live until then";
-    UnifyCommStream: "fsdp" "unify_comm_stream" [Bool] "false" "One side stream for all-gather and reduce-scatter";
-    Allocator: "fsdp" "allocator" [Choice(&["caching", "pool", "double_buffer", "temporary"])] "(native: \"pool\", others: \"caching\")" "Where full-size buffers come from";
-    ExpandableSegments: "fsdp" "expandable_segments" [Bool] "true" "PyTorch allocator option of that name (PYTORCH_CUDA_ALLOC_CONF), on unless said otherwise; torch itself has it off by default";
-    CublasWorkspaceBytes: "fsdp" "cublas_workspace_bytes" [Bytes(0, 1 << 40)] "(native, cpu: 0; a100-40, a100-80: 8519680; others: 33554432)" "cuBLAS's workspace of one thread, of which PyTorch has two (CUBLAS_WORKSPACE_CONFIG): policies fsdp2 and megatron hold both";
-    PersistOnAllocFail: "fsdp" "persist_on_alloc_fail" [Bool] "false" "double_buffer: a unit that does not fit gets a persistent buffer";
-    AverageInCollective: "fsdp" "average_in_collective" [Bool] "false" "The collective averages, instead of scaling by 1/dp";
-    PerTokenLoss: "fsdp" "per_token_loss" [Bool] "false" "The loss is a sum over tokens: gradients are not scaled";
-    NanCheck: "fsdp" "nan_check" [Bool] "false" "Check shards and gradients for NaN around every collective (native and megatron, outside mode full)";
-    Offload: "fsdp" "offload" [List(&Choice(&["params", "grads", "optimizer"])), Empty] "[]" "State that rests in host memory and visits the device when it is used";
-    Frozen: "fsdp" "frozen" [List(&Text), Empty] "[]" "Globs of modules whose parameters, and those of the modules in them, are not trained";
+    Policy: "fsdp" "policy" [Choice(&["native", "fsdp2", "megatron"])] "\"native\"" "Engine to model: native (that of `shardlab exec`), fsdp2 (fully_shard of torch 2.11), megatron (megatron-fsdp 0.6.1)";
+    Strategy: "fsdp" "strategy" [Choice(&["no_shard", "optim", "optim_grads", "optim_grads_params"])] "\"optim_grads_params\"" "Sharded over dp_shard: no_shard (nothing: DDP), optim (optimizer state and master weights: ZeRO-1), optim_grads (and gradients: ZeRO-2), optim_grads_params (and parameters: ZeRO-3, FULL_SHARD)";
+    OuterStrategy: "fsdp" "outer_strategy" [Choice(&["no_shard", "optim"])] "\"no_shard\"" "Sharded over dp_outer: no_shard (nothing: HSDP), optim (optimizer state and master weights: HFSDP)";
+    Placements: "fsdp" "placements" [Table(PLACEMENTS)] "(from the strategies)" "Explicit placement (flat: sharded, replicate: not sharded) of [parameters, gradients, optimizer state] on each mesh dimension; replaces `strategy` and `outer_strategy`";
+    Units: "fsdp" "units" [Choice(&["block", "root"]), List(&Text)] "\"block\"" "Modules that are gathered together (one fully_shard call each): block (every block), root (one unit for the whole model), or a list of globs; + joins modules into one unit, =keep exempts a unit from resharding";
+    Reshard: "fsdp" "reshard_after_forward" [Bool, Choice(&["auto"]), Integer(1, MIB)] "true" "Free full parameters after forward: true (gather them again in backward), false (keep them), auto (all units but the last block), N (keep shards over groups of N ranks)";
+    ReshardRoot: "fsdp" "reshard_root" [Bool] "false" "Reshard the root after forward too and gather it again for backward, like `fully_shard(root, reshard_after_forward=True)` (Accelerate); false: the root keeps its parameters, which is torch's default";
+    ReshardAfterBackward: "fsdp" "reshard_after_backward" [Bool] "true" "Free full parameters after the backward of every micro-batch; false: only after the last one (`set_reshard_after_backward(False)`), so the next micro-batch need not gather them";
+    PrefetchForward: "fsdp" "prefetch_forward" [Integer(0, 64), Choice(&["implicit"]), Table(LOOKAHEAD)] "(native: 1, others: \"implicit\")" "Units gathered ahead in forward: N (a fixed depth; 0: on demand), implicit (what the engine does on its own; fsdp2: overlap of its streams), { elements = N } (until N elements are in flight)";
+    PrefetchBackward: "fsdp" "prefetch_backward" [Integer(0, 64), Choice(&["implicit"]), Table(LOOKAHEAD)] "(native: 1, others: \"implicit\")" "Units gathered ahead in backward: N, implicit or { elements = N }, as for `prefetch_forward`";
+    GradientSync: "fsdp" "gradient_sync" [Choice(&["every", "outer_last", "last"])] "(fsdp2: \"every\", others: \"outer_last\")" "Micro-batches that reduce gradients: every (all), outer_last (all over dp_shard, only the last over dp_outer: `set_requires_all_reduce`), last (only the last: `set_requires_gradient_sync`, no_sync; full gradients accumulate until then)";
+    ReduceInFlight: "fsdp" "reduce_in_flight" [Integer(1, 64)] "(fsdp2: 1, native: 2)" "Gradient buffers that may be in flight before the next reduction waits; policy megatron limits elements instead";
+    OptimizerInBackward: "fsdp" "optimizer_in_backward" [Bool] "false" "Update each unit as soon as its gradient is reduced, on the reduction's stream, instead of after backward; frees the gradient at once";
+    PrefetchNextStep: "fsdp" "prefetch_next_step" [Integer(0, 64)] "0" "Units gathered for the next forward as soon as the optimizer has updated them, overlapping the remaining updates; 0: none";
+    AsyncReduce: "fsdp" "async_reduce" [Bool] "true" "Reduce gradients on a side stream; false: on the compute stream";
+    SeparateCommunicators: "fsdp" "separate_communicators" [Bool] "(native: true, others: false)" "All-gather and reduce-scatter use separate NCCL communicators";
+    CopyEngineGather: "fsdp" "copy_engine_gather" [Bool] "false" "Run all-gathers on copy engines, which takes no SMs from matmuls (NCCL 2.28: zero-CTA policy with symmetric windows)";
+    CopyEngineReduce: "fsdp" "copy_engine_reduce" [Bool] "false" "Exchange gradients by an all-to-all on copy engines and sum them in a float32 kernel, instead of a reduce-scatter on SMs";
+    SumInOptimizer: "fsdp" "sum_in_optimizer" [Bool] "false" "The optimizer kernel sums what `copy_engine_reduce` exchanged, instead of a kernel after each exchange: saves a write and a read of every gradient, but keeps the gradients of all ranks until the update";
+    UnifyCommStream: "fsdp" "unify_comm_stream" [Bool] "false" "All-gather and reduce-scatter share one side stream";
+    Allocator: "fsdp" "allocator" [Choice(&["caching", "pool", "double_buffer", "temporary"])] "(native: \"pool\", others: \"caching\")" "Allocator of full-size buffers: caching (PyTorch's caching allocator), pool (fixed addresses, planned from one step), double_buffer (two persistent buffers of the largest unit's size), temporary (allocated and freed on every use, by the caching allocator)";
+    ExpandableSegments: "fsdp" "expandable_segments" [Bool] "true" "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True for the caching allocator; note that torch's own default is off";
+    CublasWorkspaceBytes: "fsdp" "cublas_workspace_bytes" [Bytes(0, 1 << 40)] "(native, cpu: 0; a100-40, a100-80: 8519680; others: 33554432)" "Size of one cuBLAS workspace (CUBLAS_WORKSPACE_CONFIG); policies fsdp2 and megatron hold two, one per PyTorch thread";
+    PersistOnAllocFail: "fsdp" "persist_on_alloc_fail" [Bool] "false" "With allocator double_buffer: a unit that does not fit the buffers gets a persistent buffer of its own";
+    AverageInCollective: "fsdp" "average_in_collective" [Bool] "false" "Average gradients in the collective (ReduceOp.AVG) instead of scaling by 1/dp in a kernel";
+    PerTokenLoss: "fsdp" "per_token_loss" [Bool] "false" "The loss is a sum over tokens, so gradients are not scaled by 1/dp";
+    NanCheck: "fsdp" "nan_check" [Bool] "false" "Check shards and gradients for NaN around every collective (native and megatron; not with mode full)";
+    Offload: "fsdp" "offload" [List(&Choice(&["params", "grads", "optimizer"])), Empty] "[]" "State kept in host memory and copied to the device for use: any of params, grads, optimizer";
+    Frozen: "fsdp" "frozen" [List(&Text), Empty] "[]" "Globs of modules that are not trained, with everything inside them";
 
-    Compute: "precision" "compute" [Choice(DTYPES)] "\"bf16\"" "Gathered parameters, activations, matrix products";
-    MainParams: "precision" "main_params" [Choice(DTYPES_OR_NONE)] "\"f32\"" "Optimizer's weights; none: the compute weights are the optimizer's";
-    MainGrads: "precision" "main_grads" [Choice(DTYPES)] "(megatron: \"bf16\", others: \"f32\"; f32 with f32 compute)" "Gradients between micro-batches";
-    CommGrads: "precision" "comm_grads" [Choice(DTYPES)] "(fsdp2: \"f32\", others: main_grads)" "Gradients in the reduction over dp_shard; native: over dp_outer they are main_grads";
-    Moments: "precision" "moments" [Choice(DTYPES)] "\"f32\"" "Optimizer moments";
-    Deterministic: "precision" "deterministic" [Bool] "false" "Every sum has a fixed order, so that a run repeats to the bit: on GPUs attention's backward is slower then and takes a workspace as large as the scores (the CPU device always does)";
+    Compute: "precision" "compute" [Choice(DTYPES)] "\"bf16\"" "Type of gathered parameters, activations and matmuls (MixedPrecisionPolicy: param_dtype)";
+    MainParams: "precision" "main_params" [Choice(DTYPES_OR_NONE)] "\"f32\"" "Type of the optimizer's master weights; none: the optimizer updates the compute weights";
+    MainGrads: "precision" "main_grads" [Choice(DTYPES)] "(megatron: \"bf16\", others: \"f32\"; f32 with f32 compute)" "Type in which gradients are accumulated and kept";
+    CommGrads: "precision" "comm_grads" [Choice(DTYPES)] "(fsdp2: \"f32\", others: main_grads)" "Type of gradients in the reduction over dp_shard (MixedPrecisionPolicy: reduce_dtype); policy native reduces over dp_outer in main_grads";
+    Moments: "precision" "moments" [Choice(DTYPES)] "\"f32\"" "Type of the optimizer's moments";
+    Deterministic: "precision" "deterministic" [Bool] "false" "Fix the order of every sum, so that runs are bitwise reproducible; on GPUs the backward of attention becomes slower and needs a workspace as large as the scores (the CPU device is always deterministic)";
 
-    Mode: "compile" "mode" [Choice(&["off", "regions", "blocks", "full"])] "\"off\"" "What is compiled";
-    BucketBytes: "compile" "bucket_bytes" [Bytes(0, 1 << 40)] "104857600" "full: bucket collectives up to this size; 0: one for each parameter";
-    MaxInflightBytes: "compile" "max_inflight_bytes" [Bytes(1, 1 << 50)] "5000000000" "full: bytes of collectives that may be in flight";
-    MemoryBudget: "compile" "memory_budget" [Number(0.0, 100.0)] "0.05" "full: extra memory that reordering may cost, as a fraction of the peak";
-    MergeProjections: "compile" "merge_projections" [Choice(&["none", "gradients", "qkv", "all"])] "(native with mode regions or blocks: \"qkv\", else \"none\")" "Linear layers of a block that read the same input and whose weights lie side by side run as one product: queries, keys and values; gate and up too (all); or the gradients of all of these alone";
-    Epilogues: "compile" "epilogues" [Bool] "(true with policy native and a compile mode)" "What is added to a matrix product's result (a residual, another gradient) is added by the product itself, and the sum is rounded once; an embedding's gradient writes the zeros of its table itself";
-    MixOrderReductions: "compile" "mix_order_reductions" [Bool] "(true with policy native and a compile mode)" "The gradient of a norm's weight, a sum over rows, is part of the kernel that goes back through the norm row by row: what both read is read once";
-    FusedProducts: "compile" "fused_products" [Bool] "false" "Elementwise code that reads a matrix product's result in 16 bits (the feed-forward network's gate, and its gradient) is part of the product's kernel, which does it while it multiplies; on GPUs such kernels are our own, for compute capability 9.0";
-    CudaGraph: "compile" "cuda_graph" [Choice(&["off", "full_iteration"]), List(&Choice(&["attn", "mlp", "block"]))] "\"off\"" "CUDA-graph capture: the whole iteration, or scopes of every block";
+    Mode: "compile" "mode" [Choice(&["off", "regions", "blocks", "full"])] "\"off\"" "Compiled code: off (none: eager kernels), regions (code between FSDP hooks; every hook breaks the graph), blocks (each block as one graph, hooks outside: torch.compile(block) before fully_shard), full (the whole step as one graph with bucketed collectives)";
+    BucketBytes: "compile" "bucket_bytes" [Bytes(0, 1 << 40)] "104857600" "Mode full: merge collectives into buckets of up to this size; 0: one collective per parameter";
+    MaxInflightBytes: "compile" "max_inflight_bytes" [Bytes(1, 1 << 50)] "5000000000" "Mode full: limit on the bytes of collectives in flight";
+    MemoryBudget: "compile" "memory_budget" [Number(0.0, 100.0)] "0.05" "Mode full: additional peak memory that reordering may cost, as a fraction of the peak";
+    MergeProjections: "compile" "merge_projections" [Choice(&["none", "gradients", "qkv", "all"])] "(native with mode regions or blocks: \"qkv\", else \"none\")" "Run linear layers that read the same input as one matmul, if their weights are adjacent: none, gradients (only their gradients), qkv (queries, keys and values), all (qkv, and gate with up)";
+    Epilogues: "compile" "epilogues" [Bool] "(true with policy native and a compile mode)" "Matmuls add a residual or another gradient in their epilogue, rounded once; the gradient of an embedding also writes the zeros of its table";
+    MixOrderReductions: "compile" "mix_order_reductions" [Bool] "(true with policy native and a compile mode)" "The backward kernel of a norm also computes the gradient of its weight, so that their common input is read once";
+    FusedProducts: "compile" "fused_products" [Bool] "false" "Fuse elementwise code that reads a 16-bit matmul result (the feed-forward gate and its gradient) into the matmul; on GPUs with a custom kernel for compute capability 9.0 (H100, H200)";
+    CudaGraph: "compile" "cuda_graph" [Choice(&["off", "full_iteration"]), List(&Choice(&["attn", "mlp", "block"]))] "\"off\"" "CUDA-graph capture: off, full_iteration (the whole step in one graph), or a list of scopes captured in every block: attn, mlp, block";
 
     GateStepTime: "gate" "step_time" [Number(0.0, 1e6)] "0.005" "Relative tolerance of the predicted step time";
     GateMeasuredStepTime: "gate" "measured_step_time" [Number(0.0, 1e6)] "0.05" "Relative tolerance of the measured step time, old against new in one call";
     GateAllocated: "gate" "allocated" [Number(0.0, 1e6)] "0.0" "Relative tolerance of peak allocated bytes; 0: equal to the byte";
     GateReserved: "gate" "reserved" [Number(0.0, 1e6)] "0.01" "Relative tolerance of peak reserved bytes";
     GateDevice: "gate" "device" [Number(0.0, 1e6)] "0.01" "Relative tolerance of device bytes";
-    GateMaxMemory: "gate" "max_memory" [Bytes(1, 1 << 50)] "(none)" "Budget: most reserved memory of a GPU, whatever the baseline has";
+    GateMaxMemory: "gate" "max_memory" [Size(1, 1 << 50)] "(none)" "Budget: most reserved memory of a GPU, whatever the baseline has";
     GateMaxStepMs: "gate" "max_step_ms" [Number(1e-9, 1e12)] "(none)" "Budget: longest predicted step in milliseconds, whatever the baseline has";
     GateLoss: "gate" "loss" [Number(0.0, 1e6)] "1e-3" "Relative tolerance of each loss; 0 with loss_absolute 0: equal to the bit";
     GateLossAbsolute: "gate" "loss_absolute" [Number(0.0, 1e6)] "0.0" "Absolute tolerance of each loss, added to the relative one";

@@ -9,7 +9,7 @@ pub fn schema() -> Value {
     let mut properties = Map::new();
     properties.insert(
         "extends".into(),
-        json!({ "type": "string", "minLength": 1, "description": "Another scenario file (relative to this one) whose values hold where this one says nothing" }),
+        json!({ "type": "string", "minLength": 1, "description": "Base scenario file, relative to this one; values of this file take precedence" }),
     );
     let mut nested = Map::new();
     let mut dotted = Map::new();
@@ -27,7 +27,7 @@ pub fn schema() -> Value {
     nested.extend(dotted);
     let mut sweep = object(nested);
     sweep["description"] =
-        "Axes over any keys, each a list of values; the sweep is their product. Keys joined by commas are set together: \"mesh.dp_shard,mesh.dp_outer\" = [[16, 1], [8, 2]]".into();
+        "Axes over any keys, each a list of values; a sweep predicts all combinations. Keys joined by commas vary together: \"mesh.dp_shard,mesh.dp_outer\" = [[16, 1], [8, 2]]".into();
     let (path, values) = (
         r"[a-z]+\.[a-z_]+",
         json!({ "type": "array", "minItems": 2 }),
@@ -44,6 +44,9 @@ pub fn schema() -> Value {
         "additionalProperties": false,
     })
 }
+
+/// A number and a unit of bytes.
+const SIZE: &str = "^[0-9][0-9_]*(\\.[0-9]+)? ?([kKMGT]?B|[KMGT]iB)$";
 
 fn object(properties: Map<String, Value>) -> Value {
     json!({ "type": "object", "properties": properties, "additionalProperties": false })
@@ -86,8 +89,9 @@ fn form(accept: &Accept) -> Value {
         Accept::Number(a, b) => json!({ "type": "number", "minimum": a, "maximum": b }),
         Accept::Bytes(a, b) => json!({ "anyOf": [
             { "type": "integer", "minimum": a, "maximum": b },
-            { "type": "string", "pattern": "^[0-9][0-9_]*(\\.[0-9]+)? ?([kKMGT]?B|[KMGT]iB)?$" },
+            { "type": "string", "pattern": SIZE },
         ] }),
+        Accept::Size(..) => json!({ "type": "string", "pattern": SIZE }),
         Accept::Choice(names) => json!({ "type": "string", "enum": names }),
         Accept::Path(ending) => {
             json!({ "type": "string", "pattern": format!(".\\{ending}$") })

@@ -3,6 +3,8 @@
 
 use super::Price;
 use crate::hardware::{GemmRow, GemmTable, MemoryClass, Profile};
+use shardlab_plan::model::OpKind;
+use shardlab_plan::program::BodyOp;
 use shardlab_plan::units::{Bytes, DType};
 
 /// Output tiles of a kernel (rows, columns) and its efficiency relative to the best one, from large to small. The
@@ -18,7 +20,7 @@ const TILES: [(u64, u64, f64); 4] = [
 const NEAR: f64 = 2.0;
 
 /// Share of the time lost to whole waves of tiles that a product takes. Leaving out one row of a table at a time, a tenth predicts
-/// the others of three profiles best (BENCHMARKS.md).
+/// the others of three profiles best (benchmarks/exec-h200.md).
 const PAID: f64 = 0.1;
 
 /// Rows that an interpolation takes into account.
@@ -114,11 +116,44 @@ pub(super) fn price(
     }
 }
 
+/// Elements of 16 bits that one 16-byte load takes.
+const ALIGNED: u64 = 8;
+
+/// How many times as long the GEMMs of a kernel take because rows of their operands do not start at multiples of 16 bytes:
+/// 1 where all do, for other element types, and where the profile does not know. (float32 loses nothing: measured with
+/// `scenarios/hardware/measure/alignment.py`.)
+pub(super) fn misaligned(body: &[BodyOp], profile: &Profile) -> f64 {
+    let Some(factors) = profile.efficiency.gemm_misaligned else {
+        return 1.0;
+    };
+    let rows = body
+        .iter()
+        .filter(|op| matches!(op.op, OpKind::Gemm { .. }))
+        .flat_map(|op| op.inputs.iter().take(2).chain(&op.outputs))
+        .filter(|slot| slot.dtype.size() == 2)
+        .filter_map(|slot| slot.shape.last());
+    let worst = rows.map(|row| row.trailing_zeros()).min();
+    match worst {
+        Some(0) => factors.odd,
+        Some(zeros) if zeros < ALIGNED.trailing_zeros() => factors.even,
+        _ => 1.0,
+    }
+}
+
+/// Whether a table has a row of exactly this GEMM: what it measured needs no correction.
+pub(super) fn is_measured(tables: &[GemmTable], dtype: DType, [m, n, k]: [u64; 3]) -> bool {
+    let mut rows = tables
+        .iter()
+        .filter(|t| t.dtype == dtype)
+        .flat_map(|t| &t.rows);
+    rows.any(|r| [r.0, r.1, r.2] == [m, n, k])
+}
+
 /// What a kernel of our own that multiplies and goes on with elementwise code takes beyond the library's product.
 const OWN: f64 = 0.017;
 
 /// How the time of a product grows with what else is moved while it runs: this many times the square of the time that a copy takes for
-/// it, by the product's own (BENCHMARKS.md, "Products that go on").
+/// it, by the product's own (benchmarks/training.md, "Fused matmuls").
 const BESIDE: f64 = 2.4;
 
 /// Time of a product of our own beside which a copy's worth of other bytes is moved, in the unit of both: never more than of the two
@@ -151,7 +186,7 @@ pub(super) fn going_on(
 
 #[cfg(test)]
 mod tests {
-    use super::{OWN, beside, going_on, price};
+    use super::{OWN, beside, going_on, misaligned, price};
     use crate::hardware::{self, GemmTable, MemoryClass, Profile};
     use shardlab_plan::units::{Bytes, DType};
     use std::collections::BTreeMap;
@@ -195,6 +230,28 @@ mod tests {
             );
             assert!(rows > 100 && mean < 0.0485, "{name}: {mean}");
         }
+    }
+
+    /// Every GEMM of a linear layer has its in and out features as lengths of rows; tokens are never one.
+    #[test]
+    fn odd_features_cost_what_was_measured_and_odd_tokens_nothing() {
+        let worst = |profile: &str, set: &str| {
+            let sets = [set.to_owned(), "mesh.dp_shard=1".to_owned()];
+            let scenario = shardlab_plan::scenario::load("peers-tiny".as_ref(), &sets).unwrap();
+            let program = shardlab_plan::plan(&scenario).unwrap();
+            let profile = hardware::load(profile).unwrap();
+            let factors = program
+                .kernels
+                .iter()
+                .map(|k| misaligned(&k.body, &profile));
+            factors.fold(1.0, f64::max)
+        };
+        assert_eq!(worst("h200-nvlink", "train.seq_len=1001"), 1.0);
+        assert_eq!(worst("h200-nvlink", "model.vocab=32001"), 4.85);
+        assert_eq!(worst("h200-nvlink", "model.vocab=32002"), 2.67);
+        assert_eq!(worst("h200-nvlink", "model.vocab=32008"), 1.0);
+        // Nothing is known of an A100, and the CPU has no such loads.
+        assert_eq!(worst("a100-80", "model.vocab=32001"), 1.0);
     }
 
     /// Gates of the 1b, 3b and 8b models, 8,192 tokens: microseconds of the products alone, of a copy of what else is moved, and of the one

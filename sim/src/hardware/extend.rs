@@ -131,6 +131,22 @@ mod tests {
     }
 
     #[test]
+    fn whether_it_was_measured_is_not_inherited() {
+        let base = ("base.toml", "extends = \"h200-nvlink\"\nname = \"base\"\n");
+        let plain = of("unmeasured", &[base]).unwrap();
+        assert_eq!(plain.measured, None);
+        let restated = "extends = \"h200-nvlink\"\n[measured]\non = \"8 x H200\"\ngpus = 8\n";
+        let own = of("restated", &[("own.toml", restated)]).unwrap();
+        assert_eq!(own.measured.unwrap().gpus, 8);
+        let bad = restated.replace("gpus = 8", "gpus = 0");
+        assert!(
+            of("none", &[("own.toml", &bad)])
+                .unwrap_err()
+                .contains("measured:")
+        );
+    }
+
+    #[test]
     fn what_a_profile_does_not_say_is_as_below() {
         let base = load("h200-nvlink").unwrap();
         let table = "[[collective]]\nsource = \"s\"\nkind = \"all_gather\"\nranks = 4\nrows = [[1024, 5.0]]\n";

@@ -167,11 +167,23 @@ fn check(p: &Profile) -> Result<(), String> {
                 .into(),
         );
     }
+    if let Some(m) = p.efficiency.gemm_misaligned {
+        for (name, factor) in [("even", m.even), ("odd", m.odd)] {
+            if !(factor.is_finite() && factor >= 1.0) {
+                return Err(format!(
+                    "efficiency.gemm_misaligned.{name} = {factor}: must be a number of at least 1"
+                ));
+            }
+        }
+    }
     if n.nvlink_ranks < 2 {
         return Err(format!(
             "network.nvlink_ranks = {}: a collective has at least 2 ranks",
             n.nvlink_ranks
         ));
+    }
+    if n.nvlink_domain == Some(0) {
+        return Err("network.nvlink_domain = 0: NVLink connects at least 1 GPU".into());
     }
     if !(n.misaligned_factor.is_finite() && n.misaligned_factor >= 1.0) {
         let value = n.misaligned_factor;

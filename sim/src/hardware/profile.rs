@@ -207,6 +207,9 @@ pub struct Network {
     /// Ranks of the groups that reached it: smaller ones reach less, since a rank also copies its own part, and larger ones more.
     #[serde(default = "eight")]
     pub nvlink_ranks: u32,
+    /// GPUs that NVLink connects to one another; unknown where not given.
+    #[serde(default)]
+    pub nvlink_domain: Option<u32>,
     /// Network cards of a node.
     pub nics_per_node: u32,
     /// Bandwidth of a network card, one direction, GB/s.
@@ -321,6 +324,9 @@ pub struct Efficiency {
     /// if not given.
     #[serde(default)]
     pub gemm_tiles: Vec<(u64, u64, f64)>,
+    /// How many times as long 16-bit GEMMs take whose rows do not start at multiples of 16 bytes; not known if not given.
+    #[serde(default)]
+    pub gemm_misaligned: Option<GemmMisaligned>,
     /// Convolutions relative to the equal matrix product.
     pub conv: f64,
     /// Attention forward.
@@ -332,6 +338,17 @@ pub struct Efficiency {
     pub attention_backward_fixed_order: Option<f64>,
     /// Memory-bound classes: share of `memory_gbps`.
     pub memory: BTreeMap<MemoryClass, f64>,
+}
+
+/// What it costs 16-bit GEMMs that a row of an operand has a number of elements that is not a multiple of 8: the library
+/// takes kernels without 16-byte loads.
+#[derive(Clone, Copy, Debug, PartialEq, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct GemmMisaligned {
+    /// Time relative to the aligned GEMM where rows have an even number of elements.
+    pub even: f64,
+    /// The same where a row has an odd number of elements.
+    pub odd: f64,
 }
 
 /// Classes of memory-bound kernels. Backward kernels of a class may have an entry of their own.

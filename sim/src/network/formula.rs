@@ -1,7 +1,7 @@
 //! Times by formula, after NCCL's tuner (`src/graph/tuning.cc` of NCCL 2.28): the fastest of ring and tree with the LL,
 //! LL128 and Simple protocols, each with a base latency, a latency a step and a share of the bandwidth.
 //!
-//! Within a node two things are added that the tuner does not know, and NCCL's own estimates are short by (BENCHMARKS.md): a rank
+//! Within a node two things are added that the tuner does not know, and NCCL's own estimates are short by (benchmarks/exec-h100.md): a rank
 //! also copies its own part, beside what it receives, and the rate grows with the payload. Their constants are fitted to collectives of
 //! 1 MiB to 1 GiB between two and four H200 and two H100. Of groups of eight, on which nothing was fitted, they say 366 GB/s for
 //! a gather of 16 GB between H100s, where nccl-tests show about 360 (github.com/NVIDIA/nccl-tests/issues/326).

@@ -98,6 +98,16 @@ mod tests {
             cells: [Some(Cell::new(ms, ms)), None, None, None],
             model_flops: flops,
             tokens: 1.0,
+            residual: crate::predict::Residual {
+                hardware: "h200-nvlink".into(),
+                basis: shardlab_plan::record::BasisKind::Measured,
+                policy: "fsdp2".into(),
+                world_size: 4,
+                nodes: 1,
+                parameters: 1,
+                step_percent: Some(0.0),
+                reserved_percent: None,
+            },
         }
     }
 

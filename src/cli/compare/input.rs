@@ -12,7 +12,7 @@ use shardlab_exec::engine::ExecOptions;
 use shardlab_exec::train::{Flow, Observer, RunOptions, StepReport};
 use shardlab_plan::Scenario;
 use shardlab_plan::record::RunKind;
-use shardlab_plan::scenario::{find_shipped, nearest, shipped};
+use shardlab_plan::scenario::{find_shipped, is_stdin, nearest, shipped};
 use shardlab_reports::RunView;
 use shardlab_reports::compare::Side;
 use shardlab_reports::store::{Id, Store, StoreError, is_run_dir, open_dir};
@@ -84,19 +84,24 @@ impl Plan {
         let kept = if path.is_dir() {
             if !is_run_dir(&path) {
                 return Err(Failure::bad_input(format_args!(
-                    "{name} is a folder, but not that of a kept run (it has no run.json)"
+                    "{name} is a folder, but not that of a saved run (it has no run.json)"
                 )));
             }
             Some(Self::Folder(path.clone()))
-        } else if !path.is_file() && find_shipped(&name).is_none() {
+        } else if !is_stdin(&path) && !path.is_file() && find_shipped(&name).is_none() {
             match store.resolve(&name) {
                 Ok(id) => Some(Self::Kept(store.clone(), id)),
-                Err(e) => return Err(unknown(&name, &path, &set, &e)),
+                Err(e) => return Err(unknown(&name, &path, &set, e)),
             }
         } else {
             None
         };
         let Some(kept) = kept else {
+            if maker.is_some() && is_stdin(&path) {
+                return Err(Failure::bad_input(
+                    "-: another binary cannot read this standard input: write the scenario to a file",
+                ));
+            }
             let scenario = load(&path, &set)?;
             return Ok(Self::Scenario(Box::new(Ask {
                 path,
@@ -108,7 +113,7 @@ impl Plan {
         };
         if !set.is_empty() || exec || maker.is_some() {
             return Err(Failure::bad_input(format_args!(
-                "{name} is a kept run: options (--set), --exec, --binary and --rev are for scenarios"
+                "{name} is a saved run: --set, --exec, --binary and --rev apply to scenarios"
             )));
         }
         Ok(kept)
@@ -116,17 +121,20 @@ impl Plan {
 }
 
 /// Neither a scenario nor a run: what comes nearest.
-fn unknown(name: &str, path: &Path, set: &[String], error: &StoreError) -> Failure {
+fn unknown(name: &str, path: &Path, set: &[String], error: StoreError) -> Failure {
     let looks_like_file = path.extension().is_some() || path.components().count() > 1;
     if looks_like_file && let Err(e) = load(path, set) {
         return e;
     }
-    match nearest(name, shipped().iter().map(|(n, _)| *n)) {
-        Some(near) => Failure::bad_input(format_args!(
-            "`{name}` is no scenario (the nearest is `{near}`), and {error}"
-        )),
-        None => Failure::bad_input(format_args!("`{name}` is no scenario, and {error}")),
-    }
+    let StoreError::Unknown { dir, help, .. } = &error else {
+        return error.into();
+    };
+    let near = nearest(name, shipped().iter().map(|(n, _)| *n));
+    let near = near.map_or_else(String::new, |n| format!("; the nearest scenario is `{n}`"));
+    Failure::bad_input(format_args!(
+        "no scenario or saved run is called `{name}`{near}; runs in {}: {help}",
+        dir.display()
+    ))
 }
 
 /// Makes or reads every run. Measured ones take turns, round by round.

@@ -67,15 +67,15 @@ impl Progress {
         }
     }
 
-    /// The run is over, and kept or not.
-    pub(super) fn kept(&self, outcome: &Outcome, kept: &Saved) {
+    /// The run is over, and saved or not.
+    pub(super) fn saved(&self, outcome: &Outcome, saved: &Saved) {
         match self {
-            Self::Text(_) => kept.say(),
+            Self::Text(_) => saved.say(),
             Self::Json(json) => {
-                if let Saved::Not(reason) = kept {
+                if let Saved::Not(reason) = saved {
                     json.note(reason);
                 }
-                json.over(outcome, kept.id());
+                json.over(outcome, saved.id());
             }
         }
     }

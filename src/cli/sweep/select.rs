@@ -29,8 +29,10 @@ pub(super) struct Selection {
     pub(super) max_memory: Option<Bytes>,
     /// Share of the device's memory (0 to 1) that what fits leaves free.
     pub(super) headroom: Option<f64>,
-    /// Only the first so many.
+    /// Only the first N: of those that fit, where any does.
     pub(super) top: Option<usize>,
+    /// Points that do not fit count for `top`, too.
+    pub(super) all: bool,
 }
 
 impl Selection {
@@ -71,9 +73,32 @@ impl Selection {
         }
         let admitted = |n: &Numbers| (!self.fits || n.fits()) && self.within_limit(n);
         let all = sorted.iter().copied();
-        all.filter(|i| points[*i].done().is_some_and(admitted))
-            .take(self.top.unwrap_or(usize::MAX))
-            .collect()
+        let mut shown: Vec<usize> = all
+            .filter(|i| points[*i].done().is_some_and(admitted))
+            .collect();
+        if let Some(most) = self.top {
+            let fits = |i: &usize| points[*i].done().is_some_and(Numbers::fits);
+            if !self.all && shown.iter().any(fits) {
+                shown.retain(fits);
+            }
+            shown.truncate(most);
+        }
+        shown
+    }
+
+    /// Whether any point fits and keeps the limit.
+    pub(super) fn any_fits(&self, points: &[Point]) -> bool {
+        let mut done = points.iter().filter_map(Point::done);
+        done.any(|n| n.fits() && self.within_limit(n))
+    }
+
+    /// How many points `top` leaves out because they do not fit.
+    pub(super) fn unfit_left_out(&self, points: &[Point]) -> usize {
+        if self.top.is_none() || self.all || self.fits || !self.any_fits(points) {
+            return 0;
+        }
+        let done = points.iter().filter_map(Point::done);
+        done.filter(|n| !n.fits() && self.within_limit(n)).count()
     }
 
     /// The fastest point that fits (where `easily`, without being tight) and keeps the limit, the first of several.

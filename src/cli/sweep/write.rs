@@ -10,7 +10,7 @@ use serde_json::{Value, json};
 use shardlab_plan::scenario::BatchUnit;
 use shardlab_plan::units::{ByteUnit, Bytes};
 use std::collections::BTreeMap;
-use std::path::Path;
+use std::io::Write;
 
 /// All points with what is known about them together.
 pub(super) struct Table<'a> {
@@ -31,6 +31,8 @@ type Column = (String, Vec<String>);
 
 /// So many of [`Table::numbers`] always have columns.
 const ALWAYS: usize = 3;
+/// Most impossible points that are listed for one reason; --csv and --json list all.
+const IMPOSSIBLE_SHOWN: usize = 8;
 /// The order in which they are read.
 const ORDER: [usize; 5] = [0, 1, 3, 4, 2];
 
@@ -151,22 +153,34 @@ impl<'a> Table<'a> {
         let done = self.points.iter().filter(|p| p.done().is_some()).count();
         let rows = self.rows().count();
         if rows < done {
-            out.paragraph(0, &format!("{rows} of {done} points are shown."))?;
+            let unfit = match self.selection.unfit_left_out(self.points) {
+                0 => String::new(),
+                n => format!(" {n} that do not fit are left out; --all includes them."),
+            };
+            out.paragraph(0, &format!("Showing {rows} of {done} points.{unfit}"))?;
         }
         let mut impossible: BTreeMap<String, Vec<String>> = BTreeMap::new();
         for point in self.points {
             if let Outcome::Failed(e) = &point.outcome {
-                let values = point.settings.join(" ");
-                impossible.entry(e.reason()).or_default().push(values);
+                impossible
+                    .entry(e.reason())
+                    .or_default()
+                    .push(self.settings(point));
             }
         }
         if !impossible.is_empty() {
             out.blank()?;
         }
         for (reason, points) in impossible {
+            let listed = points.iter().take(IMPOSSIBLE_SHOWN);
+            let listed: Vec<&str> = listed.map(String::as_str).collect();
+            let more = match points.len() - listed.len() {
+                0 => String::new(),
+                n => format!("; and {n} more"),
+            };
             out.paragraph(
                 0,
-                &format!("Not possible: {} ({reason}).", points.join("; ")),
+                &format!("Not possible: {}{more} ({reason}).", listed.join("; ")),
             )?;
         }
         let best = self.best();
@@ -221,10 +235,16 @@ impl<'a> Table<'a> {
         vec![tight, easy]
     }
 
+    /// The options of a point: `key=value` for every axis.
+    fn settings(&self, point: &Point) -> String {
+        let pairs = self.keys.iter().zip(&point.settings);
+        let pairs: Vec<String> = pairs.map(|(k, v)| format!("{k}={v}")).collect();
+        pairs.join(" ")
+    }
+
     /// A point with its numbers.
     fn named(&self, which: &str, point: &Point, n: &Numbers) -> String {
-        let settings = self.keys.iter().zip(&point.settings);
-        let settings: Vec<String> = settings.map(|(k, v)| format!("{k}={v}")).collect();
+        let settings = self.settings(point);
         let gpus = if self.worlds_differ() {
             format!(" on {} GPUs", n.world)
         } else {
@@ -232,7 +252,7 @@ impl<'a> Table<'a> {
         };
         format!(
             "{which}: {}{gpus}: {:.0} {}, {:.2} ms a step, {} reserved, {} allocated.",
-            settings.join(" "),
+            settings,
             n.tokens_per_s,
             self.counted_in().rate(),
             n.step_ms,
@@ -241,8 +261,8 @@ impl<'a> Table<'a> {
         )
     }
 
-    pub(super) fn csv(&self, path: &Path) -> Result<(), csv::Error> {
-        let mut writer = csv::Writer::from_path(path)?;
+    pub(super) fn csv(&self, to: impl Write) -> Result<(), csv::Error> {
+        let mut writer = csv::Writer::from_writer(to);
         let fixed = [
             "step_ms",
             "tokens_per_s_per_gpu",

@@ -14,6 +14,7 @@ use crate::dash::whole::Whole;
 use ratatui::buffer::Buffer;
 use ratatui::layout::Rect;
 use ratatui::style::Style;
+use shardlab_plan::record::basis::bounded;
 use shardlab_plan::units::thousands;
 
 pub(super) fn draw(app: &App, buf: &mut Buffer, body: Rect) {
@@ -305,6 +306,21 @@ fn lines(app: &App, g: &Glance, base: Option<&Glance>, width: usize) -> Vec<Row>
             ),
         ]),
     ];
+    if let Some(basis) = &b.basis {
+        let style = match basis.is_estimate() {
+            true => theme.warn(),
+            false => theme.good(),
+        };
+        let band = basis
+            .step_percent()
+            .map_or_else(|| " error unknown".into(), |p| format!(" ± {}", bounded(p)));
+        rows.push(Row::Text(vec![
+            label("basis"),
+            (basis.kind.word().to_owned(), style),
+            plain(band),
+            (format!("   {}", basis.on), theme.dim()),
+        ]));
+    }
     let mut exposed = vec![
         label("exposed"),
         plain(format!("{} ms", ms(b.exposed_ms))),

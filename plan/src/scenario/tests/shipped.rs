@@ -158,7 +158,7 @@ fn the_schema_refuses_what_the_parser_refuses() {
     let seq = &schema["properties"]["train"]["properties"]["micro_batch"];
     assert_eq!(
         (seq["default"].as_u64(), seq["description"].as_str()),
-        (Some(1), Some("Samples a rank and micro-batch"))
+        (Some(1), Some("Sequences per rank and micro-batch"))
     );
     let axis = &schema["properties"]["sweep"]["properties"]["fsdp.policy"];
     assert_eq!(axis["items"]["enum"][0], "native");

@@ -121,12 +121,12 @@ pub(super) fn composition(items: &[Item]) -> Option<Block> {
         let at = &i.view.run.memory.at;
         format!("{} {}", at.phase.name(), i.view.unit(at.unit))
     };
-    let wheres = std::iter::once("where".to_owned()).chain(items.iter().map(place));
+    let places = std::iter::once("where".to_owned()).chain(items.iter().map(place));
     let total = items
         .iter()
         .map(|i| bytes(i.view.run.memory.peak_allocated.0));
     let total = std::iter::once("all".to_owned()).chain(total);
-    let rows = rows.into_iter().chain([total.collect(), wheres.collect()]);
+    let rows = rows.into_iter().chain([total.collect(), places.collect()]);
     Some(Block::Table(Table {
         caption: "What is allocated at the peak".to_owned(),
         head: titles("role", items),

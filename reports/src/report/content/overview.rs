@@ -7,6 +7,7 @@ use crate::report::{Block, Card, Item, Section, Table};
 use crate::stats::{Options, ratio_of_medians};
 use crate::view::RunView;
 use shardlab_plan::record::RunKind;
+use shardlab_plan::record::basis::milliseconds;
 
 /// Runs that are compared with the first in a sentence each.
 const SENTENCES: usize = 4;
@@ -36,6 +37,24 @@ fn fits(item: &Item) -> &'static str {
     }
 }
 
+/// Returns the step time with the digits that its basis deserves.
+fn step(item: &Item) -> String {
+    let run = &item.view.run;
+    match &run.basis {
+        Some(basis) if basis.is_estimate() => milliseconds(item.view.step_ms(), Some(basis)),
+        _ => format!("{} ms", number(item.view.step_ms(), 2)),
+    }
+}
+
+/// Returns what a run's times rest on.
+fn basis(item: &Item) -> String {
+    match (&item.view.run.basis, item.view.run.kind) {
+        (_, RunKind::Exec) => "measured run".to_owned(),
+        (Some(basis), _) => basis.sentence(),
+        (None, _) => "unknown".to_owned(),
+    }
+}
+
 /// Cards of those that are told in full, with which these are, and the table of all.
 pub(super) fn summary(items: &[Item], told: &[Item], which: Option<String>) -> Section {
     let cards = told.iter().take(CARDS).map(|item| {
@@ -49,8 +68,9 @@ pub(super) fn summary(items: &[Item], told: &[Item], which: Option<String>) -> S
                 run.world_size,
                 run.hardware
             ),
-            head: format!("{} ms a step", number(item.view.step_ms(), 2)),
+            head: format!("{} per step", step(item)),
             facts: vec![
+                ("basis".to_owned(), basis(item)),
                 (
                     RunView::counted_in([&item.view]).rate().to_owned(),
                     number(item.view.tokens_per_s(), 0),

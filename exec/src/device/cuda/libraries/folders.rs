@@ -39,7 +39,7 @@ impl Origin {
             Self::Flag => "not given",
             Self::Environment => "not set, or its folders do not exist",
             Self::Pip => {
-                "no nvidia packages in VIRTUAL_ENV, CONDA_PREFIX or the python3 on the PATH"
+                "no nvidia packages next to shardlab, in VIRTUAL_ENV, CONDA_PREFIX or the python3 on the PATH"
             }
             Self::System => "no CUDA folder",
         }
@@ -62,6 +62,8 @@ pub struct Surroundings {
     pub variables: Vec<(String, OsString)>,
     /// May start `python3` to ask for its packages, where no folder of its own tells.
     pub ask_python: bool,
+    /// The running program. An environment's packages lie next to the programs of its `bin`.
+    pub program: Option<PathBuf>,
     /// Usual places.
     pub system: Vec<PathBuf>,
 }
@@ -87,6 +89,8 @@ impl Surroundings {
                 .filter_map(|&n| Some((n.to_owned(), std::env::var_os(n)?)))
                 .collect(),
             ask_python: true,
+            // Without the links that pipx and similar tools put on the PATH.
+            program: std::env::current_exe().and_then(|p| p.canonicalize()).ok(),
             system: [
                 "/usr/local/cuda/lib64",
                 "/usr/local/cuda-13/lib64",
@@ -171,12 +175,15 @@ fn packages(nvidia: &Path) -> Vec<PathBuf> {
     all
 }
 
-/// Folders of `nvidia` packages: of active environments, then of the python3 on the PATH.
+/// Folders of `nvidia` packages: of the environment that the program is installed in, of active ones, then of the python3
+/// on the PATH.
 fn pip(around: &Surroundings) -> Vec<PathBuf> {
-    let mut prefixes: Vec<PathBuf> = ["VIRTUAL_ENV", "CONDA_PREFIX"]
-        .iter()
-        .filter_map(|v| around.get(v).map(PathBuf::from))
-        .collect();
+    let bin = around.program.as_deref().and_then(Path::parent);
+    let bin = bin.filter(|d| d.file_name().is_some_and(|n| n == "bin"));
+    let own = bin.and_then(Path::parent).map(Path::to_owned);
+    let active = ["VIRTUAL_ENV", "CONDA_PREFIX"];
+    let active = active.iter().filter_map(|v| around.get(v));
+    let mut prefixes: Vec<PathBuf> = own.into_iter().chain(active.map(PathBuf::from)).collect();
     let python = around
         .paths("PATH")
         .into_iter()
@@ -245,6 +252,7 @@ mod tests {
                 .map(|(n, v)| ((*n).to_owned(), v.as_os_str().to_owned()))
                 .collect(),
             ask_python: false,
+            program: None,
             system: system.to_vec(),
         }
     }
@@ -313,5 +321,25 @@ mod tests {
         let found = folders(&around(&[("PATH", &path)], &[]), &[]);
         let found: Vec<PathBuf> = found.into_iter().map(|f| f.path).collect();
         assert_eq!(found, [own, base.canonicalize().unwrap()]);
+    }
+
+    #[test]
+    fn the_environment_that_the_program_is_installed_in_comes_before_the_active_one() {
+        let dir = tempfile::tempdir().unwrap();
+        let [own, active] = ["own", "active"].map(|prefix| dir.path().join(prefix));
+        let lib = |prefix: &Path| prefix.join("lib/python3.12/site-packages/nvidia/x/lib");
+        for prefix in [&own, &active] {
+            create_dir_all(lib(prefix)).unwrap();
+        }
+        let found = |program: &str| -> Vec<PathBuf> {
+            let around = Surroundings {
+                program: Some(own.join(program)),
+                ..around(&[("VIRTUAL_ENV", &active)], &[])
+            };
+            folders(&around, &[]).into_iter().map(|f| f.path).collect()
+        };
+        assert_eq!(found("bin/shardlab"), [lib(&own), lib(&active)]);
+        // A build folder is no environment.
+        assert_eq!(found("release/shardlab"), [lib(&active)]);
     }
 }
