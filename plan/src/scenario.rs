@@ -37,7 +37,7 @@ pub use load::{is_stdin, text};
 pub use names::nearest;
 pub use reference::reference;
 pub use schema::schema;
-pub use shipped::{find_shipped, shipped};
+pub use shipped::{find_shipped, is_example, shipped};
 pub use sweep::{Axis, Sweep, SweepPoint, check_axis, load_sweep, sweep_of};
 pub use types::*;
 pub use value::parse_bytes;

@@ -41,26 +41,26 @@ use std::time::Duration;
 pub(super) struct Args {
     #[command(flatten)]
     scenario: One,
-    /// Steps in all, those before a resumption included; default: train.steps
+    /// Total steps, including those before resuming [default: train.steps]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..=1_000_000_000))]
     steps: Option<u64>,
-    /// Seed of weights and synthetic data; default: a resumed run's own, else 0
+    /// Seed of weights and synthetic data [default: that of the resumed run, else 0]
     #[arg(long, value_name = "N")]
     seed: Option<u64>,
-    /// Begin with the weights of a Hugging Face folder (config.json and safetensors; llama and gpt2)
+    /// Start from the weights in a Hugging Face folder (config.json and safetensors; llama and gpt2)
     #[arg(long, value_name = "DIR")]
     init: Option<PathBuf>,
-    /// Write the final weights as a Hugging Face folder
+    /// Write the final weights to a Hugging Face folder
     #[arg(long, value_name = "DIR")]
     export: Option<PathBuf>,
-    /// Train on a file of tokens (.bin: uint16), or on a text: through the tokenizer.json beside it, else its bytes;
-    /// default: a synthetic language
+    /// Train on a file of tokens (.bin: uint16) or a text file, whose tokens come from the tokenizer.json next to it, else
+    /// are its bytes [default: a synthetic language]
     #[arg(long, value_name = "FILE")]
     data: Option<PathBuf>,
-    /// How the tokens of --data are stored
+    /// Type of the tokens in --data
     #[arg(long, value_enum, requires = "data")]
     data_dtype: Option<DataType>,
-    /// Tokenizer of the text of --data (a tokenizer.json of a published model)
+    /// Tokenizer for the text in --data: the tokenizer.json of a published model
     #[arg(
         long,
         value_name = "FILE",
@@ -68,22 +68,22 @@ pub(super) struct Args {
         conflicts_with = "data_dtype"
     )]
     tokenizer: Option<PathBuf>,
-    /// Folder of checkpoints; default, where one is needed: checkpoints/SCENARIO
+    /// Folder of checkpoints [default, if one is needed: checkpoints/SCENARIO]
     #[arg(long, value_name = "DIR")]
     checkpoint_dir: Option<PathBuf>,
-    /// Save after every N steps, and at the end; default with --checkpoint-dir: at the end only
+    /// Save a checkpoint every N steps and at the end [default with --checkpoint-dir: only at the end]
     #[arg(long, value_name = "N")]
     checkpoint_every: Option<u64>,
     /// Keep the newest K checkpoints
     #[arg(long, value_name = "K", default_value_t = 3, value_parser = clap::value_parser!(u32).range(1..))]
     keep: u32,
-    /// Where to begin when there are checkpoints: auto (the newest that is whole), never, or a step
+    /// Where to start if there are checkpoints: auto (the newest complete one), never, or a step
     #[arg(long, value_name = "auto|never|STEP", value_parser = resume)]
     resume: Option<Resume>,
     /// Print one JSON object
     #[arg(long)]
     json: bool,
-    /// How progress is told on stderr
+    /// How to report progress on stderr
     #[arg(long, value_enum, default_value_t = Style::Auto)]
     progress: Style,
     /// Write a Perfetto trace of the last step; t = 0 is the start of the step
@@ -92,13 +92,13 @@ pub(super) struct Args {
     /// Abort if no rank makes progress for SECONDS
     #[arg(long, value_name = "SECONDS", default_value_t = 60, value_parser = clap::value_parser!(u32).range(1..))]
     timeout: u32,
-    /// Look for NaN in the output of every kernel and collective
+    /// Check the output of every kernel and collective for NaN
     #[arg(long)]
     check_nan: bool,
     /// Per-rank memory limit, such as 512MiB; exceeding it aborts the run
     #[arg(long, value_name = "SIZE", value_parser = size)]
     memory: Option<Bytes>,
-    /// Report gradient norms only where the scenario computes them
+    /// Report gradient norms only if the scenario computes them
     #[arg(long)]
     no_grad_norms: bool,
     #[command(flatten)]
@@ -115,7 +115,7 @@ pub(super) struct Args {
 
 #[derive(clap::ValueEnum, Clone, Copy, Debug)]
 enum DataType {
-    /// Every byte a token
+    /// 8 bits: every byte is a token
     Uint8,
     /// 16 bits, little endian
     Uint16,
@@ -130,7 +130,7 @@ fn resume(text: &str) -> Result<Resume, String> {
         step => step
             .parse()
             .map(Resume::Step)
-            .map_err(|_| "auto, never or a step is expected".to_owned()),
+            .map_err(|_| "expected auto, never or a step".to_owned()),
     }
 }
 
@@ -359,7 +359,7 @@ fn follow(
         Err(_) if let Some(cause) = peers.failure() => {
             let rank = peers.process();
             let first = cause.lines().next().unwrap_or_default();
-            say(format_args!("rank {rank} has stopped: {first}"));
+            say(format_args!("rank {rank} stopped: {first}"));
             Ok(Status::RunFailed)
         }
         Err(e) => Err(e),

@@ -20,7 +20,7 @@ use shardlab_sim::Options;
 pub(super) struct Args {
     #[command(flatten)]
     scenario: One,
-    /// Do not try other options
+    /// Do not predict the effect of other options
     #[arg(long)]
     no_what_if: bool,
     /// Print one JSON object

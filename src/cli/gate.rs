@@ -20,15 +20,13 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 const NOTES: &str = "\
-What is compared, and with what tolerance, is in the scenario's [gate] section, or in --set gate.KEY=VALUE
-(`shardlab schema` lists the keys). A better value beyond its tolerance fails too: baselines stay tight.
+The scenario's [gate] section says what to compare and with which tolerances; `--set gate.KEY=VALUE` overrides it, and `shardlab schema` lists the keys. Tolerances are two-sided: an improvement beyond its tolerance fails, too, so that baselines stay tight.
 
 Exit status:
-  0  nothing is worse, nothing asks for a new baseline
-  1  a regression, an improvement or a change beyond its limit
-  2  bad input: a scenario, an option; or a baseline that is missing or cannot be read: the other scenarios
-     have been judged and reported all the same
-  3  a run failed, a baseline could not be written, or the old side could not be run or compared with";
+  0  no regression, and no reason for a new baseline
+  1  a regression, improvement or change beyond its tolerance
+  2  bad input: a scenario or an option is wrong, or a baseline is missing or unreadable (all other scenarios are still judged)
+  3  a run failed, a baseline could not be written, or the old side could not be built or run";
 
 #[derive(clap::Args)]
 #[command(after_help = NOTES)]
@@ -47,17 +45,17 @@ pub(super) struct Args {
     /// Compare with another shardlab binary: its baselines, and interleaved measured runs
     #[arg(long, value_name = "BINARY", conflicts_with_all = ["baseline", "against_rev"])]
     against: Option<PathBuf>,
-    /// Likewise with a git revision of this repository, which is built first
+    /// Compare with a git revision of this repository, which is built first
     #[arg(long, value_name = "REV", conflicts_with = "baseline")]
     against_rev: Option<String>,
-    /// Interleaved pairs of measured runs, old and new; 0: none
+    /// Number of interleaved pairs of measured runs, old and new; 0: none
     #[arg(long, value_name = "N", default_value_t = 5, value_parser = pairs)]
     pairs: usize,
-    /// A further argument of `exec` in both sides of the measured pairs (repeatable)
+    /// Pass ARG to `exec` on both sides of the measured pairs (repeatable)
     #[arg(long, value_name = "ARG", allow_hyphen_values = true)]
     exec_arg: Vec<String>,
-    /// A measured run: a file that `exec --json` printed, a kept run's id, name or folder; several of one scenario are
-    /// seeds (repeatable)
+    /// Judge this measured run: a file written by `exec --json`, or the id, name or folder of a saved run; several runs of
+    /// one scenario are seeds (repeatable)
     #[arg(long, value_name = "FILE|RUN")]
     run: Vec<PathBuf>,
     #[command(flatten)]
@@ -65,19 +63,19 @@ pub(super) struct Args {
     /// Do not train scenarios whose hardware is the CPU
     #[arg(long)]
     no_exec: bool,
-    /// Give a training run up when nothing moves for so many seconds
+    /// Abort a training run if no rank makes progress for SECONDS
     #[arg(long, value_name = "SECONDS", default_value_t = TIMEOUT.as_secs() as u32, value_parser = clap::value_parser!(u32).range(1..))]
     timeout: u32,
-    /// Plant a known fault first, to see the gate fail
+    /// Inject a known fault, to see the gate fail
     #[arg(long, value_enum, value_name = "FAULT", conflicts_with = "bless")]
     plant: Option<Plant>,
-    /// Plant every known fault in turn and fail unless the gate sees each
+    /// Inject every known fault in turn; fail unless the gate catches each
     #[arg(long, conflicts_with_all = ["baseline", "against", "against_rev", "plant", "run"])]
     selftest: bool,
     /// Print every comparison, not only those that fail
     #[arg(long, conflicts_with = "json")]
     all: bool,
-    /// Print one JSON object a scenario
+    /// Print one JSON object per scenario
     #[arg(long)]
     json: bool,
     /// Write a JUnit report
@@ -86,7 +84,7 @@ pub(super) struct Args {
     /// Write a summary in Markdown
     #[arg(long, value_name = "FILE")]
     markdown: Option<PathBuf>,
-    /// Annotations and job summary for GitHub Actions; on by itself where GITHUB_ACTIONS is true
+    /// Write annotations and a job summary for GitHub Actions [default: if GITHUB_ACTIONS is true]
     #[arg(long)]
     github: bool,
 }

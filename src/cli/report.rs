@@ -20,13 +20,13 @@ const LONG: usize = 48;
 
 #[derive(clap::Args)]
 pub(super) struct Args {
-    /// Scenario files or names (they are predicted), kept runs by id, name or folder; the first is what the others are
-    /// compared with
+    /// Scenario files or names, which are predicted, and saved runs by id, name or folder; all others are compared with the
+    /// first
     #[arg(value_name = "SCENARIO|RUN", required = true)]
     runs: Vec<String>,
     #[command(flatten)]
     overrides: Overrides,
-    /// A further override for every run but the first (repeatable); a scenario alone is meant twice: what an option does
+    /// Override a key for every run but the first (repeatable); with one scenario: compare it with and without these overrides
     #[arg(long = "set-b", value_name = "SECTION.KEY=VALUE")]
     set_b: Vec<String>,
     #[command(flatten)]
@@ -34,13 +34,13 @@ pub(super) struct Args {
     /// File to write: .html or .md
     #[arg(long, value_name = "FILE")]
     out: PathBuf,
-    /// Title; default: what the runs are called
+    /// Title of the report [default: the names of the runs]
     #[arg(long)]
     title: Option<String>,
-    /// A further axis over the scenarios, for example 'fsdp.prefetch_forward=[0, 1, 2]' (repeatable)
+    /// Predict the scenarios over this axis, for example 'fsdp.prefetch_forward=[0, 1, 2]' (repeatable)
     #[arg(long = "axis", value_name = "SECTION.KEY=[V1, V2]")]
     axes: Vec<String>,
-    /// Write every drawing as a PNG too, into a folder beside the file
+    /// Also write every plot as a PNG, into a folder next to the file
     #[arg(long)]
     png: bool,
 }
@@ -49,7 +49,7 @@ pub(super) fn run(args: &Args, out: &mut Out) -> Result<Status, Failure> {
     let kind = args.out.extension().and_then(|e| e.to_str());
     if !matches!(kind, Some("html" | "md")) {
         return Err(Failure::bad_input(format_args!(
-            "--out {}: a name that ends in .html or .md is expected",
+            "--out {}: expected a name that ends in .html or .md",
             args.out.display()
         )));
     }
@@ -129,7 +129,7 @@ fn items(args: &Args) -> Result<Vec<Item>, Failure> {
         }
         if items.len() > MOST {
             return Err(Failure::bad_input(format_args!(
-                "more than {MOST} runs; `shardlab sweep --csv` and `shardlab runs` are for so many"
+                "more than {MOST} runs; use `shardlab sweep --csv` or `shardlab runs` for that many"
             )));
         }
     }
@@ -217,7 +217,7 @@ fn resolve(args: &Args, set: &[String], store: &Store, name: &str) -> Result<Fou
         shardlab_plan::scenario::sweep_of(path, set, &args.axes).map_err(Failure::bad_input)?;
     if sweep.points.len() > MOST {
         return Err(Failure::bad_input(format_args!(
-            "{} points; a report holds {MOST} at most",
+            "{} points; a report shows at most {MOST}",
             sweep.points.len()
         )));
     }
@@ -244,7 +244,7 @@ fn resolve(args: &Args, set: &[String], store: &Store, name: &str) -> Result<Fou
                     axes: point.settings,
                 });
             }
-            Err(e) if e.is_bad_input() => eprintln!("left out: {label}: {}", e.reason()),
+            Err(e) if e.is_bad_input() => eprintln!("skipped {label}: {}", e.reason()),
             Err(e) => return Err(e.into()),
         }
     }

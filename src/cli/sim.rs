@@ -34,16 +34,16 @@ pub(super) struct Args {
     /// Write a Perfetto trace of the last step; t = 0 is the start of the step, as in `explain` (one scenario only)
     #[arg(long, value_name = "FILE")]
     trace: Option<PathBuf>,
-    /// Steps to simulate after the first; default: until time and memory repeat
+    /// Steps to simulate after the first [default: until time and memory repeat]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=100_000))]
     steps: Option<u32>,
     /// Random seed for --jitter
     #[arg(long, value_name = "N", default_value_t = 0)]
     seed: u64,
-    /// Relative standard deviation of kernel times, for example 0.02
+    /// Vary kernel times randomly, with this relative standard deviation, for example 0.02
     #[arg(long, value_name = "FRACTION", default_value_t = 0.0)]
     jitter: f64,
-    /// A rank whose kernels take FACTOR times as long (repeatable)
+    /// Slow down the kernels of one rank by FACTOR (repeatable)
     #[arg(long, value_name = "RANK=FACTOR", value_parser = straggler)]
     straggler: Vec<(u32, f64)>,
     /// Slow one component down on every rank by FACTOR (below 1: speed up): host, arithmetic, memory, collectives or

@@ -19,11 +19,19 @@ use std::sync::OnceLock;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 const NOTES: &str = "\
-Under `fits`: yes; tight (it does, but within a step the allocator has to give cached memory back to the device,
-which waits for all of its work); short (it does, but leaves less than --headroom); no; ? (the device's memory is not known).
-Under `front`: points that no other that fits beats both in time per token and in reserved memory.
-The last line names the fastest point that fits, within --max-memory and --headroom where they are given; where that one is tight, another
-line names the fastest that is not.";
+Column `fits`:
+  yes    fits
+  tight  fits, but only after the caching allocator frees blocks mid-step (each cudaFree synchronizes the device)
+  short  fits, but leaves less memory free than --headroom
+  no     out of memory; times assume that it fits
+  ?      the device's memory is not known
+
+Column `front`: Pareto-optimal points (time per token vs. reserved memory) among those that fit.
+
+The last line names the fastest point that fits, within --max-memory and --headroom if given. If that point is `tight`, a further line names the fastest one that is not.
+
+Example:
+  shardlab sweep llama3-8b-4xh200 --axis 'fsdp.prefetch_forward=[0, 1, 2]' --axis 'train.micro_batch=[1, 2]'";
 
 /// The option that saves points.
 const STORE: Option<&str> = Some("--store");
@@ -34,20 +42,20 @@ pub(super) struct Args {
     /// Scenario file, name of a shipped scenario, or - for standard input; its [sweep] section gives axes
     #[arg(value_name = "SCENARIO")]
     scenario: PathBuf,
-    /// A further axis, for example 'fsdp.prefetch_forward=[0, 1, 2]' (repeatable)
+    /// Add an axis, for example 'fsdp.prefetch_forward=[0, 1, 2]' (repeatable)
     ///
-    /// Keys joined by commas are set together: 'mesh.dp_shard,mesh.dp_outer=[[16, 1], [8, 2]]'.
+    /// Join keys with commas to vary them together: 'mesh.dp_shard,mesh.dp_outer=[[16, 1], [8, 2]]'.
     #[arg(long = "axis", value_name = "SECTION.KEY=[V1, V2]")]
     axes: Vec<String>,
     #[command(flatten)]
     overrides: Overrides,
-    /// Write all points as CSV, whatever the options below leave out
+    /// Write all points as CSV, including those that the options below leave out
     #[arg(long, value_name = "FILE")]
     csv: Option<PathBuf>,
     /// Print one JSON object per point
     #[arg(long)]
     json: bool,
-    /// Order of the points; default: axes, or tokens with --top
+    /// Order of the points [default: axes, or tokens with --top]
     #[arg(long, value_enum)]
     sort: Option<Sort>,
     /// Show only points that fit the device's memory
@@ -56,7 +64,7 @@ pub(super) struct Args {
     /// Exit with status 1 if no point fits, within --max-memory and --headroom if given
     #[arg(long)]
     check: bool,
-    /// Show only points that reserve no more memory than this, such as 60GiB
+    /// Show only points that reserve at most this much memory, such as 60GiB
     #[arg(long, value_name = "SIZE", value_parser = size)]
     max_memory: Option<Bytes>,
     /// Require this share of device memory to stay free, for example 5%

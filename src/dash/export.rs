@@ -126,7 +126,9 @@ pub(super) fn write(export: &Export) -> Result<(), Unwritten> {
     let written = scenario::load_to_be(to, &text).map_err(|e| failed(&e.message()))?;
     let digest = |s| ScenarioView::new(s).digest;
     if digest(&written) != digest(&meant) {
-        return Err(failed(&"it would not mean the same; see what it extends"));
+        return Err(failed(
+            &"it would not be the same scenario; check what it extends",
+        ));
     }
     let existing = if export.overwrite {
         Existing::Replace
@@ -241,7 +243,7 @@ mod tests {
                 let Err(Unwritten::Failed(reason)) = write(&export) else {
                     panic!("{name} is extended");
                 };
-                assert!(reason.contains("circle"), "{reason}");
+                assert!(reason.contains("cycle"), "{reason}");
             }
         }
         assert_eq!(std::fs::read_to_string(at("base.toml")).unwrap(), base);

@@ -198,9 +198,9 @@ fn no_baseline(facts: &Facts, limits: &Limits, path: &Path) -> Page {
     }
     table
         .notes
-        .push("B writes it, f looks in another folder.".to_owned());
+        .push("B writes it, f chooses another folder.".to_owned());
     let mut text = format!(
-        "{} has no baseline: {} is not there",
+        "{} has no baseline: {} does not exist",
         facts.scenario,
         path.display()
     );

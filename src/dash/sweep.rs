@@ -308,7 +308,10 @@ pub(super) fn accept(app: &mut App, text: &str) -> Result<(), String> {
     app.sweep.axes.push(text.to_owned());
     app.say(
         Tone::Plain,
-        format!("{} axes added; w sweeps", app.sweep.axes.len()),
+        match app.sweep.axes.len() {
+            1 => "1 axis added; press w to run".to_owned(),
+            n => format!("{n} axes added; press w to run"),
+        },
     );
     Ok(())
 }
@@ -343,7 +346,7 @@ fn apply(app: &mut App) -> Vec<Effect> {
     };
     let point = &app.sweep.points[row.point];
     if let Err(reason) = &point.result {
-        let text = format!("that point cannot be: {reason}");
+        let text = format!("that point is not possible: {reason}");
         app.say(Tone::Bad, text);
         return Vec::new();
     }

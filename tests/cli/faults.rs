@@ -73,7 +73,7 @@ fn a_rank_that_fails() {
             let words = failing(&[&base[..], &fail, mode].concat());
             told(&words, 4, cause);
             // Whoever waits is told, and who is waited for, with where the host stopped.
-            let stands = "where hosts stand, the last one first: rank 2 at instruction ";
+            let stands = "host positions, slowest first: rank 2 at instruction ";
             let error = words.lines().find(|l| l.contains("small-native: rank "));
             let says = error.is_some_and(|l| l.contains(stands));
             assert_eq!(says, cause == missing, "{words}");

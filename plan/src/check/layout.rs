@@ -62,7 +62,7 @@ fn group(p: &Program, id: GroupId, g: &Group, sink: &mut Sink) {
     if whole && g.requires_grad != g.params.iter().any(trained) {
         let any = if g.requires_grad { "none" } else { "some" };
         bad(format!(
-            "has requires_grad = {}, {any} of its parameters have",
+            "has requires_grad = {}, but {any} of its parameters have it",
             g.requires_grad
         ));
     }
@@ -159,7 +159,7 @@ fn flat(p: &Program, id: GroupId, g: &Group, l: &FlatLayout, sink: &mut Sink) {
             .is_multiple_of(p.params[x.index()].row().max(1))
     }) {
         bad(format!(
-            "chunk factor {} is no multiple of every row",
+            "chunk factor {} is not a multiple of every row",
             l.chunk_factor
         ));
     }

@@ -410,7 +410,7 @@ impl Walk<'_> {
                 let id = self.cells[i].freed.unwrap_or(InstrId(section.instrs.start));
                 self.violate(RuleId::Leak, id, None, || {
                     format!(
-                        "{} was there before the step and is not there after it",
+                        "{} existed before the step, but not after it",
                         describe::buffer(p, b)
                     )
                 });
@@ -429,7 +429,7 @@ impl Walk<'_> {
                 let unit = &p.units[p.groups[g.index()].unit.index()].name;
                 self.violate(RuleId::ReduceMissing, id, None, || {
                     format!(
-                        "the optimizer ends without a step of group {} of unit {unit}",
+                        "the optimizer ends without updating group {} of unit {unit}",
                         g.0
                     )
                 });

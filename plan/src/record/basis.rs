@@ -1,5 +1,6 @@
 //! What a prediction rests on, and how far it may be off.
 
+use crate::units::{commas, thousands};
 use serde::{Deserialize, Serialize};
 
 /// Whether a prediction rests on measurements.
@@ -99,8 +100,8 @@ pub fn bounded(percent: f64) -> String {
 #[must_use]
 pub fn milliseconds(ms: f64, basis: Option<&Basis>) -> String {
     match basis {
-        Some(basis) if basis.is_estimate() => format!("~{} ms", significant(ms, 3)),
-        _ => format!("{ms:.2} ms"),
+        Some(basis) if basis.is_estimate() => format!("~{} ms", commas(&significant(ms, 3))),
+        _ => format!("{} ms", thousands(ms, 2)),
     }
 }
 
@@ -129,8 +130,8 @@ mod tests {
         };
         let estimated = basis(BasisKind::Estimated);
         for (ms, text) in [
-            (8947.02, "~8950 ms"),
-            (1039.4, "~1040 ms"),
+            (8947.02, "~8,950 ms"),
+            (1039.4, "~1,040 ms"),
             (104.26, "~104 ms"),
             (9.876, "~9.88 ms"),
             (0.12345, "~0.123 ms"),
@@ -139,7 +140,7 @@ mod tests {
         }
         assert_eq!(
             milliseconds(1052.251, Some(&basis(BasisKind::Measured))),
-            "1052.25 ms"
+            "1,052.25 ms"
         );
         assert_eq!(milliseconds(5.0, None), "5.00 ms");
     }

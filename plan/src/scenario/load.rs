@@ -149,7 +149,7 @@ fn open(path: &Path) -> Result<(Place, Source), ScenarioError> {
             let names = shipped::shipped().iter().map(|(n, _)| *n);
             Err(match nearest(&stem(path), names) {
                 Some(near) if !path.exists() => {
-                    error.with_help(format!("shipped scenario of a near name: {near}"))
+                    error.with_help(format!("a shipped scenario has a similar name: {near}"))
                 }
                 _ => error,
             })
@@ -223,7 +223,7 @@ fn absorb(
         if chain.iter().any(|(seen, _)| *seen == identity) {
             let names: Vec<&str> = chain.iter().map(|(_, n)| n.as_str()).collect();
             return Err(fail(format!(
-                "`extends` goes in a circle: {} -> {}",
+                "`extends` forms a cycle: {} -> {}",
                 names.join(" -> "),
                 base_source.name
             )));
@@ -244,7 +244,7 @@ fn resolve(place: &Place, name: &str) -> Result<(Place, Source), (String, Option
     };
     match place {
         Place::Text => Err((
-            "`extends` needs a file: this text has no folder to look in".into(),
+            "`extends` works only in files: this text has no folder to search".into(),
             None,
         )),
         Place::Shipped(_) => match shipped::find_shipped(name) {
@@ -273,7 +273,7 @@ fn resolve(place: &Place, name: &str) -> Result<(Place, Source), (String, Option
                 }
                 Err(reason) => {
                     let shown = base.display();
-                    Err((format!("the file it extends, {shown}, {reason}"), near()))
+                    Err((format!("the extended file {shown} {reason}"), near()))
                 }
             }
         }
@@ -412,7 +412,7 @@ fn setting(document: &mut Document, written: Written) -> Result<Setting, Scenari
     let parts: Vec<&str> = path.split('.').map(str::trim).collect();
     let ([section, key, rest @ ..], false) = (&parts[..], parts.iter().any(|p| p.is_empty()))
     else {
-        let error = written.error(format!("`{path}` is no key path"));
+        let error = written.error(format!("`{path}` is not a key path"));
         return Err(match Key::named(path) {
             Some(key) => error.with_help(format!("did you mean `{}`?", key.path())),
             None if path == "extends" => error.with_help("`extends` can only be written in a file"),
@@ -427,7 +427,7 @@ fn setting(document: &mut Document, written: Written) -> Result<Setting, Scenari
         });
     }
     if rest.len() > 8 {
-        return Err(written.error(format!("`{path}` is no key path")));
+        return Err(written.error(format!("`{path}` is not a key path")));
     }
     let (mut value, at) = written.value(document)?;
     for part in rest.iter().rev() {

@@ -338,7 +338,7 @@ impl Document {
             let at = self.part(at, part, &mut read);
             let key = self.axis_key(part, at)?;
             if keys.contains(&key) {
-                let message = format!("`{part}` is in axis `{path}` twice");
+                let message = format!("axis `{path}` names `{part}` twice");
                 return Err(self.error(at, message));
             }
             keys.push(key);
@@ -348,7 +348,7 @@ impl Document {
 
     fn axis_key(&self, path: &str, at: Origin) -> Result<Key, ScenarioError> {
         let Some((section, name)) = path.split_once('.') else {
-            let error = self.error(at, format!("`{path}` is no key path"));
+            let error = self.error(at, format!("`{path}` is not a key path"));
             return Err(match Key::named(path) {
                 Some(key) => error.with_help(format!("did you mean `{}`?", key.path())),
                 None => error.with_help(
@@ -433,16 +433,16 @@ impl Document {
             }
             if source == Some(at.source) {
                 let message = format!("two axes of one sweep set `{}`", shared.path());
-                let help = "a sweep has one axis for a key, alone or with others";
+                let help = "a key can be in one axis only, alone or with others";
                 return Err(self.error(at, message).with_help(help));
             }
             if let Some(left) = other.keys.iter().find(|k| !gives(k)) {
                 let message = format!(
-                    "axis `{path}` takes `{}` from an axis that sets `{}` with it",
+                    "axis `{path}` sets `{}`, but another axis sets it together with `{}`",
                     shared.path(),
                     left.path()
                 );
-                let help = "an axis replaces another only where it gives all of its keys";
+                let help = "an axis replaces another only if it sets all of its keys";
                 return Err(self.error(at, message).with_help(help));
             }
             match first {

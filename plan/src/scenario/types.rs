@@ -36,6 +36,25 @@ impl Scenario {
     pub const fn sums_in_optimizer(&self) -> bool {
         self.fsdp.sum_in_optimizer && self.fsdp.copy_engine_reduce && self.mesh.dp_shard > 1
     }
+
+    /// Returns what is sharded, with the name that the policy's users know it by: `ZeRO-3 (FULL_SHARD)`, with Megatron-FSDP
+    /// `ZeRO-3 (optim_grads_params)`.
+    #[must_use]
+    pub fn sharding(&self) -> String {
+        let strategy = self.fsdp.strategy;
+        let outer = self.mesh.dp_outer > 1;
+        let replicated = outer && self.fsdp.outer_strategy == OuterStrategy::NoShard;
+        let known = match self.fsdp.policy {
+            PolicyKind::Megatron => Some(strategy.name()),
+            // HFSDP is not a strategy of torch.
+            _ if outer && !replicated => None,
+            _ => strategy.torch(replicated),
+        };
+        match known {
+            Some(name) => format!("{} ({name})", strategy.zero()),
+            None => strategy.zero().to_owned(),
+        }
+    }
 }
 
 /// Model family: decides the graph that `model` builds.
@@ -312,6 +331,43 @@ pub enum Strategy {
     OptimGrads,
     /// And parameters (ZeRO-3).
     OptimGradsParams,
+}
+
+impl Strategy {
+    /// Returns the name in the ZeRO paper's words; `DDP` where nothing is sharded.
+    #[must_use]
+    pub const fn zero(self) -> &'static str {
+        match self {
+            Self::NoShard => "DDP",
+            Self::Optim => "ZeRO-1",
+            Self::OptimGrads => "ZeRO-2",
+            Self::OptimGradsParams => "ZeRO-3",
+        }
+    }
+
+    /// Returns the value of `fsdp.strategy`: Megatron-FSDP's words.
+    #[must_use]
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::NoShard => "no_shard",
+            Self::Optim => "optim",
+            Self::OptimGrads => "optim_grads",
+            Self::OptimGradsParams => "optim_grads_params",
+        }
+    }
+
+    /// Returns the name of torch's `ShardingStrategy`, if it has one; `replicated` over an outer axis.
+    #[must_use]
+    pub const fn torch(self, replicated: bool) -> Option<&'static str> {
+        match (self, replicated) {
+            (Self::NoShard, _) => Some("NO_SHARD"),
+            (Self::Optim, _) => None,
+            (Self::OptimGrads, false) => Some("SHARD_GRAD_OP"),
+            (Self::OptimGrads, true) => Some("_HYBRID_SHARD_ZERO2"),
+            (Self::OptimGradsParams, false) => Some("FULL_SHARD"),
+            (Self::OptimGradsParams, true) => Some("HYBRID_SHARD"),
+        }
+    }
 }
 
 /// What is sharded over the outer axis.

@@ -5,8 +5,7 @@ use super::super::table::Table;
 use crate::analysis::why;
 use crate::predict::{Fit, Prediction};
 use shardlab_plan::record::{Cause, Clock, Run};
-use shardlab_plan::scenario::Strategy;
-use shardlab_plan::units::{Bytes, Picos};
+use shardlab_plan::units::{Bytes, Picos, short_count};
 use shardlab_plan::{Program, Scenario};
 
 /// Names of modelled costs that are shown.
@@ -32,37 +31,22 @@ fn title(p: &Prediction, out: &mut Out) -> Result<(), Failure> {
     Ok(())
 }
 
-/// What is run: model, policy, strategy, ranks.
+/// Names what is run: model, policy, sharding, ranks.
 pub(in crate::cli) fn heading(scenario: &Scenario, program: &Program, hardware: &str) -> String {
     let m = &program.meta;
     let parameters: u64 = program.params.iter().map(|p| p.numel()).sum();
-    let strategy = match scenario.fsdp.strategy {
-        Strategy::NoShard => "no_shard",
-        Strategy::Optim => "optim",
-        Strategy::OptimGrads => "optim_grads",
-        Strategy::OptimGradsParams => "optim_grads_params",
-    };
     let mesh = if m.dp_outer > 1 {
         format!("{} x {}", m.dp_outer, m.dp_shard)
     } else {
         m.dp_shard.to_string()
     };
     format!(
-        "{}: {} parameters, {} {strategy}, {mesh} x {hardware}",
+        "{}: {} parameters, {} {}, {mesh} x {hardware}",
         scenario.name,
-        count(parameters),
+        short_count(parameters),
         m.policy,
+        scenario.sharding(),
     )
-}
-
-/// `8.03 B`, `160 M`.
-fn count(n: u64) -> String {
-    match n as f64 {
-        x if x >= 1e9 => format!("{:.2} B", x / 1e9),
-        x if x >= 1e6 => format!("{:.0} M", x / 1e6),
-        x if x >= 1e3 => format!("{:.0} k", x / 1e3),
-        x => format!("{x:.0}"),
-    }
 }
 
 fn time(p: &Prediction, out: &mut Out) -> Result<(), Failure> {

@@ -6,13 +6,13 @@ use shardlab_plan::units::Bytes;
 /// Order of the points.
 #[derive(clap::ValueEnum, Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Sort {
-    /// As the axes run
+    /// Order of the axes
     Axes,
     /// Shortest step first
     Step,
-    /// Most tokens a second first
+    /// Highest throughput first
     Tokens,
-    /// Least exposed time first
+    /// Least exposed communication first
     Exposed,
     /// Least allocated memory first
     Allocated,
