@@ -25,6 +25,7 @@ mod sim;
 mod sweep;
 mod table;
 mod validate;
+mod verdict;
 
 #[cfg(feature = "dash")]
 pub(crate) use {

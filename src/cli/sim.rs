@@ -6,6 +6,7 @@ use super::args::{Overrides, load, profiles};
 use super::keep::{Keep, view_of};
 use super::output::{Failure, Out, Status};
 use super::table::Table;
+use crate::analysis::warnings::Warning;
 use crate::predict::{Fit, Prediction, TIGHT, predict};
 use crate::trace;
 use serde::Serialize;
@@ -121,13 +122,14 @@ pub(super) fn run(args: &Args, out: &mut Out) -> Result<Status, Failure> {
         let kept = args
             .keep
             .save(|| view_of(&prediction, &args.scenarios[i], &args.overrides.set))?;
+        let answer = report::Answer::of(&prediction, &args.scenarios[i], &args.overrides.set);
         if args.json {
-            out.json(&Object::new(&prediction, kept.as_ref()))?;
+            out.json(&Object::new(&prediction, answer, kept.as_ref()))?;
         } else {
             if i > 0 {
                 out.blank()?;
             }
-            report::print(&prediction, out)?;
+            report::print(&prediction, &answer, out)?;
             lines.push(Line::of(&prediction));
         }
         out.flush()?;
@@ -222,6 +224,10 @@ struct Object {
     memory_by_unit: BTreeMap<String, u64>,
     /// Time of kernels and collectives whose costs are modelled, milliseconds.
     modelled_ms: BTreeMap<String, f64>,
+    /// The answer, what decides it and what to try next.
+    verdict: serde_json::Value,
+    /// What the prediction does not cover, and what makes the job slow.
+    warnings: Vec<Warning>,
     /// Why, in sentences.
     why: Vec<String>,
     /// Id of the kept run.
@@ -230,7 +236,7 @@ struct Object {
 }
 
 impl Object {
-    fn new(p: &Prediction, kept: Option<&Id>) -> Self {
+    fn new(p: &Prediction, answer: report::Answer, kept: Option<&Id>) -> Self {
         let mut summary = p.run.summary();
         let unit = &p.program.units[p.run.memory.at.unit.index()].name;
         summary.memory.at.insert("unit_name", unit.as_str().into());
@@ -251,6 +257,8 @@ impl Object {
                 .iter()
                 .map(|(n, t)| (n.clone(), t.ms()))
                 .collect(),
+            verdict: answer.verdict.json(&answer.next),
+            warnings: answer.warnings,
             why: crate::analysis::why::sentences(p),
             run_id: kept.map(Id::to_string),
         }

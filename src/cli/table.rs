@@ -16,7 +16,7 @@ const GAP: usize = 3;
 const UNBROKEN: usize = 14;
 
 /// Columns that a table may take.
-fn width() -> usize {
+pub(super) fn width() -> usize {
     let terminal = Inner::new().width().map(usize::from);
     terminal.filter(|w| *w > 0).unwrap_or(WIDTH)
 }
