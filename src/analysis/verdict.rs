@@ -144,6 +144,16 @@ fn of_capacity(bytes: Bytes, capacity: Bytes) -> String {
     }
 }
 
+/// Returns free memory in words: in GiB down to 0.01 GiB, so that it compares with the device's.
+#[must_use]
+pub fn free_memory(bytes: Bytes) -> String {
+    let gib = ByteUnit::Gib;
+    if gib.count(bytes) < 0.01 {
+        return bytes.to_string();
+    }
+    format!("{} {}", gib.show(bytes), gib.name())
+}
+
 /// Memory that a run leaves free on its device.
 #[derive(Clone, Copy, Debug, PartialEq)]
 struct Room {
@@ -174,13 +184,17 @@ impl Room {
     fn words(self) -> String {
         let share = self.share();
         if !self.is_little() {
-            return format!("{} free", self.free);
+            return format!("{} free", free_memory(self.free));
         }
         let error = match self.error {
             Some(error) if share < error => ", less than the error of this prediction",
             _ => "",
         };
-        format!("{} ({:.1} %) free{error}", self.free, 100.0 * share)
+        format!(
+            "{} ({:.1} %) free{error}",
+            free_memory(self.free),
+            100.0 * share
+        )
     }
 }
 
@@ -248,6 +262,13 @@ mod tests {
         (p.run.memory.capacity, p.fit) = (None, Fit::Unknown);
         let unknown = Verdict::of(&p);
         assert_eq!((unknown.headline, unknown.free_bytes), ("may fit", None));
+    }
+
+    #[test]
+    fn free_memory_compares_with_the_device() {
+        assert_eq!(free_memory(Bytes(1020 << 20)), "1.00 GiB");
+        assert_eq!(free_memory(Bytes(24 << 30)), "24.00 GiB");
+        assert_eq!(free_memory(Bytes(1 << 20)), "1.0 MiB");
     }
 
     #[test]

@@ -113,7 +113,9 @@ impl Effect {
         // A faster step at the edge of memory is not an improvement.
         let room = self.has_headroom || !base.has_headroom || self.peak_device <= base.peak_device;
         let faster = self.is_faster_than(base) && room;
-        fits && (faster || self.saves(base) > TOLERANCE)
+        // Memory is worth at most as large a share of the throughput.
+        let smaller = self.saves(base) > TOLERANCE.max(-self.faster_than(base));
+        fits && (faster || smaller)
     }
 }
 
@@ -458,5 +460,33 @@ mod tests {
                 assert!(!e.message().contains("expected"), "{}: {e}", change.label);
             }
         }
+    }
+
+    #[test]
+    fn a_policy_proposes_what_its_users_can_set() {
+        let all = [
+            "fsdp.policy=native",
+            "fsdp.optimizer_in_backward=true",
+            "fsdp.separate_communicators=true",
+            "fsdp.prefetch_forward=0",
+            "compile.mode=full",
+            "compile.mode=blocks",
+            "fsdp.prefetch_forward=2",
+            "train.recompute=full",
+        ];
+        let settable = |policy| all.map(|set| is_settable(policy, set));
+        let (yes, no) = (true, false);
+        assert_eq!(
+            settable(PolicyKind::Native),
+            [no, yes, yes, yes, yes, yes, yes, yes]
+        );
+        assert_eq!(
+            settable(PolicyKind::Megatron),
+            [no, no, yes, yes, yes, yes, yes, yes]
+        );
+        assert_eq!(
+            settable(PolicyKind::Fsdp2),
+            [no, no, no, no, no, yes, yes, yes]
+        );
     }
 }

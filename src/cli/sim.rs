@@ -6,6 +6,7 @@ use super::args::{Overrides, load, profiles};
 use super::keep::{Keep, view_of};
 use super::output::{Failure, Out, Status};
 use super::table::Table;
+use crate::analysis::basis::number;
 use crate::analysis::warnings::Warning;
 use crate::predict::{Fit, Prediction, TIGHT, predict};
 use crate::trace;
@@ -155,8 +156,8 @@ fn write_trace(p: &Prediction, path: &PathBuf) -> Result<(), Failure> {
 /// A line of the comparison.
 struct Line {
     name: String,
-    step_ms: f64,
-    tokens_per_s: f64,
+    step_ms: String,
+    tokens_per_s: String,
     counted_in: BatchUnit,
     mfu: f64,
     exposed_ms: f64,
@@ -168,10 +169,11 @@ struct Line {
 
 impl Line {
     fn of(p: &Prediction) -> Self {
+        let basis = p.run.basis.as_ref();
         Self {
             name: p.scenario.name.clone(),
-            step_ms: p.step_ms(),
-            tokens_per_s: p.tokens_per_s(),
+            step_ms: number(p.step_ms(), 2, basis),
+            tokens_per_s: number(p.tokens_per_s(), 0, basis),
             counted_in: p.scenario.model.family.counted_in(),
             mfu: p.run.mfu,
             exposed_ms: p.run.exposed_total().ms(),
@@ -201,8 +203,8 @@ fn comparison(lines: &[Line]) -> Table {
     for line in lines {
         table.row([
             line.name.clone(),
-            format!("{:.2}", line.step_ms),
-            format!("{:.0}", line.tokens_per_s),
+            line.step_ms.clone(),
+            line.tokens_per_s.clone(),
             format!("{:.1} %", 100.0 * line.mfu),
             format!("{:.2}", line.exposed_ms),
             unit.show(line.allocated),

@@ -6,7 +6,7 @@ use super::super::verdict::setting;
 use super::{ALL_LISTED, Explanation, LISTED, Tried};
 use crate::analysis::basis::{self, number};
 use crate::analysis::smallest_fit::{Search, Solution};
-use crate::analysis::verdict::Verdict;
+use crate::analysis::verdict::{Verdict, free_memory};
 use crate::analysis::whatif::{Effect, WhatIf, is_settable};
 use crate::predict::{Fit, TIGHT};
 use shardlab_plan::scenario::PolicyKind;
@@ -99,7 +99,7 @@ fn free(effect: &Effect) -> String {
     let bytes = Bytes(u64::try_from(bytes).unwrap_or(0));
     match effect.fit {
         Fit::Tight { .. } => "allocator retries".to_owned(),
-        _ => format!("{bytes} free"),
+        _ => format!("{} free", free_memory(bytes)),
     }
 }
 
@@ -167,7 +167,7 @@ pub(super) fn worthwhile(e: &Explanation, out: &mut Out) -> Result<(), Failure> 
         }
         table.row([title].into_iter().chain([""; 5]).map(str::to_owned));
         for (w, effect) in group.iter().take(LISTED) {
-            table.row(change(&format!("  {}", w.change.label), e, effect));
+            table.row(change(&w.change.label, e, effect));
         }
     }
     out.text(table)?;
@@ -200,7 +200,7 @@ pub(super) fn solutions(
         }
         table.row([title].into_iter().chain([""; 5]).map(str::to_owned));
         for s in group.iter().take(listed) {
-            table.row(change(&format!("  {}", s.change.label), e, &s.effect));
+            table.row(change(&s.change.label, e, &s.effect));
         }
     }
     out.text(table)?;
@@ -246,8 +246,8 @@ fn change(label: &str, e: &Explanation, effect: &Effect) -> [String; 6] {
 
 fn room(e: &Effect) -> String {
     match e.free_bytes {
-        Some(free) if free < 0 => format!("-{}", Bytes(free.unsigned_abs())),
-        Some(free) => Bytes(free.unsigned_abs()).to_string(),
+        Some(free) if free < 0 => format!("-{}", free_memory(Bytes(free.unsigned_abs()))),
+        Some(free) => free_memory(Bytes(free.unsigned_abs())),
         None => "?".to_owned(),
     }
 }

@@ -14,6 +14,8 @@ use shardlab_plan::units::{Bytes, Picos};
 use shardlab_plan::{Program, Scenario};
 use std::path::Path;
 
+/// Exposed time of a cause from which on it is shown: less shows as 0.00.
+const CAUSE_SHOWN_MS: f64 = 0.005;
 /// Names of estimated costs that are shown.
 const ESTIMATED_SHOWN: usize = 4;
 /// Roles and units of the peak that are shown.
@@ -144,7 +146,12 @@ fn time(p: &Prediction, out: &mut Out) -> Result<(), Failure> {
         out.labelled("straggler", &stragglers(ranks))?;
     }
     let total = p.run.exposed_total();
-    let mut causes: Vec<(&Cause, &Picos)> = p.run.exposed.iter().filter(|(_, t)| t.0 > 0).collect();
+    let mut causes: Vec<(&Cause, &Picos)> = p
+        .run
+        .exposed
+        .iter()
+        .filter(|(_, t)| t.ms() >= CAUSE_SHOWN_MS)
+        .collect();
     causes.sort_by(|a, b| b.1.cmp(a.1));
     let causes: Vec<String> = causes
         .iter()
