@@ -112,7 +112,6 @@ fn dimensions(scenario: &Scenario) -> Vec<(&'static str, u64)> {
 
 #[cfg(test)]
 mod tests {
-    use super::*;
     use crate::analysis::warnings;
     use crate::predict::{Profiles, predict};
     use std::path::Path;

@@ -384,7 +384,7 @@ mod tests {
         let set = ["mesh.dp_shard=2", "mesh.hardware=a100-40"];
         let found = found("llama3-70b-64xh100", &set).unwrap();
         assert_eq!(found.best(), None);
-        assert!(found.tried > 10, "{}", found.tried);
+        assert!(found.tried > 5, "{}", found.tried);
         // More of them hold it.
         let more = found.more_gpus.unwrap();
         assert!(more.effect.has_headroom, "{more:?}");

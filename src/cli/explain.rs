@@ -347,7 +347,7 @@ fn compile_modes(e: &Explanation, out: &mut Out) -> Result<(), Failure> {
         ">host ms",
         ">guards ms",
         ">breaks ms",
-        ">host-bound ms",
+        ">wait ms",
         allocated.as_str(),
     ]);
     for (_, made) in &e.tried.compile {
