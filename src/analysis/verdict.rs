@@ -183,6 +183,9 @@ impl Room {
 
     fn words(self) -> String {
         let share = self.share();
+        if self.free.0 == 0 {
+            return "nothing free".to_owned();
+        }
         if !self.is_little() {
             return format!("{} free", free_memory(self.free));
         }

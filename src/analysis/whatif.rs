@@ -33,6 +33,17 @@ impl Change {
     }
 }
 
+impl Change {
+    /// Whether it leaves samples per step, precision and model as they are. (A smaller micro-batch
+    /// on its own does not.)
+    #[must_use]
+    pub fn keeps_training(&self) -> bool {
+        let other = ["train.micro_batch=", "precision.", "model."];
+        let is_other = |set: &String| other.iter().any(|key| set.starts_with(key));
+        !self.overrides.iter().any(is_other)
+    }
+}
+
 /// Step time and memory under a change.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Effect {
@@ -460,6 +471,13 @@ mod tests {
                 assert!(!e.message().contains("expected"), "{}: {e}", change.label);
             }
         }
+    }
+
+    #[test]
+    fn another_batch_is_another_training() {
+        let keeps = |key: &str, value: &str| Change::one(key, value).keeps_training();
+        assert!(keeps("train.recompute", "full") && keeps("compile.mode", "blocks"));
+        assert!(!keeps("train.micro_batch", "4") && !keeps("precision.comm_grads", "bf16"));
     }
 
     #[test]

@@ -19,6 +19,7 @@ pub(super) fn next(base: &Effect, verdict: &Verdict, tried: &Tried, policy: Poli
         return smallest(base, search);
     }
     let mut worth = improvements(base, &tried.what_ifs, policy);
+    worth.retain(|(what_if, _)| what_if.change.keeps_training());
     if verdict.is_narrow() || matches!(base.fit, Fit::Tight { .. }) {
         // Room comes before speed.
         let roomy =
@@ -31,7 +32,7 @@ pub(super) fn next(base: &Effect, verdict: &Verdict, tried: &Tried, policy: Poli
             settings(&what_if.change.overrides),
             in_words(base, effect)
         ),
-        None => "no single option gains more than 0.5 % of time or memory".to_owned(),
+        None => "no single option that keeps batch and precision gains more than 0.5 % of time or memory".to_owned(),
     }
 }
 
@@ -138,6 +139,9 @@ fn improvements<'a>(
 pub(super) fn worthwhile(e: &Explanation, out: &mut Out) -> Result<(), Failure> {
     let policy = e.prediction.scenario.fsdp.policy;
     let worth = improvements(&e.base, &e.tried.what_ifs, policy);
+    let (worth, other): (Vec<_>, Vec<_>) = worth
+        .into_iter()
+        .partition(|(w, _)| w.change.keeps_training());
     let (faster, smaller): (Vec<_>, Vec<_>) = worth
         .into_iter()
         .partition(|(_, x)| x.is_faster_than(&e.base));
@@ -150,7 +154,7 @@ pub(super) fn worthwhile(e: &Explanation, out: &mut Out) -> Result<(), Failure> 
         .filter(|w| e.warnings.iter().any(|x| x.set == w.change.overrides))
         .filter_map(|w| Some((w, w.effect.as_ref().ok()?)))
         .collect();
-    if faster.is_empty() && smaller.is_empty() && padding.is_empty() {
+    if faster.is_empty() && smaller.is_empty() && other.is_empty() && padding.is_empty() {
         return Ok(out.paragraph(
             0,
             "No single option gains more than 0.5 % of time or memory.",
@@ -160,6 +164,7 @@ pub(super) fn worthwhile(e: &Explanation, out: &mut Out) -> Result<(), Failure> 
     for (title, group) in [
         ("faster:", faster),
         ("less memory:", smaller),
+        ("with another batch size or precision:", other),
         ("without the warning:", padding),
     ] {
         if group.is_empty() {
