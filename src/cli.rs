@@ -27,6 +27,7 @@ mod sweep;
 mod table;
 mod text;
 mod validate;
+mod verdict;
 
 #[cfg(feature = "dash")]
 pub(crate) use {

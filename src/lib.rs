@@ -10,4 +10,3 @@ pub mod dash;
 pub mod gate;
 pub mod predict;
 pub mod trace;
-pub mod warnings;

@@ -1,3 +1,3 @@
-//! Points that no other point beats in everything.
+//! Pareto-optimal points.
 
 pub use shardlab_reports::compare::front;

@@ -1,8 +1,7 @@
 //! Arguments that several verbs share.
 
-use super::output::{Failure, say};
-use crate::predict::{Prediction, Profiles};
-use crate::warnings::{self, Warning};
+use super::output::Failure;
+use crate::predict::Profiles;
 use shardlab_plan::units::Bytes;
 use shardlab_plan::{Program, Scenario, scenario};
 use std::path::{Path, PathBuf};
@@ -32,15 +31,6 @@ impl One {
     pub(super) fn load(&self) -> Result<Scenario, Failure> {
         load(&self.scenario, &self.overrides.set)
     }
-}
-
-/// The warnings about a predicted scenario, which are said on stderr too.
-pub(super) fn warnings(p: &Prediction, path: &Path, set: &[String]) -> Vec<Warning> {
-    let all = warnings::located(&p.scenario, &p.profile, path, set);
-    for warning in &all {
-        say(format_args!("warning: {warning}"));
-    }
-    all
 }
 
 /// Loads a scenario; a fault is bad input.

@@ -2,14 +2,15 @@
 
 pub(super) mod report;
 
-use super::args::{Overrides, load, profiles, warnings};
+use super::args::{Overrides, load, profiles};
 use super::budget::Check;
 use super::keep::{SaveOnRequest, Saved, view_of};
 use super::output::{Failure, Out, Status, writable, write_file};
 use super::table::Table;
+use crate::analysis::basis::number;
+use crate::analysis::warnings::Warning;
 use crate::predict::{Fit, Prediction, TIGHT, predict};
 use crate::trace;
-use crate::warnings::Warning;
 use serde::Serialize;
 use shardlab_plan::Scenario;
 use shardlab_plan::record::Summary;
@@ -129,7 +130,7 @@ pub(super) fn run(args: &Args, out: &mut Out) -> Result<Status, Failure> {
     for (i, scenario) in scenarios.iter().enumerate() {
         let (path, set) = (&args.scenarios[i], &args.overrides.set);
         let prediction = predict(scenario, &profiles, &options)?;
-        let warnings = warnings(&prediction, path, set);
+        let answer = report::Answer::of(&prediction, path, set);
         let traced = args.trace.as_deref().map_or(Ok(()), |path| {
             let fill = |to: &mut dyn Write| trace::write(&prediction.program, &prediction.run, to);
             write_file("--trace", path, fill)
@@ -139,12 +140,12 @@ pub(super) fn run(args: &Args, out: &mut Out) -> Result<Status, Failure> {
         });
         if args.json {
             let id = saved.as_ref().ok().and_then(Saved::id);
-            out.json(&Object::new(&prediction, warnings, id))?;
+            out.json(&Object::new(&prediction, answer, id))?;
         } else {
             if i > 0 {
                 out.blank()?;
             }
-            report::print(&prediction, out)?;
+            report::print(&prediction, &answer, out)?;
             lines.push(Line::of(&prediction));
         }
         out.flush()?;
@@ -172,8 +173,8 @@ pub(super) fn run(args: &Args, out: &mut Out) -> Result<Status, Failure> {
 /// A line of the comparison.
 struct Line {
     name: String,
-    step_ms: f64,
-    tokens_per_s: f64,
+    step_ms: String,
+    tokens_per_s: String,
     counted_in: BatchUnit,
     mfu: f64,
     exposed_ms: f64,
@@ -185,10 +186,11 @@ struct Line {
 
 impl Line {
     fn of(p: &Prediction) -> Self {
+        let basis = p.run.basis.as_ref();
         Self {
             name: p.scenario.name.clone(),
-            step_ms: p.step_ms(),
-            tokens_per_s: p.tokens_per_s(),
+            step_ms: number(p.step_ms(), 2, basis),
+            tokens_per_s: number(p.tokens_per_s(), 0, basis),
             counted_in: p.scenario.model.family.counted_in(),
             mfu: p.run.mfu,
             exposed_ms: p.run.exposed_total().ms(),
@@ -218,8 +220,8 @@ fn comparison(lines: &[Line]) -> Table {
     for line in lines {
         table.row([
             line.name.clone(),
-            format!("{:.2}", line.step_ms),
-            format!("{:.0}", line.tokens_per_s),
+            line.step_ms.clone(),
+            line.tokens_per_s.clone(),
             format!("{:.1} %", 100.0 * line.mfu),
             format!("{:.2}", line.exposed_ms),
             unit.show(line.allocated),
@@ -241,17 +243,19 @@ struct Object {
     memory_by_unit: BTreeMap<String, u64>,
     /// Time of kernels and collectives whose costs are modelled, milliseconds.
     modelled_ms: BTreeMap<String, f64>,
+    /// The answer, what decides it and what to try next.
+    verdict: serde_json::Value,
+    /// What the prediction does not cover, and what makes the job slow.
+    warnings: Vec<Warning>,
     /// Why, in sentences.
     why: Vec<String>,
-    /// Options that are probably not meant as they are.
-    warnings: Vec<Warning>,
     /// Id of the saved run.
     #[serde(skip_serializing_if = "Option::is_none")]
     run_id: Option<String>,
 }
 
 impl Object {
-    fn new(p: &Prediction, warnings: Vec<Warning>, id: Option<&Id>) -> Self {
+    fn new(p: &Prediction, answer: report::Answer, id: Option<&Id>) -> Self {
         let mut summary = p.run.summary();
         let unit = &p.program.units[p.run.memory.at.unit.index()].name;
         summary.memory.at.insert("unit_name", unit.as_str().into());
@@ -272,8 +276,9 @@ impl Object {
                 .iter()
                 .map(|(n, t)| (n.clone(), t.ms()))
                 .collect(),
+            verdict: answer.verdict.json(&answer.next),
+            warnings: answer.warnings,
             why: crate::analysis::why::sentences(p),
-            warnings,
             run_id: id.map(Id::to_string),
         }
     }

@@ -179,7 +179,7 @@ fn the_power_limit_is_told_where_the_profile_knows_of_one() {
         "{factor}"
     );
     let line = format!(
-        "clock     products and attention, {:.0} % of the step, take {:.1} % longer at the power limit\n",
+        "clock     matmuls and attention, {:.0} % of the step, run {:.1} % slower at the power limit\n",
         100.0 * share,
         100.0 * (factor - 1.0)
     );
@@ -189,7 +189,7 @@ fn the_power_limit_is_told_where_the_profile_knows_of_one() {
     let (text, facts) = run("peers-tiny", &waiting);
     assert_eq!(facts["power.arithmetic_factor"], "1.0000", "{facts}");
     assert!(
-        text.contains("clock     full: products and attention take"),
+        text.contains("clock     full speed: matmuls and attention take"),
         "{text}"
     );
     // PyTorch's profile of the same machine does not know.
@@ -267,10 +267,7 @@ fn a_machine_that_was_slowed_is_told() {
         text.contains("slower    host=2 times the profile's times"),
         "{text}"
     );
-    assert!(
-        text.contains("late      ranks whose kernels take longer: 1=1.5"),
-        "{text}"
-    );
+    assert!(text.contains("straggler rank 1 is 1.5x slower"), "{text}");
 }
 
 #[test]

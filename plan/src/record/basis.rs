@@ -111,10 +111,12 @@ pub fn significant(x: f64, digits: u32) -> String {
     if !x.is_finite() || x == 0.0 {
         return format!("{x:.0}");
     }
-    let magnitude = x.abs().log10().floor() as i32;
-    let decimals = (digits as i32 - 1 - magnitude).max(0) as usize;
-    let unit = 10f64.powi((magnitude + 1 - digits as i32).max(0));
-    format!("{:.decimals$}", (x / unit).round() * unit)
+    let decimals = |x: f64| digits as i32 - 1 - x.abs().log10().floor() as i32;
+    let unit = 10f64.powi(-decimals(x));
+    let rounded = (x / unit).round() * unit;
+    // Rounding up may add a digit before the point: 9.996 is 10.0.
+    let decimals = decimals(rounded).max(0) as usize;
+    format!("{rounded:.decimals$}")
 }
 
 #[cfg(test)]
@@ -134,6 +136,7 @@ mod tests {
             (1039.4, "~1,040 ms"),
             (104.26, "~104 ms"),
             (9.876, "~9.88 ms"),
+            (9.996, "~10.0 ms"),
             (0.12345, "~0.123 ms"),
         ] {
             assert_eq!(milliseconds(ms, Some(&estimated)), text);
