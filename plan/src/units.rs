@@ -288,7 +288,7 @@ pub fn signed(x: f64, decimals: usize) -> String {
     let text = format!("{x:+.decimals$}");
     match text.strip_prefix('-') {
         Some(digits) if digits.chars().all(|c| matches!(c, '0' | '.')) => format!("+{digits}"),
-        _ => text,
+        _ => commas(&text),
     }
 }
 
@@ -410,5 +410,6 @@ mod tests {
         }
         assert_eq!(signed(-0.2, 0), "+0");
         assert_eq!(signed(f64::NAN, 1), "NaN");
+        assert_eq!(signed(-2755.6, 0), "-2,756");
     }
 }

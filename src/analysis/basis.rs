@@ -3,7 +3,7 @@
 use crate::predict::Prediction;
 use shardlab_plan::record::Basis;
 use shardlab_plan::record::basis::{bounded, significant};
-use shardlab_plan::units::signed;
+use shardlab_plan::units::{signed, thousands};
 
 /// Significant digits of a step time in a verdict.
 const DIGITS: u32 = 4;
@@ -14,7 +14,7 @@ fn is_estimate(basis: Option<&Basis>) -> bool {
     basis.is_some_and(Basis::is_estimate)
 }
 
-/// Returns the step time of a verdict, with its error: `1052 ms`, `1052 ms ± 2.0 %`, `~8950 ms`.
+/// Returns the step time of a verdict, with its error: `1,052 ms`, `1,052 ms ± 2.0 %`, `~8,950 ms`.
 #[must_use]
 pub fn step_time(ms: f64, basis: Option<&Basis>) -> String {
     let band = basis.and_then(Basis::step_percent);
@@ -34,7 +34,7 @@ pub fn number(x: f64, decimals: usize, basis: Option<&Basis>) -> String {
     if is_estimate(basis) {
         format!("~{}", significant(x, ESTIMATE_DIGITS))
     } else {
-        format!("{x:.decimals$}")
+        thousands(x, decimals)
     }
 }
 
@@ -87,23 +87,23 @@ mod tests {
 
     #[test]
     fn numbers_have_the_digits_that_their_basis_allows() {
-        assert_eq!(step_time(1052.246, None), "1052 ms");
+        assert_eq!(step_time(1052.246, None), "1,052 ms");
         assert_eq!(step_time(5.3634, None), "5.363 ms");
-        assert_eq!(number(1052.246, 2, None), "1052.25");
+        assert_eq!(number(1052.246, 2, None), "1,052.25");
         assert_eq!(difference(-12.344, 2, None), "-12.34");
         let measured = basis(BasisKind::Measured, Some(2.0));
-        assert_eq!(step_time(1052.246, Some(&measured)), "1052 ms ± 2.0 %");
+        assert_eq!(step_time(1052.246, Some(&measured)), "1,052 ms ± 2.0 %");
         assert_eq!(words(&measured), "measured on 4 x NVIDIA H200");
         let estimate = basis(BasisKind::Estimated, Some(14.2));
         let estimate = Some(&estimate);
-        assert_eq!(step_time(8947.02, estimate), "~8950 ms ± 15 %");
-        assert_eq!(number(8947.02, 2, estimate), "~8950");
+        assert_eq!(step_time(8947.02, estimate), "~8,950 ms ± 15 %");
+        assert_eq!(number(8947.02, 2, estimate), "~8,950");
         assert_eq!(number(0.0, 2, estimate), "~0");
-        assert_eq!(difference(2644.61, 2, estimate), "+2640");
+        assert_eq!(difference(2644.61, 2, estimate), "+2,640");
         assert_eq!(difference(-0.004, 2, estimate), "+0.00");
         assert_eq!(
             step_time(8947.02, Some(&basis(BasisKind::Estimated, None))),
-            "~8950 ms"
+            "~8,950 ms"
         );
     }
 }

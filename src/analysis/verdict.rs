@@ -239,7 +239,7 @@ mod tests {
         };
         assert_eq!(
             line(&mut p, &basis),
-            "fits · 1052 ms ± 2.0 % (measured on 4 x H200) · 43.00 of 140.00 GiB reserved, 95.00 GiB free"
+            "fits · 1,052 ms ± 2.0 % (measured on 4 x H200) · 43.00 of 140.00 GiB reserved, 95.00 GiB free"
         );
         // Little room has its share next to it, and the error of the prediction.
         p.run.memory.peak_device = Bytes(138 << 30);

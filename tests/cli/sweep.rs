@@ -2,6 +2,7 @@
 
 use crate::{assert_narrow, json, shardlab, stdout};
 use serde_json::Value;
+use shardlab_plan::units::thousands;
 use std::collections::BTreeSet;
 use std::path::Path;
 use std::time::{Duration, Instant};
@@ -295,10 +296,10 @@ fn the_fastest_under_a_limit() {
         .map(|(k, v)| format!("{k}={}", v.as_str().unwrap()))
         .collect();
     let best = format!(
-        "Best that fits and reserves 60.00 GiB at most: {}: {:.0} tokens/s/GPU, {:.2} ms a step, ",
+        "Best that fits and reserves 60.00 GiB at most: {}: {} tokens/s/GPU, {} ms/step, ",
         settings.join(" "),
-        speed(wanted[0]),
-        number(wanted[0], "/step_ms")
+        thousands(speed(wanted[0]), 0),
+        thousands(number(wanted[0], "/step_ms"), 2)
     );
     assert!(flat.contains(&best), "{best} in {text}");
     assert!(flat.ends_with("allocated."), "{text}");

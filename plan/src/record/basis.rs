@@ -1,6 +1,6 @@
 //! What a prediction rests on, and how far it may be off.
 
-use crate::units::{commas, thousands};
+use crate::units::thousands;
 use serde::{Deserialize, Serialize};
 
 /// Whether a prediction rests on measurements.
@@ -100,12 +100,12 @@ pub fn bounded(percent: f64) -> String {
 #[must_use]
 pub fn milliseconds(ms: f64, basis: Option<&Basis>) -> String {
     match basis {
-        Some(basis) if basis.is_estimate() => format!("~{} ms", commas(&significant(ms, 3))),
+        Some(basis) if basis.is_estimate() => format!("~{} ms", significant(ms, 3)),
         _ => format!("{} ms", thousands(ms, 2)),
     }
 }
 
-/// Formats a number with this many significant digits, without an exponent.
+/// Formats a number with this many significant digits, without an exponent and with a comma between thousands.
 #[must_use]
 pub fn significant(x: f64, digits: u32) -> String {
     if !x.is_finite() || x == 0.0 {
@@ -116,7 +116,7 @@ pub fn significant(x: f64, digits: u32) -> String {
     let rounded = (x / unit).round() * unit;
     // Rounding up may add a digit before the point: 9.996 is 10.0.
     let decimals = decimals(rounded).max(0) as usize;
-    format!("{rounded:.decimals$}")
+    thousands(rounded, decimals)
 }
 
 #[cfg(test)]

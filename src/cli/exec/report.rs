@@ -39,8 +39,8 @@ fn summary(scenario: &Scenario, o: &Outcome, out: &mut Out) -> Result<(), Failur
         "no time: the only step is the first one, which allocates and compiles what later steps reuse".to_owned()
     } else {
         format!(
-            "{:.2} ms   {} {unit}   MFU {}   mean {:.2}, p95 {:.2} of {samples}",
-            s.step_ms.median,
+            "{} ms   {} {unit}   MFU {}   mean {:.2}, p95 {:.2} of {samples}",
+            thousands(s.step_ms.median, 2),
             thousands(s.tokens_per_s_per_gpu, 0),
             s.mfu
                 .map_or_else(|| "n/a".to_owned(), |m| format!("{:.1} %", 100.0 * m)),

@@ -10,7 +10,7 @@ use crate::analysis::verdict::{Verdict, free_memory};
 use crate::analysis::whatif::{Effect, WhatIf, is_settable};
 use crate::predict::{Fit, TIGHT};
 use shardlab_plan::scenario::PolicyKind;
-use shardlab_plan::units::{ByteUnit, Bytes, signed};
+use shardlab_plan::units::{ByteUnit, Bytes, signed, thousands};
 use std::collections::BTreeMap;
 
 /// Returns the change that is worth trying next, with its effect.
@@ -310,8 +310,8 @@ pub(super) fn full(base: &Effect, all: &[WhatIf], out: &mut Out) -> Result<(), F
     ]);
     table.row([
         "(as it is)".into(),
-        format!("{:.2}", base.step_ms),
-        format!("{:.0}", base.tokens_per_s),
+        thousands(base.step_ms, 2),
+        thousands(base.tokens_per_s, 0),
         base.peak_allocated.to_string(),
         base.peak_reserved.to_string(),
         base.fit.word().to_owned(),

@@ -3,7 +3,7 @@
 use super::super::output::{Failure, Out, Status};
 use super::super::table::Table;
 use shardlab_plan::record::Cause;
-use shardlab_plan::units::Bytes;
+use shardlab_plan::units::{Bytes, thousands};
 use shardlab_reports::RunView;
 use shardlab_reports::store::{Entry, Store};
 
@@ -88,10 +88,10 @@ fn print(entry: &Entry, view: &RunView, store: &Store, out: &mut Out) -> Result<
     out.labelled(
         "step",
         &format!(
-            "{:.2} ms of {} samples   {:.0} {}   MFU {}{ended}",
-            view.step_ms(),
+            "{} ms of {} samples   {} {}   MFU {}{ended}",
+            thousands(view.step_ms(), 2),
             run.step_samples.len(),
-            entry.metric("tokens_per_s_per_gpu"),
+            thousands(entry.metric("tokens_per_s_per_gpu"), 0),
             RunView::counted_in([view]).rate(),
             match run.mfu {
                 0.0 => "n/a".to_owned(),

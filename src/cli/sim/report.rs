@@ -9,7 +9,7 @@ use crate::analysis::warnings::{self, Warning};
 use crate::analysis::why;
 use crate::predict::{Fit, Prediction};
 use shardlab_plan::record::{Cause, Clock, Run};
-use shardlab_plan::units::{Bytes, Picos, short_count};
+use shardlab_plan::units::{Bytes, Picos, count, short_count};
 use shardlab_plan::{Program, Scenario};
 use std::path::Path;
 
@@ -110,7 +110,7 @@ fn time(p: &Prediction, out: &mut Out) -> Result<(), Failure> {
         shown(summary.tokens_per_s_per_gpu, 0),
         unit.rate(),
         shown(100.0 * p.run.mfu, 1),
-        p.run.tokens,
+        count(p.run.tokens),
         unit.name()
     );
     if summary.step_ms.samples.len() > 1 {
@@ -259,7 +259,7 @@ pub(in crate::cli) fn collectives(run: &Run, out: &mut Out) -> Result<(), Failur
     for (kind, s) in &run.collectives {
         table.row([
             kind.name().to_owned(),
-            s.count.to_string(),
+            count(s.count.into()),
             s.bytes.to_string(),
             format!("{:.2}", s.busy.ms()),
             format!("{:.2}", s.exposed.ms()),

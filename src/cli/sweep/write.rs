@@ -8,7 +8,7 @@ use crate::analysis::pareto;
 use crate::predict::TIGHT;
 use serde_json::{Value, json};
 use shardlab_plan::scenario::BatchUnit;
-use shardlab_plan::units::{ByteUnit, Bytes};
+use shardlab_plan::units::{ByteUnit, Bytes, thousands};
 use std::collections::BTreeMap;
 use std::io::Write;
 
@@ -81,8 +81,8 @@ impl<'a> Table<'a> {
         let counted_in = self.counted_in();
         let throughput = format!(">{}", counted_in.column().replace("/GPU", "\n/GPU"));
         [
-            column(">step\nms".to_owned(), &|n| format!("{:.2}", n.step_ms)),
-            column(throughput, &|n| format!("{:.0}", n.tokens_per_s)),
+            column(">step\nms".to_owned(), &|n| thousands(n.step_ms, 2)),
+            column(throughput, &|n| thousands(n.tokens_per_s, 0)),
             column(sized("resv"), &|n| unit.show(Bytes(n.reserved))),
             column(">exposed\nms".to_owned(), &|n| {
                 format!("{:.2}", n.exposed_ms)
@@ -251,11 +251,11 @@ impl<'a> Table<'a> {
             String::new()
         };
         format!(
-            "{which}: {}{gpus}: {:.0} {}, {:.2} ms a step, {} reserved, {} allocated.",
+            "{which}: {}{gpus}: {} {}, {} ms/step, {} reserved, {} allocated.",
             settings,
-            n.tokens_per_s,
+            thousands(n.tokens_per_s, 0),
             self.counted_in().rate(),
-            n.step_ms,
+            thousands(n.step_ms, 2),
             Bytes(n.reserved),
             Bytes(n.allocated)
         )
