@@ -8,6 +8,7 @@ use super::args::{Overrides, percent, profiles, size};
 use super::interrupt;
 use super::keep::{probe, unsaved, view_of};
 use super::output::{Failure, Out, Status, say, writable, write_file};
+use super::progress::Progress;
 use crate::predict::Prediction;
 use points::{Outcome, evaluate};
 use select::{Selection, Sort};
@@ -149,9 +150,17 @@ pub(super) fn run(args: &Args, out: &mut Out) -> Result<Status, Failure> {
         writable("--csv", path)?;
     }
     let headroom = args.headroom.unwrap_or(0.0);
-    let points = evaluate(sweep.points, headroom, &profiles(), &|p, settings| {
-        saver.save(p, settings);
-    });
+    let progress = Progress::new("predicting", total, args.json);
+    let points = evaluate(
+        sweep.points,
+        headroom,
+        &profiles(),
+        &progress,
+        &|p, settings| {
+            saver.save(p, settings);
+        },
+    );
+    drop(progress);
     let missing = points
         .iter()
         .filter(|p| matches!(p.outcome, Outcome::Missing))
