@@ -108,11 +108,10 @@ fn units(program: &Program, names: &[String]) -> Result<Option<Vec<UnitId>>, Fai
         found.map(|i| UnitId(i as u16)).ok_or_else(|| {
             let known: Vec<&str> = program.units.iter().map(|u| u.name.as_str()).collect();
             Failure::bad_input(format_args!(
-                "there is no unit `{name}`; {}",
-                match nearest(name, known.iter().copied()) {
-                    Some(near) => format!("did you mean `{near}`?"),
-                    None => format!("the program has {}", abridged(&known)),
-                }
+                "there is no unit `{name}`{}; the program has {}",
+                nearest(name, known.iter().copied())
+                    .map_or_else(String::new, |near| format!(" (did you mean `{near}`?)")),
+                abridged(&known)
             ))
         })
     };

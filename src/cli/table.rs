@@ -4,8 +4,8 @@
 //! and only then loses further columns, from the right. Numbers are never broken. The last line names the columns that
 //! are left out.
 
-pub(super) use super::text::WIDTH;
-use super::text::{columns, wrap};
+use super::text::wrap;
+pub(super) use super::text::{WIDTH, width};
 use comfy_table::{
     CellAlignment, ColumnConstraint, ContentArrangement, LineStyle, Table as Inner, TableStyle,
     Width,
@@ -33,7 +33,7 @@ pub(super) fn room<'a>(title: &'a str, cells: impl IntoIterator<Item = &'a str>)
 /// Returns whether columns that take this room together fit a table.
 pub(super) fn fits(room: usize) -> bool {
     // One gap less than there are columns.
-    room <= columns() + GAP
+    room <= width() + GAP
 }
 
 /// Returns an option, or an override of it, without its section.
@@ -258,7 +258,7 @@ impl Table {
 impl fmt::Display for Table {
     /// Writes the table's lines, without trailing blanks.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        for line in self.lines(columns()) {
+        for line in self.lines(width()) {
             writeln!(f, "{line}")?;
         }
         Ok(())

@@ -36,13 +36,13 @@ fn sensible(columns: &str) -> Option<usize> {
 }
 
 /// Returns the columns that tables may take.
-pub(super) fn columns() -> usize {
+pub(super) fn width() -> usize {
     asked().unwrap_or(WIDTH)
 }
 
 /// Returns the columns that sentences may take: long lines are hard to read.
 pub(super) fn sentence() -> usize {
-    columns().min(WIDTH)
+    width().min(WIDTH)
 }
 
 /// Returns the characters that a text takes on a terminal: escape sequences for colours take none.
