@@ -4,12 +4,16 @@ use crate::cli::interrupt;
 use crate::cli::progress::Progress;
 use crate::predict::{Fit, PredictError, Prediction, Profiles, predict_light};
 use rayon::prelude::*;
+use shardlab_plan::record::Basis;
 use shardlab_plan::scenario::{BatchUnit, SweepPoint};
+use std::collections::BTreeMap;
 
 /// A point and what became of it.
 pub(super) struct Point {
     /// Values of the axes' keys, in the order of the axes.
     pub(super) settings: Vec<String>,
+    /// How many of them differ from the scenario without axes.
+    pub(super) changes: usize,
     pub(super) outcome: Outcome,
 }
 
@@ -36,6 +40,8 @@ pub(super) struct Numbers {
     pub(super) device: u64,
     /// Bytes of the device that are never taken; negative where more than there are would be.
     pub(super) free: Option<i64>,
+    /// What the prediction rests on.
+    pub(super) basis: Option<Basis>,
     fit: Fit,
     /// It fits, and leaves less of the device's memory free than is asked for.
     short: bool,
@@ -64,6 +70,7 @@ impl Numbers {
             reserved: p.run.memory.peak_reserved.0,
             device: p.run.memory.peak_device.0,
             free: p.free_bytes(),
+            basis: p.run.basis.clone(),
             fit: p.fit.clone(),
             short: p.fit.is_ok() && !p.leaves(headroom),
         }
@@ -121,8 +128,29 @@ pub(super) fn evaluate(
             let values = point.settings.into_iter().map(|(_, value)| value);
             Point {
                 settings: values.collect(),
+                changes: 0,
                 outcome,
             }
         })
         .collect()
+}
+
+/// Counts the settings of every point that change the scenario, which is what `load` returns with these overrides.
+pub(super) fn count_changes<S: PartialEq>(
+    points: &mut [Point],
+    keys: &[String],
+    load: impl Fn(&[String]) -> Option<S>,
+) {
+    let base = load(&[]);
+    let mut known: BTreeMap<String, bool> = BTreeMap::new();
+    for point in points {
+        let settings = keys.iter().zip(&point.settings);
+        point.changes = settings
+            .map(|(key, value)| format!("{key}={value}"))
+            .filter(|set| {
+                let changes = || base.is_none() || load(std::slice::from_ref(set)) != base;
+                *known.entry(set.clone()).or_insert_with(changes)
+            })
+            .count();
+    }
 }
