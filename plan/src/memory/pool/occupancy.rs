@@ -3,11 +3,11 @@
 //! Time is cut into columns (one per life), and the columns form a tree: a leaf covers [`LEAF`] columns, every other node
 //! [`FAN`] nodes of the level below. A life is noted at the largest nodes that it covers whole. Each node knows the
 //! addresses that are taken during *all* of its time by lives noted at it, and those taken during *any* of it, both as
-//! merged ranges; a leaf also lists what lives cover of a part of it. A query then visits a few nodes per level, whatever
-//! its length: `any` of the largest nodes that it covers, `all` of those that it covers in part, and the parts listed in
-//! its first and last leaf.
+//! merged ranges; a leaf does so for its parts too. A query then visits a few nodes per level, whatever
+//! its length: `any` of the largest nodes that it covers, `all` of those that it covers in part, and the parts of its
+//! first and last leaf.
 
-use smallvec::SmallVec;
+use smallvec::{SmallVec, smallvec};
 use std::ops::Range;
 
 /// Steps of work, counted in tests only: that planning stays near linear is tested without a clock.
@@ -36,15 +36,14 @@ const FAN: usize = 16;
 
 /// Disjoint address ranges, merged where they touch, ascending.
 #[derive(Clone, Debug, Default)]
-struct Ranges(Vec<(u64, u64)>);
+struct Ranges(SmallVec<[(u64, u64); 1]>);
 
 impl Ranges {
     fn add(&mut self, lo: u64, hi: u64) {
         let v = &mut self.0;
         let from = v.partition_point(|r| r.1 < lo);
         let to = from + v[from..].partition_point(|r| r.0 <= hi);
-        // What lies above moves.
-        work::add(1 + v.len() - from);
+        work::add(1);
         if from == to {
             v.insert(from, (lo, hi));
         } else {
@@ -54,13 +53,13 @@ impl Ranges {
     }
 }
 
-/// The part of a leaf that lives cover, and their addresses.
-#[derive(Clone, Copy, Debug)]
+/// A part of a leaf, and the addresses that lives take there that cover it and no more of the leaf. Many lives may end at
+/// once, such as gradients after the optimizer.
+#[derive(Clone, Debug)]
 struct Part {
     start: u32,
     end: u32,
-    lo: u64,
-    hi: u64,
+    taken: Ranges,
 }
 
 #[derive(Clone, Debug, Default)]
@@ -74,7 +73,7 @@ struct Node {
 pub(super) struct Occupancy {
     /// Nodes of each level, leaves first. The last level has at most [`FAN`] nodes.
     levels: Vec<Vec<Node>>,
-    /// Of each leaf, the lives that cover a part of it.
+    /// Of each leaf, its parts.
     parts: Vec<Vec<Part>>,
 }
 
@@ -96,7 +95,6 @@ impl Occupancy {
     /// Lowest multiple of `align` (a power of two) where `size` addresses are free during all of `spans`.
     pub(super) fn lowest_gap(&self, spans: &[Range<u32>], size: u64, align: u64) -> u64 {
         let mut taken: SmallVec<[&[(u64, u64)]; 64]> = SmallVec::new();
-        let mut loose: SmallVec<[(u64, u64); 64]> = SmallVec::new();
         for columns in spans {
             visit(self.levels.len(), columns, |level, at, covered| {
                 let node = &self.levels[level][at];
@@ -106,11 +104,11 @@ impl Occupancy {
                     let overlapping = self.parts[at]
                         .iter()
                         .filter(|p| p.start < columns.end && columns.start < p.end);
-                    loose.extend(overlapping.map(|p| (p.lo, p.hi)));
+                    taken.extend(overlapping.map(|p| &*p.taken.0));
                 }
             });
         }
-        lowest_gap(&mut taken, &loose, size, align)
+        lowest_gap(&mut taken, size, align)
     }
 
     /// Takes addresses `lo..hi` during `columns`.
@@ -125,13 +123,14 @@ impl Occupancy {
                 let start = columns.start.max(leaf.start);
                 let end = columns.end.min(leaf.end);
                 let parts = &mut self.parts[at];
-                // Many lives may end at once, such as gradients after the optimizer. Those of one size lie side by side.
-                let touches =
-                    |p: &&mut Part| (p.start, p.end) == (start, end) && p.lo <= hi && lo <= p.hi;
                 work::add(parts.len());
-                match parts.iter_mut().find(touches) {
-                    Some(part) => (part.lo, part.hi) = (part.lo.min(lo), part.hi.max(hi)),
-                    None => parts.push(Part { start, end, lo, hi }),
+                match parts.iter_mut().find(|p| (p.start, p.end) == (start, end)) {
+                    Some(part) => part.taken.add(lo, hi),
+                    None => parts.push(Part {
+                        start,
+                        end,
+                        taken: Ranges(smallvec![(lo, hi)]),
+                    }),
                 }
             }
         });
@@ -167,13 +166,12 @@ fn visit(levels: usize, columns: &Range<u32>, mut node: impl FnMut(usize, usize,
     }
 }
 
-/// Lowest multiple of `align` where `size` addresses are in none of the ranges: those of the lists, each ascending and
-/// disjoint, and the loose ones.
-fn lowest_gap(taken: &mut [&[(u64, u64)]], loose: &[(u64, u64)], size: u64, align: u64) -> u64 {
+/// Lowest multiple of `align` where `size` addresses are in none of the lists, each ascending and disjoint.
+fn lowest_gap(taken: &mut [&[(u64, u64)]], size: u64, align: u64) -> u64 {
     let mut at: u64 = 0;
     loop {
         let before = at;
-        work::add(taken.len() + loose.len());
+        work::add(taken.len());
         for list in &mut *taken {
             // What lies below stays below.
             let below = list.partition_point(|r| r.1 <= at);
@@ -184,11 +182,6 @@ fn lowest_gap(taken: &mut [&[(u64, u64)]], loose: &[(u64, u64)], size: u64, alig
                 work::add(1);
                 at = at.max(hi.next_multiple_of(align));
                 *list = rest;
-            }
-        }
-        for &(lo, hi) in loose {
-            if lo < at + size && at < hi {
-                at = hi.next_multiple_of(align);
             }
         }
         if at == before {
@@ -208,24 +201,27 @@ mod tests {
         for (lo, hi) in [(10, 20), (30, 40), (50, 60), (20, 30)] {
             r.add(lo, hi);
         }
-        assert_eq!(r.0, [(10, 40), (50, 60)]);
+        assert_eq!(&r.0[..], [(10, 40), (50, 60)]);
         r.add(0, 100);
-        assert_eq!(r.0, [(0, 100)]);
+        assert_eq!(&r.0[..], [(0, 100)]);
     }
 
     #[test]
     fn gaps() {
-        let loose = |taken: &[(u64, u64)], size, align| lowest_gap(&mut [], taken, size, align);
-        assert_eq!(loose(&[(4, 8), (0, 4)], 4, 1), 8);
-        assert_eq!(loose(&[(0, 4), (8, 12)], 4, 1), 4);
-        assert_eq!(loose(&[(0, 3), (8, 12)], 5, 4), 12);
-        let descending: Vec<_> = (0..10).rev().map(|i| (i, i + 1)).collect();
-        assert_eq!(loose(&descending, 1, 1), 10);
-        let lists: [&[(u64, u64)]; 3] = [&[(8, 9), (20, 30)], &[], &[(0, 2), (3, 8)]];
-        assert_eq!(lowest_gap(&mut lists.clone(), &[(30, 33)], 1, 1), 2);
-        assert_eq!(lowest_gap(&mut lists.clone(), &[(30, 33)], 2, 1), 9);
-        assert_eq!(lowest_gap(&mut lists.clone(), &[(30, 33)], 12, 1), 33);
-        assert_eq!(lowest_gap(&mut lists.clone(), &[], 12, 16), 32);
+        let gap =
+            |taken: &[&[(u64, u64)]], size, align| lowest_gap(&mut taken.to_vec(), size, align);
+        assert_eq!(gap(&[], 4, 1), 0);
+        assert_eq!(gap(&[&[(0, 4), (4, 8)]], 4, 1), 8);
+        assert_eq!(gap(&[&[(0, 4), (8, 12)]], 4, 1), 4);
+        assert_eq!(gap(&[&[(0, 3), (8, 12)]], 5, 4), 12);
+        let descending: Vec<_> = (0..10).rev().map(|i| [(i, i + 1)]).collect();
+        let descending: Vec<&[(u64, u64)]> = descending.iter().map(|r| &r[..]).collect();
+        assert_eq!(gap(&descending, 1, 1), 10);
+        let lists: [&[(u64, u64)]; 4] = [&[(8, 9), (20, 30)], &[], &[(30, 33)], &[(0, 2), (3, 8)]];
+        assert_eq!(gap(&lists, 1, 1), 2);
+        assert_eq!(gap(&lists, 2, 1), 9);
+        assert_eq!(gap(&lists, 12, 1), 33);
+        assert_eq!(gap(&lists[..2], 12, 16), 32);
     }
 
     proptest! {
