@@ -123,11 +123,7 @@ pub(super) fn run(args: &Args, out: &mut Out) -> Result<Status, Failure> {
 
 fn print(e: &Explanation, all: bool, out: &mut Out) -> Result<(), Failure> {
     let p = &e.prediction;
-    out.heading(super::sim::report::heading(
-        &p.scenario,
-        &p.program,
-        &p.run.hardware,
-    ))?;
+    out.heading(super::sim::report::predicted_heading(p))?;
     verdict::print(&e.verdict, &e.next, &e.warnings, out)?;
     if let Some(search) = &e.tried.smallest_fit {
         whatif::solutions(e, search, all, out)?;
