@@ -18,6 +18,7 @@ mod interrupt;
 mod keep;
 mod output;
 mod plan;
+mod progress;
 mod report;
 mod runs;
 mod scenarios;

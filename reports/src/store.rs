@@ -186,9 +186,15 @@ impl Store {
         let ids = self.ids()?;
         if let Some(back) = back(text) {
             let at = ids.len().checked_sub(back + 1);
-            return at
-                .map(|i| ids[i].clone())
-                .ok_or_else(|| self.unknown(text, format!("the store has {} runs", ids.len())));
+            return at.map(|i| ids[i].clone()).ok_or_else(|| {
+                self.unknown(
+                    text,
+                    match ids.len() {
+                        1 => "the store has 1 run".into(),
+                        n => format!("the store has {n} runs"),
+                    },
+                )
+            });
         }
         if let Some(id) = self.named(text)? {
             return Ok(id);

@@ -116,17 +116,16 @@ impl Effect {
     /// memory, by more than [`TOLERANCE`].
     #[must_use]
     pub fn improves(&self, base: &Self) -> bool {
-        let fits = match (&self.fit, &base.fit) {
-            (Fit::Exceeds { .. }, _) => false,
-            (Fit::Tight { .. }, Fit::Fits | Fit::Unknown) => false,
-            _ => true,
-        };
+        let worse = matches!(
+            (&self.fit, &base.fit),
+            (Fit::Exceeds { .. }, _) | (Fit::Tight { .. }, Fit::Fits | Fit::Unknown)
+        );
         // A faster step at the edge of memory is not an improvement.
         let room = self.has_headroom || !base.has_headroom || self.peak_device <= base.peak_device;
         let faster = self.is_faster_than(base) && room;
         // Memory is worth at most as large a share of the throughput.
         let smaller = self.saves(base) > TOLERANCE.max(-self.faster_than(base));
-        fits && (faster || smaller)
+        !worse && (faster || smaller)
     }
 }
 

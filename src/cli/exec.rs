@@ -312,12 +312,15 @@ fn perform(args: &Args, out: &mut Out) -> Result<Status, Failure> {
         })
     });
     let saved = match &saving {
-        // Without a step, the losses are the checkpoint's and the memory that of a start: nothing was measured.
+        // The first step of a process is no measurement: memory and kernels are still being set up.
         Some(saving) if !outcome.run.step_samples.is_empty() => {
             let view = view_of_outcome(&scenario, &program, &outcome);
             let overrides = &args.scenario.overrides.set;
             saving.save(&with_source(view, &args.scenario.scenario, overrides))
         }
+        Some(saving) if saving.is_asked() => Ok(Saved::Not(
+            "the run was not saved: no step after the first was measured".to_owned(),
+        )),
         _ => Ok(Saved::Unasked),
     };
     if let Ok(saved) = &saved {

@@ -5,6 +5,7 @@ mod whatif;
 
 use super::args::{One, profiles};
 use super::output::{Failure, Out, Status};
+use super::progress::Progress;
 use super::table::Table;
 use super::verdict::{self, command};
 use crate::analysis::exposed::{self, Gap};
@@ -65,6 +66,7 @@ struct Tried {
 pub(super) fn run(args: &Args, out: &mut Out) -> Result<Status, Failure> {
     let base = args.scenario.load()?;
     let profiles = profiles();
+    let progress = Progress::new("predicting", 1, args.json);
     let prediction = predict(&base, &profiles, &Options::default())?;
     let load = |more: &[String]| {
         let mut set = args.scenario.overrides.set.clone();
@@ -84,6 +86,7 @@ pub(super) fn run(args: &Args, out: &mut Out) -> Result<Status, Failure> {
             tried.slower = slower::parts(&prediction);
         }
     }
+    drop(progress);
     let base = Effect::of(&prediction);
     let verdict = Verdict::of(&prediction);
     let next = if args.no_what_if {
@@ -120,11 +123,7 @@ pub(super) fn run(args: &Args, out: &mut Out) -> Result<Status, Failure> {
 
 fn print(e: &Explanation, all: bool, out: &mut Out) -> Result<(), Failure> {
     let p = &e.prediction;
-    out.heading(super::sim::report::heading(
-        &p.scenario,
-        &p.program,
-        &p.run.hardware,
-    ))?;
+    out.heading(super::sim::report::predicted_heading(p))?;
     verdict::print(&e.verdict, &e.next, &e.warnings, out)?;
     if let Some(search) = &e.tried.smallest_fit {
         whatif::solutions(e, search, all, out)?;

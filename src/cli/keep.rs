@@ -177,6 +177,11 @@ impl Place {
         })
     }
 
+    /// Whether an option asks for the run to be saved.
+    pub(super) fn is_asked(&self) -> bool {
+        self.asked.is_some()
+    }
+
     /// Checks, before a long computation, that a folder that was asked for can be written.
     pub(super) fn probe(&self) -> Result<(), Failure> {
         match self.asked {

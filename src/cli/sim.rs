@@ -6,6 +6,7 @@ use super::args::{Overrides, load, profiles};
 use super::budget::Check;
 use super::keep::{SaveOnRequest, Saved, view_of};
 use super::output::{Failure, Out, Status, writable, write_file};
+use super::progress::Progress;
 use super::table::Table;
 use crate::analysis::basis::number;
 use crate::analysis::warnings::Warning;
@@ -127,9 +128,11 @@ pub(super) fn run(args: &Args, out: &mut Out) -> Result<Status, Failure> {
     let mut lines = Vec::new();
     let mut status = Status::Done;
     let mut unwritten = None;
+    let progress = Progress::new("predicting", scenarios.len(), args.json);
     for (i, scenario) in scenarios.iter().enumerate() {
         let (path, set) = (&args.scenarios[i], &args.overrides.set);
         let prediction = predict(scenario, &profiles, &options)?;
+        progress.step();
         let answer = report::Answer::of(&prediction, path, set);
         let traced = args.trace.as_deref().map_or(Ok(()), |path| {
             let fill = |to: &mut dyn Write| trace::write(&prediction.program, &prediction.run, to);
@@ -138,25 +141,29 @@ pub(super) fn run(args: &Args, out: &mut Out) -> Result<Status, Failure> {
         let saved = place.as_ref().map_or(Ok(Saved::Unasked), |place| {
             place.save(&view_of(&prediction, path, set))
         });
-        if args.json {
-            let id = saved.as_ref().ok().and_then(Saved::id);
-            out.json(&Object::new(&prediction, answer, id))?;
-        } else {
-            if i > 0 {
-                out.blank()?;
+        progress.pause(|| -> Result<(), Failure> {
+            if args.json {
+                let id = saved.as_ref().ok().and_then(Saved::id);
+                out.json(&Object::new(&prediction, answer, id))?;
+            } else {
+                if i > 0 {
+                    out.blank()?;
+                }
+                report::print(&prediction, &answer, out)?;
+                lines.push(Line::of(&prediction));
             }
-            report::print(&prediction, &answer, out)?;
-            lines.push(Line::of(&prediction));
-        }
-        out.flush()?;
-        if args.check.judge(&prediction) != Status::Done {
-            status = Status::CheckFailed;
-        }
-        // The prediction comes first: a file that cannot be written takes nothing else with it.
-        for failure in [traced.err(), saved.map(|s| s.say()).err()] {
-            unwritten = unwritten.or(failure.map(Failure::told_on_stderr));
-        }
+            out.flush()?;
+            if args.check.judge(&prediction) != Status::Done {
+                status = Status::CheckFailed;
+            }
+            // The prediction comes first: a file that cannot be written takes nothing else with it.
+            for failure in [traced.err(), saved.map(|s| s.say()).err()] {
+                unwritten = unwritten.take().or(failure.map(Failure::told_on_stderr));
+            }
+            Ok(())
+        })?;
     }
+    drop(progress);
     if lines.len() > 1 {
         out.blank()?;
         out.text(comparison(&lines))?;

@@ -8,10 +8,13 @@ use super::args::{Overrides, percent, profiles, size};
 use super::interrupt;
 use super::keep::{probe, unsaved, view_of};
 use super::output::{Failure, Out, Status, say, writable, write_file};
+use super::progress::Progress;
+use crate::analysis::pareto::{self, Tolerance};
+use crate::analysis::verdict::HEADROOM;
 use crate::predict::Prediction;
-use points::{Outcome, evaluate};
+use points::{Outcome, count_changes, evaluate};
 use select::{Selection, Sort};
-use shardlab_plan::scenario::sweep_of;
+use shardlab_plan::scenario::{self, sweep_of};
 use shardlab_plan::units::Bytes;
 use shardlab_reports::store::{Known, Saved, Store, StoreError};
 use std::path::PathBuf;
@@ -26,9 +29,9 @@ Column `fits`:
   no     out of memory; times assume that it fits
   ?      the device's memory is not known
 
-Column `front`: Pareto-optimal points (time per token vs. reserved memory) among those that fit.
+Column `front`: Pareto-optimal points (time per token vs. reserved memory) among those that fit. Differences below --tolerance do not count.
 
-The last line names the fastest point that fits, within --max-memory and --headroom if given. If that point is `tight`, a further line names the fastest one that is not.
+The last lines name the fastest point that fits, within --max-memory and --headroom, and the points that are equal to it. Of equal points, the one that reserves the least memory is the best, then the one closest to the scenario. If that point is `tight`, a further line names the best one that is not.
 
 Example:
   shardlab sweep llama3-8b-4xh200 --axis 'fsdp.prefetch_forward=[0, 1, 2]' --axis 'train.micro_batch=[1, 2]'";
@@ -67,9 +70,12 @@ pub(super) struct Args {
     /// Show only points that reserve at most this much memory, such as 60GiB
     #[arg(long, value_name = "SIZE", value_parser = size)]
     max_memory: Option<Bytes>,
-    /// Require this share of device memory to stay free, for example 5%
+    /// Require this share of device memory to stay free; 0 turns it off [default: 5%]
     #[arg(long, value_name = "PERCENT", value_parser = percent)]
     headroom: Option<f64>,
+    /// Treat times and memory within this share of each other as equal [default: 0.5%, or the error band of estimates]
+    #[arg(long, value_name = "PERCENT")]
+    tolerance: Option<Tolerance>,
     /// Show only the first N points, of those that fit if any does
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
     top: Option<u32>,
@@ -148,9 +154,21 @@ pub(super) fn run(args: &Args, out: &mut Out) -> Result<Status, Failure> {
     if let Some(path) = &args.csv {
         writable("--csv", path)?;
     }
-    let headroom = args.headroom.unwrap_or(0.0);
-    let points = evaluate(sweep.points, headroom, &profiles(), &|p, settings| {
-        saver.save(p, settings);
+    let headroom = args.headroom.unwrap_or(HEADROOM);
+    let progress = Progress::new("predicting", total, args.json);
+    let mut points = evaluate(
+        sweep.points,
+        headroom,
+        &profiles(),
+        &progress,
+        &|p, settings| {
+            saver.save(p, settings);
+        },
+    );
+    drop(progress);
+    count_changes(&mut points, &keys, |more| {
+        let set = [&args.overrides.set[..], more].concat();
+        scenario::load(&args.scenario, &set).ok()
     });
     let missing = points
         .iter()
@@ -165,6 +183,10 @@ pub(super) fn run(args: &Args, out: &mut Out) -> Result<Status, Failure> {
         fits: args.fits,
         max_memory: args.max_memory,
         headroom: args.headroom,
+        tolerance: args.tolerance.unwrap_or_else(|| {
+            let done = points.iter().filter_map(|p| p.done());
+            pareto::tolerance(done.map(|n| n.basis.as_ref()))
+        }),
         top: args.top.map(|n| n as usize),
         all: args.all,
     };

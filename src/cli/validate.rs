@@ -4,6 +4,7 @@ mod collectives;
 
 use super::args::profiles;
 use super::output::{Failure, Out, Status};
+use super::progress::Progress;
 use super::table::Table;
 use crate::analysis::validation::{
     Compared, Errors, Metric, Null, compare, errors, null_models, read,
@@ -111,7 +112,8 @@ fn predicted(table: &Path, args: &Args, profiles: &Profiles) -> Result<Vec<Compa
             .iter()
             .all(|wanted| text.contains(wanted.as_str()))
     });
-    compare(table, rows, profiles).map_err(|e| {
+    let progress = Progress::new("predicting", rows.len(), args.json);
+    compare(table, rows, profiles, &|| progress.step()).map_err(|e| {
         if e.error.is_bad_input() {
             Failure::bad_input(e)
         } else {

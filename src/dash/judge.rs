@@ -156,7 +156,7 @@ fn against(
     path: PathBuf,
 ) -> (Page, Judged) {
     let verdict = baseline.map(|b| judge(b, &facts, &limits));
-    let changes = verdict.iter().flat_map(|v| v.failures().map(sentence));
+    let changes = verdict.iter().flat_map(|v| v.failing().map(sentence));
     let changes = changes.collect();
     let page = match &verdict {
         Some(verdict) => page(verdict, &path),
@@ -250,7 +250,7 @@ fn comparisons(verdict: &Verdict) -> Vec<Table> {
 }
 
 fn page(verdict: &Verdict, file: &Path) -> Page {
-    let failed = verdict.failures().count();
+    let failed = verdict.failing().count();
     let text = if verdict.pass {
         format!("✓ passes against {}", file.display())
     } else {

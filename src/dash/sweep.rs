@@ -117,16 +117,21 @@ impl SweepView {
 
     /// Points on the front of step time (per token) and reserved memory, among those that fit.
     fn front(&self) -> Vec<bool> {
-        let pairs: Vec<(f64, f64)> = self
+        let points: Vec<pareto::Point> = self
             .points
             .iter()
             .map(|p| match &p.result {
-                // Time a token, so that points of different batches can be on one front.
-                Ok(b) if b.fits != "no" => (1.0 / b.tokens_per_s, b.reserved.0 as f64),
-                _ => (f64::NAN, f64::NAN),
+                Ok(b) if b.fits != "no" => pareto::Point {
+                    // Per token, so that points of different batches can be on one front.
+                    time: 1.0 / b.tokens_per_s,
+                    memory: b.reserved.0 as f64,
+                    changes: 0,
+                },
+                _ => pareto::Point::OUT,
             })
             .collect();
-        pareto::front(&pairs)
+        let bases = self.points.iter().filter_map(|p| p.result.as_ref().ok());
+        pareto::front(&points, pareto::tolerance(bases.map(|b| b.basis.as_ref())))
     }
 
     /// Rows as they are shown.

@@ -374,7 +374,7 @@ fn two_options_are_proposed_where_one_is_not_enough() {
     let text = stdout(&args);
     assert_narrow(&text);
     assert!(text.contains("Smallest changes that fit"), "{text}");
-    assert!(text.contains("with 5 % of the device free:"), "{text}");
+    assert!(text.contains("with 5 % free:"), "{text}");
 }
 
 /// Only changes of more than 0.5 % are listed, and none that a user of the policy cannot make.

@@ -6,8 +6,11 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
-/// A file system of 64 KiB, unmounted when dropped.
+/// A file system of 64 KiB of which one page is free, unmounted when dropped.
 struct Small(tempfile::TempDir);
+
+/// What fills it.
+const FULL: &str = "full";
 
 impl Small {
     /// `None`, loudly, where this user may not mount one.
@@ -19,7 +22,9 @@ impl Small {
             .stderr(Stdio::null())
             .status();
         if mount.is_ok_and(|s| s.success()) {
-            return Some(Self(dir));
+            let small = Self(dir);
+            fs::write(small.at(FULL), [b'x'; 60 << 10]).unwrap();
+            return Some(small);
         }
         eprintln!("SKIPPED: mounting a small tmpfs needs root; full disks are not tested");
         None
@@ -60,15 +65,15 @@ fn a_full_disk_leaves_no_file_and_takes_no_result_with_it() {
     };
     let file = |name: &str| small.at(name).display().to_string();
     let (trace, store, csv, page) = (file("t.json"), file("runs"), file("s.csv"), file("r.html"));
-    let points: Vec<String> = (1..=1200).map(|n| n.to_string()).collect();
+    let points: Vec<String> = (1..=60).map(|n| n.to_string()).collect();
     let axis = format!("train.steps=[{}]", points.join(","));
     let cases: [(&[&str], &str); 7] = [
-        (&["sim", "peers-tiny", "--trace", &trace], "step "),
-        (&["sim", "peers-tiny", "--store", &store], "step "),
+        (&["sim", "small-native", "--trace", &trace], "step "),
+        (&["sim", "small-native", "--store", &store], "step "),
         (
             &[
                 "sim",
-                "peers-tiny",
+                "small-native",
                 "--json",
                 "--trace",
                 &trace,
@@ -81,8 +86,8 @@ fn a_full_disk_leaves_no_file_and_takes_no_result_with_it() {
             &["sweep", "toy-linear", "--axis", &axis, "--csv", &csv],
             "Best",
         ),
-        (&["report", "peers-tiny", "--out", &page], ""),
-        (&["report", "peers-tiny", "--out", &page, "--png"], ""),
+        (&["report", "small-native", "--out", &page], ""),
+        (&["report", "small-native", "--out", &page, "--png"], ""),
         (
             &["exec", "llama-tiny", "--steps", "1", "--trace", &trace],
             "loss",
@@ -94,15 +99,14 @@ fn a_full_disk_leaves_no_file_and_takes_no_result_with_it() {
         assert_eq!(code, Some(3), "{shown:?}: {err}");
         assert!(err.contains("No space left on device"), "{shown:?}: {err}");
         assert!(out.contains(result), "{shown:?}: {out}");
-        assert_eq!(small.listed(), [] as [PathBuf; 0], "{shown:?}");
+        assert_eq!(small.listed(), [small.at(FULL)], "{shown:?}");
     }
     // What was there before is still there.
-    let old = "x".repeat(40_000);
-    fs::write(small.at("t.json"), &old).unwrap();
-    let (code, ..) = call(&["sim", "peers-tiny", "--trace", &trace]);
+    let full = file(FULL);
+    let (code, ..) = call(&["sim", "small-native", "--trace", &full]);
     assert_eq!(code, Some(3));
-    assert_eq!(fs::read_to_string(small.at("t.json")).unwrap(), old);
-    assert_eq!(small.listed(), [small.at("t.json")]);
+    assert_eq!(fs::read(&full).unwrap(), [b'x'; 60 << 10]);
+    assert_eq!(small.listed(), [small.at(FULL)]);
 }
 
 #[cfg(target_os = "linux")]
@@ -142,11 +146,11 @@ fn a_wrong_path_is_found_before_anything_is_computed() {
     let missing = dir.path().join("no/such").display().to_string();
     let axis = "fsdp.prefetch_forward=[0, 1]";
     for args in [
-        &["sim", "peers-tiny", "--trace", &missing][..],
-        &["sim", "peers-tiny", "--trace", &inside],
-        &["sim", "peers-tiny", "--store", &inside],
-        &["sweep", "peers-tiny", "--axis", axis, "--csv", &missing],
-        &["sweep", "peers-tiny", "--axis", axis, "--store", &inside],
+        &["sim", "small-native", "--trace", &missing][..],
+        &["sim", "small-native", "--trace", &inside],
+        &["sim", "small-native", "--store", &inside],
+        &["sweep", "small-native", "--axis", axis, "--csv", &missing],
+        &["sweep", "small-native", "--axis", axis, "--store", &inside],
         &["exec", "llama-tiny", "--trace", &missing],
     ] {
         let (code, out, err) = call(args);

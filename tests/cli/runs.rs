@@ -67,7 +67,16 @@ fn runs_are_kept_listed_and_selected() {
 #[test]
 fn a_kept_run_has_its_id_in_json_and_is_shown_by_any_beginning_of_it() {
     let (_dir, path) = filled();
-    let run = &json(&["sim", "peers-tiny", "--json", "--store", &path])[0];
+    let sim = [
+        "sim",
+        "peers-tiny",
+        "--slower",
+        "host=2",
+        "--json",
+        "--store",
+        &path,
+    ];
+    let run = &json(&sim)[0];
     let id = run["run_id"].as_str().unwrap();
     for name in [id, &id[19..], &id[19..24], "last"] {
         let shown = &json(&["runs", "show", name, "--json", "--store", &path])[0];
@@ -166,7 +175,7 @@ fn predictions_are_saved_on_request_and_measurements_unless_not() {
         (output.status.code().unwrap(), err)
     };
     let sim = ["sim", "toy-linear"];
-    let exec = ["exec", "llama-tiny", "--steps", "1"];
+    let exec = ["exec", "llama-tiny", "--steps", "2"];
     let axis = "fsdp.prefetch_forward=[0, 1]";
     for (args, variable) in [
         (&sim[..], None),
@@ -228,13 +237,18 @@ fn a_prediction_is_stored_once_and_named() {
     );
     assert!(said(&["--jitter", "0.02"]).starts_with("saved as "));
     assert!(said(&["--jitter", "0.02", "--seed", "1"]).starts_with("saved as "));
-    assert!(said(&["--steps", "3"]).starts_with("saved as "));
-    assert_eq!(ids(path, &[]).len(), 4);
+    assert_eq!(ids(path, &[]).len(), 3);
     assert!(stdout(&["runs", "show", "main", "--store", path]).contains(id));
     // Measurements differ, even if their options do not.
-    let exec = ["exec", "llama-tiny", "--steps", "1", "--store", path];
+    let exec = ["exec", "llama-tiny", "--steps", "2", "--store", path];
     stdout(&exec);
     stdout(&exec);
+    assert_eq!(ids(path, &["--kind", "exec"]).len(), 2);
+    // The first step is no measurement.
+    let output = shardlab(&["exec", "llama-tiny", "--steps", "1", "--store", path]);
+    let output = { output }.assert().success();
+    let err = String::from_utf8_lossy(&output.get_output().stderr).into_owned();
+    assert!(err.contains("the run was not saved: "), "{err}");
     assert_eq!(ids(path, &["--kind", "exec"]).len(), 2);
     for bad in [
         &["sim", "toy-linear", "--name", "last"][..],
@@ -260,7 +274,8 @@ fn what_was_changed_is_shown() {
     for part in [
         "--slower",
         "arithmetic=3",
-        "--straggler 1=4",
+        "--straggler",
+        "1=4",
         "--jitter=0.02",
         "--seed=3",
     ] {
@@ -301,7 +316,7 @@ fn a_store_has_a_cap() {
         )
     };
     assert_eq!(make("sim", &["--name", "main"], "").0, 0);
-    assert_eq!(make("exec", &["--steps", "1"], "").0, 0);
+    assert_eq!(make("exec", &["--steps", "2"], "").0, 0);
     for seed in ["1", "2"] {
         assert_eq!(
             make("sim", &["--save", "--jitter", "0.1", "--seed", seed], "").0,

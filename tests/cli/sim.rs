@@ -393,7 +393,7 @@ fn predictions_are_checked_without_a_baseline() {
         "{err}"
     );
     for (budget, code) in [
-        (["--max-memory", "1MiB"], 1),
+        (["--max-memory", "1KiB"], 1),
         (["--max-memory", "1TiB"], 0),
         (["--max-step-ms", "0.001"], 1),
         (["--max-step-ms", "1000000"], 0),

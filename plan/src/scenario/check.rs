@@ -140,7 +140,7 @@ fn refuse(document: &Document, path: &str, accepts: &[Accept], value: &Value) ->
     if accepts.iter().any(|a| matches!(a, Accept::Size(..)))
         && let Some(number) = bare_number(value)
     {
-        return error.with_help(format!("needs a unit, such as \"{number}GiB\""));
+        return error.with_help(format!("did you mean \"{number}GiB\"?"));
     }
     match value.str() {
         Some(s) if s == "true" || s == "false" => match accepts.contains(&Accept::Bool) {

@@ -586,8 +586,14 @@ fn compile(d: &Document) -> Compile {
 }
 
 fn gate(d: &Document) -> Gate {
-    let default = Gate::default();
+    let preset = match d.word(Key::GatePreset) {
+        Some("strict") => GatePreset::Strict,
+        Some("budget") => GatePreset::Budget,
+        _ => GatePreset::default(),
+    };
+    let default = Gate::of(preset);
     Gate {
+        preset,
         step_time: d.number(Key::GateStepTime).unwrap_or(default.step_time),
         measured_step_time: d
             .number(Key::GateMeasuredStepTime)
@@ -609,9 +615,10 @@ fn gate(d: &Document) -> Gate {
         grad_norm: d.number(Key::GateGradNorm).unwrap_or(default.grad_norm),
         seeds: d.small(Key::GateSeeds).unwrap_or(default.seeds),
         program: match d.word(Key::GateProgram) {
+            Some("exact") => GateProgram::Exact,
             Some("counts") => GateProgram::Counts,
             Some("off") => GateProgram::Off,
-            _ => GateProgram::Exact,
+            _ => default.program,
         },
     }
 }

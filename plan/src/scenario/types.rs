@@ -641,11 +641,10 @@ pub struct Compile {
 }
 
 /// What of the program `shardlab gate` holds fast.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum GateProgram {
     /// Its digest.
-    #[default]
     Exact,
     /// How many instructions of each kind there are.
     Counts,
@@ -653,9 +652,23 @@ pub enum GateProgram {
     Off,
 }
 
+/// What `shardlab gate` is for: it sets the defaults of the other keys of `[gate]`.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum GatePreset {
+    /// The step has to fit and to stay within its budgets; growth beyond a tolerance fails, improvements and other
+    /// changes of the program do not.
+    #[default]
+    Budget,
+    /// Every change fails, for better or worse: allocated bytes and the program have to be equal.
+    Strict,
+}
+
 /// `[gate]`: limits for `shardlab gate`, checked for form here and used there.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Gate {
+    /// What the gate is for.
+    pub preset: GatePreset,
     /// Relative tolerance of the predicted step time.
     pub step_time: f64,
     /// Relative tolerance of the ratio of measured step times, old against new.
@@ -688,12 +701,25 @@ pub struct Gate {
 
 impl Default for Gate {
     fn default() -> Self {
+        Self::of(GatePreset::default())
+    }
+}
+
+impl Gate {
+    /// The limits of a preset.
+    #[must_use]
+    pub const fn of(preset: GatePreset) -> Self {
+        let (memory, allocated, program) = match preset {
+            GatePreset::Budget => (0.02, 0.02, GateProgram::Off),
+            GatePreset::Strict => (0.01, 0.0, GateProgram::Exact),
+        };
         Self {
+            preset,
             step_time: 0.005,
             measured_step_time: 0.05,
-            allocated: 0.0,
-            reserved: 0.01,
-            device: 0.01,
+            allocated,
+            reserved: memory,
+            device: memory,
             max_memory: None,
             max_step_ms: None,
             loss: 1e-3,
@@ -702,7 +728,7 @@ impl Default for Gate {
             final_loss: 1e-3,
             grad_norm: 0.01,
             seeds: 1,
-            program: GateProgram::Exact,
+            program,
         }
     }
 }

@@ -53,7 +53,7 @@ fn smallest(base: &Effect, search: &Search) -> String {
                 settings(&s.change.overrides),
                 free(&s.effect)
             ),
-            None => format!("{none}: it takes a smaller model or GPUs with more memory"),
+            None => format!("{none}, nor on up to 64 times as many"),
         };
     };
     let mut text = format!(
@@ -196,7 +196,7 @@ pub(super) fn solutions(
     let mut table = changes(e);
     let listed = if all { ALL_LISTED } else { LISTED };
     let groups: [(&str, &[Solution]); 2] = [
-        ("with 5 % of the device free:", &search.solutions),
+        ("with 5 % free:", &search.solutions),
         ("with less:", &search.narrow),
     ];
     for (title, group) in groups {

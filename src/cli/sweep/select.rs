@@ -1,6 +1,7 @@
 //! Which points of a sweep are shown, in which order, and the best of them.
 
 use super::points::{Numbers, Point};
+use crate::analysis::pareto::{self, Tolerance};
 use shardlab_plan::units::Bytes;
 
 /// Order of the points.
@@ -27,8 +28,10 @@ pub(super) struct Selection {
     pub(super) fits: bool,
     /// Only what reserves so much at most.
     pub(super) max_memory: Option<Bytes>,
-    /// Share of the device's memory (0 to 1) that what fits leaves free.
+    /// Share of the device's memory (0 to 1) that what fits leaves free, where it was asked for.
     pub(super) headroom: Option<f64>,
+    /// Times and memory closer than this are equal.
+    pub(super) tolerance: Tolerance,
     /// Only the first N: of those that fit, where any does.
     pub(super) top: Option<usize>,
     /// Points that do not fit count for `top`, too.
@@ -101,17 +104,20 @@ impl Selection {
         done.filter(|n| !n.fits() && self.within_limit(n)).count()
     }
 
-    /// The fastest point that fits (where `easily`, without being tight) and keeps the limit, the first of several.
-    pub(super) fn best<'a>(
-        &self,
-        points: &'a [Point],
-        easily: bool,
-    ) -> Option<(&'a Point, &'a Numbers)> {
-        let done = points.iter().filter_map(|p| Some((p, p.done()?)));
-        done.filter(|(_, n)| n.fits() && !(easily && n.is_tight()) && self.within_limit(n))
-            .reduce(|best, p| match p.1.tokens_per_s > best.1.tokens_per_s {
-                true => p,
-                false => best,
+    /// Returns what competes for the best and the front: points that fit (where `easily`, without being tight) and keep the limit.
+    pub(super) fn contest(&self, points: &[Point], easily: bool) -> Vec<pareto::Point> {
+        let admitted = |n: &&Numbers| n.fits() && !(easily && n.is_tight()) && self.within_limit(n);
+        points
+            .iter()
+            .map(|point| match point.done().filter(admitted) {
+                Some(n) => pareto::Point {
+                    // Per token, so that points of different batches compare.
+                    time: 1.0 / n.tokens_per_s,
+                    memory: n.reserved as f64,
+                    changes: point.changes,
+                },
+                None => pareto::Point::OUT,
             })
+            .collect()
     }
 }
