@@ -1,3 +1,3 @@
-//! Points that no other point beats in everything.
+//! Pareto fronts and the best of several points.
 
-pub use shardlab_reports::compare::front;
+pub use shardlab_reports::compare::ties::{Point, best, front};

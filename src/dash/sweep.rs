@@ -12,6 +12,7 @@ use super::query::{Query, rank};
 use crate::analysis::pareto;
 use crate::cli::option_of;
 use shardlab_plan::scenario::{BatchUnit, check_axis};
+use shardlab_reports::compare::Tolerance;
 use std::cell::RefCell;
 
 /// Columns after the axes, and the field of a [`Brief`] that each is sorted by.
@@ -117,16 +118,20 @@ impl SweepView {
 
     /// Points on the front of step time (per token) and reserved memory, among those that fit.
     fn front(&self) -> Vec<bool> {
-        let pairs: Vec<(f64, f64)> = self
+        let points: Vec<pareto::Point> = self
             .points
             .iter()
             .map(|p| match &p.result {
-                // Time a token, so that points of different batches can be on one front.
-                Ok(b) if b.fits != "no" => (1.0 / b.tokens_per_s, b.reserved.0 as f64),
-                _ => (f64::NAN, f64::NAN),
+                Ok(b) if b.fits != "no" => pareto::Point {
+                    // Per token, so that points of different batches can be on one front.
+                    time: 1.0 / b.tokens_per_s,
+                    memory: b.reserved.0 as f64,
+                    changes: 0,
+                },
+                _ => pareto::Point::OUT,
             })
             .collect();
-        pareto::front(&pairs)
+        pareto::front(&points, Tolerance::DEFAULT)
     }
 
     /// Rows as they are shown.

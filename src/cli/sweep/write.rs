@@ -9,6 +9,7 @@ use crate::predict::TIGHT;
 use serde_json::{Value, json};
 use shardlab_plan::scenario::BatchUnit;
 use shardlab_plan::units::{ByteUnit, Bytes};
+use shardlab_reports::compare::Tolerance;
 use std::collections::BTreeMap;
 use std::path::Path;
 
@@ -36,12 +37,16 @@ const ORDER: [usize; 5] = [0, 1, 3, 4, 2];
 
 impl<'a> Table<'a> {
     pub(super) fn new(keys: &'a [String], points: &'a [Point], selection: &'a Selection) -> Self {
-        let front: Vec<(f64, f64)> = points
+        let front: Vec<pareto::Point> = points
             .iter()
             .map(|p| match p.done() {
-                // Time for one token, so that points of different batches compare.
-                Some(n) if n.fits() => (1.0 / n.tokens_per_s, n.reserved as f64),
-                _ => (f64::NAN, f64::NAN),
+                Some(n) if n.fits() => pareto::Point {
+                    // Per token, so that points of different batches compare.
+                    time: 1.0 / n.tokens_per_s,
+                    memory: n.reserved as f64,
+                    changes: 0,
+                },
+                _ => pareto::Point::OUT,
             })
             .collect();
         let sorted = selection.sorted(points);
@@ -49,7 +54,7 @@ impl<'a> Table<'a> {
             keys,
             points,
             selection,
-            pareto: pareto::front(&front),
+            pareto: pareto::front(&front, Tolerance::DEFAULT),
             shown: selection.shown(points, &sorted),
             sorted,
         }
