@@ -328,7 +328,7 @@ fn ties_are_broken_by_memory_and_by_the_defaults() {
     };
     let marked = |runs: &[RunView]| {
         let named: Vec<(&str, &RunView)> = runs.iter().map(|r| ("x", r)).collect();
-        let m = Matrix::new(&named, Tolerance::DEFAULT);
+        let m = Matrix::new(&named, Some(Tolerance::DEFAULT));
         let metric = m.metrics.iter().find(|m| m.name == "step_ms").unwrap();
         let front: Vec<bool> = m.rows.iter().map(|r| r.on_front).collect();
         (m.best(metric), front)
@@ -371,7 +371,7 @@ fn a_matrix_marks_the_best_and_the_front() {
         runs[i].scenario.settings.insert(key, i.to_string());
     }
     let named: Vec<(&str, &RunView)> = ["a", "b", "c"].into_iter().zip(&runs).collect();
-    let m = Matrix::new(&named, Tolerance::DEFAULT);
+    let m = Matrix::new(&named, Some(Tolerance::DEFAULT));
     let front: Vec<bool> = m.rows.iter().map(|r| r.on_front).collect();
     assert_eq!(front, [true, true, false]);
     assert_eq!(m.options.len(), 1);
@@ -383,7 +383,7 @@ fn a_matrix_marks_the_best_and_the_front() {
     runs[1].run.memory.capacity = Some(Bytes(1));
     runs[2].run.tokens *= 4;
     let named: Vec<(&str, &RunView)> = ["a", "b", "c"].into_iter().zip(&runs).collect();
-    let m = Matrix::new(&named, Tolerance::DEFAULT);
+    let m = Matrix::new(&named, Some(Tolerance::DEFAULT));
     let best = |name: &str| m.best(m.metrics.iter().find(|m| m.name == name).unwrap());
     assert_eq!(best("step_ms"), [false, false, false]);
     assert_eq!(best("tokens_per_s_per_gpu"), [false, false, true]);

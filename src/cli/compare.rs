@@ -92,9 +92,9 @@ pub(super) struct Args {
     /// Relative change of a measured step time that matters
     #[arg(long, value_name = "FRACTION", default_value_t = 0.02, value_parser = threshold)]
     threshold: f64,
-    /// Relative difference up to which values are equal, for example 0.5%
-    #[arg(long, value_name = "PERCENT", default_value_t = Tolerance::DEFAULT)]
-    tolerance: Tolerance,
+    /// Treat values within this share of each other as equal [default: 0.5%, or the error band of estimates]
+    #[arg(long, value_name = "PERCENT")]
+    tolerance: Option<Tolerance>,
     #[command(flatten)]
     device: DeviceArgs,
     #[command(flatten)]
@@ -123,7 +123,10 @@ pub(super) fn run(args: &Args, out: &mut Out) -> Result<Status, Failure> {
     if let [a, b] = made.as_slice() {
         let options = stats::Options {
             threshold: args.threshold,
-            tolerance: args.tolerance,
+            tolerance: args.tolerance.unwrap_or_else(|| {
+                let runs = [&a.view.run, &b.view.run];
+                Tolerance::of_bases(runs.into_iter().map(|run| run.basis.as_ref()))
+            }),
             ..stats::Options::default()
         };
         let pair = shardlab_reports::compare::pair(a.side("A"), b.side("B"), &options);

@@ -268,10 +268,13 @@ impl Matrix {
         points.iter().map(equal).collect()
     }
 
-    /// Builds the matrix of some runs with their names.
+    /// Builds the matrix of some runs with their names. Without a tolerance, it follows from what the runs rest on: see
+    /// [`Tolerance::of_bases`].
     #[must_use]
-    pub fn new(runs: &[(&str, &RunView)], tolerance: Tolerance) -> Self {
+    pub fn new(runs: &[(&str, &RunView)], tolerance: Option<Tolerance>) -> Self {
         let views: Vec<&RunView> = runs.iter().map(|(_, v)| *v).collect();
+        let tolerance = tolerance
+            .unwrap_or_else(|| Tolerance::of_bases(views.iter().map(|v| v.run.basis.as_ref())));
         let scenarios: Vec<&ScenarioView> = views.iter().map(|v| &v.scenario).collect();
         let points: Vec<Point> = views
             .iter()

@@ -324,7 +324,7 @@ fn of_many(runs: &[(String, Arc<RunView>)], apart: &[String]) -> Page {
         .zip(runs)
         .map(|(l, (_, r))| (l.as_str(), r.as_ref()))
         .collect();
-    let matrix = Matrix::new(&sides, Tolerance::DEFAULT);
+    let matrix = Matrix::new(&sides, None);
     let runs_across = |title: &str| {
         let mut table = Table::new(title, &[""]);
         table.header.extend(labels.iter().map(|l| format!(">{l}")));

@@ -2,7 +2,7 @@
 
 use super::compare::judged;
 use super::{bytes, number, sweep};
-use crate::compare::{self, Matrix, Metric, Pair, Tolerance, Unit};
+use crate::compare::{self, Matrix, Metric, Pair, Unit};
 use crate::plots::{self, StepBar};
 use crate::report::{Block, Card, Item, Section, Table};
 use crate::stats::{Options, ratio_of_medians};
@@ -114,7 +114,7 @@ const COLUMNS: [&str; 7] = [
 
 fn table(items: &[Item]) -> Table {
     let runs: Vec<(&str, &RunView)> = items.iter().map(|i| (i.label.as_str(), &i.view)).collect();
-    let matrix = Matrix::new(&runs, Tolerance::DEFAULT);
+    let matrix = Matrix::new(&runs, None);
     let columns: Vec<(&Metric, Vec<bool>)> = COLUMNS
         .iter()
         .filter_map(|name| matrix.metrics.iter().find(|m| m.name == *name))

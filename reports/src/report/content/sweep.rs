@@ -1,6 +1,6 @@
 //! Runs that differ in options: which of a sweep's points are told in full, and a heat map.
 
-use crate::compare::{Matrix, Tolerance};
+use crate::compare::Matrix;
 use crate::plots::{self, Cell, Measure};
 use crate::report::{Block, Item, Section};
 use crate::view::{Difference, RunView, ScenarioView, differences};
@@ -205,7 +205,7 @@ fn counted_in(items: &[Item]) -> BatchUnit {
 /// Marks the best run by the measure; none where all tie.
 fn best(items: &[Item], measure: Measure) -> Vec<bool> {
     let runs: Vec<(&str, &RunView)> = items.iter().map(|i| (i.label.as_str(), &i.view)).collect();
-    let matrix = Matrix::new(&runs, Tolerance::DEFAULT);
+    let matrix = Matrix::new(&runs, None);
     let name = match measure.more_is_better {
         true => "tokens_per_s_per_gpu",
         false => "step_ms",
