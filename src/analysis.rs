@@ -1,16 +1,22 @@
-//! What a run means: where time and memory go, why, and what other options would do.
+//! What a prediction means: the verdict, where time and memory go, and what other options would do.
 //!
-//! Everything here is computed from a [`crate::predict::Prediction`] and rendered elsewhere (command line, dashboard).
+//! Everything here is computed from a [`crate::predict::Prediction`] and rendered elsewhere (command
+//! line, dashboard).
 
 mod awaited;
+pub mod basis;
 pub mod compile;
 pub mod exposed;
 mod misaligned;
 pub mod pareto;
 pub mod path;
 pub mod peak;
+mod shapes;
 pub mod slower;
+pub mod smallest_fit;
 pub mod spans;
 pub mod validation;
+pub mod verdict;
+pub mod warnings;
 pub mod whatif;
 pub mod why;

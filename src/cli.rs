@@ -1,9 +1,10 @@
-//! The command line: one file a verb.
+//! The command line: one file per verb.
 //!
 //! Results go to stdout, everything else to stderr. Exit status: 0 done, 1 a check or gate failed, 2 bad input, 3 the
 //! run itself failed. A reader that closes the pipe early (`| head`) ends the program successfully.
 
 mod args;
+mod budget;
 mod calibrate;
 mod check;
 mod compare;
@@ -17,6 +18,7 @@ mod interrupt;
 mod keep;
 mod output;
 mod plan;
+mod progress;
 mod report;
 mod runs;
 mod scenarios;
@@ -24,7 +26,9 @@ mod schema;
 mod sim;
 mod sweep;
 mod table;
+mod text;
 mod validate;
+mod verdict;
 
 #[cfg(feature = "dash")]
 pub(crate) use {
@@ -33,22 +37,25 @@ pub(crate) use {
     table::option_of,
 };
 
-use clap::{CommandFactory, Parser, Subcommand};
+use clap::{CommandFactory, FromArgMatches, Parser, Subcommand};
 use output::{Failure, Out, Status};
+use std::io::ErrorKind;
 use std::process::ExitCode;
 
-const EXIT_STATUS: &str = "\
+const NOTES: &str = "\
+SCENARIO is a file, the name of a shipped scenario (`shardlab scenarios` lists them), or - for standard input.
+
+Output is as wide as the terminal, or as COLUMNS says.
+
 Exit status:
   0  done
   1  a check failed
-  2  bad input: a scenario, an option, a table
-  3  the run itself failed, or was interrupted
+  2  bad input: a scenario, an option or a table is wrong
+  3  the run failed or was interrupted, or output could not be written (a full disk, for example)";
 
-A SCENARIO is a file, or the name of a shipped one (`shardlab scenarios` lists them).";
-
-/// Predict what a fully sharded (FSDP) training step costs, and why.
+/// Predict how fast an FSDP training step is and how much memory it needs, and run it.
 #[derive(Parser)]
-#[command(name = "shardlab", version, about, after_help = EXIT_STATUS, max_term_width = 100)]
+#[command(name = "shardlab", version, about, after_help = NOTES)]
 struct Cli {
     #[command(subcommand)]
     command: Command,
@@ -56,36 +63,36 @@ struct Cli {
 
 #[derive(Subcommand)]
 enum Command {
-    /// Predict step time, overlap and memory of scenarios
+    /// Predict step time, overlap and memory
     Sim(sim::Args),
-    /// Train for real: perform the program on this machine, ranks as threads
+    /// Train on this machine with the program that `sim` predicts
     Exec(exec::Args),
-    /// Print the program of a scenario: every instruction of a step, with the rule that made it
+    /// Print the program: every instruction of a step, and the rule that made it
     Plan(plan::Args),
     /// Prove that programs are free of races, leaks and mismatched collectives
     Check(check::Args),
-    /// Say what a step's time and memory are made of, and what each option would change
+    /// Explain what a step's time and memory consist of, and what each option would change
     ///
-    /// Times at which something is (`at ms`) count from the step's begin, as in the file of `sim --trace`.
+    /// Times in the column `at ms` count from the start of the step, as in `sim --trace`.
     Explain(explain::Args),
     /// Predict all combinations of some options
     Sweep(sweep::Args),
-    /// Compare runs: what is different, and what the difference comes from
+    /// Compare runs: what differs, and why
     Compare(compare::Args),
-    /// List, show, name and remove kept runs
+    /// List, show, name and remove saved runs
     Runs(Box<runs::Args>),
-    /// Write a page (HTML) or Markdown over scenarios and kept runs
+    /// Write an HTML or Markdown report on scenarios and saved runs
     Report(report::Args),
-    /// Compare with a baseline, for CI: memory, convergence, time, program, proofs
+    /// Check for regressions against a baseline, for CI: memory, time, convergence, program
     Gate(Box<gate::Args>),
-    /// Compare predictions with a table of measured runs
+    /// Compare predictions with measurements
     Validate(validate::Args),
-    /// Measure this machine, as a hardware profile for predictions
+    /// Measure this machine and write its hardware profile
     Calibrate(calibrate::Args),
-    /// Everything in the terminal: options, timelines, live training, sweeps, comparisons
+    /// Explore scenarios, timelines, sweeps and live training in the terminal
     #[cfg(feature = "dash")]
     Dash(dash::Args),
-    /// List the shipped scenarios
+    /// List the shipped scenarios and hardware profiles
     Scenarios(scenarios::Args),
     /// Print the JSON Schema of scenario files
     Schema(schema::Args),
@@ -93,16 +100,36 @@ enum Command {
     Completions(completions::Args),
 }
 
+/// Returns the command with its help laid out for the terminal.
+fn command() -> clap::Command {
+    fn laid_out(command: clap::Command) -> clap::Command {
+        let notes = command.get_after_help().map(ToString::to_string);
+        let command = match notes {
+            Some(notes) => command.after_help(text::help(&notes)),
+            None => command,
+        };
+        command.mut_subcommands(laid_out)
+    }
+    laid_out(Cli::command()).term_width(text::sentence())
+}
+
 /// Runs the command line on the process's arguments.
 #[must_use]
 pub fn main() -> ExitCode {
-    let cli = match Cli::try_parse() {
+    let parsed = command()
+        .try_get_matches()
+        .and_then(|matches| Cli::from_arg_matches(&matches));
+    let cli = match parsed {
         Ok(cli) => cli,
-        // Help and version are no errors; printing them may hit a closed pipe, which is none either.
+        // Help and version are not errors, and neither is a closed pipe while printing them.
         Err(e) => {
             let code = u8::try_from(e.exit_code()).unwrap_or(Status::BAD_INPUT);
-            let _ = e.print();
-            return ExitCode::from(code);
+            return match e.print() {
+                Err(e) if e.kind() != ErrorKind::BrokenPipe => {
+                    Failure::from(e).report(&mut Out::stdout())
+                }
+                _ => ExitCode::from(code),
+            };
         }
     };
     let mut out = Out::stdout();

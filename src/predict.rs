@@ -123,7 +123,7 @@ impl Fit {
 }
 
 /// What the word for [`Fit::Tight`] means, below a table.
-pub const TIGHT: &str = "tight: fits, but within a step the allocator has to give cached memory back to the device, which waits for all of its work.";
+pub const TIGHT: &str = "tight: fits, but only after the caching allocator frees blocks mid-step (each cudaFree synchronizes the device).";
 
 /// A scenario's program and predicted run.
 #[derive(Clone, Debug)]

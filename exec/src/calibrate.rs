@@ -148,7 +148,7 @@ pub fn add_kernels(
     let machine = machine::Machine::measure();
     if machine.cores != cores {
         return Err(TrainError::Plan(format!(
-            "the profile is of a machine with {cores} cores, and this one has {}",
+            "the profile is for a machine with {cores} cores, but this one has {}",
             machine.cores
         )));
     }

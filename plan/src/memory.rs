@@ -65,9 +65,7 @@ pub struct Counters {
 #[non_exhaustive]
 pub enum AllocError {
     /// The device is full even after returning every cached segment.
-    #[error(
-        "out of memory: {requested} wanted, {allocated} allocated, {reserved} reserved, limit {limit}"
-    )]
+    #[error("{requested} requested, {reserved} of {limit} reserved, {allocated} allocated")]
     OutOfMemory {
         /// Wanted.
         requested: Bytes,
@@ -80,7 +78,7 @@ pub enum AllocError {
     },
     /// A fixed slot is smaller than the request: the traced step had another size.
     #[error(
-        "pool slot of key {key} holds {slot}, {requested} wanted: the size changed since the plan was made"
+        "pool slot of key {key} holds {slot}, but {requested} were requested: the size has changed since planning"
     )]
     SizeChanged {
         /// Key.
@@ -105,7 +103,7 @@ pub enum AllocError {
         holder: u32,
     },
     /// All copies of a double buffer are in use.
-    #[error("double buffer exhausted: key {key} wants a copy, and all {live} are live")]
+    #[error("double buffer exhausted: key {key} needs a copy, but all {live} are live")]
     DoubleBufferExhausted {
         /// Wanted.
         key: u32,
@@ -113,7 +111,7 @@ pub enum AllocError {
         live: u32,
     },
     /// A buffer is allocated that is live.
-    #[error("buffer {buffer} is allocated while it is live")]
+    #[error("buffer {buffer} is allocated twice without a free in between")]
     AlreadyLive {
         /// Buffer.
         buffer: u32,

@@ -375,7 +375,20 @@ impl Program {
         digest::digest(self)
     }
 
-    /// The program as stable text, one instruction a line.
+    /// Returns the lines that introduce the program's text: streams, communicators, and the parameter groups of these units
+    /// (`None`: of all).
+    #[must_use]
+    pub fn header_text(&self, units: Option<&[UnitId]>) -> String {
+        text::header(self, units)
+    }
+
+    /// Returns the line that introduces a section in the program's text.
+    #[must_use]
+    pub fn section_text(&self, section: &Section) -> String {
+        text::section_title(section)
+    }
+
+    /// The program as stable text, one instruction per line.
     #[must_use]
     pub fn to_text(&self) -> String {
         text::render(self)

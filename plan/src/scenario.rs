@@ -33,10 +33,11 @@ mod tests;
 pub use batch::BatchUnit;
 pub use error::{Position, ScenarioError};
 pub use keys::{Accept, HARDWARE, KeyInfo, SECTIONS, keys};
+pub use load::{is_stdin, text};
 pub use names::nearest;
 pub use reference::reference;
 pub use schema::schema;
-pub use shipped::{find_shipped, shipped};
+pub use shipped::{find_shipped, is_example, shipped};
 pub use sweep::{Axis, Sweep, SweepPoint, check_axis, load_sweep, sweep_of};
 pub use types::*;
 pub use value::parse_bytes;
@@ -44,7 +45,7 @@ pub use value::parse_bytes;
 use std::collections::BTreeMap;
 use std::path::Path;
 
-/// Loads a scenario file. A bare name that is no file means the shipped scenario of that name.
+/// Loads a scenario file. A bare name that is not a file means the shipped scenario of that name, and `-` standard input.
 ///
 /// `overrides` are `section.key=VALUE`; later ones win over earlier ones and over the file. `VALUE` is TOML, and what is
 /// no TOML is a string.

@@ -161,7 +161,7 @@ impl fmt::Display for Bytes {
     }
 }
 
-/// What a number of bytes is told in.
+/// The unit of a number of bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum ByteUnit {
     /// Bytes.
@@ -240,13 +240,55 @@ impl ByteUnit {
     }
 }
 
-/// A difference with its sign; what shows as nothing is not less than nothing.
+/// Puts a comma between the thousands of a number that has been written out, as in `8,192.50`.
+#[must_use]
+pub fn commas(number: &str) -> String {
+    let (whole, fraction) = number.split_at(number.find('.').unwrap_or(number.len()));
+    let (sign, digits) = whole.split_at(usize::from(whole.starts_with(['-', '+'])));
+    let mut out = sign.to_owned();
+    for (i, digit) in digits.chars().enumerate() {
+        if i > 0 && (digits.len() - i).is_multiple_of(3) {
+            out.push(',');
+        }
+        out.push(digit);
+    }
+    out + fraction
+}
+
+/// Shows a number with these decimals and a comma between thousands; `-` if it is not finite.
+#[must_use]
+pub fn thousands(x: f64, decimals: usize) -> String {
+    if x.is_finite() {
+        commas(&format!("{x:.decimals$}"))
+    } else {
+        "-".into()
+    }
+}
+
+/// Shows a count with a comma between thousands.
+#[must_use]
+pub fn count(n: u64) -> String {
+    commas(&n.to_string())
+}
+
+/// Shows a count in a word or two: `8.03 B`, `160 M`, `41 k`.
+#[must_use]
+pub fn short_count(n: u64) -> String {
+    match n as f64 {
+        x if x >= 1e9 => format!("{:.2} B", x / 1e9),
+        x if x >= 1e6 => format!("{:.0} M", x / 1e6),
+        x if x >= 1e3 => format!("{:.0} k", x / 1e3),
+        x => format!("{x:.0}"),
+    }
+}
+
+/// Shows a difference with its sign; what rounds to zero is not negative.
 #[must_use]
 pub fn signed(x: f64, decimals: usize) -> String {
     let text = format!("{x:+.decimals$}");
     match text.strip_prefix('-') {
         Some(digits) if digits.chars().all(|c| matches!(c, '0' | '.')) => format!("+{digits}"),
-        _ => text,
+        _ => commas(&text),
     }
 }
 
@@ -338,6 +380,25 @@ mod tests {
     }
 
     #[test]
+    fn numbers_have_one_style() {
+        assert_eq!(thousands(1_234_567.0, 0), "1,234,567");
+        assert_eq!(thousands(-1234.5, 2), "-1,234.50");
+        assert_eq!(thousands(999.6, 0), "1,000");
+        assert_eq!(commas("+12345.6"), "+12,345.6");
+        assert_eq!(thousands(f64::NAN, 1), "-");
+        assert_eq!(count(u64::MAX), "18,446,744,073,709,551,615");
+        assert_eq!(count(12), "12");
+        for (n, text) in [
+            (999, "999"),
+            (41_400, "41 k"),
+            (160_000_000, "160 M"),
+            (8_030_000_000, "8.03 B"),
+        ] {
+            assert_eq!(short_count(n), text);
+        }
+    }
+
+    #[test]
     fn nothing_has_no_minus() {
         for (x, text) in [
             (-0.0, "+0.00"),
@@ -349,5 +410,6 @@ mod tests {
         }
         assert_eq!(signed(-0.2, 0), "+0");
         assert_eq!(signed(f64::NAN, 1), "NaN");
+        assert_eq!(signed(-2755.6, 0), "-2,756");
     }
 }

@@ -9,6 +9,7 @@ mod curves;
 mod matrix;
 mod memory;
 mod places;
+pub mod ties;
 mod waits;
 mod why;
 
@@ -17,6 +18,7 @@ pub use breakdown::{Breakdown, Part};
 pub use curves::{CurvePair, Difference as CurveDifference};
 pub use matrix::{Matrix, Metric, Row, Unit, front};
 pub use memory::{MemoryPair, PlacePeak, Sized};
+pub use ties::Tolerance;
 pub use waits::{CauseTime, Wait, WaitKey};
 pub(crate) use why::tokens;
 

@@ -3,6 +3,18 @@
 use std::fs;
 use std::path::{Path, PathBuf};
 
+/// Facts that say where a run was made. A prediction is the same on every machine.
+pub(crate) const MACHINE: [&str; 8] = [
+    "os",
+    "kernel",
+    "host",
+    "cpu",
+    "cpus",
+    "memory_bytes",
+    "nvidia_driver",
+    "git_revision",
+];
+
 /// Facts by name: `shardlab`, `os`, `kernel`, `host`, `cpu`, `cpus`, `memory_bytes`, `nvidia_driver`, `git_revision`;
 /// those that cannot be found out are left out.
 #[must_use]

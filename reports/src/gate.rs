@@ -1,4 +1,4 @@
-//! Gates: is this tree as good as the one that the baseline was made with?
+//! Gates: has anything regressed since the baseline, and is the step within its budgets?
 //!
 //! ```text
 //! program, prediction, check, measured runs ─▶ Facts ─┬─▶ Baseline (a text file)        `--bless`
@@ -22,6 +22,6 @@ mod view;
 
 pub use baseline::{Baseline, BaselineError};
 pub use facts::{CheckFacts, Curve, Facts, Measured, MemoryFacts, ProgramFacts, TimeFacts};
-pub use finding::{Class, Finding, Status, Verdict};
+pub use finding::{Change, Class, Failure, Finding, Status, Verdict};
 pub use judge::judge;
 pub use limits::{Limit, Limits, Place};

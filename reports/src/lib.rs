@@ -11,6 +11,7 @@
 
 pub mod compare;
 pub mod environment;
+pub mod files;
 pub mod gate;
 pub mod plots;
 pub mod report;

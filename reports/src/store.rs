@@ -1,4 +1,4 @@
-//! Runs kept in a folder.
+//! Runs saved in a folder.
 //!
 //! ```text
 //! runs/20261120-143455678-3f2a9c/    one folder a run, never changed once it has its name
@@ -15,16 +15,20 @@
 //! ids are unique, and of two writers of one id the later one takes another. Whatever is not whole is left out of lists and
 //! reported with the reason.
 
+mod cap;
 mod entry;
 mod error;
 mod id;
+mod known;
 mod read;
 mod tables;
 mod write;
 
+pub use cap::Cap;
 pub use entry::{Entry, Term};
 pub use error::StoreError;
 pub use id::{Id, day};
+pub use known::{Known, Saved};
 
 use crate::view::RunView;
 use shardlab_plan::scenario::nearest;
@@ -41,7 +45,7 @@ const REMOVED: &str = ".removed-";
 /// Folder of names.
 const NAMES: &str = ".names";
 
-/// A folder of runs. It is created by the first run that is kept in it.
+/// A folder of runs. It is created by the first run that is saved in it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Store {
     dir: PathBuf,
@@ -56,7 +60,7 @@ pub struct Listing {
     pub skipped: Vec<Skipped>,
 }
 
-/// Something in a store that is no whole run.
+/// Something in a store that is not a complete run.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Skipped {
     /// Where.
@@ -80,7 +84,7 @@ impl Store {
         &self.dir
     }
 
-    /// Makes sure, before what takes long, that runs can be kept: a folder is made and removed again.
+    /// Checks, before a long computation, that runs can be saved: a folder is made and removed again.
     ///
     /// # Errors
     /// [`StoreError::Io`] when they cannot.
@@ -88,12 +92,12 @@ impl Store {
         write::writable(self)
     }
 
-    /// Keeps a run, with what is known about this machine added to its environment.
+    /// Saves a run, with what is known about this machine added to its environment.
     ///
     /// # Errors
     /// When it cannot be written; then nothing of it is listed.
     pub fn save(&self, view: &RunView) -> Result<Id, StoreError> {
-        write::save(self, view)
+        write::save(self, &write::complete(view))
     }
 
     /// Reads a run.
@@ -183,7 +187,13 @@ impl Store {
         if let Some(back) = back(text) {
             let at = ids.len().checked_sub(back + 1);
             return at.map(|i| ids[i].clone()).ok_or_else(|| {
-                self.unknown(text, format!("there are {} runs in the store", ids.len()))
+                self.unknown(
+                    text,
+                    match ids.len() {
+                        1 => "the store has 1 run".into(),
+                        n => format!("the store has {n} runs"),
+                    },
+                )
             });
         }
         if let Some(id) = self.named(text)? {
@@ -209,10 +219,18 @@ impl Store {
                 let shown: Vec<&str> = several.iter().take(4).map(|id| id.as_str()).collect();
                 Err(self.unknown(
                     text,
-                    format!("{} runs begin so: {}", several.len(), shown.join(", ")),
+                    format!("{} runs start with it: {}", several.len(), shown.join(", ")),
                 ))
             }
         }
+    }
+
+    /// Refuses what cannot be the name of a run.
+    ///
+    /// # Errors
+    /// When it could be taken for an id or a path.
+    pub fn check_name(name: &str) -> Result<(), StoreError> {
+        valid(name)
     }
 
     /// Gives a run a name, in place of the run that had it before.
@@ -278,7 +296,10 @@ impl Store {
     pub fn remove_litter(&self, skipped: &Skipped) -> Result<(), StoreError> {
         let own = skipped.path.parent() == Some(self.dir.as_path());
         if !own || !skipped.litter {
-            return Err(StoreError::invalid(&skipped.path, "it is no litter"));
+            return Err(StoreError::invalid(
+                &skipped.path,
+                "it is not left over from a stopped writer",
+            ));
         }
         match fs::remove_dir_all(&skipped.path) {
             // Someone else was quicker.

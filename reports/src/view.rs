@@ -11,7 +11,7 @@ pub(crate) use counts::{changed_counts, deltas};
 pub use instr::InstrView;
 pub(crate) use instr::Names;
 pub(crate) use settings::HARDWARE;
-pub use settings::{Difference, ScenarioView, differences};
+pub use settings::{Difference, ScenarioView, differences, what_if};
 pub use work::{Work, bytes, flops, name};
 
 use serde::{Deserialize, Serialize};
@@ -166,9 +166,11 @@ impl RunView {
             program_view.digest.clone_from(&run.program_digest);
         }
         let (instrs, names) = instr::table(&run, program);
+        let mut scenario = ScenarioView::new(scenario);
+        scenario.settings.extend(what_if(&run.environment));
         Self {
             format: VIEW_FORMAT,
-            scenario: ScenarioView::new(scenario),
+            scenario,
             alive: largest(program, run.memory.at.instr, ALIVE_LISTED),
             program: program_view,
             instrs,

@@ -179,9 +179,9 @@ fn runs_are_meant_by_abbreviations_names_and_age() {
     assert_eq!(store.resolve("last").unwrap(), ids[2]);
     assert_eq!(store.resolve("last~2").unwrap(), ids[0]);
     let message = |text: &str| store.resolve(text).unwrap_err().to_string();
-    assert!(message("last~3").contains("there are 3 runs"));
+    assert!(message("last~3").contains("the store has 3 runs"));
     assert!(
-        message("20").contains("3 runs begin so"),
+        message("20").contains("3 runs start with it"),
         "{}",
         message("20")
     );

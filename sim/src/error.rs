@@ -31,7 +31,7 @@ pub enum SimError {
         error: AllocError,
     },
     /// The program has no steady section, or names things it does not have.
-    #[error("not a runnable program: {0}")]
+    #[error("the program cannot be simulated: {0}")]
     Program(String),
     /// Every stream waits for another one.
     #[error("deadlock: {0}")]

@@ -67,7 +67,7 @@ impl Options {
             }
             if rank >= world {
                 return Err(format!(
-                    "straggler rank {rank}: the world has {world} ranks"
+                    "straggler rank {rank}: the mesh has only {world} ranks"
                 ));
             }
             in_range(factor, || {

@@ -192,7 +192,7 @@ fn check_program(program: &Program) -> Result<(), SimError> {
         let span = u64::from(comm.size) * u64::from(comm.stride);
         if comm.size == 0 || comm.stride == 0 || u64::from(program.meta.world) % span != 0 {
             return fail(format!(
-                "communicator {}: {} ranks {} apart do not divide a world of {}",
+                "communicator {}: {} ranks with stride {} do not divide a world of {}",
                 comm.name, comm.size, comm.stride, program.meta.world
             ));
         }

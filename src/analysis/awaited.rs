@@ -1,4 +1,4 @@
-//! What a gap waited for: all tasks that had to end, and all units that they worked for.
+//! What a gap waited for: the tasks that had to end and the units they belong to.
 
 use super::spans::{self, Work};
 use shardlab_plan::Program;
@@ -6,10 +6,10 @@ use shardlab_plan::program::{Access, COMPUTE, Holds, InstrId, Op, UnitId};
 use shardlab_plan::record::{ExposedGap, Run, awaited_names, awaited_units};
 use std::collections::BTreeSet;
 
-/// Instructions before a collective among which the copy into its bucket is.
+/// Instructions before a collective that are searched for the copy into its bucket.
 const LOOK_BACK: usize = 64;
 
-/// Spans whose end a gap waited for, see [`Run::awaited`].
+/// Returns the spans whose end a gap waited for, see [`Run::awaited`].
 pub(super) fn spans_of(program: &Program, run: &Run, gap: &ExposedGap) -> Vec<u32> {
     run.awaited(gap, |i| {
         let at = program.instrs.get(i.index())?;
@@ -17,20 +17,21 @@ pub(super) fn spans_of(program: &Program, run: &Run, gap: &ExposedGap) -> Vec<u3
     })
 }
 
-/// Their names, each once: `reduce_scatter + multi_copy`.
+/// Returns their names, each once: `reduce_scatter + multi_copy`.
 pub(super) fn names(program: &Program, run: &Run, awaited: &[u32]) -> String {
     let name = |i: &u32| spans::name(program, run.spans[*i as usize].instr);
     awaited_names(awaited.iter().map(name))
 }
 
-/// Whether a collective is among them.
+/// Whether one of them is a collective.
 pub(super) fn communicates(program: &Program, run: &Run, awaited: &[u32]) -> bool {
     awaited
         .iter()
         .any(|i| Work::of(program, run.spans[*i as usize].instr).is_some_and(Work::is_collective))
 }
 
-/// All units they worked for: where the step is compiled as a whole, a collective carries the parameters of several.
+/// Returns all their units. Where the step is compiled as a whole, a collective carries the
+/// parameters of several.
 pub(super) fn units(program: &Program, run: &Run, awaited: &[u32]) -> String {
     let mut all = BTreeSet::new();
     for i in awaited {
@@ -59,7 +60,7 @@ fn units_of(program: &Program, instr: InstrId, all: &mut BTreeSet<UnitId>) {
                 if !matches!(bucket, Holds::Named(_)) {
                     continue;
                 }
-                // What the bucket was filled from.
+                // Find the copy that filled the bucket.
                 let before =
                     &program.instrs[instr.index().saturating_sub(LOOK_BACK)..instr.index()];
                 let filled = before.iter().rev().find(|i| {
@@ -87,7 +88,8 @@ mod tests {
     use std::path::Path;
     use std::sync::Arc;
 
-    /// A reduction of several instructions is named in full by `explain`, by `compare` and by the dashboard.
+    /// `explain`, `compare` and the dashboard name every part of a reduction of several
+    /// instructions.
     #[test]
     fn all_views_name_all_that_was_waited_for() {
         let scenario = scenario::load(Path::new("small-zero2"), &[]).unwrap();

@@ -1,4 +1,5 @@
-//! What compile modes buy and cost: kernel time and memory saved against host time for guards and graph breaks.
+//! Gains and costs of compile modes: kernel time and memory against host time for guards and
+//! graph breaks.
 
 use crate::predict::{PredictError, Prediction, Profiles, predict};
 use serde::Serialize;
@@ -9,7 +10,7 @@ use shardlab_plan::scenario::{CompileMode, ScenarioError};
 use shardlab_plan::units::{Bytes, Picos};
 use shardlab_sim::Options;
 
-/// Share of the step below which a difference is none.
+/// Share of the step below which there is no difference.
 const CHANGE: f64 = 0.001;
 
 /// One compile mode.
@@ -21,22 +22,22 @@ pub struct Mode {
     pub step_ms: f64,
     /// Launches on the compute stream.
     pub kernels: u32,
-    /// Time of those kernels, each alone.
+    /// Time of those kernels without contention.
     pub kernel_time: Picos,
-    /// Host time of a step.
+    /// Host time per step.
     pub host: Picos,
     /// Part of it in guards of compiled regions.
     pub guards: Picos,
     /// Part of it in graph breaks.
     pub graph_breaks: Picos,
-    /// Exposed because the host was late.
+    /// Exposed time because the host was late.
     pub host_exposed: Picos,
     /// Peak of allocated memory.
     pub peak_allocated: Bytes,
 }
 
 impl Mode {
-    /// The mode that a prediction was made in.
+    /// Returns the mode of a prediction.
     #[must_use]
     pub fn of(p: &Prediction) -> Self {
         let launched = |s: &&Span| {
@@ -72,7 +73,7 @@ impl Mode {
         }
     }
 
-    /// What it gains or loses against `off`, in a sentence.
+    /// Returns its gain or loss compared with `off`, in a sentence.
     #[must_use]
     pub fn against(&self, off: &Self) -> String {
         let kernels = off.kernel_time.ms() - self.kernel_time.ms();
@@ -91,8 +92,8 @@ impl Mode {
             && self.graph_breaks > Picos(0)
         {
             return format!(
-                "regions {verdict}: nothing is compiled, because hooks break the graph within the loop over layers and \
-                 the layers' own code is the library's; the breaks add {:.2} ms of host time.",
+                "regions {verdict}: nothing is compiled, because hooks break the graph inside the loop over layers and \
+                 the layers call library code; the graph breaks add {:.2} ms of host time.",
                 self.graph_breaks.ms()
             );
         }
@@ -107,12 +108,12 @@ impl Mode {
             format!("saves {:.2} ms of host time", -host)
         };
         let bound = if self.host_exposed.ms() > 0.05 * self.step_ms {
-            "the host decides"
+            "the step is host-bound"
         } else {
-            "the kernels decide"
+            "the kernels bound the step"
         };
         format!(
-            "{} {verdict}: it {saves} ({} launches instead of {}) and {hosts} ({:.2} ms of guards and graph breaks in it); \
+            "{} {verdict}: it {saves} ({} launches instead of {}) and {hosts} ({:.2} ms of it guards and graph breaks); \
              {bound}.",
             name(self.mode),
             self.kernels,
@@ -122,7 +123,7 @@ impl Mode {
     }
 }
 
-/// Name as in scenario files.
+/// Returns the name in scenario files.
 #[must_use]
 pub const fn name(mode: CompileMode) -> &'static str {
     match mode {
@@ -133,9 +134,9 @@ pub const fn name(mode: CompileMode) -> &'static str {
     }
 }
 
-/// All modes in turn; those that the scenario cannot have with their reason.
+/// Returns all modes; impossible ones with the reason.
 ///
-/// `load` gives the scenario with a mode.
+/// `load` loads the scenario with a mode.
 #[must_use]
 pub fn modes(
     base: &Prediction,
@@ -163,7 +164,7 @@ pub fn modes(
     .collect()
 }
 
-/// How often the host does this in a steady step.
+/// Returns how often the host does this in a steady step.
 fn host_work(p: &Prediction, wanted: HostWorkKind) -> u64 {
     let Some(steady) = p.program.section(SectionKind::Steady) else {
         return 0;

@@ -1,4 +1,4 @@
-//! Exposed time: what the compute stream waited for, and why.
+//! Exposed time: when the compute stream was idle, what it waited for, and why.
 
 use super::{awaited, spans};
 use serde::Serialize;
@@ -12,18 +12,18 @@ use std::collections::BTreeMap;
 /// What a gap waited for.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 pub struct Awaited {
-    /// Kernels and collectives, `host` where nothing on the device was waited for.
+    /// Kernels and collectives; `host` where the compute stream waited for nothing on the device.
     pub name: String,
-    /// Phase of the first; the phase of what came next where nothing was waited for.
+    /// Phase of the first; of the next kernel where it waited for nothing.
     pub phase: &'static str,
-    /// Whether a collective is among them.
+    /// Whether one of them is a collective.
     pub collective: bool,
 }
 
 /// A gap in words.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Gap {
-    /// Begin, after the step's begin.
+    /// Start, from the start of the step.
     pub start: Picos,
     /// Length.
     pub length: Picos,
@@ -31,9 +31,9 @@ pub struct Gap {
     pub cause: Cause,
     /// What was waited for.
     pub awaited: Awaited,
-    /// Its units; all that a collective for several carries.
+    /// Its units: all of a collective that carries several.
     pub unit: String,
-    /// The collective that it waited behind, where that is the cause.
+    /// The collective that was ahead in the queue, where that is the cause.
     pub behind: Option<&'static str>,
     /// Why, one sentence.
     pub why: String,
@@ -46,7 +46,7 @@ pub struct Group {
     pub cause: Cause,
     /// What was waited for.
     pub awaited: Awaited,
-    /// The collective that it waited behind, where that is the cause.
+    /// The collective that was ahead in the queue, where that is the cause.
     pub behind: Option<&'static str>,
     /// Gaps.
     pub count: u32,
@@ -54,7 +54,8 @@ pub struct Group {
     pub total: Picos,
 }
 
-/// All gaps of a run in words, in order of time. Neighbouring gaps of one kernel for one cause are one.
+/// Returns all gaps of a run in words, ordered by time. Adjacent gaps of one kernel and one cause
+/// are merged.
 #[must_use]
 pub fn gaps(program: &Program, run: &Run) -> Vec<Gap> {
     let next = NextCompute::new(run);
@@ -97,7 +98,7 @@ pub fn gaps(program: &Program, run: &Run) -> Vec<Gap> {
         .collect()
 }
 
-/// Gaps grouped by cause and what was waited for, largest sum first.
+/// Groups gaps by cause and by what they waited for, largest sum first.
 #[must_use]
 pub fn groups(gaps: &[Gap]) -> Vec<Group> {
     let mut sums: BTreeMap<_, (u32, Picos)> = BTreeMap::new();
@@ -122,7 +123,7 @@ pub fn groups(gaps: &[Gap]) -> Vec<Group> {
     groups
 }
 
-/// The longest gaps.
+/// Returns the longest gaps.
 #[must_use]
 pub fn longest(mut gaps: Vec<Gap>, limit: usize) -> Vec<Gap> {
     gaps.sort_by(|a, b| b.length.cmp(&a.length).then(a.start.cmp(&b.start)));
@@ -144,14 +145,14 @@ impl NextCompute {
         Self(compute.collect())
     }
 
-    /// The first one that starts at this time or later.
+    /// Returns the first one that starts at this time or later.
     fn after(&self, time: Picos) -> Option<u32> {
         let i = self.0.partition_point(|&(start, _)| start < time);
         self.0.get(i).map(|&(_, span)| span)
     }
 }
 
-/// Kind of a span's collective.
+/// Returns the kind of a span's collective.
 fn collective(program: &Program, run: &Run, span: u32) -> Option<&'static str> {
     match program.instrs[run.spans[span as usize].instr.index()].op {
         Op::Collective { id, .. } => Some(program.collectives[id.index()].kind.name()),
@@ -168,10 +169,10 @@ fn why(
 ) -> String {
     let Some(&first) = awaited.first() else {
         return match gap.cause {
-            Cause::Host => "the host had not issued the next kernel".into(),
-            Cause::Tail => "nothing was left to compute".into(),
+            Cause::Host => "the host had not launched the next kernel".into(),
+            Cause::Tail => "end of the step: no compute left".into(),
             Cause::Straggler => "another rank was late".into(),
-            Cause::Contention => "other kernels held the device".into(),
+            Cause::Contention => "other kernels occupied the device".into(),
             Cause::Gate | Cause::Queue | Cause::Wire => "a wait on the device".into(),
         };
     };
@@ -183,20 +184,20 @@ fn why(
             spans::unit(program, &run.spans[i as usize])
         )
     };
-    let [it, takes, them, their] = match awaited {
-        [_] => ["it", "takes", "it", "its"],
-        _ => ["they", "take", "them", "their"],
+    let [it, takes, overlaps, them, their] = match awaited {
+        [_] => ["it", "takes", "overlaps", "it", "its"],
+        _ => ["they", "take", "overlap", "them", "their"],
     };
     let sum = |of: &dyn Fn(&Span) -> Picos| -> Picos {
         awaited.iter().map(|&i| of(&run.spans[i as usize])).sum()
     };
     let alone = sum(&|s| s.alone);
     let why = match gap.cause {
-        Cause::Host => format!("the host issued {them} too late"),
+        Cause::Host => format!("the host launched {them} too late"),
         Cause::Wire if awaited::communicates(program, run, awaited) => {
-            format!("{it} {takes} {alone} on the wire, more than the computation beside {them}")
+            format!("{takes} {alone} on the wire, longer than the compute {it} {overlaps} with")
         }
-        Cause::Wire => format!("{it} {takes} {alone}"),
+        Cause::Wire => format!("{takes} {alone}"),
         Cause::Queue => match queued {
             Some(q) => format!(
                 "waited {} for {} on the same {}",
@@ -207,12 +208,14 @@ fn why(
             None => "waited for another collective".into(),
         },
         Cause::Contention => match sum(&|s| s.end - s.start) {
-            beside if beside > alone => format!("{alone} alone, {beside} beside other work"),
+            shared if shared > alone => {
+                format!("takes {alone} alone, {shared} next to concurrent work")
+            }
             // As fast as alone, but later.
-            _ => "waited for SMs that other kernels held".into(),
+            _ => "waited for SMs that other kernels occupied".into(),
         },
-        Cause::Tail => format!("nothing was left to compute beside {them}"),
-        Cause::Straggler => "another rank joined late".into(),
+        Cause::Tail => format!("end of the step: no compute left to hide {them}"),
+        Cause::Straggler => "another rank was late".into(),
         Cause::Gate => {
             let span = run.spans[first as usize];
             match (span.blocker, gate_rule(program, &span)) {
@@ -225,12 +228,12 @@ fn why(
         }
     };
     match gap.waited_for.filter(|last| !awaited.contains(last)) {
-        Some(last) => format!("{why}; {} comes behind {them}", name(last)),
+        Some(last) => format!("{why}; {} follows {them}", name(last)),
         None => why,
     }
 }
 
-/// The gate among the instructions right before a span's: waits on its stream since the task before it.
+/// Returns the gate right before a span: a wait on its stream since the previous task.
 fn gate_rule(program: &Program, span: &shardlab_plan::record::Span) -> Option<Rule> {
     const LOOK_BACK: u32 = 24;
     let from = span.instr.0.saturating_sub(LOOK_BACK);

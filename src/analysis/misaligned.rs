@@ -1,4 +1,4 @@
-//! Collectives that take several times as long because ranks' payloads are not aligned.
+//! Collectives that are several times slower because the payload per rank is not aligned.
 
 use crate::predict::Prediction;
 use shardlab_plan::Program;
@@ -7,14 +7,14 @@ use shardlab_plan::scenario::Reshard;
 use shardlab_plan::units::Picos;
 use std::collections::BTreeMap;
 
-/// Meshes of the same ranks that are planned in search of one that aligns.
+/// Meshes of the same ranks that are planned to find one that aligns.
 const TRIED: usize = 4;
 
 /// Collectives of the recorded step whose payloads are misaligned.
 pub(super) struct Misaligned {
-    /// Time that they take longer for it on the wire.
+    /// Time on the wire that misalignment adds.
     pub(super) lost: Picos,
-    /// By kind with misaligned ones: those, and all launches.
+    /// Misaligned launches and all launches, by kinds that have misaligned ones.
     counts: BTreeMap<CollectiveKind, (u32, u32)>,
     factor: f64,
 }
@@ -45,47 +45,34 @@ impl Misaligned {
         found
     }
 
-    /// What there is to say about them.
-    pub(super) fn sentence(&self, p: &Prediction) -> String {
+    /// Returns the warning in a sentence; `mesh` is the one that aligns them, if any.
+    pub(super) fn sentence(&self, mesh: Option<AlignedMesh>) -> String {
         let counts: Vec<String> = self
             .counts
             .iter()
             .map(|(kind, (of, all))| format!("{of} of {all} {}s", kind.name()))
             .collect();
-        let aligned = aligned_mesh(p)
-            .map(|(shard, outer, whole)| {
-                let which = if whole { "them" } else { "most of them" };
-                format!(
-                    " On as many ranks dp_shard = {shard} with dp_outer = {outer} would align {which}."
-                )
-            })
-            .unwrap_or_default();
+        let aligned = mesh.map(|mesh| {
+            let which = if mesh.all { "them" } else { "most of them" };
+            format!(
+                " On the same ranks, dp_shard = {} with dp_outer = {} aligns {which}.",
+                mesh.shard, mesh.outer
+            )
+        });
         format!(
-            "Misaligned: {} have a payload a rank that is no multiple of {} bytes, and take {} times as long for it, {} more on the wire.{aligned}",
+            "Misaligned collectives: the payload per rank of {} is not a multiple of {} bytes, which makes them {} times slower and adds {} on the wire.{}",
             counts.join(" and "),
             Collective::ALIGNMENT,
             self.factor,
             self.lost,
+            aligned.unwrap_or_default()
         )
     }
 }
 
-fn is_misaligned(program: &Program, collective: &Collective) -> bool {
-    let ranks = program.communicators[collective.comm.index()].size;
-    ranks > 1 && collective.misaligned(ranks)
-}
-
-/// Payload of misaligned collectives, bytes.
-fn misaligned_bytes(program: &Program) -> u64 {
-    let all = program.collectives.iter();
-    all.filter(|c| is_misaligned(program, c))
-        .map(|c| c.bytes.0)
-        .sum()
-}
-
-/// The largest `dp_shard` below the scenario's, and its `dp_outer`, with which the same ranks align nine tenths of what they do not now, and
-/// whether they align all; if one of the first few does.
-fn aligned_mesh(p: &Prediction) -> Option<(u32, u32, bool)> {
+/// Returns the largest `dp_shard` below the scenario's with which the same ranks align nine
+/// tenths of what is misaligned now, if one of the first few does.
+pub(super) fn aligned_mesh(p: &Prediction) -> Option<AlignedMesh> {
     let scenario = &p.scenario;
     // Groups of a fixed size may not divide another mesh.
     if matches!(scenario.fsdp.reshard_after_forward, Reshard::Group(_)) {
@@ -100,8 +87,44 @@ fn aligned_mesh(p: &Prediction) -> Option<(u32, u32, bool)> {
             let mut tried = scenario.clone();
             (tried.mesh.dp_shard, tried.mesh.dp_outer) = (shard, world / shard);
             let left = misaligned_bytes(&shardlab_plan::plan(&tried).ok()?);
-            (left <= now / 10).then_some((shard, world / shard, left == 0))
+            (left <= now / 10).then_some(AlignedMesh {
+                shard,
+                outer: world / shard,
+                all: left == 0,
+            })
         })
+}
+
+/// A mesh of the same ranks that aligns collectives.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct AlignedMesh {
+    shard: u32,
+    outer: u32,
+    /// It aligns all of them.
+    all: bool,
+}
+
+impl AlignedMesh {
+    /// Returns it as overrides.
+    pub(super) fn overrides(self) -> Vec<String> {
+        vec![
+            format!("mesh.dp_shard={}", self.shard),
+            format!("mesh.dp_outer={}", self.outer),
+        ]
+    }
+}
+
+fn is_misaligned(program: &Program, collective: &Collective) -> bool {
+    let ranks = program.communicators[collective.comm.index()].size;
+    ranks > 1 && collective.misaligned(ranks)
+}
+
+/// Returns the payload of misaligned collectives, bytes.
+fn misaligned_bytes(program: &Program) -> u64 {
+    let all = program.collectives.iter();
+    all.filter(|c| is_misaligned(program, c))
+        .map(|c| c.bytes.0)
+        .sum()
 }
 
 #[cfg(test)]
@@ -111,8 +134,10 @@ mod tests {
     use shardlab_plan::record::Span;
     use shardlab_sim::Options;
 
-    /// Two blocks of a 13 B model. Among 512 ranks 10 elements each of the norms' 5,120 are a rank's, and 619,540 of a block: 1,239,080 bytes in
-    /// bf16, 8 too many; in float32, as gradients are reduced, 2,478,160, a multiple of 16. The root's 645,130 elements are misaligned in both.
+    /// Returns two blocks of a 13 B model. With 512 ranks, each holds 10 of the 5,120 elements of
+    /// a norm and 619,540 of a block: 1,239,080 bytes in bf16, 8 too many; in float32, as
+    /// gradients are reduced, 2,478,160, a multiple of 16. The root's 645,130 elements are
+    /// misaligned in both.
     fn block(ranks: u32) -> Prediction {
         let text = format!(
             "[model]\nfamily = \"llama\"\nlayers = 2\nhidden = 5120\nheads = 40\nffn = 13824\nvocab = 32000\n\
@@ -123,7 +148,7 @@ mod tests {
     }
 
     #[test]
-    fn misaligned_collectives_are_told_with_what_they_cost() {
+    fn misaligned_collectives_are_named_with_their_cost() {
         let p = block(512);
         let found = Misaligned::of(&p);
         let gathers = p.run.collectives[&CollectiveKind::AllGather].count;
@@ -134,7 +159,7 @@ mod tests {
                 (CollectiveKind::ReduceScatter, (1, 3)),
             ])
         );
-        // What three times as long adds is two thirds of the gathers' time and of one reduction's.
+        // A factor of three adds two thirds of the gathers' time and of one reduction's.
         let of = |s: &Span, kind| matches!(p.program.instrs[s.instr.index()].op, Op::Collective { id, .. } if p.program.collectives[id.index()].kind == kind);
         let alone = |kind| -> Vec<f64> {
             let spans = p.run.spans.iter().filter(|s| of(s, kind));
@@ -149,8 +174,9 @@ mod tests {
             (lost - 2.0 / 3.0 * (all + root)).abs() < 1e-6,
             "{lost} of {all} and {root}"
         );
-        // Among 256 ranks the root's one norm leaves 20 elements, 40 bytes, too many; among 128 it is 80 bytes, and all others are whole rows.
-        let sentence = found.sentence(&p);
+        // With 256 ranks, the root's norm leaves 20 elements, 40 bytes, per rank, which is not
+        // aligned; with 128 it is 80 bytes, and all others are whole rows.
+        let sentence = found.sentence(aligned_mesh(&p));
         assert!(
             sentence.contains(&format!(
                 "{gathers} of {gathers} all_gathers and 1 of 3 reduce_scatters"
@@ -158,7 +184,7 @@ mod tests {
             "{sentence}"
         );
         assert!(
-            sentence.ends_with("dp_shard = 128 with dp_outer = 4 would align them."),
+            sentence.ends_with("dp_shard = 128 with dp_outer = 4 aligns them."),
             "{sentence}"
         );
     }

@@ -1,4 +1,4 @@
-//! The critical path in words.
+//! Summary of the critical path.
 
 use super::spans::{self, Work};
 use serde::Serialize;
@@ -8,18 +8,18 @@ use shardlab_plan::units::Picos;
 use std::cmp::Reverse;
 use std::collections::BTreeMap;
 
-/// The chain of spans that decided when the step ended.
+/// The chain of spans that determines when the step ends.
 #[derive(Clone, Debug, Default, PartialEq, Serialize)]
 pub struct CriticalPath {
     /// Number of spans.
     pub spans: u32,
-    /// Begin of the first to end of the last, within the recorded step.
+    /// From the start of the first to the end of the last, within the recorded step.
     pub length: Picos,
     /// Sum of the spans by kind of work, largest first.
     pub by_work: Vec<(Work, Picos)>,
-    /// Time between spans of the path: launch gaps and waits.
+    /// Idle time between spans of the path: launch gaps and waits.
     pub between: Picos,
-    /// Time before its first span, in which the host was what decided.
+    /// Time before its first span, spent on the host.
     pub host_first: Picos,
     /// Sum of the spans by unit, largest first.
     pub by_unit: Vec<(String, Picos)>,
@@ -30,9 +30,9 @@ pub struct CriticalPath {
 /// Consecutive spans of the path.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Piece {
-    /// Begin, after the step's begin.
+    /// Start, from the start of the step.
     pub start: Picos,
-    /// Begin to end.
+    /// Duration.
     pub length: Picos,
     /// Spans.
     pub spans: u32,
@@ -44,7 +44,7 @@ pub struct Piece {
     pub phase: &'static str,
 }
 
-/// Summary of a run's critical path; empty for a run without spans.
+/// Returns the summary of a run's critical path; empty for a run without spans.
 #[must_use]
 pub fn critical_path(program: &Program, run: &Run) -> CriticalPath {
     let chain = shardlab_sim::critical_path(run);

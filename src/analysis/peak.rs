@@ -1,3 +1,3 @@
-//! What is alive at the peak of memory.
+//! Live buffers at the peak of memory.
 
 pub use shardlab_reports::view::{Alive, alive_at, largest, launched_after};

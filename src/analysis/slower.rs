@@ -1,22 +1,24 @@
-//! What a step would take on a machine of which one part is slower: what binds it, and by how much hosts or networks that differ matter.
+//! Step time if one component were slower: what bounds it, and how much different hosts or
+//! networks matter.
 
 use crate::predict::{Fit, Prediction};
 use rayon::prelude::*;
 use shardlab_sim::{Options, Part, simulate_light};
 
-/// How much longer a part takes: a little, as one machine beside another of its kind, and twice as long.
+/// Slowdowns of a component: a little, as between two machines of one kind, and 2x.
 pub const FACTORS: [f64; 2] = [1.1, 2.0];
 
-/// A part of the machine, and the step that comes of it at each of [`FACTORS`].
+/// A component and the step time at each of [`FACTORS`].
 #[derive(Clone, Debug, PartialEq)]
 pub struct Slower {
-    /// Part.
+    /// Component.
     pub part: Part,
-    /// Step time at each factor, milliseconds; none where it is beyond what is simulated (tasks of 1000 s).
+    /// Step time at each factor, milliseconds; `None` beyond the range of the simulator (tasks of
+    /// 1000 s).
     pub step_ms: [Option<f64>; 2],
 }
 
-/// Every part of the machine.
+/// Returns the step times of every component.
 #[must_use]
 pub fn parts(p: &Prediction) -> Vec<Slower> {
     let step = |part: Part, factor: f64| {

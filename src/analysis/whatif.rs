@@ -1,5 +1,7 @@
-//! What each single option would change.
+//! The predicted effect of each option.
 
+use super::shapes;
+use super::verdict::HEADROOM;
 use crate::predict::{Fit, PredictError, Prediction, Profiles, predict_light};
 use rayon::prelude::*;
 use shardlab_plan::Scenario;
@@ -7,18 +9,22 @@ use shardlab_plan::scenario::{
     BatchUnit, OuterStrategy, PolicyKind, Recompute, RecomputeLayers, ScenarioError, keys,
 };
 use shardlab_plan::units::Bytes;
+use shardlab_sim::Profile;
+
+/// Relative difference up to which two times, or two amounts of memory, are equal.
+pub const TOLERANCE: f64 = 0.005;
 
 /// A change to a scenario: overrides that belong together.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Change {
-    /// How tables call it, for example `fsdp.prefetch_forward=0`.
+    /// Name in tables, for example `fsdp.prefetch_forward=0`.
     pub label: String,
     /// As `--set` takes them.
     pub overrides: Vec<String>,
 }
 
 impl Change {
-    fn one(key: &str, value: &str) -> Self {
+    pub(super) fn one(key: &str, value: &str) -> Self {
         let text = format!("{key}={value}");
         Self {
             label: text.clone(),
@@ -27,25 +33,43 @@ impl Change {
     }
 }
 
-/// Step and memory under a change.
+impl Change {
+    /// Whether it leaves samples per step, precision and model as they are. (A smaller micro-batch
+    /// on its own does not.)
+    #[must_use]
+    pub fn keeps_training(&self) -> bool {
+        let other = ["train.micro_batch=", "precision.", "model."];
+        let is_other = |set: &String| other.iter().any(|key| set.starts_with(key));
+        !self.overrides.iter().any(is_other)
+    }
+}
+
+/// Step time and memory under a change.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Effect {
     /// Step time, milliseconds.
     pub step_ms: f64,
-    /// Tokens (or what the model's batches are counted in) a second and GPU.
+    /// Tokens (or the unit of the model's batches) per second and GPU.
     pub tokens_per_s: f64,
-    /// What the batches are counted in.
+    /// Unit of the batches.
     pub counted_in: BatchUnit,
     /// Peak of allocated memory.
     pub peak_allocated: Bytes,
     /// Peak of reserved memory.
     pub peak_reserved: Bytes,
+    /// Peak of the device's memory.
+    pub peak_device: Bytes,
+    /// Memory of the device that stays free; negative where it is not enough, `None` where the
+    /// device's memory is not known.
+    pub free_bytes: Option<i64>,
+    /// It fits and leaves [`HEADROOM`] free.
+    pub has_headroom: bool,
     /// Whether it fits.
     pub fit: Fit,
 }
 
 impl Effect {
-    /// Of a prediction.
+    /// Returns the effect that a prediction shows.
     #[must_use]
     pub fn of(p: &Prediction) -> Self {
         Self {
@@ -54,31 +78,67 @@ impl Effect {
             counted_in: p.scenario.model.family.counted_in(),
             peak_allocated: p.run.memory.peak_allocated,
             peak_reserved: p.run.memory.peak_reserved,
+            peak_device: p.run.memory.peak_device,
+            free_bytes: p.free_bytes(),
+            has_headroom: p.leaves(HEADROOM),
             fit: p.fit.clone(),
         }
     }
 
-    /// Whether there is a difference worth a line: time by more than a thousandth, or memory.
+    /// Returns the throughput relative to another effect's: 0.05 is 5 % more.
+    #[must_use]
+    pub fn faster_than(&self, base: &Self) -> f64 {
+        self.tokens_per_s / base.tokens_per_s - 1.0
+    }
+
+    /// Whether it is faster than another effect, by more than [`TOLERANCE`].
+    #[must_use]
+    pub fn is_faster_than(&self, base: &Self) -> bool {
+        self.faster_than(base) > TOLERANCE
+    }
+
+    /// Returns the reserved memory that it saves relative to another effect.
+    #[must_use]
+    pub fn saves(&self, base: &Self) -> f64 {
+        1.0 - self.peak_reserved.0 as f64 / base.peak_reserved.0.max(1) as f64
+    }
+
+    /// Whether time or memory differ by more than [`TOLERANCE`].
     #[must_use]
     pub fn differs(&self, base: &Self) -> bool {
-        let time = (self.tokens_per_s / base.tokens_per_s - 1.0).abs();
-        let memory = |a: Bytes, b: Bytes| a.0.abs_diff(b.0) > b.0 / 1000;
-        time > 1e-3
+        let memory = |a: Bytes, b: Bytes| a.0.abs_diff(b.0) as f64 > TOLERANCE * b.0 as f64;
+        self.faster_than(base).abs() > TOLERANCE
             || memory(self.peak_allocated, base.peak_allocated)
             || memory(self.peak_reserved, base.peak_reserved)
     }
+
+    /// Whether it fits at least as well as another effect and is either faster or takes less
+    /// memory, by more than [`TOLERANCE`].
+    #[must_use]
+    pub fn improves(&self, base: &Self) -> bool {
+        let worse = matches!(
+            (&self.fit, &base.fit),
+            (Fit::Exceeds { .. }, _) | (Fit::Tight { .. }, Fit::Fits | Fit::Unknown)
+        );
+        // A faster step at the edge of memory is not an improvement.
+        let room = self.has_headroom || !base.has_headroom || self.peak_device <= base.peak_device;
+        let faster = self.is_faster_than(base) && room;
+        // Memory is worth at most as large a share of the throughput.
+        let smaller = self.saves(base) > TOLERANCE.max(-self.faster_than(base));
+        !worse && (faster || smaller)
+    }
 }
 
-/// A change and what comes of it.
+/// A change and its effect.
 #[derive(Debug)]
 pub struct WhatIf {
     /// Change.
     pub change: Change,
-    /// Effect, or why it cannot be.
+    /// Effect, or why the change is impossible.
     pub effect: Result<Effect, PredictError>,
 }
 
-/// Keys of which every value is tried.
+/// Keys whose every value is tried.
 const ALL_VALUES: [&str; 21] = [
     "fsdp.policy",
     "fsdp.strategy",
@@ -124,9 +184,56 @@ const SOME_VALUES: [(&str, &[&str]); 9] = [
     ),
 ];
 
-/// The changes that are tried on a scenario.
+/// Keys that only the native engine lets a user set, and keys that select another engine.
+/// `shardlab explain` proposes them on request only.
 #[must_use]
-pub fn candidates(base: &Scenario) -> Vec<Change> {
+pub fn is_settable(policy: PolicyKind, setting: &str) -> bool {
+    let (key, value) = setting.split_once('=').unwrap_or((setting, ""));
+    /// Fixed in the code of PyTorch and Megatron-FSDP.
+    const ENGINE: [&str; 11] = [
+        "fsdp.async_reduce",
+        "fsdp.copy_engine_gather",
+        "fsdp.copy_engine_reduce",
+        "fsdp.optimizer_in_backward",
+        "fsdp.prefetch_next_step",
+        "fsdp.reduce_in_flight",
+        "fsdp.sum_in_optimizer",
+        "compile.epilogues",
+        "compile.fused_products",
+        "compile.merge_projections",
+        "compile.mix_order_reductions",
+    ];
+    /// Also fixed in torch `fully_shard`, or another name for `reshard_after_forward`.
+    const FULLY_SHARD: [&str; 4] = [
+        "fsdp.allocator",
+        "fsdp.separate_communicators",
+        "fsdp.strategy",
+        "fsdp.unify_comm_stream",
+    ];
+    if key == "fsdp.policy" {
+        return false;
+    }
+    match policy {
+        PolicyKind::Native => true,
+        PolicyKind::Megatron => !ENGINE.contains(&key),
+        PolicyKind::Fsdp2 => {
+            // `set_modules_to_forward_prefetch` adds prefetches, and nothing takes the implicit
+            // one away; collectives as nodes of the graph and graphs of a whole iteration are
+            // other engines.
+            let impossible = match (key, value) {
+                ("fsdp.prefetch_forward" | "fsdp.prefetch_backward", "0") => true,
+                ("compile.mode", "full") => true,
+                ("compile.cuda_graph", value) => value != "off",
+                _ => false,
+            };
+            !impossible && !ENGINE.contains(&key) && !FULLY_SHARD.contains(&key)
+        }
+    }
+}
+
+/// Returns the changes that are tried on a scenario.
+#[must_use]
+pub fn candidates(base: &Scenario, profile: &Profile) -> Vec<Change> {
     let mut all = Vec::new();
     for path in ALL_VALUES {
         let values = keys()
@@ -159,6 +266,7 @@ pub fn candidates(base: &Scenario) -> Vec<Change> {
         ],
     });
     all.extend(mesh(base));
+    all.extend(padding(base, profile));
     if base.fsdp.policy == PolicyKind::Native {
         let values = [
             "[]",
@@ -175,9 +283,17 @@ pub fn candidates(base: &Scenario) -> Vec<Change> {
     all
 }
 
-/// What decides how much crosses nodes, on as many GPUs: groups of a node or a part of it that forward reshards to, and meshes that
-/// shard within nodes or over all ranks.
-fn mesh(base: &Scenario) -> Vec<Change> {
+/// Returns the change that pads an unaligned vocabulary.
+#[must_use]
+pub fn padding(base: &Scenario, profile: &Profile) -> Option<Change> {
+    let set = shapes::padded_vocabulary(base, profile)?;
+    let (key, value) = set.split_once('=')?;
+    Some(Change::one(key, value))
+}
+
+/// Returns changes of how much crosses nodes, on the same GPUs: groups of a node or less that
+/// forward reshards to, and meshes that shard within nodes or over all ranks.
+pub(super) fn mesh(base: &Scenario) -> Vec<Change> {
     let m = &base.mesh;
     let (world, node) = (m.world(), m.gpus_per_node);
     let mut all = Vec::new();
@@ -188,7 +304,8 @@ fn mesh(base: &Scenario) -> Vec<Change> {
     }
     let mut meshes = vec![(world, 1)];
     if world > node {
-        // Groups of one node, of two, of four …; what is smaller than a node holds more and saves no traffic between nodes.
+        // Groups of one node, of two, of four …; smaller groups hold more without saving traffic
+        // between nodes.
         let groups = std::iter::successors(Some(node), |shard| shard.checked_mul(2));
         let whole = groups.take_while(|shard| *shard < world);
         meshes.extend(whole.map(|shard| (shard, world / shard)));
@@ -212,14 +329,12 @@ fn mesh(base: &Scenario) -> Vec<Change> {
     all
 }
 
-/// Gives the scenario with further overrides.
+/// Loads the scenario with more overrides.
 pub type Load<'a> = &'a (dyn Fn(&[String]) -> Result<Scenario, ScenarioError> + Sync);
 
-/// Share of the device's memory that [`fewest_layers`] leaves free.
-pub const HEADROOM: f64 = 0.05;
-
-/// Recompute of as few blocks as leave [`HEADROOM`], where recompute of all blocks is more than that takes, or where there is none and
-/// the scenario does not fit. The first blocks are recomputed.
+/// Returns recompute of the fewest blocks that leaves [`HEADROOM`]: where all blocks are
+/// recomputed and need not be, or where none is and the scenario does not fit. The first blocks
+/// are recomputed.
 #[must_use]
 pub fn fewest_layers(base: &Prediction, profiles: &Profiles, load: Load<'_>) -> Option<WhatIf> {
     let train = &base.scenario.train;
@@ -228,7 +343,7 @@ pub fn fewest_layers(base: &Prediction, profiles: &Profiles, load: Load<'_>) -> 
         Recompute::None if !base.fit.is_ok() => false,
         _ => return None,
     };
-    // A device whose memory is not known holds anything.
+    // A device of unknown memory holds anything.
     base.free_bytes()?;
     let change = |layers: u32| {
         let mut overrides = vec![format!("train.recompute_layers={layers}")];
@@ -249,7 +364,7 @@ pub fn fewest_layers(base: &Prediction, profiles: &Profiles, load: Load<'_>) -> 
         predict_light(&scenario, profiles).ok()
     };
     let all = base.scenario.model.layers;
-    // No recompute is another candidate, recompute of all blocks is what there is, or one too.
+    // No recompute is another candidate, and recompute of all blocks is the base or one too.
     let mut found = None;
     let (mut too_few, mut enough) = (0, all);
     if full && !base.leaves(HEADROOM) {
@@ -266,7 +381,8 @@ pub fn fewest_layers(base: &Prediction, profiles: &Profiles, load: Load<'_>) -> 
     }
     let found = found?;
     if enough == 1 {
-        // One block is the fewest that can be asked for; none, which is another candidate, may do.
+        // One block is the fewest that a scenario can have; no recompute, another candidate, may
+        // be enough.
         let none = load(&["train.recompute=none".to_owned()]).ok()?;
         if predict_light(&none, profiles).ok()?.leaves(HEADROOM) {
             return None;
@@ -279,29 +395,37 @@ pub fn fewest_layers(base: &Prediction, profiles: &Profiles, load: Load<'_>) -> 
     })
 }
 
-/// Tries every candidate on all cores. Changes that leave the scenario as it is are left out.
+/// Tries every candidate on all cores, except those that do not change the scenario.
 #[must_use]
 pub fn try_all(base: &Prediction, profiles: &Profiles, load: Load<'_>) -> Vec<WhatIf> {
     let (fewest, mut all) = rayon::join(
         || fewest_layers(base, profiles, load),
-        || try_each(&base.scenario, profiles, load),
+        || try_each(base, profiles, load),
     );
     all.extend(fewest);
     all
 }
 
-fn try_each(base: &Scenario, profiles: &Profiles, load: Load<'_>) -> Vec<WhatIf> {
-    candidates(base)
+fn try_each(base: &Prediction, profiles: &Profiles, load: Load<'_>) -> Vec<WhatIf> {
+    candidates(&base.scenario, &base.profile)
         .into_par_iter()
-        .filter_map(|change| {
-            let effect = match load(&change.overrides) {
-                Ok(scenario) if scenario == *base => return None,
-                Ok(scenario) => predict_light(&scenario, profiles).map(|p| Effect::of(&p)),
-                Err(e) => Err(e.into()),
-            };
-            Some(WhatIf { change, effect })
-        })
+        .filter_map(|change| try_one(change, &base.scenario, profiles, load))
         .collect()
+}
+
+/// Returns the effect of a change; `None` where it changes nothing.
+pub(super) fn try_one(
+    change: Change,
+    base: &Scenario,
+    profiles: &Profiles,
+    load: Load<'_>,
+) -> Option<WhatIf> {
+    let effect = match load(&change.overrides) {
+        Ok(scenario) if scenario == *base => return None,
+        Ok(scenario) => predict_light(&scenario, profiles).map(|p| Effect::of(&p)),
+        Err(e) => Err(e.into()),
+    };
+    Some(WhatIf { change, effect })
 }
 
 #[cfg(test)]
@@ -313,13 +437,14 @@ mod tests {
     fn meshes_are_tried_once() {
         let of = |name: &str| {
             let base = shardlab_plan::scenario::load(Path::new(name), &[]).unwrap();
-            let all = candidates(&base).into_iter();
+            let profile = Profiles::default().get(&base.mesh.hardware).unwrap();
+            let all = candidates(&base, &profile).into_iter();
             all.filter(|c| c.label.starts_with("mesh."))
                 .map(|c| c.label)
                 .collect::<Vec<_>>()
         };
         assert_eq!(of("small-hsdp"), ["mesh.dp_shard=4 mesh.dp_outer=1"]);
-        // Over nodes groups of one, two and four of them, beside the whole that there is.
+        // Across nodes: groups of one, two and four nodes, next to the existing mesh.
         let nodes = [
             "mesh.dp_shard=8 mesh.dp_outer=8",
             "mesh.dp_shard=16 mesh.dp_outer=4",
@@ -336,7 +461,8 @@ mod tests {
         let load =
             |set: &[String]| shardlab_plan::scenario::load(Path::new("llama3-8b-4xh200"), set);
         let base = load(&[]).unwrap();
-        let all = candidates(&base);
+        let profile = Profiles::default().get(&base.mesh.hardware).unwrap();
+        let all = candidates(&base, &profile);
         assert!(all.len() > 45, "{}", all.len());
         for change in &all {
             if let Err(e) = load(&change.overrides) {
@@ -344,5 +470,40 @@ mod tests {
                 assert!(!e.message().contains("expected"), "{}: {e}", change.label);
             }
         }
+    }
+
+    #[test]
+    fn another_batch_is_another_training() {
+        let keeps = |key: &str, value: &str| Change::one(key, value).keeps_training();
+        assert!(keeps("train.recompute", "full") && keeps("compile.mode", "blocks"));
+        assert!(!keeps("train.micro_batch", "4") && !keeps("precision.comm_grads", "bf16"));
+    }
+
+    #[test]
+    fn a_policy_proposes_what_its_users_can_set() {
+        let all = [
+            "fsdp.policy=native",
+            "fsdp.optimizer_in_backward=true",
+            "fsdp.separate_communicators=true",
+            "fsdp.prefetch_forward=0",
+            "compile.mode=full",
+            "compile.mode=blocks",
+            "fsdp.prefetch_forward=2",
+            "train.recompute=full",
+        ];
+        let settable = |policy| all.map(|set| is_settable(policy, set));
+        let (yes, no) = (true, false);
+        assert_eq!(
+            settable(PolicyKind::Native),
+            [no, yes, yes, yes, yes, yes, yes, yes]
+        );
+        assert_eq!(
+            settable(PolicyKind::Megatron),
+            [no, no, yes, yes, yes, yes, yes, yes]
+        );
+        assert_eq!(
+            settable(PolicyKind::Fsdp2),
+            [no, no, no, no, no, yes, yes, yes]
+        );
     }
 }

@@ -1,11 +1,11 @@
-//! Why a step takes as long and as much memory as it does, in a few plain sentences.
+//! Why a step takes its time and memory, in a few plain sentences.
 
 use super::exposed::{self, Group};
-use super::misaligned::Misaligned;
-use super::peak;
 use super::spans::Work;
+use super::verdict::frees;
+use super::{peak, warnings};
 use crate::predict::{Fit, Prediction};
-use shardlab_plan::program::COMPUTE;
+use shardlab_plan::program::{COMPUTE, Phase, Role};
 use shardlab_plan::record::Cause;
 use shardlab_plan::units::{Bytes, Picos};
 use std::cmp::Reverse;
@@ -13,22 +13,42 @@ use std::collections::BTreeMap;
 
 /// Share of the step below which exposed time is not worth a sentence.
 const WORTH_SAYING: f64 = 0.005;
-/// Share of the step up to which it is called bound by computation.
+/// Share of the step up to which exposed time leaves it compute-bound.
 const COMPUTE_BOUND: f64 = 0.10;
 
-/// The bound of the step's time, what is exposed and why, what misaligned collectives cost, the peak of memory, and whether it fits.
+/// Returns what bounds the step, what is exposed and why, the warnings, where memory peaks, and
+/// what keeps the job from fitting.
 #[must_use]
 pub fn sentences(p: &Prediction) -> Vec<String> {
     let groups = exposed::groups(&exposed::gaps(&p.program, &p.run));
     let mut all = vec![time(p, &groups)];
     all.extend(exposed_time(p, &groups));
-    all.extend(misaligned(p));
+    all.extend(warnings::of(p).into_iter().map(|w| w.message));
     all.push(memory(p));
     all.extend(fit(p));
     all
 }
 
-/// Time of the compute stream by kind of work, largest first.
+/// Returns what [`super::verdict::Verdict`] and [`warnings::of`] leave to say.
+#[must_use]
+pub fn details(p: &Prediction) -> Vec<String> {
+    let groups = exposed::groups(&exposed::gaps(&p.program, &p.run));
+    let fits = !matches!(p.fit, Fit::Exceeds { .. });
+    let mut all = Vec::new();
+    all.extend((!fits).then(|| time(p, &groups)));
+    all.extend(exposed_time(p, &groups));
+    all.push(memory(p));
+    all.extend(fit(p).filter(|_| fits));
+    all
+}
+
+/// Returns what bounds the step's time.
+#[must_use]
+pub fn bound(p: &Prediction) -> String {
+    time(p, &exposed::groups(&exposed::gaps(&p.program, &p.run)))
+}
+
+/// Returns the time of the compute stream by kind of work, largest first.
 #[must_use]
 pub fn busy_by_work(p: &Prediction) -> Vec<(Work, Picos)> {
     let mut sums: BTreeMap<Work, Picos> = BTreeMap::new();
@@ -68,11 +88,11 @@ fn time(p: &Prediction, groups: &[Group]) -> String {
     let busy = percent(step.saturating_sub(exposed), step);
     let host = of(Cause::Host);
     if share(exposed, step) <= COMPUTE_BOUND {
-        format!("Bound by computation: the compute stream is busy {busy} of the step ({made_of}).")
+        format!("Compute-bound: the compute stream is busy {busy} of the step ({made_of}).")
     } else if host.0 * 2 >= exposed.0 {
         format!(
-            "Bound by the host: the compute stream waits {} of the step for the next launch ({} of host work a step); \
-             of the rest, {made_of}.",
+            "Host-bound: the compute stream waits {} of the step for kernel launches ({} of CPU \
+             launch work per step); busy {busy} ({made_of}).",
             percent(host, step),
             run.host
         )
@@ -85,12 +105,12 @@ fn time(p: &Prediction, groups: &[Group]) -> String {
     }
 }
 
-/// What the compute stream waits for most, where it is not the host.
+/// Returns what the compute stream waits for most, except the host.
 fn awaited(groups: &[Group]) -> &str {
     let mut sums: BTreeMap<&str, Picos> = BTreeMap::new();
     for g in groups.iter().filter(|g| g.cause != Cause::Host) {
         let of = match g.cause {
-            Cause::Straggler => "a late rank",
+            Cause::Straggler => "a straggler",
             _ if g.awaited.collective => "communication",
             _ if g.awaited.name == "copy" => "copies",
             _ => &g.awaited.name,
@@ -116,29 +136,22 @@ fn exposed_time(p: &Prediction, groups: &[Group]) -> Option<String> {
 fn phrase(g: &Group) -> String {
     let what = &g.awaited.name;
     let phase = g.awaited.phase;
-    let because = match g.cause {
-        Cause::Host if what == "host" => {
-            return format!(
-                "{} in {phase} because the host issues kernels late",
-                g.total
-            );
-        }
-        Cause::Host => "the host issues it late",
-        Cause::Gate => "a gate lets it start late",
-        Cause::Queue => match g.behind {
-            Some(other) => &format!("it waits for its turn behind {other}"),
-            None => "it waits for its turn behind another collective",
-        },
-        Cause::Wire if !g.awaited.collective => "it has to be done first",
-        Cause::Wire => "it takes longer than the computation beside it",
-        Cause::Contention => "work beside it slows it or holds the SMs",
-        Cause::Tail => "nothing is left to compute",
-        Cause::Straggler => "another rank is late",
+    let times = match g.count {
+        1 => String::new(),
+        n => format!(" in {n} places"),
     };
-    let times = if g.count > 1 {
-        format!(" in {} places", g.count)
-    } else {
-        String::new()
+    let because = match g.cause {
+        Cause::Host => "the host launches too late",
+        Cause::Gate => "a gate delays its start",
+        Cause::Queue => match g.behind {
+            Some(other) => &format!("it waits in line behind {other}"),
+            None => "it waits in line behind another collective",
+        },
+        Cause::Wire if !g.awaited.collective => "the next kernel needs its result",
+        Cause::Wire => "it takes longer than the compute it overlaps with",
+        Cause::Contention => "concurrent work slows it down or occupies the SMs",
+        Cause::Tail => return tail(g, &times),
+        Cause::Straggler => "another rank is late",
     };
     if what == "host" {
         return format!("{} in {phase}{times} because {because}", g.total);
@@ -146,45 +159,83 @@ fn phrase(g: &Group) -> String {
     format!("{} of {what} in {phase}{times} because {because}", g.total)
 }
 
-fn misaligned(p: &Prediction) -> Option<String> {
-    let found = Misaligned::of(p);
-    let step = p.run.recorded_to.saturating_sub(p.run.recorded_from);
-    (share(found.lost, step) >= WORTH_SAYING).then(|| found.sentence(p))
+fn tail(g: &Group, times: &str) -> String {
+    let of = match g.awaited.name.as_str() {
+        "host" => String::new(),
+        name => format!(" of {name}"),
+    };
+    format!(
+        "{}{of} in {}{times} at the end of the step, with no compute left to hide it",
+        g.total, g.awaited.phase
+    )
 }
 
 fn memory(p: &Prediction) -> String {
     let m = &p.run.memory;
     let at = &m.at;
-    let unit = &p.program.units[at.unit.index()].name;
-    let roles: Vec<String> = m
-        .by_role
-        .iter()
-        .take(3)
-        .map(|(role, bytes)| format!("{} {bytes}", role.name()))
-        .collect();
     let largest = peak::largest(&p.program, at.instr, 1)
         .first()
         .map(|a| match a.count {
-            1 => format!(
-                "; the largest buffer is {} {} of {}",
-                a.dtype, a.name, a.bytes
-            ),
+            1 => format!("; largest buffer: {} {} of {}", a.dtype, a.name, a.bytes),
             n => format!(
-                "; the largest buffers are {n} {} {} of {}",
+                "; largest buffers: {n} x {} of {} {}",
+                a.bytes,
                 a.dtype,
-                a.role.name(),
-                a.bytes
+                a.role.name()
             ),
         })
         .unwrap_or_default();
     let kernel = peak::launched_after(&p.program, at.instr)
-        .map(|name| format!(" (at {name})"))
+        .map(|name| format!(" (during `{name}`)"))
         .unwrap_or_default();
     format!(
-        "Memory peaks at {} in {} of {unit}{kernel}: {}{largest}.",
+        "Memory peaks at {} in {}{kernel}: {}{largest}.",
         m.peak_allocated,
-        at.phase.name(),
-        roles.join(", ")
+        place(p),
+        roles(&m.by_role, 3)
+    )
+}
+
+/// Returns where the peak is: `backward of layers.1`.
+fn place(p: &Prediction) -> String {
+    let at = &p.run.memory.at;
+    let unit = &p.program.units[at.unit.index()].name;
+    format!("{} of {unit}", at.phase.name())
+}
+
+/// Returns the largest roles: `activation 225.81 GiB, logits 23.48 GiB`.
+fn roles(by_role: &[(Role, Bytes)], shown: usize) -> String {
+    let largest = by_role.iter().take(shown);
+    let words: Vec<String> = largest
+        .map(|(role, bytes)| format!("{} {bytes}", role.name()))
+        .collect();
+    words.join(", ")
+}
+
+/// Returns what takes the memory of a job that does not fit, and where it runs out.
+#[must_use]
+pub fn shortage(p: &Prediction) -> String {
+    let m = &p.run.memory;
+    let mut text = format!("At the peak ({}): {}.", place(p), roles(&m.by_role, 3));
+    if let Fit::Exceeds {
+        out_of_memory: Some((phase, by_role)),
+        ..
+    } = &p.fit
+    {
+        text += &format!(" {}", runs_out(*phase, by_role));
+    }
+    text
+}
+
+/// `Runs out in forward, with 63.90 GiB of activation allocated.`
+fn runs_out(phase: Phase, by_role: &[(Role, Bytes)]) -> String {
+    let largest = by_role
+        .first()
+        .map(|(role, bytes)| format!(", with {bytes} of {} allocated", role.name()));
+    format!(
+        "Runs out in {}{}.",
+        phase.name(),
+        largest.unwrap_or_default()
     )
 }
 
@@ -192,26 +243,19 @@ fn fit(p: &Prediction) -> Option<String> {
     match &p.fit {
         Fit::Fits | Fit::Unknown => None,
         Fit::Tight { retries } => Some(format!(
-            "It fits only because the allocator gives cached memory back {retries} times, each time stopping the device."
+            "Fits, but the allocator must free cached blocks {}; each free synchronizes the device.",
+            frees(p, *retries)
         )),
-        Fit::Exceeds {
-            over,
-            out_of_memory,
-        } => {
-            let capacity = p.run.memory.capacity.unwrap_or(Bytes::ZERO);
-            let where_ = match out_of_memory {
-                Some((phase, by_role)) => {
-                    let largest = by_role
-                        .first()
-                        .map(|(role, bytes)| format!(" with {} {bytes} in use", role.name()))
-                        .unwrap_or_default();
-                    format!("; it runs out in {}{largest}", phase.name())
-                }
-                None => String::new(),
-            };
+        Fit::Exceeds { out_of_memory, .. } => {
+            let m = &p.run.memory;
+            let capacity = m.capacity.unwrap_or(Bytes::ZERO);
+            let place = out_of_memory
+                .as_ref()
+                .map(|(phase, by_role)| format!(" {}", runs_out(*phase, by_role)))
+                .unwrap_or_default();
             Some(format!(
-                "It does not fit: {over} more than the device's {capacity} are needed{where_}. The times above are those of a \
-                 device with enough memory."
+                "Out of memory: needs {}, the device has {capacity}.{place} Times assume that it fits.",
+                m.peak_device
             ))
         }
     }

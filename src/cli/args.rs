@@ -11,7 +11,7 @@ use std::path::{Path, PathBuf};
 pub(super) struct Overrides {
     /// Override a key, for example fsdp.prefetch_forward=0 (repeatable; the last one wins)
     ///
-    /// VALUE is TOML; what is no TOML is a string.
+    /// VALUE is parsed as TOML; anything else is taken as a string.
     #[arg(long = "set", value_name = "SECTION.KEY=VALUE")]
     pub(super) set: Vec<String>,
 }
@@ -19,7 +19,7 @@ pub(super) struct Overrides {
 /// One scenario with overrides.
 #[derive(clap::Args, Clone, Debug)]
 pub(super) struct One {
-    /// Scenario file, or the name of a shipped one
+    /// Scenario file, name of a shipped scenario, or - for standard input
     #[arg(value_name = "SCENARIO")]
     pub(super) scenario: PathBuf,
     #[command(flatten)]
@@ -46,9 +46,13 @@ pub(super) fn plan(scenario: &Scenario) -> Result<Program, Failure> {
 
 /// Reads a number of bytes, such as `512MiB`.
 pub(super) fn size(text: &str) -> Result<Bytes, String> {
-    scenario::parse_bytes(text)
-        .map(Bytes)
-        .ok_or_else(|| "a size such as 512MiB or 4GiB is expected".to_owned())
+    scenario::parse_bytes(text).map(Bytes).ok_or_else(|| {
+        let number = text.trim();
+        match number.parse::<f64>() {
+            Ok(n) if n > 0.0 => format!("needs a unit, such as {number}GiB"),
+            _ => "expected a size such as 512MiB or 4GiB".to_owned(),
+        }
+    })
 }
 
 /// Reads a share in percent, such as `5%` or `2.5`, as a number from 0 to below 1.
@@ -58,7 +62,7 @@ pub(super) fn percent(text: &str) -> Result<f64, String> {
     share
         .ok()
         .filter(|s| (0.0..1.0).contains(s))
-        .ok_or_else(|| "a percentage from 0 to below 100, such as 5%, is expected".to_owned())
+        .ok_or_else(|| "expected a percentage from 0 to below 100, such as 5%".to_owned())
 }
 
 /// The hardware profiles of a command.

@@ -4,7 +4,7 @@
 mod clock;
 mod fit;
 
-use super::output::{Failure, Out, Status, writable};
+use super::output::{Failure, Out, Status, writable, write_file};
 use clap::ValueEnum;
 use shardlab_exec::calibrate::{Options, Own, add_kernels, calibrate};
 use shardlab_reports::store::day;
@@ -17,32 +17,32 @@ pub(super) struct Args {
     /// Device to measure
     #[arg(long, value_enum, default_value_t = Device::Cpu)]
     device: Device,
-    /// Look for NVIDIA's libraries here first (repeatable)
+    /// Search this folder for NVIDIA libraries first (repeatable)
     #[arg(long, value_name = "DIR")]
     library_path: Vec<PathBuf>,
-    /// Write the profile here instead of printing it; the file's stem becomes its name
+    /// Write the profile to this file instead of printing it; the file's stem becomes its name
     #[arg(long, value_name = "FILE")]
     out: Option<PathBuf>,
-    /// Measure collectives of up to so many ranks
+    /// Measure collectives of up to N ranks
     #[arg(long, value_name = "N", default_value_t = 4, value_parser = clap::value_parser!(u32).range(1..=64))]
     ranks: u32,
-    /// Roughly how many seconds to measure
+    /// Measure for about N seconds
     #[arg(long, value_name = "N", default_value_t = 90, value_parser = clap::value_parser!(u64).range(5..=3600))]
     seconds: u64,
-    /// Measure the kernels of this scenario too, in steps of a few of its layers (repeatable)
+    /// Also measure the kernels of this scenario, in steps of a few of its layers (repeatable)
     #[arg(long = "for", value_name = "SCENARIO")]
     own: Vec<PathBuf>,
     /// Override a key of these scenarios, for example compile.mode=regions (repeatable; the last one wins)
     #[arg(long, value_name = "SECTION.KEY=VALUE", requires = "own")]
     set: Vec<String>,
-    /// Measure nothing else, and put them before the tables of this profile: a file, or the name of a shipped one
+    /// Only measure the kernels of --for, and add them to this profile: a file, or the name of a shipped one
     #[arg(long, value_name = "PROFILE", requires = "own")]
     onto: Option<String>,
 }
 
 #[derive(Clone, Copy, Debug, ValueEnum)]
 enum Device {
-    /// The embedded CPU device
+    /// The built-in CPU device
     Cpu,
     /// NVIDIA GPUs
     Cuda,
@@ -82,7 +82,7 @@ fn cuda(args: &Args, options: &Options, onto: Option<&Onto>) -> Result<String, F
 fn cuda(args: &Args, _: &Options, _: Option<&Onto>) -> Result<String, Failure> {
     let _ = &args.library_path;
     Err(Failure::run(
-        "no GPU can be used: this program was built without feature `cuda`",
+        "no usable GPU: this binary was built without feature `cuda`",
     ))
 }
 
@@ -114,8 +114,8 @@ impl Onto {
         let profile = hardware::load(name).map_err(|e| bad(&e))?;
         if profile.device.loaded_rate < 1.0 {
             return Err(bad(&format_args!(
-                "{name} has tables of kernels on a GPU that rests (device.loaded_rate), which those within steps do not go with; take a profile that \
-                 `shardlab calibrate` made, such as h200-nvlink-exec"
+                "{name} has tables of kernels measured on an idle GPU (device.loaded_rate), which cannot be mixed with kernels measured within steps; use a profile written by \
+                 `shardlab calibrate`, such as h200-nvlink-exec"
             )));
         }
         let text = hardware::text(name).map_err(|e| bad(&e))?.into_owned();
@@ -141,7 +141,7 @@ impl Onto {
     fn cores(&self) -> Result<u32, Failure> {
         self.profile.device.shared_cores.ok_or_else(|| {
             Failure::bad_input(
-                "--onto: the profile is none of the CPU device; `--device cuda` measures GPUs",
+                "--onto: not a profile of the CPU device; measure GPUs with --device cuda",
             )
         })
     }
@@ -210,8 +210,7 @@ pub(super) fn run(args: &Args, out: &mut Out) -> Result<Status, Failure> {
     // What cannot be loaded must not be written.
     hardware::parse("the measured profile", &text).map_err(Failure::run)?;
     match &args.out {
-        Some(path) => std::fs::write(path, text)
-            .map_err(|e| Failure::bad_input(format_args!("--out {}: {e}", path.display())))?,
+        Some(path) => write_file("--out", path, |to| to.write_all(text.as_bytes()))?,
         None => out.text(text)?,
     }
     Ok(Status::Done)

@@ -1,29 +1,31 @@
-//! `shardlab check`: prove that programs are right.
+//! `shardlab check`: prove that programs are correct.
 
 use super::args::{Overrides, load, plan};
 use super::output::{Failure, Out, Status};
+use super::progress::Progress;
 use super::table::Table;
 use rayon::prelude::*;
 use serde::Serialize;
 use shardlab_plan::check::{Report, RuleResult, Severity, check};
 use shardlab_plan::scenario::shipped;
+use shardlab_plan::units::count;
 use std::collections::BTreeMap;
 use std::path::PathBuf;
 
 #[derive(clap::Args)]
 pub(super) struct Args {
-    /// Scenario files, or names of shipped ones; all shipped ones when none is given
+    /// Scenario files, or names of shipped ones [default: all shipped ones]
     #[arg(value_name = "SCENARIO")]
     scenarios: Vec<PathBuf>,
     #[command(flatten)]
     overrides: Overrides,
-    /// Print one JSON object a scenario
+    /// Print one JSON object per scenario
     #[arg(long)]
     json: bool,
-    /// Print every rule, not only broken ones
+    /// Print every rule, not only violated ones
     #[arg(long, conflicts_with = "json")]
     rules: bool,
-    /// Print every warning, not only how many there are of a rule
+    /// Print every warning, not only their number per rule
     #[arg(long, conflicts_with = "json")]
     warnings: bool,
 }
@@ -60,11 +62,13 @@ pub(super) fn run(args: &Args, out: &mut Out) -> Result<Status, Failure> {
         .iter()
         .map(|path| load(path, &args.overrides.set))
         .collect::<Result<Vec<_>, _>>()?;
+    let progress = Progress::new("checking", scenarios.len(), args.json);
     let verdicts = scenarios
         .par_iter()
         .map(|scenario| {
             let program = plan(scenario)?;
             let report = check(&program);
+            progress.step();
             Ok(Verdict {
                 scenario: scenario.name.clone(),
                 program_digest: program.digest(),
@@ -75,6 +79,7 @@ pub(super) fn run(args: &Args, out: &mut Out) -> Result<Status, Failure> {
             })
         })
         .collect::<Result<Vec<Verdict>, Failure>>()?;
+    drop(progress);
     if args.json {
         for verdict in &verdicts {
             out.json(verdict)?;
@@ -115,19 +120,19 @@ fn print(args: &Args, verdicts: &[Verdict], out: &mut Out) -> Result<(), Failure
     }
     let mut table = Table::new([
         "scenario",
-        ">instructions",
-        ">facts",
+        "?>instructions",
+        "?>facts",
         ">errors",
-        ">warnings",
+        "?>warnings",
         "verdict",
     ]);
     for v in verdicts {
         table.row([
             v.scenario.clone(),
-            v.report.instructions.to_string(),
-            v.facts().to_string(),
-            v.errors.to_string(),
-            v.warnings.to_string(),
+            count(v.report.instructions),
+            count(v.facts()),
+            count(v.errors),
+            count(v.warnings),
             if v.ok { "proven" } else { "broken" }.to_owned(),
         ]);
     }
@@ -135,7 +140,7 @@ fn print(args: &Args, verdicts: &[Verdict], out: &mut Out) -> Result<(), Failure
     Ok(())
 }
 
-/// One line a rule that warns, with how often it does where.
+/// One line per rule that warns, with how often it does where.
 fn warnings(verdicts: &[Verdict], out: &mut Out) -> Result<(), Failure> {
     let mut by_rule: BTreeMap<(&str, &str), Vec<String>> = BTreeMap::new();
     for v in verdicts {
@@ -150,24 +155,24 @@ fn warnings(verdicts: &[Verdict], out: &mut Out) -> Result<(), Failure> {
     for ((id, title), places) in &by_rule {
         out.paragraph(
             0,
-            &format!("warning [{id}] broken: {title}: {}", places.join(", ")),
+            &format!("warning [{id}] violated: {title}: {}", places.join(", ")),
         )?;
     }
     if !by_rule.is_empty() {
-        out.line("(--warnings prints each)")?;
+        out.line("(--warnings prints all of them)")?;
         out.blank()?;
     }
     Ok(())
 }
 
-/// Every rule with what was looked at.
+/// Every rule, and how many facts were checked.
 fn rules(report: &Report) -> Table {
-    let mut table = Table::new(["rule", "kind", ">facts", ">broken", "what holds"]);
+    let mut table = Table::new(["rule", "?kind", "?>facts", ">violated", "what holds"]);
     for r in &report.rules {
         table.row([
             r.id.id().to_owned(),
             r.kind.name().to_owned(),
-            r.checked.to_string(),
+            count(r.checked),
             match r.violations {
                 0 => String::new(),
                 n => n.to_string(),

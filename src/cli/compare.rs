@@ -18,18 +18,31 @@ use shardlab_reports::stats;
 use std::path::PathBuf;
 
 const EXAMPLES: &str = "\
-RUN is a scenario (file, or name of a shipped one), the folder of a kept run, its id or the beginning of it, last, last~N, a
-name given with `shardlab runs name`, or a baseline of the gate: its file, or baseline:SCENARIO. Two runs are explained, more
-are put into a table. One scenario alone is compared with itself under what --set-b, --exec-b, --binary-b or --rev-b say, one
-baseline alone with its scenario as it is now.
+RUN is a scenario (a file, or the name of a shipped one), the folder of a
+saved run, its id or the start of it, last, last~N, a name given with
+`shardlab runs name`, or a baseline of the gate: its file, or
+baseline:SCENARIO.
 
-  shardlab compare scenarios/llama3-8b-4xh200.toml --set-b fsdp.prefetch_forward=0
-  shardlab compare llama-tiny --exec-b                        # predicted against measured
-  shardlab compare baseline scenarios/small-native.toml       # against a kept run of that name
-  shardlab compare prefetch-0 prefetch-1 prefetch-2           # a table, the best marked
-  shardlab compare baseline:llama-tiny                        # the gate's baseline against today's prediction
-  shardlab compare small-native --rev-a origin/main           # revision against revision, built beside
-  shardlab compare small-native --exec --rounds 5 --binary-a ../old/target/release/shardlab   # likewise, measured in turns";
+Two runs are explained; more are shown in a table. A single scenario is
+compared with itself under --set-b, --exec-b, --binary-b or --rev-b, a single
+baseline with its scenario as it is now.
+
+  # What does prefetching buy?
+  shardlab compare scenarios/llama3-8b-4xh200.toml \\
+      --set-b fsdp.prefetch_forward=0
+  # Predicted vs. measured
+  shardlab compare llama-tiny --exec-b
+  # Against a saved run called `baseline`
+  shardlab compare baseline scenarios/small-native.toml
+  # A table with the best run of each column marked
+  shardlab compare prefetch-0 prefetch-1 prefetch-2
+  # The gate's baseline against today's prediction
+  shardlab compare baseline:llama-tiny
+  # Another git revision, which is built first
+  shardlab compare small-native --rev-a origin/main
+  # Another binary, measured in turns
+  shardlab compare small-native --exec --rounds 5 \\
+      --binary-a ../old/target/release/shardlab";
 
 /// Arguments.
 #[derive(clap::Args)]

@@ -5,7 +5,7 @@ use clap_complete::Shell;
 
 #[derive(clap::Args)]
 pub(super) struct Args {
-    /// Shell
+    /// Shell to print the script for
     #[arg(value_enum)]
     shell: Shell,
 }

@@ -14,38 +14,38 @@ use std::path::{Path, PathBuf};
 
 #[derive(clap::Args)]
 pub(super) struct Args {
-    /// Scenario files, folders of them, or names of shipped ones; all shipped ones are listed behind them
+    /// Scenario files, folders of them, or names of shipped ones; all shipped ones are listed after them
     #[arg(value_name = "SCENARIO")]
     scenarios: Vec<PathBuf>,
     #[command(flatten)]
     overrides: Overrides,
-    /// Colours; default: those of last time, else dark. NO_COLOR is respected
+    /// Colour theme; NO_COLOR is respected [default: that of last time, else dark]
     #[arg(long, value_name = "dark|light|safe|mono", value_parser = theme)]
     theme: Option<Name>,
-    /// Leave the mouse to the terminal
+    /// Do not capture the mouse
     #[arg(long)]
     no_mouse: bool,
-    /// Neither read nor keep what was selected and changed
+    /// Do not restore or save the selection and edits
     #[arg(long)]
     no_state: bool,
-    /// Folder of the gate's baselines; default: tests/baselines or baselines, whichever is there
+    /// Folder of the gate's baselines [default: tests/baselines or baselines, whichever exists]
     #[arg(long, value_name = "DIR")]
     baseline: Option<PathBuf>,
     #[command(flatten)]
-    keep: super::keep::Keep,
+    folder: super::keep::Folder,
     #[command(flatten, next_help_heading = "Training")]
     device: DeviceArgs,
 }
 
 fn theme(text: &str) -> Result<Name, String> {
-    Name::find(text).ok_or_else(|| "dark, light, safe or mono is expected".to_owned())
+    Name::find(text).ok_or_else(|| "expected dark, light, safe or mono".to_owned())
 }
 
 pub(super) fn run(args: &Args, _: &mut Out) -> Result<Status, Failure> {
     let dumb = std::env::var_os("TERM").is_some_and(|t| t == "dumb");
     if !stdin().is_terminal() || !stdout().is_terminal() || dumb {
         return Err(Failure::bad_input(
-            "dash needs a terminal; `shardlab sim`, `sweep` and `compare` print what it shows",
+            "dash needs a terminal; use `shardlab sim`, `sweep` and `compare` to print its contents",
         ));
     }
     let (sources, asked) = sources(&args.scenarios)?;
@@ -56,7 +56,7 @@ pub(super) fn run(args: &Args, _: &mut Out) -> Result<Status, Failure> {
         select,
         changes,
         theme: args.theme,
-        store: args.keep.place().map(|s| s.dir().to_owned()),
+        store: args.folder.store().map(|s| s.dir().to_owned()),
         baselines: args
             .baseline
             .clone()
@@ -81,7 +81,7 @@ fn changes(sources: &[Source], set: &[String]) -> Result<BTreeMap<String, Change
     }
     if sources.is_empty() {
         return Err(Failure::bad_input(
-            "--set changes the scenarios that are named: name one",
+            "--set changes the scenarios given on the command line: name one",
         ));
     }
     let pairs = set.iter().filter_map(|s| s.split_once('='));

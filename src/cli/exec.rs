@@ -15,8 +15,8 @@ pub(crate) use utilisation::utilisation;
 
 use super::args::{One, plan, size};
 use super::interrupt;
-use super::keep::{Keep, Saved, with_source};
-use super::output::{Failure, Out, Status, say, writable};
+use super::keep::{SaveByDefault, Saved, with_source};
+use super::output::{Failure, Out, Status, say, writable, write_file};
 use crate::gate::Plant;
 use crate::trace;
 use fault::FaultAt;
@@ -29,11 +29,10 @@ use shardlab_exec::train::{
 };
 use shardlab_plan::record::Summary;
 use shardlab_plan::units::Bytes;
-use shardlab_plan::{Program, Scenario};
+use shardlab_plan::{Program, Scenario, scenario};
 use shardlab_reports::store::Id;
 use shardlab_reports::view::{RunView, Validation};
 use std::collections::BTreeMap;
-use std::fs::File;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
@@ -42,26 +41,26 @@ use std::time::Duration;
 pub(super) struct Args {
     #[command(flatten)]
     scenario: One,
-    /// Steps in all, those before a resumption included; default: train.steps
+    /// Total steps, including those before resuming [default: train.steps]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..=1_000_000_000))]
     steps: Option<u64>,
-    /// Seed of weights and synthetic data; default: a resumed run's own, else 0
+    /// Seed of weights and synthetic data [default: that of the resumed run, else 0]
     #[arg(long, value_name = "N")]
     seed: Option<u64>,
-    /// Begin with the weights of a Hugging Face folder (config.json and safetensors; llama and gpt2)
+    /// Start from the weights in a Hugging Face folder (config.json and safetensors; llama and gpt2)
     #[arg(long, value_name = "DIR")]
     init: Option<PathBuf>,
-    /// Write the final weights as a Hugging Face folder
+    /// Write the final weights to a Hugging Face folder
     #[arg(long, value_name = "DIR")]
     export: Option<PathBuf>,
-    /// Train on a file of tokens (.bin: uint16), or on a text: through the tokenizer.json beside it, else its bytes;
-    /// default: a synthetic language
+    /// Train on a file of tokens (.bin: uint16) or a text file, whose tokens come from the tokenizer.json next to it, else
+    /// are its bytes [default: a synthetic language]
     #[arg(long, value_name = "FILE")]
     data: Option<PathBuf>,
-    /// How the tokens of --data are stored
+    /// Type of the tokens in --data
     #[arg(long, value_enum, requires = "data")]
     data_dtype: Option<DataType>,
-    /// Tokenizer of the text of --data (a tokenizer.json of a published model)
+    /// Tokenizer for the text in --data: the tokenizer.json of a published model
     #[arg(
         long,
         value_name = "FILE",
@@ -69,43 +68,43 @@ pub(super) struct Args {
         conflicts_with = "data_dtype"
     )]
     tokenizer: Option<PathBuf>,
-    /// Folder of checkpoints; default, where one is needed: checkpoints/SCENARIO
+    /// Folder of checkpoints [default, if one is needed: checkpoints/SCENARIO]
     #[arg(long, value_name = "DIR")]
     checkpoint_dir: Option<PathBuf>,
-    /// Save after every N steps, and at the end; default with --checkpoint-dir: at the end only
+    /// Save a checkpoint every N steps and at the end [default with --checkpoint-dir: only at the end]
     #[arg(long, value_name = "N")]
     checkpoint_every: Option<u64>,
     /// Keep the newest K checkpoints
     #[arg(long, value_name = "K", default_value_t = 3, value_parser = clap::value_parser!(u32).range(1..))]
     keep: u32,
-    /// Where to begin when there are checkpoints: auto (the newest that is whole), never, or a step
+    /// Where to start if there are checkpoints: auto (the newest complete one), never, or a step
     #[arg(long, value_name = "auto|never|STEP", value_parser = resume)]
     resume: Option<Resume>,
     /// Print one JSON object
     #[arg(long)]
     json: bool,
-    /// How progress is told on stderr
+    /// How to report progress on stderr
     #[arg(long, value_enum, default_value_t = Style::Auto)]
     progress: Style,
-    /// Write a timeline of the last step for Perfetto, from its begin on
+    /// Write a Perfetto trace of the last step; t = 0 is the start of the step
     #[arg(long, value_name = "FILE")]
     trace: Option<PathBuf>,
-    /// Give up when nothing moves for so many seconds
+    /// Abort if no rank makes progress for SECONDS
     #[arg(long, value_name = "SECONDS", default_value_t = 60, value_parser = clap::value_parser!(u32).range(1..))]
     timeout: u32,
-    /// Look for NaN in the output of every kernel and collective
+    /// Check the output of every kernel and collective for NaN
     #[arg(long)]
     check_nan: bool,
-    /// Memory of a rank, such as 512MiB: what would go beyond it ends the run
+    /// Per-rank memory limit, such as 512MiB; exceeding it aborts the run
     #[arg(long, value_name = "SIZE", value_parser = size)]
     memory: Option<Bytes>,
-    /// Report gradient norms only where the scenario computes them
+    /// Report gradient norms only if the scenario computes them
     #[arg(long)]
     no_grad_norms: bool,
     #[command(flatten)]
     device: device::DeviceArgs,
     #[command(flatten)]
-    store: Keep,
+    save: SaveByDefault,
     /// Plant a known fault, as `gate --plant` does
     #[arg(long, value_enum, value_name = "FAULT", hide = true)]
     plant: Option<Plant>,
@@ -116,7 +115,7 @@ pub(super) struct Args {
 
 #[derive(clap::ValueEnum, Clone, Copy, Debug)]
 enum DataType {
-    /// Every byte a token
+    /// 8 bits: every byte is a token
     Uint8,
     /// 16 bits, little endian
     Uint16,
@@ -131,7 +130,7 @@ fn resume(text: &str) -> Result<Resume, String> {
         step => step
             .parse()
             .map(Resume::Step)
-            .map_err(|_| "auto, never or a step is expected".to_owned()),
+            .map_err(|_| "expected auto, never or a step".to_owned()),
     }
 }
 
@@ -254,12 +253,15 @@ fn perform(args: &Args, out: &mut Out) -> Result<Status, Failure> {
     let options = args.options(&scenario, &program)?;
     let timeout = options.exec.timeout;
     args.device.prepare()?;
+    let saving = args.save.place()?;
     let place = processes::place()?;
     if let Some(place) = &place {
         args.device.prepare_sharing(place.rank)?;
     }
     if place.as_ref().is_none_or(|p| p.rank == 0) {
-        args.store.probe()?;
+        if let Some(saving) = &saving {
+            saving.probe()?;
+        }
         if let Some(path) = &args.trace {
             writable("--trace", path)?;
         }
@@ -272,6 +274,11 @@ fn perform(args: &Args, out: &mut Out) -> Result<Status, Failure> {
             (world, place.local_rank)
         }
         None if program.meta.world > 1 && args.device.wants_processes(&program) => {
+            if scenario::is_stdin(&args.scenario.scenario) {
+                return Err(Failure::bad_input(
+                    "-: the ranks of this run are processes, and each reads the scenario: write it to a file",
+                ));
+            }
             args.device.has_room(&program)?;
             return processes::start(program.meta.world, timeout);
         }
@@ -298,34 +305,36 @@ fn perform(args: &Args, out: &mut Out) -> Result<Status, Failure> {
         Failure::Run(m) => Failure::run(format_args!("{}: {m}", scenario.name)),
         other => other,
     })?;
-    // What cannot be written is told last: it takes nothing else with it.
+    // The results come first: a file that cannot be written takes nothing else with it.
     let traced = args.trace.as_deref().map_or(Ok(()), |path| {
-        let name = path.display();
-        let file = File::create(path)
-            .map_err(|e| Failure::bad_input(format_args!("--trace {name}: {e}")))?;
-        trace::write(&program, &outcome.run, file)
-            .map_err(|e| Failure::run(format_args!("--trace {name}: {e}")))
-    });
-    let kept = if outcome.run.step_samples.is_empty() {
-        // The losses are the checkpoint's, the memory that of a start: no measurement.
-        Ok(Saved::Unasked)
-    } else {
-        args.store.save_silently(|| {
-            let view = view_of_outcome(&scenario, &program, &outcome);
-            with_source(view, &args.scenario.scenario, &args.scenario.overrides.set)
+        write_file("--trace", path, |to| {
+            trace::write(&program, &outcome.run, to)
         })
+    });
+    let saved = match &saving {
+        // The first step of a process is no measurement: memory and kernels are still being set up.
+        Some(saving) if !outcome.run.step_samples.is_empty() => {
+            let view = view_of_outcome(&scenario, &program, &outcome);
+            let overrides = &args.scenario.overrides.set;
+            saving.save(&with_source(view, &args.scenario.scenario, overrides))
+        }
+        Some(saving) if saving.is_asked() => Ok(Saved::Not(
+            "the run was not saved: no step after the first was measured".to_owned(),
+        )),
+        _ => Ok(Saved::Unasked),
     };
-    if let Ok(kept) = &kept {
-        progress.kept(&outcome, kept);
+    if let Ok(saved) = &saved {
+        progress.saved(&outcome, saved);
     }
     if args.json {
-        let kept = kept.as_ref().ok().and_then(Saved::id);
-        out.json(&Object::new(&scenario, &program, &outcome, kept))?;
+        let id = saved.as_ref().ok().and_then(Saved::id);
+        out.json(&Object::new(&scenario, &program, &outcome, id))?;
     } else {
         report::print(&scenario, &program, &outcome, out)?;
     }
+    out.flush()?;
     traced?;
-    kept?;
+    saved?;
     if outcome.interrupted {
         out.flush()?;
         let done = outcome.run.losses.len();
@@ -353,7 +362,7 @@ fn follow(
         Err(_) if let Some(cause) = peers.failure() => {
             let rank = peers.process();
             let first = cause.lines().next().unwrap_or_default();
-            say(format_args!("rank {rank} has stopped: {first}"));
+            say(format_args!("rank {rank} stopped: {first}"));
             Ok(Status::RunFailed)
         }
         Err(e) => Err(e),
@@ -394,19 +403,19 @@ struct Object {
     final_grad_norms: Option<BTreeMap<String, f64>>,
     /// Bytes by unit at the memory peak.
     memory_by_unit: BTreeMap<String, u64>,
-    /// Id of the kept run.
+    /// Id of the saved run.
     #[serde(skip_serializing_if = "Option::is_none")]
     run_id: Option<String>,
 }
 
 impl Object {
-    fn new(scenario: &Scenario, program: &Program, o: &Outcome, kept: Option<&Id>) -> Self {
+    fn new(scenario: &Scenario, program: &Program, o: &Outcome, id: Option<&Id>) -> Self {
         let mut summary = o.run.summary();
         let unit = &program.units[o.run.memory.at.unit.index()].name;
         summary.memory.at.insert("unit_name", unit.as_str().into());
         let named = |norms: &[f64]| named(scenario, program, norms);
         Self {
-            run_id: kept.map(Id::to_string),
+            run_id: id.map(Id::to_string),
             summary,
             resumed_from: o.resumed_from,
             interrupted: o.interrupted,

@@ -1,16 +1,21 @@
-//! `shardlab explain`: what time and memory are made of, why, and what each option would change.
+//! `shardlab explain`: the answer, what to change, and where time and memory go.
 
 mod json;
 mod whatif;
 
 use super::args::{One, profiles};
 use super::output::{Failure, Out, Status};
+use super::progress::Progress;
 use super::table::Table;
+use super::verdict::{self, command};
 use crate::analysis::exposed::{self, Gap};
 use crate::analysis::path::{self, CriticalPath};
 use crate::analysis::slower::{self, Slower};
+use crate::analysis::smallest_fit::{self, Search};
+use crate::analysis::verdict::Verdict;
+use crate::analysis::warnings::{self, Warning};
 use crate::analysis::whatif::{Effect, WhatIf, try_all};
-use crate::analysis::{compile, peak, why};
+use crate::analysis::{compile, peak};
 use crate::predict::{PredictError, Prediction, predict};
 use shardlab_plan::scenario::{self, CompileMode};
 use shardlab_plan::units::{ByteUnit, Picos};
@@ -20,81 +25,129 @@ use shardlab_sim::Options;
 pub(super) struct Args {
     #[command(flatten)]
     scenario: One,
-    /// Do not try other options
+    /// Do not predict the effect of other options
     #[arg(long)]
     no_what_if: bool,
-    /// Print one JSON object
+    /// Print full tables: every option, including other engines, changes without effect and
+    /// impossible ones; compile modes; slower hardware
+    #[arg(long)]
+    all: bool,
+    /// Print one JSON object (with everything)
     #[arg(long)]
     json: bool,
 }
 
-/// Gaps and pieces that are listed.
-const LISTED: usize = 10;
+/// Rows of a table with `--all`, and entries of a list in JSON.
+const ALL_LISTED: usize = 10;
+/// Rows of a table without `--all`.
+const LISTED: usize = 5;
 
 /// Everything there is to say about a prediction.
 struct Explanation {
     prediction: Prediction,
-    sentences: Vec<String>,
+    verdict: Verdict,
+    warnings: Vec<Warning>,
+    next: String,
     path: CriticalPath,
     gaps: Vec<Gap>,
-    compile: Vec<(CompileMode, Result<compile::Mode, PredictError>)>,
     base: Effect,
-    slower: Vec<Slower>,
+    tried: Tried,
+}
+
+/// What other options and other hardware would do; empty with `--no-what-if`.
+#[derive(Default)]
+struct Tried {
+    smallest_fit: Option<Search>,
     what_ifs: Vec<WhatIf>,
+    compile: Vec<(CompileMode, Result<compile::Mode, PredictError>)>,
+    slower: Vec<Slower>,
 }
 
 pub(super) fn run(args: &Args, out: &mut Out) -> Result<Status, Failure> {
     let base = args.scenario.load()?;
     let profiles = profiles();
+    let progress = Progress::new("predicting", 1, args.json);
     let prediction = predict(&base, &profiles, &Options::default())?;
-    let load = |further: &[String]| {
+    let load = |more: &[String]| {
         let mut set = args.scenario.overrides.set.clone();
-        set.extend_from_slice(further);
+        set.extend_from_slice(more);
         scenario::load(&args.scenario.scenario, &set)
     };
-    let mut explanation = Explanation {
-        sentences: why::sentences(&prediction),
+    let mut tried = Tried::default();
+    if !args.no_what_if {
+        tried.smallest_fit = smallest_fit::search(&prediction, &profiles, &load);
+        // The short text shows single options only where no search was needed.
+        if args.json || args.all || tried.smallest_fit.is_none() {
+            tried.what_ifs = try_all(&prediction, &profiles, &load);
+        }
+        if args.json || args.all {
+            let with_mode = |mode: &str| load(&[mode.to_owned()]);
+            tried.compile = compile::modes(&prediction, &profiles, &with_mode);
+            tried.slower = slower::parts(&prediction);
+        }
+    }
+    drop(progress);
+    let base = Effect::of(&prediction);
+    let verdict = Verdict::of(&prediction);
+    let next = if args.no_what_if {
+        let command = command(
+            "explain",
+            &args.scenario.scenario,
+            &args.scenario.overrides.set,
+        );
+        format!("`{command}` tries other options")
+    } else {
+        whatif::next(&base, &verdict, &tried, prediction.scenario.fsdp.policy)
+    };
+    let explanation = Explanation {
+        verdict,
+        warnings: warnings::located(
+            &prediction,
+            &args.scenario.scenario,
+            &args.scenario.overrides.set,
+        ),
+        next,
         path: path::critical_path(&prediction.program, &prediction.run),
         gaps: exposed::gaps(&prediction.program, &prediction.run),
-        compile: Vec::new(),
-        base: Effect::of(&prediction),
-        slower: Vec::new(),
-        what_ifs: Vec::new(),
+        base,
+        tried,
         prediction,
     };
-    if !args.no_what_if {
-        let with_mode = |mode: &str| load(&[mode.to_owned()]);
-        explanation.compile = compile::modes(&explanation.prediction, &profiles, &with_mode);
-        explanation.slower = slower::parts(&explanation.prediction);
-        explanation.what_ifs = try_all(&explanation.prediction, &profiles, &load);
-    }
     if args.json {
         out.json(&json::object(&explanation))?;
     } else {
-        print(&explanation, out)?;
+        print(&explanation, args.all, out)?;
     }
     Ok(Status::Done)
 }
 
-fn print(e: &Explanation, out: &mut Out) -> Result<(), Failure> {
+fn print(e: &Explanation, all: bool, out: &mut Out) -> Result<(), Failure> {
     let p = &e.prediction;
-    out.heading(format_args!(
-        "{}: {:.2} ms a step on {}, {} allocated",
-        p.scenario.name,
-        p.step_ms(),
-        p.run.hardware,
-        p.run.memory.peak_allocated
-    ))?;
-    for sentence in &e.sentences {
-        out.paragraph(0, sentence)?;
+    out.heading(super::sim::report::predicted_heading(p))?;
+    verdict::print(&e.verdict, &e.next, &e.warnings, out)?;
+    if let Some(search) = &e.tried.smallest_fit {
+        whatif::solutions(e, search, all, out)?;
     }
-    critical_path(e, out)?;
-    exposed_time(e, out)?;
-    memory(p, out)?;
-    compile_modes(e, out)?;
-    slower_parts(e, out)?;
-    if !e.what_ifs.is_empty() {
-        whatif::print(&e.base, &e.what_ifs, out)?;
+    if all {
+        whatif::full(&e.base, &e.tried.what_ifs, out)?;
+    } else if e.tried.smallest_fit.is_none() && !e.tried.what_ifs.is_empty() {
+        whatif::worthwhile(e, out)?;
+    }
+    let listed = if all { ALL_LISTED } else { LISTED };
+    exposed_time(e, listed, out)?;
+    memory(p, listed, out)?;
+    critical_path(e, listed, out)?;
+    if all {
+        compile_modes(e, out)?;
+        slower_parts(e, out)?;
+    } else {
+        out.blank()?;
+        out.paragraph(
+            0,
+            &format!(
+                "Tables show the first {LISTED} rows. --all shows more, every option, compile modes and slower hardware."
+            ),
+        )?;
     }
     Ok(())
 }
@@ -103,11 +156,11 @@ fn percent(part: Picos, whole: Picos) -> String {
     format!("{:.1} %", 100.0 * part.0 as f64 / whole.0.max(1) as f64)
 }
 
-fn critical_path(e: &Explanation, out: &mut Out) -> Result<(), Failure> {
+fn critical_path(e: &Explanation, listed: usize, out: &mut Out) -> Result<(), Failure> {
     let path = &e.path;
     out.blank()?;
     out.heading(format_args!(
-        "Critical path: {} spans, {}",
+        "Critical path: {} kernels and collectives, {}",
         path.spans, path.length
     ))?;
     let mut parts: Vec<String> = path
@@ -116,7 +169,7 @@ fn critical_path(e: &Explanation, out: &mut Out) -> Result<(), Failure> {
         .map(|(w, t)| format!("{} {}", w.name(), percent(*t, path.length)))
         .collect();
     parts.push(format!(
-        "between spans {}",
+        "idle between them {}",
         percent(path.between, path.length)
     ));
     out.paragraph(2, &format!("By kind: {}.", parts.join(", ")))?;
@@ -130,11 +183,21 @@ fn critical_path(e: &Explanation, out: &mut Out) -> Result<(), Failure> {
     if path.host_first.0 > path.length.0 / 1000 {
         out.paragraph(
             2,
-            &format!("Before it the host alone decides for {}.", path.host_first),
+            &format!(
+                "The device waits {} for the first launch of the host.",
+                path.host_first
+            ),
         )?;
     }
-    let mut table = Table::new(["longest pieces", "unit", "phase", ">spans", ">at ms", ">ms"]);
-    for piece in &path.pieces {
+    let mut table = Table::new([
+        "longest pieces",
+        "unit",
+        "phase",
+        ">kernels",
+        ">at ms",
+        ">ms",
+    ]);
+    for piece in path.pieces.iter().take(listed) {
         table.row([
             piece.work.name().to_owned(),
             piece.unit.clone(),
@@ -148,16 +211,20 @@ fn critical_path(e: &Explanation, out: &mut Out) -> Result<(), Failure> {
     Ok(())
 }
 
-fn exposed_time(e: &Explanation, out: &mut Out) -> Result<(), Failure> {
+fn exposed_time(e: &Explanation, listed: usize, out: &mut Out) -> Result<(), Failure> {
     let run = &e.prediction.run;
     let total = run.exposed_total();
+    let step = run.recorded_to.saturating_sub(run.recorded_from);
     out.blank()?;
-    out.heading(format_args!("Exposed time: {total}"))?;
+    out.heading(format_args!(
+        "Exposed time: {total} ({}) with the compute stream idle",
+        percent(total, step)
+    ))?;
     if e.gaps.is_empty() {
         return Ok(());
     }
     let mut table = Table::new(["cause", "waited for", "phase", ">gaps", ">ms"]);
-    for g in exposed::groups(&e.gaps).iter().take(LISTED) {
+    for g in exposed::groups(&e.gaps).iter().take(listed) {
         table.row([
             g.cause.name().to_owned(),
             g.awaited.name.clone(),
@@ -177,7 +244,7 @@ fn exposed_time(e: &Explanation, out: &mut Out) -> Result<(), Failure> {
         ">ms",
         "why",
     ]);
-    for g in exposed::longest(e.gaps.clone(), LISTED) {
+    for g in exposed::longest(e.gaps.clone(), listed) {
         table.row([
             g.awaited.name,
             g.unit,
@@ -193,15 +260,15 @@ fn exposed_time(e: &Explanation, out: &mut Out) -> Result<(), Failure> {
 }
 
 fn slower_parts(e: &Explanation, out: &mut Out) -> Result<(), Failure> {
-    if e.slower.is_empty() {
+    if e.tried.slower.is_empty() {
         return Ok(());
     }
     out.blank()?;
-    out.heading("If a part of the machine took longer (`sim --slower PART=FACTOR`)")?;
-    let [little, twice] = slower::FACTORS.map(|f| format!(">{f} times"));
-    let mut table = Table::new(["part", little.as_str(), "", twice.as_str(), ""]);
+    out.heading("If one component were slower (`sim --slower PART=FACTOR`)")?;
+    let [little, twice] = slower::FACTORS.map(|f| format!(">{f}x"));
+    let mut table = Table::new(["component", little.as_str(), "", twice.as_str(), ""]);
     let base = e.prediction.step_ms();
-    for s in &e.slower {
+    for s in &e.tried.slower {
         let [a, b] = s
             .step_ms
             .map(|ms| ms.map_or("-".to_owned(), |ms| format!("{ms:.2} ms")));
@@ -216,12 +283,12 @@ fn slower_parts(e: &Explanation, out: &mut Out) -> Result<(), Failure> {
     Ok(())
 }
 
-fn memory(p: &Prediction, out: &mut Out) -> Result<(), Failure> {
+fn memory(p: &Prediction, listed: usize, out: &mut Out) -> Result<(), Failure> {
     let m = &p.run.memory;
     let at = &m.at;
     out.blank()?;
     out.heading(format_args!(
-        "Memory: {} allocated in {} of {} (step {}, instruction {})",
+        "Memory at the peak: {} allocated in {} of {} (step {}, instruction {})",
         m.peak_allocated,
         at.phase.name(),
         p.program.units[at.unit.index()].name,
@@ -231,7 +298,7 @@ fn memory(p: &Prediction, out: &mut Out) -> Result<(), Failure> {
     let all = m.peak_allocated.0.max(1) as f64;
     let share = |bytes: u64| format!("{:.1} %", 100.0 * bytes as f64 / all);
     let mut table = Table::new(["role", ">bytes", ">share", "unit", ">bytes", ">share"]);
-    let rows = m.by_role.len().max(m.by_unit.len()).min(LISTED);
+    let rows = m.by_role.len().max(m.by_unit.len()).min(listed);
     for i in 0..rows {
         let role = m.by_role.get(i).map(|(r, b)| (r.name().to_owned(), *b));
         let unit = m.by_unit.get(i).map(|(u, b)| (u.clone(), *b));
@@ -243,8 +310,8 @@ fn memory(p: &Prediction, out: &mut Out) -> Result<(), Failure> {
     }
     out.text(table)?;
     out.blank()?;
-    let mut table = Table::new(["largest buffers alive", "type", ">each", ">count", ">total"]);
-    for a in peak::largest(&p.program, at.instr, LISTED) {
+    let mut table = Table::new(["largest live buffers", "type", ">each", ">count", ">total"]);
+    for a in peak::largest(&p.program, at.instr, listed) {
         table.row([
             a.name.clone(),
             a.dtype.to_string(),
@@ -259,6 +326,7 @@ fn memory(p: &Prediction, out: &mut Out) -> Result<(), Failure> {
 
 fn compile_modes(e: &Explanation, out: &mut Out) -> Result<(), Failure> {
     let off = e
+        .tried
         .compile
         .iter()
         .find_map(|(mode, made)| (*mode == CompileMode::Off).then_some(made.as_ref().ok())?);
@@ -267,7 +335,11 @@ fn compile_modes(e: &Explanation, out: &mut Out) -> Result<(), Failure> {
     };
     out.blank()?;
     out.heading("Compile modes")?;
-    let made = e.compile.iter().filter_map(|(_, made)| made.as_ref().ok());
+    let made = e
+        .tried
+        .compile
+        .iter()
+        .filter_map(|(_, made)| made.as_ref().ok());
     let unit = ByteUnit::common(made.map(|m| m.peak_allocated));
     let allocated = format!(">alloc {}", unit.name());
     let mut table = Table::new([
@@ -278,10 +350,10 @@ fn compile_modes(e: &Explanation, out: &mut Out) -> Result<(), Failure> {
         ">host ms",
         ">guards ms",
         ">breaks ms",
-        ">late ms",
+        ">wait ms",
         allocated.as_str(),
     ]);
-    for (_, made) in &e.compile {
+    for (_, made) in &e.tried.compile {
         let Ok(m) = made else { continue };
         table.row([
             compile::name(m.mode).to_owned(),
@@ -296,7 +368,7 @@ fn compile_modes(e: &Explanation, out: &mut Out) -> Result<(), Failure> {
         ]);
     }
     out.text(table)?;
-    for (mode, made) in &e.compile {
+    for (mode, made) in &e.tried.compile {
         match made {
             Ok(m) if *mode != CompileMode::Off => out.paragraph(2, &m.against(off))?,
             Ok(_) => {}

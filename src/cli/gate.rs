@@ -1,4 +1,4 @@
-//! `shardlab gate`: is this tree as good as the baseline?
+//! `shardlab gate`: has anything regressed since the baseline, and is the step within its budgets?
 
 mod measured;
 mod print;
@@ -8,9 +8,11 @@ use super::args::{Overrides, load, profiles};
 use super::interrupt;
 use super::keep::From;
 use super::output::{Failure, Out, Status};
-use crate::gate::against::{AgainstError, Binary, Revision, Scratch};
+use super::progress::Progress;
+use crate::gate::against::{AgainstError, Binary, Commit, Revision, Scratch, Tree};
 use crate::gate::collect::{Collect, GateError, TIMEOUT, on_cpu};
 use crate::gate::plant::Plant;
+use shardlab_plan::scenario::GatePreset;
 use shardlab_plan::{Scenario, scenario};
 use shardlab_reports::gate::baseline::{self, Baseline, BaselineError, Blessed};
 use shardlab_reports::gate::{Facts, Finding, Limits, Verdict, format, judge};
@@ -20,15 +22,13 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 const NOTES: &str = "\
-What is compared, and with what tolerance, is in the scenario's [gate] section, or in --set gate.KEY=VALUE
-(`shardlab schema` lists the keys). A better value beyond its tolerance fails too: baselines stay tight.
+The scenario's [gate] section says what to compare and with which tolerances; `--set gate.KEY=VALUE` overrides it, and `shardlab schema` lists the keys. With gate.max_memory or gate.max_step_ms no baseline is needed.
 
 Exit status:
-  0  nothing is worse, nothing asks for a new baseline
-  1  a regression, an improvement or a change beyond its limit
-  2  bad input: a scenario, an option; or a baseline that is missing or cannot be read: the other scenarios
-     have been judged and reported all the same
-  3  a run failed, a baseline could not be written, or the old side could not be run or compared with";
+  0  within limits and budgets
+  1  a regression, a step that does not fit or is over its budget, a broken rule; with --preset strict any change
+  2  bad input: a scenario, an option, a revision, or a baseline that is missing or unreadable (all other scenarios are still judged)
+  3  a run failed, a file could not be written, or the old side could not be run or compared";
 
 #[derive(clap::Args)]
 #[command(after_help = NOTES)]
@@ -38,8 +38,12 @@ pub(super) struct Args {
     scenarios: Vec<PathBuf>,
     #[command(flatten)]
     overrides: Overrides,
-    /// Folder of baselines (SCENARIO.toml each), or the file of one
-    #[arg(long, value_name = "DIR|FILE", required_unless_present_any = ["against", "against_rev", "selftest"])]
+    /// What the gate is for. budget: the step has to fit and to stay within its budgets, and growth beyond a tolerance
+    /// fails; strict: every change fails, for better or worse [default: gate.preset of the scenario, else budget]
+    #[arg(long, value_name = "PRESET", value_parser = ["budget", "strict"])]
+    preset: Option<String>,
+    /// Folder of baselines (SCENARIO.toml each), or the file of one; not needed for scenarios with a budget
+    #[arg(long, value_name = "DIR|FILE")]
     baseline: Option<PathBuf>,
     /// Write the baselines instead of comparing
     #[arg(long, requires = "baseline", conflicts_with_all = ["against", "against_rev", "selftest"])]
@@ -47,17 +51,17 @@ pub(super) struct Args {
     /// Compare with another shardlab binary: its baselines, and interleaved measured runs
     #[arg(long, value_name = "BINARY", conflicts_with_all = ["baseline", "against_rev"])]
     against: Option<PathBuf>,
-    /// Likewise with a git revision of this repository, which is built first
+    /// Compare with a git revision: with its versions of the scenarios, or in shardlab's own repository with its build
     #[arg(long, value_name = "REV", conflicts_with = "baseline")]
     against_rev: Option<String>,
-    /// Interleaved pairs of measured runs, old and new; 0: none
+    /// Number of interleaved pairs of measured runs, old and new; 0: none
     #[arg(long, value_name = "N", default_value_t = 5, value_parser = pairs)]
     pairs: usize,
-    /// A further argument of `exec` in both sides of the measured pairs (repeatable)
+    /// Pass ARG to `exec` on both sides of the measured pairs (repeatable)
     #[arg(long, value_name = "ARG", allow_hyphen_values = true)]
     exec_arg: Vec<String>,
-    /// A measured run: a file that `exec --json` printed, a kept run's id, name or folder; several of one scenario are
-    /// seeds (repeatable)
+    /// Judge this measured run: a file written by `exec --json`, or the id, name or folder of a saved run; several runs of
+    /// one scenario are seeds (repeatable)
     #[arg(long, value_name = "FILE|RUN")]
     run: Vec<PathBuf>,
     #[command(flatten)]
@@ -65,19 +69,19 @@ pub(super) struct Args {
     /// Do not train scenarios whose hardware is the CPU
     #[arg(long)]
     no_exec: bool,
-    /// Give a training run up when nothing moves for so many seconds
+    /// Abort a training run if no rank makes progress for SECONDS
     #[arg(long, value_name = "SECONDS", default_value_t = TIMEOUT.as_secs() as u32, value_parser = clap::value_parser!(u32).range(1..))]
     timeout: u32,
-    /// Plant a known fault first, to see the gate fail
+    /// Inject a known fault, to see the gate fail
     #[arg(long, value_enum, value_name = "FAULT", conflicts_with = "bless")]
     plant: Option<Plant>,
-    /// Plant every known fault in turn and fail unless the gate sees each
+    /// Inject every known fault in turn; fail unless the gate catches each
     #[arg(long, conflicts_with_all = ["baseline", "against", "against_rev", "plant", "run"])]
     selftest: bool,
     /// Print every comparison, not only those that fail
     #[arg(long, conflicts_with = "json")]
     all: bool,
-    /// Print one JSON object a scenario
+    /// Print one JSON object per scenario
     #[arg(long)]
     json: bool,
     /// Write a JUnit report
@@ -86,9 +90,22 @@ pub(super) struct Args {
     /// Write a summary in Markdown
     #[arg(long, value_name = "FILE")]
     markdown: Option<PathBuf>,
-    /// Annotations and job summary for GitHub Actions; on by itself where GITHUB_ACTIONS is true
+    /// Write annotations and a job summary for GitHub Actions [default: if GITHUB_ACTIONS is true]
     #[arg(long)]
     github: bool,
+}
+
+impl Args {
+    /// Overrides with what other flags stand for. A self-test is about the gate: the tightest limits see every fault.
+    fn set(&self) -> Vec<String> {
+        let preset = self.preset.as_deref();
+        let preset = preset.or_else(|| self.selftest.then_some("strict"));
+        let preset = preset.map(|p| format!("gate.preset={p}"));
+        preset
+            .into_iter()
+            .chain(self.overrides.set.clone())
+            .collect()
+    }
 }
 
 fn pairs(text: &str) -> Result<usize, String> {
@@ -127,12 +144,17 @@ impl std::convert::From<AgainstError> for Failure {
 
 /// Builds a revision of the repository that the call is made in.
 pub(super) fn build(revision: &str) -> Result<Revision, Failure> {
+    built(Commit::find(Path::new("."), revision)?)
+}
+
+fn built(commit: Commit) -> Result<Revision, Failure> {
     // It takes minutes the first time.
     let _ = writeln!(
         std::io::stderr(),
-        "building {revision} (cargo build --release, kept in target/gate-old)"
+        "building {} (cargo build --release, kept in target/gate-old)",
+        commit.revision
     );
-    Ok(Revision::build(Path::new("."), revision)?)
+    Ok(Revision::build(commit)?)
 }
 
 /// A scenario under the gate.
@@ -163,10 +185,11 @@ impl Job {
 pub(super) fn run(args: &Args, out: &mut Out) -> Result<Status, Failure> {
     out.outlive_reader();
     // Everything that can be wrong with the input is found before the first run.
+    let set = args.set();
     let jobs: Vec<Job> = args
         .scenarios
         .iter()
-        .map(|path| Job::load(path, &args.overrides.set))
+        .map(|path| Job::load(path, &set))
         .collect::<Result<_, _>>()?;
     distinct(&jobs)?;
     let profiles = profiles();
@@ -182,6 +205,9 @@ pub(super) fn run(args: &Args, out: &mut Out) -> Result<Status, Failure> {
         return selftest::run(args, &jobs, &collect, out);
     }
     let given = measured::read(&args.run, &jobs, &collect, &args.from.store())?;
+    // Other binaries write to the same terminal, and blessing writes as it goes.
+    let silent = args.against.is_none() && args.against_rev.is_none() && !args.bless;
+    let progress = silent.then(|| Progress::new("judging", jobs.len(), args.json));
     let facts = |job: &Job| -> Result<Facts, Failure> {
         let runs = given.get(&job.scenario.name);
         let collect = Collect {
@@ -189,6 +215,9 @@ pub(super) fn run(args: &Args, out: &mut Out) -> Result<Status, Failure> {
             ..collect
         };
         let mut facts = collect.facts(&job.scenario, &args.overrides.set)?;
+        if let Some(progress) = &progress {
+            progress.step();
+        }
         if let Some(runs) = runs {
             facts.measured = Some(runs.clone());
         }
@@ -197,7 +226,8 @@ pub(super) fn run(args: &Args, out: &mut Out) -> Result<Status, Failure> {
     if args.bless {
         return bless(args, &jobs, &facts, out);
     }
-    let compared = compare(args, &jobs, &facts)?;
+    let compared = compare(args, &jobs, &collect, &facts)?;
+    drop(progress);
     report(args, &compared.verdicts, out)?;
     if !compared.missing.is_empty() {
         return Err(Failure::bad_input(compared.missing.join("\n")));
@@ -241,25 +271,56 @@ fn distinct(jobs: &[Job]) -> Result<(), Failure> {
 fn compare(
     args: &Args,
     jobs: &[Job],
+    collect: &Collect<'_>,
     facts: &dyn Fn(&Job) -> Result<Facts, Failure>,
 ) -> Result<Compared, Failure> {
-    let revision = match &args.against_rev {
-        Some(rev) => Some(build(rev)?),
-        None => None,
-    };
-    let old = revision
-        .as_ref()
-        .map(Revision::binary)
-        .or_else(|| args.against.clone().map(Binary));
-    match (&old, &args.baseline) {
-        (Some(old), _) => against(args, jobs, old, facts),
+    if let Some(rev) = &args.against_rev {
+        let commit = Commit::find(Path::new("."), rev)?;
+        if commit.is_shardlab() {
+            let revision = built(commit)?;
+            return against(args, jobs, &revision.binary(), facts);
+        }
+        return against_files(args, jobs, &commit.files()?, collect, facts);
+    }
+    match (&args.against, &args.baseline) {
+        (Some(old), _) => against(args, jobs, &Binary(old.clone()), facts),
         (None, Some(at)) => with_files(jobs, at, facts),
-        // clap asks for one of them.
-        (None, None) => Err(Failure::bad_input("--baseline or --against is needed")),
+        (None, None) => by_budgets(jobs, facts),
     }
 }
 
-/// With baselines that lie in files. A scenario that has none there fails, and it is judged by what needs none.
+/// Without any baseline.
+fn by_budgets(
+    jobs: &[Job],
+    facts: &dyn Fn(&Job) -> Result<Facts, Failure>,
+) -> Result<Compared, Failure> {
+    if let Some(job) = jobs.iter().find(|j| !j.limits.stand_alone()) {
+        let name = &job.scenario.name;
+        return Err(Failure::bad_input(match job.limits.preset {
+            GatePreset::Strict => format!(
+                "`{name}`: preset strict compares with a baseline: give --baseline, --against or --against-rev"
+            ),
+            GatePreset::Budget => format!(
+                "`{name}` has neither a baseline nor a budget: give --baseline, or set gate.max_memory or gate.max_step_ms"
+            ),
+        }));
+    }
+    let verdict = |job: &Job| {
+        Ok(judge::alone(
+            facts(job)?,
+            &job.limits,
+            "no baseline was compared",
+        ))
+    };
+    let verdicts: Result<_, Failure> = jobs.iter().map(verdict).collect();
+    Ok(Compared {
+        verdicts: verdicts?,
+        missing: Vec::new(),
+        alone: false,
+    })
+}
+
+/// With baselines that lie in files. A scenario that has none there is judged by its budgets; one without budgets fails.
 fn with_files(
     jobs: &[Job],
     at: &Path,
@@ -274,8 +335,10 @@ fn with_files(
     }
     let read = |job: &Job| {
         let name = &job.scenario.name;
-        let read = Baseline::read(&baseline::path_of(at, name), name)
-            .map_err(|e| (e.to_string(), e.place()))?;
+        let read = match Baseline::read(&baseline::path_of(at, name), name) {
+            Err(BaselineError::Missing { .. }) if job.limits.stand_alone() => return Ok(None),
+            other => other.map_err(|e| (e.to_string(), e.place()))?,
+        };
         if read.facts.scenario != *name {
             let reason = format!(
                 "{}: is the baseline of `{}`, not of `{name}`",
@@ -283,12 +346,20 @@ fn with_files(
             );
             return Err((reason, None));
         }
-        Ok(read)
+        Ok(Some(read))
     };
     let (mut verdicts, mut missing) = (Vec::new(), Vec::new());
     for job in jobs {
         verdicts.push(match read(job) {
-            Ok(baseline) => judge(&baseline, &facts(job)?, &job.limits),
+            Ok(Some(baseline)) => judge(&baseline, &facts(job)?, &job.limits),
+            Ok(None) => {
+                let path = baseline::path_of(at, &job.scenario.name);
+                let reason = format!(
+                    "no baseline was compared: {} does not exist",
+                    path.display()
+                );
+                judge::alone(facts(job)?, &job.limits, &reason)
+            }
             Err((reason, fault)) => {
                 let verdict = judge::missing(facts(job)?, &job.limits, &reason, fault);
                 missing.push(reason);
@@ -342,14 +413,11 @@ fn against(
             }
         };
         alone = false;
-        let mut verdict = judge(&baseline, &now, &job.limits);
-        let runs = args.pairs > 0 && !args.no_exec;
-        if runs && (on_cpu(&job.scenario) || !args.exec_arg.is_empty()) {
-            let finding = interleaved(args, job, old)?;
-            let findings = verdict.findings.into_iter().chain([finding]).collect();
-            verdict = Verdict::new(verdict.scenario, findings);
-        }
-        verdicts.push(verdict);
+        let verdict = judge(&baseline, &now, &job.limits);
+        verdicts.push(match interleaved(args, job, old, &job.path)? {
+            Some(finding) => verdict.with(finding),
+            None => verdict,
+        });
     }
     Ok(Compared {
         verdicts,
@@ -358,12 +426,89 @@ fn against(
     })
 }
 
-/// Measured time, old against new.
-fn interleaved(args: &Args, job: &Job, old: &Binary) -> Result<Finding, Failure> {
-    use shardlab_reports::gate::ratio::{self, Side};
-    let new = std::env::current_exe()
+/// With a revision's versions of the scenarios, read by this binary. A scenario that is new is judged by what needs no
+/// counterpart.
+fn against_files(
+    args: &Args,
+    jobs: &[Job],
+    tree: &Tree,
+    collect: &Collect<'_>,
+    facts: &dyn Fn(&Job) -> Result<Facts, Failure>,
+) -> Result<Compared, Failure> {
+    let set = args.set();
+    let me = this_binary()?;
+    let versions = jobs.iter().map(|job| tree.version_of(&job.path));
+    let versions: Vec<Option<PathBuf>> = versions.collect::<Result<_, _>>()?;
+    let mut verdicts = Vec::new();
+    let mut alone = true;
+    for (job, old) in jobs.iter().zip(versions) {
+        let by_itself = |reason: &str| -> Result<Verdict, Failure> {
+            Ok(judge::alone(facts(job)?, &job.limits, reason))
+        };
+        let revision = tree.revision();
+        let Some(old) = old else {
+            let path = job.path.display();
+            verdicts.push(by_itself(&format!(
+                "no baseline was compared: {path} is new since {revision}"
+            ))?);
+            alone = false;
+            continue;
+        };
+        let before = match scenario::load(&old, &set) {
+            Ok(before) => Collect {
+                plant: None,
+                ..*collect
+            }
+            .facts(&before, &args.overrides.set),
+            Err(e) => {
+                verdicts.push(by_itself(&format!(
+                    "the version of {revision} cannot be read: {e}"
+                ))?);
+                continue;
+            }
+        };
+        let before = match before {
+            Err(e) if e.is_bad_input() => {
+                verdicts.push(by_itself(&format!(
+                    "the version of {revision} cannot be predicted: {e}"
+                ))?);
+                continue;
+            }
+            other => other?,
+        };
+        alone = false;
+        let verdict = judge(&Baseline::of(before), &facts(job)?, &job.limits);
+        verdicts.push(match interleaved(args, job, &me, &old)? {
+            Some(finding) => verdict.with(finding),
+            None => verdict,
+        });
+    }
+    Ok(Compared {
+        verdicts,
+        missing: Vec::new(),
+        alone,
+    })
+}
+
+fn this_binary() -> Result<Binary, Failure> {
+    std::env::current_exe()
         .map(Binary)
-        .map_err(|e| Failure::run(format_args!("cannot find this binary: {e}")))?;
+        .map_err(|e| Failure::run(format_args!("cannot find this binary: {e}")))
+}
+
+/// Measured time, old against new, where runs are asked for. The old side has the scenario at another path.
+fn interleaved(
+    args: &Args,
+    job: &Job,
+    old: &Binary,
+    at: &Path,
+) -> Result<Option<Finding>, Failure> {
+    use shardlab_reports::gate::ratio::{self, Side};
+    let trains = on_cpu(&job.scenario) || !args.exec_arg.is_empty();
+    if args.pairs == 0 || args.no_exec || !trains {
+        return Ok(None);
+    }
+    let new = this_binary()?;
     let mut planted = args.exec_arg.clone();
     if let Some(plant) = args.plant {
         planted.extend(["--plant".to_owned(), plant.name().to_owned()]);
@@ -375,11 +520,12 @@ fn interleaved(args: &Args, job: &Job, old: &Binary) -> Result<Finding, Failure>
         }
         let set = &args.overrides.set;
         match side {
-            Side::Old => before.push(old.step_ms(&job.path, set, &args.exec_arg)?),
+            Side::Old => before.push(old.step_ms(at, set, &args.exec_arg)?),
             Side::New => after.push(new.step_ms(&job.path, set, &planted)?),
         }
     }
     ratio::judge(&before, &after, &job.limits)
+        .map(Some)
         .map_err(|e| Failure::run(format_args!("{}: {e}", job.scenario.name)))
 }
 
@@ -389,9 +535,10 @@ fn bless(
     facts: &dyn Fn(&Job) -> Result<Facts, Failure>,
     out: &mut Out,
 ) -> Result<Status, Failure> {
-    // clap asks for it.
     let Some(at) = &args.baseline else {
-        return Err(Failure::bad_input("--bless needs --baseline"));
+        return Err(Failure::bad_input(
+            "--bless needs --baseline: the folder or file to write",
+        ));
     };
     let single = baseline::path_of(at, "x") == *at;
     if single && jobs.len() > 1 {
@@ -411,7 +558,7 @@ fn bless(
         let path = baseline::path_of(at, name);
         let before = Baseline::read(&path, name).ok();
         let done = baseline::bless(&path, &now).map_err(|e| match e {
-            // To whoever asks for a baseline in order to compare with it, exit status 2 means an unknown scenario.
+            // To a caller that asks for a baseline in order to compare with it, exit status 2 means an unknown scenario.
             BaselineError::Io { .. } => Failure::run(e),
             other => other.into(),
         })?;
@@ -420,15 +567,22 @@ fn bless(
             Blessed::Updated => "updated",
             Blessed::Unchanged => "unchanged",
         };
-        let changes = before
-            .filter(|_| done == Blessed::Updated)
-            .map(|b| judge(&b, &now, &job.limits));
+        let changes = before.filter(|_| done == Blessed::Updated).map(|b| {
+            judge(
+                &b,
+                &now,
+                &Limits {
+                    preset: GatePreset::Strict,
+                    ..job.limits.clone()
+                },
+            )
+        });
         if args.json {
             out.json(&serde_json::json!({
                 "scenario": name,
                 "baseline": path.display().to_string(),
                 "done": word,
-                "changes": changes.as_ref().map(|v| v.failures().collect::<Vec<_>>()),
+                "changes": changes.as_ref().map(|v| v.failing().collect::<Vec<_>>()),
             }))?;
             continue;
         }
@@ -436,7 +590,10 @@ fn bless(
         if now.memory.capacity.is_some_and(|c| now.memory.device > c) {
             out.paragraph(2, "note: this step does not fit the device")?;
         }
-        for f in changes.iter().flat_map(Verdict::failures) {
+        if let Some(change) = changes.as_ref().and_then(|v| v.change.as_ref()) {
+            out.paragraph(2, change)?;
+        }
+        for f in changes.iter().flat_map(Verdict::failing) {
             out.paragraph(2, &format::sentence(f))?;
         }
     }
@@ -463,8 +620,13 @@ fn report(args: &Args, verdicts: &[Verdict], out: &mut Out) -> Result<(), Failur
         }
     }
     let write = |path: &Path, text: String| {
-        std::fs::write(path, text)
-            .map_err(|e| Failure::run(format_args!("{}: {e}", path.display())))
+        std::fs::write(path, text).map_err(|e| {
+            // No part of a report is left; a pipe or device stays.
+            if path.is_file() {
+                let _ = std::fs::remove_file(path);
+            }
+            Failure::run(format_args!("{}: {e}", path.display()))
+        })
     };
     let mut written = Ok(());
     if let Some(path) = &args.junit {

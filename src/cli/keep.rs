@@ -1,86 +1,262 @@
-//! Where runs are kept, as every verb that makes or reads some has it.
+//! Where runs are saved, and where saved runs are read from, for every verb that does either.
 
-use super::output::Failure;
+use super::output::{Failure, say};
 use crate::predict::Prediction;
-use shardlab_plan::scenario::find_shipped;
-use shardlab_reports::store::{DEFAULT_DIR, Id, Store};
+use shardlab_plan::scenario;
+use shardlab_reports::store::{Cap, DEFAULT_DIR, Id, Store, StoreError};
 use shardlab_reports::{RunView, view};
-use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 
-/// Folder of runs where `--store` does not say; `off` keeps none.
+/// Folder of runs where `--store` is not given; `off` saves none.
 const VARIABLE: &str = "SHARDLAB_STORE";
+/// Most runs and bytes of that folder.
+const LIMIT: &str = "SHARDLAB_STORE_LIMIT";
 
-/// `--store` and `--no-store` of verbs that make runs.
+/// How a verb saves its run by default.
 #[derive(clap::Args, Clone, Debug, Default)]
-pub(super) struct Keep {
-    /// Folder to keep the run in; default: runs, or what SHARDLAB_STORE says
+pub(super) struct Folder {
+    /// Save the run in this folder; default: runs, or SHARDLAB_STORE
     #[arg(long, value_name = "DIR", conflicts_with = "no_store")]
     store: Option<PathBuf>,
-    /// Keep no run (SHARDLAB_STORE=off does so always)
+    /// Do not save this run (SHARDLAB_STORE=off never saves)
     #[arg(long)]
     no_store: bool,
 }
 
-impl Keep {
-    /// Whether a folder was asked for by name.
-    pub(super) fn asked(&self) -> bool {
-        self.store.is_some()
-    }
+/// Options of a verb that saves its runs unless asked not to: measurements are expensive.
+#[derive(clap::Args, Clone, Debug, Default)]
+pub(super) struct SaveByDefault {
+    #[command(flatten)]
+    folder: Folder,
+    /// Give the saved run this name; a named run is never removed to make room
+    #[arg(long, value_name = "NAME", conflicts_with = "no_store")]
+    name: Option<String>,
+}
 
-    /// The store, unless none is wanted.
-    pub(super) fn place(&self) -> Option<Store> {
-        if self.no_store {
-            return None;
-        }
-        if let Some(dir) = &self.store {
-            return Some(Store::at(dir));
-        }
+/// Options of a verb that saves its runs only when asked.
+#[derive(clap::Args, Clone, Debug, Default)]
+pub(super) struct SaveOnRequest {
+    /// Save the run for `runs`, `compare` and `report`; SHARDLAB_STORE names another folder than runs
+    #[arg(long)]
+    save: bool,
+    /// Save the run under this name; a named run is never removed to make room
+    #[arg(long, value_name = "NAME")]
+    name: Option<String>,
+    /// Save the run in this folder
+    #[arg(long, value_name = "DIR")]
+    store: Option<PathBuf>,
+    /// Do not save the run, which is the default
+    #[arg(long, hide = true, conflicts_with_all = ["save", "name", "store"])]
+    no_store: bool,
+}
+
+/// Where the run of a command is saved.
+#[derive(Debug)]
+pub(super) struct Place {
+    store: Store,
+    /// Name of the run.
+    name: Option<String>,
+    /// The options that asked for it: a failure to save is one of the command. Without any it is a warning.
+    asked: Option<&'static str>,
+    /// Folders given by `--store` are the user's: they have no cap.
+    cap: Option<Cap>,
+}
+
+/// What `SHARDLAB_STORE` says.
+enum Variable {
+    Unset,
+    Off,
+    Dir(PathBuf),
+}
+
+impl Variable {
+    fn read() -> Self {
         match std::env::var_os(VARIABLE) {
-            Some(off) if off == "off" => None,
-            Some(dir) if !dir.is_empty() => Some(Store::at(dir)),
-            _ => Some(Store::at(DEFAULT_DIR)),
-        }
-    }
-
-    /// Makes sure, before what takes long, that a folder that was asked for by name can be written.
-    pub(super) fn probe(&self) -> Result<(), Failure> {
-        let Some(dir) = &self.store else {
-            return Ok(());
-        };
-        let probed = Store::at(dir).writable();
-        probed.map_err(|e| Failure::bad_input(format_args!("--store {e}")))
-    }
-
-    /// Keeps a run and says so on stderr.
-    pub(super) fn save(&self, run: impl FnOnce() -> RunView) -> Result<Option<Id>, Failure> {
-        let saved = self.save_silently(run)?;
-        saved.say();
-        Ok(saved.id().cloned())
-    }
-
-    /// Keeps a run. Where nobody asked for it by name, a folder that cannot be written is no failure.
-    pub(super) fn save_silently(&self, run: impl FnOnce() -> RunView) -> Result<Saved, Failure> {
-        let Some(store) = self.place() else {
-            return Ok(Saved::Unasked);
-        };
-        match store.save(&run()) {
-            Ok(id) => Ok(Saved::As(id, store.dir().to_owned())),
-            Err(e) if self.asked() => Err(Failure::bad_input(format_args!("--store {e}"))),
-            Err(e) => Ok(Saved::Not(format!(
-                "the run is not kept: {e} (--no-store asks for that)"
-            ))),
+            Some(off) if off == "off" => Self::Off,
+            Some(dir) if !dir.is_empty() => Self::Dir(dir.into()),
+            _ => Self::Unset,
         }
     }
 }
 
-/// Whether a run has been kept.
+fn cap() -> Result<Option<Cap>, Failure> {
+    match std::env::var(LIMIT) {
+        Ok(text) if !text.is_empty() => {
+            Cap::parse(&text).map_err(|e| Failure::bad_input(format_args!("{LIMIT}: {e}")))
+        }
+        _ => Ok(Some(Cap::default())),
+    }
+}
+
+impl Folder {
+    /// The store, unless none is wanted.
+    pub(super) fn store(&self) -> Option<Store> {
+        if self.no_store {
+            return None;
+        }
+        match (&self.store, Variable::read()) {
+            (Some(dir), _) => Some(Store::at(dir)),
+            (None, Variable::Off) => None,
+            (None, Variable::Dir(dir)) => Some(Store::at(dir)),
+            (None, Variable::Unset) => Some(Store::at(DEFAULT_DIR)),
+        }
+    }
+}
+
+impl SaveByDefault {
+    /// Where the run is saved, unless that is turned off.
+    pub(super) fn place(&self) -> Result<Option<Place>, Failure> {
+        let named = self.name.as_ref().map(|_| "--name");
+        let Some(store) = self.folder.store() else {
+            return refused(named);
+        };
+        let explicit = self.folder.store.as_ref().map(|_| "--store");
+        Place::new(
+            store,
+            self.name.clone(),
+            explicit.or(named),
+            explicit.is_some(),
+        )
+        .map(Some)
+    }
+}
+
+impl SaveOnRequest {
+    /// Where runs are saved, if that is asked for.
+    pub(super) fn place(&self, scenarios: usize) -> Result<Option<Place>, Failure> {
+        if self.name.is_some() && scenarios > 1 {
+            return Err(Failure::bad_input(
+                "--name names one run: give one scenario, or use --save",
+            ));
+        }
+        let (store, asked) = match (&self.store, &self.name, Variable::read()) {
+            (Some(dir), ..) => (Store::at(dir), "--store"),
+            (None, None, _) if !self.save => return Ok(None),
+            (None, name, Variable::Off) => {
+                return refused(Some(name.as_ref().map_or("--save", |_| "--name")));
+            }
+            (None, name, variable) => {
+                let dir = match variable {
+                    Variable::Dir(dir) => dir,
+                    _ => DEFAULT_DIR.into(),
+                };
+                (Store::at(dir), name.as_ref().map_or("--save", |_| "--name"))
+            }
+        };
+        let explicit = self.store.is_some();
+        Place::new(store, self.name.clone(), Some(asked), explicit).map(Some)
+    }
+}
+
+/// There is no store: an error where an option asks for one.
+fn refused(option: Option<&str>) -> Result<Option<Place>, Failure> {
+    match option {
+        None => Ok(None),
+        Some(option) => Err(Failure::bad_input(format_args!(
+            "{option}: {VARIABLE} is off, so there is no folder to save in; give --store DIR"
+        ))),
+    }
+}
+
+impl Place {
+    fn new(
+        store: Store,
+        name: Option<String>,
+        asked: Option<&'static str>,
+        explicit: bool,
+    ) -> Result<Self, Failure> {
+        if let Some(name) = &name {
+            Store::check_name(name).map_err(|e| unsaved(Some("--name"), &e))?;
+        }
+        let cap = if explicit { None } else { cap()? };
+        Ok(Self {
+            store,
+            name,
+            asked,
+            cap,
+        })
+    }
+
+    /// Whether an option asks for the run to be saved.
+    pub(super) fn is_asked(&self) -> bool {
+        self.asked.is_some()
+    }
+
+    /// Checks, before a long computation, that a folder that was asked for can be written.
+    pub(super) fn probe(&self) -> Result<(), Failure> {
+        match self.asked {
+            None => Ok(()),
+            asked => probe(&self.store, asked),
+        }
+    }
+
+    /// Saves a run, gives it its name and makes room for it. A failure that nobody asked to know about is a warning.
+    pub(super) fn save(&self, run: &RunView) -> Result<Saved, Failure> {
+        match (self.try_save(run), self.asked) {
+            (Ok(saved), _) => Ok(saved),
+            (Err(e), None) => Ok(Saved::Not(format!(
+                "the run was not saved: {e} (--no-store turns saving off)"
+            ))),
+            (Err(e), asked) => Err(unsaved(asked, &e)),
+        }
+    }
+
+    fn try_save(&self, run: &RunView) -> Result<Saved, StoreError> {
+        let saved = self.store.save_once(run, &self.store.known()?)?;
+        if let Some(name) = &self.name {
+            self.store.name(name, &saved.id)?;
+        }
+        let removed = match self.cap {
+            Some(cap) if !saved.before => (self.store.enforce(cap, &saved.id)?, cap),
+            _ => (0, Cap::default()),
+        };
+        let dir = self.store.dir().display();
+        let called = match &self.name {
+            Some(name) => format!("{} ({name})", saved.id.tail()),
+            None => saved.id.tail().to_owned(),
+        };
+        let mut text = match saved.before {
+            true => format!("already saved as {called} in {dir}"),
+            false => format!("saved as {called} in {dir}"),
+        };
+        if let (removed @ 1.., cap) = removed {
+            let runs = if removed == 1 { "run" } else { "runs" };
+            text += &format!(
+                "\nremoved the {removed} oldest {runs} without a name: {dir} holds at most {cap} ({LIMIT} changes that)"
+            );
+        }
+        Ok(Saved::As(saved.id, text))
+    }
+}
+
+/// Checks that a store is in a place that can be written. A full disk is told after the results.
+pub(super) fn probe(store: &Store, option: Option<&str>) -> Result<(), Failure> {
+    match store.writable() {
+        Err(e) if e.is_bad_input() => Err(unsaved(option, &e)),
+        _ => Ok(()),
+    }
+}
+
+/// A run that cannot be saved.
+pub(super) fn unsaved(option: Option<&str>, e: &StoreError) -> Failure {
+    let message = match option {
+        Some(option) => format!("{option}: {e}"),
+        None => e.to_string(),
+    };
+    if e.is_bad_input() {
+        Failure::bad_input(message)
+    } else {
+        Failure::run(message)
+    }
+}
+
+/// Whether a run has been saved.
 #[derive(Debug)]
 pub(super) enum Saved {
-    /// None was to be.
+    /// It was not to be.
     Unasked,
-    /// Under this id in this folder.
-    As(Id, PathBuf),
+    /// Under this id, in words.
+    As(Id, String),
     /// It could not be: why.
     Not(String),
 }
@@ -96,20 +272,18 @@ impl Saved {
 
     /// Says so on stderr.
     pub(super) fn say(&self) {
-        let text = match self {
-            Self::Unasked => return,
-            Self::As(id, dir) => format!("kept as {} in {}", id.tail(), dir.display()),
-            Self::Not(reason) => format!("warning: {reason}"),
-        };
-        // Nothing can be done when even stderr is closed.
-        let _ = writeln!(io::stderr(), "{text}");
+        match self {
+            Self::Unasked => {}
+            Self::As(_, text) => say(text),
+            Self::Not(reason) => say(format_args!("warning: {reason}")),
+        }
     }
 }
 
 /// `--store` of verbs that read runs.
 #[derive(clap::Args, Clone, Debug, Default)]
 pub(super) struct From {
-    /// Folder of the kept runs; default: runs, or what SHARDLAB_STORE says
+    /// Folder of the saved runs; default: runs, or SHARDLAB_STORE
     #[arg(long, value_name = "DIR", global = true)]
     store: Option<PathBuf>,
 }
@@ -120,9 +294,9 @@ impl From {
         if let Some(dir) = &self.store {
             return Store::at(dir);
         }
-        match std::env::var_os(VARIABLE) {
-            Some(dir) if dir != "off" && !dir.is_empty() => Store::at(dir),
-            _ => Store::at(DEFAULT_DIR),
+        match Variable::read() {
+            Variable::Dir(dir) => Store::at(dir),
+            Variable::Off | Variable::Unset => Store::at(DEFAULT_DIR),
         }
     }
 }
@@ -140,18 +314,9 @@ pub(super) fn view_of(p: &Prediction, path: &Path, overrides: &[String]) -> RunV
 pub(crate) fn with_source(mut run: RunView, path: &Path, overrides: &[String]) -> RunView {
     run.scenario = view::ScenarioView {
         source: path.display().to_string(),
-        text: text(path),
+        text: scenario::text(path).unwrap_or_default(),
         overrides: overrides.to_vec(),
         ..run.scenario
     };
     run
-}
-
-/// The text that a scenario was loaded from; empty where it cannot be read again.
-fn text(path: &Path) -> String {
-    if let Ok(text) = std::fs::read_to_string(path) {
-        return text;
-    }
-    let name = path.to_string_lossy();
-    find_shipped(&name).map_or_else(String::new, |(_, text)| text.to_owned())
 }

@@ -1,8 +1,9 @@
 //! Standard output, failures and exit status.
 
-use super::table::WIDTH;
+use super::text::{asked, hanging, sentence, wrap};
 use crate::predict::PredictError;
 use serde::Serialize;
+use shardlab_reports::files;
 use std::fmt::Display;
 use std::io::{self, BufWriter, ErrorKind, IsTerminal, Write};
 use std::path::Path;
@@ -11,56 +12,26 @@ use std::process::ExitCode;
 /// Columns of a label with the blanks behind it.
 const LABEL: usize = 10;
 
-/// Units that stay on the line of their number.
-const UNITS: [&str; 9] = ["B", "KiB", "MiB", "GiB", "ns", "us", "ms", "s", "%"];
-
-/// Lines of at most `width` characters, broken between words but not between a number and its unit; runs of blanks stay
-/// as they are.
-fn wrap(text: &str, width: usize) -> Vec<String> {
-    let mut words: Vec<String> = Vec::new();
-    for word in text.split(' ') {
-        let bare = word.trim_end_matches([',', ';', '.', ')', ':']);
-        match words.last_mut() {
-            Some(number)
-                if UNITS.contains(&bare) && number.ends_with(|c: char| c.is_ascii_digit()) =>
-            {
-                number.push(' ');
-                number.push_str(word);
-            }
-            _ => words.push(word.to_owned()),
-        }
+/// Checks, before a long computation, that the file of an option is in a place that can be written. A full disk is told after
+/// the results: it may have room by then.
+pub(super) fn writable(option: &str, path: &Path) -> Result<(), Failure> {
+    match files::check(path) {
+        Err(e) if files::is_bad_path(&e) => Err(Failure::unwritten(
+            format_args!("{option} {}", path.display()),
+            &e,
+        )),
+        _ => Ok(()),
     }
-    let mut lines = vec![String::new()];
-    for word in words {
-        let last = lines.len() - 1;
-        let line = &mut lines[last];
-        if !line.is_empty() && line.chars().count() + 1 + word.chars().count() > width {
-            lines.push(word);
-            continue;
-        }
-        if !line.is_empty() {
-            line.push(' ');
-        }
-        line.push_str(&word);
-    }
-    lines
 }
 
-/// Makes sure, before what takes long, that the file of an option can be written: it is made and removed again.
-pub(super) fn writable(option: &str, path: &Path) -> Result<(), Failure> {
-    let existed = path.exists();
-    // The reader of a pipe would take the end of this for the end of all.
-    if existed && !path.is_file() && !path.is_dir() {
-        return Ok(());
-    }
-    let mut options = std::fs::OpenOptions::new();
-    let opened = options.append(true).create(true).open(path);
-    opened
-        .and_then(|_| match existed {
-            true => Ok(()),
-            false => std::fs::remove_file(path),
-        })
-        .map_err(|e| Failure::bad_input(format_args!("{option} {}: {e}", path.display())))
+/// Writes the file of an option, in full or not at all.
+pub(super) fn write_file<T>(
+    option: &str,
+    path: &Path,
+    fill: impl FnOnce(&mut dyn Write) -> io::Result<T>,
+) -> Result<T, Failure> {
+    files::write(path, fill)
+        .map_err(|e| Failure::unwritten(format_args!("{option} {}", path.display()), &e))
 }
 
 /// Writes a line to standard error in one piece: other ranks of the run write to the same place.
@@ -133,6 +104,16 @@ impl Failure {
         Self::Run(message.to_string())
     }
 
+    /// A file that cannot be written: bad input where the path is wrong, else a failed run (a full disk, for example).
+    pub(super) fn unwritten(what: impl Display, e: &io::Error) -> Self {
+        let message = format!("{what}: {e}");
+        if files::is_bad_path(e) {
+            Self::BadInput(message)
+        } else {
+            Self::Run(message)
+        }
+    }
+
     /// Tells the user by other means than [`Failure::report`]; a reader that closes the pipe is not told of.
     pub(super) fn told(self, tell: impl FnOnce(&str)) -> Self {
         let (message, code) = match self {
@@ -144,6 +125,11 @@ impl Failure {
         };
         tell(&message);
         Self::Told(code)
+    }
+
+    /// Tells the user on stderr at once, where the command goes on.
+    pub(super) fn told_on_stderr(self) -> Self {
+        self.told(|message| say(format_args!("error: {message}")))
     }
 
     /// Tells the user and gives the exit status. Results printed before the failure are kept.
@@ -223,9 +209,12 @@ impl Out {
         write!(self.writer, "{text}")
     }
 
-    /// Writes a line.
+    /// Writes a line; on a terminal, one that is too long is broken between words.
     pub(super) fn line(&mut self, text: impl Display) -> io::Result<()> {
-        writeln!(self.writer, "{text}")
+        for line in hanging(&text.to_string(), "", asked()) {
+            writeln!(self.writer, "{line}")?;
+        }
+        Ok(())
     }
 
     /// Writes an empty line.
@@ -235,13 +224,16 @@ impl Out {
 
     /// Writes a heading.
     pub(super) fn heading(&mut self, text: impl Display) -> io::Result<()> {
-        let text = self.bold(text);
-        self.line(text)
+        for line in wrap(&text.to_string(), sentence()) {
+            let line = self.bold(line);
+            self.line(line)?;
+        }
+        Ok(())
     }
 
-    /// Writes a sentence, wrapped to the width of tables, with this indent.
+    /// Writes a sentence, wrapped to the terminal, with this indent.
     pub(super) fn paragraph(&mut self, indent: usize, text: &str) -> io::Result<()> {
-        for line in wrap(text, WIDTH - indent) {
+        for line in wrap(text, sentence() - indent) {
             writeln!(self.writer, "{:indent$}{line}", "")?;
         }
         Ok(())
@@ -249,7 +241,7 @@ impl Out {
 
     /// Writes a text behind a label, its further lines below its first.
     pub(super) fn labelled(&mut self, label: &str, text: &str) -> io::Result<()> {
-        let mut lines = wrap(text, WIDTH - LABEL).into_iter();
+        let mut lines = wrap(text, sentence() - LABEL).into_iter();
         let label = self.bold(format_args!("{label:<LABEL$}"));
         writeln!(self.writer, "{label}{}", lines.next().unwrap_or_default())?;
         for line in lines {
@@ -299,21 +291,5 @@ impl Write for Out {
 
     fn flush(&mut self) -> io::Result<()> {
         self.writer.flush()
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn lines_break_between_words_but_not_before_a_unit() {
-        assert_eq!(wrap("one two three", 7), ["one two", "three"]);
-        assert_eq!(
-            wrap("peak 12.5 GiB, more", 10),
-            ["peak", "12.5 GiB,", "more"]
-        );
-        assert_eq!(wrap("a b   c", 20), ["a b   c"]);
-        assert_eq!(wrap("", 20), [""]);
     }
 }

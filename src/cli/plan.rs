@@ -1,25 +1,30 @@
-//! `shardlab plan`: the program as text, whole or cut down to a section or a unit, and the layout of its parameters.
+//! `shardlab plan`: the program as text, all of it or one section or unit, and the layout of its parameters.
 
 mod groups;
 
 use super::args::{One, plan};
 use super::output::{Failure, Out, Status};
+use super::text;
 use serde::Serialize;
 use shardlab_plan::Program;
-use shardlab_plan::program::{InstrId, SectionKind, UnitId};
+use shardlab_plan::program::{self, InstrId, SectionKind, UnitId};
+use shardlab_plan::scenario::nearest;
 
 #[derive(clap::Args)]
 pub(super) struct Args {
     #[command(flatten)]
     scenario: One,
-    /// Only instructions of this unit, for example layers.3 (repeatable)
+    /// Print only instructions of this unit, for example layers.3 (repeatable); of the steady step, unless --first or --section is given
     #[arg(long, value_name = "NAME")]
     unit: Vec<String>,
-    /// Only this part of the program
+    /// Print only this part of the program
     #[arg(long, value_enum)]
     section: Option<Section>,
-    /// The layout of the parameter groups instead: shapes, offsets, padding, bytes
+    /// Print only the first step (as --section first)
     #[arg(long, conflicts_with = "section")]
+    first: bool,
+    /// Print the layout of the parameter groups instead: shapes, offsets, padding, bytes
+    #[arg(long, conflicts_with_all = ["section", "first"])]
     groups: bool,
     /// Print one JSON object
     #[arg(long)]
@@ -28,13 +33,13 @@ pub(super) struct Args {
 
 #[derive(clap::ValueEnum, Clone, Copy, Debug)]
 enum Section {
-    /// Persistent state
+    /// The allocation of persistent state
     Init,
     /// The first step
     First,
-    /// Every later step
+    /// Every further step
     Steady,
-    /// A validation forward
+    /// A forward pass for validation
     Validation,
 }
 
@@ -62,20 +67,33 @@ pub(super) fn run(args: &Args, out: &mut Out) -> Result<Status, Failure> {
         }
         return Ok(Status::Done);
     }
-    let kind = args.section.map(Section::kind);
+    let mut kind = args.section.map(Section::kind);
+    if args.first {
+        kind = Some(SectionKind::First);
+    }
     if let Some(kind) = kind
         && program.section(kind).is_none()
     {
         return Err(Failure::bad_input(format_args!(
-            "{}: the program has no validation section; train.validate_every is 0",
+            "{}: the program has no validation section, because train.validate_every is 0",
             scenario.name
         )));
     }
-    let selection = Selection { kind, units };
     if args.json {
-        out.json(&selection.listing(&program))?;
-    } else {
-        selection.print(&program, out)?;
+        out.json(&Selection { kind, units }.listing(&program))?;
+        return Ok(Status::Done);
+    }
+    // The steps of a unit are much alike: people want to read one.
+    let one_of_many = kind.is_none() && units.is_some();
+    if one_of_many {
+        kind = Some(SectionKind::Steady);
+    }
+    Selection { kind, units }.print(&program, out)?;
+    if one_of_many {
+        out.blank()?;
+        out.line(
+            "(--first shows the first step, --section init the allocation of persistent state)",
+        )?;
     }
     Ok(Status::Done)
 }
@@ -90,7 +108,9 @@ fn units(program: &Program, names: &[String]) -> Result<Option<Vec<UnitId>>, Fai
         found.map(|i| UnitId(i as u16)).ok_or_else(|| {
             let known: Vec<&str> = program.units.iter().map(|u| u.name.as_str()).collect();
             Failure::bad_input(format_args!(
-                "there is no unit `{name}`; the program has {}",
+                "there is no unit `{name}`{}; the program has {}",
+                nearest(name, known.iter().copied())
+                    .map_or_else(String::new, |near| format!(" (did you mean `{near}`?)")),
                 abridged(&known)
             ))
         })
@@ -125,32 +145,37 @@ impl Selection {
             })
     }
 
-    /// The lines of [`Program::to_text`] that belong to the selection.
+    /// Prints the instructions of the selection, one per line; on a terminal, lines are broken to its width.
     fn print(&self, program: &Program, out: &mut Out) -> Result<(), Failure> {
-        let text = program.to_text();
-        let sections = self.kind.map(|kind| {
-            let chosen = program.sections.iter().position(|s| s.kind == kind);
-            chosen.unwrap_or(0)
-        });
-        let mut section = None;
-        for line in text.lines() {
-            if line.starts_with('[') {
-                section = Some(section.map_or(0, |s| s + 1));
-            }
-            let shown = match (section, instr_of(line)) {
-                (_, Some(id)) => self.takes(program, id),
-                (None, None) => !line.is_empty(),
-                // A section's title; the blank line before it is written here as well.
-                (Some(s), None) => {
-                    let shown = line.starts_with('[') && sections.is_none_or(|only| only == s);
-                    if shown {
-                        out.blank()?;
-                    }
-                    shown
-                }
-            };
-            if shown {
+        let width = text::asked();
+        for line in program.header_text(self.units.as_deref()).lines() {
+            for line in text::hanging(line, "#   ", width) {
                 out.line(line)?;
+            }
+        }
+        let chosen = |s: &&program::Section| self.kind.is_none_or(|kind| s.kind == kind);
+        let sections = program.sections.iter().filter(chosen);
+        let sections: Vec<(String, Vec<InstrId>)> = sections
+            .map(|s| {
+                let all = s.instrs.clone().map(InstrId);
+                let shown = all.filter(|id| self.takes(program, *id)).collect();
+                (program.section_text(s), shown)
+            })
+            .collect();
+        let all = sections.iter().flat_map(|(_, shown)| shown.iter().copied());
+        let columns = match width {
+            Some(width) if width < FULL => Columns::narrow(program, all),
+            _ => Columns::FULL,
+        };
+        for (title, shown) in &sections {
+            out.blank()?;
+            out.line(title)?;
+            for &id in shown {
+                let line = columns.line(program, id);
+                let indent = " ".repeat(columns.id + 3);
+                for line in text::hanging(&line, &indent, width) {
+                    out.line(line)?;
+                }
             }
         }
         Ok(())
@@ -187,12 +212,67 @@ impl Selection {
     }
 }
 
-/// The instruction that a line of program text describes.
-fn instr_of(line: &str) -> Option<InstrId> {
-    line.split_ascii_whitespace()
-        .next()
-        .and_then(|id| id.parse().ok())
-        .map(InstrId)
+/// Columns from which on instructions have the columns of [`Program::to_text`].
+const FULL: usize = 140;
+
+/// Columns before the text of an instruction.
+struct Columns {
+    id: usize,
+    micro_batch: bool,
+    phase: usize,
+    unit: usize,
+    rule: usize,
+}
+
+impl Columns {
+    /// Those of [`Program::to_text`].
+    const FULL: Self = Self {
+        id: 6,
+        micro_batch: true,
+        phase: 10,
+        unit: 12,
+        rule: 17,
+    };
+
+    /// As narrow as these instructions allow.
+    fn narrow(program: &Program, shown: impl Iterator<Item = InstrId>) -> Self {
+        let mut columns = Self {
+            id: 1,
+            micro_batch: program.meta.micro_batches > 1,
+            phase: 0,
+            unit: 0,
+            rule: 0,
+        };
+        for id in shown {
+            let instr = &program.instrs[id.index()];
+            columns.id = columns.id.max(id.0.to_string().len());
+            columns.phase = columns.phase.max(instr.phase.name().len());
+            let unit = &program.units[instr.unit.index()].name;
+            columns.unit = columns.unit.max(unit.len());
+            columns.rule = columns.rule.max(instr.rule.name().len());
+        }
+        columns
+    }
+
+    fn line(&self, program: &Program, id: InstrId) -> String {
+        let instr = &program.instrs[id.index()];
+        let micro_batch = match self.micro_batch {
+            true => format!("{:>2} ", instr.micro_batch),
+            false => String::new(),
+        };
+        format!(
+            "{:>i$} {micro_batch}{:<p$} {:<u$} {:<r$} {}",
+            id.0,
+            instr.phase.name(),
+            program.units[instr.unit.index()].name,
+            instr.rule.name(),
+            program.op_text(id),
+            i = self.id,
+            p = self.phase,
+            u = self.unit,
+            r = self.rule,
+        )
+    }
 }
 
 #[derive(Serialize)]

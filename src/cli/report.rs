@@ -4,7 +4,8 @@ mod png;
 
 use super::args::{Overrides, load, profiles};
 use super::keep::{From, view_of};
-use super::output::{Failure, Out, Status};
+use super::output::{Failure, Out, Status, write_file};
+use super::progress::Progress;
 use super::table::option_of;
 use crate::predict::{PredictError, predict};
 use shardlab_reports::RunView;
@@ -20,13 +21,13 @@ const LONG: usize = 48;
 
 #[derive(clap::Args)]
 pub(super) struct Args {
-    /// Scenario files or names (they are predicted), kept runs by id, name or folder; the first is what the others are
-    /// compared with
+    /// Scenario files or names, which are predicted, and saved runs by id, name or folder; all others are compared with the
+    /// first
     #[arg(value_name = "SCENARIO|RUN", required = true)]
     runs: Vec<String>,
     #[command(flatten)]
     overrides: Overrides,
-    /// A further override for every run but the first (repeatable); a scenario alone is meant twice: what an option does
+    /// Override a key for every run but the first (repeatable); with one scenario: compare it with and without these overrides
     #[arg(long = "set-b", value_name = "SECTION.KEY=VALUE")]
     set_b: Vec<String>,
     #[command(flatten)]
@@ -34,13 +35,13 @@ pub(super) struct Args {
     /// File to write: .html or .md
     #[arg(long, value_name = "FILE")]
     out: PathBuf,
-    /// Title; default: what the runs are called
+    /// Title of the report [default: the names of the runs]
     #[arg(long)]
     title: Option<String>,
-    /// A further axis over the scenarios, for example 'fsdp.prefetch_forward=[0, 1, 2]' (repeatable)
+    /// Predict the scenarios over this axis, for example 'fsdp.prefetch_forward=[0, 1, 2]' (repeatable)
     #[arg(long = "axis", value_name = "SECTION.KEY=[V1, V2]")]
     axes: Vec<String>,
-    /// Write every drawing as a PNG too, into a folder beside the file
+    /// Also write every plot as a PNG, into a folder next to the file
     #[arg(long)]
     png: bool,
 }
@@ -49,21 +50,22 @@ pub(super) fn run(args: &Args, out: &mut Out) -> Result<Status, Failure> {
     let kind = args.out.extension().and_then(|e| e.to_str());
     if !matches!(kind, Some("html" | "md")) {
         return Err(Failure::bad_input(format_args!(
-            "--out {}: a name that ends in .html or .md is expected",
+            "--out {}: expected a name that ends in .html or .md",
             args.out.display()
         )));
     }
-    let items = items(args)?;
+    let progress = Progress::new("predicting", 1, false);
+    let items = items(args, &progress)?;
+    drop(progress);
     let report = Report::new(args.title.as_deref(), &items);
     let pictures = args.png.then(|| pictures(&args.out)).flatten();
     if let Some((folder, _)) = &pictures {
-        std::fs::create_dir_all(folder).map_err(|e| written(folder, &e))?;
-        for plot in report.plots() {
-            let path = folder.join(format!("{}.png", plot.name));
-            let png = png::render(&plot.standalone())
-                .map_err(|e| Failure::run(format_args!("{}: {e}", path.display())))?;
-            std::fs::write(&path, png).map_err(|e| written(&path, &e))?;
-        }
+        let is_new = !folder.exists();
+        write_pictures(&report, folder).inspect_err(|_| {
+            if is_new {
+                let _ = std::fs::remove_dir_all(folder);
+            }
+        })?;
     }
     let text = if kind == Some("html") {
         html(&report)
@@ -73,7 +75,7 @@ pub(super) fn run(args: &Args, out: &mut Out) -> Result<Status, Failure> {
             Some(format!("{name}/{}.png", plot.name))
         })
     };
-    std::fs::write(&args.out, &text).map_err(|e| written(&args.out, &e))?;
+    write_file("--out", &args.out, |to| to.write_all(text.as_bytes()))?;
     let runs = match items.len() {
         1 => "1 run".to_owned(),
         n => format!("{n} runs"),
@@ -86,8 +88,17 @@ pub(super) fn run(args: &Args, out: &mut Out) -> Result<Status, Failure> {
     Ok(Status::Done)
 }
 
-fn written(path: &Path, e: &std::io::Error) -> Failure {
-    Failure::bad_input(format_args!("{}: {e}", path.display()))
+/// Writes every drawing as a PNG into a folder.
+fn write_pictures(report: &Report, folder: &Path) -> Result<(), Failure> {
+    std::fs::create_dir_all(folder)
+        .map_err(|e| Failure::unwritten(format_args!("--png {}", folder.display()), &e))?;
+    for plot in report.plots() {
+        let path = folder.join(format!("{}.png", plot.name));
+        let png = png::render(&plot.standalone())
+            .map_err(|e| Failure::run(format_args!("{}: {e}", path.display())))?;
+        write_file("--png", &path, |to| to.write_all(&png))?;
+    }
+    Ok(())
 }
 
 /// The folder of the drawings and its name as seen from the report.
@@ -96,7 +107,7 @@ fn pictures(out: &Path) -> Option<(PathBuf, String)> {
     Some((out.with_file_name(&name), name))
 }
 
-fn items(args: &Args) -> Result<Vec<Item>, Failure> {
+fn items(args: &Args, progress: &Progress) -> Result<Vec<Item>, Failure> {
     let store = args.from.store();
     let mut items = Vec::new();
     let mut ids = Vec::new();
@@ -108,7 +119,7 @@ fn items(args: &Args) -> Result<Vec<Item>, Failure> {
         if i > 0 {
             set.extend(args.set_b.iter().cloned());
         }
-        match resolve(args, &set, &store, name)? {
+        match resolve(args, &set, &store, name, progress)? {
             Found::Kept(id, view) => {
                 items.push(Item {
                     label: String::new(),
@@ -121,7 +132,7 @@ fn items(args: &Args) -> Result<Vec<Item>, Failure> {
         }
         if items.len() > MOST {
             return Err(Failure::bad_input(format_args!(
-                "more than {MOST} runs; `shardlab sweep --csv` and `shardlab runs` are for so many"
+                "more than {MOST} runs; use `shardlab sweep --csv` or `shardlab runs` for that many"
             )));
         }
     }
@@ -163,7 +174,13 @@ fn name_kept(items: &mut [Item], ids: &[(usize, String)]) {
 }
 
 /// A scenario, or each point of its axes, predicted; or a kept run.
-fn resolve(args: &Args, set: &[String], store: &Store, name: &str) -> Result<Found, Failure> {
+fn resolve(
+    args: &Args,
+    set: &[String],
+    store: &Store,
+    name: &str,
+    progress: &Progress,
+) -> Result<Found, Failure> {
     let path = Path::new(name);
     if is_run_dir(path) {
         let view = open_dir(path).map_err(Failure::bad_input)?;
@@ -209,7 +226,7 @@ fn resolve(args: &Args, set: &[String], store: &Store, name: &str) -> Result<Fou
         shardlab_plan::scenario::sweep_of(path, set, &args.axes).map_err(Failure::bad_input)?;
     if sweep.points.len() > MOST {
         return Err(Failure::bad_input(format_args!(
-            "{} points; a report holds {MOST} at most",
+            "{} points; a report shows at most {MOST}",
             sweep.points.len()
         )));
     }
@@ -236,7 +253,9 @@ fn resolve(args: &Args, set: &[String], store: &Store, name: &str) -> Result<Fou
                     axes: point.settings,
                 });
             }
-            Err(e) if e.is_bad_input() => eprintln!("left out: {label}: {}", e.reason()),
+            Err(e) if e.is_bad_input() => {
+                progress.pause(|| eprintln!("skipped {label}: {}", e.reason()));
+            }
             Err(e) => return Err(e.into()),
         }
     }

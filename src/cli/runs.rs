@@ -1,4 +1,4 @@
-//! `shardlab runs`: what is kept.
+//! `shardlab runs`: saved runs.
 
 mod filter;
 mod list;
@@ -6,7 +6,7 @@ mod prune;
 mod query;
 mod show;
 
-use super::keep::From;
+use super::keep::{From, unsaved};
 use super::output::{Failure, Out, Status};
 use filter::Filter;
 use shardlab_reports::store::StoreError;
@@ -22,7 +22,7 @@ pub(super) struct Args {
     /// Newest first, and no more than N
     #[arg(long, value_name = "N")]
     last: Option<usize>,
-    /// Print one JSON object a run
+    /// Print one JSON object per run
     #[arg(long, global = true)]
     json: bool,
 }
@@ -31,24 +31,26 @@ pub(super) struct Args {
 enum Verb {
     /// Show one run in full
     Show(show::Args),
-    /// Give a run a name that stands for its id (again: the name moves to the new run), or take one away
+    /// Name a run, or remove a name; a name that is given again moves to the new run
+    #[command(visible_alias = "tag")]
     Name(show::NameArgs),
     /// Remove runs: by age, by number, by what they are
     Prune(prune::Args),
-    /// Ask over many runs: group, join, quantiles, history of a metric, Parquet and CSV
+    /// Query saved runs: group, join, quantiles, history of a metric, Parquet and CSV
+    #[cfg_attr(not(feature = "frames"), command(hide = true))]
     Query(query::Args),
 }
 
 impl std::convert::From<StoreError> for Failure {
     fn from(e: StoreError) -> Self {
-        Self::bad_input(e)
+        unsaved(None, &e)
     }
 }
 
 pub(super) fn run(args: &Args, out: &mut Out) -> Result<Status, Failure> {
     if args.verb.is_some() && (!args.filter.is_empty() || args.last.is_some()) {
         return Err(Failure::bad_input(
-            "filters stand behind the verb they are for, for example `shardlab runs prune --scenario NAME`",
+            "filters go after the verb, for example `shardlab runs prune --scenario NAME`",
         ));
     }
     let store = args.from.store();

@@ -3,9 +3,13 @@
 pub(super) mod report;
 
 use super::args::{Overrides, load, profiles};
-use super::keep::{Keep, view_of};
-use super::output::{Failure, Out, Status};
+use super::budget::Check;
+use super::keep::{SaveOnRequest, Saved, view_of};
+use super::output::{Failure, Out, Status, writable, write_file};
+use super::progress::Progress;
 use super::table::Table;
+use crate::analysis::basis::number;
+use crate::analysis::warnings::Warning;
 use crate::predict::{Fit, Prediction, TIGHT, predict};
 use crate::trace;
 use serde::Serialize;
@@ -16,49 +20,51 @@ use shardlab_plan::units::{ByteUnit, Bytes};
 use shardlab_reports::store::Id;
 use shardlab_sim::{Options, Part};
 use std::collections::BTreeMap;
-use std::fs::File;
+use std::io::Write;
 use std::path::PathBuf;
 
 #[derive(clap::Args)]
 pub(super) struct Args {
-    /// Scenario files, or names of shipped ones
+    /// Scenario files, names of shipped scenarios, or - for standard input
     #[arg(value_name = "SCENARIO", required = true)]
     scenarios: Vec<PathBuf>,
     #[command(flatten)]
     overrides: Overrides,
-    /// Print one JSON object a scenario
+    /// Print one JSON object per scenario
     #[arg(long)]
     json: bool,
-    /// Write a timeline of the last step for Perfetto, from its begin as times in `explain` are (one scenario only)
+    /// Write a Perfetto trace of the last step; t = 0 is the start of the step, as in `explain` (one scenario only)
     #[arg(long, value_name = "FILE")]
     trace: Option<PathBuf>,
-    /// Steps to simulate after the first; default: until time and memory repeat
+    /// Steps to simulate after the first [default: until time and memory repeat]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=100_000))]
     steps: Option<u32>,
-    /// Seed of the jitter
+    /// Random seed for --jitter
     #[arg(long, value_name = "N", default_value_t = 0)]
     seed: u64,
-    /// Relative standard deviation of kernel times, for example 0.02
+    /// Vary kernel times randomly, with this relative standard deviation, for example 0.02
     #[arg(long, value_name = "FRACTION", default_value_t = 0.0)]
     jitter: f64,
-    /// A rank whose kernels take FACTOR times as long (repeatable)
+    /// Slow down the kernels of one rank by FACTOR (repeatable)
     #[arg(long, value_name = "RANK=FACTOR", value_parser = straggler)]
     straggler: Vec<(u32, f64)>,
-    /// A part of every rank's machine that takes FACTOR times as long as the profile says (below 1: is faster): host, arithmetic, memory,
-    /// collectives or host_copies (repeatable)
+    /// Slow one component down on every rank by FACTOR (below 1: speed up): host, arithmetic, memory, collectives or
+    /// host_copies (repeatable)
     #[arg(long, value_name = "PART=FACTOR", value_parser = slower)]
     slower: Vec<(Part, f64)>,
-    /// Simulate every rank, even where all are alike
+    /// Simulate every rank, even if all are identical
     #[arg(long)]
     full_ranks: bool,
     #[command(flatten)]
-    keep: Keep,
+    check: Check,
+    #[command(flatten)]
+    save: SaveOnRequest,
 }
 
 fn straggler(text: &str) -> Result<(u32, f64), String> {
     let (rank, factor) = text
         .split_once('=')
-        .ok_or("RANK=FACTOR is expected, for example 3=1.5")?;
+        .ok_or("expected RANK=FACTOR, for example 3=1.5")?;
     let rank = rank
         .trim()
         .parse()
@@ -69,12 +75,12 @@ fn straggler(text: &str) -> Result<(u32, f64), String> {
 fn slower(text: &str) -> Result<(Part, f64), String> {
     let (part, factor) = text
         .split_once('=')
-        .ok_or("PART=FACTOR is expected, for example host=2")?;
+        .ok_or("expected PART=FACTOR, for example host=2")?;
     let part = part.trim();
     let found = Part::ALL.into_iter().find(|p| p.name() == part);
     let found = found.ok_or_else(|| {
         let names = Part::ALL.map(Part::name);
-        format!("part `{part}`: one of {} is expected", names.join(", "))
+        format!("part `{part}`: expected one of {}", names.join(", "))
     })?;
     Ok((found, times(factor)?))
 }
@@ -110,28 +116,54 @@ pub(super) fn run(args: &Args, out: &mut Out) -> Result<Status, Failure> {
         .iter()
         .map(|path| load(path, &args.overrides.set))
         .collect::<Result<_, _>>()?;
+    let place = args.save.place(args.scenarios.len())?;
+    if let Some(place) = &place {
+        place.probe()?;
+    }
+    if let Some(path) = &args.trace {
+        writable("--trace", path)?;
+    }
     let profiles = profiles();
     let options = args.options();
     let mut lines = Vec::new();
+    let mut status = Status::Done;
+    let mut unwritten = None;
+    let progress = Progress::new("predicting", scenarios.len(), args.json);
     for (i, scenario) in scenarios.iter().enumerate() {
+        let (path, set) = (&args.scenarios[i], &args.overrides.set);
         let prediction = predict(scenario, &profiles, &options)?;
-        if let Some(path) = &args.trace {
-            write_trace(&prediction, path)?;
-        }
-        let kept = args
-            .keep
-            .save(|| view_of(&prediction, &args.scenarios[i], &args.overrides.set))?;
-        if args.json {
-            out.json(&Object::new(&prediction, kept.as_ref()))?;
-        } else {
-            if i > 0 {
-                out.blank()?;
+        progress.step();
+        let answer = report::Answer::of(&prediction, path, set);
+        let traced = args.trace.as_deref().map_or(Ok(()), |path| {
+            let fill = |to: &mut dyn Write| trace::write(&prediction.program, &prediction.run, to);
+            write_file("--trace", path, fill)
+        });
+        let saved = place.as_ref().map_or(Ok(Saved::Unasked), |place| {
+            place.save(&view_of(&prediction, path, set))
+        });
+        progress.pause(|| -> Result<(), Failure> {
+            if args.json {
+                let id = saved.as_ref().ok().and_then(Saved::id);
+                out.json(&Object::new(&prediction, answer, id))?;
+            } else {
+                if i > 0 {
+                    out.blank()?;
+                }
+                report::print(&prediction, &answer, out)?;
+                lines.push(Line::of(&prediction));
             }
-            report::print(&prediction, out)?;
-            lines.push(Line::of(&prediction));
-        }
-        out.flush()?;
+            out.flush()?;
+            if args.check.judge(&prediction) != Status::Done {
+                status = Status::CheckFailed;
+            }
+            // The prediction comes first: a file that cannot be written takes nothing else with it.
+            for failure in [traced.err(), saved.map(|s| s.say()).err()] {
+                unwritten = unwritten.take().or(failure.map(Failure::told_on_stderr));
+            }
+            Ok(())
+        })?;
     }
+    drop(progress);
     if lines.len() > 1 {
         out.blank()?;
         out.text(comparison(&lines))?;
@@ -139,22 +171,17 @@ pub(super) fn run(args: &Args, out: &mut Out) -> Result<Status, Failure> {
             out.paragraph(0, TIGHT)?;
         }
     }
-    Ok(Status::Done)
-}
-
-fn write_trace(p: &Prediction, path: &PathBuf) -> Result<(), Failure> {
-    let name = path.display();
-    let file =
-        File::create(path).map_err(|e| Failure::bad_input(format_args!("--trace {name}: {e}")))?;
-    trace::write(&p.program, &p.run, file)
-        .map_err(|e| Failure::run(format_args!("--trace {name}: {e}")))
+    match unwritten {
+        Some(failure) => Err(failure),
+        None => Ok(status),
+    }
 }
 
 /// A line of the comparison.
 struct Line {
     name: String,
-    step_ms: f64,
-    tokens_per_s: f64,
+    step_ms: String,
+    tokens_per_s: String,
     counted_in: BatchUnit,
     mfu: f64,
     exposed_ms: f64,
@@ -166,10 +193,11 @@ struct Line {
 
 impl Line {
     fn of(p: &Prediction) -> Self {
+        let basis = p.run.basis.as_ref();
         Self {
             name: p.scenario.name.clone(),
-            step_ms: p.step_ms(),
-            tokens_per_s: p.tokens_per_s(),
+            step_ms: number(p.step_ms(), 2, basis),
+            tokens_per_s: number(p.tokens_per_s(), 0, basis),
             counted_in: p.scenario.model.family.counted_in(),
             mfu: p.run.mfu,
             exposed_ms: p.run.exposed_total().ms(),
@@ -199,8 +227,8 @@ fn comparison(lines: &[Line]) -> Table {
     for line in lines {
         table.row([
             line.name.clone(),
-            format!("{:.2}", line.step_ms),
-            format!("{:.0}", line.tokens_per_s),
+            line.step_ms.clone(),
+            line.tokens_per_s.clone(),
             format!("{:.1} %", 100.0 * line.mfu),
             format!("{:.2}", line.exposed_ms),
             unit.show(line.allocated),
@@ -222,15 +250,19 @@ struct Object {
     memory_by_unit: BTreeMap<String, u64>,
     /// Time of kernels and collectives whose costs are modelled, milliseconds.
     modelled_ms: BTreeMap<String, f64>,
+    /// The answer, what decides it and what to try next.
+    verdict: serde_json::Value,
+    /// What the prediction does not cover, and what makes the job slow.
+    warnings: Vec<Warning>,
     /// Why, in sentences.
     why: Vec<String>,
-    /// Id of the kept run.
+    /// Id of the saved run.
     #[serde(skip_serializing_if = "Option::is_none")]
     run_id: Option<String>,
 }
 
 impl Object {
-    fn new(p: &Prediction, kept: Option<&Id>) -> Self {
+    fn new(p: &Prediction, answer: report::Answer, id: Option<&Id>) -> Self {
         let mut summary = p.run.summary();
         let unit = &p.program.units[p.run.memory.at.unit.index()].name;
         summary.memory.at.insert("unit_name", unit.as_str().into());
@@ -251,8 +283,10 @@ impl Object {
                 .iter()
                 .map(|(n, t)| (n.clone(), t.ms()))
                 .collect(),
+            verdict: answer.verdict.json(&answer.next),
+            warnings: answer.warnings,
             why: crate::analysis::why::sentences(p),
-            run_id: kept.map(Id::to_string),
+            run_id: id.map(Id::to_string),
         }
     }
 }

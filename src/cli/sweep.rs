@@ -6,112 +6,142 @@ mod write;
 
 use super::args::{Overrides, percent, profiles, size};
 use super::interrupt;
-use super::keep::view_of;
-use super::output::{Failure, Out, Status, writable};
+use super::keep::{probe, unsaved, view_of};
+use super::output::{Failure, Out, Status, say, writable, write_file};
+use super::progress::Progress;
+use crate::analysis::pareto::{self, Tolerance};
+use crate::analysis::verdict::HEADROOM;
 use crate::predict::Prediction;
-use points::{Outcome, evaluate};
+use points::{Outcome, count_changes, evaluate};
 use select::{Selection, Sort};
-use shardlab_plan::scenario::sweep_of;
+use shardlab_plan::scenario::{self, sweep_of};
 use shardlab_plan::units::Bytes;
-use shardlab_reports::store::{Store, StoreError};
+use shardlab_reports::store::{Known, Saved, Store, StoreError};
 use std::path::PathBuf;
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 const NOTES: &str = "\
-Under `fits`: yes; tight (it does, but within a step the allocator has to give cached memory back to the device,
-which waits for all of its work); short (it does, but leaves less than --headroom); no; ? (the device's memory is not known).
-Under `front`: points that no other that fits beats both in time per token and in reserved memory.
-The last line names the fastest point that fits, within --max-memory and --headroom where they are given; where that one is tight, another
-line names the fastest that is not.";
+Column `fits`:
+  yes    fits
+  tight  fits, but only after the caching allocator frees blocks mid-step (each cudaFree synchronizes the device)
+  short  fits, but leaves less memory free than --headroom
+  no     out of memory; times assume that it fits
+  ?      the device's memory is not known
+
+Column `front`: Pareto-optimal points (time per token vs. reserved memory) among those that fit. Differences below --tolerance do not count.
+
+The last lines name the fastest point that fits, within --max-memory and --headroom, and the points that are equal to it. Of equal points, the one that reserves the least memory is the best, then the one closest to the scenario. If that point is `tight`, a further line names the best one that is not.
+
+Example:
+  shardlab sweep llama3-8b-4xh200 --axis 'fsdp.prefetch_forward=[0, 1, 2]' --axis 'train.micro_batch=[1, 2]'";
+
+/// The option that saves points.
+const STORE: Option<&str> = Some("--store");
 
 #[derive(clap::Args)]
 #[command(after_help = NOTES)]
 pub(super) struct Args {
-    /// Scenario file, or the name of a shipped one; its [sweep] section gives axes
+    /// Scenario file, name of a shipped scenario, or - for standard input; its [sweep] section gives axes
     #[arg(value_name = "SCENARIO")]
     scenario: PathBuf,
-    /// A further axis, for example 'fsdp.prefetch_forward=[0, 1, 2]' (repeatable)
+    /// Add an axis, for example 'fsdp.prefetch_forward=[0, 1, 2]' (repeatable)
     ///
-    /// Keys joined by commas are set together: 'mesh.dp_shard,mesh.dp_outer=[[16, 1], [8, 2]]'.
+    /// Join keys with commas to vary them together: 'mesh.dp_shard,mesh.dp_outer=[[16, 1], [8, 2]]'.
     #[arg(long = "axis", value_name = "SECTION.KEY=[V1, V2]")]
     axes: Vec<String>,
     #[command(flatten)]
     overrides: Overrides,
-    /// Write all points as CSV, whatever the options below leave out
+    /// Write all points as CSV, including those that the options below leave out
     #[arg(long, value_name = "FILE")]
     csv: Option<PathBuf>,
-    /// Print one JSON object a point
+    /// Print one JSON object per point
     #[arg(long)]
     json: bool,
-    /// Order of the points; default: axes, or tokens with --top
+    /// Order of the points [default: axes, or tokens with --top]
     #[arg(long, value_enum)]
     sort: Option<Sort>,
     /// Show only points that fit the device's memory
     #[arg(long)]
     fits: bool,
-    /// Show only points that reserve no more memory than this, such as 60GiB
+    /// Exit with status 1 if no point fits, within --max-memory and --headroom if given
+    #[arg(long)]
+    check: bool,
+    /// Show only points that reserve at most this much memory, such as 60GiB
     #[arg(long, value_name = "SIZE", value_parser = size)]
     max_memory: Option<Bytes>,
-    /// What leaves less of the device's memory free counts as not fitting, for example 5%
+    /// Require this share of device memory to stay free; 0 turns it off [default: 5%]
     #[arg(long, value_name = "PERCENT", value_parser = percent)]
     headroom: Option<f64>,
-    /// Show only the first so many points
+    /// Treat times and memory within this share of each other as equal [default: 0.5%, or the error band of estimates]
+    #[arg(long, value_name = "PERCENT")]
+    tolerance: Option<Tolerance>,
+    /// Show only the first N points, of those that fit if any does
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
     top: Option<u32>,
-    /// Keep every point in this folder, without timelines; default: none is kept
+    /// With --top: count points that do not fit, too
+    #[arg(long, requires = "top", conflicts_with = "fits")]
+    all: bool,
+    /// Save every point in this folder, without timelines; default: none is saved
     #[arg(long, value_name = "DIR")]
     store: Option<PathBuf>,
 }
 
-/// Keeps the points of a sweep where that is asked for.
-struct Keeper<'a> {
+/// Saves the points of a sweep where that is asked for.
+struct Saver<'a> {
     args: &'a Args,
-    store: Option<Store>,
-    kept: AtomicUsize,
+    store: Option<(Store, Known)>,
+    saved: AtomicUsize,
+    before: AtomicUsize,
     failed: OnceLock<StoreError>,
 }
 
-impl<'a> Keeper<'a> {
+impl<'a> Saver<'a> {
     fn new(args: &'a Args) -> Result<Self, Failure> {
-        let store = args.store.as_ref().map(Store::at);
-        if let Some(store) = &store {
-            store.writable().map_err(unkept)?;
-        }
+        let open = |dir: &PathBuf| -> Result<(Store, Known), Failure> {
+            let store = Store::at(dir);
+            probe(&store, STORE)?;
+            let known = store.known().map_err(|e| unsaved(STORE, &e))?;
+            Ok((store, known))
+        };
         Ok(Self {
             args,
-            store,
-            kept: AtomicUsize::new(0),
+            store: args.store.as_ref().map(open).transpose()?,
+            saved: AtomicUsize::new(0),
+            before: AtomicUsize::new(0),
             failed: OnceLock::new(),
         })
     }
 
-    fn keep(&self, p: &Prediction, settings: &[(String, String)]) {
-        let Some(store) = &self.store else { return };
+    fn save(&self, p: &Prediction, settings: &[(String, String)]) {
+        let Some((store, known)) = &self.store else {
+            return;
+        };
         let mut overrides = self.args.overrides.set.clone();
         overrides.extend(settings.iter().map(|(key, value)| format!("{key}={value}")));
-        match store.save(&view_of(p, &self.args.scenario, &overrides)) {
-            Ok(_) => _ = self.kept.fetch_add(1, Ordering::Relaxed),
+        match store.save_once(&view_of(p, &self.args.scenario, &overrides), known) {
+            Ok(Saved { before: true, .. }) => _ = self.before.fetch_add(1, Ordering::Relaxed),
+            Ok(_) => _ = self.saved.fetch_add(1, Ordering::Relaxed),
             // The first reason is enough.
             Err(e) => _ = self.failed.set(e),
         }
     }
 
     fn end(self) -> Result<(), Failure> {
-        let Some(store) = &self.store else {
+        let Some((store, _)) = &self.store else {
             return Ok(());
         };
         if let Some(e) = self.failed.into_inner() {
-            return Err(unkept(e));
+            return Err(unsaved(STORE, &e));
         }
-        let kept = self.kept.into_inner();
-        eprintln!("kept {kept} points in {}", store.dir().display());
+        let before = match self.before.into_inner() {
+            0 => String::new(),
+            n => format!("; {n} were already there"),
+        };
+        let (saved, dir) = (self.saved.into_inner(), store.dir().display());
+        say(format_args!("saved {saved} points in {dir}{before}"));
         Ok(())
     }
-}
-
-fn unkept(e: StoreError) -> Failure {
-    Failure::bad_input(format_args!("--store {e}"))
 }
 
 pub(super) fn run(args: &Args, out: &mut Out) -> Result<Status, Failure> {
@@ -120,13 +150,25 @@ pub(super) fn run(args: &Args, out: &mut Out) -> Result<Status, Failure> {
         sweep_of(&args.scenario, &args.overrides.set, &args.axes).map_err(Failure::bad_input)?;
     let total = sweep.points.len();
     let keys: Vec<String> = sweep.keys().map(str::to_owned).collect();
-    let keeper = Keeper::new(args)?;
+    let saver = Saver::new(args)?;
     if let Some(path) = &args.csv {
         writable("--csv", path)?;
     }
-    let headroom = args.headroom.unwrap_or(0.0);
-    let points = evaluate(sweep.points, headroom, &profiles(), &|p, settings| {
-        keeper.keep(p, settings);
+    let headroom = args.headroom.unwrap_or(HEADROOM);
+    let progress = Progress::new("predicting", total, args.json);
+    let mut points = evaluate(
+        sweep.points,
+        headroom,
+        &profiles(),
+        &progress,
+        &|p, settings| {
+            saver.save(p, settings);
+        },
+    );
+    drop(progress);
+    count_changes(&mut points, &keys, |more| {
+        let set = [&args.overrides.set[..], more].concat();
+        scenario::load(&args.scenario, &set).ok()
     });
     let missing = points
         .iter()
@@ -141,13 +183,17 @@ pub(super) fn run(args: &Args, out: &mut Out) -> Result<Status, Failure> {
         fits: args.fits,
         max_memory: args.max_memory,
         headroom: args.headroom,
+        tolerance: args.tolerance.unwrap_or_else(|| {
+            let done = points.iter().filter_map(|p| p.done());
+            pareto::tolerance(done.map(|n| n.basis.as_ref()))
+        }),
         top: args.top.map(|n| n as usize),
+        all: args.all,
     };
     let table = write::Table::new(&keys, &points, &selection);
-    // What cannot be written is told last: it takes nothing else with it.
+    // The points come first: a file that cannot be written takes nothing else with it.
     let written = args.csv.as_ref().map_or(Ok(()), |path| {
-        let written = table.csv(path);
-        written.map_err(|e| Failure::bad_input(format_args!("--csv {}: {e}", path.display())))
+        write_file("--csv", path, |to| table.csv(to).map_err(Into::into))
     });
     if args.json {
         table.json(out)?;
@@ -156,9 +202,11 @@ pub(super) fn run(args: &Args, out: &mut Out) -> Result<Status, Failure> {
     }
     out.flush()?;
     written?;
-    keeper.end()?;
+    saver.end()?;
     if missing > 0 {
-        eprintln!("interrupted: {missing} of {total} points are missing");
+        say(format_args!(
+            "interrupted: {missing} of {total} points are missing"
+        ));
         return Ok(Status::RunFailed);
     }
     let failed = points.iter().find_map(|p| match &p.outcome {
@@ -167,6 +215,10 @@ pub(super) fn run(args: &Args, out: &mut Out) -> Result<Status, Failure> {
     });
     match failed {
         Some(e) => Err(Failure::run(e)),
+        None if args.check && !selection.any_fits(&points) => {
+            say(format_args!("check failed: none of {total} points fits"));
+            Ok(Status::CheckFailed)
+        }
         None => Ok(Status::Done),
     }
 }

@@ -1,44 +1,51 @@
-//! Tables as wide as the terminal, or as [`WIDTH`]: a header, a rule, right-aligned numbers.
+//! Tables as wide as the terminal: a header, a rule, right-aligned numbers.
+//!
+//! A table that is too wide first loses its optional columns, then breaks texts between words, then shortens long words,
+//! and only then loses further columns, from the right. Numbers are never broken. The last line names the columns that
+//! are left out.
 
+use super::text::wrap;
+pub(super) use super::text::{WIDTH, width};
 use comfy_table::{
     CellAlignment, ColumnConstraint, ContentArrangement, LineStyle, Table as Inner, TableStyle,
     Width,
 };
 use std::fmt;
 
-/// Columns of sentences, and of tables where standard output is no terminal, so that a saved output can be read anywhere.
-pub(super) const WIDTH: usize = 100;
+/// Blanks before every column but the first, beyond the one that is part of every gap.
+const PADDING: usize = 2;
 
 /// Room between columns.
-const GAP: usize = 3;
+const GAP: usize = PADDING + 1;
 
-/// Values up to so many characters stay on one line: in pieces they are other values. Rows that so become wider than the table overflow.
+/// Texts up to this length stay on one line as long as that is possible: an option's value in pieces is another value.
 const UNBROKEN: usize = 14;
 
-/// Columns that a table may take.
-fn width() -> usize {
-    let terminal = Inner::new().width().map(usize::from);
-    terminal.filter(|w| *w > 0).unwrap_or(WIDTH)
-}
+/// Words are never shortened to fewer characters.
+const SHORTEST: usize = 12;
 
-/// Room that a column takes whose cells are not to be broken, with the gap beside it.
+/// Returns the room of a column whose cells are not broken, with the gap beside it.
 pub(super) fn room<'a>(title: &'a str, cells: impl IntoIterator<Item = &'a str>) -> usize {
     let lines = title.trim_start_matches('>').lines().chain(cells);
     lines.map(|l| l.chars().count()).max().unwrap_or(0) + GAP
 }
 
-/// Whether columns that take so much room together fit a table.
+/// Returns whether columns that take this room together fit a table.
 pub(super) fn fits(room: usize) -> bool {
     // One gap less than there are columns.
     room <= width() + GAP
 }
 
-/// An option, or an override of it, without its section, which is clear.
+/// Returns an option, or an override of it, without its section.
 pub(crate) fn option_of(path: &str) -> &str {
+    // Options of a what-if (`--slower host=1.5`) have no section.
+    if path.starts_with("--") {
+        return path;
+    }
     path.split_once('.').map_or(path, |(_, option)| option)
 }
 
-/// The title of an option's column, in lines when it is long.
+/// Returns the title of an option's column, in lines when it is long.
 pub(super) fn key_title(path: &str) -> String {
     let key = option_of(path);
     if key.len() > 9 {
@@ -50,106 +57,206 @@ pub(super) fn key_title(path: &str) -> String {
 
 /// A table under construction.
 pub(super) struct Table {
-    inner: Inner,
     columns: Vec<Column>,
+    rows: Vec<Vec<String>>,
 }
 
-/// What a column's cells ask for.
-#[derive(Clone, Copy, Debug, Default)]
 struct Column {
-    /// A number in two lines is two numbers; texts give way.
+    title: String,
+    /// Aligned to the right and never broken.
     number: bool,
-    /// Characters of the longest line.
-    longest: usize,
-    /// Characters that must stay together, of the longest piece.
-    unbroken: usize,
+    /// Left out first where there is no room.
+    optional: bool,
+}
+
+/// How far cells give way to a narrow terminal.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Give {
+    /// Long texts break between words.
+    Texts,
+    /// Short texts and the titles of numbers do, too.
+    Words,
+    /// Words longer than this are shortened.
+    Shortened(usize),
 }
 
 impl Column {
-    fn take(&mut self, cell: &str) {
-        for line in cell.lines() {
-            let all = line.chars().count();
-            self.longest = self.longest.max(all);
-            let piece = if all <= UNBROKEN {
-                all
-            } else {
-                let words = line.split_whitespace().map(|w| w.chars().count());
-                words.max().unwrap_or(0).min(UNBROKEN)
-            };
-            self.unbroken = self.unbroken.max(piece);
+    /// Reads a title: `>` makes a column of numbers, a leading `?` one that is left out first.
+    fn new(title: &str) -> Self {
+        let (optional, title) = match title.strip_prefix('?') {
+            Some(rest) => (true, rest),
+            None => (false, title),
+        };
+        let (number, title) = match title.strip_prefix('>') {
+            Some(rest) => (true, rest),
+            None => (false, title),
+        };
+        Self {
+            title: title.to_owned(),
+            number,
+            optional,
         }
-    }
-
-    /// What the column asks for, `padding` beside its cells included.
-    fn constraint(self, padding: u16) -> ColumnConstraint {
-        if self.number || self.longest <= UNBROKEN {
-            return ColumnConstraint::ContentWidth;
-        }
-        ColumnConstraint::LowerBoundary(Width::Fixed(self.unbroken as u16 + padding))
     }
 }
 
-/// Blanks before a column's cells.
-const fn padding(column: usize) -> u16 {
-    if column > 0 { 2 } else { 0 }
+/// Characters of a column's content.
+struct Size {
+    number: bool,
+    /// The longest line of a cell.
+    cell: usize,
+    /// The longest line of a cell or of the title.
+    whole: usize,
+    /// The longest word of a cell or of the title.
+    word: usize,
+    /// The longest word of the title.
+    title_word: usize,
+}
+
+impl Size {
+    /// Returns the fewest characters of the column.
+    fn least(&self, give: Give) -> usize {
+        match give {
+            Give::Texts if self.number || self.whole <= UNBROKEN => self.whole,
+            Give::Words | Give::Shortened(_) if self.number => self.cell.max(self.title_word),
+            Give::Texts | Give::Words => self.word,
+            Give::Shortened(most) => self.word.min(most),
+        }
+    }
+}
+
+fn longest<'a>(pieces: impl Iterator<Item = &'a str>) -> usize {
+    pieces.map(|p| p.chars().count()).max().unwrap_or(0)
+}
+
+/// A text whose words have at most `most` characters each.
+fn shortened(text: &str, most: usize) -> String {
+    let cut = |word: &str| match word.char_indices().nth(most.saturating_sub(1)) {
+        Some((at, _)) if word.chars().count() > most => format!("{}…", &word[..at]),
+        _ => word.to_owned(),
+    };
+    let line = |l: &str| l.split(' ').map(cut).collect::<Vec<_>>().join(" ");
+    text.lines().map(line).collect::<Vec<_>>().join("\n")
 }
 
 impl Table {
-    /// A table with these column titles. A title that begins with `>` makes a column of numbers, aligned to the right.
+    /// Makes a table with these column titles. A title that starts with `>` makes a column of numbers, aligned to the
+    /// right; one that starts with `?` (before `>`) a column that is left out first where there is no room.
     pub(super) fn new<'a>(titles: impl IntoIterator<Item = &'a str>) -> Self {
-        let titles: Vec<&str> = titles.into_iter().collect();
+        Self {
+            columns: titles.into_iter().map(Column::new).collect(),
+            rows: Vec::new(),
+        }
+    }
+
+    /// Adds a row.
+    pub(super) fn row(&mut self, cells: impl IntoIterator<Item = String>) {
+        self.rows.push(cells.into_iter().collect());
+    }
+
+    /// Whether it has no rows.
+    pub(super) fn is_empty(&self) -> bool {
+        self.rows.is_empty()
+    }
+
+    /// Returns the sizes of every column's content.
+    fn sizes(&self) -> Vec<Size> {
+        let of = |(i, column): (usize, &Column)| {
+            let cells = self.rows.iter().filter_map(|r| r.get(i));
+            let (mut cell, mut word) = (0, 0);
+            for text in cells {
+                cell = cell.max(longest(text.lines()));
+                word = word.max(longest(text.split_whitespace()));
+            }
+            let title = &column.title;
+            Size {
+                number: column.number,
+                cell,
+                whole: cell.max(longest(title.lines())),
+                word: word.max(longest(title.split_whitespace())),
+                title_word: longest(title.split_whitespace()),
+            }
+        };
+        self.columns.iter().enumerate().map(of).collect()
+    }
+
+    /// Returns the columns that are shown and how far they give way.
+    fn arrange(&self, sizes: &[Size], width: usize) -> (Vec<usize>, Give) {
+        let fits = |shown: &[usize], give| {
+            let cells: usize = shown.iter().map(|&c| sizes[c].least(give)).sum();
+            cells + GAP * shown.len().saturating_sub(1) <= width
+        };
+        let mut shown: Vec<usize> = (0..self.columns.len()).collect();
+        while !fits(&shown, Give::Texts) {
+            match shown.iter().rposition(|&c| self.columns[c].optional) {
+                Some(last) => shown.remove(last),
+                None => break,
+            };
+        }
+        loop {
+            let words = [Give::Texts, Give::Words].into_iter();
+            let shorter = (SHORTEST..width).rev().map(Give::Shortened);
+            let last = shown.len() <= 1;
+            if let Some(give) = words.chain(shorter).find(|give| fits(&shown, *give)) {
+                return (shown, give);
+            }
+            if last {
+                return (shown, Give::Words);
+            }
+            shown.pop();
+        }
+    }
+
+    /// Returns the lines of the table in `width` columns, without trailing blanks.
+    fn lines(&self, width: usize) -> Vec<String> {
+        let sizes = self.sizes();
+        let (shown, give) = self.arrange(&sizes, width);
         let mut inner = Inner::new();
+        let text = |column: usize, cell: &str| match give {
+            Give::Shortened(most) if !self.columns[column].number => shortened(cell, most),
+            _ => cell.to_owned(),
+        };
         inner
             .load_style(
                 TableStyle::new().header_separator(LineStyle::none().fill('─').junction('─')),
             )
             .set_content_arrangement(ContentArrangement::Dynamic)
             .force_no_tty()
-            .set_header(titles.iter().map(|t| t.trim_start_matches('>')));
-        let mut columns = vec![Column::default(); titles.len()];
-        for (i, title) in titles.iter().enumerate() {
-            columns[i].take(title.trim_start_matches('>'));
-            columns[i].number = title.starts_with('>');
-            if let Some(column) = inner.column_mut(i) {
-                column.set_padding((padding(i), 0));
-                if columns[i].number {
-                    column.set_cell_alignment(CellAlignment::Right);
+            .set_width(u16::try_from(width).unwrap_or(u16::MAX))
+            .set_header(shown.iter().map(|&c| text(c, &self.columns[c].title)));
+        for row in &self.rows {
+            let cell = |&c: &usize| text(c, row.get(c).map_or("", String::as_str));
+            inner.add_row(shown.iter().map(cell).collect::<Vec<_>>());
+        }
+        for (at, &column) in shown.iter().enumerate() {
+            let padding = if at > 0 { PADDING as u16 } else { 0 };
+            if let Some(of) = inner.column_mut(at) {
+                of.set_padding((padding, 0));
+                if self.columns[column].number {
+                    of.set_cell_alignment(CellAlignment::Right);
                 }
+                let least = sizes[column].least(give);
+                of.set_constraint(if least == sizes[column].whole {
+                    ColumnConstraint::ContentWidth
+                } else {
+                    ColumnConstraint::LowerBoundary(Width::Fixed(least as u16 + padding))
+                });
             }
         }
-        Self { inner, columns }
-    }
-
-    /// Adds a row.
-    pub(super) fn row(&mut self, cells: impl IntoIterator<Item = String>) {
-        let cells: Vec<String> = cells.into_iter().collect();
-        for (column, cell) in self.columns.iter_mut().zip(&cells) {
-            column.take(cell);
+        let mut lines: Vec<String> = inner.lines().map(|l| l.trim_end().to_owned()).collect();
+        let left: Vec<String> = (0..self.columns.len())
+            .filter(|c| !shown.contains(c))
+            .map(|c| self.columns[c].title.replace("_\n", "_").replace('\n', " "))
+            .collect();
+        if !left.is_empty() && !self.is_empty() {
+            let note = format!("(no room for: {})", left.join(", "));
+            lines.extend(wrap(&note, width));
         }
-        self.inner.add_row(cells);
-    }
-
-    /// Whether it has no rows.
-    pub(super) fn is_empty(&self) -> bool {
-        self.inner.is_empty()
-    }
-
-    /// The lines of the table in so many columns, without trailing blanks.
-    fn lines(&self, width: usize) -> Vec<String> {
-        let mut inner = self.inner.clone();
-        inner.set_width(u16::try_from(width).unwrap_or(u16::MAX));
-        for (i, column) in self.columns.iter().enumerate() {
-            if let Some(of) = inner.column_mut(i) {
-                of.set_constraint(column.constraint(padding(i)));
-            }
-        }
-        let lines = inner.lines();
-        lines.map(|l| l.trim_end().to_owned()).collect()
+        lines
     }
 }
 
 impl fmt::Display for Table {
-    /// The table's lines, each ended, without trailing blanks.
+    /// Writes the table's lines, without trailing blanks.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         for line in self.lines(width()) {
             writeln!(f, "{line}")?;
@@ -190,36 +297,64 @@ mod tests {
         let mut table = Table::new(titles);
         let numbers = ["123456.78".to_owned(), "*98765.43".to_owned()];
         table.row(texts.clone().into_iter().chain(numbers));
-        let lines = table.lines(WIDTH);
-        let text = lines.join("\n");
-        assert!(text.contains("123456.78   *98765.43"), "{text}");
+        for width in [97, WIDTH] {
+            let lines = table.lines(width);
+            let text = lines.join("\n");
+            assert!(text.contains("123456.78   *98765.43"), "{text}");
+            assert!(widest(&lines) <= width, "{text}");
+        }
     }
 
-    /// Twelve columns of options in half the room that they take, beside a long text: all but the text stay whole.
+    /// Six columns of options next to a long text: as long as there is room, only the text is broken.
     #[test]
     fn short_values_are_never_broken() {
-        let values = [
-            "native",
-            "false",
-            "implicit",
-            "selective",
-            "regions",
-            "chunked",
-            "reduce_scatter",
-            "true",
-            "auto",
-            "off",
-            "expandable",
-            "f32 main",
-        ];
-        let mut table = Table::new(["prefetch_\nforward"; 12].into_iter().chain(["why"]));
+        let values = ["native", "implicit", "chunked", "true", "auto", "f32 main"];
+        let mut table = Table::new(["prefetch_\nforward"; 6].into_iter().chain(["why"]));
         let cells = values.map(str::to_owned).into_iter();
         table.row(cells.chain(["a longer text that is wrapped".to_owned()]));
-        let lines = table.lines(60);
+        let lines = table.lines(84);
         let whole = |of: &str| lines.iter().any(|l| l.contains(of));
         assert!(values.into_iter().all(whole), "{lines:?}");
         assert!(whole("prefetch_") && whole("forward"), "{lines:?}");
         assert!(!whole("a longer text that is wrapped"), "{lines:?}");
-        assert!(whole("wrapped") && widest(&lines) > 60, "{lines:?}");
+        assert!(whole("wrapped") && widest(&lines) <= 84, "{lines:?}");
+    }
+
+    #[test]
+    fn a_narrow_table_loses_its_optional_columns_first_and_says_so() {
+        let mut table = Table::new(["scenario", "?>facts", ">errors", "verdict"]);
+        table.row(["llama3-8b-4xh200", "123456", "0", "proven"].map(str::to_owned));
+        assert!(table.lines(60)[0].contains("facts"));
+        let narrow = table.lines(42);
+        assert_eq!(narrow[0], "scenario           errors   verdict");
+        assert!(narrow[2].ends_with("proven"), "{narrow:?}");
+        assert_eq!(narrow[3], "(no room for: facts)");
+    }
+
+    /// At every width lines fit, and every word is whole, shortened with a mark, or in a column that is named as left out.
+    #[test]
+    fn no_width_breaks_a_word() {
+        let mut table = Table::new(["unit", ">A ms", ">B ms", "what it waited for", ">change"]);
+        table.row(
+            [
+                "layers.31",
+                "1234.56",
+                "1230.00",
+                "reduce_scatter layers.31 then root",
+                "-4.56",
+            ]
+            .map(str::to_owned),
+        );
+        let known = "unit A B ms what it waited for change layers.31 1234.56 1230.00 reduce_scatter then root -4.56 (no room for:";
+        for width in 24..120 {
+            let lines = table.lines(width);
+            assert!(widest(&lines) <= width, "{width}: {lines:?}");
+            for word in lines.iter().flat_map(|l| l.split_whitespace()) {
+                let bare = word.trim_matches(['(', ')', ',', ':']);
+                let cut = bare.strip_suffix('…').is_some_and(|b| known.contains(b));
+                let whole = known.split(' ').any(|k| k.trim_matches(['(', ':']) == bare);
+                assert!(cut || whole || bare.starts_with('─'), "{width}: {word}");
+            }
+        }
     }
 }

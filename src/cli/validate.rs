@@ -4,6 +4,7 @@ mod collectives;
 
 use super::args::profiles;
 use super::output::{Failure, Out, Status};
+use super::progress::Progress;
 use super::table::Table;
 use crate::analysis::validation::{
     Compared, Errors, Metric, Null, compare, errors, null_models, read,
@@ -16,25 +17,27 @@ use std::path::{Path, PathBuf};
 
 #[derive(clap::Args)]
 pub(super) struct Args {
-    /// CSV with the columns scenario, overrides (separated by ;) and measured step_ms, peak_allocated_mib,
-    /// peak_reserved_mib, device_mib; optionally name and source. Or a hardware profile, by name or file (.toml): its
-    /// measured collectives beside what is predicted without their table, and beside NCCL's own estimates
+    /// Tables of measured runs, or a hardware profile
+    ///
+    /// A table is a CSV file with the columns scenario, overrides (separated by `;`), step_ms, peak_allocated_mib,
+    /// peak_reserved_mib and device_mib, and optionally name and source. A hardware profile is a name or a file (.toml): its
+    /// measured collectives are compared with predictions that do not use their table, and with NCCL's own estimates.
     #[arg(value_name = "TABLE.csv|PROFILE", required = true)]
     tables: Vec<PathBuf>,
-    /// Only rows whose name, source, scenario or overrides contain TEXT (repeatable: all of them); of a profile, whose kind,
-    /// type, ranks or size do
+    /// Only rows whose name, source, scenario or overrides contain TEXT; for a profile: whose kind, type, ranks or size do
+    /// (repeatable: rows must contain all)
     #[arg(long, value_name = "TEXT")]
     rows: Vec<String>,
-    /// Print one JSON object a row, then one of the errors
+    /// Print one JSON object per row, then one with the errors
     #[arg(long)]
     json: bool,
     /// Print Markdown tables
     #[arg(long, conflicts_with = "json")]
     markdown: bool,
-    /// Print the error of every row as CSV, as the error bands of predictions are derived from
+    /// Print the error of every row as CSV, from which the error bands of predictions are derived
     #[arg(long, conflicts_with_all = ["json", "markdown", "max_error"])]
     residuals: bool,
-    /// Fail (status 1) if a prediction, of time or memory, is off by more than PERCENT
+    /// Fail (status 1) if any predicted time or memory is off by more than PERCENT
     #[arg(long, value_name = "PERCENT", value_parser = percent)]
     max_error: Option<f64>,
 }
@@ -42,7 +45,7 @@ pub(super) struct Args {
 fn percent(text: &str) -> Result<f64, String> {
     match text.parse() {
         Ok(x) if x >= 0.0 => Ok(x),
-        _ => Err("not a number of percent, 0 or more".to_owned()),
+        _ => Err("expected a percentage, 0 or more".to_owned()),
     }
 }
 
@@ -109,7 +112,8 @@ fn predicted(table: &Path, args: &Args, profiles: &Profiles) -> Result<Vec<Compa
             .iter()
             .all(|wanted| text.contains(wanted.as_str()))
     });
-    compare(table, rows, profiles).map_err(|e| {
+    let progress = Progress::new("predicting", rows.len(), args.json);
+    compare(table, rows, profiles, &|| progress.step()).map_err(|e| {
         if e.error.is_bad_input() {
             Failure::bad_input(e)
         } else {
@@ -210,15 +214,15 @@ impl Sheet {
             .iter()
             .map(|t| t.trim_start_matches('>'))
             .collect();
-        out.line(format_args!("| {} |", plain.join(" | ")))?;
+        out.text(format_args!("| {} |\n", plain.join(" | ")))?;
         let rules: Vec<&str> = self
             .titles
             .iter()
             .map(|t| if t.starts_with('>') { "---:" } else { "---" })
             .collect();
-        out.line(format_args!("| {} |", rules.join(" | ")))?;
+        out.text(format_args!("| {} |\n", rules.join(" | ")))?;
         for row in &self.rows {
-            out.line(format_args!("| {} |", row.join(" | ")))?;
+            out.text(format_args!("| {} |\n", row.join(" | ")))?;
         }
         Ok(())
     }
@@ -284,7 +288,7 @@ fn print(
         out.paragraph(
             0,
             &format!(
-                "Null model for step time, {}: {error} ({}).",
+                "Null model for the step time, {}: {error} ({}).",
                 null.name, null.about
             ),
         )?;

@@ -7,14 +7,13 @@ use super::prompt::{Asks, Prompt};
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
 use shardlab_plan::scenario;
+use shardlab_reports::files::{self, Existing};
 use shardlab_reports::shell;
 use shardlab_reports::view::ScenarioView;
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
-use std::fs::{File, Permissions};
-use std::io::{self, Write as _};
-use std::os::unix::fs::PermissionsExt as _;
-use std::path::{Path, PathBuf};
+use std::io;
+use std::path::PathBuf;
 
 /// What is to be written where.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -127,50 +126,20 @@ pub(super) fn write(export: &Export) -> Result<(), Unwritten> {
     let written = scenario::load_to_be(to, &text).map_err(|e| failed(&e.message()))?;
     let digest = |s| ScenarioView::new(s).digest;
     if digest(&written) != digest(&meant) {
-        return Err(failed(&"it would not mean the same; see what it extends"));
+        return Err(failed(
+            &"it would not be the same scenario; check what it extends",
+        ));
     }
-    save(to, &text, export.overwrite).map_err(|e| match e.kind() {
+    let existing = if export.overwrite {
+        Existing::Replace
+    } else {
+        Existing::Keep
+    };
+    let saved = files::write_as(to, existing, |file| file.write_all(text.as_bytes()));
+    saved.map_err(|e| match e.kind() {
         io::ErrorKind::AlreadyExists if !export.overwrite => Unwritten::Exists,
         _ => failed(&e),
     })
-}
-
-/// Writes a file, whole or not at all: a file beside it takes its name when all of it is on the disk. Whether there is one and
-/// that it is made are one step, so that nothing is replaced unasked.
-fn save(to: &Path, text: &str, overwrite: bool) -> io::Result<()> {
-    // A link stays: what it leads to is replaced.
-    let place = if overwrite {
-        to.canonicalize()?
-    } else {
-        to.to_owned()
-    };
-    let folder = match place.parent() {
-        Some(folder) if !folder.as_os_str().is_empty() => folder,
-        _ => Path::new("."),
-    };
-    // No scenario by its ending, in lists of the folder, and as open to others as any new file.
-    let mut file = tempfile::Builder::new()
-        .prefix(".")
-        .suffix(".part")
-        .permissions(Permissions::from_mode(0o666))
-        .tempfile_in(folder)?;
-    file.write_all(text.as_bytes())?;
-    if overwrite {
-        if !place.is_file() {
-            return Err(io::Error::other("it is no file"));
-        }
-        // What may not be written may not be replaced either.
-        let old = File::options().write(true).open(&place)?;
-        let permissions = old.metadata()?.permissions();
-        file.as_file().set_permissions(permissions)?;
-    }
-    file.as_file().sync_all()?;
-    if overwrite {
-        file.persist(&place)?;
-    } else {
-        file.persist_noclobber(&place)?;
-    }
-    Ok(())
 }
 
 /// The sequence (OSC 52) by which a terminal takes a text into its clipboard.
@@ -182,6 +151,8 @@ pub(super) fn clipboard(text: &str) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::os::unix::fs::PermissionsExt as _;
+    use std::path::Path;
 
     /// A vector of RFC 4648.
     #[test]
@@ -272,7 +243,7 @@ mod tests {
                 let Err(Unwritten::Failed(reason)) = write(&export) else {
                     panic!("{name} is extended");
                 };
-                assert!(reason.contains("circle"), "{reason}");
+                assert!(reason.contains("cycle"), "{reason}");
             }
         }
         assert_eq!(std::fs::read_to_string(at("base.toml")).unwrap(), base);

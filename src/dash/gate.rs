@@ -35,7 +35,7 @@ pub(super) fn command(app: &mut App, command: Command) -> Vec<Effect> {
             if app.question.is_none() {
                 app.say(
                     Tone::Plain,
-                    "gate it first (b): a baseline is what a gate has found",
+                    "run the gate first (b): its result becomes the baseline",
                 );
             }
             Vec::new()

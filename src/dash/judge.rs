@@ -97,8 +97,10 @@ pub(crate) fn spared(run: &str, name: &str) -> String {
 /// Keeps a run; its id.
 pub(crate) fn keep(store: Option<&Path>, view: &RunView) -> Result<String, String> {
     let dir = store.ok_or("nothing is kept: --no-store, or SHARDLAB_STORE=off")?;
-    let id = Store::at(dir).save(view).map_err(|e| e.to_string())?;
-    Ok(id.as_str().to_owned())
+    let store = Store::at(dir);
+    let known = store.known().map_err(|e| e.to_string())?;
+    let saved = store.save_once(view, &known).map_err(|e| e.to_string())?;
+    Ok(saved.id.as_str().to_owned())
 }
 
 /// What `shardlab gate` says about a scenario and its baseline; `None` when it was stopped.
@@ -154,7 +156,7 @@ fn against(
     path: PathBuf,
 ) -> (Page, Judged) {
     let verdict = baseline.map(|b| judge(b, &facts, &limits));
-    let changes = verdict.iter().flat_map(|v| v.failures().map(sentence));
+    let changes = verdict.iter().flat_map(|v| v.failing().map(sentence));
     let changes = changes.collect();
     let page = match &verdict {
         Some(verdict) => page(verdict, &path),
@@ -196,9 +198,9 @@ fn no_baseline(facts: &Facts, limits: &Limits, path: &Path) -> Page {
     }
     table
         .notes
-        .push("B writes it, f looks in another folder.".to_owned());
+        .push("B writes it, f chooses another folder.".to_owned());
     let mut text = format!(
-        "{} has no baseline: {} is not there",
+        "{} has no baseline: {} does not exist",
         facts.scenario,
         path.display()
     );
@@ -248,7 +250,7 @@ fn comparisons(verdict: &Verdict) -> Vec<Table> {
 }
 
 fn page(verdict: &Verdict, file: &Path) -> Page {
-    let failed = verdict.failures().count();
+    let failed = verdict.failing().count();
     let text = if verdict.pass {
         format!("✓ passes against {}", file.display())
     } else {

@@ -233,23 +233,26 @@ impl Lanes {
         match s.blocker {
             Blocker::Host => {
                 let when = s.issued.saturating_sub(self.view.run.recorded_from);
-                (format!("the host issued it no earlier than {when}"), None)
+                (format!("the host, which launched it at {when}"), None)
             }
             Blocker::Stream(i) => (
-                format!("it follows {} on its stream", self.label(i)),
+                format!("{}, before it on the stream", self.label(i)),
                 Some(i),
             ),
             Blocker::Event(i) => (
-                format!("it waited for {} on {}", self.label(i), stream_of(i)),
+                format!("{} ({} stream)", self.label(i), stream_of(i)),
                 Some(i),
             ),
             Blocker::Communicator(i) => (
-                format!("its communicator was busy with {}", self.label(i)),
+                format!("{}, on the same communicator", self.label(i)),
                 Some(i),
             ),
-            Blocker::Rank => ("another rank joined late".into(), None),
-            Blocker::Sms => ("a kernel held all SMs".into(), self.ended_at(s.start.0)),
-            Blocker::None => ("nothing: it begins the step".into(), None),
+            Blocker::Rank => ("another rank, which joined late".into(), None),
+            Blocker::Sms => (
+                "a kernel that held all SMs".into(),
+                self.ended_at(s.start.0),
+            ),
+            Blocker::None => ("first work of the step".into(), None),
         }
     }
 

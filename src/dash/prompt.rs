@@ -44,7 +44,7 @@ impl Asks {
             Self::Axis => "axis",
             Self::Baselines => "folder of baselines",
             Self::Export => "scenario file to write",
-            Self::RunName => "name of the run, empty for none",
+            Self::RunName => "name of the run, or empty to remove it",
         }
     }
 

@@ -386,7 +386,7 @@ pub(super) fn command(app: &mut App, command: Command) -> Vec<Effect> {
             };
             let run = app.runs.of(row);
             let Some(id) = run.id() else {
-                let text = format!("{} is not in the store; K keeps it there", run.called());
+                let text = format!("{} is not in the store; K saves it", run.called());
                 app.say(Tone::Plain, text);
                 return Vec::new();
             };
@@ -396,7 +396,7 @@ pub(super) fn command(app: &mut App, command: Command) -> Vec<Effect> {
                 && let (Some(stored), Some(name)) = (stored, &name)
             {
                 let spared = judge::spared(stored.tail(), name);
-                let text = format!("{spared}; e and an empty line take it away");
+                let text = format!("{spared}; e and an empty line remove the name");
                 app.say(Tone::Plain, text);
                 return Vec::new();
             }
@@ -478,14 +478,14 @@ pub(super) fn arrived(
     }
     app.say(
         Tone::Good,
-        format!("{label} is there; view 5 lists all runs"),
+        format!("{label} finished (press 5 for all runs)"),
     );
     number
 }
 
 /// A run is in the store now, under this id.
 pub(super) fn told_kept(app: &mut App, number: u32, id: String) {
-    app.say(Tone::Good, format!("run #{number} is kept as {id}"));
+    app.say(Tone::Good, format!("run #{number} saved as {id}"));
     if let Some(kept) = app.runs.kept.iter_mut().find(|k| k.number == number) {
         kept.stored = Some(id);
     }

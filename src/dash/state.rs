@@ -1,6 +1,7 @@
 //! What is kept from one session to the next: a small file in the user's state folder.
 
 use serde::{Deserialize, Serialize};
+use shardlab_reports::files;
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
@@ -76,7 +77,7 @@ pub fn read(path: &Path) -> Saved {
         .unwrap_or_default()
 }
 
-/// Writes the file; whole or not at all.
+/// Writes the file, in full or not at all.
 ///
 /// # Errors
 /// When the folder or the file cannot be written.
@@ -89,9 +90,7 @@ pub fn write(path: &Path, state: &Saved) -> std::io::Result<()> {
         state: state.clone(),
     };
     let text = serde_json::to_string_pretty(&file)?;
-    let part = path.with_extension(format!("json.{}", std::process::id()));
-    std::fs::write(&part, text)?;
-    std::fs::rename(&part, path)
+    files::write(path, |to| to.write_all(text.as_bytes()))
 }
 
 #[cfg(test)]

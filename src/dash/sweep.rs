@@ -117,16 +117,21 @@ impl SweepView {
 
     /// Points on the front of step time (per token) and reserved memory, among those that fit.
     fn front(&self) -> Vec<bool> {
-        let pairs: Vec<(f64, f64)> = self
+        let points: Vec<pareto::Point> = self
             .points
             .iter()
             .map(|p| match &p.result {
-                // Time a token, so that points of different batches can be on one front.
-                Ok(b) if b.fits != "no" => (1.0 / b.tokens_per_s, b.reserved.0 as f64),
-                _ => (f64::NAN, f64::NAN),
+                Ok(b) if b.fits != "no" => pareto::Point {
+                    // Per token, so that points of different batches can be on one front.
+                    time: 1.0 / b.tokens_per_s,
+                    memory: b.reserved.0 as f64,
+                    changes: 0,
+                },
+                _ => pareto::Point::OUT,
             })
             .collect();
-        pareto::front(&pairs)
+        let bases = self.points.iter().filter_map(|p| p.result.as_ref().ok());
+        pareto::front(&points, pareto::tolerance(bases.map(|b| b.basis.as_ref())))
     }
 
     /// Rows as they are shown.
@@ -308,7 +313,10 @@ pub(super) fn accept(app: &mut App, text: &str) -> Result<(), String> {
     app.sweep.axes.push(text.to_owned());
     app.say(
         Tone::Plain,
-        format!("{} axes added; w sweeps", app.sweep.axes.len()),
+        match app.sweep.axes.len() {
+            1 => "1 axis added; press w to run".to_owned(),
+            n => format!("{n} axes added; press w to run"),
+        },
     );
     Ok(())
 }
@@ -343,7 +351,7 @@ fn apply(app: &mut App) -> Vec<Effect> {
     };
     let point = &app.sweep.points[row.point];
     if let Err(reason) = &point.result {
-        let text = format!("that point cannot be: {reason}");
+        let text = format!("that point is not possible: {reason}");
         app.say(Tone::Bad, text);
         return Vec::new();
     }

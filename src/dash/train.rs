@@ -133,7 +133,7 @@ pub(super) fn train(app: &mut App, on_cpu: bool) -> Vec<Effect> {
     };
     if let Some(job) = app.job(Purpose::Train) {
         let text = if job.cancelled {
-            "a training is stopping: the next can begin when it has ended"
+            "a training is stopping: wait until it has ended"
         } else {
             "a training runs; s stops it"
         };

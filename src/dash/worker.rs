@@ -183,9 +183,7 @@ impl Worker {
                     Ok(Ok(Ended::Done)) => News::Done,
                     Ok(Ok(Ended::Cancelled)) => News::Cancelled,
                     Ok(Err(reason)) => News::Failed(reason),
-                    Err(panic) => {
-                        News::Failed(format!("a fault of this program: {}", panic_text(&*panic)))
-                    }
+                    Err(panic) => News::Failed(format!("internal error: {}", panic_text(&*panic))),
                 });
             }
         };
@@ -253,8 +251,8 @@ fn perform(
         Task::Name { id, name } => {
             judge::name(folders.store.as_deref(), &id, name.as_deref())?;
             reporter.say(News::Note(match name {
-                Some(name) => format!("{name} is the name of {id}"),
-                None => format!("the name of {id} is taken away"),
+                Some(name) => format!("{id} is now called {name}"),
+                None => format!("removed the name of {id}"),
             }));
             reporter.say(News::Stored(judge::stored(folders.store.as_deref())?));
             Ok(Ended::Done)

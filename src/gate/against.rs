@@ -1,6 +1,8 @@
-//! Old against new: the baseline comes from another binary or revision, in the same call.
+//! Old against new: the baseline comes from another binary or revision, in the same call. Of a revision of shardlab itself
+//! that is the binary that it builds; of any other repository it is that revision's scenarios, read by this binary.
 
 use std::ffi::OsStr;
+use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -26,6 +28,22 @@ pub enum AgainstError {
         status: std::process::ExitStatus,
         /// What it wrote to stderr.
         stderr: String,
+    },
+    /// There is no repository.
+    #[error("{} is not in a git repository: a revision to compare with needs one", path.display())]
+    Repository {
+        /// The folder of the call.
+        path: PathBuf,
+    },
+    /// A scenario is not a file of the repository.
+    #[error(
+        "{} is not a file in {}: of a revision, scenario files of this repository are compared", path.display(), root.display()
+    )]
+    Outside {
+        /// As given.
+        path: PathBuf,
+        /// The repository's folder.
+        root: PathBuf,
     },
     /// Git has no such revision.
     #[error(
@@ -60,7 +78,10 @@ impl AgainstError {
     /// Whether the user's input is at fault, rather than the old side.
     #[must_use]
     pub fn is_bad_input(&self) -> bool {
-        matches!(self, Self::Revision { .. })
+        matches!(
+            self,
+            Self::Revision { .. } | Self::Repository { .. } | Self::Outside { .. }
+        )
     }
 }
 
@@ -78,15 +99,28 @@ fn said(stderr: &str) -> String {
 
 /// Runs a command to its end and gives its standard output.
 fn output(command: &mut Command) -> Result<String, AgainstError> {
+    output_of(command, &[])
+}
+
+/// The same for a command that reads this.
+fn output_of(command: &mut Command, input: &[u8]) -> Result<String, AgainstError> {
     let words: Vec<String> = std::iter::once(command.get_program())
         .chain(command.get_args())
         .map(|w| w.to_string_lossy().into_owned())
         .collect();
     let out = command
-        .stdin(Stdio::null())
-        // What the old side measures is no run of the user's.
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        // What the old side measures is not a run of the user's.
         .env("SHARDLAB_STORE", "off")
-        .output()
+        .spawn()
+        .and_then(|mut child| {
+            let stdin = child.stdin.take();
+            // A command that ends without reading says why itself.
+            let _ = stdin.map(|mut stdin| stdin.write_all(input));
+            child.wait_with_output()
+        })
         .map_err(|error| AgainstError::Start {
             program: words[0].clone(),
             error,
@@ -210,7 +244,157 @@ impl Binary {
     }
 }
 
-/// A revision of this repository, checked out and built beside it.
+/// A revision of a git repository.
+#[derive(Debug)]
+pub struct Commit {
+    /// Name, as asked for.
+    pub revision: String,
+    root: PathBuf,
+    id: String,
+}
+
+impl Commit {
+    /// Finds a revision of the repository that a folder is in.
+    ///
+    /// # Errors
+    /// When git cannot be started, there is no repository, or it knows no such revision.
+    pub fn find(folder: &Path, revision: &str) -> Result<Self, AgainstError> {
+        let root = git(folder, &["rev-parse", "--show-toplevel"]).map_err(|e| match e {
+            AgainstError::Failed { .. } => AgainstError::Repository {
+                path: folder.canonicalize().unwrap_or_else(|_| folder.to_owned()),
+            },
+            other => other,
+        })?;
+        let root = PathBuf::from(root.trim_end());
+        // Asked first, so that a name that starts with a dash is not an option below.
+        let commit = format!("{revision}^{{commit}}");
+        let verify = [
+            "rev-parse",
+            "--verify",
+            "--quiet",
+            "--end-of-options",
+            &commit,
+        ];
+        let id = git(&root, &verify).map_err(|e| match e {
+            AgainstError::Failed { .. } => {
+                let shallow = git(&root, &["rev-parse", "--is-shallow-repository"]);
+                AgainstError::Revision {
+                    revision: revision.to_owned(),
+                    shallow: shallow.is_ok_and(|s| s.trim() == "true"),
+                }
+            }
+            other => other,
+        })?;
+        Ok(Self {
+            revision: revision.to_owned(),
+            root,
+            id: id.trim().to_owned(),
+        })
+    }
+
+    /// Whether it is one of shardlab's own.
+    #[must_use]
+    pub fn is_shardlab(&self) -> bool {
+        let manifest = git(
+            &self.root,
+            &["cat-file", "blob", &format!("{}:Cargo.toml", self.id)],
+        );
+        manifest.is_ok_and(|text| text.lines().any(|l| l.trim() == "name = \"shardlab\""))
+    }
+
+    /// Writes its files into a folder of their own, which goes when the tree is dropped. Files that are too large for a
+    /// scenario, a model's configuration or a hardware profile are left out.
+    ///
+    /// # Errors
+    /// When git fails.
+    pub fn files(self) -> Result<Tree, AgainstError> {
+        const LARGEST: u64 = 4 << 20;
+        let scratch = Scratch::new("gate-revision")?;
+        let listed = git(
+            &self.root,
+            &["ls-tree", "-r", "-l", "-z", "--full-tree", &self.id],
+        )?;
+        let small = |entry: &&str| {
+            // MODE blob ID SIZE, a tab, and the path.
+            let (about, _) = entry.split_once('\t')?;
+            let size = about.split_whitespace().nth(3)?;
+            (size.parse::<u64>().ok()? <= LARGEST).then_some(())
+        };
+        let paths = listed.split('\0').filter(|e| small(e).is_some());
+        let paths = paths.filter_map(|e| Some(e.split_once('\t')?.1));
+        let paths: String = paths.map(|p| format!("{p}\0")).collect();
+        let tree = scratch.path().join("tree");
+        std::fs::create_dir(&tree).map_err(|error| AgainstError::Folder {
+            path: tree.clone(),
+            error,
+        })?;
+        // An index of its own: the repository's and the work tree stay as they are.
+        let index = scratch.path().join("index");
+        let with_index = |args: &[&str], input: &[u8]| {
+            let mut command = Command::new("git");
+            command.arg("-C").arg(&self.root).args(args);
+            command.env("GIT_INDEX_FILE", &index);
+            output_of(&mut command, input)
+        };
+        with_index(&["read-tree", &self.id], &[])?;
+        let prefix = format!("--prefix={}/", tree.display());
+        let checkout = [
+            "checkout-index",
+            "--force",
+            "--quiet",
+            "-z",
+            "--stdin",
+            &prefix,
+        ];
+        with_index(&checkout, paths.as_bytes())?;
+        Ok(Tree {
+            commit: self,
+            tree,
+            _scratch: scratch,
+        })
+    }
+}
+
+/// The files of a revision.
+#[derive(Debug)]
+pub struct Tree {
+    commit: Commit,
+    tree: PathBuf,
+    _scratch: Scratch,
+}
+
+impl Tree {
+    /// Name of the revision.
+    #[must_use]
+    pub fn revision(&self) -> &str {
+        &self.commit.revision
+    }
+
+    /// Where the revision's version of a file lies; `None` when it has none.
+    ///
+    /// # Errors
+    /// When the path is not a file in the repository.
+    pub fn version_of(&self, path: &Path) -> Result<Option<PathBuf>, AgainstError> {
+        let root = &self.commit.root;
+        let outside = || AgainstError::Outside {
+            path: path.to_owned(),
+            root: root.clone(),
+        };
+        let (file, root) = (path.canonicalize(), root.canonicalize());
+        let (Ok(file), Ok(root)) = (file, root) else {
+            return Err(outside());
+        };
+        let inside = file.strip_prefix(&root).map_err(|_| outside())?;
+        Ok(Some(self.tree.join(inside)).filter(|p| p.exists()))
+    }
+}
+
+/// Runs git in a folder.
+fn git<S: AsRef<OsStr>>(folder: &Path, args: &[S]) -> Result<String, AgainstError> {
+    output(Command::new("git").arg("-C").arg(folder).args(args))
+}
+
+/// A revision of shardlab's repository, checked out and built next to it.
 #[derive(Debug)]
 pub struct Revision {
     binary: PathBuf,
@@ -224,43 +408,16 @@ impl Revision {
     /// the revision is dropped. Build output is kept in `target/gate-old`, so that the next call is quick.
     ///
     /// # Errors
-    /// When git knows no such revision, or it does not build.
-    pub fn build(repository: &Path, revision: &str) -> Result<Self, AgainstError> {
-        let git = |args: &[&OsStr]| {
-            let mut command = Command::new("git");
-            command.arg("-C").arg(repository).args(args);
-            output(&mut command)
-        };
-        // Asked first, so that a name that begins with a dash is no option below.
-        let commit = git(&[
-            "rev-parse".as_ref(),
-            "--verify".as_ref(),
-            "--quiet".as_ref(),
-            "--end-of-options".as_ref(),
-            format!("{revision}^{{commit}}").as_ref(),
-        ])
-        .map_err(|e| match e {
-            AgainstError::Failed { status, .. } if status.code() == Some(1) => {
-                let shallow = git(&["rev-parse".as_ref(), "--is-shallow-repository".as_ref()]);
-                AgainstError::Revision {
-                    revision: revision.to_owned(),
-                    shallow: shallow.is_ok_and(|s| s.trim() == "true"),
-                }
-            }
-            other => other,
-        })?;
-        let root = git(&["rev-parse".as_ref(), "--show-toplevel".as_ref()])?;
-        let root = PathBuf::from(root.trim_end());
+    /// When it cannot be checked out, or does not build.
+    pub fn build(commit: Commit) -> Result<Self, AgainstError> {
+        let Commit { root, id, .. } = commit;
         let scratch = Scratch::new("gate-revision")?;
         let tree = scratch.path().join("tree");
-        git(&[
-            "worktree".as_ref(),
-            "add".as_ref(),
-            "--detach".as_ref(),
-            "--force".as_ref(),
-            tree.as_ref(),
-            commit.trim().as_ref(),
-        ])?;
+        let add = ["worktree", "add", "--detach", "--force"].map(OsStr::new);
+        git(
+            &root,
+            &[&add[..], &[tree.as_os_str(), OsStr::new(&id)]].concat(),
+        )?;
         let target = root.join("target").join("gate-old");
         let name = format!("shardlab{}", std::env::consts::EXE_SUFFIX);
         let made = Self {

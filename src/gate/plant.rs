@@ -10,13 +10,13 @@ use shardlab_plan::program::{
 /// A fault.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
 pub enum Plant {
-    /// A policy that holds one buffer more through every step, as large as the largest unit's full weights
+    /// Hold one more buffer throughout every step, as large as the full weights of the largest unit
     Memory,
-    /// A policy that sums gradients where it has to average them: off by the world size
+    /// Sum gradients instead of averaging them
     Scale,
-    /// A policy that skips one all-gather of every step but the first: a unit computes with what lies in its buffer
+    /// Skip one all-gather in every step but the first, so that a unit computes with stale weights
     Stale,
-    /// A policy that launches every kernel of forward twice
+    /// Launch every forward kernel twice
     Slow,
 }
 

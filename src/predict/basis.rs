@@ -80,10 +80,14 @@ fn nodes(scenario: &Scenario, world: u32) -> u32 {
 fn kind(scenario: &Scenario, program: &Program, profile: &Profile) -> (BasisKind, String) {
     let world = program.meta.world;
     match &profile.measured {
+        None if nodes(scenario, world) > 1 => (
+            BasisKind::Estimated,
+            "from data sheets, no step across nodes was measured".to_owned(),
+        ),
         None => (BasisKind::Estimated, "from data sheets".to_owned()),
         Some(m) if nodes(scenario, world) > 1 => (
             BasisKind::Estimated,
-            format!("kernels measured on {}, no step across nodes", m.on),
+            format!("kernels measured on {}, no step across nodes was", m.on),
         ),
         Some(m) if world > m.gpus => (
             BasisKind::Estimated,

@@ -152,6 +152,49 @@ fn faulty_options_are_refused_by_name() {
     insta::assert_snapshot!(all);
 }
 
+/// A scenario on standard input: verbs read it as they read a file, paths in it are relative to the current folder.
+#[test]
+fn standard_input_is_a_scenario() {
+    let folder = tempfile::tempdir().unwrap();
+    std::fs::write(
+        folder.path().join("base.toml"),
+        "extends = \"small-native\"\n",
+    )
+    .unwrap();
+    let call = |args: &[&str], text: &str| {
+        let mut command = shardlab(args);
+        command.current_dir(folder.path()).write_stdin(text);
+        let output = command.output().unwrap();
+        let out = String::from_utf8(output.stdout).unwrap();
+        let err = String::from_utf8(output.stderr).unwrap();
+        (output.status.code(), out, err)
+    };
+    let text = "extends = \"base.toml\"\n[train]\nmicro_batch = 2\n";
+    let axis = "fsdp.prefetch_forward=[0, 1]";
+    for args in [
+        &["sim", "-"][..],
+        &["check", "-"],
+        &["plan", "-", "--groups"],
+        &["explain", "-"],
+        &["sweep", "-", "--axis", axis],
+        &["compare", "-", "small-native"],
+        &["compare", "-", "--set-b", "train.micro_batch=1"],
+        &["exec", "-", "--steps", "1"],
+    ] {
+        let (code, out, err) = call(args, text);
+        assert_eq!(code, Some(0), "{args:?}: {err}");
+        assert!(!out.is_empty(), "{args:?}");
+    }
+    let (_, out, _) = call(&["sim", "-", "--json"], text);
+    assert!(out.contains("\"scenario\":\"stdin\""), "{out}");
+    let (code, out, err) = call(&["sim", "-"], "[model]\nprest = \"llama3-8b\"\n");
+    assert_eq!((code, out.as_str()), (Some(2), ""));
+    assert!(
+        err.starts_with("error: <stdin>:2:1: unknown key `prest`"),
+        "{err}"
+    );
+}
+
 #[test]
 fn usage_errors_end_with_2_and_help_with_0() {
     shardlab(&["sim"]).assert().code(2);

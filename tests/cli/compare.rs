@@ -219,7 +219,10 @@ fn what_cannot_be_compared_is_said() {
     let error = refused(&["compare", "peers-tiny"]);
     assert!(error.contains("--set-b"), "{error}");
     let error = refused(&["compare", "peers-tny", "peers-tiny"]);
-    assert!(error.contains("nearest is `peers-tiny`"), "{error}");
+    assert!(
+        error.contains("nearest scenario is `peers-tiny`"),
+        "{error}"
+    );
     let error = refused(&["compare", "a", "b", "c", "--set-b", "x.y=1"]);
     assert!(error.contains("two runs"), "{error}");
     let error = refused(&["compare", "scenarios", "peers-tiny"]);

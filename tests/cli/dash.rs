@@ -175,7 +175,7 @@ fn a_session_from_a_changed_option_to_a_comparison() {
     let screen = tmux.wait("the block's backward", |s| {
         s.contains("╎layers.1 backward") && !s.contains(", 1 x")
     });
-    assert!(screen.contains("started then:"), "{screen}");
+    assert!(screen.contains("blocked by:"), "{screen}");
     // Train it, live.
     tmux.type_text("3");
     tmux.type_text("x");
@@ -183,7 +183,7 @@ fn a_session_from_a_changed_option_to_a_comparison() {
         s.contains("training   step") || s.contains("✓ done")
     });
     tmux.wait("the end of the training", |s| s.contains("✓ done"));
-    tmux.wait_for("is kept as");
+    tmux.wait_for("saved as");
     // Both lie above one another.
     tmux.type_text("2");
     let screen = tmux.wait("both runs", |s| {
@@ -328,7 +328,7 @@ fn a_small_terminal_without_colours() {
     tmux.wait_for("of 900000");
     tmux.type_text("s");
     let screen = tmux.wait("the end of the training", |s| {
-        s.contains("stopped") && s.contains("is kept as")
+        s.contains("stopped") && s.contains("saved as")
     });
     assert!(!screen.contains("done"), "{screen}");
     // The change is taken back, and what is there becomes the baseline.
@@ -425,9 +425,9 @@ fn a_training_in_processes_of_its_own() {
         s.contains("▸ small-native") && step(s).is_some()
     });
     tmux.type_text("x");
-    tmux.wait_for("Train small-native on the CPU, a process a rank");
+    tmux.wait_for("Train small-native on the CPU, one process per rank");
     let screen = tmux.wait("the end of the training", |s| {
-        s.contains("✓ done   step 6 of 6") && s.contains("run #1 is kept as")
+        s.contains("✓ done   step 6 of 6") && s.contains("run #1 saved as")
     });
     // Of other processes it is not known where their ranks are.
     assert!(!screen.contains("issued"), "{screen}");
@@ -462,7 +462,7 @@ fn a_training_in_processes_of_its_own() {
     let all = train(&tmux);
     tmux.type_text("s");
     tmux.wait("the end of the training", |s| {
-        s.contains("■ stopped") && s.contains("is kept as")
+        s.contains("■ stopped") && s.contains("saved as")
     });
     all_end(&all);
     assert_eq!(tmux.runs(), 2);
@@ -503,7 +503,7 @@ fn a_training_in_processes_that_is_not_kept() {
     });
     tmux.type_text("x");
     tmux.wait("the end of the training", |s| {
-        s.contains("✓ done   step 6 of 6") && s.contains("#1 exec small-native is there")
+        s.contains("✓ done   step 6 of 6") && s.contains("#1 exec small-native finished")
     });
     tmux.type_text("2");
     tmux.wait_for("small-native: #1 measured");

@@ -119,7 +119,7 @@ fn nothing_is_left_to_train() {
     for (steps, mode) in [("3", &[][..]), ("2", &["--processes"])] {
         let args = [&["--steps", steps][..], mode].concat();
         let note = format!(
-            "nothing is trained: the checkpoint is of step 3, and {steps} steps in all are asked for"
+            "nothing to train: the checkpoint is of step 3, and the run has {steps} steps in total"
         );
         let [text, words] = call(&args);
         assert_eq!(words.matches(&note).count(), 1, "{words}");
@@ -154,7 +154,7 @@ fn progress_and_summary_count_alike() {
     let words = String::from_utf8(output.stderr).unwrap();
     let last = words.lines().last().unwrap();
     let (before, _) = last.split_once(" tokens/s/GPU").unwrap();
-    let shown: f64 = before.rsplit(' ').next().unwrap().parse().unwrap();
+    let shown: f64 = before.rsplit(' ').next().unwrap().replace(',', "").parse().unwrap();
     let summary = run["tokens_per_s_per_gpu"].as_f64().unwrap();
     assert!((0.5..2.0).contains(&(shown / summary)), "{shown} {summary}");
 }
@@ -399,7 +399,7 @@ fn text_and_wide_tokens() {
     let (code, words) = failure(&["exec", "small-gpt2", "--data", &text]);
     assert_eq!(code, 2, "{words}");
     assert!(
-        words.contains("is not below the vocabulary's 101"),
+        words.contains("is outside the vocabulary of 101"),
         "{words}"
     );
 }
@@ -557,7 +557,7 @@ fn a_new_beginning_among_checkpoints() {
     let anew = shardlab(&[&["exec"], &base[..], &anew].concat()).assert();
     let words = String::from_utf8(anew.success().get_output().stderr.clone()).unwrap();
     assert!(
-        words.contains("the first save puts the checkpoints of steps 2, 4, 6 aside"),
+        words.contains("the first save moves the checkpoints of steps 2, 4, 6 aside"),
         "{words}"
     );
     let on = exec(&[&base[..], &["--steps", "4", "--resume", "auto"]].concat());
@@ -733,7 +733,7 @@ fn a_gpu_that_is_not_there_is_explained() {
     ]);
     assert_eq!(code, 3, "{text}");
     for part in [
-        "no GPU can be used",
+        "no usable GPU",
         "libcuda.so.1 (the GPU's driver): not found",
         folder,
         "pip",

@@ -73,7 +73,7 @@ fn a_rank_that_fails() {
             let words = failing(&[&base[..], &fail, mode].concat());
             told(&words, 4, cause);
             // Whoever waits is told, and who is waited for, with where the host stopped.
-            let stands = "where hosts stand, the last one first: rank 2 at instruction ";
+            let stands = "host positions, slowest first: rank 2 at instruction ";
             let error = words.lines().find(|l| l.contains("small-native: rank "));
             let says = error.is_some_and(|l| l.contains(stands));
             assert_eq!(says, cause == missing, "{words}");
@@ -95,13 +95,13 @@ fn out_of_memory() {
     let base = ["small-native", "--checkpoint-dir", &at];
     let run = exec(&[&base[..], &["--steps", "2"]].concat());
     let peak = run["memory"]["peak_reserved_bytes"].as_u64().unwrap();
-    let (enough, less) = (peak.to_string(), (peak - 1).to_string());
+    let (enough, less) = (format!("{peak}B"), format!("{}B", peak - 1));
     exec(&["small-native", "--steps", "2", "--memory", &enough]);
     for mode in MODES {
         let less = ["--steps", "4", "--memory", &less];
         let words = failing(&[&base[..], &less, mode].concat());
         told(&words, 4, "out of memory");
-        assert!(words.contains("alive at the plan's peak: "), "{words}");
+        assert!(words.contains("the peak of a step is "), "{words}");
     }
     let on = exec(&[&base[..], &["--steps", "3"]].concat());
     assert_eq!(on["resumed_from"], 2);
@@ -146,6 +146,7 @@ fn faulty_faults_are_refused() {
         (["--fault", "2"], "RANK:KIND is expected"),
         (["--fault", "1:death"], "RANK:KIND is expected"),
         (["--memory", "much"], "a size such as 512MiB"),
+        (["--memory", "60"], "needs a unit, such as 60GiB"),
     ] {
         let output = shardlab(&[&["exec", "small-native"][..], &args].concat())
             .output()

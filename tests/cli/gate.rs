@@ -23,6 +23,11 @@ fn gate(baseline: &Path, args: &[&str]) -> (i32, String, String) {
     call(&[&["gate", "--baseline", &at], args].concat())
 }
 
+/// The same under preset `strict`, as shardlab's own scenarios are gated.
+fn strict(baseline: &Path, args: &[&str]) -> (i32, String, String) {
+    gate(baseline, &[args, &["--preset", "strict"]].concat())
+}
+
 /// A folder with the baselines of these scenarios.
 fn blessed(scenarios: &[&str]) -> tempfile::TempDir {
     let dir = tempfile::tempdir().unwrap();
@@ -37,12 +42,12 @@ fn blessed(scenarios: &[&str]) -> tempfile::TempDir {
 fn the_unchanged_tree_passes_twenty_times() {
     let dir = blessed(&["small-native", "small-fsdp2"]);
     for i in 0..20 {
-        let (code, out, err) = gate(dir.path(), &["small-native", "small-fsdp2"]);
+        let (code, out, err) = strict(dir.path(), &["small-native", "small-fsdp2"]);
         assert_eq!(code, 0, "call {i}: {out}{err}");
         assert!(out.contains("2 scenarios passed"), "{out}");
     }
     // What blessing would write is what is there.
-    let (_, out, _) = gate(dir.path(), &["--bless", "small-native", "small-fsdp2"]);
+    let (_, out, _) = strict(dir.path(), &["--bless", "small-native", "small-fsdp2"]);
     assert_eq!(out.matches(": unchanged").count(), 2, "{out}");
 }
 
@@ -56,8 +61,8 @@ fn planted_faults_fail_and_are_named() {
             &[
                 "allocated",
                 "REGRESSION",
-                "+25,600 B (+5.01 %): full_weight +25,600 B",
-                "one full_weight buffer of 25,344 B more",
+                "+25.0 KiB (+5.01 %): full_weight +25.0 KiB",
+                "1 more full_weight buffer (24.8 KiB)",
                 "steady: +1 alloc, +1 free",
             ],
         ),
@@ -78,17 +83,10 @@ fn planted_faults_fail_and_are_named() {
                 "steady: -1 all_gather",
             ],
         ),
-        (
-            "slow",
-            &[
-                "step, predicted",
-                "compute stream busy +",
-                "steady: +97 launch",
-            ],
-        ),
+        ("slow", &["step, predicted", "(+", "steady: +97 launch"]),
     ];
     for (fault, words) in cases {
-        let (code, out, err) = gate(dir.path(), &["small-native", "--plant", fault]);
+        let (code, out, err) = strict(dir.path(), &["small-native", "--plant", fault]);
         assert_eq!(code, 1, "{fault}: {out}{err}");
         assert_narrow(&out);
         // Sentences are wrapped.
@@ -107,6 +105,8 @@ fn old_against_new_in_one_call() {
     // The program may change here: what is left to see it is time.
     let base = [
         "gate",
+        "--preset",
+        "strict",
         "--against",
         me,
         "small-linear",
@@ -161,7 +161,7 @@ fn budgets_point_at_their_line() {
     let (code, out, err) = gate(&at, &["--github", &mine]);
     assert_eq!(code, 1, "{out}{err}");
     let flat = out.split_whitespace().collect::<Vec<_>>().join(" ");
-    assert!(flat.contains("KiB beyond the budget"), "{out}");
+    assert!(flat.contains("KiB over the budget"), "{out}");
     let annotation = out
         .lines()
         .find(|l| l.starts_with("::error") && l.contains("mine.toml"));
@@ -202,6 +202,8 @@ fn every_output_is_written() {
         "--baseline",
         &at,
         "small-linear",
+        "--preset",
+        "strict",
         "--plant",
         "memory",
         "--json",
@@ -226,7 +228,17 @@ fn every_output_is_written() {
         .unwrap();
     assert_eq!(allocated["status"], "regression");
     assert_eq!(allocated["class"], "memory");
-    // The annotation points at the value in the baseline.
+    // One cause is one failure.
+    let failures = verdict["failures"].as_array().unwrap();
+    assert_eq!(failures.len(), 1, "{verdict}");
+    assert!(
+        failures[0]["cause"]
+            .as_str()
+            .unwrap()
+            .starts_with("program changed: ")
+    );
+    assert_eq!(failures[0]["metrics"][0], "allocated");
+    // The finding points at the value in the baseline.
     let line = allocated["place"]["line"].as_u64().unwrap() as usize;
     let baseline = std::fs::read_to_string(dir.path().join("small-linear.toml")).unwrap();
     assert!(
@@ -240,7 +252,7 @@ fn every_output_is_written() {
     assert!(annotations.contains("::error file="), "{annotations}");
     let junit = std::fs::read_to_string(file("junit.xml")).unwrap();
     assert!(
-        junit.contains("<failure type=\"regression\" message=\"allocated: "),
+        junit.contains("<failure type=\"regression\" message=\"program changed: "),
         "{junit}"
     );
     for path in [summary, file("gate.md")] {
@@ -287,10 +299,10 @@ fn limits_come_from_the_scenario_and_point_there() {
         ],
     );
     assert_eq!(code, 1, "{out}{err}");
-    // 11 % more allocated bytes are within 50 %, device bytes are not within 0.1 %: the annotation is at line 5.
-    assert!(!out.contains("allocated REGRESSION"), "{out}");
-    assert!(out.contains("mine.toml,line=5,col="), "{out}");
-    assert!(out.contains("device REGRESSION"), "{out}");
+    // 11 % more allocated memory is within 50 %, device memory is not within 0.1 %.
+    assert!(!out.contains("REGRESSION allocated"), "{out}");
+    assert!(out.contains("REGRESSION device"), "{out}");
+    assert!(out.contains("(limit +0.1 %)"), "{out}");
 }
 
 #[test]
@@ -300,26 +312,26 @@ fn measured_runs_can_be_given() {
     let path = run.display().to_string();
     let (_, json, _) = call(&["exec", "small-linear", "--json"]);
     std::fs::write(&run, &json).unwrap();
-    let (code, out, err) = gate(dir.path(), &["small-linear", "--run", &path]);
+    let (code, out, err) = strict(dir.path(), &["small-linear", "--run", &path]);
     assert_eq!(code, 0, "{out}{err}");
     let (_, json, _) = call(&["exec", "small-linear", "--json", "--set", "train.lr=0.05"]);
     std::fs::write(&run, &json).unwrap();
-    let (code, out, _) = gate(dir.path(), &["small-linear", "--run", &path]);
+    let (code, out, _) = strict(dir.path(), &["small-linear", "--run", &path]);
     assert_eq!(code, 1, "{out}");
     assert!(out.contains("loss curve"), "{out}");
     // A kept run by its name.
     let store = dir.path().join("kept").display().to_string();
     let (code, _, err) = call(&["exec", "small-linear", "--store", &store]);
     assert_eq!(code, 0, "{err}");
-    let (_, rest) = err.split_once("kept as ").unwrap();
+    let (_, rest) = err.split_once("saved as ").unwrap();
     let id = rest.split_whitespace().next().unwrap();
-    let (code, out, err) = gate(
+    let (code, out, err) = strict(
         dir.path(),
         &["small-linear", "--run", id, "--store", &store],
     );
     assert_eq!(code, 0, "{out}{err}");
     // Runs of what is not under the gate, and twice the same seed.
-    let (code, _, err) = gate(
+    let (code, _, err) = strict(
         dir.path(),
         &["small-linear", "--run", &path, "--run", &path],
     );
@@ -328,7 +340,7 @@ fn measured_runs_can_be_given() {
         err.contains("has the seed of a run given before it"),
         "{err}"
     );
-    let (code, _, err) = gate(dir.path(), &["small-native", "--run", &path]);
+    let (code, _, err) = strict(dir.path(), &["small-native", "--run", &path]);
     assert_eq!(code, 2);
     assert!(err.contains("is a run of `small-linear`"), "{err}");
     // Runs of another program and of another seed.
@@ -342,7 +354,7 @@ fn measured_runs_can_be_given() {
     ] {
         let (_, json, _) = call(&[&["exec", "small-linear", "--json"], &change[..]].concat());
         std::fs::write(&run, &json).unwrap();
-        let (code, out, err) = gate(dir.path(), &["small-linear", "--run", &path]);
+        let (code, out, err) = strict(dir.path(), &["small-linear", "--run", &path]);
         assert_eq!(code, expected, "{change:?}: {out}{err}");
         assert!((out + &err).contains(words), "{change:?}");
     }
@@ -352,15 +364,15 @@ fn measured_runs_can_be_given() {
 fn several_seeds_are_run_and_tested() {
     let dir = tempfile::tempdir().unwrap();
     let seeds = ["small-native", "--set", "gate.seeds=3"];
-    let (code, _, err) = gate(dir.path(), &[&["--bless"], &seeds[..]].concat());
+    let (code, _, err) = strict(dir.path(), &[&["--bless"], &seeds[..]].concat());
     assert_eq!(code, 0, "{err}");
-    let (code, out, _) = gate(dir.path(), &[&["--all"], &seeds[..]].concat());
+    let (code, out, _) = strict(dir.path(), &[&["--all"], &seeds[..]].concat());
     assert_eq!(code, 0, "{out}");
     assert!(out.contains("final loss over seeds"), "{out}");
     assert!(out.contains("gradient norm, seed 2"), "{out}");
     // Nothing is learnt: every seed ends worse.
     let idle = ["--set", "train.lr=1e-9"];
-    let (code, out, _) = gate(dir.path(), &[&seeds[..], &idle].concat());
+    let (code, out, _) = strict(dir.path(), &[&seeds[..], &idle].concat());
     assert_eq!(code, 1, "{out}");
     let flat = out.split_whitespace().collect::<Vec<_>>().join(" ");
     assert!(flat.contains("final loss over seeds: +"), "{out}");
@@ -385,7 +397,7 @@ fn a_missing_baseline_is_a_finding_beside_the_others() {
     let junit = dir.path().join("junit.xml");
     let scenarios = ["small-native", "small-linear", "small-cnn"];
     let files = ["--json", "--junit", junit.to_str().unwrap()];
-    let (code, out, err) = gate(dir.path(), &[&scenarios[..], &files].concat());
+    let (code, out, err) = strict(dir.path(), &[&scenarios[..], &files].concat());
     assert_eq!(code, 2, "{out}{err}");
     let verdicts: Vec<Value> = out
         .lines()
@@ -434,7 +446,7 @@ fn a_missing_baseline_is_a_finding_beside_the_others() {
     );
     // A regression elsewhere changes nothing about the status, and is reported.
     let planted = ["small-native", "small-linear", "--plant", "memory"];
-    let (code, out, _) = gate(dir.path(), &planted);
+    let (code, out, _) = strict(dir.path(), &planted);
     assert_eq!(code, 2, "{out}");
     assert!(
         out.contains("REGRESSION") && out.contains("NO BASELINE"),
@@ -458,7 +470,7 @@ fn bad_input_is_named() {
         (
             &["small-native", "--bless", "--baseline", &scenario],
             2,
-            "mine.toml: is no baseline; it is not overwritten",
+            "mine.toml: is not a baseline; it is not overwritten",
         ),
         (
             &["small-native", "--baseline", &at],
@@ -620,9 +632,14 @@ fn old_against_new_by_revision() {
         String::from_utf8(output.stdout).unwrap()
     };
     git(&["init", "--quiet"]);
+    std::fs::write(
+        repository.join("Cargo.toml"),
+        "[package]\nname = \"shardlab\"\n",
+    )
+    .unwrap();
     for text in ["old", "new"] {
         std::fs::write(repository.join("which"), text).unwrap();
-        git(&["add", "which"]);
+        git(&["add", "which", "Cargo.toml"]);
         git(&["commit", "--quiet", "-m", text]);
     }
     let me = env!("CARGO_BIN_EXE_shardlab");
@@ -671,4 +688,544 @@ fn old_against_new_by_revision() {
     let (code, out) = gate(&["compare", "small-linear", "--rev-a", "HEAD~1"]);
     assert_eq!(code, 0, "{out}");
     assert!(out.contains("predicted by revision HEAD~1"), "{out}");
+}
+
+/// A git repository that holds a scenario, its model's options and its budget, and nothing of shardlab.
+struct Team {
+    dir: tempfile::TempDir,
+}
+
+impl Team {
+    const JOB: &'static str = "extends = \"base.toml\"\n\n[gate]\nmax_memory = \"60GiB\"\n";
+    const BASE: &'static str = "[model]\npreset = \"llama3.2-1b\"\nlayers = 4\n\n[train]\nseq_len = 2048\nrecompute = \"full\"\n\n[mesh]\nhardware = \"h100-80\"\ndp_shard = 8\n\n[fsdp]\npolicy = \"fsdp2\"\n";
+
+    fn new() -> Self {
+        let team = Self {
+            dir: tempfile::tempdir().unwrap(),
+        };
+        team.git(&["init", "--quiet"]);
+        team.write("jobs/job.toml", Self::JOB);
+        team.write("jobs/base.toml", Self::BASE);
+        team.commit();
+        team
+    }
+
+    fn path(&self) -> &Path {
+        self.dir.path()
+    }
+
+    fn git(&self, args: &[&str]) {
+        let output = std::process::Command::new("git")
+            .current_dir(self.path())
+            .args(["-c", "user.name=t", "-c", "user.email=t@t"])
+            .args(args)
+            .output()
+            .unwrap();
+        assert!(output.status.success(), "{args:?}: {output:?}");
+    }
+
+    fn write(&self, path: &str, text: &str) {
+        let path = self.path().join(path);
+        std::fs::create_dir_all(path.parent().unwrap()).unwrap();
+        std::fs::write(path, text).unwrap();
+    }
+
+    fn commit(&self) {
+        self.git(&["add", "--all"]);
+        self.git(&["commit", "--quiet", "-m", "x"]);
+    }
+
+    /// A call in the repository: exit status, and output with errors.
+    fn call(&self, args: &[&str]) -> (i32, String) {
+        let output = shardlab(args)
+            .current_dir(self.path())
+            .env_remove("GITHUB_ACTIONS")
+            .env_remove("GITHUB_STEP_SUMMARY")
+            .output()
+            .unwrap();
+        let text = |bytes| String::from_utf8(bytes).unwrap();
+        (
+            output.status.code().unwrap(),
+            text(output.stdout) + &text(output.stderr),
+        )
+    }
+}
+
+/// Words with single blanks between them.
+fn flat(text: &str) -> String {
+    text.split_whitespace().collect::<Vec<_>>().join(" ")
+}
+
+#[test]
+fn budgets_need_no_baseline() {
+    let team = Team::new();
+    let (code, out) = team.call(&["gate", "jobs/job.toml", "--all"]);
+    assert_eq!(code, 0, "{out}");
+    assert!(out.contains("no baseline was compared"), "{out}");
+    assert!(
+        out.contains("budget, reserved") && out.contains("fits"),
+        "{out}"
+    );
+    // A folder that has none is the same, and says where it looked.
+    let (code, out) = team.call(&["gate", "jobs/job.toml", "--baseline", "baselines"]);
+    assert_eq!(code, 0, "{out}");
+    assert!(
+        flat(&out).contains("no baseline was compared: baselines/job.toml does not exist"),
+        "{out}"
+    );
+    let over = ["gate", "jobs/job.toml", "--set", "gate.max_memory=1GiB"];
+    let (code, out) = team.call(&over);
+    assert_eq!(code, 1, "{out}");
+    assert!(out.contains("over budget, reserved"), "{out}");
+    // What does not fit fails by itself.
+    let large = [
+        "--set",
+        "train.micro_batch=512",
+        "--set",
+        "gate.max_memory=1TiB",
+    ];
+    let (code, out) = team.call(&[&["gate", "jobs/job.toml"], &large[..]].concat());
+    assert_eq!(code, 1, "{out}");
+    assert!(out.contains("the step does not fit the device"), "{out}");
+    // Without a budget, or where every change counts, a baseline is needed.
+    for (args, words) in [
+        (
+            vec!["jobs/base.toml"],
+            "has neither a baseline nor a budget",
+        ),
+        (
+            vec!["jobs/job.toml", "--preset", "strict"],
+            "preset strict compares with a baseline",
+        ),
+        (
+            vec![
+                "jobs/job.toml",
+                "--preset",
+                "strict",
+                "--baseline",
+                "baselines",
+            ],
+            "there is no baseline of `job`",
+        ),
+        (
+            vec!["jobs/base.toml", "--baseline", "baselines"],
+            "there is no baseline of `base`",
+        ),
+    ] {
+        let (code, out) = team.call(&[&["gate"], &args[..]].concat());
+        assert_eq!(code, 2, "{out}");
+        assert!(flat(&out).contains(words), "{words}: {out}");
+    }
+}
+
+/// Growth fails and its cause comes first; an improvement needs no new baseline.
+#[test]
+fn the_budget_preset_fails_on_growth_and_names_its_cause() {
+    let team = Team::new();
+    let at = ["gate", "jobs/job.toml", "--baseline", "baselines"];
+    let (code, out) = team.call(&[&at[..], &["--bless"]].concat());
+    assert_eq!(code, 0, "{out}");
+    let (code, out) = team.call(&at);
+    assert_eq!((code, out.contains("pass")), (0, true), "{out}");
+    team.write("jobs/base.toml", &Team::BASE.replace("full", "none"));
+    let (code, out) = team.call(&at);
+    assert_eq!(code, 1, "{out}");
+    assert_narrow(&out);
+    let lines: Vec<&str> = out.lines().filter(|l| !l.is_empty()).collect();
+    assert!(lines[0].starts_with("job: FAIL (1 failure: "), "{out}");
+    assert!(
+        lines[1].starts_with("  scenario changed: train.recompute full → none"),
+        "{out}"
+    );
+    assert!(out.contains("GiB") && !out.contains(" B "), "{out}");
+    assert!(!out.contains("digest"), "{out}");
+    // The other way round it passes, and says what changed.
+    let (code, out) = team.call(&[&at[..], &["--bless"]].concat());
+    assert_eq!(code, 0, "{out}");
+    team.write("jobs/base.toml", Team::BASE);
+    let less_time = ["--set", "gate.step_time=0.9"];
+    let (code, out) = team.call(&[&at[..], &less_time].concat());
+    assert_eq!(code, 0, "{out}");
+    assert!(
+        out.contains("note: scenario changed: train.recompute none → full"),
+        "{out}"
+    );
+}
+
+/// A repository that holds scenarios alone: its revisions are read by this binary.
+#[test]
+fn revisions_of_a_repository_of_scenarios_are_compared() {
+    let team = Team::new();
+    let at = ["gate", "jobs/job.toml", "--against-rev"];
+    let (code, out) = team.call(&[&at[..], &["HEAD"]].concat());
+    assert_eq!(code, 0, "{out}");
+    // In a file that the scenario extends, not committed.
+    team.write("jobs/base.toml", &Team::BASE.replace("full", "none"));
+    let (code, out) = team.call(&[&at[..], &["HEAD"]].concat());
+    assert_eq!(code, 1, "{out}");
+    assert!(
+        out.contains("scenario changed: train.recompute full → none"),
+        "{out}"
+    );
+    team.commit();
+    let (code, _) = team.call(&[&at[..], &["HEAD"]].concat());
+    assert_eq!(code, 0);
+    let (code, out) = team.call(&[&at[..], &["HEAD~1"]].concat());
+    assert_eq!(code, 1, "{out}");
+    // Nothing is left of it: no work tree, no changed index.
+    let status = std::process::Command::new("git")
+        .current_dir(team.path())
+        .args(["status", "--porcelain"])
+        .output()
+        .unwrap();
+    assert!(status.stdout.is_empty(), "{status:?}");
+    // A new scenario has its budget alone.
+    team.write("jobs/new.toml", Team::JOB);
+    let new = ["gate", "jobs/new.toml", "--against-rev", "HEAD"];
+    let (code, out) = team.call(&new);
+    assert_eq!(code, 0, "{out}");
+    assert!(
+        flat(&out).contains("jobs/new.toml is new since HEAD"),
+        "{out}"
+    );
+    let (code, out) = team.call(&[&new[..], &["--set", "gate.max_memory=1GiB"]].concat());
+    assert_eq!(code, 1, "{out}");
+    // What the old version gets wrong is named, and a call that compares nothing at all has not passed.
+    team.write("jobs/broken.toml", "[model]\nlayer = 4\n");
+    team.commit();
+    team.write("jobs/broken.toml", Team::JOB);
+    let (code, out) = team.call(&["gate", "jobs/broken.toml", "--against-rev", "HEAD"]);
+    assert_eq!(code, 3, "{out}");
+    assert!(
+        flat(&out).contains("the version of HEAD cannot be read: "),
+        "{out}"
+    );
+    for (args, words) in [
+        (
+            ["jobs/job.toml", "no-such"],
+            "git knows no revision `no-such`",
+        ),
+        (["small-linear", "HEAD"], "small-linear is not a file in "),
+    ] {
+        let (code, out) = team.call(&["gate", args[0], "--against-rev", args[1]]);
+        assert_eq!(code, 2, "{out}");
+        assert!(flat(&out).contains(words), "{words}: {out}");
+    }
+    std::fs::remove_dir_all(team.path().join(".git")).unwrap();
+    let (code, out) = team.call(&[&at[..], &["HEAD"]].concat());
+    assert_eq!(code, 2, "{out}");
+    assert!(flat(&out).contains("is not in a git repository"), "{out}");
+}
+
+/// A baseline stays readable at any depth, under every policy.
+#[test]
+fn baselines_stay_short_at_any_depth() {
+    let dir = tempfile::tempdir().unwrap();
+    let lines = |scenario: &str, set: &[String]| {
+        let mut args = vec!["--bless", "--no-exec", scenario];
+        args.extend(set.iter().flat_map(|s| ["--set", s.as_str()]));
+        let (code, _, err) = gate(dir.path(), &args);
+        assert_eq!(code, 0, "{scenario} {set:?}: {err}");
+        let text = std::fs::read_to_string(dir.path().join(format!("{scenario}.toml"))).unwrap();
+        text.lines().count()
+    };
+    for policy in ["native", "fsdp2", "megatron"] {
+        for layers in [8, 32, 126, 1000] {
+            let set = [
+                format!("fsdp.policy={policy}"),
+                format!("model.layers={layers}"),
+            ];
+            let lines = lines("llama3-70b-64xh100", &set);
+            assert!(lines < 200, "{policy}, {layers} layers: {lines} lines");
+        }
+    }
+    for scenario in [
+        "llama3-405b-1024xh100",
+        "llama3-70b-hsdp",
+        "llama3-70b-hfsdp",
+    ] {
+        let lines = lines(scenario, &[]);
+        assert!(lines < 200, "{scenario}: {lines} lines");
+    }
+}
+
+/// The baselines of this repository's own gate.
+#[test]
+fn own_baselines_are_short() {
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/baselines");
+    let mut seen = 0;
+    for entry in std::fs::read_dir(folder).unwrap() {
+        let path = entry.unwrap().path();
+        let lines = std::fs::read_to_string(&path).unwrap().lines().count();
+        assert!(lines < 200, "{}: {lines} lines", path.display());
+        seen += 1;
+    }
+    assert!(seen >= 20, "{seen}");
+}
+
+/// The composite action, read as GitHub would.
+mod action {
+    use std::collections::BTreeMap;
+
+    /// A step with a script.
+    pub(super) struct Step {
+        pub(super) name: String,
+        pub(super) env: BTreeMap<String, String>,
+        pub(super) run: String,
+    }
+
+    pub(super) struct Action {
+        /// Inputs and their defaults; `None` where one is required.
+        pub(super) inputs: BTreeMap<String, Option<String>>,
+        pub(super) steps: Vec<Step>,
+    }
+
+    fn indent(line: &str) -> usize {
+        line.len() - line.trim_start().len()
+    }
+
+    fn scalar(text: &str) -> String {
+        text.trim().trim_matches('\'').to_owned()
+    }
+
+    /// Reads the part of YAML that the file is written in.
+    pub(super) fn read(text: &str) -> Action {
+        let lines: Vec<&str> = text.lines().collect();
+        let section = |title: &str| {
+            let start = lines.iter().position(|l| *l == title).unwrap() + 1;
+            let rest = lines[start..].iter().copied();
+            rest.take_while(|l| l.is_empty() || l.starts_with(' '))
+                .collect::<Vec<_>>()
+        };
+        let mut inputs: BTreeMap<String, Option<String>> = BTreeMap::new();
+        let mut input = String::new();
+        for line in section("inputs:") {
+            let Some((key, value)) = line.trim().split_once(':') else {
+                continue;
+            };
+            match (indent(line), key) {
+                (2, name) => {
+                    input = name.to_owned();
+                    inputs.insert(input.clone(), None);
+                }
+                (4, "default") => {
+                    inputs.insert(input.clone(), Some(scalar(value)));
+                }
+                _ => {}
+            }
+        }
+        let mut steps = Vec::new();
+        let runs = section("runs:");
+        let mut i = 0;
+        while i < runs.len() {
+            if let Some(name) = runs[i].strip_prefix("    - name: ") {
+                steps.push(Step {
+                    name: name.to_owned(),
+                    env: BTreeMap::new(),
+                    run: String::new(),
+                });
+            } else if runs[i] == "      env:" {
+                while i + 1 < runs.len() && indent(runs[i + 1]) == 8 {
+                    i += 1;
+                    let (key, value) = runs[i].trim().split_once(": ").unwrap();
+                    let step = steps.last_mut().unwrap();
+                    step.env.insert(key.to_owned(), scalar(value));
+                }
+            } else if runs[i] == "      run: |" {
+                while i + 1 < runs.len() && (runs[i + 1].is_empty() || indent(runs[i + 1]) >= 8) {
+                    i += 1;
+                    let step = steps.last_mut().unwrap();
+                    step.run.push_str(runs[i].get(8..).unwrap_or(""));
+                    step.run.push('\n');
+                }
+            }
+            i += 1;
+        }
+        steps.retain(|s| !s.run.is_empty());
+        Action { inputs, steps }
+    }
+}
+
+/// The steps of the action in a clean repository that holds a scenario and a baseline: nothing of shardlab's sources, no
+/// shardlab on the path.
+#[test]
+fn the_action_gates_a_repository_of_scenarios() {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR"));
+    let action = action::read(&std::fs::read_to_string(root.join("action.yml")).unwrap());
+    let names: Vec<&str> = action.steps.iter().map(|s| s.name.as_str()).collect();
+    assert_eq!(names, ["Find the version", "Install shardlab", "Gate"]);
+    let team = Team::new();
+    let me = env!("CARGO_BIN_EXE_shardlab");
+    let blessed = [
+        "gate",
+        "jobs/job.toml",
+        "--baseline",
+        "baselines",
+        "--bless",
+    ];
+    assert_eq!(team.call(&blessed).0, 0);
+    team.commit();
+    let temp = tempfile::tempdir().unwrap();
+    // A clean checkout of the action has its manifests and sources.
+    let sources = temp.path().join("action");
+    std::fs::create_dir(&sources).unwrap();
+    std::fs::write(sources.join("Cargo.toml"), "[package]\n").unwrap();
+    let act = |with: &[(&str, &str)]| {
+        let with: std::collections::BTreeMap<&str, &str> = with.iter().copied().collect();
+        for name in with.keys() {
+            assert!(action.inputs.contains_key(*name), "no input {name}");
+        }
+        let value = |text: &str| {
+            let Some(name) = text
+                .strip_prefix("${{ inputs.")
+                .and_then(|t| t.strip_suffix(" }}"))
+            else {
+                panic!("{text}: only inputs are expected in a step's environment");
+            };
+            let default = action.inputs[name].clone();
+            with.get(name)
+                .map(|v| (*v).to_owned())
+                .or(default)
+                .unwrap_or_default()
+        };
+        let file = |name: &str| {
+            let path = temp.path().join(name);
+            std::fs::write(&path, "").unwrap();
+            path
+        };
+        let (env, outputs, summary) = (file("env"), file("output"), file("summary"));
+        let mut log = String::new();
+        let mut code = 0;
+        for step in &action.steps {
+            let set = std::fs::read_to_string(&env).unwrap();
+            let set = set.lines().map(|l| l.split_once('=').unwrap());
+            let output = std::process::Command::new("bash")
+                .args(["--noprofile", "--norc", "-eo", "pipefail", "-c", &step.run])
+                .current_dir(team.path())
+                .env_clear()
+                .env("PATH", "/usr/local/bin:/usr/bin:/bin")
+                .env("HOME", temp.path())
+                .env("GITHUB_ACTIONS", "true")
+                .env("GITHUB_ACTION_PATH", &sources)
+                .env("GITHUB_ENV", &env)
+                .env("GITHUB_OUTPUT", &outputs)
+                .env("GITHUB_STEP_SUMMARY", &summary)
+                .env("RUNNER_TEMP", temp.path())
+                .envs(set)
+                .envs(step.env.iter().map(|(k, v)| (k.as_str(), value(v))))
+                .output()
+                .unwrap();
+            log += &String::from_utf8(output.stdout).unwrap();
+            log += &String::from_utf8(output.stderr).unwrap();
+            code = output.status.code().unwrap();
+            if code != 0 {
+                break;
+            }
+        }
+        let hash = std::fs::read_to_string(&outputs).unwrap();
+        assert!(
+            hash.starts_with("hash=") && hash.trim().len() == 21,
+            "{hash}"
+        );
+        (code, log, std::fs::read_to_string(&summary).unwrap())
+    };
+    let base = [
+        ("scenarios", "jobs/job*.toml"),
+        ("baseline", "baselines"),
+        ("binary", me),
+    ];
+    let (code, log, summary) = act(&base);
+    assert_eq!(code, 0, "{log}");
+    assert!(log.starts_with("shardlab "), "{log}");
+    assert!(summary.starts_with("## Gate: passed"), "{summary}");
+    // A change of the scenario fails the job, with an annotation and a summary that start with the cause.
+    team.write("jobs/base.toml", &Team::BASE.replace("full", "none"));
+    let (code, log, summary) = act(&base);
+    assert_eq!(code, 1, "{log}");
+    assert!(log.contains("::error file=jobs/base.toml,line=7,"), "{log}");
+    assert!(
+        log.contains("title=job%3A scenario changed%3A train.recompute full → none::"),
+        "{log}"
+    );
+    assert!(
+        summary.contains("**scenario changed: train.recompute full → none**"),
+        "{summary}"
+    );
+    let (code, log, _) = act(&[
+        ("scenarios", "jobs/job.toml"),
+        ("against-rev", "HEAD"),
+        ("binary", me),
+    ]);
+    assert_eq!(code, 1, "{log}");
+    // Budgets alone, a preset, further arguments.
+    let (code, log, _) = act(&[
+        ("scenarios", "jobs/job.toml"),
+        ("binary", me),
+        ("args", "--set gate.max_memory=1GiB --all"),
+    ]);
+    assert_eq!(code, 1, "{log}");
+    assert!(log.contains("over budget"), "{log}");
+    let (code, log, _) = act(&[&base[..], &[("preset", "lax")]].concat());
+    assert_eq!(code, 2, "{log}");
+    assert!(log.contains("[possible values: budget, strict]"), "{log}");
+    let (code, log, _) = act(&[("scenarios", "jobs/job.toml"), ("binary", "no/such")]);
+    assert_ne!(code, 0, "{log}");
+}
+
+/// The example workflow uses inputs that the action has.
+#[test]
+fn the_example_workflow_fits_the_action() {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR"));
+    let action = action::read(&std::fs::read_to_string(root.join("action.yml")).unwrap());
+    let workflow = std::fs::read_to_string(root.join("docs/github-gate.yml")).unwrap();
+    let calls: Vec<&str> = workflow
+        .split("- uses: OWNER/shardlab@REF\n")
+        .skip(1)
+        .collect();
+    assert_eq!(calls.len(), 2);
+    for call in calls {
+        let with = call
+            .lines()
+            .skip(1)
+            .take_while(|l| l.starts_with("          "));
+        let names: Vec<&str> = with.map(|l| l.trim().split_once(':').unwrap().0).collect();
+        for name in &names {
+            assert!(action.inputs.contains_key(*name), "no input {name}");
+        }
+        for (name, default) in &action.inputs {
+            assert!(
+                default.is_some() || names.contains(&name.as_str()),
+                "{name} is required"
+            );
+        }
+    }
+}
+
+/// A disk that is full: the exit status says that a run failed, and no part of a baseline is left.
+#[cfg(target_os = "linux")]
+#[test]
+fn a_full_disk_leaves_nothing() {
+    let dir = tempfile::tempdir().unwrap();
+    let mount = |args: &[&str]| {
+        let output = std::process::Command::new(args[0])
+            .args(&args[1..])
+            .output();
+        output.is_ok_and(|o| o.status.success())
+    };
+    let at = dir.path().display().to_string();
+    // Only root may mount; elsewhere the writer's own test stands alone.
+    if !mount(&["mount", "-t", "tmpfs", "-o", "size=8k", "tmpfs", &at]) {
+        return;
+    }
+    std::fs::write(dir.path().join("filler"), vec![0; 4096]).ok();
+    let (code, _, err) = gate(dir.path(), &["--bless", "small-linear"]);
+    let left: Vec<_> = std::fs::read_dir(dir.path())
+        .unwrap()
+        .map(|e| e.unwrap().file_name())
+        .filter(|n| n != "filler")
+        .collect();
+    assert!(mount(&["umount", &at]));
+    assert_eq!(code, 3, "{err}");
+    assert!(err.contains("No space left on device"), "{err}");
+    assert!(left.is_empty(), "{left:?}");
 }

@@ -6,6 +6,7 @@ mod calibrate;
 mod compare;
 #[cfg(feature = "dash")]
 mod dash;
+mod disk;
 mod documents;
 mod exec;
 mod faults;

@@ -29,10 +29,23 @@ fn completions_name_verbs_and_options() {
 #[test]
 fn every_shipped_scenario_is_listed_with_what_it_shows_and_can_be_printed() {
     let listed = json(&["scenarios", "--json"]);
-    assert!(listed.len() >= 14);
+    assert_eq!(listed.len(), shardlab_plan::scenario::shipped().len());
     for entry in &listed {
         assert!(entry["about"].as_array().unwrap().len() >= 2, "{entry}");
+        assert!(entry["step_ms"].as_f64() > Some(0.0), "{entry}");
     }
+    let by_name = |name: &str| listed.iter().find(|e| e["name"] == name).unwrap();
+    let large = by_name("llama3-70b-64xh100");
+    assert_eq!(large["example"], true);
+    assert_eq!(large["world_size"], 64);
+    assert_eq!(large["hardware"], "h100-80");
+    assert_eq!(large["strategy"], "optim_grads_params");
+    assert!(large["parameters"].as_u64() > Some(70_000_000_000));
+    assert_eq!(by_name("small-native")["example"], false);
+    // Examples come first.
+    let last_example = listed.iter().rposition(|e| e["example"] == true);
+    let first_fixture = listed.iter().position(|e| e["example"] == false);
+    assert!(last_example < first_fixture);
     let text = stdout(&["scenarios", "peers-tiny"]);
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("peers-tiny.toml");
@@ -41,6 +54,176 @@ fn every_shipped_scenario_is_listed_with_what_it_shows_and_can_be_printed() {
         json(&["plan", scenario, "--section", "init", "--json"])[0]["program_digest"].clone()
     };
     assert_eq!(digest(path.to_str().unwrap()), digest("peers-tiny"));
+}
+
+/// The number in the table is that of `sim`, and only examples are shown unless all are asked for.
+#[test]
+fn scenarios_are_a_table_of_examples() {
+    let text = stdout(&["scenarios"]);
+    let row = |name: &str| {
+        let mut lines = text.lines();
+        let cells = lines.find(|l| l.split_whitespace().next() == Some(name));
+        cells.map(|l| l.split_whitespace().map(str::to_owned).collect::<Vec<_>>())
+    };
+    let cells = row("llama3-8b-4xh200").unwrap();
+    let sim = &json(&["sim", "llama3-8b-4xh200", "--json"])[0];
+    let step = shardlab_plan::units::thousands(sim["step_ms"]["median"].as_f64().unwrap(), 2);
+    for cell in [
+        "llama",
+        "8.03",
+        "4",
+        "h200-nvlink",
+        "native",
+        "ZeRO-3",
+        &step,
+        "yes",
+    ] {
+        assert!(cells.iter().any(|c| c == cell), "{cell}: {cells:?}");
+    }
+    assert!(row("small-native").is_none() && row("toy-cnn").is_none());
+    assert!(text.contains("--all lists them"), "{text}");
+    let long = stdout(&["scenarios", "--long"]);
+    assert!(
+        long.contains("llama of 8.03 B parameters, native ZeRO-3 on 4 x h200-nvlink"),
+        "{long}"
+    );
+    let error = shardlab(&["scenarios", "llama3-8b-4xh20"]).assert().code(2);
+    let error = String::from_utf8_lossy(&error.get_output().stderr).into_owned();
+    assert!(
+        error.contains("did you mean `llama3-8b-4xh200`?"),
+        "{error}"
+    );
+}
+
+/// Lines that are longer than `width`, unless they hold a word that finds no room, such as a path, or are a usage line of clap.
+fn too_long(text: &str, width: usize) -> Vec<&str> {
+    let word = |line: &str| line.split(' ').map(|w| w.chars().count()).max();
+    let whole = |line: &str| word(line) > Some(width * 2 / 3) || line.starts_with("Usage: ");
+    let long = |line: &&str| line.chars().count() > width && !whole(line);
+    text.lines().filter(long).collect()
+}
+
+fn at_width(args: &[&str], width: usize) -> String {
+    let mut command = shardlab(args);
+    let output = command.env("COLUMNS", width.to_string()).assert().success();
+    String::from_utf8(output.get_output().stdout.clone()).unwrap()
+}
+
+const WIDTHS: [usize; 5] = [40, 60, 80, 100, 140];
+
+#[test]
+fn help_fits_the_terminal() {
+    let verbs = stdout(&["--help"]);
+    let (_, verbs) = verbs.split_once("Commands:\n").unwrap();
+    let verbs = verbs.split("\n\n").next().unwrap();
+    let name = |line: &str| {
+        line.strip_prefix("  ")
+            .and_then(|l| l.split(' ').next().map(str::to_owned))
+    };
+    let mut calls: Vec<Vec<String>> = verbs
+        .lines()
+        .filter_map(name)
+        .filter(|n| !n.is_empty() && n != "help")
+        .map(|n| vec![n])
+        .collect();
+    assert!(calls.len() >= 14, "{calls:?}");
+    for verb in ["show", "name", "prune", "query"] {
+        calls.push(vec!["runs".into(), verb.into()]);
+    }
+    calls.push(Vec::new());
+    for call in &calls {
+        for width in WIDTHS {
+            let mut args: Vec<&str> = call.iter().map(String::as_str).collect();
+            args.push("--help");
+            let text = at_width(&args, width);
+            let long = too_long(&text, width.min(100));
+            assert!(long.is_empty(), "{args:?} at {width}: {long:#?}");
+            orphans(&text, &format!("{args:?} at {width}"));
+            // A command that does not fit is continued by a backslash.
+            for line in text.lines().filter(|l| l.starts_with("  shardlab ")) {
+                assert!(!line.contains(" # "), "{args:?}: {line}");
+            }
+        }
+    }
+}
+
+/// Fails where a line is left almost empty in the middle of a sentence: the text was wrapped twice.
+fn orphans(text: &str, which: &str) {
+    let indent = |l: &str| l.len() - l.trim_start().len();
+    let lines: Vec<&str> = text.lines().collect();
+    for pair in lines.windows(2) {
+        let (first, second) = (pair[0], pair[1]);
+        let word = second.trim_start().split(' ').next().unwrap_or_default();
+        let goes_on =
+            word.starts_with(|c: char| c.is_ascii_lowercase()) && indent(first) == indent(second);
+        let ends = first.trim_end().ends_with(['.', ':', ';', ']', '>', ')']);
+        let is_list = first.trim_start().starts_with(['-', '#', '['])
+            || first.contains("shardlab ")
+            || word == "shardlab";
+        let is_row = first.trim().contains("  ");
+        if goes_on && !ends && !is_list && !is_row && !first.trim().is_empty() {
+            assert!(
+                first.trim().contains(' '),
+                "{which}: a line of one word: {first:?}, then {second:?}"
+            );
+        }
+    }
+}
+
+#[test]
+fn output_fits_the_terminal() {
+    let kept = tempfile::tempdir().unwrap();
+    let store = kept.path().display().to_string();
+    stdout(&["sim", "small-native", "small-fsdp2", "--store", &store]);
+    for args in [
+        &["sim", "llama3-8b-4xh200"][..],
+        &["sim", "small-native", "small-fsdp2"],
+        &["scenarios"],
+        &["scenarios", "--long"],
+        &["scenarios", "--hardware"],
+        &["plan", "small-native", "--unit", "layers.1"],
+        &["plan", "small-native", "--groups"],
+        &["check", "small-native", "toy-cnn", "--rules"],
+        &["explain", "small-native"],
+        &[
+            "sweep",
+            "small-native",
+            "--axis",
+            "fsdp.prefetch_forward=[0, 1, 2]",
+            "--axis",
+            "train.micro_batch=[1, 2]",
+        ],
+        &["compare", "small-native", "small-fsdp2"],
+        &["compare", "small-native", "small-fsdp2", "small-megatron"],
+        &["runs", "--store", &store],
+        &["runs", "show", "last", "--store", &store],
+        &["validate", "tests/data/cpu_small.csv"],
+        &["validate", "h100-80-exec"],
+    ] {
+        for width in WIDTHS {
+            let text = at_width(args, width);
+            let long = too_long(&text, width);
+            assert!(long.is_empty(), "{args:?} at {width}: {long:#?}");
+        }
+    }
+}
+
+/// What is sharded is told in the words that people know, and in those of the policy.
+#[test]
+fn the_first_line_names_the_strategy() {
+    for (args, words) in [
+        (&["small-native"][..], "native ZeRO-3 (FULL_SHARD), 4 x cpu"),
+        (&["small-zero2"], "ZeRO-2 (SHARD_GRAD_OP)"),
+        (&["small-zero1"], "ZeRO-1, "),
+        (&["small-ddp"], "DDP (NO_SHARD)"),
+        (&["small-hsdp"], "ZeRO-3 (HYBRID_SHARD)"),
+        (&["small-hfsdp"], "ZeRO-3, "),
+        (&["small-megatron"], "megatron ZeRO-3 (optim_grads_params)"),
+    ] {
+        let text = stdout(&[&["sim"], args].concat());
+        let first = text.lines().next().unwrap();
+        assert!(first.contains(words), "{words}: {first}");
+    }
 }
 
 #[test]
@@ -102,23 +285,6 @@ fn a_reader_that_leaves_early_is_no_failure() {
     }
 }
 
-#[cfg(target_os = "linux")]
-#[test]
-fn a_full_disk_is_a_failure() {
-    use std::process::{Command, Stdio};
-    let full = std::fs::File::options()
-        .write(true)
-        .open("/dev/full")
-        .unwrap();
-    let output = Command::new(env!("CARGO_BIN_EXE_shardlab"))
-        .args(["schema"])
-        .stdout(Stdio::from(full))
-        .output()
-        .unwrap();
-    assert_eq!(output.status.code(), Some(3));
-    assert!(String::from_utf8_lossy(&output.stderr).contains("cannot write"));
-}
-
 /// docs/json.md names every key that `--json` prints, in the section of its verb.
 #[test]
 fn every_json_key_is_documented() {
@@ -127,7 +293,7 @@ fn every_json_key_is_documented() {
     let folder = tempfile::tempdir().unwrap();
     let store = folder.path().display().to_string();
     let table = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/data/cpu_small.csv");
-    let cases: [(&str, &[&str]); 13] = [
+    let cases: [(&str, &[&str]); 14] = [
         (
             "## `sim` and `exec`",
             &["sim", "small-linear", "--store", &store],
@@ -161,6 +327,7 @@ fn every_json_key_is_documented() {
         ("## `explain`", &["explain", "small-linear"]),
         ("## `check`", &["check", "small-linear"]),
         ("## `plan`", &["plan", "small-linear"]),
+        ("## `scenarios`", &["scenarios"]),
         // What the first case has kept.
         ("## `runs`", &["runs", "--store", &store]),
         ("## `validate`", &["validate", table]),

@@ -1,6 +1,6 @@
 //! `shardlab plan`.
 
-use crate::{json, stdout};
+use crate::{json, shardlab, stdout};
 
 /// A program small enough to be read in whole.
 const SMALL: [&str; 8] = [
@@ -22,17 +22,13 @@ fn a_small_program_reads_well_and_does_not_change_unnoticed() {
 #[test]
 fn a_unit_and_a_section_are_parts_of_the_whole() {
     let whole = stdout(&["plan", "peers-tiny"]);
-    let part = stdout(&[
-        "plan",
-        "peers-tiny",
-        "--unit",
-        "layers.3",
-        "--section",
-        "steady",
-    ]);
+    let unit = &["plan", "peers-tiny", "--unit", "layers.3"];
+    let part = stdout(&[&unit[..], &["--section", "steady"]].concat());
     let lines: Vec<&str> = part.lines().filter(|l| !l.is_empty()).collect();
     assert!(lines.len() > 100);
-    assert!(lines.iter().all(|l| whole.contains(l)));
+    // Groups are listed alone or with their neighbours.
+    let own = |l: &&&str| !l.starts_with("# group");
+    assert!(lines.iter().filter(own).all(|l| whole.contains(l)));
     let titles: Vec<&&str> = lines.iter().filter(|l| l.starts_with('[')).collect();
     assert_eq!(titles.len(), 1, "{titles:?}");
     assert!(titles[0].starts_with("[steady step]"), "{titles:?}");
@@ -47,6 +43,57 @@ fn a_unit_and_a_section_are_parts_of_the_whole() {
     ] {
         assert!(instructions.clone().any(|l| l.contains(word)), "{word}");
     }
+    // A unit alone is shown in the steady step, with its own group only.
+    let alone = stdout(unit);
+    assert!(alone.starts_with(part.trim_end()), "{alone}");
+    assert!(alone.contains("--first shows the first step"), "{alone}");
+    let groups: Vec<&str> = alone.lines().filter(|l| l.starts_with("# group")).collect();
+    assert_eq!(groups.len(), 1, "{groups:?}");
+    assert!(groups[0].contains(" layers.3: "), "{groups:?}");
+    let first = stdout(&[&unit[..], &["--first"]].concat());
+    assert_eq!(
+        first,
+        stdout(&[&unit[..], &["--section", "first"]].concat())
+    );
+    assert!(first.contains("[first step]") && !first.contains("[steady step]"));
+    let error = shardlab(&["plan", "peers-tiny", "--unit", "layer.3"])
+        .assert()
+        .code(2);
+    let error = String::from_utf8_lossy(&error.get_output().stderr).into_owned();
+    assert!(error.contains("did you mean `layers.3`?"), "{error}");
+}
+
+#[test]
+fn groups_that_are_alike_share_a_line() {
+    let text = stdout(&["plan", "llama3-8b-4xh200", "--section", "init"]);
+    let groups: Vec<&str> = text.lines().filter(|l| l.starts_with("# group")).collect();
+    assert_eq!(groups.len(), 2, "{groups:?}");
+    assert!(
+        groups[1].starts_with("# groups 1 to 32, layers.0 to layers.31: 32 groups alike, each 9 parameters, 218,112,000 elements"),
+        "{groups:?}"
+    );
+}
+
+/// On a terminal, an instruction that is longer than a line goes on below its text, and no word is broken.
+#[test]
+fn instructions_fit_the_terminal() {
+    let args = &["plan", "llama3-8b-4xh200", "--unit", "layers.3"];
+    let output = shardlab(args).env("COLUMNS", "80").assert().success();
+    let narrow = String::from_utf8(output.get_output().stdout.clone()).unwrap();
+    assert!(narrow.lines().all(|l| l.chars().count() <= 80), "{narrow}");
+    let words = |text: &str| {
+        text.split_whitespace()
+            .map(str::to_owned)
+            .collect::<Vec<_>>()
+    };
+    // The column of the micro-batch, of which there is one, is left out.
+    assert!(words(&narrow).len() < words(&stdout(args)).len());
+    let last = |text: &str| {
+        text.lines()
+            .find(|l| l.contains("reduce_scatter"))
+            .map(words)
+    };
+    assert!(last(&narrow).is_some());
 }
 
 #[test]
@@ -90,5 +137,5 @@ fn groups_hold_every_element_once() {
     }
     let text = stdout(&["plan", "toy-cnn", "--groups"]);
     crate::assert_narrow(&text);
-    assert!(text.contains("laid out in the same way: 9 units"), "{text}");
+    assert!(text.contains("(10 alike)"), "{text}");
 }

@@ -284,7 +284,7 @@ fn ranks_that_disagree_are_told_so() {
 #[test]
 fn an_environment_that_makes_no_sense() {
     for (vars, part) in [
-        (&[("RANK", "1")][..], "RANK is set and WORLD_SIZE is not"),
+        (&[("RANK", "1")][..], "RANK is set, but WORLD_SIZE is not"),
         (
             &[
                 ("RANK", "0"),

@@ -1,4 +1,4 @@
-//! `shardlab runs`, and keeping runs.
+//! `shardlab runs`, and saving runs.
 
 use crate::{assert_narrow, json, shardlab, stdout};
 use serde_json::Value;
@@ -67,7 +67,16 @@ fn runs_are_kept_listed_and_selected() {
 #[test]
 fn a_kept_run_has_its_id_in_json_and_is_shown_by_any_beginning_of_it() {
     let (_dir, path) = filled();
-    let run = &json(&["sim", "peers-tiny", "--json", "--store", &path])[0];
+    let sim = [
+        "sim",
+        "peers-tiny",
+        "--slower",
+        "host=2",
+        "--json",
+        "--store",
+        &path,
+    ];
+    let run = &json(&sim)[0];
     let id = run["run_id"].as_str().unwrap();
     for name in [id, &id[19..], &id[19..24], "last"] {
         let shown = &json(&["runs", "show", name, "--json", "--store", &path])[0];
@@ -108,7 +117,7 @@ fn mistyped_names_get_the_nearest_valid_one() {
     let error = at(&["runs", "prune"]);
     assert!(error.contains("--older-than"), "{error}");
     let error = at(&["runs", "--kind", "sim", "prune", "--keep", "1"]);
-    assert!(error.contains("behind the verb"), "{error}");
+    assert!(error.contains("after the verb"), "{error}");
 }
 
 #[test]
@@ -123,7 +132,7 @@ fn a_name_is_taken_away_and_its_run_stays() {
         refused(&[&name[..], half].concat());
     }
     let said = stdout(&[&name[..], &["--remove", "main"]].concat());
-    assert_eq!(said, "main is taken away; the run stays\n");
+    assert_eq!(said, "removed the name `main`; its run is kept\n");
     assert_eq!(ids(&path, &[]), all);
     let error = refused(&["runs", "show", "main", "--store", &path]);
     assert!(error.contains("no run `main`"), "{error}");
@@ -153,7 +162,7 @@ fn pruning_says_first_and_spares_names() {
 }
 
 #[test]
-fn nothing_is_kept_without_wish_or_place() {
+fn predictions_are_saved_on_request_and_measurements_unless_not() {
     let dir = tempfile::tempdir().unwrap();
     let here = |args: &[&str], variable: Option<&str>| {
         let mut command = shardlab(args);
@@ -161,34 +170,206 @@ fn nothing_is_kept_without_wish_or_place() {
         if let Some(value) = variable {
             command.env("SHARDLAB_STORE", value);
         }
-        command.assert().success();
+        let output = command.output().unwrap();
+        let err = String::from_utf8(output.stderr).unwrap();
+        (output.status.code().unwrap(), err)
     };
     let sim = ["sim", "toy-linear"];
-    here(&["sim", "toy-linear", "--no-store"], None);
-    here(&sim, Some("off"));
-    here(
-        &[
-            "sweep",
-            "toy-linear",
-            "--axis",
-            "fsdp.prefetch_forward=[0, 1]",
-        ],
-        None,
-    );
-    assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 0);
-    here(&sim, None);
-    here(&sim, Some("elsewhere"));
-    for name in ["runs", "elsewhere"] {
-        let path = dir.path().join(name);
-        assert_eq!(ids(path.to_str().unwrap(), &[]).len(), 1);
+    let exec = ["exec", "llama-tiny", "--steps", "2"];
+    let axis = "fsdp.prefetch_forward=[0, 1]";
+    for (args, variable) in [
+        (&sim[..], None),
+        (&sim, Some("elsewhere")),
+        (&["sim", "toy-linear", "--no-store"], None),
+        (&exec, Some("off")),
+        (&["exec", "llama-tiny", "--steps", "1", "--no-store"], None),
+        (&["sweep", "toy-linear", "--axis", axis], None),
+    ] {
+        assert_eq!(here(args, variable).0, 0, "{args:?}");
+        assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 0, "{args:?}");
     }
-    // A file in the way: a warning, or an error where that very folder was asked for.
+    let save = ["sim", "toy-linear", "--save"];
+    for args in [&save[..], &["sim", "toy-linear", "--name", "x"]] {
+        let (code, err) = here(args, Some("off"));
+        assert_eq!(code, 2, "{err}");
+        assert!(err.contains("SHARDLAB_STORE is off"), "{err}");
+    }
+    assert_eq!(here(&save, None).0, 0);
+    assert_eq!(here(&save, Some("elsewhere")).0, 0);
+    assert_eq!(
+        here(&["sim", "toy-linear", "--store", "third"], Some("off")).0,
+        0
+    );
+    assert_eq!(here(&exec, Some("measured")).0, 0);
+    for name in ["runs", "elsewhere", "third", "measured"] {
+        let path = dir.path().join(name);
+        assert_eq!(ids(path.to_str().unwrap(), &[]).len(), 1, "{name}");
+    }
+    // A file in the way: a warning, or an error where a run was asked to be saved.
     let file = dir.path().join("file");
     fs::write(&file, "").unwrap();
-    let mut command = shardlab(&sim);
-    command.env("SHARDLAB_STORE", &file).assert().success();
-    let error = refused(&["sim", "toy-linear", "--store", file.to_str().unwrap()]);
+    let path = file.to_str().unwrap();
+    let (code, err) = here(&exec, Some(path));
+    assert_eq!(code, 0, "{err}");
+    assert!(err.contains("warning: the run was not saved"), "{err}");
+    let (code, err) = here(&save, Some(path));
+    assert_eq!(code, 2, "{err}");
+    let error = refused(&["sim", "toy-linear", "--store", path]);
     assert!(error.contains("--store"), "{error}");
+}
+
+#[test]
+fn a_prediction_is_stored_once_and_named() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().to_str().unwrap();
+    let said = |more: &[&str]| {
+        let output = shardlab(&[&["sim", "toy-linear", "--store", path], more].concat());
+        let output = { output }.assert().success();
+        String::from_utf8(output.get_output().stderr.clone()).unwrap()
+    };
+    let first = said(&[]);
+    assert!(first.starts_with("saved as "), "{first}");
+    let id = first.split_whitespace().nth(2).unwrap();
+    let again = said(&["--name", "main"]);
+    assert!(
+        again.starts_with(&format!("already saved as {id} (main) in ")),
+        "{again}"
+    );
+    assert!(said(&["--jitter", "0.02"]).starts_with("saved as "));
+    assert!(said(&["--jitter", "0.02", "--seed", "1"]).starts_with("saved as "));
+    assert_eq!(ids(path, &[]).len(), 3);
+    assert!(stdout(&["runs", "show", "main", "--store", path]).contains(id));
+    // Measurements differ, even if their options do not.
+    let exec = ["exec", "llama-tiny", "--steps", "2", "--store", path];
+    stdout(&exec);
+    stdout(&exec);
+    assert_eq!(ids(path, &["--kind", "exec"]).len(), 2);
+    // The first step is no measurement.
+    let output = shardlab(&["exec", "llama-tiny", "--steps", "1", "--store", path]);
+    let output = { output }.assert().success();
+    let err = String::from_utf8_lossy(&output.get_output().stderr).into_owned();
+    assert!(err.contains("the run was not saved: "), "{err}");
+    assert_eq!(ids(path, &["--kind", "exec"]).len(), 2);
+    for bad in [
+        &["sim", "toy-linear", "--name", "last"][..],
+        &["sim", "toy-linear", "toy-cnn", "--name", "x"],
+    ] {
+        refused(&[bad, &["--store", path]].concat());
+    }
+}
+
+/// Runs with other options of the simulator are told apart in lists, comparisons and by their names.
+#[test]
+fn what_was_changed_is_shown() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().to_str().unwrap();
+    for more in [
+        &[][..],
+        &["--slower", "arithmetic=3"],
+        &["--straggler", "1=4", "--jitter", "0.02", "--seed", "3"],
+    ] {
+        stdout(&[&["sim", "small-native", "--store", path], more].concat());
+    }
+    let list = stdout(&["runs", "--store", path]);
+    for part in [
+        "--slower",
+        "arithmetic=3",
+        "--straggler",
+        "1=4",
+        "--jitter=0.02",
+        "--seed=3",
+    ] {
+        assert!(list.contains(part), "{part}: {list}");
+    }
+    let shown = stdout(&["runs", "show", "last~1", "--store", path]);
+    assert!(
+        shown.contains("options   --slower arithmetic=3\n"),
+        "{shown}"
+    );
+    let compared = stdout(&["compare", "last~2", "last~1", "--store", path]);
+    assert!(compared.contains("--slower arithmetic"), "{compared}");
+    assert!(!compared.contains("No option differs"), "{compared}");
+    let slower = ["--where", "slower=arithmetic=3"];
+    assert_eq!(ids(path, &slower).len(), 1);
+}
+
+/// The oldest runs make room, predictions first, and named ones never.
+#[test]
+fn a_store_has_a_cap() {
+    let dir = tempfile::tempdir().unwrap();
+    let store = dir.path().join("runs");
+    let path = store.to_str().unwrap();
+    let make = |verb: &str, more: &[&str], limit: &str| {
+        let scenario = if verb == "sim" {
+            "toy-linear"
+        } else {
+            "llama-tiny"
+        };
+        let mut command = shardlab(&[&[verb, scenario], more].concat());
+        command
+            .env("SHARDLAB_STORE", path)
+            .env("SHARDLAB_STORE_LIMIT", limit);
+        let output = command.output().unwrap();
+        (
+            output.status.code().unwrap(),
+            String::from_utf8(output.stderr).unwrap(),
+        )
+    };
+    assert_eq!(make("sim", &["--name", "main"], "").0, 0);
+    assert_eq!(make("exec", &["--steps", "2"], "").0, 0);
+    for seed in ["1", "2"] {
+        assert_eq!(
+            make("sim", &["--save", "--jitter", "0.1", "--seed", seed], "").0,
+            0
+        );
+    }
+    let all = ids(path, &[]);
+    assert_eq!(all.len(), 4);
+    let (code, err) = make("sim", &["--save", "--jitter", "0.1", "--seed", "3"], "3");
+    assert_eq!(code, 0);
+    assert!(
+        err.contains("removed the 2 oldest runs without a name: "),
+        "{err}"
+    );
+    assert!(err.contains("SHARDLAB_STORE_LIMIT"), "{err}");
+    let left = ids(path, &[]);
+    assert_eq!(left.len(), 3);
+    assert_eq!(left[..2], all[..2]);
+    // Bytes count, too: only what is named or new is left.
+    let (code, err) = make("sim", &["--save", "--jitter", "0.1", "--seed", "4"], "1KiB");
+    assert_eq!(code, 0);
+    assert!(err.contains("removed the 2 oldest runs"), "{err}");
+    assert_eq!(ids(path, &[])[0], all[0]);
+    assert_eq!(ids(path, &[]).len(), 2);
+    // A folder that was given has no cap.
+    let (code, err) = make(
+        "sim",
+        &["--store", path, "--jitter", "0.1", "--seed", "5"],
+        "1",
+    );
+    assert_eq!((code, err.lines().count()), (0, 1), "{err}");
+    assert_eq!(ids(path, &[]).len(), 3);
+    let (code, err) = make("sim", &["--save"], "many");
+    assert_eq!(code, 2);
+    assert!(err.contains("SHARDLAB_STORE_LIMIT: `many`"), "{err}");
+}
+
+#[test]
+fn a_missing_name_is_told_with_what_is_near() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().to_str().unwrap();
+    stdout(&["sim", "toy-linear", "--store", path, "--name", "baseline"]);
+    stdout(&["compare", "baseline", "toy-linear", "--store", path]);
+    stdout(&["runs", "name", "--remove", "baseline", "--store", path]);
+    let error = refused(&["compare", "baseline", "toy-linear", "--store", path]);
+    assert!(
+        error.contains("no scenario or saved run is called `baseline`"),
+        "{error}"
+    );
+    let help = stdout(&["runs", "--help"]);
+    assert_eq!(help.contains("query"), cfg!(feature = "frames"), "{help}");
+    stdout(&["runs", "tag", "last", "again", "--store", path]);
+    stdout(&["runs", "show", "again", "--store", path]);
 }
 
 #[test]
@@ -217,16 +398,24 @@ fn a_sweep_keeps_its_points_where_asked() {
 fn writers_do_not_meet() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().to_str().unwrap();
-    let write = || {
+    // Equal predictions are stored once: each writer has a seed of its own, and every scenario is another one.
+    let all = shardlab_plan::scenario::shipped();
+    let names: Vec<&str> = all.iter().map(|(n, _)| *n).collect();
+    let names: Vec<&str> = names
+        .into_iter()
+        .filter(|n| n.starts_with("small-"))
+        .take(12)
+        .collect();
+    let write = |seed: &str| {
         Command::new(env!("CARGO_BIN_EXE_shardlab"))
             .arg("sim")
-            .args(["small-native"; 12])
-            .args(["--store", path])
+            .args(&names)
+            .args(["--jitter", "0.02", "--seed", seed, "--store", path])
             .stdout(Stdio::null())
             .spawn()
             .unwrap()
     };
-    let writers = [write(), write(), write()];
+    let writers = ["1", "2", "3"].map(write);
     for mut writer in writers {
         assert!(writer.wait().unwrap().success());
     }
@@ -244,12 +433,24 @@ fn writers_do_not_meet() {
 fn a_killed_writer_leaves_nothing_half() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().to_str().unwrap();
-    let names = ["peers-tiny"; 40];
+    let all = shardlab_plan::scenario::shipped();
+    let names: Vec<&str> = all.iter().map(|(n, _)| *n).collect();
+    let names: Vec<&str> = names
+        .into_iter()
+        .filter(|n| n.starts_with("small-"))
+        .collect();
     for pause in [5, 20, 45, 80, 120] {
         let mut child = Command::new(env!("CARGO_BIN_EXE_shardlab"))
             .arg("sim")
-            .args(names)
-            .args(["--store", path])
+            .args(&names)
+            .args([
+                "--jitter",
+                "0.02",
+                "--seed",
+                &pause.to_string(),
+                "--store",
+                path,
+            ])
             .stdout(Stdio::null())
             .stderr(Stdio::null())
             .spawn()

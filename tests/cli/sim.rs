@@ -179,7 +179,7 @@ fn the_power_limit_is_told_where_the_profile_knows_of_one() {
         "{factor}"
     );
     let line = format!(
-        "clock     products and attention, {:.0} % of the step, take {:.1} % longer at the power limit\n",
+        "clock     matmuls and attention, {:.0} % of the step, run {:.1} % slower at the power limit\n",
         100.0 * share,
         100.0 * (factor - 1.0)
     );
@@ -189,7 +189,7 @@ fn the_power_limit_is_told_where_the_profile_knows_of_one() {
     let (text, facts) = run("peers-tiny", &waiting);
     assert_eq!(facts["power.arithmetic_factor"], "1.0000", "{facts}");
     assert!(
-        text.contains("clock     full: products and attention take"),
+        text.contains("clock     full speed: matmuls and attention take"),
         "{text}"
     );
     // PyTorch's profile of the same machine does not know.
@@ -267,10 +267,7 @@ fn a_machine_that_was_slowed_is_told() {
         text.contains("slower    host=2 times the profile's times"),
         "{text}"
     );
-    assert!(
-        text.contains("late      ranks whose kernels take longer: 1=1.5"),
-        "{text}"
-    );
+    assert!(text.contains("straggler rank 1 is 1.5x slower"), "{text}");
 }
 
 #[test]
@@ -364,4 +361,88 @@ fn a_profile_extends_a_shipped_one_and_scales_it() {
     assert_eq!(swept.len(), 2);
     let found = swept.iter().any(|p| p["step_ms"] == scaled);
     assert!(found, "{scaled} in {swept:?}");
+}
+
+/// Verdicts for scripts: what does not fit or keep to a budget exits 1, after the prediction.
+#[test]
+fn predictions_are_checked_without_a_baseline() {
+    let large = ["llama3-70b-64xh100", "--set", "train.recompute=none"];
+    let call = |args: &[&str]| {
+        let output = shardlab(&[&["sim"], args].concat()).output().unwrap();
+        let out = String::from_utf8(output.stdout).unwrap();
+        let err = String::from_utf8(output.stderr).unwrap();
+        assert!(!out.is_empty(), "{args:?}: {err}");
+        (output.status.code().unwrap(), out, err)
+    };
+    let with = |more: &[&'static str]| [&large[..], more].concat();
+    let (code, asked, err) = call(&large);
+    assert_eq!((code, err.as_str()), (0, ""));
+    let (code, out, err) = call(&with(&["--check"]));
+    assert_eq!(code, 1);
+    assert_eq!(out, asked);
+    assert!(
+        err.starts_with("check failed: llama3-70b-64xh100: does not fit: needs "),
+        "{err}"
+    );
+    // One of several is enough.
+    let (code, _, err) = call(&with(&["toy-linear", "--check", "--json"]));
+    assert_eq!(code, 1);
+    let lines: Vec<&str> = err.lines().collect();
+    assert!(
+        lines.len() == 2 && lines[1].starts_with("check passed: toy-linear"),
+        "{err}"
+    );
+    for (budget, code) in [
+        (["--max-memory", "1KiB"], 1),
+        (["--max-memory", "1TiB"], 0),
+        (["--max-step-ms", "0.001"], 1),
+        (["--max-step-ms", "1000000"], 0),
+    ] {
+        let (got, _, err) = call(&[&["small-native"], &budget[..]].concat());
+        assert_eq!(got, code, "{budget:?}: {err}");
+        assert_eq!(err.contains(budget[0]), code == 1, "{err}");
+    }
+    let tight = [
+        "llama3-70b-64xh100",
+        "--set",
+        "train.recompute_layers=66",
+        "--check",
+        "--json",
+    ];
+    let (code, out, err) = call(&tight);
+    let point: Value = serde_json::from_str(&out).unwrap();
+    assert_eq!(point["fits"], "tight");
+    assert_eq!(code, 0);
+    assert!(
+        err.contains("check passed") && err.contains("tight"),
+        "{err}"
+    );
+}
+
+/// Odd options are a warning on stderr and in the object, not a failure.
+#[test]
+fn warnings_name_the_option_and_where_it_is_written() {
+    let args = [
+        "sim",
+        "llama3-8b-8xh100",
+        "--json",
+        "--set",
+        "mesh.dp_shard=16",
+    ];
+    let of = |more: &[&str]| {
+        let output = shardlab(&[&args[..], more].concat()).assert().success();
+        let output = output.get_output();
+        let object: Value = serde_json::from_slice(&output.stdout).unwrap();
+        let err = String::from_utf8(output.stderr.clone()).unwrap();
+        (object["warnings"].as_array().unwrap().clone(), err)
+    };
+    assert_eq!(of(&[]), (Vec::new(), String::new()));
+    let (warnings, err) = of(&["--set", "mesh.gpus_per_node=16"]);
+    assert_eq!(warnings.len(), 1);
+    assert_eq!(warnings[0]["key"], "mesh.gpus_per_node");
+    assert_eq!(warnings[0]["place"], "--set mesh.gpus_per_node=16:1:20");
+    assert!(
+        err.starts_with("warning: --set mesh.gpus_per_node=16:1:20: NVLink connects 8 GPUs"),
+        "{err}"
+    );
 }

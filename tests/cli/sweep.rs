@@ -2,6 +2,7 @@
 
 use crate::{assert_narrow, json, shardlab, stdout};
 use serde_json::Value;
+use shardlab_plan::units::thousands;
 use std::collections::BTreeSet;
 use std::path::Path;
 use std::time::{Duration, Instant};
@@ -105,7 +106,12 @@ fn the_front_is_marked_and_the_table_sorted() {
     }
     let text = stdout(&args(&["--sort", "step"]));
     assert_narrow(&text);
-    assert!(text.contains("Not possible: 0 3; 1 3"), "{text}");
+    let flat = text.split_whitespace().collect::<Vec<_>>().join(" ");
+    let named = [0, 1].map(|d| format!("fsdp.prefetch_forward={d} fsdp.reshard_after_forward=3"));
+    assert!(
+        flat.contains(&format!("Not possible: {} (", named.join("; "))),
+        "{text}"
+    );
 }
 
 #[test]
@@ -118,11 +124,13 @@ fn the_file_of_a_sweep_gives_its_axes() {
 
 #[test]
 fn a_file_that_cannot_be_written_does_not_take_the_points_with_it() {
-    for (path, points) in [("/no/such/points.csv", 0), ("/dev/full", 6)] {
+    for (path, points, code) in [("/no/such/points.csv", 0, 2), ("/dev/full", 6, 3)] {
         if points > 0 && cfg!(not(target_os = "linux")) {
             continue;
         }
-        let assert = shardlab(&args(&["--json", "--csv", path])).assert().code(2);
+        let assert = shardlab(&args(&["--json", "--csv", path]))
+            .assert()
+            .code(code);
         let output = assert.get_output();
         let text = String::from_utf8(output.stdout.clone()).unwrap();
         assert_eq!(text.lines().count(), points, "{path}");
@@ -169,7 +177,7 @@ fn an_interrupt_keeps_what_is_done() {
     assert!((1..2000).contains(&done), "{done}");
     let words = format!("{} of 2000 points are missing", 2000 - done);
     assert!(log.contains(&words), "{log}");
-    assert!(log.contains(&format!("kept {done} points in ")), "{log}");
+    assert!(log.contains(&format!("saved {done} points in ")), "{log}");
     for line in lines.lines() {
         serde_json::from_str::<serde_json::Value>(line).unwrap();
     }
@@ -285,7 +293,7 @@ fn the_fastest_under_a_limit() {
     assert_narrow(&text);
     let flat = text.split_whitespace().collect::<Vec<_>>().join(" ");
     assert!(
-        flat.contains(&format!("1 of {} points are shown.", all.len())),
+        flat.contains(&format!("Showing 1 of {} points.", all.len())),
         "{text}"
     );
     let settings: Vec<String> = wanted[0]["settings"]
@@ -295,10 +303,10 @@ fn the_fastest_under_a_limit() {
         .map(|(k, v)| format!("{k}={}", v.as_str().unwrap()))
         .collect();
     let best = format!(
-        "Best that fits and reserves 60.00 GiB at most: {}: {:.0} tokens/s/GPU, {:.2} ms a step, ",
+        "Best that fits and reserves 60.00 GiB at most: {}: {} tokens/s/GPU, {} ms per step, ",
         settings.join(" "),
-        speed(wanted[0]),
-        number(wanted[0], "/step_ms")
+        thousands(speed(wanted[0]), 0),
+        thousands(number(wanted[0], "/step_ms"), 2)
     );
     assert!(flat.contains(&best), "{best} in {text}");
     assert!(flat.ends_with("allocated."), "{text}");
@@ -310,9 +318,83 @@ fn the_fastest_under_a_limit() {
         none.ends_with("No point fits and reserves 1.00 GiB at most.\n"),
         "{none}"
     );
-    shardlab(&too_large(&["--max-memory", "1 parsec"]))
-        .assert()
-        .code(2);
+    for (bad, reason) in [
+        ("1 parsec", "such as 512MiB"),
+        ("60", "needs a unit, such as 60GiB"),
+    ] {
+        let output = shardlab(&too_large(&["--max-memory", bad]))
+            .assert()
+            .code(2);
+        let err = String::from_utf8_lossy(&output.get_output().stderr).into_owned();
+        assert!(err.contains(reason), "{err}");
+    }
+}
+
+/// The first points are of those that fit, unless that is turned off or none does.
+#[test]
+fn the_first_points_fit() {
+    let words = |more: &[&str]| -> Vec<String> {
+        let points = json(&too_large(&[&["--json", "--top", "3"], more].concat()));
+        let word = |p: &Value| p["fits"].as_str().unwrap().to_owned();
+        points.iter().map(word).collect()
+    };
+    assert!(!words(&[]).contains(&"no".to_owned()));
+    assert_eq!(words(&["--all"])[0], "no");
+    let none = [
+        "--set",
+        "train.seq_len=131072",
+        "--set",
+        "model.max_seq_len=131072",
+    ];
+    assert_eq!(words(&none), ["no"; 3]);
+    let text = stdout(&too_large(&["--top", "3"]));
+    let flat = text.split_whitespace().collect::<Vec<_>>().join(" ");
+    assert!(
+        flat.contains("do not fit are left out; --all includes them."),
+        "{text}"
+    );
+    shardlab(&too_large(&["--all"])).assert().code(2);
+}
+
+#[test]
+fn a_sweep_is_checked_without_a_baseline() {
+    let code = |more: &[&str]| {
+        let output = shardlab(&too_large(more)).output().unwrap();
+        let err = String::from_utf8(output.stderr).unwrap();
+        assert!(!output.stdout.is_empty());
+        (output.status.code().unwrap(), err)
+    };
+    assert_eq!(code(&["--check"]).0, 0);
+    assert_eq!(code(&["--check", "--max-memory", "60GiB"]).0, 0);
+    for limit in [["--max-memory", "1GiB"], ["--headroom", "99%"]] {
+        assert_eq!(code(&limit).0, 0);
+        let (status, err) = code(&[&limit[..], &["--check"]].concat());
+        assert_eq!(status, 1, "{limit:?}");
+        assert_eq!(err, "check failed: none of 12 points fits\n");
+    }
+}
+
+#[test]
+fn one_axis_for_a_key_and_short_places() {
+    let refused = |axes: &[&str]| {
+        let axes = axes.iter().flat_map(|a| ["--axis", a]);
+        let args: Vec<&str> = ["sweep", "peers-tiny"].into_iter().chain(axes).collect();
+        let output = shardlab(&args).assert().code(2);
+        String::from_utf8(output.get_output().stderr.clone()).unwrap()
+    };
+    let err = refused(&["train.micro_batch=[1, 2]", "train.micro_batch=[3]"]);
+    assert!(
+        err.contains("two axes set `train.micro_batch`: --axis train.micro_batch=[1, 2] and --axis train.micro_batch=[3]"),
+        "{err}"
+    );
+    let err = refused(&["mesh.dp_shard,mesh.dp_outer=[[4, 1]]", "mesh.dp_outer=[2]"]);
+    assert!(err.contains("two axes set `mesh.dp_outer`"), "{err}");
+    let many: Vec<String> = (1..=1000).map(|n| n.to_string()).collect();
+    let many = many.join(",");
+    let axes = ["train.grad_accum", "train.micro_batch"].map(|key| format!("{key}=[{many}]"));
+    let err = refused(&axes.each_ref().map(String::as_str));
+    assert!(err.contains("more than 100000 points"), "{err}");
+    assert!(err.len() < 500, "{err}");
 }
 
 /// With a headroom only what leaves it counts as fitting; where the fastest that fits is tight, the fastest that is not is named too.

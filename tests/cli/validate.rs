@@ -262,7 +262,7 @@ fn tables_are_readable_and_markdown_is_markdown() {
     let text = stdout(&["validate", TABLE]);
     assert_narrow(&text);
     assert!(
-        text.contains("Null model for step time, constant MFU"),
+        text.contains("Null model for the step time, constant MFU"),
         "{text}"
     );
     let markdown = stdout(&["validate", HELD_OUT, "--markdown", "--rows", "megatron"]);
@@ -397,11 +397,11 @@ fn a_profile_that_cannot_be_checked_says_why() {
     fails(&["h100-80"], "h100-80: no [[collective]] table");
     fails(
         &["h100-80-exec", "--rows", "broadcast"],
-        "no [[collective]] row with all of --rows",
+        "no [[collective]] row matches all of --rows",
     );
     fails(
         &["h100-80-exec", "--max-error", "5"],
-        "--max-error is for tables of runs",
+        "--max-error works on tables of runs",
     );
     fails(&["nowhere.toml"], "no hardware profile `nowhere.toml`");
     // Neither a name nor a TOML file: a table.

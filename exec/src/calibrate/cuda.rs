@@ -1,6 +1,6 @@
 //! Measures the GPUs of this machine: a hardware profile of the CUDA device.
 //!
-//! Kernels are timed by the GPU's own records where they run, within training steps, and matrix products and attention also on
+//! Kernels are timed by the GPU's own records where they run, within training steps, and matmuls and attention also on
 //! a grid of sizes; collectives by kind, size and ranks, alone and beside kernels; host costs by issuing more than the
 //! device can keep up with, and by whole steps that nothing records.
 
@@ -105,7 +105,7 @@ impl Base {
             return Ok(());
         }
         Err(TrainError::Plan(format!(
-            "the profile is of a GPU with {} multiprocessors and {} MiB, and this one, {}, has {} and {} MiB",
+            "the profile is for a GPU with {} SMs and {} MiB, but this GPU, {}, has {} SMs and {} MiB",
             self.multiprocessors, self.memory_mib, m.gpu, m.multiprocessors, m.memory_mib
         )))
     }
@@ -229,9 +229,9 @@ fn measure(
     let (factory, mut m) = open(options, library_path)?;
     let ranks = m.gpus;
     // First: whatever runs leaves code of libraries on the device.
-    watch.say("memory beside the engine's");
+    watch.say("memory used by other libraries");
     if let Err(e) = footprint(&factory, ranks, watch, &mut m) {
-        watch.say(&format!("memory beside the engine's: {e}"));
+        watch.say(&format!("memory used by other libraries: {e}"));
     }
     // What several ranks do comes before anything that is timed by CUPTI's records: it stays in a process once it is used, and
     // may then make the driver wait for a GPU whose collective waits for another rank.
@@ -240,7 +240,7 @@ fn measure(
         watch.say(&format!("{ranks} ranks, joining for collectives"));
         m.collectives = wires::alone(&all).map_err(fault)?;
         if watch.late(FEWER) {
-            watch.say("no time for collectives beside kernels");
+            watch.say("no time for collectives next to kernels");
         } else {
             watch.say(&format!("{ranks} ranks, joining for two at a time"));
             m.wires = wires::together(&all).map_err(fault)?;

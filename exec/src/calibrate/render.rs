@@ -156,7 +156,7 @@ pub(super) fn profile(name: &str, m: &Measured, together: Together) -> String {
     let _ = write!(
         out,
         r#"name = "{name}"
-about = "{cores} cores of {model}, ranks as threads, for the embedded CPU device"
+about = "{cores} cores of {model}, ranks as threads, for the built-in CPU device"
 
 [measured]
 on = "{cores} cores of {model}, shardlab exec"
@@ -234,7 +234,7 @@ shared_wait_us = {wait}
         model = machine.model.replace(['"', '\\'], "'"),
         cores = machine.cores,
         ranks = m.collectives.iter().map(|t| t.ranks).max().unwrap_or(1),
-        device = source("gaps, latencies, rates of products and copies"),
+        device = source("gaps, latencies, rates of matmuls and copies"),
         memory = machine.memory_mib,
         gbps = num(memory_gbps),
         cache = machine.cache_mib,
@@ -253,7 +253,7 @@ shared_wait_us = {wait}
         contention = if s.trials.is_empty() {
             "assumed, not measured".to_owned()
         } else {
-            source("whole steps of several ranks against their prediction")
+            source("whole steps of several ranks compared with their prediction")
         },
         loss = num(together.shared_loss),
         turn_loss = num(together.turn_loss),
@@ -365,7 +365,7 @@ attention_backward_fixed_order = 1.0
 
 [efficiency.memory]
 "#,
-        taken.source(m.machine.source("middles of the tables below")),
+        taken.source(m.machine.source("medians of the tables below")),
         num(f32s),
         num(bf16s),
         num(bf16s),

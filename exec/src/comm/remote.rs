@@ -67,9 +67,10 @@ pub(super) unsafe fn meet(
         }
         let data = peers.get(&key(p))?;
         let decoded = decode(&data, &mut copies);
-        calls.push(decoded.ok_or_else(|| {
-            PeerError::Failed(format!("rank {rank} sent a call that cannot be read"))
-        })?);
+        calls
+            .push(decoded.ok_or_else(|| {
+                PeerError::Failed(format!("rank {rank} sent an unreadable call"))
+            })?);
     }
     Ok((calls, copies))
 }

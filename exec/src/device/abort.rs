@@ -90,6 +90,10 @@ impl fmt::Display for Failure {
             return f.write_str(&self.message);
         }
         write!(f, "rank {}", self.rank)?;
+        // What is missing matters, not which of many allocations came first.
+        if self.kind == FailureKind::OutOfMemory {
+            return write!(f, ": {}: {}", self.kind.name(), self.message);
+        }
         match self.stream {
             Some(s) => write!(f, ", stream {s}")?,
             None => f.write_str(", host")?,

@@ -261,7 +261,7 @@ impl CpuDevice {
             .map_err(|s| {
                 self.timed_out(s, instr, || {
                     format!(
-                        "no room in the queue of stream {}",
+                        "the queue of stream {} is full",
                         self.shared.program.streams[stream.index()].kind.name()
                     )
                 })

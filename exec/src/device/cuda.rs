@@ -143,7 +143,7 @@ impl CudaDevice {
         let hint = if self.sync {
             ""
         } else {
-            " (errors of kernels come late: SHARDLAB_CUDA_SYNC=1 names the instruction)"
+            " (kernel errors are asynchronous: SHARDLAB_CUDA_SYNC=1 names the instruction)"
         };
         let nowhere = InstrId(u32::MAX);
         self.fail(FailureKind::Kernel, None, nowhere, format!("{e}{hint}"))
@@ -408,7 +408,7 @@ impl Device for CudaDevice {
     }
 
     fn notes(&self) -> Vec<String> {
-        let note = |(what, why)| format!("not used of {what}: {why}");
+        let note = |(what, why)| format!("{what} is not used: {why}");
         self.unused().into_iter().map(note).collect()
     }
 

@@ -63,7 +63,7 @@ impl Offsets {
             let size = buffer.map_or(0, |b| b.bytes.0);
             if buffer.is_none() || offset.checked_add(a.bytes).is_none_or(|end| end > size) {
                 return Err(ExecError::Program(format!(
-                    "on rank {rank} bytes {offset}+{} are outside of buffer {} of {size} bytes",
+                    "on rank {rank}, bytes {offset}+{} are outside buffer {} of {size} bytes",
                     a.bytes, a.buffer.0
                 )));
             }

@@ -29,12 +29,25 @@ pub enum ExecError {
     },
 }
 
+/// The first failure, and a line for each rank that does not repeat it.
 fn failed(first: &Failure, ranks: &[String]) -> String {
     let mut text = first.to_string();
+    let cause = without_rank(&text, first.rank as usize).to_owned();
     for (rank, line) in ranks.iter().enumerate() {
+        let line = match without_rank(line, rank) {
+            same if same == cause => "as above",
+            other => other,
+        };
         let _ = write!(text, "\n  rank {rank}: {line}");
     }
     text
+}
+
+/// What a rank says, without its own number in front.
+fn without_rank(line: &str, rank: usize) -> &str {
+    let rest = line.strip_prefix(&format!("rank {rank}"));
+    let rest = rest.and_then(|r| r.strip_prefix(": ").or_else(|| r.strip_prefix(", ")));
+    rest.unwrap_or(line)
 }
 
 impl ExecError {
@@ -64,5 +77,30 @@ impl ExecError {
             Self::Failed { first, .. } => Some(first),
             _ => None,
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::device::FailureKind;
+
+    #[test]
+    fn a_failure_is_told_once() {
+        let failure = |rank, message: &str| Failure {
+            kind: FailureKind::OutOfMemory,
+            rank,
+            stream: None,
+            instr: None,
+            text: String::new(),
+            message: message.to_owned(),
+        };
+        let failures = vec![failure(1, "much"), failure(0, "much"), failure(2, "more")];
+        let error = ExecError::from_failures(failures, 4);
+        assert_eq!(
+            error.to_string(),
+            "rank 1: out of memory: much\n  rank 0: as above\n  rank 1: as above\n  rank 2: out of memory: more\n  \
+             rank 3: stopped because rank 1 failed"
+        );
     }
 }

@@ -92,7 +92,7 @@ pub(crate) fn exchange(world: &World, local: &[PassReport]) -> Result<Vec<RankPa
         let mut r = Reader(&data);
         for _ in 0..share {
             let pass = RankPass::read(&mut r).ok_or_else(|| {
-                ExecError::Device("another process sent a report that cannot be read".to_owned())
+                ExecError::Device("another process sent an unreadable report".to_owned())
             })?;
             passes.push(pass);
         }

@@ -163,8 +163,8 @@ impl RankMemory {
     }
 }
 
-/// What is alive at the peak of a program's steps, in words, by a dry run.
-pub(crate) fn composition(program: &Program) -> String {
+/// What a step needs at its peak, in words, by a dry run.
+pub(crate) fn needs(program: &Program) -> String {
     use shardlab_plan::program::{Op, SectionKind};
     let mut memory = RankMemory::new(program, None);
     for kind in [SectionKind::Init, SectionKind::First, SectionKind::Steady] {
@@ -191,7 +191,8 @@ pub(crate) fn composition(program: &Program) -> String {
         .iter()
         .map(|(role, bytes)| format!("{} {bytes}", role.name()))
         .collect();
-    words.join(", ")
+    let total: Bytes = roles.iter().map(|(_, bytes)| *bytes).sum();
+    format!("the peak of a step is {total}: {}", words.join(", "))
 }
 
 /// Roles with bytes, largest first.

@@ -71,7 +71,7 @@ impl Times {
             (Self::Auto, missing) => Ok(missing.is_none() && ranks == 1),
             (Self::Cupti, None) => Ok(true),
             (Self::Cupti, Some(why)) => Err(format!(
-                "times by CUPTI are asked for, and {why}; times can be taken by events"
+                "--times cupti is not possible: {why}; use --times events"
             )),
             (Self::Events, _) => Ok(false),
         }

@@ -140,10 +140,9 @@ impl<D: Device> Rank<D> {
         leaving: &dyn Fn(ExecError) -> ExecError,
     ) -> Result<Self, ExecError> {
         let program = &standings.program;
-        let mapped = device.map(regions).map_err(|e| {
-            let at_peak = super::memory::composition(program);
-            ExecError::Device(format!("{e}; alive at the plan's peak: {at_peak}"))
-        });
+        let mapped = device
+            .map(regions)
+            .map_err(|e| ExecError::Device(format!("{e}; {}", super::memory::needs(program))));
         let offsets = mapped
             .and_then(|()| Offsets::new(program, id))
             .map_err(leaving)?;

@@ -449,7 +449,7 @@ impl<D: Device> Session<D> {
                 Ok(())
             }
             _ => Err(ExecError::Input(format!(
-                "{} bytes for buffer {} of rank {rank}: it has {size:?} bytes, and the ranks here are {ranks:?}",
+                "got {} bytes for buffer {} of rank {rank}, which has {size:?} bytes; this process runs ranks {ranks:?}",
                 data.len(),
                 buffer.0
             ))),
@@ -578,7 +578,7 @@ fn check(program: &Program) -> Result<(), ExecError> {
         let span = u64::from(comm.size) * u64::from(comm.stride);
         if span == 0 || u64::from(program.meta.world) % span != 0 {
             return fail(format!(
-                "communicator {}: {} ranks {} apart do not divide a world of {}",
+                "communicator {}: {} ranks with stride {} do not divide a world of {}",
                 comm.name, comm.size, comm.stride, program.meta.world
             ));
         }

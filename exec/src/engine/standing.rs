@@ -87,10 +87,7 @@ pub(crate) fn apart<'a>(all: impl IntoIterator<Item = &'a Standing>) -> String {
     if others > 0 {
         words.push(format!("{others} further on"));
     }
-    format!(
-        "; where hosts stand, the last one first: {}",
-        words.join("; ")
-    )
+    format!("; host positions, slowest first: {}", words.join("; "))
 }
 
 /// `rank 3`, `ranks 1, 2`.
@@ -119,13 +116,13 @@ mod tests {
         let all = [at(0, 2, 90), at(1, 2, 12), at(2, 2, 90), at(3, 2, 90)];
         assert_eq!(
             apart(&all),
-            "; where hosts stand, the last one first: rank 1 at instruction 12 `op 12`; ranks 0, 2, 3 at instruction 90 `op 90`"
+            "; host positions, slowest first: rank 1 at instruction 12 `op 12`; ranks 0, 2, 3 at instruction 90 `op 90`"
         );
         // A pass before, at a later instruction: the first step has instructions of its own, and so has validation.
         let all = [at(0, 3, 12), at(1, 2, 90)];
         assert_eq!(
             apart(&all),
-            "; where hosts stand, the last one first: rank 1 at instruction 90 `op 90` of step 6; rank 0 at instruction 12 `op 12`"
+            "; host positions, slowest first: rank 1 at instruction 90 `op 90` of step 6; rank 0 at instruction 12 `op 12`"
         );
     }
 

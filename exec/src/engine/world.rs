@@ -32,7 +32,7 @@ impl World {
         let (size, processes) = (program.meta.world, peers.processes());
         if processes == 0 || !size.is_multiple_of(processes) {
             return Err(format!(
-                "{processes} processes cannot share {size} ranks equally: the mesh asks for {size} ranks, start as many processes"
+                "{processes} processes cannot share {size} ranks equally: start {size} processes, one per rank of the mesh"
             ));
         }
         let share = size / processes;

@@ -68,7 +68,7 @@ fn agreed<T>(
     };
     read(&packed).ok_or_else(|| {
         Trouble::Ranks(format!(
-            "{machine} has no such kernel as the leading rank chose for {name}: all ranks need the same GPU and libraries"
+            "{machine} does not have the kernel that the leading rank chose for {name}: all ranks need the same GPU and libraries"
         ))
     })
 }
@@ -198,7 +198,7 @@ fn target_of(context: &CudaContext) -> Result<Target, Trouble> {
     let (major, minor) = found.map_err(Trouble::driver("cuDeviceGetAttribute"))?;
     Target::of((major.unsigned_abs(), minor.unsigned_abs())).ok_or_else(|| {
         Trouble::Unsupported(format!(
-            "compute capability {major}.{minor}, and the generated kernels need 8.0"
+            "compute capability {major}.{minor} is too old: generated kernels need 8.0"
         ))
     })
 }

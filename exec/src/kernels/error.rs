@@ -20,7 +20,7 @@ pub struct KernelError {
 #[non_exhaustive]
 pub enum Fault {
     /// A slot names an operand that the launch does not have.
-    #[error("the body names {place:?}, but the launch has {count} of these")]
+    #[error("the body uses {place:?}, but the launch has only {count}")]
     UnknownSlot {
         /// The slot's place.
         place: Place,
@@ -28,7 +28,7 @@ pub enum Fault {
         count: usize,
     },
     /// An operand is too short, or two that must match do not.
-    #[error("{what} has {found} elements where {needed} are needed")]
+    #[error("{what} has {found} elements; expected {needed}")]
     Size {
         /// Which operand.
         what: &'static str,
@@ -38,7 +38,7 @@ pub enum Fault {
         found: usize,
     },
     /// The operation has another number of operands.
-    #[error("{found} {what} where {needed} are needed")]
+    #[error("got {found} {what}; expected {needed}")]
     Count {
         /// Inputs, outputs, reads or writes.
         what: &'static str,
@@ -64,7 +64,7 @@ pub enum Fault {
     #[error("cannot compute with elements of type {0}")]
     Type(DType),
     /// An address that is no multiple of the element size.
-    #[error("an operand of type {0} lies at an address that is no multiple of its size")]
+    #[error("the address of an operand of type {0} is not a multiple of its size")]
     Misaligned(DType),
     /// An operation that this device does not have.
     #[error("no kernel for this operation")]

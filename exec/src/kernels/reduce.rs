@@ -205,7 +205,7 @@ pub(super) fn cross_entropy(o: &Operands<'_>, scale: f64, gradient: f64) -> Resu
     same("the loss", 1, loss.numel)?;
     if logits != grad && o.written(&logits)? {
         return Err(Fault::Shape(
-            "logits and their gradient overlap without being the same".to_owned(),
+            "logits and their gradient overlap without being identical".to_owned(),
         ));
     }
     let mut row = Scratch::take(d);

@@ -90,7 +90,7 @@ impl Alone {
             let left = end.saturating_duration_since(Instant::now());
             if left.is_zero() {
                 return Err(PeerError::Timeout(format!(
-                    "nobody has left `{key}` within {patience:.1?}"
+                    "no rank published `{key}` within {patience:.1?}"
                 )));
             }
             kept = self
@@ -212,8 +212,7 @@ mod tests {
         alone.watch(&abort, Arc::downgrade(&standings));
         fail_as(&abort, FailureKind::Timeout);
         let cause = causes.recv_timeout(LONG).unwrap();
-        let expected =
-            format!("where hosts stand, the last one first: rank 1 at instruction 20 `{text}`;");
+        let expected = format!("host positions, slowest first: rank 1 at instruction 20 `{text}`;");
         assert!(cause.contains(&expected), "{cause}");
     }
 

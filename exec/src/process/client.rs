@@ -100,7 +100,7 @@ impl Client {
             }
             if Instant::now() >= end {
                 return Err(PeerError::Timeout(format!(
-                    "rank {} found no store of this run at {} within {:.1?} ({last}); rank 0 opens it",
+                    "rank {} could not reach the store of this run, which rank 0 opens, at {} within {:.1?} ({last})",
                     meeting.process, meeting.host, meeting.timeout
                 )));
             }
@@ -323,7 +323,7 @@ impl Shared {
             last = now;
             let silent = now.saturating_duration_since(*lock(&self.heard));
             if silent >= self.silence {
-                self.lost(&format!("it has not answered for {silent:.1?}"));
+                self.lost(&format!("no answer for {silent:.1?}"));
                 // Whoever writes to it, or waits for it, goes on.
                 let _ = ends.shutdown(Shutdown::Both);
                 break;
@@ -395,7 +395,7 @@ impl Shared {
 
 fn lost_words(why: &str) -> String {
     format!(
-        "the connection to the store was lost: {why}; whoever keeps it (rank 0 or the launcher) has died or hangs"
+        "lost the connection to the store: {why}; the process that runs it (rank 0 or the launcher) died or hangs"
     )
 }
 
@@ -465,7 +465,7 @@ fn greet(
         Some(Tell::Refused { why }) if why.contains("not of `") => Err(Greeting::Elsewhere(why)),
         Some(Tell::Refused { why }) => Err(Greeting::Refused(why)),
         _ => Err(Greeting::Elsewhere(
-            "somebody else listens there".to_owned(),
+            "another program is listening there".to_owned(),
         )),
     }
 }
@@ -545,7 +545,7 @@ mod tests {
             });
             let words = abort.failures()[0].to_string();
             assert!(
-                words.contains("the connection to the store was lost"),
+                words.contains("lost the connection to the store"),
                 "{words}"
             );
         }

@@ -136,7 +136,7 @@ pub fn read(var: &dyn Fn(&str) -> Option<String>) -> Read<Option<Placement>> {
         // A launcher of one task (`srun` around a script) says nothing about ranks.
         if *w != 1 && (*r, *w) != (rank, world) {
             return Err(EnvironmentError(format!(
-                "{} says rank {rank} of {world}, {} says rank {r} of {w}: unset the variables of one of them",
+                "{} says rank {rank} of {world}, but {} says rank {r} of {w}: unset the variables of one of them",
                 source.launcher.name(),
                 other.launcher.name()
             )));
@@ -243,9 +243,10 @@ impl Env<'_> {
         let Some(text) = self.text(name) else {
             return Ok(None);
         };
-        let number = text.trim().parse().map_err(|_| {
-            EnvironmentError(format!("{name} is `{text}`, a whole number is expected"))
-        });
+        let number = text
+            .trim()
+            .parse()
+            .map_err(|_| EnvironmentError(format!("{name} is `{text}`; expected an integer")));
         number.map(Some)
     }
 
@@ -274,7 +275,7 @@ impl Env<'_> {
             .rsplit_once(':')
             .and_then(|(h, p)| Some((h.to_owned(), p.parse().ok()?)))
             .ok_or_else(|| {
-                EnvironmentError(format!("{OWN_STORE} is `{store}`, host:port is expected"))
+                EnvironmentError(format!("{OWN_STORE} is `{store}`; expected host:port"))
             })?;
         Ok(Some(Placement {
             launcher: Launcher::Own,
@@ -312,7 +313,7 @@ impl Env<'_> {
             return Ok(("127.0.0.1".to_owned(), port));
         }
         Err(EnvironmentError(format!(
-            "{} says that there are {world} ranks, and MASTER_ADDR, which tells the host of rank 0, is not set",
+            "{} says that there are {world} ranks, but MASTER_ADDR (the host of rank 0) is not set",
             s.launcher.name()
         )))
     }
@@ -324,13 +325,14 @@ impl Env<'_> {
 }
 
 fn missing(is: &str, is_not: &str) -> EnvironmentError {
-    EnvironmentError(format!("{is} is set and {is_not} is not"))
+    EnvironmentError(format!("{is} is set, but {is_not} is not"))
 }
 
 fn port_of(name: &str, p: u32) -> Read<u16> {
-    u16::try_from(p).ok().filter(|p| *p > 0).ok_or_else(|| {
-        EnvironmentError(format!("{name} is {p}, a port from 1 to 65535 is expected"))
-    })
+    u16::try_from(p)
+        .ok()
+        .filter(|p| *p > 0)
+        .ok_or_else(|| EnvironmentError(format!("{name} is {p}; expected a port from 1 to 65535")))
 }
 
 /// The first host of Slurm's list: `node[03-05,7],other` begins with `node03`.

@@ -224,8 +224,10 @@ fn number(status: ExitStatus) -> i32 {
 pub fn ending(status: ExitStatus) -> String {
     match (status.code(), status.signal()) {
         (Some(code), _) => format!("ended with exit status {code}"),
-        (None, Some(9)) => "was killed (signal 9: by hand, or for want of memory)".to_owned(),
-        (None, Some(signal)) => format!("was ended by signal {signal}"),
+        (None, Some(9)) => {
+            "was killed (signal 9: by a user, or because the host ran out of memory)".to_owned()
+        }
+        (None, Some(signal)) => format!("was terminated by signal {signal}"),
         (None, None) => "ended".to_owned(),
     }
 }

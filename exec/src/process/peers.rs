@@ -83,7 +83,7 @@ impl Peers {
             }
         }
         Err(PeerError::Failed(format!(
-            "rank {} cannot open the store at any of the ports {:?}: {last} (MASTER_PORT or SHARDLAB_PORT, the same for all ranks, names another port)",
+            "rank {} cannot open the store on any of the ports {:?}: {last} (to use another port, set MASTER_PORT or SHARDLAB_PORT to the same value for all ranks)",
             meeting.process, meeting.ports
         )))
     }

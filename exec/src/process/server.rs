@@ -186,7 +186,7 @@ impl Shared {
         let mut said_bye = false;
         while let Ok(frame) = wire::read(&mut stream) {
             let Some(ask) = Ask::decode(&frame) else {
-                self.change(|s| s.fail(process, "it sent what the store cannot read"));
+                self.change(|s| s.fail(process, "it sent a message that the store cannot read"));
                 break;
             };
             if ask == Ask::Bye {

@@ -136,12 +136,12 @@ impl State {
         match p.joined {
             Some(it) if it.instance != attempt.instance => {
                 return Err(format!(
-                    "two processes say that they are rank {process}: one on {}, one on {place}",
+                    "two processes claim to be rank {process}: one on {}, one on {place}",
                     p.place
                 ));
             }
             Some(it) if it.number >= attempt.number => {
-                return Err(format!("rank {process} has come again since"));
+                return Err(format!("rank {process} has connected again since"));
             }
             _ => {}
         }
@@ -343,12 +343,12 @@ impl State {
         let since = |t: Instant| now.saturating_duration_since(t);
         for (i, p) in (0u32..).zip(&self.processes) {
             if !p.left && p.cut.is_some_and(|cut| since(cut) >= self.grace) {
-                let what = format!("rank {i} ({}) has died: its connection ended", p.place);
+                let what = format!("rank {i} ({}) died: its connection was closed", p.place);
                 return self.fail(i, &what);
             }
             if p.joined.is_some() && !p.left && since(p.heard) >= self.silence {
                 let what = format!(
-                    "rank {i} ({}) has been silent for {:.1?}",
+                    "rank {i} ({}) has not responded for {:.1?}",
                     p.place,
                     since(p.heard)
                 );
@@ -371,7 +371,7 @@ impl State {
         (waited >= self.timeout).then(|| {
             let n = self.processes.len();
             let what = format!(
-                "{} of {n} did not come to the start within {:.1?}",
+                "{} of {n} did not start within {:.1?}",
                 ranks_in_words(&missing),
                 self.timeout
             );
@@ -397,7 +397,7 @@ impl State {
             let least = idle.map(|(idle, _)| idle).min()?;
             (!g.mode.patient && late).then(|| {
                 let what = format!(
-                    "{} did not come to `{}` and {} not moved for {least:.1?}",
+                    "{} did not reach `{}` and {} not made progress for {least:.1?}",
                     ranks_in_words(&missing),
                     name(key),
                     if missing.len() == 1 { "has" } else { "have" },
@@ -416,7 +416,7 @@ impl State {
                 let patience = if w.patient { timeout * BUSY } else { timeout };
                 let late = now.saturating_duration_since(w.since) >= patience;
                 if late {
-                    let why = format!("nobody has left `{key}` within {patience:.1?}");
+                    let why = format!("no rank published `{key}` within {patience:.1?}");
                     let request = w.request;
                     changes.push((w.process, Tell::Late { request, why }));
                 }

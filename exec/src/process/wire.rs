@@ -314,7 +314,7 @@ pub(super) fn read(from: &mut impl Read) -> io::Result<Vec<u8>> {
     from.read_exact(&mut length)?;
     let length = u64::from_le_bytes(length);
     if length > LONGEST {
-        return Err(io::Error::other("a frame of impossible length"));
+        return Err(io::Error::other("a frame has an impossible length"));
     }
     let mut frame = Vec::new();
     from.take(length).read_to_end(&mut frame)?;

@@ -34,7 +34,7 @@ pub enum TrainError {
         names: Vec<String>,
     },
     /// The model's configuration differs from the scenario's.
-    #[error("{}: it is another model: {}", path.display(), differences.join("; "))]
+    #[error("{}: not the scenario's model: {}", path.display(), differences.join("; "))]
     OtherModel {
         /// Configuration.
         path: PathBuf,
@@ -43,7 +43,7 @@ pub enum TrainError {
     },
     /// The model, or its whole family, has no published names.
     #[error(
-        "this model has no Hugging Face form: llama has one (with qk_norm that of Qwen3, without any bias), and gpt2"
+        "this model cannot be written as a Hugging Face model: only gpt2 and llama without bias can (with qk_norm as Qwen3)"
     )]
     NoNames,
     /// The data do not suit.
@@ -59,7 +59,7 @@ pub enum TrainError {
     #[error("{0}")]
     Plan(String),
     /// There is no checkpoint of this step.
-    #[error("{}: there is no such checkpoint; there are {}", path.display(), list(steps))]
+    #[error("{}: there is no such checkpoint; existing ones: {}", path.display(), list(steps))]
     NoCheckpoint {
         /// Where it would be.
         path: PathBuf,
@@ -87,7 +87,7 @@ pub enum TrainError {
     #[error(transparent)]
     Peers(#[from] crate::process::PeerError),
     /// A process sent less state than its ranks have.
-    #[error("a process has another layout of the state than rank 0: it performs another program")]
+    #[error("a process has a different state layout than rank 0: it runs a different program")]
     OtherLayout,
     /// The engine failed.
     #[error(transparent)]

@@ -124,7 +124,10 @@ pub fn load(
         .filter(|n| !used.contains(n) && !names::ignorable(n, model.tie_embeddings))
         .collect();
     if !left.is_empty() {
-        let what = format!("holds tensors that the model has not: {}", left.join(", "));
+        let what = format!(
+            "has tensors that the model does not have: {}",
+            left.join(", ")
+        );
         return Err(TrainError::format(dir, what));
     }
     for (p, (name, (file, _, entry))) in (0u32..).zip(names.iter().zip(found)) {

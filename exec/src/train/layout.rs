@@ -100,7 +100,9 @@ impl RankState {
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum LayoutError {
     /// A buffer's size is no slice of its group.
-    #[error("buffer `{buffer}` has {elements} elements, which is no slice of its group's {full}")]
+    #[error(
+        "buffer `{buffer}` has {elements} elements, which is not a slice of its group's {full}"
+    )]
     Size {
         /// Buffer.
         buffer: String,

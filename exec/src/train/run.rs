@@ -304,7 +304,7 @@ impl<'a, D: Device> Trainer<'a, D> {
         if let (Some(checkpoint), Some(before)) = (&mut checkpoint, before) {
             checkpoint.load(program, &layout, &mut session)?;
             if before.data != progress.data || before.seed != seed {
-                observer.note("the checkpoint was made with other data: what follows is not what would have been");
+                observer.note("the checkpoint was written with other data: this is not a continuation of the same run");
             }
             feed.resume(before.step, before.samples);
             session.set_first_step(u32::try_from(before.step).unwrap_or(u32::MAX));
@@ -363,7 +363,7 @@ impl<'a, D: Device> Trainer<'a, D> {
         if self.progress.step >= self.steps {
             // No error: a finished job that is started once more has done what was asked for.
             observer.note(&format!(
-                "nothing is trained: the checkpoint is of step {}, and {} steps in all are asked for",
+                "nothing to train: the checkpoint is of step {}, and the run has {} steps in total",
                 self.progress.step, self.steps
             ));
         }

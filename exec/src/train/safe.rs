@@ -69,7 +69,7 @@ impl SafeFile {
         let length = u64::from_le_bytes(length);
         if length > LONGEST_HEADER || length + 8 > size {
             return Err(fault(
-                "truncated, or no safetensors file: the header does not fit",
+                "truncated, or not a safetensors file: the header does not fit",
             ));
         }
         let mut header = vec![0; length as usize];
@@ -83,7 +83,7 @@ impl SafeFile {
             }
             let entry = entry(&value, length + 8).ok_or_else(|| {
                 fault(&format!(
-                    "tensor `{name}` has a faulty or unsupported description"
+                    "tensor `{name}` has an invalid or unsupported description"
                 ))
             })?;
             if entry.bytes.end > size {

@@ -20,7 +20,7 @@ pub(super) fn find(
         let others = store.beyond(from)?;
         if !others.is_empty() {
             observer.note(&format!(
-                "{}: the first save puts the checkpoints of steps {} aside (step-N.aside-1): training goes on from step {from}",
+                "{}: training continues from step {from}; the first save moves the checkpoints of steps {} aside (step-N.aside-1)",
                 options.dir.display(),
                 list(&others)
             ));
@@ -63,7 +63,7 @@ fn choose(
                 match Checkpoint::open(&store.path(*step)) {
                     Ok(found) => return Ok(Some(found)),
                     Err(e) => {
-                        observer.note(&format!("{e}; trying the checkpoint before"));
+                        observer.note(&format!("{e}; trying the previous checkpoint"));
                         first.get_or_insert(e);
                     }
                 }

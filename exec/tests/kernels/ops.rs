@@ -632,6 +632,6 @@ fn errors_say_what_is_wrong() {
     let message = case.run().unwrap_err().to_string();
     assert_eq!(
         message,
-        "kernel `test`, op `neg`: an operand has 5 elements where 6 are needed"
+        "kernel `test`, op `neg`: an operand has 5 elements; expected 6"
     );
 }

@@ -405,7 +405,7 @@ impl Walk<'_> {
                 .name();
             self.violate(rule, c.work.id, Some(other), || {
                 if known == Known::ByCommunicator {
-                    format!("{verb} {what} behind {them} only because both use one communicator")
+                    format!("{verb} {what} after {them} only because both use one communicator")
                 } else {
                     format!(
                         "{verb} {what} without being ordered behind {them} ({theirs}); expected {lane} to wait for an \

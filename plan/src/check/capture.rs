@@ -53,7 +53,7 @@ impl Walk<'_> {
         self.sink.fact(RuleId::CaptureJoin, 1);
         if self.captured.open.take().is_none() {
             self.violate(RuleId::CaptureJoin, id, None, || {
-                "ends a scope that has not begun".into()
+                "ends a scope that has not started".into()
             });
             return;
         }
@@ -106,7 +106,7 @@ impl Walk<'_> {
             let (p, alloc) = (self.p, self.cells[a.buffer.index()].allocated);
             self.violate(RuleId::CaptureAddress, work.id, alloc, || {
                 format!(
-                    "{} is at {} now and was at {} when the scope ran before; a replay would use the old address",
+                    "{} is at {}, but was at {} when the scope ran before; a replay would use the old address",
                     describe::range(p, a),
                     address - 1,
                     before - 1

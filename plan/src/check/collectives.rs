@@ -60,7 +60,7 @@ fn sizes(p: &Program, c: &Collective, instr: InstrId, sink: &mut Sink) {
         if i % c.dtype.size() != 0 || o % c.dtype.size() != 0 {
             bad(p, sink, RuleId::Collective, instr, || {
                 format!(
-                    "{} is no whole number of {} elements",
+                    "{} is not a whole number of {} elements",
                     describe::range(p, part.input),
                     c.dtype
                 )
@@ -69,7 +69,10 @@ fn sizes(p: &Program, c: &Collective, instr: InstrId, sink: &mut Sink) {
     }
     if payload != c.bytes.0 {
         bad(p, sink, RuleId::Collective, instr, || {
-            format!("payload of {} bytes, its parts have {payload}", c.bytes.0)
+            format!(
+                "payload of {} bytes, but its parts have {payload}",
+                c.bytes.0
+            )
         });
     }
     if c.kind.reduces() == (c.reduce == ReduceOp::None) {
@@ -108,7 +111,7 @@ fn members(p: &Program, c: &Collective, instr: InstrId, sink: &mut Sink) {
     if comm.size < 2 || !fits {
         bad(p, sink, RuleId::Collective, instr, || {
             format!(
-                "communicator {} has {} ranks {} apart on axis {:?} of a mesh of {} x {}",
+                "communicator {} has {} ranks with stride {} on axis {:?} of a mesh of {} x {}",
                 comm.name, comm.size, comm.stride, comm.axis, m.dp_outer, m.dp_shard
             )
         });

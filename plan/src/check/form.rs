@@ -52,7 +52,7 @@ pub(super) fn check(p: &Program, sink: &mut Sink) {
                     let (have_r, have_w) = ((writes - reads) as usize, (end - writes) as usize);
                     if r > have_r || w > have_w {
                         bad(format!(
-                            "`{name}` uses {r} reads and {w} writes, the launch has {have_r} and {have_w}"
+                            "`{name}` uses {r} reads and {w} writes, but the launch has {have_r} and {have_w}"
                         ));
                     }
                     let lists = [

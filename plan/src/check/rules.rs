@@ -96,37 +96,37 @@ rules! {
         "an event is recorded once, before it is waited for",
         "CUDA: waiting for an event that was never recorded does not wait";
     Lifetime = "CHK-LIFETIME", Alias, Error,
-        "memory is touched only between its allocation and its free",
+        "memory is accessed only between its allocation and its free",
         "INV-21, INV-53: free of a key that is not allocated releases another key's slot";
     Alloc = "CHK-ALLOC", Memory, Error,
         "the allocator can serve every request",
         "INV-21, INV-34, INV-53: a slot truncated, a third unit in a double buffer, a key outside the plan";
     Uninit = "CHK-UNINIT", Alias, Error,
-        "nothing is read before it was written",
+        "nothing is read before it is written",
         "pull requests of the prototype that read a bucket nobody had filled";
     Race = "CHK-RACE", Order, Error,
-        "accesses of one range, one of them a write, are ordered",
+        "conflicting accesses of a range are ordered",
         "INV-10, INV-18";
     Reuse = "CHK-REUSE", Alias, Error,
-        "memory is reused only after its last use is over",
+        "memory is reused only after its last use",
         "INV-01, INV-10, INV-36; Megatron-LM #6187, #6441";
     CommOrder = "CHK-COMM-ORDER", Order, Warning,
-        "no order rests on one communicator serialising its collectives",
+        "no order relies on one communicator serializing collectives",
         "NCCL keeps that order; a change to two communicators would lose it";
     Leak = "CHK-LEAK", Memory, Error,
-        "a step frees what it allocates and keeps what it found",
+        "a step frees what it allocates, and only that",
         "INV-20, INV-51; Megatron-LM #158 of ISEEKYAN's fork: reduction inputs kept once a layer";
     Collective = "CHK-COLLECTIVE", Collective, Error,
-        "sizes, types and members of a collective fit one another",
+        "sizes, types and members of a collective match",
         "INV-28: unequal counts hang or corrupt";
     Align = "CHK-ALIGN", Layout, Warning,
         "collective payloads start and end on 16 bytes",
         "pytorch #195450: unaligned shards fall off NCCL's fast path";
     UnusedGather = "CHK-UNUSED-GATHER", State, Warning,
-        "what is gathered is read before it is freed",
+        "gathered weights are read before they are freed",
         "INV-13, INV-57; `set_unshard_in_backward(False)` of FSDP2";
     GatherInput = "INV-01", Order, Error,
-        "a gather comes after every write of its shard",
+        "a gather comes after all writes of its shard",
         "INV-01: gather stream did not wait for the optimizer, losses diverged";
     GatherDone = "INV-02", Order, Error,
         "computation reads full weights only after their gather",
@@ -138,10 +138,10 @@ rules! {
         "reduce-scatter output: apart from the input, or own part",
         "INV-04: output aliased a wrong slice of the input";
     ReduceRelease = "INV-05", Alias, Error,
-        "a gradient buffer is freed only behind its reduction",
+        "a gradient buffer is freed only after its reduction",
         "INV-05: inverted early return released buffers in flight";
     ReduceSerial = "INV-06", Order, Warning,
-        "a reduction is not waited for straight after its launch",
+        "a reduction is not waited for right after its launch",
         "INV-06: wait and release after recording removed the overlap";
     ReduceInFlight = "INV-07", Memory, Error,
         "at most K units' gradient buffers are in flight",
@@ -150,34 +150,34 @@ rules! {
         "every gradient reaches the optimizer, reduced, in its step",
         "INV-08, INV-62: units skipped by the final callback, optimizer before the fence";
     ZeroLength = "INV-09", State, Error,
-        "an empty shard is not touched at all",
+        "an empty shard is never accessed",
         "INV-09: fused kernels on empty tensors corrupted neighbours (TransformerEngine #3207, Megatron-LM #7216)";
     DoubleGather = "INV-11", State, Error,
         "a unit that is already full is not gathered again",
         "INV-11: unshard event must persist until reshard";
     RecomputePrefetch = "INV-13", State, Error,
-        "recompute prefetches nothing",
+        "recompute does not prefetch",
         "INV-13, Megatron-LM #6153: units gathered in recompute stayed full into the next step";
     StaleGrad = "INV-19", State, Error,
-        "gradients of an earlier step do not enter this one",
+        "gradients of earlier steps do not leak into this one",
         "INV-19, INV-41: accumulation onto gradients that were not dropped";
     Layout = "INV-26", Layout, Error,
-        "parameters in bounds and apart, no row cut by a shard",
+        "parameters are in bounds and apart, no shard splits a row",
         "INV-26: left-over fragments packed across a boundary";
     Group = "INV-27", State, Error,
-        "a parameter group is of one kind",
+        "the parameters of a group are of one kind",
         "INV-27";
     Symmetry = "INV-28", Collective, Error,
         "all ranks launch the same collectives in the same order",
         "INV-28, INV-29; Megatron-LM #2218: iteration over a set";
     GradReuse = "INV-30", Alias, Error,
-        "gradients are not written where a reduction still reads",
+        "gradients are not written where a reduction still reads them",
         "INV-30, Megatron-LM #5222: weight-gradient kernels raced with the previous reduction";
     PoolStream = "INV-36", Alias, Warning,
-        "a block's pool stream is behind the block's last use",
+        "a memory block's stream waits for the block's last use",
         "INV-36: block freed to a stream that does not wait for its last user";
     Tied = "INV-38", State, Error,
-        "a tied parameter has one owner, one storage, one reduction",
+        "a tied parameter has one owner, one storage and one reduction",
         "INV-38, Megatron-LM #6164";
     StaleWeight = "INV-39", State, Error,
         "weights in use carry the latest optimizer step",
@@ -192,10 +192,10 @@ rules! {
         "optimizer state is sharded like the weights it belongs to",
         "INV-50, Megatron-LM #2772: fused optimizer kept full state";
     CaptureAddress = "INV-54", Alias, Error,
-        "a captured scope finds its buffers where they were",
+        "a captured scope finds its buffers at the captured addresses",
         "INV-31, INV-54, Megatron-LM #4810: replay into memory that had moved";
     Unsharded = "INV-61", Memory, Error,
-        "no full weights but those of the next step outlive the step",
+        "no full weights outlive the step, except those of the next step",
         "INV-61: units gathered again after their backward stayed full";
 }
 

@@ -401,7 +401,7 @@ impl Walk<'_> {
         if work.instr.phase == Phase::Recompute && work.instr.rule == Rule::Prefetch && !bucket {
             self.violate(RuleId::RecomputePrefetch, work.id, None, || {
                 format!(
-                    "gathers {} early during recompute; nobody frees it there",
+                    "gathers {} early during recompute, where nothing frees it",
                     describe::range(p, out)
                 )
             });

@@ -1,4 +1,4 @@
-//! The program as stable text: a header with units and groups, then one instruction a line.
+//! The program as stable text: a header with units and groups, then one instruction per line.
 //!
 //! ```text
 //! id     mb phase     unit         rule          instruction
@@ -6,9 +6,10 @@
 
 use super::{
     Access, Axis, BufferId, GroupId, Holds, Instr, KernelClass, Op, ParamId, Pool, Program,
-    ReduceOp, Section, SectionKind, StreamId,
+    ReduceOp, Section, SectionKind, StreamId, UnitId,
 };
-use crate::shard::Layout;
+use crate::shard::{Group, Layout};
+use crate::units::count;
 use std::fmt::Write;
 
 pub(super) fn buffer_name(program: &Program, id: BufferId) -> String {
@@ -150,18 +151,28 @@ pub(super) fn op(program: &Program, instr: &Instr) -> String {
     }
 }
 
-fn header(program: &Program, out: &mut String) {
+/// The comment lines at the top, with the groups of these units (`None`: of all); equal neighbours share a line.
+pub(super) fn header(program: &Program, units: Option<&[UnitId]>) -> String {
+    let mut out = String::new();
+    write_header(program, units, &mut out);
+    out
+}
+
+fn write_header(program: &Program, units: Option<&[UnitId]>, out: &mut String) {
     let m = &program.meta;
     let _ = writeln!(
         out,
-        "# program {} policy {} ranks {} = {} outer x {} shard, {} micro-batches, {} tokens a rank and step{}",
+        "# program {} policy {} ranks {} = {} outer x {} shard, {}, {} tokens/rank/step{}",
         program.digest(),
         m.policy,
         m.world,
         m.dp_outer,
         m.dp_shard,
-        m.micro_batches,
-        m.tokens,
+        match m.micro_batches {
+            1 => "1 micro-batch".to_owned(),
+            n => format!("{n} micro-batches"),
+        },
+        count(m.tokens),
         if m.deterministic {
             ", sums in a fixed order"
         } else {
@@ -192,37 +203,61 @@ fn header(program: &Program, out: &mut String) {
             if c.copy_engine { ", copy engines" } else { "" }
         );
     }
+    let mut groups: Vec<(usize, usize, String)> = Vec::new();
     for (g, group) in program.groups.iter().enumerate() {
-        let kind = match &group.layout {
-            Layout::Flat(l) => format!("flat, rows of {}", l.chunk_factor),
-            Layout::PerParam(_) => "per parameter".to_owned(),
-        };
-        let payload: u64 = group
-            .params
-            .iter()
-            .map(|p| program.params[p.index()].numel())
-            .sum();
-        let unit = &program.units[group.unit.index()];
-        let is_frozen = |p: &&ParamId| !program.params[p.index()].requires_grad;
-        let _ = writeln!(
-            out,
-            "# group {g} {}: {} parameters, {payload} elements padded to {} ({kind}), shard {}{}{}",
-            unit.name,
-            group.params.len(),
-            group.layout.full_numel(),
-            group.layout.shard_numel(),
-            match group.params.iter().filter(is_frozen).count() {
-                0 => String::new(),
-                n if n == group.params.len() => ", frozen".to_owned(),
-                n => format!(", {n} of the parameters frozen"),
-            },
-            if unit.reshards {
-                ", reshards after forward"
-            } else {
-                ""
-            },
-        );
+        if units.is_some_and(|u| !u.contains(&group.unit)) {
+            continue;
+        }
+        let text = group_text(program, group);
+        match groups.last_mut() {
+            Some((_, last, same)) if *last + 1 == g && *same == text => *last = g,
+            _ => groups.push((g, g, text)),
+        }
     }
+    let unit = |g: usize| &program.units[program.groups[g].unit.index()].name;
+    for (first, last, text) in groups {
+        let _ = match last - first {
+            0 => writeln!(out, "# group {first} {}: {text}", unit(first)),
+            more => writeln!(
+                out,
+                "# groups {first} to {last}, {} to {}: {} groups alike, each {text}",
+                unit(first),
+                unit(last),
+                more + 1
+            ),
+        };
+    }
+}
+
+/// What a parameter group holds, without its number and name.
+fn group_text(program: &Program, group: &Group) -> String {
+    let kind = match &group.layout {
+        Layout::Flat(l) => format!("flat, rows of {}", count(l.chunk_factor)),
+        Layout::PerParam(_) => "per parameter".to_owned(),
+    };
+    let payload: u64 = group
+        .params
+        .iter()
+        .map(|p| program.params[p.index()].numel())
+        .sum();
+    let is_frozen = |p: &&ParamId| !program.params[p.index()].requires_grad;
+    format!(
+        "{} parameters, {} elements padded to {} ({kind}), shard {}{}{}",
+        group.params.len(),
+        count(payload),
+        count(group.layout.full_numel()),
+        count(group.layout.shard_numel()),
+        match group.params.iter().filter(is_frozen).count() {
+            0 => String::new(),
+            n if n == group.params.len() => ", frozen".to_owned(),
+            n => format!(", {n} of the parameters frozen"),
+        },
+        if program.units[group.unit.index()].reshards {
+            ", reshards after forward"
+        } else {
+            ""
+        },
+    )
 }
 
 fn section_name(kind: SectionKind) -> &'static str {
@@ -234,13 +269,16 @@ fn section_name(kind: SectionKind) -> &'static str {
     }
 }
 
-fn section(program: &Program, s: &Section, out: &mut String) {
-    let _ = writeln!(
-        out,
-        "\n[{}] {} instructions",
+pub(super) fn section_title(s: &Section) -> String {
+    format!(
+        "[{}] {} instructions",
         section_name(s.kind),
-        s.instrs.len()
-    );
+        count(s.instrs.len() as u64)
+    )
+}
+
+fn section(program: &Program, s: &Section, out: &mut String) {
+    let _ = writeln!(out, "\n{}", section_title(s));
     for i in s.instrs.clone() {
         let instr = &program.instrs[i as usize];
         let unit = &program.units[instr.unit.index()].name;
@@ -256,8 +294,7 @@ fn section(program: &Program, s: &Section, out: &mut String) {
 }
 
 pub(super) fn render(program: &Program) -> String {
-    let mut out = String::new();
-    header(program, &mut out);
+    let mut out = header(program, None);
     for s in &program.sections {
         section(program, s, &mut out);
     }

@@ -1,5 +1,6 @@
 //! What a prediction rests on, and how far it may be off.
 
+use crate::units::thousands;
 use serde::{Deserialize, Serialize};
 
 /// Whether a prediction rests on measurements.
@@ -100,20 +101,22 @@ pub fn bounded(percent: f64) -> String {
 pub fn milliseconds(ms: f64, basis: Option<&Basis>) -> String {
     match basis {
         Some(basis) if basis.is_estimate() => format!("~{} ms", significant(ms, 3)),
-        _ => format!("{ms:.2} ms"),
+        _ => format!("{} ms", thousands(ms, 2)),
     }
 }
 
-/// Formats a number with this many significant digits, without an exponent.
+/// Formats a number with this many significant digits, without an exponent and with a comma between thousands.
 #[must_use]
 pub fn significant(x: f64, digits: u32) -> String {
     if !x.is_finite() || x == 0.0 {
         return format!("{x:.0}");
     }
-    let magnitude = x.abs().log10().floor() as i32;
-    let decimals = (digits as i32 - 1 - magnitude).max(0) as usize;
-    let unit = 10f64.powi((magnitude + 1 - digits as i32).max(0));
-    format!("{:.decimals$}", (x / unit).round() * unit)
+    let decimals = |x: f64| digits as i32 - 1 - x.abs().log10().floor() as i32;
+    let unit = 10f64.powi(-decimals(x));
+    let rounded = (x / unit).round() * unit;
+    // Rounding up may add a digit before the point: 9.996 is 10.0.
+    let decimals = decimals(rounded).max(0) as usize;
+    thousands(rounded, decimals)
 }
 
 #[cfg(test)]
@@ -129,17 +132,18 @@ mod tests {
         };
         let estimated = basis(BasisKind::Estimated);
         for (ms, text) in [
-            (8947.02, "~8950 ms"),
-            (1039.4, "~1040 ms"),
+            (8947.02, "~8,950 ms"),
+            (1039.4, "~1,040 ms"),
             (104.26, "~104 ms"),
             (9.876, "~9.88 ms"),
+            (9.996, "~10.0 ms"),
             (0.12345, "~0.123 ms"),
         ] {
             assert_eq!(milliseconds(ms, Some(&estimated)), text);
         }
         assert_eq!(
             milliseconds(1052.251, Some(&basis(BasisKind::Measured))),
-            "1052.25 ms"
+            "1,052.25 ms"
         );
         assert_eq!(milliseconds(5.0, None), "5.00 ms");
     }

@@ -29,7 +29,7 @@ impl Number {
                 "NaN" => Ok(f64::NAN),
                 "inf" => Ok(f64::INFINITY),
                 "-inf" => Ok(f64::NEG_INFINITY),
-                _ => Err(E::custom(format_args!("`{text}` is no number"))),
+                _ => Err(E::custom(format_args!("`{text}` is not a number"))),
             },
         }
     }
@@ -99,6 +99,9 @@ mod tests {
         let bits = |all: &[f64]| all.iter().map(|x| x.to_bits()).collect::<Vec<_>>();
         assert_eq!(bits(&back.0), bits(&all));
         let wrong = serde_json::from_str::<Losses>(r#"["one"]"#).unwrap_err();
-        assert!(wrong.to_string().contains("`one` is no number"), "{wrong}");
+        assert!(
+            wrong.to_string().contains("`one` is not a number"),
+            "{wrong}"
+        );
     }
 }

@@ -27,6 +27,9 @@ fn accepted(accept: &Accept, value: &Value) -> bool {
         (Accept::Bytes(a, b), Datum::Int(_) | Datum::Str(_)) => {
             value.bytes().is_some_and(|n| (*a..=*b).contains(&n))
         }
+        (Accept::Size(a, b), Datum::Str(_)) => {
+            value.bytes().is_some_and(|n| (*a..=*b).contains(&n))
+        }
         (Accept::Choice(names), Datum::Str(s)) => names.contains(&s.as_str()),
         (Accept::Path(ending), Datum::Str(s)) => s.len() > ending.len() && s.ends_with(ending),
         (Accept::Text, Datum::Str(s)) => !s.is_empty(),
@@ -46,6 +49,16 @@ fn accepted(accept: &Accept, value: &Value) -> bool {
         }
         _ => false,
     }
+}
+
+/// A number without a unit, as a size was written.
+fn bare_number(value: &Value) -> Option<String> {
+    let text = match &value.datum {
+        Datum::Str(s) => s.trim().to_owned(),
+        Datum::Int(_) | Datum::Float(_) => value.describe(),
+        _ => return None,
+    };
+    text.parse::<f64>().is_ok_and(|n| n > 0.0).then_some(text)
 }
 
 /// The error for a value of no accepted form: about the innermost part that is wrong.
@@ -123,6 +136,11 @@ fn refuse(document: &Document, path: &str, accepts: &[Accept], value: &Value) ->
         && let Some(s) = value.str()
     {
         return error.with_help(format!("write a list: [{s:?}]"));
+    }
+    if accepts.iter().any(|a| matches!(a, Accept::Size(..)))
+        && let Some(number) = bare_number(value)
+    {
+        return error.with_help(format!("did you mean \"{number}GiB\"?"));
     }
     match value.str() {
         Some(s) if s == "true" || s == "false" => match accepts.contains(&Accept::Bool) {

@@ -134,8 +134,8 @@ pub(crate) fn fill(
 ) -> Result<Shape, ScenarioError> {
     let shown = path.display().to_string();
     let text = load::read(path).map_err(|why| {
-        let error = document.error(named, format!("the model's file, {shown}, {why}"));
-        error.with_help("a path is relative to the file that it is written in; given from outside, to the working directory")
+        let error = document.error(named, format!("model file {shown} {why}"));
+        error.with_help("paths in a file are relative to that file, paths on the command line to the working directory")
     })?;
     let source = Source {
         name: shown.into(),
@@ -231,7 +231,7 @@ impl<'t> Config<'t> {
             };
             if !fits {
                 let what = format!(
-                    "`{name}` must be {want}, not {}: family {} has nothing else",
+                    "`{name}` must be {want}, not {}: family {} supports nothing else",
                     value.describe(),
                     kind.family
                 );
@@ -311,11 +311,11 @@ impl<'t> Config<'t> {
                 };
                 let at = has.map_or(self.whole(), |v| v.origin);
                 let what = format!(
-                    "all linear layers of a block have a bias or none, but `{other}` is not true"
+                    "all linear layers of a block must have a bias, or none: `{other}` is not true"
                 );
-                return Err(d
-                    .error(at, what)
-                    .with_help("model.bias = \"qkv\" is for those of queries, keys and values"));
+                return Err(d.error(at, what).with_help(
+                    "model.bias = \"qkv\" gives a bias to queries, keys and values only",
+                ));
             }
         };
         let origin = attention.or(mlp).map_or(self.whole(), |v| v.origin);

@@ -38,6 +38,8 @@ pub enum Accept {
     Number(f64, f64),
     /// Bytes, both ends included: an integer, or a string with a unit such as `"25MiB"`.
     Bytes(u64, u64),
+    /// The same with a unit, always: a bare number would be read as bytes and meant as GiB.
+    Size(u64, u64),
     /// One of these strings.
     Choice(&'static [&'static str]),
     /// A path that ends in this suffix, for example `.toml`.
@@ -111,6 +113,7 @@ impl Accept {
             Self::Bytes(_, b) => {
                 format!("bytes up to {b}, as an integer or as a string such as \"25MiB\"")
             }
+            Self::Size(..) => "a size with a unit, such as \"60GiB\"".into(),
             Self::Choice(c) => c
                 .iter()
                 .map(|s| format!("{s:?}"))
@@ -192,7 +195,7 @@ pub fn keys() -> &'static [KeyInfo] {
     KEYS
 }
 
-use Accept::{Bool, Bytes, Choice, Empty, Integer, List, Number, Path, Table, Text, Tuple};
+use Accept::{Bool, Bytes, Choice, Empty, Integer, List, Number, Path, Size, Table, Text, Tuple};
 
 const ABOVE_0: f64 = f64::MIN_POSITIVE;
 const MIB: u64 = 1 << 20;
@@ -298,18 +301,19 @@ keys! {
     FusedProducts: "compile" "fused_products" [Bool] "false" "Fuse elementwise code that reads a 16-bit matmul result (the feed-forward gate and its gradient) into the matmul; on GPUs with a custom kernel for compute capability 9.0 (H100, H200)";
     CudaGraph: "compile" "cuda_graph" [Choice(&["off", "full_iteration"]), List(&Choice(&["attn", "mlp", "block"]))] "\"off\"" "CUDA-graph capture: off, full_iteration (the whole step in one graph), or a list of scopes captured in every block: attn, mlp, block";
 
+    GatePreset: "gate" "preset" [Choice(&["budget", "strict"])] "\"budget\"" "Defaults of the keys below. budget: the step has to fit and stay within its budgets, and growth beyond a tolerance fails; strict: every change fails, for better or worse";
     GateStepTime: "gate" "step_time" [Number(0.0, 1e6)] "0.005" "Relative tolerance of the predicted step time";
     GateMeasuredStepTime: "gate" "measured_step_time" [Number(0.0, 1e6)] "0.05" "Relative tolerance of the measured step time, old against new in one call";
-    GateAllocated: "gate" "allocated" [Number(0.0, 1e6)] "0.0" "Relative tolerance of peak allocated bytes; 0: equal to the byte";
-    GateReserved: "gate" "reserved" [Number(0.0, 1e6)] "0.01" "Relative tolerance of peak reserved bytes";
-    GateDevice: "gate" "device" [Number(0.0, 1e6)] "0.01" "Relative tolerance of device bytes";
-    GateMaxMemory: "gate" "max_memory" [Bytes(1, 1 << 50)] "(none)" "Budget: most reserved memory of a GPU, whatever the baseline has";
-    GateMaxStepMs: "gate" "max_step_ms" [Number(1e-9, 1e12)] "(none)" "Budget: longest predicted step in milliseconds, whatever the baseline has";
-    GateLoss: "gate" "loss" [Number(0.0, 1e6)] "1e-3" "Relative tolerance of each loss; 0 with loss_absolute 0: equal to the bit";
+    GateAllocated: "gate" "allocated" [Number(0.0, 1e6)] "(budget: 0.02, strict: 0.0)" "Relative tolerance of peak allocated memory; 0: equal to the byte";
+    GateReserved: "gate" "reserved" [Number(0.0, 1e6)] "(budget: 0.02, strict: 0.01)" "Relative tolerance of peak reserved memory";
+    GateDevice: "gate" "device" [Number(0.0, 1e6)] "(budget: 0.02, strict: 0.01)" "Relative tolerance of the memory that the device has in use";
+    GateMaxMemory: "gate" "max_memory" [Size(1, 1 << 50)] "(none)" "Budget: reserved memory per GPU at most, with or without a baseline";
+    GateMaxStepMs: "gate" "max_step_ms" [Number(1e-9, 1e12)] "(none)" "Budget: predicted step time at most, in milliseconds, with or without a baseline";
+    GateLoss: "gate" "loss" [Number(0.0, 1e6)] "1e-3" "Relative tolerance of each loss; 0 with loss_absolute 0: bitwise equal";
     GateLossAbsolute: "gate" "loss_absolute" [Number(0.0, 1e6)] "0.0" "Absolute tolerance of each loss, added to the relative one";
     GateLossArea: "gate" "loss_area" [Number(0.0, 1e6)] "5e-4" "Area between the loss curves, relative to the area under the baseline's";
     GateFinalLoss: "gate" "final_loss" [Number(0.0, 1e6)] "1e-3" "How much worse the final loss may be, relative";
-    GateGradNorm: "gate" "grad_norm" [Number(0.0, 1e6)] "0.01" "Relative tolerance of each gradient norm; 0: equal to the bit";
-    GateSeeds: "gate" "seeds" [Integer(1, 64)] "1" "Runs with seeds 0, 1, …; from 3 on their final losses are tested instead of a single curve";
-    GateProgram: "gate" "program" [Choice(&["exact", "counts", "off"])] "\"exact\"" "What of the program may not change: anything, instruction counts, nothing";
+    GateGradNorm: "gate" "grad_norm" [Number(0.0, 1e6)] "0.01" "Relative tolerance of each gradient norm; 0: bitwise equal";
+    GateSeeds: "gate" "seeds" [Integer(1, 64)] "1" "Runs with seeds 0, 1, …; with 3 or more their final losses are tested instead of a single curve";
+    GateProgram: "gate" "program" [Choice(&["exact", "counts", "off"])] "(budget: \"off\", strict: \"exact\")" "What of the program may not change: anything, instruction counts, nothing";
 }

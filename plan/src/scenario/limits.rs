@@ -22,7 +22,7 @@ pub(crate) fn check(s: &Scenario, d: &Document) -> Result<(), ScenarioError> {
     let runs = u64::from(m.layers) * u64::from(t.grad_accum);
     if runs > MOST_BLOCK_RUNS {
         let message = format!(
-            "{runs} block executions a step (layers * grad_accum) are more than {MOST_BLOCK_RUNS}"
+            "{runs} block executions per step (layers * grad_accum) are more than {MOST_BLOCK_RUNS}"
         );
         return Err(d.conflict(&[Key::GradAccum, Key::Layers], message));
     }
@@ -32,7 +32,7 @@ pub(crate) fn check(s: &Scenario, d: &Document) -> Result<(), ScenarioError> {
         .saturating_mul(t.grad_accum.into());
     if t.loss == Loss::Chunked && chunks > MOST_CHUNKS {
         let message = format!(
-            "{chunks} chunks of the loss a step (rows / loss_chunk_rows * grad_accum) are more than {MOST_CHUNKS}"
+            "{chunks} loss chunks per step (rows / loss_chunk_rows * grad_accum) are more than {MOST_CHUNKS}"
         );
         let keys = [
             Key::LossChunkRows,
@@ -66,7 +66,7 @@ pub(crate) fn check(s: &Scenario, d: &Document) -> Result<(), ScenarioError> {
     // Backward is twice forward, recompute once more.
     let flops = work.flops.saturating_mul(4 * accum);
     if flops > MOST_FLOPS {
-        return Err(too_large("FLOPs a rank and step", flops, MOST_FLOPS));
+        return Err(too_large("FLOPs per rank and step", flops, MOST_FLOPS));
     }
     // Main weights, moments, gradients, copies: below 32 bytes a parameter.
     let bytes = work
@@ -74,7 +74,7 @@ pub(crate) fn check(s: &Scenario, d: &Document) -> Result<(), ScenarioError> {
         .saturating_mul(4 * accum)
         .saturating_add(work.parameters.saturating_mul(32));
     if bytes > MOST_BYTES {
-        return Err(too_large("bytes a rank and step", bytes, MOST_BYTES));
+        return Err(too_large("bytes per rank and step", bytes, MOST_BYTES));
     }
     let everywhere = work
         .parameters

@@ -9,14 +9,41 @@ use super::value::{Datum, Entry, Origin, Source, Value, convert, syntax_error};
 use std::io::Read;
 use std::ops::Range;
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 use toml::de::{DeTable, DeValue};
 
 /// Where a text came from, which decides what `extends` and the paths in it are relative to.
 enum Place {
     Disk(PathBuf),
+    Stdin,
     Shipped(&'static str),
     Text,
+}
+
+/// The argument that means the scenario on standard input.
+const STDIN: &str = "-";
+/// What errors call standard input.
+const STDIN_NAME: &str = "<stdin>";
+/// The name of a scenario from standard input.
+const STDIN_STEM: &str = "stdin";
+
+/// Whether a path means standard input.
+#[must_use]
+pub fn is_stdin(path: &Path) -> bool {
+    path.as_os_str() == STDIN
+}
+
+/// The text on standard input. It can be read only once, and is asked for again by every pass over the scenario.
+fn stdin() -> Result<&'static str, String> {
+    static TEXT: OnceLock<Result<String, String>> = OnceLock::new();
+    let text = TEXT.get_or_init(|| read_text(std::io::stdin().lock()));
+    text.as_deref().map_err(Clone::clone)
+}
+
+/// The text of a scenario: of a file, a shipped one, or standard input. `None` where it cannot be read.
+#[must_use]
+pub fn text(path: &Path) -> Option<String> {
+    open(path).ok().map(|(_, source)| source.text.to_string())
 }
 
 impl Place {
@@ -28,6 +55,7 @@ impl Place {
                 .unwrap_or_else(|_| path.clone())
                 .display()
                 .to_string(),
+            Self::Stdin => STDIN_NAME.to_owned(),
             Self::Shipped(name) => format!("shipped:{name}"),
             Self::Text => String::new(),
         }
@@ -39,6 +67,7 @@ pub(crate) fn document(path: &Path, overrides: &[String]) -> Result<Document, Sc
     let (place, source) = open(path)?;
     let name = match &place {
         Place::Shipped(name) => (*name).to_owned(),
+        Place::Stdin => STDIN_STEM.to_owned(),
         _ => stem(path),
     };
     finish(name, place, source, overrides)
@@ -97,6 +126,15 @@ fn finish(
 }
 
 fn open(path: &Path) -> Result<(Place, Source), ScenarioError> {
+    if is_stdin(path) {
+        let text = stdin().map_err(|reason| ScenarioError::file_only(STDIN_NAME, reason))?;
+        let source = Source {
+            name: STDIN_NAME.into(),
+            text: text.into(),
+            folder: None,
+        };
+        return Ok((Place::Stdin, source));
+    }
     let shown = path.display().to_string();
     if !path.exists()
         && path.components().count() == 1
@@ -111,7 +149,7 @@ fn open(path: &Path) -> Result<(Place, Source), ScenarioError> {
             let names = shipped::shipped().iter().map(|(n, _)| *n);
             Err(match nearest(&stem(path), names) {
                 Some(near) if !path.exists() => {
-                    error.with_help(format!("shipped scenario of a near name: {near}"))
+                    error.with_help(format!("a shipped scenario has a similar name: {near}"))
                 }
                 _ => error,
             })
@@ -137,17 +175,16 @@ fn shipped_source(name: &str, text: &'static str) -> Source {
 }
 
 pub(crate) fn read(path: &Path) -> Result<String, String> {
-    let file = std::fs::File::open(path).map_err(|e| format!("cannot be opened: {e}"))?;
+    read_text(std::fs::File::open(path).map_err(|e| format!("cannot be opened: {e}"))?)
+}
+
+fn read_text(from: impl Read) -> Result<String, String> {
     let mut bytes = Vec::new();
-    file.take(LONGEST_TEXT as u64 + 1)
+    from.take(LONGEST_TEXT as u64 + 1)
         .read_to_end(&mut bytes)
         .map_err(|e| format!("cannot be read: {e}"))?;
-    String::from_utf8(bytes).map_err(|e| {
-        format!(
-            "is not UTF-8: the fault is at byte {}",
-            e.utf8_error().valid_up_to()
-        )
-    })
+    String::from_utf8(bytes)
+        .map_err(|e| format!("is not valid UTF-8 (byte {})", e.utf8_error().valid_up_to()))
 }
 
 /// Takes in a text, after what it extends.
@@ -186,7 +223,7 @@ fn absorb(
         if chain.iter().any(|(seen, _)| *seen == identity) {
             let names: Vec<&str> = chain.iter().map(|(_, n)| n.as_str()).collect();
             return Err(fail(format!(
-                "`extends` goes in a circle: {} -> {}",
+                "`extends` forms a cycle: {} -> {}",
                 names.join(" -> "),
                 base_source.name
             )));
@@ -207,18 +244,23 @@ fn resolve(place: &Place, name: &str) -> Result<(Place, Source), (String, Option
     };
     match place {
         Place::Text => Err((
-            "`extends` needs a file: this text has no folder to look in".into(),
+            "`extends` works only in files: this text has no folder to search".into(),
             None,
         )),
         Place::Shipped(_) => match shipped::find_shipped(name) {
             Some((n, text)) => Ok((Place::Shipped(n), shipped_source(n, text))),
             None => Err((format!("there is no shipped scenario `{name}`"), near())),
         },
-        Place::Disk(path) => {
+        Place::Disk(_) | Place::Stdin => {
+            let path: &Path = match place {
+                Place::Disk(path) => path,
+                // Relative to the working directory.
+                _ => Path::new(""),
+            };
             let folder = path.parent().unwrap_or(Path::new(""));
             let base = folder.join(name);
             // A file that is still to be written is in its own way already.
-            if base != *path
+            if base != path
                 && !base.exists()
                 && let Some((n, text)) = shipped::find_shipped(name)
             {
@@ -231,7 +273,7 @@ fn resolve(place: &Place, name: &str) -> Result<(Place, Source), (String, Option
                 }
                 Err(reason) => {
                     let shown = base.display();
-                    Err((format!("the file it extends, {shown}, {reason}"), near()))
+                    Err((format!("the extended file {shown} {reason}"), near()))
                 }
             }
         }
@@ -244,7 +286,7 @@ fn override_with(document: &mut Document, text: &str) -> Result<(), ScenarioErro
     if let Some(axis) = written.path.strip_prefix("sweep.").map(str::to_owned) {
         written.at.start = written.at.end - axis.len();
         written.path = axis;
-        return absorb_axis(document, written);
+        return absorb_axis(document, written, false);
     }
     let setting = setting(document, written)?;
     let layer = document.next_layer();
@@ -254,10 +296,14 @@ fn override_with(document: &mut Document, text: &str) -> Result<(), ScenarioErro
 
 /// `section.key=[v1, v2]`, from `--axis`; keys joined by commas are set together.
 pub(crate) fn axis_from(document: &mut Document, text: &str) -> Result<(), ScenarioError> {
-    absorb_axis(document, written("--axis", text)?)
+    absorb_axis(document, written("--axis", text)?, true)
 }
 
-fn absorb_axis(document: &mut Document, written: Written) -> Result<(), ScenarioError> {
+fn absorb_axis(
+    document: &mut Document,
+    written: Written,
+    is_option: bool,
+) -> Result<(), ScenarioError> {
     let (value, at) = written.value(document)?;
     let entry = Entry {
         key: written.path,
@@ -268,11 +314,12 @@ fn absorb_axis(document: &mut Document, written: Written) -> Result<(), Scenario
         origin: at,
         datum: Datum::Table(vec![entry]),
     };
-    document.absorb_sweep(&Entry {
+    let sweep = Entry {
         key: "sweep".into(),
         key_origin: at,
         value: table,
-    })
+    };
+    document.absorb_sweep(&sweep, is_option)
 }
 
 /// `PATH=VALUE` as given to an option.
@@ -309,6 +356,21 @@ impl Written {
     }
 }
 
+/// Most characters of an option's text in the place of an error.
+const SHOWN: usize = 60;
+
+/// A text with its middle left out where it is long.
+fn shortened(text: &str) -> String {
+    let count = text.chars().count();
+    if count <= SHOWN {
+        return text.to_owned();
+    }
+    let (head, tail) = (SHOWN * 2 / 3, SHOWN / 3);
+    let start: String = text.chars().take(head).collect();
+    let end: String = text.chars().skip(count - tail).collect();
+    format!("{start}…{end}")
+}
+
 fn written(option: &str, text: &str) -> Result<Written, ScenarioError> {
     if text.len() > LONGEST_TEXT {
         return Err(ScenarioError::file_only(
@@ -317,7 +379,7 @@ fn written(option: &str, text: &str) -> Result<Written, ScenarioError> {
         ));
     }
     let source = Source {
-        name: format!("{option} {text}").into(),
+        name: format!("{option} {}", shortened(text)).into(),
         text: text.into(),
         folder: None,
     };
@@ -350,7 +412,7 @@ fn setting(document: &mut Document, written: Written) -> Result<Setting, Scenari
     let parts: Vec<&str> = path.split('.').map(str::trim).collect();
     let ([section, key, rest @ ..], false) = (&parts[..], parts.iter().any(|p| p.is_empty()))
     else {
-        let error = written.error(format!("`{path}` is no key path"));
+        let error = written.error(format!("`{path}` is not a key path"));
         return Err(match Key::named(path) {
             Some(key) => error.with_help(format!("did you mean `{}`?", key.path())),
             None if path == "extends" => error.with_help("`extends` can only be written in a file"),
@@ -365,7 +427,7 @@ fn setting(document: &mut Document, written: Written) -> Result<Setting, Scenari
         });
     }
     if rest.len() > 8 {
-        return Err(written.error(format!("`{path}` is no key path")));
+        return Err(written.error(format!("`{path}` is not a key path")));
     }
     let (mut value, at) = written.value(document)?;
     for part in rest.iter().rev() {

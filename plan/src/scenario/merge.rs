@@ -38,6 +38,8 @@ pub(crate) struct AxisValues {
     pub keys: Vec<Key>,
     /// Its values: of each one value for every key.
     pub values: Vec<Vec<Value>>,
+    /// Given by `--axis`, which no other `--axis` may replace.
+    is_option: bool,
 }
 
 /// Everything that a scenario's texts say.
@@ -163,7 +165,7 @@ impl Document {
         for entry in convert_table(table, index, 0) {
             match entry.key.as_str() {
                 "extends" => {}
-                "sweep" => self.absorb_sweep(&entry)?,
+                "sweep" => self.absorb_sweep(&entry, false)?,
                 _ => self.absorb_section(entry, layer)?,
             }
         }
@@ -280,13 +282,18 @@ impl Document {
     }
 
     /// Takes in `[sweep]`: keys are paths (`fsdp.policy`, dotted or quoted), values lists.
-    pub(crate) fn absorb_sweep(&mut self, sweep: &Entry) -> Result<(), ScenarioError> {
+    /// `is_option` where that is an option of the command line.
+    pub(crate) fn absorb_sweep(
+        &mut self,
+        sweep: &Entry,
+        is_option: bool,
+    ) -> Result<(), ScenarioError> {
         let Some(fields) = sweep.value.table() else {
             let message = format!("`sweep` is a section, not {}", sweep.value.describe());
             return Err(self.error(sweep.value.origin, message));
         };
         for field in fields {
-            self.absorb_axis(&field.key, field)?;
+            self.absorb_axis(&field.key, field, is_option)?;
         }
         let points = self
             .axes
@@ -301,18 +308,24 @@ impl Document {
         Ok(())
     }
 
-    fn absorb_axis(&mut self, path: &str, field: &Entry) -> Result<(), ScenarioError> {
+    fn absorb_axis(
+        &mut self,
+        path: &str,
+        field: &Entry,
+        is_option: bool,
+    ) -> Result<(), ScenarioError> {
         if SECTIONS.contains(&path)
             && let Some(inner) = field.value.table()
         {
             return inner
                 .iter()
-                .try_for_each(|f| self.absorb_axis(&format!("{path}.{}", f.key), f));
+                .try_for_each(|f| self.absorb_axis(&format!("{path}.{}", f.key), f, is_option));
         }
         let keys = self.axis_keys(path, field.key_origin)?;
         let axis = AxisValues {
             values: self.axis_values(path, &keys, &field.value)?,
             keys,
+            is_option,
         };
         self.add_axis(path, axis, field.key_origin)
     }
@@ -325,7 +338,7 @@ impl Document {
             let at = self.part(at, part, &mut read);
             let key = self.axis_key(part, at)?;
             if keys.contains(&key) {
-                let message = format!("`{part}` is in axis `{path}` twice");
+                let message = format!("axis `{path}` names `{part}` twice");
                 return Err(self.error(at, message));
             }
             keys.push(key);
@@ -335,7 +348,7 @@ impl Document {
 
     fn axis_key(&self, path: &str, at: Origin) -> Result<Key, ScenarioError> {
         let Some((section, name)) = path.split_once('.') else {
-            let error = self.error(at, format!("`{path}` is no key path"));
+            let error = self.error(at, format!("`{path}` is not a key path"));
             return Err(match Key::named(path) {
                 Some(key) => error.with_help(format!("did you mean `{}`?", key.path())),
                 None => error.with_help(
@@ -409,18 +422,27 @@ impl Document {
                 continue;
             };
             let written = other.values.first().and_then(|v| v.first());
-            if written.is_some_and(|v| v.origin.source == at.source) {
+            let source = written.map(|v| v.origin.source);
+            if axis.is_option && other.is_option {
+                let key = shared.path();
+                let names = [source.unwrap_or(at.source), at.source];
+                let [first, second] = names.map(|s| self.source_name(s));
+                let message = format!("two axes set `{key}`: {first} and {second}");
+                let help = "give all values of a key in one axis";
+                return Err(self.error(at, message).with_help(help));
+            }
+            if source == Some(at.source) {
                 let message = format!("two axes of one sweep set `{}`", shared.path());
-                let help = "a sweep has one axis for a key, alone or with others";
+                let help = "a key can be in one axis only, alone or with others";
                 return Err(self.error(at, message).with_help(help));
             }
             if let Some(left) = other.keys.iter().find(|k| !gives(k)) {
                 let message = format!(
-                    "axis `{path}` takes `{}` from an axis that sets `{}` with it",
+                    "axis `{path}` sets `{}`, but another axis sets it together with `{}`",
                     shared.path(),
                     left.path()
                 );
-                let help = "an axis replaces another only where it gives all of its keys";
+                let help = "an axis replaces another only if it sets all of its keys";
                 return Err(self.error(at, message).with_help(help));
             }
             match first {
@@ -436,6 +458,10 @@ impl Document {
             None => self.axes.push(axis),
         }
         Ok(())
+    }
+
+    fn source_name(&self, source: u32) -> &str {
+        self.sources.get(source as usize).map_or("", |s| &s.name)
     }
 
     /// Where a part of what was written at a place is, searched from `read` on, which is moved behind it; the whole

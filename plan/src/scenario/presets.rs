@@ -75,9 +75,9 @@ pub(crate) fn fill(document: &mut Document) -> Result<Option<Filled>, ScenarioEr
         (Some(asked), Some(family)) if asked != family => Err(document
             .conflict(
                 &[Key::Family, Key::Preset],
-                format!("preset `{name}` is of family {family}, not {asked}"),
+                format!("preset `{name}` belongs to family {family}, not {asked}"),
             )
-            .with_help("drop one of the two, or say preset = \"none\"")),
+            .with_help("drop one of the two, or set preset = \"none\"")),
         _ => Ok(Some(Filled {
             name,
             ffn_to_hidden: shape.ffn.zip(shape.hidden).filter(|_| rescaled),

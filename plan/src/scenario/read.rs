@@ -70,7 +70,7 @@ impl Document {
             let what = format!(
                 "`{}` is missing: family {} needs it",
                 key.path(),
-                family_name(family)
+                family.name()
             );
             self.missing(key, what)
                 .with_expected(key.info().expected())
@@ -94,14 +94,13 @@ impl Family {
         let mut all = FAMILIES.iter();
         all.find(|(n, _)| *n == name).map(|(_, family)| *family)
     }
-}
 
-/// Name of a family in scenario files.
-pub(crate) fn family_name(family: Family) -> &'static str {
-    FAMILIES
-        .iter()
-        .find(|(_, f)| *f == family)
-        .map_or("", |(n, _)| n)
+    /// Returns the name of the family in scenario files.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        let mut all = FAMILIES.iter();
+        all.find(|(_, f)| *f == self).map_or("", |(n, _)| n)
+    }
 }
 
 /// Rows of a chunk of the loss by default.
@@ -306,18 +305,17 @@ fn hardware(d: &Document) -> Result<Option<String>, ScenarioError> {
     if d.folder(value.origin).is_none() || HARDWARE.contains(&name) || Path::new(&found).is_file() {
         return Ok(Some(found));
     }
-    let message = format!(
-        "there is no hardware profile {found}: a path is relative to the file that it is written in"
-    );
+    let message =
+        format!("there is no hardware profile {found}: paths in a file are relative to that file");
     let error = d.error(value.origin, message);
     let stem = Path::new(name).file_stem().unwrap_or_default();
     let near = nearest(&stem.to_string_lossy(), HARDWARE);
     Err(if Path::new(name).is_file() {
         error.with_help(format!(
-            "the working directory has a {name}: write its path from that file's folder, or give it by --set mesh.hardware={name}"
+            "the working directory has a {name}: write its path relative to the scenario's folder, or use --set mesh.hardware={name}"
         ))
     } else if let Some(near) = near {
-        error.with_help(format!("shipped profile of a near name: {near}"))
+        error.with_help(format!("a shipped profile has a similar name: {near}"))
     } else {
         error.with_help(format!("shipped profiles: {}", HARDWARE.join(", ")))
     })
@@ -338,7 +336,7 @@ fn mesh(d: &Document) -> Result<Mesh, ScenarioError> {
     let Some(dp_shard) = d.small(Key::DpShard) else {
         return Err(absent(
             Key::DpShard,
-            "the number of ranks that share one copy, for example dp_shard = 4",
+            "set the number of ranks that share one copy of the parameters, for example dp_shard = 4",
         ));
     };
     let dp_outer = d.small(Key::DpOuter).unwrap_or(1);
@@ -588,8 +586,14 @@ fn compile(d: &Document) -> Compile {
 }
 
 fn gate(d: &Document) -> Gate {
-    let default = Gate::default();
+    let preset = match d.word(Key::GatePreset) {
+        Some("strict") => GatePreset::Strict,
+        Some("budget") => GatePreset::Budget,
+        _ => GatePreset::default(),
+    };
+    let default = Gate::of(preset);
     Gate {
+        preset,
         step_time: d.number(Key::GateStepTime).unwrap_or(default.step_time),
         measured_step_time: d
             .number(Key::GateMeasuredStepTime)
@@ -611,9 +615,10 @@ fn gate(d: &Document) -> Gate {
         grad_norm: d.number(Key::GateGradNorm).unwrap_or(default.grad_norm),
         seeds: d.small(Key::GateSeeds).unwrap_or(default.seeds),
         program: match d.word(Key::GateProgram) {
+            Some("exact") => GateProgram::Exact,
             Some("counts") => GateProgram::Counts,
             Some("off") => GateProgram::Off,
-            _ => GateProgram::Exact,
+            _ => default.program,
         },
     }
 }

@@ -56,6 +56,7 @@ fn accepts(forms: &[Accept]) -> String {
             Accept::Integer(a, b) => format!("integer, {a} to {b}"),
             Accept::Number(..) => expected(&[*form]).replacen("a number", "number,", 1),
             Accept::Bytes(..) => "size".to_owned(),
+            Accept::Size(..) => "size with a unit".to_owned(),
             Accept::Text => "string".to_owned(),
             Accept::Path(ending) => format!("path (`{ending}`)"),
             Accept::Choice(names) if names.len() > 16 => {

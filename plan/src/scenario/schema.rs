@@ -45,6 +45,9 @@ pub fn schema() -> Value {
     })
 }
 
+/// A number and a unit of bytes.
+const SIZE: &str = "^[0-9][0-9_]*(\\.[0-9]+)? ?([kKMGT]?B|[KMGT]iB)$";
+
 fn object(properties: Map<String, Value>) -> Value {
     json!({ "type": "object", "properties": properties, "additionalProperties": false })
 }
@@ -86,8 +89,9 @@ fn form(accept: &Accept) -> Value {
         Accept::Number(a, b) => json!({ "type": "number", "minimum": a, "maximum": b }),
         Accept::Bytes(a, b) => json!({ "anyOf": [
             { "type": "integer", "minimum": a, "maximum": b },
-            { "type": "string", "pattern": "^[0-9][0-9_]*(\\.[0-9]+)? ?([kKMGT]?B|[KMGT]iB)?$" },
+            { "type": "string", "pattern": SIZE },
         ] }),
+        Accept::Size(..) => json!({ "type": "string", "pattern": SIZE }),
         Accept::Choice(names) => json!({ "type": "string", "enum": names }),
         Accept::Path(ending) => {
             json!({ "type": "string", "pattern": format!(".\\{ending}$") })

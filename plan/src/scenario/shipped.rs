@@ -84,6 +84,15 @@ pub fn shipped() -> &'static [(&'static str, &'static str)] {
     SHIPPED
 }
 
+/// Families of shipped scenarios that tests and benchmarks use; the others are examples.
+const FIXTURES: [&str; 3] = ["small-", "toy-", "peers-"];
+
+/// Returns whether a shipped scenario is an example, rather than one made for tests and benchmarks.
+#[must_use]
+pub fn is_example(name: &str) -> bool {
+    !FIXTURES.iter().any(|family| name.starts_with(family))
+}
+
 /// Name and text of a shipped scenario, asked for with or without the file ending.
 #[must_use]
 pub fn find_shipped(name: &str) -> Option<(&'static str, &'static str)> {

@@ -36,6 +36,25 @@ impl Scenario {
     pub const fn sums_in_optimizer(&self) -> bool {
         self.fsdp.sum_in_optimizer && self.fsdp.copy_engine_reduce && self.mesh.dp_shard > 1
     }
+
+    /// Returns what is sharded, with the name that the policy's users know it by: `ZeRO-3 (FULL_SHARD)`, with Megatron-FSDP
+    /// `ZeRO-3 (optim_grads_params)`.
+    #[must_use]
+    pub fn sharding(&self) -> String {
+        let strategy = self.fsdp.strategy;
+        let outer = self.mesh.dp_outer > 1;
+        let replicated = outer && self.fsdp.outer_strategy == OuterStrategy::NoShard;
+        let known = match self.fsdp.policy {
+            PolicyKind::Megatron => Some(strategy.name()),
+            // HFSDP is not a strategy of torch.
+            _ if outer && !replicated => None,
+            _ => strategy.torch(replicated),
+        };
+        match known {
+            Some(name) => format!("{} ({name})", strategy.zero()),
+            None => strategy.zero().to_owned(),
+        }
+    }
 }
 
 /// Model family: decides the graph that `model` builds.
@@ -314,6 +333,43 @@ pub enum Strategy {
     OptimGradsParams,
 }
 
+impl Strategy {
+    /// Returns the name in the ZeRO paper's words; `DDP` where nothing is sharded.
+    #[must_use]
+    pub const fn zero(self) -> &'static str {
+        match self {
+            Self::NoShard => "DDP",
+            Self::Optim => "ZeRO-1",
+            Self::OptimGrads => "ZeRO-2",
+            Self::OptimGradsParams => "ZeRO-3",
+        }
+    }
+
+    /// Returns the value of `fsdp.strategy`: Megatron-FSDP's words.
+    #[must_use]
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::NoShard => "no_shard",
+            Self::Optim => "optim",
+            Self::OptimGrads => "optim_grads",
+            Self::OptimGradsParams => "optim_grads_params",
+        }
+    }
+
+    /// Returns the name of torch's `ShardingStrategy`, if it has one; `replicated` over an outer axis.
+    #[must_use]
+    pub const fn torch(self, replicated: bool) -> Option<&'static str> {
+        match (self, replicated) {
+            (Self::NoShard, _) => Some("NO_SHARD"),
+            (Self::Optim, _) => None,
+            (Self::OptimGrads, false) => Some("SHARD_GRAD_OP"),
+            (Self::OptimGrads, true) => Some("_HYBRID_SHARD_ZERO2"),
+            (Self::OptimGradsParams, false) => Some("FULL_SHARD"),
+            (Self::OptimGradsParams, true) => Some("HYBRID_SHARD"),
+        }
+    }
+}
+
 /// What is sharded over the outer axis.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize)]
 #[serde(rename_all = "snake_case")]
@@ -585,11 +641,10 @@ pub struct Compile {
 }
 
 /// What of the program `shardlab gate` holds fast.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum GateProgram {
     /// Its digest.
-    #[default]
     Exact,
     /// How many instructions of each kind there are.
     Counts,
@@ -597,9 +652,23 @@ pub enum GateProgram {
     Off,
 }
 
+/// What `shardlab gate` is for: it sets the defaults of the other keys of `[gate]`.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum GatePreset {
+    /// The step has to fit and to stay within its budgets; growth beyond a tolerance fails, improvements and other
+    /// changes of the program do not.
+    #[default]
+    Budget,
+    /// Every change fails, for better or worse: allocated bytes and the program have to be equal.
+    Strict,
+}
+
 /// `[gate]`: limits for `shardlab gate`, checked for form here and used there.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Gate {
+    /// What the gate is for.
+    pub preset: GatePreset,
     /// Relative tolerance of the predicted step time.
     pub step_time: f64,
     /// Relative tolerance of the ratio of measured step times, old against new.
@@ -632,12 +701,25 @@ pub struct Gate {
 
 impl Default for Gate {
     fn default() -> Self {
+        Self::of(GatePreset::default())
+    }
+}
+
+impl Gate {
+    /// The limits of a preset.
+    #[must_use]
+    pub const fn of(preset: GatePreset) -> Self {
+        let (memory, allocated, program) = match preset {
+            GatePreset::Budget => (0.02, 0.02, GateProgram::Off),
+            GatePreset::Strict => (0.01, 0.0, GateProgram::Exact),
+        };
         Self {
+            preset,
             step_time: 0.005,
             measured_step_time: 0.05,
-            allocated: 0.0,
-            reserved: 0.01,
-            device: 0.01,
+            allocated,
+            reserved: memory,
+            device: memory,
             max_memory: None,
             max_step_ms: None,
             loss: 1e-3,
@@ -646,7 +728,7 @@ impl Default for Gate {
             final_loss: 1e-3,
             grad_norm: 0.01,
             seeds: 1,
-            program: GateProgram::Exact,
+            program,
         }
     }
 }

@@ -9,7 +9,7 @@ pub(crate) fn unit_pattern(text: &str) -> Result<UnitPattern, String> {
         Some((modules, "keep")) => (modules, true),
         Some((_, other)) => {
             return Err(format!(
-                "`={other}` is no property of a unit; the only one is `=keep` (never resharded after forward)"
+                "`={other}` is not a property of a unit; the only one is `=keep` (never resharded after forward)"
             ));
         }
     };

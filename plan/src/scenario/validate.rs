@@ -5,7 +5,7 @@ use super::keys::Key;
 use super::limits;
 use super::merge::Document;
 use super::modules;
-use super::read::{self, family_name};
+use super::read;
 use super::types::*;
 use super::value::Value;
 use crate::shard::mesh;
@@ -58,11 +58,11 @@ fn unused_keys(s: &Scenario, d: &Document) -> Checked {
     ];
     for (key, families) in USES {
         if d.says(*key) && !families.contains(&s.model.family) {
-            let of: Vec<&str> = families.iter().map(|f| family_name(*f)).collect();
+            let of: Vec<&str> = families.iter().map(|f| f.name()).collect();
             let message = format!(
-                "`{}` means nothing for family {}",
+                "`{}` does not apply to family {}",
                 key.path(),
-                family_name(s.model.family)
+                s.model.family.name()
             );
             return Err(d
                 .conflict(&[*key], message)
@@ -76,11 +76,11 @@ fn unused_keys(s: &Scenario, d: &Document) -> Checked {
 /// key's own chose the policy, the mode or the mesh, there is none: bases are shared.
 fn idle_keys(s: &Scenario, d: &Document) -> Checked {
     const FULL: &str =
-        "compile mode full orders collectives by the graph alone, bounded by `max_inflight_bytes`";
-    const STREAMS: &str = "compile mode full gathers and reduces on one stream each";
-    const ONE_RANK: &str = "one rank of dp_shard gathers and reduces nothing";
-    const ONE_BATCH: &str = "a step has one micro-batch (train.grad_accum), which is its last";
-    const BUCKETS: &str = "only compile mode full has buckets of collectives";
+        "in compile mode full, the graph alone orders collectives, bounded by `max_inflight_bytes`";
+    const STREAMS: &str = "compile mode full has one stream for gathers and one for reductions";
+    const ONE_RANK: &str = "with dp_shard = 1, nothing is gathered or reduced";
+    const ONE_BATCH: &str = "with train.grad_accum = 1, the only micro-batch is also the last";
+    const BUCKETS: &str = "only compile mode full buckets collectives";
     let (f, c, t) = (&s.fsdp, &s.compile, &s.train);
     let full = c.mode == CompileMode::Full;
     let alone = s.mesh.dp_shard == 1;
@@ -121,13 +121,13 @@ fn idle_keys(s: &Scenario, d: &Document) -> Checked {
             Key::Reshard,
             full && f.reshard_after_forward == Reshard::Auto,
             Key::Mode,
-            "compile mode full frees every parameter behind its last use, or none (false)",
+            "compile mode full frees every parameter after its last use, or none (false)",
         ),
         (
             Key::ReduceInFlight,
             deep && f.policy == PolicyKind::Megatron,
             Key::Policy,
-            "policy megatron bounds what is in flight in elements",
+            "policy megatron bounds gradients in flight by elements, not buffers",
         ),
         (
             Key::ReshardAfterBackward,
@@ -169,13 +169,13 @@ fn idle_keys(s: &Scenario, d: &Document) -> Checked {
             Key::CublasWorkspaceBytes,
             workspace && f.policy == PolicyKind::Native,
             Key::Policy,
-            "policy native plans what its products need with its kernels",
+            "policy native plans the workspace of its matmuls with its kernels",
         ),
         (
             Key::CublasWorkspaceBytes,
             workspace && s.mesh.hardware == "cpu",
             Key::Hardware,
-            "there is no cuBLAS on `cpu`",
+            "hardware `cpu` has no cuBLAS",
         ),
         (
             Key::RecomputeLayers,
@@ -187,7 +187,7 @@ fn idle_keys(s: &Scenario, d: &Document) -> Checked {
             Key::LossChunkRows,
             t.loss == Loss::Materialized && t.loss_chunk_rows != read::LOSS_CHUNK_ROWS,
             Key::Loss,
-            "only a chunked loss has chunks",
+            "only the chunked loss has chunks",
         ),
         (
             Key::BucketBytes,
@@ -210,7 +210,7 @@ fn idle_keys(s: &Scenario, d: &Document) -> Checked {
     ];
     for (key, idle, by, why) in rows {
         if idle && d.says(key) && d.layer(by) <= d.layer(key) {
-            let message = format!("`{}` changes nothing here: {why}", key.info().key);
+            let message = format!("`{}` has no effect here: {why}", key.info().key);
             return Err(d
                 .conflict(&[key, by], message)
                 .with_help(format!("leave it out, or change {}", by.path())));
@@ -237,8 +237,8 @@ fn model(s: &Scenario, d: &Document) -> Checked {
     }
     if m.bias == Bias::Qkv && m.family != Family::Llama {
         let message = format!(
-            "`bias` = \"qkv\" is for layers of queries, keys and values of their own, which family {} has not",
-            family_name(m.family)
+            "`bias` = \"qkv\" needs separate query, key and value layers, which family {} does not have",
+            m.family.name()
         );
         return Err(d
             .conflict(&[Key::Bias, Key::Family], message)
@@ -246,8 +246,8 @@ fn model(s: &Scenario, d: &Document) -> Checked {
     }
     if m.qk_norm && m.family != Family::Llama {
         let message = format!(
-            "`qk_norm` is for queries and keys of their own, which family {} has not",
-            family_name(m.family)
+            "`qk_norm` needs separate queries and keys, which family {} does not have",
+            m.family.name()
         );
         return Err(d.conflict(&[Key::QkNorm, Key::Family], message));
     }
@@ -279,28 +279,28 @@ fn train(s: &Scenario, d: &Document) -> Checked {
         return Err(d
             .conflict(
                 &[Key::SeqLen],
-                "images are no sequences: `seq_len` of a cnn is 1",
+                "images are not sequences: `seq_len` of a cnn must be 1",
             )
             .with_help("the number of images is `micro_batch`"));
     }
     if t.loss == Loss::Chunked && m.vocab == 0 {
         let message = format!(
-            "a chunked loss needs logits over a vocabulary, which family {} has not",
-            family_name(m.family)
+            "the chunked loss needs logits over a vocabulary, which family {} does not have",
+            m.family.name()
         );
         return Err(d.conflict(&[Key::Loss], message));
     }
     if t.recompute == Recompute::Selective && plain {
         let message = format!(
-            "selective recompute keeps matrix products and recomputes the rest; a block of family {} has nothing else worth it",
-            family_name(m.family)
+            "selective recompute keeps matmuls and recomputes the rest, but a block of family {} has nothing else worth recomputing",
+            m.family.name()
         );
         return Err(d
             .conflict(&[Key::Recompute], message)
             .with_help("use \"none\" or \"full\""));
     }
     if t.recompute == Recompute::Pointwise && s.compile.mode == CompileMode::Off {
-        let message = "pointwise recompute happens inside fused kernels, and `compile.mode = \"off\"` fuses none";
+        let message = "pointwise recompute happens inside fused kernels, but `compile.mode = \"off\"` fuses nothing";
         return Err(d
             .conflict(&[Key::Recompute, Key::Mode], message)
             .with_help("set compile.mode = \"regions\", or train.recompute = \"selective\""));
@@ -309,7 +309,7 @@ fn train(s: &Scenario, d: &Document) -> Checked {
         && n > m.layers
     {
         let message = format!(
-            "`recompute_layers` ({n}) are more than the {} blocks of the model",
+            "`recompute_layers` is {n}, but the model has {} blocks",
             m.layers
         );
         return Err(d
@@ -320,7 +320,7 @@ fn train(s: &Scenario, d: &Document) -> Checked {
         return Err(d
             .conflict(
                 &[Key::MinLr, Key::LrSchedule],
-                "`min_lr` is where a cosine schedule ends; a constant one never gets there",
+                "`min_lr` is the end of a cosine schedule; a constant schedule never reaches it",
             )
             .with_help("set lr_schedule = \"cosine\""));
     }
@@ -332,10 +332,7 @@ fn train(s: &Scenario, d: &Document) -> Checked {
         return Err(d.conflict(&[Key::MinLr, Key::Lr], message));
     }
     if t.betas.iter().any(|b| *b >= 1.0) {
-        return Err(d.conflict(
-            &[Key::Betas],
-            "a beta of 1 or more never forgets: both must be below 1",
-        ));
+        return Err(d.conflict(&[Key::Betas], "both betas must be below 1"));
     }
     Ok(())
 }
@@ -364,7 +361,7 @@ fn strategy(s: &Scenario, d: &Document) -> Checked {
             return Err(d
                 .conflict(
                     &keys,
-                    "under policy fsdp2, optim_grads is the name for reshard_after_forward = false",
+                    "with policy fsdp2, optim_grads means reshard_after_forward = false",
                 )
                 .with_help(
                     "set reshard_after_forward = false, or strategy = \"optim_grads_params\"",
@@ -374,14 +371,18 @@ fn strategy(s: &Scenario, d: &Document) -> Checked {
     let full = s.compile.mode == CompileMode::Full;
     if full && f.policy == PolicyKind::Native && f.strategy != Strategy::OptimGradsParams {
         let keys = [Key::Strategy, Key::Placements, Key::Mode];
-        return Err(d.conflict(&keys, "compile mode full always shards parameters, gradients and optimizer state: it gathers a parameter where it is used and reduces a gradient to a shard")
+        return Err(d
+            .conflict(
+                &keys,
+                "compile mode full always shards parameters, gradients and optimizer state",
+            )
             .with_help("use strategy optim_grads_params, or mode regions or blocks"));
     }
     if f.outer_strategy == OuterStrategy::Optim {
         let keys = [Key::OuterStrategy, Key::Placements];
         if f.strategy != Strategy::OptimGradsParams {
             let keys = [Key::OuterStrategy, Key::Placements, Key::Strategy];
-            return Err(d.conflict(&keys, "outer_strategy = \"optim\" splits the shards of optim_grads_params further; with another strategy there are none")
+            return Err(d.conflict(&keys, "outer_strategy = \"optim\" splits the shards of optim_grads_params further; other strategies have none")
                 .with_help("set strategy = \"optim_grads_params\", or outer_strategy = \"no_shard\""));
         }
         if f.policy == PolicyKind::Fsdp2 {
@@ -408,7 +409,7 @@ fn strategy(s: &Scenario, d: &Document) -> Checked {
             return Err(d
                 .conflict(
                     &[Key::OuterStrategy, Key::Placements, Key::DpShard],
-                    "outer_strategy = \"optim\" splits the shards of dp_shard further, and one rank has none: parameters stay whole",
+                    "outer_strategy = \"optim\" splits the shards of dp_shard further, but with dp_shard = 1 parameters are not sharded",
                 )
                 .with_help("shard over the inner axis instead: set mesh.dp_shard to the number of ranks and mesh.dp_outer to 1"));
         }
@@ -430,7 +431,7 @@ fn reshard(s: &Scenario, d: &Document) -> Checked {
             .with_help("use true, false or \"auto\", or policy native or fsdp2"));
     }
     if s.compile.mode == CompileMode::Full {
-        let message = "compile mode full frees a parameter or keeps all of it: it cannot reshard to a smaller group";
+        let message = "compile mode full cannot reshard to a smaller group: it frees a parameter or keeps all of it";
         return Err(d
             .conflict(&[Key::Reshard, Key::Mode], message)
             .with_help("use true or false, or mode regions or blocks"));
@@ -439,7 +440,7 @@ fn reshard(s: &Scenario, d: &Document) -> Checked {
         let keys = [Key::Reshard, Key::Strategy, Key::Placements];
         return Err(d.conflict(
             &keys,
-            "only optim_grads_params shards parameters: there is nothing to reshard to a group",
+            "only optim_grads_params shards parameters; other strategies have nothing to reshard to a group",
         ));
     }
     if n == 1 {
@@ -479,7 +480,7 @@ fn allocator(s: &Scenario, d: &Document) -> Checked {
     if f.offload.any() {
         if f.policy != PolicyKind::Native {
             let message = format!(
-                "policy {} has no host offload here: it is a part of the native policy's unit lifecycle",
+                "policy {} has no host offload; only policy native has it",
                 f.policy.name()
             );
             return Err(d
@@ -487,7 +488,7 @@ fn allocator(s: &Scenario, d: &Document) -> Checked {
                 .with_help("set fsdp.policy = \"native\", or fsdp.offload = []"));
         }
         if s.compile.mode == CompileMode::Full {
-            let message = "compile mode full has no host offload: it is a part of the native policy's unit lifecycle, for which collectives stay outside of the graph";
+            let message = "compile mode full has no host offload: offload needs collectives outside of the graph";
             return Err(d
                 .conflict(&[Key::Offload, Key::Mode], message)
                 .with_help("use compile.mode off, regions or blocks, or set fsdp.offload = []"));
@@ -495,7 +496,7 @@ fn allocator(s: &Scenario, d: &Document) -> Checked {
         let message = if f.strategy != Strategy::OptimGradsParams || s.mesh.dp_shard < 2 {
             "host offload moves shards: it needs strategy optim_grads_params over at least two ranks"
         } else if f.outer_strategy == OuterStrategy::Optim {
-            "host offload keeps inner shards; outer_strategy = \"optim\" cuts them again"
+            "host offload keeps inner shards, but outer_strategy = \"optim\" splits them again"
         } else {
             ""
         };
@@ -511,8 +512,7 @@ fn allocator(s: &Scenario, d: &Document) -> Checked {
         }
     }
     if f.persist_on_alloc_fail && f.allocator != AllocatorKind::DoubleBuffer {
-        let message =
-            "`persist_on_alloc_fail` is what a double buffer does with a unit that does not fit";
+        let message = "`persist_on_alloc_fail` is an option of the double buffer, for units that do not fit it";
         return Err(d
             .conflict(&[Key::PersistOnAllocFail, Key::Allocator], message)
             .with_help("set allocator = \"double_buffer\""));
@@ -531,12 +531,12 @@ fn resharded_root(s: &Scenario, d: &Document) -> Checked {
     {
         (
             &[Key::Policy, Key::Mode],
-            "is an option of policy fsdp2 outside compile mode full: other schedules need the root's parameters as soon as backward begins",
+            "is an option of policy fsdp2 outside compile mode full: other schedules need the root's parameters as soon as backward starts",
         )
     } else if f.reshard_after_forward == Reshard::Never {
         (
             &[Key::Reshard],
-            "= true does to the root what `reshard_after_forward` does to other units, which is nothing here",
+            "= true has no effect: it applies `reshard_after_forward` to the root, and that does nothing here",
         )
     } else {
         return Ok(());
@@ -553,17 +553,17 @@ fn kept_parameters(s: &Scenario, d: &Document) -> Checked {
     let (keys, why): (&[Key], _) = if s.compile.mode == CompileMode::Full {
         (
             &[Key::Mode],
-            "= false is nothing that compile mode full can do: it frees a parameter behind its last use in a direction",
+            "= false is not possible in compile mode full, which frees a parameter after its last use in forward and in backward",
         )
     } else if f.policy == PolicyKind::Megatron {
         (
             &[Key::Policy],
-            "= false is an option of policies native and fsdp2: Megatron-FSDP releases every unit behind its backward",
+            "= false is an option of policies native and fsdp2: Megatron-FSDP releases every unit after its backward",
         )
     } else if !mesh::weight_sharded(f.strategy) && f.policy == PolicyKind::Native {
         (
             &[Key::Strategy],
-            "= false keeps gathered weights; with this strategy they rest in full",
+            "= false keeps gathered weights, but with this strategy weights are never sharded",
         )
     } else {
         return Ok(());
@@ -578,19 +578,19 @@ fn gradient_sync(s: &Scenario, d: &Document) -> Checked {
     let (keys, why): (&[Key], _) = match f.gradient_sync {
         GradientSync::Every if s.mesh.dp_outer > 1 && f.policy != PolicyKind::Fsdp2 && !full => (
             &[Key::Policy],
-            "= \"every\" reduces over dp_outer in every micro-batch, as torch does: policies native and megatron add up shards and reduce \
-             them once a step",
+            "= \"every\" reduces over dp_outer in every micro-batch, as torch does, but policies native and megatron add up shards and reduce \
+             them once per step",
         ),
         GradientSync::Last if full => (
             &[Key::Mode],
-            "= \"last\" keeps full gradients between micro-batches, which compile mode full reduces as they come",
+            "= \"last\" keeps full gradients between micro-batches, but compile mode full reduces them right away",
         ),
         GradientSync::Last
             if f.policy == PolicyKind::Megatron && mesh::grad_sharded(f.strategy) =>
         {
             (
                 &[Key::Policy, Key::Strategy],
-                "= \"last\" needs gradients that rest in full: Megatron-FSDP's no_sync reduces sharded ones all the same",
+                "= \"last\" needs unsharded gradients: Megatron-FSDP's no_sync reduces sharded ones all the same",
             )
         }
         _ => return Ok(()),
@@ -602,7 +602,7 @@ fn reduction(s: &Scenario, d: &Document) -> Checked {
     let f = &s.fsdp;
     if f.average_in_collective && f.per_token_loss {
         let keys = [Key::AverageInCollective, Key::PerTokenLoss];
-        return Err(d.conflict(&keys, "`average_in_collective` divides gradients by the ranks, `per_token_loss` wants their sum")
+        return Err(d.conflict(&keys, "`average_in_collective` averages gradients over ranks, but `per_token_loss` needs their sum")
             .with_help("set one of the two to false"));
     }
     nan_check(s, d)?;
@@ -615,11 +615,11 @@ fn nan_check(s: &Scenario, d: &Document) -> Checked {
         _ if !s.fsdp.nan_check => return Ok(()),
         CompileMode::Full => (
             Key::Mode,
-            "compile mode full does not look for NaNs around its collectives",
+            "compile mode full does not check for NaN around its collectives",
         ),
         _ if s.fsdp.policy == PolicyKind::Fsdp2 => (
             Key::Policy,
-            "policy fsdp2 does not look for NaNs: torch `fully_shard` has no such check",
+            "policy fsdp2 does not check for NaN: torch `fully_shard` has no such check",
         ),
         _ => return Ok(()),
     };
@@ -639,7 +639,8 @@ fn exchange(s: &Scenario, d: &Document) -> Checked {
             .with_help("leave it off"));
     }
     if !mesh::grad_sharded(f.strategy) {
-        let message = "`copy_engine_reduce` sums shards; with this strategy gradients rest in full";
+        let message =
+            "`copy_engine_reduce` sums shards, but with this strategy gradients are not sharded";
         return Err(d
             .conflict(&[Key::CopyEngineReduce, Key::Strategy], message)
             .with_help("use strategy optim_grads or optim_grads_params"));
@@ -663,17 +664,17 @@ fn next_step(s: &Scenario, d: &Document) -> Checked {
     } else if !mesh::weight_sharded(f.strategy) {
         (
             &[Key::Strategy],
-            "gathers sharded weights; with this strategy they rest in full",
+            "gathers sharded weights, but with this strategy weights are not sharded",
         )
     } else if f.offload.any() {
         (
             &[Key::Offload],
-            "gathers what the optimizer has just left on the device; `offload` takes it away",
+            "gathers weights that the optimizer has just updated on the device, but `offload` moves them to the host",
         )
     } else if s.compile.cuda_graph == CudaGraph::FullIteration {
         (
             &[Key::CudaGraph],
-            "has the first step begin with a gather that later ones lack, which a captured iteration cannot",
+            "makes the first step start with a gather that later steps do not have, which a captured iteration cannot replay",
         )
     } else {
         return Ok(());
@@ -696,7 +697,7 @@ fn in_backward(s: &Scenario, d: &Document) -> Checked {
         } else if t.clip_norm > 0.0 {
             (
                 &[Key::ClipNorm],
-                "updates weights before the norm is known by which `clip_norm` scales",
+                "updates weights before `clip_norm` knows the global gradient norm",
             )
         } else if t.grad_norm {
             (
@@ -706,7 +707,7 @@ fn in_backward(s: &Scenario, d: &Document) -> Checked {
         } else if f.offload.any() {
             (
                 &[Key::Offload],
-                "works on state that stays on the device; `offload` takes it away",
+                "needs state that stays on the device, but `offload` moves it to the host",
             )
         } else {
             return Ok(());
@@ -723,32 +724,32 @@ fn in_optimizer(s: &Scenario, d: &Document) -> Checked {
     let (keys, why): (&[Key], _) = if !f.copy_engine_reduce {
         (
             &[Key::CopyEngineReduce],
-            "sums what `copy_engine_reduce` exchanges, which is off",
+            "sums the pieces that `copy_engine_reduce` exchanges, but that option is off",
         )
     } else if t.grad_accum > 1 {
         (
             &[Key::GradAccum],
-            "keeps the pieces of one micro-batch; with `grad_accum` their sums have to be added up",
+            "keeps the pieces of one micro-batch, but with `grad_accum` their sums have to be accumulated",
         )
     } else if s.mesh.dp_outer > 1 {
         (
             &[Key::DpOuter],
-            "leaves no sums that could be reduced over `dp_outer`",
+            "produces no sums that could be reduced over `dp_outer`",
         )
     } else if t.clip_norm > 0.0 {
         (
             &[Key::ClipNorm],
-            "leaves no sums whose norm `clip_norm` could know",
+            "produces no summed gradients, whose norm `clip_norm` needs",
         )
     } else if t.grad_norm {
         (
             &[Key::GradNorm],
-            "leaves no sums whose norm `grad_norm` could tell",
+            "produces no summed gradients, whose norm `grad_norm` needs",
         )
     } else if f.offload.grads {
         (
             &[Key::Offload],
-            "keeps gradients as they were exchanged; `offload` puts their sums away",
+            "keeps unsummed gradients on the device, but `offload` moves summed ones to the host",
         )
     } else {
         return Ok(());
@@ -772,14 +773,14 @@ fn copy_engines(s: &Scenario, d: &Document) -> Checked {
     match (f.copy_engine_gather, f.copy_engine_reduce) {
         (false, false) => return Ok(()),
         (true, false) if !f.separate_communicators => {
-            let message = "`copy_engine_gather` is for a communicator that reduces nothing: copy engines cannot add";
+            let message = "`copy_engine_gather` needs a communicator without reductions: copy engines cannot add";
             let keys = [Key::CopyEngineGather, Key::SeparateCommunicators];
             return Err(d
                 .conflict(&keys, message)
                 .with_help("set fsdp.separate_communicators = true"));
         }
         (false, true) if !f.separate_communicators => {
-            let message = "`copy_engine_reduce` makes its communicator one of copy engines, which gathers use too";
+            let message = "`copy_engine_reduce` puts its communicator on copy engines, but gathers use the same communicator";
             let keys = [Key::CopyEngineReduce, Key::SeparateCommunicators];
             let help = "set fsdp.copy_engine_gather = true, or separate_communicators = true";
             return Err(d.conflict(&keys, message).with_help(help));
@@ -806,7 +807,7 @@ fn copy_engines(s: &Scenario, d: &Document) -> Checked {
 fn compile(s: &Scenario, d: &Document) -> Checked {
     let (c, f) = (&s.compile, &s.fsdp);
     if c.mode == CompileMode::Full && f.policy == PolicyKind::Megatron {
-        let message = "compile mode full makes collectives graph nodes; policy megatron issues them from hooks";
+        let message = "compile mode full makes collectives graph nodes, but policy megatron issues them from hooks";
         return Err(d
             .conflict(&[Key::Mode, Key::Policy], message)
             .with_help("use mode regions or blocks, or policy native or fsdp2"));
@@ -840,20 +841,20 @@ fn merges(s: &Scenario, d: &Document) -> Checked {
         (
             c.mix_order_reductions,
             Key::MixOrderReductions,
-            "mixed orders of reduction",
+            "mixed-order reductions",
             "mix_order_reductions",
         ),
         (
             c.fused_products,
             Key::FusedProducts,
-            "fused products",
+            "fused matmuls",
             "fused_products",
         ),
     ];
     for (on, key, what, name) in compiled {
         if on && c.mode == CompileMode::Off {
             let message = format!(
-                "{what} are compiled code; with compile mode off every op is a kernel of its own"
+                "{what} are compiled code, but with compile mode off every op is a separate kernel"
             );
             return Err(d
                 .conflict(&[key, Key::Mode], message)
@@ -867,19 +868,19 @@ fn merges(s: &Scenario, d: &Document) -> Checked {
         CompileMode::Off => Err(d
             .conflict(
                 &[Key::MergeProjections, Key::Mode],
-                "merged projections are compiled code; with compile mode off every op is a kernel of its own",
+                "merged projections are compiled code, but with compile mode off every op is a separate kernel",
             )
             .with_help("use mode regions or blocks, or merge_projections none")),
         CompileMode::Full => Err(d
             .conflict(
                 &[Key::MergeProjections, Key::Mode],
-                "compile mode full gathers every parameter into a buffer of its own: no weights lie side by side",
+                "compile mode full gathers every parameter into a separate buffer, but merging needs adjacent weights",
             )
             .with_help("use mode regions or blocks, or merge_projections none")),
         _ if s.fsdp.policy == PolicyKind::Fsdp2 => Err(d
             .conflict(
                 &[Key::MergeProjections, Key::Policy],
-                "policy fsdp2 copies every parameter out into a buffer of its own: no weights lie side by side",
+                "policy fsdp2 copies every parameter into a separate buffer, but merging needs adjacent weights",
             )
             .with_help("use policy native or megatron, or merge_projections none")),
         _ => Ok(()),
@@ -893,7 +894,7 @@ fn persistent_copies(s: &Scenario, d: &Document) -> Checked {
         return Ok(());
     }
     let keys = [Key::CudaGraph, Key::Allocator, Key::PersistOnAllocFail];
-    let message = "a replay finds memory where it was at capture; a double buffer gives a unit that does not fit a new address each time";
+    let message = "a replay needs memory at the addresses of the capture, but a double buffer gives units that do not fit a new address each time";
     Err(d
         .conflict(&keys, message)
         .with_help("set fsdp.persist_on_alloc_fail = true"))
@@ -904,7 +905,7 @@ fn scopes_fit(s: &Scenario, d: &Document, scopes: &[Scope]) -> Checked {
     let keys = [Key::CudaGraph, Key::Allocator, Key::Policy];
     let elsewhere = "or capture the full iteration";
     if s.compile.mode == CompileMode::Full {
-        let message = "compile mode full makes collectives graph nodes, which run across the borders of captured scopes";
+        let message = "compile mode full makes collectives graph nodes, which cross the boundaries of captured scopes";
         return Err(d
             .conflict(&[Key::CudaGraph, Key::Mode], message)
             .with_help(format!("use mode regions or blocks, {elsewhere}")));
@@ -924,7 +925,7 @@ fn scopes_fit(s: &Scenario, d: &Document, scopes: &[Scope]) -> Checked {
                 }
             };
             let message = format!(
-                "captured scopes replay fixed addresses; the {name} allocator moves buffers from step to step"
+                "captured scopes replay fixed addresses, but the {name} allocator moves buffers between steps"
             );
             return Err(d
                 .conflict(&keys, message)
@@ -945,7 +946,7 @@ fn scopes_fit(s: &Scenario, d: &Document, scopes: &[Scope]) -> Checked {
     if sorted != [Scope::Block] && matches!(s.model.family, Family::Linear | Family::Cnn) {
         let message = format!(
             "a block of family {} has no attention and no mlp",
-            family_name(s.model.family)
+            s.model.family.name()
         );
         return Err(d
             .conflict(&[Key::CudaGraph], message)

@@ -130,7 +130,8 @@ impl Value {
     }
 }
 
-/// `25MiB`, `5 GB`, `1.5GiB`, `4096`: a number and a unit (decimal or binary, `B` alone or none for bytes).
+/// `25MiB`, `5 GB`, `1.5GiB`, `4096B`: a number and a unit, decimal or binary. A number alone is refused: it would be read as
+/// bytes, and is probably not meant so.
 #[must_use]
 pub fn parse_bytes(text: &str) -> Option<u64> {
     let text = text.trim();
@@ -139,7 +140,7 @@ pub fn parse_bytes(text: &str) -> Option<u64> {
         .unwrap_or(text.len());
     let (number, unit) = text.split_at(split);
     let scale: u64 = match unit.trim() {
-        "" | "B" => 1,
+        "B" => 1,
         "KB" | "kB" => 1_000,
         "MB" => 1_000_000,
         "GB" => 1_000_000_000,
@@ -225,7 +226,8 @@ mod tests {
             ("25MiB", Some(25 * 1024 * 1024)),
             ("5 GB", Some(5_000_000_000)),
             ("1.5KiB", Some(1536)),
-            ("4_096", Some(4096)),
+            ("4_096 B", Some(4096)),
+            ("60", None),
             ("0B", Some(0)),
             ("99999999999TiB", None),
             ("1e30", None),

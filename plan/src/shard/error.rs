@@ -7,8 +7,8 @@ pub enum LayoutError {
     /// Shards must hold whole rows of every parameter, so the shard grid is the least common multiple of all rows; rows
     /// with few common factors make it, and the padding to `grid * shards`, absurdly large.
     #[error(
-        "rows of {} elements in one group need {padded} for {payload} elements over {shards} shards: \
-         put these parameters into units of their own",
+        "too much padding: over {shards} shards, a unit with rows of {} elements needs {padded} for {payload} elements; \
+         put parameters with different rows into separate units",
         list(rows)
     )]
     Padding {
@@ -25,7 +25,7 @@ pub enum LayoutError {
     #[error("a parameter has an empty row: every dimension after the first must be positive")]
     EmptyRow,
     /// More elements than a buffer can address.
-    #[error("a parameter group of more than 2^59 elements")]
+    #[error("a parameter group has more than 2^59 elements")]
     TooLarge,
     /// A layout over no ranks.
     #[error("a layout needs at least one shard")]
@@ -71,7 +71,7 @@ pub enum ShardError {
         second: String,
     },
     /// More units than a program can name.
-    #[error("{0} units: a program has at most 65,535")]
+    #[error("{0} units are too many: a program has at most 65,535")]
     TooManyUnits(usize),
     /// A group that cannot be laid out.
     #[error("unit `{unit}`: {source}")]

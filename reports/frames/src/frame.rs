@@ -1,13 +1,15 @@
 //! A table.
 
 use super::FrameError;
+use polars::error::{PolarsError, PolarsResult};
 use polars::prelude::{
     AnyValue, Column, CsvWriter, DataFrame, DataType, NamedFrom, ParquetWriter, PlSmallStr,
     SerWriter, Series, SortMultipleOptions,
 };
 use shardlab_plan::scenario::nearest;
+use shardlab_reports::files;
 use std::collections::BTreeSet;
-use std::fs::File;
+use std::io::{self, Write};
 use std::path::Path;
 
 /// A table of runs, spans or answers.
@@ -149,10 +151,8 @@ impl Frame {
     /// # Errors
     /// When the file cannot be written.
     pub fn csv(&self, path: &Path) -> Result<(), FrameError> {
-        let mut table = self.0.clone();
-        CsvWriter::new(create(path)?)
-            .finish(&mut table)
-            .map_err(|error| at(path, error))
+        let fill = |to: &mut dyn Write, table: &mut DataFrame| CsvWriter::new(to).finish(table);
+        write(path, fill, &self.0)
     }
 
     /// Writes Parquet.
@@ -160,16 +160,27 @@ impl Frame {
     /// # Errors
     /// When the file cannot be written.
     pub fn parquet(&self, path: &Path) -> Result<(), FrameError> {
-        let mut table = self.0.clone();
-        ParquetWriter::new(create(path)?)
-            .finish(&mut table)
-            .map(|_| ())
-            .map_err(|error| at(path, error))
+        let fill = |to: &mut dyn Write, table: &mut DataFrame| {
+            ParquetWriter::new(to).finish(table).map(|_| ())
+        };
+        write(path, fill, &self.0)
     }
 }
 
-fn create(path: &Path) -> Result<File, FrameError> {
-    File::create(path).map_err(|error| FrameError::Io {
+/// Writes a file in full or not at all.
+fn write(
+    path: &Path,
+    fill: impl FnOnce(&mut dyn Write, &mut DataFrame) -> PolarsResult<()>,
+    table: &DataFrame,
+) -> Result<(), FrameError> {
+    let mut table = table.clone();
+    let written = files::write(path, |to| {
+        fill(to, &mut table).map_err(|e| match e {
+            PolarsError::IO { error, .. } => io::Error::new(error.kind(), error.to_string()),
+            other => io::Error::other(other.to_string()),
+        })
+    });
+    written.map_err(|error| FrameError::Io {
         path: path.to_owned(),
         error,
     })

@@ -1,26 +1,32 @@
-//! Baselines: one text file a scenario, made to be read and diffed.
+//! Baselines: one text file per scenario, made to be read and diffed.
 
+pub(crate) mod options;
 mod write;
 
 use super::facts::Facts;
 use super::limits::Place;
 use serde::Deserialize;
 use shardlab_plan::scenario::{Position, nearest};
+use std::fs::File;
+use std::io::Write;
 use std::path::{Path, PathBuf};
 
-/// Version of the file format; raised when a field changes meaning.
-pub const BASELINE_FORMAT: u32 = 1;
+/// Version of the file format that is written; raised when a field changes meaning. Format 1 has the outline of the plan
+/// in a form that only its own version could compare; everything else of it is read.
+pub const BASELINE_FORMAT: u32 = 2;
+/// The oldest format that is read.
+const OLDEST_FORMAT: u32 = 1;
 
 /// Largest file that is read.
 const LONGEST: u64 = 64 << 20;
 
-/// Why there is no baseline.
+/// Why there is not a baseline.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum BaselineError {
     /// There is none.
     #[error(
-        "{}: there is no baseline of `{scenario}`{}; `shardlab gate --bless` writes one",
+        "{}: there is not a baseline of `{scenario}`{}; `shardlab gate --bless` writes one",
         path.display(),
         near.as_ref().map_or_else(String::new, |n| format!(", did you mean `{n}`?"))
     )]
@@ -40,7 +46,7 @@ pub enum BaselineError {
         /// Reason.
         error: std::io::Error,
     },
-    /// It is no baseline.
+    /// It is not a baseline.
     #[error("{}{}: {message}", path.display(), at.map_or_else(String::new, |at| format!(":{}:{}", at.line, at.column)))]
     Format {
         /// Path.
@@ -70,7 +76,7 @@ impl BaselineError {
     }
 }
 
-/// Why a text is no baseline.
+/// Why a text is not a baseline.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{message}")]
 pub struct Fault {
@@ -86,7 +92,7 @@ impl Fault {
         let words: Vec<&str> = error.message().split_whitespace().collect();
         Self {
             at,
-            message: format!("is no baseline: {}", words.join(" ")),
+            message: format!("is not a baseline: {}", words.join(" ")),
         }
     }
 }
@@ -98,6 +104,8 @@ pub struct Baseline {
     pub facts: Facts,
     /// File name, for annotations; empty when it is not from a file.
     pub file: String,
+    /// Version of the file's format.
+    format: u32,
     /// Its text.
     text: String,
 }
@@ -116,6 +124,7 @@ impl Baseline {
             text: write::text(&facts),
             facts,
             file: String::new(),
+            format: BASELINE_FORMAT,
         }
     }
 
@@ -128,7 +137,7 @@ impl Baseline {
     /// Reads a file.
     ///
     /// # Errors
-    /// When there is none, or it is no baseline of a known format. `scenario` is what the caller wants it for.
+    /// When there is none, or it is not a baseline of a known format. `scenario` is what the caller wants it for.
     pub fn read(path: &Path, scenario: &str) -> Result<Self, BaselineError> {
         let io = |error| BaselineError::Io {
             path: path.to_owned(),
@@ -160,28 +169,55 @@ impl Baseline {
     /// Reads a text; `file` stands in annotations.
     ///
     /// # Errors
-    /// When it is no baseline of a known format.
+    /// When it is not a baseline of a known format.
     pub fn parse(text: String, file: &str) -> Result<Self, Fault> {
         let Head { format } = toml::from_str(&text).map_err(|e| Fault::new(&text, &e))?;
-        if format != BASELINE_FORMAT {
+        if !(OLDEST_FORMAT..=BASELINE_FORMAT).contains(&format) {
             return Err(Fault {
                 at: None,
                 message: format!(
-                    "has format {format}, this version reads format {BASELINE_FORMAT}; `shardlab gate --bless` writes it anew"
+                    "has format {format}, this version reads formats {OLDEST_FORMAT} to {BASELINE_FORMAT}; \
+                     `shardlab gate --bless` writes it anew"
                 ),
             });
         }
-        // The format is no fact. An empty line in its place keeps the positions of what follows.
-        let format = text.lines().position(|line| is_key(line, "format"));
+        // The format is not a fact. An empty line in its place keeps the positions of what follows.
+        let at = text.lines().position(|line| is_key(line, "format"));
         let facts = text.split('\n').enumerate();
-        let facts = facts.map(|(i, line)| if Some(i) == format { "" } else { line });
+        let facts = facts.map(|(i, line)| if Some(i) == at { "" } else { line });
         let facts = facts.collect::<Vec<_>>().join("\n");
         let facts: Facts = toml::from_str(&facts).map_err(|e| Fault::new(&facts, &e))?;
         Ok(Self {
             facts,
             file: file.to_owned(),
+            format,
             text,
         })
+    }
+
+    /// Returns the plan's outline, if this version can compare it with its own.
+    #[must_use]
+    pub fn outline(&self) -> Option<&str> {
+        (self.format == BASELINE_FORMAT).then_some(self.facts.program.outline.as_str())
+    }
+
+    /// The line of an option, for example `train.lr`.
+    #[must_use]
+    pub fn option_place(&self, option: &str) -> Option<Place> {
+        let (section, key) = option.split_once('.')?;
+        let mut place = self.place("options", section)?;
+        let from = place.line as usize - 1;
+        let entry = format!("{:?}", format!("{key}{}", options::IS));
+        let entry = entry.trim_end_matches('"');
+        let lines = self.text.lines().skip(from);
+        let last = lines.clone().position(|l| l.ends_with(']'))?;
+        let mut lines = lines.take(last + 1).enumerate();
+        match lines.find(|(_, l)| l.contains(entry)) {
+            Some((n, _)) => place.line += n as u32,
+            // A file of format 1.
+            None => return self.place("options", &format!("{option:?}")),
+        }
+        Some(place)
     }
 
     /// The line of a key of a section (`""` is the head), for example `memory` and `allocated`.
@@ -293,7 +329,7 @@ pub fn replaceable(path: &Path, scenario: &str) -> Result<(), BaselineError> {
     };
     let text = String::from_utf8_lossy(&text);
     if !is_baseline(&text) {
-        return fault("is no baseline".to_owned());
+        return fault("is not a baseline".to_owned());
     }
     let line = head(&text, "scenario").and_then(|line| line.parse::<toml::Table>().ok());
     match line.as_ref().and_then(|t| t.get("scenario")?.as_str()) {
@@ -322,17 +358,32 @@ pub fn bless(path: &Path, facts: &Facts) -> Result<Blessed, BaselineError> {
     if let Some(parent) = path.parent().filter(|p| !p.as_os_str().is_empty()) {
         std::fs::create_dir_all(parent).map_err(io)?;
     }
-    let part = path.with_extension(format!("toml.{}", std::process::id()));
-    std::fs::write(&part, &text).map_err(io)?;
-    if let Err(error) = std::fs::rename(&part, path) {
-        let _ = std::fs::remove_file(&part);
-        return Err(io(error));
-    }
+    replace(path, |file| file.write_all(text.as_bytes())).map_err(io)?;
     Ok(if before.is_some() {
         Blessed::Updated
     } else {
         Blessed::Created
     })
+}
+
+/// Writes a file next to a path and puts it there when it is complete; what was there stays until then, and no part is
+/// left of one that cannot be written.
+fn replace(
+    path: &Path,
+    write: impl FnOnce(&mut File) -> std::io::Result<()>,
+) -> std::io::Result<()> {
+    let part = path.with_extension(format!("toml.{}", std::process::id()));
+    let written = File::create(&part)
+        .and_then(|mut file| {
+            write(&mut file)?;
+            // A full disk may say so only now.
+            file.sync_all()
+        })
+        .and_then(|()| std::fs::rename(&part, path));
+    if written.is_err() {
+        let _ = std::fs::remove_file(&part);
+    }
+    written
 }
 
 #[cfg(test)]

@@ -23,8 +23,8 @@ pub struct Facts {
     /// Overrides of the command line.
     #[serde(default)]
     pub set: Vec<String>,
-    /// Options of the resolved scenario, `section.key` to its value, but for the profile's path.
-    #[serde(default)]
+    /// Options of the resolved scenario, `section.key` to its value, except the profile's path and the limits of the gate.
+    #[serde(default, deserialize_with = "super::baseline::options::read")]
     pub options: BTreeMap<String, String>,
     /// Policy.
     pub policy: String,
@@ -169,10 +169,11 @@ impl Facts {
     }
 }
 
-/// The options that a baseline tells: all but the profile's path, which depends on the folder of the call.
+/// The options that a baseline holds: all except the profile's path, which depends on the folder of the call, and the
+/// limits of the gate, which are not about the step.
 fn options(scenario: &Scenario) -> BTreeMap<String, String> {
     let mut all = ScenarioView::new(scenario).settings;
-    all.remove(HARDWARE);
+    all.retain(|key, _| key != HARDWARE && !key.starts_with("gate."));
     all
 }
 

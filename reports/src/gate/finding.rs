@@ -2,6 +2,7 @@
 
 use super::limits::Place;
 use serde::Serialize;
+use shardlab_plan::scenario::GatePreset;
 
 /// Kind of a finding.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
@@ -102,6 +103,27 @@ pub struct Finding {
     pub place: Option<Place>,
 }
 
+/// What differs between a scenario and its baseline before any number is compared: the reason of the differences that
+/// follow.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Change {
+    /// In words, for example `scenario changed: train.recompute_layers all → 78`.
+    pub words: String,
+    /// The line of the baseline that says otherwise.
+    pub place: Option<Place>,
+}
+
+/// Findings that fail for one reason: one failure.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct Failure {
+    /// The reason, in words.
+    pub cause: String,
+    /// Metrics of the findings, the one that shows the failure first.
+    pub metrics: Vec<String>,
+    /// Line that decides.
+    pub place: Option<Place>,
+}
+
 /// The findings about one scenario.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Verdict {
@@ -109,23 +131,114 @@ pub struct Verdict {
     pub scenario: String,
     /// No finding fails.
     pub pass: bool,
+    /// What the scenario was judged by.
+    pub preset: GatePreset,
+    /// What changed since the baseline, in words.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub change: Option<String>,
+    /// The findings that fail, those with one cause together.
+    pub failures: Vec<Failure>,
     /// Findings, program first.
     pub findings: Vec<Finding>,
+    #[serde(skip)]
+    place: Option<Place>,
 }
 
 impl Verdict {
     /// The verdict over these findings.
     #[must_use]
-    pub fn new(scenario: impl Into<String>, findings: Vec<Finding>) -> Self {
-        Self {
+    pub fn new(
+        scenario: impl Into<String>,
+        preset: GatePreset,
+        change: Option<Change>,
+        findings: Vec<Finding>,
+    ) -> Self {
+        let (change, place) = change.map_or((None, None), |c| (Some(c.words), c.place));
+        let mut verdict = Self {
             scenario: scenario.into(),
-            pass: !findings.iter().any(|f| f.status.fails()),
+            pass: false,
+            preset,
+            change,
+            failures: Vec::new(),
             findings,
+            place,
+        };
+        verdict.sum_up();
+        verdict
+    }
+
+    /// The verdict with a further finding.
+    #[must_use]
+    pub fn with(mut self, finding: Finding) -> Self {
+        self.findings.push(finding);
+        self.sum_up();
+        self
+    }
+
+    fn sum_up(&mut self) {
+        let failing: Vec<&Finding> = self.findings.iter().filter(|f| f.status.fails()).collect();
+        let mut all: Vec<Failure> = Vec::new();
+        for f in &failing {
+            let (cause, place) = match (&self.change, f.explained()) {
+                (Some(change), true) => (change.clone(), self.place.clone()),
+                _ => (f.cause(), f.place.clone()),
+            };
+            match all.iter_mut().find(|known| known.cause == cause) {
+                Some(known) => known.metrics.push(f.metric.clone()),
+                None => all.push(Failure {
+                    cause,
+                    metrics: vec![f.metric.clone()],
+                    place: place.or_else(|| f.place.clone()),
+                }),
+            }
         }
+        for failure in &mut all {
+            // Numbers say more than that the program is another one.
+            failure.metrics.sort_by_key(|m| m == super::judge::DIGEST);
+        }
+        self.pass = failing.is_empty();
+        self.failures = all;
+    }
+
+    /// The finding about a metric.
+    #[must_use]
+    pub fn finding(&self, metric: &str) -> Option<&Finding> {
+        self.findings.iter().find(|f| f.metric == metric)
+    }
+
+    /// Findings of a failure, the one that shows it first.
+    pub fn of<'a>(&'a self, failure: &'a Failure) -> impl Iterator<Item = &'a Finding> {
+        failure.metrics.iter().filter_map(|m| self.finding(m))
     }
 
     /// Findings that fail the gate.
-    pub fn failures(&self) -> impl Iterator<Item = &Finding> {
+    pub fn failing(&self) -> impl Iterator<Item = &Finding> {
         self.findings.iter().filter(|f| f.status.fails())
+    }
+}
+
+impl Finding {
+    /// Whether a change since the baseline explains that it fails.
+    fn explained(&self) -> bool {
+        self.class != Class::Checks
+            && self.status != Status::NoBaseline
+            && self.metric != super::judge::FINITE
+    }
+
+    /// The reason of a failure that no change explains.
+    fn cause(&self) -> String {
+        match self.class {
+            _ if self.status == Status::NoBaseline => "no baseline to compare with".to_owned(),
+            _ if super::judge::stands_alone(&self.metric) => match self.metric.as_str() {
+                super::judge::FITS => "the step does not fit the device".to_owned(),
+                super::judge::FINITE => "training does not end with finite numbers".to_owned(),
+                metric => format!("over {metric}"),
+            },
+            Class::Checks => "the program breaks a rule (`shardlab check`)".to_owned(),
+            Class::Program => "the program changed, the scenario did not".to_owned(),
+            Class::Memory => "memory changed, program and scenario did not".to_owned(),
+            Class::Time => "step time changed, program and scenario did not".to_owned(),
+            Class::Convergence => "training changed, program and scenario did not".to_owned(),
+        }
     }
 }

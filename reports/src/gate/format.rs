@@ -23,3 +23,9 @@ pub fn sentence(f: &super::Finding) -> String {
     }
     out
 }
+
+/// The same with the outcome, for a list.
+#[must_use]
+pub fn outcome(f: &super::Finding) -> String {
+    format!("{} {}", f.status.word(), sentence(f))
+}

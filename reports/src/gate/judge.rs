@@ -11,6 +11,16 @@ use super::baseline::Baseline;
 use super::facts::Facts;
 use super::finding::{Class, Finding, Status, Verdict};
 use super::limits::{Limit, Limits, Place};
+use shardlab_plan::scenario::GatePreset;
+
+pub(super) use convergence::FINITE;
+pub(super) use memory::FITS;
+pub(super) use program::DIGEST;
+
+/// Whether a metric is judged whatever a baseline has.
+pub(super) fn stands_alone(metric: &str) -> bool {
+    metric == FITS || metric == FINITE || budget::METRICS.contains(&metric)
+}
 
 /// What one comparison is about: everything of a [`Finding`] but its outcome.
 struct Subject<'a> {
@@ -33,7 +43,7 @@ impl<'a> Subject<'a> {
         Self {
             class,
             metric,
-            limit: limit.relative(),
+            limit: limit.relative(limits.preset),
             place: place(limit.place.as_ref(), otherwise, limits),
         }
     }
@@ -62,15 +72,17 @@ fn place(limit: Option<&Place>, otherwise: Option<Place>, limits: &Limits) -> Op
 
 /// Compares a scenario's facts with its baseline.
 ///
-/// Measured runs are judged when both sides have them; a side that lacks them is told, not failed.
+/// Measured runs are judged when both sides have them; a side that lacks them is named, and does not fail.
 #[must_use]
 pub fn judge(baseline: &Baseline, now: &Facts, limits: &Limits) -> Verdict {
     let old = &baseline.facts;
     let mut findings = Vec::new();
+    let options = program::options(baseline, now, limits);
+    let known = options.is_some();
+    findings.extend(options);
     findings.push(program::judge(baseline, now, limits));
     findings.push(program::checks(baseline, now, limits));
-    let changes = program::buffers(old, now);
-    findings.extend(memory::predicted(baseline, now, limits, &changes));
+    findings.extend(memory::predicted(baseline, now, limits));
     findings.extend(memory::fits(baseline, now, limits));
     findings.push(time::predicted(baseline, now, limits));
     findings.extend(budget::judge(now, limits));
@@ -102,10 +114,7 @@ pub fn judge(baseline: &Baseline, now: &Facts, limits: &Limits) -> Verdict {
             });
         }
     }
-    let options = program::options(baseline, now);
-    let told = options.is_some();
-    findings.extend(options);
-    if old.set != now.set && !told {
+    if old.set != now.set && !known {
         let words = |set: &[String]| match set {
             [] => "no overrides".to_owned(),
             set => set.join(" "),
@@ -122,11 +131,20 @@ pub fn judge(baseline: &Baseline, now: &Facts, limits: &Limits) -> Verdict {
             place: baseline.place("", "set"),
         });
     }
-    Verdict::new(&now.scenario, findings)
+    if limits.preset == GatePreset::Budget {
+        // Better is simply better.
+        for f in &mut findings {
+            if f.status == Status::Improvement {
+                f.status = Status::Pass;
+            }
+        }
+    }
+    let change = program::change(baseline, now, limits);
+    Verdict::new(&now.scenario, limits.preset, change, findings)
 }
 
-/// The verdict on a scenario whose baseline cannot be had, for the reason given, which may be the fault of a place in its file: nothing was
-/// compared, which is a failure, whatever it says by itself.
+/// The verdict on a scenario whose baseline cannot be had, for the reason given, which may be the fault of a place in its
+/// file: nothing was compared, which is a failure.
 #[must_use]
 pub fn missing(now: Facts, limits: &Limits, reason: &str, fault: Option<Place>) -> Verdict {
     by_itself(now, limits, |_| Finding {
@@ -148,10 +166,11 @@ pub fn alone(now: Facts, limits: &Limits, reason: &str) -> Verdict {
 fn by_itself(now: Facts, limits: &Limits, none: impl FnOnce(&Facts) -> Finding) -> Verdict {
     let itself = Baseline::of(now);
     let mut findings = judge(&itself, &itself.facts, limits).findings;
-    let own = |metric: &str| metric == convergence::FINITE || budget::METRICS.contains(&metric);
-    findings.retain(|f| f.class == Class::Checks || own(&f.metric));
+    findings.retain(|f| {
+        f.class == Class::Checks || stands_alone(&f.metric) && f.status != Status::Skipped
+    });
     findings.push(none(&itself.facts));
-    Verdict::new(&itself.facts.scenario, findings)
+    Verdict::new(&itself.facts.scenario, limits.preset, None, findings)
 }
 
 fn no_baseline(status: Status, now: String, limits: &Limits, reason: &str) -> Finding {

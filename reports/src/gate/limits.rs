@@ -1,7 +1,7 @@
 //! Limits in force, and where each was written.
 
 use serde::Serialize;
-use shardlab_plan::scenario::{Gate, GateProgram, Position};
+use shardlab_plan::scenario::{Gate, GatePreset, GateProgram, Position};
 use std::collections::BTreeMap;
 use std::fmt;
 
@@ -44,13 +44,13 @@ pub struct Limit {
 }
 
 impl Limit {
-    /// `exact`, or `±1 %`.
+    /// `exact`, or `±1 %`; `+1 %` where only growth counts.
     #[must_use]
-    pub fn relative(&self) -> String {
-        if self.value == 0.0 {
-            "exact".to_owned()
-        } else {
-            format!("±{}", percent(self.value))
+    pub fn relative(&self, preset: GatePreset) -> String {
+        match preset {
+            GatePreset::Strict if self.value == 0.0 => "exact".to_owned(),
+            GatePreset::Strict => format!("±{}", percent(self.value)),
+            GatePreset::Budget => format!("+{}", percent(self.value)),
         }
     }
 }
@@ -68,6 +68,8 @@ pub fn percent(fraction: f64) -> String {
 /// The limits of one scenario.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Limits {
+    /// What the gate is for.
+    pub preset: GatePreset,
     /// Predicted step time.
     pub step_time: Limit,
     /// Ratio of measured step times.
@@ -99,6 +101,9 @@ pub struct Limits {
     pub program_place: Option<Place>,
     /// The scenario's file: what an annotation points at when nothing else is known.
     pub scenario: Option<Place>,
+    /// Where the scenario gives each of its keys.
+    #[serde(skip)]
+    pub keys: BTreeMap<String, Place>,
 }
 
 impl Limits {
@@ -110,19 +115,25 @@ impl Limits {
         file: Option<&str>,
     ) -> Self {
         // An override has no line that an annotation could point at.
-        let place = |key: &str| {
-            let (file, at) = places.get(&format!("gate.{key}"))?;
-            (!file.starts_with("--")).then(|| Place {
+        let given = places
+            .iter()
+            .filter(|(_, (file, _))| !file.starts_with("--"));
+        let given = given.map(|(key, (file, at))| {
+            let place = Place {
                 file: file.clone(),
                 line: at.line,
                 column: at.column,
-            })
-        };
+            };
+            (key.clone(), place)
+        });
+        let keys: BTreeMap<String, Place> = given.collect();
+        let place = |key: &str| keys.get(&format!("gate.{key}")).cloned();
         let limit = |key: &str, value: f64| Limit {
             value,
             place: place(key),
         };
         Self {
+            preset: gate.preset,
             step_time: limit("step_time", gate.step_time),
             measured_step_time: limit("measured_step_time", gate.measured_step_time),
             allocated: limit("allocated", gate.allocated),
@@ -138,7 +149,15 @@ impl Limits {
             program: gate.program,
             program_place: place("program"),
             scenario: file.map(Place::start),
+            keys,
         }
+    }
+
+    /// Whether the budgets alone are a verdict, so that no baseline is needed.
+    #[must_use]
+    pub fn stand_alone(&self) -> bool {
+        let given = self.max_memory.is_some() || self.max_step_ms.is_some();
+        self.preset == GatePreset::Budget && given
     }
 }
 
@@ -168,7 +187,10 @@ mod tests {
         let limits = Limits::new(&Gate::default(), &places, Some("a.toml"));
         assert_eq!(limits.loss.place.unwrap().to_string(), "a.toml:7:8");
         assert_eq!(limits.device.place, None);
-        assert_eq!(limits.allocated.relative(), "exact");
-        assert_eq!(limits.device.relative(), "±1 %");
+        assert_eq!(limits.device.relative(GatePreset::Budget), "+2 %");
+        let strict = Gate::of(GatePreset::Strict);
+        let limits = Limits::new(&strict, &places, Some("a.toml"));
+        assert_eq!(limits.allocated.relative(limits.preset), "exact");
+        assert_eq!(limits.device.relative(limits.preset), "±1 %");
     }
 }

@@ -1,245 +1,115 @@
 //! The plan as a short text that can be kept, read and diffed.
 //!
-//! A program's full text has a line an instruction, numbered buffers and numbered events: a buffer more renumbers half of
-//! it. An outline says the same order of work without numbers: operands by role, layers relative to the layer at work,
-//! and repetitions folded, so that a model's depth does not lengthen it. The first step is told as its difference from
-//! the steady one. What an outline cannot tell apart (which of two buffers of one role is read), the digest can.
+//! A program's full text has a line per instruction, numbered buffers and numbered events: one more buffer renumbers
+//! half of it. An outline gives the same order of work without numbers: operands by role, layers relative to the layer
+//! named before, loops instead of repetitions, and parts that several places share written once, so that neither depth
+//! nor the number of micro-batches lengthens it. What an outline cannot tell apart (which of two buffers of one role is
+//! read), the digest can.
+//!
+//! ```text
+//! [block forward layers 1] alloc act 128Mi; alloc tmp 32Ki     a shared part: act is activation, tmp temporary
+//! [steady step] = start root; step-start: record
+//!  80x{= forward layers.+1; gather-done: wait; 3x{free tmp};   the next layer's forward; a loop in a loop
+//!    run forward layers 1; reshard: record, wait on all_gather, free full_weight}
+//! ```
+//!
+//! `= PHASE UNIT` is a heading: what follows belongs there. A statement behind a comma has the label of the one before
+//! it (`reshard: wait on all_gather`). Lines end anywhere between words.
 
+mod changes;
 mod expand;
 mod fold;
+mod print;
 
-pub use expand::{changes, expand};
-use fold::{Node, fold};
+pub use changes::changes;
+pub use expand::expand;
+use fold::{Id, Symbol, Symbols};
 use shardlab_plan::Program;
 use shardlab_plan::program::{
-    Access, BufferId, Instr, KernelClass, Op, Part, Pool, Rule, SectionKind, StreamId,
+    Access, BufferId, Instr, KernelClass, Op, Part, Pool, Role, Rule, SectionKind, StreamId,
 };
-use similar::{ChangeTag, TextDiff};
 use std::collections::BTreeMap;
 use std::fmt::Write;
 
-/// Lines of context around a change.
-const CONTEXT: usize = 2;
-/// Shortest run of model lines that gets a name when it comes again.
-const SHORTEST_BLOCK: usize = 6;
+/// What a heading starts with.
+const HEADING: &str = "= ";
 
-/// The outline of a program, ended by a newline. Equal for equal programs.
-///
-/// `[block NAME]` are the model's own lines between two headings, where they come more than once; `run NAME` stands for
-/// them. `N times:` repeats what is indented below it. Lines behind `|` are a diff against the steady step.
+/// Returns the outline of a program, ended by a newline. Equal for equal programs.
 #[must_use]
 pub fn outline(program: &Program) -> String {
-    let sections: Vec<(SectionKind, Vec<Line>)> = program
-        .sections
-        .iter()
-        .map(|s| (s.kind, lines(program, s.kind)))
-        .collect();
-    let of = |kind| sections.iter().find(|(k, _)| *k == kind);
-    let blocks = Blocks::find(
-        sections
-            .iter()
-            .filter(|(k, _)| *k != SectionKind::First)
-            .map(|(_, lines)| lines),
-    );
-    let mut out = String::new();
-    blocks.print(&mut out);
-    for (kind, lines) in &sections {
-        let name = match kind {
-            SectionKind::Init => "init",
-            SectionKind::First => "first step",
-            SectionKind::Steady => "steady step",
-            SectionKind::Validation => "validation",
-        };
-        let _ = write!(out, "[{name}]");
-        match of(SectionKind::Steady) {
-            Some((_, steady)) if *kind == SectionKind::First => {
-                out.push_str(" against the steady step\n");
-                let changes = diff(&plain(steady), &plain(lines));
-                let marked = changes.lines().map(|l| format!("|{l}")).collect();
-                print(&fold(marked), 0, &mut out);
-            }
-            _ => {
-                out.push('\n');
-                print(&fold(blocks.shorten(lines)), 0, &mut out);
-            }
-        }
+    let sections = program.sections.iter();
+    let sections = sections.map(|s| (name(s.kind).to_owned(), lines(program, s.kind)));
+    folded(sections.collect())
+}
+
+/// The outline with these sections, of which each has a title and statements.
+fn folded(sections: Vec<(String, Vec<String>)>) -> String {
+    let mut symbols = Symbols::default();
+    let (mut titles, mut lists): (Vec<String>, Vec<Vec<Id>>) = (Vec::new(), Vec::new());
+    for (title, lines) in sections {
+        let list = lines.into_iter().map(|l| symbols.id(Symbol::Line(l)));
+        let list = list.collect();
+        lists.push(symbols.fold(list, |text| text.starts_with(HEADING)));
+        titles.push(title);
     }
-    out
+    symbols.share(&mut lists);
+    let sections: Vec<(String, Vec<Id>)> = titles.into_iter().zip(lists).collect();
+    print::print(&symbols, &sections)
 }
 
-/// What turns `old` into `new`: changed lines behind `-` and `+` with some context, `…` between places; empty for equal
-/// texts.
-#[must_use]
-pub fn diff(old: &str, new: &str) -> String {
-    let diff = TextDiff::from_lines(old, new);
-    let mut out = String::new();
-    for (i, group) in diff.grouped_ops(CONTEXT).iter().enumerate() {
-        if i > 0 {
-            out.push_str("…\n");
-        }
-        for change in group.iter().flat_map(|op| diff.iter_changes(op)) {
-            let sign = match change.tag() {
-                ChangeTag::Delete => '-',
-                ChangeTag::Insert => '+',
-                ChangeTag::Equal => ' ',
-            };
-            let _ = writeln!(out, "{sign}{}", change.value().trim_end_matches('\n'));
-        }
+const fn name(kind: SectionKind) -> &'static str {
+    match kind {
+        SectionKind::Init => "init",
+        SectionKind::First => "first step",
+        SectionKind::Steady => "steady step",
+        SectionKind::Validation => "validation",
     }
-    out
 }
 
-/// A line before folding.
-struct Line {
-    text: String,
-    /// The model's own work, as opposed to the strategy's.
-    model: bool,
-}
-
-fn plain(lines: &[Line]) -> String {
-    lines.iter().fold(String::new(), |mut out, line| {
-        out.push_str(&line.text);
-        out.push('\n');
-        out
-    })
-}
-
-fn lines(program: &Program, kind: SectionKind) -> Vec<Line> {
+/// The statements of a section, and headings where phase or unit change.
+fn lines(program: &Program, kind: SectionKind) -> Vec<String> {
     let Some(section) = program.section(kind) else {
         return Vec::new();
     };
     let mut lines = Vec::new();
     let mut at = Place::default();
     for instr in program.section_instrs(section) {
-        if let Some(text) = at.go(program, instr) {
-            lines.push(Line { text, model: false });
-        }
-        lines.push(Line {
-            text: line(program, instr, &at),
-            model: instr.rule == Rule::Model,
-        });
+        lines.extend(at.go(program, instr));
+        lines.push(line(program, instr));
     }
     lines
 }
 
-/// Parts of the model's own work that come more than once, by their text.
-struct Blocks(BTreeMap<String, String>, Vec<String>);
-
-impl Blocks {
-    fn find<'a>(sections: impl Iterator<Item = &'a Vec<Line>>) -> Self {
-        let mut seen: BTreeMap<String, u32> = BTreeMap::new();
-        let mut order: Vec<(String, String)> = Vec::new();
-        for lines in sections {
-            let mut heading = "";
-            for run in lines.chunk_by(|a, b| a.model == b.model) {
-                if !run[0].model {
-                    let headings = run.iter().rev().filter_map(|l| l.text.strip_prefix("= "));
-                    heading = headings.map(bare).next().unwrap_or(heading);
-                } else if run.len() >= SHORTEST_BLOCK {
-                    let text = plain(run);
-                    if *seen
-                        .entry(text.clone())
-                        .and_modify(|n| *n += 1)
-                        .or_insert(1)
-                        == 1
-                    {
-                        order.push((text, heading.to_owned()));
-                    }
-                }
-            }
-        }
-        let mut named = BTreeMap::new();
-        let mut of_heading: BTreeMap<String, u32> = BTreeMap::new();
-        let mut texts = Vec::new();
-        for (text, heading) in order {
-            if seen.get(&text).is_some_and(|n| *n > 1) {
-                let n = of_heading.entry(heading.clone()).or_default();
-                *n += 1;
-                named.insert(text.clone(), format!("{heading} {n}"));
-                texts.push(text);
-            }
-        }
-        Self(named, texts)
-    }
-
-    fn print(&self, out: &mut String) {
-        for text in &self.1 {
-            let _ = writeln!(out, "[block {}]", self.0[text]);
-            print(&fold(text.lines().map(str::to_owned).collect()), 0, out);
-        }
-    }
-
-    /// The lines with `run NAME` for those of a block.
-    fn shorten(&self, lines: &[Line]) -> Vec<String> {
-        let mut out = Vec::new();
-        for run in lines.chunk_by(|a, b| a.model == b.model) {
-            let name = (run[0].model && run.len() >= SHORTEST_BLOCK)
-                .then(|| self.0.get(&plain(run)))
-                .flatten();
-            match name {
-                Some(name) => out.push(format!("run {name}")),
-                None => out.extend(run.iter().map(|l| l.text.clone())),
-            }
-        }
-        out
-    }
-}
-
-fn print(nodes: &[Node], depth: usize, out: &mut String) {
-    for node in nodes {
-        match node {
-            Node::Line(text) => {
-                let _ = writeln!(out, "{:1$}{text}", "", 2 * depth);
-            }
-            Node::Repeat(times, body) => {
-                let _ = writeln!(out, "{:1$}{times} times:", "", 2 * depth);
-                print(body, depth + 1, out);
-            }
-        }
-    }
-}
-
-/// A heading without the distance from the layer before.
-fn bare(heading: &str) -> &str {
-    heading.split(" (").next().unwrap_or_default()
-}
-
-/// Where in the model the host is.
+/// Where in the model the program is.
 #[derive(Default)]
 struct Place {
-    /// Phase and unit, without the layer's number.
-    heading: String,
-    layer: Option<i64>,
+    /// Phase and unit.
+    at: Option<(&'static str, usize)>,
+    /// The layer named last, by the names around its number.
+    layers: BTreeMap<String, i64>,
 }
 
 impl Place {
-    /// A heading, when the phase or the unit at work changes. Gathers ahead and reductions behind belong to the unit at
-    /// work.
+    /// A heading, when the phase or the unit changes. Layers are numbered from the one named before.
     fn go(&mut self, program: &Program, instr: &Instr) -> Option<String> {
-        let own = matches!(
-            instr.rule,
-            Rule::Model | Rule::State | Rule::Optimizer | Rule::Refresh | Rule::Unshard
-        );
-        let phase = instr.phase.name();
-        if !own && self.heading.split(' ').next() == Some(phase) {
+        let (phase, unit) = (instr.phase.name(), instr.unit.index());
+        if self.at.replace((phase, unit)) == Some((phase, unit)) {
             return None;
         }
-        let (name, layer) = split(&program.units[instr.unit.index()].name);
-        let heading = format!("{phase} {name}");
-        if heading == self.heading && layer == self.layer {
-            return None;
-        }
-        let line = match (layer, self.layer) {
-            (Some(now), Some(before)) if now != before && heading == self.heading => {
-                format!("= {heading} ({:+})", now - before)
-            }
-            (Some(now), _) if heading != self.heading => format!("= {heading} (at {now})"),
-            _ => format!("= {heading}"),
+        let (name, layer) = split(&program.units[unit].name);
+        let Some(layer) = layer else {
+            return Some(format!("{HEADING}{phase} {name}"));
         };
-        self.heading = heading;
-        self.layer = layer;
-        Some(line)
+        let before = self.layers.insert(name.clone(), layer).unwrap_or(-1);
+        let step = format!("{:+}", layer - before);
+        Some(format!("{HEADING}{phase} {}", name.replacen('*', &step, 1)))
     }
+}
+
+/// The phase and unit of a heading, without the layer.
+fn place_of(heading: &str) -> &str {
+    let place = heading.strip_prefix(HEADING).unwrap_or(heading);
+    place.split(['.', '+', '-']).next().unwrap_or(place)
 }
 
 /// A unit's name with its first number replaced, and the number.
@@ -255,22 +125,8 @@ fn split(name: &str) -> (String, Option<i64>) {
     )
 }
 
-/// The unit of an instruction relative to the one at work; empty for that one.
-fn unit(program: &Program, instr: &Instr, at: &Place) -> String {
-    let (name, layer) = split(&program.units[instr.unit.index()].name);
-    match (layer, at.layer) {
-        (Some(n), Some(m)) if at.heading.contains(&name) => match n - m {
-            0 => String::new(),
-            d => format!(" of {name}{d:+}"),
-        },
-        _ if at.heading.ends_with(&format!(" {name}")) => String::new(),
-        (Some(n), None) => format!(" of {}", name.replacen('*', &n.to_string(), 1)),
-        _ => format!(" of {name}"),
-    }
-}
-
-fn line(program: &Program, instr: &Instr, at: &Place) -> String {
-    let role = |id: BufferId| program.buffers[id.index()].role.name();
+fn line(program: &Program, instr: &Instr) -> String {
+    let role = |id: BufferId| short(program.buffers[id.index()].role);
     let stream = |s: StreamId| match program.streams[s.index()].kind.name() {
         "compute" => String::new(),
         name => format!(" on {name}"),
@@ -287,7 +143,8 @@ fn line(program: &Program, instr: &Instr, at: &Place) -> String {
                 Pool::DoubleBuffer => " double_buffer",
                 Pool::Host => " host",
             };
-            format!("alloc {} {}{pool}{}", role(id), b.bytes.0, stream(b.stream))
+            let bytes = size(b.bytes.0);
+            format!("alloc {} {bytes}{pool}{}", role(id), stream(b.stream))
         }
         Op::Free(id) => format!("free {}", role(id)),
         Op::Launch {
@@ -322,7 +179,7 @@ fn line(program: &Program, instr: &Instr, at: &Place) -> String {
                 "{}{reduce} {} {} {comm}{}: {} -> {}",
                 c.kind.name(),
                 c.dtype,
-                c.bytes.0,
+                size(c.bytes.0),
                 stream(s),
                 ends(|p| p.input),
                 ends(|p| p.output)
@@ -334,7 +191,7 @@ fn line(program: &Program, instr: &Instr, at: &Place) -> String {
             format!(
                 "copy {kind}{} {}: {} -> {}",
                 stream(s),
-                c.from.bytes,
+                size(c.from.bytes),
                 role(c.from.buffer),
                 role(c.to.buffer)
             )
@@ -342,28 +199,103 @@ fn line(program: &Program, instr: &Instr, at: &Place) -> String {
         Op::Record { stream: s, .. } => format!("record{}", stream(s)),
         Op::Wait { stream: s, .. } => format!("wait{}", stream(s)),
         Op::HostWait(_) => "host waits".to_owned(),
-        Op::HostWork { kind, count } => format!("host {kind:?} x{count}").to_lowercase(),
+        Op::HostWork { kind, count } => {
+            let kind = format!("{kind:?}").to_lowercase();
+            // `dispatch` is most of them: of autograd's operations in backward.
+            let kind = kind
+                .strip_suffix("dispatch")
+                .filter(|k| !k.is_empty())
+                .unwrap_or(&kind);
+            match count {
+                1 => format!("host {kind}"),
+                n => format!("host {kind} x{n}"),
+            }
+        }
         Op::GraphBegin(_) => "graph begin".to_owned(),
-        Op::GraphEnd(s) => format!("graph end, {} launches", program.scopes[s.index()].launches),
+        Op::GraphEnd(s) => format!(
+            "graph end of {} launches",
+            program.scopes[s.index()].launches
+        ),
     };
     let rule = match instr.rule {
         Rule::Model | Rule::State | Rule::Optimizer | Rule::Refresh => String::new(),
         rule => format!("{}: ", rule.name()),
     };
-    format!("{rule}{text}{}", unit(program, instr, at))
+    // Kept apart from what the outline's own text is made of.
+    let text = format!("{rule}{text}").replace(['{', '}', ';', ','], "_");
+    text.split_whitespace().collect::<Vec<_>>().join(" ")
 }
 
-/// Words with their repetitions counted: `a 3 b`.
+/// A role's name; of the two that are most of every outline, a short one.
+const fn short(role: Role) -> &'static str {
+    match role {
+        Role::Temporary => "tmp",
+        Role::Activation => "act",
+        role => role.name(),
+    }
+}
+
+/// The name of the role that is written so.
+#[must_use]
+pub fn role_of(word: &str) -> &str {
+    match word {
+        "tmp" => Role::Temporary.name(),
+        "act" => Role::Activation.name(),
+        name => name,
+    }
+}
+
+/// A size in bytes, exact: `128Mi`, `16Ki`, `25344`.
+fn size(bytes: u64) -> String {
+    let units = [(30, "Gi"), (20, "Mi"), (10, "Ki")];
+    let unit = units
+        .iter()
+        .find(|(bits, _)| bytes > 0 && bytes.trailing_zeros() >= *bits);
+    unit.map_or_else(
+        || bytes.to_string(),
+        |(bits, unit)| format!("{}{unit}", bytes >> bits),
+    )
+}
+
+/// The bytes that [`size`] writes so.
+#[must_use]
+pub fn bytes_of(size: &str) -> Option<u64> {
+    let digits = size.trim_end_matches(|c: char| !c.is_ascii_digit());
+    let bits = match &size[digits.len()..] {
+        "" => 0,
+        "Ki" => 10,
+        "Mi" => 20,
+        "Gi" => 30,
+        _ => return None,
+    };
+    digits.parse::<u64>().ok()?.checked_mul(1 << bits)
+}
+
+/// Words with their repetitions counted: `a 3 b`, `9 (a b)`.
 fn runs(words: &[&str]) -> String {
+    let mut symbols = Symbols::default();
+    let list = words
+        .iter()
+        .map(|w| symbols.id(Symbol::Line((*w).to_owned())));
+    let list = list.collect();
+    let list = symbols.fold(list, |_| false);
+    counted(&symbols, &list)
+}
+
+fn counted(symbols: &Symbols, list: &[Id]) -> String {
     let mut out = String::new();
-    for chunk in words.chunk_by(|a, b| a == b) {
+    for id in list {
         if !out.is_empty() {
             out.push(' ');
         }
-        if chunk.len() > 1 {
-            let _ = write!(out, "{} ", chunk.len());
-        }
-        out.push_str(chunk[0]);
+        let _ = match symbols.get(*id) {
+            Symbol::Line(text) => write!(out, "{text}"),
+            Symbol::Repeat(n, body) if body.len() == 1 => {
+                write!(out, "{n} {}", counted(symbols, body))
+            }
+            Symbol::Repeat(n, body) => write!(out, "{n} ({})", counted(symbols, body)),
+            Symbol::Block(body) => write!(out, "{}", counted(symbols, body)),
+        };
     }
     out
 }

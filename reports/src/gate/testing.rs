@@ -31,8 +31,13 @@ pub(crate) fn facts() -> Facts {
         world_size: 2,
         program: ProgramFacts {
             digest: "0123456789abcdef".to_owned(),
-            instructions: BTreeMap::from([("steady".to_owned(), map(&[("alloc", 2), ("launch", 3)]))]),
-            outline: "[steady step]\n= forward root\nalloc activation 600\nmm: input -> activation\n2 times:\n  fill: -> activation\n".to_owned(),
+            instructions: BTreeMap::from([(
+                "steady".to_owned(),
+                map(&[("alloc", 2), ("launch", 3)]),
+            )]),
+            outline:
+                "[steady step] = forward root; alloc act 600; mm: input -> act; 2x{fill: -> act}\n"
+                    .to_owned(),
         },
         memory: memory(1000),
         time: TimeFacts {

@@ -3,7 +3,8 @@
 use super::error::StoreError;
 use super::id::Id;
 use super::write::{GAPS, MEMORY, RUN, SPANS, SUMMARY};
-use crate::view::RunView;
+use crate::environment::MACHINE;
+use crate::view::{RunView, what_if};
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 use std::collections::BTreeMap;
@@ -16,7 +17,7 @@ pub struct Entry {
     /// Id.
     #[serde(serialize_with = "as_text")]
     pub id: Id,
-    /// When it was kept: `YYYY-MM-DDTHH:MM:SSZ`.
+    /// When it was saved: `YYYY-MM-DDTHH:MM:SSZ`.
     pub created: String,
     /// `sim` or `exec`.
     pub kind: String,
@@ -34,7 +35,7 @@ pub struct Entry {
     pub scenario_digest: String,
     /// `section.key=VALUE` from the command line.
     pub overrides: Vec<String>,
-    /// Options by `section.key`.
+    /// Options by `section.key`, and those of a what-if.
     pub settings: BTreeMap<String, String>,
     /// Environment.
     pub environment: BTreeMap<String, String>,
@@ -106,12 +107,16 @@ impl Entry {
         }
         let path = dir.join(SUMMARY);
         let text = fs::read(&path).map_err(|e| StoreError::io(&path, e))?;
-        let file: File =
-            serde_json::from_slice(&text).map_err(|e| StoreError::invalid(&path, e))?;
         let id = dir
             .file_name()
             .and_then(|n| Id::parse(n.to_str()?))
-            .ok_or_else(|| StoreError::invalid(dir, "the folder's name is no run id"))?;
+            .ok_or_else(|| StoreError::invalid(dir, "the folder's name is not a run id"))?;
+        Self::parse(id, &text).map_err(|e| StoreError::invalid(&path, e))
+    }
+
+    /// The entry of a summary file's text.
+    pub(super) fn parse(id: Id, text: &[u8]) -> serde_json::Result<Self> {
+        let file: File = serde_json::from_slice(text)?;
         let mut metrics = BTreeMap::new();
         let losses = file.rest.get("losses").and_then(Value::as_array);
         for (name, loss) in losses
@@ -126,6 +131,8 @@ impl Entry {
             numbers(key, value, &mut metrics);
         }
         metrics.remove("format");
+        let mut settings = file.settings;
+        settings.extend(what_if(&file.environment));
         Ok(Self {
             created: id.created(),
             id,
@@ -137,10 +144,41 @@ impl Entry {
             program_digest: file.program_digest,
             scenario_digest: file.scenario_digest,
             overrides: file.overrides,
-            settings: file.settings,
+            settings,
             environment: file.environment,
             metrics,
         })
+    }
+
+    /// What was changed: `section.key=VALUE` of the command line, and the options of a what-if (`--slower host=2`).
+    #[must_use]
+    pub fn changes(&self) -> Vec<String> {
+        let what_if = what_if(&self.environment);
+        let what_if = what_if
+            .into_iter()
+            .map(|(key, value)| format!("{key}={value}"));
+        self.overrides.iter().cloned().chain(what_if).collect()
+    }
+
+    /// What makes a prediction the same as another one: everything but when and on which machine it was made. Measurements
+    /// are never the same.
+    pub(super) fn identity(&self) -> Option<String> {
+        if self.kind != "sim" {
+            return None;
+        }
+        let mut environment = self.environment.clone();
+        environment.retain(|key, _| !MACHINE.contains(&key.as_str()));
+        let same = (
+            (
+                &self.scenario,
+                &self.policy,
+                &self.hardware,
+                self.world_size,
+            ),
+            (&self.program_digest, &self.overrides, &self.settings),
+            (&environment, &self.metrics),
+        );
+        serde_json::to_string(&same).ok()
     }
 
     /// A metric; NaN where the run has none of that name.

@@ -1,5 +1,6 @@
 //! What can be wrong with a store.
 
+use crate::files::is_bad_path;
 use std::io;
 use std::path::{Path, PathBuf};
 
@@ -62,6 +63,15 @@ impl StoreError {
         Self::Invalid {
             path: path.to_owned(),
             reason: reason.to_string(),
+        }
+    }
+
+    /// Whether the user's input is at fault: a wrong name or path rather than, for example, a full disk.
+    #[must_use]
+    pub fn is_bad_input(&self) -> bool {
+        match self {
+            Self::Io { error, .. } => is_bad_path(error),
+            _ => true,
         }
     }
 

@@ -3,7 +3,7 @@
 use super::error::StoreError;
 use super::tables;
 use super::write::{GAPS, Head, MEMORY, RUN, SPANS};
-use crate::view::{Names, RunView, VIEW_FORMAT};
+use crate::view::{Names, RunView, VIEW_FORMAT, what_if};
 use std::fs;
 use std::path::Path;
 
@@ -22,6 +22,9 @@ pub(super) fn view(dir: &Path) -> Result<RunView, StoreError> {
             ),
         ));
     }
+    view.scenario
+        .settings
+        .extend(what_if(&view.run.environment));
     let mut names = Names::of(std::mem::take(&mut view.names));
     let mut instrs = std::mem::take(&mut view.instrs);
     view.run.spans = table(dir, SPANS, head.spans_bytes, |text| {

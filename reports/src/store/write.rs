@@ -44,19 +44,38 @@ pub(super) struct Head<V> {
 }
 
 pub(super) fn writable(store: &Store) -> Result<(), StoreError> {
+    let is_new = !store.dir.exists();
     create_dir(&store.dir)?;
     let probe = store.dir.join(format!("{UNFINISHED}{}", Id::now()));
-    fs::create_dir(&probe)
-        .and_then(|()| fs::remove_dir(&probe))
-        .map_err(|e| StoreError::io(&probe, e))
+    let probed = fs::create_dir(&probe).and_then(|()| fs::remove_dir(&probe));
+    if is_new {
+        let _ = fs::remove_dir(&store.dir);
+    }
+    probed.map_err(|e| StoreError::io(&probe, e))
 }
 
-pub(super) fn save(store: &Store, view: &RunView) -> Result<Id, StoreError> {
-    create_dir(&store.dir)?;
+/// The run with what is known about this machine added to its environment.
+pub(super) fn complete(view: &RunView) -> RunView {
     let mut view = view.clone();
     for (key, value) in environment::facts() {
         view.run.environment.entry(key).or_insert(value);
     }
+    view
+}
+
+/// Saves a [`complete`] run.
+pub(super) fn save(store: &Store, view: &RunView) -> Result<Id, StoreError> {
+    let is_new = !store.dir.exists();
+    create_dir(&store.dir)?;
+    save_in(store, view).inspect_err(|_| {
+        if is_new {
+            // Only if nothing else is in it.
+            let _ = fs::remove_dir(&store.dir);
+        }
+    })
+}
+
+fn save_in(store: &Store, view: &RunView) -> Result<Id, StoreError> {
     for _ in 0..TRIES {
         let id = Id::now();
         let unfinished = store.dir.join(format!("{UNFINISHED}{id}"));
@@ -66,7 +85,7 @@ pub(super) fn save(store: &Store, view: &RunView) -> Result<Id, StoreError> {
             Err(e) if e.kind() == ErrorKind::AlreadyExists => continue,
             Err(e) => return Err(StoreError::io(&unfinished, e)),
         }
-        let result = write(&unfinished, &id, &view).and_then(|lock| {
+        let result = write(&unfinished, &id, view).and_then(|lock| {
             let to = store.path(&id);
             match fs::rename(&unfinished, &to) {
                 Ok(()) => {

@@ -25,9 +25,10 @@ pub struct ScenarioView {
     /// `section.key=VALUE` from the command line, in order.
     #[serde(default)]
     pub overrides: Vec<String>,
-    /// Every option of the resolved scenario: `section.key` to its value. Options without a value are left out.
+    /// Every option of the resolved scenario: `section.key` to its value. Options without a value are left out. The
+    /// options of a what-if follow, see [`what_if`].
     pub settings: BTreeMap<String, String>,
-    /// Digest of the settings: 16 hexadecimal digits, equal exactly for equal settings.
+    /// Digest of the scenario's options: 16 hexadecimal digits, equal exactly for equal options.
     pub digest: String,
 }
 
@@ -67,6 +68,24 @@ impl ScenarioView {
         let family = self.settings.get("model.family")?;
         Family::named(family).map(Family::counted_in)
     }
+}
+
+/// The options of a what-if prediction (`sim --slower`, `--straggler`, `--jitter`, `--seed`), each with its value, as the
+/// environment of its run tells them.
+#[must_use]
+pub fn what_if(environment: &BTreeMap<String, String>) -> Vec<(String, String)> {
+    let mut all = Vec::new();
+    for (fact, option) in [("slower", "--slower"), ("stragglers", "--straggler")] {
+        let pairs = environment.get(fact).into_iter();
+        let pairs =
+            pairs.flat_map(|text| text.split_whitespace().filter_map(|p| p.split_once('=')));
+        all.extend(pairs.map(|(of, factor)| (format!("{option} {of}"), factor.to_owned())));
+    }
+    for (fact, option, default) in [("jitter", "--jitter", "0"), ("seed", "--seed", "0")] {
+        let value = environment.get(fact).filter(|v| *v != default);
+        all.extend(value.map(|v| (option.to_owned(), v.clone())));
+    }
+    all
 }
 
 fn flatten(path: &str, value: Value, into: &mut BTreeMap<String, String>) {
@@ -183,6 +202,33 @@ mod tests {
                 "{key}"
             );
         }
+    }
+
+    #[test]
+    fn what_ifs_are_told_as_the_command_line_has_them() {
+        let environment = BTreeMap::from(
+            [
+                ("slower", "arithmetic=3 host=2"),
+                ("stragglers", "1=4"),
+                ("jitter", "0.02"),
+                ("seed", "0"),
+                ("host", "here"),
+            ]
+            .map(|(k, v)| (k.to_owned(), v.to_owned())),
+        );
+        let told: Vec<String> = what_if(&environment)
+            .into_iter()
+            .map(|(key, value)| format!("{key}={value}"))
+            .collect();
+        assert_eq!(
+            told,
+            [
+                "--slower arithmetic=3",
+                "--slower host=2",
+                "--straggler 1=4",
+                "--jitter=0.02"
+            ]
+        );
     }
 
     #[test]

@@ -50,12 +50,12 @@ fn resolve(path: &str, text: &str, below: &mut Vec<PathBuf>) -> Result<Table, Pr
     let id = identity(&place);
     if below.contains(&id) {
         return Err(fault(format!(
-            "{KEY} = \"{name}\": that profile extends this one, or is this one"
+            "{KEY} = \"{name}\": profiles extend each other in a cycle"
         )));
     }
     if below.len() == MOST {
         return Err(fault(format!(
-            "{KEY} = \"{name}\": at most {MOST} profiles stand on one another"
+            "{KEY} = \"{name}\": more than {MOST} profiles extend one another"
         )));
     }
     below.push(id);
@@ -170,7 +170,7 @@ mod tests {
         };
         says(
             &[("a.toml", "# own\nextends = \"a.toml\"\n")],
-            "a.toml:2:11: extends = \"a.toml\": that profile extends this one, or is this one",
+            "a.toml:2:11: extends = \"a.toml\": profiles extend each other in a cycle",
         );
         let [a, b] = ["b", "a"].map(|other| format!("extends = \"{other}.toml\"\n"));
         says(
@@ -202,6 +202,6 @@ mod tests {
             .iter()
             .map(|(n, t)| (n.as_str(), t.as_str()))
             .collect();
-        says(&chain, "at most 8 profiles stand on one another");
+        says(&chain, "more than 8 profiles extend one another");
     }
 }

@@ -31,7 +31,7 @@ shipped![
 #[non_exhaustive]
 pub enum ProfileError {
     /// No shipped profile has the name and no file has the path.
-    #[error("no hardware profile `{name}`: not a file, and the shipped ones are {}", shipped().join(", "))]
+    #[error("no hardware profile `{name}`: it is not a file, and the shipped profiles are {}", shipped().join(", "))]
     NotFound {
         /// Name or path asked for.
         name: String,
@@ -94,9 +94,7 @@ pub fn text(name_or_path: &str) -> Result<Cow<'static, str>, ProfileError> {
     if extend::whole(name_or_path, &text)?.is_some() {
         return Err(ProfileError::Invalid {
             path: name_or_path.to_owned(),
-            message:
-                "it extends another profile, and here one is needed that says everything itself"
-                    .into(),
+            message: "it extends another profile, but a complete profile is needed here".into(),
         });
     }
     Ok(text)
@@ -184,10 +182,13 @@ fn check(p: &Profile) -> Result<(), String> {
             n.nvlink_ranks
         ));
     }
+    if n.nvlink_domain == Some(0) {
+        return Err("network.nvlink_domain = 0: NVLink connects at least 1 GPU".into());
+    }
     if !(n.misaligned_factor.is_finite() && n.misaligned_factor >= 1.0) {
         let value = n.misaligned_factor;
         return Err(format!(
-            "network.misaligned_factor = {value}: how many times as long a misaligned collective takes is at least 1"
+            "network.misaligned_factor = {value}: must be at least 1"
         ));
     }
     let (h, w) = (&p.host, &p.host.work);
@@ -299,7 +300,7 @@ fn check(p: &Profile) -> Result<(), String> {
         }
     }
     if c.collective_loss_compute + c.collective_loss_bandwidth >= 1.0 {
-        return Err("contention: a collective would lose its whole rate to compute".into());
+        return Err("contention: collectives would get no bandwidth next to compute".into());
     }
     if d.shared_cores == Some(0) || !(1..=2).contains(&p.host.steps_in_flight) {
         return Err("device.shared_cores must be positive, host.steps_in_flight 1 or 2".into());
@@ -364,7 +365,7 @@ fn check(p: &Profile) -> Result<(), String> {
     for t in &p.collective {
         if t.nodes == 0 || t.ranks == 0 || !t.ranks.is_multiple_of(t.nodes) {
             return Err(format!(
-                "[[collective]]: {} of ranks = {} on nodes = {}: both must be positive, and every node has equally many ranks",
+                "[[collective]]: {} with ranks = {} and nodes = {}: both must be positive, and ranks must be a multiple of nodes",
                 CollectiveKind::from(t.kind).name(),
                 t.ranks,
                 t.nodes

@@ -207,6 +207,9 @@ pub struct Network {
     /// Ranks of the groups that reached it: smaller ones reach less, since a rank also copies its own part, and larger ones more.
     #[serde(default = "eight")]
     pub nvlink_ranks: u32,
+    /// GPUs that NVLink connects to one another; unknown where not given.
+    #[serde(default)]
+    pub nvlink_domain: Option<u32>,
     /// Network cards of a node.
     pub nics_per_node: u32,
     /// Bandwidth of a network card, one direction, GB/s.

@@ -86,7 +86,7 @@ const PATTERNS: &[&str] = &[
 fn value(accept: &Accept, c: &mut Choices<'_>, out: &mut String) {
     match *accept {
         Accept::Bool => out.push_str(c.pick(&["true", "false"])),
-        Accept::Integer(lo, hi) | Accept::Bytes(lo, hi) => {
+        Accept::Integer(lo, hi) | Accept::Bytes(lo, hi) | Accept::Size(lo, hi) => {
             let n = match c.byte() % 16 {
                 0 => lo,
                 1 => hi,
@@ -99,6 +99,7 @@ fn value(accept: &Accept, c: &mut Choices<'_>, out: &mut String) {
             };
             match *accept {
                 Accept::Bytes(..) if n % 3 == 1 => write!(out, "\"{}MiB\"", n % 4096),
+                Accept::Size(..) => write!(out, "\"{n}B\""),
                 _ => write!(out, "{n}"),
             }
             .expect("writing to a string");

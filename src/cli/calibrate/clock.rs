@@ -34,14 +34,14 @@ pub(super) fn fit(
         let after = if tells[i] {
             let off = 100.0 * off(i, &factors)?.exp_m1();
             format!(
-                ", {off:+.1} % with arithmetic {:.3} times as long",
+                ", {off:+.1} % with matmuls and attention scaled by {:.3}",
                 factors[i]
             )
         } else {
-            ", left so: too short to tell kernels from what the host does".to_owned()
+            ", not scaled: the step is too short to separate kernels from host work".to_owned()
         };
         note(&format!(
-            "{:.3} ms a step of {}: predicted {:+.1} % with kernels as they were measured{after}",
+            "{:.3} ms/step of {}: predicted {:+.1} % with kernels as measured{after}",
             trial.step.ms(),
             trial.program.meta.scenario,
             100.0 * off(i, &as_measured)?.exp_m1(),

@@ -41,7 +41,7 @@ pub(super) fn fit(c: &Calibration, note: &mut dyn FnMut(&str)) -> Result<String,
     let (error, together) = best;
     let n = c.trials().len().max(1);
     note(&format!(
-        "steps of several ranks: {n}, mean error of their prediction {:.1} %, {together:?}",
+        "{n} steps of several ranks: mean prediction error {:.1} %, {together:?}",
         100.0 * error / n as f64
     ));
     Ok(c.profile(together))

@@ -5,6 +5,7 @@ use super::super::exec::view_of_outcome;
 use super::super::interrupt;
 use super::super::keep::{view_of, with_source};
 use super::super::output::Failure;
+use super::super::progress::Progress;
 use super::baseline::Kept;
 use super::{Args, binary};
 use crate::predict::{Profiles, predict};
@@ -12,7 +13,7 @@ use shardlab_exec::engine::ExecOptions;
 use shardlab_exec::train::{Flow, Observer, RunOptions, StepReport};
 use shardlab_plan::Scenario;
 use shardlab_plan::record::RunKind;
-use shardlab_plan::scenario::{find_shipped, nearest, shipped};
+use shardlab_plan::scenario::{find_shipped, is_stdin, nearest, shipped};
 use shardlab_reports::RunView;
 use shardlab_reports::compare::Side;
 use shardlab_reports::store::{Id, Store, StoreError, is_run_dir, open_dir};
@@ -84,19 +85,24 @@ impl Plan {
         let kept = if path.is_dir() {
             if !is_run_dir(&path) {
                 return Err(Failure::bad_input(format_args!(
-                    "{name} is a folder, but not that of a kept run (it has no run.json)"
+                    "{name} is a folder, but not that of a saved run (it has no run.json)"
                 )));
             }
             Some(Self::Folder(path.clone()))
-        } else if !path.is_file() && find_shipped(&name).is_none() {
+        } else if !is_stdin(&path) && !path.is_file() && find_shipped(&name).is_none() {
             match store.resolve(&name) {
                 Ok(id) => Some(Self::Kept(store.clone(), id)),
-                Err(e) => return Err(unknown(&name, &path, &set, &e)),
+                Err(e) => return Err(unknown(&name, &path, &set, e)),
             }
         } else {
             None
         };
         let Some(kept) = kept else {
+            if maker.is_some() && is_stdin(&path) {
+                return Err(Failure::bad_input(
+                    "-: another binary cannot read this standard input: write the scenario to a file",
+                ));
+            }
             let scenario = load(&path, &set)?;
             return Ok(Self::Scenario(Box::new(Ask {
                 path,
@@ -108,7 +114,7 @@ impl Plan {
         };
         if !set.is_empty() || exec || maker.is_some() {
             return Err(Failure::bad_input(format_args!(
-                "{name} is a kept run: options (--set), --exec, --binary and --rev are for scenarios"
+                "{name} is a saved run: --set, --exec, --binary and --rev apply to scenarios"
             )));
         }
         Ok(kept)
@@ -116,22 +122,26 @@ impl Plan {
 }
 
 /// Neither a scenario nor a run: what comes nearest.
-fn unknown(name: &str, path: &Path, set: &[String], error: &StoreError) -> Failure {
+fn unknown(name: &str, path: &Path, set: &[String], error: StoreError) -> Failure {
     let looks_like_file = path.extension().is_some() || path.components().count() > 1;
     if looks_like_file && let Err(e) = load(path, set) {
         return e;
     }
-    match nearest(name, shipped().iter().map(|(n, _)| *n)) {
-        Some(near) => Failure::bad_input(format_args!(
-            "`{name}` is no scenario (the nearest is `{near}`), and {error}"
-        )),
-        None => Failure::bad_input(format_args!("`{name}` is no scenario, and {error}")),
-    }
+    let StoreError::Unknown { dir, help, .. } = &error else {
+        return error.into();
+    };
+    let near = nearest(name, shipped().iter().map(|(n, _)| *n));
+    let near = near.map_or_else(String::new, |n| format!("; the nearest scenario is `{n}`"));
+    Failure::bad_input(format_args!(
+        "no scenario or saved run is called `{name}`{near}; runs in {}: {help}",
+        dir.display()
+    ))
 }
 
 /// Makes or reads every run. Measured ones take turns, round by round.
 pub(super) fn make(args: &Args, plans: &[Plan]) -> Result<Vec<Made>, Failure> {
     let profiles = profiles();
+    let progress = Progress::new("comparing", plans.len() * args.rounds as usize, args.json);
     let mut made: Vec<Option<Made>> = plans.iter().map(|_| None).collect();
     for round in 0..args.rounds {
         for (plan, made) in plans.iter().zip(&mut made) {
@@ -143,6 +153,7 @@ pub(super) fn make(args: &Args, plans: &[Plan]) -> Result<Vec<Made>, Failure> {
                 return Err(Failure::run("interrupted"));
             }
             let next = one(args, plan, &profiles)?;
+            progress.step();
             let median = next.view.step_ms();
             let so_far = made.get_or_insert(next);
             if repeated && args.rounds >= MEDIANS_FROM && median.is_finite() {

@@ -13,76 +13,76 @@ use std::sync::Arc;
 
 #[derive(clap::Args, Clone, Debug)]
 pub(crate) struct DeviceArgs {
-    /// What performs the program; auto: GPUs, if the scenario's hardware is one and this machine has any, else the processor
+    /// Device that runs the program
     #[arg(long, value_enum, default_value_t = Kind::Auto)]
     device: Kind,
-    /// Look for NVIDIA's libraries here first: a folder of them, or one of pip's nvidia packages (repeatable)
+    /// Search this folder for NVIDIA libraries first, or this pip nvidia package (repeatable)
     #[arg(long, value_name = "DIR")]
     library_path: Vec<PathBuf>,
-    /// Threads that a kernel may use (CPU); 0: all processors divided among the ranks
+    /// Threads per kernel (CPU); 0: all cores, divided among the ranks
     #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u32).range(0..=1024))]
     threads: u32,
-    /// First GPU to use; default: 0
+    /// First GPU to use [default: 0]
     #[arg(long, value_name = "N")]
     gpu: Option<u32>,
-    /// Multiply float32 matrices on tensor cores, with about three decimal digits (GPUs)
+    /// Use TF32 tensor cores for float32 matmuls, with about three decimal digits (GPUs)
     #[arg(long)]
     tf32: bool,
-    /// Do without cuDNN, even where it is there (GPUs)
+    /// Do not use cuDNN (GPUs)
     #[arg(long)]
     no_cudnn: bool,
-    /// One process a rank; always so for several GPUs (torchrun, srun and mpirun start the processes themselves)
+    /// Start one process per rank; the default for several GPUs (torchrun, srun and mpirun start the processes themselves)
     #[arg(long)]
     processes: bool,
-    /// Ranks as threads of one process on several GPUs too
+    /// Run all ranks as threads of one process, also on several GPUs
     #[arg(long, conflicts_with = "processes")]
     one_process: bool,
-    /// Let ranks share GPUs where there are fewer, to try what is meant for several: same results, but no times (one host)
+    /// Let ranks share GPUs, to try a multi-GPU job on fewer GPUs: same results, no meaningful timings (one host)
     #[arg(long, conflicts_with = "one_process")]
     share_gpu: bool,
-    /// How device memory is made known to NCCL
+    /// How to register device memory with NCCL
     #[arg(long, value_enum, default_value_t = Register::Off)]
     register: Register,
-    /// What times of the recorded step are taken with (GPUs); auto: cupti with one GPU a process, else events
+    /// How to time the recorded step (GPUs)
     #[arg(long, value_enum, default_value_t = Clock::Auto)]
     times: Clock,
-    /// Issue captured scopes instruction by instruction
+    /// Do not use CUDA graphs: issue captured scopes instruction by instruction
     #[arg(long)]
     no_graphs: bool,
-    /// Hold up random instructions of every stream, by this seed; results must not change
+    /// Delay random instructions, chosen by this seed (stress test; results must not change)
     #[arg(long, value_name = "SEED", hide_short_help = true)]
     delays: Option<u64>,
 }
 
 #[derive(clap::ValueEnum, Clone, Copy, Debug, PartialEq, Eq)]
 enum Kind {
-    /// What the scenario's hardware is, if this machine has it
+    /// GPUs, if the scenario's hardware is a GPU and this machine has one, else the CPU
     Auto,
-    /// This machine's processor: ranks are threads
+    /// CPU: ranks are threads
     Cpu,
-    /// NVIDIA GPUs, one a rank
+    /// NVIDIA GPUs, one per rank
     Cuda,
 }
 
 /// As [`Registration`].
 #[derive(clap::ValueEnum, Clone, Copy, Debug, PartialEq, Eq)]
 enum Register {
-    /// Not at all
+    /// No registration
     Off,
-    /// As buffers of every communicator
+    /// Buffers registered with every communicator
     Buffer,
-    /// As symmetric windows of every communicator
+    /// Symmetric windows of every communicator
     Window,
 }
 
 /// As [`Times`].
 #[derive(clap::ValueEnum, Clone, Copy, Debug, PartialEq, Eq)]
 enum Clock {
-    /// Whatever does no harm
+    /// Least intrusive method: CUPTI with one GPU per process, else events
     Auto,
-    /// Activity records: nothing lies between instructions
+    /// CUPTI activity records: nothing is inserted between instructions
     Cupti,
-    /// Events around every instruction
+    /// CUDA events around every instruction
     Events,
 }
 
@@ -314,7 +314,7 @@ impl DeviceArgs {
         let on_cpu = self.device != Kind::Cuda;
         outcome.run.mfu = utilisation(scenario, program, &outcome.run, on_cpu);
         if self.share_gpu && !on_cpu && program.meta.world > 1 {
-            let shared = "ranks took turns: times are not those of a GPU a rank".to_owned();
+            let shared = "shared by ranks that took turns: times are not meaningful".to_owned();
             outcome
                 .run
                 .environment
@@ -338,12 +338,12 @@ impl DeviceArgs {
         // Before anything is made: without a GPU nothing else matters.
         let count = gpus(&self.library_path).map_err(Failure::run)?;
         if count == 0 {
-            return Err(Failure::run("no GPU can be used: the driver shows none"));
+            return Err(Failure::run("no usable GPU: the driver shows none"));
         }
         if world.peers().processes() == 1 {
             world.peers().set_last_resort(Arc::new(|cause| {
                 say(format_args!(
-                    "error: the run cannot end in good order: {cause}"
+                    "error: the run cannot shut down cleanly: {cause}"
                 ));
                 leave(Status::RUN_FAILED);
             }));
@@ -374,7 +374,7 @@ impl DeviceArgs {
         let _ = (&self.library_path, self.gpu, self.tf32, self.no_cudnn);
         let _ = self.share_gpu;
         Err(Failure::run(
-            "no GPU can be used: this program was built without feature `cuda`",
+            "no usable GPU: this binary was built without feature `cuda`",
         ))
     }
 }

@@ -55,9 +55,7 @@ impl FaultAt {
             .section(section)
             .and_then(|section| section.instrs.clone().find(is_collective))
             .ok_or_else(|| {
-                Failure::bad_input(
-                    "--fault: a collective is expected for it to happen at, the program has none",
-                )
+                Failure::bad_input("--fault happens at a collective, but the program has none")
             })?;
         Ok(Fault {
             rank,

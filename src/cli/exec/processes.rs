@@ -36,7 +36,7 @@ pub(super) fn join(
 ) -> Result<World, Failure> {
     if program.meta.world != place.world {
         return Err(Failure::bad_input(format_args!(
-            "the scenario's mesh has {} ranks, {} started {} processes",
+            "the scenario's mesh has {} ranks, but {} started {} processes",
             program.meta.world,
             place.launcher.name(),
             place.world
@@ -54,7 +54,7 @@ pub(super) fn join(
     let rank = place.rank;
     peers.set_last_resort(Arc::new(move |cause| {
         say(format_args!(
-            "rank {rank} cannot end in good order ({cause})"
+            "rank {rank} cannot shut down cleanly ({cause})"
         ));
         leave();
     }));
@@ -77,7 +77,7 @@ fn leave() -> ! {
 /// Starts this command once for every rank and waits.
 pub(super) fn start(ranks: u32, timeout: Duration) -> Result<Status, Failure> {
     let program = std::env::current_exe()
-        .map_err(|e| Failure::run(format_args!("cannot find this program's file: {e}")))?;
+        .map_err(|e| Failure::run(format_args!("cannot find this binary: {e}")))?;
     let what = Launch {
         ranks,
         program,

@@ -17,14 +17,14 @@ use text::Text;
 /// How progress is told.
 #[derive(clap::ValueEnum, Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) enum Style {
-    /// A line that is rewritten on a terminal, a line now and then elsewhere
+    /// A progress line on a terminal, occasional lines elsewhere
     #[default]
     Auto,
-    /// A line now and then, on a terminal too
+    /// Occasional lines, also on a terminal
     Lines,
-    /// One JSON object a line: begun, every step, validations, notes, the end, errors (docs/json.md)
+    /// One JSON object per line: start, every step, validations, notes, end, errors (docs/json.md)
     Json,
-    /// Nothing but notes, what is kept, and errors
+    /// Only notes, saved files and errors
     None,
 }
 
@@ -67,15 +67,15 @@ impl Progress {
         }
     }
 
-    /// The run is over, and kept or not.
-    pub(super) fn kept(&self, outcome: &Outcome, kept: &Saved) {
+    /// The run is over, and saved or not.
+    pub(super) fn saved(&self, outcome: &Outcome, saved: &Saved) {
         match self {
-            Self::Text(_) => kept.say(),
+            Self::Text(_) => saved.say(),
             Self::Json(json) => {
-                if let Saved::Not(reason) = kept {
+                if let Saved::Not(reason) = saved {
                     json.note(reason);
                 }
-                json.over(outcome, kept.id());
+                json.over(outcome, saved.id());
             }
         }
     }

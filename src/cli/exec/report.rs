@@ -5,6 +5,7 @@ use crate::cli::sim::report::{collectives, composition, heading};
 use crate::cli::table::Table;
 use shardlab_exec::train::{Outcome, schedule};
 use shardlab_plan::program::SectionKind;
+use shardlab_plan::units::thousands;
 use shardlab_plan::{Program, Scenario};
 
 /// Steps that the table shows.
@@ -33,14 +34,14 @@ fn summary(scenario: &Scenario, o: &Outcome, out: &mut Out) -> Result<(), Failur
     let unit = scenario.model.family.counted_in().rate();
     let samples = s.step_ms.samples.len();
     let step = if o.resumed_from == o.run.losses.len() as u64 {
-        "none: the checkpoint is of the last step asked for, or of a later one".to_owned()
+        "none: the checkpoint is already at the last step, or after it".to_owned()
     } else if samples == 0 {
-        "one step, which makes what later ones reuse: no time".to_owned()
+        "no time: the only step is the first one, which allocates and compiles what later steps reuse".to_owned()
     } else {
         format!(
-            "{:.2} ms   {:.0} {unit}   MFU {}   mean {:.2}, p95 {:.2} of {samples}",
-            s.step_ms.median,
-            s.tokens_per_s_per_gpu,
+            "{} ms   {} {unit}   MFU {}   mean {:.2}, p95 {:.2} of {samples}",
+            thousands(s.step_ms.median, 2),
+            thousands(s.tokens_per_s_per_gpu, 0),
             s.mfu
                 .map_or_else(|| "n/a".to_owned(), |m| format!("{:.1} %", 100.0 * m)),
             s.step_ms.mean,
@@ -72,7 +73,7 @@ fn memory(program: &Program, o: &Outcome, out: &mut Out) -> Result<(), Failure> 
     out.labelled(
         "memory",
         &format!(
-            "allocated {}, reserved {} a rank; {} at rest between steps",
+            "allocated {}, reserved {} per rank; {} persistent",
             m.peak_allocated, m.peak_reserved, m.persistent
         ),
     )?;

@@ -1,9 +1,10 @@
 //! An explanation as one JSON object.
 
-use super::{Explanation, LISTED};
+use super::{ALL_LISTED, Explanation};
 use crate::analysis::slower::FACTORS;
+use crate::analysis::smallest_fit::Solution;
 use crate::analysis::whatif::Effect;
-use crate::analysis::{compile, exposed, peak};
+use crate::analysis::{compile, exposed, peak, why};
 use serde_json::{Value, json};
 use shardlab_plan::units::Picos;
 
@@ -16,7 +17,9 @@ pub(super) fn object(e: &Explanation) -> Value {
         "program_digest": p.run.program_digest,
         "hardware": p.run.hardware,
         "step_ms": p.step_ms(),
-        "why": e.sentences,
+        "verdict": e.verdict.json(&e.next),
+        "warnings": e.warnings,
+        "why": why::sentences(p),
         "critical_path": {
             "spans": e.path.spans,
             "length_ms": ms(e.path.length),
@@ -36,7 +39,7 @@ pub(super) fn object(e: &Explanation) -> Value {
                 "cause": g.cause, "waited_for": g.awaited.name, "phase": g.awaited.phase,
                 "behind": g.behind, "gaps": g.count, "ms": ms(g.total),
             })).collect::<Vec<_>>(),
-            "longest": exposed::longest(e.gaps.clone(), LISTED).iter().map(|g| json!({
+            "longest": exposed::longest(e.gaps.clone(), ALL_LISTED).iter().map(|g| json!({
                 "cause": g.cause, "waited_for": g.awaited.name, "phase": g.awaited.phase, "unit": g.unit,
                 "behind": g.behind, "at_ms": ms(g.start), "ms": ms(g.length), "why": g.why,
             })).collect::<Vec<_>>(),
@@ -49,9 +52,9 @@ pub(super) fn object(e: &Explanation) -> Value {
             "instr": m.at.instr,
             "by_role": m.by_role.iter().map(|(r, b)| (r.name().to_owned(), b.0.into())).collect::<serde_json::Map<_, _>>(),
             "by_unit": m.by_unit.iter().map(|(u, b)| (u.clone(), b.0.into())).collect::<serde_json::Map<_, _>>(),
-            "largest": peak::largest(&p.program, m.at.instr, LISTED),
+            "largest": peak::largest(&p.program, m.at.instr, ALL_LISTED),
         },
-        "compile_modes": e.compile.iter().map(|(mode, made)| match made {
+        "compile_modes": e.tried.compile.iter().map(|(mode, made)| match made {
             Ok(c) => json!({
                 "mode": compile::name(*mode), "step_ms": c.step_ms, "kernels": c.kernels,
                 "kernel_ms": ms(c.kernel_time), "host_ms": ms(c.host), "guards_ms": ms(c.guards),
@@ -61,14 +64,21 @@ pub(super) fn object(e: &Explanation) -> Value {
             Err(error) => json!({ "mode": compile::name(*mode), "impossible": error.reason() }),
         }).collect::<Vec<_>>(),
         "base": effect(&e.base),
-        "slower": e.slower.iter().flat_map(|s| FACTORS.iter().zip(s.step_ms).map(|(factor, ms)| json!({
+        "smallest_fit": e.tried.smallest_fit.as_ref().and_then(|s| s.best()).map(solution),
+        "more_gpus": e.tried.smallest_fit.as_ref().and_then(|s| s.more_gpus.as_ref()).map(solution),
+        "fits_with": e.tried.smallest_fit.iter().flat_map(|s| s.solutions.iter().chain(&s.narrow)).map(solution).collect::<Vec<_>>(),
+        "slower": e.tried.slower.iter().flat_map(|s| FACTORS.iter().zip(s.step_ms).map(|(factor, ms)| json!({
             "part": s.part.name(), "factor": factor, "step_ms": ms,
         }))).collect::<Vec<_>>(),
-        "what_if": e.what_ifs.iter().map(|w| match &w.effect {
+        "what_if": e.tried.what_ifs.iter().map(|w| match &w.effect {
             Ok(x) => json!({ "set": w.change.overrides, "effect": effect(x) }),
             Err(error) => json!({ "set": w.change.overrides, "impossible": error.reason() }),
         }).collect::<Vec<_>>(),
     })
+}
+
+fn solution(s: &Solution) -> Value {
+    json!({ "set": s.change.overrides, "options": s.options, "effect": effect(&s.effect) })
 }
 
 fn effect(e: &Effect) -> Value {
@@ -77,6 +87,7 @@ fn effect(e: &Effect) -> Value {
         "tokens_per_s_per_gpu": e.tokens_per_s,
         "peak_allocated_bytes": e.peak_allocated,
         "peak_reserved_bytes": e.peak_reserved,
+        "free_bytes": e.free_bytes,
         "fits": e.fit.word(),
     })
 }

@@ -1,15 +1,285 @@
-//! The table of single changes.
+//! What other options would do: what to try next, and tables.
 
 use super::super::output::{Failure, Out};
 use super::super::table::Table;
-use crate::analysis::whatif::{Effect, WhatIf};
+use super::super::verdict::setting;
+use super::{ALL_LISTED, Explanation, LISTED, Tried};
+use crate::analysis::basis::{self, number};
+use crate::analysis::smallest_fit::{Search, Solution};
+use crate::analysis::verdict::{Verdict, free_memory};
+use crate::analysis::whatif::{Effect, WhatIf, is_settable};
 use crate::predict::{Fit, TIGHT};
-use shardlab_plan::units::{ByteUnit, Bytes, signed};
+use shardlab_plan::scenario::PolicyKind;
+use shardlab_plan::units::{ByteUnit, Bytes, signed, thousands};
 use std::collections::BTreeMap;
 
-/// Changes sorted by throughput, best first, those that fit before those that do not; those without effect and the impossible ones
-/// compactly below.
-pub(super) fn print(base: &Effect, all: &[WhatIf], out: &mut Out) -> Result<(), Failure> {
+/// Returns the change that is worth trying next, with its effect.
+pub(super) fn next(base: &Effect, verdict: &Verdict, tried: &Tried, policy: PolicyKind) -> String {
+    if let Some(search) = &tried.smallest_fit {
+        return smallest(base, search);
+    }
+    let mut worth = improvements(base, &tried.what_ifs, policy);
+    worth.retain(|(what_if, _)| what_if.change.keeps_training());
+    if verdict.is_narrow() || matches!(base.fit, Fit::Tight { .. }) {
+        // Room comes before speed.
+        let roomy =
+            |c: &(&WhatIf, &Effect)| c.1.has_headroom && !matches!(c.1.fit, Fit::Tight { .. });
+        worth.sort_by_key(|c| !roomy(c));
+    }
+    match worth.first() {
+        Some((what_if, effect)) => format!(
+            "`{}`: {}",
+            settings(&what_if.change.overrides),
+            in_words(base, effect)
+        ),
+        None => "no single option that keeps batch and precision gains more than 0.5 % of time or memory".to_owned(),
+    }
+}
+
+fn settings(overrides: &[String]) -> String {
+    let all: Vec<String> = overrides.iter().map(|set| setting(set)).collect();
+    all.join(" ")
+}
+
+fn smallest(base: &Effect, search: &Search) -> String {
+    let Some(best) = search.best() else {
+        let none = format!(
+            "no combination of up to three options fits on these GPUs ({} tried)",
+            search.tried
+        );
+        return match &search.more_gpus {
+            Some(s) => format!(
+                "{none}; more GPUs do: `{}` ({})",
+                settings(&s.change.overrides),
+                free(&s.effect)
+            ),
+            None => format!("{none}, nor on up to 64 times as many"),
+        };
+    };
+    let mut text = format!(
+        "smallest change that fits: `{}` ({})",
+        settings(&best.change.overrides),
+        in_words(base, &best.effect)
+    );
+    let only_just = search.narrow.first().filter(|s| s.options < best.options);
+    if let Some(s) = only_just {
+        text += &format!(
+            "; `{}` alone fits with {}",
+            settings(&s.change.overrides),
+            free(&s.effect)
+        );
+    }
+    text
+}
+
+/// Returns an effect in words: `8.2 % faster, 25.82 GiB less reserved, 12.00 GiB free`.
+fn in_words(base: &Effect, effect: &Effect) -> String {
+    let faster = 100.0 * effect.faster_than(base);
+    let speed = if faster >= 0.05 {
+        format!("{faster:.1} % faster")
+    } else if faster <= -0.05 {
+        format!("{:.1} % slower", -faster)
+    } else {
+        "as fast".to_owned()
+    };
+    let (now, before) = (effect.peak_reserved, base.peak_reserved);
+    let memory = match now.0.abs_diff(before.0) {
+        by if by * 1000 <= before.0 => "same memory".to_owned(),
+        by if now < before => format!("{} less reserved", Bytes(by)),
+        by => format!("{} more reserved", Bytes(by)),
+    };
+    let room = match effect.free_bytes {
+        Some(_) => format!(", {}", free(effect)),
+        None => String::new(),
+    };
+    format!("{speed}, {memory}{room}")
+}
+
+fn free(effect: &Effect) -> String {
+    let bytes = effect.free_bytes.unwrap_or(0);
+    let bytes = Bytes(u64::try_from(bytes).unwrap_or(0));
+    match effect.fit {
+        Fit::Tight { .. } => "allocator retries".to_owned(),
+        _ => format!("{} free", free_memory(bytes)),
+    }
+}
+
+/// Returns the changes that help and that a user of this policy can make, best first: the
+/// fastest, then those that save the most memory.
+fn improvements<'a>(
+    base: &Effect,
+    all: &'a [WhatIf],
+    policy: PolicyKind,
+) -> Vec<(&'a WhatIf, &'a Effect)> {
+    let mut worth: Vec<(&WhatIf, &Effect)> = all
+        .iter()
+        .filter(|w| {
+            w.change
+                .overrides
+                .iter()
+                .all(|set| is_settable(policy, set))
+        })
+        .filter_map(|w| Some((w, w.effect.as_ref().ok()?)))
+        .filter(|(_, e)| e.improves(base))
+        .collect();
+    let faster = |e: &Effect| e.is_faster_than(base);
+    worth.sort_by(|(_, a), (_, b)| {
+        faster(b).cmp(&faster(a)).then_with(|| {
+            if faster(a) {
+                b.tokens_per_s.total_cmp(&a.tokens_per_s)
+            } else {
+                a.peak_reserved.cmp(&b.peak_reserved)
+            }
+        })
+    });
+    worth
+}
+
+/// Prints the single changes that help: the fastest, and those that save memory.
+pub(super) fn worthwhile(e: &Explanation, out: &mut Out) -> Result<(), Failure> {
+    let policy = e.prediction.scenario.fsdp.policy;
+    let worth = improvements(&e.base, &e.tried.what_ifs, policy);
+    let (worth, other): (Vec<_>, Vec<_>) = worth
+        .into_iter()
+        .partition(|(w, _)| w.change.keeps_training());
+    let (faster, smaller): (Vec<_>, Vec<_>) = worth
+        .into_iter()
+        .partition(|(_, x)| x.is_faster_than(&e.base));
+    out.blank()?;
+    out.heading("What to change")?;
+    let padding: Vec<(&WhatIf, &Effect)> = e
+        .tried
+        .what_ifs
+        .iter()
+        .filter(|w| e.warnings.iter().any(|x| x.set == w.change.overrides))
+        .filter_map(|w| Some((w, w.effect.as_ref().ok()?)))
+        .collect();
+    if faster.is_empty() && smaller.is_empty() && other.is_empty() && padding.is_empty() {
+        return Ok(out.paragraph(
+            0,
+            "No single option gains more than 0.5 % of time or memory.",
+        )?);
+    }
+    let mut table = changes(e);
+    for (title, group) in [
+        ("faster:", faster),
+        ("less memory:", smaller),
+        ("with another batch size or precision:", other),
+        ("without the warning:", padding),
+    ] {
+        if group.is_empty() {
+            continue;
+        }
+        table.row([title].into_iter().chain([""; 5]).map(str::to_owned));
+        for (w, effect) in group.iter().take(LISTED) {
+            table.row(change(&w.change.label, e, effect));
+        }
+    }
+    out.text(table)?;
+    // Where the scenario is tight, changes may be too.
+    tight_in_words(std::iter::once(&e.base), out)
+}
+
+/// Prints the smallest changes that make a job fit.
+pub(super) fn solutions(
+    e: &Explanation,
+    search: &Search,
+    all: bool,
+    out: &mut Out,
+) -> Result<(), Failure> {
+    let found = || search.solutions.iter().chain(&search.narrow);
+    if found().next().is_none() {
+        return Ok(());
+    }
+    out.blank()?;
+    out.heading("Smallest changes that fit")?;
+    let mut table = changes(e);
+    let listed = if all { ALL_LISTED } else { LISTED };
+    let groups: [(&str, &[Solution]); 2] = [
+        ("with 5 % free:", &search.solutions),
+        ("with less:", &search.narrow),
+    ];
+    for (title, group) in groups {
+        if group.is_empty() {
+            continue;
+        }
+        table.row([title].into_iter().chain([""; 5]).map(str::to_owned));
+        for s in group.iter().take(listed) {
+            table.row(change(&s.change.label, e, &s.effect));
+        }
+    }
+    out.text(table)?;
+    tight_in_words(found().map(|s| &s.effect), out)
+}
+
+/// Returns a table of changes, with the scenario as it is in its first row.
+fn changes(e: &Explanation) -> Table {
+    let base = &e.base;
+    let basis = e.verdict.basis.as_ref();
+    let throughput = format!(">{}", base.counted_in.column());
+    let mut table = Table::new([
+        "change",
+        ">step ms",
+        &throughput,
+        ">reserved",
+        ">free",
+        "fits",
+    ]);
+    table.row([
+        "(as it is)".into(),
+        number(base.step_ms, 2, basis),
+        number(base.tokens_per_s, 0, basis),
+        base.peak_reserved.to_string(),
+        room(base),
+        base.fit.word().to_owned(),
+    ]);
+    table
+}
+
+fn change(label: &str, e: &Explanation, effect: &Effect) -> [String; 6] {
+    let base = &e.base;
+    let slower = effect.step_ms - base.step_ms;
+    [
+        label.to_owned(),
+        basis::difference(slower, 2, e.verdict.basis.as_ref()),
+        format!("{} %", signed(100.0 * effect.faster_than(base), 1)),
+        difference(effect.peak_reserved, base.peak_reserved),
+        room(effect),
+        effect.fit.word().to_owned(),
+    ]
+}
+
+fn room(e: &Effect) -> String {
+    match e.free_bytes {
+        Some(free) if free < 0 => format!("-{}", free_memory(Bytes(free.unsigned_abs()))),
+        Some(free) => free_memory(Bytes(free.unsigned_abs())),
+        None => "?".to_owned(),
+    }
+}
+
+fn difference(a: Bytes, b: Bytes) -> String {
+    let unit = ByteUnit::of(a.max(b));
+    let by = signed(unit.count(a) - unit.count(b), unit.decimals());
+    format!("{by} {}", unit.name())
+}
+
+/// Explains the word `tight`, where a table has it.
+fn tight_in_words<'a>(
+    mut effects: impl Iterator<Item = &'a Effect>,
+    out: &mut Out,
+) -> Result<(), Failure> {
+    if effects.any(|e| matches!(e.fit, Fit::Tight { .. })) {
+        out.paragraph(2, TIGHT)?;
+    }
+    Ok(())
+}
+
+/// Prints every change, fastest first, those that fit before those that do not; changes without
+/// effect and impossible ones in short below.
+pub(super) fn full(base: &Effect, all: &[WhatIf], out: &mut Out) -> Result<(), Failure> {
+    if all.is_empty() {
+        return Ok(());
+    }
     let mut effects: Vec<(&str, &Effect)> = Vec::new();
     let mut same: Vec<&str> = Vec::new();
     let mut impossible: BTreeMap<String, Vec<&str>> = BTreeMap::new();
@@ -21,7 +291,6 @@ pub(super) fn print(base: &Effect, all: &[WhatIf], out: &mut Out) -> Result<(), 
             Err(e) => impossible.entry(e.reason()).or_default().push(label),
         }
     }
-    let fits = base.fit.is_ok();
     effects.sort_by(|(_, a), (_, b)| {
         let no = |e: &Effect| !e.fit.is_ok();
         no(a)
@@ -29,18 +298,7 @@ pub(super) fn print(base: &Effect, all: &[WhatIf], out: &mut Out) -> Result<(), 
             .then(b.tokens_per_s.total_cmp(&a.tokens_per_s))
     });
     out.blank()?;
-    out.heading("What one change would do")?;
-    if !fits {
-        let saving = effects.iter().filter(|(_, e)| e.fit.is_ok()).count();
-        out.paragraph(
-            0,
-            &match saving {
-                0 => "It does not fit as it is, and no single one of these changes makes it fit.".to_owned(),
-                1 => "It does not fit as it is. One change makes it fit, the first below it.".to_owned(),
-                n => format!("It does not fit as it is. {n} changes make it fit, the first below it, fastest first."),
-            },
-        )?;
-    }
+    out.heading("Effect of each option")?;
     let throughput = format!(">{}", base.counted_in.column());
     let mut table = Table::new([
         "change",
@@ -50,15 +308,10 @@ pub(super) fn print(base: &Effect, all: &[WhatIf], out: &mut Out) -> Result<(), 
         ">reserved",
         "fits",
     ]);
-    let change = |a: Bytes, b: Bytes| {
-        let unit = ByteUnit::of(a.max(b));
-        let by = signed(unit.count(a) - unit.count(b), unit.decimals());
-        format!("{by} {}", unit.name())
-    };
     table.row([
         "(as it is)".into(),
-        format!("{:.2}", base.step_ms),
-        format!("{:.0}", base.tokens_per_s),
+        thousands(base.step_ms, 2),
+        thousands(base.tokens_per_s, 0),
         base.peak_allocated.to_string(),
         base.peak_reserved.to_string(),
         base.fit.word().to_owned(),
@@ -66,30 +319,27 @@ pub(super) fn print(base: &Effect, all: &[WhatIf], out: &mut Out) -> Result<(), 
     let mut beyond = false;
     for (label, e) in effects {
         if !e.fit.is_ok() && !std::mem::replace(&mut beyond, true) {
-            let mut cells: [String; 6] = Default::default();
-            cells[0] = "what does not fit:".to_owned();
-            table.row(cells);
+            table.row(
+                ["do not fit:"]
+                    .into_iter()
+                    .chain([""; 5])
+                    .map(str::to_owned),
+            );
         }
         table.row([
             label.to_owned(),
             signed(e.step_ms - base.step_ms, 2),
-            format!(
-                "{} %",
-                signed(100.0 * (e.tokens_per_s / base.tokens_per_s - 1.0), 1)
-            ),
-            change(e.peak_allocated, base.peak_allocated),
-            change(e.peak_reserved, base.peak_reserved),
+            format!("{} %", signed(100.0 * e.faster_than(base), 1)),
+            difference(e.peak_allocated, base.peak_allocated),
+            difference(e.peak_reserved, base.peak_reserved),
             e.fit.word().to_owned(),
         ]);
     }
     out.text(table)?;
-    let tight = |e: &Effect| matches!(e.fit, Fit::Tight { .. });
     let effects = all.iter().filter_map(|w| w.effect.as_ref().ok());
-    if effects.chain([base]).any(tight) {
-        out.paragraph(2, TIGHT)?;
-    }
+    tight_in_words(effects.chain([base]), out)?;
     if !same.is_empty() {
-        out.paragraph(2, &format!("No effect: {}.", same.join(", ")))?;
+        out.paragraph(2, &format!("Less than 0.5 %: {}.", same.join(", ")))?;
     }
     for (reason, labels) in impossible {
         out.paragraph(

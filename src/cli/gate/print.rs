@@ -4,43 +4,33 @@ use crate::cli::output::{Failure, Out};
 use crate::cli::table::{Table, WIDTH};
 use shardlab_reports::gate::{Finding, Status, Verdict};
 
-/// Prints the verdicts: one line a scenario, and what failed below it.
+/// Prints the verdicts: one line per scenario, and below it the failures, each with its cause first.
 pub(super) fn verdicts(all: bool, verdicts: &[Verdict], out: &mut Out) -> Result<(), Failure> {
     for v in verdicts {
-        let word = if v.pass {
-            out.good("pass")
-        } else {
-            out.bad("FAIL")
+        heading(v, out)?;
+        for failure in &v.failures {
+            let place = match &failure.place {
+                Some(p) => format!(" [{}:{}]", p.file, p.line),
+                None => String::new(),
+            };
+            out.blank()?;
+            let cause = out.bold(&failure.cause);
+            out.paragraph(2, &format!("{cause}{place}"))?;
+            let findings: Vec<&Finding> = v.of(failure).collect();
+            details(&findings, out)?;
+        }
+        let rest = |f: &&Finding| match f.status {
+            Status::Pass => all,
+            // The heading or the cause says it.
+            Status::Skipped => all || v.change.as_ref() != Some(&f.message),
+            status => !status.fails(),
         };
-        let of = |s: Status| v.findings.iter().filter(|f| f.status == s).count();
-        let mut rest = String::new();
-        for status in [Status::Inconclusive, Status::Skipped] {
-            if of(status) > 0 {
-                rest.push_str(&format!(", {} {}", of(status), status.word()));
-            }
+        let rest: Vec<&Finding> = v.findings.iter().filter(rest).collect();
+        if !rest.is_empty() {
+            out.blank()?;
+            details(&rest, out)?;
         }
-        let failures = v.failures().count();
-        let heading = out.bold(&v.scenario);
-        let count = v.findings.len();
-        if failures == 0 {
-            out.line(format_args!(
-                "{heading}: {word} ({count} comparisons{rest})"
-            ))?;
-        } else {
-            out.line(format_args!(
-                "{heading}: {word} ({failures} of {count} comparisons{rest})"
-            ))?;
-        }
-        let shown: Vec<&Finding> = v
-            .findings
-            .iter()
-            .filter(|f| all || f.status != Status::Pass)
-            .collect();
-        if !shown.is_empty() {
-            out.text(table(&shown))?;
-            for f in &shown {
-                tell(f, out)?;
-            }
+        if !rest.is_empty() || !v.pass {
             out.blank()?;
         }
     }
@@ -50,6 +40,46 @@ pub(super) fn verdicts(all: bool, verdicts: &[Verdict], out: &mut Out) -> Result
             0 => out.good(format_args!("{} scenarios passed", verdicts.len())),
             n => out.bad(format_args!("{n} of {} scenarios failed", verdicts.len())),
         })?;
+    }
+    Ok(())
+}
+
+/// The verdict on one line, and what changed where that fails nothing.
+fn heading(v: &Verdict, out: &mut Out) -> Result<(), Failure> {
+    let of = |s: Status| v.findings.iter().filter(|f| f.status == s).count();
+    let mut about = match v.failures.len() {
+        0 => format!("{} comparisons", v.findings.len()),
+        n => {
+            let s = if n == 1 { "" } else { "s" };
+            let failing = v.failing().count();
+            format!(
+                "{n} failure{s}: {failing} of {} comparisons",
+                v.findings.len()
+            )
+        }
+    };
+    for status in [Status::Inconclusive, Status::Skipped] {
+        if of(status) > 0 {
+            about.push_str(&format!(", {} {}", of(status), status.word()));
+        }
+    }
+    let name = out.bold(&v.scenario);
+    let word = if v.pass {
+        out.good("pass")
+    } else {
+        out.bad("FAIL")
+    };
+    out.line(format_args!("{name}: {word} ({about})"))?;
+    if let Some(change) = v.change.as_ref().filter(|_| v.pass) {
+        out.paragraph(2, &format!("note: {change}"))?;
+    }
+    Ok(())
+}
+
+fn details(findings: &[&Finding], out: &mut Out) -> Result<(), Failure> {
+    out.text(table(findings))?;
+    for f in findings {
+        tell(f, out)?;
     }
     Ok(())
 }
@@ -73,11 +103,7 @@ fn tell(f: &Finding, out: &mut Out) -> Result<(), Failure> {
     if f.message.is_empty() && f.detail.is_empty() {
         return Ok(());
     }
-    let place = match &f.place {
-        Some(p) if f.status.fails() => format!(" [{}:{}]", p.file, p.line),
-        _ => String::new(),
-    };
-    out.paragraph(2, &format!("{}: {}{place}", f.metric, f.message))?;
+    out.paragraph(2, &format!("{}: {}", f.metric, f.message))?;
     for line in f.detail.lines() {
         let shown = cut(line, WIDTH - 4);
         let shown = match line.chars().next() {

@@ -5,7 +5,7 @@ use super::super::table::Table;
 use serde::Serialize;
 use shardlab_plan::program::UnitId;
 use shardlab_plan::shard::{Group, Layout};
-use shardlab_plan::units::Bytes;
+use shardlab_plan::units::{Bytes, count};
 use shardlab_plan::{Program, Scenario};
 
 /// All parameter groups of a program.
@@ -107,74 +107,117 @@ fn group_report(program: &Program, index: usize, group: &Group) -> GroupReport {
     }
 }
 
+/// Groups that differ in nothing but their names: the first, and the units of the others.
+struct Alike<'a> {
+    first: &'a GroupReport,
+    others: Vec<&'a GroupReport>,
+}
+
+/// Folds neighbours that are laid out in the same way.
+fn folded(groups: &[GroupReport]) -> Vec<Alike<'_>> {
+    let mut folded: Vec<Alike<'_>> = Vec::new();
+    for g in groups {
+        match folded.last_mut() {
+            Some(last) if alike(last.first, g) => last.others.push(g),
+            _ => folded.push(Alike {
+                first: g,
+                others: Vec::new(),
+            }),
+        }
+    }
+    folded
+}
+
+impl Alike<'_> {
+    fn numbers(&self) -> String {
+        let first = self.first.group;
+        match self.others.last() {
+            Some(last) => format!("{first} to {}", last.group),
+            None => first.to_string(),
+        }
+    }
+
+    fn units(&self) -> String {
+        let frozen = if self.first.requires_grad {
+            ""
+        } else {
+            " (frozen)"
+        };
+        match self.others.last() {
+            Some(last) => format!("{} to {}{frozen}", self.first.unit, last.unit),
+            None => format!("{}{frozen}", self.first.unit),
+        }
+    }
+}
+
 pub(super) fn print(report: &Report, out: &mut Out) -> Result<(), Failure> {
-    out.line(format_args!(
+    out.heading(format_args!(
         "{}: {} parameter groups over {} shards, gathered in {}",
         report.scenario,
-        report.groups.len(),
-        report.shards,
+        count(report.groups.len() as u64),
+        count(report.shards.into()),
         report.compute
     ))?;
     out.blank()?;
+    let folded = folded(&report.groups);
     let mut table = Table::new([
-        ">group",
-        "unit",
-        "layout",
+        "groups",
+        "units",
+        "?layout",
         ">elements",
-        ">padded",
-        ">padding",
-        ">shard",
+        "?>padded",
+        "?>padding",
+        "?>shard",
         ">gathered",
     ]);
-    for g in &report.groups {
+    for group in &folded {
+        let g = group.first;
         let padding = g.full_numel - g.payload_numel;
         table.row([
-            g.group.to_string(),
-            format!(
-                "{}{}",
-                g.unit,
-                if g.requires_grad { "" } else { " (frozen)" }
-            ),
+            group.numbers(),
+            group.units(),
             match g.chunk_factor {
-                Some(rows) => format!("{}, rows of {rows}", g.layout),
+                Some(rows) => format!("{}, rows of {}", g.layout, count(rows)),
                 None => g.layout.to_owned(),
             },
-            g.payload_numel.to_string(),
-            g.full_numel.to_string(),
+            count(g.payload_numel),
+            count(g.full_numel),
             format!(
                 "{:.3} %",
                 100.0 * padding as f64 / g.full_numel.max(1) as f64
             ),
-            g.shard_numel.to_string(),
+            count(g.shard_numel),
             Bytes(g.full_bytes).to_string(),
         ]);
     }
     out.text(table)?;
-    let mut shown: Vec<(&GroupReport, Vec<&str>)> = Vec::new();
-    for g in &report.groups {
-        match shown.iter_mut().find(|(s, _)| alike(s, g)) {
-            Some((_, twins)) => twins.push(&g.unit),
-            None => shown.push((g, Vec::new())),
-        }
+    if folded.iter().any(|g| !g.others.is_empty()) {
+        out.paragraph(
+            0,
+            "The numbers of groups that are alike are those of each of them.",
+        )?;
     }
-    for (g, twins) in shown {
+    for group in &folded {
+        let g = group.first;
         out.blank()?;
-        out.heading(format_args!("group {} {}", g.group, g.unit))?;
-        if let (Some(first), Some(last)) = (twins.first(), twins.last()) {
-            out.line(format_args!(
-                "laid out in the same way: {} units, {first} to {last}",
-                twins.len()
-            ))?;
-        }
+        out.heading(match group.others.len() {
+            0 => format!("group {}: {}", group.numbers(), group.units()),
+            more => format!(
+                "groups {}: {} ({} alike)",
+                group.numbers(),
+                group.units(),
+                more + 1
+            ),
+        })?;
         let mut table = Table::new([
             "parameter",
             "shape",
-            ">offset",
+            "?>offset",
             ">elements",
-            "held by ranks",
+            ">held by ranks",
         ]);
         for p in &g.params {
-            let shape: Vec<String> = p.shape.iter().map(u64::to_string).collect();
+            let shape: Vec<String> = p.shape.iter().map(|n| count(*n)).collect();
             table.row([
                 if p.requires_grad || !g.requires_grad {
                     p.name.clone()
@@ -182,8 +225,8 @@ pub(super) fn print(report: &Report, out: &mut Out) -> Result<(), Failure> {
                     format!("{} (frozen)", p.name)
                 },
                 shape.join(" x "),
-                p.offset.to_string(),
-                p.numel.to_string(),
+                count(p.offset),
+                count(p.numel),
                 held(&p.per_rank),
             ]);
         }
@@ -192,16 +235,22 @@ pub(super) fn print(report: &Report, out: &mut Out) -> Result<(), Failure> {
     Ok(())
 }
 
-/// `4 x 1024`, or `1 x 1024, 3 x 0`.
+/// Returns how many elements which ranks hold, a line each: `0: 4,096` and `1-3: 0`.
 fn held(per_rank: &[(u32, u64)]) -> String {
-    let parts: Vec<String> = per_rank
-        .iter()
-        .map(|(n, of)| format!("{n} x {of}"))
-        .collect();
-    parts.join(", ")
+    let mut first = 0;
+    let mut lines = Vec::new();
+    for (ranks, elements) in per_rank {
+        let elements = count(*elements);
+        lines.push(match ranks {
+            1 => format!("{first}: {elements}"),
+            n => format!("{first}-{}: {elements}", first + n - 1),
+        });
+        first += ranks;
+    }
+    lines.join("\n")
 }
 
-/// Equal but for names.
+/// Whether groups differ in nothing but names.
 fn alike(a: &GroupReport, b: &GroupReport) -> bool {
     a.full_numel == b.full_numel
         && a.requires_grad == b.requires_grad

@@ -10,7 +10,7 @@ pub(super) fn render(svg: &str) -> Result<Vec<u8>, String> {
     let mut options = usvg::Options::default();
     options.fontdb_mut().load_system_fonts();
     if options.fontdb.is_empty() {
-        return Err("no fonts are installed on this machine; labels cannot be drawn".to_owned());
+        return Err("no fonts are installed on this machine, so labels cannot be drawn".to_owned());
     }
     // Whatever sans-serif means here, some font there is has to stand for it.
     let known = |family: &str| {
@@ -37,7 +37,7 @@ pub(super) fn render(svg: &str) -> Result<Vec<u8>, String> {
     let tree = usvg::Tree::from_str(svg, &options).map_err(|e| e.to_string())?;
     let size = tree.size().to_int_size();
     let mut picture =
-        tiny_skia::Pixmap::new(size.width(), size.height()).ok_or("the drawing has no size")?;
+        tiny_skia::Pixmap::new(size.width(), size.height()).ok_or("the plot has no size")?;
     picture.fill(tiny_skia::Color::WHITE);
     resvg::render(
         &tree,

@@ -1,4 +1,4 @@
-//! Which runs are meant.
+//! Which runs match.
 
 use super::super::output::Failure;
 use shardlab_plan::scenario::{keys, nearest};
@@ -26,7 +26,7 @@ pub(in crate::cli) struct Filter {
     /// Only runs on this hardware
     #[arg(long, value_name = "NAME")]
     hardware: Option<String>,
-    /// Only runs whose program's digest begins so
+    /// Only runs whose program's digest starts with this
     #[arg(long, value_name = "HEX")]
     digest: Option<String>,
     /// Only runs of this day (UTC) or later
@@ -45,7 +45,7 @@ fn date(text: &str) -> Result<String, String> {
         (Some(year), Some(month @ 1..=12), Some(day @ 1..=31)) if form => {
             Ok(format!("{year:04}{month:02}{day:02}"))
         }
-        _ => Err("a date is expected, for example 2026-11-20".into()),
+        _ => Err("expected a date, for example 2026-11-20".into()),
     }
 }
 
@@ -74,7 +74,7 @@ impl Filter {
         all
     }
 
-    /// The runs that are meant. A key or a value that no run has, but nearly, is a mistake.
+    /// The runs that match. A key or a value that is close to a known one, but that no run has, is a mistake.
     pub(in crate::cli) fn apply(&self, runs: Vec<Entry>) -> Result<Vec<Entry>, Failure> {
         let terms = self.terms();
         for term in &terms {

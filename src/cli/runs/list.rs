@@ -1,6 +1,6 @@
 //! The list of runs.
 
-use super::super::output::{Failure, Out, Status};
+use super::super::output::{Failure, Out, Status, say};
 use super::super::table::{Table, fits, option_of, room};
 use super::Args;
 use shardlab_plan::units::{ByteUnit, Bytes};
@@ -21,9 +21,9 @@ pub(super) fn run(args: &Args, store: &Store, out: &mut Out) -> Result<Status, F
     } else if runs.is_empty() {
         let dir = store.dir().display();
         out.line(if empty {
-            format!("no runs in {dir}; `shardlab sim` and `shardlab exec` keep theirs")
+            format!("no runs in {dir}; `shardlab sim --save` and `shardlab exec` save theirs")
         } else {
-            format!("no run in {dir} is so")
+            format!("no run in {dir} matches")
         })?;
     } else {
         out.text(table(&runs))?;
@@ -44,7 +44,11 @@ pub(super) fn run(args: &Args, store: &Store, out: &mut Out) -> Result<Status, F
         } else {
             ""
         };
-        eprintln!("left out: {}: {}{help}", s.path.display(), s.reason);
+        say(format_args!(
+            "skipping {}: {}{help}",
+            s.path.display(),
+            s.reason
+        ));
     }
     Ok(Status::Done)
 }
@@ -63,7 +67,7 @@ pub(super) fn table(runs: &[Entry]) -> Table {
     let title = format!(">resv\n{}", unit.name());
     let titles = [
         "id",
-        "kept (UTC)",
+        "saved (UTC)",
         "kind",
         "scenario",
         "policy",
@@ -80,7 +84,8 @@ pub(super) fn table(runs: &[Entry]) -> Table {
                 x if x.is_nan() => "-".to_owned(),
                 x => format!("{x:.digits$}"),
             };
-            let options: Vec<&str> = e.overrides.iter().map(|o| option_of(o)).collect();
+            let changes = e.changes();
+            let options: Vec<&str> = changes.iter().map(|o| option_of(o)).collect();
             [
                 e.id.tail().to_owned(),
                 e.created[5..16].replace('T', " "),

@@ -11,16 +11,16 @@ use std::collections::BTreeSet;
 pub(super) struct Args {
     #[command(flatten)]
     filter: Filter,
-    /// Keep the newest N of the runs that the filters mean
+    /// Keep the newest N of the runs that match the filters
     #[arg(long, value_name = "N")]
     keep: Option<usize>,
-    /// Only runs kept more than DAYS days ago
+    /// Only runs saved more than DAYS days ago
     #[arg(long, value_name = "DAYS")]
     older_than: Option<u64>,
-    /// Remove what stopped writers left, too
+    /// Also remove incomplete runs
     #[arg(long)]
     unfinished: bool,
-    /// Only say what would be removed
+    /// Dry run: only list what would be removed
     #[arg(long)]
     dry_run: bool,
 }
@@ -34,8 +34,7 @@ pub(super) fn run(
     let selects = !args.filter.is_empty() || args.keep.is_some() || args.older_than.is_some();
     if !selects && !args.unfinished {
         return Err(Failure::bad_input(
-            "prune removes nothing without being told what: --keep N, --older-than DAYS, --unfinished, or a filter such as \
-             --scenario NAME",
+            "what should be removed? Give --keep N, --older-than DAYS, --unfinished, or a filter such as --scenario NAME",
         ));
     }
     let Listing { runs, skipped } = store.list()?;
@@ -88,12 +87,12 @@ pub(super) fn run(
         "removed"
     };
     out.line(format_args!(
-        "{} runs and {} unfinished ones {verb}",
+        "{} runs and {} incomplete ones {verb}",
         doomed.len(),
         litter.len()
     ))?;
     if spared > 0 {
-        out.line(format_args!("{spared} are kept because they have a name"))?;
+        out.line(format_args!("{spared} are kept because they have names"))?;
     }
     Ok(Status::Done)
 }

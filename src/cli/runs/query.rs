@@ -1,4 +1,4 @@
-//! Questions over many runs; answered by polars where it is built in.
+//! Queries over many runs, answered by polars where it is built in.
 
 use super::super::output::{Failure, Out, Status};
 use super::filter::Filter;
@@ -25,17 +25,16 @@ such as git_revision. With --spans the rows are kernels and collectives (name, w
 pub(super) struct Args {
     #[command(flatten)]
     filter: Filter,
-    /// Ask about spans instead of runs
+    /// Query spans instead of runs
     #[arg(long)]
     spans: bool,
     /// Group by this (repeatable)
     #[arg(long, value_name = "KEY")]
     by: Vec<String>,
-    /// Numbers that are asked for (repeatable); default: step time, peak of reserved memory, last loss; with --spans
-    /// duration_us
+    /// Metrics to report (repeatable); default: step time, peak of reserved memory, last loss; with --spans duration_us
     #[arg(long, value_name = "METRIC")]
     metric: Vec<String>,
-    /// What is made of a group's numbers: count, mean, std, min, max, sum, median, or a quantile such as p95 (repeatable);
+    /// How to aggregate the numbers of a group: count, mean, std, min, max, sum, median, or a quantile such as p95 (repeatable);
     /// default: median
     #[arg(long, value_name = "WHAT")]
     agg: Vec<String>,
@@ -45,7 +44,7 @@ pub(super) struct Args {
     /// Join the runs where KEY is A with those where it is B: medians and their ratio
     #[arg(long, value_name = "KEY=A,B", conflicts_with_all = ["spans", "history", "by", "agg"])]
     versus: Option<String>,
-    /// What joined runs have to share (repeatable); default: program_digest
+    /// What joined runs must have in common (repeatable); default: program_digest
     #[arg(long, value_name = "KEY", requires = "versus")]
     on: Vec<String>,
     /// Order of the rows
@@ -57,7 +56,7 @@ pub(super) struct Args {
     /// No more than N rows
     #[arg(long, value_name = "N")]
     limit: Option<usize>,
-    /// Write the answer as CSV (without a question: all columns of all runs)
+    /// Write the answer as CSV (without a query: all columns of all runs)
     #[arg(long, value_name = "FILE")]
     csv: Option<PathBuf>,
     /// Write the answer as Parquet
@@ -78,6 +77,7 @@ pub(super) fn run(
 #[cfg(not(feature = "frames"))]
 pub(super) fn run(_: &Args, _: &Store, _: bool, _: &mut Out) -> Result<Status, Failure> {
     Err(Failure::bad_input(
-        "this build has no queries: build with `cargo build --release --features frames` (polars takes minutes to compile)",
+        "`runs query` is not part of this build; get it with `cargo install --path . --features frames` in shardlab's sources \
+         (it builds polars, which takes minutes). `runs --json` prints every run for other tools",
     ))
 }

@@ -3,7 +3,7 @@
 use super::super::output::{Failure, Out, Status};
 use super::super::table::Table;
 use shardlab_plan::record::Cause;
-use shardlab_plan::units::Bytes;
+use shardlab_plan::units::{Bytes, thousands};
 use shardlab_reports::RunView;
 use shardlab_reports::store::{Entry, Store};
 
@@ -12,7 +12,7 @@ const SHOWN: usize = 8;
 
 #[derive(clap::Args)]
 pub(super) struct Args {
-    /// An id or its beginning, last, last~N, or a name
+    /// An id or its first characters, last, last~N, or a name
     #[arg(value_name = "RUN")]
     run: String,
     /// Print the view of the run with its spans and memory samples as JSON
@@ -22,13 +22,13 @@ pub(super) struct Args {
 
 #[derive(clap::Args)]
 pub(super) struct NameArgs {
-    /// An id or its beginning, last, last~N, or another name
+    /// An id or its first characters, last, last~N, or another name
     #[arg(value_name = "RUN", required_unless_present = "remove")]
     run: Option<String>,
     /// The name: letters, digits, `-`, `_`, `.`
     #[arg(value_name = "NAME", required_unless_present = "remove")]
     name: Option<String>,
-    /// Take this name away; the run that has it stays, and prune may remove it
+    /// Remove this name; its run is kept, but may be pruned
     #[arg(long, value_name = "NAME", conflicts_with_all = ["run", "name"])]
     remove: Option<String>,
 }
@@ -36,7 +36,7 @@ pub(super) struct NameArgs {
 pub(super) fn name(args: &NameArgs, store: &Store, out: &mut Out) -> Result<Status, Failure> {
     if let Some(name) = &args.remove {
         store.unname(name)?;
-        out.line(format_args!("{name} is taken away; the run stays"))?;
+        out.line(format_args!("removed the name `{name}`; its run is kept"))?;
     }
     if let (Some(run), Some(name)) = (&args.run, &args.name) {
         let id = store.resolve(run)?;
@@ -76,8 +76,9 @@ fn print(entry: &Entry, view: &RunView, store: &Store, out: &mut Out) -> Result<
     if !view.scenario.about.is_empty() {
         out.paragraph(0, &view.scenario.about)?;
     }
-    if !entry.overrides.is_empty() {
-        out.labelled("options", &entry.overrides.join(" "))?;
+    let changes = entry.changes();
+    if !changes.is_empty() {
+        out.labelled("options", &changes.join(" "))?;
     }
     let ended = if view.interrupted {
         ", stopped early"
@@ -87,10 +88,10 @@ fn print(entry: &Entry, view: &RunView, store: &Store, out: &mut Out) -> Result<
     out.labelled(
         "step",
         &format!(
-            "{:.2} ms of {} samples   {:.0} {}   MFU {}{ended}",
-            view.step_ms(),
+            "{} ms of {} samples   {} {}   MFU {}{ended}",
+            thousands(view.step_ms(), 2),
             run.step_samples.len(),
-            entry.metric("tokens_per_s_per_gpu"),
+            thousands(entry.metric("tokens_per_s_per_gpu"), 0),
             RunView::counted_in([view]).rate(),
             match run.mfu {
                 0.0 => "n/a".to_owned(),

@@ -1,87 +1,137 @@
-//! A prediction for people.
+//! A prediction as text.
 
 use super::super::output::{Failure, Out};
 use super::super::table::Table;
+use super::super::verdict::{self, command};
+use crate::analysis::basis::{measured_share, number};
+use crate::analysis::verdict::Verdict;
+use crate::analysis::warnings::{self, Warning};
 use crate::analysis::why;
 use crate::predict::{Fit, Prediction};
+use shardlab_plan::record::basis::bounded;
 use shardlab_plan::record::{Cause, Clock, Run};
-use shardlab_plan::scenario::Strategy;
-use shardlab_plan::units::{Bytes, Picos};
+use shardlab_plan::units::{Bytes, Picos, count, short_count};
 use shardlab_plan::{Program, Scenario};
+use std::path::Path;
 
-/// Names of modelled costs that are shown.
-const MODELLED_SHOWN: usize = 4;
+/// Exposed time of a cause from which on it is shown: less shows as 0.00.
+const CAUSE_SHOWN_MS: f64 = 0.005;
+/// Names of estimated costs that are shown.
+const ESTIMATED_SHOWN: usize = 4;
 /// Roles and units of the peak that are shown.
 const COMPOSITION_SHOWN: usize = 5;
 
-pub(super) fn print(p: &Prediction, out: &mut Out) -> Result<(), Failure> {
-    title(p, out)?;
+/// What a prediction's report starts with.
+pub(super) struct Answer {
+    pub(super) verdict: Verdict,
+    pub(super) next: String,
+    pub(super) warnings: Vec<Warning>,
+}
+
+impl Answer {
+    /// Returns the answer for a scenario that was read from `path` with these overrides.
+    pub(super) fn of(p: &Prediction, path: &Path, set: &[String]) -> Self {
+        let verdict = Verdict::of(p);
+        let warnings = warnings::located(p, path, set);
+        Self {
+            next: next(p, &verdict, &warnings, path, set),
+            verdict,
+            warnings,
+        }
+    }
+}
+
+/// Returns the one command or change that is worth trying next.
+fn next(
+    p: &Prediction,
+    verdict: &Verdict,
+    warnings: &[Warning],
+    path: &Path,
+    set: &[String],
+) -> String {
+    let explain = command("explain", path, set);
+    let fix = warnings.iter().find(|w| !w.set.is_empty());
+    match (&p.fit, fix) {
+        (Fit::Exceeds { .. }, _) => format!("`{explain}` finds the smallest change that fits"),
+        (Fit::Tight { .. }, _) => format!("`{explain}` finds changes that save memory"),
+        (Fit::Fits, _) if verdict.is_narrow() => {
+            format!("`{explain}` finds changes that save memory")
+        }
+        (_, Some(fix)) => {
+            let settings: Vec<String> = fix.set.iter().map(|s| verdict::setting(s)).collect();
+            format!(
+                "`{}` removes the cause of the warning below",
+                settings.join(" ")
+            )
+        }
+        _ => format!("`{explain}` shows what takes the time and which options help"),
+    }
+}
+
+pub(super) fn print(p: &Prediction, answer: &Answer, out: &mut Out) -> Result<(), Failure> {
+    out.heading(predicted_heading(p))?;
+    verdict::print(&answer.verdict, &answer.next, &answer.warnings, out)?;
     time(p, out)?;
     memory(p, out)?;
     costs(p, out)?;
     collectives(&p.run, out)?;
     out.blank()?;
-    for sentence in why::sentences(p) {
+    for sentence in why::details(p) {
         out.paragraph(0, &sentence)?;
     }
     Ok(())
 }
 
-fn title(p: &Prediction, out: &mut Out) -> Result<(), Failure> {
-    out.heading(heading(&p.scenario, &p.program, &p.run.hardware))?;
-    Ok(())
+/// Names what is predicted, and what the prediction rests on: `…, 4 x h200-nvlink (measured, step time ± 5.8 %)`.
+pub(in crate::cli) fn predicted_heading(p: &Prediction) -> String {
+    let heading = heading(&p.scenario, &p.program, &p.run.hardware);
+    let Some(basis) = &p.run.basis else {
+        return heading;
+    };
+    let word = basis.kind.word();
+    match basis.step_percent() {
+        Some(percent) => format!("{heading} ({word}, step time ± {})", bounded(percent)),
+        None => format!("{heading} ({word}, error unknown)"),
+    }
 }
 
-/// What is run: model, policy, strategy, ranks.
+/// Names what is run: model, policy, sharding, ranks.
 pub(in crate::cli) fn heading(scenario: &Scenario, program: &Program, hardware: &str) -> String {
     let m = &program.meta;
     let parameters: u64 = program.params.iter().map(|p| p.numel()).sum();
-    let strategy = match scenario.fsdp.strategy {
-        Strategy::NoShard => "no_shard",
-        Strategy::Optim => "optim",
-        Strategy::OptimGrads => "optim_grads",
-        Strategy::OptimGradsParams => "optim_grads_params",
-    };
     let mesh = if m.dp_outer > 1 {
         format!("{} x {}", m.dp_outer, m.dp_shard)
     } else {
         m.dp_shard.to_string()
     };
     format!(
-        "{}: {} parameters, {} {strategy}, {mesh} x {hardware}",
+        "{}: {} parameters, {} {}, {mesh} x {hardware}",
         scenario.name,
-        count(parameters),
+        short_count(parameters),
         m.policy,
+        scenario.sharding(),
     )
-}
-
-/// `8.03 B`, `160 M`.
-fn count(n: u64) -> String {
-    match n as f64 {
-        x if x >= 1e9 => format!("{:.2} B", x / 1e9),
-        x if x >= 1e6 => format!("{:.0} M", x / 1e6),
-        x if x >= 1e3 => format!("{:.0} k", x / 1e3),
-        x => format!("{x:.0}"),
-    }
 }
 
 fn time(p: &Prediction, out: &mut Out) -> Result<(), Failure> {
     let summary = p.run.summary();
+    let basis = p.run.basis.as_ref();
+    let shown = |x: f64, decimals: usize| number(x, decimals, basis);
     let unit = p.scenario.model.family.counted_in();
     let mut step = format!(
-        "{:.2} ms   {:.0} {}   MFU {:.1} %   {} {} a GPU and step",
-        summary.step_ms.median,
-        summary.tokens_per_s_per_gpu,
+        "{} ms   {} {}   MFU {} %   {} {}/GPU/step",
+        shown(summary.step_ms.median, 2),
+        shown(summary.tokens_per_s_per_gpu, 0),
         unit.rate(),
-        100.0 * p.run.mfu,
-        p.run.tokens,
+        shown(100.0 * p.run.mfu, 1),
+        count(p.run.tokens),
         unit.name()
     );
     if summary.step_ms.samples.len() > 1 {
         step += &format!(
-            "   mean {:.2}, p95 {:.2} of {}",
-            summary.step_ms.mean,
-            summary.step_ms.p95,
+            "   mean {}, p95 {} of {} samples",
+            shown(summary.step_ms.mean, 2),
+            shown(summary.step_ms.p95, 2),
             summary.step_ms.samples.len()
         );
     }
@@ -91,22 +141,30 @@ fn time(p: &Prediction, out: &mut Out) -> Result<(), Failure> {
         out.labelled("slower", &format!("{parts} times the profile's times"))?;
     }
     if let Some(ranks) = p.run.environment.get("stragglers") {
-        out.labelled("late", &format!("ranks whose kernels take longer: {ranks}"))?;
+        out.labelled("straggler", &stragglers(ranks))?;
     }
     let total = p.run.exposed_total();
-    let mut causes: Vec<(&Cause, &Picos)> = p.run.exposed.iter().filter(|(_, t)| t.0 > 0).collect();
+    let mut causes: Vec<(&Cause, &Picos)> = p
+        .run
+        .exposed
+        .iter()
+        .filter(|(_, t)| t.ms() >= CAUSE_SHOWN_MS)
+        .collect();
     causes.sort_by(|a, b| b.1.cmp(a.1));
     let causes: Vec<String> = causes
         .iter()
-        .map(|(c, t)| format!("{} {:.2}", c.name(), t.ms()))
+        .map(|(c, t)| format!("{} {}", c.name(), shown(t.ms(), 2)))
         .collect();
     let of_step = 100.0 * total.ms() / summary.step_ms.median;
-    let mut exposed = format!("{:.2} ms ({of_step:.1} %)", total.ms());
+    let mut exposed = format!(
+        "{} ms ({of_step:.1} %) with the compute stream idle",
+        shown(total.ms(), 2)
+    );
     if !causes.is_empty() {
-        exposed += &format!(" by cause: {}", causes.join(", "));
+        exposed += &format!(": {}", causes.join(", "));
     }
     out.labelled("exposed", &exposed)?;
-    let host = format!("{:.2} ms of work a step", p.run.host.ms());
+    let host = format!("{} ms/step of CPU launch work", shown(p.run.host.ms(), 2));
     out.labelled("host", &host)?;
     if let Some(clock) = clock(&p.run) {
         out.labelled("clock", &clock)?;
@@ -114,32 +172,34 @@ fn time(p: &Prediction, out: &mut Out) -> Result<(), Failure> {
     Ok(())
 }
 
-/// What the device's power limit costs, where the profile knows of one.
+/// Returns `5=1.3` as `rank 5 is 1.3x slower`.
+fn stragglers(ranks: &str) -> String {
+    let words = ranks
+        .split(',')
+        .map(|rank| match rank.trim().split_once('=') {
+            Some((rank, factor)) => format!("rank {rank} is {factor}x slower"),
+            None => rank.trim().to_owned(),
+        });
+    words.collect::<Vec<_>>().join(", ")
+}
+
+/// Returns what the device's power limit costs, where the profile has one.
 fn clock(run: &Run) -> Option<String> {
     let clock = Clock::told(&run.environment)?;
     let share = 100.0 * clock.arithmetic_share;
     let longer = 100.0 * (clock.arithmetic_factor - 1.0);
     Some(if longer > 0.0 {
         format!(
-            "products and attention, {share:.0} % of the step, take {longer:.1} % longer at the power limit"
+            "matmuls and attention, {share:.0} % of the step, run {longer:.1} % slower at the power limit"
         )
     } else {
-        format!("full: products and attention take {share:.0} % of the step")
+        format!("full speed: matmuls and attention take {share:.0} % of the step")
     })
 }
 
 fn memory(p: &Prediction, out: &mut Out) -> Result<(), Failure> {
     let m = &p.run.memory;
-    let verdict = match &p.fit {
-        Fit::Fits => out.good("fits"),
-        Fit::Tight { retries } => out.bad(format_args!("fits with {retries} allocator retries")),
-        Fit::Exceeds { .. } => out.bad("does not fit"),
-        Fit::Unknown => String::new(),
-    };
-    let capacity = m
-        .capacity
-        .map(|c| format!(" of {c}: {verdict}"))
-        .unwrap_or_default();
+    let capacity = m.capacity.map(|c| format!(" of {c}")).unwrap_or_default();
     out.labelled(
         "memory",
         &format!(
@@ -151,10 +211,10 @@ fn memory(p: &Prediction, out: &mut Out) -> Result<(), Failure> {
     out.labelled(
         "peak",
         &format!(
-            "step {}, {} of {}, micro-batch {}; {} at rest between steps",
-            at.step,
+            "{} of {}, step {}, micro-batch {}; {} persistent",
             at.phase.name(),
             p.program.units[at.unit.index()].name,
+            at.step,
             at.micro_batch,
             m.persistent
         ),
@@ -164,7 +224,7 @@ fn memory(p: &Prediction, out: &mut Out) -> Result<(), Failure> {
     Ok(())
 }
 
-/// The largest parts and the rest.
+/// Returns the largest parts and the sum of the rest.
 pub(in crate::cli) fn composition<'a>(parts: impl Iterator<Item = (&'a str, Bytes)>) -> String {
     let parts: Vec<(&str, Bytes)> = parts.collect();
     let (shown, rest) = parts.split_at(parts.len().min(COMPOSITION_SHOWN));
@@ -177,48 +237,47 @@ pub(in crate::cli) fn composition<'a>(parts: impl Iterator<Item = (&'a str, Byte
 }
 
 fn costs(p: &Prediction, out: &mut Out) -> Result<(), Failure> {
-    let costs = &p.run.costs;
-    let all = (costs.measured + costs.modelled).ms();
-    if all == 0.0 {
+    let Some(share) = measured_share(p) else {
         return Ok(());
-    }
-    let mut text = format!(
-        "{:.0} % of busy time from measured tables",
-        100.0 * costs.measured.ms() / all
-    );
+    };
+    let costs = &p.run.costs;
+    let mut text = format!("{:.0} % measured kernel times", 100.0 * share);
     let names: Vec<String> = costs
         .modelled_by_name
         .iter()
-        .take(MODELLED_SHOWN)
+        .take(ESTIMATED_SHOWN)
         .map(|(n, t)| format!("{n} {:.2} ms", t.ms()))
         .collect();
     if !names.is_empty() {
-        text += &format!("; modelled: {}", names.join(", "));
-        if costs.modelled_by_name.len() > MODELLED_SHOWN {
+        text += &format!("; estimated: {}", names.join(", "));
+        if costs.modelled_by_name.len() > ESTIMATED_SHOWN {
             text += ", …";
         }
     }
-    out.labelled("costs", &text)?;
+    out.labelled("basis", &text)?;
     Ok(())
 }
 
+/// Prints the collectives of a step. `exposed` is time in which the compute stream is idle,
+/// whatever it waits for; a collective's time that does not overlap with compute is another
+/// quantity and has another name.
 pub(in crate::cli) fn collectives(run: &Run, out: &mut Out) -> Result<(), Failure> {
     let mut table = Table::new([
         "collective",
         ">count",
         ">bytes",
         ">busy ms",
-        ">exposed ms",
-        ">overlapped with gemm",
+        ">not overlapped ms",
+        ">overlap matmuls",
     ]);
     for (kind, s) in &run.collectives {
         table.row([
             kind.name().to_owned(),
-            s.count.to_string(),
+            count(s.count.into()),
             s.bytes.to_string(),
             format!("{:.2}", s.busy.ms()),
             format!("{:.2}", s.exposed.ms()),
-            s.overlapped_with_gemm.to_string(),
+            format!("{} of {}", s.overlapped_with_gemm, s.count),
         ]);
     }
     if !table.is_empty() {

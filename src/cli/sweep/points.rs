@@ -1,16 +1,19 @@
 //! The points of a sweep, predicted on all cores.
 
 use crate::cli::interrupt;
+use crate::cli::progress::Progress;
 use crate::predict::{Fit, PredictError, Prediction, Profiles, predict_light};
-use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use rayon::prelude::*;
+use shardlab_plan::record::Basis;
 use shardlab_plan::scenario::{BatchUnit, SweepPoint};
-use std::io::IsTerminal;
+use std::collections::BTreeMap;
 
 /// A point and what became of it.
 pub(super) struct Point {
     /// Values of the axes' keys, in the order of the axes.
     pub(super) settings: Vec<String>,
+    /// How many of them differ from the scenario without axes.
+    pub(super) changes: usize,
     pub(super) outcome: Outcome,
 }
 
@@ -37,6 +40,8 @@ pub(super) struct Numbers {
     pub(super) device: u64,
     /// Bytes of the device that are never taken; negative where more than there are would be.
     pub(super) free: Option<i64>,
+    /// What the prediction rests on.
+    pub(super) basis: Option<Basis>,
     fit: Fit,
     /// It fits, and leaves less of the device's memory free than is asked for.
     short: bool,
@@ -65,6 +70,7 @@ impl Numbers {
             reserved: p.run.memory.peak_reserved.0,
             device: p.run.memory.peak_device.0,
             free: p.free_bytes(),
+            basis: p.run.basis.clone(),
             fit: p.fit.clone(),
             short: p.fit.is_ok() && !p.leaves(headroom),
         }
@@ -100,10 +106,10 @@ pub(super) fn evaluate(
     points: Vec<SweepPoint>,
     headroom: f64,
     profiles: &Profiles,
+    progress: &Progress,
     done: Done<'_>,
 ) -> Vec<Point> {
-    let progress = progress(points.len() as u64);
-    let points = points
+    points
         .into_par_iter()
         .map(|point| {
             let outcome = if interrupt::requested() {
@@ -113,7 +119,7 @@ pub(super) fn evaluate(
                     .scenario
                     .map_err(PredictError::from)
                     .and_then(|scenario| predict_light(&scenario, profiles));
-                progress.inc(1);
+                progress.step();
                 predicted.map_or_else(Outcome::Failed, |p| {
                     done(&p, &point.settings);
                     Outcome::Done(Box::new(Numbers::of(&p, headroom)))
@@ -122,33 +128,29 @@ pub(super) fn evaluate(
             let values = point.settings.into_iter().map(|(_, value)| value);
             Point {
                 settings: values.collect(),
+                changes: 0,
                 outcome,
             }
         })
-        .collect();
-    progress.finish_and_clear();
-    points
+        .collect()
 }
 
-/// A bar with the time left on a terminal's stderr, nothing elsewhere.
-fn progress(points: u64) -> ProgressBar {
-    if !std::io::stderr().is_terminal() {
-        return ProgressBar::hidden();
-    }
-    let bar = ProgressBar::with_draw_target(Some(points), ProgressDrawTarget::stderr());
-    match ProgressStyle::with_template("{bar:40} {pos}/{len} points, {elapsed} elapsed, {eta} left")
-    {
-        Ok(style) => bar.with_style(style),
-        // The template is a constant that the tests use; without it the default bar will do.
-        Err(_) => bar,
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    #[test]
-    fn the_bar_has_a_valid_template() {
-        let template = "{bar:40} {pos}/{len} points, {elapsed} elapsed, {eta} left";
-        assert!(indicatif::ProgressStyle::with_template(template).is_ok());
+/// Counts the settings of every point that change the scenario, which is what `load` returns with these overrides.
+pub(super) fn count_changes<S: PartialEq>(
+    points: &mut [Point],
+    keys: &[String],
+    load: impl Fn(&[String]) -> Option<S>,
+) {
+    let base = load(&[]);
+    let mut known: BTreeMap<String, bool> = BTreeMap::new();
+    for point in points {
+        let settings = keys.iter().zip(&point.settings);
+        point.changes = settings
+            .map(|(key, value)| format!("{key}={value}"))
+            .filter(|set| {
+                let changes = || base.is_none() || load(std::slice::from_ref(set)) != base;
+                *known.entry(set.clone()).or_insert_with(changes)
+            })
+            .count();
     }
 }

@@ -1,18 +1,19 @@
 //! Which points of a sweep are shown, in which order, and the best of them.
 
 use super::points::{Numbers, Point};
+use crate::analysis::pareto::{self, Tolerance};
 use shardlab_plan::units::Bytes;
 
 /// Order of the points.
 #[derive(clap::ValueEnum, Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Sort {
-    /// As the axes run
+    /// Order of the axes
     Axes,
     /// Shortest step first
     Step,
-    /// Most tokens a second first
+    /// Highest throughput first
     Tokens,
-    /// Least exposed time first
+    /// Least exposed communication first
     Exposed,
     /// Least allocated memory first
     Allocated,
@@ -27,10 +28,14 @@ pub(super) struct Selection {
     pub(super) fits: bool,
     /// Only what reserves so much at most.
     pub(super) max_memory: Option<Bytes>,
-    /// Share of the device's memory (0 to 1) that what fits leaves free.
+    /// Share of the device's memory (0 to 1) that what fits leaves free, where it was asked for.
     pub(super) headroom: Option<f64>,
-    /// Only the first so many.
+    /// Times and memory closer than this are equal.
+    pub(super) tolerance: Tolerance,
+    /// Only the first N: of those that fit, where any does.
     pub(super) top: Option<usize>,
+    /// Points that do not fit count for `top`, too.
+    pub(super) all: bool,
 }
 
 impl Selection {
@@ -71,22 +76,48 @@ impl Selection {
         }
         let admitted = |n: &Numbers| (!self.fits || n.fits()) && self.within_limit(n);
         let all = sorted.iter().copied();
-        all.filter(|i| points[*i].done().is_some_and(admitted))
-            .take(self.top.unwrap_or(usize::MAX))
-            .collect()
+        let mut shown: Vec<usize> = all
+            .filter(|i| points[*i].done().is_some_and(admitted))
+            .collect();
+        if let Some(most) = self.top {
+            let fits = |i: &usize| points[*i].done().is_some_and(Numbers::fits);
+            if !self.all && shown.iter().any(fits) {
+                shown.retain(fits);
+            }
+            shown.truncate(most);
+        }
+        shown
     }
 
-    /// The fastest point that fits (where `easily`, without being tight) and keeps the limit, the first of several.
-    pub(super) fn best<'a>(
-        &self,
-        points: &'a [Point],
-        easily: bool,
-    ) -> Option<(&'a Point, &'a Numbers)> {
-        let done = points.iter().filter_map(|p| Some((p, p.done()?)));
-        done.filter(|(_, n)| n.fits() && !(easily && n.is_tight()) && self.within_limit(n))
-            .reduce(|best, p| match p.1.tokens_per_s > best.1.tokens_per_s {
-                true => p,
-                false => best,
+    /// Whether any point fits and keeps the limit.
+    pub(super) fn any_fits(&self, points: &[Point]) -> bool {
+        let mut done = points.iter().filter_map(Point::done);
+        done.any(|n| n.fits() && self.within_limit(n))
+    }
+
+    /// How many points `top` leaves out because they do not fit.
+    pub(super) fn unfit_left_out(&self, points: &[Point]) -> usize {
+        if self.top.is_none() || self.all || self.fits || !self.any_fits(points) {
+            return 0;
+        }
+        let done = points.iter().filter_map(Point::done);
+        done.filter(|n| !n.fits() && self.within_limit(n)).count()
+    }
+
+    /// Returns what competes for the best and the front: points that fit (where `easily`, without being tight) and keep the limit.
+    pub(super) fn contest(&self, points: &[Point], easily: bool) -> Vec<pareto::Point> {
+        let admitted = |n: &&Numbers| n.fits() && !(easily && n.is_tight()) && self.within_limit(n);
+        points
+            .iter()
+            .map(|point| match point.done().filter(admitted) {
+                Some(n) => pareto::Point {
+                    // Per token, so that points of different batches compare.
+                    time: 1.0 / n.tokens_per_s,
+                    memory: n.reserved as f64,
+                    changes: point.changes,
+                },
+                None => pareto::Point::OUT,
             })
+            .collect()
     }
 }

@@ -4,13 +4,15 @@ use super::super::output::{Failure, Out};
 use super::super::table::{self, fits, key_title, room};
 use super::points::{Numbers, Outcome, Point};
 use super::select::Selection;
-use crate::analysis::pareto;
+use crate::analysis::basis::number;
+use crate::analysis::pareto::{self, Tolerance};
 use crate::predict::TIGHT;
 use serde_json::{Value, json};
+use shardlab_plan::record::Basis;
 use shardlab_plan::scenario::BatchUnit;
-use shardlab_plan::units::{ByteUnit, Bytes};
-use std::collections::BTreeMap;
-use std::path::Path;
+use shardlab_plan::units::{ByteUnit, Bytes, signed};
+use std::collections::{BTreeMap, BTreeSet};
+use std::io::Write;
 
 /// All points with what is known about them together.
 pub(super) struct Table<'a> {
@@ -31,25 +33,22 @@ type Column = (String, Vec<String>);
 
 /// So many of [`Table::numbers`] always have columns.
 const ALWAYS: usize = 3;
+/// Most impossible points that are listed for one reason; --csv and --json list all.
+const IMPOSSIBLE_SHOWN: usize = 8;
+/// Equal points that are listed below the best.
+const EQUALS_SHOWN: usize = 4;
 /// The order in which they are read.
 const ORDER: [usize; 5] = [0, 1, 3, 4, 2];
 
 impl<'a> Table<'a> {
     pub(super) fn new(keys: &'a [String], points: &'a [Point], selection: &'a Selection) -> Self {
-        let front: Vec<(f64, f64)> = points
-            .iter()
-            .map(|p| match p.done() {
-                // Time for one token, so that points of different batches compare.
-                Some(n) if n.fits() => (1.0 / n.tokens_per_s, n.reserved as f64),
-                _ => (f64::NAN, f64::NAN),
-            })
-            .collect();
+        let contest = selection.contest(points, false);
         let sorted = selection.sorted(points);
         Self {
             keys,
             points,
             selection,
-            pareto: pareto::front(&front),
+            pareto: pareto::front(&contest, selection.tolerance),
             shown: selection.shown(points, &sorted),
             sorted,
         }
@@ -79,11 +78,13 @@ impl<'a> Table<'a> {
         let counted_in = self.counted_in();
         let throughput = format!(">{}", counted_in.column().replace("/GPU", "\n/GPU"));
         [
-            column(">step\nms".to_owned(), &|n| format!("{:.2}", n.step_ms)),
-            column(throughput, &|n| format!("{:.0}", n.tokens_per_s)),
+            column(">step\nms".to_owned(), &|n| {
+                number(n.step_ms, 2, n.basis.as_ref())
+            }),
+            column(throughput, &|n| number(n.tokens_per_s, 0, n.basis.as_ref())),
             column(sized("resv"), &|n| unit.show(Bytes(n.reserved))),
             column(">exposed\nms".to_owned(), &|n| {
-                format!("{:.2}", n.exposed_ms)
+                number(n.exposed_ms, 2, n.basis.as_ref())
             }),
             column(sized("alloc"), &|n| unit.show(Bytes(n.allocated))),
         ]
@@ -121,6 +122,9 @@ impl<'a> Table<'a> {
     }
 
     pub(super) fn print(&self, out: &mut Out) -> Result<(), Failure> {
+        for basis in self.bases() {
+            out.labelled("basis", &basis)?;
+        }
         let axes = self.axes();
         let numbers = self.numbers();
         let shown = self.numbers_shown(&axes, &numbers);
@@ -151,22 +155,34 @@ impl<'a> Table<'a> {
         let done = self.points.iter().filter(|p| p.done().is_some()).count();
         let rows = self.rows().count();
         if rows < done {
-            out.paragraph(0, &format!("{rows} of {done} points are shown."))?;
+            let unfit = match self.selection.unfit_left_out(self.points) {
+                0 => String::new(),
+                n => format!(" {n} that do not fit are left out; --all includes them."),
+            };
+            out.paragraph(0, &format!("Showing {rows} of {done} points.{unfit}"))?;
         }
         let mut impossible: BTreeMap<String, Vec<String>> = BTreeMap::new();
         for point in self.points {
             if let Outcome::Failed(e) = &point.outcome {
-                let values = point.settings.join(" ");
-                impossible.entry(e.reason()).or_default().push(values);
+                impossible
+                    .entry(e.reason())
+                    .or_default()
+                    .push(self.settings(point));
             }
         }
         if !impossible.is_empty() {
             out.blank()?;
         }
         for (reason, points) in impossible {
+            let listed = points.iter().take(IMPOSSIBLE_SHOWN);
+            let listed: Vec<&str> = listed.map(String::as_str).collect();
+            let more = match points.len() - listed.len() {
+                0 => String::new(),
+                n => format!("; and {n} more"),
+            };
             out.paragraph(
                 0,
-                &format!("Not possible: {} ({reason}).", points.join("; ")),
+                &format!("Not possible: {}{more} ({reason}).", listed.join("; ")),
             )?;
         }
         let best = self.best();
@@ -201,48 +217,120 @@ impl<'a> Table<'a> {
             [] => String::new(),
             limits => format!(" and {}", limits.join(" and ")),
         };
-        let Some((point, n)) = self.selection.best(self.points, false) else {
+        let Some(best) = self.winner(false) else {
             return vec![format!("No point fits{limit}.")];
         };
-        if n.is_unknown() {
-            let which = format!("Best, if it fits{limit} (the device's memory is not known)");
-            return vec![self.named(&which, point, n)];
-        }
-        if !n.is_tight() {
-            return vec![self.named(&format!("Best that fits{limit}"), point, n)];
-        }
-        let tight = self.named(&format!("Best that fits{limit} (tight)"), point, n);
-        let easy = match self.selection.best(self.points, true) {
-            Some((point, n)) => {
-                self.named(&format!("Best that fits{limit} and is not tight"), point, n)
-            }
-            None => "All that fit are tight.".to_owned(),
+        let n = best.1;
+        let which = if n.is_unknown() {
+            format!("Best, if it fits{limit} (the device's memory is not known)")
+        } else if n.is_tight() {
+            format!("Best that fits{limit} (tight)")
+        } else {
+            format!("Best that fits{limit}")
         };
-        vec![tight, easy]
+        let mut sentences = vec![self.named(&which, best)];
+        sentences.extend(self.equals(best));
+        if n.is_tight() {
+            sentences.push(match self.winner(true) {
+                Some(easy) => self.named(&format!("Best that fits{limit} and is not tight"), easy),
+                None => "All that fit are tight.".to_owned(),
+            });
+        }
+        sentences
+    }
+
+    /// Returns the best point of those that fit, if any does.
+    fn winner(&self, easily: bool) -> Option<(&'a Point, &'a Numbers)> {
+        let contest = self.selection.contest(self.points, easily);
+        let point = &self.points[pareto::best(&contest, self.selection.tolerance)?];
+        Some((point, point.done()?))
+    }
+
+    /// Returns what the best point is as fast as, and how much slower the fastest of the others is.
+    fn equals(&self, (best, numbers): (&Point, &Numbers)) -> Vec<String> {
+        let tolerance = self.selection.tolerance;
+        let time = |n: &Numbers| 1.0 / n.tokens_per_s;
+        let others = self.points.iter().filter(|p| !std::ptr::eq(*p, best));
+        let others = others.filter_map(|p| Some((p, p.done().filter(|n| n.fits())?)));
+        let (mut tied, slower): (Vec<_>, Vec<_>) =
+            others.partition(|(_, n)| tolerance.ties(time(n), time(numbers)));
+        tied.sort_by(|a, b| time(a.1).total_cmp(&time(b.1)));
+        let apart = |n: &Numbers| 100.0 * (time(n) / time(numbers) - 1.0);
+        let mut sentences = Vec::new();
+        if !tied.is_empty() {
+            let listed = tied.iter().take(EQUALS_SHOWN);
+            let listed: Vec<String> = listed
+                .map(
+                    |(p, n)| match Tolerance::DEFAULT.ties(time(n), time(numbers)) {
+                        true => self.settings(p),
+                        false => format!("{} ({} %)", self.settings(p), signed(apart(n), 1)),
+                    },
+                )
+                .collect();
+            let more = match tied.len() - listed.len() {
+                0 => String::new(),
+                n => format!(" and {n} more"),
+            };
+            let within = match tolerance > Tolerance::DEFAULT && self.rests_on_estimates() {
+                true => format!(
+                    "{}, the error of these estimates (--tolerance 0.5% ranks by predicted time)",
+                    rounded(tolerance)
+                ),
+                false => tolerance.to_string(),
+            };
+            sentences.push(format!(
+                "Equal within {within}: {}{more}.",
+                listed.join(", ")
+            ));
+        }
+        let next = slower
+            .into_iter()
+            .min_by(|a, b| time(a.1).total_cmp(&time(b.1)));
+        if let Some((p, n)) = next.filter(|(_, n)| apart(n) > 0.0) {
+            let (settings, percent) = (self.settings(p), apart(n));
+            sentences.push(format!("Next: {settings}, {percent:.1} % slower."));
+        }
+        sentences
+    }
+
+    fn rests_on_estimates(&self) -> bool {
+        let mut done = self.points.iter().filter_map(Point::done);
+        done.any(|n| n.basis.as_ref().is_some_and(Basis::is_estimate))
+    }
+
+    /// Returns what the predictions rest on, each basis once.
+    fn bases(&self) -> BTreeSet<String> {
+        let bases = self.points.iter().filter_map(|p| p.done()?.basis.as_ref());
+        bases.map(Basis::sentence).collect()
+    }
+
+    /// The options of a point: `key=value` for every axis.
+    fn settings(&self, point: &Point) -> String {
+        let pairs = self.keys.iter().zip(&point.settings);
+        let pairs: Vec<String> = pairs.map(|(k, v)| format!("{k}={v}")).collect();
+        pairs.join(" ")
     }
 
     /// A point with its numbers.
-    fn named(&self, which: &str, point: &Point, n: &Numbers) -> String {
-        let settings = self.keys.iter().zip(&point.settings);
-        let settings: Vec<String> = settings.map(|(k, v)| format!("{k}={v}")).collect();
+    fn named(&self, which: &str, (point, n): (&Point, &Numbers)) -> String {
+        let settings = self.settings(point);
         let gpus = if self.worlds_differ() {
             format!(" on {} GPUs", n.world)
         } else {
             String::new()
         };
         format!(
-            "{which}: {}{gpus}: {:.0} {}, {:.2} ms a step, {} reserved, {} allocated.",
-            settings.join(" "),
-            n.tokens_per_s,
+            "{which}: {settings}{gpus}: {} {}, {} ms per step, {} reserved, {} allocated.",
+            number(n.tokens_per_s, 0, n.basis.as_ref()),
             self.counted_in().rate(),
-            n.step_ms,
+            number(n.step_ms, 2, n.basis.as_ref()),
             Bytes(n.reserved),
             Bytes(n.allocated)
         )
     }
 
-    pub(super) fn csv(&self, path: &Path) -> Result<(), csv::Error> {
-        let mut writer = csv::Writer::from_path(path)?;
+    pub(super) fn csv(&self, to: impl Write) -> Result<(), csv::Error> {
+        let mut writer = csv::Writer::from_writer(to);
         let fixed = [
             "step_ms",
             "tokens_per_s_per_gpu",
@@ -255,6 +343,8 @@ impl<'a> Table<'a> {
             "pareto",
             "impossible",
             "world_size",
+            "basis",
+            "step_error_percent",
         ];
         writer.write_record(self.keys.iter().map(String::as_str).chain(fixed))?;
         for &i in &self.sorted {
@@ -272,9 +362,14 @@ impl<'a> Table<'a> {
                     self.pareto[i].to_string(),
                     String::new(),
                     p.world.to_string(),
+                    p.basis.as_ref().map_or("", |b| b.kind.word()).to_owned(),
+                    p.basis
+                        .as_ref()
+                        .and_then(Basis::step_percent)
+                        .map_or_else(String::new, |x| x.to_string()),
                 ],
                 Outcome::Failed(e) => {
-                    let mut cells: [String; 11] = Default::default();
+                    let mut cells: [String; 13] = Default::default();
                     cells[9] = e.reason();
                     cells
                 }
@@ -308,6 +403,9 @@ impl<'a> Table<'a> {
                     },
                     "fits": p.word(),
                     "pareto": self.pareto[i],
+                    "best": self.winner(false).is_some_and(|(best, _)| std::ptr::eq(best, point)),
+                    "basis": p.basis.as_ref().map(|b| json!({ "kind": b.kind, "on": b.on })),
+                    "error_band": p.basis.as_ref().and_then(|b| b.band.as_ref()),
                 }),
                 Outcome::Failed(e) => json!({ "settings": settings, "impossible": e.reason() }),
                 Outcome::Missing => continue,
@@ -316,4 +414,9 @@ impl<'a> Table<'a> {
         }
         Ok(())
     }
+}
+
+/// Formats a tolerance that comes from an error band: in whole percent, rounded up.
+fn rounded(tolerance: Tolerance) -> String {
+    format!("{:.0} %", (100.0 * tolerance.share() - 1e-9).ceil())
 }

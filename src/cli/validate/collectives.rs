@@ -102,7 +102,7 @@ struct Totals<'a> {
 pub(super) fn run(name: &str, args: &Args, out: &mut Out) -> Result<Status, Failure> {
     if args.max_error.is_some() {
         return Err(Failure::bad_input(
-            "--max-error is for tables of runs, and this is a hardware profile",
+            "--max-error works on tables of runs, but this is a hardware profile",
         ));
     }
     let profile: Profile = hardware::load(name).map_err(Failure::bad_input)?;
@@ -112,7 +112,7 @@ pub(super) fn run(name: &str, args: &Args, out: &mut Out) -> Result<Status, Fail
         let of = if args.rows.is_empty() {
             "no [[collective]] table"
         } else {
-            "no [[collective]] row with all of --rows"
+            "no [[collective]] row matches all of --rows"
         };
         return Err(Failure::bad_input(format_args!("{name}: {of}")));
     }
@@ -210,7 +210,11 @@ fn print(
         "worst row",
     ];
     let summary = |e: &Errors| {
-        let size = if e.large { "1 MiB and more" } else { "smaller" };
+        let size = if e.large {
+            "1 MiB and larger"
+        } else {
+            "smaller"
+        };
         vec![
             e.predictor.title().to_owned(),
             size.to_owned(),
@@ -227,7 +231,7 @@ fn print(
     .write(markdown, out)?;
     if !markdown {
         out.blank()?;
-        out.paragraph(0, "formula: by the links' rates alone, as where nothing was measured; others: from the profile's tables for other groups; NCCL: its own estimate.")?;
+        out.paragraph(0, "formula: from link rates only, as for hardware without measurements. others: from the profile's tables for other groups. NCCL: NCCL's own estimate.")?;
     }
     Ok(())
 }

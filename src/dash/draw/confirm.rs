@@ -22,7 +22,7 @@ pub(super) fn draw(app: &App, question: Question, buf: &mut Buffer, body: Rect) 
     let (title, yes, no) = match question {
         Question::Bless => {
             bless(app, &mut say);
-            ("Bless", "write it", "leave it")
+            ("Bless", "write it", "cancel")
         }
         Question::Overwrite => {
             let path = app.export.as_ref().map(|e| e.path.display().to_string());
@@ -30,8 +30,11 @@ pub(super) fn draw(app: &App, question: Question, buf: &mut Buffer, body: Rect) 
                 &format!("{} is there already.", path.unwrap_or_default()),
                 theme.strong(),
             );
-            say("Replace it by the scenario with its changes?", theme.text());
-            ("Write", "replace it", "leave it")
+            say(
+                "Replace it with the scenario and its changes?",
+                theme.text(),
+            );
+            ("Write", "replace it", "cancel")
         }
         Question::Remove => {
             let id = app.runs.subject.as_deref().unwrap_or_default();
@@ -41,7 +44,7 @@ pub(super) fn draw(app: &App, question: Question, buf: &mut Buffer, body: Rect) 
                 let text = format!("{} {} {} {}", r.kind, r.scenario, r.made, r.changes);
                 say(&text, theme.text());
             }
-            say("It cannot be brought back.", theme.bad());
+            say("This cannot be undone.", theme.bad());
             ("Remove", "remove it", "keep it")
         }
         Question::Quit => {
@@ -53,7 +56,7 @@ pub(super) fn draw(app: &App, question: Question, buf: &mut Buffer, body: Rect) 
                     "Its run is lost unless you stay until it has stopped.",
                 )
             } else {
-                let lost = "Its run is lost; s in view 3 stops it and keeps what there is.";
+                let lost = "Its run is lost; s in view 3 stops it and saves the run so far.";
                 ("training", lost)
             };
             say(&format!("{of} is still {doing}."), theme.strong());
@@ -62,7 +65,7 @@ pub(super) fn draw(app: &App, question: Question, buf: &mut Buffer, body: Rect) 
         }
         Question::TooLarge => {
             too_large(app, &mut say);
-            ("Train", "train it all the same", "leave it")
+            ("Train", "train it anyway", "cancel")
         }
     };
     let height = (lines.len() as u16 + 4).min(body.height);
@@ -94,7 +97,7 @@ fn too_large(app: &App, say: &mut impl FnMut(&str, Style)) {
     if let Some(End::TooLarge(reason)) = &app.train.end {
         say(&format!("On this machine's CPU {reason}."), theme.bad());
     }
-    let text = "Tried all the same it may take all memory. Where there are GPUs, x trains on them.";
+    let text = "It may use up all memory. On a machine with GPUs, x trains on them.";
     say(text, theme.text());
 }
 
@@ -112,11 +115,11 @@ fn bless(app: &App, say: &mut impl FnMut(&str, Style)) {
     match (judged.exists, judged.changes.len()) {
         (false, _) => say("There is none yet.", theme.text()),
         (true, 0) => say(
-            "What is there passes; nothing that counts would change.",
+            "The current baseline passes; nothing important would change.",
             theme.text(),
         ),
         (true, n) => {
-            say("It replaces what is there:", theme.text());
+            say("It replaces the current baseline:", theme.text());
             for change in judged.changes.iter().take(LISTED) {
                 say(change, theme.dim());
             }

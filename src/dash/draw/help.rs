@@ -53,7 +53,7 @@ pub(super) fn draw(app: &App, help: &Help, buf: &mut Buffer, body: Rect) {
             inner.x + 1,
             inner.y,
             inner.width - 1,
-            "nothing of that kind",
+            "no match",
             theme.dim(),
         );
     }

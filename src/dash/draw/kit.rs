@@ -143,22 +143,6 @@ pub(super) fn lines(text: &str, width: usize) -> Vec<String> {
         .collect()
 }
 
-/// A number with its thousands set apart.
-pub(super) fn thousands(n: f64) -> String {
-    if !n.is_finite() {
-        return "-".into();
-    }
-    let digits = format!("{n:.0}");
-    let mut out = String::new();
-    for (i, c) in digits.chars().enumerate() {
-        if i > 0 && (digits.len() - i) % 3 == 0 && out != "-" {
-            out.push(' ');
-        }
-        out.push(c);
-    }
-    out
-}
-
 /// Bytes in few characters.
 pub(super) fn bytes(n: u64) -> String {
     Bytes(n).to_string()
@@ -231,9 +215,6 @@ mod tests {
 
     #[test]
     fn numbers_are_short() {
-        assert_eq!(thousands(1_234_567.0), "1 234 567");
-        assert_eq!(thousands(-1234.0), "-1 234");
-        assert_eq!(thousands(f64::NAN), "-");
         assert_eq!(bytes(1536), "1.5 KiB");
         assert_eq!(bytes(3 << 30), "3.00 GiB");
         assert_eq!(duration(Duration::from_secs(125)), "2 min 05 s");

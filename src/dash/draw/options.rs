@@ -238,7 +238,7 @@ fn describe(app: &App, buf: &mut Buffer, area: Rect) {
             area.x + 1,
             area.y,
             area.width - 1,
-            "nothing of that kind",
+            "no match",
             theme.dim(),
         );
         return;

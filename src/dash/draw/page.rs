@@ -15,7 +15,7 @@ pub(super) fn compare(app: &App, buf: &mut Buffer, body: Rect) {
     let text = if app.running(Purpose::Compare).is_some() {
         "comparing …"
     } else {
-        "Nothing is compared yet: c compares the last two runs, or those marked in view 5."
+        "No comparison yet: c compares the last two runs, or those marked in view 5."
     };
     let c = &app.compare;
     draw(
@@ -36,7 +36,7 @@ pub(super) fn gate(app: &App, buf: &mut Buffer, body: Rect) {
         "gating …".to_owned()
     } else {
         format!(
-            "b gates the selected scenario against its baseline in {} (f: another folder).",
+            "b checks the selected scenario against its baseline in {} (f: another folder).",
             g.folder.display()
         )
     };

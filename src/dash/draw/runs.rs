@@ -68,7 +68,7 @@ pub(super) fn draw(app: &App, buf: &mut Buffer, body: Rect) {
     }
     if rows.is_empty() {
         let text = if all == 0 {
-            "no run yet: r simulates and x trains the scenario selected in view 1".to_owned()
+            "no runs yet: r simulates and x trains the scenario selected in view 1".to_owned()
         } else {
             format!("none of {all} passes; Esc shows all")
         };
@@ -280,10 +280,10 @@ fn all_of(app: &App, buf: &mut Buffer, area: Rect, run: Listed<'_>) {
             format!("in the store: {name}{}, {}", s.id, s.made)
         }
         (None, Some(id)) => format!("in the store: {id}"),
-        (None, None) => "only of this session; K keeps it in the store".to_owned(),
+        (None, None) => "only in this session; K saves it in the store".to_owned(),
     };
     let options = match run.changes() {
-        none if none.is_empty() => "options as in the scenario's file".to_owned(),
+        none if none.is_empty() => "options as in the scenario file".to_owned(),
         some => some,
     };
     let texts = [

@@ -3,7 +3,7 @@
 use super::charts::{Part, stacked};
 use super::kit::{
     MORE, bytes, change, cut, excerpt, lines as kept, ms, over_all, pane, pieces, put, put_right,
-    thousands, wrap,
+    wrap,
 };
 use crate::dash::app::{App, Hit};
 use crate::dash::glance::{Brief, Glance};
@@ -15,6 +15,7 @@ use ratatui::buffer::Buffer;
 use ratatui::layout::Rect;
 use ratatui::style::Style;
 use shardlab_plan::record::basis::bounded;
+use shardlab_plan::units::thousands;
 
 pub(super) fn draw(app: &App, buf: &mut Buffer, body: Rect) {
     let left = (body.width * 36 / 100).clamp(30, 58);
@@ -83,7 +84,7 @@ fn list(app: &App, buf: &mut Buffer, area: Rect) {
             body.x + 1,
             body.y,
             body.width - 1,
-            "nothing of that kind; Esc shows all",
+            "no match; Esc shows all",
             theme.dim(),
         );
     }
@@ -207,7 +208,7 @@ pub(super) fn whole(app: &App, whole: &Whole, buf: &mut Buffer, body: Rect) {
     }
     rows.extend(told(app, room));
     if rows.is_empty() {
-        let text = "nothing is known of it yet".to_owned();
+        let text = "not predicted yet".to_owned();
         rows.push(Row::Text(vec![(text, theme.dim())]));
     }
     let first = whole.first(rows.len(), usize::from(inner.height));
@@ -297,7 +298,7 @@ fn lines(app: &App, g: &Glance, base: Option<&Glance>, width: usize) -> Vec<Row>
         ]),
         Row::Text(vec![
             label(b.counted_in.name()),
-            plain(format!("{} /s/GPU", thousands(b.tokens_per_s))),
+            plain(format!("{} /s/GPU", thousands(b.tokens_per_s, 0))),
             against(b.tokens_per_s, old.map(|o| o.tokens_per_s), false),
             (
                 format!("   {} x {} {}", b.world, b.hardware, b.policy),
@@ -334,7 +335,10 @@ fn lines(app: &App, g: &Glance, base: Option<&Glance>, width: usize) -> Vec<Row>
     let wide = width >= 60;
     let (fits, style) = match (b.fits, wide) {
         ("yes", _) => ("✓ fits", theme.good()),
-        ("tight", true) => ("! tight: the allocator has to retry", theme.warn()),
+        ("tight", true) => (
+            "! tight: the allocator must free cached blocks",
+            theme.warn(),
+        ),
         ("tight", false) => ("! tight", theme.warn()),
         ("no", true) => ("✗ does not fit", theme.bad()),
         ("no", false) => ("✗ no fit", theme.bad()),

@@ -1,12 +1,13 @@
 //! The sweep.
 
-use super::kit::{cut, lines, ms, pane, pieces, put, put_right, thousands};
+use super::kit::{cut, lines, ms, pane, pieces, put, put_right};
 use crate::dash::app::{App, Hit, Purpose};
 use crate::dash::glance::Brief;
 use crate::dash::sweep::{Point, Row};
 use ratatui::buffer::Buffer;
 use ratatui::layout::Rect;
 use ratatui::style::Style;
+use shardlab_plan::units::thousands;
 
 /// Width of each of [`COLUMNS`](crate::dash::sweep::COLUMNS).
 const WIDTHS: [u16; 8] = [9, 10, 6, 8, 9, 8, 8, 6];
@@ -167,7 +168,7 @@ fn table(app: &App, buf: &mut Buffer, area: Rect) {
         let width = inner.width.saturating_sub(2);
         let lines = lines(error, usize::from(width))
             .into_iter()
-            .chain(["d removes the axis added last; w sweeps again".to_owned()]);
+            .chain(["d removes the last axis; w sweeps again".to_owned()]);
         for (i, line) in lines.take(usize::from(inner.height)).enumerate() {
             let y = inner.y + i as u16;
             put(buf, inner.x + 1, y, width, &line, theme.bad());
@@ -323,7 +324,7 @@ fn line_of(app: &App, buf: &mut Buffer, place: Rect, row: Row, selected: bool, l
 fn cells(b: &Brief) -> [String; 8] {
     [
         ms(b.step_ms),
-        thousands(b.tokens_per_s),
+        thousands(b.tokens_per_s, 0),
         format!("{:.1}", 100.0 * b.mfu),
         ms(b.exposed_ms),
         format!("{:.2}", b.allocated.gib()),

@@ -103,7 +103,7 @@ fn empty(app: &App, buf: &mut Buffer, body: Rect) {
         "No run is open.",
         "",
         "1, r   simulate the selected scenario and open its timeline",
-        "3, x   train it on this machine: its last step is a timeline as well",
+        "3, x   train it on this machine, and see the timeline of its last step",
         "5      open a run of this session or of the store",
     ];
     for (i, line) in lines.iter().enumerate() {

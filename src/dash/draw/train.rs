@@ -3,7 +3,6 @@
 use super::charts::{Curve, curves};
 use super::kit::{
     MORE, bytes, duration, excerpt, lines, over_all, pane, pieces, put, put_right, step_time,
-    thousands,
 };
 use crate::dash::app::{App, Purpose};
 use crate::dash::event::RankStep;
@@ -12,6 +11,7 @@ use crate::dash::train::End;
 use crate::dash::whole::Whole;
 use ratatui::buffer::Buffer;
 use ratatui::layout::Rect;
+use shardlab_plan::units::thousands;
 use std::time::Duration;
 
 /// How long a step has run when that is told.
@@ -76,19 +76,12 @@ fn summary(app: &App, buf: &mut Buffer, area: Rect) {
     let x = inner.x + 1;
     let width = inner.width.saturating_sub(2);
     if t.setup.is_none() {
-        put(
-            buf,
-            x,
-            inner.y,
-            width,
-            "Nothing has been trained yet.",
-            theme.strong(),
-        );
+        put(buf, x, inner.y, width, "No training yet.", theme.strong());
         let name = app.scenarios.current().map_or("…", |s| s.name.as_str());
         for (i, text) in [
-            format!("x trains {name}: on GPUs if its hardware is one and there are any,"),
+            format!("x trains {name} on the device that `shardlab exec` would choose,"),
             format!(
-                "else on the CPU, as {} does in any case; collectives are real",
+                "and {} on the CPU; collectives are real",
                 keys::first(Place::Training, Command::TrainOnCpu)
             ),
         ]
@@ -169,10 +162,13 @@ fn summary(app: &App, buf: &mut Buffer, area: Rect) {
             dim("step "),
             strong(step_time(t.pace().unwrap_or(s.time))),
             dim(&format!("   {} ", s.counted_in.rate())),
-            strong(t.tokens_per_s().map_or_else(|| "-".into(), thousands)),
+            strong(
+                t.tokens_per_s()
+                    .map_or_else(|| "-".into(), |n| thousands(n, 0)),
+            ),
         ];
         if let Some(memory) = memory {
-            third.extend([dim("   peak of a rank "), strong(bytes(memory))]);
+            third.extend([dim("   peak per rank "), strong(bytes(memory))]);
         }
         pieces(buf, x, inner.y + 3, width, &third);
     }
@@ -190,7 +186,8 @@ fn summary(app: &App, buf: &mut Buffer, area: Rect) {
             put(buf, x, y, width, line, style);
         }
     } else if t.end.is_some() {
-        let text = "2 shows its last step, beside the prediction if there is one; 5 lists all runs";
+        let text =
+            "2 shows its last step, next to the prediction if there is one; 5 lists all runs";
         put(buf, x, inner.y + 4, width, text, theme.dim());
     }
 }
@@ -241,7 +238,7 @@ fn losses(app: &App, buf: &mut Buffer, area: Rect) {
             inner.x + 1,
             inner.y,
             inner.width - 1,
-            "no step is done yet",
+            "no step has finished yet",
             theme.dim(),
         );
         return;
@@ -373,7 +370,7 @@ pub(super) fn whole(app: &App, whole: &Whole, buf: &mut Buffer, body: Rect) {
         rows.extend(wrapped.into_iter().map(|line| (line, style)));
     }
     if rows.is_empty() {
-        rows.push(("it has said nothing".to_owned(), theme.dim()));
+        rows.push(("no output yet".to_owned(), theme.dim()));
     }
     let first = whole.first(rows.len(), usize::from(inner.height));
     for (y, (line, style)) in (inner.y..inner.bottom()).zip(&rows[first..]) {

@@ -274,10 +274,7 @@ fn changes(title: &str, all: &[Change]) -> Table {
 
 fn memory(p: &Pair) -> Table {
     let m = &p.memory;
-    let mut table = Table::new(
-        "At the peak of memory",
-        &["role", ">A", ">B", ">change MiB"],
-    );
+    let mut table = Table::new("At the memory peak", &["role", ">A", ">B", ">change MiB"]);
     let mib = |b: [Bytes; 2]| signed(b[1].mib() - b[0].mib(), 1);
     for part in &m.by_role {
         let [a, b] = part.bytes;
@@ -324,7 +321,7 @@ fn of_many(runs: &[(String, Arc<RunView>)], apart: &[String]) -> Page {
         .map(|r| if r.on_front { "◆" } else { "" }.to_owned());
     metrics.row(
         Tone::Good,
-        std::iter::once("front of time and memory".to_owned()).chain(front),
+        std::iter::once("Pareto front".to_owned()).chain(front),
     );
     let mut options = runs_across("Options that differ");
     for d in &matrix.options {

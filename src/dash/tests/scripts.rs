@@ -397,7 +397,7 @@ fn a_training_that_is_too_large_is_asked_about() {
         screen.contains("is not started") && whole(&screen),
         "{screen}"
     );
-    assert!(screen.contains("Where there are GPUs"), "{screen}");
+    assert!(screen.contains("On a machine with GPUs"), "{screen}");
     stage.keys("n");
     assert_eq!(trainings(&stage), [false]);
     let screen = stage.screen(80, 24);
@@ -450,7 +450,7 @@ fn a_run_that_is_kept_is_not_kept_again() {
     assert_eq!(kept.len(), 1);
     assert_eq!(kept[0].stored.as_deref(), Some("20260101-000000000-abcdef"));
     let notice = stage.app.notice.as_ref().unwrap();
-    assert!(notice.text.contains("is kept as"), "{}", notice.text);
+    assert!(notice.text.contains("saved as"), "{}", notice.text);
     assert!(stage.app.timeline.main.is_some());
     // One that is in no store yet is.
     stage.keys("x");
@@ -748,7 +748,7 @@ fn runs_are_filtered_by_what_their_rows_show() {
         screen.contains("none of 3 passes; Esc shows all"),
         "{screen}"
     );
-    assert!(!screen.contains("no run yet"), "{screen}");
+    assert!(!screen.contains("no runs yet"), "{screen}");
     stage.keys("<esc>");
     assert_eq!(shown(&stage).len(), 3);
 }
@@ -853,7 +853,7 @@ fn a_run_that_has_a_name_is_not_removed_and_the_name_can_be_taken_away() {
     stage.keys("gd");
     assert_eq!((stage.effects.len(), stage.app.question), (before, None));
     let screen = stage.screen(120, 40);
-    let refused = "run-a is kept because it has the name best; e and an empty line take it away";
+    let refused = "run-a is kept because it has the name best; e and an empty line remove the name";
     assert!(screen.contains(refused), "{screen}");
     // As it is, it is no change.
     stage.keys("e<enter>");

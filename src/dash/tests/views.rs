@@ -223,7 +223,7 @@ fn training_elsewhere() {
     stage.keys("x");
     let more: Vec<String> = (1..30).map(|i| format!("  line {i}")).collect();
     stage.news(News::Failed(format!(
-        "GPUs 0 to 63 are needed, one GPU a rank, and the driver shows 4: use fewer ranks\n{}\nX trains it on the CPU",
+        "GPUs 0 to 63 are needed, one GPU per rank, but the driver shows 4: use fewer ranks\n{}\nX trains it on the CPU",
         more.join("\n")
     )));
     let screen = stage.screen(80, 24);

@@ -112,7 +112,7 @@ fn peak(app: &mut App) {
     let bytes = Bytes(sample.allocated);
     app.say(
         Tone::Plain,
-        format!("the peak: {bytes} allocated by the host at this time"),
+        format!("peak: {bytes} allocated by the host at this time"),
     );
 }
 

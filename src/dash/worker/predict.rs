@@ -79,7 +79,7 @@ fn glance(path: &Path, overrides: &[String], profiles: &Profiles) -> Result<Glan
         Ok(Glance::of(&prediction))
     };
     catch_unwind(AssertUnwindSafe(work))
-        .unwrap_or_else(|panic| Err(format!("a fault of this program: {}", panic_text(&*panic))))
+        .unwrap_or_else(|panic| Err(format!("internal error: {}", panic_text(&*panic))))
 }
 
 /// An error as it is shown: a change's beside its option, a file's with its place there.

@@ -61,7 +61,7 @@ impl What<'_> {
         match name {
             Some(name) if self.device.is_gpus() => format!("{} x {name}", self.program.meta.world),
             None if self.device.is_gpus() => "GPUs".to_owned(),
-            _ if self.elsewhere() => "the CPU, a process a rank".to_owned(),
+            _ if self.elsewhere() => "the CPU, one process per rank".to_owned(),
             _ => "the CPU, ranks as threads".to_owned(),
         }
     }
@@ -128,7 +128,7 @@ fn too_large(program: &Program) -> Option<String> {
     let needed = resting.saturating_mul(u64::from(program.meta.world));
     (needed as f64 > SHARE * free as f64).then(|| {
         format!(
-            "its {} ranks keep {} between steps, and {} of memory are free here",
+            "its {} ranks keep {} between steps, but only {} of memory are free",
             program.meta.world,
             Bytes(needed),
             Bytes(free)
@@ -180,7 +180,7 @@ mod tests {
             (what.elsewhere(), places)
         };
         let threads = "the CPU, ranks as threads".to_owned();
-        let processes = "the CPU, a process a rank".to_owned();
+        let processes = "the CPU, one process per rank".to_owned();
         let gpus = ["GPUs".to_owned(), "4 x NVIDIA H200".to_owned()];
         for (words, elsewhere, places) in [
             (&["--device", "cpu"][..], false, [&threads; 2]),

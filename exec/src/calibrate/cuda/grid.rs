@@ -67,7 +67,7 @@ pub(super) fn measure(bench: &Bench<'_>, m: &mut Measured) -> Result<(), String>
             cells
         },
         |rank, cells| {
-            rank.say("matrix products and attention");
+            rank.say("matmuls and attention");
             let mut times = Vec::new();
             for (n, (_, single)) in cells.iter().enumerate() {
                 let rest = format!("{} kernels of {}", cells.len() - n, cells.len());

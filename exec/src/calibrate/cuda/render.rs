@@ -45,7 +45,7 @@ pub(super) fn profile(name: &str, m: &Measured) -> String {
     let sheet = if known.is_some() {
         "data sheet"
     } else {
-        "assumed, this GPU's data sheet is not known"
+        "assumed: the data sheet of this GPU is unknown"
     };
     let machine = machine(m);
     let source = |what: &str| source(m, what);
@@ -226,10 +226,10 @@ d2h_loss = {d2h_loss}
         d2h = num(d2h),
         copy_latency = num(copy_latency),
         footprint = f.source(source(
-            "device bytes in use beside the engine's and its kernels' workspaces, after steps without communicators, with two on copy engines, with one, with two, and with one of two on copy engines"
+            "device bytes in use in addition to the engine's and its kernels' workspaces, after steps without communicators, with two on copy engines, with one, with two, and with one of two on copy engines"
         )),
         host = issue.source(source(
-            "launches within steps, the interpreter included; the rest on its own"
+            "launches within steps, including the interpreter; everything else alone"
         )),
         launch = num(launch),
         collective = num(collective),
@@ -246,7 +246,7 @@ d2h_loss = {d2h_loss}
         reached_by = m.gpus.max(4),
         held = (held.round() as u32).min(m.multiprocessors / 2),
         contention = c.source(source(
-            "a product, attention and a kernel bound by memory beside an all-gather of 1 GiB, copies both ways"
+            "a matmul, attention and a memory-bound kernel next to an all-gather of 1 GiB, copies both ways"
         )),
         loss_compute = num(loss_compute),
         loss_bandwidth = num(loss_bandwidth),
@@ -328,7 +328,7 @@ fn efficiency(
     let backward = taken.of("attention_backward", attention(true), 0.46);
     let fixed_order = taken.of("attention_backward_fixed_order", m.fixed_order, 1.1);
     let order = if m.fixed_order.is_some() {
-        "Backward alone in a fixed order over any order, the middle over shapes."
+        "Deterministic over nondeterministic backward, median over shapes."
     } else {
         "Not measured here: 1.22, 1.09 and 1.10 for three shapes on an H200."
     };
@@ -357,7 +357,7 @@ attention_backward_fixed_order = {}
 
 [efficiency.memory]
 "#,
-        taken.source(source("middles of the tables below")),
+        taken.source(source("medians of the tables below")),
         num(forward),
         num(backward),
         num(fixed_order),
@@ -464,7 +464,7 @@ mod tests {
         };
         let (comment, value, assumed) = lines(Some(1.0954));
         assert!(
-            comment.starts_with("# Backward alone in a fixed order"),
+            comment.starts_with("# Deterministic over nondeterministic backward"),
             "{comment}"
         );
         assert_eq!(value, "attention_backward_fixed_order = 1.095");

@@ -95,13 +95,13 @@ impl Doing {
     /// In words, when so many commands of the pass have been enqueued.
     fn words(self, enqueued: u32) -> String {
         let call = |what| {
-            format!("is inside of the call that enqueues command {enqueued} of its pass, {what}")
+            format!("is inside the call that enqueues command {enqueued} of its pass, {what}")
         };
         match self {
-            Self::Joining => "makes its device (kernels, communicators)".to_owned(),
+            Self::Joining => "creates its device (kernels, communicators)".to_owned(),
             Self::Mapping => "allocates and registers memory".to_owned(),
             Self::Filling => "fills memory".to_owned(),
-            Self::Beginning => "begins a pass".to_owned(),
+            Self::Beginning => "starts a pass".to_owned(),
             Self::Meeting => format!("waits for other ranks ({enqueued} commands enqueued)"),
             Self::Kernel => call("a kernel"),
             Self::Collective => call("a collective"),
@@ -110,8 +110,8 @@ impl Doing {
             Self::Enqueued => format!("has enqueued {enqueued} commands of its pass"),
             Self::Waiting => format!("waits for its device ({enqueued} commands enqueued)"),
             Self::Reading => "reads times".to_owned(),
-            Self::Leaving => "gives its device back (memory, communicators)".to_owned(),
-            Self::Done => "has come to its end".to_owned(),
+            Self::Leaving => "releases its device (memory, communicators)".to_owned(),
+            Self::Done => "has finished".to_owned(),
         }
     }
 }
@@ -315,7 +315,7 @@ fn sentence(state: &State, why: &str) -> String {
     }
     let list: Vec<String> = missing(&ranks.at).iter().map(ToString::to_string).collect();
     if !list.is_empty() {
-        let _ = write!(text, "; not at its end: rank {}", list.join(", "));
+        let _ = write!(text, "; not finished: rank {}", list.join(", "));
     }
     for (rank, at) in ranks.at.iter().enumerate() {
         let (doing, enqueued) = at.get();
@@ -374,9 +374,9 @@ impl Deadline {
             self.limits.silence
         };
         let why = if now - self.moved >= silence {
-            format!("nothing has moved for {silence:.0?}")
+            format!("no progress for {silence:.0?}")
         } else if now - self.begin >= self.limits.total {
-            format!("all of it has taken longer than {:.0?}", self.limits.total)
+            format!("it took longer than {:.0?} in total", self.limits.total)
         } else {
             return Verdict::Fine;
         };
@@ -406,7 +406,7 @@ mod tests {
         let Verdict::GiveUp(why) = d.look(at(178), vec![1, 8], false, false) else {
             panic!("60 s without progress");
         };
-        assert_eq!(why, "nothing has moved for 60s");
+        assert_eq!(why, "no progress for 60s");
         assert_eq!(d.look(at(185), vec![1, 9], false, true), Verdict::Fine);
         assert_eq!(d.look(at(186), vec![1, 9], false, true), Verdict::End);
 
@@ -428,7 +428,7 @@ mod tests {
         }
         assert_eq!(
             d.look(at(280), vec![280], false, false),
-            Verdict::GiveUp("all of it has taken longer than 280s".to_owned())
+            Verdict::GiveUp("it took longer than 280s in total".to_owned())
         );
     }
 
@@ -469,9 +469,9 @@ mod tests {
         let what = watch.verdict().unwrap();
         assert_eq!(
             what,
-            "calibration, part `4 ranks, all-gather of bf16`: nothing has moved for 80ms; not at its end: rank 1, 3; \
+            "calibration, part `4 ranks, all-gather of bf16`: no progress for 80ms; not finished: rank 1, 3; \
              rank 0 waits for other ranks (10 commands enqueued); \
-             rank 1 is inside of the call that enqueues command 3 of its pass, a collective; \
+             rank 1 is inside the call that enqueues command 3 of its pass, a collective; \
              rank 2 waits for other ranks (10 commands enqueued); \
              rank 3 waits for its device (10 commands enqueued)"
         );
@@ -485,10 +485,7 @@ mod tests {
         let (watch, stuck) = short(60 * SECOND);
         watch.say("steps");
         let what = stuck.recv_timeout(20 * SECOND).unwrap();
-        assert_eq!(
-            what,
-            "calibration, part `steps`: nothing has moved for 80ms"
-        );
+        assert_eq!(what, "calibration, part `steps`: no progress for 80ms");
 
         let (watch, stuck) = short(60 * SECOND);
         watch.end();

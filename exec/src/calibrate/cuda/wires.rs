@@ -42,7 +42,7 @@ const ROUNDS: u32 = 5;
 /// How kernels and collectives slow one another, as factors of their times alone; 1 where nothing was measured.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Together {
-    /// A large product beside an all-gather, and the all-gather.
+    /// A large product next to an all-gather, and the all-gather.
     pub(super) product: (f64, f64),
     /// A kernel bound by memory, likewise.
     pub(super) memory: (f64, f64),
@@ -192,7 +192,7 @@ pub(super) fn together(bench: &Bench<'_>) -> Result<Together, String> {
             ];
             let mut factors = [(1.0, 1.0); 3];
             for ((name, single), factors) in parts.into_iter().zip(&mut factors) {
-                let part = format!("{name} beside an all-gather");
+                let part = format!("{name} next to an all-gather");
                 if rank.late(SHARE, &part)? {
                     break;
                 }

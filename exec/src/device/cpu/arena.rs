@@ -46,11 +46,11 @@ impl Arena {
                 .ok()
                 .and_then(|n| n.checked_add(ALIGN))
                 .and_then(|n| Layout::from_size_align(n, ASKED).ok())
-                .ok_or_else(|| format!("a region of {bytes} bytes"))?;
+                .ok_or_else(|| format!("cannot allocate {bytes} bytes"))?;
             // SAFETY: the layout is not empty.
             let memory = unsafe { alloc_zeroed(layout) };
             if memory.is_null() {
-                return Err(format!("the system refuses {bytes} bytes of memory"));
+                return Err(format!("the system refused to allocate {bytes} bytes"));
             }
             let start = memory.wrapping_add(memory.align_offset(ALIGN));
             arena.regions.push(Mapped {

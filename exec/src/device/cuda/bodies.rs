@@ -124,9 +124,9 @@ impl Bodies {
             workspace_bytes,
             planned_bytes: workspace::of(program),
             order: if program.meta.deterministic {
-                "every sum has an order that depends on shapes alone"
+                "all sums are deterministic for given shapes"
             } else {
-                "sums of attention's gradient have any order, all others one that depends on shapes alone"
+                "all sums are deterministic for given shapes, except those of attention's gradients"
             },
             settings,
             context: Arc::clone(context),

@@ -21,15 +21,12 @@ pub enum NoGpu {
     Libraries(#[from] MissingLibraries),
     /// The driver is too old.
     #[error(
-        "no GPU can be used: the driver is for CUDA {}.{}, 13.0 or newer is needed",
+        "no usable GPU: the driver supports CUDA {}.{}, but 13.0 or newer is needed",
         .0 / 1000, .0 % 1000 / 10
     )]
     OldDriver(i32),
     /// There are fewer GPUs.
-    #[error(
-        "GPU {ordinal} is asked for, and the driver shows {count}{}",
-        visible()
-    )]
+    #[error("there is no GPU {ordinal}: the driver shows {count}{}", visible())]
     NoDevice {
         /// Wanted.
         ordinal: u32,
@@ -37,7 +34,7 @@ pub enum NoGpu {
         count: u32,
     },
     /// All GPUs are too old.
-    #[error("no GPU can be used: {name} has compute capability {}.{}, 8.0 or newer is needed (A100 and later)", .capability.0, .capability.1)]
+    #[error("no usable GPU: {name} has compute capability {}.{}, but 8.0 or newer is needed (A100 and later)", .capability.0, .capability.1)]
     OldGpu {
         /// Name of the first one.
         name: String,
@@ -45,7 +42,7 @@ pub enum NoGpu {
         capability: (u32, u32),
     },
     /// The driver refuses.
-    #[error("no GPU can be used: {0}")]
+    #[error("no usable GPU: {0}")]
     Driver(#[from] CudaError),
 }
 

@@ -255,7 +255,7 @@ fn means(setup: &Setup, rank: u32, cut: Box<dyn Fn() + Send>) -> Means {
     let waited = waited(setup, rank);
     let fail = move |instr: InstrId| {
         let why = format!(
-            "the driver has not come back from it after {timeout:.1?}: something before it on the device does not end"
+            "the driver call has not returned after {timeout:.1?}: earlier work on the device does not finish"
         );
         waited(Some(instr), program.op_text(instr), why);
     };

@@ -66,7 +66,7 @@ impl Guard {
         let thread = std::thread::Builder::new()
             .name("guard".to_owned())
             .spawn(look_on)
-            .map_err(|e| format!("no thread to watch calls of the driver: {e}"))?;
+            .map_err(|e| format!("cannot start the thread that watches driver calls: {e}"))?;
         Ok(Self {
             place,
             passes: 0,

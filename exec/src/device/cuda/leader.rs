@@ -65,9 +65,11 @@ impl Leader {
         let all: Vec<Vec<u8>> = std::iter::once(Ok(mine))
             .chain(others)
             .collect::<Result<_, _>>()?;
-        Ok(facts::difference(&all).map_or_else(String::new, |difference| {
-            format!("{difference}: all ranks need the same kernels, and so the same GPU, libraries and options")
-        }))
+        Ok(
+            facts::difference(&all).map_or_else(String::new, |difference| {
+                format!("{difference}: all ranks need the same GPU, libraries and options")
+            }),
+        )
     }
 
     /// Where a rank leaves its facts.
@@ -86,7 +88,8 @@ impl Agree for Leader {
             return Ok(made.clone());
         }
         let key = format!("choice {} {name}", self.session);
-        let words = |e: PeerError| Trouble::Ranks(format!("no choice of rank 0's: {e}"));
+        let words =
+            |e: PeerError| Trouble::Ranks(format!("rank 0 published no choice of kernels: {e}"));
         let told = if self.rank > 0 {
             self.peers.get_patiently(&key).map_err(words)?
         } else {
@@ -183,9 +186,9 @@ mod tests {
     fn ranks_with_other_kernels_end_all_with_the_cause() {
         assert_eq!(hear(["9.19.0"; 4]), [const { Ok(()) }; 4]);
         let off = facts::because("none", "--no-cudnn");
-        let missing = facts::because("none", "libcudnn.so.9 is not there");
+        let missing = facts::because("none", "libcudnn.so.9 was not found");
         assert_eq!(hear([&off, &missing, &off, &off]), [const { Ok(()) }; 4]);
-        let cause = "rank 2 has cudnn=none (--no-cudnn), rank 0 has cudnn=9.19.0: all ranks need the same kernels, and so the same GPU, libraries and options";
+        let cause = "rank 2 has cudnn=none (--no-cudnn), rank 0 has cudnn=9.19.0: all ranks need the same GPU, libraries and options";
         let refused = Err(cause.to_owned());
         assert_eq!(
             hear(["9.19.0", "9.19.0", &off, "9.18.0"]),

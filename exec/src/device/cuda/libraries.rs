@@ -104,9 +104,9 @@ impl Library {
     /// What it is, and which package of pip's brings it.
     const fn words(self) -> (&'static str, &'static str) {
         match self {
-            Self::Driver => ("the GPU's driver", "comes with the NVIDIA driver"),
+            Self::Driver => ("GPU driver", "comes with the NVIDIA driver"),
             Self::Nvrtc => ("run-time compiler", "pip install nvidia-cuda-nvrtc"),
-            Self::CublasLt | Self::Cublas => ("matrix products", "pip install nvidia-cublas"),
+            Self::CublasLt | Self::Cublas => ("matmuls", "pip install nvidia-cublas"),
             Self::Cudnn => ("attention, convolutions", "pip install nvidia-cudnn-cu13"),
             Self::Cupti => ("activity records", "pip install nvidia-cuda-cupti"),
         }
@@ -136,7 +136,7 @@ pub struct MissingLibraries {
 
 impl fmt::Display for MissingLibraries {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("no GPU can be used: NVIDIA libraries are missing")?;
+        f.write_str("no usable GPU: NVIDIA libraries are missing")?;
         for (library, reason) in &self.missing {
             let (what, from) = library.words();
             write!(f, "\n  {library} ({what}): ")?;
@@ -160,7 +160,7 @@ impl fmt::Display for MissingLibraries {
             };
             write!(f, "\n  {}: {here}", origin.name())?;
         }
-        f.write_str("\n  loader: its own paths, by name")
+        f.write_str("\n  dynamic loader: by name")
     }
 }
 
@@ -207,7 +207,7 @@ impl Libraries {
         for library in Library::ALL {
             let opened = open(library, &it.folders).and_then(|path| {
                 let known = is_known(library);
-                let hidden = || format!("{}: loaded, but not under its name", path.display());
+                let hidden = || format!("{}: loaded under a different name", path.display());
                 if known { Ok(path) } else { Err(Some(hidden())) }
             });
             match opened {
@@ -259,8 +259,8 @@ impl Libraries {
         }
         let refused = self.refused.iter().find(|r| r.0 == library);
         Some(match refused {
-            Some((_, why)) => format!("{library} does not load: {why}"),
-            None => format!("{library} is not there ({})", library.words().1),
+            Some((_, why)) => format!("{library} cannot be loaded: {why}"),
+            None => format!("{library} was not found ({})", library.words().1),
         })
     }
 
@@ -431,11 +431,11 @@ mod tests {
         assert_eq!(missing(Library::Cublas), None);
         assert_eq!(
             missing(Library::Cupti).unwrap(),
-            "libcupti.so.13 does not load: x/libcupti.so.13: too short"
+            "libcupti.so.13 cannot be loaded: x/libcupti.so.13: too short"
         );
         assert_eq!(
             missing(Library::Cudnn).unwrap(),
-            "libcudnn.so.9 is not there (pip install nvidia-cudnn-cu13)"
+            "libcudnn.so.9 was not found (pip install nvidia-cudnn-cu13)"
         );
     }
 

@@ -143,7 +143,7 @@ impl Arena {
             |_| String::new(),
             |(free, total)| {
                 format!(
-                    "; the program needs {wanted}, {} of {} are still free on {:?}",
+                    "; the program needs {wanted}, but only {} of {} are free on {:?}",
                     Bytes(free),
                     Bytes(total),
                     self.context

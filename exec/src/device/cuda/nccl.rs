@@ -156,7 +156,10 @@ impl NcclCollectives {
     ) -> Result<T, String> {
         let c = &self.program.collectives[id.index()];
         let Some(member) = &self.members[c.comm.index()] else {
-            return Err(format!("communicator {} was not joined", c.comm.index()));
+            return Err(format!(
+                "communicator {} has not been initialized",
+                c.comm.index()
+            ));
         };
         if !self.checked[id.index()] {
             check::parts(c.kind, c.dtype, member.position, member.size, parts)?;
@@ -229,7 +232,7 @@ impl NcclCollectives {
                                 Some(window) => member.windows.push(window),
                                 None if member.copy_engine => {
                                     return Err(format!(
-                                        "NCCL makes no symmetric window of {bytes} bytes at {address:#x}, which collectives on copy engines need (CUDA virtual memory and peer access are prerequisites)"
+                                        "NCCL cannot create a symmetric window of {bytes} bytes at {address:#x}, which copy-engine collectives need (they require CUDA virtual memory and peer access)"
                                     ));
                                 }
                                 None => {}
@@ -259,7 +262,7 @@ impl Collectives for NcclCollectives {
     fn register(&mut self, ranges: &[(u64, usize)]) -> Result<(), String> {
         // Windows are made by all ranks together.
         let patience = self.patience.clone();
-        patience.with("made memory known to all ranks", || self.make_known(ranges))
+        patience.with("registered memory on all ranks", || self.make_known(ranges))
     }
 
     fn launch(
@@ -416,10 +419,10 @@ fn identity(
         return Ok(id);
     }
     let left = peers.get_patiently(key);
-    let bytes = left.map_err(|e| format!("rank {first} leaves no identity: {e}"))?;
+    let bytes = left.map_err(|e| format!("rank {first} published no NCCL id: {e}"))?;
     let bytes = bytes
         .try_into()
-        .map_err(|b: Vec<u8>| format!("rank {first} left {} bytes for an identity", b.len()))?;
+        .map_err(|b: Vec<u8>| format!("rank {first} published an NCCL id of {} bytes", b.len()))?;
     Ok(UniqueId::from_bytes(bytes))
 }
 

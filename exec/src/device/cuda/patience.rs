@@ -36,7 +36,7 @@ impl Patience {
             while ended.recv_timeout(period) == Err(RecvTimeoutError::Timeout) {
                 if idle.look(Instant::now()) >= self.limit {
                     (self.late)(format!(
-                        "NCCL has not {has_not} within {:.1?}; with NCCL_DEBUG=INFO it says what it waits for",
+                        "NCCL has not {has_not} within {:.1?}; NCCL_DEBUG=INFO shows what it waits for",
                         self.limit
                     ));
                     return;
@@ -83,7 +83,7 @@ mod tests {
         });
         assert_eq!(made, 7);
         assert!(begin.elapsed() >= TIMES * SHORT);
-        let words = "NCCL has not joined the ranks of `a` within 50.0ms; with NCCL_DEBUG=INFO it says what it waits for";
+        let words = "NCCL has not joined the ranks of `a` within 50.0ms; NCCL_DEBUG=INFO shows what it waits for";
         assert_eq!(*told.lock().unwrap(), [words]);
     }
 

@@ -37,7 +37,7 @@ pub(super) fn first(
 pub(super) fn in_turn(base: u32, place: u32, ranks: u32, count: u32) -> Result<u32, String> {
     if ranks > 1 {
         return Err(format!(
-            "{ranks} ranks of one process cannot share a GPU: NCCL wants a process for each"
+            "{ranks} ranks of one process cannot share a GPU: NCCL needs one process per rank"
         ));
     }
     match count.checked_sub(base) {
@@ -66,7 +66,7 @@ fn too_few(first: u32, ranks: u32, whom: &str, count: u32) -> String {
     };
     let visible = visible();
     format!(
-        "{wanted} needed{whom}, one GPU a rank, and the driver shows {count}{visible}: use fewer ranks (mesh.dp_shard) or more GPUs"
+        "{wanted} needed{whom}, one GPU per rank, but the driver shows {count}{visible}: use fewer ranks (mesh.dp_shard) or more GPUs"
     )
 }
 
@@ -101,7 +101,7 @@ fn shared(all: &[Vec<u8>]) -> Result<(), String> {
         for gpu in gpus.chunks(16) {
             if let Some(other) = owners.insert(gpu, process) {
                 return Err(format!(
-                    "processes {other} and {process} would use the same GPU, and each rank needs one of its own: there are too few GPUs, or the launcher shows several processes the same one (CUDA_VISIBLE_DEVICES)"
+                    "processes {other} and {process} would use the same GPU, but each rank needs its own: there are too few GPUs, or the launcher shows several processes the same one (CUDA_VISIBLE_DEVICES)"
                 ));
             }
         }
@@ -132,7 +132,7 @@ mod tests {
         // None of them is started where they find no room.
         let why = too_few(0, 1024, "", 1);
         assert!(
-            why.starts_with("GPUs 0 to 1023 are needed, one GPU a rank, and the driver shows 1"),
+            why.starts_with("GPUs 0 to 1023 are needed, one GPU per rank, but the driver shows 1"),
             "{why}"
         );
         // A GPU that was asked for is not replaced by another.

@@ -62,7 +62,7 @@ impl CudaDevice {
         let (kind, what) = match e {
             Refused::Driver(e) if self.sync => (FailureKind::Kernel, e.to_string()),
             Refused::Driver(e) => {
-                let hint = "it or something before it; SHARDLAB_CUDA_SYNC=1 tells";
+                let hint = "this or an earlier instruction; SHARDLAB_CUDA_SYNC=1 tells which";
                 (FailureKind::Kernel, format!("{e} ({hint})"))
             }
             Refused::Words(kind, what) => (kind, what),

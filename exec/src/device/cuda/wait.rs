@@ -96,8 +96,8 @@ impl CudaDevice {
         }
         let last = self.passed.checked_sub(1).map(|i| self.marks[i]);
         let behind = match last {
-            Some(e) => format!("; the last event that completed is e{}", e.0),
-            None => "; no event of this pass has completed".to_owned(),
+            Some(e) => format!("; the last completed event is e{}", e.0),
+            None => "; no event of this pass has completed yet".to_owned(),
         };
         let what = format!("{} after {:.1?}{behind}", what(self), self.abort.timeout());
         Err(self.fail(FailureKind::Timeout, None, instr, what))

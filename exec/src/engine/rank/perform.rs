@@ -162,7 +162,7 @@ impl<D: Device> Rank<D> {
                 Err((kind, e)) => return Err(self.refused(program, id, buffer, kind, &e)),
                 Ok(None) => {
                     let what = format!(
-                        "address {address:#x} of {} is outside of every planned region",
+                        "address {address:#x} of {} is outside all planned regions",
                         program.buffer_name(buffer)
                     );
                     return Err(self.fail(FailureKind::Alloc, id, what));

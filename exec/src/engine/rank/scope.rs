@@ -19,7 +19,7 @@ impl<D: Device> Rank<D> {
             return Ok(());
         };
         if open != scope {
-            let what = "ends another scope than the one that is open".to_owned();
+            let what = "ends a scope that is not the open one".to_owned();
             return Err(self.fail(FailureKind::Program, id, what));
         }
         let bases = std::mem::take(&mut self.captured_bases);
@@ -73,7 +73,7 @@ impl<D: Device> Rank<D> {
             });
             if let Some((b, now, before)) = moved {
                 let what = format!(
-                    "{} is at {now:#x} now and was at {before:#x} when the scope was captured",
+                    "{} is at {now:#x}, but was at {before:#x} when the scope was captured",
                     program.buffer_name(b)
                 );
                 return Err(self.fail(FailureKind::Program, id, what));

@@ -116,12 +116,10 @@ impl<D: Device> Rank<D> {
                 .iter()
                 .map(|(role, bytes)| format!("{} {bytes}", role.name()))
                 .collect();
-            // A planned pool is taken as a whole, before anything is alive.
-            let composed = || crate::engine::memory::composition(program);
-            what = match &alive[..] {
-                [] => format!("{what}; alive at the plan's peak: {}", composed()),
-                _ => format!("{what}; alive: {}", alive.join(", ")),
-            };
+            if !alive.is_empty() {
+                what = format!("{what}; in use: {}", alive.join(", "));
+            }
+            what = format!("{what}; {}", crate::engine::memory::needs(program));
         }
         self.fail(kind, id, what)
     }

@@ -65,7 +65,7 @@ fn data_type(ty: DType) -> Result<sys::cudaDataType, Trouble> {
         DType::Bf16 => Ok(sys::cudaDataType::CUDA_R_16BF),
         DType::F16 => Ok(sys::cudaDataType::CUDA_R_16F),
         other => Err(Trouble::Unsupported(format!(
-            "matrix products of elements of type {other}"
+            "no matmul for elements of type {other}"
         ))),
     }
 }
@@ -84,7 +84,7 @@ pub(super) struct Addresses {
 /// A product that the library has for no shape.
 fn unsupported(p: &Product) -> Trouble {
     let mut why = format!(
-        "cuBLASLt has no product of {} factors with a {} result",
+        "cuBLASLt has no matmul of {} inputs with a {} result",
         p.factors, p.result
     );
     if p.factors == DType::F32 && p.result != DType::F32 {

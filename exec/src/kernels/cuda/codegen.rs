@@ -170,7 +170,7 @@ fn alone(req: &Request<'_>, op: &BodyOp) -> Result<Module, Refusal> {
         OpKind::Conv { .. } => convolution::forward(req, op),
         OpKind::ConvGradInput { .. } => convolution::grad_input(req, op),
         OpKind::ConvGradWeight { .. } => convolution::grad_weight(req, op),
-        OpKind::Gemm { .. } => Err(Refusal::new("matrix products are library kernels")),
+        OpKind::Gemm { .. } => Err(Refusal::new("matmuls are library kernels")),
         OpKind::Shard(_) => Err(Refusal::new("sharding kernels have no body")),
         _ => fused(req),
     }
@@ -215,7 +215,11 @@ impl Request<'_> {
             Place::Write(i) => self.writes.get(usize::from(i)),
             Place::Register(_) => None,
         };
-        let missing = || Refusal::new(format!("the body names {place:?}, which the launch lacks"));
+        let missing = || {
+            Refusal::new(format!(
+                "the body uses {place:?}, which the launch does not have"
+            ))
+        };
         found.copied().ok_or_else(missing)
     }
 

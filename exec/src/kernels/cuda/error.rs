@@ -27,7 +27,7 @@ pub enum Trouble {
     #[error("{0}")]
     Library(String),
     /// The run-time compiler refused a source.
-    #[error("the run-time compiler said: {0}")]
+    #[error("NVRTC: {0}")]
     Compiler(String),
     /// The driver refused a call.
     #[error("{call} failed: {reason}")]

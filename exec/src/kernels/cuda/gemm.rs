@@ -97,18 +97,18 @@ pub(super) fn product(req: &Request<'_>, op: &BodyOp) -> Result<(Product, Operan
         accumulate,
     } = op.op
     else {
-        return Err(Refusal::new("no matrix product"));
+        return Err(Refusal::new("not a matmul"));
     };
     let input = |i: usize| {
         op.inputs
             .get(i)
-            .ok_or_else(|| Refusal::new("a matrix product lacks operands"))
+            .ok_or_else(|| Refusal::new("a matmul lacks operands"))
     };
     let (a, b) = (input(0)?, input(1)?);
     let c = op
         .outputs
         .first()
-        .ok_or_else(|| Refusal::new("a matrix product lacks its result"))?;
+        .ok_or_else(|| Refusal::new("a matmul lacks its result"))?;
     let before = if accumulate {
         input(op.inputs.len() - 1)?
     } else {
@@ -139,7 +139,7 @@ pub(super) fn product(req: &Request<'_>, op: &BodyOp) -> Result<(Product, Operan
         }
         let s = stored(s)?;
         if s.flipped || s.cols != n {
-            return Err(Refusal::new("a product's result is strided"));
+            return Err(Refusal::new("a matmul's result is strided"));
         }
         Ok(s.pitch)
     };
@@ -158,7 +158,7 @@ pub(super) fn product(req: &Request<'_>, op: &BodyOp) -> Result<(Product, Operan
         )));
     }
     if arg(before)?.dtype != fc.dtype {
-        return Err(Refusal::new("a product is added to another type"));
+        return Err(Refusal::new("a matmul is added to another type"));
     }
     let aligned = |s: &Slot| -> Result<u8, Refusal> {
         let arg = arg(s)?;

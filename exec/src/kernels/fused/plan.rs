@@ -240,7 +240,7 @@ pub(super) fn step<'k>(
             .find(|n| !n.is_multiple_of(rows))
     {
         return Err(Fault::Shape(format!(
-            "a part of {odd} elements is no multiple of {rows} rows"
+            "a part of {odd} elements is not a multiple of {rows} rows"
         )));
     }
     Ok(Step {

@@ -211,21 +211,21 @@ fn contradictions_are_named() {
     };
     assert_eq!(
         with("WORLD_SIZE", ""),
-        "the environment: RANK is set and WORLD_SIZE is not"
+        "the environment: RANK is set, but WORLD_SIZE is not"
     );
     assert_eq!(
         with("RANK", ""),
-        "the environment: WORLD_SIZE is set and RANK is not"
+        "the environment: WORLD_SIZE is set, but RANK is not"
     );
     assert!(with("RANK", "8").contains("there is no rank 8 of 8"));
-    assert!(with("RANK", "first").contains("RANK is `first`, a whole number is expected"));
+    assert!(with("RANK", "first").contains("RANK is `first`; expected an integer"));
     assert!(with("MASTER_PORT", "70000").contains("a port from 1 to 65535"));
     assert!(with("MASTER_ADDR", "").contains("MASTER_ADDR"));
     let mut both = TORCHRUN.to_vec();
     both.extend([("SLURM_PROCID", "4"), ("SLURM_STEP_NUM_TASKS", "8")]);
     assert_eq!(
         error(&both),
-        "the environment: torchrun (RANK, WORLD_SIZE) says rank 5 of 8, srun (SLURM_PROCID, SLURM_STEP_NUM_TASKS) says rank 4 of 8: unset the variables of one of them"
+        "the environment: torchrun (RANK, WORLD_SIZE) says rank 5 of 8, but srun (SLURM_PROCID, SLURM_STEP_NUM_TASKS) says rank 4 of 8: unset the variables of one of them"
     );
 }
 

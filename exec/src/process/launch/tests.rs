@@ -33,10 +33,7 @@ fn nobody_is_left() {
     let ended = launch(&what, NOTHING).unwrap();
     assert_eq!(ended.status, [-9, -9]);
     let (_, cause) = ended.failure.unwrap();
-    assert!(
-        cause.contains("ranks 0, 1 of 2 did not come to the start"),
-        "{cause}"
-    );
+    assert!(cause.contains("ranks 0, 1 of 2 did not start"), "{cause}");
     // One that fails takes the other with it.
     let script = r#"test "$SHARDLAB_RANK" = 0 && exec sleep 600; exit 7"#;
     let ended = launch(&shell(script, 2), NOTHING).unwrap();
@@ -83,7 +80,7 @@ fn a_rank_that_was_killed_is_told_of_though_another_said_something_else_first() 
     assert_eq!(ended.status, [3, -9]);
     let struck = (
         1,
-        "was killed (signal 9: by hand, or for want of memory)".to_owned(),
+        "was killed (signal 9: by a user, or because the host ran out of memory)".to_owned(),
     );
     assert_eq!(ended.struck, std::slice::from_ref(&struck));
     let said = |cause: &str| Ended {

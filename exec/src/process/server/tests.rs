@@ -90,8 +90,7 @@ fn an_attempt_replaces_the_one_that_was_given_up() {
     assert_eq!(hear(&mut stream), Some(answer));
     // Another process of this rank is refused.
     let refused = hear(&mut greet(server.address(), 8, 3));
-    let why =
-        "two processes say that they are rank 1: one on host, process 7, one on host, process 8";
+    let why = "two processes claim to be rank 1: one on host, process 7, one on host, process 8";
     assert_eq!(
         refused,
         Some(Tell::Refused {
@@ -101,7 +100,7 @@ fn an_attempt_replaces_the_one_that_was_given_up() {
     // Now it dies.
     drop(stream);
     std::thread::sleep(A_WHILE);
-    let died = "rank 1 (host, process 7) has died: its connection ended";
+    let died = "rank 1 (host, process 7) died: its connection was closed";
     assert_eq!(server.failure(), Some((1, died.to_owned())));
 }
 

@@ -125,7 +125,7 @@ fn whoever_does_not_move_is_named() {
     assert_eq!(told.len(), 3);
     assert_eq!(
         cause(&s),
-        "rank 2 did not come to `pass` and has not moved for 14.0s"
+        "rank 2 did not reach `pass` and has not made progress for 14.0s"
     );
 }
 
@@ -148,7 +148,7 @@ fn whoever_computes_is_waited_for() {
     s.tick(now + 100 * SECOND);
     assert_eq!(
         cause(&s),
-        "rank 1 did not come to `pass` and has not moved for 100.0s"
+        "rank 1 did not reach `pass` and has not made progress for 100.0s"
     );
 }
 
@@ -170,7 +170,7 @@ fn patience_ends_with_a_life() {
     assert_eq!(told.len(), 3);
     assert_eq!(
         cause(&s),
-        "rank 1 (host, process 101) has died: its connection ended"
+        "rank 1 (host, process 101) died: its connection was closed"
     );
     // The first cause is the one that counts, also for those who come later.
     assert!(s.fail(2, "something else").is_empty());
@@ -200,17 +200,14 @@ fn the_silent_and_the_missing() {
     s.tick(now + 10 * SECOND);
     assert_eq!(
         cause(&s),
-        "rank 1 (host, process 101) has been silent for 10.0s"
+        "rank 1 (host, process 101) has not responded for 10.0s"
     );
 
     let mut s = State::new(&StoreOptions::new(4, "run", 10 * SECOND), now);
     s.join(1, first(1), "host", now).unwrap();
     s.hear(1, beat(0, 0), now + 9 * SECOND);
     s.tick(now + 10 * SECOND);
-    assert_eq!(
-        cause(&s),
-        "ranks 0, 2, 3 of 4 did not come to the start within 10.0s"
-    );
+    assert_eq!(cause(&s), "ranks 0, 2, 3 of 4 did not start within 10.0s");
 }
 
 #[test]
@@ -230,7 +227,7 @@ fn a_store_that_was_stopped_itself_blames_nobody() {
     s.tick(now + 70 * SECOND);
     assert_eq!(
         cause(&s),
-        "rank 0 (host, process 100) has been silent for 10.0s"
+        "rank 0 (host, process 100) has not responded for 10.0s"
     );
 }
 
@@ -241,7 +238,7 @@ fn nobody_comes_twice() {
     let error = s.join(1, first(9), "elsewhere", now).unwrap_err();
     assert_eq!(
         error,
-        "two processes say that they are rank 1: one on host, process 101, one on elsewhere"
+        "two processes claim to be rank 1: one on host, process 101, one on elsewhere"
     );
     let error = s.join(3, first(3), "", now).unwrap_err();
     assert_eq!(error, "there is no rank 3 of 3");
@@ -258,10 +255,7 @@ fn a_stop_of_the_store_is_no_wait_of_others() {
     s.hear(0, beat(0, 0), at(20));
     assert!(s.tick(at(20)).is_empty());
     s.tick(at(21));
-    assert_eq!(
-        cause(&s),
-        "rank 1 of 2 did not come to the start within 10.0s"
-    );
+    assert_eq!(cause(&s), "rank 1 of 2 did not start within 10.0s");
     // Of keys and gatherings: 4 s before a stop of 60 s.
     let mut s = three(start);
     let get = |key: &str| Ask::Get {
@@ -286,9 +280,9 @@ fn a_stop_of_the_store_is_no_wait_of_others() {
         late(s.tick(at(seconds)))
     };
     assert!(tick(69).is_empty());
-    assert_eq!(tick(70), ["nobody has left `before` within 10.0s"]);
+    assert_eq!(tick(70), ["no rank published `before` within 10.0s"]);
     assert!(tick(73).is_empty());
-    assert_eq!(tick(74), ["nobody has left `after` within 10.0s"]);
+    assert_eq!(tick(74), ["no rank published `after` within 10.0s"]);
 }
 
 /// Rank 0 chooses kernels, which may take longer than any step: it is waited for, and not for ever.
@@ -310,10 +304,10 @@ fn a_patient_wait_is_longer() {
         words.collect()
     };
     let told = late(10);
-    assert!(told.len() == 1 && told[0].contains("nobody has left `piece` within 10.0s"));
+    assert!(told.len() == 1 && told[0].contains("no rank published `piece` within 10.0s"));
     assert!(late(99).is_empty());
     let told = late(100);
-    assert!(told.len() == 1 && told[0].contains("nobody has left `choice` within 100.0s"));
+    assert!(told.len() == 1 && told[0].contains("no rank published `choice` within 100.0s"));
 }
 
 #[test]
@@ -337,12 +331,12 @@ fn an_attempt_that_was_given_up_is_no_death() {
     assert!(s.tick(now).is_empty());
     // They are read in any order.
     let error = join(&mut s, 2).unwrap_err();
-    assert_eq!(error, "rank 1 has come again since");
+    assert_eq!(error, "rank 1 has connected again since");
     // A process that has been let in is heard of, and may die.
     s.hear(1, beat(0, 0), now);
     assert!(s.disconnected(1, attempt(3), now));
     s.tick(now);
-    assert_eq!(cause(&s), "rank 1 (host) has died: its connection ended");
+    assert_eq!(cause(&s), "rank 1 (host) died: its connection was closed");
 }
 
 #[test]
@@ -361,7 +355,7 @@ fn a_wait_in_vain_is_told_with_where_hosts_stand() {
         cause(&s).to_owned()
     };
     let said = "rank 0: an event has not completed";
-    let places = "where hosts stand, the last one first: rank 1 at instruction 796 `op 796`; ranks 0, 2 at instruction 1565 `op 1565`";
+    let places = "host positions, slowest first: rank 1 at instruction 796 `op 796`; ranks 0, 2 at instruction 1565 `op 1565`";
     assert_eq!(
         cause_of([1565, 796, 1565], true),
         format!("{said}; {places}")
@@ -381,7 +375,7 @@ fn a_wait_in_vain_is_told_with_where_hosts_stand() {
         s.hear(rank, stands(rank, at), later);
     }
     s.tick(later);
-    assert!(cause(&s).starts_with("rank 2 did not come to `pass` and has not moved"));
+    assert!(cause(&s).starts_with("rank 2 did not reach `pass` and has not made progress"));
     assert!(
         cause(&s).contains("first: rank 2 at instruction 4 `op 4`; ranks 0, 1 at"),
         "{}",

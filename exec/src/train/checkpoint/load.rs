@@ -46,16 +46,13 @@ impl Checkpoint {
         let sum_path = path.join("index.blake3");
         let sum = std::fs::read_to_string(&sum_path).map_err(TrainError::io(&sum_path))?;
         if blake3::hash(&text).to_hex().as_str() != sum.trim() {
-            return Err(TrainError::format(
-                &index_path,
-                "corrupt: the checksum differs",
-            ));
+            return Err(TrainError::format(&index_path, "corrupt: wrong checksum"));
         }
         let index: Index = serde_json::from_slice(&text)
             .map_err(|e| TrainError::format(&index_path, e.to_string()))?;
         if index.format != FORMAT {
             let what = format!(
-                "format {} is not known; this program reads {FORMAT}",
+                "unknown format {}; this version reads {FORMAT}",
                 index.format
             );
             return Err(TrainError::format(&index_path, what));
@@ -74,14 +71,14 @@ impl Checkpoint {
                 return Err(TrainError::format(&at, what));
             }
             if sum != file.blake3 {
-                return Err(TrainError::format(&at, "corrupt: the checksum differs"));
+                return Err(TrainError::format(&at, "corrupt: wrong checksum"));
             }
             files.insert(name.clone(), SafeFile::open(&at)?);
         }
         let mut pieces: BTreeMap<(usize, Kind), Vec<Piece>> = BTreeMap::new();
         for piece in &index.pieces {
             let Some(kind) = Kind::ALL.into_iter().find(|k| piece.is(*k)) else {
-                let what = format!("state `{}` is not known", piece.kind);
+                let what = format!("unknown state `{}`", piece.kind);
                 return Err(TrainError::format(&index_path, what));
             };
             pieces
@@ -194,7 +191,7 @@ impl Checkpoint {
             .collect();
         if !left.is_empty() {
             let what = format!(
-                "holds parameters that the model has not: {}",
+                "has parameters that the model does not have: {}",
                 left.join(", ")
             );
             return Err(TrainError::format(&self.path, what));
@@ -268,7 +265,10 @@ impl Checkpoint {
                 (entry.numel() == piece.numel).then_some((f, entry))
             });
             let Some((file, entry)) = found else {
-                let what = format!("the index names `{}`, which its file has not", piece.tensor);
+                let what = format!(
+                    "the index lists `{}`, but its file does not have it",
+                    piece.tensor
+                );
                 return Err(TrainError::format(&self.path, what));
             };
             let values = file.read(&entry, from - piece.start..to - piece.start)?;

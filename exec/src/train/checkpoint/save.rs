@@ -266,7 +266,7 @@ impl Saver {
             Some(Ok(result)) => result,
             Some(Err(_)) => Err(TrainError::format(
                 &PathBuf::from(&self.store.dir),
-                "the thread that saves panicked",
+                "the thread that saves checkpoints panicked",
             )),
         }
     }

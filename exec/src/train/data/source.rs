@@ -23,7 +23,7 @@ pub enum DataError {
         error: std::io::Error,
     },
     /// The file's size is no multiple of a token's.
-    #[error("{}: {bytes} bytes are no whole number of {width}-byte tokens", path.display())]
+    #[error("{}: {bytes} bytes are not a whole number of {width}-byte tokens", path.display())]
     Torn {
         /// File.
         path: PathBuf,
@@ -33,7 +33,7 @@ pub enum DataError {
         width: usize,
     },
     /// Too few tokens for one window.
-    #[error("{name}: {len} tokens are too few for windows of {seq_len} + 1; at least {} are needed", seq_len + 2)]
+    #[error("{name}: {len} tokens are too few for windows of {seq_len} + 1 tokens; at least {} are needed", seq_len + 2)]
     Short {
         /// Name of the stream.
         name: String,
@@ -44,7 +44,7 @@ pub enum DataError {
     },
     /// A token is beyond the vocabulary.
     #[error(
-        "{name}: token {token} at position {position} is not below the vocabulary's {vocab}; is the width of the tokens right?"
+        "{name}: token {token} at position {position} is outside the vocabulary of {vocab}; is --data-dtype right?"
     )]
     Vocabulary {
         /// Name of the stream.
@@ -66,7 +66,7 @@ pub enum DataError {
     },
     /// This program knows no tokenizers.
     #[error(
-        "{}: this program was built without feature `tokenizers`; with --data-dtype uint8 a text's bytes are its tokens",
+        "{}: this binary was built without feature `tokenizers`; --data-dtype uint8 takes the bytes of a text as tokens",
         path.display()
     )]
     NoTokenizers {
@@ -74,10 +74,10 @@ pub enum DataError {
         path: PathBuf,
     },
     /// The model has no vocabulary.
-    #[error("this model family has no tokens: data comes from the seed alone")]
+    #[error("this model family has no tokens: its data is generated from the seed")]
     NoTokens,
     /// The model has a constant that nothing here can fill.
-    #[error("constant `{0}` of the model is not known")]
+    #[error("the model has an unknown constant `{0}`")]
     UnknownConst(String),
 }
 

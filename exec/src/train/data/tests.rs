@@ -98,7 +98,7 @@ fn faulty_data_is_named() {
         .unwrap_err()
         .to_string();
     assert!(
-        torn.ends_with("5 bytes are no whole number of 2-byte tokens"),
+        torn.ends_with("5 bytes are not a whole number of 2-byte tokens"),
         "{torn}"
     );
     let text = Tokens::read(&path, TokenWidth::U8).unwrap();

@@ -195,9 +195,8 @@ fn llama(d: &mut Differences<'_>, m: &Model, kind: Kind, seq_len: u64) {
     d.word("hidden_act", "silu", &["silu"]);
     let slides = d.get("use_sliding_window").and_then(Value::as_bool);
     if kind != Kind::Llama && slides == Some(true) {
-        d.all.push(
-            "`use_sliding_window` is true: attention here looks at the whole sequence".to_owned(),
-        );
+        d.all
+            .push("`use_sliding_window` is true, but only full attention is supported".to_owned());
     }
     let all = m.bias == Bias::All;
     if kind != Kind::Qwen2 {

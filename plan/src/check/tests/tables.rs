@@ -126,7 +126,9 @@ fn a_group_of_two_kinds() {
     t.p.meta.policy = "fsdp2";
     assert!(check(&t.p).of(RuleId::Group).next().is_none());
     t.p.groups[1].requires_grad = false;
-    assert!(message(&t, RuleId::Group).contains("requires_grad = false, some of its parameters"));
+    assert!(
+        message(&t, RuleId::Group).contains("requires_grad = false, but some of its parameters")
+    );
     let mut t = Toy::new(Shape::default());
     t.p.units[1].groups.clear();
     assert!(message(&t, RuleId::Group).contains("its unit does not list it"));

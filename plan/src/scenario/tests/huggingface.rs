@@ -186,7 +186,7 @@ fn what_the_scenario_says_wins() {
     let e = read("wins", LLAMA, &["model.family=gpt2"]).unwrap_err();
     let message = e.to_string();
     assert!(
-        message.contains("is of family llama, not gpt2"),
+        message.contains("belongs to family llama, not gpt2"),
         "{message}"
     );
 }

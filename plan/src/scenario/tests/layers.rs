@@ -68,14 +68,14 @@ fn circles_are_named() {
     let e = load(&f.file("a.toml"), &[]).unwrap_err();
     let shown = e.to_string().replace(&format!("{}/", f.0.display()), "");
     assert!(
-        shown.starts_with("b.toml:2:11: `extends` goes in a circle: a.toml -> b.toml -> a.toml\n"),
+        shown.starts_with("b.toml:2:11: `extends` forms a cycle: a.toml -> b.toml -> a.toml\n"),
         "{shown}"
     );
     assert!(
         load(&f.file("self.toml"), &[])
             .unwrap_err()
             .message()
-            .contains("circle")
+            .contains("cycle")
     );
 }
 
@@ -98,7 +98,7 @@ fn a_text_reads_as_it_would_from_its_file() {
     assert_eq!(new.name, "new");
     assert!(!f.file("new.toml").exists());
     let circle = load_to_be(&f.file("base.toml"), text).unwrap_err();
-    assert!(circle.message().contains("circle"), "{circle}");
+    assert!(circle.message().contains("cycle"), "{circle}");
     let shipped = "extends = \"small-native.toml\"\n";
     assert!(load_to_be(&f.file("new.toml"), shipped).is_ok());
     assert!(load_to_be(&f.file("small-native.toml"), shipped).is_err());
@@ -132,7 +132,7 @@ fn files_that_are_not_there_or_no_text() {
         (e.position(), e.help()),
         (
             None,
-            Some("shipped scenario of a near name: llama3-8b-4xh200")
+            Some("a shipped scenario has a similar name: llama3-8b-4xh200")
         )
     );
 }
@@ -347,11 +347,11 @@ fn what_a_later_text_makes_idle_is_no_mistake() {
     with(&[&full[..], &["fsdp.prefetch_forward=1"]].concat()).unwrap();
     let e = with(&[&full[..], &["fsdp.prefetch_forward=3"]].concat()).unwrap_err();
     assert!(
-        e.message().contains("`prefetch_forward` changes nothing"),
+        e.message().contains("`prefetch_forward` has no effect"),
         "{e}"
     );
     let e = with(&full[1..]).unwrap_err();
-    assert!(e.message().contains("does not look for NaNs"), "{e}");
+    assert!(e.message().contains("does not check for NaN"), "{e}");
 }
 
 /// A path is relative to the file that it is written in, wherever that is extended from; one from outside is not touched.

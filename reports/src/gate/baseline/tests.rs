@@ -19,7 +19,7 @@ fn lines_of_values_are_known() {
         ("", "scenario", "scenario = \"tiny\""),
         ("memory", "allocated", "allocated = 1000"),
         ("measured.memory", "allocated", "allocated = 1001"),
-        ("measured.curves", "losses", "losses = ["),
+        ("measured.curves", "seed", "seed = 0"),
         ("program", "digest", "digest = \"0123456789abcdef\""),
     ] {
         let at = b.place(section, key).unwrap();
@@ -37,7 +37,7 @@ fn faulty_files_are_refused_in_words() {
         ("", "missing field `format`"),
         ("format = 99\n", "has format 99"),
         ("format = 1\n", "missing field"),
-        ("x = = 1", "is no baseline"),
+        ("x = = 1", "is not a baseline"),
         (
             &*good.replace("reserved = 1200", "reserved = \"many\""),
             "invalid type: string \"many\", expected u64",
@@ -80,6 +80,27 @@ fn blessing_writes_once_and_says_what_it_did() {
     assert_eq!(path_of(&path, "other"), path);
 }
 
+/// What a full disk does.
+#[test]
+fn a_file_that_cannot_be_written_leaves_nothing() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("tiny.toml");
+    let full = |file: &mut File| {
+        file.write_all(b"format = 2\nscen")?;
+        Err(std::io::ErrorKind::StorageFull.into())
+    };
+    let left = || std::fs::read_dir(dir.path()).unwrap().count();
+    let e = replace(&path, full).unwrap_err();
+    assert_eq!((e.kind(), left()), (std::io::ErrorKind::StorageFull, 0));
+    bless(&path, &facts()).unwrap();
+    replace(&path, full).unwrap_err();
+    assert_eq!(left(), 1);
+    assert_eq!(
+        std::fs::read_to_string(&path).unwrap(),
+        Baseline::text(&facts())
+    );
+}
+
 #[test]
 fn only_a_baseline_of_the_scenario_gives_way() {
     let dir = tempfile::tempdir().unwrap();
@@ -88,9 +109,9 @@ fn only_a_baseline_of_the_scenario_gives_way() {
     for (text, words) in [
         (
             "extends = \"x.toml\"\n[gate]\nformat = 1\n",
-            "is no baseline; it",
+            "is not a baseline; it",
         ),
-        ("", "is no baseline; it"),
+        ("", "is not a baseline; it"),
         (&other, "is the baseline of `big`, not of `tiny`; it"),
     ] {
         std::fs::write(&path, text).unwrap();
@@ -137,7 +158,7 @@ prop_compose! {
 }
 
 proptest! {
-    /// Whatever the facts are, the file reads back to them, to the bit.
+    /// Whatever the facts are, the file reads back to them, bitwise.
     #[test]
     fn files_read_back(
         words in proptest::collection::vec(name(), 6),

@@ -1,12 +1,12 @@
-//! A baseline's text: TOML with one fact a line, curves a few numbers a line, the outline at the end.
+//! A baseline's text: TOML with one fact per line, lists as many entries as a line has room for, the outline at the end.
 
 use super::BASELINE_FORMAT;
 use crate::gate::facts::{Curve, Facts, Measured, MemoryFacts};
 use std::collections::BTreeMap;
 use std::fmt::Write;
 
-/// Numbers of a curve that stand on one line.
-const NUMBERS_A_LINE: usize = 4;
+/// Columns of a line of a list.
+const WIDTH: usize = 110;
 
 pub(super) fn text(facts: &Facts) -> String {
     let mut out = String::from(
@@ -20,17 +20,12 @@ pub(super) fn text(facts: &Facts) -> String {
     line(w, "policy", quoted(&facts.policy));
     line(w, "hardware", quoted(&facts.hardware));
     line(w, "world_size", facts.world_size);
-    if !facts.options.is_empty() {
-        title(w, "[options]");
-        for (name, value) in &facts.options {
-            line(w, &quoted(name), quoted(value));
-        }
-    }
+    options(w, &facts.options);
     memory(w, "memory", &facts.memory);
     title(w, "[time]");
     line(w, "step_ps", facts.time.step_ps);
     line(w, "host_ps", facts.time.host_ps);
-    map(w, "time.exposed_ps", &facts.time.exposed_ps);
+    map(w, "exposed_ps", &facts.time.exposed_ps);
     title(w, "[check]");
     line(w, "errors", facts.check.errors);
     line(w, "warnings", facts.check.warnings);
@@ -39,6 +34,9 @@ pub(super) fn text(facts: &Facts) -> String {
     }
     title(w, "[program]");
     line(w, "digest", quoted(&facts.program.digest));
+    for (section, counts) in &facts.program.instructions {
+        map(w, &format!("instructions.{}", key(section)), counts);
+    }
     let outline = &facts.program.outline;
     // A literal string may hold anything but three quotes in a row and control characters; names hold neither.
     let plain = !outline.contains("'''") && !outline.chars().any(|c| c.is_control() && c != '\n');
@@ -47,24 +45,14 @@ pub(super) fn text(facts: &Facts) -> String {
     } else {
         line(w, "outline", quoted(outline));
     }
-    for (section, counts) in &facts.program.instructions {
-        title(w, &format!("[program.instructions.{section}]"));
-        for (kind, count) in counts {
-            line(w, kind, count);
-        }
-    }
     out
 }
 
 fn measured(w: &mut String, m: &Measured) {
     title(w, "[measured]");
     line(w, "digest", quoted(&m.digest));
-    if !m.environment.is_empty() {
-        title(w, "[measured.environment]");
-        for (k, v) in &m.environment {
-            line(w, &key(k), quoted(v));
-        }
-    }
+    let environment = m.environment.iter().map(|(k, v)| (k.clone(), quoted(v)));
+    map(w, "environment", &environment.collect());
     if let Some(of) = &m.memory {
         memory(w, "measured.memory", of);
     }
@@ -80,12 +68,48 @@ fn curve(w: &mut String, c: &Curve) {
         line(w, "ended", quoted(why));
     }
     for (name, numbers) in [("losses", &c.losses), ("grad_norms", &c.grad_norms)] {
-        let _ = writeln!(w, "{name} = [");
-        for chunk in numbers.chunks(NUMBERS_A_LINE) {
-            let numbers: Vec<String> = chunk.iter().map(|x| float(*x)).collect();
-            let _ = writeln!(w, "  {},", numbers.join(", "));
+        list(w, name, numbers.iter().map(|x| float(*x)));
+    }
+}
+
+/// A list, as many entries on a line as it has room for.
+fn list(w: &mut String, name: &str, entries: impl Iterator<Item = String>) {
+    let _ = write!(w, "{name} = [");
+    let (mut width, mut separator) = (name.chars().count() + 4, "");
+    for entry in entries {
+        let length = entry.chars().count() + 2;
+        w.push_str(separator);
+        if width + length > WIDTH {
+            w.push_str("\n  ");
+            width = 2;
+        } else if !separator.is_empty() {
+            w.push(' ');
         }
-        w.push_str("]\n");
+        w.push_str(&entry);
+        width += length;
+        separator = ",";
+    }
+    w.push_str("]\n");
+}
+
+/// Options by section, each as `key = value`.
+fn options(w: &mut String, options: &BTreeMap<String, String>) {
+    if options.is_empty() {
+        return;
+    }
+    title(w, "[options]");
+    let mut sections: BTreeMap<&str, Vec<String>> = BTreeMap::new();
+    for (name, value) in options {
+        match name.split_once('.') {
+            Some((section, name)) if !name.contains(super::options::IS) => {
+                let entry = format!("{name}{}{value}", super::options::IS);
+                sections.entry(section).or_default().push(quoted(&entry));
+            }
+            _ => line(w, &quoted(name), quoted(value)),
+        }
+    }
+    for (section, entries) in sections {
+        list(w, &key(section), entries.into_iter());
     }
 }
 
@@ -107,8 +131,8 @@ fn memory(w: &mut String, name: &str, m: &MemoryFacts) {
     line(w, "device", m.device);
     line(w, "persistent", m.persistent);
     line(w, "at", quoted(&m.at));
-    map(w, &format!("{name}.by_role"), &m.by_role);
-    map(w, &format!("{name}.by_unit"), &m.by_unit);
+    map(w, "by_role", &m.by_role);
+    map(w, "by_unit", &m.by_unit);
 }
 
 fn title(w: &mut String, title: &str) {
@@ -119,13 +143,14 @@ fn line(w: &mut String, key: &str, value: impl std::fmt::Display) {
     let _ = writeln!(w, "{key} = {value}");
 }
 
-/// A map as a table of its own, a line an entry; nothing for an empty one.
-fn map(w: &mut String, name: &str, entries: &BTreeMap<String, u64>) {
+/// A map on one line; nothing for an empty one.
+fn map<T: std::fmt::Display>(w: &mut String, name: &str, entries: &BTreeMap<String, T>) {
     if !entries.is_empty() {
-        title(w, &format!("[{name}]"));
-        for (k, v) in entries {
-            line(w, &key(k), v);
-        }
+        let entries: Vec<String> = entries
+            .iter()
+            .map(|(k, v)| format!("{} = {v}", key(k)))
+            .collect();
+        line(w, name, format_args!("{{ {} }}", entries.join(", ")));
     }
 }
 

@@ -1,35 +1,45 @@
 //! Workflow commands of GitHub Actions: errors and warnings at lines of files.
 
-use super::sentence;
+use super::{outcome, sentence};
 use crate::gate::finding::{Status, Verdict};
+use crate::gate::limits::Place;
 use std::fmt::Write;
 
-/// One workflow command a finding that fails (error) or could not be judged (warning).
+/// One workflow command per failure (error) and per finding that could not be judged (warning).
 #[must_use]
 pub fn github(verdicts: &[Verdict]) -> String {
     let mut out = String::new();
     for v in verdicts {
-        for f in &v.findings {
-            let level = match f.status {
-                s if s.fails() => "error",
-                Status::Inconclusive => "warning",
-                _ => continue,
-            };
-            let _ = write!(out, "::{level} ");
-            if let Some(p) = &f.place {
-                let _ = write!(
-                    out,
-                    "file={},line={},col={},",
-                    property(&p.file),
-                    p.line,
-                    p.column
-                );
-            }
+        for failure in &v.failures {
+            let title = format!("{}: {}", v.scenario, failure.cause);
+            let text: Vec<String> = v.of(failure).map(outcome).collect();
+            command(
+                &mut out,
+                "error",
+                failure.place.as_ref(),
+                &title,
+                &text.join("\n"),
+            );
+        }
+        let unclear = v
+            .findings
+            .iter()
+            .filter(|f| f.status == Status::Inconclusive);
+        for f in unclear {
             let title = format!("{}: {} {}", v.scenario, f.metric, f.status.word());
-            let _ = writeln!(out, "title={}::{}", property(&title), data(&sentence(f)));
+            command(&mut out, "warning", f.place.as_ref(), &title, &sentence(f));
         }
     }
     out
+}
+
+fn command(out: &mut String, level: &str, place: Option<&Place>, title: &str, text: &str) {
+    let _ = write!(out, "::{level} ");
+    if let Some(p) = place {
+        let file = property(&p.file);
+        let _ = write!(out, "file={file},line={},col={},", p.line, p.column);
+    }
+    let _ = writeln!(out, "title={}::{}", property(title), data(text));
 }
 
 fn data(text: &str) -> String {

@@ -1,26 +1,28 @@
-//! JUnit XML: a suite a scenario, a case a finding.
+//! JUnit XML: a suite per scenario, a case per finding. Findings that fail for one reason are one failure: the first has
+//! all of it, the others are skipped and refer to it.
 //!
-//! Readers differ: some show a failure's `message` and some only its text, so the text begins with the message; some print
+//! Readers differ: some show a failure's `message` and some only its text, so the text starts with the message; some print
 //! `NaN` for a case without a time, and a comparison takes none.
 
-use super::sentence;
+use super::{outcome, sentence};
 use crate::gate::finding::{Finding, Status, Verdict};
 use std::fmt::Write;
 
 /// The verdicts as a JUnit report.
 #[must_use]
 pub fn junit(verdicts: &[Verdict]) -> String {
-    let count =
-        |v: &Verdict, of: fn(Status) -> bool| v.findings.iter().filter(|f| of(f.status)).count();
-    let skipped = |s: Status| matches!(s, Status::Skipped | Status::Inconclusive);
+    let skipped = |v: &Verdict| {
+        let unjudged = |f: &&Finding| matches!(f.status, Status::Skipped | Status::Inconclusive);
+        v.findings.iter().filter(unjudged).count() + v.failing().count() - v.failures.len()
+    };
     let total = |of: &dyn Fn(&Verdict) -> usize| verdicts.iter().map(of).sum::<usize>();
     let mut out = String::from("<?xml version=\"1.0\" encoding=\"UTF-8\"?>\n");
     let _ = writeln!(
         out,
         "<testsuites name=\"shardlab gate\" tests=\"{}\" failures=\"{}\" errors=\"0\" skipped=\"{}\" time=\"0\">",
         total(&|v| v.findings.len()),
-        total(&|v| count(v, Status::fails)),
-        total(&|v| count(v, skipped)),
+        total(&|v| v.failures.len()),
+        total(&skipped),
     );
     for v in verdicts {
         let _ = writeln!(
@@ -28,11 +30,11 @@ pub fn junit(verdicts: &[Verdict]) -> String {
             "  <testsuite name=\"{}\" tests=\"{}\" failures=\"{}\" errors=\"0\" skipped=\"{}\" time=\"0\">",
             escaped(&v.scenario),
             v.findings.len(),
-            count(v, Status::fails),
-            count(v, skipped),
+            v.failures.len(),
+            skipped(v),
         );
         for f in &v.findings {
-            case(&mut out, &v.scenario, f);
+            case(&mut out, v, f);
         }
         out.push_str("  </testsuite>\n");
     }
@@ -40,25 +42,42 @@ pub fn junit(verdicts: &[Verdict]) -> String {
     out
 }
 
-fn case(out: &mut String, scenario: &str, f: &Finding) {
+fn case(out: &mut String, v: &Verdict, f: &Finding) {
     let _ = write!(
         out,
         "    <testcase name=\"{}\" classname=\"{}.{}\" time=\"0\"",
         escaped(&f.metric),
-        escaped(scenario),
+        escaped(&v.scenario),
         f.class.name()
     );
     if let Some(p) = &f.place {
         let _ = write!(out, " file=\"{}\" line=\"{}\"", escaped(&p.file), p.line);
     }
     let text = sentence(f);
-    if f.status.fails() {
+    let failure = v.failures.iter().find(|x| x.metrics.contains(&f.metric));
+    if let Some(failure) = failure.filter(|_| f.status.fails()) {
+        if failure.metrics.first() != Some(&f.metric) {
+            let first = failure.metrics.first().map_or("", String::as_str);
+            let _ = write!(
+                out,
+                ">\n      <skipped message=\"{}\"/>\n    </testcase>\n",
+                escaped(&format!("part of the failure of `{first}`: {text}"))
+            );
+            return;
+        }
+        let mut whole = failure.cause.clone();
+        for f in v.of(failure) {
+            whole.push_str(&format!("\n{}", outcome(f)));
+        }
+        for f in v.of(failure).filter(|f| !f.detail.is_empty()) {
+            whole.push_str(&format!("\n{}:\n{}", f.metric, f.detail.trim_end()));
+        }
         let _ = write!(
             out,
             ">\n      <failure type=\"{}\" message=\"{}\">{}</failure>\n    </testcase>\n",
             f.status.word().to_lowercase(),
-            escaped(&text),
-            escaped(format!("{text}\n{}", f.detail).trim_end())
+            escaped(&failure.cause),
+            escaped(&whole)
         );
     } else if matches!(f.status, Status::Skipped | Status::Inconclusive) {
         let _ = write!(

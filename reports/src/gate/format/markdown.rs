@@ -3,7 +3,7 @@
 use crate::gate::finding::{Finding, Status, Verdict};
 use std::fmt::Write;
 
-/// The verdicts as Markdown: one line a scenario, then what failed with its details.
+/// The verdicts as Markdown: one line per scenario, then the failures with their causes and details.
 #[must_use]
 pub fn markdown(verdicts: &[Verdict]) -> String {
     let failed = verdicts.iter().filter(|v| !v.pass).count();
@@ -43,42 +43,48 @@ pub fn markdown(verdicts: &[Verdict]) -> String {
         );
     }
     for v in verdicts {
-        let told: Vec<&Finding> = v
-            .findings
-            .iter()
-            .filter(|f| f.status.fails() || unjudged(f))
-            .collect();
-        if told.is_empty() {
+        let unclear: Vec<&Finding> = v.findings.iter().filter(|f| unjudged(f)).collect();
+        if v.failures.is_empty() && unclear.is_empty() {
             continue;
         }
-        let _ = write!(
-            out,
-            "\n### {}\n\n| metric | outcome | baseline | now | limit | what |\n|---|---|---|---|---|---|\n",
-            cell(&v.scenario)
-        );
-        for f in &told {
-            let _ = writeln!(
-                out,
-                "| {} | {} | {} | {} | {} | {} |",
-                cell(&f.metric),
-                f.status.word(),
-                cell(&f.baseline),
-                cell(&f.now),
-                cell(&f.limit),
-                cell(&f.message)
-            );
+        let _ = write!(out, "\n### {}\n", cell(&v.scenario));
+        for failure in &v.failures {
+            let _ = write!(out, "\n**{}**\n\n", cell(&failure.cause));
+            table(v.of(failure), &mut out);
+            for f in v.of(failure).filter(|f| !f.detail.is_empty()) {
+                // Four backticks: a detail that holds three cannot end the block.
+                let _ = write!(
+                    out,
+                    "\n<details><summary>{}</summary>\n\n````diff\n{}````\n\n</details>\n",
+                    cell(&f.metric),
+                    f.detail
+                );
+            }
         }
-        for f in told.iter().filter(|f| !f.detail.is_empty()) {
-            // Four backticks: a detail that holds three cannot end the block.
-            let _ = write!(
-                out,
-                "\n<details><summary>{}</summary>\n\n````diff\n{}````\n\n</details>\n",
-                cell(&f.metric),
-                f.detail
-            );
+        if !unclear.is_empty() {
+            out.push_str("\nNot judged:\n\n");
+            table(unclear.into_iter(), &mut out);
         }
     }
     out
+}
+
+fn table<'a>(findings: impl Iterator<Item = &'a Finding>, out: &mut String) {
+    out.push_str(
+        "| metric | outcome | baseline | now | limit | what |\n|---|---|---|---|---|---|\n",
+    );
+    for f in findings {
+        let _ = writeln!(
+            out,
+            "| {} | {} | {} | {} | {} | {} |",
+            cell(&f.metric),
+            f.status.word(),
+            cell(&f.baseline),
+            cell(&f.now),
+            cell(&f.limit),
+            cell(&f.message)
+        );
+    }
 }
 
 /// What could not be judged, where there is something to say about it.

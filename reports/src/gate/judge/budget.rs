@@ -16,7 +16,7 @@ pub(super) const METRICS: [&str; 3] = [
 /// One finding for each budget that is given and each number that it is about.
 pub(super) fn judge(now: &Facts, limits: &Limits) -> Vec<Finding> {
     let bytes = |n: f64| Bytes(n as u64).to_string();
-    let milliseconds = |ms: f64| format!("{ms:.4} ms");
+    let milliseconds = |ms: f64| super::time::ms(ms * 1e9);
     let measured = now.measured.as_ref().and_then(|m| m.memory.as_ref());
     let memory = [Some(&now.memory), measured];
     let reserved = memory.map(|m| m.map(|m| m.reserved as f64));
@@ -50,7 +50,7 @@ fn one(
         place: place(limit.place.as_ref(), None, limits),
     };
     let (status, message) = if over {
-        let beyond = format!("{} beyond the budget", words(now - limit.value));
+        let beyond = format!("{} over the budget", words(now - limit.value));
         (Status::Regression, beyond)
     } else {
         (Status::Pass, String::new())

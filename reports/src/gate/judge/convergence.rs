@@ -5,11 +5,12 @@ use crate::gate::baseline::Baseline;
 use crate::gate::facts::{Curve, Facts, Measured};
 use crate::gate::finding::{Class, Finding, Status};
 use crate::gate::limits::{Limits, Place, percent};
+use shardlab_plan::scenario::GatePreset;
 
 /// Seeds from which on final losses are tested instead of a single curve.
 const ENOUGH_SEEDS: usize = 3;
 /// Name of the comparison that needs no baseline.
-pub(super) const FINITE: &str = "finite";
+pub(in crate::gate) const FINITE: &str = "finite";
 
 pub(super) fn judge(
     baseline: &Baseline,
@@ -157,7 +158,7 @@ fn band(baseline: &Baseline, metric: &str, a: &Curve, b: &Curve, limits: &Limits
         return subject.finding(Status::Changed, steps(x.len()), steps(y.len()), message);
     }
     let (status, message) = match misses(x, y, |r| absolute + relative * r.abs()) {
-        None if identical(x, y) => (Status::Pass, "identical to the bit".to_owned()),
+        None if identical(x, y) => (Status::Pass, "bitwise identical".to_owned()),
         None => (Status::Pass, String::new()),
         Some(m) => (
             if m.lower {
@@ -263,7 +264,7 @@ fn norms(
         limit: if limit.value == 0.0 {
             "bit-exact".to_owned()
         } else {
-            limit.relative()
+            limit.relative(GatePreset::Strict)
         },
         place: at(baseline, "grad_norms", limit.place.as_ref(), limits),
     };
@@ -279,7 +280,7 @@ fn norms(
         )
     } else {
         match misses(x, y, |r| limit.value * r.abs()) {
-            None if identical(x, y) => (Status::Pass, "identical to the bit".to_owned()),
+            None if identical(x, y) => (Status::Pass, "bitwise identical".to_owned()),
             None => (Status::Pass, String::new()),
             Some(m) => {
                 let first = y[m.first] / x[m.first];

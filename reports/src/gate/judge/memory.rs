@@ -1,17 +1,30 @@
 //! Bytes.
 
-use super::{Subject, place};
+use super::{Subject, place, program};
 use crate::gate::baseline::Baseline;
 use crate::gate::facts::{Facts, Measured, MemoryFacts};
 use crate::gate::finding::{Class, Finding, Status};
 use crate::gate::limits::{Limits, percent};
+use shardlab_plan::scenario::GatePreset;
+use shardlab_plan::units::Bytes;
 use std::collections::{BTreeMap, BTreeSet};
 
 /// Parts of a change that are named.
 const NAMED: usize = 3;
 
+/// Name of the finding about the device's memory.
+pub(in crate::gate) const FITS: &str = "fits";
+
+/// A size without zeros behind the point: `448 MiB`.
+pub(super) fn short(bytes: u64) -> String {
+    Bytes(bytes)
+        .to_string()
+        .replace(".00 ", " ")
+        .replace(".0 ", " ")
+}
+
 /// `1,234,567`.
-pub(super) fn grouped(n: u64) -> String {
+fn grouped(n: u64) -> String {
     let digits = n.to_string();
     let mut out = String::new();
     for (i, c) in digits.chars().enumerate() {
@@ -25,28 +38,26 @@ pub(super) fn grouped(n: u64) -> String {
 
 fn signed(from: u64, to: u64) -> String {
     let sign = if to >= from { '+' } else { '-' };
-    format!("{sign}{} B", grouped(to.abs_diff(from)))
+    format!("{sign}{}", Bytes(to.abs_diff(from)))
 }
 
-/// `12.5 MiB (13,107,200 B)`; small numbers as bytes only.
-fn bytes(n: u64) -> String {
-    format!("{} B", grouped(n))
+/// Two sizes; exact where they would look alike and are not.
+fn both(a: u64, b: u64) -> (String, String) {
+    let (x, y) = (Bytes(a).to_string(), Bytes(b).to_string());
+    if x == y && a != b {
+        return (format!("{} B", grouped(a)), format!("{} B", grouped(b)));
+    }
+    (x, y)
 }
 
-/// The predicted peaks. `changes` are buffers that came or went, in words.
-pub(super) fn predicted(
-    baseline: &Baseline,
-    now: &Facts,
-    limits: &Limits,
-    changes: &[String],
-) -> Vec<Finding> {
-    let why = if changes.is_empty() {
-        String::new()
-    } else {
-        let more = changes.len().saturating_sub(NAMED);
-        let mut text = changes[..changes.len().min(NAMED)].join(", ");
-        if more > 0 {
-            text.push_str(&format!(" and {more} more kinds"));
+/// The predicted peaks.
+pub(super) fn predicted(baseline: &Baseline, now: &Facts, limits: &Limits) -> Vec<Finding> {
+    let why = |more: bool| {
+        let changes = program::buffers(baseline, now, more);
+        let left = changes.len().saturating_sub(NAMED);
+        let mut text = changes[..changes.len() - left].join(", ");
+        if left > 0 {
+            text.push_str(&format!(" and {left} other sizes"));
         }
         text
     };
@@ -61,24 +72,33 @@ pub(super) fn predicted(
     )
 }
 
-/// Whether the step still fits the device, whatever the limits allow; nothing where the device's memory is not known, or where both sides
-/// fit. One that did not fit before either is told, not failed.
+/// Whether the step fits the device; nothing where the device's memory is not known. With preset `budget` it has to. With
+/// preset `strict` it has to where it did before; one that did not is named, and nothing is said where both sides fit.
 pub(super) fn fits(baseline: &Baseline, now: &Facts, limits: &Limits) -> Option<Finding> {
     let capacity = now.memory.capacity?;
     let (before, after) = (baseline.facts.memory.device, now.memory.device);
+    let strict = limits.preset == GatePreset::Strict;
     let status = match (before <= capacity, after <= capacity) {
-        (_, true) => return None,
-        (true, false) => Status::Regression,
-        (false, false) => Status::Skipped,
+        (_, true) if strict => return None,
+        (_, true) => Status::Pass,
+        (false, false) if strict => Status::Skipped,
+        (_, false) => Status::Regression,
     };
     let subject = Subject {
         class: Class::Memory,
-        metric: "fits",
-        limit: format!("≤ {}", bytes(capacity)),
+        metric: FITS,
+        limit: format!("≤ {}", Bytes(capacity)),
         place: place(None, baseline.place("memory", "device"), limits),
     };
-    let over = grouped(after - capacity);
-    let message = format!("the step takes {over} B more than the device has");
+    let message = match after.checked_sub(capacity) {
+        Some(over) if over > 0 => format!(
+            "needs {}, the device has {}: {} too much",
+            Bytes(after),
+            Bytes(capacity),
+            Bytes(over)
+        ),
+        _ => format!("{} to spare", Bytes(capacity - after)),
+    };
     let word = |n: u64| if n <= capacity { "yes" } else { "no" };
     Some(subject.finding(
         status,
@@ -110,7 +130,7 @@ pub(super) fn measured(
         before,
         after,
         limits,
-        "",
+        &|_| String::new(),
     )
 }
 
@@ -121,7 +141,7 @@ fn peaks(
     old: &MemoryFacts,
     new: &MemoryFacts,
     limits: &Limits,
-    why: &str,
+    why: &dyn Fn(bool) -> String,
 ) -> Vec<Finding> {
     let rows = [
         (
@@ -140,6 +160,7 @@ fn peaks(
         ),
         (names[2], "device", old.device, new.device, &limits.device),
     ];
+    let mut explained = false;
     rows.into_iter()
         .map(|(name, key, a, b, limit)| {
             let subject = Subject::limited(
@@ -166,11 +187,16 @@ fn peaks(
                         message.push_str(&format!("; peak moved from {} to {}", old.at, new.at));
                     }
                 }
-                if !why.is_empty() {
-                    message.push_str(&format!("; {why}"));
+                // Once: the other peaks are other for the same reason.
+                if !std::mem::replace(&mut explained, true) {
+                    let why = why(b > a);
+                    if !why.is_empty() {
+                        message.push_str(&format!("; {why}"));
+                    }
                 }
             }
-            subject.finding(status, bytes(a), bytes(b), message)
+            let (a, b) = both(a, b);
+            subject.finding(status, a, b, message)
         })
         .collect()
 }
@@ -252,5 +278,12 @@ mod tests {
         assert_eq!(grouped(1_000), "1,000");
         assert_eq!(grouped(1_234_567), "1,234,567");
         assert_eq!(signed(10, 7), "-3 B");
+        assert_eq!(short(448 << 20), "448 MiB");
+        assert_eq!(
+            both(1 << 30, 2 << 30),
+            ("1.00 GiB".to_owned(), "2.00 GiB".to_owned())
+        );
+        let alike = ("1,073,741,824 B".to_owned(), "1,073,741,825 B".to_owned());
+        assert_eq!(both(1 << 30, (1 << 30) + 1), alike);
     }
 }

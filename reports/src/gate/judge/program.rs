@@ -3,46 +3,50 @@
 use super::place;
 use crate::gate::baseline::Baseline;
 use crate::gate::facts::Facts;
-use crate::gate::finding::{Class, Finding, Status};
+use crate::gate::finding::{Change, Class, Finding, Status};
 use crate::gate::limits::Limits;
-use crate::gate::outline::{changes, expand};
-use crate::view::{changed_counts, deltas};
+use crate::gate::outline::{bytes_of, changes, expand, role_of};
+use crate::view::{HARDWARE, changed_counts, deltas};
 use shardlab_plan::scenario::GateProgram;
 use std::collections::BTreeMap;
 
 /// Lines of a diff that are shown.
-const DIFF_LINES: usize = 60;
+const DIFF_LINES: usize = 40;
+/// Options that a cause names.
+const NAMED: usize = 4;
+/// Name of the finding about the program.
+pub(in crate::gate) const DIGEST: &str = "digest";
 
 pub(super) fn judge(baseline: &Baseline, now: &Facts, limits: &Limits) -> Finding {
     let (old, new) = (&baseline.facts.program, &now.program);
     let same_counts = old.instructions == new.instructions;
     let (status, limit) = match limits.program {
-        GateProgram::Off => (Status::Skipped, "off"),
+        GateProgram::Off => (Status::Pass, "off"),
         GateProgram::Counts if same_counts => (Status::Pass, "counts"),
         GateProgram::Exact if old.digest == new.digest => (Status::Pass, "exact"),
         GateProgram::Counts => (Status::Changed, "counts"),
         GateProgram::Exact => (Status::Changed, "exact"),
     };
-    let differs = old.digest != new.digest;
-    let message = match (differs, same_counts) {
-        (false, _) => String::new(),
-        (true, true) => "other instructions, as many of each kind".to_owned(),
-        (true, false) => changed_counts(&old.instructions, &new.instructions, String::as_str),
-    };
     let detail = if status == Status::Changed {
-        match changes(&old.outline, &new.outline, DIFF_LINES) {
-            d if d.is_empty() => {
+        match baseline
+            .outline()
+            .map(|o| changes(o, &new.outline, DIFF_LINES))
+        {
+            None => "no diff of the plan: the baseline is of an older format, bless it anew\n"
+                .to_owned(),
+            Some(d) if d.is_empty() => {
                 "the outlines are equal: other buffers, offsets, events or number of steps\n"
                     .to_owned()
             }
-            d => d,
+            Some(d) => d,
         }
     } else {
         String::new()
     };
+    let message = differing(baseline, now).unwrap_or_default();
     Finding {
         class: Class::Program,
-        metric: "digest".to_owned(),
+        metric: DIGEST.to_owned(),
         status,
         baseline: old.digest.clone(),
         now: new.digest.clone(),
@@ -57,36 +61,88 @@ pub(super) fn judge(baseline: &Baseline, now: &Facts, limits: &Limits) -> Findin
     }
 }
 
-/// The options whose values are others, where the baseline tells them: whoever reads the failures beside it sees that somebody changed
-/// the scenario, not the engine. An option that only one side knows came or went with a version.
-pub(super) fn options(baseline: &Baseline, now: &Facts) -> Option<Finding> {
-    let old = &baseline.facts.options;
-    let changed: Vec<(&String, &String, &String)> = old
+/// How the instructions differ, in words.
+fn differing(baseline: &Baseline, now: &Facts) -> Option<String> {
+    let (old, new) = (&baseline.facts.program, &now.program);
+    if old.digest == new.digest {
+        return None;
+    }
+    Some(if old.instructions == new.instructions {
+        "other instructions, as many of each kind".to_owned()
+    } else {
+        changed_counts(&old.instructions, &new.instructions, String::as_str)
+    })
+}
+
+/// What changed since the baseline that explains other numbers: the scenario, else the program.
+pub(super) fn change(baseline: &Baseline, now: &Facts, limits: &Limits) -> Option<Change> {
+    if let Some(options) = options(baseline, now, limits) {
+        return Some(Change {
+            words: options.message,
+            place: options.place,
+        });
+    }
+    differing(baseline, now).map(|words| Change {
+        words: format!("program changed: {words}"),
+        place: baseline.place("program", "digest"),
+    })
+}
+
+/// The options that have another value than in the baseline. An option that only one side knows came or went with a
+/// version.
+pub(super) fn options(baseline: &Baseline, now: &Facts, limits: &Limits) -> Option<Finding> {
+    let old = &baseline.facts;
+    let hardware = (old.hardware != now.hardware)
+        .then(|| format!("{HARDWARE} {} → {}", old.hardware, now.hardware));
+    let changed: Vec<(&String, String)> = old
+        .options
         .iter()
+        .filter(|(key, _)| !key.starts_with("gate."))
         .filter_map(|(key, a)| Some((key, a, now.options.get(key)?)))
         .filter(|(_, a, b)| a != b)
+        .map(|(key, a, b)| (key, format!("{key} {a} → {b}")))
         .collect();
-    let (first, ..) = changed.first()?;
-    let words: Vec<String> = changed
-        .iter()
-        .map(|(key, a, b)| format!("{key} is {a} in the baseline and {b} now"))
-        .collect();
-    Some(Finding {
+    // The scenario's own line, where it still has one.
+    let place = match changed.first() {
+        Some((key, _)) => {
+            let given = changed.iter().find_map(|(key, _)| limits.keys.get(*key));
+            given.cloned().or_else(|| baseline.option_place(key))
+        }
+        None => {
+            let given = limits.keys.get(HARDWARE).cloned();
+            given.or_else(|| baseline.place("", "hardware"))
+        }
+    };
+    let words = changed.into_iter().map(|(_, words)| words);
+    let words: Vec<String> = hardware.into_iter().chain(words).collect();
+    let more = words.len().saturating_sub(NAMED);
+    let mut message = format!(
+        "scenario changed: {}",
+        words[..words.len() - more].join(", ")
+    );
+    if more > 0 {
+        message.push_str(&format!(" and {more} more"));
+    }
+    (!words.is_empty()).then(|| Finding {
         class: Class::Program,
         metric: "options".to_owned(),
         status: Status::Skipped,
         baseline: String::new(),
-        now: format!("{} changed", changed.len()),
+        now: format!("{} changed", words.len()),
         limit: String::new(),
-        message: words.join(", "),
+        message,
         detail: String::new(),
-        place: baseline.place("options", &format!("{first:?}")),
+        place,
     })
 }
 
-/// Buffers that a steady step allocates more or fewer times, in words: `one temporary of 25,344 B more`.
-pub(super) fn buffers(old: &Facts, now: &Facts) -> Vec<String> {
-    if old.program.digest == now.program.digest {
+/// Buffers that a steady step allocates more often now, or less often where `more` is false, in words:
+/// `8 more temporary buffers (448 MiB each)`. The largest difference first.
+pub(super) fn buffers(baseline: &Baseline, now: &Facts, more: bool) -> Vec<String> {
+    let Some(old) = baseline.outline() else {
+        return Vec::new();
+    };
+    if baseline.facts.program.digest == now.program.digest {
         return Vec::new();
     }
     let allocs = |outline: &str| {
@@ -98,22 +154,23 @@ pub(super) fn buffers(old: &Facts, now: &Facts) -> Vec<String> {
                 continue;
             };
             let mut words = words.split(' ');
-            if let (Some(role), Some(Ok(bytes))) = (words.next(), words.next().map(str::parse)) {
-                *all.entry((role.to_owned(), bytes)).or_default() += 1;
+            if let (Some(role), Some(Some(bytes))) = (words.next(), words.next().map(bytes_of)) {
+                *all.entry((role_of(role).to_owned(), bytes)).or_default() += 1;
             }
         }
         all
     };
-    let (a, b) = (allocs(&old.program.outline), allocs(&now.program.outline));
-    let mut all: Vec<((String, u64), i64)> = deltas(&a, &b).into_iter().collect();
+    let (a, b) = (allocs(old), allocs(&now.program.outline));
+    let changed = deltas(&a, &b).into_iter();
+    let mut all: Vec<((String, u64), i64)> = changed.filter(|(_, n)| (*n > 0) == more).collect();
     all.sort_by_key(|((_, bytes), n)| std::cmp::Reverse(bytes.saturating_mul(n.unsigned_abs())));
+    let word = if more { "more" } else { "fewer" };
     all.into_iter()
         .map(|((role, bytes), n)| {
-            let more = if n > 0 { "more" } else { "fewer" };
-            let bytes = super::memory::grouped(bytes);
+            let bytes = super::memory::short(bytes);
             match n.unsigned_abs() {
-                1 => format!("one {role} buffer of {bytes} B {more}"),
-                n => format!("{n} {role} buffers of {bytes} B {more}"),
+                1 => format!("1 {word} {role} buffer ({bytes})"),
+                n => format!("{n} {word} {role} buffers ({bytes} each)"),
             }
         })
         .collect()

@@ -27,8 +27,8 @@ pub(super) fn predicted(baseline: &Baseline, now: &Facts, limits: &Limits) -> Fi
     let mut message = String::new();
     if old.step_ps != new.step_ps {
         message = format!(
-            "{:+.4} ms ({})",
-            (b - a) / 1e9,
+            "{} ({})",
+            signed_ms(b - a),
             super::memory::relative(old.step_ps, new.step_ps)
         );
     }
@@ -48,10 +48,10 @@ pub(super) fn predicted(baseline: &Baseline, now: &Facts, limits: &Limits) -> Fi
         all.sort_by(|x, y| y.1.abs().total_cmp(&x.1.abs()));
         let busy = (b - a) - idle;
         if busy.abs() >= 1e-3 * (b - a).abs() {
-            parts.push(format!("compute stream busy {:+.4} ms", busy / 1e9));
+            parts.push(format!("compute {}", signed_ms(busy)));
         }
         for (cause, d) in all.iter().take(NAMED) {
-            parts.push(format!("exposed by {cause} {:+.4} ms", d / 1e9));
+            parts.push(format!("exposed by {cause} {}", signed_ms(*d)));
         }
         if !parts.is_empty() {
             message.push_str(&format!(": {}", parts.join(", ")));
@@ -64,6 +64,24 @@ pub(super) fn predicted(baseline: &Baseline, now: &Facts, limits: &Limits) -> Fi
         baseline.place("time", "step_ps"),
         limits,
     );
-    let ms = |ps: u64| format!("{:.4} ms", ps as f64 / 1e9);
-    subject.finding(status, ms(old.step_ps), ms(new.step_ps), message)
+    let (mut before, mut after) = (ms(a), ms(b));
+    if before == after && old.step_ps != new.step_ps {
+        (before, after) = (format!("{:.9} ms", a / 1e9), format!("{:.9} ms", b / 1e9));
+    }
+    subject.finding(status, before, after, message)
+}
+
+/// Picoseconds as milliseconds, with as many digits as they deserve.
+pub(super) fn ms(ps: f64) -> String {
+    let ms = ps / 1e9;
+    if ms.abs() >= 1.0 {
+        format!("{ms:.2} ms")
+    } else {
+        format!("{ms:.4} ms")
+    }
+}
+
+fn signed_ms(ps: f64) -> String {
+    let sign = if ps < 0.0 { "" } else { "+" };
+    format!("{sign}{}", ms(ps))
 }

@@ -1,109 +1,118 @@
-//! Outlines without folds, and what differs between two.
+//! Outlines with every loop and block written out, one statement per line.
 
-use super::diff;
 use std::collections::BTreeMap;
-
-/// An outline with every repetition and block written out, as lines; for a diff that shows what changed and no more.
-/// Texts that are no outline come back as they are, as far as they go.
-#[must_use]
-pub fn expand(outline: &str) -> String {
-    let lines: Vec<&str> = outline.lines().collect();
-    let mut blocks: BTreeMap<&str, String> = BTreeMap::new();
-    let mut out = String::new();
-    let mut i = 0;
-    while i < lines.len() {
-        let title = lines[i];
-        let end = lines[i + 1..]
-            .iter()
-            .position(|l| l.starts_with('['))
-            .map_or(lines.len(), |n| i + 1 + n);
-        let mut body = String::new();
-        unfold(&lines[i + 1..end], 0, &blocks, &mut body);
-        match title
-            .strip_prefix("[block ")
-            .and_then(|t| t.strip_suffix(']'))
-        {
-            Some(name) => {
-                blocks.insert(name, body);
-            }
-            None => {
-                out.push_str(title);
-                out.push('\n');
-                out.push_str(&body);
-            }
-        }
-        i = end;
-    }
-    out
-}
 
 /// Longest expansion: a faulty file must not fill the memory.
 const MOST_BYTES: usize = 64 << 20;
 
-fn unfold(lines: &[&str], depth: usize, blocks: &BTreeMap<&str, String>, out: &mut String) {
-    let indent = |l: &str| l.len() - l.trim_start_matches(' ').len();
-    let mut i = 0;
-    while i < lines.len() {
-        let text = lines[i].trim_start_matches(' ');
-        i += 1;
-        let times = text
-            .strip_suffix(" times:")
-            .and_then(|n| n.parse::<u32>().ok());
-        if let Some(times) = times {
-            let body = lines[i..]
-                .iter()
-                .take_while(|l| indent(l) >= 2 * (depth + 1))
-                .count();
-            let mut once = String::new();
-            unfold(&lines[i..i + body], depth + 1, blocks, &mut once);
-            if !once.is_empty() {
-                let room = MOST_BYTES.saturating_sub(out.len()) / once.len();
-                out.push_str(&once.repeat(room.min(times as usize)));
-            }
-            i += body;
-        } else if let Some(block) = text.strip_prefix("run ").and_then(|n| blocks.get(n)) {
-            out.push_str(block);
-        } else {
-            out.push_str(text);
-            out.push('\n');
-        }
-    }
-}
-
-/// What turns one outline into another: the diff of the expanded texts, equal places counted instead of repeated, at most
-/// `limit` lines. Empty when the outlines say the same.
+/// Returns an outline with every loop and block written out, one statement per line. Texts that are not an outline come
+/// back as far as they make sense.
 #[must_use]
-pub fn changes(old: &str, new: &str, limit: usize) -> String {
-    let diff = diff(&expand(old), &expand(new));
-    let mut places: Vec<(&str, usize)> = Vec::new();
-    for place in diff.split("…\n").filter(|p| !p.is_empty()) {
-        match places.iter_mut().find(|(p, _)| *p == place) {
-            Some((_, n)) => *n += 1,
-            None => places.push((place, 1)),
-        }
-    }
+pub fn expand(outline: &str) -> String {
+    let mut blocks: BTreeMap<&str, String> = BTreeMap::new();
     let mut out = String::new();
-    let (mut written, mut left) = (0, 0);
-    for (place, times) in places {
-        let lines = place.lines().count();
-        if written > 0 && written + lines > limit {
-            left += times;
+    let mut shared = 0;
+    let mut lines = outline.lines().peekable();
+    while let Some(line) = lines.next() {
+        let (title, first) = match line.split_once(']') {
+            Some((title, first)) if line.starts_with('[') => (title, first),
+            _ => ("", line),
+        };
+        let mut text = vec![first.trim()];
+        while let Some(line) = lines.next_if(|l| !l.starts_with('[')) {
+            text.push(line.trim());
+        }
+        let text = text.join(" ");
+        let room = MOST_BYTES.saturating_sub(out.len() + shared);
+        let mut body = String::new();
+        let mut rest = Text {
+            rest: &text,
+            blocks: &blocks,
+            room,
+        };
+        rest.list(0, &mut body);
+        if let Some(name) = title.strip_prefix("[block ") {
+            shared += body.len();
+            blocks.insert(name, body);
             continue;
         }
-        if !out.is_empty() {
-            out.push_str("…\n");
+        if !title.is_empty() {
+            out.push_str(title);
+            out.push_str("]\n");
         }
-        for line in place.lines().take(limit) {
-            out.push_str(line);
-            out.push('\n');
-        }
-        written += lines;
-        if times > 1 {
-            out.push_str(&format!("(the same in {} more places)\n", times - 1));
-        }
-    }
-    if left > 0 {
-        out.push_str(&format!("… and {left} more places\n"));
+        out.push_str(&body);
     }
     out
+}
+
+/// Deepest nesting of loops that is read.
+const DEEPEST: usize = 64;
+
+struct Text<'a> {
+    rest: &'a str,
+    blocks: &'a BTreeMap<&'a str, String>,
+    room: usize,
+}
+
+impl<'a> Text<'a> {
+    /// Statements up to the brace that ends the loop, which is taken, or the end.
+    fn list(&mut self, depth: usize, out: &mut String) {
+        let mut label = "";
+        loop {
+            let goes_on = self.rest.starts_with(',');
+            self.rest = self.rest.trim_start_matches([';', ',', ' ']);
+            if self.rest.is_empty() {
+                return;
+            }
+            if let Some(rest) = self.rest.strip_prefix('}') {
+                self.rest = rest;
+                if depth > 0 {
+                    return;
+                }
+            } else if let Some(times) = self.open().filter(|_| depth < DEEPEST) {
+                let mut once = String::new();
+                self.list(depth + 1, &mut once);
+                if !once.is_empty() {
+                    let most = self.room.saturating_sub(out.len()) / once.len();
+                    out.push_str(&once.repeat(most.min(times as usize)));
+                }
+            } else {
+                label = self.statement(if goes_on { label } else { "" }, out);
+            }
+        }
+    }
+
+    /// The start of a loop, `12x{`.
+    fn open(&mut self) -> Option<u32> {
+        let digits = self.rest.bytes().take_while(u8::is_ascii_digit).count();
+        let (times, rest) = self.rest.split_at(digits);
+        self.rest = rest.strip_prefix("x{")?;
+        times.parse().ok()
+    }
+
+    /// One statement, with a label if it has none of its own; the label that it has then.
+    fn statement(&mut self, label: &'a str, out: &mut String) -> &'a str {
+        let end = self.rest.find([';', ',', '}']).unwrap_or(self.rest.len());
+        let (text, rest) = self.rest.split_at(end);
+        self.rest = rest;
+        match text.strip_prefix("run ").and_then(|n| self.blocks.get(n)) {
+            Some(block) if block.len() <= self.room.saturating_sub(out.len()) => {
+                out.push_str(block);
+            }
+            Some(_) => {}
+            None => {
+                if !label.is_empty() {
+                    out.push_str(label);
+                    out.push_str(": ");
+                }
+                out.push_str(text);
+                out.push('\n');
+            }
+        }
+        if label.is_empty() {
+            super::print::label(text).unwrap_or_default()
+        } else {
+            label
+        }
+    }
 }

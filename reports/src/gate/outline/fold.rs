@@ -1,110 +1,278 @@
-//! Repetitions in a list of lines.
+//! Repetitions in lists of statements: loops, and parts that several places share.
 
-use std::collections::HashMap;
+use std::collections::{BTreeSet, HashMap};
 
-/// A line, or a repeated part.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) enum Node {
-    /// A line.
+/// A statement, a loop or a shared part, by number.
+pub(super) type Id = u32;
+
+/// What a number stands for.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub(super) enum Symbol {
+    /// A statement.
     Line(String),
-    /// How often, and what.
-    Repeat(usize, Vec<Node>),
+    /// A body that is repeated so often.
+    Repeat(u32, Vec<Id>),
+    /// A part that comes in more than one place.
+    Block(Vec<Id>),
 }
 
-/// Shortest part that is worth folding: lines saved must exceed the line that says how often.
-const LEAST_SAVED: usize = 2;
-/// Longest part that is looked for.
-const LONGEST: usize = 4096;
+/// Earlier occurrences of a symbol that are looked at for a loop. A loop's body has to have one symbol that it holds at
+/// most so often.
+const HOPS: usize = 8;
+/// Characters that sharing a part must save.
+const LEAST_SAVED: usize = 20;
+/// Characters that naming a part takes: its title, and a line that is not full.
+const TITLE: usize = 60;
+/// Characters of a reference to a part.
+const REFERENCE: usize = 24;
+/// Longest text in which shared parts are looked for, in symbols.
+const LONGEST: usize = 20_000;
 
-/// Folds adjacent repetitions, those that save most first, and those of folded parts again.
-pub(super) fn fold(lines: Vec<String>) -> Vec<Node> {
-    counted(lines).0
+/// All symbols of an outline.
+#[derive(Debug, Default)]
+pub(super) struct Symbols {
+    all: Vec<Symbol>,
+    ids: HashMap<Symbol, Id>,
 }
 
-/// The same, and how many passes over the list that took.
-pub(super) fn counted(lines: Vec<String>) -> (Vec<Node>, usize) {
-    let mut names: Vec<Node> = Vec::new();
-    let mut ids: HashMap<String, u32> = HashMap::new();
-    let mut tokens: Vec<u32> = Vec::with_capacity(lines.len());
-    for line in lines {
-        let id = *ids.entry(line.clone()).or_insert_with(|| {
-            names.push(Node::Line(line));
-            (names.len() - 1) as u32
-        });
-        tokens.push(id);
-    }
-    // The same repetition elsewhere gets the same name, so that it can fold in turn.
-    let mut repeats: HashMap<(usize, Vec<u32>), u32> = HashMap::new();
-    let mut passes = 1;
-    while let Some((length, saved)) = best(&tokens, names.len()) {
-        passes += 1;
-        let mut folded = Vec::with_capacity(tokens.len());
-        let mut end = 0;
-        for (start, times) in runs(&tokens, length) {
-            if start < end || length * (times - 1) != saved {
-                continue;
-            }
-            folded.extend(&tokens[end..start]);
-            let body = tokens[start..start + length].to_vec();
-            let nodes = fold_ids(&body, &names);
-            folded.push(*repeats.entry((times, body)).or_insert_with(|| {
-                names.push(Node::Repeat(times, nodes));
-                (names.len() - 1) as u32
-            }));
-            end = start + length * times;
+impl Symbols {
+    /// Returns the number of a symbol, the same one for equal symbols.
+    pub(super) fn id(&mut self, symbol: Symbol) -> Id {
+        if let Some(id) = self.ids.get(&symbol) {
+            return *id;
         }
-        folded.extend(&tokens[end..]);
-        tokens = folded;
+        let id = self.all.len() as Id;
+        self.all.push(symbol.clone());
+        self.ids.insert(symbol, id);
+        id
     }
-    (fold_ids(&tokens, &names), passes)
-}
 
-fn fold_ids(tokens: &[u32], names: &[Node]) -> Vec<Node> {
-    tokens.iter().map(|t| names[*t as usize].clone()).collect()
-}
+    pub(super) fn get(&self, id: Id) -> &Symbol {
+        &self.all[id as usize]
+    }
 
-/// The shortest length of the repetitions that save most lines, and how many each saves. Tokens are below `names`.
-fn best(tokens: &[u32], names: usize) -> Option<(usize, usize)> {
-    const NONE: usize = usize::MAX;
-    let longest = (tokens.len() / 2).min(LONGEST);
-    // Where each name was seen last, and for each token where its name was before: only equal tokens are looked at.
-    let mut last = vec![NONE; names];
-    let mut before = vec![NONE; tokens.len()];
-    // By length: the latest run of tokens that come again so much later.
-    let mut again = vec![0..0; longest + 1];
-    let mut best: Option<(usize, usize)> = None;
-    for (i, token) in tokens.iter().enumerate() {
-        before[i] = std::mem::replace(&mut last[*token as usize], i);
-        let mut j = before[i];
-        while j != NONE && i - j <= longest {
-            let length = i - j;
-            let run = &mut again[length];
-            if run.end != j {
-                run.start = j;
+    /// Folds adjacent repetitions into loops, shortest bodies first, so that equal lists fold alike wherever they are.
+    /// A body starts with a statement that `first` accepts where the loop leaves that choice.
+    pub(super) fn fold(&mut self, mut list: Vec<Id>, first: impl Fn(&str) -> bool) -> Vec<Id> {
+        while let Some(length) = shortest(&list, self.all.len()) {
+            let mut folded = Vec::with_capacity(list.len());
+            let mut end = 0;
+            for (start, matched) in runs(&list, length) {
+                // What the loop before has taken is gone.
+                let stop = start + matched;
+                let start = start.max(end);
+                let matched = stop.saturating_sub(start);
+                if matched < length {
+                    continue;
+                }
+                let is_first = |i: usize| match self.get(list[i]) {
+                    Symbol::Line(text) => first(text),
+                    _ => false,
+                };
+                let spare = matched % length;
+                let start = (start..=start + spare)
+                    .find(|i| is_first(*i))
+                    .unwrap_or(start);
+                let times = matched / length + 1;
+                folded.extend(&list[end..start]);
+                let body = list[start..start + length].to_vec();
+                folded.push(self.id(Symbol::Repeat(times as u32, body)));
+                end = start + length * times;
             }
-            run.end = j + 1;
-            let saved = run.len() / length * length;
-            let more = |(l, s)| saved > s || saved == s && length < l;
-            if saved >= LEAST_SAVED && best.is_none_or(more) {
-                best = Some((length, saved));
+            folded.extend(&list[end..]);
+            list = folded;
+        }
+        list
+    }
+
+    /// Gives parts that come more than once in these lists, or in bodies of their loops, a block of their own, those
+    /// that save most text first.
+    pub(super) fn share(&mut self, lists: &mut [Vec<Id>]) {
+        loop {
+            let inner = self.reachable(lists);
+            let bodies = inner.iter().map(|id| self.body(*id).to_vec());
+            let all: Vec<Vec<Id>> = lists.iter().cloned().chain(bodies).collect();
+            if all.iter().map(Vec::len).sum::<usize>() > LONGEST {
+                return;
+            }
+            let Some(part) = self.best(&all) else {
+                return;
+            };
+            let block = self.all.len() as Id;
+            self.all.push(Symbol::Block(part.clone()));
+            for list in lists.iter_mut() {
+                *list = replaced(list, &part, block);
+            }
+            for id in inner {
+                let body = replaced(self.body(id), &part, block);
+                match &mut self.all[id as usize] {
+                    Symbol::Repeat(_, old) | Symbol::Block(old) => *old = body,
+                    Symbol::Line(_) => {}
+                }
+            }
+        }
+    }
+
+    fn body(&self, id: Id) -> &[Id] {
+        match self.get(id) {
+            Symbol::Line(_) => &[],
+            Symbol::Repeat(_, body) | Symbol::Block(body) => body,
+        }
+    }
+
+    /// Loops and blocks that the lists lead to, each once.
+    fn reachable(&self, lists: &[Vec<Id>]) -> Vec<Id> {
+        let mut seen = BTreeSet::new();
+        let mut todo: Vec<Id> = lists.iter().flatten().copied().collect();
+        while let Some(id) = todo.pop() {
+            if !matches!(self.get(id), Symbol::Line(_)) && seen.insert(id) {
+                todo.extend(self.body(id));
+            }
+        }
+        seen.into_iter().collect()
+    }
+
+    /// Characters of a symbol's text.
+    fn width(&self, id: Id) -> usize {
+        match self.get(id) {
+            Symbol::Line(text) => text.len() + 2,
+            Symbol::Repeat(_, body) => 6 + body.iter().map(|i| self.width(*i)).sum::<usize>(),
+            Symbol::Block(_) => REFERENCE,
+        }
+    }
+
+    /// The part whose sharing saves most text.
+    fn best(&self, lists: &[Vec<Id>]) -> Option<Vec<Id>> {
+        // One text; each list ends with a number that nothing else has.
+        let mut text: Vec<u64> = Vec::new();
+        for (i, list) in lists.iter().enumerate() {
+            text.extend(list.iter().map(|id| u64::from(*id)));
+            text.push(u64::MAX - i as u64);
+        }
+        let mut before = vec![0usize; text.len() + 1];
+        for (i, t) in text.iter().enumerate() {
+            let width = Id::try_from(*t).map_or(0, |id| self.width(id));
+            before[i + 1] = before[i] + width;
+        }
+        let mut order: Vec<usize> = (0..text.len()).collect();
+        order.sort_by(|a, b| text[*a..].cmp(&text[*b..]));
+        let common = |a: usize, b: usize| {
+            let pairs = text[a..].iter().zip(&text[b..]);
+            pairs.take_while(|(x, y)| x == y).count()
+        };
+        let mut best: Option<(usize, usize, usize)> = None;
+        // Intervals of suffixes that start alike: where each starts, and how long the start is.
+        let mut open: Vec<(usize, usize)> = Vec::new();
+        for i in 0..order.len() {
+            let length = match order.get(i + 1) {
+                Some(next) => common(order[i], *next),
+                None => 0,
+            };
+            let mut from = i;
+            while let Some((start, known)) = open.last().copied() {
+                if known <= length {
+                    break;
+                }
+                open.pop();
+                from = start;
+                let width = before[order[start] + known] - before[order[start]];
+                let most = saved(i + 1 - start, width);
+                if most < LEAST_SAVED || best.is_some_and(|(s, ..)| most <= s) {
+                    continue;
+                }
+                let times = apart(&order[start..=i], known);
+                let saved = saved(times, width);
+                if saved >= LEAST_SAVED && best.is_none_or(|(s, ..)| saved > s) {
+                    best = Some((saved, order[start], known));
+                }
+            }
+            if length > 0 && open.last().is_none_or(|(_, known)| *known < length) {
+                open.push((from, length));
+            }
+        }
+        let (_, start, length) = best?;
+        let part = text[start..start + length].iter();
+        Some(part.map(|t| *t as Id).collect())
+    }
+}
+
+/// What a part of this width saves that comes so often.
+fn saved(times: usize, width: usize) -> usize {
+    (times.saturating_sub(1) * width).saturating_sub(times * REFERENCE + TITLE)
+}
+
+/// How many of these places do not overlap.
+fn apart(places: &[usize], length: usize) -> usize {
+    let mut places = places.to_vec();
+    places.sort_unstable();
+    let (mut times, mut end) = (0, 0);
+    for place in places {
+        if place >= end {
+            times += 1;
+            end = place + length;
+        }
+    }
+    times
+}
+
+fn replaced(list: &[Id], part: &[Id], by: Id) -> Vec<Id> {
+    let mut out = Vec::with_capacity(list.len());
+    let mut i = 0;
+    while i < list.len() {
+        if list[i..].starts_with(part) {
+            out.push(by);
+            i += part.len();
+        } else {
+            out.push(list[i]);
+            i += 1;
+        }
+    }
+    out
+}
+
+/// The shortest length of a part that comes twice in a row. Symbols are below `symbols`.
+fn shortest(list: &[Id], symbols: usize) -> Option<usize> {
+    const NONE: usize = usize::MAX;
+    let mut last = vec![NONE; symbols];
+    let mut before = vec![NONE; list.len()];
+    // By length: up to where it has been looked at.
+    let mut seen = vec![0; list.len() / 2 + 1];
+    let mut least: Option<usize> = None;
+    for (i, id) in list.iter().enumerate() {
+        before[i] = std::mem::replace(&mut last[*id as usize], i);
+        let mut j = before[i];
+        for _ in 0..HOPS {
+            if j == NONE || least.is_some_and(|l| i - j >= l) || i - j >= seen.len() {
+                break;
+            }
+            let length = i - j;
+            if i >= seen[length] {
+                let again = |k: &usize| list[*k] == list[*k - length];
+                let back = (length..i).rev().take_while(again).count();
+                let on = (i..list.len()).take_while(again).count();
+                seen[length] = i + on;
+                if back + on >= length {
+                    least = Some(length);
+                    break;
+                }
             }
             j = before[j];
         }
     }
-    best
+    least
 }
 
-/// The repetitions of a length, in order of their starts: start and times. They may overlap.
-fn runs(tokens: &[u32], length: usize) -> Vec<(usize, usize)> {
+/// Where symbols come again after this length, in order: the start, and how many in a row.
+fn runs(list: &[Id], length: usize) -> Vec<(usize, usize)> {
     let mut all = Vec::new();
     let mut i = 0;
-    while i + length < tokens.len() {
+    while i + length < list.len() {
         let start = i;
-        while i + length < tokens.len() && tokens[i] == tokens[i + length] {
+        while i + length < list.len() && list[i] == list[i + length] {
             i += 1;
         }
         if i - start >= length {
-            all.push((start, (i - start) / length + 1));
+            all.push((start, i - start));
         }
         i += 1;
     }
@@ -115,22 +283,81 @@ fn runs(tokens: &[u32], length: usize) -> Vec<(usize, usize)> {
 mod tests {
     use super::*;
 
-    /// Layers that are alike in part: the parts are folded together, however many layers there are.
+    fn folded(words: &[&str]) -> (Symbols, Vec<Id>) {
+        let mut symbols = Symbols::default();
+        let list = words
+            .iter()
+            .map(|w| symbols.id(Symbol::Line((*w).to_owned())));
+        let list = list.collect();
+        let list = symbols.fold(list, |text| text.starts_with('='));
+        (symbols, list)
+    }
+
+    fn shown(symbols: &Symbols, list: &[Id]) -> String {
+        let words: Vec<String> = list
+            .iter()
+            .map(|id| match symbols.get(*id) {
+                Symbol::Line(text) => text.clone(),
+                Symbol::Repeat(n, body) => format!("{n}({})", shown(symbols, body)),
+                Symbol::Block(body) => format!("[{}]", shown(symbols, body)),
+            })
+            .collect();
+        words.join(" ")
+    }
+
     #[test]
-    fn depth_takes_no_more_passes() {
-        let passes = |layers: usize| {
-            let layer = |i: usize| {
-                let layer = format!("layer {i}");
-                [
-                    &layer, "gather", "gather", "gather", "mm", "add", "mm", "add",
-                ]
-                .map(str::to_owned)
-            };
-            let (nodes, passes) = counted((0..layers).flat_map(layer).collect());
-            assert_eq!(nodes.len(), 3 * layers);
-            passes
-        };
-        assert_eq!(passes(2), 3);
-        assert_eq!(passes(500), 3);
+    fn loops_are_found_at_every_level() {
+        for (words, expected) in [
+            ("a a a b", "3(a) b"),
+            ("a b a b c a b a b c", "2(2(a b) c)"),
+            ("x a b a b a", "x 2(a b) a"),
+            ("d c d c b c b e", "2(d c) b c b e"),
+            // A body starts with a heading where that costs nothing.
+            ("a =h b a =h b a", "a 2(=h b a)"),
+            ("a b c d", "a b c d"),
+        ] {
+            let words: Vec<&str> = words.split(' ').collect();
+            let (symbols, list) = folded(&words);
+            assert_eq!(shown(&symbols, &list), expected);
+        }
+    }
+
+    /// Layers that are alike in part: the parts fold alike, however many layers there are.
+    #[test]
+    fn depth_does_not_lengthen_a_folded_list() {
+        for layers in [2, 500] {
+            let mut words = vec!["start"];
+            for _ in 0..layers {
+                words.extend([
+                    "=layer", "gather", "gather", "gather", "mm", "add", "mm", "add",
+                ]);
+            }
+            let (symbols, list) = folded(&words);
+            let expected = format!("start {layers}(=layer 3(gather) 2(mm add))");
+            assert_eq!(shown(&symbols, &list), expected);
+        }
+    }
+
+    #[test]
+    fn parts_of_several_places_are_written_once() {
+        let long = "a part that is long enough to be worth a name of its own in the text";
+        let words = ["x", long, "y", "z", long, "y", "w"];
+        let (mut symbols, list) = folded(&words);
+        let mut lists = [list];
+        symbols.share(&mut lists);
+        assert_eq!(
+            shown(&symbols, &lists[0]),
+            "x a part that is long enough to be worth a name of its own in the text y z a part that is long enough to be worth a name of its own in the text y w"
+        );
+        let words = [
+            "x", long, long, "y", "z", long, long, "y", "q", long, long, "y", "w",
+        ];
+        let (mut symbols, list) = folded(&words);
+        let mut lists = [list];
+        symbols.share(&mut lists);
+        assert_eq!(
+            shown(&symbols, &lists[0]),
+            format!("x [2({long}) y] z [2({long}) y] q [2({long}) y] w")
+        );
     }
 }

@@ -15,43 +15,70 @@ fn an_outline_reads_well() {
     insta::assert_snapshot!(outline(&program("small-linear", &[])));
 }
 
-/// Whatever is folded, unfolding gives the lines that were there.
+/// Statements as an expanded outline has them.
+fn plain(sections: &[(String, Vec<String>)]) -> String {
+    sections.iter().fold(String::new(), |out, (title, lines)| {
+        out + &format!("[{title}]\n") + &lines.iter().map(|l| format!("{l}\n")).collect::<String>()
+    })
+}
+
+/// Whatever is folded, unfolding gives the statements that were there.
 #[test]
-fn expansion_undoes_folds_and_blocks() {
+fn expansion_undoes_loops_and_blocks() {
     for name in [
         "small-native",
         "small-fsdp2",
         "small-accumulation",
         "small-full",
+        "small-cnn",
+        "small-in-backward",
     ] {
         let p = program(name, &[]);
-        let expanded = expand(&outline(&p));
-        for kind in [SectionKind::Init, SectionKind::Steady] {
-            let whole = plain(&lines(&p, kind));
-            assert!(
-                expanded.contains(&whole),
-                "{name} {kind:?}\n{}",
-                diff(&whole, &expanded)
-            );
-        }
-        assert!(outline(&p).len() < expanded.len(), "{name}");
+        let sections: Vec<(String, Vec<String>)> = p
+            .sections
+            .iter()
+            .map(|s| (super::name(s.kind).to_owned(), lines(&p, s.kind)))
+            .collect();
+        let outline = outline(&p);
+        assert_eq!(expand(&outline), plain(&sections), "{name}");
+        assert!(outline.len() < expand(&outline).len(), "{name}");
     }
 }
 
 #[test]
 fn depth_does_not_lengthen_an_outline() {
-    let of = |layers: u32| {
-        outline(&program(
-            "small-native",
-            &[&format!("model.layers={layers}")],
-        ))
-    };
-    let lines = |text: &str| text.lines().count();
-    assert!(
-        lines(&of(40)) <= lines(&of(8)) + 5,
-        "{} {}",
-        lines(&of(8)),
-        lines(&of(40))
+    for name in [
+        "small-native",
+        "small-fsdp2",
+        "small-megatron",
+        "small-full",
+    ] {
+        let of = |layers: u32| outline(&program(name, &[&format!("model.layers={layers}")]));
+        let lines = |text: &str| text.lines().count();
+        let (few, many) = (of(8), of(40));
+        assert!(
+            lines(&many) <= lines(&few) + 2,
+            "{name}: {} {}",
+            lines(&few),
+            lines(&many)
+        );
+    }
+}
+
+#[test]
+fn sizes_are_short_and_exact() {
+    for (bytes, text) in [
+        (0, "0"),
+        (25_344, "25344"),
+        (16 << 10, "16Ki"),
+        (1_500 << 20, "1500Mi"),
+        (3 << 30, "3Gi"),
+    ] {
+        assert_eq!((size(bytes).as_str(), bytes_of(text)), (text, Some(bytes)));
+    }
+    assert_eq!(
+        (bytes_of("many"), bytes_of("1Ti"), bytes_of("")),
+        (None, None, None)
     );
 }
 
@@ -75,41 +102,76 @@ fn a_diff_shows_the_change_and_no_more() {
 fn long_diffs_are_cut_and_equal_places_are_counted() {
     let lines = |n: usize, word: &str| {
         (0..n).fold(String::from("[steady step]\n"), |t, i| {
-            t + &format!("a\nb\nc\n{word}\nd\ne\nf{}\n", i % 2)
+            t + &format!(" = forward layers.+{i}; a; b; {word}; d;\n = other;\n")
         })
     };
     let diff = changes(&lines(40, "x"), &lines(40, "y"), 60);
-    assert!(diff.contains("(the same in 39 more places)"), "{diff}");
-    let other: String = (0..200).map(|i| format!("{i}\n")).collect();
+    assert!(
+        diff.starts_with(" = forward layers.+0\n a\n b\n-x\n+y\n d\n"),
+        "{diff}"
+    );
+    let same = |word: &str| lines(40, word).replace(|c: char| c == '+' || c.is_ascii_digit(), "");
+    let diff = changes(&same("x"), &same("y"), 60);
+    assert_eq!(
+        diff,
+        " = forward layers.\n a\n b\n-x\n+y\n d\n(39 more occurrences)\n"
+    );
+    let other: String = (0..200).map(|i| format!("{i};\n")).collect();
     let diff = changes("[steady step]\n", &format!("[steady step]\n{other}"), 60);
     assert!(diff.lines().count() <= 61, "{diff}");
+    // Equal lines in a row are one.
+    let diff = changes(
+        "[steady step] a\n",
+        "[steady step] a; 30x{alloc tmp 128Mi}\n",
+        60,
+    );
+    assert_eq!(diff, " [steady step]\n a\n+alloc tmp 128Mi (30 times)\n");
 }
 
 #[test]
-fn texts_that_are_no_outline_do_no_harm() {
+fn texts_that_are_not_an_outline_do_no_harm() {
     for text in [
         "",
         "\n",
-        "5 times:",
+        "5x{",
+        "}}}; ; }",
         "[block a]\nrun a\nrun a",
-        "  4294967295 times:\n    x",
+        "[x]\n4294967295x{99999999999x{y}}; 3x",
     ] {
         let _ = expand(text);
         let _ = changes(text, "[steady step]\nx\n", 10);
     }
-    // Nested repetitions of a faulty file stop at a limit instead of filling the memory.
-    let nested: String = (0..12)
-        .map(|i| format!("{:1$}4000000000 times:\n", "", 2 * i))
+    // Nested loops of a faulty file stop at a limit instead of filling the memory, and at a depth.
+    let nested = format!("[x]\n{}y", "4000000000x{".repeat(12));
+    assert!(expand(&nested).len() <= 65 << 20);
+    let _ = expand(&format!("[x]\n{}y", "1x{".repeat(100_000)));
+    let blocks: String = (1..40)
+        .map(|i| format!("[block {i}]\n9x{{run {}; z}}\n", i - 1))
         .collect();
-    assert!(expand(&format!("[x]\n{nested}{:1$}y\n", "", 24)).len() <= 65 << 20);
+    assert!(expand(&format!("{blocks}[x]\nrun 39\n")).len() <= 65 << 20);
 }
 
 proptest! {
     #[test]
-    fn folds_keep_every_line_in_order(words in proptest::collection::vec(0u8..4, 0..60)) {
-        let lines: Vec<String> = words.iter().map(|w| format!("w{w}")).collect();
-        let mut text = String::from("[x]\n");
-        print(&fold(lines.clone()), 0, &mut text);
-        prop_assert_eq!(expand(&text), format!("[x]\n{}", lines.iter().map(|l| format!("{l}\n")).collect::<String>()));
+    fn outlines_keep_every_statement_in_order(
+        words in proptest::collection::vec(proptest::collection::vec(0u8..6, 0..60), 1..4),
+        long in any::<bool>(),
+    ) {
+        let word = |w: &u8| match (w, long) {
+            (0, _) => "= forward layers.+1".to_owned(),
+            (w, true) => format!("statement {w} that is long enough to be worth a name of its own"),
+            (w, false) => format!("w{w}"),
+        };
+        let sections: Vec<(String, Vec<String>)> = words
+            .iter()
+            .enumerate()
+            .map(|(i, words)| (format!("section {i}"), words.iter().map(word).collect()))
+            .collect();
+        prop_assert_eq!(expand(&folded(sections.clone())), plain(&sections));
+    }
+
+    #[test]
+    fn any_text_expands_within_limits(text in "([0-9]{1,3}x\\{|[a-c]; |\\}|\n|\\[x\\]\n|run [a-c]|\\[block [a-c]\\]\n){0,40}") {
+        prop_assert!(expand(&text).len() <= 65 << 20);
     }
 }

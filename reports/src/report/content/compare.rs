@@ -79,17 +79,23 @@ pub(super) fn exposed(items: &[Item]) -> Option<Section> {
     };
     let collectives: Vec<Vec<String>> = kinds.iter().flat_map(of_kind).collect();
     let mut blocks = vec![Block::Table(Table {
-        caption: "Time in which the compute stream has nothing to run, milliseconds a step"
-            .to_owned(),
+        caption: "Time with the compute stream idle, milliseconds per step".to_owned(),
         head: titles("cause", items),
         rows,
     })];
     if !collectives.is_empty() {
         blocks.push(Block::Table(Table {
-            caption: "Collectives of a step; bytes are those of one on average".to_owned(),
-            head: ["kind", "run", ">times", ">bytes", ">busy ms", ">exposed ms"]
-                .map(str::to_owned)
-                .into(),
+            caption: "Collectives per step; average bytes per call".to_owned(),
+            head: [
+                "kind",
+                "run",
+                ">times",
+                ">bytes",
+                ">busy ms",
+                ">not overlapped ms",
+            ]
+            .map(str::to_owned)
+            .into(),
             rows: collectives,
         }));
     }

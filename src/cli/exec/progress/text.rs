@@ -1,6 +1,7 @@
 //! Progress for people: one line that is rewritten on a terminal, a line now and then elsewhere.
 
 use shardlab_exec::train::{Flow, Observer, StepReport};
+use shardlab_plan::units::thousands;
 use std::io::Write;
 use std::time::{Duration, Instant};
 
@@ -68,11 +69,11 @@ impl Text {
             None => String::new(),
         };
         format!(
-            "step {}/{}  loss {:.4}{gradient}  {:.0} {}  ETA {}",
+            "step {}/{}  loss {:.4}{gradient}  {} {}  ETA {}",
             r.step,
             r.steps,
             r.loss,
-            r.tokens as f64 / time,
+            thousands(r.tokens as f64 / time, 0),
             self.unit,
             short(left)
         )

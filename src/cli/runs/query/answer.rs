@@ -16,7 +16,10 @@ const METRICS: [&str; 3] = ["step_ms.median", "memory.peak_reserved_bytes", "los
 
 impl From<FrameError> for Failure {
     fn from(e: FrameError) -> Self {
-        Self::bad_input(e)
+        match e {
+            FrameError::Io { path, error } => Self::unwritten(path.display(), &error),
+            other => Self::bad_input(other),
+        }
     }
 }
 

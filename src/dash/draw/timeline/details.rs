@@ -11,6 +11,7 @@ use crate::dash::timeline::Selected;
 use ratatui::buffer::Buffer;
 use ratatui::layout::Rect;
 use ratatui::style::Style;
+use shardlab_plan::record::Blocker;
 use shardlab_plan::units::Picos;
 
 pub(super) fn draw(app: &App, buf: &mut Buffer, area: Rect) {
@@ -180,7 +181,7 @@ fn describe(app: &App, run: &Lanes, s: Selected) -> Vec<Line> {
         text(format!("{}", at(span.end))),
     ];
     if span.alone.0 + span.alone.0 / 1000 < length.0 {
-        second.push(dim("  alone it takes "));
+        second.push(dim("  alone: "));
         second.push(text(format!("{}", span.alone)));
     }
     second.extend(
@@ -189,19 +190,22 @@ fn describe(app: &App, run: &Lanes, s: Selected) -> Vec<Line> {
             .map(|r| dim(&r)),
     );
     let (why, target) = run.why(s.span);
-    let mut third = vec![dim("started then: "), text(why)];
+    let mut third = match span.blocker {
+        Blocker::None => vec![text(why)],
+        _ => vec![dim("blocked by: "), text(why)],
+    };
     if target.is_some() {
-        third.push(dim("  (b goes there)"));
+        third.push(dim("  (b jumps there)"));
     }
     let mut fourth = vec![
-        dim("issued "),
+        dim("launched "),
         text(format!("{}", at(span.issued))),
         dim(", ready "),
         text(format!("{}", at(span.ready))),
     ];
     let late = span.start.saturating_sub(span.ready);
     if late.0 > length.0 / 100 {
-        fourth.push(dim(", began "));
+        fourth.push(dim(", started "));
         fourth.push(text(format!("{late}")));
         fourth.push(dim(" later"));
     }

@@ -133,7 +133,7 @@ impl Watch<'_> {
             .process_group(0);
         let child = command.spawn();
         let mut child = Running(child.map_err(|e| format!("cannot start a training: {e}"))?);
-        let errors = child.0.stderr.take().ok_or("its words cannot be read")?;
+        let errors = child.0.stderr.take().ok_or("its output cannot be read")?;
         let lines = read(errors)?;
         let mut told = Told::default();
         let mut ended: Option<Instant> = None;
@@ -160,7 +160,7 @@ impl Watch<'_> {
             let patience = self.patience + 2 * told.longest;
             if asked.is_some_and(|a| a.elapsed() > patience) {
                 return Err(format!(
-                    "told to end it was silent for {} s, and was killed",
+                    "did not stop within {} s and was killed",
                     patience.as_secs()
                 ));
             }

@@ -37,7 +37,7 @@ impl Origin {
     pub(super) const fn nothing(self) -> &'static str {
         match self {
             Self::Flag => "not given",
-            Self::Environment => "not set, or no such folders",
+            Self::Environment => "not set, or its folders do not exist",
             Self::Pip => {
                 "no nvidia packages next to shardlab, in VIRTUAL_ENV, CONDA_PREFIX or the python3 on the PATH"
             }

@@ -23,7 +23,7 @@ pub(super) fn parts(
         };
         if !fits || !i.is_multiple_of(element) || !o.is_multiple_of(element) {
             return Err(format!(
-                "part {p} of {}: {i} bytes in and {o} bytes out of {dtype} do not fit {n} ranks",
+                "part {p} of {}: {i} input and {o} output bytes of {dtype} do not match {n} ranks",
                 kind.name()
             ));
         }

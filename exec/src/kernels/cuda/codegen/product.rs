@@ -47,7 +47,7 @@ pub(super) fn generate(
 ) -> Result<Module, Refusal> {
     if !req.target.has_wgmma() {
         return Err(Refusal::new(format!(
-            "products that go on with elementwise code are for sm_90a, not {}; set compile.fused_products to false",
+            "fused matmuls need sm_90a, not {}; set compile.fused_products = false",
             req.target
         )));
     }
@@ -183,7 +183,7 @@ fn factors(req: &Request<'_>, products: &[BodyOp]) -> Result<(u64, u64, u64, Vec
         size = Some((p.m, p.n, p.k));
         maps.push(b);
     }
-    let (m, n, k) = size.ok_or_else(|| Refusal::new("no matrix product"))?;
+    let (m, n, k) = size.ok_or_else(|| Refusal::new("not a matmul"))?;
     let fits = |a: &Arg| a.dtype == maps[0].dtype && a.align == 16;
     if m * n * k == 0 || !req.writes.iter().all(fits) {
         return Err(Refusal::new("results are not of the factors' type"));

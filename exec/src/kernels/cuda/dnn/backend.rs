@@ -462,7 +462,7 @@ pub(super) fn offers(
             }
             if !wants.allow(notes(&config).as_deref()) {
                 trouble = Trouble::Unsupported(
-                    "cuDNN has only kernels whose sums have no fixed order, or that round factors"
+                    "cuDNN has only nondeterministic kernels, or kernels that round their inputs"
                         .to_owned(),
                 );
                 continue;

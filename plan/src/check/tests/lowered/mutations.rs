@@ -474,8 +474,9 @@ fn an_optimizer_that_forgets_a_unit() {
         let r = check(&q);
         let unit = &p.units[p.instrs[steps[0].index()].unit.index()].name;
         assert!(
-            r.of(RuleId::ReduceMissing)
-                .any(|v| v.message.contains("without a step") && v.message.contains(unit.as_str())),
+            r.of(RuleId::ReduceMissing).any(
+                |v| v.message.contains("without updating") && v.message.contains(unit.as_str())
+            ),
             "{policy}\n{r}"
         );
     }

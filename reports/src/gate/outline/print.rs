@@ -1,0 +1,143 @@
+//! Outlines as text.
+
+use super::fold::{Id, Symbol, Symbols};
+use super::{HEADING, place_of};
+use std::collections::BTreeMap;
+use std::fmt::Write;
+
+/// Columns of a line.
+const WIDTH: usize = 120;
+
+/// Writes sections of an outline, blocks before what refers to them.
+pub(super) fn print(symbols: &Symbols, sections: &[(String, Vec<Id>)]) -> String {
+    let mut names = Names::default();
+    let mut out = String::new();
+    for (_, list) in sections {
+        names.define(symbols, list, &mut String::new(), &mut out);
+    }
+    for (title, list) in sections {
+        fill(&format!("[{title}]"), symbols, list, &names, &mut out);
+    }
+    out
+}
+
+/// Names of blocks, after the place in the model where each is used first.
+#[derive(Default)]
+struct Names {
+    of: BTreeMap<Id, String>,
+    used: BTreeMap<String, u32>,
+}
+
+impl Names {
+    /// Writes the blocks that a list needs. `at` is the heading that it stands under.
+    fn define(&mut self, symbols: &Symbols, list: &[Id], at: &mut String, out: &mut String) {
+        for id in list {
+            match symbols.get(*id) {
+                Symbol::Line(text) if text.starts_with(HEADING) => {
+                    *at = place_of(text).to_owned();
+                }
+                Symbol::Line(_) => {}
+                Symbol::Repeat(_, body) => self.define(symbols, body, at, out),
+                Symbol::Block(body) if self.of.contains_key(id) => {
+                    // Where its headings lead.
+                    self.define(symbols, body, at, &mut String::new());
+                }
+                Symbol::Block(body) => {
+                    let mut inside = at.clone();
+                    self.define(symbols, body, &mut inside, out);
+                    let place = if at.is_empty() { &inside } else { &*at };
+                    let place = if place.is_empty() { "part" } else { place };
+                    let n = self.used.entry(place.to_owned()).or_default();
+                    *n += 1;
+                    let name = format!("{place} {n}");
+                    fill(&format!("[block {name}]"), symbols, body, self, out);
+                    self.of.insert(*id, name);
+                    *at = inside;
+                }
+            }
+        }
+    }
+}
+
+/// Writes a title and a list of statements, lines broken between words; headings start a line. Lines after the first are
+/// indented, and more so within loops.
+fn fill(title: &str, symbols: &Symbols, list: &[Id], names: &Names, out: &mut String) {
+    let mut statements = Vec::new();
+    spell(symbols, list, names, &mut statements);
+    out.push_str(title);
+    let (mut width, mut depth) = (title.len(), 0);
+    for (i, statement) in statements.iter().enumerate() {
+        let next = statements.get(i + 1);
+        let end = match next {
+            Some(next) if next.goes_on => ",",
+            Some(_) => ";",
+            None => "",
+        };
+        let words = format!("{}{end}", statement.text);
+        for (k, word) in words.split(' ').enumerate() {
+            let length = word.chars().count();
+            let breaks = k == 0 && statement.heading && i > 0;
+            if breaks || width + 1 + length > WIDTH {
+                width = 1 + 2 * depth;
+                let _ = write!(out, "\n{:width$}", "");
+            } else {
+                out.push(' ');
+                width += 1;
+            }
+            out.push_str(word);
+            width += length;
+            depth += word.matches('{').count();
+            depth = depth.saturating_sub(word.matches('}').count());
+        }
+    }
+    out.push('\n');
+}
+
+/// A statement with the braces around it.
+struct Statement {
+    text: String,
+    heading: bool,
+    /// It has the label of the statement before, and does not repeat it.
+    goes_on: bool,
+}
+
+/// What a statement does its work for, where it says so: `copy-out` of `copy-out: free temporary`.
+pub(super) fn label(statement: &str) -> Option<&str> {
+    let (label, _) = statement.split_once(": ")?;
+    (!label.contains(' ')).then_some(label)
+}
+
+fn spell(symbols: &Symbols, list: &[Id], names: &Names, out: &mut Vec<Statement>) {
+    let mut before = None;
+    for id in list {
+        let last = std::mem::take(&mut before);
+        match symbols.get(*id) {
+            Symbol::Line(text) => {
+                before = label(text);
+                let rest = before
+                    .filter(|l| last == Some(*l))
+                    .map(|l| &text[l.len() + 2..]);
+                out.push(Statement {
+                    text: rest.unwrap_or(text).to_owned(),
+                    heading: text.starts_with(HEADING),
+                    goes_on: rest.is_some(),
+                });
+            }
+            Symbol::Repeat(times, body) => {
+                let start = out.len();
+                spell(symbols, body, names, out);
+                if let Some(first) = out.get_mut(start) {
+                    first.text.insert_str(0, &format!("{times}x{{"));
+                }
+                if let Some(last) = out.last_mut() {
+                    last.text.push('}');
+                }
+            }
+            Symbol::Block(_) => out.push(Statement {
+                text: format!("run {}", names.of.get(id).map_or("", String::as_str)),
+                heading: false,
+                goes_on: false,
+            }),
+        }
+    }
+}

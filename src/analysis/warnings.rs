@@ -1,0 +1,166 @@
+//! Warnings about a prediction: what it cannot price, and what makes a job needlessly slow.
+
+use super::misaligned::{Misaligned, aligned_mesh};
+use super::shapes;
+use crate::predict::Prediction;
+use serde::{Serialize, Serializer};
+use shardlab_plan::scenario::{self, Position};
+use std::fmt;
+use std::path::Path;
+
+/// Share of the step from which on time lost to misaligned collectives is worth a warning.
+const WORTH_SAYING: f64 = 0.005;
+
+/// What a warning is about.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Kind {
+    /// A dimension of matmuls that is off the fast path of the libraries.
+    UnalignedShape,
+    /// Collectives whose payload per rank is not aligned.
+    MisalignedCollectives,
+    /// Nodes with more GPUs than NVLink connects.
+    NvlinkDomain,
+}
+
+/// A warning.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct Warning {
+    /// What it is about.
+    pub kind: Kind,
+    /// The warning, in a sentence.
+    pub message: String,
+    /// The option that it is about (`section.key`), where it is about one.
+    pub key: Option<&'static str>,
+    /// Where that option is written; `None` for a default, and where only the prediction is known.
+    #[serde(serialize_with = "as_text")]
+    pub place: Option<(String, Position)>,
+    /// Overrides that remove its cause, where some do.
+    pub set: Vec<String>,
+}
+
+fn as_text<S: Serializer>(place: &Option<(String, Position)>, to: S) -> Result<S::Ok, S::Error> {
+    match place {
+        Some((file, at)) => to.serialize_str(&format!("{file}:{}:{}", at.line, at.column)),
+        None => to.serialize_none(),
+    }
+}
+
+/// `file:line:column: message`, as errors about a scenario are.
+impl fmt::Display for Warning {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if let Some((file, at)) = &self.place {
+            write!(f, "{file}:{}:{}: ", at.line, at.column)?;
+        }
+        f.write_str(&self.message)
+    }
+}
+
+/// Returns the warnings about a prediction.
+#[must_use]
+pub fn of(p: &Prediction) -> Vec<Warning> {
+    let mut all: Vec<Warning> = shapes::unaligned(p)
+        .into_iter()
+        .map(|dimension| Warning {
+            kind: Kind::UnalignedShape,
+            message: dimension.sentence(),
+            key: None,
+            place: None,
+            set: dimension.padding().into_iter().collect(),
+        })
+        .collect();
+    all.extend(misaligned(p));
+    all.extend(nvlink_domain(p));
+    all
+}
+
+/// Returns the same with the places where the options are written, in the scenario of this path with these overrides.
+#[must_use]
+pub fn located(p: &Prediction, path: &Path, overrides: &[String]) -> Vec<Warning> {
+    let mut all = of(p);
+    if all.iter().any(|w| w.key.is_some()) {
+        // The scenario was loaded from the same texts: only a file that has changed since can fail.
+        let places = scenario::places(path, overrides).unwrap_or_default();
+        for warning in &mut all {
+            warning.place = warning.key.and_then(|key| places.get(key).cloned());
+        }
+    }
+    all
+}
+
+/// Nodes with more GPUs than NVLink connects: their traffic is priced as if it did.
+fn nvlink_domain(p: &Prediction) -> Option<Warning> {
+    let mesh = &p.scenario.mesh;
+    let together = mesh.gpus_per_node.min(mesh.world());
+    let domain = p.profile.network.nvlink_domain.filter(|d| together > *d)?;
+    Some(Warning {
+        kind: Kind::NvlinkDomain,
+        message: format!(
+            "NVLink connects {domain} GPUs of {}, but `gpus_per_node` is {}: collectives of more than {domain} \
+             ranks are priced as if NVLink connected them",
+            p.profile.name, mesh.gpus_per_node
+        ),
+        key: Some("mesh.gpus_per_node"),
+        place: None,
+        set: Vec::new(),
+    })
+}
+
+fn misaligned(p: &Prediction) -> Option<Warning> {
+    let found = Misaligned::of(p);
+    let step = p.run.recorded_to.saturating_sub(p.run.recorded_from);
+    if step.0 == 0 || (found.lost.0 as f64) < WORTH_SAYING * step.0 as f64 {
+        return None;
+    }
+    let mesh = aligned_mesh(p);
+    Some(Warning {
+        kind: Kind::MisalignedCollectives,
+        message: found.sentence(mesh),
+        key: None,
+        place: None,
+        set: mesh.map_or_else(Vec::new, |mesh| mesh.overrides()),
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::predict::{Profiles, predict};
+
+    fn of(overrides: &[&str]) -> Vec<Warning> {
+        let overrides: Vec<String> = overrides.iter().map(|s| (*s).to_owned()).collect();
+        let path = Path::new("small-fsdp2");
+        let scenario = scenario::load(path, &overrides).unwrap();
+        let options = shardlab_sim::Options::default();
+        let p = predict(&scenario, &Profiles::default(), &options).unwrap();
+        let mut all = located(&p, path, &overrides);
+        all.retain(|w| w.kind == Kind::NvlinkDomain);
+        all
+    }
+
+    #[test]
+    fn nodes_larger_than_nvlink_are_named_where_they_are_written() {
+        let h100 = "mesh.hardware=h100-80";
+        let sixteen = of(&[h100, "mesh.dp_shard=16", "mesh.gpus_per_node=16"]);
+        let [warning] = &sixteen[..] else {
+            panic!("{sixteen:?}")
+        };
+        let text = warning.to_string();
+        let place = "--set mesh.gpus_per_node=16:1:20: ";
+        assert!(text.starts_with(place), "{text}");
+        assert!(text.contains("connects 8 GPUs of h100-80"), "{text}");
+        for fine in [
+            &[h100, "mesh.dp_shard=16"][..],
+            // All ranks are within one domain.
+            &[h100, "mesh.gpus_per_node=16"],
+            // No NVLink, no domain.
+            &[
+                "mesh.hardware=cpu",
+                "mesh.dp_shard=16",
+                "mesh.gpus_per_node=16",
+            ],
+        ] {
+            assert_eq!(of(fine), [], "{fine:?}");
+        }
+    }
+}
