@@ -5,6 +5,7 @@ use super::report::Sink;
 use super::rules::RuleId;
 use crate::program::{BufferId, GroupId, Holds, Op, ParamId, Program, Role, SectionKind};
 use crate::shard::{FlatLayout, Group, Layout, PerParamLayout};
+use std::collections::HashMap;
 use std::ops::Range;
 
 /// Checks groups, layouts, ownership and the shape of optimizer state.
@@ -231,22 +232,22 @@ fn owners(p: &Program, sink: &mut Sink) {
         }
     }
     // One set of optimizer weights for each parameter or group.
-    let mut main: Vec<(Holds, BufferId)> = Vec::new();
+    let mut main: HashMap<Holds, BufferId> = HashMap::new();
     for b in persistent(p) {
         let d = &p.buffers[b.index()];
         if d.role != Role::MainWeight || !matches!(d.holds, Holds::Param(_) | Holds::Group(_)) {
             continue;
         }
         sink.fact(RuleId::Tied, 1);
-        match main.iter().find(|(h, _)| *h == d.holds) {
-            Some(&(_, first)) => sink.violation(RuleId::Tied, None, None, || {
+        let first = *main.entry(d.holds).or_insert(b);
+        if first != b {
+            sink.violation(RuleId::Tied, None, None, || {
                 format!(
                     "{} and {} store the same weights",
                     describe::buffer(p, first),
                     describe::buffer(p, b)
                 )
-            }),
-            None => main.push((d.holds, b)),
+            });
         }
     }
 }
@@ -258,12 +259,12 @@ fn state(p: &Program, sink: &mut Sink) {
         d.bytes.0 / d.dtype.size()
     };
     let at_rest = persistent(p);
-    let of_role = |role: Role, holds: Holds| {
-        at_rest
-            .iter()
-            .copied()
-            .find(|b| p.buffers[b.index()].role == role && p.buffers[b.index()].holds == holds)
-    };
+    let mut weights: HashMap<(Role, Holds), BufferId> = HashMap::new();
+    for &b in &at_rest {
+        let d = &p.buffers[b.index()];
+        weights.entry((d.role, d.holds)).or_insert(b);
+    }
+    let of_role = |role: Role, holds: Holds| weights.get(&(role, holds)).copied();
     for &b in &at_rest {
         let d = &p.buffers[b.index()];
         if d.role != Role::OptimizerState || !matches!(d.holds, Holds::Param(_) | Holds::Group(_)) {

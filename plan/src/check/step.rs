@@ -1,7 +1,7 @@
 //! Allocation, release and the bounds of a step.
 
 use super::access::{is_full_grad, is_grad};
-use super::clock::{Times, Use};
+use super::clock::{MAX_STREAMS, Times, Use};
 use super::describe;
 use super::layout;
 use super::rules::RuleId;
@@ -25,7 +25,6 @@ struct Reduction {
 
 /// A block given back before its last user was known to be done.
 struct Returned {
-    stream: StreamId,
     buffer: BufferId,
     free: InstrId,
     last: Times,
@@ -42,7 +41,8 @@ pub(super) struct Step {
     before: Vec<Option<Reduction>>,
     /// A wait straight after its reduction; a mistake if backward goes on.
     suspect: Option<(InstrId, Instr, Reduction)>,
-    returned: Vec<Returned>,
+    /// By stream, until that stream's next work.
+    returned: [Vec<Returned>; MAX_STREAMS],
     live: Vec<bool>,
 }
 
@@ -54,7 +54,7 @@ impl Step {
             last: vec![None; super::clock::LANES],
             before: vec![None; p.events as usize],
             suspect: None,
-            returned: Vec::new(),
+            returned: Default::default(),
             live: vec![false; p.buffers.len()],
         }
     }
@@ -253,8 +253,7 @@ impl Walk<'_> {
                 )
             });
         } else if d.pool == Pool::Caching {
-            self.step.returned.push(Returned {
-                stream: d.stream,
+            self.step.returned[d.stream.index()].push(Returned {
                 buffer: b,
                 free: id,
                 last,
@@ -264,15 +263,7 @@ impl Walk<'_> {
 
     /// Blocks given back too early to the stream that now gets work.
     pub(super) fn check_returned(&mut self, id: InstrId, stream: StreamId, lane: usize) {
-        if self.step.returned.is_empty() {
-            return;
-        }
-        let (mine, rest) = std::mem::take(&mut self.step.returned)
-            .into_iter()
-            .partition(|r| r.stream == stream);
-        self.step.returned = rest;
-        let mine: Vec<Returned> = mine;
-        for r in mine {
+        for r in std::mem::take(&mut self.step.returned[stream.index()]) {
             let Some(u) = self.order.clock(lane).missing(&r.last) else {
                 continue;
             };

@@ -1,26 +1,49 @@
 //! Which addresses are taken when: the index behind the pool's plan.
 //!
-//! Time is cut into columns (one a life), columns into buckets, buckets into blocks of buckets. Each of those knows the
-//! addresses that are taken during *all* of it, and those taken during *any* of it, both as merged ranges; a bucket also
-//! lists the lives that cover a part of it. A life then looks at few ranges, whatever its length: `any` of what it
-//! covers, `all` and the listed parts of where it begins and ends.
+//! Time is cut into columns (one per life), and the columns form a tree: a leaf covers [`LEAF`] columns, every other node
+//! [`FAN`] nodes of the level below. A life is noted at the largest nodes that it covers whole. Each node knows the
+//! addresses that are taken during *all* of its time by lives noted at it, and those taken during *any* of it, both as
+//! merged ranges; a leaf does so for its parts too. A query then visits a few nodes per level, whatever
+//! its length: `any` of the largest nodes that it covers, `all` of those that it covers in part, and the parts of its
+//! first and last leaf.
 
+use smallvec::{SmallVec, smallvec};
 use std::ops::Range;
 
-/// Columns of a bucket.
-const BUCKET: usize = 32;
-/// Buckets of a block.
-const BLOCK: usize = 16;
+/// Steps of work, counted in tests only: that planning stays near linear is tested without a clock.
+pub(super) mod work {
+    #[cfg(test)]
+    thread_local!(static STEPS: std::cell::Cell<u64> = const { std::cell::Cell::new(0) });
+
+    /// Adds to the count.
+    #[inline]
+    pub(super) fn add(_steps: usize) {
+        #[cfg(test)]
+        STEPS.set(STEPS.get() + _steps as u64);
+    }
+
+    /// Steps of this thread since the last call.
+    #[cfg(test)]
+    pub(in crate::memory) fn take() -> u64 {
+        STEPS.take()
+    }
+}
+
+/// Columns of a leaf.
+const LEAF: usize = 32;
+/// Children of a node.
+const FAN: usize = 16;
 
 /// Disjoint address ranges, merged where they touch, ascending.
 #[derive(Clone, Debug, Default)]
-struct Ranges(Vec<(u64, u64)>);
+struct Ranges(SmallVec<[(u64, u64); 1]>);
 
 impl Ranges {
     fn add(&mut self, lo: u64, hi: u64) {
         let v = &mut self.0;
         let from = v.partition_point(|r| r.1 < lo);
         let to = from + v[from..].partition_point(|r| r.0 <= hi);
+        work::add(1);
         if from == to {
             v.insert(from, (lo, hi));
         } else {
@@ -30,134 +53,141 @@ impl Ranges {
     }
 }
 
-/// A life that covers a part of a bucket.
-#[derive(Clone, Copy, Debug)]
+/// A part of a leaf, and the addresses that lives take there that cover it and no more of the leaf. Many lives may end at
+/// once, such as gradients after the optimizer.
+#[derive(Clone, Debug)]
 struct Part {
     start: u32,
     end: u32,
-    lo: u64,
-    hi: u64,
+    taken: Ranges,
 }
 
 #[derive(Clone, Debug, Default)]
 struct Node {
     all: Ranges,
     any: Ranges,
-    parts: Vec<Part>,
 }
 
 /// Taken addresses over time.
 #[derive(Clone, Debug)]
 pub(super) struct Occupancy {
-    buckets: Vec<Node>,
-    blocks: Vec<Node>,
+    /// Nodes of each level, leaves first. The last level has at most [`FAN`] nodes.
+    levels: Vec<Vec<Node>>,
+    /// Of each leaf, its parts.
+    parts: Vec<Vec<Part>>,
 }
 
 impl Occupancy {
     pub(super) fn new(columns: usize) -> Self {
-        let buckets = columns.div_ceil(BUCKET);
+        let leaves = columns.div_ceil(LEAF);
+        let mut levels = vec![vec![Node::default(); leaves]];
+        let mut nodes = leaves;
+        while nodes > FAN {
+            nodes = nodes.div_ceil(FAN);
+            levels.push(vec![Node::default(); nodes]);
+        }
         Self {
-            buckets: vec![Node::default(); buckets],
-            blocks: vec![Node::default(); buckets.div_ceil(BLOCK)],
+            levels,
+            parts: vec![Vec::new(); leaves],
         }
     }
 
-    /// Appends the address ranges taken during any of `columns` to `out`.
-    pub(super) fn taken(&self, columns: Range<u32>, out: &mut Vec<(u64, u64)>) {
-        let time = columns.start as usize..columns.end as usize;
-        for block in touched(&time, BUCKET * BLOCK) {
-            let node = &self.blocks[block];
-            if covers(&time, block, BUCKET * BLOCK) {
-                out.extend_from_slice(&node.any.0);
-                continue;
-            }
-            out.extend_from_slice(&node.all.0);
-            for bucket in within(&time, block) {
-                let node = &self.buckets[bucket];
-                if covers(&time, bucket, BUCKET) {
-                    out.extend_from_slice(&node.any.0);
-                    continue;
+    /// Lowest multiple of `align` (a power of two) where `size` addresses are free during all of `spans`.
+    pub(super) fn lowest_gap(&self, spans: &[Range<u32>], size: u64, align: u64) -> u64 {
+        let mut taken: SmallVec<[&[(u64, u64)]; 64]> = SmallVec::new();
+        for columns in spans {
+            visit(self.levels.len(), columns, |level, at, covered| {
+                let node = &self.levels[level][at];
+                taken.push(if covered { &node.any.0 } else { &node.all.0 });
+                if level == 0 && !covered {
+                    work::add(self.parts[at].len());
+                    let overlapping = self.parts[at]
+                        .iter()
+                        .filter(|p| p.start < columns.end && columns.start < p.end);
+                    taken.extend(overlapping.map(|p| &*p.taken.0));
                 }
-                out.extend_from_slice(&node.all.0);
-                let overlapping = node
-                    .parts
-                    .iter()
-                    .filter(|p| p.start < columns.end && columns.start < p.end);
-                out.extend(overlapping.map(|p| (p.lo, p.hi)));
-            }
+            });
         }
+        lowest_gap(&mut taken, size, align)
     }
 
     /// Takes addresses `lo..hi` during `columns`.
     pub(super) fn take(&mut self, columns: Range<u32>, lo: u64, hi: u64) {
-        let time = columns.start as usize..columns.end as usize;
-        for block in touched(&time, BUCKET * BLOCK) {
-            let node = &mut self.blocks[block];
+        visit(self.levels.len(), &columns, |level, at, covered| {
+            let node = &mut self.levels[level][at];
             node.any.add(lo, hi);
-            if covers(&time, block, BUCKET * BLOCK) {
+            if covered {
                 node.all.add(lo, hi);
-                continue;
-            }
-            for bucket in within(&time, block) {
-                let node = &mut self.buckets[bucket];
-                node.any.add(lo, hi);
-                if covers(&time, bucket, BUCKET) {
-                    node.all.add(lo, hi);
-                } else {
-                    node.parts.push(Part {
-                        start: columns.start,
-                        end: columns.end,
-                        lo,
-                        hi,
-                    });
+            } else if level == 0 {
+                let leaf = (at * LEAF) as u32..((at + 1) * LEAF) as u32;
+                let start = columns.start.max(leaf.start);
+                let end = columns.end.min(leaf.end);
+                let parts = &mut self.parts[at];
+                work::add(parts.len());
+                match parts.iter_mut().find(|p| (p.start, p.end) == (start, end)) {
+                    Some(part) => part.taken.add(lo, hi),
+                    None => parts.push(Part {
+                        start,
+                        end,
+                        taken: Ranges(smallvec![(lo, hi)]),
+                    }),
                 }
             }
-        }
+        });
     }
 }
 
-/// Cells of `width` columns that `time` touches.
-fn touched(time: &Range<usize>, width: usize) -> Range<usize> {
-    time.start / width..time.end.div_ceil(width)
+/// Calls `node` with level, index and `true` for each of the largest nodes that `columns` cover whole, and with `false`
+/// for each node that they cover in part. Larger nodes come first: long lives lie low.
+fn visit(levels: usize, columns: &Range<u32>, mut node: impl FnMut(usize, usize, bool)) {
+    let (start, end) = (columns.start as usize, columns.end as usize);
+    // Nodes of the level above that are covered whole: those below them are left to them.
+    let mut above = 0..0;
+    for level in (0..levels).rev() {
+        let width = LEAF * FAN.pow(level as u32);
+        let touched = start / width..end.div_ceil(width);
+        let whole = start.div_ceil(width)..end / width;
+        if whole.is_empty() {
+            touched.for_each(|at| node(level, at, false));
+            continue;
+        }
+        if touched.start < whole.start {
+            node(level, touched.start, false);
+        }
+        if above.is_empty() {
+            above = whole.end..whole.end;
+        }
+        (whole.start..above.start).for_each(|at| node(level, at, true));
+        (above.end..whole.end).for_each(|at| node(level, at, true));
+        if whole.end < touched.end {
+            node(level, whole.end, false);
+        }
+        above = whole.start * FAN..whole.end * FAN;
+    }
 }
 
-/// Whether `time` covers all of a cell.
-fn covers(time: &Range<usize>, cell: usize, width: usize) -> bool {
-    time.start <= cell * width && (cell + 1) * width <= time.end
-}
-
-/// Buckets of a block that `time` touches.
-fn within(time: &Range<usize>, block: usize) -> Range<usize> {
-    let buckets = touched(time, BUCKET);
-    buckets.start.max(block * BLOCK)..buckets.end.min((block + 1) * BLOCK)
-}
-
-/// Lowest multiple of `align` (a power of two) where `size` addresses are free, given the taken ranges in any order.
-pub(super) fn lowest_gap(taken: &mut [(u64, u64)], size: u64, align: u64) -> u64 {
-    let up = |x: u64| x.next_multiple_of(align);
-    let mut at = 0;
-    // Ranges come nearly ascending, so a few passes settle it; sorting is for the rest.
-    for _ in 0..4 {
+/// Lowest multiple of `align` where `size` addresses are in none of the lists, each ascending and disjoint.
+fn lowest_gap(taken: &mut [&[(u64, u64)]], size: u64, align: u64) -> u64 {
+    let mut at: u64 = 0;
+    loop {
         let before = at;
-        for &(lo, hi) in &*taken {
-            if lo < at + size && at < hi {
-                at = up(hi);
+        work::add(taken.len());
+        for list in &mut *taken {
+            // What lies below stays below.
+            let below = list.partition_point(|r| r.1 <= at);
+            *list = &list[below..];
+            while let Some((&(lo, hi), rest)) = list.split_first()
+                && lo < at + size
+            {
+                work::add(1);
+                at = at.max(hi.next_multiple_of(align));
+                *list = rest;
             }
         }
         if at == before {
             return at;
         }
     }
-    taken.sort_unstable();
-    for &(lo, hi) in &*taken {
-        if lo >= at + size {
-            break;
-        }
-        if at < hi {
-            at = up(hi);
-        }
-    }
-    at
 }
 
 #[cfg(test)]
@@ -171,41 +201,47 @@ mod tests {
         for (lo, hi) in [(10, 20), (30, 40), (50, 60), (20, 30)] {
             r.add(lo, hi);
         }
-        assert_eq!(r.0, [(10, 40), (50, 60)]);
+        assert_eq!(&r.0[..], [(10, 40), (50, 60)]);
         r.add(0, 100);
-        assert_eq!(r.0, [(0, 100)]);
+        assert_eq!(&r.0[..], [(0, 100)]);
     }
 
     #[test]
     fn gaps() {
-        assert_eq!(lowest_gap(&mut [(4, 8), (0, 4)], 4, 1), 8);
-        assert_eq!(lowest_gap(&mut [(0, 4), (8, 12)], 4, 1), 4);
-        assert_eq!(lowest_gap(&mut [(0, 3), (8, 12)], 5, 4), 12);
-        let mut descending: Vec<_> = (0..10).rev().map(|i| (i, i + 1)).collect();
-        assert_eq!(lowest_gap(&mut descending, 1, 1), 10);
+        let gap =
+            |taken: &[&[(u64, u64)]], size, align| lowest_gap(&mut taken.to_vec(), size, align);
+        assert_eq!(gap(&[], 4, 1), 0);
+        assert_eq!(gap(&[&[(0, 4), (4, 8)]], 4, 1), 8);
+        assert_eq!(gap(&[&[(0, 4), (8, 12)]], 4, 1), 4);
+        assert_eq!(gap(&[&[(0, 3), (8, 12)]], 5, 4), 12);
+        let descending: Vec<_> = (0..10).rev().map(|i| [(i, i + 1)]).collect();
+        let descending: Vec<&[(u64, u64)]> = descending.iter().map(|r| &r[..]).collect();
+        assert_eq!(gap(&descending, 1, 1), 10);
+        let lists: [&[(u64, u64)]; 4] = [&[(8, 9), (20, 30)], &[], &[(30, 33)], &[(0, 2), (3, 8)]];
+        assert_eq!(gap(&lists, 1, 1), 2);
+        assert_eq!(gap(&lists, 2, 1), 9);
+        assert_eq!(gap(&lists, 12, 1), 33);
+        assert_eq!(gap(&lists[..2], 12, 16), 32);
     }
 
     proptest! {
-        /// What the index finds taken is what a plain list of lives finds.
+        /// The index finds the gap that a plain list of lives has.
         #[test]
         fn agrees_with_a_list(
-            lives in prop::collection::vec((0u32..1500, 1u32..1500, 0u64..50, 1u64..5), 1..60),
-            ask in (0u32..1500, 1u32..1500),
+            lives in prop::collection::vec((0u32..30_000, 1u32..30_000, 0u64..50, 1u64..5), 1..60),
+            ask in (0u32..30_000, 1u32..30_000),
+            size in 1u64..20,
         ) {
-            let mut index = Occupancy::new(3000);
+            let mut index = Occupancy::new(60_000);
             for &(start, length, lo, size) in &lives {
                 index.take(start..start + length, lo, lo + size);
             }
             let time = ask.0..ask.0 + ask.1;
-            let mut ranges = Vec::new();
-            index.taken(time.clone(), &mut ranges);
-            for address in 0..60 {
-                let found = ranges.iter().any(|r| r.0 <= address && address < r.1);
-                let really = lives.iter().any(|&(start, length, lo, size)| {
-                    start < time.end && time.start < start + length && lo <= address && address < lo + size
-                });
-                prop_assert_eq!(found, really, "address {}", address);
-            }
+            let free = |at: u64| lives.iter().all(|&(start, length, lo, bytes)| {
+                start >= time.end || time.start >= start + length || at + size <= lo || lo + bytes <= at
+            });
+            let lowest = (0..).find(|&at| free(at));
+            prop_assert_eq!(Some(index.lowest_gap(&[time], size, 1)), lowest);
         }
     }
 }

@@ -4,7 +4,7 @@
 //! most bytes alive at once; on traces of training steps the result is a few percent above it.
 
 use super::lifetimes::Lifetime;
-use super::occupancy::{Occupancy, lowest_gap};
+use super::occupancy::Occupancy;
 use crate::units::Bytes;
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -61,14 +61,9 @@ impl PoolPlan {
             .collect();
         order.sort_unstable();
         let mut occupancy = Occupancy::new(lives.count);
-        let mut taken = Vec::new();
         for (_, _, i) in order {
             let key = &mut keys.table[i as usize];
-            taken.clear();
-            for columns in lives.of_key(i) {
-                occupancy.taken(columns.clone(), &mut taken);
-            }
-            let offset = lowest_gap(&mut taken, key.bytes, key.align);
+            let offset = occupancy.lowest_gap(lives.of_key(i), key.bytes, key.align);
             for columns in lives.of_key(i) {
                 occupancy.take(columns.clone(), offset, offset + key.bytes);
             }

@@ -284,6 +284,30 @@ fn a_llama_like_step_is_packed_tightly() {
     assert!(ratio <= 1.1, "{ratio}");
 }
 
+/// Twice the layers take twice the work, give or take a logarithm: of an eager step, and of one that is compiled whole, where
+/// all gradients end at once.
+#[test]
+fn planning_scales_with_depth() {
+    let work = |layers: u32, mode: &str| {
+        let set = [
+            format!("model.layers={layers}"),
+            format!("compile.mode={mode}"),
+        ];
+        let path = std::path::Path::new("llama3-8b-4xh200");
+        let scenario = crate::scenario::load(path, &set).unwrap();
+        let lives = trace(&crate::plan(&scenario).unwrap());
+        occupancy::work::take();
+        let _ = PoolPlan::by_stream(lives);
+        occupancy::work::take() as f64
+    };
+    for mode in ["off", "full"] {
+        let (n, twice) = (work(256, mode), work(512, mode));
+        let times = twice / n;
+        println!("{mode}: {n} and {twice} steps, {times:.2} times as many");
+        assert!(n > 0.0 && times <= 2.2, "{mode}: {times:.2}");
+    }
+}
+
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(60))]
     #[test]
