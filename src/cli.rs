@@ -17,6 +17,7 @@ mod interrupt;
 mod keep;
 mod output;
 mod plan;
+mod progress;
 mod report;
 mod runs;
 mod scenarios;

@@ -135,7 +135,7 @@ pub struct RowError {
     pub error: Box<PredictError>,
 }
 
-/// Predicts every row, on all cores.
+/// Predicts every row, on all cores; calls `done` after each.
 ///
 /// # Errors
 /// The first row, in order, without a prediction.
@@ -143,12 +143,14 @@ pub fn compare(
     table: &Path,
     rows: Vec<Row>,
     profiles: &Profiles,
+    done: &(dyn Fn() + Sync),
 ) -> Result<Vec<Compared>, RowError> {
     rows.into_par_iter()
         .map(|row| {
             let predicted = scenario::load(&path_of(table, &row.scenario), &row.overrides)
                 .map_err(PredictError::from)
                 .and_then(|s| predict_light(&s, profiles));
+            done();
             let p = predicted.map_err(|error| RowError {
                 table: table.display().to_string(),
                 line: row.line,

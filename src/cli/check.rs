@@ -2,6 +2,7 @@
 
 use super::args::{Overrides, load, plan};
 use super::output::{Failure, Out, Status};
+use super::progress::Progress;
 use super::table::Table;
 use rayon::prelude::*;
 use serde::Serialize;
@@ -60,11 +61,13 @@ pub(super) fn run(args: &Args, out: &mut Out) -> Result<Status, Failure> {
         .iter()
         .map(|path| load(path, &args.overrides.set))
         .collect::<Result<Vec<_>, _>>()?;
+    let progress = Progress::new("checking", scenarios.len(), args.json);
     let verdicts = scenarios
         .par_iter()
         .map(|scenario| {
             let program = plan(scenario)?;
             let report = check(&program);
+            progress.step();
             Ok(Verdict {
                 scenario: scenario.name.clone(),
                 program_digest: program.digest(),
@@ -75,6 +78,7 @@ pub(super) fn run(args: &Args, out: &mut Out) -> Result<Status, Failure> {
             })
         })
         .collect::<Result<Vec<Verdict>, Failure>>()?;
+    drop(progress);
     if args.json {
         for verdict in &verdicts {
             out.json(verdict)?;

@@ -5,11 +5,12 @@ mod whatif;
 
 use super::args::{One, profiles};
 use super::output::{Failure, Out, Status};
+use super::progress::Progress;
 use super::table::Table;
 use crate::analysis::exposed::{self, Gap};
 use crate::analysis::path::{self, CriticalPath};
 use crate::analysis::slower::{self, Slower};
-use crate::analysis::whatif::{Effect, WhatIf, try_all};
+use crate::analysis::whatif::{Effect, WhatIf, candidates, try_all};
 use crate::analysis::{compile, peak, why};
 use crate::predict::{PredictError, Prediction, predict};
 use shardlab_plan::scenario::{self, CompileMode};
@@ -27,6 +28,9 @@ pub(super) struct Args {
     #[arg(long)]
     json: bool,
 }
+
+/// Compile modes other than that of the scenario.
+const OTHER_MODES: usize = 3;
 
 /// Gaps and pieces that are listed.
 const LISTED: usize = 10;
@@ -46,8 +50,16 @@ struct Explanation {
 pub(super) fn run(args: &Args, out: &mut Out) -> Result<Status, Failure> {
     let base = args.scenario.load()?;
     let profiles = profiles();
+    let tried = if args.no_what_if {
+        0
+    } else {
+        OTHER_MODES + candidates(&base).len()
+    };
+    let progress = Progress::new("predicting", 1 + tried, args.json);
     let prediction = predict(&base, &profiles, &Options::default())?;
+    progress.step();
     let load = |further: &[String]| {
+        progress.step();
         let mut set = args.scenario.overrides.set.clone();
         set.extend_from_slice(further);
         scenario::load(&args.scenario.scenario, &set)
@@ -68,6 +80,7 @@ pub(super) fn run(args: &Args, out: &mut Out) -> Result<Status, Failure> {
         explanation.slower = slower::parts(&explanation.prediction);
         explanation.what_ifs = try_all(&explanation.prediction, &profiles, &load);
     }
+    drop(progress);
     if args.json {
         out.json(&json::object(&explanation))?;
     } else {

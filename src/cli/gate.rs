@@ -8,6 +8,7 @@ use super::args::{Overrides, load, profiles};
 use super::interrupt;
 use super::keep::From;
 use super::output::{Failure, Out, Status};
+use super::progress::Progress;
 use crate::gate::against::{AgainstError, Binary, Revision, Scratch};
 use crate::gate::collect::{Collect, GateError, TIMEOUT, on_cpu};
 use crate::gate::plant::Plant;
@@ -182,6 +183,9 @@ pub(super) fn run(args: &Args, out: &mut Out) -> Result<Status, Failure> {
         return selftest::run(args, &jobs, &collect, out);
     }
     let given = measured::read(&args.run, &jobs, &collect, &args.from.store())?;
+    // Other binaries write to the same terminal, and blessing writes as it goes.
+    let silent = args.against.is_none() && args.against_rev.is_none() && !args.bless;
+    let progress = silent.then(|| Progress::new("judging", jobs.len(), args.json));
     let facts = |job: &Job| -> Result<Facts, Failure> {
         let runs = given.get(&job.scenario.name);
         let collect = Collect {
@@ -189,6 +193,9 @@ pub(super) fn run(args: &Args, out: &mut Out) -> Result<Status, Failure> {
             ..collect
         };
         let mut facts = collect.facts(&job.scenario, &args.overrides.set)?;
+        if let Some(progress) = &progress {
+            progress.step();
+        }
         if let Some(runs) = runs {
             facts.measured = Some(runs.clone());
         }
@@ -198,6 +205,7 @@ pub(super) fn run(args: &Args, out: &mut Out) -> Result<Status, Failure> {
         return bless(args, &jobs, &facts, out);
     }
     let compared = compare(args, &jobs, &facts)?;
+    drop(progress);
     report(args, &compared.verdicts, out)?;
     if !compared.missing.is_empty() {
         return Err(Failure::bad_input(compared.missing.join("\n")));

@@ -5,6 +5,7 @@ mod png;
 use super::args::{Overrides, load, profiles};
 use super::keep::{From, view_of};
 use super::output::{Failure, Out, Status};
+use super::progress::Progress;
 use super::table::option_of;
 use crate::predict::{PredictError, predict};
 use shardlab_reports::RunView;
@@ -53,7 +54,9 @@ pub(super) fn run(args: &Args, out: &mut Out) -> Result<Status, Failure> {
             args.out.display()
         )));
     }
-    let items = items(args)?;
+    let progress = Progress::new("predicting", 1, false);
+    let items = items(args, &progress)?;
+    drop(progress);
     let report = Report::new(args.title.as_deref(), &items);
     let pictures = args.png.then(|| pictures(&args.out)).flatten();
     if let Some((folder, _)) = &pictures {
@@ -96,7 +99,7 @@ fn pictures(out: &Path) -> Option<(PathBuf, String)> {
     Some((out.with_file_name(&name), name))
 }
 
-fn items(args: &Args) -> Result<Vec<Item>, Failure> {
+fn items(args: &Args, progress: &Progress) -> Result<Vec<Item>, Failure> {
     let store = args.from.store();
     let mut items = Vec::new();
     let mut ids = Vec::new();
@@ -108,7 +111,7 @@ fn items(args: &Args) -> Result<Vec<Item>, Failure> {
         if i > 0 {
             set.extend(args.set_b.iter().cloned());
         }
-        match resolve(args, &set, &store, name)? {
+        match resolve(args, &set, &store, name, progress)? {
             Found::Kept(id, view) => {
                 items.push(Item {
                     label: String::new(),
@@ -163,7 +166,13 @@ fn name_kept(items: &mut [Item], ids: &[(usize, String)]) {
 }
 
 /// A scenario, or each point of its axes, predicted; or a kept run.
-fn resolve(args: &Args, set: &[String], store: &Store, name: &str) -> Result<Found, Failure> {
+fn resolve(
+    args: &Args,
+    set: &[String],
+    store: &Store,
+    name: &str,
+    progress: &Progress,
+) -> Result<Found, Failure> {
     let path = Path::new(name);
     if is_run_dir(path) {
         let view = open_dir(path).map_err(Failure::bad_input)?;
@@ -236,7 +245,9 @@ fn resolve(args: &Args, set: &[String], store: &Store, name: &str) -> Result<Fou
                     axes: point.settings,
                 });
             }
-            Err(e) if e.is_bad_input() => eprintln!("left out: {label}: {}", e.reason()),
+            Err(e) if e.is_bad_input() => {
+                progress.pause(|| eprintln!("left out: {label}: {}", e.reason()));
+            }
             Err(e) => return Err(e.into()),
         }
     }

@@ -5,6 +5,7 @@ pub(super) mod report;
 use super::args::{Overrides, load, profiles};
 use super::keep::{Keep, view_of};
 use super::output::{Failure, Out, Status};
+use super::progress::Progress;
 use super::table::Table;
 use crate::predict::{Fit, Prediction, TIGHT, predict};
 use crate::trace;
@@ -113,25 +114,31 @@ pub(super) fn run(args: &Args, out: &mut Out) -> Result<Status, Failure> {
     let profiles = profiles();
     let options = args.options();
     let mut lines = Vec::new();
+    let progress = Progress::new("predicting", scenarios.len(), args.json);
     for (i, scenario) in scenarios.iter().enumerate() {
         let prediction = predict(scenario, &profiles, &options)?;
-        if let Some(path) = &args.trace {
-            write_trace(&prediction, path)?;
-        }
-        let kept = args
-            .keep
-            .save(|| view_of(&prediction, &args.scenarios[i], &args.overrides.set))?;
-        if args.json {
-            out.json(&Object::new(&prediction, kept.as_ref()))?;
-        } else {
-            if i > 0 {
-                out.blank()?;
+        progress.step();
+        progress.pause(|| -> Result<(), Failure> {
+            if let Some(path) = &args.trace {
+                write_trace(&prediction, path)?;
             }
-            report::print(&prediction, out)?;
-            lines.push(Line::of(&prediction));
-        }
-        out.flush()?;
+            let kept = args
+                .keep
+                .save(|| view_of(&prediction, &args.scenarios[i], &args.overrides.set))?;
+            if args.json {
+                out.json(&Object::new(&prediction, kept.as_ref()))?;
+            } else {
+                if i > 0 {
+                    out.blank()?;
+                }
+                report::print(&prediction, out)?;
+                lines.push(Line::of(&prediction));
+            }
+            out.flush()?;
+            Ok(())
+        })?;
     }
+    drop(progress);
     if lines.len() > 1 {
         out.blank()?;
         out.text(comparison(&lines))?;

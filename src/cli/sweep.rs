@@ -8,6 +8,7 @@ use super::args::{Overrides, percent, profiles, size};
 use super::interrupt;
 use super::keep::view_of;
 use super::output::{Failure, Out, Status, writable};
+use super::progress::Progress;
 use crate::predict::Prediction;
 use points::{Outcome, evaluate};
 use select::{Selection, Sort};
@@ -125,9 +126,17 @@ pub(super) fn run(args: &Args, out: &mut Out) -> Result<Status, Failure> {
         writable("--csv", path)?;
     }
     let headroom = args.headroom.unwrap_or(0.0);
-    let points = evaluate(sweep.points, headroom, &profiles(), &|p, settings| {
-        keeper.keep(p, settings);
-    });
+    let progress = Progress::new("predicting", total, args.json);
+    let points = evaluate(
+        sweep.points,
+        headroom,
+        &profiles(),
+        &progress,
+        &|p, settings| {
+            keeper.keep(p, settings);
+        },
+    );
+    drop(progress);
     let missing = points
         .iter()
         .filter(|p| matches!(p.outcome, Outcome::Missing))

@@ -4,6 +4,7 @@ mod collectives;
 
 use super::args::profiles;
 use super::output::{Failure, Out, Status};
+use super::progress::Progress;
 use super::table::Table;
 use crate::analysis::validation::{
     Compared, Errors, Metric, Null, compare, errors, null_models, read,
@@ -67,13 +68,16 @@ pub(super) fn run(args: &Args, out: &mut Out) -> Result<Status, Failure> {
             }
         )));
     }
-    let compared = compare(&args.table, rows, &profiles()).map_err(|e| {
+    let progress = Progress::new("predicting", rows.len(), args.json);
+    let step = || progress.step();
+    let compared = compare(&args.table, rows, &profiles(), &step).map_err(|e| {
         if e.error.is_bad_input() {
             Failure::bad_input(e)
         } else {
             Failure::run(e)
         }
     })?;
+    drop(progress);
     let (errors, nulls) = (errors(&compared), null_models(&compared));
     if args.json {
         for row in &compared {

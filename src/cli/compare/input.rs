@@ -5,6 +5,7 @@ use super::super::exec::view_of_outcome;
 use super::super::interrupt;
 use super::super::keep::{view_of, with_source};
 use super::super::output::Failure;
+use super::super::progress::Progress;
 use super::baseline::Kept;
 use super::{Args, binary};
 use crate::predict::{Profiles, predict};
@@ -132,6 +133,7 @@ fn unknown(name: &str, path: &Path, set: &[String], error: &StoreError) -> Failu
 /// Makes or reads every run. Measured ones take turns, round by round.
 pub(super) fn make(args: &Args, plans: &[Plan]) -> Result<Vec<Made>, Failure> {
     let profiles = profiles();
+    let progress = Progress::new("comparing", plans.len() * args.rounds as usize, args.json);
     let mut made: Vec<Option<Made>> = plans.iter().map(|_| None).collect();
     for round in 0..args.rounds {
         for (plan, made) in plans.iter().zip(&mut made) {
@@ -143,6 +145,7 @@ pub(super) fn make(args: &Args, plans: &[Plan]) -> Result<Vec<Made>, Failure> {
                 return Err(Failure::run("interrupted"));
             }
             let next = one(args, plan, &profiles)?;
+            progress.step();
             let median = next.view.step_ms();
             let so_far = made.get_or_insert(next);
             if repeated && args.rounds >= MEDIANS_FROM && median.is_finite() {

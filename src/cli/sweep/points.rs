@@ -1,11 +1,10 @@
 //! The points of a sweep, predicted on all cores.
 
 use crate::cli::interrupt;
+use crate::cli::progress::Progress;
 use crate::predict::{Fit, PredictError, Prediction, Profiles, predict_light};
-use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use rayon::prelude::*;
 use shardlab_plan::scenario::{BatchUnit, SweepPoint};
-use std::io::IsTerminal;
 
 /// A point and what became of it.
 pub(super) struct Point {
@@ -100,10 +99,10 @@ pub(super) fn evaluate(
     points: Vec<SweepPoint>,
     headroom: f64,
     profiles: &Profiles,
+    progress: &Progress,
     done: Done<'_>,
 ) -> Vec<Point> {
-    let progress = progress(points.len() as u64);
-    let points = points
+    points
         .into_par_iter()
         .map(|point| {
             let outcome = if interrupt::requested() {
@@ -113,7 +112,7 @@ pub(super) fn evaluate(
                     .scenario
                     .map_err(PredictError::from)
                     .and_then(|scenario| predict_light(&scenario, profiles));
-                progress.inc(1);
+                progress.step();
                 predicted.map_or_else(Outcome::Failed, |p| {
                     done(&p, &point.settings);
                     Outcome::Done(Box::new(Numbers::of(&p, headroom)))
@@ -125,30 +124,5 @@ pub(super) fn evaluate(
                 outcome,
             }
         })
-        .collect();
-    progress.finish_and_clear();
-    points
-}
-
-/// A bar with the time left on a terminal's stderr, nothing elsewhere.
-fn progress(points: u64) -> ProgressBar {
-    if !std::io::stderr().is_terminal() {
-        return ProgressBar::hidden();
-    }
-    let bar = ProgressBar::with_draw_target(Some(points), ProgressDrawTarget::stderr());
-    match ProgressStyle::with_template("{bar:40} {pos}/{len} points, {elapsed} elapsed, {eta} left")
-    {
-        Ok(style) => bar.with_style(style),
-        // The template is a constant that the tests use; without it the default bar will do.
-        Err(_) => bar,
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    #[test]
-    fn the_bar_has_a_valid_template() {
-        let template = "{bar:40} {pos}/{len} points, {elapsed} elapsed, {eta} left";
-        assert!(indicatif::ProgressStyle::with_template(template).is_ok());
-    }
+        .collect()
 }
