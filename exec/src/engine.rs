@@ -11,6 +11,7 @@ mod fault;
 mod gaps;
 pub(crate) mod gate;
 mod live;
+mod median;
 mod memory;
 mod options;
 mod rank;

@@ -1,22 +1,25 @@
-//! What is different between runs, and what the difference comes from.
+//! What differs between runs, and why.
 //!
 //! Two runs of one program are aligned instruction by instruction; runs of different programs by unit, phase,
 //! micro-batch and kernel, in order of their launch. Many runs make a [`Matrix`].
 
 mod align;
 mod breakdown;
+mod comparable;
 mod curves;
 mod matrix;
 mod memory;
 mod places;
 pub mod ties;
+mod typical;
 mod waits;
 mod why;
 
 pub use align::{Aligned, Alignment, Change, KindError, Prediction};
 pub use breakdown::{Breakdown, Part};
+pub use comparable::{Comparable, Level};
 pub use curves::{CurvePair, Difference as CurveDifference};
-pub use matrix::{Matrix, Metric, Row, Unit, front};
+pub use matrix::{Matrix, Metric, Row, Unit};
 pub use memory::{MemoryPair, PlacePeak, Sized};
 pub use ties::Tolerance;
 pub use waits::{CauseTime, Wait, WaitKey};
@@ -35,12 +38,12 @@ pub struct Side<'a> {
     pub label: &'a str,
     /// Run.
     pub run: &'a RunView,
-    /// Step times to judge by instead of the run's own: medians of several runs, milliseconds.
+    /// Step times to compare instead of the run's own: medians of several runs, milliseconds.
     pub medians: &'a [f64],
 }
 
 impl<'a> Side<'a> {
-    /// A run that is judged by its own step times.
+    /// Returns a run that is compared by its own step times.
     #[must_use]
     pub fn new(label: &'a str, run: &'a RunView) -> Self {
         Self {
@@ -50,7 +53,7 @@ impl<'a> Side<'a> {
         }
     }
 
-    /// Step times in milliseconds, and whether they are free of noise.
+    /// Returns step times in milliseconds, and whether they are free of noise.
     fn samples(&self) -> (Vec<f64>, bool) {
         if !self.medians.is_empty() {
             return (self.medians.to_vec(), false);
@@ -104,13 +107,17 @@ impl Head {
 pub struct Pair {
     /// The runs.
     pub runs: [Head; 2],
+    /// Whether they can be compared, and why.
+    pub comparable: Comparable,
+    /// What keeps conclusions from being drawn, such as a recorded step that is an outlier.
+    pub warnings: Vec<String>,
     /// Options that differ.
     pub options: Vec<Difference>,
     /// Facts of the environments that differ: machine, versions, revision, seeds.
     pub environment: BTreeMap<String, [Option<String>; 2]>,
     /// How instructions were aligned.
     pub alignment: Alignment,
-    /// Step time; `None` where a run has no steady steps.
+    /// Step time; `None` where a run has no steady steps, or where times are not compared.
     pub step: Option<stats::Comparison>,
     /// Main numbers.
     pub metrics: Vec<Metric>,
@@ -128,10 +135,26 @@ pub struct Pair {
     pub memory: MemoryPair,
     /// Losses; `None` unless both runs have some.
     pub losses: Option<CurvePair>,
-    /// Gradient norms; likewise.
+    /// Gradient norms; `None` unless both runs have some.
     pub grad_norms: Option<CurvePair>,
     /// What follows, in sentences.
     pub why: Vec<String>,
+}
+
+impl Pair {
+    /// Returns the sentence on the step times, if they are compared.
+    #[must_use]
+    pub fn verdict(&self) -> Option<&str> {
+        let predicted = self.prediction.as_ref().map(|p| p.step_error);
+        let judged = self.step.is_some() || predicted.is_some_and(f64::is_finite);
+        self.why.first().filter(|_| judged).map(String::as_str)
+    }
+
+    /// Returns the sentences after the verdict.
+    #[must_use]
+    pub fn reasons(&self) -> &[String] {
+        &self.why[usize::from(self.verdict().is_some())..]
+    }
 }
 
 /// Compares two runs.
@@ -139,15 +162,19 @@ pub struct Pair {
 pub fn pair(a: Side<'_>, b: Side<'_>, options: &Options) -> Pair {
     let sides = [a.run, b.run];
     let aligned = Aligned::new(a.run, b.run);
+    let comparable = Comparable::new(&sides);
+    let times = comparable.times();
     let mut pair = Pair {
         runs: [Head::of(a), Head::of(b)],
+        comparable,
+        warnings: [a, b].into_iter().filter_map(typical::warning).collect(),
         options: differences(&[&a.run.scenario, &b.run.scenario]),
         environment: environment(sides),
         step: step(a, b, options),
         metrics: matrix::metrics(&sides),
         breakdown: Breakdown::new(sides),
         changes: aligned.changes(),
-        prediction: aligned.prediction(),
+        prediction: times.then(|| aligned.prediction()).flatten(),
         alignment: aligned.into_alignment(),
         exposed: waits::causes(sides),
         waits: waits::waits(sides),
@@ -160,8 +187,11 @@ pub fn pair(a: Side<'_>, b: Side<'_>, options: &Options) -> Pair {
     pair
 }
 
-/// Compares the step times of two runs.
-pub(crate) fn step(a: Side<'_>, b: Side<'_>, options: &Options) -> Option<stats::Comparison> {
+/// Compares the step times of two runs; `None` where they are not comparable.
+fn step(a: Side<'_>, b: Side<'_>, options: &Options) -> Option<stats::Comparison> {
+    if !Comparable::new(&[a.run, b.run]).times() {
+        return None;
+    }
     let ((x, x_exact), (y, y_exact)) = (a.samples(), b.samples());
     // Medians of runs are independent of one another, steps of a run are not.
     let block = |side: Side<'_>, n| {

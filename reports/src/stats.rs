@@ -16,14 +16,17 @@ pub use power::{detectable, power};
 pub use rank::{Magnitude, RankTest, cliffs_delta, mann_whitney};
 pub use welch::{WelchTest, hedges_g, welch};
 
+use crate::compare::Tolerance;
 use serde::Serialize;
 use shardlab_plan::units::signed;
 
 /// How to compare.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 pub struct Options {
-    /// Relative change that matters, for example 0.02.
+    /// Relative change of measurements that matters, for example 0.02.
     pub threshold: f64,
+    /// Relative difference up to which two predictions are equal.
+    pub tolerance: Tolerance,
     /// Confidence level of intervals and (as its complement) significance of tests.
     pub level: f64,
     /// Bootstrap resamples.
@@ -38,6 +41,7 @@ impl Default for Options {
     fn default() -> Self {
         Self {
             threshold: 0.02,
+            tolerance: Tolerance::DEFAULT,
             level: 0.95,
             resamples: 10_000,
             block: 1,
@@ -194,10 +198,22 @@ pub fn compare(
     };
     // One measurement has no spread to judge by, however tight its "interval" is.
     let single = |s: Samples<'_>| matches!(s, Samples::Measured(all) if all.len() < 2);
-    if !single(a) && !single(b) {
+    if let (Samples::Exact(x), Samples::Exact(y)) = (a, b) {
+        c.verdict = exact(x, y, options.tolerance);
+    } else if !single(a) && !single(b) {
         c.verdict = verdict(&c.ratio, options.threshold);
     }
     Ok(c)
+}
+
+fn exact(a: f64, b: f64, tolerance: Tolerance) -> Verdict {
+    if tolerance.less(a, b) {
+        Verdict::Regressed
+    } else if tolerance.less(b, a) {
+        Verdict::Improved
+    } else {
+        Verdict::Equal
+    }
 }
 
 fn verdict(ratio: &Interval, threshold: f64) -> Verdict {
@@ -285,9 +301,9 @@ impl Comparison {
         self.ratio.estimate - 1.0
     }
 
-    /// The verdict in one or two sentences, with A and B named, for a quantity such as `step time`.
+    /// Returns the verdict on two step times in one or two sentences; `a` and `b` are the names of the runs.
     #[must_use]
-    pub fn sentence(&self, quantity: &str, a: &str, b: &str) -> String {
+    pub fn sentence(&self, a: &str, b: &str) -> String {
         let percent = |x: f64| format!("{:.1} %", 100.0 * x.abs());
         let threshold = percent(self.options.threshold);
         let change = self.change();
@@ -303,24 +319,30 @@ impl Comparison {
                 relative(self.ratio.high - 1.0)
             )
         };
-        let direction = if change < 0.0 { "less" } else { "more" };
         match self.verdict {
             Verdict::Regressed | Verdict::Improved => {
+                let direction = if change < 0.0 { "faster" } else { "slower" };
+                let [from, to] = self.medians;
                 format!(
-                    "The {quantity} of {b} is {} {direction} than that of {a}{interval}.",
+                    "{b} is {} {direction}: {from:.2} ms → {to:.2} ms{interval}.",
                     percent(change)
                 )
             }
             Verdict::Equal if exact && change == 0.0 => {
-                format!("The {quantity} of {a} and {b} are the same.")
+                format!("{a} and {b} have the same step time.")
             }
-            Verdict::Equal => format!(
-                "The {quantity} of {a} and {b} are equal within {threshold}: {}{interval}.",
-                relative(change)
-            ),
+            Verdict::Equal => {
+                let within = match exact {
+                    true => self.options.tolerance.to_string(),
+                    false => threshold,
+                };
+                format!(
+                    "{a} and {b} are equally fast within {within}: {b} {}{interval}.",
+                    relative(change)
+                )
+            }
             Verdict::Inconclusive if self.n[0] < 2 || self.n[1] < 2 => format!(
-                "The samples cannot tell: {} of {a} and {} of {b}, and a single measurement has no spread to judge by. The \
-                 medians differ by {}.",
+                "Inconclusive: a single measurement has no spread to judge by ({a} has {}, {b} {}). The medians differ by {}.",
                 self.n[0],
                 self.n[1],
                 relative(change)
@@ -328,13 +350,12 @@ impl Comparison {
             Verdict::Inconclusive => {
                 let need = self.detectable.map_or_else(String::new, |d| {
                     format!(
-                        " These samples would show a change of {} four times in five.",
+                        " These samples would show a change of {} with a probability of 80 %.",
                         percent(d)
                     )
                 });
                 format!(
-                    "The samples cannot tell whether the {quantity} of {b} differs from that of {a} by more than {threshold}: \
-                     {}{interval}.{need}",
+                    "Inconclusive: it is unclear whether {b} differs from {a} by more than {threshold}: {}{interval}.{need}",
                     relative(change)
                 )
             }

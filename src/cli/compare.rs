@@ -1,4 +1,4 @@
-//! `shardlab compare`: scenarios, kept runs and revisions against one another.
+//! `shardlab compare`: scenarios, saved runs and revisions against one another.
 
 mod baseline;
 mod binary;
@@ -13,7 +13,7 @@ use super::keep::From;
 use super::output::{Failure, Out, Status};
 use crate::gate::against::Revision;
 use input::{Maker, Plan};
-use shardlab_reports::compare::Matrix;
+use shardlab_reports::compare::{Matrix, Tolerance};
 use shardlab_reports::stats;
 use std::path::PathBuf;
 
@@ -48,7 +48,7 @@ baseline with its scenario as it is now.
 #[derive(clap::Args)]
 #[command(after_help = EXAMPLES)]
 pub(super) struct Args {
-    /// Scenarios, kept runs or baselines
+    /// Scenarios, saved runs or baselines
     #[arg(value_name = "RUN", required = true)]
     runs: Vec<PathBuf>,
     #[command(flatten)]
@@ -62,40 +62,46 @@ pub(super) struct Args {
     /// Measure every scenario on this machine instead of predicting it
     #[arg(long)]
     exec: bool,
-    /// Measure the first
+    /// Measure the first run
     #[arg(long)]
     exec_a: bool,
-    /// Measure the second
+    /// Measure the second run
     #[arg(long)]
     exec_b: bool,
-    /// Let this shardlab make the first run: another revision, built elsewhere
+    /// Use this binary for the first run: another revision, built elsewhere
     #[arg(long, value_name = "PROGRAM")]
     binary_a: Option<PathBuf>,
-    /// Let this shardlab make the second run
+    /// Use this binary for the second run
     #[arg(long, value_name = "PROGRAM")]
     binary_b: Option<PathBuf>,
-    /// Let this git revision's shardlab make the first run; it is built first
+    /// Use this git revision for the first run; it is built first
     #[arg(long, value_name = "REV", conflicts_with = "binary_a")]
     rev_a: Option<String>,
-    /// Let this git revision's shardlab make the second run
+    /// Use this git revision for the second run
     #[arg(long, value_name = "REV", conflicts_with = "binary_b")]
     rev_b: Option<String>,
-    /// Folder of the gate's baselines, for baseline:SCENARIO; default: tests/baselines or baselines
+    /// Folder of the gate's baselines, for baseline:SCENARIO [default: tests/baselines or baselines]
     #[arg(long, value_name = "DIR")]
     baseline: Option<PathBuf>,
-    /// Steps of measured runs; default: train.steps
+    /// Steps of measured runs [default: train.steps]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..=1_000_000))]
     steps: Option<u64>,
-    /// Measure in so many rounds, each side in turn; from 3 on one median a run is judged
+    /// Measure in N rounds, the runs in turn; from 3 rounds on, the medians of the rounds are compared
     #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=1000))]
     rounds: u32,
-    /// Relative change of the step time that matters
+    /// Relative change of a measured step time that matters
     #[arg(long, value_name = "FRACTION", default_value_t = 0.02, value_parser = threshold)]
     threshold: f64,
+    /// Treat values within this share of each other as equal [default: 0.5%, or the error band of estimates]
+    #[arg(long, value_name = "PERCENT")]
+    tolerance: Option<Tolerance>,
     #[command(flatten)]
     device: DeviceArgs,
     #[command(flatten)]
     from: From,
+    /// Show all rows, also those in which nothing changed
+    #[arg(long)]
+    all: bool,
     /// Print one JSON object
     #[arg(long)]
     json: bool,
@@ -104,26 +110,30 @@ pub(super) struct Args {
 fn threshold(text: &str) -> Result<f64, String> {
     match text.parse() {
         Ok(x) if (0.0..1.0).contains(&x) => Ok(x),
-        _ => Err("a number from 0 to below 1 is expected".into()),
+        _ => Err("expected a number from 0 to below 1".into()),
     }
 }
 
 pub(super) fn run(args: &Args, out: &mut Out) -> Result<Status, Failure> {
     interrupt::watch();
     let mut plans = plans(args)?;
-    // The folders of revisions go when the comparison is done.
+    // The folders of revisions are removed when the comparison is done.
     let _revisions = revisions(args, &mut plans)?;
     let made = input::make(args, &plans)?;
     if let [a, b] = made.as_slice() {
         let options = stats::Options {
             threshold: args.threshold,
+            tolerance: args.tolerance.unwrap_or_else(|| {
+                let runs = [&a.view.run, &b.view.run];
+                Tolerance::of_bases(runs.into_iter().map(|run| run.basis.as_ref()))
+            }),
             ..stats::Options::default()
         };
         let pair = shardlab_reports::compare::pair(a.side("A"), b.side("B"), &options);
         if args.json {
             out.json(&pair)?;
         } else {
-            pair::print(&pair, [a, b], out)?;
+            pair::print(&pair, [a, b], args.all, out)?;
         }
         return Ok(Status::Done);
     }
@@ -133,7 +143,7 @@ pub(super) fn run(args: &Args, out: &mut Out) -> Result<Status, Failure> {
         .zip(&made)
         .map(|(label, made)| (label.as_str(), &made.view))
         .collect();
-    let matrix = Matrix::new(&runs);
+    let matrix = Matrix::new(&runs, args.tolerance);
     if args.json {
         out.json(&matrix)?;
     } else {
@@ -150,7 +160,7 @@ fn label(i: usize) -> String {
     }
 }
 
-/// Builds the revisions that are to make runs.
+/// Builds the revisions that make runs.
 fn revisions(args: &Args, plans: &mut [Plan]) -> Result<Vec<Revision>, Failure> {
     let mut built = Vec::new();
     for (plan, rev) in plans.iter_mut().zip([&args.rev_a, &args.rev_b]) {
@@ -166,7 +176,7 @@ fn revisions(args: &Args, plans: &mut [Plan]) -> Result<Vec<Revision>, Failure> 
     Ok(built)
 }
 
-/// What is to be compared, in order.
+/// Returns what is to be compared, in order.
 fn plans(args: &Args) -> Result<Vec<Plan>, Failure> {
     let own = |side: usize| match side {
         0 => (&args.set_a, args.exec_a, &args.binary_a, &args.rev_a),
@@ -189,14 +199,14 @@ fn plans(args: &Args) -> Result<Vec<Plan>, Failure> {
             None if differs(0) || differs(1) => paths.push(paths[0].clone()),
             None => {
                 return Err(Failure::bad_input(
-                    "one run alone is compared with nothing: give a second one, or --set-b, --exec-b, --binary-b or --rev-b",
+                    "nothing to compare with: give a second run, or --set-b, --exec-b, --binary-b or --rev-b",
                 ));
             }
         }
     }
     if paths.len() > 2 && (differs(0) || differs(1)) {
         return Err(Failure::bad_input(
-            "the options of one side (--set-a, --exec-b, …) are for two runs",
+            "--set-a, --exec-b and other options of one side need two runs",
         ));
     }
     let plan = |(i, path): (usize, PathBuf)| {
@@ -204,7 +214,7 @@ fn plans(args: &Args) -> Result<Vec<Plan>, Failure> {
             let (set, _, binary, revision) = own(i);
             if i < 2 && (!set.is_empty() || binary.is_some() || revision.is_some()) {
                 return Err(Failure::bad_input(format_args!(
-                    "{} is a baseline: options, --binary and --rev are for scenarios",
+                    "{} is a baseline: --set, --binary and --rev only apply to scenarios",
                     path.display()
                 )));
             }

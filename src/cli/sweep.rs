@@ -9,7 +9,7 @@ use super::interrupt;
 use super::keep::{probe, unsaved, view_of};
 use super::output::{Failure, Out, Status, say, writable, write_file};
 use super::progress::Progress;
-use crate::analysis::pareto::{self, Tolerance};
+use crate::analysis::pareto::Tolerance;
 use crate::analysis::verdict::HEADROOM;
 use crate::predict::Prediction;
 use points::{Outcome, count_changes, evaluate};
@@ -185,7 +185,7 @@ pub(super) fn run(args: &Args, out: &mut Out) -> Result<Status, Failure> {
         headroom: args.headroom,
         tolerance: args.tolerance.unwrap_or_else(|| {
             let done = points.iter().filter_map(|p| p.done());
-            pareto::tolerance(done.map(|n| n.basis.as_ref()))
+            Tolerance::of_bases(done.map(|n| n.basis.as_ref()))
         }),
         top: args.top.map(|n| n as usize),
         all: args.all,

@@ -17,7 +17,7 @@ use shardlab_reports::RunView;
 use shardlab_reports::gate::baseline::{self, Baseline, BaselineError, path_of};
 use shardlab_reports::gate::format::sentence;
 use shardlab_reports::gate::judge::alone;
-use shardlab_reports::gate::{Facts, Limits, Status, Verdict, judge};
+use shardlab_reports::gate::{Facts, Finding, Limits, Status, Verdict, judge};
 use shardlab_reports::store::{Entry, Id, Store};
 use std::path::{Path, PathBuf};
 
@@ -240,7 +240,8 @@ fn comparisons(verdict: &Verdict) -> Vec<Table> {
         table.row(tone, cells);
     }
     let mut tables = vec![table];
-    for f in verdict.findings.iter().filter(|f| !f.message.is_empty()) {
+    let told = |f: &&Finding| f.status != Status::Pass && !f.message.is_empty();
+    for f in verdict.findings.iter().filter(told) {
         let mut why = Table::new(format!("{}: {}", f.status.word(), f.metric), &[]);
         why.notes.push(f.message.clone());
         why.notes.extend(f.detail.lines().map(str::to_owned));

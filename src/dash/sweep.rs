@@ -131,7 +131,10 @@ impl SweepView {
             })
             .collect();
         let bases = self.points.iter().filter_map(|p| p.result.as_ref().ok());
-        pareto::front(&points, pareto::tolerance(bases.map(|b| b.basis.as_ref())))
+        pareto::front(
+            &points,
+            pareto::Tolerance::of_bases(bases.map(|b| b.basis.as_ref())),
+        )
     }
 
     /// Rows as they are shown.

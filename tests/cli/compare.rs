@@ -23,14 +23,36 @@ fn the_gain_of_prefetch_and_its_cause() {
     let words: Vec<&str> = text.split_whitespace().collect();
     let prose = words.join(" ");
     for part in [
-        "The step time of B is",
-        "more than that of A.",
-        "One option differs: fsdp.prefetch_forward is 1 and 0.",
-        "Waiting for all_gather in forward",
-        "because it is not gathered ahead and so starts late",
-        "waited for or not: rule prefetch (",
+        "Comparable: same model, hardware, mesh and batch; differ in fsdp.prefetch_forward.",
+        "B is 2.4 % slower: ",
+        "fsdp.prefetch_forward: 1 → 0.",
+        " exposed time (gate +",
+        "all_gather in forward: A waits ",
+        ": it is not prefetched and starts late. A prefetches 32 of 33, B none.",
+        "Memory is the same",
     ] {
         assert!(prose.contains(part), "{part}: {text}");
+    }
+    // What did not change is not listed.
+    for part in ["optimizer_state", "reduce_scatter", "Aligned by", "+0.000"] {
+        assert!(!text.contains(part), "{part}: {text}");
+    }
+    let args = [
+        "compare",
+        path,
+        "--all",
+        "--set-b",
+        "fsdp.prefetch_forward=0",
+    ];
+    let everything = stdout(&args);
+    for part in [
+        "optimizer_state",
+        "reduce_scatter",
+        "+0.000",
+        "Both peak in",
+        "\noption ",
+    ] {
+        assert!(everything.contains(part), "{part}: {everything}");
     }
     let pair = &json(&[
         "compare",
@@ -77,8 +99,7 @@ fn a_clock_that_differs_is_told() {
     let (a, b) = (told(&[]), told(&["--set", "fsdp.prefetch_backward=0"]));
     assert!(a.0 > b.0 && a.1 > b.1, "{a:?} {b:?}");
     let sentence = format!(
-        "Products and attention take longer at the power limit than at full clock: {:.1} % in A, where they are {:.0} % of the step, \
-         and {:.1} % in B, where they are {:.0} % of the step.",
+        "The power limit slows matmuls and attention by {:.1} % in A ({:.0} % of its step), by {:.1} % in B ({:.0} % of its step).",
         a.0, a.1, b.0, b.1
     );
     assert!(prose.contains(&sentence), "{sentence}\n{text}");
@@ -102,9 +123,14 @@ fn predicted_against_measured() {
     // Sim and exec agree on the engine's memory to the byte.
     let [sim, exec] = metric(pair, "allocated_gib");
     assert_eq!(sim, exec);
+    assert_eq!(pair["comparable"]["level"], "partial");
+    assert_eq!(pair["comparable"]["reasons"][1], "predicted vs. measured");
     let text = stdout(&args);
     assert_narrow(&text);
     assert!(text.contains("worst predictions"), "{text}");
+    assert!(text.contains("the prediction is "), "{text}");
+    // What only one of the runs has is not a difference between them.
+    assert!(!text.contains("seconds.devices"), "{text}");
     // Neither is an improvement on the other.
     let tests = text.lines().find(|l| l.starts_with("tests ")).unwrap();
     let words = ["shorter: ", "longer: ", "equal: ", "inconclusive: "];
@@ -185,6 +211,106 @@ fn many_runs_make_a_table() {
     );
 }
 
+/// Training on this machine has nothing to do with a simulated job of another model: no time is compared, by whatever view.
+#[test]
+fn unrelated_runs_are_not_judged() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().to_str().unwrap();
+    stdout(&["exec", "llama-tiny", "--steps", "4", "--store", path]);
+    let args = ["compare", "last", "peers-tiny", "--store", path];
+    let text = stdout(&args);
+    assert_narrow(&text);
+    let prose = text.split_whitespace().collect::<Vec<_>>().join(" ");
+    let first = "Not comparable: CPU training of llama-tiny vs. simulated peers-tiny on 4 x h200-nvlink; different models on \
+                 different machines; times are not compared.";
+    assert!(prose.contains(first), "{text}");
+    for part in [
+        "slower",
+        "faster",
+        "Cliff",
+        "regressed",
+        "improved",
+        "wall time",
+        "change",
+    ] {
+        assert!(!text.contains(part), "{part}: {text}");
+    }
+    let pair = &json(&[&args[..], &["--json"]].concat())[0];
+    assert_eq!(pair["comparable"]["level"], "none");
+    for field in ["step", "prediction"] {
+        assert_eq!(pair[field], Value::Null, "{field}");
+    }
+    // Nor is one of them the best.
+    let args = [
+        "compare",
+        "last",
+        "peers-tiny",
+        "toy-linear",
+        "--store",
+        path,
+    ];
+    let text = stdout(&args);
+    assert!(text.contains("Not comparable"), "{text}");
+    assert!(!text.contains('*') && !text.contains("front"), "{text}");
+    let matrix = &json(&[&args[..], &["--json"]].concat())[0];
+    assert_eq!(matrix["comparable"]["level"], "none");
+    let rows = matrix["rows"].as_array().unwrap();
+    assert!(rows.iter().all(|r| r["on_front"] == false), "{rows:?}");
+    let report = dir.path().join("report.md");
+    let report = report.to_str().unwrap();
+    stdout(&[
+        "report",
+        "last",
+        "peers-tiny",
+        "--store",
+        path,
+        "--out",
+        report,
+    ]);
+    let text = std::fs::read_to_string(report).unwrap();
+    assert!(text.contains("Not comparable"), "{text}");
+    assert!(!text.contains('★') && !text.contains("slower"), "{text}");
+}
+
+/// Prefetching two units ahead instead of one buys 0.1 % of the time for 1.4 % more memory.
+#[test]
+fn ties_are_not_stars() {
+    let base = ["compare", "prefetch-0", "prefetch-1", "prefetch-2"];
+    let stars = |more: &[&str]| {
+        let text = stdout(&[&base[..], more].concat());
+        let marked = |name: &str| {
+            let row = text.lines().find(|l| l.contains(name)).unwrap();
+            row.split_whitespace()
+                .filter(|cell| cell.starts_with('*'))
+                .count()
+        };
+        ["prefetch-0", "prefetch-1", "prefetch-2"].map(marked)
+    };
+    let front = |more: &[&str]| {
+        let matrix = json(&[&base[..], more, &["--json"]].concat()).remove(0);
+        [0, 1, 2].map(|i| matrix["rows"][i]["on_front"] == true)
+    };
+    assert_eq!(front(&[]), [true, true, false]);
+    assert_eq!(stars(&[])[2], 0);
+    assert!(stars(&[])[1] > 0);
+    // To the last picosecond it is faster.
+    let exact = ["--tolerance", "0%"];
+    assert_eq!(front(&exact), [true, true, true]);
+    assert!(stars(&exact)[2] > 0);
+    // Within 40 % nothing is told apart but memory.
+    let wide = ["--tolerance", "40%"];
+    assert_eq!(front(&wide), [true, false, false]);
+    // The same run twice has no best.
+    let same = ["compare", "prefetch-1", "prefetch-1", "prefetch-1"];
+    let text = stdout(&same);
+    assert!(
+        text.contains("All runs that fit are equal within 0.5 %"),
+        "{text}"
+    );
+    let error = refused(&[&base[..], &["--tolerance", "2"]].concat());
+    assert!(error.contains("for example 0.5%"), "{error}");
+}
+
 /// Scenarios that differ in dozens of options: columns are left out, none is broken within a word or a number.
 #[test]
 fn a_table_of_unlike_runs_can_be_read() {
@@ -197,7 +323,8 @@ fn a_table_of_unlike_runs_can_be_read() {
     let steps = metrics.iter().find(|m| m["name"] == "step_ms").unwrap();
     for (name, step) in names.iter().zip(steps["values"].as_array().unwrap()) {
         let step = format!("{:.2} ", step.as_f64().unwrap());
-        let row = text.lines().find(|l| l.contains(name)).unwrap();
+        // The first lines name the runs, too.
+        let row = text.lines().rfind(|l| l.contains(name)).unwrap();
         assert!(row.contains(&step), "{step} in {row}");
     }
     assert!(text.contains("Also different: "), "{text}");
@@ -254,7 +381,7 @@ fn baselines_are_compared() {
     for part in [
         "The programs are the same.",
         "Memory is the same",
-        "A has no single instructions",
+        "A has no recorded instructions.",
     ] {
         assert!(text.contains(part), "{part}: {text}");
     }
@@ -288,7 +415,7 @@ fn baselines_are_compared() {
         ),
         (
             &["baseline:small-native", "--set-a", "train.lr=1"],
-            "are for scenarios",
+            "only apply to scenarios",
         ),
     ] {
         let error = refused(&[&["compare", "--baseline", &at], args].concat());

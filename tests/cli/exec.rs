@@ -154,7 +154,13 @@ fn progress_and_summary_count_alike() {
     let words = String::from_utf8(output.stderr).unwrap();
     let last = words.lines().last().unwrap();
     let (before, _) = last.split_once(" tokens/s/GPU").unwrap();
-    let shown: f64 = before.rsplit(' ').next().unwrap().replace(',', "").parse().unwrap();
+    let shown: f64 = before
+        .rsplit(' ')
+        .next()
+        .unwrap()
+        .replace(',', "")
+        .parse()
+        .unwrap();
     let summary = run["tokens_per_s_per_gpu"].as_f64().unwrap();
     assert!((0.5..2.0).contains(&(shown / summary)), "{shown} {summary}");
 }

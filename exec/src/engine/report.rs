@@ -2,6 +2,7 @@
 
 use super::exchange::RankPass;
 use super::gaps;
+use super::median::Median;
 use super::memory::{RankMemory, by_role};
 use super::options::ExecOptions;
 use super::rank::PassReport;
@@ -27,7 +28,9 @@ pub(crate) struct Log {
     recorded_samples: Vec<Picos>,
     losses: Vec<f64>,
     grad_norms: Vec<f64>,
-    /// The last recorded step.
+    /// Medians of both.
+    medians: [Median<Picos>; 2],
+    /// The recorded step that is kept: of steady ones one that is near the median.
     spans: Vec<Span>,
     timeline: Vec<MemorySample>,
     recorded: Option<StepRecord>,
@@ -70,17 +73,19 @@ impl Log {
             self.steps.push(record);
         }
         if record.section == SectionKind::Steady {
-            let list = if first.times.is_empty() {
-                &mut self.samples
-            } else {
-                &mut self.recorded_samples
-            };
-            list.push(record.end - record.start);
+            let time = record.end - record.start;
+            let recorded = !first.times.is_empty();
+            self.medians[usize::from(recorded)].add(time);
+            match recorded {
+                false => self.samples.push(time),
+                true => self.recorded_samples.push(time),
+            }
         }
         if trains {
             self.losses.push(loss);
             self.grad_norms.extend(grad_norm);
-            if !spans.is_empty() || !samples.is_empty() {
+            let recorded = !spans.is_empty() || !samples.is_empty();
+            if recorded && self.is_more_typical(&record) {
                 self.spans.clone_from(&spans);
                 self.timeline.clone_from(&samples);
                 self.recorded = Some(record);
@@ -100,6 +105,19 @@ impl Log {
 }
 
 impl Log {
+    /// Whether a recorded step is to be kept instead of the one so far: if it is as near to the median of the steps that were not
+    /// recorded (of all steps, where all are recorded) as that one.
+    fn is_more_typical(&self, step: &StepRecord) -> bool {
+        let steady = |r: &StepRecord| r.section == SectionKind::Steady;
+        let Some(kept) = self.recorded.as_ref().filter(|kept| steady(kept)) else {
+            return true;
+        };
+        let [unrecorded, recorded] = &self.medians;
+        let median = unrecorded.get().or(recorded.get());
+        let off = |r: &StepRecord| median.map(|m| (r.end - r.start).0.abs_diff(m.0));
+        off(step) <= off(kept)
+    }
+
     /// Leaves the durations that a run reports: recorded steps count where recording costs nothing, or where there are no
     /// others.
     pub(crate) fn timed(mut self, freely: bool) -> Self {
@@ -281,6 +299,70 @@ mod tests {
     use crate::engine::rank::Issued;
     use crate::engine::testing::{AG, Build, SHARD};
     use shardlab_plan::program::{COMPUTE, CollectiveKind, Role, ShardOp, StreamId};
+
+    /// An outlier among the recorded steps is not kept, wherever it comes.
+    #[test]
+    fn the_recorded_step_is_a_typical_one() {
+        let mut b = Build::new(1, 1, 1);
+        let shard = b.buffer(Role::ModelWeight, 64);
+        let full = b.buffer(Role::FullWeight, 64);
+        let (from, to) = (b.all(shard), b.all(full));
+        let instr = b.launch(ShardOp::Copy, COMPUTE, &[from], &[to]);
+        let program = b.finish();
+        let kept = |steps: &[(SectionKind, bool, u64)]| {
+            let mut log = Log::default();
+            for (step, &(section, recorded, end)) in (0..).zip(steps) {
+                let time = TaskTimes {
+                    task: 0,
+                    issued: 0,
+                    ready: 0,
+                    free: 0,
+                    start: 0,
+                    end,
+                    waited: None,
+                };
+                let report = PassReport {
+                    section,
+                    start: 0,
+                    issued_at: 0,
+                    end,
+                    waited: 0,
+                    memory: PassMemory::default(),
+                    losses: Vec::new(),
+                    square: None,
+                    squares: 0.0,
+                    tasks: vec![Issued {
+                        instr,
+                        stream: COMPUTE,
+                        number: 0,
+                    }],
+                    times: recorded.then_some(time).into_iter().collect(),
+                    behind: BTreeMap::new(),
+                    samples: Vec::new(),
+                };
+                let world = [RankPass {
+                    duration: end,
+                    ..RankPass::default()
+                }];
+                log.add(&program, step, &[report], &world);
+            }
+            log.recorded.map(|r| r.step)
+        };
+        let (first, steady) = (SectionKind::First, SectionKind::Steady);
+        // On a device that records freely all steps are recorded.
+        let all = [900, 110, 100, 95, 101, 98].map(|end| (steady, true, end));
+        assert_eq!(kept(&all), Some(4));
+        // Elsewhere the last steps, which are compared with those before.
+        let mut few: Vec<_> = [900, 50, 100, 90, 110]
+            .map(|end| (steady, false, end))
+            .to_vec();
+        few.extend([160, 130, 400].map(|end| (steady, true, end)));
+        assert_eq!(kept(&few), Some(6));
+        // The first step is only kept where there is no other.
+        assert_eq!(kept(&[(first, true, 100)]), Some(0));
+        assert_eq!(kept(&[(first, true, 100), (steady, true, 900)]), Some(1));
+        assert_eq!(kept(&[(first, false, 100)]), None);
+    }
 
     #[test]
     fn only_collectives_wait_for_ranks() {

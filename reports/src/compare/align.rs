@@ -1,4 +1,4 @@
-//! Which span of one run is which span of the other, and how their times differ.
+//! Matches the spans of two runs, and compares their times.
 
 use super::places::{Common, Sums, change};
 use crate::view::{RunView, Work};
@@ -22,20 +22,21 @@ pub struct Alignment {
 }
 
 impl Alignment {
-    /// In a sentence; `a` and `b` are the names of the runs.
+    /// Says which spans have no counterpart; `None` where all have one. `a` and `b` are the names of the runs.
     #[must_use]
-    pub fn sentence(&self, a: &str, b: &str) -> String {
+    pub fn sentence(&self, a: &str, b: &str) -> Option<String> {
         let lack = |n: usize| self.matched + n == 0;
         let [of_a, of_b] = self.unmatched;
-        match (lack(of_a), lack(of_b)) {
+        Some(match (lack(of_a), lack(of_b)) {
+            (false, false) if of_a + of_b == 0 => return None,
             (false, false) => format!(
-                "Aligned by {}: {} spans have a counterpart, {of_a} of {a} and {of_b} of {b} have none.",
+                "Aligned by {}: {} spans match, {of_a} of {a} and {of_b} of {b} have no counterpart.",
                 self.by, self.matched
             ),
-            (true, true) => "Neither run has single instructions to align.".to_owned(),
-            (true, false) => format!("{a} has no single instructions to align."),
-            (false, true) => format!("{b} has no single instructions to align."),
-        }
+            (true, true) => "Neither run has recorded instructions.".to_owned(),
+            (true, false) => format!("{a} has no recorded instructions."),
+            (false, true) => format!("{b} has no recorded instructions."),
+        })
     }
 }
 
@@ -184,7 +185,7 @@ impl<'a> Aligned<'a> {
             (RunKind::Sim, RunKind::Exec) => 1,
             _ => return None,
         };
-        // What is simulated and what is run may be two things that have nothing to do with each other.
+        // The prediction may be of another program than the measurement.
         let [x, y] = self.sides;
         if x.program.digest != y.program.digest && x.run.scenario != y.run.scenario {
             return None;

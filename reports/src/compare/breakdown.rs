@@ -21,7 +21,7 @@ pub struct Part {
 pub struct Breakdown {
     /// Wall time by phase: kernels of the compute stream with the waits before them. Adds up to the step.
     pub by_phase: Vec<Part>,
-    /// Likewise by unit.
+    /// Wall time by unit.
     pub by_unit: Vec<Part>,
     /// Busy time by stream.
     pub by_stream: Vec<Part>,
@@ -29,7 +29,7 @@ pub struct Breakdown {
     pub by_kind: Vec<Part>,
     /// Busy time of the compute stream.
     pub compute: [Picos; 2],
-    /// The same by kind of work: with the exposed time it adds up to the step, and what other streams hide is not in it.
+    /// The same by kind of work: together with the exposed time it adds up to the step, without what other streams hide.
     pub compute_by_kind: Vec<Part>,
 }
 
@@ -37,7 +37,7 @@ pub struct Breakdown {
 const END: &str = "end of step";
 
 impl Breakdown {
-    /// Empty where one of the runs has no spans: nothing can be said about the parts of its step.
+    /// Returns the breakdown; empty where one of the runs has no spans, since nothing is known about the parts of its step.
     pub(super) fn new(sides: [&RunView; 2]) -> Self {
         if !sides.iter().all(|s| s.is_recorded()) {
             return Self {
@@ -96,7 +96,7 @@ fn parts(sums: Sums<&str>) -> Vec<Part> {
         .collect()
 }
 
-/// The part of a span within the recorded step.
+/// Returns the part of a span within the recorded step.
 fn clipped(view: &RunView, span: &Span) -> (Picos, Picos) {
     let run = &view.run;
     (
@@ -105,8 +105,8 @@ fn clipped(view: &RunView, span: &Span) -> (Picos, Picos) {
     )
 }
 
-/// Wall time of each kernel of the compute stream with the wait before it, and its busy time; at the end what follows the
-/// last one. Walls add up to the recorded step.
+/// Returns the wall time of each kernel of the compute stream with the wait before it, and its busy time; then what follows the last
+/// kernel. Wall times add up to the recorded step.
 fn walls(view: &RunView) -> Vec<(Option<&InstrView>, Picos, Picos)> {
     let mut reached = view.run.recorded_from;
     let mut all = Vec::new();

@@ -21,9 +21,9 @@ pub struct Difference {
 pub struct CurvePair {
     /// Steps of A and B.
     pub steps: [usize; 2],
-    /// First step whose values are not the same to the bit.
+    /// First step whose values are not bitwise identical.
     pub diverges: Option<Difference>,
-    /// Step with the largest absolute difference; where one value is no number it is that step.
+    /// Step with the largest absolute difference; where one value is NaN it is that step.
     pub largest: Option<Difference>,
     /// The last step that both have.
     pub last: Difference,
@@ -82,12 +82,11 @@ impl CurvePair {
     pub fn sentence(&self, quantity: &str) -> String {
         let steps = self.steps[0].min(self.steps[1]);
         let (Some(first), Some(largest)) = (self.diverges, self.largest) else {
-            return format!("The {quantity} is the same to the bit in all {steps} common steps.");
+            return format!("The {quantity} is bitwise identical in all {steps} common steps.");
         };
         let relative = (largest.b - largest.a).abs() / largest.a.abs();
         format!(
-            "The {quantity} differs from step {} on ({} against {}); the largest difference is in step {}: {} against {} \
-             ({:.2e} relative).",
+            "The {quantity} differs from step {} on ({} vs. {}); the largest difference is in step {}: {} vs. {} ({:.2e} relative).",
             first.step, first.a, first.b, largest.step, largest.a, largest.b, relative
         )
     }

@@ -1,17 +1,19 @@
 //! Many runs: options by metrics, the best of each marked, the front of time and memory.
 
+use super::comparable::Comparable;
+use super::ties::{self, Point, Tolerance};
 use crate::view::{Difference, RunView, ScenarioView, differences};
 use serde::Serialize;
 use shardlab_plan::record::float;
 use shardlab_plan::scenario::BatchUnit;
 use shardlab_plan::units::{ByteUnit, Bytes, signed};
 
-/// What a metric counts: how it is shown, and when it tells which run is better.
+/// What a metric counts: how it is shown, and when it ranks runs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Unit {
     /// Time of a step or of a part of it, milliseconds.
     StepTime,
-    /// What the batches are counted in, a second and GPU.
+    /// Tokens (or what else batches are counted in) per second and GPU.
     Throughput,
     /// Percent.
     Percent,
@@ -24,7 +26,7 @@ pub enum Unit {
 }
 
 impl Unit {
-    /// Decimals that are worth showing.
+    /// Returns the decimals that are worth showing.
     pub(crate) const fn decimals(self) -> usize {
         match self {
             Self::Throughput | Self::Count => 0,
@@ -34,15 +36,14 @@ impl Unit {
         }
     }
 
-    /// Whether a run's value counts for the best of all: runs that do not fit never count, and times of steps tell which run is
-    /// better only where all steps do the same work.
+    /// Whether a run's value competes: runs that do not fit never do, and step times only where all steps do the same work.
     #[must_use]
     pub fn counts(self, fits: Option<bool>, same_tokens: bool) -> bool {
         fits != Some(false) && (self != Self::StepTime || same_tokens)
     }
 }
 
-/// A number that runs are judged by.
+/// A number by which runs are compared.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Metric {
     /// Name with its unit, as JSON has it.
@@ -56,33 +57,30 @@ pub struct Metric {
     pub smaller_is_better: bool,
     /// Decimals that are worth showing.
     pub decimals: usize,
-    /// Value in every run; NaN where a run has none.
+    /// The value of each run; NaN where a run has none.
     #[serde(with = "float::list")]
     pub values: Vec<f64>,
 }
 
 impl Metric {
-    /// Runs with the best value: all that share it.
+    /// Whether the second of two runs is better than the first; `None` if they tie or one has no value.
     #[must_use]
-    pub fn best(&self) -> Vec<bool> {
-        let sign = if self.smaller_is_better { 1.0 } else { -1.0 };
-        let best = self
-            .values
-            .iter()
-            .map(|v| v * sign)
-            .filter(|v| !v.is_nan())
-            .fold(f64::INFINITY, f64::min);
-        self.values.iter().map(|v| v * sign == best).collect()
+    pub fn improves(&self, tolerance: Tolerance) -> Option<bool> {
+        let &[a, b] = self.values.as_slice() else {
+            return None;
+        };
+        let (less, more) = (tolerance.less(b, a), tolerance.less(a, b));
+        (less || more).then_some(less == self.smaller_is_better)
     }
 
-    /// The unit that memory is shown in: one for all runs.
+    /// Returns the unit that memory is shown in: one for all runs.
     fn byte_unit(&self) -> Option<ByteUnit> {
         let known = self.values.iter().filter(|v| !v.is_nan());
         (self.unit == Unit::Memory)
             .then(|| ByteUnit::common(known.map(|v| Bytes((v * GIB) as u64))))
     }
 
-    /// How much a value is in the unit that it is shown in, and the decimals.
+    /// Returns a value in the unit that it is shown in, and the decimals.
     fn shown(&self, value: f64) -> (f64, usize) {
         match self.byte_unit() {
             Some(unit) => (value * unit.count(Bytes(1 << 30)), unit.decimals()),
@@ -90,7 +88,7 @@ impl Metric {
         }
     }
 
-    /// Title of what is shown, with its unit.
+    /// Returns the title with its unit.
     #[must_use]
     pub fn heading(&self) -> String {
         match self.byte_unit() {
@@ -99,7 +97,7 @@ impl Metric {
         }
     }
 
-    /// A value as it is shown.
+    /// Formats the value of a run.
     #[must_use]
     pub fn show(&self, run: usize) -> String {
         match self.values.get(run).map(|v| self.shown(*v)) {
@@ -108,7 +106,7 @@ impl Metric {
         }
     }
 
-    /// What the second of two runs has more than the first, as it is shown; none where one has no value.
+    /// Formats the difference of the second run from the first; `None` where one has no value.
     #[must_use]
     pub fn change(&self) -> Option<String> {
         let &[a, b] = self.values.as_slice() else {
@@ -121,7 +119,7 @@ impl Metric {
 
 const GIB: f64 = (1u64 << 30) as f64;
 
-/// Name, title, unit, whether smaller is better, and how it is had.
+/// Name, title, unit, whether smaller is better, and where it comes from.
 type Column = (&'static str, &'static str, Unit, bool, fn(&RunView) -> f64);
 
 const COLUMNS: [Column; 10] = [
@@ -166,7 +164,7 @@ const COLUMNS: [Column; 10] = [
     }),
 ];
 
-/// The main numbers of some runs; those that none of them has are left out, and retries where there are none.
+/// Returns the main numbers of some runs, without those that no run has, and without retries where there are none.
 pub(super) fn metrics(runs: &[&RunView]) -> Vec<Metric> {
     let counted_in = RunView::counted_in(runs.iter().copied());
     COLUMNS
@@ -198,57 +196,115 @@ pub struct Row {
     pub kind: &'static str,
     /// Whether it fits the device, where that is known.
     pub fits: Option<bool>,
-    /// Whether no other run that fits is at least as good in time for a token and in reserved memory, and better in one.
+    /// Whether it is on the Pareto front of time per token and reserved memory, among the runs that fit. See [`ties::front`].
     pub on_front: bool,
 }
 
-/// Several runs side by side.
+/// Several runs next to one another.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Matrix {
     /// The runs.
     pub rows: Vec<Row>,
+    /// Whether they can be compared, and why. Where they cannot be ranked, none is the best and none is on the front.
+    pub comparable: Comparable,
     /// Options that are not the same in all, with their values.
     pub options: Vec<Difference>,
     /// Metrics.
     pub metrics: Vec<Metric>,
-    /// Whether steps have the same tokens in all: else their times do not tell which is better.
+    /// Whether steps have the same tokens in all runs; if not, step times do not rank them.
     #[serde(skip)]
     pub same_tokens: bool,
     /// What the batches are counted in.
     #[serde(skip)]
     pub counted_in: BatchUnit,
+    /// Values closer than this are equal.
+    #[serde(skip)]
+    pub tolerance: Tolerance,
+    /// Per run what decides among equal values.
+    #[serde(skip)]
+    points: Vec<Point>,
 }
 
 impl Matrix {
-    /// Runs with the best value of a metric, among those that fit.
+    /// Marks the best value of a metric among the runs that fit. Of values that tie the run with the least reserved memory is the best,
+    /// then the one with the fewest options that differ from the defaults. No run is marked if all values tie, or if the runs cannot be
+    /// ranked.
     #[must_use]
     pub fn best(&self, metric: &Metric) -> Vec<bool> {
-        let mut among = metric.clone();
-        for (value, row) in among.values.iter_mut().zip(&self.rows) {
-            if !metric.unit.counts(row.fits, self.same_tokens) {
-                *value = f64::NAN;
-            }
+        if !self.comparable.ranks() {
+            return vec![false; self.rows.len()];
         }
-        among.best()
-    }
-
-    /// The matrix of some runs with their names.
-    #[must_use]
-    pub fn new(runs: &[(&str, &RunView)]) -> Self {
-        let views: Vec<&RunView> = runs.iter().map(|(_, v)| *v).collect();
-        let scenarios: Vec<&ScenarioView> = views.iter().map(|v| &v.scenario).collect();
-        let points: Vec<(f64, f64)> = views
+        let tolerance = match metric.unit {
+            Unit::Memory => self.tolerance.of_memory(),
+            _ => self.tolerance,
+        };
+        let points: Vec<Point> = self
+            .rows
             .iter()
-            .map(|v| match v.fits() {
-                Some(false) => (f64::NAN, f64::NAN),
-                // Time for one token, so that runs of different batches compare.
-                _ => (
-                    v.step_ms() / v.run.tokens.max(1) as f64,
-                    v.run.memory.peak_reserved.0 as f64,
-                ),
+            .zip(&self.points)
+            .zip(&metric.values)
+            .map(|((row, point), &value)| Point {
+                time: match (
+                    metric.unit.counts(row.fits, self.same_tokens),
+                    metric.smaller_is_better,
+                ) {
+                    (false, _) => f64::NAN,
+                    (true, true) => value,
+                    (true, false) => 1.0 / value,
+                },
+                ..*point
             })
             .collect();
-        let front = front(&points);
+        let times = || points.iter().map(|p| p.time).filter(|t| !t.is_nan());
+        let least = times().fold(f64::INFINITY, f64::min);
+        if !times().any(|t| tolerance.less(least, t)) {
+            return vec![false; points.len()];
+        }
+        let Some(best) = ties::best(&points, tolerance).map(|i| points[i]) else {
+            return vec![false; points.len()];
+        };
+        // Runs that nothing tells apart are all marked.
+        let equal = |p: &Point| p.ties(&best, tolerance) && p.changes == best.changes;
+        points.iter().map(equal).collect()
+    }
+
+    /// Builds the matrix of some runs with their names. Without a tolerance, it follows from what the runs rest on: see
+    /// [`Tolerance::of_bases`].
+    #[must_use]
+    pub fn new(runs: &[(&str, &RunView)], tolerance: Option<Tolerance>) -> Self {
+        let views: Vec<&RunView> = runs.iter().map(|(_, v)| *v).collect();
+        let tolerance = tolerance
+            .unwrap_or_else(|| Tolerance::of_bases(views.iter().map(|v| v.run.basis.as_ref())));
+        let scenarios: Vec<&ScenarioView> = views.iter().map(|v| &v.scenario).collect();
+        let points: Vec<Point> = views
+            .iter()
+            .map(|v| Point {
+                // Per token, so that runs of different batches compare.
+                time: v.step_ms() / v.run.tokens.max(1) as f64,
+                memory: v.run.memory.peak_reserved.0 as f64,
+                changes: v.scenario.changes(),
+            })
+            .collect();
+        let comparable = Comparable::new(&views);
+        let competing: Vec<Point> = views
+            .iter()
+            .zip(&points)
+            .map(
+                |(v, point)| match comparable.ranks() && v.fits() != Some(false) {
+                    true => *point,
+                    false => Point::OUT,
+                },
+            )
+            .collect();
+        let mut front = ties::front(&competing, tolerance);
+        if let Some(kept) = front.iter().position(|on| *on)
+            && !competing
+                .iter()
+                .any(|p| competing[kept].differs(p, tolerance))
+        {
+            // Nothing tells any two runs apart.
+            front = vec![competing.len() == 1; competing.len()];
+        }
         Self {
             rows: runs
                 .iter()
@@ -261,61 +317,13 @@ impl Matrix {
                     on_front,
                 })
                 .collect(),
+            comparable,
             options: differences(&scenarios),
             metrics: metrics(&views),
             same_tokens: RunView::have_same_tokens(views.iter().copied()),
             counted_in: RunView::counted_in(views.iter().copied()),
+            tolerance,
+            points,
         }
-    }
-}
-
-/// For each point `(time, memory)` whether it is on the front: no other point is at least as good in both and better in
-/// one. Of equal points all are on it. Points with a NaN are not.
-#[must_use]
-pub fn front(points: &[(f64, f64)]) -> Vec<bool> {
-    let mut order: Vec<usize> = (0..points.len())
-        .filter(|&i| !points[i].0.is_nan() && !points[i].1.is_nan())
-        .collect();
-    order.sort_by(|&a, &b| {
-        let (a, b) = (points[a], points[b]);
-        a.0.total_cmp(&b.0).then(a.1.total_cmp(&b.1))
-    });
-    let mut on = vec![false; points.len()];
-    let mut best: Option<(f64, f64)> = None;
-    for i in order {
-        let point = points[i];
-        if best.is_none_or(|b| point.1 < b.1 || point == b) {
-            on[i] = true;
-            best = Some(point);
-        }
-    }
-    on
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn the_front_has_exactly_the_undominated_points() {
-        let points = [
-            (3.0, 1.0),
-            (1.0, 3.0),
-            (2.0, 2.0),
-            (2.0, 2.0),
-            (2.0, 2.5),
-            (3.0, 1.5),
-            (f64::NAN, 0.0),
-        ];
-        let dominated = |i: usize| {
-            points
-                .iter()
-                .any(|p| p.0 <= points[i].0 && p.1 <= points[i].1 && *p != points[i])
-        };
-        let on = front(&points);
-        for (i, &on) in on.iter().enumerate().take(6) {
-            assert_eq!(on, !dominated(i), "{i}");
-        }
-        assert!(!on[6]);
     }
 }

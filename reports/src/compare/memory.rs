@@ -33,7 +33,7 @@ pub struct PlacePeak {
 /// Memory of two runs.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct MemoryPair {
-    /// Where each peaks: phase and unit.
+    /// Where each run peaks: phase and unit.
     pub at: [String; 2],
     /// Allocated at the peak by role, the largest change first.
     pub by_role: Vec<Sized>,
@@ -57,7 +57,7 @@ impl MemoryPair {
                 units.add(unit.as_str(), side, bytes.0);
             }
         }
-        // A baseline names the largest units only: what it does not name is not gone.
+        // A baseline names only the largest units: the others are not gone.
         if sides.iter().any(|s| s.is_baseline()) {
             units.0.retain(|_, bytes| !bytes.contains(&0));
         }

@@ -6,6 +6,7 @@
 //! without overlap rather than "all points that nothing dominates": see [`front`].
 
 use serde::Serialize;
+use shardlab_plan::record::Basis;
 use std::fmt;
 use std::str::FromStr;
 
@@ -24,6 +25,15 @@ impl Tolerance {
     #[must_use]
     pub fn new(share: f64) -> Option<Self> {
         (0.0..1.0).contains(&share).then_some(Self(share))
+    }
+
+    /// Returns the tolerance within which predictions on these bases are equal: the default, or the largest error band of those that
+    /// are estimates. Where an estimate has no band, the default has to do.
+    #[must_use]
+    pub fn of_bases<'a>(bases: impl Iterator<Item = Option<&'a Basis>>) -> Self {
+        let estimates = bases.flatten().filter(|b| b.is_estimate());
+        let bands = estimates.filter_map(|b| Self::new(b.step_percent()? / 100.0));
+        bands.fold(Self::DEFAULT, |a, b| if b > a { b } else { a })
     }
 
     /// Returns the share, for example 0.005.
@@ -212,6 +222,7 @@ pub fn best(points: &[Point], tolerance: Tolerance) -> Option<usize> {
 mod tests {
     use super::*;
     use proptest::prelude::*;
+    use shardlab_plan::record::{BasisKind, ErrorBand};
 
     fn point(time: f64, memory: f64, changes: usize) -> Point {
         Point {
@@ -234,6 +245,30 @@ mod tests {
         for text in ["", "%", "100%", "1", "-1%", "nan", "inf", "0.5 GiB"] {
             assert_eq!(text.parse::<Tolerance>(), Err(NotATolerance), "{text}");
         }
+    }
+
+    #[test]
+    fn estimates_are_equal_within_their_error() {
+        let basis = |kind, percent: Option<f64>| Basis {
+            kind,
+            on: String::new(),
+            band: percent.map(|p| ErrorBand {
+                step_percent: Some(p),
+                reserved_percent: None,
+                rows: 9,
+                like: String::new(),
+            }),
+        };
+        let measured = basis(BasisKind::Measured, Some(5.0));
+        let estimated = basis(BasisKind::Estimated, Some(12.0));
+        let unknown = basis(BasisKind::Estimated, None);
+        let of = |all: &[Option<&Basis>]| Tolerance::of_bases(all.iter().copied());
+        assert_eq!(of(&[]), Tolerance::DEFAULT);
+        assert_eq!(
+            of(&[None, Some(&measured), Some(&unknown)]),
+            Tolerance::DEFAULT
+        );
+        assert_eq!(of(&[Some(&measured), Some(&estimated)]).share(), 0.12);
     }
 
     /// A setting that buys 0.002 % of the time for 10 % more memory is not on the front, and of settings that tie in both the

@@ -42,9 +42,7 @@ pub struct Wait {
     pub held: [Picos; 2],
 }
 
-/// Exposed time by cause, all causes that occur.
-///
-/// None where a run was not looked at so closely.
+/// Returns the exposed time by cause, for all causes that occur; empty where a run does not know its exposed time.
 pub(super) fn causes(sides: [&RunView; 2]) -> Vec<CauseTime> {
     let unknown = |s: &&RunView| !s.is_recorded() && s.run.exposed.is_empty();
     if sides.iter().any(unknown) {
@@ -64,7 +62,7 @@ pub(super) fn causes(sides: [&RunView; 2]) -> Vec<CauseTime> {
     .collect()
 }
 
-/// By name and phase number of what was waited for, the largest change first. None where a run has no spans.
+/// Returns the exposed time by what was waited for, the largest change first; empty where a run has no spans.
 pub(super) fn waits(sides: [&RunView; 2]) -> Vec<Wait> {
     if !sides.iter().all(|s| s.is_recorded()) {
         return Vec::new();
@@ -118,7 +116,7 @@ pub(super) fn waits(sides: [&RunView; 2]) -> Vec<Wait> {
         .collect()
 }
 
-/// What these spans are.
+/// Returns the name and phase of these spans.
 fn key(view: &RunView, awaited: &[u32]) -> WaitKey {
     let mut instrs = awaited.iter().filter_map(|&i| view.instr_of(i)).peekable();
     match instrs.peek().map(|first| first.phase) {
@@ -136,7 +134,7 @@ fn key(view: &RunView, awaited: &[u32]) -> WaitKey {
 /// Instructions by rule.
 type Rules = BTreeMap<String, [u32; 2]>;
 
-/// Those of all parts together.
+/// Sums the rules of all parts.
 fn sum(rules: &BTreeMap<WaitKey, Rules>, parts: &BTreeSet<WaitKey>) -> Rules {
     let mut all = Rules::new();
     for (rule, n) in parts.iter().filter_map(|p| rules.get(p)).flatten() {
@@ -146,7 +144,7 @@ fn sum(rules: &BTreeMap<WaitKey, Rules>, parts: &BTreeSet<WaitKey>) -> Rules {
     all
 }
 
-/// Spans by name, phase and the rule that emitted them.
+/// Counts collectives by name, phase and the rule that emitted them.
 fn rules(sides: [&RunView; 2]) -> BTreeMap<WaitKey, Rules> {
     let mut by_number = Sums::new();
     for (side, view) in sides.into_iter().enumerate() {

@@ -19,18 +19,42 @@ const OPTIONS: usize = 3;
 pub(super) fn sentences(pair: &Pair, sides: [&RunView; 2]) -> Vec<String> {
     let [a, b] = [&pair.runs[0].label, &pair.runs[1].label];
     let mut all = Vec::new();
-    if let Some(step) = &pair.step {
-        all.push(step.sentence("step time", a, b));
+    match (&pair.prediction, &pair.step) {
+        (Some(p), _) if p.step_error.is_finite() => all.push(prediction(p, pair, sides)),
+        (_, Some(step)) => all.push(step.sentence(a, b)),
+        (_, None) => {}
     }
-    all.extend(tokens(sides, [a, b]));
+    if pair.comparable.times() {
+        all.extend(tokens(sides, [a, b]));
+    }
     // Baselines of earlier versions do not tell their options.
     if sides.iter().all(|s| !s.scenario.settings.is_empty()) {
         all.extend(options(pair));
     }
+    if !pair.comparable.times() {
+        return all;
+    }
     all.extend(instructions(sides));
+    // Of a step that is not typical nothing follows.
+    if pair.warnings.is_empty() {
+        all.extend(parts_of_the_step(pair, sides));
+    }
+    all.extend(clock(sides, [a, b]));
+    all.push(memory(pair, sides));
+    let curves = [("loss", &pair.losses), ("gradient norm", &pair.grad_norms)];
+    let curves = curves
+        .iter()
+        .filter_map(|(name, curve)| Some((name, curve.as_ref()?)));
+    all.extend(curves.map(|(name, curve)| curve.sentence(name)));
+    all
+}
+
+/// What the change of the recorded step is made of.
+fn parts_of_the_step(pair: &Pair, sides: [&RunView; 2]) -> Vec<String> {
     let step = sides[0].recorded().max(sides[1].recorded());
     let worth = |change: i128| change.unsigned_abs() as f64 >= WORTH_SAYING * step.0 as f64;
-    all.extend(made_of(pair, sides, worth));
+    let [a, b] = [&pair.runs[0].label, &pair.runs[1].label];
+    let mut all: Vec<String> = made_of(pair, sides, worth).into_iter().collect();
     let waits = pair
         .waits
         .iter()
@@ -41,23 +65,16 @@ pub(super) fn sentences(pair: &Pair, sides: [&RunView; 2]) -> Vec<String> {
     if let Some(kind) = pair.breakdown.compute_by_kind.first()
         && worth(signed(kind.time))
     {
+        let [before, after] = kind.time;
         all.push(format!(
-            "Computation that changed most: {} takes {} in {a} and {} in {b}.",
-            kind.name, kind.time[0], kind.time[1]
+            "Largest change in compute: {}, {before} → {after}.",
+            kind.name
         ));
-    }
-    all.extend(clock(sides, [a, b]));
-    all.push(memory(pair, sides));
-    if let Some(losses) = &pair.losses {
-        all.push(losses.sentence("loss"));
-    }
-    if let Some(p) = &pair.prediction {
-        all.push(prediction(p, pair, sides));
     }
     all
 }
 
-/// What a difference of step times means where the steps differ in their tokens (rows, images). Of different units nothing follows.
+/// Compares throughput where steps differ in their tokens (rows, images). Different units are not compared.
 pub(crate) fn tokens(sides: [&RunView; 2], labels: [&str; 2]) -> Option<String> {
     let [a, b] = sides.map(|s| s.run.tokens);
     if a == b || a == 0 || b == 0 {
@@ -70,17 +87,16 @@ pub(crate) fn tokens(sides: [&RunView; 2], labels: [&str; 2]) -> Option<String> 
     let unit = unit.name();
     let [of_a, of_b] = sides.map(RunView::tokens_per_s);
     let change = 100.0 * (of_b / of_a - 1.0);
-    let direction = if change < 0.0 { "fewer" } else { "more" };
     let [name_a, name_b] = labels;
     change.is_finite().then(|| {
         format!(
-            "Steps have {a} {unit} a rank in {name_a} and {b} in {name_b}: {name_b} does {:.1} % {direction} {unit} a second.",
-            change.abs()
+            "Throughput: {name_b} {} % ({unit} per rank and step: {a} in {name_a}, {b} in {name_b}).",
+            units::signed(change, 1)
         )
     })
 }
 
-/// What two predictions' power limits make of their clocks.
+/// Compares what the power limit does to the clocks of two predictions.
 fn clock(sides: [&RunView; 2], labels: [&String; 2]) -> Option<String> {
     let [a, b] = sides.map(|s| Clock::told(&s.run.environment));
     let (a, b) = (a?, b?);
@@ -89,13 +105,13 @@ fn clock(sides: [&RunView; 2], labels: [&String; 2]) -> Option<String> {
     }
     let of = |c: Clock, label: &str| {
         format!(
-            "{:.1} % in {label}, where they are {:.0} % of the step",
+            "{:.1} % in {label} ({:.0} % of its step)",
             100.0 * (c.arithmetic_factor - 1.0),
             100.0 * c.arithmetic_share
         )
     };
     Some(format!(
-        "Products and attention take longer at the power limit than at full clock: {}, and {}.",
+        "The power limit slows matmuls and attention by {}, by {}.",
         of(a, labels[0]),
         of(b, labels[1])
     ))
@@ -111,6 +127,7 @@ fn delta(pair: [Picos; 2]) -> String {
     format!("{sign}{}", Picos(pair[0].0.abs_diff(pair[1].0)))
 }
 
+/// `fsdp.prefetch_forward: 1 → 0.`
 fn options(pair: &Pair) -> Option<String> {
     let value = |v: &Option<String>| v.clone().unwrap_or_else(|| "unset".into());
     let shown: Vec<String> = pair
@@ -118,26 +135,19 @@ fn options(pair: &Pair) -> Option<String> {
         .iter()
         .take(OPTIONS)
         .map(|d| {
-            format!(
-                "{} is {} and {}",
-                d.key,
-                value(&d.values[0]),
-                value(&d.values[1])
-            )
+            let [before, after] = [0, 1].map(|i| value(&d.values[i]));
+            format!("{}: {before} → {after}", d.key)
         })
         .collect();
+    let shown = shown.join("; ");
     match pair.options.len() {
         0 => (pair.runs[0].kind == pair.runs[1].kind).then(|| "No option differs.".to_owned()),
-        1 => Some(format!("One option differs: {}.", shown[0])),
-        n if n > OPTIONS => Some(format!(
-            "{n} options differ, among them: {}.",
-            shown.join("; ")
-        )),
-        n => Some(format!("{n} options differ: {}.", shown.join("; "))),
+        n if n > OPTIONS => Some(format!("{shown}; {} more options differ.", n - OPTIONS)),
+        _ => Some(format!("{shown}.")),
     }
 }
 
-/// How many instructions of which kind there are more: where single ones cannot be aligned.
+/// Compares the numbers of instructions of each kind, where single ones cannot be aligned.
 fn instructions(sides: [&RunView; 2]) -> Option<String> {
     if sides.iter().all(|s| s.is_recorded()) {
         return None;
@@ -148,12 +158,14 @@ fn instructions(sides: [&RunView; 2]) -> Option<String> {
     }
     let changed = changed_counts(&a.counts, &b.counts, |s| section_name(*s));
     Some(match changed.as_str() {
-        "" => "The programs differ, with as many instructions of each kind.".to_owned(),
+        "" => {
+            "The programs differ, but have the same number of instructions of each kind.".to_owned()
+        }
         changed => format!("The programs differ: {changed}."),
     })
 }
 
-/// How much of the change is computation and how much is waiting.
+/// `+24.80 ms = +32.56 ms exposed time (gate +33.58 ms) - 7.71 ms compute.`
 fn made_of(pair: &Pair, sides: [&RunView; 2], worth: impl Fn(i128) -> bool) -> Option<String> {
     let exposed = [0, 1].map(|i| pair.exposed.iter().map(|c| c.time[i]).sum::<Picos>());
     let step = sides.map(RunView::recorded);
@@ -169,87 +181,108 @@ fn made_of(pair: &Pair, sides: [&RunView; 2], worth: impl Fn(i128) -> bool) -> O
     let by = if causes.is_empty() {
         String::new()
     } else {
-        format!(" (by cause: {})", causes.join(", "))
+        format!(" ({})", causes.join(", "))
     };
     if !sides.iter().all(|s| s.is_recorded()) {
-        return sides.iter().all(|s| !s.run.exposed.is_empty()).then(|| {
-            format!(
-                "Of {}, {} is exposed time{by}.",
-                delta(step),
-                delta(exposed)
-            )
-        });
+        return sides
+            .iter()
+            .all(|s| !s.run.exposed.is_empty())
+            .then(|| format!("Exposed time: {}{by}.", delta(exposed)));
     }
+    let measured = pair.runs.iter().any(|r| r.kind == "exec");
+    let which = if measured { "Recorded step: " } else { "" };
+    let compute = pair.breakdown.compute;
+    // Pauses between kernels that are too short to count as exposed.
+    let other = signed(step) - signed(exposed) - signed(compute);
+    let other = match other.unsigned_abs() >= OTHER {
+        true => format!(" {} other", added(other)),
+        false => String::new(),
+    };
     Some(format!(
-        "Of {} in the recorded step, {} is exposed time{by} and {} is computation.",
+        "{which}{} = {} exposed time{by} {} compute{other}.",
         delta(step),
         delta(exposed),
-        delta(pair.breakdown.compute)
+        added(signed(compute)),
     ))
 }
 
+/// What of a sum is shown, although nothing explains it: 10 us, picoseconds.
+const OTHER: u128 = 10_000_000;
+
+/// `- 7.71 ms`, a term of a sum.
+fn added(change: i128) -> String {
+    let sign = if change < 0 { '-' } else { '+' };
+    let size = u64::try_from(change.unsigned_abs()).unwrap_or(u64::MAX);
+    format!("{sign} {}", Picos(size))
+}
+
+/// `all_gather in forward: A waits 5.82 ms, B 38.38 ms (34 times), because …. A prefetches 32 of 33, B none.`
 fn wait(w: &Wait, a: &str, b: &str) -> String {
-    let what = if w.of.phase.is_empty() {
-        "the host".to_owned()
+    let host = w.of.phase.is_empty();
+    let what = if host {
+        "Host".to_owned()
     } else {
         format!("{} in {}", w.of.name, w.of.phase)
     };
     // The side that waits longer is the one with something to explain.
     let worse = usize::from(w.time[1] > w.time[0]);
-    let names = [a, b];
-    let ahead = w
-        .rules
-        .get(Rule::Prefetch.name())
-        .copied()
-        .unwrap_or_default();
+    let ahead = |side: usize| count(w, Rule::Prefetch.name(), side);
     let because = match w.cause[worse] {
-        Some(Cause::Gate) if ahead[worse] < ahead[1 - worse] => {
-            "it is not gathered ahead and so starts late"
+        Some(Cause::Gate) if ahead(worse) < ahead(1 - worse) => {
+            "it is not prefetched and starts late"
         }
-        Some(cause) => reason(cause, w.of.phase.is_empty()),
-        None => "",
+        Some(cause) => reason(cause, host),
+        None => "of an unknown cause",
     };
-    let places = match w.count[worse] {
-        1 => "once".to_owned(),
-        n => format!("{n} times"),
+    let times = |side: usize| match (side == worse, w.count[side]) {
+        (true, 1) => " (once)".to_owned(),
+        (true, n) => format!(" ({n} times)"),
+        (false, _) => String::new(),
     };
-    let mut text = format!(
-        "Waiting for {what}: {} in {a}, {} in {b}. {} waits for it {places} because {because}",
-        w.time[0], w.time[1], names[worse]
-    );
-    let changed: Vec<String> = w
-        .rules
-        .iter()
-        .filter(|(_, n)| n[0] != n[1])
-        .map(|(rule, n)| {
-            let why = Rule::ALL.iter().find(|r| r.name() == rule);
-            let why = why.map_or_else(String::new, |r| {
-                format!(" ({})", r.why().trim_end_matches('.'))
-            });
-            format!(
-                "rule {rule}{why} issues {} in {a} and {} in {b}",
-                n[0], n[1]
-            )
-        })
-        .collect();
-    if !changed.is_empty() {
-        text += &format!(
-            ". Collectives of that name and phase, waited for or not: {}",
-            changed.join(", ")
-        );
+    format!(
+        "{what}: {a} waits {}{}, {b} {}{}: {because}.{}",
+        w.time[0],
+        times(0),
+        w.time[1],
+        times(1),
+        issued(w, a, b)
+    )
+}
+
+/// How many collectives a rule issues in one of the runs.
+fn count(w: &Wait, rule: &str, side: usize) -> u32 {
+    w.rules.get(rule).copied().unwrap_or_default()[side]
+}
+
+/// What issues the collectives that are waited for, where that is not the same in both.
+fn issued(w: &Wait, a: &str, b: &str) -> String {
+    let of = |rule: &str, side: usize| {
+        let all: u32 = w.rules.values().map(|n| n[side]).sum();
+        match count(w, rule, side) {
+            0 => "none".to_owned(),
+            n => format!("{n} of {all}"),
+        }
+    };
+    let prefetch = Rule::Prefetch.name();
+    if count(w, prefetch, 0) != count(w, prefetch, 1) {
+        let [of_a, of_b] = [0, 1].map(|side| of(prefetch, side));
+        return format!(" {a} prefetches {of_a}, {b} {of_b}.");
     }
-    text + "."
+    let changed = w.rules.iter().filter(|(_, n)| n[0] != n[1]);
+    changed
+        .map(|(rule, n)| format!(" Rule {rule} issues {} in {a}, {} in {b}.", n[0], n[1]))
+        .collect()
 }
 
 fn reason(cause: Cause, host: bool) -> &'static str {
     match cause {
-        Cause::Host if host => "kernels are issued late",
-        Cause::Host => "the host issues it late",
-        Cause::Gate => "it starts late: something held it back",
-        Cause::Queue => "it waits for its turn behind another collective",
-        Cause::Wire => "nothing hides it: it takes longer than the computation beside it",
-        Cause::Contention => "other work slows it or holds the SMs",
-        Cause::Tail => "nothing is left to compute beside it",
+        Cause::Host if host => "kernels are launched late",
+        Cause::Host => "the host launches it late",
+        Cause::Gate => "something delays its start",
+        Cause::Queue => "it queues behind another collective",
+        Cause::Wire => "it takes longer than the compute it overlaps with",
+        Cause::Contention => "other work slows it down or holds the SMs",
+        Cause::Tail => "at the end of the step no compute is left to hide it",
         Cause::Straggler => "another rank is late",
     }
 }
@@ -280,17 +313,19 @@ fn memory(pair: &Pair, sides: [&RunView; 2]) -> String {
     } else {
         format!(", at the peak {}", roles.join(", "))
     };
+    let change = |name: &str, pair: [Bytes; 2]| match pair[0] == pair[1] {
+        true => format!("{name} unchanged ({})", pair[0]),
+        false => format!("{name} {} ({} → {})", difference(pair), pair[0], pair[1]),
+    };
     format!(
-        "Memory: allocated {} ({} and {}), reserved {}{roles}.",
-        difference(peaks),
-        peaks[0],
-        peaks[1],
-        difference(reserved)
+        "Memory: {}, {}{roles}.",
+        change("allocated", peaks),
+        change("reserved", reserved)
     )
 }
 
 /// How far the prediction of the step is off, and where that comes from: of computation and exposed time, which make up the step, the
-/// part with the largest error of the step's sign. What is hidden makes no step longer.
+/// part with the largest error of the step's sign. Hidden communication does not make a step longer.
 fn prediction(p: &super::Prediction, pair: &Pair, sides: [&RunView; 2]) -> String {
     // Predicted less measured.
     let error = |time: [Picos; 2]| signed([time[p.measured], time[1 - p.measured]]);
@@ -301,23 +336,41 @@ fn prediction(p: &super::Prediction, pair: &Pair, sides: [&RunView; 2]) -> Strin
     let worst = kinds
         .chain(causes)
         .filter(|(_, time)| error(*time).signum() as f64 * p.step_error > 0.0)
-        .max_by_key(|(_, time)| error(*time).abs());
+        .max_by_key(|(_, time)| error(*time).abs())
+        .filter(|_| pair.warnings.is_empty());
     let worst = worst.map_or_else(String::new, |(name, time)| {
         let step_ms = p.step_error * sides[p.measured].step_ms();
         let of_step = Picos(time[0].0.abs_diff(time[1].0)).ms() / step_ms.abs();
         let share = if of_step > 0.5 {
-            "most of"
+            "Most of"
         } else {
-            "the largest part of"
+            "The largest part of"
         };
         format!(
-            "; {share} the error is in {name}: {} predicted, {} measured",
+            " {share} the error is in {name}: {} predicted, {} measured.",
             time[1 - p.measured],
             time[p.measured]
         )
     });
+    let [predicted, measured] = [1 - p.measured, p.measured].map(|i| sides[i].step_ms());
+    let interval = pair.step.as_ref().map_or_else(String::new, |step| {
+        // Ratios are of B to A: those of the measurement to the prediction, or their inverses.
+        let ends = [step.ratio.low, step.ratio.high].map(|ratio| match p.measured {
+            1 => predicted * ratio,
+            _ => predicted / ratio,
+        });
+        match ends[0] == ends[1] {
+            true => String::new(),
+            false => format!(
+                " ({:.0} % interval {:.2} to {:.2} ms)",
+                100.0 * step.ratio.level,
+                ends[0].min(ends[1]),
+                ends[0].max(ends[1])
+            ),
+        }
+    });
     format!(
-        "The prediction of the step is {} % off{worst}.",
+        "Step time: {predicted:.2} ms predicted, {measured:.2} ms measured{interval}: the prediction is {} % off.{worst}",
         units::signed(100.0 * p.step_error, 1)
     )
 }

@@ -26,7 +26,7 @@ const LONGEST: u64 = 64 << 20;
 pub enum BaselineError {
     /// There is none.
     #[error(
-        "{}: there is not a baseline of `{scenario}`{}; `shardlab gate --bless` writes one",
+        "{}: there is no baseline of `{scenario}`{}; `shardlab gate --bless` writes one",
         path.display(),
         near.as_ref().map_or_else(String::new, |n| format!(", did you mean `{n}`?"))
     )]

@@ -109,7 +109,7 @@ pub struct Finding {
 pub struct Change {
     /// In words, for example `scenario changed: train.recompute_layers all → 78`.
     pub words: String,
-    /// The line of the baseline that says otherwise.
+    /// The line that says so; `None` where the findings' own lines say more.
     pub place: Option<Place>,
 }
 
@@ -181,20 +181,25 @@ impl Verdict {
         for f in &failing {
             let (cause, place) = match (&self.change, f.explained()) {
                 (Some(change), true) => (change.clone(), self.place.clone()),
-                _ => (f.cause(), f.place.clone()),
+                _ => (f.cause(), None),
             };
             match all.iter_mut().find(|known| known.cause == cause) {
                 Some(known) => known.metrics.push(f.metric.clone()),
                 None => all.push(Failure {
                     cause,
                     metrics: vec![f.metric.clone()],
-                    place: place.or_else(|| f.place.clone()),
+                    place,
                 }),
             }
         }
         for failure in &mut all {
             // Numbers say more than that the program is another one.
             failure.metrics.sort_by_key(|m| m == super::judge::DIGEST);
+            let first = failing
+                .iter()
+                .find(|f| Some(&f.metric) == failure.metrics.first());
+            let of_first = first.and_then(|f| f.place.clone());
+            failure.place = failure.place.take().or(of_first);
         }
         self.pass = failing.is_empty();
         self.failures = all;

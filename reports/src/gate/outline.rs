@@ -7,10 +7,10 @@
 //! read), the digest can.
 //!
 //! ```text
-//! [block forward layers 1] alloc act 128Mi; alloc tmp 32Ki     a shared part: act is activation, tmp temporary
+//! [block 1] alloc act 128Mi 2*32Ki; free act 2*tmp      a shared part: act is activation, tmp temporary
 //! [steady step] = start root; step-start: record
-//!  80x{= forward layers.+1; gather-done: wait; 3x{free tmp};   the next layer's forward; a loop in a loop
-//!    run forward layers 1; reshard: record, wait on all_gather, free full_weight}
+//!  80x{= forward layers.+1; gather-done: wait; run 1;   a loop: the next layer's forward, with the shared part
+//!    reshard: record, wait on all_gather, free full_weight}
 //! ```
 //!
 //! `= PHASE UNIT` is a heading: what follows belongs there. A statement behind a comma has the label of the one before
@@ -73,11 +73,92 @@ fn lines(program: &Program, kind: SectionKind) -> Vec<String> {
     };
     let mut lines = Vec::new();
     let mut at = Place::default();
+    let mut group: Option<Group> = None;
     for instr in program.section_instrs(section) {
-        lines.extend(at.go(program, instr));
-        lines.push(line(program, instr));
+        let heading = at.go(program, instr);
+        let next = Group::new(program, instr);
+        match (&mut group, next) {
+            (Some(group), Some(next)) if heading.is_none() && group.takes(&next) => {
+                group.items.extend(next.items);
+            }
+            (_, next) => {
+                lines.extend(group.take().map(Group::text));
+                lines.extend(heading);
+                match next {
+                    Some(next) => group = Some(next),
+                    None => lines.push(line(program, instr)),
+                }
+            }
+        }
     }
+    lines.extend(group.map(Group::text));
     lines
+}
+
+/// Allocations or frees in a row, as one statement.
+struct Group {
+    head: String,
+    /// Sizes of one role and place, or roles.
+    items: Vec<String>,
+    tail: String,
+}
+
+impl Group {
+    fn new(program: &Program, instr: &Instr) -> Option<Self> {
+        let (word, item, tail) = match instr.op {
+            Op::Alloc(id) => {
+                let b = &program.buffers[id.index()];
+                let pool = match b.pool {
+                    Pool::Caching | Pool::Planned => "",
+                    Pool::DoubleBuffer => " double_buffer",
+                    Pool::Host => " host",
+                };
+                let tail = format!("{pool}{}", stream(program, b.stream));
+                (format!("alloc {}", short(b.role)), size(b.bytes.0), tail)
+            }
+            Op::Free(id) => {
+                let role = short(program.buffers[id.index()].role);
+                ("free".to_owned(), role.to_owned(), String::new())
+            }
+            _ => return None,
+        };
+        Some(Self {
+            head: labelled(instr, &word),
+            items: vec![item],
+            tail,
+        })
+    }
+
+    fn takes(&self, next: &Self) -> bool {
+        self.head == next.head && self.tail == next.tail
+    }
+
+    fn text(self) -> String {
+        let items: Vec<String> = self
+            .items
+            .chunk_by(|a, b| a == b)
+            .map(|same| match same.len() {
+                1 => same[0].clone(),
+                n => format!("{n}*{}", same[0]),
+            })
+            .collect();
+        format!("{} {}{}", self.head, items.join(" "), self.tail)
+    }
+}
+
+/// The buffers that a statement of an expanded outline allocates: their role, and each size with its number.
+pub(crate) fn allocations(statement: &str) -> Option<(&str, Vec<(u64, u32)>)> {
+    let words = match statement.split_once(": ") {
+        Some((label, rest)) if !label.contains(' ') => rest,
+        _ => statement,
+    };
+    let mut words = words.strip_prefix("alloc ")?.split(' ');
+    let role = role_of(words.next()?);
+    let sizes = words.map_while(|word| {
+        let (n, size) = word.split_once('*').unwrap_or(("1", word));
+        Some((bytes_of(size)?, n.parse().ok()?))
+    });
+    Some((role, sizes.collect()))
 }
 
 /// Where in the model the program is.
@@ -106,12 +187,6 @@ impl Place {
     }
 }
 
-/// The phase and unit of a heading, without the layer.
-fn place_of(heading: &str) -> &str {
-    let place = heading.strip_prefix(HEADING).unwrap_or(heading);
-    place.split(['.', '+', '-']).next().unwrap_or(place)
-}
-
 /// A unit's name with its first number replaced, and the number.
 fn split(name: &str) -> (String, Option<i64>) {
     let Some(start) = name.find(|c: char| c.is_ascii_digit()) else {
@@ -127,26 +202,14 @@ fn split(name: &str) -> (String, Option<i64>) {
 
 fn line(program: &Program, instr: &Instr) -> String {
     let role = |id: BufferId| short(program.buffers[id.index()].role);
-    let stream = |s: StreamId| match program.streams[s.index()].kind.name() {
-        "compute" => String::new(),
-        name => format!(" on {name}"),
-    };
+    let stream = |s: StreamId| stream(program, s);
     let roles = |list: &[Access]| {
         let names: Vec<&str> = list.iter().map(|a| role(a.buffer)).collect();
         runs(&names)
     };
     let text = match instr.op {
-        Op::Alloc(id) => {
-            let b = &program.buffers[id.index()];
-            let pool = match b.pool {
-                Pool::Caching | Pool::Planned => "",
-                Pool::DoubleBuffer => " double_buffer",
-                Pool::Host => " host",
-            };
-            let bytes = size(b.bytes.0);
-            format!("alloc {} {bytes}{pool}{}", role(id), stream(b.stream))
-        }
-        Op::Free(id) => format!("free {}", role(id)),
+        // Of groups.
+        Op::Alloc(_) | Op::Free(_) => String::new(),
         Op::Launch {
             kernel, stream: s, ..
         } => {
@@ -217,6 +280,11 @@ fn line(program: &Program, instr: &Instr) -> String {
             program.scopes[s.index()].launches
         ),
     };
+    labelled(instr, &text)
+}
+
+/// A statement with what it does its work for.
+fn labelled(instr: &Instr, text: &str) -> String {
     let rule = match instr.rule {
         Rule::Model | Rule::State | Rule::Optimizer | Rule::Refresh => String::new(),
         rule => format!("{}: ", rule.name()),
@@ -224,6 +292,13 @@ fn line(program: &Program, instr: &Instr) -> String {
     // Kept apart from what the outline's own text is made of.
     let text = format!("{rule}{text}").replace(['{', '}', ';', ','], "_");
     text.split_whitespace().collect::<Vec<_>>().join(" ")
+}
+
+fn stream(program: &Program, stream: StreamId) -> String {
+    match program.streams[stream.index()].kind.name() {
+        "compute" => String::new(),
+        name => format!(" on {name}"),
+    }
 }
 
 /// A role's name; of the two that are most of every outline, a short one.
@@ -236,8 +311,7 @@ const fn short(role: Role) -> &'static str {
 }
 
 /// The name of the role that is written so.
-#[must_use]
-pub fn role_of(word: &str) -> &str {
+fn role_of(word: &str) -> &str {
     match word {
         "tmp" => Role::Temporary.name(),
         "act" => Role::Activation.name(),
@@ -258,8 +332,7 @@ fn size(bytes: u64) -> String {
 }
 
 /// The bytes that [`size`] writes so.
-#[must_use]
-pub fn bytes_of(size: &str) -> Option<u64> {
+fn bytes_of(size: &str) -> Option<u64> {
     let digits = size.trim_end_matches(|c: char| !c.is_ascii_digit());
     let bits = match &size[digits.len()..] {
         "" => 0,

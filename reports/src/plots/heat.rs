@@ -27,8 +27,10 @@ pub struct Measure {
 pub struct Cell {
     /// Value.
     pub value: f64,
-    /// Whether it counts: what does not fit the device is shown, but is never the best.
+    /// Whether it fits the device: what does not is shown, but is never the best.
     pub fits: bool,
+    /// Whether it is the best of all, beyond a tie.
+    pub best: bool,
 }
 
 /// A row of a map; `None` where there is no run.
@@ -51,8 +53,7 @@ pub fn heat(
             (a.min(c.value), b.max(c.value))
         });
     let best = if measure.more_is_better { high } else { low };
-    let is_best = |c: &Cell| c.fits && c.value == best;
-    let description = describe(measure, x, y, cells, is_best);
+    let description = describe(measure, x, y, cells);
     let (columns, rows) = (x.1.len().max(1), y.1.len().max(1));
     let height = 130 + 84 * rows as u32;
     draw::plot("heat", title, description, height, vec![], |area| {
@@ -92,7 +93,7 @@ pub fn heat(
                 let fill = series(0).mix(if full { 1.0 } else { 0.06 + 0.2 * step });
                 area.draw(&Rectangle::new(corners, fill.filled()))?;
                 // A path: rectangles are drawn with the thinnest line whatever they ask for.
-                let is_best = is_best(cell);
+                let is_best = cell.best;
                 let inset = if is_best { 3 } else { 0 };
                 let [(a, b), (c, d)] = corners;
                 let (a, b, c, d) = (a + inset, b + inset, c - inset, d - inset);
@@ -114,20 +115,14 @@ pub fn heat(
             "" => x.0.to_owned(),
             y => format!("across: {}, down: {y}", x.0),
         };
-        let words = format!("{axes}; cells: {unit}, fuller is better, thick frame: best");
+        let words = format!("{axes}; cells: {unit}; darker is better, outlined: best");
         area.draw(&Text::new(words, at, text(22, &FAINT)))?;
         Ok(())
     })
 }
 
 /// The map in words: its range, its best cell, and what does not fit.
-fn describe(
-    measure: Measure,
-    x: (&str, &[String]),
-    y: (&str, &[String]),
-    cells: &[Row],
-    is_best: impl Fn(&Cell) -> bool,
-) -> String {
+fn describe(measure: Measure, x: (&str, &[String]), y: (&str, &[String]), cells: &[Row]) -> String {
     let unit = measure.unit;
     let all = || cells.iter().flatten().flatten();
     let (low, high) = all().fold((f64::INFINITY, f64::NEG_INFINITY), |(a, b), c| {
@@ -138,7 +133,7 @@ fn describe(
     let mut best = None;
     for (row, name) in cells.iter().zip(y.1) {
         for (cell, column) in row.iter().zip(x.1) {
-            if let Some(cell) = cell.filter(|c| is_best(c)) {
+            if let Some(cell) = cell.filter(|c| c.best) {
                 // Of equal ones the first, as in tables.
                 best.get_or_insert((cell.value, column, name));
             }

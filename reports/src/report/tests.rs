@@ -60,7 +60,7 @@ fn two_runs_are_explained_and_a_sweep_has_its_scenario_for_a_title() {
     let two: Vec<Item> = items().into_iter().step_by(2).collect();
     let report = Report::new(None, &two);
     let text = markdown(&report, |_| None);
-    assert!(text.contains("## What makes the difference"), "{text}");
+    assert!(text.contains("## Why they differ"), "{text}");
     assert!(text.contains("One option differs: fsdp.prefetch"), "{text}");
     let mut sweep = two;
     for (i, item) in sweep.iter_mut().enumerate() {
@@ -104,9 +104,9 @@ fn step_times_are_judged_as_in_a_comparison() {
     jittered.environment.insert("jitter".into(), "0.02".into());
     let [a, b] = [0, 1].map(|i| Side::new(&items[i].label, &items[i].view));
     let pair = crate::compare::pair(a, b, &Options::default());
-    let sentence = pair.step.unwrap().sentence("step time", "a", "b");
+    let sentence = pair.verdict().unwrap();
     let text = markdown(&Report::new(None, &items), |_| None);
-    assert!(text.contains(&sentence), "{sentence}\n{text}");
+    assert!(text.contains(sentence), "{sentence}\n{text}");
 }
 
 #[test]
@@ -216,7 +216,7 @@ fn runs_that_lack_things_are_reported_without_them() {
     run.environment.clear();
     let page = html(&Report::new(None, &[bare]));
     balanced(&page);
-    assert!(page.contains("– ms a step"));
+    assert!(page.contains("– ms per step"));
 }
 
 #[test]
@@ -328,27 +328,27 @@ fn a_sweep_of_three_axes_tells_the_best_that_fit() {
     let expected = [
         (
             "prefetch_forward=2 units=1 recompute=true",
-            "84.00 ms a step",
+            "84.00 ms per step",
         ),
         (
             "prefetch_forward=2 units=0 recompute=true",
-            "85.00 ms a step",
+            "85.00 ms per step",
         ),
         (
             "prefetch_forward=1 units=1 recompute=false",
-            "89.00 ms a step",
+            "89.00 ms per step",
         ),
         (
             "prefetch_forward=1 units=0 recompute=false",
-            "90.00 ms a step",
+            "90.00 ms per step",
         ),
         (
             "prefetch_forward=1 units=1 recompute=true",
-            "94.00 ms a step",
+            "94.00 ms per step",
         ),
         (
             "prefetch_forward=1 units=0 recompute=true",
-            "95.00 ms a step",
+            "95.00 ms per step",
         ),
     ];
     assert_eq!(heads, expected);
@@ -371,13 +371,13 @@ fn a_sweep_of_three_axes_tells_the_best_that_fit() {
     );
     assert_eq!(
         plot.description,
-        "from 84 to 100 ms a step; the best is 84 ms a step at fsdp.prefetch_forward=2, fsdp.units=1"
+        "from 84 to 100 ms per step; the best is 84 ms per step at fsdp.prefetch_forward=2, fsdp.units=1"
     );
     let text = markdown(&report, |_| None);
     for words in [
         "Each cell is the best over train.recompute, of what fits",
         "the best of all is prefetch\\_forward=2 units=1 recompute=true.",
-        "6 of 12 points are told in full: the best by step time, of those that fit the device",
+        "Details for the 6 best of 12 points by step time, among those that fit",
         // The drawing's words do not list what the table has.
         "12 runs, from 2, 1, false: 79 ms to 0, 0, true: 105 ms",
     ] {
@@ -394,7 +394,7 @@ fn a_sweep_of_three_axes_tells_the_best_that_fit() {
 #[test]
 fn a_small_sweep_is_told_in_its_order() {
     let text = markdown(&Report::new(None, &batches()), |_| None);
-    assert!(!text.contains("told in full"), "{text}");
+    assert!(!text.contains("Details for the"), "{text}");
     assert!(
         text.contains("1: 10 ms; 2: 20 ms; 4: 40 ms; 8: 64 ms"),
         "{text}"
@@ -425,7 +425,7 @@ fn a_map_of_steps_that_differ_in_tokens_goes_by_tokens_a_second() {
     assert_eq!(plot.title, "Step time by train.micro_batch");
     assert_eq!(
         plot.description,
-        "from 10 to 64 ms a step; the best is 10 ms a step at train.micro_batch=1"
+        "from 10 to 64 ms per step; the best is 10 ms per step at train.micro_batch=1"
     );
 }
 

@@ -3,7 +3,7 @@
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 use shardlab_plan::Scenario;
-use shardlab_plan::scenario::{BatchUnit, Family};
+use shardlab_plan::scenario::{BatchUnit, Family, parse};
 use std::collections::{BTreeMap, BTreeSet};
 
 /// The option that names the hardware profile, which may be a path.
@@ -68,6 +68,28 @@ impl ScenarioView {
         let family = self.settings.get("model.family")?;
         Family::named(family).map(Family::counted_in)
     }
+
+    /// Counts the options of training, sharding, precision and compilation that differ from their defaults, as its policy has them.
+    /// It orders scenarios of one model by closeness to the defaults.
+    #[must_use]
+    pub fn changes(&self) -> usize {
+        let policy = self.settings.get("fsdp.policy").map_or("", |p| p);
+        let text = |fsdp: &str| {
+            format!(
+                "[model]\npreset = \"llama3-8b\"\n[mesh]\nhardware = \"h100-80\"\ndp_shard = 8\n[fsdp]\n{fsdp}"
+            )
+        };
+        let own = format!("policy = {policy:?}");
+        let defaults = parse("defaults", &text(&own), &[])
+            .or_else(|_| parse("defaults", &text(""), &[]))
+            .map(|s| Self::new(&s).settings)
+            .unwrap_or_default();
+        let keys: BTreeSet<&String> = self.settings.keys().chain(defaults.keys()).collect();
+        keys.into_iter()
+            .filter(|key| SCHEDULE.iter().any(|section| key.starts_with(section)))
+            .filter(|key| self.settings.get(*key) != defaults.get(*key))
+            .count()
+    }
 }
 
 /// The options of a what-if prediction (`sim --slower`, `--straggler`, `--jitter`, `--seed`), each with its value, as the
@@ -87,6 +109,8 @@ pub fn what_if(environment: &BTreeMap<String, String>) -> Vec<(String, String)> 
     }
     all
 }
+/// Sections with the options that are tuned for a model on a machine.
+const SCHEDULE: [&str; 4] = ["train.", "fsdp.", "precision.", "compile."];
 
 fn flatten(path: &str, value: Value, into: &mut BTreeMap<String, String>) {
     if let Some(text) = choice(path, &value) {
@@ -174,7 +198,6 @@ pub fn differences(all: &[&ScenarioView]) -> Vec<Difference> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use shardlab_plan::scenario::parse;
 
     fn view(options: &str) -> ScenarioView {
         let text = format!(
@@ -229,6 +252,15 @@ mod tests {
                 "--jitter=0.02"
             ]
         );
+    }
+
+    #[test]
+    fn changes_are_counted_from_the_defaults_of_the_policy() {
+        assert_eq!(view("").changes(), 0);
+        assert_eq!(view("[fsdp]\npolicy = \"fsdp2\"\n").changes(), 0);
+        assert_eq!(view("[fsdp]\nprefetch_forward = 1\n").changes(), 0);
+        let two = "[fsdp]\nprefetch_forward = 0\n[train]\nrecompute = \"full\"\n";
+        assert_eq!(view(two).changes(), 2);
     }
 
     #[test]

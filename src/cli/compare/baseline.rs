@@ -1,4 +1,4 @@
-//! Baselines of the gate beside runs.
+//! Baselines of the gate next to runs.
 
 use super::super::output::Failure;
 use shardlab_plan::record::RunKind;
@@ -8,22 +8,22 @@ use shardlab_reports::gate::baseline::{FOLDERS, folder, is_baseline, path_of};
 use shardlab_reports::gate::{Baseline, Facts};
 use std::path::{Path, PathBuf};
 
-/// What stands before a scenario's name to mean its baseline.
+/// The prefix of a scenario's name that stands for its baseline.
 const PREFIX: &str = "baseline:";
 
-/// A baseline that is there.
+/// A baseline that was read.
 pub(super) struct Kept {
     pub(super) facts: Facts,
     pub(super) path: PathBuf,
 }
 
-/// The baseline that an argument means, if it means one: `baseline:SCENARIO`, or a baseline's file.
+/// Returns the baseline that an argument means, if it means one: `baseline:SCENARIO`, or a baseline's file.
 pub(super) fn of(argument: &Path, at: Option<&Path>) -> Result<Option<Kept>, Failure> {
     let (path, name) = match argument.to_str().and_then(|a| a.strip_prefix(PREFIX)) {
         Some(name) => {
             let folder = at.map(Path::to_owned).or_else(folder).ok_or_else(|| {
                 Failure::bad_input(format_args!(
-                    "{PREFIX}{name}: there is no folder {}; --baseline names another one",
+                    "{PREFIX}{name}: there is no folder {}; give another one with --baseline",
                     FOLDERS.join(" or ")
                 ))
             })?;
@@ -44,7 +44,7 @@ pub(super) fn of(argument: &Path, at: Option<&Path>) -> Result<Option<Kept>, Fai
     Ok(Some(Kept { facts, path }))
 }
 
-/// The scenario that a baseline is of: the shipped one of its name, else the file of that name in this folder.
+/// Returns the scenario of a baseline: the shipped one of its name, else the file of that name in this folder.
 pub(super) fn scenario(kept: &Kept) -> Result<PathBuf, Failure> {
     let name = &kept.facts.scenario;
     let file = PathBuf::from(format!("{name}.toml"));
@@ -54,7 +54,7 @@ pub(super) fn scenario(kept: &Kept) -> Result<PathBuf, Failure> {
         Ok(file)
     } else {
         Err(Failure::bad_input(format_args!(
-            "{}: its scenario `{name}` is neither shipped nor {} in this folder; give its file as well, behind the baseline",
+            "{}: its scenario `{name}` is neither shipped nor in {}; give its file after the baseline",
             kept.path.display(),
             file.display()
         )))
@@ -62,7 +62,7 @@ pub(super) fn scenario(kept: &Kept) -> Result<PathBuf, Failure> {
 }
 
 impl Kept {
-    /// What it holds: a training where one is wanted and there is one, else a prediction; with where it comes from.
+    /// Returns its training where one is wanted and it has one, else its prediction, and where that comes from.
     pub(super) fn view(&self, measured: bool) -> Result<(RunView, String), Failure> {
         let wanted = if measured {
             RunKind::Exec

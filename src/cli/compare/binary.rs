@@ -8,7 +8,7 @@ use shardlab_reports::RunView;
 use shardlab_reports::store::Store;
 use std::process::Command;
 
-/// Lets a program make the run and keep it in a folder of ours.
+/// Makes a run with another binary, which saves it in a temporary folder.
 pub(super) fn run(
     maker: &Maker,
     ask: &Ask,
@@ -42,7 +42,7 @@ pub(super) fn run(
         let reason = stderr
             .lines()
             .last()
-            .unwrap_or("it says nothing")
+            .unwrap_or("without a message")
             .to_owned();
         let message = format!("{shown} failed: {reason}");
         return Err(match output.status.code() {
@@ -53,5 +53,5 @@ pub(super) fn run(
     store
         .resolve("last")
         .and_then(|id| store.open(&id))
-        .map_err(|e| Failure::run(format_args!("{shown} kept no run that can be read: {e}")))
+        .map_err(|e| Failure::run(format_args!("{shown} saved no run that can be read: {e}")))
 }

@@ -1,4 +1,4 @@
-//! What is compared: kept runs are read, scenarios predicted or measured.
+//! What is compared: saved runs are read, scenarios predicted or measured.
 
 use super::super::args::{load, plan, profiles};
 use super::super::exec::view_of_outcome;
@@ -21,14 +21,14 @@ use shardlab_sim::Options;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-/// Rounds from which the medians of runs are judged rather than the steps of one.
+/// Rounds from which on the medians of the rounds are compared rather than the steps of one.
 const MEDIANS_FROM: u32 = 3;
 
 /// One of the things to compare.
 pub(super) enum Plan {
     /// A run in a folder.
     Folder(PathBuf),
-    /// A kept run.
+    /// A saved run.
     Kept(Store, Id),
     /// A baseline of the gate.
     Baseline(Box<Kept>),
@@ -53,7 +53,7 @@ pub(super) struct Ask {
     scenario: Scenario,
 }
 
-/// A run that is there.
+/// A run that was read or made.
 pub(super) struct Made {
     pub(super) view: RunView,
     /// Medians of the step times of several rounds, milliseconds.
@@ -114,7 +114,7 @@ impl Plan {
         };
         if !set.is_empty() || exec || maker.is_some() {
             return Err(Failure::bad_input(format_args!(
-                "{name} is a saved run: --set, --exec, --binary and --rev apply to scenarios"
+                "{name} is a saved run: --set, --exec, --binary and --rev only apply to scenarios"
             )));
         }
         Ok(kept)
@@ -161,7 +161,7 @@ pub(super) fn make(args: &Args, plans: &[Plan]) -> Result<Vec<Made>, Failure> {
             }
         }
     }
-    // A baseline shows its training beside trainings, and its prediction beside predictions.
+    // A baseline shows its training next to trainings, and its prediction next to predictions.
     let trained = made.iter().flatten();
     let trained = args.exec || trained.clone().any(|m| m.view.run.kind == RunKind::Exec);
     for (plan, made) in plans.iter().zip(&mut made) {
@@ -186,7 +186,7 @@ fn one(args: &Args, plan: &Plan, profiles: &Profiles) -> Result<Made, Failure> {
         ),
         Plan::Kept(store, id) => (
             store.open(id).map_err(Failure::bad_input)?,
-            format!("kept {id}"),
+            format!("saved {id}"),
         ),
         Plan::Baseline(kept) => kept.view(args.exec)?,
         Plan::Scenario(ask) => {
@@ -211,7 +211,7 @@ fn one(args: &Args, plan: &Plan, profiles: &Profiles) -> Result<Made, Failure> {
     })
 }
 
-/// Stops a training at Ctrl-C.
+/// Stops training on Ctrl-C.
 struct Quiet;
 
 impl Observer for Quiet {

@@ -17,6 +17,9 @@ const METRICS: [&str; 6] = [
 ];
 
 pub(super) fn print(matrix: &Matrix, made: &[Made], out: &mut Out) -> Result<(), Failure> {
+    out.paragraph(0, &matrix.comparable.sentence())?;
+    out.blank()?;
+    let ranked = matrix.comparable.ranks();
     let metrics: Vec<&Metric> = METRICS
         .iter()
         .filter_map(|name| matrix.metrics.iter().find(|m| m.name == *name))
@@ -51,7 +54,7 @@ pub(super) fn print(matrix: &Matrix, made: &[Made], out: &mut Out) -> Result<(),
             .collect()
     };
     // Options have what room the names and numbers leave, in whole columns.
-    let mut used = room("fits", []) + room("front", []);
+    let mut used = room("fits", []) + if ranked { room("front", []) } else { 0 };
     used += room("run", texts(&names[0])) + room("scenario", texts(&names[1]));
     for (heading, cells) in headings.iter().zip(&numbers) {
         used += room(heading, texts(cells));
@@ -66,7 +69,8 @@ pub(super) fn print(matrix: &Matrix, made: &[Made], out: &mut Out) -> Result<(),
         .map(str::to_owned)
         .chain(shown.iter().map(|d| key_title(&d.key)))
         .chain(headings)
-        .chain(["fits".to_owned(), "front".to_owned()])
+        .chain(["fits".to_owned()])
+        .chain(ranked.then(|| "front".to_owned()))
         .collect();
     let shown: Vec<Vec<String>> = shown.iter().map(values).collect();
     let mut table = Table::new(titles.iter().map(String::as_str));
@@ -75,29 +79,17 @@ pub(super) fn print(matrix: &Matrix, made: &[Made], out: &mut Out) -> Result<(),
         let mut cells: Vec<String> = columns.map(|c| c[i].clone()).collect();
         let fits = row.fits.map_or("?", |fits| if fits { "yes" } else { "no" });
         cells.push(fits.to_owned());
-        cells.push(if row.on_front { "*" } else { "" }.to_owned());
+        if ranked {
+            cells.push(if row.on_front { "*" } else { "" }.to_owned());
+        }
         table.row(cells);
     }
     out.text(table)?;
-    let unit = matrix.counted_in;
-    let but = if matrix.same_tokens {
-        String::new()
-    } else {
-        format!(
-            " (not of times of a step: the steps differ in their {})",
-            unit.name()
-        )
-    };
-    out.paragraph(
-        0,
-        &format!(
-            "* marks the best of a column among the runs that fit{but}, and under `front` the runs that no other one \
-             beats both in time per {} and in reserved memory.",
-            unit.one()
-        ),
-    )?;
+    if ranked {
+        legend(matrix, &best, out)?;
+    }
     for (row, made) in matrix.rows.iter().zip(made) {
-        if made.origin.starts_with("kept") {
+        if made.origin.starts_with("saved") {
             out.line(format_args!("{} is {}", row.label, made.origin))?;
         }
     }
@@ -105,6 +97,42 @@ pub(super) fn print(matrix: &Matrix, made: &[Made], out: &mut Out) -> Result<(),
         let names: Vec<&str> = rest.iter().map(|d| d.key.as_str()).collect();
         out.paragraph(0, &format!("Also different: {}.", names.join(", ")))?;
     }
+    Ok(())
+}
+
+/// Explains the marks.
+fn legend(matrix: &Matrix, best: &[Vec<bool>], out: &mut Out) -> Result<(), Failure> {
+    let (unit, tolerance) = (matrix.counted_in, matrix.tolerance);
+    let but = if matrix.same_tokens {
+        String::new()
+    } else {
+        format!(
+            " (not of step times: the steps differ in their {})",
+            unit.name()
+        )
+    };
+    out.blank()?;
+    if best.iter().flatten().any(|best| *best) {
+        out.paragraph(
+            0,
+            &format!(
+                "* marks the best run of a column among those that fit{but}. Values within {tolerance} are equal: of these, the run \
+                 with the least reserved memory is marked, then the one closest to the defaults. Columns without a mark are ties."
+            ),
+        )?;
+    } else {
+        out.paragraph(
+            0,
+            &format!("All runs that fit are equal within {tolerance}{but}."),
+        )?;
+    }
+    out.paragraph(
+        0,
+        &format!(
+            "front: Pareto-optimal runs (time per {} vs. reserved memory).",
+            unit.one()
+        ),
+    )?;
     Ok(())
 }
 

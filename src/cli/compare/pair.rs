@@ -5,15 +5,24 @@ use super::super::table::Table;
 use super::input::Made;
 use shardlab_plan::record::Cause;
 use shardlab_plan::units::{Bytes, Picos, signed};
-use shardlab_reports::compare::{Change, CurvePair, Pair, Part, Prediction};
+use shardlab_reports::compare::{Change, CurvePair, Pair, Part, Prediction, Sized};
 use shardlab_reports::stats::{Comparison, Verdict};
 
 /// Rows of a breakdown.
 const SHOWN: usize = 8;
+/// Units of the memory peak.
+const UNITS: usize = 3;
+/// Options that the sentences name.
+const NAMED: usize = 3;
 /// Levels of a curve drawn in characters.
 const LEVELS: [char; 8] = ['▁', '▂', '▃', '▄', '▅', '▆', '▇', '█'];
 
-pub(super) fn print(pair: &Pair, made: [&Made; 2], out: &mut Out) -> Result<(), Failure> {
+pub(super) fn print(
+    pair: &Pair,
+    made: [&Made; 2],
+    all: bool,
+    out: &mut Out,
+) -> Result<(), Failure> {
     for (head, made) in pair.runs.iter().zip(made) {
         let set = made.view.scenario.overrides.join(" ");
         let text = format!(
@@ -28,6 +37,10 @@ pub(super) fn print(pair: &Pair, made: [&Made; 2], out: &mut Out) -> Result<(), 
         out.labelled(&head.label, text.trim_end())?;
     }
     out.blank()?;
+    out.paragraph(0, &pair.comparable.sentence())?;
+    for warning in &pair.warnings {
+        out.paragraph(0, &format!("Warning: {warning}"))?;
+    }
     for sentence in &pair.why {
         out.paragraph(0, sentence)?;
     }
@@ -36,34 +49,73 @@ pub(super) fn print(pair: &Pair, made: [&Made; 2], out: &mut Out) -> Result<(), 
     if let Some(step) = &pair.step {
         statistics(step, pair.prediction.is_some(), out)?;
     }
-    exposed(pair, out)?;
+    if pair.comparable.times() || all {
+        details(pair, Shown { all }, out)?;
+    }
+    provenance(pair, all, out)
+}
+
+/// Which rows of a table are shown.
+#[derive(Clone, Copy)]
+struct Shown {
+    /// All of them, also those in which nothing changed.
+    all: bool,
+}
+
+impl Shown {
+    /// Returns the rows that say something.
+    fn rows<'a, T>(self, all: &'a [T], changed: impl Fn(&T) -> bool) -> Vec<&'a T> {
+        all.iter().filter(|row| self.all || changed(row)).collect()
+    }
+
+    /// Returns how many rows are listed before the rest is summed up or left out.
+    fn most(self, rows: usize) -> usize {
+        match self.all {
+            true => rows,
+            false => rows.min(SHOWN),
+        }
+    }
+}
+
+/// Whether the change of a time shows in a table of microseconds.
+fn moved(time: [Picos; 2]) -> bool {
+    ms(time[0]) != ms(time[1])
+}
+
+/// Where time and memory go.
+fn details(pair: &Pair, shown: Shown, out: &mut Out) -> Result<(), Failure> {
+    exposed(pair, shown, out)?;
     for (title, parts) in [
         ("wall time by phase", &pair.breakdown.by_phase),
         ("wall time by unit", &pair.breakdown.by_unit),
         ("busy time by stream", &pair.breakdown.by_stream),
         ("busy time by kind", &pair.breakdown.by_kind),
     ] {
-        breakdown(title, parts, out)?;
+        breakdown(title, parts, shown, out)?;
     }
     match &pair.prediction {
         Some(p) => prediction(p, out)?,
         None => changes("single instructions", &pair.changes, out)?,
     }
-    memory(pair, out)?;
+    memory(pair, shown, out)?;
     for (quantity, curve) in [("loss", &pair.losses), ("gradient norm", &pair.grad_norms)] {
-        if let Some(curve) = curve {
+        if let Some(curve) = curve.as_ref().filter(|c| shown.all || c.diverges.is_some()) {
             overlay(quantity, curve, out)?;
         }
     }
-    provenance(pair, out)
+    Ok(())
 }
 
 fn metrics(pair: &Pair, out: &mut Out) -> Result<(), Failure> {
-    let mut table = Table::new(["metric", ">A", ">B", ">change", ">%"]);
+    // Of runs that have nothing to do with each other there is no change.
+    let compared = pair.comparable.times();
+    let titles = ["metric", ">A", ">B", ">change", ">%"];
+    let columns = if compared { titles.len() } else { 3 };
+    let mut table = Table::new(titles.into_iter().take(columns));
     for m in &pair.metrics {
         let (a, b) = (m.values[0], m.values[1]);
         let known = !a.is_nan() && !b.is_nan();
-        table.row([
+        let cells = [
             m.heading(),
             m.show(0),
             m.show(1),
@@ -73,13 +125,14 @@ fn metrics(pair: &Pair, out: &mut Out) -> Result<(), Failure> {
             } else {
                 "-".into()
             },
-        ]);
+        ];
+        table.row(cells.into_iter().take(columns));
     }
     out.text(table)?;
     Ok(())
 }
 
-/// The tests behind the verdict, where anything was measured. What was predicted is no improvement on what was measured.
+/// The tests behind the verdict, where anything was measured. A prediction is not an improvement on a measurement.
 fn statistics(c: &Comparison, is_prediction: bool, out: &mut Out) -> Result<(), Failure> {
     if c.n == [1, 1] {
         return Ok(());
@@ -122,7 +175,7 @@ fn statistics(c: &Comparison, is_prediction: bool, out: &mut Out) -> Result<(), 
     }
     if let (Some(power), Some(least)) = (c.power, c.detectable) {
         parts.push(format!(
-            "power {power:.2} for the threshold, {:.1} % would be seen four times in five",
+            "power {power:.2} for the threshold; detectable with a probability of 80 %: {:.1} %",
             100.0 * least
         ));
     }
@@ -139,13 +192,10 @@ fn change_ms(pair: [Picos; 2]) -> String {
     signed(pair[1].ms() - pair[0].ms(), 3)
 }
 
-fn exposed(pair: &Pair, out: &mut Out) -> Result<(), Failure> {
-    if pair.exposed.is_empty() {
-        return Ok(());
-    }
-    out.blank()?;
+fn exposed(pair: &Pair, shown: Shown, out: &mut Out) -> Result<(), Failure> {
+    let causes = shown.rows(&pair.exposed, |c| moved(c.time));
     let mut table = Table::new(["exposed by cause", ">A ms", ">B ms", ">change"]);
-    for c in &pair.exposed {
+    for c in causes {
         table.row([
             c.cause.name().into(),
             ms(c.time[0]),
@@ -153,8 +203,7 @@ fn exposed(pair: &Pair, out: &mut Out) -> Result<(), Failure> {
             change_ms(c.time),
         ]);
     }
-    out.text(table)?;
-    out.blank()?;
+    print_table(table, out)?;
     let mut table = Table::new([
         "waited for",
         "phase",
@@ -167,7 +216,8 @@ fn exposed(pair: &Pair, out: &mut Out) -> Result<(), Failure> {
         ">change",
     ]);
     let name = |c: Option<Cause>| c.map_or("", Cause::name).to_owned();
-    for w in pair.waits.iter().take(SHOWN) {
+    let waits = shown.rows(&pair.waits, |w| moved(w.time));
+    for w in waits.iter().take(shown.most(waits.len())) {
         table.row([
             w.of.name.clone(),
             w.of.phase.clone(),
@@ -180,17 +230,23 @@ fn exposed(pair: &Pair, out: &mut Out) -> Result<(), Failure> {
             change_ms(w.time),
         ]);
     }
-    out.text(table)?;
+    print_table(table, out)
+}
+
+/// Prints a table that has rows, after a blank line.
+fn print_table(table: Table, out: &mut Out) -> Result<(), Failure> {
+    if !table.is_empty() {
+        out.blank()?;
+        out.text(table)?;
+    }
     Ok(())
 }
 
-fn breakdown(title: &str, parts: &[Part], out: &mut Out) -> Result<(), Failure> {
-    if parts.is_empty() {
-        return Ok(());
-    }
-    out.blank()?;
+fn breakdown(title: &str, parts: &[Part], shown: Shown, out: &mut Out) -> Result<(), Failure> {
+    let parts = shown.rows(parts, |p| moved(p.time));
+    let (listed, rest) = parts.split_at(shown.most(parts.len()));
     let mut table = Table::new([title, ">A ms", ">B ms", ">change"]);
-    for p in parts.iter().take(SHOWN) {
+    for p in listed {
         table.row([
             p.name.clone(),
             ms(p.time[0]),
@@ -198,13 +254,12 @@ fn breakdown(title: &str, parts: &[Part], out: &mut Out) -> Result<(), Failure> 
             change_ms(p.time),
         ]);
     }
-    if let Some(rest) = parts.get(SHOWN..).filter(|r| !r.is_empty()) {
+    if !rest.is_empty() {
         let sum = [0, 1].map(|i| rest.iter().map(|p| p.time[i]).sum());
         let name = format!("{} more", rest.len());
         table.row([name, ms(sum[0]), ms(sum[1]), change_ms(sum)]);
     }
-    out.text(table)?;
-    Ok(())
+    print_table(table, out)
 }
 
 fn prediction(p: &Prediction, out: &mut Out) -> Result<(), Failure> {
@@ -261,13 +316,14 @@ fn changes(title: &str, all: &[Change], out: &mut Out) -> Result<(), Failure> {
     Ok(())
 }
 
-fn memory(pair: &Pair, out: &mut Out) -> Result<(), Failure> {
+fn memory(pair: &Pair, shown: Shown, out: &mut Out) -> Result<(), Failure> {
     let m = &pair.memory;
-    out.blank()?;
-    let mut table = Table::new(["at the peak", ">A", ">B", ">change MiB"]);
     let mib = |b: [Bytes; 2]| signed(b[1].mib() - b[0].mib(), 1);
-    let units = m.by_unit.iter().filter(|u| u.bytes[0] != u.bytes[1]);
-    for part in m.by_role.iter().chain(units.take(3)).take(2 * SHOWN) {
+    let mut table = Table::new(["at the peak", ">A", ">B", ">change MiB"]);
+    let changed = |part: &Sized| part.bytes[0] != part.bytes[1];
+    let roles = shown.rows(&m.by_role, changed);
+    let units = m.by_unit.iter().filter(|u| changed(u));
+    for part in roles.into_iter().chain(units.take(UNITS)) {
         table.row([
             part.name.clone(),
             part.bytes[0].to_string(),
@@ -275,37 +331,46 @@ fn memory(pair: &Pair, out: &mut Out) -> Result<(), Failure> {
             mib(part.bytes),
         ]);
     }
-    out.text(table)?;
-    out.line(format_args!("A peaks in {}, B in {}", m.at[0], m.at[1]))?;
-    let most = m.curves.iter().flatten().copied().max().unwrap_or(0);
-    if most > 0 {
-        out.blank()?;
-        let scale = shardlab_plan::units::Bytes(most);
-        out.line(format_args!(
-            "allocated over the step, host time, full height {scale}"
-        ))?;
-        for (head, curve) in pair.runs.iter().zip(&m.curves) {
-            let points: Vec<f64> = curve.iter().map(|b| *b as f64).collect();
-            out.line(format_args!(
-                "{}  {}",
-                head.label,
-                bars(&points, 0.0, most as f64)
-            ))?;
-        }
+    print_table(table, out)?;
+    let [a, b] = &m.at;
+    if a != b {
+        out.line(format_args!("A peaks in {a}, B in {b}."))?;
+    } else if shown.all {
+        out.line(format_args!("Both peak in {a}."))?;
     }
-    if !m.places.is_empty() {
-        out.blank()?;
-        let mut table = Table::new(["peak in", "phase", ">A", ">B", ">change MiB"]);
-        for p in m.places.iter().take(SHOWN) {
-            table.row([
-                p.unit.clone(),
-                p.phase.to_owned(),
-                p.bytes[0].to_string(),
-                p.bytes[1].to_string(),
-                mib(p.bytes),
-            ]);
+    curves(pair, shown, out)?;
+    let mut table = Table::new(["peak in", "phase", ">A", ">B", ">change MiB"]);
+    for p in m.places.iter().take(shown.most(m.places.len())) {
+        table.row([
+            p.unit.clone(),
+            p.phase.to_owned(),
+            p.bytes[0].to_string(),
+            p.bytes[1].to_string(),
+            mib(p.bytes),
+        ]);
+    }
+    print_table(table, out)
+}
+
+/// The curves of allocated bytes, of runs that have one.
+fn curves(pair: &Pair, shown: Shown, out: &mut Out) -> Result<(), Failure> {
+    let curves = &pair.memory.curves;
+    let most = curves.iter().flatten().copied().max().unwrap_or(0);
+    if most == 0 || curves[0] == curves[1] && !shown.all {
+        return Ok(());
+    }
+    out.blank()?;
+    out.line(format_args!(
+        "allocated memory over the step (host time; full height {})",
+        Bytes(most)
+    ))?;
+    for (head, curve) in pair.runs.iter().zip(curves) {
+        if curve.is_empty() {
+            continue;
         }
-        out.text(table)?;
+        let points: Vec<f64> = curve.iter().map(|b| *b as f64).collect();
+        let bars = bars(&points, 0.0, most as f64);
+        out.line(format_args!("{}  {bars}", head.label))?;
     }
     Ok(())
 }
@@ -337,32 +402,31 @@ fn overlay(quantity: &str, curve: &CurvePair, out: &mut Out) -> Result<(), Failu
         ]);
     }
     out.text(table)?;
-    out.paragraph(0, &curve.sentence(quantity))?;
     Ok(())
 }
 
-fn provenance(pair: &Pair, out: &mut Out) -> Result<(), Failure> {
-    out.blank()?;
-    out.paragraph(0, &pair.alignment.sentence("A", "B"))?;
-    if !pair.options.is_empty() {
+fn provenance(pair: &Pair, all: bool, out: &mut Out) -> Result<(), Failure> {
+    let alignment = pair.alignment.sentence("A", "B");
+    if let Some(sentence) = alignment.filter(|_| pair.comparable.times() || all) {
         out.blank()?;
-        let mut table = Table::new(["option", "A", "B"]);
-        let text = |v: &Option<String>| v.clone().unwrap_or_else(|| "-".into());
+        out.paragraph(0, &sentence)?;
+    }
+    let text = |v: &Option<String>| v.clone().unwrap_or_else(|| "-".into());
+    let mut table = Table::new(["option", "A", "B"]);
+    // Few options stand in a sentence above.
+    if all || pair.options.len() > NAMED {
         for d in &pair.options {
             table.row([d.key.clone(), text(&d.values[0]), text(&d.values[1])]);
         }
-        out.text(table)?;
     }
-    if !pair.environment.is_empty() {
-        out.blank()?;
-        let mut table = Table::new(["environment", "A", "B"]);
-        let text = |v: &Option<String>| v.clone().unwrap_or_else(|| "-".into());
-        for (key, [a, b]) in &pair.environment {
-            table.row([key.clone(), text(a), text(b)]);
-        }
-        out.text(table)?;
+    print_table(table, out)?;
+    let mut table = Table::new(["environment", "A", "B"]);
+    // What only one of the runs has says how it was made, not how they differ.
+    let differs = |[a, b]: &[Option<String>; 2]| all || a.is_some() && b.is_some();
+    for (key, [a, b]) in pair.environment.iter().filter(|(_, v)| differs(v)) {
+        table.row([key.clone(), text(a), text(b)]);
     }
-    Ok(())
+    print_table(table, out)
 }
 
 #[cfg(test)]

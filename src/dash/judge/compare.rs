@@ -6,7 +6,7 @@ use crate::dash::tables::{Page, Series, Table};
 use shardlab_plan::record::Cause;
 use shardlab_plan::units::{Bytes, Picos, signed};
 use shardlab_reports::RunView;
-use shardlab_reports::compare::{Change, Matrix, Pair, Part, Side, pair};
+use shardlab_reports::compare::{Change, Matrix, Pair, Part, Side, Tolerance, pair};
 use shardlab_reports::stats::{Comparison, Options, Verdict};
 use std::sync::Arc;
 
@@ -67,14 +67,32 @@ fn title(runs: &[(String, Arc<RunView>)], apart: &[String]) -> String {
 }
 
 fn of_pair(p: &Pair) -> Page {
-    let tone = match p.step.as_ref().map(|s| s.verdict) {
+    // A prediction is not an improvement on a measurement.
+    let ranked = p.step.as_ref().filter(|_| p.comparable.ranks());
+    let tone = match ranked.map(|s| s.verdict) {
         Some(Verdict::Improved) => Tone::Good,
         Some(Verdict::Regressed) => Tone::Bad,
         _ => Tone::Plain,
     };
     // What was changed comes before what it did.
-    let mut tables = vec![why(p), options(p), metrics(p), exposed(p)];
-    tables.push(waits(p));
+    let mut tables = vec![why(p), options(p), metrics(p)];
+    if p.comparable.times() {
+        tables.extend(details(p));
+    }
+    tables.retain(|t| !t.rows.is_empty() || !t.notes.is_empty());
+    let verdict = p
+        .verdict()
+        .map_or_else(|| p.comparable.sentence(), str::to_owned);
+    Page {
+        verdict: Some((tone, verdict)),
+        tables,
+        ..Page::default()
+    }
+}
+
+/// Where time and memory go.
+fn details(p: &Pair) -> Vec<Table> {
+    let mut tables = vec![exposed(p), waits(p)];
     for (title, parts) in [
         ("Wall time by phase, ms", &p.breakdown.by_phase),
         ("Busy time by kind, ms", &p.breakdown.by_kind),
@@ -113,35 +131,39 @@ fn of_pair(p: &Pair) -> Page {
         None => tables.push(changes("Single instructions", &p.changes)),
     }
     tables.push(memory(p));
-    tables.retain(|t| !t.rows.is_empty() || !t.notes.is_empty());
-    let verdict = p.why.first().cloned().unwrap_or_default();
-    Page {
-        verdict: (!verdict.is_empty()).then_some((tone, verdict)),
-        tables,
-        ..Page::default()
-    }
+    tables
 }
 
 /// What follows, and the tests behind it.
 fn why(p: &Pair) -> Table {
     let mut table = Table::new("Why", &[]);
-    table.notes.extend(p.why.iter().skip(1).cloned());
-    table.notes.extend(p.step.as_ref().and_then(tests));
-    let curves = [("loss", &p.losses), ("gradient norm", &p.grad_norms)];
+    let warnings = p.warnings.iter().map(|w| format!("⚠ {w}"));
+    table.notes.extend(warnings);
+    let comparable = p.verdict().map(|_| p.comparable.sentence());
+    table.notes.extend(comparable);
+    table.notes.extend(p.reasons().iter().cloned());
     table.notes.extend(
-        curves
-            .iter()
-            .filter_map(|(name, c)| Some(c.as_ref()?.sentence(name))),
+        p.step
+            .as_ref()
+            .and_then(|s| tests(s, p.prediction.is_some())),
     );
-    table.notes.push(p.alignment.sentence("A", "B"));
+    let alignment = p.alignment.sentence("A", "B");
+    table
+        .notes
+        .extend(alignment.filter(|_| p.comparable.times()));
     table
 }
 
-fn tests(c: &Comparison) -> Option<String> {
+fn tests(c: &Comparison, is_prediction: bool) -> Option<String> {
+    let verdict = match c.verdict {
+        Verdict::Improved if is_prediction => "shorter",
+        Verdict::Regressed if is_prediction => "longer",
+        other => other.name(),
+    };
     (c.n != [1, 1]).then(|| {
         format!(
             "Step time {}: ratio {:.4}, {:.0} % interval {:.4} to {:.4}, {} and {} samples, Cliff's delta {:+.2} ({}).",
-            c.verdict.name(),
+            verdict,
             c.ratio.estimate,
             100.0 * c.ratio.level,
             c.ratio.low,
@@ -166,19 +188,21 @@ fn metrics(p: &Pair) -> Table {
     let mut table = Table::new("Metrics", &["metric", ">A", ">B", ">change", ">%"]);
     for m in &p.metrics {
         let (a, b) = (m.values[0], m.values[1]);
-        let known = a.is_finite() && b.is_finite();
-        let best = m.best();
-        let tone = match (known && a != b, best.get(1)) {
-            (true, Some(true)) => Tone::Good,
-            (true, _) => Tone::Bad,
-            _ => Tone::Plain,
+        let (compared, ranked) = (p.comparable.times(), p.comparable.ranks());
+        let known = a.is_finite() && b.is_finite() && compared;
+        let tone = match m.improves(Tolerance::DEFAULT).filter(|_| ranked) {
+            Some(true) => Tone::Good,
+            Some(false) => Tone::Bad,
+            None => Tone::Plain,
         };
         let when = |yes: bool, text: String| if yes { text } else { "-".to_owned() };
         let cells = [
             m.heading(),
             m.show(0),
             m.show(1),
-            m.change().unwrap_or_else(|| "-".into()),
+            m.change()
+                .filter(|_| compared)
+                .unwrap_or_else(|| "-".into()),
             when(known && a != 0.0, signed(100.0 * (b / a - 1.0), 1)),
         ];
         table.row(tone, cells);
@@ -300,13 +324,20 @@ fn of_many(runs: &[(String, Arc<RunView>)], apart: &[String]) -> Page {
         .zip(runs)
         .map(|(l, (_, r))| (l.as_str(), r.as_ref()))
         .collect();
-    let matrix = Matrix::new(&sides);
+    let matrix = Matrix::new(&sides, None);
     let runs_across = |title: &str| {
         let mut table = Table::new(title, &[""]);
         table.header.extend(labels.iter().map(|l| format!(">{l}")));
         table
     };
-    let mut metrics = runs_across("Metrics (* best of those that fit)");
+    let title = match matrix.comparable.ranks() {
+        true => format!(
+            "Metrics (* best of those that fit; within {} equal)",
+            matrix.tolerance
+        ),
+        false => "Metrics".to_owned(),
+    };
+    let mut metrics = runs_across(&title);
     for m in &matrix.metrics {
         let best = matrix.best(m);
         let cells = (0..runs.len()).map(|i| {
@@ -315,14 +346,12 @@ fn of_many(runs: &[(String, Arc<RunView>)], apart: &[String]) -> Page {
         });
         metrics.row(Tone::Plain, std::iter::once(m.heading()).chain(cells));
     }
-    let front = matrix
-        .rows
-        .iter()
-        .map(|r| if r.on_front { "◆" } else { "" }.to_owned());
-    metrics.row(
-        Tone::Good,
-        std::iter::once("Pareto front".to_owned()).chain(front),
-    );
+    if matrix.comparable.ranks() {
+        let mark = |on: bool| if on { "◆" } else { "" }.to_owned();
+        let front = matrix.rows.iter().map(|r| mark(r.on_front));
+        let title = "Pareto front".to_owned();
+        metrics.row(Tone::Good, std::iter::once(title).chain(front));
+    }
     let mut options = runs_across("Options that differ");
     for d in &matrix.options {
         let values = d
@@ -347,6 +376,7 @@ fn of_many(runs: &[(String, Arc<RunView>)], apart: &[String]) -> Page {
     tables.retain(|t| !t.rows.is_empty());
     Page {
         title: format!("{} runs", runs.len()),
+        verdict: Some((Tone::Plain, matrix.comparable.sentence())),
         tables,
         ..Page::default()
     }

@@ -330,10 +330,7 @@ fn comparison() -> Page {
     };
     Page {
         title: "A sim llama-tiny │ B exec llama-tiny".into(),
-        verdict: Some((
-            Tone::Good,
-            "The step time of B is 5.3 % less than that of A.".into(),
-        )),
+        verdict: Some((Tone::Good, "B is 5.3 % faster: 12.00 ms → 11.36 ms.".into())),
         tables: vec![why, metrics, long],
         losses: vec![series("A llama-tiny", 4.0), series("B llama-tiny", 3.0)],
     }
@@ -428,17 +425,27 @@ fn comparisons_of_two_runs_and_of_many_have_their_tables() {
         );
     }
     assert_eq!(two.losses.len(), 1);
-    assert_eq!(two.verdict.as_ref().map(|(tone, _)| *tone), Some(Tone::Bad));
+    // A measurement is neither better nor worse than a prediction.
+    let (tone, verdict) = two.verdict.clone().unwrap();
+    assert_eq!(tone, Tone::Plain);
+    assert!(verdict.contains("the prediction is "), "{verdict}");
     let many = judge::compare(&[
         called(1, &a),
         called(2, &b),
         called(4, &step(RunKind::Sim, 10)),
     ]);
-    assert_eq!(
-        titles(&many)[..2],
-        ["Runs", "Metrics (* best of those that fit)"]
-    );
+    assert_eq!(titles(&many)[..2], ["Runs", "Metrics"]);
+    let cells = many.tables[1].rows.iter().flat_map(|r| &r.cells);
+    assert!(cells.into_iter().all(|c| !c.contains(['*', '◆'])));
     assert_eq!(many.tables[0].rows.len(), 3);
+    // Predictions alone are ranked, but not where they tie.
+    let many = judge::compare(&[
+        called(1, &a),
+        called(2, &step(RunKind::Sim, 0)),
+        called(4, &step(RunKind::Sim, 10)),
+    ]);
+    let title = "Metrics (* best of those that fit; within 0.5 % equal)";
+    assert_eq!(titles(&many)[1], title);
 }
 
 /// What a gate found: it has no program.

@@ -297,7 +297,7 @@ fn planning_scales_with_depth() {
         let scenario = crate::scenario::load(path, &set).unwrap();
         let lives = trace(&crate::plan(&scenario).unwrap());
         occupancy::work::take();
-        PoolPlan::by_stream(lives);
+        let _ = PoolPlan::by_stream(lives);
         occupancy::work::take() as f64
     };
     for mode in ["off", "full"] {

@@ -6,7 +6,7 @@ use std::collections::BTreeMap;
 use std::fmt::Write;
 
 /// Columns of a line of a list.
-const WIDTH: usize = 110;
+const WIDTH: usize = 120;
 
 pub(super) fn text(facts: &Facts) -> String {
     let mut out = String::from(

@@ -5,7 +5,7 @@ use crate::gate::baseline::Baseline;
 use crate::gate::facts::Facts;
 use crate::gate::finding::{Change, Class, Finding, Status};
 use crate::gate::limits::Limits;
-use crate::gate::outline::{bytes_of, changes, expand, role_of};
+use crate::gate::outline::{allocations, changes, expand};
 use crate::view::{HARDWARE, changed_counts, deltas};
 use shardlab_plan::scenario::GateProgram;
 use std::collections::BTreeMap;
@@ -84,7 +84,7 @@ pub(super) fn change(baseline: &Baseline, now: &Facts, limits: &Limits) -> Optio
     }
     differing(baseline, now).map(|words| Change {
         words: format!("program changed: {words}"),
-        place: baseline.place("program", "digest"),
+        place: None,
     })
 }
 
@@ -150,12 +150,11 @@ pub(super) fn buffers(baseline: &Baseline, now: &Facts, more: bool) -> Vec<Strin
         let text = expand(outline);
         let steady = text.lines().skip_while(|l| !l.starts_with("[steady"));
         for line in steady.skip(1).take_while(|l| !l.starts_with('[')) {
-            let Some((_, words)) = line.split_once("alloc ") else {
+            let Some((role, sizes)) = allocations(line) else {
                 continue;
             };
-            let mut words = words.split(' ');
-            if let (Some(role), Some(Some(bytes))) = (words.next(), words.next().map(bytes_of)) {
-                *all.entry((role_of(role).to_owned(), bytes)).or_default() += 1;
+            for (bytes, n) in sizes {
+                *all.entry((role.to_owned(), bytes)).or_default() += n;
             }
         }
         all

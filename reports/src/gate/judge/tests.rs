@@ -539,7 +539,7 @@ fn a_larger_peak_names_buffers_that_are_more_and_a_smaller_one_those_that_are_fe
         f.program.outline = f
             .program
             .outline
-            .replace("alloc act 600", "3x{alloc tmp 1Ki}");
+            .replace("alloc act 600", "alloc tmp 3*1Ki");
     };
     let v = after(|f| {
         swap(f);

@@ -20,11 +20,13 @@ pub(super) enum Symbol {
 /// most so often.
 const HOPS: usize = 8;
 /// Characters that sharing a part must save.
-const LEAST_SAVED: usize = 20;
+const LEAST_SAVED: usize = 30;
+/// Characters of the shortest part that gets a name: a reference in the place of less is harder to read.
+const SHORTEST: usize = 48;
 /// Characters that naming a part takes: its title, and a line that is not full.
 const TITLE: usize = 60;
 /// Characters of a reference to a part.
-const REFERENCE: usize = 24;
+const REFERENCE: usize = 8;
 /// Longest text in which shared parts are looked for, in symbols.
 const LONGEST: usize = 20_000;
 
@@ -177,7 +179,7 @@ impl Symbols {
                 from = start;
                 let width = before[order[start] + known] - before[order[start]];
                 let most = saved(i + 1 - start, width);
-                if most < LEAST_SAVED || best.is_some_and(|(s, ..)| most <= s) {
+                if width < SHORTEST || most < LEAST_SAVED || best.is_some_and(|(s, ..)| most <= s) {
                     continue;
                 }
                 let times = apart(&order[start..=i], known);

@@ -1,7 +1,7 @@
 //! Outlines as text.
 
+use super::HEADING;
 use super::fold::{Id, Symbol, Symbols};
-use super::{HEADING, place_of};
 use std::collections::BTreeMap;
 use std::fmt::Write;
 
@@ -10,10 +10,10 @@ const WIDTH: usize = 120;
 
 /// Writes sections of an outline, blocks before what refers to them.
 pub(super) fn print(symbols: &Symbols, sections: &[(String, Vec<Id>)]) -> String {
-    let mut names = Names::default();
+    let mut names = Names::new();
     let mut out = String::new();
     for (_, list) in sections {
-        names.define(symbols, list, &mut String::new(), &mut out);
+        define(symbols, list, &mut names, &mut out);
     }
     for (title, list) in sections {
         fill(&format!("[{title}]"), symbols, list, &names, &mut out);
@@ -21,40 +21,21 @@ pub(super) fn print(symbols: &Symbols, sections: &[(String, Vec<Id>)]) -> String
     out
 }
 
-/// Names of blocks, after the place in the model where each is used first.
-#[derive(Default)]
-struct Names {
-    of: BTreeMap<Id, String>,
-    used: BTreeMap<String, u32>,
-}
+/// Numbers of blocks, in their order in the text.
+type Names = BTreeMap<Id, usize>;
 
-impl Names {
-    /// Writes the blocks that a list needs. `at` is the heading that it stands under.
-    fn define(&mut self, symbols: &Symbols, list: &[Id], at: &mut String, out: &mut String) {
-        for id in list {
-            match symbols.get(*id) {
-                Symbol::Line(text) if text.starts_with(HEADING) => {
-                    *at = place_of(text).to_owned();
-                }
-                Symbol::Line(_) => {}
-                Symbol::Repeat(_, body) => self.define(symbols, body, at, out),
-                Symbol::Block(body) if self.of.contains_key(id) => {
-                    // Where its headings lead.
-                    self.define(symbols, body, at, &mut String::new());
-                }
-                Symbol::Block(body) => {
-                    let mut inside = at.clone();
-                    self.define(symbols, body, &mut inside, out);
-                    let place = if at.is_empty() { &inside } else { &*at };
-                    let place = if place.is_empty() { "part" } else { place };
-                    let n = self.used.entry(place.to_owned()).or_default();
-                    *n += 1;
-                    let name = format!("{place} {n}");
-                    fill(&format!("[block {name}]"), symbols, body, self, out);
-                    self.of.insert(*id, name);
-                    *at = inside;
-                }
+/// Writes the blocks that a list needs.
+fn define(symbols: &Symbols, list: &[Id], names: &mut Names, out: &mut String) {
+    for id in list {
+        match symbols.get(*id) {
+            Symbol::Repeat(_, body) => define(symbols, body, names, out),
+            Symbol::Block(body) if !names.contains_key(id) => {
+                define(symbols, body, names, out);
+                let name = names.len() + 1;
+                fill(&format!("[block {name}]"), symbols, body, names, out);
+                names.insert(*id, name);
             }
+            Symbol::Block(_) | Symbol::Line(_) => {}
         }
     }
 }
@@ -134,7 +115,7 @@ fn spell(symbols: &Symbols, list: &[Id], names: &Names, out: &mut Vec<Statement>
                 }
             }
             Symbol::Block(_) => out.push(Statement {
-                text: format!("run {}", names.of.get(id).map_or("", String::as_str)),
+                text: format!("run {}", names.get(id).copied().unwrap_or_default()),
                 heading: false,
                 goes_on: false,
             }),

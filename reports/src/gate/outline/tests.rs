@@ -66,6 +66,25 @@ fn depth_does_not_lengthen_an_outline() {
 }
 
 #[test]
+fn allocations_are_read_back() {
+    let two = vec![(128 << 20, 2), (25_344, 1)];
+    assert_eq!(
+        allocations("alloc tmp 2*128Mi 25344"),
+        Some(("temporary", two.clone()))
+    );
+    let labelled = "copy-out: alloc full_weight 2*128Mi 25344 double_buffer on all_gather";
+    assert_eq!(allocations(labelled), Some(("full_weight", two)));
+    for other in [
+        "free tmp",
+        "mm 8x8x8: act -> tmp",
+        "alloc",
+        "x alloc: alloc tmp 1",
+    ] {
+        assert_eq!(allocations(other), None, "{other}");
+    }
+}
+
+#[test]
 fn sizes_are_short_and_exact() {
     for (bytes, text) in [
         (0, "0"),

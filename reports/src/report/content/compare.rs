@@ -1,7 +1,7 @@
-//! Exposed time, peaks, predictions, curves: side by side.
+//! Exposed time, peaks, predictions and curves of several runs.
 
 use super::{bytes, number};
-use crate::compare::{Side, pair};
+use crate::compare::{Pair, Side, pair};
 use crate::plots::{self, Curve};
 use crate::report::{Block, Item, Section, Table};
 use crate::stats::Options;
@@ -22,22 +22,22 @@ fn titles(first: &str, items: &[Item]) -> Vec<String> {
         .collect()
 }
 
-/// What makes the difference between two runs, in sentences.
+/// Why two runs differ, in sentences; the verdict on their step times stands above.
 pub(super) fn why(items: &[Item]) -> Option<Section> {
     let [a, b] = items else { return None };
-    let pair = pair(
-        Side::new(&a.label, &a.view),
-        Side::new(&b.label, &b.view),
-        &Options::default(),
-    );
-    // The first is the verdict on the step time, which stands above.
-    let told = usize::from(pair.step.is_some());
-    let blocks: Vec<Block> = pair.why.into_iter().skip(told).map(Block::Text).collect();
+    let pair = judged(["A", "B"], [a, b]);
+    let blocks: Vec<Block> = pair.reasons().iter().cloned().map(Block::Text).collect();
     (!blocks.is_empty()).then(|| Section {
         id: "why",
-        title: "What makes the difference".to_owned(),
+        title: "Why they differ".to_owned(),
         blocks,
     })
+}
+
+/// The comparison of two runs.
+pub(super) fn judged(labels: [&str; 2], [a, b]: [&Item; 2]) -> Pair {
+    let sides = [Side::new(labels[0], &a.view), Side::new(labels[1], &b.view)];
+    pair(sides[0], sides[1], &Options::default())
 }
 
 pub(super) fn exposed(items: &[Item]) -> Option<Section> {
@@ -62,7 +62,7 @@ pub(super) fn exposed(items: &[Item]) -> Option<Section> {
         .iter()
         .flat_map(|i| i.view.run.collectives.keys().copied())
         .collect();
-    // A row a run: side by side they would be wider than paper.
+    // One row per run: next to one another they would be wider than paper.
     let of_kind = |k: &CollectiveKind| {
         let k = *k;
         items.iter().filter_map(move |i| {
@@ -134,7 +134,7 @@ pub(super) fn composition(items: &[Item]) -> Option<Block> {
     let total = std::iter::once("all".to_owned()).chain(total);
     let rows = rows.into_iter().chain([total.collect(), places.collect()]);
     Some(Block::Table(Table {
-        caption: "What is allocated at the peak".to_owned(),
+        caption: "Allocated at the peak".to_owned(),
         head: titles("role", items),
         rows: rows.collect(),
     }))
@@ -173,7 +173,7 @@ pub(super) fn prediction(items: &[Item]) -> Option<Section> {
             .into_iter()
             .map(|(k, p)| (k.name().to_owned(), p))
             .collect();
-        let title = format!("{} predicted, {} measured", sim.label, exec.label);
+        let title = format!("{} (predicted) vs. {} (measured)", sim.label, exec.label);
         blocks.push(Block::Plot(plots::scatter(
             &format!("prediction-{i}"),
             &title,
@@ -183,7 +183,7 @@ pub(super) fn prediction(items: &[Item]) -> Option<Section> {
     }
     (!blocks.is_empty()).then(|| Section {
         id: "prediction",
-        title: "Prediction against measurement".to_owned(),
+        title: "Prediction vs. measurement".to_owned(),
         blocks,
     })
 }
@@ -248,10 +248,10 @@ fn worst(title: &str, mut groups: Vec<Group>) -> Table {
         ">times",
         ">predicted us",
         ">measured us",
-        ">off by ms a step",
+        ">off by ms per step",
     ];
     Table {
-        caption: format!("{title}: the largest differences"),
+        caption: format!("{title}: largest differences"),
         head: head.map(str::to_owned).into(),
         rows,
     }
@@ -295,14 +295,14 @@ pub(super) fn losses(items: &[Item]) -> Option<Section> {
     })
 }
 
-/// Where two curves part, in a sentence.
+/// Says where two curves diverge.
 fn apart(a: &Curve, b: &Curve) -> String {
     let steps = a.values.len().min(b.values.len());
     let pairs = || a.values.iter().zip(&b.values).enumerate();
     let first = pairs().find(|(_, (x, y))| x.to_bits() != y.to_bits());
     let Some((first, _)) = first else {
         return format!(
-            "The losses of {} and {} are equal to the bit over {steps} steps.",
+            "The losses of {} and {} are bitwise identical over {steps} steps.",
             a.label, b.label
         );
     };
@@ -311,7 +311,7 @@ fn apart(a: &Curve, b: &Curve) -> String {
         .max_by(|p, q| p.1.total_cmp(&q.1));
     let (at, most) = most.unwrap_or((first, f64::NAN));
     format!(
-        "The losses of {} and {} part at step {}; the largest difference is {most:.3e} at step {} of {steps}.",
+        "The losses of {} and {} diverge at step {}; the largest difference is {most:.3e} at step {} of {steps}.",
         a.label,
         b.label,
         first + 1,

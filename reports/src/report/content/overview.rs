@@ -1,7 +1,8 @@
 //! Cards, the table of all runs, step times.
 
+use super::compare::judged;
 use super::{bytes, number, sweep};
-use crate::compare::{self, Side, Unit};
+use crate::compare::{self, Matrix, Metric, Pair, Unit};
 use crate::plots::{self, StepBar};
 use crate::report::{Block, Card, Item, Section, Table};
 use crate::stats::{Options, ratio_of_medians};
@@ -9,9 +10,9 @@ use crate::view::RunView;
 use shardlab_plan::record::RunKind;
 use shardlab_plan::record::basis::milliseconds;
 
-/// Runs that are compared with the first in a sentence each.
+/// Runs that are compared with the first in a sentence.
 const SENTENCES: usize = 4;
-/// Runs that get a card each.
+/// Runs with a card.
 const CARDS: usize = 6;
 
 fn kind(item: &Item) -> &'static str {
@@ -55,7 +56,7 @@ fn basis(item: &Item) -> String {
     }
 }
 
-/// Cards of those that are told in full, with which these are, and the table of all.
+/// Cards of the runs that are shown in detail, which ones these are, and the table of all.
 pub(super) fn summary(items: &[Item], told: &[Item], which: Option<String>) -> Section {
     let cards = told.iter().take(CARDS).map(|item| {
         let run = &item.view.run;
@@ -100,88 +101,91 @@ pub(super) fn summary(items: &[Item], told: &[Item], which: Option<String>) -> S
     }
 }
 
+/// Metrics of the table of all runs.
+const COLUMNS: [&str; 7] = [
+    "step_ms",
+    "tokens_per_s_per_gpu",
+    "mfu_percent",
+    "exposed_ms",
+    "allocated_gib",
+    "reserved_gib",
+    "device_gib",
+];
+
 fn table(items: &[Item]) -> Table {
-    // The best of each column is marked: the lowest, or the highest of those where more is better.
-    struct Column {
-        title: String,
-        unit: Unit,
-        of: fn(&Item) -> f64,
-        more: bool,
-    }
-    let column = |title: &str, unit, of, more| Column {
-        title: format!(">{title}"),
-        unit,
-        of,
-        more,
-    };
-    let memory = |title, of| column(title, Unit::Memory, of, false);
-    let counted_in = RunView::counted_in(items.iter().map(|i| &i.view));
-    let columns = [
-        column("step ms", Unit::StepTime, |i| i.view.step_ms(), false),
-        column(
-            counted_in.rate(),
-            Unit::Throughput,
-            |i| i.view.tokens_per_s(),
-            true,
-        ),
-        column("MFU %", Unit::Percent, mfu, true),
-        column("exposed ms", Unit::StepTime, |i| i.view.exposed_ms(), false),
-        memory("allocated", |i| i.view.run.memory.peak_allocated.0 as f64),
-        memory("reserved", |i| i.view.run.memory.peak_reserved.0 as f64),
-        memory("device", |i| i.view.run.memory.peak_device.0 as f64),
-    ];
-    let text = |c: &Column, x: f64| match c.unit {
-        Unit::Memory => bytes(x as u64),
-        unit => number(x, unit.decimals()),
-    };
-    let same_tokens = RunView::have_same_tokens(items.iter().map(|i| &i.view));
-    let counts = |c: &Column, i: &Item| c.unit.counts(i.view.fits(), same_tokens);
-    let best = |c: &Column| {
-        let items = items.iter().filter(|i| counts(c, i));
-        let values = items.map(c.of).filter(|x| x.is_finite());
-        let pick = if c.more { f64::max } else { f64::min };
-        values.reduce(pick).map(|x| text(c, x))
-    };
-    let best: Vec<Option<String>> = columns.iter().map(best).collect();
-    let axes = sweep::names(items);
-    let rows = items
+    let runs: Vec<(&str, &RunView)> = items.iter().map(|i| (i.label.as_str(), &i.view)).collect();
+    let matrix = Matrix::new(&runs, None);
+    let columns: Vec<(&Metric, Vec<bool>)> = COLUMNS
         .iter()
-        .map(|item| {
-            // A point of a sweep is its values: a column each.
-            let mut row = match &axes {
-                Some(_) => item.axes.iter().map(|(_, v)| v.clone()).collect(),
-                None => vec![item.label.clone()],
-            };
-            row.push(kind(item).to_owned());
-            for (c, best) in columns.iter().zip(&best) {
-                let text = text(c, (c.of)(item));
-                let mark = if best.as_ref() == Some(&text) && counts(c, item) {
-                    " ★"
-                } else {
-                    ""
-                };
-                row.push(format!("{text}{mark}"));
-            }
-            row.push(fits(item).to_owned());
-            row
-        })
+        .filter_map(|name| matrix.metrics.iter().find(|m| m.name == *name))
+        .map(|m| (m, matrix.best(m)))
         .collect();
+    let axes = sweep::names(items);
+    let rows = items.iter().enumerate().map(|(i, item)| {
+        // A point of a sweep is its values: a column each.
+        let mut row = match &axes {
+            Some(_) => item.axes.iter().map(|(_, v)| v.clone()).collect(),
+            None => vec![item.label.clone()],
+        };
+        row.push(kind(item).to_owned());
+        for (metric, best) in &columns {
+            let mark = if best[i] { " ★" } else { "" };
+            row.push(format!("{}{mark}", cell(metric, i)));
+        }
+        row.push(fits(item).to_owned());
+        row
+    });
+    let rows = rows.collect();
     let runs = axes.unwrap_or_else(|| vec!["run".to_owned()]);
-    let numbers = columns.iter().map(|c| c.title.as_str());
-    let others = std::iter::once("kind").chain(numbers).chain(["fits"]);
-    let head = runs.into_iter().chain(others.map(str::to_owned));
+    let titles = columns.iter().map(|(metric, _)| match metric.unit {
+        // Bytes are written with their unit.
+        Unit::Memory => format!(">{}", metric.title.replace(" GiB", "")),
+        _ => format!(">{}", metric.title),
+    });
+    let head = runs
+        .into_iter()
+        .chain(["kind".to_owned()])
+        .chain(titles)
+        .chain(["fits".to_owned()]);
     Table {
-        caption: if same_tokens {
-            "All runs; ★ marks the best of a column among those that fit".to_owned()
-        } else {
-            format!(
-                "All runs; ★ marks the best of a column among those that fit, but not of times: the steps differ in their {}",
-                counted_in.name()
-            )
-        },
+        caption: caption(
+            &matrix,
+            columns.iter().any(|(_, best)| best.contains(&true)),
+        ),
         head: head.collect(),
         rows,
     }
+}
+
+/// A value of a metric, memory in the unit that suits it.
+fn cell(metric: &Metric, run: usize) -> String {
+    const GIB: f64 = (1u64 << 30) as f64;
+    match metric.unit {
+        Unit::Memory if metric.values[run].is_finite() => bytes((metric.values[run] * GIB) as u64),
+        unit => number(metric.values[run], unit.decimals()),
+    }
+}
+
+/// What the stars mean, where there are some.
+fn caption(matrix: &Matrix, starred: bool) -> String {
+    if !starred {
+        return match matrix.comparable.ranks() {
+            true => format!("All runs; they are equal within {}", matrix.tolerance),
+            false => "All runs".to_owned(),
+        };
+    }
+    let but = match matrix.same_tokens {
+        true => String::new(),
+        false => format!(
+            ", except for times: the steps differ in their {}",
+            matrix.counted_in.name()
+        ),
+    };
+    format!(
+        "All runs; ★ marks the best of a column among those that fit{but}. Values within {} are equal: of these the run with the least \
+         reserved memory is marked",
+        matrix.tolerance
+    )
 }
 
 fn samples(item: &Item) -> Vec<f64> {
@@ -191,7 +195,7 @@ fn samples(item: &Item) -> Vec<f64> {
         .collect()
 }
 
-/// The step times of all, and sentences on those that are told in full.
+/// The step times of all runs, and sentences on those that are shown in detail.
 pub(super) fn step_times(items: &[Item], told: &[Item]) -> Option<Section> {
     let axes = sweep::names(items);
     let bars: Vec<StepBar> = items
@@ -222,13 +226,7 @@ pub(super) fn step_times(items: &[Item], told: &[Item]) -> Option<Section> {
         None => "Step time".to_owned(),
     };
     let mut blocks = vec![Block::Plot(plots::steps(&title, &bars))];
-    let (first, rest) = told.split_first()?;
-    // Beyond, the drawing and the table tell more than a page of sentences.
-    for other in rest.iter().take(SENTENCES) {
-        if let Some(text) = verdict(first, other) {
-            blocks.push(Block::Text(text));
-        }
-    }
+    blocks.extend(verdicts(told).into_iter().map(Block::Text));
     Some(Section {
         id: "step-time",
         title: "Step time".to_owned(),
@@ -243,13 +241,36 @@ fn options(samples: usize) -> Options {
     }
 }
 
-/// Whether two runs differ, in a sentence.
-fn verdict(a: &Item, b: &Item) -> Option<String> {
-    let [a, b] = [a, b].map(|item| Side::new(&item.label, &item.view));
-    let c = compare::step(a, b, &Options::default())?;
-    let step = c.sentence("step time", a.label, b.label);
-    Some(match compare::tokens([a.run, b.run], [a.label, b.label]) {
-        Some(tokens) => format!("{step} {tokens}"),
-        None => step,
-    })
+/// How the step times compare with the first, in sentences.
+fn verdicts(items: &[Item]) -> Vec<String> {
+    let sentences = |pair: &Pair| {
+        let all = pair.verdict().into_iter().map(str::to_owned);
+        all.collect::<Vec<String>>()
+    };
+    match items {
+        [a, b] => {
+            let pair = judged(["A", "B"], [a, b]);
+            let mut all = vec![
+                format!("A is {}, B is {}.", a.label, b.label),
+                pair.comparable.sentence(),
+            ];
+            all.extend(pair.warnings.iter().map(|w| format!("Warning: {w}")));
+            all.extend(sentences(&pair));
+            all
+        }
+        // Beyond, the drawing and the table tell more than a page of sentences.
+        [first, rest @ ..] => {
+            let rest = rest.iter().take(SENTENCES);
+            rest.flat_map(|other| {
+                let labels = [first, other].map(|i| i.label.as_str());
+                let pair = judged(labels, [first, other]);
+                let tokens = compare::tokens([&first.view, &other.view], labels);
+                let told = sentences(&pair).into_iter().chain(tokens);
+                let told: Vec<String> = told.collect();
+                (pair.comparable.times() && !told.is_empty()).then(|| told.join(" "))
+            })
+            .collect()
+        }
+        [] => Vec::new(),
+    }
 }

@@ -1,5 +1,6 @@
 //! Runs that differ in options: which of a sweep's points are told in full, and a heat map.
 
+use crate::compare::Matrix;
 use crate::plots::{self, Cell, Measure};
 use crate::report::{Block, Item, Section};
 use crate::view::{Difference, RunView, ScenarioView, differences};
@@ -69,12 +70,12 @@ pub(super) fn told(items: &[Item]) -> (Cow<'_, [Item]>, Option<String>) {
     order.sort_by(|a, b| better(measure, &a.view, &b.view));
     let best: Vec<Item> = order.into_iter().take(TOLD).cloned().collect();
     let fit = if best.iter().any(|i| i.view.fits() == Some(false)) {
-        "those that do not fit the device last"
+        "with those that do not fit last"
     } else {
-        "of those that fit the device"
+        "among those that fit"
     };
     let text = format!(
-        "{TOLD} of {} points are told in full: the best by {}, {fit}, best first. The table, the step times and the map have all.",
+        "Details for the {TOLD} best of {} points by {}, {fit}. The table, the step times and the map show all points.",
         items.len(),
         name.to_lowercase()
     );
@@ -140,16 +141,20 @@ pub(super) fn heat(items: &[Item]) -> Option<Section> {
         return None;
     }
     let (name, measure) = measure(items);
+    let best = best(items, measure);
     let cell = |row: &String, column: &String| {
         let same =
             |d: &Difference, i: usize, v: &String| d.values[i].clone().unwrap_or_default() == *v;
         (0..items.len())
             .filter(|&i| same(x, i, column) && y.is_none_or(|y| same(y, i, row)))
-            .map(|i| &items[i].view)
-            .min_by(|a, b| better(measure, a, b))
-            .map(|view| Cell {
-                value: value(measure, view),
-                fits: view.fits() != Some(false),
+            .min_by(|&a, &b| {
+                let marked = best[b].cmp(&best[a]);
+                marked.then_with(|| better(measure, &items[a].view, &items[b].view))
+            })
+            .map(|i| Cell {
+                value: value(measure, &items[i].view),
+                fits: items[i].view.fits() != Some(false),
+                best: best[i],
             })
             .filter(|c| c.value.is_finite())
     };
@@ -171,19 +176,19 @@ pub(super) fn heat(items: &[Item]) -> Option<Section> {
     let mut blocks = vec![Block::Plot(plot)];
     if !others.is_empty() {
         let names: Vec<&str> = others.iter().map(|d| d.key.as_str()).collect();
-        let best = items
-            .iter()
-            .min_by(|a, b| better(measure, &a.view, &b.view));
-        let at = best.map_or_else(String::new, |b| format!("; the best of all is {}", b.label));
+        let best = best.iter().position(|best| *best);
+        let at = best.map_or_else(String::new, |i| {
+            format!("; the best of all is {}", items[i].label)
+        });
         blocks.push(Block::Text(format!(
-            "Each cell is the best over {}, of what fits the device where anything does{at}.",
+            "Each cell is the best over {}, among the points that fit where any does{at}.",
             names.join(" and ")
         )));
     }
     if measure.more_is_better {
         let unit = counted_in(items).name();
         blocks.push(Block::Text(format!(
-            "The steps differ in their {unit}, so the map shows {unit} a second and rank: more is better."
+            "Batch sizes differ, so cells show {unit} per second and GPU: more is better."
         )));
     }
     Some(Section {
@@ -195,6 +200,18 @@ pub(super) fn heat(items: &[Item]) -> Option<Section> {
 
 fn counted_in(items: &[Item]) -> BatchUnit {
     RunView::counted_in(items.iter().map(|i| &i.view))
+}
+
+/// Marks the best run by the measure; none where all tie.
+fn best(items: &[Item], measure: Measure) -> Vec<bool> {
+    let runs: Vec<(&str, &RunView)> = items.iter().map(|i| (i.label.as_str(), &i.view)).collect();
+    let matrix = Matrix::new(&runs, None);
+    let name = match measure.more_is_better {
+        true => "tokens_per_s_per_gpu",
+        false => "step_ms",
+    };
+    let metric = matrix.metrics.iter().find(|m| m.name == name);
+    metric.map_or_else(|| vec![false; items.len()], |m| matrix.best(m))
 }
 
 /// What a run has of the measure.
@@ -218,7 +235,7 @@ fn measure(items: &[Item]) -> (&'static str, Measure) {
         return ("Throughput", measure);
     }
     let measure = Measure {
-        unit: "ms a step",
+        unit: "ms per step",
         more_is_better: false,
     };
     ("Step time", measure)
