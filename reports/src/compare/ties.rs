@@ -28,11 +28,11 @@ impl Tolerance {
     }
 
     /// Returns the tolerance within which predictions on these bases are equal: the default, or the largest error band of those that
-    /// are estimates. Where an estimate has no band, the default has to do.
+    /// are estimates, in whole percent. Where an estimate has no band, the default has to do.
     #[must_use]
     pub fn of_bases<'a>(bases: impl Iterator<Item = Option<&'a Basis>>) -> Self {
         let estimates = bases.flatten().filter(|b| b.is_estimate());
-        let bands = estimates.filter_map(|b| Self::new(b.step_percent()? / 100.0));
+        let bands = estimates.filter_map(|b| Self::new(b.step_percent()?.ceil() / 100.0));
         bands.fold(Self::DEFAULT, |a, b| if b > a { b } else { a })
     }
 
@@ -260,7 +260,7 @@ mod tests {
             }),
         };
         let measured = basis(BasisKind::Measured, Some(5.0));
-        let estimated = basis(BasisKind::Estimated, Some(12.0));
+        let estimated = basis(BasisKind::Estimated, Some(11.4));
         let unknown = basis(BasisKind::Estimated, None);
         let of = |all: &[Option<&Basis>]| Tolerance::of_bases(all.iter().copied());
         assert_eq!(of(&[]), Tolerance::DEFAULT);

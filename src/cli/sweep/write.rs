@@ -273,8 +273,7 @@ impl<'a> Table<'a> {
             };
             let within = match tolerance > Tolerance::DEFAULT && self.rests_on_estimates() {
                 true => format!(
-                    "{}, the error of these estimates (--tolerance 0.5% ranks by predicted time)",
-                    rounded(tolerance)
+                    "{tolerance}, the error of these estimates (--tolerance 0.5% ranks by predicted time)"
                 ),
                 false => tolerance.to_string(),
             };
@@ -414,9 +413,4 @@ impl<'a> Table<'a> {
         }
         Ok(())
     }
-}
-
-/// Formats a tolerance that comes from an error band: in whole percent, rounded up.
-fn rounded(tolerance: Tolerance) -> String {
-    format!("{:.0} %", (100.0 * tolerance.share() - 1e-9).ceil())
 }
