@@ -128,7 +128,8 @@ fn predicted_against_measured() {
     let text = stdout(&args);
     assert_narrow(&text);
     assert!(text.contains("worst predictions"), "{text}");
-    assert!(text.contains("the prediction is "), "{text}");
+    let words = text.split_whitespace().collect::<Vec<_>>().join(" ");
+    assert!(words.contains("the prediction is "), "{text}");
     // What only one of the runs has is not a difference between them.
     assert!(!text.contains("seconds.devices"), "{text}");
     // Neither is an improvement on the other.
@@ -290,9 +291,12 @@ fn ties_are_not_stars() {
         let matrix = json(&[&base[..], more, &["--json"]].concat()).remove(0);
         [0, 1, 2].map(|i| matrix["rows"][i]["on_front"] == true)
     };
-    assert_eq!(front(&[]), [true, true, false]);
-    assert_eq!(stars(&[])[2], 0);
-    assert!(stars(&[])[1] > 0);
+    let usual = ["--tolerance", "0.5%"];
+    assert_eq!(front(&usual), [true, true, false]);
+    assert_eq!(stars(&usual)[2], 0);
+    assert!(stars(&usual)[1] > 0);
+    // The hardware is an estimate: its error is the tolerance unless another is asked for.
+    assert!(stdout(&base).contains("Values within 13 % are equal"));
     // To the last picosecond it is faster.
     let exact = ["--tolerance", "0%"];
     assert_eq!(front(&exact), [true, true, true]);
@@ -302,7 +306,7 @@ fn ties_are_not_stars() {
     assert_eq!(front(&wide), [true, false, false]);
     // The same run twice has no best.
     let same = ["compare", "prefetch-1", "prefetch-1", "prefetch-1"];
-    let text = stdout(&same);
+    let text = stdout(&[&same[..], &usual].concat());
     assert!(
         text.contains("All runs that fit are equal within 0.5 %"),
         "{text}"

@@ -123,7 +123,7 @@ fn a_finished_run_that_is_started_once_more() {
     assert_eq!(names(&again), ["begun", "note", "end"]);
     assert_eq!(again[0]["resumed_from"], 2);
     let note = again[1]["text"].as_str().unwrap();
-    assert!(note.starts_with("nothing is trained"), "{note}");
+    assert!(note.starts_with("nothing to train"), "{note}");
     assert_eq!(again[2]["step"], 2);
     assert_eq!(again[2]["run_id"], Value::Null);
 }

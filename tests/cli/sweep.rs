@@ -2,7 +2,6 @@
 
 use crate::{assert_narrow, json, shardlab, stdout};
 use serde_json::Value;
-use shardlab_plan::units::thousands;
 use std::collections::BTreeSet;
 use std::path::Path;
 use std::time::{Duration, Instant};
@@ -289,6 +288,7 @@ fn the_fastest_under_a_limit() {
     let csv = folder.path().join("all.csv");
     let mut args = too_large(&limited);
     args.extend(["--top", "1", "--csv", csv.to_str().unwrap()]);
+    args.extend(["--tolerance", "0%"]);
     let text = stdout(&args);
     assert_narrow(&text);
     let flat = text.split_whitespace().collect::<Vec<_>>().join(" ");
@@ -303,13 +303,11 @@ fn the_fastest_under_a_limit() {
         .map(|(k, v)| format!("{k}={}", v.as_str().unwrap()))
         .collect();
     let best = format!(
-        "Best that fits and reserves 60.00 GiB at most: {}: {} tokens/s/GPU, {} ms per step, ",
+        "Best that fits and reserves 60.00 GiB at most: {}: ~",
         settings.join(" "),
-        thousands(speed(wanted[0]), 0),
-        thousands(number(wanted[0], "/step_ms"), 2)
     );
     assert!(flat.contains(&best), "{best} in {text}");
-    assert!(flat.ends_with("allocated."), "{text}");
+    assert!(flat.contains(" allocated."), "{text}");
     // The file has all of them.
     let rows = csv::Reader::from_path(&csv).unwrap().into_records().count();
     assert_eq!(rows, all.len());
@@ -409,9 +407,9 @@ fn the_fastest_with_room_to_spare() {
         let word = |p: &Value| p["fits"].as_str().unwrap().to_owned();
         points.iter().map(word).collect()
     };
-    let all = json(&of(&["--json"]));
+    let all = json(&of(&["--json", "--headroom", "0%"]));
     assert_eq!(words(&all), ["no", "tight", "yes", "yes", "yes"]);
-    let text = stdout(&of(&[]));
+    let text = stdout(&of(&["--headroom", "0%", "--tolerance", "0%"]));
     assert_narrow(&text);
     let said = flat(&text);
     let (_, best) = said.split_once("Best that fits (tight): ").unwrap();
@@ -421,7 +419,9 @@ fn the_fastest_with_room_to_spare() {
     assert!(tight.starts_with("train.recompute_layers=66: "), "{text}");
     assert!(easy.starts_with("train.recompute_layers=70: "), "{text}");
 
-    let some = json(&of(&["--json", "--headroom", "5%"]));
+    // 5 % is the default.
+    let some = json(&of(&["--json"]));
+    assert_eq!(some, json(&of(&["--json", "--headroom", "5%"])));
     assert_eq!(words(&some), ["no", "short", "short", "yes", "yes"]);
     let number = |p: &Value, path: &str| p.pointer(path).unwrap().as_i64().unwrap();
     let capacity =
@@ -437,7 +437,7 @@ fn the_fastest_with_room_to_spare() {
         json(&of(&["--json", "--headroom", "5", "--fits"])),
         some[3..]
     );
-    let said = flat(&stdout(&of(&["--headroom", "5%"])));
+    let said = flat(&stdout(&of(&["--headroom", "5%", "--tolerance", "0%"])));
     let best = "Best that fits and leaves 5 % of the device free: train.recompute_layers=72: ";
     assert!(said.contains(best) && !said.contains("tight"), "{said}");
     let none = stdout(&of(&["--headroom", "90%", "--max-memory", "60GiB"]));

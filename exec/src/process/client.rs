@@ -559,7 +559,7 @@ mod tests {
             drop(stream);
         });
         let words = error.to_string();
-        assert!(words.contains("has not answered for"), "{words}");
+        assert!(words.contains("no answer for"), "{words}");
         assert!(took >= SILENCE && took < 3 * SILENCE, "{took:?}");
     }
 

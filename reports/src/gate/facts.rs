@@ -5,7 +5,7 @@ use crate::view::{HARDWARE, ProgramView, RunView, ScenarioView};
 use serde::{Deserialize, Serialize};
 use shardlab_plan::check::{Report, Severity};
 use shardlab_plan::program::{SectionKind, UnitId};
-use shardlab_plan::record::Run;
+use shardlab_plan::record::{Basis, Run};
 use shardlab_plan::{Program, Scenario};
 use std::collections::BTreeMap;
 
@@ -43,6 +43,9 @@ pub struct Facts {
     /// Measured runs, where there are any.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub measured: Option<Measured>,
+    /// What the prediction rests on; not part of a baseline.
+    #[serde(skip)]
+    pub basis: Option<Basis>,
 }
 
 /// A program.
@@ -165,6 +168,7 @@ impl Facts {
             time: TimeFacts::new(predicted),
             check: CheckFacts::new(check),
             measured: None,
+            basis: predicted.basis.clone(),
         }
     }
 }

@@ -2,6 +2,7 @@
 
 use super::limits::Place;
 use serde::Serialize;
+use shardlab_plan::record::Basis;
 use shardlab_plan::scenario::GatePreset;
 
 /// Kind of a finding.
@@ -133,6 +134,9 @@ pub struct Verdict {
     pub pass: bool,
     /// What the scenario was judged by.
     pub preset: GatePreset,
+    /// What the prediction rests on.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub basis: Option<Basis>,
     /// What changed since the baseline, in words.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub change: Option<String>,
@@ -158,6 +162,7 @@ impl Verdict {
             scenario: scenario.into(),
             pass: false,
             preset,
+            basis: None,
             change,
             failures: Vec::new(),
             findings,
@@ -165,6 +170,13 @@ impl Verdict {
         };
         verdict.sum_up();
         verdict
+    }
+
+    /// Returns the verdict with what its prediction rests on.
+    #[must_use]
+    pub fn resting_on(mut self, basis: Option<Basis>) -> Self {
+        self.basis = basis;
+        self
     }
 
     /// The verdict with a further finding.
@@ -232,13 +244,11 @@ impl Finding {
 
     /// The reason of a failure that no change explains.
     fn cause(&self) -> String {
+        if let Some(meaning) = super::judge::meaning(&self.metric) {
+            return meaning.to_owned();
+        }
         match self.class {
             _ if self.status == Status::NoBaseline => "no baseline to compare with".to_owned(),
-            _ if super::judge::stands_alone(&self.metric) => match self.metric.as_str() {
-                super::judge::FITS => "the step does not fit the device".to_owned(),
-                super::judge::FINITE => "training does not end with finite numbers".to_owned(),
-                metric => format!("over {metric}"),
-            },
             Class::Checks => "the program breaks a rule (`shardlab check`)".to_owned(),
             Class::Program => "the program changed, the scenario did not".to_owned(),
             Class::Memory => "memory changed, program and scenario did not".to_owned(),

@@ -17,9 +17,25 @@ pub(super) use convergence::FINITE;
 pub(super) use memory::FITS;
 pub(super) use program::DIGEST;
 
+/// Name of the finding that there is nothing to compare with.
+pub const BASELINE: &str = "baseline";
+
 /// Whether a metric is judged whatever a baseline has.
-pub(super) fn stands_alone(metric: &str) -> bool {
+fn stands_alone(metric: &str) -> bool {
     metric == FITS || metric == FINITE || budget::METRICS.contains(&metric)
+}
+
+/// What it means that a metric fails which is judged whatever a baseline has.
+pub(super) fn meaning(metric: &str) -> Option<&'static str> {
+    let [reserved, measured, step] = budget::METRICS;
+    Some(match metric {
+        FITS => "the step does not fit the device",
+        FINITE => "training does not end with finite numbers",
+        _ if metric == reserved => "over the memory budget",
+        _ if metric == measured => "over the memory budget, as measured",
+        _ if metric == step => "over the step time budget",
+        _ => return None,
+    })
 }
 
 /// What one comparison is about: everything of a [`Finding`] but its outcome.
@@ -140,7 +156,7 @@ pub fn judge(baseline: &Baseline, now: &Facts, limits: &Limits) -> Verdict {
         }
     }
     let change = program::change(baseline, now, limits);
-    Verdict::new(&now.scenario, limits.preset, change, findings)
+    Verdict::new(&now.scenario, limits.preset, change, findings).resting_on(now.basis.clone())
 }
 
 /// The verdict on a scenario whose baseline cannot be had, for the reason given, which may be the fault of a place in its
@@ -169,14 +185,18 @@ fn by_itself(now: Facts, limits: &Limits, none: impl FnOnce(&Facts) -> Finding) 
     findings.retain(|f| {
         f.class == Class::Checks || stands_alone(&f.metric) && f.status != Status::Skipped
     });
+    for f in &mut findings {
+        f.baseline.clear();
+    }
     findings.push(none(&itself.facts));
     Verdict::new(&itself.facts.scenario, limits.preset, None, findings)
+        .resting_on(itself.facts.basis.clone())
 }
 
 fn no_baseline(status: Status, now: String, limits: &Limits, reason: &str) -> Finding {
     Finding {
         class: Class::Program,
-        metric: "baseline".to_owned(),
+        metric: BASELINE.to_owned(),
         status,
         baseline: "none".to_owned(),
         now,

@@ -46,6 +46,7 @@ pub(crate) fn facts() -> Facts {
             exposed_ps: map(&[("wire", 100_000_000)]),
         },
         check: CheckFacts::default(),
+        basis: None,
         measured: Some(Measured {
             environment: BTreeMap::from([("device".to_owned(), "cpu".to_owned())]),
             digest: "0123456789abcdef".to_owned(),

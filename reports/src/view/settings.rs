@@ -40,7 +40,8 @@ impl ScenarioView {
         // A scenario is plain data: it always becomes an object.
         if let Ok(Value::Object(sections)) = serde_json::to_value(scenario) {
             for (name, section) in sections {
-                if !matches!(name.as_str(), "name" | "about") {
+                // How a run is judged is not part of it.
+                if !matches!(name.as_str(), "name" | "about" | "gate") {
                     flatten(&name, section, &mut settings);
                 }
             }

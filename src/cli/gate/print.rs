@@ -2,6 +2,7 @@
 
 use crate::cli::output::{Failure, Out};
 use crate::cli::table::{Table, WIDTH};
+use shardlab_reports::gate::judge::BASELINE;
 use shardlab_reports::gate::{Finding, Status, Verdict};
 
 /// Prints the verdicts: one line per scenario, and below it the failures, each with its cause first.
@@ -13,11 +14,19 @@ pub(super) fn verdicts(all: bool, verdicts: &[Verdict], out: &mut Out) -> Result
                 Some(p) => format!(" [{}:{}]", p.file, p.line),
                 None => String::new(),
             };
-            out.blank()?;
-            let cause = out.bold(&failure.cause);
-            out.paragraph(2, &format!("{cause}{place}"))?;
             let findings: Vec<&Finding> = v.of(failure).collect();
-            details(&findings, out)?;
+            let cause = out.bold(&failure.cause);
+            out.blank()?;
+            // Without two numbers to compare, a sentence says it all.
+            if let [f] = findings[..]
+                && (f.baseline.is_empty() || f.status == Status::NoBaseline)
+            {
+                out.paragraph(2, &format!("{cause}: {}{place}", f.message))?;
+                more(f, out)?;
+            } else {
+                out.paragraph(2, &format!("{cause}{place}"))?;
+                details(&findings, out)?;
+            }
         }
         let rest = |f: &&Finding| match f.status {
             Status::Pass => all,
@@ -25,7 +34,12 @@ pub(super) fn verdicts(all: bool, verdicts: &[Verdict], out: &mut Out) -> Result
             Status::Skipped => all || v.change.as_ref() != Some(&f.message),
             status => !status.fails(),
         };
-        let rest: Vec<&Finding> = v.findings.iter().filter(rest).collect();
+        let rest = v
+            .findings
+            .iter()
+            .filter(|f| all || !is_note(f))
+            .filter(rest);
+        let rest: Vec<&Finding> = rest.collect();
         if !rest.is_empty() {
             out.blank()?;
             details(&rest, out)?;
@@ -70,10 +84,20 @@ fn heading(v: &Verdict, out: &mut Out) -> Result<(), Failure> {
         out.bad("FAIL")
     };
     out.line(format_args!("{name}: {word} ({about})"))?;
-    if let Some(change) = v.change.as_ref().filter(|_| v.pass) {
-        out.paragraph(2, &format!("note: {change}"))?;
+    if let Some(basis) = &v.basis {
+        out.paragraph(2, &format!("prediction {}", basis.sentence()))?;
+    }
+    let change = v.change.as_ref().filter(|_| v.pass);
+    let alone = v.findings.iter().filter(|f| is_note(f)).map(|f| &f.message);
+    for note in change.into_iter().chain(alone) {
+        out.paragraph(2, &format!("note: {note}"))?;
     }
     Ok(())
+}
+
+/// Whether a finding says that there was nothing to compare with, where that does not fail.
+fn is_note(f: &Finding) -> bool {
+    f.status == Status::Skipped && f.metric == BASELINE
 }
 
 fn details(findings: &[&Finding], out: &mut Out) -> Result<(), Failure> {
@@ -104,6 +128,11 @@ fn tell(f: &Finding, out: &mut Out) -> Result<(), Failure> {
         return Ok(());
     }
     out.paragraph(2, &format!("{}: {}", f.metric, f.message))?;
+    more(f, out)
+}
+
+/// The lines below a sentence.
+fn more(f: &Finding, out: &mut Out) -> Result<(), Failure> {
     for line in f.detail.lines() {
         let shown = cut(line, WIDTH - 4);
         let shown = match line.chars().next() {

@@ -206,11 +206,14 @@ impl<'a> Table<'a> {
             self.selection
                 .max_memory
                 .map(|most| format!("reserves {most} at most")),
-            self.selection.headroom.map(|share| {
-                // Fractions of a percent have no exact form in binary.
-                let percent = (1e4 * share).round() / 100.0;
-                format!("leaves {percent} % of the device free")
-            }),
+            self.selection
+                .headroom
+                .filter(|share| *share > 0.0)
+                .map(|share| {
+                    // Fractions of a percent have no exact form in binary.
+                    let percent = (1e4 * share).round() / 100.0;
+                    format!("leaves {percent} % of the device free")
+                }),
         ];
         let limits: Vec<String> = limits.into_iter().flatten().collect();
         let limit = match limits.as_slice() {

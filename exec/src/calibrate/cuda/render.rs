@@ -438,7 +438,10 @@ mod tests {
             source("contention")
         );
         let network = source("network");
-        assert!(network.contains("links: assumed, this GPU's"), "{network}");
+        assert!(
+            network.contains("links: assumed: the data sheet of this GPU"),
+            "{network}"
+        );
         assert!(!network.contains("not measured"), "{network}");
         // Another sheet than that of the H200.
         assert!(text.contains("memory_gbps = 3000\n"), "{text}");

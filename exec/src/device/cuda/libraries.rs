@@ -408,7 +408,7 @@ mod tests {
         };
         let text = error.to_string();
         assert!(
-            text.contains("libcuda.so.1 (the GPU's driver): not found; comes with"),
+            text.contains("libcuda.so.1 (GPU driver): not found; comes with"),
             "{text}"
         );
         assert!(text.contains("x/libnvrtc.so.13: too short"), "{text}");

@@ -59,7 +59,7 @@ fn out_of_memory_says_what_was_alive_and_stops_every_rank() {
     assert_eq!(first.kind, FailureKind::OutOfMemory);
     assert!(first.message.contains("full_weight"), "{}", first.message);
     assert!(
-        first.message.contains("alive: model_weight 512 B"),
+        first.message.contains("in use: model_weight 512 B"),
         "{}",
         first.message
     );
@@ -83,7 +83,7 @@ fn memory_that_the_device_refuses_is_out_of_memory_too() {
     assert_eq!(first.kind, FailureKind::OutOfMemory);
     let words = &first.message;
     assert!(words.contains("no memory at 0x"), "{words}");
-    assert!(words.contains("alive: model_weight 512 B"), "{words}");
+    assert!(words.contains("in use: model_weight 512 B"), "{words}");
 }
 
 #[test]

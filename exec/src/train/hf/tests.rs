@@ -242,7 +242,7 @@ fn faults_are_named_in_full() {
     write(&more);
     let e = l.load(dir.path()).unwrap_err().to_string();
     assert!(
-        e.ends_with("the model has not: model.layers.0.self_attn.q_proj.bias"),
+        e.ends_with("that the model does not have: model.layers.0.self_attn.q_proj.bias"),
         "{e}"
     );
 

@@ -50,8 +50,11 @@ fn one(
         place: place(limit.place.as_ref(), None, limits),
     };
     let (status, message) = if over {
-        let beyond = format!("{} over the budget", words(now - limit.value));
-        (Status::Regression, beyond)
+        let (now, budget, over) = (words(now), words(limit.value), words(now - limit.value));
+        (
+            Status::Regression,
+            format!("{now}, {over} over the budget of {budget}"),
+        )
     } else {
         (Status::Pass, String::new())
     };

@@ -12,6 +12,8 @@ use std::collections::BTreeMap;
 
 /// Lines of a diff that are shown.
 const DIFF_LINES: usize = 40;
+/// The same where the scenario changed: the plan follows it.
+const LINES_OF_A_CHANGED_SCENARIO: usize = 12;
 /// Options that a cause names.
 const NAMED: usize = 4;
 /// Name of the finding about the program.
@@ -27,11 +29,12 @@ pub(super) fn judge(baseline: &Baseline, now: &Facts, limits: &Limits) -> Findin
         GateProgram::Counts => (Status::Changed, "counts"),
         GateProgram::Exact => (Status::Changed, "exact"),
     };
+    let lines = match options(baseline, now, limits) {
+        Some(_) => LINES_OF_A_CHANGED_SCENARIO,
+        None => DIFF_LINES,
+    };
     let detail = if status == Status::Changed {
-        match baseline
-            .outline()
-            .map(|o| changes(o, &new.outline, DIFF_LINES))
-        {
+        match baseline.outline().map(|o| changes(o, &new.outline, lines)) {
             None => "no diff of the plan: the baseline is of an older format, bless it anew\n"
                 .to_owned(),
             Some(d) if d.is_empty() => {

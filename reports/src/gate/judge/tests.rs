@@ -449,8 +449,14 @@ fn budgets_hold_whatever_the_baseline_has() {
     ];
     assert_eq!(failures(&v), expected);
     assert_eq!(failures(&lonely), expected);
-    assert_eq!(message(&v, "budget, reserved"), "1 B over the budget");
-    assert_eq!(message(&v, "budget, step"), "0.5000 ms over the budget");
+    assert_eq!(
+        message(&v, "budget, reserved"),
+        "1.2 KiB, 1 B over the budget of 1.2 KiB"
+    );
+    assert_eq!(
+        message(&v, "budget, step"),
+        "2.00 ms, 0.5000 ms over the budget of 1.50 ms"
+    );
     // None is given by default.
     assert_eq!(named(&after(|_| {})), 0);
 }
