@@ -12,7 +12,7 @@ pub(super) struct Args {
 
 pub(super) fn run(args: &Args, out: &mut Out) -> Result<Status, Failure> {
     if args.markdown {
-        out.text(&scenario::reference())?;
+        out.text(scenario::reference())?;
         return Ok(Status::Done);
     }
     serde_json::to_writer_pretty(&mut *out, &scenario::schema()).map_err(std::io::Error::from)?;

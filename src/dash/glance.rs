@@ -8,6 +8,7 @@ use shardlab_plan::program::Role;
 use shardlab_plan::record::{Basis, Cause};
 use shardlab_plan::scenario::BatchUnit;
 use shardlab_plan::units::Bytes;
+use std::sync::Arc;
 
 /// The numbers of a prediction.
 #[derive(Clone, Debug, PartialEq)]
@@ -41,7 +42,7 @@ pub struct Brief {
     /// Hardware profile.
     pub hardware: String,
     /// What the prediction rests on.
-    pub basis: Option<Basis>,
+    pub basis: Option<Arc<Basis>>,
 }
 
 impl Brief {
@@ -64,7 +65,7 @@ impl Brief {
             policy: p.run.policy.clone(),
             world: p.run.world_size,
             hardware: p.run.hardware.clone(),
-            basis: p.run.basis.clone(),
+            basis: p.run.basis.clone().map(Arc::new),
         }
     }
 

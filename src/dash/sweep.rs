@@ -133,7 +133,7 @@ impl SweepView {
         let bases = self.points.iter().filter_map(|p| p.result.as_ref().ok());
         pareto::front(
             &points,
-            pareto::Tolerance::of_bases(bases.map(|b| b.basis.as_ref())),
+            pareto::Tolerance::of_bases(bases.map(|b| b.basis.as_deref())),
         )
     }
 

@@ -294,7 +294,7 @@ pub(crate) fn brief(step_ms: f64, gib: f64, fits: &'static str) -> Brief {
         policy: "native".into(),
         world: 4,
         hardware: "h200-nvlink".into(),
-        basis: Some(Basis {
+        basis: Some(Arc::new(Basis {
             kind: BasisKind::Measured,
             on: "4 x NVIDIA H200".into(),
             band: Some(ErrorBand {
@@ -303,7 +303,7 @@ pub(crate) fn brief(step_ms: f64, gib: f64, fits: &'static str) -> Brief {
                 rows: 72,
                 like: "same hardware".into(),
             }),
-        }),
+        })),
     }
 }
 

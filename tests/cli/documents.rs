@@ -188,6 +188,9 @@ fn the_accuracy_table_is_that_of_the_measured_runs() {
     }
 }
 
+/// A name, arguments of `validate`, and which rows count.
+type Case<'a> = (&'a str, &'a [&'a str], fn(&Value) -> bool);
+
 /// The numbers of the accuracy table of BENCHMARKS.md, line by line.
 #[test]
 fn the_benchmarks_have_the_errors_of_the_measured_runs() {
@@ -196,7 +199,7 @@ fn the_benchmarks_have_the_errors_of_the_measured_runs() {
     let memory = |rows: &[Value], metric, what: &str| {
         format!("{what} within {} %", percent(worst(rows, metric)))
     };
-    let cases: [(&str, &[&str], fn(&Value) -> bool); 6] = [
+    let cases: [Case; 6] = [
         ("1.5 to 8 B parameters", PEERS, |row| !tiny(row)),
         ("0.1 B parameters", PEERS, tiny),
         ("[memory on meshes]", &["engine_memory"], |_| true),

@@ -175,7 +175,7 @@ mod tests {
         let [a, b] = ["b", "a"].map(|other| format!("extends = \"{other}.toml\"\n"));
         says(
             &[("a.toml", &a), ("b.toml", &b)],
-            "b.toml:1:11: extends = \"a.toml\": that profile extends",
+            "b.toml:1:11: extends = \"a.toml\": profiles extend each other",
         );
         says(
             &[("a.toml", "extends = \"h300\"\n")],

@@ -459,7 +459,7 @@ mod tests {
         let with = |table: &str| parse("x.toml", &format!("{}{table}", text("h100-80")));
         let message = with(table).unwrap_err().to_string();
         assert!(
-            message.starts_with("x.toml: [[collective]]: all_gather of ranks = 12 on nodes = 8"),
+            message.starts_with("x.toml: [[collective]]: all_gather with ranks = 12 and nodes = 8"),
             "{message}"
         );
         assert!(with(&table.replace("nodes = 8", "nodes = 0")).is_err());

@@ -64,7 +64,7 @@ struct Shown {
 
 impl Shown {
     /// Returns the rows that say something.
-    fn rows<'a, T>(self, all: &'a [T], changed: impl Fn(&T) -> bool) -> Vec<&'a T> {
+    fn rows<T>(self, all: &[T], changed: impl Fn(&T) -> bool) -> Vec<&T> {
         all.iter().filter(|row| self.all || changed(row)).collect()
     }
 
