@@ -5,8 +5,8 @@ use crate::stats::median;
 
 /// Relative distance from the median from which on a recorded step is not typical.
 ///
-/// Recording itself slows a step on GPUs down by a few percent, and single steps on a busy processor scatter by up to 20 % around
-/// their median. A step beyond both is an outlier: something else happened in it.
+/// A choice, not a measurement: far above the change of 2 % that comparisons look for, so that most of what is seen in such a step is
+/// something else.
 const ATYPICAL: f64 = 0.25;
 
 /// Warns of a recorded step that is far from the median of its run.

@@ -172,6 +172,7 @@ proptest! {
         rest in (0..i64::MAX as u64, any::<u32>()),
     ) {
         let facts = Facts {
+            basis: None,
             scenario: words[0].clone(),
             set,
             options,
