@@ -129,7 +129,11 @@ class Verbs(InFolder):
         (passed,) = shardlab.gate("job.toml", baseline="baselines", no_exec=True)
         self.assertTrue(passed["pass"])
         (failed,) = shardlab.gate(
-            "job.toml", baseline="baselines", no_exec=True, set={"train.micro_batch": 1}
+            "job.toml",
+            baseline="baselines",
+            no_exec=True,
+            preset="strict",
+            set={"train.micro_batch": 1},
         )
         self.assertFalse(failed["pass"])
         with self.assertRaises(TypeError):

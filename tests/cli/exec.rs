@@ -238,7 +238,7 @@ fn norms_that_no_run_tells_are_left_out() {
     );
     let summed = two("small-summed");
     assert!(
-        summed.contains("The loss is the same to the bit in all 2 common steps."),
+        summed.contains("The loss is bitwise identical in all 2 common steps."),
         "{summed}"
     );
     assert!(
