@@ -179,7 +179,7 @@ mod tests {
         );
         says(
             &[("a.toml", "extends = \"h300\"\n")],
-            "the shipped ones are a100-40",
+            "the shipped profiles are a100-40",
         );
         says(&[("a.toml", "extends = 3\n")], "invalid type");
         says(
