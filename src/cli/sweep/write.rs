@@ -384,6 +384,7 @@ impl<'a> Table<'a> {
     }
 
     pub(super) fn json(&self, out: &mut Out) -> Result<(), Failure> {
+        let best = self.winner(false).map(|(best, _)| best);
         for &i in &self.shown {
             let point = &self.points[i];
             let pairs = self.keys.iter().zip(&point.settings);
@@ -405,7 +406,7 @@ impl<'a> Table<'a> {
                     },
                     "fits": p.word(),
                     "pareto": self.pareto[i],
-                    "best": self.winner(false).is_some_and(|(best, _)| std::ptr::eq(best, point)),
+                    "best": best.is_some_and(|best| std::ptr::eq(best, point)),
                     "basis": p.basis.as_ref().map(|b| json!({ "kind": b.kind, "on": b.on })),
                     "error_band": p.basis.as_ref().and_then(|b| b.band.as_ref()),
                 }),
