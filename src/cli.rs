@@ -13,6 +13,7 @@ mod completions;
 mod dash;
 mod exec;
 mod explain;
+mod frames;
 mod gate;
 mod interrupt;
 mod keep;

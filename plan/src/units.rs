@@ -88,6 +88,12 @@ impl Picos {
         self.0 as f64 / 1e9
     }
 
+    /// Formats the time in milliseconds without the unit: `1,052.25` with two decimals.
+    #[must_use]
+    pub fn show_ms(self, decimals: usize) -> String {
+        thousands(self.ms(), decimals)
+    }
+
     /// Seconds.
     #[must_use]
     pub fn secs(self) -> f64 {

@@ -2,8 +2,9 @@
 
 use crate::predict::Prediction;
 use shardlab_plan::record::Basis;
+pub use shardlab_plan::record::basis::number;
 use shardlab_plan::record::basis::{bounded, significant};
-use shardlab_plan::units::{signed, thousands};
+use shardlab_plan::units::signed;
 
 /// Significant digits of a step time in a verdict.
 const DIGITS: u32 = 4;
@@ -27,17 +28,6 @@ pub fn step_time(ms: f64, basis: Option<&Basis>) -> String {
     format!("{mark}{} ms{band}", significant(ms, digits))
 }
 
-/// Returns a number of a table or a detailed line: with `decimals`, or rounded and marked as an
-/// estimate.
-#[must_use]
-pub fn number(x: f64, decimals: usize, basis: Option<&Basis>) -> String {
-    if is_estimate(basis) {
-        format!("~{}", significant(x, ESTIMATE_DIGITS))
-    } else {
-        thousands(x, decimals)
-    }
-}
-
 /// Returns a difference with its sign and `decimals`, rounded where it is one of estimates.
 #[must_use]
 pub fn difference(x: f64, decimals: usize, basis: Option<&Basis>) -> String {
@@ -47,16 +37,6 @@ pub fn difference(x: f64, decimals: usize, basis: Option<&Basis>) -> String {
     }
     let sign = if x < 0.0 { '-' } else { '+' };
     format!("{sign}{}", significant(x.abs(), ESTIMATE_DIGITS))
-}
-
-/// Returns the basis in words: `measured on 4 x NVIDIA H200`.
-#[must_use]
-pub fn words(basis: &Basis) -> String {
-    if basis.is_estimate() {
-        format!("estimated: {}", basis.on)
-    } else {
-        format!("measured on {}", basis.on)
-    }
 }
 
 /// Returns the share of busy time that measured tables price; `None` where nothing was recorded.
@@ -93,7 +73,7 @@ mod tests {
         assert_eq!(difference(-12.344, 2, None), "-12.34");
         let measured = basis(BasisKind::Measured, Some(2.0));
         assert_eq!(step_time(1052.246, Some(&measured)), "1,052 ms ± 2.0 %");
-        assert_eq!(words(&measured), "measured on 4 x NVIDIA H200");
+        assert_eq!(measured.words(), "measured on 4 x NVIDIA H200");
         let estimate = basis(BasisKind::Estimated, Some(14.2));
         let estimate = Some(&estimate);
         assert_eq!(step_time(8947.02, estimate), "~8,950 ms ± 15 %");

@@ -1,6 +1,6 @@
 //! The answer of a prediction: whether it fits, how long a step takes, and what decides that.
 
-use super::basis::{step_time, words};
+use super::basis::step_time;
 use super::why;
 use crate::predict::{Fit, Prediction};
 use serde_json::{Value, json};
@@ -119,7 +119,7 @@ fn parts(p: &Prediction, basis: Option<&Basis>, room: Option<Room>) -> Vec<Strin
 }
 
 fn in_brackets(basis: Option<&Basis>) -> String {
-    basis.map_or_else(String::new, |basis| format!(" ({})", words(basis)))
+    basis.map_or_else(String::new, |basis| format!(" ({})", basis.words()))
 }
 
 /// `13 times in 4 steps`.

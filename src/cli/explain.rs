@@ -17,6 +17,7 @@ use crate::analysis::warnings::{self, Warning};
 use crate::analysis::whatif::{Effect, WhatIf, try_all};
 use crate::analysis::{compile, peak};
 use crate::predict::{PredictError, Prediction, predict};
+use shardlab_plan::record::basis::{milliseconds, number};
 use shardlab_plan::scenario::{self, CompileMode};
 use shardlab_plan::units::{ByteUnit, Picos};
 use shardlab_sim::Options;
@@ -203,8 +204,8 @@ fn critical_path(e: &Explanation, listed: usize, out: &mut Out) -> Result<(), Fa
             piece.unit.clone(),
             piece.phase.to_owned(),
             piece.spans.to_string(),
-            format!("{:.2}", piece.start.ms()),
-            format!("{:.3}", piece.length.ms()),
+            piece.start.show_ms(2),
+            piece.length.show_ms(3),
         ]);
     }
     out.text(table)?;
@@ -215,9 +216,11 @@ fn exposed_time(e: &Explanation, listed: usize, out: &mut Out) -> Result<(), Fai
     let run = &e.prediction.run;
     let total = run.exposed_total();
     let step = run.recorded_to.saturating_sub(run.recorded_from);
+    let shown = |time: Picos| number(time.ms(), 3, run.basis.as_ref());
     out.blank()?;
     out.heading(format_args!(
-        "Exposed time: {total} ({}) with the compute stream idle",
+        "Exposed time: {} ({}) with the compute stream idle",
+        milliseconds(total.ms(), run.basis.as_ref()),
         percent(total, step)
     ))?;
     if e.gaps.is_empty() {
@@ -230,7 +233,7 @@ fn exposed_time(e: &Explanation, listed: usize, out: &mut Out) -> Result<(), Fai
             g.awaited.name.clone(),
             g.awaited.phase.to_owned(),
             g.count.to_string(),
-            format!("{:.3}", g.total.ms()),
+            shown(g.total),
         ]);
     }
     out.text(table)?;
@@ -250,8 +253,8 @@ fn exposed_time(e: &Explanation, listed: usize, out: &mut Out) -> Result<(), Fai
             g.unit,
             g.awaited.phase.to_owned(),
             g.cause.name().to_owned(),
-            format!("{:.2}", g.start.ms()),
-            format!("{:.3}", g.length.ms()),
+            g.start.show_ms(2),
+            shown(g.length),
             g.why,
         ]);
     }
@@ -268,10 +271,11 @@ fn slower_parts(e: &Explanation, out: &mut Out) -> Result<(), Failure> {
     let [little, twice] = slower::FACTORS.map(|f| format!(">{f}x"));
     let mut table = Table::new(["component", little.as_str(), "", twice.as_str(), ""]);
     let base = e.prediction.step_ms();
+    let basis = e.prediction.run.basis.as_ref();
     for s in &e.tried.slower {
         let [a, b] = s
             .step_ms
-            .map(|ms| ms.map_or("-".to_owned(), |ms| format!("{ms:.2} ms")));
+            .map(|ms| ms.map_or("-".to_owned(), |ms| milliseconds(ms, basis)));
         let [more, much] = s.step_ms.map(|ms| {
             ms.map_or_else(String::new, |ms| {
                 format!("{:+.1} %", 100.0 * (ms / base - 1.0))
@@ -353,17 +357,19 @@ fn compile_modes(e: &Explanation, out: &mut Out) -> Result<(), Failure> {
         ">wait ms",
         allocated.as_str(),
     ]);
+    let basis = e.prediction.run.basis.as_ref();
+    let shown = |time: Picos| number(time.ms(), 2, basis);
     for (_, made) in &e.tried.compile {
         let Ok(m) = made else { continue };
         table.row([
             compile::name(m.mode).to_owned(),
-            format!("{:.2}", m.step_ms),
+            number(m.step_ms, 2, basis),
             m.kernels.to_string(),
-            format!("{:.2}", m.kernel_time.ms()),
-            format!("{:.2}", m.host.ms()),
-            format!("{:.2}", m.guards.ms()),
-            format!("{:.2}", m.graph_breaks.ms()),
-            format!("{:.2}", m.host_exposed.ms()),
+            shown(m.kernel_time),
+            shown(m.host),
+            shown(m.guards),
+            shown(m.graph_breaks),
+            shown(m.host_exposed),
             unit.show(m.peak_allocated),
         ]);
     }

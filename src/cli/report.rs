@@ -3,15 +3,17 @@
 mod png;
 
 use super::args::{Overrides, load, profiles};
+use super::frames::{self, Points, Summary};
 use super::keep::{From, view_of};
 use super::output::{Failure, Out, Status, write_file};
 use super::progress::Progress;
 use super::table::option_of;
 use crate::predict::{PredictError, predict};
 use shardlab_reports::RunView;
-use shardlab_reports::report::{Item, Report, html, markdown};
+use shardlab_reports::report::{Block, Item, Report, Table, html, markdown};
 use shardlab_reports::store::{Store, is_run_dir, open_dir};
 use shardlab_sim::Options;
+use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 
 /// Runs in one report, at most: beyond, a page is no overview.
@@ -41,6 +43,9 @@ pub(super) struct Args {
     /// Predict the scenarios over this axis, for example 'fsdp.prefetch_forward=[0, 1, 2]' (repeatable)
     #[arg(long = "axis", value_name = "SECTION.KEY=[V1, V2]")]
     axes: Vec<String>,
+    /// Add a table of medians by this option or axis (repeatable; in a build with `--features frames`)
+    #[arg(long, value_name = "SECTION.KEY")]
+    by: Vec<String>,
     /// Also write every plot as a PNG, into a folder next to the file
     #[arg(long)]
     png: bool,
@@ -54,10 +59,19 @@ pub(super) fn run(args: &Args, out: &mut Out) -> Result<Status, Failure> {
             args.out.display()
         )));
     }
+    if !args.by.is_empty() {
+        frames::needed("report --by")?;
+    }
     let progress = Progress::new("predicting", 1, false);
     let items = items(args, &progress)?;
     drop(progress);
-    let report = Report::new(args.title.as_deref(), &items);
+    let mut report = Report::new(args.title.as_deref(), &items);
+    if !args.by.is_empty() {
+        let table = medians(&items, &args.by)?;
+        if let Some(summary) = report.sections.first_mut() {
+            summary.blocks.push(Block::Table(table));
+        }
+    }
     let pictures = args.png.then(|| pictures(&args.out)).flatten();
     if let Some((folder, _)) = &pictures {
         let is_new = !folder.exists();
@@ -86,6 +100,44 @@ pub(super) fn run(args: &Args, out: &mut Out) -> Result<Status, Failure> {
         text.len().div_ceil(1024)
     ))?;
     Ok(Status::Done)
+}
+
+/// Returns the medians of the runs by some options.
+fn medians(items: &[Item], by: &[String]) -> Result<Table, Failure> {
+    const METRICS: [&str; 3] = ["step ms", "exposed ms", "reserved GiB"];
+    let settings: BTreeSet<&str> = items
+        .iter()
+        .flat_map(|item| item.view.scenario.settings.keys())
+        .chain(
+            items
+                .iter()
+                .flat_map(|item| item.axes.iter().map(|(k, _)| k)),
+        )
+        .map(String::as_str)
+        .collect();
+    let rows = items.iter().map(|item| {
+        let value = |key: &&str| {
+            let axis = item.axes.iter().find(|(k, _)| k == key).map(|(_, v)| v);
+            let set = || item.view.scenario.settings.get(*key);
+            axis.or_else(set).cloned().unwrap_or_default()
+        };
+        let reserved = item.view.run.memory.peak_reserved.gib();
+        let numbers = [item.view.step_ms(), item.view.exposed_ms(), reserved];
+        let shown = |x: f64| x.is_finite().then(|| x.to_string()).unwrap_or_default();
+        let cells = settings.iter().map(value);
+        cells.chain(numbers.map(shown)).collect()
+    });
+    let points = Points::of(settings.iter().copied().chain(METRICS), rows)?;
+    let summarized = points.summarized(&Summary {
+        by,
+        metrics: &METRICS,
+        aggregates: &["median"],
+    })?;
+    Ok(Table {
+        caption: format!("Medians by {}", by.join(", ")),
+        head: summarized.titles,
+        rows: summarized.rows,
+    })
 }
 
 /// Writes every drawing as a PNG into a folder.

@@ -5,16 +5,16 @@ mod select;
 mod write;
 
 use super::args::{Overrides, percent, profiles, size};
-use super::interrupt;
 use super::keep::{probe, unsaved, view_of};
 use super::output::{Failure, Out, Status, say, writable, write_file};
 use super::progress::Progress;
+use super::{frames, interrupt};
 use crate::analysis::pareto::Tolerance;
 use crate::analysis::verdict::HEADROOM;
 use crate::predict::Prediction;
 use points::{Outcome, count_changes, evaluate};
 use select::{Selection, Sort};
-use shardlab_plan::scenario::{self, sweep_of};
+use shardlab_plan::scenario::{self, nearest, sweep_of};
 use shardlab_plan::units::Bytes;
 use shardlab_reports::store::{Known, Saved, Store, StoreError};
 use std::path::PathBuf;
@@ -55,6 +55,12 @@ pub(super) struct Args {
     /// Write all points as CSV, including those that the options below leave out
     #[arg(long, value_name = "FILE")]
     csv: Option<PathBuf>,
+    /// Write all points as Parquet (in a build with `--features frames`)
+    #[arg(long, value_name = "FILE")]
+    parquet: Option<PathBuf>,
+    /// Summarize the points that fit by an axis instead of listing all (repeatable; in a build with `--features frames`)
+    #[arg(long, value_name = "SECTION.KEY", conflicts_with = "json")]
+    by: Vec<String>,
     /// Print one JSON object per point
     #[arg(long)]
     json: bool,
@@ -144,15 +150,36 @@ impl<'a> Saver<'a> {
     }
 }
 
+/// Checks that these are axes.
+fn axes_of(by: &[String], keys: &[String]) -> Result<(), Failure> {
+    for key in by.iter().filter(|key| !keys.contains(key)) {
+        let near = nearest(key, keys.iter().map(String::as_str));
+        let help = near.map_or_else(String::new, |near| format!("; the nearest is `{near}`"));
+        return Err(Failure::bad_input(format_args!(
+            "--by {key}: no axis has this key{help}"
+        )));
+    }
+    Ok(())
+}
+
 pub(super) fn run(args: &Args, out: &mut Out) -> Result<Status, Failure> {
     interrupt::watch();
     let sweep =
         sweep_of(&args.scenario, &args.overrides.set, &args.axes).map_err(Failure::bad_input)?;
     let total = sweep.points.len();
     let keys: Vec<String> = sweep.keys().map(str::to_owned).collect();
+    if args.parquet.is_some() {
+        frames::needed("sweep --parquet")?;
+    }
+    if !args.by.is_empty() {
+        frames::needed("sweep --by")?;
+        axes_of(&args.by, &keys)?;
+    }
     let saver = Saver::new(args)?;
-    if let Some(path) = &args.csv {
-        writable("--csv", path)?;
+    for (option, path) in [("--csv", &args.csv), ("--parquet", &args.parquet)] {
+        if let Some(path) = path {
+            writable(option, path)?;
+        }
     }
     let headroom = args.headroom.unwrap_or(HEADROOM);
     let progress = Progress::new("predicting", total, args.json);
@@ -195,8 +222,14 @@ pub(super) fn run(args: &Args, out: &mut Out) -> Result<Status, Failure> {
     let written = args.csv.as_ref().map_or(Ok(()), |path| {
         write_file("--csv", path, |to| table.csv(to).map_err(Into::into))
     });
+    let written = written.and_then(|()| match &args.parquet {
+        Some(path) => table.points()?.parquet(path),
+        None => Ok(()),
+    });
     if args.json {
         table.json(out)?;
+    } else if !args.by.is_empty() {
+        table.summary(&args.by, out)?;
     } else {
         table.print(out)?;
     }

@@ -209,11 +209,10 @@ impl Sheet {
             out.text(table)?;
             return Ok(());
         }
-        let plain: Vec<&str> = self
-            .titles
-            .iter()
-            .map(|t| t.trim_start_matches('>'))
-            .collect();
+        // A bar ends a cell.
+        let escaped = |cell: &str| cell.replace('|', "\\|");
+        let titles = self.titles.iter();
+        let plain: Vec<String> = titles.map(|t| escaped(t.trim_start_matches('>'))).collect();
         out.text(format_args!("| {} |\n", plain.join(" | ")))?;
         let rules: Vec<&str> = self
             .titles
@@ -222,7 +221,8 @@ impl Sheet {
             .collect();
         out.text(format_args!("| {} |\n", rules.join(" | ")))?;
         for row in &self.rows {
-            out.text(format_args!("| {} |\n", row.join(" | ")))?;
+            let cells: Vec<String> = row.iter().map(|cell| escaped(cell)).collect();
+            out.text(format_args!("| {} |\n", cells.join(" | ")))?;
         }
         Ok(())
     }

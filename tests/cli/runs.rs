@@ -475,8 +475,22 @@ fn a_killed_writer_leaves_nothing_half() {
 #[cfg(not(feature = "frames"))]
 #[test]
 fn queries_say_how_to_get_them() {
-    let error = refused(&["runs", "query", "--by", "kind"]);
-    assert!(error.contains("--features frames"), "{error}");
+    for args in [
+        &["runs", "query", "--by", "kind"][..],
+        &["sweep", "llama-tiny", "--parquet", "points.parquet"],
+        &["sweep", "llama-tiny", "--by", "train.seed"],
+        &[
+            "report",
+            "llama-tiny",
+            "--out",
+            "page.md",
+            "--by",
+            "train.seed",
+        ],
+    ] {
+        let error = refused(args);
+        assert!(error.contains("--features frames"), "{error}");
+    }
 }
 
 #[cfg(feature = "frames")]
@@ -544,4 +558,76 @@ fn queries_group_join_and_export() {
     assert_narrow(&stdout(&["runs", "query", "--store", &path]));
     let error = refused(&["runs", "query", "--store", &path, "--by", "scenari"]);
     assert!(error.contains("nearest is `scenario`"), "{error}");
+}
+
+#[cfg(feature = "frames")]
+#[test]
+fn points_of_sweeps_are_written_queried_and_summarized() {
+    let dir = tempfile::tempdir().unwrap();
+    let [parquet, csv, page] = ["points.parquet", "points.csv", "page.md"]
+        .map(|n| dir.path().join(n).display().to_string());
+    let axes = [
+        "--axis",
+        "fsdp.prefetch_forward=[0, 1]",
+        "--axis",
+        "fsdp.reshard_after_forward=[true, false]",
+    ];
+    let sweep = |more: &[&str]| stdout(&[&["sweep", "llama-tiny"], &axes[..], more].concat());
+    sweep(&["--parquet", &parquet, "--csv", &csv]);
+    let by = |table: &str| {
+        json(&[
+            "runs",
+            "query",
+            "--json",
+            "--table",
+            table,
+            "--by",
+            "reshard_after_forward",
+            "--metric",
+            "step_ms",
+            "--agg",
+            "count",
+            "--agg",
+            "min",
+        ])
+    };
+    let [from_parquet, from_csv] = [by(&parquet), by(&csv)];
+    assert_eq!(from_parquet, from_csv);
+    // Numbers and flags are values of options alike: one row each, with both depths of prefetch.
+    assert_eq!(from_parquet.len(), 2);
+    assert_eq!(from_parquet[0]["fsdp.reshard_after_forward"], "true");
+    assert_eq!(from_parquet[0]["step_ms count"], 2.0);
+    let summary = sweep(&["--by", "fsdp.reshard_after_forward"]);
+    let rows = |flag: &str| summary.lines().any(|l| l.trim_start().starts_with(flag));
+    assert!(rows("true") && rows("false"), "{summary}");
+    assert!(summary.contains("Best that fits"), "{summary}");
+    stdout(
+        &[
+            &[
+                "report",
+                "llama-tiny",
+                "--out",
+                &page,
+                "--by",
+                "fsdp.prefetch_forward",
+            ],
+            &axes[..],
+        ]
+        .concat(),
+    );
+    let page = fs::read_to_string(page).unwrap();
+    assert!(page.contains("Medians by fsdp.prefetch"), "{page}");
+    let error = refused(
+        &[
+            &["sweep", "llama-tiny", "--by", "fsdp.prefetch_foward"],
+            &axes[..],
+        ]
+        .concat(),
+    );
+    assert!(
+        error.contains("nearest is `fsdp.prefetch_forward`"),
+        "{error}"
+    );
+    let error = refused(&["runs", "query", "--table", "none.csv"]);
+    assert!(error.contains("none.csv"), "{error}");
 }

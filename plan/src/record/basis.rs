@@ -69,13 +69,19 @@ impl Basis {
         self.band.as_ref()?.reserved_percent
     }
 
-    /// Returns the basis in a few words: `measured on 4 x NVIDIA H200, ± 4 %`.
+    /// Returns the basis in words: `measured on 4 x NVIDIA H200`.
     #[must_use]
-    pub fn sentence(&self) -> String {
-        let on = match self.kind {
+    pub fn words(&self) -> String {
+        match self.kind {
             BasisKind::Measured => format!("measured on {}", self.on),
             BasisKind::Estimated => format!("estimated: {}", self.on),
-        };
+        }
+    }
+
+    /// Returns the basis with its error: `measured on 4 x NVIDIA H200; step time ± 4.0 %`.
+    #[must_use]
+    pub fn sentence(&self) -> String {
+        let on = self.words();
         match self.step_percent() {
             Some(percent) => format!("{on}; step time ± {}", bounded(percent)),
             None => format!("{on}; error unknown"),
@@ -95,14 +101,24 @@ pub fn bounded(percent: f64) -> String {
     }
 }
 
-/// Formats a step time with the digits it deserves: two decimals where the basis is measured (or the run itself is), three
-/// significant digits after `~` where it is an estimate.
+/// Significant digits of an estimate.
+const ESTIMATE_DIGITS: u32 = 3;
+
+/// Formats a predicted number: with `decimals`, or as `~` and three significant digits if it is an
+/// estimate.
+#[must_use]
+pub fn number(x: f64, decimals: usize, basis: Option<&Basis>) -> String {
+    if basis.is_some_and(Basis::is_estimate) {
+        format!("~{}", significant(x, ESTIMATE_DIGITS))
+    } else {
+        thousands(x, decimals)
+    }
+}
+
+/// Formats a step time as [`number`] does, with two decimals and its unit.
 #[must_use]
 pub fn milliseconds(ms: f64, basis: Option<&Basis>) -> String {
-    match basis {
-        Some(basis) if basis.is_estimate() => format!("~{} ms", significant(ms, 3)),
-        _ => format!("{} ms", thousands(ms, 2)),
-    }
+    format!("{} ms", number(ms, 2, basis))
 }
 
 /// Formats a number with this many significant digits, without an exponent and with a comma between thousands.

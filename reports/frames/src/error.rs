@@ -25,7 +25,15 @@ pub enum FrameError {
     /// No row is left to ask about.
     #[error("{0}")]
     Empty(String),
-    /// A file cannot be read or written.
+    /// A file cannot be read.
+    #[error("{}: {error}", path.display())]
+    Unread {
+        /// Where.
+        path: PathBuf,
+        /// Why.
+        error: io::Error,
+    },
+    /// A file cannot be written.
     #[error("{}: {error}", path.display())]
     Io {
         /// Where.

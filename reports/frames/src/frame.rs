@@ -3,8 +3,8 @@
 use super::FrameError;
 use polars::error::{PolarsError, PolarsResult};
 use polars::prelude::{
-    AnyValue, Column, CsvWriter, DataFrame, DataType, NamedFrom, ParquetWriter, PlSmallStr,
-    SerWriter, Series, SortMultipleOptions,
+    AnyValue, Column, CsvReadOptions, CsvWriter, DataFrame, DataType, NamedFrom, ParquetReader,
+    ParquetWriter, PlSmallStr, SerReader, SerWriter, Series, SortMultipleOptions,
 };
 use shardlab_plan::scenario::nearest;
 use shardlab_reports::files;
@@ -31,6 +31,48 @@ impl Frame {
     /// A table of these columns, all of one length.
     pub(crate) fn of(columns: Vec<Column>) -> Result<Self, FrameError> {
         Ok(Self(DataFrame::new_infer_height(columns)?))
+    }
+
+    /// Reads a table from CSV with a header. Columns of numbers are recognized.
+    ///
+    /// # Errors
+    /// When it is not a table.
+    pub fn from_csv(csv: Vec<u8>) -> Result<Self, FrameError> {
+        let reader = CsvReadOptions::default()
+            .with_has_header(true)
+            .with_infer_schema_length(None)
+            .into_reader_with_file_handle(io::Cursor::new(csv));
+        Self::with_texts(reader.finish()?)
+    }
+
+    /// Reads a table from a file: Parquet if its name ends in `.parquet`, else CSV with a header.
+    ///
+    /// # Errors
+    /// When the file cannot be read or is not a table.
+    pub fn open(path: &Path) -> Result<Self, FrameError> {
+        let unread = |error: io::Error| FrameError::Unread {
+            path: path.to_owned(),
+            error,
+        };
+        let bytes = std::fs::read(path).map_err(unread)?;
+        if path.extension().is_some_and(|e| e == "parquet") {
+            let table = ParquetReader::new(io::Cursor::new(bytes)).finish();
+            return Self::with_texts(table.map_err(|e| at(path, e))?);
+        }
+        Self::from_csv(bytes).map_err(|e| match e {
+            FrameError::Polars { error, .. } => at(path, error),
+            other => other,
+        })
+    }
+
+    /// Turns columns of `true` and `false` into texts, as options are.
+    fn with_texts(mut table: DataFrame) -> Result<Self, FrameError> {
+        let is_flag = |c: &&Column| *c.dtype() == DataType::Boolean;
+        let flags: Vec<Column> = table.columns().iter().filter(is_flag).cloned().collect();
+        for flag in flags {
+            table.with_column(flag.cast(&DataType::String)?)?;
+        }
+        Ok(Self(table))
     }
 
     /// Names of the columns.

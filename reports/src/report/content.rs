@@ -7,7 +7,7 @@ mod sweep;
 
 use super::{Block, Item, Report, Section};
 use crate::plots;
-use shardlab_plan::units::Bytes;
+use shardlab_plan::units::{Bytes, thousands};
 
 /// Runs whose streams and memory are drawn; the rest is in the tables.
 const DRAWN: usize = 12;
@@ -94,10 +94,10 @@ fn memory(items: &[Item]) -> Option<Section> {
     })
 }
 
-/// A number with so many digits, `–` for none.
+/// Shows a number with this many decimals and a comma between thousands, `–` for none.
 fn number(x: f64, digits: usize) -> String {
     if x.is_finite() {
-        format!("{x:.digits$}")
+        thousands(x, digits)
     } else {
         "–".to_owned()
     }

@@ -22,7 +22,7 @@ pub fn html(report: &Report) -> String {
     let _ = write!(
         out,
         "<header>\n<p class=\"brand\">shardlab report</p>\n<h1>{title}</h1>\n\
-         <button type=\"button\" id=\"theme\" hidden>Light or dark</button>\n</header>\n<nav aria-label=\"Sections\">\n<ul>\n"
+         <button type=\"button\" id=\"theme\" hidden>Toggle theme</button>\n</header>\n<nav aria-label=\"Sections\">\n<ul>\n"
     );
     for s in &report.sections {
         let _ = writeln!(

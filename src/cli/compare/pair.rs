@@ -185,7 +185,7 @@ fn statistics(c: &Comparison, is_prediction: bool, out: &mut Out) -> Result<(), 
 }
 
 fn ms(t: Picos) -> String {
-    format!("{:.3}", t.ms())
+    t.show_ms(3)
 }
 
 fn change_ms(pair: [Picos; 2]) -> String {

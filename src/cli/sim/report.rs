@@ -8,7 +8,7 @@ use crate::analysis::verdict::Verdict;
 use crate::analysis::warnings::{self, Warning};
 use crate::analysis::why;
 use crate::predict::{Fit, Prediction};
-use shardlab_plan::record::basis::bounded;
+use shardlab_plan::record::basis::{bounded, milliseconds};
 use shardlab_plan::record::{Cause, Clock, Run};
 use shardlab_plan::units::{Bytes, Picos, count, short_count};
 use shardlab_plan::{Program, Scenario};
@@ -246,7 +246,7 @@ fn costs(p: &Prediction, out: &mut Out) -> Result<(), Failure> {
         .modelled_by_name
         .iter()
         .take(ESTIMATED_SHOWN)
-        .map(|(n, t)| format!("{n} {:.2} ms", t.ms()))
+        .map(|(n, t)| format!("{n} {}", milliseconds(t.ms(), p.run.basis.as_ref())))
         .collect();
     if !names.is_empty() {
         text += &format!("; estimated: {}", names.join(", "));
@@ -270,13 +270,14 @@ pub(in crate::cli) fn collectives(run: &Run, out: &mut Out) -> Result<(), Failur
         ">not overlapped ms",
         ">overlap matmuls",
     ]);
+    let shown = |time: Picos| number(time.ms(), 2, run.basis.as_ref());
     for (kind, s) in &run.collectives {
         table.row([
             kind.name().to_owned(),
             count(s.count.into()),
             s.bytes.to_string(),
-            format!("{:.2}", s.busy.ms()),
-            format!("{:.2}", s.exposed.ms()),
+            shown(s.busy),
+            shown(s.exposed),
             format!("{} of {}", s.overlapped_with_gemm, s.count),
         ]);
     }

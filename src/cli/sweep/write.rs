@@ -1,5 +1,6 @@
 //! Results of a sweep as table, CSV and JSON.
 
+use super::super::frames;
 use super::super::output::{Failure, Out};
 use super::super::table::{self, fits, key_title, room};
 use super::points::{Numbers, Outcome, Point};
@@ -185,6 +186,11 @@ impl<'a> Table<'a> {
                 &format!("Not possible: {}{more} ({reason}).", listed.join("; ")),
             )?;
         }
+        self.conclusions(out)
+    }
+
+    /// Prints which points are best, after a blank line.
+    fn conclusions(&self, out: &mut Out) -> Result<(), Failure> {
         let best = self.best();
         if !best.is_empty() {
             out.blank()?;
@@ -381,6 +387,41 @@ impl<'a> Table<'a> {
         }
         writer.flush()?;
         Ok(())
+    }
+
+    /// Returns all points as a table for queries.
+    pub(super) fn points(&self) -> Result<frames::Points, Failure> {
+        let mut csv = Vec::new();
+        self.csv(&mut csv).map_err(Failure::run)?;
+        Ok(frames::Points(csv))
+    }
+
+    /// Prints the points that fit by the values of some axes: how many there are, their step times, throughput and reserved
+    /// memory.
+    pub(super) fn summary(&self, by: &[String], out: &mut Out) -> Result<(), Failure> {
+        for basis in self.bases() {
+            out.labelled("basis", &basis)?;
+        }
+        let metrics = ["step ms", self.counted_in().column(), "resv GiB"];
+        let titles = self.keys.iter().map(String::as_str).chain(metrics);
+        let fitting = self.points.iter();
+        let fitting = fitting.filter_map(|p| Some((p, p.done().filter(|n| n.fits())?)));
+        let rows = fitting.map(|(point, n)| {
+            let numbers = [n.step_ms, n.tokens_per_s, Bytes(n.reserved).gib()];
+            let settings = point.settings.iter().cloned();
+            settings.chain(numbers.map(|x| x.to_string())).collect()
+        });
+        let points = frames::Points::of(titles, rows)?;
+        let summary = frames::Summary {
+            by,
+            metrics: &metrics,
+            aggregates: &["min", "median"],
+        };
+        let summarized = points.summarized(&summary)?;
+        if !summarized.rows.is_empty() {
+            out.text(summarized.table())?;
+        }
+        self.conclusions(out)
     }
 
     pub(super) fn json(&self, out: &mut Out) -> Result<(), Failure> {

@@ -177,7 +177,7 @@ fn tests(c: &Comparison, is_prediction: bool) -> Option<String> {
 }
 
 fn ms(t: Picos) -> String {
-    format!("{:.3}", t.ms())
+    t.show_ms(3)
 }
 
 fn change_ms(pair: [Picos; 2]) -> String {

@@ -6,7 +6,7 @@ use crate::gate::facts::{Facts, Measured, MemoryFacts};
 use crate::gate::finding::{Class, Finding, Status};
 use crate::gate::limits::{Limits, percent};
 use shardlab_plan::scenario::GatePreset;
-use shardlab_plan::units::Bytes;
+use shardlab_plan::units::{Bytes, count};
 use std::collections::{BTreeMap, BTreeSet};
 
 /// Parts of a change that are named.
@@ -23,19 +23,6 @@ pub(super) fn short(bytes: u64) -> String {
         .replace(".0 ", " ")
 }
 
-/// `1,234,567`.
-fn grouped(n: u64) -> String {
-    let digits = n.to_string();
-    let mut out = String::new();
-    for (i, c) in digits.chars().enumerate() {
-        if i > 0 && (digits.len() - i).is_multiple_of(3) {
-            out.push(',');
-        }
-        out.push(c);
-    }
-    out
-}
-
 fn signed(from: u64, to: u64) -> String {
     let sign = if to >= from { '+' } else { '-' };
     format!("{sign}{}", Bytes(to.abs_diff(from)))
@@ -45,7 +32,7 @@ fn signed(from: u64, to: u64) -> String {
 fn both(a: u64, b: u64) -> (String, String) {
     let (x, y) = (Bytes(a).to_string(), Bytes(b).to_string());
     if x == y && a != b {
-        return (format!("{} B", grouped(a)), format!("{} B", grouped(b)));
+        return (format!("{} B", count(a)), format!("{} B", count(b)));
     }
     (x, y)
 }
@@ -272,11 +259,7 @@ mod tests {
     }
 
     #[test]
-    fn numbers_are_grouped() {
-        assert_eq!(grouped(0), "0");
-        assert_eq!(grouped(999), "999");
-        assert_eq!(grouped(1_000), "1,000");
-        assert_eq!(grouped(1_234_567), "1,234,567");
+    fn numbers_are_count() {
         assert_eq!(signed(10, 7), "-3 B");
         assert_eq!(short(448 << 20), "448 MiB");
         assert_eq!(

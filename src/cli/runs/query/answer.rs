@@ -1,10 +1,9 @@
 //! Answers.
 
+use super::super::super::frames::{object, table};
 use super::super::super::output::{Failure, Out, Status};
-use super::super::super::table::Table;
 use super::Args;
-use serde_json::{Map, Value};
-use shardlab_frames::{Aggregate, Cell, Frame, FrameError, runs, spans};
+use shardlab_frames::{Aggregate, Frame, runs, spans};
 use shardlab_reports::store::Store;
 
 /// Columns of runs when nothing else is asked for.
@@ -12,16 +11,14 @@ const RUN: [&str; 5] = ["id", "kind", "scenario", "policy", "hardware"];
 /// Columns of spans when nothing else is asked for.
 const SPAN: [&str; 5] = ["scenario", "name", "unit_name", "phase", "work"];
 /// Metrics when none is asked for, as far as there are such.
-const METRICS: [&str; 3] = ["step_ms.median", "memory.peak_reserved_bytes", "loss.last"];
-
-impl From<FrameError> for Failure {
-    fn from(e: FrameError) -> Self {
-        match e {
-            FrameError::Io { path, error } => Self::unwritten(path.display(), &error),
-            other => Self::bad_input(other),
-        }
-    }
-}
+const METRICS: [&str; 5] = [
+    "step_ms.median",
+    "memory.peak_reserved_bytes",
+    "loss.last",
+    // Of a sweep's points.
+    "step_ms",
+    "peak_reserved_bytes",
+];
 
 pub(super) fn run(
     args: &Args,
@@ -29,11 +26,9 @@ pub(super) fn run(
     json: bool,
     out: &mut Out,
 ) -> Result<Status, Failure> {
-    let entries = args.filter.apply(store.list()?.runs)?;
-    let all = if args.spans {
-        spans(store, &entries)?
-    } else {
-        runs(&entries)?
+    let all = match &args.table {
+        Some(path) => Frame::open(path)?,
+        None => saved(args, store)?,
     };
     let mut answer = ask(args, &all)?;
     if let Some(column) = &args.sort {
@@ -56,6 +51,16 @@ pub(super) fn run(
         out.text(table(&answer)?)?;
     }
     Ok(Status::Done)
+}
+
+/// Returns the saved runs, or their spans.
+fn saved(args: &Args, store: &Store) -> Result<Frame, Failure> {
+    let entries = args.filter.apply(store.list()?.runs)?;
+    Ok(if args.spans {
+        spans(store, &entries)?
+    } else {
+        runs(&entries)?
+    })
 }
 
 fn ask(args: &Args, all: &Frame) -> Result<Frame, Failure> {
@@ -107,57 +112,14 @@ fn ask(args: &Args, all: &Frame) -> Result<Frame, Failure> {
     if exported && args.metric.is_empty() {
         return Ok(all.clone());
     }
-    let mut columns: Vec<String> = if args.spans { SPAN } else { RUN }
-        .map(str::to_owned)
-        .into();
+    if args.table.is_some() && args.metric.is_empty() {
+        return Ok(all.clone());
+    }
+    let mut columns: Vec<String> = match (&args.table, args.spans) {
+        (Some(_), _) => Vec::new(),
+        (None, true) => SPAN.map(str::to_owned).into(),
+        (None, false) => RUN.map(str::to_owned).into(),
+    };
     columns.extend(metrics);
     Ok(all.select(&columns)?)
-}
-
-fn object(answer: &Frame, row: usize) -> Result<Map<String, Value>, Failure> {
-    let mut object = Map::new();
-    for (i, name) in answer.columns().into_iter().enumerate() {
-        let value = match answer.cell(i, row)? {
-            Cell::Text(text) => text.into(),
-            Cell::Number(x) => x.into(),
-            Cell::Missing => Value::Null,
-        };
-        object.insert(name, value);
-    }
-    Ok(object)
-}
-
-fn table(answer: &Frame) -> Result<Table, Failure> {
-    let names = answer.columns();
-    let numeric = |i: usize| -> Result<bool, Failure> {
-        let rows = 0..answer.rows();
-        let mut cells = rows.map(|row| answer.cell(i, row));
-        Ok(cells.try_fold(true, |all, cell| {
-            cell.map(|c| all && !matches!(c, Cell::Text(_)))
-        })?)
-    };
-    let mut titles = Vec::new();
-    for (i, name) in names.iter().enumerate() {
-        // Long paths break at their parts.
-        let broken = name.replace(' ', "\n").replace('.', ".\n");
-        let mark = if numeric(i)? { ">" } else { "" };
-        titles.push(format!("{mark}{broken}"));
-    }
-    let mut table = Table::new(titles.iter().map(String::as_str));
-    for row in 0..answer.rows() {
-        let cells: Result<Vec<String>, FrameError> = (0..names.len())
-            .map(|i| answer.cell(i, row).map(show))
-            .collect();
-        table.row(cells?);
-    }
-    Ok(table)
-}
-
-fn show(cell: Cell) -> String {
-    match cell {
-        Cell::Text(text) => text,
-        Cell::Missing => "-".into(),
-        Cell::Number(x) if x == x.trunc() && x.abs() < 1e15 => format!("{x:.0}"),
-        Cell::Number(x) => format!("{x:.4}"),
-    }
 }
