@@ -123,7 +123,8 @@ fn medians(items: &[Item], by: &[String]) -> Result<Table, Failure> {
         };
         let reserved = item.view.run.memory.peak_reserved.gib();
         let numbers = [item.view.step_ms(), item.view.exposed_ms(), reserved];
-        let shown = |x: f64| x.is_finite().then(|| x.to_string()).unwrap_or_default();
+        // What is unknown has an empty cell.
+        let shown = |x: f64| x.to_string().replace("NaN", "");
         let cells = settings.iter().map(value);
         cells.chain(numbers.map(shown)).collect()
     });

@@ -38,7 +38,7 @@ enum Verb {
     Prune(prune::Args),
     /// Query saved runs: group, join, quantiles, history of a metric, Parquet and CSV
     #[cfg_attr(not(feature = "frames"), command(hide = true))]
-    Query(query::Args),
+    Query(Box<query::Args>),
 }
 
 impl std::convert::From<StoreError> for Failure {

@@ -152,7 +152,7 @@ impl<'a> Saver<'a> {
 
 /// Checks that these are axes.
 fn axes_of(by: &[String], keys: &[String]) -> Result<(), Failure> {
-    for key in by.iter().filter(|key| !keys.contains(key)) {
+    if let Some(key) = by.iter().find(|key| !keys.contains(key)) {
         let near = nearest(key, keys.iter().map(String::as_str));
         let help = near.map_or_else(String::new, |near| format!("; the nearest is `{near}`"));
         return Err(Failure::bad_input(format_args!(
