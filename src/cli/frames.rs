@@ -10,9 +10,11 @@ mod answer;
 pub(super) use answer::{object, table};
 
 /// A table of points as CSV, with a header.
+#[cfg_attr(not(feature = "frames"), expect(dead_code, reason = "polars reads it"))]
 pub(super) struct Points(pub(super) Vec<u8>);
 
 /// The metrics of points that a summary shows, and how it aggregates them.
+#[cfg_attr(not(feature = "frames"), expect(dead_code, reason = "polars reads it"))]
 pub(super) struct Summary<'a> {
     /// Columns to group by.
     pub(super) by: &'a [String],
