@@ -18,7 +18,7 @@ pub use welch::{WelchTest, hedges_g, welch};
 
 use crate::compare::Tolerance;
 use serde::Serialize;
-use shardlab_plan::units::signed;
+use shardlab_plan::units::{signed, thousands};
 
 /// How to compare.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
@@ -322,9 +322,9 @@ impl Comparison {
         match self.verdict {
             Verdict::Regressed | Verdict::Improved => {
                 let direction = if change < 0.0 { "faster" } else { "slower" };
-                let [from, to] = self.medians;
+                let [from, to] = self.medians.map(|ms| thousands(ms, 2));
                 format!(
-                    "{b} is {} {direction}: {from:.2} ms → {to:.2} ms{interval}.",
+                    "{b} is {} {direction}: {from} ms → {to} ms{interval}.",
                     percent(change)
                 )
             }

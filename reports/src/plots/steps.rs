@@ -46,7 +46,7 @@ pub fn steps(title: &str, bars: &[StepBar]) -> Plot {
             .configure_mesh()
             .disable_y_mesh()
             .disable_y_axis()
-            .x_desc("milliseconds a step")
+            .x_desc("milliseconds per step")
             .x_labels(8)
             .x_label_formatter(&|v| short(*v))
             .label_style(text(24, &FAINT))

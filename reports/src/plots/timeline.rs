@@ -179,7 +179,7 @@ pub fn timeline(name: &str, title: &str, view: &RunView, most: usize) -> Timelin
         })
         .collect::<Vec<_>>()
         .join("; ");
-    let description = format!("{} ms a step. {description}", short(length as f64 / 1e6));
+    let description = format!("{} ms per step. {description}", short(length as f64 / 1e6));
     let mut legend: Vec<(usize, String)> =
         works.into_iter().map(|(c, n)| (c, n.to_owned())).collect();
     if named.last().is_some_and(|(n, _)| n == "exposed") {

@@ -7,6 +7,9 @@ use serde_json::{Map, Value};
 use shardlab_frames::{Aggregate, Cell, Frame, FrameError};
 use shardlab_plan::units::thousands;
 
+/// Decimals of small numbers in answers to queries: losses need them.
+const DECIMALS: usize = 4;
+
 impl From<FrameError> for Failure {
     fn from(e: FrameError) -> Self {
         match e {
@@ -34,7 +37,7 @@ pub(super) fn summarized(points: &Points, summary: &Summary<'_>) -> Result<Summa
     }
     Ok(Summarized {
         titles,
-        rows: rows(&answer)?,
+        rows: rows(&answer, 2)?,
     })
 }
 
@@ -58,7 +61,7 @@ pub(in crate::cli) fn table(answer: &Frame) -> Result<Table, Failure> {
     // Long paths break at their parts.
     let titles: Vec<String> = titles.iter().map(|t| broken(t)).collect();
     let mut table = Table::new(titles.iter().map(String::as_str));
-    for row in rows(answer)? {
+    for row in rows(answer, DECIMALS)? {
         table.row(row);
     }
     Ok(table)
@@ -77,21 +80,21 @@ fn titles(answer: &Frame) -> Result<Vec<String>, Failure> {
     names.map(title).collect()
 }
 
-fn rows(answer: &Frame) -> Result<Vec<Vec<String>>, Failure> {
+fn rows(answer: &Frame, decimals: usize) -> Result<Vec<Vec<String>>, Failure> {
     let columns = answer.columns().len();
     let row = |row: usize| {
-        let cells = (0..columns).map(|i| answer.cell(i, row).map(show));
+        let cells = (0..columns).map(|i| answer.cell(i, row).map(|c| show(c, decimals)));
         Ok(cells.collect::<Result<Vec<String>, FrameError>>()?)
     };
     (0..answer.rows()).map(row).collect()
 }
 
-fn show(cell: Cell) -> String {
+fn show(cell: Cell, decimals: usize) -> String {
     match cell {
         Cell::Text(text) => text,
         Cell::Missing => "-".into(),
         Cell::Number(x) if x == x.trunc() && x.abs() < 1e15 => format!("{x:.0}"),
         Cell::Number(x) if x.abs() >= 1e3 => thousands(x, 2),
-        Cell::Number(x) => format!("{x:.4}"),
+        Cell::Number(x) => thousands(x, decimals),
     }
 }

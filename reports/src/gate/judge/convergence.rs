@@ -201,7 +201,7 @@ fn area(baseline: &Baseline, metric: &str, a: &Curve, b: &Curve, limits: &Limits
         String::new()
     } else {
         format!(
-            "the curves are {} of the area under the baseline's apart, {:.6} a step on average",
+            "the curves differ by {} of the area under the baseline, on average by {:.6} per step",
             percent(share),
             between / a.losses.len().max(1) as f64
         )
