@@ -21,6 +21,7 @@ mod read;
 mod reference;
 mod schema;
 mod shipped;
+mod spellings;
 mod sweep;
 pub mod types;
 pub(crate) mod units;

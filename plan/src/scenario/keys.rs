@@ -63,6 +63,8 @@ pub struct KeyInfo {
     pub section: &'static str,
     /// Key.
     pub key: &'static str,
+    /// Other names that are accepted: those of PyTorch, torchtitan, Megatron-FSDP and Hugging Face.
+    pub aliases: &'static [&'static str],
     /// The forms its value may take.
     pub accepts: &'static [Accept],
     /// The default as a JSON (and TOML) literal, or, in parentheses, how it is derived.
@@ -72,6 +74,11 @@ pub struct KeyInfo {
 }
 
 impl KeyInfo {
+    /// Returns whether this is the key's name or one of its aliases.
+    fn is_named(&self, name: &str) -> bool {
+        self.key == name || self.aliases.contains(&name)
+    }
+
     /// The strings that are valid values; for shell completion and suggestions.
     pub fn values(&self) -> impl Iterator<Item = &'static str> {
         self.accepts
@@ -144,7 +151,7 @@ impl Accept {
 }
 
 macro_rules! keys {
-    ($($id:ident: $section:literal $key:literal [$($accept:expr),+] $default:literal $doc:literal;)*) => {
+    ($($id:ident: $section:literal $key:literal $(also [$($alias:literal),+])? [$($accept:expr),+] $default:literal $doc:literal;)*) => {
         /// A key, as index into [`KEYS`].
         #[derive(Clone, Copy, Debug, PartialEq, Eq)]
         pub(crate) enum Key {
@@ -153,7 +160,7 @@ macro_rules! keys {
 
         /// The table, grouped by section.
         pub(crate) static KEYS: &[KeyInfo] = &[
-            $(KeyInfo { section: $section, key: $key, accepts: &[$($accept),+], default: $default, doc: $doc }),*
+            $(KeyInfo { section: $section, key: $key, aliases: &[$($($alias),+)?], accepts: &[$($accept),+], default: $default, doc: $doc }),*
         ];
 
         const IDS: &[Key] = &[$(Key::$id),*];
@@ -174,12 +181,12 @@ impl Key {
     pub(crate) fn find(section: &str, key: &str) -> Option<Self> {
         IDS.iter()
             .copied()
-            .find(|id| id.info().section == section && id.info().key == key)
+            .find(|id| id.info().section == section && id.info().is_named(key))
     }
 
     /// Keys of this name in any section.
     pub(crate) fn named(key: &str) -> Option<Self> {
-        IDS.iter().copied().find(|id| id.info().key == key)
+        IDS.iter().copied().find(|id| id.info().is_named(key))
     }
 
     pub(crate) fn of_section(section: &str) -> impl Iterator<Item = Self> {
@@ -199,10 +206,8 @@ use Accept::{Bool, Bytes, Choice, Empty, Integer, List, Number, Path, Size, Tabl
 
 const ABOVE_0: f64 = f64::MIN_POSITIVE;
 const MIB: u64 = 1 << 20;
-const DTYPES: &[&str] = &["f32", "bf16", "f16", "float32", "bfloat16", "float16"];
-const DTYPES_OR_NONE: &[&str] = &[
-    "f32", "bf16", "f16", "float32", "bfloat16", "float16", "none",
-];
+const DTYPES: &[&str] = &["f32", "bf16", "f16"];
+const DTYPES_OR_NONE: &[&str] = &["f32", "bf16", "f16", "none"];
 const PLACEMENT: Accept = Tuple(&Choice(&["flat", "replicate"]), 3);
 const LOOKAHEAD: &[(&str, Accept)] = &[("elements", Integer(1, 1 << 50))];
 const PLACEMENTS: &[(&str, Accept)] = &[("dp_shard", PLACEMENT), ("dp_outer", PLACEMENT)];
@@ -210,17 +215,17 @@ const PLACEMENTS: &[(&str, Accept)] = &[("dp_shard", PLACEMENT), ("dp_outer", PL
 keys! {
     Preset: "model" "preset" [Choice(PRESETS), Path(huggingface::ENDING)] "(none)" "Shapes of a known model, or the path of a Hugging Face config.json (llama, mistral, qwen2, qwen3 or gpt2; relative to the file that names it); other keys of this section override it";
     Family: "model" "family" [Choice(&["llama", "gpt2", "encoder", "linear", "cnn"])] "(the preset's)" "Model family when there is no preset: llama (decoder with rotary embeddings and SwiGLU), gpt2 (decoder with learned positions and GELU), encoder (post-norm transformer encoder), linear (a stack of linear layers), cnn (convolutions and a dense layer)";
-    Layers: "model" "layers" [Integer(1, 4096)] "(required without preset)" "Number of transformer blocks, linear layers or convolutions";
-    Hidden: "model" "hidden" [Integer(1, MIB)] "(required without preset)" "Width of the model (embedding dimension)";
-    Heads: "model" "heads" [Integer(1, 65536)] "(required without preset)" "Number of query heads";
-    KvHeads: "model" "kv_heads" [Integer(1, 65536)] "(heads)" "Number of key and value heads (llama); must divide heads; fewer than heads is grouped-query attention";
+    Layers: "model" "layers" also ["num_hidden_layers", "n_layer", "n_layers"] [Integer(1, 4096)] "(required without preset)" "Number of transformer blocks, linear layers or convolutions";
+    Hidden: "model" "hidden" also ["hidden_size", "n_embd", "dim"] [Integer(1, MIB)] "(required without preset)" "Width of the model (embedding dimension)";
+    Heads: "model" "heads" also ["num_attention_heads", "n_head", "n_heads"] [Integer(1, 65536)] "(required without preset)" "Number of query heads";
+    KvHeads: "model" "kv_heads" also ["num_key_value_heads", "n_kv_heads"] [Integer(1, 65536)] "(heads)" "Number of key and value heads (llama); must divide heads; fewer than heads is grouped-query attention";
     HeadDim: "model" "head_dim" [Integer(1, 65536)] "(hidden / heads)" "Dimension of one head (llama); must be even";
-    Ffn: "model" "ffn" [Integer(1, 4 * MIB)] "(4 hidden; llama: 8/3 hidden, rounded up to 256)" "Width of the feed-forward layer; overriding the hidden of a preset scales the ffn of the preset in proportion";
-    Vocab: "model" "vocab" [Integer(1, 16 * MIB)] "(required without preset)" "Vocabulary size (llama, gpt2)";
-    TieEmbeddings: "model" "tie_embeddings" [Bool] "(gpt2: true, llama: false)" "Embedding and output head share one parameter";
-    NormEps: "model" "norm_eps" [Number(ABOVE_0, 1.0)] "1e-5" "Epsilon of LayerNorm and RMSNorm";
+    Ffn: "model" "ffn" also ["intermediate_size"] [Integer(1, 4 * MIB)] "(4 hidden; llama: 8/3 hidden, rounded up to 256)" "Width of the feed-forward layer; overriding the hidden of a preset scales the ffn of the preset in proportion";
+    Vocab: "model" "vocab" also ["vocab_size"] [Integer(1, 16 * MIB)] "(required without preset)" "Vocabulary size (llama, gpt2)";
+    TieEmbeddings: "model" "tie_embeddings" also ["tie_word_embeddings"] [Bool] "(gpt2: true, llama: false)" "Embedding and output head share one parameter";
+    NormEps: "model" "norm_eps" also ["rms_norm_eps"] [Number(ABOVE_0, 1.0)] "1e-5" "Epsilon of LayerNorm and RMSNorm";
     RopeTheta: "model" "rope_theta" [Number(1.0, 1e12)] "(llama: 10000)" "Base of the rotary position embedding (llama)";
-    MaxSeqLen: "model" "max_seq_len" [Integer(1, 4 * MIB)] "(llama: seq_len, gpt2: at least 1024)" "Rows of the position table (llama, gpt2); the longest sequence that the model takes";
+    MaxSeqLen: "model" "max_seq_len" also ["max_position_embeddings"] [Integer(1, 4 * MIB)] "(llama: seq_len, gpt2: at least 1024)" "Rows of the position table (llama, gpt2); the longest sequence that the model takes";
     Channels: "model" "channels" [Integer(1, 65536)] "(required without preset)" "Channels of every convolution (cnn)";
     Height: "model" "height" [Integer(1, 16384)] "(cnn: 64)" "Image height (cnn)";
     Width: "model" "width" [Integer(1, 16384)] "(cnn: 64)" "Image width (cnn)";
@@ -229,10 +234,10 @@ keys! {
     QkNorm: "model" "qk_norm" [Bool] "false" "Normalize queries and keys per head before the rotary embedding (llama; as in Qwen3)";
 
     SeqLen: "train" "seq_len" [Integer(1, 4 * MIB)] "(max_seq_len up to 8192; encoder: 512; linear, cnn: 1)" "Tokens per sequence";
-    MicroBatch: "train" "micro_batch" [Integer(1, MIB)] "1" "Sequences per rank and micro-batch";
-    GradAccum: "train" "grad_accum" [Integer(1, 4096)] "1" "Micro-batches per step (gradient accumulation)";
-    Recompute: "train" "recompute" [Choice(&["none", "full", "selective", "pointwise"])] "\"none\"" "Activation checkpointing: none (keep all activations), full (recompute whole blocks in backward), selective (keep the results of matmuls and attention, recompute the rest), pointwise (compiled code only: recompute elementwise results inside backward kernels that read their operands anyway)";
-    RecomputeLayers: "train" "recompute_layers" [Choice(&["all"]), Integer(1, 4096), List(&Text)] "\"all\"" "Blocks that `recompute` applies to: all, the first N (Megatron's recompute_num_layers with method block), or those in modules that match a list of globs, for example [\"layers.*0\"]; the others keep their activations";
+    MicroBatch: "train" "micro_batch" also ["local_batch_size", "per_device_train_batch_size"] [Integer(1, MIB)] "1" "Sequences per rank and micro-batch";
+    GradAccum: "train" "grad_accum" also ["gradient_accumulation_steps"] [Integer(1, 4096)] "1" "Micro-batches per step (gradient accumulation)";
+    Recompute: "train" "recompute" also ["activation_checkpoint"] [Choice(&["none", "full", "selective", "pointwise"])] "\"none\"" "Activation checkpointing: none (keep all activations), full (recompute whole blocks in backward), selective (keep the results of matmuls and attention, recompute the rest), pointwise (compiled code only: recompute elementwise results inside backward kernels that read their operands anyway)";
+    RecomputeLayers: "train" "recompute_layers" also ["recompute_num_layers"] [Choice(&["all"]), Integer(1, 4096), List(&Text)] "\"all\"" "Blocks that `recompute` applies to: all, the first N (Megatron's recompute_num_layers with method block), or those in modules that match a list of globs, for example [\"layers.*0\"]; the others keep their activations";
     Loss: "train" "loss" [Choice(&["materialized", "chunked"])] "\"materialized\"" "Cross entropy: materialized (all logits at once), chunked (computes logits, loss and their gradients chunk by chunk, so that the full logits never exist)";
     LossChunkRows: "train" "loss_chunk_rows" [Integer(1, 4 * MIB)] "4096" "Tokens per chunk of the chunked loss: smaller chunks use less memory, larger ones are faster";
     Optimizer: "train" "optimizer" [Choice(&["adamw", "sgd"])] "\"adamw\"" "Optimizer: adamw (two moments per parameter), sgd (no state)";
@@ -243,19 +248,19 @@ keys! {
     Betas: "train" "betas" [Tuple(&Number(0.0, 1.0), 2)] "[0.9, 0.95]" "Decay rates of AdamW's first and second moment; each below 1";
     Eps: "train" "eps" [Number(ABOVE_0, 1.0)] "1e-8" "Epsilon of AdamW";
     WeightDecay: "train" "weight_decay" [Number(0.0, 1e3)] "0.1" "Decoupled weight decay";
-    ClipNorm: "train" "clip_norm" [Number(0.0, 1e9)] "0.0" "Clip gradients to this global norm; 0: do not clip";
-    Sync: "train" "sync" [Bool] "false" "The host waits for the device at the end of every step, like a training loop that reads its loss";
+    ClipNorm: "train" "clip_norm" also ["max_norm", "max_grad_norm"] [Number(0.0, 1e9)] "0.0" "Clip gradients to this global norm; 0: do not clip";
+    Sync: "train" "sync" also ["sync_each_step"] [Bool] "false" "The host waits for the device at the end of every step, like a training loop that reads its loss";
     GradNorm: "train" "grad_norm" [Bool] "false" "Compute the global gradient norm in every step, even without clipping";
     Steps: "train" "steps" [Integer(1, 1_000_000)] "20" "Steps of a run";
     ValidateEvery: "train" "validate_every" [Integer(0, 1_000_000)] "0" "Run a validation forward every N steps; 0: never";
 
     Hardware: "mesh" "hardware" [Choice(&HARDWARE), Path(".toml")] "(required)" "Hardware profile: the name of a shipped profile, or the path of a profile file (relative to the scenario file, or to the working directory with --set)";
-    DpShard: "mesh" "dp_shard" [Integer(1, MIB)] "(required)" "Ranks that shard parameters: the inner data-parallel mesh dimension (torchtitan: data_parallel_shard_degree)";
-    DpOuter: "mesh" "dp_outer" [Integer(1, MIB)] "1" "Outer data-parallel mesh dimension: number of replicas (HSDP), or of outer shards with `outer_strategy = \"optim\"` (torchtitan: data_parallel_replicate_degree)";
+    DpShard: "mesh" "dp_shard" also ["data_parallel_shard_degree"] [Integer(1, MIB)] "(required)" "Ranks that shard parameters: the inner data-parallel mesh dimension (torchtitan: data_parallel_shard_degree)";
+    DpOuter: "mesh" "dp_outer" also ["dp_replicate", "data_parallel_replicate_degree"] [Integer(1, MIB)] "1" "Outer data-parallel mesh dimension: number of replicas (HSDP), or of outer shards with `outer_strategy = \"optim\"` (torchtitan: data_parallel_replicate_degree)";
     GpusPerNode: "mesh" "gpus_per_node" [Integer(1, 1024)] "(8, or fewer when there are fewer ranks)" "GPUs per node, connected by NVLink";
 
     Policy: "fsdp" "policy" [Choice(&["native", "fsdp2", "megatron"])] "\"native\"" "Engine to model: native (that of `shardlab exec`), fsdp2 (fully_shard of torch 2.11), megatron (megatron-fsdp 0.6.1)";
-    Strategy: "fsdp" "strategy" [Choice(&["no_shard", "optim", "optim_grads", "optim_grads_params"])] "\"optim_grads_params\"" "Sharded over dp_shard: no_shard (nothing: DDP), optim (optimizer state and master weights: ZeRO-1), optim_grads (and gradients: ZeRO-2), optim_grads_params (and parameters: ZeRO-3, FULL_SHARD)";
+    Strategy: "fsdp" "strategy" also ["sharding_strategy"] [Choice(&["no_shard", "optim", "optim_grads", "optim_grads_params"])] "\"optim_grads_params\"" "Sharded over dp_shard: no_shard (nothing: DDP), optim (optimizer state and master weights: ZeRO-1), optim_grads (and gradients: ZeRO-2), optim_grads_params (and parameters: ZeRO-3, FULL_SHARD)";
     OuterStrategy: "fsdp" "outer_strategy" [Choice(&["no_shard", "optim"])] "\"no_shard\"" "Sharded over dp_outer: no_shard (nothing: HSDP), optim (optimizer state and master weights: HFSDP)";
     Placements: "fsdp" "placements" [Table(PLACEMENTS)] "(from the strategies)" "Explicit placement (flat: sharded, replicate: not sharded) of [parameters, gradients, optimizer state] on each mesh dimension; replaces `strategy` and `outer_strategy`";
     Units: "fsdp" "units" [Choice(&["block", "root"]), List(&Text)] "\"block\"" "Modules that are gathered together (one fully_shard call each): block (every block), root (one unit for the whole model), or a list of globs; + joins modules into one unit, =keep exempts a unit from resharding";
@@ -272,7 +277,7 @@ keys! {
     SeparateCommunicators: "fsdp" "separate_communicators" [Bool] "(native: true, others: false)" "All-gather and reduce-scatter use separate NCCL communicators";
     CopyEngineGather: "fsdp" "copy_engine_gather" [Bool] "false" "Run all-gathers on copy engines, which takes no SMs from matmuls (NCCL 2.28: zero-CTA policy with symmetric windows)";
     CopyEngineReduce: "fsdp" "copy_engine_reduce" [Bool] "false" "Exchange gradients by an all-to-all on copy engines and sum them in a float32 kernel, instead of a reduce-scatter on SMs";
-    SumInOptimizer: "fsdp" "sum_in_optimizer" [Bool] "false" "The optimizer kernel sums what `copy_engine_reduce` exchanged, instead of a kernel after each exchange: saves a write and a read of every gradient, but keeps the gradients of all ranks until the update";
+    SumInOptimizer: "fsdp" "sum_in_optimizer" also ["fuse_reduce_into_optimizer"] [Bool] "false" "The optimizer kernel sums what `copy_engine_reduce` exchanged, instead of a kernel after each exchange: saves a write and a read of every gradient, but keeps the gradients of all ranks until the update";
     UnifyCommStream: "fsdp" "unify_comm_stream" [Bool] "false" "All-gather and reduce-scatter share one side stream";
     Allocator: "fsdp" "allocator" [Choice(&["caching", "pool", "double_buffer", "temporary"])] "(native: \"pool\", others: \"caching\")" "Allocator of full-size buffers: caching (PyTorch's caching allocator), pool (fixed addresses, planned from one step), double_buffer (two persistent buffers of the largest unit's size), temporary (allocated and freed on every use, by the caching allocator)";
     ExpandableSegments: "fsdp" "expandable_segments" [Bool] "true" "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True for the caching allocator; note that torch's own default is off";
@@ -284,10 +289,10 @@ keys! {
     Offload: "fsdp" "offload" [List(&Choice(&["params", "grads", "optimizer"])), Empty] "[]" "State kept in host memory and copied to the device for use: any of params, grads, optimizer";
     Frozen: "fsdp" "frozen" [List(&Text), Empty] "[]" "Globs of modules that are not trained, with everything inside them";
 
-    Compute: "precision" "compute" [Choice(DTYPES)] "\"bf16\"" "Type of gathered parameters, activations and matmuls (MixedPrecisionPolicy: param_dtype)";
+    Compute: "precision" "compute" also ["param_dtype"] [Choice(DTYPES)] "\"bf16\"" "Type of gathered parameters, activations and matmuls (MixedPrecisionPolicy: param_dtype)";
     MainParams: "precision" "main_params" [Choice(DTYPES_OR_NONE)] "\"f32\"" "Type of the optimizer's master weights; none: the optimizer updates the compute weights";
     MainGrads: "precision" "main_grads" [Choice(DTYPES)] "(megatron: \"bf16\", others: \"f32\"; f32 with f32 compute)" "Type in which gradients are accumulated and kept";
-    CommGrads: "precision" "comm_grads" [Choice(DTYPES)] "(fsdp2: \"f32\", others: main_grads)" "Type of gradients in the reduction over dp_shard (MixedPrecisionPolicy: reduce_dtype); policy native reduces over dp_outer in main_grads";
+    CommGrads: "precision" "comm_grads" also ["reduce_dtype"] [Choice(DTYPES)] "(fsdp2: \"f32\", others: main_grads)" "Type of gradients in the reduction over dp_shard (MixedPrecisionPolicy: reduce_dtype); policy native reduces over dp_outer in main_grads";
     Moments: "precision" "moments" [Choice(DTYPES)] "\"f32\"" "Type of the optimizer's moments";
     Deterministic: "precision" "deterministic" [Bool] "false" "Fix the order of every sum, so that runs are bitwise reproducible; on GPUs the backward of attention becomes slower and needs a workspace as large as the scores (the CPU device is always deterministic)";
 
@@ -295,10 +300,10 @@ keys! {
     BucketBytes: "compile" "bucket_bytes" [Bytes(0, 1 << 40)] "104857600" "Mode full: merge collectives into buckets of up to this size; 0: one collective per parameter";
     MaxInflightBytes: "compile" "max_inflight_bytes" [Bytes(1, 1 << 50)] "5000000000" "Mode full: limit on the bytes of collectives in flight";
     MemoryBudget: "compile" "memory_budget" [Number(0.0, 100.0)] "0.05" "Mode full: additional peak memory that reordering may cost, as a fraction of the peak";
-    MergeProjections: "compile" "merge_projections" [Choice(&["none", "gradients", "qkv", "all"])] "(native with mode regions or blocks: \"qkv\", else \"none\")" "Run linear layers that read the same input as one matmul, if their weights are adjacent: none, gradients (only their gradients), qkv (queries, keys and values), all (qkv, and gate with up)";
-    Epilogues: "compile" "epilogues" [Bool] "(true with policy native and a compile mode)" "Matmuls add a residual or another gradient in their epilogue, rounded once; the gradient of an embedding also writes the zeros of its table";
+    MergeProjections: "compile" "merge_projections" also ["fuse_qkv"] [Choice(&["none", "gradients", "qkv", "all"])] "(native with mode regions or blocks: \"qkv\", else \"none\")" "Run linear layers that read the same input as one matmul, if their weights are adjacent: none, gradients (only their gradients), qkv (queries, keys and values), all (qkv, and gate with up)";
+    Epilogues: "compile" "epilogues" also ["gemm_accumulate"] [Bool] "(true with policy native and a compile mode)" "Matmuls add a residual or another gradient in their epilogue, rounded once; the gradient of an embedding also writes the zeros of its table";
     MixOrderReductions: "compile" "mix_order_reductions" [Bool] "(true with policy native and a compile mode)" "The backward kernel of a norm also computes the gradient of its weight, so that their common input is read once";
-    FusedProducts: "compile" "fused_products" [Bool] "false" "Fuse elementwise code that reads a 16-bit matmul result (the feed-forward gate and its gradient) into the matmul; on GPUs with a custom kernel for compute capability 9.0 (H100, H200)";
+    FusedProducts: "compile" "fused_products" also ["gemm_epilogue_fusion"] [Bool] "false" "Fuse elementwise code that reads a 16-bit matmul result (the feed-forward gate and its gradient) into the matmul; on GPUs with a custom kernel for compute capability 9.0 (H100, H200)";
     CudaGraph: "compile" "cuda_graph" [Choice(&["off", "full_iteration"]), List(&Choice(&["attn", "mlp", "block"]))] "\"off\"" "CUDA-graph capture: off, full_iteration (the whole step in one graph), or a list of scopes captured in every block: attn, mlp, block";
 
     GatePreset: "gate" "preset" [Choice(&["budget", "strict"])] "\"budget\"" "Defaults of the keys below. budget: the step has to fit and stay within its budgets, and growth beyond a tolerance fails; strict: every change fails, for better or worse";

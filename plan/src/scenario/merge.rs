@@ -4,6 +4,7 @@ use super::check;
 use super::error::{Position, ScenarioError};
 use super::keys::{KEYS, Key, SECTIONS};
 use super::names::nearest;
+use super::spellings;
 use super::value::{Datum, Entry, Origin, Source, Value, convert_table, syntax_error};
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -215,9 +216,16 @@ impl Document {
                 .error(entry.value.origin, message)
                 .with_help(format!("write [{section}] and its keys below")));
         };
+        let mut seen: Vec<(Key, String)> = Vec::new();
         for field in fields {
             let key = self.key(section, &field.key, field.key_origin)?;
+            if let Some((_, other)) = seen.iter().find(|(k, _)| *k == key) {
+                let message = format!("`{}` and `{other}` are the same key", field.key);
+                let error = self.error(field.key_origin, message);
+                return Err(error.with_help(format!("keep one of them: `{}`", key.info().key)));
+            }
             self.set(key, field.value, layer)?;
+            seen.push((key, field.key));
         }
         Ok(())
     }
@@ -229,6 +237,7 @@ impl Document {
         value: Value,
         layer: Layer,
     ) -> Result<(), ScenarioError> {
+        let value = spellings::resolved(key.info().accepts, value);
         check::form(self, key, &value)?;
         let slot = &mut self.given[key as usize];
         if layer > Layer::Preset || slot.is_none() {
@@ -405,10 +414,14 @@ impl Document {
                     return Err(error.with_expected(expected()));
                 }
             };
-            for (key, part) in keys.iter().zip(parts) {
+            let parts = keys.iter().zip(parts.iter().cloned());
+            let parts: Vec<Value> = parts
+                .map(|(key, part)| spellings::resolved(key.info().accepts, part))
+                .collect();
+            for (key, part) in keys.iter().zip(&parts) {
                 check::form(self, *key, part)?;
             }
-            values.push(parts.to_vec());
+            values.push(parts);
         }
         Ok(values)
     }

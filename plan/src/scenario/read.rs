@@ -502,9 +502,9 @@ fn units(d: &Document) -> Result<Units, ScenarioError> {
 
 fn dtype(name: &str) -> Option<DType> {
     match name {
-        "f32" | "float32" => Some(DType::F32),
-        "bf16" | "bfloat16" => Some(DType::Bf16),
-        "f16" | "float16" => Some(DType::F16),
+        "f32" => Some(DType::F32),
+        "bf16" => Some(DType::Bf16),
+        "f16" => Some(DType::F16),
         _ => None,
     }
 }

@@ -1,6 +1,7 @@
 //! The JSON Schema of scenario files, from the key table.
 
 use super::keys::{Accept, KEYS, KeyInfo, SECTIONS};
+use super::spellings;
 use serde_json::{Map, Value, json};
 
 /// JSON Schema (draft 2020-12) of a scenario file, for editors that complete and check TOML.
@@ -20,6 +21,11 @@ pub fn schema() -> Value {
             keys.insert(info.key.into(), key_schema(info));
             axes.insert(info.key.into(), axis_schema(info));
             dotted.insert(format!("{section}.{}", info.key), axis_schema(info));
+            for alias in info.aliases {
+                keys.insert((*alias).into(), alias_schema(info));
+                axes.insert((*alias).into(), axis_schema(info));
+                dotted.insert(format!("{section}.{alias}"), axis_schema(info));
+            }
         }
         properties.insert(section.into(), object(keys));
         nested.insert(section.into(), object(axes));
@@ -68,6 +74,12 @@ fn key_schema(info: &KeyInfo) -> Value {
     schema
 }
 
+fn alias_schema(info: &KeyInfo) -> Value {
+    let mut schema = forms(info.accepts);
+    schema["description"] = format!("Another name of `{}`. {}", info.key, info.doc).into();
+    schema
+}
+
 fn axis_schema(info: &KeyInfo) -> Value {
     json!({ "type": "array", "minItems": 1, "items": forms(info.accepts), "description": info.doc })
 }
@@ -92,7 +104,11 @@ fn form(accept: &Accept) -> Value {
             { "type": "string", "pattern": SIZE },
         ] }),
         Accept::Size(..) => json!({ "type": "string", "pattern": SIZE }),
-        Accept::Choice(names) => json!({ "type": "string", "enum": names }),
+        Accept::Choice(names) => {
+            let spelled = names.iter().flat_map(|name| spellings::of(name));
+            let all: Vec<&str> = names.iter().copied().chain(spelled).collect();
+            json!({ "type": "string", "enum": all })
+        }
         Accept::Path(ending) => {
             json!({ "type": "string", "pattern": format!(".\\{ending}$") })
         }

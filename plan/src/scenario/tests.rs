@@ -1,5 +1,6 @@
 //! Tests of the whole path from text to scenario.
 
+mod aliases;
 mod bad;
 mod defaults;
 mod fuzz;

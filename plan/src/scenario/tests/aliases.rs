@@ -1,0 +1,110 @@
+//! Other names of keys and values mean the same scenario.
+
+use super::super::keys::KEYS;
+use super::{MINIMAL, minimal};
+use crate::scenario::{load, parse, sweep_of};
+use std::collections::BTreeSet;
+use std::path::Path;
+
+#[test]
+fn keys_and_values_have_the_names_of_pytorch_and_torchtitan() {
+    for (own, other) in [
+        ("mesh.dp_outer=2", "mesh.dp_replicate=2"),
+        ("mesh.dp_outer=2", "mesh.data_parallel_replicate_degree=2"),
+        ("precision.compute=f32", "precision.param_dtype=fp32"),
+        (
+            "precision.compute=f16",
+            "precision.param_dtype=torch.float16",
+        ),
+        (
+            "precision.comm_grads=bf16",
+            "precision.reduce_dtype=bfloat16",
+        ),
+        ("fsdp.strategy=optim", "fsdp.strategy=zero1"),
+        ("fsdp.strategy=optim_grads", "fsdp.strategy=zero2"),
+        (
+            "fsdp.strategy=optim_grads",
+            "fsdp.sharding_strategy=SHARD_GRAD_OP",
+        ),
+        (
+            "fsdp.strategy=optim_grads_params",
+            "fsdp.strategy=FULL_SHARD",
+        ),
+        ("fsdp.policy=fsdp2", "fsdp.policy=fully_shard"),
+        ("model.layers=2", "model.num_hidden_layers=2"),
+        ("train.grad_accum=4", "train.gradient_accumulation_steps=4"),
+    ] {
+        assert_eq!(
+            minimal(&[own]).unwrap(),
+            minimal(&[other]).unwrap(),
+            "{other}"
+        );
+        assert_eq!(
+            minimal(&[own]).unwrap() == minimal(&[]).unwrap(),
+            own.ends_with("optim_grads_params"),
+            "{own} changes something"
+        );
+    }
+}
+
+#[test]
+fn every_name_means_one_key() {
+    let mut names = BTreeSet::new();
+    for info in KEYS {
+        for name in info.aliases.iter().chain([&info.key]) {
+            assert!(
+                names.insert((info.section, *name)),
+                "{}.{name}",
+                info.section
+            );
+        }
+    }
+}
+
+#[test]
+fn a_key_may_not_be_given_under_two_names() {
+    let text = format!("{MINIMAL}dp_outer = 2\ndp_replicate = 4\n");
+    let error = parse("two", &text, &[]).unwrap_err().to_string();
+    assert!(
+        error.contains("`dp_replicate` and `dp_outer` are the same key")
+            && error.contains("two:7:1"),
+        "{error}"
+    );
+    // An override may use another name than the file.
+    let text = format!("{MINIMAL}dp_outer = 2\n");
+    let set = ["mesh.dp_replicate=4".to_owned()];
+    assert_eq!(parse("one", &text, &set).unwrap().mesh.dp_outer, 4);
+}
+
+#[test]
+fn wrong_values_are_reported_under_the_own_name() {
+    let error = minimal(&["precision.param_dtype=fp8"])
+        .unwrap_err()
+        .to_string();
+    assert!(
+        error.contains("`precision.compute` must be \"f32\" | \"bf16\" | \"f16\""),
+        "{error}"
+    );
+    // A spelling counts only where its meaning is a value.
+    assert!(minimal(&["train.optimizer=zero1"]).is_err());
+}
+
+#[test]
+fn axes_take_the_same_names() {
+    let axis = |text: &str| {
+        let sweep = sweep_of(Path::new("llama3-8b-4xh200"), &[], &[text.to_owned()]).unwrap();
+        let settings = sweep.points.iter().map(|p| p.settings.clone());
+        settings.collect::<Vec<_>>()
+    };
+    assert_eq!(
+        axis("fsdp.sharding_strategy=[\"zero1\", \"FULL_SHARD\"]"),
+        axis("fsdp.strategy=[\"optim\", \"optim_grads_params\"]")
+    );
+    assert!(
+        load(
+            Path::new("llama3-8b-4xh200"),
+            &["mesh.dp_replicate=2".to_owned()]
+        )
+        .is_ok()
+    );
+}
