@@ -67,11 +67,11 @@ pub(super) fn run(args: &Args, out: &mut Out) -> Result<Status, Failure> {
         .par_iter()
         .map(|scenario| {
             let program = plan(scenario)?;
-            let report = check(&program);
+            let (report, digest) = rayon::join(|| check(&program), || program.digest());
             progress.step();
             Ok(Verdict {
                 scenario: scenario.name.clone(),
-                program_digest: program.digest(),
+                program_digest: digest,
                 ok: report.is_ok(),
                 errors: report.errors(),
                 warnings: report.warnings(),
