@@ -3,7 +3,7 @@
 
 use super::clock::{LANES, Times, Use};
 use crate::program::{BufferId, InstrId};
-use smallvec::SmallVec;
+use smallvec::{SmallVec, smallvec};
 use std::collections::BTreeMap;
 
 /// A range whose bytes share one history.
@@ -183,9 +183,9 @@ impl Cell {
     }
 }
 
+/// What is known of a range of addresses.
 #[derive(Clone, Debug)]
 struct Span {
-    end: u64,
     tenant: Tenant,
     live: bool,
 }
@@ -193,6 +193,7 @@ struct Span {
 /// Who uses, or used last, every address of one address space.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Space {
+    /// By first address, disjoint.
     spans: BTreeMap<u64, Span>,
 }
 
@@ -205,29 +206,18 @@ impl Space {
         bytes: u64,
         before: &mut SmallVec<[Tenant; 1]>,
     ) -> Option<BufferId> {
-        let (start, end) = (address, address + bytes);
         let mut holder = None;
-        for s in self.carve(start, end) {
+        let tenant = Tenant {
+            buffer,
+            start: address,
+            end: address + bytes,
+            last: [0; LANES],
+        };
+        for s in self.replace(Span { tenant, live: true }) {
             if s.live {
                 holder = Some(s.tenant.buffer);
             }
             before.push(s.tenant);
-        }
-        if bytes > 0 {
-            let tenant = Tenant {
-                buffer,
-                start,
-                end,
-                last: [0; LANES],
-            };
-            self.spans.insert(
-                start,
-                Span {
-                    end,
-                    tenant,
-                    live: true,
-                },
-            );
         }
         holder
     }
@@ -242,84 +232,53 @@ impl Space {
         before: &[Tenant],
         cleared: bool,
     ) {
+        let own = |start, end| Span {
+            tenant: Tenant {
+                buffer,
+                start,
+                end,
+                last: *last,
+            },
+            live: false,
+        };
         let (start, end) = (address, address + bytes);
-        self.carve(start, end);
+        self.replace(own(start, end));
         if cleared || before.is_empty() {
-            if bytes > 0 {
-                self.spans.insert(
-                    start,
-                    Span {
-                        end,
-                        tenant: Tenant {
-                            buffer,
-                            start,
-                            end,
-                            last: *last,
-                        },
-                        live: false,
-                    },
-                );
-            }
             return;
         }
         // Nobody is known to be behind the earlier tenants: what follows must wait for both.
-        let mut at = start;
-        let mut pieces: SmallVec<[Tenant; 4]> = before.iter().copied().collect();
-        pieces.sort_by_key(|t| t.start);
-        for mut t in pieces {
-            if t.start > at {
-                let gap = Tenant {
-                    buffer,
-                    start: at,
-                    end: t.start,
-                    last: *last,
-                };
-                self.spans.insert(
-                    at,
-                    Span {
-                        end: t.start,
-                        tenant: gap,
-                        live: false,
-                    },
-                );
-            }
-            for (a, b) in t.last.iter_mut().zip(last) {
+        for earlier in before {
+            let mut tenant = *earlier;
+            for (a, b) in tenant.last.iter_mut().zip(last) {
                 *a = (*a).max(*b);
             }
-            at = t.end;
-            self.spans.insert(
-                t.start,
-                Span {
-                    end: t.end,
-                    tenant: t,
-                    live: false,
-                },
-            );
+            self.replace(Span {
+                tenant,
+                live: false,
+            });
         }
-        if at < end {
-            let rest = Tenant {
-                buffer,
-                start: at,
-                end,
-                last: *last,
-            };
-            self.spans.insert(
-                at,
-                Span {
-                    end,
-                    tenant: rest,
-                    live: false,
-                },
-            );
+    }
+
+    /// Puts a span in place of what is known of its addresses, keeping the parts outside. Returns what was there, clipped.
+    fn replace(&mut self, span: Span) -> SmallVec<[Span; 2]> {
+        let (start, end) = (span.tenant.start, span.tenant.end);
+        if start >= end {
+            return SmallVec::new();
         }
+        // Most buffers take the place of one of their size.
+        if let Some(there) = self.spans.get_mut(&start)
+            && there.tenant.end == end
+        {
+            return smallvec![std::mem::replace(there, span)];
+        }
+        let removed = self.carve(start, end);
+        self.spans.insert(start, span);
+        removed
     }
 
     /// Removes what is known of `[start, end)`, keeping the parts outside; the removed parts, clipped.
     fn carve(&mut self, start: u64, end: u64) -> SmallVec<[Span; 2]> {
         let mut out = SmallVec::new();
-        if start >= end {
-            return out;
-        }
         let first = self
             .spans
             .range(..=start)
@@ -328,29 +287,26 @@ impl Space {
         let keys: SmallVec<[u64; 4]> = self
             .spans
             .range(first..end)
-            .filter(|(_, s)| s.end > start)
+            .filter(|(_, s)| s.tenant.end > start)
             .map(|(&k, _)| k)
             .collect();
         for k in keys {
-            let Some(s) = self.spans.remove(&k) else {
+            let Some(mut s) = self.spans.remove(&k) else {
                 continue;
             };
             if k < start {
                 let mut left = s.clone();
-                left.end = start;
                 left.tenant.end = start;
                 self.spans.insert(k, left);
+                s.tenant.start = start;
             }
-            if s.end > end {
+            if s.tenant.end > end {
                 let mut right = s.clone();
                 right.tenant.start = end;
                 self.spans.insert(end, right);
+                s.tenant.end = end;
             }
-            let mut mid = s;
-            mid.tenant.start = k.max(start);
-            mid.end = mid.end.min(end);
-            mid.tenant.end = mid.end;
-            out.push(mid);
+            out.push(s);
         }
         out
     }
