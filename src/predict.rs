@@ -4,7 +4,8 @@ mod basis;
 
 pub use basis::Residual;
 
-use shardlab_plan::program::{Phase, Role};
+use shardlab_plan::ir::Role;
+use shardlab_plan::program::Phase;
 use shardlab_plan::record::Run;
 use shardlab_plan::scenario::ScenarioError;
 use shardlab_plan::units::Bytes;

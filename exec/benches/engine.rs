@@ -5,7 +5,8 @@ use shardlab_exec::device::null::NullDevice;
 use shardlab_exec::device::{Abort, NO_HYPER};
 use shardlab_exec::engine::{ExecOptions, RankInputs, Session, StepInputs};
 use shardlab_exec::{LaunchContext, RawRange};
-use shardlab_plan::program::{Holds, Op, Program, SectionKind};
+use shardlab_plan::ir::Holds;
+use shardlab_plan::program::{Op, Program, SectionKind};
 use std::sync::Arc;
 use std::time::Duration;
 

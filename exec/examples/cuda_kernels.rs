@@ -42,12 +42,11 @@ mod bench {
     use shardlab_exec::device::cuda::Libraries;
     use shardlab_exec::kernels::cuda::{Choose, Kernels, Options, Trial, hyper_block};
     use shardlab_exec::operand::{Hyper, LaunchContext, RawRange};
-    use shardlab_plan::model::OpKind;
-    use shardlab_plan::program::{
-        Access, Holds, InstrId, Kernel, Op, Place, Program, Shape, ShardOp, Slot, workspace,
+    use shardlab_plan::ir::{
+        Access, DType, Holds, InstrId, Kernel, OpKind, Place, Shape, ShardOp, Slot, op,
     };
+    use shardlab_plan::program::{Op, Program, workspace};
     use shardlab_plan::scenario;
-    use shardlab_plan::units::DType;
     use std::collections::{BTreeMap, BTreeSet};
     use std::path::Path;
     use std::sync::Arc;
@@ -345,7 +344,7 @@ mod bench {
 
     /// Ids that all operations of a kernel can take.
     fn id_limit(kernel: &Kernel) -> i64 {
-        let of = |op: &shardlab_plan::program::BodyOp| match op.op {
+        let of = |op: &shardlab_plan::ir::BodyOp| match op.op {
             OpKind::Embedding => op.inputs[1].shape.first().copied(),
             OpKind::EmbeddingGrad => op.outputs[0].shape.first().copied(),
             OpKind::NllLoss | OpKind::CrossEntropy { .. } => op.inputs[0].shape.last().copied(),
@@ -576,7 +575,7 @@ mod bench {
                 self.ranges(reads, &on_device),
                 self.ranges(writes, &on_device),
             );
-            if let OpKind::AttentionGrad { causal, scale } = kernel.body[0].op {
+            if let OpKind::AttentionGrad(op::AttentionGrad { causal, scale }) = kernel.body[0].op {
                 self.forward_first(kernel, causal, scale, &hr)?;
             }
             for (k, v) in &host {
@@ -640,7 +639,7 @@ mod bench {
             // Attention rounds its probabilities to 16 bits: torch 2.11's kernels are up to 14 units from float64 here.
             let attention = matches!(
                 kernel.class,
-                shardlab_plan::program::KernelClass::Attention { .. }
+                shardlab_plan::ir::KernelClass::Attention { .. }
             );
             let limit = if attention { 16.0 } else { 2.0 };
             let good = worst <= limit;
@@ -659,12 +658,12 @@ mod bench {
             &self,
             kernel: &Kernel,
             causal: bool,
-            scale: shardlab_plan::model::Real,
+            scale: shardlab_plan::ir::Real,
             hr: &[RawRange],
         ) -> Result<(), Failure> {
             let body = &kernel.body[0];
             let mut forward = kernel.clone();
-            forward.body[0].op = OpKind::Attention { causal, scale };
+            forward.body[0].op = OpKind::Attention(op::Attention { causal, scale });
             let slot = |i: usize| body.inputs[i].clone();
             forward.body[0].inputs = [slot(1), slot(2), slot(3)].into_iter().collect();
             let mut outs = [slot(4), slot(5)];
@@ -689,7 +688,7 @@ mod bench {
 
         /// Bytes that a kernel has to move.
         fn bytes(&self, kernel: &Kernel, reads: &[Access], writes: &[Access]) -> f64 {
-            use shardlab_plan::program::KernelClass as C;
+            use shardlab_plan::ir::KernelClass as C;
             let size = |a: &Access| self.program.buffers[a.buffer.index()].dtype.size();
             let known = (kernel.read.0 + kernel.written.0) as f64;
             // Operands may be wider than the kernel's slots: a gradient in a float32 buffer.

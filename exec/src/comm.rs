@@ -15,7 +15,8 @@ pub use group::{Arrival, Call, CommError, Group};
 
 use crate::device::abort::{Abort, Wake};
 use crate::process::Peers;
-use shardlab_plan::program::{CommId, Program};
+use shardlab_plan::ir::CommId;
+use shardlab_plan::program::Program;
 use shardlab_plan::shard::mesh::{members, position};
 use std::collections::BTreeMap;
 use std::sync::{Arc, Weak};

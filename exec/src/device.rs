@@ -15,7 +15,7 @@ pub mod null;
 use crate::operand::{Hyper, RawRange};
 pub use abort::{Abort, Failure, FailureKind, Stop};
 pub use factory::{CpuFactory, DeviceFactory, Setup};
-use shardlab_plan::program::{CollectiveId, EventId, InstrId, KernelId, StreamId};
+use shardlab_plan::ir::{CollectiveId, EventId, InstrId, KernelId, StreamId};
 use shardlab_plan::units::Bytes;
 use smallvec::SmallVec;
 use std::collections::BTreeMap;

@@ -42,9 +42,7 @@ pub use parallel::{threads, use_threads};
 
 use crate::operand::{LaunchContext, RawRange};
 use scratch::Scratch;
-use shardlab_plan::model::OpKind;
-use shardlab_plan::program::{BodyOp, Place, Slot};
-use shardlab_plan::units::DType;
+use shardlab_plan::ir::{BodyOp, DType, OpKind, Place, Slot, op};
 use smallvec::SmallVec;
 use view::{View, overlap};
 
@@ -90,20 +88,30 @@ fn alone(
     }
     let o = Operands::new(op, reads, writes);
     match op.op {
-        OpKind::Gemm {
+        OpKind::Gemm(op::Gemm {
             ta,
             tb,
             bias,
             accumulate,
-        } => gemm::run(&o, ta, tb, bias, accumulate),
-        OpKind::Attention { causal, scale } => attention::forward(&o, causal, scale.0 as f32),
-        OpKind::AttentionGrad { causal, scale } => attention::backward(&o, causal, scale.0 as f32),
-        OpKind::Conv { kernel } => conv::forward(&o, kernel as usize),
-        OpKind::ConvGradInput { kernel } => conv::grad_input(&o, kernel as usize),
-        OpKind::ConvGradWeight { kernel } => conv::grad_weight(&o, kernel as usize),
+        }) => gemm::run(&o, ta, tb, bias, accumulate),
+        OpKind::Attention(op::Attention { causal, scale }) => {
+            attention::forward(&o, causal, scale.0 as f32)
+        }
+        OpKind::AttentionGrad(op::AttentionGrad { causal, scale }) => {
+            attention::backward(&o, causal, scale.0 as f32)
+        }
+        OpKind::Conv(op::Conv { kernel }) => conv::forward(&o, kernel as usize),
+        OpKind::ConvGradInput(op::ConvGradInput { kernel }) => {
+            conv::grad_input(&o, kernel as usize)
+        }
+        OpKind::ConvGradWeight(op::ConvGradWeight { kernel }) => {
+            conv::grad_weight(&o, kernel as usize)
+        }
         OpKind::Embedding => embedding::gather(&o),
         OpKind::EmbeddingGrad => embedding::scatter_add(&o),
-        OpKind::CrossEntropy { scale, gradient } => reduce::cross_entropy(&o, scale.0, gradient.0),
+        OpKind::CrossEntropy(op::CrossEntropy { scale, gradient }) => {
+            reduce::cross_entropy(&o, scale.0, gradient.0)
+        }
         OpKind::RmsNormWeightGrad | OpKind::LayerNormParamGrad => reduce::norm_param_grads(&o),
         OpKind::SumLeading => reduce::sum_leading(&o),
         OpKind::SumChannels => reduce::sum_channels(&o),

@@ -1,7 +1,6 @@
 //! What a kernel gets at launch.
 
-use shardlab_plan::program::{Kernel, Shape};
-use shardlab_plan::units::DType;
+use shardlab_plan::ir::{DType, Kernel, Shape};
 
 /// A byte range of device memory, resolved for one rank, with its buffer's element type.
 ///

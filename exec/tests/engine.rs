@@ -10,8 +10,9 @@ use shardlab_exec::device::cpu::DelaySpec;
 use shardlab_exec::engine::{ExecOptions, Fault, FaultKind, RankInputs, Session, StepInputs};
 use shardlab_exec::train::{self, Outcome, RunOptions, StateLayout};
 use shardlab_plan::Program;
+use shardlab_plan::ir::{Holds, InstrId};
 use shardlab_plan::memory::{Memory, replay, replay_on};
-use shardlab_plan::program::{Holds, InstrId, Op, SectionKind};
+use shardlab_plan::program::{Op, SectionKind};
 use shardlab_plan::scenario::shipped;
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -298,7 +299,7 @@ fn removed_waits_are_caught() {
     ] {
         let mut program = (*whole).clone();
         program.instrs[wait as usize].op = Op::HostWork {
-            kind: shardlab_plan::program::HostWorkKind::Hook,
+            kind: shardlab_plan::ir::HostWorkKind::Hook,
             count: 0,
         };
         assert!(

@@ -1,8 +1,8 @@
 //! Speed of the allocators' state machines, and of planning a pool: `cargo bench -p shardlab-plan --bench allocators`.
 
 use criterion::{BatchSize, Criterion, Throughput, criterion_group, criterion_main};
+use shardlab_plan::ir::StreamId;
 use shardlab_plan::memory::{CachingAllocator, Lifetime, PoolAllocator, PoolPlan};
-use shardlab_plan::program::StreamId;
 use shardlab_plan::units::Bytes;
 use std::hint::black_box;
 

@@ -7,9 +7,9 @@
 pub(crate) mod recompute;
 mod rules;
 
-use crate::compile::tape::{ModuleId, ParamId};
-use crate::model::graph::{Act, Graph, ModelGraph, Root, ValueId, View};
-use crate::model::ops::OpKind;
+use crate::graph::{Act, Graph, Root, ValueId, View};
+use crate::ir::{ModuleId, OpKind, ParamId};
+use crate::model::ModelGraph;
 use recompute::Recomputed;
 use smallvec::SmallVec;
 use std::ops::Range;

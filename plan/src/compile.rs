@@ -21,11 +21,12 @@ pub mod tape;
 mod tests;
 
 use crate::autodiff::{self, recompute::Recomputed};
+use crate::ir::{Module, ModuleId, Param, ParamId};
 use crate::model::flops::{self, Backward};
 use crate::model::{self, build, tree::Tree};
 use crate::scenario::{CompileMode, Family, MergeProjections, Scenario};
 use crate::units::Flops;
-use tape::{Module, ModuleId, Param, ParamId, Tape};
+use tape::Tape;
 
 /// How the full buffers of a parameter and of the one registered after it lie to each other.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -10,9 +10,12 @@
 pub mod autodiff;
 pub mod check;
 pub mod compile;
+pub mod graph;
+pub mod ir;
 pub mod lower;
 pub mod memory;
 pub mod model;
+pub mod ops;
 pub mod program;
 pub mod record;
 pub mod scenario;

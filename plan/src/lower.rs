@@ -18,12 +18,11 @@ mod reduction;
 mod streams;
 mod walk;
 
-use crate::compile::tape::{Module, Tape};
+use crate::compile::tape::Tape;
 use crate::compile::{self, Neighbours, Sharding};
+use crate::ir::{Module, Param, UnitId};
 use crate::memory::{self, AllocError, ReplayError};
-use crate::program::{
-    Instr, Param, Phase, Program, ProgramMeta, Section, SectionKind, Unit, UnitId,
-};
+use crate::program::{Instr, Phase, Program, ProgramMeta, Section, SectionKind, Unit};
 use crate::scenario::{
     AllocatorKind, CompileMode, CudaGraph, OuterStrategy, PolicyKind, Scenario, Strategy,
 };

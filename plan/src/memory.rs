@@ -3,7 +3,7 @@
 //! The same state machines serve `sim` (prediction) and `exec` (real memory): equal calls give equal addresses and equal
 //! counters, whatever the clock says.
 //!
-//! [`Memory`] holds all memory of a program: each buffer from the allocator its [`crate::program::Pool`] names. Storage
+//! [`Memory`] holds all memory of a program: each buffer from the allocator its [`crate::ir::Pool`] names. Storage
 //! that is allocated and freed for every use ("temporary" in a scenario) is the caching allocator as well: that is where
 //! torch takes it from.
 
@@ -24,7 +24,7 @@ pub use placement::Placement;
 pub use pool::{Lifetime, PoolAllocator, PoolPlan};
 pub use replay::{MemoryTrace, PassMemory, ReplayError, replay, replay_on};
 
-use crate::program::StreamId;
+use crate::ir::StreamId;
 use crate::units::Bytes;
 
 /// A request for memory.

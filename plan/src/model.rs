@@ -10,21 +10,49 @@ mod cnn;
 mod encoder;
 pub(crate) mod flops;
 mod gpt2;
-pub mod graph;
-pub(crate) mod layout;
 mod linear;
 mod llama;
 mod loss;
-pub mod ops;
 #[cfg(test)]
 pub(crate) mod testing;
 pub(crate) mod tree;
 
-pub use graph::ModelGraph;
-pub use ops::{OpKind, Real};
-
+use crate::graph::{Graph, ValueId};
+use crate::ir::{Module, Param};
 use crate::scenario::Scenario;
 use crate::scenario::types::Family;
+use crate::units::Flops;
+
+/// The forward graph of one micro-batch.
+#[derive(Clone, Debug)]
+pub struct ModelGraph {
+    /// Modules and parameters.
+    pub(crate) tree: tree::Tree,
+    /// Forward ops.
+    pub graph: Graph,
+    /// The loss, a float32 scalar.
+    pub loss: ValueId,
+    /// Value of each parameter.
+    pub params: Vec<ValueId>,
+    /// Model FLOPs of forward and backward.
+    pub model_flops: Flops,
+    /// Tokens or samples.
+    pub tokens: u64,
+}
+
+impl ModelGraph {
+    /// Module tree in pre-order.
+    #[must_use]
+    pub fn modules(&self) -> &[Module] {
+        &self.tree.modules
+    }
+
+    /// Unique parameters in registration order.
+    #[must_use]
+    pub fn parameters(&self) -> &[Param] {
+        &self.tree.params
+    }
+}
 
 /// Builds the module tree and the forward graph of one micro-batch.
 #[must_use]

@@ -8,36 +8,26 @@
 //! between steps. Every event a section waits for is recorded in that section, and every buffer a section allocates is
 //! freed in it, except persistent ones (from `Init`, and optimizer state from `First`).
 
-mod buffer;
 mod digest;
-mod ids;
 mod lanes;
 pub mod rule;
-mod shard_op;
 mod text;
 mod traffic;
-mod transfer;
 pub mod workspace;
 
-pub use crate::compile::tape::{
-    BodyOp, Const, ConstId, HostWorkKind, Kernel, KernelClass, KernelId, Module, ModuleId,
-    ModuleKind, Param, ParamId, Place, Shape, Slot, Source, Storage, StorageId, StorageRole,
+use crate::ir::{
+    Access, Buffer, BufferId, Collective, CollectiveId, CommId, CopyDesc, CopyId, DType, EventId,
+    GroupId, Holds, HostWorkKind, InstrId, Kernel, KernelId, Module, ModuleId, Param, Role,
+    ScopeId, StreamId, UnitId,
 };
 use crate::shard::Group;
-use crate::units::{DType, Flops};
-pub use buffer::{Access, Buffer, Holds, PerRank, Pool, Role};
-pub use ids::{
-    BufferId, COMPUTE, CollectiveId, CommId, CopyId, EventId, GroupId, InstrId, ScopeId, StreamId,
-    UnitId,
-};
+use crate::units::Flops;
 pub use lanes::{Axis, Communicator, Stream, StreamKind};
 pub use rule::Rule;
 use serde::{Deserialize, Serialize};
-pub use shard_op::{Pieces, ShardOp};
 use std::collections::BTreeMap;
 use std::ops::Range;
 pub use traffic::Traffic;
-pub use transfer::{Collective, CollectiveKind, CopyDesc, CopyKind, Part, ReduceOp};
 
 /// What an instruction does.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]

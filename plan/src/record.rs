@@ -20,7 +20,8 @@ pub use inputs::Inputs;
 pub use queue::{Queued, Queues, Shared};
 pub use summary::{MemorySummary, SUMMARY_FORMAT, StepSummary, Summary};
 
-use crate::program::{CollectiveKind, InstrId, Phase, Role, SectionKind, StreamId, UnitId};
+use crate::ir::{CollectiveKind, InstrId, Role, StreamId, UnitId};
+use crate::program::{Phase, SectionKind};
 use crate::units::{Bytes, Picos};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;

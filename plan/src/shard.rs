@@ -21,7 +21,7 @@ pub use mesh::Placement;
 pub(crate) use mesh::persistent_bytes;
 pub use per_param::{PerParamItem, PerParamLayout, per_param_layout};
 
-use crate::program::{ParamId, UnitId};
+use crate::ir::{ParamId, UnitId};
 use serde::Serialize;
 
 /// A unit's parameters of one dtype and (but for policy `fsdp2`) `requires_grad`: gathered together, and those that are trained reduced

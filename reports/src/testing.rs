@@ -3,12 +3,13 @@
 use crate::view::{
     Alive, InstrView, ProgramView, RunView, ScenarioView, VIEW_FORMAT, Validation, Work,
 };
-use shardlab_plan::program::{CollectiveKind, InstrId, Phase, Role, SectionKind, StreamId, UnitId};
+use shardlab_plan::ir::{CollectiveKind, DType, InstrId, Role, StreamId, UnitId};
+use shardlab_plan::program::{Phase, SectionKind};
 use shardlab_plan::record::{
     Blocker, Cause, CollectiveStats, CostSources, ExposedGap, MemoryReport, MemorySample, PeakAt,
     Run, RunKind, Span, StepRecord,
 };
-use shardlab_plan::units::{Bytes, DType, Picos};
+use shardlab_plan::units::{Bytes, Picos};
 use std::collections::BTreeMap;
 
 const US: u64 = 1_000_000;

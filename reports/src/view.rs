@@ -15,7 +15,8 @@ pub use settings::{Difference, ScenarioView, differences, what_if};
 pub use work::{Work, bytes, flops, name};
 
 use serde::{Deserialize, Serialize};
-use shardlab_plan::program::{Op, SectionKind, UnitId};
+use shardlab_plan::ir::UnitId;
+use shardlab_plan::program::{Op, SectionKind};
 use shardlab_plan::record::{ExposedGap, Run, RunKind, Span, awaited_names, awaited_units};
 use shardlab_plan::scenario::BatchUnit;
 use shardlab_plan::units::Picos;
@@ -183,7 +184,7 @@ impl RunView {
 
     /// The instruction of a span or memory sample. Every one that the run refers to is there.
     #[must_use]
-    pub fn instr(&self, id: shardlab_plan::program::InstrId) -> Option<&InstrView> {
+    pub fn instr(&self, id: shardlab_plan::ir::InstrId) -> Option<&InstrView> {
         let at = self.instrs.binary_search_by_key(&id, |i| i.id).ok()?;
         self.instrs.get(at)
     }

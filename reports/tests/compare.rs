@@ -1,7 +1,7 @@
 //! Comparisons of synthetic runs whose differences are known.
 
 use proptest::prelude::*;
-use shardlab_plan::program::{COMPUTE, Role};
+use shardlab_plan::ir::{COMPUTE, Role};
 use shardlab_plan::record::{Cause, RunKind};
 use shardlab_plan::units::{Bytes, Picos};
 use shardlab_reports::compare::{Matrix, Pair, Part, Side, Tolerance, pair};

@@ -10,10 +10,9 @@ pub(crate) use table::log_interpolate;
 use crate::hardware::{MemoryClass, Profile};
 use crate::network::Network;
 use crate::part::Part;
-use shardlab_plan::program::{
-    BodyOp, BufferId, CopyKind, InstrId, Kernel, KernelClass, Op, Program, Traffic,
-};
-use shardlab_plan::units::{DType, Picos};
+use shardlab_plan::ir::{BodyOp, BufferId, CopyKind, DType, InstrId, Kernel, KernelClass};
+use shardlab_plan::program::{Op, Program, Traffic};
+use shardlab_plan::units::Picos;
 use std::borrow::Cow;
 use std::collections::BTreeMap;
 

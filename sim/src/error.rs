@@ -1,7 +1,8 @@
 //! Why a simulation has no result.
 
+use shardlab_plan::ir::{InstrId, Role};
 use shardlab_plan::memory::AllocError;
-use shardlab_plan::program::{InstrId, Phase, Role};
+use shardlab_plan::program::Phase;
 use shardlab_plan::units::Bytes;
 
 /// A simulation's failure.

@@ -2,9 +2,8 @@
 
 use crate::cost::Costs;
 use crate::hardware::Profile;
-use shardlab_plan::program::{
-    HostWorkKind, Instr, InstrId, Op, Program, Section, SectionKind, StreamId,
-};
+use shardlab_plan::ir::{HostWorkKind, InstrId, StreamId};
+use shardlab_plan::program::{Instr, Op, Program, Section, SectionKind};
 use shardlab_plan::units::Picos;
 
 /// What the host does after spending `Code::cost`.

@@ -3,8 +3,9 @@
 use crate::SimError;
 use crate::engine::Stall;
 use crate::host::{Action, HostCosts, SectionCode};
+use shardlab_plan::ir::{InstrId, Pool, Role, UnitId};
 use shardlab_plan::memory::{AllocError, Counters, Memory};
-use shardlab_plan::program::{InstrId, Op, Pool, Program, Role, Section, SectionKind, UnitId};
+use shardlab_plan::program::{Op, Program, Section, SectionKind};
 use shardlab_plan::units::Bytes;
 
 /// What a pass did to memory.

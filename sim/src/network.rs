@@ -12,7 +12,8 @@ use crate::cost::{Cost, Load, Price, copy_gbps, fixed_share};
 use crate::hardware::Profile;
 use formula::Group;
 use place::place;
-use shardlab_plan::program::{Collective, Program};
+use shardlab_plan::ir::Collective;
+use shardlab_plan::program::Program;
 use shardlab_plan::units::Picos;
 use tables::Asked;
 
@@ -134,7 +135,8 @@ mod tests {
     use super::*;
     use crate::hardware::CollectiveTable;
     use crate::{hardware, synthetic};
-    use shardlab_plan::program::{Axis, CollectiveKind, Communicator};
+    use shardlab_plan::ir::CollectiveKind;
+    use shardlab_plan::program::{Axis, Communicator};
 
     fn priced(
         kind: CollectiveKind,

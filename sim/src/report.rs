@@ -13,7 +13,8 @@ use crate::host::{self, HostCosts};
 use crate::memory::MemoryRun;
 use crate::options::Options;
 use crate::part::Part;
-use shardlab_plan::program::{InstrId, Program, SectionKind};
+use shardlab_plan::ir::InstrId;
+use shardlab_plan::program::{Program, SectionKind};
 use shardlab_plan::record::{
     Clock, CostSources, MemoryReport, MemorySample, OtherRank, PeakAt, Run, RunKind, Span,
     StepRecord, collective_stats,

@@ -1,12 +1,15 @@
 //! Synthetic programs for tests and benchmarks: a small builder, and a fully sharded step without a model behind it.
 
-use shardlab_plan::program::{
-    Access, Axis, Buffer, BufferId, COMPUTE, CaptureScope, Collective, CollectiveId,
-    CollectiveKind, CommId, Communicator, EventId, Holds, HostWorkKind, Instr, Kernel, KernelClass,
-    KernelId, Module, ModuleId, ModuleKind, Op, Part, Phase, Pool, Program, ProgramMeta, ReduceOp,
-    Role, Rule, ScopeId, Section, SectionKind, Stream, StreamId, StreamKind, Unit, UnitId,
+use shardlab_plan::ir::{
+    Access, Buffer, BufferId, COMPUTE, Collective, CollectiveId, CollectiveKind, CommId, DType,
+    EventId, Holds, HostWorkKind, Kernel, KernelClass, KernelId, Module, ModuleId, ModuleKind,
+    Part, Pool, ReduceOp, Role, ScopeId, StreamId, UnitId,
 };
-use shardlab_plan::units::{Bytes, DType, Flops};
+use shardlab_plan::program::{
+    Axis, CaptureScope, Communicator, Instr, Op, Phase, Program, ProgramMeta, Rule, Section,
+    SectionKind, Stream, StreamKind, Unit,
+};
+use shardlab_plan::units::{Bytes, Flops};
 use smallvec::smallvec;
 
 /// Builds a program instruction by instruction.
@@ -298,7 +301,7 @@ const fn access(buffer: BufferId, bytes: u64) -> Access {
         buffer,
         offset: 0,
         bytes,
-        per_rank: shardlab_plan::program::PerRank::Same,
+        per_rank: shardlab_plan::ir::PerRank::Same,
     }
 }
 

@@ -7,8 +7,8 @@
 
 mod common;
 
-use shardlab_plan::program::{COMPUTE, CollectiveKind, KernelClass, Op, StreamKind};
-use shardlab_plan::units::DType;
+use shardlab_plan::ir::{COMPUTE, CollectiveKind, DType, KernelClass};
+use shardlab_plan::program::{Op, StreamKind};
 use shardlab_sim::hardware::{
     self, CollectiveName, CollectiveTable, GemmRow, GemmTable, MemoryClass, MemoryTable,
 };

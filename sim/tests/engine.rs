@@ -3,9 +3,8 @@
 mod common;
 
 use common::{Machine, quiet, step_us, times};
-use shardlab_plan::program::{
-    BufferId, COMPUTE, HostWorkKind, KernelClass, Op, Phase, Role, SectionKind, StreamKind, UnitId,
-};
+use shardlab_plan::ir::{BufferId, COMPUTE, HostWorkKind, KernelClass, Role, UnitId};
+use shardlab_plan::program::{Op, Phase, SectionKind, StreamKind};
 use shardlab_plan::record::{Blocker, Cause, Queues, Shared};
 use shardlab_plan::units::Picos;
 use shardlab_sim::hardware::{Power, Scale};
@@ -361,16 +360,8 @@ fn bandwidth_of_a_link_is_divided() {
     let (first, second) = (m.b.communicator("a", 4, 1), m.b.communicator("b", 4, 1));
     let bytes = 1u64 << 30;
     let (x, y) = (
-        m.b.collective(
-            shardlab_plan::program::CollectiveKind::AllGather,
-            first,
-            bytes,
-        ),
-        m.b.collective(
-            shardlab_plan::program::CollectiveKind::AllGather,
-            second,
-            bytes,
-        ),
+        m.b.collective(shardlab_plan::ir::CollectiveKind::AllGather, first, bytes),
+        m.b.collective(shardlab_plan::ir::CollectiveKind::AllGather, second, bytes),
     );
     m.b.op(Op::Collective { id: x, stream: a })
         .op(Op::Collective { id: y, stream: b });
@@ -415,7 +406,7 @@ fn exposed_time_is_attributed() {
     let run = gated.isolated(&gated.profile());
     assert_eq!(step_us(&run), 260.0);
     assert_eq!(run.exposed[&Cause::Gate].us(), 60.0);
-    let stats = &run.collectives[&shardlab_plan::program::CollectiveKind::AllGather];
+    let stats = &run.collectives[&shardlab_plan::ir::CollectiveKind::AllGather];
     assert_eq!(
         (
             stats.count,
@@ -429,7 +420,7 @@ fn exposed_time_is_attributed() {
     let run = free.isolated(&free.profile());
     assert_eq!(step_us(&run), 200.0);
     assert!(run.exposed.is_empty(), "{:?}", run.exposed);
-    let stats = &run.collectives[&shardlab_plan::program::CollectiveKind::AllGather];
+    let stats = &run.collectives[&shardlab_plan::ir::CollectiveKind::AllGather];
     assert_eq!(
         (stats.exposed, stats.overlapped_with_gemm),
         (Picos::ZERO, 1)

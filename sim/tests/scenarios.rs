@@ -1,6 +1,7 @@
 //! Shipped scenarios through plan and simulator.
 
-use shardlab_plan::program::{COMPUTE, CollectiveKind, Op, Program};
+use shardlab_plan::ir::{COMPUTE, CollectiveKind};
+use shardlab_plan::program::{Op, Program};
 use shardlab_plan::record::Run;
 use shardlab_plan::scenario;
 use shardlab_plan::units::Picos;

@@ -4,7 +4,8 @@ mod common;
 
 use common::{Machine, step_us};
 use proptest::prelude::*;
-use shardlab_plan::program::{COMPUTE, EventId, Op, StreamKind};
+use shardlab_plan::ir::{COMPUTE, EventId};
+use shardlab_plan::program::{Op, StreamKind};
 use shardlab_plan::record::{Blocker, Cause, Queues, Run, Span};
 use shardlab_plan::units::Picos;
 use shardlab_sim::synthetic::{Shape, fsdp};

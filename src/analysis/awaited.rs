@@ -2,7 +2,8 @@
 
 use super::spans::{self, Work};
 use shardlab_plan::Program;
-use shardlab_plan::program::{Access, COMPUTE, Holds, InstrId, Op, UnitId};
+use shardlab_plan::ir::{Access, COMPUTE, Holds, InstrId, UnitId};
+use shardlab_plan::program::Op;
 use shardlab_plan::record::{ExposedGap, Run, awaited_names, awaited_units};
 use std::collections::BTreeSet;
 

@@ -140,7 +140,7 @@ impl NextCompute {
             .spans
             .iter()
             .enumerate()
-            .filter(|(_, s)| s.stream == shardlab_plan::program::COMPUTE)
+            .filter(|(_, s)| s.stream == shardlab_plan::ir::COMPUTE)
             .map(|(i, s)| (s.start, i as u32));
         Self(compute.collect())
     }

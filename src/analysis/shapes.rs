@@ -3,7 +3,7 @@
 
 use crate::predict::Prediction;
 use shardlab_plan::Scenario;
-use shardlab_plan::program::KernelClass;
+use shardlab_plan::ir::KernelClass;
 use shardlab_plan::scenario::Family;
 use shardlab_sim::Profile;
 use std::collections::BTreeSet;

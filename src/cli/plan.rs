@@ -7,7 +7,9 @@ use super::output::{Failure, Out, Status};
 use super::text;
 use serde::Serialize;
 use shardlab_plan::Program;
-use shardlab_plan::program::{self, InstrId, SectionKind, UnitId};
+use shardlab_plan::ir::{InstrId, UnitId};
+use shardlab_plan::program;
+use shardlab_plan::program::SectionKind;
 use shardlab_plan::scenario::nearest;
 
 #[derive(clap::Args)]

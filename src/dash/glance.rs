@@ -4,7 +4,7 @@ use super::options;
 use super::query::Fields;
 use crate::analysis::why;
 use crate::predict::Prediction;
-use shardlab_plan::program::Role;
+use shardlab_plan::ir::Role;
 use shardlab_plan::record::{Basis, Cause};
 use shardlab_plan::scenario::BatchUnit;
 use shardlab_plan::units::Bytes;

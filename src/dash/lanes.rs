@@ -5,7 +5,8 @@ pub mod memory;
 mod walk;
 
 use memory::Curve;
-use shardlab_plan::program::{Phase, StreamId, UnitId};
+use shardlab_plan::ir::{StreamId, UnitId};
+use shardlab_plan::program::Phase;
 use shardlab_plan::record::{Blocker, Cause};
 use shardlab_reports::RunView;
 use shardlab_reports::view::{InstrView, Work};

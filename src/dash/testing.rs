@@ -14,7 +14,8 @@ use crate::predict::{Profiles, predict};
 use ratatui::Terminal;
 use ratatui::backend::TestBackend;
 use ratatui::crossterm::event::{KeyCode, KeyEvent, KeyModifiers};
-use shardlab_plan::program::{InstrId, Phase, Role, StreamId, UnitId};
+use shardlab_plan::ir::{InstrId, Role, StreamId, UnitId};
+use shardlab_plan::program::Phase;
 use shardlab_plan::record::{
     Basis, BasisKind, Blocker, Cause, ErrorBand, ExposedGap, MemorySample, RunKind, Span,
 };

@@ -1,11 +1,10 @@
 //! Known faults, planted on purpose: whoever sets up a gate can see it fail.
 
 use shardlab_plan::Program;
-use shardlab_plan::model::OpKind;
-use shardlab_plan::program::{
-    Buffer, BufferId, CollectiveKind, Holds, Instr, InstrId, Op, Phase, ReduceOp, Role, Rule,
-    SectionKind, ShardOp,
+use shardlab_plan::ir::{
+    Buffer, BufferId, CollectiveKind, Holds, InstrId, OpKind, ReduceOp, Role, ShardOp,
 };
+use shardlab_plan::program::{Instr, Op, Phase, Rule, SectionKind};
 
 /// A fault.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]

@@ -1,7 +1,8 @@
 //! From each collective to the first work that waited for it.
 
 use shardlab_plan::Program;
-use shardlab_plan::program::{EventId, InstrId, Op, StreamId};
+use shardlab_plan::ir::{EventId, InstrId, StreamId};
+use shardlab_plan::program::Op;
 use shardlab_plan::record::Span;
 use std::collections::{BTreeMap, BTreeSet};
 

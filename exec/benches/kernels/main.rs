@@ -6,9 +6,10 @@ mod tape;
 use criterion::{Criterion, Throughput, criterion_group, criterion_main};
 use shardlab_exec::kernels;
 use shardlab_exec::{Hyper, LaunchContext, RawRange};
-use shardlab_plan::model::{OpKind, Real};
-use shardlab_plan::program::{BodyOp, Kernel, KernelClass, Place, ShardOp, Slot};
-use shardlab_plan::units::{Bytes, DType, Flops};
+use shardlab_plan::ir::{
+    BodyOp, DType, Kernel, KernelClass, OpKind, Place, Real, ShardOp, Slot, op,
+};
+use shardlab_plan::units::{Bytes, Flops};
 use std::hint::black_box;
 
 const HYPER: Hyper = Hyper {
@@ -145,7 +146,7 @@ fn pointwise(c: &mut Criterion) {
             (OpKind::SiluGrad, vec![x, x], vec![x]),
             (OpKind::Gelu, vec![x], vec![x]),
             (
-                OpKind::RmsNorm { eps: Real(1e-5) },
+                OpKind::RmsNorm(op::RmsNorm { eps: Real(1e-5) }),
                 vec![x, row],
                 vec![x, stat],
             ),
@@ -185,12 +186,12 @@ fn products(c: &mut Criterion) {
         ] {
             let (a, b, y) = ([m, k], [k, n], [m, n]);
             let (at, bt) = ([k, m], [n, k]);
-            let op = OpKind::Gemm {
+            let op = OpKind::Gemm(op::Gemm {
                 ta,
                 tb,
                 bias: false,
                 accumulate: false,
-            };
+            });
             let (a, b): (&[u64], &[u64]) = (if ta { &at } else { &a }, if tb { &bt } else { &b });
             let mut case = Case::new(op, &[(a, t), (b, t)], &[(&y, t)]);
             g.throughput(Throughput::Elements(2 * m * n * k));
@@ -222,19 +223,19 @@ fn attention(c: &mut Criterion) {
             let scale = Real(0.125);
             let flops = 2 * batch * heads * seq * seq * d;
             let mut case = Case::new(
-                OpKind::Attention {
+                OpKind::Attention(op::Attention {
                     causal: true,
                     scale,
-                },
+                }),
                 &[q, k, k],
                 &[q, l],
             );
             g.throughput(Throughput::Elements(flops));
             g.bench_function(format!("forward {name}"), |b| b.iter(|| case.run()));
-            let op = OpKind::AttentionGrad {
+            let op = OpKind::AttentionGrad(op::AttentionGrad {
                 causal: true,
                 scale,
-            };
+            });
             let mut case = Case::new(op, &[q, q, k, k, q, l], &[q, k, k]);
             g.throughput(Throughput::Elements(flops / 2 * 5));
             g.bench_function(format!("backward {name}"), |b| b.iter(|| case.run()));

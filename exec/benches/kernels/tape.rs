@@ -3,11 +3,10 @@
 use criterion::{Criterion, Throughput};
 use shardlab_exec::kernels;
 use shardlab_exec::{LaunchContext, RawRange};
-use shardlab_plan::compile::tape::{Operand, Source, Tape, TapeOp};
+use shardlab_plan::compile::tape::{Tape, TapeOp};
+use shardlab_plan::ir::{DType, Kernel, Operand, Place, Source};
 use shardlab_plan::lower::tape_of;
-use shardlab_plan::program::{Kernel, Place};
 use shardlab_plan::scenario;
-use shardlab_plan::units::DType;
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 

@@ -4,9 +4,7 @@ use super::{single, typical};
 use crate::device::NO_HYPER;
 use crate::kernels;
 use crate::operand::{LaunchContext, RawRange};
-use shardlab_plan::model::{OpKind, Real};
-use shardlab_plan::program::KernelClass;
-use shardlab_plan::units::DType;
+use shardlab_plan::ir::{DType, KernelClass, OpKind, Real, op};
 use std::time::{Duration, Instant};
 
 /// Element types that models compute in.
@@ -121,12 +119,12 @@ pub(super) fn gemm(budget: Duration) -> Vec<GemmTable> {
                     .map(|(ta, tb)| {
                         let a: [u64; 2] = if ta { [k, m] } else { [m, k] };
                         let b: [u64; 2] = if tb { [n, k] } else { [k, n] };
-                        let op = OpKind::Gemm {
+                        let op = OpKind::Gemm(op::Gemm {
                             ta,
                             tb,
                             bias: false,
                             accumulate: false,
-                        };
+                        });
                         let class = KernelClass::Gemm { m, n, k, batch: 1 };
                         let ins: [(&[u64], DType); 2] = [(&a, dtype), (&b, dtype)];
                         time(op, class, dtype, &ins, &[(&[m, n], dtype)], one)
@@ -186,7 +184,7 @@ fn attend(shape: [u64; 5], dtype: DType, causal: bool, backward: bool, least: Du
         backward,
     };
     if backward {
-        let op = OpKind::AttentionGrad { causal, scale };
+        let op = OpKind::AttentionGrad(op::AttentionGrad { causal, scale });
         let state: (&[u64], DType) = (&[1], DType::I64);
         let ins = [
             (q, dtype),
@@ -201,7 +199,7 @@ fn attend(shape: [u64; 5], dtype: DType, causal: bool, backward: bool, least: Du
         let outs = [(q, dtype), (kv, dtype), (kv, dtype)];
         time(op, class, dtype, &ins, &outs, least)
     } else {
-        let op = OpKind::Attention { causal, scale };
+        let op = OpKind::Attention(op::Attention { causal, scale });
         let ins = [(q, dtype), (kv, dtype), (kv, dtype)];
         let outs = [(q, dtype), (lse, DType::F32)];
         time(op, class, dtype, &ins, &outs, least)
@@ -223,12 +221,12 @@ mod tests {
             k: 8,
             batch: 1,
         };
-        let op = OpKind::Gemm {
+        let op = OpKind::Gemm(op::Gemm {
             ta: true,
             tb: false,
             bias: false,
             accumulate: false,
-        };
+        });
         let a: (&[u64], DType) = (&[8, 8], DType::Bf16);
         assert!(time(op, class, DType::Bf16, &[a, a], &[a], Duration::ZERO) > 0.0);
     }

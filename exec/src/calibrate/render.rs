@@ -4,8 +4,7 @@ use super::collectives::Table;
 use super::grid::{AttentionRows, DTYPES, GemmTable};
 use super::steps::Totals;
 use super::{Measured, Together};
-use shardlab_plan::program::CollectiveKind;
-use shardlab_plan::units::DType;
+use shardlab_plan::ir::{CollectiveKind, DType};
 use std::collections::BTreeMap;
 use std::fmt::Write;
 
@@ -488,8 +487,7 @@ fn collectives(out: &mut String, m: &Tables<'_>) {
 #[cfg(test)]
 mod tests {
     use super::{Table, Tables, Taken, Totals, collectives, num};
-    use shardlab_plan::program::CollectiveKind;
-    use shardlab_plan::units::DType;
+    use shardlab_plan::ir::{CollectiveKind, DType};
 
     #[test]
     fn estimates_of_a_library_stand_next_to_measurements() {

@@ -1,8 +1,7 @@
 //! A kernel of one operation, as calibrations measure it.
 
-use shardlab_plan::model::OpKind;
-use shardlab_plan::program::{BodyOp, Kernel, KernelClass, Place, Shape, Slot};
-use shardlab_plan::units::{Bytes, DType, Flops};
+use shardlab_plan::ir::{BodyOp, DType, Kernel, KernelClass, OpKind, Place, Shape, Slot};
+use shardlab_plan::units::{Bytes, Flops};
 use smallvec::SmallVec;
 
 /// A kernel of one operation over dense operands of these shapes and element types. Nobody asks what it costs, so it says

@@ -10,8 +10,9 @@ use super::{OWN_LAYERS, Own, Trial, quantile};
 use crate::device::{CpuFactory, DeviceFactory};
 use crate::engine::{ExecOptions, RankInputs, Session, StepInputs, StepResult, World};
 use crate::train::{Feed, StateLayout, TrainError, init, schedule};
+use shardlab_plan::ir::{Kernel, KernelId};
 use shardlab_plan::lower::tape_of;
-use shardlab_plan::program::{Kernel, KernelId, Op, Program};
+use shardlab_plan::program::{Op, Program};
 use shardlab_plan::record::Span;
 use shardlab_plan::scenario::{self, Scenario};
 use shardlab_plan::units::{Bytes, Picos};
@@ -496,8 +497,8 @@ pub(super) fn us(picos: u64) -> f64 {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use shardlab_plan::ir::DType;
     use shardlab_plan::program::SectionKind;
-    use shardlab_plan::units::DType;
 
     #[test]
     fn a_run_times_every_kernel_of_the_step() {
@@ -534,7 +535,7 @@ mod tests {
             all
         };
         let span = |stream: u8, start: u64, end: u64| Span {
-            stream: shardlab_plan::program::StreamId(stream),
+            stream: shardlab_plan::ir::StreamId(stream),
             start: shardlab_plan::units::Picos(start),
             end: shardlab_plan::units::Picos(end),
             ..observed.typical.spans[0]

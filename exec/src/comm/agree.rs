@@ -2,8 +2,7 @@
 
 use super::Call;
 use crate::operand::RawRange;
-use shardlab_plan::program::{CollectiveKind, ReduceOp};
-use shardlab_plan::units::DType;
+use shardlab_plan::ir::{CollectiveKind, DType, ReduceOp};
 
 /// Checks calls in order of position; the error names the first rank that differs, or what no rank may ask for.
 pub(super) fn check(name: &str, ranks: &[u32], ticket: u64, calls: &[Call]) -> Result<(), String> {

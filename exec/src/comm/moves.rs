@@ -5,7 +5,7 @@
 //! alone touches the `i`-th piece of every buffer; an all-to-all goes through a staging copy.
 
 use super::{Call, reduce};
-use shardlab_plan::program::CollectiveKind;
+use shardlab_plan::ir::CollectiveKind;
 
 /// Moves member `me`'s share. An all-to-all returns what [`unstage`] must write once every member has got here.
 ///

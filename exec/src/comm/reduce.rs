@@ -1,8 +1,7 @@
 //! Reductions in rank order with float32 accumulation.
 
 use half::{bf16, f16};
-use shardlab_plan::program::ReduceOp;
-use shardlab_plan::units::DType;
+use shardlab_plan::ir::{DType, ReduceOp};
 
 /// Elements accumulated at a time: the accumulator stays in the first-level cache.
 const BLOCK: usize = 1024;

@@ -7,8 +7,7 @@
 use super::{Call, moves};
 use crate::operand::RawRange;
 use crate::process::{PeerError, Peers, Reader, Writer};
-use shardlab_plan::program::{CollectiveKind, ReduceOp};
-use shardlab_plan::units::DType;
+use shardlab_plan::ir::{CollectiveKind, DType, ReduceOp};
 use smallvec::SmallVec;
 
 const KINDS: [CollectiveKind; 4] = [

@@ -5,8 +5,7 @@ use crate::device::abort::{Failure, FailureKind};
 use crate::engine::testing::Build;
 use crate::operand::RawRange;
 use half::bf16;
-use shardlab_plan::program::{CollectiveKind, ReduceOp};
-use shardlab_plan::units::DType;
+use shardlab_plan::ir::{CollectiveKind, DType, ReduceOp};
 use smallvec::SmallVec;
 use std::time::{Duration, Instant};
 

@@ -5,7 +5,7 @@
 //! whole session has moved for the watchdog's time.
 
 use crate::stopped::{Idle, LOOK};
-use shardlab_plan::program::InstrId;
+use shardlab_plan::ir::InstrId;
 use std::fmt;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError, Weak};

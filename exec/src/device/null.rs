@@ -2,7 +2,7 @@
 
 use super::{Command, Device, FailureKind, GraphId, Pass, Region, Stop, TaskTimes};
 use crate::operand::RawRange;
-use shardlab_plan::program::{EventId, InstrId, StreamId};
+use shardlab_plan::ir::{EventId, InstrId, StreamId};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Instant;

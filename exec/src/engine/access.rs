@@ -1,7 +1,8 @@
 //! Ranges as one rank sees them.
 
 use super::ExecError;
-use shardlab_plan::program::{Access, Axis, PerRank, Program};
+use shardlab_plan::ir::{Access, PerRank};
+use shardlab_plan::program::{Axis, Program};
 use shardlab_plan::shard::mesh::position;
 
 /// Coordinates of a rank.
@@ -79,9 +80,8 @@ impl Offsets {
                 .collectives
                 .iter()
                 .map(|c| {
-                    let part = |p: &shardlab_plan::program::Part| {
-                        Ok((shift(&p.input)?, shift(&p.output)?))
-                    };
+                    let part =
+                        |p: &shardlab_plan::ir::Part| Ok((shift(&p.input)?, shift(&p.output)?));
                     c.parts.iter().map(part).collect()
                 })
                 .collect::<Result<_, _>>()?,
@@ -98,7 +98,7 @@ impl Offsets {
 mod tests {
     use super::*;
     use crate::engine::testing::{Build, WORLD};
-    use shardlab_plan::program::{BufferId, Role};
+    use shardlab_plan::ir::{BufferId, Role};
 
     #[test]
     fn ranges_move_with_the_coordinate_of_their_axis() {

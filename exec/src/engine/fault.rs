@@ -1,6 +1,6 @@
 //! Faults that tests inject.
 
-use shardlab_plan::program::InstrId;
+use shardlab_plan::ir::InstrId;
 
 /// What a rank does when it comes to an instruction.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

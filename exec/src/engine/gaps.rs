@@ -1,6 +1,6 @@
 //! Exposed time of a measured step: when the compute stream had nothing to run, and why.
 
-use shardlab_plan::program::COMPUTE;
+use shardlab_plan::ir::COMPUTE;
 use shardlab_plan::record::{Blocker, Cause, ExposedGap, Span};
 use shardlab_plan::units::Picos;
 
@@ -66,7 +66,7 @@ fn beside(span: &Span, from: Picos, to: Picos) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use shardlab_plan::program::{InstrId, StreamId};
+    use shardlab_plan::ir::{InstrId, StreamId};
 
     fn span(stream: u8, start: u64, end: u64, blocker: Blocker) -> Span {
         let us = |x: u64| Picos(x * 1_000_000);

@@ -1,6 +1,6 @@
 //! Where ranks are while a step runs, for whoever watches from another thread.
 
-use shardlab_plan::program::InstrId;
+use shardlab_plan::ir::InstrId;
 use shardlab_plan::units::Bytes;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 

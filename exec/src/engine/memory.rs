@@ -2,8 +2,9 @@
 //!
 //! The allocators are those of `sim`, and so is the accounting: figures must agree to the byte.
 
+use shardlab_plan::ir::{BufferId, InstrId, Role};
 use shardlab_plan::memory::{AllocError, Counters, Memory};
-use shardlab_plan::program::{BufferId, InstrId, Program, Role};
+use shardlab_plan::program::Program;
 use shardlab_plan::units::Bytes;
 
 /// What a pass did to memory.

@@ -18,9 +18,8 @@ use crate::device::cpu::Delays;
 use crate::device::{Abort, Command, Device, Pass, Region, Stop, TaskTimes};
 use crate::operand::Hyper;
 use scope::Graph;
-use shardlab_plan::program::{
-    BufferId, EventId, InstrId, Op, Program, ScopeId, Section, SectionKind, StreamId,
-};
+use shardlab_plan::ir::{BufferId, EventId, InstrId, ScopeId, StreamId};
+use shardlab_plan::program::{Op, Program, Section, SectionKind};
 use shardlab_plan::record::MemorySample;
 use std::collections::BTreeMap;
 use std::sync::Arc;

@@ -7,7 +7,8 @@ use super::memory::{RankMemory, by_role};
 use super::options::ExecOptions;
 use super::rank::PassReport;
 use super::session::StepResult;
-use shardlab_plan::program::{InstrId, Op, Program, SectionKind};
+use shardlab_plan::ir::InstrId;
+use shardlab_plan::program::{Op, Program, SectionKind};
 use shardlab_plan::record::{
     Blocker, CostSources, Inputs, MemoryReport, MemorySample, PeakAt, Run, RunKind, Span,
     StepRecord, collective_stats,
@@ -246,7 +247,7 @@ fn empty_memory(options: &ExecOptions) -> MemoryReport {
             instr: InstrId(0),
             time: Picos::ZERO,
             phase: shardlab_plan::program::Phase::Init,
-            unit: shardlab_plan::program::UnitId(0),
+            unit: shardlab_plan::ir::UnitId(0),
             micro_batch: 0,
         },
         by_role: Vec::new(),
@@ -298,7 +299,7 @@ mod tests {
     use crate::engine::memory::PassMemory;
     use crate::engine::rank::Issued;
     use crate::engine::testing::{AG, Build, SHARD};
-    use shardlab_plan::program::{COMPUTE, CollectiveKind, Role, ShardOp, StreamId};
+    use shardlab_plan::ir::{COMPUTE, CollectiveKind, Role, ShardOp, StreamId};
 
     /// An outlier among the recorded steps is not kept, wherever it comes.
     #[test]

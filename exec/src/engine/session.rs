@@ -13,8 +13,9 @@ use crate::device::{
     Abort, CpuFactory, Device, DeviceFactory, Failure, FailureKind, NO_HYPER, Setup,
 };
 use crate::operand::Hyper;
+use shardlab_plan::ir::{BufferId, ConstId};
 use shardlab_plan::memory::Counters;
-use shardlab_plan::program::{BufferId, ConstId, Program, Section, SectionKind};
+use shardlab_plan::program::{Program, Section, SectionKind};
 use shardlab_plan::record::{MemorySample, Run, Span, StepRecord};
 use shardlab_plan::units::Bytes;
 use std::panic::{AssertUnwindSafe, catch_unwind};

@@ -3,7 +3,7 @@
 
 use super::live::Live;
 use shardlab_plan::Program;
-use shardlab_plan::program::InstrId;
+use shardlab_plan::ir::InstrId;
 use std::collections::BTreeMap;
 use std::ops::Range;
 use std::sync::Arc;

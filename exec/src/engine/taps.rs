@@ -1,9 +1,7 @@
 //! Scalars that the host wants from a pass: losses, the gradient norm, NaN flags.
 
-use shardlab_plan::compile::tape::OpKind;
-use shardlab_plan::program::{
-    Access, BufferId, Holds, Instr, InstrId, Op, Phase, Program, Role, Section, ShardOp, StreamId,
-};
+use shardlab_plan::ir::{Access, BufferId, Holds, InstrId, OpKind, Role, ShardOp, StreamId};
+use shardlab_plan::program::{Instr, Op, Phase, Program, Section};
 
 /// A read that follows an instruction on its stream.
 #[derive(Clone, Copy, Debug)]

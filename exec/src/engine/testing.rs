@@ -1,9 +1,10 @@
 //! Hand-built programs, and kernels that only know sharding operations on float32.
 
 use crate::operand::{LaunchContext, RawRange};
-use shardlab_plan::compile::tape::OpKind;
+use shardlab_plan::ir::*;
+use shardlab_plan::ir::{DType, OpKind};
 use shardlab_plan::program::*;
-use shardlab_plan::units::{Bytes, DType, Flops};
+use shardlab_plan::units::{Bytes, Flops};
 use smallvec::{SmallVec, smallvec};
 
 pub(crate) const WORLD: u32 = 4;

@@ -10,6 +10,7 @@ mod stress;
 use super::testing::*;
 use super::{ExecError, ExecOptions, Live, RankInputs, Session, StepInputs, StepResult};
 use crate::device::NO_HYPER;
+use shardlab_plan::ir::*;
 use shardlab_plan::program::*;
 use std::sync::Arc;
 use std::time::Duration;
@@ -66,7 +67,7 @@ pub(super) fn toy(ranks: u32, pool: Pool, scope: bool) -> Toy {
         }
         let kernel = b.launch(ShardOp::Copy, COMPUTE, &[f], &[g]);
         let half = ShardOp::Scale {
-            factor: shardlab_plan::model::Real(0.5),
+            factor: shardlab_plan::ir::Real(0.5),
         };
         b.launch(half, COMPUTE, &[g], &[g]);
         if let Some(s) = scope {

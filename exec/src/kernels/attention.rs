@@ -11,7 +11,7 @@ use super::softmax;
 use super::view::{self, View};
 use super::wide::wide;
 use super::{Operands, dims, parallel, same};
-use shardlab_plan::units::DType;
+use shardlab_plan::ir::DType;
 use std::ops::Range;
 
 /// Query rows of a block.

@@ -2,7 +2,7 @@
 
 use super::wide::wide;
 use half::f16;
-use shardlab_plan::units::DType;
+use shardlab_plan::ir::DType;
 
 /// The bfloat16 nearest to a float, ties to even; NaN stays NaN.
 #[inline(always)]

@@ -1,7 +1,6 @@
 //! What can be wrong with a launch.
 
-use shardlab_plan::program::Place;
-use shardlab_plan::units::DType;
+use shardlab_plan::ir::{DType, Place};
 
 /// A launch that could not be performed. Nothing or part of its results has been written.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]

@@ -15,8 +15,7 @@ use super::scratch::Scratch;
 use super::view::{View, overlap};
 use crate::operand::RawRange;
 use plan::{Step, Touch, Use};
-use shardlab_plan::model::OpKind;
-use shardlab_plan::program::{BodyOp, Place};
+use shardlab_plan::ir::{BodyOp, OpKind, Place};
 use smallvec::SmallVec;
 
 pub(super) use plan::handles;

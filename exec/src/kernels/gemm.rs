@@ -4,8 +4,7 @@ use super::error::Fault;
 use super::scratch::Scratch;
 use super::view::{self, Dim, View};
 use super::{Floats, Operands, parallel, same};
-use shardlab_plan::program::Slot;
-use shardlab_plan::units::DType;
+use shardlab_plan::ir::{DType, Slot};
 
 /// A matrix of floats somewhere in memory, rows and columns the given numbers of elements apart.
 #[derive(Clone, Copy, Debug)]

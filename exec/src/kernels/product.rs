@@ -6,8 +6,7 @@ use super::scratch::Scratch;
 use super::view::overlap;
 use super::{Operands, fused, gemm};
 use crate::operand::RawRange;
-use shardlab_plan::model::OpKind;
-use shardlab_plan::program::{BodyOp, Place};
+use shardlab_plan::ir::{BodyOp, OpKind, Place, op};
 use smallvec::SmallVec;
 
 /// Performs products, and the elementwise code behind them.
@@ -67,12 +66,12 @@ pub(super) fn run(
         }
     }
     for (i, op) in products.iter().enumerate() {
-        let OpKind::Gemm {
+        let OpKind::Gemm(op::Gemm {
             ta,
             tb,
             bias,
             accumulate,
-        } = op.op
+        }) = op.op
         else {
             continue;
         };

@@ -8,7 +8,7 @@ use super::scratch::Scratch;
 use super::view::{self, View};
 use super::wide::wide;
 use super::{Operands, norm, same, softmax};
-use shardlab_plan::model::OpKind;
+use shardlab_plan::ir::OpKind;
 use smallvec::SmallVec;
 
 /// Rows of a partial column sum.

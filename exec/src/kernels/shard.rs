@@ -10,8 +10,7 @@ use super::scratch::Scratch;
 use super::view::{View, overlap};
 use super::wide::wide;
 use crate::operand::{LaunchContext, RawRange};
-use shardlab_plan::program::ShardOp;
-use shardlab_plan::units::DType;
+use shardlab_plan::ir::{DType, ShardOp};
 use smallvec::SmallVec;
 
 /// Elements of a block.

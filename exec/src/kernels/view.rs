@@ -3,8 +3,7 @@
 use super::convert;
 use super::error::Fault;
 use crate::operand::RawRange;
-use shardlab_plan::program::Slot;
-use shardlab_plan::units::DType;
+use shardlab_plan::ir::{DType, Slot};
 use smallvec::SmallVec;
 
 /// A dimension: entries and the distance between them in elements.

@@ -143,7 +143,7 @@ mod tests {
     use super::*;
     use crate::device::Failure;
     use crate::engine::Live;
-    use shardlab_plan::program::InstrId;
+    use shardlab_plan::ir::InstrId;
     use std::sync::mpsc::{RecvTimeoutError, channel};
 
     const SHORT: Duration = Duration::from_millis(50);

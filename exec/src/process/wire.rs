@@ -2,7 +2,7 @@
 
 use super::codec::{Reader, Writer};
 use crate::engine::standing::Standing;
-use shardlab_plan::program::InstrId;
+use shardlab_plan::ir::InstrId;
 use std::io::{self, Read, Write};
 
 /// First bytes of every connection: whoever listens on a port may be somebody else's server.

@@ -12,7 +12,7 @@ use super::state::StateIo;
 use rayon::iter::{IndexedParallelIterator, ParallelIterator};
 use rayon::slice::ParallelSliceMut;
 use shardlab_plan::Program;
-use shardlab_plan::program::{ModuleKind, Param, ParamId};
+use shardlab_plan::ir::{ModuleKind, Param, ParamId};
 use shardlab_plan::scenario::Family;
 use std::ops::Range;
 

@@ -5,12 +5,11 @@
 //! works on is read off its launches, because moments and gradients follow the weights of their launch element by element.
 
 use shardlab_plan::Program;
-use shardlab_plan::model::OpKind;
-use shardlab_plan::program::{
-    Access, BufferId, CopyKind, Holds, Op, ParamId, PerRank, Role, SectionKind, ShardOp,
+use shardlab_plan::ir::{
+    Access, BufferId, CopyKind, DType, Holds, OpKind, ParamId, PerRank, Role, ShardOp,
 };
+use shardlab_plan::program::{Op, SectionKind};
 use shardlab_plan::shard::{Layout, mesh};
-use shardlab_plan::units::DType;
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
 

@@ -3,7 +3,7 @@
 use super::TrainError;
 use super::data::floats;
 use serde_json::{Map, Value, json};
-use shardlab_plan::units::DType;
+use shardlab_plan::ir::DType;
 use std::collections::BTreeMap;
 use std::fs::File;
 use std::io::{Read, Seek, SeekFrom, Write};

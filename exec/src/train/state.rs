@@ -6,8 +6,7 @@ use super::layout::{Kind, Span, StateLayout};
 use crate::process::{Reader, Writer};
 use rayon::iter::ParallelIterator;
 use rayon::slice::ParallelSlice;
-use shardlab_plan::program::{BufferId, ParamId};
-use shardlab_plan::units::DType;
+use shardlab_plan::ir::{BufferId, DType, ParamId};
 use std::ops::Range;
 
 /// The persistent memory of ranks, between two steps. Where a run has several processes, each has a share of the ranks,

@@ -2,7 +2,7 @@
 
 use super::TrainError;
 use super::state::StateIo;
-use shardlab_plan::program::BufferId;
+use shardlab_plan::ir::BufferId;
 use shardlab_plan::{Program, Scenario, scenario};
 use std::collections::BTreeMap;
 use std::ops::Range;

@@ -4,9 +4,7 @@ use super::memory::{Buffer, HYPER, Rng, kernel, launch, positions};
 use super::semantics;
 use shardlab_exec::RawRange;
 use shardlab_exec::kernels::KernelError;
-use shardlab_plan::model::OpKind;
-use shardlab_plan::program::{BodyOp, Place, Slot};
-use shardlab_plan::units::DType;
+use shardlab_plan::ir::{BodyOp, DType, OpKind, Place, Slot};
 use smallvec::SmallVec;
 
 /// How an operand lies in its buffer.

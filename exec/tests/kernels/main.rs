@@ -10,8 +10,7 @@ mod tapes;
 
 /// Names for `semantics`, the reference that the planner's tests use as well.
 mod terms {
-    pub(super) use shardlab_plan::model::OpKind;
-    pub(super) use shardlab_plan::program::{BodyOp, Slot};
+    pub(super) use shardlab_plan::ir::{BodyOp, OpKind, Slot, op};
     /// How close a log-sum-exp in float32 that forward saved has to be.
     pub(super) const SAVED: f64 = 1e-4;
 }

@@ -3,8 +3,8 @@
 use half::{bf16, f16};
 use shardlab_exec::kernels::{self, KernelError};
 use shardlab_exec::{Hyper, LaunchContext, RawRange};
-use shardlab_plan::program::{BodyOp, Kernel, KernelClass, Shape, Slot};
-use shardlab_plan::units::{Bytes, DType, Flops};
+use shardlab_plan::ir::{BodyOp, DType, Kernel, KernelClass, Shape, Slot};
+use shardlab_plan::units::{Bytes, Flops};
 
 /// Deterministic numbers.
 pub(super) struct Rng(pub(super) u64);

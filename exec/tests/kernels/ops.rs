@@ -9,9 +9,7 @@ use super::case::{Arg, Case, Lay, arg, each, shape};
 use super::memory::{Buffer, Rng, positions};
 use super::semantics;
 use shardlab_exec::kernels::Fault;
-use shardlab_plan::model::{OpKind, Real};
-use shardlab_plan::program::{Place, Slot};
-use shardlab_plan::units::DType;
+use shardlab_plan::ir::{DType, OpKind, Place, Real, Slot, op};
 
 #[test]
 fn elementwise() {
@@ -45,7 +43,7 @@ fn elementwise() {
         ];
         for op in binary
             .into_iter()
-            .chain([OpKind::SquaredError { scale: Real(0.3) }])
+            .chain([OpKind::SquaredError(op::SquaredError { scale: Real(0.3) })])
         {
             Case::new(op, &[x(rng), x(rng)], &[y.clone()], rng).check();
             // In place of the first or the second operand.
@@ -66,8 +64,14 @@ fn elementwise() {
                 .check();
             }
         }
-        Case::new(OpKind::Fill { value: Real(0.25) }, &[], &[y.clone()], rng).check();
-        let grad = OpKind::SquaredErrorGrad { scale: Real(0.3) };
+        Case::new(
+            OpKind::Fill(op::Fill { value: Real(0.25) }),
+            &[],
+            &[y.clone()],
+            rng,
+        )
+        .check();
+        let grad = OpKind::SquaredErrorGrad(op::SquaredErrorGrad { scale: Real(0.3) });
         let ins = [
             arg(&s, t).lay(Lay::Repeated),
             x(rng),
@@ -145,7 +149,7 @@ fn concatenations() {
                 })
                 .collect();
             Case::new(
-                OpKind::Cat { axis: axis as u8 },
+                OpKind::Cat(op::Cat { axis: axis as u8 }),
                 &parts,
                 &[arg(&total, t).lay(b)],
                 rng,
@@ -166,7 +170,7 @@ fn norms() {
             arg(&[d], t).lay(a),
         );
         let stat = arg(&[r, 1], DType::F32);
-        let rms = OpKind::RmsNorm { eps };
+        let rms = OpKind::RmsNorm(op::RmsNorm { eps });
         Case::new(
             rms,
             &[x.clone(), w.clone()],
@@ -174,7 +178,7 @@ fn norms() {
             rng,
         )
         .check();
-        let layer = OpKind::LayerNorm { eps };
+        let layer = OpKind::LayerNorm(op::LayerNorm { eps });
         let stats = [y.clone(), stat.clone(), stat.clone()];
         if d > 4 {
             Case::new(layer, &[x.clone(), w.clone(), w.clone()], &stats, rng).check();
@@ -272,10 +276,10 @@ fn softmaxes_and_losses() {
         let ins = [one.clone(), labels.clone(), rows, x.clone()];
         Case::new(OpKind::NllLossGrad, &ins, &[y.clone()], rng).check();
         Case::new(OpKind::NllLossGrad, &ins, &[x.clone().same_as(3)], rng).check();
-        let chunk = OpKind::CrossEntropy {
+        let chunk = OpKind::CrossEntropy(op::CrossEntropy {
             scale: Real(1.0 / 77.0),
             gradient: Real(0.25 / 77.0),
-        };
+        });
         let outs = [x.clone().same_as(0), one.clone().same_as(2)];
         Case::new(chunk, &[x, labels, one], &outs, rng).check();
     });
@@ -330,11 +334,13 @@ fn products() {
             let y = if tb { [n, k] } else { [k, n] };
             let (x, y) = (arg(&x, t).lay(a), arg(&y, t).lay(b));
             let c = arg(&[m, n], t).lay(b);
-            let gemm = |bias, accumulate| OpKind::Gemm {
-                ta,
-                tb,
-                bias,
-                accumulate,
+            let gemm = |bias, accumulate| {
+                OpKind::Gemm(op::Gemm {
+                    ta,
+                    tb,
+                    bias,
+                    accumulate,
+                })
             };
             let bias = arg(&[n], t).lay(a);
             Case::new(
@@ -396,7 +402,7 @@ fn attentions() {
                 DType::F32,
             );
             let state = arg(&[], DType::I64);
-            let op = OpKind::Attention { causal, scale };
+            let op = OpKind::Attention(op::Attention { causal, scale });
             let outs = [out.clone(), lse.clone(), state.clone(), state.clone()];
             let mut forward = Case::new(op, &[q.clone(), k.clone(), k.clone()], &outs, rng);
             forward.run().unwrap();
@@ -409,7 +415,12 @@ fn attentions() {
             ins.extend([&q, &k, &k].map(Clone::clone));
             ins.extend([out, lse, state.clone(), state.clone()]);
             let outs = [q.clone().lay(b), k.clone().lay(b), k.clone().lay(b)];
-            let mut case = Case::new(OpKind::AttentionGrad { causal, scale }, &ins, &outs, rng);
+            let mut case = Case::new(
+                OpKind::AttentionGrad(op::AttentionGrad { causal, scale }),
+                &ins,
+                &outs,
+                rng,
+            );
             for (i, x) in inputs.iter().enumerate() {
                 let place = Place::Read(1 + i as u8);
                 case.op.inputs[1 + i] = Slot {
@@ -441,20 +452,26 @@ fn convolutions() {
             let wt = arg(&[co, ci, kernel, kernel], t).lay(a);
             let y = arg(&[n, co, h, w], t).lay(b);
             Case::new(
-                OpKind::Conv { kernel },
+                OpKind::Conv(op::Conv { kernel }),
                 &[x.clone(), wt.clone()],
                 &[y.clone()],
                 rng,
             )
             .check();
             Case::new(
-                OpKind::ConvGradInput { kernel },
+                OpKind::ConvGradInput(op::ConvGradInput { kernel }),
                 &[y.clone(), wt.clone()],
                 &[x.clone()],
                 rng,
             )
             .check();
-            Case::new(OpKind::ConvGradWeight { kernel }, &[y, x], &[wt], rng).check();
+            Case::new(
+                OpKind::ConvGradWeight(op::ConvGradWeight { kernel }),
+                &[y, x],
+                &[wt],
+                rng,
+            )
+            .check();
         }
     });
 }
@@ -463,12 +480,12 @@ fn convolutions() {
 fn a_buffer_of_another_type_wins() {
     // A bfloat16 product whose result and bias lie in float32 buffers: nothing is rounded.
     let mut rng = Rng(5);
-    let op = OpKind::Gemm {
+    let op = OpKind::Gemm(op::Gemm {
         ta: true,
         tb: false,
         bias: false,
         accumulate: false,
-    };
+    });
     let x = arg(&[33, 17], DType::Bf16);
     let mut case = Case::new(
         op,
@@ -583,22 +600,22 @@ fn errors_say_what_is_wrong() {
         ),
         label(2, 4, 4)
     );
-    let chunk = OpKind::CrossEntropy {
+    let chunk = OpKind::CrossEntropy(op::CrossEntropy {
         scale: Real(1.0),
         gradient: Real(1.0),
-    };
+    });
     let ins = [arg(&[2, 4], f), ids(&[3.0, 7.0]), one.clone()];
     assert_eq!(
         fault(chunk, &ins, &[arg(&[2, 4], f).same_as(0), one.same_as(2)]),
         label(1, 7, 4)
     );
     let size = |needed, found| move |f: &Fault| matches!(f, Fault::Size { needed: n, found: g, .. } if (*n, *g) == (needed, found));
-    let gemm = OpKind::Gemm {
+    let gemm = OpKind::Gemm(op::Gemm {
         ta: false,
         tb: false,
         bias: false,
         accumulate: false,
-    };
+    });
     let got = fault(
         gemm,
         &[arg(&[2, 3], f), arg(&[4, 2], f)],

@@ -3,10 +3,9 @@
 use super::memory::{Buffer, HYPER, Rng, kernel, launch};
 use shardlab_exec::kernels::{self, Fault, KernelError};
 use shardlab_exec::{Hyper, RawRange};
-use shardlab_plan::model::{OpKind, Real};
-use shardlab_plan::program::{BodyOp, Holds, Op, Pieces, Program, Shape, ShardOp};
+use shardlab_plan::ir::{BodyOp, DType, Holds, OpKind, Pieces, Real, Shape, ShardOp};
+use shardlab_plan::program::{Op, Program};
 use shardlab_plan::scenario;
-use shardlab_plan::units::DType;
 
 const F32: DType = DType::F32;
 const BF16: DType = DType::Bf16;
@@ -626,7 +625,7 @@ fn rehearse(p: &Program) -> usize {
             continue;
         };
         let k = &p.kernels[kernel.index()];
-        let mut ranges = |list: &[shardlab_plan::program::Access]| -> Vec<RawRange> {
+        let mut ranges = |list: &[shardlab_plan::ir::Access]| -> Vec<RawRange> {
             list.iter()
                 .map(|a| {
                     let b = &mut buffers[a.buffer.index()];
@@ -649,7 +648,7 @@ fn rehearse(p: &Program) -> usize {
             })
             .collect();
         launch(k, HYPER, &shapes, &reads, &writes)
-            .unwrap_or_else(|e| panic!("{}: {e}", p.op_text(shardlab_plan::program::InstrId(id))));
+            .unwrap_or_else(|e| panic!("{}: {e}", p.op_text(shardlab_plan::ir::InstrId(id))));
         count += 1;
     }
     count

@@ -1,9 +1,9 @@
 //! Recompute: a block's forward is run again at the start of its backward, and the rules refer to its new values.
 
 use super::{Engine, Section};
-use crate::compile::tape::{Module, ModuleId, ModuleKind};
-use crate::model::graph::{Act, Buffer, ModelGraph, Op, Root, Value, ValueId, View};
-use crate::model::ops::OpKind;
+use crate::graph::{Act, Buffer, Op, Root, Value, ValueId, View};
+use crate::ir::{Module, ModuleId, ModuleKind};
+use crate::model::ModelGraph;
 use crate::scenario::types::{Recompute, RecomputeLayers, Train};
 use smallvec::SmallVec;
 use std::ops::Range;
@@ -134,10 +134,7 @@ impl State {
 
     fn keeps(&self, op: &Op) -> bool {
         self.mode == Recompute::Selective
-            && matches!(
-                op.act,
-                Act::Compute(OpKind::Gemm { .. } | OpKind::Attention { .. } | OpKind::Conv { .. })
-            )
+            && matches!(op.act, Act::Compute(kind) if kind.def().saved_by_selective_recompute())
     }
 }
 

@@ -7,11 +7,11 @@ use super::rules::RuleId;
 use super::shadow::Zeros;
 use super::state::at_rest;
 use super::walk::{Walk, Work};
-use crate::model::OpKind;
-use crate::program::{
-    Access, BodyOp, Buffer, Collective, CollectiveKind, CopyDesc, Kernel, KernelClass, Op, Phase,
-    Role, Rule, ShardOp,
+use crate::ir::{
+    Access, BodyOp, Buffer, Collective, CollectiveKind, CopyDesc, Kernel, KernelClass, OpKind,
+    Role, ShardOp,
 };
+use crate::program::{Op, Phase, Rule};
 
 /// Two accesses that nothing orders.
 #[derive(Clone, Copy, Debug)]
@@ -22,7 +22,7 @@ pub(super) struct Conflict {
     earlier: Use,
     earlier_wrote: bool,
     /// Buffer of the earlier access, where it is a former tenant of the address.
-    tenant: Option<crate::program::BufferId>,
+    tenant: Option<crate::ir::BufferId>,
 }
 
 /// What an instruction's reads hand on to its writes.

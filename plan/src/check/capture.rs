@@ -3,7 +3,8 @@
 use super::describe;
 use super::rules::RuleId;
 use super::walk::{Walk, Work};
-use crate::program::{Access, InstrId, Op, Program, SectionKind};
+use crate::ir::{Access, InstrId};
+use crate::program::{Op, Program, SectionKind};
 use std::collections::HashMap;
 
 /// Addresses that a captured scope saw.

@@ -8,7 +8,8 @@
 //! Each clock is kept twice: `edges` knows stream order, events and host waits; `comms` knows the order of each
 //! communicator's collectives as well. An order that only `comms` shows is real but fragile.
 
-use crate::program::{COMPUTE, CommId, EventId, Program, StreamId};
+use crate::ir::{COMPUTE, CommId, EventId, StreamId};
+use crate::program::Program;
 
 /// Streams a program may have.
 pub(super) const MAX_STREAMS: usize = 8;

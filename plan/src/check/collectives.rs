@@ -3,10 +3,8 @@
 use super::describe;
 use super::report::{Report, Sink};
 use super::rules::RuleId;
-use crate::program::{
-    Access, Axis, Collective, CollectiveId, CollectiveKind, InstrId, Op, PerRank, Program,
-    ReduceOp, Section,
-};
+use crate::ir::{Access, Collective, CollectiveId, CollectiveKind, InstrId, PerRank, ReduceOp};
+use crate::program::{Axis, Op, Program, Section};
 
 /// Checks every collective's sizes, members and aliasing.
 pub(super) fn check(p: &Program, sink: &mut Sink) {

@@ -1,6 +1,7 @@
 //! Words for instructions and ranges.
 
-use crate::program::{Access, BufferId, InstrId, Op, Phase, Program};
+use crate::ir::{Access, BufferId, InstrId};
+use crate::program::{Op, Phase, Program};
 use std::fmt::Write;
 
 /// Where in the walk an instruction was met.

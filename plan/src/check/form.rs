@@ -3,11 +3,8 @@
 use super::clock::MAX_STREAMS;
 use super::report::Sink;
 use super::rules::RuleId;
-use crate::model::layout;
-use crate::program::{
-    Access, Axis, Buffer, Holds, InstrId, Kernel, Op, PerRank, Place, Program, Role, Slot,
-    StreamKind,
-};
+use crate::ir::{Access, Buffer, Holds, InstrId, Kernel, PerRank, Place, Role, Slot, strides};
+use crate::program::{Axis, Op, Program, StreamKind};
 
 /// Checks the form of a program. Where it is broken nothing else can be said.
 pub(super) fn check(p: &Program, sink: &mut Sink) {
@@ -20,7 +17,7 @@ pub(super) fn check(p: &Program, sink: &mut Sink) {
         let id = InstrId(i as u32);
         let mut bad =
             |what: String| sink.violation(RuleId::Form, Some(id), None, || format!("#{i}: {what}"));
-        let stream_ok = |s: crate::program::StreamId| s.index() < p.streams.len();
+        let stream_ok = |s: crate::ir::StreamId| s.index() < p.streams.len();
         if instr.unit.index() >= p.units.len() {
             bad(format!("unit {} of {}", instr.unit.0, p.units.len()));
             continue;
@@ -251,7 +248,7 @@ impl Reach {
     fn extend(&mut self, slot: &Slot) {
         let extent = match &slot.strides[..] {
             [] => slot.shape.iter().product(),
-            strides => layout::extent(&slot.shape, strides),
+            apart => strides::extent(&slot.shape, apart),
         };
         let elements = slot.offset + extent;
         self.elements = self.elements.max(elements);

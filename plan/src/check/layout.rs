@@ -3,7 +3,8 @@
 use super::describe;
 use super::report::Sink;
 use super::rules::RuleId;
-use crate::program::{BufferId, GroupId, Holds, Op, ParamId, Program, Role, SectionKind};
+use crate::ir::{BufferId, GroupId, Holds, ParamId, Role};
+use crate::program::{Op, Program, SectionKind};
 use crate::shard::{FlatLayout, Group, Layout, PerParamLayout};
 use std::collections::HashMap;
 use std::ops::Range;

@@ -4,7 +4,8 @@ use super::describe;
 use super::rules::RuleId;
 use super::state::{OUTER, SHARD, axes};
 use super::walk::Walk;
-use crate::program::{BufferId, InstrId, Program};
+use crate::ir::{BufferId, InstrId};
+use crate::program::Program;
 use crate::shard::Layout;
 use std::collections::HashMap;
 

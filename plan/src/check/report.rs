@@ -1,7 +1,8 @@
 //! What a check found.
 
 use super::rules::{Kind, RULES, RuleId, Severity};
-use crate::program::{InstrId, SectionKind};
+use crate::ir::InstrId;
+use crate::program::SectionKind;
 use serde::Serialize;
 use std::collections::HashSet;
 use std::fmt;

@@ -2,7 +2,7 @@
 //! address before.
 
 use super::clock::{LANES, Times, Use};
-use crate::program::{BufferId, InstrId};
+use crate::ir::{BufferId, InstrId};
 use smallvec::{SmallVec, smallvec};
 use std::collections::BTreeMap;
 

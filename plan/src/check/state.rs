@@ -5,10 +5,8 @@ use super::describe;
 use super::layout::is_padding;
 use super::rules::RuleId;
 use super::walk::{Walk, Work};
-use crate::program::{
-    Access, Axis, BufferId, Collective, CollectiveKind, GroupId, Holds, InstrId, Op, Phase,
-    Program, Role, Rule,
-};
+use crate::ir::{Access, BufferId, Collective, CollectiveKind, GroupId, Holds, InstrId, Role};
+use crate::program::{Axis, Op, Phase, Program, Rule};
 use std::collections::HashMap;
 use std::ops::Range;
 

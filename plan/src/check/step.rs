@@ -7,10 +7,8 @@ use super::layout;
 use super::rules::RuleId;
 use super::shadow::Segment;
 use super::walk::{Walk, Work};
-use crate::program::{
-    Buffer, BufferId, COMPUTE, EventId, Holds, Instr, InstrId, Phase, Pool, Program, Role, Rule,
-    Section, SectionKind, StreamId, UnitId,
-};
+use crate::ir::{Buffer, BufferId, COMPUTE, EventId, Holds, InstrId, Pool, Role, StreamId, UnitId};
+use crate::program::{Instr, Phase, Program, Rule, Section, SectionKind};
 
 /// A reduction as an event sees it.
 #[derive(Clone, Copy)]

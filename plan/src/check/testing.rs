@@ -9,6 +9,7 @@ mod tables;
 
 pub(crate) use observed::{clocks, implied_waits};
 
+use crate::ir::*;
 use crate::program::*;
 use crate::units::Bytes;
 use smallvec::smallvec;
@@ -194,7 +195,7 @@ impl Toy {
             buffer: b,
             offset: 0,
             bytes: self.p.buffers[b.index()].bytes.0,
-            per_rank: crate::program::PerRank::Same,
+            per_rank: crate::ir::PerRank::Same,
         }
     }
 
@@ -340,7 +341,7 @@ impl Toy {
             buffer: b,
             offset,
             bytes,
-            per_rank: crate::program::PerRank::Same,
+            per_rank: crate::ir::PerRank::Same,
         })
     }
 
@@ -415,7 +416,7 @@ impl Toy {
                 buffer: g,
                 offset,
                 bytes,
-                per_rank: crate::program::PerRank::Same,
+                per_rank: crate::ir::PerRank::Same,
             });
             let (above, below) = (self.all(self.dact[u]), self.below(u));
             if u > 0 {

@@ -13,7 +13,7 @@ mod tables;
 
 use super::testing::Toy;
 use super::{Report, RuleId, Violation, check};
-use crate::program::{BufferId, InstrId};
+use crate::ir::{BufferId, InstrId};
 
 /// The violation of a rule at an instruction, which must exist.
 fn caught(r: &Report, rule: RuleId, at: InstrId) -> &Violation {

@@ -11,8 +11,9 @@ use super::rules::RuleId;
 use super::shadow::{Cell, Space};
 use super::state::Facts;
 use super::step::Step;
+use crate::ir::InstrId;
 use crate::memory::Memory;
-use crate::program::{Instr, InstrId, Op, Program, Section, SectionKind};
+use crate::program::{Instr, Op, Program, Section, SectionKind};
 
 /// One pass over a section.
 #[derive(Clone, Copy, Debug)]
@@ -203,7 +204,7 @@ impl Walk<'_> {
             Op::Wait { event, stream } => {
                 let done = self.order.wait(event, stream);
                 self.waited(id, event, done);
-                if stream == crate::program::COMPUTE {
+                if stream == crate::ir::COMPUTE {
                     self.compute_waits(id, instr, event);
                 }
             }
@@ -218,7 +219,7 @@ impl Walk<'_> {
         }
     }
 
-    fn issue(&mut self, id: InstrId, instr: Instr, stream: crate::program::StreamId) -> Work {
+    fn issue(&mut self, id: InstrId, instr: Instr, stream: crate::ir::StreamId) -> Work {
         if !self.order.in_capture(stream) {
             self.sink.fact(RuleId::CaptureJoin, 1);
             self.violate(RuleId::CaptureJoin, id, None, || {
@@ -240,7 +241,7 @@ impl Walk<'_> {
         }
     }
 
-    fn waited(&mut self, id: InstrId, event: crate::program::EventId, done: Waited) {
+    fn waited(&mut self, id: InstrId, event: crate::ir::EventId, done: Waited) {
         self.sink.fact(RuleId::Event, 1);
         if let Some(w) = self.waits.last_mut() {
             w.total += 1;

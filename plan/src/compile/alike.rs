@@ -3,9 +3,8 @@
 
 use super::inplace::{self, Columns, elementwise, operands, touches};
 use super::schedule::Orders;
-use crate::model::graph::{Act, Buffer, Graph, Op, Root, Value, ValueId, View};
-use crate::model::layout;
-use crate::model::ops::OpKind;
+use crate::graph::{Act, Buffer, Graph, Op, Root, Value, ValueId, View};
+use crate::ir::{OpKind, op, strides};
 use smallvec::SmallVec;
 use std::collections::BTreeMap;
 
@@ -86,7 +85,8 @@ fn constant_along(v: &Value, axis: usize, rank: usize) -> bool {
 
 /// Whether an op computes the same from each element along a dimension of its result.
 fn treats_alike(op: &Op, axis: usize) -> bool {
-    let along = matches!(op.act, Act::Compute(OpKind::Cat { axis: a }) if usize::from(a) == axis);
+    let along =
+        matches!(op.act, Act::Compute(OpKind::Cat(op::Cat { axis: a })) if usize::from(a) == axis);
     elementwise(op) && !along && op.outputs.len() == 1
 }
 
@@ -215,7 +215,7 @@ impl Joiner<'_> {
     fn stack(&mut self, x: ValueId, y: ValueId, first: ValueId) -> Value {
         let (mut value, other) = (self.g.value(x).clone(), self.g.value(y));
         value.shape[self.axis] += other.shape[self.axis];
-        value.strides = layout::dense_like(&value.shape, &value.strides);
+        value.strides = strides::dense_like(&value.shape, &value.strides);
         let bytes = value.numel() * value.dtype.size();
         self.made.insert(value.root, first);
         if let Root::Buffer(b) = value.root {

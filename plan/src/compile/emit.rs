@@ -3,12 +3,13 @@
 use super::kernel::{Launch, Table, Touch};
 use super::lives::{Lives, NONE};
 use super::schedule::{Plan, Step};
-use super::tape::{
-    HostWorkKind, ModuleId, ModuleKind, Operand, ParamId, Source, Storage, StorageId, StorageRole,
-    Tape, TapeOp,
-};
+use super::tape::{Tape, TapeOp};
 use crate::autodiff::Backward;
-use crate::model::graph::{Act, Graph, ModelGraph, Root};
+use crate::graph::{Act, Graph, Root};
+use crate::ir::{
+    HostWorkKind, ModuleId, ModuleKind, Operand, ParamId, Source, Storage, StorageId, StorageRole,
+};
+use crate::model::ModelGraph;
 use crate::units::Bytes;
 use smallvec::SmallVec;
 

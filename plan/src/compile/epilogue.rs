@@ -7,8 +7,8 @@
 //! Zeros that an embedding's gradient is added to: it writes them itself, where no id points.
 
 use super::schedule::Orders;
-use crate::model::graph::{Act, Graph, Op, Root, Value, ValueId};
-use crate::model::ops::OpKind;
+use crate::graph::{Act, Graph, Op, Root, Value, ValueId};
+use crate::ir::{OpKind, op};
 use smallvec::SmallVec;
 use std::collections::BTreeSet;
 
@@ -48,8 +48,7 @@ pub(super) fn tables(g: &mut Graph, o: &mut Orders) {
         };
         // Who writes a value in place is the only one to use it: nothing reads the zeros.
         let fill = g.producer[before.index()];
-        let zeros =
-            matches!(g.computed_by(before), Some((OpKind::Fill { value }, _)) if value.0 == 0.0);
+        let zeros = matches!(g.computed_by(before), Some((OpKind::Fill(op::Fill { value }), _)) if value.0 == 0.0);
         if zeros && region(i) != 0 && region(fill) == region(i) {
             filled.push((fill, i));
         }
@@ -144,9 +143,9 @@ fn product(g: &Graph, o: &Orders, uses: &Uses, add: u32, v: ValueId) -> Option<u
         return None;
     };
     let op: &Op = &g.ops[i as usize];
-    let Act::Compute(OpKind::Gemm {
+    let Act::Compute(OpKind::Gemm(op::Gemm {
         accumulate: false, ..
-    }) = op.act
+    })) = op.act
     else {
         return None;
     };
@@ -176,7 +175,7 @@ fn apply(g: &mut Graph, fold: &Fold) {
     let sum = g.ops[fold.add as usize].outputs[0];
     g.producer[sum.index()] = fold.product;
     let op = &mut g.ops[fold.product as usize];
-    if let Act::Compute(OpKind::Gemm { accumulate, .. }) = &mut op.act {
+    if let Act::Compute(OpKind::Gemm(op::Gemm { accumulate, .. })) = &mut op.act {
         *accumulate = true;
     }
     op.inputs.push(fold.other);

@@ -4,7 +4,8 @@
 //! written again for every block in between, with modules, parameters and storages renumbered. A block refers to storages of
 //! its neighbours at most; where that does not hold (or blocks differ), the caller builds the whole tape op by op.
 
-use super::tape::{ModuleId, Operand, ParamId, Source, Storage, StorageId, Tape, TapeOp};
+use super::tape::{Tape, TapeOp};
+use crate::ir::{ModuleId, Operand, ParamId, Source, Storage, StorageId};
 use crate::model::tree::Blocks;
 use std::ops::Range;
 

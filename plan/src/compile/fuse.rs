@@ -5,9 +5,10 @@
 //! column reductions stay alone; where orders of reduction may be mixed, the sums over rows that make the gradient of a norm's
 //! weight belong to the kernel that goes back through the norm, which reads the same (torch's Inductor calls it the same).
 
-use crate::compile::tape::ModuleId;
-use crate::model::graph::{Act, Graph, ModelGraph, Op, Root};
-use crate::model::ops::{Fusion, OpKind};
+use crate::graph::{Act, Graph, Op, Root};
+use crate::ir::{ModuleId, OpKind};
+use crate::model::ModelGraph;
+use crate::ops::Fusion;
 use smallvec::SmallVec;
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BinaryHeap};

@@ -7,9 +7,10 @@
 //! no copy into another order. Elsewhere a result takes over all of a dying operand's memory (`lives`).
 
 use super::schedule::Orders;
-use crate::model::graph::{Act, Graph, Op, Root, Value, ValueId};
-use crate::model::layout::{self, Strides};
-use crate::model::ops::{Fusion, OpKind};
+use crate::graph::{Act, Graph, Op, Root, Value, ValueId};
+use crate::ir::strides::Strides;
+use crate::ir::{OpKind, op, strides};
+use crate::ops::Fusion;
 use smallvec::SmallVec;
 use std::ops::Range;
 
@@ -85,7 +86,7 @@ pub(super) fn filled(g: &Graph, value: &Value) -> Option<u32> {
     let Root::Buffer(b) = value.root else {
         return None;
     };
-    let dense = layout::dense_like(&value.shape, &value.strides);
+    let dense = strides::dense_like(&value.shape, &value.strides);
     let mut dims = value.shape.iter().zip(&value.strides).zip(&dense);
     let all = value.offset == 0
         && g.buffers[b as usize].bytes == value.numel() * value.dtype.size()
@@ -135,7 +136,7 @@ impl Rotation {
     fn of(g: &Graph, o: &Orders, order: &[u32], at: usize) -> Option<Self> {
         let i = order[at];
         let op = &g.ops[i as usize];
-        let Some(OpKind::Cat { axis }) = kind(op) else {
+        let Some(OpKind::Cat(op::Cat { axis })) = kind(op) else {
             return None;
         };
         if o.region[i as usize] == 0 {
@@ -269,7 +270,7 @@ fn uses(g: &Graph, order: &[u32], root: Root) -> Option<(Vec<ValueId>, usize, us
         let before = values.len();
         values.extend(here);
         if values.len() > before {
-            kind.takes_strides().then_some(())?;
+            kind.def().takes_strides().then_some(())?;
             (first, last) = (first.min(at), at);
         }
     }
@@ -329,7 +330,7 @@ fn uncopy(g: &mut Graph, o: &mut Orders, order: &[u32]) {
             continue;
         }
         let (from, to) = (g.value(op.inputs[0]).clone(), g.value(op.outputs[0]));
-        let Some(strides) = layout::view(&to.shape, &to.strides, &from.shape) else {
+        let Some(strides) = strides::view(&to.shape, &to.strides, &from.shape) else {
             continue;
         };
         let to = Value {

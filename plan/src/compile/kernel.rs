@@ -1,10 +1,9 @@
 //! Kernel descriptors: body, class, exact FLOPs and bytes.
 
-use crate::compile::tape::{BodyOp, Kernel, KernelClass, KernelId, Place, Slot};
-use crate::model::graph::{Act, Graph, Op, Root, Value, ValueId};
-use crate::model::layout;
-use crate::model::ops::{Fusion, OpKind};
-use crate::units::{Bytes, DType, Flops};
+use crate::graph::{Act, Graph, Op, Root, Value, ValueId};
+use crate::ir::{BodyOp, DType, Kernel, KernelClass, KernelId, OpKind, Place, Slot, strides};
+use crate::ops::{Fusion, Operands};
+use crate::units::{Bytes, Flops};
 use smallvec::SmallVec;
 use std::collections::HashMap;
 use std::fmt::Write as _;
@@ -218,14 +217,16 @@ impl<'g> Describe<'g> {
         let outputs = op
             .outputs
             .iter()
-            .map(|&v| self.output(kind, op, v))
+            .enumerate()
+            .map(|(o, &v)| self.output(kind, o, op, v))
             .collect();
         if self.body.is_empty() {
             let first = op.inputs.first().or(op.outputs.first());
             self.dtype = first.map_or(DType::U8, |&v| self.g.value(v).dtype);
         }
-        self.flops += flops(self.g, op, kind);
-        let class = class(self.g, op, kind);
+        let at = Operands::new(self.g, op);
+        self.flops += kind.def().flops(&at);
+        let class = kind.def().class(&at);
         match kind.fusion() {
             Fusion::Row if self.row != Some(KernelClass::Softmax) => self.row = Some(class),
             Fusion::Column => self.row = self.row.or(Some(class)),
@@ -331,17 +332,8 @@ impl<'g> Describe<'g> {
             let ahead = touch.offset - self.writes[at].0.offset;
             return slot(Place::Write(at as u8), ahead / value.dtype.size(), value);
         }
-        match (kind, i) {
-            // Gathers touch one row or element of a table for each id.
-            (OpKind::Embedding, 1) | (OpKind::EmbeddingGrad, 2) => {
-                let rows = self.g.value(op.inputs[if i == 1 { 0 } else { 1 }]).numel();
-                bytes = rows * value.cols() * value.dtype.size();
-            }
-            (OpKind::NllLoss, 0) => bytes = value.rows() * value.dtype.size(),
-            // Overwritten, not read.
-            (OpKind::NllLossGrad | OpKind::SquaredErrorGrad { .. }, 3) => bytes = 0,
-            _ => {}
-        }
+        let operands = Operands::new(self.g, op);
+        bytes = kind.def().bytes_read(&operands, i).unwrap_or(bytes);
         let at = self
             .reads
             .iter()
@@ -354,19 +346,14 @@ impl<'g> Describe<'g> {
         slot(Place::Read(at as u8), 0, value)
     }
 
-    fn output(&mut self, kind: OpKind, op: &Op, v: ValueId) -> Slot {
+    fn output(&mut self, kind: OpKind, o: usize, op: &Op, v: ValueId) -> Slot {
         let value = self.g.value(v);
         if let Some(place) = self.register(value) {
             return slot(place, value.offset, value);
         }
         let (touch, mut bytes) = touch(value);
-        match kind {
-            OpKind::EmbeddingGrad if op.inputs.len() > 2 => {
-                bytes = self.g.value(op.inputs[1]).numel() * value.cols() * value.dtype.size();
-            }
-            OpKind::NllLossGrad => bytes = value.rows() * value.dtype.size(),
-            _ => {}
-        }
+        let operands = Operands::new(self.g, op);
+        bytes = kind.def().bytes_written(&operands, o).unwrap_or(bytes);
         let at = self
             .writes
             .iter()
@@ -382,8 +369,8 @@ impl<'g> Describe<'g> {
 
 fn touch(value: &Value) -> (Touch, u64) {
     let size = value.dtype.size();
-    let bytes = layout::extent(&value.shape, &value.strides) * size;
-    let distinct = layout::distinct(&value.shape, &value.strides) * size;
+    let bytes = strides::extent(&value.shape, &value.strides) * size;
+    let distinct = strides::distinct(&value.shape, &value.strides) * size;
     (
         Touch {
             root: value.root,
@@ -407,151 +394,4 @@ fn slot(place: Place, offset: u64, value: &Value) -> Slot {
         strides,
         dtype: value.dtype,
     }
-}
-
-/// Rows, columns and inner dimension of a matrix product.
-fn gemm(g: &Graph, op: &Op, ta: bool, tb: bool) -> (u64, u64, u64) {
-    let (a, b) = (g.value(op.inputs[0]), g.value(op.inputs[1]));
-    let (m, k) = if ta {
-        (a.cols(), a.rows())
-    } else {
-        (a.rows(), a.cols())
-    };
-    let n = if tb { b.rows() } else { b.cols() };
-    (m, n, k)
-}
-
-/// Output positions, output channels and inner size of a convolution, from its image operand and weight.
-fn conv(g: &Graph, op: &Op, kind: OpKind) -> (u64, u64, u64) {
-    let x = g.value(op.inputs[0]);
-    let w = match kind {
-        OpKind::ConvGradWeight { .. } => g.value(op.outputs[0]),
-        _ => g.value(op.inputs[1]),
-    };
-    let positions = x.shape[0] * x.shape[2] * x.shape[3];
-    (positions, w.shape[0], w.shape[1] * w.shape[2] * w.shape[3])
-}
-
-/// Arithmetic of one op; elementwise functions count a fixed number of operations an element.
-fn flops(g: &Graph, op: &Op, kind: OpKind) -> u64 {
-    let numel = op.outputs.first().map_or(0, |&v| g.value(v).numel());
-    let in0 = op.inputs.first().map_or(0, |&v| g.value(v).numel());
-    match kind {
-        OpKind::Gemm { ta, tb, bias, .. } => {
-            let (m, n, k) = gemm(g, op, ta, tb);
-            2 * m * n * k + if bias { m * n } else { 0 }
-        }
-        OpKind::Attention { causal, .. } => attention_flops(g.value(op.inputs[0]), causal),
-        OpKind::AttentionGrad { causal, .. } => {
-            attention_flops(g.value(op.inputs[1]), causal) / 2 * 5
-        }
-        OpKind::Conv { .. } | OpKind::ConvGradInput { .. } | OpKind::ConvGradWeight { .. } => {
-            let (m, n, k) = conv(g, op, kind);
-            2 * m * n * k
-        }
-        OpKind::Embedding
-        | OpKind::Copy
-        | OpKind::Cat { .. }
-        | OpKind::Fill { .. }
-        | OpKind::Shard(_) => 0,
-        OpKind::EmbeddingGrad => in0,
-        OpKind::Add | OpKind::Sub | OpKind::Mul | OpKind::Neg | OpKind::Relu | OpKind::ReluGrad => {
-            numel
-        }
-        OpKind::LogProbs => numel,
-        OpKind::Silu => 4 * numel,
-        OpKind::SiluGrad => 8 * numel,
-        OpKind::Gelu => 10 * numel,
-        OpKind::GeluGrad => 18 * numel,
-        OpKind::RmsNorm { .. } => 4 * in0,
-        OpKind::RmsNormGrad => 8 * in0,
-        OpKind::RmsNormWeightGrad => 3 * in0,
-        OpKind::LayerNorm { .. } => 7 * in0,
-        OpKind::LayerNormGrad => 11 * in0,
-        OpKind::LayerNormParamGrad => 5 * in0,
-        OpKind::SumLeading | OpKind::SumChannels | OpKind::SumAll => in0,
-        OpKind::LogSoftmax => 5 * in0,
-        OpKind::LogSumExp => 3 * in0,
-        OpKind::LogSoftmaxGrad => 4 * in0,
-        OpKind::NllLoss => g.value(op.inputs[0]).rows(),
-        OpKind::NllLossGrad => g.value(op.inputs[1]).numel(),
-        OpKind::SquaredError { .. } | OpKind::SquaredErrorGrad { .. } => 3 * numel,
-        OpKind::CrossEntropy { .. } => 9 * in0,
-    }
-}
-
-/// Two products of `seq x seq x head_dim` a head; half of each under a causal mask.
-fn attention_flops(q: &Value, causal: bool) -> u64 {
-    let full = 4 * q.shape[0] * q.shape[1] * q.shape[2] * q.shape[2] * q.shape[3];
-    if causal { full / 2 } else { full }
-}
-
-fn class(g: &Graph, op: &Op, kind: OpKind) -> KernelClass {
-    match kind {
-        OpKind::Gemm { ta, tb, .. } => {
-            let (m, n, k) = gemm(g, op, ta, tb);
-            KernelClass::Gemm { m, n, k, batch: 1 }
-        }
-        OpKind::Attention { causal, .. } => {
-            attention_class(g, op.inputs[0], op.inputs[1], causal, false)
-        }
-        OpKind::AttentionGrad { causal, .. } => {
-            attention_class(g, op.inputs[1], op.inputs[2], causal, true)
-        }
-        OpKind::Conv { .. } | OpKind::ConvGradInput { .. } | OpKind::ConvGradWeight { .. } => {
-            let (m, n, k) = conv(g, op, kind);
-            KernelClass::Conv { m, n, k }
-        }
-        OpKind::Embedding => KernelClass::Embedding,
-        OpKind::EmbeddingGrad => KernelClass::EmbeddingGrad,
-        OpKind::Fill { .. } => KernelClass::Fill,
-        OpKind::Copy if dense(g, op) => KernelClass::Copy,
-        OpKind::RmsNorm { .. }
-        | OpKind::RmsNormGrad
-        | OpKind::LayerNorm { .. }
-        | OpKind::LayerNormGrad => KernelClass::Norm,
-        OpKind::RmsNormWeightGrad
-        | OpKind::LayerNormParamGrad
-        | OpKind::SumLeading
-        | OpKind::SumChannels => KernelClass::ColumnReduce,
-        OpKind::SumAll => KernelClass::FullReduce,
-        OpKind::LogSoftmax
-        | OpKind::LogSoftmaxGrad
-        | OpKind::LogSumExp
-        | OpKind::CrossEntropy { .. } => KernelClass::Softmax,
-        // One element a row is gathered or scattered.
-        OpKind::NllLoss | OpKind::NllLossGrad | OpKind::Cat { .. } | OpKind::Copy => {
-            KernelClass::Strided
-        }
-        _ if dense(g, op) => KernelClass::Pointwise,
-        _ => KernelClass::Strided,
-    }
-}
-
-fn attention_class(g: &Graph, q: ValueId, k: ValueId, causal: bool, backward: bool) -> KernelClass {
-    let (q, k) = (g.value(q), g.value(k));
-    KernelClass::Attention {
-        batch: q.shape[0],
-        heads: q.shape[1],
-        kv_heads: k.shape[1],
-        seq: q.shape[2],
-        head_dim: q.shape[3],
-        causal,
-        backward,
-    }
-}
-
-/// Whether all operands lie densely in the same order, so that the kernel can run over flat memory.
-fn dense(g: &Graph, op: &Op) -> bool {
-    let Some(&out) = op.outputs.first() else {
-        return false;
-    };
-    let out = g.value(out);
-    op.inputs.iter().map(|&v| g.value(v)).chain([out]).all(|v| {
-        let whole = layout::extent(&v.shape, &v.strides) == v.numel()
-            && layout::distinct(&v.shape, &v.strides) == v.numel();
-        let same = v.shape == out.shape && v.strides == out.strides
-            || v.is_contiguous() && out.is_contiguous();
-        v.numel() == 1 || whole && same && v.numel() == out.numel()
-    })
 }

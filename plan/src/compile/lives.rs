@@ -9,9 +9,10 @@
 use super::inplace;
 use super::products;
 use super::schedule::Step;
-use crate::model::graph::{Act, Graph, Op, Root, Value, ValueId};
-use crate::model::ops::{Fusion, OpKind};
+use crate::graph::{Act, Graph, Op, Root, Value, ValueId};
+use crate::ir::{OpKind, op};
 use crate::model::tree::Blocks;
+use crate::ops::Fusion;
 
 pub(super) const NONE: u32 = u32::MAX;
 
@@ -235,9 +236,9 @@ fn added_to(g: &Graph, step: &Step) -> Option<ValueId> {
     let &[op] = &step.ops[..] else { return None };
     let op = &g.ops[op as usize];
     match op.act {
-        Act::Compute(OpKind::Gemm {
+        Act::Compute(OpKind::Gemm(op::Gemm {
             accumulate: true, ..
-        }) => op.inputs.last().copied(),
+        })) => op.inputs.last().copied(),
         _ => None,
     }
 }

@@ -11,10 +11,10 @@
 use super::schedule::Orders;
 use super::{Neighbours, Sharding};
 use crate::autodiff::Ready;
-use crate::compile::tape::{ModuleId, ModuleKind, ParamId, Shape};
-use crate::model::graph::{Act, Buffer, Graph, ModelGraph, Op, Root, Value, ValueId, View};
-use crate::model::layout::{self, Strides};
-use crate::model::ops::OpKind;
+use crate::graph::{Act, Buffer, Graph, Op, Root, Value, ValueId, View};
+use crate::ir::strides::Strides;
+use crate::ir::{ModuleId, ModuleKind, OpKind, ParamId, Shape, op, strides};
+use crate::model::ModelGraph;
 use crate::scenario::types::MergeProjections;
 use smallvec::SmallVec;
 use std::collections::BTreeMap;
@@ -40,7 +40,7 @@ impl Family {
 
     /// Shape of the merged weight.
     fn weight(&self) -> Shape {
-        layout::shape(&[self.width(), self.inner])
+        strides::shape(&[self.width(), self.inner])
     }
 }
 
@@ -111,12 +111,12 @@ pub(super) fn projections(
 
 /// What an op does for which weight.
 fn role(g: &Graph, op: &Op) -> Option<(ParamId, Role)> {
-    let Act::Compute(OpKind::Gemm {
+    let Act::Compute(OpKind::Gemm(op::Gemm {
         ta,
         tb,
         bias: false,
         accumulate: false,
-    }) = op.act
+    })) = op.act
     else {
         return None;
     };
@@ -291,7 +291,7 @@ impl<'g> Merger<'g> {
                 let op = self.op(at);
                 let strided = match op.act {
                     Act::View(_) => true,
-                    Act::Compute(kind) => kind.takes_strides() || products.contains(&at),
+                    Act::Compute(kind) => kind.def().takes_strides() || products.contains(&at),
                 };
                 if !strided {
                     return None;
@@ -339,8 +339,8 @@ impl<'g> Merger<'g> {
     /// A new value, contiguous from its root's start, of the element type of `like`.
     fn value(&mut self, shape: &[u64], root: Root, like: ValueId) -> ValueId {
         let value = Value {
-            shape: layout::shape(shape),
-            strides: layout::contiguous(shape),
+            shape: strides::shape(shape),
+            strides: strides::contiguous(shape),
             offset: 0,
             root,
             ..self.g.value(like).clone()
@@ -371,12 +371,12 @@ impl<'g> Merger<'g> {
         b: ValueId,
         c: ValueId,
     ) -> u32 {
-        let kind = OpKind::Gemm {
+        let kind = OpKind::Gemm(op::Gemm {
             ta,
             tb,
             bias: false,
             accumulate: false,
-        };
+        });
         self.push(stead, Act::Compute(kind), &[a, b], &[c])
     }
 
@@ -559,11 +559,11 @@ impl<'g> Merger<'g> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::units::DType;
+    use crate::ir::DType;
 
     fn value(shape: &[u64], strides: &[u64], offset: u64) -> Value {
         Value {
-            shape: layout::shape(shape),
+            shape: strides::shape(shape),
             strides: strides.iter().copied().collect(),
             offset,
             dtype: DType::F32,

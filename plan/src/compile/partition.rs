@@ -7,8 +7,8 @@
 
 use super::schedule::Orders;
 use crate::autodiff::recompute::Recomputed;
-use crate::model::graph::{Act, Graph, Op, Root, Value, ValueId};
-use crate::model::ops::Fusion;
+use crate::graph::{Act, Graph, Op, Root, Value, ValueId};
+use crate::ops::Fusion;
 use crate::scenario::types::Recompute;
 use smallvec::SmallVec;
 use std::collections::BTreeMap;

@@ -7,9 +7,8 @@
 
 use super::inplace::{elementwise, kind};
 use super::schedule::Step;
-use crate::model::graph::{Graph, Op, Root, Value, ValueId};
-use crate::model::ops::OpKind;
-use crate::units::DType;
+use crate::graph::{Graph, Op, Root, Value, ValueId};
+use crate::ir::{DType, OpKind, op};
 use smallvec::SmallVec;
 use std::ops::Range;
 
@@ -35,12 +34,12 @@ impl<'g> Product<'g> {
     fn of(g: &'g Graph, step: &Step) -> Option<Self> {
         let &[i] = &step.ops[..] else { return None };
         let op = &g.ops[i as usize];
-        let Some(OpKind::Gemm {
+        let Some(OpKind::Gemm(op::Gemm {
             ta: false,
             tb,
             bias: false,
             accumulate: false,
-        }) = kind(op)
+        })) = kind(op)
         else {
             return None;
         };
@@ -193,7 +192,7 @@ pub(super) fn factors(g: &Graph, step: &Step) -> Option<SmallVec<[Root; 4]>> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::compile::tape::{ModuleId, ParamId};
+    use crate::ir::{ModuleId, ParamId};
     use smallvec::smallvec;
 
     /// `silu(x a) * (x b)` of one region, and what else a case asks for.
@@ -211,12 +210,12 @@ mod tests {
     }
 
     fn product(g: &mut Graph, x: ValueId, w: ValueId) -> ValueId {
-        let kind = OpKind::Gemm {
+        let kind = OpKind::Gemm(op::Gemm {
             ta: false,
             tb: true,
             bias: false,
             accumulate: false,
-        };
+        });
         g.compute(kind, &[x, w], &[(&SHAPE, DType::Bf16)])[0]
     }
 

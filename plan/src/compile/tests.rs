@@ -2,6 +2,7 @@
 
 use super::tape::*;
 use super::{Neighbours, Sharding, modules_and_params, tape};
+use crate::ir::*;
 use crate::model::testing::*;
 use crate::scenario::types::*;
 use std::collections::BTreeMap;
@@ -17,8 +18,7 @@ mod semantics;
 
 /// Names for `semantics`.
 mod terms {
-    pub(super) use crate::compile::tape::{BodyOp, Slot};
-    pub(super) use crate::model::OpKind;
+    pub(super) use crate::ir::{BodyOp, OpKind, Slot, op};
     /// How close a log-sum-exp that forward saved has to be.
     pub(super) const SAVED: f64 = 1e-9;
 }

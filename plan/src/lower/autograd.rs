@@ -4,8 +4,8 @@ use super::builder::NewBuffer;
 use super::context::Cx;
 use super::reduction;
 use super::walk::Location;
-use crate::program::{BufferId, COMPUTE, Holds, ParamId, Pool, Role, Rule, ShardOp};
-use crate::units::DType;
+use crate::ir::{BufferId, COMPUTE, DType, Holds, ParamId, Pool, Role, ShardOp};
+use crate::program::Rule;
 
 /// Gradient of one parameter.
 #[derive(Clone, Copy, Debug, Default)]

@@ -2,9 +2,8 @@
 
 use super::builder::NewBuffer;
 use super::context::Cx;
-use crate::compile::tape::StorageRole;
-use crate::program::{BufferId, COMPUTE, ConstId, Holds, Role, Rule, StorageId, UnitId};
-use crate::units::DType;
+use crate::ir::{BufferId, COMPUTE, ConstId, DType, Holds, Role, StorageId, StorageRole, UnitId};
+use crate::program::Rule;
 
 /// Buffers of the tape, made once and used by every micro-batch.
 pub(crate) struct TapeBuffers {

@@ -1,12 +1,12 @@
 //! Emission of instructions: interning, operands, events.
 
-use crate::program::{
-    Access, Buffer, BufferId, COMPUTE, CaptureScope, Collective, CollectiveId, CollectiveKind,
-    CommId, Communicator, CopyDesc, CopyId, CopyKind, EventId, Holds, HostWorkKind, Instr, Kernel,
-    KernelId, Op, Part, PerRank, Phase, Pool, ReduceOp, Role, Rule, ScopeId, Stream, StreamId,
-    StreamKind, UnitId,
+use crate::ir::{
+    Access, Buffer, BufferId, COMPUTE, Collective, CollectiveId, CollectiveKind, CommId, CopyDesc,
+    CopyId, CopyKind, DType, EventId, Holds, HostWorkKind, Kernel, KernelId, Part, PerRank, Pool,
+    ReduceOp, Role, ScopeId, StreamId, UnitId,
 };
-use crate::units::{Bytes, DType};
+use crate::program::{CaptureScope, Communicator, Instr, Op, Phase, Rule, Stream, StreamKind};
+use crate::units::Bytes;
 use smallvec::SmallVec;
 
 /// What a new buffer is.

@@ -5,8 +5,8 @@
 
 use super::PlanError;
 use super::context::Cx;
-use crate::compile::tape::ModuleKind;
-use crate::program::{Op, Pool, Program};
+use crate::ir::{ModuleKind, Pool};
+use crate::program::{Op, Program};
 use crate::scenario::{CudaGraph, Scope};
 
 /// Moves what steps free again from the caching allocator to planned slots.

@@ -3,16 +3,16 @@
 use super::PlanError;
 use super::builder::{Builder, NewBuffer};
 use super::kernels::Kernels;
-use crate::compile::tape::{ModuleKind, Tape, TapeOp};
-use crate::program::{
-    Access, Axis, BufferId, COMPUTE, CommId, Communicator, GroupId, Holds, ModuleId, ParamId, Pool,
-    Role, Rule, ShardOp, StreamId, UnitId,
+use crate::compile::tape::{Tape, TapeOp};
+use crate::ir::{
+    Access, BufferId, COMPUTE, CommId, DType, GroupId, Holds, ModuleId, ModuleKind, ParamId, Pool,
+    Role, ShardOp, StreamId, UnitId,
 };
+use crate::program::{Axis, Communicator, Rule};
 use crate::scenario::{
     AllocatorKind, OuterStrategy, PolicyKind, Prefetch, Reshard, Scenario, Strategy,
 };
 use crate::shard::{Group, Layout, UnitSpec, mesh};
-use crate::units::DType;
 use std::collections::HashMap;
 
 /// A unit with everything a policy asks about it.

@@ -14,13 +14,13 @@ use super::context::{Comms, Cx, outer_optim, params_apart};
 use super::optimizer::{Moments, moments};
 use super::streams::CommStreams;
 use super::walk::Location;
-use crate::program::{
-    Access, BufferId, COMPUTE, CollectiveKind, GroupId, Holds, ParamId, Part, PerRank, ReduceOp,
-    Role, Rule, ShardOp, StreamId,
+use crate::ir::{
+    Access, BufferId, COMPUTE, CollectiveKind, DType, GroupId, Holds, ParamId, Part, PerRank,
+    ReduceOp, Role, ShardOp, StreamId,
 };
+use crate::program::Rule;
 use crate::scenario::PolicyKind;
 use crate::shard::{Layout, mesh};
-use crate::units::DType;
 use smallvec::smallvec;
 use std::collections::BTreeMap;
 
@@ -216,7 +216,7 @@ impl Flat {
             Role::MainGrad,
             total,
             self.g,
-            crate::program::UnitId(0),
+            crate::ir::UnitId(0),
             Holds::Named("gradients of all groups"),
         );
         let mut offset = 0;

@@ -1,9 +1,8 @@
 //! Kernels that sharding adds to the model's own: copies, casts, scaling, optimizer.
 
 use super::builder::Builder;
-use crate::model::OpKind;
-use crate::program::{BodyOp, Kernel, KernelClass, KernelId, Pieces, ShardOp};
-use crate::units::{Bytes, DType, Flops};
+use crate::ir::{BodyOp, DType, Kernel, KernelClass, KernelId, OpKind, Pieces, ShardOp};
+use crate::units::{Bytes, Flops};
 use smallvec::SmallVec;
 use std::collections::HashMap;
 

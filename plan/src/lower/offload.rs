@@ -6,7 +6,8 @@
 use super::builder::NewBuffer;
 use super::context::Cx;
 use super::flat::Flat;
-use crate::program::{BufferId, CopyKind, EventId, Pool, Rule, StreamId, StreamKind};
+use crate::ir::{BufferId, CopyKind, EventId, Pool, StreamId};
+use crate::program::{Rule, StreamKind};
 
 impl Flat {
     /// Gives what the scenario offloads a host twin, and its device buffer to the host-to-device stream.

@@ -3,12 +3,12 @@
 use super::builder::NewBuffer;
 use super::context::Cx;
 use super::walk::Lifecycle;
-use crate::program::{
-    Access, Axis, BufferId, COMPUTE, CollectiveKind, CommId, Communicator, Holds, HostWorkKind,
-    Part, Phase, Pieces, ReduceOp, Role, Rule, ShardOp, StreamId, UnitId,
+use crate::ir::{
+    Access, BufferId, COMPUTE, CollectiveKind, CommId, DType, Holds, HostWorkKind, Part, Pieces,
+    ReduceOp, Role, ShardOp, StreamId, UnitId,
 };
+use crate::program::{Axis, Communicator, Phase, Rule};
 use crate::scenario::{Optimizer, PolicyKind};
-use crate::units::DType;
 use smallvec::smallvec;
 
 /// One tensor the optimizer updates.

@@ -2,7 +2,8 @@
 //! every policy makes.
 
 use super::context::Cx;
-use crate::program::{Access, CollectiveKind, CommId, Part, ReduceOp, Rule, ShardOp, StreamId};
+use crate::ir::{Access, CollectiveKind, CommId, Part, ReduceOp, ShardOp, StreamId};
+use crate::program::Rule;
 use smallvec::smallvec;
 
 /// Reduces `input` into this rank's part of it, in the dtype of gradients on the wire. One rank alone copies.

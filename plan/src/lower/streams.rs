@@ -1,7 +1,8 @@
 //! Streams of the collectives, by policy.
 
 use super::context::Cx;
-use crate::program::{COMPUTE, StreamId, StreamKind};
+use crate::ir::{COMPUTE, StreamId};
+use crate::program::StreamKind;
 
 /// Where a policy issues its collectives: equal ids where streams are shared, the compute stream where none is needed.
 #[derive(Clone, Copy, Debug)]

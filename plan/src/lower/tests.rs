@@ -6,13 +6,13 @@ mod full;
 mod micro_batches;
 
 use super::plan;
-use crate::program::{
-    Access, BufferId, COMPUTE, CollectiveKind, Holds, Instr, InstrId, Op, Phase, Program, ReduceOp,
-    Role, Rule, SectionKind, StreamKind, UnitId,
+use crate::ir::{
+    Access, BufferId, COMPUTE, CollectiveKind, DType, Holds, InstrId, ReduceOp, Role, UnitId,
 };
+use crate::program::{Instr, Op, Phase, Program, Rule, SectionKind, StreamKind};
 use crate::scenario::{OuterStrategy, PolicyKind, Scenario, Strategy, UnitPattern, Units, parse};
 use crate::shard::{Layout, persistent_bytes};
-use crate::units::{Bytes, DType};
+use crate::units::Bytes;
 use std::collections::BTreeMap;
 
 const LINEAR: &str = "[model]\nfamily = \"linear\"\nlayers = 4\nhidden = 64\n\

@@ -4,11 +4,12 @@ use super::buffers::{TapeBuffers, unit_of_module};
 use super::capture::captured;
 use super::context::Cx;
 use super::optimizer;
-use crate::compile::tape::{HostWorkKind, ModuleId, ModuleKind, Source, TapeOp};
-use crate::program::{
-    Access, BufferId, COMPUTE, EventId, KernelClass, KernelId, ParamId, PerRank, Phase, Rule,
-    ScopeId, UnitId, workspace,
+use crate::compile::tape::TapeOp;
+use crate::ir::{
+    Access, BufferId, COMPUTE, EventId, HostWorkKind, KernelClass, KernelId, ModuleId, ModuleKind,
+    ParamId, PerRank, ScopeId, Source, UnitId,
 };
+use crate::program::{Phase, Rule, workspace};
 use crate::scenario::{CompileMode, CudaGraph, Loss, PolicyKind};
 
 /// Where a parameter or gradient lies.
@@ -389,7 +390,7 @@ impl<'c, 'a, L: Lifecycle> Walk<'c, 'a, L> {
         captured(scopes, self.cx.module_kind(m))
     }
 
-    fn launch(&mut self, kernel: crate::program::KernelId, reads: u32, writes: u32, end: u32) {
+    fn launch(&mut self, kernel: crate::ir::KernelId, reads: u32, writes: u32, end: u32) {
         let operands = &self.cx.tape.operands;
         // Gradients allocate on first touch, so resolve them before the launch is emitted.
         let resolved: smallvec::SmallVec<[Access; 12]> = operands[reads as usize..end as usize]
@@ -414,7 +415,7 @@ impl<'c, 'a, L: Lifecycle> Walk<'c, 'a, L> {
         }
     }
 
-    fn resolve(&mut self, o: &crate::compile::tape::Operand) -> Access {
+    fn resolve(&mut self, o: &crate::ir::Operand) -> Access {
         let at = |l: Location, size: u64| Access {
             buffer: l.buffer,
             offset: l.offset + o.offset / size * l.element,

@@ -5,7 +5,8 @@ use super::double_buffer::DoubleBuffer;
 use super::placement::Placement;
 use super::pool::{PoolAllocator, PoolPlan};
 use super::{AllocError, Allocator as _, Counters};
-use crate::program::{BufferId, Pool, Program, StreamId};
+use crate::ir::{BufferId, Pool, StreamId};
+use crate::program::Program;
 use crate::units::Bytes;
 use std::sync::Arc;
 
@@ -65,7 +66,7 @@ fn host_addresses(program: &Program) -> Vec<u64> {
         return Vec::new();
     }
     let mut next = HOST_BASE;
-    let address = |b: &crate::program::Buffer| {
+    let address = |b: &crate::ir::Buffer| {
         let at = next;
         if b.pool == Pool::Host {
             next += b.bytes.round_up(512).0;
@@ -97,7 +98,7 @@ impl Memory {
         let pool = Placement::of(program).map(pool);
         let mut slot = Vec::new();
         if let Some(pool) = &pool {
-            let of = |b: &crate::program::Buffer| match b.pool {
+            let of = |b: &crate::ir::Buffer| match b.pool {
                 Pool::Planned => pool.plan().index(b.key).map_or(NO_SLOT, |i| i as u32),
                 _ => NO_SLOT,
             };

@@ -19,7 +19,7 @@ mod expandable;
 
 use super::sorted::SortedSet;
 use super::{AllocError, Allocator, Block, Counters, Request};
-use crate::program::StreamId;
+use crate::ir::StreamId;
 use crate::units::Bytes;
 use std::collections::HashMap;
 use std::hash::{BuildHasherDefault, Hasher};

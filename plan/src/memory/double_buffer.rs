@@ -6,8 +6,9 @@
 //! Megatron-FSDP's global memory buffers are.
 
 use super::AllocError;
-use crate::program::{Buffer, Pool, Program, Role, UnitId};
-use crate::units::{Bytes, DType};
+use crate::ir::{Buffer, DType, Pool, Role, UnitId};
+use crate::program::Program;
+use crate::units::Bytes;
 use std::collections::{BTreeMap, BTreeSet};
 
 /// What makes two buffers interchangeable.

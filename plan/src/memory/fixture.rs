@@ -1,10 +1,8 @@
 //! Small programs for tests.
 
-use crate::program::{
-    Buffer, BufferId, COMPUTE, Holds, Instr, Op, Phase, Pool, Program, ProgramMeta, Role, Rule,
-    Section, SectionKind, UnitId,
-};
-use crate::units::{Bytes, DType, Flops};
+use crate::ir::{Buffer, BufferId, COMPUTE, DType, Holds, Pool, Role, UnitId};
+use crate::program::{Instr, Op, Phase, Program, ProgramMeta, Rule, Section, SectionKind};
+use crate::units::{Bytes, Flops};
 
 /// A program of buffers, allocations and frees.
 pub(crate) struct Fixture {

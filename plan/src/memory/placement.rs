@@ -1,7 +1,8 @@
 //! The planned pool of a program, planned once.
 
 use super::pool::{PoolPlan, trace};
-use crate::program::{Op, Pool, Program};
+use crate::ir::Pool;
+use crate::program::{Op, Program};
 use std::sync::{Arc, OnceLock};
 
 /// Where a program's planned buffers lie: worked out when somebody first asks, and kept with the program.
@@ -67,7 +68,7 @@ mod tests {
         let mut program = crate::plan(&scenario).unwrap();
         let before = Placement::of(&program).unwrap();
         assert!(Arc::ptr_eq(&before, &Placement::of(&program).unwrap()));
-        let planned = |b: &&mut crate::program::Buffer| b.pool == Pool::Planned;
+        let planned = |b: &&mut crate::ir::Buffer| b.pool == Pool::Planned;
         program.buffers.iter_mut().find(planned).unwrap().bytes.0 += 1 << 20;
         let after = Placement::of(&program).unwrap();
         assert!(after.total() > before.total());

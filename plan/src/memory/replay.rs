@@ -4,7 +4,8 @@
 
 use super::arena::Memory;
 use super::{AllocError, Counters};
-use crate::program::{Instr, InstrId, Op, Program, Section, SectionKind};
+use crate::ir::InstrId;
+use crate::program::{Instr, Op, Program, Section, SectionKind};
 use crate::units::Bytes;
 
 /// One pass over a section.

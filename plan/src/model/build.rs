@@ -1,13 +1,13 @@
 //! What the families' forward passes share: modules, parameters, layers.
 
 use super::flops::{self, Backward};
-use super::graph::{Graph, ModelGraph, Root, ValueId};
-use super::ops::{OpKind, Real};
 use super::tree::Tree;
-use crate::compile::tape::{Const, ModuleId, ModuleKind, ParamId};
+use crate::graph::{Graph, Root, ValueId};
+use crate::ir::{Const, DType, ModuleId, ModuleKind, OpKind, ParamId, Real, op};
+use crate::model::ModelGraph;
 use crate::scenario::types::{CompileMode, Family};
 use crate::scenario::{PolicyKind, Scenario};
-use crate::units::{Bytes, DType};
+use crate::units::Bytes;
 use smallvec::SmallVec;
 
 /// A graph under construction.
@@ -107,12 +107,12 @@ impl<'s> Builder<'s> {
             if let Some(last) = shape.last_mut() {
                 *last = out;
             }
-            let kind = OpKind::Gemm {
+            let kind = OpKind::Gemm(op::Gemm {
                 ta: false,
                 tb: true,
                 bias: b.is_some(),
                 accumulate: false,
-            };
+            });
             let inputs: SmallVec<[ValueId; 3]> = [x, w].into_iter().chain(b).collect();
             let y = s.g.compute(kind, &inputs, &[(&shape, s.dtype)])[0];
             // Transpose of the weight and, beyond two dimensions, views to and from a matrix.
@@ -131,12 +131,12 @@ impl<'s> Builder<'s> {
             let cols = s.g.value(x).cols();
             let flat = s.g.reshape(x, &[rows, cols]);
             let out = s.g.value(w).shape[0];
-            let kind = OpKind::Gemm {
+            let kind = OpKind::Gemm(op::Gemm {
                 ta: false,
                 tb: true,
                 bias: false,
                 accumulate: false,
-            };
+            });
             let y = s.g.compute(kind, &[flat, w], &[(&[rows, out], s.dtype)])[0];
             s.g.dispatches(2);
             if let Some(last) = shape.last_mut() {
@@ -157,7 +157,7 @@ impl<'s> Builder<'s> {
             let shape = s.g.value(x).shape.clone();
             let rows = s.g.value(x).rows();
             s.g.compute(
-                OpKind::RmsNorm { eps },
+                OpKind::RmsNorm(op::RmsNorm { eps }),
                 &[x, w],
                 &[(&shape, s.dtype), (&[rows, 1], DType::F32)],
             )[0]
@@ -176,7 +176,7 @@ impl<'s> Builder<'s> {
                 (&rows[..], DType::F32),
                 (&rows[..], DType::F32),
             ];
-            s.g.compute(OpKind::LayerNorm { eps }, &inputs, &results)[0]
+            s.g.compute(OpKind::LayerNorm(op::LayerNorm { eps }), &inputs, &results)[0]
         })
     }
 
@@ -204,10 +204,10 @@ impl<'s> Builder<'s> {
         causal: bool,
     ) -> ValueId {
         let shape = self.g.value(q).shape.clone();
-        let kind = OpKind::Attention {
+        let kind = OpKind::Attention(op::Attention {
             causal,
             scale: Real(1.0 / (shape[3] as f64).sqrt()),
-        };
+        });
         // The native engine's compiled code lets the kernel write what the product behind it reads.
         let by_rows = self.s.fsdp.policy == PolicyKind::Native && self.g.functional();
         self.g.attention(kind, [q, k, v], by_rows)

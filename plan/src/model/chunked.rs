@@ -5,10 +5,8 @@
 //! backward takes both as they are.
 
 use super::build::{self, Builder};
-use super::graph::ValueId;
-use super::ops::{OpKind, Real};
-use crate::compile::tape::ModuleKind;
-use crate::units::DType;
+use crate::graph::ValueId;
+use crate::ir::{DType, ModuleKind, OpKind, Real, op};
 
 /// Output projection and cross entropy of hidden states `[batch, seq, hidden]`.
 pub(super) fn head_and_loss(b: &mut Builder<'_>, hidden: ValueId, labels: ValueId) {
@@ -26,7 +24,7 @@ pub(super) fn head_and_loss(b: &mut Builder<'_>, hidden: ValueId, labels: ValueI
         ];
         // The chunks' own ops are not differentiated.
         let (x, w) = (b.g.detach(flat), b.g.detach(weight));
-        let zero = OpKind::Fill { value: Real(0.0) };
+        let zero = OpKind::Fill(op::Fill { value: Real(0.0) });
         let mut loss = b.g.compute(zero, &[], &[(&[], DType::F32)])[0];
         let dx = b.g.empty(&[rows, d], dtype);
         let mut dw = None;
@@ -37,21 +35,23 @@ pub(super) fn head_and_loss(b: &mut Builder<'_>, hidden: ValueId, labels: ValueI
             let len = chunk.min(rows - start);
             let xc = b.g.slice(x, 0, start, len);
             let yc = b.g.slice(labels, 0, start, len);
-            let gemm = |ta, tb, accumulate| OpKind::Gemm {
-                ta,
-                tb,
-                bias: false,
-                accumulate,
+            let gemm = |ta, tb, accumulate| {
+                OpKind::Gemm(op::Gemm {
+                    ta,
+                    tb,
+                    bias: false,
+                    accumulate,
+                })
             };
             let logits = b.g.compute(
                 gemm(false, true, false),
                 &[xc, w],
                 &[(&[len, vocab], dtype)],
             )[0];
-            let kind = OpKind::CrossEntropy {
+            let kind = OpKind::CrossEntropy(op::CrossEntropy {
                 scale: Real(1.0 / rows as f64),
                 gradient: Real(build::seed(b.s, rows) / rows as f64),
-            };
+            });
             let [grad, sum] =
                 b.g.compute_into_both(kind, &[logits, yc, loss], logits, loss);
             loss = sum;

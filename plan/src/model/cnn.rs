@@ -1,10 +1,9 @@
 //! Same-padded convolutions with ReLU, then a dense layer over channels.
 
 use super::build::Builder;
-use super::graph::ValueId;
 use super::loss;
-use super::ops::OpKind;
-use crate::compile::tape::{ModuleId, ModuleKind};
+use crate::graph::ValueId;
+use crate::ir::{ModuleId, ModuleKind, OpKind, op};
 
 /// Forward of one micro-batch of images.
 pub(super) fn forward(b: &mut Builder<'_>) {
@@ -41,8 +40,11 @@ fn conv(b: &mut Builder<'_>, m: ModuleId, x: ValueId) -> ValueId {
     b.within(m, |b| {
         let mut shape = b.g.value(x).shape.clone();
         shape[1] = b.g.value(w).shape[0];
-        let y =
-            b.g.compute(OpKind::Conv { kernel }, &[x, w], &[(&shape, b.dtype)])[0];
+        let y = b.g.compute(
+            OpKind::Conv(op::Conv { kernel }),
+            &[x, w],
+            &[(&shape, b.dtype)],
+        )[0];
         match bias {
             Some(bias) => {
                 let channels = shape[1];

@@ -1,10 +1,9 @@
 //! A stack of post-norm `nn.TransformerEncoderLayer(batch_first=True, dropout=0)` with ReLU, then a projection.
 
 use super::build::Builder;
-use super::graph::ValueId;
 use super::loss;
-use super::ops::OpKind;
-use crate::compile::tape::ModuleKind;
+use crate::graph::ValueId;
+use crate::ir::{ModuleKind, OpKind};
 
 /// Forward of one micro-batch, as `F.multi_head_attention_forward` orders it: attention works on `[seq, batch, hidden]`, so the
 /// input is copied into that order and the packed projection is made contiguous by part.

@@ -1,8 +1,8 @@
 //! Model FLOPs: the arithmetic that a step asks for, however it is done. What recompute adds does not count.
 
-use super::graph::{Act, Graph, Root, ValueId, View};
-use super::ops::OpKind;
 use super::tree::Tree;
+use crate::graph::{Act, Graph, Root, ValueId, View};
+use crate::ir::OpKind;
 use crate::scenario::Scenario;
 use crate::scenario::types::Family;
 use crate::units::Flops;

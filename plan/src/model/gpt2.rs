@@ -1,11 +1,9 @@
 //! GPT-2: LayerNorm with bias, learned positions, fused query-key-value projection, GELU, tied head.
 
 use super::build::Builder;
-use super::graph::ValueId;
 use super::loss;
-use super::ops::OpKind;
-use crate::compile::tape::{ModuleId, ModuleKind};
-use crate::units::DType;
+use crate::graph::ValueId;
+use crate::ir::{DType, ModuleId, ModuleKind, OpKind};
 
 /// Forward of one micro-batch.
 pub(super) fn forward(b: &mut Builder<'_>) {

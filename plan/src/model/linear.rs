@@ -2,7 +2,7 @@
 
 use super::build::Builder;
 use super::loss;
-use super::ops::OpKind;
+use crate::ir::OpKind;
 
 /// Forward of one micro-batch.
 pub(super) fn forward(b: &mut Builder<'_>) {

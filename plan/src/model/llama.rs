@@ -1,11 +1,9 @@
 //! Llama: RMSNorm, rotary embedding, grouped-query attention, SwiGLU.
 
 use super::build::Builder;
-use super::graph::ValueId;
 use super::loss;
-use super::ops::OpKind;
-use crate::compile::tape::{ModuleId, ModuleKind};
-use crate::units::DType;
+use crate::graph::ValueId;
+use crate::ir::{DType, ModuleId, ModuleKind, OpKind};
 
 /// Forward of one micro-batch. The order of ops, views and local variables is that of the usual eager PyTorch code.
 pub(super) fn forward(b: &mut Builder<'_>) {

@@ -2,11 +2,9 @@
 
 use super::build::Builder;
 use super::chunked;
-use super::graph::ValueId;
-use super::ops::{OpKind, Real};
-use crate::compile::tape::ModuleKind;
+use crate::graph::ValueId;
+use crate::ir::{DType, ModuleKind, OpKind, Real, op};
 use crate::scenario::types::Loss;
-use crate::units::DType;
 
 /// Token ids and labels: views of one `[batch, seq + 1]` buffer.
 pub(super) fn tokens(b: &mut Builder<'_>) -> (ValueId, ValueId) {
@@ -68,8 +66,11 @@ pub(super) fn mean_square(b: &mut Builder<'_>, out: ValueId) {
     let loss = b.within(module, |b| {
         let float = b.g.cast(out, DType::F32);
         let scale = Real(1.0 / b.g.value(float).numel() as f64);
-        let terms =
-            b.g.compute_like(OpKind::SquaredError { scale }, &[float, target], &[float])[0];
+        let terms = b.g.compute_like(
+            OpKind::SquaredError(op::SquaredError { scale }),
+            &[float, target],
+            &[float],
+        )[0];
         let loss = b.g.compute(OpKind::SumAll, &[terms], &[(&[], DType::F32)])[0];
         b.g.release(float);
         b.g.release(out);

@@ -1,6 +1,6 @@
 //! Module tree and parameters of each family.
 
-use crate::compile::tape::{Module, ModuleId, ModuleKind, Param, ParamId, Shape};
+use crate::ir::{Module, ModuleId, ModuleKind, Param, ParamId, Shape};
 use crate::scenario::Scenario;
 use crate::scenario::types::{Bias, Family, Model};
 use crate::scenario::units::covers;

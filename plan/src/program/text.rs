@@ -4,9 +4,9 @@
 //! id     mb phase     unit         rule          instruction
 //! ```
 
-use super::{
-    Access, Axis, BufferId, GroupId, Holds, Instr, KernelClass, Op, ParamId, Pool, Program,
-    ReduceOp, Section, SectionKind, StreamId, UnitId,
+use super::{Axis, Instr, Op, Program, Section, SectionKind};
+use crate::ir::{
+    Access, BufferId, GroupId, Holds, KernelClass, ParamId, Pool, ReduceOp, StreamId, UnitId,
 };
 use crate::shard::{Group, Layout};
 use crate::units::count;

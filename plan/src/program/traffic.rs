@@ -1,6 +1,7 @@
 //! Bytes that a launch really moves.
 
-use super::{Op, Place, Program};
+use super::{Op, Program};
+use crate::ir::Place;
 use crate::units::Bytes;
 
 /// What a launch reads from and writes to memory.
@@ -62,10 +63,10 @@ impl Program {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::ir::DType;
     use crate::lower::plan;
     use crate::program::{Phase, SectionKind};
     use crate::scenario::parse;
-    use crate::units::DType;
     use std::collections::BTreeSet;
 
     const LINEAR: &str = "[model]\nfamily = \"linear\"\nlayers = 4\nhidden = 64\n\

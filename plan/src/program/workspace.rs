@@ -3,8 +3,8 @@
 //! It is part of the plan in that it follows from the program alone, so that a prediction of the whole device's memory needs
 //! no device. The sizes are those of the libraries that `exec` uses (cuBLASLt, cuDNN 9.19).
 
-use super::{Kernel, KernelClass, Op, Program, Slot};
-use crate::model::OpKind;
+use super::{Op, Program};
+use crate::ir::{Kernel, KernelClass, OpKind, Slot};
 use crate::units::Bytes;
 
 /// Bytes that a matrix product may take, and a convolution beside copies of its operands.
@@ -100,7 +100,8 @@ pub fn kernel_bytes(kernel: &Kernel, deterministic: bool) -> u64 {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::units::{DType, Flops};
+    use crate::ir::DType;
+    use crate::units::Flops;
 
     fn backward(batch: u64, heads: u64, seq: u64, head_dim: u64, dtype: DType) -> Kernel {
         Kernel {

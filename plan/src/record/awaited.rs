@@ -1,7 +1,8 @@
 //! What a gap waited for: all spans that had to end.
 
 use super::{Blocker, Cause, ExposedGap, Run};
-use crate::program::{COMPUTE, InstrId, Phase, UnitId};
+use crate::ir::{COMPUTE, InstrId, UnitId};
+use crate::program::Phase;
 
 impl Run {
     /// Spans that ran in a gap and whose end it waited for, in their order: the one the run names, and those of the same gather or

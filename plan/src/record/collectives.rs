@@ -2,7 +2,8 @@
 
 use super::intervals::{length, overlap, touches, union};
 use super::{CollectiveStats, Span};
-use crate::program::{COMPUTE, CollectiveKind, InstrId, Op, Program};
+use crate::ir::{COMPUTE, CollectiveKind, InstrId};
+use crate::program::{Op, Program};
 use crate::units::Picos;
 use std::collections::BTreeMap;
 

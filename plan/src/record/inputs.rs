@@ -1,7 +1,8 @@
 //! When the input of a span was there.
 
 use super::Span;
-use crate::program::{BufferId, InstrId, KernelClass, Op, Program};
+use crate::ir::{BufferId, InstrId, KernelClass};
+use crate::program::{Op, Program};
 use crate::units::Picos;
 use std::cell::OnceCell;
 
@@ -117,7 +118,8 @@ fn buffers(program: &Program, instr: InstrId, side: Side) -> impl Iterator<Item 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::program::{COMPUTE, SectionKind};
+    use crate::ir::COMPUTE;
+    use crate::program::SectionKind;
     use crate::record::Blocker;
 
     #[test]

@@ -5,7 +5,8 @@
 //! kind (a gather behind a reduction) it waits for what computation does not need first.
 
 use super::{Blocker, ExposedGap, Span};
-use crate::program::{COMPUTE, Collective, Op, Program, StreamId};
+use crate::ir::{COMPUTE, Collective, StreamId};
+use crate::program::{Op, Program};
 use crate::units::Picos;
 use std::cell::OnceCell;
 use std::collections::BTreeMap;

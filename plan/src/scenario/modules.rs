@@ -6,7 +6,7 @@ use super::merge::Document;
 use super::types::Scenario;
 use super::units::{glob, unit_pattern};
 use super::value::Value;
-use crate::compile::tape::Module;
+use crate::ir::Module;
 use crate::model::tree::Tree;
 use crate::shard::{ShardError, check_frozen, check_recomputed, check_unit};
 

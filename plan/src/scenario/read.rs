@@ -10,7 +10,8 @@ use super::types::*;
 use super::units::unit_pattern;
 use super::validate;
 use super::value::Value;
-use crate::units::{Bytes, DType};
+use crate::ir::DType;
+use crate::units::Bytes;
 use std::path::Path;
 
 /// The scenario that a document says, checked.

@@ -4,7 +4,8 @@
 //! to keep the rules of `scenario/validate.rs`.
 
 use super::units::covers;
-use crate::units::{Bytes, DType};
+use crate::ir::DType;
+use crate::units::Bytes;
 use serde::Serialize;
 
 /// A complete, checked scenario.

@@ -7,7 +7,7 @@
 //! left-over fragments back to back instead, which can cut a row).
 
 use super::LayoutError;
-use crate::program::ParamId;
+use crate::ir::ParamId;
 use serde::Serialize;
 use std::ops::Range;
 

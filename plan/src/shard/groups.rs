@@ -2,7 +2,7 @@
 
 use super::pattern::{has_place_for_parameters, hint};
 use super::{FlatItem, Group, Layout, LayoutError, ShardError, flat_layout, per_param_layout};
-use crate::program::{Module, ModuleId, ModuleKind, Param, ParamId, UnitId};
+use crate::ir::{Module, ModuleId, ModuleKind, Param, ParamId, UnitId};
 use crate::scenario::units::{covers, matches};
 use crate::scenario::{UnitPattern, Units};
 

@@ -225,7 +225,7 @@ pub(crate) fn persistent_bytes(
     };
     Persistent {
         model_weight: Bytes(weight * precision.compute.size()),
-        main_weight: Bytes(optim * precision.main_params.map_or(0, crate::units::DType::size)),
+        main_weight: Bytes(optim * precision.main_params.map_or(0, crate::ir::DType::size)),
         main_grad: Bytes(grad * precision.main_grads.size()),
         optimizer: Bytes(optim * moments * precision.moments.size()),
     }
@@ -234,8 +234,8 @@ pub(crate) fn persistent_bytes(
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::ir::DType;
     use crate::program::Axis;
-    use crate::units::DType;
 
     fn mesh(dp_shard: u32, dp_outer: u32) -> Mesh {
         Mesh {

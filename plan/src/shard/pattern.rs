@@ -1,6 +1,6 @@
 //! What a module pattern without a match may have meant.
 
-use crate::program::{Module, ModuleKind};
+use crate::ir::{Module, ModuleKind};
 use crate::scenario::nearest;
 
 /// A sentence's end for a pattern that matches no module: the nearest one, or what there is in its place.

@@ -1,7 +1,7 @@
 //! Per-parameter layout: every parameter cut on dimension 0 by ceiling division, as torch `fully_shard` does.
 
 use super::LayoutError;
-use crate::program::ParamId;
+use crate::ir::ParamId;
 use serde::Serialize;
 use std::ops::Range;
 

@@ -3,7 +3,8 @@
 use super::places::{Common, Sums, change};
 use crate::view::{RunView, Work};
 use serde::Serialize;
-use shardlab_plan::program::{InstrId, Phase};
+use shardlab_plan::ir::InstrId;
+use shardlab_plan::program::Phase;
 use shardlab_plan::record::{RunKind, Span};
 use shardlab_plan::units::Picos;
 

@@ -3,7 +3,7 @@
 use super::places::Sums;
 use crate::view::{InstrView, RunView};
 use serde::Serialize;
-use shardlab_plan::program::COMPUTE;
+use shardlab_plan::ir::COMPUTE;
 use shardlab_plan::record::Span;
 use shardlab_plan::units::Picos;
 

@@ -25,9 +25,8 @@ pub use changes::changes;
 pub use expand::expand;
 use fold::{Id, Symbol, Symbols};
 use shardlab_plan::Program;
-use shardlab_plan::program::{
-    Access, BufferId, Instr, KernelClass, Op, Part, Pool, Role, Rule, SectionKind, StreamId,
-};
+use shardlab_plan::ir::{Access, BufferId, KernelClass, Part, Pool, Role, StreamId};
+use shardlab_plan::program::{Instr, Op, Rule, SectionKind};
 use std::collections::BTreeMap;
 use std::fmt::Write;
 

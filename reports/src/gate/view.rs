@@ -3,7 +3,8 @@
 use super::facts::{Facts, MemoryFacts};
 use crate::view::{ProgramView, RunView, ScenarioView, VIEW_FORMAT};
 use serde::de::DeserializeOwned;
-use shardlab_plan::program::{InstrId, Phase, Role, SectionKind, UnitId};
+use shardlab_plan::ir::{InstrId, Role, UnitId};
+use shardlab_plan::program::{Phase, SectionKind};
 use shardlab_plan::record::{Cause, CostSources, MemoryReport, PeakAt, Run, RunKind};
 use shardlab_plan::units::{Bytes, Picos};
 use std::collections::BTreeMap;
@@ -154,7 +155,8 @@ fn report(memory: &MemoryFacts, units: &[String]) -> MemoryReport {
 #[cfg(test)]
 mod tests {
     use crate::gate::testing::facts;
-    use shardlab_plan::program::{Phase, Role, SectionKind};
+    use shardlab_plan::ir::Role;
+    use shardlab_plan::program::{Phase, SectionKind};
     use shardlab_plan::record::{Cause, RunKind};
     use shardlab_plan::units::{Bytes, Picos};
 

@@ -4,7 +4,7 @@ use super::draw::{self, BAD, FAINT, GRID, series, short, text};
 use super::{Plot, SERIES};
 use crate::view::RunView;
 use plotters::prelude::*;
-use shardlab_plan::program::Role;
+use shardlab_plan::ir::Role;
 use shardlab_plan::units::Bytes;
 use std::collections::BTreeMap;
 

@@ -5,7 +5,8 @@
 
 use crate::view::{InstrView, Names, RunView, Work};
 use csv::{ByteRecord, Writer};
-use shardlab_plan::program::{InstrId, Phase, Role, StreamId, UnitId};
+use shardlab_plan::ir::{InstrId, Role, StreamId, UnitId};
+use shardlab_plan::program::Phase;
 use shardlab_plan::record::{Blocker, Cause, ExposedGap, MemorySample, Span};
 use shardlab_plan::units::{Bytes, Picos};
 use std::io::{self, Write};

@@ -2,8 +2,9 @@
 
 use serde::{Deserialize, Serialize};
 use shardlab_plan::Program;
-use shardlab_plan::program::{BufferId, InstrId, Op, Pool, Role, SectionKind};
-use shardlab_plan::units::{Bytes, DType};
+use shardlab_plan::ir::{BufferId, DType, InstrId, Pool, Role};
+use shardlab_plan::program::{Op, SectionKind};
+use shardlab_plan::units::Bytes;
 use std::collections::BTreeMap;
 
 /// Buffers alive on the device after an instruction, in order of allocation, when the program has run its sections up to it.

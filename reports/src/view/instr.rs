@@ -3,7 +3,8 @@
 use super::work::{Work, bytes, flops, name};
 use serde::{Deserialize, Serialize};
 use shardlab_plan::Program;
-use shardlab_plan::program::{COMPUTE, InstrId, Op, Phase, Role, StreamId, UnitId};
+use shardlab_plan::ir::{COMPUTE, InstrId, Role, StreamId, UnitId};
+use shardlab_plan::program::{Op, Phase};
 use shardlab_plan::record::Run;
 use std::collections::BTreeMap;
 

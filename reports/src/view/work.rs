@@ -2,7 +2,8 @@
 
 use serde::{Deserialize, Serialize};
 use shardlab_plan::Program;
-use shardlab_plan::program::{CollectiveKind, InstrId, KernelClass, Op};
+use shardlab_plan::ir::{CollectiveKind, InstrId, KernelClass};
+use shardlab_plan::program::Op;
 
 /// Kind of device work, as breakdowns group it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]

@@ -2,7 +2,7 @@
 
 use super::Price;
 use crate::hardware::Profile;
-use shardlab_plan::program::{Kernel, KernelClass};
+use shardlab_plan::ir::{Kernel, KernelClass};
 use shardlab_plan::units::Bytes;
 
 /// Distance in powers of two within which a row counts as a measurement of its neighbour.

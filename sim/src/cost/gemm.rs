@@ -3,9 +3,8 @@
 
 use super::Price;
 use crate::hardware::{GemmRow, GemmTable, MemoryClass, Profile};
-use shardlab_plan::model::OpKind;
-use shardlab_plan::program::BodyOp;
-use shardlab_plan::units::{Bytes, DType};
+use shardlab_plan::ir::{BodyOp, DType, OpKind};
+use shardlab_plan::units::Bytes;
 
 /// Output tiles of a kernel (rows, columns) and its efficiency relative to the best one, from large to small. The
 /// largest three are those that cuBLAS picks on Hopper; relative rates follow operand traffic per multiply-add.
@@ -188,7 +187,8 @@ pub(super) fn going_on(
 mod tests {
     use super::{OWN, beside, going_on, misaligned, price};
     use crate::hardware::{self, GemmTable, MemoryClass, Profile};
-    use shardlab_plan::units::{Bytes, DType};
+    use shardlab_plan::ir::DType;
+    use shardlab_plan::units::Bytes;
     use std::collections::BTreeMap;
 
     /// Mean relative error of every product of at least 50 us in bf16, priced by all the others of its profile.

@@ -2,7 +2,7 @@
 
 use super::{Price, table};
 use crate::hardware::{Counted, MemoryClass, MemoryTable, Profile};
-use shardlab_plan::program::Kernel;
+use shardlab_plan::ir::Kernel;
 use shardlab_plan::units::Bytes;
 
 pub(super) fn price(kernel: &Kernel, moved: Bytes, profile: &Profile) -> Price {
@@ -48,7 +48,7 @@ pub(super) fn price(kernel: &Kernel, moved: Bytes, profile: &Profile) -> Price {
         };
     }
     let arithmetic =
-        kernel.flops.0 as f64 / (profile.peak_flops(shardlab_plan::units::DType::F32) * 0.5) * 1e6;
+        kernel.flops.0 as f64 / (profile.peak_flops(shardlab_plan::ir::DType::F32) * 0.5) * 1e6;
     let us = shortest + (bytes as f64 / gbps / 1e3).max(arithmetic);
     Price {
         us,

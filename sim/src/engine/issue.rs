@@ -6,7 +6,7 @@ use crate::clock::NEVER;
 use crate::cost::Load;
 use crate::host::{Action, SectionCode};
 use crate::streams::{Entry, EntryKind, Event, NO_SPAN, State};
-use shardlab_plan::program::{InstrId, StreamId};
+use shardlab_plan::ir::{InstrId, StreamId};
 use shardlab_plan::record::{Blocker, Span};
 use shardlab_plan::units::Picos;
 

@@ -1,8 +1,9 @@
 //! What follows from a profile's numbers: the footprint of a process, FLOPs and their share of the peak.
 
 use super::profile::Profile;
-use shardlab_plan::program::{CommId, Program, workspace};
-use shardlab_plan::units::{Bytes, DType, Picos};
+use shardlab_plan::ir::{CommId, DType};
+use shardlab_plan::program::{Program, workspace};
+use shardlab_plan::units::{Bytes, Picos};
 
 /// Device memory of a process outside the allocator, by origin.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -3,8 +3,7 @@
 use super::profile::{AttentionRow, GemmRow, MemoryClass, Profile};
 use super::{extend, overlap};
 use crate::part::{Part, SCALES};
-use shardlab_plan::program::CollectiveKind;
-use shardlab_plan::units::DType;
+use shardlab_plan::ir::{CollectiveKind, DType};
 use std::borrow::Cow;
 use std::path::Path;
 

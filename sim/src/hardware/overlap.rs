@@ -87,7 +87,7 @@ fn agree<T, R, K: Eq + Hash, S: Eq + Hash + Copy>(
 mod tests {
     use super::super::load;
     use crate::hardware::{GemmRow, GemmTable, MemoryTable};
-    use shardlab_plan::units::DType;
+    use shardlab_plan::ir::DType;
 
     #[test]
     fn the_first_of_a_shape_counts_and_later_tables_are_scaled() {

@@ -2,8 +2,7 @@
 
 use crate::part::Part;
 use serde::Deserialize;
-use shardlab_plan::program::{CollectiveKind, KernelClass};
-use shardlab_plan::units::DType;
+use shardlab_plan::ir::{CollectiveKind, DType, KernelClass};
 use std::collections::BTreeMap;
 
 /// A machine: device, host, network, and tables of what was measured on it.
@@ -172,7 +171,7 @@ pub struct Host {
     pub work: HostWork,
 }
 
-/// `[host.work]`: microseconds of each [`shardlab_plan::program::HostWorkKind`].
+/// `[host.work]`: microseconds of each [`shardlab_plan::ir::HostWorkKind`].
 #[derive(Clone, Debug, PartialEq, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct HostWork {

@@ -6,7 +6,7 @@
 //! 1 MiB to 1 GiB between two and four H200 and two H100. Of groups of eight, on which nothing was fitted, they say 366 GB/s for
 //! a gather of 16 GB between H100s, where nccl-tests show about 360 (github.com/NVIDIA/nccl-tests/issues/326).
 
-use shardlab_plan::program::CollectiveKind;
+use shardlab_plan::ir::CollectiveKind;
 
 /// Placement of a group and its links.
 #[derive(Clone, Copy, Debug)]

@@ -4,8 +4,7 @@ use super::formula::{self, Group};
 use super::place;
 use crate::cost::{Price, log_interpolate};
 use crate::hardware::{CollectiveTable, Profile};
-use shardlab_plan::program::CollectiveKind;
-use shardlab_plan::units::DType;
+use shardlab_plan::ir::{CollectiveKind, DType};
 
 /// What is to be priced.
 #[derive(Clone, Copy, Debug)]

@@ -3,8 +3,8 @@
 use super::tables::{self, Asked};
 use super::{formula, place};
 use crate::hardware::{CollectiveTable, Profile};
-use shardlab_plan::program::CollectiveKind;
-use shardlab_plan::units::{Bytes, DType};
+use shardlab_plan::ir::{CollectiveKind, DType};
+use shardlab_plan::units::Bytes;
 
 /// A row of a `[[collective]]` table, and what others say about it.
 #[derive(Clone, Debug, PartialEq)]

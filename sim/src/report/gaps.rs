@@ -6,7 +6,8 @@
 //! is its gate's or the host's, the rest is the wire's. Nothing could have started before its own input was there: waiting for
 //! that is no gate.
 
-use shardlab_plan::program::{COMPUTE, Op, Phase, Program};
+use shardlab_plan::ir::COMPUTE;
+use shardlab_plan::program::{Op, Phase, Program};
 use shardlab_plan::record::{Blocker, Cause, ExposedGap, Inputs, Queues, Span};
 use shardlab_plan::units::Picos;
 

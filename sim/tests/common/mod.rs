@@ -2,11 +2,11 @@
 
 #![allow(unreachable_pub, dead_code)]
 
-use shardlab_plan::program::{
-    CollectiveId, CollectiveKind, CommId, KernelClass, KernelId, Op, Program, StreamId,
+use shardlab_plan::ir::{
+    CollectiveId, CollectiveKind, CommId, DType, KernelClass, KernelId, StreamId,
 };
+use shardlab_plan::program::{Op, Program};
 use shardlab_plan::record::Run;
-use shardlab_plan::units::DType;
 use shardlab_sim::hardware::{self, CollectiveName, CollectiveTable, GemmRow, GemmTable};
 use shardlab_sim::synthetic::Builder;
 use shardlab_sim::{Options, Profile, simulate};

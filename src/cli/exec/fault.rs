@@ -3,7 +3,8 @@
 use crate::cli::output::Failure;
 use shardlab_exec::engine::{Fault, FaultKind};
 use shardlab_plan::Program;
-use shardlab_plan::program::{InstrId, Op, SectionKind};
+use shardlab_plan::ir::InstrId;
+use shardlab_plan::program::{Op, SectionKind};
 
 /// `RANK:KIND`: what a rank does at the first collective of the second step, or of all where it is absent.
 #[derive(Clone, Copy, Debug)]

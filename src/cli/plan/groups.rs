@@ -3,7 +3,7 @@
 use super::super::output::{Failure, Out};
 use super::super::table::Table;
 use serde::Serialize;
-use shardlab_plan::program::UnitId;
+use shardlab_plan::ir::UnitId;
 use shardlab_plan::shard::{Group, Layout};
 use shardlab_plan::units::{Bytes, count};
 use shardlab_plan::{Program, Scenario};

@@ -143,7 +143,7 @@ fn print(entry: &Entry, view: &RunView, store: &Store, out: &mut Out) -> Result<
     Ok(())
 }
 
-fn roles(by_role: &[(shardlab_plan::program::Role, Bytes)]) -> Vec<String> {
+fn roles(by_role: &[(shardlab_plan::ir::Role, Bytes)]) -> Vec<String> {
     by_role
         .iter()
         .take(SHOWN)

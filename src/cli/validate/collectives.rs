@@ -3,7 +3,8 @@
 use super::{Args, Sheet};
 use crate::cli::output::{Failure, Out, Status};
 use serde::Serialize;
-use shardlab_plan::units::{Bytes, DType, signed};
+use shardlab_plan::ir::DType;
+use shardlab_plan::units::{Bytes, signed};
 use shardlab_sim::{CollectiveCheck, Profile, check_collectives, hardware};
 use std::path::Path;
 

@@ -124,7 +124,7 @@ pub fn gap_bins(gaps: &[Gap], window: Window, columns: u16) -> Vec<Option<(Cause
 mod tests {
     use super::super::Item;
     use super::*;
-    use shardlab_plan::program::StreamId;
+    use shardlab_plan::ir::StreamId;
 
     fn lane(items: &[(u64, u64, Work)]) -> Lane {
         Lane {

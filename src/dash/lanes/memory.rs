@@ -1,7 +1,7 @@
 //! Memory over the recorded step, and what it was made of.
 
 use super::bins::Window;
-use shardlab_plan::program::Role;
+use shardlab_plan::ir::Role;
 use shardlab_reports::RunView;
 
 /// Roles as the curve stacks them.

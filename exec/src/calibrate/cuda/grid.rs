@@ -6,9 +6,7 @@ use super::recipe::{COMPUTE_STREAM, Operand, Recipe, Single};
 use super::{Measured, middle};
 use crate::calibrate::grid::AttentionRows;
 use crate::device::{Device, Stop};
-use shardlab_plan::model::{OpKind, Real};
-use shardlab_plan::program::KernelClass;
-use shardlab_plan::units::DType;
+use shardlab_plan::ir::{DType, KernelClass, OpKind, Real, op};
 use std::collections::BTreeMap;
 
 /// Tokens of a rank.
@@ -210,12 +208,12 @@ fn product(
 ) -> (Cell, Single) {
     let a = if ta { vec![k, m] } else { vec![m, k] };
     let b = if tb { vec![n, k] } else { vec![k, n] };
-    let op = OpKind::Gemm {
+    let op = OpKind::Gemm(op::Gemm {
         ta,
         tb,
         bias: false,
         accumulate: false,
-    };
+    });
     let class = KernelClass::Gemm { m, n, k, batch: 1 };
     let single = recipe.kernel(
         op,
@@ -260,7 +258,7 @@ pub(super) fn attend(recipe: &mut Recipe, shape: [u64; 5], backward: bool) -> Si
         backward,
     };
     if backward {
-        let op = OpKind::AttentionGrad { causal, scale };
+        let op = OpKind::AttentionGrad(op::AttentionGrad { causal, scale });
         let ins = [
             q.clone(),
             q.clone(),
@@ -273,7 +271,7 @@ pub(super) fn attend(recipe: &mut Recipe, shape: [u64; 5], backward: bool) -> Si
         ];
         recipe.kernel(op, class, dtype, &ins, &[q, kv.clone(), kv])
     } else {
-        let op = OpKind::Attention { causal, scale };
+        let op = OpKind::Attention(op::Attention { causal, scale });
         recipe.kernel(op, class, dtype, &[q.clone(), kv.clone(), kv], &[q, lse])
     }
 }

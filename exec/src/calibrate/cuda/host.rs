@@ -6,9 +6,7 @@ use super::rank::Rank;
 use super::recipe::{COMPUTE_STREAM, OTHER, SIDE};
 use crate::device::Device;
 use crate::operand::RawRange;
-use shardlab_plan::model::OpKind;
-use shardlab_plan::program::{CollectiveKind, KernelClass};
-use shardlab_plan::units::DType;
+use shardlab_plan::ir::{CollectiveKind, DType, KernelClass, OpKind};
 
 /// Commands of a measurement; fewer than a stream's queue holds.
 const MANY: u32 = 400;

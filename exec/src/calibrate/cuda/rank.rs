@@ -8,8 +8,8 @@ use crate::device::{
 };
 use crate::engine::gate::Gate;
 use crate::operand::RawRange;
-use shardlab_plan::program::{CollectiveId, CollectiveKind, EventId, InstrId, Program, StreamId};
-use shardlab_plan::units::DType;
+use shardlab_plan::ir::{CollectiveId, CollectiveKind, DType, EventId, InstrId, StreamId};
+use shardlab_plan::program::Program;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 

@@ -1,13 +1,14 @@
 //! The program of a bench: single kernels and collectives.
 
 use crate::calibrate::single;
-use shardlab_plan::model::OpKind;
-use shardlab_plan::program::{
-    Access, Axis, Buffer, BufferId, COMPUTE, Collective, CollectiveId, CollectiveKind, CommId,
-    Communicator, Holds, Instr, InstrId, KernelClass, KernelId, Op, PerRank, Phase, Pool, Program,
-    ReduceOp, Role, Rule, Section, SectionKind, StreamId, UnitId,
+use shardlab_plan::ir::{
+    Access, Buffer, BufferId, COMPUTE, Collective, CollectiveId, CollectiveKind, CommId, DType,
+    Holds, InstrId, KernelClass, KernelId, OpKind, PerRank, Pool, ReduceOp, Role, StreamId, UnitId,
 };
-use shardlab_plan::units::{Bytes, DType};
+use shardlab_plan::program::{
+    Axis, Communicator, Instr, Op, Phase, Program, Rule, Section, SectionKind,
+};
+use shardlab_plan::units::Bytes;
 use smallvec::SmallVec;
 
 /// Allocator address of the bench's memory.

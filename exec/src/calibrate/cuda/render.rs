@@ -2,7 +2,7 @@
 
 use super::{Measured, middle};
 use crate::calibrate::render::{CLASSES, Tables, Taken, classes, num, rate, tables};
-use shardlab_plan::units::DType;
+use shardlab_plan::ir::DType;
 use std::fmt::Write;
 
 /// Dense TFLOP/s in float32 and bf16, GB/s of memory, MiB of cache, GB/s of a GPU's links in one direction.
@@ -54,9 +54,7 @@ pub(super) fn profile(name: &str, m: &Measured) -> String {
     let bus = m
         .collectives
         .iter()
-        .filter(|t| {
-            t.ranks == m.gpus && t.kind == shardlab_plan::program::CollectiveKind::AllGather
-        })
+        .filter(|t| t.ranks == m.gpus && t.kind == shardlab_plan::ir::CollectiveKind::AllGather)
         .flat_map(|t| &t.rows)
         .map(|(bytes, us)| *bytes as f64 / us / 1e3 * f64::from(m.gpus - 1) / f64::from(m.gpus))
         .fold(0.0, f64::max);

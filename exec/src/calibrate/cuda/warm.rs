@@ -2,8 +2,9 @@
 
 use super::{Measured, middle};
 use crate::calibrate::steps::{Launched, Observed, means_alone, us};
-use shardlab_plan::program::{Kernel, Program};
-use shardlab_plan::units::{Bytes, DType};
+use shardlab_plan::ir::{DType, Kernel};
+use shardlab_plan::program::Program;
+use shardlab_plan::units::Bytes;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 

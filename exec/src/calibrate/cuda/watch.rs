@@ -6,7 +6,7 @@
 
 use crate::device::abort::lock;
 use crate::device::{Abort, Failure, FailureKind};
-use shardlab_plan::program::InstrId;
+use shardlab_plan::ir::InstrId;
 use std::fmt::Write;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};

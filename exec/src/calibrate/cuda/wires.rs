@@ -6,9 +6,7 @@ use super::rank::Rank;
 use super::recipe::{COMPUTE_STREAM, OTHER, SIDE, Single};
 use crate::calibrate::collectives::Table;
 use crate::device::{Command, Stop, TaskTimes};
-use shardlab_plan::model::OpKind;
-use shardlab_plan::program::{CollectiveId, CollectiveKind, KernelClass};
-use shardlab_plan::units::DType;
+use shardlab_plan::ir::{CollectiveId, CollectiveKind, DType, KernelClass, OpKind, op};
 
 /// Bytes of the full side.
 const SIZES: [u64; 8] = [
@@ -138,12 +136,12 @@ pub(super) fn together(bench: &Bench<'_>) -> Result<Together, String> {
         |recipe| {
             let bf16 = DType::Bf16;
             let [m, n, k] = [8192, 8192, 2048];
-            let op = OpKind::Gemm {
+            let op = OpKind::Gemm(op::Gemm {
                 ta: false,
                 tb: true,
                 bias: false,
                 accumulate: false,
-            };
+            });
             let class = KernelClass::Gemm { m, n, k, batch: 1 };
             let ins = [(vec![m, k], bf16), (vec![n, k], bf16)];
             let product = recipe.kernel(op, class, bf16, &ins, &[(vec![m, n], bf16)]);
@@ -217,7 +215,7 @@ fn length(t: &TaskTimes) -> f64 {
 /// Nanoseconds of a command, one after another: the same number on all ranks.
 fn row(
     rank: &mut Rank,
-    stream: shardlab_plan::program::StreamId,
+    stream: shardlab_plan::ir::StreamId,
     command: &Command,
 ) -> Result<f64, Stop> {
     rank.begin(true)?;

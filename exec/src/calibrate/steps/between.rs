@@ -2,7 +2,8 @@
 
 use super::{Observed, Totals, us};
 use crate::calibrate::quantile;
-use shardlab_plan::program::{COMPUTE, Op, Program};
+use shardlab_plan::ir::COMPUTE;
+use shardlab_plan::program::{Op, Program};
 use shardlab_plan::record::{Blocker, Span};
 use shardlab_plan::units::Picos;
 

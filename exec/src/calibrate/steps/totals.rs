@@ -1,8 +1,8 @@
 //! What steps showed, by what kernels are.
 
 use crate::calibrate::Trial;
-use shardlab_plan::program::{BodyOp, Kernel, KernelClass};
-use shardlab_plan::units::{Bytes, DType};
+use shardlab_plan::ir::{BodyOp, DType, Kernel, KernelClass};
+use shardlab_plan::units::Bytes;
 use std::collections::BTreeMap;
 
 /// Times of one kind of kernel.

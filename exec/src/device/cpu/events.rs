@@ -1,7 +1,7 @@
 //! Events of one rank: set once a pass, waited for by streams and the host.
 
 use crate::device::abort::{Abort, Patience, Stop, Wake, lock};
-use shardlab_plan::program::EventId;
+use shardlab_plan::ir::EventId;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::{Arc, Condvar, Mutex};
 

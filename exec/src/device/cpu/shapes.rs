@@ -1,7 +1,7 @@
 //! Shapes of the parameters behind operands, for kernels that cut by parameter.
 
-use shardlab_plan::compile::tape::OpKind;
-use shardlab_plan::program::{Access, Holds, InstrId, Op, Program, Shape, ShardOp};
+use shardlab_plan::ir::{Access, Holds, InstrId, OpKind, Shape, ShardOp};
+use shardlab_plan::program::{Op, Program};
 
 /// By launch: the shapes of the parameters that a `CopyOut` writes or a `ChunkCat` reads.
 pub(super) struct Shapes {

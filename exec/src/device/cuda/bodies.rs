@@ -7,7 +7,8 @@ use crate::kernels::cuda::{Agree, Error, HyperBlock, Kernels, Options, hyper_blo
 use crate::operand::{Hyper, RawRange};
 use crate::process::facts::because;
 use cudarc::driver::{CudaContext, sys};
-use shardlab_plan::program::{InstrId, Program, workspace};
+use shardlab_plan::ir::InstrId;
+use shardlab_plan::program::{Program, workspace};
 use shardlab_plan::units::Bytes;
 use std::collections::BTreeMap;
 use std::sync::Arc;

@@ -7,7 +7,8 @@
 use super::driver::{CudaError, Event, RawStream, check};
 use crate::device::Command;
 use cudarc::driver::sys;
-use shardlab_plan::program::{EventId, Op, Program, StreamId};
+use shardlab_plan::ir::{EventId, StreamId};
+use shardlab_plan::program::{Op, Program};
 use std::collections::BTreeSet;
 
 /// What a scope's capture needs to know of its commands.
@@ -157,7 +158,7 @@ impl Drop for Exec {
 mod tests {
     use super::*;
     use crate::engine::testing::{Build, WORLD};
-    use shardlab_plan::program::{COMPUTE, InstrId};
+    use shardlab_plan::ir::{COMPUTE, InstrId};
 
     #[test]
     fn events_of_a_scope_are_told_apart_by_who_records_and_waits() {

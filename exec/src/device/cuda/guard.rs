@@ -6,7 +6,7 @@
 
 use crate::device::Abort;
 use crate::stopped::{Idle, period};
-use shardlab_plan::program::InstrId;
+use shardlab_plan::ir::InstrId;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::mpsc::{RecvTimeoutError, Sender, channel};

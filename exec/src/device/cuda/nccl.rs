@@ -19,11 +19,9 @@ use nccl_rs::{
     Search, Stream, UniqueId, Watch, Window, WindowKind,
 };
 use shardlab_plan::Program;
-use shardlab_plan::program::{
-    Collective, CollectiveId, CollectiveKind, CommId, Communicator as PlanComm, ReduceOp,
-};
+use shardlab_plan::ir::{Collective, CollectiveId, CollectiveKind, CommId, DType, ReduceOp};
+use shardlab_plan::program::Communicator as PlanComm;
 use shardlab_plan::shard::mesh::{members, position};
-use shardlab_plan::units::DType;
 use std::collections::{BTreeMap, BTreeSet};
 use std::ffi::{CString, c_void};
 use std::path::PathBuf;

@@ -5,7 +5,8 @@
 
 use super::libraries::Libraries;
 use libloading::os::unix::{Library, RTLD_LAZY};
-use shardlab_plan::program::{InstrId, Phase, Program, UnitId};
+use shardlab_plan::ir::{InstrId, UnitId};
+use shardlab_plan::program::{Phase, Program};
 use std::collections::BTreeMap;
 use std::ffi::{CString, c_char, c_int};
 use std::path::PathBuf;

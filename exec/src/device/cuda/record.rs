@@ -3,7 +3,7 @@
 use super::activity::Activity;
 use super::driver::{CudaError, Event, RawStream};
 use crate::device::TaskTimes;
-use shardlab_plan::program::{CommId, EventId};
+use shardlab_plan::ir::{CommId, EventId};
 use smallvec::SmallVec;
 
 /// A task of a recorded pass.

@@ -6,7 +6,7 @@ use super::{Captured, CudaDevice, Error, NAN_AT, SUMS, SUMS_AT};
 use crate::device::{Command, FailureKind, Stop};
 use crate::operand::RawRange;
 use cudarc::driver::sys;
-use shardlab_plan::program::{CollectiveId, EventId, InstrId, StreamId};
+use shardlab_plan::ir::{CollectiveId, EventId, InstrId, StreamId};
 use std::collections::BTreeMap;
 use std::time::Duration;
 

@@ -6,7 +6,7 @@ use super::libraries::Libraries;
 use crate::kernels::cuda::Loader;
 use crate::operand::RawRange;
 use cudarc::driver::sys;
-use shardlab_plan::units::DType;
+use shardlab_plan::ir::DType;
 use std::ffi::c_void;
 use std::sync::Arc;
 use std::time::Duration;

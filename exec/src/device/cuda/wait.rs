@@ -6,7 +6,7 @@ use super::{CudaDevice, Error};
 use crate::device::{FailureKind, Stop};
 use crate::stopped::Idle;
 use cudarc::driver::sys;
-use shardlab_plan::program::{EventId, InstrId, StreamId};
+use shardlab_plan::ir::{EventId, InstrId, StreamId};
 use std::time::{Duration, Instant};
 
 /// Looks without a pause between them: a step's end must not be noticed late.

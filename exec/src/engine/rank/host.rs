@@ -3,7 +3,7 @@
 use super::{POISON, Pending, Rank};
 use crate::device::Device;
 use crate::operand::RawRange;
-use shardlab_plan::program::BufferId;
+use shardlab_plan::ir::BufferId;
 use std::sync::Arc;
 
 impl<D: Device> Rank<D> {

@@ -4,10 +4,9 @@ use super::{POISON, PassInputs, Pending, Rank};
 use crate::device::{Command, Device, FailureKind, Stop};
 use crate::engine::rank::Issued;
 use crate::operand::RawRange;
+use shardlab_plan::ir::{BufferId, EventId, Holds, HostWorkKind, InstrId, StreamId};
 use shardlab_plan::memory::AllocError;
-use shardlab_plan::program::{
-    BufferId, EventId, Holds, HostWorkKind, Instr, InstrId, Op, Program, SectionKind, StreamId,
-};
+use shardlab_plan::program::{Instr, Op, Program, SectionKind};
 use shardlab_plan::record::MemorySample;
 use shardlab_plan::units::Picos;
 use smallvec::SmallVec;

@@ -2,7 +2,8 @@
 
 use super::{PassInputs, Pending, Rank};
 use crate::device::{Device, FailureKind, GraphId, Stop};
-use shardlab_plan::program::{BufferId, InstrId, Op, Program, ScopeId, SectionKind, StreamId};
+use shardlab_plan::ir::{BufferId, InstrId, ScopeId, StreamId};
+use shardlab_plan::program::{Op, Program, SectionKind};
 
 /// A captured scope.
 pub(super) struct Graph {

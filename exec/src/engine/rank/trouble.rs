@@ -6,7 +6,8 @@ use crate::device::{Device, Failure, FailureKind, Stop};
 use crate::engine::fault::FaultKind;
 use crate::engine::taps::Taps;
 use crate::operand::RawRange;
-use shardlab_plan::program::{BufferId, Holds, InstrId, Program};
+use shardlab_plan::ir::{BufferId, Holds, InstrId};
+use shardlab_plan::program::Program;
 use std::sync::Arc;
 
 impl<D: Device> Rank<D> {

@@ -208,7 +208,7 @@ fn ranks_that_disagree_all_report_it() {
         let range = |at: usize, bytes| RawRange {
             ptr: base.wrapping_add(at).cast(),
             bytes,
-            dtype: shardlab_plan::units::DType::F32,
+            dtype: shardlab_plan::ir::DType::F32,
         };
         let parts = [
             smallvec![(range(4 * r, 16), range(0, 32))],

@@ -12,8 +12,8 @@ use super::memory::Stopwatch;
 use super::{Agree, Choose};
 use cudarc::cublaslt::sys;
 use cudarc::driver::sys::{CUdeviceptr, CUstream};
+use shardlab_plan::ir::DType;
 use shardlab_plan::program::workspace;
-use shardlab_plan::units::DType;
 use std::ffi::c_void;
 
 /// Bytes that a product may use beside its operands.

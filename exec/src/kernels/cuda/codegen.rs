@@ -27,9 +27,7 @@ mod tests;
 
 use super::target::Target;
 use crate::kernels::view;
-use shardlab_plan::model::OpKind;
-use shardlab_plan::program::{BodyOp, Place, Slot};
-use shardlab_plan::units::DType;
+use shardlab_plan::ir::{BodyOp, DType, OpKind, Place, Slot, op};
 
 /// What every source starts with.
 pub(super) const PREAMBLE: &str = include_str!("codegen/preamble.cuh");
@@ -163,10 +161,16 @@ fn alone(req: &Request<'_>, op: &BodyOp) -> Result<Module, Refusal> {
         | OpKind::SumAll => columns::generate(req, op),
         OpKind::Embedding => tables::gather(req, op),
         OpKind::EmbeddingGrad => tables::scatter(req, op),
-        OpKind::CrossEntropy { scale, gradient } => entropy::generate(req, op, scale.0, gradient.0),
+        OpKind::CrossEntropy(op::CrossEntropy { scale, gradient }) => {
+            entropy::generate(req, op, scale.0, gradient.0)
+        }
         OpKind::NllLossGrad if tables::fills_labels_only(req, op) => tables::nll_labels(req, op),
-        OpKind::Attention { causal, scale } => attention::forward(req, op, causal, scale.0),
-        OpKind::AttentionGrad { causal, scale } => attention::backward(req, op, causal, scale.0),
+        OpKind::Attention(op::Attention { causal, scale }) => {
+            attention::forward(req, op, causal, scale.0)
+        }
+        OpKind::AttentionGrad(op::AttentionGrad { causal, scale }) => {
+            attention::backward(req, op, causal, scale.0)
+        }
         OpKind::Conv { .. } => convolution::forward(req, op),
         OpKind::ConvGradInput { .. } => convolution::grad_input(req, op),
         OpKind::ConvGradWeight { .. } => convolution::grad_weight(req, op),

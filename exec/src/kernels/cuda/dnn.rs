@@ -17,9 +17,7 @@ use backend::{Machine, Plan, Wants};
 use cudarc::cudnn::sys;
 use cudarc::driver::sys::CUstream;
 use graph::{Graph, Kind, Operand, Shape};
-use shardlab_plan::model::OpKind;
-use shardlab_plan::program::{BodyOp, Place, Slot};
-use shardlab_plan::units::DType;
+use shardlab_plan::ir::{BodyOp, DType, OpKind, Place, Slot, op};
 
 /// Where operands lie: place and first element.
 type Places = Vec<(Operand, Place, u64)>;
@@ -233,7 +231,8 @@ fn graph_of(req: &Request<'_>, op: &BodyOp, ordered: bool) -> Result<(Graph, Pla
     let (Some(q), Some(k), Some(lse)) = (slot(O::Q), slot(O::K), slot(O::Stats)) else {
         return Err(no("attention lacks operands"));
     };
-    let (OpKind::Attention { causal, scale } | OpKind::AttentionGrad { causal, scale }) = op.op
+    let (OpKind::Attention(op::Attention { causal, scale })
+    | OpKind::AttentionGrad(op::AttentionGrad { causal, scale })) = op.op
     else {
         return Err(no("no attention"));
     };

@@ -2,9 +2,7 @@
 
 use super::codegen::{Arg, Refusal, Request};
 use crate::kernels::view::{self, Dim};
-use shardlab_plan::model::OpKind;
-use shardlab_plan::program::{BodyOp, Place, Slot};
-use shardlab_plan::units::DType;
+use shardlab_plan::ir::{BodyOp, DType, OpKind, Place, Slot, op};
 
 /// A stored matrix: how its rows lie.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -90,12 +88,12 @@ fn stored(slot: &Slot) -> Result<Stored, Refusal> {
 
 /// Reads a product off a body, of which it may be a part whose result stays in the kernel.
 pub(super) fn product(req: &Request<'_>, op: &BodyOp) -> Result<(Product, Operands), Refusal> {
-    let OpKind::Gemm {
+    let OpKind::Gemm(op::Gemm {
         ta,
         tb,
         bias,
         accumulate,
-    } = op.op
+    }) = op.op
     else {
         return Err(Refusal::new("not a matmul"));
     };

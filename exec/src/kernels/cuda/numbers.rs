@@ -6,7 +6,7 @@ use crate::train::random::Sequence;
 use cudarc::driver::result;
 use cudarc::driver::sys::CUdeviceptr;
 use half::{bf16, f16};
-use shardlab_plan::units::DType;
+use shardlab_plan::ir::DType;
 use std::sync::OnceLock;
 
 /// Elements that are repeated through an operand; a prime's multiple, so that the rows of tiles are not one another's copies.

@@ -12,8 +12,8 @@ use super::variant::{self, Variant};
 use crate::operand::RawRange;
 use cudarc::driver::result;
 use cudarc::driver::sys::{self, CUdeviceptr, CUfunction, CUstream};
-use shardlab_plan::program::{InstrId, KernelId, Op, Place};
-use shardlab_plan::units::DType;
+use shardlab_plan::ir::{DType, InstrId, KernelId, Place};
+use shardlab_plan::program::Op;
 use std::ffi::c_void;
 
 fn address(r: &RawRange) -> CUdeviceptr {
@@ -73,7 +73,7 @@ pub(super) unsafe fn launch(
     let scratch = k.workspace.get(on.index()).copied().unwrap_or(0);
     let body = &program.kernels[kernel.index()].body;
     if let [only] = &body[..]
-        && let shardlab_plan::model::OpKind::Shard(op) = only.op
+        && let shardlab_plan::ir::OpKind::Shard(op) = only.op
     {
         let shapes = k.shapes.get(&instr).map_or(&[][..], |s| s);
         let work = ranges::work(op, shapes, reads, writes)

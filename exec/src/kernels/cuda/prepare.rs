@@ -14,11 +14,10 @@ use super::variant::{self, Variant};
 use crate::operand::RawRange;
 use cudarc::driver::result;
 use cudarc::driver::sys::{CUdeviceptr, CUfunction};
-use shardlab_plan::model::OpKind;
-use shardlab_plan::program::{
-    Access, BodyOp, COMPUTE, Holds, InstrId, Kernel, Op, Program, SectionKind, Shape, ShardOp,
-    StreamId, workspace,
+use shardlab_plan::ir::{
+    Access, BodyOp, COMPUTE, Holds, InstrId, Kernel, OpKind, Shape, ShardOp, StreamId,
 };
+use shardlab_plan::program::{Op, Program, SectionKind, workspace};
 use std::collections::BTreeMap;
 
 /// Launches of generated code, one after another.

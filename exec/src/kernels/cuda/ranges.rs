@@ -8,8 +8,7 @@ mod tests;
 use super::codegen::shard::Ranges;
 use crate::kernels::error::Fault;
 use crate::operand::RawRange;
-use shardlab_plan::program::{Pieces, Shape, ShardOp};
-use shardlab_plan::units::DType;
+use shardlab_plan::ir::{DType, Pieces, Shape, ShardOp};
 use smallvec::SmallVec;
 
 /// A range that a block list covers: addresses of its operands, elements (bytes for raw copies).

@@ -4,7 +4,7 @@ use super::codegen::product::Map;
 use super::error::Trouble;
 use crate::operand::RawRange;
 use cudarc::driver::sys;
-use shardlab_plan::units::DType;
+use shardlab_plan::ir::DType;
 
 /// What a kernel is handed to copy boxes of a matrix into shared memory, in lines of 128 bytes that are swizzled; beyond its edges
 /// there are zeros.

@@ -3,8 +3,9 @@
 use super::codegen::{Arg, CLASH, Request};
 use super::target::Target;
 #[cfg(test)]
-use shardlab_plan::program::InstrId;
-use shardlab_plan::program::{Access, BodyOp, KernelId, Op, PerRank, Program, StreamId};
+use shardlab_plan::ir::InstrId;
+use shardlab_plan::ir::{Access, BodyOp, KernelId, PerRank, StreamId};
+use shardlab_plan::program::{Op, Program};
 use smallvec::SmallVec;
 #[cfg(test)]
 use std::collections::BTreeMap;

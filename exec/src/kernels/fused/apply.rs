@@ -3,7 +3,7 @@
 use super::super::error::Fault;
 use super::super::{norm, pointwise, softmax};
 use super::plan::Step;
-use shardlab_plan::model::OpKind;
+use shardlab_plan::ir::{OpKind, op};
 
 /// Computes the outputs of a step from its inputs, rows `row..` of the stage's `rows`; `sum` collects over blocks.
 pub(super) fn apply(
@@ -27,20 +27,20 @@ pub(super) fn apply(
         OpKind::Relu => pointwise::relu(x[0], y[0]),
         OpKind::ReluGrad => pointwise::relu_grad(x[0], x[1], y[0]),
         OpKind::Copy => y[0].copy_from_slice(x[0]),
-        OpKind::Fill { value } => y[0].fill(value.0 as f32),
-        OpKind::SquaredError { scale } => {
+        OpKind::Fill(op::Fill { value }) => y[0].fill(value.0 as f32),
+        OpKind::SquaredError(op::SquaredError { scale }) => {
             pointwise::squared_error(x[0], x[1], scale.0 as f32, y[0]);
         }
-        OpKind::SquaredErrorGrad { scale } => {
+        OpKind::SquaredErrorGrad(op::SquaredErrorGrad { scale }) => {
             pointwise::squared_error_grad(x[0], x[1], x[2], scale.0 as f32, y[0]);
         }
-        OpKind::RmsNorm { eps } => {
+        OpKind::RmsNorm(op::RmsNorm { eps }) => {
             if let [y, rstd] = y {
                 norm::rms_norm(x[0], x[1], eps.0, y, rstd);
             }
         }
         OpKind::RmsNormGrad => norm::rms_norm_grad(x[0], x[1], x[2], x[3], y[0]),
-        OpKind::LayerNorm { eps } => {
+        OpKind::LayerNorm(op::LayerNorm { eps }) => {
             let bias = x.get(2).copied().unwrap_or(&[]);
             if let [y, mean, rstd] = y {
                 norm::layer_norm(x[0], x[1], bias, eps.0, y, mean, rstd);
@@ -64,7 +64,7 @@ pub(super) fn apply(
                 dx[label(first + i, l, d)?] = value;
             }
         }
-        OpKind::Cat { axis } => cat(step, x, y[0], usize::from(axis)),
+        OpKind::Cat(op::Cat { axis }) => cat(step, x, y[0], usize::from(axis)),
         _ => return Err(Fault::Unsupported),
     }
     Ok(())

@@ -8,9 +8,8 @@
 use super::super::error::Fault;
 use super::super::view::{View, matrix, numel, overlap};
 use crate::operand::RawRange;
-use shardlab_plan::model::OpKind;
-use shardlab_plan::program::{BodyOp, Place, Slot};
-use shardlab_plan::units::DType;
+use shardlab_plan::ir::{BodyOp, DType, OpKind, Place, Slot, op};
+use shardlab_plan::ops::{Extent, Fusion, Operand, Reduced, Signature};
 use smallvec::SmallVec;
 use std::ops::Range;
 
@@ -77,38 +76,7 @@ pub(super) struct Stage {
 
 /// Whether an operation is row-local.
 pub(in crate::kernels) fn handles(op: OpKind) -> bool {
-    signature(op).is_some()
-}
-
-/// Fewest inputs, most inputs and outputs of a row-local operation.
-fn signature(op: OpKind) -> Option<(usize, usize, usize)> {
-    Some(match op {
-        OpKind::Fill { .. } => (0, 0, 1),
-        OpKind::Neg | OpKind::Silu | OpKind::Gelu | OpKind::Relu | OpKind::Copy => (1, 1, 1),
-        OpKind::LogSoftmax | OpKind::LogSumExp => (1, 1, 1),
-        OpKind::Add | OpKind::Sub | OpKind::LogProbs | OpKind::Mul => (2, 2, 1),
-        OpKind::SiluGrad | OpKind::GeluGrad | OpKind::ReluGrad => (2, 2, 1),
-        OpKind::SquaredError { .. } | OpKind::LogSoftmaxGrad => (2, 2, 1),
-        OpKind::SquaredErrorGrad { .. } => (3, 4, 1),
-        OpKind::NllLoss => (2, 2, 2),
-        OpKind::NllLossGrad => (4, 4, 1),
-        OpKind::RmsNorm { .. } => (2, 2, 2),
-        OpKind::RmsNormGrad => (4, 4, 1),
-        OpKind::LayerNorm { .. } => (2, 3, 3),
-        OpKind::LayerNormGrad => (5, 5, 1),
-        OpKind::Cat { .. } => (1, usize::MAX, 1),
-        _ => return None,
-    })
-}
-
-/// Inputs and outputs of an operation that adds up rows: alone no business of this module, but it may stand among row-local
-/// ones that read the same.
-fn sums(op: OpKind) -> Option<(usize, usize)> {
-    match op {
-        OpKind::RmsNormWeightGrad => Some((3, 1)),
-        OpKind::LayerNormParamGrad => Some((4, 2)),
-        _ => None,
-    }
+    matches!(op.fusion(), Fusion::Pointwise | Fusion::Row)
 }
 
 /// Resolves the operands of the body's operation `at`.
@@ -118,22 +86,23 @@ pub(super) fn step<'k>(
     reads: &[RawRange],
     writes: &[RawRange],
 ) -> Result<Step<'k>, Fault> {
-    let (least, most, outputs) = match sums(op.op) {
-        // The second gradient may not be asked for.
-        Some((inputs, outputs)) => (inputs, inputs, op.outputs.len().clamp(1, outputs)),
-        None => signature(op.op).ok_or(Fault::Unsupported)?,
-    };
-    let count = |what, needed, found| Fault::Count {
-        what,
-        needed,
-        found,
-    };
-    if op.inputs.len() < least || op.inputs.len() > most {
-        return Err(count("inputs", least, op.inputs.len()));
+    let sums = op.op.sums_rows();
+    if !sums && !handles(op.op) {
+        return Err(Fault::Unsupported);
     }
-    if op.outputs.len() != outputs {
-        return Err(count("outputs", outputs, op.outputs.len()));
-    }
+    let signature = op.op.def().signature();
+    let count = |what, (least, most): (usize, usize), found| {
+        if (least..=most).contains(&found) {
+            return Ok(());
+        }
+        Err(Fault::Count {
+            what,
+            needed: least,
+            found,
+        })
+    };
+    count("inputs", signature.input_count(), op.inputs.len())?;
+    count("outputs", signature.output_count(), op.outputs.len())?;
     let out = &op.outputs[0];
     let resolve = |slot: &Slot, usage, to: Option<&[u64]>| -> Result<Touch, Fault> {
         let range = range(slot, reads, writes)?;
@@ -150,7 +119,7 @@ pub(super) fn step<'k>(
             local,
         })
     };
-    if sums(op.op).is_some() {
+    if sums {
         let all = |s| resolve(s, Use::Rows, None);
         return Ok(Step {
             at,
@@ -161,9 +130,9 @@ pub(super) fn step<'k>(
             cols: matrix(&op.inputs[1]).1,
         });
     }
-    let reference = reduced_operand(op);
+    let reference = reduced_operand(op, &signature);
     let (rows, cols) = match (op.op, reference) {
-        (OpKind::Cat { axis }, _) => {
+        (OpKind::Cat(op::Cat { axis }), _) => {
             let axis = usize::from(axis);
             let lead = out
                 .shape
@@ -187,48 +156,34 @@ pub(super) fn step<'k>(
             })
         }
     };
-    let mut ins = SmallVec::new();
-    for (i, slot) in op.inputs.iter().enumerate() {
-        ins.push(match (op.op, reference, i) {
-            (OpKind::Cat { .. }, ..) => resolve(slot, Use::Rows, None)?,
-            (OpKind::SquaredErrorGrad { .. }, _, 3) => resolve(slot, Use::Ignored, None)?,
-            (OpKind::NllLossGrad, _, 0 | 2) => {
-                check("the loss", resolve(slot, Use::Whole, None)?, 1)?
+    let place = |operand: &Operand, slot: &Slot| {
+        let rowwise = || resolve(slot, Use::Rows, None);
+        match operand.extent {
+            Extent::Part | Extent::Any => rowwise(),
+            Extent::Ignored => resolve(slot, Use::Ignored, None),
+            Extent::Scalar => check(operand.name, resolve(slot, Use::Whole, None)?, 1),
+            Extent::PerRow => check(operand.name, rowwise()?, rows),
+            Extent::PerColumn => check(operand.name, resolve(slot, Use::Whole, None)?, cols),
+            Extent::Full if reference.is_none() && numel(slot) != full => {
+                resolve(slot, Use::Rows, Some(&out.shape))
             }
-            (OpKind::NllLossGrad | OpKind::NllLoss, _, 1) => {
-                check("the labels", resolve(slot, Use::Rows, None)?, rows)?
-            }
-            (OpKind::RmsNorm { .. } | OpKind::LayerNorm { .. }, _, 1 | 2)
-            | (OpKind::RmsNormGrad | OpKind::LayerNormGrad, _, 2) => {
-                check("a norm's parameter", resolve(slot, Use::Whole, None)?, cols)?
-            }
-            (OpKind::RmsNormGrad | OpKind::LayerNormGrad, _, 3 | 4) => {
-                check("a norm's statistic", resolve(slot, Use::Rows, None)?, rows)?
-            }
-            (_, Some(_), _) => check("an input", resolve(slot, Use::Rows, None)?, full)?,
-            (_, None, _) if numel(slot) == full => resolve(slot, Use::Rows, None)?,
-            (OpKind::Copy, ..) => {
-                return Err(Fault::Size {
-                    what: "the copy's source",
-                    needed: full,
-                    found: numel(slot),
-                });
-            }
-            (_, None, _) => resolve(slot, Use::Rows, Some(&out.shape))?,
-        });
-    }
+            Extent::Full | Extent::Exact => check(operand.name, rowwise()?, full),
+        }
+    };
+    let inputs = (0..).map_while(|n| signature.input(n)).zip(&op.inputs);
+    let ins = inputs
+        .map(|(operand, slot)| place(operand, slot))
+        .collect::<Result<_, _>>()?;
     let mut outs = SmallVec::new();
-    for (i, slot) in op.outputs.iter().enumerate() {
-        outs.push(match (op.op, i) {
-            (OpKind::NllLoss, _) => check("the loss", resolve(slot, Use::Whole, None)?, 1)?,
-            (OpKind::LogSumExp, _) | (OpKind::RmsNorm { .. } | OpKind::LayerNorm { .. }, 1 | 2) => {
-                check("a norm's statistic", resolve(slot, Use::Rows, None)?, rows)?
-            }
-            (OpKind::Cat { .. }, _) => {
+    for (operand, slot) in signature.outputs.iter().zip(&op.outputs) {
+        outs.push(match operand.extent {
+            // Results are never broadcast.
+            Extent::Full => check(operand.name, resolve(slot, Use::Rows, None)?, full)?,
+            Extent::Part => {
                 let total = op.inputs.iter().map(numel).sum();
-                check("the concatenation", resolve(slot, Use::Rows, None)?, total)?
+                check(operand.name, resolve(slot, Use::Rows, None)?, total)?
             }
-            _ => check("the output", resolve(slot, Use::Rows, None)?, full)?,
+            _ => place(operand, slot)?,
         });
     }
     if let OpKind::Cat { .. } = op.op
@@ -254,18 +209,10 @@ pub(super) fn step<'k>(
 }
 
 /// The operand whose last dimension an operation reduces or indexes.
-fn reduced_operand(op: &BodyOp) -> Option<&Slot> {
-    match op.op {
-        OpKind::RmsNorm { .. }
-        | OpKind::LayerNorm { .. }
-        | OpKind::LogSoftmax
-        | OpKind::LogSumExp
-        | OpKind::NllLoss => op.inputs.first(),
-        OpKind::RmsNormGrad
-        | OpKind::LayerNormGrad
-        | OpKind::LogSoftmaxGrad
-        | OpKind::NllLossGrad => op.outputs.first(),
-        _ => None,
+fn reduced_operand<'k>(op: &'k BodyOp, signature: &Signature) -> Option<&'k Slot> {
+    match signature.reduced? {
+        Reduced::Input(n) => op.inputs.get(n),
+        Reduced::Output(n) => op.outputs.get(n),
     }
 }
 

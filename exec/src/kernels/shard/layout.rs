@@ -6,7 +6,7 @@ use super::super::scratch::Scratch;
 use super::super::view::View;
 use super::{BLOCK, copy};
 use crate::operand::RawRange;
-use shardlab_plan::program::Shape;
+use shardlab_plan::ir::Shape;
 
 /// Elements of each parameter's padded shard: `ceil(rows / ranks)` rows.
 fn shard(shape: &Shape, ranks: usize) -> usize {

@@ -8,8 +8,7 @@ use super::super::view::View;
 use super::super::wide::wide;
 use super::{BLOCK, Sequence, add_up, clip_factor, scalar};
 use crate::operand::{Hyper, RawRange};
-use shardlab_plan::program::Pieces;
-use shardlab_plan::units::DType;
+use shardlab_plan::ir::{DType, Pieces};
 
 /// Weights from which an update is worth several threads.
 const PARALLEL: usize = 1 << 15;

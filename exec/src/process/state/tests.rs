@@ -1,5 +1,5 @@
 use super::*;
-use shardlab_plan::program::InstrId;
+use shardlab_plan::ir::InstrId;
 
 const SECOND: Duration = Duration::from_secs(1);
 

@@ -2,7 +2,7 @@
 
 use crate::train::layout::Kind;
 use serde::{Deserialize, Serialize};
-use shardlab_plan::units::DType;
+use shardlab_plan::ir::DType;
 use std::collections::BTreeMap;
 
 /// Version of the format.

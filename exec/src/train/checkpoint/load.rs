@@ -7,7 +7,7 @@ use crate::train::layout::{Kind, Span, StateLayout};
 use crate::train::safe::SafeFile;
 use crate::train::state::StateIo;
 use shardlab_plan::Program;
-use shardlab_plan::program::{BufferId, ParamId};
+use shardlab_plan::ir::{BufferId, ParamId};
 use std::collections::{BTreeMap, BTreeSet};
 use std::io::Read;
 use std::ops::Range;

@@ -4,7 +4,7 @@ use crate::train::layout::{Kind, StateLayout};
 use crate::train::state::StateIo;
 use crate::train::testing::{BASE, Memory, scenario_of};
 use shardlab_plan::Program;
-use shardlab_plan::program::ParamId;
+use shardlab_plan::ir::ParamId;
 
 struct Setup {
     program: Program,

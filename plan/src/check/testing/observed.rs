@@ -4,7 +4,8 @@ use crate::check::clock::{Clock, Waited};
 use crate::check::report::Sink;
 use crate::check::rules::RuleId;
 use crate::check::{form, walk};
-use crate::program::{InstrId, Program};
+use crate::ir::InstrId;
+use crate::program::Program;
 use std::collections::BTreeMap;
 
 /// Notes of a walk.

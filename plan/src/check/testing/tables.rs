@@ -1,9 +1,11 @@
 //! Tables of the small program: model, groups, streams, kernels, buffers.
 
 use super::{AG, NUMEL, RANKS, RS, SHARD, Shape, Toy, UNITS};
+use crate::ir::DType;
+use crate::ir::*;
 use crate::program::*;
 use crate::shard::{FlatItem, FlatLayout, Group, Layout};
-use crate::units::{Bytes, DType, Flops};
+use crate::units::{Bytes, Flops};
 use smallvec::smallvec;
 
 impl Toy {

@@ -3,6 +3,7 @@
 use super::{caught, expect};
 use crate::check::testing::{AG, Shape, Toy};
 use crate::check::{RuleId, check, check_symmetry};
+use crate::ir::*;
 use crate::program::*;
 use crate::units::Bytes;
 

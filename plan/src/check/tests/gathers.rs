@@ -3,6 +3,7 @@
 use super::{caught, expect};
 use crate::check::testing::{AG, Shape, Toy};
 use crate::check::{RuleId, check};
+use crate::ir::*;
 use crate::program::*;
 
 fn gather(t: &Toy, unit: usize, phase: Phase) -> InstrId {

@@ -2,7 +2,7 @@
 
 use crate::check::testing::{Shape, Toy};
 use crate::check::{RULES, check};
-use crate::program::Pool;
+use crate::ir::Pool;
 
 fn variants() -> Vec<Shape> {
     let base = Shape::default();

@@ -4,6 +4,7 @@ mod mutations;
 mod waits;
 
 use crate::check::{Report, check};
+use crate::ir::*;
 use crate::program::*;
 use crate::{plan, scenario};
 use std::path::{Path, PathBuf};

@@ -3,6 +3,7 @@
 use super::{caught, expect};
 use crate::check::testing::{Shape, Toy, UNITS};
 use crate::check::{RuleId, check};
+use crate::ir::*;
 use crate::program::*;
 
 #[test]

@@ -3,6 +3,7 @@
 use super::{caught, expect};
 use crate::check::testing::{AG, RS, Shape, Toy};
 use crate::check::{RuleId, check};
+use crate::ir::*;
 use crate::program::*;
 
 fn is_wait(op: &Op) -> bool {

@@ -3,6 +3,7 @@
 use super::{caught, expect};
 use crate::check::testing::{RS, Shape, Toy};
 use crate::check::{RuleId, check};
+use crate::ir::*;
 use crate::program::*;
 
 fn reduce(t: &Toy, unit: usize) -> InstrId {

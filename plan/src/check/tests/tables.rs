@@ -2,7 +2,7 @@
 
 use crate::check::testing::{Shape, Toy};
 use crate::check::{RuleId, check};
-use crate::program::*;
+use crate::ir::*;
 use crate::shard::{FlatLayout, Layout, PerParamItem, PerParamLayout};
 
 fn flat(t: &mut Toy, group: usize) -> &mut FlatLayout {

@@ -2,6 +2,7 @@
 
 use super::interp::{Inputs, Rng, loss, train};
 use super::*;
+use crate::ir::op;
 
 /// What compiled code may recompute.
 const RECOMPUTES: [Recompute; 4] = [
@@ -457,10 +458,10 @@ fn epilogues_leave_no_additions() {
         matches!(
             k.body[..],
             [BodyOp {
-                op: OpKind::Gemm {
+                op: OpKind::Gemm(op::Gemm {
                     accumulate: true,
                     ..
-                },
+                }),
                 ..
             }]
         )

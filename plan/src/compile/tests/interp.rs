@@ -234,7 +234,7 @@ impl<'t> Machine<'t> {
 /// Element positions of a slot in logical order.
 fn index(s: &Slot) -> Vec<usize> {
     let strides: Vec<u64> = if s.strides.is_empty() {
-        crate::model::layout::contiguous(&s.shape).to_vec()
+        crate::ir::strides::contiguous(&s.shape).to_vec()
     } else {
         s.strides.to_vec()
     };

@@ -144,7 +144,7 @@ fn what_does_not_fit_stays_apart() {
     let base = fused(&aligned());
     assert!(!none(&base));
     let mut wide = base.clone();
-    wide.precision.compute = crate::units::DType::F32;
+    wide.precision.compute = crate::ir::DType::F32;
     assert!(none(&wide));
     let mut merged = base.clone();
     merged.compile.merge_projections = MergeProjections::All;

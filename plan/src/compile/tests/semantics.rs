@@ -2,7 +2,7 @@
 //!
 //! The tests of the CPU kernels use it too; `terms` is what the two crates call differently.
 
-use super::terms::{BodyOp, OpKind, SAVED, Slot};
+use super::terms::{BodyOp, OpKind, SAVED, Slot, op};
 
 /// Row-major strides.
 pub(super) fn contiguous(shape: &[u64]) -> Vec<u64> {
@@ -85,17 +85,19 @@ pub(super) fn apply(op: &BodyOp, x: &[Vec<f64>]) -> Vec<Vec<f64>> {
         ]
     };
     match op.op {
-        OpKind::Gemm {
+        OpKind::Gemm(op::Gemm {
             ta,
             tb,
             bias,
             accumulate,
-        } => vec![gemm(op, x, ta, tb, bias, accumulate)],
-        OpKind::Attention { causal, scale } => attention(op, x, causal, scale.0),
-        OpKind::AttentionGrad { causal, scale } => attention_grad(op, x, causal, scale.0),
-        OpKind::Conv { kernel } => vec![conv(op, x, kernel, 0)],
-        OpKind::ConvGradInput { kernel } => vec![conv(op, x, kernel, 1)],
-        OpKind::ConvGradWeight { kernel } => vec![conv(op, x, kernel, 2)],
+        }) => vec![gemm(op, x, ta, tb, bias, accumulate)],
+        OpKind::Attention(op::Attention { causal, scale }) => attention(op, x, causal, scale.0),
+        OpKind::AttentionGrad(op::AttentionGrad { causal, scale }) => {
+            attention_grad(op, x, causal, scale.0)
+        }
+        OpKind::Conv(op::Conv { kernel }) => vec![conv(op, x, kernel, 0)],
+        OpKind::ConvGradInput(op::ConvGradInput { kernel }) => vec![conv(op, x, kernel, 1)],
+        OpKind::ConvGradWeight(op::ConvGradWeight { kernel }) => vec![conv(op, x, kernel, 2)],
         OpKind::Embedding => {
             let d = dims(&ins[1]).1;
             vec![
@@ -114,7 +116,7 @@ pub(super) fn apply(op: &BodyOp, x: &[Vec<f64>]) -> Vec<Vec<f64>> {
             }
             vec![table]
         }
-        OpKind::RmsNorm { eps } => {
+        OpKind::RmsNorm(op::RmsNorm { eps }) => {
             let (rows, d) = dims(&ins[0]);
             let rstd: Vec<f64> = (0..rows)
                 .map(|r| {
@@ -155,7 +157,7 @@ pub(super) fn apply(op: &BodyOp, x: &[Vec<f64>]) -> Vec<Vec<f64>> {
                     .collect(),
             ]
         }
-        OpKind::LayerNorm { eps } => {
+        OpKind::LayerNorm(op::LayerNorm { eps }) => {
             let (rows, d) = dims(&ins[0]);
             let mean: Vec<f64> = (0..rows)
                 .map(|r| x[0][r * d..][..d].iter().sum::<f64>() / d as f64)
@@ -213,10 +215,11 @@ pub(super) fn apply(op: &BodyOp, x: &[Vec<f64>]) -> Vec<Vec<f64>> {
         OpKind::Relu => map(&|v| v.max(0.0)),
         OpKind::ReluGrad => pair(&|g, y| if y > 0.0 { g } else { 0.0 }),
         OpKind::Copy => map(&|v| v),
-        OpKind::Cat { axis } => vec![cat(op, x, usize::from(axis))],
-        OpKind::Fill { value } => vec![vec![
+        OpKind::Cat(op::Cat { axis }) => vec![cat(op, x, usize::from(axis))],
+        OpKind::Fill(op::Fill { value }) => vec![vec![
             value.0;
-            op.outputs[0].shape.iter().product::<u64>() as usize
+            op.outputs[0].shape.iter().product::<u64>()
+                as usize
         ]],
         OpKind::SumLeading => {
             let n = op.outputs[0].shape.iter().product::<u64>() as usize;
@@ -267,8 +270,10 @@ pub(super) fn apply(op: &BodyOp, x: &[Vec<f64>]) -> Vec<Vec<f64>> {
             }
             vec![out]
         }
-        OpKind::SquaredError { scale } => pair(&|a, b| scale.0 * (a - b) * (a - b)),
-        OpKind::SquaredErrorGrad { scale } => {
+        OpKind::SquaredError(op::SquaredError { scale }) => {
+            pair(&|a, b| scale.0 * (a - b) * (a - b))
+        }
+        OpKind::SquaredErrorGrad(op::SquaredErrorGrad { scale }) => {
             vec![
                 (0..x[1].len())
                     .map(|i| x[0][i] * 2.0 * scale.0 * (x[1][i] - x[2][i]))
@@ -276,7 +281,7 @@ pub(super) fn apply(op: &BodyOp, x: &[Vec<f64>]) -> Vec<Vec<f64>> {
             ]
         }
         OpKind::Shard(_) => unreachable!("tapes hold no sharding kernels"),
-        OpKind::CrossEntropy { scale, gradient } => {
+        OpKind::CrossEntropy(op::CrossEntropy { scale, gradient }) => {
             let d = dims(&ins[0]).1;
             let (mut grad, mut loss) = (x[0].clone(), x[2][0]);
             for (row, &l) in grad.chunks_mut(d).zip(&x[1]) {

@@ -1,15 +1,14 @@
 //! Reductions of the flat policies: gradients sharded at rest, or resting in full.
 
 use super::Flat;
-use crate::lower::context::Cx;
-use crate::model::Real;
-use crate::program::{
-    Access, BufferId, COMPUTE, CollectiveKind, CommId, EventId, GroupId, Part, PerRank, Pieces,
-    ReduceOp, Role, Rule, ShardOp, StreamId,
+use crate::ir::{
+    Access, BufferId, COMPUTE, CollectiveKind, CommId, DType, EventId, GroupId, Part, PerRank,
+    Pieces, Real, ReduceOp, Role, ShardOp, StreamId,
 };
+use crate::lower::context::Cx;
+use crate::program::Rule;
 use crate::scenario::PolicyKind;
 use crate::shard::mesh;
-use crate::units::DType;
 use smallvec::smallvec;
 
 /// Ends of a group's reduction. Computation waits for each only where it needs what the event stands for.

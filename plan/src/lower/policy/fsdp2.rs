@@ -12,15 +12,16 @@ mod gather;
 mod reduce;
 mod tables;
 
+use crate::ir::{
+    Access, BufferId, COMPUTE, EventId, GroupId, Holds, HostWorkKind, ParamId, PerRank, Pool, Role,
+    StreamId, UnitId,
+};
 use crate::lower::autograd::AutogradGrads;
 use crate::lower::context::{Comms, Cx};
 use crate::lower::optimizer::{OptimizerItem, ShardState, moments};
 use crate::lower::streams::CommStreams;
 use crate::lower::walk::{Lifecycle, Location};
-use crate::program::{
-    Access, BufferId, COMPUTE, EventId, GroupId, Holds, HostWorkKind, ParamId, PerRank, Phase,
-    Pool, Role, Rule, StreamId, StreamKind, UnitId,
-};
+use crate::program::{Phase, Rule, StreamKind};
 use crate::scenario::{OuterStrategy, Reshard};
 use crate::shard::{Layout, PerParamLayout};
 use std::collections::VecDeque;

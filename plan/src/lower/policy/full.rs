@@ -15,15 +15,13 @@ mod buckets;
 mod gather;
 mod reduce;
 
-use crate::compile::tape::ParamId;
+use crate::ir::{Access, BufferId, COMPUTE, EventId, Holds, ParamId, PerRank, Role, UnitId};
 use crate::lower::builder::NewBuffer;
 use crate::lower::context::{Comms, Cx};
 use crate::lower::optimizer::{Moments, OptimizerItem, ShardState, moments};
 use crate::lower::streams::CommStreams;
 use crate::lower::walk::{Lifecycle, Location, Pass};
-use crate::program::{
-    Access, BufferId, COMPUTE, EventId, Holds, PerRank, Phase, Role, Rule, UnitId,
-};
+use crate::program::{Phase, Rule};
 use crate::scenario::Reshard;
 use crate::shard::Layout;
 use buckets::{Bucket, Direction, direction, reductions, window};

@@ -6,18 +6,18 @@
 //!   on; behind the last one the bucket is reduced in place into the rank's slice and then added to the shard at rest; a queue bounded
 //!   in elements decides when buckets are released.
 
+use crate::ir::{
+    Access, BufferId, COMPUTE, DType, EventId, GroupId, HostWorkKind, ParamId, PerRank, Role,
+    ShardOp, UnitId,
+};
 use crate::lower::autograd::AutogradGrads;
 use crate::lower::context::Cx;
 use crate::lower::flat::{Flat, Reduction, fill_padding};
 use crate::lower::optimizer::ShardState;
 use crate::lower::streams::CommStreams;
 use crate::lower::walk::{Lifecycle, Location};
-use crate::program::{
-    Access, Axis, BufferId, COMPUTE, Communicator, EventId, GroupId, HostWorkKind, ParamId,
-    PerRank, Phase, Role, Rule, ShardOp, UnitId,
-};
+use crate::program::{Axis, Communicator, Phase, Rule};
 use crate::scenario::{AllocatorKind, Prefetch, Strategy};
-use crate::units::DType;
 use smallvec::SmallVec;
 use std::collections::VecDeque;
 

@@ -11,17 +11,18 @@
 //! - the final callback fences, it does no hidden work; in a step's last backward the fence is one a group, before the
 //!   optimizer's launch on it, and groups are updated in the order of their reductions.
 
-use crate::compile::tape::{Source, TapeOp};
+use crate::compile::tape::TapeOp;
+use crate::ir::{
+    Access, BufferId, COMPUTE, EventId, GroupId, Holds, ParamId, PerRank, Role, ShardOp, Source,
+    StreamId, UnitId,
+};
 use crate::lower::context::{Cx, prefetch_targets};
 use crate::lower::flat::{Flat, Reduction, fill_padding};
 use crate::lower::optimizer::{self, ShardState, late_norm};
 use crate::lower::reduction;
 use crate::lower::streams::CommStreams;
 use crate::lower::walk::{Lifecycle, Location};
-use crate::program::{
-    Access, BufferId, COMPUTE, EventId, GroupId, Holds, ParamId, PerRank, Phase, Role, Rule,
-    ShardOp, StreamId, UnitId,
-};
+use crate::program::{Phase, Rule};
 use crate::scenario::{Prefetch, Reshard};
 use std::collections::VecDeque;
 

@@ -2,12 +2,8 @@
 
 use super::{LLAMA, collective, program, steady};
 use crate::check::check;
-use crate::model::OpKind;
-use crate::program::{
-    BufferId, CollectiveKind, EventId, Instr, Op, Phase, Program, ReduceOp, ShardOp, StreamId,
-    StreamKind,
-};
-use crate::units::DType;
+use crate::ir::{BufferId, CollectiveKind, DType, EventId, OpKind, ReduceOp, ShardOp, StreamId};
+use crate::program::{Instr, Op, Phase, Program, StreamKind};
 
 /// A program of the small llama that the checker accepts.
 pub(super) fn checked(sets: &[&str]) -> Program {

@@ -2,12 +2,10 @@
 
 use super::find::{checked, collectives, frees, kernels, output, recorded, stream, waits};
 use super::steady;
-use crate::model::Real;
-use crate::program::{
-    COMPUTE, CollectiveKind, EventId, Holds, Instr, Op, Phase, Program, ReduceOp, Role, Rule,
-    SectionKind, ShardOp, StreamId, StreamKind,
+use crate::ir::{
+    COMPUTE, CollectiveKind, DType, EventId, Holds, Real, ReduceOp, Role, ShardOp, StreamId,
 };
-use crate::units::DType;
+use crate::program::{Instr, Op, Phase, Program, Rule, SectionKind, StreamKind};
 
 /// A program of this policy that the checker accepts.
 fn fsdp2(sets: &[&str]) -> Program {
@@ -373,7 +371,7 @@ fn attention_has_its_workspace_while_it_runs() {
 fn a_root_that_reshards_is_gathered_again_behind_the_loss() {
     let of = |sets: &[&str]| {
         let p = fsdp2(sets);
-        let root = |id: &crate::program::BufferId| {
+        let root = |id: &crate::ir::BufferId| {
             let b = &p.buffers[id.index()];
             b.role == Role::FullWeight && p.units[b.unit.index()].is_root
         };

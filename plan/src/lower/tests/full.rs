@@ -2,8 +2,8 @@
 
 use super::find::{checked, collectives, kernels, output, stream, waits};
 use super::steady;
-use crate::program::{COMPUTE, CollectiveKind, Op, Phase, Program, ShardOp, StreamId, StreamKind};
-use crate::units::DType;
+use crate::ir::{COMPUTE, CollectiveKind, DType, ShardOp, StreamId};
+use crate::program::{Op, Phase, Program, StreamKind};
 
 fn full(sets: &[&str]) -> Program {
     let small = [

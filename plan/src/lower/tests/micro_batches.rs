@@ -2,8 +2,8 @@
 
 use super::find::{checked, collectives, frees, kernels};
 use super::{collective, steady};
-use crate::program::{Buffer, BufferId, CollectiveKind, Op, Program, Role, ShardOp};
-use crate::units::DType;
+use crate::ir::{Buffer, BufferId, CollectiveKind, DType, Role, ShardOp};
+use crate::program::{Op, Program};
 
 /// Three micro-batches.
 fn three(sets: &[&str]) -> Program {

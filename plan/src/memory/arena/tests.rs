@@ -1,7 +1,8 @@
 use super::*;
+use crate::ir::{Buffer, InstrId, Role, UnitId};
 use crate::memory::fixture::{Fixture, buffer};
 use crate::memory::{ReplayError, replay, replay_on};
-use crate::program::{Buffer, InstrId, Role, SectionKind, UnitId};
+use crate::program::SectionKind;
 
 const MIB: u64 = 1 << 20;
 

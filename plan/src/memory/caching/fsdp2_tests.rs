@@ -1,7 +1,7 @@
 //! The replay of FSDP2's schedule through the allocator: the published figures of its memory, by stream.
 
 use super::*;
-use crate::program::COMPUTE;
+use crate::ir::COMPUTE;
 
 const SIDE: StreamId = StreamId(1);
 

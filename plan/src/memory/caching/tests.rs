@@ -1,5 +1,5 @@
 use super::*;
-use crate::program::COMPUTE;
+use crate::ir::COMPUTE;
 use proptest::prelude::*;
 
 const KIB: u64 = 1 << 10;

@@ -1,6 +1,7 @@
 //! Lifetimes of keys in host order.
 
-use crate::program::{BufferId, Op, Pool, Program, StreamId};
+use crate::ir::{BufferId, Pool, StreamId};
+use crate::program::{Op, Program};
 use crate::units::Bytes;
 use std::collections::BTreeMap;
 

@@ -16,7 +16,7 @@ fn life(key: u32, mib: u64, start: u32, end: u32) -> Lifetime {
 fn request(key: u32, bytes: u64) -> Request {
     Request {
         bytes: Bytes(bytes),
-        stream: crate::program::COMPUTE,
+        stream: crate::ir::COMPUTE,
         key,
     }
 }

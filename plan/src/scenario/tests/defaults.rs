@@ -2,7 +2,8 @@
 
 use super::super::*;
 use super::minimal;
-use crate::units::{Bytes, DType};
+use crate::ir::DType;
+use crate::units::Bytes;
 
 #[test]
 fn defaults_of_the_native_policy() {

@@ -6,7 +6,7 @@ use crate::plots::{self, Curve};
 use crate::report::{Block, Item, Section, Table};
 use crate::stats::Options;
 use crate::view::Work;
-use shardlab_plan::program::{CollectiveKind, Role};
+use shardlab_plan::ir::{CollectiveKind, Role};
 use shardlab_plan::record::{Cause, RunKind};
 use shardlab_plan::units::signed;
 use std::collections::{BTreeMap, BTreeSet};
@@ -199,7 +199,7 @@ fn groups(sim: &Item, exec: &Item) -> Vec<Group> {
     let (predicted, measured) = (times(sim), times(exec));
     let mut all: BTreeMap<(u32, Work, u64, u64), Group> = BTreeMap::new();
     for (id, us) in &measured {
-        let instr = exec.view.instr(shardlab_plan::program::InstrId(*id));
+        let instr = exec.view.instr(shardlab_plan::ir::InstrId(*id));
         let (Some(p), Some(instr)) = (predicted.get(id), instr) else {
             continue;
         };

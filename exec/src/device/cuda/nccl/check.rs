@@ -1,8 +1,7 @@
 //! Whether a collective's ranges are what its kind needs: NCCL is given one length and trusts it.
 
 use crate::operand::RawRange;
-use shardlab_plan::program::CollectiveKind;
-use shardlab_plan::units::DType;
+use shardlab_plan::ir::{CollectiveKind, DType};
 
 /// Checks the parts of the member at `position` of `n`.
 pub(super) fn parts(

@@ -9,7 +9,7 @@ use crate::kernels::cuda::memory::{Scratch, Stopwatch};
 use crate::kernels::cuda::numbers;
 use cudarc::cublaslt::sys;
 use cudarc::driver::result;
-use shardlab_plan::units::DType;
+use shardlab_plan::ir::DType;
 
 /// Candidates that are asked for where some of them run under load.
 pub(super) const MORE: usize = 2 * CANDIDATES;

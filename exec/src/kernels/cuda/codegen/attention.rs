@@ -4,7 +4,7 @@
 use super::{Entry, Module, Param, Refusal, Request, blocks, ctype, float};
 use crate::kernels::cuda::target::Target;
 use crate::kernels::view;
-use shardlab_plan::program::{BodyOp, Slot};
+use shardlab_plan::ir::{BodyOp, Slot};
 
 const COMMON: &str = include_str!("attention.cuh");
 /// Threads of a block.

@@ -3,8 +3,7 @@
 use super::expr::{self, Gen};
 use super::index::{self, Domain, Index};
 use super::{Entry, Module, Param, Refusal, Request, TICKETS, blocks, ctype, numel};
-use shardlab_plan::model::OpKind;
-use shardlab_plan::program::{BodyOp, Place, Slot};
+use shardlab_plan::ir::{BodyOp, OpKind, Place, Slot};
 
 /// Blocks that fill a large GPU a few times over.
 const FULL: usize = 1056;

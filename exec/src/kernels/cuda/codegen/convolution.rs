@@ -2,7 +2,7 @@
 
 use super::index::{self, Index};
 use super::{Entry, Module, Param, Refusal, Request, blocks, ctype, numel};
-use shardlab_plan::program::{BodyOp, Slot};
+use shardlab_plan::ir::{BodyOp, Slot};
 
 /// Sizes of a convolution.
 struct Geometry {

@@ -7,7 +7,7 @@
 use super::tables::{NAN, contiguous, entry, id, lanes, slots};
 use super::{Entry, Module, Param, Refusal, Request, float, numel};
 use crate::kernels::view;
-use shardlab_plan::program::{BodyOp, Place, Slot};
+use shardlab_plan::ir::{BodyOp, Place, Slot};
 use std::fmt::Write as _;
 
 /// Most bytes of a row that a block keeps: three blocks find room on a multiprocessor of an H200.

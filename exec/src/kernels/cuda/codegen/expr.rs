@@ -2,9 +2,7 @@
 
 use super::index::{self, Domain, Index, Own};
 use super::{Arg, Refusal, Request, ctype, numel, ops, pointer};
-use shardlab_plan::model::OpKind;
-use shardlab_plan::program::{BodyOp, Place, Slot};
-use shardlab_plan::units::DType;
+use shardlab_plan::ir::{BodyOp, DType, OpKind, Place, Slot, op};
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
 
@@ -312,12 +310,12 @@ impl<'a> Gen<'a> {
         let op = self.op(i);
         let slot = &op.outputs[o];
         let var = match op.op {
-            OpKind::Cat { axis } => return self.cat(i, usize::from(axis), at, key),
+            OpKind::Cat(op::Cat { axis }) => return self.cat(i, usize::from(axis), at, key),
             OpKind::Gemm { .. } => return self.made(i, at, key),
             OpKind::NllLossGrad => self.label_gradient(i, at)?,
             kind if ops::is_elementwise(kind) => {
                 let mut inputs = Vec::new();
-                for n in 0..ops::used_inputs(kind)? {
+                for n in 0..kind.def().signature().used_inputs() {
                     inputs.push(self.input(i, n, &slot.shape, at)?);
                 }
                 let lanes: Vec<String> = inputs.iter().map(Var::lane).collect();

@@ -6,7 +6,7 @@
 
 use super::Refusal;
 use crate::kernels::view::{self, Dim, Dims};
-use shardlab_plan::program::Slot;
+use shardlab_plan::ir::Slot;
 
 /// Position relative to the row that a block works on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]

@@ -6,8 +6,7 @@
 use super::index::dims;
 use super::{CLASH, Entry, Module, Param, Request, blocks};
 use crate::kernels::view;
-use shardlab_plan::model::OpKind;
-use shardlab_plan::program::{Place, Slot};
+use shardlab_plan::ir::{OpKind, Place, Slot, op};
 
 /// Bytes that a thread copies at once.
 const VECTOR: usize = 16;
@@ -49,7 +48,8 @@ fn rotates(req: &Request<'_>, read: u8, write: u8) -> bool {
     let Some((cat, before)) = req.body.split_last() else {
         return false;
     };
-    let (OpKind::Cat { axis }, [first, ..], [out]) = (cat.op, &cat.inputs[..], &cat.outputs[..])
+    let (OpKind::Cat(op::Cat { axis }), [first, ..], [out]) =
+        (cat.op, &cat.inputs[..], &cat.outputs[..])
     else {
         return false;
     };

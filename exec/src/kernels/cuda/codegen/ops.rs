@@ -1,8 +1,8 @@
 //! Elementwise operations as C expressions of one lane.
 
 use super::{Refusal, float};
-use shardlab_plan::model::OpKind;
-use shardlab_plan::program::BodyOp;
+use shardlab_plan::ir::{BodyOp, OpKind, op};
+use shardlab_plan::ops::Fusion;
 
 /// Whether an operation's results are rounded to 16 bits, so that the fast functions will do.
 pub(super) fn is_fast(op: &BodyOp) -> bool {
@@ -11,42 +11,8 @@ pub(super) fn is_fast(op: &BodyOp) -> bool {
 
 /// Whether an operation is elementwise for the generator.
 pub(super) fn is_elementwise(op: OpKind) -> bool {
-    matches!(
-        op,
-        OpKind::Add
-            | OpKind::Sub
-            | OpKind::LogProbs
-            | OpKind::Mul
-            | OpKind::Neg
-            | OpKind::Silu
-            | OpKind::SiluGrad
-            | OpKind::Gelu
-            | OpKind::GeluGrad
-            | OpKind::Relu
-            | OpKind::ReluGrad
-            | OpKind::Copy
-            | OpKind::Fill { .. }
-            | OpKind::SquaredError { .. }
-            | OpKind::SquaredErrorGrad { .. }
-    )
-}
-
-/// How many of an elementwise operation's inputs it uses.
-pub(super) fn used_inputs(op: OpKind) -> Result<usize, Refusal> {
-    Ok(match op {
-        OpKind::Fill { .. } => 0,
-        OpKind::Neg | OpKind::Silu | OpKind::Gelu | OpKind::Relu | OpKind::Copy => 1,
-        OpKind::Add
-        | OpKind::Sub
-        | OpKind::LogProbs
-        | OpKind::Mul
-        | OpKind::SiluGrad
-        | OpKind::GeluGrad
-        | OpKind::ReluGrad
-        | OpKind::SquaredError { .. } => 2,
-        OpKind::SquaredErrorGrad { .. } => 3,
-        _ => return Err(Refusal::new(format!("`{}` is not elementwise", op.name()))),
-    })
+    let signature = op.def().signature();
+    op.fusion() == Fusion::Pointwise && signature.reduced.is_none() && !signature.variadic
 }
 
 /// The result of one lane from its inputs.
@@ -67,11 +33,11 @@ pub(super) fn lane(op: &BodyOp, x: &[String]) -> Result<String, Refusal> {
         OpKind::GeluGrad => call("gelu_grad_", x),
         OpKind::Relu => format!("relu_({a})"),
         OpKind::ReluGrad => format!("relu_grad_({a}, {b})"),
-        OpKind::Fill { value } => float(value.0 as f32),
-        OpKind::SquaredError { scale } => {
+        OpKind::Fill(op::Fill { value }) => float(value.0 as f32),
+        OpKind::SquaredError(op::SquaredError { scale }) => {
             format!("{} * (({a} - {b}) * ({a} - {b}))", float(scale.0 as f32))
         }
-        OpKind::SquaredErrorGrad { scale } => {
+        OpKind::SquaredErrorGrad(op::SquaredErrorGrad { scale }) => {
             let twice = float(2.0 * scale.0 as f32);
             format!("{a} * ({twice} * ({b} - {}))", of(2))
         }

@@ -3,9 +3,7 @@
 use super::expr::{Cached, Gen, Var};
 use super::index::{self, Index};
 use super::{Entry, Module, Refusal, Request, blocks, numel};
-use shardlab_plan::model::OpKind;
-use shardlab_plan::program::{Place, Slot};
-use shardlab_plan::units::DType;
+use shardlab_plan::ir::{DType, OpKind, Place, Slot, op};
 
 /// Threads of a block.
 const THREADS: usize = 256;
@@ -216,7 +214,7 @@ fn make<'a>(
         }
         Job::Push { cat, copy } => (&body[cat], copy.map(|c| &body[c])),
     };
-    let OpKind::Cat { axis } = cat.op else {
+    let OpKind::Cat(op::Cat { axis }) = cat.op else {
         return Err(Refusal::new("no concatenation"));
     };
     let index = body.iter().position(|o| std::ptr::eq(o, cat)).unwrap_or(0);

@@ -7,9 +7,7 @@ use super::expr::{Cached, Gen};
 use super::index::Index;
 use super::{Arg, Entry, Module, Param, Refusal, Request, ctype, numel};
 use crate::kernels::cuda::gemm;
-use shardlab_plan::model::OpKind;
-use shardlab_plan::program::{BodyOp, Place};
-use shardlab_plan::units::DType;
+use shardlab_plan::ir::{BodyOp, DType, OpKind, Place, op};
 use std::fmt::Write as _;
 
 /// The kernel, less what depends on the body.
@@ -57,7 +55,7 @@ pub(super) fn generate(
     }
     let (m, n, k, maps) = factors(req, products)?;
     let ty = maps[0].dtype;
-    let tb = matches!(products[0].op, OpKind::Gemm { tb: true, .. });
+    let tb = matches!(products[0].op, OpKind::Gemm(op::Gemm { tb: true, .. }));
     // Tiles, and rounds of tiles' numbers, are counted in 32 bits.
     if [m, n, k].iter().any(|&x| x >= 1 << 31) {
         return Err(Refusal::new("a product has too many rows or columns"));

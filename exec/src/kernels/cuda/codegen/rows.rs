@@ -11,8 +11,8 @@ use super::expr::Gen;
 use super::index::{Domain, Index};
 use super::{Entry, Module, Param, Refusal, Request, blocks, ctype, numel};
 use mixed::Mixed;
-use shardlab_plan::model::OpKind;
-use shardlab_plan::program::{BodyOp, Place, Slot};
+use shardlab_plan::ir::{BodyOp, OpKind, Place, Slot};
+use shardlab_plan::ops::Reduced;
 use statistics::statistics;
 use std::collections::BTreeMap;
 
@@ -28,18 +28,9 @@ pub(super) fn applies(req: &Request<'_>) -> bool {
 
 /// The operand whose last dimension an operation reduces or indexes.
 fn reduced(op: &BodyOp) -> Option<&Slot> {
-    match op.op {
-        OpKind::RmsNorm { .. }
-        | OpKind::LayerNorm { .. }
-        | OpKind::LogSoftmax
-        | OpKind::LogSumExp
-        | OpKind::NllLoss => op.inputs.first(),
-        OpKind::RmsNormGrad
-        | OpKind::LayerNormGrad
-        | OpKind::LogSoftmaxGrad
-        | OpKind::NllLossGrad => op.outputs.first(),
-        _ if op.op.sums_rows() => op.inputs.get(1),
-        _ => None,
+    match op.op.def().signature().reduced? {
+        Reduced::Input(n) => op.inputs.get(n),
+        Reduced::Output(n) => op.outputs.get(n),
     }
 }
 

@@ -1,7 +1,7 @@
 //! Kernels of the sharding engine: copies, casts, accumulation, sums of squares, optimizers, over lists of ranges.
 
 use super::{PREAMBLE, ctype};
-use shardlab_plan::units::DType;
+use shardlab_plan::ir::DType;
 
 const COMMON: &str = include_str!("shard.cuh");
 

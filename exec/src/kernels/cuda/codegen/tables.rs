@@ -3,8 +3,7 @@
 use super::index::{self, Index};
 use super::{Entry, Module, Param, Refusal, Request, blocks, numel};
 use crate::kernels::view;
-use shardlab_plan::program::{BodyOp, Place, Slot};
-use shardlab_plan::units::DType;
+use shardlab_plan::ir::{BodyOp, DType, Place, Slot};
 
 pub(super) fn slots<'a, const I: usize, const O: usize>(
     op: &'a BodyOp,

@@ -8,11 +8,8 @@ use crate::kernels::cuda::code::{key, options};
 use crate::kernels::cuda::nvrtc::Compiler;
 use crate::kernels::cuda::target::Target;
 use crate::kernels::cuda::{prepare, ranges, variant};
-use shardlab_plan::model::OpKind;
-use shardlab_plan::program::{
-    BodyOp, COMPUTE, InstrId, Op, Place, Program, Shape, Slot, workspace,
-};
-use shardlab_plan::units::DType;
+use shardlab_plan::ir::{BodyOp, COMPUTE, DType, InstrId, OpKind, Place, Shape, Slot, op};
+use shardlab_plan::program::{Op, Program, workspace};
 use shardlab_plan::{plan, scenario};
 use std::collections::{BTreeMap, BTreeSet};
 use std::io::Write as _;
@@ -349,10 +346,10 @@ fn a_source_that_is_wrong_is_named_by_the_compiler() {
 #[test]
 fn lists_of_ranges_fit_a_launch_s_arguments() {
     let widest = Ranges::AdamW {
-        weight: shardlab_plan::units::DType::F32,
-        grad: shardlab_plan::units::DType::F32,
-        moments: shardlab_plan::units::DType::F32,
-        copy: Some(shardlab_plan::units::DType::Bf16),
+        weight: shardlab_plan::ir::DType::F32,
+        grad: shardlab_plan::ir::DType::F32,
+        moments: shardlab_plan::ir::DType::F32,
+        copy: Some(shardlab_plan::ir::DType::Bf16),
         pieces: 8,
     };
     for capacity in CAPACITIES {
@@ -506,17 +503,17 @@ fn indices_are_as_wide_as_operands_are_large() {
                 slot(write, &[64], &[]),
             ),
             (
-                OpKind::Conv { kernel: 3 },
+                OpKind::Conv(op::Conv { kernel: 3 }),
                 vec![image(read(0), 32), weight(read(1))],
                 image(write, 64),
             ),
             (
-                OpKind::ConvGradInput { kernel: 3 },
+                OpKind::ConvGradInput(op::ConvGradInput { kernel: 3 }),
                 vec![image(read(0), 64), weight(read(1))],
                 image(write, 32),
             ),
             (
-                OpKind::ConvGradWeight { kernel: 3 },
+                OpKind::ConvGradWeight(op::ConvGradWeight { kernel: 3 }),
                 vec![image(read(0), 64), image(read(1), 32)],
                 weight(write),
             ),

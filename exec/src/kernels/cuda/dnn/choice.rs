@@ -8,7 +8,7 @@ use crate::kernels::cuda::cache::Cache;
 use crate::kernels::cuda::memory::{Scratch, Stopwatch};
 use crate::kernels::cuda::{Agree, Choose, agreed, numbers};
 use cudarc::driver::result;
-use shardlab_plan::units::DType;
+use shardlab_plan::ir::DType;
 
 /// Offers that are timed.
 const OFFERS: usize = 12;

@@ -5,9 +5,8 @@ use super::graph::{Direction, Graph, Kind, Node, Operand, Tensor, Ty};
 use crate::kernels::cuda::codegen::Request;
 use crate::kernels::cuda::error::Trouble;
 use crate::kernels::view;
-use shardlab_plan::model::OpKind;
-use shardlab_plan::program::{BodyOp, Slot, workspace};
-use shardlab_plan::units::DType;
+use shardlab_plan::ir::{BodyOp, DType, OpKind, Slot};
+use shardlab_plan::program::workspace;
 
 /// An operand of a convolution: dimensions, strides, alignment in bytes.
 pub(super) type Lies = ([i64; 4], [i64; 4], i64);

@@ -3,7 +3,7 @@
 //! Plain data: tensors, and nodes over them. The order of nodes and the shapes and strides of values that never reach memory
 //! are those that NVIDIA's own front end emits for causal attention; the library matches the pattern as a whole.
 
-use shardlab_plan::units::DType;
+use shardlab_plan::ir::DType;
 
 /// Element type within a graph.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]

@@ -11,9 +11,7 @@ use cudarc::cudnn::sys::{
     cudnnBackendDescriptorType_t as Descriptor,
 };
 use libloading::os::unix::{Library, RTLD_GLOBAL, RTLD_LAZY};
-use shardlab_plan::model::OpKind;
-use shardlab_plan::program::{BodyOp, Place, Slot};
-use shardlab_plan::units::DType;
+use shardlab_plan::ir::{BodyOp, DType, OpKind, Place, Slot, op};
 use smallvec::{SmallVec, smallvec};
 use std::io::Write as _;
 use std::path::PathBuf;
@@ -240,7 +238,7 @@ fn gradients_of_weights_that_are_wider_than_their_factors_come_narrow() {
         dtype: DType::Bf16,
     };
     let op = BodyOp {
-        op: OpKind::ConvGradWeight { kernel: 3 },
+        op: OpKind::ConvGradWeight(op::ConvGradWeight { kernel: 3 }),
         inputs: smallvec![
             slot(Place::Read(0), &[2, 16, 6, 5]),
             slot(Place::Read(1), &[2, 8, 6, 5])

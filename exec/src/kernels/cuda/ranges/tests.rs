@@ -6,9 +6,8 @@ use crate::kernels;
 use crate::kernels::cuda::codegen::shard::Ranges;
 use crate::operand::{LaunchContext, RawRange};
 use proptest::prelude::*;
-use shardlab_plan::model::{OpKind, Real};
-use shardlab_plan::program::{BodyOp, Kernel, KernelClass, Pieces, Shape, ShardOp};
-use shardlab_plan::units::{Bytes, DType, Flops};
+use shardlab_plan::ir::{BodyOp, DType, Kernel, KernelClass, OpKind, Pieces, Real, Shape, ShardOp};
+use shardlab_plan::units::{Bytes, Flops};
 
 fn kernel(op: ShardOp) -> Kernel {
     Kernel {

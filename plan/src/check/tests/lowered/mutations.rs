@@ -2,7 +2,8 @@
 
 use super::{POLICIES, drop, find, small, try_lower};
 use crate::check::{Report, RuleId, Violation, check};
-use crate::model::OpKind;
+use crate::ir::OpKind;
+use crate::ir::*;
 use crate::program::*;
 
 fn good(policy: &str, set: &[&str]) -> Program {

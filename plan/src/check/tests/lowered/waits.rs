@@ -3,6 +3,7 @@
 use super::{POLICIES, drop, small};
 use crate::check::check;
 use crate::check::testing::{clocks, implied_waits};
+use crate::ir::*;
 use crate::program::*;
 use proptest::prelude::*;
 

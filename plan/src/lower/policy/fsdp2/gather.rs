@@ -1,12 +1,13 @@
 //! Gathers, copy-outs and what resharding keeps or frees.
 
 use super::{Fsdp2, Gather, hooks, tables};
+use crate::ir::{
+    Access, COMPUTE, CollectiveKind, GroupId, Holds, Part, PerRank, Pool, ReduceOp, Role, ShardOp,
+    UnitId,
+};
 use crate::lower::builder::NewBuffer;
 use crate::lower::context::{Cx, prefetch_targets};
-use crate::program::{
-    Access, COMPUTE, CollectiveKind, GroupId, Holds, Part, PerRank, Pool, ReduceOp, Role, Rule,
-    ShardOp, UnitId,
-};
+use crate::program::Rule;
 use crate::scenario::{Prefetch, Reshard};
 use smallvec::smallvec;
 

@@ -1,15 +1,14 @@
 //! Reductions: copy-in, reduce-scatter, all-reduce over replicas, accumulation (`foreach_reduce`).
 
 use super::{Fsdp2, hooks, tables};
+use crate::ir::{
+    Access, BufferId, COMPUTE, DType, GroupId, Holds, Pool, Real, ReduceOp, Role, ShardOp, StreamId,
+};
 use crate::lower::builder::NewBuffer;
 use crate::lower::context::Cx;
 use crate::lower::reduction;
-use crate::model::Real;
-use crate::program::{
-    Access, BufferId, COMPUTE, GroupId, Holds, Pool, ReduceOp, Role, Rule, ShardOp, StreamId,
-};
+use crate::program::Rule;
 use crate::scenario::Scenario;
-use crate::units::DType;
 use smallvec::SmallVec;
 
 /// How gradients become an average.

@@ -4,9 +4,9 @@
 //! block works on as one tensor of 64-bit integers, which is freed when the host has launched the kernel (`pack_vecs` in torch 2.11
 //! `ATen/native/cuda/TensorShape.cu`). It grows with the largest unit: 1 MiB for a root of 525 M parameters over 8 ranks.
 
+use crate::ir::{Access, COMPUTE, DType, ShardOp};
 use crate::lower::context::Cx;
-use crate::program::{Access, COMPUTE, Rule, ShardOp};
-use crate::units::DType;
+use crate::program::Rule;
 
 /// Bytes that a block copies in one round: 16 for each of its 128 threads.
 const TILE: u64 = 128 * 16;

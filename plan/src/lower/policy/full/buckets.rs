@@ -1,6 +1,7 @@
 //! What one collective carries, decided from the graph alone.
 
-use crate::compile::tape::{ParamId, Source, TapeOp};
+use crate::compile::tape::TapeOp;
+use crate::ir::{ParamId, Source};
 use crate::lower::context::Cx;
 use crate::shard::Layout;
 

@@ -1,12 +1,12 @@
 //! Gathers: issued ahead of their use within the window, waited for at the first use.
 
 use super::{Full, InFlight};
-use crate::compile::tape::ParamId;
+use crate::ir::{
+    Access, COMPUTE, CollectiveKind, Holds, ParamId, Part, PerRank, ReduceOp, Role, ShardOp,
+};
 use crate::lower::builder::NewBuffer;
 use crate::lower::context::Cx;
-use crate::program::{
-    Access, COMPUTE, CollectiveKind, Holds, Part, PerRank, ReduceOp, Role, Rule, ShardOp,
-};
+use crate::program::Rule;
 use smallvec::smallvec;
 
 impl Full {

@@ -1,10 +1,11 @@
 //! Reductions: copy-in, reduce-scatter, all-reduce over replicas, accumulation.
 
 use super::{Full, Reducing};
+use crate::ir::{Access, BufferId, COMPUTE, Holds, ReduceOp, Role, ShardOp};
 use crate::lower::builder::NewBuffer;
 use crate::lower::context::Cx;
 use crate::lower::reduction;
-use crate::program::{Access, BufferId, COMPUTE, Holds, ReduceOp, Role, Rule, ShardOp};
+use crate::program::Rule;
 use smallvec::{SmallVec, smallvec};
 
 /// Buffers of a reduction bucket.

@@ -8,7 +8,8 @@ use super::{Gen, Index, Shape};
 use crate::kernels::cuda::codegen::columns::{MULTIPROCESSORS, terms};
 use crate::kernels::cuda::codegen::index;
 use crate::kernels::cuda::codegen::{Entry, Param, Refusal, Request, blocks};
-use shardlab_plan::program::{BodyOp, Place, workspace};
+use shardlab_plan::ir::{BodyOp, Place};
+use shardlab_plan::program::workspace;
 
 /// Longest rows of which a block adds up several: their sums meet in shared memory.
 const COMBINED: usize = 8192;

@@ -4,8 +4,7 @@ use super::{Shape, is_statistic, reduced};
 use crate::kernels::cuda::codegen::expr::{Gen, Var};
 use crate::kernels::cuda::codegen::index::{Domain, Index, Own};
 use crate::kernels::cuda::codegen::{Refusal, float, numel};
-use shardlab_plan::model::OpKind;
-use shardlab_plan::program::BodyOp;
+use shardlab_plan::ir::{BodyOp, OpKind, op};
 
 /// Sums `terms` (C expressions over lane `v`) of the row; returns the variables.
 fn sums(
@@ -47,7 +46,7 @@ pub(super) fn statistics(
     let cols = float(shape.domain.cols as f32);
     let full = reduced(op).map(|s| s.shape.clone()).unwrap_or_default();
     let stats = match op.op {
-        OpKind::RmsNorm { eps } => {
+        OpKind::RmsNorm(op::RmsNorm { eps }) => {
             let sum = sums(
                 g,
                 shape,
@@ -65,7 +64,7 @@ pub(super) fn statistics(
             ));
             vec![s]
         }
-        OpKind::LayerNorm { eps } => {
+        OpKind::LayerNorm(op::LayerNorm { eps }) => {
             let sum = sums(g, shape, |g| Ok(vec![g.input(i, 0, &full, &at)?.lane()]), 1)?;
             let m = g.fresh();
             g.line(format!("const float {m} = {} / {cols};", sum[0]));

@@ -2,11 +2,7 @@
 
 mod construct;
 
-use super::layout;
-use super::ops::OpKind;
-use super::tree::Tree;
-use crate::compile::tape::{Const, ConstId, Module, ModuleId, Param, ParamId, Shape};
-use crate::units::{DType, Flops};
+use crate::ir::{Const, ConstId, DType, ModuleId, OpKind, ParamId, Shape, strides};
 use smallvec::SmallVec;
 
 /// Index into [`Graph::values`].
@@ -73,7 +69,7 @@ impl Value {
     /// Row-major without gaps.
     #[must_use]
     pub fn is_contiguous(&self) -> bool {
-        layout::is_contiguous(&self.shape, &self.strides)
+        strides::is_contiguous(&self.shape, &self.strides)
     }
 }
 
@@ -179,37 +175,6 @@ pub struct Graph {
     pub(crate) compiled: Vec<bool>,
     /// New buffers are gradients.
     pub(crate) in_backward: bool,
-}
-
-/// The forward graph of one micro-batch.
-#[derive(Clone, Debug)]
-pub struct ModelGraph {
-    /// Modules and parameters.
-    pub(crate) tree: Tree,
-    /// Forward ops.
-    pub graph: Graph,
-    /// The loss, a float32 scalar.
-    pub loss: ValueId,
-    /// Value of each parameter.
-    pub params: Vec<ValueId>,
-    /// Model FLOPs of forward and backward.
-    pub model_flops: Flops,
-    /// Tokens or samples.
-    pub tokens: u64,
-}
-
-impl ModelGraph {
-    /// Module tree in pre-order.
-    #[must_use]
-    pub fn modules(&self) -> &[Module] {
-        &self.tree.modules
-    }
-
-    /// Unique parameters in registration order.
-    #[must_use]
-    pub fn parameters(&self) -> &[Param] {
-        &self.tree.params
-    }
 }
 
 impl Graph {

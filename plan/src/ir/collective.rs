@@ -1,7 +1,7 @@
 //! Collectives and copies.
 
-use super::{Access, CommId};
-use crate::units::{Bytes, DType};
+use super::{Access, CommId, DType};
+use crate::units::Bytes;
 use serde::{Deserialize, Serialize};
 use smallvec::SmallVec;
 

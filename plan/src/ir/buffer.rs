@@ -1,7 +1,7 @@
 //! Buffers and byte ranges of them.
 
-use super::{BufferId, ConstId, GroupId, ParamId, StorageId, StreamId, UnitId};
-use crate::units::{Bytes, DType};
+use super::{BufferId, ConstId, DType, GroupId, ParamId, StorageId, StreamId, UnitId};
+use crate::units::Bytes;
 use serde::{Deserialize, Serialize};
 
 /// What a buffer is for. Peaks are broken down by role.

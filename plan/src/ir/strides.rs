@@ -1,6 +1,6 @@
 //! Strides: which reshapes are views, which layouts ops produce.
 
-use crate::compile::tape::Shape;
+use super::Shape;
 use smallvec::SmallVec;
 
 /// Strides in elements, one a dimension.

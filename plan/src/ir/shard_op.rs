@@ -1,6 +1,6 @@
 //! What the kernels that sharding adds compute.
 
-use crate::model::Real;
+use super::Real;
 use serde::Serialize;
 
 /// A gradient that ranks have exchanged and nobody has added up: laid out `[rank][element]`, the pieces of an element are added in rank

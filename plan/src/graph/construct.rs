@@ -1,10 +1,8 @@
 //! Making values and ops: shapes, layouts and aliasing of results.
 
 use super::{Act, Buffer, Graph, Op, Root, Value, ValueId, View};
-use crate::compile::tape::{Const, ConstId, ModuleId, Shape};
-use crate::model::layout::{self, Strides};
-use crate::model::ops::{OpKind, Real};
-use crate::units::DType;
+use crate::ir::strides::Strides;
+use crate::ir::{Const, ConstId, DType, ModuleId, OpKind, Real, Shape, op, strides};
 use smallvec::SmallVec;
 
 impl Graph {
@@ -16,8 +14,8 @@ impl Graph {
         requires_grad: bool,
     ) -> ValueId {
         let value = Value {
-            shape: layout::shape(shape),
-            strides: layout::contiguous(shape),
+            shape: strides::shape(shape),
+            strides: strides::contiguous(shape),
             offset: 0,
             dtype,
             root,
@@ -81,7 +79,7 @@ impl Graph {
             first: ValueId(self.values.len() as u32),
         });
         let value = Value {
-            shape: layout::shape(shape),
+            shape: strides::shape(shape),
             strides,
             offset: 0,
             dtype,
@@ -106,7 +104,7 @@ impl Graph {
         let rg = self.any_requires_grad(inputs);
         let outputs: SmallVec<[ValueId; 2]> = results
             .iter()
-            .map(|&(sh, dt)| self.fresh(sh, layout::contiguous(sh), dt, rg))
+            .map(|&(sh, dt)| self.fresh(sh, strides::contiguous(sh), dt, rg))
             .collect();
         self.push_op(Act::Compute(kind), inputs, outputs.clone());
         outputs
@@ -125,7 +123,7 @@ impl Graph {
             .map(|&l| {
                 let v = self.value(l);
                 let (shape, dtype) = (v.shape.clone(), v.dtype);
-                let strides = layout::dense_like(&shape, &v.strides);
+                let strides = strides::dense_like(&shape, &v.strides);
                 self.fresh(&shape, strides, dtype, rg)
             })
             .collect();
@@ -155,7 +153,7 @@ impl Graph {
         } else {
             &x.strides
         };
-        let strides = layout::dense_like(&shape, like);
+        let strides = strides::dense_like(&shape, like);
         let rows = if dtype == DType::F32 {
             shape[2].next_multiple_of(32)
         } else {
@@ -164,7 +162,7 @@ impl Graph {
         let lse = [shape[0], shape[1], rows];
         let outputs: SmallVec<[ValueId; 2]> = SmallVec::from_slice(&[
             self.fresh(&shape, strides, dtype, rg),
-            self.fresh(&lse, layout::contiguous(&lse), DType::F32, rg),
+            self.fresh(&lse, strides::contiguous(&lse), DType::F32, rg),
             self.fresh(&[], Strides::new(), DType::I64, false),
             self.fresh(&[], Strides::new(), DType::I64, false),
         ]);
@@ -225,7 +223,7 @@ impl Graph {
 
     /// Memory that later ops fill.
     pub(crate) fn empty(&mut self, shape: &[u64], dtype: DType) -> ValueId {
-        let v = self.fresh(shape, layout::contiguous(shape), dtype, false);
+        let v = self.fresh(shape, strides::contiguous(shape), dtype, false);
         self.producer[v.index()] = u32::MAX;
         v
     }
@@ -301,10 +299,10 @@ impl Graph {
         if x.shape.as_slice() == to {
             return v;
         }
-        match layout::view(&x.shape, &x.strides, to) {
+        match strides::view(&x.shape, &x.strides, to) {
             Some(strides) => {
                 let offset = x.offset;
-                self.view_op(View::Reshape, v, layout::shape(to), strides, offset)
+                self.view_op(View::Reshape, v, strides::shape(to), strides, offset)
             }
             None => {
                 let dtype = x.dtype;
@@ -364,9 +362,9 @@ impl Graph {
     /// Repeats a scalar.
     pub(crate) fn expand(&mut self, v: ValueId, to: &[u64]) -> ValueId {
         let x = self.value(v);
-        let strides = layout::broadcast(&x.shape, &x.strides, to);
+        let strides = strides::broadcast(&x.shape, &x.strides, to);
         let offset = x.offset;
-        self.view_op(View::Expand, v, layout::shape(to), strides, offset)
+        self.view_op(View::Expand, v, strides::shape(to), strides, offset)
     }
 
     /// A copy in another dtype; the value itself when it has that dtype.
@@ -406,7 +404,7 @@ impl Graph {
 
     /// A filled tensor with the layout of `like`.
     pub(crate) fn fill_like(&mut self, like: ValueId, value: f64) -> ValueId {
-        self.compute_like(OpKind::Fill { value: Real(value) }, &[], &[like])[0]
+        self.compute_like(OpKind::Fill(op::Fill { value: Real(value) }), &[], &[like])[0]
     }
 
     /// Concatenation.
@@ -414,7 +412,11 @@ impl Graph {
         let first = self.value(parts[0]);
         let (mut shape, dtype) = (first.shape.clone(), first.dtype);
         shape[axis] = parts.iter().map(|&p| self.value(p).shape[axis]).sum();
-        self.compute(OpKind::Cat { axis: axis as u8 }, parts, &[(&shape, dtype)])[0]
+        self.compute(
+            OpKind::Cat(op::Cat { axis: axis as u8 }),
+            parts,
+            &[(&shape, dtype)],
+        )[0]
     }
 
     /// The code's local variable for this value goes out of scope, or is assigned anew, here.

@@ -1,4 +1,4 @@
-//! Indices into the tables of a program.
+//! Indices into the tables of a model, a tape and a program.
 
 use serde::{Deserialize, Serialize};
 
@@ -20,7 +20,27 @@ macro_rules! id {
     };
 }
 id!(
-    /// Index into [`super::Program::buffers`].
+    /// Index into the tape's modules.
+    ModuleId(u32)
+);
+id!(
+    /// Index into the tape's parameters.
+    ParamId(u32)
+);
+id!(
+    /// Index into the tape's storages.
+    StorageId(u32)
+);
+id!(
+    /// Index into the tape's constants.
+    ConstId(u32)
+);
+id!(
+    /// Index into a kernel table of the tape or the program.
+    KernelId(u32)
+);
+id!(
+    /// Index into [`crate::Program::buffers`].
     BufferId(u32)
 );
 id!(
@@ -28,35 +48,35 @@ id!(
     EventId(u32)
 );
 id!(
-    /// Index into [`super::Program::streams`].
+    /// Index into [`crate::Program::streams`].
     StreamId(u8)
 );
 id!(
-    /// Index into [`super::Program::communicators`].
+    /// Index into [`crate::Program::communicators`].
     CommId(u8)
 );
 id!(
-    /// Index into [`super::Program::collectives`].
+    /// Index into [`crate::Program::collectives`].
     CollectiveId(u32)
 );
 id!(
-    /// Index into [`super::Program::copies`].
+    /// Index into [`crate::Program::copies`].
     CopyId(u32)
 );
 id!(
-    /// Index into [`super::Program::units`].
+    /// Index into [`crate::Program::units`].
     UnitId(u16)
 );
 id!(
-    /// Index into [`super::Program::groups`].
+    /// Index into [`crate::Program::groups`].
     GroupId(u16)
 );
 id!(
-    /// Index into [`super::Program::scopes`].
+    /// Index into [`crate::Program::scopes`].
     ScopeId(u16)
 );
 id!(
-    /// Position in [`super::Program::instrs`]: stable for one scenario, and what spans refer to.
+    /// Position in [`crate::Program::instrs`]: stable for one scenario, and what spans refer to.
     InstrId(u32)
 );
 

@@ -1,0 +1,35 @@
+//! Data types that everything else is written in: ids, shapes, element types, modules, operations,
+//! kernels, buffers and collectives.
+//!
+//! Invariant: nothing here imports another folder of the crate (units of measure apart) or takes a
+//! decision.
+
+mod buffer;
+mod collective;
+mod dtype;
+mod host_work;
+mod id;
+mod kernel;
+mod module;
+pub mod op;
+mod real;
+mod shape;
+mod shard_op;
+mod storage;
+pub(crate) mod strides;
+
+pub use buffer::{Access, Buffer, Holds, PerRank, Pool, Role};
+pub use collective::{Collective, CollectiveKind, CopyDesc, CopyKind, Part, ReduceOp};
+pub use dtype::DType;
+pub use host_work::HostWorkKind;
+pub use id::{
+    BufferId, COMPUTE, CollectiveId, CommId, ConstId, CopyId, EventId, GroupId, InstrId, KernelId,
+    ModuleId, ParamId, ScopeId, StorageId, StreamId, UnitId,
+};
+pub use kernel::{BodyOp, Kernel, KernelClass, Place, Slot};
+pub use module::{Module, ModuleKind, Param};
+pub use op::OpKind;
+pub use real::Real;
+pub use shape::Shape;
+pub use shard_op::{Pieces, ShardOp};
+pub use storage::{Const, Operand, Source, Storage, StorageRole};

@@ -1,0 +1,171 @@
+//! Kernels: what they compute, on which operands, and their cost class.
+
+use super::{DType, OpKind, Shape, strides};
+use crate::units::{Bytes, Flops};
+use serde::Serialize;
+use smallvec::SmallVec;
+
+/// Shape class of a kernel: what its cost depends on beside bytes and FLOPs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum KernelClass {
+    /// Matrix product: `m` x `k` by `k` x `n`, `batch` times.
+    Gemm {
+        /// Rows of the result.
+        m: u64,
+        /// Columns of the result.
+        n: u64,
+        /// Inner dimension.
+        k: u64,
+        /// Independent products. No model has more than one today; digests of programs contain it.
+        batch: u64,
+    },
+    /// Fused attention.
+    Attention {
+        /// Samples.
+        batch: u64,
+        /// Query heads.
+        heads: u64,
+        /// Key and value heads.
+        kv_heads: u64,
+        /// Sequence length.
+        seq: u64,
+        /// Head size.
+        head_dim: u64,
+        /// Causal mask (half the FLOPs).
+        causal: bool,
+        /// Backward kernel.
+        backward: bool,
+    },
+    /// Two-dimensional convolution as an implicit matrix product.
+    Conv {
+        /// Output positions times images.
+        m: u64,
+        /// Output channels.
+        n: u64,
+        /// Input channels times kernel area.
+        k: u64,
+    },
+    /// Contiguous elementwise.
+    Pointwise,
+    /// Elementwise over strided or broadcast operands.
+    Strided,
+    /// Row reduction with its elementwise neighbours: norms and their backward.
+    Norm,
+    /// Column reduction (gradients of norm weights and biases).
+    ColumnReduce,
+    /// Softmax-like over the vocabulary.
+    Softmax,
+    /// Gather of rows.
+    Embedding,
+    /// Scatter-add of rows.
+    EmbeddingGrad,
+    /// Copy or cast of contiguous memory.
+    Copy,
+    /// Many small copies in one kernel (copy-in, copy-out, chunk-cat).
+    MultiCopy,
+    /// Fill with a constant.
+    Fill,
+    /// Optimizer update over shards.
+    Optimizer,
+    /// Sum of squares or similar over shards.
+    FullReduce,
+    /// A compiled region of pointwise and reduction ops.
+    Fused,
+}
+
+impl KernelClass {
+    /// Whether arithmetic bounds it, as products, convolutions and attention; memory bounds all others.
+    #[must_use]
+    pub fn is_arithmetic(&self) -> bool {
+        matches!(
+            self,
+            Self::Gemm { .. } | Self::Attention { .. } | Self::Conv { .. }
+        )
+    }
+}
+
+/// One operation inside a kernel. Plain kernels have one, fused kernels several.
+#[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize)]
+pub struct BodyOp {
+    /// What it computes.
+    pub op: OpKind,
+    /// Where its inputs come from, in the operation's order.
+    pub inputs: SmallVec<[Slot; 4]>,
+    /// Where its outputs go, in the operation's order.
+    pub outputs: SmallVec<[Slot; 2]>,
+}
+
+impl BodyOp {
+    /// The matrix products in front of a body's other operations, and these; `None` unless it has both.
+    #[must_use]
+    pub fn going_on(body: &[Self]) -> Option<(&[Self], &[Self])> {
+        let is_product = |op: &&Self| matches!(op.op, OpKind::Gemm { .. });
+        let (products, rest) = body.split_at(body.iter().take_while(is_product).count());
+        (!products.is_empty() && !rest.is_empty()).then_some((products, rest))
+    }
+}
+
+/// A value inside a kernel's body. All reads of a launch are taken before its writes (an operand may be both).
+#[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize)]
+pub struct Slot {
+    /// Place.
+    pub place: Place,
+    /// First element, counted from the start of the operand or register.
+    pub offset: u64,
+    /// Shape.
+    pub shape: Shape,
+    /// Strides in elements; empty for contiguous.
+    pub strides: SmallVec<[u64; 4]>,
+    /// Element type.
+    pub dtype: DType,
+}
+
+/// Place of a value of a kernel's body.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Place {
+    /// The launch's n-th read.
+    Read(u8),
+    /// The launch's n-th write.
+    Write(u8),
+    /// A value that never reaches memory.
+    Register(u8),
+}
+
+/// A kernel descriptor, shared by all launches with the same work.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct Kernel {
+    /// Name, for example `mm`, `rms_norm_backward`, `fused_silu_mul`.
+    pub name: String,
+    /// Cost class.
+    pub class: KernelClass,
+    /// Arithmetic.
+    pub flops: Flops,
+    /// Bytes read from memory.
+    pub read: Bytes,
+    /// Bytes written to memory.
+    pub written: Bytes,
+    /// Element type of the arithmetic's inputs.
+    pub dtype: DType,
+    /// What it computes, in execution order.
+    pub body: Vec<BodyOp>,
+}
+
+impl Kernel {
+    /// Whether every element of the `n`th range that a launch writes is written: not where the body makes some columns of each row
+    /// only. The others are somebody else's, and may not have been written yet.
+    #[must_use]
+    pub fn fills(&self, n: usize) -> bool {
+        let made = self.body.iter().flat_map(|op| &op.outputs);
+        let mut slots = made
+            .filter(|s| matches!(s.place, Place::Write(w) if usize::from(w) == n))
+            .peekable();
+        slots.peek().is_none()
+            || slots.any(|s| {
+                s.strides.is_empty()
+                    || strides::extent(&s.shape, &s.strides)
+                        == strides::distinct(&s.shape, &s.strides)
+            })
+    }
+}

@@ -1,0 +1,242 @@
+//! The list of operations, with their operand order.
+//!
+//! An operation reads its inputs and writes its outputs. Slots describe both: they carry shape,
+//! strides and dtype, so that one operation serves contiguous, strided and broadcast operands.
+//! Arithmetic is done in float32 (or wider) and rounded to the output's dtype. "Rows" of a tensor
+//! are all its dimensions but the last, flattened.
+//!
+//! This is the only list of operations. What the planner knows of one is its
+//! [`OpDef`](crate::ops::OpDef) in `ops/<family>.rs`; what computes it is in the `exec` crate, in
+//! `kernels/ops/<family>.rs`. Both dispatch through [`match_op!`](crate::match_op): an operation
+//! that lacks a part does not compile.
+
+use super::{Real, ShardOp};
+use serde::Serialize;
+
+/// Generates a struct per operation, [`OpKind`] and `match_op!` from the list of operations. The
+/// values of attributes are those that [`OpKind::ALL`] has.
+macro_rules! ops {
+    (@struct [$($meta:tt)*] $Name:ident) => {
+        $($meta)*
+        #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize)]
+        pub struct $Name;
+    };
+    (@struct [$($meta:tt)*] $Name:ident $($field:tt)+) => {
+        $($meta)*
+        #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize)]
+        pub struct $Name $($field)+
+    };
+    (@type $Name:ident $($field:ident)+) => { $Name };
+    (
+        $d:tt
+        $(
+            $(#[$doc:meta])*
+            $Name:ident $({ $($(#[$field_doc:meta])* $field:ident: $t:ty = $value:expr,)+ })?;
+        )*
+    ) => {
+        $(
+            ops!(@struct [$(#[$doc])*] $Name $({ $($(#[$field_doc])* pub $field: $t,)+ })?);
+        )*
+
+        /// Operation of a kernel's body: `inputs -> outputs`.
+        #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize)]
+        #[serde(rename_all = "snake_case")]
+        pub enum OpKind {
+            $(
+                $(#[$doc])*
+                $Name $((ops!(@type $Name $($field)+)))?,
+            )*
+            /// A kernel of the sharding engine, on byte ranges.
+            Shard(ShardOp),
+        }
+
+        impl OpKind {
+            /// Every operation of models, once.
+            pub const ALL: &[Self] = &[$(Self::$Name $(($Name { $($field: $value),+ }))?),*];
+        }
+
+        /// Evaluates an expression with `op` bound to a reference to the struct of the operation
+        /// that `kind`, an `&OpKind`, is: `match_op!(kind, op => op.name())`.
+        #[macro_export]
+        macro_rules! match_op {
+            ($d kind:expr, $d op:ident => $d body:expr) => {
+                match $d kind {
+                    $(
+                        $crate::ir::OpKind::$Name $(($crate::op_payload!($d op $($field)+)))? => {
+                            let $d op = $crate::op_value!($Name, $d op $($($field)+)?);
+                            $d body
+                        }
+                    )*
+                    $crate::ir::OpKind::Shard($d op) => $d body,
+                }
+            };
+        }
+        pub(crate) use match_op;
+    };
+}
+
+/// Binds the attributes of an operation, in a pattern of [`match_op!`].
+#[doc(hidden)]
+#[macro_export]
+macro_rules! op_payload {
+    ($op:ident $($field:ident)+) => {
+        $op
+    };
+}
+
+/// Makes the struct of an operation, in [`match_op!`].
+#[doc(hidden)]
+#[macro_export]
+macro_rules! op_value {
+    ($Name:ident, $op:ident) => {
+        &$crate::ir::op::$Name
+    };
+    ($Name:ident, $op:ident $($field:ident)+) => {
+        $op
+    };
+}
+
+ops! {
+    $
+    /// `a, b[, bias] -> c`: matmul. `a` is read as rows x last dimension and transposed
+    /// when `ta`; `b` likewise with `tb`; `bias` is added to every row of `c`.
+    Gemm {
+        /// `a` is stored as inner x m.
+        ta: bool = false,
+        /// `b` is stored as n x inner.
+        tb: bool = false,
+        /// Has the third input.
+        bias: bool = false,
+        /// Adds to the last input, which has the shape and type of `c` and may be `c`.
+        accumulate: bool = false,
+    };
+    /// `q, k, v -> out, lse[, seed, offset]`: softmax attention over `[batch, heads, seq,
+    /// head_dim]` tensors of any strides; query head `i` uses key head `i / (heads / kv_heads)`.
+    /// `lse` is the float32 log-sum-exp `[batch, heads, seq]`; seed and offset are the (unused)
+    /// random state of dropout.
+    Attention {
+        /// Position `i` sees positions up to `i`.
+        causal: bool = true,
+        /// Factor of the scores.
+        scale: Real = Real(1.0),
+    };
+    /// `d_out, q, k, v, out, lse, seed, offset -> d_q, d_k, d_v`.
+    AttentionGrad {
+        /// As in the forward op.
+        causal: bool = true,
+        /// As in the forward op.
+        scale: Real = Real(1.0),
+    };
+    /// `x, w -> y`: two-dimensional convolution, stride 1, padded to the same size. `x` is
+    /// `[images, in, height, width]`, `w` is `[out, in, kernel, kernel]`.
+    Conv {
+        /// Kernel edge (odd).
+        kernel: u64 = 3,
+    };
+    /// `d_y, w -> d_x` of [`Conv`].
+    ConvGradInput {
+        /// Kernel edge.
+        kernel: u64 = 3,
+    };
+    /// `d_y, x -> d_w` of [`Conv`].
+    ConvGradWeight {
+        /// Kernel edge.
+        kernel: u64 = 3,
+    };
+    /// `ids, table -> rows`: row `ids[i]` of the table for each `i`.
+    Embedding;
+    /// `d_rows, ids, d_table -> d_table`: adds row `i` of `d_rows` to row `ids[i]`, in place.
+    /// Without the third operand to a table of zeros.
+    EmbeddingGrad;
+    /// `x, w -> y, rstd`: `y = x * rstd * w`, `rstd = 1 / sqrt(mean(x^2) + eps)` a row (float32).
+    RmsNorm {
+        /// Epsilon.
+        eps: Real = Real(1e-5),
+    };
+    /// `d_y, x, w, rstd -> d_x` of [`RmsNorm`].
+    RmsNormGrad;
+    /// `d_y, x, rstd -> d_w` of [`RmsNorm`]: a sum over rows.
+    RmsNormWeightGrad;
+    /// `x, w, b -> y, mean, rstd`: layer norm over the last dimension.
+    LayerNorm {
+        /// Epsilon.
+        eps: Real = Real(1e-5),
+    };
+    /// `d_y, x, w, mean, rstd -> d_x` of [`LayerNorm`].
+    LayerNormGrad;
+    /// `d_y, x, mean, rstd -> d_w, d_b` of [`LayerNorm`]: sums over rows.
+    LayerNormParamGrad;
+    /// `a, b -> a + b`, broadcasting by zero strides. With an output that is `a` itself: in place.
+    Add;
+    /// `a, b -> a - b`.
+    Sub;
+    /// `a, b -> a * b`.
+    Mul;
+    /// `a -> -a`.
+    Neg;
+    /// `x -> x * sigmoid(x)`.
+    Silu;
+    /// `d_y, x -> d_x` of [`Silu`].
+    SiluGrad;
+    /// `x -> gelu(x)`, the tanh approximation.
+    Gelu;
+    /// `d_y, x -> d_x` of [`Gelu`].
+    GeluGrad;
+    /// `x -> max(x, 0)`.
+    Relu;
+    /// `d_y, y -> d_x` of [`Relu`], from its result.
+    ReluGrad;
+    /// `a -> a`: copy in logical order, into the output's strides and dtype. The shapes may differ;
+    /// the numbers of elements do not.
+    Copy;
+    /// `a, b, .. -> [a, b, ..]` along an axis.
+    Cat {
+        /// Axis.
+        axis: u8 = 0,
+    };
+    /// `-> value` everywhere.
+    Fill {
+        /// Value.
+        value: Real = Real(0.0),
+    };
+    /// `a -> sum of a over its leading elements`: the output has the last dimensions of `a`;
+    /// everything before is summed.
+    SumLeading;
+    /// `a -> sum` over images and positions: `[n, c, h, w] -> [c]`.
+    SumChannels;
+    /// `a -> sum` of all elements (a scalar).
+    SumAll;
+    /// `x -> log_softmax(x)` over the last dimension.
+    LogSoftmax;
+    /// `x, lse -> x - lse`: [`LogSoftmax`] from the log-sum-exp of the rows.
+    LogProbs;
+    /// `d_y, y -> d_x` of [`LogSoftmax`], from its result.
+    LogSoftmaxGrad;
+    /// `x -> lse`: log-sum-exp over the last dimension, which becomes 1.
+    LogSumExp;
+    /// `log_probs, labels -> loss, weight`: the negative mean of the labels' entries and the number
+    /// of rows (both scalars).
+    NllLoss;
+    /// `d_loss, labels, weight, d_x -> d_x`: writes `-d_loss / weight` at the labels of the
+    /// zero-filled `d_x`, in place.
+    NllLossGrad;
+    /// `x, target -> scale * (x - target)^2`.
+    SquaredError {
+        /// Factor (1 / number of elements for a mean).
+        scale: Real = Real(1.0),
+    };
+    /// `d_y, x, target, d_x -> d_x` of [`SquaredError`], over a buffer filled before.
+    SquaredErrorGrad {
+        /// As in the forward op.
+        scale: Real = Real(1.0),
+    };
+    /// `logits, labels, loss -> logits, loss`: adds `scale` times the sum of the rows' cross
+    /// entropies to the scalar `loss`, and replaces the logits by `gradient` times the gradient of
+    /// that sum, in place (chunked cross entropy).
+    CrossEntropy {
+        /// 1 / number of rows of all chunks.
+        scale: Real = Real(1.0),
+        /// `scale` times the gradient that backward starts from.
+        gradient: Real = Real(1.0),
+    };
+}

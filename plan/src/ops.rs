@@ -1,0 +1,122 @@
+//! What the planner knows of each operation: operands, fusion, cost, derivative.
+//!
+//! One file per family of operations, one `impl OpDef` per operation. [`crate::ir::op`] lists the
+//! operations; the compiler asks for an implementation of each.
+
+mod attention;
+mod conv;
+mod copy;
+mod embedding;
+mod gemm;
+mod loss;
+mod norm;
+mod operands;
+mod pointwise;
+mod reduce;
+mod shard;
+mod signature;
+mod softmax;
+#[cfg(test)]
+mod tests;
+mod vjp;
+
+pub use operands::Operands;
+pub use signature::{Extent, Operand, Reduced, Signature};
+pub(crate) use vjp::sum_to;
+pub use vjp::{Contributions, Vjp};
+
+use crate::ir::op::match_op;
+use crate::ir::{KernelClass, OpKind};
+
+/// What fusion may do with an operation.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Fusion {
+    /// A library kernel: its operands must be in memory.
+    Extern,
+    /// A generated kernel of its own (column and full reductions).
+    Alone,
+    /// Sums over rows for the gradients of a norm's parameters: alone, or with kernels over the same rows.
+    Column,
+    /// Reduces rows; fuses with elementwise neighbors over the same elements.
+    Row,
+    /// Elementwise.
+    Pointwise,
+}
+
+/// Everything that planning needs of one operation.
+pub trait OpDef {
+    /// Returns the name of the kernel that does only this, in PyTorch's words.
+    fn name(&self) -> &'static str;
+
+    /// Describes the operands.
+    fn signature(&self) -> Signature;
+
+    /// Says how a compiler may treat the operation.
+    fn fusion(&self) -> Fusion;
+
+    /// Counts the arithmetic of one call. Elementwise functions count a fixed number of FLOPs per
+    /// element.
+    fn flops(&self, at: &Operands<'_>) -> u64;
+
+    /// Returns the cost class of a kernel that does only this.
+    fn class(&self, at: &Operands<'_>) -> KernelClass;
+
+    /// Returns the bytes that the operation touches of input `n`, if not all of it.
+    fn bytes_read(&self, at: &Operands<'_>, n: usize) -> Option<u64> {
+        let _ = (at, n);
+        None
+    }
+
+    /// Returns the bytes that the operation touches of output `n`, if not all of it.
+    fn bytes_written(&self, at: &Operands<'_>, n: usize) -> Option<u64> {
+        let _ = (at, n);
+        None
+    }
+
+    /// Tells whether input `n` gets a gradient at all (ids, labels and statistics do not).
+    fn differentiable(&self, n: usize) -> bool {
+        let _ = n;
+        true
+    }
+
+    /// Emits the operations that turn the gradient of the first output into gradients of the inputs
+    /// that need one. Operations of backward graphs, which are not differentiated again, emit
+    /// nothing.
+    fn vjp(&self, at: Vjp<'_>) -> Contributions;
+
+    /// Tells whether selective recompute saves the results instead of computing them again.
+    fn saved_by_selective_recompute(&self) -> bool {
+        false
+    }
+
+    /// Tells whether the kernel takes operands whose rows are not adjacent: columns of a wider buffer.
+    fn takes_strides(&self) -> bool {
+        self.fusion() == Fusion::Pointwise
+    }
+}
+
+impl OpKind {
+    /// The definition of the operation.
+    #[must_use]
+    pub fn def(&self) -> &dyn OpDef {
+        match_op!(self, op => op)
+    }
+
+    /// Name of the kernel that does only this.
+    #[must_use]
+    pub fn name(&self) -> &'static str {
+        self.def().name()
+    }
+
+    /// How a compiler may treat it.
+    #[must_use]
+    pub fn fusion(&self) -> Fusion {
+        self.def().fusion()
+    }
+
+    /// Whether it adds up rows, for the gradients of a norm's parameters.
+    #[must_use]
+    pub fn sums_rows(&self) -> bool {
+        self.fusion() == Fusion::Column
+    }
+}

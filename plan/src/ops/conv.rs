@@ -1,0 +1,120 @@
+//! Two-dimensional convolutions.
+
+use super::signature::{Signature, any};
+use super::vjp::backward_only;
+use super::{Contributions, Fusion, OpDef, Operands, Vjp};
+use crate::graph::Value;
+use crate::ir::{KernelClass, OpKind, op};
+
+/// Output positions, output channels and inner size of a convolution as an implicit matmul, from an
+/// operand shaped like the images and one shaped like the weight.
+fn mnk(images: &Value, weight: &Value) -> (u64, u64, u64) {
+    let (x, w) = (&images.shape, &weight.shape);
+    (x[0] * x[2] * x[3], w[0], w[1] * w[2] * w[3])
+}
+
+fn flops((m, n, k): (u64, u64, u64)) -> u64 {
+    2 * m * n * k
+}
+
+fn class((m, n, k): (u64, u64, u64)) -> KernelClass {
+    KernelClass::Conv { m, n, k }
+}
+
+impl OpDef for op::Conv {
+    fn name(&self) -> &'static str {
+        "conv"
+    }
+
+    fn signature(&self) -> Signature {
+        Signature::new(
+            &[any("the images"), any("the weight")],
+            &[any("the result")],
+        )
+    }
+
+    fn fusion(&self) -> Fusion {
+        Fusion::Extern
+    }
+
+    fn flops(&self, at: &Operands<'_>) -> u64 {
+        flops(mnk(at.input(0), at.input(1)))
+    }
+
+    fn class(&self, at: &Operands<'_>) -> KernelClass {
+        class(mnk(at.input(0), at.input(1)))
+    }
+
+    fn vjp(&self, mut at: Vjp<'_>) -> Contributions {
+        let kernel = self.kernel;
+        let (x, w, dy) = (at.x(0), at.x(1), at.dy);
+        let mut out = Contributions::new();
+        if at.needs[0] {
+            let kind = OpKind::ConvGradInput(op::ConvGradInput { kernel });
+            out.push((0, at.like(kind, &[dy, w], x)));
+        }
+        if at.needs[1] {
+            let kind = OpKind::ConvGradWeight(op::ConvGradWeight { kernel });
+            out.push((1, at.like(kind, &[dy, x], w)));
+        }
+        out
+    }
+
+    fn saved_by_selective_recompute(&self) -> bool {
+        true
+    }
+}
+
+impl OpDef for op::ConvGradInput {
+    fn name(&self) -> &'static str {
+        "conv_backward_input"
+    }
+
+    fn signature(&self) -> Signature {
+        let inputs = &[any("the gradient"), any("the weight")];
+        Signature::new(inputs, &[any("the images' gradient")])
+    }
+
+    fn fusion(&self) -> Fusion {
+        Fusion::Extern
+    }
+
+    fn flops(&self, at: &Operands<'_>) -> u64 {
+        flops(mnk(at.input(0), at.input(1)))
+    }
+
+    fn class(&self, at: &Operands<'_>) -> KernelClass {
+        class(mnk(at.input(0), at.input(1)))
+    }
+
+    fn vjp(&self, _: Vjp<'_>) -> Contributions {
+        backward_only()
+    }
+}
+
+impl OpDef for op::ConvGradWeight {
+    fn name(&self) -> &'static str {
+        "conv_backward_weight"
+    }
+
+    fn signature(&self) -> Signature {
+        let inputs = &[any("the gradient"), any("the images")];
+        Signature::new(inputs, &[any("the weight's gradient")])
+    }
+
+    fn fusion(&self) -> Fusion {
+        Fusion::Extern
+    }
+
+    fn flops(&self, at: &Operands<'_>) -> u64 {
+        flops(mnk(at.input(0), at.output(0)))
+    }
+
+    fn class(&self, at: &Operands<'_>) -> KernelClass {
+        class(mnk(at.input(0), at.output(0)))
+    }
+
+    fn vjp(&self, _: Vjp<'_>) -> Contributions {
+        backward_only()
+    }
+}

@@ -1,0 +1,73 @@
+//! The values of one call of an operation.
+
+use crate::graph::{Graph, Op, Value};
+use crate::ir::strides;
+
+/// The inputs and outputs of one op of a graph.
+#[derive(Clone, Copy)]
+pub struct Operands<'g> {
+    graph: &'g Graph,
+    op: &'g Op,
+}
+
+impl<'g> Operands<'g> {
+    pub(crate) fn new(graph: &'g Graph, op: &'g Op) -> Self {
+        Self { graph, op }
+    }
+
+    /// Number of inputs.
+    #[must_use]
+    pub fn inputs(&self) -> usize {
+        self.op.inputs.len()
+    }
+
+    /// The `n`-th input.
+    ///
+    /// # Panics
+    /// If there is no such input.
+    #[must_use]
+    pub fn input(&self, n: usize) -> &'g Value {
+        self.graph.value(self.op.inputs[n])
+    }
+
+    /// The `n`-th output.
+    ///
+    /// # Panics
+    /// If there is no such output.
+    #[must_use]
+    pub fn output(&self, n: usize) -> &'g Value {
+        self.graph.value(self.op.outputs[n])
+    }
+
+    /// Elements of the first input; 0 without inputs.
+    #[must_use]
+    pub fn input_numel(&self) -> u64 {
+        let first = self.op.inputs.first();
+        first.map_or(0, |&v| self.graph.value(v).numel())
+    }
+
+    /// Elements of the first output; 0 without outputs.
+    #[must_use]
+    pub fn output_numel(&self) -> u64 {
+        let first = self.op.outputs.first();
+        first.map_or(0, |&v| self.graph.value(v).numel())
+    }
+
+    /// Whether all operands are dense and in the same order, so that a kernel can run over flat
+    /// memory.
+    #[must_use]
+    pub fn dense(&self) -> bool {
+        let Some(&out) = self.op.outputs.first() else {
+            return false;
+        };
+        let out = self.graph.value(out);
+        let inputs = self.op.inputs.iter().map(|&v| self.graph.value(v));
+        inputs.chain([out]).all(|v| {
+            let whole = strides::extent(&v.shape, &v.strides) == v.numel()
+                && strides::distinct(&v.shape, &v.strides) == v.numel();
+            let same = v.shape == out.shape && v.strides == out.strides
+                || v.is_contiguous() && out.is_contiguous();
+            v.numel() == 1 || whole && same && v.numel() == out.numel()
+        })
+    }
+}

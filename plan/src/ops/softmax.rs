@@ -1,0 +1,125 @@
+//! Log-softmax over the last dimension.
+
+use super::pointwise::elementwise;
+use super::signature::{Extent, Operand, Reduced, Signature, full, operand};
+use super::vjp::backward_only;
+use super::{Contributions, Fusion, OpDef, Operands, Vjp};
+use crate::ir::{KernelClass, OpKind, op};
+
+const X: Operand = full("an input");
+const Y: Operand = full("the output");
+
+/// The gradient of a log-softmax, from its result.
+fn from_result(mut at: Vjp<'_>) -> Contributions {
+    let (x, y, dy) = (at.x(0), at.y(0), at.dy);
+    Vjp::first(at.like(OpKind::LogSoftmaxGrad, &[dy, y], x))
+}
+
+impl OpDef for op::LogSoftmax {
+    fn name(&self) -> &'static str {
+        "log_softmax"
+    }
+
+    fn signature(&self) -> Signature {
+        Signature::new(&[X], &[Y]).reduces(Reduced::Input(0))
+    }
+
+    fn fusion(&self) -> Fusion {
+        Fusion::Row
+    }
+
+    fn flops(&self, at: &Operands<'_>) -> u64 {
+        5 * at.input_numel()
+    }
+
+    fn class(&self, _: &Operands<'_>) -> KernelClass {
+        KernelClass::Softmax
+    }
+
+    fn vjp(&self, at: Vjp<'_>) -> Contributions {
+        from_result(at)
+    }
+}
+
+impl OpDef for op::LogProbs {
+    fn name(&self) -> &'static str {
+        "log_probs"
+    }
+
+    fn signature(&self) -> Signature {
+        Signature::new(&[X, X], &[Y])
+    }
+
+    fn fusion(&self) -> Fusion {
+        Fusion::Pointwise
+    }
+
+    fn flops(&self, at: &Operands<'_>) -> u64 {
+        at.output_numel()
+    }
+
+    fn class(&self, at: &Operands<'_>) -> KernelClass {
+        elementwise(at)
+    }
+
+    fn vjp(&self, at: Vjp<'_>) -> Contributions {
+        from_result(at)
+    }
+
+    fn differentiable(&self, n: usize) -> bool {
+        n == 0
+    }
+}
+
+impl OpDef for op::LogSoftmaxGrad {
+    fn name(&self) -> &'static str {
+        "log_softmax_backward"
+    }
+
+    fn signature(&self) -> Signature {
+        Signature::new(&[X, X], &[Y]).reduces(Reduced::Output(0))
+    }
+
+    fn fusion(&self) -> Fusion {
+        Fusion::Row
+    }
+
+    fn flops(&self, at: &Operands<'_>) -> u64 {
+        4 * at.input_numel()
+    }
+
+    fn class(&self, _: &Operands<'_>) -> KernelClass {
+        KernelClass::Softmax
+    }
+
+    fn vjp(&self, _: Vjp<'_>) -> Contributions {
+        backward_only()
+    }
+}
+
+impl OpDef for op::LogSumExp {
+    fn name(&self) -> &'static str {
+        "logsumexp"
+    }
+
+    fn signature(&self) -> Signature {
+        Signature::new(&[X], &[operand("a norm's statistic", Extent::PerRow)])
+            .reduces(Reduced::Input(0))
+    }
+
+    fn fusion(&self) -> Fusion {
+        Fusion::Row
+    }
+
+    fn flops(&self, at: &Operands<'_>) -> u64 {
+        3 * at.input_numel()
+    }
+
+    fn class(&self, _: &Operands<'_>) -> KernelClass {
+        KernelClass::Softmax
+    }
+
+    fn vjp(&self, _: Vjp<'_>) -> Contributions {
+        backward_only()
+    }
+}
