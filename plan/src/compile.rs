@@ -21,10 +21,10 @@ pub mod tape;
 mod tests;
 
 use crate::autodiff::{self, recompute::Recomputed};
+use crate::config::{CompileMode, Family, MergeProjections, Scenario};
 use crate::ir::{Module, ModuleId, Param, ParamId};
 use crate::model::flops::{self, Backward};
 use crate::model::{self, build, tree::Tree};
-use crate::scenario::{CompileMode, Family, MergeProjections, Scenario};
 use crate::units::Flops;
 use tape::Tape;
 

@@ -10,6 +10,7 @@
 pub mod autodiff;
 pub mod check;
 pub mod compile;
+pub mod config;
 pub mod graph;
 pub mod ir;
 pub mod lower;
@@ -22,6 +23,6 @@ pub mod scenario;
 pub mod shard;
 pub mod units;
 
+pub use config::Scenario;
 pub use lower::plan;
 pub use program::Program;
-pub use scenario::Scenario;

@@ -20,12 +20,12 @@ mod walk;
 
 use crate::compile::tape::Tape;
 use crate::compile::{self, Neighbours, Sharding};
+use crate::config::{
+    AllocatorKind, CompileMode, CudaGraph, OuterStrategy, PolicyKind, Scenario, Strategy,
+};
 use crate::ir::{Module, Param, UnitId};
 use crate::memory::{self, AllocError, ReplayError};
 use crate::program::{Instr, Phase, Program, ProgramMeta, Section, SectionKind, Unit};
-use crate::scenario::{
-    AllocatorKind, CompileMode, CudaGraph, OuterStrategy, PolicyKind, Scenario, Strategy,
-};
 use crate::shard::{
     Group, Layout, LayoutKind, ShardError, UnitSpec, assign_units, build_groups, check_frozen,
 };

@@ -17,10 +17,9 @@ mod loss;
 pub(crate) mod testing;
 pub(crate) mod tree;
 
+use crate::config::{Family, Scenario};
 use crate::graph::{Graph, ValueId};
 use crate::ir::{Module, Param};
-use crate::scenario::Scenario;
-use crate::scenario::types::Family;
 use crate::units::Flops;
 
 /// The forward graph of one micro-batch.

@@ -23,8 +23,6 @@ mod schema;
 mod shipped;
 mod spellings;
 mod sweep;
-pub mod types;
-pub(crate) mod units;
 mod validate;
 mod value;
 
@@ -40,9 +38,9 @@ pub use reference::reference;
 pub use schema::schema;
 pub use shipped::{find_shipped, is_example, shipped};
 pub use sweep::{Axis, Sweep, SweepPoint, check_axis, load_sweep, sweep_of};
-pub use types::*;
 pub use value::parse_bytes;
 
+use crate::config::Scenario;
 use std::collections::BTreeMap;
 use std::path::Path;
 

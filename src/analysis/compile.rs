@@ -4,10 +4,11 @@
 use crate::predict::{PredictError, Prediction, Profiles, predict};
 use serde::Serialize;
 use shardlab_plan::Scenario;
+use shardlab_plan::config::CompileMode;
 use shardlab_plan::ir::{COMPUTE, HostWorkKind};
 use shardlab_plan::program::{Op, SectionKind};
 use shardlab_plan::record::Span;
-use shardlab_plan::scenario::{CompileMode, ScenarioError};
+use shardlab_plan::scenario::ScenarioError;
 use shardlab_plan::units::{Bytes, Picos};
 use shardlab_sim::Options;
 

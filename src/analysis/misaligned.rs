@@ -2,9 +2,9 @@
 
 use crate::predict::Prediction;
 use shardlab_plan::Program;
+use shardlab_plan::config::Reshard;
 use shardlab_plan::ir::{Collective, CollectiveKind};
 use shardlab_plan::program::Op;
-use shardlab_plan::scenario::Reshard;
 use shardlab_plan::units::Picos;
 use std::collections::BTreeMap;
 

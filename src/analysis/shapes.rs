@@ -3,8 +3,8 @@
 
 use crate::predict::Prediction;
 use shardlab_plan::Scenario;
+use shardlab_plan::config::Family;
 use shardlab_plan::ir::KernelClass;
-use shardlab_plan::scenario::Family;
 use shardlab_sim::Profile;
 use std::collections::BTreeSet;
 

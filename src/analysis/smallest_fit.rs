@@ -4,7 +4,7 @@ use super::whatif::{self, Change, Effect, Load, WhatIf, is_settable};
 use crate::predict::{Fit, Prediction, Profiles};
 use rayon::prelude::*;
 use shardlab_plan::Scenario;
-use shardlab_plan::scenario::{OuterStrategy, PolicyKind, Recompute, Reshard};
+use shardlab_plan::config::{OuterStrategy, PolicyKind, Recompute, Reshard};
 use std::cmp::Reverse;
 
 /// Options that are combined at most.

@@ -5,9 +5,8 @@ use super::verdict::HEADROOM;
 use crate::predict::{Fit, PredictError, Prediction, Profiles, predict_light};
 use rayon::prelude::*;
 use shardlab_plan::Scenario;
-use shardlab_plan::scenario::{
-    BatchUnit, OuterStrategy, PolicyKind, Recompute, RecomputeLayers, ScenarioError, keys,
-};
+use shardlab_plan::config::{OuterStrategy, PolicyKind, Recompute, RecomputeLayers};
+use shardlab_plan::scenario::{BatchUnit, ScenarioError, keys};
 use shardlab_plan::units::Bytes;
 use shardlab_sim::Profile;
 

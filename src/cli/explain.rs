@@ -17,8 +17,9 @@ use crate::analysis::warnings::{self, Warning};
 use crate::analysis::whatif::{Effect, WhatIf, try_all};
 use crate::analysis::{compile, peak};
 use crate::predict::{PredictError, Prediction, predict};
+use shardlab_plan::config::CompileMode;
 use shardlab_plan::record::basis::{milliseconds, number};
-use shardlab_plan::scenario::{self, CompileMode};
+use shardlab_plan::scenario;
 use shardlab_plan::units::{ByteUnit, Picos};
 use shardlab_sim::Options;
 

@@ -12,7 +12,7 @@ use super::progress::Progress;
 use crate::gate::against::{AgainstError, Binary, Commit, Revision, Scratch, Tree};
 use crate::gate::collect::{Collect, GateError, TIMEOUT, on_cpu};
 use crate::gate::plant::Plant;
-use shardlab_plan::scenario::GatePreset;
+use shardlab_plan::config::GatePreset;
 use shardlab_plan::{Scenario, scenario};
 use shardlab_reports::gate::baseline::{self, Baseline, BaselineError, Blessed};
 use shardlab_reports::gate::{Facts, Finding, Limits, Verdict, format, judge};

@@ -5,7 +5,8 @@ use super::{Trial, render};
 use crate::device::{DeviceFactory, FailureKind};
 use crate::engine::ExecError;
 use crate::train::TrainError;
-use shardlab_plan::scenario::{self, Scenario};
+use shardlab_plan::config::Scenario;
+use shardlab_plan::scenario;
 use std::path::PathBuf;
 use std::time::Duration;
 

@@ -15,9 +15,9 @@ use super::random::Sequence;
 use half::{bf16, f16};
 use rayon::iter::{IndexedParallelIterator, IntoParallelIterator, ParallelIterator};
 use rayon::slice::{ParallelSlice, ParallelSliceMut};
+use shardlab_plan::config::{Family, Model, Scenario};
 use shardlab_plan::ir::{BufferId, Const, ConstId, DType, Holds};
 use shardlab_plan::program::Program;
-use shardlab_plan::scenario::{Family, Model, Scenario};
 use std::ops::Range;
 
 /// Contents of one rank's inputs: by micro-batch, the bytes of every constant that is new in each.

@@ -12,8 +12,8 @@ use super::state::StateIo;
 use rayon::iter::{IndexedParallelIterator, ParallelIterator};
 use rayon::slice::ParallelSliceMut;
 use shardlab_plan::Program;
+use shardlab_plan::config::Family;
 use shardlab_plan::ir::{ModuleKind, Param, ParamId};
-use shardlab_plan::scenario::Family;
 use std::ops::Range;
 
 /// Standard deviation of matrices.

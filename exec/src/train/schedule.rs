@@ -1,7 +1,7 @@
 //! Optimizer settings of each step.
 
 use crate::operand::Hyper;
-use shardlab_plan::scenario::{LrSchedule, Train};
+use shardlab_plan::config::{LrSchedule, Train};
 
 /// Learning rate of step `step` (from 0). The horizon of a cosine is the scenario's number of steps, whatever part of it
 /// a run does; beyond it the rate stays at its end.

@@ -1,10 +1,10 @@
 //! Recompute: a block's forward is run again at the start of its backward, and the rules refer to its new values.
 
 use super::{Engine, Section};
+use crate::config::{Recompute, RecomputeLayers, Train};
 use crate::graph::{Act, Buffer, Op, Root, Value, ValueId, View};
 use crate::ir::{Module, ModuleId, ModuleKind};
 use crate::model::ModelGraph;
-use crate::scenario::types::{Recompute, RecomputeLayers, Train};
 use smallvec::SmallVec;
 use std::ops::Range;
 

@@ -11,11 +11,11 @@
 use super::schedule::Orders;
 use super::{Neighbours, Sharding};
 use crate::autodiff::Ready;
+use crate::config::MergeProjections;
 use crate::graph::{Act, Buffer, Graph, Op, Root, Value, ValueId, View};
 use crate::ir::strides::Strides;
 use crate::ir::{ModuleId, ModuleKind, OpKind, ParamId, Shape, op, strides};
 use crate::model::ModelGraph;
-use crate::scenario::types::MergeProjections;
 use smallvec::SmallVec;
 use std::collections::BTreeMap;
 

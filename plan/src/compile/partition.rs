@@ -7,9 +7,9 @@
 
 use super::schedule::Orders;
 use crate::autodiff::recompute::Recomputed;
+use crate::config::Recompute;
 use crate::graph::{Act, Graph, Op, Root, Value, ValueId};
 use crate::ops::Fusion;
-use crate::scenario::types::Recompute;
 use smallvec::SmallVec;
 use std::collections::BTreeMap;
 

@@ -2,10 +2,10 @@
 
 use super::{Sharding, alike, epilogue, fuse, inplace, merge, partition, products};
 use crate::autodiff::{Backward, recompute::Recomputed};
+use crate::config::{Compile, CompileMode};
 use crate::graph::{Act, Graph, Op, ValueId, View};
 use crate::ir::{Module, ModuleId, ModuleKind};
 use crate::model::ModelGraph;
-use crate::scenario::types::{Compile, CompileMode};
 use smallvec::{SmallVec, smallvec};
 use std::collections::BTreeMap;
 

@@ -2,9 +2,9 @@
 
 use super::tape::*;
 use super::{Neighbours, Sharding, modules_and_params, tape};
+use crate::config::*;
 use crate::ir::*;
 use crate::model::testing::*;
-use crate::scenario::types::*;
 use std::collections::BTreeMap;
 
 mod closed_forms;

@@ -5,9 +5,9 @@
 
 use super::PlanError;
 use super::context::Cx;
+use crate::config::{CudaGraph, Scope};
 use crate::ir::{ModuleKind, Pool};
 use crate::program::{Op, Program};
-use crate::scenario::{CudaGraph, Scope};
 
 /// Moves what steps free again from the caching allocator to planned slots.
 pub(super) fn fix_addresses(program: &mut Program) {

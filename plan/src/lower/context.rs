@@ -4,14 +4,14 @@ use super::PlanError;
 use super::builder::{Builder, NewBuffer};
 use super::kernels::Kernels;
 use crate::compile::tape::{Tape, TapeOp};
+use crate::config::{
+    AllocatorKind, OuterStrategy, PolicyKind, Prefetch, Reshard, Scenario, Strategy,
+};
 use crate::ir::{
     Access, BufferId, COMPUTE, CommId, DType, GroupId, Holds, ModuleId, ModuleKind, ParamId, Pool,
     Role, ShardOp, StreamId, UnitId,
 };
 use crate::program::{Axis, Communicator, Rule};
-use crate::scenario::{
-    AllocatorKind, OuterStrategy, PolicyKind, Prefetch, Reshard, Scenario, Strategy,
-};
 use crate::shard::{Group, Layout, UnitSpec, mesh};
 use std::collections::HashMap;
 

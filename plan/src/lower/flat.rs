@@ -14,12 +14,12 @@ use super::context::{Comms, Cx, outer_optim, params_apart};
 use super::optimizer::{Moments, moments};
 use super::streams::CommStreams;
 use super::walk::Location;
+use crate::config::PolicyKind;
 use crate::ir::{
     Access, BufferId, COMPUTE, CollectiveKind, DType, GroupId, Holds, ParamId, Part, PerRank,
     ReduceOp, Role, ShardOp, StreamId,
 };
 use crate::program::Rule;
-use crate::scenario::PolicyKind;
 use crate::shard::{Layout, mesh};
 use smallvec::smallvec;
 use std::collections::BTreeMap;

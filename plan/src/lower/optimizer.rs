@@ -3,12 +3,12 @@
 use super::builder::NewBuffer;
 use super::context::Cx;
 use super::walk::Lifecycle;
+use crate::config::{Optimizer, PolicyKind};
 use crate::ir::{
     Access, BufferId, COMPUTE, CollectiveKind, CommId, DType, Holds, HostWorkKind, Part, Pieces,
     ReduceOp, Role, ShardOp, StreamId, UnitId,
 };
 use crate::program::{Axis, Communicator, Phase, Rule};
-use crate::scenario::{Optimizer, PolicyKind};
 use smallvec::smallvec;
 
 /// One tensor the optimizer updates.
@@ -260,7 +260,7 @@ fn norm<L: Lifecycle>(
 
 /// Ranks whose optimizer shards differ: the inner axis where anything is sharded, both axes under HFSDP.
 fn norm_axis(cx: &Cx<'_>) -> Option<(Axis, u32, u32)> {
-    use crate::scenario::{OuterStrategy, Strategy};
+    use crate::config::{OuterStrategy, Strategy};
     let inner = cx.strategy != Strategy::NoShard;
     let outer = cx.outer > 1 && cx.scenario.fsdp.outer_strategy == OuterStrategy::Optim;
     match (inner, outer) {

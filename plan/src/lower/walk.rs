@@ -5,12 +5,12 @@ use super::capture::captured;
 use super::context::Cx;
 use super::optimizer;
 use crate::compile::tape::TapeOp;
+use crate::config::{CompileMode, CudaGraph, Loss, PolicyKind};
 use crate::ir::{
     Access, BufferId, COMPUTE, EventId, HostWorkKind, KernelClass, KernelId, ModuleId, ModuleKind,
     ParamId, PerRank, ScopeId, Source, UnitId,
 };
 use crate::program::{Phase, Rule, workspace};
-use crate::scenario::{CompileMode, CudaGraph, Loss, PolicyKind};
 
 /// Where a parameter or gradient lies.
 #[derive(Clone, Copy, Debug)]

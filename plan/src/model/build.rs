@@ -2,11 +2,10 @@
 
 use super::flops::{self, Backward};
 use super::tree::Tree;
+use crate::config::{CompileMode, Family, PolicyKind, Scenario};
 use crate::graph::{Graph, Root, ValueId};
 use crate::ir::{Const, DType, ModuleId, ModuleKind, OpKind, ParamId, Real, op};
 use crate::model::ModelGraph;
-use crate::scenario::types::{CompileMode, Family};
-use crate::scenario::{PolicyKind, Scenario};
 use crate::units::Bytes;
 use smallvec::SmallVec;
 

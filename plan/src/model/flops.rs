@@ -1,10 +1,9 @@
 //! Model FLOPs: the arithmetic that a step asks for, however it is done. What recompute adds does not count.
 
 use super::tree::Tree;
+use crate::config::{Family, Scenario};
 use crate::graph::{Act, Graph, Root, ValueId, View};
 use crate::ir::OpKind;
-use crate::scenario::Scenario;
-use crate::scenario::types::Family;
 use crate::units::Flops;
 
 /// Which products have a gradient of their input.

@@ -2,9 +2,9 @@
 
 use super::build::Builder;
 use super::chunked;
+use crate::config::Loss;
 use crate::graph::ValueId;
 use crate::ir::{DType, ModuleKind, OpKind, Real, op};
-use crate::scenario::types::Loss;
 
 /// Token ids and labels: views of one `[batch, seq + 1]` buffer.
 pub(super) fn tokens(b: &mut Builder<'_>) -> (ValueId, ValueId) {

@@ -1,7 +1,7 @@
 //! Scenarios for tests, built by hand.
 
+use crate::config::*;
 use crate::ir::DType;
-use crate::scenario::types::*;
 
 /// A scenario of a family with tiny shapes and the usual defaults.
 pub(crate) fn tiny(family: Family) -> Scenario {

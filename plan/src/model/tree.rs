@@ -1,9 +1,8 @@
 //! Module tree and parameters of each family.
 
+use crate::config::pattern::covers;
+use crate::config::{Bias, Family, Model, Scenario};
 use crate::ir::{Module, ModuleId, ModuleKind, Param, ParamId, Shape};
-use crate::scenario::Scenario;
-use crate::scenario::types::{Bias, Family, Model};
-use crate::scenario::units::covers;
 use smallvec::smallvec;
 
 /// Where the repeated blocks lie in the tables.

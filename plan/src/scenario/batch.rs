@@ -1,6 +1,6 @@
 //! What batches are counted in.
 
-use super::types::Family;
+use crate::config::Family;
 
 /// What the batches of a model are counted in: the one place that says how throughput is called.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]

@@ -3,7 +3,7 @@
 use super::error::ScenarioError;
 use super::keys::Key;
 use super::merge::Document;
-use super::types::{Family, Loss, Model, Scenario};
+use crate::config::{Family, Loss, Model, Scenario};
 
 /// Blocks times micro-batches: what a program's length grows with.
 const MOST_BLOCK_RUNS: u64 = 1 << 15;

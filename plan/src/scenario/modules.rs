@@ -3,9 +3,9 @@
 use super::error::ScenarioError;
 use super::keys::Key;
 use super::merge::Document;
-use super::types::Scenario;
-use super::units::{glob, unit_pattern};
 use super::value::Value;
+use crate::config::Scenario;
+use crate::config::pattern::{glob, unit_pattern};
 use crate::ir::Module;
 use crate::model::tree::Tree;
 use crate::shard::{ShardError, check_frozen, check_recomputed, check_unit};

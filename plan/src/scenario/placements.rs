@@ -3,8 +3,8 @@
 use super::error::ScenarioError;
 use super::keys::Key;
 use super::merge::Document;
-use super::types::{Mesh, OuterStrategy, Strategy};
 use super::value::Value;
+use crate::config::{Mesh, OuterStrategy, Strategy};
 
 const STRATEGIES: &[(&str, Strategy)] = &[
     ("no_shard", Strategy::NoShard),

@@ -3,9 +3,9 @@
 use super::error::ScenarioError;
 use super::keys::Key;
 use super::merge::{Document, Layer};
-use super::types::Scenario;
 use super::value::Value;
 use super::{load, read};
+use crate::config::Scenario;
 use std::path::Path;
 
 /// One axis of a sweep.

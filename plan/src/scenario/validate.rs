@@ -6,8 +6,8 @@ use super::limits;
 use super::merge::Document;
 use super::modules;
 use super::read;
-use super::types::*;
 use super::value::Value;
+use crate::config::*;
 use crate::shard::mesh;
 
 /// Most ranks of a mesh.

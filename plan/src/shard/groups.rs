@@ -2,9 +2,9 @@
 
 use super::pattern::{has_place_for_parameters, hint};
 use super::{FlatItem, Group, Layout, LayoutError, ShardError, flat_layout, per_param_layout};
+use crate::config::pattern::{covers, matches};
+use crate::config::{UnitPattern, Units};
 use crate::ir::{Module, ModuleId, ModuleKind, Param, ParamId, UnitId};
-use crate::scenario::units::{covers, matches};
-use crate::scenario::{UnitPattern, Units};
 
 /// A unit before its parameters are known.
 #[derive(Clone, Debug, PartialEq, Eq)]

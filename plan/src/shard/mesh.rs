@@ -3,10 +3,12 @@
 //! Rank `r` sits at outer coordinate `r / dp_shard` and inner coordinate `r % dp_shard`: the inner (sharding) axis joins
 //! neighbours, which share a node where they can.
 
-use crate::program::Communicator;
-use crate::scenario::{Mesh, OuterStrategy, Strategy};
 #[cfg(test)]
-use crate::{scenario::Precision, units::Bytes};
+use crate::config::Precision;
+use crate::config::{Mesh, OuterStrategy, Strategy};
+use crate::program::Communicator;
+#[cfg(test)]
+use crate::units::Bytes;
 use serde::Serialize;
 use std::ops::Range;
 

@@ -2,8 +2,8 @@
 
 use super::limits::Place;
 use serde::Serialize;
+use shardlab_plan::config::GatePreset;
 use shardlab_plan::record::Basis;
-use shardlab_plan::scenario::GatePreset;
 
 /// Kind of a finding.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]

@@ -11,7 +11,7 @@ use super::baseline::Baseline;
 use super::facts::Facts;
 use super::finding::{Class, Finding, Status, Verdict};
 use super::limits::{Limit, Limits, Place};
-use shardlab_plan::scenario::GatePreset;
+use shardlab_plan::config::GatePreset;
 
 pub(super) use convergence::FINITE;
 pub(super) use memory::FITS;

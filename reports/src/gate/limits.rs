@@ -1,7 +1,8 @@
 //! Limits in force, and where each was written.
 
 use serde::Serialize;
-use shardlab_plan::scenario::{Gate, GatePreset, GateProgram, Position};
+use shardlab_plan::config::{Gate, GatePreset, GateProgram};
+use shardlab_plan::scenario::Position;
 use std::collections::BTreeMap;
 use std::fmt;
 

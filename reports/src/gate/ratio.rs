@@ -96,7 +96,7 @@ fn sentence(c: &Comparison, limit: f64) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use shardlab_plan::scenario::Gate;
+    use shardlab_plan::config::Gate;
     use std::collections::BTreeMap;
 
     fn limits() -> Limits {

@@ -3,7 +3,8 @@
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 use shardlab_plan::Scenario;
-use shardlab_plan::scenario::{BatchUnit, Family, parse};
+use shardlab_plan::config::Family;
+use shardlab_plan::scenario::{BatchUnit, parse};
 use std::collections::{BTreeMap, BTreeSet};
 
 /// The option that names the hardware profile, which may be a path.

@@ -3,7 +3,9 @@
 //!
 //! Shared by the libFuzzer target (`fuzz/`) and the test beside this folder.
 
-use shardlab_plan::scenario::{self, Accept, Scenario, ScenarioError};
+use shardlab_plan::config::Scenario;
+use shardlab_plan::scenario;
+use shardlab_plan::scenario::{Accept, ScenarioError};
 use shardlab_plan::{check, lower};
 use shardlab_sim::{Options, Profile, SimError, simulate_light};
 use std::fmt::Write as _;

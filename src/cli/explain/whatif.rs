@@ -9,7 +9,7 @@ use crate::analysis::smallest_fit::{Search, Solution};
 use crate::analysis::verdict::{Verdict, free_memory};
 use crate::analysis::whatif::{Effect, WhatIf, is_settable};
 use crate::predict::{Fit, TIGHT};
-use shardlab_plan::scenario::PolicyKind;
+use shardlab_plan::config::PolicyKind;
 use shardlab_plan::units::{ByteUnit, Bytes, signed, thousands};
 use std::collections::BTreeMap;
 

@@ -2,7 +2,7 @@
 
 use crate::train::TrainError;
 use serde_json::{Value, json};
-use shardlab_plan::scenario::{Bias, Family, Model};
+use shardlab_plan::config::{Bias, Family, Model};
 use std::path::Path;
 
 /// What transformers calls a model of family llama.

@@ -1,7 +1,7 @@
 //! Names of parameters.
 
 use shardlab_plan::Program;
-use shardlab_plan::scenario::Family;
+use shardlab_plan::config::Family;
 
 /// How a parameter is stored.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -1,11 +1,11 @@
 //! What the optimizer of the flat policies updates, and the refresh of compute weights after it.
 
 use super::{Flat, GroupState};
+use crate::config::PolicyKind;
 use crate::ir::{Access, COMPUTE, GroupId, PerRank, ShardOp, StreamId};
 use crate::lower::context::Cx;
 use crate::lower::optimizer::{OptimizerItem, ShardState};
 use crate::program::Rule;
-use crate::scenario::PolicyKind;
 use crate::shard::{Layout, mesh};
 
 impl Flat {

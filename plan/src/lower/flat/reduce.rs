@@ -1,13 +1,13 @@
 //! Reductions of the flat policies: gradients sharded at rest, or resting in full.
 
 use super::Flat;
+use crate::config::PolicyKind;
 use crate::ir::{
     Access, BufferId, COMPUTE, CollectiveKind, CommId, DType, EventId, GroupId, Part, PerRank,
     Pieces, Real, ReduceOp, Role, ShardOp, StreamId,
 };
 use crate::lower::context::Cx;
 use crate::program::Rule;
-use crate::scenario::PolicyKind;
 use crate::shard::mesh;
 use smallvec::smallvec;
 

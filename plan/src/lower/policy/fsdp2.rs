@@ -12,6 +12,7 @@ mod gather;
 mod reduce;
 mod tables;
 
+use crate::config::{OuterStrategy, Reshard};
 use crate::ir::{
     Access, BufferId, COMPUTE, EventId, GroupId, Holds, HostWorkKind, ParamId, PerRank, Pool, Role,
     StreamId, UnitId,
@@ -22,7 +23,6 @@ use crate::lower::optimizer::{OptimizerItem, ShardState, moments};
 use crate::lower::streams::CommStreams;
 use crate::lower::walk::{Lifecycle, Location};
 use crate::program::{Phase, Rule, StreamKind};
-use crate::scenario::{OuterStrategy, Reshard};
 use crate::shard::{Layout, PerParamLayout};
 use std::collections::VecDeque;
 

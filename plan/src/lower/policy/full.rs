@@ -15,6 +15,7 @@ mod buckets;
 mod gather;
 mod reduce;
 
+use crate::config::Reshard;
 use crate::ir::{Access, BufferId, COMPUTE, EventId, Holds, ParamId, PerRank, Role, UnitId};
 use crate::lower::builder::NewBuffer;
 use crate::lower::context::{Comms, Cx};
@@ -22,7 +23,6 @@ use crate::lower::optimizer::{Moments, OptimizerItem, ShardState, moments};
 use crate::lower::streams::CommStreams;
 use crate::lower::walk::{Lifecycle, Location, Pass};
 use crate::program::{Phase, Rule};
-use crate::scenario::Reshard;
 use crate::shard::Layout;
 use buckets::{Bucket, Direction, direction, reductions, window};
 use reduce::ReduceBuffers;

@@ -6,6 +6,7 @@
 //!   on; behind the last one the bucket is reduced in place into the rank's slice and then added to the shard at rest; a queue bounded
 //!   in elements decides when buckets are released.
 
+use crate::config::{AllocatorKind, Prefetch, Strategy};
 use crate::ir::{
     Access, BufferId, COMPUTE, DType, EventId, GroupId, HostWorkKind, ParamId, PerRank, Role,
     ShardOp, UnitId,
@@ -17,7 +18,6 @@ use crate::lower::optimizer::ShardState;
 use crate::lower::streams::CommStreams;
 use crate::lower::walk::{Lifecycle, Location};
 use crate::program::{Axis, Communicator, Phase, Rule};
-use crate::scenario::{AllocatorKind, Prefetch, Strategy};
 use smallvec::SmallVec;
 use std::collections::VecDeque;
 

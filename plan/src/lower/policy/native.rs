@@ -12,6 +12,7 @@
 //!   optimizer's launch on it, and groups are updated in the order of their reductions.
 
 use crate::compile::tape::TapeOp;
+use crate::config::{Prefetch, Reshard};
 use crate::ir::{
     Access, BufferId, COMPUTE, EventId, GroupId, Holds, ParamId, PerRank, Role, ShardOp, Source,
     StreamId, UnitId,
@@ -23,7 +24,6 @@ use crate::lower::reduction;
 use crate::lower::streams::CommStreams;
 use crate::lower::walk::{Lifecycle, Location};
 use crate::program::{Phase, Rule};
-use crate::scenario::{Prefetch, Reshard};
 use std::collections::VecDeque;
 
 /// A gradient buffer whose reduction is in flight.

@@ -2,6 +2,7 @@
 
 use super::super::*;
 use super::minimal;
+use crate::config::*;
 use crate::ir::DType;
 use crate::units::Bytes;
 
@@ -121,7 +122,7 @@ fn defaults_that_a_policy_changes() {
 
 #[test]
 fn merged_projections_by_mode_and_policy() {
-    use MergeProjections as M;
+    use crate::config::MergeProjections as M;
     let of = |set: &[&str]| minimal(set).unwrap().compile.merge_projections;
     assert_eq!(of(&["compile.mode=regions"]), M::Qkv);
     assert_eq!(of(&["compile.mode=blocks"]), M::Qkv);

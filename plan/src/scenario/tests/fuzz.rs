@@ -1,6 +1,7 @@
 //! No input makes the parser panic, and what it accepts keeps its rules.
 
-use super::super::{Reshard, Scenario, keys, load, parse, shipped};
+use super::super::{keys, load, parse, shipped};
+use crate::config::{Reshard, Scenario};
 use proptest::prelude::*;
 
 /// What every accepted scenario keeps, said independently of `validate.rs`.

@@ -2,6 +2,7 @@
 
 use super::super::*;
 use super::{Folder, minimal};
+use crate::config::*;
 use proptest::prelude::*;
 use std::path::Path;
 

@@ -2,6 +2,7 @@
 
 use super::super::*;
 use super::{Folder, MINIMAL};
+use crate::config::*;
 use std::fs;
 
 #[test]

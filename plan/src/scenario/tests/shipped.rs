@@ -1,6 +1,7 @@
 //! The shipped scenarios, presets and schema.
 
 use super::super::*;
+use crate::config::*;
 use serde_json::Value as Json;
 use std::collections::BTreeSet;
 use std::path::Path;

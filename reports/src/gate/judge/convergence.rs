@@ -5,7 +5,7 @@ use crate::gate::baseline::Baseline;
 use crate::gate::facts::{Curve, Facts, Measured};
 use crate::gate::finding::{Class, Finding, Status};
 use crate::gate::limits::{Limits, Place, percent};
-use shardlab_plan::scenario::GatePreset;
+use shardlab_plan::config::GatePreset;
 
 /// Seeds from which on final losses are tested instead of a single curve.
 const ENOUGH_SEEDS: usize = 3;

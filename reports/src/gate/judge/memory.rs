@@ -5,7 +5,7 @@ use crate::gate::baseline::Baseline;
 use crate::gate::facts::{Facts, Measured, MemoryFacts};
 use crate::gate::finding::{Class, Finding, Status};
 use crate::gate::limits::{Limits, percent};
-use shardlab_plan::scenario::GatePreset;
+use shardlab_plan::config::GatePreset;
 use shardlab_plan::units::{Bytes, count};
 use std::collections::{BTreeMap, BTreeSet};
 

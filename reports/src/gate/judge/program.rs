@@ -7,7 +7,7 @@ use crate::gate::finding::{Change, Class, Finding, Status};
 use crate::gate::limits::Limits;
 use crate::gate::outline::{allocations, changes, expand};
 use crate::view::{HARDWARE, changed_counts, deltas};
-use shardlab_plan::scenario::GateProgram;
+use shardlab_plan::config::GateProgram;
 use std::collections::BTreeMap;
 
 /// Lines of a diff that are shown.

@@ -3,7 +3,8 @@
 use super::*;
 use crate::gate::facts::Curve;
 use crate::gate::testing::facts;
-use shardlab_plan::scenario::{Gate, GatePreset, GateProgram, Position};
+use shardlab_plan::config::{Gate, GatePreset, GateProgram};
+use shardlab_plan::scenario::Position;
 use shardlab_plan::units::Bytes;
 use std::collections::BTreeMap;
 

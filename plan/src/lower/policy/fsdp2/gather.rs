@@ -1,6 +1,7 @@
 //! Gathers, copy-outs and what resharding keeps or frees.
 
 use super::{Fsdp2, Gather, hooks, tables};
+use crate::config::{Prefetch, Reshard};
 use crate::ir::{
     Access, COMPUTE, CollectiveKind, GroupId, Holds, Part, PerRank, Pool, ReduceOp, Role, ShardOp,
     UnitId,
@@ -8,7 +9,6 @@ use crate::ir::{
 use crate::lower::builder::NewBuffer;
 use crate::lower::context::{Cx, prefetch_targets};
 use crate::program::Rule;
-use crate::scenario::{Prefetch, Reshard};
 use smallvec::smallvec;
 
 impl Fsdp2 {

@@ -1,6 +1,7 @@
 //! Reductions: copy-in, reduce-scatter, all-reduce over replicas, accumulation (`foreach_reduce`).
 
 use super::{Fsdp2, hooks, tables};
+use crate::config::Scenario;
 use crate::ir::{
     Access, BufferId, COMPUTE, DType, GroupId, Holds, Pool, Real, ReduceOp, Role, ShardOp, StreamId,
 };
@@ -8,7 +9,6 @@ use crate::lower::builder::NewBuffer;
 use crate::lower::context::Cx;
 use crate::lower::reduction;
 use crate::program::Rule;
-use crate::scenario::Scenario;
 use smallvec::SmallVec;
 
 /// How gradients become an average.

@@ -1,6 +1,6 @@
 //! The syntax of module patterns, and what they match.
 
-use super::types::UnitPattern;
+use super::UnitPattern;
 
 /// Parses one entry of `units`: globs joined by `+`, with an optional `=keep`.
 pub(crate) fn unit_pattern(text: &str) -> Result<UnitPattern, String> {

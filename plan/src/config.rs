@@ -1,0 +1,75 @@
+//! The resolved scenario: every option has a value, every combination is legal.
+//!
+//! Values of these types come from [`scenario::load`](crate::scenario::load), which checks them.
+//! Code that builds one by hand (tests) has to keep the rules of `scenario/validate.rs`.
+
+mod compile;
+mod fsdp;
+mod gate;
+mod mesh;
+mod model;
+pub(crate) mod pattern;
+mod precision;
+mod train;
+
+pub use compile::{Compile, CompileMode, CudaGraph, MergeProjections, Scope};
+pub use fsdp::{
+    AllocatorKind, Fsdp, GradientSync, Offload, OuterStrategy, PolicyKind, Prefetch, Reshard,
+    Strategy, UnitPattern, Units,
+};
+pub use gate::{Gate, GatePreset, GateProgram};
+pub use mesh::Mesh;
+pub use model::{Bias, Family, Model};
+pub use precision::Precision;
+use serde::Serialize;
+pub use train::{Loss, LrSchedule, Optimizer, Recompute, RecomputeLayers, Train};
+
+/// A complete, checked scenario.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct Scenario {
+    /// The file's stem, or the name given by the caller.
+    pub name: String,
+    /// First comment lines of the file: what the scenario shows.
+    pub about: String,
+    /// `[model]`
+    pub model: Model,
+    /// `[train]`
+    pub train: Train,
+    /// `[mesh]`
+    pub mesh: Mesh,
+    /// `[fsdp]`
+    pub fsdp: Fsdp,
+    /// `[precision]`
+    pub precision: Precision,
+    /// `[compile]`
+    pub compile: Compile,
+    /// `[gate]`
+    pub gate: Gate,
+}
+
+impl Scenario {
+    /// Whether the optimizer's kernel sums what ranks exchange: one alone has exchanged nothing.
+    #[must_use]
+    pub const fn sums_in_optimizer(&self) -> bool {
+        self.fsdp.sum_in_optimizer && self.fsdp.copy_engine_reduce && self.mesh.dp_shard > 1
+    }
+
+    /// Returns what is sharded, with the name that the policy's users know it by: `ZeRO-3 (FULL_SHARD)`, with Megatron-FSDP
+    /// `ZeRO-3 (optim_grads_params)`.
+    #[must_use]
+    pub fn sharding(&self) -> String {
+        let strategy = self.fsdp.strategy;
+        let outer = self.mesh.dp_outer > 1;
+        let replicated = outer && self.fsdp.outer_strategy == OuterStrategy::NoShard;
+        let known = match self.fsdp.policy {
+            PolicyKind::Megatron => Some(strategy.name()),
+            // HFSDP is not a strategy of torch.
+            _ if outer && !replicated => None,
+            _ => strategy.torch(replicated),
+        };
+        match known {
+            Some(name) => format!("{} ({name})", strategy.zero()),
+            None => strategy.zero().to_owned(),
+        }
+    }
+}

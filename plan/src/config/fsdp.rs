@@ -1,0 +1,263 @@
+//! `[fsdp]`.
+
+use serde::Serialize;
+
+/// Lowering policy.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub enum PolicyKind {
+    /// This project's engine.
+    Native,
+    /// torch 2.11 `fully_shard`.
+    Fsdp2,
+    /// megatron-fsdp 0.6.1 (production).
+    Megatron,
+}
+
+impl PolicyKind {
+    /// As scenario files write it.
+    #[must_use]
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Native => "native",
+            Self::Fsdp2 => "fsdp2",
+            Self::Megatron => "megatron",
+        }
+    }
+
+    /// Whether what libraries work in (cuBLAS's products, attention's backward) comes from PyTorch's allocator, on this hardware: this
+    /// engine has its own, with the kernels.
+    #[must_use]
+    pub fn allocates_workspaces(self, hardware: &str) -> bool {
+        self != Self::Native && hardware != "cpu"
+    }
+}
+
+/// What is sharded over the inner axis.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Strategy {
+    /// Nothing (DDP).
+    NoShard,
+    /// Optimizer state and main weights (ZeRO-1).
+    Optim,
+    /// And gradients (ZeRO-2).
+    OptimGrads,
+    /// And parameters (ZeRO-3).
+    OptimGradsParams,
+}
+
+impl Strategy {
+    /// Returns the name in the ZeRO paper's words; `DDP` where nothing is sharded.
+    #[must_use]
+    pub const fn zero(self) -> &'static str {
+        match self {
+            Self::NoShard => "DDP",
+            Self::Optim => "ZeRO-1",
+            Self::OptimGrads => "ZeRO-2",
+            Self::OptimGradsParams => "ZeRO-3",
+        }
+    }
+
+    /// Returns the value of `fsdp.strategy`: Megatron-FSDP's words.
+    #[must_use]
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::NoShard => "no_shard",
+            Self::Optim => "optim",
+            Self::OptimGrads => "optim_grads",
+            Self::OptimGradsParams => "optim_grads_params",
+        }
+    }
+
+    /// Returns the name of torch's `ShardingStrategy`, if it has one; `replicated` over an outer axis.
+    #[must_use]
+    pub const fn torch(self, replicated: bool) -> Option<&'static str> {
+        match (self, replicated) {
+            (Self::NoShard, _) => Some("NO_SHARD"),
+            (Self::Optim, _) => None,
+            (Self::OptimGrads, false) => Some("SHARD_GRAD_OP"),
+            (Self::OptimGrads, true) => Some("_HYBRID_SHARD_ZERO2"),
+            (Self::OptimGradsParams, false) => Some("FULL_SHARD"),
+            (Self::OptimGradsParams, true) => Some("HYBRID_SHARD"),
+        }
+    }
+}
+
+/// What is sharded over the outer axis.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum OuterStrategy {
+    /// Replicas (HSDP).
+    NoShard,
+    /// Optimizer state and main weights (HFSDP).
+    Optim,
+}
+
+/// Which modules are gathered together.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Units {
+    /// Each block is a unit; the root owns the rest (embedding, final norm, head).
+    Block,
+    /// One unit: the whole model.
+    Root,
+    /// One unit for each match; the root owns what no pattern matches.
+    Patterns(Vec<UnitPattern>),
+}
+
+/// One entry of `units = [...]`: module globs joined with `+` make one unit; the suffix `=keep` exempts the unit from
+/// `reshard_after_forward`.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct UnitPattern {
+    /// Globs over module paths; `*` matches any characters of one path component. With one glob each match is a unit of its own, with
+    /// several (`norm+output`) all matches together are one unit.
+    pub modules: Vec<String>,
+    /// Never reshard this unit after forward.
+    pub keep: bool,
+}
+
+/// `reshard_after_forward`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Reshard {
+    /// `true`: free full parameters after forward, gather again in backward (the root only with `reshard_root`).
+    Always,
+    /// `false`: keep full parameters until backward is done.
+    Never,
+    /// `auto`: every unit but the last block.
+    Auto,
+    /// Integer: reshard to groups of this many ranks.
+    Group(u32),
+}
+
+/// `gradient_sync`: in which micro-batches of a step gradients are reduced.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum GradientSync {
+    /// In each, over all axes.
+    Every,
+    /// In each over `dp_shard`, in the last over `dp_outer` too.
+    OuterLast,
+    /// In the last; until then full gradients are added up.
+    Last,
+}
+
+/// Gather-ahead of one direction.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Prefetch {
+    /// What the policy does on its own (`fsdp2`: the implicit overlap of its streams).
+    Implicit,
+    /// This many units ahead; 0 gathers on demand, after the computation before it.
+    Depth(u32),
+    /// Units ahead until this many elements are in flight.
+    Elements(u64),
+}
+
+/// Where transient full-size buffers come from.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum AllocatorKind {
+    /// PyTorch's caching allocator.
+    Caching,
+    /// Fixed slots planned from a traced step.
+    Pool,
+    /// Two copies of the largest unit's buffers.
+    DoubleBuffer,
+    /// Storage allocated and freed for each use (over the caching allocator).
+    Temporary,
+}
+
+/// `[fsdp]`
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct Fsdp {
+    /// Policy.
+    pub policy: PolicyKind,
+    /// Inner strategy.
+    pub strategy: Strategy,
+    /// Outer strategy (meaningful when `dp_outer > 1`).
+    pub outer_strategy: OuterStrategy,
+    /// Units.
+    pub units: Units,
+    /// Reshard after forward.
+    pub reshard_after_forward: Reshard,
+    /// The root reshards after forward as other units do.
+    pub reshard_root: bool,
+    /// Reshard after the backward of every micro-batch, not of the last alone.
+    pub reshard_after_backward: bool,
+    /// Which micro-batches reduce.
+    pub gradient_sync: GradientSync,
+    /// Prefetch in forward.
+    pub prefetch_forward: Prefetch,
+    /// Prefetch in backward.
+    pub prefetch_backward: Prefetch,
+    /// Units that the end of a step gathers for the next one.
+    pub prefetch_next_step: u32,
+    /// The optimizer updates a unit behind its reduction, during backward.
+    pub optimizer_in_backward: bool,
+    /// Gradient buffers that may be in flight (at least 1).
+    pub reduce_in_flight: u32,
+    /// Reduce on a side stream.
+    pub async_reduce: bool,
+    /// All-gather and reduce-scatter use communicators of their own.
+    pub separate_communicators: bool,
+    /// All-gathers run on copy engines and hold no SMs.
+    pub copy_engine_gather: bool,
+    /// Reductions are an all-to-all on copy engines and a kernel that sums.
+    pub copy_engine_reduce: bool,
+    /// The optimizer's kernel sums what such reductions have exchanged.
+    pub sum_in_optimizer: bool,
+    /// One side stream for all-gather and reduce-scatter.
+    pub unify_comm_stream: bool,
+    /// Allocator of the transient buffers.
+    pub allocator: AllocatorKind,
+    /// `expandable_segments` of the caching allocator.
+    pub expandable_segments: bool,
+    /// Bytes of cuBLAS's workspace, one for each of PyTorch's two threads; 0 where there is none.
+    pub cublas_workspace_bytes: u64,
+    /// Double buffer: units that do not fit the pattern get a persistent buffer instead of a temporary one.
+    pub persist_on_alloc_fail: bool,
+    /// Use AVG in the collective instead of scaling by 1/dp.
+    pub average_in_collective: bool,
+    /// The loss is a sum over tokens: gradients are not scaled.
+    pub per_token_loss: bool,
+    /// Check shards and gradients for NaN around every collective.
+    pub nan_check: bool,
+    /// State that rests in host memory.
+    pub offload: Offload,
+    /// Globs of modules whose parameters are frozen (`requires_grad = false`).
+    pub frozen: Vec<String>,
+}
+
+impl Fsdp {
+    /// Whether a micro-batch's gradients are reduced over `dp_shard` (and, where `outer`, over `dp_outer` too); `last`: the step's last one.
+    #[must_use]
+    pub fn reduces(&self, outer: bool, last: bool) -> bool {
+        last || match self.gradient_sync {
+            GradientSync::Every => true,
+            GradientSync::OuterLast => !outer,
+            GradientSync::Last => false,
+        }
+    }
+}
+
+/// `fsdp.offload`: what rests in host memory between uses. Each piece keeps its identity and its device address: bytes move,
+/// objects do not.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
+pub struct Offload {
+    /// Compute weights at rest.
+    pub params: bool,
+    /// Gradients at rest.
+    pub grads: bool,
+    /// Main weights and moments.
+    pub optimizer: bool,
+}
+
+impl Offload {
+    /// Whether anything is offloaded.
+    #[must_use]
+    pub const fn any(self) -> bool {
+        self.params || self.grads || self.optimizer
+    }
+}

@@ -1,0 +1,24 @@
+//! `[mesh]`.
+
+use serde::Serialize;
+
+/// `[mesh]`: the ranks.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct Mesh {
+    /// Name of a shipped hardware profile, or path of a profile file, as the working directory has it.
+    pub hardware: String,
+    /// Inner (sharding) data-parallel size.
+    pub dp_shard: u32,
+    /// Outer data-parallel size (replication or outer sharding).
+    pub dp_outer: u32,
+    /// GPUs of one NVLink node.
+    pub gpus_per_node: u32,
+}
+
+impl Mesh {
+    /// Number of ranks.
+    #[must_use]
+    pub fn world(&self) -> u32 {
+        self.dp_shard * self.dp_outer
+    }
+}

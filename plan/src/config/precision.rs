@@ -1,0 +1,21 @@
+//! `[precision]`.
+
+use crate::ir::DType;
+use serde::Serialize;
+
+/// `[precision]`
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+pub struct Precision {
+    /// Dtype of gathered parameters, activations and matrix products.
+    pub compute: DType,
+    /// Dtype of the main (optimizer) weights; `None` (scenario: `"none"`): the compute weights are the optimizer's.
+    pub main_params: Option<DType>,
+    /// Dtype in which gradients are kept between micro-batches.
+    pub main_grads: DType,
+    /// Dtype in which gradients are reduced over the inner axis (policies fsdp2 and megatron: over both).
+    pub comm_grads: DType,
+    /// Dtype of the optimizer moments.
+    pub moments: DType,
+    /// Every sum has a fixed order, whatever the device.
+    pub deterministic: bool,
+}

@@ -1,0 +1,127 @@
+//! `[train]`.
+
+use super::pattern::covers;
+use serde::Serialize;
+
+/// Activation recomputation.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Recompute {
+    /// Keep every saved tensor.
+    None,
+    /// Keep block inputs only; rerun the block's forward in backward.
+    Full,
+    /// Keep the results of matrix products and attention; rerun the rest.
+    Selective,
+    /// Keep what no fused kernel of backward can make again from what it reads anyway. Needs compiled code.
+    Pointwise,
+}
+
+/// Blocks that [`Train::recompute`] applies to.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum RecomputeLayers {
+    /// Every one, and what lies outside of blocks.
+    All,
+    /// The first so many of the stack.
+    First(u32),
+    /// Blocks that a glob over module paths covers.
+    Patterns(Vec<String>),
+}
+
+/// As scenario files write it.
+impl Serialize for RecomputeLayers {
+    fn serialize<S: serde::Serializer>(&self, to: S) -> Result<S::Ok, S::Error> {
+        match self {
+            Self::All => to.serialize_str("all"),
+            Self::First(n) => to.serialize_u32(*n),
+            Self::Patterns(globs) => globs.serialize(to),
+        }
+    }
+}
+
+impl RecomputeLayers {
+    /// Whether block `number` of the stack, a module of this path, is among them.
+    #[must_use]
+    pub fn has(&self, number: u32, path: &str) -> bool {
+        match self {
+            Self::All => true,
+            Self::First(n) => number < *n,
+            Self::Patterns(globs) => globs.iter().any(|glob| covers(glob, path)),
+        }
+    }
+}
+
+/// How the cross entropy is computed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Loss {
+    /// All logits at once, as float32.
+    Materialized,
+    /// Chunk by chunk over rows, head included; no full logits tensor.
+    Chunked,
+}
+
+/// Optimizer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Optimizer {
+    /// AdamW with decoupled weight decay; two moments a parameter.
+    Adamw,
+    /// Plain SGD; no state.
+    Sgd,
+}
+
+/// Learning rate after the warm-up.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub enum LrSchedule {
+    /// `lr` to the end.
+    Constant,
+    /// Half a cosine from `lr` at the end of the warm-up to `min_lr` at the last step.
+    Cosine,
+}
+
+/// `[train]`
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct Train {
+    /// Tokens a sample (rows a sample for `linear`; 1 for `cnn`).
+    pub seq_len: u64,
+    /// Samples a rank and micro-batch.
+    pub micro_batch: u64,
+    /// Micro-batches a step.
+    pub grad_accum: u32,
+    /// Recompute.
+    pub recompute: Recompute,
+    /// Blocks that recompute applies to.
+    pub recompute_layers: RecomputeLayers,
+    /// Loss.
+    pub loss: Loss,
+    /// Rows of a chunk of the chunked loss.
+    pub loss_chunk_rows: u64,
+    /// Optimizer.
+    pub optimizer: Optimizer,
+    /// Peak learning rate.
+    pub lr: f64,
+    /// Steps over which the learning rate rises linearly to `lr`; 0 is none.
+    pub warmup_steps: u32,
+    /// Learning rate after the warm-up.
+    pub lr_schedule: LrSchedule,
+    /// Learning rate at the end of a cosine schedule.
+    pub min_lr: f64,
+    /// AdamW betas.
+    pub betas: [f64; 2],
+    /// AdamW epsilon.
+    pub eps: f64,
+    /// Decoupled weight decay.
+    pub weight_decay: f64,
+    /// Global gradient norm limit; 0 turns clipping off.
+    pub clip_norm: f64,
+    /// Compute the global gradient norm even when nothing is clipped.
+    pub grad_norm: bool,
+    /// The host waits for the device at the end of every step.
+    pub sync: bool,
+    /// Steps of a run.
+    pub steps: u32,
+    /// Run a validation forward every so many steps; 0 is never.
+    pub validate_every: u32,
+}
