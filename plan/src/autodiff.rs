@@ -9,7 +9,7 @@ mod rules;
 
 use crate::graph::{Act, Graph, Root, ValueId, View};
 use crate::ir::{ModuleId, OpKind, ParamId};
-use crate::model::ModelGraph;
+use crate::models::ModelGraph;
 use recompute::Recomputed;
 use smallvec::SmallVec;
 use std::ops::Range;

@@ -21,10 +21,11 @@ pub mod tape;
 mod tests;
 
 use crate::autodiff::{self, recompute::Recomputed};
-use crate::config::{CompileMode, Family, MergeProjections, Scenario};
+use crate::config::{CompileMode, MergeProjections, Scenario};
 use crate::ir::{Module, ModuleId, Param, ParamId};
-use crate::model::flops::{self, Backward};
-use crate::model::{self, build, tree::Tree};
+use crate::models::declare::{Blocks, Tree};
+use crate::models::flops::{self, Backward};
+use crate::models::{self, Declared, build};
 use crate::units::Flops;
 use tape::Tape;
 
@@ -51,7 +52,7 @@ pub struct Sharding<'a> {
 /// Modules in pre-order and parameters in registration order, without building any graph.
 #[must_use]
 pub fn modules_and_params(scenario: &Scenario) -> (Vec<Module>, Vec<Param>) {
-    let tree = Tree::new(scenario, scenario.model.layers);
+    let tree = models::declare(scenario, scenario.model.layers).tree;
     (tree.modules, tree.params)
 }
 
@@ -84,17 +85,17 @@ pub fn mergeable(a: &Param, b: &Param, which: MergeProjections) -> bool {
 /// An operand may reach over the end of its parameter into those after it, where these are its neighbours.
 #[must_use]
 pub fn tape(scenario: &Scenario, sharding: Sharding<'_>) -> Tape {
-    let tree = Tree::new(scenario, scenario.model.layers);
+    let model = models::declare(scenario, scenario.model.layers);
     let eager;
-    let scenario = if frames_are_skipped(scenario, &tree, sharding.is_unit) {
+    let scenario = if frames_are_skipped(scenario, &model.tree, sharding.is_unit) {
         eager = with_mode(scenario, CompileMode::Off);
         &eager
     } else {
         scenario
     };
-    match repeat(scenario, &tree, sharding) {
-        Some(tape) => finish_repeated(scenario, tree, tape),
-        None => full(scenario, tree, sharding),
+    match repeat(scenario, &model.tree, sharding) {
+        Some(tape) => finish_repeated(scenario, model.tree, tape),
+        None => full(scenario, model, sharding),
     }
 }
 
@@ -109,10 +110,7 @@ fn frames_are_skipped(
     tree: &Tree,
     is_unit: &dyn Fn(ModuleId) -> bool,
 ) -> bool {
-    let library = matches!(
-        scenario.model.family,
-        Family::Encoder | Family::Linear | Family::Cnn
-    );
+    let library = scenario.model.family.spec().torch_modules;
     let hooks = || (1..tree.modules.len() as u32).any(|m| is_unit(ModuleId(m)));
     scenario.compile.mode == CompileMode::Regions && library && hooks()
 }
@@ -125,12 +123,13 @@ fn with_mode(scenario: &Scenario, mode: CompileMode) -> Scenario {
 
 /// The tape of a deep model from that of a shallow one, if its blocks are alike.
 fn repeat(scenario: &Scenario, tree: &Tree, sharding: Sharding<'_>) -> Option<Tape> {
-    let layers = tree.blocks.count;
-    if layers <= expand::SHALLOW || !alike(scenario, tree, sharding) {
+    let layers = tree.layers();
+    let all = tree.blocks()?;
+    if layers <= expand::SHALLOW || !alike(scenario, tree, all, sharding) {
         return None;
     }
-    let shallow = Tree::new(scenario, expand::SHALLOW);
-    let blocks = shallow.blocks;
+    let shallow = models::declare(scenario, expand::SHALLOW);
+    let blocks = shallow.tree.blocks()?;
     let after = blocks.module + expand::SHALLOW * blocks.modules;
     // Blocks are alike, so the first five of the deep model answer for those of the shallow one.
     let more = layers - expand::SHALLOW;
@@ -154,8 +153,7 @@ fn repeat(scenario: &Scenario, tree: &Tree, sharding: Sharding<'_>) -> Option<Ta
 }
 
 /// Whether all blocks are built alike: none frozen, all recomputed or none, the same modules of each are units, the same parameters neighbours.
-fn alike(scenario: &Scenario, tree: &Tree, sharding: Sharding<'_>) -> bool {
-    let b = tree.blocks;
+fn alike(scenario: &Scenario, tree: &Tree, b: Blocks, sharding: Sharding<'_>) -> bool {
     let unit = |l: u32, m: u32| (sharding.is_unit)(ModuleId(b.module + l * b.modules + m));
     // A block's last parameter is the neighbour of another block, which never matters.
     let near = |l: u32, p: u32| (sharding.neighbours)(ParamId(b.param + l * b.params + p));
@@ -165,9 +163,9 @@ fn alike(scenario: &Scenario, tree: &Tree, sharding: Sharding<'_>) -> bool {
         && (1..b.params).all(|p| (1..b.count).all(|l| near(l, p - 1) == near(0, p - 1)))
 }
 
-/// The tape of a tree, built op by op.
-fn full(scenario: &Scenario, tree: Tree, sharding: Sharding<'_>) -> Tape {
-    let mut m = model::graph_of(scenario, tree);
+/// The tape of a model, built op by op.
+fn full(scenario: &Scenario, model: Declared, sharding: Sharding<'_>) -> Tape {
+    let mut m = models::graph_of(scenario, model);
     let seed = build::seed(scenario, m.tokens);
     let recompute = Recomputed::new(&scenario.train, m.modules());
     let mut backward = autodiff::differentiate(&mut m, &recompute, seed);

@@ -27,7 +27,7 @@ pub use id::{
     ModuleId, ParamId, ScopeId, StorageId, StreamId, UnitId,
 };
 pub use kernel::{BodyOp, Kernel, KernelClass, Place, Slot};
-pub use module::{Module, ModuleKind, Param};
+pub use module::{HfName, Init, Module, ModuleKind, Param};
 pub use op::OpKind;
 pub use real::Real;
 pub use shape::Shape;

@@ -15,7 +15,7 @@ pub mod graph;
 pub mod ir;
 pub mod lower;
 pub mod memory;
-pub mod model;
+pub mod models;
 pub mod ops;
 pub mod program;
 pub mod record;

@@ -3,7 +3,6 @@
 
 use crate::predict::Prediction;
 use shardlab_plan::Scenario;
-use shardlab_plan::config::Family;
 use shardlab_plan::ir::KernelClass;
 use shardlab_sim::Profile;
 use std::collections::BTreeSet;
@@ -89,7 +88,7 @@ fn of_scenario(scenario: &Scenario, profile: &Profile) -> Vec<Dimension> {
     }
     let multiple = ALIGNMENT / size;
     let factors = profile.efficiency.gemm_misaligned;
-    dimensions(scenario)
+    (scenario.model.family.spec().dimensions)(&scenario.model)
         .into_iter()
         .filter(|(_, elements)| !elements.is_multiple_of(multiple))
         .map(|(name, elements)| Dimension {
@@ -99,24 +98,6 @@ fn of_scenario(scenario: &Scenario, profile: &Profile) -> Vec<Dimension> {
             slowdown: factors.map(|f| if elements % 2 == 0 { f.even } else { f.odd }),
         })
         .collect()
-}
-
-/// Returns the inner dimensions of a family's weights, by name.
-fn dimensions(scenario: &Scenario) -> Vec<(&'static str, u64)> {
-    let m = &scenario.model;
-    match m.family {
-        Family::Llama => vec![
-            (VOCAB, m.vocab),
-            ("hidden", m.hidden),
-            ("ffn", m.ffn),
-            ("heads x head_dim", m.heads * m.head_dim),
-            ("kv_heads x head_dim", m.kv_heads * m.head_dim),
-        ],
-        Family::Gpt2 => vec![(VOCAB, m.vocab), ("hidden", m.hidden), ("ffn", m.ffn)],
-        Family::Encoder => vec![("hidden", m.hidden), ("ffn", m.ffn)],
-        Family::Linear => vec![("hidden", m.hidden)],
-        Family::Cnn => Vec::new(),
-    }
 }
 
 #[cfg(test)]

@@ -436,7 +436,7 @@ impl Object {
 /// Values by parameter name. A tied head appears under its own name too, as it does in a published model.
 fn named(scenario: &Scenario, program: &Program, values: &[f64]) -> BTreeMap<String, f64> {
     let own = || program.params.iter().map(|p| p.name.clone()).collect();
-    let published = hf::published_names(program, &scenario.model);
+    let published = hf::published_names(program);
     let is_published = published.is_some();
     let names: Vec<String> = published.unwrap_or_else(own);
     let mut all: BTreeMap<String, f64> = names.into_iter().zip(values.iter().copied()).collect();

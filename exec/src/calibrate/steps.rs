@@ -410,7 +410,7 @@ pub(super) fn run_scenario<F: DeviceFactory>(
             session.write_buffer(rank, *buffer, 0, table)?;
         }
     }
-    init::repeating(&program, &layout, scenario.model.family, 1, &mut session)?;
+    init::repeating(&program, &layout, 1, &mut session)?;
     let inputs = StepInputs {
         ranks: feed
             .step(0)

@@ -17,6 +17,7 @@ use rayon::iter::{IndexedParallelIterator, IntoParallelIterator, ParallelIterato
 use rayon::slice::{ParallelSlice, ParallelSliceMut};
 use shardlab_plan::config::{Family, Model, Scenario};
 use shardlab_plan::ir::{BufferId, Const, ConstId, DType, Holds};
+use shardlab_plan::models::Inputs;
 use shardlab_plan::program::Program;
 use std::ops::Range;
 
@@ -206,9 +207,9 @@ impl Feed {
 
     fn random_input(&self, seed: u64, sample: u64) -> Vec<f32> {
         let m = &self.model;
-        let n = match self.family {
-            Family::Cnn => m.channels * m.height * m.width,
-            _ => self.seq_len * m.hidden,
+        let n = match self.family.spec().inputs {
+            Inputs::Images => m.channels * m.height * m.width,
+            Inputs::Tokens | Inputs::Features => self.seq_len * m.hidden,
         };
         let mut s = Sequence::new(seed, &format!("sample {sample}"));
         (0..n).map(|_| s.normal() as f32).collect()

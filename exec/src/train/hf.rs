@@ -87,7 +87,7 @@ pub fn load(
     layout: &StateLayout,
     io: &mut dyn StateIo,
 ) -> Result<(), TrainError> {
-    let names = names::of(program, model.family).ok_or(TrainError::NoNames)?;
+    let names = names::of(program).ok_or(TrainError::NoNames)?;
     let path = dir.join("config.json");
     config::check(&path, &read_json(&path)?, model, seq_len)?;
     let mut folder = Folder::open(dir)?;
@@ -172,7 +172,7 @@ pub fn export(
     layout: &StateLayout,
     io: &mut dyn StateIo,
 ) -> Result<(), TrainError> {
-    let names = names::of(program, model.family).ok_or(TrainError::NoNames)?;
+    let names = names::of(program).ok_or(TrainError::NoNames)?;
     if io.local().start != 0 {
         for p in 0..program.params.len() as u32 {
             layout.weights(io, ParamId(p))?;
@@ -210,13 +210,8 @@ pub fn export(
 
 /// Published name of every parameter, in the program's order; `None` for families without.
 #[must_use]
-pub fn published_names(program: &Program, model: &Model) -> Option<Vec<String>> {
-    Some(
-        names::of(program, model.family)?
-            .into_iter()
-            .map(|n| n.name)
-            .collect(),
-    )
+pub fn published_names(program: &Program) -> Option<Vec<String>> {
+    Some(names::of(program)?.into_iter().map(|n| n.name).collect())
 }
 
 #[cfg(test)]

@@ -12,8 +12,7 @@ use super::state::StateIo;
 use rayon::iter::{IndexedParallelIterator, ParallelIterator};
 use rayon::slice::ParallelSliceMut;
 use shardlab_plan::Program;
-use shardlab_plan::config::Family;
-use shardlab_plan::ir::{ModuleKind, Param, ParamId};
+use shardlab_plan::ir::{Init, Param, ParamId};
 use std::ops::Range;
 
 /// Standard deviation of matrices.
@@ -34,11 +33,10 @@ enum Start {
 pub fn from_seed(
     program: &Program,
     layout: &StateLayout,
-    family: Family,
     seed: u64,
     io: &mut dyn StateIo,
 ) -> Result<(), TrainError> {
-    write(program, layout, family, seed, io, |start, sequence| {
+    write(program, layout, seed, io, |start, sequence| {
         move |elements| values(start, &sequence, elements)
     })
 }
@@ -51,11 +49,10 @@ pub fn from_seed(
 pub(crate) fn repeating(
     program: &Program,
     layout: &StateLayout,
-    family: Family,
     seed: u64,
     io: &mut dyn StateIo,
 ) -> Result<(), TrainError> {
-    write(program, layout, family, seed, io, |start, sequence| {
+    write(program, layout, seed, io, |start, sequence| {
         let table = values(start, &sequence, 0..PERIOD);
         move |elements| repeated(&table, elements)
     })
@@ -65,13 +62,12 @@ pub(crate) fn repeating(
 fn write<V: Fn(Range<u64>) -> Vec<f32>>(
     program: &Program,
     layout: &StateLayout,
-    family: Family,
     seed: u64,
     io: &mut dyn StateIo,
     of: impl Fn(Start, Sequence) -> V,
 ) -> Result<(), TrainError> {
     for (p, param) in (0u32..).zip(&program.params) {
-        let start = start(program, param, family);
+        let start = start(param);
         let values = of(start, Sequence::new(seed, &param.name));
         layout.set_weights(io, ParamId(p), &mut |elements| Ok(values(elements)))?;
     }
@@ -90,30 +86,12 @@ fn repeated(table: &[f32], elements: Range<u64>) -> Vec<f32> {
     all
 }
 
-fn start(program: &Program, param: &Param, family: Family) -> Start {
-    let bias = param.name.ends_with(".bias");
-    let norm = param
-        .modules
-        .iter()
-        .any(|m| program.modules[m.index()].kind == ModuleKind::Norm);
-    match family {
-        _ if norm => Start::Constant(if bias { 0.0 } else { 1.0 }),
-        Family::Llama | Family::Gpt2 if bias => Start::Constant(0.0),
-        Family::Llama | Family::Gpt2 => Start::Normal(STD),
-        Family::Encoder | Family::Linear | Family::Cnn => {
-            // A bias is bounded by its layer's fan-in, which is that of the weight registered before it.
-            let weight = param
-                .name
-                .strip_suffix("bias")
-                .map(|s| format!("{s}weight"));
-            let fan_in = program
-                .params
-                .iter()
-                .find(|p| weight.as_ref() == Some(&p.name))
-                .unwrap_or(param)
-                .row();
-            Start::Uniform(1.0 / (fan_in.max(1) as f64).sqrt())
-        }
+fn start(param: &Param) -> Start {
+    match param.init {
+        Init::Zeros => Start::Constant(0.0),
+        Init::Ones => Start::Constant(1.0),
+        Init::Normal => Start::Normal(STD),
+        Init::Uniform { fan_in } => Start::Uniform(1.0 / (fan_in as f64).sqrt()),
     }
 }
 
@@ -168,7 +146,7 @@ mod tests {
         let program = shardlab_plan::plan(&scenario).unwrap();
         let layout = StateLayout::new(&program).unwrap();
         let mut memory = Memory::new(&program);
-        from_seed(&program, &layout, Family::Gpt2, seed, &mut memory).unwrap();
+        from_seed(&program, &layout, seed, &mut memory).unwrap();
         (0..program.params.len() as u32)
             .map(|p| layout.weights(&mut memory, ParamId(p)).unwrap())
             .collect()
@@ -221,7 +199,7 @@ mod tests {
             let program = shardlab_plan::plan(&scenario).unwrap();
             let layout = StateLayout::new(&program).unwrap();
             let mut memory = Memory::new(&program);
-            from_seed(&program, &layout, Family::Llama, 0, &mut memory).unwrap();
+            from_seed(&program, &layout, 0, &mut memory).unwrap();
             let shards = program.groups.iter().map(|g| 4 * g.layout.shard_numel());
             let shard = shards.max().unwrap();
             let written = memory.largest_write as u64;

@@ -318,7 +318,7 @@ impl<'a, D: Device> Trainer<'a, D> {
             hf::load(dir, program, model, seq_len, &layout, &mut session)
                 .map_err(|e| TrainError::Init(Box::new(e)))?;
         } else {
-            init::from_seed(program, &layout, scenario.model.family, seed, &mut session)?;
+            init::from_seed(program, &layout, seed, &mut session)?;
         }
         // The first step's collectives wait no longer than the watchdog's time; files of another host may take longer.
         peers.all_gather_patiently("weights", Vec::new())?;

@@ -88,7 +88,7 @@ impl Golden {
         if steps.is_none() {
             let scenario = self.scenario(set);
             let program = shardlab_plan::plan(&scenario).unwrap();
-            let names = train::hf::published_names(&program, &scenario.model).unwrap();
+            let names = train::hf::published_names(&program).unwrap();
             for (name, ours) in names.iter().zip(&outcome.weight_norms) {
                 close(
                     name,

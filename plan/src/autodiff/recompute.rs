@@ -4,7 +4,7 @@ use super::{Engine, Section};
 use crate::config::{Recompute, RecomputeLayers, Train};
 use crate::graph::{Act, Buffer, Op, Root, Value, ValueId, View};
 use crate::ir::{Module, ModuleId, ModuleKind};
-use crate::model::ModelGraph;
+use crate::models::ModelGraph;
 use smallvec::SmallVec;
 use std::ops::Range;
 

@@ -9,7 +9,7 @@ use crate::graph::{Act, Graph, Root};
 use crate::ir::{
     HostWorkKind, ModuleId, ModuleKind, Operand, ParamId, Source, Storage, StorageId, StorageRole,
 };
-use crate::model::ModelGraph;
+use crate::models::ModelGraph;
 use crate::units::Bytes;
 use smallvec::SmallVec;
 
@@ -44,7 +44,7 @@ pub(super) fn emit(
         .into_iter()
         .chain(b.one.and_then(|v| m.graph.buffer_of(v)))
         .collect();
-    let lives = Lives::new(&m.graph, m.tree.blocks, &training, split, &kept);
+    let lives = Lives::new(&m.graph, &m.tree, &training, split, &kept);
     let ready = ready(b, plan, &lives, split as u32);
     let sections = b.sections.iter().map(|s| s.module).collect();
     let mut phase = Phase {
@@ -67,7 +67,7 @@ pub(super) fn emit(
     e.tape.backward = e.phase(&phase, plan);
     let eval: Vec<&Step> = plan.eval.iter().collect();
     let kept: SmallVec<[u32; 2]> = loss.into_iter().collect();
-    let lives = Lives::new(&m.graph, m.tree.blocks, &eval, eval.len(), &kept);
+    let lives = Lives::new(&m.graph, &m.tree, &eval, eval.len(), &kept);
     e.tape.loss = loss.map(|b| StorageId(e.storage_of[b as usize]));
     e.storage_of.fill(NONE);
     phase = Phase {

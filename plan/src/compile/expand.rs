@@ -6,7 +6,7 @@
 
 use super::tape::{Tape, TapeOp};
 use crate::ir::{ModuleId, Operand, ParamId, Source, Storage, StorageId};
-use crate::model::tree::Blocks;
+use crate::models::declare::Blocks;
 use std::ops::Range;
 
 /// Blocks of the shallow model.

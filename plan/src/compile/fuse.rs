@@ -7,7 +7,7 @@
 
 use crate::graph::{Act, Graph, Op, Root};
 use crate::ir::{ModuleId, OpKind};
-use crate::model::ModelGraph;
+use crate::models::ModelGraph;
 use crate::ops::Fusion;
 use smallvec::SmallVec;
 use std::cmp::Reverse;

@@ -11,7 +11,7 @@ use super::products;
 use super::schedule::Step;
 use crate::graph::{Act, Graph, Op, Root, Value, ValueId};
 use crate::ir::{OpKind, op};
-use crate::model::tree::Blocks;
+use crate::models::declare::Tree;
 use crate::ops::Fusion;
 
 pub(super) const NONE: u32 = u32::MAX;
@@ -35,13 +35,7 @@ pub(super) struct Lives {
 
 impl Lives {
     /// Lifetimes over `steps`, of which backward starts at `split`; the buffers in `keep` live to their end.
-    pub(super) fn new(
-        g: &Graph,
-        blocks: Blocks,
-        steps: &[&Step],
-        split: usize,
-        keep: &[u32],
-    ) -> Self {
+    pub(super) fn new(g: &Graph, tree: &Tree, steps: &[&Step], split: usize, keep: &[u32]) -> Self {
         let n = g.buffers.len();
         let mut l = Self {
             first: vec![NONE; n],
@@ -61,7 +55,7 @@ impl Lives {
         l.internalize(steps, keep);
         l.reuse(&Reuse {
             g,
-            blocks,
+            tree,
             steps,
             split,
             keep,
@@ -246,7 +240,7 @@ fn added_to(g: &Graph, step: &Step) -> Option<ValueId> {
 /// What decides whether memory may be taken over.
 struct Reuse<'a> {
     g: &'a Graph,
-    blocks: Blocks,
+    tree: &'a Tree,
     steps: &'a [&'a Step],
     split: usize,
     keep: &'a [u32],
@@ -258,10 +252,7 @@ impl Reuse<'_> {
     /// Same size and type; not of two different blocks, so that blocks stay alike.
     fn compatible(&self, old: u32, new: u32) -> bool {
         let (a, b) = (self.g.buffers[old as usize], self.g.buffers[new as usize]);
-        let blocks = (
-            self.blocks.block_of(a.module),
-            self.blocks.block_of(b.module),
-        );
+        let blocks = (self.tree.block_of(a.module), self.tree.block_of(b.module));
         a.bytes == b.bytes && a.dtype == b.dtype && !matches!(blocks, (Some(x), Some(y)) if x != y)
     }
 

@@ -15,7 +15,7 @@ use crate::config::MergeProjections;
 use crate::graph::{Act, Buffer, Graph, Op, Root, Value, ValueId, View};
 use crate::ir::strides::Strides;
 use crate::ir::{ModuleId, ModuleKind, OpKind, ParamId, Shape, op, strides};
-use crate::model::ModelGraph;
+use crate::models::ModelGraph;
 use smallvec::SmallVec;
 use std::collections::BTreeMap;
 

@@ -5,7 +5,7 @@ use crate::autodiff::{Backward, recompute::Recomputed};
 use crate::config::{Compile, CompileMode};
 use crate::graph::{Act, Graph, Op, ValueId, View};
 use crate::ir::{Module, ModuleId, ModuleKind};
-use crate::model::ModelGraph;
+use crate::models::ModelGraph;
 use smallvec::{SmallVec, smallvec};
 use std::collections::BTreeMap;
 

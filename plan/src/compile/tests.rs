@@ -4,7 +4,7 @@ use super::tape::*;
 use super::{Neighbours, Sharding, modules_and_params, tape};
 use crate::config::*;
 use crate::ir::*;
-use crate::model::testing::*;
+use crate::models::testing::*;
 use std::collections::BTreeMap;
 
 mod closed_forms;

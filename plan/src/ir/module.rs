@@ -50,6 +50,38 @@ pub struct Param {
     pub shape: Shape,
     /// Whether it is trained.
     pub requires_grad: bool,
+    /// Values before the first step. No part of the program: digests do not depend on it.
+    #[serde(skip)]
+    pub init: Init,
+    /// Where Hugging Face's code has it; `None` for families without such a form. No part of the
+    /// program either.
+    #[serde(skip)]
+    pub hf: Option<HfName>,
+}
+
+/// Values of a parameter before the first step.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Init {
+    /// Zeros.
+    Zeros,
+    /// Ones.
+    Ones,
+    /// Normally distributed around zero.
+    Normal,
+    /// Uniform between plus and minus `1 / sqrt(fan_in)`, as `nn.Linear` starts.
+    Uniform {
+        /// Inputs of one output.
+        fan_in: u64,
+    },
+}
+
+/// A module's name in Hugging Face's code.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct HfName {
+    /// Path of the module, for example `model.layers.3.self_attn.q_proj`.
+    pub module: String,
+    /// The weight is stored as `[in, out]` (GPT-2's `Conv1D`).
+    pub transposed: bool,
 }
 
 impl Param {

@@ -2,6 +2,7 @@
 
 use super::huggingface;
 use super::presets::PRESETS;
+use crate::models;
 
 /// Sections of a scenario file that hold keys (`[sweep]` holds paths of keys instead).
 pub const SECTIONS: [&str; 7] = [
@@ -214,7 +215,7 @@ const PLACEMENTS: &[(&str, Accept)] = &[("dp_shard", PLACEMENT), ("dp_outer", PL
 
 keys! {
     Preset: "model" "preset" [Choice(PRESETS), Path(huggingface::ENDING)] "(none)" "Shapes of a known model, or the path of a Hugging Face config.json (llama, mistral, qwen2, qwen3 or gpt2; relative to the file that names it); other keys of this section override it";
-    Family: "model" "family" [Choice(&["llama", "gpt2", "encoder", "linear", "cnn"])] "(the preset's)" "Model family when there is no preset: llama (decoder with rotary embeddings and SwiGLU), gpt2 (decoder with learned positions and GELU), encoder (post-norm transformer encoder), linear (a stack of linear layers), cnn (convolutions and a dense layer)";
+    Family: "model" "family" [Choice(&models::FAMILY_NAMES)] "(the preset's)" "Model family when there is no preset: llama (decoder with rotary embeddings and SwiGLU), gpt2 (decoder with learned positions and GELU), encoder (post-norm transformer encoder), linear (a stack of linear layers), cnn (convolutions and a dense layer)";
     Layers: "model" "layers" also ["num_hidden_layers", "n_layer", "n_layers"] [Integer(1, 4096)] "(required without preset)" "Number of transformer blocks, linear layers or convolutions";
     Hidden: "model" "hidden" also ["hidden_size", "n_embd", "dim"] [Integer(1, MIB)] "(required without preset)" "Width of the model (embedding dimension)";
     Heads: "model" "heads" also ["num_attention_heads", "n_head", "n_heads"] [Integer(1, 65536)] "(required without preset)" "Number of query heads";

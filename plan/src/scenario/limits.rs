@@ -3,7 +3,8 @@
 use super::error::ScenarioError;
 use super::keys::Key;
 use super::merge::Document;
-use crate::config::{Family, Loss, Model, Scenario};
+use crate::config::{Loss, Model, Scenario};
+use crate::models::Inputs;
 
 /// Blocks times micro-batches: what a program's length grows with.
 const MOST_BLOCK_RUNS: u64 = 1 << 15;
@@ -114,8 +115,9 @@ impl Work {
         let [channels, height, width, kernel] =
             [m.channels, m.height, m.width, m.kernel].map(u128::from);
         let rows = batch * seq;
-        match m.family {
-            Family::Llama | Family::Gpt2 | Family::Encoder => {
+        let spec = m.family.spec();
+        match (spec.attention, spec.inputs) {
+            (Some(_), _) => {
                 let block =
                     hidden * dim * (2 * heads + 2 * kv) + 3 * hidden * ffn + 16 * hidden + 2 * ffn;
                 let head = hidden * vocab.max(hidden);
@@ -128,12 +130,12 @@ impl Work {
                     flops: layers * (2 * rows * block + attention) + 2 * rows * head,
                 }
             }
-            Family::Linear => Self {
+            (None, Inputs::Tokens | Inputs::Features) => Self {
                 parameters: layers * hidden * (hidden + 1),
                 elements: 8 * (layers + 1) * rows * hidden,
                 flops: 2 * layers * rows * hidden * hidden,
             },
-            Family::Cnn => {
+            (None, Inputs::Images) => {
                 let filter = channels * channels * kernel * kernel;
                 let pixels = rows * height * width;
                 Self {

@@ -7,7 +7,7 @@ use super::value::Value;
 use crate::config::Scenario;
 use crate::config::pattern::{glob, unit_pattern};
 use crate::ir::Module;
-use crate::model::tree::Tree;
+use crate::models;
 use crate::shard::{ShardError, check_frozen, check_recomputed, check_unit};
 
 /// Refuses patterns that are none, or match no module of the model.
@@ -18,7 +18,7 @@ pub(crate) fn check(s: &Scenario, d: &Document) -> Result<(), ScenarioError> {
     if units.is_empty() && frozen.is_empty() && recomputed.is_empty() {
         return Ok(());
     }
-    let modules = Tree::new(s, s.model.layers).modules;
+    let modules = models::declare(s, s.model.layers).tree.modules;
     each(units, d, &modules, |text, modules| {
         check_unit(&unit_pattern(text)?, modules).map_err(Fault::Module)
     })?;

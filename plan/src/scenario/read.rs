@@ -11,6 +11,7 @@ use super::value::Value;
 use crate::config::pattern::unit_pattern;
 use crate::config::*;
 use crate::ir::DType;
+use crate::models::Inputs;
 use crate::units::Bytes;
 use std::path::Path;
 
@@ -80,30 +81,6 @@ impl Document {
     }
 }
 
-const FAMILIES: &[(&str, Family)] = &[
-    ("llama", Family::Llama),
-    ("gpt2", Family::Gpt2),
-    ("encoder", Family::Encoder),
-    ("linear", Family::Linear),
-    ("cnn", Family::Cnn),
-];
-
-impl Family {
-    /// The family of this name in scenario files.
-    #[must_use]
-    pub fn named(name: &str) -> Option<Self> {
-        let mut all = FAMILIES.iter();
-        all.find(|(n, _)| *n == name).map(|(_, family)| *family)
-    }
-
-    /// Returns the name of the family in scenario files.
-    #[must_use]
-    pub fn name(self) -> &'static str {
-        let mut all = FAMILIES.iter();
-        all.find(|(_, f)| *f == self).map_or("", |(n, _)| n)
-    }
-}
-
 /// Rows of a chunk of the loss by default.
 pub(crate) const LOSS_CHUNK_ROWS: u64 = 4096;
 /// Defaults of compile mode full.
@@ -132,32 +109,26 @@ pub(crate) fn gradient_sync_default(policy: PolicyKind) -> GradientSync {
     }
 }
 
-/// Longest sequence that a language model trains on by default.
-const DEFAULT_SEQ_LEN: u64 = 8192;
-
 fn model_and_train(d: &Document, preset: Option<Filled>) -> Result<(Model, Train), ScenarioError> {
-    let Some(family) = d.pick(Key::Family, FAMILIES) else {
+    let families: Vec<_> = Family::named_all().collect();
+    let Some(family) = d.pick(Key::Family, &families) else {
         let error = d.missing(Key::Preset, "[model] needs a `preset` or a `family`");
         return Err(error.with_help("for example preset = \"llama3-8b\""));
     };
-    let (llama, gpt2, cnn) = (
-        family == Family::Llama,
-        family == Family::Gpt2,
-        family == Family::Cnn,
-    );
-    let attention = llama || gpt2 || family == Family::Encoder;
+    let spec = family.spec();
+    let images = spec.inputs == Inputs::Images;
 
-    let channels = if cnn {
+    let channels = if images {
         d.required(Key::Channels, family)?
     } else {
         0
     };
-    let hidden = if cnn {
+    let hidden = if images {
         channels
     } else {
         d.required(Key::Hidden, family)?
     };
-    let heads = if attention {
+    let heads = if spec.attention.is_some() {
         d.required(Key::Heads, family)?
     } else {
         1
@@ -168,7 +139,7 @@ fn model_and_train(d: &Document, preset: Option<Filled>) -> Result<(Model, Train
         None => {
             let message = format!("`hidden` ({hidden}) is not divisible by `heads` ({heads})");
             let error = d.conflict(&[Key::Heads, Key::Hidden], message);
-            return Err(if llama {
+            return Err(if spec.has("head_dim") {
                 error.with_help("or give `head_dim`")
             } else {
                 error
@@ -181,26 +152,16 @@ fn model_and_train(d: &Document, preset: Option<Filled>) -> Result<(Model, Train
         Some(_) if let Some((ffn, of)) = proportion.filter(|(_, of)| *of != hidden) => (ffn
             * hidden)
             .div_ceil(of)
-            .next_multiple_of(if llama { 256 } else { 1 }),
+            .next_multiple_of(spec.defaults.ffn_multiple),
         Some(n) => n,
-        None if llama => (8 * hidden).div_ceil(3).next_multiple_of(256),
-        None if attention => 4 * hidden,
-        None => 0,
+        None => (spec.defaults.ffn)(hidden),
     };
     let asked = d.integer(Key::SeqLen);
-    let max_seq_len = match (d.integer(Key::MaxSeqLen), family) {
-        (Some(n), _) => Some(n),
-        (None, Family::Gpt2) => Some(asked.unwrap_or(0).max(1024)),
-        (None, Family::Llama) => Some(asked.unwrap_or(DEFAULT_SEQ_LEN)),
-        _ => None,
-    };
-    let seq_len = asked.unwrap_or(match family {
-        Family::Llama | Family::Gpt2 => max_seq_len.unwrap_or(DEFAULT_SEQ_LEN).min(DEFAULT_SEQ_LEN),
-        Family::Encoder => 512,
-        Family::Linear | Family::Cnn => 1,
-    });
+    let given = d.integer(Key::MaxSeqLen);
+    let max_seq_len = given.or_else(|| (spec.defaults.max_seq_len)(asked));
+    let seq_len = asked.unwrap_or_else(|| (spec.defaults.seq_len)(max_seq_len));
     let image = |key, default| {
-        if cnn {
+        if images {
             d.integer(key).unwrap_or(default)
         } else {
             0
@@ -216,12 +177,14 @@ fn model_and_train(d: &Document, preset: Option<Filled>) -> Result<(Model, Train
         kv_heads: d.integer(Key::KvHeads).unwrap_or(heads),
         head_dim,
         ffn,
-        vocab: if llama || gpt2 {
+        vocab: if spec.inputs == Inputs::Tokens {
             d.required(Key::Vocab, family)?
         } else {
             0
         },
-        tie_embeddings: d.flag(Key::TieEmbeddings).unwrap_or(gpt2),
+        tie_embeddings: d
+            .flag(Key::TieEmbeddings)
+            .unwrap_or(spec.defaults.tie_embeddings),
         norm_eps: d.number(Key::NormEps).unwrap_or(1e-5),
         rope_theta: d.number(Key::RopeTheta).unwrap_or(10_000.0),
         max_seq_len: max_seq_len.unwrap_or(seq_len),
@@ -232,7 +195,7 @@ fn model_and_train(d: &Document, preset: Option<Filled>) -> Result<(Model, Train
         bias: match (d.flag(Key::Bias), d.word(Key::Bias)) {
             (Some(all), _) => Bias::from(all),
             (None, Some(_)) => Bias::Qkv,
-            (None, None) => Bias::from(!llama),
+            (None, None) => spec.defaults.bias,
         },
         qk_norm: d.flag(Key::QkNorm).unwrap_or(false),
     };

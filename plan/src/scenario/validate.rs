@@ -8,6 +8,7 @@ use super::modules;
 use super::read;
 use super::value::Value;
 use crate::config::*;
+use crate::models::{FamilySpec, Inputs};
 use crate::shard::mesh;
 
 /// Most ranks of a mesh.
@@ -39,35 +40,23 @@ pub(crate) fn check(s: &Scenario, d: &Document) -> Checked {
 
 /// Keys of [model] that mean nothing for the family: silence would hide a mistake.
 fn unused_keys(s: &Scenario, d: &Document) -> Checked {
-    use Family::{Cnn, Encoder, Gpt2, Linear, Llama};
-    const USES: &[(Key, &[Family])] = &[
-        (Key::Hidden, &[Llama, Gpt2, Encoder, Linear]),
-        (Key::Heads, &[Llama, Gpt2, Encoder]),
-        (Key::KvHeads, &[Llama]),
-        (Key::HeadDim, &[Llama]),
-        (Key::Ffn, &[Llama, Gpt2, Encoder]),
-        (Key::Vocab, &[Llama, Gpt2]),
-        (Key::TieEmbeddings, &[Llama, Gpt2]),
-        (Key::NormEps, &[Llama, Gpt2, Encoder]),
-        (Key::RopeTheta, &[Llama]),
-        (Key::MaxSeqLen, &[Llama, Gpt2]),
-        (Key::Channels, &[Cnn]),
-        (Key::Height, &[Cnn]),
-        (Key::Width, &[Cnn]),
-        (Key::Kernel, &[Cnn]),
-    ];
-    for (key, families) in USES {
-        if d.says(*key) && !families.contains(&s.model.family) {
-            let of: Vec<&str> = families.iter().map(|f| f.name()).collect();
-            let message = format!(
-                "`{}` does not apply to family {}",
-                key.path(),
-                s.model.family.name()
-            );
-            return Err(d
-                .conflict(&[*key], message)
-                .with_help(format!("it belongs to {}", of.join(", "))));
+    let family = s.model.family;
+    for key in Key::of_section("model") {
+        let info = key.info();
+        let belongs = |spec: &FamilySpec| spec.has(info.key);
+        let others = || Family::named_all().filter(|(_, f)| belongs(f.spec()));
+        if !d.says(key) || belongs(family.spec()) || others().count() == 0 {
+            continue;
         }
+        let of: Vec<&str> = others().map(|(name, _)| name).collect();
+        let message = format!(
+            "`{}` does not apply to family {}",
+            key.path(),
+            family.name()
+        );
+        return Err(d
+            .conflict(&[key], message)
+            .with_help(format!("it belongs to {}", of.join(", "))));
     }
     Ok(())
 }
@@ -228,42 +217,23 @@ fn model(s: &Scenario, d: &Document) -> Checked {
         );
         return Err(d.conflict(&[Key::KvHeads, Key::Heads], message));
     }
-    if m.family == Family::Llama && !m.head_dim.is_multiple_of(2) {
-        let message = format!(
-            "the rotary embedding rotates pairs: the head dimension ({}) must be even",
-            m.head_dim
-        );
-        return Err(d.conflict(&[Key::HeadDim, Key::Heads, Key::Hidden], message));
-    }
-    if m.bias == Bias::Qkv && m.family != Family::Llama {
-        let message = format!(
-            "`bias` = \"qkv\" needs separate query, key and value layers, which family {} does not have",
-            m.family.name()
-        );
-        return Err(d
-            .conflict(&[Key::Bias, Key::Family], message)
-            .with_help("use true or false"));
-    }
-    if m.qk_norm && m.family != Family::Llama {
-        let message = format!(
-            "`qk_norm` needs separate queries and keys, which family {} does not have",
-            m.family.name()
-        );
-        return Err(d.conflict(&[Key::QkNorm, Key::Family], message));
-    }
-    if m.family == Family::Cnn && m.kernel.is_multiple_of(2) {
-        let message = format!(
-            "a same-padded convolution needs an odd kernel, not {}",
-            m.kernel
-        );
-        return Err(d.conflict(&[Key::Kernel], message));
-    }
-    Ok(())
+    (m.family.spec().check)(m).map_err(|c| {
+        let keys: Vec<Key> = c
+            .keys
+            .iter()
+            .filter_map(|k| Key::find("model", k))
+            .collect();
+        let error = d.conflict(&keys, c.message);
+        match c.help {
+            Some(help) => error.with_help(help),
+            None => error,
+        }
+    })
 }
 
 fn train(s: &Scenario, d: &Document) -> Checked {
     let (m, t) = (&s.model, &s.train);
-    let plain = matches!(m.family, Family::Linear | Family::Cnn);
+    let plain = m.family.spec().attention.is_none();
     if t.seq_len > m.max_seq_len {
         let message = format!(
             "`seq_len` ({}) is longer than `max_seq_len` ({})",
@@ -275,7 +245,7 @@ fn train(s: &Scenario, d: &Document) -> Checked {
             t.seq_len
         )));
     }
-    if m.family == Family::Cnn && t.seq_len != 1 {
+    if m.family.spec().inputs == Inputs::Images && t.seq_len != 1 {
         return Err(d
             .conflict(
                 &[Key::SeqLen],
@@ -943,7 +913,7 @@ fn scopes_fit(s: &Scenario, d: &Document, scopes: &[Scope]) -> Checked {
             .conflict(&[Key::CudaGraph], "scope block contains attn and mlp")
             .with_help("list block alone"));
     }
-    if sorted != [Scope::Block] && matches!(s.model.family, Family::Linear | Family::Cnn) {
+    if sorted != [Scope::Block] && s.model.family.spec().attention.is_none() {
         let message = format!(
             "a block of family {} has no attention and no mlp",
             s.model.family.name()

@@ -27,8 +27,7 @@ impl Setup {
 
     /// Weights from a seed and moments that tell parameter, kind and element apart.
     fn fill(&mut self) {
-        let family = shardlab_plan::config::Family::Llama;
-        init::from_seed(&self.program, &self.layout, family, 4, &mut self.memory).unwrap();
+        init::from_seed(&self.program, &self.layout, 4, &mut self.memory).unwrap();
         for (rank, state) in (0u32..).zip(&self.layout.ranks) {
             for (kind, base) in [(Kind::First, 0.25f32), (Kind::Second, 0.75)] {
                 for s in state.of(kind) {

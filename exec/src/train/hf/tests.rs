@@ -110,8 +110,7 @@ fn conv1d_weights_are_transposed() {
 fn biases_of_queries_keys_and_values_are_qwen2s() {
     let mut l = Loaded::new(LLAMA, &["model.bias=qkv"]);
     let dir = tempfile::tempdir().unwrap();
-    let family = l.scenario.model.family;
-    init::from_seed(&l.program, &l.layout, family, 0, &mut l.memory).unwrap();
+    init::from_seed(&l.program, &l.layout, 0, &mut l.memory).unwrap();
     let model = l.scenario.model.clone();
     export(dir.path(), &l.program, &model, &l.layout, &mut l.memory).unwrap();
     let written = tensors(dir.path());
@@ -142,8 +141,7 @@ fn norms_of_queries_and_keys_are_qwen3s() {
     let sets = &["model.qk_norm=true", "model.head_dim=32"];
     let mut l = Loaded::new(LLAMA, sets);
     let dir = tempfile::tempdir().unwrap();
-    let family = l.scenario.model.family;
-    init::from_seed(&l.program, &l.layout, family, 0, &mut l.memory).unwrap();
+    init::from_seed(&l.program, &l.layout, 0, &mut l.memory).unwrap();
     let model = l.scenario.model.clone();
     export(dir.path(), &l.program, &model, &l.layout, &mut l.memory).unwrap();
     let written = tensors(dir.path());
@@ -191,14 +189,7 @@ fn faults_are_named_in_full() {
     // A file without two of the tensors.
     let dir = tempfile::tempdir().unwrap();
     let mut l = Loaded::new(BASE[0], &[]);
-    init::from_seed(
-        &l.program,
-        &l.layout,
-        l.scenario.model.family,
-        0,
-        &mut l.memory,
-    )
-    .unwrap();
+    init::from_seed(&l.program, &l.layout, 0, &mut l.memory).unwrap();
     export(
         dir.path(),
         &l.program,

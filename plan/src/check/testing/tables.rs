@@ -128,6 +128,8 @@ pub(super) fn program(shape: Shape) -> Program {
         modules: smallvec![ModuleId(u as u32 + 1)],
         shape: dims.into(),
         requires_grad: true,
+        init: Init::Zeros,
+        hf: None,
     };
     let module = |path: String, parent, kind| Module { path, parent, kind };
     let kernel = |name: &str, class| Kernel {

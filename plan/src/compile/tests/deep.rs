@@ -2,7 +2,7 @@
 
 use super::*;
 use crate::compile::full;
-use crate::model::tree::Tree;
+use crate::models::declare;
 
 #[test]
 fn repeating_a_block_equals_building_it() {
@@ -32,13 +32,13 @@ fn repeating_a_block_equals_building_it() {
                             ModuleKind::Root | ModuleKind::Block | ModuleKind::Mlp
                         )
                     };
-                    let tree = || Tree::new(&s, layers);
-                    let repeated = crate::compile::repeat(&s, &tree(), side_by_side(&unit))
+                    let model = || declare(&s, layers);
+                    let repeated = crate::compile::repeat(&s, &model().tree, side_by_side(&unit))
                         .unwrap_or_else(|| {
                             panic!("no repeat {family:?} {mode:?} {recompute:?} {layers} {merge:?}")
                         });
-                    let repeated = crate::compile::finish_repeated(&s, tree(), repeated);
-                    let built = full(&s, tree(), side_by_side(&unit));
+                    let repeated = crate::compile::finish_repeated(&s, model().tree, repeated);
+                    let built = full(&s, model(), side_by_side(&unit));
                     assert_eq!(
                         repeated.forward, built.forward,
                         "{family:?} {mode:?} {recompute:?} {layers} {merge:?}"

@@ -30,6 +30,8 @@ fn param(name: &str, modules: &[u32], shape: &[u64]) -> Param {
         modules: modules.iter().map(|&m| ModuleId(m)).collect(),
         shape: shape.iter().copied().collect(),
         requires_grad: true,
+        init: crate::ir::Init::Zeros,
+        hf: None,
     }
 }
 

@@ -2,35 +2,34 @@
 
 use super::build::Builder;
 use super::chunked;
+use super::declare::{Layer, ROOT};
 use crate::config::Loss;
 use crate::graph::ValueId;
-use crate::ir::{DType, ModuleKind, OpKind, Real, op};
+use crate::ir::{DType, OpKind, Real, op};
 
 /// Token ids and labels: views of one `[batch, seq + 1]` buffer.
 pub(super) fn tokens(b: &mut Builder<'_>) -> (ValueId, ValueId) {
     let (batch, seq) = (b.batch(), b.seq());
     let data = b.constant("tokens", &[batch, seq + 1], DType::I64, true);
-    let root = b.tree.outer(ModuleKind::Root);
-    b.within(root, |b| {
+    b.within(ROOT, |b| {
         (b.g.slice(data, 1, 0, seq), b.g.slice(data, 1, 1, seq))
     })
 }
 
 /// Output projection and cross entropy of hidden states `[batch, seq, hidden]`.
-pub(super) fn head_and_loss(b: &mut Builder<'_>, hidden: ValueId, labels: ValueId) {
+pub(super) fn head_and_loss(b: &mut Builder<'_>, head: Layer, hidden: ValueId, labels: ValueId) {
     match b.s.train.loss {
         Loss::Materialized => {
-            let head = b.tree.outer(ModuleKind::Head);
             let logits = b.linear(head, hidden);
             cross_entropy(b, logits, labels);
         }
-        Loss::Chunked => chunked::head_and_loss(b, hidden, labels),
+        Loss::Chunked => chunked::head_and_loss(b, head, hidden, labels),
     }
 }
 
 /// `F.cross_entropy(logits.view(-1, V).float(), labels.reshape(-1))`.
 fn cross_entropy(b: &mut Builder<'_>, logits: ValueId, labels: ValueId) {
-    let module = b.tree.outer(ModuleKind::Loss);
+    let module = b.tree.loss();
     let loss = b.within(module, |b| {
         let (rows, cols) = (b.g.value(logits).rows(), b.g.value(logits).cols());
         let flat = b.g.reshape(logits, &[rows, cols]);
@@ -62,7 +61,7 @@ fn cross_entropy(b: &mut Builder<'_>, logits: ValueId, labels: ValueId) {
 pub(super) fn mean_square(b: &mut Builder<'_>, out: ValueId) {
     let shape = b.g.value(out).shape.clone();
     let target = b.constant("target", &shape, DType::F32, true);
-    let module = b.tree.outer(ModuleKind::Loss);
+    let module = b.tree.loss();
     let loss = b.within(module, |b| {
         let float = b.g.cast(out, DType::F32);
         let scale = Real(1.0 / b.g.value(float).numel() as f64);

@@ -1,7 +1,8 @@
 //! Model FLOPs: the arithmetic that a step asks for, however it is done. What recompute adds does not count.
 
-use super::tree::Tree;
-use crate::config::{Family, Scenario};
+use super::declare::Tree;
+use super::spec::{Inputs, Mask};
+use crate::config::Scenario;
 use crate::graph::{Act, Graph, Root, ValueId, View};
 use crate::ir::OpKind;
 use crate::units::Flops;
@@ -21,7 +22,7 @@ impl Backward {
     pub(crate) fn whole(tree: &Tree) -> Self {
         Self {
             inputs: vec![true; tree.params.len()],
-            attention: u64::from(tree.blocks.count),
+            attention: u64::from(tree.layers()),
         }
     }
 
@@ -62,7 +63,9 @@ impl Backward {
 /// `2 * heads * head_dim * seq^2 * batch` a layer in forward, half of that if causal, and twice as much backward.
 pub(crate) fn model_flops(s: &Scenario, tree: &Tree, backward: &Backward) -> (Flops, u64) {
     let (m, b, t) = (&s.model, s.train.micro_batch, s.train.seq_len);
-    let tokens = if m.family == Family::Cnn { b } else { b * t };
+    let spec = m.family.spec();
+    let images = spec.inputs == Inputs::Images;
+    let tokens = if images { b } else { b * t };
     // A tied table multiplies once, as the head; an untied embedding table not at all.
     let is_table = |name: &str| name.starts_with("tok_embeddings.");
     let matmul: u64 = tree
@@ -71,21 +74,17 @@ pub(crate) fn model_flops(s: &Scenario, tree: &Tree, backward: &Backward) -> (Fl
         .zip(&backward.inputs)
         .filter(|(p, _)| p.shape.len() > 1 && (!is_table(&p.name) || p.modules.len() > 1))
         .map(|(p, &input)| {
-            let positions = if p.shape.len() == 4 || m.family == Family::Cnn {
-                m.height * m.width
-            } else {
-                1
-            };
+            let positions = if images { m.height * m.width } else { 1 };
             let passes = 1 + u64::from(input) + u64::from(p.requires_grad);
             2 * passes * p.numel() * positions
         })
         .sum();
     let causal = 2 * m.heads * m.head_dim * t * t * b;
-    let forward = match m.family {
-        Family::Llama | Family::Gpt2 => causal,
-        Family::Encoder => 2 * causal,
-        Family::Linear | Family::Cnn => 0,
+    let forward = match spec.attention {
+        Some(Mask::Causal) => causal,
+        Some(Mask::Full) => 2 * causal,
+        None => 0,
     };
-    let attention = forward * (u64::from(tree.blocks.count) + 2 * backward.attention);
+    let attention = forward * (u64::from(tree.layers()) + 2 * backward.attention);
     (Flops(matmul * tokens + attention), tokens)
 }

@@ -1,11 +1,12 @@
 //! What the families' forward passes share: modules, parameters, layers.
 
+use super::ModelGraph;
+use super::declare::{Layer, Tree};
 use super::flops::{self, Backward};
-use super::tree::Tree;
-use crate::config::{CompileMode, Family, PolicyKind, Scenario};
+use super::spec::Inputs;
+use crate::config::{CompileMode, PolicyKind, Scenario};
 use crate::graph::{Graph, Root, ValueId};
 use crate::ir::{Const, DType, ModuleId, ModuleKind, OpKind, ParamId, Real, op};
-use crate::model::ModelGraph;
 use crate::units::Bytes;
 use smallvec::SmallVec;
 
@@ -37,7 +38,7 @@ impl<'s> Builder<'s> {
                 )
             })
             .collect();
-        if matches!(s.model.family, Family::Llama | Family::Gpt2) {
+        if s.model.family.spec().inputs == Inputs::Tokens {
             g.vocab = Some(s.model.vocab);
         }
         g.compiled = compiled(s, &tree);
@@ -89,18 +90,18 @@ impl<'s> Builder<'s> {
         )
     }
 
-    pub(crate) fn weight(&self, m: ModuleId) -> ValueId {
-        self.params[self.tree.weight_of(m).index()]
+    pub(crate) fn weight(&self, layer: Layer) -> ValueId {
+        self.params[self.tree.weight(layer).index()]
     }
 
-    pub(crate) fn bias(&self, m: ModuleId) -> Option<ValueId> {
-        self.tree.bias_of(m).map(|p| self.params[p.index()])
+    pub(crate) fn bias(&self, layer: Layer) -> Option<ValueId> {
+        self.tree.bias(layer).map(|p| self.params[p.index()])
     }
 
     /// `nn.Linear` of a module over a contiguous input of any rank.
-    pub(crate) fn linear(&mut self, m: ModuleId, x: ValueId) -> ValueId {
-        let (w, b) = (self.weight(m), self.bias(m));
-        self.within(m, |s| {
+    pub(crate) fn linear(&mut self, layer: Layer, x: ValueId) -> ValueId {
+        let (w, b) = (self.weight(layer), self.bias(layer));
+        self.within(layer.module(), |s| {
             let out = s.g.value(w).shape[0];
             let mut shape = s.g.value(x).shape.clone();
             if let Some(last) = shape.last_mut() {
@@ -122,9 +123,9 @@ impl<'s> Builder<'s> {
 
     /// `nn.Linear` where PyTorch cannot fuse the bias (input of other than two dimensions and not contiguous): copies the
     /// input to a matrix, multiplies, adds the bias in place.
-    pub(crate) fn linear_unfused(&mut self, m: ModuleId, x: ValueId) -> ValueId {
-        let (w, b) = (self.weight(m), self.bias(m));
-        self.within(m, |s| {
+    pub(crate) fn linear_unfused(&mut self, layer: Layer, x: ValueId) -> ValueId {
+        let (w, b) = (self.weight(layer), self.bias(layer));
+        self.within(layer.module(), |s| {
             let mut shape = s.g.value(x).shape.clone();
             let rows = s.g.value(x).rows();
             let cols = s.g.value(x).cols();
@@ -149,10 +150,10 @@ impl<'s> Builder<'s> {
         })
     }
 
-    pub(crate) fn rms_norm(&mut self, m: ModuleId, x: ValueId) -> ValueId {
-        let w = self.weight(m);
+    pub(crate) fn rms_norm(&mut self, layer: Layer, x: ValueId) -> ValueId {
+        let w = self.weight(layer);
         let eps = Real(self.s.model.norm_eps);
-        self.within(m, |s| {
+        self.within(layer.module(), |s| {
             let shape = s.g.value(x).shape.clone();
             let rows = s.g.value(x).rows();
             s.g.compute(
@@ -163,10 +164,10 @@ impl<'s> Builder<'s> {
         })
     }
 
-    pub(crate) fn layer_norm(&mut self, m: ModuleId, x: ValueId) -> ValueId {
-        let (w, b) = (self.weight(m), self.bias(m));
+    pub(crate) fn layer_norm(&mut self, layer: Layer, x: ValueId) -> ValueId {
+        let (w, b) = (self.weight(layer), self.bias(layer));
         let eps = Real(self.s.model.norm_eps);
-        self.within(m, |s| {
+        self.within(layer.module(), |s| {
             let shape = s.g.value(x).shape.clone();
             let rows = [s.g.value(x).rows(), 1];
             let inputs: SmallVec<[ValueId; 3]> = [x, w].into_iter().chain(b).collect();
@@ -180,9 +181,9 @@ impl<'s> Builder<'s> {
     }
 
     /// `nn.Embedding`: the ids are flattened first, which copies them unless they are contiguous.
-    pub(crate) fn embedding(&mut self, m: ModuleId, ids: ValueId) -> ValueId {
-        let w = self.weight(m);
-        self.within(m, |s| {
+    pub(crate) fn embedding(&mut self, layer: Layer, ids: ValueId) -> ValueId {
+        let w = self.weight(layer);
+        self.within(layer.module(), |s| {
             let mut shape = s.g.value(ids).shape.clone();
             let rows = s.g.value(ids).numel();
             let d = s.g.value(w).cols();

@@ -5,15 +5,15 @@
 //! backward takes both as they are.
 
 use super::build::{self, Builder};
+use super::declare::Layer;
 use crate::graph::ValueId;
-use crate::ir::{DType, ModuleKind, OpKind, Real, op};
+use crate::ir::{DType, OpKind, Real, op};
 
 /// Output projection and cross entropy of hidden states `[batch, seq, hidden]`.
-pub(super) fn head_and_loss(b: &mut Builder<'_>, hidden: ValueId, labels: ValueId) {
-    let head = b.tree.outer(ModuleKind::Head);
+pub(super) fn head_and_loss(b: &mut Builder<'_>, head: Layer, hidden: ValueId, labels: ValueId) {
     let weight = b.weight(head);
     let dtype = b.dtype;
-    let loss = b.within(head, |b| {
+    let loss = b.within(head.module(), |b| {
         let (rows, d) = (b.g.value(hidden).rows(), b.g.value(hidden).cols());
         let vocab = b.g.value(weight).shape[0];
         let flat = b.g.reshape(hidden, &[rows, d]);

@@ -1,0 +1,148 @@
+//! Model families: modules, parameters and forward graph, with exact shapes, FLOPs and bytes.
+//!
+//! A family is one file, written like an `nn.Module`: `new` declares modules and parameters,
+//! `forward` traces the pass as eager PyTorch would run it (every op, view and copy in issue order,
+//! with the strides that decide whether a reshape copies). Its `SPEC` holds its keys and defaults.
+//! Everything after that (backward, saved tensors, recompute, fusion, lifetimes) is derived from the
+//! graph by `autodiff` and `compile`.
+
+pub(crate) mod build;
+mod chunked;
+mod cnn;
+pub(crate) mod declare;
+mod encoder;
+pub(crate) mod flops;
+mod gpt2;
+mod linear;
+mod llama;
+mod loss;
+mod spec;
+#[cfg(test)]
+pub(crate) mod testing;
+
+pub use spec::{Defaults, FamilySpec, Inputs, Mask};
+
+use crate::config::{Family, Scenario};
+use crate::graph::{Graph, ValueId};
+use crate::ir::{Module, Param};
+use crate::units::Flops;
+use build::Builder;
+use declare::{Declare, Tree};
+
+/// All families.
+const SPECS: [&FamilySpec; 5] = [
+    &llama::SPEC,
+    &gpt2::SPEC,
+    &encoder::SPEC,
+    &linear::SPEC,
+    &cnn::SPEC,
+];
+
+/// Names of all families in scenario files.
+pub(crate) const FAMILY_NAMES: [&str; SPECS.len()] = {
+    let mut names = [""; SPECS.len()];
+    let mut i = 0;
+    while i < names.len() {
+        names[i] = SPECS[i].name;
+        i += 1;
+    }
+    names
+};
+
+impl Family {
+    /// All families, with their names in scenario files.
+    pub(crate) fn named_all() -> impl Iterator<Item = (&'static str, Self)> {
+        SPECS.iter().map(|spec| (spec.name, spec.family))
+    }
+
+    /// What there is to know of the family.
+    ///
+    /// # Panics
+    /// Never: a test finds every family among the specs.
+    #[must_use]
+    pub fn spec(self) -> &'static FamilySpec {
+        let spec = SPECS.iter().find(|spec| spec.family == self);
+        spec.expect("every family has a spec")
+    }
+
+    /// The family of this name in scenario files.
+    #[must_use]
+    pub fn named(name: &str) -> Option<Self> {
+        let spec = SPECS.iter().find(|spec| spec.name == name);
+        spec.map(|spec| spec.family)
+    }
+
+    /// Returns the name of the family in scenario files.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        self.spec().name
+    }
+}
+
+/// The forward pass of a declared model.
+pub(crate) trait Forward {
+    /// Traces one micro-batch, which ends with a loss.
+    fn forward(&self, b: &mut Builder<'_>);
+}
+
+/// A declared model.
+pub(crate) struct Declared {
+    pub(crate) tree: Tree,
+    code: Box<dyn Forward>,
+}
+
+/// Declares a scenario's model with this many blocks.
+pub(crate) fn declare(s: &Scenario, layers: u32) -> Declared {
+    let spec = s.model.family.spec();
+    let mut model = s.model.clone();
+    model.layers = layers;
+    let mut d = Declare::new(spec.weights);
+    let code = (spec.declare)(&mut d, &model);
+    let mut tree = d.finish();
+    tree.freeze(&s.fsdp.frozen);
+    Declared { tree, code }
+}
+
+/// The forward graph of one micro-batch.
+#[derive(Clone, Debug)]
+pub struct ModelGraph {
+    /// Modules and parameters.
+    pub(crate) tree: Tree,
+    /// Forward ops.
+    pub graph: Graph,
+    /// The loss, a float32 scalar.
+    pub loss: ValueId,
+    /// Value of each parameter.
+    pub params: Vec<ValueId>,
+    /// Model FLOPs of forward and backward.
+    pub model_flops: Flops,
+    /// Tokens or samples.
+    pub tokens: u64,
+}
+
+impl ModelGraph {
+    /// Module tree in pre-order.
+    #[must_use]
+    pub fn modules(&self) -> &[Module] {
+        &self.tree.modules
+    }
+
+    /// Unique parameters in registration order.
+    #[must_use]
+    pub fn parameters(&self) -> &[Param] {
+        &self.tree.params
+    }
+}
+
+/// Traces the forward graph of a scenario's model.
+#[must_use]
+pub fn graph(scenario: &Scenario) -> ModelGraph {
+    graph_of(scenario, declare(scenario, scenario.model.layers))
+}
+
+/// Traces the forward graph of a declared model.
+pub(crate) fn graph_of(scenario: &Scenario, model: Declared) -> ModelGraph {
+    let mut b = Builder::new(scenario, model.tree);
+    model.code.forward(&mut b);
+    b.finish()
+}

@@ -1,0 +1,409 @@
+//! Declaring a model: its modules, and their parameters with names, shapes and initialization.
+
+use crate::config::Model;
+use crate::config::pattern::covers;
+use crate::ir::{HfName, Init, Module, ModuleId, ModuleKind, Param, ParamId, Shape};
+use smallvec::{SmallVec, smallvec};
+
+/// The root of every module tree.
+pub(crate) const ROOT: ModuleId = ModuleId(0);
+
+/// The repeated blocks of a model whose blocks are all alike, in the tables of a [`Tree`].
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Blocks {
+    /// How many there are.
+    pub(crate) count: u32,
+    /// Module of the first block.
+    pub(crate) module: u32,
+    /// Modules of one block.
+    pub(crate) modules: u32,
+    /// First parameter of the first block.
+    pub(crate) param: u32,
+    /// Parameters of one block.
+    pub(crate) params: u32,
+}
+
+impl Blocks {
+    /// Returns the block that a module is part of.
+    pub(crate) fn block_of(&self, m: ModuleId) -> Option<u32> {
+        let inside = self.module..self.module + self.count * self.modules;
+        inside
+            .contains(&m.0)
+            .then(|| (m.0 - self.module) / self.modules)
+    }
+}
+
+/// Modules in pre-order, parameters in registration order.
+#[derive(Clone, Debug)]
+pub(crate) struct Tree {
+    pub(crate) modules: Vec<Module>,
+    pub(crate) params: Vec<Param>,
+    /// Weight and bias of each module.
+    own: Vec<[Option<ParamId>; 2]>,
+    /// First module and first parameter of each block, and of what follows the last one.
+    starts: Vec<(ModuleId, ParamId)>,
+}
+
+impl Tree {
+    /// Number of repeated blocks.
+    pub(crate) fn layers(&self) -> u32 {
+        self.starts.len().saturating_sub(1) as u32
+    }
+
+    /// Returns the block that a module is part of.
+    pub(crate) fn block_of(&self, m: ModuleId) -> Option<u32> {
+        let after = self.starts.partition_point(|&(first, _)| first <= m);
+        let inside = after > 0 && after < self.starts.len();
+        inside.then(|| after as u32 - 1)
+    }
+
+    /// Returns where the blocks are if all have the same modules and parameters; `None` if some
+    /// differ or there are none.
+    pub(crate) fn blocks(&self) -> Option<Blocks> {
+        let [first, second, ..] = self.starts[..] else {
+            return None;
+        };
+        let blocks = Blocks {
+            count: self.layers(),
+            module: first.0.0,
+            modules: second.0.0 - first.0.0,
+            param: first.1.0,
+            params: second.1.0 - first.1.0,
+        };
+        let alike = (0u32..).zip(&self.starts).all(|(n, at)| {
+            at.0.0 == blocks.module + n * blocks.modules
+                && at.1.0 == blocks.param + n * blocks.params
+        });
+        let (modules, params) = (blocks.modules as usize, blocks.params as usize);
+        let kinds = |n: usize| {
+            let start = blocks.module as usize + n * modules;
+            self.modules[start..start + modules].iter().map(|m| m.kind)
+        };
+        let shapes = |n: usize| {
+            let start = blocks.param as usize + n * params;
+            self.params[start..start + params].iter().map(|p| &p.shape)
+        };
+        let same = |n| kinds(n).eq(kinds(0)) && shapes(n).eq(shapes(0));
+        (alike && (1..blocks.count as usize).all(same)).then_some(blocks)
+    }
+
+    /// Weight of a layer.
+    ///
+    /// # Panics
+    /// Never: a [`Layer`] is made with a weight.
+    pub(crate) fn weight(&self, layer: Layer) -> ParamId {
+        self.own[layer.0.index()][0].expect("a layer has a weight")
+    }
+
+    /// Bias of a layer, if it has one.
+    pub(crate) fn bias(&self, layer: Layer) -> Option<ParamId> {
+        self.own[layer.0.index()][1]
+    }
+
+    /// The module that computes the loss: the last one.
+    pub(crate) fn loss(&self) -> ModuleId {
+        ModuleId(self.modules.len() as u32 - 1)
+    }
+
+    /// Stops the training of parameters of modules that the globs match.
+    pub(crate) fn freeze(&mut self, globs: &[String]) {
+        if globs.is_empty() {
+            return;
+        }
+        let frozen: Vec<bool> = self
+            .modules
+            .iter()
+            .map(|m| globs.iter().any(|g| covers(g, &m.path)))
+            .collect();
+        for p in &mut self.params {
+            p.requires_grad = !p.modules.iter().any(|m| frozen[m.index()]);
+        }
+    }
+}
+
+/// A module with a weight and maybe a bias: a linear layer, a norm, a table, a convolution.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Layer(ModuleId);
+
+impl Layer {
+    /// Its module.
+    pub(crate) const fn module(self) -> ModuleId {
+        self.0
+    }
+}
+
+/// Name of a module: ours, and that of Hugging Face's code, both relative to the enclosing block
+/// (or the model). Families without a Hugging Face form leave the second one empty.
+pub(crate) type Names<'n> = (&'n str, &'n str);
+
+/// How weights start.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Weights {
+    /// Normally distributed; biases are zero.
+    Normal,
+    /// As `nn.Linear` starts them: uniform, bounded by the fan-in, biases too.
+    Uniform,
+}
+
+/// When the parameters of a norm are registered, within its block.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) enum Order {
+    /// Before all others.
+    First,
+    /// In the order of declaration.
+    Declared,
+    /// After all others.
+    Last,
+}
+
+/// Parameters that wait for the end of their block.
+struct Pending {
+    order: Order,
+    module: ModuleId,
+    shape: Shape,
+    bias: bool,
+    hf: Option<HfName>,
+    is_norm: bool,
+}
+
+/// A model under declaration.
+pub(crate) struct Declare {
+    tree: Tree,
+    weights: Weights,
+    pending: Vec<Pending>,
+    in_block: bool,
+    /// What precedes the Hugging Face names of a block's modules.
+    hf_prefix: String,
+}
+
+impl Declare {
+    pub(super) fn new(weights: Weights) -> Self {
+        let root = Module {
+            path: String::new(),
+            parent: None,
+            kind: ModuleKind::Root,
+        };
+        Self {
+            tree: Tree {
+                modules: vec![root],
+                params: Vec::new(),
+                own: vec![[None, None]],
+                starts: Vec::new(),
+            },
+            weights,
+            pending: Vec::new(),
+            in_block: false,
+            hf_prefix: String::new(),
+        }
+    }
+
+    /// Ends the declaration with the module of the loss.
+    pub(super) fn finish(mut self) -> Tree {
+        self.module(ROOT, "loss", ModuleKind::Loss);
+        self.tree
+    }
+
+    /// Declares a module without parameters of its own.
+    pub(crate) fn module(&mut self, parent: ModuleId, name: &str, kind: ModuleKind) -> ModuleId {
+        let modules = &mut self.tree.modules;
+        let id = ModuleId(modules.len() as u32);
+        let above = &modules[parent.index()].path;
+        let path = match above.as_str() {
+            "" => name.to_owned(),
+            above => format!("{above}.{name}"),
+        };
+        modules.push(Module {
+            path,
+            parent: Some(parent),
+            kind,
+        });
+        self.tree.own.push([None, None]);
+        id
+    }
+
+    /// Declares the repeated blocks `layers.0`, `layers.1`, ...: `block` declares what is inside of
+    /// each. `hf` is the name of Hugging Face's list of blocks.
+    pub(crate) fn blocks<B>(
+        &mut self,
+        m: &Model,
+        hf: &str,
+        block: impl Fn(&mut Self, ModuleId, &Model) -> B,
+    ) -> Vec<B> {
+        let start = |d: &mut Self| {
+            let params = ParamId(d.tree.params.len() as u32);
+            let modules = ModuleId(d.tree.modules.len() as u32);
+            d.tree.starts.push((modules, params));
+        };
+        let blocks = (0..m.layers)
+            .map(|layer| {
+                start(self);
+                self.in_block = true;
+                self.hf_prefix = format!("{hf}.{layer}.");
+                let module = self.module(ROOT, &format!("layers.{layer}"), ModuleKind::Block);
+                let block = block(self, module, m);
+                self.register();
+                self.in_block = false;
+                self.hf_prefix.clear();
+                block
+            })
+            .collect();
+        start(self);
+        blocks
+    }
+
+    /// Declares `nn.Linear`: a weight of shape `[out, in]`.
+    pub(crate) fn linear(
+        &mut self,
+        parent: ModuleId,
+        (name, hf): Names<'_>,
+        shape: [u64; 2],
+        bias: bool,
+    ) -> Layer {
+        let module = self.module(parent, name, ModuleKind::Layer);
+        self.parameters(module, hf, &shape, bias)
+    }
+
+    /// Declares a linear layer that Hugging Face's GPT-2 stores transposed (`Conv1D`).
+    pub(crate) fn conv1d(
+        &mut self,
+        parent: ModuleId,
+        (name, hf): Names<'_>,
+        shape: [u64; 2],
+        bias: bool,
+    ) -> Layer {
+        let module = self.module(parent, name, ModuleKind::Layer);
+        let hf = self.hf_name(hf, true);
+        self.add(Order::Declared, module, hf, &shape, bias, false)
+    }
+
+    /// Declares `nn.Embedding`: a table of shape `[rows, width]`.
+    pub(crate) fn table(
+        &mut self,
+        parent: ModuleId,
+        (name, hf): Names<'_>,
+        kind: ModuleKind,
+        shape: [u64; 2],
+    ) -> Layer {
+        let module = self.module(parent, name, kind);
+        self.parameters(module, hf, &shape, false)
+    }
+
+    /// Declares a norm over the last dimension.
+    pub(crate) fn norm(
+        &mut self,
+        parent: ModuleId,
+        (name, hf): Names<'_>,
+        width: u64,
+        bias: bool,
+        order: Order,
+    ) -> Layer {
+        let module = self.module(parent, name, ModuleKind::Norm);
+        let hf = self.hf_name(hf, false);
+        self.add(order, module, hf, &[width], bias, true)
+    }
+
+    /// Declares the output projection `output`, of shape `[out, in]`.
+    pub(crate) fn head(&mut self, (name, hf): Names<'_>, shape: [u64; 2], bias: bool) -> Layer {
+        let module = self.module(ROOT, name, ModuleKind::Head);
+        self.parameters(module, hf, &shape, bias)
+    }
+
+    /// Declares the output projection of a language model, or that `table` is its weight.
+    pub(crate) fn lm_head(&mut self, table: Layer, m: &Model) -> Layer {
+        if !m.tie_embeddings {
+            return self.head(("output", "lm_head"), [m.vocab, m.hidden], false);
+        }
+        let head = self.module(ROOT, "output", ModuleKind::Head);
+        let weight = self.tree.weight(table);
+        self.tree.params[weight.index()].modules.push(head);
+        self.tree.own[head.index()][0] = Some(weight);
+        Layer(head)
+    }
+
+    /// Gives a declared module a weight and maybe a bias, as long as the weight's first dimension.
+    pub(crate) fn parameters(
+        &mut self,
+        module: ModuleId,
+        hf: &str,
+        shape: &[u64],
+        bias: bool,
+    ) -> Layer {
+        let hf = self.hf_name(hf, false);
+        self.add(Order::Declared, module, hf, shape, bias, false)
+    }
+
+    fn hf_name(&self, hf: &str, transposed: bool) -> Option<HfName> {
+        (!hf.is_empty()).then(|| HfName {
+            module: format!("{}{hf}", self.hf_prefix),
+            transposed,
+        })
+    }
+
+    fn add(
+        &mut self,
+        order: Order,
+        module: ModuleId,
+        hf: Option<HfName>,
+        shape: &[u64],
+        bias: bool,
+        is_norm: bool,
+    ) -> Layer {
+        self.pending.push(Pending {
+            order,
+            module,
+            shape: Shape::from_slice(shape),
+            bias,
+            hf,
+            is_norm,
+        });
+        if !self.in_block {
+            self.register();
+        }
+        Layer(module)
+    }
+
+    /// Registers what is pending.
+    fn register(&mut self) {
+        let mut pending = std::mem::take(&mut self.pending);
+        pending.sort_by_key(|p| p.order);
+        for p in pending {
+            let fan_in = p.shape.iter().skip(1).product::<u64>().max(1);
+            let (weight, bias) = match (p.is_norm, self.weights) {
+                (true, _) => (Init::Ones, Init::Zeros),
+                (false, Weights::Normal) => (Init::Normal, Init::Zeros),
+                (false, Weights::Uniform) => (Init::Uniform { fan_in }, Init::Uniform { fan_in }),
+            };
+            let out: SmallVec<[u64; 4]> = smallvec![p.shape[0]];
+            self.param(p.module, 0, p.shape, weight, p.hf.clone());
+            if p.bias {
+                let hf = p.hf.map(|hf| HfName {
+                    transposed: false,
+                    ..hf
+                });
+                self.param(p.module, 1, out, bias, hf);
+            }
+        }
+    }
+
+    fn param(
+        &mut self,
+        module: ModuleId,
+        which: usize,
+        shape: Shape,
+        init: Init,
+        hf: Option<HfName>,
+    ) {
+        let id = ParamId(self.tree.params.len() as u32);
+        let path = &self.tree.modules[module.index()].path;
+        let leaf = ["weight", "bias"][which];
+        self.tree.params.push(Param {
+            name: format!("{path}.{leaf}"),
+            modules: smallvec![module],
+            shape,
+            requires_grad: true,
+            init,
+            hf,
+        });
+        self.tree.own[module.index()][which] = Some(id);
+    }
+}

@@ -1,0 +1,167 @@
+//! GPT-2: LayerNorm with bias, learned positions, fused query-key-value projection, GELU, tied head.
+
+use super::build::Builder;
+use super::declare::{Declare, Layer, Order, ROOT, Weights};
+use super::spec::{Conflict, DEFAULT_SEQ_LEN, Defaults, FamilySpec, Inputs, Mask};
+use super::{Forward, loss};
+use crate::config::{Bias, Family, Model};
+use crate::graph::ValueId;
+use crate::ir::{DType, ModuleId, ModuleKind, OpKind};
+
+pub(super) const SPEC: FamilySpec = FamilySpec {
+    family: Family::Gpt2,
+    name: "gpt2",
+    keys: &[
+        "hidden",
+        "heads",
+        "ffn",
+        "vocab",
+        "tie_embeddings",
+        "norm_eps",
+        "max_seq_len",
+    ],
+    defaults: Defaults {
+        bias: Bias::All,
+        tie_embeddings: true,
+        ffn: |hidden| 4 * hidden,
+        ffn_multiple: 1,
+        // The table of positions of the published models has 1024 rows.
+        max_seq_len: |asked| Some(asked.unwrap_or(0).max(1024)),
+        seq_len: |max| max.unwrap_or(DEFAULT_SEQ_LEN).min(DEFAULT_SEQ_LEN),
+    },
+    inputs: Inputs::Tokens,
+    attention: Some(Mask::Causal),
+    torch_modules: false,
+    weights: Weights::Normal,
+    dimensions: |m| vec![("vocab", m.vocab), ("hidden", m.hidden), ("ffn", m.ffn)],
+    check: Conflict::packed_projections,
+    declare: |d, m| Box::new(Gpt2::new(d, m)),
+};
+
+struct Gpt2 {
+    embedding: ModuleId,
+    wte: Layer,
+    wpe: Layer,
+    blocks: Vec<Block>,
+    norm: Layer,
+    head: Layer,
+}
+
+struct Block {
+    module: ModuleId,
+    attention: ModuleId,
+    ln_1: Layer,
+    c_attn: Layer,
+    attention_c_proj: Layer,
+    mlp: ModuleId,
+    ln_2: Layer,
+    c_fc: Layer,
+    mlp_c_proj: Layer,
+}
+
+impl Gpt2 {
+    fn new(d: &mut Declare, m: &Model) -> Self {
+        let embedding = d.module(ROOT, "tok_embeddings", ModuleKind::Embedding);
+        let mut table = |ours, theirs, rows| {
+            d.table(
+                embedding,
+                (ours, theirs),
+                ModuleKind::Layer,
+                [rows, m.hidden],
+            )
+        };
+        let wte = table("wte", "transformer.wte", m.vocab);
+        let wpe = table("wpe", "transformer.wpe", m.max_seq_len);
+        let blocks = d.blocks(m, "transformer.h", Block::new);
+        let names = ("norm", "transformer.ln_f");
+        let norm = d.norm(ROOT, names, m.hidden, true, Order::Declared);
+        let head = d.lm_head(wte, m);
+        Self {
+            embedding,
+            wte,
+            wpe,
+            blocks,
+            norm,
+            head,
+        }
+    }
+}
+
+impl Block {
+    fn new(d: &mut Declare, module: ModuleId, m: &Model) -> Self {
+        let (h, ffn, bias) = (m.hidden, m.ffn, m.bias == Bias::All);
+        let (q, kv) = (m.heads * m.head_dim, m.kv_heads * m.head_dim);
+        let attention = d.module(module, "attention", ModuleKind::Attention);
+        let ln_1 = d.norm(attention, ("ln_1", "ln_1"), h, true, Order::Declared);
+        let c_attn = d.conv1d(attention, ("c_attn", "attn.c_attn"), [q + 2 * kv, h], bias);
+        let attention_c_proj = d.conv1d(attention, ("c_proj", "attn.c_proj"), [h, q], bias);
+        let mlp = d.module(module, "mlp", ModuleKind::Mlp);
+        let ln_2 = d.norm(mlp, ("ln_2", "ln_2"), h, true, Order::Declared);
+        let c_fc = d.conv1d(mlp, ("c_fc", "mlp.c_fc"), [ffn, h], bias);
+        let mlp_c_proj = d.conv1d(mlp, ("c_proj", "mlp.c_proj"), [h, ffn], bias);
+        Self {
+            module,
+            attention,
+            ln_1,
+            c_attn,
+            attention_c_proj,
+            mlp,
+            ln_2,
+            c_fc,
+            mlp_c_proj,
+        }
+    }
+
+    fn forward(&self, b: &mut Builder<'_>, x: ValueId) -> ValueId {
+        let (batch, seq) = (b.batch(), b.seq());
+        let (heads, hd) = (b.s.model.heads, b.s.model.head_dim);
+        let y = b.layer_norm(self.ln_1, x);
+        let x1 = b.within(self.attention, |b| {
+            let qkv = b.linear(self.c_attn, y);
+            let parts = b.g.split(qkv, 2, 3);
+            let [q, k, v] = [parts[0], parts[1], parts[2]].map(|p| {
+                let p = b.g.reshape(p, &[batch, seq, heads, hd]);
+                b.g.transpose(p, 1, 2)
+            });
+            let a = b.attention(q, k, v, true);
+            let t = b.g.transpose(a, 1, 2);
+            let t = b.g.reshape(t, &[batch, seq, heads * hd]);
+            let o = b.linear(self.attention_c_proj, t);
+            b.g.release(qkv);
+            b.g.release(t);
+            b.g.binary(OpKind::Add, x, o)
+        });
+        let y = b.layer_norm(self.ln_2, x1);
+        let out = b.within(self.mlp, |b| {
+            let up = b.linear(self.c_fc, y);
+            let act = b.g.unary(OpKind::Gelu, up);
+            let down = b.linear(self.mlp_c_proj, act);
+            b.g.binary(OpKind::Add, x1, down)
+        });
+        b.within(self.module, |b| {
+            b.g.release(x);
+            b.g.release(x1);
+        });
+        out
+    }
+}
+
+impl Forward for Gpt2 {
+    fn forward(&self, b: &mut Builder<'_>) {
+        let (ids, labels) = loss::tokens(b);
+        let positions = b.constant("positions", &[b.seq()], DType::I64, false);
+        let mut h = b.within(self.embedding, |b| {
+            let tokens = b.embedding(self.wte, ids);
+            let places = b.embedding(self.wpe, positions);
+            let sum = b.g.binary(OpKind::Add, tokens, places);
+            b.g.release(tokens);
+            b.g.release(places);
+            sum
+        });
+        for block in &self.blocks {
+            h = block.forward(b, h);
+        }
+        let y = b.layer_norm(self.norm, h);
+        loss::head_and_loss(b, self.head, y, labels);
+    }
+}

@@ -1,0 +1,302 @@
+//! Llama: RMSNorm, rotary embedding, grouped-query attention, SwiGLU. With `qk_norm`, Qwen3.
+
+use super::build::Builder;
+use super::declare::{Declare, Layer, Order, ROOT, Weights};
+use super::spec::{Conflict, DEFAULT_SEQ_LEN, Defaults, FamilySpec, Inputs, Mask};
+use super::{Forward, loss};
+use crate::config::{Bias, Family, Model};
+use crate::graph::ValueId;
+use crate::ir::{DType, ModuleId, ModuleKind, OpKind};
+
+pub(super) const SPEC: FamilySpec = FamilySpec {
+    family: Family::Llama,
+    name: "llama",
+    keys: &[
+        "hidden",
+        "heads",
+        "kv_heads",
+        "head_dim",
+        "ffn",
+        "vocab",
+        "tie_embeddings",
+        "norm_eps",
+        "rope_theta",
+        "max_seq_len",
+    ],
+    defaults: Defaults {
+        bias: Bias::None,
+        tie_embeddings: false,
+        ffn: |hidden| (8 * hidden).div_ceil(3).next_multiple_of(FFN_MULTIPLE),
+        ffn_multiple: FFN_MULTIPLE,
+        max_seq_len: |asked| Some(asked.unwrap_or(DEFAULT_SEQ_LEN)),
+        seq_len: |max| max.unwrap_or(DEFAULT_SEQ_LEN).min(DEFAULT_SEQ_LEN),
+    },
+    inputs: Inputs::Tokens,
+    attention: Some(Mask::Causal),
+    torch_modules: false,
+    weights: Weights::Normal,
+    dimensions: |m| {
+        vec![
+            ("vocab", m.vocab),
+            ("hidden", m.hidden),
+            ("ffn", m.ffn),
+            ("heads x head_dim", m.heads * m.head_dim),
+            ("kv_heads x head_dim", m.kv_heads * m.head_dim),
+        ]
+    },
+    check,
+    declare: |d, m| Box::new(Llama::new(d, m)),
+};
+
+/// The default width of the feed-forward layer is a multiple of this.
+const FFN_MULTIPLE: u64 = 256;
+
+fn check(m: &Model) -> Result<(), Conflict> {
+    if m.head_dim.is_multiple_of(2) {
+        return Ok(());
+    }
+    let message = format!(
+        "the rotary embedding rotates pairs: the head dimension ({}) must be even",
+        m.head_dim
+    );
+    Err(Conflict::new(&["head_dim", "heads", "hidden"], message))
+}
+
+struct Llama {
+    embedding: Layer,
+    blocks: Vec<Block>,
+    norm: Layer,
+    head: Layer,
+}
+
+struct Block {
+    module: ModuleId,
+    attention: Attention,
+    mlp: Mlp,
+}
+
+struct Attention {
+    module: ModuleId,
+    norm: Layer,
+    q: Layer,
+    k: Layer,
+    v: Layer,
+    o: Layer,
+    q_norm: Option<Layer>,
+    k_norm: Option<Layer>,
+}
+
+struct Mlp {
+    module: ModuleId,
+    norm: Layer,
+    w1: Layer,
+    w3: Layer,
+    w2: Layer,
+}
+
+impl Llama {
+    fn new(d: &mut Declare, m: &Model) -> Self {
+        let names = ("tok_embeddings", "model.embed_tokens");
+        let embedding = d.table(ROOT, names, ModuleKind::Embedding, [m.vocab, m.hidden]);
+        let blocks = d.blocks(m, "model.layers", Block::new);
+        let norm = d.norm(
+            ROOT,
+            ("norm", "model.norm"),
+            m.hidden,
+            false,
+            Order::Declared,
+        );
+        let head = d.lm_head(embedding, m);
+        Self {
+            embedding,
+            blocks,
+            norm,
+            head,
+        }
+    }
+}
+
+impl Block {
+    fn new(d: &mut Declare, module: ModuleId, m: &Model) -> Self {
+        Self {
+            module,
+            attention: Attention::new(d, module, m),
+            mlp: Mlp::new(d, module, m),
+        }
+    }
+}
+
+impl Attention {
+    fn new(d: &mut Declare, block: ModuleId, m: &Model) -> Self {
+        let (h, bias, qkv) = (m.hidden, m.bias == Bias::All, m.bias != Bias::None);
+        let (q, kv) = (m.heads * m.head_dim, m.kv_heads * m.head_dim);
+        let at = d.module(block, "attention", ModuleKind::Attention);
+        let norm = d.norm(at, ("norm", "input_layernorm"), h, false, Order::First);
+        let (wq, wk) = (
+            d.linear(at, ("q", "self_attn.q_proj"), [q, h], qkv),
+            d.linear(at, ("k", "self_attn.k_proj"), [kv, h], qkv),
+        );
+        let wv = d.linear(at, ("v", "self_attn.v_proj"), [kv, h], qkv);
+        let wo = d.linear(at, ("o", "self_attn.o_proj"), [h, q], bias);
+        let mut per_head = |ours, theirs| {
+            let names = (ours, theirs);
+            m.qk_norm
+                .then(|| d.norm(at, names, m.head_dim, false, Order::Declared))
+        };
+        Self {
+            module: at,
+            norm,
+            q: wq,
+            k: wk,
+            v: wv,
+            o: wo,
+            q_norm: per_head("q_norm", "self_attn.q_norm"),
+            k_norm: per_head("k_norm", "self_attn.k_norm"),
+        }
+    }
+
+    fn forward(&self, b: &mut Builder<'_>, x: ValueId, y: ValueId, rope: Rope) -> Attended {
+        let (batch, seq) = (b.batch(), b.seq());
+        let (heads, kv, hd) = (b.s.model.heads, b.s.model.kv_heads, b.s.model.head_dim);
+        b.within(self.module, |b| {
+            let project = |b: &mut Builder<'_>, layer, heads, norm: Option<Layer>| {
+                let p = b.linear(layer, y);
+                let mut p = b.g.reshape(p, &[batch, seq, heads, hd]);
+                if let Some(norm) = norm {
+                    p = b.rms_norm(norm, p);
+                }
+                b.g.transpose(p, 1, 2)
+            };
+            let q = project(b, self.q, heads, self.q_norm);
+            let k = project(b, self.k, kv, self.k_norm);
+            let v = project(b, self.v, kv, None);
+            let (q_rope, k_rope) = (rope.rotate(b, q), rope.rotate(b, k));
+            // `q, k = rope(q), rope(k)`: the unrotated ones live until both are done.
+            b.g.release(q);
+            b.g.release(k);
+            let a = b.attention(q_rope, k_rope, v, true);
+            let t = b.g.transpose(a, 1, 2);
+            let t = b.g.reshape(t, &[batch, seq, heads * hd]);
+            let o = b.linear(self.o, t);
+            Attended {
+                sum: b.g.binary(OpKind::Add, x, o),
+                locals: [q_rope, k_rope, v, a],
+            }
+        })
+    }
+}
+
+/// What attention returns.
+struct Attended {
+    /// The residual stream.
+    sum: ValueId,
+    /// Local variables of the block's forward, which live until it returns.
+    locals: [ValueId; 4],
+}
+
+impl Mlp {
+    fn new(d: &mut Declare, block: ModuleId, m: &Model) -> Self {
+        let (h, ffn, bias) = (m.hidden, m.ffn, m.bias == Bias::All);
+        let at = d.module(block, "mlp", ModuleKind::Mlp);
+        Self {
+            module: at,
+            norm: d.norm(
+                at,
+                ("norm", "post_attention_layernorm"),
+                h,
+                false,
+                Order::First,
+            ),
+            w1: d.linear(at, ("w1", "mlp.gate_proj"), [ffn, h], bias),
+            w3: d.linear(at, ("w3", "mlp.up_proj"), [ffn, h], bias),
+            w2: d.linear(at, ("w2", "mlp.down_proj"), [h, ffn], bias),
+        }
+    }
+
+    fn forward(&self, b: &mut Builder<'_>, x: ValueId, y: ValueId) -> ValueId {
+        b.within(self.module, |b| {
+            let gate = b.linear(self.w1, y);
+            let gate = b.g.unary(OpKind::Silu, gate);
+            let up = b.linear(self.w3, y);
+            let product = b.g.binary(OpKind::Mul, gate, up);
+            let down = b.linear(self.w2, product);
+            b.g.binary(OpKind::Add, x, down)
+        })
+    }
+}
+
+impl Block {
+    fn forward(&self, b: &mut Builder<'_>, x: ValueId, rope: Rope) -> ValueId {
+        let y1 = b.rms_norm(self.attention.norm, x);
+        let attended = self.attention.forward(b, x, y1, rope);
+        let x1 = attended.sum;
+        let y2 = b.rms_norm(self.mlp.norm, x1);
+        b.g.release(y1);
+        let out = self.mlp.forward(b, x1, y2);
+        b.within(self.module, |b| {
+            for v in attended.locals.into_iter().chain([x, x1, y2]) {
+                b.g.release(v);
+            }
+        });
+        out
+    }
+}
+
+/// One micro-batch. The order of ops, views and local variables is that of the usual eager PyTorch
+/// code.
+impl Forward for Llama {
+    fn forward(&self, b: &mut Builder<'_>) {
+        let (ids, labels) = loss::tokens(b);
+        let rope = Rope::tables(b);
+        let mut h = b.embedding(self.embedding, ids);
+        let rope = rope.cast(b);
+        for block in &self.blocks {
+            h = block.forward(b, h, rope);
+        }
+        let y = b.rms_norm(self.norm, h);
+        loss::head_and_loss(b, self.head, y, labels);
+    }
+}
+
+/// Tables of the rotary embedding, `[seq, head_dim / 2]` each.
+#[derive(Clone, Copy)]
+struct Rope {
+    cos: ValueId,
+    sin: ValueId,
+}
+
+impl Rope {
+    fn tables(b: &mut Builder<'_>) -> Self {
+        let shape = [b.seq(), b.s.model.head_dim / 2];
+        Self {
+            cos: b.constant("rope_cos", &shape, DType::F32, false),
+            sin: b.constant("rope_sin", &shape, DType::F32, false),
+        }
+    }
+
+    /// Converts the tables to the type of activations.
+    fn cast(self, b: &mut Builder<'_>) -> Self {
+        b.within(ROOT, |b| Self {
+            cos: b.g.cast(self.cos, b.dtype),
+            sin: b.g.cast(self.sin, b.dtype),
+        })
+    }
+
+    /// Rotates pairs of the two halves of the last dimension.
+    fn rotate(self, b: &mut Builder<'_>, x: ValueId) -> ValueId {
+        let g = &mut b.g;
+        let halves = g.split(x, 3, 2);
+        let (x1, x2) = (halves[0], halves[1]);
+        let (a, c) = (
+            g.binary(OpKind::Mul, x1, self.cos),
+            g.binary(OpKind::Mul, x2, self.sin),
+        );
+        let first = g.binary(OpKind::Sub, a, c);
+        let (a, c) = (
+            g.binary(OpKind::Mul, x2, self.cos),
+            g.binary(OpKind::Mul, x1, self.sin),
+        );
+        let second = g.binary(OpKind::Add, a, c);
+        g.cat(&[first, second], 3)
+    }
+}

@@ -1,0 +1,145 @@
+//! What the rest of the crate knows of a family without tracing it.
+
+use super::Forward;
+use super::declare::{Declare, Weights};
+use crate::config::{Bias, Family, Model};
+
+/// Longest sequence that a language model trains on by default.
+pub(crate) const DEFAULT_SEQ_LEN: u64 = 8192;
+
+/// One sample of a family's input.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Inputs {
+    /// `seq_len` token ids, and as many labels.
+    Tokens,
+    /// `seq_len` rows of `hidden` features.
+    Features,
+    /// An image of `channels x height x width`.
+    Images,
+}
+
+/// Which positions attention sees.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Mask {
+    /// Those before, and its own.
+    Causal,
+    /// All.
+    Full,
+}
+
+/// A family of models.
+pub struct FamilySpec {
+    /// The family.
+    pub family: Family,
+    /// Its name in scenario files.
+    pub name: &'static str,
+    /// Keys of `[model]` that apply to it, `family`, `layers` and `bias` apart.
+    pub keys: &'static [&'static str],
+    /// Defaults of keys.
+    pub defaults: Defaults,
+    /// What it is fed.
+    pub inputs: Inputs,
+    /// Its attention, if it has any.
+    pub attention: Option<Mask>,
+    /// Whether its code is that of `torch.nn` modules. Dynamo skips frames of such modules that
+    /// have hooks.
+    pub torch_modules: bool,
+    /// How its weights start.
+    pub(crate) weights: Weights,
+    /// Inner dimensions of its weights, by name.
+    pub dimensions: fn(&Model) -> Vec<(&'static str, u64)>,
+    /// Refuses values that exclude each other.
+    pub(crate) check: fn(&Model) -> Result<(), Conflict>,
+    /// Declares its modules; what comes back traces its forward pass.
+    pub(crate) declare: fn(&mut Declare, &Model) -> Box<dyn Forward>,
+}
+
+impl FamilySpec {
+    /// Whether a key of `[model]` applies to the family.
+    #[must_use]
+    pub fn has(&self, key: &str) -> bool {
+        self.keys.contains(&key)
+    }
+}
+
+/// Defaults of a family's keys.
+pub struct Defaults {
+    /// Which linear layers have a bias.
+    pub bias: Bias,
+    /// Whether embedding and head share one parameter.
+    pub tie_embeddings: bool,
+    /// Width of the feed-forward layer, from `hidden`.
+    pub ffn: fn(u64) -> u64,
+    /// What a width scaled from a preset's is rounded up to a multiple of.
+    pub ffn_multiple: u64,
+    /// Most positions, from the sequence length that was asked for; `None`: as many as the sequence
+    /// has.
+    pub max_seq_len: fn(Option<u64>) -> Option<u64>,
+    /// Sequence length, from the most positions.
+    pub seq_len: fn(Option<u64>) -> u64,
+}
+
+/// Values of keys of `[model]` that exclude each other.
+#[derive(Debug)]
+pub(crate) struct Conflict {
+    /// The keys, the one to blame first.
+    pub(crate) keys: &'static [&'static str],
+    pub(crate) message: String,
+    pub(crate) help: Option<&'static str>,
+}
+
+impl Conflict {
+    pub(super) fn new(keys: &'static [&'static str], message: String) -> Self {
+        Self {
+            keys,
+            message,
+            help: None,
+        }
+    }
+
+    /// Refuses what needs separate layers for queries, keys and values.
+    pub(super) fn packed_projections(m: &Model) -> Result<(), Self> {
+        let family = m.family.name();
+        if m.bias == Bias::Qkv {
+            let message = format!(
+                "`bias` = \"qkv\" needs separate query, key and value layers, which family {family} does not have"
+            );
+            return Err(Self {
+                help: Some("use true or false"),
+                ..Self::new(&["bias", "family"], message)
+            });
+        }
+        if m.qk_norm {
+            let message = format!(
+                "`qk_norm` needs separate queries and keys, which family {family} does not have"
+            );
+            return Err(Self::new(&["qk_norm", "family"], message));
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use crate::models::SPECS;
+    use crate::scenario::keys;
+    use std::collections::BTreeSet;
+
+    #[test]
+    fn every_family_has_one_spec_whose_keys_exist() {
+        let mut seen = BTreeSet::new();
+        for spec in SPECS {
+            assert!(seen.insert(spec.name), "{} is there twice", spec.name);
+            assert_eq!(spec.family.spec().name, spec.name);
+            for key in spec.keys {
+                let known = |k: &&crate::scenario::KeyInfo| k.section == "model" && k.key == *key;
+                assert!(keys().iter().any(|k| known(&k)), "{}: {key}", spec.name);
+            }
+        }
+        // The serialized name is that of scenario files.
+        for spec in SPECS {
+            let json = serde_json::to_value(spec.family).unwrap();
+            assert_eq!(json, spec.name);
+        }
+    }
+}
