@@ -11,6 +11,7 @@ mod misaligned;
 pub mod pareto;
 pub mod path;
 pub mod peak;
+mod phrases;
 mod shapes;
 pub mod slower;
 pub mod smallest_fit;

@@ -6,6 +6,7 @@ mod awaited;
 pub mod basis;
 mod clock;
 mod collectives;
+mod critical_path;
 pub mod float;
 mod inputs;
 mod intervals;

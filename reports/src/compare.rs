@@ -15,13 +15,13 @@ mod typical;
 mod waits;
 mod why;
 
+pub use crate::tolerance::Tolerance;
 pub use align::{Aligned, Alignment, Change, KindError, Prediction};
 pub use breakdown::{Breakdown, Part};
 pub use comparable::{Comparable, Level};
 pub use curves::{CurvePair, Difference as CurveDifference};
 pub use matrix::{Matrix, Metric, Row, Unit};
 pub use memory::{MemoryPair, PlacePeak, Sized};
-pub use ties::Tolerance;
 pub use waits::{CauseTime, Wait, WaitKey};
 pub(crate) use why::tokens;
 

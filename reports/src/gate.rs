@@ -14,6 +14,7 @@ pub mod finding;
 pub mod format;
 pub mod judge;
 pub mod limits;
+pub mod metric;
 pub mod outline;
 pub mod ratio;
 #[cfg(test)]

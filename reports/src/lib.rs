@@ -20,6 +20,7 @@ pub mod stats;
 pub mod store;
 #[doc(hidden)]
 pub mod testing;
+mod tolerance;
 pub mod view;
 
 pub use store::Store;

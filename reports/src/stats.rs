@@ -16,7 +16,7 @@ pub use power::{detectable, power};
 pub use rank::{Magnitude, RankTest, cliffs_delta, mann_whitney};
 pub use welch::{WelchTest, hedges_g, welch};
 
-use crate::compare::Tolerance;
+use crate::tolerance::Tolerance;
 use serde::Serialize;
 use shardlab_plan::units::{signed, thousands};
 

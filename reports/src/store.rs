@@ -18,6 +18,7 @@
 mod cap;
 mod entry;
 mod error;
+mod files;
 mod id;
 mod known;
 mod read;
@@ -408,5 +409,5 @@ pub fn open_dir(dir: &Path) -> Result<RunView, StoreError> {
 /// Whether a folder looks like a stored run.
 #[must_use]
 pub fn is_run_dir(dir: &Path) -> bool {
-    dir.join(write::RUN).is_file()
+    dir.join(files::RUN).is_file()
 }

@@ -15,8 +15,8 @@
 //! things at the same time.
 
 use crate::clock::ONE;
-use crate::cost::{Cost, Load};
 use crate::hardware::Profile;
+use crate::price::{Cost, Load};
 
 /// Contention parameters in fixed point (units of 1/[`ONE`]).
 #[derive(Clone, Copy, Debug)]
@@ -63,7 +63,7 @@ impl Rules {
     /// For a node with this many ranks.
     pub(crate) fn new(profile: &Profile, on: bool, ranks: u32) -> Self {
         let c = &profile.contention;
-        let fixed = crate::cost::fixed_share;
+        let fixed = crate::price::fixed_share;
         Self {
             held: profile.network.sms_per_collective * ONE / profile.device.sms,
             loss_compute: fixed(c.collective_loss_compute),

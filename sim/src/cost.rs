@@ -10,66 +10,12 @@ pub(crate) use table::log_interpolate;
 use crate::hardware::{MemoryClass, Profile};
 use crate::network::Network;
 use crate::part::Part;
+use crate::price::{Cost, Load, Price, copy_gbps, fixed_share};
 use shardlab_plan::ir::{BodyOp, BufferId, CopyKind, DType, InstrId, Kernel, KernelClass};
 use shardlab_plan::program::{Op, Program, Traffic};
 use shardlab_plan::units::Picos;
 use std::borrow::Cow;
 use std::collections::BTreeMap;
-
-/// A price: time alone, and whether it comes from measured rows.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub(crate) struct Price {
-    /// Microseconds alone.
-    pub(crate) us: f64,
-    /// A measured row was hit, or measured neighbours were interpolated.
-    pub(crate) measured: bool,
-}
-
-/// What a task occupies while it runs.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Load {
-    /// A kernel limited by arithmetic.
-    Compute,
-    /// A kernel limited by memory bandwidth.
-    Memory,
-    /// A collective.
-    Collective,
-    /// A copy within the device.
-    Copy,
-    /// A copy from host memory.
-    ToDevice,
-    /// A copy to host memory.
-    ToHost,
-}
-
-/// Cost of one kernel, collective, copy or input: what the engine needs to know about it.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Cost {
-    /// Time alone, picoseconds.
-    pub(crate) work: u64,
-    /// What it occupies.
-    pub(crate) load: Load,
-    /// Share of the reachable memory bandwidth it uses when alone, in units of [`crate::clock::ONE`].
-    pub(crate) bandwidth: u32,
-    /// Share of the NVLink bandwidth it uses when alone.
-    pub(crate) nvlink: u32,
-    /// Share of the network cards' bandwidth it uses when alone.
-    pub(crate) nic: u32,
-    /// How many times the rate at which it runs across nodes its SMs could keep up with over NVLink, in the same units; not used within a node.
-    pub(crate) headroom: u32,
-    /// Payload of a collective, bytes.
-    pub(crate) bytes: u64,
-    /// Communicator of a collective.
-    pub(crate) comm: u8,
-    /// Fills the device: later kernels find no free SM.
-    pub(crate) fills: bool,
-    /// A collective on copy engines: it holds no SMs and waits for none.
-    pub(crate) on_engines: bool,
-    /// Of such a collective, the share of its time alone in which SMs copy the rank's own part: engines carry what goes to others.
-    pub(crate) own_copy: u32,
-    /// From measured rows.
-    pub(crate) measured: bool,
-}
 
 /// Prices of a program on a profile: kernels, then collectives, then copies, by index; then inputs from the host.
 #[derive(Debug)]
@@ -87,10 +33,6 @@ pub(crate) struct Costs {
     /// The profile does not say what a fixed order of sums costs in attention's backward, which this program asks for: it is
     /// priced as in any order.
     any_order: bool,
-}
-
-fn share(x: f64) -> u32 {
-    (x.clamp(0.0, 1.0) * f64::from(crate::clock::ONE)).round() as u32
 }
 
 impl Costs {
@@ -174,8 +116,8 @@ impl Costs {
             // A rank copies its own part as fast as its memory is, however long the others take.
             let own = f64::from(cost.own_copy) / f64::from(crate::clock::ONE);
             match part {
-                Part::Memory => cost.own_copy = share(own * factor),
-                Part::Collectives => cost.own_copy = share(own / factor),
+                Part::Memory => cost.own_copy = fixed_share(own * factor),
+                Part::Collectives => cost.own_copy = fixed_share(own / factor),
                 _ => {}
             }
         }
@@ -192,7 +134,7 @@ fn copy_cost(kind: CopyKind, bytes: u64, profile: &Profile) -> Cost {
     Cost {
         work: Picos::from_us(d.copy_latency_us + bytes as f64 / gbps / 1e3).0,
         load,
-        bandwidth: share(bandwidth),
+        bandwidth: fixed_share(bandwidth),
         nvlink: 0,
         nic: 0,
         headroom: crate::clock::ONE,
@@ -291,11 +233,6 @@ pub(crate) fn price(kernel: &Kernel, traffic: Traffic, profile: &Profile) -> Pri
     }
 }
 
-/// What a plain copy on the device reaches, read and written, GB/s.
-pub(crate) fn copy_gbps(profile: &Profile) -> f64 {
-    profile.efficiency.memory[&MemoryClass::Copy] * profile.device.memory_gbps
-}
-
 fn kernel_cost(kernel: &Kernel, traffic: Traffic, profile: &Profile) -> Cost {
     let price = price(kernel, traffic, profile);
     let bytes = traffic.moved().0 as f64;
@@ -322,7 +259,7 @@ fn kernel_cost(kernel: &Kernel, traffic: Traffic, profile: &Profile) -> Cost {
         } else {
             Load::Compute
         },
-        bandwidth: share(bandwidth),
+        bandwidth: fixed_share(bandwidth),
         nvlink: 0,
         nic: 0,
         headroom: crate::clock::ONE,
@@ -333,11 +270,6 @@ fn kernel_cost(kernel: &Kernel, traffic: Traffic, profile: &Profile) -> Cost {
         fills: fills && price.us >= profile.contention.start_wait_min_us,
         measured: price.measured,
     }
-}
-
-/// Share in engine units, for costs made elsewhere.
-pub(crate) fn fixed_share(x: f64) -> u32 {
-    share(x)
 }
 
 #[cfg(test)]

@@ -7,7 +7,7 @@
 
 use crate::clock::{NEVER, ONE, Progress};
 use crate::contention::Pressure;
-use crate::cost::{Cost, Load};
+use crate::price::{Cost, Load};
 use crate::streams::{Cause, EntryKind, Event, NO_SPAN, State, Stream};
 use shardlab_plan::record::{Blocker, Span};
 use shardlab_plan::units::Picos;

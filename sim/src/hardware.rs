@@ -7,11 +7,13 @@ mod figures;
 mod load;
 mod overlap;
 mod profile;
+mod source;
 
 pub use figures::MemoryUse;
-pub use load::{ProfileError, load, parse, shipped, text};
+pub use load::{load, parse, text};
 pub use profile::{
     AttentionRow, AttentionTable, CollectiveName, CollectiveTable, Contention, Counted, Device,
     Efficiency, Footprint, GemmMisaligned, GemmRow, GemmTable, Host, HostWork, MeasuredOn,
     MemoryClass, MemoryTable, Network, Power, Profile, Scale,
 };
+pub use source::{ProfileError, shipped};

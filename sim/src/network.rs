@@ -8,8 +8,8 @@ mod without;
 pub use without::{CollectiveCheck, check_collectives};
 
 use crate::clock::ONE;
-use crate::cost::{Cost, Load, Price, copy_gbps, fixed_share};
 use crate::hardware::Profile;
+use crate::price::{Cost, Load, Price, copy_gbps, fixed_share};
 use formula::Group;
 use place::place;
 use shardlab_plan::ir::Collective;

@@ -1,6 +1,6 @@
 //! Parts of a machine, for asking what a step would take if one of them were slower.
 
-use crate::cost::Load;
+use crate::price::Load;
 use std::ops::RangeInclusive;
 
 /// How many times as long a part may take.

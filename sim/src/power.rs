@@ -1,7 +1,8 @@
 //! The power limit: arithmetic is the slower the larger its share of a step.
 
-use crate::cost::{Costs, Load};
+use crate::cost::Costs;
 use crate::hardware::Power;
+use crate::price::Load;
 use shardlab_plan::program::{Op, Program, SectionKind};
 use shardlab_plan::record::Clock;
 

@@ -1,9 +1,6 @@
 //! From engine state to a run: step times, memory, collectives, exposed time, cost sources, and the run's invariants.
 
 mod gaps;
-mod path;
-
-pub use path::critical_path;
 
 use crate::SimError;
 use crate::cost::Costs;

@@ -8,7 +8,7 @@ use shardlab_plan::program::{Op, Phase, SectionKind, StreamKind};
 use shardlab_plan::record::{Blocker, Cause, Queues, Shared};
 use shardlab_plan::units::Picos;
 use shardlab_sim::hardware::{Power, Scale};
-use shardlab_sim::{Options, Part, SimError, critical_path, hardware, simulate};
+use shardlab_sim::{Options, Part, SimError, hardware, simulate};
 
 #[test]
 fn one_stream_is_a_sum() {
@@ -17,7 +17,7 @@ fn one_stream_is_a_sum() {
     let run = m.simulate(&m.profile());
     assert_eq!(times(&run), [(0.0, 10.0), (10.0, 30.0), (30.0, 35.0)]);
     assert_eq!(step_us(&run), 35.0);
-    assert_eq!(critical_path(&run), [0, 1, 2]);
+    assert_eq!(run.critical_path(), [0, 1, 2]);
     assert!(run.gaps.is_empty(), "{:?}", run.gaps);
 }
 
@@ -72,7 +72,7 @@ fn an_event_joins_two_streams() {
     assert_eq!(times(&run), [(0.0, 10.0), (10.0, 40.0), (40.0, 47.0)]);
     assert_eq!(run.spans[2].blocker, Blocker::Event(1));
     assert_eq!(run.spans[1].blocker, Blocker::Event(0));
-    assert_eq!(critical_path(&run), [0, 1, 2]);
+    assert_eq!(run.critical_path(), [0, 1, 2]);
     assert_eq!(run.gaps.len(), 1);
     assert_eq!((run.gaps[0].end - run.gaps[0].start).us(), 30.0);
 }

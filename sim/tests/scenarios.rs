@@ -5,7 +5,7 @@ use shardlab_plan::program::{Op, Program};
 use shardlab_plan::record::Run;
 use shardlab_plan::scenario;
 use shardlab_plan::units::Picos;
-use shardlab_sim::{Options, Profile, critical_path, hardware, simulate};
+use shardlab_sim::{Options, Profile, hardware, simulate};
 use std::path::Path;
 
 fn planned(name: &str, overrides: &[&str]) -> Program {
@@ -47,7 +47,7 @@ fn every_shipped_scenario_runs_and_adds_up() {
         let exposed: u64 = r.exposed.values().map(|t| t.0).sum();
         let share = (compute + exposed) as f64 / step.0 as f64;
         assert!((0.9..1.02).contains(&share), "{name}: {share}");
-        let path = critical_path(&r);
+        let path = r.critical_path();
         assert!(
             path.windows(2)
                 .all(|w| r.spans[w[0]].end <= r.spans[w[1]].start),

@@ -47,7 +47,7 @@ pub struct Piece {
 /// Returns the summary of a run's critical path; empty for a run without spans.
 #[must_use]
 pub fn critical_path(program: &Program, run: &Run) -> CriticalPath {
-    let chain = shardlab_sim::critical_path(run);
+    let chain = run.critical_path();
     let mut path = CriticalPath {
         spans: chain.len() as u32,
         ..CriticalPath::default()

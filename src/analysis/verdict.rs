@@ -1,6 +1,7 @@
 //! The answer of a prediction: whether it fits, how long a step takes, and what decides that.
 
 use super::basis::step_time;
+use super::phrases::frees;
 use super::why;
 use crate::predict::{Fit, Prediction};
 use serde_json::{Value, json};
@@ -120,18 +121,6 @@ fn parts(p: &Prediction, basis: Option<&Basis>, room: Option<Room>) -> Vec<Strin
 
 fn in_brackets(basis: Option<&Basis>) -> String {
     basis.map_or_else(String::new, |basis| format!(" ({})", basis.words()))
-}
-
-/// `13 times in 4 steps`.
-pub(super) fn frees(p: &Prediction, retries: u32) -> String {
-    let times = match retries {
-        1 => "once".to_owned(),
-        n => format!("{n} times"),
-    };
-    match p.run.steps.len() {
-        0 | 1 => format!("{times} per step"),
-        n => format!("{times} in {n} steps"),
-    }
 }
 
 /// `42.96 of 140.40 GiB`, `7.3 MiB of 23.54 GiB`.

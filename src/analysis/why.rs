@@ -1,8 +1,8 @@
 //! Why a step takes its time and memory, in a few plain sentences.
 
 use super::exposed::{self, Group};
+use super::phrases::frees;
 use super::spans::Work;
-use super::verdict::frees;
 use super::{peak, warnings};
 use crate::predict::{Fit, Prediction};
 use shardlab_plan::ir::{COMPUTE, Role};

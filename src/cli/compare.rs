@@ -1,5 +1,6 @@
 //! `shardlab compare`: scenarios, saved runs and revisions against one another.
 
+mod ask;
 mod baseline;
 mod binary;
 mod input;
@@ -12,7 +13,8 @@ use super::interrupt;
 use super::keep::From;
 use super::output::{Failure, Out, Status};
 use crate::gate::against::Revision;
-use input::{Maker, Plan};
+use ask::Maker;
+use input::Plan;
 use shardlab_reports::compare::{Matrix, Tolerance};
 use shardlab_reports::stats;
 use std::path::PathBuf;

@@ -273,22 +273,11 @@ impl Lanes {
     }
 }
 
-/// The chain of spans that decided when the step ended.
+/// Whether each span is on the critical path.
 fn critical(view: &RunView) -> Vec<bool> {
-    let spans = &view.run.spans;
-    let mut on = vec![false; spans.len()];
-    let mut at = (0..spans.len()).max_by_key(|&i| spans[i].end);
-    while let Some(i) = at {
-        // A circle can only come from a damaged file.
-        if std::mem::replace(&mut on[i], true) {
-            break;
-        }
-        at = match spans[i].blocker {
-            Blocker::Stream(x) | Blocker::Event(x) | Blocker::Communicator(x) => Some(x as usize),
-            Blocker::Sms => (0..spans.len()).find(|&x| x != i && spans[x].end == spans[i].start),
-            Blocker::Host | Blocker::Rank | Blocker::None => None,
-        }
-        .filter(|x| *x < spans.len());
+    let mut on = vec![false; view.run.spans.len()];
+    for i in view.run.critical_path() {
+        on[i] = true;
     }
     on
 }
@@ -345,16 +334,6 @@ mod tests {
             assert_eq!(lanes.item(span).map(|i| i.span), Some(span));
         }
         assert_eq!(lanes.lanes[0].name, "compute");
-    }
-
-    #[test]
-    fn the_critical_path_is_the_simulators() {
-        let lanes = Lanes::new(view("llama3-8b-4xh200", &[]));
-        let mut on = vec![false; lanes.view.run.spans.len()];
-        for i in shardlab_sim::critical_path(&lanes.view.run) {
-            on[i] = true;
-        }
-        assert_eq!(lanes.critical, on);
     }
 
     #[test]

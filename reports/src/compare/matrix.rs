@@ -1,7 +1,8 @@
 //! Many runs: options by metrics, the best of each marked, the front of time and memory.
 
 use super::comparable::Comparable;
-use super::ties::{self, Point, Tolerance};
+use super::ties::{self, Point};
+use crate::tolerance::Tolerance;
 use crate::view::{Difference, RunView, ScenarioView, differences};
 use serde::Serialize;
 use shardlab_plan::record::float;

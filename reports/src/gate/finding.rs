@@ -206,7 +206,7 @@ impl Verdict {
         }
         for failure in &mut all {
             // Numbers say more than that the program is another one.
-            failure.metrics.sort_by_key(|m| m == super::judge::DIGEST);
+            failure.metrics.sort_by_key(|m| m == super::metric::DIGEST);
             let first = failing
                 .iter()
                 .find(|f| Some(&f.metric) == failure.metrics.first());
@@ -239,12 +239,12 @@ impl Finding {
     fn explained(&self) -> bool {
         self.class != Class::Checks
             && self.status != Status::NoBaseline
-            && self.metric != super::judge::FINITE
+            && self.metric != super::metric::FINITE
     }
 
     /// The reason of a failure that no change explains.
     fn cause(&self) -> String {
-        if let Some(meaning) = super::judge::meaning(&self.metric) {
+        if let Some(meaning) = super::metric::meaning(&self.metric) {
             return meaning.to_owned();
         }
         match self.class {

@@ -11,31 +11,16 @@ use super::baseline::Baseline;
 use super::facts::Facts;
 use super::finding::{Class, Finding, Status, Verdict};
 use super::limits::{Limit, Limits, Place};
+use super::metric::{self, BASELINE};
 use shardlab_plan::config::GatePreset;
+use shardlab_plan::units::Bytes;
 
-pub(super) use convergence::FINITE;
-pub(super) use memory::FITS;
-pub(super) use program::DIGEST;
-
-/// Name of the finding that there is nothing to compare with.
-pub const BASELINE: &str = "baseline";
-
-/// Whether a metric is judged whatever a baseline has.
-fn stands_alone(metric: &str) -> bool {
-    metric == FITS || metric == FINITE || budget::METRICS.contains(&metric)
-}
-
-/// What it means that a metric fails which is judged whatever a baseline has.
-pub(super) fn meaning(metric: &str) -> Option<&'static str> {
-    let [reserved, measured, step] = budget::METRICS;
-    Some(match metric {
-        FITS => "the step does not fit the device",
-        FINITE => "training does not end with finite numbers",
-        _ if metric == reserved => "over the memory budget",
-        _ if metric == measured => "over the memory budget, as measured",
-        _ if metric == step => "over the step time budget",
-        _ => return None,
-    })
+/// A size without zeros behind the point: `448 MiB`.
+fn short(bytes: u64) -> String {
+    Bytes(bytes)
+        .to_string()
+        .replace(".00 ", " ")
+        .replace(".0 ", " ")
 }
 
 /// What one comparison is about: everything of a [`Finding`] but its outcome.
@@ -183,7 +168,7 @@ fn by_itself(now: Facts, limits: &Limits, none: impl FnOnce(&Facts) -> Finding) 
     let itself = Baseline::of(now);
     let mut findings = judge(&itself, &itself.facts, limits).findings;
     findings.retain(|f| {
-        f.class == Class::Checks || stands_alone(&f.metric) && f.status != Status::Skipped
+        f.class == Class::Checks || metric::stands_alone(&f.metric) && f.status != Status::Skipped
     });
     for f in &mut findings {
         f.baseline.clear();

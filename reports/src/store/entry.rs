@@ -1,8 +1,8 @@
 //! What lists, filters and queries know of a run: its summary file.
 
 use super::error::StoreError;
+use super::files::{GAPS, MEMORY, RUN, SPANS, SUMMARY};
 use super::id::Id;
-use super::write::{GAPS, MEMORY, RUN, SPANS, SUMMARY};
 use crate::environment::MACHINE;
 use crate::view::{RunView, what_if};
 use serde::{Deserialize, Serialize};

@@ -1,8 +1,9 @@
 //! Reading a run back.
 
 use super::error::StoreError;
+use super::files::{GAPS, MEMORY, RUN, SPANS};
 use super::tables;
-use super::write::{GAPS, Head, MEMORY, RUN, SPANS};
+use super::write::Head;
 use crate::view::{Names, RunView, VIEW_FORMAT, what_if};
 use std::fs;
 use std::path::Path;

@@ -2,6 +2,7 @@
 
 use super::entry::summary;
 use super::error::StoreError;
+use super::files::{GAPS, MEMORY, RUN, SPANS, SUMMARY};
 use super::id::Id;
 use super::{Store, UNFINISHED, tables};
 use crate::environment;
@@ -12,16 +13,6 @@ use std::io::{BufWriter, ErrorKind, Write};
 use std::path::Path;
 use std::time::Duration;
 
-/// The rest of a run's view.
-pub(super) const RUN: &str = "run.json";
-/// What lists show.
-pub(super) const SUMMARY: &str = "summary.json";
-/// Spans.
-pub(super) const SPANS: &str = "spans.csv";
-/// Memory samples.
-pub(super) const MEMORY: &str = "memory.csv";
-/// Gaps of the compute stream.
-pub(super) const GAPS: &str = "gaps.csv";
 /// The scenario's text.
 const SCENARIO: &str = "scenario.toml";
 

@@ -3,8 +3,8 @@
 use super::{Blocked, IN_FLIGHT, Pass, PassTimes, Rank};
 use crate::SimError;
 use crate::clock::NEVER;
-use crate::cost::Load;
 use crate::host::{Action, SectionCode};
+use crate::price::Load;
 use crate::streams::{Entry, EntryKind, Event, NO_SPAN, State};
 use shardlab_plan::ir::{InstrId, StreamId};
 use shardlab_plan::record::{Blocker, Span};

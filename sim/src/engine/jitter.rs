@@ -1,7 +1,7 @@
 //! Random durations, from a seed, without floating-point drift.
 
 use crate::clock::LONGEST;
-use crate::cost::Load;
+use crate::price::Load;
 use rand_chacha::ChaCha8Rng;
 use rand_chacha::rand_core::{Rng, SeedableRng};
 

@@ -1,8 +1,8 @@
 //! What all ranks of a run share, read-only.
 
 use crate::contention::Rules;
-use crate::cost::Cost;
 use crate::host::SectionCode;
+use crate::price::Cost;
 
 /// An interruption of the host by the allocator.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

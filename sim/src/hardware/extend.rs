@@ -1,6 +1,6 @@
 //! `extends` in a profile: what a file does not say is as in another one.
 
-use super::load::{ProfileError, read};
+use super::source::{ProfileError, read};
 use serde::Deserialize;
 use shardlab_plan::scenario::Position;
 use std::path::{Path, PathBuf};

@@ -2,8 +2,9 @@
 
 use super::formula::{self, Group};
 use super::place;
-use crate::cost::{Price, log_interpolate};
+use crate::cost::log_interpolate;
 use crate::hardware::{CollectiveTable, Profile};
+use crate::price::Price;
 use shardlab_plan::ir::{CollectiveKind, DType};
 
 /// What is to be priced.

@@ -2,7 +2,7 @@
 
 use super::super::exec::device::DeviceArgs;
 use super::super::output::Failure;
-use super::input::{Ask, Maker};
+use super::ask::{Ask, Maker};
 use crate::gate::against::Scratch;
 use shardlab_reports::RunView;
 use shardlab_reports::store::Store;

@@ -6,12 +6,12 @@ use super::super::interrupt;
 use super::super::keep::{view_of, with_source};
 use super::super::output::Failure;
 use super::super::progress::Progress;
+use super::ask::{Ask, Maker};
 use super::baseline::Kept;
 use super::{Args, binary};
 use crate::predict::{Profiles, predict};
 use shardlab_exec::engine::ExecOptions;
 use shardlab_exec::train::{Flow, Observer, RunOptions, StepReport};
-use shardlab_plan::Scenario;
 use shardlab_plan::record::RunKind;
 use shardlab_plan::scenario::{find_shipped, is_stdin, nearest, shipped};
 use shardlab_reports::RunView;
@@ -34,23 +34,6 @@ pub(super) enum Plan {
     Baseline(Box<Kept>),
     /// A scenario.
     Scenario(Box<Ask>),
-}
-
-/// Another shardlab, which makes a run.
-pub(super) struct Maker {
-    /// What the user calls it.
-    pub(super) name: String,
-    pub(super) program: PathBuf,
-}
-
-/// A run to be made.
-pub(super) struct Ask {
-    pub(super) path: PathBuf,
-    pub(super) set: Vec<String>,
-    pub(super) exec: bool,
-    /// What makes it; this program where there is none.
-    pub(super) maker: Option<Maker>,
-    scenario: Scenario,
 }
 
 /// A run that was read or made.

@@ -2,7 +2,7 @@
 
 use crate::cli::output::{Failure, Out};
 use crate::cli::table::{Table, WIDTH};
-use shardlab_reports::gate::judge::BASELINE;
+use shardlab_reports::gate::metric::BASELINE;
 use shardlab_reports::gate::{Finding, Status, Verdict};
 
 /// Prints the verdicts: one line per scenario, and below it the failures, each with its cause first.

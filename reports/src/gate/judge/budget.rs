@@ -4,14 +4,8 @@ use super::{Subject, place};
 use crate::gate::facts::Facts;
 use crate::gate::finding::{Class, Finding, Status};
 use crate::gate::limits::{Limit, Limits};
+use crate::gate::metric::BUDGETS;
 use shardlab_plan::units::Bytes;
-
-/// Names of the findings: predicted memory, measured memory, time.
-pub(super) const METRICS: [&str; 3] = [
-    "budget, reserved",
-    "budget, reserved and measured",
-    "budget, step",
-];
 
 /// One finding for each budget that is given and each number that it is about.
 pub(super) fn judge(now: &Facts, limits: &Limits) -> Vec<Finding> {
@@ -20,7 +14,7 @@ pub(super) fn judge(now: &Facts, limits: &Limits) -> Vec<Finding> {
     let measured = now.measured.as_ref().and_then(|m| m.memory.as_ref());
     let memory = [Some(&now.memory), measured];
     let reserved = memory.map(|m| m.map(|m| m.reserved as f64));
-    let [predicted, measured, step] = METRICS;
+    let [predicted, measured, step] = BUDGETS;
     let mut all = Vec::new();
     if let Some(limit) = &limits.max_memory {
         for (metric, n) in [(predicted, reserved[0]), (measured, reserved[1])] {

@@ -5,12 +5,11 @@ use crate::gate::baseline::Baseline;
 use crate::gate::facts::{Curve, Facts, Measured};
 use crate::gate::finding::{Class, Finding, Status};
 use crate::gate::limits::{Limits, Place, percent};
+use crate::gate::metric::FINITE;
 use shardlab_plan::config::GatePreset;
 
 /// Seeds from which on final losses are tested instead of a single curve.
 const ENOUGH_SEEDS: usize = 3;
-/// Name of the comparison that needs no baseline.
-pub(in crate::gate) const FINITE: &str = "finite";
 
 pub(super) fn judge(
     baseline: &Baseline,

@@ -5,23 +5,13 @@ use crate::gate::baseline::Baseline;
 use crate::gate::facts::{Facts, Measured, MemoryFacts};
 use crate::gate::finding::{Class, Finding, Status};
 use crate::gate::limits::{Limits, percent};
+use crate::gate::metric::FITS;
 use shardlab_plan::config::GatePreset;
 use shardlab_plan::units::{Bytes, count};
 use std::collections::{BTreeMap, BTreeSet};
 
 /// Parts of a change that are named.
 const NAMED: usize = 3;
-
-/// Name of the finding about the device's memory.
-pub(in crate::gate) const FITS: &str = "fits";
-
-/// A size without zeros behind the point: `448 MiB`.
-pub(super) fn short(bytes: u64) -> String {
-    Bytes(bytes)
-        .to_string()
-        .replace(".00 ", " ")
-        .replace(".0 ", " ")
-}
 
 fn signed(from: u64, to: u64) -> String {
     let sign = if to >= from { '+' } else { '-' };
@@ -244,6 +234,7 @@ fn composition(old: &MemoryFacts, new: &MemoryFacts) -> String {
 
 #[cfg(test)]
 mod tests {
+    use super::super::short;
     use super::*;
 
     #[test]

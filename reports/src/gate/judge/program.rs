@@ -1,10 +1,11 @@
 //! Instructions and proofs.
 
-use super::place;
+use super::{place, short};
 use crate::gate::baseline::Baseline;
 use crate::gate::facts::Facts;
 use crate::gate::finding::{Change, Class, Finding, Status};
 use crate::gate::limits::Limits;
+use crate::gate::metric::DIGEST;
 use crate::gate::outline::{allocations, changes, expand};
 use crate::view::{HARDWARE, changed_counts, deltas};
 use shardlab_plan::config::GateProgram;
@@ -16,8 +17,6 @@ const DIFF_LINES: usize = 40;
 const LINES_OF_A_CHANGED_SCENARIO: usize = 12;
 /// Options that a cause names.
 const NAMED: usize = 4;
-/// Name of the finding about the program.
-pub(in crate::gate) const DIGEST: &str = "digest";
 
 pub(super) fn judge(baseline: &Baseline, now: &Facts, limits: &Limits) -> Finding {
     let (old, new) = (&baseline.facts.program, &now.program);
@@ -169,7 +168,7 @@ pub(super) fn buffers(baseline: &Baseline, now: &Facts, more: bool) -> Vec<Strin
     let word = if more { "more" } else { "fewer" };
     all.into_iter()
         .map(|((role, bytes), n)| {
-            let bytes = super::memory::short(bytes);
+            let bytes = short(bytes);
             match n.unsigned_abs() {
                 1 => format!("1 {word} {role} buffer ({bytes})"),
                 n => format!("{n} {word} {role} buffers ({bytes} each)"),

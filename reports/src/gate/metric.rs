@@ -1,0 +1,34 @@
+//! Names of what a gate judges.
+
+/// Name of the finding that there is nothing to compare with.
+pub const BASELINE: &str = "baseline";
+/// Name of the finding about the device's memory.
+pub(super) const FITS: &str = "fits";
+/// Name of the finding that losses are numbers.
+pub(super) const FINITE: &str = "finite";
+/// Name of the finding about the whole program.
+pub(super) const DIGEST: &str = "digest";
+/// Names of the findings about budgets: predicted memory, measured memory, time.
+pub(super) const BUDGETS: [&str; 3] = [
+    "budget, reserved",
+    "budget, reserved and measured",
+    "budget, step",
+];
+
+/// Tells whether a metric is judged whatever a baseline has.
+pub(super) fn stands_alone(metric: &str) -> bool {
+    metric == FITS || metric == FINITE || BUDGETS.contains(&metric)
+}
+
+/// Returns what it means that a metric fails which is judged whatever a baseline has.
+pub(super) fn meaning(metric: &str) -> Option<&'static str> {
+    let [reserved, measured, step] = BUDGETS;
+    Some(match metric {
+        FITS => "the step does not fit the device",
+        FINITE => "training does not end with finite numbers",
+        _ if metric == reserved => "over the memory budget",
+        _ if metric == measured => "over the memory budget, as measured",
+        _ if metric == step => "over the step time budget",
+        _ => return None,
+    })
+}
