@@ -65,7 +65,7 @@ fn cuda(args: &Args, options: &Options, onto: Option<&Onto>) -> Result<String, F
     // Nothing is printed before the profile, so nothing is lost where the process has to end at once.
     let stuck = |why: &str| {
         eprintln!("error: {why}");
-        shardlab_exec::device::cuda::leave(Status::RUN_FAILED)
+        shardlab_exec::device::cuda::exit_now(Status::RUN_FAILED)
     };
     let libraries = &args.library_path;
     match onto {

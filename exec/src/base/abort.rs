@@ -1,111 +1,18 @@
-//! The first failure of a session, and how everybody hears of it.
+//! Propagates the first failure of a session to all of its threads.
 //!
-//! Ranks, streams and collectives wait for one another; when one of them fails, all waits must end. Every blocking wait of
-//! this crate goes through `Abort::wait`, which ends on the condition, on a failure anywhere, or when nothing in the
-//! whole session has moved for the watchdog's time.
+//! Ranks, streams and collectives wait for one another; when one of them fails, all waits must end.
+//! Every blocking wait of this crate goes through [`Abort::wait`], which ends on its condition, on
+//! a failure anywhere, or when nothing in the session has made progress for the watchdog's time.
 
-use crate::stopped::{Idle, LOOK};
-use shardlab_plan::program::InstrId;
+use super::clock::Clock;
+use super::failure::{Failure, Stop};
+use super::suspend::{IdleTime, MAX_POLL};
 use std::fmt;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::{Duration, Instant};
 
-/// Why a wait ended without its condition.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Stop {
-    /// Somebody failed; the cause is in the session's [`Abort`].
-    Aborted,
-    /// Nothing moved anywhere for the watchdog's time.
-    TimedOut,
-}
-
-/// What went wrong.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum FailureKind {
-    /// A thread panicked.
-    Panic,
-    /// A kernel refused its operands.
-    Kernel,
-    /// Ranks launched collectives that do not fit together.
-    Mismatch,
-    /// A wait took longer than the watchdog allows.
-    Timeout,
-    /// The arena's limit was reached.
-    OutOfMemory,
-    /// An allocation was refused for another reason.
-    Alloc,
-    /// A NaN was found.
-    Nan,
-    /// The program asks for something impossible.
-    Program,
-    /// A rank's device could not be made.
-    NoDevice,
-    /// A fault injected by a test.
-    Injected,
-    /// Another process failed; the message is its own.
-    Remote,
-}
-
-impl FailureKind {
-    /// Name in messages.
-    #[must_use]
-    pub const fn name(&self) -> &'static str {
-        match self {
-            Self::Panic => "panic",
-            Self::Kernel => "kernel error",
-            Self::Mismatch => "collective mismatch",
-            Self::Timeout => "timeout",
-            Self::OutOfMemory => "out of memory",
-            Self::Alloc => "allocation refused",
-            Self::Nan => "NaN",
-            Self::Program => "bad program",
-            Self::NoDevice => "no device",
-            Self::Injected => "injected fault",
-            Self::Remote => "another process",
-        }
-    }
-}
-
-/// A failure and where it happened.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Failure {
-    /// Kind.
-    pub kind: FailureKind,
-    /// Rank.
-    pub rank: u32,
-    /// Stream, where a stream's worker failed; `None` is the host thread.
-    pub stream: Option<&'static str>,
-    /// Instruction, where one was being performed.
-    pub instr: Option<InstrId>,
-    /// The instruction in words; empty where there was none.
-    pub text: String,
-    /// What happened.
-    pub message: String,
-}
-
-impl fmt::Display for Failure {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        if self.kind == FailureKind::Remote {
-            return f.write_str(&self.message);
-        }
-        write!(f, "rank {}", self.rank)?;
-        // What is missing matters, not which of many allocations came first.
-        if self.kind == FailureKind::OutOfMemory {
-            return write!(f, ": {}: {}", self.kind.name(), self.message);
-        }
-        match self.stream {
-            Some(s) => write!(f, ", stream {s}")?,
-            None => f.write_str(", host")?,
-        }
-        if let Some(i) = self.instr {
-            write!(f, ", instruction {} `{}`", i.0, self.text)?;
-        }
-        write!(f, ": {}: {}", self.kind.name(), self.message)
-    }
-}
-
-/// Something whose waiters must look again when a failure occurs.
+/// Something whose waiters must check for a failure.
 pub(crate) trait Wake: Send + Sync {
     /// Wakes every waiter. Takes the lock that the waiters sleep with, so that none misses it.
     fn wake(&self);
@@ -114,18 +21,19 @@ pub(crate) trait Wake: Send + Sync {
 /// See the module documentation.
 pub struct Abort {
     flag: AtomicBool,
-    /// Every failure, in the order in which they came.
+    /// Every failure, in order of arrival.
     failures: Mutex<Vec<Failure>>,
     wakers: Mutex<Vec<Weak<dyn Wake>>>,
+    clock: Clock,
     epoch: Instant,
-    /// When a command was last finished anywhere, in nanoseconds: what the watchdog looks at.
+    /// When a command last finished anywhere, in nanoseconds since `epoch`; read by the watchdog.
     progress: AtomicU64,
-    /// Kernels that are running now, anywhere.
+    /// Number of kernels that are running anywhere.
     running: AtomicU32,
     timeout: Duration,
 }
 
-/// While it lives a kernel is running.
+/// Marks a kernel as running until it is dropped.
 pub(crate) struct Running<'a>(&'a Abort);
 
 impl Drop for Running<'_> {
@@ -134,16 +42,16 @@ impl Drop for Running<'_> {
     }
 }
 
-/// How much longer waits may last while kernels are running.
+/// Factor by which waits may last longer while kernels are running.
 const BUSY: u32 = 10;
 
-/// How long a wait may last without anything moving.
+/// How long a wait may last without progress anywhere.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Patience {
+pub(crate) enum WaitLimit {
     /// The watchdog's time: a rank is missing from a rendezvous.
-    Cause,
-    /// A little longer: the wait is probably a consequence of one that ends first and knows more.
-    Consequence,
+    Primary,
+    /// Longer limit for secondary waits, so that the primary waiter reports first.
+    Secondary,
 }
 
 impl fmt::Debug for Abort {
@@ -154,35 +62,42 @@ impl fmt::Debug for Abort {
     }
 }
 
-/// Locks a mutex whose data cannot be left half-changed: panics inside kernels happen outside of every lock.
+/// Locks a mutex whose data cannot be left half-changed: kernels panic outside of every lock.
 pub(crate) fn lock<T>(m: &Mutex<T>) -> MutexGuard<'_, T> {
     m.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 impl Abort {
-    /// Nothing has failed yet; waits end after `timeout` without progress.
+    /// Creates a session's state without failures; waits end after `timeout` without progress.
     #[must_use]
     pub fn new(timeout: Duration) -> Self {
+        Self::with_clock(timeout, Clock::default())
+    }
+
+    /// Like [`Abort::new`], with a clock of the caller's.
+    pub(crate) fn with_clock(timeout: Duration, clock: Clock) -> Self {
         Self {
             flag: AtomicBool::new(false),
             failures: Mutex::new(Vec::new()),
             wakers: Mutex::new(Vec::new()),
-            epoch: Instant::now(),
+            epoch: clock.now(),
+            clock,
             progress: AtomicU64::new(0),
             running: AtomicU32::new(0),
             timeout,
         }
     }
 
-    /// Watchdog time.
+    /// Returns the watchdog's time.
     #[must_use]
     pub fn timeout(&self) -> Duration {
         self.timeout
     }
 
+    /// Adds something to wake when a failure occurs.
     pub(crate) fn register(&self, waker: Weak<dyn Wake>) {
         let mut wakers = lock(&self.wakers);
-        // A gate lives as long as a pass, and there are many of these.
+        // A step barrier lives as long as a pass, and there are many of these.
         wakers.retain(|w| w.strong_count() > 0);
         wakers.push(waker);
     }
@@ -203,32 +118,33 @@ impl Abort {
         }
     }
 
-    /// Whether somebody failed.
+    /// Returns whether the session has failed or been dropped.
     #[must_use]
     pub fn aborted(&self) -> bool {
         self.flag.load(Ordering::SeqCst)
     }
 
-    /// For a rank that is to go missing: returns once somebody failed.
+    /// Sleeps until a failure occurs, as a rank does that an injected fault makes unresponsive.
     pub(crate) fn idle_until_aborted(&self) {
         while !self.aborted() {
             std::thread::sleep(Duration::from_millis(1));
         }
     }
 
-    /// Failures so far, the first one first.
+    /// Returns the failures so far, the first one first.
     #[must_use]
     pub fn failures(&self) -> Vec<Failure> {
         lock(&self.failures).clone()
     }
 
-    /// Something moved.
+    /// Notes that a command has finished.
     pub(crate) fn progressed(&self) {
-        let now = self.epoch.elapsed().as_nanos() as u64;
-        self.progress.store(now, Ordering::Relaxed);
+        let now = self.clock.now().saturating_duration_since(self.epoch);
+        self.progress
+            .store(now.as_nanos() as u64, Ordering::Relaxed);
     }
 
-    /// What changes as long as something moves, and how many kernels are running.
+    /// Returns a number that changes with every progress, and the number of running kernels.
     pub(crate) fn pulse(&self) -> (u64, u32) {
         (
             self.progress.load(Ordering::Relaxed),
@@ -236,27 +152,28 @@ impl Abort {
         )
     }
 
-    /// A kernel runs until the result is dropped: nobody is missing as long as somebody computes.
+    /// Marks a kernel as running until the result is dropped: no rank counts as missing while a
+    /// kernel runs.
     pub(crate) fn running(&self) -> Running<'_> {
         self.running.fetch_add(1, Ordering::Relaxed);
         Running(self)
     }
 
-    /// When something moved last.
-    fn moved(&self) -> Instant {
+    /// Returns when a command last finished.
+    fn last_progress(&self) -> Instant {
         self.epoch + Duration::from_nanos(self.progress.load(Ordering::Relaxed))
     }
 
-    /// Waits on `cv` until `ready` gives a value, a failure occurs or patience ends, which time in which the whole process
-    /// was stopped does not count for.
+    /// Waits on `cv` until `ready` returns a value, a failure occurs or the limit is reached. Time
+    /// in which the whole process was suspended does not count.
     pub(crate) fn wait<'a, T, R>(
         &self,
         cv: &Condvar,
         mut guard: MutexGuard<'a, T>,
-        patience: Patience,
+        limit: WaitLimit,
         mut ready: impl FnMut(&mut T) -> Option<R>,
     ) -> (MutexGuard<'a, T>, Result<R, Stop>) {
-        let mut idle: Option<Idle> = None;
+        let mut idle: Option<IdleTime> = None;
         loop {
             if let Some(r) = ready(&mut guard) {
                 return (guard, Ok(r));
@@ -264,35 +181,39 @@ impl Abort {
             if self.aborted() {
                 return (guard, Err(Stop::Aborted));
             }
-            let patience = match patience {
-                Patience::Cause => self.timeout,
-                Patience::Consequence => self.timeout + self.timeout / 4,
+            let limit = match limit {
+                WaitLimit::Primary => self.timeout,
+                WaitLimit::Secondary => self.timeout + self.timeout / 4,
             };
-            let now = Instant::now();
-            let idle = idle.get_or_insert_with(|| Idle::new(now));
-            idle.moved(self.moved());
-            let idle = idle.look(now);
-            let patience = match self.running.load(Ordering::Relaxed) {
-                0 => patience,
-                _ => patience * BUSY,
+            let now = self.clock.now();
+            let idle = idle.get_or_insert_with(|| IdleTime::new(now));
+            idle.progressed(self.last_progress());
+            let idle = idle.read(now);
+            let limit = match self.running.load(Ordering::Relaxed) {
+                0 => limit,
+                _ => limit * BUSY,
             };
-            let Some(left) = patience.checked_sub(idle).filter(|l| !l.is_zero()) else {
+            let Some(left) = limit.checked_sub(idle).filter(|l| !l.is_zero()) else {
                 return (guard, Err(Stop::TimedOut));
             };
-            // Kernels may end meanwhile, which shortens patience, and whoever sleeps long does not notice a stop.
-            let left = left.min(self.timeout).min(LOOK);
-            guard = cv
-                .wait_timeout(guard, left)
-                .unwrap_or_else(PoisonError::into_inner)
-                .0;
+            // Kernels may end meanwhile, which shortens the limit; and a suspension is only noticed
+            // between short sleeps.
+            let left = left.min(self.timeout).min(MAX_POLL);
+            guard = self.clock.wait(cv, guard, left);
         }
     }
 }
 
 #[cfg(test)]
 mod tests {
+    use super::super::failure::FailureKind;
     use super::*;
+    use shardlab_plan::program::InstrId;
     use std::sync::Arc;
+
+    const fn ms(ms: u64) -> Duration {
+        Duration::from_millis(ms)
+    }
 
     struct Flag(Mutex<bool>, Condvar);
     impl Wake for Flag {
@@ -303,7 +224,7 @@ mod tests {
     }
 
     #[test]
-    fn those_who_no_longer_wait_are_forgotten() {
+    fn wakers_that_were_dropped_are_removed() {
         let abort = Abort::new(Duration::from_secs(1));
         let flag = || Arc::new(Flag(Mutex::new(true), Condvar::new()));
         let stays = flag();
@@ -313,34 +234,35 @@ mod tests {
             let weak: Weak<dyn Wake> = Arc::downgrade(&flag()) as _;
             abort.register(weak);
         }
-        // The last one is gone too, but nobody has come since.
+        // The last one is dropped too, but nothing has been registered since.
         assert_eq!(lock(&abort.wakers).len(), 2);
     }
 
     #[test]
     fn waits_end_on_the_condition_a_failure_or_the_watchdog() {
-        let abort = Arc::new(Abort::new(Duration::from_millis(40)));
         let flag = Arc::new(Flag(Mutex::new(true), Condvar::new()));
         let ready = |b: &mut bool| b.then_some(7);
-        assert_eq!(
-            abort.wait(&flag.1, lock(&flag.0), Patience::Cause, ready).1,
-            Ok(7)
-        );
+        for (limit, expected) in [(WaitLimit::Primary, 40), (WaitLimit::Secondary, 50)] {
+            let abort = Abort::with_clock(ms(40), Clock::manual());
+            *lock(&flag.0) = true;
+            let (guard, r) = abort.wait(&flag.1, lock(&flag.0), limit, ready);
+            drop(guard);
+            assert_eq!(r, Ok(7));
+            assert_eq!(abort.clock.now() - abort.epoch, Duration::ZERO);
 
-        *lock(&flag.0) = false;
-        let begin = Instant::now();
-        assert_eq!(
-            abort.wait(&flag.1, lock(&flag.0), Patience::Cause, ready).1,
-            Err(Stop::TimedOut)
-        );
-        assert!(begin.elapsed() >= Duration::from_millis(40));
+            *lock(&flag.0) = false;
+            let (guard, r) = abort.wait(&flag.1, lock(&flag.0), limit, ready);
+            drop(guard);
+            assert_eq!(r, Err(Stop::TimedOut));
+            assert_eq!(abort.clock.now() - abort.epoch, ms(expected));
+        }
 
         let abort = Arc::new(Abort::new(Duration::from_secs(60)));
         let weak = Arc::downgrade(&flag);
         abort.register(weak);
         let other = Arc::clone(&abort);
         let failing = std::thread::spawn(move || {
-            std::thread::sleep(Duration::from_millis(10));
+            std::thread::sleep(ms(10));
             other.fail(Failure {
                 kind: FailureKind::Panic,
                 rank: 3,
@@ -352,7 +274,7 @@ mod tests {
         });
         assert_eq!(
             abort
-                .wait(&flag.1, lock(&flag.0), Patience::Consequence, ready)
+                .wait(&flag.1, lock(&flag.0), WaitLimit::Secondary, ready)
                 .1,
             Err(Stop::Aborted)
         );
@@ -365,37 +287,53 @@ mod tests {
 
     #[test]
     fn a_running_kernel_is_not_a_missing_rank() {
-        let abort = Abort::new(Duration::from_millis(20));
+        let abort = Abort::with_clock(ms(20), Clock::manual());
         let flag = Flag(Mutex::new(false), Condvar::new());
-        let begin = Instant::now();
         let running = abort.running();
-        let (guard, r) = abort.wait(&flag.1, lock(&flag.0), Patience::Cause, |b: &mut bool| {
+        let (guard, r) = abort.wait(&flag.1, lock(&flag.0), WaitLimit::Primary, |b| {
             b.then_some(())
         });
         drop((guard, running));
         assert_eq!(r, Err(Stop::TimedOut));
-        assert!(begin.elapsed() >= Duration::from_millis(200));
+        assert_eq!(abort.clock.now() - abort.epoch, ms(200));
     }
 
     #[test]
     fn progress_elsewhere_restarts_the_watchdog() {
-        let abort = Arc::new(Abort::new(Duration::from_millis(300)));
+        let abort = Abort::with_clock(ms(300), Clock::manual());
         let flag = Flag(Mutex::new(false), Condvar::new());
-        let other = Arc::clone(&abort);
-        let moving = std::thread::spawn(move || {
-            for _ in 0..20 {
-                std::thread::sleep(Duration::from_millis(20));
-                other.progressed();
+        let mut looks = 0;
+        let (guard, r) = abort.wait(&flag.1, lock(&flag.0), WaitLimit::Primary, |b| {
+            // Progress at 0, 300 and 600 ms.
+            looks += 1;
+            if looks <= 3 {
+                abort.progressed();
             }
-        });
-        let begin = Instant::now();
-        let (guard, r) = abort.wait(&flag.1, lock(&flag.0), Patience::Cause, |b: &mut bool| {
             b.then_some(())
         });
         drop(guard);
         assert_eq!(r, Err(Stop::TimedOut));
-        // The last move was after 400 ms.
-        assert!(begin.elapsed() >= Duration::from_millis(690));
-        moving.join().unwrap();
+        assert_eq!(abort.clock.now() - abort.epoch, ms(900));
+    }
+
+    #[test]
+    fn suspended_time_is_not_waited() {
+        let abort = Abort::with_clock(Duration::from_secs(2), Clock::manual());
+        let Clock::Manual(now) = &abort.clock else {
+            unreachable!("the clock is manual");
+        };
+        let flag = Flag(Mutex::new(false), Condvar::new());
+        let mut looks = 0;
+        let (guard, r) = abort.wait(&flag.1, lock(&flag.0), WaitLimit::Primary, |b| {
+            looks += 1;
+            if looks == 2 {
+                *lock(now) += Duration::from_secs(60);
+            }
+            b.then_some(())
+        });
+        drop(guard);
+        assert_eq!(r, Err(Stop::TimedOut));
+        // The poll of 0.5 s in which the process was suspended does not count either.
+        assert_eq!(abort.clock.now() - abort.epoch, ms(62_500));
     }
 }

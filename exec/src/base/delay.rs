@@ -1,19 +1,9 @@
-//! Random sleeps, to shake the order in which streams and ranks get to run.
+//! Random sleeps, which vary the order in which streams and ranks run.
 
+use super::options::DelaySpec;
 use std::time::Duration;
 
-/// How a session is disturbed.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub struct DelaySpec {
-    /// Seed; each stream of each rank has its own sequence.
-    pub seed: u64,
-    /// Probability of a sleep before a command, 0 to 1.
-    pub probability: f64,
-    /// Longest sleep.
-    pub max: Duration,
-}
-
-/// A sequence of sleeps.
+/// The sequence of sleeps of one thread.
 #[derive(Clone, Debug)]
 pub(crate) struct Delays {
     spec: DelaySpec,
@@ -21,7 +11,7 @@ pub(crate) struct Delays {
 }
 
 impl Delays {
-    /// The sequence of one thread.
+    /// Creates the sequence of a stream of a rank.
     pub(crate) fn new(spec: DelaySpec, rank: u32, stream: u32) -> Self {
         let mut delays = Self {
             spec,
@@ -31,7 +21,7 @@ impl Delays {
         delays
     }
 
-    /// splitmix64.
+    /// Advances the state by splitmix64.
     fn next(&mut self) -> u64 {
         self.state = self.state.wrapping_add(0x9E37_79B9_7F4A_7C15);
         let z = (self.state ^ (self.state >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
@@ -39,13 +29,14 @@ impl Delays {
         z ^ (z >> 31)
     }
 
-    /// How long to sleep now, if at all.
+    /// Draws the next sleep; `None` for no sleep.
     pub(crate) fn draw(&mut self) -> Option<Duration> {
         let unit = |x: u64| (x >> 11) as f64 / (1u64 << 53) as f64;
         let (a, b) = (self.next(), self.next());
         (unit(a) < self.spec.probability).then(|| self.spec.max.mul_f64(unit(b)))
     }
 
+    /// Draws the next sleep and sleeps.
     pub(crate) fn maybe_sleep(&mut self) {
         if let Some(time) = self.draw() {
             std::thread::sleep(time);

@@ -1,47 +1,49 @@
-//! Where the hosts of a run stand: what is said beside a wait that has ended because nothing moved. The one who waited is
-//! seldom the one to blame, and hosts that wait for somebody have gone further than that one's.
+//! Host positions of all ranks, which explain a timeout.
+//!
+//! The rank that times out is rarely the culprit: hosts that wait for a rank are further ahead than
+//! that rank's host. So the message of a timeout lists the ranks, slowest first.
 
-use super::live::Live;
+use super::progress::Progress;
 use shardlab_plan::Program;
 use shardlab_plan::program::InstrId;
 use std::collections::BTreeMap;
 use std::ops::Range;
 use std::sync::Arc;
 
-/// Groups of ranks at the same place that are told one by one.
-const TOLD: usize = 3;
+/// Number of positions that a message lists; ranks at other positions are counted.
+const MAX_LISTED: usize = 3;
 
-/// Where a rank's host stands.
+/// Position of a rank's host in the program.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Standing {
+pub(crate) struct RankProgress {
     /// Rank.
     pub(crate) rank: u32,
-    /// Passes begun: all ranks count alike.
+    /// Number of passes begun, counted in the same way by all ranks.
     pub(crate) pass: u32,
     /// Step of the pass.
     pub(crate) step: u32,
-    /// The instruction that the host performs or has performed last.
+    /// Instruction that the host is issuing or issued last.
     pub(crate) instr: InstrId,
-    /// It in words.
+    /// Text of the instruction.
     pub(crate) text: String,
 }
 
-/// The places of a process's ranks, for whoever asks from another thread.
+/// Host positions of this process's ranks, readable from any thread.
 #[derive(Debug)]
-pub(crate) struct Standings {
+pub(crate) struct LocalProgress {
     pub(crate) program: Arc<Program>,
-    pub(crate) live: Arc<Live>,
+    pub(crate) progress: Arc<Progress>,
     pub(crate) local: Range<u32>,
 }
 
-impl Standings {
-    /// Ranks that have come to an instruction.
-    pub(crate) fn now(&self) -> Vec<Standing> {
+impl LocalProgress {
+    /// Returns the position of each rank that has issued an instruction.
+    pub(crate) fn snapshot(&self) -> Vec<RankProgress> {
         let local = self.local.clone();
         local
             .filter_map(|rank| {
-                let (pass, step, instr) = self.live.place(rank)?;
-                Some(Standing {
+                let (pass, step, instr) = self.progress.position(rank)?;
+                Some(RankProgress {
                     rank,
                     pass,
                     step,
@@ -53,45 +55,43 @@ impl Standings {
     }
 }
 
-/// The end of a cause: the places, those furthest behind first, where they differ; empty where all stand at the same one.
-pub(crate) fn apart<'a>(all: impl IntoIterator<Item = &'a Standing>) -> String {
-    let mut places: BTreeMap<(u32, InstrId), Vec<&Standing>> = BTreeMap::new();
+/// Formats the end of a timeout's message: host positions, slowest first. Empty if all hosts are at
+/// the same position.
+pub(crate) fn describe_divergence<'a>(all: impl IntoIterator<Item = &'a RankProgress>) -> String {
+    let mut positions: BTreeMap<(u32, InstrId), Vec<&RankProgress>> = BTreeMap::new();
     for s in all {
-        places.entry((s.pass, s.instr)).or_default().push(s);
+        positions.entry((s.pass, s.instr)).or_default().push(s);
     }
-    let last_step = match places.last_key_value() {
-        Some((_, furthest)) if places.len() > 1 => furthest[0].step,
+    let last_step = match positions.last_key_value() {
+        Some((_, furthest)) if positions.len() > 1 => furthest[0].step,
         _ => return String::new(),
     };
-    let mut words: Vec<String> = places
+    let mut words: Vec<String> = positions
         .values()
-        .take(TOLD)
-        .map(|there| {
-            let ranks: Vec<u32> = there.iter().map(|s| s.rank).collect();
-            let Standing {
+        .take(MAX_LISTED)
+        .map(|same| {
+            let ranks: Vec<u32> = same.iter().map(|s| s.rank).collect();
+            let RankProgress {
                 step, instr, text, ..
-            } = there[0];
+            } = same[0];
             let step = if *step == last_step {
                 String::new()
             } else {
                 format!(" of step {step}")
             };
             let n = instr.0;
-            format!(
-                "{} at instruction {n} `{text}`{step}",
-                ranks_in_words(&ranks)
-            )
+            format!("{} at instruction {n} `{text}`{step}", list_ranks(&ranks))
         })
         .collect();
-    let others: usize = places.values().skip(TOLD).map(Vec::len).sum();
+    let others: usize = positions.values().skip(MAX_LISTED).map(Vec::len).sum();
     if others > 0 {
         words.push(format!("{others} further on"));
     }
     format!("; host positions, slowest first: {}", words.join("; "))
 }
 
-/// `rank 3`, `ranks 1, 2`.
-pub(crate) fn ranks_in_words(ranks: &[u32]) -> String {
+/// Formats ranks as `rank 3` or `ranks 1, 2`.
+pub(crate) fn list_ranks(ranks: &[u32]) -> String {
     let names: Vec<String> = ranks.iter().map(u32::to_string).collect();
     let s = if ranks.len() == 1 { "" } else { "s" };
     format!("rank{s} {}", names.join(", "))
@@ -101,8 +101,8 @@ pub(crate) fn ranks_in_words(ranks: &[u32]) -> String {
 mod tests {
     use super::*;
 
-    fn at(rank: u32, pass: u32, instr: u32) -> Standing {
-        Standing {
+    fn at(rank: u32, pass: u32, instr: u32) -> RankProgress {
+        RankProgress {
             rank,
             pass,
             step: pass + 4,
@@ -112,31 +112,32 @@ mod tests {
     }
 
     #[test]
-    fn whoever_is_behind_comes_first() {
+    fn the_slowest_rank_comes_first() {
         let all = [at(0, 2, 90), at(1, 2, 12), at(2, 2, 90), at(3, 2, 90)];
         assert_eq!(
-            apart(&all),
+            describe_divergence(&all),
             "; host positions, slowest first: rank 1 at instruction 12 `op 12`; ranks 0, 2, 3 at instruction 90 `op 90`"
         );
-        // A pass before, at a later instruction: the first step has instructions of its own, and so has validation.
+        // An earlier pass at a later instruction: the first step and validation have instructions
+        // of their own.
         let all = [at(0, 3, 12), at(1, 2, 90)];
         assert_eq!(
-            apart(&all),
+            describe_divergence(&all),
             "; host positions, slowest first: rank 1 at instruction 90 `op 90` of step 6; rank 0 at instruction 12 `op 12`"
         );
     }
 
     #[test]
-    fn those_who_stand_together_are_not_told() {
-        assert_eq!(apart(&[]), "");
-        assert_eq!(apart(&[at(0, 1, 5)]), "");
-        assert_eq!(apart(&[at(0, 1, 5), at(1, 1, 5)]), "");
+    fn equal_positions_are_not_described() {
+        assert_eq!(describe_divergence(&[]), "");
+        assert_eq!(describe_divergence(&[at(0, 1, 5)]), "");
+        assert_eq!(describe_divergence(&[at(0, 1, 5), at(1, 1, 5)]), "");
     }
 
     #[test]
-    fn many_places_are_counted() {
-        let all: Vec<Standing> = (0..9).map(|r| at(r, 1, 10 + r)).collect();
-        let words = apart(&all);
+    fn positions_beyond_the_limit_are_counted() {
+        let all: Vec<RankProgress> = (0..9).map(|r| at(r, 1, 10 + r)).collect();
+        let words = describe_divergence(&all);
         assert!(
             words.ends_with("rank 2 at instruction 12 `op 12`; 6 further on"),
             "{words}"

@@ -1,29 +1,30 @@
-//! Faults that tests inject.
+//! Fault injection for tests.
 
 use shardlab_plan::program::InstrId;
 
-/// What a rank does when it comes to an instruction.
+/// What a rank does when it reaches an instruction.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum FaultKind {
-    /// Its host thread panics.
+    /// The host thread panics.
     Panic,
-    /// Its host thread reports an error.
+    /// The host thread reports an error.
     Error,
-    /// Its host thread goes on no more: the others must notice.
+    /// The host thread stops issuing work: the other ranks must notice.
     Stall,
-    /// It never joins the others: on GPUs it stays away from NCCL's start, whatever the instruction, elsewhere it goes missing at it.
+    /// The rank never joins the others. On GPUs it skips NCCL's initialization, whatever the
+    /// instruction; elsewhere it stops at the instruction.
     Absent,
-    /// The stream's worker panics: in a collective, after its arrival.
+    /// The stream's worker panics; in a collective, after its arrival.
     DevicePanic,
 }
 
-/// A fault.
+/// A fault to inject.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Fault {
-    /// Rank.
+    /// Rank that fails.
     pub rank: u32,
-    /// Instruction.
+    /// Instruction at which it fails.
     pub instr: InstrId,
-    /// Kind.
+    /// Kind of failure.
     pub kind: FaultKind,
 }

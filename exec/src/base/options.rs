@@ -1,29 +1,44 @@
 //! Options of a session.
 
-use super::fault::{Fault, FaultKind};
-use super::live::Live;
-use crate::device::cpu::{CpuOptions, DelaySpec, WATCHDOG};
+use super::fault::Fault;
+use super::progress::Progress;
 use shardlab_plan::units::Bytes;
 use std::sync::Arc;
 use std::time::Duration;
 
-/// How memory is made known to the library of collectives.
+/// Default limit of the watchdog.
+pub(crate) const DEFAULT_TIMEOUT: Duration = Duration::from_secs(60);
+/// Default number of commands that a stream's queue holds.
+pub(crate) const DEFAULT_QUEUE_DEPTH: usize = 1024;
+
+/// Random delays to inject.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct DelaySpec {
+    /// Seed; each stream of each rank has its own sequence.
+    pub seed: u64,
+    /// Probability of a sleep before a command, 0 to 1.
+    pub probability: f64,
+    /// Longest sleep.
+    pub max: Duration,
+}
+
+/// How memory is registered with the library of collectives.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Registration {
-    /// Not at all.
+    /// No registration.
     #[default]
     Off,
-    /// As buffers: collectives use them without copies through the library's own.
+    /// As user buffers: collectives use them without copies through the library's own buffers.
     Buffer,
     /// As symmetric windows.
     Window,
 }
 
 impl Registration {
-    /// All of them.
+    /// All variants.
     pub const ALL: [Self; 3] = [Self::Off, Self::Buffer, Self::Window];
 
-    /// Name on the command line and in run records.
+    /// Returns the name on the command line and in run records.
     #[must_use]
     pub const fn name(self) -> &'static str {
         match self {
@@ -34,24 +49,25 @@ impl Registration {
     }
 }
 
-/// What times of a recorded pass are taken with, where a device has a choice.
+/// Source of the times of a recorded pass, where a device has a choice.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Times {
-    /// Activity records where a process drives one GPU, else events. Taking records may make the driver wait for every
-    /// GPU of the process, and a GPU whose collective waits for another rank of the same process never ends it.
+    /// CUPTI's activity records if the process has one GPU, else events. Collecting records may
+    /// make the driver wait for every GPU of the process, and a GPU whose collective waits for
+    /// another rank of the same process would never finish it.
     #[default]
     Auto,
-    /// CUPTI's activity records: nothing lies between instructions.
+    /// CUPTI's activity records: nothing is inserted between instructions.
     Cupti,
-    /// Events around every instruction: each costs its stream about a microsecond.
+    /// Events around every instruction: each costs about one microsecond of stream time.
     Events,
 }
 
 impl Times {
-    /// All of them.
+    /// All variants.
     pub const ALL: [Self; 3] = [Self::Auto, Self::Cupti, Self::Events];
 
-    /// Name on the command line.
+    /// Returns the name on the command line.
     #[must_use]
     pub const fn name(self) -> &'static str {
         match self {
@@ -61,11 +77,11 @@ impl Times {
         }
     }
 
-    /// Whether records are to be taken in a process of so many ranks; `missing` says why the library is not
-    /// there, if it is not.
+    /// Returns whether a process with `ranks` ranks uses activity records; `missing` is the reason
+    /// why CUPTI is unavailable, if it is.
     ///
     /// # Errors
-    /// In words, if records are asked for and cannot be had.
+    /// A message, if records are requested and unavailable.
     pub fn records(self, ranks: usize, missing: Option<String>) -> Result<bool, String> {
         match (self, missing) {
             (Self::Auto, missing) => Ok(missing.is_none() && ranks == 1),
@@ -81,31 +97,34 @@ impl Times {
 /// How a session runs. The default is a plain run.
 #[derive(Clone, Debug)]
 pub struct ExecOptions {
-    /// Longest time in which nothing moves before waits are given up.
+    /// Longest time without progress before waits time out.
     pub timeout: Duration,
-    /// Random sleeps before commands of every stream and instructions of every host; results must not change.
+    /// Random sleeps before commands of every stream and instructions of every host; results must
+    /// not change.
     pub delay: Option<DelaySpec>,
     /// A fault to inject.
     pub fault: Option<Fault>,
-    /// Fill memory with NaN at its first use after an allocation, so that reads of what nobody wrote show.
+    /// Fill memory with NaN at its first use after an allocation, to expose reads of uninitialized
+    /// memory.
     pub poison: bool,
-    /// Look for NaN in the outputs of every kernel and collective.
+    /// Check the outputs of every kernel and collective for NaN.
     pub nan_check: bool,
-    /// Memory of a rank's device; allocations beyond it fail.
+    /// Memory limit of a rank's device; allocations beyond it fail.
     pub capacity: Option<Bytes>,
-    /// Replay captured scopes instead of issuing them anew in every step.
+    /// Replay captured scopes instead of issuing them again in every step.
     pub graphs: bool,
-    /// Sum the squares of the gradients that each optimizer launch is given, where the program computes no norm.
+    /// Sum the squares of the gradients that each optimizer launch reads, where the program
+    /// computes no norm.
     pub grad_squares: bool,
     /// Keep spans and memory samples of every step (the last ones go into the run).
     pub record: bool,
-    /// What times of recorded passes are taken with.
+    /// Source of the times of recorded passes.
     pub times: Times,
-    /// Where ranks say what they are at, for whoever watches. A session makes its own where there is none.
-    pub live: Option<Arc<Live>>,
+    /// Where ranks publish their progress. A session creates its own if there is none.
+    pub progress: Option<Arc<Progress>>,
     /// Threads that a kernel may use on the CPU device; results have the same bits with any number.
     pub threads: usize,
-    /// How devices make memory known to the library of collectives.
+    /// How devices register memory with the library of collectives.
     pub registration: Registration,
     /// Commands that a stream's queue holds.
     pub queue_depth: usize,
@@ -114,7 +133,7 @@ pub struct ExecOptions {
 impl Default for ExecOptions {
     fn default() -> Self {
         Self {
-            timeout: WATCHDOG,
+            timeout: DEFAULT_TIMEOUT,
             delay: None,
             fault: None,
             poison: false,
@@ -124,25 +143,10 @@ impl Default for ExecOptions {
             grad_squares: false,
             record: false,
             times: Times::default(),
-            live: None,
+            progress: None,
             threads: 1,
             registration: Registration::default(),
-            queue_depth: CpuOptions::default().queue_depth,
-        }
-    }
-}
-
-impl ExecOptions {
-    pub(crate) fn cpu(&self) -> CpuOptions {
-        CpuOptions {
-            queue_depth: self.queue_depth,
-            delay: self.delay,
-            nan_check: self.nan_check,
-            threads: self.threads,
-            crash: self
-                .fault
-                .filter(|f| f.kind == FaultKind::DevicePanic)
-                .map(|f| (f.rank, f.instr)),
+            queue_depth: DEFAULT_QUEUE_DEPTH,
         }
     }
 }
@@ -152,7 +156,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn records_are_taken_unasked_only_where_a_process_has_one_gpu() {
+    fn auto_uses_records_only_in_a_process_with_one_gpu() {
         let gone = || Some("libcupti.so.13 does not load".to_owned());
         assert_eq!(Times::Auto.records(1, None), Ok(true));
         assert_eq!(Times::Auto.records(4, None), Ok(false));

@@ -1,7 +1,8 @@
-//! Random numbers by position: the n-th value of a named sequence can be had without the ones before it.
+//! Random numbers by position: any value of a named sequence can be computed without the ones
+//! before it.
 //!
-//! Every sequence is a ChaCha8 key stream whose key is the BLAKE3 hash of seed and name. Values depend on nothing else:
-//! not on the machine, the number of ranks, or the order of asking.
+//! Every sequence is a ChaCha8 key stream whose key is the BLAKE3 hash of seed and name. Values
+//! depend on nothing else: not on the machine, the number of ranks, or the order of requests.
 
 use rand_chacha::ChaCha8Rng;
 use rand_chacha::rand_core::{Rng, SeedableRng};
@@ -11,7 +12,7 @@ use rand_chacha::rand_core::{Rng, SeedableRng};
 pub(crate) struct Sequence(ChaCha8Rng);
 
 impl Sequence {
-    /// The sequence of a name under a seed.
+    /// Creates the sequence of a name under a seed.
     pub(crate) fn new(seed: u64, name: &str) -> Self {
         let mut hasher = blake3::Hasher::new();
         hasher.update(&seed.to_le_bytes());
@@ -19,24 +20,24 @@ impl Sequence {
         Self(ChaCha8Rng::from_seed(*hasher.finalize().as_bytes()))
     }
 
-    /// Goes to the `word`-th 32-bit word.
+    /// Moves to the `word`-th 32-bit word.
     pub(crate) fn seek(&mut self, word: u64) {
         self.0.set_word_pos(u128::from(word));
     }
 
-    /// The next word.
+    /// Returns the next word.
     pub(crate) fn word(&mut self) -> u32 {
         self.0.next_u32()
     }
 
-    /// Uniform in [0, 1): one word.
+    /// Returns a value that is uniform in [0, 1). Uses one word.
     pub(crate) fn uniform(&mut self) -> f64 {
         f64::from(self.word()) / 4_294_967_296.0
     }
 
-    /// Standard normal: two words (Box-Muller, the cosine branch).
+    /// Returns a standard normal value. Uses two words (Box-Muller, the cosine branch).
     pub(crate) fn normal(&mut self) -> f64 {
-        // In (0, 1]: the logarithm is finite.
+        // In (0, 1], so that the logarithm is finite.
         let u = (f64::from(self.word()) + 1.0) / 4_294_967_296.0;
         let v = self.uniform();
         (-2.0 * u.ln()).sqrt() * (std::f64::consts::TAU * v).cos()

@@ -1,14 +1,14 @@
-//! Where ranks of one process that start together make sure that all of them are there, before they do what only all can do.
+//! Start-up barrier for the rank threads of one process.
 //!
-//! Joining a communicator, or making memory known to one, ends when every rank has come to it. A rank that fails before it would
-//! leave the others there for ever: no timeout ends such a call.
+//! It fails fast: if a rank drops its ticket, every waiter returns `false` instead of hanging in a
+//! call such as `ncclCommInitRank`, which waits for all ranks and has no timeout.
 
 use super::abort::lock;
 use std::sync::{Condvar, Mutex, PoisonError};
 
 /// See the module documentation.
 #[derive(Debug)]
-pub(crate) struct Muster {
+pub(crate) struct StartBarrier {
     ranks: usize,
     state: Mutex<State>,
     changed: Condvar,
@@ -16,19 +16,19 @@ pub(crate) struct Muster {
 
 #[derive(Debug, Default)]
 struct State {
-    come: usize,
-    gone: usize,
+    arrived: usize,
+    dropped: usize,
 }
 
-/// One rank's place. Dropped before the rank has come, it says that the rank never will.
+/// One rank's ticket. Dropping it before [`Ticket::arrive`] releases the other ranks.
 #[derive(Debug)]
-pub(crate) struct Place<'a> {
-    muster: &'a Muster,
-    came: bool,
+pub(crate) struct Ticket<'a> {
+    barrier: &'a StartBarrier,
+    arrived: bool,
 }
 
-impl Muster {
-    /// For so many ranks.
+impl StartBarrier {
+    /// Creates a barrier for a number of ranks.
     pub(crate) fn new(ranks: usize) -> Self {
         Self {
             ranks,
@@ -37,36 +37,36 @@ impl Muster {
         }
     }
 
-    /// The place of one of them, taken before anything can fail.
-    pub(crate) fn place(&self) -> Place<'_> {
-        Place {
-            muster: self,
-            came: false,
+    /// Issues the ticket of one rank. Take it before anything can fail.
+    pub(crate) fn ticket(&self) -> Ticket<'_> {
+        Ticket {
+            barrier: self,
+            arrived: false,
         }
     }
 }
 
-impl Place<'_> {
-    /// Waits until all have come; whether they have. It ends at once where one never will.
-    pub(crate) fn come(mut self) -> bool {
-        self.came = true;
-        let muster = self.muster;
-        let mut state = lock(&muster.state);
-        state.come += 1;
-        muster.changed.notify_all();
-        while state.come < muster.ranks && state.gone == 0 {
-            let waited = muster.changed.wait(state);
+impl Ticket<'_> {
+    /// Waits until all ranks have arrived and returns `true`, or `false` as soon as one never will.
+    pub(crate) fn arrive(mut self) -> bool {
+        self.arrived = true;
+        let barrier = self.barrier;
+        let mut state = lock(&barrier.state);
+        state.arrived += 1;
+        barrier.changed.notify_all();
+        while state.arrived < barrier.ranks && state.dropped == 0 {
+            let waited = barrier.changed.wait(state);
             state = waited.unwrap_or_else(PoisonError::into_inner);
         }
-        state.come == muster.ranks
+        state.arrived == barrier.ranks
     }
 }
 
-impl Drop for Place<'_> {
+impl Drop for Ticket<'_> {
     fn drop(&mut self) {
-        if !self.came {
-            lock(&self.muster.state).gone += 1;
-            self.muster.changed.notify_all();
+        if !self.arrived {
+            lock(&self.barrier.state).dropped += 1;
+            self.barrier.changed.notify_all();
         }
     }
 }
@@ -74,20 +74,27 @@ impl Drop for Place<'_> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use std::time::Duration;
+    use std::sync::mpsc::channel;
 
-    /// What each of three ranks hears, of which those named fail on their way, the last one to start after a while.
-    fn hear(failing: &[usize]) -> Vec<Option<bool>> {
-        let muster = Muster::new(3);
+    /// Returns what each of three ranks observes when the listed ones fail before arriving. The
+    /// last rank starts once the first two have arrived or failed.
+    fn observe(failing: &[usize]) -> Vec<Option<bool>> {
+        let barrier = StartBarrier::new(3);
+        let (started, starts) = channel();
+        let mut starts = Some(starts);
         std::thread::scope(|scope| {
             let ranks: Vec<_> = (0..3)
                 .map(|rank| {
-                    let place = muster.place();
+                    let ticket = barrier.ticket();
+                    let started = started.clone();
+                    let starts = (rank == 2).then(|| starts.take().unwrap());
                     scope.spawn(move || {
-                        if rank == 2 {
-                            std::thread::sleep(Duration::from_millis(20));
+                        if let Some(starts) = starts {
+                            (0..2).for_each(|_| starts.recv().unwrap());
+                        } else {
+                            started.send(()).unwrap();
                         }
-                        (!failing.contains(&rank)).then(|| place.come())
+                        (!failing.contains(&rank)).then(|| ticket.arrive())
                     })
                 })
                 .collect();
@@ -96,23 +103,23 @@ mod tests {
     }
 
     #[test]
-    fn all_go_on_or_none_does() {
-        assert_eq!(hear(&[]), [Some(true); 3]);
-        assert_eq!(hear(&[2]), [Some(false), Some(false), None]);
-        assert_eq!(hear(&[0]), [None, Some(false), Some(false)]);
-        assert_eq!(hear(&[0, 1, 2]), [None; 3]);
+    fn either_all_ranks_continue_or_none() {
+        assert_eq!(observe(&[]), [Some(true); 3]);
+        assert_eq!(observe(&[2]), [Some(false), Some(false), None]);
+        assert_eq!(observe(&[0]), [None, Some(false), Some(false)]);
+        assert_eq!(observe(&[0, 1, 2]), [None; 3]);
     }
 
     #[test]
-    fn a_rank_that_panics_never_comes() {
-        let muster = Muster::new(2);
+    fn a_rank_that_panics_releases_the_others() {
+        let barrier = StartBarrier::new(2);
         std::thread::scope(|scope| {
-            let place = muster.place();
+            let ticket = barrier.ticket();
             let panics = scope.spawn(move || {
-                let _place = place;
-                panic!("on its way");
+                let _ticket = ticket;
+                panic!("before arriving");
             });
-            assert!(!muster.place().come());
+            assert!(!barrier.ticket().arrive());
             assert!(panics.join().is_err());
         });
     }

@@ -1,56 +1,58 @@
-//! Noticing that this process was stopped and goes on (Ctrl-Z and `fg`, a debugger): nobody else's silence follows from the
-//! time between, and no patience ends by it.
+//! Detects `SIGSTOP`/`SIGCONT` (Ctrl-Z and `fg`, a debugger), so that suspended time is not counted
+//! against peer heartbeats or timeouts.
 
 use std::time::{Duration, Instant};
 
-/// Longest pause between two looks at the clock of those who want to notice.
-pub(crate) const LOOK: Duration = Duration::from_millis(500);
-/// Between two looks of those who give up after so long.
+/// Longest pause between two readings of the clock by a loop that wants to notice a suspension.
+pub(crate) const MAX_POLL: Duration = Duration::from_millis(500);
+
+/// Returns how often a loop with a time limit should read the clock.
 #[cfg(feature = "cuda")]
-pub(crate) fn period(limit: Duration) -> Duration {
-    (limit / 8).clamp(Duration::from_millis(1), LOOK)
+pub(crate) fn poll_period(limit: Duration) -> Duration {
+    (limit / 8).clamp(Duration::from_millis(1), MAX_POLL)
 }
 
-/// Looks that are further apart than this are so because the process was stopped between them. The watchdog's time may be as
-/// short as this.
-const STOPPED: Duration = Duration::from_secs(1);
+/// Readings further apart than this mean that the process was suspended between them. The
+/// watchdog's limit may be as short as this.
+const SUSPENDED: Duration = Duration::from_secs(1);
 
-/// How long the process was stopped between two looks that are so far apart: about as long, or not at all.
-pub(crate) fn stopped(apart: Duration) -> Duration {
-    if apart > STOPPED {
+/// Returns the time that the process was suspended between two readings `apart` from each other:
+/// about that long, or zero.
+pub(crate) fn suspended(apart: Duration) -> Duration {
+    if apart > SUSPENDED {
         apart
     } else {
         Duration::ZERO
     }
 }
 
-/// For how long nothing has moved, less the time in which the process was stopped.
+/// Measures the time since the last progress, without the time in which the process was suspended.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Idle {
+pub(crate) struct IdleTime {
     since: Instant,
-    looked: Instant,
+    read: Instant,
 }
 
-impl Idle {
-    /// From now on.
+impl IdleTime {
+    /// Starts to measure.
     pub(crate) fn new(now: Instant) -> Self {
         Self {
             since: now,
-            looked: now,
+            read: now,
         }
     }
 
-    /// Something moved.
-    pub(crate) fn moved(&mut self, at: Instant) {
+    /// Notes progress at an instant.
+    pub(crate) fn progressed(&mut self, at: Instant) {
         self.since = self.since.max(at);
     }
 
-    /// For how long nothing has moved. To be asked more often than every second.
-    pub(crate) fn look(&mut self, now: Instant) -> Duration {
-        let stopped = stopped(now.saturating_duration_since(self.looked));
-        self.looked = now;
-        // What moved after the stop needs no more.
-        self.since = (self.since + stopped).min(now);
+    /// Returns the time since the last progress. Call it more than once per second.
+    pub(crate) fn read(&mut self, now: Instant) -> Duration {
+        let suspended = suspended(now.saturating_duration_since(self.read));
+        self.read = now;
+        // Progress after the suspension needs no correction.
+        self.since = (self.since + suspended).min(now);
         now.saturating_duration_since(self.since)
     }
 }
@@ -62,22 +64,22 @@ mod tests {
     const SECOND: Duration = Duration::from_secs(1);
 
     #[test]
-    fn the_time_of_a_stop_is_no_idle_time() {
+    fn suspended_time_is_not_idle_time() {
         let start = Instant::now();
-        let mut idle = Idle::new(start);
-        let mut look = |at: f64, moved: f64| {
-            idle.moved(start + SECOND.mul_f64(moved));
-            idle.look(start + SECOND.mul_f64(at)).as_secs_f64()
+        let mut idle = IdleTime::new(start);
+        let mut read = |at: f64, progressed: f64| {
+            idle.progressed(start + SECOND.mul_f64(progressed));
+            idle.read(start + SECOND.mul_f64(at)).as_secs_f64()
         };
-        assert_eq!(look(0.5, 0.0), 0.5);
-        assert_eq!(look(1.5, 0.0), 1.5, "late, as on a busy machine");
-        // Stopped for some 60 s.
-        assert_eq!(look(62.0, 0.0), 1.5);
-        assert_eq!(look(62.5, 0.0), 2.0);
-        // It moved: the stop before it counts for nothing.
-        assert_eq!(look(63.0, 62.75), 0.25);
-        // What moved between the end of a stop and the next look.
-        assert_eq!(look(80.0, 79.75), 0.0);
-        assert_eq!(look(80.5, 79.75), 0.5);
+        assert_eq!(read(0.5, 0.0), 0.5);
+        assert_eq!(read(1.5, 0.0), 1.5, "late, as on a busy machine");
+        // Suspended for about 60 s.
+        assert_eq!(read(62.0, 0.0), 1.5);
+        assert_eq!(read(62.5, 0.0), 2.0);
+        // Progress: the suspension before it no longer matters.
+        assert_eq!(read(63.0, 62.75), 0.25);
+        // Progress between the end of a suspension and the next reading.
+        assert_eq!(read(80.0, 79.75), 0.0);
+        assert_eq!(read(80.5, 79.75), 0.5);
     }
 }

@@ -1,6 +1,6 @@
-//! Hand-built programs, and kernels that only know sharding operations on float32.
+//! Hand-built programs, and kernels that support only sharding operations on float32.
 
-use crate::operand::{LaunchContext, RawRange};
+use crate::base::operand::{LaunchContext, RawRange};
 use shardlab_plan::compile::tape::OpKind;
 use shardlab_plan::program::*;
 use shardlab_plan::units::{Bytes, DType, Flops};
@@ -12,7 +12,8 @@ pub(crate) const RS: StreamId = StreamId(2);
 pub(crate) const SHARD: CommId = CommId(0);
 pub(crate) const OUTER: CommId = CommId(1);
 
-/// A growing program: streams compute, all-gather, reduce-scatter; communicators shard, outer, world.
+/// A program under construction, with the streams compute, all-gather and reduce-scatter and the
+/// communicators shard, outer and world.
 pub(crate) struct Build {
     pub(crate) p: Program,
     pub(crate) phase: Phase,
@@ -138,7 +139,7 @@ impl Build {
         }
     }
 
-    /// A rank's slice of a buffer that holds everybody's.
+    /// Returns a rank's slice of a buffer that holds the slices of all ranks.
     pub(crate) fn slice(&self, buffer: BufferId) -> Access {
         let all = self.all(buffer);
         Access {
@@ -273,7 +274,7 @@ impl Build {
         });
     }
 
-    /// Makes steady steps of the first one.
+    /// Appends a steady section with the instructions of the first step.
     pub(crate) fn repeat(&mut self) {
         let first = self.p.section(SectionKind::First).unwrap().instrs.clone();
         for i in first {
@@ -288,16 +289,17 @@ impl Build {
     }
 }
 
-/// Sharding operations on float32, whose ranges have equal lengths.
+/// Runs a sharding operation on float32 ranges of equal lengths.
 ///
 /// # Safety
-/// That of every launcher.
+/// As for every launcher.
 pub(crate) unsafe fn shard_ops(
     c: &LaunchContext<'_>,
     reads: &[RawRange],
     writes: &[RawRange],
 ) -> Result<(), String> {
-    // SAFETY: the caller's promise. Volatile element-wise access, so that races that tests provoke are plain stale data.
+    // SAFETY: the caller's contract. Volatile element-wise access, so that races that tests provoke
+    // are plain stale data.
     unsafe {
         let n = |r: &RawRange| r.bytes / 4;
         let get = |r: &RawRange, i: usize| r.ptr.cast::<f32>().add(i).read_volatile();

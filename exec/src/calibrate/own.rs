@@ -1,4 +1,4 @@
-//! Scenarios that the user names: their own kernels, timed in steps of a few of their layers.
+//! Kernels of scenarios that the user names, timed in steps with a few of their layers.
 
 use super::steps::{Observed, On, Totals, run_scenario};
 use super::{Trial, render};
@@ -12,22 +12,22 @@ use std::time::Duration;
 /// A scenario whose kernels are measured.
 #[derive(Clone, Debug)]
 pub struct Own {
-    /// File, or the name of a shipped one.
+    /// Path of a file, or the name of a shipped scenario.
     pub scenario: PathBuf,
     /// Overrides of its keys.
     pub sets: Vec<String>,
 }
 
 impl Own {
-    /// What it is called in notes.
+    /// Returns the name for notes.
     pub(super) fn name(&self) -> String {
         self.scenario.display().to_string()
     }
 
-    /// Whether it can be loaded, and its parts planned, before anything is measured.
+    /// Checks that the scenario can be loaded and planned, before anything is measured.
     ///
     /// # Errors
-    /// [`TrainError::Plan`], if not.
+    /// [`TrainError::Plan`] if it cannot.
     pub fn check(&self) -> Result<(), TrainError> {
         self.whole()?;
         let part = self.part(1, 1)?;
@@ -43,7 +43,8 @@ impl Own {
         self.load(&[])
     }
 
-    /// The scenario with so many layers on so many ranks, which all hold a part of everything.
+    /// Loads the scenario with given numbers of layers and ranks; all ranks have a part of
+    /// everything.
     fn part(&self, layers: u32, ranks: u32) -> Result<Scenario, TrainError> {
         self.load(&[
             format!("model.layers={layers}"),
@@ -57,10 +58,11 @@ impl Own {
         scenario::load(&self.scenario, &sets).map_err(|e| TrainError::Plan(e.to_string()))
     }
 
-    /// Runs steps of it: of as many layers as it has, at most `most`, and of fewer where there is no memory for them.
+    /// Runs steps of the scenario with all its layers, `most` at most, and fewer if memory is
+    /// insufficient.
     ///
     /// # Errors
-    /// [`TrainError`] when it cannot be loaded, planned or performed.
+    /// [`TrainError`] if it cannot be loaded, planned or run.
     pub(super) fn observe<F: DeviceFactory>(
         &self,
         on: &On<'_, F>,
@@ -75,24 +77,25 @@ impl Own {
     }
 }
 
-/// Kernels of the user's scenarios. How warm a device is, and what else it does, decides the clock of its arithmetic, which is not the same in a few steps
-/// of one rank and in training: whoever can predict steps finds for each scenario the factor with which its own are predicted.
+/// Kernels of the user's scenarios. The clock of a device's arithmetic depends on its temperature
+/// and on its other work, which differ between a few steps of one rank and training. A caller that
+/// can predict steps determines a factor for each scenario.
 #[derive(Debug)]
 pub struct Added {
-    /// Where they were measured.
+    /// Machine of the measurements.
     pub(super) source: String,
-    /// By scenario: kernels of one rank at full clock, and steps in which nothing was recorded.
+    /// By scenario: kernels of one rank at the full clock, and steps without recording.
     pub(super) all: Vec<(Totals, Trial)>,
 }
 
 impl Added {
-    /// A run of each scenario's part.
+    /// Returns a run of each scenario's part.
     pub fn trials(&self) -> impl ExactSizeIterator<Item = &Trial> {
         self.all.iter().map(|(_, trial)| trial)
     }
 
-    /// Tables of all, as text that may stand before the tables of a profile; arithmetic of each scenario takes so many times as long as it was
-    /// measured, once where no factor is given.
+    /// Returns the tables of all scenarios, as text that precedes the tables of a profile. The
+    /// arithmetic of each scenario is multiplied by its factor (1 by default).
     #[must_use]
     pub fn tables(&self, factors: &[f64]) -> String {
         let mut steps = Totals::default();
@@ -103,7 +106,7 @@ impl Added {
     }
 }
 
-/// Tries with so many, and with half as many as long as that is the reason why not.
+/// Calls `attempt(n)`, halving `n` while the error satisfies `is_reason`.
 fn fewer_until<T, E>(
     most: u32,
     is_reason: impl Fn(&E) -> bool,
@@ -118,7 +121,7 @@ fn fewer_until<T, E>(
     }
 }
 
-/// Whether there was no memory, when the session was opened or on the way.
+/// Returns whether memory was insufficient, at the start of the session or later.
 fn is_out_of_memory(e: &TrainError) -> bool {
     match e {
         TrainError::Engine(ExecError::Device(_)) => true,
@@ -158,7 +161,8 @@ mod tests {
         assert!(wrong.is_err_and(|e| e.is_bad_input()));
     }
 
-    /// A machine has not the memory for two layers of 405 billion parameters, nor for one of them: both are tried.
+    /// No machine has enough memory for two layers of 405 billion parameters, or for one: both are
+    /// tried.
     #[test]
     fn what_does_not_fit_is_tried_with_fewer_layers() {
         let on = On::cpu();

@@ -1,11 +1,12 @@
-//! Whether the calls of all members of a collective fit together.
+//! Checks that the calls of all members of a collective match.
 
 use super::Call;
-use crate::operand::RawRange;
+use crate::base::operand::RawRange;
 use shardlab_plan::program::{CollectiveKind, ReduceOp};
 use shardlab_plan::units::DType;
 
-/// Checks calls in order of position; the error names the first rank that differs, or what no rank may ask for.
+/// Checks calls in order of position. The error names the first rank that differs, or whose call is
+/// invalid.
 pub(super) fn check(name: &str, ranks: &[u32], ticket: u64, calls: &[Call]) -> Result<(), String> {
     let at = |i: usize, what: String| {
         Err(format!(
@@ -51,7 +52,7 @@ fn difference(a: &Call, b: &Call) -> Option<String> {
     (!same).then(|| words(b))
 }
 
-/// What is impossible about one call, at `position` of `n` members.
+/// Describes what is invalid about a call, at `position` of `n` members.
 fn wrong(call: &Call, position: usize, n: usize) -> Option<String> {
     let reduces = matches!(
         call.kind,
@@ -86,7 +87,7 @@ fn wrong(call: &Call, position: usize, n: usize) -> Option<String> {
             ));
         }
     }
-    // Coalesced parts write apart, and read nothing that another part writes.
+    // The outputs of coalesced parts are disjoint, and no part reads what another one writes.
     for (p, (_, output)) in call.parts.iter().enumerate() {
         for (q, (input, other)) in call.parts.iter().enumerate() {
             if p != q && (overlap(output, other) || overlap(output, input)) {

@@ -1,18 +1,19 @@
-//! Ranges as one rank sees them.
+//! Offsets of ranges on a given rank.
 
 use super::ExecError;
 use shardlab_plan::program::{Access, Axis, PerRank, Program};
 use shardlab_plan::shard::mesh::position;
 
-/// Coordinates of a rank.
+/// Coordinates of a rank in the mesh, including its position within a sub-shard group, which
+/// [`shardlab_plan::shard::mesh::Coord`] does not have.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Seat {
+pub(crate) struct MeshCoord {
     inner: u64,
     outer: u64,
     sub: u64,
 }
 
-impl Seat {
+impl MeshCoord {
     pub(crate) fn new(program: &Program, rank: u32) -> Self {
         let sub = program
             .communicators
@@ -27,7 +28,7 @@ impl Seat {
         }
     }
 
-    /// First byte of a range on this rank.
+    /// Returns the first byte of a range on this rank.
     pub(crate) fn offset(self, a: &Access) -> u64 {
         let steps = match a.per_rank {
             PerRank::Same => 0,
@@ -39,10 +40,10 @@ impl Seat {
     }
 }
 
-/// An input and an output of a collective, as offsets.
+/// Offsets of the input and the output of a collective or copy.
 pub(crate) type PartOffsets = (u64, u64);
 
-/// All of a program's ranges, shifted to a rank.
+/// Offsets of all of a program's ranges on a rank.
 #[derive(Clone, Debug)]
 pub(crate) struct Offsets {
     /// By access.
@@ -54,11 +55,11 @@ pub(crate) struct Offsets {
 }
 
 impl Offsets {
-    /// Shifts every range, and checks that it stays within its buffer.
+    /// Computes every offset, and checks that each range is within its buffer.
     pub(crate) fn new(program: &Program, rank: u32) -> Result<Self, ExecError> {
-        let seat = Seat::new(program, rank);
+        let coord = MeshCoord::new(program, rank);
         let shift = |a: &Access| -> Result<u64, ExecError> {
-            let offset = seat.offset(a);
+            let offset = coord.offset(a);
             let buffer = program.buffers.get(a.buffer.index());
             let size = buffer.map_or(0, |b| b.bytes.0);
             if buffer.is_none() || offset.checked_add(a.bytes).is_none_or(|end| end > size) {
@@ -97,7 +98,7 @@ impl Offsets {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::engine::testing::{Build, WORLD};
+    use crate::base::testing::{Build, WORLD};
     use shardlab_plan::program::{BufferId, Role};
 
     #[test]
@@ -107,8 +108,8 @@ mod tests {
         b.sub_communicator(2);
         let p = b.finish();
         let at = |rank, per_rank| {
-            let seat = Seat::new(&p, rank);
-            seat.offset(&Access {
+            let coord = MeshCoord::new(&p, rank);
+            coord.offset(&Access {
                 buffer,
                 offset: 8,
                 bytes: 16,
@@ -124,7 +125,7 @@ mod tests {
     }
 
     #[test]
-    fn a_range_beyond_its_buffer_is_refused_for_the_rank_that_it_leaves() {
+    fn a_range_outside_its_buffer_is_rejected_on_the_affected_rank() {
         let mut b = Build::new(WORLD, 4, 1);
         let buffer = b.buffer(Role::MainGrad, 64);
         let mut p = b.finish();

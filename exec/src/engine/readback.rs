@@ -1,75 +1,76 @@
-//! Scalars that the host wants from a pass: losses, the gradient norm, NaN flags.
+//! Scalars that the host reads back from a pass: losses, the gradient norm, NaN flags.
 
 use shardlab_plan::compile::tape::OpKind;
 use shardlab_plan::program::{
     Access, BufferId, Holds, Instr, InstrId, Op, Phase, Program, Role, Section, ShardOp, StreamId,
 };
 
-/// A read that follows an instruction on its stream.
+/// Read of a scalar after an instruction, on the instruction's stream.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Tap {
+pub(crate) struct Readback {
     pub(crate) after: InstrId,
     pub(crate) stream: StreamId,
-    /// The scalar.
+    /// Buffer of the scalar.
     pub(crate) buffer: BufferId,
     pub(crate) offset: u64,
     pub(crate) slot: u32,
 }
 
-/// All taps of a section.
+/// All readbacks of a section.
 #[derive(Clone, Debug, Default)]
-pub(crate) struct Taps {
-    /// Ascending by instruction.
-    pub(crate) taps: Vec<Tap>,
+pub(crate) struct Readbacks {
+    /// Reads, ascending by instruction.
+    pub(crate) scalars: Vec<Readback>,
     /// Slots of the losses, by micro-batch.
     pub(crate) losses: Vec<u32>,
     /// Slot of the sum of squares of the gradient.
     pub(crate) norm: Option<u32>,
     /// Instruction and slot of each NaN flag.
     pub(crate) flags: Vec<(InstrId, u32)>,
-    /// Optimizer launches with the slots of their gradients' squares.
+    /// Optimizer launches, with the slots of the squares of their gradients and the accesses of
+    /// these gradients.
     pub(crate) squares: Vec<(InstrId, StreamId, u32, Vec<u32>)>,
     pub(crate) slots: u32,
 }
 
-impl Taps {
+impl Readbacks {
     pub(crate) fn new(program: &Program, section: &Section) -> Self {
         let mut all = Self::default();
         let ids = || section.instrs.clone().map(InstrId);
         let instr = |i: InstrId| &program.instrs[i.index()];
-        let mut losses: Vec<(u16, Tap)> = Vec::new();
+        let mut losses: Vec<(u16, Readback)> = Vec::new();
         let mut norm = None;
         for id in ids() {
             let it = instr(id);
-            if let Some(tap) = loss(program, id, it) {
+            if let Some(readback) = loss(program, id, it) {
                 match losses.last_mut() {
-                    Some((m, last)) if *m == it.micro_batch => *last = tap,
-                    _ => losses.push((it.micro_batch, tap)),
+                    Some((m, last)) if *m == it.micro_batch => *last = readback,
+                    _ => losses.push((it.micro_batch, readback)),
                 }
             }
-            if let Some(tap) = square(program, id, it) {
-                norm = Some(tap);
+            if let Some(readback) = square(program, id, it) {
+                norm = Some(readback);
             }
-            if let Some(tap) = flag(program, id, it) {
-                all.push(tap);
+            if let Some(readback) = flag(program, id, it) {
+                all.push(readback);
                 let slot = all.slots - 1;
                 all.flags.push((id, slot));
             }
         }
-        for (_, tap) in losses {
-            all.push(tap);
+        for (_, readback) in losses {
+            all.push(readback);
             let slot = all.slots - 1;
             all.losses.push(slot);
         }
-        if let Some(tap) = norm {
-            all.push(tap);
+        if let Some(readback) = norm {
+            all.push(readback);
             all.norm = Some(all.slots - 1);
         }
-        all.taps.sort_by_key(|t| (t.after, t.slot));
+        all.scalars.sort_by_key(|t| (t.after, t.slot));
         all
     }
 
-    /// Adds slots for the squares of all gradients, where the program has no norm of its own.
+    /// Adds slots for the squares of all gradients, if the program does not compute the norm.
     pub(crate) fn with_squares(mut self, program: &Program, section: &Section) -> Self {
         if self.norm.is_none() {
             for id in section.instrs.clone().map(InstrId) {
@@ -87,17 +88,17 @@ impl Taps {
         self
     }
 
-    fn push(&mut self, tap: Tap) {
-        self.taps.push(Tap {
+    fn push(&mut self, readback: Readback) {
+        self.scalars.push(Readback {
             slot: self.slots,
-            ..tap
+            ..readback
         });
         self.slots += 1;
     }
 }
 
-fn tap(after: InstrId, stream: StreamId, a: &Access) -> Tap {
-    Tap {
+fn readback(after: InstrId, stream: StreamId, a: &Access) -> Readback {
+    Readback {
         after,
         stream,
         buffer: a.buffer,
@@ -106,8 +107,9 @@ fn tap(after: InstrId, stream: StreamId, a: &Access) -> Tap {
     }
 }
 
-/// A launch of a forward that writes the loss; the last one of a micro-batch leaves it complete.
-fn loss(program: &Program, id: InstrId, instr: &Instr) -> Option<Tap> {
+/// Matches launches of a forward pass that write the loss. It is complete after the last one of a
+/// micro-batch.
+fn loss(program: &Program, id: InstrId, instr: &Instr) -> Option<Readback> {
     let Op::Launch { stream, .. } = instr.op else {
         return None;
     };
@@ -120,11 +122,11 @@ fn loss(program: &Program, id: InstrId, instr: &Instr) -> Option<Tap> {
         .writes(&instr.op)
         .iter()
         .find(|a| a.buffer == wanted)?;
-    Some(tap(id, stream, found))
+    Some(readback(id, stream, found))
 }
 
-/// The last step of the gradient norm: the scalar is complete.
-fn square(program: &Program, id: InstrId, instr: &Instr) -> Option<Tap> {
+/// Matches the last instruction of the gradient norm, which completes the scalar.
+fn square(program: &Program, id: InstrId, instr: &Instr) -> Option<Readback> {
     let is_norm =
         |a: &&Access| program.buffers[a.buffer.index()].holds == Holds::Named("gradient norm");
     if instr.phase != Phase::Clip {
@@ -135,18 +137,18 @@ fn square(program: &Program, id: InstrId, instr: &Instr) -> Option<Tap> {
             .writes(&instr.op)
             .iter()
             .find(is_norm)
-            .map(|a| tap(id, stream, a)),
+            .map(|a| readback(id, stream, a)),
         Op::Collective { id: c, stream } => program.collectives[c.index()]
             .parts
             .iter()
             .map(|p| &p.output)
             .find(is_norm)
-            .map(|a| tap(id, stream, a)),
+            .map(|a| readback(id, stream, a)),
         _ => None,
     }
 }
 
-fn flag(program: &Program, id: InstrId, instr: &Instr) -> Option<Tap> {
+fn flag(program: &Program, id: InstrId, instr: &Instr) -> Option<Readback> {
     let Op::Launch { kernel, stream, .. } = instr.op else {
         return None;
     };
@@ -158,11 +160,12 @@ fn flag(program: &Program, id: InstrId, instr: &Instr) -> Option<Tap> {
     checks
         .then(|| program.writes(&instr.op).first())
         .flatten()
-        .map(|a| tap(id, stream, a))
+        .map(|a| readback(id, stream, a))
 }
 
-/// Accesses of the gradients of an optimizer launch: each follows its weight, and moments may follow it. None where it sums gradients
-/// itself: nobody else could.
+/// Returns the accesses of the gradients of an optimizer launch: each follows its weight, and
+/// moments may follow it. Returns none if the launch sums gradients itself, because they exist
+/// nowhere else.
 fn gradients(program: &Program, op: &Op) -> Vec<u32> {
     let Op::Launch { kernel, reads, .. } = *op else {
         return Vec::new();

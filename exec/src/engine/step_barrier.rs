@@ -1,61 +1,67 @@
-//! Where all ranks wait for one another: at both ends of a recorded pass or one with large inputs, and between measurements of a calibration.
+//! Barrier of all ranks: at both ends of a recorded pass or one with large inputs, and between
+//! measurements of a calibration.
 //!
-//! To take times a device may have to stop all GPUs of its process for a moment, and that ends only when their work ends:
-//! were another rank's collective in flight already, it would wait for this rank for ever. And the first collective of
-//! a pass would show as waiting what was only another rank's making ready to record, or its making of inputs.
+//! To collect times, a device may have to stop all GPUs of its process for a moment, which ends
+//! only when their work ends. If another rank's collective were already in flight, it would wait
+//! for this rank forever. And the first collective of a pass would show as waiting time what
+//! another rank needed to prepare its recording or inputs.
 
-use crate::device::abort::{Abort, Patience, Stop, Wake, lock};
-use crate::device::{Failure, FailureKind};
-use crate::process::Peers;
+use crate::base::abort::{Abort, WaitLimit, Wake, lock};
+use crate::base::failure::Stop;
+use crate::base::failure::{Failure, FailureKind};
+use crate::process::ProcessGroup;
 use std::sync::{Arc, Condvar, Mutex, Weak};
 
-/// A barrier that a failure opens. One of the standard library would hold the ranks that come to it for ever when one does
-/// not come because it failed.
+/// A barrier that a failure opens. The standard library's would block forever if a rank failed
+/// before it arrived.
 #[derive(Debug)]
-pub(crate) struct Gate {
-    /// Ranks of this process.
+pub(crate) struct StepBarrier {
+    /// Number of ranks of this process.
     ranks: usize,
-    peers: Arc<Peers>,
-    /// How often all ranks have come, and how many of this process have come since.
+    peers: Arc<ProcessGroup>,
+    /// Number of completed rounds, and of this process's ranks that have arrived since.
     state: Mutex<(u64, usize)>,
     changed: Condvar,
 }
 
-impl Wake for Gate {
+impl Wake for StepBarrier {
     fn wake(&self) {
         let _held = lock(&self.state);
         self.changed.notify_all();
     }
 }
 
-impl Gate {
-    /// For so many ranks of this process and those of the others, which pass gates equally often.
-    pub(crate) fn new(ranks: usize, peers: &Arc<Peers>, abort: &Abort) -> Arc<Self> {
-        let gate = Arc::new(Self {
+impl StepBarrier {
+    /// Creates a barrier for `ranks` ranks of this process and those of the other processes, which
+    /// wait equally often.
+    pub(crate) fn new(ranks: usize, peers: &Arc<ProcessGroup>, abort: &Abort) -> Arc<Self> {
+        let barrier = Arc::new(Self {
             ranks,
             peers: Arc::clone(peers),
             state: Mutex::default(),
             changed: Condvar::new(),
         });
-        let waker: Weak<Self> = Arc::downgrade(&gate);
+        let waker: Weak<Self> = Arc::downgrade(&barrier);
         abort.register(waker);
-        gate
+        barrier
     }
 
-    /// Returns when all ranks of all processes have come. `doing` says what those who are missing have not done.
-    pub(crate) fn pass(&self, rank: u32, abort: &Abort, doing: &str) -> Result<(), Stop> {
+    /// Waits until all ranks of all processes have arrived. `doing` describes what missing ranks
+    /// have not done, for the message.
+    pub(crate) fn wait(&self, rank: u32, abort: &Abort, doing: &str) -> Result<(), Stop> {
         let mut state = lock(&self.state);
         let round = state.0;
         state.1 += 1;
         if state.1 == self.ranks {
-            // The last one here speaks for this process; nobody else moves meanwhile.
+            // The last rank to arrive synchronizes with the other processes; the other ranks wait
+            // for it.
             drop(state);
             self.across(rank, abort)?;
             *lock(&self.state) = (round + 1, 0);
             self.changed.notify_all();
             return Ok(());
         }
-        let (state, waited) = abort.wait(&self.changed, state, Patience::Cause, |s| {
+        let (state, waited) = abort.wait(&self.changed, state, WaitLimit::Primary, |s| {
             (s.0 > round).then_some(())
         });
         if waited == Err(Stop::TimedOut) {
@@ -71,7 +77,7 @@ impl Gate {
         if self.peers.processes() == 1 {
             return Ok(());
         }
-        let all = self.peers.all_gather("gate", Vec::new());
+        let all = self.peers.all_gather("step barrier", Vec::new());
         all.map(drop)
             .map_err(|e| fail(abort, FailureKind::Remote, rank, e.to_string()))
     }
@@ -92,15 +98,15 @@ fn fail(abort: &Abort, kind: FailureKind, rank: u32, message: String) -> Stop {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::process::{Meeting, StoreOptions};
+    use crate::process::{Rendezvous, StoreOptions};
     use std::net::TcpListener;
     use std::sync::atomic::{AtomicUsize, Ordering};
     use std::time::Duration;
 
     const LONG: Duration = Duration::from_secs(60);
 
-    /// Ranks pass twice, and none before all have come.
-    fn twice(gate: &Gate, ranks: std::ops::Range<u32>, all: usize, come: &AtomicUsize) {
+    /// Ranks pass the barrier twice, and none before all have arrived.
+    fn twice(barrier: &StepBarrier, ranks: std::ops::Range<u32>, all: usize, come: &AtomicUsize) {
         let abort = Abort::new(LONG);
         std::thread::scope(|scope| {
             for rank in ranks {
@@ -108,7 +114,7 @@ mod tests {
                 scope.spawn(move || {
                     for round in 1..=2 {
                         come.fetch_add(1, Ordering::SeqCst);
-                        gate.pass(rank, abort, "begun").unwrap();
+                        barrier.wait(rank, abort, "begun").unwrap();
                         assert!(come.load(Ordering::SeqCst) >= round * all);
                     }
                 });
@@ -117,15 +123,15 @@ mod tests {
     }
 
     #[test]
-    fn nobody_goes_on_before_all_have_come() {
+    fn no_rank_continues_before_all_have_arrived() {
         let abort = Abort::new(LONG);
-        let gate = Gate::new(4, &Arc::new(Peers::alone()), &abort);
-        twice(&gate, 0..4, 4, &AtomicUsize::new(0));
+        let barrier = StepBarrier::new(4, &Arc::new(ProcessGroup::single()), &abort);
+        twice(&barrier, 0..4, 4, &AtomicUsize::new(0));
     }
 
     #[test]
-    fn nor_before_those_of_other_processes_have() {
-        // A port that is free now; whoever loses it to somebody else tries the next.
+    fn no_rank_continues_before_those_of_other_processes() {
+        // A port that is free now; if another program takes it, the next one is tried.
         let port = TcpListener::bind(("127.0.0.1", 0))
             .and_then(|l| l.local_addr())
             .unwrap()
@@ -136,22 +142,22 @@ mod tests {
             for process in 0..2 {
                 let (come, ports) = (&come, ports.clone());
                 scope.spawn(move || {
-                    let meeting = Meeting {
+                    let rendezvous = Rendezvous {
                         host: "127.0.0.1".to_owned(),
                         ports,
                         process,
                         processes: 2,
-                        run: "gate".to_owned(),
+                        run: "step barrier".to_owned(),
                         timeout: LONG,
                     };
                     let peers = if process == 0 {
-                        Peers::host(&meeting, StoreOptions::new(2, "gate", LONG))
+                        ProcessGroup::host(&rendezvous, StoreOptions::new(2, "step barrier", LONG))
                     } else {
-                        Peers::connect(&meeting)
+                        ProcessGroup::connect(&rendezvous)
                     };
                     let abort = Abort::new(LONG);
-                    let gate = Gate::new(2, &Arc::new(peers.unwrap()), &abort);
-                    twice(&gate, 2 * process..2 * process + 2, 4, come);
+                    let barrier = StepBarrier::new(2, &Arc::new(peers.unwrap()), &abort);
+                    twice(&barrier, 2 * process..2 * process + 2, 4, come);
                 });
             }
         });
@@ -159,10 +165,10 @@ mod tests {
     }
 
     #[test]
-    fn whoever_does_not_come_is_not_waited_for_for_ever() {
+    fn the_wait_for_a_missing_rank_times_out() {
         let abort = Abort::new(Duration::from_millis(30));
-        let gate = Gate::new(2, &Arc::new(Peers::alone()), &abort);
-        assert_eq!(gate.pass(1, &abort, "begun"), Err(Stop::Aborted));
+        let barrier = StepBarrier::new(2, &Arc::new(ProcessGroup::single()), &abort);
+        assert_eq!(barrier.wait(1, &abort, "begun"), Err(Stop::Aborted));
         assert_eq!(
             abort.failures()[0].to_string(),
             "rank 1, host: timeout: 1 of 2 ranks have not begun"
@@ -170,19 +176,19 @@ mod tests {
     }
 
     #[test]
-    fn all_go_on_together() {
+    fn all_ranks_continue_together() {
         let abort = Abort::new(LONG);
-        let gate = Gate::new(4, &Arc::new(Peers::alone()), &abort);
+        let barrier = StepBarrier::new(4, &Arc::new(ProcessGroup::single()), &abort);
         let sum = AtomicUsize::new(0);
         std::thread::scope(|scope| {
             for rank in 0..4 {
-                let (gate, abort, sum) = (&gate, &abort, &sum);
+                let (barrier, abort, sum) = (&barrier, &abort, &sum);
                 scope.spawn(move || {
                     for round in 0..200 {
                         sum.fetch_add(1, Ordering::Relaxed);
-                        gate.pass(rank, abort, "come").unwrap();
+                        barrier.wait(rank, abort, "come").unwrap();
                         assert_eq!(sum.load(Ordering::Relaxed), 4 * (round + 1));
-                        gate.pass(rank, abort, "come").unwrap();
+                        barrier.wait(rank, abort, "come").unwrap();
                     }
                 });
             }
@@ -190,14 +196,14 @@ mod tests {
     }
 
     #[test]
-    fn a_rank_that_fails_holds_nobody() {
+    fn a_failure_releases_all_ranks() {
         let abort = Abort::new(LONG);
-        let gate = Gate::new(3, &Arc::new(Peers::alone()), &abort);
+        let barrier = StepBarrier::new(3, &Arc::new(ProcessGroup::single()), &abort);
         std::thread::scope(|scope| {
             let waiting: Vec<_> = (0..2)
                 .map(|rank| {
-                    let (gate, abort) = (&gate, &abort);
-                    scope.spawn(move || gate.pass(rank, abort, "come"))
+                    let (barrier, abort) = (&barrier, &abort);
+                    scope.spawn(move || barrier.wait(rank, abort, "come"))
                 })
                 .collect();
             std::thread::sleep(Duration::from_millis(20));

@@ -1,24 +1,25 @@
-//! Facts that all ranks must have alike, and the first one that differs.
+//! Comparison of the configuration of all ranks: finds the first value that differs.
 
-/// Between a value and the reason for it: reasons are told, and may differ.
+/// Separates a value from its reason. Reasons are shown, and may differ.
 const REASON: char = '\t';
 
-/// A value for a reason.
+/// Formats a value with the reason for it.
 #[cfg(feature = "cuda")]
-pub(crate) fn because(value: &str, reason: &str) -> String {
+pub(crate) fn with_reason(value: &str, reason: &str) -> String {
     format!("{value}{REASON}{reason}")
 }
 
-/// Facts as one rank tells them to the others: a line each.
-pub(crate) fn text(facts: &[(&str, String)]) -> Vec<u8> {
-    let lines = facts
+/// Encodes the values of one rank, one line per value.
+pub(crate) fn encode(values: &[(&str, String)]) -> Vec<u8> {
+    let lines = values
         .iter()
         .map(|(name, value)| format!("{name}={}\n", value.replace('\n', " ")));
     lines.collect::<String>().into_bytes()
 }
 
-/// The first rank that has a fact otherwise than rank 0, in words. `all` has every rank's text.
-pub(crate) fn difference(all: &[Vec<u8>]) -> Option<String> {
+/// Describes the first value that differs from rank 0's; `None` if all are equal. `all` has the
+/// encoded values of every rank.
+pub(crate) fn first_difference(all: &[Vec<u8>]) -> Option<String> {
     let texts: Vec<_> = all.iter().map(|t| String::from_utf8_lossy(t)).collect();
     let (first, rest) = texts.split_first()?;
     let value = |line: &str| line.split(REASON).next().map(str::to_owned);
@@ -27,13 +28,13 @@ pub(crate) fn difference(all: &[Vec<u8>]) -> Option<String> {
         let (a, b) = pairs.find(|(a, b)| value(a) != value(b))?;
         Some(format!(
             "rank {rank} has {}, rank 0 has {}",
-            words(b),
-            words(a)
+            describe(b),
+            describe(a)
         ))
     })
 }
 
-fn words(line: &str) -> String {
+fn describe(line: &str) -> String {
     line.split_once(REASON).map_or_else(
         || line.to_owned(),
         |(value, reason)| format!("{value} ({reason})"),
@@ -45,17 +46,17 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_first_difference_is_named_and_reasons_are_none() {
+    fn the_first_difference_is_named_and_reasons_may_differ() {
         let rank = |steps: &str, library: &str| {
-            let facts = [("steps", steps.to_owned()), ("library", library.to_owned())];
-            text(&facts)
+            let values = [("steps", steps.to_owned()), ("library", library.to_owned())];
+            encode(&values)
         };
         let none = |reason: &str| format!("none{REASON}{reason}");
-        assert_eq!(difference(&[rank("2", "9")]), None);
+        assert_eq!(first_difference(&[rank("2", "9")]), None);
         let alike = [rank("2", &none("not there")), rank("2", &none("unwanted"))];
-        assert_eq!(difference(&alike), None);
+        assert_eq!(first_difference(&alike), None);
         assert_eq!(
-            difference(&[
+            first_difference(&[
                 rank("2", "9"),
                 rank("2", "9"),
                 rank("2\n", &none("not\nthere"))
@@ -63,7 +64,7 @@ mod tests {
             Some("rank 2 has steps=2 , rank 0 has steps=2".to_owned())
         );
         assert_eq!(
-            difference(&[
+            first_difference(&[
                 rank("2", "9"),
                 rank("2", &none("not\nthere")),
                 rank("3", "9")

@@ -1,90 +1,84 @@
-//! What the processes of a run tell one another.
+//! The processes of a run, as one of them sees them.
 
-use super::alone::Alone;
-use super::client::{Client, LAST_RESORT, LastResort, Meeting};
-use super::facts;
-use super::server::{Server, StoreOptions};
-use super::wire::Mode;
-use crate::device::abort::{Abort, lock};
-use crate::engine::standing::Standings;
+use super::client::Client;
+use super::config_check;
+use super::error::PeerError;
+use super::force_exit::{ExitHook, FORCE_EXIT_AFTER};
+use super::local_store::LocalStore;
+use super::protocol::GatherMode;
+use super::rendezvous::{Rendezvous, StoreOptions};
+use super::server::Server;
+use crate::base::abort::{Abort, lock};
+use crate::base::divergence::LocalProgress;
 use std::collections::BTreeMap;
 use std::net::TcpListener;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex};
 
-/// Why processes did not come together.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum PeerError {
-    /// Somebody did not come in time; says who.
-    #[error("{0}")]
-    Timeout(String),
-    /// A process failed or is gone; says which and why.
-    #[error("{0}")]
-    Failed(String),
-}
-
-/// The processes of a run, as one of them sees them. A process alone is its own and only peer: its rank threads meet here
-/// as those of several processes do.
+/// Connects the processes of a run: a key-value store, gathers and failures.
+///
+/// A process without peers has a group of its own, in which its rank threads exchange data just as
+/// those of several processes do.
 #[derive(Debug)]
-pub struct Peers {
+pub struct ProcessGroup {
     process: u32,
     processes: u32,
     link: Link,
     sessions: AtomicU32,
-    /// How often each name was used: processes use names equally often.
+    /// Number of uses of each name: all processes use a name equally often.
     names: Mutex<BTreeMap<String, u64>>,
 }
 
 #[derive(Debug)]
 enum Link {
-    Alone(Alone),
-    /// The client goes before the server.
+    Local(LocalStore),
+    /// The client is dropped before the server.
     Store(Client, Option<Server>),
 }
 
-impl Peers {
-    /// One process.
+impl ProcessGroup {
+    /// Creates the group of a process without peers.
     #[must_use]
-    pub fn alone() -> Self {
-        Self::of(0, 1, Link::Alone(Alone::new(LAST_RESORT)))
+    pub fn single() -> Self {
+        Self::of(0, 1, Link::Local(LocalStore::new(FORCE_EXIT_AFTER)))
     }
 
-    /// Joins the store that another process keeps.
+    /// Joins the store that another process runs.
     ///
     /// # Errors
-    /// When it is not found in time, or refuses this process.
-    pub fn connect(meeting: &Meeting) -> Result<Self, PeerError> {
-        let client = Client::connect(meeting)?;
+    /// [`PeerError`], if the store is not found in time or rejects this process.
+    pub fn connect(rendezvous: &Rendezvous) -> Result<Self, PeerError> {
+        let client = Client::connect(rendezvous)?;
         let link = Link::Store(client, None);
-        Ok(Self::of(meeting.process, meeting.processes, link))
+        Ok(Self::of(rendezvous.process, rendezvous.processes, link))
     }
 
-    /// Keeps the store at the first of the meeting's ports that is free, and joins it.
+    /// Runs the store on the rendezvous's first port that is free, and joins it.
     ///
     /// # Errors
-    /// When none of the ports is free.
-    pub fn host(meeting: &Meeting, options: StoreOptions) -> Result<Self, PeerError> {
+    /// [`PeerError`], if no port is free.
+    pub fn host(rendezvous: &Rendezvous, options: StoreOptions) -> Result<Self, PeerError> {
         let mut last = "there is none".to_owned();
-        for port in &meeting.ports {
+        for port in &rendezvous.ports {
             let server = TcpListener::bind(("0.0.0.0", *port))
                 .and_then(|listener| Server::start(listener, options.clone()));
             match server {
                 Ok(server) => {
-                    let here = Meeting {
+                    let here = Rendezvous {
                         host: "127.0.0.1".to_owned(),
                         ports: vec![server.address().port()],
-                        ..meeting.clone()
+                        ..rendezvous.clone()
                     };
                     let client = Client::connect(&here)?;
                     let link = Link::Store(client, Some(server));
-                    return Ok(Self::of(meeting.process, meeting.processes, link));
+                    return Ok(Self::of(rendezvous.process, rendezvous.processes, link));
                 }
                 Err(e) => last = format!("port {port}: {e}"),
             }
         }
         Err(PeerError::Failed(format!(
             "rank {} cannot open the store on any of the ports {:?}: {last} (to use another port, set MASTER_PORT or SHARDLAB_PORT to the same value for all ranks)",
-            meeting.process, meeting.ports
+            rendezvous.process, rendezvous.ports
         )))
     }
 
@@ -98,33 +92,33 @@ impl Peers {
         }
     }
 
-    /// Number of this process.
+    /// Returns the index of this process.
     #[must_use]
     pub fn process(&self) -> u32 {
         self.process
     }
 
-    /// How many processes there are.
+    /// Returns the number of processes.
     #[must_use]
     pub fn processes(&self) -> u32 {
         self.processes
     }
 
-    /// Numbers sessions: processes open the same ones in the same order.
+    /// Returns the number of a new session: processes open the same sessions in the same order.
     pub(crate) fn next_session(&self) -> u32 {
         self.sessions.fetch_add(1, Ordering::Relaxed)
     }
 
-    /// What to do when something has failed, in another process or among the ranks of this one, and this process has not
-    /// ended a while later, because some call of a library cannot be interrupted. Without it such a process stays.
-    pub fn set_last_resort(&self, f: LastResort) {
+    /// Sets what ends this process if it is still alive a while after a failure, in this process or
+    /// another one, because a library call cannot be interrupted. Without it, such a process stays.
+    pub fn set_exit_hook(&self, hook: ExitHook) {
         match &self.link {
-            Link::Alone(alone) => alone.set_last_resort(f),
-            Link::Store(client, _) => client.set_last_resort(f),
+            Link::Local(store) => store.set_exit_hook(hook),
+            Link::Store(client, _) => client.set_exit_hook(hook),
         }
     }
 
-    /// Leaves `data` under `key` for whoever asks. A key is used once in a run.
+    /// Stores `data` under `key`. Use a key once per run.
     ///
     /// # Errors
     /// [`PeerError`].
@@ -132,18 +126,18 @@ impl Peers {
         self.put_for(key, 0, data)
     }
 
-    /// Likewise, for so many who ask; then it is forgotten. For 0 it stays.
+    /// Stores `data` under `key` until it has been read `uses` times; 0 keeps it.
     pub(crate) fn put_for(&self, key: &str, uses: u32, data: Vec<u8>) -> Result<(), PeerError> {
         match &self.link {
-            Link::Alone(alone) => {
-                alone.put(key, data);
+            Link::Local(store) => {
+                store.put(key, data);
                 Ok(())
             }
             Link::Store(client, _) => client.put(key, uses, data),
         }
     }
 
-    /// What somebody leaves under `key`; waits for it.
+    /// Waits for the data that a process stores under `key`.
     ///
     /// # Errors
     /// [`PeerError`].
@@ -151,70 +145,81 @@ impl Peers {
         self.fetch(key, false)
     }
 
-    /// Likewise, where somebody does what takes its time before it leaves it (chooses kernels, compiles them): waits several
-    /// times as long, as long as all live.
+    /// Like [`ProcessGroup::get`], with a timeout that is several times longer: the producer
+    /// compiles or autotunes kernels first.
     #[cfg(feature = "cuda")]
-    pub(crate) fn get_patiently(&self, key: &str) -> Result<Vec<u8>, PeerError> {
+    pub(crate) fn get_slow(&self, key: &str) -> Result<Vec<u8>, PeerError> {
         self.fetch(key, true)
     }
 
-    fn fetch(&self, key: &str, patient: bool) -> Result<Vec<u8>, PeerError> {
+    fn fetch(&self, key: &str, slow: bool) -> Result<Vec<u8>, PeerError> {
         match &self.link {
-            Link::Alone(alone) => alone.get(key),
-            Link::Store(client, _) => client.get(key, patient),
+            Link::Local(store) => store.get(key),
+            Link::Store(client, _) => client.get(key, slow),
         }
     }
 
-    /// Everybody's data, by process. Every process calls it equally often with each name. Waits as long as those who are
-    /// missing move.
+    /// Gathers the data of all processes on all processes, in process order. Every process calls it
+    /// equally often with each name. Waits as long as missing processes make progress.
     ///
     /// # Errors
     /// [`PeerError`].
     pub fn all_gather(&self, name: &str, data: Vec<u8>) -> Result<Vec<Vec<u8>>, PeerError> {
-        self.bring(name, false, true, data)
+        let mode = GatherMode {
+            untimed: false,
+            to_all: true,
+        };
+        self.gather_as(name, mode, data)
     }
 
-    /// Likewise, and nobody is given up for being late: as long as the others live, they are waited for (files).
+    /// Like [`ProcessGroup::all_gather`], without a timeout: waits as long as all processes live,
+    /// since they read or write files.
     ///
     /// # Errors
     /// [`PeerError::Failed`].
-    pub fn all_gather_patiently(
-        &self,
-        name: &str,
-        data: Vec<u8>,
-    ) -> Result<Vec<Vec<u8>>, PeerError> {
-        self.bring(name, true, true, data)
+    pub fn all_gather_untimed(&self, name: &str, data: Vec<u8>) -> Result<Vec<Vec<u8>>, PeerError> {
+        let mode = GatherMode {
+            untimed: true,
+            to_all: true,
+        };
+        self.gather_as(name, mode, data)
     }
 
-    /// Everybody's data, by process, for the process that leads; nothing for the others.
+    /// Gathers the data of all processes on process 0, in process order; `None` on the others.
+    /// Waits as long as all processes live.
     ///
     /// # Errors
     /// [`PeerError`].
     pub fn gather(&self, name: &str, data: Vec<u8>) -> Result<Option<Vec<Vec<u8>>>, PeerError> {
-        let parts = self.bring(name, true, false, data)?;
+        let mode = GatherMode {
+            untimed: true,
+            to_all: false,
+        };
+        let parts = self.gather_as(name, mode, data)?;
         Ok((self.process == 0).then_some(parts))
     }
 
-    /// The data of the process that leads, which is waited for as long as it lives.
+    /// Sends the data of process 0 to all processes. Waits as long as all processes live.
     ///
     /// # Errors
     /// [`PeerError`].
     pub fn broadcast(&self, name: &str, data: Vec<u8>) -> Result<Vec<u8>, PeerError> {
-        if let Link::Alone(_) = self.link {
+        if let Link::Local(_) = self.link {
             return Ok(data);
         }
         let mine = if self.process == 0 { data } else { Vec::new() };
-        let parts = self.bring(name, true, true, mine)?;
+        let parts = self.all_gather_untimed(name, mine)?;
         Ok(parts.into_iter().next().unwrap_or_default())
     }
 
-    /// Everybody must have the same facts, for example the digest of the program.
+    /// Checks that all processes have the same configuration, for example the digest of the
+    /// program.
     ///
     /// # Errors
-    /// [`PeerError::Failed`] names the rank and the fact that differ; [`PeerError`].
-    pub fn agree(&self, mine: &[(&str, String)]) -> Result<(), PeerError> {
-        let all = self.all_gather("configuration", facts::text(mine))?;
-        let Some(difference) = facts::difference(&all) else {
+    /// [`PeerError::Failed`] names the rank and the value that differ; [`PeerError`].
+    pub fn check_config(&self, mine: &[(&str, String)]) -> Result<(), PeerError> {
+        let all = self.all_gather("configuration", config_check::encode(mine))?;
+        let Some(difference) = config_check::first_difference(&all) else {
             return Ok(());
         };
         let what = format!("{difference}: all ranks need the same scenario, options and program");
@@ -222,11 +227,10 @@ impl Peers {
         Err(PeerError::Failed(what))
     }
 
-    fn bring(
+    fn gather_as(
         &self,
         name: &str,
-        patient: bool,
-        all: bool,
+        mode: GatherMode,
         data: Vec<u8>,
     ) -> Result<Vec<Vec<u8>>, PeerError> {
         let Link::Store(client, _) = &self.link else {
@@ -238,53 +242,53 @@ impl Peers {
             *next += 1;
             *next
         };
-        client.gather(format!("{name}#{number}"), Mode { patient, all }, data)
+        client.gather(format!("{name}#{number}"), mode, data)
     }
 
-    /// From now on a failure of another process ends the waits of this one's ranks, and its progress and its hosts' places are
-    /// seen.
-    pub(crate) fn watch(&self, abort: &Arc<Abort>, standings: &Arc<Standings>) {
+    /// Watches a session: failures of other processes end its waits, and its progress and host
+    /// positions are reported to the store.
+    pub(crate) fn watch(&self, abort: &Arc<Abort>, progress: &Arc<LocalProgress>) {
         match &self.link {
-            Link::Alone(alone) => alone.watch(abort, Arc::downgrade(standings)),
-            Link::Store(client, _) => client.watch(abort, Arc::downgrade(standings)),
+            Link::Local(store) => store.watch(abort, Arc::downgrade(progress)),
+            Link::Store(client, _) => client.watch(abort, Arc::downgrade(progress)),
         }
     }
 
-    /// Tells every other process that this one cannot go on, and why.
+    /// Reports to all processes that this one has failed.
     pub fn fail(&self, cause: &str) {
         if let Link::Store(client, _) = &self.link {
             client.fail(cause);
         }
     }
 
-    /// Likewise, where it has waited for something in vain: the others hear where the hosts of all processes stand as well, if they
-    /// stand apart. That, as the end of a cause, is returned; it may be empty.
-    pub fn give_up(&self, cause: &str) -> String {
+    /// Reports to all processes that a wait of this one has timed out. Returns the host positions
+    /// of all ranks as the end of the message; empty if they are equal.
+    pub fn fail_timed_out(&self, cause: &str) -> String {
         match &self.link {
-            Link::Alone(_) => String::new(),
-            Link::Store(client, _) => client.give_up(cause),
+            Link::Local(_) => String::new(),
+            Link::Store(client, _) => client.fail_timed_out(cause),
         }
     }
 
-    /// Why the run has failed, once it has.
+    /// Returns why the run has failed, if it has.
     #[must_use]
     pub fn failure(&self) -> Option<String> {
         match &self.link {
-            Link::Alone(_) => None,
+            Link::Local(_) => None,
             Link::Store(client, _) => client.failure(),
         }
     }
 }
 
-impl Drop for Peers {
+impl Drop for ProcessGroup {
     fn drop(&mut self) {
         let Link::Store(client, server) = &self.link else {
             return;
         };
-        client.leave();
+        client.disconnect();
         if let Some(server) = server {
-            // The others may still want something, if only to hear why the run has failed.
-            let _ = server.wait_for_leave(LAST_RESORT);
+            // The other processes may still have requests, for example for the cause of a failure.
+            let _ = server.wait_for_disconnects(FORCE_EXIT_AFTER);
         }
     }
 }

@@ -1,105 +1,108 @@
-//! Frames between a process and the store.
+//! Messages between a process and the store, and their encoding as frames.
 
 use super::codec::{Reader, Writer};
-use crate::engine::standing::Standing;
+use crate::base::divergence::RankProgress;
 use shardlab_plan::program::InstrId;
 use std::io::{self, Read, Write};
 
-/// First bytes of every connection: whoever listens on a port may be somebody else's server.
+/// First bytes of every connection: another program may be listening on the port.
 pub(super) const MAGIC: &[u8; 8] = b"shardl06";
-/// Longest frame. The largest are parameters that are gathered for an export.
-const LONGEST: u64 = 1 << 40;
+/// Longest frame, in bytes. The largest are parameters that are gathered for an export.
+const MAX_FRAME: u64 = 1 << 40;
 
-/// What a process says.
+/// Message of a process to the store.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) enum Ask {
-    /// The first word: which process of how many, of which run, and where it runs.
+pub(super) enum Request {
+    /// First message: which process of how many, of which run, and where it runs.
     Hello {
         process: u32,
         processes: u32,
         run: String,
-        place: String,
+        location: String,
         attempt: Attempt,
     },
-    /// Keep data under a key.
+    /// Store data under a key.
     Put {
         key: String,
-        /// After so many answers it is forgotten; for 0 it stays.
+        /// Number of answers after which the data are dropped; 0 keeps them.
         uses: u32,
         data: Vec<u8>,
     },
-    /// Answer with a key's data, once it is there.
+    /// Answer with a key's data once they are stored.
     Get {
         request: u64,
         key: String,
-        /// It may be long until it is there: whoever leaves it does something else before.
-        patient: bool,
+        /// The producer may take several times the timeout (it compiles or autotunes kernels).
+        slow: bool,
     },
-    /// Answer with everybody's data, once all have brought theirs.
+    /// Answer with the data of all processes once all have sent theirs.
     Gather {
         request: u64,
         key: String,
-        mode: Mode,
+        mode: GatherMode,
         data: Vec<u8>,
     },
-    /// Still alive, and how far it has come: numbers that change as long as something moves, and where its hosts stand.
-    Beat {
+    /// Sign of life with the progress of the process: see [`Abort::pulse`] and [`RankProgress`].
+    ///
+    /// [`Abort::pulse`]: crate::base::abort::Abort::pulse
+    Heartbeat {
         progress: u64,
         running: u32,
-        standing: Vec<Standing>,
+        ranks: Vec<RankProgress>,
     },
-    /// It cannot go on.
+    /// The process has failed.
     Fail {
         cause: String,
-        /// It has waited for something in vain: another one may be the reason.
-        waited: bool,
+        /// A wait of the process has timed out, so another process may be the culprit.
+        timed_out: bool,
     },
-    /// It is done with the store.
-    Bye,
+    /// The process closes the connection in good order.
+    Disconnect,
 }
 
-/// One of a process's attempts to come to the store. It gives one up where the store is slow to answer, which may read it
-/// later all the same.
+/// One of a process's attempts to connect. A process abandons an attempt if the store is slow to
+/// answer, but the store may still read it later.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Attempt {
-    /// A random number of the process: another one may say that it is the same rank.
+    /// Random number of the process: another one may claim to be the same rank.
     pub(super) instance: u64,
-    /// Counts the process's attempts.
+    /// Index of the attempt.
     pub(super) number: u32,
 }
 
-/// How a gathering is waited for, and who gets it.
+/// How a gather waits, and who receives its data.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Mode {
-    /// As long as the others live, instead of as long as they move.
-    pub(super) patient: bool,
-    /// Everybody gets it, not only process 0.
-    pub(super) all: bool,
+pub(super) struct GatherMode {
+    /// Wait until a peer dies, not merely until the watchdog sees no progress.
+    pub(super) untimed: bool,
+    /// Send the data to all processes, not only to process 0.
+    pub(super) to_all: bool,
 }
 
-/// What the store says.
+/// Message of the store to a process.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) enum Tell {
-    /// The process is part of the run. The store is lost once it has been silent for so many milliseconds.
+pub(super) enum Response {
+    /// The process is part of the run. The store counts as lost after this time without a message.
     Welcome { silence_ms: u64 },
-    /// It is not.
+    /// The process is not part of the run.
     Refused { why: String },
-    /// An answer.
+    /// The data that a request asked for.
     Answer { request: u64, parts: Vec<Vec<u8>> },
-    /// A wait was given up.
-    Late { request: u64, why: String },
-    /// A process failed, or is gone.
+    /// A request has timed out.
+    TimedOut { request: u64, why: String },
+    /// A process has failed or died.
     Failed {
         process: u32,
         cause: String,
-        /// The cause's end, which says where the hosts of all ranks stand; may be empty.
-        apart: String,
+        /// Host positions of all ranks: the end of the message. May be empty.
+        divergence: String,
     },
-    /// The answer to a beat.
+    /// Answer to a heartbeat.
     Alive,
 }
 
-impl Ask {
+impl Request {
+    /// Encodes the message as the bytes of a frame.
     pub(super) fn encode(&self) -> Vec<u8> {
         let mut w = Writer::default();
         match self {
@@ -107,14 +110,14 @@ impl Ask {
                 process,
                 processes,
                 run,
-                place,
+                location,
                 attempt,
             } => {
                 w.u8(0);
                 w.u32(*process);
                 w.u32(*processes);
                 w.bytes(run.as_bytes());
-                w.bytes(place.as_bytes());
+                w.bytes(location.as_bytes());
                 w.u64(attempt.instance);
                 w.u32(attempt.number);
             }
@@ -124,15 +127,11 @@ impl Ask {
                 w.u32(*uses);
                 w.bytes(data);
             }
-            Self::Get {
-                request,
-                key,
-                patient,
-            } => {
+            Self::Get { request, key, slow } => {
                 w.u8(2);
                 w.u64(*request);
                 w.bytes(key.as_bytes());
-                w.u8(u8::from(*patient));
+                w.u8(u8::from(*slow));
             }
             Self::Gather {
                 request,
@@ -143,19 +142,19 @@ impl Ask {
                 w.u8(3);
                 w.u64(*request);
                 w.bytes(key.as_bytes());
-                w.u8(u8::from(mode.patient) | u8::from(mode.all) << 1);
+                w.u8(u8::from(mode.untimed) | u8::from(mode.to_all) << 1);
                 w.bytes(data);
             }
-            Self::Beat {
+            Self::Heartbeat {
                 progress,
                 running,
-                standing,
+                ranks,
             } => {
                 w.u8(4);
                 w.u64(*progress);
                 w.u32(*running);
-                w.u32(standing.len() as u32);
-                for s in standing {
+                w.u32(ranks.len() as u32);
+                for s in ranks {
                     w.u32(s.rank);
                     w.u32(s.pass);
                     w.u32(s.step);
@@ -163,16 +162,17 @@ impl Ask {
                     w.bytes(s.text.as_bytes());
                 }
             }
-            Self::Fail { cause, waited } => {
+            Self::Fail { cause, timed_out } => {
                 w.u8(5);
                 w.bytes(cause.as_bytes());
-                w.u8(u8::from(*waited));
+                w.u8(u8::from(*timed_out));
             }
-            Self::Bye => w.u8(6),
+            Self::Disconnect => w.u8(6),
         }
         w.0
     }
 
+    /// Decodes the bytes of a frame; `None` if they are invalid.
     pub(super) fn decode(data: &[u8]) -> Option<Self> {
         let mut r = Reader(data);
         let it = match r.u8()? {
@@ -180,7 +180,7 @@ impl Ask {
                 process: r.u32()?,
                 processes: r.u32()?,
                 run: text(&mut r)?,
-                place: text(&mut r)?,
+                location: text(&mut r)?,
                 attempt: Attempt {
                     instance: r.u64()?,
                     number: r.u32()?,
@@ -194,25 +194,25 @@ impl Ask {
             2 => Self::Get {
                 request: r.u64()?,
                 key: text(&mut r)?,
-                patient: r.u8()? != 0,
+                slow: r.u8()? != 0,
             },
             3 => Self::Gather {
                 request: r.u64()?,
                 key: text(&mut r)?,
                 mode: {
                     let bits = r.u8()?;
-                    Mode {
-                        patient: bits & 1 != 0,
-                        all: bits & 2 != 0,
+                    GatherMode {
+                        untimed: bits & 1 != 0,
+                        to_all: bits & 2 != 0,
                     }
                 },
                 data: r.bytes()?.to_vec(),
             },
-            4 => Self::Beat {
+            4 => Self::Heartbeat {
                 progress: r.u64()?,
                 running: r.u32()?,
-                standing: r.list(|r| {
-                    Some(Standing {
+                ranks: r.list(|r| {
+                    Some(RankProgress {
                         rank: r.u32()?,
                         pass: r.u32()?,
                         step: r.u32()?,
@@ -223,16 +223,17 @@ impl Ask {
             },
             5 => Self::Fail {
                 cause: text(&mut r)?,
-                waited: r.u8()? != 0,
+                timed_out: r.u8()? != 0,
             },
-            6 => Self::Bye,
+            6 => Self::Disconnect,
             _ => return None,
         };
         r.done().then_some(it)
     }
 }
 
-impl Tell {
+impl Response {
+    /// Encodes the message as the bytes of a frame.
     pub(super) fn encode(&self) -> Vec<u8> {
         let mut w = Writer::default();
         match self {
@@ -250,7 +251,7 @@ impl Tell {
                 w.u32(parts.len() as u32);
                 parts.iter().for_each(|p| w.bytes(p));
             }
-            Self::Late { request, why } => {
+            Self::TimedOut { request, why } => {
                 w.u8(3);
                 w.u64(*request);
                 w.bytes(why.as_bytes());
@@ -258,18 +259,19 @@ impl Tell {
             Self::Failed {
                 process,
                 cause,
-                apart,
+                divergence,
             } => {
                 w.u8(4);
                 w.u32(*process);
                 w.bytes(cause.as_bytes());
-                w.bytes(apart.as_bytes());
+                w.bytes(divergence.as_bytes());
             }
             Self::Alive => w.u8(5),
         }
         w.0
     }
 
+    /// Decodes the bytes of a frame; `None` if they are invalid.
     pub(super) fn decode(data: &[u8]) -> Option<Self> {
         let mut r = Reader(data);
         let it = match r.u8()? {
@@ -281,14 +283,14 @@ impl Tell {
                 request: r.u64()?,
                 parts: r.list(|r| r.bytes().map(<[u8]>::to_vec))?,
             },
-            3 => Self::Late {
+            3 => Self::TimedOut {
                 request: r.u64()?,
                 why: text(&mut r)?,
             },
             4 => Self::Failed {
                 process: r.u32()?,
                 cause: text(&mut r)?,
-                apart: text(&mut r)?,
+                divergence: text(&mut r)?,
             },
             5 => Self::Alive,
             _ => return None,
@@ -313,7 +315,7 @@ pub(super) fn read(from: &mut impl Read) -> io::Result<Vec<u8>> {
     let mut length = [0; 8];
     from.read_exact(&mut length)?;
     let length = u64::from_le_bytes(length);
-    if length > LONGEST {
+    if length > MAX_FRAME {
         return Err(io::Error::other("a frame has an impossible length"));
     }
     let mut frame = Vec::new();
@@ -330,42 +332,42 @@ mod tests {
     use proptest::prelude::*;
 
     #[test]
-    fn words_come_back() {
-        let mode = Mode {
-            patient: false,
-            all: true,
+    fn messages_round_trip() {
+        let mode = GatherMode {
+            untimed: false,
+            to_all: true,
         };
-        for ask in [
-            Ask::Hello {
+        for message in [
+            Request::Hello {
                 process: 3,
                 processes: 4,
                 run: "r".into(),
-                place: "host, process 7".into(),
+                location: "host, process 7".into(),
                 attempt: Attempt {
                     instance: u64::MAX - 1,
                     number: 2,
                 },
             },
-            Ask::Put {
+            Request::Put {
                 key: "k".into(),
                 uses: 3,
                 data: vec![1, 2],
             },
-            Ask::Get {
+            Request::Get {
                 request: 9,
                 key: "k".into(),
-                patient: true,
+                slow: true,
             },
-            Ask::Gather {
+            Request::Gather {
                 request: 1,
                 key: String::new(),
                 mode,
                 data: vec![0; 300],
             },
-            Ask::Beat {
+            Request::Heartbeat {
                 progress: 1,
                 running: 2,
-                standing: vec![Standing {
+                ranks: vec![RankProgress {
                     rank: 3,
                     pass: 4,
                     step: 5,
@@ -373,41 +375,41 @@ mod tests {
                     text: "wait".into(),
                 }],
             },
-            Ask::Fail {
+            Request::Fail {
                 cause: "ü".into(),
-                waited: true,
+                timed_out: true,
             },
-            Ask::Bye,
+            Request::Disconnect,
         ] {
-            assert_eq!(Ask::decode(&ask.encode()), Some(ask));
+            assert_eq!(Request::decode(&message.encode()), Some(message));
         }
-        for tell in [
-            Tell::Welcome { silence_ms: 5 },
-            Tell::Alive,
-            Tell::Refused { why: "no".into() },
-            Tell::Answer {
+        for response in [
+            Response::Welcome { silence_ms: 5 },
+            Response::Alive,
+            Response::Refused { why: "no".into() },
+            Response::Answer {
                 request: 2,
                 parts: vec![vec![], vec![1]],
             },
-            Tell::Late {
+            Response::TimedOut {
                 request: 2,
                 why: "rank 1".into(),
             },
-            Tell::Failed {
+            Response::Failed {
                 process: 1,
                 cause: "dead".into(),
-                apart: "; apart".into(),
+                divergence: "; positions".into(),
             },
         ] {
-            assert_eq!(Tell::decode(&tell.encode()), Some(tell));
+            assert_eq!(Response::decode(&response.encode()), Some(response));
         }
     }
 
     proptest! {
         #[test]
-        fn no_bytes_are_trusted(bytes in proptest::collection::vec(any::<u8>(), 0..80)) {
-            let _ = Ask::decode(&bytes);
-            let _ = Tell::decode(&bytes);
+        fn arbitrary_bytes_do_not_panic(bytes in proptest::collection::vec(any::<u8>(), 0..80)) {
+            let _ = Request::decode(&bytes);
+            let _ = Response::decode(&bytes);
             let _ = read(&mut bytes.as_slice());
         }
     }

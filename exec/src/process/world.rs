@@ -1,62 +1,62 @@
-//! Which ranks of a world this process performs.
+//! The ranks of a session that this process runs.
 
-use crate::process::Peers;
+use super::ProcessGroup;
 use shardlab_plan::Program;
 use std::ops::Range;
 use std::sync::Arc;
 
-/// The world of a session: all ranks, those of this process, and the way to the others.
+/// World of a session: all ranks, those of this process, and the process group.
 #[derive(Clone, Debug)]
 pub struct World {
     size: u32,
     local: Range<u32>,
-    peers: Arc<Peers>,
+    group: Arc<ProcessGroup>,
 }
 
 impl World {
-    /// All ranks of a program in this process.
+    /// Runs all ranks of a program in this process.
     #[must_use]
-    pub fn alone(program: &Program) -> Self {
+    pub fn single_process(program: &Program) -> Self {
         Self {
             size: program.meta.world,
             local: 0..program.meta.world,
-            peers: Arc::new(Peers::alone()),
+            group: Arc::new(ProcessGroup::single()),
         }
     }
 
-    /// This process's equal share of a program's ranks, in order of processes.
+    /// Divides a program's ranks evenly among the processes of a group, in order.
     ///
     /// # Errors
-    /// In words, when the ranks cannot be shared equally.
-    pub fn shared(program: &Program, peers: Arc<Peers>) -> Result<Self, String> {
-        let (size, processes) = (program.meta.world, peers.processes());
+    /// A message, if the number of ranks is not a multiple of the number of processes.
+    pub fn shared(program: &Program, group: Arc<ProcessGroup>) -> Result<Self, String> {
+        let (size, processes) = (program.meta.world, group.processes());
         if processes == 0 || !size.is_multiple_of(processes) {
             return Err(format!(
                 "{processes} processes cannot share {size} ranks equally: start {size} processes, one per rank of the mesh"
             ));
         }
         let share = size / processes;
-        let first = share * peers.process();
+        let first = share * group.process();
         Ok(Self {
             size,
             local: first..first + share,
-            peers,
+            group,
         })
     }
 
-    /// Ranks in all.
+    /// Returns the number of ranks.
     #[must_use]
     pub fn size(&self) -> u32 {
         self.size
     }
 
-    /// Ranks that this process performs.
+    /// Returns the ranks of this process.
     #[must_use]
     pub fn local(&self) -> Range<u32> {
         self.local.clone()
     }
 
-    /// Place of a rank among those of this process.
+    /// Returns a rank's index among those of this process; `None` if another process runs it.
     #[must_use]
     pub fn index(&self, rank: u32) -> Option<usize> {
         self.local
@@ -64,15 +64,15 @@ impl World {
             .then(|| (rank - self.local.start) as usize)
     }
 
-    /// Whether this process performs rank 0, which speaks for the run.
+    /// Returns whether this process runs rank 0, which reports for the run.
     #[must_use]
     pub fn leads(&self) -> bool {
         self.local.start == 0
     }
 
-    /// The way to the other processes; for a process alone, to itself.
+    /// Returns the process group.
     #[must_use]
-    pub fn peers(&self) -> &Arc<Peers> {
-        &self.peers
+    pub fn process_group(&self) -> &Arc<ProcessGroup> {
+        &self.group
     }
 }

@@ -1,15 +1,15 @@
-//! Where the processes of a run begin together.
+//! Agreement of the processes of a run on the checkpoint to resume from.
 
 use super::TrainError;
 use super::checkpoint::{Checkpoint, Store};
 use super::error::list;
 use super::run::{CheckpointOptions, Observer, Resume};
-use crate::process::{Peers, Reader, Writer};
+use crate::process::{ProcessGroup, Reader, Writer};
 
-/// Opens the folder of checkpoints and finds the one to begin with. The process that leads decides and verifies; the
-/// others open what it has found.
+/// Opens the folder of checkpoints and finds the one to resume from. Process 0 decides and
+/// verifies; the other processes open the checkpoint that it has found.
 pub(super) fn find(
-    peers: &Peers,
+    peers: &ProcessGroup,
     options: &CheckpointOptions,
     observer: &mut dyn Observer,
 ) -> Result<(Store, Option<Checkpoint>), TrainError> {
@@ -41,7 +41,7 @@ pub(super) fn find(
     Ok((store, found))
 }
 
-/// The checkpoint to begin with.
+/// Chooses the checkpoint to resume from.
 fn choose(
     store: &Store,
     resume: Resume,
@@ -68,7 +68,7 @@ fn choose(
                     }
                 }
             }
-            // To begin anew over damaged checkpoints would be a surprise.
+            // Silently starting over with damaged checkpoints would surprise the user.
             first.map_or(Ok(None), Err)
         }
     }

@@ -1,4 +1,5 @@
-//! The `safetensors` file format, read by range and written as a stream: no file is ever whole in memory.
+//! The `safetensors` file format, read by range and written as a stream: no file is ever completely
+//! in memory.
 
 use super::TrainError;
 use super::data::floats;
@@ -10,15 +11,15 @@ use std::io::{Read, Seek, SeekFrom, Write};
 use std::ops::Range;
 use std::path::{Path, PathBuf};
 
-/// Longest header that is read (the format's own limit).
-const LONGEST_HEADER: u64 = 100_000_000;
+/// Longest header that is read, in bytes (the format's own limit).
+const MAX_HEADER: u64 = 100_000_000;
 
 /// One tensor of a file.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Entry {
     pub(crate) dtype: DType,
     pub(crate) shape: Vec<u64>,
-    /// Bytes, counted from the file's start.
+    /// Range of bytes, from the start of the file.
     pub(crate) bytes: Range<u64>,
 }
 
@@ -30,7 +31,7 @@ impl Entry {
 
 /// An open file.
 #[derive(Debug)]
-pub(crate) struct SafeFile {
+pub(crate) struct TensorFile {
     path: PathBuf,
     file: File,
     pub(crate) entries: BTreeMap<String, Entry>,
@@ -57,7 +58,7 @@ const fn name_of(dtype: DType) -> &'static str {
     }
 }
 
-impl SafeFile {
+impl TensorFile {
     /// Opens a file and checks its header against its size.
     pub(crate) fn open(path: &Path) -> Result<Self, TrainError> {
         let fault = |what: &str| TrainError::format(path, what);
@@ -67,7 +68,7 @@ impl SafeFile {
         file.read_exact(&mut length)
             .map_err(|_| fault("too short for a safetensors file"))?;
         let length = u64::from_le_bytes(length);
-        if length > LONGEST_HEADER || length + 8 > size {
+        if length > MAX_HEADER || length + 8 > size {
             return Err(fault(
                 "truncated, or not a safetensors file: the header does not fit",
             ));
@@ -105,7 +106,7 @@ impl SafeFile {
         &self.path
     }
 
-    /// Elements of a tensor, as float32.
+    /// Reads elements of a tensor as float32.
     pub(crate) fn read(
         &mut self,
         entry: &Entry,
@@ -147,7 +148,7 @@ fn entry(value: &Value, data: u64) -> Option<Entry> {
     })
 }
 
-/// Header of a file whose tensors follow one another in this order: names, types and shapes.
+/// Returns the header of a file with tensors in a given order: names, types and shapes.
 pub(crate) fn header(tensors: &[(String, DType, Vec<u64>)]) -> Vec<u8> {
     let mut map = Map::new();
     map.insert("__metadata__".into(), json!({"format": "pt"}));
@@ -161,14 +162,14 @@ pub(crate) fn header(tensors: &[(String, DType, Vec<u64>)]) -> Vec<u8> {
         at += bytes;
     }
     let mut text = Value::Object(map).to_string().into_bytes();
-    // Data begin on a multiple of eight bytes.
+    // Data begin at a multiple of eight bytes.
     text.resize(text.len().next_multiple_of(8), b' ');
     let mut out = (text.len() as u64).to_le_bytes().to_vec();
     out.extend(text);
     out
 }
 
-/// Writes a file to a temporary name beside it, syncs it, and renames it.
+/// Writes a file under a temporary name in the same folder, syncs it, and renames it.
 pub(crate) fn replace(
     path: &Path,
     write: impl FnOnce(&mut dyn Write) -> Result<(), TrainError>,
@@ -183,7 +184,7 @@ pub(crate) fn replace(
             .map_err(TrainError::io(path))
     });
     if done.is_err() {
-        // The name is ours, and the error to report is the first one.
+        // The temporary file is removed, and the first error is reported.
         let _ = std::fs::remove_file(&temporary);
     }
     done
@@ -218,13 +219,13 @@ mod tests {
         let a = theirs.tensor("a").unwrap();
         assert_eq!((a.shape(), a.dtype()), (&[4][..], safetensors::Dtype::BF16));
         assert_eq!(floats(a.data(), DType::Bf16), [0.5, -1.0, 2.0, 8.0]);
-        let mut ours = SafeFile::open(&path).unwrap();
+        let mut ours = TensorFile::open(&path).unwrap();
         let b = ours.entries["b"].clone();
         assert_eq!(ours.read(&b, 2..5).unwrap(), [3.0, 4.0, 5.0]);
-        // A file cut anywhere is refused when it is opened.
+        // A truncated file is rejected when it is opened.
         for end in [0, 7, 20, bytes.len() - 1] {
             std::fs::write(&path, &bytes[..end]).unwrap();
-            assert!(SafeFile::open(&path).is_err(), "{end}");
+            assert!(TensorFile::open(&path).is_err(), "{end}");
         }
     }
 }

@@ -52,10 +52,11 @@ impl Golden {
         run(&scenario, options)
     }
 
-    /// Trains and compares with torch's run: losses, gradient norms and, after all steps, parameter norms.
+    /// Trains and compares with torch's run: losses, gradient norms and, after all steps, parameter
+    /// norms.
     ///
     /// # Panics
-    /// When something differs.
+    /// If something differs.
     pub(crate) fn matches(&self, set: &[&str], steps: Option<u64>) {
         let outcome = self.train(set, steps, ExecOptions::default());
         let reference = self.reference();

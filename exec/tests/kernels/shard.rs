@@ -432,7 +432,7 @@ fn adamw_over_several_tensors_and_steps() {
 }
 
 #[test]
-fn flat_moments_go_on_from_tensor_to_tensor() {
+fn flat_moments_continue_from_tensor_to_tensor() {
     let mut rng = Rng(9);
     let sizes = [40usize, 60];
     let mut w: Vec<Buffer> = sizes.iter().map(|&n| random(&mut rng, F32, n)).collect();

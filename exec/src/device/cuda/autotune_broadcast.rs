@@ -1,84 +1,88 @@
-//! Choices of kernels that rank 0 makes for all, and whether they fit all.
+//! Broadcasts the kernels that rank 0 chooses by autotuning, after checking that all ranks can use
+//! them.
 
+use crate::base::abort::lock;
 use crate::device::Setup;
-use crate::device::abort::lock;
 use crate::kernels::cuda::{Agree, Trouble};
-use crate::process::{PeerError, Peers, facts};
+use crate::process::{PeerError, ProcessGroup, config_check};
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex};
 
-/// One rank's way to rank 0's choices.
+/// One rank's access to rank 0's choices.
 #[derive(Debug)]
-pub(super) struct Leader {
-    peers: Arc<Peers>,
+pub(super) struct AutotuneBroadcast {
+    peers: Arc<ProcessGroup>,
     session: u32,
     rank: u32,
     ranks: u32,
-    /// By name. The same product may be asked for again, and its time measured anew could say something else.
+    /// Choices by name. The same GEMM may be requested again, and a new measurement could choose
+    /// differently.
     made: Mutex<BTreeMap<String, Vec<u8>>>,
 }
 
-impl Leader {
-    /// `None` where there is one rank.
+impl AutotuneBroadcast {
+    /// Creates the access of a rank; `None` if there is only one rank.
     pub(super) fn of(setup: &Setup, rank: u32) -> Option<Arc<Self>> {
-        let leader = Self {
-            peers: Arc::clone(setup.world.peers()),
+        let broadcast = Self {
+            peers: Arc::clone(setup.world.process_group()),
             session: setup.session,
             rank,
             ranks: setup.world.size(),
             made: Mutex::default(),
         };
-        (leader.ranks > 1).then(|| Arc::new(leader))
+        (broadcast.ranks > 1).then(|| Arc::new(broadcast))
     }
 
-    /// Makes sure that the same kernels are right for all ranks: rank 0 compares what they go by. Every rank calls it once,
-    /// before the first choice, and no rank goes on before all have.
+    /// Checks that the same kernels fit all ranks: rank 0 compares everything that decides which
+    /// kernels run. Every rank calls it once, before the first choice, and none returns before all
+    /// have called it.
     ///
     /// # Errors
-    /// In words, the same for all.
-    pub(super) fn same(&self, mine: &[(&str, String)]) -> Result<(), String> {
+    /// A message, equal on all ranks.
+    pub(super) fn check_equal(&self, mine: &[(&str, String)]) -> Result<(), String> {
         let verdict = format!("verdict on kernels {}", self.session);
         let words = |e: PeerError| e.to_string();
-        let mine = facts::text(mine);
-        let told = if self.rank > 0 {
+        let mine = config_check::encode(mine);
+        let sent = if self.rank > 0 {
             let peers = &self.peers;
             peers
                 .put_for(&self.facts_of(self.rank), 1, mine)
                 .map_err(words)?;
-            peers.get_patiently(&verdict).map_err(words)?
+            peers.get_slow(&verdict).map_err(words)?
         } else {
-            let told = self.compare(mine).unwrap_or_else(words).into_bytes();
-            let put = self.peers.put_for(&verdict, self.ranks - 1, told.clone());
+            let sent = self.compare(mine).unwrap_or_else(words).into_bytes();
+            let put = self.peers.put_for(&verdict, self.ranks - 1, sent.clone());
             put.map_err(words)?;
-            told
+            sent
         };
-        if told.is_empty() {
+        if sent.is_empty() {
             Ok(())
         } else {
-            Err(String::from_utf8_lossy(&told).into_owned())
+            Err(String::from_utf8_lossy(&sent).into_owned())
         }
     }
 
-    /// What is wrong with the facts of all ranks, in words; empty for nothing.
+    /// Compares the configurations of all ranks. Returns a message, or an empty string if they are
+    /// equal.
     fn compare(&self, mine: Vec<u8>) -> Result<String, PeerError> {
-        let others = (1..self.ranks).map(|rank| self.peers.get_patiently(&self.facts_of(rank)));
+        let others = (1..self.ranks).map(|rank| self.peers.get_slow(&self.facts_of(rank)));
         let all: Vec<Vec<u8>> = std::iter::once(Ok(mine))
             .chain(others)
             .collect::<Result<_, _>>()?;
         Ok(
-            facts::difference(&all).map_or_else(String::new, |difference| {
+            config_check::first_difference(&all).map_or_else(String::new, |difference| {
                 format!("{difference}: all ranks need the same GPU, libraries and options")
             }),
         )
     }
 
-    /// Where a rank leaves its facts.
+    /// Returns the key under which a rank publishes its configuration.
     fn facts_of(&self, rank: u32) -> String {
         format!("facts of kernels {} of rank {rank}", self.session)
     }
 }
 
-impl Agree for Leader {
+impl Agree for AutotuneBroadcast {
     fn choice(
         &self,
         name: &str,
@@ -90,15 +94,15 @@ impl Agree for Leader {
         let key = format!("choice {} {name}", self.session);
         let words =
             |e: PeerError| Trouble::Ranks(format!("rank 0 published no choice of kernels: {e}"));
-        let told = if self.rank > 0 {
-            self.peers.get_patiently(&key).map_err(words)?
+        let sent = if self.rank > 0 {
+            self.peers.get_slow(&key).map_err(words)?
         } else {
-            // The others wait for a refusal as well.
-            let told = pack(choose());
-            self.peers.put(&key, told.clone()).map_err(words)?;
-            told
+            // Rank 0 publishes an error as well, since the other ranks wait for a result.
+            let sent = pack(choose());
+            self.peers.put(&key, sent.clone()).map_err(words)?;
+            sent
         };
-        let chosen = unpack(&told)?;
+        let chosen = unpack(&sent)?;
         lock(&self.made).insert(name.to_owned(), chosen.clone());
         Ok(chosen)
     }
@@ -107,7 +111,7 @@ impl Agree for Leader {
 const CHOSEN: u8 = 1;
 const REFUSED: u8 = 0;
 
-/// What rank 0 tells of what it chose, or of why there is nothing to choose.
+/// Encodes rank 0's choice, or the error if there is no choice.
 fn pack(choice: Result<Vec<u8>, Trouble>) -> Vec<u8> {
     let (kind, mut bytes) = match choice {
         Ok(chosen) => (CHOSEN, chosen),
@@ -117,13 +121,13 @@ fn pack(choice: Result<Vec<u8>, Trouble>) -> Vec<u8> {
     bytes
 }
 
-fn unpack(told: &[u8]) -> Result<Vec<u8>, Trouble> {
-    match told.split_first() {
+fn unpack(sent: &[u8]) -> Result<Vec<u8>, Trouble> {
+    match sent.split_first() {
         Some((&CHOSEN, chosen)) => Ok(chosen.to_vec()),
         Some((_, why)) => Err(Trouble::Unsupported(
             String::from_utf8_lossy(why).into_owned(),
         )),
-        None => Err(Trouble::Ranks("rank 0 told nothing".to_owned())),
+        None => Err(Trouble::Ranks("rank 0 sent nothing".to_owned())),
     }
 }
 
@@ -131,8 +135,8 @@ fn unpack(told: &[u8]) -> Result<Vec<u8>, Trouble> {
 mod tests {
     use super::*;
 
-    fn one_of_four(peers: &Arc<Peers>, rank: u32, session: u32) -> Leader {
-        Leader {
+    fn one_of_four(peers: &Arc<ProcessGroup>, rank: u32, session: u32) -> AutotuneBroadcast {
+        AutotuneBroadcast {
             peers: Arc::clone(peers),
             session,
             rank,
@@ -142,17 +146,17 @@ mod tests {
     }
 
     #[test]
-    fn a_refusal_of_rank_0s_is_everybodys() {
-        let peers = Arc::new(Peers::alone());
+    fn an_error_of_rank_0_is_that_of_all_ranks() {
+        let peers = Arc::new(ProcessGroup::single());
         let of = |rank: u32| {
-            let leader = one_of_four(&peers, rank, 0);
-            leader.choice("conv", &mut || {
+            let broadcast = one_of_four(&peers, rank, 0);
+            broadcast.choice("conv", &mut || {
                 assert_eq!(rank, 0);
                 Err(Trouble::Library("no engine".to_owned()))
             })
         };
         std::thread::scope(|scope| {
-            // They wait before rank 0 comes, and not for long.
+            // They wait before rank 0 publishes, for a short time.
             let late: Vec<_> = (1..4).map(|r| scope.spawn(move || of(r))).collect();
             std::thread::sleep(std::time::Duration::from_millis(20));
             let refusal = Err(Trouble::Unsupported("no engine".to_owned()));
@@ -163,12 +167,12 @@ mod tests {
         });
     }
 
-    /// What each rank hears where they have these versions of cuDNN.
-    fn hear(versions: [&str; 4]) -> Vec<Result<(), String>> {
-        let peers = Arc::new(Peers::alone());
+    /// Returns each rank's result for given versions of cuDNN.
+    fn check_all(versions: [&str; 4]) -> Vec<Result<(), String>> {
+        let peers = Arc::new(ProcessGroup::single());
         let of = &|rank: u32, version: &str| {
-            let leader = one_of_four(&peers, rank, 2);
-            leader.same(&[
+            let broadcast = one_of_four(&peers, rank, 2);
+            broadcast.check_equal(&[
                 ("multiprocessors", "132".to_owned()),
                 ("cudnn", version.to_owned()),
             ])
@@ -184,26 +188,29 @@ mod tests {
 
     #[test]
     fn ranks_with_other_kernels_end_all_with_the_cause() {
-        assert_eq!(hear(["9.19.0"; 4]), [const { Ok(()) }; 4]);
-        let off = facts::because("none", "--no-cudnn");
-        let missing = facts::because("none", "libcudnn.so.9 was not found");
-        assert_eq!(hear([&off, &missing, &off, &off]), [const { Ok(()) }; 4]);
+        assert_eq!(check_all(["9.19.0"; 4]), [const { Ok(()) }; 4]);
+        let off = config_check::with_reason("none", "--no-cudnn");
+        let missing = config_check::with_reason("none", "libcudnn.so.9 was not found");
+        assert_eq!(
+            check_all([&off, &missing, &off, &off]),
+            [const { Ok(()) }; 4]
+        );
         let cause = "rank 2 has cudnn=none (--no-cudnn), rank 0 has cudnn=9.19.0: all ranks need the same GPU, libraries and options";
         let refused = Err(cause.to_owned());
         assert_eq!(
-            hear(["9.19.0", "9.19.0", &off, "9.18.0"]),
+            check_all(["9.19.0", "9.19.0", &off, "9.18.0"]),
             [(); 4].map(|()| refused.clone())
         );
     }
 
     #[test]
     fn every_rank_has_rank_0s_choice() {
-        let peers = Arc::new(Peers::alone());
+        let peers = Arc::new(ProcessGroup::single());
         let of = |rank: u32, session| {
-            let leader = one_of_four(&peers, rank, session);
+            let broadcast = one_of_four(&peers, rank, session);
             let mut asked = 0;
             let mut choice = || {
-                leader.choice("m=8", &mut || {
+                broadcast.choice("m=8", &mut || {
                     asked += 1;
                     Ok(vec![rank as u8, session as u8, asked])
                 })
@@ -219,7 +226,7 @@ mod tests {
                 assert_eq!(rank.join().unwrap(), (vec![0, 0, 1], 0));
             }
         });
-        // Another session's choices are its own.
+        // Another session has its own choices.
         assert_eq!(of(0, 1), (vec![0, 1, 1], 1));
         assert_eq!(of(2, 1), (vec![0, 1, 1], 0));
     }

@@ -1,16 +1,16 @@
-//! Which GPU a process takes, and that no two take the same.
+//! Assignment of GPUs to processes, and the check that no two processes use the same one.
 
 use super::context::{device, gpus, visible};
 use super::driver::check;
-use crate::process::Peers;
+use crate::process::ProcessGroup;
 use cudarc::driver::sys;
 use std::collections::BTreeMap;
 use std::ops::Range;
 use std::path::PathBuf;
 
-/// First GPU of a process with `ranks` ranks, where `count` are shown to it: the host's processes share them in order of
-/// their `place`, from `base` on. A launcher that shows each of several processes only what is its own (Slurm's
-/// `--gpus-per-task`) has shared them already.
+/// Returns the first GPU of a process with `ranks` ranks that sees `count` GPUs. The processes of a
+/// host divide them in order of `place`, starting at `base`. A launcher that shows each of several
+/// processes only its own GPUs (Slurm's `--gpus-per-task`) has divided them already.
 pub(super) fn first(
     base: u32,
     place: u32,
@@ -33,7 +33,7 @@ pub(super) fn first(
     ))
 }
 
-/// The GPU of a process that may share it: processes take those from `base` on in turn.
+/// Returns the GPU of a process that may share it: processes use the GPUs from `base` on in turn.
 pub(super) fn in_turn(base: u32, place: u32, ranks: u32, count: u32) -> Result<u32, String> {
     if ranks > 1 {
         return Err(format!(
@@ -46,11 +46,11 @@ pub(super) fn in_turn(base: u32, place: u32, ranks: u32, count: u32) -> Result<u
     }
 }
 
-/// Whether so many ranks of one host find a GPU each, from `base` on: before any of them is started.
+/// Checks before ranks are started that a host has a GPU for each of them, from `base` on.
 ///
 /// # Errors
-/// In words, if there are fewer; [`super::NoGpu`]'s, if there are none to be used.
-pub fn room(library_path: &[PathBuf], base: u32, ranks: u32) -> Result<(), String> {
+/// A message, if there are fewer; [`super::GpuError`]'s, if none can be used.
+pub fn check_gpus(library_path: &[PathBuf], base: u32, ranks: u32) -> Result<(), String> {
     let count = gpus(library_path).map_err(|e| e.to_string())?;
     if u64::from(base) + u64::from(ranks) <= u64::from(count) {
         Ok(())
@@ -70,8 +70,8 @@ fn too_few(first: u32, ranks: u32, whom: &str, count: u32) -> String {
     )
 }
 
-/// Makes sure that no two processes have the same GPU: NCCL would say so later, and less clearly.
-pub(super) fn apart(peers: &Peers, gpus: Range<u32>) -> Result<(), String> {
+/// Checks that no two processes use the same GPU. NCCL would report it later, and less clearly.
+pub(super) fn check_distinct(peers: &ProcessGroup, gpus: Range<u32>) -> Result<(), String> {
     if peers.processes() == 1 {
         return Ok(());
     }
@@ -82,11 +82,11 @@ pub(super) fn apart(peers: &Peers, gpus: Range<u32>) -> Result<(), String> {
     shared(&all)
 }
 
-/// The 16 bytes that tell a GPU from all others.
+/// Returns the 16 bytes that identify a GPU.
 fn identity(gpu: u32) -> Result<Vec<u8>, String> {
     let device = device(gpu).map_err(|e| e.to_string())?;
     let mut id = sys::CUuuid { bytes: [0; 16] };
-    // SAFETY: the driver writes 16 bytes where it is told to.
+    // SAFETY: the output has 16 bytes.
     check("cuDeviceGetUuid", unsafe {
         sys::cuDeviceGetUuid_v2(&raw mut id, device)
     })
@@ -94,7 +94,7 @@ fn identity(gpu: u32) -> Result<Vec<u8>, String> {
     Ok(id.bytes.iter().map(|b| *b as u8).collect())
 }
 
-/// Refuses two processes with one GPU. `all` has the identities of each process's GPUs.
+/// Rejects two processes with the same GPU. `all` has the identities of each process's GPUs.
 fn shared(all: &[Vec<u8>]) -> Result<(), String> {
     let mut owners: BTreeMap<&[u8], usize> = BTreeMap::new();
     for (process, gpus) in all.iter().enumerate() {
@@ -115,7 +115,7 @@ mod tests {
 
     #[test]
     fn processes_take_gpus_in_order_or_what_their_launcher_shows_them() {
-        // Own launcher, torchrun: everybody sees all.
+        // shardlab's launcher and torchrun: every process sees all GPUs.
         assert_eq!(first(0, 3, 1, 4, 4), Ok(3));
         assert_eq!(first(4, 3, 1, 8, 4), Ok(7));
         // All ranks in one process.
@@ -129,15 +129,15 @@ mod tests {
         );
         let why = first(0, 0, 4, 2, 1).unwrap_err();
         assert!(why.starts_with("GPUs 0 to 3 are needed"), "{why}");
-        // None of them is started where they find no room.
+        // The check before ranks are started.
         let why = too_few(0, 1024, "", 1);
         assert!(
             why.starts_with("GPUs 0 to 1023 are needed, one GPU per rank, but the driver shows 1"),
             "{why}"
         );
-        // A GPU that was asked for is not replaced by another.
+        // A requested GPU is not replaced by another one.
         assert!(first(1, 0, 1, 1, 2).is_err());
-        // Shared: in turn, from the first that was asked for.
+        // Shared: in turn, starting at the first requested GPU.
         let turns = |base, count| (0..4).map(move |p| in_turn(base, p, 1, count));
         let all = |base, count| turns(base, count).collect::<Result<Vec<_>, _>>();
         assert_eq!(all(0, 1), Ok(vec![0, 0, 0, 0]));

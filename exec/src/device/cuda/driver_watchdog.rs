@@ -1,105 +1,133 @@
-//! Calls of the driver that do not return.
+//! Watchdog for driver calls that do not return.
 //!
-//! A launch waits for room in the device's queue, which never comes when a collective hangs in front of it. The host cannot
-//! look at the clock there, so a thread does: it ends collectives where a call lasts longer than the watchdog's time, and
-//! where something has failed elsewhere meanwhile.
+//! A launch waits for space in the device's queue, which never becomes free if a collective in the
+//! queue hangs. The host thread is blocked then, so another thread watches it: it aborts
+//! collectives if a call takes longer than the watchdog's time, or if a failure has occurred
+//! elsewhere.
 
+use crate::base::suspend::{IdleTime, poll_period};
 use crate::device::Abort;
-use crate::stopped::{Idle, period};
 use shardlab_plan::program::InstrId;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::mpsc::{RecvTimeoutError, Sender, channel};
 use std::thread::JoinHandle;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
-/// Where the host is: the instruction of its last call, and above it the number of calls begun and ended: odd inside of one.
+/// State of the host thread: the instruction of its last call (lower half) and the number of calls
+/// begun and ended (upper half), which is odd inside a call.
 #[derive(Debug, Default)]
-struct Place(AtomicU64);
+struct HostState(AtomicU64);
 
-/// What the thread does about a call that does not return.
-pub(super) struct Means {
-    /// Reports that the instruction's call has taken too long; done once.
+/// Actions for a call that does not return.
+pub(super) struct WatchdogActions {
+    /// Reports that an instruction's call has taken too long. Called once.
     pub(super) fail: Box<dyn Fn(InstrId) + Send>,
-    /// Ends what is in flight; may be done again and again.
-    pub(super) cut: Box<dyn Fn() + Send>,
+    /// Aborts work in flight. Called repeatedly.
+    pub(super) abort: Box<dyn Fn() + Send>,
+}
+
+/// Measures how long the host has been inside one call.
+struct CallTimer {
+    last: u64,
+    idle: IdleTime,
+}
+
+impl CallTimer {
+    fn new(now: Instant) -> Self {
+        Self {
+            last: 0,
+            idle: IdleTime::new(now),
+        }
+    }
+
+    /// Returns how long the host has been inside the call of a state; `None` if it is outside of a
+    /// call or was in another state at the last reading.
+    fn inside_for(&mut self, word: u64, now: Instant) -> Option<Duration> {
+        let inside = word >> 32 & 1 == 1;
+        if word != self.last || !inside {
+            *self = Self {
+                last: word,
+                idle: IdleTime::new(now),
+            };
+            return None;
+        }
+        Some(self.idle.read(now))
+    }
 }
 
 /// See the module documentation. Dropping it ends the thread.
 #[derive(Debug)]
-pub(super) struct Guard {
-    place: Arc<Place>,
-    passes: u32,
+pub(super) struct DriverWatchdog {
+    state: Arc<HostState>,
+    calls: u32,
     end: Option<Sender<()>>,
     thread: Option<JoinHandle<()>>,
 }
 
-impl Guard {
-    /// Begins to look.
+impl DriverWatchdog {
+    /// Starts the thread.
     ///
     /// # Errors
-    /// In words, if there is no thread to be had.
-    pub(super) fn start(abort: &Arc<Abort>, means: Means) -> Result<Self, String> {
-        let place = Arc::new(Place::default());
+    /// A message, if the thread cannot be started.
+    pub(super) fn start(abort: &Arc<Abort>, actions: WatchdogActions) -> Result<Self, String> {
+        let state = Arc::new(HostState::default());
         let (end, ended) = channel();
-        let (seen, abort) = (Arc::clone(&place), Arc::clone(abort));
+        let (seen, abort) = (Arc::clone(&state), Arc::clone(abort));
         let timeout = abort.timeout();
-        let period = period(timeout);
-        let look_on = move || {
-            let (mut last, mut idle) = (0, Idle::new(Instant::now()));
+        let period = poll_period(timeout);
+        let watch = move || {
+            let mut timer = CallTimer::new(Instant::now());
             while ended.recv_timeout(period) == Err(RecvTimeoutError::Timeout) {
                 let word = seen.0.load(Ordering::Relaxed);
-                let inside = word >> 32 & 1 == 1;
-                if word != last || !inside {
-                    (last, idle) = (word, Idle::new(Instant::now()));
+                let Some(inside_for) = timer.inside_for(word, Instant::now()) else {
                     continue;
-                }
-                let inside_for = idle.look(Instant::now());
+                };
                 if !abort.aborted() && inside_for >= timeout {
-                    (means.fail)(InstrId(word as u32));
+                    (actions.fail)(InstrId(word as u32));
                 }
                 if abort.aborted() {
-                    (means.cut)();
+                    (actions.abort)();
                 }
             }
         };
         let thread = std::thread::Builder::new()
-            .name("guard".to_owned())
-            .spawn(look_on)
+            .name("driver watchdog".to_owned())
+            .spawn(watch)
             .map_err(|e| format!("cannot start the thread that watches driver calls: {e}"))?;
         Ok(Self {
-            place,
-            passes: 0,
+            state,
+            calls: 0,
             end: Some(end),
             thread: Some(thread),
         })
     }
 
-    /// The host begins a call for an instruction, or has come back from it.
+    /// Notes that the host begins a call for an instruction, or has returned from it.
     #[inline]
     pub(super) fn pass(&mut self, instr: InstrId) {
-        self.moved(1, instr);
+        self.advance(1, instr);
     }
 
-    /// The host has come back from a call and begins the next one.
+    /// Notes that the host has returned from a call and begins the next one.
     #[inline]
     pub(super) fn next(&mut self, instr: InstrId) {
-        self.moved(2, instr);
+        self.advance(2, instr);
     }
 
     #[inline]
-    fn moved(&mut self, passes: u32, instr: InstrId) {
-        self.passes = self.passes.wrapping_add(passes);
-        let word = u64::from(self.passes) << 32 | u64::from(instr.0);
-        self.place.0.store(word, Ordering::Relaxed);
+    fn advance(&mut self, calls: u32, instr: InstrId) {
+        self.calls = self.calls.wrapping_add(calls);
+        let word = u64::from(self.calls) << 32 | u64::from(instr.0);
+        self.state.0.store(word, Ordering::Relaxed);
     }
 }
 
-impl Drop for Guard {
+impl Drop for DriverWatchdog {
     fn drop(&mut self) {
         self.end = None;
         if let Some(thread) = self.thread.take() {
-            // It does not panic, and if it did there would be nothing left to watch.
+            // The thread does not panic, and if it did there would be nothing left to watch.
             let _ = thread.join();
         }
     }
@@ -108,32 +136,29 @@ impl Drop for Guard {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::device::{Failure, FailureKind};
-    use std::sync::Mutex;
-    use std::sync::atomic::AtomicU32;
-    use std::time::Duration;
+    use crate::base::failure::{Failure, FailureKind};
+    use std::sync::mpsc::Receiver;
 
     const TIMEOUT: Duration = Duration::from_millis(80);
 
-    type Reported = Arc<Mutex<Vec<u32>>>;
-
-    /// A guard, what it has reported, and how often it has cut.
-    fn guard() -> (Guard, Arc<Abort>, Reported, Arc<AtomicU32>) {
+    /// A watchdog, its session, the instructions that it reports, and a message per abort.
+    fn watchdog() -> (DriverWatchdog, Arc<Abort>, Receiver<u32>, Receiver<()>) {
         let abort = Arc::new(Abort::new(TIMEOUT));
-        let failed = Reported::default();
-        let cuts: Arc<AtomicU32> = Arc::default();
-        let (told, at, cut) = (Arc::clone(&failed), Arc::clone(&abort), Arc::clone(&cuts));
-        let means = Means {
+        let (report, reports) = channel();
+        let (aborted, aborts) = channel();
+        let session = Arc::clone(&abort);
+        // The test may be over when messages are sent.
+        let actions = WatchdogActions {
             fail: Box::new(move |instr: InstrId| {
-                told.lock().unwrap().push(instr.0);
-                fail(&at);
+                let _ = report.send(instr.0);
+                fail(&session);
             }),
-            cut: Box::new(move || {
-                cut.fetch_add(1, Ordering::SeqCst);
+            abort: Box::new(move || {
+                let _ = aborted.send(());
             }),
         };
-        let guard = Guard::start(&abort, means).unwrap();
-        (guard, abort, failed, cuts)
+        let watchdog = DriverWatchdog::start(&abort, actions).unwrap();
+        (watchdog, abort, reports, aborts)
     }
 
     fn fail(abort: &Abort) {
@@ -148,54 +173,66 @@ mod tests {
     }
 
     #[test]
-    fn a_call_that_does_not_return_is_reported_once_and_cut() {
-        let (mut guard, abort, failed, cuts) = guard();
-        guard.pass(InstrId(7));
+    fn a_call_that_does_not_return_is_reported_once_and_aborted() {
+        let (mut watchdog, abort, reports, aborts) = watchdog();
         let begin = Instant::now();
-        while cuts.load(Ordering::SeqCst) < 2 {
-            assert!(begin.elapsed() < Duration::from_secs(20));
-            std::thread::sleep(Duration::from_millis(1));
-        }
+        watchdog.pass(InstrId(7));
+        (0..2).for_each(|_| aborts.recv().unwrap());
         assert!(begin.elapsed() >= TIMEOUT);
         assert!(abort.aborted());
-        guard.pass(InstrId(7));
-        assert_eq!(*failed.lock().unwrap(), [7]);
+        watchdog.pass(InstrId(7));
+        drop(watchdog);
+        assert_eq!(reports.iter().collect::<Vec<_>>(), [7]);
     }
 
     #[test]
-    fn calls_that_return_may_take_all_the_time_together() {
-        let (mut guard, abort, ..) = guard();
-        let begin = Instant::now();
-        while begin.elapsed() < 4 * TIMEOUT {
-            // The same instruction every time: in, out.
-            guard.pass(InstrId(7));
-            std::thread::sleep(Duration::from_millis(1));
-            guard.next(InstrId(7));
-            std::thread::sleep(Duration::from_millis(1));
-            guard.pass(InstrId(7));
+    fn only_the_time_inside_one_call_counts() {
+        let start = Instant::now();
+        let mut timer = CallTimer::new(start);
+        let state = |calls: u64| calls << 32 | 7;
+        let mut inside =
+            |calls, ms| timer.inside_for(state(calls), start + Duration::from_millis(ms));
+        // The same instruction every time. Outside of a call the host watches itself.
+        assert_eq!(inside(0, 100), None);
+        assert_eq!(inside(0, 300), None);
+        assert_eq!(inside(1, 400), None);
+        assert_eq!(inside(1, 450), Some(Duration::from_millis(50)));
+        // The host returned and began the next call.
+        assert_eq!(inside(3, 500), None);
+        assert_eq!(inside(3, 570), Some(Duration::from_millis(70)));
+        assert_eq!(inside(4, 600), None);
+        assert_eq!(inside(5, 700), None);
+        assert_eq!(inside(5, 790), Some(Duration::from_millis(90)));
+        assert_eq!(inside(5, 880), Some(Duration::from_millis(180)));
+    }
+
+    #[test]
+    fn calls_that_return_are_not_reported() {
+        let (mut watchdog, abort, reports, _aborts) = watchdog();
+        for _ in 0..100 {
+            watchdog.pass(InstrId(7));
+            watchdog.next(InstrId(7));
+            watchdog.pass(InstrId(7));
         }
         // Outside of a call the host watches itself.
         std::thread::sleep(2 * TIMEOUT);
         assert!(!abort.aborted());
+        drop(watchdog);
+        assert_eq!(reports.iter().count(), 0);
     }
 
     #[test]
-    fn a_failure_elsewhere_cuts_a_call_short() {
-        let (mut guard, abort, failed, cuts) = guard();
+    fn a_failure_elsewhere_aborts_a_call() {
+        let (mut watchdog, abort, reports, aborts) = watchdog();
         fail(&abort);
         std::thread::sleep(TIMEOUT);
-        assert_eq!(
-            cuts.load(Ordering::SeqCst),
-            0,
-            "the host ends its own waits"
+        assert!(
+            aborts.try_recv().is_err(),
+            "the host ends its own waits outside of a call"
         );
-        guard.pass(InstrId(3));
-        let begin = Instant::now();
-        while cuts.load(Ordering::SeqCst) == 0 {
-            assert!(begin.elapsed() < Duration::from_secs(20));
-            std::thread::sleep(Duration::from_millis(1));
-        }
-        drop(guard);
-        assert!(failed.lock().unwrap().is_empty());
+        watchdog.pass(InstrId(3));
+        aborts.recv().unwrap();
+        drop(watchdog);
+        assert_eq!(reports.iter().count(), 0);
     }
 }

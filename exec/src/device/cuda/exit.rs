@@ -1,14 +1,14 @@
-//! The end of a process that cannot end in good order.
+//! Exit of a process that cannot shut down in good order.
 
 use std::ffi::c_int;
 
 unsafe extern "C" {
-    /// POSIX: ends all threads at once.
+    /// POSIX: ends all threads of the process at once.
     safe fn _exit(status: c_int) -> !;
 }
 
-/// Ends the process without anything that runs at exit: libraries wait there for their threads, and one that is inside of a
-/// driver's call may never leave it.
-pub fn leave(status: u8) -> ! {
+/// Ends the process without running exit handlers: libraries wait there for their threads, and a
+/// thread that is inside a driver call may never return.
+pub fn exit_now(status: u8) -> ! {
     _exit(c_int::from(status))
 }

@@ -1,14 +1,14 @@
-//! Several ranks on one GPU, to try on one what is meant for several: NCCL takes ranks that name hosts of their own for those of
-//! a cluster, and joins them by sockets.
+//! Several ranks on one GPU, for functional tests of programs for several GPUs: NCCL treats ranks
+//! with different host ids as hosts of a cluster, and connects them by sockets.
 //!
-//! What ranks compute, say to one another and do when one of them fails is as on several GPUs. Times are not: kernels of different
-//! processes take turns, and what is exchanged goes through the hosts' memory. There are no copy engines between hosts, so
-//! collectives that a scenario puts on them are kernels.
+//! Results, messages and failure handling are the same as on several GPUs. Timings are meaningless:
+//! kernels of different processes take turns, and data are exchanged through host memory. There are
+//! no copy engines between hosts, so collectives on copy engines become kernels.
 
-/// What NCCL reads from the environment for a rank that shares its GPU.
+/// Returns the environment variables of NCCL for a rank that shares its GPU.
 ///
-/// `NCCL_HOSTID` stands in for the host's name (NCCL refuses two ranks of one host on the same GPU); the others keep what ranks
-/// exchange on this machine, and away from what only real clusters have.
+/// `NCCL_HOSTID` replaces the host's name, since NCCL refuses two ranks of one host on the same
+/// GPU. The others keep the traffic on this machine and disable features of real clusters.
 #[must_use]
 pub fn variables(rank: u32) -> [(&'static str, String); 4] {
     [
@@ -19,5 +19,5 @@ pub fn variables(rank: u32) -> [(&'static str, String); 4] {
     ]
 }
 
-/// Tells by its presence that [`variables`] are set.
+/// Variable whose presence shows that [`variables`] are set.
 pub const HOST: &str = "NCCL_HOSTID";

@@ -1,10 +1,10 @@
-//! The device's own small kernels: delays, sums of squares, NaN checks.
+//! Helper kernels of the device: delays, sums of squares, NaN checks.
 
 use super::context::Context;
 use super::driver::{CudaError, RawStream, check};
 use super::libraries::Libraries;
+use crate::base::operand::RawRange;
 use crate::kernels::cuda::Loader;
-use crate::operand::RawRange;
 use cudarc::driver::sys;
 use shardlab_plan::units::DType;
 use std::ffi::c_void;
@@ -12,26 +12,26 @@ use std::sync::Arc;
 use std::time::Duration;
 
 const SOURCE: &str = include_str!("support.cu");
-/// Partial sums of a range.
+/// Number of partial sums of a range.
 pub(crate) const SUMS: u32 = 512;
 const THREADS: u32 = 512;
 
 /// Loaded kernels.
-pub(crate) struct Support {
+pub(crate) struct HelperKernels {
     spin: sys::CUfunction,
     squares: sys::CUfunction,
     total: sys::CUfunction,
     find_nan: sys::CUfunction,
     scale: sys::CUfunction,
-    // Dropped in this order.
+    // Fields are dropped in this order.
     _loader: Loader,
     context: Arc<Context>,
 }
 
-// SAFETY: the handles are the driver's, which lets every thread use them.
-unsafe impl Send for Support {}
+// SAFETY: the handles are the driver's, and every thread may use them.
+unsafe impl Send for HelperKernels {}
 
-/// The number that the kernels know an element type by; none for integers.
+/// Returns the number of an element type in the kernels; `None` for integers.
 fn number(dtype: DType) -> Option<u32> {
     match dtype {
         DType::F32 => Some(0),
@@ -41,7 +41,7 @@ fn number(dtype: DType) -> Option<u32> {
     }
 }
 
-impl Support {
+impl HelperKernels {
     pub(crate) fn new(context: &Arc<Context>) -> Result<Self, String> {
         let libraries = Libraries::load(&[]).map_err(|e| e.to_string())?;
         let folders = libraries.folders().iter().map(|f| f.path.clone());
@@ -61,7 +61,7 @@ impl Support {
         })
     }
 
-    /// Launches a kernel whose parameters these are.
+    /// Launches a kernel with parameters.
     fn launch(
         f: sys::CUfunction,
         blocks: u32,
@@ -69,7 +69,7 @@ impl Support {
         stream: RawStream,
         args: &mut [*mut c_void],
     ) -> Result<(), CudaError> {
-        // SAFETY: callers pass an address for each parameter, of the parameter's type.
+        // SAFETY: callers pass an address of each parameter, with the parameter's type.
         check("cuLaunchKernel", unsafe {
             sys::cuLaunchKernel(
                 f,
@@ -87,14 +87,14 @@ impl Support {
         })
     }
 
-    /// Holds a stream up.
+    /// Delays a stream.
     pub(crate) fn spin(&self, time: Duration, stream: RawStream) -> Result<(), CudaError> {
         let mut ns = time.as_nanos() as u64;
         Self::launch(self.spin, 1, 1, stream, &mut [(&raw mut ns).cast()])
     }
 
-    /// The sum of squares of ranges into a float32. `sums` is room for [`SUMS`] doubles that nothing on another stream
-    /// uses.
+    /// Writes the sum of squares of ranges to a float32 at `out`. `sums` points to [`SUMS`] doubles
+    /// that no other stream uses.
     pub(crate) fn squares(
         &self,
         ranges: &[RawRange],
@@ -128,7 +128,8 @@ impl Support {
         Self::launch(self.total, 1, THREADS, stream, &mut args)
     }
 
-    /// Looks for a NaN; two words at `found` take the label and the element.
+    /// Searches a range for NaN. Writes `label` and the index of the element to the two words at
+    /// `found`.
     pub(crate) fn find_nan(
         &self,
         range: &RawRange,
@@ -177,9 +178,9 @@ impl Support {
     }
 }
 
-impl Drop for Support {
+impl Drop for HelperKernels {
     fn drop(&mut self) {
-        // The module goes next, and nothing runs any more. Nothing can be done about errors here.
+        // The module is unloaded next, and nothing runs any more. Errors cannot be handled here.
         let _ = self.context.bind();
     }
 }

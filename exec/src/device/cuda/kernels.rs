@@ -1,44 +1,44 @@
-//! The kernels of a rank's program, ready to launch.
+//! Launches the kernels of a rank's program.
 
 use super::context::Context;
 use super::driver::{RawStream, check};
 use super::libraries::{Libraries, Library, versions};
+use crate::base::operand::{Hyper, RawRange};
 use crate::kernels::cuda::{Agree, Error, HyperBlock, Kernels, Options, hyper_block};
-use crate::operand::{Hyper, RawRange};
-use crate::process::facts::because;
+use crate::process::config_check::with_reason;
 use cudarc::driver::{CudaContext, sys};
 use shardlab_plan::program::{InstrId, Program, workspace};
 use shardlab_plan::units::Bytes;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-/// How a rank's kernels compute.
+/// Options of a rank's kernels.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct Settings {
     /// Multiply float32 matrices on tensor cores with TF32.
     pub(super) tf32: bool,
-    /// Without cuDNN, even where it is there.
+    /// Do not use cuDNN, even if it is available.
     pub(super) no_cudnn: bool,
 }
 
-/// See the module documentation. Workspaces are allocated when it is made, and nothing afterwards.
-pub(super) struct Bodies {
+/// See the module documentation. Allocates workspaces when it is created, and nothing afterwards.
+pub(super) struct KernelLauncher {
     kernels: Kernels,
     workspace: sys::CUdeviceptr,
     workspace_bytes: u64,
-    /// What the plan says that it is.
+    /// Bytes of the workspace according to the plan.
     planned_bytes: Bytes,
-    /// Of sums, in words.
+    /// Description of the order of sums.
     order: &'static str,
     settings: Settings,
     context: Arc<Context>,
 }
 
-// SAFETY: handles of libraries that any one thread may use at a time; they are used by `&mut` only, with the context made
-// current before.
-unsafe impl Send for Bodies {}
+// SAFETY: handles of libraries that one thread at a time may use; they are used through `&mut`
+// only, after the context was made current.
+unsafe impl Send for KernelLauncher {}
 
-/// Opens what a program's kernels need; nothing is compiled or chosen yet.
+/// Opens the libraries that a program's kernels need. Compiles and autotunes nothing yet.
 pub(super) fn open(
     context: &Context,
     program: &Arc<Program>,
@@ -46,7 +46,8 @@ pub(super) fn open(
     agree: Option<Arc<dyn Agree>>,
 ) -> Result<Kernels, String> {
     let theirs = CudaContext::new(context.ordinal as usize).map_err(|e| format!("{e:?}"))?;
-    // SAFETY: no event of theirs has been recorded; streams are ours, and so is their order.
+    // SAFETY: no event of this context has been recorded; streams and their order are managed by
+    // this crate.
     unsafe { theirs.disable_event_tracking() };
     let libraries = Libraries::load(&[]).map_err(|e| e.to_string())?;
     let options = Options {
@@ -59,8 +60,9 @@ pub(super) fn open(
     Kernels::new(theirs, Arc::clone(program), &options).map_err(|e| e.to_string())
 }
 
-/// What decides which kernels a rank launches and what they add up in which order. GPUs of other names may run together where
-/// they agree in it; how much shared memory a block may have follows from the capability.
+/// Returns what decides which kernels a rank launches and the order of their sums. Different GPU
+/// models may run together if these values agree; the shared memory per block follows from the
+/// capability.
 pub(super) fn decisive(
     context: &Context,
     settings: Settings,
@@ -72,7 +74,7 @@ pub(super) fn decisive(
     let cudnn = if kernels.has_cudnn() {
         version("cudnn")
     } else {
-        because("none", &without_cudnn(settings, kernels))
+        with_reason("none", &without_cudnn(settings, kernels))
     };
     vec![
         ("gpu.capability", format!("{major}.{minor}")),
@@ -84,7 +86,7 @@ pub(super) fn decisive(
     ]
 }
 
-/// Why there is no cuDNN.
+/// Explains why cuDNN is not used.
 fn without_cudnn(settings: Settings, kernels: &Kernels) -> String {
     if settings.no_cudnn {
         return "--no-cudnn".to_owned();
@@ -99,8 +101,8 @@ fn on(is: bool) -> String {
     if is { "on" } else { "off" }.to_owned()
 }
 
-impl Bodies {
-    /// Compiles and chooses everything that the program launches.
+impl KernelLauncher {
+    /// Compiles and autotunes all kernels that the program launches.
     pub(super) fn new(
         context: &Arc<Context>,
         program: &Program,
@@ -111,12 +113,12 @@ impl Bodies {
         kernels.prepare().map_err(words)?;
         let workspace_bytes = kernels.workspace_bytes();
         let mut workspace = 0;
-        // SAFETY: the driver writes an address where it is told to; it is a multiple of 256.
+        // SAFETY: the output is a local address, which is a multiple of 256.
         check("cuMemAlloc", unsafe {
             sys::cuMemAlloc_v2(&raw mut workspace, workspace_bytes.max(1) as usize)
         })
         .map_err(|e| format!("workspace of {workspace_bytes} bytes: {e}"))?;
-        // SAFETY: so many bytes were allocated, for these kernels alone.
+        // SAFETY: the workspace has the requested size and belongs to these kernels.
         unsafe { kernels.set_workspace(workspace) }.map_err(words)?;
         Ok(Self {
             kernels,
@@ -133,10 +135,10 @@ impl Bodies {
         })
     }
 
-    /// Enqueues a kernel; capturable. `hyper` is the device address of the step's settings.
+    /// Enqueues a kernel; can be captured. `hyper` is the device address of the step's settings.
     ///
     /// # Safety
-    /// The promise of [`RawRange`], for device memory.
+    /// The contract of [`RawRange`], for device memory.
     #[inline]
     pub(super) unsafe fn launch(
         &mut self,
@@ -145,23 +147,23 @@ impl Bodies {
         hyper: sys::CUdeviceptr,
         stream: RawStream,
     ) -> Result<(), String> {
-        // SAFETY: the caller's promise; one stream stands for each of the program's; the settings are written before the
-        // pass begins.
+        // SAFETY: the caller's contract; every stream of the program has its own CUDA stream; the
+        // settings are written before the pass begins.
         unsafe { self.kernels.launch(instr, reads, writes, hyper, stream.0) }
             .map_err(|e| e.to_string())
     }
 
-    /// What kernels found wrong with their inputs (ids out of range); the device is idle.
-    pub(super) fn fault(&mut self) -> Option<String> {
+    /// Returns what kernels report about invalid inputs (indices out of range). The device is idle.
+    pub(super) fn input_error(&mut self) -> Option<String> {
         self.kernels.fault().unwrap_or_else(|e| Some(e.to_string()))
     }
 
-    /// What cuDNN was to perform and does not, and why.
+    /// Returns the operations that cuDNN does not perform, with the reasons.
     pub(super) fn refused(&self) -> &[String] {
         self.kernels.refused()
     }
 
-    /// Facts for the run's environment.
+    /// Returns facts for the run's environment.
     pub(super) fn facts(&self) -> BTreeMap<String, String> {
         [
             ("kernels.tf32", on(self.settings.tf32)),
@@ -179,14 +181,14 @@ impl Bodies {
     }
 }
 
-/// A step's settings as kernels read them.
+/// Encodes a step's settings as kernels read them.
 pub(super) fn settings_block(hyper: &Hyper) -> HyperBlock {
     hyper_block(hyper)
 }
 
-impl Drop for Bodies {
+impl Drop for KernelLauncher {
     fn drop(&mut self) {
-        // SAFETY: allocated in `new`; nothing runs any more. Nothing can be done about errors here.
+        // SAFETY: allocated in `new`; nothing runs any more. Errors cannot be handled here.
         unsafe {
             let _ = self.context.bind();
             let _ = sys::cuMemFree_v2(self.workspace);

@@ -1,18 +1,18 @@
-//! Failures of a rank: what went wrong, in words.
+//! Failures of a rank and their messages.
 
 use super::Rank;
+use crate::base::fault::FaultKind;
+use crate::base::operand::RawRange;
 use crate::device::cpu::first_nan;
 use crate::device::{Device, Failure, FailureKind, Stop};
-use crate::engine::fault::FaultKind;
-use crate::engine::taps::Taps;
-use crate::operand::RawRange;
+use crate::engine::readback::Readbacks;
 use shardlab_plan::program::{BufferId, Holds, InstrId, Program};
 use std::sync::Arc;
 
 impl<D: Device> Rank<D> {
-    /// Looks at the program's own NaN flags.
-    pub(super) fn check_flags(&mut self, taps: &Taps, now: InstrId) -> Result<(), Stop> {
-        let found = taps
+    /// Checks the program's NaN flags.
+    pub(super) fn check_flags(&mut self, readbacks: &Readbacks, now: InstrId) -> Result<(), Stop> {
+        let found = readbacks
             .flags
             .iter()
             .find(|(i, slot)| *i < now && self.device.slot(*slot) != 0.0);
@@ -27,7 +27,7 @@ impl<D: Device> Rank<D> {
         Err(self.fail(FailureKind::Nan, instr, format!("found in {what}")))
     }
 
-    /// Names the buffer and, where it can be told, the parameter of its first NaN.
+    /// Returns the name of a buffer and, if possible, the parameter of its first NaN.
     pub(super) fn describe_nan(&self, program: &Program, buffer: BufferId) -> String {
         let b = &program.buffers[buffer.index()];
         let name = program.buffer_name(buffer);
@@ -35,7 +35,7 @@ impl<D: Device> Rank<D> {
             return name;
         };
         let group = &program.groups[g.index()];
-        let base = self.base[buffer.index()];
+        let base = self.buffers.base[buffer.index()];
         let at = (base != 0).then(|| {
             let range = RawRange {
                 ptr: std::ptr::with_exposed_provenance_mut(base),
@@ -77,7 +77,7 @@ impl<D: Device> Rank<D> {
         u64::from(self.id % program.meta.dp_shard.max(1)) * group.layout.shard_numel()
     }
 
-    pub(super) fn disturb(&mut self, id: InstrId) -> Result<(), Stop> {
+    pub(super) fn inject_faults(&mut self, id: InstrId) -> Result<(), Stop> {
         if let Some(delays) = &mut self.delays {
             delays.maybe_sleep();
         }

@@ -1,9 +1,9 @@
-//! Names of parameters.
+//! Published names of parameters.
 
 use shardlab_plan::Program;
 use shardlab_plan::scenario::Family;
 
-/// How a parameter is stored.
+/// How a parameter is stored in published files.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Name {
     pub(crate) name: String,
@@ -12,7 +12,7 @@ pub(crate) struct Name {
 }
 
 impl Name {
-    /// Shape in the file.
+    /// Returns the shape in the file.
     pub(crate) fn stored_shape(&self, shape: &[u64]) -> Vec<u64> {
         let mut shape = shape.to_vec();
         if self.transposed {
@@ -45,7 +45,8 @@ const GPT2: &[(&str, &str)] = &[
     ("mlp.c_proj", "mlp.c_proj"),
 ];
 
-/// Names of all parameters of a program; `None` for families without, and for parameters that are not known.
+/// Returns the names of all parameters of a program; `None` for families without names, and if a
+/// parameter is unknown.
 pub(crate) fn of(program: &Program, family: Family) -> Option<Vec<Name>> {
     program
         .params
@@ -65,7 +66,7 @@ pub(crate) fn of(program: &Program, family: Family) -> Option<Vec<Name>> {
         .collect()
 }
 
-/// Layer number and the rest of `layers.N.rest`.
+/// Splits `layers.N.rest` into the index and the rest.
 fn layer(module: &str) -> Option<(&str, &str)> {
     module.strip_prefix("layers.")?.split_once('.')
 }
@@ -106,7 +107,7 @@ fn gpt2(module: &str) -> Option<(String, bool)> {
     })
 }
 
-/// Tensors of published files that carry no weights of their own.
+/// Returns whether a tensor of published files is not a weight.
 pub(crate) fn ignorable(name: &str, tied: bool) -> bool {
     name.ends_with(".rotary_emb.inv_freq")
         || name.ends_with(".attn.bias")

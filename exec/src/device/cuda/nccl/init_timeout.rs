@@ -1,40 +1,42 @@
-//! Calls of NCCL in which ranks wait for one another, and which know no time of their own: making communicators, and making memory
-//! known to all of them. Where one does not return, no rank would ever say so.
+//! Time limit for NCCL calls in which ranks wait for one another without a timeout: creating
+//! communicators, and registering memory on all of them.
 
-use crate::stopped::{Idle, period};
+use crate::base::suspend::{IdleTime, poll_period};
 use std::sync::Arc;
 use std::sync::mpsc::{RecvTimeoutError, channel};
 use std::time::{Duration, Instant};
 
-/// So many times the watchdog's time, which is meant for steps: hosts open their connections one by one, and torch gives its start ten
-/// minutes where this gives ten times a minute.
-const TIMES: u32 = 10;
+/// Multiple of `--timeout` allowed for NCCL initialization (default: 10 × 60 s; PyTorch: 10 min).
+const MULTIPLE: u32 = 10;
 
-/// What to do about a call that does not return.
+/// Limit of a call, and what to do when it is exceeded.
 #[derive(Clone)]
-pub(super) struct Patience {
+pub(in crate::device::cuda) struct InitTimeout {
     limit: Duration,
-    /// Ends the run, with the words.
+    /// Ends the run with a message.
     late: Arc<dyn Fn(String) + Send + Sync>,
 }
 
-impl Patience {
-    /// For the watchdog's time; `late` is called from another thread.
-    pub(super) fn new(timeout: Duration, late: Arc<dyn Fn(String) + Send + Sync>) -> Self {
+impl InitTimeout {
+    /// Creates the limit from the watchdog's time. `late` is called from another thread.
+    pub(in crate::device::cuda) fn new(
+        timeout: Duration,
+        late: Arc<dyn Fn(String) + Send + Sync>,
+    ) -> Self {
         Self {
-            limit: timeout.saturating_mul(TIMES),
+            limit: timeout.saturating_mul(MULTIPLE),
             late,
         }
     }
 
-    /// Makes the call. If it takes too long, the run is told once that NCCL `has not` done what it was to do.
-    pub(super) fn with<T>(&self, has_not: &str, call: impl FnOnce() -> T) -> T {
-        let period = period(self.limit);
+    /// Makes a call. If it takes too long, reports once that NCCL `has not` completed it.
+    pub(in crate::device::cuda) fn with<T>(&self, has_not: &str, call: impl FnOnce() -> T) -> T {
+        let period = poll_period(self.limit);
         let (done, ended) = channel::<()>();
         let watch = move || {
-            let mut idle = Idle::new(Instant::now());
+            let mut idle = IdleTime::new(Instant::now());
             while ended.recv_timeout(period) == Err(RecvTimeoutError::Timeout) {
-                if idle.look(Instant::now()) >= self.limit {
+                if idle.read(Instant::now()) >= self.limit {
                     (self.late)(format!(
                         "NCCL has not {has_not} within {:.1?}; NCCL_DEBUG=INFO shows what it waits for",
                         self.limit
@@ -44,9 +46,9 @@ impl Patience {
             }
         };
         std::thread::scope(|scope| {
-            // Without a thread nobody looks at the time.
+            // Without a thread the time is not limited.
             let _ = std::thread::Builder::new()
-                .name("patience".to_owned())
+                .name("init timeout".to_owned())
                 .spawn_scoped(scope, watch);
             let made = call();
             drop(done);
@@ -58,41 +60,39 @@ impl Patience {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use std::sync::Mutex;
+    use std::sync::mpsc::Receiver;
 
     const SHORT: Duration = Duration::from_millis(5);
 
-    fn told(timeout: Duration) -> (Patience, Arc<Mutex<Vec<String>>>) {
-        let told: Arc<Mutex<Vec<String>>> = Arc::default();
-        let to = Arc::clone(&told);
-        let late = Arc::new(move |words| to.lock().unwrap().push(words));
-        (Patience::new(timeout, late), told)
+    fn reporting(timeout: Duration) -> (InitTimeout, Receiver<String>) {
+        let (sender, reports) = channel();
+        // The test may be over.
+        let late = Arc::new(move |message| drop(sender.send(message)));
+        (InitTimeout::new(timeout, late), reports)
     }
 
     #[test]
-    fn a_call_that_takes_too_long_is_told_once_and_goes_on() {
-        let (patience, told) = told(SHORT);
-        let begin = Instant::now();
-        let made = patience.with("joined the ranks of `a`", || {
-            while told.lock().unwrap().is_empty() {
-                assert!(begin.elapsed() < Duration::from_secs(20));
-                std::thread::sleep(SHORT);
-            }
-            std::thread::sleep(TIMES * SHORT);
-            7
+    fn a_call_that_takes_too_long_is_reported_once_and_continues() {
+        let (timeout, reports) = reporting(SHORT);
+        let made = timeout.with("joined the ranks of `a`", || {
+            let report = reports.recv().unwrap();
+            std::thread::sleep(MULTIPLE * SHORT);
+            report
         });
-        assert_eq!(made, 7);
-        assert!(begin.elapsed() >= TIMES * SHORT);
-        let words = "NCCL has not joined the ranks of `a` within 50.0ms; NCCL_DEBUG=INFO shows what it waits for";
-        assert_eq!(*told.lock().unwrap(), [words]);
+        assert_eq!(
+            made,
+            "NCCL has not joined the ranks of `a` within 50.0ms; NCCL_DEBUG=INFO shows what it waits for"
+        );
+        drop(timeout);
+        assert_eq!(reports.iter().count(), 0);
     }
 
     #[test]
-    fn a_call_in_time_ends_the_watch_at_once() {
-        let (patience, told) = told(Duration::from_secs(60));
-        let begin = Instant::now();
-        assert_eq!(patience.with("come", || 7), 7);
-        assert!(begin.elapsed() < Duration::from_secs(30));
-        assert!(told.lock().unwrap().is_empty());
+    fn a_call_in_time_is_not_reported() {
+        let (timeout, reports) = reporting(Duration::from_secs(60));
+        assert_eq!(timeout.with("come", || 7), 7);
+        drop(timeout);
+        // The thread has ended with the call: otherwise it would report after ten minutes.
+        assert_eq!(reports.iter().count(), 0);
     }
 }
