@@ -12,14 +12,14 @@ mod collectives;
 mod cuda;
 mod grid;
 mod machine;
-mod own;
 mod render;
 mod single;
 mod steps;
+mod user_scenario;
 
 #[cfg(feature = "cuda")]
 pub use cuda::{Base, add_kernels_cuda, calibrate_cuda};
-pub use own::{Added, Own};
+pub use user_scenario::{AddedKernels, UserScenario};
 
 use crate::train::TrainError;
 use shardlab_plan::Program;
@@ -37,7 +37,7 @@ pub struct Options {
     /// Approximate time for all measurements.
     pub budget: Duration,
     /// Scenarios whose kernels are measured as well, before all others.
-    pub own: Vec<Own>,
+    pub user_scenarios: Vec<UserScenario>,
 }
 
 impl Default for Options {
@@ -46,7 +46,7 @@ impl Default for Options {
             name: "cpu".to_owned(),
             ranks: 4,
             budget: Duration::from_secs(90),
-            own: Vec::new(),
+            user_scenarios: Vec::new(),
         }
     }
 }
@@ -122,7 +122,7 @@ pub fn calibrate(options: &Options, note: &mut dyn FnMut(&str)) -> Result<Calibr
         ..Measured::default()
     };
     note("kernels within steps");
-    m.steps = steps::measure(share(0.7), m.machine.cores, &options.own, note)?;
+    m.steps = steps::measure(share(0.7), m.machine.cores, &options.user_scenarios, note)?;
     note("matrix products");
     m.gemm = grid::gemm(share(0.1));
     note("attention");
@@ -137,9 +137,9 @@ pub fn calibrate(options: &Options, note: &mut dyn FnMut(&str)) -> Result<Calibr
 }
 
 /// Number of layers of a scenario that are run to time its kernels.
-const OWN_LAYERS: u32 = 2;
+const USER_LAYERS: u32 = 2;
 
-/// Measures only the kernels of `options.own`, on one rank, for the profile of a machine with the
+/// Measures only the kernels of `options.user_scenarios`, on one rank, for the profile of a machine with the
 /// same number of cores. `note` is called with the name of each part.
 ///
 /// # Errors
@@ -149,7 +149,7 @@ pub fn add_kernels(
     options: &Options,
     cores: u32,
     note: &mut dyn FnMut(&str),
-) -> Result<Added, TrainError> {
+) -> Result<AddedKernels, TrainError> {
     let machine = machine::Machine::measure();
     if machine.cores != cores {
         return Err(TrainError::Plan(format!(
@@ -157,16 +157,16 @@ pub fn add_kernels(
             machine.cores
         )));
     }
-    let each = options.budget / (options.own.len() as u32).max(1);
+    let each = options.budget / (options.user_scenarios.len() as u32).max(1);
     let mut all = Vec::new();
-    for own in &options.own {
-        note(&own.name());
-        let observed = steps::own(own, each)?;
+    for scenario in &options.user_scenarios {
+        note(&scenario.name());
+        let observed = steps::user_scenario(scenario, each)?;
         let mut totals = steps::Totals::default();
         totals.add_all(observed.kernels());
         all.push((totals, observed.trial()));
     }
-    Ok(Added {
+    Ok(AddedKernels {
         source: machine.source("within steps"),
         all,
     })

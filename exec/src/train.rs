@@ -20,7 +20,7 @@ pub use error::TrainError;
 pub(crate) use crate::base::random;
 pub use layout::{Kind, Span, StateLayout};
 pub use run::{
-    Begun, CheckpointOptions, Flow, Observer, Outcome, Resume, RunOptions, Silent, StepReport,
-    train, train_on,
+    CheckpointOptions, Flow, NoObserver, Observer, Outcome, Resume, RunOptions, RunStart,
+    StepReport, train, train_on,
 };
 pub use state::{StateIo, With};

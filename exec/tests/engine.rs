@@ -321,7 +321,7 @@ fn removed_waits_are_caught() {
                 },
                 ..RunOptions::default()
             };
-            match train::train(&scenario, &program, options, &mut train::Silent) {
+            match train::train(&scenario, &program, options, &mut train::NoObserver) {
                 Ok(o) => bits(&o) != calm,
                 Err(_) => true,
             }
@@ -367,7 +367,7 @@ fn a_fault_in_a_real_step_ends_every_rank() {
             ..RunOptions::default()
         };
         let begin = Instant::now();
-        let e = train::train(&scenario, &program, options, &mut train::Silent).unwrap_err();
+        let e = train::train(&scenario, &program, options, &mut train::NoObserver).unwrap_err();
         assert!(begin.elapsed() < Duration::from_secs(20), "{kind:?}");
         let text = e.to_string();
         assert!(text.contains(words), "{text}");

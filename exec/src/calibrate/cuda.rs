@@ -17,7 +17,7 @@ mod watch;
 mod wires;
 
 use super::steps::{Between, Observed, On, Shown, Totals, means_alone, run};
-use super::{Added, Options, Own};
+use super::{AddedKernels, Options, UserScenario};
 use crate::device::cuda::{Context, CudaFactory, CudaOptions};
 use crate::train::TrainError;
 use bench::Bench;
@@ -127,7 +127,7 @@ const OWN_WARM: Duration = Duration::from_millis(4000);
 /// on one.
 const OWN_TIME: Duration = Duration::from_secs(30);
 
-/// Measures only the kernels of `options.own`, on one GPU and, as whole steps, on up to
+/// Measures only the kernels of `options.user_scenarios`, on one GPU and, as whole steps, on up to
 /// `options.ranks`, for the profile of this kind of GPU. The other arguments are those of
 /// [`calibrate_cuda`].
 ///
@@ -140,8 +140,8 @@ pub fn add_kernels_cuda(
     library_path: &[PathBuf],
     note: impl Fn(&str) + Send + Sync + 'static,
     stuck: impl FnOnce(&str) + Send + 'static,
-) -> Result<Added, TrainError> {
-    let count = options.own.len() as u32;
+) -> Result<AddedKernels, TrainError> {
+    let count = options.user_scenarios.len() as u32;
     let options = &Options {
         budget: options.budget.max(OWN_TIME * count),
         ..options.clone()
@@ -158,23 +158,23 @@ pub fn add_kernels_cuda(
             warm: OWN_WARM,
             ..on(&factory, &beat)
         };
-        let observe = |own, ranks| {
-            let job = Job::Own {
-                own,
+        let observe = |scenario, ranks| {
+            let job = Job::UserScenario {
+                scenario,
                 sharded: ranks > 1,
             };
             watch.say(&job.name());
             job.run(&on, ranks)
         };
         // All ranks first: once CUPTI has been used (to time one rank), it stays in the process.
-        let together = options.own.iter().map(|own| match m.gpus {
+        let together = options.user_scenarios.iter().map(|scenario| match m.gpus {
             1 => Ok(None),
-            ranks => observe(own, ranks).map(Some),
+            ranks => observe(scenario, ranks).map(Some),
         });
         let together: Vec<Option<Observed>> = together.collect::<Result<_, _>>()?;
         let mut all = Vec::new();
-        for (own, together) in options.own.iter().zip(together) {
-            let alone = observe(own, 1)?;
+        for (scenario, together) in options.user_scenarios.iter().zip(together) {
+            let alone = observe(scenario, 1)?;
             let mut totals = Totals::default();
             totals.add_all(warm::Paced::of(&alone).at_full_clock(power));
             if let Some(together) = &together {
@@ -183,7 +183,7 @@ pub fn add_kernels_cuda(
             all.push((totals, together.unwrap_or(alone).plain_trial()));
         }
         watch.say("done");
-        Ok(Added {
+        Ok(AddedKernels {
             source: render::source(&m, "within steps"),
             all,
         })
@@ -438,30 +438,33 @@ fn on<'a>(factory: &'a CudaFactory, beat: &'a dyn Fn()) -> On<'a, CudaFactory> {
 
 /// Number of layers of a user's scenario that are run: enough to show most effects of the share of
 /// arithmetic in a step.
-const OWN_LAYERS: u32 = 8;
+const USER_LAYERS: u32 = 8;
 
 /// Steps to run.
 enum Job<'a> {
     /// Steps of a model of the calibration.
     Model(models::Run),
     /// Steps of a user's scenario, on one rank or on all.
-    Own { own: &'a Own, sharded: bool },
+    UserScenario {
+        scenario: &'a UserScenario,
+        sharded: bool,
+    },
 }
 
 impl Job<'_> {
     fn name(&self) -> String {
         match self {
             Self::Model((name, ..)) => name.clone(),
-            Self::Own { own, sharded } => {
+            Self::UserScenario { scenario, sharded } => {
                 let ranks = if *sharded { "all ranks" } else { "one rank" };
-                format!("{}, {ranks}", own.name())
+                format!("{}, {ranks}", scenario.name())
             }
         }
     }
 
     fn is_sharded(&self) -> bool {
         match self {
-            Self::Model((.., sharded)) | Self::Own { sharded, .. } => *sharded,
+            Self::Model((.., sharded)) | Self::UserScenario { sharded, .. } => *sharded,
         }
     }
 
@@ -470,7 +473,9 @@ impl Job<'_> {
             Self::Model((_, model, variant, policy, _)) => {
                 run(on, model, *variant, policy, ranks, Duration::ZERO)
             }
-            Self::Own { own, .. } => own.observe(on, OWN_LAYERS, ranks, Duration::ZERO),
+            Self::UserScenario { scenario, .. } => {
+                scenario.observe(on, USER_LAYERS, ranks, Duration::ZERO)
+            }
         }
     }
 }
@@ -482,9 +487,14 @@ fn jobs(options: &Options, ranks: u32, models: Vec<models::Run>) -> Vec<Job<'_>>
     } else {
         &[false]
     };
-    let own = options.own.iter();
-    let own = own.flat_map(|own| ways.iter().map(move |&sharded| Job::Own { own, sharded }));
-    own.chain(models.into_iter().map(Job::Model)).collect()
+    let scenarios = options.user_scenarios.iter();
+    let scenarios = scenarios.flat_map(|scenario| {
+        ways.iter()
+            .map(move |&sharded| Job::UserScenario { scenario, sharded })
+    });
+    scenarios
+        .chain(models.into_iter().map(Job::Model))
+        .collect()
 }
 
 /// Runs training steps of several ranks, while there is time.
@@ -511,7 +521,7 @@ fn sharded_steps(
         watch.say(&name);
         match (job.run(&on, ranks), job) {
             (Ok(observed), _) => all.push(observed),
-            (Err(e), Job::Own { .. }) => return Err(e),
+            (Err(e), Job::UserScenario { .. }) => return Err(e),
             // The profile is complete without what only several ranks show.
             (Err(e), Job::Model(_)) => watch.say(&format!("{name}: {e}")),
         }

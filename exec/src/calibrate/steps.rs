@@ -7,7 +7,7 @@ mod totals;
 pub(super) use between::Between;
 pub(super) use totals::Totals;
 
-use super::{OWN_LAYERS, Own, Trial, quantile};
+use super::{Trial, USER_LAYERS, UserScenario, quantile};
 use crate::device::{CpuFactory, DeviceFactory};
 use crate::engine::{ExecOptions, RankInputs, Session, StepInputs, StepResult};
 use crate::process::World;
@@ -225,15 +225,18 @@ impl Observed {
 }
 
 /// Runs steps of a user's scenario on one rank of the CPU device, for a given time.
-pub(super) fn own(own: &Own, time: Duration) -> Result<Observed, TrainError> {
-    own.observe(&On::cpu(), OWN_LAYERS, 1, time)
+pub(super) fn user_scenario(
+    scenario: &UserScenario,
+    time: Duration,
+) -> Result<Observed, TrainError> {
+    scenario.observe(&On::cpu(), USER_LAYERS, 1, time)
 }
 
 /// Runs the user's scenarios, and then all models.
 pub(super) fn measure(
     budget: Duration,
     cores: u32,
-    scenarios: &[Own],
+    scenarios: &[UserScenario],
     note: &mut dyn FnMut(&str),
 ) -> Result<Totals, TrainError> {
     let models = models();
@@ -253,7 +256,7 @@ pub(super) fn measure(
     let mut between = Between::default();
     for scenario in scenarios {
         note(&scenario.name());
-        totals.add_all(own(scenario, one)?.kernels());
+        totals.add_all(user_scenario(scenario, one)?.kernels());
     }
     for m in &models {
         for variant in m.variants {

@@ -140,8 +140,8 @@ impl<D: Device> Session<D> {
         } = setup;
         let regions = plan_regions(&program, &options);
         let barrier = StartBarrier::new(world.local().len().min(devices.len()));
-        // Must precede the drop of the rank's device, which would otherwise leave the other ranks
-        // in good order: they may be waiting for this one without a timeout.
+        // Reports a failure before the rank's device is dropped. Otherwise the drop would disconnect
+        // from the other ranks in good order, while they may wait for this one without a timeout.
         let leaving = |e: ExecError| {
             world.process_group().fail(&e.to_string());
             abort.stop();
@@ -154,8 +154,8 @@ impl<D: Device> Session<D> {
             if !ticket.arrive() {
                 return Ok(None);
             }
-            let met = rank.device.register_memory();
-            met.map_err(|e| leaving(ExecError::Device(e)))?;
+            let registered = rank.device.register_memory();
+            registered.map_err(|e| leaving(ExecError::Device(e)))?;
             Ok(Some(rank))
         };
         let new = &new;

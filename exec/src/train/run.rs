@@ -95,7 +95,7 @@ pub enum Flow {
 
 /// State of a run before its first step.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Begun {
+pub struct RunStart {
     /// Number of ranks.
     pub ranks: u32,
     /// Name of a rank's device.
@@ -109,7 +109,7 @@ pub struct Begun {
 /// Watches a run.
 pub trait Observer {
     /// Called when devices and weights are ready, before the first step.
-    fn begun(&mut self, _begun: &Begun) {}
+    fn begun(&mut self, _begun: &RunStart) {}
 
     /// Called with the results of all ranks of the step that is reported next.
     fn ranks(&mut self, _ranks: &[RankTimes]) {}
@@ -128,8 +128,8 @@ pub trait Observer {
 
 /// Ignores all events.
 #[derive(Clone, Copy, Debug, Default)]
-pub struct Silent;
-impl Observer for Silent {}
+pub struct NoObserver;
+impl Observer for NoObserver {}
 
 /// Result of a run.
 #[derive(Clone, Debug)]
@@ -351,8 +351,8 @@ impl<'a, D: Device> Trainer<'a, D> {
         })
     }
 
-    fn begun(&self) -> Begun {
-        Begun {
+    fn begun(&self) -> RunStart {
+        RunStart {
             ranks: self.program.meta.world,
             device: self.session.device_name(),
             resumed_from: self.resumed_from,

@@ -12,6 +12,6 @@ mod tapes;
 mod terms {
     pub(super) use shardlab_plan::model::OpKind;
     pub(super) use shardlab_plan::program::{BodyOp, Slot};
-    /// How close a log-sum-exp in float32 that forward saved has to be.
+    /// Tolerance of a log-sum-exp that forward saved in float32.
     pub(super) const SAVED: f64 = 1e-4;
 }

@@ -64,12 +64,12 @@ pub(crate) trait Collectives: Send {
 }
 
 /// Collectives of a rank whose communicators have no other members: nothing is exchanged.
-pub(crate) struct Alone {
+pub(crate) struct SingleRank {
     program: Arc<Program>,
     helpers: HelperKernels,
 }
 
-impl Alone {
+impl SingleRank {
     /// Creates the collectives of a program in which no collective needs another rank.
     pub(crate) fn new(context: &Arc<Context>, program: &Arc<Program>) -> Result<Self, String> {
         Ok(Self {
@@ -86,7 +86,7 @@ impl Alone {
     }
 }
 
-impl Collectives for Alone {
+impl Collectives for SingleRank {
     fn register(&mut self, _: &[(u64, usize)]) -> Result<(), String> {
         Ok(())
     }

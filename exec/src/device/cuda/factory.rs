@@ -1,7 +1,7 @@
 //! Creation of the CUDA devices of a session's ranks.
 
 use super::autotune_broadcast::AutotuneBroadcast;
-use super::collectives::{Alone, Collectives};
+use super::collectives::{Collectives, SingleRank};
 use super::context::{Context, gpus};
 use super::device_assignment;
 use super::driver::{Event, check};
@@ -189,7 +189,7 @@ impl CudaFactory {
         context: &Arc<Context>,
     ) -> Result<Box<dyn Collectives>, String> {
         if !nccl::needed(&setup.program) {
-            return Ok(Box::new(Alone::new(context, &setup.program)?));
+            return Ok(Box::new(SingleRank::new(context, &setup.program)?));
         }
         let libraries = Libraries::load(&self.options.library_path).map_err(|e| e.to_string())?;
         let folders: Vec<PathBuf> = libraries.folders().iter().map(|f| f.path.clone()).collect();

@@ -14,12 +14,12 @@ use std::time::Duration;
 pub(super) enum EnqueueError {
     Driver(Error),
     /// Kind and message: a kernel or a collective rejects the command.
-    Words(FailureKind, String),
+    Rejected(FailureKind, String),
 }
 
 /// Creates the error of a failed time measurement.
 fn clock(what: String) -> EnqueueError {
-    EnqueueError::Words(FailureKind::Kernel, what)
+    EnqueueError::Rejected(FailureKind::Kernel, what)
 }
 
 impl From<Error> for EnqueueError {
@@ -67,7 +67,7 @@ impl CudaDevice {
                 let hint = "this or an earlier instruction; SHARDLAB_CUDA_SYNC=1 tells which";
                 (FailureKind::Kernel, format!("{e} ({hint})"))
             }
-            EnqueueError::Words(kind, what) => (kind, what),
+            EnqueueError::Rejected(kind, what) => (kind, what),
         };
         self.fail(kind, Some(stream), instr, what)
     }
@@ -82,7 +82,7 @@ impl CudaDevice {
         }
         if self.diagnostics.crash == Some(command.instr()) && command.is_task() {
             let what = "injected failure of a kernel".to_owned();
-            return Err(EnqueueError::Words(FailureKind::Injected, what));
+            return Err(EnqueueError::Rejected(FailureKind::Injected, what));
         }
         Ok(())
     }
@@ -147,7 +147,7 @@ impl CudaDevice {
                 let operands = ranges.split_at(reads as usize);
                 // SAFETY: the interpreter's contract for ranges that it submits.
                 unsafe { self.kernels.launch(instr, operands, self.scratch, raw) }
-                    .map_err(|e| EnqueueError::Words(FailureKind::Kernel, e))?;
+                    .map_err(|e| EnqueueError::Rejected(FailureKind::Kernel, e))?;
                 if self.diagnostics.nan_check {
                     // An output that a kernel does not fill may hold NaN in the gaps between its
                     // columns; a NaN in the columns shows in the results that use them.
@@ -165,7 +165,7 @@ impl CudaDevice {
             } => {
                 self.collectives
                     .launch(id, parts, raw)
-                    .map_err(|e| EnqueueError::Words(FailureKind::Kernel, e))?;
+                    .map_err(|e| EnqueueError::Rejected(FailureKind::Kernel, e))?;
                 if self.diagnostics.nan_check {
                     for (_, output) in parts {
                         self.check_nan(instr, output, stream)?;
@@ -313,7 +313,7 @@ impl CudaDevice {
             }
             Command::Upload { .. } | Command::Preset { .. } => {
                 let what = "host data cannot be part of a captured scope".to_owned();
-                Err(EnqueueError::Words(FailureKind::Program, what))
+                Err(EnqueueError::Rejected(FailureKind::Program, what))
             }
             _ => self.issue(stream, command),
         }

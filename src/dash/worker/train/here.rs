@@ -6,7 +6,7 @@ use crate::dash::event::{News, RankNow, RankStep, StepNews};
 use crate::dash::lanes::Lanes;
 use crate::dash::worker::{Ended, Reporter, Stop};
 use shardlab_exec::engine::{ExecOptions, Progress, RankTimes};
-use shardlab_exec::train::{Begun, Flow, Observer, RunOptions, StepReport, train as run};
+use shardlab_exec::train::{Flow, Observer, RunOptions, RunStart, StepReport, train as run};
 use shardlab_plan::Program;
 use shardlab_plan::program::{InstrId, SectionKind};
 use shardlab_plan::scenario::BatchUnit;
@@ -94,7 +94,7 @@ struct Watch<'a> {
 }
 
 impl Observer for Watch<'_> {
-    fn begun(&mut self, _: &Begun) {
+    fn begun(&mut self, _: &RunStart) {
         self.reporter.say(News::Stepping);
     }
 

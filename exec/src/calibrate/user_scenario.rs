@@ -11,14 +11,14 @@ use std::time::Duration;
 
 /// A scenario whose kernels are measured.
 #[derive(Clone, Debug)]
-pub struct Own {
+pub struct UserScenario {
     /// Path of a file, or the name of a shipped scenario.
     pub scenario: PathBuf,
     /// Overrides of its keys.
     pub sets: Vec<String>,
 }
 
-impl Own {
+impl UserScenario {
     /// Returns the name for notes.
     pub(super) fn name(&self) -> String {
         self.scenario.display().to_string()
@@ -81,14 +81,14 @@ impl Own {
 /// and on its other work, which differ between a few steps of one rank and training. A caller that
 /// can predict steps determines a factor for each scenario.
 #[derive(Debug)]
-pub struct Added {
+pub struct AddedKernels {
     /// Machine of the measurements.
     pub(super) source: String,
     /// By scenario: kernels of one rank at the full clock, and steps without recording.
     pub(super) all: Vec<(Totals, Trial)>,
 }
 
-impl Added {
+impl AddedKernels {
     /// Returns a run of each scenario's part.
     pub fn trials(&self) -> impl ExactSizeIterator<Item = &Trial> {
         self.all.iter().map(|(_, trial)| trial)
@@ -136,8 +136,8 @@ fn is_out_of_memory(e: &TrainError) -> bool {
 mod tests {
     use super::*;
 
-    fn own(name: &str, sets: &[&str]) -> Own {
-        Own {
+    fn user_scenario(name: &str, sets: &[&str]) -> UserScenario {
+        UserScenario {
             scenario: PathBuf::from(name),
             sets: sets.iter().map(|&s| s.to_owned()).collect(),
         }
@@ -145,7 +145,7 @@ mod tests {
 
     #[test]
     fn a_part_has_few_layers_and_all_of_the_rest() {
-        let whole = own("peers-8b", &["compile.mode=regions", "mesh.dp_shard=8"]);
+        let whole = user_scenario("peers-8b", &["compile.mode=regions", "mesh.dp_shard=8"]);
         let part = whole.part(4, 2).unwrap();
         assert_eq!((part.model.layers, part.mesh.dp_shard), (4, 2));
         let program = shardlab_plan::plan(&part).unwrap();
@@ -157,7 +157,7 @@ mod tests {
             (all.model.hidden, all.compile, all.train)
         );
         whole.check().unwrap();
-        let wrong = own("peers-8b", &["model.heads=31"]).check();
+        let wrong = user_scenario("peers-8b", &["model.heads=31"]).check();
         assert!(wrong.is_err_and(|e| e.is_bad_input()));
     }
 
@@ -166,7 +166,7 @@ mod tests {
     #[test]
     fn what_does_not_fit_is_tried_with_fewer_layers() {
         let on = On::cpu();
-        let huge = own("llama3-405b-1024xh100", &["model.vocab=16777216"]);
+        let huge = user_scenario("llama3-405b-1024xh100", &["model.vocab=16777216"]);
         let error = huge.observe(&on, 2, 1, Duration::ZERO).err().unwrap();
         assert!(is_out_of_memory(&error), "{error}");
         assert!(!is_out_of_memory(&TrainError::NoNames));
