@@ -74,8 +74,10 @@ mod tests {
     #[test]
     fn a_call_that_takes_too_long_is_reported_once_and_continues() {
         let (timeout, reports) = reporting(SHORT);
+        let begin = Instant::now();
         let made = timeout.with("joined the ranks of `a`", || {
             let report = reports.recv().unwrap();
+            assert!(begin.elapsed() >= MULTIPLE * SHORT);
             std::thread::sleep(MULTIPLE * SHORT);
             report
         });
